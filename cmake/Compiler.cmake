@@ -1,0 +1,33 @@
+# Language standard, warnings, sanitizers, compiler cache: what every target of the project shares.
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)  # the static layers go into the operator library, too
+set(CMAKE_CXX_VISIBILITY_PRESET default)
+if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+  set(CMAKE_BUILD_TYPE Release CACHE STRING "" FORCE)
+endif()
+
+find_program(CCACHE ccache)
+if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  # Without these two, ccache refuses every unit that uses a precompiled header.
+  set(CMAKE_CXX_COMPILER_LAUNCHER
+    ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${CCACHE})
+  if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    add_compile_options(-fpch-preprocess)
+  endif()
+endif()
+
+add_compile_options(-Wall -Wextra -Wno-unused-parameter)
+
+if(PALIMPSEST_SANITIZE)
+  add_compile_options(-fsanitize=${PALIMPSEST_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${PALIMPSEST_SANITIZE})
+  if(PALIMPSEST_SANITIZE MATCHES "thread")
+    # libgomp is not instrumented, so every OpenMP region would read as a race (base/parallel.h).
+    add_compile_definitions(PALIMPSEST_PARALLEL_STD_THREAD=1)
+  endif()
+  if(PALIMPSEST_SANITIZE MATCHES "address")
+    add_compile_definitions(PALIMPSEST_ADDRESS_SANITIZER=1)
+  endif()
+endif()

@@ -1,0 +1,57 @@
+# One folder = one layer = one target. scripts/check_layers.py checks that the includes say the same.
+
+# A precompiled <torch/torch.h>, shared by every unit that asks for it with TORCH_PCH: 10 s a unit without.
+function(palimpsest_torch_pch)
+  if(NOT TARGET palimpsest_torch_pch)
+    file(WRITE "${PROJECT_BINARY_DIR}/torch_pch.cpp" "// Holds the precompiled header of the other targets.\n")
+    add_library(palimpsest_torch_pch OBJECT "${PROJECT_BINARY_DIR}/torch_pch.cpp")
+    target_link_libraries(palimpsest_torch_pch PRIVATE Libtorch::cpu OpenMP::OpenMP_CXX)
+    target_precompile_headers(palimpsest_torch_pch PRIVATE <torch/torch.h>)
+  endif()
+endfunction()
+
+# palimpsest_layer(NAME [SHARED] [TORCH_PCH] SOURCES ... [PUBLIC targets...] [PRIVATE targets...])
+# Makes the target palimpsest_NAME (palimpsest::NAME), whose headers are included as "palimpsest/NAME/....h".
+function(palimpsest_layer name)
+  cmake_parse_arguments(ARG "SHARED;TORCH_PCH" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  set(_target palimpsest_${name})
+  if(ARG_SHARED)
+    add_library(${_target} SHARED ${ARG_SOURCES})
+  else()
+    add_library(${_target} STATIC ${ARG_SOURCES})
+  endif()
+  add_library(palimpsest::${name} ALIAS ${_target})
+  set_target_properties(${_target} PROPERTIES EXPORT_NAME ${name})
+  target_compile_features(${_target} PUBLIC cxx_std_20)
+  target_include_directories(${_target} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_link_libraries(${_target} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE})
+  if(ARG_TORCH_PCH)
+    palimpsest_torch_pch()
+    target_precompile_headers(${_target} REUSE_FROM palimpsest_torch_pch)
+  endif()
+  install(TARGETS ${_target} EXPORT palimpsestTargets)
+endfunction()
+
+# palimpsest_test(NAME [TORCH_PCH] SOURCES ... LIBRARIES ...): a GoogleTest program tests_NAME; CTest sees each test by itself.
+function(palimpsest_test name)
+  cmake_parse_arguments(ARG "TORCH_PCH" "" "SOURCES;LIBRARIES" ${ARGN})
+  add_executable(tests_${name} ${ARG_SOURCES})
+  target_include_directories(tests_${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_link_libraries(tests_${name} PRIVATE ${ARG_LIBRARIES} GTest::gtest_main)
+  if(ARG_TORCH_PCH)
+    palimpsest_torch_pch()
+    target_precompile_headers(tests_${name} REUSE_FROM palimpsest_torch_pch)
+  endif()
+  # One CTest entry a program: loading libtorch takes a second, so one process a test case would cost minutes.
+  add_test(NAME ${name} COMMAND tests_${name})
+  set_tests_properties(${name} PROPERTIES WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} TIMEOUT 600)
+endfunction()
+
+# palimpsest_pytest(NAME FILE...): Python tests of the built program or of the operator library.
+function(palimpsest_pytest name)
+  add_test(NAME ${name} COMMAND ${Libtorch_PYTHON} -m pytest -q -p no:cacheprovider ${ARGN})
+  set_tests_properties(${name} PROPERTIES
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} TIMEOUT 900
+    ENVIRONMENT "PALIMPSEST_BUILD_DIR=${PROJECT_BINARY_DIR}")
+endfunction()

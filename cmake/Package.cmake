@@ -1,0 +1,1 @@
+# Exports the installed package; see palimpsestConfig.cmake.in.

@@ -1,0 +1,48 @@
+#pragma once
+
+#include <cstddef>
+#include <stdexcept>
+
+namespace palimpsest {
+
+/// Element types that kernels know. The 16-bit ones are storage only: their maths is f32.
+enum class DType { f32, f64, f16, bf16 };
+
+constexpr std::size_t size_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return 8;
+    case DType::f32:
+      return 4;
+    default:
+      return 2;
+  }
+}
+
+/// The type that parameters, statistics and sums of a `T` tensor have: f64 for f64, else f32.
+template <class T>
+struct Accumulate {
+  using type = float;
+};
+template <>
+struct Accumulate<double> {
+  using type = double;
+};
+template <class T>
+using accumulate_t = typename Accumulate<T>::type;
+
+/// Calls `function.template operator()<T>()` with the C++ type of `dtype`.
+/// Throws std::invalid_argument for a dtype that the CPU kernels do not have yet (f16, bf16).
+template <class Function>
+decltype(auto) dispatch_float(DType dtype, Function&& function) {
+  switch (dtype) {
+    case DType::f32:
+      return function.template operator()<float>();
+    case DType::f64:
+      return function.template operator()<double>();
+    default:
+      throw std::invalid_argument("dtype must be f32 or f64, got a 16-bit type");
+  }
+}
+
+}  // namespace palimpsest

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+
+namespace palimpsest {
+
+/// SplitMix64: a small generator whose whole state is one number, so that a stream can be named by (seed, epoch,
+/// index) and drawn by any worker thread. Same numbers on every platform, unlike std:: distributions.
+/// Source: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
+class Random {
+ public:
+  explicit Random(uint64_t seed) : state_(seed) {}
+
+  /// An independent stream for the given coordinates, e.g. Random::stream(seed, epoch, sample index).
+  static Random stream(uint64_t seed, uint64_t a, uint64_t b = 0) {
+    Random r(seed);
+    r.state_ = r.next() ^ (a * 0xD1342543DE82EF95ull);
+    r.state_ = r.next() ^ (b * 0xAF251AF3B0F025B5ull);
+    r.next();
+    return r;
+  }
+
+  uint64_t next() {
+    uint64_t z = (state_ += 0x9E3779B97F4A7C15ull);
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+  }
+
+  /// Uniform in [0, 1), 53 bits.
+  double uniform() { return static_cast<double>(next() >> 11) * 0x1.0p-53; }
+  double uniform(double low, double high) { return low + (high - low) * uniform(); }
+
+  /// Uniform in [0, bound); bound > 0. The bias is below bound / 2^64.
+  int64_t below(int64_t bound) {
+    return static_cast<int64_t>((static_cast<unsigned __int128>(next()) * static_cast<uint64_t>(bound)) >> 64);
+  }
+
+ private:
+  uint64_t state_;
+};
+
+}  // namespace palimpsest

@@ -1,0 +1,29 @@
+#pragma once
+
+#include "palimpsest/nn/activation.h"
+#include "palimpsest/nn/model.h"
+#include "palimpsest/nn/strategy.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace palimpsest::models {
+
+/// Options that every model takes.
+struct ModelOptions {
+  int64_t classes = 1000;
+  nn::Strategy strategy = nn::Strategy::kInplace2;
+  nn::Activation activation = nn::Activation::kLeakyReLU;
+  double activation_param = 0.01;  ///< leaky ReLU's slope or ELU's alpha
+  int64_t output_stride = 16;      ///< segmentation only: 8 or 16
+};
+
+/// A network by name, freshly initialized from libtorch's global generator (seed it first):
+/// resnet18/34/50/101/152, resnext50_32x4d, resnext101_32x8d, resnext101_64x4d (post-activation, torchvision's names),
+/// resnext50_preact/101_preact/152_preact (the paper's), deeplabv3_NAME for each backbone NAME.
+/// Throws Error(kUsage) with the nearest name, or saying which option does not fit.
+std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& options);
+std::vector<std::string> names();
+
+}  // namespace palimpsest::models
