@@ -1,1 +1,21 @@
-# Exports the installed package; see palimpsestConfig.cmake.in.
+# `cmake --install` lays out headers, layers, program and operator library; find_package(palimpsest) finds them.
+# A consumer links palimpsest::palimpsest (all of it) or one layer, e.g. palimpsest::memory. tests/package proves it.
+include(CMakePackageConfigHelpers)
+
+add_library(palimpsest_all INTERFACE)
+set_target_properties(palimpsest_all PROPERTIES EXPORT_NAME palimpsest)
+add_library(palimpsest::palimpsest ALIAS palimpsest_all)
+target_link_libraries(palimpsest_all INTERFACE
+  palimpsest_train palimpsest_data palimpsest_io palimpsest_models palimpsest_nn palimpsest_memory palimpsest_ops)
+install(TARGETS palimpsest_all EXPORT palimpsestTargets)
+
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/palimpsest DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
+  FILES_MATCHING PATTERN "*.h" PATTERN "cli" EXCLUDE)
+
+set(_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/palimpsest)
+install(EXPORT palimpsestTargets NAMESPACE palimpsest:: DESTINATION ${_package_dir})
+configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/palimpsestConfig.cmake.in
+  ${PROJECT_BINARY_DIR}/palimpsestConfig.cmake INSTALL_DESTINATION ${_package_dir})
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/palimpsestConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/palimpsestConfig.cmake ${PROJECT_BINARY_DIR}/palimpsestConfigVersion.cmake
+  ${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake DESTINATION ${_package_dir})

@@ -1,0 +1,46 @@
+# Thin names over scripts/ and the CMake presets. `make demo` and `make test` are all a newcomer needs.
+PRESET ?= release
+BUILD := build/$(PRESET)
+CMAKE := .venv/bin/cmake
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+.PHONY: help bootstrap configure build demo test bench format lint clean
+
+help:
+	@echo "make demo    trains one network twice, standard and in place, and writes demo/index.html"
+	@echo "make test    builds and runs all tests"
+	@echo "make build   the program $(BUILD)/palimpsest and the operator library $(BUILD)/libpalimpsest_ops.so"
+	@echo "make bench   the measured claims: opponent, measured, ratio, pass or fail"
+	@echo "make format  formats all C++ files;  make lint  checks format, layers and clang-tidy on all files"
+	@echo "make clean   removes build/ and demo/"
+	@echo "PRESET=release|debug|asan|tsan chooses the build; PALIMPSEST_VENV, PALIMPSEST_PYTHON: see scripts/bootstrap"
+
+bootstrap:
+	@scripts/bootstrap
+
+configure: bootstrap
+	@$(CMAKE) --preset $(PRESET) $(if $(VERBOSE),,--log-level=WARNING)
+
+build: configure
+	@$(CMAKE) --build --preset $(PRESET)
+
+demo: configure
+	@$(CMAKE) --build --preset $(PRESET) --target palimpsest_program
+	@$(BUILD)/palimpsest demo --output demo
+
+test: build
+	@scripts/run_tests $(PRESET)
+
+bench: build
+	@scripts/run_benchmarks $(BUILD)
+
+format: bootstrap
+	@scripts/format --fix
+
+lint: configure
+	@scripts/format
+	@python3 scripts/check_layers.py
+	@scripts/tidy --all $(BUILD)
+
+clean:
+	rm -rf build demo

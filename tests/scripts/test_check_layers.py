@@ -1,0 +1,40 @@
+"""The layer check finds each kind of offence; a check that finds nothing would pass any tree."""
+import pathlib
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "check_layers.py"
+
+
+def check(root):
+    result = subprocess.run([sys.executable, SCRIPT, root], capture_output=True, text=True)
+    return result.returncode, result.stdout
+
+
+def tree(tmp_path, name, text):
+    path = tmp_path / "palimpsest" / name
+    path.parent.mkdir(parents=True)
+    path.write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name, text, said", [
+    ("base/a.cpp", '#include "palimpsest/ops/abn.h"\n', "layer 'base' must not include 'palimpsest/ops/abn.h'"),
+    ("kernels/cpu/a.cpp", "#include <ATen/ATen.h>\n", "layer 'kernels' must not include 'ATen/ATen.h'"),
+    ("models/a.cpp", '# include "palimpsest/train/loss.h"\n', "layer 'models' must not include"),
+    ("nn/a.h", "#include <torch/torch.h>\n", "a header must not include torch/torch.h"),
+    ("nn/a.h", "  using namespace std;\n", "a header must not say 'using namespace'"),
+    ("kernels/cuda/a.cu", "#include <c10/core/Device.h>\n", "CUDA sources never see libtorch headers"),
+    ("helpers/a.h", "\n", "a folder that is no layer"),
+])
+def test_each_offence_is_named(tmp_path, name, text, said):
+    status, output = check(tree(tmp_path, name, text))
+    assert status == 1
+    assert said in output
+
+
+def test_downward_includes_pass(tmp_path):
+    status, output = check(tree(tmp_path, "train/a.cpp", '#include "palimpsest/nn/model.h"\n#include <torch/torch.h>\n'))
+    assert (status, output) == (0, "layers: no upward include\n")
