@@ -15,7 +15,10 @@ namespace palimpsest::memory {
 /// bytes since the start (or the last release()) + 64 MiB. What is above is given back, the longest unused
 /// block first. The quarter is for steps whose blocks have other sizes at other times.
 ///
-/// Small requests (below 64 KiB) go to the system as they are: malloc serves those from its own lists.
+/// Huge pages (madvise) were tried and did not pay: once blocks are retained, a convolutional step took 169
+/// to 173 ms with them and 168 without, and the step that touches them first took longer.
+///
+/// Small requests (up to 64 KiB) go to the system as they are: malloc serves those from its own lists.
 /// Under PALIMPSEST_ADDRESS_SANITIZER all requests do, unrounded, or the pool would hide a use after free and
 /// an overrun from the sanitizer.
 class BlockPool {
