@@ -89,6 +89,9 @@ struct Options {
 
   /// Of the command line alone.
   struct Run {
+    /// Decides what to_toml writes. A command that trains several strategies gives each training kTrain and
+    /// its model.strategy, so that the checkpoint's configuration says which one it was.
+    Command command = Command::kTrain;
     std::string config;               ///< TOML file
     std::string checkpoint;           ///< eval, predict
     std::vector<std::string> inputs;  ///< predict: image files or folders

@@ -1,0 +1,194 @@
+#include "palimpsest/cli/command_line.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/base/nearest_name.h"
+#include "palimpsest/cli/settings.h"
+#include "palimpsest/train/checkpoint.h"
+
+#include <torch/version.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <map>
+
+namespace palimpsest::cli {
+namespace {
+
+struct CommandInfo {
+  Command command;
+  const char* name;
+  const char* help;
+};
+
+constexpr CommandInfo kCommands[] = {
+    {Command::kTrain, "train", "train a network; checkpoint, log and configuration go to the output folder"},
+    {Command::kEval, "eval", "loss and metrics of a checkpoint over the validation images"},
+    {Command::kPredict, "predict", "colour pictures or class names for images, from a checkpoint"},
+    {Command::kInfo, "info", "layers and parameters of a model, and the memory that each strategy takes"},
+    {Command::kCompare, "compare",
+     "train the same network once a strategy and tabulate memory, time and accuracy"},
+    {Command::kDemo, "demo", "the comparison on generated scenes, with an HTML page of curves and pictures"},
+};
+
+/// A flag as it was written, to be applied after the files.
+struct FlagValue {
+  const Setting* setting;
+  std::string text;
+};
+
+std::string help_of(const Setting& s) {
+  std::string help = s.help;
+  if (s.choices) {
+    std::string names;
+    for (const auto& name : s.choices()) names += (names.empty() ? "" : ", ") + name;
+    help += " (" + names + ")";
+  }
+  if (s.table.empty()) return help;
+  return help + " [default: " + to_toml(get(Options{}, s)) + "]";
+}
+
+void add_flag(CLI::App& app, const Setting& s, std::vector<FlagValue>& given) {
+  const std::string flag = "--" + s.flag;
+  const std::string group = s.table.empty() ? "Options" : "[" + s.table + "]";
+  if (!s.is_switch()) {
+    app.add_option_function<std::string>(
+           flag, [&given, &s](const std::string& text) { given.push_back({&s, text}); }, help_of(s))
+        ->type_name(s.unit)
+        ->group(group);
+    return;
+  }
+  // What only the command line knows is an action: there is nothing to switch off.
+  const std::string names = s.table.empty() ? flag : flag + ",!--no-" + s.flag;
+  app.add_flag_function(
+         names, [&given, &s](int64_t count) { given.push_back({&s, count > 0 ? "true" : "false"}); },
+         help_of(s))
+      ->group(group);
+}
+
+/// The flags of `command` without "--", for suggestions.
+std::vector<std::string> flag_names(Command command) {
+  std::vector<std::string> names{"--help"};
+  for (const Setting& s : settings()) {
+    if (!s.taken_by(command)) continue;
+    names.push_back("--" + s.flag);
+    if (s.is_switch() && !s.table.empty()) names.push_back("--no-" + s.flag);
+  }
+  return names;
+}
+
+void refuse_unknown(const CLI::App& app, const CommandInfo& command) {
+  for (const std::string& extra : app.remaining()) {
+    if (!extra.starts_with("-"))
+      throw Error(ErrorKind::kUsage, "unexpected argument '" + extra + "' for " + command.name);
+    const std::string flag = extra.substr(0, extra.find('='));
+    const auto known = flag_names(command.command);
+    const std::string nearest = nearest_name(flag, known);
+    std::string message = "unknown option '" + flag + "' for " + command.name;
+    const bool elsewhere = std::any_of(settings().begin(), settings().end(),
+                                       [&](const Setting& s) { return "--" + s.flag == flag; });
+    if (elsewhere) {
+      message += ", which does not use it";
+    } else if (!nearest.empty()) {
+      message += "; did you mean '" + nearest + "'?";
+    }
+    throw Error(ErrorKind::kUsage, message + " (palimpsest " + command.name + " --help lists all)");
+  }
+}
+
+/// The configuration that a checkpoint carries, as TOML.
+std::string stored_config(const std::string& checkpoint) {
+  const auto metadata = train::read_checkpoint_metadata(checkpoint);
+  const auto config = metadata.find("config");
+  if (config == metadata.end())
+    throw Error(ErrorKind::kCheckpoint,
+                checkpoint +
+                    " holds no configuration: it was not written by palimpsest train; say with --config "
+                    "which model it is");
+  return config->second;
+}
+
+/// defaults < files < flags.
+void apply(Options& options, const std::vector<FlagValue>& flags) {
+  Options flags_alone;  // which files there are is itself said by flags
+  for (const auto& [s, text] : flags) set_text(flags_alone, *s, text, "--" + s->flag);
+  const std::string config = flags_alone.run.config;
+  const std::filesystem::path folder = flags_alone.output.folder;
+
+  if (!options.run.checkpoint.empty() && config.empty())
+    read_toml(options, stored_config(options.run.checkpoint),
+              options.run.checkpoint + " (stored configuration)");
+  if (!config.empty()) {
+    read_toml_file(options, config);
+  } else if (flags_alone.run.resume && std::filesystem::exists(folder / "config.toml")) {
+    read_toml_file(options, folder / "config.toml");
+  }
+  const Options before = options;
+  for (const auto& [s, text] : flags) set_text(options, *s, text, "--" + s->flag);
+  check_combinations(options, before);
+}
+
+const CommandInfo& find_command(std::string_view name) {
+  for (const CommandInfo& c : kCommands)
+    if (name == c.name) return c;
+  throw Error(ErrorKind::kUsage, unknown_name_message("command", name, command_names()));
+}
+
+}  // namespace
+
+std::vector<std::string> command_names() {
+  std::vector<std::string> names;
+  for (const CommandInfo& c : kCommands) names.emplace_back(c.name);
+  return names;
+}
+
+std::string_view to_string(Command command) {
+  for (const CommandInfo& c : kCommands)
+    if (c.command == command) return c.name;
+  return "?";
+}
+
+Invocation parse_command_line(int argc, const char* const* argv) {
+  Invocation invocation;
+  Options& options = invocation.options;
+  CLI::App app("Trains convolutional networks in a fraction of the memory, with exact gradients.",
+               "palimpsest");
+  app.set_help_flag("-h,--help", "print this help and stop");
+  app.set_version_flag("--version", "palimpsest " PALIMPSEST_VERSION " (libtorch " TORCH_VERSION ")");
+  app.require_subcommand(1);
+  std::vector<FlagValue> flags;
+  for (const CommandInfo& c : kCommands) {
+    CLI::App* sub = app.add_subcommand(c.name, c.help);
+    sub->allow_extras();
+    if (c.command == Command::kEval || c.command == Command::kPredict)
+      sub->add_option("checkpoint", options.run.checkpoint, "checkpoint.safetensors of a training run")
+          ->type_name("<file>")
+          ->required();
+    if (c.command == Command::kInfo)
+      sub->add_option("checkpoint", options.run.checkpoint, "describe this checkpoint's model")
+          ->type_name("<file>");
+    if (c.command == Command::kPredict)
+      sub->add_option("inputs", options.run.inputs, "images, or folders of images")
+          ->type_name("<file or folder>")
+          ->required();
+    for (const Setting& s : settings())
+      if (s.taken_by(c.command)) add_flag(*sub, s, flags);
+  }
+  if (argc > 1 && argv[1][0] != '-') find_command(argv[1]);  // with a suggestion, which CLI11 does not make
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& request) {  // --help, --version
+    invocation.text =
+        dynamic_cast<const CLI::CallForVersion*>(&request) ? std::string(request.what()) + "\n" : app.help();
+    return invocation;
+  } catch (const CLI::ParseError& failure) {
+    throw Error(ErrorKind::kUsage, std::string(failure.what()) + " (palimpsest --help lists the commands)");
+  }
+  const CLI::App* sub = app.get_subcommands().front();
+  const CommandInfo& command = find_command(sub->get_name());
+  refuse_unknown(*sub, command);
+  options.run.command = command.command;
+  apply(options, flags);
+  return invocation;
+}
+
+}  // namespace palimpsest::cli

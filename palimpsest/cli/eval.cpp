@@ -1,0 +1,71 @@
+#include "palimpsest/cli/build.h"
+#include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/trained_model.h"
+#include "palimpsest/train/trainer.h"
+
+#include <fmt/format.h>
+
+#include <cmath>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+namespace palimpsest::cli {
+namespace {
+
+nlohmann::ordered_json number_or_null(double value) {
+  return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
+}
+
+nlohmann::ordered_json to_json(const train::EvaluationRecord& record, const Options& options, int64_t images,
+                               bool segments) {
+  const train::Metrics& m = record.metrics;
+  nlohmann::ordered_json json{{"images", images}, {"loss", number_or_null(record.loss)}};
+  if (!segments) {
+    json["top1"] = m.top1;
+    json["top5"] = m.top5;
+    return json;
+  }
+  json["mean_iou"] = number_or_null(m.mean_iou);
+  json["pixel_accuracy"] = number_or_null(m.pixel_accuracy);
+  auto& classes = json["class_iou"] = nlohmann::ordered_json::object();
+  for (std::size_t i = 0; i < m.class_iou.size(); ++i)
+    classes[options.model.class_names[i]] = number_or_null(m.class_iou[i]);  // null: the class does not occur
+  return json;
+}
+
+void print(const train::EvaluationRecord& record, const Options& options, int64_t images, bool segments) {
+  const train::Metrics& m = record.metrics;
+  fmt::print("images          {}\nloss            {:.4f}\n", images, record.loss);
+  if (!segments) {
+    fmt::print("top-1           {:.2f} %\ntop-5           {:.2f} %\n", 100 * m.top1, 100 * m.top5);
+    return;
+  }
+  fmt::print("mean IoU        {:.2f} %\npixel accuracy  {:.2f} %\n\n", 100 * m.mean_iou,
+             100 * m.pixel_accuracy);
+  for (std::size_t i = 0; i < m.class_iou.size(); ++i) {
+    const std::string iou =
+        std::isnan(m.class_iou[i]) ? "does not occur" : fmt::format("{:6.2f} %", 100 * m.class_iou[i]);
+    fmt::print("{:<22} {}\n", options.model.class_names[i], iou);
+  }
+}
+
+}  // namespace
+
+int run_eval(const Options& given) {
+  Options options = given;
+  const Datasets sets = make_datasets(options, Need::kValidation);
+  const auto model = load_trained_model(options);
+  check_task(options, *model);
+  const auto loader = make_validation_loader(options, sets.validation);
+  const auto record = train::evaluate(*model, *loader, make_loss_options(options), options.train.dtype,
+                                      options.train.channels_last);
+  const int64_t images = sets.validation->size();
+  if (options.run.json) {
+    std::cout << to_json(record, options, images, model->segments()).dump() << std::endl;
+  } else {
+    print(record, options, images, model->segments());
+  }
+  return 0;
+}
+
+}  // namespace palimpsest::cli

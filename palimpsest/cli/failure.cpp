@@ -1,0 +1,46 @@
+#include "palimpsest/cli/failure.h"
+
+#include "palimpsest/base/error.h"
+
+#include <c10/util/Exception.h>
+
+#include <new>
+
+namespace palimpsest::cli {
+namespace {
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+int code(ErrorKind kind) {
+  return static_cast<int>(kind);
+}
+
+}  // namespace
+
+Failure describe(std::exception_ptr failure) {
+  try {
+    std::rethrow_exception(failure);
+  } catch (const Error& error) {
+    return {first_line(error.what()), error.exit_code()};
+  } catch (const c10::OutOfMemoryError& error) {
+    return {first_line(error.what_without_backtrace()), code(ErrorKind::kMemory)};
+  } catch (const c10::Error& error) {
+    const std::string line = first_line(error.what_without_backtrace());
+    // Batch normalization says it of one image a batch with a pooled branch: the operator cannot know of
+    // --batch.
+    if (line.find("per channel") != std::string::npos)
+      return {line + "; a larger --batch (or --crop) gives more", code(ErrorKind::kUsage)};
+    return {line, code(ErrorKind::kInternal)};
+  } catch (const std::bad_alloc&) {
+    return {"out of memory: the system refused an allocation; a smaller --batch or --crop needs less",
+            code(ErrorKind::kMemory)};
+  } catch (const std::exception& error) {
+    return {first_line(error.what()), code(ErrorKind::kInternal)};
+  } catch (...) {
+    return {"an unknown exception", code(ErrorKind::kInternal)};
+  }
+}
+
+}  // namespace palimpsest::cli

@@ -1,0 +1,135 @@
+#include "palimpsest/cli/build.h"
+#include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/layers.h"
+#include "palimpsest/memory/meter.h"
+#include "palimpsest/nn/strategy.h"
+#include "palimpsest/train/loss.h"
+#include "palimpsest/train/tensor_format.h"
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+
+#include <iostream>
+#include <nlohmann/json.hpp>
+#include <set>
+
+namespace palimpsest::cli {
+namespace {
+
+/// A branch that pools an image to one value cannot be normalized over a batch of one, so two images are
+/// measured.
+constexpr int64_t kImages = 2;
+constexpr double kMB = 1e6;
+
+struct StrategyMemory {
+  std::string strategy;
+  double kept_mb_per_image;  ///< saved for backward
+  double peak_mb;            ///< of a whole step of two images: parameters, gradients and all
+};
+
+at::Tensor random_images(const Options& options, const train::TensorFormat& format) {
+  return format.convert(torch::rand({kImages, 3, options.run.size, options.run.size}));
+}
+
+at::Tensor any_targets(const at::Tensor& images, bool segments) {
+  const auto options = at::TensorOptions().dtype(at::kLong);
+  return segments ? at::zeros({images.size(0), images.size(2), images.size(3)}, options)
+                  : at::zeros({images.size(0)}, options);
+}
+
+StrategyMemory measure(Options options, const std::string& strategy) {
+  options.model.strategy = strategy;
+  const auto format = train::TensorFormat::parse(options.train.dtype, options.train.channels_last);
+  const auto model = make_model(options);
+  format.convert(*model);
+  const at::Tensor images = random_images(options, format);
+  const at::Tensor targets = any_targets(images, model->segments());
+  const memory::Meter meter_of_step = [&] {
+    memory::Meter meter;
+    at::Tensor loss = train::loss(model->forward(images), targets, train::LossOptions{});
+    meter.forward_done();
+    loss.backward();
+    return meter;
+  }();
+  return {strategy, static_cast<double>(meter_of_step.kept_bytes()) / kMB / kImages,
+          static_cast<double>(meter_of_step.peak_bytes()) / kMB};
+}
+
+/// Every strategy once: an alias is no other strategy.
+std::vector<std::string> strategies() {
+  std::vector<std::string> names;
+  std::set<nn::Strategy> seen;
+  for (const auto& name : nn::strategy_names())
+    if (seen.insert(nn::parse_strategy(name)).second) names.push_back(name);
+  return names;
+}
+
+std::string shape_text(const std::vector<int64_t>& shape) {
+  return shape.empty() ? "-" : fmt::format("{}", fmt::join(shape, "x"));
+}
+
+void print(const Options& options, const std::vector<LayerInfo>& layers, int64_t parameters,
+           const std::vector<StrategyMemory>& memory) {
+  std::size_t width = 5;
+  for (const auto& layer : layers) width = std::max(width, layer.name.size());
+  fmt::print("{:<{}}  {:>16}  {:>16}  {:>12}\n", "layer", width, "weight", "output", "parameters");
+  for (const auto& layer : layers)
+    fmt::print("{:<{}}  {:>16}  {:>16}  {:>12}\n", layer.name, width, layer.shape, shape_text(layer.output),
+               layer.parameters);
+  fmt::print("\n{}: {} parameters, {:.1f} MB; outputs are of a batch of {} at {}x{} pixels\n\n",
+             options.model.name, parameters,
+             static_cast<double>(parameters) * (options.train.dtype == "f64" ? 8 : 4) / kMB, kImages,
+             options.run.size, options.run.size);
+  fmt::print("{:<12}  {:>18}  {:>6}  {:>22}  {:>6}\n", "strategy", "kept MB an image", "ratio",
+             "peak MB, 2 images", "ratio");
+  for (const auto& m : memory)
+    fmt::print("{:<12}  {:>18.1f}  {:>6.2f}  {:>22.1f}  {:>6.2f}\n", m.strategy, m.kept_mb_per_image,
+               m.kept_mb_per_image / memory[0].kept_mb_per_image, m.peak_mb, m.peak_mb / memory[0].peak_mb);
+  fmt::print(
+      "\nkept: tensors saved for backward. peak: highest of a forward and backward pass, with parameters and "
+      "gradients. MB = 10^6 bytes.\n");
+}
+
+nlohmann::ordered_json to_json(const Options& options, const std::vector<LayerInfo>& layers,
+                               int64_t parameters, const std::vector<StrategyMemory>& memory) {
+  nlohmann::ordered_json json{
+      {"model", options.model.name}, {"parameters", parameters}, {"size", options.run.size}};
+  auto& layer_list = json["layers"] = nlohmann::ordered_json::array();
+  for (const auto& layer : layers)
+    layer_list.push_back({{"name", layer.name},
+                          {"weight", layer.shape},
+                          {"output", layer.output},
+                          {"parameters", layer.parameters}});
+  auto& strategy_list = json["strategies"] = nlohmann::ordered_json::array();
+  for (const auto& m : memory)
+    strategy_list.push_back({{"strategy", m.strategy},
+                             {"kept_mb_per_image", m.kept_mb_per_image},
+                             {"peak_mb_of_two_images", m.peak_mb}});
+  return json;
+}
+
+}  // namespace
+
+int run_info(const Options& options) {
+  std::vector<LayerInfo> layers;
+  int64_t parameters = 0;
+  {
+    const auto model = make_model(options);
+    const auto format = train::TensorFormat::parse(options.train.dtype, options.train.channels_last);
+    format.convert(*model);
+    model->eval();
+    const torch::NoGradGuard no_grad;
+    layers = list_layers(*model, [&] { model->forward(random_images(options, format)); });
+    for (const auto& p : model->parameters()) parameters += p.numel();
+  }  // its weights would count in every peak
+  std::vector<StrategyMemory> memory;
+  for (const auto& strategy : strategies()) memory.push_back(measure(options, strategy));
+  if (options.run.json) {
+    std::cout << to_json(options, layers, parameters, memory).dump() << std::endl;
+  } else {
+    print(options, layers, parameters, memory);
+  }
+  return 0;
+}
+
+}  // namespace palimpsest::cli

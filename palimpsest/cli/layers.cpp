@@ -1,0 +1,79 @@
+#include "palimpsest/cli/layers.h"
+
+#include <ATen/record_function.h>
+
+#include <unordered_map>
+
+namespace palimpsest::cli {
+namespace {
+
+/// The outermost operator that reads a tensor decides: `conv2d`, not the backend's function below it.
+/// Thread-local, as the callback is a plain function.
+thread_local std::unordered_map<const c10::TensorImpl*, LayerInfo*>* observed = nullptr;
+
+struct Reader : at::ObserverContext {
+  LayerInfo* layer = nullptr;
+};
+
+std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function) {
+  auto context = std::make_unique<Reader>();
+  for (const c10::IValue& input : function.inputs()) {
+    if (!input.isTensor() || !observed) continue;
+    const auto it = observed->find(input.toTensor().unsafeGetTensorImpl());
+    if (it == observed->end()) continue;
+    context->layer = it->second;
+    observed->erase(it);  // the first reader only
+  }
+  return context;
+}
+
+void on_exit(const at::RecordFunction& function, at::ObserverContext* context) {
+  LayerInfo* layer = static_cast<Reader*>(context)->layer;
+  if (!layer) return;
+  for (const c10::IValue& output : function.outputs()) {
+    if (!output.isTensor() || !output.toTensor().defined()) continue;
+    layer->output = output.toTensor().sizes().vec();
+    return;
+  }
+}
+
+std::string shape_text(at::IntArrayRef sizes) {
+  std::string text;
+  for (const int64_t size : sizes) text += (text.empty() ? "" : "x") + std::to_string(size);
+  return text;
+}
+
+}  // namespace
+
+std::vector<LayerInfo> list_layers(const torch::nn::Module& model, const std::function<void()>& forward) {
+  std::vector<LayerInfo> layers;
+  std::unordered_map<const c10::TensorImpl*, std::size_t> weights;
+  for (const auto& entry : model.named_modules("", /*include_self=*/false)) {
+    const auto own = entry.value()->named_parameters(/*recurse=*/false);
+    if (own.is_empty()) continue;
+    LayerInfo layer{.name = entry.key(), .shape = shape_text(own[0].value().sizes())};
+    for (const auto& parameter : own) layer.parameters += parameter.value().numel();
+    weights[own[0].value().unsafeGetTensorImpl()] = layers.size();
+    layers.push_back(std::move(layer));
+  }
+  std::unordered_map<const c10::TensorImpl*, LayerInfo*> readers;
+  for (const auto& [weight, index] : weights) readers[weight] = &layers[index];
+
+  observed = &readers;
+  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(on_enter, on_exit)
+                                                     .needsInputs(true)
+                                                     .needsOutputs(true)
+                                                     .scopes({at::RecordScope::FUNCTION}));
+  try {
+    forward();
+  } catch (...) {
+    at::removeCallback(handle);
+    observed = nullptr;
+    throw;
+  }
+  at::removeCallback(handle);
+  observed = nullptr;
+  return layers;
+}
+
+}  // namespace palimpsest::cli

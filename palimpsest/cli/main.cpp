@@ -1,0 +1,57 @@
+#include "palimpsest/cli/build.h"
+#include "palimpsest/cli/command_line.h"
+#include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/failure.h"
+#include "palimpsest/memory/counting_allocator.h"
+
+#include <iostream>
+
+namespace palimpsest::cli {
+namespace {
+
+int run(const Options& options) {
+  switch (options.run.command) {
+    case Command::kTrain:
+      return run_train(options);
+    case Command::kEval:
+      return run_eval(options);
+    case Command::kPredict:
+      return run_predict(options);
+    case Command::kInfo:
+      return run_info(options);
+    case Command::kCompare:
+      return run_compare(options);
+    case Command::kDemo:
+      return run_demo(options);
+  }
+  return 1;
+}
+
+int run_program(int argc, const char* const* argv) {
+  const Invocation invocation = parse_command_line(argc, argv);
+  if (!invocation.text.empty()) {
+    std::cout << invocation.text;
+    return 0;
+  }
+  if (invocation.options.run.dry_run) {
+    std::cout << to_toml(invocation.options);
+    return 0;
+  }
+  apply_process_options(invocation.options);
+  return run(invocation.options);
+}
+
+}  // namespace
+}  // namespace palimpsest::cli
+
+int main(int argc, char** argv) {
+  palimpsest::memory::install_counting_allocator();  // before any tensor exists
+  try {
+    return palimpsest::cli::run_program(argc, argv);
+  } catch (...) {
+    const auto failure = palimpsest::cli::describe(std::current_exception());
+    std::cout.flush();
+    std::cerr << "palimpsest: error: " << failure.line << std::endl;
+    return failure.exit_code;
+  }
+}

@@ -1,0 +1,112 @@
+// Settings that need one another.
+#include "palimpsest/base/error.h"
+#include "palimpsest/cli/settings.h"
+
+#include <set>
+#include <string>
+#include <string_view>
+
+namespace palimpsest::cli {
+namespace {
+
+/// "[schedule] kind (--schedule)": both names, as the reader may have used either.
+std::string both_names(const Setting& s) {
+  return s.table.empty() ? "--" + s.flag : "[" + s.table + "] " + s.key + " (--" + s.flag + ")";
+}
+
+/// `owner` has an effect only while the text of `governor` is one of `values`.
+struct NeedsText {
+  std::string_view owner, governor;
+  std::set<std::string> values;
+};
+
+const std::vector<NeedsText>& text_rules() {
+  static const std::vector<NeedsText> rules{
+      {"schedule.power", "schedule.kind", {"poly"}},
+      {"schedule.step_epochs", "schedule.kind", {"step"}},
+      {"schedule.step_factor", "schedule.kind", {"step"}},
+      {"schedule.final_lr", "schedule.kind", {"linear", "cosine"}},
+      {"loss.bootstrap_probability", "loss.kind", {"bootstrap"}},
+      {"loss.bootstrap_share", "loss.kind", {"bootstrap"}},
+      {"model.slope", "model.activation", {"leaky_relu", "elu"}},
+      {"data.ignore_id", "data.kind", {"generated", "segmentation_folder"}},
+      {"data.root", "data.kind", {"segmentation_folder", "image_folder"}},
+      {"data.train_split", "data.kind", {"segmentation_folder", "image_folder"}},
+      {"data.val_split", "data.kind", {"segmentation_folder", "image_folder"}},
+      {"data.images", "data.kind", {"generated"}},
+      {"data.val_images", "data.kind", {"generated"}},
+      {"data.height", "data.kind", {"generated"}},
+      {"data.width", "data.kind", {"generated"}},
+      {"data.data_seed", "data.kind", {"generated"}},
+  };
+  return rules;
+}
+
+bool segments(const Options& options) {
+  return options.model.name.starts_with("deeplabv3_");
+}
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorKind::kUsage, message);
+}
+
+}  // namespace
+
+std::string void_reason(const Options& options, const Setting& s) {
+  const std::string id = s.id();
+  for (const NeedsText& rule : text_rules()) {
+    if (rule.owner != id) continue;
+    const Setting& governor = setting(rule.governor);
+    const auto value = std::get<std::string>(get(options, governor));
+    if (rule.values.contains(value)) return "";
+    std::string wanted;
+    for (const auto& v : rule.values) wanted += (wanted.empty() ? "" : " or ") + v;
+    return "needs " + both_names(governor) + " = " + wanted + ", which is " + value;
+  }
+  if (id == "optimizer.nesterov" && options.optimizer.nesterov && options.optimizer.momentum == 0)
+    return "needs " + both_names(setting("optimizer.momentum")) + " > 0, which is 0";
+  if (id == "optimizer.decay_norm" && options.optimizer.weight_decay == 0)
+    return "needs " + both_names(setting("optimizer.weight_decay")) + " > 0, which is 0";
+  if (id == "model.output_stride" && !segments(options))
+    return "needs a segmentation model (deeplabv3_...) as " + both_names(setting("model.name")) +
+           ", which is " + options.model.name;
+  if (id == "data.pad" && options.data.crop == 0)
+    return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
+  if (id == "data.prefetch" && options.data.workers == 0)
+    return "needs " + both_names(setting("data.workers")) + " > 0, which is 0";
+  return "";
+}
+
+void check_combinations(const Options& options, const Options& before) {
+  for (const auto& [id, where] : options.given) {
+    const Setting& s = setting(id);
+    const std::string reason = void_reason(options, s);
+    if (reason.empty()) continue;
+    const bool from_file = before.given.contains(id) && before.given.at(id) == where;
+    if (from_file && void_reason(before, s).empty()) continue;  // a flag overrode what it depended on
+    refuse(where + " has no effect: it " + reason);
+  }
+  const auto given_at = [&](const char* id) {
+    const auto it = options.given.find(id);
+    return it == options.given.end() ? both_names(setting(id)) : it->second;
+  };
+  if (segments(options) && options.model.output_stride != 8 && options.model.output_stride != 16)
+    refuse(given_at("model.output_stride") + " must be 8 or 16, got " +
+           std::to_string(options.model.output_stride));
+  if (options.data.scale_min > options.data.scale_max)
+    refuse(given_at("data.scale_min") + " must be at most [data] scale_max (" +
+           to_toml(options.data.scale_max) + "), got " + to_toml(options.data.scale_min));
+  if (options.data.scale_min != options.data.scale_max && options.data.crop == 0 && options.train.batch > 1)
+    refuse(given_at("data.scale_max") +
+           ": random scales give images of different size, which cannot share a batch; "
+           "set [data] crop (--crop) > 0");
+  const auto& names = options.model.class_names;
+  if (!names.empty() && options.model.classes > 0 &&
+      static_cast<int64_t>(names.size()) != options.model.classes)
+    refuse(given_at("model.class_names") + " must have one name a class: [model] classes (--classes) is " +
+           std::to_string(options.model.classes) + ", got " + std::to_string(names.size()) + " names");
+  if (options.run.resume && options.run.overwrite)
+    refuse("--resume continues the run in the output folder, --overwrite replaces it: give one of them");
+}
+
+}  // namespace palimpsest::cli

@@ -1,0 +1,256 @@
+#include "palimpsest/cli/settings.h"
+
+#include "palimpsest/models/registry.h"
+#include "palimpsest/nn/activation.h"
+#include "palimpsest/nn/strategy.h"
+
+#include <stdexcept>
+
+namespace palimpsest::cli {
+namespace {
+
+constexpr unsigned operator|(Command a, Command b) {
+  return static_cast<unsigned>(a) | static_cast<unsigned>(b);
+}
+constexpr unsigned operator|(unsigned a, Command b) {
+  return a | static_cast<unsigned>(b);
+}
+
+constexpr unsigned kTraining = Command::kTrain | Command::kCompare | Command::kDemo;
+constexpr unsigned kOneStrategy = static_cast<unsigned>(Command::kTrain);
+constexpr unsigned kReadsData = kTraining | Command::kEval;
+constexpr unsigned kMakesModel = kTraining | Command::kInfo;
+constexpr unsigned kAll = kReadsData | Command::kPredict | Command::kInfo;
+
+constexpr Range kAny{};
+constexpr Range kPositive{.low = 0, .above = true};
+constexpr Range kNotNegative{.low = 0};
+constexpr Range kOneOrMore{.low = 1};
+constexpr Range kShare{.low = 0, .high = 1};
+
+std::vector<std::string> data_kinds() {
+  return {"generated", "segmentation_folder", "image_folder"};
+}
+std::vector<std::string> dtypes() {
+  return {"f32", "f64"};
+}
+std::vector<std::string> losses() {
+  return {"cross_entropy", "bootstrap"};
+}
+
+// A captureless lambda becomes the pointer of the one alternative whose type it returns.
+#define PALIMPSEST_FIELD(member) [](Options& o) -> decltype((o.member)) { return o.member; }
+
+std::vector<Setting> make_settings() {
+  return {
+      {"model", "name", "model", "<name>", "network", kMakesModel, PALIMPSEST_FIELD(model.name), kAny,
+       models::names},
+      {"model", "classes", "classes", "<count>", "classes; 0: as the data set says", kMakesModel,
+       PALIMPSEST_FIELD(model.classes), kNotNegative},
+      {"model", "class_names", "class-names", "<name,name,...>",
+       "names of the classes; empty: as the data set says", kReadsData, PALIMPSEST_FIELD(model.class_names)},
+      {"model", "strategy", "strategy", "<name>", "how a block spends memory; gradients are the same",
+       kOneStrategy, PALIMPSEST_FIELD(model.strategy), kAny, nn::strategy_names},
+      {"model", "activation", "activation", "<name>", "activation after every normalization", kMakesModel,
+       PALIMPSEST_FIELD(model.activation), kAny, nn::activation_names},
+      {"model", "slope", "slope", "<factor>", "leaky ReLU's slope below zero, or ELU's alpha", kMakesModel,
+       PALIMPSEST_FIELD(model.slope), kPositive},
+      {"model",
+       "output_stride",
+       "output-stride",
+       "<pixels>",
+       "pixels a feature of a segmentation model, 8 or 16",
+       kMakesModel,
+       PALIMPSEST_FIELD(model.output_stride),
+       {.low = 8, .high = 16}},
+
+      {"data", "kind", "data", "<kind>", "generated scenes, or how a folder of images is laid out",
+       kReadsData, PALIMPSEST_FIELD(data.kind), kAny, data_kinds},
+      {"data", "root", "data-root", "<folder>", "folder of the data set", kReadsData,
+       PALIMPSEST_FIELD(data.root)},
+      {"data", "train_split", "train-split", "<name>", "folder below the root with the training images",
+       kTraining, PALIMPSEST_FIELD(data.train_split)},
+      {"data", "val_split", "val-split", "<name>", "folder below the root with the images of evaluations",
+       kReadsData, PALIMPSEST_FIELD(data.val_split)},
+      {"data", "images", "images", "<images>", "generated training images", kTraining,
+       PALIMPSEST_FIELD(data.images), kOneOrMore},
+      {"data", "val_images", "val-images", "<images>", "generated images of evaluations", kReadsData,
+       PALIMPSEST_FIELD(data.val_images), kOneOrMore},
+      {"data",
+       "height",
+       "height",
+       "<pixels>",
+       "height of generated images",
+       kReadsData,
+       PALIMPSEST_FIELD(data.height),
+       {.low = 16}},
+      {"data",
+       "width",
+       "width",
+       "<pixels>",
+       "width of generated images",
+       kReadsData,
+       PALIMPSEST_FIELD(data.width),
+       {.low = 16}},
+      {"data", "data_seed", "data-seed", "<number>", "seed of the generated images", kReadsData,
+       PALIMPSEST_FIELD(data.data_seed), kNotNegative},
+      {"data", "crop", "crop", "<pixels>", "side of the square training crop; 0: the whole image", kTraining,
+       PALIMPSEST_FIELD(data.crop), kNotNegative},
+      {"data", "eval_crop", "eval-crop", "<pixels>",
+       "side of the square centre crop of evaluations; 0: the whole image", kReadsData,
+       PALIMPSEST_FIELD(data.eval_crop), kNotNegative},
+      {"data", "scale_min", "scale-min", "<factor>", "smallest random scale before the crop", kTraining,
+       PALIMPSEST_FIELD(data.scale_min), kPositive},
+      {"data", "scale_max", "scale-max", "<factor>", "largest random scale before the crop", kTraining,
+       PALIMPSEST_FIELD(data.scale_max), kPositive},
+      {"data", "flip", "flip", "<probability>", "probability of a left-right flip", kTraining,
+       PALIMPSEST_FIELD(data.flip), kShare},
+      {"data", "pad", "pad", "", "pad an image smaller than the crop; without it such an image is an error",
+       kTraining, PALIMPSEST_FIELD(data.pad)},
+      {"data",
+       "ignore_id",
+       "ignore-id",
+       "<id>",
+       "label of pixels without a class",
+       kReadsData,
+       PALIMPSEST_FIELD(data.ignore_id),
+       {.low = 0, .high = 255}},
+      {"data", "mean", "mean", "<r,g,b>", "subtracted from RGB in [0, 1]", kReadsData,
+       PALIMPSEST_FIELD(data.mean)},
+      {"data", "std", "std", "<r,g,b>", "divides RGB after the mean", kReadsData, PALIMPSEST_FIELD(data.std),
+       kPositive},
+      {"data",
+       "workers",
+       "workers",
+       "<threads>",
+       "threads that read images; 0: the training thread",
+       kReadsData,
+       PALIMPSEST_FIELD(data.workers),
+       {.low = 0, .high = 256}},
+      {"data", "prefetch", "prefetch", "<batches>", "batches made ahead", kReadsData,
+       PALIMPSEST_FIELD(data.prefetch), kOneOrMore},
+
+      {"train", "epochs", "epochs", "<epochs>", "passes over the training images", kTraining,
+       PALIMPSEST_FIELD(train.epochs), kOneOrMore},
+      {"train", "max_steps", "max-steps", "<steps>", "stop after so many steps in all; 0: no limit",
+       kTraining, PALIMPSEST_FIELD(train.max_steps), kNotNegative},
+      {"train", "batch", "batch", "<images>", "images a training step", kReadsData,
+       PALIMPSEST_FIELD(train.batch), kOneOrMore},
+      {"train", "eval_batch", "eval-batch", "<images>", "images at once in evaluations; 0: as --batch",
+       kReadsData, PALIMPSEST_FIELD(train.eval_batch), kNotNegative},
+      {"train", "seed", "seed", "<number>", "seed of weights, order and augmentation", kMakesModel,
+       PALIMPSEST_FIELD(train.seed), kNotNegative},
+      {"train",
+       "threads",
+       "threads",
+       "<threads>",
+       "threads that compute; 0: one a core",
+       kAll,
+       PALIMPSEST_FIELD(train.threads),
+       {.low = 0, .high = 1024}},
+      {"train", "dtype", "dtype", "<type>", "type of parameters, images and arithmetic", kAll,
+       PALIMPSEST_FIELD(train.dtype), kAny, dtypes},
+      {"train", "channels_last", "channels-last", "", "keep images and activations as (N, H, W, C)", kAll,
+       PALIMPSEST_FIELD(train.channels_last)},
+      {"train", "memory_limit", "memory-limit", "<MiB>",
+       "end with exit code 7 when tensors take more; 0: no limit", kAll, PALIMPSEST_FIELD(train.memory_limit),
+       kNotNegative},
+
+      {"optimizer", "lr", "lr", "<per step>", "learning rate of SGD, at its highest", kTraining,
+       PALIMPSEST_FIELD(optimizer.lr), kPositive},
+      {"optimizer", "momentum", "momentum", "<factor>", "share of the last update that is kept", kTraining,
+       PALIMPSEST_FIELD(optimizer.momentum), kShare},
+      {"optimizer", "weight_decay", "weight-decay", "<factor>", "L2 penalty added to the gradient", kTraining,
+       PALIMPSEST_FIELD(optimizer.weight_decay), kNotNegative},
+      {"optimizer", "nesterov", "nesterov", "", "Nesterov's momentum", kTraining,
+       PALIMPSEST_FIELD(optimizer.nesterov)},
+      {"optimizer", "decay_norm", "decay-norm", "", "weight decay on normalization layers, too", kTraining,
+       PALIMPSEST_FIELD(optimizer.decay_norm)},
+
+      {"schedule", "kind", "schedule", "<name>", "how the learning rate falls", kTraining,
+       PALIMPSEST_FIELD(schedule.kind), kAny, train::schedule_names},
+      {"schedule", "power", "power", "<exponent>", "poly: lr * (1 - step/steps)^power", kTraining,
+       PALIMPSEST_FIELD(schedule.power), kPositive},
+      {"schedule", "step_epochs", "step-epochs", "<epochs>", "step: epochs between drops", kTraining,
+       PALIMPSEST_FIELD(schedule.step_epochs), kOneOrMore},
+      {"schedule", "step_factor", "step-factor", "<factor>", "step: multiplies lr at each drop", kTraining,
+       PALIMPSEST_FIELD(schedule.step_factor), kPositive},
+      {"schedule", "final_lr", "final-lr", "<per step>", "linear, cosine: learning rate at the end",
+       kTraining, PALIMPSEST_FIELD(schedule.final_lr), kNotNegative},
+      {"schedule", "warmup_epochs", "warmup", "<epochs>", "linear rise from 0 over the first epochs",
+       kTraining, PALIMPSEST_FIELD(schedule.warmup_epochs), kNotNegative},
+
+      {"loss", "kind", "loss", "<name>", "loss of the logits", kReadsData, PALIMPSEST_FIELD(loss.kind), kAny,
+       losses},
+      {"loss",
+       "bootstrap_probability",
+       "bootstrap-probability",
+       "<probability>",
+       "bootstrap: pixels whose class is less probable are candidates",
+       kReadsData,
+       PALIMPSEST_FIELD(loss.bootstrap_probability),
+       {.low = 0, .high = 1, .above = true}},
+      {"loss",
+       "bootstrap_share",
+       "bootstrap-share",
+       "<share>",
+       "bootstrap: at least this share of an image's valid pixels counts",
+       kReadsData,
+       PALIMPSEST_FIELD(loss.bootstrap_share),
+       {.low = 0, .high = 1, .above = true}},
+
+      {"compare", "strategies", "strategies", "<name,name,...>", "what to compare; ratios are to the first",
+       Command::kCompare | Command::kDemo, PALIMPSEST_FIELD(compare.strategies), kAny, nn::strategy_names},
+      {"compare", "memory", "memory", "<MiB>",
+       "what the largest batch may take; 0: the first strategy's peak", Command::kCompare | Command::kDemo,
+       PALIMPSEST_FIELD(compare.memory), kNotNegative},
+
+      {"output", "folder", "output", "<folder>", "folder for everything that is written",
+       kTraining | Command::kPredict, PALIMPSEST_FIELD(output.folder)},
+      {"output", "log_every", "log-every", "<steps>", "steps between progress lines", kTraining,
+       PALIMPSEST_FIELD(output.log_every), kOneOrMore},
+      {"output", "checkpoint_every", "checkpoint-every", "<steps>",
+       "steps between checkpoints; 0: at the end of each epoch", kTraining,
+       PALIMPSEST_FIELD(output.checkpoint_every), kNotNegative},
+      {"output", "evaluate_every", "evaluate-every", "<epochs>", "epochs between evaluations; 0: never",
+       kTraining, PALIMPSEST_FIELD(output.evaluate_every), kNotNegative},
+      {"output", "quiet", "quiet", "", "no progress on the terminal", kTraining,
+       PALIMPSEST_FIELD(output.quiet)},
+
+      {"", "config", "config", "<file>", "TOML file with settings; flags override it", kAll,
+       PALIMPSEST_FIELD(run.config)},
+      {"", "dry_run", "dry-run", "", "print the effective configuration and stop", kTraining,
+       PALIMPSEST_FIELD(run.dry_run)},
+      {"", "resume", "resume", "", "continue the run in the output folder, bit for bit", kOneStrategy,
+       PALIMPSEST_FIELD(run.resume)},
+      {"", "overwrite", "overwrite", "", "replace the run in the output folder", kTraining,
+       PALIMPSEST_FIELD(run.overwrite)},
+      {"", "json", "json", "", "print the result as one JSON object",
+       Command::kEval | Command::kPredict | Command::kInfo, PALIMPSEST_FIELD(run.json)},
+      {"",
+       "size",
+       "size",
+       "<pixels>",
+       "side of the images that memory is measured with",
+       static_cast<unsigned>(Command::kInfo),
+       PALIMPSEST_FIELD(run.size),
+       {.low = 16, .high = 8192}},
+  };
+}
+
+#undef PALIMPSEST_FIELD
+
+}  // namespace
+
+std::span<const Setting> settings() {
+  static const std::vector<Setting> all = make_settings();
+  return all;
+}
+
+const Setting& setting(std::string_view id) {
+  for (const Setting& s : settings())
+    if (s.id() == id) return s;
+  throw std::logic_error("no setting '" + std::string(id) + "'");
+}
+
+}  // namespace palimpsest::cli
