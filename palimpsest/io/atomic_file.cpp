@@ -1,0 +1,179 @@
+#include "palimpsest/io/atomic_file.h"
+
+#include "palimpsest/base/error.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <csignal>
+#include <ctime>
+#include <stdexcept>
+#include <system_error>
+
+namespace palimpsest::io {
+namespace {
+
+namespace fs = std::filesystem;
+
+// Repeats a system call that a signal interrupted.
+template <class Call>
+auto uninterrupted(const Call& call) {
+  auto result = call();
+  while (result < 0 && errno == EINTR) result = call();
+  return result;
+}
+
+/// Holds back SIGXFSZ, whose default is to kill the program: a file above `ulimit -f` is then an error like
+/// any other.
+class HoldFileSizeSignal {
+ public:
+  HoldFileSizeSignal() {
+    sigemptyset(&signal_);
+    sigaddset(&signal_, SIGXFSZ);
+    pthread_sigmask(SIG_BLOCK, &signal_, &before_);
+  }
+  ~HoldFileSizeSignal() {
+    const int kept = errno;
+    const timespec now{};
+    if (!sigismember(&before_,
+                     SIGXFSZ)) {  // take the signal that our own write raised, or it fires on unblocking
+      uninterrupted([&] { return sigtimedwait(&signal_, nullptr, &now); });
+    }
+    pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+    errno = kept;
+  }
+
+ private:
+  sigset_t signal_, before_;
+};
+
+const char* way_out(int error_number) {
+  switch (error_number) {
+    case ENOSPC:
+    case EDQUOT:
+      return " (free some space, or choose another output folder)";
+    case EFBIG:
+      return " (raise the file size limit, see 'ulimit -f')";
+    case EACCES:
+    case EPERM:
+    case EROFS:
+    case ENOTDIR:
+    case EISDIR:
+      return " (choose another output folder)";
+    default:
+      return "";
+  }
+}
+
+bool same_file(int descriptor, const fs::path& path) {
+  struct stat open_file, named_file;
+  return fstat(descriptor, &open_file) == 0 && ::stat(path.c_str(), &named_file) == 0 &&
+         open_file.st_ino == named_file.st_ino && open_file.st_dev == named_file.st_dev;
+}
+
+}  // namespace
+
+AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
+  std::error_code error;
+  if (fs::is_symlink(path_, error)) {
+    const fs::path target = fs::weakly_canonical(path_, error);
+    if (!error) path_ = target;
+  }
+  // Said now rather than by the rename: that comes after gigabytes were written.
+  if (path_.filename().empty() || fs::is_directory(path_, error)) fail(EISDIR);
+  if (path_.has_parent_path()) {
+    fs::create_directories(path_.parent_path(), error);
+    if (error) fail(error.value());
+  }
+  open_temporary();
+}
+
+AtomicFile::~AtomicFile() {
+  discard();
+}
+
+void AtomicFile::open_temporary() {
+  constexpr int kMaxWriters = 64;
+  const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
+  // 200: a file name may have 255 bytes, and this one adds a few.
+  const std::string stem = "." + path_.filename().string().substr(0, 200);
+  for (int k = 0; k < kMaxWriters;) {
+    const fs::path candidate = folder / (stem + "." + std::to_string(k) + ".tmp");
+    const int descriptor = uninterrupted(
+        [&] { return ::open(candidate.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666); });
+    if (descriptor < 0) fail(errno);
+    if (flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      ::close(descriptor);
+      ++k;  // a live writer of the same file has this name
+    } else if (!same_file(descriptor, candidate)) {
+      ::close(descriptor);  // its writer renamed or removed it between our open and our lock: the name is
+                            // free now
+    } else {
+      descriptor_ = descriptor;
+      temporary_ = candidate;
+      if (uninterrupted([&] { return ftruncate(descriptor, 0); }) != 0) fail(errno);
+      return;
+    }
+  }
+  fail(EBUSY);
+}
+
+void AtomicFile::write(const void* data, std::size_t bytes) {
+  if (descriptor_ < 0)
+    throw std::logic_error("AtomicFile::write after commit() or an error: " + path_.string());
+  constexpr std::size_t kMostAtOnce = std::size_t{1} << 30;  // one system call takes 2 GiB at most
+  const HoldFileSizeSignal hold;
+  for (auto* from = static_cast<const char*>(data); bytes > 0;) {
+    const ssize_t written =
+        uninterrupted([&] { return ::write(descriptor_, from, std::min(bytes, kMostAtOnce)); });
+    if (written <= 0) fail(written < 0 ? errno : EIO);
+    from += written;
+    bytes -= static_cast<std::size_t>(written);
+  }
+}
+
+void AtomicFile::commit() {
+  if (descriptor_ < 0)
+    throw std::logic_error("AtomicFile::commit after commit() or an error: " + path_.string());
+  if (uninterrupted([&] { return fsync(descriptor_); }) != 0) fail(errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail(errno);
+  // Closed after the rename: until then the lock keeps another writer from truncating what we just synced.
+  ::close(descriptor_);
+  descriptor_ = -1;
+
+  const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
+  const int handle =
+      uninterrupted([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
+  if (handle < 0)
+    return;  // a folder that may be written but not read: the name cannot be synced, the data is
+  const int status = uninterrupted([&] { return fsync(handle); });
+  const int error_number = errno;
+  ::close(handle);
+  // EINVAL: a file system that has nothing to sync for a folder.
+  if (status != 0 && error_number != EINVAL) fail(error_number);
+}
+
+void AtomicFile::discard() noexcept {
+  if (descriptor_ < 0) return;
+  ::unlink(temporary_.c_str());
+  ::close(descriptor_);
+  descriptor_ = -1;
+}
+
+void AtomicFile::fail(int error_number) {
+  discard();
+  throw Error(ErrorKind::kOutput, "cannot write '" + path_.string() + "': " +
+                                      std::generic_category().message(error_number) + way_out(error_number));
+}
+
+void write_file_atomically(const fs::path& path, std::string_view bytes) {
+  AtomicFile file(path);
+  file.write(bytes.data(), bytes.size());
+  file.commit();
+}
+
+}  // namespace palimpsest::io

@@ -1,0 +1,101 @@
+#include "palimpsest/io/image.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/io/atomic_file.h"
+#include "palimpsest/io/codecs.h"
+
+#include <cstdio>
+#include <sstream>
+#include <stdexcept>
+
+namespace palimpsest::io {
+namespace {
+
+bool is_jpeg(std::string_view bytes) {
+  return bytes.starts_with("\xFF\xD8\xFF");
+}
+bool is_png(std::string_view bytes) {
+  return bytes.starts_with("\x89PNG\r\n\x1A\n");
+}
+
+// "neither JPEG nor PNG (its first bytes are 47 49 46 38)": enough to tell a GIF from an HTML page.
+std::string foreign_format(std::string_view bytes) {
+  if (bytes.empty()) return "the file is empty";
+  std::string hex;
+  for (const unsigned char byte : bytes.substr(0, 4)) {
+    char digits[4];
+    std::snprintf(digits, sizeof digits, " %02x", byte);
+    hex += digits;
+  }
+  return "it is neither JPEG nor PNG (its first bytes are" + hex + ")";
+}
+
+at::Tensor dense_picture(const at::Tensor& image, const char* what, bool grey_allowed) {
+  const bool fits = image.defined() && image.scalar_type() == at::kByte && image.device().is_cpu() &&
+                    image.numel() > 0 &&
+                    ((image.dim() == 3 && image.size(2) == 3) || (grey_allowed && image.dim() == 2));
+  if (!fits) {
+    std::ostringstream message;
+    message << what << " needs a u8 (H, W, 3)" << (grey_allowed ? " or (H, W)" : "")
+            << " tensor on the CPU, got ";
+    if (image.defined()) {
+      message << image.scalar_type() << " " << image.sizes() << " on " << image.device();
+    } else {
+      message << "none";
+    }
+    throw std::invalid_argument(message.str());
+  }
+  return image.contiguous();
+}
+
+}  // namespace
+
+namespace codecs {
+
+void fail_to_read(const std::filesystem::path& path, const std::string& reason) {
+  throw Error(ErrorKind::kData, "cannot read image '" + path.string() + "': " + reason);
+}
+
+void check_pixels(const std::filesystem::path& path, uint64_t height, uint64_t width) {
+  constexpr uint64_t kMaxPixels = uint64_t{1}
+                                  << 28;  // 12 times the largest street scene in use, 768 MiB as RGB
+  if (height * width > kMaxPixels) {      // both are 32-bit numbers in either format
+    fail_to_read(path, "its header says " + std::to_string(width) + "x" + std::to_string(height) +
+                           " pixels, the limit is " + std::to_string(kMaxPixels) + " in all");
+  }
+}
+
+}  // namespace codecs
+
+at::Tensor read_image(const std::filesystem::path& path) {
+  const std::string bytes = read_file(path);
+  if (is_jpeg(bytes)) return codecs::decode_jpeg(bytes, path);
+  if (is_png(bytes)) return codecs::decode_png(bytes, path);
+  codecs::fail_to_read(path, foreign_format(bytes));
+}
+
+at::Tensor read_label(const std::filesystem::path& path) {
+  const std::string bytes = read_file(path);
+  if (is_png(bytes)) return codecs::decode_png_labels(bytes, path);
+  codecs::fail_to_read(path, is_jpeg(bytes)
+                                 ? "it is a JPEG, which does not keep class ids exactly; labels must be PNG"
+                                 : foreign_format(bytes) + "; labels must be PNG");
+}
+
+std::string encode_png(const at::Tensor& image) {
+  return codecs::encode_png(dense_picture(image, "encode_png", /*grey_allowed=*/true));
+}
+
+void write_png(const std::filesystem::path& path, const at::Tensor& image) {
+  write_file_atomically(path, encode_png(image));
+}
+
+void write_jpeg(const std::filesystem::path& path, const at::Tensor& image, int quality) {
+  if (quality < 1 || quality > 100) {
+    throw std::invalid_argument("write_jpeg needs a quality of 1 to 100, got " + std::to_string(quality));
+  }
+  write_file_atomically(
+      path, codecs::encode_jpeg(dense_picture(image, "write_jpeg", /*grey_allowed=*/false), quality));
+}
+
+}  // namespace palimpsest::io

@@ -1,0 +1,260 @@
+#include "palimpsest/io/svg.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <limits>
+#include <stdexcept>
+
+namespace palimpsest::io {
+namespace {
+
+constexpr const char* kInk = "#1f2937";
+constexpr const char* kFaintInk = "#6b7280";
+constexpr const char* kGrid = "#e5e7eb";
+constexpr const char* kFont = "font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\"";
+
+struct Point {
+  double x, y;
+};
+
+/// An axis: data values to pixels.
+struct Scale {
+  std::vector<double> ticks;
+  double low, high;  // data
+  double from, to;   // pixels
+  double operator()(double v) const { return from + (v - low) / (high - low) * (to - from); }
+  double step() const { return ticks.size() > 1 ? ticks[1] - ticks[0] : 1; }
+};
+
+/// Lowest and highest finite value over all series; 0 and 1 when there is none.
+std::array<double, 2> extent(const LineChart& chart, std::vector<double> LineChart::Series::* values) {
+  double low = std::numeric_limits<double>::infinity(), high = -low;
+  for (const auto& series : chart.series) {
+    for (double v : series.*values) {
+      if (!std::isfinite(v)) continue;
+      low = std::min(low, v);
+      high = std::max(high, v);
+    }
+  }
+  if (low > high) return {0, 1};
+  return {low, high};
+}
+
+/// The series in pixels, as runs without gaps.
+std::vector<std::vector<Point>> runs(const LineChart::Series& series, const Scale& x, const Scale& y) {
+  std::vector<std::vector<Point>> result(1);
+  for (size_t i = 0; i < series.x.size(); ++i) {
+    if (std::isfinite(series.x[i]) && std::isfinite(series.y[i]))
+      result.back().push_back({x(series.x[i]), y(series.y[i])});
+    else if (!result.back().empty())
+      result.emplace_back();
+  }
+  if (result.back().empty()) result.pop_back();
+  return result;
+}
+
+/// First, lowest, highest and last point of each pixel column, in their order.
+std::vector<Point> thin(const std::vector<Point>& points) {
+  std::vector<Point> kept;
+  for (size_t begin = 0; begin < points.size();) {
+    size_t end = begin, lowest = begin, highest = begin;
+    for (; end < points.size() && std::floor(points[end].x) == std::floor(points[begin].x); ++end) {
+      if (points[end].y < points[lowest].y) lowest = end;
+      if (points[end].y > points[highest].y) highest = end;
+    }
+    std::array<size_t, 4> of_column{begin, lowest, highest, end - 1};
+    std::sort(of_column.begin(), of_column.end());
+    for (size_t i = 0; i < of_column.size(); ++i)
+      if (i == 0 || of_column[i] != of_column[i - 1]) kept.push_back(points[of_column[i]]);
+    begin = end;
+  }
+  return kept;
+}
+
+std::string path(const std::vector<Point>& points, bool step) {
+  std::string d = fmt::format("M{:.1f},{:.1f}", points[0].x, points[0].y);
+  for (size_t i = 1; i < points.size(); ++i) {
+    if (step)
+      d += fmt::format("H{:.1f}V{:.1f}", points[i].x, points[i].y);
+    else
+      d += fmt::format("L{:.1f},{:.1f}", points[i].x, points[i].y);
+  }
+  return d;
+}
+
+std::string text(double x, double y, std::string_view content, const char* anchor = "start", int size = 12,
+                 const char* color = kInk, const char* more = "") {
+  return fmt::format(
+      "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-size=\"{}\" fill=\"{}\"{}>{}</text>\n", x, y,
+      anchor, size, color, more, escape_xml(content));
+}
+
+std::string line(double x1, double y1, double x2, double y2, const char* color, const char* more = "") {
+  return fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"{}/>\n", x1,
+                     y1, x2, y2, color, more);
+}
+
+std::string axes(const LineChart& chart, const Scale& x, const Scale& y) {
+  std::string svg;
+  for (double tick : y.ticks) {
+    svg += line(x.from, y(tick), x.to, y(tick), kGrid);
+    svg += text(x.from - 8, y(tick) + 4, tick_label(tick, y.step()), "end");
+  }
+  for (double tick : x.ticks) {
+    if (tick < x.low || tick > x.high) continue;  // the x axis ends with the data
+    svg += line(x(tick), y.from, x(tick), y.from + 5, kInk);
+    svg += text(x(tick), y.from + 19, tick_label(tick, x.step()), "middle");
+  }
+  svg += line(x.from, y.from, x.to, y.from, kInk);
+  svg += text((x.from + x.to) / 2, y.from + 38, chart.x_label, "middle", 12, kFaintInk);
+  const double middle = (y.from + y.to) / 2;
+  svg += text(16, middle, chart.y_label, "middle", 12, kFaintInk,
+              fmt::format(" transform=\"rotate(-90 16 {:.1f})\"", middle).c_str());
+  return svg;
+}
+
+/// Labelled vertical lines; a label that would cover its left neighbour goes one line lower.
+std::string marks(const LineChart& chart, const Scale& x, const Scale& y) {
+  std::string svg;
+  auto sorted = chart.marks;
+  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.x < b.x; });
+  double free_from = -1;
+  int row = 0;
+  for (const auto& mark : sorted) {
+    if (mark.x < x.low || mark.x > x.high) continue;
+    const double at = x(mark.x), width = 6.6 * static_cast<double>(mark.name.size()) + 8;
+    const bool left = at + width > x.to + 8;  // no room on the right
+    row = (left ? at - width : at) < free_from ? row + 1 : 0;
+    svg += line(at, y.from, at, y.to, kFaintInk, " stroke-dasharray=\"3 3\"");
+    svg +=
+        text(left ? at - 4 : at + 4, y.to + 12 + 14 * row, mark.name, left ? "end" : "start", 11, kFaintInk);
+    free_from = left ? at : at + width;
+  }
+  return svg;
+}
+
+std::string legend(const LineChart& chart, double x, double y) {
+  std::string svg;
+  for (size_t i = 0; i < chart.series.size(); ++i) {
+    svg += line(x, y - 4, x + 20, y - 4, series_color(i).c_str(), " stroke-width=\"3\"");
+    svg += text(x + 26, y, chart.series[i].name);
+    x += 48 + 6.8 * static_cast<double>(chart.series[i].name.size());
+  }
+  return svg;
+}
+
+std::string curve(const LineChart::Series& series, const std::string& color, const Scale& x, const Scale& y) {
+  std::string svg;
+  for (const auto& run : runs(series, x, y)) {
+    const bool dense = run.size() > 2 * static_cast<size_t>(x.to - x.from);
+    svg += fmt::format(
+        "<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-linejoin=\"round\"/>\n",
+        path(dense ? thin(run) : run, series.step), color, run.size() > 200 ? 1.5 : 2);
+    if (series.step || run.size() > 30) continue;
+    for (const Point& p : run)
+      svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", p.x, p.y, color);
+  }
+  return svg;
+}
+
+}  // namespace
+
+std::string series_color(std::size_t index) {
+  // Blue and orange stay apart for colour-blind readers, and in grey.
+  static constexpr std::array kColors{"#d9730d", "#1d4ed8", "#15803d", "#9333ea", "#be123c", "#0e7490"};
+  return kColors[index % kColors.size()];
+}
+
+std::vector<double> round_ticks(double low, double high, int count) {
+  if (!(high > low)) high = low + (low == 0 ? 1 : std::abs(low) / 2);
+  const double rough = (high - low) / std::max(1, count);
+  const double power = std::pow(10, std::floor(std::log10(rough)));
+  const double digit = rough / power;
+  const double step = power * (digit < 1.5 ? 1 : digit < 3.5 ? 2 : digit < 7.5 ? 5 : 10);
+  const double slack = 1e-9;  // 0.3 / 0.1 is a little below 3
+  const auto first = static_cast<int64_t>(std::floor(low / step + slack));
+  const auto last = static_cast<int64_t>(std::ceil(high / step - slack));
+  std::vector<double> ticks;
+  for (int64_t i = first; i <= last; ++i) ticks.push_back(static_cast<double>(i) * step);
+  return ticks;
+}
+
+std::string tick_label(double value, double step) {
+  const int decimals = std::clamp(static_cast<int>(std::ceil(-std::log10(step) - 1e-9)), 0, 9);
+  std::string digits = fmt::format("{:.{}f}", std::abs(value), decimals);
+  const bool negative = value < 0 && digits.find_first_of("123456789") != std::string::npos;
+  const size_t whole = std::min(digits.find('.'), digits.size());
+  for (size_t at = whole; at > 3;) {
+    at -= 3;
+    digits.insert(at, ",");
+  }
+  return (negative ? "\u2212" : "") + digits;
+}
+
+std::string escape_xml(std::string_view content) {
+  std::string result;
+  for (char c : content) {
+    switch (c) {
+      case '&':
+        result += "&amp;";
+        break;
+      case '<':
+        result += "&lt;";
+        break;
+      case '>':
+        result += "&gt;";
+        break;
+      case '"':
+        result += "&quot;";
+        break;
+      case '\'':
+        result += "&#39;";
+        break;
+      default:
+        result += c;
+    }
+  }
+  return result;
+}
+
+std::string to_svg(const LineChart& chart) {
+  for (const auto& series : chart.series)
+    if (series.x.size() != series.y.size())
+      throw std::invalid_argument(fmt::format("[svg] series '{}' needs as many y as x, got {} x and {} y",
+                                              series.name, series.x.size(), series.y.size()));
+  auto [x_low, x_high] = extent(chart, &LineChart::Series::x);
+  auto [y_low, y_high] = extent(chart, &LineChart::Series::y);
+  if (x_high == x_low) x_high = x_low + 1;
+  const double top = chart.title.empty() ? 34 : 62;
+
+  Scale y{round_ticks(std::min(0.0, y_low), std::max(0.0, y_high), (chart.height - 100) / 50), 0, 0, 0, 0};
+  y.low = y.ticks.front(), y.high = y.ticks.back();
+  y.from = chart.height - 48, y.to = top;
+  size_t widest = 0;
+  for (double tick : y.ticks) widest = std::max(widest, tick_label(tick, y.step()).size());
+  Scale x{round_ticks(x_low, x_high, chart.width / 95), x_low, x_high, 0, 0};
+  x.from = 38 + 7.0 * static_cast<double>(widest), x.to = chart.width - 18;
+
+  std::string svg = fmt::format(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
+      "role=\"img\" "
+      "aria-label=\"{2}\" {3}>\n<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
+      chart.width, chart.height, escape_xml(chart.title), kFont);
+  if (!chart.title.empty()) svg += text(x.from, 24, chart.title, "start", 16, kInk, " font-weight=\"bold\"");
+  svg += legend(chart, x.from, top - 16);
+  svg += axes(chart, x, y);
+  svg += marks(chart, x, y);
+  bool any = false;
+  for (size_t i = 0; i < chart.series.size(); ++i) {
+    const std::string drawn = curve(chart.series[i], series_color(i), x, y);
+    any = any || !drawn.empty();
+    svg += drawn;
+  }
+  if (!any) svg += text((x.from + x.to) / 2, (y.from + y.to) / 2, "no data", "middle", 14, kFaintInk);
+  return svg + "</svg>\n";
+}
+
+}  // namespace palimpsest::io
