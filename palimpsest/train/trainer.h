@@ -5,61 +5,71 @@
 #include "palimpsest/train/loss.h"
 #include "palimpsest/train/metrics.h"
 #include "palimpsest/train/optimizer.h"
+#include "palimpsest/train/record.h"
 #include "palimpsest/train/schedule.h"
 
 #include <atomic>
+#include <cstdint>
 #include <filesystem>
-#include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
 namespace palimpsest::train {
 
 struct TrainerOptions {
-  int64_t epochs = 1;
-  int64_t max_steps = 0;  ///< stop after so many steps in all; 0: no limit
-  uint64_t seed = 0;
+  int64_t epochs = 1;  ///< length of the training, and of the schedule
+  int64_t max_steps =
+      0;              ///< stop after so many steps in all, the schedule being that of `epochs`; 0: no limit
+  uint64_t seed = 0;  ///< of libtorch's generator during the training (dropout); the loader has its own
   std::string dtype = "f32";  ///< "f32" or "f64": of parameters and images
   bool channels_last = false;
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   LossOptions loss;
-  std::filesystem::path output;   ///< folder for checkpoint.safetensors, log.jsonl, config.toml
-  int64_t log_every = 10;         ///< steps between log lines
-  int64_t checkpoint_every = 0;   ///< steps between checkpoints; 0: at each epoch's end only
-  int64_t evaluate_every = 1;     ///< epochs between evaluations; 0: never
-  bool resume = false;            ///< continue bit-identically from output/checkpoint.safetensors
-  std::string config;             ///< the effective configuration as TOML, stored beside and inside the checkpoint
-  bool quiet = false;             ///< no progress on the terminal
-};
-
-/// One step, as log.jsonl has it.
-struct StepRecord {
-  int64_t step = 0, epoch = 0;
-  double loss = 0, lr = 0, seconds = 0;
-  int64_t kept_bytes = 0, current_bytes = 0, peak_bytes = 0;
-};
-
-struct EvaluationRecord {
-  int64_t step = 0, epoch = 0;
-  double loss = 0;
-  Metrics metrics;  ///< train/metrics.h: mean and per-class IoU, or top-1 and top-5
+  std::filesystem::path
+      output;  ///< folder for checkpoint.safetensors, log.jsonl, config.toml; empty: nothing is written
+  int64_t log_every = 10;        ///< steps between log lines; the first and the last step have one, too
+  int64_t checkpoint_every = 0;  ///< steps between checkpoints; 0: at each epoch's end only
+  int64_t evaluate_every = 1;    ///< epochs between evaluations (and at the end of the run); 0: never
+  bool resume = false;           ///< continue bit-identically from output/checkpoint.safetensors
+  std::string config;  ///< the effective configuration as TOML, stored beside and inside the checkpoint
+  /// More that the checkpoint should say of itself: "model", "strategy", ... Equal runs need equal entries to
+  /// end in equal bytes, so nothing that differs between a run and its resumption.
+  std::map<std::string, std::string> metadata;
+  bool quiet = false;  ///< no progress on the terminal
 };
 
 struct TrainingOutcome {
-  std::vector<StepRecord> steps;            ///< of this run (not of the runs that it resumes)
+  std::vector<StepRecord> steps;  ///< of this run (not of the runs that it resumes)
   std::vector<EvaluationRecord> evaluations;
-  int signal = 0;  ///< SIGINT or SIGTERM that ended the run after its step, checkpoint saved; 0: ran to its end
+  int signal =
+      0;  ///< SIGINT or SIGTERM that ended the run after its step, checkpoint saved; 0: ran to its end
 };
 
-/// Trains `model` on `train`, evaluates on `validation` (may be null). `stop_signal` is polled after each step.
-/// Throws Error(kDiverged) naming the step when the loss is not finite (the last good checkpoint stays),
-/// Error(kCheckpoint) when the checkpoint to resume does not fit, Error(kOutput), Error(kMemory).
-TrainingOutcome train(nn::Model& model, data::Loader& train, data::Loader* validation, const TrainerOptions& options,
-                      const std::atomic<int>& stop_signal);
+/// Trains `model` on `train`, evaluates on `validation` (may be null). `stop_signal` is polled after each
+/// step, and after each batch of an evaluation, which is then left to the resumed run.
+///
+/// Files: a checkpoint before the first step, at each epoch's end, every `checkpoint_every` steps, and when
+/// the run ends or is stopped; each replaces the one before atomically, so there is a whole one at any
+/// moment. A run that does not resume replaces what an earlier run left in `output`.
+///
+/// Resuming gives the bytes that an unbroken run gives, from whatever moment the run was ended, SIGKILL
+/// included: parameters, buffers, momentum and generator come from the checkpoint, learning rate and data
+/// order follow from the step, the log is cut back to the checkpoint. The same seed gives the same bytes for
+/// any number of loader workers. Not for any number of OpenMP threads: libtorch's and oneDNN's convolutions
+/// split sums by thread, so another OMP_NUM_THREADS (or another processor) moves the last bits.
+///
+/// Throws Error(kDiverged) naming the step when the loss is not finite, or a parameter is not when it is to
+/// be saved (the last good checkpoint stays); Error(kCheckpoint) when the checkpoint to resume is missing,
+/// damaged or of another model; Error(kUsage) for options that cannot work, a resumed run with another seed,
+/// batch size or number of batches included; Error(kOutput) for a full disk or a read-only folder;
+/// Error(kMemory) when memory runs out; Error(kData) from the loader.
+TrainingOutcome train(nn::Model& model, data::Loader& train, data::Loader* validation,
+                      const TrainerOptions& options, const std::atomic<int>& stop_signal);
 
-/// Loss and metrics of `model` in eval mode over one pass of `loader`.
-EvaluationRecord evaluate(nn::Model& model, data::Loader& loader, const LossOptions& loss, const std::string& dtype,
-                          bool channels_last);
+/// Loss and metrics of `model` in eval mode over one pass of `loader` (train/evaluate.h).
+EvaluationRecord evaluate(nn::Model& model, data::Loader& loader, const LossOptions& loss,
+                          const std::string& dtype, bool channels_last);
 
 }  // namespace palimpsest::train
