@@ -1,0 +1,165 @@
+#include "palimpsest/train/loss.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/base/nearest_name.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+namespace palimpsest::train {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// Values in a scratch tensor: a slab that stays in the second-level cache, and few enough slabs that the
+// calls cost nothing (1024 classes: 256 pixels each).
+constexpr int64_t kSlabValues = 1 << 18;
+
+/// Calls `body(first image, images, first pixel, pixels)` for slabs of (N, C, P) with at most kSlabValues
+/// values each (or one pixel), in order.
+template <class Body>
+void for_each_slab(int64_t n, int64_t c, int64_t p, const Body& body) {
+  const int64_t pixels =
+      std::clamp<int64_t>(kSlabValues / std::max<int64_t>(c, 1), 1, std::max<int64_t>(p, 1));
+  const int64_t images = pixels < p ? 1 : std::max<int64_t>(kSlabValues / std::max<int64_t>(c * p, 1), 1);
+  for (int64_t i = 0; i < n; i += images)
+    for (int64_t j = 0; j < p; j += pixels) body(i, std::min(images, n - i), j, std::min(pixels, p - j));
+}
+
+at::Tensor slab(const at::Tensor& tensor, int64_t i, int64_t images, int64_t j, int64_t pixels) {
+  return tensor.narrow(0, i, images).narrow(-1, j, pixels);
+}
+
+/// (N, C, ...) as (N, C, P); a view unless the strides forbid it. P is spelled out: -1 fails without
+/// elements.
+at::Tensor with_pixels(const at::Tensor& logits) {
+  return logits.reshape({logits.size(0), logits.size(1), c10::multiply_integers(logits.sizes().slice(2))});
+}
+
+/// The pixels that count, as a mask (N, P). `losses` (N, P) holds the loss of every valid pixel.
+at::Tensor select(const at::Tensor& valid, const at::Tensor& losses, const LossOptions& options) {
+  if (options.kind != "bootstrap") return valid;
+  at::Tensor selected = at::zeros_like(valid);
+  for (int64_t i = 0; i < valid.size(0); ++i) {
+    const auto count = static_cast<double>(valid[i].sum().item<int64_t>());
+    const auto keep = static_cast<int64_t>(std::ceil(options.bootstrap_share * count));
+    if (keep == 0) continue;
+    const at::Tensor ranked =
+        losses[i].masked_fill(valid[i].logical_not(), -std::numeric_limits<double>::infinity());
+    selected[i].index_fill_(0, std::get<1>(ranked.topk(keep, 0, /*largest=*/true, /*sorted=*/false)), true);
+  }
+  // probability < p; NaN passes, so that a diverged loss shows.
+  if (options.bootstrap_probability < 1) {
+    selected.logical_and_((losses <= -std::log(options.bootstrap_probability)).logical_not());
+  }
+  return selected;
+}
+
+struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& targets,
+                            const LossOptions& options) {
+    const at::Tensor x = with_pixels(logits);
+    const int64_t n = x.size(0), c = x.size(1), p = x.size(2);
+    const at::Tensor t = targets.reshape({n, p});
+    const at::Tensor valid = t.ne(options.ignore_id);
+
+    at::Tensor log_sum_exp = at::empty({n, p}, x.options());
+    at::Tensor losses = at::empty({n, p}, x.options());
+    for_each_slab(n, c, p, [&](int64_t i, int64_t images, int64_t j, int64_t pixels) {
+      const at::Tensor xs = slab(x, i, images, j, pixels);
+      const at::Tensor mask = slab(valid, i, images, j, pixels);
+      const at::Tensor truth =
+          slab(t, i, images, j, pixels).masked_fill(mask.logical_not(), 0);  // void: any class
+      at::Tensor sums = slab(log_sum_exp, i, images, j, pixels);
+      sums.copy_(xs.logsumexp(1));
+      slab(losses, i, images, j, pixels).copy_(sums - xs.gather(1, truth.unsqueeze(1)).squeeze(1));
+    });
+
+    const at::Tensor selected = select(valid, losses, options);
+    const int64_t count = selected.sum().item<int64_t>();
+    context->save_for_backward({logits, log_sum_exp, targets, selected});
+    context->saved_data["count"] = count;
+    const at::Tensor total = losses.masked_fill_(selected.logical_not(), 0).sum(at::kDouble);
+    return total.div(static_cast<double>(std::max<int64_t>(count, 1))).to(logits.scalar_type());
+  }
+
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    TORCH_CHECK(!at::GradMode::is_enabled(),
+                "[loss] has no second derivative: run backward without create_graph");
+    const auto saved = context->get_saved_variables();
+    const at::Tensor& logits = saved[0];
+    const at::Tensor x = with_pixels(logits);
+    const int64_t n = x.size(0), c = x.size(1), p = x.size(2);
+    const at::Tensor& log_sum_exp = saved[1];
+    const at::Tensor t = saved[2].reshape({n, p});
+    const at::Tensor& selected = saved[3];
+    const double count = static_cast<double>(std::max<int64_t>(context->saved_data["count"].toInt(), 1));
+    const at::Tensor scale = gradients[0].to(at::kDouble).div(count).to(x.scalar_type());
+
+    const at::Tensor dx = at::empty_like(x);  // in the layout of the logits
+    for_each_slab(n, c, p, [&](int64_t i, int64_t images, int64_t j, int64_t pixels) {
+      const at::Tensor mask = slab(selected, i, images, j, pixels);
+      const at::Tensor truth = slab(t, i, images, j, pixels).masked_fill(mask.logical_not(), 0).unsqueeze(1);
+      const at::Tensor sums = slab(log_sum_exp, i, images, j, pixels).unsqueeze(1);
+      at::Tensor d = slab(dx, i, images, j, pixels);
+      at::sub_out(d, slab(x, i, images, j, pixels), sums);
+      d.exp_();                                          // softmax
+      d.scatter_(1, truth, d.gather(1, truth).sub_(1));  // minus one at the true class
+      d.mul_(mask.to(x.scalar_type()).mul_(scale).unsqueeze(1));
+    });
+    return {dx.view(logits.sizes()), at::Tensor(), at::Tensor()};
+  }
+};
+
+void check_targets(const at::Tensor& logits, const at::Tensor& targets, int64_t ignore_id) {
+  TORCH_CHECK(logits.dim() >= 2 && logits.is_floating_point(),
+              "[loss] logits need shape (N, C, ...) and a floating-point type, got ", logits.sizes(), " of ",
+              logits.scalar_type());
+  std::vector<int64_t> expected = logits.sizes().vec();
+  expected.erase(expected.begin() + 1);
+  TORCH_CHECK(targets.scalar_type() == at::kLong && targets.sizes() == at::IntArrayRef(expected),
+              "[loss] targets need shape ", at::IntArrayRef(expected), " and type i64 for logits of shape ",
+              logits.sizes(), ", got ", targets.sizes(), " of ", targets.scalar_type());
+  const int64_t classes = logits.size(1);
+  const at::Tensor wrong = targets.lt(0).logical_or_(targets.ge(classes)).logical_and_(targets.ne(ignore_id));
+  if (wrong.any().item<bool>()) {
+    throw Error(
+        ErrorKind::kData,
+        fmt::format(
+            "label {} is neither a class of the model (0 to {}) nor the ignore id {}: set the number of "
+            "classes or the ignore id to what the data has",
+            targets.masked_select(wrong)[0].item<int64_t>(), classes - 1, ignore_id));
+  }
+}
+
+}  // namespace
+
+std::vector<std::string> loss_names() {
+  return {"cross_entropy", "bootstrap"};
+}
+
+void check_loss(const LossOptions& options) {
+  const auto names = loss_names();
+  if (std::find(names.begin(), names.end(), options.kind) == names.end())
+    throw Error(ErrorKind::kUsage, unknown_name_message("loss", options.kind, names));
+  const auto in_unit = [](const char* name, double value) {
+    if (!(value > 0 && value <= 1))
+      throw Error(ErrorKind::kUsage, fmt::format("{} must be in (0, 1], got {}", name, value));
+  };
+  in_unit("bootstrap_probability", options.bootstrap_probability);
+  in_unit("bootstrap_share", options.bootstrap_share);
+}
+
+at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
+  check_loss(options);
+  check_targets(logits, targets, options.ignore_id);
+  return CrossEntropy::apply(logits, targets, options);
+}
+
+}  // namespace palimpsest::train

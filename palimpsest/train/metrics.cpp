@@ -1,0 +1,106 @@
+#include "palimpsest/train/metrics.h"
+
+#include "palimpsest/base/error.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <limits>
+
+namespace palimpsest::train {
+namespace {
+
+constexpr double kNothing = std::numeric_limits<double>::quiet_NaN();
+
+double share(int64_t part, int64_t whole) {
+  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : kNothing;
+}
+
+/// The targets that are not void, checked against the number of classes.
+at::Tensor valid_targets(const at::Tensor& targets, const at::Tensor& valid, int64_t classes,
+                         int64_t ignore_id) {
+  at::Tensor truth = targets.masked_select(valid);
+  if (truth.numel() > 0) {
+    const int64_t low = truth.min().item<int64_t>(), high = truth.max().item<int64_t>();
+    if (low < 0 || high >= classes) {
+      throw Error(ErrorKind::kData,
+                  fmt::format("label {} is neither a class of the model (0 to {}) nor the ignore id {}",
+                              low < 0 ? low : high, classes - 1, ignore_id));
+    }
+  }
+  return truth;
+}
+
+}  // namespace
+
+MetricsAccumulator::MetricsAccumulator(bool segmentation, int64_t classes, int64_t ignore_id)
+    : segmentation_(segmentation),
+      classes_(classes),
+      ignore_id_(ignore_id),
+      confusion_(segmentation ? static_cast<std::size_t>(classes * classes) : 0) {}
+
+void MetricsAccumulator::add(const at::Tensor& logits, const at::Tensor& targets) {
+  const at::NoGradGuard no_grad;
+  TORCH_CHECK(logits.dim() == (segmentation_ ? 4 : 2) && logits.size(1) == classes_ &&
+                  targets.dim() == logits.dim() - 1 && targets.size(0) == logits.size(0),
+              "[metrics] needs logits (N, ", classes_,
+              segmentation_ ? ", H, W) and targets (N, H, W)" : ") and targets (N)", ", got ", logits.sizes(),
+              " and ", targets.sizes());
+  if (!segmentation_) return add_labels(logits, targets);
+  for (int64_t i = 0; i < logits.size(0); ++i) add_image(logits[i], targets[i]);
+}
+
+void MetricsAccumulator::add_image(const at::Tensor& logits, const at::Tensor& target) {
+  const at::Tensor valid = target.ne(ignore_id_);
+  const at::Tensor truth = valid_targets(target, valid, classes_, ignore_id_);
+  const at::Tensor predicted = logits.argmax(0).masked_select(valid);
+  const at::Tensor counts = (truth * classes_ + predicted).bincount({}, classes_ * classes_);
+  const int64_t* values = counts.const_data_ptr<int64_t>();
+  for (std::size_t k = 0; k < confusion_.size(); ++k) confusion_[k] += values[k];
+}
+
+void MetricsAccumulator::add_labels(const at::Tensor& logits, const at::Tensor& targets) {
+  const at::Tensor valid = targets.ne(ignore_id_);
+  const at::Tensor truth = valid_targets(targets, valid, classes_, ignore_id_).unsqueeze(1);
+  const at::Tensor scores = logits.index({valid});
+  const at::Tensor true_score = scores.gather(1, truth);
+  const at::Tensor ids = at::arange(classes_, truth.options()).unsqueeze(0);
+  const at::Tensor higher =
+      scores.gt(true_score).logical_or_(scores.eq(true_score).logical_and_(ids.lt(truth)));
+  const at::Tensor rank =
+      higher.sum(1).masked_fill(true_score.squeeze(1).isnan(), std::numeric_limits<int64_t>::max());
+  top1_ += rank.lt(1).sum().item<int64_t>();
+  top5_ += rank.lt(5).sum().item<int64_t>();
+  count_ += truth.size(0);
+}
+
+Metrics MetricsAccumulator::result() const {
+  Metrics metrics;
+  if (!segmentation_) {
+    metrics.top1 = share(top1_, count_);
+    metrics.top5 = share(top5_, count_);
+    return metrics;
+  }
+  int64_t hits = 0, pixels = 0, present = 0;
+  double sum = 0;
+  for (int64_t k = 0; k < classes_; ++k) {
+    int64_t truth = 0, predicted = 0;
+    for (int64_t j = 0; j < classes_; ++j) {
+      truth += confusion_[k * classes_ + j];
+      predicted += confusion_[j * classes_ + k];
+    }
+    const int64_t hit = confusion_[k * classes_ + k], united = truth + predicted - hit;
+    hits += hit;
+    pixels += truth;
+    metrics.class_iou.push_back(share(hit, united));
+    if (united > 0) {
+      ++present;
+      sum += metrics.class_iou.back();
+    }
+  }
+  metrics.mean_iou = present > 0 ? sum / static_cast<double>(present) : kNothing;
+  metrics.pixel_accuracy = share(hits, pixels);
+  return metrics;
+}
+
+}  // namespace palimpsest::train

@@ -1,0 +1,75 @@
+#include "palimpsest/train/schedule.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/base/nearest_name.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <numbers>
+#include <stdexcept>
+
+namespace palimpsest::train {
+namespace {
+
+void require(bool condition, const std::string& message) {
+  if (!condition) throw Error(ErrorKind::kUsage, message);
+}
+
+int64_t warmup_steps(const ScheduleOptions& options, int64_t steps_per_epoch) {
+  return std::llround(options.warmup_epochs * static_cast<double>(steps_per_epoch));
+}
+
+}  // namespace
+
+std::vector<std::string> schedule_names() {
+  return {"poly", "step", "linear", "cosine", "constant"};
+}
+
+void check_schedule(const ScheduleOptions& options, int64_t total_steps, int64_t steps_per_epoch) {
+  const auto names = schedule_names();
+  require(std::find(names.begin(), names.end(), options.kind) != names.end(),
+          unknown_name_message("schedule", options.kind, names));
+  require(std::isfinite(options.power) && options.power > 0,
+          fmt::format("schedule power must be above 0, got {}", options.power));
+  require(options.step_epochs >= 1,
+          fmt::format("step_epochs must be at least 1, got {}", options.step_epochs));
+  require(options.step_factor > 0 && options.step_factor <= 1,
+          fmt::format("step_factor must be in (0, 1], got {}", options.step_factor));
+  require(std::isfinite(options.final_lr) && options.final_lr >= 0,
+          fmt::format("final_lr must be at least 0, got {}", options.final_lr));
+  require(std::isfinite(options.warmup_epochs) && options.warmup_epochs >= 0,
+          fmt::format("warmup_epochs must be at least 0, got {}", options.warmup_epochs));
+  require(warmup_steps(options, steps_per_epoch) < total_steps,
+          fmt::format("warmup_epochs must be shorter than the training of {} epochs, got {}",
+                      static_cast<double>(total_steps) / static_cast<double>(steps_per_epoch),
+                      options.warmup_epochs));
+}
+
+double learning_rate(const ScheduleOptions& options, double lr, int64_t step, int64_t total_steps,
+                     int64_t steps_per_epoch) {
+  if (steps_per_epoch < 1 || step < 0 || step >= total_steps) {
+    throw std::invalid_argument(
+        fmt::format("step must be in [0, {}) with at least one step an epoch, got step {} and "
+                    "{} steps an epoch",
+                    total_steps, step, steps_per_epoch));
+  }
+  check_schedule(options, total_steps, steps_per_epoch);
+  const int64_t warmup = warmup_steps(options, steps_per_epoch);
+  if (step < warmup) return lr * static_cast<double>(step + 1) / static_cast<double>(warmup + 1);
+
+  const double t = static_cast<double>(step - warmup) / static_cast<double>(total_steps - warmup);
+  if (options.kind == "poly") return lr * std::pow(1 - t, options.power);
+  if (options.kind == "linear") return lr + (options.final_lr - lr) * t;
+  if (options.kind == "cosine") {
+    return options.final_lr + (lr - options.final_lr) * (std::cos(std::numbers::pi * t) + 1) / 2;
+  }
+  if (options.kind == "step") {
+    return lr *
+           std::pow(options.step_factor, static_cast<double>(step / steps_per_epoch / options.step_epochs));
+  }
+  return lr;  // constant
+}
+
+}  // namespace palimpsest::train

@@ -1,0 +1,36 @@
+#include "palimpsest/train/tensor_format.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/base/nearest_name.h"
+
+#include <vector>
+
+namespace palimpsest::train {
+
+TensorFormat TensorFormat::parse(const std::string& dtype, bool channels_last) {
+  if (dtype == "f32") return {at::kFloat, channels_last};
+  if (dtype == "f64") return {at::kDouble, channels_last};
+  throw Error(ErrorKind::kUsage,
+              unknown_name_message("dtype", dtype, std::vector<std::string>{"f32", "f64"}));
+}
+
+at::Tensor TensorFormat::convert(const at::Tensor& images) const {
+  const auto layout =
+      channels_last && images.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
+  return images.to(dtype).contiguous(layout);
+}
+
+void TensorFormat::convert(torch::nn::Module& model) const {
+  // Not Module::to(dtype): it makes floating point of num_batches_tracked, too.
+  model.apply([this](torch::nn::Module& module) {
+    const auto convert_one = [this](at::Tensor& tensor) {
+      if (!tensor.is_floating_point()) return;
+      const at::Tensor converted = convert(tensor.detach());
+      if (!converted.is_same(tensor) && converted.data_ptr() != tensor.data_ptr()) tensor.set_data(converted);
+    };
+    for (auto& parameter : module.named_parameters(/*recurse=*/false)) convert_one(parameter.value());
+    for (auto& buffer : module.named_buffers(/*recurse=*/false)) convert_one(buffer.value());
+  });
+}
+
+}  // namespace palimpsest::train
