@@ -1,0 +1,156 @@
+#include "palimpsest/io/svg.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <regex>
+#include <string>
+#include <vector>
+
+namespace palimpsest::io {
+namespace {
+
+int count(const std::string& text, const std::string& part) {
+  int n = 0;
+  for (size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++n;
+  return n;
+}
+
+/// The d attribute of the first path.
+std::string first_path(const std::string& svg) {
+  const size_t from = svg.find("<path d=\"") + 9;
+  return svg.substr(from, svg.find('"', from) - from);
+}
+
+/// Every y coordinate of an "M x,y L x,y" path, in pixels (small is high).
+std::vector<double> heights(const std::string& path) {
+  std::vector<double> ys;
+  const std::regex point("[ML]([-0-9.]+),([-0-9.]+)");
+  for (std::sregex_iterator i(path.begin(), path.end(), point), end; i != end; ++i)
+    ys.push_back(std::stod((*i)[2]));
+  return ys;
+}
+
+TEST(RoundTicks, AreOneTwoOrFiveTimesAPowerOfTenAndCoverTheRange) {
+  EXPECT_EQ(round_ticks(0, 10, 5), (std::vector<double>{0, 2, 4, 6, 8, 10}));
+  EXPECT_EQ(round_ticks(0, 1234, 5), (std::vector<double>{0, 200, 400, 600, 800, 1000, 1200, 1400}));
+  EXPECT_EQ(round_ticks(-3, 4, 7), (std::vector<double>{-3, -2, -1, 0, 1, 2, 3, 4}));
+  for (double high : {1e-7, 0.3, 0.7, 1.0, 9.99, 1e3, 123456.0, 1e12}) {
+    const auto ticks = round_ticks(0, high, 5);
+    EXPECT_EQ(ticks.front(), 0);
+    EXPECT_GE(ticks.back(), high * (1 - 1e-9)) << high;
+    EXPECT_LT(ticks[ticks.size() - 2], high) << high;  // no tick more than needed
+    EXPECT_GE(ticks.size(), 4u);
+    EXPECT_LE(ticks.size(), 10u);
+  }
+}
+
+TEST(RoundTicks, ARangeOfOneValueStillHasAScale) {
+  EXPECT_GE(round_ticks(0, 0, 5).size(), 2u);
+  EXPECT_GE(round_ticks(7, 7, 5).size(), 2u);
+}
+
+TEST(TickLabel, HasTheDecimalsOfItsStepAndCommasBetweenThousands) {
+  EXPECT_EQ(tick_label(1250, 250), "1,250");
+  EXPECT_EQ(tick_label(1234567, 1), "1,234,567");
+  EXPECT_EQ(tick_label(999, 1), "999");
+  EXPECT_EQ(tick_label(0.30000000000000004, 0.1), "0.3");
+  EXPECT_EQ(tick_label(0.05, 0.05), "0.05");
+  EXPECT_EQ(tick_label(-1500, 500), "\u22121,500");
+  EXPECT_EQ(tick_label(-1e-18, 0.1), "0.0");
+}
+
+TEST(LineChart, IsOneElementThatNeedsNothingElse) {
+  LineChart chart{.title = "Live memory", .x_label = "time, s", .y_label = "memory, MiB"};
+  chart.series.push_back({"standard", {0, 1, 2}, {1, 3, 2}, true});
+  chart.marks.push_back({1, "backward"});
+  const std::string svg = to_svg(chart);
+  EXPECT_EQ(svg.rfind("<svg", 0), 0u);
+  EXPECT_EQ(count(svg, "<svg"), 1);
+  EXPECT_EQ(count(svg, "</svg>"), 1);
+  for (const char* part : {"Live memory", "time, s", "memory, MiB", "standard", "backward"})
+    EXPECT_NE(svg.find(part), std::string::npos) << part;
+  for (const char* part : {"<script", "<style", "class=", "href", "url("})
+    EXPECT_EQ(svg.find(part), std::string::npos) << part;
+}
+
+TEST(LineChart, NamesAreEscaped) {
+  LineChart chart{.title = "a < b & \"c\""};
+  chart.series.push_back({"<b>", {0, 1}, {0, 1}, false});
+  const std::string svg = to_svg(chart);
+  EXPECT_NE(svg.find("a &lt; b &amp; &quot;c&quot;"), std::string::npos);
+  EXPECT_EQ(svg.find("<b>"), std::string::npos);
+}
+
+TEST(LineChart, AStepLineHoldsEachValueUntilTheNext) {
+  LineChart chart;
+  chart.series.push_back({"s", {0, 1, 2}, {5, 0, 10}, true});
+  EXPECT_TRUE(std::regex_match(first_path(to_svg(chart)), std::regex("M[0-9.,]+(H[0-9.]+V[0-9.]+){2}")));
+}
+
+TEST(LineChart, ALongSeriesIsThinnedAndKeepsItsPeaks) {
+  LineChart all, one;
+  std::vector<double> x, y;
+  for (int i = 0; i < 200'000; ++i) {
+    x.push_back(i);
+    y.push_back(i == 123'457 ? 100 : i == 77'777 ? -50 : 10 + std::sin(i * 0.001));
+  }
+  all.series.push_back({"long", x, y, false});
+  const std::string svg = to_svg(all);
+  EXPECT_LT(svg.size(), 60'000u);
+  const auto drawn = heights(first_path(svg));
+  // The same three values drawn alone say where they lie.
+  one.series.push_back({"short", {0, 1, 2}, {100, -50, y.front()}, false});
+  const auto alone = heights(first_path(to_svg(one)));
+  EXPECT_EQ(*std::min_element(drawn.begin(), drawn.end()), alone[0]);
+  EXPECT_EQ(*std::max_element(drawn.begin(), drawn.end()), alone[1]);
+  EXPECT_EQ(drawn.front(), alone[2]);
+}
+
+TEST(LineChart, NotANumberLeavesAGap) {
+  const double nan = std::numeric_limits<double>::quiet_NaN();
+  LineChart chart;
+  chart.series.push_back({"s", {0, 1, 2, 3, 4}, {1, 2, nan, 2, 1}, false});
+  const std::string svg = to_svg(chart);
+  EXPECT_EQ(count(svg, "<path"), 2);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+}
+
+TEST(LineChart, WithoutDataItSaysSo) {
+  EXPECT_NE(to_svg(LineChart{}).find("no data"), std::string::npos);
+  LineChart empty;
+  empty.series.push_back({"empty", {}, {}, true});
+  EXPECT_NE(to_svg(empty).find("no data"), std::string::npos);
+}
+
+TEST(LineChart, ASinglePointIsDrawn) {
+  LineChart chart;
+  chart.series.push_back({"s", {3}, {7}, false});
+  const std::string svg = to_svg(chart);
+  EXPECT_EQ(count(svg, "<circle"), 1);
+  EXPECT_EQ(svg.find("inf"), std::string::npos);
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+}
+
+TEST(LineChart, EverySeriesHasItsOwnColour) {
+  LineChart chart;
+  for (int i = 0; i < 4; ++i) chart.series.push_back({"s" + std::to_string(i), {0, 1}, {0, 1.0 * i}, false});
+  const std::string svg = to_svg(chart);
+  for (int i = 0; i < 4; ++i) EXPECT_GE(count(svg, series_color(i)), 2) << i;  // the curve and its legend
+}
+
+TEST(LineChart, XAndYOfDifferentLengthAreRefusedByName) {
+  LineChart chart;
+  chart.series.push_back({"lopsided", {0, 1}, {0}, false});
+  try {
+    to_svg(chart);
+    FAIL();
+  } catch (const std::invalid_argument& error) {
+    EXPECT_NE(std::string(error.what()).find("'lopsided' needs as many y as x, got 2 x and 1 y"),
+              std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace palimpsest::io
