@@ -153,6 +153,7 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.evaluate_every = options.output.evaluate_every;
   t.resume = options.run.resume;
   t.config = to_toml(options);
+  t.metadata = {{"model", options.model.name}, {"strategy", options.model.strategy}};
   t.quiet = options.output.quiet;
   return t;
 }

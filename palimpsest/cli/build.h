@@ -11,7 +11,7 @@
 namespace palimpsest::cli {
 
 // From options to the objects that a command runs. The order is: make_datasets (completes the options),
-// make_model, make_*_loader, make_trainer_options.
+// make_model, check_task, make_*_loader, make_trainer_options.
 
 struct Datasets {
   std::shared_ptr<data::Dataset> train;       ///< null when not asked for
@@ -27,8 +27,10 @@ enum class Need { kTrainAndValidation, kValidation };
 Datasets make_datasets(Options& options, Need need);
 
 /// A freshly initialized model from libtorch's generator seeded with train.seed, so that two strategies start
-/// from the same weights. Checks that it fits the kind of data. Throws Error(kUsage).
+/// from the same weights. Throws Error(kUsage).
 std::shared_ptr<nn::Model> make_model(const Options& options);
+/// Throws Error(kUsage) when the model labels pixels and the data images, or the other way round.
+void check_task(const Options& options, const nn::Model& model);
 
 std::unique_ptr<data::Loader> make_train_loader(const Options& options,
                                                 std::shared_ptr<const data::Dataset> dataset);

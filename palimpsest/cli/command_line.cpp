@@ -108,7 +108,7 @@ std::string stored_config(const std::string& checkpoint) {
 }
 
 /// defaults < files < flags.
-void apply(Options& options, const std::vector<FlagValue>& flags) {
+void layer(Options& options, const std::vector<FlagValue>& flags) {
   Options flags_alone;  // which files there are is itself said by flags
   for (const auto& [s, text] : flags) set_text(flags_alone, *s, text, "--" + s->flag);
   const std::string config = flags_alone.run.config;
@@ -187,7 +187,7 @@ Invocation parse_command_line(int argc, const char* const* argv) {
   const CommandInfo& command = find_command(sub->get_name());
   refuse_unknown(*sub, command);
   options.run.command = command.command;
-  apply(options, flags);
+  layer(options, flags);
   return invocation;
 }
 

@@ -16,11 +16,10 @@ nlohmann::ordered_json number_or_null(double value) {
   return std::isfinite(value) ? nlohmann::ordered_json(value) : nlohmann::ordered_json(nullptr);
 }
 
-nlohmann::ordered_json to_json(const train::EvaluationRecord& record, const Options& options, int64_t images,
-                               bool segments) {
+nlohmann::ordered_json to_json(const train::EvaluationRecord& record, const Options& options) {
   const train::Metrics& m = record.metrics;
-  nlohmann::ordered_json json{{"images", images}, {"loss", number_or_null(record.loss)}};
-  if (!segments) {
+  nlohmann::ordered_json json{{"images", record.images}, {"loss", number_or_null(record.loss)}};
+  if (!record.segmentation) {
     json["top1"] = m.top1;
     json["top5"] = m.top5;
     return json;
@@ -33,10 +32,10 @@ nlohmann::ordered_json to_json(const train::EvaluationRecord& record, const Opti
   return json;
 }
 
-void print(const train::EvaluationRecord& record, const Options& options, int64_t images, bool segments) {
+void print(const train::EvaluationRecord& record, const Options& options) {
   const train::Metrics& m = record.metrics;
-  fmt::print("images          {}\nloss            {:.4f}\n", images, record.loss);
-  if (!segments) {
+  fmt::print("images          {}\nloss            {:.4f}\n", record.images, record.loss);
+  if (!record.segmentation) {
     fmt::print("top-1           {:.2f} %\ntop-5           {:.2f} %\n", 100 * m.top1, 100 * m.top5);
     return;
   }
@@ -59,11 +58,10 @@ int run_eval(const Options& given) {
   const auto loader = make_validation_loader(options, sets.validation);
   const auto record = train::evaluate(*model, *loader, make_loss_options(options), options.train.dtype,
                                       options.train.channels_last);
-  const int64_t images = sets.validation->size();
   if (options.run.json) {
-    std::cout << to_json(record, options, images, model->segments()).dump() << std::endl;
+    std::cout << to_json(record, options).dump() << std::endl;
   } else {
-    print(record, options, images, model->segments());
+    print(record, options);
   }
   return 0;
 }

@@ -7,6 +7,7 @@
 #include "palimpsest/train/tensor_format.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <torch/torch.h>
 
 #include <iostream>

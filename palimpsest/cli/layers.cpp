@@ -51,7 +51,9 @@ std::vector<LayerInfo> list_layers(const torch::nn::Module& model, const std::fu
   for (const auto& entry : model.named_modules("", /*include_self=*/false)) {
     const auto own = entry.value()->named_parameters(/*recurse=*/false);
     if (own.is_empty()) continue;
-    LayerInfo layer{.name = entry.key(), .shape = shape_text(own[0].value().sizes())};
+    LayerInfo layer;
+    layer.name = entry.key();
+    layer.shape = shape_text(own[0].value().sizes());
     for (const auto& parameter : own) layer.parameters += parameter.value().numel();
     weights[own[0].value().unsafeGetTensorImpl()] = layers.size();
     layers.push_back(std::move(layer));

@@ -1,6 +1,7 @@
 // Settings that need one another.
 #include "palimpsest/base/error.h"
 #include "palimpsest/cli/settings.h"
+#include "palimpsest/nn/activation.h"
 
 #include <set>
 #include <string>
@@ -100,6 +101,7 @@ void check_combinations(const Options& options, const Options& before) {
     refuse(given_at("data.scale_max") +
            ": random scales give images of different size, which cannot share a batch; "
            "set [data] crop (--crop) > 0");
+  nn::check_activation_param(nn::parse_activation(options.model.activation), options.model.slope);
   const auto& names = options.model.class_names;
   if (!names.empty() && options.model.classes > 0 &&
       static_cast<int64_t>(names.size()) != options.model.classes)

@@ -1,53 +1,32 @@
 #include "palimpsest/cli/run_folder.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/io/atomic_file.h"
+
+#include <filesystem>
 
 namespace palimpsest::cli {
-namespace {
 
-constexpr const char* kCheckpoint = "checkpoint.safetensors";
-constexpr const char* kRunFiles[] = {kCheckpoint, "log.jsonl", "config.toml"};
-
-bool exists(const std::filesystem::path& path) {
-  std::error_code ignored;  // below a regular file, say: begin() reports that when it writes
-  return std::filesystem::exists(path, ignored);
-}
-
-}  // namespace
-
-RunFolder::RunFolder(const Options& options)
-    : path_(options.output.folder), overwrite_(options.run.overwrite) {
-  if (path_.empty())
+void check_run_folder(const Options& options) {
+  const std::filesystem::path folder = options.output.folder;
+  if (folder.empty())
     throw Error(ErrorKind::kUsage,
                 "[output] folder (--output) is required: checkpoint, log and configuration go there");
+  const auto holds = [&](const char* file) {
+    std::error_code ignored;  // below a regular file, say: the first write reports that
+    return std::filesystem::exists(folder / file, ignored);
+  };
   if (options.run.resume) {
-    if (!exists(path_ / kCheckpoint))
-      throw Error(ErrorKind::kCheckpoint,
-                  (path_ / kCheckpoint).string() +
-                      " does not exist: nothing to --resume; start without it, or with "
-                      "--overwrite");
+    if (!holds("checkpoint.safetensors"))
+      throw Error(ErrorKind::kCheckpoint, (folder / "checkpoint.safetensors").string() +
+                                              " does not exist: nothing to --resume; start without it");
     return;
   }
-  if (overwrite_) return;
-  for (const char* file : kRunFiles)
-    if (exists(path_ / file))
+  if (options.run.overwrite) return;
+  for (const char* file : {"checkpoint.safetensors", "log.jsonl", "config.toml"})
+    if (holds(file))
       throw Error(ErrorKind::kOutput,
-                  "output folder '" + path_.string() + "' already holds a run (" + file +
-                      "): continue it with --resume, replace it with --overwrite, or name another "
-                      "--output");
-}
-
-void RunFolder::begin(const std::string& config) const {
-  if (overwrite_) {
-    for (const char* file : kRunFiles) {
-      std::error_code failure;
-      std::filesystem::remove(path_ / file, failure);
-      if (failure)
-        throw Error(ErrorKind::kOutput, (path_ / file).string() + " cannot be removed: " + failure.message());
-    }
-  }
-  io::write_file_atomically(path_ / "config.toml", config);
+                  "output folder '" + folder.string() + "' already holds a run (" + file +
+                      "): continue it with --resume, replace it with --overwrite, or name another --output");
 }
 
 }  // namespace palimpsest::cli

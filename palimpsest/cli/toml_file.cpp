@@ -7,6 +7,8 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <optional>
+#include <sstream>
 
 namespace palimpsest::cli {
 namespace {

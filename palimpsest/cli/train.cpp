@@ -1,8 +1,6 @@
-#include "palimpsest/base/error.h"
 #include "palimpsest/cli/build.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/run_folder.h"
-#include "palimpsest/cli/settings.h"
 
 #include <iostream>
 
@@ -10,7 +8,7 @@ namespace palimpsest::cli {
 
 int run_train(const Options& given) {
   Options options = given;
-  const RunFolder folder(options);  // before the data is read: a wrong folder is the quickest error
+  check_run_folder(options);  // before the data is read: a wrong folder is the quickest error
   const Datasets sets = make_datasets(options, Need::kTrainAndValidation);
   const auto model = make_model(options);
   check_task(options, *model);
@@ -19,13 +17,11 @@ int run_train(const Options& given) {
 
   if (!options.output.quiet) std::cout << to_toml(options) << std::endl;
   const auto& stop_signal = install_stop_signals();
-  folder.begin(to_toml(options));
   const auto outcome = train::train(*model, *train_loader, validation_loader.get(),
                                     make_trainer_options(options), stop_signal);
   if (outcome.signal == 0) return 0;
-  std::cerr << "palimpsest: stopped by signal " << outcome.signal
-            << " after a whole step; checkpoint saved, continue "
-            << "with --resume" << std::endl;
+  std::cerr << "palimpsest: stopped by signal " << outcome.signal << "; checkpoint saved in '"
+            << options.output.folder << "', continue with --resume" << std::endl;
   return 128 + outcome.signal;
 }
 

@@ -55,7 +55,7 @@ std::string range_text(const Range& range) {
   return high ? " <= " + number_text(range.high) : "";
 }
 
-std::string quoted(std::string_view text) {
+std::string toml_string(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') {
@@ -99,9 +99,9 @@ std::string to_toml(const Value& value) {
                           // TOML tells a fraction from a whole number by the point or the exponent.
                           return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
                         },
-                        [](const std::string& s) { return quoted(s); },
+                        [](const std::string& s) { return toml_string(s); },
                         [](const std::vector<std::string>& list) {
-                          return bracketed(list, [](const std::string& s) { return quoted(s); });
+                          return bracketed(list, [](const std::string& s) { return toml_string(s); });
                         },
                         [](const std::array<double, 3>& three) { return bracketed(three, number_text); },
                     },
