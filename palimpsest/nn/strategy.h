@@ -6,7 +6,8 @@
 
 namespace palimpsest::nn {
 
-/// How a BN + activation + convolution block spends memory; gradients are the same. docs/memory.md tabulates them.
+/// How a BN + activation + convolution block spends memory; gradients are the same. docs/memory.md tabulates
+/// them.
 enum class Strategy {
   kStandard,  ///< libtorch's batch norm, then the activation in place: keeps x and z
   kInplace2,  ///< the fused layer in place: keeps z only (In-Place ABN, form II)

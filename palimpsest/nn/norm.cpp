@@ -1,0 +1,56 @@
+#include "palimpsest/nn/norm.h"
+
+#include <torch/nn/functional/batchnorm.h>
+
+namespace palimpsest::nn {
+
+NormOptions NormOptions::identity() const {
+  NormOptions copy = *this;
+  copy.activation = Activation::kIdentity;
+  return copy;
+}
+
+NormOptions NormOptions::out_of_place() const {
+  NormOptions copy = *this;
+  copy.in_place = false;
+  return copy;
+}
+
+NormImpl::NormImpl(int64_t channels, const NormOptions& options)
+    : BatchNormState(InPlaceABNOptions(channels)
+                         .activation(options.activation)
+                         .activation_param(options.activation_param)
+                         .in_place(options.in_place)),
+      strategy(options.strategy) {}
+
+at::Tensor NormImpl::forward(at::Tensor x) {
+  const ops::AbnOptions layer = begin_forward();
+  if (strategy == Strategy::kStandard) {
+    // The functional form rather than at::batch_norm: it refuses one value per channel, as the fused layer
+    // does.
+    namespace F = torch::nn::functional;
+    auto y = F::batch_norm(x, running_mean, running_var,
+                           F::BatchNormFuncOptions()
+                               .weight(weight)
+                               .bias(bias)
+                               .training(layer.training)
+                               .momentum(layer.momentum)
+                               .eps(layer.eps));
+    return activate_(std::move(y), layer.activation, layer.activation_param);
+  }
+  return forward_fused(std::move(x), layer);
+}
+
+void NormImpl::pretty_print(std::ostream& stream) const {
+  stream << "palimpsest::nn::Norm(" << options.channels() << ", strategy=" << to_string(strategy)
+         << ", activation=" << to_string(options.activation());
+  if (options.activation() != Activation::kIdentity) stream << "[" << options.activation_param() << "]";
+  stream << ")";
+}
+
+at::Tensor add_and_activate(at::Tensor branch, const at::Tensor& shortcut, const NormOptions& options) {
+  auto sum = options.strategy == Strategy::kStandard ? branch.add_(shortcut) : branch + shortcut;
+  return activate_(std::move(sum), options.activation, options.activation_param);
+}
+
+}  // namespace palimpsest::nn
