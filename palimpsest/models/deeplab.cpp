@@ -1,0 +1,57 @@
+#include "palimpsest/models/deeplab.h"
+
+#include "palimpsest/base/error.h"
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/upsample_bilinear2d.h>
+
+namespace palimpsest::models {
+
+DeepLabV3Head::DeepLabV3Head(int64_t in, const nn::NormOptions& norm) {
+  map_convs_ = {conv(in, kChannels, 1), conv(in, kChannels, 3, 1, 12), conv(in, kChannels, 3, 1, 24),
+                conv(in, kChannels, 3, 1, 36)};
+  torch::nn::ModuleList list;
+  for (auto& convolution : map_convs_) list->push_back(convolution);
+  register_module("map_convs", list);
+  const auto stacked = static_cast<int64_t>(map_convs_.size()) * kChannels;
+  map_bn_ = register_module("map_bn", nn::Norm(stacked, norm));
+  global_pooling_conv_ = register_module("global_pooling_conv", conv(in, kChannels, 1));
+  global_pooling_bn_ = register_module("global_pooling_bn", nn::Norm(kChannels, norm));
+  red_conv_ = register_module("red_conv", conv(stacked, kChannels, 1));
+  pool_red_conv_ = register_module("pool_red_conv", conv(kChannels, kChannels, 1));
+  red_bn_ = register_module("red_bn", nn::Norm(kChannels, norm));
+  initialize_convolutions(*this, norm);
+}
+
+at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
+  if (is_training() && features.size(0) < 2) {
+    throw Error(ErrorKind::kUsage,
+                "DeepLabV3 needs a batch of at least 2 images in training, got " +
+                    std::to_string(features.size(0)) +
+                    ": its global branch normalizes one value per image and channel; raise the batch size");
+  }
+  std::vector<at::Tensor> branches;
+  for (auto& convolution : map_convs_) branches.push_back(convolution->forward(features));
+  auto stacked = at::cat(branches, 1);
+  branches.clear();
+  auto out = red_conv_->forward(map_bn_->forward(std::move(stacked)));
+
+  auto global = global_pooling_conv_->forward(features.mean({2, 3}, /*keepdim=*/true));
+  global = pool_red_conv_->forward(global_pooling_bn_->forward(std::move(global)));
+  return red_bn_->forward(out.add_(global));
+}
+
+DeepLabV3::DeepLabV3(std::shared_ptr<Backbone> body, int64_t classes, const nn::NormOptions& norm) {
+  body_ = register_module("body", std::move(body));
+  head_ = register_module("head", std::make_shared<DeepLabV3Head>(body_->feature_channels(), norm));
+  // libtorch's default initialization: small logits at the start, where Kaiming's would be about 4 wide.
+  cls_ = register_module("cls",
+                         torch::nn::Conv2d(torch::nn::Conv2dOptions(DeepLabV3Head::kChannels, classes, 1)));
+}
+
+at::Tensor DeepLabV3::forward(const at::Tensor& images) {
+  const auto logits = cls_->forward(head_->forward(body_->features(images)));
+  return at::upsample_bilinear2d(logits, {images.size(2), images.size(3)}, /*align_corners=*/false);
+}
+
+}  // namespace palimpsest::models

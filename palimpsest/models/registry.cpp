@@ -1,0 +1,92 @@
+#include "palimpsest/models/registry.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/base/nearest_name.h"
+#include "palimpsest/models/deeplab.h"
+#include "palimpsest/models/resnet.h"
+#include "palimpsest/models/resnext_preact.h"
+
+#include <functional>
+#include <utility>
+
+namespace palimpsest::models {
+namespace {
+
+constexpr std::string_view kDeepLabPrefix = "deeplabv3_";
+
+struct Entry {
+  std::string name;
+  std::function<std::shared_ptr<Backbone>(const BackboneOptions&)> make;
+};
+
+Entry resnet(std::string name, bool bottleneck, std::array<int64_t, 4> blocks, int64_t groups = 1,
+             int64_t width_per_group = 64) {
+  const ResNetShape shape{name, bottleneck, blocks, groups, width_per_group};
+  return {std::move(name), [shape](const BackboneOptions& o) { return std::make_shared<ResNet>(shape, o); }};
+}
+
+Entry preact(std::string name, std::array<int64_t, 4> blocks) {
+  return {name, [name, blocks](const BackboneOptions& o) {
+            return std::make_shared<PreactResNeXt>(name, blocks, o);
+          }};
+}
+
+const std::vector<Entry>& backbones() {
+  static const std::vector<Entry> entries = {
+      resnet("resnet18", false, {2, 2, 2, 2}),
+      resnet("resnet34", false, {3, 4, 6, 3}),
+      resnet("resnet50", true, {3, 4, 6, 3}),
+      resnet("resnet101", true, {3, 4, 23, 3}),
+      resnet("resnet152", true, {3, 8, 36, 3}),
+      resnet("resnext50_32x4d", true, {3, 4, 6, 3}, 32, 4),
+      resnet("resnext101_32x8d", true, {3, 4, 23, 3}, 32, 8),
+      resnet("resnext101_64x4d", true, {3, 4, 23, 3}, 64, 4),
+      preact("resnext50_preact", {3, 4, 6, 3}),
+      preact("resnext101_preact", {3, 4, 23, 3}),
+      preact("resnext152_preact", {3, 8, 36, 3}),
+  };
+  return entries;
+}
+
+void check(const std::string& name, bool segments, const ModelOptions& options) {
+  if (options.classes < 1) {
+    throw Error(ErrorKind::kUsage, "model '" + name + "' needs at least one class, got classes = " +
+                                       std::to_string(options.classes));
+  }
+  nn::check_activation_param(options.activation, options.activation_param);
+  const auto stride = options.output_stride;
+  if (segments && stride != 8 && stride != 16) {
+    throw Error(ErrorKind::kUsage,
+                "model '" + name + "' needs an output stride of 8 or 16, got " + std::to_string(stride));
+  }
+  // The default cannot be told from a value that was given.
+  if (!segments && stride != ModelOptions{}.output_stride) {
+    throw Error(ErrorKind::kUsage, "model '" + name + "' classifies and takes no output stride, got " +
+                                       std::to_string(stride) + "; leave it out, or take '" +
+                                       std::string(kDeepLabPrefix) + name + "'");
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& options) {
+  const bool segments = name.starts_with(kDeepLabPrefix);
+  const std::string backbone = segments ? name.substr(kDeepLabPrefix.size()) : name;
+  for (const auto& entry : backbones()) {
+    if (entry.name != backbone) continue;
+    check(name, segments, options);
+    const nn::NormOptions norm{options.strategy, options.activation, options.activation_param};
+    if (!segments) return entry.make({options.classes, 32, norm});
+    return std::make_shared<DeepLabV3>(entry.make({0, options.output_stride, norm}), options.classes, norm);
+  }
+  throw Error(ErrorKind::kUsage, unknown_name_message("model", name, names()));
+}
+
+std::vector<std::string> names() {
+  std::vector<std::string> all;
+  for (const auto& entry : backbones()) all.push_back(entry.name);
+  for (const auto& entry : backbones()) all.push_back(std::string(kDeepLabPrefix) + entry.name);
+  return all;
+}
+
+}  // namespace palimpsest::models

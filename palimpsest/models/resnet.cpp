@@ -1,0 +1,60 @@
+#include "palimpsest/models/resnet.h"
+
+#include "palimpsest/models/residual.h"
+
+#include <ATen/ops/max_pool2d.h>
+
+namespace palimpsest::models {
+namespace {
+
+template <class Block>
+torch::nn::Sequential blocks_of(int64_t& channels, int64_t planes, int64_t count,
+                                const StageGeometry& geometry, const ResNetShape& shape,
+                                const nn::NormOptions& norm) {
+  torch::nn::Sequential blocks;
+  for (int64_t i = 0; i < count; ++i) {
+    BlockOptions o;
+    o.in = channels;
+    o.planes = planes;
+    o.stride = i == 0 ? geometry.stride : 1;
+    o.first_dilation = i == 0 ? geometry.first_dilation : geometry.dilation;
+    o.dilation = geometry.dilation;
+    o.groups = shape.groups;
+    o.width_per_group = shape.width_per_group;
+    o.norm = norm;
+    blocks->push_back(std::make_shared<Block>(o));
+    channels = planes * Block::kExpansion;
+  }
+  return blocks;
+}
+
+}  // namespace
+
+ResNet::ResNet(const ResNetShape& shape, const BackboneOptions& options) : shape_(shape) {
+  constexpr int64_t kStemChannels = 64;
+  conv1_ = register_module("conv1", conv(3, kStemChannels, 7, 2));
+  bn1_ = register_module("bn1", nn::Norm(kStemChannels, options.norm));
+  StagePlanner planner(options.output_stride);
+  int64_t channels = kStemChannels;
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const auto geometry = planner.next(i == 0 ? 1 : 2);
+    const int64_t planes = kStemChannels << i;
+    layers_[i] =
+        shape.bottleneck
+            ? blocks_of<Bottleneck>(channels, planes, shape.blocks[i], geometry, shape, options.norm)
+            : blocks_of<BasicBlock>(channels, planes, shape.blocks[i], geometry, shape, options.norm);
+    register_module("layer" + std::to_string(i + 1), layers_[i]);
+  }
+  register_classifier(channels, options.classes);
+  initialize_convolutions(*this, options.norm);
+}
+
+at::Tensor ResNet::features(const at::Tensor& images) {
+  check_images(shape_.name, images);
+  auto x = bn1_->forward(conv1_->forward(images));
+  x = at::max_pool2d(x, {3, 3}, {2, 2}, {1, 1});
+  for (auto& layer : layers_) x = layer->forward(x);
+  return x;
+}
+
+}  // namespace palimpsest::models

@@ -1,0 +1,62 @@
+#include "palimpsest/models/resnext_preact.h"
+
+#include <torch/nn/modules/pooling.h>
+
+namespace palimpsest::models {
+
+PreactBottleneck::PreactBottleneck(const Options& o) {
+  const auto [c1, c2, c3] = o.channels;
+  const bool projects = o.stride != 1 || o.in != c3;
+  bn1_ = register_module("bn1", nn::Norm(o.in, projects ? o.norm : o.norm.out_of_place()));
+  convs_ = register_module("convs", torch::nn::Sequential());
+  convs_->push_back("conv1", conv(o.in, c1, 1));
+  convs_->push_back("bn2", nn::Norm(c1, o.norm));
+  convs_->push_back("conv2", conv(c1, c2, 3, o.stride, o.dilation, o.groups));
+  convs_->push_back("bn3", nn::Norm(c2, o.norm));
+  convs_->push_back("conv3", conv(c2, c3, 1));
+  if (projects) proj_conv_ = register_module("proj_conv", conv(o.in, c3, 1, o.stride));
+}
+
+at::Tensor PreactBottleneck::forward(at::Tensor x) {
+  const auto z = bn1_->forward(x);
+  // Nothing reads conv3's output in backward, so the sum may take its place.
+  return convs_->forward(z).add_(proj_conv_.is_empty() ? x : proj_conv_->forward(z));
+}
+
+PreactResNeXt::PreactResNeXt(std::string name, const std::array<int64_t, 4>& blocks,
+                             const BackboneOptions& options)
+    : name_(std::move(name)) {
+  constexpr int64_t kStemChannels = 64;
+  mod1_ = register_module("mod1", torch::nn::Sequential());
+  mod1_->push_back("conv1", conv(3, kStemChannels, 7, 2));
+  mod1_->push_back("pool", torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(3).stride(2).padding(1)));
+  StagePlanner planner(options.output_stride);
+  int64_t channels = kStemChannels;
+  for (std::size_t i = 0; i < modules_.size(); ++i) {
+    const auto geometry = planner.next(i == 0 ? 1 : 2);
+    torch::nn::Sequential module;
+    for (int64_t b = 0; b < blocks[i]; ++b) {
+      PreactBottleneck::Options o;
+      o.in = channels;
+      o.channels = {128 << i, 128 << i, 256 << i};
+      o.stride = b == 0 ? geometry.stride : 1;
+      o.dilation = b == 0 ? geometry.first_dilation : geometry.dilation;
+      o.norm = options.norm;
+      module->push_back("block" + std::to_string(b + 1), std::make_shared<PreactBottleneck>(o));
+      channels = o.channels[2];
+    }
+    modules_[i] = register_module("mod" + std::to_string(i + 2), module);
+  }
+  bn_out_ = register_module("bn_out", nn::Norm(channels, options.norm));
+  register_classifier(channels, options.classes);
+  initialize_convolutions(*this, options.norm);
+}
+
+at::Tensor PreactResNeXt::features(const at::Tensor& images) {
+  check_images(name_, images);
+  auto x = mod1_->forward(images);
+  for (auto& module : modules_) x = module->forward(x);
+  return bn_out_->forward(std::move(x));
+}
+
+}  // namespace palimpsest::models

@@ -1,0 +1,55 @@
+#pragma once
+
+#include "palimpsest/models/backbone.h"
+
+#include <torch/nn/modules/container/sequential.h>
+
+#include <array>
+
+namespace palimpsest::models {
+
+/// A pre-activation bottleneck: x + conv3(act(bn3(conv2(act(bn2(conv1(act(bn1(x)))))))), no normalization
+/// after. Where the shape changes, the shortcut is proj_conv(act(bn1(x))) instead of x, and bn1 may write
+/// over x. Else x has two readers, so bn1 writes a fresh output; it does not keep x, and no copy of x is
+/// made.
+///
+/// Kept for backward of C outer and W inner channels: `standard` x, bn1's, bn2's and bn3's inputs and
+/// outputs, 2C + 4W; in place the three outputs, C + 2W.
+class PreactBottleneck : public torch::nn::Module {
+ public:
+  struct Options {
+    int64_t in = 0;
+    std::array<int64_t, 3> channels;  ///< out of conv1, conv2, conv3
+    int64_t stride = 1;               ///< of the 3x3 convolution and the projection
+    int64_t dilation = 1;             ///< of the 3x3 convolution
+    int64_t groups = 64;
+    nn::NormOptions norm;
+  };
+  explicit PreactBottleneck(const Options& options);
+  at::Tensor forward(at::Tensor x);
+
+ private:
+  nn::Norm bn1_{nullptr};
+  torch::nn::Sequential convs_{nullptr};
+  torch::nn::Conv2d proj_conv_{nullptr};
+};
+
+/// ResNeXt-50/101/152 as the In-Place ABN paper trains them: pre-activation blocks in 64 groups, a 7x7 stem
+/// of 64 channels and stride 2 without normalization, 3x3 max pooling, modules of width (128, 128, 256)
+/// doubling three times, a final normalization `bn_out`. Names follow the paper's own release: mod1.conv1,
+/// mod2.block1.bn1, mod2.block1.convs.conv1, .convs.bn2, .convs.conv2, .convs.bn3, .convs.conv3,
+/// mod2.block1.proj_conv, bn_out, fc. Sources: Rota Bulo, Porzi, Kontschieder, CVPR 2018, section 4.1; He,
+/// Zhang, Ren, Sun, "Identity Mappings in Deep Residual Networks", ECCV 2016.
+class PreactResNeXt : public Backbone {
+ public:
+  PreactResNeXt(std::string name, const std::array<int64_t, 4>& blocks, const BackboneOptions& options);
+  at::Tensor features(const at::Tensor& images) override;
+
+ private:
+  std::string name_;
+  torch::nn::Sequential mod1_{nullptr};
+  std::array<torch::nn::Sequential, 4> modules_{nullptr, nullptr, nullptr, nullptr};
+  nn::Norm bn_out_{nullptr};
+};
+
+}  // namespace palimpsest::models
