@@ -128,9 +128,10 @@ std::string marks(const LineChart& chart, const Scale& x, const Scale& y) {
     const double at = x(mark.x), width = 6.6 * static_cast<double>(mark.name.size()) + 8;
     const bool left = at + width > x.to + 8;  // no room on the right
     row = (left ? at - width : at) < free_from ? row + 1 : 0;
-    svg += line(at, y.from, at, y.to, kFaintInk, " stroke-dasharray=\"3 3\"");
-    svg +=
-        text(left ? at - 4 : at + 4, y.to + 12 + 14 * row, mark.name, left ? "end" : "start", 11, kFaintInk);
+    const std::string color = mark.series < 0 ? kFaintInk : series_color(static_cast<size_t>(mark.series));
+    svg += line(at, y.from, at, y.to, color.c_str(), " stroke-dasharray=\"3 3\"");
+    svg += text(left ? at - 4 : at + 4, y.to + 12 + 14 * row, mark.name, left ? "end" : "start", 11,
+                color.c_str());
     free_from = left ? at : at + width;
   }
   return svg;

@@ -17,6 +17,7 @@ struct LineChart {
   struct Mark {  ///< a labelled vertical line
     double x;
     std::string name;
+    int series = -1;  ///< drawn in the colour of that series; -1: grey
   };
   std::string title, x_label, y_label;  ///< labels carry the unit: "memory, MiB"
   std::vector<Series> series;
