@@ -100,9 +100,9 @@ void AtomicFile::open_temporary() {
   constexpr int kMaxWriters = 64;
   const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
   // 200: a file name may have 255 bytes, and this one adds a few.
-  const std::string stem = "." + path_.filename().string().substr(0, 200);
+  const std::string name = path_.filename().string().substr(0, 200);
   for (int k = 0; k < kMaxWriters;) {
-    const fs::path candidate = folder / (stem + "." + std::to_string(k) + ".tmp");
+    const fs::path candidate = folder / ('.' + name + '.' + std::to_string(k) + ".tmp");
     const int descriptor = uninterrupted(
         [&] { return ::open(candidate.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666); });
     if (descriptor < 0) fail(errno);

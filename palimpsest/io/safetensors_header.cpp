@@ -27,7 +27,7 @@ constexpr std::array kDTypes{
 
 std::string known_dtypes() {
   std::string list;
-  for (const auto& d : kDTypes) list += (list.empty() ? "" : ", ") + std::string(d.name);
+  for (const auto& d : kDTypes) list.append(list.empty() ? "" : ", ").append(d.name);
   return list;
 }
 
@@ -215,12 +215,12 @@ std::string format_safetensors_header(const Safetensors& contents, std::vector<s
   // Written by hand and not from a json value, which would sort the names.
   std::string text = "{";
   const auto add = [&](const std::string& key, const std::string& value) {
-    text += (text.size() > 1 ? "," : "") + to_json(key) + ":" + value;
+    text.append(text.size() > 1 ? "," : "").append(to_json(key)).append(":").append(value);
   };
   if (!contents.metadata.empty()) {
     std::string metadata = "{";
     for (const auto& [key, value] : contents.metadata) {
-      metadata += (metadata.size() > 1 ? "," : "") + to_json(key) + ":" + to_json(value);
+      metadata.append(metadata.size() > 1 ? "," : "").append(to_json(key)).append(":").append(to_json(value));
     }
     add("__metadata__", metadata + "}");
   }
