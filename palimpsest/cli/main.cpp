@@ -4,6 +4,7 @@
 #include "palimpsest/cli/failure.h"
 #include "palimpsest/memory/counting_allocator.h"
 
+#include <csignal>
 #include <iostream>
 
 namespace palimpsest::cli {
@@ -46,6 +47,8 @@ int run_program(int argc, const char* const* argv) {
 
 int main(int argc, char** argv) {
   palimpsest::memory::install_counting_allocator();  // before any tensor exists
+  std::signal(SIGXFSZ,
+              SIG_IGN);  // a limit on file sizes then reads as a full disk does: an error with a name
   try {
     return palimpsest::cli::run_program(argc, argv);
   } catch (...) {

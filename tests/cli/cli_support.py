@@ -1,0 +1,110 @@
+"""What the tests of the program share: running it, and images small enough to train on in a second."""
+import os
+import pathlib
+import re
+import struct
+import subprocess
+import zlib
+
+import numpy as np
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
+PROGRAM = BUILD / "palimpsest"
+DATA = ROOT.parent / "shared/data"  # real data sets, where someone has put them
+
+# base/error.h and docs/cli.md
+USAGE, DATA_ERROR, CHECKPOINT, DIVERGED, OUTPUT, MEMORY = 2, 3, 4, 5, 6, 7
+
+# Two steps an epoch of a network small enough for a test; one thread, as bytes are compared.
+TINY = ("--model deeplabv3_resnet18 --data generated --images 8 --val-images 2 --height 48 --width 64 --crop 32 "
+        "--batch 4 --threads 1 --evaluate-every 0 --log-every 1").split()
+TINY_CLASSIFIER = "--model resnet18 --data image_folder --batch 4 --threads 1 --evaluate-every 0 --log-every 1".split()
+
+
+def environment():
+    # A blocked thread pool of two spins on a busy machine; the tests' tensors are too small to share.
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+def run(*arguments, cwd=None, **options):
+    """Runs the program to its end; stdout and stderr are texts."""
+    return subprocess.run([PROGRAM, *map(str, arguments)], cwd=cwd, env=environment(), capture_output=True, text=True,
+                          timeout=120, **options)
+
+
+def start(*arguments, cwd=None):
+    return subprocess.Popen([PROGRAM, *map(str, arguments)], cwd=cwd, env=environment(), stdout=subprocess.DEVNULL,
+                            stderr=subprocess.PIPE, text=True)
+
+
+def succeeds(*arguments, **options):
+    result = run(*arguments, **options)
+    assert result.returncode == 0, result.stderr
+    return result
+
+
+def error_line(result):
+    """The one line of a failure. Progress may stand before it; nothing stands after it."""
+    lines = [line for line in re.split(r"[\r\n]+", result.stderr) if "palimpsest: error: " in line]
+    assert len(lines) == 1, f"one line of error is wanted, got:\n{result.stderr}"
+    assert result.stderr.rstrip("\n").endswith(lines[0]), f"something follows the error:\n{result.stderr}"
+    for trace in ("Exception raised from", "frame #", "terminate called", "libtorch_cpu.so"):
+        assert trace not in result.stderr, f"a stack trace is no message:\n{result.stderr}"
+    return lines[0]
+
+
+def fails(code, *arguments, says=(), **options):
+    """Runs the program, which must end with `code` and one line that holds every text of `says`."""
+    result = run(*arguments, **options)
+    line = error_line(result)
+    assert result.returncode == code, f"exit code {result.returncode}, wanted {code}: {line}"
+    for text in says:
+        assert str(text) in line, f"'{text}' is missing in: {line}"
+    return line
+
+
+def png(array):
+    """u8 (H, W, 3) or (H, W) as PNG bytes."""
+    height, width = array.shape[:2]
+    rows = b"".join(b"\0" + row.tobytes() for row in np.ascontiguousarray(array, dtype=np.uint8))
+
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2 if array.ndim == 3 else 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+
+
+def png_size(path):
+    """(width, height, color type) of a PNG file."""
+    data = pathlib.Path(path).read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    width, height, _, color = struct.unpack(">IIBB", data[16:26])
+    return width, height, color
+
+
+def write(path, data):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def segmentation_folder(root, images=4, height=48, width=64, classes=3):
+    """ROOT/{train,val}/N.png and ROOT/{train,val}annot/N.png."""
+    random = np.random.default_rng(1)
+    for split in ("train", "val"):
+        for i in range(images):
+            write(root / split / f"{i}.png", png(random.integers(0, 256, (height, width, 3))))
+            write(root / f"{split}annot" / f"{i}.png", png(random.integers(0, classes, (height, width))))
+    return root
+
+
+def image_folder(root, classes=("cat", "dog"), images=4, size=32):
+    """ROOT/{train,val}/CLASS/N.png."""
+    random = np.random.default_rng(1)
+    for split in ("train", "val"):
+        for name in classes:
+            for i in range(images):
+                write(root / split / name / f"{i}.png", png(random.integers(0, 256, (size, size, 3))))
+    return root

@@ -1,0 +1,108 @@
+"""Images, labels and folders that are not as they must be: one line that names them, exit code 3, nothing written."""
+import numpy as np
+import pytest
+
+from cli_support import (DATA_ERROR, TINY_CLASSIFIER, USAGE, fails, image_folder, png, segmentation_folder, write)
+
+OPTIONS = ("--model deeplabv3_resnet18 --data segmentation_folder --classes 3 --batch 2 --threads 1 --workers 1 "
+           "--evaluate-every 0 --quiet").split()
+
+
+@pytest.fixture
+def data(folder):
+    return segmentation_folder(folder / "data")
+
+
+def train_fails(code, data, *arguments, says):
+    run = data.parent / "run"
+    return fails(code, "train", *OPTIONS, "--data-root", data, "--output", run, *arguments, says=says)
+
+
+def test_a_missing_root_is_named(folder):
+    train_fails(DATA_ERROR, folder / "nowhere", says=[folder / "nowhere"])
+
+
+def test_a_root_is_required(folder):
+    fails(USAGE, "train", *OPTIONS, "--output", folder / "run", says=["--data-root"])
+
+
+def test_the_number_of_classes_is_required(data):
+    fails(USAGE, "train", "--data", "segmentation_folder", "--data-root", data, "--output", data.parent / "run",
+          says=["--classes"])
+
+
+def test_an_empty_folder_is_named(data):
+    for path in (data / "train").iterdir():
+        path.unlink()
+    train_fails(DATA_ERROR, data, says=[data / "train"])
+
+
+def test_a_missing_label_is_named(data):
+    (data / "trainannot/2.png").unlink()
+    train_fails(DATA_ERROR, data, says=["trainannot/2"])
+
+
+def test_an_image_that_vanishes_is_named(data):
+    # The list is read first, the file later: a link to nothing is there and is not.
+    (data / "train/1.png").unlink()
+    (data / "train/1.png").symlink_to("gone.png")
+    train_fails(DATA_ERROR, data, says=["train/1.png"])
+
+
+@pytest.mark.parametrize("contents", [b"", b"not an image", png(np.zeros((48, 64, 3)))[:60]],
+                         ids=["empty", "foreign", "truncated"])
+def test_an_unreadable_image_is_named(data, contents):
+    write(data / "train/3.png", contents)
+    train_fails(DATA_ERROR, data, says=["train/3.png"])
+
+
+def test_a_label_of_another_size_is_named_with_both_sizes(data):
+    write(data / "trainannot/0.png", png(np.zeros((48, 63))))
+    train_fails(DATA_ERROR, data, says=["0.png", "63", "64"])
+
+
+def test_a_class_id_out_of_range_is_named(data):
+    label = np.zeros((48, 64))
+    label[7, 9] = 17
+    write(data / "trainannot/0.png", png(label))
+    train_fails(DATA_ERROR, data, says=["trainannot/0.png", "17"])
+
+
+def test_an_id_that_is_not_the_ignored_one_is_out_of_range(data):
+    write(data / "trainannot/0.png", png(np.full((48, 64), 255)))
+    train_fails(DATA_ERROR, data, "--ignore-id", "18", says=["trainannot/0.png", "255"])
+
+
+def test_a_crop_larger_than_the_image_needs_padding(data):
+    train_fails(DATA_ERROR, data, "--crop", "96", "--no-pad", says=["96", "64"])
+
+
+def test_a_batch_that_leaves_one_value_per_channel_is_an_error(data):
+    train_fails(USAGE, data, "--batch", "1", says=["one value per channel", "batch"])
+
+
+def test_a_batch_larger_than_the_data_set_is_an_error(data):
+    train_fails(USAGE, data, "--batch", "5", says=["--batch", "4", "5"])
+
+
+def test_a_model_that_names_images_does_not_take_labelled_pixels(data):
+    fails(USAGE, "train", "--model", "resnet18", "--data", "segmentation_folder", "--classes", "3", "--batch", "2",
+          "--data-root", data, "--output", data.parent / "run", says=["--model", "segmentation", "resnet18"])
+
+
+def test_a_class_folder_without_images_is_named(folder):
+    data = image_folder(folder / "data")
+    for path in (data / "train/dog").iterdir():
+        path.unlink()
+    fails(DATA_ERROR, "train", *TINY_CLASSIFIER, "--data-root", data, "--output", folder / "run", says=["dog"])
+
+
+def test_another_number_of_classes_than_folders_is_an_error(folder):
+    data = image_folder(folder / "data")
+    fails(USAGE, "train", *TINY_CLASSIFIER, "--classes", "3", "--data-root", data, "--output", folder / "run",
+          says=["--classes", "2", "3"])
+
+
+def test_nothing_is_written_before_the_data_is_found(folder):
+    train_fails(DATA_ERROR, folder / "nowhere", says=[])
+    assert not (folder / "run").exists()

@@ -1,0 +1,122 @@
+"""Checkpoints that do not fit, disks that are full, losses that are no numbers: one line, a code, nothing lost."""
+import json
+import resource
+import struct
+
+import numpy as np
+import pytest
+
+from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, MEMORY, OUTPUT, TINY, USAGE, fails, png, run, succeeds,
+                         write)
+
+
+def limit_file_size(megabytes):
+    """Files may not grow beyond this: what a full disk does to a program, without filling one."""
+    size = int(megabytes * 1e6)
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def leftovers(folder):
+    return {path.name for path in folder.iterdir()} - {"checkpoint.safetensors", "log.jsonl", "config.toml"}
+
+
+def test_a_full_disk_keeps_the_last_checkpoint(copy_of_run):
+    before = (copy_of_run / "checkpoint.safetensors").read_bytes()
+    megabytes = len(before) / 1e6 / 2
+    line = fails(OUTPUT, "train", "--resume", "--epochs", "2", "--output", copy_of_run,
+                 preexec_fn=limit_file_size(megabytes), says=[copy_of_run / "checkpoint.safetensors"])
+    assert "File too large" in line
+    assert (copy_of_run / "checkpoint.safetensors").read_bytes() == before
+    assert not leftovers(copy_of_run)
+    succeeds("train", "--resume", "--epochs", "2", "--output", copy_of_run)
+
+
+def test_a_full_disk_at_the_start_leaves_no_half_checkpoint(folder):
+    fails(OUTPUT, "train", *TINY, "--output", folder / "run", preexec_fn=limit_file_size(1),
+          says=[folder / "run/checkpoint.safetensors"])
+    assert not (folder / "run/checkpoint.safetensors").exists() and not leftovers(folder / "run")
+
+
+def test_an_output_folder_that_cannot_be_made_is_named(folder):
+    write(folder / "file", b"")
+    fails(OUTPUT, "train", *TINY, "--output", folder / "file/run", says=[folder / "file/run"])
+
+
+def test_pictures_that_cannot_be_written_are_named(trained, folder):
+    image = write(folder / "in.png", png(np.zeros((32, 32, 3))))
+    write(folder / "file", b"")
+    fails(OUTPUT, "predict", trained / "checkpoint.safetensors", image, "--output", folder / "file/out",
+          says=[folder / "file/out"])
+
+
+def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(folder):
+    fails(DIVERGED, "train", *TINY, "--epochs", "4", "--lr", "1e30", "--checkpoint-every", "1", "--schedule", "constant",
+          "--output", folder / "run", says=["diverged", "step", "lr"])
+    succeeds("eval", folder / "run/checkpoint.safetensors", "--json")
+
+
+def test_a_memory_limit_ends_with_its_own_code(folder):
+    fails(MEMORY, "train", *TINY, "--memory-limit", "200", "--output", folder / "run", says=["memory"])
+
+
+@pytest.mark.parametrize("command", ["eval", "predict", "resume"])
+@pytest.mark.parametrize("damage", ["missing", "empty", "truncated", "foreign", "header"])
+def test_a_damaged_checkpoint_is_named(copy_of_run, damage, command):
+    checkpoint = copy_of_run / "checkpoint.safetensors"
+    contents = checkpoint.read_bytes()
+    checkpoint.unlink()
+    damaged = {"empty": b"", "truncated": contents[:len(contents) // 2], "foreign": b"PK\3\4" + bytes(1000),
+               "header": struct.pack("<Q", 1 << 60) + contents[8:]}
+    if damage != "missing":
+        checkpoint.write_bytes(damaged[damage])
+    image = write(copy_of_run.parent / "in.png", png(np.zeros((32, 32, 3))))
+    arguments = {"eval": ("eval", checkpoint), "predict": ("predict", checkpoint, image, "--output", image.parent / "out"),
+                 "resume": ("train", "--resume", "--output", copy_of_run)}[command]
+    fails(CHECKPOINT, *arguments, says=[checkpoint])
+    assert damage == "missing" or checkpoint.read_bytes() == damaged[damage]
+
+
+def test_weights_without_a_configuration_need_one(folder):
+    header = json.dumps({"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+    weights = write(folder / "w.safetensors", struct.pack("<Q", len(header)) + header + bytes(4))
+    fails(CHECKPOINT, "eval", weights, says=[weights, "configuration", "--config"])
+
+
+@pytest.mark.parametrize("command", ["eval", "resume"])
+def test_a_checkpoint_of_another_architecture_is_answered_with_the_keys(copy_of_run, command):
+    config = (copy_of_run / "config.toml").read_text()
+    other = write(copy_of_run.parent / "other.toml", config.replace("resnet18", "resnet50").encode())
+    checkpoint = copy_of_run / "checkpoint.safetensors"
+    before = checkpoint.read_bytes()
+    arguments = {"eval": ("eval", checkpoint, "--config", other),
+                 "resume": ("train", "--resume", "--config", other, "--output", copy_of_run)}[command]
+    fails(CHECKPOINT, *arguments, says=[checkpoint, "layer1.0.conv3.weight"])
+    assert checkpoint.read_bytes() == before
+
+
+def test_a_configuration_inside_a_checkpoint_may_be_replaced(trained):
+    result = succeeds("eval", trained / "checkpoint.safetensors", "--config", trained / "config.toml", "--json")
+    assert result.stdout == run("eval", trained / "checkpoint.safetensors", "--json").stdout
+
+
+def test_predict_names_a_missing_image(trained, folder):
+    fails(DATA_ERROR, "predict", trained / "checkpoint.safetensors", folder / "none.png", "--output", folder / "out",
+          says=[folder / "none.png"])
+
+
+def test_predict_names_an_empty_folder(trained, folder):
+    (folder / "in").mkdir()
+    fails(DATA_ERROR, "predict", trained / "checkpoint.safetensors", folder / "in", "--output", folder / "out",
+          says=[folder / "in"])
+
+
+def test_predict_names_an_unreadable_image(trained, folder):
+    image = write(folder / "in.png", b"no image")
+    fails(DATA_ERROR, "predict", trained / "checkpoint.safetensors", image, "--output", folder / "out", says=[image])
+
+
+def test_predict_does_not_write_one_picture_over_another(trained, folder):
+    images = [write(folder / name / "same.png", png(np.zeros((32, 32, 3)))) for name in ("a", "b")]
+    fails(USAGE, "predict", trained / "checkpoint.safetensors", *images, "--output", folder / "out", says=images)
+    fails(USAGE, "predict", trained / "checkpoint.safetensors", images[0], "--output", folder / "a", says=[images[0]])
+    assert images[0].read_bytes() == png(np.zeros((32, 32, 3)))

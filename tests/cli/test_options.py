@@ -1,0 +1,168 @@
+"""Settings: one table behind files and flags, every mistake answered with file, line, key and the nearest name."""
+import re
+import tomllib
+
+import pytest
+
+from cli_support import ROOT, USAGE, fails, run, succeeds
+
+COMMANDS = ("train", "eval", "predict", "info", "compare", "demo")
+
+
+def effective(*arguments, cwd=None):
+    return tomllib.loads(succeeds("train", *arguments, "--dry-run", cwd=cwd).stdout)
+
+
+def toml(folder, text, name="recipe.toml"):
+    (folder / name).write_text(text)
+    return name
+
+
+def flags_of(command):
+    return set(re.findall(r"--[a-z][a-z-]*", succeeds(command, "--help").stdout))
+
+
+def test_version_names_the_program_and_libtorch():
+    assert re.match(r"palimpsest \d+\.\d+\.\d+ \(libtorch 2\.", succeeds("--version").stdout)
+
+
+def test_help_lists_every_command():
+    text = succeeds("--help").stdout
+    assert all(re.search(rf"^\s+{command}\s", text, re.M) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_manual_mentions_every_flag_of_the_help(command):
+    manual = (ROOT / "docs/cli.md").read_text()
+    missing = {flag for flag in flags_of(command) if f"`{flag}" not in manual}
+    assert not missing
+
+
+def test_every_value_in_the_help_has_a_unit():
+    text = succeeds("train", "--help").stdout
+    assert "--lr <per step>" in text and "--warmup <epochs>" in text
+    assert not re.search(r" (TEXT|INT|FLOAT|UINT)\b", text)
+
+
+def test_flags_override_the_file_which_overrides_the_defaults(folder):
+    name = toml(folder, "[optimizer]\nlr = 0.5\nmomentum = 0.8\n")
+    optimizer = effective("--config", name, "--momentum", "0.7", cwd=folder)["optimizer"]
+    assert (optimizer["lr"], optimizer["momentum"], optimizer["weight_decay"]) == (0.5, 0.7, 1e-4)
+
+
+def test_the_printed_configuration_gives_itself_back(folder):
+    first = succeeds("train", "--dry-run", "--schedule", "cosine", "--loss", "bootstrap", "--lr", "0.1", "--no-pad",
+                     "--crop", "32", "--mean", "0.25,0.5,1", "--class-names", 'a,"b",\\c').stdout
+    name = toml(folder, first)
+    assert succeeds("train", "--dry-run", "--config", name, cwd=folder).stdout == first
+
+
+def test_the_printed_configuration_leaves_out_what_has_no_effect():
+    config = effective("--schedule", "cosine")
+    assert "power" not in config["schedule"] and "final_lr" in config["schedule"]
+    assert "root" not in config["data"]
+
+
+def test_a_switch_of_a_file_can_be_switched_off(folder):
+    name = toml(folder, "[train]\nchannels_last = true\n")
+    assert effective("--config", name, cwd=folder)["train"]["channels_last"] is True
+    assert effective("--config", name, "--no-channels-last", cwd=folder)["train"]["channels_last"] is False
+
+
+@pytest.mark.parametrize("arguments, says", [
+    ((), ["command"]),
+    (("trian",), ["unknown command 'trian'", "did you mean 'train'"]),
+    (("train", "--momentun", "0.9"), ["unknown option '--momentun'", "did you mean '--momentum'"]),
+    (("train", "--json"), ["--json", "train", "does not use it"]),
+    (("train", "stray"), ["unexpected argument 'stray'"]),
+    (("train", "--lr"), ["--lr"]),
+    (("train", "--lr", "fast"), ["--lr must be a number > 0", "'fast'"]),
+    (("train", "--lr", "0.1x"), ["--lr must be a number > 0", "'0.1x'"]),
+    (("train", "--lr", "-1"), ["--lr must be a number > 0", "-1"]),
+    (("train", "--lr", "nan"), ["--lr must be a number > 0", "nan"]),
+    (("train", "--lr", "1", "--lr", "2"), ["--lr"]),
+    (("train", "--batch", "0"), ["--batch must be a whole number >= 1", "got 0"]),
+    (("train", "--batch", "2.5"), ["--batch must be a whole number >= 1", "'2.5'"]),
+    (("train", "--batch", "99999999999999999999"), ["--batch must be a whole number"]),
+    (("train", "--flip", "1.5"), ["--flip must be a number in [0, 1]", "got 1.5"]),
+    (("train", "--mean", "1,2"), ["--mean must be three numbers", "'1,2'"]),
+    (("train", "--std", "1,0,1"), ["--std must be three numbers (r, g, b) > 0"]),
+    (("train", "--output-stride", "12"), ["--output-stride must be 8 or 16", "got 12"]),
+    (("train", "--model", "deeplabv3_resnet81"), ["unknown model 'deeplabv3_resnet81'", "'deeplabv3_resnet18'"]),
+    (("train", "--activation", "leaky_rleu"), ["unknown activation 'leaky_rleu'", "did you mean 'leaky_relu'"]),
+    (("train", "--strategy", "inplce"), ["unknown strategy 'inplce'", "did you mean 'inplace'"]),
+    (("train", "--schedule", "cosin"), ["unknown schedule 'cosin'", "did you mean 'cosine'"]),
+    (("train", "--loss", "bootstrp"), ["unknown loss 'bootstrp'", "did you mean 'bootstrap'"]),
+    (("train", "--data", "image_foldr"), ["unknown data 'image_foldr'", "did you mean 'image_folder'"]),
+    (("train", "--dtype", "f23"), ["unknown dtype 'f23'", "f32"]),
+    (("train", "--slope", "2"), ["slope", "2"]),
+    (("train", "--scale-min", "3", "--crop", "32"), ["--scale-min must be at most", "got 3"]),
+    (("train", "--scale-max", "2"), ["--scale-max", "--crop"]),
+    (("train", "--resume", "--overwrite"), ["--resume", "--overwrite"]),
+    (("train", "--classes", "3", "--class-names", "a,b"), ["--class-names", "3", "2 names"]),
+    (("train", "--config", "missing.toml"), ["missing.toml"]),
+    (("eval",), ["checkpoint"]),
+])
+def test_a_wrong_command_line_is_named(arguments, says):
+    dry = ("--dry-run",) if arguments[:1] == ("train",) else ()
+    fails(USAGE, *arguments, *dry, says=says)
+
+
+@pytest.mark.parametrize("text, says", [
+    ("[optimizer]\n\nlearning_rate = 1\n", ["recipe.toml:3:", "unknown key of [optimizer] 'learning_rate'"]),
+    ("[optimizer]\nmomentun = 1\n", ["recipe.toml:2:", "'momentun'", "did you mean 'momentum'"]),
+    ("[optimiser]\nlr = 1\n", ["recipe.toml:1:", "unknown table 'optimiser'", "did you mean 'optimizer'"]),
+    ("lr = 1\n", ["recipe.toml:1:", "'lr'"]),
+    ("optimizer = 1\n", ["recipe.toml:1:", "optimizer must be a table", "1 (integer)"]),
+    ("[optimizer]\nlr = \"fast\"\n", ["recipe.toml:2: [optimizer] lr must be a number > 0", "fast", "string"]),
+    ("[optimizer]\nlr = true\n", ["recipe.toml:2: [optimizer] lr must be a number > 0", "true (boolean)"]),
+    ("[optimizer]\nnesterov = 1\n", ["recipe.toml:2: [optimizer] nesterov must be true or false", "1 (integer)"]),
+    ("[train]\nbatch = 8.0\n", ["recipe.toml:2: [train] batch must be a whole number >= 1", "8.0"]),
+    ("[train]\nbatch = 0\n", ["recipe.toml:2: [train] batch must be a whole number >= 1", "got 0"]),
+    ("[data]\nmean = [1, 2]\n", ["recipe.toml:2: [data] mean must be three numbers"]),
+    ("[model]\nclass_names = [1]\n", ["recipe.toml:2: [model] class_names must be a list of texts"]),
+    ("[model]\nname = \"resnet19\"\n", ["recipe.toml:2: [model] name", "'resnet19'", "resnet1"]),
+    ("[optimizer]\nlr = \n", ["recipe.toml:2:"]),
+    ("[optimizer]\nlr = 1\nlr = 2\n", ["recipe.toml:3:", "lr"]),
+])
+def test_a_wrong_file_is_named_with_line_and_key(folder, text, says):
+    fails(USAGE, "train", "--dry-run", "--config", toml(folder, text), says=says, cwd=folder)
+
+
+NO_EFFECT = [
+    ("--schedule step --power 0.9", "power"),
+    ("--step-epochs 3", "step-epochs"),
+    ("--final-lr 0.1", "final-lr"),
+    ("--bootstrap-share 0.5", "bootstrap-share"),
+    ("--nesterov --momentum 0", "nesterov"),
+    ("--no-decay-norm --weight-decay 0", "decay-norm"),
+    ("--model resnet18 --data image_folder --output-stride 8", "output-stride"),
+    ("--activation identity --slope 0.1", "slope"),
+    ("--data generated --data-root x", "data-root"),
+    ("--data image_folder --model resnet18 --images 5", "images"),
+    ("--workers 0 --prefetch 3", "prefetch"),
+    ("--no-pad", "pad"),
+]
+
+
+@pytest.mark.parametrize("arguments, flag", NO_EFFECT)
+def test_a_setting_without_effect_is_an_error_that_says_why(arguments, flag):
+    fails(USAGE, "train", "--dry-run", *arguments.split(), says=[f"--{flag} has no effect", "needs [", "which is"])
+
+
+def test_a_setting_without_effect_in_a_file_is_named_with_its_line(folder):
+    name = toml(folder, "[schedule]\nkind = \"step\"\npower = 0.9\n")
+    fails(USAGE, "train", "--dry-run", "--config", name, cwd=folder,
+          says=["recipe.toml:3: [schedule] power has no effect", "poly", "which is step"])
+
+
+def test_a_flag_may_make_a_setting_of_the_file_void(folder):
+    name = toml(folder, "[schedule]\npower = 0.9\n")
+    assert effective("--config", name, "--schedule", "constant", cwd=folder)["schedule"]["kind"] == "constant"
+
+
+@pytest.mark.parametrize("recipe", sorted(path.name for path in (ROOT / "examples").glob("*.toml")))
+def test_every_recipe_is_a_configuration_and_names_no_machine(recipe):
+    command = "demo" if recipe.startswith("demo") else "train"
+    assert run(command, "--config", ROOT / "examples" / recipe, "--dry-run").returncode == 0
+    assert not re.search(r'"/', (ROOT / "examples" / recipe).read_text()), "an absolute path"

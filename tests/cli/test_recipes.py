@@ -1,0 +1,61 @@
+"""The recipes on the real data, a few steps each, where the data is there."""
+import json
+import tarfile
+
+import pytest
+
+from cli_support import DATA, ROOT, succeeds
+
+FEW_STEPS = "--max-steps 3 --log-every 1 --evaluate-every 0 --quiet".split()
+
+
+def train_a_little(recipe, root, output, *arguments):
+    succeeds("train", "--config", ROOT / "examples" / recipe, "--data-root", root, "--output", output, *FEW_STEPS,
+             *arguments)
+    losses = [json.loads(line)["loss"] for line in (output / "log.jsonl").read_text().splitlines()]
+    assert len(losses) == 3
+    return losses
+
+
+def test_camvid_trains(folder):
+    root = DATA / "camvid"
+    if not root.is_dir():
+        pytest.skip(f"no CamVid at {root}")
+    losses = train_a_little("camvid.toml", root, folder / "run", "--crop", "96", "--batch", "4")
+    # The hardest quarter of the pixels of an untrained network: worse than guessing among 11 classes, ln 11 = 2.4.
+    assert 2.2 < losses[0] < 6
+    image = sorted((root / "val").iterdir())[0]
+    succeeds("predict", folder / "run/checkpoint.safetensors", image, "--output", folder / "out")
+    assert (folder / "out" / f"{image.stem}.png").stat().st_size > 0
+
+
+@pytest.fixture
+def cifar10(folder):
+    """16 training and 4 test images a class: the archive is read as a stream, so the first ones of each."""
+    archive = DATA / "cifar10.tar.xz"
+    if not archive.is_file():
+        pytest.skip(f"no CIFAR-10 at {archive}")
+    wanted, per_class = {"train": 16, "test": 4}, {}
+    with tarfile.open(archive, "r|xz") as tar:
+        for member in tar:
+            parts = member.name.split("/")
+            if not member.isfile() or len(parts) != 3:
+                continue
+            key = tuple(parts[:2])
+            if per_class.get(key, 0) >= wanted[parts[0]]:
+                continue
+            per_class[key] = per_class.get(key, 0) + 1
+            target = folder / "cifar10" / member.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(tar.extractfile(member).read())
+            if len(per_class) == 20 and all(n == wanted[k[0]] for k, n in per_class.items()):
+                break
+    assert len(per_class) == 20
+    return folder / "cifar10"
+
+
+def test_cifar10_trains(cifar10, folder):
+    losses = train_a_little("cifar10.toml", cifar10, folder / "run", "--batch", "32")
+    assert 1.5 < losses[0] < 4  # ln 10 = 2.3
+    result = json.loads(succeeds("eval", folder / "run/checkpoint.safetensors", "--json").stdout)
+    assert result["images"] == 40 and 0 <= result["top1"] <= result["top5"] <= 1
