@@ -1,0 +1,240 @@
+#include "palimpsest/cli/compare.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/cli/build.h"
+#include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/rehearsal.h"
+#include "palimpsest/cli/run_folder.h"
+#include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/nn/strategy.h"
+#include "palimpsest/train/report.h"
+#include "palimpsest/train/trainer.h"
+
+#include <fmt/format.h>
+#include <torch/torch.h>
+#include <torch/version.h>
+
+#include <algorithm>
+#include <deque>
+#include <fstream>
+#include <iostream>
+
+namespace palimpsest::cli {
+namespace {
+
+constexpr int kWarmSteps = 2;    // the first makes the momentum, the second finds it made
+constexpr int kTimedRounds = 9;  // odd: the median is one of them
+constexpr int64_t kPictures = 4;
+constexpr double kMiB = 1 << 20;
+
+/// One training for each strategy, all else equal. Throws Error(kUsage) for fewer than two different ones.
+std::vector<Options> options_of_runs(const Options& options) {
+  std::vector<Options> runs;
+  std::vector<std::string> names;
+  for (const std::string& given : options.compare.strategies) {
+    const std::string name = nn::to_string(nn::parse_strategy(given));
+    if (std::find(names.begin(), names.end(), name) != names.end())
+      throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies) must differ, got " + name +
+                                         " twice" +
+                                         (given == name ? "" : " ('" + given + "' is another name of it)"));
+    names.push_back(name);
+    Options& run = runs.emplace_back(options);
+    run.run.command = Command::kTrain;
+    run.model.strategy = name;
+    run.output.folder = (std::filesystem::path(options.output.folder) / name).string();
+  }
+  if (runs.size() < 2)
+    throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies) must name at least two, got " +
+                                       (names.empty() ? std::string("none") : "only " + names[0]));
+  return runs;
+}
+
+std::string processor() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);)
+    if (line.starts_with("model name")) return line.substr(line.find(':') + 2);
+  return "unknown";
+}
+
+std::vector<std::pair<std::string, std::string>> setup(const Options& o, const data::Batch& batch) {
+  const auto& shape = batch.images.sizes();
+  return {
+      {"model",
+       fmt::format("{}, {} classes, activation {}", o.model.name, o.model.classes, o.model.activation)},
+      {"data", o.data.kind == "generated"
+                   ? fmt::format("generated street scenes: {} for training, {} for validation", o.data.images,
+                                 o.data.val_images)
+                   : o.data.kind + " " + o.data.root},
+      {"batch", fmt::format("{} images of {} x {} pixels, {}, {}", shape[0], shape[3], shape[2],
+                            o.train.dtype, o.train.channels_last ? "channels-last" : "NCHW")},
+      {"training", fmt::format("{} epochs, SGD, lr {}, momentum {}, weight decay {}, {} schedule, seed {}",
+                               o.train.epochs, o.optimizer.lr, o.optimizer.momentum, o.optimizer.weight_decay,
+                               o.schedule.kind, o.train.seed)},
+      {"machine",
+       fmt::format("{}, {} threads, libtorch {}", processor(), at::get_num_threads(), TORCH_VERSION)}};
+}
+
+/// One comparison in progress: options, data and what has been found so far.
+class Comparison {
+ public:
+  Comparison(Options options, const std::string& title)
+      : options_(std::move(options)), stop_signal_(install_stop_signals()) {
+    if (options_.output.folder.empty())
+      throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: runs and report go there");
+    for (const Options& run : options_of_runs(options_)) check_run_folder(run);  // the quickest error
+    sets_ = make_datasets(options_, Need::kTrainAndValidation);
+    runs_ = options_of_runs(options_);  // now with what only the data knows
+    check_task(options_, *make_model(runs_[0]));
+    report_.title = title;
+    report_.class_names = options_.model.class_names;
+    for (const Options& run : runs_) report_.runs.emplace_back().name = run.model.strategy;
+  }
+
+  /// Returns false when a signal stopped it.
+  bool run() {
+    {
+      const BatchSource source(options_, sets_.train);
+      report_.setup = setup(options_, source.make(options_.train.batch));
+      if (!measure_memory(source) || !measure_time(source)) return false;
+    }
+    if (!train_all()) return false;
+    train::write_report(options_.output.folder, report_);
+    return true;
+  }
+
+  const train::Report& report() const { return report_; }
+  int signal() const { return stop_signal_.load(); }
+
+ private:
+  bool stopped() const { return stop_signal_.load() != 0; }
+
+  void say(const std::string& line) const {
+    if (!options_.output.quiet) std::cout << line << std::endl;
+  }
+
+  bool measure_memory(const BatchSource& source) {
+    say("memory of one step, and the largest batch in the same memory");
+    for (size_t i = 0; i < runs_.size() && !stopped(); ++i) {
+      memory::release_retained();  // nobody starts on another's blocks
+      Rehearsal rehearsal(runs_[i], source);
+      for (int step = 0; step < kWarmSteps; ++step) rehearsal.time_step();
+      StepMemory memory = rehearsal.measure_step();
+      train::ReportRun& run = report_.runs[i];
+      run.kept_bytes = memory.kept_bytes;
+      run.peak_bytes = memory.peak_bytes;
+      run.timeline = std::move(memory.timeline);
+      run.marks = std::move(memory.marks);
+      if (i == 0)
+        report_.memory_bytes =
+            options_.compare.memory > 0 ? options_.compare.memory * (int64_t{1} << 20) : run.peak_bytes;
+      run.largest_batch = largest_fitting(options_.train.batch, [&](int64_t size) {
+        return !stopped() && rehearsal.fits(size, report_.memory_bytes);
+      });
+      say(fmt::format("  {:<12} keeps {:.1f} MiB, peaks at {:.1f} MiB, fits a batch of {} in {:.1f} MiB",
+                      run.name, run.kept_bytes / kMiB, run.peak_bytes / kMiB, run.largest_batch,
+                      report_.memory_bytes / kMiB));
+    }
+    memory::release_retained();
+    return !stopped();
+  }
+
+  bool measure_time(const BatchSource& source) {
+    say("seconds per step, the strategies in turn");
+    std::deque<Rehearsal> rehearsals;
+    for (const Options& run : runs_) rehearsals.emplace_back(run, source);
+    std::vector<std::vector<double>> seconds(runs_.size());
+    for (int round = -kWarmSteps; round < kTimedRounds && !stopped(); ++round) {
+      for (size_t k = 0; k < runs_.size(); ++k) {
+        // Every other round backwards: whoever follows a heavier neighbour does so half of the time.
+        const size_t i = round % 2 == 0 ? k : runs_.size() - 1 - k;
+        const double taken = rehearsals[i].time_step();
+        if (round >= 0) seconds[i].push_back(taken);
+      }
+    }
+    if (stopped()) return false;
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      report_.runs[i].seconds_per_step = median(seconds[i]);
+      const auto [low, high] = std::minmax_element(seconds[i].begin(), seconds[i].end());
+      say(fmt::format("  {:<12} {:.3f} s (median of {}, {:.3f} to {:.3f})", runs_[i].model.strategy,
+                      median(seconds[i]), kTimedRounds, *low, *high));
+    }
+    rehearsals.clear();
+    memory::release_retained();
+    return true;
+  }
+
+  bool train_all() {
+    for (size_t i = 0; i < runs_.size(); ++i) {
+      const Options& run = runs_[i];
+      say(fmt::format("training {} of {}: {}", i + 1, runs_.size(), run.model.strategy));
+      const auto model = make_model(run);
+      const auto train_loader = make_train_loader(run, sets_.train);
+      const auto validation_loader =
+          sets_.validation ? make_validation_loader(run, sets_.validation) : nullptr;
+      auto outcome = train::train(*model, *train_loader, validation_loader.get(), make_trainer_options(run),
+                                  stop_signal_);
+      if (outcome.signal != 0) return false;
+      report_.runs[i].steps = std::move(outcome.steps);
+      report_.runs[i].evaluations = std::move(outcome.evaluations);
+      if (sets_.validation && model->segments()) add_predictions(*model, run);
+      memory::release_retained();
+    }
+    return true;
+  }
+
+  /// What `model` sees in a few validation images, spread over the set.
+  void add_predictions(nn::Model& model, const Options& run) {
+    const auto format = train::TensorFormat::parse(run.train.dtype, run.train.channels_last);
+    const int64_t size = sets_.validation->size(), count = std::min(kPictures, size);
+    const bool first = report_.pictures.empty();
+    if (first) report_.class_colors = data::class_colors(run.model.classes);
+    model.eval();
+    const torch::NoGradGuard no_grad;
+    for (int64_t k = 0; k < count; ++k) {
+      Random random(0);  // nothing is random in validation
+      const data::Sample sample = sets_.validation->get(k * size / count, random);
+      if (first) report_.pictures.push_back({sample.name, picture(sample.image, run), sample.target, {}});
+      const at::Tensor logits = model.forward(format.convert(sample.image.unsqueeze(0)));
+      report_.pictures[static_cast<size_t>(k)].predictions.push_back(logits[0].argmax(0).to(at::kByte));
+    }
+  }
+
+  /// A normalized image as it was in the file, u8 (H, W, 3).
+  static at::Tensor picture(const at::Tensor& image, const Options& options) {
+    const auto per_channel = [](const std::array<double, 3>& v) {
+      return at::tensor({v[0], v[1], v[2]}, at::kFloat).view({3, 1, 1});
+    };
+    const at::Tensor rgb = image * per_channel(options.data.std) + per_channel(options.data.mean);
+    return (rgb * 255).round().clamp(0, 255).to(at::kByte).permute({1, 2, 0}).contiguous();
+  }
+
+  Options options_;
+  const std::atomic<int>& stop_signal_;
+  Datasets sets_;
+  std::vector<Options> runs_;
+  train::Report report_;
+};
+
+}  // namespace
+
+int compare(Options options, const std::string& title) {
+  const std::filesystem::path folder = options.output.folder;
+  Comparison comparison(std::move(options), title);
+  if (!comparison.run()) {
+    std::cerr << "palimpsest: stopped by signal " << comparison.signal()
+              << " before the comparison was complete: no report; start it again with --overwrite"
+              << std::endl;
+    return 128 + comparison.signal();
+  }
+  std::cout << "\n"
+            << train::to_table(comparison.report()) << "\nreport: " << (folder / "index.html").string()
+            << std::endl;
+  return 0;
+}
+
+int run_compare(const Options& options) {
+  if (!options.output.quiet) std::cout << to_toml(options) << std::endl;
+  return compare(options, "The same training, compared by strategy");
+}
+
+}  // namespace palimpsest::cli

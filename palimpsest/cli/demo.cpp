@@ -1,0 +1,80 @@
+#include "palimpsest/cli/demo.h"
+
+#include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/compare.h"
+#include "palimpsest/cli/settings.h"
+
+#include <iostream>
+
+namespace palimpsest::cli {
+
+const char* demo_config() {
+  return R"(# What `palimpsest demo` runs: a ResNet-18 DeepLabV3 on generated street scenes, once a strategy, under 4 minutes on
+# two cores. The same by hand, to start from: palimpsest compare --config examples/demo.toml --output demo
+[model]
+name = "deeplabv3_resnet18"
+activation = "leaky_relu"
+slope = 0.01
+output_stride = 16
+
+[data]
+kind = "generated"
+images = 96
+val_images = 24
+height = 128
+width = 160
+data_seed = 1
+flip = 0.5
+workers = 1
+
+[train]
+epochs = 10
+batch = 16
+seed = 1
+
+[optimizer]
+lr = 0.05
+momentum = 0.9
+weight_decay = 1e-4
+
+[schedule]
+kind = "poly"
+power = 0.9
+warmup_epochs = 1
+
+[compare]
+strategies = ["standard", "inplace_2"]
+
+[output]
+log_every = 6
+evaluate_every = 2
+)";
+}
+
+Options demo_options(const Options& given) {
+  Options options;
+  read_toml(options, demo_config(), "the demonstration's settings");
+  for (const Setting& s : settings()) {
+    const auto where = given.given.find(s.id());
+    if (where != given.given.end()) set(options, s, get(given, s), where->second);
+  }
+  options.run = given.run;
+  options.given = given.given;
+  return options;
+}
+
+int run_demo(const Options& given) {
+  Options options = demo_options(given);
+  // Its output is its own, and the same each time: a second `make demo` replaces the first.
+  options.run.overwrite = true;
+  if (!options.output.quiet)
+    std::cout << "demo: " << options.model.name << " on " << options.data.images
+              << " generated street scenes, " << options.train.epochs
+              << " epochs, trained once a strategy from the same seed\n"
+              << "(every setting: palimpsest demo --help, examples/demo.toml; curves and pictures will be in "
+              << options.output.folder << "/index.html)\n"
+              << std::endl;
+  return compare(std::move(options), "palimpsest demo: the same training in less memory");
+}
+
+}  // namespace palimpsest::cli

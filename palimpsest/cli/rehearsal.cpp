@@ -1,0 +1,160 @@
+#include "palimpsest/cli/rehearsal.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/cli/build.h"
+#include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/memory/meter.h"
+#include "palimpsest/train/evaluate.h"
+#include "palimpsest/train/explain.h"
+#include "palimpsest/train/loss.h"
+#include "palimpsest/train/optimizer.h"
+#include "palimpsest/train/schedule.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+
+namespace palimpsest::cli {
+namespace {
+
+/// Holds the limit while it lives; afterwards the user's own (--memory-limit) is back.
+class ScopedLimit {
+ public:
+  ScopedLimit(int64_t bytes, const Options& options)
+      : after_(options.train.memory_limit * (int64_t{1} << 20)) {
+    memory::set_memory_limit(after_ > 0 ? std::min(bytes, after_) : bytes);
+  }
+  ~ScopedLimit() { memory::set_memory_limit(after_); }
+  ScopedLimit(const ScopedLimit&) = delete;
+  ScopedLimit& operator=(const ScopedLimit&) = delete;
+
+ private:
+  int64_t after_;
+};
+
+/// `size` rows, those of `values` over and over, as a tensor of the counting allocator.
+template <class T>
+at::Tensor repeat_rows(const std::vector<T>& values, std::vector<int64_t> shape, int64_t size,
+                       at::ScalarType type) {
+  const auto rows = static_cast<size_t>(shape[0]), length = values.size() / rows;
+  shape[0] = size;
+  at::Tensor batch = at::empty(shape, type);
+  T* to = batch.data_ptr<T>();
+  for (size_t row = 0; row < static_cast<size_t>(size); ++row)
+    std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(row % rows * length), length, to + row * length);
+  return batch;
+}
+
+}  // namespace
+
+BatchSource::BatchSource(const Options& options, std::shared_ptr<const data::Dataset> dataset) {
+  Options here = options;
+  here.data.workers = 0;
+  const auto loader = make_train_loader(here, std::move(dataset));
+  loader->start_epoch(0);
+  const std::optional<data::Batch> batch = loader->next();
+  TORCH_INTERNAL_ASSERT(batch, "make_datasets lets no data set through that is smaller than a batch");
+  image_shape_ = batch->images.sizes().vec();
+  target_shape_ = batch->targets.sizes().vec();
+  const at::Tensor images = batch->images.contiguous(), targets = batch->targets.contiguous();
+  images_.assign(images.data_ptr<float>(), images.data_ptr<float>() + images.numel());
+  targets_.assign(targets.data_ptr<int64_t>(), targets.data_ptr<int64_t>() + targets.numel());
+}
+
+data::Batch BatchSource::make(int64_t size) const {
+  return {repeat_rows(images_, image_shape_, size, at::kFloat),
+          repeat_rows(targets_, target_shape_, size, at::kLong),
+          {}};
+}
+
+Rehearsal::Rehearsal(const Options& options, const BatchSource& source)
+    : options_(options),
+      source_(source),
+      format_(train::TensorFormat::parse(options.train.dtype, options.train.channels_last)),
+      model_(make_model(options)),
+      loss_(train::loss_for(*model_, make_loss_options(options))) {
+  format_.convert(*model_);
+  model_->train();
+  train::OptimizerOptions optimizer = options.optimizer;
+  // The first steps' rate: on one batch over and over, the full one might diverge.
+  optimizer.lr *= 0.1;
+  optimizer_ = std::make_unique<torch::optim::SGD>(train::make_sgd(*model_, optimizer));
+}
+
+void Rehearsal::step(const data::Batch& batch, const std::function<void(const char*)>& entering) {
+  const auto enter = [&](const char* phase) {
+    if (entering) entering(phase);
+  };
+  enter("forward");
+  at::Tensor value = train::loss(model_->forward(batch.images), batch.targets, loss_);
+  enter("backward");
+  value.backward();
+  value.reset();
+  enter("step");
+  optimizer_->step();
+  optimizer_->zero_grad();
+}
+
+double Rehearsal::time_step() {
+  data::Batch batch = source_.make(options_.train.batch);
+  batch.images = format_.convert(batch.images);
+  const auto start = std::chrono::steady_clock::now();
+  step(batch);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+StepMemory Rehearsal::measure_step() {
+  data::Batch batch = source_.make(options_.train.batch);
+  batch.images = format_.convert(batch.images);
+  memory::Timeline timeline;
+  memory::Meter meter;
+  step(batch, [&](const char* phase) {
+    if (phase == std::string_view("backward")) meter.forward_done();
+    timeline.mark(phase);
+  });
+  timeline.stop();
+  return {meter.kept_bytes(), meter.peak_bytes(), timeline.samples(), timeline.marks()};
+}
+
+bool Rehearsal::fits(int64_t size, int64_t limit) {
+  const ScopedLimit scope(limit, options_);
+  try {
+    data::Batch batch = source_.make(size);
+    batch.images = format_.convert(batch.images);
+    step(batch);
+    return true;
+  } catch (...) {
+    optimizer_->zero_grad();  // what an interrupted backward pass left
+    try {
+      train::rethrow_explained("the search for the largest batch");
+    } catch (const Error& error) {
+      // A batch of one may leave one value a channel, which cannot be normalized.
+      const bool too_small = size == 1 && error.kind() == ErrorKind::kUsage;
+      if (error.kind() != ErrorKind::kMemory && !too_small) throw;
+    }
+    return false;
+  }
+}
+
+int64_t largest_fitting(int64_t start, const std::function<bool(int64_t)>& fits) {
+  int64_t good = 0, bad = start;
+  while (fits(bad)) {
+    good = bad;
+    bad *= 2;
+  }
+  while (bad - good > 1) {
+    const int64_t middle = good + (bad - good) / 2;
+    (fits(middle) ? good : bad) = middle;
+  }
+  return good;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+}  // namespace palimpsest::cli

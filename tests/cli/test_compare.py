@@ -1,0 +1,130 @@
+"""The same training once a strategy: figures, files, and what is refused."""
+import json
+import tomllib
+
+import pytest
+
+from cli_support import OUTPUT, PROGRAM, ROOT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, run, start, succeeds
+
+COMPARE = [*TINY, "--evaluate-every", "1", "--dtype", "f64"]
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A comparison of two steps a strategy: (folder, what was printed)."""
+    folder = tmp_path_factory.mktemp("compare")
+    result = succeeds("compare", *COMPARE, "--strategies", "standard,inplace", "--output", folder)
+    yield folder, result.stdout
+    for checkpoint in folder.glob("*/checkpoint.safetensors"):  # too large for pytest to keep
+        checkpoint.unlink()
+
+
+def results(folder):
+    return json.loads((folder / "results.json").read_text())
+
+
+def test_both_strategies_are_trained_and_reported(compared):
+    folder, printed = compared
+    assert {path.name for path in folder.iterdir()} == {
+        "standard", "inplace_2", "index.html", "memory.svg", "loss.svg", "results.json"}
+    for strategy in ("standard", "inplace_2"):
+        config = tomllib.loads((folder / strategy / "config.toml").read_text())
+        assert config["model"]["strategy"] == strategy
+        assert (folder / strategy / "checkpoint.safetensors").exists()
+    table = printed[printed.rindex("standard  "):]
+    for label in ("kept MiB", "peak MiB", "seconds per step", "loss", "mean IoU, %", "largest batch in"):
+        assert label in table
+    assert printed.rstrip().endswith(str(folder / "index.html"))
+
+
+def test_in_place_keeps_and_peaks_lower_and_fits_a_larger_batch(compared):
+    standard, inplace = results(compared[0])["runs"]
+    assert (standard["name"], inplace["name"]) == ("standard", "inplace_2")
+    assert inplace["kept_bytes"] < 0.9 * standard["kept_bytes"]
+    assert inplace["peak_bytes"] < standard["peak_bytes"]
+    assert standard["largest_batch"] == 4  # the limit is its own peak with this batch
+    assert inplace["largest_batch"] > 4
+    assert 0 < inplace["seconds_per_step"] < 60
+
+
+def test_both_start_from_the_same_weights_and_see_the_same_images(compared):
+    standard, inplace = results(compared[0])["runs"]
+    assert standard["losses"] == pytest.approx(inplace["losses"], rel=1e-9)
+    assert len(standard["losses"]) == 2
+
+
+def test_the_page_is_one_file_with_curves_and_pictures(compared):
+    html = (compared[0] / "index.html").read_text()
+    assert html.count("<svg") == html.count("</svg>") == 3
+    assert html.count("src=\"data:image/png;base64,") == html.count("src=") == 2 * 4  # both images of validation
+    assert "road" in html
+
+
+def test_a_training_alone_gives_the_same_losses(compared, folder):
+    succeeds("train", *COMPARE, "--strategy", "inplace", "--output", folder / "run")
+    alone = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
+    assert [line["loss"] for line in alone if line["type"] == "step"] == results(compared[0])["runs"][1]["losses"]
+
+
+def test_a_memory_of_its_own_bounds_the_largest_batch(compared, folder):
+    standard, inplace = results(compared[0])["runs"]
+    half_more = (standard["peak_bytes"] + 2 * (standard["peak_bytes"] - inplace["peak_bytes"])) // 2**20 + 1
+    succeeds("compare", *COMPARE, "--max-steps", "1", "--memory", half_more, "--quiet", "--output", folder / "run")
+    larger = results(folder / "run")
+    assert larger["memory_bytes"] == half_more * 2**20
+    assert larger["runs"][0]["largest_batch"] > 4
+
+
+def test_a_classification_is_compared_by_accuracy(folder):
+    data = image_folder(folder / "data")
+    printed = succeeds("compare", *TINY_CLASSIFIER, "--evaluate-every", "1", "--data-root", data, "--output",
+                       folder / "run").stdout
+    assert "top-1 accuracy, %" in printed
+    assert "top1" in results(folder / "run")["runs"][0]
+
+
+def test_a_strategy_twice_is_refused_even_by_another_name(folder):
+    fails(USAGE, "compare", *TINY, "--strategies", "inplace_2,inplace", "--output", folder / "run",
+          says=("--strategies", "inplace_2 twice"))
+    assert not (folder / "run").exists()
+
+
+def test_one_strategy_is_no_comparison(folder):
+    fails(USAGE, "compare", *TINY, "--strategies", "standard", "--output", folder / "run",
+          says=("--strategies", "at least two"))
+
+
+def test_an_unknown_strategy_is_refused_with_the_nearest_name(folder):
+    fails(USAGE, "compare", *TINY, "--strategies", "standard,inplase", "--output", folder / "run", says=("inplace",))
+
+
+def test_without_an_output_folder_it_is_refused():
+    fails(USAGE, "compare", *TINY, says=("--output",))
+
+
+def test_a_comparison_that_is_there_is_not_replaced_unasked(compared):
+    fails(OUTPUT, "compare", *COMPARE, "--output", compared[0], says=("standard", "--overwrite"))
+
+
+def test_a_file_in_place_of_the_output_folder_is_an_output_error(folder):
+    (folder / "file").write_text("x")
+    fails(OUTPUT, "compare", *TINY, "--max-steps", "1", "--quiet", "--output", folder / "file/below", says=("file",))
+
+
+def test_the_demonstration_runs_the_recipe_beside_the_others(folder):
+    recipe = tomllib.loads((ROOT / "examples/demo.toml").read_text())
+    small = "--images 4 --val-images 2 --height 48 --width 64 --batch 2 --epochs 1 --threads 1".split()
+    for _ in range(2):  # a second time replaces the first
+        printed = succeeds("demo", *small, "--output", folder / "demo").stdout
+    assert "ratio" in printed
+    assert (folder / "demo/index.html").exists()
+    config = tomllib.loads((folder / "demo/standard/config.toml").read_text())
+    assert config["train"]["epochs"] == 1 and config["data"]["height"] == 48  # flags win
+    for table, key in (("model", "name"), ("optimizer", "lr"), ("schedule", "kind"), ("data", "data_seed")):
+        assert config[table][key] == recipe[table][key]
+
+
+def test_the_recipe_of_the_demonstration_is_its_built_in_settings(folder):
+    with_file, without = (succeeds("demo", *arguments, "--dry-run", "--output", folder / "demo").stdout
+                          for arguments in (("--config", ROOT / "examples/demo.toml"), ()))
+    assert with_file == without
