@@ -57,11 +57,13 @@ void add_flag(CLI::App& app, const Setting& s, std::vector<FlagValue>& given) {
         ->group(group);
     return;
   }
-  // What only the command line knows is an action: there is nothing to switch off.
-  const std::string names = s.table.empty() ? flag : flag + ",!--no-" + s.flag;
   app.add_flag_function(
-         names, [&given, &s](int64_t count) { given.push_back({&s, count > 0 ? "true" : "false"}); },
-         help_of(s))
+         flag, [&given, &s](int64_t) { given.push_back({&s, "true"}); }, help_of(s))
+      ->group(group);
+  // What only the command line knows is an action: there is nothing to switch off.
+  if (s.table.empty()) return;
+  app.add_flag_function(
+         "--no-" + s.flag, [&given, &s](int64_t) { given.push_back({&s, "false"}); }, "switch it off")
       ->group(group);
 }
 
@@ -173,7 +175,12 @@ Invocation parse_command_line(int argc, const char* const* argv) {
     for (const Setting& s : settings())
       if (s.taken_by(c.command)) add_flag(*sub, s, flags);
   }
-  if (argc > 1 && argv[1][0] != '-') find_command(argv[1]);  // with a suggestion, which CLI11 does not make
+  if (argc < 2) {
+    std::string known;
+    for (const auto& name : command_names()) known += (known.empty() ? "" : ", ") + name;
+    throw Error(ErrorKind::kUsage, "a command is required: " + known + " (palimpsest --help explains them)");
+  }
+  if (argv[1][0] != '-') find_command(argv[1]);  // with a suggestion, which CLI11 does not make
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {  // --help, --version

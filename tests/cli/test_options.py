@@ -38,6 +38,14 @@ def test_the_manual_mentions_every_flag_of_the_help(command):
     assert not missing
 
 
+def test_the_manual_states_the_defaults_of_the_help():
+    manual = (ROOT / "docs/cli.md").read_text()
+    shown = re.findall(r"^\s+(--[a-z-]+)[^\n]*?(?:\n\s{20,}[^\n]*?)?\[default: (.*)\]$", succeeds("train", "--help").stdout, re.M)
+    assert len(shown) > 40
+    stated = dict(re.findall(r"^\| `(--[a-z-]+)[^|]*\| `\w+` \| `([^|]*)` \|", manual, re.M))
+    assert {flag: stated.get(flag) for flag, _ in shown} == dict(shown)
+
+
 def test_every_value_in_the_help_has_a_unit():
     text = succeeds("train", "--help").stdout
     assert "--lr <per step>" in text and "--warmup <epochs>" in text
@@ -147,7 +155,7 @@ NO_EFFECT = [
 
 @pytest.mark.parametrize("arguments, flag", NO_EFFECT)
 def test_a_setting_without_effect_is_an_error_that_says_why(arguments, flag):
-    fails(USAGE, "train", "--dry-run", *arguments.split(), says=[f"--{flag} has no effect", "needs [", "which is"])
+    fails(USAGE, "train", "--dry-run", *arguments.split(), says=[f"--{flag} has no effect", "it needs", "which is"])
 
 
 def test_a_setting_without_effect_in_a_file_is_named_with_its_line(folder):
