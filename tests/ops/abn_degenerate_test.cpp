@@ -1,0 +1,120 @@
+#include "tests/ops/layer_case.h"
+
+#include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/ops/degenerate.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+namespace palimpsest::ops::tests {
+namespace {
+
+LayerCase case_with_weight(at::ScalarType dtype, double weight, double bias) {
+  LayerCase c = make_case({4, 8, 6, 7}, dtype);
+  at::Tensor weights = c.weight->detach(), biases = c.bias->detach();
+  weights[3] = weight;
+  biases[3] = bias;
+  c.weight = weights.set_requires_grad(true);
+  c.bias = biases.set_requires_grad(true);
+  c.name = "weight " + std::to_string(weight) + ", bias " + std::to_string(bias);
+  return c;
+}
+
+TEST(AbnDegenerate, AWeightOfZeroOrNearZeroHasExactGradients) {
+  for_each_form([](at::ScalarType dtype, bool in_place) {
+    for (const double weight : {0.0, 1e-30, -1e-12, 1e-7, -1e-4, 1e-2})
+      for (const double bias : {0.0, 1.0, -3.0})
+        expect_right(case_with_weight(dtype, weight, bias), in_place);
+  });
+}
+
+TEST(AbnDegenerate, TheGradientOfTheChannelItselfIsExact) {
+  // The error over the whole tensor could hide one channel of many: look at that one.
+  for_each_form([](at::ScalarType dtype, bool in_place) {
+    for (const double weight : {0.0, 1e-6, -1.0 / 59, 1.0 / 61, -1.0}) {
+      const LayerCase c = case_with_weight(dtype, weight, weight == 0 ? 0.5 : 1.0);
+      const Outcome got = run_layer(c, in_place), want = run_truth(c);
+      EXPECT_LE(relative_error(got.dweight[3], want.dweight[3]), tolerance(dtype)) << c.name;
+      EXPECT_LE(relative_error(got.dx.select(1, 3), want.dx.select(1, 3)), tolerance(dtype)) << c.name;
+    }
+  });
+}
+
+TEST(AbnDegenerate, AllWeightsZeroAsAtTheEndOfAResidualBlock) {
+  for_each_form([](at::ScalarType dtype, bool in_place) {
+    LayerCase c = make_case({4, 8, 6, 7}, dtype);
+    c.weight = torch::zeros(8, dtype).set_requires_grad(true);
+    c.options.activation = Activation::kIdentity;
+    c.name = "all zero";
+    expect_right(c, in_place);
+  });
+}
+
+TEST(AbnDegenerate, ForwardPassesThatKeptXHatAreCounted) {
+  const auto count = [](const LayerCase& c, bool in_place) {
+    reset_abn_fallback_count();
+    run_layer(c, in_place);
+    return abn_fallback_count();
+  };
+  for_each_form([&](at::ScalarType dtype, bool in_place) {
+    EXPECT_EQ(count(case_with_weight(dtype, 1.0, 0.0), in_place), 0);
+    EXPECT_EQ(count(case_with_weight(dtype, 0.0, 0.0), in_place), 1);
+    EXPECT_EQ(count(case_with_weight(dtype, 1e-8, 1.0), in_place), 1);
+    EXPECT_EQ(count(case_with_weight(dtype, 1e-8, 0.0), in_place), 0) << "without a bias no digit is lost";
+    // The threshold in f32 is |bias| = 60 |weight|; f64 has digits to spare.
+    EXPECT_EQ(count(case_with_weight(dtype, -1.0, 59.0), in_place), 0);
+    EXPECT_EQ(count(case_with_weight(dtype, -1.0, 61.0), in_place), dtype == at::kFloat ? 1 : 0);
+  });
+  reset_abn_fallback_count();
+  EXPECT_EQ(abn_fallback_count(), 0);
+}
+
+TEST(AbnDegenerate, NothingIsKeptOrCountedWithoutABackwardPass) {
+  const LayerCase c = case_with_weight(at::kFloat, 0.0, 0.0);
+  reset_abn_fallback_count();
+  const torch::NoGradGuard no_grad;
+  abn(c.base, c.weight, c.bias, c.running_mean, c.running_var);
+  EXPECT_EQ(abn_fallback_count(), 0);
+}
+
+TEST(AbnDegenerate, XHatIsKeptBesideZForThatStepOnly) {
+  const at::Tensor x = torch::randn({2, 8, 16, 16}).set_requires_grad(true);
+  const int64_t bytes = x.numel() * 4, vector = 8 * 4;
+  for (const double weight : {0.0, 1.0}) {
+    const at::Tensor weights = torch::ones(8);
+    weights[5] = weight;
+    const int64_t before = memory::memory_stats().current_bytes;
+    const at::Tensor z = abn(x, weights, std::nullopt, std::nullopt, std::nullopt);
+    EXPECT_EQ(memory::memory_stats().current_bytes - before, (weight == 0 ? 2 : 1) * bytes + vector);
+  }
+}
+
+TEST(AbnDegenerate, EluWhoseNegativeSideSaturatesKeepsXHat) {
+  for_each_form([](at::ScalarType dtype, bool in_place) {
+    for (const auto& [weight, bias] :
+         std::vector<std::pair<double, double>>{{6.0, 0.0}, {1.0, -20.0}, {2.0, -30.0}, {40.0, 1.0}}) {
+      LayerCase c = case_with_weight(dtype, weight, bias);
+      c.options.activation = Activation::kELU;
+      c.options.activation_param = 1.0;
+      expect_right(c, in_place);
+      // Where the whole channel saturates, its own gradient is below exp(-20) of the others: f32 has none of
+      // it.
+      if (bias < 0) continue;
+      const Outcome got = run_layer(c, in_place), want = run_truth(c);
+      EXPECT_LE(relative_error(got.dx.select(1, 3), want.dx.select(1, 3)), tolerance(dtype)) << c.name;
+    }
+  });
+}
+
+TEST(AbnDegenerate, StridedParametersAreReadAsTheyAre) {
+  const at::Tensor wide = torch::ones({4, 2});
+  wide.select(1, 0).zero_();  // every second value, which a reader of dense memory would see
+  EXPECT_FALSE(any_degenerate(wide.select(1, 1), std::nullopt, Activation::kIdentity));
+  EXPECT_TRUE(any_degenerate(wide.select(1, 0), std::nullopt, Activation::kIdentity));
+  EXPECT_FALSE(any_degenerate(std::nullopt, std::nullopt, Activation::kELU));
+  EXPECT_TRUE(any_degenerate(std::nullopt, torch::full(4, 100.0), Activation::kIdentity));
+}
+
+}  // namespace
+}  // namespace palimpsest::ops::tests

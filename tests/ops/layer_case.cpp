@@ -1,0 +1,125 @@
+#include "tests/ops/layer_case.h"
+
+#include <gtest/gtest.h>
+
+namespace palimpsest::ops::tests {
+namespace {
+
+OptionalTensor leaf(const OptionalTensor& t, at::ScalarType dtype) {
+  if (!t) return std::nullopt;
+  return t->detach().to(dtype, false, /*copy=*/true).set_requires_grad(t->requires_grad());
+}
+
+OptionalTensor copy(const OptionalTensor& t, at::ScalarType dtype) {
+  return t ? OptionalTensor(t->to(dtype, false, /*copy=*/true)) : std::nullopt;
+}
+
+using Layer = std::function<at::Tensor(at::Tensor, const OptionalTensor& weight, const OptionalTensor& bias,
+                                       const OptionalTensor& mean, const OptionalTensor& var)>;
+
+Outcome run(const LayerCase& c, at::ScalarType dtype, const Layer& layer) {
+  // Detached from the case, so that it can run any number of times; strides are kept.
+  at::Tensor base = c.base.detach().to(dtype).set_requires_grad(true);
+  const OptionalTensor weight = leaf(c.weight, dtype), bias = leaf(c.bias, dtype);
+  const OptionalTensor mean = copy(c.running_mean, dtype), var = copy(c.running_var, dtype);
+  Outcome outcome;
+  outcome.z = layer(c.view(base.clone()), weight, bias, mean, var);
+  at::Tensor value = outcome.z.detach().clone();
+  std::vector<at::Tensor> inputs{base};
+  if (weight) inputs.push_back(*weight);
+  if (bias) inputs.push_back(*bias);
+  const auto gradients = torch::autograd::grad({outcome.z}, inputs, {c.dz.to(dtype)});
+  outcome.z = value;
+  outcome.dx = gradients[0];
+  if (weight) outcome.dweight = gradients[1];
+  if (bias) outcome.dbias = gradients.back();
+  if (mean) outcome.running_mean = *mean;
+  if (var) outcome.running_var = *var;
+  return outcome;
+}
+
+}  // namespace
+
+LayerCase make_case(std::vector<int64_t> shape, at::ScalarType dtype, int64_t seed) {
+  torch::manual_seed(seed + 1);
+  const int64_t channels = shape[1];
+  LayerCase c;
+  c.base = torch::randn(shape, at::kDouble).mul(1.3).add(0.7).to(dtype);
+  const at::Tensor sign = torch::arange(channels).remainder(2).mul(2).sub(1);
+  c.weight = torch::rand(channels, at::kDouble).mul(1.2).add(0.3).mul(sign).to(dtype).set_requires_grad(true);
+  c.bias = torch::randn(channels, at::kDouble).mul(0.5).to(dtype).set_requires_grad(true);
+  c.running_mean = torch::randn(channels, at::kDouble).to(dtype);
+  c.running_var = torch::rand(channels, at::kDouble).add(0.5).to(dtype);
+  c.dz = torch::randn(shape, at::kDouble).to(dtype);
+  return c;
+}
+
+Outcome run_layer(const LayerCase& c, bool in_place) {
+  return run(c, c.base.scalar_type(),
+             [&](at::Tensor x, const auto& weight, const auto& bias, const auto& mean, const auto& var) {
+               return in_place ? abn_(x, weight, bias, mean, var, c.options)
+                               : abn(x, weight, bias, mean, var, c.options);
+             });
+}
+
+Outcome run_truth(const LayerCase& c) {
+  return run(c, at::kDouble,
+             [&](at::Tensor x, const auto& weight, const auto& bias, const auto& mean, const auto& var) {
+               at::Tensor y = at::batch_norm(x, weight, bias, mean, var, c.options.training,
+                                             c.options.momentum, c.options.eps, false);
+               switch (c.options.activation) {
+                 case Activation::kLeakyReLU:
+                   return at::leaky_relu(y, c.options.activation_param);
+                 case Activation::kELU:
+                   return at::elu(y, c.options.activation_param);
+                 default:
+                   return y;
+               }
+             });
+}
+
+double relative_error(const at::Tensor& got, const at::Tensor& want) {
+  const at::Tensor truth = want.to(at::kDouble);
+  const double difference = (got.to(at::kDouble) - truth).norm().item<double>();
+  const double size = truth.norm().item<double>();
+  return size > 0 ? difference / size : difference;
+}
+
+double tolerance(at::ScalarType dtype) {
+  return dtype == at::kDouble ? 1e-10 : 1e-5;
+}
+
+void expect_right(const LayerCase& c, bool in_place) {
+  SCOPED_TRACE(c.name + (in_place ? ", in place" : ", out of place") +
+               (c.base.scalar_type() == at::kDouble ? ", f64" : ", f32"));
+  const Outcome got = run_layer(c, in_place), want = run_truth(c);
+  const double limit = tolerance(c.base.scalar_type());
+  const auto expect_close = [](const char* what, const at::Tensor& g, const at::Tensor& w, double bound) {
+    ASSERT_EQ(g.defined(), w.defined()) << what;
+    if (!g.defined()) return;
+    ASSERT_EQ(g.sizes(), w.sizes()) << what;
+    EXPECT_LE(relative_error(g, w), bound) << what;
+  };
+  expect_close("output", got.z, want.z, limit);
+  expect_close("gradient of x", got.dx, want.dx, limit);
+  expect_close("gradient of weight", got.dweight, want.dweight, limit);
+  expect_close("gradient of bias", got.dbias, want.dbias, limit);
+  expect_close("running mean", got.running_mean, want.running_mean, 1e-6);
+  expect_close("running variance", got.running_var, want.running_var, 1e-6);
+}
+
+void for_each_form(const std::function<void(at::ScalarType, bool)>& test) {
+  for (const auto dtype : {at::kFloat, at::kDouble})
+    for (const bool in_place : {false, true}) test(dtype, in_place);
+}
+
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+}  // namespace palimpsest::ops::tests

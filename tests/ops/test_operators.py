@@ -1,0 +1,260 @@
+"""The operator library as Python sees it: torch.ops.palimpsest.abn and abn_."""
+
+import os
+import pathlib
+import subprocess
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.library import opcheck
+
+LIBRARY = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", "build/release")) / "libpalimpsest_ops.so"
+torch.ops.load_library(str(LIBRARY))
+abn = torch.ops.palimpsest.abn
+abn_ = torch.ops.palimpsest.abn_
+
+ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 0.3), ("elu", 1.0), ("elu", 0.4), ("identity", 0.0)]
+
+
+def reference(x, weight, bias, mean, var, training=True, momentum=0.1, eps=1e-5, activation="leaky_relu", param=0.01):
+    y = torch.nn.functional.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
+    if activation == "leaky_relu":
+        return torch.nn.functional.leaky_relu(y, param)
+    return torch.nn.functional.elu(y, param) if activation == "elu" else y
+
+
+def arguments(dtype=torch.float64, shape=(3, 4, 3, 2), requires_grad=True, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*size):
+        return torch.randn(*size, dtype=dtype, generator=generator)
+
+    channels = shape[1]
+    weight = (randn(channels).abs() + 0.4) * torch.tensor([1, -1] * channels, dtype=dtype)[:channels]
+    leaves = [randn(*shape), weight, randn(channels)]
+    for leaf in leaves:
+        leaf.requires_grad_(requires_grad)
+    return [*leaves, randn(channels), randn(channels).abs() + 0.5]
+
+
+class Layer(torch.nn.Module):
+    """A convolution and the layer behind it, out of place or in place."""
+
+    def __init__(self, in_place):
+        super().__init__()
+        torch.manual_seed(3)
+        self.in_place = in_place
+        self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(8)
+
+    def forward(self, x):
+        n = self.norm
+        layer = abn_ if self.in_place else abn
+        return layer(self.conv(x), n.weight, n.bias, n.running_mean, n.running_var, self.training)
+
+
+def test_the_schemas_are_the_contract():
+    assert str(abn.default._schema) == (
+        "palimpsest::abn(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
+        'bool training=True, float momentum=0.10000000000000001, float eps=1.0000000000000001e-05, '
+        'str activation="leaky_relu", float activation_param=0.01, Tensor? residual=None, str group="") -> Tensor'
+    )
+    assert str(abn_.default._schema) == (
+        "palimpsest::abn_(Tensor(a!) x, Tensor? weight, Tensor? bias, Tensor(b!)? running_mean, "
+        "Tensor(c!)? running_var, bool training=True, float momentum=0.10000000000000001, "
+        'float eps=1.0000000000000001e-05, str activation="leaky_relu", float activation_param=0.01, '
+        'Tensor? residual=None, str group="") -> Tensor(a!)'
+    )
+
+
+def test_the_library_needs_the_cpu_part_of_libtorch_only():
+    dynamic = subprocess.run(["readelf", "-d", str(LIBRARY)], capture_output=True, text=True, check=True).stdout
+    needed = {line.split("[")[1].rstrip("]") for line in dynamic.splitlines() if "(NEEDED)" in line}
+    of_torch = {name for name in needed if name.startswith(("libtorch", "libc10", "libcu", "libpython", "libshm"))}
+    assert of_torch == {"libtorch_cpu.so", "libc10.so"}
+
+
+@pytest.mark.parametrize("activation,param", ACTIVATIONS)
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("training", [True, False])
+def test_gradients_are_those_of_finite_differences(activation, param, in_place, training):
+    def run(x, weight, bias, mean, var):
+        layer = abn_ if in_place else abn
+        return layer(x.clone(), weight, bias, mean.clone(), var.clone(), training, 0.1, 1e-5, activation, param)
+
+    x, weight, bias, mean, var = arguments()
+    assert gradcheck(lambda *t: run(*t, mean, var), (x, weight, bias))
+    assert gradcheck(lambda x: run(x, None, None, mean, var), (x,))
+    channels_last = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+    assert gradcheck(lambda *t: run(*t, mean, var), (channels_last, weight, bias))
+
+
+@pytest.mark.parametrize("weight_value", [None, 0.0])
+@pytest.mark.parametrize("training", [True, False])
+def test_opcheck_passes(training, weight_value):
+    x, weight, bias, mean, var = arguments(torch.float32)
+    if weight_value is not None:
+        weight = torch.full_like(weight, weight_value).requires_grad_()
+    opcheck(abn.default, (x, weight, bias, mean, var, training))
+    opcheck(abn.default, (x, None, None, mean, var, training))
+    # The in-place form takes no leaf that requires grad, so x itself does not.
+    opcheck(abn_.default, (x.detach(), weight, bias, mean, var, training))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_opcheck_sees_the_mutations_that_the_schema_names(training):
+    # Composite operators are taken apart before the check sees them, except in inference mode.
+    with torch.inference_mode():
+        for operator in (abn.default, abn_.default):
+            values = arguments(torch.float32, requires_grad=False)
+            opcheck(operator, (*values, training), test_utils="test_schema")
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_opcheck_passes_for_the_inner_operators(training):
+    x, weight, bias, mean, var = arguments(torch.float32, requires_grad=False)
+    frozen = (None, None) if training else (mean, var)
+    forward = (x, weight, bias, *frozen, 1e-5, "leaky_relu", 0.01, True)
+    opcheck(torch.ops.palimpsest.abn_forward.default, forward)
+    opcheck(torch.ops.palimpsest.abn_forward_.default, forward)
+    z, _, _, inv_std, xhat = torch.ops.palimpsest.abn_forward(*forward)
+    for need_sums in (True, False):
+        backward = (torch.randn_like(z), z, xhat, weight, bias, inv_std, training, "leaky_relu", 0.01, need_sums)
+        opcheck(torch.ops.palimpsest.abn_backward_.default, backward)
+        for need_dx in (True, False):
+            opcheck(torch.ops.palimpsest.abn_backward.default, (*backward, need_dx))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_compiled_modules_give_the_eager_gradients_and_update_statistics_once(in_place, channels_last):
+    torch.manual_seed(1)
+    x = torch.randn(4, 3, 6, 5)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    eager, compiled = Layer(in_place), Layer(in_place)
+    results = []
+    for module, call in ((eager, eager), (compiled, torch.compile(compiled, fullgraph=True, backend="aot_eager"))):
+        z = call(x)
+        z.square().sum().backward()
+        results.append([z.detach(), *(p.grad for p in module.parameters()), *module.buffers()])
+    for want, got in zip(*results):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-6)
+    assert results[0][0].stride() == results[1][0].stride()
+
+
+def test_compiled_modules_take_another_batch_size_and_evaluate():
+    module = Layer(in_place=False)
+    call = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
+    for batch in (2, 5):
+        x = torch.randn(batch, 3, 6, 5)
+        before = module.norm.running_mean.clone()
+        got = call(x)
+        after = module.norm.running_mean.clone()
+        module.norm.running_mean.copy_(before)
+        torch.testing.assert_close(got, module(x))
+        torch.testing.assert_close(module.norm.running_mean, after)
+    module.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(call(x), module(x))
+
+
+def test_a_compiled_layer_whose_weight_becomes_zero_keeps_what_its_gradient_needs():
+    # The graph is traced while every weight is fine; the choice is made when it runs.
+    module = Layer(in_place=False)
+    call = torch.compile(module, fullgraph=True, backend="aot_eager")
+    x = torch.randn(4, 3, 6, 5)
+    call(x).sum().backward()
+    with torch.no_grad():
+        module.norm.weight[2] = 0
+        module.norm.bias[2] = 0.5
+    torch.ops.palimpsest.reset_abn_fallback_count()
+    module.zero_grad()
+    call(x).square().sum().backward()
+    assert torch.ops.palimpsest.abn_fallback_count() == 1
+    got = [p.grad.clone() for p in module.parameters()]
+
+    module.zero_grad()
+    n = module.norm
+    reference(module.conv(x), n.weight, n.bias, None, None).square().sum().backward()
+    for g, p in zip(got, module.parameters()):
+        torch.testing.assert_close(g, p.grad, rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_autograd_runs_the_backward_pass():
+    module = Layer(in_place=False)
+    x = torch.randn(4, 3, 6, 5)
+    module(x).square().sum().backward()
+    want = [p.grad.clone() for p in module.parameters()]
+    module.zero_grad()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        module(x).square().sum().backward()
+    for w, p in zip(want, module.parameters()):
+        torch.testing.assert_close(p.grad, w)
+
+
+def test_export_keeps_the_operator_and_shows_the_mutation():
+    module = Layer(in_place=False)
+    program = torch.export.export(module, (torch.randn(4, 3, 6, 5),))
+    module_again = program.module()
+    before = module_again.norm.running_mean.clone()
+    module_again(torch.randn(4, 3, 6, 5))
+    assert not module_again.norm.running_mean.equal(before)
+
+
+def test_saved_tensor_hooks_that_copy_elsewhere_do_no_harm():
+    for weight_value in (1.0, 0.0):
+        x, weight, bias, _, _ = arguments(torch.float64)
+        x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+        weight = torch.full_like(weight, weight_value).requires_grad_()
+        want = torch.autograd.grad(reference(x, weight, bias, None, None).square().sum(), (x, weight, bias))
+        # The copy is contiguous, whatever the original was.
+        hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: t)
+        with hooks:
+            loss = abn(x, weight, bias, None, None).square().sum()
+        for g, w in zip(torch.autograd.grad(loss, (x, weight, bias)), want):
+            torch.testing.assert_close(g, w)
+
+
+def test_the_fallback_count_is_readable():
+    torch.ops.palimpsest.reset_abn_fallback_count()
+    x, _, bias, _, _ = arguments()
+    abn(x, torch.zeros(4, dtype=torch.float64), bias, None, None)
+    assert torch.ops.palimpsest.abn_fallback_count() == 1
+    torch.ops.palimpsest.reset_abn_fallback_count()
+    assert torch.ops.palimpsest.abn_fallback_count() == 0
+
+
+def test_what_autocast_hands_over_is_refused_with_the_way_out():
+    module = Layer(in_place=False)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with pytest.raises(RuntimeError, match=r"\[abn\] x must be float32 or float64, got BFloat16.*outside autocast"):
+            module(torch.randn(2, 3, 6, 5))
+        # A f32 input in an autocast region passes as it is.
+        assert abn(torch.randn(2, 8, 3), torch.ones(8), torch.zeros(8), None, None).dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    "keywords,message",
+    [
+        ({"activation": "leaky_rellu"}, r"\[abn\] unknown activation 'leaky_rellu'; did you mean 'leaky_relu'\?"),
+        ({"activation": "zzz"}, r"\[abn\] unknown activation 'zzz' \(known: leaky_relu, elu, identity\)"),
+        ({"activation": "relu"}, r"\[abn\] activation must be invertible, got 'relu'"),
+        ({"residual": torch.zeros(2)}, r"\[abn\] residual is not supported yet, got a tensor of shape \[2\]"),
+        ({"group": "world"}, r"\[abn\] .* process group are not supported yet, got group 'world'"),
+        ({"activation_param": 0.0}, r"\[abn\] leaky_relu's slope must be in \(0, 1\]"),
+        ({"training": False}, r"\[abn\] training=False .* got none"),
+    ],
+)
+@pytest.mark.parametrize("operator", [abn, abn_])
+def test_bad_arguments_are_refused(operator, keywords, message):
+    with pytest.raises(RuntimeError, match=message):
+        operator(torch.randn(2, 3, 4), None, None, None, None, **keywords)
+
+
+def test_gradients_through_an_inner_operator_are_refused():
+    x = torch.randn(2, 3, 4, requires_grad=True)
+    z = torch.ops.palimpsest.abn_forward(x, None, None, None, None, 1e-5, "identity", 0.0, True)[0]
+    with pytest.raises(RuntimeError, match="derivative for palimpsest::abn_forward is not implemented"):
+        z.sum().backward()
