@@ -74,11 +74,17 @@ def test_an_id_that_is_not_the_ignored_one_is_out_of_range(data):
 
 
 def test_a_crop_larger_than_the_image_needs_padding(data):
-    train_fails(DATA_ERROR, data, "--crop", "96", "--no-pad", says=["96", "64"])
+    train_fails(USAGE, data, "--crop", "96", "--no-pad", says=["train/", "96", "64"])
 
 
 def test_a_batch_that_leaves_one_value_per_channel_is_an_error(data):
-    train_fails(USAGE, data, "--batch", "1", says=["one value per channel", "batch"])
+    train_fails(USAGE, data, "--batch", "1", says=["one value per image and channel", "batch"])
+
+
+def test_a_crop_that_leaves_one_value_per_channel_is_an_error(folder):
+    data = image_folder(folder / "data")
+    fails(USAGE, "train", *TINY_CLASSIFIER, "--batch", "1", "--data-root", data, "--output", folder / "run",
+          says=["one value per channel", "step 1", "batch"])
 
 
 def test_a_batch_larger_than_the_data_set_is_an_error(data):
