@@ -1,0 +1,107 @@
+#include "palimpsest/train/evaluate.h"
+
+#include "palimpsest/nn/state_dict.h"
+#include "palimpsest/train/trainer.h"
+#include "tests/train/support.h"
+#include "tests/train/tiny.h"
+
+#include <gtest/gtest.h>
+
+namespace palimpsest::train {
+namespace {
+
+using namespace testing;
+
+data::LoaderOptions in_order(int64_t batch_size) {
+  auto options = loader_options(batch_size);
+  options.shuffle = false;
+  options.drop_last = false;
+  return options;
+}
+
+EvaluationRecord evaluate_tiny(TinySegmenter& model, int64_t batch_size, const std::string& dtype = "f32") {
+  data::Loader loader(std::make_shared<BrightestColor>(7, 6), in_order(batch_size));
+  return evaluate(model, loader, {}, dtype, false);
+}
+
+TEST(Evaluate, LossAndMetricsDoNotDependOnTheBatches) {
+  const auto model = make_tiny(1);
+  const auto one = evaluate_tiny(*model, 1, "f64"), three = evaluate_tiny(*model, 3, "f64");
+  EXPECT_EQ(one.images, 7);
+  EXPECT_TRUE(one.segmentation);
+  EXPECT_NEAR(one.loss, three.loss, kTolerance64);
+  EXPECT_EQ(one.metrics.mean_iou, three.metrics.mean_iou);
+  EXPECT_EQ(one.metrics.class_iou.size(), 3u);
+  EXPECT_GT(one.metrics.pixel_accuracy, 0);
+  EXPECT_LT(one.metrics.pixel_accuracy, 1);
+}
+
+TEST(Evaluate, LeavesTheModelItsModesAndTheGeneratorAsTheyWere) {
+  const auto model = make_tiny(1);
+  model->train();
+  model->bn1->eval();  // a frozen layer in a training network
+  const at::Tensor running = model->bn1->running_mean.clone();
+  at::manual_seed(4);
+  const at::Tensor drawn = at::randn({3});
+  at::manual_seed(4);
+  evaluate_tiny(*model, 2);
+  EXPECT_TRUE(at::randn({3}).equal(drawn));
+  EXPECT_TRUE(model->is_training());
+  EXPECT_TRUE(model->conv1->is_training());
+  EXPECT_FALSE(model->bn1->is_training());
+  EXPECT_TRUE(model->bn1->running_mean.equal(running));
+  EXPECT_EQ(model->training_steps, 0);
+}
+
+TEST(Evaluate, RestoresTheModesWhenItFails) {
+  const auto model = make_tiny(1);
+  model->hook = [](TinySegmenter&, const at::Tensor&) -> at::Tensor {
+    throw Error(ErrorKind::kData, "unreadable");
+  };
+  expect_error(ErrorKind::kData, {"unreadable"}, [&] { evaluate_tiny(*model, 2); });
+  EXPECT_TRUE(model->is_training());
+}
+
+TEST(Evaluate, RecordsNoGradients) {
+  const auto model = make_tiny(1);
+  model->hook = [](TinySegmenter&, const at::Tensor& logits) {
+    EXPECT_FALSE(logits.requires_grad());
+    return logits;
+  };
+  evaluate_tiny(*model, 2);
+}
+
+TEST(Evaluate, StopsBetweenBatchesWhenAsked) {
+  const auto model = make_tiny(1);
+  data::Loader loader(std::make_shared<BrightestColor>(7, 6), in_order(2));
+  int64_t polls = 0;
+  const auto record = evaluate_unless([&] { return ++polls == 2; }, *model, loader, {}, {});
+  EXPECT_FALSE(record.has_value());
+  EXPECT_EQ(polls, 2);
+  EXPECT_TRUE(model->is_training());
+}
+
+TEST(Evaluate, InClassificationTheIgnoreIdIsAClassLikeAnyOther) {
+  at::manual_seed(2);
+  TinyClassifier model(300);
+  data::Loader loader(std::make_shared<BrightestColor>(6, 4, /*segmentation=*/false, /*label_offset=*/254),
+                      in_order(6));
+  const auto record = evaluate(model, loader, {}, "f32", false);  // labels 254, 255, 256; ignore_id 255
+  EXPECT_FALSE(record.segmentation);
+  EXPECT_GT(record.loss, 0);
+  at::NoGradGuard no_grad;
+  model.fc->bias[255] = 100;
+  EXPECT_DOUBLE_EQ(evaluate(model, loader, {}, "f32", false).metrics.top1, 1.0 / 3);
+}
+
+TEST(Evaluate, NoImageAtAllIsAnError) {
+  const auto model = make_tiny(1);
+  auto options = in_order(8);
+  options.drop_last = true;
+  data::Loader loader(std::make_shared<BrightestColor>(7, 6), options);
+  expect_error(ErrorKind::kUsage, {"no image to evaluate"},
+               [&] { evaluate(*model, loader, {}, "f32", false); });
+}
+
+}  // namespace
+}  // namespace palimpsest::train

@@ -1,0 +1,43 @@
+#include "palimpsest/train/tensor_format.h"
+
+#include "tests/train/support.h"
+#include "tests/train/tiny.h"
+
+#include <gtest/gtest.h>
+
+namespace palimpsest::train {
+namespace {
+
+TEST(TensorFormat, ConvertsFloatingPointAndLeavesCounters) {
+  const auto model = testing::make_tiny(1);
+  const at::Tensor weight = model->conv1->weight;
+  const at::Tensor before = weight.detach().clone();
+  const auto format = TensorFormat::parse("f64", /*channels_last=*/true);
+  format.convert(*model);
+  EXPECT_EQ(model->conv1->weight.scalar_type(), at::kDouble);
+  EXPECT_TRUE(model->conv1->weight.is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_TRUE(model->conv1->weight.requires_grad());
+  EXPECT_TRUE(model->conv1->weight.is_same(weight)) << "an optimizer made before still finds its parameter";
+  EXPECT_TRUE(model->conv1->weight.detach().equal(before.to(at::kDouble)));
+  EXPECT_EQ(model->bn1->running_var.scalar_type(), at::kDouble);
+  EXPECT_EQ(model->bn1->num_batches_tracked.scalar_type(), at::kLong);
+
+  const void* address = model->conv1->weight.data_ptr();
+  format.convert(*model);
+  EXPECT_EQ(model->conv1->weight.data_ptr(), address) << "the second time nothing is copied";
+}
+
+TEST(TensorFormat, ImagesThatFitAreNotCopied) {
+  const at::Tensor images = at::rand({2, 3, 4, 5});
+  EXPECT_TRUE(TensorFormat::parse("f32", false).convert(images).is_same(images));
+  const at::Tensor converted = TensorFormat::parse("f64", true).convert(images);
+  EXPECT_TRUE(converted.is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_TRUE(converted.equal(images.to(at::kDouble)));
+}
+
+TEST(TensorFormat, AnUnknownTypeIsAnErrorThatSuggestsTheNearest) {
+  testing::expect_error(ErrorKind::kUsage, {"dtype 'f46'", "f64"}, [] { TensorFormat::parse("f46", false); });
+}
+
+}  // namespace
+}  // namespace palimpsest::train
