@@ -148,7 +148,7 @@ void set(Options& options, const Setting& setting, const Value& value, const std
 }
 
 void set_text(Options& options, const Setting& setting, std::string_view text, const std::string& where) {
-  const auto bad = [&] { refuse(setting, "'" + std::string(text) + "'", where); };
+  const auto bad = [&] { refuse(setting, std::string("'").append(text) + "'", where); };
   const auto number = [&]<class Number>(std::string_view part, Number) -> Number {
     const auto parsed = parse_number<Number>(part);
     if (!parsed) bad();
