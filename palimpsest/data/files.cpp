@@ -1,0 +1,58 @@
+#include "palimpsest/data/files.h"
+
+#include "palimpsest/base/error.h"
+
+#include <algorithm>
+#include <system_error>
+
+namespace palimpsest::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool is_image(const fs::path& path) {
+  std::string extension = path.extension().string();
+  std::transform(extension.begin(), extension.end(), extension.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  return extension == ".jpg" || extension == ".jpeg" || extension == ".png";
+}
+
+template <class Wanted>
+std::vector<fs::path> list(const fs::path& folder, const char* what, const std::string& layout,
+                           const Wanted& wanted) {
+  const auto fail = [&](const std::string& reason) {
+    throw Error(ErrorKind::kData, "data folder '" + folder.string() + "' " + reason + "; expected " + layout);
+  };
+  std::error_code error;
+  const fs::file_status status = fs::status(folder, error);
+  if (!fs::exists(status)) fail("does not exist");
+  if (!fs::is_directory(status)) fail("is not a folder");
+  std::vector<fs::path> found;
+  fs::directory_iterator entry(folder, error);
+  for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
+    std::error_code vanished;  // a dangling link, say: neither a file nor a folder
+    if (entry->path().filename().string().starts_with('.')) continue;
+    if (wanted(*entry, vanished)) found.push_back(entry->path());
+  }
+  if (error) fail("cannot be listed (" + error.message() + ")");
+  if (found.empty()) fail(std::string("holds no ") + what);
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+}  // namespace
+
+std::vector<fs::path> list_images(const fs::path& folder, const std::string& layout) {
+  return list(folder, ".jpg, .jpeg or .png file", layout,
+              [](const fs::directory_entry& entry, std::error_code& error) {
+                return is_image(entry.path()) && entry.is_regular_file(error);
+              });
+}
+
+std::vector<fs::path> list_folders(const fs::path& folder, const std::string& layout) {
+  return list(folder, "folder", layout, [](const fs::directory_entry& entry, std::error_code& error) {
+    return entry.is_directory(error);
+  });
+}
+
+}  // namespace palimpsest::data

@@ -1,0 +1,72 @@
+#include "palimpsest/data/dataset.h"
+#include "palimpsest/data/files.h"
+#include "palimpsest/data/transforms.h"
+#include "palimpsest/io/image.h"
+
+#include <ATen/ops/scalar_tensor.h>
+
+#include <filesystem>
+
+namespace palimpsest::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Files with the class of each, or with none.
+class ImageFiles : public Dataset {
+ public:
+  explicit ImageFiles(const TransformOptions& transform) : transform_(transform) {
+    check_transform(transform);
+  }
+
+  void add_class(std::string name, std::vector<fs::path> files) {
+    classes_.resize(files_.size() + files.size(), static_cast<int64_t>(names_.size()));
+    names_.push_back(std::move(name));
+    add_unlabeled(std::move(files));
+  }
+  void add_unlabeled(std::vector<fs::path> files) {
+    files_.insert(files_.end(), std::make_move_iterator(files.begin()), std::make_move_iterator(files.end()));
+  }
+
+  int64_t size() const override { return static_cast<int64_t>(files_.size()); }
+  const std::vector<std::string>& class_names() const override { return names_; }
+
+  Sample get(int64_t index, Random& random) const override {
+    const fs::path& path = files_.at(index);
+    const at::Tensor image = io::read_image(path);
+    const View view = choose_view(image.size(0), image.size(1), transform_, random, path.string());
+    at::Tensor target;
+    if (!classes_.empty()) target = at::scalar_tensor(classes_[index], at::kLong);
+    return {view_image(image, view, transform_), target, path.string()};
+  }
+
+ private:
+  TransformOptions transform_;
+  std::vector<fs::path> files_;
+  std::vector<int64_t> classes_;  // one a file; empty when unlabeled
+  std::vector<std::string> names_;
+};
+
+}  // namespace
+
+std::shared_ptr<Dataset> image_folder(const std::string& root, const std::string& split,
+                                      const TransformOptions& transform) {
+  auto dataset = std::make_shared<ImageFiles>(transform);
+  const std::string layout = "images ROOT/" + split + "/CLASS/NAME.jpg (or .png)";
+  for (const fs::path& folder : list_folders(fs::path(root) / split, layout)) {
+    dataset->add_class(folder.filename().string(), list_images(folder, layout));
+  }
+  return dataset;
+}
+
+std::shared_ptr<Dataset> image_files(const std::string& path, const TransformOptions& transform) {
+  auto dataset = std::make_shared<ImageFiles>(transform);
+  if (fs::exists(path) && !fs::is_directory(path)) {
+    dataset->add_unlabeled({path});
+  } else {
+    dataset->add_unlabeled(list_images(path, "a folder of images, or one image file"));
+  }
+  return dataset;
+}
+
+}  // namespace palimpsest::data

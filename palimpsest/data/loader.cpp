@@ -1,0 +1,265 @@
+#include "palimpsest/data/loader.h"
+
+#include "palimpsest/base/error.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ops/stack.h>
+
+#include <omp.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <sstream>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+
+namespace palimpsest::data {
+namespace {
+
+/// One batch in the making. It knows all that its examples need, so that a worker may finish it (for nobody)
+/// after the loader went on to another epoch.
+struct Job {
+  int64_t epoch = 0;
+  std::vector<int64_t> indices;  // into the data set
+  std::vector<Sample> samples;   // one an index
+  int64_t claimed = 0;           // examples that a worker has begun
+  int64_t finished = 0;
+  int64_t failed_at = -1;  // lowest position that failed: the same error for any number of workers
+  std::exception_ptr failure;
+  Batch batch;
+  bool done = false;
+};
+
+Batch stack(std::vector<Sample>& samples) {
+  Batch batch;
+  std::vector<at::Tensor> images, targets;
+  for (Sample& sample : samples) {
+    const Sample& first = samples.front();
+    if (sample.image.sizes() != first.image.sizes()) {
+      std::ostringstream message;
+      message << first.name << " is " << first.image.size(2) << "x" << first.image.size(1) << " pixels and "
+              << sample.name << " " << sample.image.size(2) << "x" << sample.image.size(1)
+              << ": images of one batch must have one size; set a crop, or use a batch of 1";
+      throw Error(ErrorKind::kUsage, message.str());
+    }
+    images.push_back(sample.image);
+    if (sample.target.defined()) targets.push_back(sample.target);
+    batch.names.push_back(sample.name);
+  }
+  batch.images = at::stack(images);
+  if (!targets.empty()) batch.targets = at::stack(targets);
+  return batch;
+}
+
+}  // namespace
+
+struct Loader::State {
+  std::shared_ptr<const Dataset> dataset;
+  LoaderOptions options;
+  int64_t batches = 0;
+
+  // Of the caller's thread only.
+  int64_t epoch = 0, next_batch = 0;  // the next batch to become a job
+  std::vector<int64_t> order;         // of this epoch; empty before the first
+
+  std::mutex mutex;                        // guards what follows, and the counters of each job
+  std::condition_variable work, finished;  // a job came or the end did; a job is done
+  std::deque<std::shared_ptr<Job>> jobs;   // in the order of the epoch
+  bool stopping = false;
+  std::vector<std::thread> threads;
+
+  void shuffle() {
+    order.resize(dataset->size());
+    std::iota(order.begin(), order.end(), 0);
+    if (!options.shuffle) return;
+    Random random = Random::stream(options.seed, static_cast<uint64_t>(epoch));
+    for (int64_t i = static_cast<int64_t>(order.size()) - 1; i > 0; --i)
+      std::swap(order[i], order[random.below(i + 1)]);
+  }
+
+  // The next batch of the epoch as a job, or none at its end.
+  std::shared_ptr<Job> make_job() {
+    if (order.empty() || next_batch >= batches) return nullptr;
+    auto job = std::make_shared<Job>();
+    job->epoch = epoch;
+    const int64_t begin = next_batch++ * options.batch_size;
+    const int64_t end = std::min(begin + options.batch_size, static_cast<int64_t>(order.size()));
+    job->indices.assign(order.begin() + begin, order.begin() + end);
+    job->samples.resize(job->indices.size());
+    return job;
+  }
+
+  Sample make_sample(const Job& job, int64_t position) const {
+    const int64_t index = job.indices[position];
+    Random random =
+        Random::stream(options.seed, static_cast<uint64_t>(job.epoch), static_cast<uint64_t>(index));
+    return dataset->get(index, random);
+  }
+
+  Batch make_batch_here(Job& job) const {
+    for (std::size_t i = 0; i < job.indices.size(); ++i)
+      job.samples[i] = make_sample(job, static_cast<int64_t>(i));
+    return stack(job.samples);
+  }
+
+  // The oldest job with an example that nobody has begun.
+  std::shared_ptr<Job> claimable() const {
+    for (const auto& job : jobs) {
+      if (job->claimed < static_cast<int64_t>(job->indices.size())) return job;
+    }
+    return nullptr;
+  }
+
+  void run_worker() {
+    // libtorch sets a thread's number of OpenMP threads at its first parallel call, over what was there. It
+    // remembers that in a thread-local variable of an inline function, of which libtorch and this program
+    // have one each: ask both first.
+    at::get_num_threads();
+    at::internal::lazy_init_num_threads();
+    omp_set_num_threads(1);
+    std::unique_lock lock(mutex);
+    while (true) {
+      std::shared_ptr<Job> job;
+      work.wait(lock, [&] { return stopping || (job = claimable()); });
+      if (stopping) return;
+      const int64_t position = job->claimed++;
+      lock.unlock();
+      std::exception_ptr failure;
+      try {
+        job->samples[position] = make_sample(*job, position);
+      } catch (...) {
+        failure = std::current_exception();
+      }
+      lock.lock();
+      if (failure && (job->failed_at < 0 || position < job->failed_at)) {
+        job->failed_at = position;
+        job->failure = failure;
+      }
+      if (++job->finished < static_cast<int64_t>(job->indices.size())) continue;
+      // The last worker stacks: the others and the caller go on meanwhile.
+      if (!job->failure && std::find(jobs.begin(), jobs.end(), job) != jobs.end()) {
+        lock.unlock();
+        try {
+          job->batch = stack(job->samples);
+        } catch (...) {
+          job->failure = std::current_exception();
+        }
+        job->samples.clear();
+        lock.lock();
+      }
+      job->done = true;
+      finished.notify_all();
+    }
+  }
+
+  void fill() {
+    while (static_cast<int64_t>(jobs.size()) < options.prefetch) {
+      auto job = make_job();
+      if (!job) return;
+      jobs.push_back(std::move(job));
+    }
+  }
+
+  void stop() {
+    {
+      const std::lock_guard lock(mutex);
+      stopping = true;
+    }
+    work.notify_all();
+    for (auto& thread : threads) thread.join();
+    threads.clear();
+  }
+};
+
+Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options)
+    : state_(std::make_unique<State>()) {
+  if (!dataset) throw std::invalid_argument("Loader needs a data set, got none");
+  const auto at_least = [](const char* what, int64_t value, int64_t least) {
+    if (value >= least) return;
+    throw Error(ErrorKind::kUsage, std::string("loader: ") + what + " must be at least " +
+                                       std::to_string(least) + ", got " + std::to_string(value));
+  };
+  at_least("the batch size", options.batch_size, 1);
+  at_least("the number of workers", options.workers, 0);
+  at_least("the number of prefetched batches", options.prefetch, 1);
+  const int64_t size = dataset->size();
+  state_->dataset = std::move(dataset);
+  state_->options = options;
+  state_->batches =
+      options.drop_last ? size / options.batch_size : (size + options.batch_size - 1) / options.batch_size;
+  state_->threads.reserve(options.workers);
+  try {
+    for (int64_t i = 0; i < options.workers; ++i)
+      state_->threads.emplace_back(&State::run_worker, state_.get());
+  } catch (const std::system_error& error) {
+    state_->stop();
+    throw Error(ErrorKind::kUsage, "loader: cannot start " + std::to_string(options.workers) +
+                                       " workers: " + error.code().message() + "; use fewer");
+  }
+}
+
+Loader::~Loader() {
+  state_->stop();
+}
+
+int64_t Loader::batches() const {
+  return state_->batches;
+}
+const Dataset& Loader::dataset() const {
+  return *state_->dataset;
+}
+const LoaderOptions& Loader::options() const {
+  return state_->options;
+}
+
+void Loader::start_epoch(int64_t epoch, int64_t first_batch) {
+  State& state = *state_;
+  if (state.batches == 0) {
+    throw Error(ErrorKind::kUsage, "the data set has " + std::to_string(state.dataset->size()) +
+                                       " examples, fewer than one batch of " +
+                                       std::to_string(state.options.batch_size) +
+                                       ": use a smaller batch, or keep the incomplete last batch");
+  }
+  if (epoch < 0 || first_batch < 0 || first_batch > state.batches) {
+    throw std::invalid_argument("Loader::start_epoch needs an epoch >= 0 and a batch of 0 to " +
+                                std::to_string(state.batches) + ", got " + std::to_string(epoch) + " and " +
+                                std::to_string(first_batch));
+  }
+  {
+    const std::lock_guard lock(state.mutex);
+    state.jobs.clear();  // workers finish the example at hand for nobody
+    state.epoch = epoch;
+    state.next_batch = first_batch;
+    state.shuffle();
+    if (!state.threads.empty()) state.fill();
+  }
+  state.work.notify_all();
+}
+
+std::optional<Batch> Loader::next() {
+  State& state = *state_;
+  if (state.threads.empty()) {
+    const auto job = state.make_job();
+    if (!job) return std::nullopt;
+    return state.make_batch_here(*job);
+  }
+  std::shared_ptr<Job> job;
+  {
+    std::unique_lock lock(state.mutex);
+    if (state.jobs.empty()) return std::nullopt;
+    job = state.jobs.front();
+    state.finished.wait(lock, [&] { return job->done; });
+    state.jobs.pop_front();
+    state.fill();
+  }
+  state.work.notify_all();
+  if (job->failure) std::rethrow_exception(job->failure);
+  return std::move(job->batch);
+}
+
+}  // namespace palimpsest::data
