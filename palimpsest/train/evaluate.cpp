@@ -1,6 +1,5 @@
 #include "palimpsest/train/evaluate.h"
 
-#include "palimpsest/base/error.h"
 #include "palimpsest/train/explain.h"
 #include "palimpsest/train/metrics.h"
 #include "palimpsest/train/trainer.h"
@@ -74,8 +73,7 @@ std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& sto
   } catch (...) {
     rethrow_explained(doing);
   }
-  if (!metrics)
-    throw Error(ErrorKind::kUsage, "there is no image to evaluate: the validation data has no batch");
+  TORCH_INTERNAL_ASSERT(metrics, "the loader gave no batch and no error");
   record.loss = totals.valid > 0 ? totals.loss / static_cast<double>(totals.valid) : 0;
   record.metrics = metrics->result();
   return record;

@@ -29,8 +29,8 @@ class EvalMode {
 /// Loss and metrics of `model`, in eval mode and without gradients, over one pass of `loader` (its epoch 0):
 /// the model is as before afterwards. All images of a batch have one size; batches may differ. The mean loss
 /// weighs every valid pixel (image) alike, so with "cross_entropy" it does not depend on how the images are
-/// batched. Nothing when `stopped` became true on the way. Throws as `loss` and `MetricsAccumulator::add` do,
-/// Error(kMemory), and Error(kUsage) when the loader has no batch.
+/// batched. Nothing when `stopped` became true on the way. Throws as `loss`, `MetricsAccumulator::add` and
+/// the loader do, and Error(kMemory).
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, nn::Model& model,
                                                 data::Loader& loader, const LossOptions& loss,
                                                 const TensorFormat& format);

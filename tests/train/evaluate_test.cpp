@@ -99,7 +99,7 @@ TEST(Evaluate, NoImageAtAllIsAnError) {
   auto options = in_order(8);
   options.drop_last = true;
   data::Loader loader(std::make_shared<BrightestColor>(7, 6), options);
-  expect_error(ErrorKind::kUsage, {"no image to evaluate"},
+  expect_error(ErrorKind::kUsage, {"7 examples", "batch of 8"},
                [&] { evaluate(*model, loader, {}, "f32", false); });
 }
 
