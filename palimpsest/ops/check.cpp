@@ -2,13 +2,19 @@
 
 #include "palimpsest/ops/layout.h"
 
+#include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <cmath>
+#include <string>
 
 namespace palimpsest::ops {
 namespace {
+
+std::string name_of(const at::Tensor& t) {
+  return c10::getDtypeNames(t.scalar_type()).first;
+}  // "float32"
 
 void check_x(const at::Tensor& x) {
   TORCH_CHECK(x.defined(), "[abn] x must be a tensor, got none");
@@ -17,9 +23,10 @@ void check_x(const at::Tensor& x) {
   TORCH_CHECK(x.dim() >= 2 && x.dim() <= 5,
               "[abn] x must have 2 to 5 dimensions, (N, C) to (N, C, D, H, W), got shape ", x.sym_sizes());
   const auto type = x.scalar_type();
-  TORCH_CHECK(!at::isReducedFloatingType(type), "[abn] x must be float32 or float64, got ", type,
+  TORCH_CHECK(!at::isReducedFloatingType(type), "[abn] x must be float32 or float64, got ", name_of(x),
               "; 16-bit storage is not supported yet: call the layer on x.to(float32), outside autocast");
-  TORCH_CHECK(type == at::kFloat || type == at::kDouble, "[abn] x must be float32 or float64, got ", type);
+  TORCH_CHECK(type == at::kFloat || type == at::kDouble, "[abn] x must be float32 or float64, got ",
+              name_of(x));
   TORCH_CHECK(x.device().is_cpu() || x.device().is_meta(),
               "[abn] x must be on the CPU, the only device of this build, got ", x.device(),
               "; move it with x.to(\"cpu\")");
@@ -31,8 +38,8 @@ void check_per_channel(const char* name, const std::optional<at::Tensor>& t, con
   if (!t) return;
   TORCH_CHECK(t->defined(), "[abn] ", name, " must be a tensor or none, got an undefined tensor");
   // f32 and f64 are their own accumulation types.
-  TORCH_CHECK(t->scalar_type() == x.scalar_type(), "[abn] ", name, " must be ", x.scalar_type(),
-              " where x is ", x.scalar_type(), ", got ", t->scalar_type());
+  TORCH_CHECK(t->scalar_type() == x.scalar_type(), "[abn] ", name, " must be ", name_of(x), " where x is ",
+              name_of(x), ", got ", name_of(*t));
   TORCH_CHECK(t->dim() == 1 && t->sym_size(0) == x.sym_size(1), "[abn] ", name,
               " needs one value per channel: x has shape ", x.sym_sizes(), ", ", name, " has shape ",
               t->sym_sizes());
@@ -106,6 +113,9 @@ void check_in_place(const at::Tensor& x, bool differentiable) {
   TORCH_CHECK(!may_overlap_itself(x),
               "[abn_] x is written over, so no two of its elements may share memory, got shape ",
               x.sym_sizes(), " with strides ", x.sym_strides(), "; use abn, or x.contiguous()");
+  TORCH_CHECK(!x.is_inference() || c10::InferenceMode::is_enabled(),
+              "[abn_] x must not be a tensor made in inference mode, outside that mode, got one of shape ",
+              x.sym_sizes(), "; use abn, or pass x.clone()");
   if (!differentiable) return;
   check_view(x);
   TORCH_CHECK(

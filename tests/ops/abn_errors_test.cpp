@@ -30,11 +30,11 @@ TEST(AbnErrors, XOfTheWrongRankTypeOrSize) {
   };
   refuse(torch::ones(3), {"[abn] x must have 2 to 5 dimensions", "got shape [3]"});
   refuse(torch::ones({2, 3, 1, 1, 1, 1}), {"2 to 5 dimensions", "[2, 3, 1, 1, 1, 1]"});
-  refuse(torch::ones({2, 3, 4}, at::kLong), {"[abn] x must be float32 or float64, got Long"});
+  refuse(torch::ones({2, 3, 4}, at::kLong), {"[abn] x must be float32 or float64, got int64"});
   refuse(torch::ones({2, 3, 4}, at::kBFloat16),
-         {"got BFloat16", "16-bit storage is not supported yet", "float32"});
-  refuse(torch::ones({2, 3, 4}, at::kHalf), {"got Half", "not supported yet"});
-  refuse(torch::ones({2, 3, 4}, at::kComplexFloat), {"got ComplexFloat"});
+         {"got bfloat16", "16-bit storage is not supported yet", "float32"});
+  refuse(torch::ones({2, 3, 4}, at::kHalf), {"got float16", "not supported yet"});
+  refuse(torch::ones({2, 3, 4}, at::kComplexFloat), {"got complex64"});
   refuse(torch::ones({2, 0, 4}), {"at least one channel", "[2, 0, 4]"});
   refuse(torch::ones({1, 3, 1, 1}),
          {"[abn] training needs more than one value per channel, got shape [1, 3, 1, 1]", "training=False"});
@@ -51,7 +51,7 @@ TEST(AbnErrors, ParametersOfTheWrongShapeTypeOrDevice) {
   const std::vector<std::pair<at::Tensor, std::string>> bad{
       {torch::ones(4), "has shape [4]"},
       {torch::ones({3, 1}), "has shape [3, 1]"},
-      {torch::ones(3, at::kDouble), "must be Float where x is Float, got Double"},
+      {torch::ones(3, at::kDouble), "must be float32 where x is float32, got float64"},
       {torch::ones(3, at::kMeta), "must be on the device of x, cpu, got meta"}};
   for (size_t i = 0; i < names.size(); ++i) {
     for (const auto& [tensor, part] : bad) {
@@ -123,6 +123,19 @@ TEST(AbnErrors, InPlaceRefusesAViewThatAutogradDidNotSee) {
   }
   const at::Tensor weight = torch::ones(12).set_requires_grad(true);
   expect_error(error_of([&] { abn_(view, weight, kNone, kNone, kNone); }), {"made under no_grad"});
+}
+
+TEST(AbnErrors, InPlaceRefusesAnInferenceTensorOutsideInferenceMode) {
+  at::Tensor x;
+  {
+    const c10::InferenceMode inference;
+    x = torch::randn({4, 4, 3});
+    EXPECT_EQ(error_of([&] { in_place(x); }), "");
+  }
+  const at::Tensor before = x.clone();
+  expect_error(error_of([&] { in_place(x); }), {"inference mode", "[4, 4, 3]", "use abn"});
+  EXPECT_TRUE(x.equal(before));
+  EXPECT_EQ(error_of([&] { abn(x, kNone, kNone, kNone, kNone); }), "");
 }
 
 TEST(AbnErrors, InPlaceRefusesMemoryThatOverlapsItself) {

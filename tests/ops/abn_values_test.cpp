@@ -156,5 +156,18 @@ TEST(AbnValues, OfAnEmptyBatchAreEmptyWhenFrozen) {
   });
 }
 
+TEST(AbnValues, AreReachedByTheOperatorsNameInAnyProgramThatLinksTheLibrary) {
+  for (const char* name : {"palimpsest::abn", "palimpsest::abn_"}) {
+    const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
+    const at::Tensor x = torch::randn({4, 3, 5, 5});
+    const at::Tensor want = abn(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+    torch::jit::Stack stack{x.clone(), c10::IValue(), c10::IValue(), c10::IValue(), c10::IValue()};
+    for (size_t i = stack.size(); i < op.schema().arguments().size(); ++i)
+      stack.push_back(*op.schema().arguments()[i].default_value());
+    op.callBoxed(stack);
+    EXPECT_TRUE(stack.at(0).toTensor().equal(want)) << name;
+  }
+}
+
 }  // namespace
 }  // namespace palimpsest::ops::tests

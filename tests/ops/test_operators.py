@@ -229,7 +229,7 @@ def test_the_fallback_count_is_readable():
 def test_what_autocast_hands_over_is_refused_with_the_way_out():
     module = Layer(in_place=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        with pytest.raises(RuntimeError, match=r"\[abn\] x must be float32 or float64, got BFloat16.*outside autocast"):
+        with pytest.raises(RuntimeError, match=r"\[abn\] x must be float32 or float64, got bfloat16.*outside autocast"):
             module(torch.randn(2, 3, 6, 5))
         # A f32 input in an autocast region passes as it is.
         assert abn(torch.randn(2, 8, 3), torch.ones(8), torch.zeros(8), None, None).dtype == torch.float32

@@ -1,0 +1,73 @@
+// Claim: what a forward pass keeps for backward, in place against standard (libtorch's batch norm with the
+// activation in place): at most 0.53 for the paper's ResNeXt-101 (pre-activation), at most 0.82 for
+// ResNet-50.
+//
+// Kept = live bytes after the forward pass, loss alive, minus live bytes before it, by the counting
+// allocator, per image of 224 x 224, f32. Two images are measured and the result halved. MB = 10^6 bytes.
+// Bytes have no spread, so each side runs once.
+#include "benchmarks/support.h"
+
+#include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/memory/meter.h"
+#include "palimpsest/models/registry.h"
+
+#include <torch/torch.h>
+
+#include <cstdio>
+
+namespace {
+
+using namespace palimpsest;
+
+struct Claim {
+  const char* model;
+  double limit;
+};
+
+// Limits are the counts by hand, rounded up: 81.3 / 157.8 for the paper's network, 68.9 / 85.3 for ResNet-50.
+constexpr Claim kClaims[] = {
+    {"resnet50", 0.82},          {"resnet101", 0.82},        {"resnext50_32x4d", 0.76},
+    {"resnext101_64x4d", 0.68},  {"resnext50_preact", 0.54}, {"resnext101_preact", 0.53},
+    {"resnext152_preact", 0.52},
+};
+
+double kept_megabytes(const char* name, nn::Strategy strategy) {
+  torch::manual_seed(0);
+  models::ModelOptions options;
+  options.strategy = strategy;
+  const auto model = models::make(name, options);
+  for (auto& p : model->parameters()) {
+    if (p.dim() == 4) p.set_data(p.contiguous(at::MemoryFormat::ChannelsLast));
+  }
+  const auto images = torch::randn({2, 3, 224, 224}).contiguous(at::MemoryFormat::ChannelsLast);
+  const auto targets = torch::zeros({2}, torch::kInt64);
+  memory::Meter meter;
+  const auto loss = torch::nn::functional::cross_entropy(model->forward(images), targets);
+  meter.forward_done();
+  return static_cast<double>(meter.kept_bytes()) / 2 / 1e6;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  memory::install_counting_allocator();
+  const auto options = benchmarks::parse_options(
+      argc, argv, "Counts the bytes that a forward pass keeps for backward, in place against standard.");
+  benchmarks::Report report("kept_bytes", options);
+  try {
+    for (const auto& claim : kClaims) {
+      benchmarks::Row row;
+      row.claim = claim.model + std::string(", kept per image");
+      row.opponent_name = "standard";
+      row.unit = "MB";
+      row.opponent = benchmarks::exactly(kept_megabytes(claim.model, nn::Strategy::kStandard));
+      row.measured = benchmarks::exactly(kept_megabytes(claim.model, nn::Strategy::kInplace2));
+      row.limit = claim.limit;
+      report.add(row);
+    }
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "kept_bytes: %s\n", error.what());
+    return 1;
+  }
+  return report.finish();
+}

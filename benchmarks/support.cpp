@@ -1,0 +1,147 @@
+#include "benchmarks/support.h"
+
+#include <ATen/Parallel.h>
+#include <torch/version.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <iostream>
+
+namespace palimpsest::benchmarks {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string processor_name() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const auto colon = line.find(": ");
+    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "unknown";
+}
+
+Json to_json(const Spread& s) {
+  return {{"median", s.median}, {"low", s.low}, {"high", s.high}};
+}
+
+Json to_json(const Row& row) {
+  return {{"claim", row.claim},
+          {"opponent_name", row.opponent_name},
+          {"unit", row.unit},
+          {"opponent", to_json(row.opponent)},
+          {"measured", to_json(row.measured)},
+          {"ratio", row.ratio()},
+          {"limit", row.limit},
+          {"pass", row.pass()}};
+}
+
+/// "10.12 (9.98-10.40) ms"; without the quartiles where there is no spread.
+std::string to_text(const Spread& s, const std::string& unit) {
+  char text[96];
+  if (s.low == s.high) {
+    std::snprintf(text, sizeof text, "%.2f %s", s.median, unit.c_str());
+  } else {
+    std::snprintf(text, sizeof text, "%.2f (%.2f-%.2f) %s", s.median, s.low, s.high, unit.c_str());
+  }
+  return text;
+}
+
+bool all_pass(const std::vector<Row>& rows) {
+  return std::all_of(rows.begin(), rows.end(), [](const Row& row) { return row.pass(); });
+}
+
+}  // namespace
+
+Spread spread_of(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  // Linear between neighbours, so that an even count has its usual median.
+  const auto quantile = [&](double q) {
+    const double position = q * static_cast<double>(values.size() - 1);
+    const auto below = static_cast<size_t>(position);
+    const size_t above = std::min(below + 1, values.size() - 1);
+    return values[below] + (position - static_cast<double>(below)) * (values[above] - values[below]);
+  };
+  return {quantile(0.5), quantile(0.25), quantile(0.75)};
+}
+
+Options parse_options(int argc, char** argv, const std::string& description) {
+  Options options;
+  CLI::App app(description);
+  app.add_option("--json", options.json, "also write the table to this JSON file");
+  app.add_flag("--check", options.check, "exit status 1 where a claim fails");
+  app.add_option("--repeats", options.repeats, "timed runs of each side")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    std::exit(app.exit(error) == 0 ? 0 : 2);
+  }
+  return options;
+}
+
+double seconds_of(const std::function<void()>& work) {
+  const auto start = std::chrono::steady_clock::now();
+  work();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int warm_up) {
+  std::vector<std::vector<double>> seconds(sides.size());
+  for (int round = -warm_up; round < repeats; ++round) {
+    for (size_t i = 0; i < sides.size(); ++i) {
+      const double value = sides[i]();
+      if (round >= 0) seconds[i].push_back(value);
+    }
+  }
+  std::vector<Spread> spreads;
+  for (auto& values : seconds) spreads.push_back(spread_of(std::move(values)));
+  return spreads;
+}
+
+Report::Report(std::string name, Options options) : name_(std::move(name)), options_(std::move(options)) {}
+
+void Report::add(const Row& row) {
+  if (rows_.empty()) {
+    std::printf("%s: %s, %d threads, libtorch %s\n", name_.c_str(), processor_name().c_str(),
+                at::get_num_threads(), TORCH_VERSION);
+    std::printf("%-34s %-52s %-26s %6s %6s\n", "claim", "opponent", "measured", "ratio", "limit");
+  }
+  rows_.push_back(row);
+  const std::string opponent = row.opponent_name + " " + to_text(row.opponent, row.unit);
+  std::printf("%-34s %-52s %-26s %6.3f %6.2f  %s\n", row.claim.c_str(), opponent.c_str(),
+              to_text(row.measured, row.unit).c_str(), row.ratio(), row.limit, row.pass() ? "pass" : "FAIL");
+  std::fflush(stdout);
+}
+
+int Report::finish() const {
+  const bool pass = all_pass(rows_);
+  std::printf("%s: %s\n", name_.c_str(), pass ? "every claim holds" : "a claim FAILED");
+  bool written = true;
+  if (!options_.json.empty()) {
+    Json rows = Json::array();
+    for (const auto& row : rows_) rows.push_back(to_json(row));
+    std::ofstream file(options_.json);
+    file << Json{{"benchmark", name_},
+                 {"processor", processor_name()},
+                 {"threads", at::get_num_threads()},
+                 {"libtorch", TORCH_VERSION},
+                 {"repeats", options_.repeats},
+                 {"rows", rows},
+                 {"pass", pass}}
+                .dump(2)
+         << '\n';
+    file.close();
+    written = !file.fail();
+    if (!written) std::cerr << "cannot write " << options_.json << '\n';
+  }
+  return written && (pass || !options_.check) ? 0 : 1;
+}
+
+}  // namespace palimpsest::benchmarks

@@ -1,0 +1,68 @@
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+/// What every benchmark shares: interleaved timing, one table, its JSON twin, the exit status.
+namespace palimpsest::benchmarks {
+
+/// Median and quartiles of some runs.
+struct Spread {
+  double median = 0;
+  double low = 0;   ///< first quartile
+  double high = 0;  ///< third quartile
+};
+/// Values are sorted on the way; at least one.
+Spread spread_of(std::vector<double> values);
+/// A quantity without spread, such as bytes.
+inline Spread exactly(double value) {
+  return {value, value, value};
+}
+
+/// The options of every benchmark program: --json PATH, --check, --repeats N.
+struct Options {
+  std::string json;    ///< where to write the JSON twin; empty: nowhere
+  bool check = false;  ///< exit status 1 where a claim fails
+  int repeats = 25;    ///< timed runs of each side
+};
+/// Reads them; ends the program for --help (status 0) and for a wrong option (status 2), saying why.
+Options parse_options(int argc, char** argv, const std::string& description);
+
+/// One run of one side: prepares, times what it measures and nothing else (seconds_of), returns seconds.
+using Side = std::function<double()>;
+double seconds_of(const std::function<void()>& work);
+/// Runs the sides in turn, A B C A B C ..., so that a slow moment of the machine hits all of them: `warm_up`
+/// rounds that are thrown away, then `repeats`. Seconds, one entry a side.
+std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int warm_up = 3);
+
+/// One claim: `measured` is at most `limit` times `opponent`.
+struct Row {
+  std::string claim;          ///< what is compared, e.g. "(32, 256, 56, 56) NCHW"
+  std::string opponent_name;  ///< what it is compared with, e.g. "batch_norm + leaky_relu_"
+  std::string unit;           ///< of both values, e.g. "ms"
+  Spread opponent;
+  Spread measured;
+  double limit = 0;
+
+  double ratio() const { return measured.median / opponent.median; }
+  bool pass() const { return ratio() <= limit; }
+};
+
+/// A table that grows line by line, and its JSON twin: machine (processor, threads, libtorch), rows, pass.
+class Report {
+ public:
+  Report(std::string name, Options options);
+  /// Prints the row; the header goes before the first.
+  void add(const Row& row);
+  /// Prints the sum, writes the JSON file. Returns the exit status of the program: 1 where a claim failed and
+  /// --check was given or the file cannot be written, else 0.
+  int finish() const;
+
+ private:
+  std::string name_;
+  Options options_;
+  std::vector<Row> rows_;
+};
+
+}  // namespace palimpsest::benchmarks
