@@ -39,6 +39,7 @@ function(palimpsest_test name)
   add_executable(tests_${name} ${ARG_SOURCES})
   target_include_directories(tests_${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(tests_${name} PRIVATE ${ARG_LIBRARIES} GTest::gtest_main)
+  target_compile_options(tests_${name} PRIVATE $<$<CONFIG:Release>:-O1>)  # a test runs once, and is compiled as often
   if(ARG_TORCH_PCH)
     palimpsest_torch_pch()
     target_precompile_headers(tests_${name} REUSE_FROM palimpsest_torch_pch)
