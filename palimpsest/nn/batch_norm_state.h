@@ -29,10 +29,10 @@ struct InPlaceABNOptions {
   /// momentum = 1 / num_batches_tracked. A later change takes effect at the next forward.
   TORCH_ARG(std::optional<double>, momentum) = 0.1;
   /// Whether there are a learnable weight (starts at 1) and bias (starts at 0). Default: true. A later change
-  /// takes effect at reset() only.
+  /// has no effect.
   TORCH_ARG(bool, affine) = true;
   /// Whether running statistics are kept and used in eval mode; without them eval mode normalizes with the
-  /// batch's own. Default: true. A later change takes effect at reset() only.
+  /// batch's own. Default: true. A later change has no effect.
   TORCH_ARG(bool, track_running_stats) = true;
   /// Applied after the normalization; it must be invertible. Default: leaky ReLU. A later change takes effect
   /// at the next forward.
@@ -57,7 +57,8 @@ class BatchNormState : public torch::nn::Cloneable<Derived> {
     BatchNormState::reset();
   }
 
-  /// Registers the tensors anew (for clone()), then reset_parameters().
+  /// Registers the tensors, then reset_parameters(). For the constructor and clone(): a second registration
+  /// of a name is an error, so a user who wants a fresh start calls reset_parameters().
   void reset() override {
     const auto channels = options.channels();
     const bool affine = options.affine(), track = options.track_running_stats();

@@ -190,13 +190,13 @@ TEST(InPlaceABN, OptionsThatMayChangeLaterTakeEffectAtTheNextForward) {
   EXPECT_TRUE(torch::allclose(layer->running_mean, x.mean({0, 2, 3}), 1e-5, 1e-6));
 }
 
-TEST(InPlaceABN, ACloneHasItsOwnTensorsAndResetForgets) {
+TEST(InPlaceABN, ACloneHasItsOwnTensorsAndResetParametersForgets) {
   InPlaceABN layer(3);
   layer->forward(torch::randn({2, 3, 4, 4}));
   auto copy = std::dynamic_pointer_cast<InPlaceABNImpl>(layer->clone());
   ASSERT_TRUE(copy);
   EXPECT_TRUE(torch::equal(copy->running_mean, layer->running_mean));
-  copy->reset();
+  copy->reset_parameters();
   EXPECT_EQ(copy->num_batches_tracked.item<int64_t>(), 0);
   EXPECT_EQ(copy->running_mean.abs().sum().item<double>(), 0);
   EXPECT_NE(layer->running_mean.abs().sum().item<double>(), 0);

@@ -1,0 +1,26 @@
+#pragma once
+
+/// The one header that most users include: what a C++ training program on libtorch gets.
+///
+///   nn::InPlaceABN              batch normalization + activation that keeps its output only; BatchNorm2d's
+///   state dict models::make(name, options) ResNet, ResNeXt, DeepLabV3 by name; ModelOptions::strategy
+///   switches the whole network
+///                               between nn::Strategy::kStandard and kInplace2: the same weights, the same
+///                               gradients
+///   memory::install_counting_allocator(), memory::Meter, memory::Timeline
+///                               kept and peak bytes of a step; call the first before any tensor
+///   ops::abn, ops::abn_         the same layer as a function on tensors
+///   nn::state_dict              every tensor of a module by name, in the order of Python's state_dict()
+///
+/// Training loops, data, files and the command line have headers of their own below
+/// palimpsest/{train,data,io,cli}.
+#include "palimpsest/base/error.h"
+#include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/memory/meter.h"
+#include "palimpsest/memory/timeline.h"
+#include "palimpsest/models/registry.h"
+#include "palimpsest/nn/inplace_abn.h"
+#include "palimpsest/nn/model.h"
+#include "palimpsest/nn/norm.h"
+#include "palimpsest/nn/state_dict.h"
+#include "palimpsest/ops/abn.h"

@@ -1,0 +1,65 @@
+#include "palimpsest/models/resnet.h"
+#include "palimpsest/models/resnext_preact.h"
+#include "tests/models/support.h"
+
+#include <functional>
+
+namespace palimpsest::models {
+namespace {
+
+using Maker = std::function<std::shared_ptr<Backbone>(const BackboneOptions&)>;
+
+struct Case {
+  const char* name;
+  Maker make;
+};
+
+std::ostream& operator<<(std::ostream& stream, const Case& c) {
+  return stream << c.name;
+}
+
+class Atrous : public ::testing::TestWithParam<Case> {};
+
+// Holes instead of strides: the dilated network computes more positions, and the old ones have the old
+// values.
+TEST_P(Atrous, EveryFeatureOfTheStridedNetworkIsAFeatureOfTheDilatedOne) {
+  torch::NoGradGuard no_grad;
+  const auto images = images_by_formula(96);
+  at::Tensor strided;
+  for (const int64_t output_stride : {32, 16, 8}) {
+    BackboneOptions options;
+    options.classes = 0;
+    options.output_stride = output_stride;
+    const auto body = GetParam().make(options);
+    fill_by_formula(*body);
+    body->eval();
+    const auto features = body->forward(images);
+    EXPECT_EQ(features.sizes(),
+              at::IntArrayRef({2, body->feature_channels(), 96 / output_stride, 96 / output_stride}));
+    if (output_stride == 32) strided = features;
+    const int64_t step = 32 / output_stride;
+    const auto common = features.slice(2, 0, std::nullopt, step).slice(3, 0, std::nullopt, step);
+    EXPECT_LE(relative_error(common, strided), kSameNetwork) << "output stride " << output_stride;
+  }
+}
+
+const ResNetShape kBasic{"resnet18", false, {2, 2, 2, 2}};
+const ResNetShape kBottleneck{"resnet26", true, {2, 2, 2, 2}};
+
+INSTANTIATE_TEST_SUITE_P(
+    Blocks, Atrous,
+    ::testing::Values(
+        Case{"BasicBlock", [](const BackboneOptions& o) { return std::make_shared<ResNet>(kBasic, o); }},
+        Case{"Bottleneck", [](const BackboneOptions& o) { return std::make_shared<ResNet>(kBottleneck, o); }},
+        Case{"PreactBottleneck",
+             [](const BackboneOptions& o) {
+               return std::make_shared<PreactResNeXt>("small", std::array<int64_t, 4>{2, 2, 2, 2}, o);
+             }}),
+    [](const auto& info) { return std::string(info.param.name); });
+
+TEST(StagePlanner, OtherOutputStridesAreRefused) {
+  EXPECT_NE(usage_error([] { StagePlanner(12); }).find("8, 16 or 32, got 12"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace palimpsest::models

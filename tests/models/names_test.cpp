@@ -1,0 +1,155 @@
+#include "tests/models/support.h"
+
+#include <array>
+#include <cstdint>
+#include <sstream>
+
+namespace palimpsest::models {
+namespace {
+
+// One line an entry, "name shape", in state-dict order.
+std::vector<std::string> entries(const torch::nn::Module& model) {
+  std::vector<std::string> lines;
+  for (const auto& [name, tensor] : nn::state_dict(model)) {
+    std::ostringstream line;
+    line << name << ' ';
+    for (int64_t d = 0; d < tensor.dim(); ++d) line << (d ? "x" : "") << tensor.size(d);
+    lines.push_back(line.str());
+  }
+  return lines;
+}
+
+// 64-bit FNV-1a of the lines, each ended by a newline.
+uint64_t digest(const std::vector<std::string>& lines) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const auto& line : lines) {
+    for (const char c : line + "\n") hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  }
+  return hash;
+}
+
+int64_t parameter_count(const torch::nn::Module& model) {
+  int64_t count = 0;
+  for (const auto& parameter : model.parameters()) count += parameter.numel();
+  return count;
+}
+
+struct Published {
+  const char* name;
+  int64_t parameters;
+  uint64_t digest;  // of the entries of torchvision 0.26's model of this name
+};
+
+class Torchvision : public ::testing::TestWithParam<Published> {};
+
+TEST_P(Torchvision, ParametersNamesShapesAndOrderAreThePublishedOnes) {
+  const auto model = make(GetParam().name, {});
+  EXPECT_EQ(parameter_count(*model), GetParam().parameters);
+  const auto got = entries(*model);
+  EXPECT_EQ(digest(got), GetParam().digest) << ::testing::PrintToString(got);
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Torchvision,
+                         ::testing::Values(Published{"resnet18", 11689512, 0xf2b8cb04a7ed2b74},
+                                           Published{"resnet34", 21797672, 0xff6b8bde2b3f8e44},
+                                           Published{"resnet50", 25557032, 0xbcf79d988e045b7e},
+                                           Published{"resnet101", 44549160, 0xf7513e3ca57e9509},
+                                           Published{"resnet152", 60192808, 0xb76059ee22760130},
+                                           Published{"resnext50_32x4d", 25028904, 0x9d01f1e851323d7f},
+                                           Published{"resnext101_32x8d", 88791336, 0x6b389f4caf2fa86a},
+                                           Published{"resnext101_64x4d", 83455272, 0x7c25cee4f50e5397}),
+                         [](const auto& info) { return std::string(info.param.name); });
+
+// The first stage of ResNet-18 and the first block of ResNet-50 in plain words: what a digest cannot show.
+TEST(Names, AResNetReadsLikeTorchvisions) {
+  const auto basic = entries(*make("resnet18", {}));
+  EXPECT_EQ(basic[0], "conv1.weight 64x3x7x7");
+  EXPECT_EQ(basic[5], "bn1.num_batches_tracked ");
+  EXPECT_EQ(basic[6], "layer1.0.conv1.weight 64x64x3x3");
+  EXPECT_EQ(basic.back(), "fc.bias 1000");
+  const auto deep = entries(*make("resnet50", {}));
+  EXPECT_NE(std::find(deep.begin(), deep.end(), "layer1.0.downsample.0.weight 256x64x1x1"), deep.end());
+  EXPECT_NE(std::find(deep.begin(), deep.end(), "layer1.0.downsample.1.running_var 256"), deep.end());
+}
+
+using Blocks = std::array<int64_t, 4>;
+
+// Weights by formula: a block of inner width w (conv1, conv2), 64 groups and c channels out of `in`:
+//   in*w + w*(w/64)*9 + w*c, its three normalizations 2*(in + w + w), a projection in*c where the shape
+//   changes.
+int64_t preact_parameters(const Blocks& blocks) {
+  int64_t total = 64 * 3 * 49, in = 64;
+  for (int64_t i = 0; i < 4; ++i) {
+    const int64_t w = 128 << i, c = 256 << i;
+    for (int64_t b = 0; b < blocks[i]; ++b) {
+      total += in * w + w * (w / 64) * 9 + w * c + 2 * (in + 2 * w) + (b == 0 ? in * c : 0);
+      in = c;
+    }
+  }
+  return total + 2 * in + in * 1000 + 1000;
+}
+
+// The names of the paper's release, in the order in which its modules are declared.
+std::vector<std::string> preact_names(const Blocks& blocks) {
+  std::vector<std::string> names;
+  const auto norm = [&](const std::string& prefix) {
+    for (const char* name : {"weight", "bias", "running_mean", "running_var", "num_batches_tracked"}) {
+      names.push_back(prefix + "." + name);
+    }
+  };
+  names.push_back("mod1.conv1.weight");
+  for (int64_t i = 0; i < 4; ++i) {
+    for (int64_t b = 1; b <= blocks[i]; ++b) {
+      const std::string block = "mod" + std::to_string(i + 2) + ".block" + std::to_string(b);
+      norm(block + ".bn1");
+      names.push_back(block + ".convs.conv1.weight");
+      norm(block + ".convs.bn2");
+      names.push_back(block + ".convs.conv2.weight");
+      norm(block + ".convs.bn3");
+      names.push_back(block + ".convs.conv3.weight");
+      if (b == 1) names.push_back(block + ".proj_conv.weight");
+    }
+  }
+  norm("bn_out");
+  names.insert(names.end(), {"fc.weight", "fc.bias"});
+  return names;
+}
+
+class Preact : public ::testing::TestWithParam<std::pair<const char*, Blocks>> {};
+
+TEST_P(Preact, ParametersAndNamesFollowThePaper) {
+  const auto& [name, blocks] = GetParam();
+  const auto model = make(name, {});
+  EXPECT_EQ(parameter_count(*model), preact_parameters(blocks));
+  std::vector<std::string> got;
+  for (const auto& [key, tensor] : nn::state_dict(*model)) got.push_back(key);
+  EXPECT_EQ(got, preact_names(blocks));
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Preact,
+                         ::testing::Values(std::pair{"resnext50_preact", Blocks{3, 4, 6, 3}},
+                                           std::pair{"resnext101_preact", Blocks{3, 4, 23, 3}},
+                                           std::pair{"resnext152_preact", Blocks{3, 8, 36, 3}}),
+                         [](const auto& info) { return std::string(info.param.first); });
+
+TEST(Names, DoNotDependOnTheStrategy) {
+  for (const char* name : {"resnet18", "resnext50_32x4d", "resnext50_preact", "deeplabv3_resnet18"}) {
+    ModelOptions standard, in_place;
+    standard.strategy = nn::Strategy::kStandard;
+    in_place.strategy = nn::Strategy::kInplace2;
+    EXPECT_EQ(entries(*make(name, standard)), entries(*make(name, in_place))) << name;
+  }
+}
+
+TEST(Names, ASegmentationNetworkHasTheBackbonesNamesUnderBody) {
+  const auto backbone = entries(*make("resnet18", {}));
+  const auto whole = entries(*make("deeplabv3_resnet18", {}));
+  const std::size_t body = backbone.size() - 2;  // without fc
+  ASSERT_GT(whole.size(), body);
+  for (std::size_t i = 0; i < body; ++i) EXPECT_EQ(whole[i], "body." + backbone[i]);
+  EXPECT_EQ(whole[body], "head.map_convs.0.weight 256x512x1x1");
+  EXPECT_EQ(whole.back(), "cls.bias 1000");
+}
+
+}  // namespace
+}  // namespace palimpsest::models

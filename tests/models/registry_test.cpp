@@ -1,0 +1,97 @@
+#include "palimpsest/models/registry.h"
+#include "tests/models/support.h"
+
+#include <algorithm>
+
+namespace palimpsest::models {
+namespace {
+
+void expect_contains(const std::string& message, const std::string& part) {
+  EXPECT_NE(message.find(part), std::string::npos) << message;
+}
+
+TEST(Registry, EveryBackboneHasASegmentationTwin) {
+  const auto all = names();
+  EXPECT_EQ(all.size(), 22u);
+  for (const auto& name : all) {
+    if (name.starts_with("deeplabv3_")) continue;
+    EXPECT_EQ(std::count(all.begin(), all.end(), "deeplabv3_" + name), 1) << name;
+  }
+}
+
+TEST(Registry, AnUnknownNameGetsTheNearestOne) {
+  expect_contains(usage_error([] { make("resnet-50", {}); }),
+                  "unknown model 'resnet-50'; did you mean 'resnet50'?");
+  expect_contains(usage_error([] { make("deeplabv3_resnet19", {}); }), "did you mean 'deeplabv3_resnet18'?");
+  expect_contains(usage_error([] { make("deeplabv3_", {}); }), "unknown model 'deeplabv3_'");
+}
+
+TEST(Registry, AnOptionThatDoesNotFitIsNamedWithItsValue) {
+  ModelOptions options;
+  options.output_stride = 8;
+  expect_contains(usage_error([&] { make("resnet18", options); }), "takes no output stride, got 8");
+  options.output_stride = 4;
+  expect_contains(usage_error([&] { make("deeplabv3_resnet18", options); }), "8 or 16, got 4");
+  options = {};
+  options.classes = 0;
+  expect_contains(usage_error([&] { make("resnet18", options); }), "classes = 0");
+  options = {};
+  options.activation_param = 0;
+  expect_contains(usage_error([&] { make("resnet18", options); }), "slope in (0, 1], got 0");
+}
+
+TEST(Registry, AModelSaysWhetherItSegmentsAndHasTheClassesAskedFor) {
+  ModelOptions options;
+  options.classes = 4;
+  const auto classifier = make("resnet18", options);
+  EXPECT_FALSE(classifier->segments());
+  EXPECT_EQ(classifier->forward(torch::randn({2, 3, 40, 48})).sizes(), at::IntArrayRef({2, 4}));
+  EXPECT_TRUE(make("deeplabv3_resnet18", options)->segments());
+}
+
+TEST(Registry, ImagesOfAnotherShapeOrTypeAreRefused) {
+  for (const char* name : {"resnet18", "resnext50_preact", "deeplabv3_resnet18"}) {
+    const auto model = make(name, {});
+    expect_contains(usage_error([&] { model->forward(torch::randn({2, 1, 64, 64})); }),
+                    "got shape [2, 1, 64, 64]");
+    expect_contains(usage_error([&] { model->forward(torch::randn({3, 64, 64})); }), "(N, 3, H, W)");
+    expect_contains(usage_error([&] { model->forward(torch::zeros({2, 3, 64, 64}, torch::kUInt8)); }),
+                    "Byte");
+  }
+}
+
+TEST(Registry, TheSeedDecidesTheWeightsAndTheStrategyDoesNot) {
+  const auto first_weights = [](uint64_t seed, nn::Strategy strategy) {
+    torch::manual_seed(seed);
+    ModelOptions options;
+    options.strategy = strategy;
+    std::vector<at::Tensor> all;
+    for (const auto& p : make("resnet18", options)->parameters()) all.push_back(p.detach().flatten());
+    return torch::cat(all);
+  };
+  const auto a = first_weights(1, nn::Strategy::kInplace2);
+  EXPECT_TRUE(torch::equal(a, first_weights(1, nn::Strategy::kInplace2)));
+  EXPECT_TRUE(torch::equal(a, first_weights(1, nn::Strategy::kStandard)));
+  EXPECT_FALSE(torch::equal(a, first_weights(2, nn::Strategy::kInplace2)));
+}
+
+// torchvision: normal, fan-out, gain of the activation. 3x3 of 512 channels: 2.36 M values, so 1 % is 15
+// sigma.
+TEST(Registry, ConvolutionsStartWithKaimingsDeviation) {
+  torch::manual_seed(1);
+  const auto deviation = [](nn::Activation activation, double param) {
+    ModelOptions options;
+    options.activation = activation;
+    options.activation_param = param;
+    const auto model = make("resnet18", options);
+    return model->named_parameters()["layer4.1.conv2.weight"].std().item<double>();
+  };
+  const double unit = 1 / std::sqrt(512.0 * 9);
+  EXPECT_NEAR(deviation(nn::Activation::kLeakyReLU, 0.01) / unit, std::sqrt(2 / 1.0001), 0.01);
+  EXPECT_NEAR(deviation(nn::Activation::kLeakyReLU, 0.5) / unit, std::sqrt(2 / 1.25), 0.01);
+  EXPECT_NEAR(deviation(nn::Activation::kELU, 1) / unit, std::sqrt(2), 0.01);
+  EXPECT_NEAR(deviation(nn::Activation::kIdentity, 0) / unit, 1, 0.01);
+}
+
+}  // namespace
+}  // namespace palimpsest::models

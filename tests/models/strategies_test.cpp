@@ -1,0 +1,128 @@
+#include "palimpsest/models/deeplab.h"
+#include "palimpsest/models/resnet.h"
+#include "palimpsest/models/resnext_preact.h"
+#include "tests/models/support.h"
+
+#include <ostream>
+
+namespace palimpsest::models {
+namespace {
+
+constexpr int64_t kClasses = 5;
+
+// A short network of every family: f64 convolutions in groups are slow.
+std::shared_ptr<nn::Model> build(const std::string& kind, int64_t output_stride,
+                                 const nn::NormOptions& norm) {
+  const bool segments = output_stride < 32;
+  const BackboneOptions options{segments ? 0 : kClasses, output_stride, norm};
+  std::shared_ptr<Backbone> body;
+  if (kind == "basic") body = std::make_shared<ResNet>(ResNetShape{kind, false, {1, 2, 1, 1}}, options);
+  if (kind == "bottleneck") body = std::make_shared<ResNet>(ResNetShape{kind, true, {2, 1, 1, 1}}, options);
+  if (kind == "grouped")
+    body = std::make_shared<ResNet>(ResNetShape{kind, true, {1, 1, 1, 1}, 32, 4}, options);
+  if (kind == "preact")
+    body = std::make_shared<PreactResNeXt>(kind, std::array<int64_t, 4>{2, 1, 1, 1}, options);
+  if (segments) return std::make_shared<DeepLabV3>(body, kClasses, norm);
+  return body;
+}
+
+struct Case {
+  const char* kind;
+  int64_t output_stride = 32;
+  nn::Activation activation = nn::Activation::kLeakyReLU;
+  double activation_param = 0.01;
+};
+
+std::ostream& operator<<(std::ostream& stream, const Case& c) {
+  return stream << c.kind << c.output_stride;
+}
+
+struct Step {
+  at::Tensor logits;
+  std::vector<std::pair<std::string, at::Tensor>> gradients, buffers;
+};
+
+// One forward and backward of a freshly seeded f64 network.
+Step step(const Case& c, nn::Strategy strategy, bool channels_last) {
+  torch::manual_seed(3);
+  const auto model = build(c.kind, c.output_stride, {strategy, c.activation, c.activation_param});
+  model->to(torch::kFloat64);
+  auto images = torch::randn({2, 3, 64, 64}, torch::kFloat64);
+  if (channels_last) images = images.contiguous(at::MemoryFormat::ChannelsLast);
+  Step result;
+  result.logits = model->forward(images);
+  // Another weight for every logit: a sum alone would have no gradient through a normalization.
+  const auto weights =
+      torch::sin(torch::arange(result.logits.numel(), torch::kFloat64)).reshape(result.logits.sizes());
+  (result.logits * weights).sum().backward();
+  for (const auto& p : model->named_parameters()) result.gradients.emplace_back(p.key(), p.value().grad());
+  for (const auto& b : model->named_buffers())
+    result.buffers.emplace_back(b.key(), b.value().to(torch::kFloat64));
+  return result;
+}
+
+class Strategies : public ::testing::TestWithParam<Case> {};
+
+TEST_P(Strategies, GiveTheSameLogitsGradientsAndRunningStatistics) {
+  for (const bool channels_last : {false, true}) {
+    const auto want = step(GetParam(), nn::Strategy::kStandard, channels_last);
+    const auto got = step(GetParam(), nn::Strategy::kInplace2, channels_last);
+    EXPECT_LE(relative_error(got.logits, want.logits), kSameNetwork);
+    ASSERT_EQ(got.gradients.size(), want.gradients.size());
+    for (std::size_t i = 0; i < want.gradients.size(); ++i) {
+      ASSERT_TRUE(got.gradients[i].second.defined()) << want.gradients[i].first;
+      EXPECT_LE(relative_error(got.gradients[i].second, want.gradients[i].second), kSameNetwork)
+          << want.gradients[i].first << (channels_last ? ", channels-last" : ", NCHW");
+    }
+    for (std::size_t i = 0; i < want.buffers.size(); ++i) {
+      EXPECT_LE(relative_error(got.buffers[i].second, want.buffers[i].second), kSameNetwork)
+          << want.buffers[i].first;
+    }
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Models, Strategies,
+                         ::testing::Values(Case{"basic"}, Case{"bottleneck", 32, nn::Activation::kELU, 1},
+                                           Case{"grouped", 32, nn::Activation::kLeakyReLU, 0.2},
+                                           Case{"preact"}, Case{"basic", 8}, Case{"basic", 16},
+                                           Case{"bottleneck", 16}, Case{"preact", 8}),
+                         [](const auto& info) {
+                           return std::string(info.param.kind) + "_" + nn::to_string(info.param.activation) +
+                                  "_" + std::to_string(info.param.output_stride);
+                         });
+
+TEST(Strategies, AreTheSameFunctionInEvalMode) {
+  for (const auto& [kind, output_stride] : {std::pair{"basic", 32}, {"preact", 32}, {"bottleneck", 16}}) {
+    at::Tensor logits[2];
+    for (const auto strategy : {nn::Strategy::kStandard, nn::Strategy::kInplace2}) {
+      torch::manual_seed(5);
+      const auto model = build(kind, output_stride, nn::NormOptions{strategy});
+      model->to(torch::kFloat64);
+      const auto images = torch::randn({2, 3, 64, 64}, torch::kFloat64);
+      model->forward(images);  // moves the running statistics
+      model->eval();
+      torch::NoGradGuard no_grad;
+      const auto untouched = images.clone();
+      auto& out = logits[strategy == nn::Strategy::kStandard ? 0 : 1];
+      out = model->forward(images);
+      EXPECT_TRUE(torch::equal(out, model->forward(images))) << kind << ": eval mode must not move anything";
+      EXPECT_TRUE(torch::equal(images, untouched)) << kind << ": the images belong to the caller";
+      // One image at a time gives the same rows, also where a batch of one cannot train.
+      EXPECT_LE(relative_error(model->forward(images.slice(0, 1, 2)), out.slice(0, 1, 2)), kSameNetwork)
+          << kind;
+    }
+    EXPECT_LE(relative_error(logits[1], logits[0]), kSameNetwork) << kind;
+  }
+}
+
+TEST(Strategies, TheSameSeedGivesTheSameBytesTwice) {
+  const auto a = step({"basic"}, nn::Strategy::kInplace2, false);
+  const auto b = step({"basic"}, nn::Strategy::kInplace2, false);
+  EXPECT_TRUE(torch::equal(a.logits, b.logits));
+  for (std::size_t i = 0; i < a.gradients.size(); ++i) {
+    EXPECT_TRUE(torch::equal(a.gradients[i].second, b.gradients[i].second)) << a.gradients[i].first;
+  }
+}
+
+}  // namespace
+}  // namespace palimpsest::models

@@ -1,0 +1,74 @@
+#pragma once
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/models/registry.h"
+#include "palimpsest/nn/state_dict.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cmath>
+#include <string>
+#include <utility>
+
+namespace palimpsest::models {
+
+/// f64, the same maths in another order, through a whole network.
+constexpr double kSameNetwork = 1e-9;
+
+/// ||got - want|| / ||want||.
+inline double relative_error(const at::Tensor& got, const at::Tensor& want) {
+  return ((got.detach() - want.detach()).norm() / (want.detach().norm() + 1e-300)).item<double>();
+}
+
+/// Values in [-1, 1) that look random and are a formula of (series, place), in exact integer arithmetic, so
+/// that a program in another language can make the same: x = (48271 j + 69621 series + 12345) mod p, p = 2^31
+/// - 1, then three times x <- (x (x mod 65536 + 1) + 11) mod p; the value is x / (p / 2) - 1.
+inline at::Tensor values_by_formula(int64_t count, int64_t series) {
+  constexpr int64_t p = 2147483647;
+  auto x = (torch::arange(count, torch::kInt64) * 48271 + series * 69621 + 12345).remainder(p);
+  for (int round = 0; round < 3; ++round) x = (x * (x.remainder(65536) + 1) + 11).remainder(p);
+  return x.to(torch::kFloat64) / (p / 2.0) - 1;
+}
+
+/// Fills entry i of the state dict with w = values_by_formula(size, i): matrices and convolutions scaled by
+/// sqrt(2 / fan_in), other weights and running variances as 1 + 0.3 w, the rest as 0.1 w. The model becomes
+/// f64.
+inline void fill_by_formula(torch::nn::Module& model) {
+  torch::NoGradGuard no_grad;
+  model.to(torch::kFloat64);
+  int64_t i = 0;
+  for (auto& [name, tensor] : nn::state_dict(model)) {
+    const int64_t series = i++;
+    if (!tensor.is_floating_point()) continue;
+    auto w = values_by_formula(tensor.numel(), series).reshape(tensor.sizes());
+    if (tensor.dim() > 1) {
+      w *= std::sqrt(2.0 * static_cast<double>(tensor.size(0)) / static_cast<double>(tensor.numel()));
+    } else if (name.ends_with("weight") || name.ends_with("running_var")) {
+      w = 1 + 0.3 * w;
+    } else {
+      w *= 0.1;
+    }
+    tensor.copy_(w);
+  }
+}
+
+/// Two f64 images: values_by_formula(size, 0).
+inline at::Tensor images_by_formula(int64_t side = 64) {
+  return values_by_formula(2 * 3 * side * side, 0).reshape({2, 3, side, side});
+}
+
+/// Runs `action` and returns the message of the Error(kUsage) that it throws.
+template <class Action>
+std::string usage_error(Action&& action) {
+  try {
+    std::forward<Action>(action)();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "expected palimpsest::Error, nothing was thrown";
+  return "";
+}
+
+}  // namespace palimpsest::models
