@@ -54,17 +54,18 @@ void add_flag(CLI::App& app, const Setting& s, std::vector<FlagValue>& given) {
     app.add_option_function<std::string>(
            flag, [&given, &s](const std::string& text) { given.push_back({&s, text}); }, help_of(s))
         ->type_name(s.unit)
+        ->take_last()
         ->group(group);
     return;
   }
-  app.add_flag_function(
-         flag, [&given, &s](int64_t) { given.push_back({&s, "true"}); }, help_of(s))
-      ->group(group);
+  const auto add_switch = [&](const std::string& name, const char* value, const std::string& help) {
+    return app.add_flag_function(
+                  name, [&given, &s, value](int64_t) { given.push_back({&s, value}); }, help)
+        ->group(group);
+  };
+  CLI::Option* on = add_switch(flag, "true", help_of(s));
   // What only the command line knows is an action: there is nothing to switch off.
-  if (s.table.empty()) return;
-  app.add_flag_function(
-         "--no-" + s.flag, [&given, &s](int64_t) { given.push_back({&s, "false"}); }, "switch it off")
-      ->group(group);
+  if (!s.table.empty()) add_switch("--no-" + s.flag, "false", "switch it off")->excludes(on);
 }
 
 /// The flags of `command` without "--", for suggestions.

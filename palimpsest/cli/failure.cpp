@@ -37,7 +37,9 @@ Failure describe(std::exception_ptr failure) {
     return {"out of memory: the system refused an allocation; a smaller --batch or --crop needs less",
             code(ErrorKind::kMemory)};
   } catch (const std::exception& error) {
-    return {first_line(error.what()), code(ErrorKind::kInternal)};
+    const std::string line = first_line(error.what());
+    // A variable of the environment (PALIMPSEST_ISA) that the kernels refuse is as good as a wrong flag.
+    return {line, code(line.starts_with("PALIMPSEST_") ? ErrorKind::kUsage : ErrorKind::kInternal)};
   } catch (...) {
     return {"an unknown exception", code(ErrorKind::kInternal)};
   }

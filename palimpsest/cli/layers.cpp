@@ -13,6 +13,8 @@ thread_local std::unordered_map<const c10::TensorImpl*, LayerInfo*>* observed = 
 
 struct Reader : at::ObserverContext {
   LayerInfo* layer = nullptr;
+  at::Tensor weight;
+  std::vector<int64_t> input;  // shape of the first tensor
 };
 
 std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function) {
@@ -22,19 +24,25 @@ std::unique_ptr<at::ObserverContext> on_enter(const at::RecordFunction& function
     const auto it = observed->find(input.toTensor().unsafeGetTensorImpl());
     if (it == observed->end()) continue;
     context->layer = it->second;
+    context->weight = input.toTensor();
+    context->input = function.inputs()[0].toTensor().sizes().vec();
     observed->erase(it);  // the first reader only
   }
   return context;
 }
 
 void on_exit(const at::RecordFunction& function, at::ObserverContext* context) {
-  LayerInfo* layer = static_cast<Reader*>(context)->layer;
-  if (!layer) return;
-  for (const c10::IValue& output : function.outputs()) {
-    if (!output.isTensor() || !output.toTensor().defined()) continue;
-    layer->output = output.toTensor().sizes().vec();
+  auto& reader = *static_cast<Reader*>(context);
+  if (!reader.layer) return;
+  const auto& outputs = function.outputs();
+  const at::Tensor output = !outputs.empty() && outputs[0].isTensor() ? outputs[0].toTensor() : at::Tensor();
+  if (output.defined() && output.is_alias_of(reader.weight)) {
+    // A linear layer turns its weight over first: who reads that view is the layer.
+    observed->emplace(output.unsafeGetTensorImpl(), reader.layer);
     return;
   }
+  // A normalization that writes over its input returns only statistics.
+  reader.layer->output = output.defined() && output.dim() > 1 ? output.sizes().vec() : reader.input;
 }
 
 std::string shape_text(at::IntArrayRef sizes) {

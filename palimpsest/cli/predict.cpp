@@ -25,8 +25,7 @@ namespace fs = std::filesystem;
 std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
   std::vector<fs::path> images;
   for (const fs::path input : inputs) {
-    if (!fs::exists(input))
-      throw Error(ErrorKind::kData, "'" + input.string() + "': no such image or folder");
+    if (!fs::exists(input)) throw Error(ErrorKind::kData, input.string() + ": no such image or folder");
     if (!fs::is_directory(input)) {
       images.push_back(input);
       continue;

@@ -56,7 +56,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(folder)
 
 
 def test_a_memory_limit_ends_with_its_own_code(folder):
-    fails(MEMORY, "train", *TINY, "--memory-limit", "200", "--output", folder / "run", says=["memory"])
+    fails(MEMORY, "train", *TINY, "--memory-limit", "150", "--output", folder / "run", says=["memory"])
 
 
 @pytest.mark.parametrize("command", ["eval", "predict", "resume"])

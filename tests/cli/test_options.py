@@ -58,6 +58,10 @@ def test_flags_override_the_file_which_overrides_the_defaults(folder):
     assert (optimizer["lr"], optimizer["momentum"], optimizer["weight_decay"]) == (0.5, 0.7, 1e-4)
 
 
+def test_the_last_of_a_repeated_flag_counts():
+    assert effective("--lr", "1", "--lr", "2")["optimizer"]["lr"] == 2
+
+
 def test_the_printed_configuration_gives_itself_back(folder):
     first = succeeds("train", "--dry-run", "--schedule", "cosine", "--loss", "bootstrap", "--lr", "0.1", "--no-pad",
                      "--crop", "32", "--mean", "0.25,0.5,1", "--class-names", 'a,"b",\\c').stdout
@@ -88,7 +92,7 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     (("train", "--lr", "0.1x"), ["--lr must be a number > 0", "'0.1x'"]),
     (("train", "--lr", "-1"), ["--lr must be a number > 0", "-1"]),
     (("train", "--lr", "nan"), ["--lr must be a number > 0", "nan"]),
-    (("train", "--lr", "1", "--lr", "2"), ["--lr"]),
+    (("train", "--pad", "--no-pad"), ["--pad", "--no-pad"]),
     (("train", "--batch", "0"), ["--batch must be a whole number >= 1", "got 0"]),
     (("train", "--batch", "2.5"), ["--batch must be a whole number >= 1", "'2.5'"]),
     (("train", "--batch", "99999999999999999999"), ["--batch must be a whole number"]),

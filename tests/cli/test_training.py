@@ -49,7 +49,7 @@ def test_both_strategies_have_the_same_loss_in_double(folder):
 
 def test_eval_prints_mean_and_per_class_iou(trained):
     text = succeeds("eval", trained / "checkpoint.safetensors").stdout
-    for word in ("loss", "mean IoU", "pixel accuracy", "road"):
+    for word in ("loss", "mean IoU", "pixel accuracy", "Road"):
         assert word in text
 
 
