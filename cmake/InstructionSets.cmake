@@ -1,0 +1,30 @@
+# palimpsest_per_instruction_set(TARGET SOURCE...): compiles each source once per instruction set into TARGET; which of
+# the copies runs is decided at start (palimpsest/kernels/cpu/instruction_set.h). Each copy sees
+#   PALIMPSEST_ISA_NAMESPACE   the namespace that keeps its symbols apart
+#   PALIMPSEST_VECTOR_BYTES    the width of that set's vector registers
+# Optimized in debug builds, too: at -O0 a call of a vector lane's arithmetic costs 50 times the arithmetic.
+# No -ffast-math: a NaN or an infinity has to come out where it went in.
+set(PALIMPSEST_KERNEL_FLAGS -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+
+function(palimpsest_per_instruction_set target)
+  if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
+    # Without the preference, gcc splits 512-bit vectors of its own into two halves.
+    _palimpsest_instruction_set(${target} x86_64_v4 64 "-march=x86-64-v4;-mprefer-vector-width=512" ${ARGN})
+    _palimpsest_instruction_set(${target} x86_64_v3 32 "-march=x86-64-v3" ${ARGN})
+    _palimpsest_instruction_set(${target} x86_64_v2 16 "-march=x86-64-v2" ${ARGN})
+  else()
+    _palimpsest_instruction_set(${target} native 16 "" ${ARGN})
+  endif()
+endfunction()
+
+function(_palimpsest_instruction_set target name bytes flags)
+  set(_objects ${target}_${name})
+  add_library(${_objects} OBJECT ${ARGN})
+  target_compile_features(${_objects} PRIVATE cxx_std_20)
+  target_include_directories(${_objects} PRIVATE ${PROJECT_SOURCE_DIR})
+  target_compile_options(${_objects} PRIVATE ${PALIMPSEST_KERNEL_FLAGS} ${flags})
+  target_compile_definitions(${_objects} PRIVATE
+    PALIMPSEST_ISA_NAMESPACE=${name} PALIMPSEST_VECTOR_BYTES=${bytes})
+  target_sources(${target} PRIVATE $<TARGET_OBJECTS:${_objects}>)
+  set_property(TARGET ${target} APPEND PROPERTY PALIMPSEST_ISA_OBJECTS ${_objects})
+endfunction()

@@ -1,0 +1,294 @@
+// The sweeps of one instruction set; see abn_kernels.h. Compiled once for each, with that set's flags, so
+// nothing here may come from std:: (an inline function of it would become a weak symbol full of instructions
+// that older machines lack, and the linker might pick that copy for everyone). tests/kernels looks at the
+// symbols.
+#include "palimpsest/kernels/cpu/abn_kernels.h"
+
+#include "palimpsest/kernels/cpu/sweep.h"
+#include "palimpsest/kernels/cpu/vector_math.h"
+
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace {
+
+constexpr int64_t kPivotSamples = 8;
+
+// ---- What happens to one vector
+// ------------------------------------------------------------------------------------
+
+template <class V>
+struct Output {
+  V z, xhat;
+};
+
+template <bool kKeep, class T, class V, class Act>
+PALIMPSEST_HOST_DEVICE Output<V> forward(const Act& act, V x, V mean, V scale, V shift, V inv_std, V offset) {
+  const V centered = x - mean;
+  Output<V> out{act.template forward<V>(centered * scale + shift), V{}};
+  if constexpr (kKeep) out.xhat = centered * inv_std + offset;
+  return out;
+}
+
+enum class From { kOutput, kKept, kNothing };  // where t comes from: z, the kept xhat, or it is not needed
+
+template <From kFrom, class T, class V, class Act>
+PALIMPSEST_HOST_DEVICE Pair<V> gradient(const Act& act, const T* z, const T* xhat, const T* dz, V bias) {
+  const V out = load<V>(z);
+  Pair<V> result{load<V>(dz) * act.template derivative<V>(out), V{}};
+  if constexpr (kFrom == From::kOutput) result.b = act.template inverse<V>(out) - bias;
+  if constexpr (kFrom == From::kKept) result.b = load<V>(xhat);
+  return result;
+}
+
+template <class V>
+PALIMPSEST_HOST_DEVICE Pair<V> times_second(Pair<V> p) {
+  return {p.a, p.a * p.b};
+}
+
+// ---- Moments
+// -------------------------------------------------------------------------------------------------------
+
+// Chan, Golub, LeVeque: adds `count` values to the `before` values whose mean and squared deviations are
+// given.
+PALIMPSEST_HOST_DEVICE void merge(double before, double count, double new_mean, double new_squares,
+                                  double& mean, double& squares) {
+  const double share = count / (before + count);
+  const double delta = new_mean - mean;
+  mean += delta * share;
+  squares += new_squares + delta * delta * before * share;
+}
+
+// Sums around a pivot lose digits when it lies far from the mean: beyond 3 standard deviations, one digit, we
+// repeat.
+PALIMPSEST_HOST_DEVICE bool is_far(double count, double sum, double squares) {
+  const double between = sum * sum / count;
+  return between > 8 * (squares - between);
+}
+
+PALIMPSEST_HOST_DEVICE void merge_shifted(double before, double count, double pivot, double sum,
+                                          double squares, double& mean, double& squared_deviations) {
+  const double offset = sum / count;
+  const double around_mean = squares - sum * offset;
+  merge(before, count, pivot + offset, around_mean < 0 ? 0 : around_mean, mean, squared_deviations);
+}
+
+template <class T>
+PALIMPSEST_HOST_DEVICE Pair<double> plane_shifted_sums(Block block, const T* x, T pivot) {
+  Pair<double> sums{};
+  with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+    sums = sum_plane<T, V>(block, [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
+      const V d = load<V>(x + i) - pivot;
+      return Pair<V>{d, d * d};
+    });
+  });
+  return sums;
+}
+
+template <class T>
+void plane_moments(Block block, const T* x, double* mean, double* squares) {
+  *mean = *squares = 0;
+  double before = 0;
+  for_plane_chunks(block, [&](Block chunk, int64_t at) {
+    const int64_t samples = smaller(chunk.width, kPivotSamples);
+    double sample_sum = 0;
+    for (int64_t j = 0; j < samples; ++j) sample_sum += static_cast<double>(x[at + j]);
+    const double count = static_cast<double>(chunk.rows * chunk.width);
+    T pivot = static_cast<T>(sample_sum / static_cast<double>(samples));
+    Pair<double> sums = plane_shifted_sums(chunk, x + at, pivot);
+    if (is_far(count, sums.a, sums.b)) {
+      pivot = static_cast<T>(pivot + sums.a / count);
+      sums = plane_shifted_sums(chunk, x + at, pivot);
+    }
+    merge_shifted(before, count, static_cast<double>(pivot), sums.a, sums.b, *mean, *squares);
+    before += count;
+  });
+}
+
+template <class T>
+PALIMPSEST_HOST_DEVICE void columns_shifted_sums(Block block, const T* x, const T* pivot, T* sum,
+                                                 T* squares) {
+  with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+    sum_columns<T, V>(block, sum, squares, [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+      const V d = load<V>(x + i) - load<V>(pivot + j);
+      return Pair<V>{d, d * d};
+    });
+  });
+}
+
+template <class T>
+void columns_moments(Block block, const T* x, double* mean, double* squares) {
+  T pivot[kMaxColumns], sum[kMaxColumns], square[kMaxColumns];
+  for (int64_t j = 0; j < block.width; ++j) mean[j] = squares[j] = 0;
+  double before = 0;
+  for_column_chunks(block, [&](Block chunk, int64_t at) {
+    const int64_t samples = smaller(chunk.rows, kPivotSamples);
+    for (int64_t j = 0; j < block.width; ++j) pivot[j] = 0;
+    for (int64_t row = 0; row < samples; ++row)
+      for (int64_t j = 0; j < block.width; ++j)
+        pivot[j] += x[at + row * block.stride + j] / static_cast<T>(samples);
+    columns_shifted_sums(chunk, x + at, pivot, sum, square);
+    const double count = static_cast<double>(chunk.rows);
+    int far = 0;
+    for (int64_t j = 0; j < block.width; ++j) far |= is_far(count, sum[j], square[j]);
+    if (far) {
+      for (int64_t j = 0; j < block.width; ++j) pivot[j] += sum[j] / static_cast<T>(count);
+      columns_shifted_sums(chunk, x + at, pivot, sum, square);
+    }
+    for (int64_t j = 0; j < block.width; ++j)
+      merge_shifted(before, count, pivot[j], sum[j], square[j], mean[j], squares[j]);
+    before += count;
+  });
+}
+
+// ---- Forward
+// -------------------------------------------------------------------------------------------------------
+
+template <class T, class V, bool kKeep, class Act>
+void plane_apply_rows(Block block, const Act& act, const ApplyCoefficients<T>& k, const T* x, T* z, T* xhat) {
+  const V mean = broadcast<V>(*k.mean), scale = broadcast<V>(*k.scale), shift = broadcast<V>(*k.shift);
+  const V inv_std = broadcast<V>(*k.inv_std), offset = broadcast<V>(*k.offset);
+  map_rows<lanes<T, V>()>(
+      block,
+      [&](int64_t i, int64_t) PALIMPSEST_INLINE_LAMBDA {
+        return forward<kKeep, T>(act, load<V>(x + i), mean, scale, shift, inv_std, offset);
+      },
+      [&](int64_t i, const Output<V>& out) PALIMPSEST_INLINE_LAMBDA {
+        store(z + i, out.z);
+        if constexpr (kKeep) store(xhat + i, out.xhat);
+      });
+}
+
+template <class T, class V, bool kKeep, class Act>
+void columns_apply_rows(Block block, const Act& act, const ApplyCoefficients<T>& k, const T* x, T* z,
+                        T* xhat) {
+  map_rows<lanes<T, V>()>(
+      block,
+      [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+        return forward<kKeep, T>(act, load<V>(x + i), load<V>(k.mean + j), load<V>(k.scale + j),
+                                 load<V>(k.shift + j), load<V>(k.inv_std + j), load<V>(k.offset + j));
+      },
+      [&](int64_t i, const Output<V>& out) PALIMPSEST_INLINE_LAMBDA {
+        store(z + i, out.z);
+        if constexpr (kKeep) store(xhat + i, out.xhat);
+      });
+}
+
+template <class T, bool kPlane>
+void apply(Block block, ActivationChoice activation, ApplyCoefficients<T> k, const T* x, T* z, T* xhat) {
+  dispatch_activation<T>(activation.kind, activation.param, [&](auto act) PALIMPSEST_INLINE_LAMBDA {
+    with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+      if constexpr (kPlane)
+        xhat ? plane_apply_rows<T, V, true>(block, act, k, x, z, xhat)
+             : plane_apply_rows<T, V, false>(block, act, k, x, z, xhat);
+      else
+        xhat ? columns_apply_rows<T, V, true>(block, act, k, x, z, xhat)
+             : columns_apply_rows<T, V, false>(block, act, k, x, z, xhat);
+    });
+  });
+}
+
+// ---- Backward
+// ------------------------------------------------------------------------------------------------------
+
+template <class T, class V, From kFrom, class Act>
+void plane_reduce_rows(Block block, const Act& act, const T* bias, const T* z, const T* xhat, const T* dz,
+                       double* sum_dy, double* sum_dy_t) {
+  *sum_dy = *sum_dy_t = 0;
+  const V b = broadcast<V>(*bias);
+  for_plane_chunks(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
+    const Pair<double> sums = sum_plane<T, V>(chunk, [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
+      return times_second(gradient<kFrom>(act, z + at + i, xhat + at + i, dz + at + i, b));
+    });
+    *sum_dy += sums.a;
+    *sum_dy_t += sums.b;
+  });
+}
+
+template <class T, class V, From kFrom, class Act>
+void columns_reduce_rows(Block block, const Act& act, const T* bias, const T* z, const T* xhat, const T* dz,
+                         double* sum_dy, double* sum_dy_t) {
+  T sum[kMaxColumns], sum_t[kMaxColumns];
+  for (int64_t j = 0; j < block.width; ++j) sum_dy[j] = sum_dy_t[j] = 0;
+  for_column_chunks(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
+    sum_columns<T, V>(chunk, sum, sum_t, [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+      return times_second(gradient<kFrom>(act, z + at + i, xhat + at + i, dz + at + i, load<V>(bias + j)));
+    });
+    for (int64_t j = 0; j < block.width; ++j) {
+      sum_dy[j] += static_cast<double>(sum[j]);
+      sum_dy_t[j] += static_cast<double>(sum_t[j]);
+    }
+  });
+}
+
+template <class T, bool kPlane>
+void reduce(Block block, ActivationChoice activation, const T* bias, const T* z, const T* xhat, const T* dz,
+            double* sum_dy, double* sum_dy_t) {
+  dispatch_activation<T>(activation.kind, activation.param, [&](auto act) PALIMPSEST_INLINE_LAMBDA {
+    with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+      if constexpr (kPlane)
+        xhat ? plane_reduce_rows<T, V, From::kKept>(block, act, bias, z, xhat, dz, sum_dy, sum_dy_t)
+             : plane_reduce_rows<T, V, From::kOutput>(block, act, bias, z, z, dz, sum_dy, sum_dy_t);
+      else
+        xhat ? columns_reduce_rows<T, V, From::kKept>(block, act, bias, z, xhat, dz, sum_dy, sum_dy_t)
+             : columns_reduce_rows<T, V, From::kOutput>(block, act, bias, z, z, dz, sum_dy, sum_dy_t);
+    });
+  });
+}
+
+template <class T, class V, bool kPlane, From kFrom, class Act>
+void backward_rows(Block block, const Act& act, const BackwardCoefficients<T>& k, const T* z, const T* xhat,
+                   const T* dz, T* dx) {
+  // A plane has one value of each coefficient, columns one a lane.
+  const auto coefficient = [](const T* values, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+    if constexpr (kPlane)
+      return broadcast<V>(*values);
+    else
+      return load<V>(values + j);
+  };
+  const V bias0 = coefficient(k.bias, 0), per_dy0 = coefficient(k.per_dy, 0);
+  const V per_t0 = coefficient(k.per_t, 0), constant0 = coefficient(k.constant, 0);
+  map_rows<lanes<T, V>()>(
+      block,
+      [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+        const V bias = kPlane ? bias0 : coefficient(k.bias, j),
+                per_dy = kPlane ? per_dy0 : coefficient(k.per_dy, j);
+        const Pair<V> g = gradient<kFrom>(act, z + i, xhat + i, dz + i, bias);
+        if constexpr (kFrom == From::kNothing) return V(g.a * per_dy);
+        const V per_t = kPlane ? per_t0 : coefficient(k.per_t, j);
+        const V constant = kPlane ? constant0 : coefficient(k.constant, j);
+        return V(g.a * per_dy + (g.b * per_t + constant));
+      },
+      [&](int64_t i, V out) PALIMPSEST_INLINE_LAMBDA { store(dx + i, out); });
+}
+
+template <class T, bool kPlane>
+void backward(Block block, ActivationChoice activation, BackwardCoefficients<T> k, const T* z, const T* xhat,
+              const T* dz, T* dx) {
+  dispatch_activation<T>(activation.kind, activation.param, [&](auto act) PALIMPSEST_INLINE_LAMBDA {
+    with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+      xhat ? backward_rows<T, V, kPlane, From::kKept>(block, act, k, z, xhat, dz, dx)
+           : backward_rows<T, V, kPlane, From::kOutput>(block, act, k, z, z, dz, dx);
+    });
+  });
+}
+
+template <class T, bool kPlane>
+void backward_frozen(Block block, ActivationChoice activation, BackwardCoefficients<T> k, const T* z,
+                     const T* dz, T* dx) {
+  dispatch_activation<T>(activation.kind, activation.param, [&](auto act) PALIMPSEST_INLINE_LAMBDA {
+    with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+      backward_rows<T, V, kPlane, From::kNothing>(block, act, k, z, z, dz, dx);
+    });
+  });
+}
+
+template <class T>
+constexpr AbnKernels<T> kKernels = {
+    {plane_moments<T>, apply<T, true>, reduce<T, true>, backward<T, true>, backward_frozen<T, true>},
+    {columns_moments<T>, apply<T, false>, reduce<T, false>, backward<T, false>, backward_frozen<T, false>}};
+
+}  // namespace
+
+extern const AbnKernels<float> kAbnFloat = kKernels<float>;
+extern const AbnKernels<double> kAbnDouble = kKernels<double>;
+
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

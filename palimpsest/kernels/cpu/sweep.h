@@ -1,0 +1,140 @@
+#pragma once
+
+// As vector.h: only for units that are compiled once per instruction set. The loops over blocks, with the
+// tails.
+
+#include "palimpsest/kernels/cpu/abn_kernels.h"
+#include "palimpsest/kernels/cpu/vector.h"
+
+#include <cstdint>
+
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+
+#define PALIMPSEST_INLINE_LAMBDA __attribute__((always_inline))
+
+// Values summed in T before the sum goes on in double. A plane spreads its chunk over two vectors of lanes, a
+// column is one lane.
+inline constexpr int64_t kPlaneChunk = 16384;
+inline constexpr int64_t kColumnChunk = 256;
+
+template <class V>
+struct Pair {
+  V a, b;
+};
+
+template <int64_t kValue>
+struct Constant {};
+
+constexpr int64_t smaller(int64_t a, int64_t b) {
+  return a < b ? a : b;
+}
+
+/// Calls function(V{}) with the vector type, or with T itself where a row is shorter than one vector.
+template <class T, class Function>
+PALIMPSEST_HOST_DEVICE void with_lanes(int64_t width, const Function& function) {
+  if (width >= lanes<T, Vector<T>>())
+    function(Vector<T>{});
+  else
+    function(T{});
+}
+
+/// Calls function(chunk, offset) for pieces of at most kPlaneChunk values: some whole rows, or a part of one.
+template <class Function>
+PALIMPSEST_HOST_DEVICE void for_plane_chunks(Block block, const Function& function) {
+  const int64_t pieces = (block.width + kPlaneChunk - 1) / kPlaneChunk;
+  const int64_t rows = pieces > 1 ? 1 : kPlaneChunk / block.width;
+  for (int64_t row = 0; row < block.rows; row += rows) {
+    for (int64_t piece = 0; piece < pieces; ++piece) {
+      // Equal pieces, so that none is shorter than a vector.
+      const int64_t begin = block.width * piece / pieces, end = block.width * (piece + 1) / pieces;
+      function(Block{smaller(rows, block.rows - row), block.stride, end - begin}, row * block.stride + begin);
+    }
+  }
+}
+
+/// Calls function(chunk, offset) for pieces of at most kColumnChunk rows.
+template <class Function>
+PALIMPSEST_HOST_DEVICE void for_column_chunks(Block block, const Function& function) {
+  for (int64_t row = 0; row < block.rows; row += kColumnChunk)
+    function(Block{smaller(kColumnChunk, block.rows - row), block.stride, block.width}, row * block.stride);
+}
+
+/// write(i, read(i, j)) for every vector of the block, at offset i, column j. Where the width is no whole
+/// number of vectors, the last one of a row ends where the row ends; it overlaps its neighbour, so it is read
+/// before anything of that row is written: input and output may be the same memory.
+template <int64_t kLanes, class Read, class Write>
+PALIMPSEST_HOST_DEVICE void map_rows(Block block, const Read& read, const Write& write) {
+  const int64_t whole = block.width - block.width % kLanes;
+  const int64_t last = block.width - kLanes;
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const int64_t at = row * block.stride;
+    if (whole == block.width) {
+      for (int64_t j = 0; j < whole; j += kLanes) write(at + j, read(at + j, j));
+    } else {
+      const auto end = read(at + last, last);
+      for (int64_t j = 0; j < whole; j += kLanes) write(at + j, read(at + j, j));
+      write(at + last, end);
+    }
+  }
+}
+
+/// The sums over the block of the pairs that read(i) gives for the vector at offset i.
+template <class T, class V, class Read>
+PALIMPSEST_HOST_DEVICE Pair<double> sum_plane(Block block, const Read& read) {
+  constexpr int64_t kLanes = lanes<T, V>();
+  const int64_t pairs = block.width - block.width % (2 * kLanes);
+  Pair<V> even{}, odd{};  // two chains: one alone would wait for its own additions
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const int64_t at = row * block.stride;
+    for (int64_t j = 0; j < pairs; j += 2 * kLanes) {
+      const Pair<V> p = read(at + j), q = read(at + j + kLanes);
+      even.a += p.a;
+      even.b += p.b;
+      odd.a += q.a;
+      odd.b += q.b;
+    }
+    int64_t rest = block.width - pairs;
+    if (rest >= kLanes) {
+      const Pair<V> p = read(at + pairs);
+      even.a += p.a;
+      even.b += p.b;
+      rest -= kLanes;
+    }
+    if (rest > 0) {  // the vector that ends the row, without the lanes that were counted already
+      const Pair<V> q = read(at + block.width - kLanes);
+      odd.a += without_first<T>(q.a, kLanes - rest);
+      odd.b += without_first<T>(q.b, kLanes - rest);
+    }
+  }
+  return {sum<T>(even.a) + sum<T>(odd.a), sum<T>(even.b) + sum<T>(odd.b)};
+}
+
+/// sum_a[j], sum_b[j] = the sums over the rows of the pairs that read(i, j) gives for the vector at offset i,
+/// column j.
+template <class T, class V, class Read>
+PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const Read& read) {
+  constexpr int64_t kLanes = lanes<T, V>();
+  constexpr int64_t kRows = 4;  // loads and stores of the sums, shared by 4 rows
+  const int64_t whole = block.width - block.width % kLanes;
+  for (int64_t j = 0; j < block.width; ++j) sum_a[j] = sum_b[j] = 0;
+  const auto add_rows = [&]<int64_t kCount>(int64_t at, Constant<kCount>) PALIMPSEST_INLINE_LAMBDA {
+    const auto add = [&](int64_t j, int64_t overlap) PALIMPSEST_INLINE_LAMBDA {
+      Pair<V> p = read(at + j, j);
+      for (int64_t r = 1; r < kCount; ++r) {
+        const Pair<V> q = read(at + r * block.stride + j, j);
+        p.a += q.a;
+        p.b += q.b;
+      }
+      if (overlap) p = {without_first<T>(p.a, overlap), without_first<T>(p.b, overlap)};
+      store(sum_a + j, V(load<V>(sum_a + j) + p.a));
+      store(sum_b + j, V(load<V>(sum_b + j) + p.b));
+    };
+    for (int64_t j = 0; j < whole; j += kLanes) add(j, int64_t{0});
+    if (whole < block.width) add(block.width - kLanes, whole + kLanes - block.width);
+  };
+  int64_t row = 0;
+  for (; row + kRows <= block.rows; row += kRows) add_rows(row * block.stride, Constant<kRows>{});
+  for (; row < block.rows; ++row) add_rows(row * block.stride, Constant<1>{});
+}
+
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

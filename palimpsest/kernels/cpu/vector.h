@@ -1,0 +1,81 @@
+#pragma once
+
+// Only for units that are compiled once per instruction set; they define
+//   PALIMPSEST_ISA_NAMESPACE   a name of its own, so that no two sets share a symbol
+//   PALIMPSEST_VECTOR_BYTES    the width of a register
+
+#include <cstdint>
+
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+
+// The compiler's own vector types: arithmetic, comparison and `mask ? a : b` work lane by lane on any target.
+// Plain loops under `omp simd` sum into one register, wait out its latency, and leave tails of up to 15
+// values to scalar code (at 7x7 pixels every third value); these do not.
+template <class T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(PALIMPSEST_VECTOR_BYTES)));
+};
+template <class T>
+using Vector = typename VectorOf<T>::type;
+
+template <class T>
+struct Bits;
+template <>
+struct Bits<float> {
+  using type = int32_t;
+};
+template <>
+struct Bits<double> {
+  using type = int64_t;
+};
+
+/// Lanes of V, which is a T (one lane) or a Vector<T>.
+template <class T, class V>
+constexpr int64_t lanes() {
+  return sizeof(V) / sizeof(T);
+}
+
+template <class V, class T>
+PALIMPSEST_HOST_DEVICE V load(const T* from) {
+  V v;
+  __builtin_memcpy(&v, from, sizeof(V));  // no alignment assumed
+  return v;
+}
+
+template <class V, class T>
+PALIMPSEST_HOST_DEVICE void store(T* to, V v) {
+  __builtin_memcpy(to, &v, sizeof(V));
+}
+
+/// The same value in every lane.
+template <class V, class T>
+PALIMPSEST_HOST_DEVICE V broadcast(T value) {
+  return V{} + value;
+}
+
+/// v with its first `count` lanes set to zero.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V without_first(V v, int64_t count) {
+  if constexpr (sizeof(V) == sizeof(T)) {
+    return v;
+  } else {
+    using Lane = typename Bits<T>::type;
+    Vector<Lane> lane;
+    for (int64_t i = 0; i < lanes<T, V>(); ++i) lane[i] = static_cast<Lane>(i);
+    return lane >= static_cast<Lane>(count) ? v : V{};
+  }
+}
+
+/// The sum over lanes, in double.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE double sum(V v) {
+  if constexpr (sizeof(V) == sizeof(T)) {
+    return v;
+  } else {
+    double total = 0;
+    for (int64_t i = 0; i < lanes<T, V>(); ++i) total += static_cast<double>(v[i]);
+    return total;
+  }
+}
+
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
