@@ -75,7 +75,7 @@ struct Scene {
   at::Tensor image;  ///< u8 (H, W, 3)
   at::Tensor label;  ///< u8 (H, W): Id or kVoid
 };
-/// The scene of (seed, index): the same bytes every time, on every machine. 5 to 10 ms for 480x360.
+/// The scene of (seed, index): the same bytes every time, on every machine. About 10 ms for 480x360.
 Scene draw_street(uint64_t seed, uint64_t index, int height, int width);
 
 }  // namespace palimpsest::data::streets
