@@ -25,7 +25,21 @@ TEST(AbnDegenerate, AWeightOfZeroOrNearZeroHasExactGradients) {
   for_each_form([](at::ScalarType dtype, bool in_place) {
     for (const double weight : {0.0, 1e-30, -1e-12, 1e-7, -1e-4, 1e-2})
       for (const double bias : {0.0, 1.0, -3.0})
-        expect_right(case_with_weight(dtype, weight, bias), in_place);
+        if (weight != 0 || bias != 0) expect_right(case_with_weight(dtype, weight, bias), in_place);
+  });
+}
+
+TEST(AbnDegenerate, AtExactlyZeroTheActivationHasTheSlopeThatLibtorchGivesIt) {
+  // weight = bias = 0: y is 0 everywhere, and a slope of 1 there instead of libtorch's (the negative side's)
+  // would make the channel's gradients 100 times as large.
+  for_each_form([](at::ScalarType dtype, bool in_place) {
+    for (const auto& [activation, param] :
+         {std::pair{Activation::kLeakyReLU, 0.01}, {Activation::kELU, 0.3}, {Activation::kIdentity, 0.0}}) {
+      LayerCase c = case_with_weight(dtype, 0.0, 0.0);
+      c.options.activation = activation;
+      c.options.activation_param = param;
+      expect_right(c, in_place);
+    }
   });
 }
 
