@@ -87,7 +87,7 @@ template <class T>
 void plane_moments(Block block, const T* x, double* mean, double* squares) {
   *mean = *squares = 0;
   double before = 0;
-  for_plane_chunks(block, [&](Block chunk, int64_t at) {
+  for_plane_chunks(block, kMomentRun * 2 * lanes<T, Vector<T>>(), [&](Block chunk, int64_t at) {
     const int64_t samples = smaller(chunk.width, kPivotSamples);
     double sample_sum = 0;
     for (int64_t j = 0; j < samples; ++j) sample_sum += static_cast<double>(x[at + j]);
@@ -194,13 +194,14 @@ void plane_reduce_rows(Block block, const Act& act, const T* bias, const T* z, c
                        double* sum_dy, double* sum_dy_t) {
   *sum_dy = *sum_dy_t = 0;
   const V b = broadcast<V>(*bias);
-  for_plane_chunks(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
-    const Pair<double> sums = sum_plane<T, V>(chunk, [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
-      return times_second(gradient<kFrom>(act, z + at + i, xhat + at + i, dz + at + i, b));
-    });
-    *sum_dy += sums.a;
-    *sum_dy_t += sums.b;
-  });
+  for_plane_chunks(
+      block, kGradientRun * 2 * lanes<T, Vector<T>>(), [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
+        const Pair<double> sums = sum_plane<T, V>(chunk, [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
+          return times_second(gradient<kFrom>(act, z + at + i, xhat + at + i, dz + at + i, b));
+        });
+        *sum_dy += sums.a;
+        *sum_dy_t += sums.b;
+      });
 }
 
 template <class T, class V, From kFrom, class Act>

@@ -12,10 +12,11 @@ namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 
 #define PALIMPSEST_INLINE_LAMBDA __attribute__((always_inline))
 
-// Values summed in T before the sum goes on in double. A plane spreads its chunk over two vectors of lanes, a
-// column is one lane.
-inline constexpr int64_t kPlaneChunk = 16384;
-inline constexpr int64_t kColumnChunk = 256;
+// Values that one lane sums up in T before the sum goes on in double. Sums of gradients cancel, so theirs are
+// short; moments are taken around a pivot, where nothing does.
+inline constexpr int64_t kGradientRun = 128;
+inline constexpr int64_t kMomentRun = 512;
+inline constexpr int64_t kColumnRun = 256;  // as 4 rows are added first, 64 long
 
 template <class V>
 struct Pair {
@@ -38,11 +39,11 @@ PALIMPSEST_HOST_DEVICE void with_lanes(int64_t width, const Function& function) 
     function(T{});
 }
 
-/// Calls function(chunk, offset) for pieces of at most kPlaneChunk values: some whole rows, or a part of one.
+/// Calls function(chunk, offset) for pieces of at most `most` values: some whole rows, or a part of one.
 template <class Function>
-PALIMPSEST_HOST_DEVICE void for_plane_chunks(Block block, const Function& function) {
-  const int64_t pieces = (block.width + kPlaneChunk - 1) / kPlaneChunk;
-  const int64_t rows = pieces > 1 ? 1 : kPlaneChunk / block.width;
+PALIMPSEST_HOST_DEVICE void for_plane_chunks(Block block, int64_t most, const Function& function) {
+  const int64_t pieces = (block.width + most - 1) / most;
+  const int64_t rows = pieces > 1 ? 1 : most / block.width;
   for (int64_t row = 0; row < block.rows; row += rows) {
     for (int64_t piece = 0; piece < pieces; ++piece) {
       // Equal pieces, so that none is shorter than a vector.
@@ -52,11 +53,11 @@ PALIMPSEST_HOST_DEVICE void for_plane_chunks(Block block, const Function& functi
   }
 }
 
-/// Calls function(chunk, offset) for pieces of at most kColumnChunk rows.
+/// Calls function(chunk, offset) for pieces of at most kColumnRun rows.
 template <class Function>
 PALIMPSEST_HOST_DEVICE void for_column_chunks(Block block, const Function& function) {
-  for (int64_t row = 0; row < block.rows; row += kColumnChunk)
-    function(Block{smaller(kColumnChunk, block.rows - row), block.stride, block.width}, row * block.stride);
+  for (int64_t row = 0; row < block.rows; row += kColumnRun)
+    function(Block{smaller(kColumnRun, block.rows - row), block.stride, block.width}, row * block.stride);
 }
 
 /// write(i, read(i, j)) for every vector of the block, at offset i, column j. Where the width is no whole

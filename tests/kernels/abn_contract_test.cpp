@@ -1,0 +1,152 @@
+// What the CPU kernels promise beside the values: writing in place, the same bytes however they are called
+// and however many threads there are, and not-a-number where it belongs.
+#include "palimpsest/base/parallel.h"
+#include "tests/kernels/abn_case.h"
+#include "tests/support/compare.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+namespace palimpsest::testing {
+namespace {
+
+const Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
+
+// One panel and many, one segment and many, tails and none.
+const Shape3 kShapes[] = {{3, 20, 49},    {2, 3, 70000}, {5, 33, 1},
+                          {1, 2, 140000}, {3, 530, 100}, {40, 5, 3600}};
+
+template <class Body>
+void for_each_case(const Body& body) {
+  for (const Shape3 shape : kShapes) {
+    for (const Layout layout : kLayouts) {
+      const AbnCase c{.shape = shape, .layout = layout};
+      SCOPED_TRACE(::testing::Message() << c);
+      body(c);
+    }
+  }
+}
+
+TEST(AbnContract, WritingOverTheInputGivesTheSameBytes) {
+  for_each_case([](const AbnCase& c) {
+    AbnTensors<float> apart(c), over(c);
+    run_cpu(c, apart);
+    kernels::cpu::abn_forward(c.layer<float>(), kEps, over.x.data(), over.weight.data(), over.bias.data(),
+                              over.x.data(), nullptr, over.mean.data(), over.var.data(), over.inv_std.data());
+    EXPECT_TRUE(same_bytes(over.x.values(), apart.z.values())) << "z over x";
+    kernels::cpu::abn_backward(c.layer<float>(), over.x.data(), nullptr, over.dz.data(), over.weight.data(),
+                               over.bias.data(), over.inv_std.data(), over.sum_dy.data(),
+                               over.sum_dy_xhat.data(), over.dz.data());
+    EXPECT_TRUE(same_bytes(over.dz.values(), apart.dx.values())) << "dx over dz";
+  });
+}
+
+TEST(AbnContract, InputsThatAreNotWrittenOverStayAsTheyAre) {
+  for_each_case([](const AbnCase& c) {
+    AbnTensors<float> untouched(c), used(c);
+    run_cpu(c, used);
+    EXPECT_TRUE(same_bytes(used.x.values(), untouched.x.values()));
+    EXPECT_TRUE(same_bytes(used.dz.values(), untouched.dz.values()));
+  });
+}
+
+TEST(AbnContract, StatisticsThenApplyEqualsForward) {
+  for_each_case([](const AbnCase& c) {
+    AbnTensors<double> whole(c), split(c);
+    run_cpu(c, whole);
+    kernels::cpu::abn_statistics(c.layer<double>(), split.x.data(), split.mean.data(), split.var.data());
+    EXPECT_TRUE(same_bytes(split.mean.values(), whole.mean.values()));
+    EXPECT_TRUE(same_bytes(split.var.values(), whole.var.values()));
+    kernels::cpu::abn_apply(c.layer<double>(), split.x.data(), split.mean.data(), whole.inv_std.data(),
+                            split.weight.data(), split.bias.data(), split.z.data(), nullptr);
+    EXPECT_TRUE(same_bytes(split.z.values(), whole.z.values()));
+  });
+}
+
+TEST(AbnContract, ReduceThenApplyEqualsBackward) {
+  for_each_case([](const AbnCase& c) {
+    AbnTensors<float> whole(c), split(c);
+    run_cpu(c, whole);
+    kernels::cpu::abn_backward_reduce(c.layer<float>(), whole.z.data(), nullptr, split.dz.data(),
+                                      split.weight.data(), split.bias.data(), split.sum_dy.data(),
+                                      split.sum_dy_xhat.data());
+    EXPECT_TRUE(same_bytes(split.sum_dy.values(), whole.sum_dy.values()));
+    EXPECT_TRUE(same_bytes(split.sum_dy_xhat.values(), whole.sum_dy_xhat.values()));
+    kernels::cpu::abn_backward_apply(c.layer<float>(), whole.z.data(), nullptr, split.dz.data(),
+                                     split.weight.data(), split.bias.data(), whole.inv_std.data(),
+                                     split.sum_dy.data(), split.sum_dy_xhat.data(),
+                                     static_cast<double>(c.shape.per_channel()), split.dx.data());
+    EXPECT_TRUE(same_bytes(split.dx.values(), whole.dx.values()));
+  });
+}
+
+#ifdef _OPENMP
+TEST(AbnContract, AnyNumberOfThreadsGivesTheSameBytes) {
+  const int threads_before = omp_get_max_threads();
+  for_each_case([](const AbnCase& c) {
+    omp_set_num_threads(1);
+    AbnTensors<float> want(c);
+    run_cpu(c, want);
+    for (const int threads : {2, 3, 7}) {
+      omp_set_num_threads(threads);
+      AbnTensors<float> got(c);
+      run_cpu(c, got);
+      EXPECT_TRUE(same_bytes(got.z.values(), want.z.values())) << threads << " threads";
+      EXPECT_TRUE(same_bytes(got.var.values(), want.var.values())) << threads << " threads";
+      EXPECT_TRUE(same_bytes(got.dx.values(), want.dx.values())) << threads << " threads";
+      EXPECT_TRUE(same_bytes(got.sum_dy_xhat.values(), want.sum_dy_xhat.values())) << threads << " threads";
+    }
+  });
+  omp_set_num_threads(threads_before);
+}
+#endif
+
+TEST(AbnContract, NotANumberStaysInItsChannel) {
+  for (const double poison :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
+    for (const Activation activation : {Activation::kLeakyReLU, Activation::kELU, Activation::kIdentity}) {
+      for (const Layout layout : kLayouts) {
+        const AbnCase c{
+            .shape = {2, 21, 37}, .layout = layout, .activation = activation, .activation_param = 0.5};
+        SCOPED_TRACE(::testing::Message() << c << ", " << poison << " in x");
+        const auto channel_of = [&](int64_t i) {
+          return layout == Layout::kNCHW ? i / c.shape.s % c.shape.c : i % c.shape.c;
+        };
+        AbnTensors<float> t(c);
+        const int64_t at = 20 * c.shape.c + 4;
+        t.x[at] = static_cast<float>(poison);
+        run_cpu(c, t);
+        for (int64_t i = 0; i < t.z.size(); ++i) {
+          EXPECT_EQ(std::isnan(t.z[i]), channel_of(i) == channel_of(at)) << "z, element " << i;
+          EXPECT_EQ(std::isnan(t.dx[i]), channel_of(i) == channel_of(at)) << "dx, element " << i;
+        }
+
+        AbnTensors<float> in_gradient(c);
+        in_gradient.dz[at] = static_cast<float>(poison);
+        run_cpu(c, in_gradient);
+        EXPECT_FALSE(std::isfinite(in_gradient.sum_dy[channel_of(at)]));
+        for (int64_t i = 0; i < t.z.size(); ++i)
+          EXPECT_EQ(!std::isfinite(in_gradient.dx[i]), channel_of(i) == channel_of(at))
+              << "dx, element " << i;
+      }
+    }
+  }
+}
+
+TEST(AbnContract, EluInSaturationGivesFiniteGradients) {
+  const AbnCase c{
+      .shape = {4, 16, 50}, .activation = Activation::kELU, .activation_param = 1, .bias_scale = 200};
+  AbnTensors<float> t(c);
+  run_cpu(c, t);
+  for (int64_t i = 0; i < t.dx.size(); ++i) EXPECT_TRUE(std::isfinite(t.dx[i])) << "element " << i;
+}
+
+TEST(AbnContract, SixteenBitStorageIsRefusedUntilItExists) {
+  kernels::AbnLayer layer{.shape = {1, 1, 1}, .dtype = DType::f16};
+  EXPECT_THROW(kernels::cpu::abn_statistics(layer, nullptr, nullptr, nullptr), std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace palimpsest::testing

@@ -1,0 +1,66 @@
+#pragma once
+
+#include "tests/support/tolerance.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <span>
+
+namespace palimpsest::testing {
+
+/// |got - want|_2 / |want|_2; |got|_2 where `want` is all zero.
+template <class Got, class Want>
+double relative_error(std::span<const Got> got, std::span<const Want> want) {
+  double error = 0, size = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    const double difference = static_cast<double>(got[i]) - static_cast<double>(want[i]);
+    error += difference * difference;
+    size += static_cast<double>(want[i]) * static_cast<double>(want[i]);
+  }
+  return std::sqrt(size > 0 ? error / size : error);
+}
+
+/// Passes where `got` is as close to `want` as `limit` asks. A failure names the worst element, got, want,
+/// its error as a share of the limit, the error of the whole tensor, and the seed that the data came from.
+template <class Got, class Want>
+::testing::AssertionResult close(std::span<const Got> got, std::span<const Want> want, Tolerance limit,
+                                 uint64_t seed) {
+  if (got.size() != want.size())
+    return ::testing::AssertionFailure() << "got " << got.size() << " values, want " << want.size();
+  double squares = 0;
+  for (const Want& value : want) squares += static_cast<double>(value) * static_cast<double>(value);
+  const double rms = std::sqrt(squares / static_cast<double>(want.empty() ? 1 : want.size()));
+  double worst = 0;
+  std::size_t worst_index = 0;
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    const double error = std::abs(static_cast<double>(got[i]) - static_cast<double>(want[i]));
+    const double allowed = limit.element * (std::abs(static_cast<double>(want[i])) + rms);
+    const double share = error == 0 ? 0 : error / allowed;
+    if (!(share <= worst)) {  // a NaN counts as the worst
+      worst = std::isnan(share) ? HUGE_VAL : share;
+      worst_index = i;
+    }
+  }
+  const double whole = relative_error(got, want);
+  if (worst <= 1 && whole <= limit.relative_l2) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure()
+         << "element " << worst_index << ": got " << got[worst_index] << ", want " << want[worst_index]
+         << ", error " << 100 * worst << " % of the limit; whole tensor: relative error " << whole
+         << ", limit " << limit.relative_l2 << "; seed " << seed;
+}
+
+/// Passes where both hold the same bytes; a failure names the first difference.
+template <class T>
+::testing::AssertionResult same_bytes(std::span<const T> got, std::span<const T> want) {
+  if (got.size() != want.size())
+    return ::testing::AssertionFailure() << "got " << got.size() << " values, want " << want.size();
+  for (std::size_t i = 0; i < want.size(); ++i)
+    if (std::memcmp(&got[i], &want[i], sizeof(T)) != 0)
+      return ::testing::AssertionFailure() << "element " << i << ": got " << got[i] << ", want " << want[i];
+  return ::testing::AssertionSuccess();
+}
+
+}  // namespace palimpsest::testing

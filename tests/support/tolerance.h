@@ -1,0 +1,39 @@
+#pragma once
+
+#include "palimpsest/base/dtype.h"
+
+namespace palimpsest::testing {
+
+/// How far a result may lie from the truth, which is computed in double. Both must hold:
+///   whole tensor   |got - want|_2 <= relative_l2 * |want|_2
+///   one element    |got - want| <= element * (|want| + rms(want)): one wrong element of a million hides in
+///   the first
+struct Tolerance {
+  double relative_l2;
+  double element;
+};
+
+/// The limits of every test of a kernel, an operator or a module; no test body holds a number of its own.
+constexpr Tolerance tolerance(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return {1e-10, 1e-9};
+    case DType::f32:
+      return {1e-5, 1e-4};
+    case DType::f16:
+      return {1e-3, 5e-3};
+    case DType::bf16:
+      return {1e-2, 4e-2};
+  }
+  return {0, 0};
+}
+
+/// Central differences in double: their own error, from the step and from rounding, is 1e-8 of the gradient's
+/// size.
+constexpr Tolerance kNumericGradient{1e-7, 1e-6};
+constexpr double kNumericStep = 1e-5;
+
+/// exp(v) - 1 and log(1 + u) of the vector kernels, in units in the last place of the result.
+constexpr double kExponentialUlp = 2;
+
+}  // namespace palimpsest::testing
