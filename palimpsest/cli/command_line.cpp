@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
+#include "palimpsest/cli/demo.h"
 #include "palimpsest/cli/settings.h"
 #include "palimpsest/train/checkpoint.h"
 
@@ -117,6 +118,10 @@ void layer(Options& options, const std::vector<FlagValue>& flags) {
   const std::string config = flags_alone.run.config;
   const std::filesystem::path folder = flags_alone.output.folder;
 
+  if (options.run.command == Command::kDemo) {
+    read_toml(options, demo_config(), "palimpsest demo");
+    options.given.clear();  // nobody gave them: they are this command's defaults
+  }
   if (!options.run.checkpoint.empty() && config.empty())
     read_toml(options, stored_config(options.run.checkpoint),
               options.run.checkpoint + " (stored configuration)");

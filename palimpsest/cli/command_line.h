@@ -15,8 +15,8 @@ struct Invocation {
 };
 
 /// Reads the command line, and with it the files that it names. Later wins:
-///   defaults < the checkpoint's own configuration (eval, predict, info CHECKPOINT; train --resume: the
-///   folder's)
+///   defaults (demo: its own, cli/demo.h) < the checkpoint's own configuration (eval, predict, info
+///   CHECKPOINT; train --resume: the folder's)
 ///            < --config FILE < flags
 /// Throws Error(kUsage): unknown command or flag (with the nearest name), a value that does not fit, a
 /// combination that cannot work; Error(kCheckpoint) when the checkpoint cannot be read or holds no

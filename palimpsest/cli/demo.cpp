@@ -2,7 +2,6 @@
 
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/compare.h"
-#include "palimpsest/cli/settings.h"
 
 #include <iostream>
 
@@ -19,7 +18,7 @@ output_stride = 16
 
 [data]
 kind = "generated"
-images = 96
+images = 160
 val_images = 24
 height = 128
 width = 160
@@ -28,9 +27,10 @@ flip = 0.5
 workers = 1
 
 [train]
-epochs = 10
+epochs = 15
 batch = 16
 seed = 1
+channels_last = true
 
 [optimizer]
 lr = 0.05
@@ -46,25 +46,13 @@ warmup_epochs = 1
 strategies = ["standard", "inplace_2"]
 
 [output]
-log_every = 6
-evaluate_every = 2
+log_every = 10
+evaluate_every = 3
 )";
 }
 
-Options demo_options(const Options& given) {
-  Options options;
-  read_toml(options, demo_config(), "the demonstration's settings");
-  for (const Setting& s : settings()) {
-    const auto where = given.given.find(s.id());
-    if (where != given.given.end()) set(options, s, get(given, s), where->second);
-  }
-  options.run = given.run;
-  options.given = given.given;
-  return options;
-}
-
 int run_demo(const Options& given) {
-  Options options = demo_options(given);
+  Options options = given;
   // Its output is its own, and the same each time: a second `make demo` replaces the first.
   options.run.overwrite = true;
   if (!options.output.quiet)

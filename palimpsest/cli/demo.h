@@ -1,13 +1,9 @@
 #pragma once
 
-#include "palimpsest/cli/options.h"
-
 namespace palimpsest::cli {
 
-/// The demonstration's own settings as TOML: examples/demo.toml, word for word.
+/// The demonstration's settings as TOML: examples/demo.toml, word for word. They take the place of the
+/// defaults (cli/command_line.h): a file or a flag still overrides each.
 const char* demo_config();
-
-/// `given` with the demonstration's settings for all that the user did not say.
-Options demo_options(const Options& given);
 
 }  // namespace palimpsest::cli

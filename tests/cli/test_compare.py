@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from cli_support import OUTPUT, PROGRAM, ROOT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, run, start, succeeds
+from cli_support import OUTPUT, ROOT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, succeeds
 
 COMPARE = [*TINY, "--evaluate-every", "1", "--dtype", "f64"]
 
@@ -37,14 +37,24 @@ def test_both_strategies_are_trained_and_reported(compared):
     assert printed.rstrip().endswith(str(folder / "index.html"))
 
 
-def test_in_place_keeps_and_peaks_lower_and_fits_a_larger_batch(compared):
+def test_figures_are_of_the_step_that_was_measured(compared):
     standard, inplace = results(compared[0])["runs"]
     assert (standard["name"], inplace["name"]) == ("standard", "inplace_2")
     assert inplace["kept_bytes"] < 0.9 * standard["kept_bytes"]
-    assert inplace["peak_bytes"] < standard["peak_bytes"]
+    # 32 x 32 pixels: here the gradients of the parameters decide the peak.
+    assert inplace["peak_bytes"] <= standard["peak_bytes"]
     assert standard["largest_batch"] == 4  # the limit is its own peak with this batch
-    assert inplace["largest_batch"] > 4
-    assert 0 < inplace["seconds_per_step"] < 60
+    assert inplace["largest_batch"] >= 4
+    assert all(0 < run["seconds_per_step"] < 60 for run in (standard, inplace))
+
+
+def test_in_place_peaks_lower_and_fits_a_larger_batch_where_activations_decide(folder):
+    larger = "--images 10 --height 128 --width 128 --crop 128 --batch 10 --max-steps 1 --quiet".split()
+    succeeds("compare", *TINY, *larger, "--output", folder / "run")
+    standard, inplace = results(folder / "run")["runs"]
+    assert inplace["peak_bytes"] < 0.95 * standard["peak_bytes"]
+    assert standard["largest_batch"] == 10
+    assert inplace["largest_batch"] >= 12
 
 
 def test_both_start_from_the_same_weights_and_see_the_same_images(compared):
@@ -67,12 +77,11 @@ def test_a_training_alone_gives_the_same_losses(compared, folder):
 
 
 def test_a_memory_of_its_own_bounds_the_largest_batch(compared, folder):
-    standard, inplace = results(compared[0])["runs"]
-    half_more = (standard["peak_bytes"] + 2 * (standard["peak_bytes"] - inplace["peak_bytes"])) // 2**20 + 1
-    succeeds("compare", *COMPARE, "--max-steps", "1", "--memory", half_more, "--quiet", "--output", folder / "run")
+    memory = results(compared[0])["memory_bytes"] // 2**20 + 20
+    succeeds("compare", *COMPARE, "--max-steps", "1", "--memory", memory, "--quiet", "--output", folder / "run")
     larger = results(folder / "run")
-    assert larger["memory_bytes"] == half_more * 2**20
-    assert larger["runs"][0]["largest_batch"] > 4
+    assert larger["memory_bytes"] == memory * 2**20
+    assert all(run["largest_batch"] > 4 for run in larger["runs"])
 
 
 def test_a_classification_is_compared_by_accuracy(folder):
