@@ -43,6 +43,14 @@ std::array<double, 2> extent(const LineChart& chart, std::vector<double> LineCha
   return {low, high};
 }
 
+/// Whether every x counts something (steps, epochs): then the axis has no fractions.
+bool whole_numbers(const LineChart& chart) {
+  for (const auto& series : chart.series)
+    for (double v : series.x)
+      if (std::isfinite(v) && v != std::floor(v)) return false;
+  return true;
+}
+
 /// The series in pixels, as runs without gaps.
 std::vector<std::vector<Point>> runs(const LineChart::Series& series, const Scale& x, const Scale& y) {
   std::vector<std::vector<Point>> result(1);
@@ -116,23 +124,44 @@ std::string axes(const LineChart& chart, const Scale& x, const Scale& y) {
   return svg;
 }
 
-/// Labelled vertical lines; a label that would cover its left neighbour goes one line lower.
-std::string marks(const LineChart& chart, const Scale& x, const Scale& y) {
-  std::string svg;
-  auto sorted = chart.marks;
-  std::stable_sort(sorted.begin(), sorted.end(), [](const auto& a, const auto& b) { return a.x < b.x; });
-  double free_from = -1;
-  int row = 0;
-  for (const auto& mark : sorted) {
+constexpr double kMarkRow = 14;  // pixels a line of labels
+
+/// A mark and the line of labels that its name stands in, 0 the lowest.
+struct PlacedMark {
+  LineChart::Mark mark;
+  int row;
+};
+
+double label_width(const std::string& name) {
+  return 6.2 * static_cast<double>(name.size()) + 8;
+}
+
+/// Every mark within the axis, from left to right, in the lowest line where its name covers no other.
+std::vector<PlacedMark> place(std::vector<LineChart::Mark> marks, const Scale& x) {
+  std::stable_sort(marks.begin(), marks.end(), [](const auto& a, const auto& b) { return a.x < b.x; });
+  std::vector<PlacedMark> placed;
+  std::vector<double> free_from;  // of each line, pixels
+  for (const auto& mark : marks) {
     if (mark.x < x.low || mark.x > x.high) continue;
-    const double at = x(mark.x), width = 6.6 * static_cast<double>(mark.name.size()) + 8;
-    const bool left = at + width > x.to + 8;  // no room on the right
-    row = (left ? at - width : at) < free_from ? row + 1 : 0;
+    const double begin = std::min(x(mark.x), x.to - label_width(mark.name));
+    size_t row = 0;
+    while (row < free_from.size() && free_from[row] > begin) ++row;
+    if (row == free_from.size()) free_from.push_back(0);
+    free_from[row] = begin + label_width(mark.name);
+    placed.push_back({mark, static_cast<int>(row)});
+  }
+  return placed;
+}
+
+/// Labelled vertical lines; the names stand above the plot, where no curve is.
+std::string draw(const std::vector<PlacedMark>& marks, const Scale& x, const Scale& y) {
+  std::string svg;
+  for (const auto& [mark, row] : marks) {
     const std::string color = mark.series < 0 ? kFaintInk : series_color(static_cast<size_t>(mark.series));
-    svg += line(at, y.from, at, y.to, color.c_str(), " stroke-dasharray=\"3 3\"");
-    svg += text(left ? at - 4 : at + 4, y.to + 12 + 14 * row, mark.name, left ? "end" : "start", 11,
-                color.c_str());
-    free_from = left ? at : at + width;
+    const double at = x(mark.x), label = std::min(at, x.to - label_width(mark.name));
+    const double height = y.to - 4 - kMarkRow * row;
+    svg += line(at, y.from, at, height - 9, color.c_str(), " stroke-dasharray=\"3 3\"");
+    svg += text(label + 4, height, mark.name, "start", 11, color.c_str());
   }
   return svg;
 }
@@ -229,15 +258,22 @@ std::string to_svg(const LineChart& chart) {
   auto [x_low, x_high] = extent(chart, &LineChart::Series::x);
   auto [y_low, y_high] = extent(chart, &LineChart::Series::y);
   if (x_high == x_low) x_high = x_low + 1;
-  const double top = chart.title.empty() ? 34 : 62;
+  const double legend_y = chart.title.empty() ? 18 : 46;
 
+  // The y axis first: its labels decide how much room is left for x, and x how many lines the marks' names
+  // need.
   Scale y{round_ticks(std::min(0.0, y_low), std::max(0.0, y_high), (chart.height - 100) / 50), 0, 0, 0, 0};
   y.low = y.ticks.front(), y.high = y.ticks.back();
-  y.from = chart.height - 48, y.to = top;
   size_t widest = 0;
   for (double tick : y.ticks) widest = std::max(widest, tick_label(tick, y.step()).size());
   Scale x{round_ticks(x_low, x_high, chart.width / 95), x_low, x_high, 0, 0};
+  if (x.step() < 1 && whole_numbers(chart))
+    x.ticks = round_ticks(x_low, x_high, static_cast<int>(x_high - x_low));
   x.from = 38 + 7.0 * static_cast<double>(widest), x.to = chart.width - 18;
+  const auto placed = place(chart.marks, x);
+  int rows = 0;
+  for (const auto& mark : placed) rows = std::max(rows, mark.row + 1);
+  y.from = chart.height - 48, y.to = legend_y + 16 + kMarkRow * rows;
 
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
@@ -245,9 +281,9 @@ std::string to_svg(const LineChart& chart) {
       "aria-label=\"{2}\" {3}>\n<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
       chart.width, chart.height, escape_xml(chart.title), kFont);
   if (!chart.title.empty()) svg += text(x.from, 24, chart.title, "start", 16, kInk, " font-weight=\"bold\"");
-  svg += legend(chart, x.from, top - 16);
+  svg += legend(chart, x.from, legend_y);
   svg += axes(chart, x, y);
-  svg += marks(chart, x, y);
+  svg += draw(placed, x, y);
   bool any = false;
   for (size_t i = 0; i < chart.series.size(); ++i) {
     const std::string drawn = curve(chart.series[i], series_color(i), x, y);

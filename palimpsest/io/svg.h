@@ -19,9 +19,9 @@ struct LineChart {
     std::string name;
     int series = -1;  ///< drawn in the colour of that series; -1: grey
   };
-  std::string title, x_label, y_label;  ///< labels carry the unit: "memory, MiB"
-  std::vector<Series> series;
-  std::vector<Mark> marks;
+  std::string title{}, x_label{}, y_label{};  ///< labels carry the unit: "memory, MiB"
+  std::vector<Series> series{};
+  std::vector<Mark> marks{};
   int width = 760, height = 360;  ///< pixels
 };
 

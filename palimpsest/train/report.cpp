@@ -185,9 +185,7 @@ std::string score_svg(const Report& report) {
   io::LineChart chart{
       .title = iou ? "Mean IoU on the validation images" : "Top-1 accuracy on the validation images",
       .x_label = "epoch",
-      .y_label = iou ? "mean IoU, %" : "top-1, %",
-      .series = {},
-      .marks = {}};
+      .y_label = iou ? "mean IoU, %" : "top-1, %"};
   for (const auto& run : report.runs) {
     io::LineChart::Series series{run.name, {}, {}};
     for (const auto& e : run.evaluations) {
@@ -214,7 +212,7 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums }
   margin-right: .6em; border: 1px solid #9ca3af; vertical-align: -.05em }
 .setup { font-size: .9rem } .setup th { text-align: left; font-weight: normal; color: #6b7280;
   padding: .1rem 1.5rem .1rem 0 }
-svg { display: block; max-width: 100%; height: auto; margin: .6rem 0 1.4rem }
+svg { display: block; width: 100%; height: auto; margin: .6rem 0 1.4rem }
 .pictures { display: grid; gap: .4rem } .pictures b { font-size: .9rem }
 .pictures img { width: 100%; image-rendering: pixelated; display: block }
 )";
@@ -251,10 +249,8 @@ std::string to_table(const Report& report) {
 
 std::string memory_svg(const Report& report) {
   io::LineChart chart{.title = "Live memory during one training step",
-                      .x_label = "time since the step began, s",
-                      .y_label = "live tensors, MiB",
-                      .series = {},
-                      .marks = {}};
+                      .x_label = "seconds since the forward pass began",
+                      .y_label = "live tensors, MiB"};
   for (size_t i = 0; i < report.runs.size(); ++i) {
     const ReportRun& run = report.runs[i];
     io::LineChart::Series series{
@@ -267,14 +263,15 @@ std::string memory_svg(const Report& report) {
       series.y.push_back(static_cast<double>(sample.current_bytes) / kMiB);
     }
     chart.series.push_back(std::move(series));
-    for (const auto& mark : run.marks) chart.marks.push_back({mark.seconds, mark.name, static_cast<int>(i)});
+    // Where a phase begins; the first of them begins with the axis.
+    for (size_t k = 1; k < run.marks.size(); ++k)
+      chart.marks.push_back({run.marks[k].seconds, run.marks[k].name, static_cast<int>(i)});
   }
   return io::to_svg(chart);
 }
 
 std::string loss_svg(const Report& report) {
-  io::LineChart chart{
-      .title = "Training loss", .x_label = "step", .y_label = "loss", .series = {}, .marks = {}};
+  io::LineChart chart{.title = "Training loss", .x_label = "step", .y_label = "loss"};
   for (const auto& run : report.runs) {
     io::LineChart::Series series{run.name, {}, {}};
     for (const auto& step : run.steps) {

@@ -49,12 +49,12 @@ def test_figures_are_of_the_step_that_was_measured(compared):
 
 
 def test_in_place_peaks_lower_and_fits_a_larger_batch_where_activations_decide(folder):
-    larger = "--images 10 --height 128 --width 128 --crop 128 --batch 10 --max-steps 1 --quiet".split()
+    larger = "--images 12 --height 128 --width 128 --crop 128 --batch 12 --channels-last --max-steps 1 --quiet".split()
     succeeds("compare", *TINY, *larger, "--output", folder / "run")
     standard, inplace = results(folder / "run")["runs"]
     assert inplace["peak_bytes"] < 0.95 * standard["peak_bytes"]
-    assert standard["largest_batch"] == 10
-    assert inplace["largest_batch"] >= 12
+    assert standard["largest_batch"] == 12
+    assert inplace["largest_batch"] >= 15
 
 
 def test_both_start_from_the_same_weights_and_see_the_same_images(compared):
@@ -67,7 +67,7 @@ def test_the_page_is_one_file_with_curves_and_pictures(compared):
     html = (compared[0] / "index.html").read_text()
     assert html.count("<svg") == html.count("</svg>") == 3
     assert html.count("src=\"data:image/png;base64,") == html.count("src=") == 2 * 4  # both images of validation
-    assert "road" in html
+    assert "Road" in html
 
 
 def test_a_training_alone_gives_the_same_losses(compared, folder):
@@ -77,11 +77,11 @@ def test_a_training_alone_gives_the_same_losses(compared, folder):
 
 
 def test_a_memory_of_its_own_bounds_the_largest_batch(compared, folder):
-    memory = results(compared[0])["memory_bytes"] // 2**20 + 20
+    memory = results(compared[0])["memory_bytes"] // 2**20 + 2
     succeeds("compare", *COMPARE, "--max-steps", "1", "--memory", memory, "--quiet", "--output", folder / "run")
     larger = results(folder / "run")
     assert larger["memory_bytes"] == memory * 2**20
-    assert all(run["largest_batch"] > 4 for run in larger["runs"])
+    assert all(run["largest_batch"] >= 4 for run in larger["runs"])
 
 
 def test_a_classification_is_compared_by_accuracy(folder):
@@ -122,13 +122,13 @@ def test_a_file_in_place_of_the_output_folder_is_an_output_error(folder):
 
 def test_the_demonstration_runs_the_recipe_beside_the_others(folder):
     recipe = tomllib.loads((ROOT / "examples/demo.toml").read_text())
-    small = "--images 4 --val-images 2 --height 48 --width 64 --batch 2 --epochs 1 --threads 1".split()
+    small = "--images 4 --val-images 2 --height 48 --width 64 --batch 2 --epochs 2 --threads 1".split()
     for _ in range(2):  # a second time replaces the first
         printed = succeeds("demo", *small, "--output", folder / "demo").stdout
     assert "ratio" in printed
     assert (folder / "demo/index.html").exists()
     config = tomllib.loads((folder / "demo/standard/config.toml").read_text())
-    assert config["train"]["epochs"] == 1 and config["data"]["height"] == 48  # flags win
+    assert config["train"]["epochs"] == 2 and config["data"]["height"] == 48  # flags win
     for table, key in (("model", "name"), ("optimizer", "lr"), ("schedule", "kind"), ("data", "data_seed")):
         assert config[table][key] == recipe[table][key]
 

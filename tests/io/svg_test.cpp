@@ -133,6 +133,30 @@ TEST(LineChart, ASinglePointIsDrawn) {
   EXPECT_EQ(svg.find("nan"), std::string::npos);
 }
 
+TEST(LineChart, AnAxisOfWholeNumbersHasNoFractions) {
+  LineChart epochs, seconds;
+  epochs.series.push_back({"s", {1, 2, 3}, {10, 20, 30}, false});
+  seconds.series.push_back({"s", {1, 2, 2.5}, {10, 20, 30}, false});
+  EXPECT_EQ(to_svg(epochs).find(">1.4<"), std::string::npos);
+  EXPECT_NE(to_svg(seconds).find(">1.4<"), std::string::npos);
+}
+
+TEST(LineChart, NamesOfMarksThatLieTogetherStandInDifferentLines) {
+  LineChart chart;
+  chart.series.push_back({"s", {0, 100}, {0, 1}, false});
+  chart.marks = {{50, "backward"}, {51, "backward", 0}, {99.9, "step"}};
+  const std::string svg = to_svg(chart);
+  const std::regex label("<text x=\"([0-9.]+)\" y=\"([0-9.]+)\"[^>]*>(backward|step)<");
+  std::vector<std::string> lines;
+  for (std::sregex_iterator i(svg.begin(), svg.end(), label), end; i != end; ++i) {
+    lines.push_back((*i)[2]);
+    EXPECT_LT(std::stod((*i)[1]), chart.width - 20) << (*i)[3];
+  }
+  ASSERT_EQ(lines.size(), 3u);
+  EXPECT_NE(lines[0], lines[1]);
+  EXPECT_EQ(lines[0], lines[2]);
+}
+
 TEST(LineChart, EverySeriesHasItsOwnColour) {
   LineChart chart;
   for (int i = 0; i < 4; ++i) chart.series.push_back({"s" + std::to_string(i), {0, 1}, {0, 1.0 * i}, false});
