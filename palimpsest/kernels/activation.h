@@ -34,9 +34,9 @@ struct Exponential<double> {
   PALIMPSEST_HOST_DEVICE static double log1p(double v) { return __builtin_log1p(v); }
 };
 
-// Each activation gives z = forward(y), y = inverse(z) and derivative(z) = dz/dy read off the output z. T is
-// the type of the maths; V is T or a vector of T, for which `condition ? a : b` selects lane by lane. A NaN
-// stays a NaN.
+// Each activation gives z = forward(y), y = inverse(z) and derivative(z) = dz/dy read off the output z (at
+// exactly 0 the negative side's, as in libtorch). T is the type of the maths; V is T or a vector of T, for
+// which `condition ? a : b` selects lane by lane. A NaN stays a NaN.
 
 /// z = y >= 0 ? y : slope * y.
 template <class T>
@@ -56,7 +56,7 @@ struct LeakyReLU {
   }
   template <class V>
   PALIMPSEST_HOST_DEVICE V derivative(V z) const {
-    return z >= T(0) ? (V{} + T(1)) : (V{} + slope);
+    return z > T(0) ? (V{} + T(1)) : (V{} + slope);
   }
 };
 
@@ -82,7 +82,7 @@ struct ELU {
   }
   template <class V>
   PALIMPSEST_HOST_DEVICE V derivative(V z) const {
-    return z >= T(0) ? (V{} + T(1)) : V(z + alpha);
+    return z > T(0) ? (V{} + T(1)) : V(z + alpha);
   }
 };
 

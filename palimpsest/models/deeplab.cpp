@@ -6,6 +6,11 @@
 #include <ATen/ops/upsample_bilinear2d.h>
 
 namespace palimpsest::models {
+namespace {
+
+constexpr double kClassifierStd = 0.001;
+
+}  // namespace
 
 DeepLabV3Head::DeepLabV3Head(int64_t in, const nn::NormOptions& norm) {
   map_convs_ = {conv(in, kChannels, 1), conv(in, kChannels, 3, 1, 12), conv(in, kChannels, 3, 1, 24),
@@ -44,9 +49,14 @@ at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
 DeepLabV3::DeepLabV3(std::shared_ptr<Backbone> body, int64_t classes, const nn::NormOptions& norm) {
   body_ = register_module("body", std::move(body));
   head_ = register_module("head", std::make_shared<DeepLabV3Head>(body_->feature_channels(), norm));
-  // libtorch's default initialization: small logits at the start, where Kaiming's would be about 4 wide.
   cls_ = register_module("cls",
                          torch::nn::Conv2d(torch::nn::Conv2dOptions(DeepLabV3Head::kChannels, classes, 1)));
+  // Near zero, so that training starts from even odds and the first steps hardly move the body: through the
+  // global branch, which normalizes one value an image, an untrained body multiplies a rounding error 30
+  // times a step.
+  torch::NoGradGuard no_grad;
+  cls_->weight.normal_(0, kClassifierStd);
+  cls_->bias.zero_();
 }
 
 at::Tensor DeepLabV3::forward(const at::Tensor& images) {
