@@ -46,8 +46,8 @@ struct TransformOptions {
 
 /// ROOT/SPLIT/NAME.jpg|png with ROOT/SPLITannot/NAME.png, sorted by name. Ids must be < classes or equal
 /// ignore_id. ROOT/classes.txt, where there is one, names the classes, one a line. Missing folder, empty
-/// folder, missing label: Error(kData) at once; the rest (unreadable, sizes differ, id out of range) when the
-/// example is read. A crop that does not fit while pad is false is Error(kUsage).
+/// folder, missing label, label without image: Error(kData) at once; the rest (unreadable, sizes differ, id
+/// out of range) when the example is read. A crop that does not fit while pad is false is Error(kUsage).
 std::shared_ptr<Dataset> segmentation_folder(const std::string& root, const std::string& split,
                                              int64_t classes, const TransformOptions& transform);
 /// ROOT/SPLIT/CLASS/NAME.jpg|png; classes are the sorted folder names. Errors as above; an empty class is

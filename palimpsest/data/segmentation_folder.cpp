@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <set>
 #include <sstream>
 
 namespace palimpsest::data {
@@ -65,6 +66,7 @@ class SegmentationFolder : public Dataset {
                                           "' would share one label: rename or remove one of them");
       }
     }
+    check_every_label_has_its_image(labels, layout);
     names_ = read_class_names(root, classes);
   }
 
@@ -86,6 +88,17 @@ class SegmentationFolder : public Dataset {
   }
 
  private:
+  // An image that was lost or renamed would otherwise leave the training without a word.
+  void check_every_label_has_its_image(const fs::path& folder, const std::string& layout) const {
+    const std::set<fs::path> known(labels_.begin(), labels_.end());
+    for (const fs::path& label : list_images(folder, layout)) {
+      if (known.contains(label)) continue;
+      throw Error(ErrorKind::kData,
+                  "label '" + label.string() + "' has no image of its name (missing, or a link to " +
+                      "nowhere); expected " + layout + ": restore the image or remove the label");
+    }
+  }
+
   // The whole label and not the crop: an error shows in the first epoch, whatever is drawn.
   void check_ids(const at::Tensor& label, const fs::path& path) const {
     const auto* ids = label.const_data_ptr<uint8_t>();

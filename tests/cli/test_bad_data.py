@@ -42,6 +42,11 @@ def test_a_missing_label_is_named(data):
     train_fails(DATA_ERROR, data, says=["trainannot/2"])
 
 
+def test_a_missing_image_is_named_by_its_label(data):
+    (data / "train/2.png").unlink()
+    train_fails(DATA_ERROR, data, says=["trainannot/2.png", "has no image"])
+
+
 @pytest.mark.parametrize("contents", [b"", b"not an image", png(np.zeros((48, 64, 3)))[:60]],
                          ids=["empty", "foreign", "truncated"])
 def test_an_unreadable_image_is_named(data, contents):

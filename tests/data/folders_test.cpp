@@ -101,6 +101,16 @@ TEST(SegmentationFolder, MissingThingsAreErrorsAtOnce) {
                [&] { segmentation_folder(folder.path(), "train", 0, plain()); });
 }
 
+TEST(SegmentationFolder, AnImageThatIsGoneIsMissedByItsLabel) {
+  const TemporaryFolder folder;
+  put_segmentation(folder);
+  std::filesystem::remove(folder / "train/scene1.png");
+  const auto read = [&] { segmentation_folder(folder.path(), "train", 3, plain()); };
+  expect_error(ErrorKind::kData, {"trainannot/scene1.png", "has no image"}, read);
+  std::filesystem::create_symlink(folder / "nowhere.png", folder / "train/scene1.png");
+  expect_error(ErrorKind::kData, {"trainannot/scene1.png", "a link to nowhere"}, read);
+}
+
 TEST(SegmentationFolder, TwoImagesCannotShareALabel) {
   const TemporaryFolder folder;
   put_segmentation(folder);
