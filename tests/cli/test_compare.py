@@ -77,11 +77,12 @@ def test_a_training_alone_gives_the_same_losses(compared, folder):
 
 
 def test_a_memory_of_its_own_bounds_the_largest_batch(compared, folder):
-    memory = results(compared[0])["memory_bytes"] // 2**20 + 2
+    # A little less than the step takes: the search goes down, which costs a test less than up.
+    memory = results(compared[0])["memory_bytes"] // 2**20 - 1
     succeeds("compare", *COMPARE, "--max-steps", "1", "--memory", memory, "--quiet", "--output", folder / "run")
-    larger = results(folder / "run")
-    assert larger["memory_bytes"] == memory * 2**20
-    assert all(run["largest_batch"] >= 4 for run in larger["runs"])
+    smaller = results(folder / "run")
+    assert smaller["memory_bytes"] == memory * 2**20
+    assert smaller["runs"][0]["largest_batch"] < 4
 
 
 def test_a_classification_is_compared_by_accuracy(folder):
