@@ -8,8 +8,9 @@
 namespace palimpsest::cli {
 
 const char* demo_config() {
-  return R"(# What `palimpsest demo` runs: a ResNet-18 DeepLabV3 on generated street scenes, once a strategy, under 4 minutes on
-# two cores. The same by hand, to start from: palimpsest compare --config examples/demo.toml --output demo
+  return R"(# What `palimpsest demo` runs: a ResNet-18 DeepLabV3 on generated street scenes, trained once a strategy,
+# in under 4 minutes on two cores. The same by hand, to start from:
+#   palimpsest compare --config examples/demo.toml --output demo
 [model]
 name = "deeplabv3_resnet18"
 activation = "leaky_relu"
