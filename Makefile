@@ -25,7 +25,7 @@ build: configure
 	@$(CMAKE) --build --preset $(PRESET)
 
 demo: configure
-	@$(CMAKE) --build --preset $(PRESET) --target palimpsest_program
+	@$(CMAKE) --build --preset $(PRESET) --target palimpsest
 	@$(BUILD)/palimpsest demo --output demo
 
 test: build
