@@ -63,4 +63,26 @@ void parallel_tasks(int64_t count, const Task& task) {
   if (failure) std::rethrow_exception(failure);
 }
 
+/// Calls body(begin, end) for ranges that together are [0, count): one range a thread, and on every call the
+/// same thread gets the same range, so that a second sweep over the same data finds it in that core's caches.
+/// (Where two cores share no cache, lines that the other one wrote cost several times a read from memory.)
+/// Without balancing, unlike parallel_tasks. `body` must not throw.
+template <class Body>
+void parallel_ranges(int64_t count, const Body& body) {
+  const int64_t threads = count < max_threads() ? count : max_threads();
+  if (threads <= 1) {
+    if (count > 0) body(int64_t{0}, count);
+    return;
+  }
+#ifdef PALIMPSEST_PARALLEL_STD_THREAD
+  std::vector<std::thread> pool;
+  for (int64_t t = 0; t < threads; ++t)
+    pool.emplace_back([&, t] { body(count * t / threads, count * (t + 1) / threads); });
+  for (auto& thread : pool) thread.join();
+#else
+#pragma omp parallel for schedule(static, 1) num_threads(static_cast<int>(threads))
+  for (int64_t t = 0; t < threads; ++t) body(count * t / threads, count * (t + 1) / threads);
+#endif
+}
+
 }  // namespace palimpsest

@@ -47,5 +47,31 @@ TEST(ParallelTasks, InsideAParallelRegionRunsOnTheCallingThread) {
   EXPECT_EQ(inner, 12);
 }
 
+TEST(ParallelRanges, CoverEveryIndexExactlyOnceInOrder) {
+  for (const int64_t count : {0, 1, 2, 7, 1000}) {
+    std::vector<std::atomic<int>> runs(static_cast<std::size_t>(count));
+    parallel_ranges(count, [&](int64_t begin, int64_t end) {
+      EXPECT_LT(begin, end);
+      for (int64_t i = begin; i < end; ++i) ++runs[static_cast<std::size_t>(i)];
+    });
+    for (const auto& n : runs) EXPECT_EQ(n, 1);
+  }
+}
+
+#ifdef _OPENMP
+TEST(ParallelRanges, GiveTheSameThreadTheSameRangeOnEveryCall) {
+  constexpr int64_t kCount = 64;
+  std::vector<int> first(kCount), again(kCount);
+  const auto note = [](std::vector<int>& threads) {
+    parallel_ranges(kCount, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) threads[static_cast<std::size_t>(i)] = omp_get_thread_num();
+    });
+  };
+  note(first);
+  note(again);
+  EXPECT_EQ(first, again);
+}
+#endif
+
 }  // namespace
 }  // namespace palimpsest

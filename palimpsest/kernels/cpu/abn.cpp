@@ -13,13 +13,15 @@ namespace {
 
 // Below this many values, waking threads costs more than the work.
 constexpr int64_t kSerialValues = 32768;
-// Values that one task takes at least, in whole panels.
-constexpr int64_t kTaskValues = 65536;
 
 template <class T>
 double value_or(const void* parameter, int64_t c, double absent) {
   return parameter ? static_cast<double>(static_cast<const T*>(parameter)[c]) : absent;
 }
+
+// Larger results are written past the caches: with its inputs, one of this size fills what a group of cores
+// shares.
+constexpr int64_t kCachedBytes = int64_t{16} << 20;
 
 /// One call of a kernel: the partition of its tensor, and memory for what it finds per channel.
 template <class T>
@@ -27,7 +29,7 @@ class Call {
  public:
   explicit Call(const AbnLayer& layer)
       : layer_(layer),
-        partition_(layer.shape, layer.layout, sizeof(T)),
+        partition_(layer.shape, layer.layout),
         sweeps_(partition_.planes() ? current_instruction_set().kernels<T>().plane
                                     : current_instruction_set().kernels<T>().columns),
         first_(scratch(0, partition_.segments() * layer.shape.c)),
@@ -52,41 +54,26 @@ class Call {
       for (int64_t c = piece.first_channel; c < piece.first_channel + piece.channels; ++c) between(c);
     };
     const auto sweep_second = [&](int64_t panel, int64_t segment) {
-      second(reversed(partition_.piece(panel, segment)));
+      second(partition_.piece(panel, segment));
     };
-    const bool by_panel = partition_.planes() && (segments == 1 || panels >= 2 * max_threads());
-    if (by_panel) {
-      const int64_t values = layer_.shape.elements() / std::max<int64_t>(panels, 1);
-      const int64_t group = std::max<int64_t>(1, kTaskValues / std::max<int64_t>(values, 1));
-      run((panels + group - 1) / group, [&](int64_t task) {
-        for (int64_t panel = task * group; panel < std::min(panels, (task + 1) * group); ++panel) {
-          for (int64_t segment = 0; segment < segments; ++segment) sweep_first(panel, segment);
-          channels(panel);
-          for (int64_t segment = segments - 1; segment >= 0; --segment) sweep_second(panel, segment);
-        }
+    if (partition_.planes() && (segments == 1 || panels >= 2 * max_threads())) {
+      run(panels, [&](int64_t panel) {
+        for (int64_t segment = 0; segment < segments; ++segment) sweep_first(panel, segment);
+        channels(panel);
+        for (int64_t segment = segments - 1; segment >= 0; --segment) sweep_second(panel, segment);
       });
     } else {
-      run(panels * segments, [&](int64_t task) { sweep_first(task % panels, task / panels); });
+      const int64_t pieces = panels * segments;
+      run(pieces, [&](int64_t i) { sweep_first(i % panels, i / panels); });
       run(panels, channels);
-      run(panels * segments, [&](int64_t task) {
-        const int64_t back = panels * segments - 1 - task;
-        sweep_second(back % panels, back / panels);
-      });
+      run_backwards(pieces, [&](int64_t i) { sweep_second(i % panels, i / panels); });
     }
   }
 
   template <class Sweep>
   void one_sweep(const Sweep& sweep) {
     const int64_t panels = partition_.panels(), segments = partition_.segments();
-    const int64_t group =
-        partition_.planes()
-            ? std::max<int64_t>(1, kTaskValues * segments / std::max<int64_t>(1, layer_.shape.per_channel()))
-            : 1;
-    const int64_t pieces = panels * segments;
-    run((pieces + group - 1) / group, [&](int64_t task) {
-      for (int64_t i = task * group; i < std::min(pieces, (task + 1) * group); ++i)
-        sweep(partition_.piece(i % panels, i / panels), i / panels);
-    });
+    run(panels * segments, [&](int64_t i) { sweep(partition_.piece(i % panels, i / panels), i / panels); });
   }
 
   // ---- Statistics
@@ -121,7 +108,7 @@ class Call {
   void apply(const Piece& piece, const T* x, T* z, T* xhat) const {
     const auto at = [&](int k) { return coefficients_[k] + piece.first_channel; };
     sweeps_.apply(piece.block, activation(), {at(0), at(1), at(2), at(3), at(4)}, x + piece.offset,
-                  z + piece.offset, xhat ? xhat + piece.offset : nullptr);
+                  z + piece.offset, xhat ? xhat + piece.offset : nullptr, destination(piece.block, x, z));
   }
 
   // ---- Gradients
@@ -156,12 +143,13 @@ class Call {
 
   void backward(const Piece& piece, const T* z, const T* xhat, const T* dz, T* dx) const {
     sweeps_.backward(piece.block, activation(), backward_coefficients(piece), z + piece.offset,
-                     xhat ? xhat + piece.offset : nullptr, dz + piece.offset, dx + piece.offset);
+                     xhat ? xhat + piece.offset : nullptr, dz + piece.offset, dx + piece.offset,
+                     destination(piece.block, dz, dx));
   }
 
   void backward_frozen(const Piece& piece, const T* z, const T* dz, T* dx) const {
     sweeps_.backward_frozen(piece.block, activation(), backward_coefficients(piece), z + piece.offset,
-                            dz + piece.offset, dx + piece.offset);
+                            dz + piece.offset, dx + piece.offset, destination(piece.block, dz, dx));
   }
 
   template <class Function>
@@ -170,15 +158,46 @@ class Call {
   }
 
  private:
+  // Past the caches only in whole lines, or in rows so long that their ends do not matter: at 14 x 14 pixels,
+  // where each row begins and ends within a line, it cost half again as much as it saves elsewhere.
+  Destination destination(const Block& block, const T* in, const T* out) const {
+    constexpr int64_t kLine = 64, kLongRow = 1024;
+    const auto in_lines = [](int64_t values) {
+      return values * static_cast<int64_t>(sizeof(T)) % kLine == 0;
+    };
+    const bool whole_lines =
+        in_lines(block.width) && in_lines(block.stride) && reinterpret_cast<uintptr_t>(out) % kLine == 0;
+    const bool long_rows = block.width * static_cast<int64_t>(sizeof(T)) >= kLongRow;
+    const bool large = layer_.shape.elements() * static_cast<int64_t>(sizeof(T)) > kCachedBytes;
+    return large && in != out && (whole_lines || long_rows) ? Destination::kPastCaches : Destination::kCaches;
+  }
+
   BackwardCoefficients<T> backward_coefficients(const Piece& piece) const {
     const auto at = [&](int k) { return coefficients_[k] + piece.first_channel; };
     return {at(0), at(1), at(2), at(3)};
   }
 
+  template <class Body>
+  void run_ranges(int64_t count, const Body& body) const {
+    if (layer_.shape.elements() >= kSerialValues)
+      parallel_ranges(count, body);
+    else
+      body(int64_t{0}, count);
+  }
+
   template <class Task>
   void run(int64_t count, const Task& task) const {
-    if (layer_.shape.elements() >= kSerialValues) return parallel_tasks(count, task);
-    for (int64_t i = 0; i < count; ++i) task(i);
+    run_ranges(count, [&](int64_t begin, int64_t end) {
+      for (int64_t i = begin; i < end; ++i) task(i);
+    });
+  }
+
+  // Each thread takes its share from the end, where the caches still hold what it has just read.
+  template <class Task>
+  void run_backwards(int64_t count, const Task& task) const {
+    run_ranges(count, [&](int64_t begin, int64_t end) {
+      for (int64_t i = end - 1; i >= begin; --i) task(i);
+    });
   }
 
   // Kept by the thread between calls: fresh memory of this size would cost more page faults than a small

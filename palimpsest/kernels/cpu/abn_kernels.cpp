@@ -20,12 +20,12 @@ struct Output {
   V z, xhat;
 };
 
-template <bool kKeep, class T, class V, class Act>
-PALIMPSEST_HOST_DEVICE Output<V> forward(const Act& act, V x, V mean, V scale, V shift, V inv_std, V offset) {
-  const V centered = x - mean;
-  Output<V> out{act.template forward<V>(centered * scale + shift), V{}};
-  if constexpr (kKeep) out.xhat = centered * inv_std + offset;
-  return out;
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE void write(T* at, V value, bool aligned, Destination to) {
+  if (aligned && to == Destination::kPastCaches)
+    store_past_caches(at, value);
+  else
+    store(at, value);
 }
 
 enum class From { kOutput, kKept, kNothing };  // where t comes from: z, the kept xhat, or it is not needed
@@ -75,10 +75,13 @@ template <class T>
 PALIMPSEST_HOST_DEVICE Pair<double> plane_shifted_sums(Block block, const T* x, T pivot) {
   Pair<double> sums{};
   with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
-    sums = sum_plane<T, V>(block, [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
-      const V d = load<V>(x + i) - pivot;
-      return Pair<V>{d, d * d};
-    });
+    sums = sum_plane<T, V>(
+        block,
+        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
+          const V d = load<V>(x + i) - pivot;
+          return Pair<V>{d, d * d};
+        },
+        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { __builtin_prefetch(x + i); });
   });
   return sums;
 }
@@ -142,70 +145,83 @@ void columns_moments(Block block, const T* x, double* mean, double* squares) {
 // ---- Forward
 // -------------------------------------------------------------------------------------------------------
 
-template <class T, class V, bool kKeep, class Act>
-void plane_apply_rows(Block block, const Act& act, const ApplyCoefficients<T>& k, const T* x, T* z, T* xhat) {
-  const V mean = broadcast<V>(*k.mean), scale = broadcast<V>(*k.scale), shift = broadcast<V>(*k.shift);
-  const V inv_std = broadcast<V>(*k.inv_std), offset = broadcast<V>(*k.offset);
-  map_rows<lanes<T, V>()>(
-      block,
-      [&](int64_t i, int64_t) PALIMPSEST_INLINE_LAMBDA {
-        return forward<kKeep, T>(act, load<V>(x + i), mean, scale, shift, inv_std, offset);
-      },
-      [&](int64_t i, const Output<V>& out) PALIMPSEST_INLINE_LAMBDA {
-        store(z + i, out.z);
-        if constexpr (kKeep) store(xhat + i, out.xhat);
-      });
-}
+// A per-channel argument: one value for all of a plane, one a column else.
+template <class T, class V, bool kPlane>
+class PerChannel {
+ public:
+  PALIMPSEST_HOST_DEVICE explicit PerChannel(const T* values)
+      : values_(values), plane_(kPlane ? broadcast<V>(*values) : V{}) {}
 
-template <class T, class V, bool kKeep, class Act>
-void columns_apply_rows(Block block, const Act& act, const ApplyCoefficients<T>& k, const T* x, T* z,
-                        T* xhat) {
+  PALIMPSEST_HOST_DEVICE V at(int64_t column) const {
+    if constexpr (kPlane)
+      return plane_;
+    else
+      return load<V>(values_ + column);
+  }
+
+ private:
+  const T* values_;
+  V plane_;
+};
+
+template <class T, class V, bool kPlane, bool kKeep, class Act>
+void apply_rows(Block block, Act act, const ApplyCoefficients<T>& k, const T* x, T* z, T* xhat,
+                Destination to) {
+  const PerChannel<T, V, kPlane> mean(k.mean), scale(k.scale), shift(k.shift), inv_std(k.inv_std),
+      offset(k.offset);
   map_rows<lanes<T, V>()>(
-      block,
+      block, z,
       [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-        return forward<kKeep, T>(act, load<V>(x + i), load<V>(k.mean + j), load<V>(k.scale + j),
-                                 load<V>(k.shift + j), load<V>(k.inv_std + j), load<V>(k.offset + j));
+        const V centered = load<V>(x + i) - mean.at(j);
+        Output<V> out{act.template forward<V>(centered * scale.at(j) + shift.at(j)), V{}};
+        if constexpr (kKeep) out.xhat = centered * inv_std.at(j) + offset.at(j);
+        return out;
       },
-      [&](int64_t i, const Output<V>& out) PALIMPSEST_INLINE_LAMBDA {
-        store(z + i, out.z);
+      [&](int64_t i, const Output<V>& out, bool aligned) PALIMPSEST_INLINE_LAMBDA {
+        write(z + i, out.z, aligned, to);
         if constexpr (kKeep) store(xhat + i, out.xhat);
       });
 }
 
 template <class T, bool kPlane>
-void apply(Block block, ActivationChoice activation, ApplyCoefficients<T> k, const T* x, T* z, T* xhat) {
+void apply(Block block, ActivationChoice activation, ApplyCoefficients<T> k, const T* x, T* z, T* xhat,
+           Destination to) {
   dispatch_activation<T>(activation.kind, activation.param, [&](auto act) PALIMPSEST_INLINE_LAMBDA {
     with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
-      if constexpr (kPlane)
-        xhat ? plane_apply_rows<T, V, true>(block, act, k, x, z, xhat)
-             : plane_apply_rows<T, V, false>(block, act, k, x, z, xhat);
-      else
-        xhat ? columns_apply_rows<T, V, true>(block, act, k, x, z, xhat)
-             : columns_apply_rows<T, V, false>(block, act, k, x, z, xhat);
+      xhat ? apply_rows<T, V, kPlane, true>(block, act, k, x, z, xhat, to)
+           : apply_rows<T, V, kPlane, false>(block, act, k, x, z, xhat, to);
     });
   });
+  if (to == Destination::kPastCaches) fence();
 }
 
 // ---- Backward
 // ------------------------------------------------------------------------------------------------------
 
 template <class T, class V, From kFrom, class Act>
-void plane_reduce_rows(Block block, const Act& act, const T* bias, const T* z, const T* xhat, const T* dz,
+void plane_reduce_rows(Block block, Act act, const T* bias, const T* z, const T* xhat, const T* dz,
                        double* sum_dy, double* sum_dy_t) {
   *sum_dy = *sum_dy_t = 0;
   const V b = broadcast<V>(*bias);
   for_plane_chunks(
       block, kGradientRun * 2 * lanes<T, Vector<T>>(), [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
-        const Pair<double> sums = sum_plane<T, V>(chunk, [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
-          return times_second(gradient<kFrom>(act, z + at + i, xhat + at + i, dz + at + i, b));
-        });
+        const Pair<double> sums = sum_plane<T, V>(
+            chunk,
+            [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
+              return times_second(gradient<kFrom>(act, z + at + i, xhat + at + i, dz + at + i, b));
+            },
+            [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
+              __builtin_prefetch(z + at + i);
+              __builtin_prefetch(dz + at + i);
+              if constexpr (kFrom == From::kKept) __builtin_prefetch(xhat + at + i);
+            });
         *sum_dy += sums.a;
         *sum_dy_t += sums.b;
       });
 }
 
 template <class T, class V, From kFrom, class Act>
-void columns_reduce_rows(Block block, const Act& act, const T* bias, const T* z, const T* xhat, const T* dz,
+void columns_reduce_rows(Block block, Act act, const T* bias, const T* z, const T* xhat, const T* dz,
                          double* sum_dy, double* sum_dy_t) {
   T sum[kMaxColumns], sum_t[kMaxColumns];
   for (int64_t j = 0; j < block.width; ++j) sum_dy[j] = sum_dy_t[j] = 0;
@@ -236,50 +252,42 @@ void reduce(Block block, ActivationChoice activation, const T* bias, const T* z,
 }
 
 template <class T, class V, bool kPlane, From kFrom, class Act>
-void backward_rows(Block block, const Act& act, const BackwardCoefficients<T>& k, const T* z, const T* xhat,
-                   const T* dz, T* dx) {
-  // A plane has one value of each coefficient, columns one a lane.
-  const auto coefficient = [](const T* values, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-    if constexpr (kPlane)
-      return broadcast<V>(*values);
-    else
-      return load<V>(values + j);
-  };
-  const V bias0 = coefficient(k.bias, 0), per_dy0 = coefficient(k.per_dy, 0);
-  const V per_t0 = coefficient(k.per_t, 0), constant0 = coefficient(k.constant, 0);
+void backward_rows(Block block, Act act, const BackwardCoefficients<T>& k, const T* z, const T* xhat,
+                   const T* dz, T* dx, Destination to) {
+  const PerChannel<T, V, kPlane> bias(k.bias), per_dy(k.per_dy), per_t(k.per_t), constant(k.constant);
   map_rows<lanes<T, V>()>(
-      block,
+      block, dx,
       [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-        const V bias = kPlane ? bias0 : coefficient(k.bias, j),
-                per_dy = kPlane ? per_dy0 : coefficient(k.per_dy, j);
-        const Pair<V> g = gradient<kFrom>(act, z + i, xhat + i, dz + i, bias);
-        if constexpr (kFrom == From::kNothing) return V(g.a * per_dy);
-        const V per_t = kPlane ? per_t0 : coefficient(k.per_t, j);
-        const V constant = kPlane ? constant0 : coefficient(k.constant, j);
-        return V(g.a * per_dy + (g.b * per_t + constant));
+        const Pair<V> g = gradient<kFrom>(act, z + i, xhat + i, dz + i, bias.at(j));
+        if constexpr (kFrom == From::kNothing)
+          return V(g.a * per_dy.at(j));
+        else
+          return V(g.a * per_dy.at(j) + (g.b * per_t.at(j) + constant.at(j)));
       },
-      [&](int64_t i, V out) PALIMPSEST_INLINE_LAMBDA { store(dx + i, out); });
+      [&](int64_t i, V out, bool aligned) PALIMPSEST_INLINE_LAMBDA { write(dx + i, out, aligned, to); });
 }
 
 template <class T, bool kPlane>
 void backward(Block block, ActivationChoice activation, BackwardCoefficients<T> k, const T* z, const T* xhat,
-              const T* dz, T* dx) {
+              const T* dz, T* dx, Destination to) {
   dispatch_activation<T>(activation.kind, activation.param, [&](auto act) PALIMPSEST_INLINE_LAMBDA {
     with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
-      xhat ? backward_rows<T, V, kPlane, From::kKept>(block, act, k, z, xhat, dz, dx)
-           : backward_rows<T, V, kPlane, From::kOutput>(block, act, k, z, z, dz, dx);
+      xhat ? backward_rows<T, V, kPlane, From::kKept>(block, act, k, z, xhat, dz, dx, to)
+           : backward_rows<T, V, kPlane, From::kOutput>(block, act, k, z, z, dz, dx, to);
     });
   });
+  if (to == Destination::kPastCaches) fence();
 }
 
 template <class T, bool kPlane>
 void backward_frozen(Block block, ActivationChoice activation, BackwardCoefficients<T> k, const T* z,
-                     const T* dz, T* dx) {
+                     const T* dz, T* dx, Destination to) {
   dispatch_activation<T>(activation.kind, activation.param, [&](auto act) PALIMPSEST_INLINE_LAMBDA {
     with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
-      backward_rows<T, V, kPlane, From::kNothing>(block, act, k, z, z, dz, dx);
+      backward_rows<T, V, kPlane, From::kNothing>(block, act, k, z, z, dz, dx, to);
     });
   });
+  if (to == Destination::kPastCaches) fence();
 }
 
 template <class T>

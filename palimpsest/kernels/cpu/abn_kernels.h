@@ -17,7 +17,7 @@ namespace palimpsest::kernels::cpu {
 
 struct Block {
   int64_t rows = 0;
-  int64_t stride = 0;  ///< may be negative: the sweep then runs from the last row to the first
+  int64_t stride = 0;
   int64_t width = 0;
 };
 
@@ -45,6 +45,10 @@ struct BackwardCoefficients {
   const T* constant;
 };
 
+/// Where a sweep writes. Past the caches saves the read of each line that is written, a quarter of a backward
+/// pass; it is for outputs that the caches would not hold until their reader comes.
+enum class Destination { kCaches, kPastCaches };
+
 struct ActivationChoice {
   Activation kind;
   double param;
@@ -58,16 +62,16 @@ struct AbnSweeps {
   void (*moments)(Block block, const T* x, double* mean, double* squares);
   /// z = act(y); z may be x; xhat may be null. All three are addressed by `block`.
   void (*apply)(Block block, ActivationChoice activation, ApplyCoefficients<T> coefficients, const T* x, T* z,
-                T* xhat);
+                T* xhat, Destination to);
   /// sum of dy and sum of dy * t, per channel; xhat may be null: t = y - bias then.
   void (*reduce)(Block block, ActivationChoice activation, const T* bias, const T* z, const T* xhat,
                  const T* dz, double* sum_dy, double* sum_dy_t);
   /// dx as above; dx may be dz; xhat may be null.
   void (*backward)(Block block, ActivationChoice activation, BackwardCoefficients<T> coefficients, const T* z,
-                   const T* xhat, const T* dz, T* dx);
+                   const T* xhat, const T* dz, T* dx, Destination to);
   /// dx = dy * per_dy: statistics were constants.
   void (*backward_frozen)(Block block, ActivationChoice activation, BackwardCoefficients<T> coefficients,
-                          const T* z, const T* dz, T* dx);
+                          const T* z, const T* dz, T* dx, Destination to);
 };
 
 template <class T>

@@ -11,7 +11,7 @@ int64_t ceil_divide(int64_t a, int64_t b) {
 
 }  // namespace
 
-Partition::Partition(Shape3 shape, Layout layout, int64_t value_bytes) : shape_(shape) {
+Partition::Partition(Shape3 shape, Layout layout) : shape_(shape) {
   // One pixel per image, or one channel: both layouts are the same bytes, and only one of them has long rows.
   planes_ = shape.c == 1 || (layout == Layout::kNCHW && shape.s > 1);
   const int64_t values = shape.per_channel();
@@ -28,7 +28,6 @@ Partition::Partition(Shape3 shape, Layout layout, int64_t value_bytes) : shape_(
     panels_ = ceil_divide(shape.c, panel_width_);
     segments_ = std::clamp<int64_t>(values / 128, 1, 64);
   }
-  panel_bytes_ = values * panel_width_ * value_bytes;
 }
 
 int64_t Partition::values(int64_t segment) const {
@@ -48,12 +47,6 @@ Piece Partition::piece(int64_t panel, int64_t segment) const {
   const int64_t r0 = rows * segment / segments_, r1 = rows * (segment + 1) / segments_;
   const int64_t c0 = panel * panel_width_, c1 = std::min(c, c0 + panel_width_);
   return {{r1 - r0, c, c1 - c0}, r0 * c + c0, c0, c1 - c0, r1 - r0};
-}
-
-Piece reversed(Piece piece) {
-  piece.offset += (piece.block.rows - 1) * piece.block.stride;
-  piece.block.stride = -piece.block.stride;
-  return piece;
 }
 
 }  // namespace palimpsest::kernels::cpu

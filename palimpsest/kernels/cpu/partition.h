@@ -23,7 +23,7 @@ struct Piece {
 ///   columns   a panel is up to kMaxColumns neighbouring channels; a segment is a run of pixels
 class Partition {
  public:
-  Partition(Shape3 shape, Layout layout, int64_t value_bytes);
+  Partition(Shape3 shape, Layout layout);
 
   bool planes() const { return planes_; }
   int64_t panels() const { return panels_; }
@@ -31,19 +31,11 @@ class Partition {
   int64_t values(int64_t segment) const;  ///< per channel
   Piece piece(int64_t panel, int64_t segment) const;
 
-  /// Bytes of one tensor that a panel covers: a panel that stays in cache is finished before the next one is
-  /// begun.
-  int64_t panel_bytes() const { return panel_bytes_; }
-
  private:
   Shape3 shape_;
   bool planes_;
   int64_t panels_, panel_width_, segments_;
   int64_t pixel_parts_ = 1;  ///< planes: segments that share their images
-  int64_t panel_bytes_;
 };
-
-/// The piece's rows in the opposite order: a second sweep then begins with what the first one left in cache.
-Piece reversed(Piece piece);
 
 }  // namespace palimpsest::kernels::cpu

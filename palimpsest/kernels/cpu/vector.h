@@ -6,6 +6,10 @@
 
 #include <cstdint>
 
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 
 // The compiler's own vector types: arithmetic, comparison and `mask ? a : b` work lane by lane on any target.
@@ -45,6 +49,32 @@ PALIMPSEST_HOST_DEVICE V load(const T* from) {
 template <class V, class T>
 PALIMPSEST_HOST_DEVICE void store(T* to, V v) {
   __builtin_memcpy(to, &v, sizeof(V));
+}
+
+/// Stores past the caches, without first reading the line that is written: for results larger than the
+/// caches. `to` must lie on a vector's boundary. End a sweep of such stores with fence().
+template <class V, class T>
+PALIMPSEST_HOST_DEVICE void store_past_caches(T* to, V v) {
+  if constexpr (sizeof(V) == sizeof(T)) {
+    *to = v;
+  } else {
+#if defined(__AVX512F__) && PALIMPSEST_VECTOR_BYTES == 64
+    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)v);
+#elif defined(__AVX2__) && PALIMPSEST_VECTOR_BYTES == 32
+    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)v);
+#elif defined(__SSE2__) && PALIMPSEST_VECTOR_BYTES == 16
+    _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)v);
+#else
+    store(to, v);
+#endif
+  }
+}
+
+/// Makes what store_past_caches wrote visible to other threads before anything that is written later.
+PALIMPSEST_HOST_DEVICE void fence() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
 }
 
 /// The same value in every lane.
