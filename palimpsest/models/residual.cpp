@@ -1,5 +1,7 @@
 #include "palimpsest/models/residual.h"
 
+#include "palimpsest/nn/residual_end.h"
+
 namespace palimpsest::models {
 namespace {
 

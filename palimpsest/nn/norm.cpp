@@ -48,9 +48,4 @@ void NormImpl::pretty_print(std::ostream& stream) const {
   stream << ")";
 }
 
-at::Tensor add_and_activate(at::Tensor branch, const at::Tensor& shortcut, const NormOptions& options) {
-  auto sum = options.strategy == Strategy::kStandard ? branch.add_(shortcut) : branch + shortcut;
-  return activate_(std::move(sum), options.activation, options.activation_param);
-}
-
 }  // namespace palimpsest::nn

@@ -39,8 +39,4 @@ class NormImpl : public BatchNormState<NormImpl> {
 
 TORCH_MODULE(Norm);
 
-/// The end of a residual block: act(branch + shortcut). `standard` adds into `branch`; the in-place strategy
-/// must not, as the branch's last normalization keeps it. The activation is in place either way.
-at::Tensor add_and_activate(at::Tensor branch, const at::Tensor& shortcut, const NormOptions& options);
-
 }  // namespace palimpsest::nn
