@@ -16,7 +16,8 @@ enum class ErrorKind {
   kMemory = 7,      ///< out of memory, or above the limit that the user set
 };
 
-/// An error with one clear line: what was required, what was given, which file, key or value, and the way out.
+/// An error with one clear line: what was required, what was given, which file, key or value, and the way
+/// out.
 class Error : public std::runtime_error {
  public:
   Error(ErrorKind kind, const std::string& message) : std::runtime_error(message), kind_(kind) {}

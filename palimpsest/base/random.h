@@ -4,8 +4,8 @@
 
 namespace palimpsest {
 
-/// SplitMix64: a small generator whose whole state is one number, so that a stream can be named by (seed, epoch,
-/// index) and drawn by any worker thread. Same numbers on every platform, unlike std:: distributions.
+/// SplitMix64: a small generator whose whole state is one number, so that a stream can be named by (seed,
+/// epoch, index) and drawn by any worker thread. Same numbers on every platform, unlike std:: distributions.
 /// Source: Steele, Lea, Flood, "Fast Splittable Pseudorandom Number Generators", OOPSLA 2014.
 class Random {
  public:
@@ -33,7 +33,8 @@ class Random {
 
   /// Uniform in [0, bound); bound > 0. The bias is below bound / 2^64.
   int64_t below(int64_t bound) {
-    return static_cast<int64_t>((static_cast<unsigned __int128>(next()) * static_cast<uint64_t>(bound)) >> 64);
+    return static_cast<int64_t>((static_cast<unsigned __int128>(next()) * static_cast<uint64_t>(bound)) >>
+                                64);
   }
 
  private:

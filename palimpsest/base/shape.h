@@ -16,7 +16,9 @@ struct Shape3 {
   int64_t c = 0;
   int64_t s = 0;
 
-  constexpr int64_t per_channel() const { return n * s; }  ///< m: values that one channel's statistics are taken over
+  constexpr int64_t per_channel() const {
+    return n * s;
+  }  ///< m: values that one channel's statistics are taken over
   constexpr int64_t elements() const { return n * c * s; }
 };
 

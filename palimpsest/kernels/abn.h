@@ -37,16 +37,16 @@ struct AbnLayer {
   void abn_apply(const AbnLayer& layer, const void* x, const void* mean, const void* inv_std,               \
                  const void* weight, const void* bias, void* z, void* xhat);                                \
   /** Training forward: statistics, inv_std = 1/sqrt(var + eps), apply, with a channel's slab in cache      \
-     between them. Writes z (may be x), xhat (may be null), mean, var, inv_std. */                                            \
+     between them. Writes z (may be x), xhat (may be null), mean, var, inv_std. */                          \
   void abn_forward(const AbnLayer& layer, double eps, const void* x, const void* weight, const void* bias,  \
                    void* z, void* xhat, void* mean, void* var, void* inv_std);                              \
   /** sum_dy[c] = sum of dy, sum_dy_xhat[c] = sum of dy * xhat, where dy = dz * act'(y) and both y and xhat \
-     are recovered from z, or xhat is read where it was kept (not null: needed where |weight| is                    \
-     degenerate). These are the gradients of bias and weight. */                                                                       \
+     are recovered from z, or xhat is read where it was kept (not null: needed where |weight| is            \
+     degenerate). These are the gradients of bias and weight. */                                            \
   void abn_backward_reduce(const AbnLayer& layer, const void* z, const void* xhat, const void* dz,          \
                            const void* weight, const void* bias, void* sum_dy, void* sum_dy_xhat);          \
   /** dx = weight * inv_std * (dy - sum_dy/m - xhat * sum_dy_xhat/m); dx may be dz. Null sums: frozen       \
-     statistics (eval mode), dx = weight * inv_std * dy. `m` is the number of values behind the sums (N*S,                 \
+     statistics (eval mode), dx = weight * inv_std * dy. `m` is the number of values behind the sums (N*S,  \
      more if synchronized). */                                                                              \
   void abn_backward_apply(const AbnLayer& layer, const void* z, const void* xhat, const void* dz,           \
                           const void* weight, const void* bias, const void* inv_std, const void* sum_dy,    \
