@@ -54,6 +54,47 @@ TEST(InstructionSet, TheEnvironmentDecidesWhichOneIsInUse) {
   EXPECT_STREQ(kernels::cpu::instruction_set(), find_instruction_set(std::getenv("PALIMPSEST_ISA")).name);
 }
 
+TEST(InstructionSet, WritingPastTheCachesWritesTheSame) {
+  using kernels::cpu::Block;
+  using kernels::cpu::Destination;
+  constexpr int64_t kRows = 5, kGuard = 64;
+  Random random(5);
+  const auto draw = [&](int64_t size) {
+    std::vector<float> values(static_cast<std::size_t>(size));
+    for (float& value : values) value = static_cast<float>(random.uniform(-1, 1));
+    return values;
+  };
+  const kernels::cpu::ActivationChoice leaky{Activation::kLeakyReLU, 0.25};
+  const auto& set = kernels::cpu::current_instruction_set().kernels<float>();
+  for (const int64_t width : {1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 100}) {
+    const std::vector<float> z = draw(kRows * width + kGuard), dz = draw(kRows * width + kGuard);
+    const std::vector<float> a = draw(width), b = draw(width), c = draw(width), d = draw(width),
+                             e = draw(width);
+    for (const int64_t start : {0, 1, 5, 15, 16}) {
+      for (const auto* sweeps : {&set.plane, &set.columns}) {
+        const auto run = [&](Destination to) {
+          std::vector<float> out(2 * z.size(), -7),
+              applied(2 * z.size(), -7);  // -7 where nothing may be written
+          sweeps->backward({kRows, width, width}, leaky, {a.data(), b.data(), c.data(), d.data()}, z.data(),
+                           nullptr, dz.data(), out.data() + start, to);
+          sweeps->apply({kRows, width, width}, leaky, {a.data(), b.data(), c.data(), d.data(), e.data()},
+                        z.data(), applied.data() + start, nullptr, to);
+          out.insert(out.end(), applied.begin(), applied.end());
+          return out;
+        };
+        EXPECT_EQ(run(Destination::kPastCaches), run(Destination::kCaches))
+            << "width " << width << ", start " << start;
+        const std::vector<float> written = run(Destination::kPastCaches);
+        EXPECT_EQ(written[start + kRows * width], -7)
+            << "one past the end, width " << width << ", start " << start;
+        if (start > 0) {
+          EXPECT_EQ(written[start - 1], -7) << "one before the start";
+        }
+      }
+    }
+  }
+}
+
 // ELU's forward and inverse are the exponential and the logarithm of the vector kernels themselves.
 template <class T>
 class EluAccuracy : public ::testing::Test {
@@ -98,7 +139,7 @@ TYPED_TEST(EluAccuracy, LogarithmIsWithinTwoUlp) {
   const T zero = 0, one = 1;
   const auto& sweeps = kernels::cpu::current_instruction_set().kernels<T>().plane;
   sweeps.backward({1, 0, this->kCount}, this->kElu, {&zero, &zero, &one, &zero}, z.data(), nullptr, dz.data(),
-                  y.data());
+                  y.data(), kernels::cpu::Destination::kCaches);
   double worst = 0, worst_at = 0;
   for (std::size_t i = 0; i < z.size(); ++i) {
     if (z[i] <= -1 || z[i] >= 0) continue;

@@ -110,10 +110,13 @@ template <class T>
 PALIMPSEST_HOST_DEVICE void columns_shifted_sums(Block block, const T* x, const T* pivot, T* sum,
                                                  T* squares) {
   with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
-    sum_columns<T, V>(block, sum, squares, [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-      const V d = load<V>(x + i) - load<V>(pivot + j);
-      return Pair<V>{d, d * d};
-    });
+    sum_columns<T, V>(
+        block, sum, squares,
+        [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+          const V d = load<V>(x + i) - load<V>(pivot + j);
+          return Pair<V>{d, d * d};
+        },
+        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { __builtin_prefetch(x + i); });
   });
 }
 
@@ -169,9 +172,12 @@ void apply_rows(Block block, Act act, const ApplyCoefficients<T>& k, const T* x,
                 Destination to) {
   const PerChannel<T, V, kPlane> mean(k.mean), scale(k.scale), shift(k.shift), inv_std(k.inv_std),
       offset(k.offset);
+  // A plane is in cache when this sweep begins; columns come from memory once more.
+  const int64_t ahead = rows_ahead(block) * block.stride;
   map_rows<lanes<T, V>()>(
       block, z,
       [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+        if constexpr (!kPlane) __builtin_prefetch(x + i + ahead);
         const V centered = load<V>(x + i) - mean.at(j);
         Output<V> out{act.template forward<V>(centered * scale.at(j) + shift.at(j)), V{}};
         if constexpr (kKeep) out.xhat = centered * inv_std.at(j) + offset.at(j);
@@ -226,9 +232,17 @@ void columns_reduce_rows(Block block, Act act, const T* bias, const T* z, const 
   T sum[kMaxColumns], sum_t[kMaxColumns];
   for (int64_t j = 0; j < block.width; ++j) sum_dy[j] = sum_dy_t[j] = 0;
   for_column_chunks(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
-    sum_columns<T, V>(chunk, sum, sum_t, [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-      return times_second(gradient<kFrom>(act, z + at + i, xhat + at + i, dz + at + i, load<V>(bias + j)));
-    });
+    sum_columns<T, V>(
+        chunk, sum, sum_t,
+        [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+          return times_second(
+              gradient<kFrom>(act, z + at + i, xhat + at + i, dz + at + i, load<V>(bias + j)));
+        },
+        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
+          __builtin_prefetch(z + at + i);
+          __builtin_prefetch(dz + at + i);
+          if constexpr (kFrom == From::kKept) __builtin_prefetch(xhat + at + i);
+        });
     for (int64_t j = 0; j < block.width; ++j) {
       sum_dy[j] += static_cast<double>(sum[j]);
       sum_dy_t[j] += static_cast<double>(sum_t[j]);
@@ -255,9 +269,14 @@ template <class T, class V, bool kPlane, From kFrom, class Act>
 void backward_rows(Block block, Act act, const BackwardCoefficients<T>& k, const T* z, const T* xhat,
                    const T* dz, T* dx, Destination to) {
   const PerChannel<T, V, kPlane> bias(k.bias), per_dy(k.per_dy), per_t(k.per_t), constant(k.constant);
+  const int64_t ahead = rows_ahead(block) * block.stride;
   map_rows<lanes<T, V>()>(
       block, dx,
       [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+        if constexpr (!kPlane) {
+          __builtin_prefetch(z + i + ahead);
+          __builtin_prefetch(dz + i + ahead);
+        }
         const Pair<V> g = gradient<kFrom>(act, z + i, xhat + i, dz + i, bias.at(j));
         if constexpr (kFrom == From::kNothing)
           return V(g.a * per_dy.at(j));

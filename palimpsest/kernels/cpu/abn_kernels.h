@@ -22,7 +22,7 @@ struct Block {
 };
 
 /// The widest block that a columns kernel takes: its per-channel sums live on the stack, in L1.
-inline constexpr int64_t kMaxColumns = 512;
+inline constexpr int64_t kMaxColumns = 2048;
 
 /// y = (x - mean) * scale + shift; xhat = (x - mean) * inv_std + offset. `mean` is subtracted first, because
 /// x * scale + (shift - mean * scale) loses all digits where |mean| is large against the standard deviation;

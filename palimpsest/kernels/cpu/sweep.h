@@ -16,7 +16,7 @@ namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 // short; moments are taken around a pivot, where nothing does.
 inline constexpr int64_t kGradientRun = 128;
 inline constexpr int64_t kMomentRun = 512;
-inline constexpr int64_t kColumnRun = 256;  // as 4 rows are added first, 64 long
+inline constexpr int64_t kColumnRun = 128;
 
 template <class V>
 struct Pair {
@@ -25,6 +25,11 @@ struct Pair {
 
 template <int64_t kValue>
 struct Constant {};
+
+/// Rows of columns that cover what is on its way from memory: 8 KiB of f32.
+constexpr int64_t rows_ahead(Block block) {
+  return (2048 + block.width - 1) / block.width;
+}
 
 constexpr int64_t smaller(int64_t a, int64_t b) {
   return a < b ? a : b;
@@ -124,17 +129,21 @@ PALIMPSEST_HOST_DEVICE Pair<double> sum_plane(Block block, const Read& read, con
 }
 
 /// sum_a[j], sum_b[j] = the sums over the rows of the pairs that read(i, j) gives for the vector at offset i,
-/// column j.
-template <class T, class V, class Read>
-PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const Read& read) {
+/// column j; prefetch(i) is told where the sweep will read soon.
+template <class T, class V, class Read, class Prefetch>
+PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const Read& read,
+                                        const Prefetch& prefetch) {
   constexpr int64_t kLanes = lanes<T, V>();
-  constexpr int64_t kRows = 4;  // loads and stores of the sums, shared by 4 rows
+  constexpr int64_t kFewVectors = 8;
   const int64_t whole = block.width - block.width % kLanes;
+  const int64_t ahead = rows_ahead(block) * block.stride;
   for (int64_t j = 0; j < block.width; ++j) sum_a[j] = sum_b[j] = 0;
   const auto add_rows = [&]<int64_t kCount>(int64_t at, Constant<kCount>) PALIMPSEST_INLINE_LAMBDA {
     const auto add = [&](int64_t j, int64_t overlap) PALIMPSEST_INLINE_LAMBDA {
+      prefetch(at + ahead + j);
       Pair<V> p = read(at + j, j);
       for (int64_t r = 1; r < kCount; ++r) {
+        prefetch(at + r * block.stride + ahead + j);
         const Pair<V> q = read(at + r * block.stride + j, j);
         p.a += q.a;
         p.b += q.b;
@@ -147,7 +156,10 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const R
     if (whole < block.width) add(block.width - kLanes, whole + kLanes - block.width);
   };
   int64_t row = 0;
-  for (; row + kRows <= block.rows; row += kRows) add_rows(row * block.stride, Constant<kRows>{});
+  // Memory is read in order, one row after the other, unless a row is so short that its sums would be needed
+  // again before they are stored: then 4 at a time.
+  if (block.width < kFewVectors * kLanes)
+    for (; row + 4 <= block.rows; row += 4) add_rows(row * block.stride, Constant<4>{});
   for (; row < block.rows; ++row) add_rows(row * block.stride, Constant<1>{});
 }
 
