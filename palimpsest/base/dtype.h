@@ -1,5 +1,7 @@
 #pragma once
 
+#include "palimpsest/base/half.h"
+
 #include <cstddef>
 #include <stdexcept>
 
@@ -31,8 +33,8 @@ struct Accumulate<double> {
 template <class T>
 using accumulate_t = typename Accumulate<T>::type;
 
-/// Calls `function.template operator()<T>()` with the C++ type of `dtype`.
-/// Throws std::invalid_argument for a dtype that the CPU kernels do not have yet (f16, bf16).
+/// Calls `function.template operator()<T>()` with the C++ type of `dtype`: float, double, Float16 or
+/// BFloat16.
 template <class Function>
 decltype(auto) dispatch_float(DType dtype, Function&& function) {
   switch (dtype) {
@@ -40,9 +42,12 @@ decltype(auto) dispatch_float(DType dtype, Function&& function) {
       return function.template operator()<float>();
     case DType::f64:
       return function.template operator()<double>();
-    default:
-      throw std::invalid_argument("dtype must be f32 or f64, got a 16-bit type");
+    case DType::f16:
+      return function.template operator()<Float16>();
+    case DType::bf16:
+      return function.template operator()<BFloat16>();
   }
+  throw std::invalid_argument("dtype must be one of f32, f64, f16 and bf16");
 }
 
 }  // namespace palimpsest

@@ -7,18 +7,29 @@
 #include <cstdint>
 
 /// The fused layer: batch normalization + activation over a dense (N, C, S) tensor.
-///   y[n,c,s] = weight[c] * (x[n,c,s] - mean[c]) * inv_std[c] + bias[c],   z = act(y)
+///   y[n,c,s] = weight[c] * (x[n,c,s] - mean[c]) * inv_std[c] + bias[c] + residual[n,c,s],   z = act(y)
+/// Backward starts from the one tensor that was kept (`Kept`).
 ///
 /// Every pointer argument:
-///   x, z, dz, dx, xhat: shape.elements() values of `dtype`, all in the same `layout`, no alignment required.
-///   weight, bias, mean, var, inv_std, sums: C values of accumulate_t<dtype> (f32; f64 for f64).
-///   weight == nullptr means 1, bias == nullptr means 0. weight may have any sign.
+///   x, residual, z, kept, dz, dx, dresidual: shape.elements() values of `dtype`, all in the same `layout`,
+///   no alignment required; 16-bit values are widened to f32, and rounded once where they are stored. weight,
+///   bias, sums: C values of accumulate_t<dtype> (f32; f64 for f64). mean, var, inv_std: C values of f64, so
+///   that what is made again in backward has the bytes it had before. weight == nullptr means 1, bias ==
+///   nullptr means 0. weight may have any sign.
 /// Memory: at most 64 partial sums a channel (2 per image and channel for images of more than 64 Ki pixels),
 /// kept by the calling thread for its next call. The result has the same bytes for any number of threads.
-/// Throws std::invalid_argument for a dtype that has no kernels yet.
 /// Source: Rota Bulo, Porzi, Kontschieder, "In-Place Activated BatchNorm for Memory-Optimized Training of
 /// DNNs", CVPR 2018; form II of its section 3.
 namespace palimpsest::kernels {
+
+/// The tensor that forward leaves for backward.
+enum class Kept {
+  kOutput,       ///< z: y = act^-1(z), for the activations that can be inverted; without weight 0
+  kOutputForm1,  ///< z, and backward computes x-hat = (y - bias) / weight as the paper's form I does
+  kScaled,       ///< y before the residual is added: any activation; without weight 0
+  kNormalized,   ///< x-hat = (x - mean) * inv_std: any activation, any weight
+  kInput,        ///< x: any activation, any weight
+};
 
 /// What one call of the layer works on.
 struct AbnLayer {
@@ -27,44 +38,70 @@ struct AbnLayer {
   DType dtype = DType::f32;
   Activation activation = Activation::kLeakyReLU;
   double activation_param = 0.01;
+  Kept kept = Kept::kOutput;
+  bool relu_residual =
+      false;  ///< max(residual, 0) is what is added: its producer left the ReLU to its readers
 };
+
+struct AbnForward {
+  const void* x = nullptr;
+  const void* residual = nullptr;  ///< may be null
+  const void* weight = nullptr;
+  const void* bias = nullptr;
+  void* z = nullptr;     ///< may be x
+  void* kept = nullptr;  ///< y or x-hat, as layer.kept says; may be x. Not looked at for other kinds.
+  double* mean = nullptr;
+  double* var = nullptr;  ///< biased
+  double* inv_std = nullptr;
+};
+
+struct AbnBackward {
+  const void* kept = nullptr;
+  const void* residual = nullptr;  ///< null if forward had none
+  const void* dz = nullptr;
+  const void* weight = nullptr;
+  const void* bias = nullptr;
+  const double* mean = nullptr;  ///< read for Kept::kInput only
+  const double* inv_std = nullptr;
+  void* sum_dy = nullptr;       ///< the gradient of bias
+  void* sum_dy_xhat = nullptr;  ///< the gradient of weight
+  void* dx = nullptr;           ///< may be dz
+  void* dresidual = nullptr;    ///< may be null
+};
+
+// In both namespaces below:
+//
+// abn_statistics: mean[c] and the biased variance var[c] of x, summed around a pivot: never E[x^2] - E[x]^2,
+//   which loses all digits where |mean| is large against the standard deviation.
+// abn_apply: z, and kept, from x, mean and inv_std.
+// abn_forward: training: statistics, inv_std = 1/sqrt(var + eps), apply; in NCHW with a channel's slab in
+// cache
+//   between them. Writes z, kept, mean, var, inv_std: the same bytes as the two calls.
+// abn_rebuild: z again from what was kept (`kept`; `z` may be the same memory), mean and inv_std: the bytes
+// that
+//   forward wrote. With a residual, which must be what it was.
+// abn_backward_reduce: sum_dy[c] = sum of dy, sum_dy_xhat[c] = sum of dy * x-hat, dy = dz * act'(y): the
+//   gradients of bias and weight. Where z is so deep in saturation that y is gone, the lowest y that z could
+//   stand for takes its place.
+// abn_backward_apply: dx = weight * inv_std * (dy - sum_dy/m - xhat * sum_dy_xhat/m), and dresidual = dy.
+// Null
+//   sums: frozen statistics (eval mode), dx = weight * inv_std * dy. `m` is the number of values behind the
+//   sums (N*S, more if synchronized).
+// abn_backward: reduce and apply, m = N*S; in NCHW with a channel's slab in cache between them. The same
+// bytes
+//   as the two calls.
+#define PALIMPSEST_ABN_KERNELS                                                          \
+  void abn_statistics(const AbnLayer& layer, const void* x, double* mean, double* var); \
+  void abn_apply(const AbnLayer& layer, const AbnForward& t);                           \
+  void abn_forward(const AbnLayer& layer, double eps, const AbnForward& t);             \
+  void abn_rebuild(const AbnLayer& layer, const AbnForward& t);                         \
+  void abn_backward_reduce(const AbnLayer& layer, const AbnBackward& t);                \
+  void abn_backward_apply(const AbnLayer& layer, const AbnBackward& t, double m);       \
+  void abn_backward(const AbnLayer& layer, const AbnBackward& t);
 
 namespace cpu {
 
-/// mean[c] and the biased variance var[c] of x, summed around a pivot: never E[x^2] - E[x]^2, which loses all
-/// digits where |mean| is large against the standard deviation.
-void abn_statistics(const AbnLayer& layer, const void* x, void* mean, void* var);
-
-/// z = act(weight * (x - mean) * inv_std + bias); z may be x. xhat (may be null): also writes (x - mean) *
-/// inv_std.
-void abn_apply(const AbnLayer& layer, const void* x, const void* mean, const void* inv_std,
-               const void* weight, const void* bias, void* z, void* xhat);
-
-/// Training forward: statistics, inv_std = 1/sqrt(var + eps), apply; in NCHW with a channel's slab in cache
-/// between them. Writes z (may be x), xhat (may be null), mean, var, inv_std. The mean that is subtracted is
-/// the f64 one: for f32, where mean is stored rounded, statistics followed by apply give the same z up to
-/// that rounding.
-void abn_forward(const AbnLayer& layer, double eps, const void* x, const void* weight, const void* bias,
-                 void* z, void* xhat, void* mean, void* var, void* inv_std);
-
-/// sum_dy[c] = sum of dy, sum_dy_xhat[c] = sum of dy * xhat, where dy = dz * act'(y) and both y and xhat are
-/// recovered from z, or xhat is read where it was kept (not null: needed where |weight| is degenerate). These
-/// are the gradients of bias and weight. ELU's y is recovered from z = -alpha (saturation) as the lowest y
-/// that z could stand for.
-void abn_backward_reduce(const AbnLayer& layer, const void* z, const void* xhat, const void* dz,
-                         const void* weight, const void* bias, void* sum_dy, void* sum_dy_xhat);
-
-/// dx = weight * inv_std * (dy - sum_dy/m - xhat * sum_dy_xhat/m); dx may be dz. Null sums: frozen statistics
-/// (eval mode), dx = weight * inv_std * dy. `m` is the number of values behind the sums (N*S, more if
-/// synchronized).
-void abn_backward_apply(const AbnLayer& layer, const void* z, const void* xhat, const void* dz,
-                        const void* weight, const void* bias, const void* inv_std, const void* sum_dy,
-                        const void* sum_dy_xhat, double m, void* dx);
-
-/// Reduce and apply, m = N*S; in NCHW with a channel's slab in cache between them. dx may be dz. The same
-/// bytes as the two calls.
-void abn_backward(const AbnLayer& layer, const void* z, const void* xhat, const void* dz, const void* weight,
-                  const void* bias, const void* inv_std, void* sum_dy, void* sum_dy_xhat, void* dx);
+PALIMPSEST_ABN_KERNELS
 
 /// The instruction set in use: "x86-64-v2", "x86-64-v3", "x86-64-v4" or "native". Picked once, at first use;
 /// PALIMPSEST_ISA in the environment forces one (an unknown or unsupported name throws
@@ -76,18 +113,7 @@ const char* instruction_set();
 /// The same functions as plain loops in double: the truth of the tests.
 namespace reference {
 
-void abn_statistics(const AbnLayer& layer, const void* x, void* mean, void* var);
-void abn_apply(const AbnLayer& layer, const void* x, const void* mean, const void* inv_std,
-               const void* weight, const void* bias, void* z, void* xhat);
-void abn_forward(const AbnLayer& layer, double eps, const void* x, const void* weight, const void* bias,
-                 void* z, void* xhat, void* mean, void* var, void* inv_std);
-void abn_backward_reduce(const AbnLayer& layer, const void* z, const void* xhat, const void* dz,
-                         const void* weight, const void* bias, void* sum_dy, void* sum_dy_xhat);
-void abn_backward_apply(const AbnLayer& layer, const void* z, const void* xhat, const void* dz,
-                        const void* weight, const void* bias, const void* inv_std, const void* sum_dy,
-                        const void* sum_dy_xhat, double m, void* dx);
-void abn_backward(const AbnLayer& layer, const void* z, const void* xhat, const void* dz, const void* weight,
-                  const void* bias, const void* inv_std, void* sum_dy, void* sum_dy_xhat, void* dx);
+PALIMPSEST_ABN_KERNELS
 
 }  // namespace reference
 }  // namespace palimpsest::kernels

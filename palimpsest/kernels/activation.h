@@ -1,122 +1,46 @@
 #pragma once
 
-/// Marks the formulas that host and device share. Always inlined on the host: the CPU kernels are compiled
-/// once per instruction set, and a shared out-of-line copy would be whichever one the linker met first.
-#ifdef __CUDACC__
-#define PALIMPSEST_HOST_DEVICE __host__ __device__ __forceinline__
-#else
-#define PALIMPSEST_HOST_DEVICE inline __attribute__((always_inline))
-#endif
+#include <optional>
+#include <string_view>
+#include <vector>
 
 namespace palimpsest {
 
-/// Activations that the fused layer can invert, so that it keeps its output only.
+/// Activations of the fused layer, z = act(y). The first group can be inverted, y = act^-1(z), so that the
+/// layer may keep its output z alone; the others lose y, and a layer with one of them keeps y instead.
 enum class Activation {
-  kLeakyReLU,  ///< y >= 0 ? y : a*y; param a in (0, 1]: slope 0 loses the negative side
+  kLeakyReLU,  ///< y >= 0 ? y : a*y; param a in (0, 1]
   kELU,        ///< y >= 0 ? y : a*(exp(y)-1); param a > 0
-  kIdentity,   ///< y; no param
+  kIdentity,   ///< y
+  kSigmoid,    ///< 1 / (1 + exp(-y))
+  kTanh,       ///< tanh(y)
+  kSoftplus,   ///< log(1 + exp(y)), everywhere: libtorch's goes over to y at y = 20, 2e-9 away
+
+  kReLU,       ///< max(y, 0)
+  kGELU,       ///< y * (1 + erf(y / sqrt(2))) / 2
+  kGELUTanh,   ///< y * (1 + tanh(sqrt(2/pi) * (y + 0.044715 y^3))) / 2
+  kSiLU,       ///< y / (1 + exp(-y))
+  kHardSwish,  ///< y * clamp(y + 3, 0, 6) / 6
 };
 
 namespace kernels {
 
-/// exp(v) - 1 and log(1 + v) for a type of values: float and double here, vectors of them in
-/// cpu/vector_math.h.
-template <class V>
-struct Exponential;
-template <>
-struct Exponential<float> {
-  PALIMPSEST_HOST_DEVICE static float expm1(float v) { return __builtin_expm1f(v); }
-  PALIMPSEST_HOST_DEVICE static float log1p(float v) { return __builtin_log1pf(v); }
-};
-template <>
-struct Exponential<double> {
-  PALIMPSEST_HOST_DEVICE static double expm1(double v) { return __builtin_expm1(v); }
-  PALIMPSEST_HOST_DEVICE static double log1p(double v) { return __builtin_log1p(v); }
-};
-
-// Each activation gives z = forward(y), y = inverse(z) and derivative(z) = dz/dy read off the output z (at
-// exactly 0 the negative side's, as in libtorch). T is the type of the maths; V is T or a vector of T, for
-// which `condition ? a : b` selects lane by lane. A NaN stays a NaN.
-
-/// z = y >= 0 ? y : slope * y.
-template <class T>
-struct LeakyReLU {
-  T slope;
-  T inverse_slope;  ///< multiplied instead of divided by: half an ulp more, many cycles less
-
-  PALIMPSEST_HOST_DEVICE explicit LeakyReLU(double a) : slope(T(a)), inverse_slope(T(1 / a)) {}
-
-  template <class V>
-  PALIMPSEST_HOST_DEVICE V forward(V y) const {
-    return y >= T(0) ? y : V(y * slope);
-  }
-  template <class V>
-  PALIMPSEST_HOST_DEVICE V inverse(V z) const {
-    return z >= T(0) ? z : V(z * inverse_slope);
-  }
-  template <class V>
-  PALIMPSEST_HOST_DEVICE V derivative(V z) const {
-    return z > T(0) ? (V{} + T(1)) : (V{} + slope);
-  }
-};
-
-/// z = y >= 0 ? y : alpha * (exp(y) - 1).
-template <class T>
-struct ELU {
-  T alpha;
-  T inverse_alpha;
-  T lowest;  ///< the smallest z / alpha whose logarithm is finite: deeper in saturation, y is gone and this
-             ///< stands in
-
-  PALIMPSEST_HOST_DEVICE explicit ELU(double a)
-      : alpha(T(a)), inverse_alpha(T(1 / a)), lowest(sizeof(T) == 4 ? T(-1 + 0x1p-24) : T(-1 + 0x1p-53)) {}
-
-  template <class V>
-  PALIMPSEST_HOST_DEVICE V forward(V y) const {
-    return y >= T(0) ? y : V(Exponential<V>::expm1(y) * alpha);
-  }
-  template <class V>
-  PALIMPSEST_HOST_DEVICE V inverse(V z) const {
-    const V u = z * inverse_alpha;
-    return z >= T(0) ? z : Exponential<V>::log1p(u < lowest ? (V{} + lowest) : u);
-  }
-  template <class V>
-  PALIMPSEST_HOST_DEVICE V derivative(V z) const {
-    return z > T(0) ? (V{} + T(1)) : V(z + alpha);
-  }
-};
-
-/// z = y.
-template <class T>
-struct Identity {
-  PALIMPSEST_HOST_DEVICE explicit Identity(double) {}
-
-  template <class V>
-  PALIMPSEST_HOST_DEVICE V forward(V y) const {
-    return y;
-  }
-  template <class V>
-  PALIMPSEST_HOST_DEVICE V inverse(V z) const {
-    return z;
-  }
-  template <class V>
-  PALIMPSEST_HOST_DEVICE V derivative(V) const {
-    return V{} + T(1);
-  }
-};
-
-/// Calls `function(activation)` with the struct above that `kind` names, for maths in T.
-template <class T, class Function>
-PALIMPSEST_HOST_DEVICE void dispatch_activation(Activation kind, double param, const Function& function) {
-  switch (kind) {
-    case Activation::kLeakyReLU:
-      return function(LeakyReLU<T>(param));
-    case Activation::kELU:
-      return function(ELU<T>(param));
-    case Activation::kIdentity:
-      return function(Identity<T>(param));
-  }
+/// Whether y can be had from z alone. kGELU, kGELUTanh and kSiLU fall and then rise: for them it takes one
+/// more bit.
+constexpr bool is_invertible(Activation activation) {
+  return activation <= Activation::kSoftplus;
 }
+
+/// Whether activation_param means something: leaky ReLU's slope, ELU's alpha.
+constexpr bool has_param(Activation activation) {
+  return activation == Activation::kLeakyReLU || activation == Activation::kELU;
+}
+
+/// "leaky_relu", "elu", "identity", "sigmoid", "tanh", "softplus", "relu", "gelu", "gelu_tanh", "silu",
+/// "hardswish": libtorch's names.
+std::string_view activation_name(Activation activation);
+std::optional<Activation> find_activation(std::string_view name);
+std::vector<std::string_view> activation_names();
 
 }  // namespace kernels
 }  // namespace palimpsest

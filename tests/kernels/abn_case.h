@@ -8,6 +8,7 @@
 #include <ostream>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 namespace palimpsest::testing {
@@ -32,7 +33,36 @@ class Buffer {
 
 template <class T>
 constexpr DType dtype_of() {
-  return sizeof(T) == 8 ? DType::f64 : DType::f32;
+  if constexpr (std::is_same_v<T, double>) return DType::f64;
+  if constexpr (std::is_same_v<T, Float16>) return DType::f16;
+  if constexpr (std::is_same_v<T, BFloat16>) return DType::bf16;
+  return DType::f32;
+}
+
+inline const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return "f64";
+    case DType::f16:
+      return "f16";
+    case DType::bf16:
+      return "bf16";
+    default:
+      return "f32";
+  }
+}
+
+struct TypeName {
+  template <class T>
+  static std::string GetName(int) {
+    return name_of(dtype_of<T>());
+  }
+};
+
+using kernels::Kept;
+
+inline double default_param(Activation activation) {
+  return activation == Activation::kELU ? 1.0 : 0.01;
 }
 
 /// What a test of the layer asks for; the fields that a test does not set are an ordinary layer.
@@ -41,8 +71,9 @@ struct AbnCase {
   Layout layout = Layout::kNCHW;
   Activation activation = Activation::kLeakyReLU;
   double activation_param = 0.01;
+  Kept kept = Kept::kOutput;
   bool has_weight = true, has_bias = true;
-  bool keep_xhat = false;
+  bool has_residual = false, relu_residual = false;
   double mean = 0.5;          ///< of x; its standard deviation is about 1
   double weight_scale = 1;    ///< |weight| is this times 0.5 to 1.5, every other one negative
   double bias_scale = 0.5;    ///< |bias| is up to this
@@ -51,78 +82,112 @@ struct AbnCase {
 
   template <class T>
   kernels::AbnLayer layer() const {
-    return {shape, layout, dtype_of<T>(), activation, activation_param};
+    return {shape, layout, dtype_of<T>(), activation, activation_param, kept, relu_residual};
   }
+  /// Whether what is kept has a tensor of its own beside x and z.
+  bool keeps_apart() const { return kept == Kept::kScaled || kept == Kept::kNormalized; }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const AbnCase& c) {
   return out << "(" << c.shape.n << ", " << c.shape.c << ", " << c.shape.s << ") "
-             << (c.layout == Layout::kNCHW ? "NCHW" : "channels-last") << " activation "
-             << static_cast<int>(c.activation) << (c.has_weight ? "" : ", no weight")
-             << (c.has_bias ? "" : ", no bias") << (c.keep_xhat ? ", xhat kept" : "") << ", mean " << c.mean
-             << ", weight " << c.weight_scale << ", bias " << c.bias_scale << ", misaligned by "
+             << (c.layout == Layout::kNCHW ? "NCHW" : "channels-last") << " "
+             << kernels::activation_name(c.activation) << ", kept " << static_cast<int>(c.kept)
+             << (c.has_weight ? "" : ", no weight") << (c.has_bias ? "" : ", no bias")
+             << (c.has_residual ? c.relu_residual ? ", relu(residual)" : ", residual" : "") << ", mean "
+             << c.mean << ", weight " << c.weight_scale << ", bias " << c.bias_scale << ", misaligned by "
              << c.misaligned_by << ", seed " << c.seed;
 }
 
-/// The tensors of one layer, forward and backward, with inputs that are the same numbers in f32 and in f64.
-template <class T>
+/// The tensors of one layer, forward and backward. Inputs are what storage in `Rounding` can hold, in every
+/// T: what the f64 reference says of them is the truth for that storage.
+template <class T, class Rounding = T>
 struct AbnTensors {
-  Buffer<T> x, dz, z, xhat, dx;
-  Buffer<T> weight, bias, mean, var, inv_std, sum_dy, sum_dy_xhat;
+  using A = accumulate_t<T>;
+  Buffer<T> x, residual, dz, z, kept, dx, dresidual;
+  Buffer<A> weight, bias, sum_dy, sum_dy_xhat;
+  Buffer<double> mean, var, inv_std;
 
   explicit AbnTensors(const AbnCase& c)
       : x(c.shape.elements(), c.misaligned_by),
+        residual(c.has_residual ? c.shape.elements() : 0, c.misaligned_by),
         dz(c.shape.elements(), c.misaligned_by),
         z(c.shape.elements(), c.misaligned_by),
-        xhat(c.keep_xhat ? c.shape.elements() : 0, c.misaligned_by),
+        kept(c.keeps_apart() ? c.shape.elements() : 0, c.misaligned_by),
         dx(c.shape.elements(), c.misaligned_by),
+        dresidual(c.has_residual ? c.shape.elements() : 0, c.misaligned_by),
         weight(c.shape.c),
         bias(c.shape.c),
+        sum_dy(c.shape.c),
+        sum_dy_xhat(c.shape.c),
         mean(c.shape.c),
         var(c.shape.c),
-        inv_std(c.shape.c),
-        sum_dy(c.shape.c),
-        sum_dy_xhat(c.shape.c) {
+        inv_std(c.shape.c) {
     Random random(c.seed);
-    // Rounded to f32 in both types: what the f64 reference then says is the truth for f32, too.
     const auto normal = [&] {  // near enough: the sum of 4 uniform numbers, scaled to unit variance
       return 1.7320508 * (random.uniform() + random.uniform() + random.uniform() + random.uniform() - 2);
     };
-    for (int64_t i = 0; i < x.size(); ++i) x[i] = static_cast<T>(static_cast<float>(c.mean + normal()));
-    for (int64_t i = 0; i < dz.size(); ++i) dz[i] = static_cast<T>(static_cast<float>(normal()));
+    for (int64_t i = 0; i < x.size(); ++i) x[i] = input(c.mean + normal());
+    for (int64_t i = 0; i < dz.size(); ++i) dz[i] = input(normal());
+    for (int64_t i = 0; i < residual.size(); ++i) residual[i] = input(normal());
     for (int64_t i = 0; i < c.shape.c; ++i) {
       const double sign = i % 2 ? -1 : 1;
-      weight[i] = static_cast<T>(static_cast<float>(sign * c.weight_scale * random.uniform(0.5, 1.5)));
-      bias[i] = static_cast<T>(static_cast<float>(c.bias_scale * random.uniform(-1, 1)));
+      weight[i] = static_cast<A>(static_cast<float>(sign * c.weight_scale * random.uniform(0.5, 1.5)));
+      bias[i] = static_cast<A>(static_cast<float>(c.bias_scale * random.uniform(-1, 1)));
     }
   }
 
-  T* weight_or_null(const AbnCase& c) { return c.has_weight ? weight.data() : nullptr; }
-  T* bias_or_null(const AbnCase& c) { return c.has_bias ? bias.data() : nullptr; }
-  T* xhat_or_null(const AbnCase& c) { return c.keep_xhat ? xhat.data() : nullptr; }
+  /// `value` as storage in Rounding has it (f64 takes the f32 one, so that both run on the same numbers).
+  static T input(double value) {
+    return static_cast<T>(
+        static_cast<double>(static_cast<Rounding>(static_cast<double>(static_cast<float>(value)))));
+  }
+
+  kernels::AbnForward forward(const AbnCase& c) {
+    return {.x = x.data(),
+            .residual = c.has_residual ? residual.data() : nullptr,
+            .weight = c.has_weight ? weight.data() : nullptr,
+            .bias = c.has_bias ? bias.data() : nullptr,
+            .z = z.data(),
+            .kept = c.keeps_apart() ? kept.data() : nullptr,
+            .mean = mean.data(),
+            .var = var.data(),
+            .inv_std = inv_std.data()};
+  }
+
+  /// What the layer kept: of its own, or x, or z.
+  T* kept_tensor(const AbnCase& c) {
+    return c.keeps_apart() ? kept.data() : c.kept == Kept::kInput ? x.data() : z.data();
+  }
+
+  kernels::AbnBackward backward(const AbnCase& c) {
+    return {.kept = kept_tensor(c),
+            .residual = c.has_residual ? residual.data() : nullptr,
+            .dz = dz.data(),
+            .weight = c.has_weight ? weight.data() : nullptr,
+            .bias = c.has_bias ? bias.data() : nullptr,
+            .mean = mean.data(),
+            .inv_std = inv_std.data(),
+            .sum_dy = sum_dy.data(),
+            .sum_dy_xhat = sum_dy_xhat.data(),
+            .dx = dx.data(),
+            .dresidual = c.has_residual ? dresidual.data() : nullptr};
+  }
 };
 
 constexpr double kEps = 1e-5;
 
 /// Forward, then backward, by the CPU kernels.
-template <class T>
-void run_cpu(const AbnCase& c, AbnTensors<T>& t) {
-  namespace cpu = kernels::cpu;
-  cpu::abn_forward(c.layer<T>(), kEps, t.x.data(), t.weight_or_null(c), t.bias_or_null(c), t.z.data(),
-                   t.xhat_or_null(c), t.mean.data(), t.var.data(), t.inv_std.data());
-  cpu::abn_backward(c.layer<T>(), t.z.data(), t.xhat_or_null(c), t.dz.data(), t.weight_or_null(c),
-                    t.bias_or_null(c), t.inv_std.data(), t.sum_dy.data(), t.sum_dy_xhat.data(), t.dx.data());
+template <class T, class Rounding>
+void run_cpu(const AbnCase& c, AbnTensors<T, Rounding>& t) {
+  kernels::cpu::abn_forward(c.layer<T>(), kEps, t.forward(c));
+  kernels::cpu::abn_backward(c.layer<T>(), t.backward(c));
 }
 
 /// The same by the reference.
-template <class T>
-void run_reference(const AbnCase& c, AbnTensors<T>& t) {
-  namespace reference = kernels::reference;
-  reference::abn_forward(c.layer<T>(), kEps, t.x.data(), t.weight_or_null(c), t.bias_or_null(c), t.z.data(),
-                         t.xhat_or_null(c), t.mean.data(), t.var.data(), t.inv_std.data());
-  reference::abn_backward(c.layer<T>(), t.z.data(), t.xhat_or_null(c), t.dz.data(), t.weight_or_null(c),
-                          t.bias_or_null(c), t.inv_std.data(), t.sum_dy.data(), t.sum_dy_xhat.data(),
-                          t.dx.data());
+template <class T, class Rounding>
+void run_reference(const AbnCase& c, AbnTensors<T, Rounding>& t) {
+  kernels::reference::abn_forward(c.layer<T>(), kEps, t.forward(c));
+  kernels::reference::abn_backward(c.layer<T>(), t.backward(c));
 }
 
 }  // namespace palimpsest::testing

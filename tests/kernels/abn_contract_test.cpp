@@ -29,28 +29,45 @@ void for_each_case(const Body& body) {
   }
 }
 
+template <class T>
 void expect_in_place_is_the_same(const AbnCase& c) {
-  AbnTensors<float> apart(c), over(c);
+  AbnTensors<T> apart(c), over(c);
   run_cpu(c, apart);
-  kernels::cpu::abn_forward(c.layer<float>(), kEps, over.x.data(), over.weight.data(), over.bias.data(),
-                            over.x.data(), nullptr, over.mean.data(), over.var.data(), over.inv_std.data());
-  EXPECT_TRUE(same_bytes(over.x.values(), apart.z.values())) << "z over x";
-  kernels::cpu::abn_backward(c.layer<float>(), over.x.data(), nullptr, over.dz.data(), over.weight.data(),
-                             over.bias.data(), over.inv_std.data(), over.sum_dy.data(),
-                             over.sum_dy_xhat.data(), over.dz.data());
+  kernels::AbnForward forward = over.forward(c);
+  T* const target = over.x.data();
+  (c.keeps_apart() ? forward.kept : forward.z) = target;  // what is kept goes over x, in either case
+  kernels::cpu::abn_forward(c.layer<T>(), kEps, forward);
+  EXPECT_TRUE(same_bytes(over.x.values(), (c.keeps_apart() ? apart.kept : apart.z).values())) << "over x";
+  if (c.keeps_apart()) {
+    EXPECT_TRUE(same_bytes(over.z.values(), apart.z.values())) << "z";
+  }
+  kernels::AbnBackward backward = over.backward(c);
+  backward.kept = target;
+  backward.dx = over.dz.data();
+  kernels::cpu::abn_backward(c.layer<T>(), backward);
   EXPECT_TRUE(same_bytes(over.dz.values(), apart.dx.values())) << "dx over dz";
 }
 
 TEST(AbnContract, WritingOverTheInputGivesTheSameBytes) {
-  for_each_case(expect_in_place_is_the_same);
+  for_each_case([](AbnCase c) {
+    for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kNormalized}) {
+      c.kept = kept;
+      expect_in_place_is_the_same<float>(c);
+      expect_in_place_is_the_same<BFloat16>(c);
+    }
+  });
 }
 
 TEST(AbnContract,
      AResultTooLargeForTheCachesGivesTheSameBytes) {  // written past them where it is not in place
   for (const Layout layout : kLayouts)
     for (const int64_t misaligned_by : {0, 3})
-      expect_in_place_is_the_same(
-          {.shape = {2, 66, 33333}, .layout = layout, .misaligned_by = misaligned_by});
+      for (const Kept kept : {Kept::kOutput, Kept::kScaled}) {
+        expect_in_place_is_the_same<float>(
+            {.shape = {2, 66, 33333}, .layout = layout, .kept = kept, .misaligned_by = misaligned_by});
+        expect_in_place_is_the_same<BFloat16>(
+            {.shape = {2, 66, 66666}, .layout = layout, .kept = kept, .misaligned_by = misaligned_by});
+      }
 }
 
 TEST(AbnContract, InputsThatAreNotWrittenOverStayAsTheyAre) {
@@ -64,13 +81,14 @@ TEST(AbnContract, InputsThatAreNotWrittenOverStayAsTheyAre) {
 
 TEST(AbnContract, StatisticsThenApplyEqualsForward) {
   for_each_case([](const AbnCase& c) {
-    AbnTensors<double> whole(c), split(c);
+    AbnTensors<float> whole(c), split(c);
     run_cpu(c, whole);
-    kernels::cpu::abn_statistics(c.layer<double>(), split.x.data(), split.mean.data(), split.var.data());
+    kernels::cpu::abn_statistics(c.layer<float>(), split.x.data(), split.mean.data(), split.var.data());
     EXPECT_TRUE(same_bytes(split.mean.values(), whole.mean.values()));
     EXPECT_TRUE(same_bytes(split.var.values(), whole.var.values()));
-    kernels::cpu::abn_apply(c.layer<double>(), split.x.data(), split.mean.data(), whole.inv_std.data(),
-                            split.weight.data(), split.bias.data(), split.z.data(), nullptr);
+    kernels::AbnForward forward = split.forward(c);
+    forward.inv_std = whole.inv_std.data();
+    kernels::cpu::abn_apply(c.layer<float>(), forward);
     EXPECT_TRUE(same_bytes(split.z.values(), whole.z.values()));
   });
 }
@@ -79,15 +97,13 @@ TEST(AbnContract, ReduceThenApplyEqualsBackward) {
   for_each_case([](const AbnCase& c) {
     AbnTensors<float> whole(c), split(c);
     run_cpu(c, whole);
-    kernels::cpu::abn_backward_reduce(c.layer<float>(), whole.z.data(), nullptr, split.dz.data(),
-                                      split.weight.data(), split.bias.data(), split.sum_dy.data(),
-                                      split.sum_dy_xhat.data());
+    kernels::AbnBackward backward = split.backward(c);
+    backward.kept = whole.z.data();
+    backward.inv_std = whole.inv_std.data();
+    kernels::cpu::abn_backward_reduce(c.layer<float>(), backward);
     EXPECT_TRUE(same_bytes(split.sum_dy.values(), whole.sum_dy.values()));
     EXPECT_TRUE(same_bytes(split.sum_dy_xhat.values(), whole.sum_dy_xhat.values()));
-    kernels::cpu::abn_backward_apply(c.layer<float>(), whole.z.data(), nullptr, split.dz.data(),
-                                     split.weight.data(), split.bias.data(), whole.inv_std.data(),
-                                     split.sum_dy.data(), split.sum_dy_xhat.data(),
-                                     static_cast<double>(c.shape.per_channel()), split.dx.data());
+    kernels::cpu::abn_backward_apply(c.layer<float>(), backward, static_cast<double>(c.shape.per_channel()));
     EXPECT_TRUE(same_bytes(split.dx.values(), whole.dx.values()));
   });
 }
@@ -113,13 +129,26 @@ TEST(AbnContract, AnyNumberOfThreadsGivesTheSameBytes) {
 }
 #endif
 
+// Every activation, with what it can keep.
+template <class Body>
+void for_each_activation(const Body& body) {
+  for (const std::string_view name : kernels::activation_names()) {
+    const Activation activation = *kernels::find_activation(name);
+    for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kNormalized, Kept::kInput})
+      if (kernels::is_invertible(activation) || kept != Kept::kOutput) body(activation, kept);
+  }
+}
+
 TEST(AbnContract, NotANumberStaysInItsChannel) {
   for (const double poison :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
-    for (const Activation activation : {Activation::kLeakyReLU, Activation::kELU, Activation::kIdentity}) {
+    for_each_activation([&](Activation activation, Kept kept) {
       for (const Layout layout : kLayouts) {
-        const AbnCase c{
-            .shape = {2, 21, 37}, .layout = layout, .activation = activation, .activation_param = 0.5};
+        const AbnCase c{.shape = {2, 21, 37},
+                        .layout = layout,
+                        .activation = activation,
+                        .activation_param = 0.5,
+                        .kept = kept};
         SCOPED_TRACE(::testing::Message() << c << ", " << poison << " in x");
         const auto channel_of = [&](int64_t i) {
           return layout == Layout::kNCHW ? i / c.shape.s % c.shape.c : i % c.shape.c;
@@ -141,21 +170,28 @@ TEST(AbnContract, NotANumberStaysInItsChannel) {
           EXPECT_EQ(!std::isfinite(in_gradient.dx[i]), channel_of(i) == channel_of(at))
               << "dx, element " << i;
       }
-    }
+    });
   }
 }
 
-TEST(AbnContract, EluInSaturationGivesFiniteGradients) {
-  const AbnCase c{
-      .shape = {4, 16, 50}, .activation = Activation::kELU, .activation_param = 1, .bias_scale = 200};
-  AbnTensors<float> t(c);
-  run_cpu(c, t);
-  for (int64_t i = 0; i < t.dx.size(); ++i) EXPECT_TRUE(std::isfinite(t.dx[i])) << "element " << i;
-}
-
-TEST(AbnContract, SixteenBitStorageIsRefusedUntilItExists) {
-  kernels::AbnLayer layer{.shape = {1, 1, 1}, .dtype = DType::f16};
-  EXPECT_THROW(kernels::cpu::abn_statistics(layer, nullptr, nullptr, nullptr), std::invalid_argument);
+TEST(AbnContract, SaturationGivesFiniteGradients) {
+  for_each_activation([](Activation activation, Kept kept) {
+    for (const double bias_scale : {200.0, 2000.0}) {
+      const AbnCase c{.shape = {4, 16, 50},
+                      .activation = activation,
+                      .activation_param = default_param(activation),
+                      .kept = kept,
+                      .bias_scale = bias_scale};
+      SCOPED_TRACE(::testing::Message() << c);
+      AbnTensors<float> t(c);
+      run_cpu(c, t);
+      for (int64_t i = 0; i < t.dx.size(); ++i) ASSERT_TRUE(std::isfinite(t.dx[i])) << "element " << i;
+      AbnTensors<Float16> half(c);
+      run_cpu(c, half);
+      for (int64_t i = 0; i < half.dx.size(); ++i)
+        ASSERT_TRUE(std::isfinite(static_cast<double>(half.dx[i]))) << "f16, element " << i;
+    }
+  });
 }
 
 }  // namespace

@@ -5,66 +5,125 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cmath>
+#include <type_traits>
+
 namespace palimpsest::testing {
 namespace {
+
+// What the reference makes of the same inputs. In 16 bits its backward starts from the very tensor that `got`
+// kept: a value that was rounded to the other side of a kink, or deeper into saturation, changes the gradient
+// by more than any tolerance, and no arithmetic can tell. (What storage itself costs: docs/numerics.md.)
+template <class T>
+auto truth(const AbnCase& c, AbnTensors<T>& got) {
+  using Truth = std::conditional_t<sizeof(T) == 2, T, double>;
+  AbnTensors<Truth, T> want(c);
+  kernels::reference::abn_forward(c.layer<Truth>(), kEps, want.forward(c));
+  AbnTensors<Truth, T> backward = want;
+  if constexpr (sizeof(T) == 2) std::copy_n(got.kept_tensor(c), c.shape.elements(), backward.kept_tensor(c));
+  kernels::reference::abn_backward(c.layer<Truth>(), backward.backward(c));
+  want.dx = backward.dx, want.dresidual = backward.dresidual;
+  want.sum_dy = backward.sum_dy, want.sum_dy_xhat = backward.sum_dy_xhat;
+  return want;
+}
 
 // Every output of forward and backward against the f64 truth.
 template <class T>
 void expect_right(const AbnCase& c) {
-  SCOPED_TRACE(::testing::Message() << (sizeof(T) == 8 ? "f64 " : "f32 ") << c);
+  SCOPED_TRACE(::testing::Message() << name_of(dtype_of<T>()) << " " << c);
   AbnTensors<T> got(c);
-  AbnTensors<double> want(c);
   run_cpu(c, got);
-  run_reference(c, want);
-  const Tolerance limit = tolerance(dtype_of<T>());
+  auto want = truth(c, got);
+  const Tolerance limit = tolerance(dtype_of<T>()), vectors = tolerance(dtype_of<accumulate_t<T>>());
   EXPECT_TRUE(close(got.z.values(), want.z.values(), limit, c.seed)) << "z";
-  EXPECT_TRUE(close(got.var.values(), want.var.values(), limit, c.seed)) << "var";
-  EXPECT_TRUE(close(got.inv_std.values(), want.inv_std.values(), limit, c.seed)) << "inv_std";
+  EXPECT_TRUE(close(got.var.values(), want.var.values(), vectors, c.seed)) << "var";
+  EXPECT_TRUE(close(got.inv_std.values(), want.inv_std.values(), vectors, c.seed)) << "inv_std";
   EXPECT_TRUE(close(got.dx.values(), want.dx.values(), limit, c.seed)) << "dx";
   EXPECT_TRUE(close(got.sum_dy.values(), want.sum_dy.values(), limit, c.seed)) << "sum_dy";
   EXPECT_TRUE(close(got.sum_dy_xhat.values(), want.sum_dy_xhat.values(), limit, c.seed)) << "sum_dy_xhat";
-  if (c.keep_xhat) {
-    EXPECT_TRUE(close(got.xhat.values(), want.xhat.values(), limit, c.seed)) << "xhat";
-  }
+  EXPECT_TRUE(close(got.kept.values(), want.kept.values(), limit, c.seed)) << "kept";
+  EXPECT_TRUE(close(got.dresidual.values(), want.dresidual.values(), limit, c.seed)) << "dresidual";
   // A mean may be as small as it likes against the values it is taken over, so it is held against their
   // spread.
   for (int64_t i = 0; i < c.shape.c; ++i)
     EXPECT_NEAR(got.mean[i], want.mean[i],
-                limit.relative_l2 * (std::sqrt(want.var[i]) + std::abs(want.mean[i])))
+                vectors.relative_l2 * (std::sqrt(want.var[i]) + std::abs(want.mean[i])))
         << "mean of channel " << i;
 }
 
 const Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
-const Activation kActivations[] = {Activation::kLeakyReLU, Activation::kELU, Activation::kIdentity};
-double param_of(Activation activation) {
-  return activation == Activation::kELU ? 1.0 : 0.01;
-}
 
 template <class T>
 class Abn : public ::testing::Test {
  protected:
-  // `body` with every layout and activation filled in.
+  // `body` with every layout, and a straight-line and a curved activation.
   template <class Body>
   static void for_each_kind(AbnCase c, const Body& body) {
     for (const Layout layout : kLayouts) {
-      for (const Activation activation : kActivations) {
+      for (const Activation activation : {Activation::kLeakyReLU, Activation::kELU}) {
         c.layout = layout;
         c.activation = activation;
-        c.activation_param = param_of(activation);
+        c.activation_param = default_param(activation);
         body(c);
       }
     }
   }
 };
 
-struct TypeName {
-  template <class T>
-  static std::string GetName(int) {
-    return sizeof(T) == 8 ? "f64" : "f32";
-  }
-};
-using Types = ::testing::Types<float, double>;
+using Types = ::testing::Types<float, double, Float16, BFloat16>;
 TYPED_TEST_SUITE(Abn, Types, TypeName);
+
+TYPED_TEST(Abn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) {
+  for (const std::string_view name : kernels::activation_names()) {
+    for (const Kept kept :
+         {Kept::kOutput, Kept::kOutputForm1, Kept::kScaled, Kept::kNormalized, Kept::kInput}) {
+      const Activation activation = *kernels::find_activation(name);
+      if (!kernels::is_invertible(activation) && (kept == Kept::kOutput || kept == Kept::kOutputForm1))
+        continue;
+      for (const Shape3 shape : {Shape3{3, 20, 49}, Shape3{7, 3, 6}}) {  // vectors, and rows shorter than one
+        for (const Layout layout : kLayouts) {
+          for (const int residual : {0, 1, 2}) {
+            expect_right<TypeParam>({.shape = shape,
+                                     .layout = layout,
+                                     .activation = activation,
+                                     .activation_param = default_param(activation),
+                                     .kept = kept,
+                                     .has_residual = residual > 0,
+                                     .relu_residual = residual == 2});
+          }
+        }
+      }
+    }
+  }
+}
+
+TYPED_TEST(Abn, RebuildsTheOutputFromWhatIsKeptBitForBit) {
+  for (const std::string_view name : kernels::activation_names()) {
+    for (const Kept kept : {Kept::kScaled, Kept::kNormalized, Kept::kInput}) {
+      for (const Layout layout : kLayouts) {
+        for (const bool has_residual : {false, true}) {
+          const Activation activation = *kernels::find_activation(name);
+          const AbnCase c{.shape = {3, 18, 50},
+                          .layout = layout,
+                          .activation = activation,
+                          .activation_param = default_param(activation),
+                          .kept = kept,
+                          .has_residual = has_residual,
+                          .mean = 1e3};
+          SCOPED_TRACE(::testing::Message() << c);
+          AbnTensors<TypeParam> t(c), again(c);
+          run_cpu(c, t);
+          kernels::AbnForward from = t.forward(c);
+          from.kept = t.kept_tensor(c);
+          from.z = again.z.data();
+          kernels::cpu::abn_rebuild(c.layer<TypeParam>(), from);
+          EXPECT_TRUE(same_bytes(again.z.values(), t.z.values()));
+        }
+      }
+    }
+  }
+}
 
 // Never fewer than 30 values a channel: of 2, say, dx is zero but for eps, and all that is left of it is
 // rounding.
@@ -108,13 +167,17 @@ TYPED_TEST(Abn, EqualsTheReferenceWithoutWeightOrBias) {
                         [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
 }
 
-TYPED_TEST(Abn, EqualsTheReferenceWhereXhatIsKeptForATinyWeight) {
-  for (const Shape3 shape : {Shape3{3, 20, 33}, Shape3{4, 33, 9}})
-    this->for_each_kind({.shape = shape, .keep_xhat = true, .weight_scale = 1e-6},
-                        [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
+TYPED_TEST(Abn, EqualsTheReferenceWhereXhatOrXIsKeptForATinyWeight) {
+  for (const Kept kept : {Kept::kNormalized, Kept::kInput})
+    for (const Shape3 shape : {Shape3{3, 20, 33}, Shape3{4, 33, 9}})
+      // In f16 a smaller one leaves nothing of dx but the smallest numbers there are.
+      this->for_each_kind(
+          {.shape = shape, .kept = kept, .weight_scale = sizeof(TypeParam) == 2 ? 1e-2 : 1e-6},
+          [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
 }
 
 TYPED_TEST(Abn, LosesNoDigitsWhereTheMeanIsFarFromZero) {
+  if (sizeof(TypeParam) == 2) GTEST_SKIP() << "16-bit storage has no digits left there";
   for (const double mean : {-1e3, 1e4})
     for (const Shape3 shape : {Shape3{4, 20, 49}, Shape3{2, 16, 5000}})
       this->for_each_kind({.shape = shape, .mean = mean},
@@ -122,6 +185,7 @@ TYPED_TEST(Abn, LosesNoDigitsWhereTheMeanIsFarFromZero) {
 }
 
 TYPED_TEST(Abn, RecoversXhatWhereTheBiasIsSixtyTimesTheWeight) {
+  if (sizeof(TypeParam) == 2) GTEST_SKIP() << "see tests/ops: the error is 60 times that of storing x-hat";
   for (const Layout layout : kLayouts)
     expect_right<TypeParam>(
         {.shape = {4, 30, 100}, .layout = layout, .weight_scale = 0.02, .bias_scale = 0.6});
@@ -132,18 +196,19 @@ TYPED_TEST(Abn, RepeatsItsStatisticsWhereTheFirstValuesAreNothingLikeTheRest) {
   for (const Layout layout : kLayouts) {
     const AbnCase c{.shape = {2, 20, 3000}, .layout = layout};
     AbnTensors<TypeParam> got(c);
-    AbnTensors<double> want(c);
+    AbnTensors<double, TypeParam> want(c);
     const int64_t stride = layout == Layout::kNCHW ? 1 : c.shape.c;
     for (int64_t channel = 0; channel < c.shape.c; ++channel) {
       for (int64_t pixel = 0; pixel < 8; ++pixel) {
         const int64_t at = (layout == Layout::kNCHW ? channel * c.shape.s : channel) + pixel * stride;
-        got.x[at] += 10000;
-        want.x[at] = got.x[at];
+        got.x[at] = got.input(static_cast<double>(got.x[at]) + 10000);
+        want.x[at] = static_cast<double>(got.x[at]);
       }
     }
     run_cpu(c, got);
     run_reference(c, want);
-    EXPECT_TRUE(close(got.var.values(), want.var.values(), tolerance(dtype_of<TypeParam>()), c.seed));
+    EXPECT_TRUE(
+        close(got.var.values(), want.var.values(), tolerance(dtype_of<accumulate_t<TypeParam>>()), c.seed));
     EXPECT_TRUE(close(got.z.values(), want.z.values(), tolerance(dtype_of<TypeParam>()), c.seed));
   }
 }
@@ -155,26 +220,29 @@ TYPED_TEST(Abn, GivesZeroVarianceForAConstantChannel) {
     for (int64_t i = 0; i < t.x.size(); ++i) t.x[i] = TypeParam(1234.5678);
     run_cpu(c, t);
     for (int64_t i = 0; i < c.shape.c; ++i) {
-      EXPECT_EQ(t.mean[i], TypeParam(1234.5678));
+      EXPECT_EQ(t.mean[i], static_cast<double>(TypeParam(1234.5678)));
       EXPECT_EQ(t.var[i], 0);
     }
   }
 }
 
 TYPED_TEST(Abn, FrozenStatisticsScaleTheGradientOnly) {
-  const auto check = [](const AbnCase& c) {
-    SCOPED_TRACE(::testing::Message() << c);
-    AbnTensors<TypeParam> got(c);
-    AbnTensors<double> want(c);
-    run_cpu(c, got);
-    run_reference(c, want);
-    kernels::cpu::abn_backward_apply(c.layer<TypeParam>(), got.z.data(), nullptr, got.dz.data(),
-                                     got.weight.data(), got.bias.data(), got.inv_std.data(), nullptr, nullptr,
-                                     1, got.dx.data());
-    kernels::reference::abn_backward_apply(c.layer<double>(), want.z.data(), nullptr, want.dz.data(),
-                                           want.weight.data(), want.bias.data(), want.inv_std.data(), nullptr,
-                                           nullptr, 1, want.dx.data());
-    EXPECT_TRUE(close(got.dx.values(), want.dx.values(), tolerance(dtype_of<TypeParam>()), c.seed));
+  const auto check = [](AbnCase c) {
+    for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kInput}) {
+      c.kept = kept;
+      SCOPED_TRACE(::testing::Message() << c);
+      AbnTensors<TypeParam> got(c);
+      AbnTensors<double, TypeParam> want(c);
+      run_cpu(c, got);
+      run_reference(c, want);
+      const auto frozen = [](kernels::AbnBackward t) {
+        t.sum_dy = t.sum_dy_xhat = nullptr;
+        return t;
+      };
+      kernels::cpu::abn_backward_apply(c.layer<TypeParam>(), frozen(got.backward(c)), 1);
+      kernels::reference::abn_backward_apply(c.layer<double>(), frozen(want.backward(c)), 1);
+      EXPECT_TRUE(close(got.dx.values(), want.dx.values(), tolerance(dtype_of<TypeParam>()), c.seed));
+    }
   };
   for (const Shape3 shape : {Shape3{2, 33, 49}, Shape3{3, 5, 6}})
     this->for_each_kind({.shape = shape}, check);
@@ -183,16 +251,12 @@ TYPED_TEST(Abn, FrozenStatisticsScaleTheGradientOnly) {
 TYPED_TEST(Abn, SynchronizedSumsDivideByTheGivenCount) {
   const AbnCase c{.shape = {2, 20, 30}};
   AbnTensors<TypeParam> got(c);
-  AbnTensors<double> want(c);
+  AbnTensors<double, TypeParam> want(c);
   run_cpu(c, got);
   run_reference(c, want);
   const double m = 4 * static_cast<double>(c.shape.per_channel());
-  kernels::cpu::abn_backward_apply(c.layer<TypeParam>(), got.z.data(), nullptr, got.dz.data(),
-                                   got.weight.data(), got.bias.data(), got.inv_std.data(), got.sum_dy.data(),
-                                   got.sum_dy_xhat.data(), m, got.dx.data());
-  kernels::reference::abn_backward_apply(c.layer<double>(), want.z.data(), nullptr, want.dz.data(),
-                                         want.weight.data(), want.bias.data(), want.inv_std.data(),
-                                         want.sum_dy.data(), want.sum_dy_xhat.data(), m, want.dx.data());
+  kernels::cpu::abn_backward_apply(c.layer<TypeParam>(), got.backward(c), m);
+  kernels::reference::abn_backward_apply(c.layer<double>(), want.backward(c), m);
   EXPECT_TRUE(close(got.dx.values(), want.dx.values(), tolerance(dtype_of<TypeParam>()), c.seed));
 }
 

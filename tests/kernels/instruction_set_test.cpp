@@ -75,10 +75,12 @@ TEST(InstructionSet, WritingPastTheCachesWritesTheSame) {
         const auto run = [&](Destination to) {
           std::vector<float> out(2 * z.size(), -7),
               applied(2 * z.size(), -7);  // -7 where nothing may be written
-          sweeps->backward({kRows, width, width}, leaky, {a.data(), b.data(), c.data(), d.data()}, z.data(),
-                           nullptr, dz.data(), out.data() + start, to);
-          sweeps->apply({kRows, width, width}, leaky, {a.data(), b.data(), c.data(), d.data(), e.data()},
-                        z.data(), applied.data() + start, nullptr, to);
+          sweeps->backward({kRows, width, width}, leaky, kernels::cpu::From::kOutput, false,
+                           {a.data(), a.data(), a.data(), a.data(), b.data(), c.data(), d.data()},
+                           {z.data(), {nullptr, false}, dz.data()}, {out.data() + start, nullptr}, to);
+          sweeps->apply({kRows, width, width}, leaky, kernels::cpu::Keep::kNothing,
+                        {a.data(), b.data(), c.data(), d.data(), e.data()},
+                        {z.data(), {nullptr, false}, applied.data() + start, nullptr}, to);
           out.insert(out.end(), applied.begin(), applied.end());
           return out;
         };
@@ -118,8 +120,9 @@ TYPED_TEST(EluAccuracy, ExponentialIsWithinTwoUlp) {
     y[i] = static_cast<T>(-std::exp(random.uniform(std::log(1e-12), std::log(50.0))));
   const T zero = 0, one = 1;
   const auto& sweeps = kernels::cpu::current_instruction_set().kernels<T>().plane;
-  sweeps.apply({1, 0, this->kCount}, this->kElu, {&zero, &one, &zero, &one, &zero}, y.data(), z.data(),
-               nullptr, kernels::cpu::Destination::kCaches);
+  sweeps.apply({1, 0, this->kCount}, this->kElu, kernels::cpu::Keep::kNothing,
+               {&zero, &one, &zero, &one, &zero}, {y.data(), {nullptr, false}, z.data(), nullptr},
+               kernels::cpu::Destination::kCaches);
   double worst = 0, worst_at = 0;
   for (std::size_t i = 0; i < y.size(); ++i) {
     const double want = std::expm1(static_cast<double>(y[i]));
@@ -138,8 +141,9 @@ TYPED_TEST(EluAccuracy, LogarithmIsWithinTwoUlp) {
                  : static_cast<T>(-1 + std::exp(random.uniform(std::log(1e-6), 0.0)));
   const T zero = 0, one = 1;
   const auto& sweeps = kernels::cpu::current_instruction_set().kernels<T>().plane;
-  sweeps.backward({1, 0, this->kCount}, this->kElu, {&zero, &zero, &one, &zero}, z.data(), nullptr, dz.data(),
-                  y.data(), kernels::cpu::Destination::kCaches);
+  sweeps.backward({1, 0, this->kCount}, this->kElu, kernels::cpu::From::kOutput, false,
+                  {&zero, &zero, &zero, &zero, &zero, &one, &zero}, {z.data(), {nullptr, false}, dz.data()},
+                  {y.data(), nullptr}, kernels::cpu::Destination::kCaches);
   double worst = 0, worst_at = 0;
   for (std::size_t i = 0; i < z.size(); ++i) {
     if (z[i] <= -1 || z[i] >= 0) continue;

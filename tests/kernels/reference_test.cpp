@@ -12,8 +12,7 @@ namespace {
 
 // The loss whose gradient with respect to z is dz.
 double loss(const AbnCase& c, AbnTensors<double>& t) {
-  kernels::reference::abn_forward(c.layer<double>(), kEps, t.x.data(), t.weight.data(), t.bias.data(),
-                                  t.z.data(), nullptr, t.mean.data(), t.var.data(), t.inv_std.data());
+  kernels::reference::abn_forward(c.layer<double>(), kEps, t.forward(c));
   double sum = 0;
   for (int64_t i = 0; i < t.z.size(); ++i) sum += t.z[i] * t.dz[i];
   return sum;
@@ -34,14 +33,20 @@ std::vector<double> numeric_gradient(const AbnCase& c, AbnTensors<double>& t, Bu
 }
 
 TEST(Reference, GradientsEqualCentralDifferences) {
-  for (const Layout layout : {Layout::kNCHW, Layout::kChannelsLast}) {
-    for (const Activation activation : {Activation::kLeakyReLU, Activation::kELU, Activation::kIdentity}) {
-      for (const bool keep_xhat : {false, true}) {
+  for (const std::string_view name : kernels::activation_names()) {
+    for (const Kept kept :
+         {Kept::kOutput, Kept::kOutputForm1, Kept::kScaled, Kept::kNormalized, Kept::kInput}) {
+      const Activation activation = *kernels::find_activation(name);
+      if (!kernels::is_invertible(activation) && (kept == Kept::kOutput || kept == Kept::kOutputForm1))
+        continue;
+      for (const int residual : {0, 1, 2}) {
         const AbnCase c{.shape = {3, 4, 5},
-                        .layout = layout,
+                        .layout = residual == 1 ? Layout::kChannelsLast : Layout::kNCHW,
                         .activation = activation,
                         .activation_param = 0.3,
-                        .keep_xhat = keep_xhat};
+                        .kept = kept,
+                        .has_residual = residual > 0,
+                        .relu_residual = residual == 2};
         SCOPED_TRACE(::testing::Message() << c);
         AbnTensors<double> t(c), probe(c);
         run_reference(c, t);
@@ -52,6 +57,7 @@ TEST(Reference, GradientsEqualCentralDifferences) {
         check(t.dx, probe.x, "dx");
         check(t.sum_dy_xhat, probe.weight, "dweight");
         check(t.sum_dy, probe.bias, "dbias");
+        check(t.dresidual, probe.residual, "dresidual");
       }
     }
   }

@@ -47,9 +47,10 @@ template <class Got, class Want>
   const double whole = relative_error(got, want);
   if (worst <= 1 && whole <= limit.relative_l2) return ::testing::AssertionSuccess();
   return ::testing::AssertionFailure()
-         << "element " << worst_index << ": got " << got[worst_index] << ", want " << want[worst_index]
-         << ", error " << 100 * worst << " % of the limit; whole tensor: relative error " << whole
-         << ", limit " << limit.relative_l2 << "; seed " << seed;
+         << "element " << worst_index << ": got " << static_cast<double>(got[worst_index]) << ", want "
+         << static_cast<double>(want[worst_index]) << ", error " << 100 * worst
+         << " % of the limit; whole tensor: relative error " << whole << ", limit " << limit.relative_l2
+         << "; seed " << seed;
 }
 
 /// Passes where both hold the same bytes; a failure names the first difference.
@@ -59,7 +60,8 @@ template <class T>
     return ::testing::AssertionFailure() << "got " << got.size() << " values, want " << want.size();
   for (std::size_t i = 0; i < want.size(); ++i)
     if (std::memcmp(&got[i], &want[i], sizeof(T)) != 0)
-      return ::testing::AssertionFailure() << "element " << i << ": got " << got[i] << ", want " << want[i];
+      return ::testing::AssertionFailure() << "element " << i << ": got " << static_cast<double>(got[i])
+                                           << ", want " << static_cast<double>(want[i]);
   return ::testing::AssertionSuccess();
 }
 

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <initializer_list>
 #include <vector>
 
 namespace palimpsest::kernels::cpu {
@@ -23,18 +24,22 @@ double value_or(const void* parameter, int64_t c, double absent) {
 // shares.
 constexpr int64_t kCachedBytes = int64_t{16} << 20;
 
-/// One call of a kernel: the partition of its tensor, and memory for what it finds per channel.
-template <class T>
+/// One call of a kernel over storage in S: the partition of its tensor, and memory for what it finds per
+/// channel.
+template <class S>
 class Call {
+  using T = accumulate_t<S>;
+
  public:
   explicit Call(const AbnLayer& layer)
       : layer_(layer),
         partition_(layer.shape, layer.layout),
-        sweeps_(partition_.planes() ? current_instruction_set().kernels<T>().plane
-                                    : current_instruction_set().kernels<T>().columns),
+        sweeps_(partition_.planes() ? current_instruction_set().kernels<S>().plane
+                                    : current_instruction_set().kernels<S>().columns),
         first_(scratch(0, partition_.segments() * layer.shape.c)),
         second_(scratch(1, partition_.segments() * layer.shape.c)) {
-    for (int k = 0; k < 5; ++k) coefficients_[k] = reinterpret_cast<T*>(scratch(2 + k, layer.shape.c));
+    for (int k = 0; k < kCoefficients; ++k)
+      coefficients_[k] = reinterpret_cast<T*>(scratch(2 + k, layer.shape.c));
   }
 
   const Partition& partition() const { return partition_; }
@@ -78,7 +83,7 @@ class Call {
 
   // ---- Statistics
 
-  void moments(const Piece& piece, int64_t segment, const T* x) {
+  void moments(const Piece& piece, int64_t segment, const S* x) {
     const int64_t at = segment * layer_.shape.c + piece.first_channel;
     sweeps_.moments(piece.block, x + piece.offset, first_ + at, second_ + at);
   }
@@ -98,59 +103,95 @@ class Call {
     var = squares / count;
   }
 
-  void set_apply(int64_t c, double mean, double inv_std, const void* weight, const void* bias) {
-    const double w = value_or<T>(weight, c, 1), b = value_or<T>(bias, c, 0);
-    const double low = mean - static_cast<double>(static_cast<T>(mean));
-    const double values[] = {mean, w * inv_std, b - low * w * inv_std, inv_std, -low * inv_std};
-    for (int k = 0; k < 5; ++k) coefficients_[k][c] = static_cast<T>(values[k]);
+  // ---- Forward
+
+  /// From x: y, or x-hat where that is kept.
+  void set_apply(int64_t c, const AbnForward& t) {
+    const double w = value_or<T>(t.weight, c, 1), b = value_or<T>(t.bias, c, 0);
+    const bool normalized = keep() == Keep::kNormalized;
+    const double scale = (normalized ? 1 : w) * t.inv_std[c], low = low_part(t.mean[c]);
+    set(c, {t.mean[c], scale, (normalized ? 0 : b) - low * scale, w, b});
   }
 
-  void apply(const Piece& piece, const T* x, T* z, T* xhat) const {
-    const auto at = [&](int k) { return coefficients_[k] + piece.first_channel; };
-    sweeps_.apply(piece.block, activation(), {at(0), at(1), at(2), at(3), at(4)}, x + piece.offset,
-                  z + piece.offset, xhat ? xhat + piece.offset : nullptr, destination(piece.block, x, z));
+  /// From what was kept: y. Adding -0 changes nothing, not even a zero's sign.
+  void set_rebuild(int64_t c, const AbnForward& t) {
+    if (layer_.kept == Kept::kInput) return set_apply(c, t);
+    if (layer_.kept == Kept::kNormalized)
+      set(c, {0, value_or<T>(t.weight, c, 1), value_or<T>(t.bias, c, 0), 0, 0});
+    else
+      set(c, {0, 1, -0.0, 0, 0});
+  }
+
+  void apply(const Piece& piece, const AbnForward& t) const {
+    apply(piece, t, static_cast<const S*>(t.x), keep() == Keep::kNothing ? nullptr : static_cast<S*>(t.kept),
+          keep());
+  }
+
+  void rebuild(const Piece& piece, const AbnForward& t) const {
+    apply(piece, t, static_cast<const S*>(t.kept), nullptr, Keep::kNothing);
   }
 
   // ---- Gradients
 
-  void set_bias(int64_t c, const void* bias) {
-    coefficients_[0][c] = static_cast<T>(value_or<T>(bias, c, 0));
+  /// What turns the kept tensor into y and t (see BackwardCoefficients); the rest is known after the sums.
+  void set_reduce(int64_t c, const AbnBackward& t) {
+    const double w = value_or<T>(t.weight, c, 1), b = value_or<T>(t.bias, c, 0);
+    switch (layer_.kept) {
+      case Kept::kOutput:
+        return set(c, {b, 0, 0, 0});
+      case Kept::kOutputForm1:
+        return set(c, {b, 0, 1 / w, 0});
+      case Kept::kScaled:
+        return set(c, {b, 0, 1, -0.0});
+      case Kept::kNormalized:
+        return set(c, {0, 0, w, b});
+      case Kept::kInput: {
+        const double scale = w * t.inv_std[c];
+        return set(c, {t.mean[c], t.mean[c], scale, b - low_part(t.mean[c]) * scale});
+      }
+    }
   }
 
-  void reduce(const Piece& piece, int64_t segment, const T* z, const T* xhat, const T* dz) {
+  void reduce(const Piece& piece, int64_t segment, const AbnBackward& t) {
     const int64_t at = segment * layer_.shape.c + piece.first_channel;
-    sweeps_.reduce(piece.block, activation(), coefficients_[0] + piece.first_channel, z + piece.offset,
-                   xhat ? xhat + piece.offset : nullptr, dz + piece.offset, first_ + at, second_ + at);
+    sweeps_.reduce(piece.block, activation(), from(), backward_coefficients(piece),
+                   gradient_tensors(piece, t), first_ + at, second_ + at);
   }
 
-  void channel_sums(int64_t c, const void* weight, bool kept, T* sum_dy, T* sum_dy_xhat) const {
+  void channel_sums(int64_t c, const AbnBackward& t) const {
     double dy = 0, dy_t = 0;
     for (int64_t segment = 0; segment < partition_.segments(); ++segment) {
       dy += first_[segment * layer_.shape.c + c];
       dy_t += second_[segment * layer_.shape.c + c];
     }
-    sum_dy[c] = static_cast<T>(dy);
-    sum_dy_xhat[c] = static_cast<T>(kept ? dy_t : dy_t / value_or<T>(weight, c, 1));
+    const Normalizer n = normalizer(c, t);
+    static_cast<T*>(t.sum_dy)[c] = static_cast<T>(dy);
+    static_cast<T*>(t.sum_dy_xhat)[c] = static_cast<T>((dy_t - n.offset * dy) * n.scale);
   }
 
-  void set_backward(int64_t c, const void* weight, double inv_std, double sum_dy, double sum_dy_xhat,
-                    double m, bool kept) {
-    const double w = value_or<T>(weight, c, 1);
-    const double values[] = {w * inv_std, -(kept ? w : 1) * inv_std * sum_dy_xhat / m,
-                             -w * inv_std * sum_dy / m};
-    for (int k = 0; k < 3; ++k) coefficients_[1 + k][c] = static_cast<T>(values[k]);
+  /// dx = w r (dy - sum_dy / m - xhat sum_dy_xhat / m), sorted by dy, t and neither.
+  void set_backward(int64_t c, const AbnBackward& t, double m) {
+    const double wr = value_or<T>(t.weight, c, 1) * t.inv_std[c];
+    const double mean_dy = value_or<T>(t.sum_dy, c, 0) / m,
+                 mean_dy_xhat = value_or<T>(t.sum_dy_xhat, c, 0) / m;
+    // Where t = w * xhat, the weight cancels rather than being divided by.
+    const bool scaled = layer_.kept == Kept::kOutput || layer_.kept == Kept::kScaled;
+    const double per_t = -mean_dy_xhat * (scaled ? t.inv_std[c] : wr * normalizer(c, t).scale);
+    const double offset = scaled ? 0 : normalizer(c, t).offset;
+    const double values[] = {wr, per_t, -wr * mean_dy - per_t * offset};
+    for (int k = 0; k < 3; ++k) coefficients_[4 + k][c] = static_cast<T>(values[k]);
   }
 
-  void backward(const Piece& piece, const T* z, const T* xhat, const T* dz, T* dx) const {
-    sweeps_.backward(piece.block, activation(), backward_coefficients(piece), z + piece.offset,
-                     xhat ? xhat + piece.offset : nullptr, dz + piece.offset, dx + piece.offset,
-                     destination(piece.block, dz, dx));
+  void backward(const Piece& piece, const AbnBackward& t) const {
+    S* const dx = static_cast<S*>(t.dx);
+    S* const dresidual = static_cast<S*>(t.dresidual);
+    sweeps_.backward(piece.block, activation(), from(), is_frozen(t), backward_coefficients(piece),
+                     gradient_tensors(piece, t),
+                     {dx + piece.offset, dresidual ? dresidual + piece.offset : nullptr},
+                     destination(piece.block, static_cast<const S*>(t.dz), dx));
   }
 
-  void backward_frozen(const Piece& piece, const T* z, const T* dz, T* dx) const {
-    sweeps_.backward_frozen(piece.block, activation(), backward_coefficients(piece), z + piece.offset,
-                            dz + piece.offset, dx + piece.offset, destination(piece.block, dz, dx));
-  }
+  static bool is_frozen(const AbnBackward& t) { return !t.sum_dy || !t.sum_dy_xhat; }
 
   template <class Function>
   void for_channels(const Function& function) {
@@ -158,23 +199,73 @@ class Call {
   }
 
  private:
-  // Past the caches only in whole lines, or in rows so long that their ends do not matter: at 14 x 14 pixels,
-  // where each row begins and ends within a line, it cost half again as much as it saves elsewhere.
-  Destination destination(const Block& block, const T* in, const T* out) const {
-    constexpr int64_t kLine = 64, kLongRow = 1024;
-    const auto in_lines = [](int64_t values) {
-      return values * static_cast<int64_t>(sizeof(T)) % kLine == 0;
-    };
-    const bool whole_lines =
-        in_lines(block.width) && in_lines(block.stride) && reinterpret_cast<uintptr_t>(out) % kLine == 0;
-    const bool long_rows = block.width * static_cast<int64_t>(sizeof(T)) >= kLongRow;
-    const bool large = layer_.shape.elements() * static_cast<int64_t>(sizeof(T)) > kCachedBytes;
-    return large && in != out && (whole_lines || long_rows) ? Destination::kPastCaches : Destination::kCaches;
+  static constexpr int kCoefficients = 7;
+
+  /// xhat = (t - offset) * scale.
+  struct Normalizer {
+    double offset, scale;
+  };
+  Normalizer normalizer(int64_t c, const AbnBackward& t) const {
+    if (layer_.kept == Kept::kInput) return {low_part(t.mean[c]), t.inv_std[c]};
+    const bool is_xhat = layer_.kept == Kept::kNormalized || layer_.kept == Kept::kOutputForm1;
+    return {0, is_xhat ? 1 : 1 / value_or<T>(t.weight, c, 1)};
+  }
+
+  /// What of a mean does not fit into a T.
+  static double low_part(double mean) { return mean - static_cast<double>(static_cast<T>(mean)); }
+
+  Keep keep() const {
+    return layer_.kept == Kept::kScaled       ? Keep::kScaled
+           : layer_.kept == Kept::kNormalized ? Keep::kNormalized
+                                              : Keep::kNothing;
+  }
+
+  From from() const {
+    return layer_.kept == Kept::kOutput        ? From::kOutput
+           : layer_.kept == Kept::kOutputForm1 ? From::kNormalized
+                                               : From::kBefore;
+  }
+
+  void set(int64_t c, std::initializer_list<double> values) {
+    int k = 0;
+    for (const double value : values) coefficients_[k++][c] = static_cast<T>(value);
+  }
+
+  Residual<S> residual(const Piece& piece, const void* values) const {
+    return {values ? static_cast<const S*>(values) + piece.offset : nullptr, layer_.relu_residual};
+  }
+
+  void apply(const Piece& piece, const AbnForward& t, const S* from, S* kept, Keep keep) const {
+    const auto at = [&](int k) { return coefficients_[k] + piece.first_channel; };
+    S* const z = static_cast<S*>(t.z);
+    sweeps_.apply(piece.block, activation(), keep, {at(0), at(1), at(2), at(3), at(4)},
+                  {from + piece.offset, residual(piece, t.residual), z + piece.offset,
+                   kept ? kept + piece.offset : nullptr},
+                  destination(piece.block, from, z));
+  }
+
+  GradientTensors<S> gradient_tensors(const Piece& piece, const AbnBackward& t) const {
+    return {static_cast<const S*>(t.kept) + piece.offset, residual(piece, t.residual),
+            static_cast<const S*>(t.dz) + piece.offset};
   }
 
   BackwardCoefficients<T> backward_coefficients(const Piece& piece) const {
     const auto at = [&](int k) { return coefficients_[k] + piece.first_channel; };
-    return {at(0), at(1), at(2), at(3)};
+    return {at(0), at(1), at(2), at(3), at(4), at(5), at(6)};
+  }
+
+  // Past the caches only in whole lines, or in rows so long that their ends do not matter: at 14 x 14 pixels,
+  // where each row begins and ends within a line, it cost half again as much as it saves elsewhere.
+  Destination destination(const Block& block, const S* in, const S* out) const {
+    constexpr int64_t kLine = 64, kLongRow = 1024;
+    const auto in_lines = [](int64_t values) {
+      return values * static_cast<int64_t>(sizeof(S)) % kLine == 0;
+    };
+    const bool whole_lines =
+        in_lines(block.width) && in_lines(block.stride) && reinterpret_cast<uintptr_t>(out) % kLine == 0;
+    const bool long_rows = block.width * static_cast<int64_t>(sizeof(S)) >= kLongRow;
+    const bool large = layer_.shape.elements() * static_cast<int64_t>(sizeof(S)) > kCachedBytes;
+    return large && in != out && (whole_lines || long_rows) ? Destination::kPastCaches : Destination::kCaches;
   }
 
   template <class Body>
@@ -203,126 +294,93 @@ class Call {
   // Kept by the thread between calls: fresh memory of this size would cost more page faults than a small
   // layer's maths.
   static double* scratch(int which, int64_t size) {
-    thread_local std::vector<double> kept[7];
+    thread_local std::vector<double> kept[2 + kCoefficients];
     if (static_cast<int64_t>(kept[which].size()) < size) kept[which].resize(static_cast<std::size_t>(size));
     return kept[which].data();
   }
 
   const AbnLayer& layer_;
   Partition partition_;
-  const AbnSweeps<T>& sweeps_;
-  double* first_;       // (segments, C): means, or sums of dy
-  double* second_;      // (segments, C): squared deviations, or sums of dy * t
-  T* coefficients_[5];  // (C) each
+  const AbnSweeps<S>& sweeps_;
+  double* first_;                   // (segments, C): means, or sums of dy
+  double* second_;                  // (segments, C): squared deviations, or sums of dy * t
+  T* coefficients_[kCoefficients];  // (C) each
 };
 
 }  // namespace
 
-void abn_statistics(const AbnLayer& layer, const void* x, void* mean, void* var) {
-  dispatch_float(layer.dtype, [&]<class T>() {
-    Call<T> call(layer);
-    const T* in = static_cast<const T*>(x);
-    call.one_sweep([&](const Piece& piece, int64_t segment) { call.moments(piece, segment, in); });
+void abn_statistics(const AbnLayer& layer, const void* x, double* mean, double* var) {
+  dispatch_float(layer.dtype, [&]<class S>() {
+    Call<S> call(layer);
+    call.one_sweep(
+        [&](const Piece& piece, int64_t segment) { call.moments(piece, segment, static_cast<const S*>(x)); });
+    call.for_channels([&](int64_t c) { call.channel_moments(c, mean[c], var[c]); });
+  });
+}
+
+void abn_apply(const AbnLayer& layer, const AbnForward& t) {
+  dispatch_float(layer.dtype, [&]<class S>() {
+    Call<S> call(layer);
+    call.for_channels([&](int64_t c) { call.set_apply(c, t); });
+    call.one_sweep([&](const Piece& piece, int64_t) { call.apply(piece, t); });
+  });
+}
+
+void abn_forward(const AbnLayer& layer, double eps, const AbnForward& t) {
+  dispatch_float(layer.dtype, [&]<class S>() {
+    Call<S> call(layer);
+    call.two_sweeps([&](const Piece& piece,
+                        int64_t segment) { call.moments(piece, segment, static_cast<const S*>(t.x)); },
+                    [&](int64_t c) {
+                      call.channel_moments(c, t.mean[c], t.var[c]);
+                      t.inv_std[c] = 1 / std::sqrt(t.var[c] + eps);
+                      call.set_apply(c, t);
+                    },
+                    [&](const Piece& piece) { call.apply(piece, t); });
+  });
+}
+
+void abn_rebuild(const AbnLayer& layer, const AbnForward& t) {
+  dispatch_float(layer.dtype, [&]<class S>() {
+    Call<S> call(layer);
+    call.for_channels([&](int64_t c) { call.set_rebuild(c, t); });
+    call.one_sweep([&](const Piece& piece, int64_t) { call.rebuild(piece, t); });
+  });
+}
+
+void abn_backward_reduce(const AbnLayer& layer, const AbnBackward& t) {
+  dispatch_float(layer.dtype, [&]<class S>() {
+    Call<S> call(layer);
+    call.for_channels([&](int64_t c) { call.set_reduce(c, t); });
+    call.one_sweep([&](const Piece& piece, int64_t segment) { call.reduce(piece, segment, t); });
+    call.for_channels([&](int64_t c) { call.channel_sums(c, t); });
+  });
+}
+
+void abn_backward_apply(const AbnLayer& layer, const AbnBackward& t, double m) {
+  dispatch_float(layer.dtype, [&]<class S>() {
+    Call<S> call(layer);
+    AbnBackward sums = t;
+    if (Call<S>::is_frozen(t)) sums.sum_dy = sums.sum_dy_xhat = nullptr;
     call.for_channels([&](int64_t c) {
-      double exact_mean, exact_var;
-      call.channel_moments(c, exact_mean, exact_var);
-      static_cast<T*>(mean)[c] = static_cast<T>(exact_mean);
-      static_cast<T*>(var)[c] = static_cast<T>(exact_var);
+      call.set_reduce(c, t);
+      call.set_backward(c, sums, m);
     });
+    call.one_sweep([&](const Piece& piece, int64_t) { call.backward(piece, t); });
   });
 }
 
-void abn_apply(const AbnLayer& layer, const void* x, const void* mean, const void* inv_std,
-               const void* weight, const void* bias, void* z, void* xhat) {
-  dispatch_float(layer.dtype, [&]<class T>() {
-    Call<T> call(layer);
-    const T* in = static_cast<const T*>(x);
-    call.for_channels([&](int64_t c) {
-      call.set_apply(c, static_cast<const T*>(mean)[c], static_cast<const T*>(inv_std)[c], weight, bias);
-    });
-    call.one_sweep([&](const Piece& piece, int64_t) {
-      call.apply(piece, in, static_cast<T*>(z), static_cast<T*>(xhat));
-    });
-  });
-}
-
-void abn_forward(const AbnLayer& layer, double eps, const void* x, const void* weight, const void* bias,
-                 void* z, void* xhat, void* mean, void* var, void* inv_std) {
-  dispatch_float(layer.dtype, [&]<class T>() {
-    Call<T> call(layer);
-    const T* in = static_cast<const T*>(x);
-    call.two_sweeps(
-        [&](const Piece& piece, int64_t segment) { call.moments(piece, segment, in); },
-        [&](int64_t c) {
-          double exact_mean, exact_var;
-          call.channel_moments(c, exact_mean, exact_var);
-          const double r = 1 / std::sqrt(exact_var + eps);
-          static_cast<T*>(mean)[c] = static_cast<T>(exact_mean);
-          static_cast<T*>(var)[c] = static_cast<T>(exact_var);
-          static_cast<T*>(inv_std)[c] = static_cast<T>(r);
-          call.set_apply(c, exact_mean, r, weight, bias);
-        },
-        [&](const Piece& piece) { call.apply(piece, in, static_cast<T*>(z), static_cast<T*>(xhat)); });
-  });
-}
-
-void abn_backward_reduce(const AbnLayer& layer, const void* z, const void* xhat, const void* dz,
-                         const void* weight, const void* bias, void* sum_dy, void* sum_dy_xhat) {
-  dispatch_float(layer.dtype, [&]<class T>() {
-    Call<T> call(layer);
-    call.for_channels([&](int64_t c) { call.set_bias(c, bias); });
-    call.one_sweep([&](const Piece& piece, int64_t segment) {
-      call.reduce(piece, segment, static_cast<const T*>(z), static_cast<const T*>(xhat),
-                  static_cast<const T*>(dz));
-    });
-    call.for_channels([&](int64_t c) {
-      call.channel_sums(c, weight, xhat != nullptr, static_cast<T*>(sum_dy), static_cast<T*>(sum_dy_xhat));
-    });
-  });
-}
-
-void abn_backward_apply(const AbnLayer& layer, const void* z, const void* xhat, const void* dz,
-                        const void* weight, const void* bias, const void* inv_std, const void* sum_dy,
-                        const void* sum_dy_xhat, double m, void* dx) {
-  dispatch_float(layer.dtype, [&]<class T>() {
-    Call<T> call(layer);
-    const T* out = static_cast<const T*>(z);
-    const T* gradient = static_cast<const T*>(dz);
-    const bool frozen = !sum_dy || !sum_dy_xhat;
-    call.for_channels([&](int64_t c) {
-      call.set_bias(c, bias);
-      call.set_backward(c, weight, static_cast<const T*>(inv_std)[c],
-                        value_or<T>(frozen ? nullptr : sum_dy, c, 0),
-                        value_or<T>(frozen ? nullptr : sum_dy_xhat, c, 0), m, xhat != nullptr);
-    });
-    call.one_sweep([&](const Piece& piece, int64_t) {
-      if (frozen)
-        call.backward_frozen(piece, out, gradient, static_cast<T*>(dx));
-      else
-        call.backward(piece, out, static_cast<const T*>(xhat), gradient, static_cast<T*>(dx));
-    });
-  });
-}
-
-void abn_backward(const AbnLayer& layer, const void* z, const void* xhat, const void* dz, const void* weight,
-                  const void* bias, const void* inv_std, void* sum_dy, void* sum_dy_xhat, void* dx) {
-  dispatch_float(layer.dtype, [&]<class T>() {
-    Call<T> call(layer);
-    const T* out = static_cast<const T*>(z);
-    const T* kept = static_cast<const T*>(xhat);
-    const T* gradient = static_cast<const T*>(dz);
+void abn_backward(const AbnLayer& layer, const AbnBackward& t) {
+  dispatch_float(layer.dtype, [&]<class S>() {
+    Call<S> call(layer);
     const double m = static_cast<double>(layer.shape.per_channel());
-    call.for_channels([&](int64_t c) { call.set_bias(c, bias); });
-    call.two_sweeps(
-        [&](const Piece& piece, int64_t segment) { call.reduce(piece, segment, out, kept, gradient); },
-        [&](int64_t c) {
-          T* dy = static_cast<T*>(sum_dy);
-          T* dy_xhat = static_cast<T*>(sum_dy_xhat);
-          call.channel_sums(c, weight, kept != nullptr, dy, dy_xhat);
-          call.set_backward(c, weight, static_cast<const T*>(inv_std)[c], dy[c], dy_xhat[c], m,
-                            kept != nullptr);
-        },
-        [&](const Piece& piece) { call.backward(piece, out, kept, gradient, static_cast<T*>(dx)); });
+    call.for_channels([&](int64_t c) { call.set_reduce(c, t); });
+    call.two_sweeps([&](const Piece& piece, int64_t segment) { call.reduce(piece, segment, t); },
+                    [&](int64_t c) {
+                      call.channel_sums(c, t);
+                      call.set_backward(c, t, m);
+                    },
+                    [&](const Piece& piece) { call.backward(piece, t); });
   });
 }
 

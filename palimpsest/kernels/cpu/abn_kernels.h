@@ -1,11 +1,13 @@
 #pragma once
 
+#include "palimpsest/base/dtype.h"
 #include "palimpsest/kernels/activation.h"
 
 #include <cstdint>
 
 /// What cpu/abn.cpp asks of an instruction set: single-threaded sweeps over blocks of one tensor. Each set
-/// compiles the same source (abn_kernels.cpp) into a namespace of its own and hands out one table.
+/// compiles the same sources (abn_f32.cpp and its siblings) into a namespace of its own and hands out one
+/// table for each type of storage.
 ///
 /// Two geometries cover both layouts. A *block* is `rows` runs of `width` contiguous values, `stride` values
 /// apart:
@@ -24,22 +26,39 @@ struct Block {
 /// The widest block that a columns kernel takes: its per-channel sums live on the stack, in L1.
 inline constexpr int64_t kMaxColumns = 2048;
 
-/// y = (x - mean) * scale + shift; xhat = (x - mean) * inv_std + offset. `mean` is subtracted first, because
-/// x * scale + (shift - mean * scale) loses all digits where |mean| is large against the standard deviation;
-/// shift and offset carry the part of the mean that does not fit into a T.
+/// What a forward pass stores beside z.
+enum class Keep {
+  kNothing,
+  kScaled,      ///< y
+  kNormalized,  ///< x-hat
+};
+
+/// k = (x - mean) * scale + shift, and y = k, or y = k * weight + bias where x-hat = k is kept. `mean` is
+/// subtracted first, because x * scale + (shift - mean * scale) loses all digits where |mean| is large
+/// against the standard deviation; shift carries the part of the mean that does not fit into a T.
 template <class T>
 struct ApplyCoefficients {
   const T* mean;
   const T* scale;
   const T* shift;
-  const T* inv_std;
-  const T* offset;
+  const T* weight;
+  const T* bias;
 };
 
-/// dx = dy * per_dy + t * per_t + constant, with t = y - bias, or t = xhat where that was kept.
+/// What backward starts from.
+enum class From {
+  kOutput,      ///< z: t = act^-1(z) - residual - center
+  kNormalized,  ///< the same times `scale` = 1 / weight: t = x-hat, the paper's form I
+  kBefore,      ///< k before the activation: y = (k - mean) * scale + shift, t = k - center
+};
+
+/// dx = dy * per_dy + t * per_t + constant.
 template <class T>
 struct BackwardCoefficients {
-  const T* bias;
+  const T* center;
+  const T* mean;
+  const T* scale;
+  const T* shift;
   const T* per_dy;
   const T* per_t;
   const T* constant;
@@ -54,30 +73,59 @@ struct ActivationChoice {
   double param;
 };
 
-/// The sweeps of one geometry. f64 sums in, f64 sums out; inside, runs of at most a few thousand values are
-/// summed in T over many independent lanes, whose relative error stays below 1e-6 in f32.
-template <class T>
-struct AbnSweeps {
-  /// mean and sum of squared deviations of the block, per channel.
-  void (*moments)(Block block, const T* x, double* mean, double* squares);
-  /// z = act(y); z may be x; xhat may be null. All three are addressed by `block`.
-  void (*apply)(Block block, ActivationChoice activation, ApplyCoefficients<T> coefficients, const T* x, T* z,
-                T* xhat, Destination to);
-  /// sum of dy and sum of dy * t, per channel; xhat may be null: t = y - bias then.
-  void (*reduce)(Block block, ActivationChoice activation, const T* bias, const T* z, const T* xhat,
-                 const T* dz, double* sum_dy, double* sum_dy_t);
-  /// dx as above; dx may be dz; xhat may be null.
-  void (*backward)(Block block, ActivationChoice activation, BackwardCoefficients<T> coefficients, const T* z,
-                   const T* xhat, const T* dz, T* dx, Destination to);
-  /// dx = dy * per_dy: statistics were constants.
-  void (*backward_frozen)(Block block, ActivationChoice activation, BackwardCoefficients<T> coefficients,
-                          const T* z, const T* dz, T* dx, Destination to);
+/// A tensor that is added to y, or null; read through a ReLU where `relu` says so.
+template <class S>
+struct Residual {
+  const S* values;
+  bool relu;
 };
 
-template <class T>
+template <class S>
+struct ApplyTensors {
+  const S* x;
+  Residual<S> residual;
+  S* z;     ///< may be x
+  S* kept;  ///< may be x; null for Keep::kNothing
+};
+
+template <class S>
+struct GradientTensors {
+  const S* kept;
+  Residual<S> residual;
+  const S* dz;
+};
+
+template <class S>
+struct BackwardOutputs {
+  S* dx;         ///< may be dz
+  S* dresidual;  ///< may be null
+};
+
+/// The sweeps of one geometry over storage in S, with maths in T. f64 sums out; inside, runs of at most a few
+/// thousand values are summed in T over many independent lanes, whose relative error stays below 1e-6 in f32.
+template <class S>
+struct AbnSweeps {
+  using T = accumulate_t<S>;
+  /// mean and sum of squared deviations of the block, per channel.
+  void (*moments)(Block block, const S* x, double* mean, double* squares);
+  /// z = act(y + residual).
+  void (*apply)(Block block, ActivationChoice activation, Keep keep, const ApplyCoefficients<T>& coefficients,
+                const ApplyTensors<S>& tensors, Destination to);
+  /// sum of dy and sum of dy * t, per channel.
+  void (*reduce)(Block block, ActivationChoice activation, From from,
+                 const BackwardCoefficients<T>& coefficients, const GradientTensors<S>& tensors,
+                 double* sum_dy, double* sum_dy_t);
+  /// dx as above, or dx = dy * per_dy where `frozen`: statistics were constants. dresidual = dy (0 where a
+  /// ReLU hid the residual).
+  void (*backward)(Block block, ActivationChoice activation, From from, bool frozen,
+                   const BackwardCoefficients<T>& coefficients, const GradientTensors<S>& tensors,
+                   const BackwardOutputs<S>& outputs, Destination to);
+};
+
+template <class S>
 struct AbnKernels {
-  AbnSweeps<T> plane;
-  AbnSweeps<T> columns;
+  AbnSweeps<S> plane;
+  AbnSweeps<S> columns;
 };
 
 struct InstructionSet {
@@ -85,13 +133,15 @@ struct InstructionSet {
   bool (*runs_here)();
   AbnKernels<float> f32;
   AbnKernels<double> f64;
+  AbnKernels<Float16> f16;
+  AbnKernels<BFloat16> bf16;
 
-  template <class T>
-  const AbnKernels<T>& kernels() const {
-    if constexpr (sizeof(T) == sizeof(double))
-      return f64;
-    else
-      return f32;
+  template <class S>
+  const AbnKernels<S>& kernels() const {
+    if constexpr (__is_same(S, float)) return f32;
+    if constexpr (__is_same(S, double)) return f64;
+    if constexpr (__is_same(S, Float16)) return f16;
+    if constexpr (__is_same(S, BFloat16)) return bf16;
   }
 };
 

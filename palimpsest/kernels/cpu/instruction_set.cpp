@@ -8,11 +8,13 @@
 
 namespace palimpsest::kernels::cpu {
 
-// Each namespace is one compilation of abn_kernels.cpp (cmake/InstructionSets.cmake).
+// Each namespace is one compilation of abn_f32.cpp and its siblings (cmake/InstructionSets.cmake).
 #define PALIMPSEST_DECLARE_SET(isa)           \
   namespace isa {                             \
-  extern const AbnKernels<float> kAbnFloat;   \
-  extern const AbnKernels<double> kAbnDouble; \
+  extern const AbnKernels<float> kAbnF32;     \
+  extern const AbnKernels<double> kAbnF64;    \
+  extern const AbnKernels<Float16> kAbnF16;   \
+  extern const AbnKernels<BFloat16> kAbnBF16; \
   }
 
 #ifdef __x86_64__
@@ -23,19 +25,20 @@ PALIMPSEST_DECLARE_SET(x86_64_v2)
 PALIMPSEST_DECLARE_SET(native)
 #endif
 
+#define PALIMPSEST_SET(isa, name, runs_here)                                 \
+  InstructionSet {                                                           \
+    name, runs_here, isa::kAbnF32, isa::kAbnF64, isa::kAbnF16, isa::kAbnBF16 \
+  }
+
 std::span<const InstructionSet> compiled_instruction_sets() {
 #ifdef __x86_64__
   static const InstructionSet sets[] = {
-      {"x86-64-v4", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }, x86_64_v4::kAbnFloat,
-       x86_64_v4::kAbnDouble},
-      {"x86-64-v3", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }, x86_64_v3::kAbnFloat,
-       x86_64_v3::kAbnDouble},
-      {"x86-64-v2", [] { return __builtin_cpu_supports("x86-64-v2") != 0; }, x86_64_v2::kAbnFloat,
-       x86_64_v2::kAbnDouble},
+      PALIMPSEST_SET(x86_64_v4, "x86-64-v4", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }),
+      PALIMPSEST_SET(x86_64_v3, "x86-64-v3", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }),
+      PALIMPSEST_SET(x86_64_v2, "x86-64-v2", [] { return __builtin_cpu_supports("x86-64-v2") != 0; }),
   };
 #else
-  static const InstructionSet sets[] = {
-      {"native", [] { return true; }, native::kAbnFloat, native::kAbnDouble}};
+  static const InstructionSet sets[] = {PALIMPSEST_SET(native, "native", [] { return true; })};
 #endif
   return sets;
 }

@@ -23,7 +23,7 @@ struct Pair {
   V a, b;
 };
 
-template <int64_t kValue>
+template <auto kValue>
 struct Constant {};
 
 /// Rows of columns that cover what is on its way from memory: 8 KiB of f32.
@@ -159,8 +159,8 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const R
   // Memory is read in order, one row after the other, unless a row is so short that its sums would be needed
   // again before they are stored: then 4 at a time.
   if (block.width < kFewVectors * kLanes)
-    for (; row + 4 <= block.rows; row += 4) add_rows(row * block.stride, Constant<4>{});
-  for (; row < block.rows; ++row) add_rows(row * block.stride, Constant<1>{});
+    for (; row + 4 <= block.rows; row += 4) add_rows(row * block.stride, Constant<int64_t{4}>{});
+  for (; row < block.rows; ++row) add_rows(row * block.stride, Constant<int64_t{1}>{});
 }
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

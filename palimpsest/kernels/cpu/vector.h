@@ -55,19 +55,16 @@ PALIMPSEST_HOST_DEVICE void store(T* to, V v) {
 /// caches. `to` must lie on a vector's boundary. End a sweep of such stores with fence().
 template <class V, class T>
 PALIMPSEST_HOST_DEVICE void store_past_caches(T* to, V v) {
-  if constexpr (sizeof(V) == sizeof(T)) {
-    *to = v;
-  } else {
-#if defined(__AVX512F__) && PALIMPSEST_VECTOR_BYTES == 64
-    _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)v);
-#elif defined(__AVX2__) && PALIMPSEST_VECTOR_BYTES == 32
-    _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)v);
-#elif defined(__SSE2__) && PALIMPSEST_VECTOR_BYTES == 16
-    _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)v);
-#else
-    store(to, v);
+#ifdef __AVX512F__
+  if constexpr (sizeof(V) == 64) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)v);
 #endif
-  }
+#ifdef __AVX2__
+  if constexpr (sizeof(V) == 32) return _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)v);
+#endif
+#ifdef __SSE2__
+  if constexpr (sizeof(V) == 16) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)v);
+#endif
+  __builtin_memcpy(static_cast<void*>(to), &v, sizeof(V));
 }
 
 /// Makes what store_past_caches wrote visible to other threads before anything that is written later.

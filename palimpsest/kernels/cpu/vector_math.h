@@ -2,7 +2,7 @@
 
 // As vector.h: only for units that are compiled once per instruction set.
 
-#include "palimpsest/kernels/activation.h"
+#include "palimpsest/kernels/activation_formulas.h"
 #include "palimpsest/kernels/cpu/vector.h"
 
 #include <cstdint>
@@ -25,6 +25,13 @@ struct ExponentialConstants<float> {
   // Taylor terms that the mantissa needs for |r| <= ln(2)/2, and of atanh for |s| <= 0.172.
   static constexpr int kExpTerms = 6;
   static constexpr int kAtanhTerms = 4;
+  static constexpr float kLowestExponent = -126;
+  static constexpr float kExpUnderflow = -103.5f;  ///< exp(v) is below half the smallest subnormal
+  // log(erfc(v)) + v^2 - log(t) as a polynomial in x, t = 2 / (2 + v), x = (t - 0.525) / 0.475: a Chebyshev
+  // fit over t in [0.05, 1] within 9e-8.
+  static constexpr float kErfc[] = {-0.638049542f,    0.643169595f,   0.0362583135f,   -0.0416968363f,
+                                    -0.00622585361f,  0.00707941653f, 0.000775195638f, -0.00149006429f,
+                                    -4.04664713e-05f, 0.000220327456f};
 };
 
 template <>
@@ -38,20 +45,41 @@ struct ExponentialConstants<double> {
   static constexpr double kSaturated = -40;
   static constexpr int kExpTerms = 12;
   static constexpr int kAtanhTerms = 10;
+  static constexpr double kLowestExponent = -1022;
+  static constexpr double kExpUnderflow = -745.5;
+  static constexpr double kErfc[] = {
+      // within 2e-17
+      -0.6380494854628525288,     0.64317012105748244977,     0.036255280179299524964,
+      -0.04170755742814281396,    -0.0061990404664694091425,  0.0071411946107510514269,
+      0.00068700835426960446304,  -0.0016378993016869989446,  0.00009486961481843220475,
+      0.00038125741168649765563,  -0.00010590096517018202772, -0.00007202828347376490581,
+      0.000046076481180082759282, 5.7477291862383856855e-6,   -0.000013555589861506057018,
+      2.7344116813518553385e-6,   2.5251726805860654032e-6,   -1.5161423921840596505e-6,
+      -9.2660115686010555468e-8,  3.8871889524431072772e-7,   -1.1088127323113642319e-7,
+      -4.7035674510881794277e-8,  3.5107203943950718364e-8,   -1.5345830572331591781e-9,
+      -4.0112215685357723068e-9,  9.1378242773897601885e-10};
 };
 
-/// exp(v) - 1 for v <= 0, within 2 ulp; lanes above 0 come out as 0 (ELU does not look at them). NaN stays
-/// NaN.
-///   v = k ln 2 + r,  exp(v) - 1 = 2^k (exp(r) - 1) + (2^k - 1): the last term is exact.
+/// v = k ln 2 + r with |r| <= ln(2) / 2.
+template <class V, class Int>
+struct Reduced {
+  V k, r;
+  Int shifted;  ///< k in the low bits
+};
+
 template <class T, class V>
-PALIMPSEST_HOST_DEVICE V expm1_nonpositive(V v) {
+PALIMPSEST_HOST_DEVICE auto reduce_by_ln2(V v) {
   using K = ExponentialConstants<T>;
   using Int = Vector<typename Bits<T>::type>;
-  v = v > T(0) ? V{} : v;
-  v = v < K::kSaturated ? broadcast<V>(K::kSaturated) : v;
   const V shifted = v * T(1.4426950408889634) + K::kShifter;
   const V k = shifted - K::kShifter;
-  const V r = (v - k * K::kLn2High) - k * K::kLn2Low;
+  return Reduced<V, Int>{k, (v - k * K::kLn2High) - k * K::kLn2Low, (Int)shifted};
+}
+
+/// exp(r) - 1 for |r| <= ln(2) / 2.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V expm1_polynomial(V r) {
+  using K = ExponentialConstants<T>;
   T factorial = 1;
   for (int i = 2; i <= K::kExpTerms + 1; ++i) factorial *= i;
   V p = broadcast<V>(1 / factorial);
@@ -59,22 +87,64 @@ PALIMPSEST_HOST_DEVICE V expm1_nonpositive(V v) {
     factorial /= i;
     p = p * r + 1 / factorial;
   }
-  p = r + r * r * p;
-  const V power = (V)(((Int)shifted << K::kMantissa) + (K::kBias << K::kMantissa));
-  return power * p + (power - T(1));
+  return r + r * r * p;
 }
 
-/// log(1 + u) for -1 < u <= 0, within 2 ulp; lanes above 0 hold no meaning. NaN stays NaN.
-///   1 + u = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); f = 2^-e u + (2^-e - 1) rounds once.
-///   log(1 + f) = 2 atanh(s), s = f / (2 + f), summed as in fdlibm so that its leading term f is exact.
+/// exp(v) - 1 for v <= 0, within 2 ulp; lanes above 0 come out as 0 (ELU does not look at them). NaN stays
+/// NaN.
+///   exp(v) - 1 = 2^k (exp(r) - 1) + (2^k - 1): the last term is exact.
 template <class T, class V>
-PALIMPSEST_HOST_DEVICE V log1p_nonpositive(V u) {
+PALIMPSEST_HOST_DEVICE V expm1_nonpositive(V v) {
+  using K = ExponentialConstants<T>;
+  v = v > T(0) ? V{} : v;
+  v = v < K::kSaturated ? broadcast<V>(K::kSaturated) : v;
+  const auto reduced = reduce_by_ln2<T>(v);
+  const V power = (V)((reduced.shifted << K::kMantissa) + (K::kBias << K::kMantissa));
+  return power * expm1_polynomial<T>(reduced.r) + (power - T(1));
+}
+
+/// exp(v) for v <= 0, within 2 ulp where the result is normal; lanes above 0 come out as 1. NaN stays NaN.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V exp_nonpositive(V v) {
   using K = ExponentialConstants<T>;
   using Int = Vector<typename Bits<T>::type>;
-  const Int e = ((Int)(u + T(1)) - K::kSqrtHalfBits) >> K::kMantissa;
-  const V scale = (V)((K::kBias - e) << K::kMantissa);
+  v = v > T(0) ? V{} : v;
+  v = v < K::kExpUnderflow ? broadcast<V>(K::kExpUnderflow) : v;
+  const auto reduced = reduce_by_ln2<T>(v);
+  // 2^k in two factors: one alone has no exponent below the normal ones.
+  const V high = reduced.k < K::kLowestExponent ? broadcast<V>(K::kLowestExponent) : reduced.k;
+  const Int high_bits = (Int)(high + K::kShifter), low_bits = (Int)((reduced.k - high) + K::kShifter);
+  const V first = (V)((high_bits << K::kMantissa) + (K::kBias << K::kMantissa));
+  const V second = (V)((low_bits << K::kMantissa) + (K::kBias << K::kMantissa));
+  return (expm1_polynomial<T>(reduced.r) + T(1)) * first * second;
+}
+
+/// erfc(v) for v >= 0: t exp(P(x) - v^2). Its relative error is about (v^2 + 2) half ulp.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V erfc_nonnegative(V v) {
+  using K = ExponentialConstants<T>;
+  const V t = T(2) / (v + T(2));
+  const V x = t * T(1 / 0.475) - T(0.525 / 0.475);
+  constexpr int kTerms = sizeof(K::kErfc) / sizeof(K::kErfc[0]);
+  V p = broadcast<V>(K::kErfc[kTerms - 1]);
+  for (int i = kTerms - 2; i >= 0; --i) p = p * x + K::kErfc[i];
+  return t * exp_nonpositive<T>(V(p - v * v));
+}
+
+/// e with v / 2^e in [sqrt(1/2), sqrt(2)).
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE auto exponent_of(V v) {
+  using K = ExponentialConstants<T>;
+  using Int = Vector<typename Bits<T>::type>;
+  return ((Int)v - K::kSqrtHalfBits) >> K::kMantissa;
+}
+
+/// log(2^e (1 + f)); log(1 + f) = 2 atanh(s), s = f / (2 + f), summed as in fdlibm so that its leading term f
+/// is exact.
+template <class T, class V, class Int>
+PALIMPSEST_HOST_DEVICE V log_of_parts(V f, Int e) {
+  using K = ExponentialConstants<T>;
   const V exponent = (V)((Int)broadcast<V>(K::kShifter) + e) - K::kShifter;
-  const V f = u * scale + (scale - T(1));
   const V s = f / (f + T(2));
   const V s2 = s * s;
   V r = broadcast<V>(T(2) / (2 * K::kAtanhTerms + 1));
@@ -84,27 +154,51 @@ PALIMPSEST_HOST_DEVICE V log1p_nonpositive(V u) {
   return exponent * K::kLn2High - ((half_square - tail) - f);
 }
 
+/// log(1 + u) for -1 < u <= 0, within 2 ulp; lanes above 0 hold no meaning. NaN stays NaN.
+///   1 + u = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); f = 2^-e u + (2^-e - 1) rounds once.
+///   log(1 + f) = 2 atanh(s), s = f / (2 + f), summed as in fdlibm so that its leading term f is exact.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V log1p_nonpositive(V u) {
+  using K = ExponentialConstants<T>;
+  using Int = Vector<typename Bits<T>::type>;
+  const Int e = exponent_of<T>(V(u + T(1)));
+  const V scale = (V)((K::kBias - e) << K::kMantissa);
+  return log_of_parts<T>(V(u * scale + (scale - T(1))), e);
+}
+
+/// log(v) for normal v > 0 up to infinity, within 2 ulp. NaN stays NaN.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V log_positive(V v) {
+  using K = ExponentialConstants<T>;
+  const auto e = exponent_of<T>(v);
+  const V fraction = (V)((decltype(e))v - (e << K::kMantissa));
+  return v - v == V{} ? log_of_parts<T>(V(fraction - T(1)), e) : v;
+}
+
 }  // namespace cpu::PALIMPSEST_ISA_NAMESPACE
 
-template <>
-struct Exponential<cpu::PALIMPSEST_ISA_NAMESPACE::Vector<float>> {
-  using V = cpu::PALIMPSEST_ISA_NAMESPACE::Vector<float>;
-  PALIMPSEST_HOST_DEVICE static V expm1(V v) {
-    return cpu::PALIMPSEST_ISA_NAMESPACE::expm1_nonpositive<float>(v);
-  }
-  PALIMPSEST_HOST_DEVICE static V log1p(V v) {
-    return cpu::PALIMPSEST_ISA_NAMESPACE::log1p_nonpositive<float>(v);
-  }
-};
-template <>
-struct Exponential<cpu::PALIMPSEST_ISA_NAMESPACE::Vector<double>> {
-  using V = cpu::PALIMPSEST_ISA_NAMESPACE::Vector<double>;
-  PALIMPSEST_HOST_DEVICE static V expm1(V v) {
-    return cpu::PALIMPSEST_ISA_NAMESPACE::expm1_nonpositive<double>(v);
-  }
-  PALIMPSEST_HOST_DEVICE static V log1p(V v) {
-    return cpu::PALIMPSEST_ISA_NAMESPACE::log1p_nonpositive<double>(v);
-  }
-};
+#define PALIMPSEST_VECTOR_MATH(T)                                    \
+  template <>                                                        \
+  struct Math<cpu::PALIMPSEST_ISA_NAMESPACE::Vector<T>> {            \
+    using V = cpu::PALIMPSEST_ISA_NAMESPACE::Vector<T>;              \
+    PALIMPSEST_HOST_DEVICE static V exp(V v) {                       \
+      return cpu::PALIMPSEST_ISA_NAMESPACE::exp_nonpositive<T>(v);   \
+    }                                                                \
+    PALIMPSEST_HOST_DEVICE static V expm1(V v) {                     \
+      return cpu::PALIMPSEST_ISA_NAMESPACE::expm1_nonpositive<T>(v); \
+    }                                                                \
+    PALIMPSEST_HOST_DEVICE static V log(V v) {                       \
+      return cpu::PALIMPSEST_ISA_NAMESPACE::log_positive<T>(v);      \
+    }                                                                \
+    PALIMPSEST_HOST_DEVICE static V log1p(V v) {                     \
+      return cpu::PALIMPSEST_ISA_NAMESPACE::log1p_nonpositive<T>(v); \
+    }                                                                \
+    PALIMPSEST_HOST_DEVICE static V erfc(V v) {                      \
+      return cpu::PALIMPSEST_ISA_NAMESPACE::erfc_nonnegative<T>(v);  \
+    }                                                                \
+  };
+PALIMPSEST_VECTOR_MATH(float)
+PALIMPSEST_VECTOR_MATH(double)
+#undef PALIMPSEST_VECTOR_MATH
 
 }  // namespace palimpsest::kernels

@@ -1,6 +1,9 @@
 #include "palimpsest/kernels/abn.h"
 
+#include "palimpsest/kernels/activation_formulas.h"
+
 #include <cmath>
+#include <limits>
 #include <vector>
 
 // The truth of the tests: one plain loop per formula, all maths in double, rounded once where a value is
@@ -20,159 +23,165 @@ void for_each(const AbnLayer& layer, int64_t c, const Function& function) {
     for (int64_t s = 0; s < layer.shape.s; ++s) function(index(layer, n, c, s));
 }
 
-struct Moments {
-  double mean, var;
+double value(const void* tensor, DType dtype, int64_t i) {
+  return dispatch_float(dtype,
+                        [&]<class S>() { return static_cast<double>(static_cast<const S*>(tensor)[i]); });
+}
+
+void store(void* tensor, DType dtype, int64_t i, double v) {
+  dispatch_float(dtype, [&]<class S>() { static_cast<S*>(tensor)[i] = static_cast<S>(v); });
+}
+
+// The type of a layer's parameters.
+DType accumulate_dtype(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
+double parameter(const void* vector, const AbnLayer& layer, int64_t c, double absent) {
+  return vector ? value(vector, accumulate_dtype(layer.dtype), c) : absent;
+}
+
+// How deep in saturation the type of storage can tell one z from the next.
+Precision precision_of(DType dtype) {
+  switch (dtype) {
+    case DType::f64:
+      return {0x1p-52, 0x1p-1022};
+    case DType::f32:
+      return {0x1p-23, 0x1p-126};
+    case DType::f16:
+      return {0x1p-10, 0x1p-25};
+    default:
+      return {0x1p-7, 0x1p-126};
+  }
+}
+
+template <class Function>
+void with_activation(const AbnLayer& layer, const Function& function) {
+  dispatch_activation<double>(layer.activation, {layer.activation_param, precision_of(layer.dtype)},
+                              function);
+}
+
+// What is added to y.
+double shortcut(const AbnLayer& layer, const void* residual, int64_t i) {
+  if (!residual) return 0;
+  const double r = value(residual, layer.dtype, i);
+  return layer.relu_residual && r <= 0 ? 0 : r;
+}
+
+// z at index i, and what is kept of it, from x.
+void apply_element(const AbnLayer& layer, const AbnForward& t, int64_t c, int64_t i) {
+  const double w = parameter(t.weight, layer, c, 1), b = parameter(t.bias, layer, c, 0);
+  const double xhat = (value(t.x, layer.dtype, i) - t.mean[c]) * t.inv_std[c];
+  double y = w * xhat + b;
+  if (layer.kept == Kept::kScaled || layer.kept == Kept::kNormalized) {
+    store(t.kept, layer.dtype, i, layer.kept == Kept::kScaled ? y : xhat);
+    // z belongs to what was kept, not to what was there before it was rounded.
+    const double kept = value(t.kept, layer.dtype, i);
+    y = layer.kept == Kept::kScaled ? kept : w * kept + b;
+  }
+  y += shortcut(layer, t.residual, i);
+  with_activation(layer, [&](auto act) { store(t.z, layer.dtype, i, act.forward(y)); });
+}
+
+struct Gradient {
+  double dy, xhat;
 };
 
-template <class T>
-Moments moments(const AbnLayer& layer, int64_t c, const T* x) {
-  const double m = static_cast<double>(layer.shape.per_channel());
-  double sum = 0, squares = 0;
-  for_each(layer, c, [&](int64_t i) { sum += x[i]; });
-  const double mean = sum / m;
-  for_each(layer, c, [&](int64_t i) { squares += (x[i] - mean) * (x[i] - mean); });
-  return {mean, squares / m};
-}
-
-template <class T>
-void apply_channel(const AbnLayer& layer, int64_t c, const T* x, double mean, double inv_std, double weight,
-                   double bias, T* z, T* xhat) {
-  dispatch_activation<double>(layer.activation, layer.activation_param, [&](auto act) {
-    for_each(layer, c, [&](int64_t i) {
-      const double normalized = (x[i] - mean) * inv_std;
-      if (xhat) xhat[i] = static_cast<T>(normalized);
-      z[i] = static_cast<T>(act.forward(weight * normalized + bias));
-    });
+// What backward is made of at index i: dy and x-hat.
+Gradient gradient(const AbnLayer& layer, const AbnBackward& t, int64_t c, int64_t i) {
+  const double w = parameter(t.weight, layer, c, 1), b = parameter(t.bias, layer, c, 0);
+  const double kept = value(t.kept, layer.dtype, i), dz = value(t.dz, layer.dtype, i);
+  const double s = shortcut(layer, t.residual, i);
+  Gradient result{};
+  with_activation(layer, [&](auto act) {
+    if (layer.kept == Kept::kOutput || layer.kept == Kept::kOutputForm1) {
+      if constexpr (Invertible<decltype(act)>)
+        result = {dz * act.derivative(kept), (act.inverse(kept) - s - b) / w};
+      return;
+    }
+    if (layer.kept == Kept::kScaled) {
+      result = {dz * act.derivative_at(kept + s), (kept - b) / w};
+      return;
+    }
+    const double xhat = layer.kept == Kept::kInput ? (kept - t.mean[c]) * t.inv_std[c] : kept;
+    result = {dz * act.derivative_at(w * xhat + b + s), xhat};
   });
-}
-
-// Calls function(i, dy, xhat) for every element of channel c, with what its backward is made of.
-template <class T, class Function>
-void for_each_gradient(const AbnLayer& layer, int64_t c, const T* z, const T* xhat, const T* dz,
-                       double weight, double bias, const Function& function) {
-  dispatch_activation<double>(layer.activation, layer.activation_param, [&](auto act) {
-    for_each(layer, c, [&](int64_t i) {
-      const double zi = z[i];
-      const double normalized = xhat ? static_cast<double>(xhat[i]) : (act.inverse(zi) - bias) / weight;
-      function(i, dz[i] * act.derivative(zi), normalized);
-    });
-  });
-}
-
-struct Sums {
-  double dy = 0, dy_xhat = 0;
-};
-
-template <class T>
-Sums reduce_channel(const AbnLayer& layer, int64_t c, const T* z, const T* xhat, const T* dz, double weight,
-                    double bias) {
-  Sums sums;
-  for_each_gradient(layer, c, z, xhat, dz, weight, bias, [&](int64_t, double dy, double normalized) {
-    sums.dy += dy;
-    sums.dy_xhat += dy * normalized;
-  });
-  return sums;
-}
-
-template <class T>
-void backward_apply_channel(const AbnLayer& layer, int64_t c, const T* z, const T* xhat, const T* dz,
-                            double weight, double bias, double inv_std, Sums sums, double m, T* dx) {
-  for_each_gradient(layer, c, z, xhat, dz, weight, bias, [&](int64_t i, double dy, double normalized) {
-    dx[i] = static_cast<T>(weight * inv_std * (dy - sums.dy / m - normalized * sums.dy_xhat / m));
-  });
-}
-
-// The value of channel c of a parameter that may be absent.
-template <class A>
-double value_or(const void* parameter, int64_t c, double absent) {
-  return parameter ? static_cast<double>(static_cast<const A*>(parameter)[c]) : absent;
+  return result;
 }
 
 }  // namespace
 
-void abn_statistics(const AbnLayer& layer, const void* x, void* mean, void* var) {
-  dispatch_float(layer.dtype, [&]<class T>() {
-    using A = accumulate_t<T>;
-    for (int64_t c = 0; c < layer.shape.c; ++c) {
-      const Moments of_x = moments(layer, c, static_cast<const T*>(x));
-      static_cast<A*>(mean)[c] = static_cast<A>(of_x.mean);
-      static_cast<A*>(var)[c] = static_cast<A>(of_x.var);
-    }
-  });
+void abn_statistics(const AbnLayer& layer, const void* x, double* mean, double* var) {
+  const double m = static_cast<double>(layer.shape.per_channel());
+  for (int64_t c = 0; c < layer.shape.c; ++c) {
+    double sum = 0, squares = 0;
+    for_each(layer, c, [&](int64_t i) { sum += value(x, layer.dtype, i); });
+    mean[c] = sum / m;
+    for_each(layer, c, [&](int64_t i) {
+      const double d = value(x, layer.dtype, i) - mean[c];
+      squares += d * d;
+    });
+    var[c] = squares / m;
+  }
 }
 
-void abn_apply(const AbnLayer& layer, const void* x, const void* mean, const void* inv_std,
-               const void* weight, const void* bias, void* z, void* xhat) {
-  dispatch_float(layer.dtype, [&]<class T>() {
-    using A = accumulate_t<T>;
-    for (int64_t c = 0; c < layer.shape.c; ++c) {
-      apply_channel(layer, c, static_cast<const T*>(x), static_cast<const A*>(mean)[c],
-                    static_cast<const A*>(inv_std)[c], value_or<A>(weight, c, 1), value_or<A>(bias, c, 0),
-                    static_cast<T*>(z), static_cast<T*>(xhat));
-    }
-  });
+void abn_apply(const AbnLayer& layer, const AbnForward& t) {
+  for (int64_t c = 0; c < layer.shape.c; ++c)
+    for_each(layer, c, [&](int64_t i) { apply_element(layer, t, c, i); });
 }
 
-void abn_forward(const AbnLayer& layer, double eps, const void* x, const void* weight, const void* bias,
-                 void* z, void* xhat, void* mean, void* var, void* inv_std) {
-  dispatch_float(layer.dtype, [&]<class T>() {
-    using A = accumulate_t<T>;
-    for (int64_t c = 0; c < layer.shape.c; ++c) {
-      const Moments of_x = moments(layer, c, static_cast<const T*>(x));
-      const double r = 1 / std::sqrt(of_x.var + eps);
-      static_cast<A*>(mean)[c] = static_cast<A>(of_x.mean);
-      static_cast<A*>(var)[c] = static_cast<A>(of_x.var);
-      static_cast<A*>(inv_std)[c] = static_cast<A>(r);
-      apply_channel(layer, c, static_cast<const T*>(x), of_x.mean, r, value_or<A>(weight, c, 1),
-                    value_or<A>(bias, c, 0), static_cast<T*>(z), static_cast<T*>(xhat));
-    }
-  });
+void abn_forward(const AbnLayer& layer, double eps, const AbnForward& t) {
+  abn_statistics(layer, t.x, t.mean, t.var);
+  for (int64_t c = 0; c < layer.shape.c; ++c) t.inv_std[c] = 1 / std::sqrt(t.var[c] + eps);
+  abn_apply(layer, t);
 }
 
-void abn_backward_reduce(const AbnLayer& layer, const void* z, const void* xhat, const void* dz,
-                         const void* weight, const void* bias, void* sum_dy, void* sum_dy_xhat) {
-  dispatch_float(layer.dtype, [&]<class T>() {
-    using A = accumulate_t<T>;
-    for (int64_t c = 0; c < layer.shape.c; ++c) {
-      const Sums sums =
-          reduce_channel(layer, c, static_cast<const T*>(z), static_cast<const T*>(xhat),
-                         static_cast<const T*>(dz), value_or<A>(weight, c, 1), value_or<A>(bias, c, 0));
-      static_cast<A*>(sum_dy)[c] = static_cast<A>(sums.dy);
-      static_cast<A*>(sum_dy_xhat)[c] = static_cast<A>(sums.dy_xhat);
-    }
-  });
+void abn_rebuild(const AbnLayer& layer, const AbnForward& t) {
+  AbnLayer plain = layer;
+  plain.kept = Kept::kOutput;  // nothing is kept now
+  AbnForward from = t;
+  from.x = t.kept;
+  if (layer.kept == Kept::kInput) return abn_apply(plain, from);
+  // y = weight * kept + bias from x-hat, y = kept from y: statistics that change nothing.
+  const std::vector<double> zero(static_cast<std::size_t>(layer.shape.c), 0), one(zero.size(), 1);
+  from.mean = const_cast<double*>(zero.data());
+  from.inv_std = const_cast<double*>(one.data());
+  if (layer.kept == Kept::kScaled) from.weight = from.bias = nullptr;
+  abn_apply(plain, from);
 }
 
-void abn_backward_apply(const AbnLayer& layer, const void* z, const void* xhat, const void* dz,
-                        const void* weight, const void* bias, const void* inv_std, const void* sum_dy,
-                        const void* sum_dy_xhat, double m, void* dx) {
-  dispatch_float(layer.dtype, [&]<class T>() {
-    using A = accumulate_t<T>;
-    for (int64_t c = 0; c < layer.shape.c; ++c) {
-      const double w = value_or<A>(weight, c, 1), r = static_cast<const A*>(inv_std)[c];
-      const T* z_in = static_cast<const T*>(z);
-      const T* dz_in = static_cast<const T*>(dz);
-      if (!sum_dy || !sum_dy_xhat) {  // frozen statistics: a scale and a shift, x-hat plays no part
-        dispatch_activation<double>(layer.activation, layer.activation_param, [&](auto act) {
-          for_each(layer, c, [&](int64_t i) {
-            static_cast<T*>(dx)[i] =
-                static_cast<T>(w * r * dz_in[i] * act.derivative(static_cast<double>(z_in[i])));
-          });
-        });
-        continue;
-      }
-      const Sums sums{static_cast<const A*>(sum_dy)[c], static_cast<const A*>(sum_dy_xhat)[c]};
-      backward_apply_channel(layer, c, z_in, static_cast<const T*>(xhat), dz_in, w, value_or<A>(bias, c, 0),
-                             r, sums, m, static_cast<T*>(dx));
-    }
-  });
+void abn_backward_reduce(const AbnLayer& layer, const AbnBackward& t) {
+  for (int64_t c = 0; c < layer.shape.c; ++c) {
+    double dy = 0, dy_xhat = 0;
+    for_each(layer, c, [&](int64_t i) {
+      const Gradient g = gradient(layer, t, c, i);
+      dy += g.dy;
+      dy_xhat += g.dy * g.xhat;
+    });
+    store(t.sum_dy, accumulate_dtype(layer.dtype), c, dy);
+    store(t.sum_dy_xhat, accumulate_dtype(layer.dtype), c, dy_xhat);
+  }
 }
 
-void abn_backward(const AbnLayer& layer, const void* z, const void* xhat, const void* dz, const void* weight,
-                  const void* bias, const void* inv_std, void* sum_dy, void* sum_dy_xhat, void* dx) {
-  abn_backward_reduce(layer, z, xhat, dz, weight, bias, sum_dy, sum_dy_xhat);
-  abn_backward_apply(layer, z, xhat, dz, weight, bias, inv_std, sum_dy, sum_dy_xhat,
-                     static_cast<double>(layer.shape.per_channel()), dx);
+void abn_backward_apply(const AbnLayer& layer, const AbnBackward& t, double m) {
+  const bool frozen = !t.sum_dy || !t.sum_dy_xhat;  // a scale and a shift: x-hat plays no part
+  for (int64_t c = 0; c < layer.shape.c; ++c) {
+    const double scale = parameter(t.weight, layer, c, 1) * t.inv_std[c];
+    for_each(layer, c, [&](int64_t i) {
+      const Gradient g = gradient(layer, t, c, i);
+      double dx = g.dy;
+      if (!frozen)
+        dx -= parameter(t.sum_dy, layer, c, 0) / m + g.xhat * parameter(t.sum_dy_xhat, layer, c, 0) / m;
+      const bool hidden = layer.relu_residual && t.residual && !(value(t.residual, layer.dtype, i) > 0);
+      store(t.dx, layer.dtype, i, scale * dx);
+      if (t.dresidual) store(t.dresidual, layer.dtype, i, hidden ? 0 : g.dy);
+    });
+  }
+}
+
+void abn_backward(const AbnLayer& layer, const AbnBackward& t) {
+  abn_backward_reduce(layer, t);
+  abn_backward_apply(layer, t, static_cast<double>(layer.shape.per_channel()));
 }
 
 }  // namespace palimpsest::kernels::reference

@@ -1,0 +1,61 @@
+#pragma once
+
+// As vector.h: only for units that are compiled once per instruction set.
+
+#include "palimpsest/kernels/cpu/abn_kernels.h"
+#include "palimpsest/kernels/cpu/any_activation.h"
+#include "palimpsest/kernels/cpu/storage.h"
+#include "palimpsest/kernels/cpu/sweep.h"
+
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace {
+
+template <class V>
+struct Applied {
+  V z, kept;
+};
+
+template <class S, class V, bool kPlane, Keep kKeep, bool kResidual, class Act>
+void apply_rows(Block block, const Act& act, const ApplyCoefficients<MathsOf<S>>& k, const ApplyTensors<S>& t,
+                Destination to) {
+  using T = MathsOf<S>;
+  const PerChannel<T, V, kPlane> mean(k.mean), scale(k.scale), shift(k.shift), weight(k.weight), bias(k.bias);
+  // A plane is in cache when this sweep begins; columns come from memory once more.
+  const int64_t ahead = rows_ahead(block) * block.stride;
+  map_rows<lanes<T, V>()>(
+      block, t.z,
+      [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+        if constexpr (!kPlane) __builtin_prefetch(t.x + i + ahead);
+        Applied<V> out{};
+        V y = (load_as<V>(t.x + i) - mean.at(j)) * scale.at(j) + shift.at(j);
+        // From what is stored: then z can be made again from it, bit for bit.
+        if constexpr (kKeep != Keep::kNothing) y = out.kept = as_stored<S>(y);
+        if constexpr (kKeep == Keep::kNormalized) y = y * weight.at(j) + bias.at(j);
+        if constexpr (kResidual) y += residual_at<V>(t.residual, i);
+        out.z = act.template forward<V>(y);
+        return out;
+      },
+      [&](int64_t i, const Applied<V>& out, bool aligned) PALIMPSEST_INLINE_LAMBDA {
+        store_as(t.z + i, out.z, aligned && to == Destination::kPastCaches);
+        if constexpr (kKeep != Keep::kNothing) store_as(t.kept + i, out.kept, false);
+      });
+}
+
+template <class S, bool kPlane>
+void apply(Block block, ActivationChoice activation, Keep keep, const ApplyCoefficients<MathsOf<S>>& k,
+           const ApplyTensors<S>& t, Destination to) {
+  const auto with_keep = [&]<Keep kKeep>(Constant<kKeep>) PALIMPSEST_INLINE_LAMBDA {
+    with_activation<S, false>(
+        activation, block.width, [&]<class V>(const auto& act, V) PALIMPSEST_INLINE_LAMBDA {
+          t.residual.values ? apply_rows<S, V, kPlane, kKeep, true>(block, act, k, t, to)
+                            : apply_rows<S, V, kPlane, kKeep, false>(block, act, k, t, to);
+        });
+  };
+  if (keep == Keep::kNothing) with_keep(Constant<Keep::kNothing>{});
+  if (keep == Keep::kScaled) with_keep(Constant<Keep::kScaled>{});
+  if (keep == Keep::kNormalized) with_keep(Constant<Keep::kNormalized>{});
+  if (to == Destination::kPastCaches) fence();
+}
+
+}  // namespace
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

@@ -1,0 +1,125 @@
+#pragma once
+
+// As vector.h: only for units that are compiled once per instruction set.
+
+#include "palimpsest/kernels/cpu/abn_kernels.h"
+#include "palimpsest/kernels/cpu/storage.h"
+#include "palimpsest/kernels/cpu/sweep.h"
+#include "palimpsest/kernels/cpu/vector_math.h"
+
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace {
+
+template <class S>
+constexpr Precision kPrecision;
+template <>
+constexpr Precision kPrecision<float> = {0x1p-23, 0x1p-126};
+template <>
+constexpr Precision kPrecision<double> = {0x1p-52, 0x1p-1022};
+template <>
+constexpr Precision kPrecision<Float16> = {0x1p-10, 0x1p-25};
+template <>
+constexpr Precision kPrecision<BFloat16> = {0x1p-7, 0x1p-126};
+
+// Out of line: eleven activations in every sweep would be a megabyte of code. A call a vector costs little
+// beside an exponential.
+template <class T, class V>
+__attribute__((noinline)) V any_forward(Activation kind, ActivationArguments a, V y) {
+  V z{};
+  dispatch_activation<T>(kind, a, [&](auto act) PALIMPSEST_INLINE_LAMBDA { z = act.forward(y); });
+  return z;
+}
+
+template <class T, class V>
+__attribute__((noinline)) V any_inverse(Activation kind, ActivationArguments a, V z) {
+  V y{};
+  dispatch_activation<T>(kind, a, [&](auto act) PALIMPSEST_INLINE_LAMBDA {
+    if constexpr (Invertible<decltype(act)>) y = act.inverse(z);
+  });
+  return y;
+}
+
+template <class T, class V>
+__attribute__((noinline)) V any_derivative(Activation kind, ActivationArguments a, V z) {
+  V d{};
+  dispatch_activation<T>(kind, a, [&](auto act) PALIMPSEST_INLINE_LAMBDA {
+    if constexpr (Invertible<decltype(act)>) d = act.derivative(z);
+  });
+  return d;
+}
+
+template <class T, class V>
+__attribute__((noinline)) V any_derivative_at(Activation kind, ActivationArguments a, V y) {
+  V d{};
+  dispatch_activation<T>(kind, a, [&](auto act) PALIMPSEST_INLINE_LAMBDA { d = act.derivative_at(y); });
+  return d;
+}
+
+/// Whichever activation `kind` names, chosen at each call.
+template <class T>
+struct AnyActivation {
+  Activation kind;
+  ActivationArguments arguments;
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    return any_forward<T>(kind, arguments, y);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V inverse(V z) const {
+    return any_inverse<T>(kind, arguments, z);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative(V z) const {
+    return any_derivative<T>(kind, arguments, z);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    return any_derivative_at<T>(kind, arguments, y);
+  }
+};
+
+/// Calls function(activation, V{}): the straight-line activations over whole vectors have sweeps of their
+/// own, all others and rows that are shorter than a vector share one. kNeedsInverse: ReLU is none of them.
+template <class S, bool kNeedsInverse, class Function>
+PALIMPSEST_HOST_DEVICE void with_activation(ActivationChoice choice, int64_t width,
+                                            const Function& function) {
+  using T = MathsOf<S>;
+  const ActivationArguments a{choice.param, kPrecision<S>};
+  if (width < lanes<T, Vector<T>>()) return function(AnyActivation<T>{choice.kind, a}, T{});
+  if (choice.kind == Activation::kLeakyReLU) return function(LeakyReLU<T>(a), Vector<T>{});
+  if (choice.kind == Activation::kIdentity)
+    return function(LeakyReLU<T>(ActivationArguments{1, a.precision}), Vector<T>{});
+  if constexpr (!kNeedsInverse)
+    if (choice.kind == Activation::kReLU) return function(ReLU<T>(a), Vector<T>{});
+  function(AnyActivation<T>{choice.kind, a}, Vector<T>{});
+}
+
+/// A per-channel argument: one value for all of a plane, one a column else.
+template <class T, class V, bool kPlane>
+class PerChannel {
+ public:
+  PALIMPSEST_HOST_DEVICE explicit PerChannel(const T* values)
+      : values_(values), plane_(kPlane ? broadcast<V>(*values) : V{}) {}
+
+  PALIMPSEST_HOST_DEVICE V at(int64_t column) const {
+    if constexpr (kPlane)
+      return plane_;
+    else
+      return load<V>(values_ + column);
+  }
+
+ private:
+  const T* values_;
+  V plane_;
+};
+
+/// What is added to y at offset i.
+template <class V, class S>
+PALIMPSEST_HOST_DEVICE V residual_at(const Residual<S>& residual, int64_t i) {
+  const V r = load_as<V>(residual.values + i);
+  return residual.relu ? (r <= V{} ? V{} : r) : r;
+}
+
+}  // namespace
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
