@@ -1,9 +1,5 @@
 #pragma once
 
-#include <optional>
-#include <string_view>
-#include <vector>
-
 namespace palimpsest {
 
 /// Activations of the fused layer, z = act(y). The first group can be inverted, y = act^-1(z), so that the
@@ -35,12 +31,6 @@ constexpr bool is_invertible(Activation activation) {
 constexpr bool has_param(Activation activation) {
   return activation == Activation::kLeakyReLU || activation == Activation::kELU;
 }
-
-/// "leaky_relu", "elu", "identity", "sigmoid", "tanh", "softplus", "relu", "gelu", "gelu_tanh", "silu",
-/// "hardswish": libtorch's names.
-std::string_view activation_name(Activation activation);
-std::optional<Activation> find_activation(std::string_view name);
-std::vector<std::string_view> activation_names();
 
 }  // namespace kernels
 }  // namespace palimpsest

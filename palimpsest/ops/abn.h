@@ -1,32 +1,35 @@
 #pragma once
 
-#include "palimpsest/kernels/activation.h"
+#include "palimpsest/kernels/abn.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <optional>
 
-/// The fused layer as an operator on tensors: batch normalization, then an invertible activation.
-///   y[n,c,...] = weight[c] * (x[n,c,...] - mean[c]) / sqrt(var[c] + eps) + bias[c],   z = act(y)
-/// Backward recovers y and the normalized x from z, so that z is the only full-size tensor the layer keeps,
-/// and the convolution behind it keeps that one anyway. Python sees the same two as torch.ops.palimpsest.abn
-/// and abn_.
+/// The fused layer as an operator on tensors: batch normalization, then an activation.
+///   y[n,c,...] = weight[c] * (x[n,c,...] - mean[c]) / sqrt(var[c] + eps) + bias[c] (+ residual[n,c,...]),
+///   z = act(y)
+/// Backward starts from one full-size tensor, which `AbnOptions::keep` chooses; by default it is z, from
+/// which y and the normalized x are recovered, and which the convolution behind keeps anyway. Python sees the
+/// same two as torch.ops.palimpsest.abn and abn_.
 ///
-/// x:       (N, C), (N, C, L), (N, C, H, W) or (N, C, D, H, W); f32 or f64. Contiguous and channels-last run
-/// natively
-///          and keep their strides; any other stride costs one copy.
-/// weight, bias (absent: 1 and 0), running_mean, running_var (both or none): (C), f32 (f64 for f64 x). weight
-/// may
-///          have any sign; a degenerate channel (ops/degenerate.h) makes the layer keep the normalized x as
-///          well.
+/// x:       (N, C), (N, C, L), (N, C, H, W) or (N, C, D, H, W); f32, f64, f16 or bf16. Contiguous and
+///          channels-last run natively and keep their strides; any other stride costs one copy.
+/// weight, bias (absent: 1 and 0), running_mean, running_var (both or none): (C), f32 (f64 for f64 x, and for
+///          16-bit x also its own type); maths and statistics are in f32 or f64. weight may have any sign;
+///          degenerate channels (ops/degenerate.h) keep their normalized x as well.
+/// residual: of x's shape and dtype, any strides: added before the activation. It must stay as it is until
+///          backward, which reads it again; the two consumers of z and residual keep both anyway.
 /// Training takes the batch's statistics and moves the running ones towards them (the variance as the
 /// unbiased one); else the running ones are used: that is frozen batch normalization, and differentiable too.
-/// Gradients: x, weight, bias, each computed only where asked for. A second derivative is an error.
+/// Gradients: x, weight, bias, residual, each computed only where asked for. A second derivative is an error.
 /// Errors: c10::Error "[abn] requirement, got value" for every argument that does not fit.
 /// Source: Rota Bulo, Porzi, Kontschieder, "In-Place Activated BatchNorm for Memory-Optimized Training of
 /// DNNs", CVPR 2018.
 namespace palimpsest::ops {
+
+using kernels::Kept;
 
 /// Arguments of the layer that are not tensors; the defaults are those of torch.ops.palimpsest.abn.
 struct AbnOptions {
@@ -35,26 +38,36 @@ struct AbnOptions {
   double eps = 1e-5;
   Activation activation = Activation::kLeakyReLU;
   double activation_param = 0.01;  ///< leaky ReLU's slope or ELU's alpha
+  /// The full-size tensor that is kept for backward. kOutput and kOutputForm1 need an invertible activation;
+  /// the others take any, and pay where z's consumer keeps z, too (abn_conv does not).
+  Kept keep = Kept::kOutput;
+  bool relu_residual =
+      false;  ///< add max(residual, 0): for a residual whose producer left the ReLU to its readers
 };
 
-/// Batch normalization + activation; a fresh output, which is the only full-size tensor kept for backward.
+/// Batch normalization + activation; a fresh output.
 at::Tensor abn(const at::Tensor& x, const std::optional<at::Tensor>& weight,
                const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& running_mean,
-               const std::optional<at::Tensor>& running_var, const AbnOptions& options = {});
+               const std::optional<at::Tensor>& running_var, const AbnOptions& options = {},
+               const std::optional<at::Tensor>& residual = std::nullopt);
 
-/// The same, writing over `x`. Returns `x`.
-/// Refused where a gradient is wanted and the overwritten value is not ours to lose: a leaf that requires
-/// grad or a view of one, and an output of chunk, split or unbind; always: memory that overlaps itself.
-/// Ordinary views are fine. As with every in-place operation of libtorch, what runs under no_grad leaves no
-/// trace in the graph: an `x` that belongs to a graph and is overwritten there has wrong gradients
+/// The same, writing what is kept over `x`. For kOutput and kOutputForm1 that is z: returns `x`. For kScaled
+/// and kNormalized, x becomes y or the normalized x and the result is fresh: x is used up, and autograd,
+/// which is not told, reports at backward only operators that saved x before. kInput has nothing to write: an
+/// error. Refused where a gradient is wanted and the overwritten value is not ours to lose: a leaf that
+/// requires grad or a view of one, and an output of chunk, split or unbind; always: memory that overlaps
+/// itself. Ordinary views are fine. As with every in-place operation of libtorch, what runs under no_grad
+/// leaves no trace in the graph: an `x` that belongs to a graph and is overwritten there has wrong gradients
 /// afterwards, without an error.
 at::Tensor abn_(at::Tensor x, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
                 const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var,
-                const AbnOptions& options = {});
+                const AbnOptions& options = {}, const std::optional<at::Tensor>& residual = std::nullopt);
 
-/// Forward passes, since the program started (or the last reset), of layers that kept x-hat beside z, because
-/// a channel's |weight| was too small against its |bias| to recover x-hat from z.
+/// Forward passes, since the program started (or the last reset), of layers that kept the normalized x of all
+/// their channels beside z, because more than one channel in 32 had a |weight| too small to recover it.
 int64_t abn_fallback_count();
+/// Channels whose normalized x was kept in a side buffer, in all forward passes: too few to fall back.
+int64_t abn_side_channel_count();
 void reset_abn_fallback_count();
 
 }  // namespace palimpsest::ops

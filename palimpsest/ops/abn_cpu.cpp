@@ -4,8 +4,10 @@
 #include "palimpsest/ops/activation_name.h"
 #include "palimpsest/ops/degenerate.h"
 #include "palimpsest/ops/layout.h"
+#include "palimpsest/ops/side_channels.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 
 #include <utility>
 
@@ -13,32 +15,61 @@ namespace palimpsest::ops::cpu {
 namespace {
 
 DType dtype_of(const at::Tensor& t) {
-  return t.scalar_type() == at::kDouble ? DType::f64 : DType::f32;
+  switch (t.scalar_type()) {
+    case at::kDouble:
+      return DType::f64;
+    case at::kHalf:
+      return DType::f16;
+    case at::kBFloat16:
+      return DType::bf16;
+    default:
+      return DType::f32;
+  }
 }
 
-kernels::AbnLayer layer_of(const at::Tensor& dense, std::string_view activation, double activation_param) {
-  return {shape3(dense), preferred_layout(dense.sizes(), dense.strides()), dtype_of(dense),
-          activation_from_name(activation), activation_param};
-}
-
-at::Tensor per_channel(const at::Tensor& x) {
-  return at::empty({x.size(1)}, x.options());
+at::Tensor f64_vector(const at::Tensor& x) {
+  return at::empty({x.size(1)}, x.options().dtype(at::kDouble));
 }
 at::Tensor nothing(const at::Tensor& x) {
   return at::empty({0}, x.options());
 }
+at::Tensor no_vector(const at::Tensor& x, at::ScalarType dtype) {
+  return at::empty({0}, x.options().dtype(dtype));
+}
 
-/// A contiguous vector and its address, null if absent. Parameters may be strided; the kernels read dense
-/// vectors.
-class Vector {
- public:
-  explicit Vector(const OptionalTensor& t) : dense_(t ? t->expect_contiguous() : empty()) {}
-  const void* data() const { return dense_->defined() ? dense_->const_data_ptr() : nullptr; }
+/// A parameter as the kernels read it: contiguous, in the type of the maths; undefined if absent.
+at::Tensor parameter(const OptionalTensor& t, const at::Tensor& x) {
+  return t ? t->to(accumulate_type(x.scalar_type())).contiguous() : at::Tensor();
+}
+const void* data_or_null(const at::Tensor& t) {
+  return t.defined() ? t.const_data_ptr() : nullptr;
+}
 
- private:
-  static c10::MaybeOwned<at::Tensor> empty() { return c10::MaybeOwned<at::Tensor>::owned(std::in_place); }
-  c10::MaybeOwned<at::Tensor> dense_;
+/// One layer over tensors that are dense in the layout of `like`.
+struct Layer {
+  AbnSettings settings;
+  kernels::AbnLayer kernel;
+  at::Tensor weight, bias, residual;  // as the kernels read them
+
+  Layer(const at::Tensor& like, PALIMPSEST_ABN_SETTINGS)
+      : settings{residual,
+                 weight,
+                 bias,
+                 activation_from_name(activation),
+                 activation_param,
+                 keep_from_name(keep),
+                 relu_residual},
+        kernel{shape3(like),     preferred_layout(like.sizes(), like.strides()),
+               dtype_of(like),   settings.activation,
+               activation_param, settings.keep,
+               relu_residual},
+        weight(parameter(weight, like)),
+        bias(parameter(bias, like)),
+        residual(residual ? in_layout_of(like, *residual) : at::Tensor()) {}
+
+  bool keeps_apart() const { return settings.keep == Kept::kScaled || settings.keep == Kept::kNormalized; }
 };
+#define PALIMPSEST_SETTINGS residual, weight, bias, activation, activation_param, keep, relu_residual
 
 /// Ends a write to `t` that was made through `dense`: t itself or a copy. Whoever saved t for backward
 /// notices by the version, which libtorch's own operators raise by themselves.
@@ -50,120 +81,231 @@ void written_over(const at::Tensor& t, const at::Tensor& dense) {
   }
 }
 
-/// Normalizes `x` into `z` (which may be x); both are dense in one layout.
-AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, PALIMPSEST_ABN_FORWARD) {
-  const auto layer = layer_of(z, activation, activation_param);
+/// The normalized x of `part`, some channels of x, in its place: the layer with neither weight nor
+/// activation.
+void normalize_part(kernels::AbnLayer layer, const at::Tensor& part, const at::Tensor& mean,
+                    const at::Tensor& inv_std) {
+  layer.activation = Activation::kIdentity;
+  layer.kept = Kept::kOutput;
+  kernels::AbnForward t;
+  t.x = t.z = part.mutable_data_ptr();
+  t.mean = mean.mutable_data_ptr<double>();
+  t.inv_std = inv_std.mutable_data_ptr<double>();
+  kernels::cpu::abn_apply(layer, t);
+}
+
+/// Normalizes `x` into `z` (which may be x) and what is kept into `kept` (undefined, or a tensor of its own,
+/// or x); all are dense in one layout.
+AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::Tensor& kept, Layer& layer,
+                            const OptionalTensor& frozen_mean, const OptionalTensor& frozen_var, double eps,
+                            bool for_backward) {
   const bool frozen = frozen_mean.has_value();
-  const bool keep = for_backward && z.numel() > 0 && any_degenerate(weight, bias, layer.activation);
-  AbnStatistics result{frozen ? nothing(x) : per_channel(x), frozen ? nothing(x) : per_channel(x),
-                       per_channel(x), nothing(x)};
-  if (keep) {
+  const SideChannels side = for_backward ? find_side_channels(layer.settings, x) : SideChannels{};
+  AbnStatistics result{frozen
+                           ? frozen_mean->to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).contiguous()
+                           : f64_vector(x),
+                       frozen ? no_vector(x, at::kDouble) : f64_vector(x),
+                       frozen ? frozen_var->to(at::kDouble).add(eps).rsqrt_() : f64_vector(x), nothing(x)};
+  if (x.numel() == 0) return result;
+
+  kernels::AbnForward t;
+  t.x = x.const_data_ptr();
+  t.residual = data_or_null(layer.residual);
+  t.weight = data_or_null(layer.weight);
+  t.bias = data_or_null(layer.bias);
+  t.z = z.mutable_data_ptr();
+  t.kept = kept.defined() ? kept.mutable_data_ptr() : nullptr;
+  t.mean = result.mean.mutable_data_ptr<double>();
+  t.inv_std = result.inv_std.mutable_data_ptr<double>();
+
+  at::Tensor part;  // some channels of x, before it is written over
+  if (side.whole) {
     count_fallback();
-    result.xhat = at::empty({z.numel()}, x.options());
+    layer.kernel.kept = Kept::kNormalized;
+    result.side = at::empty({x.numel()}, x.options());
+    t.kept = result.side.mutable_data_ptr();
+  } else if (side.any()) {
+    count_side_channels(static_cast<int64_t>(side.channels.size()));
+    part = SideLayer(side, layer.kernel).gather(x);
   }
-  void* const xhat = keep ? result.xhat.mutable_data_ptr() : nullptr;
-  const Vector gamma(weight), beta(bias);
   if (frozen) {
-    result.inv_std = frozen_var->add(eps).rsqrt_();
-    if (z.numel() > 0)
-      kernels::cpu::abn_apply(layer, x.const_data_ptr(), Vector(frozen_mean).data(),
-                              Vector(result.inv_std).data(), gamma.data(), beta.data(), z.mutable_data_ptr(),
-                              xhat);
+    kernels::cpu::abn_apply(layer.kernel, t);
   } else {
-    kernels::cpu::abn_forward(layer, eps, x.const_data_ptr(), gamma.data(), beta.data(), z.mutable_data_ptr(),
-                              xhat, result.mean.mutable_data_ptr(), result.unbiased_var.mutable_data_ptr(),
-                              result.inv_std.mutable_data_ptr());
-    const auto m = static_cast<double>(layer.shape.per_channel());
+    t.var = result.unbiased_var.mutable_data_ptr<double>();
+    kernels::cpu::abn_forward(layer.kernel, eps, t);
+    const auto m = static_cast<double>(layer.kernel.shape.per_channel());
     result.unbiased_var.mul_(m / (m - 1));
   }
-  if (keep) result.xhat.resize_({0});  // the bytes stay behind it
+  if (part.defined()) {
+    const SideLayer part_of(side, layer.kernel);
+    normalize_part(part_of.layer(), part, part_of.gather_vector(result.mean),
+                   part_of.gather_vector(result.inv_std));
+    result.side = part;
+  }
+  if (side.any()) result.side.unsafeGetTensorImpl()->set_sizes_contiguous({0});  // the bytes stay behind it
   return result;
 }
 
-/// The kept x-hat in the layout of dense `z`, or an undefined tensor.
-at::Tensor kept_xhat(const at::Tensor& hidden, const at::Tensor& z, const OptionalTensor& weight,
-                     const OptionalTensor& bias, Activation activation) {
-  if (z.numel() == 0) return {};
-  const at::Tensor xhat = reveal_xhat(hidden, z);
-  if (xhat.numel() > 0) return in_layout_of(z, xhat);
-  TORCH_CHECK(
-      !any_degenerate(weight, bias, activation),
-      "[abn] backward needs the normalized x of a layer with a degenerate channel (a weight near zero), and "
-      "it is "
-      "gone; something copied the tensors saved by a compiled graph: run this layer outside that graph");
-  return {};
+/// The gradients from dense `dz` of kept's layout into `out`; its dx may be dz.
+void run_backward(const kernels::AbnLayer& layer, const at::Tensor& kept, const at::Tensor& residual,
+                  const at::Tensor& dz, const at::Tensor& weight, const at::Tensor& bias,
+                  const at::Tensor& mean, const at::Tensor& inv_std, bool training, bool need_sums,
+                  const AbnGradients& out) {
+  kernels::AbnBackward t;
+  t.kept = kept.const_data_ptr();
+  t.residual = data_or_null(residual);
+  t.dz = dz.const_data_ptr();
+  t.weight = data_or_null(weight);
+  t.bias = data_or_null(bias);
+  t.mean = mean.const_data_ptr<double>();
+  t.inv_std = inv_std.const_data_ptr<double>();
+  t.sum_dy_xhat = out.dweight.defined() ? out.dweight.mutable_data_ptr() : nullptr;
+  t.sum_dy = out.dbias.defined() ? out.dbias.mutable_data_ptr() : nullptr;
+  t.dx = out.dx.defined() ? out.dx.mutable_data_ptr() : nullptr;
+  t.dresidual = out.dresidual.defined() ? out.dresidual.mutable_data_ptr() : nullptr;
+  if (training && t.dx) return kernels::cpu::abn_backward(layer, t);
+  if (need_sums) kernels::cpu::abn_backward_reduce(layer, t);  // before dx, which may write over dz
+  if (t.dx) {
+    t.sum_dy = t.sum_dy_xhat = nullptr;
+    kernels::cpu::abn_backward_apply(layer, t, static_cast<double>(layer.shape.per_channel()));
+  }
 }
 
-/// Both gradients from dense `dz` of z's layout; dx may be dz, and is undefined where not needed.
-std::pair<at::Tensor, at::Tensor> backward_dense(const at::Tensor& dz, const at::Tensor& dx,
-                                                 PALIMPSEST_ABN_BACKWARD) {
-  const auto layer = layer_of(z, activation, activation_param);
-  const at::Tensor kept = kept_xhat(xhat, z, weight, bias, layer.activation);
-  const bool reduce = need_sums || (training && dx.defined());
-  at::Tensor sum_dy = reduce ? per_channel(z) : nothing(z);
-  at::Tensor sum_dy_xhat = reduce ? per_channel(z) : nothing(z);
-  if (z.numel() == 0) return {sum_dy_xhat.zero_(), sum_dy.zero_()};
-
-  const Vector gamma(weight), beta(bias), scale(inv_std);
-  const void* const read_xhat = kept.defined() ? kept.const_data_ptr() : nullptr;
-  if (training && dx.defined()) {
-    kernels::cpu::abn_backward(layer, z.const_data_ptr(), read_xhat, dz.const_data_ptr(), gamma.data(),
-                               beta.data(), scale.data(), sum_dy.mutable_data_ptr(),
-                               sum_dy_xhat.mutable_data_ptr(), dx.mutable_data_ptr());
-    return {sum_dy_xhat, sum_dy};
+/// Both from `dense_dz` of kept's layout; `dx` may be dz, or undefined where neither dx nor the residual's
+/// gradient is needed.
+void backward_dense(const at::Tensor& dz, const at::Tensor& kept, const at::Tensor& side_values, Layer& layer,
+                    const at::Tensor& mean, const at::Tensor& inv_std, bool training, bool need_sums,
+                    const AbnGradients& out) {
+  if (kept.numel() == 0) {
+    if (out.dweight.defined()) out.dweight.zero_(), out.dbias.zero_();
+    return;
   }
-  if (need_sums)  // before dx, which may write over dz
-    kernels::cpu::abn_backward_reduce(layer, z.const_data_ptr(), read_xhat, dz.const_data_ptr(), gamma.data(),
-                                      beta.data(), sum_dy.mutable_data_ptr(), sum_dy_xhat.mutable_data_ptr());
-  if (dx.defined())
-    kernels::cpu::abn_backward_apply(layer, z.const_data_ptr(), read_xhat, dz.const_data_ptr(), gamma.data(),
-                                     beta.data(), scale.data(), nullptr, nullptr,
-                                     static_cast<double>(layer.shape.per_channel()), dx.mutable_data_ptr());
-  return {sum_dy_xhat, sum_dy};
+  const SideChannels side = find_side_channels(layer.settings, kept);
+  const at::Tensor revealed = side.any() ? reveal_side(side_values, kept) : at::Tensor();
+  TORCH_CHECK(
+      !side.any() || revealed.numel() > 0,
+      "[abn] backward needs the normalized x of a layer with a degenerate channel (a weight near zero), "
+      "and it is gone; something copied the tensors saved by a compiled graph: run this layer outside "
+      "that graph");
+  const at::Tensor values = side.any() ? dense_in(layer.kernel.layout, revealed) : at::Tensor();
+  if (side.whole) layer.kernel.kept = Kept::kNormalized;
+  const at::Tensor& from = side.whole ? values : kept;
+  if (!side.any() || side.whole)
+    return run_backward(layer.kernel, from, layer.residual, dz, layer.weight, layer.bias, mean, inv_std,
+                        training, need_sums, out);
+
+  // The degenerate channels' results are made apart and put where the others' pass left nothing of use.
+  const SideLayer part(side, layer.kernel);
+  kernels::AbnLayer part_layer = part.layer();
+  part_layer.kept = Kept::kNormalized;
+  const at::Tensor part_dz = part.gather(dz);  // before dx may be written over it
+  const at::Tensor part_residual = layer.residual.defined() ? part.gather(layer.residual) : at::Tensor();
+  run_backward(layer.kernel, kept, layer.residual, dz, layer.weight, layer.bias, mean, inv_std, training,
+               need_sums, out);
+  const AbnGradients part_out{out.dx.defined() ? at::empty_like(part_dz) : at::Tensor(),
+                              part.gather_vector(out.dweight), part.gather_vector(out.dbias),
+                              out.dresidual.defined() ? at::empty_like(part_dz) : at::Tensor()};
+  run_backward(part_layer, values, part_residual, part_dz, part.gather_vector(layer.weight),
+               part.gather_vector(layer.bias), part.gather_vector(mean), part.gather_vector(inv_std),
+               training, need_sums, part_out);
+  if (out.dx.defined()) part.scatter(part_out.dx, out.dx);
+  if (out.dresidual.defined()) part.scatter(part_out.dresidual, out.dresidual);
+  if (out.dweight.defined()) {
+    part.scatter_vector(part_out.dweight, out.dweight);
+    part.scatter_vector(part_out.dbias, out.dbias);
+  }
+}
+
+/// Vectors for the sums where they are asked for or needed on the way to dx.
+at::Tensor sums(const at::Tensor& kept, bool needed) {
+  return needed ? at::empty({kept.size(1)}, kept.options().dtype(accumulate_type(kept.scalar_type())))
+                : at::Tensor();
+}
+
+at::Tensor or_nothing(bool needed, at::Tensor t, const at::Tensor& like, at::ScalarType dtype) {
+  return needed ? std::move(t) : no_vector(like, dtype);
 }
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(const at::Tensor& x,
-                                                                                   PALIMPSEST_ABN_FORWARD) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(
+    const at::Tensor& x, PALIMPSEST_ABN_FORWARD) {
   at::Tensor z = empty_output(x);
   const bool dense = dense_layout(x.sizes(), x.strides()).has_value();
   if (!dense) z.copy_(x);  // the one copy serves as the output
-  auto r = forward_dense(dense ? x : z, z, weight, bias, frozen_mean, frozen_var, eps, activation,
-                         activation_param, for_backward);
-  return {std::move(z), std::move(r.mean), std::move(r.unbiased_var), std::move(r.inv_std),
-          std::move(r.xhat)};
+  Layer layer(z, PALIMPSEST_SETTINGS);
+  at::Tensor kept = layer.keeps_apart() ? empty_output(x) : at::Tensor();
+  auto r = forward_dense(dense ? x : z, z, kept, layer, frozen_mean, frozen_var, eps, for_backward);
+  return {std::move(z),
+          kept.defined() ? std::move(kept) : nothing(x),
+          std::move(r.side),
+          std::move(r.mean),
+          std::move(r.unbiased_var),
+          std::move(r.inv_std)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(at::Tensor x,
-                                                                        PALIMPSEST_ABN_FORWARD) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(at::Tensor x,
+                                                                                    PALIMPSEST_ABN_FORWARD) {
   const at::Tensor dense = in_layout_of(x, x);
-  auto r = forward_dense(dense, dense, weight, bias, frozen_mean, frozen_var, eps, activation,
-                         activation_param, for_backward);
+  Layer layer(dense, PALIMPSEST_SETTINGS);
+  at::Tensor z = layer.keeps_apart() ? empty_output(x) : at::Tensor();
+  auto r = forward_dense(dense, z.defined() ? z : dense, z.defined() ? dense : at::Tensor(), layer,
+                         frozen_mean, frozen_var, eps, for_backward);
   written_over(x, dense);
-  return {std::move(r.mean), std::move(r.unbiased_var), std::move(r.inv_std), std::move(r.xhat)};
+  return {z.defined() ? std::move(z) : nothing(x), std::move(r.side), std::move(r.mean),
+          std::move(r.unbiased_var), std::move(r.inv_std)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward(const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD,
-                                                            bool need_dx) {
-  const at::Tensor dense_z = in_layout_of(z, z);
-  const at::Tensor dense_dz = in_layout_of(dense_z, dz);
-  at::Tensor dx;
-  if (need_dx)
-    dx = dense_dz.is_same(dz) ? empty_output(dense_z) : dense_dz;  // a converted dz is ours to write over
-  auto [dweight, dbias] = backward_dense(dense_dz, dx, dense_z, xhat, weight, bias, inv_std, training,
-                                         activation, activation_param, need_sums);
-  return {need_dx ? std::move(dx) : nothing(z), need_sums ? std::move(dweight) : nothing(z),
-          need_sums ? std::move(dbias) : nothing(z)};
+at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean,
+                       const at::Tensor& inv_std) {
+  const at::Tensor dense = in_layout_of(kept, kept);
+  Layer layer(dense, PALIMPSEST_SETTINGS);
+  at::Tensor z = empty_output(kept);
+  if (z.numel() == 0) return z;
+  kernels::AbnForward t;
+  t.kept = const_cast<void*>(dense.const_data_ptr());  // read only
+  t.x = t.kept;
+  t.residual = data_or_null(layer.residual);
+  t.weight = data_or_null(layer.weight);
+  t.bias = data_or_null(layer.bias);
+  t.z = z.mutable_data_ptr();
+  t.mean = const_cast<double*>(mean.const_data_ptr<double>());
+  t.inv_std = const_cast<double*>(inv_std.const_data_ptr<double>());
+  kernels::cpu::abn_rebuild(layer.kernel, t);
+  return z;
 }
 
-std::tuple<at::Tensor, at::Tensor> abn_backward_(at::Tensor dz, PALIMPSEST_ABN_BACKWARD) {
-  const at::Tensor dense_z = in_layout_of(z, z);
-  const at::Tensor dense_dz = in_layout_of(dense_z, dz);
-  auto [dweight, dbias] = backward_dense(dense_dz, dense_dz, dense_z, xhat, weight, bias, inv_std, training,
-                                         activation, activation_param, need_sums);
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(const at::Tensor& dz,
+                                                                        PALIMPSEST_ABN_BACKWARD, bool need_dx,
+                                                                        bool need_dresidual) {
+  const at::Tensor dense = in_layout_of(kept, kept);
+  const at::Tensor dense_dz = in_layout_of(dense, dz);
+  Layer layer(dense, PALIMPSEST_SETTINGS);
+  const bool sweeps = need_dx || need_dresidual, reduces = need_sums || (training && sweeps);
+  AbnGradients out{{}, sums(kept, reduces), sums(kept, reduces), {}};
+  if (sweeps)
+    out.dx = dense_dz.is_same(dz) ? empty_output(dense) : dense_dz;  // a converted dz is ours to write over
+  if (need_dresidual) out.dresidual = empty_output(dense);
+  backward_dense(dense_dz, dense, side, layer, mean, inv_std, training, need_sums, out);
+  const auto vector = accumulate_type(kept.scalar_type());
+  return {or_nothing(need_dx, out.dx, kept, kept.scalar_type()),
+          or_nothing(need_sums, out.dweight, kept, vector), or_nothing(need_sums, out.dbias, kept, vector),
+          or_nothing(need_dresidual, out.dresidual, kept, kept.scalar_type())};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward_(at::Tensor dz, PALIMPSEST_ABN_BACKWARD,
+                                                             bool need_dresidual) {
+  const at::Tensor dense = in_layout_of(kept, kept);
+  const at::Tensor dense_dz = in_layout_of(dense, dz);
+  Layer layer(dense, PALIMPSEST_SETTINGS);
+  const bool reduces = need_sums || training;
+  AbnGradients out{dense_dz, sums(kept, reduces), sums(kept, reduces), {}};
+  if (need_dresidual) out.dresidual = empty_output(dense);
+  backward_dense(dense_dz, dense, side, layer, mean, inv_std, training, need_sums, out);
   written_over(dz, dense_dz);
-  return {need_sums ? std::move(dweight) : nothing(z), need_sums ? std::move(dbias) : nothing(z)};
+  const auto vector = accumulate_type(kept.scalar_type());
+  return {or_nothing(need_sums, out.dweight, kept, vector), or_nothing(need_sums, out.dbias, kept, vector),
+          or_nothing(need_dresidual, out.dresidual, kept, kept.scalar_type())};
 }
 
 }  // namespace palimpsest::ops::cpu

@@ -19,45 +19,66 @@ at::Tensor defined_if(bool needed, at::Tensor t) {
   return needed ? std::move(t) : at::Tensor();
 }
 
+bool keeps_apart(Kept keep) {
+  return keep == Kept::kScaled || keep == Kept::kNormalized;
+}
+
+#define PALIMPSEST_SETTINGS_OF(s)                                                            \
+  (s).residual, (s).weight, (s).bias, activation_name((s).activation), (s).activation_param, \
+      keep_name((s).keep), (s).relu_residual
+
 }  // namespace
 
-std::pair<at::Tensor, AbnStatistics> call_forward(const at::Tensor& x, const AbnForwardArguments& a) {
+AbnForwardResult call_forward(const at::Tensor& x, const AbnForwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_forward", cpu::abn_forward);
-  auto [z, mean, unbiased_var, inv_std, xhat] =
-      op.call(x, a.weight, a.bias, a.frozen_mean, a.frozen_var, a.eps, activation_name(a.activation),
-              a.activation_param, a.for_backward);
-  return {std::move(z), {std::move(mean), std::move(unbiased_var), std::move(inv_std), std::move(xhat)}};
+  auto [z, kept, side, mean, unbiased_var, inv_std] =
+      op.call(x, PALIMPSEST_SETTINGS_OF(a.settings), a.frozen_mean, a.frozen_var, a.eps, a.for_backward);
+  return {std::move(z),
+          defined_if(keeps_apart(a.settings.keep), std::move(kept)),
+          {std::move(mean), std::move(unbiased_var), std::move(inv_std), std::move(side)}};
 }
 
-AbnStatistics call_forward_(at::Tensor x, const AbnForwardArguments& a) {
+AbnForwardResult call_forward_(at::Tensor x, const AbnForwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_forward_", cpu::abn_forward_);
-  auto [mean, unbiased_var, inv_std, xhat] =
-      op.call(std::move(x), a.weight, a.bias, a.frozen_mean, a.frozen_var, a.eps,
-              activation_name(a.activation), a.activation_param, a.for_backward);
-  return {std::move(mean), std::move(unbiased_var), std::move(inv_std), std::move(xhat)};
+  auto [z, side, mean, unbiased_var, inv_std] =
+      op.call(x, PALIMPSEST_SETTINGS_OF(a.settings), a.frozen_mean, a.frozen_var, a.eps, a.for_backward);
+  return {defined_if(keeps_apart(a.settings.keep), std::move(z)),
+          {},
+          {std::move(mean), std::move(unbiased_var), std::move(inv_std), std::move(side)}};
 }
 
-AbnGradients call_backward(const at::Tensor& dz, const AbnBackwardArguments& a, bool need_dx) {
+at::Tensor call_rebuild(const at::Tensor& kept, const AbnSettings& settings, const at::Tensor& mean,
+                        const at::Tensor& inv_std) {
+  static const auto op = find_operator("palimpsest::abn_rebuild", cpu::abn_rebuild);
+  return op.call(kept, PALIMPSEST_SETTINGS_OF(settings), mean, inv_std);
+}
+
+AbnGradients call_backward(const at::Tensor& dz, const AbnBackwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_backward", cpu::abn_backward);
-  auto [dx, dweight, dbias] =
-      op.call(dz, a.z, a.xhat, a.weight, a.bias, a.inv_std, a.training, activation_name(a.activation),
-              a.activation_param, a.need_sums, need_dx);
-  return {defined_if(need_dx, std::move(dx)), defined_if(a.need_sums, std::move(dweight)),
-          defined_if(a.need_sums, std::move(dbias))};
+  auto [dx, dweight, dbias, dresidual] =
+      op.call(dz, a.kept, a.side, PALIMPSEST_SETTINGS_OF(a.settings), a.mean, a.inv_std, a.training,
+              a.need_sums, a.need_dx, a.need_dresidual);
+  return {defined_if(a.need_dx, std::move(dx)), defined_if(a.need_sums, std::move(dweight)),
+          defined_if(a.need_sums, std::move(dbias)), defined_if(a.need_dresidual, std::move(dresidual))};
 }
 
 AbnGradients call_backward_(at::Tensor dz, const AbnBackwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_backward_", cpu::abn_backward_);
-  auto [dweight, dbias] = op.call(dz, a.z, a.xhat, a.weight, a.bias, a.inv_std, a.training,
-                                  activation_name(a.activation), a.activation_param, a.need_sums);
+  auto [dweight, dbias, dresidual] = op.call(dz, a.kept, a.side, PALIMPSEST_SETTINGS_OF(a.settings), a.mean,
+                                             a.inv_std, a.training, a.need_sums, a.need_dresidual);
   return {std::move(dz), defined_if(a.need_sums, std::move(dweight)),
-          defined_if(a.need_sums, std::move(dbias))};
+          defined_if(a.need_sums, std::move(dbias)), defined_if(a.need_dresidual, std::move(dresidual))};
 }
 
-at::Tensor reveal_xhat(const at::Tensor& xhat, const at::Tensor& z) {
-  if (xhat.sym_numel() != 0 || xhat.storage().sym_nbytes() == 0) return xhat;
-  at::Tensor revealed = xhat.detach();
-  revealed.unsafeGetTensorImpl()->set_sizes_and_strides(z.sizes(), output_strides(z.sizes(), z.strides()));
+at::Tensor reveal_side(const at::Tensor& side, const at::Tensor& like) {
+  if (side.sym_numel() != 0 || side.storage().sym_nbytes() == 0) return side;
+  at::Tensor revealed = side.detach();
+  const auto values =
+      static_cast<int64_t>(side.storage().nbytes()) / static_cast<int64_t>(side.element_size());
+  c10::SmallVector<int64_t, 5> sizes(like.sizes().begin(), like.sizes().end());
+  sizes[1] = values * like.size(1) / like.numel();
+  const auto strides = dense_strides(sizes, preferred_layout(like.sizes(), like.strides()));
+  revealed.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
   return revealed;
 }
 

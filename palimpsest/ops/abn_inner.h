@@ -8,78 +8,100 @@
 #include <string_view>
 #include <tuple>
 
-/// The operators under abn and abn_: functional (or plainly mutating), without autograd, with CPU and Meta
-/// kernels, so that tracing records them as they are. The functions here go through libtorch's dispatcher to
-/// them.
+/// The operators under abn, abn_ and abn_conv: functional (or plainly mutating), without autograd, with CPU
+/// and Meta kernels, so that tracing records them as they are. The functions here go through libtorch's
+/// dispatcher to them.
 namespace palimpsest::ops {
 
-/// What a forward pass leaves for the statistics and for backward, besides z.
+using OptionalTensor = std::optional<at::Tensor>;
+
+/// What every inner operator needs to know of the layer.
+struct AbnSettings {
+  OptionalTensor residual, weight, bias;
+  Activation activation = Activation::kLeakyReLU;
+  double activation_param = 0;
+  Kept keep = Kept::kOutput;
+  bool relu_residual = false;
+};
+
+/// What a forward pass leaves, besides z.
 struct AbnStatistics {
-  at::Tensor mean;          ///< (C) of this batch; empty where frozen
-  at::Tensor unbiased_var;  ///< (C) of this batch, over m - 1; empty where frozen
-  at::Tensor inv_std;       ///< (C) 1 / sqrt(var + eps)
-  /// The normalized x, kept only for a degenerate channel. Its shape is (0) in any case, for shapes that
-  /// tracing can know must not depend on values; where it was kept, it lies in the storage behind, dense in
-  /// z's layout.
-  at::Tensor xhat;
+  at::Tensor mean;          ///< (C), f64: of this batch, or the frozen ones
+  at::Tensor unbiased_var;  ///< (C), f64, of this batch, over m - 1; empty where frozen
+  at::Tensor inv_std;       ///< (C), f64: 1 / sqrt(var + eps)
+  /// The normalized x of degenerate channels, kept beside z (ops/side_channels.h). Its shape is (0) in any
+  /// case, for shapes that tracing can know must not depend on values; the values lie in the storage behind.
+  at::Tensor side;
 };
 
 /// Inputs that forward has beside x. `frozen_mean`, `frozen_var`: given where they replace the batch's.
-/// `for_backward`: a gradient may follow, so a degenerate channel keeps x-hat.
+/// `for_backward`: a gradient may follow, so degenerate channels keep their normalized x.
 struct AbnForwardArguments {
-  std::optional<at::Tensor> weight, bias, frozen_mean, frozen_var;
-  double eps;
-  Activation activation;
-  double activation_param;
-  bool for_backward;
+  AbnSettings settings;
+  OptionalTensor frozen_mean, frozen_var;
+  double eps = 1e-5;
+  bool for_backward = false;
 };
 
-std::pair<at::Tensor, AbnStatistics> call_forward(const at::Tensor& x, const AbnForwardArguments& arguments);
-AbnStatistics call_forward_(at::Tensor x, const AbnForwardArguments& arguments);
+/// z; what is kept in a tensor of its own (kScaled, kNormalized; undefined else); the rest.
+struct AbnForwardResult {
+  at::Tensor z, kept;
+  AbnStatistics statistics;
+};
 
-/// Inputs that backward has beside dz. `xhat`: of z's shape, or as in AbnStatistics. `training`: batch
+AbnForwardResult call_forward(const at::Tensor& x, const AbnForwardArguments& arguments);
+/// Writes over x: z (kOutput, kOutputForm1; the result's z and kept are undefined then), or what is kept.
+AbnForwardResult call_forward_(at::Tensor x, const AbnForwardArguments& arguments);
+
+/// z again from what was kept, bit for bit.
+at::Tensor call_rebuild(const at::Tensor& kept, const AbnSettings& settings, const at::Tensor& mean,
+                        const at::Tensor& inv_std);
+
+/// Inputs that backward has beside dz. `side`: as in AbnStatistics, or revealed. `training`: batch
 /// statistics, whose gradient flows to x too.
 struct AbnBackwardArguments {
-  at::Tensor z, xhat;
-  std::optional<at::Tensor> weight, bias;
-  at::Tensor inv_std;
-  bool training;
-  Activation activation;
-  double activation_param;
-  bool need_sums;  ///< the gradients of weight and bias
+  AbnSettings settings;
+  at::Tensor kept, side, mean, inv_std;
+  bool training = true;
+  bool need_sums = true;  ///< the gradients of weight and bias
+  bool need_dx = true;
+  bool need_dresidual = false;
 };
 
-/// Undefined where not needed.
+/// Undefined where not needed. dweight and dbias: f32, or f64 for an f64 layer.
 struct AbnGradients {
-  at::Tensor dx, dweight, dbias;
+  at::Tensor dx, dweight, dbias, dresidual;
 };
 
-AbnGradients call_backward(const at::Tensor& dz, const AbnBackwardArguments& arguments, bool need_dx);
+AbnGradients call_backward(const at::Tensor& dz, const AbnBackwardArguments& arguments);
 AbnGradients call_backward_(at::Tensor dz, const AbnBackwardArguments& arguments);  ///< dx is written over dz
 
-/// Gives `xhat` of a forward pass the sizes and strides of `z`'s dense form if it was kept; else leaves it
-/// empty.
-at::Tensor reveal_xhat(const at::Tensor& xhat, const at::Tensor& z);
+/// Gives `side` of a forward pass the shape and strides that it has as some channels of `like` (z, or what
+/// was kept), if anything was kept: whoever copies saved tensors would lose what has no shape.
+at::Tensor reveal_side(const at::Tensor& side, const at::Tensor& like);
 
 // The operators' signatures as the dispatcher has them; register.cpp holds the schemas, abn_cpu.cpp and
 // abn_meta.cpp the kernels.
-using OptionalTensor = std::optional<at::Tensor>;
-#define PALIMPSEST_ABN_FORWARD                                                                            \
-  const OptionalTensor &weight, const OptionalTensor &bias, const OptionalTensor &frozen_mean,            \
-      const OptionalTensor &frozen_var, double eps, std::string_view activation, double activation_param, \
+#define PALIMPSEST_ABN_SETTINGS                                                             \
+  const OptionalTensor &residual, const OptionalTensor &weight, const OptionalTensor &bias, \
+      std::string_view activation, double activation_param, std::string_view keep, bool relu_residual
+#define PALIMPSEST_ABN_FORWARD                                                                              \
+  PALIMPSEST_ABN_SETTINGS, const OptionalTensor &frozen_mean, const OptionalTensor &frozen_var, double eps, \
       bool for_backward
-#define PALIMPSEST_ABN_BACKWARD                                                                          \
-  const at::Tensor &z, const at::Tensor &xhat, const OptionalTensor &weight, const OptionalTensor &bias, \
-      const at::Tensor &inv_std, bool training, std::string_view activation, double activation_param,    \
-      bool need_sums
-#define PALIMPSEST_DECLARE_INNER_OPERATORS                                                                   \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(                        \
-      const at::Tensor& x, PALIMPSEST_ABN_FORWARD);                                                          \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(at::Tensor x,                      \
-                                                                          PALIMPSEST_ABN_FORWARD);           \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward(const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD, \
-                                                              bool need_dx);                                 \
-  std::tuple<at::Tensor, at::Tensor> abn_backward_(at::Tensor dz, PALIMPSEST_ABN_BACKWARD);
+#define PALIMPSEST_ABN_BACKWARD                                                                    \
+  const at::Tensor &kept, const at::Tensor &side, PALIMPSEST_ABN_SETTINGS, const at::Tensor &mean, \
+      const at::Tensor &inv_std, bool training, bool need_sums
+#define PALIMPSEST_DECLARE_INNER_OPERATORS                                                             \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(      \
+      const at::Tensor& x, PALIMPSEST_ABN_FORWARD);                                                    \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(                 \
+      at::Tensor x, PALIMPSEST_ABN_FORWARD);                                                           \
+  at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean,      \
+                         const at::Tensor& inv_std);                                                   \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(                             \
+      const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD, bool need_dx, bool need_dresidual);               \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward_(at::Tensor dz, PALIMPSEST_ABN_BACKWARD, \
+                                                               bool need_dresidual);
 
 namespace cpu {
 PALIMPSEST_DECLARE_INNER_OPERATORS

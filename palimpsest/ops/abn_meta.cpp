@@ -1,4 +1,5 @@
 #include "palimpsest/ops/abn_inner.h"
+#include "palimpsest/ops/activation_name.h"
 #include "palimpsest/ops/layout.h"
 
 #include <ATen/ops/empty.h>
@@ -8,35 +9,56 @@
 namespace palimpsest::ops::meta {
 namespace {
 
-at::Tensor like_output(const at::Tensor& t) {
+at::Tensor like_output_if(bool needed, const at::Tensor& t) {
+  if (!needed) return at::empty_symint({c10::SymInt(0)}, t.options());
   return at::empty_strided_symint(t.sym_sizes(), output_strides(t.sym_sizes(), t.sym_strides()), t.options());
 }
 
-at::Tensor vector_if(bool needed, const at::Tensor& x) {
-  return at::empty_symint({needed ? x.sym_size(1) : c10::SymInt(0)}, x.options());
+at::Tensor vector_if(bool needed, const at::Tensor& x, at::ScalarType dtype) {
+  return at::empty_symint({needed ? x.sym_size(1) : c10::SymInt(0)}, x.options().dtype(dtype));
+}
+
+bool keeps_apart(std::string_view keep) {
+  const Kept kept = keep_from_name(keep);
+  return kept == Kept::kScaled || kept == Kept::kNormalized;
 }
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(const at::Tensor& x,
-                                                                                   PALIMPSEST_ABN_FORWARD) {
-  const bool batch = !frozen_mean.has_value();
-  return {like_output(x), vector_if(batch, x), vector_if(batch, x), vector_if(true, x), vector_if(false, x)};
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(
+    const at::Tensor& x, PALIMPSEST_ABN_FORWARD) {
+  return {like_output_if(true, x),
+          like_output_if(keeps_apart(keep), x),
+          like_output_if(false, x),
+          vector_if(true, x, at::kDouble),
+          vector_if(!frozen_mean.has_value(), x, at::kDouble),
+          vector_if(true, x, at::kDouble)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(at::Tensor x,
-                                                                        PALIMPSEST_ABN_FORWARD) {
-  const bool batch = !frozen_mean.has_value();
-  return {vector_if(batch, x), vector_if(batch, x), vector_if(true, x), vector_if(false, x)};
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(at::Tensor x,
+                                                                                    PALIMPSEST_ABN_FORWARD) {
+  return {like_output_if(keeps_apart(keep), x), like_output_if(false, x), vector_if(true, x, at::kDouble),
+          vector_if(!frozen_mean.has_value(), x, at::kDouble), vector_if(true, x, at::kDouble)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward(const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD,
-                                                            bool need_dx) {
-  return {need_dx ? like_output(z) : vector_if(false, z), vector_if(need_sums, z), vector_if(need_sums, z)};
+at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean,
+                       const at::Tensor& inv_std) {
+  return like_output_if(true, kept);
 }
 
-std::tuple<at::Tensor, at::Tensor> abn_backward_(at::Tensor dz, PALIMPSEST_ABN_BACKWARD) {
-  return {vector_if(need_sums, z), vector_if(need_sums, z)};
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(const at::Tensor& dz,
+                                                                        PALIMPSEST_ABN_BACKWARD, bool need_dx,
+                                                                        bool need_dresidual) {
+  const auto sums = accumulate_type(kept.scalar_type());
+  return {like_output_if(need_dx, kept), vector_if(need_sums, kept, sums), vector_if(need_sums, kept, sums),
+          like_output_if(need_dresidual, kept)};
+}
+
+std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward_(at::Tensor dz, PALIMPSEST_ABN_BACKWARD,
+                                                             bool need_dresidual) {
+  const auto sums = accumulate_type(kept.scalar_type());
+  return {vector_if(need_sums, kept, sums), vector_if(need_sums, kept, sums),
+          like_output_if(need_dresidual, kept)};
 }
 
 }  // namespace palimpsest::ops::meta

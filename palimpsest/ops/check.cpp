@@ -1,5 +1,6 @@
 #include "palimpsest/ops/check.h"
 
+#include "palimpsest/ops/activation_name.h"
 #include "palimpsest/ops/layout.h"
 
 #include <c10/core/InferenceMode.h>
@@ -23,10 +24,8 @@ void check_x(const at::Tensor& x) {
   TORCH_CHECK(x.dim() >= 2 && x.dim() <= 5,
               "[abn] x must have 2 to 5 dimensions, (N, C) to (N, C, D, H, W), got shape ", x.sym_sizes());
   const auto type = x.scalar_type();
-  TORCH_CHECK(!at::isReducedFloatingType(type), "[abn] x must be float32 or float64, got ", name_of(x),
-              "; 16-bit storage is not supported yet: call the layer on x.to(float32), outside autocast");
-  TORCH_CHECK(type == at::kFloat || type == at::kDouble, "[abn] x must be float32 or float64, got ",
-              name_of(x));
+  TORCH_CHECK(type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16,
+              "[abn] x must be float32, float64, float16 or bfloat16, got ", name_of(x));
   TORCH_CHECK(x.device().is_cpu() || x.device().is_meta(),
               "[abn] x must be on the CPU, the only device of this build, got ", x.device(),
               "; move it with x.to(\"cpu\")");
@@ -37,14 +36,35 @@ void check_x(const at::Tensor& x) {
 void check_per_channel(const char* name, const std::optional<at::Tensor>& t, const at::Tensor& x) {
   if (!t) return;
   TORCH_CHECK(t->defined(), "[abn] ", name, " must be a tensor or none, got an undefined tensor");
-  // f32 and f64 are their own accumulation types.
-  TORCH_CHECK(t->scalar_type() == x.scalar_type(), "[abn] ", name, " must be ", name_of(x), " where x is ",
-              name_of(x), ", got ", name_of(*t));
+  const auto maths = accumulate_type(x.scalar_type());
+  TORCH_CHECK(t->scalar_type() == maths || t->scalar_type() == x.scalar_type(), "[abn] ", name, " must be ",
+              c10::getDtypeNames(maths).first, maths == x.scalar_type() ? "" : " or " + name_of(x),
+              " where x is ", name_of(x), ", got ", name_of(*t));
   TORCH_CHECK(t->dim() == 1 && t->sym_size(0) == x.sym_size(1), "[abn] ", name,
               " needs one value per channel: x has shape ", x.sym_sizes(), ", ", name, " has shape ",
               t->sym_sizes());
   TORCH_CHECK(t->device() == x.device(), "[abn] ", name, " must be on the device of x, ", x.device(),
               ", got ", t->device());
+}
+
+void check_residual(const std::optional<at::Tensor>& residual, const at::Tensor& x) {
+  if (!residual) return;
+  TORCH_CHECK(residual->defined(), "[abn] residual must be a tensor or none, got an undefined tensor");
+  TORCH_CHECK(residual->scalar_type() == x.scalar_type(), "[abn] residual must be ", name_of(x),
+              ", the type of x, got ", name_of(*residual));
+  TORCH_CHECK(residual->sym_sizes() == x.sym_sizes(), "[abn] residual must have the shape of x, ",
+              x.sym_sizes(), ", got ", residual->sym_sizes());
+  TORCH_CHECK(residual->device() == x.device(), "[abn] residual must be on the device of x, ", x.device(),
+              ", got ", residual->device());
+}
+
+void check_keep(const AbnOptions& options) {
+  const bool from_output = options.keep == Kept::kOutput || options.keep == Kept::kOutputForm1;
+  TORCH_CHECK(
+      !from_output || kernels::is_invertible(options.activation),
+      "[abn] a layer that keeps its output only needs an activation that can be inverted, got '",
+      activation_name(options.activation),
+      "'; keep 'scaled' (y), 'normalized' or 'input' with it, or use 'leaky_relu' with a small slope");
 }
 
 void check_numbers(const AbnOptions& options) {
@@ -97,6 +117,8 @@ void check_abn(const AbnTensors& tensors, const AbnOptions& options) {
   TORCH_CHECK(tensors.running_mean.has_value() == tensors.running_var.has_value(),
               "[abn] running_mean and running_var go together, got only ",
               tensors.running_mean ? "running_mean" : "running_var");
+  check_residual(tensors.residual, x);
+  check_keep(options);
   check_numbers(options);
   if (options.training) {
     TORCH_CHECK(x.sym_numel() > x.sym_size(1),
@@ -109,7 +131,9 @@ void check_abn(const AbnTensors& tensors, const AbnOptions& options) {
   }
 }
 
-void check_in_place(const at::Tensor& x, bool differentiable) {
+void check_in_place(const at::Tensor& x, Kept keep, bool differentiable) {
+  TORCH_CHECK(keep != Kept::kInput,
+              "[abn_] writes over x, which a layer that keeps 'input' still needs; use abn");
   TORCH_CHECK(!may_overlap_itself(x),
               "[abn_] x is written over, so no two of its elements may share memory, got shape ",
               x.sym_sizes(), " with strides ", x.sym_strides(), "; use abn, or x.contiguous()");

@@ -15,6 +15,7 @@ struct AbnTensors {
   const std::optional<at::Tensor>& bias;
   const std::optional<at::Tensor>& running_mean;
   const std::optional<at::Tensor>& running_var;
+  const std::optional<at::Tensor>& residual;
 };
 
 /// Every requirement of the layer, checked once, here: kernels assume. Raises c10::Error "[abn] requirement,
@@ -22,6 +23,6 @@ struct AbnTensors {
 void check_abn(const AbnTensors& tensors, const AbnOptions& options);
 
 /// What writing over `x` needs beyond that; `differentiable`: a gradient will be asked of the result.
-void check_in_place(const at::Tensor& x, bool differentiable);
+void check_in_place(const at::Tensor& x, Kept keep, bool differentiable);
 
 }  // namespace palimpsest::ops

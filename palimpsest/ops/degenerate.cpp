@@ -2,8 +2,11 @@
 
 #include "palimpsest/ops/abn.h"
 
-#include <ATen/Dispatch.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <limits>
@@ -11,46 +14,130 @@
 namespace palimpsest::ops {
 namespace {
 
-std::atomic<int64_t> fallbacks{0};
+std::atomic<int64_t> fallbacks{0}, side_channels{0};
 
-template <class T>
-constexpr double kTolerance = std::is_same_v<T, double> ? 1e-10 : 64 * std::numeric_limits<T>::epsilon();
+struct StorageError {
+  double epsilon, tolerance;
+};
 
-template <class T>
-bool degenerate(double weight, double bias, Activation activation) {
-  constexpr double eps = std::numeric_limits<T>::epsilon();
-  const double gamma = std::abs(weight);
-  if (gamma == 0 || eps * (std::abs(bias) + 4 * gamma) > kTolerance<T> * gamma) return true;
-  return activation == Activation::kELU && eps * std::exp(gamma * gamma - bias) > kTolerance<T> * gamma;
+StorageError error_of(at::ScalarType storage) {
+  switch (storage) {
+    case at::kDouble:
+      return {std::numeric_limits<double>::epsilon(), 1e-10};
+    case at::kHalf:
+      return {0x1p-10, 0x1p-4};
+    case at::kBFloat16:
+      return {0x1p-7, 0x1p-1};
+    default:
+      return {0x1p-23, 0x1p-17};
+  }
+}
+
+bool is_degenerate(double weight, double bias, double residual, Activation activation, StorageError storage) {
+  const double gamma = std::abs(weight), limit = storage.tolerance * gamma;
+  if (gamma == 0 || storage.epsilon * (std::abs(bias) + 4 * gamma + 4 * residual) > limit) return true;
+  const double spread = gamma * gamma + residual * residual;
+  switch (activation) {
+    case Activation::kELU:
+      return storage.epsilon * std::exp(spread - bias) > limit;
+    case Activation::kSigmoid:
+      return storage.epsilon * std::exp(spread + bias) > limit;
+    case Activation::kTanh:
+      return storage.epsilon * std::exp(4 * spread + 2 * std::abs(bias)) / 4 > limit;
+    default:
+      return false;
+  }
+}
+
+/// A vector of any floating type and stride, read one value at a time: no copy of it at a layer's peak.
+class Values {
+ public:
+  Values(const std::optional<at::Tensor>& t, double absent) : absent_(absent) {
+    if (!t) return;
+    data_ = static_cast<const char*>(t->const_data_ptr());
+    step_ = t->stride(0) * static_cast<int64_t>(t->element_size());
+    type_ = t->scalar_type();
+  }
+
+  double at(int64_t i) const {
+    if (!data_) return absent_;
+    const char* const value = data_ + i * step_;
+    switch (type_) {
+      case at::kDouble:
+        return *reinterpret_cast<const double*>(value);
+      case at::kHalf:
+        return *reinterpret_cast<const at::Half*>(value);
+      case at::kBFloat16:
+        return *reinterpret_cast<const at::BFloat16*>(value);
+      default:
+        return *reinterpret_cast<const float*>(value);
+    }
+  }
+
+ private:
+  const char* data_ = nullptr;
+  int64_t step_ = 0;
+  at::ScalarType type_ = at::kFloat;
+  double absent_;
+};
+
+/// The root mean square of each channel over at most 4 images and about 256 pixels of each.
+at::Tensor sampled_rms(at::Tensor t, bool relu) {
+  constexpr int64_t kImages = 4, kPixels = 256;
+  t = t.narrow(0, 0, std::min(t.size(0), kImages));
+  int64_t pixels = 1;
+  for (int64_t d = 2; d < t.dim(); ++d) pixels *= t.size(d);
+  // The same step along every axis; an axis that is shorter gives its first value.
+  const double share = static_cast<double>(pixels) / kPixels;
+  const auto step =
+      t.dim() > 2
+          ? std::max<int64_t>(1, std::llround(std::pow(share, 1.0 / static_cast<double>(t.dim() - 2))))
+          : 1;
+  std::vector<int64_t> reduced{0};
+  for (int64_t d = 2; d < t.dim(); ++d) {
+    t = t.slice(d, 0, t.size(d), step);
+    reduced.push_back(d);
+  }
+  t = t.to(at::kDouble);
+  if (relu) t = t.clamp_min(0);
+  return t.square().mean(reduced).sqrt_();
 }
 
 }  // namespace
 
-bool any_degenerate(const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
-                    Activation activation) {
-  if (!weight && !bias) return false;
-  const at::Tensor& some = weight ? *weight : *bias;
-  bool any = false;
-  AT_DISPATCH_FLOATING_TYPES(some.scalar_type(), "any_degenerate", [&] {
-    const scalar_t* gamma = weight ? weight->const_data_ptr<scalar_t>() : nullptr;
-    const scalar_t* beta = bias ? bias->const_data_ptr<scalar_t>() : nullptr;
-    const int64_t gamma_stride = weight ? weight->stride(0) : 0;
-    const int64_t beta_stride = bias ? bias->stride(0) : 0;
-    for (int64_t c = 0; c < some.numel() && !any; ++c)
-      any = degenerate<scalar_t>(gamma ? gamma[c * gamma_stride] : 1, beta ? beta[c * beta_stride] : 0,
-                                 activation);
-  });
-  return any;
+std::vector<int64_t> degenerate_channels(const RecoveryInputs& in) {
+  if (!in.weight && !in.bias && !in.residual) {
+    const bool any = is_degenerate(1, 0, 0, in.activation, error_of(in.storage));
+    std::vector<int64_t> all(any ? static_cast<std::size_t>(in.channels) : 0);
+    for (std::size_t c = 0; c < all.size(); ++c) all[c] = static_cast<int64_t>(c);
+    return all;
+  }
+  const at::Tensor residual =
+      in.residual && in.residual->numel() > 0 ? sampled_rms(*in.residual, in.relu_residual) : at::Tensor();
+  const Values gamma(in.weight, 1), beta(in.bias, 0),
+      rms(residual.defined() ? std::optional(residual) : std::nullopt, 0);
+  const StorageError storage = error_of(in.storage);
+  std::vector<int64_t> result;
+  for (int64_t c = 0; c < in.channels; ++c)
+    if (is_degenerate(gamma.at(c), beta.at(c), rms.at(c), in.activation, storage)) result.push_back(c);
+  return result;
 }
 
 void count_fallback() {
   ++fallbacks;
 }
+void count_side_channels(int64_t channels) {
+  side_channels += channels;
+}
 int64_t abn_fallback_count() {
   return fallbacks;
 }
+int64_t abn_side_channel_count() {
+  return side_channels;
+}
 void reset_abn_fallback_count() {
   fallbacks = 0;
+  side_channels = 0;
 }
 
 }  // namespace palimpsest::ops

@@ -4,23 +4,40 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <optional>
+#include <vector>
 
 namespace palimpsest::ops {
 
-/// Whether a channel is degenerate: its normalized x cannot be recovered from z well enough for gradients of
-/// relative error 1e-5 (f32) or 1e-10 (f64). x-hat = (y - bias) / weight, and y is stored with an error of
-/// about ulp(max|y|):
-///   eps * (|bias| + 4 |weight|) / |weight| > tolerance,     four standard deviations being the reach of
-///   x-hat;
-/// weight = 0 always is. ELU stores a negative y as exp(y) - 1, with an error of eps * exp(-y) in y, whose
-/// root mean square over a normal x-hat grows as exp(weight^2 - bias): it must stay below tolerance *
-/// |weight| as well. `tolerance` is 64 eps in f32 (|bias| > 60 |weight| is degenerate) and 1e-10 in f64.
-/// weight, bias: (C) of one dtype, f32 or f64, on the CPU; absent: 1 and 0.
-bool any_degenerate(const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
-                    Activation activation);
+/// What decides whether a channel's normalized x can be recovered from z.
+struct RecoveryInputs {
+  const std::optional<at::Tensor>& weight;  ///< (C), absent: 1
+  const std::optional<at::Tensor>& bias;    ///< (C), absent: 0
+  const std::optional<at::Tensor>& residual;
+  bool relu_residual = false;
+  Activation activation = Activation::kLeakyReLU;
+  at::ScalarType storage = at::kFloat;  ///< of z
+  int64_t channels = 0;
+};
 
-/// Notes one forward pass that kept x-hat for such a channel (abn_fallback_count in ops/abn.h reads the sum).
+/// The degenerate channels: those whose normalized x cannot be recovered from z well enough for gradients of
+/// relative error 1e-5 (f32) or 1e-10 (f64). x-hat = (y - bias - residual) / weight, and y is stored with an
+/// error of about ulp(max|y|):
+///   eps * (|bias| + 4 |weight| + 4 rms(residual)) / |weight| > tolerance,
+/// four standard deviations being the reach of x-hat; weight = 0 always is. `tolerance` is 1e-10 in f64 and
+/// 64 eps else (|bias| > 60 |weight| is degenerate). An activation that saturates stores y with an error that
+/// grows as exp(|y|), whose root mean square over a normal x-hat must stay below tolerance * |weight| as
+/// well:
+///   ELU      eps * exp(weight^2 - bias)
+///   sigmoid  eps * exp(weight^2 + bias)
+///   tanh     eps * exp(4 weight^2 + 2 |bias|) / 4
+/// (with the residual's rms counted like weight's). rms(residual) is that of a sample of its pixels, the same
+/// one every time.
+std::vector<int64_t> degenerate_channels(const RecoveryInputs& inputs);
+
+/// What abn_fallback_count and abn_side_channel_count (ops/abn.h) read.
 void count_fallback();
+void count_side_channels(int64_t channels);
 
 }  // namespace palimpsest::ops

@@ -72,10 +72,30 @@ c10::SmallVector<Int, 5> output_strides(c10::ArrayRef<Int> sizes, c10::ArrayRef<
   return result;
 }
 
+/// Strides of a dense tensor of these sizes.
+template <class Sizes>
+c10::SmallVector<int64_t, 5> dense_strides(const Sizes& sizes, Layout layout) {
+  c10::SmallVector<int64_t, 5> strides;
+  strides.resize(sizes.size(), 1);
+  int64_t stride = 1;
+  for (const int64_t d : memory_order(static_cast<int64_t>(sizes.size()), layout)) {
+    strides[d] = stride;
+    stride *= sizes[d];
+  }
+  return strides;
+}
+
+/// The type that parameters' gradients and the maths of such a tensor have: f64 for f64, else f32.
+inline at::ScalarType accumulate_type(at::ScalarType storage) {
+  return storage == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 /// N, C and all spatial positions in one; S = 1 for a matrix.
 Shape3 shape3(const at::Tensor& t);
 /// An uninitialized dense tensor with output_strides of `like`.
 at::Tensor empty_output(const at::Tensor& like);
+/// `t` itself if it is dense in `layout`, else a copy that is.
+at::Tensor dense_in(Layout layout, const at::Tensor& t);
 /// `t` itself if it is dense in the layout that the kernels would read `like` in, else a copy that is.
 at::Tensor in_layout_of(const at::Tensor& like, const at::Tensor& t);
 /// False only where no two elements can share an address: after sorting by stride, each dimension steps over

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/abn.h"
+#include "palimpsest/kernels/activation_name.h"
 
 #include <cmath>
 #include <cstdint>

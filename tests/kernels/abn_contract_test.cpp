@@ -132,8 +132,7 @@ TEST(AbnContract, AnyNumberOfThreadsGivesTheSameBytes) {
 // Every activation, with what it can keep.
 template <class Body>
 void for_each_activation(const Body& body) {
-  for (const std::string_view name : kernels::activation_names()) {
-    const Activation activation = *kernels::find_activation(name);
+  for (const auto& [activation, name] : kernels::kActivationNames) {
     for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kNormalized, Kept::kInput})
       if (kernels::is_invertible(activation) || kept != Kept::kOutput) body(activation, kept);
   }

@@ -75,10 +75,9 @@ using Types = ::testing::Types<float, double, Float16, BFloat16>;
 TYPED_TEST_SUITE(Abn, Types, TypeName);
 
 TYPED_TEST(Abn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) {
-  for (const std::string_view name : kernels::activation_names()) {
+  for (const auto& [activation, name] : kernels::kActivationNames) {
     for (const Kept kept :
          {Kept::kOutput, Kept::kOutputForm1, Kept::kScaled, Kept::kNormalized, Kept::kInput}) {
-      const Activation activation = *kernels::find_activation(name);
       if (!kernels::is_invertible(activation) && (kept == Kept::kOutput || kept == Kept::kOutputForm1))
         continue;
       for (const Shape3 shape : {Shape3{3, 20, 49}, Shape3{7, 3, 6}}) {  // vectors, and rows shorter than one
@@ -99,11 +98,10 @@ TYPED_TEST(Abn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) 
 }
 
 TYPED_TEST(Abn, RebuildsTheOutputFromWhatIsKeptBitForBit) {
-  for (const std::string_view name : kernels::activation_names()) {
+  for (const auto& [activation, name] : kernels::kActivationNames) {
     for (const Kept kept : {Kept::kScaled, Kept::kNormalized, Kept::kInput}) {
       for (const Layout layout : kLayouts) {
         for (const bool has_residual : {false, true}) {
-          const Activation activation = *kernels::find_activation(name);
           const AbnCase c{.shape = {3, 18, 50},
                           .layout = layout,
                           .activation = activation,

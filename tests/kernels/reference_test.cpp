@@ -33,10 +33,9 @@ std::vector<double> numeric_gradient(const AbnCase& c, AbnTensors<double>& t, Bu
 }
 
 TEST(Reference, GradientsEqualCentralDifferences) {
-  for (const std::string_view name : kernels::activation_names()) {
+  for (const auto& [activation, name] : kernels::kActivationNames) {
     for (const Kept kept :
          {Kept::kOutput, Kept::kOutputForm1, Kept::kScaled, Kept::kNormalized, Kept::kInput}) {
-      const Activation activation = *kernels::find_activation(name);
       if (!kernels::is_invertible(activation) && (kept == Kept::kOutput || kept == Kept::kOutputForm1))
         continue;
       for (const int residual : {0, 1, 2}) {

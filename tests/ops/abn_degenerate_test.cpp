@@ -65,11 +65,12 @@ TEST(AbnDegenerate, AllWeightsZeroAsAtTheEndOfAResidualBlock) {
   });
 }
 
-TEST(AbnDegenerate, ForwardPassesThatKeptXHatAreCounted) {
+TEST(AbnDegenerate, ChannelsThatKeptXHatAreCounted) {
   const auto count = [](const LayerCase& c, bool in_place) {
     reset_abn_fallback_count();
     run_layer(c, in_place);
-    return abn_fallback_count();
+    EXPECT_EQ(abn_fallback_count(), 0);
+    return abn_side_channel_count();
   };
   for_each_form([&](at::ScalarType dtype, bool in_place) {
     EXPECT_EQ(count(case_with_weight(dtype, 1.0, 0.0), in_place), 0);
@@ -79,9 +80,20 @@ TEST(AbnDegenerate, ForwardPassesThatKeptXHatAreCounted) {
     // The threshold in f32 is |bias| = 60 |weight|; f64 has digits to spare.
     EXPECT_EQ(count(case_with_weight(dtype, -1.0, 59.0), in_place), 0);
     EXPECT_EQ(count(case_with_weight(dtype, -1.0, 61.0), in_place), dtype == at::kFloat ? 1 : 0);
+
+    // Two of 8 are more than one in 32: the layer keeps the normalized x whole.
+    LayerCase two = case_with_weight(dtype, 0.0, 0.0);
+    {
+      const at::NoGradGuard no_grad;
+      two.weight->index_put_({torch::tensor({6})}, torch::zeros(1, dtype));
+    }
+    reset_abn_fallback_count();
+    expect_right(two, in_place);
+    EXPECT_EQ(abn_side_channel_count(), 0);
+    EXPECT_EQ(abn_fallback_count(), 1);
   });
   reset_abn_fallback_count();
-  EXPECT_EQ(abn_fallback_count(), 0);
+  EXPECT_EQ(abn_fallback_count() + abn_side_channel_count(), 0);
 }
 
 TEST(AbnDegenerate, NothingIsKeptOrCountedWithoutABackwardPass) {
@@ -89,18 +101,18 @@ TEST(AbnDegenerate, NothingIsKeptOrCountedWithoutABackwardPass) {
   reset_abn_fallback_count();
   const torch::NoGradGuard no_grad;
   abn(c.base, c.weight, c.bias, c.running_mean, c.running_var);
-  EXPECT_EQ(abn_fallback_count(), 0);
+  EXPECT_EQ(abn_fallback_count() + abn_side_channel_count(), 0);
 }
 
-TEST(AbnDegenerate, XHatIsKeptBesideZForThatStepOnly) {
+TEST(AbnDegenerate, TheChannelsXHatIsKeptBesideZForThatStepOnly) {
   const at::Tensor x = torch::randn({2, 8, 16, 16}).set_requires_grad(true);
-  const int64_t bytes = x.numel() * 4, vector = 8 * 4;
+  const int64_t bytes = x.numel() * 4, channel = bytes / 8, vectors = 8 * 8;  // inv_std in f64
   for (const double weight : {0.0, 1.0}) {
-    const at::Tensor weights = torch::ones(8);
+    at::Tensor weights = torch::ones(8);
     weights[5] = weight;
     const int64_t before = memory::memory_stats().current_bytes;
     const at::Tensor z = abn(x, weights, std::nullopt, std::nullopt, std::nullopt);
-    EXPECT_EQ(memory::memory_stats().current_bytes - before, (weight == 0 ? 2 : 1) * bytes + vector);
+    EXPECT_EQ(memory::memory_stats().current_bytes - before, bytes + (weight == 0 ? channel : 0) + vectors);
   }
 }
 
@@ -124,10 +136,15 @@ TEST(AbnDegenerate, EluWhoseNegativeSideSaturatesKeepsXHat) {
 TEST(AbnDegenerate, StridedParametersAreReadAsTheyAre) {
   const at::Tensor wide = torch::ones({4, 2});
   wide.select(1, 0).zero_();  // every second value, which a reader of dense memory would see
-  EXPECT_FALSE(any_degenerate(wide.select(1, 1), std::nullopt, Activation::kIdentity));
-  EXPECT_TRUE(any_degenerate(wide.select(1, 0), std::nullopt, Activation::kIdentity));
-  EXPECT_FALSE(any_degenerate(std::nullopt, std::nullopt, Activation::kELU));
-  EXPECT_TRUE(any_degenerate(std::nullopt, torch::full(4, 100.0), Activation::kIdentity));
+  const auto degenerate = [](const OptionalTensor& weight, const OptionalTensor& bias,
+                             Activation activation) {
+    const OptionalTensor none;
+    return degenerate_channels({weight, bias, none, false, activation, at::kFloat, 4}).size();
+  };
+  EXPECT_EQ(degenerate(wide.select(1, 1), std::nullopt, Activation::kIdentity), 0u);
+  EXPECT_EQ(degenerate(wide.select(1, 0), std::nullopt, Activation::kIdentity), 4u);
+  EXPECT_EQ(degenerate(std::nullopt, std::nullopt, Activation::kELU), 0u);
+  EXPECT_EQ(degenerate(std::nullopt, torch::full(4, 100.0), Activation::kIdentity), 4u);
 }
 
 }  // namespace

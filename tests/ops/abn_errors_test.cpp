@@ -30,10 +30,10 @@ TEST(AbnErrors, XOfTheWrongRankTypeOrSize) {
   };
   refuse(torch::ones(3), {"[abn] x must have 2 to 5 dimensions", "got shape [3]"});
   refuse(torch::ones({2, 3, 1, 1, 1, 1}), {"2 to 5 dimensions", "[2, 3, 1, 1, 1, 1]"});
-  refuse(torch::ones({2, 3, 4}, at::kLong), {"[abn] x must be float32 or float64, got int64"});
-  refuse(torch::ones({2, 3, 4}, at::kBFloat16),
-         {"got bfloat16", "16-bit storage is not supported yet", "float32"});
-  refuse(torch::ones({2, 3, 4}, at::kHalf), {"got float16", "not supported yet"});
+  refuse(torch::ones({2, 3, 4}, at::kLong),
+         {"[abn] x must be float32, float64, float16 or bfloat16, got int64"});
+  refuse(torch::ones({2, 3, 4}, at::kComplexFloat),
+         {"float32, float64, float16 or bfloat16", "got complex64"});
   refuse(torch::ones({2, 3, 4}, at::kComplexFloat), {"got complex64"});
   refuse(torch::ones({2, 0, 4}), {"at least one channel", "[2, 0, 4]"});
   refuse(torch::ones({1, 3, 1, 1}),

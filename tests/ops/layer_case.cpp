@@ -15,24 +15,29 @@ OptionalTensor copy(const OptionalTensor& t, at::ScalarType dtype) {
 }
 
 using Layer = std::function<at::Tensor(at::Tensor, const OptionalTensor& weight, const OptionalTensor& bias,
-                                       const OptionalTensor& mean, const OptionalTensor& var)>;
+                                       const OptionalTensor& mean, const OptionalTensor& var,
+                                       const OptionalTensor& residual)>;
 
 Outcome run(const LayerCase& c, at::ScalarType dtype, const Layer& layer) {
   // Detached from the case, so that it can run any number of times; strides are kept.
   at::Tensor base = c.base.detach().to(dtype).set_requires_grad(true);
-  const OptionalTensor weight = leaf(c.weight, dtype), bias = leaf(c.bias, dtype);
-  const OptionalTensor mean = copy(c.running_mean, dtype), var = copy(c.running_var, dtype);
+  const auto maths = dtype == at::kDouble ? at::kDouble : at::kFloat;
+  const OptionalTensor weight = leaf(c.weight, maths), bias = leaf(c.bias, maths);
+  const OptionalTensor residual = leaf(c.residual, dtype);
+  const OptionalTensor mean = copy(c.running_mean, maths), var = copy(c.running_var, maths);
   Outcome outcome;
-  outcome.z = layer(c.view(base.clone()), weight, bias, mean, var);
+  outcome.z = layer(c.view(base.clone()), weight, bias, mean, var, residual);
   at::Tensor value = outcome.z.detach().clone();
   std::vector<at::Tensor> inputs{base};
   if (weight) inputs.push_back(*weight);
   if (bias) inputs.push_back(*bias);
+  if (residual) inputs.push_back(*residual);
   const auto gradients = torch::autograd::grad({outcome.z}, inputs, {c.dz.to(dtype)});
   outcome.z = value;
   outcome.dx = gradients[0];
   if (weight) outcome.dweight = gradients[1];
-  if (bias) outcome.dbias = gradients.back();
+  if (bias) outcome.dbias = gradients[weight ? 2 : 1];
+  if (residual) outcome.dresidual = gradients.back();
   if (mean) outcome.running_mean = *mean;
   if (var) outcome.running_var = *var;
   return outcome;
@@ -56,26 +61,50 @@ LayerCase make_case(std::vector<int64_t> shape, at::ScalarType dtype, int64_t se
 
 Outcome run_layer(const LayerCase& c, bool in_place) {
   return run(c, c.base.scalar_type(),
-             [&](at::Tensor x, const auto& weight, const auto& bias, const auto& mean, const auto& var) {
-               return in_place ? abn_(x, weight, bias, mean, var, c.options)
-                               : abn(x, weight, bias, mean, var, c.options);
+             [&](at::Tensor x, const auto& weight, const auto& bias, const auto& mean, const auto& var,
+                 const auto& residual) {
+               return in_place ? abn_(x, weight, bias, mean, var, c.options, residual)
+                               : abn(x, weight, bias, mean, var, c.options, residual);
              });
 }
 
 Outcome run_truth(const LayerCase& c) {
   return run(c, at::kDouble,
-             [&](at::Tensor x, const auto& weight, const auto& bias, const auto& mean, const auto& var) {
+             [&](at::Tensor x, const auto& weight, const auto& bias, const auto& mean, const auto& var,
+                 const auto& residual) {
                at::Tensor y = at::batch_norm(x, weight, bias, mean, var, c.options.training,
                                              c.options.momentum, c.options.eps, false);
-               switch (c.options.activation) {
-                 case Activation::kLeakyReLU:
-                   return at::leaky_relu(y, c.options.activation_param);
-                 case Activation::kELU:
-                   return at::elu(y, c.options.activation_param);
-                 default:
-                   return y;
-               }
+               if (residual) y = y + (c.options.relu_residual ? at::relu(*residual) : *residual);
+               return activate(y, c.options.activation, c.options.activation_param);
              });
+}
+
+at::Tensor activate(const at::Tensor& y, Activation activation, double param) {
+  switch (activation) {
+    case Activation::kLeakyReLU:
+      return at::leaky_relu(y, param);
+    case Activation::kELU:
+      return at::elu(y, param);
+    case Activation::kIdentity:
+      return y;
+    case Activation::kSigmoid:
+      return at::sigmoid(y);
+    case Activation::kTanh:
+      return at::tanh(y);
+    case Activation::kSoftplus:
+      return at::softplus(y, 1, /*threshold=*/700);
+    case Activation::kReLU:
+      return at::relu(y);
+    case Activation::kGELU:
+      return at::gelu(y);
+    case Activation::kGELUTanh:
+      return at::gelu(y, "tanh");
+    case Activation::kSiLU:
+      return at::silu(y);
+    case Activation::kHardSwish:
+      return at::hardswish(y);
+  }
+  return {};
 }
 
 double relative_error(const at::Tensor& got, const at::Tensor& want) {
@@ -86,12 +115,12 @@ double relative_error(const at::Tensor& got, const at::Tensor& want) {
 }
 
 double tolerance(at::ScalarType dtype) {
-  return dtype == at::kDouble ? 1e-10 : 1e-5;
+  return dtype == at::kDouble ? 1e-10 : dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 2e-2 : 1e-1;
 }
 
 void expect_right(const LayerCase& c, bool in_place) {
-  SCOPED_TRACE(c.name + (in_place ? ", in place" : ", out of place") +
-               (c.base.scalar_type() == at::kDouble ? ", f64" : ", f32"));
+  SCOPED_TRACE(c.name + (in_place ? ", in place" : ", out of place") + ", " +
+               c10::getDtypeNames(c.base.scalar_type()).first);
   const Outcome got = run_layer(c, in_place), want = run_truth(c);
   const double limit = tolerance(c.base.scalar_type());
   const auto expect_close = [](const char* what, const at::Tensor& g, const at::Tensor& w, double bound) {
@@ -104,6 +133,7 @@ void expect_right(const LayerCase& c, bool in_place) {
   expect_close("gradient of x", got.dx, want.dx, limit);
   expect_close("gradient of weight", got.dweight, want.dweight, limit);
   expect_close("gradient of bias", got.dbias, want.dbias, limit);
+  expect_close("gradient of residual", got.dresidual, want.dresidual, limit);
   expect_close("running mean", got.running_mean, want.running_mean, 1e-6);
   expect_close("running variance", got.running_var, want.running_var, 1e-6);
 }

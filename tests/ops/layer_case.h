@@ -20,12 +20,14 @@ struct LayerCase {
   at::Tensor base;
   std::function<at::Tensor(const at::Tensor&)> view = [](const at::Tensor& t) { return t; };
   OptionalTensor weight, bias, running_mean, running_var;
+  OptionalTensor residual;
   at::Tensor dz;
   AbnOptions options;
 };
 
 struct Outcome {
-  at::Tensor z, dx, dweight, dbias, running_mean, running_var;  // dx: at base; undefined where absent
+  at::Tensor z, dx, dweight, dbias, dresidual, running_mean,
+      running_var;  // dx: at base; undefined where absent
 };
 
 /// `shape` filled from `seed`: x around 0.7 with deviation 1.3, weight of both signs with 0.3 <= |weight|
@@ -35,10 +37,14 @@ LayerCase make_case(std::vector<int64_t> shape, at::ScalarType dtype, int64_t se
 Outcome run_layer(const LayerCase& c, bool in_place);
 Outcome run_truth(const LayerCase& c);
 
+/// The activation by libtorch's own operators.
+at::Tensor activate(const at::Tensor& y, Activation activation, double param);
+
 /// ||got - want|| / ||want||, both in f64; the plain norm of got where want is 0.
 double relative_error(const at::Tensor& got, const at::Tensor& want);
 
-/// 1e-5 in f32 and 1e-10 in f64: output and gradients. Running statistics: 1e-6.
+/// 1e-5 in f32, 1e-10 in f64, 2e-2 in f16 and 1e-1 in bf16 (where storage rounds values across a kink):
+/// output and gradients. Running statistics: 1e-6.
 double tolerance(at::ScalarType dtype);
 
 /// run_layer and run_truth agree in everything.

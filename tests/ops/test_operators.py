@@ -58,13 +58,14 @@ def test_the_schemas_are_the_contract():
     assert str(abn.default._schema) == (
         "palimpsest::abn(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
         'bool training=True, float momentum=0.10000000000000001, float eps=1.0000000000000001e-05, '
-        'str activation="leaky_relu", float activation_param=0.01, Tensor? residual=None, str group="") -> Tensor'
+        'str activation="leaky_relu", float activation_param=0.01, Tensor? residual=None, str group="", '
+        'str keep="output", bool relu_residual=False) -> Tensor'
     )
     assert str(abn_.default._schema) == (
         "palimpsest::abn_(Tensor(a!) x, Tensor? weight, Tensor? bias, Tensor(b!)? running_mean, "
         "Tensor(c!)? running_var, bool training=True, float momentum=0.10000000000000001, "
         'float eps=1.0000000000000001e-05, str activation="leaky_relu", float activation_param=0.01, '
-        'Tensor? residual=None, str group="") -> Tensor(a!)'
+        'Tensor? residual=None, str group="", str keep="output", bool relu_residual=False) -> Tensor(a!)'
     )
 
 
@@ -115,15 +116,21 @@ def test_opcheck_sees_the_mutations_that_the_schema_names(training):
 def test_opcheck_passes_for_the_inner_operators(training):
     x, weight, bias, mean, var = arguments(torch.float32, requires_grad=False)
     frozen = (None, None) if training else (mean, var)
-    forward = (x, weight, bias, *frozen, 1e-5, "leaky_relu", 0.01, True)
-    opcheck(torch.ops.palimpsest.abn_forward.default, forward)
-    opcheck(torch.ops.palimpsest.abn_forward_.default, forward)
-    z, _, _, inv_std, xhat = torch.ops.palimpsest.abn_forward(*forward)
-    for need_sums in (True, False):
-        backward = (torch.randn_like(z), z, xhat, weight, bias, inv_std, training, "leaky_relu", 0.01, need_sums)
-        opcheck(torch.ops.palimpsest.abn_backward_.default, backward)
-        for need_dx in (True, False):
-            opcheck(torch.ops.palimpsest.abn_backward.default, (*backward, need_dx))
+    for keep, residual in (("output", None), ("output", torch.randn_like(x)), ("scaled", None), ("input", None)):
+        settings = (residual, weight, bias, "leaky_relu", 0.01, keep, False)
+        forward = (x, *settings, *frozen, 1e-5, True)
+        opcheck(torch.ops.palimpsest.abn_forward.default, forward)
+        if keep != "input":
+            opcheck(torch.ops.palimpsest.abn_forward_.default, forward)
+        z, kept, side, mean_, _, inv_std = torch.ops.palimpsest.abn_forward(*forward)
+        kept = {"output": z, "scaled": kept, "input": x}[keep]
+        opcheck(torch.ops.palimpsest.abn_rebuild.default, (kept, *settings, mean_, inv_std))
+        for need_sums in (True, False):
+            backward = (torch.randn_like(z), kept, side, *settings, mean_, inv_std, training, need_sums)
+            need_residual = residual is not None
+            opcheck(torch.ops.palimpsest.abn_backward_.default, (*backward, need_residual))
+            for need_dx in (True, False):
+                opcheck(torch.ops.palimpsest.abn_backward.default, (*backward, need_dx, need_residual))
 
 
 @pytest.mark.parametrize("in_place", [False, True])
@@ -172,7 +179,7 @@ def test_a_compiled_layer_whose_weight_becomes_zero_keeps_what_its_gradient_need
     torch.ops.palimpsest.reset_abn_fallback_count()
     module.zero_grad()
     call(x).square().sum().backward()
-    assert torch.ops.palimpsest.abn_fallback_count() == 1
+    assert torch.ops.palimpsest.abn_side_channel_count() == 1
     got = [p.grad.clone() for p in module.parameters()]
 
     module.zero_grad()
@@ -226,22 +233,24 @@ def test_the_fallback_count_is_readable():
     assert torch.ops.palimpsest.abn_fallback_count() == 0
 
 
-def test_what_autocast_hands_over_is_refused_with_the_way_out():
+def test_what_autocast_hands_over_is_taken_as_it_is():
     module = Layer(in_place=False)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        with pytest.raises(RuntimeError, match=r"\[abn\] x must be float32 or float64, got bfloat16.*outside autocast"):
-            module(torch.randn(2, 3, 6, 5))
+        z = module(torch.randn(2, 3, 6, 5))
+        assert z.dtype == torch.bfloat16
         # A f32 input in an autocast region passes as it is.
         assert abn(torch.randn(2, 8, 3), torch.ones(8), torch.zeros(8), None, None).dtype == torch.float32
+    z.float().sum().backward()
+    assert module.norm.weight.grad.dtype == torch.float32
 
 
 @pytest.mark.parametrize(
     "keywords,message",
     [
         ({"activation": "leaky_rellu"}, r"\[abn\] unknown activation 'leaky_rellu'; did you mean 'leaky_relu'\?"),
-        ({"activation": "zzz"}, r"\[abn\] unknown activation 'zzz' \(known: leaky_relu, elu, identity\)"),
-        ({"activation": "relu"}, r"\[abn\] activation must be invertible, got 'relu'"),
-        ({"residual": torch.zeros(2)}, r"\[abn\] residual is not supported yet, got a tensor of shape \[2\]"),
+        ({"activation": "zzz"}, r"\[abn\] unknown activation 'zzz' \(known: leaky_relu, elu, identity, "),
+        ({"activation": "relu"}, r"\[abn\] a layer that keeps its output only needs an activation that can be inverted, got 'relu'"),
+        ({"residual": torch.zeros(2)}, r"\[abn\] residual must have the shape of x, .*, got \[2\]"),
         ({"group": "world"}, r"\[abn\] .* process group are not supported yet, got group 'world'"),
         ({"activation_param": 0.0}, r"\[abn\] leaky_relu's slope must be in \(0, 1\]"),
         ({"training": False}, r"\[abn\] training=False .* got none"),
@@ -255,6 +264,8 @@ def test_bad_arguments_are_refused(operator, keywords, message):
 
 def test_gradients_through_an_inner_operator_are_refused():
     x = torch.randn(2, 3, 4, requires_grad=True)
-    z = torch.ops.palimpsest.abn_forward(x, None, None, None, None, 1e-5, "identity", 0.0, True)[0]
+    z = torch.ops.palimpsest.abn_forward(
+        x, None, None, None, "identity", 0.0, "output", False, None, None, 1e-5, True
+    )[0]
     with pytest.raises(RuntimeError, match="derivative for palimpsest::abn_forward is not implemented"):
         z.sum().backward()

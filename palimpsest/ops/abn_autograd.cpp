@@ -1,0 +1,137 @@
+#include "palimpsest/ops/abn_autograd.h"
+
+#include "palimpsest/ops/activation_name.h"
+#include "palimpsest/ops/recomputing.h"
+
+#include <ATen/TensorSubclassLikeUtils.h>
+#include <c10/core/GradMode.h>
+
+#include <string>
+#include <utility>
+
+namespace palimpsest::ops {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+void refuse_second_derivative(const char* op) {
+  TORCH_CHECK(
+      !c10::GradMode::is_enabled(), "[", op,
+      "] the layer has no second derivative, got a backward pass with create_graph; use batch_norm and "
+      "an activation of their own where one is needed");
+}
+
+bool ours_to_overwrite(const at::Tensor& dz, const at::Tensor& like) {
+  return !c10::GradMode::is_enabled() && dz.use_count() == 1 && !at::isTensorSubclassLike(dz) &&
+         dz.storage().use_count() == 1 && dz.is_non_overlapping_and_dense() &&
+         dz.scalar_type() == like.scalar_type() && dz.device() == like.device() &&
+         dz.strides() == like.strides();
+}
+
+bool differentiable(const AbnTensors& t) {
+  const auto wants = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
+  return c10::GradMode::is_enabled() &&
+         (t.x.requires_grad() || wants(t.weight) || wants(t.bias) || wants(t.residual));
+}
+
+AbnForwardArguments arguments_of(const AbnTensors& t, const AbnOptions& options, bool for_backward) {
+  const auto frozen = [&](const OptionalTensor& running) {
+    return options.training ? std::nullopt : running;
+  };
+  return {{t.residual, t.weight, t.bias, options.activation, options.activation_param, options.keep,
+           options.relu_residual},
+          frozen(t.running_mean),
+          frozen(t.running_var),
+          options.eps,
+          for_backward};
+}
+
+void update_running(const AbnTensors& t, const AbnOptions& options, const AbnStatistics& batch) {
+  if (!options.training || !t.running_mean || recomputing()) return;
+  const c10::NoGradGuard no_grad;
+  t.running_mean->lerp_(batch.mean.to(t.running_mean->scalar_type()), options.momentum);
+  t.running_var->lerp_(batch.unbiased_var.to(t.running_var->scalar_type()), options.momentum);
+}
+
+at::Tensor kept_of(Kept keep, const at::Tensor& x, const AbnForwardResult& result) {
+  switch (keep) {
+    case Kept::kInput:
+      return x;
+    case Kept::kScaled:
+    case Kept::kNormalized:
+      return result.kept;
+    default:
+      return result.z;
+  }
+}
+
+void save(AutogradContext* ctx, at::Tensor kept, const AbnForwardArguments& a,
+          const AbnStatistics& statistics, std::initializer_list<at::Tensor> more) {
+  const AbnSettings& s = a.settings;
+  const auto wants = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
+  const bool only_scaled = a.frozen_mean && s.activation == Activation::kIdentity && !wants(s.weight) &&
+                           !wants(s.bias) && !s.residual && more.size() == 0;
+  at::Tensor side = kept.defined() ? reveal_side(statistics.side, kept) : statistics.side;
+  if (only_scaled) kept = at::Tensor();
+  variable_list tensors{std::move(kept),
+                        std::move(side),
+                        s.keep == Kept::kInput ? statistics.mean : at::Tensor(),
+                        statistics.inv_std,
+                        s.weight.value_or(at::Tensor()),
+                        s.bias.value_or(at::Tensor()),
+                        s.residual.value_or(at::Tensor())};
+  tensors.insert(tensors.end(), more.begin(), more.end());
+  ctx->save_for_backward(std::move(tensors));
+  ctx->saved_data["training"] = !a.frozen_mean.has_value();
+  ctx->saved_data["activation"] = std::string(activation_name(s.activation));
+  ctx->saved_data["activation_param"] = s.activation_param;
+  ctx->saved_data["keep"] = std::string(keep_name(s.keep));
+  ctx->saved_data["relu_residual"] = s.relu_residual;
+}
+
+AbnBackwardArguments saved_arguments(AutogradContext* ctx) {
+  return saved_arguments(ctx, ctx->get_saved_variables());
+}
+
+AbnBackwardArguments saved_arguments(AutogradContext* ctx, const variable_list& saved) {
+  const auto optional = [](const at::Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; };
+  AbnBackwardArguments a;
+  a.settings = {optional(saved[6]),
+                optional(saved[4]),
+                optional(saved[5]),
+                activation_from_name(ctx->saved_data["activation"].toStringRef()),
+                ctx->saved_data["activation_param"].toDouble(),
+                keep_from_name(ctx->saved_data["keep"].toStringRef()),
+                ctx->saved_data["relu_residual"].toBool()};
+  a.kept = saved[0];
+  a.side = saved[1];
+  a.inv_std = saved[3];
+  a.mean = saved[2].defined() ? saved[2] : a.inv_std;  // a stand-in: only a layer that kept x reads it
+  a.training = ctx->saved_data["training"].toBool();
+  return a;
+}
+
+AbnEdges::AbnEdges(AutogradContext* ctx, AbnBackwardArguments& a, int first_edge) {
+  int edge = first_edge;
+  a.need_dx = ctx->needs_input_grad(edge++);
+  if (a.settings.weight) {
+    dweight_ = ctx->needs_input_grad(edge++);
+    weight_type_ = a.settings.weight->scalar_type();
+  }
+  if (a.settings.bias) {
+    dbias_ = ctx->needs_input_grad(edge++);
+    bias_type_ = a.settings.bias->scalar_type();
+  }
+  if (a.settings.residual) a.need_dresidual = ctx->needs_input_grad(edge++);
+  a.need_sums = dweight_ || dbias_;
+  next_ = edge;
+}
+
+variable_list AbnEdges::in_order(AbnGradients g, std::initializer_list<at::Tensor> rest) const {
+  variable_list result{std::move(g.dx), dweight_ ? g.dweight.to(weight_type_) : at::Tensor(),
+                       dbias_ ? g.dbias.to(bias_type_) : at::Tensor(), std::move(g.dresidual)};
+  result.insert(result.end(), rest.begin(), rest.end());
+  return result;
+}
+
+}  // namespace palimpsest::ops

@@ -1,0 +1,262 @@
+#include "palimpsest/ops/abn_conv.h"
+
+#include "palimpsest/ops/abn_autograd.h"
+#include "palimpsest/ops/abn_inner.h"
+#include "palimpsest/ops/check.h"
+#include "palimpsest/ops/degenerate.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/convolution.h>
+#include <ATen/ops/convolution_backward.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+namespace palimpsest::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+/// The convolution's own parameters, in the type that it runs in.
+struct Kernel {
+  at::Tensor weight;
+  OptionalTensor bias;
+  const ConvolutionOptions& options;
+
+  /// `weight` and `bias` as they are, or in autocast's type: a cast that autograd sees.
+  Kernel(const at::Tensor& weight_, const OptionalTensor& bias_, const ConvolutionOptions& options_,
+         const at::Tensor& x)
+      : weight(weight_), bias(bias_), options(options_) {
+    const auto device = x.device().type();
+    if (!at::autocast::is_autocast_enabled(device) || x.scalar_type() == at::kDouble) return;
+    const auto type = at::autocast::get_autocast_dtype(device);
+    weight = weight.to(type);
+    if (bias) bias = bias->to(type);
+  }
+};
+
+at::Tensor convolve(const at::Tensor& z, const at::Tensor& weight, const OptionalTensor& bias,
+                    const ConvolutionOptions& o) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const std::vector<int64_t> output_padding(o.stride.size(), 0);
+  return at::convolution(z.to(weight.scalar_type()), weight, bias, o.stride, o.padding, o.dilation,
+                         /*transposed=*/false, output_padding, o.groups);
+}
+
+void save_convolution(AutogradContext* ctx, const ConvolutionOptions& o, bool has_bias) {
+  ctx->saved_data["bias"] = has_bias;
+  ctx->saved_data["stride"] = o.stride;
+  ctx->saved_data["padding"] = o.padding;
+  ctx->saved_data["dilation"] = o.dilation;
+  ctx->saved_data["groups"] = o.groups;
+}
+
+bool has_bias(AutogradContext* ctx) {
+  return ctx->saved_data["bias"].toBool();
+}
+
+struct ConvolutionGradients {
+  at::Tensor dz, dweight, dbias;
+};
+
+/// `make_z` is called only where the weight's gradient asks for z.
+template <class MakeZ>
+ConvolutionGradients differentiate_convolution(AutogradContext* ctx, const at::Tensor& dout,
+                                               const at::Tensor& weight, const at::Tensor& kept, bool need_dz,
+                                               bool need_dweight, bool need_dbias, const MakeZ& make_z) {
+  const auto list = [&](const char* key) { return ctx->saved_data[key].toIntVector(); };
+  const std::vector<int64_t> stride = list("stride"), output_padding(stride.size(), 0);
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  // The input's gradient needs of z its shape and layout, which are those of what was kept.
+  const at::Tensor z = (need_dweight ? make_z() : kept).to(weight.scalar_type());
+  auto [dz, dweight, dbias] =
+      at::convolution_backward(dout, z, weight, at::OptionalIntArrayRef(weight.sizes().slice(0, 1)), stride,
+                               list("padding"), list("dilation"), /*transposed=*/false, output_padding,
+                               ctx->saved_data["groups"].toInt(), {need_dz, need_dweight, need_dbias});
+  return {std::move(dz), std::move(dweight), std::move(dbias)};
+}
+
+/// A call on its way through autograd: see abn.cpp.
+struct AbnConvCall {
+  const AbnForwardArguments& arguments;
+  const Kernel& kernel;
+  bool consume;  ///< x may be written over
+  AbnStatistics statistics;
+};
+
+class AbnConvFunction : public torch::autograd::Function<AbnConvFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& weight,
+                            const OptionalTensor& bias, const at::Tensor& kernel_weight,
+                            const OptionalTensor& kernel_bias, AbnConvCall* call) {
+    const Kept keep = call->arguments.settings.keep;
+    at::Tensor kept;
+    AbnForwardResult r;
+    if (call->consume) {
+      kept = x.detach();  // shares x's version: who saved x before will notice
+      r = call_forward_(kept, call->arguments);
+    } else {
+      r = call_forward(x, call->arguments);
+      kept = kept_of(keep, x, r);
+    }
+    call->statistics = r.statistics;
+    save(ctx, kept, call->arguments, r.statistics, {kernel_weight});
+    save_convolution(ctx, call->kernel.options, kernel_bias.has_value());
+    return convolve(r.z, kernel_weight, kernel_bias, call->kernel.options);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
+    refuse_second_derivative("abn_conv");
+    const at::Tensor dout = std::move(gradients[0]);
+    const variable_list saved = ctx->get_saved_variables();
+    AbnBackwardArguments arguments = saved_arguments(ctx, saved);
+    const AbnEdges edges(ctx, arguments, /*first_edge=*/0);
+    const bool need_kernel = ctx->needs_input_grad(edges.next());
+    const bool need_kernel_bias = has_bias(ctx) && ctx->needs_input_grad(edges.next() + 1);
+    const bool need_dz = arguments.need_dx || arguments.need_sums;
+    ConvolutionGradients c = differentiate_convolution(
+        ctx, dout, saved[kSavedTensors], arguments.kept, need_dz, need_kernel, need_kernel_bias,
+        [&] { return call_rebuild(arguments.kept, arguments.settings, arguments.mean, arguments.inv_std); });
+    AbnGradients g;
+    if (need_dz) {
+      at::Tensor dz = c.dz.to(arguments.kept.scalar_type());
+      c.dz.reset();
+      const bool overwrite = arguments.need_dx && ours_to_overwrite(dz, arguments.kept);
+      g = overwrite ? call_backward_(std::move(dz), arguments) : call_backward(dz, arguments);
+    }
+    variable_list result = edges.in_order(std::move(g), {});
+    result.pop_back();  // no residual
+    result.insert(result.end(), {std::move(c.dweight), std::move(c.dbias), at::Tensor()});
+    return result;
+  }
+};
+
+class ActivateConvFunction : public torch::autograd::Function<ActivateConvFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, const at::Tensor& kernel_weight,
+                            const OptionalTensor& kernel_bias, const AbnForwardArguments* arguments,
+                            const ConvolutionOptions* convolution) {
+    const at::Tensor ones = at::ones({t.size(1)}, t.options().dtype(at::kDouble));
+    save(ctx, t, *arguments, {ones, {}, ones, at::empty({0}, t.options())}, {kernel_weight});
+    ctx->saved_data["training"] = false;
+    save_convolution(ctx, *convolution, kernel_bias.has_value());
+    return convolve(call_rebuild(t, arguments->settings, ones, ones), kernel_weight, kernel_bias,
+                    *convolution);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
+    refuse_second_derivative("activate_conv");
+    const at::Tensor dout = std::move(gradients[0]);
+    const variable_list saved = ctx->get_saved_variables();
+    AbnBackwardArguments arguments = saved_arguments(ctx, saved);
+    arguments.need_sums = false;
+    arguments.need_dx = ctx->needs_input_grad(0);
+    const bool need_kernel_bias = has_bias(ctx) && ctx->needs_input_grad(2);
+    ConvolutionGradients c = differentiate_convolution(
+        ctx, dout, saved[kSavedTensors], arguments.kept, arguments.need_dx, ctx->needs_input_grad(1),
+        need_kernel_bias,
+        [&] { return call_rebuild(arguments.kept, arguments.settings, arguments.mean, arguments.inv_std); });
+    at::Tensor dt;
+    if (arguments.need_dx) {
+      at::Tensor dz = c.dz.to(arguments.kept.scalar_type());
+      c.dz.reset();
+      const bool overwrite = ours_to_overwrite(dz, arguments.kept);
+      dt = (overwrite ? call_backward_(std::move(dz), arguments) : call_backward(dz, arguments)).dx;
+    }
+    return {std::move(dt), std::move(c.dweight), std::move(c.dbias), at::Tensor(), at::Tensor()};
+  }
+};
+
+void check_convolution(const at::Tensor& x, const at::Tensor& kernel, const ConvolutionOptions& o) {
+  const auto axes = static_cast<size_t>(x.dim() - 2);
+  TORCH_CHECK(x.dim() >= 3 && kernel.dim() == x.dim(),
+              "[abn_conv] kernel needs as many dimensions as x, at least "
+              "3: x has shape ",
+              x.sizes(), ", kernel has shape ", kernel.sizes());
+  TORCH_CHECK(o.stride.size() == axes && o.padding.size() == axes && o.dilation.size() == axes,
+              "[abn_conv] stride, padding and dilation need one value for each of the ", axes,
+              " spatial dimensions, got ", o.stride.size(), ", ", o.padding.size(), " and ",
+              o.dilation.size());
+  TORCH_CHECK(o.groups > 0 && kernel.size(1) * o.groups == x.size(1),
+              "[abn_conv] kernel.size(1) * groups must be the channels of x, ", x.size(1), ", got ",
+              kernel.size(1), " * ", o.groups);
+}
+
+/// y cannot give x-hat back where the weight is degenerate, but x-hat takes no more memory than y.
+Kept safe_keep(const AbnOptions& options, const NormalizationTensors& norm, const at::Tensor& x) {
+  if (options.keep != Kept::kScaled || x.is_meta()) return options.keep;
+  const OptionalTensor none;
+  const bool any = !degenerate_channels({norm.weight, norm.bias, none, false, Activation::kIdentity,
+                                         x.scalar_type(), x.size(1)})
+                        .empty();
+  return any ? Kept::kNormalized : Kept::kScaled;
+}
+
+at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor& kernel_weight,
+               const OptionalTensor& kernel_bias, const ConvolutionOptions& convolution, AbnOptions options,
+               bool consume) {
+  const OptionalTensor none;
+  const AbnTensors tensors{x, norm.weight, norm.bias, norm.running_mean, norm.running_var, none};
+  check_abn(tensors, options);
+  check_convolution(x, kernel_weight, convolution);
+  const Kernel kernel(kernel_weight, kernel_bias, convolution, x);
+  if (options.keep == Kept::kOutput || options.keep == Kept::kOutputForm1) {
+    const auto layer = consume ? &abn_
+                               : +[](at::Tensor t, const OptionalTensor& w, const OptionalTensor& b,
+                                     const OptionalTensor& m, const OptionalTensor& v, const AbnOptions& o,
+                                     const OptionalTensor& r) { return abn(t, w, b, m, v, o, r); };
+    return convolve(
+        layer(std::move(x), norm.weight, norm.bias, norm.running_mean, norm.running_var, options, none),
+        kernel.weight, kernel.bias, convolution);
+  }
+  options.keep = safe_keep(options, norm, x);
+  consume = consume && options.keep != Kept::kInput;
+  const bool recorded = differentiable(tensors) ||
+                        (c10::GradMode::is_enabled() &&
+                         (kernel.weight.requires_grad() || (kernel.bias && kernel.bias->requires_grad())));
+  if (consume) check_in_place(x, options.keep, recorded);
+  const auto arguments = arguments_of(tensors, options, recorded);
+  AbnConvCall call{arguments, kernel, consume, {}};
+  at::Tensor out;
+  if (recorded) {
+    out = AbnConvFunction::apply(x, norm.weight, norm.bias, kernel.weight, kernel.bias, &call);
+  } else {
+    AbnForwardResult r = consume ? call_forward_(x, arguments) : call_forward(x, arguments);
+    call.statistics = std::move(r.statistics);
+    out = convolve(r.z, kernel.weight, kernel.bias, convolution);
+  }
+  update_running(tensors, options, call.statistics);
+  return out;
+}
+
+}  // namespace
+
+at::Tensor abn_conv(const at::Tensor& x, const NormalizationTensors& norm, const at::Tensor& kernel,
+                    const OptionalTensor& kernel_bias, const ConvolutionOptions& convolution,
+                    const AbnOptions& options) {
+  return run(x, norm, kernel, kernel_bias, convolution, options, false);
+}
+
+at::Tensor abn_conv_(at::Tensor x, const NormalizationTensors& norm, const at::Tensor& kernel,
+                     const OptionalTensor& kernel_bias, const ConvolutionOptions& convolution,
+                     const AbnOptions& options) {
+  return run(std::move(x), norm, kernel, kernel_bias, convolution, options, true);
+}
+
+at::Tensor activate_conv(const at::Tensor& t, const at::Tensor& kernel_weight,
+                         const OptionalTensor& kernel_bias, const ConvolutionOptions& convolution,
+                         Activation activation, double activation_param) {
+  check_convolution(t, kernel_weight, convolution);
+  const Kernel kernel(kernel_weight, kernel_bias, convolution, t);
+  AbnForwardArguments arguments;
+  arguments.settings.activation = activation;
+  arguments.settings.activation_param = activation_param;
+  arguments.settings.keep = Kept::kScaled;
+  return ActivateConvFunction::apply(t, kernel.weight, kernel.bias, &arguments, &convolution);
+}
+
+}  // namespace palimpsest::ops

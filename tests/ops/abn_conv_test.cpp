@@ -1,0 +1,215 @@
+// Normalization, activation and convolution in one node against libtorch's own layers.
+#include "palimpsest/ops/abn_conv.h"
+#include "palimpsest/kernels/activation_name.h"
+#include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/memory/meter.h"
+#include "tests/ops/layer_case.h"
+
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+
+namespace palimpsest::ops::tests {
+namespace {
+
+constexpr Kept kAll[] = {Kept::kOutput, Kept::kOutputForm1, Kept::kScaled, Kept::kNormalized, Kept::kInput};
+
+struct Geometry {
+  int64_t kernel = 1, groups = 1;
+  ConvolutionOptions options{{1, 1}, {0, 0}, {1, 1}, 1};
+  bool bias = false;
+};
+
+const Geometry kGeometries[] = {
+    {1, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, true},
+    {3, 2, {{2, 1}, {1, 2}, {1, 2}, 2}, false},
+    {3, 8, {{1, 1}, {1, 1}, {1, 1}, 8}, true},
+};
+
+struct Gradients {
+  at::Tensor out, dx, dweight, dbias, dkernel, dkernel_bias, running_mean, running_var;
+};
+
+using Block = std::function<at::Tensor(at::Tensor x, const NormalizationTensors&, const at::Tensor& kernel,
+                                       const OptionalTensor& kernel_bias)>;
+
+Gradients run(at::ScalarType dtype, const Geometry& g, bool channels_last, double weight_scale,
+              const Block& block) {
+  torch::manual_seed(7);
+  at::Tensor base = torch::randn({3, 8, 9, 10}, at::kDouble).mul(1.5).add(0.3).to(at::kFloat).to(dtype);
+  if (channels_last) base = base.contiguous(at::MemoryFormat::ChannelsLast);
+  base.set_requires_grad(true);
+  const auto vector = [&](double scale) {
+    return torch::randn(8, at::kDouble).mul(scale).to(at::kFloat).to(dtype);
+  };
+  NormalizationTensors norm{vector(weight_scale).set_requires_grad(true), vector(0.4).set_requires_grad(true),
+                            vector(1), vector(1).abs()};
+  const at::Tensor kernel = torch::randn({16, 8 / g.groups, g.kernel, g.kernel}, at::kDouble)
+                                .to(at::kFloat)
+                                .to(dtype)
+                                .set_requires_grad(true);
+  OptionalTensor kernel_bias;
+  if (g.bias) kernel_bias = torch::randn(16, at::kDouble).to(at::kFloat).to(dtype).set_requires_grad(true);
+  const at::Tensor out = block(base * 1, norm, kernel, kernel_bias);
+  const at::Tensor dout = torch::randn(out.sizes(), at::kDouble).to(at::kFloat).to(dtype);
+  out.backward(dout);
+  return {out.detach(),       base.grad(),      norm.weight->grad(),
+          norm.bias->grad(),  kernel.grad(),    g.bias ? kernel_bias->grad() : at::Tensor(),
+          *norm.running_mean, *norm.running_var};
+}
+
+Gradients truth(const Geometry& g, Activation activation, double weight_scale) {
+  return run(at::kDouble, g, false, weight_scale,
+             [&](const at::Tensor& x, const NormalizationTensors& n, const at::Tensor& kernel,
+                 const OptionalTensor& bias) {
+               const at::Tensor y =
+                   at::batch_norm(x, n.weight, n.bias, n.running_mean, n.running_var, true, 0.1, 1e-5, false);
+               return at::conv2d(activate(y, activation, 0.01), kernel, bias, g.options.stride,
+                                 g.options.padding, g.options.dilation, g.options.groups);
+             });
+}
+
+void expect_equal(const Gradients& got, const Gradients& want, double limit) {
+  const auto check = [&](const char* what, const at::Tensor& a, const at::Tensor& b) {
+    ASSERT_EQ(a.defined(), b.defined()) << what;
+    if (a.defined()) {
+      EXPECT_LE(relative_error(a, b), limit) << what;
+    }
+  };
+  check("output", got.out, want.out);
+  check("dx", got.dx, want.dx);
+  check("dweight", got.dweight, want.dweight);
+  check("dbias", got.dbias, want.dbias);
+  check("dkernel", got.dkernel, want.dkernel);
+  check("dkernel_bias", got.dkernel_bias, want.dkernel_bias);
+  check("running_mean", got.running_mean, want.running_mean);
+  check("running_var", got.running_var, want.running_var);
+}
+
+TEST(AbnConv, EveryStrategyAndActivationHasTheGradientsOfThePlainLayers) {
+  for (const Geometry& g : kGeometries) {
+    for (const auto& [activation, name] : kernels::kActivationNames) {
+      const Gradients want = truth(g, activation, 1);
+      for (const Kept keep : kAll) {
+        const bool from_output = keep == Kept::kOutput || keep == Kept::kOutputForm1;
+        if (from_output && !kernels::is_invertible(activation)) continue;
+        for (const auto dtype : {at::kFloat, at::kDouble}) {
+          for (const bool in_place : {false, true}) {
+            for (const bool channels_last : {false, true}) {
+              SCOPED_TRACE(std::string(name) + ", keep " + std::to_string(static_cast<int>(keep)) +
+                           (in_place ? ", in place" : "") + (channels_last ? ", channels last" : ""));
+              AbnOptions options;
+              options.activation = activation;
+              options.keep = keep;
+              const Gradients got = run(dtype, g, channels_last, 1,
+                                        [&](at::Tensor x, const NormalizationTensors& n,
+                                            const at::Tensor& kernel, const OptionalTensor& bias) {
+                                          return in_place ? abn_conv_(x, n, kernel, bias, g.options, options)
+                                                          : abn_conv(x, n, kernel, bias, g.options, options);
+                                        });
+              expect_equal(got, want, 2 * tolerance(dtype));
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(AbnConv, AWeightOfZeroKeepsTheNormalizedInputInstead) {
+  const Geometry& g = kGeometries[0];
+  const Gradients want = truth(g, Activation::kReLU, 0);
+  AbnOptions options;
+  options.activation = Activation::kReLU;
+  options.keep = Kept::kScaled;
+  const Gradients got =
+      run(at::kDouble, g, false, 0,
+          [&](at::Tensor x, const NormalizationTensors& n, const at::Tensor& kernel,
+              const OptionalTensor& bias) { return abn_conv_(x, n, kernel, bias, g.options, options); });
+  expect_equal(got, want, tolerance(at::kDouble));
+}
+
+TEST(AbnConv, ActivateConvKeepsItsInputOnly) {
+  for (const auto& [activation, name] : kernels::kActivationNames) {
+    SCOPED_TRACE(std::string(name));
+    const Geometry& g = kGeometries[1];
+    torch::manual_seed(3);
+    const at::Tensor kernel = torch::randn({16, 4, 3, 3}, at::kDouble).set_requires_grad(true);
+    const at::Tensor t = torch::randn({3, 8, 9, 10}, at::kDouble).set_requires_grad(true);
+    const at::Tensor out = activate_conv(t, kernel, std::nullopt, g.options, activation, 0.3);
+    const at::Tensor want = at::conv2d(activate(t, activation, 0.3), kernel, {}, g.options.stride,
+                                       g.options.padding, g.options.dilation, 2);
+    EXPECT_LE(relative_error(out, want), tolerance(at::kDouble));
+    const at::Tensor dout = torch::randn_like(out);
+    const auto got_gradients = torch::autograd::grad({out}, {t, kernel}, {dout});
+    const auto want_gradients = torch::autograd::grad({want}, {t, kernel}, {dout});
+    EXPECT_LE(relative_error(got_gradients[0], want_gradients[0]), tolerance(at::kDouble));
+    EXPECT_LE(relative_error(got_gradients[1], want_gradients[1]), tolerance(at::kDouble));
+  }
+}
+
+TEST(AbnConv, EveryStrategyKeepsOneTensor) {
+  for (const Kept keep : kAll) {
+    AbnOptions options;
+    options.keep = keep;
+    const Geometry& g = kGeometries[2];
+    at::Tensor leaf = torch::randn({8, 64, 28, 28}).set_requires_grad(true);
+    const at::Tensor kernel = torch::randn({64, 8, 3, 3}).set_requires_grad(true);
+    const NormalizationTensors norm{torch::ones(64).set_requires_grad(true),
+                                    torch::zeros(64).set_requires_grad(true), torch::zeros(64),
+                                    torch::ones(64)};
+    at::Tensor out;
+    memory::Meter meter;
+    {
+      at::Tensor x = leaf + 1;
+      out = abn_conv_(std::move(x), norm, kernel, std::nullopt, g.options, options);
+    }
+    meter.forward_done();
+    const int64_t tensor = leaf.numel() * 4, vectors = 64 * 8 * 4 + 4096;
+    EXPECT_LE(meter.kept_bytes(), 2 * tensor + vectors) << static_cast<int>(keep);  // the result and one more
+    EXPECT_GE(meter.kept_bytes(), 2 * tensor) << static_cast<int>(keep);
+    out.sum().backward();
+  }
+}
+
+TEST(AbnConv, UnderAutocastTheConvolutionRunsInItsType) {
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  for (const Kept keep : kAll) {
+    AbnOptions options;
+    options.keep = keep;
+    const Gradients got = run(at::kFloat, kGeometries[0], false, 1,
+                              [&](at::Tensor x, const NormalizationTensors& n, const at::Tensor& kernel,
+                                  const OptionalTensor& bias) {
+                                return abn_conv_(x, n, kernel, bias, kGeometries[0].options, options);
+                              });
+    EXPECT_EQ(got.out.scalar_type(), at::kBFloat16);
+    EXPECT_EQ(got.dkernel.scalar_type(), at::kFloat);
+    EXPECT_LE(relative_error(got.dx, truth(kGeometries[0], Activation::kLeakyReLU, 1).dx),
+              tolerance(at::kBFloat16));
+  }
+  at::autocast::clear_cache();
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+}
+
+TEST(AbnConv, WhatDoesNotFitIsRefused) {
+  const at::Tensor x = torch::randn({2, 4, 5, 5}), kernel = torch::randn({4, 4, 1, 1});
+  const NormalizationTensors norm;
+  const ConvolutionOptions plain{{1, 1}, {0, 0}, {1, 1}, 1};
+  AbnOptions relu;
+  relu.activation = Activation::kReLU;
+  EXPECT_NE(error_of([&] { abn_conv(x, norm, kernel, {}, plain, relu); }).find("can be inverted, got 'relu'"),
+            std::string::npos);
+  EXPECT_NE(error_of([&] {
+              abn_conv(x, norm, torch::randn({4, 3, 1, 1}), {}, plain, {});
+            }).find("channels of x, 4, got 3 * 1"),
+            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { abn_conv(x, norm, torch::randn({4, 4, 1}), {}, plain, {}); }).find("as many dimensions"),
+      std::string::npos);
+  EXPECT_NE(
+      error_of([&] { abn_conv(x, norm, kernel, {}, {{1}, {0, 0}, {1, 1}, 1}, {}); }).find("got 1, 2 and 2"),
+      std::string::npos);
+}
+
+}  // namespace
+}  // namespace palimpsest::ops::tests

@@ -1,0 +1,154 @@
+// What the layer may keep for backward, every activation, residuals, 16-bit storage: values and gradients
+// against libtorch's own layers in f64.
+#include "palimpsest/kernels/activation_name.h"
+#include "tests/ops/layer_case.h"
+
+#include <gtest/gtest.h>
+
+namespace palimpsest::ops::tests {
+namespace {
+
+constexpr Kept kAll[] = {Kept::kOutput, Kept::kOutputForm1, Kept::kScaled, Kept::kNormalized, Kept::kInput};
+
+bool from_output(Kept keep) {
+  return keep == Kept::kOutput || keep == Kept::kOutputForm1;
+}
+
+// Every activation with everything it can keep.
+template <class Body>
+void for_each_pair(const Body& body) {
+  for (const auto& [activation, name] : kernels::kActivationNames)
+    for (const Kept keep : kAll)
+      if (!from_output(keep) || kernels::is_invertible(activation)) body(activation, std::string(name), keep);
+}
+
+LayerCase make(at::ScalarType dtype, Activation activation, const std::string& name, Kept keep,
+               int residual) {
+  LayerCase c = make_case({4, 6, 5, 7}, dtype);
+  c.name =
+      name + ", keep " + std::to_string(static_cast<int>(keep)) + ", residual " + std::to_string(residual);
+  c.options.activation = activation;
+  c.options.activation_param = activation == Activation::kELU ? 0.8 : 0.1;
+  c.options.keep = keep;
+  if (residual > 0) c.residual = torch::randn(c.base.sizes(), at::kDouble).to(dtype).set_requires_grad(true);
+  c.options.relu_residual = residual == 2;
+  return c;
+}
+
+TEST(AbnKeep, EveryPairHasTheGradientsOfThePlainLayers) {
+  for_each_pair([](Activation activation, const std::string& name, Kept keep) {
+    for (const int residual : {0, 1, 2}) {
+      for (const auto dtype : {at::kFloat, at::kDouble}) {
+        const LayerCase c = make(dtype, activation, name, keep, residual);
+        expect_right(c, false);
+        if (keep != Kept::kInput) expect_right(c, true);
+      }
+    }
+  });
+}
+
+TEST(AbnKeep, SixteenBitStorageHasThemToo) {
+  for_each_pair([](Activation activation, const std::string& name, Kept keep) {
+    for (const auto dtype : {at::kHalf, at::kBFloat16}) {
+      const LayerCase c = make(dtype, activation, name, keep, 0);
+      expect_right(c, false);
+      if (keep != Kept::kInput) expect_right(c, true);
+    }
+  });
+}
+
+TEST(AbnKeep, ParametersMayBeInSixteenBitsToo) {
+  const auto layer = [](at::ScalarType parameters) {
+    torch::manual_seed(1);
+    at::Tensor x = torch::randn({4, 6, 5}).to(at::kBFloat16).set_requires_grad(true);
+    const auto vector = [&] { return torch::rand(6).add(0.5).to(at::kBFloat16).to(parameters); };
+    const at::Tensor weight = vector().set_requires_grad(true), bias = vector().set_requires_grad(true);
+    const at::Tensor mean = vector(), var = vector();
+    at::Tensor z = abn(x, weight, bias, mean, var);
+    z.sum().backward();
+    EXPECT_EQ(weight.grad().scalar_type(), parameters);
+    EXPECT_EQ(var.scalar_type(), parameters);
+    return std::vector<at::Tensor>{z, x.grad(), weight.grad(), var};
+  };
+  const auto narrow = layer(at::kBFloat16), wide = layer(at::kFloat);
+  EXPECT_TRUE(torch::equal(narrow[0], wide[0]));
+  EXPECT_TRUE(torch::equal(narrow[1], wide[1]));
+  EXPECT_TRUE(torch::equal(narrow[2], wide[2].to(at::kBFloat16)));
+  EXPECT_LE(relative_error(narrow[3], wide[3]), tolerance(at::kBFloat16));
+}
+
+TEST(AbnKeep, FrozenStatisticsHaveTheGradientsOfThePlainLayers) {
+  for_each_pair([](Activation activation, const std::string& name, Kept keep) {
+    for (const auto dtype : {at::kFloat, at::kDouble}) {
+      LayerCase c = make(dtype, activation, name, keep, 1);
+      c.options.training = false;
+      expect_right(c, false);
+    }
+  });
+}
+
+TEST(AbnKeep, AResidualThatHidesXIsNoticed) {
+  // The sum is a hundred times the layer's own part: nothing of x-hat is left in z.
+  for (const auto dtype : {at::kFloat, at::kDouble}) {
+    for (const double size : {100.0, 1e7}) {
+      LayerCase c =
+          make(dtype, Activation::kLeakyReLU, "residual of size " + std::to_string(size), Kept::kOutput, 1);
+      c.residual = c.residual->detach().mul(size).set_requires_grad(true);
+      reset_abn_fallback_count();
+      const Outcome got = run_layer(c, true), want = run_truth(c);
+      EXPECT_EQ(abn_fallback_count(), dtype == at::kFloat || size > 1e5 ? 1 : 0);
+      EXPECT_LE(relative_error(got.dx, want.dx), tolerance(dtype));
+      EXPECT_LE(relative_error(got.dweight, want.dweight), tolerance(dtype));
+    }
+  }
+}
+
+TEST(AbnKeep, AFewDegenerateChannelsTakeASideBuffer) {
+  for (const bool channels_last : {false, true}) {
+    for_each_form([&](at::ScalarType dtype, bool in_place) {
+      LayerCase c = make_case({4, 96, 5, 7}, dtype);
+      if (channels_last) c.base = c.base.contiguous(at::MemoryFormat::ChannelsLast);
+      c.residual = torch::randn(c.base.sizes(), at::kDouble).to(dtype).set_requires_grad(true);
+      {
+        const at::NoGradGuard no_grad;
+        c.weight->index_put_({torch::tensor({3, 40, 95})}, torch::tensor({0.0, 1e-9, -1e-12}).to(dtype));
+      }
+      reset_abn_fallback_count();
+      expect_right(c, in_place);
+      EXPECT_EQ(abn_fallback_count(), 0);
+      EXPECT_EQ(abn_side_channel_count(), 3);
+    });
+  }
+}
+
+TEST(AbnKeep, WhatIsKeptMayNotBeChangedBeforeBackward) {
+  for (const Kept keep : kAll) {
+    at::Tensor leaf = torch::randn({4, 6, 5}).set_requires_grad(true);
+    at::Tensor x = leaf * 2;
+    AbnOptions options;
+    options.keep = keep;
+    at::Tensor z = abn_(keep == Kept::kInput ? x : x, std::nullopt, std::nullopt, std::nullopt, std::nullopt,
+                        keep == Kept::kInput ? AbnOptions{} : options);
+    x.detach().add_(1);
+    EXPECT_NE(error_of([&] { z.sum().backward(); }).find("modified by an inplace operation"),
+              std::string::npos);
+  }
+}
+
+TEST(AbnKeep, FrozenIdentityWithFrozenParametersKeepsNothing) {
+  at::Tensor leaf = torch::randn({4, 6, 50}).set_requires_grad(true);
+  const at::Tensor weight = torch::rand(6).add(0.5), bias = torch::rand(6), mean = torch::rand(6),
+                   var = torch::rand(6).add(0.5);
+  AbnOptions options;
+  options.training = false;
+  options.activation = Activation::kIdentity;
+  at::Tensor z = abn(leaf, weight, bias, mean, var, options);
+  const at::Tensor dz = torch::randn_like(z);
+  z.detach().zero_();  // nobody needs it
+  z.backward(dz);
+  const at::Tensor want = dz * (weight / (var + options.eps).sqrt()).view({1, 6, 1});
+  EXPECT_LE(relative_error(leaf.grad(), want), tolerance(at::kFloat));
+}
+
+}  // namespace
+}  // namespace palimpsest::ops::tests
