@@ -34,7 +34,8 @@ def load(torch, path):
         if refused:
             fail(BAD_FILE, f"it is a pickle that wants to run {refused[1]}, and only tensors are read; if you trust it, "
                            "load it in Python and save model.state_dict() alone")
-        fail(BAD_FILE, f"it is truncated, or not a file of torch.save: {re.split(r'[.]? *\n|[.] ', str(error) or repr(error))[0]}")
+        reason = re.split(r"[.]? *\n|[.] ", str(error) or repr(error))[0]  # without the advice that follows
+        fail(BAD_FILE, f"it is truncated, or not a file of torch.save: {reason}")
 
 
 def find_state_dict(torch, loaded):
