@@ -2,7 +2,8 @@
 
 FILE is a state dict, or a training checkpoint that holds one under one of the usual keys. Nothing in it is executed:
 a pickle that asks for more than tensors and plain containers is refused. Only torch is needed. `palimpsest import`
-carries this script and runs it; exit code 3: this Python has no torch, 4: the file (one line on stderr says why).
+carries this script and runs it; exit code 3: this Python has no torch, 4: the file, 5: the output (one line on
+stderr says why).
 """
 import sys
 
@@ -15,7 +16,7 @@ import os
 import re
 import struct
 
-NO_TORCH, BAD_FILE = 3, 4
+NO_TORCH, BAD_FILE, BAD_OUTPUT = 3, 4, 5
 KEYS = ("state_dict", "model", "model_state_dict", "model_state")  # of checkpoints, in the order in which they are tried
 
 
@@ -80,7 +81,11 @@ def main():
         import torch
     except ImportError as error:
         fail(NO_TORCH, error)
-    write(torch, find_state_dict(torch, load(torch, sys.argv[1])), out)
+    tensors = find_state_dict(torch, load(torch, sys.argv[1]))
+    try:
+        write(torch, tensors, out)
+    except OSError as error:
+        fail(BAD_OUTPUT, error.strerror)
 
 
 if __name__ == "__main__":

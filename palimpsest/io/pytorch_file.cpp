@@ -4,11 +4,12 @@
 #include "palimpsest/io/child_process.h"
 #include "palimpsest/io/file_reader.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstdlib>
-#include <memory>
 #include <string>
 #include <string_view>
 #include <system_error>
@@ -22,9 +23,32 @@ namespace {
 // The script's exit codes.
 constexpr int kNoTorch = 3;
 constexpr int kBadFile = 4;
+constexpr int kBadOutput = 5;
 
-struct CloseFile {
-  void operator()(std::FILE* file) const { std::fclose(file); }
+/// A file without a name: nothing is left behind, however the program ends.
+class TemporaryFile {
+ public:
+  TemporaryFile() {
+    if (const char* folder = std::getenv("TMPDIR"); folder != nullptr && *folder != '\0') folder_ = folder;
+    std::string name = (folder_ / "palimpsest-XXXXXX").string();
+    descriptor_ = mkostemp(name.data(), O_CLOEXEC);
+    if (descriptor_ < 0) fail(std::generic_category().message(errno));
+    ::unlink(name.c_str());
+  }
+  ~TemporaryFile() { ::close(descriptor_); }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  int descriptor() const { return descriptor_; }
+  std::filesystem::path path() const { return "/dev/fd/" + std::to_string(descriptor_); }
+  [[noreturn]] void fail(const std::string& reason) const {
+    throw Error(ErrorKind::kOutput, "cannot write a temporary file in '" + folder_.string() + "': " + reason +
+                                        "; set TMPDIR to a folder with room for the weights");
+  }
+
+ private:
+  std::filesystem::path folder_ = "/tmp";
+  int descriptor_ = -1;
 };
 
 std::string first_bytes(const std::filesystem::path& path) {
@@ -67,16 +91,12 @@ bool is_pytorch_file(const std::filesystem::path& path) {
 
 Safetensors read_pytorch_file(const std::filesystem::path& path) {
   first_bytes(path);  // what cannot be read is told in our words
-  // Without a name: nothing is left behind, however this ends.
-  const std::unique_ptr<std::FILE, CloseFile> tensors(std::tmpfile());
-  if (!tensors)
-    throw Error(ErrorKind::kOutput,
-                "cannot make a temporary file: " + std::generic_category().message(errno));
+  const TemporaryFile tensors;
   const std::string interpreter = python();
   ChildResult child;
   try {
     child = run_child({interpreter, "-c", kStateDictScript, std::filesystem::absolute(path).string()},
-                      fileno(tensors.get()));
+                      tensors.descriptor());
   } catch (const std::system_error& error) {
     no_python(path, "'" + interpreter + "' cannot be started (" + error.code().message() + ")");
   }
@@ -84,10 +104,11 @@ Safetensors read_pytorch_file(const std::filesystem::path& path) {
   if (child.exit_code == kNoTorch) no_python(path, "'" + interpreter + "' has no torch (" + reason + ")");
   if (child.exit_code == kBadFile)
     throw Error(ErrorKind::kCheckpoint, "cannot load '" + path.string() + "': " + reason);
+  if (child.exit_code == kBadOutput) tensors.fail(reason);
   if (child.exit_code != 0)
     no_python(path, "'" + interpreter + "' ended with exit code " + std::to_string(child.exit_code) + " (" +
                         reason + ")");
-  return read_safetensors("/dev/fd/" + std::to_string(fileno(tensors.get())));
+  return read_safetensors(tensors.path());
 }
 
 Safetensors read_state_dict(const std::filesystem::path& path) {
