@@ -3,6 +3,7 @@
 #include "palimpsest/ops/abn_inner.h"
 #include "palimpsest/ops/activation_name.h"
 #include "palimpsest/ops/check.h"
+#include "palimpsest/ops/recomputing.h"
 
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <c10/core/GradMode.h>
@@ -127,7 +128,7 @@ AbnForwardArguments arguments_of(const AbnTensors& t, const AbnOptions& options,
 
 /// By ATen's own operators and outside the Function, so that tracing sees the mutation.
 void update_running(const AbnTensors& t, const AbnOptions& options, const AbnStatistics& batch) {
-  if (!options.training || !t.running_mean) return;
+  if (!options.training || !t.running_mean || recomputing()) return;
   const c10::NoGradGuard no_grad;
   t.running_mean->lerp_(batch.mean, options.momentum);
   t.running_var->lerp_(batch.unbiased_var, options.momentum);
