@@ -75,6 +75,7 @@ ChildResult run_child(const std::vector<std::string>& arguments, int output) {
   require(posix_spawn_file_actions_adddup2(actions.get(), to.get(), STDERR_FILENO), "spawn");
 
   std::vector<char*> argv;
+  argv.reserve(arguments.size() + 1);
   for (const std::string& argument : arguments) argv.push_back(const_cast<char*>(argument.c_str()));
   argv.push_back(nullptr);
   pid_t child = 0;
