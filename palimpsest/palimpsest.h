@@ -9,6 +9,8 @@
 ///                               gradients
 ///   memory::install_counting_allocator(), memory::Meter, memory::Timeline
 ///                               kept and peak bytes of a step; call the first before any tensor
+///   memory::recompute(fn, x)    runs a segment that keeps its input only, and again in backward: activation
+///                               checkpointing
 ///   ops::abn, ops::abn_         the same layer as a function on tensors
 ///   nn::state_dict              every tensor of a module by name, in the order of Python's state_dict()
 ///
@@ -17,6 +19,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
+#include "palimpsest/memory/recompute.h"
 #include "palimpsest/memory/timeline.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/inplace_abn.h"

@@ -8,7 +8,9 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <csignal>
+#include <iterator>
 
 namespace palimpsest::cli {
 namespace {
@@ -62,6 +64,43 @@ void complete_classes(Options& options, const data::Dataset& dataset) {
                                        " names, got " + std::to_string(options.model.class_names.size()));
 }
 
+std::string listed(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 3;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) text += (i ? ", " : "") + names[i];
+  return text + (names.size() > kShown ? ", ..." : "");
+}
+
+/// `names` without those of `others`; both sorted, as the folders of classes are.
+std::vector<std::string> only_in(std::vector<std::string> names, std::vector<std::string> others) {
+  std::sort(names.begin(), names.end());
+  std::sort(others.begin(), others.end());
+  std::vector<std::string> rest;
+  std::set_difference(names.begin(), names.end(), others.begin(), others.end(), std::back_inserter(rest));
+  return rest;
+}
+
+/// A class's id is its place among the folders' names: with other folders, the ids mean other classes.
+void check_same_classes(const std::vector<std::string>& a, const std::string& a_is,
+                        const std::vector<std::string>& b, const std::string& b_is) {
+  if (a == b) return;
+  const auto only_a = only_in(a, b), only_b = only_in(b, a);
+  std::string message = a_is + " and " + b_is + " must have the same classes in the same order, got " +
+                        std::to_string(a.size()) + " and " + std::to_string(b.size());
+  if (!only_a.empty()) message += "; only in " + a_is + ": " + listed(only_a);
+  if (!only_b.empty()) message += "; only in " + b_is + ": " + listed(only_b);
+  throw Error(ErrorKind::kData, message);
+}
+
+/// Names that the user gave share none with the folders; names that a training stored are the folders'.
+void check_stored_classes(const Options& options, const data::Dataset& dataset) {
+  const auto& stored = options.model.class_names;
+  const auto& folders = dataset.class_names();
+  if (only_in(folders, stored).size() == folders.size()) return;
+  check_same_classes(folders, "the folders of " + options.data.root + "/" + options.data.val_split, stored,
+                     "the network's class names");
+}
+
 std::unique_ptr<data::Loader> make_loader(const Options& options,
                                           std::shared_ptr<const data::Dataset> dataset, bool training) {
   data::LoaderOptions l;
@@ -89,6 +128,13 @@ Datasets make_datasets(Options& options, Need need) {
   Datasets sets;
   if (need == Need::kTrainAndValidation) sets.train = open(options, true);
   if (need == Need::kValidation || options.output.evaluate_every > 0) sets.validation = open(options, false);
+  if (options.data.kind == "image_folder") {
+    const auto folder = [&](const std::string& split) { return options.data.root + "/" + split; };
+    if (sets.train && sets.validation)
+      check_same_classes(sets.train->class_names(), folder(options.data.train_split),
+                         sets.validation->class_names(), folder(options.data.val_split));
+    if (!sets.train) check_stored_classes(options, *sets.validation);
+  }
   for (const auto& set : {sets.train, sets.validation})
     if (set) complete_classes(options, *set);
   if (sets.train && sets.train->size() < options.train.batch)

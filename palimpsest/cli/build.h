@@ -23,7 +23,8 @@ enum class Need { kTrainAndValidation, kValidation };
 
 /// Opens the data sets and fills in what only they know: model.classes where 0, and model.class_names.
 /// Throws Error(kUsage) when the root is missing or the number of classes contradicts, Error(kData) for the
-/// rest.
+/// rest, class folders that differ between the splits, or from those of the checkpoint, included: their order
+/// makes the ids.
 Datasets make_datasets(Options& options, Need need);
 
 /// A freshly initialized model from libtorch's generator seeded with train.seed, so that two strategies start

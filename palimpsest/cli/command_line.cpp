@@ -10,6 +10,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <filesystem>
 #include <map>
 
 namespace palimpsest::cli {
@@ -29,6 +30,10 @@ constexpr CommandInfo kCommands[] = {
     {Command::kCompare, "compare",
      "train the same network once a strategy and tabulate memory, time and accuracy"},
     {Command::kDemo, "demo", "the comparison on generated scenes, with an HTML page of curves and pictures"},
+    {Command::kImport, "import",
+     "weights of torchvision or inplace_abn as a file for eval, predict and train"},
+    {Command::kExport, "export",
+     "a trained model's weights as a plain state dict, folded for inference on request"},
 };
 
 /// A flag as it was written, to be applied after the files.
@@ -122,7 +127,8 @@ void layer(Options& options, const std::vector<FlagValue>& flags) {
     read_toml(options, demo_config(), "palimpsest demo");
     options.given.clear();  // nobody gave them: they are this command's defaults
   }
-  if (!options.run.checkpoint.empty() && config.empty())
+  // What import reads is no file of ours.
+  if (!options.run.checkpoint.empty() && config.empty() && options.run.command != Command::kImport)
     read_toml(options, stored_config(options.run.checkpoint),
               options.run.checkpoint + " (stored configuration)");
   if (!config.empty()) {
@@ -171,6 +177,15 @@ Invocation parse_command_line(int argc, const char* const* argv) {
       sub->add_option("checkpoint", options.run.checkpoint, "checkpoint.safetensors of a training run")
           ->type_name("<file>")
           ->required();
+    if (c.command == Command::kImport)
+      sub->add_option("file", options.run.checkpoint, "state dict or checkpoint: .safetensors, .pth, .pt")
+          ->type_name("<file>")
+          ->required();
+    if (c.command == Command::kExport)
+      sub->add_option("checkpoint", options.run.checkpoint,
+                      "output folder of a training run, or a checkpoint.safetensors")
+          ->type_name("<folder or file>")
+          ->required();
     if (c.command == Command::kInfo)
       sub->add_option("checkpoint", options.run.checkpoint, "describe this checkpoint's model")
           ->type_name("<file>");
@@ -200,6 +215,9 @@ Invocation parse_command_line(int argc, const char* const* argv) {
   const CommandInfo& command = find_command(sub->get_name());
   refuse_unknown(*sub, command);
   options.run.command = command.command;
+  if (command.command == Command::kExport && std::filesystem::is_directory(options.run.checkpoint))
+    options.run.checkpoint =
+        (std::filesystem::path(options.run.checkpoint) / "checkpoint.safetensors").string();
   layer(options, flags);
   return invocation;
 }

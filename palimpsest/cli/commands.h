@@ -19,6 +19,10 @@ int run_predict(const Options& options);
 int run_info(const Options& options);
 /// Trains the same network once a strategy from the same seed and tabulates memory, time and accuracy.
 int run_compare(const Options& options);
+/// Weights of other programs as a file that eval, predict and train accept.
+int run_import(const Options& options);
+/// A trained model's weights under their standard names, for other programs and for inference.
+int run_export(const Options& options);
 /// The comparison with pictures: an HTML page in the output folder.
 int run_demo(const Options& options);
 

@@ -5,6 +5,7 @@
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/rehearsal.h"
 #include "palimpsest/cli/run_folder.h"
+#include "palimpsest/cli/weights_file.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/nn/strategy.h"
 #include "palimpsest/train/report.h"
@@ -84,7 +85,11 @@ class Comparison {
     for (const Options& run : options_of_runs(options_)) check_run_folder(run);  // the quickest error
     sets_ = make_datasets(options_, Need::kTrainAndValidation);
     runs_ = options_of_runs(options_);  // now with what only the data knows
-    check_task(options_, *make_model(runs_[0]));
+    const auto first = make_model(runs_[0]);
+    check_task(options_, *first);
+    Options silent = options_;
+    silent.output.quiet = true;
+    start_from_weights(silent, *first);  // wrong weights are told before the first measurement
     report_.title = title;
     report_.class_names = options_.model.class_names;
     for (const Options& run : runs_) report_.runs.emplace_back().name = run.model.strategy;
@@ -168,6 +173,7 @@ class Comparison {
       const Options& run = runs_[i];
       say(fmt::format("training {} of {}: {}", i + 1, runs_.size(), run.model.strategy));
       const auto model = make_model(run);
+      start_from_weights(run, *model);
       const auto train_loader = make_train_loader(run, sets_.train);
       const auto validation_loader =
           sets_.validation ? make_validation_loader(run, sets_.validation) : nullptr;

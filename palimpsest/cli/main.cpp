@@ -24,6 +24,10 @@ int run(const Options& options) {
       return run_compare(options);
     case Command::kDemo:
       return run_demo(options);
+    case Command::kImport:
+      return run_import(options);
+    case Command::kExport:
+      return run_export(options);
   }
   return 1;
 }

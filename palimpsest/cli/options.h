@@ -21,6 +21,8 @@ enum class Command : unsigned {
   kInfo = 8,
   kCompare = 16,
   kDemo = 32,
+  kImport = 64,
+  kExport = 128,
 };
 
 /// Everything that a user can say. A group is a TOML table; a member is a key of it and a flag of the command
@@ -35,6 +37,8 @@ struct Options {
     std::string activation = "leaky_relu";
     double slope = 0.01;  ///< leaky ReLU's slope or ELU's alpha
     int64_t output_stride = 16;
+    std::string weights;  ///< training starts from this file's; empty: from random ones
+    bool reset_classifier = false;
   } model;
 
   struct Data {
@@ -93,8 +97,12 @@ struct Options {
     /// its model.strategy, so that the checkpoint's configuration says which one it was.
     Command command = Command::kTrain;
     std::string config;               ///< TOML file
-    std::string checkpoint;           ///< eval, predict
+    std::string checkpoint;           ///< eval, predict, info, export; import: the file of weights
     std::vector<std::string> inputs;  ///< predict: image files or folders
+    std::string file;                 ///< import, export: what is written
+    std::string format = "auto";      ///< import: what the weights of normalizations mean
+    bool fold = false;                ///< export: normalizations into convolutions
+    std::string logits;               ///< predict: file for the raw logits
     int64_t size = 224;               ///< info: side of the images, pixels
     bool resume = false;
     bool overwrite = false;

@@ -5,6 +5,7 @@
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/transforms.h"
 #include "palimpsest/io/image.h"
+#include "palimpsest/io/safetensors.h"
 #include "palimpsest/train/tensor_format.h"
 
 #include <fmt/format.h>
@@ -66,18 +67,45 @@ at::Tensor read_input(const fs::path& path, const Options& options, const train:
   return format.convert(data::view_image(image, whole, transform).unsqueeze(0));
 }
 
+/// Collects what the network says of each image, under the image's name, for --logits FILE.
+class LogitsFile {
+ public:
+  explicit LogitsFile(const Options& options) : path_(options.run.logits) { file_.metadata["format"] = "pt"; }
+
+  bool wanted() const { return !path_.empty(); }
+  void add(const fs::path& image, const at::Tensor& logits) {
+    if (!wanted()) return;
+    if (file_.find(image.string()))
+      throw Error(ErrorKind::kUsage, image.string() + " is given twice: --logits holds one entry an image");
+    file_.tensors.emplace_back(image.string(), logits);
+  }
+  void write() const {
+    if (wanted()) io::write_safetensors(path_, file_);
+  }
+
+ private:
+  fs::path path_;
+  io::Safetensors file_;
+};
+
 void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const Options& options) {
-  if (options.output.folder.empty())
+  LogitsFile logits_file(options);
+  const bool pictures = !options.output.folder.empty();
+  if (!pictures && !logits_file.wanted())
     throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: the pictures go there");
-  const auto paths = picture_paths(images, options.output.folder);
+  const auto paths = pictures ? picture_paths(images, options.output.folder) : std::vector<fs::path>();
   const auto format = train::TensorFormat::parse(options.train.dtype, options.train.channels_last);
   const at::Tensor colors = data::class_colors(options.model.classes);
   for (std::size_t i = 0; i < images.size(); ++i) {
-    const at::Tensor ids = model.forward(read_input(images[i], options, format))[0].argmax(0);
+    const at::Tensor logits = model.forward(read_input(images[i], options, format))[0];
+    logits_file.add(images[i], logits);
+    if (!pictures) continue;
+    const at::Tensor ids = logits.argmax(0);
     io::write_png(paths[i], colors.index({ids}).contiguous());
     if (!options.run.json) std::cout << images[i].string() << " -> " << paths[i].string() << std::endl;
   }
-  if (!options.run.json) return;
+  logits_file.write();
+  if (!options.run.json || !pictures) return;
   auto list = nlohmann::ordered_json::array();
   for (std::size_t i = 0; i < images.size(); ++i)
     list.push_back({{"image", images[i].string()}, {"picture", paths[i].string()}});
@@ -91,9 +119,11 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
                                        " names images, and the names are printed");
   const auto format = train::TensorFormat::parse(options.train.dtype, options.train.channels_last);
   auto list = nlohmann::ordered_json::array();
+  LogitsFile logits_file(options);
   for (const fs::path& image : images) {
-    const at::Tensor probabilities =
-        model.forward(read_input(image, options, format))[0].to(at::kDouble).softmax(0);
+    const at::Tensor logits = model.forward(read_input(image, options, format))[0];
+    logits_file.add(image, logits);
+    const at::Tensor probabilities = logits.to(at::kDouble).softmax(0);
     const auto [best, ids] = probabilities.topk(std::min<int64_t>(5, options.model.classes));
     auto classes = nlohmann::ordered_json::object();
     std::string line = image.string() + ":";
@@ -105,6 +135,7 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
     if (!options.run.json) std::cout << line << std::endl;
     list.push_back({{"image", image.string()}, {"probabilities", classes}});
   }
+  logits_file.write();
   if (options.run.json) std::cout << list.dump() << std::endl;
 }
 

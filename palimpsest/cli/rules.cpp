@@ -71,6 +71,8 @@ std::string void_reason(const Options& options, const Setting& s) {
   if (id == "model.output_stride" && !segments(options))
     return "needs a segmentation model (deeplabv3_...) as " + both_names(setting("model.name")) +
            ", which is " + options.model.name;
+  if (id == "model.reset_classifier" && options.model.reset_classifier && options.model.weights.empty())
+    return "needs " + both_names(setting("model.weights")) + ", which is not given";
   if (id == "data.pad" && options.data.crop == 0)
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (id == "data.prefetch" && options.data.workers == 0)
@@ -107,6 +109,8 @@ void check_combinations(const Options& options, const Options& before) {
       static_cast<int64_t>(names.size()) != options.model.classes)
     refuse(given_at("model.class_names") + " must have one name a class: [model] classes (--classes) is " +
            std::to_string(options.model.classes) + ", got " + std::to_string(names.size()) + " names");
+  if (options.run.resume && given_at("model.weights").starts_with("--"))
+    refuse("--weights has no effect with --resume: the run in the output folder has weights of its own");
   if (options.run.resume && options.run.overwrite)
     refuse("--resume continues the run in the output folder, --overwrite replaces it: give one of them");
 }

@@ -1,6 +1,7 @@
 #include "palimpsest/cli/settings.h"
 
 #include "palimpsest/models/registry.h"
+#include "palimpsest/models/weights.h"
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/nn/strategy.h"
 
@@ -21,6 +22,9 @@ constexpr unsigned kOneStrategy = static_cast<unsigned>(Command::kTrain);
 constexpr unsigned kReadsData = kTraining | Command::kEval;
 constexpr unsigned kMakesModel = kTraining | Command::kInfo;
 constexpr unsigned kAll = kReadsData | Command::kPredict | Command::kInfo;
+constexpr unsigned kStartsTraining = Command::kTrain | Command::kCompare;
+constexpr unsigned kNamesModel = kMakesModel | Command::kImport;
+constexpr unsigned kWritesWeights = Command::kImport | Command::kExport;
 
 constexpr Range kAny{};
 constexpr Range kPositive{.low = 0, .above = true};
@@ -43,26 +47,33 @@ std::vector<std::string> losses() {
 
 std::vector<Setting> make_settings() {
   return {
-      {"model", "name", "model", "<name>", "network", kMakesModel, PALIMPSEST_FIELD(model.name), kAny,
+      {"model", "name", "model", "<name>", "network", kNamesModel, PALIMPSEST_FIELD(model.name), kAny,
        models::names},
-      {"model", "classes", "classes", "<count>", "classes; 0: as the data set says", kMakesModel,
-       PALIMPSEST_FIELD(model.classes), kNotNegative},
+      {"model", "classes", "classes", "<count>", "classes; 0: as the data set (import: the file) says",
+       kNamesModel, PALIMPSEST_FIELD(model.classes), kNotNegative},
       {"model", "class_names", "class-names", "<name,name,...>",
-       "names of the classes; empty: as the data set says", kReadsData, PALIMPSEST_FIELD(model.class_names)},
+       "names of the classes; empty: as the data set says", kReadsData | Command::kImport,
+       PALIMPSEST_FIELD(model.class_names)},
       {"model", "strategy", "strategy", "<name>", "how a block spends memory; gradients are the same",
        kOneStrategy, PALIMPSEST_FIELD(model.strategy), kAny, nn::strategy_names},
-      {"model", "activation", "activation", "<name>", "activation after every normalization", kMakesModel,
+      {"model", "activation", "activation", "<name>", "activation after every normalization", kNamesModel,
        PALIMPSEST_FIELD(model.activation), kAny, nn::activation_names},
-      {"model", "slope", "slope", "<factor>", "leaky ReLU's slope below zero, or ELU's alpha", kMakesModel,
+      {"model", "slope", "slope", "<factor>", "leaky ReLU's slope below zero, or ELU's alpha", kNamesModel,
        PALIMPSEST_FIELD(model.slope), kPositive},
       {"model",
        "output_stride",
        "output-stride",
        "<pixels>",
        "pixels a feature of a segmentation model, 8 or 16",
-       kMakesModel,
+       kNamesModel,
        PALIMPSEST_FIELD(model.output_stride),
        {.low = 8, .high = 16}},
+      {"model", "weights", "weights", "<file>",
+       "start from the weights of this file, as import and export write it; empty: random", kStartsTraining,
+       PALIMPSEST_FIELD(model.weights)},
+      {"model", "reset_classifier", "reset-classifier", "",
+       "start with a random classifier, for other classes than those of the weights", kStartsTraining,
+       PALIMPSEST_FIELD(model.reset_classifier)},
 
       {"data", "kind", "data", "<kind>", "generated scenes, or how a folder of images is laid out",
        kReadsData, PALIMPSEST_FIELD(data.kind), kAny, data_kinds},
@@ -115,10 +126,10 @@ std::vector<Setting> make_settings() {
        kReadsData,
        PALIMPSEST_FIELD(data.ignore_id),
        {.low = 0, .high = 255}},
-      {"data", "mean", "mean", "<r,g,b>", "subtracted from RGB in [0, 1]", kReadsData,
+      {"data", "mean", "mean", "<r,g,b>", "subtracted from RGB in [0, 1]", kReadsData | Command::kImport,
        PALIMPSEST_FIELD(data.mean)},
-      {"data", "std", "std", "<r,g,b>", "divides RGB after the mean", kReadsData, PALIMPSEST_FIELD(data.std),
-       kPositive},
+      {"data", "std", "std", "<r,g,b>", "divides RGB after the mean", kReadsData | Command::kImport,
+       PALIMPSEST_FIELD(data.std), kPositive},
       {"data",
        "workers",
        "workers",
@@ -217,14 +228,23 @@ std::vector<Setting> make_settings() {
       {"output", "quiet", "quiet", "", "no progress on the terminal", kTraining,
        PALIMPSEST_FIELD(output.quiet)},
 
-      {"", "config", "config", "<file>", "TOML file with settings; flags override it", kAll,
+      {"", "config", "config", "<file>", "TOML file with settings; flags override it", kAll | kWritesWeights,
        PALIMPSEST_FIELD(run.config)},
       {"", "dry_run", "dry-run", "", "print the effective configuration and stop", kTraining,
        PALIMPSEST_FIELD(run.dry_run)},
       {"", "resume", "resume", "", "continue the run in the output folder, bit for bit", kOneStrategy,
        PALIMPSEST_FIELD(run.resume)},
-      {"", "overwrite", "overwrite", "", "replace the run in the output folder", kTraining,
-       PALIMPSEST_FIELD(run.overwrite)},
+      {"", "overwrite", "overwrite", "", "replace the run in the output folder; import, export: the file",
+       kTraining | kWritesWeights, PALIMPSEST_FIELD(run.overwrite)},
+      {"", "file", "output", "<file>", "the .safetensors file to write", kWritesWeights,
+       PALIMPSEST_FIELD(run.file)},
+      {"", "format", "format", "<name>", "what the weights of normalizations mean in the file",
+       static_cast<unsigned>(Command::kImport), PALIMPSEST_FIELD(run.format), kAny,
+       models::weight_format_names},
+      {"", "fold", "fold", "", "move batch normalizations into the convolutions before them, for inference",
+       static_cast<unsigned>(Command::kExport), PALIMPSEST_FIELD(run.fold)},
+      {"", "logits", "logits", "<file>", "write the raw logits of each image to this .safetensors file",
+       static_cast<unsigned>(Command::kPredict), PALIMPSEST_FIELD(run.logits)},
       {"", "json", "json", "", "print the result as one JSON object",
        Command::kEval | Command::kPredict | Command::kInfo, PALIMPSEST_FIELD(run.json)},
       {"",

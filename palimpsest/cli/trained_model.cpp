@@ -1,6 +1,7 @@
 #include "palimpsest/cli/trained_model.h"
 
 #include "palimpsest/cli/build.h"
+#include "palimpsest/models/fold.h"
 #include "palimpsest/train/checkpoint.h"
 #include "palimpsest/train/tensor_format.h"
 
@@ -9,8 +10,10 @@ namespace palimpsest::cli {
 std::shared_ptr<nn::Model> load_trained_model(const Options& options) {
   auto model = make_model(options);
   train::TensorFormat::parse(options.train.dtype, options.train.channels_last).convert(*model);
-  train::load_weights(options.run.checkpoint, *model);
   model->eval();
+  if (train::read_checkpoint_metadata(options.run.checkpoint).contains("folded"))
+    model = models::fold(std::move(model));
+  train::load_weights(options.run.checkpoint, *model);
   return model;
 }
 

@@ -1,8 +1,7 @@
 #include "palimpsest/models/resnet.h"
 
 #include "palimpsest/models/residual.h"
-
-#include <ATen/ops/max_pool2d.h>
+#include "palimpsest/nn/max_pool.h"
 
 namespace palimpsest::models {
 namespace {
@@ -52,7 +51,7 @@ ResNet::ResNet(const ResNetShape& shape, const BackboneOptions& options) : shape
 at::Tensor ResNet::features(const at::Tensor& images) {
   check_images(shape_.name, images);
   auto x = bn1_->forward(conv1_->forward(images));
-  x = at::max_pool2d(x, {3, 3}, {2, 2}, {1, 1});
+  x = nn::max_pool2d(x, bn1_->strategy, 3, 2, 1);
   for (auto& layer : layers_) x = layer->forward(x);
   return x;
 }

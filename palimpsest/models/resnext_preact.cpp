@@ -1,6 +1,8 @@
 #include "palimpsest/models/resnext_preact.h"
 
-#include <torch/nn/modules/pooling.h>
+#include "palimpsest/nn/max_pool.h"
+
+#include <torch/nn/modules/container/functional.h>
 
 namespace palimpsest::models {
 
@@ -29,7 +31,10 @@ PreactResNeXt::PreactResNeXt(std::string name, const std::array<int64_t, 4>& blo
   constexpr int64_t kStemChannels = 64;
   mod1_ = register_module("mod1", torch::nn::Sequential());
   mod1_->push_back("conv1", conv(3, kStemChannels, 7, 2));
-  mod1_->push_back("pool", torch::nn::MaxPool2d(torch::nn::MaxPool2dOptions(3).stride(2).padding(1)));
+  const auto pool = [strategy = options.norm.strategy](const at::Tensor& x) {
+    return nn::max_pool2d(x, strategy, 3, 2, 1);
+  };
+  mod1_->push_back("pool", torch::nn::Functional(pool));
   StagePlanner planner(options.output_stride);
   int64_t channels = kStemChannels;
   for (std::size_t i = 0; i < modules_.size(); ++i) {

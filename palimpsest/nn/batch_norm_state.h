@@ -2,6 +2,7 @@
 
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/ops/abn.h"
+#include "palimpsest/ops/recomputing.h"
 
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
@@ -92,7 +93,8 @@ class BatchNormState : public torch::nn::Cloneable<Derived> {
   at::Tensor num_batches_tracked;        ///< i64 scalar: training forwards so far
 
  protected:
-  /// Counts this batch (training mode only) and says how the operator is to run.
+  /// Counts this batch (training mode only, and once: not again when a segment is recomputed) and says how
+  /// the operator is to run.
   ops::AbnOptions begin_forward() {
     ops::AbnOptions layer;
     layer.training = this->is_training() || !running_mean.defined();
@@ -100,7 +102,7 @@ class BatchNormState : public torch::nn::Cloneable<Derived> {
     layer.eps = options.eps();
     layer.activation = options.activation();
     layer.activation_param = options.activation_param();
-    if (this->is_training() && num_batches_tracked.defined()) {
+    if (this->is_training() && num_batches_tracked.defined() && !ops::recomputing()) {
       num_batches_tracked.add_(1);
       if (!options.momentum())
         layer.momentum = 1.0 / static_cast<double>(num_batches_tracked.template item<int64_t>());

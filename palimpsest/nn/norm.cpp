@@ -29,7 +29,11 @@ at::Tensor NormImpl::forward(at::Tensor x) {
     // The functional form rather than at::batch_norm: it refuses one value per channel, as the fused layer
     // does.
     namespace F = torch::nn::functional;
-    auto y = F::batch_norm(x, running_mean, running_var,
+    // Recomputed, the batch must not move the running statistics again. Copies and not undefined tensors:
+    // autograd saves the two, and a second run that saved fewer tensors would not fit the first.
+    const bool again = layer.training && running_mean.defined() && ops::recomputing();
+    auto y = F::batch_norm(x, again ? running_mean.clone() : running_mean,
+                           again ? running_var.clone() : running_var,
                            F::BatchNormFuncOptions()
                                .weight(weight)
                                .bias(bias)

@@ -2,7 +2,7 @@
 import numpy as np
 import pytest
 
-from cli_support import (DATA_ERROR, TINY_CLASSIFIER, USAGE, fails, image_folder, png, segmentation_folder, write)
+from cli_support import (DATA_ERROR, TINY_CLASSIFIER, USAGE, fails, image_folder, png, segmentation_folder, succeeds, write)
 
 OPTIONS = ("--model deeplabv3_resnet18 --data segmentation_folder --classes 3 --batch 2 --threads 1 --workers 1 "
            "--evaluate-every 0 --quiet").split()
@@ -110,3 +110,32 @@ def test_another_number_of_classes_than_folders_is_an_error(folder):
 def test_nothing_is_written_before_the_data_is_found(folder):
     train_fails(DATA_ERROR, folder / "nowhere", says=[])
     assert not (folder / "run").exists()
+
+
+def renamed_class(folder, split, old, new):
+    data = image_folder(folder / "data")
+    (data / split / old).rename(data / split / new)
+    return data
+
+
+def test_class_folders_that_differ_between_the_splits_are_named(folder):
+    data = renamed_class(folder, "val", "dog", "ant")  # sorts before cat: every id would mean another class
+    train = ("train", *TINY_CLASSIFIER, "--evaluate-every", "1", "--data-root", data, "--output", folder / "run")
+    fails(DATA_ERROR, *train, says=["same classes", f"only in {data}/train: dog", f"only in {data}/val: ant"])
+    (data / "val/ant").rename(data / "val/dog")
+    (data / "val/emu").mkdir()
+    write(data / "val/emu/0.png", (data / "val/dog/0.png").read_bytes())
+    line = fails(DATA_ERROR, *train, says=["got 2 and 3", f"only in {data}/val: emu"])
+    assert f"only in {data}/train" not in line
+
+
+def test_eval_over_other_classes_than_those_of_the_training_is_refused(trained_classifier, folder):
+    data = renamed_class(folder, "val", "dog", "ant")
+    checkpoint = trained_classifier[0] / "checkpoint.safetensors"
+    fails(DATA_ERROR, "eval", checkpoint, "--data-root", data, says=["same classes", "ant", "dog"])
+
+
+def test_classes_may_be_renamed_by_the_user(folder):
+    data = image_folder(folder / "data")
+    succeeds("train", *TINY_CLASSIFIER, "--data-root", data, "--class-names", "Katze,Hund", "--output", folder / "run")
+    succeeds("eval", folder / "run/checkpoint.safetensors")

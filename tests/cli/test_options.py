@@ -6,7 +6,7 @@ import pytest
 
 from cli_support import ROOT, USAGE, fails, run, succeeds
 
-COMMANDS = ("train", "eval", "predict", "info", "compare", "demo")
+COMMANDS = ("train", "eval", "predict", "info", "compare", "demo", "import", "export")
 
 
 def effective(*arguments, cwd=None):
@@ -113,7 +113,12 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     (("train", "--resume", "--overwrite"), ["--resume", "--overwrite"]),
     (("train", "--classes", "3", "--class-names", "a,b"), ["--class-names", "3", "2 names"]),
     (("train", "--config", "missing.toml"), ["missing.toml"]),
+    (("train", "--resume", "--weights", "w.safetensors"), ["--weights", "--resume"]),
     (("eval",), ["checkpoint"]),
+    (("import",), ["file"]),
+    (("import", "w.pth", "--format", "torchvison"), ["unknown format 'torchvison'", "'torchvision'"]),
+    (("import", "w.pth", "--lr", "1"), ["--lr", "import", "does not use it"]),
+    (("export",), ["checkpoint"]),
 ])
 def test_a_wrong_command_line_is_named(arguments, says):
     dry = ("--dry-run",) if arguments[:1] == ("train",) else ()
@@ -154,6 +159,7 @@ NO_EFFECT = [
     ("--data image_folder --model resnet18 --images 5", "images"),
     ("--workers 0 --prefetch 3", "prefetch"),
     ("--no-pad", "pad"),
+    ("--reset-classifier", "reset-classifier"),
 ]
 
 

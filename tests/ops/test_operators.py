@@ -1,4 +1,4 @@
-"""The operator library as Python sees it: torch.ops.palimpsest.abn and abn_."""
+"""The operator library as Python sees it: torch.ops.palimpsest.abn, abn_ and max_pool2d."""
 
 import os
 import pathlib
@@ -13,6 +13,7 @@ LIBRARY = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", "build/release")) 
 torch.ops.load_library(str(LIBRARY))
 abn = torch.ops.palimpsest.abn
 abn_ = torch.ops.palimpsest.abn_
+max_pool2d = torch.ops.palimpsest.max_pool2d
 
 ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 0.3), ("elu", 1.0), ("elu", 0.4), ("identity", 0.0)]
 
@@ -269,3 +270,101 @@ def test_gradients_through_an_inner_operator_are_refused():
     )[0]
     with pytest.raises(RuntimeError, match="derivative for palimpsest::abn_forward is not implemented"):
         z.sum().backward()
+
+
+# (kernel_size, stride, padding, dilation, ceil_mode)
+POOLS = [(3, 2, 1, 1, False), ([2, 3], [1, 2], [1, 0], [2, 1], True), (2, [], 0, 1, True)]
+
+
+def pool_input(channels_last=False, dtype=torch.float64, requires_grad=True):
+    # All values differ by more than the step of the numeric gradient.
+    generator = torch.Generator().manual_seed(5)
+    x = torch.randperm(2 * 3 * 7 * 6, generator=generator).to(dtype).div(16).reshape(2, 3, 7, 6)
+    if channels_last:
+        x = x.contiguous(memory_format=torch.channels_last)
+    return x.requires_grad_(requires_grad)
+
+
+def test_the_schema_of_max_pooling_is_the_contract():
+    assert str(max_pool2d.default._schema) == (
+        "palimpsest::max_pool2d(Tensor x, int[2] kernel_size, int[2] stride=[], int[2] padding=0, int[2] dilation=1, "
+        "bool ceil_mode=False) -> Tensor"
+    )
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_the_gradient_of_max_pooling_is_that_of_finite_differences(pool, channels_last):
+    assert gradcheck(lambda x: max_pool2d(x, *pool), (pool_input(channels_last),))
+    assert gradcheck(lambda x: max_pool2d(x[0], *pool), (pool_input(channels_last),))
+
+
+@pytest.mark.parametrize("pool", POOLS)
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck_passes_for_max_pooling(pool, channels_last, dtype):
+    x = pool_input(channels_last, dtype)
+    opcheck(max_pool2d.default, (x, *pool))
+    opcheck(max_pool2d.default, (x.detach()[0], *pool))
+    kernel_size, stride, padding, dilation, ceil_mode = [n if isinstance(n, (list, bool)) else [n, n] for n in pool]
+    window = (kernel_size, stride or kernel_size, padding, dilation)
+    for for_backward in (True, False):
+        opcheck(torch.ops.palimpsest.max_pool2d_forward.default, (x.detach(), *window, ceil_mode, for_backward))
+    z, argmax = torch.ops.palimpsest.max_pool2d_forward(x.detach(), *window, ceil_mode, True)
+    opcheck(torch.ops.palimpsest.max_pool2d_backward.default, (z, argmax, *window, 7, 6, channels_last))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compiled_max_pooling_gives_the_eager_gradients(channels_last, dynamic):
+    def run(x):
+        return max_pool2d(torch.sin(x), 3, 2, 1)
+
+    compiled = torch.compile(run, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for height in (7, 9) if dynamic else (7,):
+        x = torch.randn(2, 4, height, 6)
+        if channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        results = []
+        for call in (run, compiled):
+            leaf = x.clone().requires_grad_()
+            z = call(leaf)
+            results.append((z, *torch.autograd.grad(z.square().sum(), leaf)))
+        for want, got in zip(*results):
+            assert got.equal(want)
+        assert results[0][0].stride() == results[1][0].stride()
+
+
+def test_compiled_autograd_runs_the_backward_pass_of_max_pooling():
+    x = pool_input()
+    (want,) = torch.autograd.grad(max_pool2d(x, 3, 2, 1).square().sum(), x)
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="aot_eager")):
+        max_pool2d(x, 3, 2, 1).square().sum().backward()
+    assert x.grad.equal(want)
+
+
+def test_export_keeps_max_pooling():
+    class Pool(torch.nn.Module):
+        def forward(self, x):
+            return max_pool2d(x, 3, 2, 1)
+
+    x = pool_input(requires_grad=False)
+    program = torch.export.export(Pool(), (x,))
+    assert "palimpsest.max_pool2d" in program.graph_module.code
+    assert program.module()(x).equal(torch.nn.functional.max_pool2d(x, 3, 2, 1))
+
+
+def test_saved_tensor_hooks_that_copy_elsewhere_do_no_harm_to_max_pooling():
+    x = pool_input(channels_last=True)
+    (want,) = torch.autograd.grad(torch.nn.functional.max_pool2d(x, 3, 2, 1).square().sum(), x)
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: t)
+    with hooks:
+        loss = max_pool2d(x, 3, 2, 1).square().sum()
+    assert torch.autograd.grad(loss, x)[0].equal(want)
+
+
+def test_the_inner_operators_of_max_pooling_refuse_windows_that_their_memory_is_not_made_for():
+    x = pool_input(requires_grad=False)
+    for window in (([16, 16], [1, 1], [0, 0], [1, 1]), ([2, 2], [0, 1], [0, 0], [1, 1]), ([2], [1, 1], [0, 0], [1, 1])):
+        with pytest.raises(RuntimeError, match=r"\[max_pool2d\]"):
+            torch.ops.palimpsest.max_pool2d_forward(x, *window, False, True)

@@ -1,0 +1,63 @@
+#include "palimpsest/base/error.h"
+#include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/trained_model.h"
+#include "palimpsest/cli/weights_file.h"
+#include "palimpsest/models/fold.h"
+#include "palimpsest/nn/state_dict.h"
+#include "palimpsest/train/checkpoint.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <filesystem>
+
+namespace palimpsest::cli {
+namespace {
+
+models::NamedTensors values(const nn::Model& model) {
+  models::NamedTensors tensors;
+  for (const auto& [key, tensor] : nn::state_dict(model)) tensors.emplace_back(key, tensor.detach());
+  return tensors;
+}
+
+/// What the file says of its network: where this machine has the images and the first weights is no part of
+/// it.
+Options stored_options(const Options& given) {
+  Options options = given;
+  options.run.command =
+      Command::kTrain;  // every setting, so that eval of the export is eval of the checkpoint
+  options.model.weights.clear();
+  options.data.root.clear();
+  options.model.reset_classifier = false;
+  return options;
+}
+
+}  // namespace
+
+int run_export(const Options& given) {
+  const Options options = stored_options(given);
+  const std::string& checkpoint = options.run.checkpoint;
+  check_weights_file(options, checkpoint);
+  const auto metadata = train::read_checkpoint_metadata(checkpoint);
+  if (metadata.contains("folded"))
+    throw Error(ErrorKind::kCheckpoint,
+                "'" + checkpoint + "' is folded already: export the checkpoint that it was made of");
+  auto model = load_trained_model(options);
+  models::FoldReport report;
+  if (options.run.fold) model = models::fold(std::move(model), &report);
+  write_weights(options, *model, values(*model), options.run.fold);
+
+  fmt::print("{}: {}\n", checkpoint, describe_network(options));
+  if (options.run.fold) {
+    fmt::print("folded     {} batch normalizations into the convolutions before them\n",
+               report.folded.size());
+    if (!report.kept.empty())
+      fmt::print("kept       {} that no convolution feeds: {}\n", report.kept.size(),
+                 fmt::join(report.kept, ", "));
+  }
+  fmt::print("written    {} ({:.1f} MB)\n", options.run.file,
+             static_cast<double>(std::filesystem::file_size(options.run.file)) / 1e6);
+  return 0;
+}
+
+}  // namespace palimpsest::cli

@@ -1,0 +1,100 @@
+#include "palimpsest/base/error.h"
+#include "palimpsest/cli/build.h"
+#include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/weights_file.h"
+#include "palimpsest/io/pytorch_file.h"
+#include "palimpsest/models/weights.h"
+#include "palimpsest/nn/activation.h"
+
+#include <ATen/ops/isfinite.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <filesystem>
+
+namespace palimpsest::cli {
+namespace {
+
+[[noreturn]] void refuse(const std::string& file, const std::string& reason) {
+  throw Error(ErrorKind::kCheckpoint, "cannot import '" + file + "': " + reason);
+}
+
+/// The classes as the file has them, unless the user says; a model without a classifier is never what we
+/// import.
+void complete_classes(Options& options, const models::NamedTensors& tensors) {
+  if (options.model.classes > 0) return;
+  if (const auto count = models::class_count(tensors)) {
+    options.model.classes = *count;
+  } else if (!options.model.class_names.empty()) {
+    options.model.classes = static_cast<int64_t>(options.model.class_names.size());
+  }
+  const auto names = static_cast<int64_t>(options.model.class_names.size());
+  if (names > 0 && names != options.model.classes)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("[model] class_names (--class-names) must have one name a class: the "
+                            "file has {} classes, got {} names",
+                            options.model.classes, names));
+}
+
+void check_fit(const std::string& file, const Options& options, const models::NamedTensors& tensors,
+               const nn::Model& model) {
+  const auto misfit = models::compare(tensors, model);
+  if (misfit.empty()) return;
+  const std::string other = models::fitting_model(tensors);
+  std::string way_out = "no other model of ours fits, either";
+  if (other == options.model.name) {
+    way_out = fmt::format("the file has {} classes: leave --classes out", *models::class_count(tensors));
+  } else if (!other.empty()) {
+    way_out = "it fits --model " + other;
+  }
+  refuse(file, fmt::format("it does not fit {}: {}; {}", options.model.name, misfit.text(), way_out));
+}
+
+void check_values(const std::string& file, const models::NamedTensors& tensors) {
+  for (const auto& [key, tensor] : tensors) {
+    if (!at::isfinite(tensor).all().item<bool>()) refuse(file, key + " holds NaN or infinity");
+    if (key.ends_with("running_var") && (tensor < 0).any().item<bool>())
+      refuse(file, key + " holds a variance below 0");
+  }
+}
+
+/// torchvision's networks have ReLU, the package's layers leaky ReLU of slope 0.01 by default.
+void complete_activation(Options& options, models::WeightFormat format) {
+  const auto known = nn::activation_names();
+  if (options.given.contains("model.activation") || format == models::WeightFormat::kInplaceAbn) return;
+  if (std::find(known.begin(), known.end(), "relu") != known.end()) options.model.activation = "relu";
+}
+
+}  // namespace
+
+int run_import(const Options& given) {
+  Options options = given;
+  const std::string& file = options.run.checkpoint;
+  check_weights_file(options, file);
+  if (!options.given.contains("model.name"))
+    throw Error(ErrorKind::kUsage, "--model is required: it says which network the weights are of");
+
+  models::NamedTensors tensors = io::read_state_dict(file).tensors;
+  const auto read = tensors.size();
+  const int64_t renamed = models::unwrap(tensors);
+  complete_classes(options, tensors);
+  const auto format = models::weight_format(options.run.format, options.model.name, tensors);
+  complete_activation(options, format);
+  const auto model = make_model(options);
+  check_fit(file, options, tensors, *model);
+  auto plain = models::plain_weights(tensors, *model, format);
+  check_values(file, plain.tensors);
+  write_weights(options, *model, std::move(plain.tensors), /*folded=*/false);
+
+  fmt::print("{}: {}\n", file, describe_network(options));
+  fmt::print("tensors    {} read, {} renamed, {} counters added\n", read, renamed, plain.counters);
+  fmt::print("format     {}: {}\n", models::to_string(format),
+             plain.rescaled == 0
+                 ? "weights of normalizations taken as they are"
+                 : fmt::format("{} weights of normalizations changed to |weight| + eps", plain.rescaled));
+  fmt::print("written    {} ({:.1f} MB)\n", options.run.file,
+             static_cast<double>(std::filesystem::file_size(options.run.file)) / 1e6);
+  return 0;
+}
+
+}  // namespace palimpsest::cli

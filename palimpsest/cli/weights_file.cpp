@@ -1,0 +1,99 @@
+#include "palimpsest/cli/weights_file.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/io/pytorch_file.h"
+#include "palimpsest/io/safetensors.h"
+#include "palimpsest/nn/norm.h"
+
+#include <fmt/format.h>
+
+#include <iostream>
+
+namespace palimpsest::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+bool has_slope(const Options& options) {
+  return options.model.activation == "leaky_relu" || options.model.activation == "elu";
+}
+
+double eps_of(const nn::Model& model) {
+  for (const auto& module : model.modules(/*include_self=*/false))
+    if (const auto* norm = module->as<nn::NormImpl>()) return norm->options.eps();
+  return nn::InPlaceABNOptions(1).eps();  // all were folded
+}
+
+std::string activation_text(const std::string& name, const std::string& slope) {
+  return slope.empty() ? name : name + " with " + (name == "elu" ? "alpha " : "slope ") + slope;
+}
+
+std::string activation_text(const Options& options) {
+  return activation_text(options.model.activation,
+                         has_slope(options) ? fmt::format("{}", options.model.slope) : "");
+}
+
+}  // namespace
+
+void check_weights_file(const Options& options, const fs::path& source) {
+  const fs::path file = options.run.file;
+  if (file.empty()) throw Error(ErrorKind::kUsage, "--output is required: the weights are written there");
+  std::error_code ignored;
+  if (fs::equivalent(file, source, ignored))
+    throw Error(ErrorKind::kUsage, "--output must be another file than the input, got " + file.string());
+  if (!options.run.overwrite && fs::exists(file, ignored))
+    throw Error(ErrorKind::kOutput,
+                "'" + file.string() + "' exists: replace it with --overwrite, or name another --output");
+}
+
+std::string describe_network(const Options& options) {
+  return fmt::format("{}, {} classes, {}", options.model.name, options.model.classes,
+                     activation_text(options));
+}
+
+void write_weights(const Options& options, const nn::Model& model, models::NamedTensors tensors,
+                   bool folded) {
+  io::Safetensors file;
+  file.tensors = std::move(tensors);
+  file.metadata = {{"format", "pt"},
+                   {"model", options.model.name},
+                   {"classes", std::to_string(options.model.classes)},
+                   {"activation", options.model.activation},
+                   {"eps", fmt::format("{}", eps_of(model))},
+                   {"config", to_toml(options)}};
+  if (has_slope(options)) file.metadata["slope"] = fmt::format("{}", options.model.slope);
+  if (folded) file.metadata["folded"] = "true";
+  io::write_safetensors(options.run.file, file);
+}
+
+void start_from_weights(const Options& options, nn::Model& model) {
+  const std::string& path = options.model.weights;
+  if (path.empty()) return;
+  if (io::is_pytorch_file(path))
+    throw Error(ErrorKind::kCheckpoint, "'" + path +
+                                            "' is a file of torch.save: make weights of it with palimpsest "
+                                            "import, and start from those");
+  io::Safetensors file = io::read_safetensors(path);
+  const auto entry = [&](const char* key) {
+    const auto found = file.metadata.find(key);
+    return found == file.metadata.end() ? std::string() : found->second;
+  };
+  if (entry("folded") == "true")
+    throw Error(ErrorKind::kCheckpoint, "'" + path +
+                                            "' is folded for inference and has no batch normalizations to "
+                                            "train: export the weights again without --fold");
+  models::unwrap(file.tensors);
+  const auto start =
+      models::start_from(model, std::move(file.tensors), options.model.reset_classifier, "'" + path + "'");
+  if (options.output.quiet) return;
+  const char* what = start == models::Start::kBody               ? "the body of the network"
+                     : start == models::Start::kAllButClassifier ? "the network without its classifier"
+                                                                 : "the whole network";
+  std::cerr << "palimpsest: " << what << " starts from " << path << std::endl;
+  const std::string theirs = activation_text(entry("activation"), entry("slope"));
+  if (!entry("activation").empty() && theirs != activation_text(options))
+    std::cerr << "palimpsest: these weights were trained with " << theirs << ", this training has "
+              << activation_text(options) << std::endl;
+}
+
+}  // namespace palimpsest::cli

@@ -1,0 +1,124 @@
+#include "palimpsest/io/pytorch_file.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/io/child_process.h"
+#include "palimpsest/io/file_reader.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+#include <system_error>
+
+namespace palimpsest::io {
+
+extern const char kStateDictScript[];
+
+namespace {
+
+// The script's exit codes.
+constexpr int kNoTorch = 3;
+constexpr int kBadFile = 4;
+constexpr int kBadOutput = 5;
+
+/// A file without a name: nothing is left behind, however the program ends.
+class TemporaryFile {
+ public:
+  TemporaryFile() {
+    if (const char* folder = std::getenv("TMPDIR"); folder != nullptr && *folder != '\0') folder_ = folder;
+    std::string name = (folder_ / "palimpsest-XXXXXX").string();
+    descriptor_ = mkostemp(name.data(), O_CLOEXEC);
+    if (descriptor_ < 0) fail(std::generic_category().message(errno));
+    ::unlink(name.c_str());
+  }
+  ~TemporaryFile() { ::close(descriptor_); }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+
+  int descriptor() const { return descriptor_; }
+  std::filesystem::path path() const { return "/dev/fd/" + std::to_string(descriptor_); }
+  [[noreturn]] void fail(const std::string& reason) const {
+    throw Error(ErrorKind::kOutput, "cannot write a temporary file in '" + folder_.string() + "': " + reason +
+                                        "; set TMPDIR to a folder with room for the weights");
+  }
+
+ private:
+  std::filesystem::path folder_ = "/tmp";
+  int descriptor_ = -1;
+};
+
+std::string first_bytes(const std::filesystem::path& path) {
+  FileReader file(path, ErrorKind::kCheckpoint);
+  std::string bytes(std::min<uint64_t>(file.size(), 9), '\0');
+  file.read(bytes.data(), bytes.size());
+  return bytes;
+}
+
+bool starts_as_pytorch(std::string_view bytes) {
+  // A pickle of protocol 2 opens with the number that torch.save wrote before there were archives.
+  return bytes.starts_with("PK\x03\x04") || bytes.starts_with("\x80\x02\x8a\x0a");
+}
+
+std::string python() {
+  const char* chosen = std::getenv("PALIMPSEST_PYTHON");
+  if (chosen != nullptr && *chosen != '\0') return chosen;
+  std::error_code ignored;
+  // An installed library may have outlived the environment that it was built with.
+  return std::filesystem::exists(PALIMPSEST_BUILD_PYTHON, ignored) ? PALIMPSEST_BUILD_PYTHON : "python3";
+}
+
+[[noreturn]] void no_python(const std::filesystem::path& path, const std::string& reason) {
+  throw Error(ErrorKind::kUsage,
+              "cannot load '" + path.string() + "': files of torch.save are read by Python, and " + reason +
+                  "; set PALIMPSEST_PYTHON to a Python that has torch, or save the state dict as "
+                  ".safetensors there");
+}
+
+std::string last_line(std::string text) {
+  while (text.ends_with('\n')) text.pop_back();
+  return text.substr(text.rfind('\n') + 1);  // npos + 1 is 0
+}
+
+}  // namespace
+
+bool is_pytorch_file(const std::filesystem::path& path) {
+  return starts_as_pytorch(first_bytes(path));
+}
+
+Safetensors read_pytorch_file(const std::filesystem::path& path) {
+  first_bytes(path);  // what cannot be read is told in our words
+  const TemporaryFile tensors;
+  const std::string interpreter = python();
+  ChildResult child;
+  try {
+    child = run_child({interpreter, "-c", kStateDictScript, std::filesystem::absolute(path).string()},
+                      tensors.descriptor());
+  } catch (const std::system_error& error) {
+    no_python(path, "'" + interpreter + "' cannot be started (" + error.code().message() + ")");
+  }
+  const std::string reason = last_line(child.errors);
+  if (child.exit_code == kNoTorch) no_python(path, "'" + interpreter + "' has no torch (" + reason + ")");
+  if (child.exit_code == kBadFile)
+    throw Error(ErrorKind::kCheckpoint, "cannot load '" + path.string() + "': " + reason);
+  if (child.exit_code == kBadOutput) tensors.fail(reason);
+  if (child.exit_code != 0)
+    no_python(path, "'" + interpreter + "' ended with exit code " + std::to_string(child.exit_code) + " (" +
+                        reason + ")");
+  return read_safetensors(tensors.path());
+}
+
+Safetensors read_state_dict(const std::filesystem::path& path) {
+  const std::string start = first_bytes(path);
+  if (starts_as_pytorch(start)) return read_pytorch_file(path);
+  const bool json = start.size() == 9 && start.back() == '{';
+  if (!json && path.extension() != ".safetensors")
+    throw Error(ErrorKind::kCheckpoint, "cannot load '" + path.string() +
+                                            "': it is neither a safetensors file nor one of torch.save");
+  return read_safetensors(path);
+}
+
+}  // namespace palimpsest::io

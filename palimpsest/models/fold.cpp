@@ -1,0 +1,123 @@
+#include "palimpsest/models/fold.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/models/deeplab.h"
+#include "palimpsest/models/residual.h"
+#include "palimpsest/models/resnet.h"
+#include "palimpsest/models/resnext_preact.h"
+#include "palimpsest/nn/fold.h"
+
+#include <utility>
+
+namespace palimpsest::models {
+namespace {
+
+/// How the outputs of several convolutions become the input of one normalization.
+enum class Join { kStacked, kSummed };
+
+struct Site {
+  std::vector<std::string> convs;  ///< names below the module that has the site
+  std::string norm;
+  Join join = Join::kStacked;
+};
+
+/// Where a convolution feeds a normalization and nothing else, by the kind of module.
+std::vector<Site> sites(const torch::nn::Module& module) {
+  if (module.as<ResNet>()) return {{{"conv1"}, "bn1"}};
+  if (module.as<BasicBlock>())
+    return {{{"conv1"}, "bn1"}, {{"conv2"}, "bn2"}, {{"downsample.0"}, "downsample.1"}};
+  if (module.as<Bottleneck>())
+    return {{{"conv1"}, "bn1"}, {{"conv2"}, "bn2"}, {{"conv3"}, "bn3"}, {{"downsample.0"}, "downsample.1"}};
+  if (module.as<PreactBottleneck>()) return {{{"convs.conv1"}, "convs.bn2"}, {{"convs.conv2"}, "convs.bn3"}};
+  if (module.as<DeepLabV3Head>())
+    return {{{"map_convs.0", "map_convs.1", "map_convs.2", "map_convs.3"}, "map_bn"},
+            {{"global_pooling_conv"}, "global_pooling_bn"},
+            {{"red_conv", "pool_red_conv"}, "red_bn", Join::kSummed}};
+  return {};
+}
+
+/// The module that holds the last part of a dotted name, and that part.
+std::pair<torch::nn::Module*, std::string> holder(torch::nn::Module& module, const std::string& name) {
+  const auto dot = name.find('.');
+  if (dot == std::string::npos) return {&module, name};
+  const auto children = module.named_children();
+  const auto* child = children.find(name.substr(0, dot));
+  if (!child) return {nullptr, ""};
+  return holder(**child, name.substr(dot + 1));
+}
+
+/// nullptr where there is none: a block whose shape stays has no `downsample`.
+template <class Impl>
+std::shared_ptr<Impl> find(torch::nn::Module& module, const std::string& name) {
+  const auto [parent, last] = holder(module, name);
+  if (!parent) return nullptr;
+  const auto children = parent->named_children();
+  const auto* child = children.find(last);
+  return child ? std::dynamic_pointer_cast<Impl>(*child) : nullptr;
+}
+
+void fold_site(torch::nn::Module& module, const Site& site, nn::NormImpl& norm) {
+  const auto affine = nn::inference_affine(norm);
+  int64_t first = 0;
+  for (const auto& name : site.convs) {
+    const auto conv = find<torch::nn::Conv2dImpl>(module, name);
+    if (!conv) throw Error(ErrorKind::kInternal, "fold: no convolution '" + name + "'");
+    if (site.join == Join::kStacked) {
+      nn::scale_convolution(*conv, affine.channels(first, conv->weight.size(0)));
+      first += conv->weight.size(0);
+    } else {  // s (a + b) + t = (s a + t) + s b
+      nn::scale_convolution(*conv, {affine.scale, name == site.convs.front() ? affine.shift : at::Tensor()});
+    }
+  }
+  nn::keep_activation_only(norm);
+  const auto [parent, last] = holder(module, site.norm);
+  parent->unregister_module(last);  // its owner calls it still; it just is in no state dict any more
+}
+
+/// The network with its children under their own names, so that its state dict reads the same.
+class FoldedModel : public nn::Model {
+ public:
+  explicit FoldedModel(std::shared_ptr<nn::Model> model) : model_(std::move(model)) {
+    for (const auto& child : model_->named_children()) register_module(child.key(), child.value());
+    eval();
+  }
+
+  at::Tensor forward(const at::Tensor& images) override {
+    if (is_training())
+      throw Error(
+          ErrorKind::kUsage,
+          "a folded model has no batch statistics and is for inference: call eval(), or train the model "
+          "that it was made of");
+    return model_->forward(images);
+  }
+  bool segments() const override { return model_->segments(); }
+
+ private:
+  std::shared_ptr<nn::Model> model_;
+};
+
+}  // namespace
+
+std::shared_ptr<nn::Model> fold(std::shared_ptr<nn::Model> model, FoldReport* report) {
+  if (model->is_training())
+    throw Error(ErrorKind::kUsage,
+                "a model is folded in eval mode, got one in training mode: call eval() first");
+  if (std::dynamic_pointer_cast<FoldedModel>(model))
+    throw Error(ErrorKind::kUsage, "the model is folded already");
+  FoldReport names;
+  for (const auto& entry : model->named_modules()) {
+    const std::string prefix = entry.key().empty() ? "" : entry.key() + ".";
+    for (const Site& site : sites(*entry.value())) {
+      const auto norm = find<nn::NormImpl>(*entry.value(), site.norm);
+      if (!norm) continue;
+      fold_site(*entry.value(), site, *norm);
+      names.folded.push_back(prefix + site.norm);
+    }
+  }
+  for (const auto& entry : model->named_modules())
+    if (entry.value()->as<nn::NormImpl>()) names.kept.push_back(entry.key());
+  if (report) *report = std::move(names);
+  return std::make_shared<FoldedModel>(std::move(model));
+}
+
+}  // namespace palimpsest::models

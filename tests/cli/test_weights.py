@@ -1,0 +1,331 @@
+"""Weights of other programs in, ours out: the same logits in libtorch's own layers, and nothing lost on the way."""
+import argparse
+import json
+import os
+import pickle
+
+import pytest
+import safetensors.torch
+import torch
+
+from cli_support import CHECKPOINT, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, error_line, fails, run, succeeds, write
+from test_failures import limit_file_size
+from weights_support import (TOLERANCE, folded, image, known_activations, load, logits_of, metadata, network, predicted,
+                             relative_error)
+
+ACTIVATIONS = {
+    "leaky_relu": (torch.nn.LeakyReLU(0.01), ("--activation", "leaky_relu")),
+    "steep": (torch.nn.LeakyReLU(0.2), ("--activation", "leaky_relu", "--slope", "0.2")),
+    "elu": (torch.nn.ELU(), ("--activation", "elu", "--slope", "1")),
+    "relu": (torch.nn.ReLU(), ()),  # import's default
+}
+
+
+def needs(activation):
+    if activation == "relu" and activation not in known_activations():
+        pytest.skip("this program has no relu")
+    return ACTIVATIONS[activation]
+
+
+@pytest.mark.parametrize("name, activation", [("resnet18", activation) for activation in ACTIVATIONS] +
+                         [(name, activation) for name in ("resnet50", "resnext50_32x4d")
+                          for activation in ("leaky_relu", "relu")])
+def test_torchvisions_logits_are_ours(folder, name, activation):
+    module, flags = needs(activation)
+    model = network(name, module)
+    safetensors.torch.save_file(model.state_dict(), folder / "in.safetensors")
+    told = succeeds("import", folder / "in.safetensors", "--model", name, *flags, "--output", folder / "w.safetensors").stdout
+    assert f"{len(model.state_dict())} read, 0 renamed, 0 counters added" in told and "7 classes" in told
+
+    # Back again: the very same tensors, and what they belong to.
+    succeeds("export", folder / "w.safetensors", "--output", folder / "out.safetensors")
+    ours = load(folder / "out.safetensors")
+    assert all(torch.equal(tensor, ours.pop(key)) for key, tensor in model.state_dict().items()) and not ours
+    said = metadata(folder / "out.safetensors")
+    assert (said["model"], said["classes"], said["eps"]) == (name, "7", "1e-05")
+    assert said["activation"] == (flags[1] if flags else "relu")
+    assert said.get("slope") == {"leaky_relu": "0.01", "steep": "0.2", "elu": "1"}.get(activation)
+
+    picture, x = image(folder)
+    want = logits_of(model, x)
+    assert relative_error(predicted(folder / "w.safetensors", picture), want) < TOLERANCE
+    assert relative_error(predicted(folder / "out.safetensors", picture), want) < TOLERANCE
+
+    told = succeeds("export", folder / "w.safetensors", "--fold", "--output", folder / "folded.safetensors").stdout
+    assert f"{sum(isinstance(m, torch.nn.BatchNorm2d) for m in model.modules())} batch normalizations" in told
+    plain = folded(network(name, module))
+    plain.load_state_dict(load(folder / "folded.safetensors"))
+    assert relative_error(logits_of(plain, x), want) < TOLERANCE
+    assert relative_error(predicted(folder / "folded.safetensors", picture), want) < TOLERANCE
+
+
+@pytest.mark.parametrize("wrap", [
+    lambda state: state,
+    lambda state: {"state_dict": {"module." + key: tensor for key, tensor in state.items()}, "epoch": 3},
+    lambda state: {"model": state, "optimizer": {"state": {}}, "args": argparse.Namespace(lr=0.1)},
+], ids=["state_dict", "data_parallel", "torchvisions_script"])
+@pytest.mark.parametrize("archive", [True, False], ids=["zip", "old_pickle"])
+def test_files_of_torch_save_give_the_same_tensors(folder, wrap, archive):
+    state = network("resnet18", torch.nn.ReLU()).state_dict()
+    torch.save(wrap(state), folder / "in.pth", _use_new_zipfile_serialization=archive)
+    told = succeeds("import", folder / "in.pth", "--model", "resnet18", "--output", folder / "w.safetensors").stdout
+    assert ("122 renamed" in told) == ("module.conv1.weight" in wrap(state).get("state_dict", ()))
+    ours = load(folder / "w.safetensors")
+    assert list(ours) and all(torch.equal(tensor, ours[key]) for key, tensor in state.items())
+
+
+def test_old_files_without_counters_and_half_precision_are_taken(folder):
+    state = {key: tensor.half() if tensor.is_floating_point() else tensor
+             for key, tensor in network("resnet18", torch.nn.ReLU()).state_dict().items() if "num_batches" not in key}
+    torch.save(state, folder / "in.pt")
+    told = succeeds("import", folder / "in.pt", "--model", "resnet18", "--output", folder / "w.safetensors").stdout
+    assert "20 counters added" in told
+    ours = load(folder / "w.safetensors")
+    assert ours["bn1.num_batches_tracked"].item() == 0 and ours["conv1.weight"].dtype == torch.float32
+    assert torch.equal(ours["conv1.weight"], state["conv1.weight"].float())
+
+
+def test_the_packages_scales_become_plain_ones(folder):
+    """In the package's layers gamma is |weight| + eps; a network with that gamma gives the logits wanted."""
+    model = network("resnet18", torch.nn.LeakyReLU(0.01))
+    state = {"module." + key: tensor.clone() for key, tensor in model.state_dict().items() if "num_batches" not in key}
+    torch.save({"state_dict": state, "arch": "resnet18"}, folder / "in.pth")
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, torch.nn.BatchNorm2d):
+                module.weight.copy_(module.weight.abs() + module.eps)
+    told = succeeds("import", folder / "in.pth", "--model", "resnet18", "--format", "inplace_abn", "--output",
+                    folder / "w.safetensors").stdout
+    assert "20 weights of normalizations changed" in told and "leaky_relu" in told
+    picture, x = image(folder)
+    assert relative_error(predicted(folder / "w.safetensors", picture), logits_of(model, x)) < TOLERANCE
+
+
+def test_a_pre_activation_checkpoint_is_taken_for_the_packages_and_folds_where_it_can(folder):
+    layers = json.loads(succeeds("info", "--model", "resnext50_preact", "--classes", "5", "--size", "32", "--json").stdout)["layers"]
+    torch.manual_seed(1)
+    state = {}
+    for layer in layers:
+        shape, name = [int(n) for n in layer["weight"].split("x")], layer["name"]
+        state[f"module.{name}.weight"] = torch.randn(shape) / max(1, torch.Size(shape[1:]).numel()) ** 0.5
+        if name == "fc" or len(shape) == 1:
+            state[f"module.{name}.bias"] = torch.randn(shape[0]) / 5
+        if len(shape) == 1:
+            state[f"module.{name}.running_mean"] = torch.randn(shape) / 5
+            state[f"module.{name}.running_var"] = torch.rand(shape) + 0.5
+    torch.save({"state_dict": state}, folder / "in.pth.tar")
+    told = succeeds("import", folder / "in.pth.tar", "--model", "resnext50_preact", "--output", folder / "w.safetensors").stdout
+    assert "inplace_abn: 49 weights" in told
+    for key, tensor in load(folder / "w.safetensors").items():
+        if not key.endswith("num_batches_tracked"):
+            theirs = state["module." + key]
+            is_scale = theirs.dim() == 1 and key.endswith("weight")
+            assert torch.equal(tensor, theirs.abs() + 1e-5 if is_scale else theirs), key
+
+    told = succeeds("export", folder / "w.safetensors", "--fold", "--output", folder / "folded.safetensors").stdout
+    assert "32 batch normalizations" in told and "17 that no convolution feeds: mod2.block1.bn1, " in told
+    picture, _ = image(folder)
+    got, want = (predicted(folder / name, picture) for name in ("folded.safetensors", "w.safetensors"))
+    assert relative_error(got, want.double()) < TOLERANCE
+    assert "mod2.block1.convs.bn2.weight" not in load(folder / "folded.safetensors")
+
+
+def test_a_trained_network_works_in_torchvisions_layers(trained_classifier, folder):
+    run_folder, _ = trained_classifier
+    told = succeeds("export", run_folder, "--output", folder / "w.safetensors").stdout
+    assert "resnet18, 2 classes, leaky_relu with slope 0.01" in told
+    model = network("resnet18", torch.nn.LeakyReLU(0.01), classes=2)
+    model.load_state_dict(load(folder / "w.safetensors"))
+    picture, x = image(folder)
+    want = logits_of(model, x)
+    assert relative_error(predicted(folder / "w.safetensors", picture), want) < TOLERANCE
+    succeeds("predict", run_folder / "checkpoint.safetensors", picture, "--logits", folder / "trained.safetensors")
+    assert relative_error(load(folder / "trained.safetensors")[str(picture)], want) < TOLERANCE
+
+
+def test_eval_of_an_export_is_eval_of_the_checkpoint(trained_classifier, folder):
+    run_folder, data = trained_classifier
+    want = json.loads(succeeds("eval", run_folder / "checkpoint.safetensors", "--json").stdout)
+    for flags in ((), ("--fold",)):
+        succeeds("export", run_folder, *flags, "--output", folder / "w.safetensors", "--overwrite")
+        assert str(data) not in metadata(folder / "w.safetensors")["config"]
+        got = json.loads(succeeds("eval", folder / "w.safetensors", "--data-root", data, "--json").stdout)
+        assert got["loss"] == pytest.approx(want["loss"], rel=1e-5) and got["top1"] == want["top1"]
+
+
+def test_a_segmentation_network_is_exported_with_its_head(trained, folder):
+    told = succeeds("export", trained, "--fold", "--output", folder / "w.safetensors").stdout
+    assert "23 batch normalizations" in told
+    picture, _ = image(folder)
+    succeeds("predict", trained / "checkpoint.safetensors", picture, "--logits", folder / "trained.safetensors")
+    want = load(folder / "trained.safetensors")[str(picture)]
+    assert want.shape == (11, 96, 80)
+    assert relative_error(predicted(folder / "w.safetensors", picture), want.double()) < TOLERANCE
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory):
+    """(weights of a ResNet-18 with 7 classes, the state dict that they were made of)."""
+    folder = tmp_path_factory.mktemp("imported")
+    state = network("resnet18", torch.nn.LeakyReLU(0.01)).state_dict()
+    safetensors.torch.save_file(state, folder / "in.safetensors")
+    succeeds("import", folder / "in.safetensors", "--model", "resnet18", "--activation", "leaky_relu", "--output",
+             folder / "w.safetensors")
+    return folder / "w.safetensors", state
+
+
+# A step so small that no bit of a parameter changes: the checkpoint holds what the training started from.
+STAND_STILL = "--max-steps 1 --lr 1e-38 --weight-decay 0 --momentum 0".split()
+
+
+def test_a_training_starts_from_imported_weights(imported, trained_classifier, folder):
+    weights, state = imported
+    data = ("--data-root", trained_classifier[1])
+    result = succeeds("train", *TINY_CLASSIFIER, *data, *STAND_STILL, "--weights", weights, "--reset-classifier", "--output",
+                      folder / "run")
+    assert "without its classifier starts from" in result.stderr and "were trained with" not in result.stderr
+    ours = load(folder / "run/checkpoint.safetensors")
+    assert ours["fc.weight"].shape == (2, 512)
+    assert all(torch.equal(ours[name], state[name]) for name in ("conv1.weight", "bn1.weight", "layer4.1.conv2.weight"))
+    succeeds("train", "--resume", "--epochs", "1", "--max-steps", "2", "--output", folder / "run")
+
+    line = fails(CHECKPOINT, "train", *TINY_CLASSIFIER, *data, "--weights", weights, "--output", folder / "other",
+                 says=[weights, "fc.weight is (7, 512) in the file, (2, 512) in the model", "--reset-classifier"])
+    assert "missing" not in line
+
+
+def test_a_segmentation_network_starts_from_a_classification_network(imported, folder):
+    weights, state = imported
+    result = succeeds("train", *TINY, *STAND_STILL, "--activation", "elu", "--slope", "1", "--weights", weights, "--output",
+                      folder / "run")
+    assert "the body of the network starts from" in result.stderr
+    assert "were trained with leaky_relu with slope 0.01, this training has elu with alpha 1" in result.stderr
+    ours = load(folder / "run/checkpoint.safetensors")
+    assert all(torch.equal(ours["body." + key], tensor) for key, tensor in state.items()
+               if not key.startswith("fc.") and "running" not in key and "num_batches" not in key)
+
+
+def test_weights_that_cannot_start_a_training_are_named(imported, folder):
+    weights, _ = imported
+    train = ("train", *TINY, "--output", folder / "run", "--weights")
+    fails(CHECKPOINT, *train, folder / "none.safetensors", says=[folder / "none.safetensors"])
+    pth = write(folder / "w.pth", b"PK\3\4")
+    fails(CHECKPOINT, *train, pth, says=[pth, "palimpsest import"])
+    succeeds("export", weights, "--fold", "--output", folder / "folded.safetensors")
+    fails(CHECKPOINT, *train, folder / "folded.safetensors", says=["folded", "without --fold"])
+    fails(CHECKPOINT, "train", *TINY, "--model", "deeplabv3_resnet34", "--output", folder / "run", "--weights", weights,
+          says=[weights, "body.layer1.2.conv1.weight"])
+    fails(CHECKPOINT, "compare", *TINY, "--model", "deeplabv3_resnet34", "--output", folder / "run", "--weights", weights,
+          says=[weights])
+    assert not (folder / "run/checkpoint.safetensors").exists()
+
+
+def import_fails(code, file, *arguments, says=(), **options):
+    output = file.parent / "out.safetensors"
+    line = fails(code, "import", file, "--output", output, *arguments, says=says, **options)
+    assert not output.exists() and {p.name for p in file.parent.iterdir()} <= {file.name}
+    return line
+
+
+RESNET18 = ("--model", "resnet18")
+
+
+def test_a_missing_file_is_named(folder):
+    import_fails(CHECKPOINT, folder / "none.pth", *RESNET18, says=[folder / "none.pth", "No such file"])
+
+
+@pytest.mark.parametrize("kind", ["pth", "safetensors"])
+def test_a_truncated_file_is_named(folder, kind):
+    state = network("resnet18", torch.nn.ReLU()).state_dict()
+    file = folder / f"in.{kind}"
+    torch.save(state, file) if kind == "pth" else safetensors.torch.save_file(state, file)
+    write(file, file.read_bytes()[:1000000])
+    import_fails(CHECKPOINT, file, *RESNET18, says=[file, "truncated" if kind == "pth" else "in.safetensors"])
+
+
+class Malice:
+    def __reduce__(self):
+        return os.system, ("touch malice",)
+
+
+@pytest.mark.parametrize("content, says", [
+    ({"state_dict": Malice()}, ["wants to run", "system", "save model.state_dict() alone"]),
+    (torch.nn.Linear(1, 1), ["wants to run", "torch.nn.modules.linear.Linear"]),
+    ({"epoch": 3, "lr": 0.1}, ["no state dict", "epoch, lr", "state_dict, model"]),
+    ([torch.zeros(1)], ["holds a list"]),
+    ({"conv1.weight": torch.zeros(1), "step": 3}, ["step is a int"]),
+    ({"conv1.weight": torch.zeros(2, dtype=torch.complex64)}, ["conv1.weight", "complex64"]),
+], ids=["malice", "module", "no_state_dict", "list", "number", "complex"])
+def test_what_is_no_state_dict_is_refused_and_not_run(folder, content, says):
+    torch.save(content, folder / "in.pth")
+    import_fails(CHECKPOINT, folder / "in.pth", *RESNET18, says=[folder / "in.pth", *says], cwd=folder)
+
+
+def test_a_foreign_file_is_named(folder):
+    import_fails(CHECKPOINT, write(folder / "in.pth", b"some text"), *RESNET18, says=["neither a safetensors file nor"])
+    import_fails(CHECKPOINT, write(folder / "in.pth", b""), *RESNET18, says=["neither a safetensors file nor"])
+    import_fails(CHECKPOINT, write(folder / "in.pth", pickle.dumps({"a": 1})), *RESNET18, says=[folder / "in.pth"])
+
+
+def test_another_network_is_answered_with_keys_shapes_and_the_model_that_fits(folder):
+    safetensors.torch.save_file(network("resnet34", torch.nn.ReLU()).state_dict(), folder / "in.safetensors")
+    import_fails(CHECKPOINT, folder / "in.safetensors", "--model", "resnet50",
+                 says=["does not fit resnet50", "missing key", "layer1.0.conv3.weight", "layer1.0.conv1.weight is (64, 64, 3, 3) "
+                       "in the file, (64, 64, 1, 1) in the model", "it fits --model resnet34"])
+    import_fails(CHECKPOINT, folder / "in.safetensors", "--model", "resnet34", "--classes", "10",
+                 says=["fc.weight is (7, 512) in the file, (10, 512) in the model", "the file has 7 classes"])
+    import_fails(USAGE, folder / "in.safetensors", "--model", "resnet34", "--class-names", "a,b", says=["7 classes", "2 names"])
+    import_fails(USAGE, folder / "in.safetensors", says=["--model is required"])
+
+
+@pytest.mark.parametrize("key, value, says", [("bn1.running_var", -1.0, "variance below 0"),
+                                              ("layer1.0.conv1.weight", float("nan"), "NaN")])
+def test_values_that_no_training_leaves_are_named(folder, key, value, says):
+    state = network("resnet18", torch.nn.ReLU()).state_dict()
+    state[key].view(-1)[3] = value
+    safetensors.torch.save_file(state, folder / "in.safetensors")
+    import_fails(CHECKPOINT, folder / "in.safetensors", *RESNET18, says=[key, says])
+
+
+def test_a_python_without_torch_is_named_with_the_way_out(folder, monkeypatch):
+    torch.save(network("resnet18", torch.nn.ReLU()).state_dict(), folder / "in.pth")
+    monkeypatch.setenv("PALIMPSEST_PYTHON", "/no/such/python")
+    import_fails(USAGE, folder / "in.pth", *RESNET18, says=["/no/such/python", "set PALIMPSEST_PYTHON"])
+
+
+def test_a_torch_of_the_current_folder_is_not_taken_for_torch(folder):
+    state = network("resnet18", torch.nn.ReLU()).state_dict()
+    torch.save(state, folder / "in.pth")
+    write(folder / "here/torch.py", b"raise SystemExit(9)")
+    succeeds("import", folder / "in.pth", *RESNET18, "--output", folder / "w.safetensors", cwd=folder / "here")
+
+
+@pytest.mark.parametrize("command", ["import", "export"])
+def test_no_file_is_lost(imported, folder, command):
+    source, _ = imported
+    arguments = (command, source, *(RESNET18 if command == "import" else ()), "--output")
+    output = write(folder / "w.safetensors", b"precious")
+    fails(OUTPUT, *arguments, output, says=[output, "--overwrite"])
+    fails(OUTPUT, *arguments, output, "--overwrite", says=[output, "File too large"], preexec_fn=limit_file_size(1))
+    assert output.read_bytes() == b"precious" and [p.name for p in folder.iterdir()] == ["w.safetensors"]
+    fails(OUTPUT, *arguments, output / "below", says=[output / "below"])
+    fails(USAGE, *arguments, source, "--overwrite", says=["another file than the input"])
+    fails(USAGE, *arguments[:-1], says=["--output is required"])
+    succeeds(*arguments, output, "--overwrite")
+    assert set(load(output)) == set(load(source))
+
+
+def test_what_cannot_be_exported_is_named(imported, folder):
+    fails(CHECKPOINT, "export", folder, "--output", folder / "w.safetensors", says=[folder / "checkpoint.safetensors"])
+    weights, state = imported
+    succeeds("export", weights, "--fold", "--output", folder / "folded.safetensors")
+    fails(CHECKPOINT, "export", folder / "folded.safetensors", "--output", folder / "w.safetensors", says=["folded already"])
+    safetensors.torch.save_file(state, folder / "plain.safetensors")
+    fails(CHECKPOINT, "export", folder / "plain.safetensors", "--output", folder / "w.safetensors", says=["--config"])
+
+
+def test_logits_need_distinct_images(imported, folder):
+    picture, _ = image(folder)
+    fails(USAGE, "predict", imported[0], picture, picture, "--logits", folder / "l.safetensors", says=[picture, "twice"])
+    result = run("predict", imported[0], picture, "--logits", folder / "image.png/l.safetensors")
+    assert result.returncode == OUTPUT and str(folder / "image.png/l.safetensors") in error_line(result)

@@ -1,0 +1,184 @@
+#include "palimpsest/models/weights.h"
+
+#include "tests/models/support.h"
+
+namespace palimpsest::models {
+namespace {
+
+ModelOptions with_classes(int64_t classes) {
+  ModelOptions options;
+  options.classes = classes;
+  return options;
+}
+
+NamedTensors copies_of(const torch::nn::Module& model) {
+  NamedTensors tensors;
+  for (const auto& [key, tensor] : nn::state_dict(model)) tensors.emplace_back(key, tensor.detach().clone());
+  return tensors;
+}
+
+at::Tensor& of(NamedTensors& tensors, const std::string& key) {
+  for (auto& [name, tensor] : tensors)
+    if (name == key) return tensor;
+  throw std::out_of_range(key);
+}
+
+bool is_counter(const std::string& key) {
+  return key.ends_with("num_batches_tracked");
+}
+
+template <class Action>
+std::string checkpoint_error(Action&& action) {
+  try {
+    std::forward<Action>(action)();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kCheckpoint) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "expected palimpsest::Error, nothing was thrown";
+  return "";
+}
+
+TEST(Weights, WrappersAndTrainingStateAreTakenOff) {
+  NamedTensors tensors{{"module.conv1.weight", torch::zeros(1)},
+                       {"_orig_mod.module.fc.bias", torch::zeros(1)},
+                       {"bn1.module.weight", torch::zeros(1)},
+                       {"palimpsest.momentum.fc.bias", torch::zeros(1)}};
+  EXPECT_EQ(unwrap(tensors), 2);
+  ASSERT_EQ(tensors.size(), 3u);
+  EXPECT_EQ(tensors[0].first, "conv1.weight");
+  EXPECT_EQ(tensors[1].first, "fc.bias");
+  EXPECT_EQ(tensors[2].first, "bn1.module.weight");
+}
+
+TEST(Weights, OnlyNetworksOfThePackageWithoutCountersAreTakenForItsFiles) {
+  const NamedTensors counted{{"bn_out.num_batches_tracked", torch::zeros({}, torch::kInt64)}};
+  const NamedTensors uncounted{{"bn_out.weight", torch::zeros(1)}};
+  EXPECT_EQ(weight_format("auto", "resnext50_preact", uncounted), WeightFormat::kInplaceAbn);
+  EXPECT_EQ(weight_format("auto", "deeplabv3_resnext50_preact", uncounted), WeightFormat::kInplaceAbn);
+  EXPECT_EQ(weight_format("auto", "resnext50_preact", counted), WeightFormat::kTorchvision);
+  EXPECT_EQ(weight_format("auto", "resnet50", uncounted), WeightFormat::kTorchvision);
+  EXPECT_EQ(weight_format("inplace_abn", "resnet50", counted), WeightFormat::kInplaceAbn);
+  for (const auto& name : weight_format_names())
+    EXPECT_NO_THROW(weight_format(name, "resnet50", counted)) << name;
+  EXPECT_NE(usage_error([&] { weight_format("torchvison", "resnet50", counted); }).find("'torchvision'"),
+            std::string::npos);
+}
+
+TEST(Weights, AFileIsComparedKeyByKey) {
+  const auto model = make("resnet18", with_classes(3));
+  auto tensors = copies_of(*model);
+  std::erase_if(tensors, [](const auto& entry) { return is_counter(entry.first); });
+  EXPECT_TRUE(compare(tensors, *model).empty());  // as files from before the counters
+
+  of(tensors, "fc.weight") = torch::zeros({5, 512});
+  of(tensors, "fc.bias") = torch::zeros({3}, torch::kInt64);
+  tensors.erase(tensors.begin());
+  tensors.emplace_back("extra", torch::zeros(1));
+  const auto misfit = compare(tensors, *model);
+  EXPECT_EQ(misfit.text(),
+            "1 missing key (conv1.weight); 1 unexpected key (extra); 2 of another shape or type (fc.weight "
+            "is (5, 512) "
+            "in the file, (3, 512) in the model, fc.bias holds Long in the file, Float in the model)");
+}
+
+TEST(Weights, TheModelThatAFileFitsIsFoundWhateverItsClasses) {
+  EXPECT_EQ(fitting_model(copies_of(*make("resnet34", with_classes(7)))), "resnet34");
+  EXPECT_EQ(fitting_model(copies_of(*make("deeplabv3_resnet18", with_classes(4)))), "deeplabv3_resnet18");
+  EXPECT_EQ(fitting_model({{"features.0.weight", torch::zeros({64, 3, 3, 3})}}), "");
+  EXPECT_EQ(class_count(copies_of(*make("resnet18", with_classes(7)))), 7);
+  EXPECT_EQ(class_count({}), std::nullopt);
+}
+
+TEST(Weights, PlainOnesAreInTheModelsOrderAndPrecision) {
+  const auto model = make("resnet18", with_classes(3));
+  auto tensors = copies_of(*model);
+  std::reverse(tensors.begin(), tensors.end());
+  std::erase_if(tensors, [](const auto& entry) { return entry.first == "bn1.num_batches_tracked"; });
+  of(tensors, "conv1.weight") = of(tensors, "conv1.weight").to(torch::kHalf);
+  of(tensors, "fc.weight") = of(tensors, "fc.weight").to(torch::kDouble);
+  of(tensors, "bn1.weight").neg_();
+  const auto plain = plain_weights(tensors, *model, WeightFormat::kTorchvision);
+  const auto wanted = nn::state_dict(*model);
+  ASSERT_EQ(plain.tensors.size(), wanted.size());
+  for (std::size_t i = 0; i < wanted.size(); ++i) EXPECT_EQ(plain.tensors[i].first, wanted[i].first);
+  EXPECT_EQ(plain.counters, 1);
+  EXPECT_EQ(plain.rescaled, 0);
+  auto result = plain.tensors;
+  EXPECT_EQ(of(result, "conv1.weight").scalar_type(), torch::kFloat);
+  EXPECT_EQ(of(result, "fc.weight").scalar_type(), torch::kDouble);
+  EXPECT_TRUE(torch::equal(of(result, "bn1.weight"), of(tensors, "bn1.weight")));
+}
+
+TEST(Weights, ThePackagesScalesBecomeTheirAbsoluteValuePlusEps) {
+  const auto model = make("resnet18", with_classes(3));
+  auto tensors = copies_of(*model);
+  of(tensors, "layer1.0.bn2.weight").copy_(torch::linspace(-1, 1, 64));
+  const auto plain = plain_weights(tensors, *model, WeightFormat::kInplaceAbn);
+  EXPECT_EQ(plain.rescaled, 20);
+  auto result = plain.tensors;
+  EXPECT_TRUE(torch::equal(of(result, "layer1.0.bn2.weight"), torch::linspace(-1, 1, 64).abs() + 1e-5));
+  EXPECT_TRUE(torch::equal(of(result, "layer1.0.bn2.bias"), of(tensors, "layer1.0.bn2.bias")));
+  EXPECT_TRUE(torch::equal(of(result, "fc.weight"), of(tensors, "fc.weight")));
+}
+
+class StartFrom : public ::testing::Test {
+ protected:
+  const NamedTensors file_ = [] {
+    torch::manual_seed(11);
+    return copies_of(*make("resnet18", with_classes(3)));
+  }();
+
+  /// Whether the model's entries below `prefix` that `chosen` accepts are those of the file.
+  template <class Chosen>
+  bool holds_file(const nn::Model& model, const std::string& prefix, const Chosen& chosen) {
+    auto tensors = copies_of(model);
+    for (const auto& [key, tensor] : file_)
+      if (chosen(key) && !torch::equal(of(tensors, prefix + key), tensor)) return false;
+    return true;
+  }
+};
+
+bool of_body(const std::string& key) {
+  return !key.starts_with("fc.");
+}
+
+TEST_F(StartFrom, AFileOfTheSameNetworkFillsAll) {
+  const auto model = make("resnet18", with_classes(3));
+  ASSERT_FALSE(holds_file(*model, "", of_body));
+  EXPECT_EQ(start_from(*model, file_, false, "w"), Start::kAll);
+  EXPECT_TRUE(holds_file(*model, "", [](const auto&) { return true; }));
+}
+
+TEST_F(StartFrom, OtherClassesNeedAClassifierOfTheirOwn) {
+  const auto model = make("resnet18", with_classes(4));
+  const auto before = copies_of(*model);
+  const auto message = checkpoint_error([&] { start_from(*model, file_, false, "'w'"); });
+  for (const char* part :
+       {"'w' does not fit", "fc.weight is (3, 512) in the file, (4, 512)", "--reset-classifier"})
+    EXPECT_NE(message.find(part), std::string::npos) << message;
+  EXPECT_FALSE(holds_file(*model, "", of_body)) << "changed by a refused file";
+  EXPECT_EQ(start_from(*model, file_, true, "w"), Start::kAllButClassifier);
+  EXPECT_TRUE(holds_file(*model, "", of_body));
+  auto after = copies_of(*model), fresh = before;
+  EXPECT_TRUE(torch::equal(of(after, "fc.weight"), of(fresh, "fc.weight")));
+}
+
+TEST_F(StartFrom, AClassificationNetworkFillsTheBodyOfASegmentationNetwork) {
+  const auto model = make("deeplabv3_resnet18", with_classes(9));
+  auto fresh = copies_of(*model);
+  EXPECT_EQ(start_from(*model, file_, false, "w"), Start::kBody);
+  EXPECT_TRUE(holds_file(*model, "body.", of_body));
+  auto after = copies_of(*model);
+  EXPECT_TRUE(torch::equal(of(after, "head.red_conv.weight"), of(fresh, "head.red_conv.weight")));
+}
+
+TEST_F(StartFrom, AnotherNetworkIsRefused) {
+  const auto model = make("resnet34", with_classes(3));
+  const auto message = checkpoint_error([&] { start_from(*model, file_, true, "w"); });
+  EXPECT_NE(message.find("layer1.2.conv1.weight"), std::string::npos) << message;
+  EXPECT_NE(message.find("use the model that it was made with"), std::string::npos) << message;
+}
+
+}  // namespace
+}  // namespace palimpsest::models
