@@ -54,6 +54,7 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
                                        std::to_string(options.classes));
   }
   nn::check_activation_param(options.activation, options.activation_param);
+  nn::check_pair(options.strategy, options.activation);
   const auto stride = options.output_stride;
   if (segments && stride != 8 && stride != 16) {
     throw Error(ErrorKind::kUsage,

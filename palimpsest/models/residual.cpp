@@ -1,7 +1,5 @@
 #include "palimpsest/models/residual.h"
 
-#include "palimpsest/nn/residual_end.h"
-
 namespace palimpsest::models {
 namespace {
 
@@ -10,13 +8,18 @@ torch::nn::Sequential projection(const BlockOptions& o, int64_t out) {
   return torch::nn::Sequential(conv(o.in, out, 1, o.stride), nn::Norm(out, o.norm.identity()));
 }
 
-at::Tensor shortcut(const at::Tensor& x, torch::nn::Sequential& downsample) {
-  return downsample.is_empty() ? x : downsample->forward(x);
+/// The end of a block: what the shortcut is, and the sum.
+at::Tensor finish(nn::Norm& norm, at::Tensor h, const at::Tensor& x, const nn::Pending& input,
+                  torch::nn::Sequential& downsample, const nn::NormOptions& options) {
+  if (downsample.is_empty()) return nn::end_block(norm, std::move(h), x, input, options);
+  torch::nn::Conv2d projection(downsample->ptr<torch::nn::Conv2dImpl>(0));
+  auto shortcut = downsample->at<nn::NormImpl>(1).forward(nn::read(x, input, projection));
+  return nn::end_block(norm, std::move(h), shortcut, {}, options);
 }
 
 }  // namespace
 
-BasicBlock::BasicBlock(const BlockOptions& o) : norm_(o.norm) {
+BasicBlock::BasicBlock(const BlockOptions& o) : norm_(o.norm), input_(o.input()) {
   const int64_t out = o.planes * kExpansion;
   conv1_ = register_module("conv1", conv(o.in, out, 3, o.stride, o.first_dilation));
   bn1_ = register_module("bn1", nn::Norm(out, o.norm));
@@ -26,12 +29,11 @@ BasicBlock::BasicBlock(const BlockOptions& o) : norm_(o.norm) {
 }
 
 at::Tensor BasicBlock::forward(const at::Tensor& x) {
-  auto h = bn1_->forward(conv1_->forward(x));
-  h = bn2_->forward(conv2_->forward(h));
-  return nn::add_and_activate(std::move(h), shortcut(x, downsample_), norm_);
+  auto h = bn1_->forward(nn::read(x, input_, conv1_), conv2_);
+  return finish(bn2_, std::move(h), x, input_, downsample_, norm_);
 }
 
-Bottleneck::Bottleneck(const BlockOptions& o) : norm_(o.norm) {
+Bottleneck::Bottleneck(const BlockOptions& o) : norm_(o.norm), input_(o.input()) {
   const int64_t width = o.planes * o.width_per_group / 64 * o.groups;
   const int64_t out = o.planes * kExpansion;
   conv1_ = register_module("conv1", conv(o.in, width, 1));
@@ -44,10 +46,9 @@ Bottleneck::Bottleneck(const BlockOptions& o) : norm_(o.norm) {
 }
 
 at::Tensor Bottleneck::forward(const at::Tensor& x) {
-  auto h = bn1_->forward(conv1_->forward(x));
-  h = bn2_->forward(conv2_->forward(h));
-  h = bn3_->forward(conv3_->forward(h));
-  return nn::add_and_activate(std::move(h), shortcut(x, downsample_), norm_);
+  auto h = bn1_->forward(nn::read(x, input_, conv1_), conv2_);
+  h = bn2_->forward(std::move(h), conv3_);
+  return finish(bn3_, std::move(h), x, input_, downsample_, norm_);
 }
 
 }  // namespace palimpsest::models

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/models/backbone.h"
+#include "palimpsest/nn/tap.h"
 
 #include <torch/nn/modules/container/sequential.h>
 
@@ -15,10 +16,14 @@ struct BlockOptions {
   int64_t dilation = 1;        ///< of 3x3 convolutions after it
   int64_t groups = 1;
   int64_t width_per_group = 64;
+  bool reads_sum = false;  ///< the input is the sum of a block that left its activation to its readers
   nn::NormOptions norm;
+
+  nn::Pending input() const { return {reads_sum, norm.activation, norm.activation_param}; }
 };
 
-/// act(bn2(conv2(act(bn1(conv1(x))))) + shortcut), both convolutions 3x3. The shortcut is x, or its
+/// act(bn2(conv2(act(bn1(conv1(x))))) + shortcut), both convolutions 3x3; the sum without act where
+/// nn::passes_sum_on says so. The shortcut is x, or its
 /// projection `downsample` (1x1 convolution, normalization) where the shape changes. Dilation is supported.
 class BasicBlock : public torch::nn::Module {
  public:
@@ -28,9 +33,10 @@ class BasicBlock : public torch::nn::Module {
 
  private:
   nn::NormOptions norm_;
+  nn::Pending input_;
   torch::nn::Conv2d conv1_{nullptr}, conv2_{nullptr};
   nn::Norm bn1_{nullptr}, bn2_{nullptr};
-  torch::nn::Sequential downsample_{nullptr};
+  torch::nn::Sequential downsample_{nullptr};  // projection, then its normalization
 };
 
 /// act(bn3(conv3(act(bn2(conv2(act(bn1(conv1(x)))))))) + shortcut): 1x1, 3x3 in groups, 1x1.
@@ -42,9 +48,10 @@ class Bottleneck : public torch::nn::Module {
 
  private:
   nn::NormOptions norm_;
+  nn::Pending input_;
   torch::nn::Conv2d conv1_{nullptr}, conv2_{nullptr}, conv3_{nullptr};
   nn::Norm bn1_{nullptr}, bn2_{nullptr}, bn3_{nullptr};
-  torch::nn::Sequential downsample_{nullptr};
+  torch::nn::Sequential downsample_{nullptr};  // projection, then its normalization
 };
 
 }  // namespace palimpsest::models

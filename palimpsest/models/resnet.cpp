@@ -9,7 +9,7 @@ namespace {
 template <class Block>
 torch::nn::Sequential blocks_of(int64_t& channels, int64_t planes, int64_t count,
                                 const StageGeometry& geometry, const ResNetShape& shape,
-                                const nn::NormOptions& norm) {
+                                const nn::NormOptions& norm, bool first_stage) {
   torch::nn::Sequential blocks;
   for (int64_t i = 0; i < count; ++i) {
     BlockOptions o;
@@ -20,6 +20,7 @@ torch::nn::Sequential blocks_of(int64_t& channels, int64_t planes, int64_t count
     o.dilation = geometry.dilation;
     o.groups = shape.groups;
     o.width_per_group = shape.width_per_group;
+    o.reads_sum = nn::passes_sum_on(norm) && (i > 0 || !first_stage);
     o.norm = norm;
     blocks->push_back(std::make_shared<Block>(o));
     channels = planes * Block::kExpansion;
@@ -29,7 +30,9 @@ torch::nn::Sequential blocks_of(int64_t& channels, int64_t planes, int64_t count
 
 }  // namespace
 
-ResNet::ResNet(const ResNetShape& shape, const BackboneOptions& options) : shape_(shape) {
+ResNet::ResNet(const ResNetShape& shape, const BackboneOptions& options)
+    : shape_(shape),
+      output_{nn::passes_sum_on(options.norm), options.norm.activation, options.norm.activation_param} {
   constexpr int64_t kStemChannels = 64;
   conv1_ = register_module("conv1", conv(3, kStemChannels, 7, 2));
   bn1_ = register_module("bn1", nn::Norm(kStemChannels, options.norm));
@@ -40,8 +43,8 @@ ResNet::ResNet(const ResNetShape& shape, const BackboneOptions& options) : shape
     const int64_t planes = kStemChannels << i;
     layers_[i] =
         shape.bottleneck
-            ? blocks_of<Bottleneck>(channels, planes, shape.blocks[i], geometry, shape, options.norm)
-            : blocks_of<BasicBlock>(channels, planes, shape.blocks[i], geometry, shape, options.norm);
+            ? blocks_of<Bottleneck>(channels, planes, shape.blocks[i], geometry, shape, options.norm, i == 0)
+            : blocks_of<BasicBlock>(channels, planes, shape.blocks[i], geometry, shape, options.norm, i == 0);
     register_module("layer" + std::to_string(i + 1), layers_[i]);
   }
   register_classifier(channels, options.classes);
@@ -53,7 +56,7 @@ at::Tensor ResNet::features(const at::Tensor& images) {
   auto x = bn1_->forward(conv1_->forward(images));
   x = nn::max_pool2d(x, bn1_->strategy, 3, 2, 1);
   for (auto& layer : layers_) x = layer->forward(x);
-  return x;
+  return nn::read(x, output_);
 }
 
 }  // namespace palimpsest::models

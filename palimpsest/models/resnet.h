@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/models/backbone.h"
+#include "palimpsest/nn/tap.h"
 
 #include <torch/nn/modules/container/sequential.h>
 
@@ -22,8 +23,9 @@ struct ResNetShape {
 /// there.
 ///
 /// Kept for backward per bottleneck of C outer and W inner channels, beside the block's input: `standard` 2C
-/// + 4W, in place 2C + 2W: the outputs of the two inner normalizations replace their inputs, the last one's
-/// output its input. Sources: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016;
+/// + 4W, the others C + 2W: the inner normalizations keep one tensor each, and the last one is recovered from
+/// the block's output and its shortcut, which their other readers keep. A projection's normalization keeps C
+/// more. Sources: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016;
 /// Xie, Girshick, Dollar, Tu, He, "Aggregated Residual Transformations for Deep Neural Networks", CVPR 2017.
 class ResNet : public Backbone {
  public:
@@ -32,6 +34,7 @@ class ResNet : public Backbone {
 
  private:
   ResNetShape shape_;
+  nn::Pending output_;  // what the last block leaves to its reader
   torch::nn::Conv2d conv1_{nullptr};
   nn::Norm bn1_{nullptr};
   std::array<torch::nn::Sequential, 4> layers_{nullptr, nullptr, nullptr, nullptr};

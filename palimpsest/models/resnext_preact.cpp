@@ -10,19 +10,34 @@ PreactBottleneck::PreactBottleneck(const Options& o) {
   const auto [c1, c2, c3] = o.channels;
   const bool projects = o.stride != 1 || o.in != c3;
   bn1_ = register_module("bn1", nn::Norm(o.in, projects ? o.norm : o.norm.out_of_place()));
-  convs_ = register_module("convs", torch::nn::Sequential());
-  convs_->push_back("conv1", conv(o.in, c1, 1));
-  convs_->push_back("bn2", nn::Norm(c1, o.norm));
-  convs_->push_back("conv2", conv(c1, c2, 3, o.stride, o.dilation, o.groups));
-  convs_->push_back("bn3", nn::Norm(c2, o.norm));
-  convs_->push_back("conv3", conv(c2, c3, 1));
+  bn2_ = nn::Norm(c1, o.norm);
+  bn3_ = nn::Norm(c2, o.norm);
+  conv1_ = conv(o.in, c1, 1);
+  conv2_ = conv(c1, c2, 3, o.stride, o.dilation, o.groups);
+  conv3_ = conv(c2, c3, 1);
+  auto convs = register_module("convs", torch::nn::Sequential());
+  convs->push_back("conv1", conv1_);
+  convs->push_back("bn2", bn2_);
+  convs->push_back("conv2", conv2_);
+  convs->push_back("bn3", bn3_);
+  convs->push_back("conv3", conv3_);
   if (projects) proj_conv_ = register_module("proj_conv", conv(o.in, c3, 1, o.stride));
 }
 
 at::Tensor PreactBottleneck::forward(at::Tensor x) {
-  const auto z = bn1_->forward(x);
+  at::Tensor h, shortcut;
+  if (proj_conv_.is_empty()) {
+    shortcut = x;
+    h = bn1_->forward(std::move(x), conv1_);
+  } else {
+    // Two readers of one normalization: each would keep its output, so they share it.
+    const auto z = bn1_->forward(std::move(x));
+    h = conv1_->forward(z);
+    shortcut = proj_conv_->forward(z);
+  }
+  h = bn2_->forward(std::move(h), conv2_);
   // Nothing reads conv3's output in backward, so the sum may take its place.
-  return convs_->forward(z).add_(proj_conv_.is_empty() ? x : proj_conv_->forward(z));
+  return bn3_->forward(std::move(h), conv3_).add_(shortcut);
 }
 
 PreactResNeXt::PreactResNeXt(std::string name, const std::array<int64_t, 4>& blocks,

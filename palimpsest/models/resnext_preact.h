@@ -29,8 +29,8 @@ class PreactBottleneck : public torch::nn::Module {
   at::Tensor forward(at::Tensor x);
 
  private:
-  nn::Norm bn1_{nullptr};
-  torch::nn::Sequential convs_{nullptr};
+  nn::Norm bn1_{nullptr}, bn2_{nullptr}, bn3_{nullptr};
+  torch::nn::Conv2d conv1_{nullptr}, conv2_{nullptr}, conv3_{nullptr};
   torch::nn::Conv2d proj_conv_{nullptr};
 };
 

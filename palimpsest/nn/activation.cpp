@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
+#include "palimpsest/kernels/activation_name.h"
 
 #include <cmath>
 #include <sstream>
@@ -9,27 +10,18 @@
 namespace palimpsest::nn {
 
 Activation parse_activation(std::string_view name) {
-  if (name == "leaky_relu") return Activation::kLeakyReLU;
-  if (name == "elu") return Activation::kELU;
-  if (name == "identity") return Activation::kIdentity;
+  if (const auto activation = kernels::find_activation(name)) return *activation;
   throw Error(ErrorKind::kUsage, unknown_name_message("activation", name, activation_names()));
 }
 
 std::string to_string(Activation activation) {
-  switch (activation) {
-    case Activation::kLeakyReLU:
-      return "leaky_relu";
-    case Activation::kELU:
-      return "elu";
-    case Activation::kIdentity:
-      return "identity";
-  }
-  throw Error(ErrorKind::kInternal,
-              "activation has no name: " + std::to_string(static_cast<int>(activation)));
+  return std::string(kernels::activation_name(activation));
 }
 
 std::vector<std::string> activation_names() {
-  return {"leaky_relu", "elu", "identity"};
+  std::vector<std::string> names;
+  for (const auto& [activation, name] : kernels::kActivationNames) names.emplace_back(name);
+  return names;
 }
 
 void check_activation_param(Activation activation, double param) {
@@ -51,10 +43,44 @@ at::Tensor activate_(at::Tensor y, Activation activation, double param) {
       return at::leaky_relu_(y, param);
     case Activation::kELU:
       return at::elu_(y, param);
-    case Activation::kIdentity:
-      break;
+    case Activation::kSigmoid:
+      return at::sigmoid_(y);
+    case Activation::kTanh:
+      return at::tanh_(y);
+    case Activation::kReLU:
+      return at::relu_(y);
+    default:  // these save their input, which in-place forms would have to copy
+      return activate(y, activation, param);
   }
-  return y;
+}
+
+at::Tensor activate(const at::Tensor& y, Activation activation, double param) {
+  switch (activation) {
+    case Activation::kLeakyReLU:
+      return at::leaky_relu(y, param);
+    case Activation::kELU:
+      return at::elu(y, param);
+    case Activation::kIdentity:
+      return y;
+    case Activation::kSigmoid:
+      return at::sigmoid(y);
+    case Activation::kTanh:
+      return at::tanh(y);
+    case Activation::kSoftplus:
+      return at::softplus(y);
+    case Activation::kReLU:
+      return at::relu(y);
+    case Activation::kGELU:
+      return at::gelu(y);
+    case Activation::kGELUTanh:
+      return at::gelu(y, "tanh");
+    case Activation::kSiLU:
+      return at::silu(y);
+    case Activation::kHardSwish:
+      return at::hardswish(y);
+  }
+  throw Error(ErrorKind::kInternal,
+              "activation has no operator: " + std::to_string(static_cast<int>(activation)));
 }
 
 }  // namespace palimpsest::nn

@@ -110,15 +110,16 @@ class BatchNormState : public torch::nn::Cloneable<Derived> {
     return layer;
   }
 
-  /// The fused layer, over x or out of place as the options say.
-  at::Tensor forward_fused(at::Tensor x, const ops::AbnOptions& layer) const {
+  /// The fused layer, over x or out of place as the options (and what is kept) say.
+  at::Tensor forward_fused(at::Tensor x, const ops::AbnOptions& layer,
+                           const std::optional<at::Tensor>& residual = std::nullopt) const {
     const auto w = optional(weight), b = optional(bias), mean = optional(running_mean),
                var = optional(running_var);
-    return options.in_place() ? ops::abn_(std::move(x), w, b, mean, var, layer)
-                              : ops::abn(x, w, b, mean, var, layer);
+    return options.in_place() && layer.keep != ops::Kept::kInput
+               ? ops::abn_(std::move(x), w, b, mean, var, layer, residual)
+               : ops::abn(x, w, b, mean, var, layer, residual);
   }
 
- private:
   static std::optional<at::Tensor> optional(const at::Tensor& tensor) {
     return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
   }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/nn/batch_norm_state.h"
+#include "palimpsest/nn/strategy.h"
 
 #include <torch/nn/pimpl.h>
 
@@ -10,9 +11,10 @@ namespace palimpsest::nn {
 
 /// Batch normalization + activation that keeps nothing but its output for backward:
 ///   y = weight * (x - mean) / sqrt(var + eps) + bias,   z = act(y),   z written over x
-/// Gradients are those of BatchNorm2d followed by the activation. x: (N, C, ...) of rank 2 to 5, f32 or f64,
-/// any strides (NCHW and channels-last without a copy). Training needs at least two values per channel. Train
-/// mode normalizes with the batch's statistics and updates the running ones; eval mode uses the running ones.
+/// Gradients are those of BatchNorm2d followed by the activation. x: (N, C, ...) of rank 2 to 5, f32, f64,
+/// f16 or bf16, any strides (NCHW and channels-last without a copy). Training needs at least two values per
+/// channel. Train mode normalizes with the batch's statistics and updates the running ones; eval mode uses
+/// the running ones.
 ///
 /// Writing over the input is right where the layer that made x does not need it in backward (a convolution, a
 /// linear layer, an addition, max pooling), which is where normalizations stand. Mind three cases:
@@ -27,7 +29,9 @@ namespace palimpsest::nn {
 /// DNNs", CVPR 2018.
 class InPlaceABNImpl : public BatchNormState<InPlaceABNImpl> {
  public:
-  /* implicit */ InPlaceABNImpl(const InPlaceABNOptions& options) : BatchNormState(options) {}
+  /* implicit */ InPlaceABNImpl(const InPlaceABNOptions& options) : BatchNormState(options) {
+    check_pair(Strategy::kInplace2, options.activation());
+  }
 
   at::Tensor forward(at::Tensor x);
   void pretty_print(std::ostream& stream) const override;

@@ -1,5 +1,8 @@
 #include "palimpsest/nn/norm.h"
 
+#include "palimpsest/nn/tap.h"
+#include "palimpsest/ops/abn_conv.h"
+
 #include <torch/nn/functional/batchnorm.h>
 
 namespace palimpsest::nn {
@@ -21,28 +24,60 @@ NormImpl::NormImpl(int64_t channels, const NormOptions& options)
                          .activation(options.activation)
                          .activation_param(options.activation_param)
                          .in_place(options.in_place)),
-      strategy(options.strategy) {}
+      strategy(options.strategy) {
+  check_pair(strategy, options.activation);
+}
+
+at::Tensor NormImpl::forward_standard(at::Tensor x, const ops::AbnOptions& layer) {
+  // The functional form rather than at::batch_norm: it refuses one value per channel, as the fused layer
+  // does.
+  namespace F = torch::nn::functional;
+  // Recomputed, the batch must not move the running statistics again. Copies and not undefined tensors:
+  // autograd saves the two, and a second run that saved fewer tensors would not fit the first.
+  const bool again = layer.training && running_mean.defined() && ops::recomputing();
+  return F::batch_norm(x, again ? running_mean.clone() : running_mean,
+                       again ? running_var.clone() : running_var,
+                       F::BatchNormFuncOptions()
+                           .weight(weight)
+                           .bias(bias)
+                           .training(layer.training)
+                           .momentum(layer.momentum)
+                           .eps(layer.eps));
+}
 
 at::Tensor NormImpl::forward(at::Tensor x) {
-  const ops::AbnOptions layer = begin_forward();
-  if (strategy == Strategy::kStandard) {
-    // The functional form rather than at::batch_norm: it refuses one value per channel, as the fused layer
-    // does.
-    namespace F = torch::nn::functional;
-    // Recomputed, the batch must not move the running statistics again. Copies and not undefined tensors:
-    // autograd saves the two, and a second run that saved fewer tensors would not fit the first.
-    const bool again = layer.training && running_mean.defined() && ops::recomputing();
-    auto y = F::batch_norm(x, again ? running_mean.clone() : running_mean,
-                           again ? running_var.clone() : running_var,
-                           F::BatchNormFuncOptions()
-                               .weight(weight)
-                               .bias(bias)
-                               .training(layer.training)
-                               .momentum(layer.momentum)
-                               .eps(layer.eps));
-    return activate_(std::move(y), layer.activation, layer.activation_param);
-  }
+  ops::AbnOptions layer = begin_forward();
+  if (strategy == Strategy::kStandard)
+    return activate_(forward_standard(std::move(x), layer), layer.activation, layer.activation_param);
+  // Without an activation z is y: nothing is gained by keeping anything else.
+  layer.keep = layer.activation == Activation::kIdentity ? ops::Kept::kOutput : keep_of(strategy);
   return forward_fused(std::move(x), layer);
+}
+
+at::Tensor NormImpl::forward(at::Tensor x, torch::nn::Conv2d& conv) {
+  const bool fused = strategy == Strategy::kCheckpoint || strategy == Strategy::kCheckpointNormalized ||
+                     strategy == Strategy::kStoreY;
+  if (!fused) return conv->forward(forward(std::move(x)));
+  ops::AbnOptions layer = begin_forward();
+  layer.keep = keep_of(strategy);
+  const ops::NormalizationTensors norm{optional(weight), optional(bias), optional(running_mean),
+                                       optional(running_var)};
+  const auto geometry = convolution_options(*conv);
+  return options.in_place()
+             ? ops::abn_conv_(std::move(x), norm, conv->weight, optional(conv->bias), geometry, layer)
+             : ops::abn_conv(x, norm, conv->weight, optional(conv->bias), geometry, layer);
+}
+
+at::Tensor NormImpl::forward_sum(at::Tensor x, const at::Tensor& residual, bool relu_residual,
+                                 Activation activation, double activation_param) {
+  ops::AbnOptions layer = begin_forward();
+  if (strategy == Strategy::kStandard)
+    return activate_(forward_standard(std::move(x), layer).add_(residual), activation, activation_param);
+  layer.activation = activation;
+  layer.activation_param = activation_param;
+  layer.relu_residual = relu_residual;
+  layer.keep = strategy == Strategy::kInplace1 ? ops::Kept::kOutputForm1 : ops::Kept::kOutput;
+  return forward_fused(std::move(x), layer, residual);
 }
 
 void NormImpl::pretty_print(std::ostream& stream) const {

@@ -3,6 +3,7 @@
 #include "palimpsest/nn/batch_norm_state.h"
 #include "palimpsest/nn/strategy.h"
 
+#include <torch/nn/modules/conv.h>
 #include <torch/nn/pimpl.h>
 
 #include <ostream>
@@ -23,18 +24,33 @@ struct NormOptions {
 };
 
 /// Normalization + activation by strategy: `standard` is libtorch's batch norm, then the activation in place
-/// (what a careful libtorch user writes: keeps x and z); `inplace_2` is InPlaceABN (keeps z). The same
-/// gradients, the same state-dict keys and the same requirements of the input, so that one word switches a
-/// model.
+/// (what a careful libtorch user writes: keeps x and z); the others are the fused layer, which keeps one
+/// tensor. The same gradients, the same state-dict keys and the same requirements of the input, so that one
+/// word switches a model. A pair of strategy and activation that cannot be exact is refused at construction
+/// (check_pair).
 class NormImpl : public BatchNormState<NormImpl> {
  public:
   NormImpl(int64_t channels, const NormOptions& options);
 
-  /// (N, C, ...) to the same shape; overwrites x if the strategy and the options say so: see InPlaceABN.
+  /// act(bn(x)): (N, C, ...) to the same shape; overwrites x if the strategy and the options say so: see
+  /// InPlaceABN. For a reader that keeps what it reads, prefer the form below.
   at::Tensor forward(at::Tensor x);
+
+  /// conv(act(bn(x))): in one node of the graph, so that the convolution does not keep its input, where the
+  /// strategy makes that again.
+  at::Tensor forward(at::Tensor x, torch::nn::Conv2d& conv);
+
+  /// act(bn(x) + residual) in one node, over x; `standard` is the plain layers. `relu_residual`:
+  /// max(residual, 0) is added (not by `standard`). Replaces the module's own activation.
+  at::Tensor forward_sum(at::Tensor x, const at::Tensor& residual, bool relu_residual, Activation activation,
+                         double activation_param);
+
   void pretty_print(std::ostream& stream) const override;
 
   Strategy strategy;  ///< may be changed at any time between forward passes
+
+ private:
+  at::Tensor forward_standard(at::Tensor x, const ops::AbnOptions& layer);
 };
 
 TORCH_MODULE(Norm);

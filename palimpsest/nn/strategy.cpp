@@ -3,20 +3,72 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
 
-namespace palimpsest::nn {
+#include <utility>
 
-Strategy parse_strategy(std::string_view name) {
-  if (name == "standard") return Strategy::kStandard;
-  if (name == "inplace_2" || name == "inplace") return Strategy::kInplace2;
-  throw Error(ErrorKind::kUsage, unknown_name_message("strategy", name, strategy_names()));
+namespace palimpsest::nn {
+namespace {
+
+constexpr std::pair<std::string_view, Strategy> kStrategies[] = {
+    {"standard", Strategy::kStandard},
+    {"checkpoint", Strategy::kCheckpoint},
+    {"checkpoint_normalized", Strategy::kCheckpointNormalized},
+    {"inplace_1", Strategy::kInplace1},
+    {"inplace_2", Strategy::kInplace2},
+    {"inplace", Strategy::kInplace2},
+    {"store_y", Strategy::kStoreY},
+};
+
+}  // namespace
+
+Strategy parse_strategy(std::string_view wanted) {
+  for (const auto& [name, strategy] : kStrategies)
+    if (name == wanted) return strategy;
+  throw Error(ErrorKind::kUsage, unknown_name_message("strategy", wanted, strategy_names()));
 }
 
-std::string to_string(Strategy strategy) {
-  return strategy == Strategy::kStandard ? "standard" : "inplace_2";
+std::string to_string(Strategy wanted) {
+  for (const auto& [name, strategy] : kStrategies)
+    if (strategy == wanted) return std::string(name);
+  throw Error(ErrorKind::kInternal, "strategy has no name: " + std::to_string(static_cast<int>(wanted)));
 }
 
 std::vector<std::string> strategy_names() {
-  return {"standard", "inplace_2", "inplace"};
+  std::vector<std::string> names;
+  for (const auto& [name, strategy] : kStrategies) names.emplace_back(name);
+  return names;
+}
+
+ops::Kept keep_of(Strategy strategy) {
+  switch (strategy) {
+    case Strategy::kCheckpoint:
+      return ops::Kept::kInput;
+    case Strategy::kCheckpointNormalized:
+      return ops::Kept::kNormalized;
+    case Strategy::kInplace1:
+      return ops::Kept::kOutputForm1;
+    case Strategy::kInplace2:
+      return ops::Kept::kOutput;
+    case Strategy::kStoreY:
+      return ops::Kept::kScaled;
+    case Strategy::kStandard:
+      break;
+  }
+  throw Error(ErrorKind::kInternal, "libtorch decides what strategy 'standard' keeps");
+}
+
+bool fits(Strategy strategy, Activation activation) {
+  return kernels::is_invertible(activation) ||
+         (strategy != Strategy::kInplace1 && strategy != Strategy::kInplace2);
+}
+
+void check_pair(Strategy strategy, Activation activation) {
+  if (fits(strategy, activation)) return;
+  std::string others;
+  for (const auto& [name, other] : kStrategies)
+    if (fits(other, activation)) others += (others.empty() ? "" : ", ") + std::string(name);
+  throw Error(ErrorKind::kUsage, "strategy '" + to_string(strategy) +
+                                     "' keeps the output only, from which '" + to_string(activation) +
+                                     "' cannot be inverted; with it take one of: " + others);
 }
 
 }  // namespace palimpsest::nn

@@ -2,7 +2,7 @@
 
 #include "palimpsest/nn/inplace_abn.h"
 #include "palimpsest/nn/norm.h"
-#include "palimpsest/nn/residual_end.h"
+#include "palimpsest/nn/tap.h"
 #include "palimpsest/ops/recomputing.h"
 #include "tests/memory/recompute_support.h"
 
@@ -75,7 +75,7 @@ TEST(Recompute, AResidualBlockWithOurEndGivesTheBytesOfThePlainRun) {
     segment(
         recomputed,
         [=](const at::Tensor& t) mutable {
-          return nn::add_and_activate(norm->forward(first->forward(t)), t, nn::NormOptions{});
+          return nn::end_block(norm, first->forward(t), t, {}, nn::NormOptions{});
         },
         x)
         .sin()
