@@ -19,7 +19,7 @@ PreactBottleneck::PreactBottleneck(const Options& o) {
   if (projects) proj_conv_ = register_module("proj_conv", conv(o.in, c3, 1, o.stride));
 }
 
-at::Tensor PreactBottleneck::forward(at::Tensor x) {
+at::Tensor PreactBottleneck::forward(const at::Tensor& x) {
   const auto z = bn1_->forward(x);
   // Nothing reads conv3's output in backward, so the sum may take its place.
   return convs_->forward(z).add_(proj_conv_.is_empty() ? x : proj_conv_->forward(z));
