@@ -72,7 +72,8 @@ namespace cpu {
 void max_pool_forward(const MaxPoolLayer& layer, const void* x, void* z, uint8_t* argmax);
 
 /// dx[n,c,ih,iw] = sum of dz over the windows whose argmax is that pixel, in row order of the windows; every
-/// element of dx is written. Bytes of argmax that name no pixel of the image take no part.
+/// element of dx is written. `argmax` is max_pool_forward's; other bytes send a
+/// gradient to a wrong pixel or to none, but never outside dx.
 void max_pool_backward(const MaxPoolLayer& layer, const void* dz, const uint8_t* argmax, void* dx);
 
 }  // namespace cpu

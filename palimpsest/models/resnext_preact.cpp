@@ -24,14 +24,12 @@ PreactBottleneck::PreactBottleneck(const Options& o) {
   if (projects) proj_conv_ = register_module("proj_conv", conv(o.in, c3, 1, o.stride));
 }
 
-at::Tensor PreactBottleneck::forward(at::Tensor x) {
-  at::Tensor h, shortcut;
+at::Tensor PreactBottleneck::forward(const at::Tensor& x) {
+  at::Tensor h, shortcut = x;
   if (proj_conv_.is_empty()) {
-    shortcut = x;
-    h = bn1_->forward(std::move(x), conv1_);
+    h = bn1_->forward(x, conv1_);
   } else {
-    // Two readers of one normalization: each would keep its output, so they share it.
-    const auto z = bn1_->forward(std::move(x));
+    const auto z = bn1_->forward(x);
     h = conv1_->forward(z);
     shortcut = proj_conv_->forward(z);
   }

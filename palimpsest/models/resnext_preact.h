@@ -26,7 +26,7 @@ class PreactBottleneck : public torch::nn::Module {
     nn::NormOptions norm;
   };
   explicit PreactBottleneck(const Options& options);
-  at::Tensor forward(at::Tensor x);
+  at::Tensor forward(const at::Tensor& x);
 
  private:
   nn::Norm bn1_{nullptr}, bn2_{nullptr}, bn3_{nullptr};

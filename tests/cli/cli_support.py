@@ -27,9 +27,9 @@ def environment():
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-def run(*arguments, cwd=None, **options):
-    """Runs the program to its end; stdout and stderr are texts."""
-    return subprocess.run([PROGRAM, *map(str, arguments)], cwd=cwd, env=environment(), capture_output=True, text=True,
+def run(*arguments, cwd=None, variables=None, **options):
+    """Runs the program to its end, with `variables` in its environment; stdout and stderr are texts."""
+    return subprocess.run([PROGRAM, *map(str, arguments)], cwd=cwd, env={**environment(), **(variables or {})}, capture_output=True, text=True,
                           timeout=120, **options)
 
 

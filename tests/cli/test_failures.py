@@ -1,5 +1,6 @@
 """Checkpoints that do not fit, disks that are full, losses that are no numbers: one line, a code, nothing lost."""
 import json
+import re
 import resource
 import struct
 
@@ -74,6 +75,15 @@ def test_a_damaged_checkpoint_is_named(copy_of_run, damage, command):
                  "resume": ("train", "--resume", "--output", copy_of_run)}[command]
     fails(CHECKPOINT, *arguments, says=[checkpoint])
     assert damage == "missing" or checkpoint.read_bytes() == damaged[damage]
+
+
+@pytest.mark.parametrize("command", ["train", "info"])
+def test_an_instruction_set_that_nobody_knows_is_named(folder, command):
+    arguments = {"train": ("train", *TINY, "--output", folder / "run"), "info": ("info", "--size", "32")}[command]
+    line = fails(USAGE, *arguments, variables={"PALIMPSEST_ISA": "x86-64-v9"}, says=["PALIMPSEST_ISA", "'x86-64-v9'"])
+    known = re.search(r"runs here \((.*)\)", line).group(1).split(", ")
+    # Any of those that it lists is taken.
+    succeeds("info", "--size", "32", variables={"PALIMPSEST_ISA": known[-1]})
 
 
 def test_weights_without_a_configuration_need_one(folder):

@@ -1,7 +1,8 @@
 #include "palimpsest/data/dataset.h"
 #include "palimpsest/io/image.h"
-#include "tests/io/expect_error.h"
-#include "tests/io/temporary_folder.h"
+#include "tests/support/dataset.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temporary_folder.h"
 
 #include <ATen/ATen.h>
 
@@ -12,20 +13,10 @@ namespace {
 
 using testing::bytes_of;
 using testing::expect_error;
+using testing::get;
+using testing::plain;
 using testing::put;
 using testing::TemporaryFolder;
-
-TransformOptions plain(int64_t ignore_id = 255) {
-  TransformOptions options;
-  options.training = false;
-  options.ignore_id = ignore_id;
-  return options;
-}
-
-Sample get(const Dataset& dataset, int64_t index) {
-  Random random(0);
-  return dataset.get(index, random);
-}
 
 void put_image(const std::filesystem::path& path, int64_t height, int64_t width, int value = 100) {
   io::write_png(path, at::full({height, width, 3}, value, at::kByte));

@@ -1,7 +1,7 @@
 #include "palimpsest/data/loader.h"
 
 #include "palimpsest/base/error.h"
-#include "tests/io/expect_error.h"
+#include "tests/support/expect_error.h"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

@@ -1,6 +1,7 @@
 #include "palimpsest/data/dataset.h"
 #include "palimpsest/data/streets/scene.h"
-#include "tests/io/expect_error.h"
+#include "tests/support/dataset.h"
+#include "tests/support/expect_error.h"
 
 #include <ATen/ATen.h>
 
@@ -10,18 +11,8 @@ namespace palimpsest::data {
 namespace {
 
 using testing::expect_error;
-
-TransformOptions plain(int64_t ignore_id = 255) {
-  TransformOptions options;
-  options.training = false;
-  options.ignore_id = ignore_id;
-  return options;
-}
-
-Sample get(const Dataset& dataset, int64_t index) {
-  Random random(0);
-  return dataset.get(index, random);
-}
+using testing::get;
+using testing::plain;
 
 // FNV-1a: a number that changes with any byte.
 uint64_t fingerprint(const at::Tensor& bytes) {

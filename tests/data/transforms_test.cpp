@@ -1,6 +1,6 @@
 #include "palimpsest/data/transforms.h"
 
-#include "tests/io/expect_error.h"
+#include "tests/support/expect_error.h"
 
 #include <ATen/ATen.h>
 

@@ -1,8 +1,8 @@
 #include "palimpsest/io/atomic_file.h"
 
-#include "tests/io/expect_error.h"
-#include "tests/io/file_size_limit.h"
-#include "tests/io/temporary_folder.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
+#include "tests/support/temporary_folder.h"
 
 #include <sys/stat.h>
 #include <sys/time.h>

@@ -2,10 +2,10 @@
 
 #include "palimpsest/base/random.h"
 #include "palimpsest/io/atomic_file.h"
-#include "tests/io/expect_error.h"
-#include "tests/io/file_size_limit.h"
 #include "tests/io/png_writer.h"
-#include "tests/io/temporary_folder.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
+#include "tests/support/temporary_folder.h"
 
 #include <ATen/ATen.h>
 

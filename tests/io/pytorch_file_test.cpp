@@ -1,8 +1,8 @@
 #include "palimpsest/io/pytorch_file.h"
 
 #include "palimpsest/io/child_process.h"
-#include "tests/io/expect_error.h"
-#include "tests/io/temporary_folder.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/temporary_folder.h"
 
 #include <fcntl.h>
 #include <unistd.h>

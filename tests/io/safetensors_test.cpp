@@ -1,9 +1,9 @@
 #include "palimpsest/io/safetensors.h"
 
 #include "palimpsest/base/random.h"
-#include "tests/io/expect_error.h"
-#include "tests/io/file_size_limit.h"
-#include "tests/io/temporary_folder.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/file_size_limit.h"
+#include "tests/support/temporary_folder.h"
 
 #include <ATen/ATen.h>
 

@@ -1,5 +1,7 @@
 # Fails when an object that was compiled for one instruction set offers a symbol that the linker may merge with those of
 # other objects (weak or unique): an older machine could then be given that copy, and die of an illegal instruction.
+# Also within the set's own namespace: several units of one set share it, and of two inline functions that happen to
+# have one name the linker takes either, without a word.
 #   cmake -DNM=nm -DOBJECTS=a.o;b.o -P check_symbols.cmake
 set(_bad "")
 foreach(_object IN LISTS OBJECTS)

@@ -1,25 +1,22 @@
 #pragma once
 
-#include "palimpsest/base/error.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/state_dict.h"
+#include "tests/support/expect_error.h"
+#include "tests/support/relative_error.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <cmath>
-#include <string>
-#include <utility>
 
 namespace palimpsest::models {
 
 /// f64, the same maths in another order, through a whole network.
 constexpr double kSameNetwork = 1e-9;
 
-/// ||got - want|| / ||want||.
-inline double relative_error(const at::Tensor& got, const at::Tensor& want) {
-  return ((got.detach() - want.detach()).norm() / (want.detach().norm() + 1e-300)).item<double>();
-}
+using testing::relative_error;
+using testing::usage_error;
 
 /// Values in [-1, 1) that look random and are a formula of (series, place), in exact integer arithmetic, so
 /// that a program in another language can make the same: x = (48271 j + 69621 series + 12345) mod p, p = 2^31
@@ -56,19 +53,6 @@ inline void fill_by_formula(torch::nn::Module& model) {
 /// Two f64 images: values_by_formula(size, 0).
 inline at::Tensor images_by_formula(int64_t side = 64) {
   return values_by_formula(2 * 3 * side * side, 0).reshape({2, 3, side, side});
-}
-
-/// Runs `action` and returns the message of the Error(kUsage) that it throws.
-template <class Action>
-std::string usage_error(Action&& action) {
-  try {
-    std::forward<Action>(action)();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUsage) << error.what();
-    return error.what();
-  }
-  ADD_FAILURE() << "expected palimpsest::Error, nothing was thrown";
-  return "";
 }
 
 }  // namespace palimpsest::models

@@ -60,7 +60,7 @@ TEST(Failure, ADiskThatIsFullWhenACheckpointIsSavedIsAnErrorAndTheOldOneStays) {
   const TemporaryFolder folder;
   const auto options = tiny_options(folder / "run");
   TinyRun run;
-  std::optional<FullDisk> full;
+  std::optional<FileSizeLimit> full;
   run.at_step(3, [&](const at::Tensor& logits) {
     // Room for the checkpoint of step 0 but not for one with momentum.
     full.emplace(std::filesystem::file_size(folder / "run" / "checkpoint.safetensors") + 100);

@@ -3,10 +3,10 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/image.h"
+#include "tests/support/temporary_folder.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
@@ -18,6 +18,8 @@
 
 namespace palimpsest::train {
 namespace {
+
+using testing::TemporaryFolder;
 
 constexpr int64_t kMiB = 1 << 20;
 
@@ -86,13 +88,6 @@ std::string decode_base64(const std::string& text) {
   return bytes;
 }
 
-struct TemporaryFolder {
-  std::filesystem::path path =
-      std::filesystem::temp_directory_path() / ("palimpsest_report_" + std::to_string(::getpid()));
-  TemporaryFolder() { std::filesystem::create_directories(path); }
-  ~TemporaryFolder() { std::filesystem::remove_all(path); }
-};
-
 /// The pictures of a page, decoded, in order.
 std::vector<at::Tensor> pictures_of(const std::string& html) {
   const TemporaryFolder folder;
@@ -100,8 +95,8 @@ std::vector<at::Tensor> pictures_of(const std::string& html) {
   std::vector<at::Tensor> pictures;
   for (size_t at = html.find(mark); at != std::string::npos; at = html.find(mark, at)) {
     at += mark.size();
-    io::write_file_atomically(folder.path / "p.png", decode_base64(html.substr(at, html.find('"', at) - at)));
-    pictures.push_back(io::read_image(folder.path / "p.png"));
+    io::write_file_atomically(folder / "p.png", decode_base64(html.substr(at, html.find('"', at) - at)));
+    pictures.push_back(io::read_image(folder / "p.png"));
   }
   return pictures;
 }
@@ -216,18 +211,18 @@ TEST(Report, TheJsonHoldsTheExactFigures) {
 TEST(Report, WritingItMakesTheFourFiles) {
   const TemporaryFolder folder;
   const Report report = sample_report();
-  write_report(folder.path / "new", report);
-  EXPECT_EQ(io::read_file(folder.path / "new/index.html"), to_html(report));
-  EXPECT_EQ(io::read_file(folder.path / "new/memory.svg"), memory_svg(report));
-  EXPECT_EQ(io::read_file(folder.path / "new/loss.svg"), loss_svg(report));
-  EXPECT_EQ(io::read_file(folder.path / "new/results.json"), to_json(report));
+  write_report(folder / "new", report);
+  EXPECT_EQ(io::read_file(folder / "new/index.html"), to_html(report));
+  EXPECT_EQ(io::read_file(folder / "new/memory.svg"), memory_svg(report));
+  EXPECT_EQ(io::read_file(folder / "new/loss.svg"), loss_svg(report));
+  EXPECT_EQ(io::read_file(folder / "new/results.json"), to_json(report));
 }
 
 TEST(Report, AFolderThatCannotBeMadeIsAnOutputError) {
   const TemporaryFolder folder;
-  io::write_file_atomically(folder.path / "file", "x");
+  io::write_file_atomically(folder / "file", "x");
   try {
-    write_report(folder.path / "file" / "below", sample_report());
+    write_report(folder / "file" / "below", sample_report());
     FAIL();
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kOutput);

@@ -13,7 +13,7 @@ namespace palimpsest::train {
 namespace {
 
 using testing::expect_error;
-using testing::FullDisk;
+using testing::FileSizeLimit;
 using testing::TemporaryFolder;
 
 StepRecord step(int64_t number) {
@@ -100,7 +100,7 @@ TEST(RunLog, AFullDiskIsAnErrorThatNamesTheFile) {
   const TemporaryFolder folder;
   RunLog log(folder / "log.jsonl");
   log.write(step(1));
-  const FullDisk full(std::filesystem::file_size(folder / "log.jsonl") + 10);
+  const FileSizeLimit full(std::filesystem::file_size(folder / "log.jsonl") + 10);
   expect_error(ErrorKind::kOutput, {"log.jsonl", "File too large"}, [&] { log.write(step(2)); });
 }
 

@@ -117,7 +117,7 @@ void forward_planes(const MaxPoolLayer& layer, int64_t planes, const void* x, vo
   const Pair2 in = layer.in, out = layer.out;
   PhaseRows<S> rows(layer);
   rows.place_in(scratch);
-  int64_t column[kMaxPoolPositions];
+  int64_t column[kMaxPoolPositions] = {};
   for (int64_t kx = 0; kx < p.kernel.w; ++kx) column[kx] = rows.position(kx);
   // The first kx inside the image, -1 where there is none.
   auto* const first_kx = reinterpret_cast<Position*>(static_cast<char*>(scratch) + rows.bytes());
@@ -133,7 +133,7 @@ void forward_planes(const MaxPoolLayer& layer, int64_t planes, const void* x, vo
     for (int64_t oh = 0; oh < out.h; ++oh, to += out.w, argmax += argmax ? out.w : 0) {
       const int64_t ih = oh * p.stride.h - p.padding.h;
       const Inside y = inside(ih, p.kernel.h, p.dilation.h, in.h);
-      const T* row[kMaxPoolPositions];
+      const T* row[kMaxPoolPositions] = {};
       for (int64_t ky = y.first; ky < y.last; ++ky) row[ky] = rows.row(ih + ky * p.dilation.h);
       const auto first_ky = static_cast<Position>(y.first * p.kernel.w);
       for (int64_t ow = 0; ow < out.w; ow += S::kLanes) {

@@ -4,14 +4,14 @@
 
 #include <gtest/gtest.h>
 
-#include <initializer_list>
 #include <string>
+#include <vector>
 
 namespace palimpsest::testing {
 
 /// Expects `action` to throw palimpsest::Error of `kind` in one line that has all of `parts`.
 template <class Action>
-void expect_error(ErrorKind kind, std::initializer_list<std::string> parts, const Action& action) {
+void expect_error(ErrorKind kind, const std::vector<std::string>& parts, const Action& action) {
   try {
     action();
   } catch (const Error& error) {
@@ -23,6 +23,19 @@ void expect_error(ErrorKind kind, std::initializer_list<std::string> parts, cons
     return;
   }
   ADD_FAILURE() << "nothing was thrown";
+}
+
+/// Expects `action` to throw Error(kUsage) and returns its message; "" where nothing was thrown.
+template <class Action>
+std::string usage_error(const Action& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage) << error.what();
+    return error.what();
+  }
+  ADD_FAILURE() << "expected palimpsest::Error, nothing was thrown";
+  return "";
 }
 
 }  // namespace palimpsest::testing
