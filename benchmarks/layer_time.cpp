@@ -1,5 +1,6 @@
-// Claim: one BN + leaky ReLU layer, forward + backward, f32, takes at most 0.40 (NCHW) or 0.65
-// (channels-last) of the time of libtorch's batch_norm + leaky_relu, in place or not, whichever is faster.
+// Claim: one BN + leaky ReLU layer, forward + backward, takes at most 0.33 (f32 NCHW) or 0.55 (f32
+// channels-last, bf16 in both layouts) of the time of libtorch's batch_norm + leaky_relu of the same dtype,
+// in place or not, whichever is faster. bf16: parameters and statistics in f32 on both sides.
 //
 // Both sides: training mode with running statistics, the same allocator (which retains freed blocks) and
 // threads. The layer's input is made anew before each run and outside the timer, because ours writes over it;
@@ -21,9 +22,14 @@ namespace {
 using namespace palimpsest;
 
 constexpr double kSlope = 0.01;
-constexpr double kLimitNCHW = 0.40;
-constexpr double kLimitChannelsLast = 0.65;
-constexpr double kLargestError = 1e-5;
+constexpr double kLimitNCHW = 0.33;
+constexpr double kLimitElse = 0.55;
+
+// Relative, against f64 on the same numbers. bf16 stores z and the gradients with half a percent, and a value
+// that it rounds across the kink of the activation has the wrong slope.
+double largest_error(at::ScalarType dtype) {
+  return dtype == at::kFloat ? 1e-5 : 2e-2;
+}
 
 using Layer = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                                        const at::Tensor& mean, const at::Tensor& var)>;
@@ -53,14 +59,14 @@ at::Tensor activation_in_place(const at::Tensor& x, const at::Tensor& weight, co
 struct Values {
   at::Tensor x, weight, bias, mean, var, dz;
 
-  Values(const std::vector<int64_t>& shape, at::MemoryFormat format) {
+  Values(const std::vector<int64_t>& shape, at::MemoryFormat format, at::ScalarType dtype) {
     torch::manual_seed(0);
-    x = torch::randn(shape).mul_(1.3).add_(0.7).contiguous(format).set_requires_grad(true);
+    x = torch::randn(shape).mul_(1.3).add_(0.7).to(dtype).contiguous(format).set_requires_grad(true);
     weight = torch::rand(shape[1]).add_(0.5).set_requires_grad(true);
     bias = torch::randn(shape[1]).mul_(0.5).set_requires_grad(true);
     mean = torch::zeros(shape[1]);
     var = torch::ones(shape[1]);
-    dz = torch::randn(shape).contiguous(format);
+    dz = torch::randn(shape).to(dtype).contiguous(format);
   }
 
   Values in_double() const {
@@ -84,7 +90,7 @@ void verify(const Values& v) {
   const auto want = results(v.in_double(), activation_fresh);
   for (size_t i = 0; i < got.size(); ++i) {
     const double error = ((got[i].to(at::kDouble) - want[i]).norm() / want[i].norm()).item<double>();
-    if (!(error <= kLargestError))
+    if (!(error <= largest_error(v.x.scalar_type())))
       throw std::runtime_error("result " + std::to_string(i) +
                                " (gradients of x, weight, bias; output) differs from "
                                "libtorch in f64 by " +
@@ -119,21 +125,23 @@ benchmarks::Side side(const Values& v, Layer layer) {
   };
 }
 
-benchmarks::Row measure(const std::vector<int64_t>& shape, at::MemoryFormat format, int repeats) {
+benchmarks::Row measure(const std::vector<int64_t>& shape, at::MemoryFormat format, at::ScalarType dtype,
+                        int repeats) {
   const bool nchw = format == at::MemoryFormat::Contiguous;
-  const Values v(shape, format);
+  const Values v(shape, format, dtype);
   verify(v);
   const std::string names[] = {"batch_norm + leaky_relu", "batch_norm + leaky_relu_"};
   const auto times = benchmarks::interleave(
       {side(v, in_place_abn), side(v, activation_fresh), side(v, activation_in_place)}, repeats);
   const int best = times[1].median < times[2].median ? 0 : 1;
   benchmarks::Row row;
-  row.claim = c10::str(at::IntArrayRef(shape), nchw ? " NCHW" : " channels-last");
+  row.claim =
+      c10::str(at::IntArrayRef(shape), nchw ? " NCHW" : " channels-last", dtype == at::kFloat ? "" : " bf16");
   row.opponent_name = names[best];
   row.unit = "ms";
   row.opponent = times[1 + best];
   row.measured = times[0];
-  row.limit = nchw ? kLimitNCHW : kLimitChannelsLast;
+  row.limit = nchw && dtype == at::kFloat ? kLimitNCHW : kLimitElse;
   return row;
 }
 
@@ -145,10 +153,11 @@ int main(int argc, char** argv) {
       argc, argv, "Times one fused BN + leaky ReLU layer, forward + backward, against libtorch's two.");
   benchmarks::Report report("layer_time", options);
   try {
-    for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
-      for (const auto& shape :
-           {std::vector<int64_t>{32, 256, 56, 56}, {32, 512, 28, 28}, {32, 1024, 14, 14}, {32, 2048, 7, 7}})
-        report.add(measure(shape, format, options.repeats));
+    for (const auto dtype : {at::kFloat, at::kBFloat16})
+      for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
+        for (const auto& shape :
+             {std::vector<int64_t>{32, 256, 56, 56}, {32, 512, 28, 28}, {32, 1024, 14, 14}, {32, 2048, 7, 7}})
+          report.add(measure(shape, format, dtype, options.repeats));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "layer_time: %s\n", error.what());
     return 1;

@@ -60,9 +60,9 @@ void check_values(const std::string& file, const models::NamedTensors& tensors) 
 
 /// torchvision's networks have ReLU, the package's layers leaky ReLU of slope 0.01 by default.
 void complete_activation(Options& options, models::WeightFormat format) {
-  const auto known = nn::activation_names();
   if (options.given.contains("model.activation") || format == models::WeightFormat::kInplaceAbn) return;
-  if (std::find(known.begin(), known.end(), "relu") != known.end()) options.model.activation = "relu";
+  options.model.activation = "relu";
+  if (!options.given.contains("model.strategy")) options.model.strategy = "store_y";
 }
 
 }  // namespace

@@ -39,10 +39,10 @@ at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
   for (auto& convolution : map_convs_) branches.push_back(convolution->forward(features));
   auto stacked = at::cat(branches, 1);
   branches.clear();
-  auto out = map_bn_->forward(std::move(stacked), red_conv_);
+  auto out = map_bn_->forward_into(std::move(stacked), red_conv_);
 
   auto global = global_pooling_conv_->forward(features.mean({2, 3}, /*keepdim=*/true));
-  global = global_pooling_bn_->forward(std::move(global), pool_red_conv_);
+  global = global_pooling_bn_->forward_into(std::move(global), pool_red_conv_);
   return red_bn_->forward(out.add_(global));
 }
 

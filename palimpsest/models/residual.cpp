@@ -29,7 +29,7 @@ BasicBlock::BasicBlock(const BlockOptions& o) : norm_(o.norm), input_(o.input())
 }
 
 at::Tensor BasicBlock::forward(const at::Tensor& x) {
-  auto h = bn1_->forward(nn::read(x, input_, conv1_), conv2_);
+  auto h = bn1_->forward_into(nn::read(x, input_, conv1_), conv2_);
   return finish(bn2_, std::move(h), x, input_, downsample_, norm_);
 }
 
@@ -46,8 +46,8 @@ Bottleneck::Bottleneck(const BlockOptions& o) : norm_(o.norm), input_(o.input())
 }
 
 at::Tensor Bottleneck::forward(const at::Tensor& x) {
-  auto h = bn1_->forward(nn::read(x, input_, conv1_), conv2_);
-  h = bn2_->forward(std::move(h), conv3_);
+  auto h = bn1_->forward_into(nn::read(x, input_, conv1_), conv2_);
+  h = bn2_->forward_into(std::move(h), conv3_);
   return finish(bn3_, std::move(h), x, input_, downsample_, norm_);
 }
 

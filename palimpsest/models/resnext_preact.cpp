@@ -27,15 +27,15 @@ PreactBottleneck::PreactBottleneck(const Options& o) {
 at::Tensor PreactBottleneck::forward(const at::Tensor& x) {
   at::Tensor h, shortcut = x;
   if (proj_conv_.is_empty()) {
-    h = bn1_->forward(x, conv1_);
+    h = bn1_->forward_into(x, conv1_);
   } else {
     const auto z = bn1_->forward(x);
     h = conv1_->forward(z);
     shortcut = proj_conv_->forward(z);
   }
-  h = bn2_->forward(std::move(h), conv2_);
+  h = bn2_->forward_into(std::move(h), conv2_);
   // Nothing reads conv3's output in backward, so the sum may take its place.
-  return bn3_->forward(std::move(h), conv3_).add_(shortcut);
+  return bn3_->forward_into(std::move(h), conv3_).add_(shortcut);
 }
 
 PreactResNeXt::PreactResNeXt(std::string name, const std::array<int64_t, 4>& blocks,

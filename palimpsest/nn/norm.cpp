@@ -54,7 +54,7 @@ at::Tensor NormImpl::forward(at::Tensor x) {
   return forward_fused(std::move(x), layer);
 }
 
-at::Tensor NormImpl::forward(at::Tensor x, torch::nn::Conv2d& conv) {
+at::Tensor NormImpl::forward_into(at::Tensor x, torch::nn::Conv2d& conv) {
   const bool fused = strategy == Strategy::kCheckpoint || strategy == Strategy::kCheckpointNormalized ||
                      strategy == Strategy::kStoreY;
   if (!fused) return conv->forward(forward(std::move(x)));

@@ -33,12 +33,12 @@ class NormImpl : public BatchNormState<NormImpl> {
   NormImpl(int64_t channels, const NormOptions& options);
 
   /// act(bn(x)): (N, C, ...) to the same shape; overwrites x if the strategy and the options say so: see
-  /// InPlaceABN. For a reader that keeps what it reads, prefer the form below.
+  /// InPlaceABN. For a reader that keeps what it reads, prefer forward_into.
   at::Tensor forward(at::Tensor x);
 
   /// conv(act(bn(x))): in one node of the graph, so that the convolution does not keep its input, where the
   /// strategy makes that again.
-  at::Tensor forward(at::Tensor x, torch::nn::Conv2d& conv);
+  at::Tensor forward_into(at::Tensor x, torch::nn::Conv2d& conv);
 
   /// act(bn(x) + residual) in one node, over x; `standard` is the plain layers. `relu_residual`:
   /// max(residual, 0) is added (not by `standard`). Replaces the module's own activation.

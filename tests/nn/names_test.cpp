@@ -1,4 +1,6 @@
 #include "palimpsest/nn/activation.h"
+#include "palimpsest/nn/inplace_abn.h"
+#include "palimpsest/nn/norm.h"
 #include "palimpsest/nn/strategy.h"
 #include "tests/nn/support.h"
 
@@ -11,14 +13,31 @@ TEST(Strategy, EveryNameIsParsedAndTheAliasMeansTheFusedLayer) {
   for (const auto& name : strategy_names()) EXPECT_NO_THROW(parse_strategy(name)) << name;
   EXPECT_EQ(parse_strategy("standard"), Strategy::kStandard);
   EXPECT_EQ(parse_strategy("inplace"), Strategy::kInplace2);
-  for (const auto strategy : {Strategy::kStandard, Strategy::kInplace2}) {
-    EXPECT_EQ(parse_strategy(to_string(strategy)), strategy);
+  for (const auto& name : strategy_names()) {
+    EXPECT_EQ(to_string(parse_strategy(name)), name == "inplace" ? "inplace_2" : name);
+  }
+}
+
+TEST(Strategy, APairThatCannotBeExactIsRefusedWithTheStrategiesThatCan) {
+  for (const auto activation :
+       {Activation::kReLU, Activation::kGELU, Activation::kSiLU, Activation::kHardSwish}) {
+    for (const auto strategy : {Strategy::kInplace1, Strategy::kInplace2}) {
+      const auto error = usage_error([&] { Norm(4, NormOptions{strategy, activation}); });
+      EXPECT_NE(error.find("'" + to_string(activation) + "' cannot be inverted"), std::string::npos) << error;
+      EXPECT_NE(error.find("standard, checkpoint, checkpoint_normalized, store_y"), std::string::npos)
+          << error;
+    }
+    for (const auto strategy :
+         {Strategy::kStandard, Strategy::kCheckpoint, Strategy::kCheckpointNormalized, Strategy::kStoreY})
+      EXPECT_NO_THROW(Norm(4, NormOptions{strategy, activation}));
+    usage_error([&] { InPlaceABN(InPlaceABNOptions(4).activation(activation)); });
   }
 }
 
 TEST(Strategy, AnUnknownNameGetsTheNearestOne) {
   EXPECT_EQ(usage_error([] { parse_strategy("inplce_2"); }),
-            "unknown strategy 'inplce_2'; did you mean 'inplace_2'? (known: standard, inplace_2, inplace)");
+            "unknown strategy 'inplce_2'; did you mean 'inplace_2'? (known: standard, checkpoint, "
+            "checkpoint_normalized, inplace_1, inplace_2, inplace, store_y)");
 }
 
 TEST(Activation, EveryNameIsParsedBack) {
@@ -27,7 +46,8 @@ TEST(Activation, EveryNameIsParsedBack) {
 
 TEST(Activation, AnUnknownNameGetsTheNearestOne) {
   EXPECT_EQ(usage_error([] { parse_activation("leaky-relu"); }),
-            "unknown activation 'leaky-relu'; did you mean 'leaky_relu'? (known: leaky_relu, elu, identity)");
+            "unknown activation 'leaky-relu'; did you mean 'leaky_relu'? (known: leaky_relu, elu, identity, "
+            "sigmoid, tanh, softplus, relu, gelu, gelu_tanh, silu, hardswish)");
 }
 
 TEST(Activation, AParameterThatCannotBeInvertedIsRefusedWithItsValue) {
