@@ -138,6 +138,7 @@ void layer(Options& options, const std::vector<FlagValue>& flags) {
   }
   const Options before = options;
   for (const auto& [s, text] : flags) set_text(options, *s, text, "--" + s->flag);
+  complete_strategies(options);
   check_combinations(options, before);
 }
 

@@ -56,12 +56,13 @@ StrategyMemory measure(Options options, const std::string& strategy) {
           static_cast<double>(meter_of_step.peak_bytes()) / kMB};
 }
 
-/// Every strategy once: an alias is no other strategy.
-std::vector<std::string> strategies() {
+/// Every strategy that the activation allows, once: an alias is no other strategy.
+std::vector<std::string> strategies(nn::Activation activation) {
   std::vector<std::string> names;
   std::set<nn::Strategy> seen;
   for (const auto& name : nn::strategy_names())
-    if (seen.insert(nn::parse_strategy(name)).second) names.push_back(name);
+    if (nn::fits(nn::parse_strategy(name), activation) && seen.insert(nn::parse_strategy(name)).second)
+      names.push_back(name);
   return names;
 }
 
@@ -81,10 +82,10 @@ void print(const Options& options, const std::vector<LayerInfo>& layers, int64_t
              options.model.name, parameters,
              static_cast<double>(parameters) * (options.train.dtype == "f64" ? 8 : 4) / kMB, kImages,
              options.run.size, options.run.size);
-  fmt::print("{:<12}  {:>18}  {:>6}  {:>22}  {:>6}\n", "strategy", "kept MB an image", "ratio",
+  fmt::print("{:<22}  {:>18}  {:>6}  {:>22}  {:>6}\n", "strategy", "kept MB an image", "ratio",
              "peak MB, 2 images", "ratio");
   for (const auto& m : memory)
-    fmt::print("{:<12}  {:>18.1f}  {:>6.2f}  {:>22.1f}  {:>6.2f}\n", m.strategy, m.kept_mb_per_image,
+    fmt::print("{:<22}  {:>18.1f}  {:>6.2f}  {:>22.1f}  {:>6.2f}\n", m.strategy, m.kept_mb_per_image,
                m.kept_mb_per_image / memory[0].kept_mb_per_image, m.peak_mb, m.peak_mb / memory[0].peak_mb);
   fmt::print(
       "\nkept: tensors saved for backward. peak: highest of a forward and backward pass, with parameters and "
@@ -124,7 +125,8 @@ int run_info(const Options& options) {
     for (const auto& p : model->parameters()) parameters += p.numel();
   }  // its weights would count in every peak
   std::vector<StrategyMemory> memory;
-  for (const auto& strategy : strategies()) memory.push_back(measure(options, strategy));
+  for (const auto& strategy : strategies(nn::parse_activation(options.model.activation)))
+    memory.push_back(measure(options, strategy));
   if (options.run.json) {
     std::cout << to_json(options, layers, parameters, memory).dump() << std::endl;
   } else {

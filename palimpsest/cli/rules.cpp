@@ -2,6 +2,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/cli/settings.h"
 #include "palimpsest/nn/activation.h"
+#include "palimpsest/nn/strategy.h"
 
 #include <set>
 #include <string>
@@ -80,6 +81,16 @@ std::string void_reason(const Options& options, const Setting& s) {
   return "";
 }
 
+void complete_strategies(Options& options) {
+  const auto activation = nn::parse_activation(options.model.activation);
+  const auto complete = [&](const char* id, std::string& strategy) {
+    if (options.given.contains(id)) return;
+    if (!nn::fits(nn::parse_strategy(strategy), activation)) strategy = nn::to_string(nn::Strategy::kStoreY);
+  };
+  complete("model.strategy", options.model.strategy);
+  for (auto& strategy : options.compare.strategies) complete("compare.strategies", strategy);
+}
+
 void check_combinations(const Options& options, const Options& before) {
   for (const auto& [id, where] : options.given) {
     const Setting& s = setting(id);
@@ -103,7 +114,11 @@ void check_combinations(const Options& options, const Options& before) {
     refuse(given_at("data.scale_max") +
            ": random scales give images of different size, which cannot share a batch; "
            "set [data] crop (--crop) > 0");
-  nn::check_activation_param(nn::parse_activation(options.model.activation), options.model.slope);
+  const auto activation = nn::parse_activation(options.model.activation);
+  nn::check_activation_param(activation, options.model.slope);
+  nn::check_pair(nn::parse_strategy(options.model.strategy), activation);
+  for (const auto& strategy : options.compare.strategies)
+    nn::check_pair(nn::parse_strategy(strategy), activation);
   const auto& names = options.model.class_names;
   if (!names.empty() && options.model.classes > 0 &&
       static_cast<int64_t>(names.size()) != options.model.classes)

@@ -28,7 +28,7 @@ NormImpl::NormImpl(int64_t channels, const NormOptions& options)
   check_pair(strategy, options.activation);
 }
 
-at::Tensor NormImpl::forward_standard(at::Tensor x, const ops::AbnOptions& layer) {
+at::Tensor NormImpl::forward_standard(const at::Tensor& x, const ops::AbnOptions& layer) {
   // The functional form rather than at::batch_norm: it refuses one value per channel, as the fused layer
   // does.
   namespace F = torch::nn::functional;
@@ -48,7 +48,7 @@ at::Tensor NormImpl::forward_standard(at::Tensor x, const ops::AbnOptions& layer
 at::Tensor NormImpl::forward(at::Tensor x) {
   ops::AbnOptions layer = begin_forward();
   if (strategy == Strategy::kStandard)
-    return activate_(forward_standard(std::move(x), layer), layer.activation, layer.activation_param);
+    return activate_(forward_standard(x, layer), layer.activation, layer.activation_param);
   // Without an activation z is y: nothing is gained by keeping anything else.
   layer.keep = layer.activation == Activation::kIdentity ? ops::Kept::kOutput : keep_of(strategy);
   return forward_fused(std::move(x), layer);
@@ -72,7 +72,7 @@ at::Tensor NormImpl::forward_sum(at::Tensor x, const at::Tensor& residual, bool 
                                  Activation activation, double activation_param) {
   ops::AbnOptions layer = begin_forward();
   if (strategy == Strategy::kStandard)
-    return activate_(forward_standard(std::move(x), layer).add_(residual), activation, activation_param);
+    return activate_(forward_standard(x, layer).add_(residual), activation, activation_param);
   layer.activation = activation;
   layer.activation_param = activation_param;
   layer.relu_residual = relu_residual;

@@ -50,7 +50,7 @@ class NormImpl : public BatchNormState<NormImpl> {
   Strategy strategy;  ///< may be changed at any time between forward passes
 
  private:
-  at::Tensor forward_standard(at::Tensor x, const ops::AbnOptions& layer);
+  at::Tensor forward_standard(const at::Tensor& x, const ops::AbnOptions& layer);
 };
 
 TORCH_MODULE(Norm);

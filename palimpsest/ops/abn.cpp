@@ -90,10 +90,12 @@ class AbnConsumingFunction : public torch::autograd::Function<AbnConsumingFuncti
 }  // namespace
 
 at::Tensor abn(const at::Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
-               const OptionalTensor& running_mean, const OptionalTensor& running_var,
-               const AbnOptions& options, const OptionalTensor& residual) {
+               const OptionalTensor& running_mean, const OptionalTensor& running_var, const AbnOptions& given,
+               const OptionalTensor& residual) {
   const AbnTensors tensors{x, weight, bias, running_mean, running_var, residual};
-  check_abn(tensors, options);
+  check_abn(tensors, given);
+  AbnOptions options = given;
+  options.keep = safe_keep(given.keep, tensors);
   const bool recorded = differentiable(tensors);
   const auto arguments = arguments_of(tensors, options, recorded);
   AbnCall call{arguments, {}};
@@ -111,9 +113,11 @@ at::Tensor abn(const at::Tensor& x, const OptionalTensor& weight, const Optional
 
 at::Tensor abn_(at::Tensor x, const OptionalTensor& weight, const OptionalTensor& bias,
                 const OptionalTensor& running_mean, const OptionalTensor& running_var,
-                const AbnOptions& options, const OptionalTensor& residual) {
+                const AbnOptions& given, const OptionalTensor& residual) {
   const AbnTensors tensors{x, weight, bias, running_mean, running_var, residual};
-  check_abn(tensors, options);
+  check_abn(tensors, given);
+  AbnOptions options = given;
+  options.keep = safe_keep(given.keep, tensors);
   const bool recorded = differentiable(tensors);
   check_in_place(x, options.keep, recorded);
   const auto arguments = arguments_of(tensors, options, recorded);

@@ -1,6 +1,7 @@
 #include "palimpsest/ops/abn_autograd.h"
 
 #include "palimpsest/ops/activation_name.h"
+#include "palimpsest/ops/degenerate.h"
 #include "palimpsest/ops/recomputing.h"
 
 #include <ATen/TensorSubclassLikeUtils.h>
@@ -32,6 +33,14 @@ bool differentiable(const AbnTensors& t) {
   const auto wants = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
   return c10::GradMode::is_enabled() &&
          (t.x.requires_grad() || wants(t.weight) || wants(t.bias) || wants(t.residual));
+}
+
+Kept safe_keep(Kept keep, const AbnTensors& t) {
+  if (keep != Kept::kScaled || t.x.is_meta()) return keep;
+  const OptionalTensor no_residual;  // y is kept before it is added
+  const auto degenerate = degenerate_channels(
+      {t.weight, t.bias, no_residual, false, Activation::kIdentity, t.x.scalar_type(), t.x.size(1)});
+  return degenerate.empty() ? Kept::kScaled : Kept::kNormalized;
 }
 
 AbnForwardArguments arguments_of(const AbnTensors& t, const AbnOptions& options, bool for_backward) {

@@ -22,6 +22,10 @@ bool ours_to_overwrite(const at::Tensor& dz, const at::Tensor& like);
 /// Whether autograd has to record this call.
 bool differentiable(const AbnTensors& tensors);
 
+/// kNormalized in place of kScaled for a layer with a degenerate channel (ops/degenerate.h): y cannot give
+/// x-hat back there, and x-hat takes no more memory.
+Kept safe_keep(Kept keep, const AbnTensors& tensors);
+
 AbnForwardArguments arguments_of(const AbnTensors& tensors, const AbnOptions& options, bool for_backward);
 
 /// Moves the running statistics towards the batch's: by ATen's own operators and outside any Function, so

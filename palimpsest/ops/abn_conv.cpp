@@ -3,7 +3,6 @@
 #include "palimpsest/ops/abn_autograd.h"
 #include "palimpsest/ops/abn_inner.h"
 #include "palimpsest/ops/check.h"
-#include "palimpsest/ops/degenerate.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/convolution.h>
@@ -186,16 +185,6 @@ void check_convolution(const at::Tensor& x, const at::Tensor& kernel, const Conv
               kernel.size(1), " * ", o.groups);
 }
 
-/// y cannot give x-hat back where the weight is degenerate, but x-hat takes no more memory than y.
-Kept safe_keep(const AbnOptions& options, const NormalizationTensors& norm, const at::Tensor& x) {
-  if (options.keep != Kept::kScaled || x.is_meta()) return options.keep;
-  const OptionalTensor none;
-  const bool any = !degenerate_channels({norm.weight, norm.bias, none, false, Activation::kIdentity,
-                                         x.scalar_type(), x.size(1)})
-                        .empty();
-  return any ? Kept::kNormalized : Kept::kScaled;
-}
-
 at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor& kernel_weight,
                const OptionalTensor& kernel_bias, const ConvolutionOptions& convolution, AbnOptions options,
                bool consume) {
@@ -213,7 +202,7 @@ at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor&
         layer(std::move(x), norm.weight, norm.bias, norm.running_mean, norm.running_var, options, none),
         kernel.weight, kernel.bias, convolution);
   }
-  options.keep = safe_keep(options, norm, x);
+  options.keep = safe_keep(options.keep, tensors);
   consume = consume && options.keep != Kept::kInput;
   const bool recorded = differentiable(tensors) ||
                         (c10::GradMode::is_enabled() &&

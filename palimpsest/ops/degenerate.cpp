@@ -44,6 +44,8 @@ bool is_degenerate(double weight, double bias, double residual, Activation activ
       return storage.epsilon * std::exp(spread + bias) > limit;
     case Activation::kTanh:
       return storage.epsilon * std::exp(4 * spread + 2 * std::abs(bias)) / 4 > limit;
+    case Activation::kSoftplus:
+      return storage.epsilon * 1.4 > limit;
     default:
       return false;
   }

@@ -32,6 +32,7 @@ struct RecoveryInputs {
 ///   ELU      eps * exp(weight^2 - bias)
 ///   sigmoid  eps * exp(weight^2 + bias)
 ///   tanh     eps * exp(4 weight^2 + 2 |bias|) / 4
+///   softplus eps * 1.4, as z is never small where y is: log(2) / (1/2) at y = 0
 /// (with the residual's rms counted like weight's). rms(residual) is that of a sample of its pixels, the same
 /// one every time.
 std::vector<int64_t> degenerate_channels(const RecoveryInputs& inputs);

@@ -20,6 +20,7 @@ using Json = nlohmann::ordered_json;  // NaN becomes null
 constexpr double kMiB = 1 << 20;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr size_t kLossSteps = 10;
+constexpr size_t kSettledEvaluations = 3;
 
 bool segments(const Report& report) {
   for (const auto& run : report.runs)
@@ -51,6 +52,9 @@ std::vector<Row> rows(const Report& report) {
   add("loss", 4, [](const ReportRun& r) { return r.loss(); });
   add(segments(report) ? "mean IoU, %" : "top-1 accuracy, %", 1,
       [](const ReportRun& r) { return 100 * r.score(); });
+  if (std::all_of(report.runs.begin(), report.runs.end(),
+                  [](const ReportRun& r) { return std::isfinite(r.settled_score()); }))
+    add("  of the last 3 evaluations", 1, [](const ReportRun& r) { return 100 * r.settled_score(); });
   if (report.memory_bytes > 0)
     add(fmt::format("largest batch in {:.0f} MiB", static_cast<double>(report.memory_bytes) / kMiB), 0,
         [](const ReportRun& r) { return static_cast<double>(r.largest_batch); });
@@ -227,6 +231,14 @@ double ReportRun::loss() const {
   return sum / static_cast<double>(count);
 }
 
+double ReportRun::settled_score() const {
+  if (evaluations.size() < kSettledEvaluations) return kNaN;
+  double sum = 0;
+  for (size_t i = evaluations.size() - kSettledEvaluations; i < evaluations.size(); ++i)
+    sum += score_of(evaluations[i]);
+  return sum / kSettledEvaluations;
+}
+
 double ReportRun::score() const {
   return evaluations.empty() ? kNaN : score_of(evaluations.back());
 }
@@ -296,6 +308,7 @@ std::string to_json(const Report& report) {
            {"seconds_per_step", run.seconds_per_step},
            {"loss", run.loss()},
            {score_name, run.score()},
+           {std::string(score_name) + "_of_last_3", run.settled_score()},
            {"largest_batch", run.largest_batch}};
     // Built apart: a new member moves the ones before it, so a reference into an ordered object does not
     // last.

@@ -27,6 +27,8 @@ struct ReportRun {
   double loss() const;  ///< mean training loss of the last 10 steps; NaN without steps
   /// Of the last evaluation: mean IoU, or top-1 accuracy of a classification, in [0, 1]; NaN without one.
   double score() const;
+  /// The mean over the last three evaluations, which one lucky step does not decide; NaN with fewer.
+  double settled_score() const;
 };
 
 /// An example and what each run makes of it.

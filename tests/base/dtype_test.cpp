@@ -5,6 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <stdexcept>
+
 #include <stdexcept>
 #include <type_traits>
 
@@ -24,10 +27,39 @@ TEST(DType, DispatchCallsWithTheTypeOfTheStorage) {
   EXPECT_EQ(dispatch_float(DType::f64, size), 8u);
 }
 
-TEST(DType, DispatchRefusesWhatTheKernelsDoNotHave) {
-  const auto nothing = []<class T>() {};
-  EXPECT_THROW(dispatch_float(DType::f16, nothing), std::invalid_argument);
-  EXPECT_THROW(dispatch_float(DType::bf16, nothing), std::invalid_argument);
+TEST(DType, DispatchCoversSixteenBitStorage) {
+  const auto size = [](DType dtype) { return dispatch_float(dtype, []<class T>() { return sizeof(T); }); };
+  for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16})
+    EXPECT_EQ(size(dtype), size_of(dtype));
+  EXPECT_THROW(size(static_cast<DType>(17)), std::invalid_argument);
+}
+
+TEST(Half, EveryValueSurvivesTheWayThroughDouble) {
+  for (int bits = 0; bits < 65536; ++bits) {
+    Float16 f;
+    BFloat16 b;
+    f.bits = b.bits = static_cast<uint16_t>(bits);
+    const auto as_double_f = static_cast<double>(f), as_double_b = static_cast<double>(b);
+    if (!std::isnan(as_double_f)) {
+      EXPECT_EQ(Float16(as_double_f).bits, f.bits);
+    }
+    if (!std::isnan(as_double_b)) {
+      EXPECT_EQ(BFloat16(as_double_b).bits, b.bits);
+    }
+  }
+}
+
+TEST(Half, RoundsToTheNearestAndTiesToEven) {
+  EXPECT_EQ(static_cast<double>(Float16(1 + 0x1p-11)), 1);
+  EXPECT_EQ(static_cast<double>(Float16(1 + 3 * 0x1p-11)), 1 + 0x1p-9);
+  EXPECT_EQ(static_cast<double>(Float16(65519)), 65504);
+  EXPECT_EQ(static_cast<double>(Float16(65520)), INFINITY);
+  EXPECT_EQ(static_cast<double>(Float16(0x1p-25)), 0);
+  EXPECT_EQ(static_cast<double>(Float16(1.5 * 0x1p-25)), 0x1p-24);
+  EXPECT_EQ(static_cast<double>(BFloat16(1 + 0x1p-8)), 1);
+  EXPECT_EQ(static_cast<double>(BFloat16(1 + 3 * 0x1p-8)), 1 + 0x1p-6);
+  EXPECT_TRUE(std::isnan(static_cast<double>(Float16(NAN))) &&
+              std::isnan(static_cast<double>(BFloat16(NAN))));
 }
 
 TEST(DType, SumsOfDoublesAreDoublesAndAllOthersAreFloats) {

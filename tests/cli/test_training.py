@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from cli_support import TINY, png, png_size, succeeds, write
+from cli_support import TINY, fails, png, png_size, succeeds, write
 
 import numpy as np
 
@@ -96,10 +96,23 @@ def test_info_lists_layers_parameters_and_what_each_strategy_keeps():
     layers = {layer["name"]: layer for layer in result["layers"]}
     assert layers["conv1"]["weight"] == "64x3x7x7" and layers["conv1"]["output"] == [2, 64, 32, 32]
     assert layers["bn1"]["output"] == [2, 64, 32, 32] and layers["fc"]["output"] == [2, 1000]
-    standard, inplace = result["strategies"]
-    assert (standard["strategy"], inplace["strategy"]) == ("standard", "inplace_2")
-    assert inplace["kept_mb_per_image"] < 0.9 * standard["kept_mb_per_image"]
-    assert inplace["peak_mb_of_two_images"] <= standard["peak_mb_of_two_images"]
+    standard, *others = result["strategies"]
+    names = ["checkpoint", "checkpoint_normalized", "inplace_1", "inplace_2", "store_y"]
+    assert standard["strategy"] == "standard" and [s["strategy"] for s in others] == names
+    for strategy in others:
+        assert strategy["kept_mb_per_image"] < 0.7 * standard["kept_mb_per_image"]
+        assert strategy["peak_mb_of_two_images"] <= standard["peak_mb_of_two_images"]
+
+
+def test_an_activation_that_cannot_be_inverted_has_the_strategies_that_can():
+    flags = ("info", "--model", "resnet18", "--size", "64", "--activation", "relu")
+    result = json.loads(succeeds(*flags, "--json").stdout)
+    assert [s["strategy"] for s in result["strategies"]] == [
+        "standard", "checkpoint", "checkpoint_normalized", "store_y"]
+    for command in (flags, ("train", "--activation", "relu")):
+        line = fails(2, *command, "--strategy", "inplace")
+        assert "strategy 'inplace_2'" in line and "'relu' cannot be inverted" in line
+        assert "standard, checkpoint, checkpoint_normalized, store_y" in line
 
 
 def test_info_of_a_checkpoint_describes_its_model(trained):

@@ -136,9 +136,10 @@ void backward_rows(Block block, const Act& act, bool frozen, const BackwardCoeff
         if constexpr (!kPlane) gradient.prefetch(i + ahead);
         const Pair<V> g = gradient.at(act, i, j);
         Propagated<V> result{};
-        // Frozen statistics know nothing of t, which may be infinite.
-        result.dx =
-            frozen ? V(g.a * per_dy.at(j)) : V(g.a * per_dy.at(j) + (g.b * per_t.at(j) + constant.at(j)));
+        // Frozen statistics know nothing of t, which may be infinite. One formula for both: two, and the
+        // compiler would round them differently in the copies that it makes of this loop.
+        const V t_or_none = frozen ? V{} : g.b;
+        result.dx = g.a * per_dy.at(j) + (t_or_none * per_t.at(j) + constant.at(j));
         if constexpr (kResidual) {
           const V r = load_as<V>(t.residual.values + i);
           result.dresidual = t.residual.relu ? (r > V{} ? g.a : V{}) : g.a;

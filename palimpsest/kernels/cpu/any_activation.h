@@ -11,15 +11,12 @@ namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 namespace {
 
 template <class S>
-constexpr Precision kPrecision;
-template <>
-constexpr Precision kPrecision<float> = {0x1p-23, 0x1p-126};
-template <>
-constexpr Precision kPrecision<double> = {0x1p-52, 0x1p-1022};
-template <>
-constexpr Precision kPrecision<Float16> = {0x1p-10, 0x1p-25};
-template <>
-constexpr Precision kPrecision<BFloat16> = {0x1p-7, 0x1p-126};
+constexpr Precision precision_of() {
+  if constexpr (__is_same(S, double)) return {0x1p-52, 0x1p-1022};
+  if constexpr (__is_same(S, Float16)) return {0x1p-10, 0x1p-25};
+  if constexpr (__is_same(S, BFloat16)) return {0x1p-7, 0x1p-126};
+  return {0x1p-23, 0x1p-126};
+}
 
 // Out of line: eleven activations in every sweep would be a megabyte of code. A call a vector costs little
 // beside an exponential.
@@ -85,7 +82,7 @@ template <class S, bool kNeedsInverse, class Function>
 PALIMPSEST_HOST_DEVICE void with_activation(ActivationChoice choice, int64_t width,
                                             const Function& function) {
   using T = MathsOf<S>;
-  const ActivationArguments a{choice.param, kPrecision<S>};
+  const ActivationArguments a{choice.param, precision_of<S>()};
   if (width < lanes<T, Vector<T>>()) return function(AnyActivation<T>{choice.kind, a}, T{});
   if (choice.kind == Activation::kLeakyReLU) return function(LeakyReLU<T>(a), Vector<T>{});
   if (choice.kind == Activation::kIdentity)
