@@ -4,7 +4,8 @@
 #   PALIMPSEST_VECTOR_BYTES    the width of that set's vector registers
 # Optimized in debug builds, too: at -O0 a call of a vector lane's arithmetic costs 50 times the arithmetic.
 # No -ffast-math: a NaN or an infinity has to come out where it went in.
-set(PALIMPSEST_KERNEL_FLAGS -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
+# Less so under a sanitizer, whose checks make these units take minutes each at -O3.
+set(PALIMPSEST_KERNEL_FLAGS $<IF:$<BOOL:${PALIMPSEST_SANITIZE}>,-O1,-O3> -ffp-contract=fast -fno-math-errno -fno-trapping-math)
 
 function(palimpsest_per_instruction_set target)
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")

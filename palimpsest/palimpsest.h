@@ -3,15 +3,15 @@
 /// The one header that most users include: what a C++ training program on libtorch gets.
 ///
 ///   nn::InPlaceABN              batch normalization + activation that keeps its output only; BatchNorm2d's
-///   state dict models::make(name, options) ResNet, ResNeXt, DeepLabV3 by name; ModelOptions::strategy
-///   switches the whole network
-///                               between nn::Strategy::kStandard and kInplace2: the same weights, the same
-///                               gradients
+///   keys models::make(name, options) ResNet, ResNeXt, DeepLabV3 by name; ModelOptions::strategy says how the
+///   whole
+///                               network spends memory: the same weights, the same gradients
 ///   memory::install_counting_allocator(), memory::Meter, memory::Timeline
 ///                               kept and peak bytes of a step; call the first before any tensor
 ///   memory::recompute(fn, x)    runs a segment that keeps its input only, and again in backward: activation
 ///                               checkpointing
-///   ops::abn, ops::abn_         the same layer as a function on tensors
+///   ops::abn, ops::abn_         the same layer as a function on tensors; ops::abn_conv: with the convolution
+///                               behind it; ops::max_pool2d: one byte an output
 ///   nn::state_dict              every tensor of a module by name, in the order of Python's state_dict()
 ///
 /// Training loops, data, files and the command line have headers of their own below
@@ -27,3 +27,5 @@
 #include "palimpsest/nn/norm.h"
 #include "palimpsest/nn/state_dict.h"
 #include "palimpsest/ops/abn.h"
+#include "palimpsest/ops/abn_conv.h"
+#include "palimpsest/ops/max_pool.h"

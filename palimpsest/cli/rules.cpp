@@ -62,7 +62,7 @@ std::string void_reason(const Options& options, const Setting& s) {
     const auto value = std::get<std::string>(get(options, governor));
     if (rule.values.contains(value)) return "";
     std::string wanted;
-    for (const auto& v : rule.values) wanted += (wanted.empty() ? "" : " or ") + v;
+    for (const auto& v : rule.values) wanted.append(wanted.empty() ? "" : " or ").append(v);
     return "needs " + both_names(governor) + " = " + wanted + ", which is " + value;
   }
   if (id == "optimizer.nesterov" && options.optimizer.nesterov && options.optimizer.momentum == 0)
@@ -98,7 +98,7 @@ void check_combinations(const Options& options, const Options& before) {
     if (reason.empty()) continue;
     const bool from_file = before.given.contains(id) && before.given.at(id) == where;
     if (from_file && void_reason(before, s).empty()) continue;  // a flag overrode what it depended on
-    refuse(where + " has no effect: it " + reason);
+    refuse(std::string(where).append(" has no effect: it ").append(reason));
   }
   const auto given_at = [&](const char* id) {
     const auto it = options.given.find(id);

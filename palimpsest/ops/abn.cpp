@@ -123,7 +123,7 @@ at::Tensor abn_(at::Tensor x, const OptionalTensor& weight, const OptionalTensor
   const auto arguments = arguments_of(tensors, options, recorded);
   AbnCall call{arguments, {}};
   const bool over_x = options.keep == Kept::kOutput || options.keep == Kept::kOutputForm1;
-  at::Tensor z = x;
+  at::Tensor z;
   if (recorded) {
     if (over_x)
       AbnInPlaceFunction::apply(x, weight, bias, residual, &call);
@@ -135,6 +135,7 @@ at::Tensor abn_(at::Tensor x, const OptionalTensor& weight, const OptionalTensor
     call.statistics = std::move(r.statistics);
   }
   update_running(tensors, options, call.statistics);
+  if (over_x) return x;
   return z;
 }
 
