@@ -63,7 +63,12 @@ std::string void_reason(const Options& options, const Setting& s) {
     if (rule.values.contains(value)) return "";
     std::string wanted;
     for (const auto& v : rule.values) wanted.append(wanted.empty() ? "" : " or ").append(v);
-    return "needs " + both_names(governor) + " = " + wanted + ", which is " + value;
+    return std::string("needs ")
+        .append(both_names(governor))
+        .append(" = ")
+        .append(wanted)
+        .append(", which is ")
+        .append(value);
   }
   if (id == "optimizer.nesterov" && options.optimizer.nesterov && options.optimizer.momentum == 0)
     return "needs " + both_names(setting("optimizer.momentum")) + " > 0, which is 0";
