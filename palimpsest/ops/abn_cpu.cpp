@@ -3,6 +3,7 @@
 #include "palimpsest/ops/abn_inner.h"
 #include "palimpsest/ops/activation_name.h"
 #include "palimpsest/ops/degenerate.h"
+#include "palimpsest/ops/dtype.h"
 #include "palimpsest/ops/layout.h"
 #include "palimpsest/ops/side_channels.h"
 
@@ -13,19 +14,6 @@
 
 namespace palimpsest::ops::cpu {
 namespace {
-
-DType dtype_of(const at::Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kDouble:
-      return DType::f64;
-    case at::kHalf:
-      return DType::f16;
-    case at::kBFloat16:
-      return DType::bf16;
-    default:
-      return DType::f32;
-  }
-}
 
 at::Tensor f64_vector(const at::Tensor& x) {
   return at::empty({x.size(1)}, x.options().dtype(at::kDouble));
@@ -59,9 +47,9 @@ struct Layer {
                  activation_param,
                  keep_from_name(keep),
                  relu_residual},
-        kernel{shape3(like),     preferred_layout(like.sizes(), like.strides()),
-               dtype_of(like),   settings.activation,
-               activation_param, settings.keep,
+        kernel{shape3(like),          preferred_layout(like.sizes(), like.strides()),
+               dtype_of("abn", like), settings.activation,
+               activation_param,      settings.keep,
                relu_residual},
         weight(parameter(weight, like)),
         bias(parameter(bias, like)),

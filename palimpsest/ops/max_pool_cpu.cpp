@@ -1,5 +1,6 @@
 #include "palimpsest/kernels/max_pool.h"
 
+#include "palimpsest/ops/dtype.h"
 #include "palimpsest/ops/max_pool_inner.h"
 
 #include <ATen/ops/empty.h>
@@ -11,21 +12,6 @@ namespace {
 
 using kernels::MaxPoolLayer;
 using kernels::Pair2;
-
-DType dtype_of(const at::Tensor& t) {
-  switch (t.scalar_type()) {
-    case at::kDouble:
-      return DType::f64;
-    case at::kHalf:
-      return DType::f16;
-    case at::kBFloat16:
-      return DType::bf16;
-    default:
-      TORCH_CHECK(t.scalar_type() == at::kFloat, "[max_pool2d] values must be of a floating type, got ",
-                  t.scalar_type());
-      return DType::f32;
-  }
-}
 
 Pair2 pair(at::IntArrayRef numbers) {
   TORCH_CHECK(numbers.size() == 2, "[max_pool2d] the inner operators need two numbers each, got ", numbers);
@@ -61,7 +47,7 @@ std::tuple<at::Tensor, at::Tensor> max_pool2d_forward(const at::Tensor& x, PALIM
   };
   layer.out = {out(0), out(1)};
   layer.layout = format == at::MemoryFormat::ChannelsLast ? Layout::kChannelsLast : Layout::kNCHW;
-  layer.dtype = dtype_of(x);
+  layer.dtype = dtype_of("max_pool2d", x);
   const auto sizes = {layer.n, layer.c, layer.out.h, layer.out.w};
   at::Tensor z = at::empty(sizes, x.options().memory_format(format));
   at::Tensor argmax = for_backward ? at::empty(sizes, x.options().dtype(at::kByte).memory_format(format))
@@ -86,7 +72,7 @@ at::Tensor max_pool2d_backward(const at::Tensor& dz, const at::Tensor& argmax, P
                            {dz.size(2), dz.size(3)},
                            window_of(kernel_size, stride, padding, dilation),
                            channels_last ? Layout::kChannelsLast : Layout::kNCHW,
-                           dtype_of(dz)};
+                           dtype_of("max_pool2d", dz)};
   if (dx.numel() > 0)
     kernels::cpu::max_pool_backward(layer, dense.const_data_ptr(), places.const_data_ptr<uint8_t>(),
                                     dx.mutable_data_ptr());

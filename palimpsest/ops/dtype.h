@@ -1,0 +1,27 @@
+#pragma once
+
+#include "palimpsest/base/dtype.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
+
+namespace palimpsest::ops {
+
+/// The kernels' name for the type of `t`: f32, f64, f16 or bf16. Raises c10::Error "[op] values must be of a
+/// floating type, got TYPE" for any other; public operators have said so before, in their own words.
+inline DType dtype_of(const char* op, const at::Tensor& t) {
+  switch (t.scalar_type()) {
+    case at::kDouble:
+      return DType::f64;
+    case at::kHalf:
+      return DType::f16;
+    case at::kBFloat16:
+      return DType::bf16;
+    default:
+      TORCH_CHECK(t.scalar_type() == at::kFloat, "[", op, "] values must be of a floating type, got ",
+                  t.scalar_type());
+      return DType::f32;
+  }
+}
+
+}  // namespace palimpsest::ops
