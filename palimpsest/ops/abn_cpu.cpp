@@ -232,7 +232,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
           std::move(r.inv_std)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(at::Tensor x,
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(const at::Tensor& x,
                                                                                     PALIMPSEST_ABN_FORWARD) {
   const at::Tensor dense = in_layout_of(x, x);
   Layer layer(dense, PALIMPSEST_SETTINGS);
@@ -281,7 +281,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(const at
           or_nothing(need_dresidual, out.dresidual, kept, kept.scalar_type())};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward_(at::Tensor dz, PALIMPSEST_ABN_BACKWARD,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward_(const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD,
                                                              bool need_dresidual) {
   const at::Tensor dense = in_layout_of(kept, kept);
   const at::Tensor dense_dz = in_layout_of(dense, dz);

@@ -91,17 +91,17 @@ at::Tensor reveal_side(const at::Tensor& side, const at::Tensor& like);
 #define PALIMPSEST_ABN_BACKWARD                                                                    \
   const at::Tensor &kept, const at::Tensor &side, PALIMPSEST_ABN_SETTINGS, const at::Tensor &mean, \
       const at::Tensor &inv_std, bool training, bool need_sums
-#define PALIMPSEST_DECLARE_INNER_OPERATORS                                                             \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(      \
-      const at::Tensor& x, PALIMPSEST_ABN_FORWARD);                                                    \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(                 \
-      at::Tensor x, PALIMPSEST_ABN_FORWARD);                                                           \
-  at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean,      \
-                         const at::Tensor& inv_std);                                                   \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(                             \
-      const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD, bool need_dx, bool need_dresidual);               \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward_(at::Tensor dz, PALIMPSEST_ABN_BACKWARD, \
-                                                               bool need_dresidual);
+#define PALIMPSEST_DECLARE_INNER_OPERATORS                                                        \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward( \
+      const at::Tensor& x, PALIMPSEST_ABN_FORWARD);                                               \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(            \
+      const at::Tensor& x, PALIMPSEST_ABN_FORWARD);                                               \
+  at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean, \
+                         const at::Tensor& inv_std);                                              \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(                        \
+      const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD, bool need_dx, bool need_dresidual);          \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward_(                                   \
+      const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD, bool need_dresidual);
 
 namespace cpu {
 PALIMPSEST_DECLARE_INNER_OPERATORS

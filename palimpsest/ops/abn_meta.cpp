@@ -35,7 +35,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
           vector_if(true, x, at::kDouble)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(at::Tensor x,
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(const at::Tensor& x,
                                                                                     PALIMPSEST_ABN_FORWARD) {
   return {like_output_if(keeps_apart(keep), x), like_output_if(false, x), vector_if(true, x, at::kDouble),
           vector_if(!frozen_mean.has_value(), x, at::kDouble), vector_if(true, x, at::kDouble)};
@@ -54,7 +54,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(const at
           like_output_if(need_dresidual, kept)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward_(at::Tensor dz, PALIMPSEST_ABN_BACKWARD,
+std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward_(const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD,
                                                              bool need_dresidual) {
   const auto sums = accumulate_type(kept.scalar_type());
   return {vector_if(need_sums, kept, sums), vector_if(need_sums, kept, sums),
