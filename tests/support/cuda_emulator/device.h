@@ -1,0 +1,184 @@
+#pragma once
+
+// What a kernel sees of CUDA where it is compiled for the emulator: the twin of
+// palimpsest/kernels/cuda/device_nvcc.h, included by palimpsest/kernels/cuda/device.h alone.
+
+#include "palimpsest/base/half.h"
+#include "tests/support/cuda_emulator/emulator.h"
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define PALIMPSEST_UNROLL
+
+// The address of a variable of its own names each declaration, in each instantiation of a template.
+#define PALIMPSEST_SHARED(name, ...)                                     \
+  using name##_type = __VA_ARGS__;                                       \
+  static const char name##_key = 0;                                      \
+  static_assert(std::is_trivially_default_constructible_v<name##_type>); \
+  name##_type& name = *static_cast<name##_type*>(                        \
+      ::palimpsest::cuda_emulator::shared_variable(&name##_key, sizeof(name##_type)))
+#define PALIMPSEST_DYNAMIC_SHARED(name) \
+  unsigned char* const name =           \
+      static_cast<unsigned char*>(::palimpsest::cuda_emulator::dynamic_shared_memory())
+
+extern palimpsest::cuda_emulator::Index3 threadIdx, blockIdx, blockDim, gridDim;
+
+inline void __syncthreads(
+    palimpsest::cuda_emulator::Place place = palimpsest::cuda_emulator::Place::current()) {
+  palimpsest::cuda_emulator::block_barrier(place);
+}
+
+/// Orders what the calling thread does before and after, as other blocks see it.
+inline void __threadfence() {
+  palimpsest::cuda_emulator::fence();
+}
+
+namespace palimpsest::cuda_emulator {
+
+/// The values that all lanes of the warp brought.
+template <class T>
+class Lanes {
+ public:
+  Lanes(unsigned mask, T value, Place place) {
+    static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>);
+    if (mask != 0xffffffffu) fail("an operation of part of a warp: only full masks are supported");
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(T));
+    values_ = warp_exchange(bits, false, place);
+  }
+  // The slots are the scheduler's, which ThreadSanitizer does not watch.
+  __attribute__((no_sanitize("thread"))) T operator[](unsigned lane) const {
+    T value;
+    std::memcpy(&value, &values_[lane & 31], sizeof(T));
+    return value;
+  }
+
+ private:
+  const uint64_t* values_;
+};
+
+}  // namespace palimpsest::cuda_emulator
+
+inline void __syncwarp(unsigned mask = 0xffffffffu,
+                       palimpsest::cuda_emulator::Place place = palimpsest::cuda_emulator::Place::current()) {
+  if (mask != 0xffffffffu) palimpsest::cuda_emulator::fail("__syncwarp of part of a warp");
+  palimpsest::cuda_emulator::warp_exchange(0, true, place);
+}
+
+template <class T>
+T __shfl_sync(unsigned mask, T value, int lane,
+              palimpsest::cuda_emulator::Place place = palimpsest::cuda_emulator::Place::current()) {
+  return palimpsest::cuda_emulator::Lanes<T>(mask, value, place)[static_cast<unsigned>(lane)];
+}
+
+template <class T>
+T __shfl_xor_sync(unsigned mask, T value, int lanes,
+                  palimpsest::cuda_emulator::Place place = palimpsest::cuda_emulator::Place::current()) {
+  const unsigned own = threadIdx.x % 32;
+  return palimpsest::cuda_emulator::Lanes<T>(mask, value, place)[own ^ static_cast<unsigned>(lanes)];
+}
+
+template <class T>
+T __shfl_down_sync(unsigned mask, T value, unsigned by,
+                   palimpsest::cuda_emulator::Place place = palimpsest::cuda_emulator::Place::current()) {
+  const unsigned own = threadIdx.x % 32;  // past the last lane, each has its own value
+  return palimpsest::cuda_emulator::Lanes<T>(mask, value, place)[own + by < 32 ? own + by : own];
+}
+
+inline unsigned __ballot_sync(
+    unsigned mask, int predicate,
+    palimpsest::cuda_emulator::Place place = palimpsest::cuda_emulator::Place::current()) {
+  const palimpsest::cuda_emulator::Lanes<int> lanes(mask, predicate, place);
+  unsigned set = 0;
+  for (unsigned i = 0; i < 32; ++i) set |= (lanes[i] != 0 ? 1u : 0u) << i;
+  return set;
+}
+
+inline int __any_sync(unsigned mask, int predicate,
+                      palimpsest::cuda_emulator::Place place = palimpsest::cuda_emulator::Place::current()) {
+  return __ballot_sync(mask, predicate, place) != 0;
+}
+
+/// Relaxed, as CUDA's: it orders nothing but itself.
+template <class T>
+T atomicAdd(T* address, T value) {
+  if constexpr (std::is_integral_v<T>) {
+    return __atomic_fetch_add(address, value, __ATOMIC_RELAXED);
+  } else {
+    T old = *address, sum;
+    do sum = old + value;
+    while (!__atomic_compare_exchange(address, &old, &sum, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED));
+    return old;
+  }
+}
+
+template <class T>
+T atomicExch(T* address, T value) {
+  T old;
+  __atomic_exchange(address, &value, &old, __ATOMIC_RELAXED);
+  return old;
+}
+
+namespace palimpsest::kernels::cuda {
+
+/// 16 bytes at once, which CUDA does at multiples of 16 only.
+template <class T>
+T load16(const T* from) {
+  static_assert(sizeof(T) == 16);
+  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0)
+    cuda_emulator::fail("misaligned 16-byte load, " +
+                        std::to_string(reinterpret_cast<std::uintptr_t>(from) % 16) + " bytes off");
+  T value;
+  std::memcpy(&value, from, 16);
+  return value;
+}
+
+template <class T>
+void store16(T* to, const T& value) {
+  static_assert(sizeof(T) == 16);
+  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
+    cuda_emulator::fail("misaligned 16-byte store, " +
+                        std::to_string(reinterpret_cast<std::uintptr_t>(to) % 16) + " bytes off");
+  std::memcpy(to, &value, 16);
+}
+
+inline float widened(Float16 v) {
+  return static_cast<float>(static_cast<double>(v));
+}
+inline float widened(BFloat16 v) {
+  return std::bit_cast<float>(static_cast<uint32_t>(v.bits) << 16);
+}
+template <class S>
+S narrowed(float v) {
+  return S(static_cast<double>(v));
+}
+/// Two values in the 32 bits that they take side by side.
+template <class S>
+uint32_t narrowed_pair(float low, float high) {
+  return narrowed<S>(low).bits | static_cast<uint32_t>(narrowed<S>(high).bits) << 16;
+}
+
+inline unsigned cluster_rank() {
+  return cuda_emulator::cluster_rank();
+}
+inline unsigned cluster_size() {
+  return cuda_emulator::cluster_size();
+}
+inline void cluster_sync(cuda_emulator::Place place = cuda_emulator::Place::current()) {
+  cuda_emulator::cluster_barrier(place);
+}
+template <class T>
+T* in_cluster_block(T* shared, unsigned rank) {
+  using Plain = std::remove_const_t<T>;
+  return static_cast<T*>(cuda_emulator::in_cluster_block(const_cast<Plain*>(shared), rank));
+}
+
+}  // namespace palimpsest::kernels::cuda
