@@ -4,9 +4,10 @@
 //
 // Both sides: training mode with running statistics, the same allocator (which retains freed blocks) and
 // threads. The layer's input is made anew before each run and outside the timer, because ours writes over it;
-// it is not a leaf, so that ours may. The incoming gradient belongs to the benchmark, so ours must not write
-// over it (behind a convolution it would, and save one allocation). Gradients of x, weight and bias are
-// computed. Before anything is timed, ours is compared with libtorch in f64 on the same values.
+// it is not a leaf, so that ours may. The incoming gradient is handed over, as a convolution would: whoever
+// wants to write over it may. Gradients of x, weight and bias are computed. Before anything is timed, ours is
+// compared with libtorch in f64 on the same values.
+#include "benchmarks/hand_over.h"
 #include "benchmarks/support.h"
 
 #include "palimpsest/memory/counting_allocator.h"
@@ -98,28 +99,13 @@ void verify(const Values& v) {
   }
 }
 
-/// The head of the graph: gives z the prepared gradient and lets go of it.
-class HandOver : public torch::autograd::Function<HandOver> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& z,
-                            at::Tensor* gradient) {
-    ctx->saved_data["gradient"] = reinterpret_cast<int64_t>(gradient);
-    return torch::zeros({});
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* ctx,
-                                                 torch::autograd::variable_list&) {
-    auto* gradient = reinterpret_cast<at::Tensor*>(ctx->saved_data["gradient"].toInt());
-    return {std::exchange(*gradient, {}), {}};
-  }
-};
-
 benchmarks::Side side(const Values& v, Layer layer) {
   return [&v, layer = std::move(layer)] {
     at::Tensor x = v.x + 0, dz = v.dz.clone();
     const double seconds = benchmarks::seconds_of([&] {
       // x is moved in: as in a network, nobody else holds it when the backward pass runs.
       const at::Tensor z = layer(std::exchange(x, {}), v.weight, v.bias, v.mean, v.var);
-      torch::autograd::grad({HandOver::apply(z, &dz)}, {v.x, v.weight, v.bias});
+      torch::autograd::grad({benchmarks::HandOver::apply(z, std::exchange(dz, {}))}, {v.x, v.weight, v.bias});
     });
     return seconds * 1e3;
   };

@@ -1,0 +1,172 @@
+"""What the benchmarks in Python share: interleaved timing, one table, its JSON twin, the exit status.
+
+The twin of support.h, for opponents that exist in Python only: the same columns, the same JSON.
+"""
+import argparse
+import dataclasses
+import gc
+import json
+import os
+import pathlib
+import sys
+import time
+
+import torch
+
+# glibc gives large blocks back to the kernel at every free, and the page faults of the next one cost more than a
+# layer's arithmetic. The C++ benchmarks put an allocator that retains blocks under both sides; these settings, which
+# malloc reads when a process begins, do the same for Python.
+RETAINING_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
+
+
+def begin_with_retaining_malloc():
+    """Starts the program again, with the same arguments, unless malloc already keeps large blocks."""
+    if any(os.environ.get(name) != value for name, value in RETAINING_MALLOC.items()):
+        sys.stdout.flush()
+        os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **RETAINING_MALLOC})
+
+
+class Options(argparse.ArgumentParser):
+    """The options of every benchmark: --json PATH, --check, --repeats N. A wrong one ends the program with status 2
+    and one line."""
+
+    def __init__(self, description):
+        super().__init__(description=description, allow_abbrev=False)
+        self.add_argument("--json", metavar="PATH", help="also write the table to this JSON file")
+        self.add_argument("--check", action="store_true", help="exit status 1 where a claim fails")
+        self.add_argument("--repeats", metavar="N", type=positive, default=25, help="timed runs of each side [25]")
+
+    def error(self, message):
+        self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+
+
+def positive(text):
+    """A whole number above 0, for argparse."""
+    if not text.isdecimal() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"a whole number above 0 is needed, got '{text}'")
+    return int(text)
+
+
+@dataclasses.dataclass
+class Spread:
+    """Median and quartiles of some runs."""
+    median: float
+    low: float
+    high: float
+
+    def text(self, unit):
+        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f}) {unit}"
+
+
+def spread_of(values):
+    values = sorted(values)
+
+    def quantile(q):  # linear between neighbours, as spread_of of support.cpp
+        position = q * (len(values) - 1)
+        below = int(position)
+        above = min(below + 1, len(values) - 1)
+        return values[below] + (position - below) * (values[above] - values[below])
+
+    return Spread(quantile(0.5), quantile(0.25), quantile(0.75))
+
+
+def milliseconds_of(work):
+    start = time.perf_counter()
+    work()
+    return 1e3 * (time.perf_counter() - start)
+
+
+def interleave(sides, repeats, warm_up=3):
+    """Runs the sides, functions that return what they measured, in turn: A B C A B C ..., so that a slow moment of the
+    machine hits all of them; `warm_up` rounds are thrown away. One Spread a side."""
+    values = [[] for _ in sides]
+    gc.collect()
+    gc.disable()
+    try:
+        for number in range(-warm_up, repeats):
+            for side, of_side in zip(sides, values):
+                value = side()
+                if number >= 0:
+                    of_side.append(value)
+    finally:
+        gc.enable()
+    return [spread_of(of_side) for of_side in values]
+
+
+@dataclasses.dataclass
+class Row:
+    """One claim: `measured` is at most `limit` times `opponent`. Without a limit it is a control, which claims nothing;
+    with `not_measured`, the reason, it has no figures."""
+    claim: str
+    opponent_name: str
+    unit: str = "ms"
+    opponent: Spread | None = None
+    measured: Spread | None = None
+    limit: float | None = None
+    not_measured: str = ""
+
+    @property
+    def ratio(self):
+        return None if self.not_measured else self.measured.median / self.opponent.median
+
+    @property
+    def holds(self):
+        """None where nothing is claimed or nothing was measured."""
+        return None if self.not_measured or self.limit is None else self.ratio <= self.limit
+
+    def text(self):
+        if self.not_measured:
+            return f"{self.claim:<34} {self.opponent_name}: not measured: {self.not_measured}"
+        opponent = f"{self.opponent_name} {self.opponent.text(self.unit)}"
+        limit = "-" if self.limit is None else f"{self.limit:.2f}"
+        verdict = {None: "control", True: "pass", False: "FAIL"}[self.holds]
+        measured = self.measured.text(self.unit)
+        return f"{self.claim:<34} {opponent:<52} {measured:<26} {self.ratio:6.3f} {limit:>6}  {verdict}"
+
+    def json(self):
+        result = {"claim": self.claim, "opponent_name": self.opponent_name, "unit": self.unit,
+                  "opponent": self.opponent and dataclasses.asdict(self.opponent),
+                  "measured": self.measured and dataclasses.asdict(self.measured),
+                  "ratio": self.ratio, "limit": self.limit, "pass": self.holds}
+        return {**result, "not_measured": self.not_measured} if self.not_measured else result
+
+
+def processor_name():
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            return line.split(": ", 1)[1]
+    return "unknown"
+
+
+class Report:
+    """A table that grows line by line, and its JSON twin: machine (processor, threads, libtorch), rows, pass."""
+
+    def __init__(self, name, options):
+        self.name, self.options, self.rows = name, options, []
+        self.machine = {"processor": processor_name(), "threads": torch.get_num_threads(),
+                        "libtorch": torch.__version__.split("+")[0]}
+        print(f"{name}: {self.machine['processor']}, {self.machine['threads']} threads, "
+              f"libtorch {self.machine['libtorch']}")
+        print(f"{'claim':<34} {'opponent':<52} {'measured':<26} {'ratio':>6} {'limit':>6}", flush=True)
+
+    def add(self, row):
+        self.rows.append(row)
+        print(row.text(), flush=True)
+
+    def finish(self):
+        """Prints the sum, writes the JSON file. Returns the exit status of the program: 1 where a claim failed and
+        --check was given or the file cannot be written, else 0."""
+        verdicts = [row.holds for row in self.rows]
+        passed = False not in verdicts
+        unmeasured = sum(bool(row.not_measured) for row in self.rows)
+        print(f"{self.name}: {'every measured claim holds' if passed else 'a claim FAILED'}"
+              + (f", {unmeasured} not measured" if unmeasured else ""))
+        twin = {"benchmark": self.name, **self.machine, "repeats": self.options.repeats,
+                "rows": [row.json() for row in self.rows], "pass": passed}
+        if self.options.json:
+            try:
+                pathlib.Path(self.options.json).write_text(json.dumps(twin, indent=2) + "\n")
+            except OSError as error:
+                print(f"{self.name}: cannot write {self.options.json}: {error.strerror}", file=sys.stderr)
+                return 1
+        return 1 if self.options.check and not passed else 0
