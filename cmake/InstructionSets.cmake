@@ -2,30 +2,49 @@
 # the copies runs is decided at start (palimpsest/kernels/cpu/instruction_set.h). Each copy sees
 #   PALIMPSEST_ISA_NAMESPACE   the namespace that keeps its symbols apart
 #   PALIMPSEST_VECTOR_BYTES    the width of that set's vector registers
+# and TARGET's other sources can include "compiled_sets.h", whose PALIMPSEST_FOR_EACH_SET(SET) is SET(namespace, "name")
+# for every set compiled, best first.
 # Optimized in debug builds, too: at -O0 a call of a vector lane's arithmetic costs 50 times the arithmetic.
 # No -ffast-math: a NaN or an infinity has to come out where it went in.
 # Less so under a sanitizer, whose checks make these units take minutes each at -O3.
 set(PALIMPSEST_KERNEL_FLAGS $<IF:$<BOOL:${PALIMPSEST_SANITIZE}>,-O1,-O3> -ffp-contract=fast -fno-math-errno -fno-trapping-math)
 
+# The source is one and the sets differ in the width of a vector, so the presets of the sanitizers check one of them.
+set(PALIMPSEST_INSTRUCTION_SETS "" CACHE STRING
+  "On x86-64, compile the CPU kernels for these instruction sets only, e.g. x86-64-v3; empty: for all")
+
 function(palimpsest_per_instruction_set target)
+  set(_for_each "")
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     # Without the preference, gcc splits 512-bit vectors of its own into two halves.
-    _palimpsest_instruction_set(${target} x86_64_v4 64 "-march=x86-64-v4;-mprefer-vector-width=512" ${ARGN})
-    _palimpsest_instruction_set(${target} x86_64_v3 32 "-march=x86-64-v3" ${ARGN})
-    _palimpsest_instruction_set(${target} x86_64_v2 16 "-march=x86-64-v2" ${ARGN})
+    _palimpsest_instruction_set(${target} x86-64-v4 64 "-march=x86-64-v4;-mprefer-vector-width=512" ${ARGN})
+    _palimpsest_instruction_set(${target} x86-64-v3 32 "-march=x86-64-v3" ${ARGN})
+    _palimpsest_instruction_set(${target} x86-64-v2 16 "-march=x86-64-v2" ${ARGN})
+    if(NOT _for_each)
+      message(FATAL_ERROR "PALIMPSEST_INSTRUCTION_SETS must name x86-64-v2, x86-64-v3 or x86-64-v4, got "
+        "'${PALIMPSEST_INSTRUCTION_SETS}'")
+    endif()
   else()
+    set(PALIMPSEST_INSTRUCTION_SETS "")
     _palimpsest_instruction_set(${target} native 16 "" ${ARGN})
   endif()
+  file(CONFIGURE OUTPUT compiled_sets.h CONTENT "#define PALIMPSEST_FOR_EACH_SET(SET)${_for_each}\n")
+  target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR})
 endfunction()
 
 function(_palimpsest_instruction_set target name bytes flags)
-  set(_objects ${target}_${name})
+  if(PALIMPSEST_INSTRUCTION_SETS AND NOT name IN_LIST PALIMPSEST_INSTRUCTION_SETS)
+    return()
+  endif()
+  string(REPLACE - _ _namespace ${name})
+  set(_objects ${target}_${_namespace})
   add_library(${_objects} OBJECT ${ARGN})
   target_compile_features(${_objects} PRIVATE cxx_std_20)
   target_include_directories(${_objects} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_options(${_objects} PRIVATE ${PALIMPSEST_KERNEL_FLAGS} ${flags})
   target_compile_definitions(${_objects} PRIVATE
-    PALIMPSEST_ISA_NAMESPACE=${name} PALIMPSEST_VECTOR_BYTES=${bytes})
+    PALIMPSEST_ISA_NAMESPACE=${_namespace} PALIMPSEST_VECTOR_BYTES=${bytes})
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:${_objects}>)
   set_property(TARGET ${target} APPEND PROPERTY PALIMPSEST_ISA_OBJECTS ${_objects})
+  set(_for_each "${_for_each} SET(${_namespace}, \"${name}\")" PARENT_SCOPE)
 endfunction()

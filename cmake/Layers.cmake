@@ -10,10 +10,23 @@ function(palimpsest_torch_pch)
   endif()
 endfunction()
 
-# palimpsest_layer(NAME [SHARED] [TORCH_PCH] SOURCES ... [PUBLIC targets...] [PRIVATE targets...])
+# Several sources of a layer or a test are compiled as one unit: most of a unit's 5 to 10 s go into libtorch's headers.
+# So names in anonymous namespaces are unique within a layer, and within a test program. OFF: each source by itself,
+# quicker after a change of one file, and the check that each includes what it uses.
+option(PALIMPSEST_UNITY "Compile several sources as one unit" ON)
+
+function(_palimpsest_unity target)
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${PALIMPSEST_UNITY} UNITY_BUILD_BATCH_SIZE 6)
+  if(PALIMPSEST_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    # Said of a source that is included, as here all are, and not of the same source by itself.
+    target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
+  endif()
+endfunction()
+
+# palimpsest_layer(NAME [SHARED] [TORCH_PCH] [UNITY] SOURCES ... [PUBLIC targets...] [PRIVATE targets...])
 # Makes the target palimpsest_NAME (palimpsest::NAME), whose headers are included as "palimpsest/NAME/....h".
 function(palimpsest_layer name)
-  cmake_parse_arguments(ARG "SHARED;TORCH_PCH" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "SHARED;TORCH_PCH;UNITY" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
   set(_target palimpsest_${name})
   if(ARG_SHARED)
     add_library(${_target} SHARED ${ARG_SOURCES})
@@ -30,12 +43,15 @@ function(palimpsest_layer name)
     palimpsest_torch_pch()
     target_precompile_headers(${_target} REUSE_FROM palimpsest_torch_pch)
   endif()
+  if(ARG_UNITY)
+    _palimpsest_unity(${_target})
+  endif()
   install(TARGETS ${_target} EXPORT palimpsestTargets)
 endfunction()
 
-# palimpsest_test(NAME [TORCH_PCH] SOURCES ... LIBRARIES ...): a GoogleTest program tests_NAME; CTest sees each test by itself.
+# palimpsest_test(NAME [TORCH_PCH] [UNITY] SOURCES ... LIBRARIES ...): a GoogleTest program tests_NAME; CTest sees each test by itself.
 function(palimpsest_test name)
-  cmake_parse_arguments(ARG "TORCH_PCH" "" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH_PCH;UNITY" "" "SOURCES;LIBRARIES" ${ARGN})
   add_executable(tests_${name} ${ARG_SOURCES})
   target_include_directories(tests_${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(tests_${name} PRIVATE ${ARG_LIBRARIES} GTest::gtest_main)
@@ -43,6 +59,9 @@ function(palimpsest_test name)
   if(ARG_TORCH_PCH)
     palimpsest_torch_pch()
     target_precompile_headers(tests_${name} REUSE_FROM palimpsest_torch_pch)
+  endif()
+  if(ARG_UNITY)
+    _palimpsest_unity(tests_${name})
   endif()
   # One CTest entry a program: loading libtorch takes a second, so one process a test case would cost minutes.
   add_test(NAME ${name} COMMAND tests_${name})

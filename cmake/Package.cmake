@@ -18,4 +18,5 @@ configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/palimpsestConfig.cmake
   ${PROJECT_BINARY_DIR}/palimpsestConfig.cmake INSTALL_DESTINATION ${_package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/palimpsestConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/palimpsestConfig.cmake ${PROJECT_BINARY_DIR}/palimpsestConfigVersion.cmake
-  ${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake DESTINATION ${_package_dir})
+  ${PROJECT_SOURCE_DIR}/cmake/FindLibtorch.cmake ${PROJECT_SOURCE_DIR}/cmake/OneOpenMP.cmake
+  DESTINATION ${_package_dir})

@@ -17,14 +17,14 @@
 namespace palimpsest::io::codecs {
 namespace {
 
-struct Errors {
+struct JpegErrors {
   jpeg_error_mgr base;  // first: libjpeg hands its address back to us
   std::jmp_buf jump;
   char message[JMSG_LENGTH_MAX];
 };
 
 [[noreturn]] void on_error(j_common_ptr codec) {
-  auto* errors = reinterpret_cast<Errors*>(codec->err);
+  auto* errors = reinterpret_cast<JpegErrors*>(codec->err);
   errors->base.format_message(codec, errors->message);
   std::longjmp(errors->jump, 1);
 }
@@ -45,7 +45,7 @@ void on_message(j_common_ptr codec, int level) {
   }
 }
 
-jpeg_error_mgr* prepare(Errors& errors) {
+jpeg_error_mgr* prepare(JpegErrors& errors) {
   jpeg_std_error(&errors.base);
   errors.base.error_exit = on_error;
   errors.base.emit_message = on_message;
@@ -53,26 +53,26 @@ jpeg_error_mgr* prepare(Errors& errors) {
 }
 
 template <class Step>
-bool attempt(Errors& errors, const Step& step) {
+bool attempt(JpegErrors& errors, const Step& step) {
   if (setjmp(errors.jump) != 0) return false;
   step();
   return true;
 }
 
-struct Decoder {
+struct JpegDecoder {
   jpeg_decompress_struct codec{};
-  Errors errors{};
-  Decoder() { codec.err = prepare(errors); }
-  ~Decoder() { jpeg_destroy_decompress(&codec); }  // also right for one that was never created: all zero
+  JpegErrors errors{};
+  JpegDecoder() { codec.err = prepare(errors); }
+  ~JpegDecoder() { jpeg_destroy_decompress(&codec); }  // also right for one that was never created: all zero
 };
 
-struct Encoder {
+struct JpegEncoder {
   jpeg_compress_struct codec{};
-  Errors errors{};
+  JpegErrors errors{};
   unsigned char* bytes = nullptr;
   unsigned long size = 0;
-  Encoder() { codec.err = prepare(errors); }
-  ~Encoder() {
+  JpegEncoder() { codec.err = prepare(errors); }
+  ~JpegEncoder() {
     jpeg_destroy_compress(&codec);
     std::free(bytes);
   }
@@ -92,7 +92,7 @@ void cmyk_to_rgb(const unsigned char* cmyk, unsigned char* rgb, int64_t pixels, 
 }  // namespace
 
 at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path) {
-  Decoder decoder;
+  JpegDecoder decoder;
   auto& codec = decoder.codec;
   const auto check = [&](bool succeeded) {
     if (!succeeded) fail_to_read(path, decoder.errors.message);
@@ -124,7 +124,7 @@ at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path
 }
 
 std::string encode_jpeg(const at::Tensor& image, int quality) {
-  Encoder encoder;
+  JpegEncoder encoder;
   auto& codec = encoder.codec;
   const int64_t height = image.size(0), width = image.size(1);
   const auto* pixels = image.const_data_ptr<uint8_t>();

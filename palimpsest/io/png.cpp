@@ -14,12 +14,13 @@
 namespace palimpsest::io::codecs {
 namespace {
 
-struct Errors {
+struct PngErrors {
   char message[256] = "out of memory";
 };
 
 void on_error(png_structp png, png_const_charp message) {
-  std::strncpy(static_cast<Errors*>(png_get_error_ptr(png))->message, message, sizeof(Errors::message) - 1);
+  std::strncpy(static_cast<PngErrors*>(png_get_error_ptr(png))->message, message,
+               sizeof(PngErrors::message) - 1);
   png_longjmp(png, 1);
 }
 
@@ -32,13 +33,13 @@ bool attempt(png_structp png, const Step& step) {
   return true;
 }
 
-struct Decoder {
+struct PngDecoder {
   std::string_view rest;  // bytes not read yet
-  Errors errors;
+  PngErrors errors;
   png_structp png;
   png_infop info;
 
-  explicit Decoder(std::string_view bytes)
+  explicit PngDecoder(std::string_view bytes)
       : rest(bytes),
         png(png_create_read_struct(PNG_LIBPNG_VER_STRING, &errors, on_error, on_warning)),
         info(png ? png_create_info_struct(png) : nullptr) {
@@ -47,24 +48,24 @@ struct Decoder {
       throw std::bad_alloc();
     }
     png_set_read_fn(png, this, [](png_structp p, png_bytep to, size_t count) {
-      auto& source = static_cast<Decoder*>(png_get_io_ptr(p))->rest;
+      auto& source = static_cast<PngDecoder*>(png_get_io_ptr(p))->rest;
       if (count > source.size()) png_error(p, "premature end of file");
       std::memcpy(to, source.data(), count);
       source.remove_prefix(count);
     });
   }
-  ~Decoder() { png_destroy_read_struct(&png, &info, nullptr); }
-  Decoder(const Decoder&) = delete;
-  Decoder& operator=(const Decoder&) = delete;
+  ~PngDecoder() { png_destroy_read_struct(&png, &info, nullptr); }
+  PngDecoder(const PngDecoder&) = delete;
+  PngDecoder& operator=(const PngDecoder&) = delete;
 };
 
-struct Encoder {
+struct PngEncoder {
   std::string bytes;
-  Errors errors;
+  PngErrors errors;
   png_structp png;
   png_infop info;
 
-  Encoder()
+  PngEncoder()
       : png(png_create_write_struct(PNG_LIBPNG_VER_STRING, &errors, on_error, on_warning)),
         info(png ? png_create_info_struct(png) : nullptr) {
     if (!info) {
@@ -74,7 +75,7 @@ struct Encoder {
     const auto append = [](png_structp p, png_bytep from, size_t count) {
       bool appended = true;
       try {
-        static_cast<Encoder*>(png_get_io_ptr(p))->bytes.append(reinterpret_cast<char*>(from), count);
+        static_cast<PngEncoder*>(png_get_io_ptr(p))->bytes.append(reinterpret_cast<char*>(from), count);
       } catch (...) {  // must not fly through libpng
         appended = false;
       }
@@ -82,9 +83,9 @@ struct Encoder {
     };
     png_set_write_fn(png, this, append, [](png_structp) {});
   }
-  ~Encoder() { png_destroy_write_struct(&png, &info); }
-  Encoder(const Encoder&) = delete;
-  Encoder& operator=(const Encoder&) = delete;
+  ~PngEncoder() { png_destroy_write_struct(&png, &info); }
+  PngEncoder(const PngEncoder&) = delete;
+  PngEncoder& operator=(const PngEncoder&) = delete;
 };
 
 struct Header {
@@ -92,7 +93,7 @@ struct Header {
   int bits, color;
 };
 
-Header read_header(Decoder& decoder, const std::filesystem::path& path) {
+Header read_header(PngDecoder& decoder, const std::filesystem::path& path) {
   if (!attempt(decoder.png, [&] { png_read_info(decoder.png, decoder.info); })) {
     fail_to_read(path, decoder.errors.message);
   }
@@ -105,7 +106,7 @@ Header read_header(Decoder& decoder, const std::filesystem::path& path) {
 
 // Reads all rows, `channels` bytes a pixel after the transformations that `prepare` asks libpng for.
 template <class Prepare>
-at::Tensor read_pixels(Decoder& decoder, const std::filesystem::path& path, const Header& header,
+at::Tensor read_pixels(PngDecoder& decoder, const std::filesystem::path& path, const Header& header,
                        int64_t channels, const Prepare& prepare) {
   const int64_t row_bytes = header.width * channels;
   at::Tensor pixels = at::empty({header.height, header.width, channels}, at::kByte);
@@ -139,7 +140,7 @@ const char* color_name(int color) {
 }  // namespace
 
 at::Tensor decode_png(std::string_view bytes, const std::filesystem::path& path) {
-  Decoder decoder(bytes);
+  PngDecoder decoder(bytes);
   const Header header = read_header(decoder, path);
   return read_pixels(decoder, path, header, 3, [&] {
     png_set_scale_16(decoder.png);
@@ -150,7 +151,7 @@ at::Tensor decode_png(std::string_view bytes, const std::filesystem::path& path)
 }
 
 at::Tensor decode_png_labels(std::string_view bytes, const std::filesystem::path& path) {
-  Decoder decoder(bytes);
+  PngDecoder decoder(bytes);
   const Header header = read_header(decoder, path);
   if (header.color != PNG_COLOR_TYPE_GRAY && header.color != PNG_COLOR_TYPE_PALETTE) {
     throw Error(ErrorKind::kData,
@@ -174,7 +175,7 @@ at::Tensor decode_png_labels(std::string_view bytes, const std::filesystem::path
 }
 
 std::string encode_png(const at::Tensor& image) {
-  Encoder encoder;
+  PngEncoder encoder;
   const int64_t height = image.size(0), width = image.size(1);
   const bool grey = image.dim() == 2;
   const auto* pixels = image.const_data_ptr<uint8_t>();

@@ -4,6 +4,8 @@
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/kernels/activation_name.h"
 
+#include <ATen/ATen.h>
+
 #include <cmath>
 #include <sstream>
 

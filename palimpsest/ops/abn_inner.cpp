@@ -1,19 +1,13 @@
 #include "palimpsest/ops/abn_inner.h"
 
 #include "palimpsest/ops/activation_name.h"
+#include "palimpsest/ops/find_operator.h"
 #include "palimpsest/ops/layout.h"
-
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <utility>
 
 namespace palimpsest::ops {
 namespace {
-
-template <class Function>
-auto find_operator(const char* name, Function*) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
-}
 
 at::Tensor defined_if(bool needed, at::Tensor t) {
   return needed ? std::move(t) : at::Tensor();

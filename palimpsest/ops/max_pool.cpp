@@ -1,9 +1,9 @@
 #include "palimpsest/ops/max_pool.h"
 
 #include "palimpsest/kernels/max_pool.h"
+#include "palimpsest/ops/find_operator.h"
 #include "palimpsest/ops/max_pool_inner.h"
 
-#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -113,11 +113,6 @@ class MaxPoolFunction : public torch::autograd::Function<MaxPoolFunction> {
     return {dx, {}, {}, {}, {}, {}};
   }
 };
-
-template <class Function>
-auto find_operator(const char* name, Function*) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();
-}
 
 at::Tensor pool_images(const at::Tensor& x, const PoolArguments& w, bool ceil_mode) {
   if (c10::GradMode::is_enabled() && x.requires_grad())

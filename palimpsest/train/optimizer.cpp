@@ -1,6 +1,6 @@
 #include "palimpsest/train/optimizer.h"
 
-#include "palimpsest/base/error.h"
+#include "palimpsest/train/require.h"
 
 #include <fmt/format.h>
 #include <torch/nn/modules/activation.h>
@@ -14,10 +14,6 @@
 
 namespace palimpsest::train {
 namespace {
-
-void require(bool condition, const std::string& message) {
-  if (!condition) throw Error(ErrorKind::kUsage, message);
-}
 
 void check(const OptimizerOptions& options) {
   require(std::isfinite(options.lr) && options.lr >= 0,

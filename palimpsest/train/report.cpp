@@ -150,7 +150,8 @@ std::string pictures_html(const Report& report) {
   html += "<b>image</b><b>truth</b>";
   for (const auto& run : report.runs) html += "<b>" + io::escape_xml(run.name) + "</b>";
   for (const auto& picture : report.pictures) {
-    html += "\n" + picture_element(picture.image, picture.name);
+    html += '\n';
+    html += picture_element(picture.image, picture.name);
     html += picture_element(paint(picture.truth, report.class_colors), picture.name + ", truth");
     for (size_t i = 0; i < picture.predictions.size(); ++i)
       html += picture_element(paint(picture.predictions[i], report.class_colors),
@@ -250,7 +251,7 @@ std::string to_table(const Report& report) {
   for (const auto& name : names) width = std::max(width, name.size());
   std::string text(label_width, ' ');
   for (const auto& name : names) text += fmt::format("  {:>{}}", name, width);
-  text += "\n" + std::string(label_width + names.size() * (width + 2), '-') + "\n";
+  text += fmt::format("\n{:->{}}\n", "", label_width + names.size() * (width + 2));
   for (const auto& row : rows(report)) {
     text += fmt::format("{:<{}}", row.label, label_width);
     for (const auto& cell : cells(row)) text += fmt::format("  {:>{}}", cell, width);

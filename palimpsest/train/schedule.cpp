@@ -1,7 +1,7 @@
 #include "palimpsest/train/schedule.h"
 
-#include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
+#include "palimpsest/train/require.h"
 
 #include <fmt/format.h>
 
@@ -12,10 +12,6 @@
 
 namespace palimpsest::train {
 namespace {
-
-void require(bool condition, const std::string& message) {
-  if (!condition) throw Error(ErrorKind::kUsage, message);
-}
 
 int64_t warmup_steps(const ScheduleOptions& options, int64_t steps_per_epoch) {
   return std::llround(options.warmup_epochs * static_cast<double>(steps_per_epoch));

@@ -9,6 +9,7 @@
 #include "palimpsest/train/evaluate.h"
 #include "palimpsest/train/explain.h"
 #include "palimpsest/train/progress.h"
+#include "palimpsest/train/require.h"
 #include "palimpsest/train/run_log.h"
 #include "palimpsest/train/tensor_format.h"
 
@@ -30,10 +31,6 @@ using Clock = std::chrono::steady_clock;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-void require(bool condition, const std::string& message) {
-  if (!condition) throw Error(ErrorKind::kUsage, message);
 }
 
 void check(const TrainerOptions& options, const data::Loader& loader) {

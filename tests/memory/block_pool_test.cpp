@@ -1,6 +1,7 @@
 #include "palimpsest/memory/block_pool.h"
 
 #include "palimpsest/base/random.h"
+#include "tests/memory/units.h"
 
 #include <gtest/gtest.h>
 
@@ -12,8 +13,6 @@
 
 namespace palimpsest::memory {
 namespace {
-
-constexpr int64_t kMiB = int64_t{1} << 20;
 
 #ifndef PALIMPSEST_ADDRESS_SANITIZER  // there the pool retains nothing by design
 

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/random.h"
 #include "palimpsest/memory/live_allocator.h"
+#include "tests/memory/units.h"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
@@ -14,8 +15,6 @@
 
 namespace palimpsest::memory {
 namespace {
-
-constexpr int64_t kMiB = int64_t{1} << 20;
 
 int64_t current() {
   return memory_stats().current_bytes;

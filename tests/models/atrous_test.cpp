@@ -9,16 +9,16 @@ namespace {
 
 using Maker = std::function<std::shared_ptr<Backbone>(const BackboneOptions&)>;
 
-struct Case {
+struct AtrousCase {
   const char* name;
   Maker make;
 };
 
-std::ostream& operator<<(std::ostream& stream, const Case& c) {
+std::ostream& operator<<(std::ostream& stream, const AtrousCase& c) {
   return stream << c.name;
 }
 
-class Atrous : public ::testing::TestWithParam<Case> {};
+class Atrous : public ::testing::TestWithParam<AtrousCase> {};
 
 // Holes instead of strides: the dilated network computes more positions, and the old ones have the old
 // values.
@@ -46,16 +46,21 @@ TEST_P(Atrous, EveryFeatureOfTheStridedNetworkIsAFeatureOfTheDilatedOne) {
 const ResNetShape kBasic{"resnet18", false, {2, 2, 2, 2}};
 const ResNetShape kBottleneck{"resnet26", true, {2, 2, 2, 2}};
 
-INSTANTIATE_TEST_SUITE_P(
-    Blocks, Atrous,
-    ::testing::Values(
-        Case{"BasicBlock", [](const BackboneOptions& o) { return std::make_shared<ResNet>(kBasic, o); }},
-        Case{"Bottleneck", [](const BackboneOptions& o) { return std::make_shared<ResNet>(kBottleneck, o); }},
-        Case{"PreactBottleneck",
-             [](const BackboneOptions& o) {
-               return std::make_shared<PreactResNeXt>("small", std::array<int64_t, 4>{2, 2, 2, 2}, o);
-             }}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Blocks, Atrous,
+                         ::testing::Values(AtrousCase{"BasicBlock",
+                                                      [](const BackboneOptions& o) {
+                                                        return std::make_shared<ResNet>(kBasic, o);
+                                                      }},
+                                           AtrousCase{"Bottleneck",
+                                                      [](const BackboneOptions& o) {
+                                                        return std::make_shared<ResNet>(kBottleneck, o);
+                                                      }},
+                                           AtrousCase{"PreactBottleneck",
+                                                      [](const BackboneOptions& o) {
+                                                        return std::make_shared<PreactResNeXt>(
+                                                            "small", std::array<int64_t, 4>{2, 2, 2, 2}, o);
+                                                      }}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST(StagePlanner, OtherOutputStridesAreRefused) {
   EXPECT_NE(usage_error([] { StagePlanner(12); }).find("8, 16 or 32, got 12"), std::string::npos);

@@ -26,14 +26,14 @@ std::shared_ptr<nn::Model> build(const std::string& kind, int64_t output_stride,
   return body;
 }
 
-struct Case {
+struct StrategyCase {
   const char* kind;
   int64_t output_stride = 32;
   nn::Activation activation = nn::Activation::kLeakyReLU;
   double activation_param = 0.01;
 };
 
-std::ostream& operator<<(std::ostream& stream, const Case& c) {
+std::ostream& operator<<(std::ostream& stream, const StrategyCase& c) {
   return stream << c.kind << c.output_stride;
 }
 
@@ -43,7 +43,7 @@ struct Step {
 };
 
 // One forward and backward of a freshly seeded f64 network.
-Step step(const Case& c, nn::Strategy strategy, bool channels_last) {
+Step step(const StrategyCase& c, nn::Strategy strategy, bool channels_last) {
   torch::manual_seed(3);
   const auto model = build(c.kind, c.output_stride, {strategy, c.activation, c.activation_param});
   model->to(torch::kFloat64);
@@ -61,7 +61,7 @@ Step step(const Case& c, nn::Strategy strategy, bool channels_last) {
   return result;
 }
 
-class Strategies : public ::testing::TestWithParam<Case> {};
+class Strategies : public ::testing::TestWithParam<StrategyCase> {};
 
 void expect_same(const Step& got, const Step& want, bool channels_last);
 
@@ -101,12 +101,15 @@ void expect_same(const Step& got, const Step& want, bool channels_last) {
 
 INSTANTIATE_TEST_SUITE_P(
     Models, Strategies,
-    ::testing::Values(Case{"basic"}, Case{"bottleneck", 32, nn::Activation::kELU, 1},
-                      Case{"grouped", 32, nn::Activation::kLeakyReLU, 0.2}, Case{"preact"}, Case{"basic", 8},
-                      Case{"basic", 16}, Case{"bottleneck", 16}, Case{"preact", 8},
-                      Case{"basic", 32, nn::Activation::kReLU}, Case{"bottleneck", 32, nn::Activation::kReLU},
-                      Case{"preact", 32, nn::Activation::kReLU}, Case{"basic", 16, nn::Activation::kReLU},
-                      Case{"basic", 32, nn::Activation::kGELU}, Case{"basic", 32, nn::Activation::kSigmoid}),
+    ::testing::Values(StrategyCase{"basic"}, StrategyCase{"bottleneck", 32, nn::Activation::kELU, 1},
+                      StrategyCase{"grouped", 32, nn::Activation::kLeakyReLU, 0.2}, StrategyCase{"preact"},
+                      StrategyCase{"basic", 8}, StrategyCase{"basic", 16}, StrategyCase{"bottleneck", 16},
+                      StrategyCase{"preact", 8}, StrategyCase{"basic", 32, nn::Activation::kReLU},
+                      StrategyCase{"bottleneck", 32, nn::Activation::kReLU},
+                      StrategyCase{"preact", 32, nn::Activation::kReLU},
+                      StrategyCase{"basic", 16, nn::Activation::kReLU},
+                      StrategyCase{"basic", 32, nn::Activation::kGELU},
+                      StrategyCase{"basic", 32, nn::Activation::kSigmoid}),
     [](const auto& info) {
       return std::string(info.param.kind) + "_" + nn::to_string(info.param.activation) + "_" +
              std::to_string(info.param.output_stride);

@@ -1,6 +1,5 @@
 #include "palimpsest/nn/fold.h"
 
-#include "palimpsest/nn/state_dict.h"
 #include "tests/nn/support.h"
 
 namespace palimpsest::nn {
@@ -26,12 +25,6 @@ Module randomized(Module module) {
 torch::nn::Conv2d convolution(int64_t in, int64_t out, bool bias, int64_t groups = 1) {
   return randomized(
       torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 3).stride(2).padding(1).groups(groups).bias(bias)));
-}
-
-std::vector<std::string> keys(const torch::nn::Module& module) {
-  std::vector<std::string> names;
-  for (const auto& [key, tensor] : state_dict(module)) names.push_back(key);
-  return names;
 }
 
 class Fold : public ::testing::TestWithParam<std::tuple<Strategy, Activation, bool, int64_t>> {};

@@ -1,5 +1,4 @@
 #include "palimpsest/nn/inplace_abn.h"
-#include "palimpsest/nn/state_dict.h"
 #include "tests/nn/support.h"
 
 #include <sstream>
@@ -17,12 +16,6 @@ void set_parameters(Module& module) {
   module.to(torch::kFloat64);
   module.weight.copy_(torch::randn_like(module.weight).add_(0.3));
   module.bias.copy_(torch::randn_like(module.bias));
-}
-
-std::vector<std::string> keys(const torch::nn::Module& module) {
-  std::vector<std::string> names;
-  for (const auto& [name, tensor] : state_dict(module)) names.push_back(name);
-  return names;
 }
 
 TEST(InPlaceABN, ItsKeysShapesAndInitialValuesAreThoseOfBatchNorm2d) {

@@ -11,8 +11,6 @@
 namespace palimpsest::ops::tests {
 namespace {
 
-constexpr Kept kAll[] = {Kept::kOutput, Kept::kOutputForm1, Kept::kScaled, Kept::kNormalized, Kept::kInput};
-
 struct Geometry {
   int64_t kernel = 1, groups = 1;
   ConvolutionOptions options{{1, 1}, {0, 0}, {1, 1}, 1};
@@ -89,7 +87,7 @@ TEST(AbnConv, EveryStrategyAndActivationHasTheGradientsOfThePlainLayers) {
   for (const Geometry& g : kGeometries) {
     for (const auto& [activation, name] : kernels::kActivationNames) {
       const Gradients want = truth(g, activation, 1);
-      for (const Kept keep : kAll) {
+      for (const Kept keep : kEveryKept) {
         const bool from_output = keep == Kept::kOutput || keep == Kept::kOutputForm1;
         if (from_output && !kernels::is_invertible(activation)) continue;
         for (const auto dtype : {at::kFloat, at::kDouble}) {
@@ -148,7 +146,7 @@ TEST(AbnConv, ActivateConvKeepsItsInputOnly) {
 }
 
 TEST(AbnConv, EveryStrategyKeepsOneTensor) {
-  for (const Kept keep : kAll) {
+  for (const Kept keep : kEveryKept) {
     AbnOptions options;
     options.keep = keep;
     const Geometry& g = kGeometries[2];
@@ -174,7 +172,7 @@ TEST(AbnConv, EveryStrategyKeepsOneTensor) {
 TEST(AbnConv, UnderAutocastTheConvolutionRunsInItsType) {
   at::autocast::set_autocast_enabled(at::kCPU, true);
   at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-  for (const Kept keep : kAll) {
+  for (const Kept keep : kEveryKept) {
     AbnOptions options;
     options.keep = keep;
     const Gradients got = run(at::kFloat, kGeometries[0], false, 1,

@@ -8,8 +8,6 @@
 namespace palimpsest::ops::tests {
 namespace {
 
-constexpr Kept kAll[] = {Kept::kOutput, Kept::kOutputForm1, Kept::kScaled, Kept::kNormalized, Kept::kInput};
-
 bool from_output(Kept keep) {
   return keep == Kept::kOutput || keep == Kept::kOutputForm1;
 }
@@ -18,7 +16,7 @@ bool from_output(Kept keep) {
 template <class Body>
 void for_each_pair(const Body& body) {
   for (const auto& [activation, name] : kernels::kActivationNames)
-    for (const Kept keep : kAll)
+    for (const Kept keep : kEveryKept)
       if (!from_output(keep) || kernels::is_invertible(activation)) body(activation, std::string(name), keep);
 }
 
@@ -122,7 +120,7 @@ TEST(AbnKeep, AFewDegenerateChannelsTakeASideBuffer) {
 }
 
 TEST(AbnKeep, WhatIsKeptMayNotBeChangedBeforeBackward) {
-  for (const Kept keep : kAll) {
+  for (const Kept keep : kEveryKept) {
     at::Tensor leaf = torch::randn({4, 6, 5}).set_requires_grad(true);
     at::Tensor x = leaf * 2;
     AbnOptions options;

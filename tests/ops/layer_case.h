@@ -13,6 +13,9 @@ namespace palimpsest::ops::tests {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
+constexpr Kept kEveryKept[] = {Kept::kOutput, Kept::kOutputForm1, Kept::kScaled, Kept::kNormalized,
+                               Kept::kInput};
+
 /// What to run. `base` is a dense leaf; the layer's input is view(base.clone()), so that in-place calls have
 /// a non-leaf, strides can be odd, and gradients are read at `base`.
 struct LayerCase {

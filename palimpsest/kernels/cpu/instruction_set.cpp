@@ -1,5 +1,7 @@
 #include "palimpsest/kernels/cpu/instruction_set.h"
 
+#include "compiled_sets.h"
+
 #include <cstdlib>
 #include <iterator>
 #include <stdexcept>
@@ -9,37 +11,27 @@
 namespace palimpsest::kernels::cpu {
 
 // Each namespace is one compilation of abn_f32.cpp and its siblings (cmake/InstructionSets.cmake).
-#define PALIMPSEST_DECLARE_SET(isa)           \
+#define PALIMPSEST_DECLARE_SET(isa, name)     \
   namespace isa {                             \
   extern const AbnKernels<float> kAbnF32;     \
   extern const AbnKernels<double> kAbnF64;    \
   extern const AbnKernels<Float16> kAbnF16;   \
   extern const AbnKernels<BFloat16> kAbnBF16; \
   }
+PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
 #ifdef __x86_64__
-PALIMPSEST_DECLARE_SET(x86_64_v4)
-PALIMPSEST_DECLARE_SET(x86_64_v3)
-PALIMPSEST_DECLARE_SET(x86_64_v2)
+#define PALIMPSEST_RUNS_HERE(name) (__builtin_cpu_supports(name) != 0)
 #else
-PALIMPSEST_DECLARE_SET(native)
+#define PALIMPSEST_RUNS_HERE(name) true
 #endif
-
-#define PALIMPSEST_SET(isa, name, runs_here)                                 \
-  InstructionSet {                                                           \
-    name, runs_here, isa::kAbnF32, isa::kAbnF64, isa::kAbnF16, isa::kAbnBF16 \
-  }
 
 std::span<const InstructionSet> compiled_instruction_sets() {
-#ifdef __x86_64__
-  static const InstructionSet sets[] = {
-      PALIMPSEST_SET(x86_64_v4, "x86-64-v4", [] { return __builtin_cpu_supports("x86-64-v4") != 0; }),
-      PALIMPSEST_SET(x86_64_v3, "x86-64-v3", [] { return __builtin_cpu_supports("x86-64-v3") != 0; }),
-      PALIMPSEST_SET(x86_64_v2, "x86-64-v2", [] { return __builtin_cpu_supports("x86-64-v2") != 0; }),
-  };
-#else
-  static const InstructionSet sets[] = {PALIMPSEST_SET(native, "native", [] { return true; })};
-#endif
+#define PALIMPSEST_SET(isa, name)                                          \
+  InstructionSet{name,         [] { return PALIMPSEST_RUNS_HERE(name); }, \
+                 isa::kAbnF32, isa::kAbnF64,                              \
+                 isa::kAbnF16, isa::kAbnBF16},
+  static const InstructionSet sets[] = {PALIMPSEST_FOR_EACH_SET(PALIMPSEST_SET)};
   return sets;
 }
 

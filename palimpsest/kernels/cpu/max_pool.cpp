@@ -4,28 +4,22 @@
 #include "palimpsest/kernels/cpu/instruction_set.h"
 #include "palimpsest/kernels/cpu/max_pool_kernels.h"
 
+#include "compiled_sets.h"
+
 #include <algorithm>
+#include <stdexcept>
+#include <string>
 #include <string_view>
 #include <vector>
 
 namespace palimpsest::kernels::cpu {
 
 // Each namespace is one compilation of max_pool_kernels.cpp (cmake/InstructionSets.cmake).
-#ifdef __x86_64__
-namespace x86_64_v4 {
-extern const MaxPoolKernels kMaxPool;
-}
-namespace x86_64_v3 {
-extern const MaxPoolKernels kMaxPool;
-}
-namespace x86_64_v2 {
-extern const MaxPoolKernels kMaxPool;
-}
-#else
-namespace native {
-extern const MaxPoolKernels kMaxPool;
-}
-#endif
+#define PALIMPSEST_DECLARE_SET(isa, name) \
+  namespace isa {                         \
+  extern const MaxPoolKernels kMaxPool;   \
+  }
+PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
 namespace {
 
@@ -33,14 +27,11 @@ namespace {
 constexpr int64_t kTaskValues = 32768;
 
 const MaxPoolKernels& kernels_in_use() {
-#ifdef __x86_64__
   const std::string_view set = current_instruction_set().name;
-  return set == "x86-64-v4"   ? x86_64_v4::kMaxPool
-         : set == "x86-64-v3" ? x86_64_v3::kMaxPool
-                              : x86_64_v2::kMaxPool;
-#else
-  return native::kMaxPool;
-#endif
+#define PALIMPSEST_TAKE_SET(isa, name) \
+  if (set == name) return isa::kMaxPool;
+  PALIMPSEST_FOR_EACH_SET(PALIMPSEST_TAKE_SET)
+  throw std::logic_error("no max pooling was compiled for " + std::string(set));
 }
 
 const MaxPoolSweeps& sweeps_of(DType dtype) {
