@@ -17,11 +17,11 @@ if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   set(CMAKE_CXX_COMPILER_LAUNCHER
     ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${CCACHE})
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    add_compile_options(-fpch-preprocess)
+    add_compile_options($<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>)
   endif()
 endif()
 
-add_compile_options(-Wall -Wextra -Wno-unused-parameter -Wno-restrict)  # g++ 12 sees false overlaps in "literal" + std::string
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-Wall;-Wextra;-Wno-unused-parameter;-Wno-restrict>")  # g++ 12 sees false overlaps in "literal" + std::string
 
 if(PALIMPSEST_SANITIZE)
   # -O1 and line tables: at -O2 -g the same findings with the same traces take twice the time to compile.

@@ -29,6 +29,11 @@ FORBIDDEN = {
     "io": r"^torch/(nn|optim|torch\.h)",
     "data": r"^torch/(nn|optim|torch\.h)",
 }
+# Headers of one place only: every other file goes through that one.
+ONLY_IN = {
+    r"^tests/": "palimpsest/kernels/cuda/device.h",  # the emulator's twin of CUDA's headers
+    r"^(cuda|cooperative_groups|cooperative_groups/|cub/|thrust/)[\w/]*(\.h|\.hpp|\.cuh)?$": "palimpsest/kernels/cuda/device_nvcc.h",
+}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
@@ -48,6 +53,9 @@ def offences(path, layer, root):
             yield f"{name}:{number}: layer '{layer}' must not include '{included}'"
         if path.suffix == ".h" and included == "torch/torch.h":
             yield f"{name}:{number}: a header must not include torch/torch.h (10 s a unit): include what it uses"
+        for pattern, place in ONLY_IN.items():
+            if re.search(pattern, included) and str(name) != place:
+                yield f"{name}:{number}: only {place} may include '{included}'"
         if path.suffix == ".cu" and re.match(r"(torch|ATen|c10)/", included):
             yield f"{name}:{number}: CUDA sources never see libtorch headers"
 

@@ -27,6 +27,7 @@ struct LaunchShape {
 struct Device {
   int64_t shared_bytes_per_block = 0;
   int max_cluster = 1;  ///< 1: a device without clusters
+  int multiprocessors = 1;
 };
 
 #ifdef __CUDACC__
@@ -50,10 +51,11 @@ inline Device current_device() {
   PALIMPSEST_CUDA_CHECK(cudaGetDevice(&number));
   Device device = known[number % kDevices];
   if (device.shared_bytes_per_block == 0) {
-    int bytes = 0, clusters = 0;
+    int bytes = 0, clusters = 0, multiprocessors = 0;
     PALIMPSEST_CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, number));
     PALIMPSEST_CUDA_CHECK(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, number));
-    device = {bytes, clusters ? 8 : 1};  // 8: what every device with clusters has
+    PALIMPSEST_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, number));
+    device = {bytes, clusters ? 8 : 1, multiprocessors};  // 8: what every device with clusters has
     known[number % kDevices] = device;
   }
   return device;
@@ -92,7 +94,7 @@ void launch(const char* name, const LaunchShape& shape, Stream stream, void (*ke
 
 inline Device current_device() {
   const auto& settings = cuda_emulator::settings();
-  return {settings.shared_bytes_per_block, settings.max_cluster};
+  return {settings.shared_bytes_per_block, settings.max_cluster, settings.multiprocessors};
 }
 
 template <class... Parameters, class... Arguments>

@@ -36,6 +36,10 @@ inline void __syncthreads(
   palimpsest::cuda_emulator::block_barrier(place);
 }
 
+inline int __ffs(int bits) {
+  return __builtin_ffs(bits);
+}
+
 /// Orders what the calling thread does before and after, as other blocks see it.
 inline void __threadfence() {
   palimpsest::cuda_emulator::fence();

@@ -37,6 +37,7 @@ struct Settings {
   uint64_t seed = 1;  ///< of Order::kRandom
   int64_t shared_bytes_per_block = 227 * 1024;
   int max_cluster = 8;  ///< 1: a device without clusters
+  int multiprocessors = 132;
 };
 Settings& settings();
 

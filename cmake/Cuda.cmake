@@ -1,0 +1,25 @@
+# The CUDA language, where PALIMPSEST_CUDA asks for it: nvcc 12.8 or later from the path, a toolkit's usual folder, or
+# the Python packages that the torch wheel brings or PyPI has (nvidia-cuda-nvcc). libtorch's headers are never compiled
+# by it, so its version need not be libtorch's.
+if(NOT CMAKE_CUDA_COMPILER)
+  file(GLOB _wheels "${Libtorch_LIBRARY_DIR}/../../nvidia/*/bin")
+  find_program(PALIMPSEST_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin
+    PATHS /usr/local/cuda/bin ${_wheels})
+  if(NOT PALIMPSEST_NVCC)
+    message(FATAL_ERROR "PALIMPSEST_CUDA needs nvcc 12.8 or later: install a CUDA toolkit, 'pip install nvidia-cuda-nvcc', "
+      "or set CMAKE_CUDA_COMPILER")
+  endif()
+  set(CMAKE_CUDA_COMPILER "${PALIMPSEST_NVCC}")
+endif()
+
+set(CMAKE_CUDA_STANDARD 20)
+set(CMAKE_CUDA_STANDARD_REQUIRED ON)
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  # Turing to Blackwell; the last one also as PTX, for what comes after.
+  set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real 90-real 100-real 120 CACHE STRING
+    "GPU architectures; 'native': the one in this machine")
+endif()
+enable_language(CUDA)
+if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
+  message(FATAL_ERROR "PALIMPSEST_CUDA needs nvcc 12.8 or later: ${CMAKE_CUDA_COMPILER} is ${CMAKE_CUDA_COMPILER_VERSION}")
+endif()

@@ -1,0 +1,233 @@
+#include "palimpsest/kernels/cuda/abn.h"
+
+#include "palimpsest/kernels/cuda/abn_kernels.h"
+
+#include <algorithm>
+#include <initializer_list>
+
+namespace palimpsest::kernels::cuda {
+namespace {
+
+// Blocks that a launch is cut into where it can be: several waves of them on the largest device, so that the
+// last wave, which is never full, is a small part of all. Fixed, as sums must not depend on the device.
+constexpr int64_t kReduceBlocks = 4096, kColumnReduceBlocks = 2048, kApplyBlocks = 8192;
+// One block puts a panel's segments together: 256 of them take it 1 to 2 us.
+constexpr int64_t kMostColumnSegments = 256;
+// Vectors that a thread has at least, so that a batch of loads is under way.
+constexpr int64_t kLeastVectors = 4;
+constexpr int64_t kMostPanelsInSegments = 2048;
+constexpr int64_t kCounterBytes = kMostPanelsInSegments * sizeof(unsigned);
+
+int64_t divided_up(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
+/// The same memory as the kernels prefer to see it: without pixels NCHW is channels-last, and a single
+/// channel is one long plane.
+AbnLayer simplified(AbnLayer layer) {
+  if (layer.shape.c == 1) {
+    layer.layout = Layout::kNCHW;
+    layer.shape = {1, 1, layer.shape.n * layer.shape.s};
+  } else if (layer.shape.s == 1) {
+    layer.layout = Layout::kChannelsLast;
+  }
+  return layer;
+}
+
+/// How many values the addresses lie behind a multiple of 16 bytes, if that is the same for all (null ones do
+/// not count); else -1.
+template <class S>
+int common_lead(std::initializer_list<const void*> addresses) {
+  int lead = -1;
+  for (const void* address : addresses) {
+    if (!address) continue;
+    const auto off = static_cast<int>(reinterpret_cast<uintptr_t>(address) % 16 / sizeof(S));
+    if (lead >= 0 && off != lead) return -1;
+    lead = off;
+  }
+  return lead;
+}
+
+/// The cut of a layer into panels of `wide` vectors, in one segment each.
+template <class S>
+Geometry whole_panels(const AbnLayer& layer, int lead, int wide) {
+  constexpr int V = kLanes<S>;
+  Geometry g;
+  g.cut.shape = layer.shape;
+  const Shape3& shape = layer.shape;
+  if (layer.layout == Layout::kNCHW) {
+    g.vectors = lead >= 0 && shape.s >= 2 * V;
+    g.cut.panels = shape.c;
+    const bool all_aligned = lead == 0 && shape.s % V == 0;
+    g.cut.pieces = shape.n * (g.vectors ? shape.s / V : shape.s);
+    g.cut.edges = g.vectors && !all_aligned ? shape.n * 2 * (V - 1) : 0;
+    g.cut.lead = g.vectors ? lead : 0;
+  } else {
+    g.vectors = lead == 0 && shape.c % V == 0;
+    g.cut.panels = divided_up(shape.c, g.vectors ? wide * V : kScalarPanel);
+    g.cut.pieces = shape.n * shape.s;
+  }
+  return g;
+}
+
+/// Vectors that one piece of a panel has.
+int piece_vectors(const AbnLayer& layer, const Geometry& g, int wide) {
+  return layer.layout == Layout::kNCHW ? 1 : g.vectors ? wide : kScalarPanel;
+}
+
+/// Segments that make about `blocks` blocks and leave each thread enough to do.
+int64_t segments_for(const AbnLayer& layer, const Geometry& g, int wide, int64_t blocks) {
+  const int64_t vectors = g.cut.pieces * piece_vectors(layer, g, wide);
+  return std::max<int64_t>(1, std::min(blocks / g.cut.panels, vectors / (kThreads * kLeastVectors)));
+}
+
+template <class S>
+Geometry reduce_geometry(const AbnLayer& layer, int lead) {
+  Geometry g = whole_panels<S>(layer, lead, kReducePanel);
+  if (layer.layout == Layout::kNCHW)
+    g.cut.segments = segments_for(layer, g, kReducePanel, kReduceBlocks);
+  else
+    g.cut.segments = std::min(kMostColumnSegments, segments_for(layer, g, kReducePanel, kColumnReduceBlocks));
+  return g;
+}
+
+template <class S>
+Geometry apply_geometry(const AbnLayer& layer, int lead) {
+  Geometry g = whole_panels<S>(layer, lead, kApplyPanel);
+  g.cut.segments = segments_for(layer, g, kApplyPanel, kApplyBlocks);
+  return g;
+}
+
+/// Whether the layer's panels can stay on the chip, one in each cluster, and then how: `g`.
+template <class S>
+bool fits_on_chip(const AbnLayer& layer, int lead, Geometry& g) {
+  constexpr int64_t kStatic = 12 * 1024;  // what the kernel has besides, and what the device adds
+  constexpr int64_t kSmallShare = 16 * 1024;
+  const Device device = current_device();
+  g = whole_panels<S>(layer, lead, kReducePanel);
+  const auto share = [&](int64_t blocks) {
+    const int64_t vector = g.vectors ? 16 : static_cast<int64_t>(sizeof(S));
+    return divided_up(g.cut.pieces, blocks) * piece_vectors(layer, g, kReducePanel) * vector +
+           divided_up(g.cut.edges, blocks) * static_cast<int64_t>(sizeof(S));
+  };
+  // Two blocks on a multiprocessor: one reads while the other writes.
+  const int64_t room = device.shared_bytes_per_block / 2 - kStatic;
+  int64_t blocks = 1;
+  while (share(blocks) > room && 2 * blocks <= device.max_cluster) blocks *= 2;
+  while (g.cut.panels * blocks < 2 * device.multiprocessors && share(blocks) > kSmallShare &&
+         2 * blocks <= device.max_cluster)
+    blocks *= 2;
+  if (share(blocks) > room || g.cut.panels * blocks < device.multiprocessors) return false;
+  g.cut.segments = blocks;
+  g.shared_bytes = static_cast<std::size_t>(share(blocks));
+  return true;
+}
+
+Workspace workspace_of(const Queue& queue) {
+  auto* const bytes = static_cast<unsigned char*>(queue.workspace);
+  return {reinterpret_cast<unsigned*>(bytes), reinterpret_cast<Moments*>(bytes + kCounterBytes)};
+}
+
+template <class S>
+StatisticsOutputs<MathsOf<S>> outputs(double* mean, double* var, double* inv_std, double eps,
+                                      const RunningStatistics& running) {
+  using T = MathsOf<S>;
+  return {
+      mean, var, inv_std, eps, static_cast<T*>(running.mean), static_cast<T*>(running.var), running.momentum};
+}
+
+Keep keep_of(const AbnLayer& layer) {
+  return layer.kept == Kept::kScaled       ? Keep::kScaled
+         : layer.kept == Kept::kNormalized ? Keep::kNormalized
+                                           : Keep::kNothing;
+}
+
+template <class S>
+ApplyArguments<S> apply_arguments(const AbnLayer& layer, const AbnForward& t, Keep keep, Source source) {
+  using T = MathsOf<S>;
+  return {static_cast<const S*>(source == Source::kInput && t.x ? t.x : t.kept),
+          static_cast<const S*>(t.residual),
+          static_cast<S*>(t.z),
+          keep == Keep::kNothing ? nullptr : static_cast<S*>(t.kept),
+          layer.relu_residual,
+          keep,
+          source,
+          static_cast<const T*>(t.weight),
+          static_cast<const T*>(t.bias),
+          t.mean,
+          t.inv_std};
+}
+
+template <class S>
+int lead_of(const ApplyArguments<S>& t) {
+  return common_lead<S>({t.x, t.residual, t.z, t.kept});
+}
+
+template <class S>
+void apply(const AbnLayer& layer, const ApplyArguments<S>& t, const Queue& queue) {
+  abn_kernels<S>().apply(layer, apply_geometry<S>(layer, lead_of(t)), t, queue.stream);
+}
+
+template <class S>
+void statistics(const AbnLayer& layer, const S* x, const StatisticsOutputs<MathsOf<S>>& out,
+                const Queue& queue) {
+  abn_kernels<S>().statistics(layer, reduce_geometry<S>(layer, common_lead<S>({x})), x, out,
+                              workspace_of(queue), queue.stream);
+}
+
+}  // namespace
+
+int64_t abn_workspace_bytes(const AbnLayer& layer) {
+  int64_t segments = 1;
+  if (layer.shape.elements() > 0)
+    dispatch_float(layer.dtype, [&]<class S>() {
+      const AbnLayer simple = simplified(layer);
+      for (const int lead : {-1, 0, 1})  // whatever the addresses will be
+        segments = std::max(segments, reduce_geometry<S>(simple, lead).cut.segments);
+    });
+  return kCounterBytes +
+         (segments > 1 ? segments * layer.shape.c * static_cast<int64_t>(sizeof(Moments)) : 0);
+}
+
+void abn_statistics(const AbnLayer& layer, const void* x, double* mean, double* var, const Queue& queue) {
+  if (layer.shape.elements() == 0) return;
+  dispatch_float(layer.dtype, [&]<class S>() {
+    statistics<S>(simplified(layer), static_cast<const S*>(x), outputs<S>(mean, var, nullptr, 0, {}), queue);
+  });
+}
+
+void abn_apply(const AbnLayer& layer, const AbnForward& t, const Queue& queue) {
+  if (layer.shape.elements() == 0) return;
+  dispatch_float(layer.dtype, [&]<class S>() {
+    apply(simplified(layer), apply_arguments<S>(layer, t, keep_of(layer), Source::kInput), queue);
+  });
+}
+
+void abn_forward(const AbnLayer& layer, double eps, const AbnForward& t, const RunningStatistics& running,
+                 const Queue& queue) {
+  if (layer.shape.elements() == 0) return;
+  dispatch_float(layer.dtype, [&]<class S>() {
+    const AbnLayer simple = simplified(layer);
+    const ApplyArguments<S> arguments = apply_arguments<S>(layer, t, keep_of(layer), Source::kInput);
+    const auto out = outputs<S>(t.mean, t.var, t.inv_std, eps, running);
+    Geometry g;
+    if (fits_on_chip<S>(simple, lead_of(arguments), g))
+      return abn_kernels<S>().resident_forward(simple, g, arguments, out, queue.stream);
+    statistics(simple, arguments.x, out, queue);
+    apply(simple, arguments, queue);
+  });
+}
+
+void abn_rebuild(const AbnLayer& layer, const AbnForward& t, const Queue& queue) {
+  if (layer.shape.elements() == 0) return;
+  const Source source = layer.kept == Kept::kScaled       ? Source::kScaled
+                        : layer.kept == Kept::kNormalized ? Source::kNormalized
+                                                          : Source::kInput;
+  dispatch_float(layer.dtype, [&]<class S>() {
+    AbnForward from = t;
+    from.x = t.kept;
+    apply(simplified(layer), apply_arguments<S>(layer, from, Keep::kNothing, source), queue);
+  });
+}
+
+}  // namespace palimpsest::kernels::cuda

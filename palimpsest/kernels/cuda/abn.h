@@ -1,0 +1,42 @@
+#pragma once
+
+#include "palimpsest/kernels/abn.h"
+#include "palimpsest/kernels/cuda/stream.h"
+
+#include <cstdint>
+
+/// kernels/abn.h on NVIDIA GPUs: the same functions over device memory of the current device. Each returns
+/// when its work is queued on a stream; none allocates, waits, or reads device memory on the host, so all of
+/// them can be captured in a CUDA graph. At most two launches a call. Two calls with the same arguments give
+/// the same bytes; devices with different amounts of shared memory may differ in the last digit.
+/// Without a CUDA compiler (no_cuda/) each throws std::invalid_argument, which says so.
+namespace palimpsest::kernels::cuda {
+
+/// Where and with what a call works.
+struct Queue {
+  Stream stream = nullptr;
+  /// abn_workspace_bytes of device memory, zero before its first use and used by one stream at a time. Every
+  /// call leaves it fit for the next one, for any layer whose needs it covers.
+  void* workspace = nullptr;
+};
+
+/// Bytes of workspace that calls for `layer` need: the sums that blocks leave for one another.
+int64_t abn_workspace_bytes(const AbnLayer& layer);
+
+/// Running statistics that a training step moves towards the batch's, in the same launch:
+///   running <- (1 - momentum) * running + momentum * batch, with the unbiased variance (over m - 1).
+struct RunningStatistics {
+  void* mean = nullptr;  ///< (C), the type of weight; null: none are kept
+  void* var = nullptr;
+  double momentum = 0.1;
+};
+
+void abn_statistics(const AbnLayer& layer, const void* x, double* mean, double* var, const Queue& queue);
+void abn_apply(const AbnLayer& layer, const AbnForward& t, const Queue& queue);
+/// One launch, and one reading of x, where a channel's values (or a panel's: some neighbouring channels in
+/// channels-last) fit into the shared memory of a cluster of blocks; else two.
+void abn_forward(const AbnLayer& layer, double eps, const AbnForward& t, const RunningStatistics& running,
+                 const Queue& queue);
+void abn_rebuild(const AbnLayer& layer, const AbnForward& t, const Queue& queue);
+
+}  // namespace palimpsest::kernels::cuda

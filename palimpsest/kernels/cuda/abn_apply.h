@@ -1,0 +1,141 @@
+#pragma once
+
+#include "palimpsest/kernels/cuda/abn_kernels.h"
+#include "palimpsest/kernels/cuda/any_activation.h"
+
+namespace palimpsest::kernels::cuda {
+
+/// k = (x - mean) * scale + shift, and y = k, or y = k * weight + bias where k = x-hat is kept. `mean` is
+/// subtracted first, because x * scale + (shift - mean * scale) loses all digits where |mean| is large
+/// against the standard deviation; shift carries the part of the mean that does not fit into a T.
+template <class T>
+struct Coefficients {
+  T mean, scale, shift, weight, bias;
+};
+
+/// Those of channel c, whose statistics are `mean` and `inv_std`.
+template <class S>
+__device__ __forceinline__ Coefficients<MathsOf<S>> coefficients_of(const ApplyArguments<S>& t, int64_t c,
+                                                                    double mean, double inv_std) {
+  using T = MathsOf<S>;
+  const T weight = t.weight ? t.weight[c] : T(1), bias = t.bias ? t.bias[c] : T(0);
+  // From what was kept: statistics that change nothing. Adding -0 does not even change a zero's sign.
+  if (t.source == Source::kScaled) return {0, 1, T(-0.0), 0, 0};
+  if (t.source == Source::kNormalized) return {0, weight, bias, 0, 0};
+  const bool normalized = t.keep == Keep::kNormalized;
+  const double scale = (normalized ? 1 : static_cast<double>(weight)) * inv_std;
+  const double low = mean - static_cast<double>(static_cast<T>(mean));
+  return {static_cast<T>(mean), static_cast<T>(scale),
+          static_cast<T>((normalized ? 0 : static_cast<double>(bias)) - low * scale), weight, bias};
+}
+
+/// The coefficients of the channels that a thread works on.
+template <class T, int kChannels>
+struct ThreadCoefficients {
+  T mean[kChannels], scale[kChannels], shift[kChannels];
+  const Coefficients<T>* shared;  ///< the rest is rarely needed
+
+  __device__ __forceinline__ explicit ThreadCoefficients(const Coefficients<T>* of_channels)
+      : shared(of_channels) {
+    PALIMPSEST_UNROLL
+    for (int c = 0; c < kChannels; ++c) {
+      mean[c] = of_channels[c].mean;
+      scale[c] = of_channels[c].scale;
+      shift[c] = of_channels[c].shift;
+    }
+  }
+};
+
+/// z, and what is kept, of the V values `in` at offset `at`.
+template <class S, int V, int kChannels, class Act>
+__device__ __forceinline__ void apply_values(const ApplyArguments<S>& t, const Act& activation,
+                                             const ThreadCoefficients<MathsOf<S>, kChannels>& k, int64_t at,
+                                             const Stored<S, V>& in, const Stored<S, V>& residual) {
+  using T = MathsOf<S>;
+  constexpr int kEach = kChannels == 1 ? V : 1;
+  Values<S, V> y = in.values();
+  PALIMPSEST_UNROLL
+  for (int i = 0; i < V; ++i) y[i] = (y[i] - k.mean[i / kEach]) * k.scale[i / kEach] + k.shift[i / kEach];
+  Stored<S, V> out;
+  if (t.keep != Keep::kNothing) {
+    // From what is stored: then z can be made again from it, bit for bit.
+    out.set(y);
+    out.store(t.kept + at);
+    y = out.values();
+    if (t.keep == Keep::kNormalized) {
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < V; ++i) y[i] = y[i] * k.shared[i / kEach].weight + k.shared[i / kEach].bias;
+    }
+  }
+  if (t.residual) {
+    const Values<S, V> r = residual.values();
+    PALIMPSEST_UNROLL
+    for (int i = 0; i < V; ++i) y[i] += t.relu_residual && r[i] <= T(0) ? T(0) : r[i];
+  }
+  activation.dispatch([&](const auto& act) {
+    PALIMPSEST_UNROLL
+    for (int i = 0; i < V; ++i) y[i] = act.forward(y[i]);
+  });
+  out.set(y);
+  out.store(t.z + at);
+}
+
+/// Reads x where it lies.
+template <class S>
+struct FromMemory {
+  const S* x;
+
+  template <int V>
+  __device__ __forceinline__ void vector(Stored<S, V>& to, int64_t at, int64_t) const {
+    to.load(x + at);
+  }
+  __device__ __forceinline__ void edge(Stored<S, 1>& to, int64_t at, int64_t) const { to.load(x + at); }
+};
+
+/// A segment of the walk's panel.
+template <class Walk, class S, class Act, class From>
+__device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, int64_t segment,
+                                            const ApplyArguments<S>& t, const Act& activation,
+                                            const Coefficients<MathsOf<S>>* coefficients, const From& from) {
+  constexpr int kUnroll = Walk::kChannels == 1 ? 4 : 2, V = Walk::kVector;
+  const ThreadCoefficients<MathsOf<S>, Walk::kChannels> k(coefficients);
+  walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1),
+                                 [&](const int64_t(&at)[kUnroll], int64_t serial) {
+                                   Stored<S, V> in[kUnroll], residual[kUnroll];
+                                   PALIMPSEST_UNROLL
+                                   for (int u = 0; u < kUnroll; ++u) {
+                                     if (at[u] < 0) continue;
+                                     from.vector(in[u], at[u], serial + u * Walk::kBlockThreads);
+                                     if (t.residual) residual[u].load(t.residual + at[u]);
+                                   }
+                                   PALIMPSEST_UNROLL
+                                   for (int u = 0; u < kUnroll; ++u)
+                                     if (at[u] >= 0)
+                                       apply_values(t, activation, k, at[u], in[u], residual[u]);
+                                 });
+  walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), [&](int64_t at, int64_t serial) {
+    if constexpr (Walk::kChannels == 1) {
+      Stored<S, 1> in, residual;
+      from.edge(in, at, serial);
+      if (t.residual) residual.load(t.residual + at);
+      apply_values(t, activation, k, at, in, residual);
+    }
+  });
+}
+
+/// Blocks go backwards through the tensor: what the sweep before read last is still in the L2 cache.
+template <class S, class Walk, class Act>
+__global__ void __launch_bounds__(kThreads, 4) apply_kernel(Cut cut, ApplyArguments<S> t, Act activation) {
+  constexpr int kPanel = Walk::kPanelChannels;
+  PALIMPSEST_SHARED(coefficients, Coefficients<MathsOf<S>>[kPanel]);
+  const int64_t block = gridDim.x - 1 - blockIdx.x, panel = block % cut.panels, segment = block / cut.panels;
+  const int64_t channel = panel * kPanel + threadIdx.x;
+  if (threadIdx.x < kPanel && channel < cut.shape.c)
+    coefficients[threadIdx.x] =
+        coefficients_of(t, channel, t.mean ? t.mean[channel] : 0, t.inv_std ? t.inv_std[channel] : 0);
+  __syncthreads();
+  const Walk walk(cut, panel);
+  apply_share(walk, cut, segment, t, activation, coefficients + walk.first_channel(), FromMemory<S>{t.x});
+}
+
+}  // namespace palimpsest::kernels::cuda

@@ -1,0 +1,99 @@
+#pragma once
+
+#include "palimpsest/kernels/activation_formulas.h"
+#include "palimpsest/kernels/cuda/launch.h"
+
+namespace palimpsest::kernels::cuda {
+
+template <class S>
+constexpr Precision precision_of() {
+  if constexpr (std::is_same_v<S, double>) return {0x1p-52, 0x1p-1022};
+  if constexpr (std::is_same_v<S, Float16>) return {0x1p-10, 0x1p-25};
+  if constexpr (std::is_same_v<S, BFloat16>) return {0x1p-7, 0x1p-126};
+  return {0x1p-23, 0x1p-126};
+}
+
+/// Whichever activation `kind` names, made on the host. One kernel serves them all: the choice is the same
+/// for a whole launch, and one branch a vector costs nothing beside the memory.
+template <class T>
+class AnyActivation {
+ public:
+  AnyActivation(Activation kind, const ActivationArguments& a)
+      : kind_(kind),
+        leaky_(a),
+        elu_(a),
+        identity_(a),
+        sigmoid_(a),
+        tanh_(a),
+        softplus_(a),
+        relu_(a),
+        gelu_(a),
+        gelu_tanh_(a),
+        silu_(a),
+        hard_swish_(a) {}
+
+  /// Calls function(activation) with the struct of activation_formulas.h.
+  template <class Function>
+  __device__ __forceinline__ void dispatch(const Function& function) const {
+    switch (kind_) {
+      case Activation::kLeakyReLU:
+        return function(leaky_);
+      case Activation::kELU:
+        return function(elu_);
+      case Activation::kIdentity:
+        return function(identity_);
+      case Activation::kSigmoid:
+        return function(sigmoid_);
+      case Activation::kTanh:
+        return function(tanh_);
+      case Activation::kSoftplus:
+        return function(softplus_);
+      case Activation::kReLU:
+        return function(relu_);
+      case Activation::kGELU:
+        return function(gelu_);
+      case Activation::kGELUTanh:
+        return function(gelu_tanh_);
+      case Activation::kSiLU:
+        return function(silu_);
+      case Activation::kHardSwish:
+        return function(hard_swish_);
+    }
+  }
+
+ private:
+  Activation kind_;
+  LeakyReLU<T> leaky_;
+  ELU<T> elu_;
+  Identity<T> identity_;
+  Sigmoid<T> sigmoid_;
+  Tanh<T> tanh_;
+  Softplus<T> softplus_;
+  ReLU<T> relu_;
+  GELU<T> gelu_;
+  GELUTanh<T> gelu_tanh_;
+  SiLU<T> silu_;
+  HardSwish<T> hard_swish_;
+};
+
+/// Leaky ReLU by itself, and the identity as one of slope 1: kernels with fewer registers.
+template <class T>
+class OnlyLeakyReLU {
+ public:
+  OnlyLeakyReLU(Activation kind, ActivationArguments a)
+      : leaky_(kind == Activation::kIdentity ? ActivationArguments{1, a.precision} : a) {}
+
+  static bool covers(Activation kind) {
+    return kind == Activation::kLeakyReLU || kind == Activation::kIdentity;
+  }
+
+  template <class Function>
+  __device__ __forceinline__ void dispatch(const Function& function) const {
+    function(leaky_);
+  }
+
+ private:
+  LeakyReLU<T> leaky_;
+};
+
+}  // namespace palimpsest::kernels::cuda

@@ -1,0 +1,24 @@
+#include "palimpsest/kernels/cuda/abn.h"
+
+#include "palimpsest/kernels/no_cuda/refuse.h"
+
+// kernels/cuda/abn.h where the build has no CUDA compiler.
+namespace palimpsest::kernels::cuda {
+
+int64_t abn_workspace_bytes(const AbnLayer&) {
+  refuse("abn_workspace_bytes");
+}
+void abn_statistics(const AbnLayer&, const void*, double*, double*, const Queue&) {
+  refuse("abn_statistics");
+}
+void abn_apply(const AbnLayer&, const AbnForward&, const Queue&) {
+  refuse("abn_apply");
+}
+void abn_forward(const AbnLayer&, double, const AbnForward&, const RunningStatistics&, const Queue&) {
+  refuse("abn_forward");
+}
+void abn_rebuild(const AbnLayer&, const AbnForward&, const Queue&) {
+  refuse("abn_rebuild");
+}
+
+}  // namespace palimpsest::kernels::cuda

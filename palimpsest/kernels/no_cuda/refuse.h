@@ -1,0 +1,16 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace palimpsest::kernels::cuda {
+
+/// What every function of kernels/cuda does in a build without CUDA.
+[[noreturn]] inline void refuse(const char* function) {
+  throw std::invalid_argument(
+      std::string("[") + function +
+      "] requires CUDA, and this build has none: use tensors on the CPU, or build with "
+      "'cmake --preset cuda', which needs nvcc 12.8 or later");
+}
+
+}  // namespace palimpsest::kernels::cuda

@@ -1,0 +1,205 @@
+// What the CUDA kernels promise beside the values: the same bytes in every order and however they are called,
+// writing in place, few launches, a workspace that serves any layer, and not-a-number where it belongs.
+#include "tests/kernels/cuda/abn_emulated.h"
+#include "tests/support/compare.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+
+namespace palimpsest::testing {
+namespace {
+
+using cuda_emulator::Order;
+
+constexpr Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
+constexpr Path kPaths[] = {Path::kTwoLaunches, Path::kOneBlock, Path::kClusters};
+constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
+
+// Vectors with edges, whole vectors, single values; one segment and many.
+const Shape3 kShapes[] = {{3, 20, 49}, {2, 16, 2048}, {5, 33, 1}, {1, 2, 9000}, {4, 8, 700}};
+
+template <class Body>
+void for_each_case(const Body& body) {
+  for (const Shape3 shape : kShapes)
+    for (const Layout layout : kLayouts)
+      for (const Path path : kPaths) {
+        const AbnCase c{.shape = shape, .layout = layout};
+        SCOPED_TRACE(::testing::Message() << c << ", " << name_of(path));
+        body(c, path);
+      }
+}
+
+template <class T>
+void expect_same(AbnTensors<T>& got, AbnTensors<T>& want) {
+  EXPECT_TRUE(same_bytes(got.z.values(), want.z.values())) << "z";
+  EXPECT_TRUE(same_bytes(got.kept.values(), want.kept.values())) << "kept";
+  EXPECT_TRUE(same_bytes(got.mean.values(), want.mean.values())) << "mean";
+  EXPECT_TRUE(same_bytes(got.var.values(), want.var.values())) << "var";
+  EXPECT_TRUE(same_bytes(got.inv_std.values(), want.inv_std.values())) << "inv_std";
+}
+
+TEST(CudaAbnContract, EveryOrderOfThreadsAndBlocksGivesTheSameBytes) {
+  for_each_case([](const AbnCase& c, Path path) {
+    AbnTensors<BFloat16> want(c);
+    {
+      const Device device(path);
+      run_cuda(c, want);
+    }
+    for (const Order order : kOrders) {
+      const Device device(path, order);
+      AbnTensors<BFloat16> got(c);
+      run_cuda(c, got);
+      expect_same(got, want);
+    }
+  });
+}
+
+TEST(CudaAbnContract, StatisticsThenApplyEqualsForwardInTwoLaunches) {
+  for_each_case([](const AbnCase& c, Path path) {
+    if (path != Path::kTwoLaunches) return;
+    const Device device(path);
+    AbnTensors<float> whole(c), split(c);
+    run_cuda(c, whole);
+    forget_outputs(split);
+    WorkspaceMemory workspace;
+    const auto layer = c.layer<float>();
+    kernels::cuda::abn_statistics(layer, split.x.data(), split.mean.data(), split.var.data(),
+                                  workspace.queue(layer));
+    kernels::AbnForward forward = split.forward(c);
+    forward.inv_std = whole.inv_std.data();
+    kernels::cuda::abn_apply(layer, forward, workspace.queue(layer));
+    EXPECT_TRUE(same_bytes(split.mean.values(), whole.mean.values()));
+    EXPECT_TRUE(same_bytes(split.var.values(), whole.var.values()));
+    EXPECT_TRUE(same_bytes(split.z.values(), whole.z.values()));
+  });
+}
+
+TEST(CudaAbnContract, WritingOverTheInputGivesTheSameBytes) {
+  for_each_case([](AbnCase c, Path path) {
+    for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kNormalized}) {
+      c.kept = kept;
+      const Device device(path);
+      AbnTensors<Float16> apart(c), over(c);
+      run_cuda(c, apart);
+      WorkspaceMemory workspace;
+      kernels::AbnForward forward = over.forward(c);
+      (c.keeps_apart() ? forward.kept : forward.z) = over.x.data();
+      const auto layer = c.layer<Float16>();
+      kernels::cuda::abn_forward(layer, kEps, forward, {}, workspace.queue(layer));
+      EXPECT_TRUE(same_bytes(over.x.values(), (c.keeps_apart() ? apart.kept : apart.z).values()));
+      if (c.keeps_apart()) {
+        EXPECT_TRUE(same_bytes(over.z.values(), apart.z.values()));
+      }
+    }
+  });
+}
+
+TEST(CudaAbnContract, RebuildsTheOutputFromWhatIsKeptBitForBit) {
+  for_each_case([](AbnCase c, Path path) {
+    for (const Kept kept : {Kept::kScaled, Kept::kNormalized, Kept::kInput})
+      for (const bool has_residual : {false, true}) {
+        c.kept = kept, c.has_residual = has_residual, c.mean = 1e3;
+        const Device device(path);
+        AbnTensors<float> t(c), again(c);
+        run_cuda(c, t);
+        forget_outputs(again);
+        kernels::AbnForward from = t.forward(c);
+        from.kept = t.kept_tensor(c);
+        from.z = again.z.data();
+        kernels::cuda::abn_rebuild(c.layer<float>(), from, {});
+        EXPECT_TRUE(same_bytes(again.z.values(), t.z.values()));
+      }
+  });
+}
+
+TEST(CudaAbnContract, TensorsThatAreMisalignedAgainstEachOtherGiveTheSameValues) {
+  for_each_case([](const AbnCase& c, Path path) {
+    const Device device(path);
+    AbnTensors<float> t(c);
+    Buffer<float> shifted(c.shape.elements(), 1);
+    run_cuda(c, t);
+    WorkspaceMemory workspace;
+    kernels::AbnForward forward = t.forward(c);
+    forward.z = shifted.data();
+    const auto layer = c.layer<float>();
+    kernels::cuda::abn_forward(layer, kEps, forward, {}, workspace.queue(layer));
+    EXPECT_TRUE(close(shifted.values(), t.z.values(), tolerance(DType::f32), c.seed));
+  });
+}
+
+TEST(CudaAbnContract, AForwardIsTwoLaunchesOrOne) {
+  const auto launches = [](const AbnCase& c, Path path) {
+    const Device device(path);
+    AbnTensors<float> t(c);
+    const int64_t before = cuda_emulator::launches();
+    run_cuda(c, t);
+    return cuda_emulator::launches() - before;
+  };
+  for (const Layout layout : kLayouts) {
+    const AbnCase c{.shape = {4, 16, 700}, .layout = layout};
+    EXPECT_EQ(launches(c, Path::kTwoLaunches), 2);
+    EXPECT_EQ(launches(c, Path::kOneBlock), layout == Layout::kNCHW ? 1 : 2);  // 64 bytes by 2800 pixels
+    EXPECT_EQ(launches({.shape = {4, 16, 200}, .layout = layout}, Path::kOneBlock), 1);
+    EXPECT_EQ(launches({.shape = {4, 16, 50}, .layout = layout}, Path::kClusters), 1);
+    EXPECT_EQ(launches({.shape = {40, 16, 700}, .layout = layout}, Path::kClusters), 2);  // too large
+  }
+}
+
+TEST(CudaAbnContract, AWorkspaceServesOneLayerAfterTheOther) {
+  const Device device(Path::kTwoLaunches);
+  int64_t bytes = 0;
+  for (const Shape3 shape : kShapes)
+    for (const Layout layout : kLayouts)
+      bytes = std::max(bytes, kernels::cuda::abn_workspace_bytes(
+                                  AbnCase{.shape = shape, .layout = layout}.layer<float>()));
+  std::vector<unsigned char> memory(static_cast<std::size_t>(bytes));
+  for_each_case([&](const AbnCase& c, Path path) {
+    if (path != Path::kTwoLaunches) return;
+    const Device again(path);
+    AbnTensors<float> fresh(c), used(c);
+    run_cuda(c, fresh);
+    forget_outputs(used);
+    kernels::cuda::abn_forward(c.layer<float>(), kEps, used.forward(c), {}, {nullptr, memory.data()});
+    expect_same(used, fresh);
+  });
+}
+
+TEST(CudaAbnContract, AnEmptyBatchLaunchesNothing) {
+  const int64_t before = cuda_emulator::launches();
+  for (const Shape3 shape : {Shape3{0, 3, 5}, Shape3{2, 0, 5}, Shape3{2, 3, 0}}) {
+    const AbnCase c{.shape = shape};
+    const auto layer = c.layer<float>();
+    WorkspaceMemory workspace;
+    const kernels::cuda::Queue queue = workspace.queue(layer);
+    kernels::cuda::abn_forward(layer, kEps, {}, {}, queue);
+    kernels::cuda::abn_statistics(layer, nullptr, nullptr, nullptr, queue);
+    kernels::cuda::abn_apply(layer, {}, queue);
+    kernels::cuda::abn_rebuild(layer, {}, queue);
+  }
+  EXPECT_EQ(cuda_emulator::launches(), before);
+}
+
+TEST(CudaAbnContract, NotANumberStaysInItsChannel) {
+  for (const double poison :
+       {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
+    for_each_case([&](const AbnCase& c, Path path) {
+      const Device device(path);
+      AbnTensors<float> clean(c), t(c);
+      run_cuda(c, clean);
+      const int64_t bad = c.shape.c / 2;
+      const int64_t at = c.layout == Layout::kNCHW ? bad * c.shape.s : bad;  // the first value of its channel
+      t.x[at] = static_cast<float>(poison);
+      run_cuda(c, t);
+      for (int64_t i = 0; i < c.shape.elements(); ++i) {
+        const int64_t channel = c.layout == Layout::kNCHW ? i / c.shape.s % c.shape.c : i % c.shape.c;
+        if (channel == bad)
+          ASSERT_TRUE(std::isnan(t.z[i])) << i;
+        else
+          ASSERT_EQ(t.z[i], clean.z[i]) << i;
+      }
+    });
+}
+
+}  // namespace
+}  // namespace palimpsest::testing

@@ -1,0 +1,177 @@
+// The CUDA kernels, executed by the emulator, against the reference in f64: over dtypes, layouts,
+// activations, what is kept, sizes around a vector's width, starts off its boundary, and each way through the
+// device.
+#include "tests/kernels/cuda/abn_emulated.h"
+#include "tests/support/compare.h"
+
+#include <gtest/gtest.h>
+
+#include <type_traits>
+#include <vector>
+
+namespace palimpsest::testing {
+namespace {
+
+using cuda_emulator::Order;
+
+constexpr Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
+constexpr Path kPaths[] = {Path::kTwoLaunches, Path::kOneBlock, Path::kClusters};
+constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
+
+template <class T>
+auto truth(const AbnCase& c) {
+  using Truth = std::conditional_t<sizeof(T) == 2, T, double>;
+  AbnTensors<Truth, T> want(c);
+  kernels::reference::abn_forward(c.layer<Truth>(), kEps, want.forward(c));
+  return want;
+}
+
+template <class T>
+class CudaAbn : public ::testing::Test {
+ protected:
+  void expect_right(const AbnCase& c, Path path) {
+    SCOPED_TRACE(::testing::Message() << name_of(dtype_of<T>()) << " " << c << ", " << name_of(path));
+    const Device device(path, kOrders[cases_++ % 3]);
+    AbnTensors<T> got(c);
+    run_cuda(c, got);
+    auto want = truth<T>(c);
+    const Tolerance limit = tolerance(dtype_of<T>()), vectors = tolerance(dtype_of<accumulate_t<T>>());
+    EXPECT_TRUE(close(got.z.values(), want.z.values(), limit, c.seed)) << "z";
+    EXPECT_TRUE(close(got.kept.values(), want.kept.values(), limit, c.seed)) << "kept";
+    EXPECT_TRUE(close(got.var.values(), want.var.values(), vectors, c.seed)) << "var";
+    EXPECT_TRUE(close(got.inv_std.values(), want.inv_std.values(), vectors, c.seed)) << "inv_std";
+    // A mean may be as small as it likes against the values it is taken over, so it is held against their
+    // spread.
+    for (int64_t i = 0; i < c.shape.c; ++i)
+      EXPECT_NEAR(got.mean[i], want.mean[i],
+                  vectors.relative_l2 * (std::sqrt(want.var[i]) + std::abs(want.mean[i])))
+          << "mean of channel " << i;
+  }
+
+  int cases_ = 0;  // each takes the next order
+};
+
+using Types = ::testing::Types<float, double, Float16, BFloat16>;
+TYPED_TEST_SUITE(CudaAbn, Types, TypeName);
+
+TYPED_TEST(CudaAbn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) {
+  for (const auto& [activation, name] : kernels::kActivationNames)
+    for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kNormalized, Kept::kInput})
+      for (const Layout layout : kLayouts)
+        for (const int residual : {0, 1, 2})
+          this->expect_right({.shape = {3, 24, 49},
+                              .layout = layout,
+                              .activation = activation,
+                              .activation_param = default_param(activation),
+                              .kept = kept,
+                              .has_residual = residual > 0,
+                              .relu_residual = residual == 2},
+                             residual == 1 ? Path::kTwoLaunches : Path::kOneBlock);
+}
+
+TYPED_TEST(CudaAbn, EqualsTheReferenceForPixelsAroundAVectorAndAnyStart) {
+  for (const int64_t s : {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 49, 63, 64, 65, 1000})
+    for (const int64_t misaligned_by : {0, 1, 3})
+      for (const Layout layout : kLayouts)
+        for (const Path path : kPaths)
+          this->expect_right({.shape = {s < 10 ? 31 : 3, s % 2 ? 5 : 16, s},
+                              .layout = layout,
+                              .misaligned_by = misaligned_by},
+                             path);
+}
+
+TYPED_TEST(CudaAbn, EqualsTheReferenceForChannelsAroundAVectorAndAPanel) {
+  for (const int64_t c : {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 72, 136})
+    for (const Layout layout : kLayouts)
+      for (const Path path : kPaths) this->expect_right({.shape = {4, c, 9}, .layout = layout}, path);
+}
+
+TYPED_TEST(CudaAbn, EqualsTheReferenceWhereManyBlocksShareAChannel) {
+  for (const Shape3 shape : {Shape3{1, 1, 30001}, Shape3{40, 2, 630}, Shape3{2, 16, 5000}})
+    for (const Layout layout : kLayouts)
+      for (const Path path : kPaths) this->expect_right({.shape = shape, .layout = layout}, path);
+}
+
+TYPED_TEST(CudaAbn, EqualsTheReferenceWithoutWeightOrBias) {
+  for (const bool has_weight : {false, true})
+    for (const Layout layout : kLayouts)
+      for (const Kept kept : {Kept::kOutput, Kept::kNormalized})
+        this->expect_right({.shape = {3, 16, 21},
+                            .layout = layout,
+                            .kept = kept,
+                            .has_weight = has_weight,
+                            .has_bias = !has_weight},
+                           Path::kTwoLaunches);
+}
+
+TYPED_TEST(CudaAbn, LosesNoDigitsWhereTheMeanIsFarFromZero) {
+  if (sizeof(TypeParam) == 2) GTEST_SKIP() << "16-bit storage has no digits left there";
+  for (const double mean : {-1e3, 1e4})
+    for (const Shape3 shape : {Shape3{4, 16, 49}, Shape3{2, 16, 5000}})
+      for (const Layout layout : kLayouts)
+        for (const Path path : kPaths)
+          this->expect_right({.shape = shape, .layout = layout, .mean = mean}, path);
+}
+
+TYPED_TEST(CudaAbn, KeepsItsDigitsWhereTheFirstValuesAreNothingLikeTheRest) {
+  for (const Layout layout : kLayouts)
+    for (const Path path : kPaths) {
+      const AbnCase c{.shape = {2, 16, 3000}, .layout = layout};
+      const Device device(path);
+      AbnTensors<TypeParam> got(c);
+      using Truth = std::conditional_t<sizeof(TypeParam) == 2, TypeParam, double>;
+      AbnTensors<Truth, TypeParam> want(c);
+      const int64_t stride = layout == Layout::kNCHW ? 1 : c.shape.c;
+      for (int64_t channel = 0; channel < c.shape.c; ++channel)
+        for (int64_t pixel = 0; pixel < 8; ++pixel) {  // the pivots lie 1e4 standard deviations away
+          const int64_t at = (layout == Layout::kNCHW ? channel * c.shape.s : channel) + pixel * stride;
+          got.x[at] = got.input(static_cast<double>(got.x[at]) + 10000);
+          want.x[at] = static_cast<Truth>(static_cast<double>(got.x[at]));
+        }
+      run_cuda(c, got);
+      kernels::reference::abn_forward(c.layer<Truth>(), kEps, want.forward(c));
+      EXPECT_TRUE(
+          close(got.var.values(), want.var.values(), tolerance(dtype_of<accumulate_t<TypeParam>>()), c.seed));
+      EXPECT_TRUE(close(got.z.values(), want.z.values(), tolerance(dtype_of<TypeParam>()), c.seed));
+    }
+}
+
+TYPED_TEST(CudaAbn, GivesZeroVarianceForAConstantChannel) {
+  for (const Layout layout : kLayouts)
+    for (const Path path : kPaths) {
+      const AbnCase c{.shape = {3, 16, 100}, .layout = layout};
+      const Device device(path);
+      AbnTensors<TypeParam> t(c);
+      for (int64_t i = 0; i < t.x.size(); ++i) t.x[i] = TypeParam(1234.5678);
+      run_cuda(c, t);
+      for (int64_t i = 0; i < c.shape.c; ++i) {
+        EXPECT_EQ(t.mean[i], static_cast<double>(TypeParam(1234.5678)));
+        EXPECT_EQ(t.var[i], 0);
+      }
+    }
+}
+
+TYPED_TEST(CudaAbn, MovesTheRunningStatisticsTowardsTheBatchs) {
+  using A = accumulate_t<TypeParam>;
+  for (const Layout layout : kLayouts)
+    for (const Path path : kPaths) {
+      const AbnCase c{.shape = {3, 16, 50}, .layout = layout};
+      const Device device(path);
+      AbnTensors<TypeParam> t(c);
+      Buffer<A> mean(c.shape.c), var(c.shape.c);
+      for (int64_t i = 0; i < c.shape.c; ++i) mean[i] = static_cast<A>(i), var[i] = static_cast<A>(2 + i);
+      run_cuda(c, t, {mean.data(), var.data(), 0.3});
+      const auto m = static_cast<double>(c.shape.per_channel());
+      std::vector<double> want_mean, want_var;
+      for (int64_t i = 0; i < c.shape.c; ++i) {
+        want_mean.push_back(0.7 * static_cast<double>(i) + 0.3 * t.mean[i]);
+        want_var.push_back(0.7 * static_cast<double>(2 + i) + 0.3 * t.var[i] * m / (m - 1));
+      }
+      const Tolerance limit = tolerance(dtype_of<A>());
+      EXPECT_TRUE(close(mean.values(), std::span<const double>(want_mean), limit, c.seed));
+      EXPECT_TRUE(close(var.values(), std::span<const double>(want_var), limit, c.seed));
+    }
+}
+
+}  // namespace
+}  // namespace palimpsest::testing

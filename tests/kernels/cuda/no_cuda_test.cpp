@@ -1,0 +1,35 @@
+// A build without nvcc answers every call with one clear line.
+#include "palimpsest/kernels/cuda/abn.h"
+
+#include <gtest/gtest.h>
+
+#include <stdexcept>
+#include <string>
+
+namespace palimpsest::testing {
+namespace {
+
+template <class Call>
+void expect_refused(const std::string& name, const Call& call) {
+  try {
+    call();
+    ADD_FAILURE() << name << " did something";
+  } catch (const std::invalid_argument& e) {
+    EXPECT_EQ(std::string(e.what()),
+              "[" + name +
+                  "] requires CUDA, and this build has none: use tensors on the CPU, or build with "
+                  "'cmake --preset cuda', which needs nvcc 12.8 or later");
+  }
+}
+
+TEST(NoCuda, EveryKernelSaysThatThereIsNoCudaAndWhatToDo) {
+  namespace cuda = kernels::cuda;
+  expect_refused("abn_workspace_bytes", [] { cuda::abn_workspace_bytes({}); });
+  expect_refused("abn_statistics", [] { cuda::abn_statistics({}, nullptr, nullptr, nullptr, {}); });
+  expect_refused("abn_apply", [] { cuda::abn_apply({}, {}, {}); });
+  expect_refused("abn_forward", [] { cuda::abn_forward({}, 1e-5, {}, {}, {}); });
+  expect_refused("abn_rebuild", [] { cuda::abn_rebuild({}, {}, {}); });
+}
+
+}  // namespace
+}  // namespace palimpsest::testing

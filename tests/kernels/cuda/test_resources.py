@@ -1,0 +1,132 @@
+"""What the compiler makes of the CUDA kernels for GPUs that no test machine has: no spills, no local memory, 128-bit
+loads and stores, and registers and shared memory that let half of a multiprocessor's warps run at once.
+
+Skipped where there is no nvcc; the disassembly is looked at where there is a cuobjdump.
+"""
+import concurrent.futures
+import glob
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sysconfig
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[3]
+SOURCES = sorted((ROOT / "palimpsest/kernels/cuda").glob("*.cu"))
+# Of a multiprocessor: bytes of shared memory, warps. 64 Ki registers and 32 blocks in all of them.
+MULTIPROCESSORS = {"sm_80": (164 * 1024, 64), "sm_90": (228 * 1024, 64), "sm_100": (228 * 1024, 64)}
+# The most that a block may have, from which abn.cu takes the share that a resident kernel keeps.
+SHARED_PER_BLOCK = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
+STATIC_ALLOWANCE = 12 * 1024
+RESERVED = 1024  # bytes of shared memory that the system takes for each block
+
+
+def tool(name):
+    wheels = os.path.join(sysconfig.get_paths()["purelib"], "nvidia", "*", "bin", name)
+    for place in [shutil.which(name), f"/usr/local/cuda/bin/{name}", *sorted(glob.glob(wheels))]:
+        if place and os.path.exists(place):
+            return place
+    return None
+
+
+NVCC, CUOBJDUMP = tool("nvcc"), tool("cuobjdump")
+pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc: what it makes of the CUDA kernels is not known")
+
+
+def demangled(names):
+    return subprocess.run(["c++filt"], input="\n".join(names), capture_output=True, text=True, check=True).stdout.split("\n")
+
+
+@pytest.fixture(scope="session", params=MULTIPROCESSORS)
+def arch(request):
+    return request.param
+
+
+@pytest.fixture(scope="session")
+def objects(arch, tmp_path_factory):
+    """{source: (object, what ptxas said)} for one architecture."""
+    folder = tmp_path_factory.mktemp(arch)
+
+    def compiled(source):
+        target = folder / f"{source.stem}.o"
+        command = [NVCC, "-std=c++20", "-O3", f"-I{ROOT}", f"-arch={arch}", "-Xptxas", "-v", "-Werror", "all-warnings",
+                   "-c", source, "-o", target]
+        result = subprocess.run([str(c) for c in command], capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+        return target, result.stderr
+
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        return dict(zip(SOURCES, pool.map(compiled, SOURCES)))
+
+
+@pytest.fixture(scope="session")
+def kernels(objects):
+    """[(name, {stack, stores, loads, registers, shared})] of all sources."""
+    found = []
+    for _, said in objects.values():
+        for part in said.split("Compiling entry function '")[1:]:
+            stack, stores, loads = re.search(
+                r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", part).groups()
+            shared = re.search(r"(\d+) bytes smem", part)
+            found.append((part.split("'")[0], {
+                "stack": int(stack), "stores": int(stores), "loads": int(loads),
+                "registers": int(re.search(r"Used (\d+) registers", part).group(1)),
+                "shared": int(shared.group(1)) if shared else 0}))
+    return list(zip(demangled([name for name, _ in found]), [numbers for _, numbers in found]))
+
+
+def is_resident(name):
+    return "resident" in name
+
+
+def is_vectorized(name):
+    walk = re.search(r"(?:Planes|Columns)<[^,]+, (\d+),", name)
+    return int(walk.group(1)) > 1
+
+
+def occupancy(arch, name, numbers):
+    """Share of a multiprocessor's warps that can be resident, as the CUDA occupancy calculator has it."""
+    shared_bytes, warps = MULTIPROCESSORS[arch]
+    block_warps = (512 if is_resident(name) else 256) // 32
+    register_units = 65536 // 256
+    warp_units = -(-numbers["registers"] * 32 // 256)
+    dynamic = SHARED_PER_BLOCK[arch] // 2 - STATIC_ALLOWANCE if is_resident(name) else 0
+    blocks = min(warps // block_warps,
+                 # A quarter of the registers belongs to each of the four schedulers.
+                 register_units // 4 // warp_units * 4 // block_warps,
+                 shared_bytes // (numbers["shared"] + dynamic + RESERVED), 32)
+    return blocks * block_warps / warps
+
+
+def test_every_kernel_is_seen(kernels):
+    assert len(kernels) >= 50
+    assert any(is_resident(name) for name, _ in kernels) and any(not is_vectorized(name) for name, _ in kernels)
+
+
+def test_nothing_spills_and_nothing_lies_in_local_memory(kernels):
+    offenders = [(name, n) for name, n in kernels if n["stack"] or n["stores"] or n["loads"]]
+    assert not offenders, "\n".join(f"{name}: {n}" for name, n in offenders)
+
+
+def test_half_of_all_warps_can_be_resident(arch, kernels):
+    low = [(occupancy(arch, name, n), name, n) for name, n in kernels if occupancy(arch, name, n) < 0.5]
+    assert not low, "\n".join(f"{share:.0%} {name}: {n}" for share, name, n in low)
+
+
+@pytest.mark.skipif(CUOBJDUMP is None, reason="no cuobjdump: the instructions are not looked at")
+def test_streaming_kernels_load_and_store_128_bits(objects):
+    seen = 0
+    for target, _ in objects.values():
+        listing = subprocess.run([CUOBJDUMP, "-sass", target], capture_output=True, text=True, check=True).stdout
+        functions = listing.split("Function : ")[1:]
+        for name, code in zip(demangled([f.split("\n")[0].strip() for f in functions]), functions):
+            if not is_vectorized(name):
+                continue
+            seen += 1
+            assert re.search(r"LDG\.E\.128", code), f"{name} has no 128-bit load"
+            assert "statistics" in name or re.search(r"STG\.E\.128", code), f"{name} has no 128-bit store"
+            assert not re.search(r"\b(LDL|STL)\b", code), f"{name} touches local memory"
+    assert seen >= 25
