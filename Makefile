@@ -2,6 +2,8 @@
 PRESET ?= release
 BUILD := build/$(PRESET)
 CMAKE := .venv/bin/cmake
+# Only a release build's figures are results.
+RESULTS ?= $(if $(filter release,$(PRESET)),docs/results,$(BUILD)/results)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 .PHONY: help bootstrap configure build demo test bench format lint clean
@@ -10,7 +12,7 @@ help:
 	@echo "make demo    trains one network twice, standard and in place, and writes demo/index.html"
 	@echo "make test    builds and runs all tests"
 	@echo "make build   the program $(BUILD)/palimpsest and the operator library $(BUILD)/libpalimpsest_ops.so"
-	@echo "make bench   the measured claims: opponent, measured, ratio, pass or fail"
+	@echo "make bench   the measured claims: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
 	@echo "make format  formats all C++ files;  make lint  checks format, layers and clang-tidy on all files"
 	@echo "make clean   removes build/ and demo/"
 	@echo "PRESET=release|debug|asan|tsan chooses the build; PALIMPSEST_VENV, PALIMPSEST_PYTHON: see scripts/bootstrap"
@@ -32,7 +34,7 @@ test: build
 	@scripts/run_tests $(PRESET)
 
 bench: build
-	@scripts/run_benchmarks $(BUILD)
+	@scripts/run_benchmarks $(BUILD) $(RESULTS)
 
 format: bootstrap
 	@scripts/format --fix

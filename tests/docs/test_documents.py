@@ -1,0 +1,122 @@
+"""What a reader copies from docs/recipes.md and docs/add_an_operator.md works, and what they quote stands in the tree.
+
+The commands of the recipes run in their order, on images made here; those that train are cut to two steps.
+"""
+import os
+import pathlib
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release")).resolve()
+sys.path.insert(0, str(ROOT / "tests/cli"))
+from cli_support import image_folder, segmentation_folder, succeeds  # noqa: E402
+
+RECIPES = ROOT / "docs/recipes.md"
+OPERATOR = ROOT / "docs/add_an_operator.md"
+FEW_STEPS = {
+    "camvid": "--max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
+    "cifar10": "--max-steps 2 --batch 4 --evaluate-every 0 --threads 1",
+    "demo": "--max-steps 2 --batch 4 --images 4 --val-images 1 --height 48 --width 64 --evaluate-every 0",
+    "mine.toml": "--max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
+    "runs/mine": "--max-steps 3",
+}
+
+
+def blocks(document, kind):
+    """(the text before, the block) of every ```kind block."""
+    parts = re.split(rf"^```{kind}\n(.*?)^```", document.read_text(), flags=re.S | re.M)
+    return list(zip(parts[::2], parts[1::2]))
+
+
+def commands(document):
+    return [line for _, block in blocks(document, "sh") for line in block.splitlines()]
+
+
+def short(command):
+    """The arguments of a command, cut short where it trains: the last of a repeated flag counts."""
+    arguments = shlex.split(command)
+    assert arguments.pop(0) == "palimpsest", command
+    if arguments[0] in ("train", "compare", "demo"):
+        for name, flags in FEW_STEPS.items():
+            if name in command:
+                return arguments + shlex.split(flags)
+    return arguments
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """Where the commands of the recipes have run, in their order, as one goes on with the results of another: examples/,
+    data sets, torchvision's weights and mine.toml lay there."""
+    torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
+    folder = tmp_path_factory.mktemp("recipes")
+    shutil.copytree(ROOT / "examples", folder / "examples")
+    segmentation_folder(folder / "PATH/TO/camvid", classes=11)
+    segmentation_folder(folder / "PATH/TO/mine", classes=3)
+    cifar10 = image_folder(folder / "PATH/TO/cifar10", classes=[f"class{i}" for i in range(10)], images=1)
+    (cifar10 / "val").rename(cifar10 / "test")
+    torch.save(torchvision.models.resnet18().state_dict(), folder / "resnet18.pth")
+    (before, block), = blocks(RECIPES, "toml")
+    (folder / re.search(r"`(\w+\.toml)`:\s*$", before)[1]).write_text(block)
+    for command in commands(RECIPES):
+        succeeds(*short(command), cwd=folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def test_the_commands_of_the_recipes_leave_what_the_page_says(folder):
+    assert (folder / "demo/index.html").exists()
+    assert len(list((folder / "runs/camvid/pictures").glob("*.png"))) == 4
+    assert "epochs = 60" in (folder / "runs/mine/config.toml").read_text()
+    assert (folder / "runs/compared/store_y").is_dir()
+    assert (folder / "folded.safetensors").stat().st_size < (folder / "plain.safetensors").stat().st_size
+
+
+def test_the_python_of_the_recipes_reads_what_its_commands_wrote(folder):
+    (_, block), = blocks(RECIPES, "python")
+    result = subprocess.run([sys.executable, "-c", block], cwd=folder, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert 0 <= int(result.stdout) < 10
+
+
+def test_the_python_about_operators_runs(tmp_path):
+    (_, block), = blocks(OPERATOR, "python")
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build/release").symlink_to(BUILD)
+    result = subprocess.run([sys.executable, "-c", block], cwd=tmp_path, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_every_file_that_the_page_about_operators_names_exists():
+    named = set(re.findall(r"`((?:palimpsest|tests|benchmarks|docs)/[\w/.]+)`", OPERATOR.read_text()))
+    assert len(named) > 15
+    assert [name for name in sorted(named) if not (ROOT / name).is_file()] == []
+
+
+def test_every_excerpt_of_the_page_about_operators_stands_in_the_file_it_names():
+    quoted = 0
+    for kind in ("cpp", "cmake"):
+        path = None
+        text = ""
+        for before, block in blocks(OPERATOR, kind):
+            text += before
+            if "int main" in block:
+                continue
+            path = re.findall(r"`([\w/]+\.(?:h|cpp|txt))`", text)[-1]
+            assert block in (ROOT / path).read_text(), f"{path} has no longer:\n{block}"
+            quoted += 1
+    assert quoted >= 7
+
+
+def test_every_link_of_the_documents_leads_to_a_file():
+    broken = []
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
+        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+            if not (document.parent / target).exists():
+                broken.append(f"{document.relative_to(ROOT)}: {target}")
+    assert broken == []

@@ -1,0 +1,78 @@
+"""Every benchmark of a build is run, and one failure is the exit status. The benchmarks here are stand-ins."""
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """The scripts, a build with two benchmarks that hold, and a stand-in for the one in Python."""
+    for name in ("run_benchmarks", "paper_figures.py"):
+        (tmp_path / "scripts").mkdir(exist_ok=True)
+        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
+    shutil.copytree(ROOT / "docs/results", tmp_path / "results")
+    program(tmp_path / "build/bench_first", 0)
+    program(tmp_path / "build/bench_second", 0)
+    (tmp_path / "build/bench_notes.txt").write_text("no program")
+    (tmp_path / "benchmarks").mkdir()
+    python_status(tmp_path, 0)
+    return tmp_path
+
+
+def program(path, status):
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f'#!/bin/sh\necho "{path.name} $*"\nexit {status}\n')
+    path.chmod(0o755)
+
+
+def python_status(tree, status):
+    text = f"import sys\nprint('python', *sys.argv[1:])\nsys.exit({status})\n"
+    (tree / "benchmarks/python_layer_time.py").write_text(text)
+
+
+def run(tree, *arguments):
+    return subprocess.run([tree / "scripts/run_benchmarks", *arguments], capture_output=True, text=True)
+
+
+def test_each_benchmark_runs_and_writes_below_the_output_folder(tree):
+    (tree / "results/paper.md").write_text("old")
+    result = run(tree, "build", "results")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines() == [
+        "== first", "bench_first --check --json results/first.json",
+        "== second", "bench_second --check --json results/second.json",
+        "== python_layer_time", "python --build build --check --json results/python_layer_time.json"]
+    assert (tree / "results/paper.md").read_text() == (ROOT / "docs/results/paper.md").read_text()
+
+
+def test_the_output_folder_is_by_default_in_the_build(tree):
+    shutil.copytree(tree / "results", tree / "build/results")
+    result = run(tree, "build")
+    assert result.returncode == 0 and "build/results/first.json" in result.stdout
+
+
+@pytest.mark.parametrize("breaks", [
+    lambda tree: program(tree / "build/bench_first", 1),
+    lambda tree: python_status(tree, 1),
+    lambda tree: (tree / "results/kept_bytes.json").unlink(),
+])
+def test_one_failure_is_the_exit_status_and_the_rest_still_runs(tree, breaks):
+    breaks(tree)
+    result = run(tree, "build", "results")
+    assert result.returncode == 1
+    assert "bench_second" in result.stdout and "python --build" in result.stdout
+
+
+@pytest.mark.parametrize("arguments, said", [
+    ([], "got 0 arguments"),
+    (["nowhere"], "no program bench_* in 'nowhere'"),
+    (["build", "a", "b"], "got 3 arguments"),
+])
+def test_wrong_arguments_are_answered_with_the_usage(tree, arguments, said):
+    result = run(tree, *arguments)
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
+    assert "usage: run_benchmarks BUILD_DIR [OUTPUT_DIR]" in result.stderr and said in result.stderr
