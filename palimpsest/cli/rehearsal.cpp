@@ -14,7 +14,9 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <optional>
+#include <thread>
 
 namespace palimpsest::cli {
 namespace {
@@ -120,13 +122,23 @@ StepMemory Rehearsal::measure_step() {
 
 bool Rehearsal::fits(int64_t size, int64_t limit) {
   const ScopedLimit scope(limit, options_);
+  std::exception_ptr failure;
+  // On a thread of its own: libtorch's queue of a thread whose backward pass was interrupted goes on holding
+  // the branches that had not run yet, with their part of the graph, and the next trial would lack that much.
+  std::thread([&] {
+    try {
+      data::Batch batch = source_.make(size);
+      batch.images = format_.convert(batch.images);
+      step(batch);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }).join();
+  if (!failure) return true;
+  optimizer_->zero_grad();  // what an interrupted backward pass left
   try {
-    data::Batch batch = source_.make(size);
-    batch.images = format_.convert(batch.images);
-    step(batch);
-    return true;
+    std::rethrow_exception(failure);
   } catch (...) {
-    optimizer_->zero_grad();  // what an interrupted backward pass left
     try {
       train::rethrow_explained("the search for the largest batch");
     } catch (const Error& error) {

@@ -1,12 +1,15 @@
 """The same training once a strategy: figures, files, and what is refused."""
 import json
+import re
+import subprocess
 import tomllib
 
 import pytest
 
-from cli_support import OUTPUT, ROOT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, succeeds
+from cli_support import (OUTPUT, PROGRAM, ROOT, TINY, TINY_CLASSIFIER, USAGE, environment, fails, image_folder,
+                         succeeds)
 
-COMPARE = [*TINY, "--evaluate-every", "1", "--dtype", "f64"]
+COMPARE = [*TINY, "--evaluate-every", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +52,33 @@ def test_figures_are_of_the_step_that_was_measured(compared):
 
 
 def test_in_place_peaks_lower_and_fits_a_larger_batch_where_activations_decide(folder):
-    larger = "--images 12 --height 128 --width 128 --crop 128 --batch 12 --channels-last --max-steps 1 --quiet".split()
+    larger = "--images 8 --height 96 --width 96 --crop 96 --batch 8 --channels-last --max-steps 1 --quiet".split()
     succeeds("compare", *TINY, *larger, "--output", folder / "run")
     standard, inplace = results(folder / "run")["runs"]
     assert inplace["peak_bytes"] < 0.95 * standard["peak_bytes"]
-    assert standard["largest_batch"] == 12
-    assert inplace["largest_batch"] >= 15
+    assert standard["largest_batch"] == 8
+    assert inplace["largest_batch"] >= 11
+
+
+def test_a_batch_that_did_not_fit_takes_no_memory_from_the_next_trial(folder):
+    # 16 images fail within backward, where this network has branches; each image takes about 17 MiB.
+    larger = ("--model deeplabv3_resnet50 --height 128 --width 128 --crop 128 --batch 8 --channels-last --memory 700 "
+              "--strategies inplace_2,standard").split()
+    command = [PROGRAM, "compare", *TINY, *larger, "--output", folder / "run"]
+    with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as program:
+        said = next((line for line in program.stdout if " fits a batch of " in line), "")
+        program.kill()  # what follows would take ten times as long
+    peak, largest = re.fullmatch(r".* peaks at ([\d.]+) MiB, fits a batch of (\d+) in 700.0 MiB\n", said).groups()
+    room = int((700 - float(peak)) / 17)
+    assert 0 < room < 8
+    assert int(largest) >= 8 + room - 1
 
 
 def test_both_start_from_the_same_weights_and_see_the_same_images(compared):
     standard, inplace = results(compared[0])["runs"]
-    assert standard["losses"] == pytest.approx(inplace["losses"], rel=1e-9)
+    # f32: the rounding of one update. test_agreement.py follows 20 of them in f64.
+    assert standard["losses"][0] == pytest.approx(inplace["losses"][0], rel=1e-5)
+    assert standard["losses"] == pytest.approx(inplace["losses"], rel=1e-3)
     assert len(standard["losses"]) == 2
 
 
@@ -123,13 +142,13 @@ def test_a_file_in_place_of_the_output_folder_is_an_output_error(folder):
 
 def test_the_demonstration_runs_the_recipe_beside_the_others(folder):
     recipe = tomllib.loads((ROOT / "examples/demo.toml").read_text())
-    small = "--images 4 --val-images 2 --height 48 --width 64 --batch 2 --epochs 2 --threads 1".split()
+    small = "--images 2 --val-images 2 --height 32 --width 48 --batch 2 --epochs 2 --threads 1".split()
     for _ in range(2):  # a second time replaces the first
         printed = succeeds("demo", *small, "--output", folder / "demo").stdout
     assert "ratio" in printed
     assert (folder / "demo/index.html").exists()
     config = tomllib.loads((folder / "demo/standard/config.toml").read_text())
-    assert config["train"]["epochs"] == 2 and config["data"]["height"] == 48  # flags win
+    assert config["train"]["epochs"] == 2 and config["data"]["height"] == 32  # flags win
     for table, key in (("model", "name"), ("optimizer", "lr"), ("schedule", "kind"), ("data", "data_seed")):
         assert config[table][key] == recipe[table][key]
 
