@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <initializer_list>
+#include <stdexcept>
+#include <string>
 
 namespace palimpsest::kernels::cuda {
 namespace {
@@ -15,6 +17,9 @@ constexpr int64_t kReduceBlocks = 4096, kColumnReduceBlocks = 2048, kApplyBlocks
 constexpr int64_t kMostColumnSegments = 256;
 // Vectors that a thread has at least, so that a batch of loads is under way.
 constexpr int64_t kLeastVectors = 4;
+// Pieces of a panel, pixels and images are counted in 32 bits, and a walk steps past the end by some
+// thousands.
+constexpr int64_t kMostPieces = (int64_t{1} << 31) - (1 << 16);
 constexpr int64_t kMostPanelsInSegments = 2048;
 constexpr int64_t kCounterBytes = kMostPanelsInSegments * sizeof(unsigned);
 
@@ -25,7 +30,7 @@ int64_t divided_up(int64_t a, int64_t b) {
 /// The same memory as the kernels prefer to see it: without pixels NCHW is channels-last, and a single
 /// channel is one long plane.
 AbnLayer simplified(AbnLayer layer) {
-  if (layer.shape.c == 1) {
+  if (layer.shape.c == 1 && layer.shape.per_channel() <= kMostPieces) {
     layer.layout = Layout::kNCHW;
     layer.shape = {1, 1, layer.shape.n * layer.shape.s};
   } else if (layer.shape.s == 1) {
@@ -48,6 +53,16 @@ int common_lead(std::initializer_list<const void*> addresses) {
   return lead;
 }
 
+int counted(const AbnLayer& layer, int64_t count) {
+  if (count > kMostPieces)
+    throw std::invalid_argument(
+        "[abn] a channel may have up to 2^31 - 2^16 vectors of 16 bytes and a tensor as many "
+        "pixels (in NCHW: an image), got a shape (N, C, S) of (" +
+        std::to_string(layer.shape.n) + ", " + std::to_string(layer.shape.c) + ", " +
+        std::to_string(layer.shape.s) + "): split the batch");
+  return static_cast<int>(count);
+}
+
 /// The cut of a layer into panels of `wide` vectors, in one segment each.
 template <class S>
 Geometry whole_panels(const AbnLayer& layer, int lead, int wide) {
@@ -56,16 +71,16 @@ Geometry whole_panels(const AbnLayer& layer, int lead, int wide) {
   g.cut.shape = layer.shape;
   const Shape3& shape = layer.shape;
   if (layer.layout == Layout::kNCHW) {
-    g.vectors = lead >= 0 && shape.s >= 2 * V;
-    g.cut.panels = shape.c;
+    g.vectors = V > 1 && lead >= 0 && shape.s >= 2 * V;
+    g.cut.panels = counted(layer, shape.c);
     const bool all_aligned = lead == 0 && shape.s % V == 0;
-    g.cut.pieces = shape.n * (g.vectors ? shape.s / V : shape.s);
-    g.cut.edges = g.vectors && !all_aligned ? shape.n * 2 * (V - 1) : 0;
+    g.cut.pieces = counted(layer, shape.n * (counted(layer, shape.s) / (g.vectors ? V : 1)));
+    g.cut.edges = g.vectors && !all_aligned ? counted(layer, shape.n * 2 * (V - 1)) : 0;
     g.cut.lead = g.vectors ? lead : 0;
   } else {
-    g.vectors = lead == 0 && shape.c % V == 0;
-    g.cut.panels = divided_up(shape.c, g.vectors ? wide * V : kScalarPanel);
-    g.cut.pieces = shape.n * shape.s;
+    g.vectors = V > 1 && lead == 0 && shape.c % V == 0;
+    g.cut.panels = counted(layer, divided_up(shape.c, g.vectors ? wide * V : kScalarPanel));
+    g.cut.pieces = counted(layer, shape.n * shape.s);
   }
   return g;
 }
@@ -75,26 +90,26 @@ int piece_vectors(const AbnLayer& layer, const Geometry& g, int wide) {
   return layer.layout == Layout::kNCHW ? 1 : g.vectors ? wide : kScalarPanel;
 }
 
-/// Segments that make about `blocks` blocks and leave each thread enough to do.
-int64_t segments_for(const AbnLayer& layer, const Geometry& g, int wide, int64_t blocks) {
-  const int64_t vectors = g.cut.pieces * piece_vectors(layer, g, wide);
-  return std::max<int64_t>(1, std::min(blocks / g.cut.panels, vectors / (kThreads * kLeastVectors)));
+/// Segments that make about `blocks` blocks, at most `most` a panel, and leave each thread enough to do.
+int segments_for(const AbnLayer& layer, const Geometry& g, int wide, int64_t blocks, int64_t most) {
+  const int64_t vectors = int64_t{g.cut.pieces} * piece_vectors(layer, g, wide);
+  const int64_t wanted = std::min({blocks / g.cut.panels, vectors / (kThreads * kLeastVectors), most});
+  return static_cast<int>(std::max<int64_t>(1, wanted));
 }
 
 template <class S>
 Geometry reduce_geometry(const AbnLayer& layer, int lead) {
   Geometry g = whole_panels<S>(layer, lead, kReducePanel);
-  if (layer.layout == Layout::kNCHW)
-    g.cut.segments = segments_for(layer, g, kReducePanel, kReduceBlocks);
-  else
-    g.cut.segments = std::min(kMostColumnSegments, segments_for(layer, g, kReducePanel, kColumnReduceBlocks));
+  g.cut.segments = layer.layout == Layout::kNCHW
+                       ? segments_for(layer, g, kReducePanel, kReduceBlocks, kReduceBlocks)
+                       : segments_for(layer, g, kReducePanel, kColumnReduceBlocks, kMostColumnSegments);
   return g;
 }
 
 template <class S>
 Geometry apply_geometry(const AbnLayer& layer, int lead) {
   Geometry g = whole_panels<S>(layer, lead, kApplyPanel);
-  g.cut.segments = segments_for(layer, g, kApplyPanel, kApplyBlocks);
+  g.cut.segments = segments_for(layer, g, kApplyPanel, kApplyBlocks, kApplyBlocks);
   return g;
 }
 
@@ -112,7 +127,7 @@ bool fits_on_chip(const AbnLayer& layer, int lead, Geometry& g) {
   };
   // Two blocks on a multiprocessor: one reads while the other writes.
   const int64_t room = device.shared_bytes_per_block / 2 - kStatic;
-  int64_t blocks = 1;
+  int blocks = 1;
   while (share(blocks) > room && 2 * blocks <= device.max_cluster) blocks *= 2;
   while (g.cut.panels * blocks < 2 * device.multiprocessors && share(blocks) > kSmallShare &&
          2 * blocks <= device.max_cluster)
@@ -178,7 +193,7 @@ void statistics(const AbnLayer& layer, const S* x, const StatisticsOutputs<Maths
 }  // namespace
 
 int64_t abn_workspace_bytes(const AbnLayer& layer) {
-  int64_t segments = 1;
+  int segments = 1;
   if (layer.shape.elements() > 0)
     dispatch_float(layer.dtype, [&]<class S>() {
       const AbnLayer simple = simplified(layer);

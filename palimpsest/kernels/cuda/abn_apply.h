@@ -47,7 +47,7 @@ struct ThreadCoefficients {
 };
 
 /// z, and what is kept, of the V values `in` at offset `at`.
-template <class S, int V, int kChannels, class Act>
+template <bool kResidual, class S, int V, int kChannels, class Act>
 __device__ __forceinline__ void apply_values(const ApplyArguments<S>& t, const Act& activation,
                                              const ThreadCoefficients<MathsOf<S>, kChannels>& k, int64_t at,
                                              const Stored<S, V>& in, const Stored<S, V>& residual) {
@@ -67,7 +67,7 @@ __device__ __forceinline__ void apply_values(const ApplyArguments<S>& t, const A
       for (int i = 0; i < V; ++i) y[i] = y[i] * k.shared[i / kEach].weight + k.shared[i / kEach].bias;
     }
   }
-  if (t.residual) {
+  if (kResidual && t.residual) {
     const Values<S, V> r = residual.values();
     PALIMPSEST_UNROLL
     for (int i = 0; i < V; ++i) y[i] += t.relu_residual && r[i] <= T(0) ? T(0) : r[i];
@@ -86,56 +86,71 @@ struct FromMemory {
   const S* x;
 
   template <int V>
-  __device__ __forceinline__ void vector(Stored<S, V>& to, int64_t at, int64_t) const {
+  __device__ __forceinline__ void vector(Stored<S, V>& to, int64_t at, int) const {
     to.load(x + at);
   }
-  __device__ __forceinline__ void edge(Stored<S, 1>& to, int64_t at, int64_t) const { to.load(x + at); }
+  __device__ __forceinline__ void edge(Stored<S, 1>& to, int64_t at, int) const { to.load(x + at); }
 };
 
-/// A segment of the walk's panel.
-template <class Walk, class S, class Act, class From>
-__device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, int64_t segment,
+/// Vectors that a thread has under way: as many loads as leave room for half of all warps, 64 registers each.
+template <class Walk, class S, class Act, bool kResidual>
+struct ApplyUnroll {
+  static constexpr bool kPlane = Walk::kChannels == 1, kResident = Walk::kBlockThreads == kResidentThreads;
+  static constexpr int kVectors = sizeof(S) == 8         ? 1
+                                  : kResident            ? (kPlane ? 2 : 1)
+                                  : kPlane && !kResidual ? 4
+                                  : kPlane || !kResidual ? 2
+                                                         : 1;
+};
+
+/// A segment of the walk's panel. kResidual: there may be one; t.residual says.
+template <bool kResidual, class Walk, class S, class Act, class From>
+__device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, int segment,
                                             const ApplyArguments<S>& t, const Act& activation,
                                             const Coefficients<MathsOf<S>>* coefficients, const From& from) {
-  constexpr int kUnroll = Walk::kChannels == 1 ? 4 : 2, V = Walk::kVector;
+  constexpr int kUnroll = ApplyUnroll<Walk, S, Act, kResidual>::kVectors, V = Walk::kVector;
   const ThreadCoefficients<MathsOf<S>, Walk::kChannels> k(coefficients);
   walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1),
-                                 [&](const int64_t(&at)[kUnroll], int64_t serial) {
+                                 [&](const int64_t(&at)[kUnroll], int serial) {
                                    Stored<S, V> in[kUnroll], residual[kUnroll];
                                    PALIMPSEST_UNROLL
                                    for (int u = 0; u < kUnroll; ++u) {
                                      if (at[u] < 0) continue;
                                      from.vector(in[u], at[u], serial + u * Walk::kBlockThreads);
-                                     if (t.residual) residual[u].load(t.residual + at[u]);
+                                     if constexpr (kResidual)
+                                       if (t.residual) residual[u].load(t.residual + at[u]);
                                    }
                                    PALIMPSEST_UNROLL
                                    for (int u = 0; u < kUnroll; ++u)
                                      if (at[u] >= 0)
-                                       apply_values(t, activation, k, at[u], in[u], residual[u]);
+                                       apply_values<kResidual>(t, activation, k, at[u], in[u], residual[u]);
                                  });
-  walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), [&](int64_t at, int64_t serial) {
+  walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), [&](int64_t at, int serial) {
     if constexpr (Walk::kChannels == 1) {
       Stored<S, 1> in, residual;
       from.edge(in, at, serial);
-      if (t.residual) residual.load(t.residual + at);
-      apply_values(t, activation, k, at, in, residual);
+      if constexpr (kResidual)
+        if (t.residual) residual.load(t.residual + at);
+      apply_values<kResidual>(t, activation, k, at, in, residual);
     }
   });
 }
 
 /// Blocks go backwards through the tensor: what the sweep before read last is still in the L2 cache.
-template <class S, class Walk, class Act>
+template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kThreads, 4) apply_kernel(Cut cut, ApplyArguments<S> t, Act activation) {
   constexpr int kPanel = Walk::kPanelChannels;
   PALIMPSEST_SHARED(coefficients, Coefficients<MathsOf<S>>[kPanel]);
-  const int64_t block = gridDim.x - 1 - blockIdx.x, panel = block % cut.panels, segment = block / cut.panels;
-  const int64_t channel = panel * kPanel + threadIdx.x;
+  const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  const int panel = block % cut.panels, segment = block / cut.panels;
+  const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
   if (threadIdx.x < kPanel && channel < cut.shape.c)
     coefficients[threadIdx.x] =
         coefficients_of(t, channel, t.mean ? t.mean[channel] : 0, t.inv_std ? t.inv_std[channel] : 0);
   __syncthreads();
   const Walk walk(cut, panel);
-  apply_share(walk, cut, segment, t, activation, coefficients + walk.first_channel(), FromMemory<S>{t.x});
+  apply_share<kResidual>(walk, cut, segment, t, activation, coefficients + walk.first_channel(),
+                         FromMemory<S>{t.x});
 }
 
 }  // namespace palimpsest::kernels::cuda

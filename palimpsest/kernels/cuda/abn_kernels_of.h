@@ -9,29 +9,38 @@ namespace palimpsest::kernels::cuda {
 template <class S, int kBlock, int kWide, class Function>
 void with_walk(const AbnLayer& layer, bool vectors, const Function& function) {
   constexpr int V = kLanes<S>;
-  if (layer.layout == Layout::kNCHW)
-    vectors ? function.template operator()<Planes<S, V, kBlock>>()
-            : function.template operator()<Planes<S, 1, kBlock>>();
-  else
-    vectors ? function.template operator()<Columns<S, V, kBlock, kWide>>()
-            : function.template operator()<Columns<S, 1, kBlock, kScalarPanel>>();
+  const bool planes = layer.layout == Layout::kNCHW;
+  if constexpr (V > 1)
+    if (vectors)
+      return planes ? function.template operator()<Planes<S, V, kBlock>>()
+                    : function.template operator()<Columns<S, V, kBlock, kWide>>();
+  planes ? function.template operator()<Planes<S, 1, kBlock>>()
+         : function.template operator()<Columns<S, 1, kBlock, kScalarPanel>>();
 }
 
-/// Calls function(activation): leaky ReLU by itself in 16-byte steps and f32 maths, else whichever it is.
+/// Calls function.template operator()<Act, kResidual>(activation). What is common, and so is to be fast, has
+/// kernels of its own: straight-line activations in 16-byte steps, with a residual and without. One kernel
+/// does the rest, which looks what it has.
 template <class S, class Walk, class Function>
-void with_activation(const AbnLayer& layer, const Function& function) {
+void with_activation(const AbnLayer& layer, bool residual, const Function& function) {
   using T = MathsOf<S>;
   const ActivationArguments a{layer.activation_param, precision_of<S>()};
-  if constexpr (Walk::kVector > 1 && sizeof(S) < 8)
-    if (OnlyLeakyReLU<T>::covers(layer.activation)) return function(OnlyLeakyReLU<T>(layer.activation, a));
-  function(AnyActivation<T>(layer.activation, a));
+  using Any = AnyActivation<T>;
+  using Straight = StraightActivation<T>;
+  if constexpr (Walk::kVector > 1)
+    if (Straight::covers(layer.activation)) {
+      const Straight straight(layer.activation, a);
+      return residual ? function.template operator()<Straight, true>(straight)
+                      : function.template operator()<Straight, false>(straight);
+    }
+  function.template operator()<Any, true>(Any(layer.activation, a));
 }
 
 template <class S>
 void launch_statistics(const AbnLayer& layer, const Geometry& g, const S* x,
                        const StatisticsOutputs<MathsOf<S>>& out, const Workspace& workspace, Stream stream) {
   with_walk<S, kThreads, kReducePanel>(layer, g.vectors, [&]<class Walk>() {
-    launch("abn_statistics", {.blocks = g.cut.panels * g.cut.segments, .threads = kThreads}, stream,
+    launch("abn_statistics", {.blocks = int64_t{g.cut.panels} * g.cut.segments, .threads = kThreads}, stream,
            statistics_kernel<S, Walk>, g.cut, x, out, workspace);
   });
 }
@@ -39,9 +48,9 @@ void launch_statistics(const AbnLayer& layer, const Geometry& g, const S* x,
 template <class S>
 void launch_apply(const AbnLayer& layer, const Geometry& g, const ApplyArguments<S>& t, Stream stream) {
   with_walk<S, kThreads, kApplyPanel>(layer, g.vectors, [&]<class Walk>() {
-    with_activation<S, Walk>(layer, [&]<class Act>(const Act& activation) {
-      launch("abn_apply", {.blocks = g.cut.panels * g.cut.segments, .threads = kThreads}, stream,
-             apply_kernel<S, Walk, Act>, g.cut, t, activation);
+    with_activation<S, Walk>(layer, t.residual, [&]<class Act, bool kResidual>(const Act& activation) {
+      launch("abn_apply", {.blocks = int64_t{g.cut.panels} * g.cut.segments, .threads = kThreads}, stream,
+             apply_kernel<S, Walk, Act, kResidual>, g.cut, t, activation);
     });
   });
 }
@@ -50,13 +59,13 @@ template <class S>
 void launch_resident_forward(const AbnLayer& layer, const Geometry& g, const ApplyArguments<S>& t,
                              const StatisticsOutputs<MathsOf<S>>& out, Stream stream) {
   with_walk<S, kResidentThreads, kReducePanel>(layer, g.vectors, [&]<class Walk>() {
-    with_activation<S, Walk>(layer, [&]<class Act>(const Act& activation) {
+    with_activation<S, Walk>(layer, t.residual, [&]<class Act, bool kResidual>(const Act& activation) {
       launch("abn_forward",
-             {.blocks = g.cut.panels * g.cut.segments,
+             {.blocks = int64_t{g.cut.panels} * g.cut.segments,
               .threads = kResidentThreads,
               .shared_bytes = g.shared_bytes,
-              .cluster = static_cast<int>(g.cut.segments)},
-             stream, resident_forward_kernel<S, Walk, Act>, g.cut, t, out, activation);
+              .cluster = g.cut.segments},
+             stream, resident_forward_kernel<S, Walk, Act, kResidual>, g.cut, t, out, activation);
     });
   });
 }

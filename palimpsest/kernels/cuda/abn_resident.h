@@ -12,24 +12,22 @@ class Stash {
   using Vector = decltype(Stored<S, V>::bits);
 
   /// `bytes`: dynamic shared memory, the vectors first.
-  __device__ __forceinline__ Stash(unsigned char* bytes, int64_t vectors)
+  __device__ __forceinline__ Stash(unsigned char* bytes, int vectors)
       : vectors_(reinterpret_cast<Vector*>(bytes)), edges_(reinterpret_cast<S*>(vectors_ + vectors)) {}
 
   template <int kUnroll>
   __device__ __forceinline__ void vectors(const Stored<S, V> (&in)[kUnroll], const int64_t (&at)[kUnroll],
-                                          int64_t serial) const {
+                                          int serial) const {
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u)
       if (at[u] >= 0) vectors_[serial + u * kResidentThreads] = in[u].bits;
   }
-  __device__ __forceinline__ void edge(const Stored<S, 1>& in, int64_t serial) const {
-    edges_[serial] = in.bits;
-  }
+  __device__ __forceinline__ void edge(const Stored<S, 1>& in, int serial) const { edges_[serial] = in.bits; }
 
-  __device__ __forceinline__ void vector(Stored<S, V>& to, int64_t, int64_t serial) const {
+  __device__ __forceinline__ void vector(Stored<S, V>& to, int64_t, int serial) const {
     to.bits = vectors_[serial];
   }
-  __device__ __forceinline__ void edge(Stored<S, 1>& to, int64_t, int64_t serial) const {
+  __device__ __forceinline__ void edge(Stored<S, 1>& to, int64_t, int serial) const {
     to.bits = edges_[serial];
   }
 
@@ -54,18 +52,19 @@ __device__ __forceinline__ Moments cluster_moments(const Moments& own) {
 }
 
 /// Statistics and apply over a panel that stays in the shared memory of one cluster: x is read once.
-template <class S, class Walk, class Act>
+template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kResidentThreads, 2)
     resident_forward_kernel(Cut cut, ApplyArguments<S> t, StatisticsOutputs<MathsOf<S>> out, Act activation) {
   constexpr int kPanel = Walk::kPanelChannels;
   PALIMPSEST_DYNAMIC_SHARED(bytes);
   PALIMPSEST_SHARED(coefficients, Coefficients<MathsOf<S>>[kPanel]);
-  const int64_t segment = blockIdx.x % cut.segments, panel = blockIdx.x / cut.segments;
+  const int segment = static_cast<int>(blockIdx.x % cut.segments),
+            panel = static_cast<int>(blockIdx.x / cut.segments);
   const Walk walk(cut, panel);
   const Stash<S, Walk::kVector> stash(bytes, cut.pieces_of(segment) * Walk::kPanelVectors);
   Moments m = block_moments<Walk>(thread_moments(walk, cut, segment, t.x, stash), cut.pieces_of(segment));
   if (cut.segments > 1) m = cluster_moments<kPanel>(m);
-  const int64_t channel = panel * kPanel + threadIdx.x;
+  const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
   if (threadIdx.x < kPanel && channel < cut.shape.c) {
     coefficients[threadIdx.x] = coefficients_of(t, channel, m.mean, inv_std_of(m, out.eps));
     if (segment == 0) write_statistics(out, channel, m);
@@ -74,7 +73,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
     cluster_sync();  // no block ends while another one reads its moments
   else
     __syncthreads();
-  apply_share(walk, cut, segment, t, activation, coefficients + walk.first_channel(), stash);
+  apply_share<kResidual>(walk, cut, segment, t, activation, coefficients + walk.first_channel(), stash);
 }
 
 }  // namespace palimpsest::kernels::cuda

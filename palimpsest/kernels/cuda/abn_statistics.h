@@ -40,12 +40,14 @@ __device__ __forceinline__ void add_batch(ThreadMoments<MathsOf<S>, kChannels>& 
 
 /// The moments of what this thread finds of a share. `stash` is shown every batch and every single value.
 template <class Walk, class S, class Stash>
-__device__ __forceinline__ ThreadMoments<MathsOf<S>, Walk::kChannels> thread_moments(
-    const Walk& walk, const Cut& cut, int64_t segment, const S* x, const Stash& stash) {
+__device__ __forceinline__ ThreadMoments<MathsOf<S>, Walk::kChannels> thread_moments(const Walk& walk,
+                                                                                     const Cut& cut,
+                                                                                     int segment, const S* x,
+                                                                                     const Stash& stash) {
   constexpr int kUnroll = 4, V = Walk::kVector;
   ThreadMoments<MathsOf<S>, Walk::kChannels> m;
   walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1),
-                                 [&](const int64_t(&at)[kUnroll], int64_t serial) {
+                                 [&](const int64_t(&at)[kUnroll], int serial) {
                                    Stored<S, V> in[kUnroll];
                                    PALIMPSEST_UNROLL
                                    for (int u = 0; u < kUnroll; ++u)
@@ -53,7 +55,7 @@ __device__ __forceinline__ ThreadMoments<MathsOf<S>, Walk::kChannels> thread_mom
                                    stash.vectors(in, at, serial);
                                    add_batch<S, V, Walk::kChannels>(m, in, at);
                                  });
-  walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), [&](int64_t at, int64_t serial) {
+  walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), [&](int64_t at, int serial) {
     Stored<S, 1> in;
     in.load(x + at);
     stash.edge(in, serial);
@@ -69,9 +71,9 @@ __device__ __forceinline__ ThreadMoments<MathsOf<S>, Walk::kChannels> thread_mom
 struct NoStash {
   template <class S, int V, int kUnroll>
   __device__ __forceinline__ void vectors(const Stored<S, V> (&)[kUnroll], const int64_t (&)[kUnroll],
-                                          int64_t) const {}
+                                          int) const {}
   template <class S>
-  __device__ __forceinline__ void edge(const Stored<S, 1>&, int64_t) const {}
+  __device__ __forceinline__ void edge(const Stored<S, 1>&, int) const {}
 };
 
 __device__ __forceinline__ double inv_std_of(const Moments& m, double eps) {
@@ -98,15 +100,17 @@ template <class S, class Walk>
 __global__ void __launch_bounds__(kThreads, 4)
     statistics_kernel(Cut cut, const S* x, StatisticsOutputs<MathsOf<S>> out, Workspace workspace) {
   constexpr int kPanel = Walk::kPanelChannels;
-  const int64_t panel = blockIdx.x % cut.panels, segment = blockIdx.x / cut.panels;
+  const int panel = static_cast<int>(blockIdx.x % cut.panels),
+            segment = static_cast<int>(blockIdx.x / cut.panels);
   const Walk walk(cut, panel);
   Moments m = block_moments<Walk>(thread_moments(walk, cut, segment, x, NoStash{}), cut.pieces_of(segment));
-  const int64_t channel = panel * kPanel + threadIdx.x;
+  const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
   const bool mine = threadIdx.x < kPanel && channel < cut.shape.c;
   if (cut.segments > 1) {
     if (mine) workspace.records[segment * cut.shape.c + channel] = m;
     if (!is_last_block(workspace.counters + panel, static_cast<unsigned>(cut.segments))) return;
-    m = merge_segments<kPanel, kThreads>(workspace.records, cut.segments, cut.shape.c, panel * kPanel);
+    m = merge_segments<kPanel, kThreads>(workspace.records, cut.segments, cut.shape.c,
+                                         int64_t{panel} * kPanel);
   }
   if (mine) write_statistics(out, channel, m);
 }

@@ -18,6 +18,8 @@ constexpr Precision precision_of() {
 template <class T>
 class AnyActivation {
  public:
+  static constexpr bool kLarge = true;  ///< it takes many registers
+
   AnyActivation(Activation kind, const ActivationArguments& a)
       : kind_(kind),
         leaky_(a),
@@ -76,24 +78,35 @@ class AnyActivation {
   HardSwish<T> hard_swish_;
 };
 
-/// Leaky ReLU by itself, and the identity as one of slope 1: kernels with fewer registers.
+/// The activations that are two straight lines, as one: leaky ReLU, the identity (of slope 1) and ReLU (of
+/// slope 0, and 0 for -infinity, too). Kernels with fewer registers, which have more loads under way.
 template <class T>
-class OnlyLeakyReLU {
+class StraightActivation {
  public:
-  OnlyLeakyReLU(Activation kind, ActivationArguments a)
-      : leaky_(kind == Activation::kIdentity ? ActivationArguments{1, a.precision} : a) {}
+  static constexpr bool kLarge = false;
 
   static bool covers(Activation kind) {
-    return kind == Activation::kLeakyReLU || kind == Activation::kIdentity;
+    return kind == Activation::kLeakyReLU || kind == Activation::kIdentity || kind == Activation::kReLU;
   }
 
+  StraightActivation(Activation kind, const ActivationArguments& a)
+      : cuts_(kind == Activation::kReLU),
+        slope_(kind == Activation::kLeakyReLU ? static_cast<T>(a.param) : static_cast<T>(cuts_ ? 0 : 1)) {}
+
+  /// Calls function(activation), which has forward as those of activation_formulas.h.
   template <class Function>
   __device__ __forceinline__ void dispatch(const Function& function) const {
-    function(leaky_);
+    function(*this);
+  }
+
+  __device__ __forceinline__ T forward(T y) const {
+    const T below = cuts_ ? T(0) : y * slope_;
+    return y < T(0) ? below : y;
   }
 
  private:
-  LeakyReLU<T> leaky_;
+  bool cuts_;
+  T slope_;
 };
 
 }  // namespace palimpsest::kernels::cuda

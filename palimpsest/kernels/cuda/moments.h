@@ -67,7 +67,7 @@ struct ThreadMoments {
 /// panel's channel j, the others nothing of use. `rows`: of columns, the values that the block saw of each
 /// channel. For all threads of the block.
 template <class Walk, class T>
-__device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kChannels>& own, int64_t rows) {
+__device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kChannels>& own, int rows) {
   constexpr int kChannels = Walk::kChannels, kPanel = Walk::kPanelChannels;
   constexpr int kWarps = Walk::kBlockThreads / kWarp;
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
@@ -121,7 +121,7 @@ __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kC
 /// The moments of all of a panel's segments, `records` (segments, C), put together by one block: thread
 /// j < kPanel gets those of channel first_channel + j. For all threads of the block.
 template <int kPanel, int kThreads>
-__device__ __forceinline__ Moments merge_segments(const Moments* records, int64_t segments, int64_t channels,
+__device__ __forceinline__ Moments merge_segments(const Moments* records, int segments, int64_t channels,
                                                   int64_t first_channel) {
   constexpr int kParts = kThreads / kPanel;
   PALIMPSEST_SHARED(parts, PivotSums[kThreads]);
@@ -131,7 +131,7 @@ __device__ __forceinline__ Moments merge_segments(const Moments* records, int64_
   double pivot = 0;
   if (channel < channels) {
     pivot = records[channel].mean;
-    for (int64_t k = part; k < segments; k += kParts)
+    for (int k = part; k < segments; k += kParts)
       own += PivotSums::of(records[k * channels + channel], pivot);
   }
   parts[threadIdx.x] = own;

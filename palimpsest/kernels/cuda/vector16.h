@@ -12,9 +12,9 @@ namespace palimpsest::kernels::cuda {
 template <class S>
 using MathsOf = accumulate_t<S>;
 
-/// Values of S in 16 bytes.
+/// Values of S that one access takes: 16 bytes; one of f64, whose maths takes more registers than two leave.
 template <class S>
-inline constexpr int kLanes = 16 / sizeof(S);
+inline constexpr int kLanes = sizeof(S) == 8 ? 1 : 16 / sizeof(S);
 
 /// As many values as one access takes, as they are stored.
 template <class S>

@@ -17,17 +17,22 @@ namespace palimpsest::kernels::cuda {
 /// rows of columns.
 struct Cut {
   Shape3 shape;
-  int64_t panels = 0;
-  int64_t pieces = 0;  ///< of a panel
-  int64_t edges = 0;   ///< planes: single values beside the vectors, per panel
-  int64_t segments = 1;
+  int panels = 0;
+  int pieces = 0;  ///< of a panel
+  int edges = 0;   ///< planes: places of single values beside the vectors, per panel
+  int segments = 1;
   int lead = 0;  ///< planes: values that the first address lies behind a multiple of 16 bytes
 
-  __host__ __device__ int64_t first_piece(int64_t segment) const { return pieces * segment / segments; }
-  __host__ __device__ int64_t pieces_of(int64_t segment) const {
+  __host__ __device__ int first_piece(int segment) const { return share(pieces, segment); }
+  __host__ __device__ int pieces_of(int segment) const {
     return first_piece(segment + 1) - first_piece(segment);
   }
-  __host__ __device__ int64_t first_edge(int64_t segment) const { return edges * segment / segments; }
+  __host__ __device__ int first_edge(int segment) const { return share(edges, segment); }
+
+ private:
+  __host__ __device__ int share(int count, int segment) const {
+    return static_cast<int>(int64_t{count} * segment / segments);
+  }
 };
 
 /// NCHW: a panel is one channel; its rows are the images, S values each, which may begin anywhere. Of each
@@ -40,34 +45,33 @@ class Planes {
   static constexpr int kVector = V;
   static constexpr int kChannels = 1;         ///< that one thread works on
   static constexpr int kPanelChannels = 1;    ///< that the block works on
-  static constexpr int kPanelVectors = 1;     ///< vectors that a piece is made of
+  static constexpr int kPanelVectors = 1;     ///< that a piece is made of
   static constexpr int kEdges = 2 * (V - 1);  ///< most single values of a row
 
-  __device__ __forceinline__ Planes(const Cut& cut, int64_t panel)
-      : pixels_(cut.shape.s),
+  __device__ __forceinline__ Planes(const Cut& cut, int panel)
+      : pixels_(static_cast<int>(cut.shape.s)),
+        lead_(cut.lead),
         row_(cut.shape.c * cut.shape.s),
-        begin_(panel * cut.shape.s),
-        vectors_(cut.shape.s / V),
-        lead_(cut.lead) {}
+        begin_(panel * cut.shape.s) {}
 
   /// Where the panel has the first channel of this thread's.
   __device__ __forceinline__ int first_channel() const { return 0; }
 
   /// The vectors [first, last) of the panel.
   template <int kUnroll, class Body>
-  __device__ __forceinline__ void vectors(int64_t first, int64_t last, const Body& body) const {
-    if (vectors_ == 0) return;
-    const int64_t start = first + threadIdx.x;
-    int64_t row = start / vectors_, k = start - row * vectors_;
-    const int64_t rows = kThreads / vectors_, rest = kThreads - rows * vectors_;
-    int64_t serial = threadIdx.x;
-    for (int64_t q = start; q < last; q += kUnroll * kThreads, serial += kUnroll * kThreads) {
+  __device__ __forceinline__ void vectors(int first, int last, const Body& body) const {
+    const int each = pixels_ / V;  // numbered as if each row had so many, which most of them lack by one
+    if (each == 0) return;
+    int row = (first + static_cast<int>(threadIdx.x)) / each,
+        k = (first + static_cast<int>(threadIdx.x)) % each;
+    const int rows = kThreads / each, rest = kThreads % each;
+    for (int serial = static_cast<int>(threadIdx.x); serial < last - first; serial += kUnroll * kThreads) {
       int64_t at[kUnroll];
       PALIMPSEST_UNROLL
       for (int u = 0; u < kUnroll; ++u) {
-        at[u] = q + u * kThreads < last ? vector_at(row, k) : -1;
+        at[u] = serial + u * kThreads < last - first ? vector_at(row, k) : -1;
         row += rows, k += rest;
-        if (k >= vectors_) k -= vectors_, ++row;
+        if (k >= each) k -= each, ++row;
       }
       body(at, serial);
     }
@@ -75,37 +79,35 @@ class Planes {
 
   /// The single values [first, last) of the panel, numbered as if each row had kEdges of them.
   template <class Body>
-  __device__ __forceinline__ void edges(int64_t first, int64_t last, const Body& body) const {
+  __device__ __forceinline__ void edges(int first, int last, const Body& body) const {
     if constexpr (V > 1)
-      for (int64_t e = first + threadIdx.x; e < last; e += kThreads) {
-        const int64_t at = edge_at(e / kEdges, static_cast<int>(e % kEdges));
+      for (int e = first + static_cast<int>(threadIdx.x); e < last; e += kThreads) {
+        const int64_t at = edge_at(e / kEdges, e % kEdges);
         if (at >= 0) body(at, e - first);
       }
   }
 
  private:
   // Values of a row before its first aligned one.
-  __device__ __forceinline__ int64_t head(int64_t row_begin) const {
-    const int64_t off = (row_begin + lead_) & (V - 1);
-    return (V - off) & (V - 1);
+  __device__ __forceinline__ int head(int64_t row_begin) const {
+    return -(static_cast<int>(row_begin) + lead_) & (V - 1);
   }
 
-  __device__ __forceinline__ int64_t vector_at(int64_t row, int64_t k) const {
-    const int64_t begin = begin_ + row * row_, at = head(begin) + k * V;
+  __device__ __forceinline__ int64_t vector_at(int row, int k) const {
+    const int64_t begin = begin_ + row * row_;
+    const int at = head(begin) + k * V;
     return at + V <= pixels_ ? begin + at : -1;
   }
 
-  __device__ __forceinline__ int64_t edge_at(int64_t row, int e) const {
+  __device__ __forceinline__ int64_t edge_at(int row, int e) const {
     const int64_t begin = begin_ + row * row_;
-    const int64_t before = min(head(begin), pixels_), after = (pixels_ - before) & (V - 1);
+    const int before = head(begin) < pixels_ ? head(begin) : pixels_, after = (pixels_ - before) & (V - 1);
     if (e < V - 1) return e < before ? begin + e : -1;
-    return e - (V - 1) < after ? begin + pixels_ - after + (e - (V - 1)) : -1;
+    return e - (V - 1) < after ? begin + (pixels_ - after + (e - (V - 1))) : -1;
   }
 
-  static __device__ __forceinline__ int64_t min(int64_t a, int64_t b) { return a < b ? a : b; }
-
-  int64_t pixels_, row_, begin_, vectors_;
-  int lead_;
+  int pixels_, lead_;
+  int64_t row_, begin_;
 };
 
 /// Channels-last: a panel is kWide vectors of neighbouring channels; its rows are the pixels. A thread keeps
@@ -120,32 +122,30 @@ class Columns {
   static constexpr int kPanelVectors = kWide;
   static constexpr int kRows = kThreads / kWide;  ///< that the block takes at once
 
-  __device__ __forceinline__ Columns(const Cut& cut, int64_t panel)
-      : channels_(cut.shape.c),
-        column_(panel * kPanelChannels + threadIdx.x % kWide * V),
-        row_(threadIdx.x / kWide) {}
+  __device__ __forceinline__ Columns(const Cut& cut, int panel)
+      : channels_(cut.shape.c), column_(int64_t{panel} * kPanelChannels + first_channel()) {}
 
   __device__ __forceinline__ int first_channel() const { return static_cast<int>(threadIdx.x) % kWide * V; }
 
   template <int kUnroll, class Body>
-  __device__ __forceinline__ void vectors(int64_t first, int64_t last, const Body& body) const {
+  __device__ __forceinline__ void vectors(int first, int last, const Body& body) const {
     if (column_ >= channels_) return;
-    int64_t serial = threadIdx.x;
-    for (int64_t r = first + row_; r < last; r += kUnroll * kRows, serial += kUnroll * kThreads) {
+    int serial = static_cast<int>(threadIdx.x);
+    for (int r = first + static_cast<int>(threadIdx.x) / kWide; r < last; r += kUnroll * kRows) {
       int64_t at[kUnroll];
       PALIMPSEST_UNROLL
       for (int u = 0; u < kUnroll; ++u)
         at[u] = r + u * kRows < last ? (r + u * kRows) * channels_ + column_ : -1;
       body(at, serial);
+      serial += kUnroll * kThreads;
     }
   }
 
   template <class Body>
-  __device__ __forceinline__ void edges(int64_t, int64_t, const Body&) const {}
+  __device__ __forceinline__ void edges(int, int, const Body&) const {}
 
  private:
   int64_t channels_, column_;
-  int row_;
 };
 
 }  // namespace palimpsest::kernels::cuda
