@@ -1,5 +1,7 @@
 #include "benchmarks/support.h"
 
+#include "palimpsest/memory/counting_allocator.h"
+
 #include <ATen/Parallel.h>
 #include <torch/version.h>
 #include <CLI/CLI.hpp>
@@ -9,6 +11,7 @@
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <fstream>
 #include <iostream>
 
@@ -92,10 +95,17 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
+void flush_caches() {
+  constexpr size_t kBytes = size_t{96} << 20, kLine = 64;
+  static std::vector<unsigned char> bytes(kBytes);
+  for (size_t i = 0; i < kBytes; i += kLine) ++static_cast<volatile unsigned char&>(bytes[i]);
+}
+
 std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int warm_up) {
   std::vector<std::vector<double>> seconds(sides.size());
   for (int round = -warm_up; round < repeats; ++round) {
-    for (size_t i = 0; i < sides.size(); ++i) {
+    for (size_t k = 0; k < sides.size(); ++k) {
+      const size_t i = (k + static_cast<size_t>(round + warm_up)) % sides.size();
       const double value = sides[i]();
       if (round >= 0) seconds[i].push_back(value);
     }
@@ -142,6 +152,20 @@ int Report::finish() const {
     if (!written) std::cerr << "cannot write " << options_.json << '\n';
   }
   return written && (pass || !options_.check) ? 0 : 1;
+}
+
+int run_benchmark(const char* name, int argc, char** argv, const std::string& description,
+                  const std::function<void(Report&, const Options&)>& fill) {
+  memory::install_counting_allocator();
+  const Options options = parse_options(argc, argv, description);
+  Report report(name, options);
+  try {
+    fill(report, options);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", name, error.what());
+    return 1;
+  }
+  return report.finish();
 }
 
 }  // namespace palimpsest::benchmarks

@@ -100,9 +100,12 @@ PALIMPSEST_HOST_DEVICE V load_as(const S* from) {
     Narrow bits;
     __builtin_memcpy(&bits, from, sizeof bits);
 // (The forms with a mask: without one, gcc 12 warns of its own header.)
-#if defined(__AVX512F__) && PALIMPSEST_VECTOR_BYTES == 64
+#if defined(__AVX512BW__) && PALIMPSEST_VECTOR_BYTES == 64
     if constexpr (sizeof(V) == 64 && __is_same(S, Float16))
       return (V)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits);
+    // gcc would widen in two halves, with five instructions.
+    if constexpr (sizeof(V) == 64 && __is_same(S, BFloat16))
+      return (V)_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)bits), 16);
 #elif defined(__F16C__) && PALIMPSEST_VECTOR_BYTES == 32
     if constexpr (sizeof(V) == 32 && __is_same(S, Float16)) return (V)_mm256_cvtph_ps((__m128i)bits);
 #endif
@@ -110,12 +113,30 @@ PALIMPSEST_HOST_DEVICE V load_as(const S* from) {
   }
 }
 
+#if defined(__AVX512BW__) && PALIMPSEST_VECTOR_BYTES == 64
+/// narrow() of BFloat16 without the shift: 7 instructions a vector instead of 11, of 30 in a whole sweep.
+template <class V>
+PALIMPSEST_HOST_DEVICE Lanes<uint32_t, V> round_to_upper_half(V v) {
+  Lanes<uint32_t, V> bits;
+  __builtin_memcpy(&bits, &v, sizeof bits);
+  const Lanes<uint32_t, V> rounded = bits + 0x7fffu + ((bits >> 16) & 1u), nan = bits | 0x400000u;
+  return v == v ? rounded : nan;
+}
+
+template <class U>
+PALIMPSEST_HOST_DEVICE Lanes<uint16_t, U> upper_halves(U wide) {
+  const auto halves = (typename LanesOf<uint16_t, sizeof(U) / sizeof(uint16_t)>::type) wide;
+  return __builtin_shufflevector(halves, halves, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+}
+#endif
+
 /// The bits of v rounded to S.
 template <class S, class V>
 PALIMPSEST_HOST_DEVICE Lanes<uint16_t, V> round_to_16(V v) {
-#if defined(__AVX512F__) && PALIMPSEST_VECTOR_BYTES == 64
+#if defined(__AVX512BW__) && PALIMPSEST_VECTOR_BYTES == 64
   if constexpr (sizeof(V) == 64 && __is_same(S, Float16))
     return (Lanes<uint16_t, V>)_mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT);
+  if constexpr (sizeof(V) == 64 && __is_same(S, BFloat16)) return upper_halves(round_to_upper_half(v));
 #elif defined(__F16C__) && PALIMPSEST_VECTOR_BYTES == 32
   if constexpr (sizeof(V) == 32 && __is_same(S, Float16))
     return (Lanes<uint16_t, V>)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
