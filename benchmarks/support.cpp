@@ -95,19 +95,16 @@ double seconds_of(const std::function<void()>& work) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
 
-void flush_caches() {
-  constexpr size_t kBytes = size_t{96} << 20, kLine = 64;
-  static std::vector<unsigned char> bytes(kBytes);
-  for (size_t i = 0; i < kBytes; i += kLine) ++static_cast<volatile unsigned char&>(bytes[i]);
-}
-
-std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int warm_up) {
+std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int warm_up, int in_a_row) {
   std::vector<std::vector<double>> seconds(sides.size());
   for (int round = -warm_up; round < repeats; ++round) {
     for (size_t k = 0; k < sides.size(); ++k) {
       const size_t i = (k + static_cast<size_t>(round + warm_up)) % sides.size();
-      const double value = sides[i]();
-      if (round >= 0) seconds[i].push_back(value);
+      if (in_a_row > 1) sides[i]();
+      for (int run = std::min(1, in_a_row - 1); run < in_a_row; ++run) {
+        const double value = sides[i]();
+        if (round >= 0) seconds[i].push_back(value);
+      }
     }
   }
   std::vector<Spread> spreads;

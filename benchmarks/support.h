@@ -32,13 +32,12 @@ Options parse_options(int argc, char** argv, const std::string& description);
 /// One run of one side: prepares, times what it measures and nothing else (seconds_of), returns seconds.
 using Side = std::function<double()>;
 double seconds_of(const std::function<void()>& work);
-/// Fills the caches with something else, as in a network, where hundreds of MB pass between two visits of a
-/// layer. Without it, small layers measure what their neighbour in the round left there.
-void flush_caches();
-/// Runs the sides in turn, A B C  B C A  C A B ..., so that a slow moment of the machine hits all of them,
-/// and so does what their neighbours leave in the caches (it makes a difference of 8 % at 7 x 7 pixels):
+/// Runs the sides in turn, A B C  B C A  C A B ..., so that a slow moment of the machine hits all of them:
 /// `warm_up` rounds that are thrown away, then `repeats`. Seconds, one entry a side.
-std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int warm_up = 3);
+/// `in_a_row`: runs of a side at a time. More than one, and the first is thrown away: for layers so small
+/// that what the neighbour left in the caches is a tenth of their time.
+std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int warm_up = 3,
+                               int in_a_row = 1);
 
 /// One claim: `measured` is at most `limit` times `opponent`.
 struct Row {
