@@ -10,10 +10,10 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help:
 	@echo "make demo    trains one network twice, standard and in place, and writes demo/index.html"
-	@echo "make test    builds and runs all tests"
+	@echo "make test    builds and runs all tests, and some again under the sanitizers"
 	@echo "make build   the program $(BUILD)/palimpsest and the operator library $(BUILD)/libpalimpsest_ops.so"
 	@echo "make bench   the measured claims: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
-	@echo "make format  formats all C++ files;  make lint  checks format, layers and clang-tidy on all files"
+	@echo "make format  formats all C++ files;  make lint  checks format, layers and clang-tidy"
 	@echo "make clean   removes build/ and demo/"
 	@echo "PRESET=release|debug|asan|tsan chooses the build; PALIMPSEST_VENV, PALIMPSEST_PYTHON: see scripts/bootstrap"
 
@@ -32,6 +32,7 @@ demo: configure
 
 test: build
 	@scripts/run_tests $(PRESET)
+	@[ $(PRESET) != release ] || scripts/run_sanitizers
 
 bench: build
 	@scripts/run_benchmarks $(BUILD) $(RESULTS)
@@ -42,7 +43,7 @@ format: bootstrap
 lint: configure
 	@scripts/format
 	@python3 scripts/check_layers.py
-	@scripts/tidy --all $(BUILD)
+	@scripts/tidy $(BUILD)
 
 clean:
 	rm -rf build demo

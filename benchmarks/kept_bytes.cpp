@@ -13,8 +13,6 @@
 
 #include <torch/torch.h>
 
-#include <cstdio>
-
 namespace {
 
 using namespace palimpsest;
@@ -54,26 +52,21 @@ double kept_megabytes(const char* name, nn::Strategy strategy, nn::Activation ac
 }  // namespace
 
 int main(int argc, char** argv) {
-  memory::install_counting_allocator();
-  const auto options = benchmarks::parse_options(
-      argc, argv, "Counts the bytes that a forward pass keeps for backward, in place against standard.");
-  benchmarks::Report report("kept_bytes", options);
-  try {
-    for (const auto& claim : kClaims) {
-      benchmarks::Row row;
-      row.claim = std::string(claim.model) + " " + nn::to_string(claim.activation) + " " +
-                  nn::to_string(claim.strategy);
-      row.opponent_name = "standard";
-      row.unit = "MB";
-      row.opponent =
-          benchmarks::exactly(kept_megabytes(claim.model, nn::Strategy::kStandard, claim.activation));
-      row.measured = benchmarks::exactly(kept_megabytes(claim.model, claim.strategy, claim.activation));
-      row.limit = claim.limit;
-      report.add(row);
-    }
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "kept_bytes: %s\n", error.what());
-    return 1;
-  }
-  return report.finish();
+  return benchmarks::run_benchmark(
+      "kept_bytes", argc, argv,
+      "Counts the bytes that a forward pass keeps for backward, in place against standard.",
+      [](benchmarks::Report& report, const benchmarks::Options&) {
+        for (const auto& claim : kClaims) {
+          benchmarks::Row row;
+          row.claim = std::string(claim.model) + " " + nn::to_string(claim.activation) + " " +
+                      nn::to_string(claim.strategy);
+          row.opponent_name = "standard";
+          row.unit = "MB";
+          row.opponent =
+              benchmarks::exactly(kept_megabytes(claim.model, nn::Strategy::kStandard, claim.activation));
+          row.measured = benchmarks::exactly(kept_megabytes(claim.model, claim.strategy, claim.activation));
+          row.limit = claim.limit;
+          report.add(row);
+        }
+      });
 }

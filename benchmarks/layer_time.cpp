@@ -10,12 +10,10 @@
 #include "benchmarks/hand_over.h"
 #include "benchmarks/support.h"
 
-#include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/ops/abn.h"
 
 #include <torch/torch.h>
 
-#include <cstdio>
 #include <stdexcept>
 
 namespace {
@@ -134,19 +132,16 @@ benchmarks::Row measure(const std::vector<int64_t>& shape, at::MemoryFormat form
 }  // namespace
 
 int main(int argc, char** argv) {
-  memory::install_counting_allocator();
-  const auto options = benchmarks::parse_options(
-      argc, argv, "Times one fused BN + leaky ReLU layer, forward + backward, against libtorch's two.");
-  benchmarks::Report report("layer_time", options);
-  try {
-    for (const auto dtype : {at::kFloat, at::kBFloat16})
-      for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
-        for (const auto& shape :
-             {std::vector<int64_t>{32, 256, 56, 56}, {32, 512, 28, 28}, {32, 1024, 14, 14}, {32, 2048, 7, 7}})
-          report.add(measure(shape, format, dtype, options.repeats));
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "layer_time: %s\n", error.what());
-    return 1;
-  }
-  return report.finish();
+  return benchmarks::run_benchmark(
+      "layer_time", argc, argv,
+      "Times one fused BN + leaky ReLU layer, forward + backward, against libtorch's two.",
+      [](benchmarks::Report& report, const benchmarks::Options& options) {
+        for (const auto dtype : {at::kFloat, at::kBFloat16})
+          for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
+            for (const auto& shape : {std::vector<int64_t>{32, 256, 56, 56},
+                                      {32, 512, 28, 28},
+                                      {32, 1024, 14, 14},
+                                      {32, 2048, 7, 7}})
+              report.add(measure(shape, format, dtype, options.repeats));
+      });
 }

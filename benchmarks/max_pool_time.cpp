@@ -7,12 +7,10 @@
 // bits, where libtorch rounds after every addition, the outputs.
 #include "benchmarks/support.h"
 
-#include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/ops/max_pool.h"
 
 #include <torch/torch.h>
 
-#include <cstdio>
 #include <stdexcept>
 
 namespace {
@@ -69,18 +67,13 @@ benchmarks::Row measure(at::ScalarType type, at::MemoryFormat format, Window win
 }  // namespace
 
 int main(int argc, char** argv) {
-  memory::install_counting_allocator();
-  const auto options = benchmarks::parse_options(
-      argc, argv, "Times max pooling with a byte an output, forward + backward, against libtorch's.");
-  benchmarks::Report report("max_pool_time", options);
-  try {
-    for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
-      for (const auto type : {at::kFloat, at::kBFloat16})
-        for (const Window window : {Window{3, 1}, Window{2, 0}})
-          report.add(measure(type, format, window, options.repeats));
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "max_pool_time: %s\n", error.what());
-    return 1;
-  }
-  return report.finish();
+  return benchmarks::run_benchmark(
+      "max_pool_time", argc, argv,
+      "Times max pooling with a byte an output, forward + backward, against libtorch's.",
+      [](benchmarks::Report& report, const benchmarks::Options& options) {
+        for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
+          for (const auto type : {at::kFloat, at::kBFloat16})
+            for (const Window window : {Window{3, 1}, Window{2, 0}})
+              report.add(measure(type, format, window, options.repeats));
+      });
 }

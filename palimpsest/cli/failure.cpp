@@ -19,7 +19,7 @@ int code(ErrorKind kind) {
 
 }  // namespace
 
-Failure describe(std::exception_ptr failure) {
+Failure describe(const std::exception_ptr& failure) {
   try {
     std::rethrow_exception(failure);
   } catch (const Error& error) {

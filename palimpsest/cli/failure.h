@@ -13,6 +13,6 @@ struct Failure {
 
 /// Tells errors of the user (palimpsest::Error has its own kind), exhausted memory (7), libtorch's errors
 /// (their first line) and anything else (1) apart.
-Failure describe(std::exception_ptr failure);
+Failure describe(const std::exception_ptr& failure);
 
 }  // namespace palimpsest::cli

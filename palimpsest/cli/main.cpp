@@ -2,6 +2,7 @@
 #include "palimpsest/cli/command_line.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/failure.h"
+#include "palimpsest/kernels/abn.h"
 #include "palimpsest/memory/counting_allocator.h"
 
 #include <csignal>
@@ -42,6 +43,7 @@ int run_program(int argc, const char* const* argv) {
     std::cout << to_toml(invocation.options);
     return 0;
   }
+  kernels::cpu::instruction_set();  // PALIMPSEST_ISA names none: told before anything is written
   apply_process_options(invocation.options);
   return run(invocation.options);
 }

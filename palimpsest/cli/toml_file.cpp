@@ -4,6 +4,7 @@
 #include "palimpsest/cli/settings.h"
 #include "palimpsest/io/atomic_file.h"
 
+#include <fmt/format.h>
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -87,7 +88,7 @@ void read_table(Options& options, const std::string& table_name, const toml::tab
     if (known == settings().end())
       throw Error(ErrorKind::kUsage, at_line(name, toml_key.source()) + ": " +
                                          unknown_name_message("key of [" + table_name + "]", key, keys));
-    const std::string where = at_line(name, node.source()) + ": [" + table_name + "] " + key;
+    const std::string where = fmt::format("{}: [{}] {}", at_line(name, node.source()), table_name, key);
     const auto value = value_of(*known, node);
     if (!value)
       throw Error(ErrorKind::kUsage, where + " must be " + required(*known) + ", got " + given(node));

@@ -226,8 +226,9 @@ std::string format_safetensors_header(const Safetensors& contents, std::vector<s
   }
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const auto& [name, tensor] = tensors[i];
-    const auto* dtype = std::find_if(kDTypes.begin(), kDTypes.end(),
-                                     [&](const DTypeName& d) { return d.dtype == tensor.scalar_type(); });
+    const auto type = tensor.scalar_type();
+    const auto* dtype =
+        std::find_if(kDTypes.begin(), kDTypes.end(), [&](const DTypeName& d) { return d.dtype == type; });
     add(name, "{\"dtype\":\"" + std::string(dtype->name) +
                   "\",\"shape\":" + json(tensor.sizes().vec()).dump() +
                   ",\"data_offsets\":" + json({begin[i], begin[i] + tensor.nbytes()}).dump() + "}");

@@ -10,7 +10,7 @@
 namespace palimpsest::models {
 
 at::Tensor Backbone::forward(const at::Tensor& images) {
-  const auto activated = features(images);
+  auto activated = features(images);
   if (!fc_) return activated;
   // The mean keeps nothing for backward but sizes, adaptive_avg_pool2d its input.
   return fc_->forward(activated.mean({2, 3}));

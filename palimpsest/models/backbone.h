@@ -62,7 +62,7 @@ struct StageGeometry {
 /// The next stage, which would halve the resolution. `current` holds the stride so far and the dilation in
 /// force; where the output stride is reached, the stride becomes dilation: the first convolution still reads
 /// neighbours at the old distance, the later ones at the doubled one. Every output of the strided network is
-/// then also an output of the dilated one (tests/models/dilation_test.cpp).
+/// then also an output of the dilated one (tests/models/atrous_test.cpp).
 class StagePlanner {
  public:
   /// Throws Error(kUsage) unless output_stride is 8, 16 or 32. The stem has stride 4.

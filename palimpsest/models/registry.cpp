@@ -25,7 +25,7 @@ Entry resnet(std::string name, bool bottleneck, std::array<int64_t, 4> blocks, i
   return {std::move(name), [shape](const BackboneOptions& o) { return std::make_shared<ResNet>(shape, o); }};
 }
 
-Entry preact(std::string name, std::array<int64_t, 4> blocks) {
+Entry preact(const std::string& name, std::array<int64_t, 4> blocks) {
   return {name, [name, blocks](const BackboneOptions& o) {
             return std::make_shared<PreactResNeXt>(name, blocks, o);
           }};

@@ -8,7 +8,6 @@
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <map>
@@ -31,9 +30,9 @@ std::map<std::string, at::Tensor> by_key(const NamedTensors& tensors) {
   return {tensors.begin(), tensors.end()};
 }
 
-Misfit compare_entries(const NamedTensors& tensors, const NamedTensors& wanted) {
+nn::Misfit compare_entries(const NamedTensors& tensors, const NamedTensors& wanted) {
   const auto file = by_key(tensors);
-  Misfit misfit;
+  nn::Misfit misfit;
   std::set<std::string> known;
   for (const auto& [key, tensor] : wanted) {
     known.insert(key);
@@ -41,14 +40,8 @@ Misfit compare_entries(const NamedTensors& tensors, const NamedTensors& wanted) 
     if (is_counter(key)) continue;
     if (found == file.end()) {
       misfit.missing.push_back(key);
-    } else if (found->second.sizes() != tensor.sizes()) {
-      misfit.differing.push_back(fmt::format("{} is ({}) in the file, ({}) in the model", key,
-                                             fmt::join(found->second.sizes(), ", "),
-                                             fmt::join(tensor.sizes(), ", ")));
-    } else if (!found->second.is_floating_point()) {
-      misfit.differing.push_back(fmt::format("{} holds {} in the file, {} in the model", key,
-                                             c10::toString(found->second.scalar_type()),
-                                             c10::toString(tensor.scalar_type())));
+    } else {  // of any floating type
+      misfit.fits(key, found->second, tensor, /*same_type=*/!found->second.is_floating_point());
     }
   }
   for (const auto& [key, tensor] : file)
@@ -101,23 +94,7 @@ std::optional<int64_t> class_count(const NamedTensors& tensors) {
   return std::nullopt;
 }
 
-std::string Misfit::text() const {
-  constexpr std::size_t kShown = 3;
-  std::vector<std::string> parts;
-  const auto tell = [&](const std::vector<std::string>& keys, const std::string& what) {
-    if (keys.empty()) return;
-    const std::vector<std::string> first(
-        keys.begin(), keys.begin() + static_cast<std::ptrdiff_t>(std::min(kShown, keys.size())));
-    parts.push_back(fmt::format("{} {} ({}{})", keys.size(), what, fmt::join(first, ", "),
-                                keys.size() > kShown ? ", ..." : ""));
-  };
-  tell(missing, missing.size() == 1 ? "missing key" : "missing keys");
-  tell(unexpected, unexpected.size() == 1 ? "unexpected key" : "unexpected keys");
-  tell(differing, "of another shape or type");
-  return fmt::format("{}", fmt::join(parts, "; "));
-}
-
-Misfit compare(const NamedTensors& tensors, const torch::nn::Module& model) {
+nn::Misfit compare(const NamedTensors& tensors, const torch::nn::Module& model) {
   return compare_entries(tensors, nn::state_dict(model));
 }
 
@@ -175,7 +152,7 @@ Start start_from(nn::Model& model, NamedTensors tensors, bool reset_classifier, 
     for (auto* list : {&wanted, &tensors})
       std::erase_if(*list, [](const auto& entry) { return is_classifier(entry.first); });
   }
-  const Misfit misfit = compare_entries(tensors, wanted);
+  const nn::Misfit misfit = compare_entries(tensors, wanted);
   if (!misfit.empty()) {
     const bool classifier_only = misfit.missing.empty() && misfit.unexpected.empty() &&
                                  std::all_of(misfit.differing.begin(), misfit.differing.end(), is_classifier);

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "palimpsest/nn/misfit.h"
 #include "palimpsest/nn/model.h"
 
 #include <ATen/core/Tensor.h>
@@ -41,16 +42,7 @@ std::optional<int64_t> class_count(const NamedTensors& tensors);
 
 /// How a file's keys differ from a model's; each list sorted as the model (unexpected: by name).
 /// num_batches_tracked may be missing or left over: it says nothing about the function.
-struct Misfit {
-  std::vector<std::string> missing, unexpected;
-  std::vector<std::string> differing;  ///< "fc.weight is (10, 512) in the file, (1000, 512) in the model"
-
-  bool empty() const { return missing.empty() && unexpected.empty() && differing.empty(); }
-  /// "2 missing keys (a, b); 5 unexpected keys (c, d, e, ...); 1 of another shape (...)": the first three of
-  /// each.
-  std::string text() const;
-};
-Misfit compare(const NamedTensors& tensors, const torch::nn::Module& model);
+nn::Misfit compare(const NamedTensors& tensors, const torch::nn::Module& model);
 
 /// The name of a model of the registry that the tensors fit, whatever its number of classes; "" if none
 /// does. Builds the models one after another: for messages, not for every run.

@@ -22,6 +22,7 @@ std::string to_string(Activation activation) {
 
 std::vector<std::string> activation_names() {
   std::vector<std::string> names;
+  names.reserve(kernels::kActivationNames.size());
   for (const auto& [activation, name] : kernels::kActivationNames) names.emplace_back(name);
   return names;
 }

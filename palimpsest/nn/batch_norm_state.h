@@ -88,6 +88,8 @@ class BatchNormState : public torch::nn::Cloneable<Derived> {
   }
 
   InPlaceABNOptions options;
+  /// In eval mode the activation is all that is left of the layer: keep_activation_only (nn/fold.h) sets it.
+  bool activation_only = false;
   at::Tensor weight, bias;               ///< (C)
   at::Tensor running_mean, running_var;  ///< (C)
   at::Tensor num_batches_tracked;        ///< i64 scalar: training forwards so far
@@ -109,6 +111,16 @@ class BatchNormState : public torch::nn::Cloneable<Derived> {
     }
     return layer;
   }
+
+  /// The activation alone, over x if the options say so; whether the layer is that now says
+  /// only_activation().
+  at::Tensor activate_only(at::Tensor x) const {
+    if (options.in_place()) return activate_(std::move(x), options.activation(), options.activation_param());
+    if (options.activation() == Activation::kIdentity)
+      return x.clone();  // whoever reads it may write over it
+    return activate(x, options.activation(), options.activation_param());
+  }
+  bool only_activation() const { return activation_only && !this->is_training(); }
 
   /// The fused layer, over x or out of place as the options (and what is kept) say.
   at::Tensor forward_fused(at::Tensor x, const ops::AbnOptions& layer,

@@ -66,6 +66,7 @@ void keep_activation_only(BatchNormState<Derived>& norm) {
   norm.options.affine(false).eps(0);
   norm.running_mean.zero_();
   norm.running_var.fill_(1);
+  norm.activation_only = true;
 }
 
 template ChannelAffine inference_affine(const BatchNormState<NormImpl>&);

@@ -29,9 +29,10 @@ ChannelAffine inference_affine(const BatchNormState<Derived>& norm);
 /// channel.
 void scale_convolution(torch::nn::Conv2dImpl& conv, const ChannelAffine& affine);
 
-/// Leaves of a normalization in eval mode nothing but its activation: x * 1 + 0, exactly. It has no weight
-/// and bias afterwards, a running mean of 0, a running variance of 1 and eps 0. Training it again would
-/// normalize with the batch's statistics: a network that was folded is for inference.
+/// Leaves of a normalization in eval mode nothing but its activation, by libtorch's own operator, and of one
+/// without an activation nothing: no sweep over x. It has no weight and bias afterwards, a running mean of 0,
+/// a running variance of 1 and eps 0, which say the same in a file. Training it again would normalize with
+/// the batch's statistics: a network that was folded is for inference.
 template <class Derived>
 void keep_activation_only(BatchNormState<Derived>& norm);
 

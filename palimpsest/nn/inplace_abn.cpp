@@ -3,6 +3,7 @@
 namespace palimpsest::nn {
 
 at::Tensor InPlaceABNImpl::forward(at::Tensor x) {
+  if (only_activation()) return activate_only(std::move(x));
   const ops::AbnOptions layer = begin_forward();
   return forward_fused(std::move(x), layer);
 }

@@ -46,6 +46,7 @@ at::Tensor NormImpl::forward_standard(const at::Tensor& x, const ops::AbnOptions
 }
 
 at::Tensor NormImpl::forward(at::Tensor x) {
+  if (only_activation()) return activate_only(std::move(x));
   ops::AbnOptions layer = begin_forward();
   if (strategy == Strategy::kStandard)
     return activate_(forward_standard(x, layer), layer.activation, layer.activation_param);
@@ -57,7 +58,7 @@ at::Tensor NormImpl::forward(at::Tensor x) {
 at::Tensor NormImpl::forward_into(at::Tensor x, torch::nn::Conv2d& conv) {
   const bool fused = strategy == Strategy::kCheckpoint || strategy == Strategy::kCheckpointNormalized ||
                      strategy == Strategy::kStoreY;
-  if (!fused) return conv->forward(forward(std::move(x)));
+  if (!fused || only_activation()) return conv->forward(forward(std::move(x)));
   ops::AbnOptions layer = begin_forward();
   layer.keep = keep_of(strategy);
   const ops::NormalizationTensors norm{optional(weight), optional(bias), optional(running_mean),
@@ -70,6 +71,10 @@ at::Tensor NormImpl::forward_into(at::Tensor x, torch::nn::Conv2d& conv) {
 
 at::Tensor NormImpl::forward_sum(at::Tensor x, const at::Tensor& residual, bool relu_residual,
                                  Activation activation, double activation_param) {
+  if (only_activation()) {
+    const at::Tensor added = relu_residual ? at::relu(residual) : residual;
+    return activate_(options.in_place() ? x.add_(added) : x + added, activation, activation_param);
+  }
   ops::AbnOptions layer = begin_forward();
   if (strategy == Strategy::kStandard)
     return activate_(forward_standard(x, layer).add_(residual), activation, activation_param);

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/io/safetensors.h"
+#include "palimpsest/nn/misfit.h"
 #include "palimpsest/nn/state_dict.h"
 
 #include <ATen/ATen.h>
@@ -48,49 +49,14 @@ bool is_counter(const std::string& name) {
   return name.ends_with("num_batches_tracked");
 }
 
-/// What keeps a file's tensors from fitting the expected ones, gathered to be told in one line.
-class Misfit {
- public:
-  void missing(const std::string& name) { missing_.push_back(name); }
-  void unexpected(const std::string& name) { unexpected_.push_back(name); }
-  /// Whether the shape, and if `exact` the dtype, is as the model has it; noted if not.
-  bool fits(const std::string& name, const at::Tensor& file, const at::Tensor& model, bool exact) {
-    if (file.sizes() != model.sizes()) {
-      differing_.push_back(fmt::format("{} is ({}) in the file, ({}) in the model", name,
-                                       fmt::join(file.sizes(), ", "), fmt::join(model.sizes(), ", ")));
-    } else if (exact && file.scalar_type() != model.scalar_type()) {
-      differing_.push_back(fmt::format("{} is {} in the file, {} in the model", name,
-                                       c10::toString(file.scalar_type()),
-                                       c10::toString(model.scalar_type())));
-    } else {
-      return true;
-    }
-    return false;
-  }
-  void raise(const std::filesystem::path& path) const {
-    std::vector<std::string> parts;
-    const auto tell = [&](const std::vector<std::string>& names, const std::string& what) {
-      constexpr std::size_t kShown = 3;
-      if (names.empty()) return;
-      const std::vector<std::string> first(
-          names.begin(), names.begin() + static_cast<std::ptrdiff_t>(std::min(kShown, names.size())));
-      parts.push_back(fmt::format("{} {} ({}{})", names.size(), what, fmt::join(first, ", "),
-                                  names.size() > kShown ? ", ..." : ""));
-    };
-    tell(missing_, missing_.size() == 1 ? "missing key" : "missing keys");
-    tell(unexpected_, unexpected_.size() == 1 ? "unexpected key" : "unexpected keys");
-    tell(differing_, "of another shape or dtype");
-    if (parts.empty()) return;
-    throw Error(
-        ErrorKind::kCheckpoint,
-        fmt::format(
-            "{} does not fit the model: {}; use the model, number of classes and dtype that it was made with",
-            path.string(), fmt::join(parts, "; ")));
-  }
-
- private:
-  std::vector<std::string> missing_, unexpected_, differing_;
-};
+void raise(const nn::Misfit& misfit, const std::filesystem::path& path) {
+  if (misfit.empty()) return;
+  throw Error(
+      ErrorKind::kCheckpoint,
+      fmt::format(
+          "{} does not fit the model: {}; use the model, number of classes and dtype that it was made with",
+          path.string(), misfit.text()));
+}
 
 using Tensors = std::unordered_map<std::string, at::Tensor>;
 
@@ -101,14 +67,14 @@ Tensors by_name(const io::Safetensors& file) {
 /// Pairs of (destination, source) for all of `expected`; nothing is copied yet. `exact`: dtypes must be
 /// equal.
 std::vector<std::pair<at::Tensor, at::Tensor>> match(const Entries& expected, const Tensors& file, bool exact,
-                                                     Misfit& misfit) {
+                                                     nn::Misfit& misfit) {
   std::vector<std::pair<at::Tensor, at::Tensor>> pairs;
   std::set<std::string> names;
   for (const auto& [name, tensor] : expected) {
     names.insert(name);
     const auto found = file.find(name);
     if (found == file.end()) {
-      if (!is_counter(name)) misfit.missing(name);
+      if (!is_counter(name)) misfit.missing.emplace_back(name);
     } else if (misfit.fits(name, found->second, tensor, exact)) {
       pairs.emplace_back(tensor, found->second);
     }
@@ -116,7 +82,7 @@ std::vector<std::pair<at::Tensor, at::Tensor>> match(const Entries& expected, co
   std::set<std::string> left_over;  // sorted: the same message every time
   for (const auto& [name, tensor] : file)
     if (!names.contains(name) && !name.starts_with(kPrefix) && !is_counter(name)) left_over.insert(name);
-  for (const auto& name : left_over) misfit.unexpected(name);
+  for (const auto& name : left_over) misfit.unexpected.push_back(name);
   return pairs;
 }
 
@@ -195,7 +161,7 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
 
   const Tensors tensors = by_name(file);
   const Entries entries = nn::state_dict(model);
-  Misfit misfit;
+  nn::Misfit misfit;
   const auto pairs = match(entries, tensors, /*exact=*/true, misfit);
   std::set<std::string> momentum_names;
   std::vector<std::pair<at::Tensor, at::Tensor>> buffers;  // (parameter, its momentum)
@@ -208,10 +174,10 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
       buffers.emplace_back(parameter, found->second);
   }
   for (const auto& [name, tensor] : file.tensors)
-    if (name.starts_with(kMomentum) && !momentum_names.contains(name)) misfit.unexpected(name);
+    if (name.starts_with(kMomentum) && !momentum_names.contains(name)) misfit.unexpected.push_back(name);
   const auto generator_state = tensors.find(kGenerator);
-  if (generator_state == tensors.end()) misfit.missing(kGenerator);
-  misfit.raise(path);
+  if (generator_state == tensors.end()) misfit.missing.emplace_back(kGenerator);
+  raise(misfit, path);
 
   auto generator = at::detail::getDefaultCPUGenerator();
   try {
@@ -233,9 +199,9 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
 
 void load_weights(const std::filesystem::path& path, torch::nn::Module& model) {
   const io::Safetensors file = io::read_safetensors(path);
-  Misfit misfit;
+  nn::Misfit misfit;
   const auto pairs = match(nn::state_dict(model), by_name(file), /*exact=*/false, misfit);
-  misfit.raise(path);
+  raise(misfit, path);
   copy(pairs);
 }
 

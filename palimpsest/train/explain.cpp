@@ -18,7 +18,7 @@ namespace {
                           reason));
 }
 
-std::string first_line(std::string text) {
+std::string first_line(const std::string& text) {
   return text.substr(0, text.find('\n'));
 }
 

@@ -62,8 +62,8 @@ double learning_rate(const ScheduleOptions& options, double lr, int64_t step, in
     return options.final_lr + (lr - options.final_lr) * (std::cos(std::numbers::pi * t) + 1) / 2;
   }
   if (options.kind == "step") {
-    return lr *
-           std::pow(options.step_factor, static_cast<double>(step / steps_per_epoch / options.step_epochs));
+    const int64_t drops = step / steps_per_epoch / options.step_epochs;
+    return lr * std::pow(options.step_factor, static_cast<double>(drops));
   }
   return lr;  // constant
 }

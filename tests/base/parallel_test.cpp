@@ -1,6 +1,7 @@
 #include "palimpsest/base/parallel.h"
 
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <atomic>
 #include <stdexcept>

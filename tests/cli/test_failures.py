@@ -81,6 +81,7 @@ def test_a_damaged_checkpoint_is_named(copy_of_run, damage, command):
 def test_an_instruction_set_that_nobody_knows_is_named(folder, command):
     arguments = {"train": ("train", *TINY, "--output", folder / "run"), "info": ("info", "--size", "32")}[command]
     line = fails(USAGE, *arguments, variables={"PALIMPSEST_ISA": "x86-64-v9"}, says=["PALIMPSEST_ISA", "'x86-64-v9'"])
+    assert not any(folder.iterdir()), "nothing is written before"
     known = re.search(r"runs here \((.*)\)", line).group(1).split(", ")
     # Any of those that it lists is taken.
     succeeds("info", "--size", "32", variables={"PALIMPSEST_ISA": known[-1]})

@@ -1,14 +1,16 @@
 """Weights of other programs in, ours out: the same logits in libtorch's own layers, and nothing lost on the way."""
 import argparse
+import io
 import json
 import os
 import pickle
+import runpy
 
 import pytest
 import safetensors.torch
 import torch
 
-from cli_support import CHECKPOINT, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, error_line, fails, run, succeeds, write
+from cli_support import CHECKPOINT, OUTPUT, ROOT, TINY, TINY_CLASSIFIER, USAGE, error_line, fails, run, succeeds, write
 from test_failures import limit_file_size
 from weights_support import (TOLERANCE, folded, image, known_activations, load, logits_of, metadata, network, predicted,
                              relative_error)
@@ -27,9 +29,9 @@ def needs(activation):
     return ACTIVATIONS[activation]
 
 
-@pytest.mark.parametrize("name, activation", [("resnet18", activation) for activation in ACTIVATIONS] +
-                         [(name, activation) for name in ("resnet50", "resnext50_32x4d")
-                          for activation in ("leaky_relu", "relu")])
+# Every network, every activation: what a network does with an activation does not depend on the other.
+@pytest.mark.parametrize("name, activation", [("resnet18", "steep"), ("resnet18", "elu"), ("resnet18", "relu"),
+                                              ("resnet50", "leaky_relu"), ("resnext50_32x4d", "relu")])
 def test_torchvisions_logits_are_ours(folder, name, activation):
     module, flags = needs(activation)
     model = network(name, module)
@@ -48,7 +50,6 @@ def test_torchvisions_logits_are_ours(folder, name, activation):
 
     picture, x = image(folder)
     want = logits_of(model, x)
-    assert relative_error(predicted(folder / "w.safetensors", picture), want) < TOLERANCE
     assert relative_error(predicted(folder / "out.safetensors", picture), want) < TOLERANCE
 
     told = succeeds("export", folder / "w.safetensors", "--fold", "--output", folder / "folded.safetensors").stdout
@@ -59,13 +60,12 @@ def test_torchvisions_logits_are_ours(folder, name, activation):
     assert relative_error(predicted(folder / "folded.safetensors", picture), want) < TOLERANCE
 
 
-@pytest.mark.parametrize("wrap", [
-    lambda state: state,
-    lambda state: {"state_dict": {"module." + key: tensor for key, tensor in state.items()}, "epoch": 3},
-    lambda state: {"model": state, "optimizer": {"state": {}}, "args": argparse.Namespace(lr=0.1)},
-], ids=["state_dict", "data_parallel", "torchvisions_script"])
-@pytest.mark.parametrize("archive", [True, False], ids=["zip", "old_pickle"])
-def test_files_of_torch_save_give_the_same_tensors(folder, wrap, archive):
+@pytest.mark.parametrize("archive, wrap", [
+    (False, lambda state: state),
+    (True, lambda state: {"state_dict": {"module." + key: tensor for key, tensor in state.items()}, "epoch": 3}),
+    (True, lambda state: {"model": state, "optimizer": {"state": {}}, "args": argparse.Namespace(lr=0.1)}),
+], ids=["old_pickle-state_dict", "zip-data_parallel", "zip-torchvisions_script"])
+def test_files_of_torch_save_give_the_same_tensors(folder, archive, wrap):
     state = network("resnet18", torch.nn.ReLU()).state_dict()
     torch.save(wrap(state), folder / "in.pth", _use_new_zipfile_serialization=archive)
     told = succeeds("import", folder / "in.pth", "--model", "resnet18", "--output", folder / "w.safetensors").stdout
@@ -250,15 +250,26 @@ class Malice:
 
 @pytest.mark.parametrize("content, says", [
     ({"state_dict": Malice()}, ["wants to run", "system", "save model.state_dict() alone"]),
-    (torch.nn.Linear(1, 1), ["wants to run", "torch.nn.modules.linear.Linear"]),
     ({"epoch": 3, "lr": 0.1}, ["no state dict", "epoch, lr", "state_dict, model"]),
-    ([torch.zeros(1)], ["holds a list"]),
-    ({"conv1.weight": torch.zeros(1), "step": 3}, ["step is a int"]),
-    ({"conv1.weight": torch.zeros(2, dtype=torch.complex64)}, ["conv1.weight", "complex64"]),
-], ids=["malice", "module", "no_state_dict", "list", "number", "complex"])
+], ids=["malice", "no_state_dict"])
 def test_what_is_no_state_dict_is_refused_and_not_run(folder, content, says):
     torch.save(content, folder / "in.pth")
     import_fails(CHECKPOINT, folder / "in.pth", *RESNET18, says=[folder / "in.pth", *says], cwd=folder)
+
+
+@pytest.mark.parametrize("content, says", [
+    (torch.nn.Linear(1, 1), ["wants to run", "torch.nn.modules.linear.Linear"]),
+    ([torch.zeros(1)], ["holds a list"]),
+    ({"conv1.weight": torch.zeros(1), "step": 3}, ["step is a int"]),
+    ({"conv1.weight": torch.zeros(2, dtype=torch.complex64)}, ["conv1.weight", "complex64"]),
+], ids=["module", "list", "number", "complex"])
+def test_the_script_that_import_runs_refuses_it(folder, capsys, content, says):
+    script = runpy.run_path(str(ROOT / "scripts/state_dict_to_safetensors.py"))
+    torch.save(content, folder / "in.pth")
+    with pytest.raises(SystemExit) as end:  # here and not in a process of its own, which takes 2 s to load torch
+        script["write"](torch, script["find_state_dict"](torch, script["load"](torch, folder / "in.pth")), io.BytesIO())
+    told = capsys.readouterr().err
+    assert end.value.code == script["BAD_FILE"] and all(text in told for text in says), told
 
 
 def test_a_foreign_file_is_named(folder):

@@ -5,6 +5,7 @@
 #include "tests/support/compare.h"
 
 #include <gtest/gtest.h>
+#include <omp.h>
 
 #include <cmath>
 #include <limits>

@@ -79,7 +79,7 @@ TEST(Weights, AFileIsComparedKeyByKey) {
   EXPECT_EQ(misfit.text(),
             "1 missing key (conv1.weight); 1 unexpected key (extra); 2 of another shape or type (fc.weight "
             "is (5, 512) "
-            "in the file, (3, 512) in the model, fc.bias holds Long in the file, Float in the model)");
+            "in the file, (3, 512) in the model, fc.bias is Long in the file, Float in the model)");
 }
 
 TEST(Weights, TheModelThatAFileFitsIsFoundWhateverItsClasses) {

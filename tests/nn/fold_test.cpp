@@ -60,6 +60,37 @@ TEST(FoldedNorm, IsItsActivationToTheBit) {
   }
 }
 
+TEST(FoldedNorm, WithoutAnActivationIsItsInput) {
+  const torch::NoGradGuard no_grad;
+  for (const bool in_place : {true, false}) {
+    NormOptions options = NormOptions{}.identity();
+    options.in_place = in_place;
+    auto norm = randomized(Norm(3, options));
+    keep_activation_only(*norm);
+    const auto x = torch::randn({2, 3, 5, 5}, torch::kFloat64);
+    const auto y = norm->forward(x);
+    EXPECT_TRUE(torch::equal(y, x));
+    EXPECT_EQ(y.data_ptr() == x.data_ptr(), in_place) << "another reader of x may write over it";
+  }
+}
+
+TEST(FoldedNorm, BeforeAnAdditionIsTheAddition) {
+  const torch::NoGradGuard no_grad;
+  for (const auto strategy : {Strategy::kStandard, Strategy::kInplace2}) {
+    for (const bool relu_residual : {false, true}) {
+      if (relu_residual && strategy == Strategy::kStandard) continue;
+      auto norm = randomized(Norm(3, NormOptions{strategy}.identity()));
+      keep_activation_only(*norm);
+      const auto x = torch::randn({2, 3, 5, 5}, torch::kFloat64), residual = torch::randn_like(x);
+      const auto want = torch::elu(x + (relu_residual ? torch::relu(residual) : residual), 0.3);
+      const auto kept = residual.clone();
+      const auto got = norm->forward_sum(x.clone(), residual, relu_residual, Activation::kELU, 0.3);
+      EXPECT_TRUE(torch::equal(got, want)) << to_string(strategy) << ", relu " << relu_residual;
+      EXPECT_TRUE(torch::equal(residual, kept));
+    }
+  }
+}
+
 TEST(Fold, TakesALayerWithoutWeightAndBias) {
   const torch::NoGradGuard no_grad;
   auto conv = convolution(2, 3, false);

@@ -41,7 +41,8 @@ at::Tensor develop(const Canvas& canvas, const Street& s) {
       const float values[3] = {soft.r * gain.r, soft.g * gain.g, soft.b * gain.b};
       uint8_t* pixel = out + 3 * (static_cast<int64_t>(y) * width + x);
       for (int c = 0; c < 3; ++c) {
-        pixel[c] = static_cast<uint8_t>(std::clamp(values[c] + lift + grain, 0.0f, 255.0f) + 0.5f);
+        const float value = std::clamp(values[c] + lift + grain, 0.0f, 255.0f);
+        pixel[c] = static_cast<uint8_t>(value + 0.5f);  // NOLINT(bugprone-incorrect-roundings): 0 to 255
       }
     }
   }

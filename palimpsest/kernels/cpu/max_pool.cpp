@@ -29,7 +29,7 @@ constexpr int64_t kTaskValues = 32768;
 const MaxPoolKernels& kernels_in_use() {
   const std::string_view set = current_instruction_set().name;
 #define PALIMPSEST_TAKE_SET(isa, name) \
-  if (set == name) return isa::kMaxPool;
+  if (set == (name)) return isa::kMaxPool;
   PALIMPSEST_FOR_EACH_SET(PALIMPSEST_TAKE_SET)
   throw std::logic_error("no max pooling was compiled for " + std::string(set));
 }

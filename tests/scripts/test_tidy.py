@@ -1,0 +1,64 @@
+"""scripts/tidy finds what .clang-tidy forbids, in every source of a merged run."""
+import importlib.machinery
+import importlib.util
+import json
+import pathlib
+import shutil
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def tidy(tmp_path, monkeypatch):
+    """The script, for a project of two sources; (run, folder of the layer base)."""
+    loader = importlib.machinery.SourceFileLoader("tidy", str(ROOT / "scripts/tidy"))
+    module = importlib.util.module_from_spec(importlib.util.spec_from_loader("tidy", loader))
+    loader.exec_module(module)
+    monkeypatch.setattr(module, "ROOT", tmp_path)
+    shutil.copy(ROOT / ".clang-tidy", tmp_path)
+    base, build = tmp_path / "palimpsest/base", tmp_path / "build"
+    base.mkdir(parents=True)
+    build.mkdir()
+    for name in ("one", "two"):
+        (base / f"{name}.cpp").write_text(f"int {name}() {{ return 1; }}\n")
+    merged = build / "Unity/unity_0_cxx.cxx"
+    merged.parent.mkdir()
+    merged.write_text(f'#include "{base}/one.cpp"\n')
+    (build / "compile_commands.json").write_text(json.dumps(
+        [{"file": str(file), "command": f"c++ -std=c++20 -I{tmp_path} -fPIC -fpch-preprocess -o x.o -c {file}"}
+         for file in (merged, base / "two.cpp")]))
+    monkeypatch.setattr(sys, "argv", ["tidy", str(build)])
+
+    def run():
+        with pytest.raises(SystemExit) as end:
+            module.main()
+        return end.value.code
+
+    return run, base
+
+
+def test_clean_sources_pass_and_are_not_checked_again(tidy, capsys):
+    run, _ = tidy
+    assert not run() and "kernels-base: 2 files\n" in capsys.readouterr().out
+    assert not run() and "kernels-base: 2 files, as at the last check" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", ["one", "two"])
+def test_a_finding_fails_in_a_merged_and_in_a_single_source(tidy, capsys, name):
+    run, base = tidy
+    assert not run()
+    (base / f"{name}.cpp").write_text("int* nothing() { return 0; }\n")
+    for _ in range(2):  # a failure is never taken for the last success
+        assert run()
+        told = capsys.readouterr().out
+        assert f"{name}.cpp:1:" in told and "modernize-use-nullptr" in told
+
+
+def test_a_name_that_stands_in_two_sources_is_told(tidy, capsys):
+    run, base = tidy
+    for name in ("one", "two"):
+        (base / f"{name}.cpp").write_text("namespace { int same() { return 1; } }\nint %s() { return same(); }\n" % name)
+    assert run() and "redefinition of 'same'" in capsys.readouterr().out
