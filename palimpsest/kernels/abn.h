@@ -16,6 +16,7 @@
 ///   bias, sums: C values of accumulate_t<dtype> (f32; f64 for f64). mean, var, inv_std: C values of f64, so
 ///   that what is made again in backward has the bytes it had before. weight == nullptr means 1, bias ==
 ///   nullptr means 0. weight may have any sign.
+///   branch: bit i of it, y > y_min, belongs to the i-th value in memory (branch_bytes, branch_inverse.h).
 /// Memory: at most 64 partial sums a channel (2 per image and channel for images of more than 64 Ki pixels),
 /// kept by the calling thread for its next call. The result has the same bytes for any number of threads.
 /// Source: Rota Bulo, Porzi, Kontschieder, "In-Place Activated BatchNorm for Memory-Optimized Training of
@@ -29,6 +30,7 @@ enum class Kept {
   kScaled,       ///< y before the residual is added: any activation; without weight 0
   kNormalized,   ///< x-hat = (x - mean) * inv_std: any activation, any weight
   kInput,        ///< x: any activation, any weight
+  kOutputBit,    ///< z and one bit an element: the activations with two branches; without weight 0
 };
 
 /// What one call of the layer works on.
@@ -48,8 +50,9 @@ struct AbnForward {
   const void* residual = nullptr;  ///< may be null
   const void* weight = nullptr;
   const void* bias = nullptr;
-  void* z = nullptr;     ///< may be x
-  void* kept = nullptr;  ///< y or x-hat, as layer.kept says; may be x. Not looked at for other kinds.
+  void* z = nullptr;          ///< may be x
+  void* kept = nullptr;       ///< y or x-hat, as layer.kept says; may be x. Not looked at for other kinds.
+  uint8_t* branch = nullptr;  ///< for Kept::kOutputBit: branch_bytes(elements) zeros, which become the bits
   double* mean = nullptr;
   double* var = nullptr;  ///< biased
   double* inv_std = nullptr;
@@ -57,7 +60,8 @@ struct AbnForward {
 
 struct AbnBackward {
   const void* kept = nullptr;
-  const void* residual = nullptr;  ///< null if forward had none
+  const uint8_t* branch = nullptr;  ///< as forward left it; read for Kept::kOutputBit only
+  const void* residual = nullptr;   ///< null if forward had none
   const void* dz = nullptr;
   const void* weight = nullptr;
   const void* bias = nullptr;
@@ -67,29 +71,27 @@ struct AbnBackward {
   void* sum_dy_xhat = nullptr;  ///< the gradient of weight
   void* dx = nullptr;           ///< may be dz
   void* dresidual = nullptr;    ///< may be null
+  /// May be null; for kScaled, kNormalized and kInput, which read y anyway: z again, the bytes of forward.
+  void* z = nullptr;
 };
 
 // In both namespaces below:
 //
 // abn_statistics: mean[c] and the biased variance var[c] of x, summed around a pivot: never E[x^2] - E[x]^2,
 //   which loses all digits where |mean| is large against the standard deviation.
-// abn_apply: z, and kept, from x, mean and inv_std.
+// abn_apply: z, and what is kept, from x, mean and inv_std.
 // abn_forward: training: statistics, inv_std = 1/sqrt(var + eps), apply; in NCHW with a channel's slab in
-// cache
-//   between them. Writes z, kept, mean, var, inv_std: the same bytes as the two calls.
+//   cache between them. Writes z, what is kept, mean, var, inv_std: the same bytes as the two calls.
 // abn_rebuild: z again from what was kept (`kept`; `z` may be the same memory), mean and inv_std: the bytes
-// that
-//   forward wrote. With a residual, which must be what it was.
+//   that forward wrote. With a residual, which must be what it was.
 // abn_backward_reduce: sum_dy[c] = sum of dy, sum_dy_xhat[c] = sum of dy * x-hat, dy = dz * act'(y): the
 //   gradients of bias and weight. Where z is so deep in saturation that y is gone, the lowest y that z could
 //   stand for takes its place.
-// abn_backward_apply: dx = weight * inv_std * (dy - sum_dy/m - xhat * sum_dy_xhat/m), and dresidual = dy.
-// Null
-//   sums: frozen statistics (eval mode), dx = weight * inv_std * dy. `m` is the number of values behind the
-//   sums (N*S, more if synchronized).
+// abn_backward_apply: dx = weight * inv_std * (dy - sum_dy/m - xhat * sum_dy_xhat/m), dresidual = dy, and z.
+//   Null sums: frozen statistics (eval mode), dx = weight * inv_std * dy. `m` is the number of values behind
+//   the sums (N*S, more if synchronized).
 // abn_backward: reduce and apply, m = N*S; in NCHW with a channel's slab in cache between them. The same
-// bytes
-//   as the two calls.
+//   bytes as the two calls.
 #define PALIMPSEST_ABN_KERNELS                                                          \
   void abn_statistics(const AbnLayer& layer, const void* x, double* mean, double* var); \
   void abn_apply(const AbnLayer& layer, const AbnForward& t);                           \

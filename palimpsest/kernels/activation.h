@@ -3,7 +3,8 @@
 namespace palimpsest {
 
 /// Activations of the fused layer, z = act(y). The first group can be inverted, y = act^-1(z), so that the
-/// layer may keep its output z alone; the others lose y, and a layer with one of them keeps y instead.
+/// layer may keep its output z alone; the others lose y, and a layer with one of them keeps y, or (GELU and
+/// SiLU) z and one bit an element.
 enum class Activation {
   kLeakyReLU,  ///< y >= 0 ? y : a*y; param a in (0, 1]
   kELU,        ///< y >= 0 ? y : a*(exp(y)-1); param a > 0
@@ -21,10 +22,15 @@ enum class Activation {
 
 namespace kernels {
 
-/// Whether y can be had from z alone. kGELU, kGELUTanh and kSiLU fall and then rise: for them it takes one
-/// more bit.
+/// Whether y can be had from z alone.
 constexpr bool is_invertible(Activation activation) {
   return activation <= Activation::kSoftplus;
+}
+
+/// Whether it takes z and one more bit: these fall to a minimum and then rise, and the bit says which.
+constexpr bool has_branches(Activation activation) {
+  return activation == Activation::kGELU || activation == Activation::kGELUTanh ||
+         activation == Activation::kSiLU;
 }
 
 /// Whether activation_param means something: leaky ReLU's slope, ELU's alpha.

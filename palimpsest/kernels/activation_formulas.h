@@ -23,6 +23,7 @@ struct Math<float> {
   PALIMPSEST_HOST_DEVICE static float log(float v) { return __builtin_logf(v); }
   PALIMPSEST_HOST_DEVICE static float log1p(float v) { return __builtin_log1pf(v); }
   PALIMPSEST_HOST_DEVICE static float erfc(float v) { return __builtin_erfcf(v); }
+  PALIMPSEST_HOST_DEVICE static float sqrt(float v) { return __builtin_sqrtf(v); }
 };
 template <>
 struct Math<double> {
@@ -31,6 +32,7 @@ struct Math<double> {
   PALIMPSEST_HOST_DEVICE static double log(double v) { return __builtin_log(v); }
   PALIMPSEST_HOST_DEVICE static double log1p(double v) { return __builtin_log1p(v); }
   PALIMPSEST_HOST_DEVICE static double erfc(double v) { return __builtin_erfc(v); }
+  PALIMPSEST_HOST_DEVICE static double sqrt(double v) { return __builtin_sqrt(v); }
 };
 
 /// What an activation needs to know of the type that z is stored in: deeper in saturation than it can tell, y
@@ -48,8 +50,23 @@ struct ActivationArguments {
 
 // Each activation gives z = forward(y) and derivative_at(y) = dz/dy; those that can be inverted also y =
 // inverse(z) and derivative(z) = dz/dy read off the output (at exactly 0 the negative side's, as in
-// libtorch). T is the type of the maths; V is T or a vector of T, for which `condition ? a : b` selects lane
-// by lane. A NaN stays a NaN.
+// libtorch). Those that fall and then rise have an expansion(y) in place of these two, from which
+// branch_inverse.h finds y. T is the type of the maths; V is T or a vector of T, for which
+// `condition ? a : b` selects lane by lane. A NaN stays a NaN.
+
+/// An activation and its first three derivatives at one y.
+template <class V>
+struct Expansion {
+  V value, first, second, third;
+};
+
+/// The polynomial with these coefficients, from the constant one up.
+template <class T, class V, int kTerms>
+PALIMPSEST_HOST_DEVICE V polynomial(const T (&coefficients)[kTerms], V x) {
+  V p = V{} + coefficients[kTerms - 1];
+  for (int i = kTerms - 2; i >= 0; --i) p = p * x + coefficients[i];
+  return p;
+}
 
 /// -|v|.
 template <class V>
@@ -165,6 +182,11 @@ struct Sigmoid {
     return (y < T(0) ? e : (V{} + T(1))) / (e + T(1));
   }
   template <class V>
+  PALIMPSEST_HOST_DEVICE static Expansion<V> expansion(V y) {
+    const V s = of(y), first = s * (T(1) - s);
+    return {s, first, first * (T(1) - T(2) * s), first * (T(1) - T(6) * first)};
+  }
+  template <class V>
   PALIMPSEST_HOST_DEVICE V forward(V y) const {
     return of(y);
   }
@@ -268,6 +290,12 @@ struct GELU {
     const V density = Math<V>::exp(y * y * T(-0.5)) * T(0.39894228040143267794);
     return distribution(y) + y * density;
   }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE Expansion<V> expansion(V y) const {
+    const V share = distribution(y), square = y * y;
+    const V density = Math<V>::exp(square * T(-0.5)) * T(0.39894228040143267794);
+    return {y * share, share + y * density, density * (T(2) - square), density * y * (square - T(4))};
+  }
 };
 
 /// z = y * (1 + tanh(u)) / 2 = y * sigmoid(2 u), u = sqrt(2/pi) * (y + 0.044715 y^3).
@@ -290,6 +318,16 @@ struct GELUTanh {
     const V s = gate(y), slope = y * y * T(3 * kTwiceScale * 0.044715) + T(kTwiceScale);
     return s + y * s * (T(1) - s) * slope;
   }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE Expansion<V> expansion(V y) const {
+    const Expansion<V> s = Sigmoid<T>::expansion(V(y * (y * y * T(kTwiceScale * 0.044715) + T(kTwiceScale))));
+    // Those of its argument, then of the gate as a function of y.
+    const V v1 = y * y * T(3 * kTwiceScale * 0.044715) + T(kTwiceScale),
+            v2 = y * T(6 * kTwiceScale * 0.044715);
+    const V g1 = s.first * v1, g2 = s.second * v1 * v1 + s.first * v2;
+    const V g3 = s.third * v1 * v1 * v1 + T(3) * s.second * v1 * v2 + s.first * T(6 * kTwiceScale * 0.044715);
+    return {y * s.value, s.value + y * g1, T(2) * g1 + y * g2, T(3) * g2 + y * g3};
+  }
 };
 
 /// z = y / (1 + exp(-y)).
@@ -305,6 +343,11 @@ struct SiLU {
   PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
     const V s = Sigmoid<T>::of(y);
     return s * (T(1) + y * (T(1) - s));
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE Expansion<V> expansion(V y) const {
+    const Expansion<V> s = Sigmoid<T>::expansion(y);
+    return {y * s.value, s.value + y * s.first, T(2) * s.first + y * s.second, T(3) * s.second + y * s.third};
   }
 };
 

@@ -51,7 +51,8 @@ at::Tensor NormImpl::forward(at::Tensor x) {
   if (strategy == Strategy::kStandard)
     return activate_(forward_standard(x, layer), layer.activation, layer.activation_param);
   // Without an activation z is y: nothing is gained by keeping anything else.
-  layer.keep = layer.activation == Activation::kIdentity ? ops::Kept::kOutput : keep_of(strategy);
+  layer.keep =
+      layer.activation == Activation::kIdentity ? ops::Kept::kOutput : keep_of(strategy, layer.activation);
   return forward_fused(std::move(x), layer);
 }
 
@@ -60,7 +61,7 @@ at::Tensor NormImpl::forward_into(at::Tensor x, torch::nn::Conv2d& conv) {
                      strategy == Strategy::kStoreY;
   if (!fused || only_activation()) return conv->forward(forward(std::move(x)));
   ops::AbnOptions layer = begin_forward();
-  layer.keep = keep_of(strategy);
+  layer.keep = keep_of(strategy, layer.activation);
   const ops::NormalizationTensors norm{optional(weight), optional(bias), optional(running_mean),
                                        optional(running_var)};
   const auto geometry = convolution_options(*conv);
@@ -81,7 +82,9 @@ at::Tensor NormImpl::forward_sum(at::Tensor x, const at::Tensor& residual, bool 
   layer.activation = activation;
   layer.activation_param = activation_param;
   layer.relu_residual = relu_residual;
-  layer.keep = strategy == Strategy::kInplace1 ? ops::Kept::kOutputForm1 : ops::Kept::kOutput;
+  // The shortcut is kept by its other readers: z is enough whatever the strategy keeps elsewhere.
+  const bool in_place = strategy == Strategy::kInplace1 || strategy == Strategy::kInplace1Bit;
+  layer.keep = in_place ? keep_of(strategy, activation) : ops::Kept::kOutput;
   return forward_fused(std::move(x), layer, residual);
 }
 

@@ -15,6 +15,7 @@ constexpr std::pair<std::string_view, Strategy> kStrategies[] = {
     {"inplace_1", Strategy::kInplace1},
     {"inplace_2", Strategy::kInplace2},
     {"inplace", Strategy::kInplace2},
+    {"inplace_1bit", Strategy::kInplace1Bit},
     {"store_y", Strategy::kStoreY},
 };
 
@@ -38,7 +39,7 @@ std::vector<std::string> strategy_names() {
   return names;
 }
 
-ops::Kept keep_of(Strategy strategy) {
+ops::Kept keep_of(Strategy strategy, Activation activation) {
   switch (strategy) {
     case Strategy::kCheckpoint:
       return ops::Kept::kInput;
@@ -48,6 +49,8 @@ ops::Kept keep_of(Strategy strategy) {
       return ops::Kept::kOutputForm1;
     case Strategy::kInplace2:
       return ops::Kept::kOutput;
+    case Strategy::kInplace1Bit:
+      return kernels::has_branches(activation) ? ops::Kept::kOutputBit : ops::Kept::kOutput;
     case Strategy::kStoreY:
       return ops::Kept::kScaled;
     case Strategy::kStandard:
@@ -57,8 +60,9 @@ ops::Kept keep_of(Strategy strategy) {
 }
 
 bool fits(Strategy strategy, Activation activation) {
-  return kernels::is_invertible(activation) ||
-         (strategy != Strategy::kInplace1 && strategy != Strategy::kInplace2);
+  if (kernels::is_invertible(activation)) return true;
+  if (strategy == Strategy::kInplace1Bit) return kernels::has_branches(activation);
+  return strategy != Strategy::kInplace1 && strategy != Strategy::kInplace2;
 }
 
 void check_pair(Strategy strategy, Activation activation) {
@@ -66,8 +70,10 @@ void check_pair(Strategy strategy, Activation activation) {
   std::string others;
   for (const auto& [name, other] : kStrategies)
     if (fits(other, activation)) others += (others.empty() ? "" : ", ") + std::string(name);
-  throw Error(ErrorKind::kUsage, "strategy '" + to_string(strategy) +
-                                     "' keeps the output only, from which '" + to_string(activation) +
+  const std::string kept =
+      strategy == Strategy::kInplace1Bit ? "the output and one bit an element" : "the output only";
+  throw Error(ErrorKind::kUsage, "strategy '" + to_string(strategy) + "' keeps " + kept + ", from which '" +
+                                     to_string(activation) +
                                      "' cannot be inverted; with it take one of: " + others);
 }
 

@@ -7,7 +7,10 @@
 namespace palimpsest::nn {
 
 bool passes_sum_on(const NormOptions& options) {
-  return options.strategy != Strategy::kStandard && !kernels::is_invertible(options.activation);
+  const bool recovered = options.strategy == Strategy::kInplace1Bit
+                             ? fits(options.strategy, options.activation)
+                             : kernels::is_invertible(options.activation);
+  return options.strategy != Strategy::kStandard && !recovered;
 }
 
 ops::ConvolutionOptions convolution_options(const torch::nn::Conv2dImpl& conv) {

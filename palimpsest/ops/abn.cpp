@@ -122,7 +122,7 @@ at::Tensor abn_(at::Tensor x, const OptionalTensor& weight, const OptionalTensor
   check_in_place(x, options.keep, recorded);
   const auto arguments = arguments_of(tensors, options, recorded);
   AbnCall call{arguments, {}};
-  const bool over_x = options.keep == Kept::kOutput || options.keep == Kept::kOutputForm1;
+  const bool over_x = keeps_output(options.keep);
   at::Tensor z;
   if (recorded) {
     if (over_x)

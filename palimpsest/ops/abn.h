@@ -31,6 +31,16 @@ namespace palimpsest::ops {
 
 using kernels::Kept;
 
+/// Whether z itself is what backward starts from, over x for abn_.
+constexpr bool keeps_output(Kept kept) {
+  return kept == Kept::kOutput || kept == Kept::kOutputForm1 || kept == Kept::kOutputBit;
+}
+
+/// Whether it is a tensor of its own, beside x and z.
+constexpr bool keeps_apart(Kept kept) {
+  return kept == Kept::kScaled || kept == Kept::kNormalized;
+}
+
 /// Arguments of the layer that are not tensors; the defaults are those of torch.ops.palimpsest.abn.
 struct AbnOptions {
   bool training = true;   ///< batch statistics (and the running ones updated); false: the running statistics
@@ -38,8 +48,9 @@ struct AbnOptions {
   double eps = 1e-5;
   Activation activation = Activation::kLeakyReLU;
   double activation_param = 0.01;  ///< leaky ReLU's slope or ELU's alpha
-  /// The full-size tensor that is kept for backward. kOutput and kOutputForm1 need an invertible activation;
-  /// the others take any, and pay where z's consumer keeps z, too (abn_conv does not).
+  /// The full-size tensor that is kept for backward. kOutput and kOutputForm1 need an invertible activation,
+  /// kOutputBit, which keeps one bit an element beside z, GELU or SiLU; the others take any, and pay where
+  /// z's consumer keeps z, too (abn_conv does not).
   Kept keep = Kept::kOutput;
   bool relu_residual =
       false;  ///< add max(residual, 0): for a residual whose producer left the ReLU to its readers
@@ -51,13 +62,13 @@ at::Tensor abn(const at::Tensor& x, const std::optional<at::Tensor>& weight,
                const std::optional<at::Tensor>& running_var, const AbnOptions& options = {},
                const std::optional<at::Tensor>& residual = std::nullopt);
 
-/// The same, writing what is kept over `x`. For kOutput and kOutputForm1 that is z: returns `x`. For kScaled
-/// and kNormalized, x becomes y or the normalized x and the result is fresh: x is used up, and autograd,
-/// which is not told, reports at backward only operators that saved x before. kInput has nothing to write: an
-/// error. Refused where a gradient is wanted and the overwritten value is not ours to lose: a leaf that
-/// requires grad or a view of one, and an output of chunk, split or unbind; always: memory that overlaps
-/// itself. Ordinary views are fine. As with every in-place operation of libtorch, what runs under no_grad
-/// leaves no trace in the graph: an `x` that belongs to a graph and is overwritten there has wrong gradients
+/// The same, writing what is kept over `x`. Where that is z (keeps_output), returns `x`. For kScaled and
+/// kNormalized, x becomes y or the normalized x and the result is fresh: x is used up, and autograd, which is
+/// not told, reports at backward only operators that saved x before. kInput has nothing to write: an error.
+/// Refused where a gradient is wanted and the overwritten value is not ours to lose: a leaf that requires
+/// grad or a view of one, and an output of chunk, split or unbind; always: memory that overlaps itself.
+/// Ordinary views are fine. As with every in-place operation of libtorch, what runs under no_grad leaves no
+/// trace in the graph: an `x` that belongs to a graph and is overwritten there has wrong gradients
 /// afterwards, without an error.
 at::Tensor abn_(at::Tensor x, const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
                 const std::optional<at::Tensor>& running_mean, const std::optional<at::Tensor>& running_var,

@@ -2,6 +2,7 @@
 
 #include "palimpsest/ops/activation_name.h"
 #include "palimpsest/ops/degenerate.h"
+#include "palimpsest/ops/layout.h"
 #include "palimpsest/ops/recomputing.h"
 
 #include <ATen/TensorSubclassLikeUtils.h>
@@ -82,13 +83,18 @@ void save(AutogradContext* ctx, at::Tensor kept, const AbnForwardArguments& a,
                            !wants(s.bias) && !s.residual && more.size() == 0;
   at::Tensor side = kept.defined() ? reveal_side(statistics.side, kept) : statistics.side;
   if (only_scaled) kept = at::Tensor();
+  // The bits are in the order of the values in memory: see saved_arguments.
+  if (s.keep == Kept::kOutputBit)
+    ctx->saved_data["channels_last"] =
+        preferred_layout(kept.sym_sizes(), kept.sym_strides()) == Layout::kChannelsLast;
   variable_list tensors{std::move(kept),
                         std::move(side),
                         s.keep == Kept::kInput ? statistics.mean : at::Tensor(),
                         statistics.inv_std,
                         s.weight.value_or(at::Tensor()),
                         s.bias.value_or(at::Tensor()),
-                        s.residual.value_or(at::Tensor())};
+                        s.residual.value_or(at::Tensor()),
+                        statistics.branch};
   tensors.insert(tensors.end(), more.begin(), more.end());
   ctx->save_for_backward(std::move(tensors));
   ctx->saved_data["training"] = !a.frozen_mean.has_value();
@@ -113,6 +119,12 @@ AbnBackwardArguments saved_arguments(AutogradContext* ctx, const variable_list& 
                 keep_from_name(ctx->saved_data["keep"].toStringRef()),
                 ctx->saved_data["relu_residual"].toBool()};
   a.kept = saved[0];
+  a.branch = saved[7];
+  if (a.settings.keep == Kept::kOutputBit) {  // whoever copied what was saved may have laid it out anew
+    const Layout layout = ctx->saved_data["channels_last"].toBool() ? Layout::kChannelsLast : Layout::kNCHW;
+    if (preferred_layout(a.kept.sym_sizes(), a.kept.sym_strides()) != layout)
+      a.kept = dense_in(layout, a.kept);
+  }
   a.side = saved[1];
   a.inv_std = saved[3];
   a.mean = saved[2].defined() ? saved[2] : a.inv_std;  // a stand-in: only a layer that kept x reads it

@@ -38,7 +38,7 @@ at::Tensor kept_of(Kept keep, const at::Tensor& x, const AbnForwardResult& resul
 /// Saves what saved_arguments reads again; `more` come after, as number kSavedTensors and up. Where
 /// statistics are frozen and the activation is the identity, and neither weight nor bias wants a gradient,
 /// backward needs nothing of the input, and `kept` is not saved.
-inline constexpr int kSavedTensors = 7;
+inline constexpr int kSavedTensors = 8;
 void save(torch::autograd::AutogradContext* ctx, at::Tensor kept, const AbnForwardArguments& arguments,
           const AbnStatistics& statistics, std::initializer_list<at::Tensor> more = {});
 AbnBackwardArguments saved_arguments(torch::autograd::AutogradContext* ctx);

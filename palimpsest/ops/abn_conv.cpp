@@ -8,10 +8,13 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include <array>
+#include <tuple>
 #include <utility>
 
 namespace palimpsest::ops {
@@ -58,25 +61,61 @@ bool has_bias(AutogradContext* ctx) {
   return ctx->saved_data["bias"].toBool();
 }
 
-struct ConvolutionGradients {
-  at::Tensor dz, dweight, dbias;
+/// The backward pass of the convolution. dz comes first: the pass from dz to dx reads what was kept anyway
+/// and makes z again on its way, for the kernel's gradient.
+class ConvolutionBackward {
+ public:
+  ConvolutionBackward(AutogradContext* ctx, const at::Tensor& dout, const at::Tensor& kernel)
+      : ctx_(ctx), dout_(dout), kernel_(kernel) {}
+
+  /// dz; of z it needs shape and layout only, which are those of `kept`.
+  at::Tensor input(const at::Tensor& kept) const {
+    const bool same = kept.scalar_type() == kernel_.scalar_type();
+    const auto like = same ? kept : at::empty_like(kept, kept.options().dtype(kernel_.scalar_type()));
+    return std::get<0>(run(like, {true, false, false})).to(kept.scalar_type());
+  }
+
+  /// The gradients of kernel and bias.
+  std::tuple<at::Tensor, at::Tensor> parameters(const at::Tensor& z, bool kernel, bool bias) const {
+    auto [none, dkernel, dbias] = run(z.to(kernel_.scalar_type()), {false, kernel, bias});
+    return {std::move(dkernel), std::move(dbias)};
+  }
+
+ private:
+  std::tuple<at::Tensor, at::Tensor, at::Tensor> run(const at::Tensor& z, std::array<bool, 3> needed) const {
+    const auto list = [&](const char* key) { return ctx_->saved_data[key].toIntVector(); };
+    const std::vector<int64_t> stride = list("stride"), output_padding(stride.size(), 0);
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    return at::convolution_backward(dout_, z, kernel_, at::OptionalIntArrayRef(kernel_.sizes().slice(0, 1)),
+                                    stride, list("padding"), list("dilation"), /*transposed=*/false,
+                                    output_padding, ctx_->saved_data["groups"].toInt(), needed);
+  }
+
+  AutogradContext* ctx_;
+  const at::Tensor &dout_, &kernel_;
 };
 
-/// `make_z` is called only where the weight's gradient asks for z.
-template <class MakeZ>
-ConvolutionGradients differentiate_convolution(AutogradContext* ctx, const at::Tensor& dout,
-                                               const at::Tensor& weight, const at::Tensor& kept, bool need_dz,
-                                               bool need_dweight, bool need_dbias, const MakeZ& make_z) {
-  const auto list = [&](const char* key) { return ctx->saved_data[key].toIntVector(); };
-  const std::vector<int64_t> stride = list("stride"), output_padding(stride.size(), 0);
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  // The input's gradient needs of z its shape and layout, which are those of what was kept.
-  const at::Tensor z = (need_dweight ? make_z() : kept).to(weight.scalar_type());
-  auto [dz, dweight, dbias] =
-      at::convolution_backward(dout, z, weight, at::OptionalIntArrayRef(weight.sizes().slice(0, 1)), stride,
-                               list("padding"), list("dilation"), /*transposed=*/false, output_padding,
-                               ctx->saved_data["groups"].toInt(), {need_dz, need_dweight, need_dbias});
-  return {std::move(dz), std::move(dweight), std::move(dbias)};
+struct BlockGradients {
+  AbnGradients layer;
+  at::Tensor dkernel, dkernel_bias;
+};
+
+BlockGradients differentiate(const ConvolutionBackward& convolution, AbnBackwardArguments& layer,
+                             bool need_kernel, bool need_kernel_bias) {
+  BlockGradients result;
+  if (layer.need_dx || layer.need_sums) {
+    layer.need_z = need_kernel && layer.need_dx;
+    at::Tensor dz = convolution.input(layer.kept);
+    const bool overwrite = layer.need_dx && ours_to_overwrite(dz, layer.kept);
+    result.layer = overwrite ? call_backward_(std::move(dz), layer) : call_backward(dz, layer);
+  }
+  if (need_kernel || need_kernel_bias) {
+    at::Tensor z = std::move(result.layer.z);
+    if (!z.defined())  // the bias alone needs no values of it
+      z = need_kernel ? call_rebuild(layer.kept, layer.settings, layer.mean, layer.inv_std) : layer.kept;
+    std::tie(result.dkernel, result.dkernel_bias) = convolution.parameters(z, need_kernel, need_kernel_bias);
+  }
+  return result;
 }
 
 /// A call on its way through autograd: see abn.cpp.
@@ -116,20 +155,11 @@ class AbnConvFunction : public torch::autograd::Function<AbnConvFunction> {
     const AbnEdges edges(ctx, arguments, /*first_edge=*/0);
     const bool need_kernel = ctx->needs_input_grad(edges.next());
     const bool need_kernel_bias = has_bias(ctx) && ctx->needs_input_grad(edges.next() + 1);
-    const bool need_dz = arguments.need_dx || arguments.need_sums;
-    ConvolutionGradients c = differentiate_convolution(
-        ctx, dout, saved[kSavedTensors], arguments.kept, need_dz, need_kernel, need_kernel_bias,
-        [&] { return call_rebuild(arguments.kept, arguments.settings, arguments.mean, arguments.inv_std); });
-    AbnGradients g;
-    if (need_dz) {
-      at::Tensor dz = c.dz.to(arguments.kept.scalar_type());
-      c.dz.reset();
-      const bool overwrite = arguments.need_dx && ours_to_overwrite(dz, arguments.kept);
-      g = overwrite ? call_backward_(std::move(dz), arguments) : call_backward(dz, arguments);
-    }
-    variable_list result = edges.in_order(std::move(g), {});
+    BlockGradients g =
+        differentiate({ctx, dout, saved[kSavedTensors]}, arguments, need_kernel, need_kernel_bias);
+    variable_list result = edges.in_order(std::move(g.layer), {});
     result.pop_back();  // no residual
-    result.insert(result.end(), {std::move(c.dweight), std::move(c.dbias), at::Tensor()});
+    result.insert(result.end(), {std::move(g.dkernel), std::move(g.dkernel_bias), at::Tensor()});
     return result;
   }
 };
@@ -155,34 +185,26 @@ class ActivateConvFunction : public torch::autograd::Function<ActivateConvFuncti
     arguments.need_sums = false;
     arguments.need_dx = ctx->needs_input_grad(0);
     const bool need_kernel_bias = has_bias(ctx) && ctx->needs_input_grad(2);
-    ConvolutionGradients c = differentiate_convolution(
-        ctx, dout, saved[kSavedTensors], arguments.kept, arguments.need_dx, ctx->needs_input_grad(1),
-        need_kernel_bias,
-        [&] { return call_rebuild(arguments.kept, arguments.settings, arguments.mean, arguments.inv_std); });
-    at::Tensor dt;
-    if (arguments.need_dx) {
-      at::Tensor dz = c.dz.to(arguments.kept.scalar_type());
-      c.dz.reset();
-      const bool overwrite = ours_to_overwrite(dz, arguments.kept);
-      dt = (overwrite ? call_backward_(std::move(dz), arguments) : call_backward(dz, arguments)).dx;
-    }
-    return {std::move(dt), std::move(c.dweight), std::move(c.dbias), at::Tensor(), at::Tensor()};
+    BlockGradients g = differentiate({ctx, dout, saved[kSavedTensors]}, arguments, ctx->needs_input_grad(1),
+                                     need_kernel_bias);
+    return {std::move(g.layer.dx), std::move(g.dkernel), std::move(g.dkernel_bias), at::Tensor(),
+            at::Tensor()};
   }
 };
 
-void check_convolution(const at::Tensor& x, const at::Tensor& kernel, const ConvolutionOptions& o) {
+void check_convolution(const char* op, const at::Tensor& x, const at::Tensor& kernel,
+                       const ConvolutionOptions& o) {
   const auto axes = static_cast<size_t>(x.dim() - 2);
-  TORCH_CHECK(x.dim() >= 3 && kernel.dim() == x.dim(),
-              "[abn_conv] kernel needs as many dimensions as x, at least "
-              "3: x has shape ",
-              x.sizes(), ", kernel has shape ", kernel.sizes());
-  TORCH_CHECK(o.stride.size() == axes && o.padding.size() == axes && o.dilation.size() == axes,
-              "[abn_conv] stride, padding and dilation need one value for each of the ", axes,
+  TORCH_CHECK(x.dim() >= 3 && kernel.dim() == x.dim(), "[", op,
+              "] kernel needs as many dimensions as x, at least 3: x has shape ", x.sizes(),
+              ", kernel has shape ", kernel.sizes());
+  TORCH_CHECK(o.stride.size() == axes && o.padding.size() == axes && o.dilation.size() == axes, "[", op,
+              "] stride, padding and dilation need one value for each of the ", axes,
               " spatial dimensions, got ", o.stride.size(), ", ", o.padding.size(), " and ",
               o.dilation.size());
-  TORCH_CHECK(o.groups > 0 && kernel.size(1) * o.groups == x.size(1),
-              "[abn_conv] kernel.size(1) * groups must be the channels of x, ", x.size(1), ", got ",
-              kernel.size(1), " * ", o.groups);
+  TORCH_CHECK(o.groups > 0 && kernel.size(1) * o.groups == x.size(1), "[", op,
+              "] kernel.size(1) * groups must be the channels of x, ", x.size(1), ", got ", kernel.size(1),
+              " * ", o.groups);
 }
 
 at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor& kernel_weight,
@@ -191,16 +213,14 @@ at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor&
   const OptionalTensor none;
   const AbnTensors tensors{x, norm.weight, norm.bias, norm.running_mean, norm.running_var, none};
   check_abn(tensors, options);
-  check_convolution(x, kernel_weight, convolution);
+  check_convolution("abn_conv", x, kernel_weight, convolution);
   const Kernel kernel(kernel_weight, kernel_bias, convolution, x);
-  if (options.keep == Kept::kOutput || options.keep == Kept::kOutputForm1) {
-    const auto layer = consume ? &abn_
-                               : +[](at::Tensor t, const OptionalTensor& w, const OptionalTensor& b,
-                                     const OptionalTensor& m, const OptionalTensor& v, const AbnOptions& o,
-                                     const OptionalTensor& r) { return abn(t, w, b, m, v, o, r); };
-    return convolve(
-        layer(std::move(x), norm.weight, norm.bias, norm.running_mean, norm.running_var, options, none),
-        kernel.weight, kernel.bias, convolution);
+  if (keeps_output(options.keep)) {
+    const auto layer = [&, &n = norm] {
+      if (consume) return abn_(std::move(x), n.weight, n.bias, n.running_mean, n.running_var, options, none);
+      return abn(x, n.weight, n.bias, n.running_mean, n.running_var, options, none);
+    };
+    return convolve(layer(), kernel.weight, kernel.bias, convolution);
   }
   options.keep = safe_keep(options.keep, tensors);
   consume = consume && options.keep != Kept::kInput;
@@ -239,7 +259,7 @@ at::Tensor abn_conv_(at::Tensor x, const NormalizationTensors& norm, const at::T
 at::Tensor activate_conv(const at::Tensor& t, const at::Tensor& kernel_weight,
                          const OptionalTensor& kernel_bias, const ConvolutionOptions& convolution,
                          Activation activation, double activation_param) {
-  check_convolution(t, kernel_weight, convolution);
+  check_convolution("activate_conv", t, kernel_weight, convolution);
   const Kernel kernel(kernel_weight, kernel_bias, convolution, t);
   AbnForwardArguments arguments;
   arguments.settings.activation = activation;

@@ -14,11 +14,13 @@
 ///
 /// | options.keep  | kept        | backward before the convolution's own |
 /// | kOutput       | z           | nothing: the convolution's saved input is the layer's z |
+/// | kOutputBit    | z, one bit  | nothing, likewise |
 /// | kScaled       | y           | z = act(y) |
 /// | kNormalized   | x-hat       | z = act(weight * x-hat + bias) |
 /// | kInput        | x           | z = act(weight * (x - mean) * inv_std + bias) |
 /// z is made again bit for bit, so the gradients are those of the plain layers.
-/// Sources: Rota Bulo et al., CVPR 2018, figure 2 (b: kInput; c: kNormalized; e: kOutput); kScaled is ours.
+/// Sources: Rota Bulo et al., CVPR 2018, figure 2 (b: kInput; c: kNormalized; e: kOutput); kScaled and
+/// kOutputBit are ours.
 namespace palimpsest::ops {
 
 /// One value for each spatial axis.

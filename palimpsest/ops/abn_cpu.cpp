@@ -1,5 +1,6 @@
 #include "palimpsest/kernels/abn.h"
 
+#include "palimpsest/kernels/branch_inverse.h"
 #include "palimpsest/ops/abn_inner.h"
 #include "palimpsest/ops/activation_name.h"
 #include "palimpsest/ops/degenerate.h"
@@ -9,6 +10,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <utility>
 
@@ -55,7 +57,17 @@ struct Layer {
         bias(parameter(bias, like)),
         residual(residual ? in_layout_of(like, *residual) : at::Tensor()) {}
 
-  bool keeps_apart() const { return settings.keep == Kept::kScaled || settings.keep == Kept::kNormalized; }
+  bool keeps_apart() const { return ops::keeps_apart(settings.keep); }
+
+  /// Room for the bits, where this layer keeps any; without a backward pass it keeps z alone.
+  at::Tensor branch(const at::Tensor& x, bool for_backward) {
+    if (settings.keep != Kept::kOutputBit) return {};
+    if (!for_backward) {
+      kernel.kept = Kept::kOutput;
+      return {};
+    }
+    return at::zeros({kernels::branch_bytes(x.numel())}, x.options().dtype(at::kByte));
+  }
 };
 #define PALIMPSEST_SETTINGS residual, weight, bias, activation, activation_param, keep, relu_residual
 
@@ -83,10 +95,10 @@ void normalize_part(kernels::AbnLayer layer, const at::Tensor& part, const at::T
 }
 
 /// Normalizes `x` into `z` (which may be x) and what is kept into `kept` (undefined, or a tensor of its own,
-/// or x); all are dense in one layout.
-AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::Tensor& kept, Layer& layer,
-                            const OptionalTensor& frozen_mean, const OptionalTensor& frozen_var, double eps,
-                            bool for_backward) {
+/// or x); all are dense in one layout. `branch`: zeros for its bits, or undefined.
+AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::Tensor& kept,
+                            const at::Tensor& branch, Layer& layer, const OptionalTensor& frozen_mean,
+                            const OptionalTensor& frozen_var, double eps, bool for_backward) {
   const bool frozen = frozen_mean.has_value();
   const SideChannels side = for_backward ? find_side_channels(layer.settings, x) : SideChannels{};
   AbnStatistics result{frozen
@@ -103,6 +115,7 @@ AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::
   t.bias = data_or_null(layer.bias);
   t.z = z.mutable_data_ptr();
   t.kept = kept.defined() ? kept.mutable_data_ptr() : nullptr;
+  t.branch = branch.defined() ? branch.mutable_data_ptr<uint8_t>() : nullptr;
   t.mean = result.mean.mutable_data_ptr<double>();
   t.inv_std = result.inv_std.mutable_data_ptr<double>();
 
@@ -135,12 +148,13 @@ AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::
 }
 
 /// The gradients from dense `dz` of kept's layout into `out`; its dx may be dz.
-void run_backward(const kernels::AbnLayer& layer, const at::Tensor& kept, const at::Tensor& residual,
-                  const at::Tensor& dz, const at::Tensor& weight, const at::Tensor& bias,
-                  const at::Tensor& mean, const at::Tensor& inv_std, bool training, bool need_sums,
-                  const AbnGradients& out) {
+void run_backward(const kernels::AbnLayer& layer, const at::Tensor& kept, const OptionalTensor& branch,
+                  const at::Tensor& residual, const at::Tensor& dz, const at::Tensor& weight,
+                  const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& inv_std, bool training,
+                  bool need_sums, const AbnGradients& out) {
   kernels::AbnBackward t;
   t.kept = kept.const_data_ptr();
+  t.branch = branch ? branch->const_data_ptr<uint8_t>() : nullptr;
   t.residual = data_or_null(residual);
   t.dz = dz.const_data_ptr();
   t.weight = data_or_null(weight);
@@ -151,6 +165,7 @@ void run_backward(const kernels::AbnLayer& layer, const at::Tensor& kept, const 
   t.sum_dy = out.dbias.defined() ? out.dbias.mutable_data_ptr() : nullptr;
   t.dx = out.dx.defined() ? out.dx.mutable_data_ptr() : nullptr;
   t.dresidual = out.dresidual.defined() ? out.dresidual.mutable_data_ptr() : nullptr;
+  t.z = out.z.defined() ? out.z.mutable_data_ptr() : nullptr;
   if (training && t.dx) return kernels::cpu::abn_backward(layer, t);
   if (need_sums) kernels::cpu::abn_backward_reduce(layer, t);  // before dx, which may write over dz
   if (t.dx) {
@@ -161,9 +176,9 @@ void run_backward(const kernels::AbnLayer& layer, const at::Tensor& kept, const 
 
 /// Both from `dense_dz` of kept's layout; `dx` may be dz, or undefined where neither dx nor the residual's
 /// gradient is needed.
-void backward_dense(const at::Tensor& dz, const at::Tensor& kept, const at::Tensor& side_values, Layer& layer,
-                    const at::Tensor& mean, const at::Tensor& inv_std, bool training, bool need_sums,
-                    const AbnGradients& out) {
+void backward_dense(const at::Tensor& dz, const at::Tensor& kept, const OptionalTensor& branch,
+                    const at::Tensor& side_values, Layer& layer, const at::Tensor& mean,
+                    const at::Tensor& inv_std, bool training, bool need_sums, const AbnGradients& out) {
   if (kept.numel() == 0) {
     if (out.dweight.defined()) out.dweight.zero_(), out.dbias.zero_();
     return;
@@ -179,8 +194,8 @@ void backward_dense(const at::Tensor& dz, const at::Tensor& kept, const at::Tens
   if (side.whole) layer.kernel.kept = Kept::kNormalized;
   const at::Tensor& from = side.whole ? values : kept;
   if (!side.any() || side.whole)
-    return run_backward(layer.kernel, from, layer.residual, dz, layer.weight, layer.bias, mean, inv_std,
-                        training, need_sums, out);
+    return run_backward(layer.kernel, from, branch, layer.residual, dz, layer.weight, layer.bias, mean,
+                        inv_std, training, need_sums, out);
 
   // The degenerate channels' results are made apart and put where the others' pass left nothing of use.
   const SideLayer part(side, layer.kernel);
@@ -188,12 +203,14 @@ void backward_dense(const at::Tensor& dz, const at::Tensor& kept, const at::Tens
   part_layer.kept = Kept::kNormalized;
   const at::Tensor part_dz = part.gather(dz);  // before dx may be written over it
   const at::Tensor part_residual = layer.residual.defined() ? part.gather(layer.residual) : at::Tensor();
-  run_backward(layer.kernel, kept, layer.residual, dz, layer.weight, layer.bias, mean, inv_std, training,
-               need_sums, out);
+  run_backward(layer.kernel, kept, branch, layer.residual, dz, layer.weight, layer.bias, mean, inv_std,
+               training, need_sums, out);
   const AbnGradients part_out{out.dx.defined() ? at::empty_like(part_dz) : at::Tensor(),
-                              part.gather_vector(out.dweight), part.gather_vector(out.dbias),
-                              out.dresidual.defined() ? at::empty_like(part_dz) : at::Tensor()};
-  run_backward(part_layer, values, part_residual, part_dz, part.gather_vector(layer.weight),
+                              part.gather_vector(out.dweight),
+                              part.gather_vector(out.dbias),
+                              out.dresidual.defined() ? at::empty_like(part_dz) : at::Tensor(),
+                              {}};
+  run_backward(part_layer, values, std::nullopt, part_residual, part_dz, part.gather_vector(layer.weight),
                part.gather_vector(layer.bias), part.gather_vector(mean), part.gather_vector(inv_std),
                training, need_sums, part_out);
   if (out.dx.defined()) part.scatter(part_out.dx, out.dx);
@@ -223,9 +240,12 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
   if (!dense) z.copy_(x);  // the one copy serves as the output
   Layer layer(z, PALIMPSEST_SETTINGS);
   at::Tensor kept = layer.keeps_apart() ? empty_output(x) : at::Tensor();
-  auto r = forward_dense(dense ? x : z, z, kept, layer, frozen_mean, frozen_var, eps, for_backward);
+  at::Tensor branch = layer.branch(x, for_backward);
+  auto r = forward_dense(dense ? x : z, z, kept, branch, layer, frozen_mean, frozen_var, eps, for_backward);
   return {std::move(z),
-          kept.defined() ? std::move(kept) : nothing(x),
+          kept.defined()     ? std::move(kept)
+          : branch.defined() ? std::move(branch)
+                             : nothing(x),
           std::move(r.side),
           std::move(r.mean),
           std::move(r.unbiased_var),
@@ -237,11 +257,14 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forwa
   const at::Tensor dense = in_layout_of(x, x);
   Layer layer(dense, PALIMPSEST_SETTINGS);
   at::Tensor z = layer.keeps_apart() ? empty_output(x) : at::Tensor();
-  auto r = forward_dense(dense, z.defined() ? z : dense, z.defined() ? dense : at::Tensor(), layer,
+  at::Tensor branch = layer.branch(x, for_backward);
+  auto r = forward_dense(dense, z.defined() ? z : dense, z.defined() ? dense : at::Tensor(), branch, layer,
                          frozen_mean, frozen_var, eps, for_backward);
   written_over(x, dense);
-  return {z.defined() ? std::move(z) : nothing(x), std::move(r.side), std::move(r.mean),
-          std::move(r.unbiased_var), std::move(r.inv_std)};
+  return {z.defined()        ? std::move(z)
+          : branch.defined() ? std::move(branch)
+                             : nothing(x),
+          std::move(r.side), std::move(r.mean), std::move(r.unbiased_var), std::move(r.inv_std)};
 }
 
 at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean,
@@ -263,37 +286,43 @@ at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at
   return z;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(const at::Tensor& dz,
-                                                                        PALIMPSEST_ABN_BACKWARD, bool need_dx,
-                                                                        bool need_dresidual) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(const at::Tensor& dz,
+                                                                                    PALIMPSEST_ABN_BACKWARD,
+                                                                                    bool need_z, bool need_dx,
+                                                                                    bool need_dresidual) {
   const at::Tensor dense = in_layout_of(kept, kept);
   const at::Tensor dense_dz = in_layout_of(dense, dz);
   Layer layer(dense, PALIMPSEST_SETTINGS);
-  const bool sweeps = need_dx || need_dresidual, reduces = need_sums || (training && sweeps);
-  AbnGradients out{{}, sums(kept, reduces), sums(kept, reduces), {}};
+  const bool sweeps = need_dx || need_dresidual || need_z, reduces = need_sums || (training && sweeps);
+  AbnGradients out{{}, sums(kept, reduces), sums(kept, reduces), {}, {}};
   if (sweeps)
     out.dx = dense_dz.is_same(dz) ? empty_output(dense) : dense_dz;  // a converted dz is ours to write over
   if (need_dresidual) out.dresidual = empty_output(dense);
-  backward_dense(dense_dz, dense, side, layer, mean, inv_std, training, need_sums, out);
+  if (need_z) out.z = empty_output(dense);
+  backward_dense(dense_dz, dense, branch, side, layer, mean, inv_std, training, need_sums, out);
   const auto vector = accumulate_type(kept.scalar_type());
   return {or_nothing(need_dx, out.dx, kept, kept.scalar_type()),
           or_nothing(need_sums, out.dweight, kept, vector), or_nothing(need_sums, out.dbias, kept, vector),
-          or_nothing(need_dresidual, out.dresidual, kept, kept.scalar_type())};
+          or_nothing(need_dresidual, out.dresidual, kept, kept.scalar_type()),
+          or_nothing(need_z, out.z, kept, kept.scalar_type())};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward_(const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD,
-                                                             bool need_dresidual) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward_(const at::Tensor& dz,
+                                                                         PALIMPSEST_ABN_BACKWARD, bool need_z,
+                                                                         bool need_dresidual) {
   const at::Tensor dense = in_layout_of(kept, kept);
   const at::Tensor dense_dz = in_layout_of(dense, dz);
   Layer layer(dense, PALIMPSEST_SETTINGS);
   const bool reduces = need_sums || training;
-  AbnGradients out{dense_dz, sums(kept, reduces), sums(kept, reduces), {}};
+  AbnGradients out{dense_dz, sums(kept, reduces), sums(kept, reduces), {}, {}};
   if (need_dresidual) out.dresidual = empty_output(dense);
-  backward_dense(dense_dz, dense, side, layer, mean, inv_std, training, need_sums, out);
+  if (need_z) out.z = empty_output(dense);
+  backward_dense(dense_dz, dense, branch, side, layer, mean, inv_std, training, need_sums, out);
   written_over(dz, dense_dz);
   const auto vector = accumulate_type(kept.scalar_type());
   return {or_nothing(need_sums, out.dweight, kept, vector), or_nothing(need_sums, out.dbias, kept, vector),
-          or_nothing(need_dresidual, out.dresidual, kept, kept.scalar_type())};
+          or_nothing(need_dresidual, out.dresidual, kept, kept.scalar_type()),
+          or_nothing(need_z, out.z, kept, kept.scalar_type())};
 }
 
 }  // namespace palimpsest::ops::cpu

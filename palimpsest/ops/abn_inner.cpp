@@ -13,8 +13,13 @@ at::Tensor defined_if(bool needed, at::Tensor t) {
   return needed ? std::move(t) : at::Tensor();
 }
 
-bool keeps_apart(Kept keep) {
-  return keep == Kept::kScaled || keep == Kept::kNormalized;
+/// The bits of a forward pass, where it stored any.
+at::Tensor branch_of(const AbnForwardArguments& a, const at::Tensor& bits) {
+  return a.for_backward && a.settings.keep == Kept::kOutputBit ? bits : at::Tensor();
+}
+
+OptionalTensor or_none(const at::Tensor& t) {
+  return t.defined() ? OptionalTensor(t) : std::nullopt;
 }
 
 #define PALIMPSEST_SETTINGS_OF(s)                                                            \
@@ -27,18 +32,20 @@ AbnForwardResult call_forward(const at::Tensor& x, const AbnForwardArguments& a)
   static const auto op = find_operator("palimpsest::abn_forward", cpu::abn_forward);
   auto [z, kept, side, mean, unbiased_var, inv_std] =
       op.call(x, PALIMPSEST_SETTINGS_OF(a.settings), a.frozen_mean, a.frozen_var, a.eps, a.for_backward);
+  at::Tensor branch = branch_of(a, kept);
   return {std::move(z),
           defined_if(keeps_apart(a.settings.keep), std::move(kept)),
-          {std::move(mean), std::move(unbiased_var), std::move(inv_std), std::move(side)}};
+          {std::move(mean), std::move(unbiased_var), std::move(inv_std), std::move(side), std::move(branch)}};
 }
 
-AbnForwardResult call_forward_(at::Tensor x, const AbnForwardArguments& a) {
+AbnForwardResult call_forward_(const at::Tensor& x, const AbnForwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_forward_", cpu::abn_forward_);
   auto [z, side, mean, unbiased_var, inv_std] =
       op.call(x, PALIMPSEST_SETTINGS_OF(a.settings), a.frozen_mean, a.frozen_var, a.eps, a.for_backward);
+  at::Tensor branch = branch_of(a, z);
   return {defined_if(keeps_apart(a.settings.keep), std::move(z)),
           {},
-          {std::move(mean), std::move(unbiased_var), std::move(inv_std), std::move(side)}};
+          {std::move(mean), std::move(unbiased_var), std::move(inv_std), std::move(side), std::move(branch)}};
 }
 
 at::Tensor call_rebuild(const at::Tensor& kept, const AbnSettings& settings, const at::Tensor& mean,
@@ -49,19 +56,22 @@ at::Tensor call_rebuild(const at::Tensor& kept, const AbnSettings& settings, con
 
 AbnGradients call_backward(const at::Tensor& dz, const AbnBackwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_backward", cpu::abn_backward);
-  auto [dx, dweight, dbias, dresidual] =
-      op.call(dz, a.kept, a.side, PALIMPSEST_SETTINGS_OF(a.settings), a.mean, a.inv_std, a.training,
-              a.need_sums, a.need_dx, a.need_dresidual);
+  auto [dx, dweight, dbias, dresidual, z] =
+      op.call(dz, a.kept, or_none(a.branch), a.side, PALIMPSEST_SETTINGS_OF(a.settings), a.mean, a.inv_std,
+              a.training, a.need_sums, a.need_z, a.need_dx, a.need_dresidual);
   return {defined_if(a.need_dx, std::move(dx)), defined_if(a.need_sums, std::move(dweight)),
-          defined_if(a.need_sums, std::move(dbias)), defined_if(a.need_dresidual, std::move(dresidual))};
+          defined_if(a.need_sums, std::move(dbias)), defined_if(a.need_dresidual, std::move(dresidual)),
+          defined_if(a.need_z, std::move(z))};
 }
 
 AbnGradients call_backward_(at::Tensor dz, const AbnBackwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_backward_", cpu::abn_backward_);
-  auto [dweight, dbias, dresidual] = op.call(dz, a.kept, a.side, PALIMPSEST_SETTINGS_OF(a.settings), a.mean,
-                                             a.inv_std, a.training, a.need_sums, a.need_dresidual);
+  auto [dweight, dbias, dresidual, z] =
+      op.call(dz, a.kept, or_none(a.branch), a.side, PALIMPSEST_SETTINGS_OF(a.settings), a.mean, a.inv_std,
+              a.training, a.need_sums, a.need_z, a.need_dresidual);
   return {std::move(dz), defined_if(a.need_sums, std::move(dweight)),
-          defined_if(a.need_sums, std::move(dbias)), defined_if(a.need_dresidual, std::move(dresidual))};
+          defined_if(a.need_sums, std::move(dbias)), defined_if(a.need_dresidual, std::move(dresidual)),
+          defined_if(a.need_z, std::move(z))};
 }
 
 at::Tensor reveal_side(const at::Tensor& side, const at::Tensor& like) {

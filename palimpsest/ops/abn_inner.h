@@ -32,6 +32,8 @@ struct AbnStatistics {
   /// The normalized x of degenerate channels, kept beside z (ops/side_channels.h). Its shape is (0) in any
   /// case, for shapes that tracing can know must not depend on values; the values lie in the storage behind.
   at::Tensor side;
+  /// kOutputBit: on which branch each value lies, u8 (branch_bytes(elements)); undefined else.
+  at::Tensor branch;
 };
 
 /// Inputs that forward has beside x. `frozen_mean`, `frozen_var`: given where they replace the batch's.
@@ -50,8 +52,9 @@ struct AbnForwardResult {
 };
 
 AbnForwardResult call_forward(const at::Tensor& x, const AbnForwardArguments& arguments);
-/// Writes over x: z (kOutput, kOutputForm1; the result's z and kept are undefined then), or what is kept.
-AbnForwardResult call_forward_(at::Tensor x, const AbnForwardArguments& arguments);
+/// Writes over x: z, where that is what is kept (the result's z and kept are undefined then), or what is
+/// kept.
+AbnForwardResult call_forward_(const at::Tensor& x, const AbnForwardArguments& arguments);
 
 /// z again from what was kept, bit for bit.
 at::Tensor call_rebuild(const at::Tensor& kept, const AbnSettings& settings, const at::Tensor& mean,
@@ -61,16 +64,18 @@ at::Tensor call_rebuild(const at::Tensor& kept, const AbnSettings& settings, con
 /// statistics, whose gradient flows to x too.
 struct AbnBackwardArguments {
   AbnSettings settings;
-  at::Tensor kept, side, mean, inv_std;
+  at::Tensor kept, branch, side, mean, inv_std;
   bool training = true;
   bool need_sums = true;  ///< the gradients of weight and bias
   bool need_dx = true;
   bool need_dresidual = false;
+  bool need_z =
+      false;  ///< z again, bit for bit, with a gradient's sweep; for what is kept before the activation
 };
 
 /// Undefined where not needed. dweight and dbias: f32, or f64 for an f64 layer.
 struct AbnGradients {
-  at::Tensor dx, dweight, dbias, dresidual;
+  at::Tensor dx, dweight, dbias, dresidual, z;
 };
 
 AbnGradients call_backward(const at::Tensor& dz, const AbnBackwardArguments& arguments);
@@ -81,27 +86,28 @@ AbnGradients call_backward_(at::Tensor dz, const AbnBackwardArguments& arguments
 at::Tensor reveal_side(const at::Tensor& side, const at::Tensor& like);
 
 // The operators' signatures as the dispatcher has them; register.cpp holds the schemas, abn_cpu.cpp and
-// abn_meta.cpp the kernels.
+// abn_meta.cpp the kernels. abn_forward returns (z, kept, side, mean, unbiased_var, inv_std), abn_forward_
+// the same without kept; the bits of kOutputBit take the place of what that kind does not need: kept, and z.
 #define PALIMPSEST_ABN_SETTINGS                                                             \
   const OptionalTensor &residual, const OptionalTensor &weight, const OptionalTensor &bias, \
       std::string_view activation, double activation_param, std::string_view keep, bool relu_residual
 #define PALIMPSEST_ABN_FORWARD                                                                              \
   PALIMPSEST_ABN_SETTINGS, const OptionalTensor &frozen_mean, const OptionalTensor &frozen_var, double eps, \
       bool for_backward
-#define PALIMPSEST_ABN_BACKWARD                                                                    \
-  const at::Tensor &kept, const at::Tensor &side, PALIMPSEST_ABN_SETTINGS, const at::Tensor &mean, \
-      const at::Tensor &inv_std, bool training, bool need_sums
-#define PALIMPSEST_DECLARE_INNER_OPERATORS                                                        \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward( \
-      const at::Tensor& x, PALIMPSEST_ABN_FORWARD);                                               \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(            \
-      const at::Tensor& x, PALIMPSEST_ABN_FORWARD);                                               \
-  at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean, \
-                         const at::Tensor& inv_std);                                              \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(                        \
-      const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD, bool need_dx, bool need_dresidual);          \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward_(                                   \
-      const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD, bool need_dresidual);
+#define PALIMPSEST_ABN_BACKWARD                                                                          \
+  const at::Tensor &kept, const OptionalTensor &branch, const at::Tensor &side, PALIMPSEST_ABN_SETTINGS, \
+      const at::Tensor &mean, const at::Tensor &inv_std, bool training, bool need_sums
+#define PALIMPSEST_DECLARE_INNER_OPERATORS                                                            \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(     \
+      const at::Tensor& x, PALIMPSEST_ABN_FORWARD);                                                   \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(                \
+      const at::Tensor& x, PALIMPSEST_ABN_FORWARD);                                                   \
+  at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean,     \
+                         const at::Tensor& inv_std);                                                  \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(                \
+      const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD, bool need_z, bool need_dx, bool need_dresidual); \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward_(                           \
+      const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD, bool need_z, bool need_dresidual);
 
 namespace cpu {
 PALIMPSEST_DECLARE_INNER_OPERATORS

@@ -1,3 +1,4 @@
+#include "palimpsest/kernels/branch_inverse.h"
 #include "palimpsest/ops/abn_inner.h"
 #include "palimpsest/ops/activation_name.h"
 #include "palimpsest/ops/layout.h"
@@ -18,9 +19,12 @@ at::Tensor vector_if(bool needed, const at::Tensor& x, at::ScalarType dtype) {
   return at::empty_symint({needed ? x.sym_size(1) : c10::SymInt(0)}, x.options().dtype(dtype));
 }
 
-bool keeps_apart(std::string_view keep) {
+/// What a forward pass returns beside z over x: another tensor like x, bits, or nothing.
+at::Tensor second_output(const at::Tensor& x, std::string_view keep, bool for_backward) {
   const Kept kept = keep_from_name(keep);
-  return kept == Kept::kScaled || kept == Kept::kNormalized;
+  if (kept == Kept::kOutputBit && for_backward)
+    return at::empty_symint({kernels::branch_bytes(x.sym_numel())}, x.options().dtype(at::kByte));
+  return like_output_if(keeps_apart(kept), x);
 }
 
 }  // namespace
@@ -28,7 +32,7 @@ bool keeps_apart(std::string_view keep) {
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(
     const at::Tensor& x, PALIMPSEST_ABN_FORWARD) {
   return {like_output_if(true, x),
-          like_output_if(keeps_apart(keep), x),
+          second_output(x, keep, for_backward),
           like_output_if(false, x),
           vector_if(true, x, at::kDouble),
           vector_if(!frozen_mean.has_value(), x, at::kDouble),
@@ -37,7 +41,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tenso
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(const at::Tensor& x,
                                                                                     PALIMPSEST_ABN_FORWARD) {
-  return {like_output_if(keeps_apart(keep), x), like_output_if(false, x), vector_if(true, x, at::kDouble),
+  return {second_output(x, keep, for_backward), like_output_if(false, x), vector_if(true, x, at::kDouble),
           vector_if(!frozen_mean.has_value(), x, at::kDouble), vector_if(true, x, at::kDouble)};
 }
 
@@ -46,19 +50,21 @@ at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at
   return like_output_if(true, kept);
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(const at::Tensor& dz,
-                                                                        PALIMPSEST_ABN_BACKWARD, bool need_dx,
-                                                                        bool need_dresidual) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(const at::Tensor& dz,
+                                                                                    PALIMPSEST_ABN_BACKWARD,
+                                                                                    bool need_z, bool need_dx,
+                                                                                    bool need_dresidual) {
   const auto sums = accumulate_type(kept.scalar_type());
   return {like_output_if(need_dx, kept), vector_if(need_sums, kept, sums), vector_if(need_sums, kept, sums),
-          like_output_if(need_dresidual, kept)};
+          like_output_if(need_dresidual, kept), like_output_if(need_z, kept)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor> abn_backward_(const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD,
-                                                             bool need_dresidual) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward_(const at::Tensor& dz,
+                                                                         PALIMPSEST_ABN_BACKWARD, bool need_z,
+                                                                         bool need_dresidual) {
   const auto sums = accumulate_type(kept.scalar_type());
   return {vector_if(need_sums, kept, sums), vector_if(need_sums, kept, sums),
-          like_output_if(need_dresidual, kept)};
+          like_output_if(need_dresidual, kept), like_output_if(need_z, kept)};
 }
 
 }  // namespace palimpsest::ops::meta

@@ -5,6 +5,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -13,6 +14,7 @@ namespace palimpsest::ops {
 Activation activation_from_name(std::string_view name) {
   if (const auto activation = kernels::find_activation(name)) return *activation;
   std::vector<std::string> candidates;
+  candidates.reserve(kernels::kActivationNames.size());
   for (const auto& [activation, known] : kernels::kActivationNames) candidates.emplace_back(known);
   TORCH_CHECK(false, "[abn] ", unknown_name_message("activation", name, candidates));
 }
@@ -25,6 +27,7 @@ kernels::Kept keep_from_name(std::string_view name) {
   for (const auto& [keep, known] : kKeepNames)
     if (known == name) return keep;
   std::vector<std::string> candidates;
+  candidates.reserve(std::size(kKeepNames));
   for (const auto& [keep, known] : kKeepNames) candidates.emplace_back(known);
   TORCH_CHECK(false, "[abn] ", unknown_name_message("keep", name, candidates));
 }

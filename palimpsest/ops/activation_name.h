@@ -14,12 +14,13 @@ namespace palimpsest::ops {
 Activation activation_from_name(std::string_view name);
 std::string_view activation_name(Activation activation);
 
-inline constexpr std::array<std::pair<kernels::Kept, std::string_view>, 5> kKeepNames{{
+inline constexpr std::array<std::pair<kernels::Kept, std::string_view>, 6> kKeepNames{{
     {kernels::Kept::kOutput, "output"},
     {kernels::Kept::kOutputForm1, "output_form1"},
     {kernels::Kept::kScaled, "scaled"},
     {kernels::Kept::kNormalized, "normalized"},
     {kernels::Kept::kInput, "input"},
+    {kernels::Kept::kOutputBit, "output_bit"},
 }};
 
 /// What the layer keeps for backward, by name; likewise.

@@ -59,12 +59,22 @@ void check_residual(const std::optional<at::Tensor>& residual, const at::Tensor&
 }
 
 void check_keep(const AbnOptions& options) {
-  const bool from_output = options.keep == Kept::kOutput || options.keep == Kept::kOutputForm1;
-  TORCH_CHECK(
-      !from_output || kernels::is_invertible(options.activation),
-      "[abn] a layer that keeps its output only needs an activation that can be inverted, got '",
-      activation_name(options.activation),
-      "'; keep 'scaled' (y), 'normalized' or 'input' with it, or use 'leaky_relu' with a small slope");
+  const auto name = activation_name(options.activation);
+  const bool branches = kernels::has_branches(options.activation);
+  if (options.keep == Kept::kOutputBit) {
+    TORCH_CHECK(branches,
+                "[abn] the bit that tells a falling from a rising branch is for 'gelu', 'gelu_tanh' and "
+                "'silu', got '",
+                name, "'; keep ",
+                kernels::is_invertible(options.activation)
+                    ? "'output' with it, which can be inverted without one"
+                    : "'scaled' (y), 'normalized' or 'input' with it");
+    return;
+  }
+  TORCH_CHECK(!keeps_output(options.keep) || kernels::is_invertible(options.activation),
+              "[abn] a layer that keeps its output only needs an activation that can be inverted, got '",
+              name, "'; keep ", branches ? "'output_bit', " : "",
+              "'scaled' (y), 'normalized' or 'input' with it, or use 'leaky_relu' with a small slope");
 }
 
 void check_numbers(const AbnOptions& options) {

@@ -33,6 +33,11 @@ struct RecoveryInputs {
 ///   sigmoid  eps * exp(weight^2 + bias)
 ///   tanh     eps * exp(4 weight^2 + 2 |bias|) / 4
 ///   softplus eps * 1.4, as z is never small where y is: log(2) / (1/2) at y = 0
+/// One with two branches (GELU, SiLU) loses y near its minimum, where z is flat, over a width of
+/// u = sqrt(2 eps |z_min| / act''(y_min)) and by as much, and on the falling branch below the y_lost whose z
+/// underflows. Over y = bias + weight * (a normal x-hat), whose density at the minimum is p:
+///   eps / 2 + sqrt(p u^3 / 2) / 4 + the root mean square of (y_lost - y) over y < y_lost
+/// (the second a quarter, as it is of either sign and goes out of the sums).
 /// (with the residual's rms counted like weight's). rms(residual) is that of a sample of its pixels, the same
 /// one every time.
 std::vector<int64_t> degenerate_channels(const RecoveryInputs& inputs);

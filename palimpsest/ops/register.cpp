@@ -6,6 +6,7 @@
 #include <torch/library.h>
 
 #include <string>
+#include <utility>
 
 /// Everything that torch.ops.palimpsest holds.
 namespace palimpsest::ops {
@@ -34,11 +35,10 @@ at::Tensor abn_by_name(const at::Tensor& x, PALIMPSEST_ABN_ARGUMENTS) {
 }
 
 at::Tensor abn_by_name_(at::Tensor x, PALIMPSEST_ABN_ARGUMENTS) {
-  TORCH_CHECK(keep == "output" || keep == "output_form1",
-              "[abn_] returns x, so it can keep 'output' or "
-              "'output_form1' only, got keep '",
+  TORCH_CHECK(keeps_output(keep_from_name(keep)),
+              "[abn_] returns x, so it can keep 'output', 'output_form1' or 'output_bit' only, got keep '",
               keep, "'; use abn");
-  return abn_(x, weight, bias, running_mean, running_var,
+  return abn_(std::move(x), weight, bias, running_mean, running_var,
               options_of(training, momentum, eps, activation, activation_param, group, keep, relu_residual),
               residual);
 }
@@ -69,15 +69,16 @@ TORCH_LIBRARY(palimpsest, m) {
       "bool relu_residual, ";
   const std::string forward =
       settings + "Tensor? frozen_mean, Tensor? frozen_var, float eps, bool for_backward) -> ";
-  const std::string backward = "Tensor kept, Tensor side, " + settings +
+  const std::string backward = "Tensor kept, Tensor? branch, Tensor side, " + settings +
                                "Tensor mean, Tensor inv_std, bool training, bool need_sums, ";
   m.def(("abn_forward(Tensor x, " + forward + "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)").c_str());
   m.def(("abn_forward_(Tensor(a!) x, " + forward + "(Tensor, Tensor, Tensor, Tensor, Tensor)").c_str());
   m.def(("abn_rebuild(Tensor kept, " + settings + "Tensor mean, Tensor inv_std) -> Tensor").c_str());
   m.def(("abn_backward(Tensor dz, " + backward +
-         "bool need_dx, bool need_dresidual) -> (Tensor, Tensor, Tensor, Tensor)")
+         "bool need_z, bool need_dx, bool need_dresidual) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
             .c_str());
-  m.def(("abn_backward_(Tensor(a!) dz, " + backward + "bool need_dresidual) -> (Tensor, Tensor, Tensor)")
+  m.def(("abn_backward_(Tensor(a!) dz, " + backward +
+         "bool need_z, bool need_dresidual) -> (Tensor, Tensor, Tensor, Tensor)")
             .c_str());
 }
 

@@ -11,8 +11,7 @@ namespace palimpsest::ops {
 
 SideChannels find_side_channels(const AbnSettings& s, const at::Tensor& x) {
   SideChannels result;
-  const bool recovers = s.keep == Kept::kOutput || s.keep == Kept::kOutputForm1;
-  if (!recovers || x.numel() == 0) return result;
+  if (!keeps_output(s.keep) || x.numel() == 0) return result;
   const int64_t channels = x.size(1);
   result.channels = degenerate_channels(
       {s.weight, s.bias, s.residual, s.relu_residual, s.activation, x.scalar_type(), channels});

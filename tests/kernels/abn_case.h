@@ -3,6 +3,7 @@
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/abn.h"
 #include "palimpsest/kernels/activation_name.h"
+#include "palimpsest/kernels/branch_inverse.h"
 
 #include <cmath>
 #include <cstdint>
@@ -62,6 +63,16 @@ struct TypeName {
 
 using kernels::Kept;
 
+/// Everything that the layer may keep.
+inline constexpr Kept kKinds[] = {Kept::kOutput,     Kept::kOutputForm1, Kept::kScaled,
+                                  Kept::kNormalized, Kept::kInput,       Kept::kOutputBit};
+
+/// Whether backward of a layer with this activation can start from that.
+constexpr bool can_keep(Activation activation, Kept kept) {
+  if (kept == Kept::kOutputBit) return kernels::has_branches(activation);
+  return kernels::is_invertible(activation) || (kept != Kept::kOutput && kept != Kept::kOutputForm1);
+}
+
 inline double default_param(Activation activation) {
   return activation == Activation::kELU ? 1.0 : 0.01;
 }
@@ -87,6 +98,7 @@ struct AbnCase {
   }
   /// Whether what is kept has a tensor of its own beside x and z.
   bool keeps_apart() const { return kept == Kept::kScaled || kept == Kept::kNormalized; }
+  bool makes_z_again() const { return keeps_apart() || kept == Kept::kInput; }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const AbnCase& c) {
@@ -104,9 +116,10 @@ inline std::ostream& operator<<(std::ostream& out, const AbnCase& c) {
 template <class T, class Rounding = T>
 struct AbnTensors {
   using A = accumulate_t<T>;
-  Buffer<T> x, residual, dz, z, kept, dx, dresidual;
+  Buffer<T> x, residual, dz, z, kept, dx, dresidual, z_again;
   Buffer<A> weight, bias, sum_dy, sum_dy_xhat;
   Buffer<double> mean, var, inv_std;
+  Buffer<uint8_t> branch;
 
   explicit AbnTensors(const AbnCase& c)
       : x(c.shape.elements(), c.misaligned_by),
@@ -116,13 +129,15 @@ struct AbnTensors {
         kept(c.keeps_apart() ? c.shape.elements() : 0, c.misaligned_by),
         dx(c.shape.elements(), c.misaligned_by),
         dresidual(c.has_residual ? c.shape.elements() : 0, c.misaligned_by),
+        z_again(c.makes_z_again() ? c.shape.elements() : 0, c.misaligned_by),
         weight(c.shape.c),
         bias(c.shape.c),
         sum_dy(c.shape.c),
         sum_dy_xhat(c.shape.c),
         mean(c.shape.c),
         var(c.shape.c),
-        inv_std(c.shape.c) {
+        inv_std(c.shape.c),
+        branch(c.kept == Kept::kOutputBit ? kernels::branch_bytes(c.shape.elements()) : 0) {
     Random random(c.seed);
     const auto normal = [&] {  // near enough: the sum of 4 uniform numbers, scaled to unit variance
       return 1.7320508 * (random.uniform() + random.uniform() + random.uniform() + random.uniform() - 2);
@@ -150,6 +165,7 @@ struct AbnTensors {
             .bias = c.has_bias ? bias.data() : nullptr,
             .z = z.data(),
             .kept = c.keeps_apart() ? kept.data() : nullptr,
+            .branch = branch.data(),
             .mean = mean.data(),
             .var = var.data(),
             .inv_std = inv_std.data()};
@@ -162,6 +178,7 @@ struct AbnTensors {
 
   kernels::AbnBackward backward(const AbnCase& c) {
     return {.kept = kept_tensor(c),
+            .branch = branch.data(),
             .residual = c.has_residual ? residual.data() : nullptr,
             .dz = dz.data(),
             .weight = c.has_weight ? weight.data() : nullptr,
@@ -171,7 +188,8 @@ struct AbnTensors {
             .sum_dy = sum_dy.data(),
             .sum_dy_xhat = sum_dy_xhat.data(),
             .dx = dx.data(),
-            .dresidual = c.has_residual ? dresidual.data() : nullptr};
+            .dresidual = c.has_residual ? dresidual.data() : nullptr,
+            .z = c.makes_z_again() ? z_again.data() : nullptr};
   }
 };
 

@@ -19,13 +19,17 @@ const Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
 const Shape3 kShapes[] = {{3, 20, 49},    {2, 3, 70000}, {5, 33, 1},
                           {1, 2, 140000}, {3, 530, 100}, {40, 5, 3600}};
 
+// The second activation has two branches: the bits of neighbouring rows share bytes.
 template <class Body>
 void for_each_case(const Body& body) {
   for (const Shape3 shape : kShapes) {
     for (const Layout layout : kLayouts) {
-      const AbnCase c{.shape = shape, .layout = layout};
-      SCOPED_TRACE(::testing::Message() << c);
-      body(c);
+      for (const bool bits : {false, true}) {
+        AbnCase c{.shape = shape, .layout = layout};
+        if (bits) c.activation = Activation::kSiLU, c.kept = Kept::kOutputBit;
+        SCOPED_TRACE(::testing::Message() << c);
+        body(c);
+      }
     }
   }
 }
@@ -47,11 +51,13 @@ void expect_in_place_is_the_same(const AbnCase& c) {
   backward.dx = over.dz.data();
   kernels::cpu::abn_backward(c.layer<T>(), backward);
   EXPECT_TRUE(same_bytes(over.dz.values(), apart.dx.values())) << "dx over dz";
+  EXPECT_TRUE(same_bytes(over.branch.values(), apart.branch.values())) << "branch";
 }
 
 TEST(AbnContract, WritingOverTheInputGivesTheSameBytes) {
   for_each_case([](AbnCase c) {
-    for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kNormalized}) {
+    for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kNormalized, Kept::kOutputBit}) {
+      if (!can_keep(c.activation, kept)) continue;
       c.kept = kept;
       expect_in_place_is_the_same<float>(c);
       expect_in_place_is_the_same<BFloat16>(c);
@@ -69,6 +75,11 @@ TEST(AbnContract,
         expect_in_place_is_the_same<BFloat16>(
             {.shape = {2, 66, 66666}, .layout = layout, .kept = kept, .misaligned_by = misaligned_by});
       }
+  for (const Layout layout : kLayouts)
+    expect_in_place_is_the_same<float>({.shape = {2, 66, 33333},
+                                        .layout = layout,
+                                        .activation = Activation::kSiLU,
+                                        .kept = Kept::kOutputBit});
 }
 
 TEST(AbnContract, InputsThatAreNotWrittenOverStayAsTheyAre) {
@@ -91,6 +102,7 @@ TEST(AbnContract, StatisticsThenApplyEqualsForward) {
     forward.inv_std = whole.inv_std.data();
     kernels::cpu::abn_apply(c.layer<float>(), forward);
     EXPECT_TRUE(same_bytes(split.z.values(), whole.z.values()));
+    EXPECT_TRUE(same_bytes(split.branch.values(), whole.branch.values()));
   });
 }
 
@@ -100,6 +112,7 @@ TEST(AbnContract, ReduceThenApplyEqualsBackward) {
     run_cpu(c, whole);
     kernels::AbnBackward backward = split.backward(c);
     backward.kept = whole.z.data();
+    backward.branch = whole.branch.data();
     backward.inv_std = whole.inv_std.data();
     kernels::cpu::abn_backward_reduce(c.layer<float>(), backward);
     EXPECT_TRUE(same_bytes(split.sum_dy.values(), whole.sum_dy.values()));
@@ -121,6 +134,7 @@ TEST(AbnContract, AnyNumberOfThreadsGivesTheSameBytes) {
       AbnTensors<float> got(c);
       run_cpu(c, got);
       EXPECT_TRUE(same_bytes(got.z.values(), want.z.values())) << threads << " threads";
+      EXPECT_TRUE(same_bytes(got.branch.values(), want.branch.values())) << threads << " threads";
       EXPECT_TRUE(same_bytes(got.var.values(), want.var.values())) << threads << " threads";
       EXPECT_TRUE(same_bytes(got.dx.values(), want.dx.values())) << threads << " threads";
       EXPECT_TRUE(same_bytes(got.sum_dy_xhat.values(), want.sum_dy_xhat.values())) << threads << " threads";
@@ -134,8 +148,8 @@ TEST(AbnContract, AnyNumberOfThreadsGivesTheSameBytes) {
 template <class Body>
 void for_each_activation(const Body& body) {
   for (const auto& [activation, name] : kernels::kActivationNames) {
-    for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kNormalized, Kept::kInput})
-      if (kernels::is_invertible(activation) || kept != Kept::kOutput) body(activation, kept);
+    for (const Kept kept : kKinds)
+      if (can_keep(activation, kept)) body(activation, kept);
   }
 }
 

@@ -76,7 +76,7 @@ TEST(InstructionSet, WritingPastTheCachesWritesTheSame) {
           std::vector<float> out(2 * z.size(), -7),
               applied(2 * z.size(), -7);  // -7 where nothing may be written
           sweeps->backward({kRows, width, width}, leaky, kernels::cpu::From::kOutput, false,
-                           {a.data(), a.data(), a.data(), a.data(), b.data(), c.data(), d.data()},
+                           {a.data(), a.data(), a.data(), b.data(), c.data(), d.data()},
                            {z.data(), {nullptr, false}, dz.data()}, {out.data() + start, nullptr}, to);
           sweeps->apply({kRows, width, width}, leaky, kernels::cpu::Keep::kNothing,
                         {a.data(), b.data(), c.data(), d.data(), e.data()},
@@ -142,7 +142,7 @@ TYPED_TEST(EluAccuracy, LogarithmIsWithinTwoUlp) {
   const T zero = 0, one = 1;
   const auto& sweeps = kernels::cpu::current_instruction_set().kernels<T>().plane;
   sweeps.backward({1, 0, this->kCount}, this->kElu, kernels::cpu::From::kOutput, false,
-                  {&zero, &zero, &zero, &zero, &zero, &one, &zero}, {z.data(), {nullptr, false}, dz.data()},
+                  {&zero, &zero, &zero, &zero, &one, &zero}, {z.data(), {nullptr, false}, dz.data()},
                   {y.data(), nullptr}, kernels::cpu::Destination::kCaches);
   double worst = 0, worst_at = 0;
   for (std::size_t i = 0; i < z.size(); ++i) {

@@ -34,10 +34,8 @@ std::vector<double> numeric_gradient(const AbnCase& c, AbnTensors<double>& t, Bu
 
 TEST(Reference, GradientsEqualCentralDifferences) {
   for (const auto& [activation, name] : kernels::kActivationNames) {
-    for (const Kept kept :
-         {Kept::kOutput, Kept::kOutputForm1, Kept::kScaled, Kept::kNormalized, Kept::kInput}) {
-      if (!kernels::is_invertible(activation) && (kept == Kept::kOutput || kept == Kept::kOutputForm1))
-        continue;
+    for (const Kept kept : kKinds) {
+      if (!can_keep(activation, kept)) continue;
       for (const int residual : {0, 1, 2}) {
         const AbnCase c{.shape = {3, 4, 5},
                         .layout = residual == 1 ? Layout::kChannelsLast : Layout::kNCHW,

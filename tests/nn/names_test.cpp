@@ -21,15 +21,22 @@ TEST(Strategy, EveryNameIsParsedAndTheAliasMeansTheFusedLayer) {
 TEST(Strategy, APairThatCannotBeExactIsRefusedWithTheStrategiesThatCan) {
   for (const auto activation :
        {Activation::kReLU, Activation::kGELU, Activation::kSiLU, Activation::kHardSwish}) {
-    for (const auto strategy : {Strategy::kInplace1, Strategy::kInplace2}) {
+    const bool branches = activation == Activation::kGELU || activation == Activation::kSiLU;
+    for (const auto strategy : {Strategy::kInplace1, Strategy::kInplace2, Strategy::kInplace1Bit}) {
+      if (branches && strategy == Strategy::kInplace1Bit) continue;
       const auto error = usage_error([&] { Norm(4, NormOptions{strategy, activation}); });
       EXPECT_NE(error.find("'" + to_string(activation) + "' cannot be inverted"), std::string::npos) << error;
-      EXPECT_NE(error.find("standard, checkpoint, checkpoint_normalized, store_y"), std::string::npos)
+      EXPECT_NE(error.find(branches ? "standard, checkpoint, checkpoint_normalized, inplace_1bit, store_y"
+                                    : "standard, checkpoint, checkpoint_normalized, store_y"),
+                std::string::npos)
           << error;
     }
     for (const auto strategy :
          {Strategy::kStandard, Strategy::kCheckpoint, Strategy::kCheckpointNormalized, Strategy::kStoreY})
       EXPECT_NO_THROW(Norm(4, NormOptions{strategy, activation}));
+    if (branches) {
+      EXPECT_NO_THROW(Norm(4, NormOptions{Strategy::kInplace1Bit, activation}));
+    }
     usage_error([&] { InPlaceABN(InPlaceABNOptions(4).activation(activation)); });
   }
 }
@@ -37,7 +44,7 @@ TEST(Strategy, APairThatCannotBeExactIsRefusedWithTheStrategiesThatCan) {
 TEST(Strategy, AnUnknownNameGetsTheNearestOne) {
   EXPECT_EQ(usage_error([] { parse_strategy("inplce_2"); }),
             "unknown strategy 'inplce_2'; did you mean 'inplace_2'? (known: standard, checkpoint, "
-            "checkpoint_normalized, inplace_1, inplace_2, inplace, store_y)");
+            "checkpoint_normalized, inplace_1, inplace_2, inplace, inplace_1bit, store_y)");
 }
 
 TEST(Activation, EveryNameIsParsedBack) {

@@ -133,6 +133,38 @@ TEST(AbnDegenerate, EluWhoseNegativeSideSaturatesKeepsXHat) {
   });
 }
 
+TEST(AbnDegenerate, ABranchWhoseFlatEndsHideYKeepsXHat) {
+  // Deep on the falling branch z underflows; all around the minimum it hardly moves. Both in the gradients of
+  // the channel itself, against a tensor of others.
+  struct Hidden {
+    double weight, bias;
+    bool f32, f64;  // whether that storage cannot tell
+  };
+  for (const auto activation : {Activation::kGELU, Activation::kGELUTanh}) {
+    const bool tanh = activation == Activation::kGELUTanh;  // whose tail is the shorter one
+    for (const Hidden& h :
+         {Hidden{1, 0, false, false}, Hidden{3, -6, true, tanh}, Hidden{0.5, -12, true, false},
+          Hidden{12, 0, true, true}, Hidden{0.05, -0.75, true, false}, Hidden{0.05, -0.4, false, false}}) {
+      for_each_form([&](at::ScalarType dtype, bool in_place) {
+        LayerCase c = case_with_weight(dtype, h.weight, h.bias);
+        {
+          const at::NoGradGuard no_grad;
+          for (const int64_t other : {0, 1, 2, 4, 5, 6, 7}) c.weight->select(0, other).fill_(1);
+          for (const int64_t other : {0, 1, 2, 4, 5, 6, 7}) c.bias->select(0, other).zero_();
+        }
+        c.options.activation = activation;
+        c.options.keep = Kept::kOutputBit;
+        reset_abn_fallback_count();
+        expect_right(c, in_place);
+        EXPECT_EQ(abn_side_channel_count(), (dtype == at::kFloat ? h.f32 : h.f64) ? 1 : 0) << c.name;
+        const Outcome got = run_layer(c, in_place), want = run_truth(c);
+        if (want.dx.select(1, 3).norm().item<double>() < 1e-3 * want.dx.norm().item<double>()) return;
+        EXPECT_LE(relative_error(got.dx.select(1, 3), want.dx.select(1, 3)), 2 * tolerance(dtype)) << c.name;
+      });
+    }
+  }
+}
+
 TEST(AbnDegenerate, StridedParametersAreReadAsTheyAre) {
   const at::Tensor wide = torch::ones({4, 2});
   wide.select(1, 0).zero_();  // every second value, which a reader of dense memory would see

@@ -1,6 +1,7 @@
 // What the layer may keep for backward, every activation, residuals, 16-bit storage: values and gradients
 // against libtorch's own layers in f64.
 #include "palimpsest/kernels/activation_name.h"
+#include "palimpsest/memory/counting_allocator.h"
 #include "tests/ops/layer_case.h"
 
 #include <gtest/gtest.h>
@@ -8,16 +9,12 @@
 namespace palimpsest::ops::tests {
 namespace {
 
-bool from_output(Kept keep) {
-  return keep == Kept::kOutput || keep == Kept::kOutputForm1;
-}
-
 // Every activation with everything it can keep.
 template <class Body>
 void for_each_pair(const Body& body) {
   for (const auto& [activation, name] : kernels::kActivationNames)
     for (const Kept keep : kEveryKept)
-      if (!from_output(keep) || kernels::is_invertible(activation)) body(activation, std::string(name), keep);
+      if (can_keep(activation, keep)) body(activation, std::string(name), keep);
 }
 
 LayerCase make(at::ScalarType dtype, Activation activation, const std::string& name, Kept keep,
@@ -123,14 +120,46 @@ TEST(AbnKeep, WhatIsKeptMayNotBeChangedBeforeBackward) {
   for (const Kept keep : kEveryKept) {
     at::Tensor leaf = torch::randn({4, 6, 5}).set_requires_grad(true);
     at::Tensor x = leaf * 2;
-    AbnOptions options;
-    options.keep = keep;
-    at::Tensor z = abn_(keep == Kept::kInput ? x : x, std::nullopt, std::nullopt, std::nullopt, std::nullopt,
-                        keep == Kept::kInput ? AbnOptions{} : options);
+    at::Tensor z = abn_(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt,
+                        keep == Kept::kInput ? AbnOptions{} : options_with(keep));
     x.detach().add_(1);
     EXPECT_NE(error_of([&] { z.sum().backward(); }).find("modified by an inplace operation"),
               std::string::npos);
   }
+}
+
+TEST(AbnKeep, BranchesAreFoundInAnyLayoutAndAnyStride) {
+  for (const auto activation : {Activation::kGELU, Activation::kSiLU}) {
+    for_each_form([&](at::ScalarType dtype, bool in_place) {
+      for (const int form : {0, 1, 2, 3, 4}) {
+        LayerCase c =
+            make_case(form == 4 ? std::vector<int64_t>{29, 13} : std::vector<int64_t>{3, 13, 5, 7}, dtype);
+        c.name = "form " + std::to_string(form);
+        c.options.activation = activation;
+        c.options.keep = Kept::kOutputBit;
+        if (form == 1) c.base = c.base.contiguous(at::MemoryFormat::ChannelsLast);
+        if (form == 2)
+          c.view = [](const at::Tensor& t) { return t.transpose(2, 3).contiguous().transpose(2, 3); };
+        if (form == 3) c.view = [](const at::Tensor& t) { return at::cat({t, t}, 1).slice(1, 0, 13); };
+        expect_right(c, in_place);
+      }
+    });
+  }
+}
+
+TEST(AbnKeep, ALayerThatIsOnlyEvaluatedStoresNoBits) {
+  const LayerCase c = make_case({4, 6, 5, 7}, at::kFloat);
+  const torch::NoGradGuard no_grad;
+  const auto z = [&](Kept keep) {
+    AbnOptions options;
+    options.activation = Activation::kGELU;
+    options.keep = keep;
+    return abn(c.base, c.weight, c.bias, std::nullopt, std::nullopt, options);
+  };
+  const int64_t before = memory::memory_stats().current_bytes;
+  const at::Tensor got = z(Kept::kOutputBit);
+  EXPECT_EQ(memory::memory_stats().current_bytes - before, c.base.numel() * 4);
+  EXPECT_LE(relative_error(got, z(Kept::kInput)), tolerance(at::kFloat));
 }
 
 TEST(AbnKeep, FrozenIdentityWithFrozenParametersKeepsNothing) {

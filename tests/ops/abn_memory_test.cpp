@@ -43,6 +43,20 @@ TEST(AbnMemory, InPlaceKeepsNothingButOneVectorMore) {
   }
 }
 
+TEST(AbnMemory, ABitAnElementIsAllThatABranchCosts) {
+  const at::Tensor leaf = torch::randn({2, 64, 32, 32}).set_requires_grad(true);
+  const at::Tensor weight = torch::ones(64).set_requires_grad(true);
+  const at::Tensor x = non_leaf(leaf);
+  const int64_t bytes = x.numel() * 4, before = live();
+  const AbnOptions options = options_with(Kept::kOutputBit);
+  const at::Tensor z = abn_(x, weight, std::nullopt, std::nullopt, std::nullopt, options);
+  EXPECT_EQ(live() - before, bytes / 32 + 3 + 64 * 8) << "the bits, room to read the last ones, inv_std";
+  const at::Tensor y = at::batch_norm(leaf, weight, {}, {}, {}, true, 0.1, 1e-5, false);
+  EXPECT_LE(relative_error(torch::autograd::grad({z.sum()}, {weight})[0],
+                           torch::autograd::grad({at::gelu(y).sum()}, {weight})[0]),
+            1e-4);
+}
+
 TEST(AbnMemory, OutOfPlaceKeepsTheOutputAndOneVector) {
   const at::Tensor leaf = torch::randn({2, 64, 32, 32}).set_requires_grad(true);
   const at::Tensor weight = torch::ones(64).set_requires_grad(true);
@@ -143,13 +157,17 @@ TEST(AbnMemory, AThousandForwardPassesWithoutBackwardLeaveNothingBehind) {
   const auto pass = [&](int form) {
     at::Tensor x = non_leaf(leaf);
     if (form == 1) x = x.slice(1, 0, 8).view({2, 8, 64});  // a view's base must not be held either
-    if (form == 2) {
+    if (form >= 4) {
+      const AbnOptions options = options_with(Kept::kOutputBit);
+      if (form == 4) abn(x, weight, std::nullopt, std::nullopt, std::nullopt, options);
+      if (form == 5) abn_(x, weight, std::nullopt, std::nullopt, std::nullopt, options);
+    } else if (form == 2) {
       abn(x, weight, std::nullopt, std::nullopt, std::nullopt);
     } else {
       abn_(x, form == 3 ? zeros : weight, std::nullopt, std::nullopt, std::nullopt);
     }
   };
-  for (int form = 0; form < 4; ++form) {
+  for (int form = 0; form < 6; ++form) {
     pass(form);
     const int64_t before = live();
     for (int i = 0; i < 1000; ++i) pass(form);

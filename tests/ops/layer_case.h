@@ -13,8 +13,22 @@ namespace palimpsest::ops::tests {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-constexpr Kept kEveryKept[] = {Kept::kOutput, Kept::kOutputForm1, Kept::kScaled, Kept::kNormalized,
-                               Kept::kInput};
+constexpr Kept kEveryKept[] = {Kept::kOutput,     Kept::kOutputForm1, Kept::kScaled,
+                               Kept::kNormalized, Kept::kInput,       Kept::kOutputBit};
+
+/// Whether backward of a layer with this activation can start from that.
+constexpr bool can_keep(Activation activation, Kept keep) {
+  if (keep == Kept::kOutputBit) return kernels::has_branches(activation);
+  return !keeps_output(keep) || kernels::is_invertible(activation);
+}
+
+/// A layer that keeps that, with leaky ReLU where it can.
+inline AbnOptions options_with(Kept keep) {
+  AbnOptions options;
+  options.keep = keep;
+  if (!can_keep(options.activation, keep)) options.activation = Activation::kGELU;
+  return options;
+}
 
 /// What to run. `base` is a dense leaf; the layer's input is view(base.clone()), so that in-place calls have
 /// a non-leaf, strides can be odd, and gradients are read at `base`.

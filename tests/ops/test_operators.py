@@ -15,6 +15,13 @@ abn = torch.ops.palimpsest.abn
 abn_ = torch.ops.palimpsest.abn_
 max_pool2d = torch.ops.palimpsest.max_pool2d
 
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    """What one test compiled must not count against another's limit of recompilations."""
+    torch._dynamo.reset()
+
+
 ACTIVATIONS = [("leaky_relu", 0.01), ("leaky_relu", 0.3), ("elu", 1.0), ("elu", 0.4), ("identity", 0.0)]
 
 
@@ -42,17 +49,18 @@ def arguments(dtype=torch.float64, shape=(3, 4, 3, 2), requires_grad=True, seed=
 class Layer(torch.nn.Module):
     """A convolution and the layer behind it, out of place or in place."""
 
-    def __init__(self, in_place):
+    def __init__(self, in_place, **options):
         super().__init__()
         torch.manual_seed(3)
         self.in_place = in_place
+        self.options = options
         self.conv = torch.nn.Conv2d(3, 8, 3, padding=1)
         self.norm = torch.nn.BatchNorm2d(8)
 
     def forward(self, x):
         n = self.norm
         layer = abn_ if self.in_place else abn
-        return layer(self.conv(x), n.weight, n.bias, n.running_mean, n.running_var, self.training)
+        return layer(self.conv(x), n.weight, n.bias, n.running_mean, n.running_var, self.training, **self.options)
 
 
 def test_the_schemas_are_the_contract():
@@ -92,6 +100,23 @@ def test_gradients_are_those_of_finite_differences(activation, param, in_place, 
     assert gradcheck(lambda *t: run(*t, mean, var), (channels_last, weight, bias))
 
 
+@pytest.mark.parametrize("activation", ["gelu", "gelu_tanh", "silu"])
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_bit_an_element_gives_the_gradients_of_finite_differences(activation, in_place, training):
+    x, weight, bias, mean, var = arguments()
+    residual = torch.randn(x.shape, dtype=x.dtype, generator=torch.Generator().manual_seed(8), requires_grad=True)
+
+    def run(x, weight, bias, residual):
+        layer = abn_ if in_place else abn
+        return layer(x.clone(), weight, bias, mean.clone(), var.clone(), training, activation=activation,
+                     residual=residual, keep="output_bit")
+
+    assert gradcheck(run, (x, weight, bias, residual))
+    channels_last = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
+    assert gradcheck(run, (channels_last, weight, bias, residual))
+
+
 @pytest.mark.parametrize("weight_value", [None, 0.0])
 @pytest.mark.parametrize("training", [True, False])
 def test_opcheck_passes(training, weight_value):
@@ -100,6 +125,7 @@ def test_opcheck_passes(training, weight_value):
         weight = torch.full_like(weight, weight_value).requires_grad_()
     opcheck(abn.default, (x, weight, bias, mean, var, training))
     opcheck(abn.default, (x, None, None, mean, var, training))
+    opcheck(abn.default, (x, weight, bias, mean, var, training), {"activation": "gelu", "keep": "output_bit"})
     # The in-place form takes no leaf that requires grad, so x itself does not.
     opcheck(abn_.default, (x.detach(), weight, bias, mean, var, training))
 
@@ -117,31 +143,34 @@ def test_opcheck_sees_the_mutations_that_the_schema_names(training):
 def test_opcheck_passes_for_the_inner_operators(training):
     x, weight, bias, mean, var = arguments(torch.float32, requires_grad=False)
     frozen = (None, None) if training else (mean, var)
-    for keep, residual in (("output", None), ("output", torch.randn_like(x)), ("scaled", None), ("input", None)):
-        settings = (residual, weight, bias, "leaky_relu", 0.01, keep, False)
+    for keep, residual in (("output", None), ("output", torch.randn_like(x)), ("scaled", None), ("input", None),
+                           ("output_bit", None), ("output_bit", torch.randn_like(x))):
+        settings = (residual, weight, bias, "silu" if keep == "output_bit" else "leaky_relu", 0.01, keep, False)
         forward = (x, *settings, *frozen, 1e-5, True)
         opcheck(torch.ops.palimpsest.abn_forward.default, forward)
         if keep != "input":
             opcheck(torch.ops.palimpsest.abn_forward_.default, forward)
         z, kept, side, mean_, _, inv_std = torch.ops.palimpsest.abn_forward(*forward)
-        kept = {"output": z, "scaled": kept, "input": x}[keep]
+        branch = kept if keep == "output_bit" else None
+        kept = {"output": z, "output_bit": z, "scaled": kept, "input": x}[keep]
         opcheck(torch.ops.palimpsest.abn_rebuild.default, (kept, *settings, mean_, inv_std))
         for need_sums in (True, False):
-            backward = (torch.randn_like(z), kept, side, *settings, mean_, inv_std, training, need_sums)
-            need_residual = residual is not None
-            opcheck(torch.ops.palimpsest.abn_backward_.default, (*backward, need_residual))
+            backward = (torch.randn_like(z), kept, branch, side, *settings, mean_, inv_std, training, need_sums)
+            need_residual, need_z = residual is not None, keep in ("scaled", "input")
+            opcheck(torch.ops.palimpsest.abn_backward_.default, (*backward, need_z, need_residual))
             for need_dx in (True, False):
-                opcheck(torch.ops.palimpsest.abn_backward.default, (*backward, need_dx, need_residual))
+                opcheck(torch.ops.palimpsest.abn_backward.default, (*backward, need_z, need_dx, need_residual))
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("channels_last", [False, True])
-def test_compiled_modules_give_the_eager_gradients_and_update_statistics_once(in_place, channels_last):
+@pytest.mark.parametrize("options", [{}, {"activation": "silu", "keep": "output_bit"}], ids=["leaky_relu", "silu"])
+def test_compiled_modules_give_the_eager_gradients_and_update_statistics_once(in_place, channels_last, options):
     torch.manual_seed(1)
     x = torch.randn(4, 3, 6, 5)
     if channels_last:
         x = x.contiguous(memory_format=torch.channels_last)
-    eager, compiled = Layer(in_place), Layer(in_place)
+    eager, compiled = Layer(in_place, **options), Layer(in_place, **options)
     results = []
     for module, call in ((eager, eager), (compiled, torch.compile(compiled, fullgraph=True, backend="aot_eager"))):
         z = call(x)
@@ -152,8 +181,9 @@ def test_compiled_modules_give_the_eager_gradients_and_update_statistics_once(in
     assert results[0][0].stride() == results[1][0].stride()
 
 
-def test_compiled_modules_take_another_batch_size_and_evaluate():
-    module = Layer(in_place=False)
+@pytest.mark.parametrize("options", [{}, {"activation": "silu", "keep": "output_bit"}], ids=["leaky_relu", "silu"])
+def test_compiled_modules_take_another_batch_size_and_evaluate(options):
+    module = Layer(in_place=False, **options)
     call = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
     for batch in (2, 5):
         x = torch.randn(batch, 3, 6, 5)
@@ -212,15 +242,18 @@ def test_export_keeps_the_operator_and_shows_the_mutation():
 
 
 def test_saved_tensor_hooks_that_copy_elsewhere_do_no_harm():
-    for weight_value in (1.0, 0.0):
+    bits = {"activation": "gelu", "keep": "output_bit"}
+    for weight_value, options in ((1.0, {}), (0.0, {}), (1.0, bits), (0.0, bits)):
         x, weight, bias, _, _ = arguments(torch.float64)
         x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
         weight = torch.full_like(weight, weight_value).requires_grad_()
-        want = torch.autograd.grad(reference(x, weight, bias, None, None).square().sum(), (x, weight, bias))
+        plain = reference(x, weight, bias, None, None, activation="identity" if options else "leaky_relu")
+        plain = torch.nn.functional.gelu(plain) if options else plain
+        want = torch.autograd.grad(plain.square().sum(), (x, weight, bias))
         # The copy is contiguous, whatever the original was.
         hooks = torch.autograd.graph.saved_tensors_hooks(lambda t: t.clone(memory_format=torch.contiguous_format), lambda t: t)
         with hooks:
-            loss = abn(x, weight, bias, None, None).square().sum()
+            loss = abn(x, weight, bias, None, None, **options).square().sum()
         for g, w in zip(torch.autograd.grad(loss, (x, weight, bias)), want):
             torch.testing.assert_close(g, w)
 
@@ -251,6 +284,9 @@ def test_what_autocast_hands_over_is_taken_as_it_is():
         ({"activation": "leaky_rellu"}, r"\[abn\] unknown activation 'leaky_rellu'; did you mean 'leaky_relu'\?"),
         ({"activation": "zzz"}, r"\[abn\] unknown activation 'zzz' \(known: leaky_relu, elu, identity, "),
         ({"activation": "relu"}, r"\[abn\] a layer that keeps its output only needs an activation that can be inverted, got 'relu'"),
+        ({"activation": "gelu"}, r"inverted, got 'gelu'; keep 'output_bit', 'scaled' \(y\)"),
+        ({"keep": "output_bit"}, r"falling from a rising branch is for .*, got 'leaky_relu'; keep 'output' with it"),
+        ({"activation": "relu", "keep": "output_bit"}, r"rising branch is for .*, got 'relu'; keep 'scaled' \(y\)"),
         ({"residual": torch.zeros(2)}, r"\[abn\] residual must have the shape of x, .*, got \[2\]"),
         ({"group": "world"}, r"\[abn\] .* process group are not supported yet, got group 'world'"),
         ({"activation_param": 0.0}, r"\[abn\] leaky_relu's slope must be in \(0, 1\]"),

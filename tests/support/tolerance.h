@@ -28,6 +28,16 @@ constexpr Tolerance tolerance(DType dtype) {
   return {0, 0};
 }
 
+/// Where y comes from z and a bit, one element may be wrong by what the rounding of z leaves open of y at the
+/// minimum, the square root of epsilon; the whole tensor may not.
+constexpr Tolerance branch_tolerance(DType dtype) {
+  const double element = dtype == DType::f64   ? 1e-8
+                         : dtype == DType::f32 ? 5e-4
+                         : dtype == DType::f16 ? 3e-2
+                                               : 1e-1;
+  return {tolerance(dtype).relative_l2, element};
+}
+
 /// Central differences in double: their own error, from the step and from rounding, is 1e-8 of the gradient's
 /// size.
 constexpr Tolerance kNumericGradient{1e-7, 1e-6};
@@ -35,5 +45,11 @@ constexpr double kNumericStep = 1e-5;
 
 /// exp(v) - 1 and log(1 + u) of the vector kernels, in units in the last place of the result.
 constexpr double kExponentialUlp = 2;
+
+/// How well act(y) is computed on the way from z to y, in units in the last place, near its minimum.
+constexpr double kActivationUlp = 5;
+
+/// y from z and its branch, beyond what the rounding of z leaves open: epsilon * (1 + |y|).
+constexpr double kBranchInverseUlp = 4;
 
 }  // namespace palimpsest::testing

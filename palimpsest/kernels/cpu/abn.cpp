@@ -70,7 +70,7 @@ class Call {
     } else {
       const int64_t pieces = panels * segments;
       run(pieces, [&](int64_t i) { sweep_first(i % panels, i / panels); });
-      run(panels, channels);
+      run(layer_.shape.c, between);  // not by panel: often there is one, and this is a tenth of the time
       run_backwards(pieces, [&](int64_t i) { sweep_second(i % panels, i / panels); });
     }
   }
@@ -123,8 +123,8 @@ class Call {
   }
 
   void apply(const Piece& piece, const AbnForward& t) const {
-    apply(piece, t, static_cast<const S*>(t.x), keep() == Keep::kNothing ? nullptr : static_cast<S*>(t.kept),
-          keep());
+    const bool apart = keep() == Keep::kScaled || keep() == Keep::kNormalized;
+    apply(piece, t, static_cast<const S*>(t.x), apart ? static_cast<S*>(t.kept) : nullptr, keep());
   }
 
   void rebuild(const Piece& piece, const AbnForward& t) const {
@@ -138,16 +138,16 @@ class Call {
     const double w = value_or<T>(t.weight, c, 1), b = value_or<T>(t.bias, c, 0);
     switch (layer_.kept) {
       case Kept::kOutput:
-        return set(c, {b, 0, 0, 0});
-      case Kept::kOutputForm1:
-        return set(c, {b, 0, 1 / w, 0});
+      case Kept::kOutputBit:
       case Kept::kScaled:
-        return set(c, {b, 0, 1, -0.0});
+        return set(c, {b, 0, 0});
+      case Kept::kOutputForm1:
+        return set(c, {b, 1 / w, 0});
       case Kept::kNormalized:
-        return set(c, {0, 0, w, b});
+        return set(c, {0, w, b});
       case Kept::kInput: {
         const double scale = w * t.inv_std[c];
-        return set(c, {t.mean[c], t.mean[c], scale, b - low_part(t.mean[c]) * scale});
+        return set(c, {t.mean[c], scale, b - low_part(t.mean[c]) * scale});
       }
     }
   }
@@ -175,20 +175,23 @@ class Call {
     const double mean_dy = value_or<T>(t.sum_dy, c, 0) / m,
                  mean_dy_xhat = value_or<T>(t.sum_dy_xhat, c, 0) / m;
     // Where t = w * xhat, the weight cancels rather than being divided by.
-    const bool scaled = layer_.kept == Kept::kOutput || layer_.kept == Kept::kScaled;
+    const bool scaled =
+        layer_.kept == Kept::kOutput || layer_.kept == Kept::kOutputBit || layer_.kept == Kept::kScaled;
     const double per_t = -mean_dy_xhat * (scaled ? t.inv_std[c] : wr * normalizer(c, t).scale);
     const double offset = scaled ? 0 : normalizer(c, t).offset;
     const double values[] = {wr, per_t, -wr * mean_dy - per_t * offset};
-    for (int k = 0; k < 3; ++k) coefficients_[4 + k][c] = static_cast<T>(values[k]);
+    for (int k = 0; k < 3; ++k) coefficients_[3 + k][c] = static_cast<T>(values[k]);
   }
 
   void backward(const Piece& piece, const AbnBackward& t) const {
     S* const dx = static_cast<S*>(t.dx);
     S* const dresidual = static_cast<S*>(t.dresidual);
-    sweeps_.backward(piece.block, activation(), from(), is_frozen(t), backward_coefficients(piece),
-                     gradient_tensors(piece, t),
-                     {dx + piece.offset, dresidual ? dresidual + piece.offset : nullptr},
-                     destination(piece.block, static_cast<const S*>(t.dz), dx));
+    S* const z = static_cast<S*>(t.z);
+    sweeps_.backward(
+        piece.block, activation(), from(), is_frozen(t), backward_coefficients(piece),
+        gradient_tensors(piece, t),
+        {dx + piece.offset, dresidual ? dresidual + piece.offset : nullptr, z ? z + piece.offset : nullptr},
+        destination(piece.block, static_cast<const S*>(t.dz), dx));
   }
 
   static bool is_frozen(const AbnBackward& t) { return !t.sum_dy || !t.sum_dy_xhat; }
@@ -199,7 +202,7 @@ class Call {
   }
 
  private:
-  static constexpr int kCoefficients = 7;
+  static constexpr int kCoefficients = 6;
 
   /// xhat = (t - offset) * scale.
   struct Normalizer {
@@ -217,12 +220,15 @@ class Call {
   Keep keep() const {
     return layer_.kept == Kept::kScaled       ? Keep::kScaled
            : layer_.kept == Kept::kNormalized ? Keep::kNormalized
+           : layer_.kept == Kept::kOutputBit  ? Keep::kBranch
                                               : Keep::kNothing;
   }
 
   From from() const {
     return layer_.kept == Kept::kOutput        ? From::kOutput
            : layer_.kept == Kept::kOutputForm1 ? From::kNormalized
+           : layer_.kept == Kept::kOutputBit   ? From::kBranch
+           : layer_.kept == Kept::kScaled      ? From::kScaled
                                                : From::kBefore;
   }
 
@@ -239,19 +245,24 @@ class Call {
     const auto at = [&](int k) { return coefficients_[k] + piece.first_channel; };
     S* const z = static_cast<S*>(t.z);
     sweeps_.apply(piece.block, activation(), keep, {at(0), at(1), at(2), at(3), at(4)},
-                  {from + piece.offset, residual(piece, t.residual), z + piece.offset,
-                   kept ? kept + piece.offset : nullptr},
+                  {from + piece.offset,
+                   residual(piece, t.residual),
+                   z + piece.offset,
+                   kept ? kept + piece.offset : nullptr,
+                   {t.branch, piece.offset}},
                   destination(piece.block, from, z));
   }
 
   GradientTensors<S> gradient_tensors(const Piece& piece, const AbnBackward& t) const {
-    return {static_cast<const S*>(t.kept) + piece.offset, residual(piece, t.residual),
-            static_cast<const S*>(t.dz) + piece.offset};
+    return {static_cast<const S*>(t.kept) + piece.offset,
+            residual(piece, t.residual),
+            static_cast<const S*>(t.dz) + piece.offset,
+            {t.branch, piece.offset}};
   }
 
   BackwardCoefficients<T> backward_coefficients(const Piece& piece) const {
     const auto at = [&](int k) { return coefficients_[k] + piece.first_channel; };
-    return {at(0), at(1), at(2), at(3), at(4), at(5), at(6)};
+    return {at(0), at(1), at(2), at(3), at(4), at(5)};
   }
 
   // Past the caches only in whole lines, or in rows so long that their ends do not matter: at 14 x 14 pixels,

@@ -4,6 +4,7 @@
 
 #include "palimpsest/kernels/cpu/abn_kernels.h"
 #include "palimpsest/kernels/cpu/any_activation.h"
+#include "palimpsest/kernels/cpu/branch_bits.h"
 #include "palimpsest/kernels/cpu/storage.h"
 #include "palimpsest/kernels/cpu/sweep.h"
 
@@ -41,6 +42,60 @@ void apply_rows(Block block, const Act& act, const ApplyCoefficients<MathsOf<S>>
       });
 }
 
+/// Stores which branch each y of the block lies on.
+template <class S, class V, bool kPlane>
+void branch_rows(Block block, MathsOf<S> minimum, const ApplyCoefficients<MathsOf<S>>& k,
+                 const ApplyTensors<S>& t) {
+  using T = MathsOf<S>;
+  constexpr int64_t kLanes = lanes<T, V>();
+  const PerChannel<T, V, kPlane> mean(k.mean), scale(k.scale), shift(k.shift);
+  const auto rising = [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+    V y = (load_as<V>(t.x + i) - mean.at(j)) * scale.at(j) + shift.at(j);
+    if (t.residual.values) y += residual_at<V>(t.residual, i);
+    return lane_bits<T>(y > minimum);
+  };
+  const int64_t rest = block.width % kLanes, whole = block.width - rest;
+  for (int64_t row = 0; row < block.rows; ++row) {
+    const int64_t at = row * block.stride;
+    BitWriter writer(t.branch.bytes, t.branch.first + at);
+    for (int64_t j = 0; j < whole; j += kLanes) writer.append(rising(at + j, j), kLanes);
+    if (rest > 0) {  // the vector that ends the row, without the lanes that were written already
+      const int64_t last = block.width - kLanes;
+      writer.append(rising(at + last, last) >> (kLanes - rest), static_cast<uint32_t>(rest));
+    }
+    writer.finish();
+  }
+}
+
+/// Both branch and z, some values at a time: x, which z may replace, comes from memory once.
+template <class S, bool kPlane>
+void apply_branches(Block block, ActivationChoice activation, const ApplyCoefficients<MathsOf<S>>& k,
+                    const ApplyTensors<S>& t, Destination to) {
+  using T = MathsOf<S>;
+  constexpr int64_t kMost = 8192;  // 32 KiB of f32
+  const T minimum = minimum_at<T>(activation.kind);
+  const auto chunk = [&](Block part, int64_t at) PALIMPSEST_INLINE_LAMBDA {
+    with_any_activation<S>(
+        activation, block.width, [&]<class V>(const auto& act, V) PALIMPSEST_INLINE_LAMBDA {
+          const ApplyTensors<S> from{t.x + at,
+                                     {t.residual.values ? t.residual.values + at : nullptr, t.residual.relu},
+                                     t.z + at,
+                                     nullptr,
+                                     {t.branch.bytes, t.branch.first + at}};
+          branch_rows<S, V, kPlane>(part, minimum, k, from);
+          t.residual.values ? apply_rows<S, V, kPlane, Keep::kNothing, true>(part, act, k, from, to)
+                            : apply_rows<S, V, kPlane, Keep::kNothing, false>(part, act, k, from, to);
+        });
+  };
+  if constexpr (kPlane) {
+    for_plane_chunks(block, kMost, chunk);
+  } else {
+    const int64_t rows = block.width < kMost ? kMost / block.width : 1;
+    for (int64_t row = 0; row < block.rows; row += rows)
+      chunk(Block{smaller(rows, block.rows - row), block.stride, block.width}, row * block.stride);
+  }
+}
+
 template <class S, bool kPlane>
 void apply(Block block, ActivationChoice activation, Keep keep, const ApplyCoefficients<MathsOf<S>>& k,
            const ApplyTensors<S>& t, Destination to) {
@@ -54,6 +109,7 @@ void apply(Block block, ActivationChoice activation, Keep keep, const ApplyCoeff
   if (keep == Keep::kNothing) with_keep(Constant<Keep::kNothing>{});
   if (keep == Keep::kScaled) with_keep(Constant<Keep::kScaled>{});
   if (keep == Keep::kNormalized) with_keep(Constant<Keep::kNormalized>{});
+  if (keep == Keep::kBranch) apply_branches<S, kPlane>(block, activation, k, t, to);
   if (to == Destination::kPastCaches) fence();
 }
 

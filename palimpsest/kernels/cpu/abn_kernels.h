@@ -31,6 +31,7 @@ enum class Keep {
   kNothing,
   kScaled,      ///< y
   kNormalized,  ///< x-hat
+  kBranch,      ///< one bit: y > y_min
 };
 
 /// k = (x - mean) * scale + shift, and y = k, or y = k * weight + bias where x-hat = k is kept. `mean` is
@@ -49,14 +50,15 @@ struct ApplyCoefficients {
 enum class From {
   kOutput,      ///< z: t = act^-1(z) - residual - center
   kNormalized,  ///< the same times `scale` = 1 / weight: t = x-hat, the paper's form I
-  kBefore,      ///< k before the activation: y = (k - mean) * scale + shift, t = k - center
+  kScaled,      ///< y without the residual: t = y - center
+  kBefore,      ///< k before the activation: t = k - center, y = t * scale + shift + residual
+  kBranch,      ///< as kOutput, for z of an activation with two branches and the bit that says which
 };
 
 /// dx = dy * per_dy + t * per_t + constant.
 template <class T>
 struct BackwardCoefficients {
   const T* center;
-  const T* mean;
   const T* scale;
   const T* shift;
   const T* per_dy;
@@ -80,12 +82,20 @@ struct Residual {
   bool relu;
 };
 
+/// Bit `first + i` belongs to the value at offset i: see branch_bytes in kernels/branch_inverse.h.
+template <class Byte>
+struct BranchBits {
+  Byte* bytes = nullptr;
+  int64_t first = 0;
+};
+
 template <class S>
 struct ApplyTensors {
   const S* x;
   Residual<S> residual;
-  S* z;     ///< may be x
-  S* kept;  ///< may be x; null for Keep::kNothing
+  S* z;                          ///< may be x
+  S* kept;                       ///< may be x; null but for kScaled and kNormalized
+  BranchBits<uint8_t> branch{};  ///< for Keep::kBranch; zeros
 };
 
 template <class S>
@@ -93,12 +103,14 @@ struct GradientTensors {
   const S* kept;
   Residual<S> residual;
   const S* dz;
+  BranchBits<const uint8_t> branch{};  ///< for From::kBranch
 };
 
 template <class S>
 struct BackwardOutputs {
   S* dx;         ///< may be dz
   S* dresidual;  ///< may be null
+  S* z;          ///< may be null; act(y), for From::kScaled and kBefore
 };
 
 /// The sweeps of one geometry over storage in S, with maths in T. f64 sums out; inside, runs of at most a few

@@ -2,6 +2,7 @@
 
 // As vector.h: only for units that are compiled once per instruction set.
 
+#include "palimpsest/kernels/branch_inverse.h"
 #include "palimpsest/kernels/cpu/abn_kernels.h"
 #include "palimpsest/kernels/cpu/storage.h"
 #include "palimpsest/kernels/cpu/sweep.h"
@@ -52,6 +53,15 @@ __attribute__((noinline)) V any_derivative_at(Activation kind, ActivationArgumen
   return d;
 }
 
+template <class T, class V, class Mask>
+__attribute__((noinline)) Recovered<V> any_recover(Activation kind, Precision precision, V z, Mask rising) {
+  Recovered<V> result{};
+  dispatch_activation<T>(kind, {0, precision}, [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
+    if constexpr (InvertibleByBranch<Act>) result = recover<T>(act, precision, z, rising);
+  });
+  return result;
+}
+
 /// Whichever activation `kind` names, chosen at each call.
 template <class T>
 struct AnyActivation {
@@ -74,7 +84,20 @@ struct AnyActivation {
   PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
     return any_derivative_at<T>(kind, arguments, y);
   }
+  template <class V, class Mask>
+  PALIMPSEST_HOST_DEVICE Recovered<V> recover(V z, Mask rising) const {
+    return any_recover<T>(kind, arguments.precision, z, rising);
+  }
 };
+
+/// Calls function(activation, V{}) with the one that stands for all.
+template <class S, class Function>
+PALIMPSEST_HOST_DEVICE void with_any_activation(ActivationChoice choice, int64_t width,
+                                                const Function& function) {
+  using T = MathsOf<S>;
+  const AnyActivation<T> activation{choice.kind, {choice.param, precision_of<S>()}};
+  with_lanes<T>(width, [&](auto v) PALIMPSEST_INLINE_LAMBDA { function(activation, v); });
+}
 
 /// Calls function(activation, V{}): the straight-line activations over whole vectors have sweeps of their
 /// own, all others and rows that are shorter than a vector share one. kNeedsInverse: ReLU is none of them.
@@ -83,13 +106,13 @@ PALIMPSEST_HOST_DEVICE void with_activation(ActivationChoice choice, int64_t wid
                                             const Function& function) {
   using T = MathsOf<S>;
   const ActivationArguments a{choice.param, precision_of<S>()};
-  if (width < lanes<T, Vector<T>>()) return function(AnyActivation<T>{choice.kind, a}, T{});
+  if (width < lanes<T, Vector<T>>()) return with_any_activation<S>(choice, width, function);
   if (choice.kind == Activation::kLeakyReLU) return function(LeakyReLU<T>(a), Vector<T>{});
   if (choice.kind == Activation::kIdentity)
     return function(LeakyReLU<T>(ActivationArguments{1, a.precision}), Vector<T>{});
   if constexpr (!kNeedsInverse)
     if (choice.kind == Activation::kReLU) return function(ReLU<T>(a), Vector<T>{});
-  function(AnyActivation<T>{choice.kind, a}, Vector<T>{});
+  with_any_activation<S>(choice, width, function);
 }
 
 /// A per-channel argument: one value for all of a plane, one a column else.

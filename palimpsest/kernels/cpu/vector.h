@@ -80,6 +80,24 @@ PALIMPSEST_HOST_DEVICE V broadcast(T value) {
   return V{} + value;
 }
 
+/// The square root, correctly rounded.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V square_root(V v) {
+  constexpr bool kFloat = sizeof(T) == sizeof(float);
+#ifdef __AVX512F__
+  if constexpr (sizeof(V) == 64)
+    return kFloat ? (V)_mm512_maskz_sqrt_ps(0xffff, (__m512)v) : (V)_mm512_maskz_sqrt_pd(0xff, (__m512d)v);
+#endif
+#ifdef __AVX__
+  if constexpr (sizeof(V) == 32) return kFloat ? (V)_mm256_sqrt_ps((__m256)v) : (V)_mm256_sqrt_pd((__m256d)v);
+#endif
+#ifdef __SSE2__
+  if constexpr (sizeof(V) == 16) return kFloat ? (V)_mm_sqrt_ps((__m128)v) : (V)_mm_sqrt_pd((__m128d)v);
+#endif
+  for (int64_t i = 0; i < lanes<T, V>(); ++i) v[i] = kFloat ? __builtin_sqrtf(v[i]) : __builtin_sqrt(v[i]);
+  return v;
+}
+
 /// v with its first `count` lanes set to zero.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V without_first(V v, int64_t count) {

@@ -103,14 +103,6 @@ PALIMPSEST_HOST_DEVICE V exp_nonpositive(V v) {
   return (expm1_polynomial<T>(reduced.r) + T(1)) * first * second;
 }
 
-/// The polynomial with these coefficients, from the constant one up.
-template <class T, class V, int kTerms>
-PALIMPSEST_HOST_DEVICE V polynomial(const T (&coefficients)[kTerms], V x) {
-  V p = broadcast<V>(coefficients[kTerms - 1]);
-  for (int i = kTerms - 2; i >= 0; --i) p = p * x + coefficients[i];
-  return p;
-}
-
 /// log(erfc(v)) + v^2 - log(t) with t = 2 / (2 + v) and x = (t - 0.525) / 0.475: a Chebyshev fit over t in
 /// [0.05, 1], within 9e-8 for f32 and 2e-17 for f64.
 template <class T, class V>
@@ -207,6 +199,9 @@ PALIMPSEST_HOST_DEVICE V log_positive(V v) {
     }                                                                \
     PALIMPSEST_HOST_DEVICE static V erfc(V v) {                      \
       return cpu::PALIMPSEST_ISA_NAMESPACE::erfc_nonnegative<T>(v);  \
+    }                                                                \
+    PALIMPSEST_HOST_DEVICE static V sqrt(V v) {                      \
+      return cpu::PALIMPSEST_ISA_NAMESPACE::square_root<T>(v);       \
     }                                                                \
   };
 PALIMPSEST_VECTOR_MATH(float)

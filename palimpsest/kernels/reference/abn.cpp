@@ -1,7 +1,9 @@
 #include "palimpsest/kernels/abn.h"
 
 #include "palimpsest/kernels/activation_formulas.h"
+#include "palimpsest/kernels/branch_inverse.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <vector>
@@ -80,7 +82,29 @@ void apply_element(const AbnLayer& layer, const AbnForward& t, int64_t c, int64_
     y = layer.kept == Kept::kScaled ? kept : w * kept + b;
   }
   y += shortcut(layer, t.residual, i);
+  if (layer.kept == Kept::kOutputBit && y > minimum_at<double>(layer.activation))
+    t.branch[i / 8] = static_cast<uint8_t>(t.branch[i / 8] | 1 << i % 8);
   with_activation(layer, [&](auto act) { store(t.z, layer.dtype, i, act.forward(y)); });
+}
+
+// y from z and its branch, by bisection.
+template <class Act>
+double from_branch(const Act& act, const AbnLayer& layer, double z, bool rising) {
+  const double at = Branches<Act>::kMinimumAt, minimum = Branches<Act>::kMinimum;
+  const Precision precision = precision_of(layer.dtype);
+  if (std::isnan(z) || (rising && std::isinf(z))) return z;
+  z = std::max(z, minimum - kLeastDepth * precision.epsilon * minimum);
+  double low = at, high = std::max(z, 0.0) + 1;
+  if (!rising) {
+    z = std::min(z, -precision.smallest);
+    high = at;
+    for (low = at - 1; act.forward(low) < z;) low *= 2;
+  }
+  while (true) {
+    const double middle = low + (high - low) / 2;
+    if (middle == low || middle == high) return middle;
+    ((act.forward(middle) < z) == rising ? low : high) = middle;
+  }
 }
 
 struct Gradient {
@@ -97,6 +121,13 @@ Gradient gradient(const AbnLayer& layer, const AbnBackward& t, int64_t c, int64_
     if (layer.kept == Kept::kOutput || layer.kept == Kept::kOutputForm1) {
       if constexpr (Invertible<decltype(act)>)
         result = {dz * act.derivative(kept), (act.inverse(kept) - s - b) / w};
+      return;
+    }
+    if (layer.kept == Kept::kOutputBit) {
+      if constexpr (InvertibleByBranch<decltype(act)>) {
+        const double y = from_branch(act, layer, kept, t.branch[i / 8] >> i % 8 & 1);
+        result = {dz * act.derivative_at(y), (y - s - b) / w};
+      }
       return;
     }
     if (layer.kept == Kept::kScaled) {
@@ -177,6 +208,16 @@ void abn_backward_apply(const AbnLayer& layer, const AbnBackward& t, double m) {
       if (t.dresidual) store(t.dresidual, layer.dtype, i, hidden ? 0 : g.dy);
     });
   }
+  if (!t.z) return;
+  AbnForward again;
+  again.kept = const_cast<void*>(t.kept);  // read only
+  again.residual = t.residual;
+  again.weight = t.weight;
+  again.bias = t.bias;
+  again.z = t.z;
+  again.mean = const_cast<double*>(t.mean);
+  again.inv_std = const_cast<double*>(t.inv_std);
+  abn_rebuild(layer, again);
 }
 
 void abn_backward(const AbnLayer& layer, const AbnBackward& t) {
