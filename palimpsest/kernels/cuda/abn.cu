@@ -79,7 +79,7 @@ Geometry whole_panels(const AbnLayer& layer, int lead, int wide) {
     g.cut.lead = g.vectors ? lead : 0;
   } else {
     g.vectors = V > 1 && lead == 0 && shape.c % V == 0;
-    g.cut.panels = counted(layer, divided_up(shape.c, g.vectors ? wide * V : kScalarPanel));
+    g.cut.panels = counted(layer, divided_up(counted(layer, shape.c), g.vectors ? wide * V : kScalarPanel));
     g.cut.pieces = counted(layer, shape.n * shape.s);
   }
   return g;

@@ -96,11 +96,8 @@ struct FromMemory {
 template <class Walk, class S, class Act, bool kResidual>
 struct ApplyUnroll {
   static constexpr bool kPlane = Walk::kChannels == 1, kResident = Walk::kBlockThreads == kResidentThreads;
-  static constexpr int kVectors = sizeof(S) == 8         ? 1
-                                  : kResident            ? (kPlane ? 2 : 1)
-                                  : kPlane && !kResidual ? 4
-                                  : kPlane || !kResidual ? 2
-                                                         : 1;
+  static constexpr bool kOne = sizeof(S) == 8 || Act::kLarge || (!kPlane && (kResidual || kResident));
+  static constexpr int kVectors = kOne ? 1 : kPlane && !kResidual && !kResident ? 4 : 2;
 };
 
 /// A segment of the walk's panel. kResidual: there may be one; t.residual says.

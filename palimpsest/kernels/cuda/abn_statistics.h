@@ -44,7 +44,8 @@ __device__ __forceinline__ ThreadMoments<MathsOf<S>, Walk::kChannels> thread_mom
                                                                                      const Cut& cut,
                                                                                      int segment, const S* x,
                                                                                      const Stash& stash) {
-  constexpr int kUnroll = 4, V = Walk::kVector;
+  // Columns hold three sums of each of their channels already, of 64 registers.
+  constexpr int kUnroll = Walk::kChannels == 1 ? 4 : 2, V = Walk::kVector;
   ThreadMoments<MathsOf<S>, Walk::kChannels> m;
   walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1),
                                  [&](const int64_t(&at)[kUnroll], int serial) {

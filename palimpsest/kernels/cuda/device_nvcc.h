@@ -32,12 +32,14 @@ __device__ __forceinline__ T load16(const T* from) {
   return value;
 }
 
+// To global memory. By the intrinsic: where it sees how the value was put together, the compiler makes four
+// stores of a plain one.
 template <class T>
 __device__ __forceinline__ void store16(T* to, const T& value) {
   static_assert(sizeof(T) == 16);
   uint4 bits;
   memcpy(&bits, &value, 16);
-  *reinterpret_cast<uint4*>(to) = bits;
+  __stwb(reinterpret_cast<uint4*>(to), bits);
 }
 
 __device__ __forceinline__ float widened(Float16 v) {

@@ -55,11 +55,11 @@ struct ThreadMoments {
     squares[channel] += off * off;
   }
 
-  /// Of one channel, around `common`.
-  __device__ __forceinline__ PivotSums around(int channel, T common) const {
-    const double n = count, off = static_cast<double>(pivot[channel]) - static_cast<double>(common);
-    const double s = sum[channel];
-    return {n, s + n * off, static_cast<double>(squares[channel]) + off * (2 * s + n * off)};
+  /// Moves one channel's sums to another pivot: all sums of a block have to have the same to be added.
+  __device__ __forceinline__ void move(int channel, T common, T& moved_sum, T& moved_squares) const {
+    const T off = pivot[channel] - common;
+    moved_sum = sum[channel] + static_cast<T>(count) * off;
+    moved_squares = squares[channel] + off * (sum[channel] + moved_sum);
   }
 };
 
@@ -83,14 +83,15 @@ __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kC
     __syncthreads();
     T pivot = 0;
     for (int w = kWarps - 1; w >= 0; --w) pivot = seen[w] ? pivots[w] : pivot;
-    const PivotSums sums = own.around(0, pivot);
-    double all[3] = {sums.count, sums.sum, sums.squares};
+    T sum, squares;
+    own.move(0, pivot, sum, squares);
+    double all[3] = {static_cast<double>(own.count), sum, squares};
     block_sum<Walk::kBlockThreads>(all);
     return PivotSums{all[0], all[1], all[2]}.moments(static_cast<double>(pivot));
   } else {
     constexpr int kWide = kPanel / kChannels;
     PALIMPSEST_SHARED(pivots, T[kPanel]);
-    PALIMPSEST_SHARED(sums, double[2][kWarps][kPanel]);
+    PALIMPSEST_SHARED(sums, T[2][kWarps][kPanel]);
     const int column = static_cast<int>(threadIdx.x) % kWide * kChannels;
     if (static_cast<int>(threadIdx.x) < kWide) {
       PALIMPSEST_UNROLL
@@ -99,8 +100,8 @@ __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kC
     __syncthreads();
     PALIMPSEST_UNROLL
     for (int c = 0; c < kChannels; ++c) {
-      const PivotSums mine = own.around(c, pivots[column + c]);
-      double sum = mine.sum, squares = mine.squares;
+      T sum, squares;  // those of a warp's rows in T as well: no more of them than what a thread added up
+      own.move(c, pivots[column + c], sum, squares);
       PALIMPSEST_UNROLL
       for (int apart = kWarp / 2; apart >= kWide; apart /= 2) {
         sum += __shfl_xor_sync(kAllLanes, sum, apart);
@@ -111,7 +112,8 @@ __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kC
     __syncthreads();
     PivotSums all = {static_cast<double>(rows), 0, 0};
     const int j = static_cast<int>(threadIdx.x) % kPanel;
-    for (int w = 0; w < kWarps; ++w) all += {0, sums[0][w][j], sums[1][w][j]};
+    for (int w = 0; w < kWarps; ++w)
+      all += {0, static_cast<double>(sums[0][w][j]), static_cast<double>(sums[1][w][j])};
     const Moments result = all.moments(static_cast<double>(pivots[j]));
     __syncthreads();
     return result;

@@ -123,7 +123,7 @@ class Columns {
   static constexpr int kRows = kThreads / kWide;  ///< that the block takes at once
 
   __device__ __forceinline__ Columns(const Cut& cut, int panel)
-      : channels_(cut.shape.c), column_(int64_t{panel} * kPanelChannels + first_channel()) {}
+      : channels_(static_cast<int>(cut.shape.c)), column_(panel * kPanelChannels + first_channel()) {}
 
   __device__ __forceinline__ int first_channel() const { return static_cast<int>(threadIdx.x) % kWide * V; }
 
@@ -135,7 +135,7 @@ class Columns {
       int64_t at[kUnroll];
       PALIMPSEST_UNROLL
       for (int u = 0; u < kUnroll; ++u)
-        at[u] = r + u * kRows < last ? (r + u * kRows) * channels_ + column_ : -1;
+        at[u] = r + u * kRows < last ? int64_t{r + u * kRows} * channels_ + column_ : -1;
       body(at, serial);
       serial += kUnroll * kThreads;
     }
@@ -145,7 +145,7 @@ class Columns {
   __device__ __forceinline__ void edges(int, int, const Body&) const {}
 
  private:
-  int64_t channels_, column_;
+  int channels_, column_;
 };
 
 }  // namespace palimpsest::kernels::cuda
