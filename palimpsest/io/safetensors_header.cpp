@@ -133,6 +133,7 @@ std::map<std::string, std::string> parse_metadata(const json& object) {
 // Every byte behind the header must belong to exactly one tensor.
 void check_offsets(const std::vector<SafetensorsEntry>& entries, uint64_t data_bytes) {
   std::vector<const SafetensorsEntry*> sorted;
+  sorted.reserve(entries.size());
   for (const auto& entry : entries) sorted.push_back(&entry);
   std::stable_sort(sorted.begin(), sorted.end(), [](auto* a, auto* b) {
     return std::pair(a->begin, a->end) < std::pair(b->begin, b->end);

@@ -170,7 +170,7 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
     const auto found = tensors.find(name);
     if (found == tensors.end()) continue;
     momentum_names.insert(name);
-    if (misfit.fits(name, found->second, parameter, /*exact=*/true))
+    if (misfit.fits(name, found->second, parameter, /*same_type=*/true))
       buffers.emplace_back(parameter, found->second);
   }
   for (const auto& [name, tensor] : file.tensors)
