@@ -129,10 +129,10 @@ bool fits_on_chip(const AbnLayer& layer, int lead, Geometry& g) {
   const int64_t room = device.shared_bytes_per_block / 2 - kStatic;
   int blocks = 1;
   while (share(blocks) > room && 2 * blocks <= device.max_cluster) blocks *= 2;
-  while (g.cut.panels * blocks < 2 * device.multiprocessors && share(blocks) > kSmallShare &&
-         2 * blocks <= device.max_cluster)
+  while (int64_t{g.cut.panels} * blocks < 2 * int64_t{device.multiprocessors} &&
+         share(blocks) > kSmallShare && 2 * blocks <= device.max_cluster)
     blocks *= 2;
-  if (share(blocks) > room || g.cut.panels * blocks < device.multiprocessors) return false;
+  if (share(blocks) > room || int64_t{g.cut.panels} * blocks < device.multiprocessors) return false;
   g.cut.segments = blocks;
   g.shared_bytes = static_cast<std::size_t>(share(blocks));
   return true;

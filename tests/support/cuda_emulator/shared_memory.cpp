@@ -14,6 +14,9 @@ namespace {
 constexpr std::size_t kRedZone = 128;  // as wide as a warp's 4-byte access
 constexpr std::size_t kAlignment = 128;
 constexpr std::size_t kArenaBytes = 320 * 1024;  // 227 KiB, and red zones for a hundred variables and more
+// Room for all that a kernel declares is made before its threads run: to ThreadSanitizer, a list that grows
+// in one of them is memory which that thread frees under the others.
+constexpr std::size_t kMostVariables = 256;
 constexpr unsigned char kRed = 0xa5, kNan = 0xff;
 
 std::size_t rounded_up(std::size_t bytes) {
@@ -23,6 +26,7 @@ std::size_t rounded_up(std::size_t bytes) {
 }  // namespace
 
 SharedLayout::SharedLayout(std::size_t dynamic_bytes) {
+  pieces_.reserve(kMostVariables);
   used_ = kRedZone;
   add(nullptr, dynamic_bytes);
 }
@@ -37,6 +41,8 @@ std::size_t SharedLayout::add(const void* key, std::size_t bytes) {
 std::size_t SharedLayout::piece(const void* key, std::size_t bytes, std::size_t limit) {
   for (std::size_t i = 0; i < pieces_.size(); ++i)
     if (pieces_[i].key == key) return i;
+  if (pieces_.size() == kMostVariables)
+    throw std::runtime_error("more than 255 shared variables in a kernel");
   const std::size_t added = add(key, bytes);
   if (asked_ > limit || used_ > kArenaBytes)
     throw std::runtime_error("shared memory: a block may have " + std::to_string(limit) +
@@ -53,6 +59,7 @@ __attribute__((optimize("no-tree-loop-distribute-patterns"))) static void fill(c
 
 SharedMemory::SharedMemory() : arena_(static_cast<char*>(std::aligned_alloc(kAlignment, kArenaBytes))) {
   if (!arena_) throw std::bad_alloc();
+  declared_.resize(kMostVariables);
   fill(arena_, kArenaBytes, kRed);
   forbid(arena_, kArenaBytes);
 }
@@ -64,7 +71,6 @@ SharedMemory::~SharedMemory() {
 
 char* SharedMemory::declare(const SharedLayout& layout, std::size_t piece) {
   const SharedLayout::Piece& p = layout.pieces()[piece];
-  if (declared_.size() <= piece) declared_.resize(piece + 1);
   char* const address = arena_ + p.begin;
   if (!declared_[piece]) {
     declared_[piece] = 1;
@@ -80,7 +86,7 @@ std::string SharedMemory::end_block(const SharedLayout& layout) {
   std::string said = damage(layout);
   fill(arena_, used_, kRed);
   forbid(arena_, used_);
-  declared_.clear();
+  declared_.assign(kMostVariables, 0);
   used_ = 0;
   return said;
 }
