@@ -2,6 +2,7 @@
 
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/ops/degenerate.h"
+#include "palimpsest/ops/recomputing.h"
 
 #include <gtest/gtest.h>
 
@@ -94,6 +95,21 @@ TEST(AbnDegenerate, ChannelsThatKeptXHatAreCounted) {
   });
   reset_abn_fallback_count();
   EXPECT_EQ(abn_fallback_count() + abn_side_channel_count(), 0);
+}
+
+TEST(AbnDegenerate, ALayerThatRunsAgainForItsSegmentIsNotCountedAgain) {
+  LayerCase whole = case_with_weight(at::kFloat, 0.0, 0.0);
+  whole.weight = torch::zeros(8).set_requires_grad(true);
+  for (const LayerCase& c : {case_with_weight(at::kFloat, 0.0, 0.0), whole}) {
+    reset_abn_fallback_count();
+    run_layer(c, false);
+    const int64_t fallbacks = abn_fallback_count(), channels = abn_side_channel_count();
+    EXPECT_EQ(fallbacks + channels, 1);
+    const RecomputingGuard again;
+    run_layer(c, false);
+    EXPECT_EQ(abn_fallback_count(), fallbacks);
+    EXPECT_EQ(abn_side_channel_count(), channels);
+  }
 }
 
 TEST(AbnDegenerate, NothingIsKeptOrCountedWithoutABackwardPass) {
