@@ -105,7 +105,9 @@ AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::
                            ? frozen_mean->to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).contiguous()
                            : f64_vector(x),
                        frozen ? no_vector(x, at::kDouble) : f64_vector(x),
-                       frozen ? frozen_var->to(at::kDouble).add(eps).rsqrt_() : f64_vector(x), nothing(x)};
+                       frozen ? frozen_var->to(at::kDouble).add(eps).rsqrt_() : f64_vector(x),
+                       nothing(x),
+                       {}};
   if (x.numel() == 0) return result;
 
   kernels::AbnForward t;
