@@ -27,9 +27,9 @@ PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 #endif
 
 std::span<const InstructionSet> compiled_instruction_sets() {
-#define PALIMPSEST_SET(isa, name)                                          \
-  InstructionSet{name,         [] { return PALIMPSEST_RUNS_HERE(name); }, \
-                 isa::kAbnF32, isa::kAbnF64,                              \
+#define PALIMPSEST_SET(isa, name)            \
+  InstructionSet{name,         [] { return PALIMPSEST_RUNS_HERE(name); },       \
+                 isa::kAbnF32, isa::kAbnF64, \
                  isa::kAbnF16, isa::kAbnBF16},
   static const InstructionSet sets[] = {PALIMPSEST_FOR_EACH_SET(PALIMPSEST_SET)};
   return sets;
