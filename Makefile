@@ -6,11 +6,11 @@ CMAKE := .venv/bin/cmake
 RESULTS ?= $(if $(filter release,$(PRESET)),docs/results,$(BUILD)/results)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help bootstrap configure build demo test bench format lint clean
+.PHONY: help bootstrap configure build demo test sanitize bench format lint clean
 
 help:
 	@echo "make demo    trains one network twice, standard and in place, and writes demo/index.html"
-	@echo "make test    builds and runs all tests, and some again under the sanitizers"
+	@echo "make test    builds and runs all tests;  make sanitize runs some again under the sanitizers"
 	@echo "make build   the program $(BUILD)/palimpsest and the operator library $(BUILD)/libpalimpsest_ops.so"
 	@echo "make bench   the measured claims: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
 	@echo "make format  formats all C++ files;  make lint  checks format, layers and clang-tidy"
@@ -32,7 +32,9 @@ demo: configure
 
 test: build
 	@scripts/run_tests $(PRESET)
-	@[ $(PRESET) != release ] || scripts/run_sanitizers
+
+sanitize: bootstrap
+	@scripts/run_sanitizers
 
 bench: build
 	@scripts/run_benchmarks $(BUILD) $(RESULTS)
