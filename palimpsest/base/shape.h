@@ -22,4 +22,10 @@ struct Shape3 {
   constexpr int64_t elements() const { return n * c * s; }
 };
 
+/// A pair for the two spatial dimensions: height before width.
+struct Pair2 {
+  int64_t h = 1;
+  int64_t w = 1;
+};
+
 }  // namespace palimpsest

@@ -21,12 +21,6 @@
 /// The result has the same bytes for any number of threads.
 namespace palimpsest::kernels {
 
-/// A pair for the two spatial dimensions.
-struct Pair2 {
-  int64_t h = 1;
-  int64_t w = 1;
-};
-
 struct PoolWindow {
   Pair2 kernel, stride, padding, dilation;
 

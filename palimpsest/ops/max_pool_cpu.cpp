@@ -11,7 +11,6 @@ namespace palimpsest::ops::cpu {
 namespace {
 
 using kernels::MaxPoolLayer;
-using kernels::Pair2;
 
 Pair2 pair(at::IntArrayRef numbers) {
   TORCH_CHECK(numbers.size() == 2, "[max_pool2d] the inner operators need two numbers each, got ", numbers);

@@ -57,7 +57,7 @@ struct F16 {
 
 struct PoolCase {
   int64_t n, c;
-  kernels::Pair2 in;
+  Pair2 in;
   PoolWindow window;
   bool ceil_mode = false;
 
