@@ -46,7 +46,7 @@ std::vector<T> recovered(Activation kind, const std::vector<T>& z, const std::ve
   const std::vector<T> dz(z.size(), derivative ? 1 : 0);
   const T zero = 0, one = 1;
   const T &per_dy = derivative ? one : zero, &per_t = derivative ? zero : one;
-  kernels::cpu::current_instruction_set().kernels<T>().plane.backward(
+  kernels::cpu::current_instruction_set().abn<T>().plane.backward(
       {1, 0, size}, {kind, 0}, kernels::cpu::From::kBranch, /*frozen=*/derivative,
       {.center = &zero,
        .scale = &zero,

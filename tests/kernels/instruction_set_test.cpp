@@ -65,7 +65,7 @@ TEST(InstructionSet, WritingPastTheCachesWritesTheSame) {
     return values;
   };
   const kernels::cpu::ActivationChoice leaky{Activation::kLeakyReLU, 0.25};
-  const auto& set = kernels::cpu::current_instruction_set().kernels<float>();
+  const auto& set = kernels::cpu::current_instruction_set().abn<float>();
   for (const int64_t width : {1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 100}) {
     const std::vector<float> z = draw(kRows * width + kGuard), dz = draw(kRows * width + kGuard);
     const std::vector<float> a = draw(width), b = draw(width), c = draw(width), d = draw(width),
@@ -119,7 +119,7 @@ TYPED_TEST(EluAccuracy, ExponentialIsWithinTwoUlp) {
   for (std::size_t i = 0; i < y.size(); ++i)  // every magnitude, up to saturation
     y[i] = static_cast<T>(-std::exp(random.uniform(std::log(1e-12), std::log(50.0))));
   const T zero = 0, one = 1;
-  const auto& sweeps = kernels::cpu::current_instruction_set().kernels<T>().plane;
+  const auto& sweeps = kernels::cpu::current_instruction_set().abn<T>().plane;
   sweeps.apply({1, 0, this->kCount}, this->kElu, kernels::cpu::Keep::kNothing,
                {&zero, &one, &zero, &one, &zero}, {y.data(), {nullptr, false}, z.data(), nullptr},
                kernels::cpu::Destination::kCaches);
@@ -140,7 +140,7 @@ TYPED_TEST(EluAccuracy, LogarithmIsWithinTwoUlp) {
     z[i] = i % 2 ? static_cast<T>(-std::exp(random.uniform(std::log(1e-12), 0.0)))
                  : static_cast<T>(-1 + std::exp(random.uniform(std::log(1e-6), 0.0)));
   const T zero = 0, one = 1;
-  const auto& sweeps = kernels::cpu::current_instruction_set().kernels<T>().plane;
+  const auto& sweeps = kernels::cpu::current_instruction_set().abn<T>().plane;
   sweeps.backward({1, 0, this->kCount}, this->kElu, kernels::cpu::From::kOutput, false,
                   {&zero, &zero, &zero, &zero, &one, &zero}, {z.data(), {nullptr, false}, dz.data()},
                   {y.data(), nullptr}, kernels::cpu::Destination::kCaches);

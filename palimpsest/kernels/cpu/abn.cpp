@@ -34,8 +34,8 @@ class Call {
   explicit Call(const AbnLayer& layer)
       : layer_(layer),
         partition_(layer.shape, layer.layout),
-        sweeps_(partition_.planes() ? current_instruction_set().kernels<S>().plane
-                                    : current_instruction_set().kernels<S>().columns),
+        sweeps_(partition_.planes() ? current_instruction_set().abn<S>().plane
+                                    : current_instruction_set().abn<S>().columns),
         first_(scratch(0, partition_.segments() * layer.shape.c)),
         second_(scratch(1, partition_.segments() * layer.shape.c)) {
     for (int k = 0; k < kCoefficients; ++k)

@@ -140,21 +140,4 @@ struct AbnKernels {
   AbnSweeps<S> columns;
 };
 
-struct InstructionSet {
-  const char* name;
-  bool (*runs_here)();
-  AbnKernels<float> f32;
-  AbnKernels<double> f64;
-  AbnKernels<Float16> f16;
-  AbnKernels<BFloat16> bf16;
-
-  template <class S>
-  const AbnKernels<S>& kernels() const {
-    if constexpr (__is_same(S, float)) return f32;
-    if constexpr (__is_same(S, double)) return f64;
-    if constexpr (__is_same(S, Float16)) return f16;
-    if constexpr (__is_same(S, BFloat16)) return bf16;
-  }
-};
-
 }  // namespace palimpsest::kernels::cpu

@@ -10,13 +10,14 @@
 
 namespace palimpsest::kernels::cpu {
 
-// Each namespace is one compilation of abn_f32.cpp and its siblings (cmake/InstructionSets.cmake).
+// Each namespace is one compilation of the sources that cmake/InstructionSets.cmake is given.
 #define PALIMPSEST_DECLARE_SET(isa, name)     \
   namespace isa {                             \
   extern const AbnKernels<float> kAbnF32;     \
   extern const AbnKernels<double> kAbnF64;    \
   extern const AbnKernels<Float16> kAbnF16;   \
   extern const AbnKernels<BFloat16> kAbnBF16; \
+  extern const MaxPoolKernels kMaxPool;       \
   }
 PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
@@ -27,10 +28,11 @@ PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 #endif
 
 std::span<const InstructionSet> compiled_instruction_sets() {
-#define PALIMPSEST_SET(isa, name)            \
-  InstructionSet{name,         [] { return PALIMPSEST_RUNS_HERE(name); },       \
-                 isa::kAbnF32, isa::kAbnF64, \
-                 isa::kAbnF16, isa::kAbnBF16},
+#define PALIMPSEST_SET(isa, name) \
+  {name,         [] { return PALIMPSEST_RUNS_HERE(name); },          \
+   isa::kAbnF32, isa::kAbnF64,    \
+   isa::kAbnF16, isa::kAbnBF16,   \
+   isa::kMaxPool},
   static const InstructionSet sets[] = {PALIMPSEST_FOR_EACH_SET(PALIMPSEST_SET)};
   return sets;
 }

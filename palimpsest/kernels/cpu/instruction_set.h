@@ -1,10 +1,31 @@
 #pragma once
 
 #include "palimpsest/kernels/cpu/abn_kernels.h"
+#include "palimpsest/kernels/cpu/max_pool_kernels.h"
 
 #include <span>
+#include <type_traits>
 
 namespace palimpsest::kernels::cpu {
+
+/// What one compilation of the kernels hands out: a table of each family.
+struct InstructionSet {
+  const char* name;
+  bool (*runs_here)();
+  AbnKernels<float> abn_f32;
+  AbnKernels<double> abn_f64;
+  AbnKernels<Float16> abn_f16;
+  AbnKernels<BFloat16> abn_bf16;
+  MaxPoolKernels max_pool;
+
+  template <class S>
+  const AbnKernels<S>& abn() const {
+    if constexpr (std::is_same_v<S, float>) return abn_f32;
+    if constexpr (std::is_same_v<S, double>) return abn_f64;
+    if constexpr (std::is_same_v<S, Float16>) return abn_f16;
+    if constexpr (std::is_same_v<S, BFloat16>) return abn_bf16;
+  }
+};
 
 /// The instruction sets that this library was compiled for, best first.
 std::span<const InstructionSet> compiled_instruction_sets();

@@ -4,38 +4,18 @@
 #include "palimpsest/kernels/cpu/instruction_set.h"
 #include "palimpsest/kernels/cpu/max_pool_kernels.h"
 
-#include "compiled_sets.h"
-
 #include <algorithm>
-#include <stdexcept>
-#include <string>
-#include <string_view>
 #include <vector>
 
 namespace palimpsest::kernels::cpu {
-
-// Each namespace is one compilation of max_pool_kernels.cpp (cmake/InstructionSets.cmake).
-#define PALIMPSEST_DECLARE_SET(isa, name) \
-  namespace isa {                         \
-  extern const MaxPoolKernels kMaxPool;   \
-  }
-PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
 namespace {
 
 // A share of the work: waking threads costs more than this many values take.
 constexpr int64_t kTaskValues = 32768;
 
-const MaxPoolKernels& kernels_in_use() {
-  const std::string_view set = current_instruction_set().name;
-#define PALIMPSEST_TAKE_SET(isa, name) \
-  if (set == (name)) return isa::kMaxPool;
-  PALIMPSEST_FOR_EACH_SET(PALIMPSEST_TAKE_SET)
-  throw std::logic_error("no max pooling was compiled for " + std::string(set));
-}
-
 const MaxPoolSweeps& sweeps_of(DType dtype) {
-  static const MaxPoolKernels& kernels = kernels_in_use();
+  const MaxPoolKernels& kernels = current_instruction_set().max_pool;
   switch (dtype) {
     case DType::f64:
       return kernels.f64;
