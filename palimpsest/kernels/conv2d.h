@@ -15,8 +15,8 @@
 ///
 /// Pointers: x, dx (N, in.h, in.w, C_in), y, dy (N, out.h, out.w, C_out), w, dw (C_out, kernel.h, kernel.w,
 /// C_in / groups), dense in this order, which is libtorch's channels-last; aligned as floats. Every element
-/// of the result is written. NaN and infinity go where the formula takes them; only products with padding,
-/// which the formula does not have, may be left out.
+/// of the result is written. Padding may be multiplied as zeros, so that NaN or infinity that meets it in the
+/// other factor gives NaN; elsewhere they go where the formula takes them.
 /// Sums are f32, in an order that depends on the shape alone: the same bytes for any number of threads.
 namespace palimpsest::kernels {
 

@@ -11,13 +11,14 @@
 namespace palimpsest::kernels::cpu {
 
 // Each namespace is one compilation of the sources that cmake/InstructionSets.cmake is given.
-#define PALIMPSEST_DECLARE_SET(isa, name)     \
-  namespace isa {                             \
-  extern const AbnKernels<float> kAbnF32;     \
-  extern const AbnKernels<double> kAbnF64;    \
-  extern const AbnKernels<Float16> kAbnF16;   \
-  extern const AbnKernels<BFloat16> kAbnBF16; \
-  extern const MaxPoolKernels kMaxPool;       \
+#define PALIMPSEST_DECLARE_SET(isa, name)             \
+  namespace isa {                                     \
+  extern const AbnKernels<float> kAbnF32;             \
+  extern const AbnKernels<double> kAbnF64;            \
+  extern const AbnKernels<Float16> kAbnF16;           \
+  extern const AbnKernels<BFloat16> kAbnBF16;         \
+  extern const MaxPoolKernels kMaxPool;               \
+  extern const WeightGradientKernels kWeightGradient; \
   }
 PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
@@ -29,10 +30,10 @@ PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
 std::span<const InstructionSet> compiled_instruction_sets() {
 #define PALIMPSEST_SET(isa, name) \
-  {name,         [] { return PALIMPSEST_RUNS_HERE(name); },          \
-   isa::kAbnF32, isa::kAbnF64,    \
-   isa::kAbnF16, isa::kAbnBF16,   \
-   isa::kMaxPool},
+  {name,          [] { return PALIMPSEST_RUNS_HERE(name); },         \
+   isa::kAbnF32,  isa::kAbnF64,   \
+   isa::kAbnF16,  isa::kAbnBF16,  \
+   isa::kMaxPool, isa::kWeightGradient},
   static const InstructionSet sets[] = {PALIMPSEST_FOR_EACH_SET(PALIMPSEST_SET)};
   return sets;
 }

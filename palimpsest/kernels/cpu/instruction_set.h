@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/kernels/cpu/abn_kernels.h"
+#include "palimpsest/kernels/cpu/conv2d_weight_kernels.h"
 #include "palimpsest/kernels/cpu/max_pool_kernels.h"
 
 #include <span>
@@ -17,6 +18,7 @@ struct InstructionSet {
   AbnKernels<Float16> abn_f16;
   AbnKernels<BFloat16> abn_bf16;
   MaxPoolKernels max_pool;
+  WeightGradientKernels weight_gradient;
 
   template <class S>
   const AbnKernels<S>& abn() const {
