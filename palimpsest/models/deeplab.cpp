@@ -1,6 +1,7 @@
 #include "palimpsest/models/deeplab.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/nn/convolve.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/upsample_bilinear2d.h>
@@ -36,7 +37,8 @@ at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
                     ": its global branch normalizes one value per image and channel; raise the batch size");
   }
   std::vector<at::Tensor> branches;
-  for (auto& convolution : map_convs_) branches.push_back(convolution->forward(features));
+  for (auto& convolution : map_convs_)
+    branches.push_back(nn::convolve(convolution, features, map_bn_->strategy));
   auto stacked = at::cat(branches, 1);
   branches.clear();
   auto out = map_bn_->forward_into(std::move(stacked), red_conv_);

@@ -13,7 +13,7 @@ at::Tensor finish(nn::Norm& norm, at::Tensor h, const at::Tensor& x, const nn::P
                   torch::nn::Sequential& downsample, const nn::NormOptions& options) {
   if (downsample.is_empty()) return nn::end_block(norm, std::move(h), x, input, options);
   torch::nn::Conv2d projection(downsample->ptr<torch::nn::Conv2dImpl>(0));
-  auto shortcut = downsample->at<nn::NormImpl>(1).forward(nn::read(x, input, projection));
+  auto shortcut = downsample->at<nn::NormImpl>(1).forward(nn::read(x, input, projection, options.strategy));
   return nn::end_block(norm, std::move(h), shortcut, {}, options);
 }
 
@@ -29,7 +29,7 @@ BasicBlock::BasicBlock(const BlockOptions& o) : norm_(o.norm), input_(o.input())
 }
 
 at::Tensor BasicBlock::forward(const at::Tensor& x) {
-  auto h = bn1_->forward_into(nn::read(x, input_, conv1_), conv2_);
+  auto h = bn1_->forward_into(nn::read(x, input_, conv1_, norm_.strategy), conv2_);
   return finish(bn2_, std::move(h), x, input_, downsample_, norm_);
 }
 
@@ -46,7 +46,7 @@ Bottleneck::Bottleneck(const BlockOptions& o) : norm_(o.norm), input_(o.input())
 }
 
 at::Tensor Bottleneck::forward(const at::Tensor& x) {
-  auto h = bn1_->forward_into(nn::read(x, input_, conv1_), conv2_);
+  auto h = bn1_->forward_into(nn::read(x, input_, conv1_, norm_.strategy), conv2_);
   h = bn2_->forward_into(std::move(h), conv3_);
   return finish(bn3_, std::move(h), x, input_, downsample_, norm_);
 }

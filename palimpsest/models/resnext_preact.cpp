@@ -1,5 +1,6 @@
 #include "palimpsest/models/resnext_preact.h"
 
+#include "palimpsest/nn/convolve.h"
 #include "palimpsest/nn/max_pool.h"
 
 #include <torch/nn/modules/container/functional.h>
@@ -30,8 +31,8 @@ at::Tensor PreactBottleneck::forward(const at::Tensor& x) {
     h = bn1_->forward_into(x, conv1_);
   } else {
     const auto z = bn1_->forward(x);
-    h = conv1_->forward(z);
-    shortcut = proj_conv_->forward(z);
+    h = nn::convolve(conv1_, z, bn1_->strategy);
+    shortcut = nn::convolve(proj_conv_, z, bn1_->strategy);
   }
   h = bn2_->forward_into(std::move(h), conv2_);
   // Nothing reads conv3's output in backward, so the sum may take its place.

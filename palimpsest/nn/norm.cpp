@@ -1,6 +1,6 @@
 #include "palimpsest/nn/norm.h"
 
-#include "palimpsest/nn/tap.h"
+#include "palimpsest/nn/convolve.h"
 #include "palimpsest/ops/abn_conv.h"
 
 #include <torch/nn/functional/batchnorm.h>
@@ -59,15 +59,15 @@ at::Tensor NormImpl::forward(at::Tensor x) {
 at::Tensor NormImpl::forward_into(at::Tensor x, torch::nn::Conv2d& conv) {
   const bool fused = strategy == Strategy::kCheckpoint || strategy == Strategy::kCheckpointNormalized ||
                      strategy == Strategy::kStoreY;
-  if (!fused || only_activation()) return conv->forward(forward(std::move(x)));
+  if (!fused || only_activation()) return convolve(conv, forward(std::move(x)), strategy);
   ops::AbnOptions layer = begin_forward();
   layer.keep = keep_of(strategy, layer.activation);
   const ops::NormalizationTensors norm{optional(weight), optional(bias), optional(running_mean),
                                        optional(running_var)};
   const auto geometry = convolution_options(*conv);
   return options.in_place()
-             ? ops::abn_conv_(std::move(x), norm, conv->weight, optional(conv->bias), geometry, layer)
-             : ops::abn_conv(x, norm, conv->weight, optional(conv->bias), geometry, layer);
+             ? ops::abn_conv_(std::move(x), norm, conv->weight, bias_of(*conv), geometry, layer)
+             : ops::abn_conv(x, norm, conv->weight, bias_of(*conv), geometry, layer);
 }
 
 at::Tensor NormImpl::forward_sum(at::Tensor x, const at::Tensor& residual, bool relu_residual,

@@ -1,7 +1,6 @@
 #pragma once
 
 #include "palimpsest/nn/norm.h"
-#include "palimpsest/ops/abn_conv.h"
 
 namespace palimpsest::nn {
 
@@ -17,15 +16,11 @@ struct Pending {
 /// Whether residual blocks of these options pass their sum on.
 bool passes_sum_on(const NormOptions& options);
 
-/// The convolution's geometry as the operators take it. Throws Error(kUsage) for a padding mode other than
-/// zeros or padding by name, which they do not have.
-ops::ConvolutionOptions convolution_options(const torch::nn::Conv2dImpl& conv);
-
 /// act(t).
 at::Tensor read(const at::Tensor& t, const Pending& pending);
 
-/// conv(act(t)), which keeps t and not act(t).
-at::Tensor read(const at::Tensor& t, const Pending& pending, torch::nn::Conv2d& conv);
+/// conv(act(t)), which keeps t and not act(t); without a pending activation nn::convolve(conv, t, strategy).
+at::Tensor read(const at::Tensor& t, const Pending& pending, torch::nn::Conv2d& conv, Strategy strategy);
 
 /// The end of a post-activation residual block: act(norm(h) + act'(shortcut)), over h, where act' is what the
 /// shortcut's producer left; or, if passes_sum_on(options), the sum itself. Backward reads the result and the

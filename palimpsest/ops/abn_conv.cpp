@@ -3,10 +3,9 @@
 #include "palimpsest/ops/abn_autograd.h"
 #include "palimpsest/ops/abn_inner.h"
 #include "palimpsest/ops/check.h"
+#include "palimpsest/ops/convolve_passes.h"
 
 #include <ATen/autocast_mode.h>
-#include <ATen/ops/convolution.h>
-#include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
@@ -41,20 +40,9 @@ struct Kernel {
   }
 };
 
-at::Tensor convolve(const at::Tensor& z, const at::Tensor& weight, const OptionalTensor& bias,
-                    const ConvolutionOptions& o) {
-  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  const std::vector<int64_t> output_padding(o.stride.size(), 0);
-  return at::convolution(z.to(weight.scalar_type()), weight, bias, o.stride, o.padding, o.dilation,
-                         /*transposed=*/false, output_padding, o.groups);
-}
-
 void save_convolution(AutogradContext* ctx, const ConvolutionOptions& o, bool has_bias) {
   ctx->saved_data["bias"] = has_bias;
-  ctx->saved_data["stride"] = o.stride;
-  ctx->saved_data["padding"] = o.padding;
-  ctx->saved_data["dilation"] = o.dilation;
-  ctx->saved_data["groups"] = o.groups;
+  save_options(ctx, o);
 }
 
 bool has_bias(AutogradContext* ctx) {
@@ -72,23 +60,18 @@ class ConvolutionBackward {
   at::Tensor input(const at::Tensor& kept) const {
     const bool same = kept.scalar_type() == kernel_.scalar_type();
     const auto like = same ? kept : at::empty_like(kept, kept.options().dtype(kernel_.scalar_type()));
-    return std::get<0>(run(like, {true, false, false})).to(kept.scalar_type());
+    return run(like, {true, false, false}).input.to(kept.scalar_type());
   }
 
   /// The gradients of kernel and bias.
   std::tuple<at::Tensor, at::Tensor> parameters(const at::Tensor& z, bool kernel, bool bias) const {
-    auto [none, dkernel, dbias] = run(z.to(kernel_.scalar_type()), {false, kernel, bias});
-    return {std::move(dkernel), std::move(dbias)};
+    auto g = run(z.to(kernel_.scalar_type()), {false, kernel, bias});
+    return {std::move(g.weight), std::move(g.bias)};
   }
 
  private:
-  std::tuple<at::Tensor, at::Tensor, at::Tensor> run(const at::Tensor& z, std::array<bool, 3> needed) const {
-    const auto list = [&](const char* key) { return ctx_->saved_data[key].toIntVector(); };
-    const std::vector<int64_t> stride = list("stride"), output_padding(stride.size(), 0);
-    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    return at::convolution_backward(dout_, z, kernel_, at::OptionalIntArrayRef(kernel_.sizes().slice(0, 1)),
-                                    stride, list("padding"), list("dilation"), /*transposed=*/false,
-                                    output_padding, ctx_->saved_data["groups"].toInt(), needed);
+  ConvolutionGradients run(const at::Tensor& z, std::array<bool, 3> needed) const {
+    return convolution_backward(dout_, z, kernel_, saved_options(ctx_), needed);
   }
 
   AutogradContext* ctx_;
@@ -144,7 +127,7 @@ class AbnConvFunction : public torch::autograd::Function<AbnConvFunction> {
     call->statistics = r.statistics;
     save(ctx, kept, call->arguments, r.statistics, {kernel_weight});
     save_convolution(ctx, call->kernel.options, kernel_bias.has_value());
-    return convolve(r.z, kernel_weight, kernel_bias, call->kernel.options);
+    return convolution_forward(r.z, kernel_weight, kernel_bias, call->kernel.options);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
@@ -173,8 +156,8 @@ class ActivateConvFunction : public torch::autograd::Function<ActivateConvFuncti
     save(ctx, t, *arguments, {ones, {}, ones, at::empty({0}, t.options()), {}}, {kernel_weight});
     ctx->saved_data["training"] = false;
     save_convolution(ctx, *convolution, kernel_bias.has_value());
-    return convolve(call_rebuild(t, arguments->settings, ones, ones), kernel_weight, kernel_bias,
-                    *convolution);
+    return convolution_forward(call_rebuild(t, arguments->settings, ones, ones), kernel_weight, kernel_bias,
+                               *convolution);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
@@ -192,21 +175,6 @@ class ActivateConvFunction : public torch::autograd::Function<ActivateConvFuncti
   }
 };
 
-void check_convolution(const char* op, const at::Tensor& x, const at::Tensor& kernel,
-                       const ConvolutionOptions& o) {
-  const auto axes = static_cast<size_t>(x.dim() - 2);
-  TORCH_CHECK(x.dim() >= 3 && kernel.dim() == x.dim(), "[", op,
-              "] kernel needs as many dimensions as x, at least 3: x has shape ", x.sizes(),
-              ", kernel has shape ", kernel.sizes());
-  TORCH_CHECK(o.stride.size() == axes && o.padding.size() == axes && o.dilation.size() == axes, "[", op,
-              "] stride, padding and dilation need one value for each of the ", axes,
-              " spatial dimensions, got ", o.stride.size(), ", ", o.padding.size(), " and ",
-              o.dilation.size());
-  TORCH_CHECK(o.groups > 0 && kernel.size(1) * o.groups == x.size(1), "[", op,
-              "] kernel.size(1) * groups must be the channels of x, ", x.size(1), ", got ", kernel.size(1),
-              " * ", o.groups);
-}
-
 at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor& kernel_weight,
                const OptionalTensor& kernel_bias, const ConvolutionOptions& convolution, AbnOptions options,
                bool consume) {
@@ -220,7 +188,7 @@ at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor&
       if (consume) return abn_(std::move(x), n.weight, n.bias, n.running_mean, n.running_var, options, none);
       return abn(x, n.weight, n.bias, n.running_mean, n.running_var, options, none);
     };
-    return convolve(layer(), kernel.weight, kernel.bias, convolution);
+    return convolve(layer().to(kernel.weight.scalar_type()), kernel.weight, kernel.bias, convolution);
   }
   options.keep = safe_keep(options.keep, tensors);
   consume = consume && options.keep != Kept::kInput;
@@ -236,7 +204,7 @@ at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor&
   } else {
     AbnForwardResult r = consume ? call_forward_(x, arguments) : call_forward(x, arguments);
     call.statistics = std::move(r.statistics);
-    out = convolve(r.z, kernel.weight, kernel.bias, convolution);
+    out = convolution_forward(r.z, kernel.weight, kernel.bias, convolution);
   }
   update_running(tensors, options, call.statistics);
   return out;

@@ -1,12 +1,11 @@
 #pragma once
 
 #include "palimpsest/ops/abn.h"
+#include "palimpsest/ops/convolve.h"
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
 #include <optional>
-#include <vector>
 
 /// Batch normalization + activation + convolution in one node of the graph, which keeps one full-size tensor
 /// whatever the activation is. A convolution by itself saves its input z for its weight's gradient; this one
@@ -22,12 +21,6 @@
 /// Sources: Rota Bulo et al., CVPR 2018, figure 2 (b: kInput; c: kNormalized; e: kOutput); kScaled and
 /// kOutputBit are ours.
 namespace palimpsest::ops {
-
-/// One value for each spatial axis.
-struct ConvolutionOptions {
-  std::vector<int64_t> stride, padding, dilation;
-  int64_t groups = 1;
-};
 
 /// The tensors of the normalization, as ops::abn has them.
 struct NormalizationTensors {

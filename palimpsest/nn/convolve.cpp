@@ -1,0 +1,38 @@
+#include "palimpsest/nn/convolve.h"
+
+#include "palimpsest/base/error.h"
+
+#include <variant>
+
+namespace palimpsest::nn {
+namespace {
+
+/// Zeros, as many as given in pixels.
+bool has_plain_padding(const torch::nn::Conv2dImpl& conv) {
+  return std::holds_alternative<torch::ExpandingArray<2>>(conv.options.padding()) &&
+         std::holds_alternative<torch::enumtype::kZeros>(conv.options.padding_mode());
+}
+
+}  // namespace
+
+ops::ConvolutionOptions convolution_options(const torch::nn::Conv2dImpl& conv) {
+  const auto& o = conv.options;
+  if (!has_plain_padding(conv))
+    throw Error(ErrorKind::kUsage,
+                "a convolution behind a normalization that it shares a node with needs zero "
+                "padding given in pixels; use strategy 'inplace_2' or 'standard' with any other");
+  const auto list = [](const auto& array) { return std::vector<int64_t>(array->begin(), array->end()); };
+  return {list(o.stride()), list(std::get<torch::ExpandingArray<2>>(o.padding())), list(o.dilation()),
+          o.groups()};
+}
+
+std::optional<at::Tensor> bias_of(const torch::nn::Conv2dImpl& conv) {
+  return conv.bias.defined() ? std::optional<at::Tensor>(conv.bias) : std::nullopt;
+}
+
+at::Tensor convolve(torch::nn::Conv2d& conv, const at::Tensor& x, Strategy strategy) {
+  if (strategy == Strategy::kStandard || !has_plain_padding(*conv)) return conv->forward(x);
+  return ops::convolve(x, conv->weight, bias_of(*conv), convolution_options(*conv));
+}
+
+}  // namespace palimpsest::nn

@@ -1,0 +1,22 @@
+#pragma once
+
+#include "palimpsest/nn/strategy.h"
+#include "palimpsest/ops/convolve.h"
+
+#include <torch/nn/modules/conv.h>
+
+namespace palimpsest::nn {
+
+/// The convolution's geometry as the operators take it. Throws Error(kUsage) for a padding mode other than
+/// zeros or padding by name, which they do not have.
+ops::ConvolutionOptions convolution_options(const torch::nn::Conv2dImpl& conv);
+
+/// The convolution's bias, if it has one.
+std::optional<at::Tensor> bias_of(const torch::nn::Conv2dImpl& conv);
+
+/// conv(x) by strategy: `standard` is libtorch's layer; the others let a faster kernel do what it can
+/// (ops::convolve), and are libtorch's layer for padding that the operators do not have. The same results but
+/// for rounding.
+at::Tensor convolve(torch::nn::Conv2d& conv, const at::Tensor& x, Strategy strategy);
+
+}  // namespace palimpsest::nn

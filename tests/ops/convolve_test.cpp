@@ -1,0 +1,149 @@
+// Convolutions of which some passes are ours against libtorch's in f64.
+#include "palimpsest/ops/convolve.h"
+#include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/memory/meter.h"
+#include "palimpsest/ops/convolve_passes.h"
+#include "tests/ops/layer_case.h"
+
+#include <ATen/autocast_mode.h>
+#include <gtest/gtest.h>
+
+namespace palimpsest::ops::tests {
+namespace {
+
+struct ConvolveCase {
+  int64_t c_in, c_out, kernel;
+  ConvolutionOptions options;
+  bool own;  // whether a pass of ours runs in f32, channels-last
+};
+
+const ConvolveCase kConvolveCases[] = {
+    {32, 48, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, true},  {32, 16, 3, {{2, 2}, {1, 1}, {1, 1}, 1}, true},
+    {64, 64, 3, {{1, 1}, {1, 1}, {1, 1}, 2}, false}, {3, 16, 3, {{1, 1}, {1, 1}, {1, 1}, 1}, false},
+    {32, 32, 3, {{1, 1}, {1, 1}, {1, 1}, 8}, true},  {64, 64, 3, {{2, 2}, {1, 1}, {1, 1}, 4}, true},
+};
+
+struct ConvolveTensors {
+  at::Tensor x, weight;
+  OptionalTensor bias;
+};
+
+ConvolveTensors tensors_of(const ConvolveCase& c, at::ScalarType dtype, bool channels_last, bool with_bias) {
+  torch::manual_seed(5);
+  const auto make = [&](at::IntArrayRef sizes) {
+    at::Tensor t = torch::randn(sizes, at::kFloat).to(dtype);
+    if (channels_last && sizes.size() == 4) t = t.contiguous(at::MemoryFormat::ChannelsLast);
+    return t.set_requires_grad(true);
+  };
+  ConvolveTensors t{
+      make({2, c.c_in, 11, 10}), make({c.c_out, c.c_in / c.options.groups, c.kernel, c.kernel}), {}};
+  if (with_bias) t.bias = make({c.c_out});
+  return t;
+}
+
+at::Tensor libtorchs(const ConvolveTensors& t, const ConvolutionOptions& o) {
+  return at::conv2d(t.x, t.weight, t.bias, o.stride, o.padding, o.dilation, o.groups);
+}
+
+std::vector<at::Tensor> with_gradients(const at::Tensor& out, const ConvolveTensors& t) {
+  torch::manual_seed(6);
+  std::vector<at::Tensor> wanted{t.x, t.weight};
+  if (t.bias) wanted.push_back(*t.bias);
+  auto all = torch::autograd::grad({out}, wanted, {torch::randn(out.sizes(), at::kFloat).to(out.dtype())});
+  all.push_back(out.detach());
+  return all;
+}
+
+TEST(Convolve, HasTheResultsOfLibtorch) {
+  for (const ConvolveCase& c : kConvolveCases)
+    for (const auto dtype : {at::kFloat, at::kDouble})
+      for (const bool channels_last : {true, false})
+        for (const bool with_bias : {false, true}) {
+          SCOPED_TRACE(c10::str(c.c_in, " to ", c.c_out, " in ", c.options.groups, " groups, ", dtype,
+                                channels_last ? ", channels-last" : "", with_bias ? ", bias" : ""));
+          const ConvolveTensors t = tensors_of(c, dtype, channels_last, with_bias);
+          EXPECT_EQ(has_own_pass(t.x, t.weight, c.options), c.own && channels_last && dtype == at::kFloat);
+          const auto got = with_gradients(convolve(t.x, t.weight, t.bias, c.options), t);
+          const ConvolveTensors exact = tensors_of(c, at::kDouble, channels_last, with_bias);
+          const auto want = with_gradients(libtorchs(exact, c.options), exact);
+          ASSERT_EQ(got.size(), want.size());
+          for (size_t i = 0; i < got.size(); ++i) {
+            EXPECT_LE(relative_error(got[i], want[i]), tolerance(dtype)) << "result " << i;
+            EXPECT_EQ(got[i].sizes(), want[i].sizes());
+          }
+          EXPECT_EQ(got.back().strides(), libtorchs(t, c.options).strides());
+        }
+}
+
+TEST(Convolve, TakesWeightsAndGradientsOfAnyStrides) {
+  for (const ConvolveCase& c : kConvolveCases) {
+    ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
+    t.weight = t.weight.detach().contiguous().set_requires_grad(true);
+    const at::Tensor got = convolve(t.x, t.weight, {}, c.options), want = libtorchs(t, c.options);
+    // The gradient of a sum has no strides at all.
+    const auto got_gradients = torch::autograd::grad({got.sum()}, {t.x, t.weight});
+    const auto want_gradients = torch::autograd::grad({want.sum()}, {t.x, t.weight});
+    for (size_t i = 0; i < 2; ++i)
+      EXPECT_LE(relative_error(got_gradients[i], want_gradients[i].to(at::kDouble)), tolerance(at::kFloat));
+  }
+}
+
+TEST(Convolve, KeepsItsInputOnly) {
+  if (!memory::counting_allocator_installed()) GTEST_SKIP() << "needs the counting allocator";
+  for (const ConvolveCase& c : kConvolveCases) {
+    const ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
+    memory::Meter meter;
+    const at::Tensor out = convolve(t.x, t.weight, {}, c.options);
+    meter.forward_done();
+    EXPECT_LE(meter.kept_bytes(), static_cast<int64_t>(out.nbytes()) + 4096);
+  }
+}
+
+TEST(Convolve, GivesTheSameGradientsTwice) {
+  const ConvolveCase& c = kConvolveCases[0];
+  const ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
+  const at::Tensor out = convolve(t.x, t.weight, {}, c.options);
+  const at::Tensor dout = torch::randn_like(out);
+  const auto first = torch::autograd::grad({out}, {t.x, t.weight}, {dout}, /*retain_graph=*/true);
+  const auto second = torch::autograd::grad({out}, {t.x, t.weight}, {dout});
+  EXPECT_TRUE(first[0].equal(second[0]) && first[1].equal(second[1]));
+}
+
+TEST(Convolve, NoticesThatItsInputWasWrittenOver) {
+  const ConvolveCase& c = kConvolveCases[0];
+  const ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
+  at::Tensor x = t.x * 1;
+  const at::Tensor out = convolve(x, t.weight, {}, c.options);
+  x.add_(1);
+  EXPECT_THROW(out.sum().backward(), c10::Error);
+}
+
+TEST(Convolve, RefusesASecondDerivative) {
+  const ConvolveCase& c = kConvolveCases[0];
+  const ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
+  const at::Tensor out = convolve(t.x, t.weight, {}, c.options);
+  EXPECT_THROW(torch::autograd::grad({out.sum()}, {t.weight}, {}, true, /*create_graph=*/true), c10::Error);
+}
+
+TEST(Convolve, RunsInAutocastsType) {
+  const ConvolveCase& c = kConvolveCases[0];
+  const ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+  const at::Tensor out = convolve(t.x, t.weight, {}, c.options);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  EXPECT_EQ(out.scalar_type(), at::kBFloat16);
+}
+
+TEST(Convolve, RefusesWhatDoesNotFit) {
+  const at::Tensor x = torch::randn({2, 8, 5, 5}), weight = torch::randn({4, 8, 3, 3});
+  const ConvolutionOptions plain{{1, 1}, {0, 0}, {1, 1}, 1};
+  EXPECT_THROW(convolve(x, torch::randn({4, 8, 3}), {}, plain), c10::Error);
+  EXPECT_THROW(convolve(x, weight, {}, {{1}, {0, 0}, {1, 1}, 1}), c10::Error);
+  EXPECT_THROW(convolve(x, weight, {}, {{1, 1}, {0, 0}, {1, 1}, 3}), c10::Error);
+  EXPECT_THROW(convolve(x, torch::randn({4, 8, 7, 7}), {}, plain), c10::Error);
+}
+
+}  // namespace
+}  // namespace palimpsest::ops::tests
