@@ -1,0 +1,197 @@
+#include "palimpsest/kernels/cpu/grouped_conv2d.h"
+
+#include "palimpsest/base/parallel.h"
+#include "palimpsest/kernels/cpu/grouped_conv2d_kernels.h"
+#include "palimpsest/kernels/cpu/instruction_set.h"
+
+#include "compiled_sets.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace palimpsest::kernels::cpu {
+
+// Each namespace is one compilation of grouped_conv2d_kernels.cpp (cmake/InstructionSets.cmake).
+#define PALIMPSEST_DECLARE_SET(isa, name)           \
+  namespace isa {                                   \
+  extern const GroupedConv2dKernels kGroupedConv2d; \
+  }
+PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
+
+namespace {
+
+const GroupedConv2dKernels& find_grouped_kernels() {
+  const std::string_view set = current_instruction_set().name;
+#define PALIMPSEST_TAKE_SET(isa, name) \
+  if (set == (name)) return isa::kGroupedConv2d;
+  PALIMPSEST_FOR_EACH_SET(PALIMPSEST_TAKE_SET)
+  throw std::logic_error("no grouped convolution was compiled for " + std::string(set));
+}
+
+const GroupedConv2dKernels& grouped_kernels() {
+  static const GroupedConv2dKernels& kernels = find_grouped_kernels();
+  return kernels;
+}
+
+/// Kept by the thread, on a cache line's boundary: fresh memory would cost more page faults than packing
+/// takes.
+float* grouped_scratch(int64_t floats) {
+  constexpr int64_t kLine = 64 / sizeof(float);
+  thread_local std::vector<float> kept;
+  const auto size = static_cast<std::size_t>(floats + kLine);
+  if (kept.size() < size) kept.resize(size);
+  float* at = kept.data();
+  while (reinterpret_cast<uintptr_t>(at) % 64 != 0) ++at;
+  return at;
+}
+
+enum class PackedFor { kForward, kTransposed, kTransposedMirrored };
+
+/// The weights (C, ky, kx, i) as GroupedSweep wants them. Transposed, the roles within a group are exchanged:
+/// lanes are inputs of the convolution, and i its outputs.
+const float* packed_weights(const Conv2dLayer& layer, const float* w, PackedFor purpose) {
+  const int64_t lanes = grouped_kernels().lanes, g = layer.group_in(), block = 9 * g * lanes;
+  const int64_t vectors = vectors_of(layer.c_in, lanes);
+  float* const packed = grouped_scratch(vectors * block);
+  parallel_tasks(vectors, [&](int64_t vector) {
+    const int64_t c = first_channel(vector, layer.c_in, lanes);
+    float* to = packed + vector * block;
+    for (int64_t ky = 0; ky < 3; ++ky)
+      for (int64_t i = 0; i < g; ++i)
+        for (int64_t kx = 0; kx < 3; ++kx)
+          for (int64_t lane = c; lane < c + lanes; ++lane) {
+            const int64_t tap = ky * 3 + kx;
+            if (purpose == PackedFor::kForward)
+              *to++ = w[(lane * 9 + tap) * g + i];
+            else
+              *to++ = w[((lane / g * g + i) * 9 + (purpose == PackedFor::kTransposed ? tap : 8 - tap)) * g +
+                        lane % g];
+          }
+  });
+  return packed;
+}
+
+// Rows of the result that one task computes. Those at its border read two rows more, so that narrow tasks
+// read much twice; and 64 cores want some tasks each.
+int64_t rows_a_task(const GroupedSweep& s) {
+  constexpr int64_t kTaskProducts = int64_t{1} << 24;
+  const int64_t row = s.result_size.w * s.channels * 9 * s.group;
+  return std::clamp<int64_t>(kTaskProducts / std::max<int64_t>(1, row), 1, s.result_size.h);
+}
+
+void run_sweep(int64_t images, const GroupedSweep& s) {
+  const GroupedConv2dKernels& kernels = grouped_kernels();
+  const int64_t rows = rows_a_task(s), tasks = (s.result_size.h + rows - 1) / rows;
+  parallel_tasks(images * tasks, [&](int64_t task) {
+    const int64_t begin = task % tasks * rows;
+    kernels.sweep(s, task / tasks, begin, std::min(s.result_size.h, begin + rows));
+  });
+}
+
+/// The shares of the weight's gradient that are summed apart: as the shape says, whatever the number of
+/// threads. About 32 tasks, segments of the images times chunks of the channels; more segments than that
+/// would spend their time on partial sums.
+struct Segments {
+  int64_t images, rows;  // of one segment
+  int64_t across, down;  // segments along both
+  int64_t chunks;
+  const Conv2dLayer& layer;
+
+  Segments(const Conv2dLayer& l, int64_t sums) : layer(l) {
+    constexpr int64_t kTasks = 32, kMaxFloats = int64_t{1} << 21;
+    const int64_t data = l.n * (l.in.h * l.in.w + l.out.h * l.out.w) * l.c_in;
+    const int64_t affordable = std::max<int64_t>(1, std::min(data / 4, kMaxFloats) / sums);
+    const int64_t wanted = std::min(kTasks, affordable);
+    images = (l.n + wanted - 1) / wanted;
+    across = (l.n + images - 1) / images;
+    rows = std::max<int64_t>(1, l.out.h * across / wanted);
+    rows = std::min(l.out.h, std::max<int64_t>(rows, 7));
+    down = (l.out.h + rows - 1) / rows;
+    chunks = (kTasks + count() - 1) / count();
+  }
+
+  int64_t count() const { return across * down; }
+  GroupedSegment operator[](int64_t i) const {
+    const int64_t image = i / down * images, top = i % down * rows;
+    return {image, std::min(layer.n, image + images), top, std::min(layer.out.h, top + rows)};
+  }
+};
+
+}  // namespace
+
+bool grouped_conv2d_fits(const Conv2dLayer& l, Conv2dPass) {
+  const int64_t g = l.group_in();
+  const auto padding_fits = [](int64_t padding) { return padding >= 0 && padding <= 2; };
+  return (g == 2 || g == 4 || g == 8 || g == 16) && l.group_out() == g && l.kernel.h == 3 &&
+         l.kernel.w == 3 && l.dilation.h == 1 && l.dilation.w == 1 && l.stride.h == l.stride.w &&
+         (l.stride.h == 1 || l.stride.h == 2) && padding_fits(l.padding.h) && padding_fits(l.padding.w) &&
+         l.c_in >= grouped_kernels().lanes && l.out.h >= 1 && l.out.w >= 1;
+}
+
+void grouped_conv2d_forward(const Conv2dLayer& l, const float* x, const float* w, float* y) {
+  run_sweep(l.n, {.source = x,
+                  .weights = packed_weights(l, w, PackedFor::kForward),
+                  .result = y,
+                  .channels = l.c_in,
+                  .group = l.group_in(),
+                  .source_size = l.in,
+                  .result_size = l.out,
+                  .stride = l.stride.h,
+                  .padding = l.padding,
+                  .transposed = false});
+}
+
+void grouped_conv2d_backward_input(const Conv2dLayer& l, const float* dy, const float* w, float* dx) {
+  const bool transposed = l.stride.h == 2;
+  run_sweep(l.n, {.source = dy,
+                  .weights = packed_weights(
+                      l, w, transposed ? PackedFor::kTransposed : PackedFor::kTransposedMirrored),
+                  .result = dx,
+                  .channels = l.c_in,
+                  .group = l.group_in(),
+                  .source_size = l.out,
+                  .result_size = l.in,
+                  .stride = l.stride.h,
+                  .padding = transposed ? l.padding : Pair2{2 - l.padding.h, 2 - l.padding.w},
+                  .transposed = transposed});
+}
+
+void grouped_conv2d_backward_weight(const Conv2dLayer& l, const float* x, const float* dy, float* dw) {
+  const GroupedConv2dKernels& kernels = grouped_kernels();
+  const GroupedWeightGradient gradient{.x = x,
+                                       .dy = dy,
+                                       .channels = l.c_in,
+                                       .group = l.group_in(),
+                                       .in = l.in,
+                                       .out = l.out,
+                                       .stride = l.stride.h,
+                                       .padding = l.padding};
+  const int64_t g = l.group_in(), lanes = kernels.lanes, block = 9 * g * lanes;
+  const int64_t vectors = vectors_of(l.c_in, lanes);
+  const Segments segments(l, vectors * block);
+  const int64_t chunk = (vectors + segments.chunks - 1) / segments.chunks;
+  float* const sums = grouped_scratch(segments.count() * vectors * block);
+  parallel_tasks(segments.count() * segments.chunks, [&](int64_t task) {
+    const int64_t segment = task / segments.chunks, first = task % segments.chunks * chunk;
+    const int64_t last = std::min(vectors, first + chunk);
+    if (first < last)
+      kernels.weight_gradient(gradient, segments[segment], first, last,
+                              sums + (segment * vectors + first) * block);
+  });
+  parallel_tasks(vectors, [&](int64_t vector) {
+    float* const total = sums + vector * block;
+    for (int64_t segment = 1; segment < segments.count(); ++segment) {
+      const float* const part = total + segment * vectors * block;
+      for (int64_t k = 0; k < block; ++k) total[k] += part[k];
+    }
+    float* const to = dw + first_channel(vector, l.c_in, lanes) * 9 * g;
+    for (int64_t lane = 0; lane < lanes; ++lane)
+      for (int64_t tap = 0; tap < 9; ++tap)
+        for (int64_t i = 0; i < g; ++i) to[(lane * 9 + tap) * g + i] = total[(i * 9 + tap) * lanes + lane];
+  });
+}
+
+}  // namespace palimpsest::kernels::cpu
