@@ -4,36 +4,15 @@
 #include "palimpsest/kernels/cpu/grouped_conv2d_kernels.h"
 #include "palimpsest/kernels/cpu/instruction_set.h"
 
-#include "compiled_sets.h"
-
 #include <algorithm>
-#include <stdexcept>
-#include <string>
-#include <string_view>
 #include <vector>
 
 namespace palimpsest::kernels::cpu {
 
-// Each namespace is one compilation of grouped_conv2d_kernels.cpp (cmake/InstructionSets.cmake).
-#define PALIMPSEST_DECLARE_SET(isa, name)           \
-  namespace isa {                                   \
-  extern const GroupedConv2dKernels kGroupedConv2d; \
-  }
-PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
-
 namespace {
 
-const GroupedConv2dKernels& find_grouped_kernels() {
-  const std::string_view set = current_instruction_set().name;
-#define PALIMPSEST_TAKE_SET(isa, name) \
-  if (set == (name)) return isa::kGroupedConv2d;
-  PALIMPSEST_FOR_EACH_SET(PALIMPSEST_TAKE_SET)
-  throw std::logic_error("no grouped convolution was compiled for " + std::string(set));
-}
-
 const GroupedConv2dKernels& grouped_kernels() {
-  static const GroupedConv2dKernels& kernels = find_grouped_kernels();
-  return kernels;
+  return current_instruction_set().grouped_conv2d;
 }
 
 /// Kept by the thread, on a cache line's boundary: fresh memory would cost more page faults than packing

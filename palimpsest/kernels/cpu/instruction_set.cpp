@@ -19,6 +19,7 @@ namespace palimpsest::kernels::cpu {
   extern const AbnKernels<BFloat16> kAbnBF16;         \
   extern const MaxPoolKernels kMaxPool;               \
   extern const WeightGradientKernels kWeightGradient; \
+  extern const GroupedConv2dKernels kGroupedConv2d;   \
   }
 PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
@@ -29,11 +30,16 @@ PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 #endif
 
 std::span<const InstructionSet> compiled_instruction_sets() {
-#define PALIMPSEST_SET(isa, name) \
-  {name,          [] { return PALIMPSEST_RUNS_HERE(name); },         \
-   isa::kAbnF32,  isa::kAbnF64,   \
-   isa::kAbnF16,  isa::kAbnBF16,  \
-   isa::kMaxPool, isa::kWeightGradient},
+#define PALIMPSEST_SET(isa, name)             \
+  {name,                                      \
+   [] { return PALIMPSEST_RUNS_HERE(name); }, \
+   isa::kAbnF32,                              \
+   isa::kAbnF64,                              \
+   isa::kAbnF16,                              \
+   isa::kAbnBF16,                             \
+   isa::kMaxPool,                             \
+   isa::kWeightGradient,                      \
+   isa::kGroupedConv2d},
   static const InstructionSet sets[] = {PALIMPSEST_FOR_EACH_SET(PALIMPSEST_SET)};
   return sets;
 }

@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/cpu/abn_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d_weight_kernels.h"
+#include "palimpsest/kernels/cpu/grouped_conv2d_kernels.h"
 #include "palimpsest/kernels/cpu/max_pool_kernels.h"
 
 #include <span>
@@ -19,6 +20,7 @@ struct InstructionSet {
   AbnKernels<BFloat16> abn_bf16;
   MaxPoolKernels max_pool;
   WeightGradientKernels weight_gradient;
+  GroupedConv2dKernels grouped_conv2d;
 
   template <class S>
   const AbnKernels<S>& abn() const {
