@@ -10,7 +10,7 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
 help:
 	@echo "make demo    trains one network twice, standard and in place, and writes demo/index.html"
-	@echo "make test    builds and runs all tests;  make sanitize runs some again under the sanitizers"
+	@echo "make test    builds and runs all tests, and some again under the sanitizers;  make sanitize  these alone"
 	@echo "make build   the program $(BUILD)/palimpsest and the operator library $(BUILD)/libpalimpsest_ops.so"
 	@echo "make bench   the measured claims: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
 	@echo "make format  formats all C++ files;  make lint  checks format, layers and clang-tidy"
@@ -32,6 +32,7 @@ demo: configure
 
 test: build
 	@scripts/run_tests $(PRESET)
+	@[ $(PRESET) != release ] || scripts/run_sanitizers --unless-passed
 
 sanitize: bootstrap
 	@scripts/run_sanitizers

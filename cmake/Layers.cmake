@@ -16,7 +16,10 @@ endfunction()
 option(PALIMPSEST_UNITY "Compile several sources as one unit" ON)
 
 function(_palimpsest_unity target)
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${PALIMPSEST_UNITY} UNITY_BUILD_BATCH_SIZE 6)
+  # Relocatable (CMake 4): a unit that names its sources by their absolute paths is a new one to the compiler cache in
+  # every clone. The relative paths begin at the top-level project, which is on the include path only if it is this one.
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${PALIMPSEST_UNITY} UNITY_BUILD_BATCH_SIZE 6
+    UNITY_BUILD_RELOCATABLE ${PROJECT_IS_TOP_LEVEL})
   if(PALIMPSEST_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # Said of a source that is included, as here all are, and not of the same source by itself.
     target_compile_options(${target} PRIVATE -Wno-subobject-linkage)

@@ -2,6 +2,7 @@
 import importlib.machinery
 import importlib.util
 import json
+import os
 import pathlib
 import shutil
 import sys
@@ -14,25 +15,33 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 @pytest.fixture
 def tidy(tmp_path, monkeypatch):
     """The script, for a project of two sources; (run, folder of the layer base)."""
+    monkeypatch.syspath_prepend(ROOT / "scripts")
+    monkeypatch.setenv("CCACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.delenv("CCACHE_DISABLE", raising=False)
     loader = importlib.machinery.SourceFileLoader("tidy", str(ROOT / "scripts/tidy"))
     module = importlib.util.module_from_spec(importlib.util.spec_from_loader("tidy", loader))
     loader.exec_module(module)
     monkeypatch.setattr(module, "ROOT", tmp_path)
+    monkeypatch.setattr(module.passed_checks, "ROOT", tmp_path)
     shutil.copy(ROOT / ".clang-tidy", tmp_path)
     base, build = tmp_path / "palimpsest/base", tmp_path / "build"
     base.mkdir(parents=True)
     build.mkdir()
     for name in ("one", "two"):
         (base / f"{name}.cpp").write_text(f"int {name}() {{ return 1; }}\n")
+    libtorch = tmp_path / "libtorch"
+    (libtorch / "torch").mkdir(parents=True)
+    (libtorch / "torch/version.h").write_text("#define TORCH_VERSION 1\n")
     merged = build / "Unity/unity_0_cxx.cxx"
     merged.parent.mkdir()
-    merged.write_text(f'#include "{base}/one.cpp"\n')
+    merged.write_text('#include "palimpsest/base/one.cpp"\n')
     (build / "compile_commands.json").write_text(json.dumps(
-        [{"file": str(file), "command": f"c++ -std=c++20 -I{tmp_path} -fPIC -fpch-preprocess -o x.o -c {file}"}
+        [{"file": str(file), "command": f"c++ -std=c++20 -I{tmp_path} -isystem {libtorch} -fPIC -fpch-preprocess -o x.o -c {file}"}
          for file in (merged, base / "two.cpp")]))
     monkeypatch.setattr(sys, "argv", ["tidy", str(build)])
 
     def run():
+        module.versions.cache_clear()  # kept for one run
         with pytest.raises(SystemExit) as end:
             module.main()
         return end.value.code
@@ -40,10 +49,42 @@ def tidy(tmp_path, monkeypatch):
     return run, base
 
 
+CHECKED, REMEMBERED = "kernels-base: 2 files\n", "kernels-base: 2 files, as at the last check, which they passed\n"
+
+
 def test_clean_sources_pass_and_are_not_checked_again(tidy, capsys):
+    run, base = tidy
+    assert not run() and CHECKED in capsys.readouterr().out
+    assert not run() and REMEMBERED in capsys.readouterr().out
+    shutil.rmtree(base.parents[1] / "build/tidy")  # as in a fresh clone with the same compiler cache
+    assert not run() and REMEMBERED in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("change", [
+    lambda root: (root / "palimpsest/base/one.cpp").write_text("int one() { return 2; }\n"),
+    lambda root: (root / "palimpsest/base/new.h").write_text("#pragma once\n"),
+    lambda root: (root / ".clang-tidy").write_text((root / ".clang-tidy").read_text() + "\n"),
+    lambda root: (root / "build/compile_commands.json").write_text(
+        (root / "build/compile_commands.json").read_text().replace("-std=c++20", "-std=c++20 -DNEW")),
+    lambda root: (root / "libtorch/torch/version.h").write_text("#define TORCH_VERSION 2\n"),
+])
+def test_whatever_decides_the_findings_is_checked_anew(tidy, capsys, change):
+    run, base = tidy
+    assert not run() and CHECKED in capsys.readouterr().out
+    change(base.parents[1])
+    assert not run() and CHECKED in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("tool", ["clang-tidy", "c++"])
+def test_another_version_of_a_tool_checks_anew(tidy, capsys, tmp_path, monkeypatch, tool):
     run, _ = tidy
-    assert not run() and "kernels-base: 2 files\n" in capsys.readouterr().out
-    assert not run() and "kernels-base: 2 files, as at the last check" in capsys.readouterr().out
+    assert not run() and CHECKED in capsys.readouterr().out
+    newer = tmp_path / "bin" / tool
+    newer.parent.mkdir()
+    newer.write_text(f'#!/bin/sh\n[ "$1" != --version ] || echo newer\nexec {shutil.which(tool)} "$@"\n')
+    newer.chmod(0o755)
+    monkeypatch.setenv("PATH", str(newer.parent), prepend=os.pathsep)
+    assert not run() and CHECKED in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["one", "two"])
