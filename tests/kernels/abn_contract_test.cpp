@@ -36,7 +36,7 @@ void for_each_case(const Body& body) {
 
 template <class T>
 void expect_in_place_is_the_same(const AbnCase& c) {
-  AbnTensors<T> apart(c), over(c);
+  AbnTensors<T> apart(c), over = apart;
   run_cpu(c, apart);
   kernels::AbnForward forward = over.forward(c);
   T* const target = over.x.data();
@@ -84,7 +84,7 @@ TEST(AbnContract,
 
 TEST(AbnContract, InputsThatAreNotWrittenOverStayAsTheyAre) {
   for_each_case([](const AbnCase& c) {
-    AbnTensors<float> untouched(c), used(c);
+    AbnTensors<float> untouched(c), used = untouched;
     run_cpu(c, used);
     EXPECT_TRUE(same_bytes(used.x.values(), untouched.x.values()));
     EXPECT_TRUE(same_bytes(used.dz.values(), untouched.dz.values()));
@@ -93,7 +93,7 @@ TEST(AbnContract, InputsThatAreNotWrittenOverStayAsTheyAre) {
 
 TEST(AbnContract, StatisticsThenApplyEqualsForward) {
   for_each_case([](const AbnCase& c) {
-    AbnTensors<float> whole(c), split(c);
+    AbnTensors<float> whole(c), split = whole;
     run_cpu(c, whole);
     kernels::cpu::abn_statistics(c.layer<float>(), split.x.data(), split.mean.data(), split.var.data());
     EXPECT_TRUE(same_bytes(split.mean.values(), whole.mean.values()));
@@ -108,7 +108,7 @@ TEST(AbnContract, StatisticsThenApplyEqualsForward) {
 
 TEST(AbnContract, ReduceThenApplyEqualsBackward) {
   for_each_case([](const AbnCase& c) {
-    AbnTensors<float> whole(c), split(c);
+    AbnTensors<float> whole(c), split = whole;
     run_cpu(c, whole);
     kernels::AbnBackward backward = split.backward(c);
     backward.kept = whole.z.data();
@@ -127,11 +127,12 @@ TEST(AbnContract, AnyNumberOfThreadsGivesTheSameBytes) {
   const int threads_before = omp_get_max_threads();
   for_each_case([](const AbnCase& c) {
     omp_set_num_threads(1);
-    AbnTensors<float> want(c);
+    const AbnTensors<float> fresh(c);
+    AbnTensors<float> want = fresh;
     run_cpu(c, want);
     for (const int threads : {2, 3, 7}) {
       omp_set_num_threads(threads);
-      AbnTensors<float> got(c);
+      AbnTensors<float> got = fresh;
       run_cpu(c, got);
       EXPECT_TRUE(same_bytes(got.z.values(), want.z.values())) << threads << " threads";
       EXPECT_TRUE(same_bytes(got.branch.values(), want.branch.values())) << threads << " threads";
