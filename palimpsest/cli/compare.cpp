@@ -6,6 +6,7 @@
 #include "palimpsest/cli/rehearsal.h"
 #include "palimpsest/cli/run_folder.h"
 #include "palimpsest/cli/weights_file.h"
+#include "palimpsest/io/atomic_file.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/nn/strategy.h"
 #include "palimpsest/train/report.h"
@@ -90,6 +91,7 @@ class Comparison {
     Options silent = options_;
     silent.output.quiet = true;
     start_from_weights(silent, *first);  // wrong weights are told before the first measurement
+    check_output();
     report_.title = title;
     report_.class_names = options_.model.class_names;
     for (const Options& run : runs_) report_.runs.emplace_back().name = run.model.strategy;
@@ -112,6 +114,14 @@ class Comparison {
 
  private:
   bool stopped() const { return stop_signal_.load() != 0; }
+
+  /// Makes the folders. What cannot be written is told now, not after the trainings that it was for.
+  void check_output() const {
+    const auto check = [](const std::filesystem::path& file) { const io::AtomicFile unused(file); };
+    check(std::filesystem::path(options_.output.folder) / "index.html");
+    for (const Options& run : runs_)
+      check(std::filesystem::path(run.output.folder) / "checkpoint.safetensors");
+  }
 
   void say(const std::string& line) const {
     if (!options_.output.quiet) std::cout << line << std::endl;

@@ -6,8 +6,8 @@ import tomllib
 
 import pytest
 
-from cli_support import (OUTPUT, PROGRAM, ROOT, TINY, TINY_CLASSIFIER, USAGE, environment, fails, image_folder,
-                         succeeds)
+from cli_support import (OUTPUT, PROGRAM, ROOT, TINY, TINY_CLASSIFIER, USAGE, environment, error_line, fails,
+                         image_folder, run, succeeds, write)
 
 COMPARE = [*TINY, "--evaluate-every", "1"]
 
@@ -135,9 +135,15 @@ def test_a_comparison_that_is_there_is_not_replaced_unasked(compared):
     fails(OUTPUT, "compare", *COMPARE, "--output", compared[0], says=("standard", "--overwrite"))
 
 
-def test_a_file_in_place_of_the_output_folder_is_an_output_error(folder):
-    (folder / "file").write_text("x")
-    fails(OUTPUT, "compare", *TINY, "--max-steps", "1", "--quiet", "--output", folder / "file/below", says=("file",))
+@pytest.mark.parametrize("blocked", ["run", "run/index.html/", "run/inplace_2"])
+def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(folder, blocked):
+    if blocked.endswith("/"):
+        (folder / blocked).mkdir(parents=True)
+    else:
+        write(folder / blocked, b"x")
+    result = run("compare", *TINY, "--max-steps", "1", "--output", folder / "run")
+    assert result.returncode == OUTPUT and str(folder / blocked) in error_line(result)
+    assert "memory of one step" not in result.stdout
 
 
 def test_the_demonstration_runs_the_recipe_beside_the_others(folder):
