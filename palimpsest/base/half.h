@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstdint>
@@ -10,12 +11,25 @@ namespace palimpsest {
 /// ties to even). For references and tests; the CPU kernels convert whole vectors (kernels/cpu/storage.h).
 namespace detail {
 
+/// The exponent of a double, -1023 for 0 and below the normal numbers, 1024 for what is not finite.
+inline int exponent_of(double value) {
+  return static_cast<int>(std::bit_cast<uint64_t>(value) >> 52 & 0x7ff) - 1023;
+}
+
+/// 2^exponent * (1 + mantissa / 2^52), for exponents of normal numbers.
+inline double assemble(int exponent, uint64_t mantissa) {
+  return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52 | mantissa);
+}
+
 /// `value` rounded to `digits` significant binary digits, and to multiples of 2^`lowest` where it is small.
 inline double round_to(double value, int digits, int lowest) {
-  if (!std::isfinite(value) || value == 0) return value;
-  const int exponent = std::ilogb(value) - digits + 1;
-  const int step = exponent < lowest ? lowest : exponent;
-  return std::ldexp(std::nearbyint(std::ldexp(value, -step)), step);
+  const int exponent = exponent_of(value);
+  if (exponent > 512) return value;  // more than 16 bits hold
+  const int step = std::max(exponent - digits + 1, lowest);
+  // A double of this size has no digits below 2^step, so the addition rounds. (With ldexp and nearbyint a
+  // conversion took 43 ns in place of 10, and conversions a fifth of the time of the kernels' tests.)
+  const double large = assemble(step + 52, uint64_t{1} << 51);
+  return std::copysign(value + large - large, value);
 }
 
 }  // namespace detail
@@ -48,16 +62,16 @@ struct Float16 {
     } else if (size < 0x1p-14) {
       bits = sign | static_cast<uint16_t>(size * 0x1p24);
     } else {
-      const int exponent = std::ilogb(size);
-      bits = sign | static_cast<uint16_t>(((exponent + 15) << 10) +
-                                          static_cast<int>(std::ldexp(size, 10 - exponent) - 1024));
+      bits = sign | static_cast<uint16_t>(((detail::exponent_of(size) + 15) << 10) +
+                                          (std::bit_cast<uint64_t>(size) >> 42 & 1023));
     }
   }
   explicit operator double() const {
     const int exponent = (bits >> 10) & 31, mantissa = bits & 1023;
-    const double size = exponent == 31  ? (mantissa ? NAN : INFINITY)
-                        : exponent == 0 ? mantissa * 0x1p-24
-                                        : std::ldexp(1024 + mantissa, exponent - 25);
+    const double size = exponent == 31 ? (mantissa ? NAN : INFINITY)
+                        : exponent == 0
+                            ? mantissa * 0x1p-24
+                            : detail::assemble(exponent - 15, static_cast<uint64_t>(mantissa) << 42);
     return bits & 0x8000 ? -size : size;
   }
 };

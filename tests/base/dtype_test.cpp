@@ -49,6 +49,26 @@ TEST(Half, EveryValueSurvivesTheWayThroughDouble) {
   }
 }
 
+template <class T>
+void expect_rounded_between_all_neighbours(uint16_t infinity) {
+  for (const uint16_t sign : {0, 0x8000}) {
+    for (uint16_t size = 0; size + 1 < infinity; ++size) {
+      T low, high;
+      low.bits = sign | size;
+      high.bits = sign | static_cast<uint16_t>(size + 1);
+      const double middle = (static_cast<double>(low) + static_cast<double>(high)) / 2;
+      EXPECT_EQ(T(middle).bits, size % 2 ? high.bits : low.bits);
+      EXPECT_EQ(T(std::nextafter(middle, static_cast<double>(low))).bits, low.bits);
+      EXPECT_EQ(T(std::nextafter(middle, static_cast<double>(high))).bits, high.bits);
+    }
+  }
+}
+
+TEST(Half, RoundsBetweenAllNeighbours) {
+  expect_rounded_between_all_neighbours<Float16>(0x7c00);
+  expect_rounded_between_all_neighbours<BFloat16>(0x7f80);
+}
+
 TEST(Half, RoundsToTheNearestAndTiesToEven) {
   EXPECT_EQ(static_cast<double>(Float16(1 + 0x1p-11)), 1);
   EXPECT_EQ(static_cast<double>(Float16(1 + 3 * 0x1p-11)), 1 + 0x1p-9);

@@ -85,9 +85,9 @@ class Abn : public ::testing::Test {
 
   // The same, and one with two branches, whose bits share bytes between rows.
   template <class Body>
-  static void for_each_kind_and_bits(AbnCase c, const Body& body) {
+  static void for_each_kind_and_bits(AbnCase c, const Body& body, Activation branched = Activation::kGELU) {
     for_each_kind(c, body);
-    c.activation = Activation::kGELU;
+    c.activation = branched;
     c.kept = Kept::kOutputBit;
     for (const Layout layout : kLayouts) {
       c.layout = layout;
@@ -179,7 +179,9 @@ TYPED_TEST(Abn, EqualsTheReferenceWhereATensorIsCutIntoManyPieces) {
   // Many segments by image, by pixel, and of rows; many panels; chunks that end in the middle.
   for (const Shape3 shape :
        {Shape3{40, 2, 3600}, Shape3{1, 1, 150001}, Shape3{3, 520, 200}, Shape3{2, 40, 2000}})
-    this->for_each_kind_and_bits({.shape = shape}, [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
+    // The reference finds SiLU's y in a third of the time.
+    this->for_each_kind_and_bits(
+        {.shape = shape}, [](const AbnCase& abn) { expect_right<TypeParam>(abn); }, Activation::kSiLU);
 }
 
 TYPED_TEST(Abn, EqualsTheReferenceWithoutWeightOrBias) {
