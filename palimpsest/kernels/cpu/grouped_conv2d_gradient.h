@@ -7,6 +7,7 @@
 #include "palimpsest/kernels/cpu/grouped_conv2d_lanes.h"
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace {
 
 // Inputs of the group whose nine sums each are in registers at a time.
 constexpr int kInputsAtOnce = kManyRegisters ? 2 : 1;
@@ -20,7 +21,7 @@ constexpr int64_t at_most(int64_t a, int64_t b) {
 
 /// A rectangle of outputs in each of some images, and the inputs that they read; [begin, end) everywhere.
 struct Patch {
-  int64_t images;
+  int64_t image, images;
   int64_t top, bottom, left, right;  // of the output
   int64_t in_top, in_bottom, in_left, in_right;
 
@@ -113,73 +114,118 @@ __attribute__((noinline)) void add_patch(const GroupedWeightGradient& g, const P
   });
 }
 
-/// `rows` rows of `columns` pixels, `kValues` values each, from a tensor with so many values a pixel and a
-/// row.
+/// A rectangle of pixels in each of some images of a channels-last tensor, at its first channel.
+struct Window {
+  const float* corner;
+  int64_t images, rows, columns;
+  int64_t pixel_pitch, row_pitch, image_pitch;
+};
+
+/// The vectors that a sweep takes one by one.
+struct VectorRange {
+  int64_t first, last;
+};
+
+/// kValues values from channel c on of every pixel of `window`, close together. On the way the next window
+/// comes into the second-level cache, a vector's share a call (see sweep_vector).
 template <int kValues>
-PALIMPSEST_HOST_DEVICE float* pack_rows(const float* from, int64_t rows, int64_t columns, int64_t pixel_pitch,
-                                        int64_t row_pitch, int64_t ahead, float* to) {
-  for (int64_t y = 0; y < rows; ++y, from += row_pitch)
-    for (int64_t column = 0; column < columns; ++column, to += kValues) {
-      __builtin_memcpy(to, from + column * pixel_pitch, kValues * sizeof(float));
-      __builtin_prefetch(from + column * pixel_pitch + ahead, 0, 2);
-    }
-  return to;
-}
-
-template <int kStride, int kGroup>
-PALIMPSEST_HOST_DEVICE void add_vector(const GroupedWeightGradient& g, const Patch& patch, int64_t image,
-                                       int64_t vector, PackedPatch& packed, float* sums) {
-  constexpr int kValues = kFillsVectors<kGroup> ? kGroup : kLanes;
-  const int64_t c = first_channel(vector, g.channels, kLanes);
-  const int64_t row = g.out.w * g.channels, in_row = g.in.w * g.channels;
-  const float* dy = g.dy + (image * g.out.h + patch.top) * row + patch.left * g.channels + c;
-  const float* x = g.x + (image * g.in.h + patch.in_top) * in_row + patch.in_left * g.channels +
-                   (kFillsVectors<kGroup> ? c / kGroup * kGroup : c);
-  float *packed_dy = packed.dy, *packed_x = packed.x;
-  for (int64_t i = 0; i < patch.images; ++i, dy += g.out.h * row, x += g.in.h * in_row) {
-    packed_dy = pack_rows<kLanes>(dy, patch.bottom - patch.top, patch.width(), g.channels, row,
-                                  (patch.bottom - patch.top) * row, packed_dy);
-    packed_x = pack_rows<kValues>(x, patch.in_bottom - patch.in_top, patch.in_width(), g.channels, in_row,
-                                  (patch.bottom - patch.top) * kStride * in_row, packed_x);
-  }
-  unrolled<0, kGroup / kInputsAtOnce>([&](auto i) __attribute__((always_inline)) {
-    add_patch<kStride, kGroup, i * kInputsAtOnce>(g, patch, packed, sums);
-  });
-}
-
-// ---- All patches of some images and vectors
-
-// Patches of about square shape read the least beyond their outputs.
-template <int kStride, int kGroup>
-void add_segment(const GroupedWeightGradient& g, const GroupedSegment& s, int64_t first_vector,
-                 int64_t last_vector, float* sums) {
-  constexpr int64_t kMaxColumns = kStride == 1 ? 28 : 14;
-  PackedPatch packed;
-  const int64_t columns = at_most(g.out.w, kMaxColumns);
-  const int64_t in_columns = (columns - 1) * kStride + 3;
-  const int64_t by_in = (kPatchInPixels / in_columns - 3) / kStride + 1;
-  const int64_t rows = at_most(s.bottom - s.top, at_most(kPatchPixels / columns, by_in));
-  const int64_t in_rows = (rows - 1) * kStride + 3;
-  const bool whole = columns == g.out.w && rows == g.out.h;
-  const int64_t images =
-      whole ? at_most(kPatchPixels / (rows * columns), kPatchInPixels / (in_rows * in_columns)) : 1;
-  for (int64_t image = s.first_image; image < s.last_image; image += images)
-    for (int64_t y = s.top; y < s.bottom; y += rows)
-      for (int64_t column = 0; column < g.out.w; column += columns) {
-        Patch patch;
-        patch.images = at_most(images, s.last_image - image);
-        patch.top = y, patch.bottom = at_most(y + rows, s.bottom);
-        patch.left = column, patch.right = at_most(column + columns, g.out.w);
-        patch.in_top = at_least(0, patch.top * kStride - g.padding.h);
-        patch.in_bottom =
-            at_least(patch.in_top, at_most(g.in.h, (patch.bottom - 1) * kStride - g.padding.h + 3));
-        patch.in_left = at_least(0, patch.left * kStride - g.padding.w);
-        patch.in_right =
-            at_least(patch.in_left, at_most(g.in.w, (patch.right - 1) * kStride - g.padding.w + 3));
-        for (int64_t vector = first_vector; vector < last_vector; ++vector)
-          add_vector<kStride, kGroup>(g, patch, image, vector, packed,
-                                      sums + (vector - first_vector) * 9 * kGroup * kLanes);
+PALIMPSEST_HOST_DEVICE void pack(const Window& window, int64_t c, const Window& next, VectorRange range,
+                                 int64_t vector, float* to) {
+  const int64_t lines = range.last - range.first, first_line = (vector - range.first) * window.columns;
+  for (int64_t image = 0; image < window.images; ++image)
+    for (int64_t row = 0; row < window.rows; ++row) {
+      const int64_t offset = image * window.image_pitch + row * window.row_pitch;
+      const float* from = window.corner + offset + c;
+      const float* ahead =
+          next.corner + offset + range.first * kLanes + first_line / lines * window.pixel_pitch;
+      int64_t line = first_line % lines;
+      for (int64_t column = 0; column < window.columns; ++column, to += kValues, from += window.pixel_pitch) {
+        __builtin_memcpy(to, from, kValues * sizeof(float));
+        __builtin_prefetch(ahead + line * kLanes, 0, 2);
+        if (++line == lines) line = 0, ahead += window.pixel_pitch;
       }
+    }
 }
 
+PALIMPSEST_HOST_DEVICE Window window_of(const float* tensor, Pair2 size, int64_t channels, int64_t image,
+                                        int64_t images, int64_t top, int64_t bottom, int64_t left,
+                                        int64_t right) {
+  return {tensor + ((image * size.h + top) * size.w + left) * channels,
+          images,
+          bottom - top,
+          right - left,
+          channels,
+          size.w * channels,
+          size.h * size.w * channels};
+}
+PALIMPSEST_HOST_DEVICE Window outputs_of(const GroupedWeightGradient& g, const Patch& p) {
+  return window_of(g.dy, g.out, g.channels, p.image, p.images, p.top, p.bottom, p.left, p.right);
+}
+PALIMPSEST_HOST_DEVICE Window inputs_of(const GroupedWeightGradient& g, const Patch& p) {
+  return window_of(g.x, g.in, g.channels, p.image, p.images, p.in_top, p.in_bottom, p.in_left, p.in_right);
+}
+
+template <int kStride, int kGroup>
+void add_vectors(const GroupedWeightGradient& g, const Patch& patch, const Patch& next, VectorRange range,
+                 float* sums) {
+  PackedPatch packed;
+  for (int64_t vector = range.first; vector < range.last; ++vector, sums += 9 * kGroup * kLanes) {
+    const int64_t c = first_channel(vector, g.channels, kLanes);
+    pack<kLanes>(outputs_of(g, patch), c, outputs_of(g, next), range, vector, packed.dy);
+    if constexpr (kFillsVectors<kGroup>)
+      pack<kGroup>(inputs_of(g, patch), c / kGroup * kGroup, inputs_of(g, next), range, vector, packed.x);
+    else
+      pack<kLanes>(inputs_of(g, patch), c, inputs_of(g, next), range, vector, packed.x);
+    unrolled<0, kGroup / kInputsAtOnce>([&](auto i) __attribute__((always_inline)) {
+      add_patch<kStride, kGroup, i * kInputsAtOnce>(g, patch, packed, sums);
+    });
+  }
+}
+
+/// How a segment is cut into patches.
+class Patches {
+ public:
+  PALIMPSEST_HOST_DEVICE Patches(const GroupedWeightGradient& g, const GroupedSegment& s) : g_(g), s_(s) {
+    // Of about square shape they read the least beyond their outputs.
+    columns_ = at_most(g.out.w, g.stride == 1 ? 28 : 14);
+    const int64_t in_columns = (columns_ - 1) * g.stride + 3;
+    const int64_t height = s.bottom - s.top, by_inputs = (kPatchInPixels / in_columns - 3) / g.stride + 1;
+    rows_ = at_most(height, at_most(kPatchPixels / columns_, by_inputs));
+    const int64_t in_rows = (rows_ - 1) * g.stride + 3;
+    images_ = 1;
+    if (columns_ == g.out.w && rows_ == height)
+      images_ = at_most(kPatchPixels / (rows_ * columns_), kPatchInPixels / (in_rows * in_columns));
+    across_ = (g.out.w + columns_ - 1) / columns_;
+    down_ = (height + rows_ - 1) / rows_;
+    count_ = (s.last_image - s.first_image + images_ - 1) / images_ * down_ * across_;
+  }
+
+  PALIMPSEST_HOST_DEVICE int64_t count() const { return count_; }
+  PALIMPSEST_HOST_DEVICE Patch operator[](int64_t i) const {
+    Patch p;
+    p.image = s_.first_image + i / (down_ * across_) * images_;
+    p.images = at_most(images_, s_.last_image - p.image);
+    p.top = s_.top + i / across_ % down_ * rows_, p.bottom = at_most(p.top + rows_, s_.bottom);
+    p.left = i % across_ * columns_, p.right = at_most(p.left + columns_, g_.out.w);
+    p.in_top = at_least(0, p.top * g_.stride - g_.padding.h);
+    p.in_bottom = at_least(p.in_top, at_most(g_.in.h, (p.bottom - 1) * g_.stride - g_.padding.h + 3));
+    p.in_left = at_least(0, p.left * g_.stride - g_.padding.w);
+    p.in_right = at_least(p.in_left, at_most(g_.in.w, (p.right - 1) * g_.stride - g_.padding.w + 3));
+    return p;
+  }
+
+ private:
+  const GroupedWeightGradient& g_;
+  const GroupedSegment& s_;
+  int64_t images_, rows_, columns_, across_, down_, count_;
+};
+
+template <int kStride, int kGroup>
+void add_segment(const GroupedWeightGradient& g, const GroupedSegment& s, VectorRange range, float* sums) {
+  const Patches patches(g, s);
+  for (int64_t i = 0; i < patches.count(); ++i)
+    add_vectors<kStride, kGroup>(g, patches[i], patches[at_most(i + 1, patches.count() - 1)], range, sums);
+}
+
+}  // namespace
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

@@ -27,9 +27,9 @@ void weight_gradient_of(const GroupedWeightGradient& g, const GroupedSegment& se
   const auto size = static_cast<unsigned long>((last_vector - first_vector) * 9 * kGroup * kLanes);
   __builtin_memset(sums, 0, size * sizeof(float));
   if (g.stride == 1)
-    add_segment<1, kGroup>(g, segment, first_vector, last_vector, sums);
+    add_segment<1, kGroup>(g, segment, {first_vector, last_vector}, sums);
   else
-    add_segment<2, kGroup>(g, segment, first_vector, last_vector, sums);
+    add_segment<2, kGroup>(g, segment, {first_vector, last_vector}, sums);
 }
 
 void weight_gradient(const GroupedWeightGradient& g, const GroupedSegment& segment, int64_t first_vector,

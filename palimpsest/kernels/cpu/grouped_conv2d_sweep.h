@@ -7,6 +7,7 @@
 #include "palimpsest/kernels/cpu/grouped_conv2d_lanes.h"
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace {
 
 // ---- Strips: some neighbouring columns of the result, and which source columns lead there
 
@@ -241,4 +242,5 @@ void sweep_groups(const GroupedSweep& s, int64_t image, int64_t begin, int64_t e
   }
 }
 
+}  // namespace
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
