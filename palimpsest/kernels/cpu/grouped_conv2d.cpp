@@ -15,6 +15,8 @@ const GroupedConv2dKernels& grouped_kernels() {
   return current_instruction_set().grouped_conv2d;
 }
 
+constexpr int64_t kMaxLanes = 16;
+
 /// Kept by the thread, on a cache line's boundary: fresh memory would cost more page faults than packing
 /// takes.
 float* grouped_scratch(int64_t floats) {
@@ -32,23 +34,24 @@ enum class PackedFor { kForward, kTransposed, kTransposedMirrored };
 /// The weights (C, ky, kx, i) as GroupedSweep wants them. Transposed, the roles within a group are exchanged:
 /// lanes are inputs of the convolution, and i its outputs.
 const float* packed_weights(const Conv2dLayer& layer, const float* w, PackedFor purpose) {
-  const int64_t lanes = grouped_kernels().lanes, g = layer.group_in(), block = 9 * g * lanes;
+  const int64_t lanes = grouped_kernels().lanes, g = layer.group_in(), channel = 9 * g;
   const int64_t vectors = vectors_of(layer.c_in, lanes);
-  float* const packed = grouped_scratch(vectors * block);
+  const bool forward = purpose == PackedFor::kForward, mirrored = purpose == PackedFor::kTransposedMirrored;
+  float* const packed = grouped_scratch(vectors * channel * lanes);
   parallel_tasks(vectors, [&](int64_t vector) {
-    const int64_t c = first_channel(vector, layer.c_in, lanes);
-    float* to = packed + vector * block;
+    int64_t from[kMaxLanes];  // where each lane's weights begin
+    for (int64_t lane = 0; lane < lanes; ++lane) {
+      const int64_t c = first_channel(vector, layer.c_in, lanes) + lane;
+      from[lane] = forward ? c * channel : c / g * g * channel + c % g;
+    }
+    float* to = packed + vector * channel * lanes;
     for (int64_t ky = 0; ky < 3; ++ky)
       for (int64_t i = 0; i < g; ++i)
-        for (int64_t kx = 0; kx < 3; ++kx)
-          for (int64_t lane = c; lane < c + lanes; ++lane) {
-            const int64_t tap = ky * 3 + kx;
-            if (purpose == PackedFor::kForward)
-              *to++ = w[(lane * 9 + tap) * g + i];
-            else
-              *to++ = w[((lane / g * g + i) * 9 + (purpose == PackedFor::kTransposed ? tap : 8 - tap)) * g +
-                        lane % g];
-          }
+        for (int64_t kx = 0; kx < 3; ++kx) {
+          const int64_t tap = mirrored ? 8 - (ky * 3 + kx) : ky * 3 + kx;
+          const float* const first = w + tap * g + (forward ? i : i * channel);
+          for (int64_t lane = 0; lane < lanes; ++lane) *to++ = first[from[lane]];
+        }
   });
   return packed;
 }
