@@ -1,5 +1,5 @@
 // Claim: a convolution of which some passes run on kernels of ours (ops/convolve.h) takes, forward +
-// backward, at most 0.80 of libtorch's time for groups of 2 to 8 channels and 1.05 (no more than noise) for
+// backward, at most 0.80 of libtorch's time for groups of 2 and 4 channels and 1.05 (no more than noise) for
 // all others.
 //
 // The convolutions of ResNet-50, ResNeXt-50 (32 groups) and the paper's modules (64 groups), batch 16 (32 of
@@ -102,7 +102,7 @@ benchmarks::Row measure(const Layer& l, int repeats) {
   row.unit = "ms";
   row.measured = times[0];
   row.opponent = times[1];
-  const bool narrow = l.groups > 1 && l.c_in / l.groups <= 8;
+  const bool narrow = l.groups > 1 && l.c_in / l.groups <= 4;
   row.limit = narrow ? kLimitNarrow : kLimitElse;
   return row;
 }
