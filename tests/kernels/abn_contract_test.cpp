@@ -15,9 +15,9 @@ namespace {
 
 const Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
 
-// One panel and many, one segment and many, tails and none.
-const Shape3 kShapes[] = {{3, 20, 49},    {2, 3, 70000}, {5, 33, 1},
-                          {1, 2, 140000}, {3, 530, 100}, {40, 5, 3600}};
+// One panel and many, one segment and many, tails and none; small planes side by side.
+const Shape3 kShapes[] = {{3, 20, 49},   {2, 3, 70000}, {5, 33, 1},   {1, 2, 140000},
+                          {3, 530, 100}, {40, 5, 3600}, {32, 70, 49}, {150, 130, 4}};
 
 // The second activation has two branches: the bits of neighbouring rows share bytes.
 template <class Body>
@@ -158,32 +158,34 @@ TEST(AbnContract, NotANumberStaysInItsChannel) {
   for (const double poison :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     for_each_activation([&](Activation activation, Kept kept) {
-      for (const Layout layout : kLayouts) {
-        const AbnCase c{.shape = {2, 21, 37},
-                        .layout = layout,
-                        .activation = activation,
-                        .activation_param = 0.5,
-                        .kept = kept};
-        SCOPED_TRACE(::testing::Message() << c << ", " << poison << " in x");
-        const auto channel_of = [&](int64_t i) {
-          return layout == Layout::kNCHW ? i / c.shape.s % c.shape.c : i % c.shape.c;
-        };
-        AbnTensors<float> t(c);
-        const int64_t at = 20 * c.shape.c + 4;
-        t.x[at] = static_cast<float>(poison);
-        run_cpu(c, t);
-        for (int64_t i = 0; i < t.z.size(); ++i) {
-          EXPECT_EQ(std::isnan(t.z[i]), channel_of(i) == channel_of(at)) << "z, element " << i;
-          EXPECT_EQ(std::isnan(t.dx[i]), channel_of(i) == channel_of(at)) << "dx, element " << i;
-        }
+      for (const int64_t channels : {21, 70}) {  // as planes, and side by side
+        for (const Layout layout : kLayouts) {
+          const AbnCase c{.shape = {2, channels, 37},
+                          .layout = layout,
+                          .activation = activation,
+                          .activation_param = 0.5,
+                          .kept = kept};
+          SCOPED_TRACE(::testing::Message() << c << ", " << poison << " in x");
+          const auto channel_of = [&](int64_t i) {
+            return layout == Layout::kNCHW ? i / c.shape.s % c.shape.c : i % c.shape.c;
+          };
+          AbnTensors<float> t(c);
+          const int64_t at = 20 * c.shape.c + 4;
+          t.x[at] = static_cast<float>(poison);
+          run_cpu(c, t);
+          for (int64_t i = 0; i < t.z.size(); ++i) {
+            EXPECT_EQ(std::isnan(t.z[i]), channel_of(i) == channel_of(at)) << "z, element " << i;
+            EXPECT_EQ(std::isnan(t.dx[i]), channel_of(i) == channel_of(at)) << "dx, element " << i;
+          }
 
-        AbnTensors<float> in_gradient(c);
-        in_gradient.dz[at] = static_cast<float>(poison);
-        run_cpu(c, in_gradient);
-        EXPECT_FALSE(std::isfinite(in_gradient.sum_dy[channel_of(at)]));
-        for (int64_t i = 0; i < t.z.size(); ++i)
-          EXPECT_EQ(!std::isfinite(in_gradient.dx[i]), channel_of(i) == channel_of(at))
-              << "dx, element " << i;
+          AbnTensors<float> in_gradient(c);
+          in_gradient.dz[at] = static_cast<float>(poison);
+          run_cpu(c, in_gradient);
+          EXPECT_FALSE(std::isfinite(in_gradient.sum_dy[channel_of(at)]));
+          for (int64_t i = 0; i < t.z.size(); ++i)
+            EXPECT_EQ(!std::isfinite(in_gradient.dx[i]), channel_of(i) == channel_of(at))
+                << "dx, element " << i;
+        }
       }
     });
   }

@@ -103,7 +103,8 @@ TYPED_TEST(Abn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) 
   for (const auto& [activation, name] : kernels::kActivationNames) {
     for (const Kept kept : kKinds) {
       if (!can_keep(activation, kept)) continue;
-      for (const Shape3 shape : {Shape3{3, 20, 49}, Shape3{7, 3, 6}}) {  // vectors, and rows shorter than one
+      for (const Shape3 shape : {Shape3{3, 20, 49}, Shape3{7, 3, 6},
+                                 Shape3{4, 34, 10}}) {  // vectors, shorter rows, and strips of those
         for (const Layout layout : kLayouts) {
           for (const int residual : {0, 1, 2}) {
             expect_right<TypeParam>({.shape = shape,
@@ -184,10 +185,21 @@ TYPED_TEST(Abn, EqualsTheReferenceWhereATensorIsCutIntoManyPieces) {
         {.shape = shape}, [](const AbnCase& abn) { expect_right<TypeParam>(abn); }, Activation::kSiLU);
 }
 
+TYPED_TEST(Abn, EqualsTheReferenceForSmallPlanesSideBySide) {
+  // Strips of 2 to 16 channels, of which the last is narrower; rows in one chunk and in two; a plane too
+  // large.
+  for (const Shape3 shape : {Shape3{32, 70, 49}, Shape3{2, 515, 49}, Shape3{16, 500, 2}, Shape3{150, 132, 4},
+                             Shape3{12, 40, 100}, Shape3{12, 40, 101}})
+    for (const int64_t misaligned_by : {0, 3})
+      this->for_each_kind_and_bits({.shape = shape, .misaligned_by = misaligned_by},
+                                   [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
+}
+
 TYPED_TEST(Abn, EqualsTheReferenceWithoutWeightOrBias) {
   for (const bool has_weight : {false, true})
-    this->for_each_kind({.shape = {3, 20, 21}, .has_weight = has_weight, .has_bias = false},
-                        [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
+    for (const Shape3 shape : {Shape3{3, 20, 21}, Shape3{4, 40, 16}})
+      this->for_each_kind({.shape = shape, .has_weight = has_weight, .has_bias = false},
+                          [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
 }
 
 TYPED_TEST(Abn, EqualsTheReferenceWhereXhatOrXIsKeptForATinyWeight) {
@@ -202,7 +214,7 @@ TYPED_TEST(Abn, EqualsTheReferenceWhereXhatOrXIsKeptForATinyWeight) {
 TYPED_TEST(Abn, LosesNoDigitsWhereTheMeanIsFarFromZero) {
   if (sizeof(TypeParam) == 2) GTEST_SKIP() << "16-bit storage has no digits left there";
   for (const double mean : {-1e3, 1e4})
-    for (const Shape3 shape : {Shape3{4, 20, 49}, Shape3{2, 16, 5000}})
+    for (const Shape3 shape : {Shape3{4, 20, 49}, Shape3{4, 70, 49}, Shape3{2, 16, 5000}})
       this->for_each_kind({.shape = shape, .mean = mean},
                           [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
 }
@@ -216,35 +228,39 @@ TYPED_TEST(Abn, RecoversXhatWhereTheBiasIsSixtyTimesTheWeight) {
 
 TYPED_TEST(Abn, RepeatsItsStatisticsWhereTheFirstValuesAreNothingLikeTheRest) {
   // The first pixels of every chunk, from which the pivot is taken, lie 1e4 standard deviations away.
-  for (const Layout layout : kLayouts) {
-    const AbnCase c{.shape = {2, 20, 3000}, .layout = layout};
-    AbnTensors<TypeParam> got(c);
-    AbnTensors<double, TypeParam> want(c);
-    const int64_t stride = layout == Layout::kNCHW ? 1 : c.shape.c;
-    for (int64_t channel = 0; channel < c.shape.c; ++channel) {
-      for (int64_t pixel = 0; pixel < 8; ++pixel) {
-        const int64_t at = (layout == Layout::kNCHW ? channel * c.shape.s : channel) + pixel * stride;
-        got.x[at] = got.input(static_cast<double>(got.x[at]) + 10000);
-        want.x[at] = static_cast<double>(got.x[at]);
+  for (const Shape3 shape : {Shape3{2, 20, 3000}, Shape3{120, 70, 49}}) {
+    for (const Layout layout : kLayouts) {
+      const AbnCase c{.shape = shape, .layout = layout};
+      AbnTensors<TypeParam> got(c);
+      AbnTensors<double, TypeParam> want(c);
+      const int64_t stride = layout == Layout::kNCHW ? 1 : c.shape.c;
+      for (int64_t channel = 0; channel < c.shape.c; ++channel) {
+        for (int64_t pixel = 0; pixel < 8; ++pixel) {
+          const int64_t at = (layout == Layout::kNCHW ? channel * c.shape.s : channel) + pixel * stride;
+          got.x[at] = got.input(static_cast<double>(got.x[at]) + 10000);
+          want.x[at] = static_cast<double>(got.x[at]);
+        }
       }
+      run_cpu(c, got);
+      run_reference(c, want);
+      EXPECT_TRUE(
+          close(got.var.values(), want.var.values(), tolerance(dtype_of<accumulate_t<TypeParam>>()), c.seed));
+      EXPECT_TRUE(close(got.z.values(), want.z.values(), tolerance(dtype_of<TypeParam>()), c.seed));
     }
-    run_cpu(c, got);
-    run_reference(c, want);
-    EXPECT_TRUE(
-        close(got.var.values(), want.var.values(), tolerance(dtype_of<accumulate_t<TypeParam>>()), c.seed));
-    EXPECT_TRUE(close(got.z.values(), want.z.values(), tolerance(dtype_of<TypeParam>()), c.seed));
   }
 }
 
 TYPED_TEST(Abn, GivesZeroVarianceForAConstantChannel) {
-  for (const Layout layout : kLayouts) {
-    const AbnCase c{.shape = {3, 20, 100}, .layout = layout};
-    AbnTensors<TypeParam> t(c);
-    for (int64_t i = 0; i < t.x.size(); ++i) t.x[i] = TypeParam(1234.5678);
-    run_cpu(c, t);
-    for (int64_t i = 0; i < c.shape.c; ++i) {
-      EXPECT_EQ(t.mean[i], static_cast<double>(TypeParam(1234.5678)));
-      EXPECT_EQ(t.var[i], 0);
+  for (const Shape3 shape : {Shape3{3, 20, 100}, Shape3{3, 70, 49}}) {
+    for (const Layout layout : kLayouts) {
+      const AbnCase c{.shape = shape, .layout = layout};
+      AbnTensors<TypeParam> t(c);
+      for (int64_t i = 0; i < t.x.size(); ++i) t.x[i] = TypeParam(1234.5678);
+      run_cpu(c, t);
+      for (int64_t i = 0; i < c.shape.c; ++i) {
+        EXPECT_EQ(t.mean[i], static_cast<double>(TypeParam(1234.5678)));
+        EXPECT_EQ(t.var[i], 0);
+      }
     }
   }
 }
@@ -280,7 +296,7 @@ TYPED_TEST(Abn, FrozenStatisticsScaleTheGradientOnly) {
       EXPECT_TRUE(close(got.dx.values(), want.dx.values(), tolerance(dtype_of<TypeParam>()), c.seed));
     }
   };
-  for (const Shape3 shape : {Shape3{2, 33, 49}, Shape3{3, 5, 6}})
+  for (const Shape3 shape : {Shape3{2, 33, 49}, Shape3{3, 5, 6}, Shape3{3, 70, 49}})
     this->for_each_kind({.shape = shape}, check);
 }
 

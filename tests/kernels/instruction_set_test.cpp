@@ -71,14 +71,14 @@ TEST(InstructionSet, WritingPastTheCachesWritesTheSame) {
     const std::vector<float> a = draw(width), b = draw(width), c = draw(width), d = draw(width),
                              e = draw(width);
     for (const int64_t start : {0, 1, 5, 15, 16}) {
-      for (const auto* sweeps : {&set.plane, &set.columns}) {
+      for (const auto* sweeps : {&set.plane, &set.strip, &set.columns}) {
         const auto run = [&](Destination to) {
           std::vector<float> out(2 * z.size(), -7),
               applied(2 * z.size(), -7);  // -7 where nothing may be written
-          sweeps->backward({kRows, width, width}, leaky, kernels::cpu::From::kOutput, false,
+          sweeps->backward({kRows, width, width, 1}, leaky, kernels::cpu::From::kOutput, false,
                            {a.data(), a.data(), a.data(), b.data(), c.data(), d.data()},
                            {z.data(), {nullptr, false}, dz.data()}, {out.data() + start, nullptr}, to);
-          sweeps->apply({kRows, width, width}, leaky, kernels::cpu::Keep::kNothing,
+          sweeps->apply({kRows, width, width, 1}, leaky, kernels::cpu::Keep::kNothing,
                         {a.data(), b.data(), c.data(), d.data(), e.data()},
                         {z.data(), {nullptr, false}, applied.data() + start, nullptr}, to);
           out.insert(out.end(), applied.begin(), applied.end());

@@ -34,8 +34,7 @@ class Call {
   explicit Call(const AbnLayer& layer)
       : layer_(layer),
         partition_(layer.shape, layer.layout),
-        sweeps_(partition_.planes() ? current_instruction_set().abn<S>().plane
-                                    : current_instruction_set().abn<S>().columns),
+        sweeps_(sweeps(partition_.geometry())),
         first_(scratch(0, partition_.segments() * layer.shape.c)),
         second_(scratch(1, partition_.segments() * layer.shape.c)) {
     for (int k = 0; k < kCoefficients; ++k)
@@ -61,7 +60,7 @@ class Call {
     const auto sweep_second = [&](int64_t panel, int64_t segment) {
       second(partition_.piece(panel, segment));
     };
-    if (partition_.planes() && (segments == 1 || panels >= 2 * max_threads())) {
+    if (partition_.geometry() != Geometry::kColumns && (segments == 1 || panels >= 2 * max_threads())) {
       run(panels, [&](int64_t panel) {
         for (int64_t segment = 0; segment < segments; ++segment) sweep_first(panel, segment);
         channels(panel);
@@ -300,6 +299,13 @@ class Call {
     run_ranges(count, [&](int64_t begin, int64_t end) {
       for (int64_t i = end - 1; i >= begin; --i) task(i);
     });
+  }
+
+  static const AbnSweeps<S>& sweeps(Geometry geometry) {
+    const AbnKernels<S>& kernels = current_instruction_set().abn<S>();
+    return geometry == Geometry::kPlane   ? kernels.plane
+           : geometry == Geometry::kStrip ? kernels.strip
+                                          : kernels.columns;
   }
 
   // Kept by the thread between calls: fresh memory of this size would cost more page faults than a small

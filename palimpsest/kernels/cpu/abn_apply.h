@@ -21,8 +21,8 @@ void apply_rows(Block block, const Act& act, const ApplyCoefficients<MathsOf<S>>
                 Destination to) {
   using T = MathsOf<S>;
   const PerChannel<T, V, kPlane> mean(k.mean), scale(k.scale), shift(k.shift), weight(k.weight), bias(k.bias);
-  // A plane is in cache when this sweep begins; columns come from memory once more.
-  const int64_t ahead = rows_ahead(block) * block.stride;
+  // A plane is in cache when this sweep begins, and what follows it comes with the rows of the next one.
+  const int64_t ahead = values_ahead(block);
   map_rows<lanes<T, V>()>(
       block, t.z,
       [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
@@ -92,7 +92,8 @@ void apply_branches(Block block, ActivationChoice activation, const ApplyCoeffic
   } else {
     const int64_t rows = block.width < kMost ? kMost / block.width : 1;
     for (int64_t row = 0; row < block.rows; row += rows)
-      chunk(Block{smaller(rows, block.rows - row), block.stride, block.width}, row * block.stride);
+      chunk(Block{smaller(rows, block.rows - row), block.stride, block.width, block.plane},
+            row * block.stride);
   }
 }
 

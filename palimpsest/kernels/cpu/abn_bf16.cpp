@@ -4,11 +4,13 @@
 #include "palimpsest/kernels/cpu/abn_apply.h"
 #include "palimpsest/kernels/cpu/abn_gradient.h"
 #include "palimpsest/kernels/cpu/abn_moments.h"
+#include "palimpsest/kernels/cpu/abn_strip.h"
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 
 extern const AbnKernels<BFloat16> kAbnBF16 = {
     {plane_moments<BFloat16>, apply<BFloat16, true>, reduce<BFloat16, true>, backward<BFloat16, true>},
+    {strip_moments<BFloat16>, strip_apply<BFloat16>, strip_reduce<BFloat16>, strip_backward<BFloat16>},
     {columns_moments<BFloat16>, apply<BFloat16, false>, reduce<BFloat16, false>, backward<BFloat16, false>}};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

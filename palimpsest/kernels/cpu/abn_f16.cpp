@@ -4,11 +4,13 @@
 #include "palimpsest/kernels/cpu/abn_apply.h"
 #include "palimpsest/kernels/cpu/abn_gradient.h"
 #include "palimpsest/kernels/cpu/abn_moments.h"
+#include "palimpsest/kernels/cpu/abn_strip.h"
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 
 extern const AbnKernels<Float16> kAbnF16 = {
     {plane_moments<Float16>, apply<Float16, true>, reduce<Float16, true>, backward<Float16, true>},
+    {strip_moments<Float16>, strip_apply<Float16>, strip_reduce<Float16>, strip_backward<Float16>},
     {columns_moments<Float16>, apply<Float16, false>, reduce<Float16, false>, backward<Float16, false>}};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

@@ -4,11 +4,13 @@
 #include "palimpsest/kernels/cpu/abn_apply.h"
 #include "palimpsest/kernels/cpu/abn_gradient.h"
 #include "palimpsest/kernels/cpu/abn_moments.h"
+#include "palimpsest/kernels/cpu/abn_strip.h"
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 
 extern const AbnKernels<float> kAbnF32 = {
     {plane_moments<float>, apply<float, true>, reduce<float, true>, backward<float, true>},
+    {strip_moments<float>, strip_apply<float>, strip_reduce<float>, strip_backward<float>},
     {columns_moments<float>, apply<float, false>, reduce<float, false>, backward<float, false>}};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

@@ -4,11 +4,13 @@
 #include "palimpsest/kernels/cpu/abn_apply.h"
 #include "palimpsest/kernels/cpu/abn_gradient.h"
 #include "palimpsest/kernels/cpu/abn_moments.h"
+#include "palimpsest/kernels/cpu/abn_strip.h"
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 
 extern const AbnKernels<double> kAbnF64 = {
     {plane_moments<double>, apply<double, true>, reduce<double, true>, backward<double, true>},
+    {strip_moments<double>, strip_apply<double>, strip_reduce<double>, strip_backward<double>},
     {columns_moments<double>, apply<double, false>, reduce<double, false>, backward<double, false>}};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

@@ -112,7 +112,8 @@ void columns_reduce_rows(Block block, const Act& act, const BackwardCoefficients
                          const GradientTensors<S>& t, double* sum_dy, double* sum_dy_t) {
   using T = MathsOf<S>;
   T sum[kMaxColumns], sum_t[kMaxColumns];
-  for (int64_t j = 0; j < block.width; ++j) sum_dy[j] = sum_dy_t[j] = 0;
+  const int64_t channels = block.plane > 0 ? block.width / block.plane : block.width;
+  for (int64_t c = 0; c < channels; ++c) sum_dy[c] = sum_dy_t[c] = 0;
   const Gradient<S, V, false, kFrom, kResidual> gradient(k, t);
   for_column_chunks(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
     sum_columns<T, V>(
@@ -120,10 +121,15 @@ void columns_reduce_rows(Block block, const Act& act, const BackwardCoefficients
         [&](int64_t i, int64_t j)
             PALIMPSEST_INLINE_LAMBDA { return times_second(gradient.at(act, at + i, j)); },
         [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { gradient.prefetch(at + i); });
-    for (int64_t j = 0; j < block.width; ++j) {
-      sum_dy[j] += static_cast<double>(sum[j]);
-      sum_dy_t[j] += static_cast<double>(sum_t[j]);
-    }
+    const auto add = [&](int64_t c, Pair<double> sums) PALIMPSEST_INLINE_LAMBDA {
+      sum_dy[c] += sums.a;
+      sum_dy_t[c] += sums.b;
+    };
+    if (block.plane > 0)
+      add_up_columns(block, sum, sum_t, add);
+    else
+      for (int64_t j = 0; j < block.width; ++j)
+        add(j, {static_cast<double>(sum[j]), static_cast<double>(sum_t[j])});
   });
 }
 
@@ -152,7 +158,7 @@ void backward_rows(Block block, const Act& act, bool frozen, const BackwardCoeff
   using Gradients = Gradient<S, V, kPlane, kFrom, kResidual>;
   const Gradients gradient(k, t);
   const PerChannel<T, V, kPlane> per_dy(k.per_dy), per_t(k.per_t), constant(k.constant);
-  const int64_t ahead = rows_ahead(block) * block.stride;
+  const int64_t ahead = values_ahead(block);
   const bool short_rows = block.width < kLongRow;
   map_rows<lanes<T, V>()>(
       block, out.dx,

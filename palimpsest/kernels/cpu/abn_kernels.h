@@ -9,21 +9,24 @@
 /// compiles the same sources (abn_f32.cpp and its siblings) into a namespace of its own and hands out one
 /// table for each type of storage.
 ///
-/// Two geometries cover both layouts. A *block* is `rows` runs of `width` contiguous values, `stride` values
-/// apart:
-///   plane    all values belong to one channel    (NCHW: rows are images, width is a piece of the pixels)
-///   columns  column j belongs to channel j       (channels-last: rows are pixels, width is a panel of
-///   channels)
-/// Per-channel arguments hold 1 value for a plane and `width` values for columns.
+/// Three geometries cover both layouts. A *block* is `rows` runs of `width` contiguous values, `stride`
+/// values apart:
+///   plane    all values belong to one channel        (NCHW: rows are images, width is a piece of the pixels)
+///   strip    column j belongs to channel j / plane   (NCHW: rows are images, width is the small planes of
+///                                                     neighbouring channels, side by side)
+///   columns  column j belongs to channel j           (channels-last: rows are pixels, width is a panel of
+///                                                     channels)
+/// Per-channel arguments hold 1 value for a plane, `width / plane` for a strip and `width` for columns.
 namespace palimpsest::kernels::cpu {
 
 struct Block {
   int64_t rows = 0;
   int64_t stride = 0;
   int64_t width = 0;
+  int64_t plane = 0;  ///< of a strip: neighbouring columns that belong to one channel
 };
 
-/// The widest block that a columns kernel takes: its per-channel sums live on the stack, in L1.
+/// The widest block that a strip or a columns kernel takes: its sums live on the stack, in L1.
 inline constexpr int64_t kMaxColumns = 2048;
 
 /// What a forward pass stores beside z.
@@ -137,6 +140,7 @@ struct AbnSweeps {
 template <class S>
 struct AbnKernels {
   AbnSweeps<S> plane;
+  AbnSweeps<S> strip;
   AbnSweeps<S> columns;
 };
 

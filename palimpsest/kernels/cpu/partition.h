@@ -16,16 +16,20 @@ struct Piece {
   int64_t values = 0;  ///< per channel
 };
 
+/// The geometries of cpu/abn_kernels.h.
+enum class Geometry { kPlane, kStrip, kColumns };
+
 /// Cuts an (N, C, S) tensor into panels (sets of channels) x segments (sets of values). The cut depends on
 /// the shape alone, never on the number of threads: partial sums are added in segment order, so the bytes are
 /// always the same.
-///   planes    a panel is one channel; a segment is some of its images, or part of their pixels
+///   plane     a panel is one channel; a segment is some of its images, or part of their pixels
+///   strip     a panel is neighbouring channels whose planes are small; one segment
 ///   columns   a panel is up to kMaxColumns neighbouring channels; a segment is a run of pixels
 class Partition {
  public:
   Partition(Shape3 shape, Layout layout);
 
-  bool planes() const { return planes_; }
+  Geometry geometry() const { return geometry_; }
   int64_t panels() const { return panels_; }
   int64_t segments() const { return segments_; }
   int64_t values(int64_t segment) const;  ///< per channel
@@ -33,9 +37,9 @@ class Partition {
 
  private:
   Shape3 shape_;
-  bool planes_;
+  Geometry geometry_;
   int64_t panels_, panel_width_, segments_;
-  int64_t pixel_parts_ = 1;  ///< planes: segments that share their images
+  int64_t pixel_parts_ = 1;  ///< plane: segments that share their images
 };
 
 }  // namespace palimpsest::kernels::cpu

@@ -36,6 +36,12 @@ constexpr int64_t rows_ahead(Block block) {
   return (2048 + block.width - 1) / block.width;
 }
 
+/// How far ahead a sweep from values to values reads memory. Columns come from there once more. A strip is in
+/// cache by then, while the next one, whose rows follow this one's, is not: 7x7: 2.4 -> 2.1 ms.
+constexpr int64_t values_ahead(Block block) {
+  return block.plane > 0 ? block.width : rows_ahead(block) * block.stride;
+}
+
 constexpr int64_t smaller(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
@@ -67,7 +73,8 @@ PALIMPSEST_HOST_DEVICE void for_plane_chunks(Block block, int64_t most, const Fu
 template <class Function>
 PALIMPSEST_HOST_DEVICE void for_column_chunks(Block block, const Function& function) {
   for (int64_t row = 0; row < block.rows; row += kColumnRun)
-    function(Block{smaller(kColumnRun, block.rows - row), block.stride, block.width}, row * block.stride);
+    function(Block{smaller(kColumnRun, block.rows - row), block.stride, block.width, block.plane},
+             row * block.stride);
 }
 
 /// write(i, read(i, j), aligned) for every vector of the block, at offset i, column j; `aligned` says that
@@ -163,6 +170,20 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const R
   if (block.width < kFewVectors * kLanes)
     for (; row + 4 <= block.rows; row += 4) add_rows(row * block.stride, Constant<int64_t{4}>{});
   for (; row < block.rows; ++row) add_rows(row * block.stride, Constant<int64_t{1}>{});
+}
+
+/// function(channel, sums) for every channel of a strip, from the sums of its columns.
+template <class T, class Function>
+PALIMPSEST_HOST_DEVICE void add_up_columns(Block block, const T* sum_a, const T* sum_b,
+                                           const Function& function) {
+  with_lanes<T>(block.plane, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+    for (int64_t c = 0, at = 0; at < block.width; ++c, at += block.plane) {
+      const auto read = [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
+        return Pair<V>{load<V>(sum_a + at + i), load<V>(sum_b + at + i)};
+      };
+      function(c, sum_plane<T, V>(Block{1, block.plane, block.plane}, read, [](int64_t) {}));
+    }
+  });
 }
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
