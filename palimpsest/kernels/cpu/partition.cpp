@@ -5,7 +5,7 @@
 namespace palimpsest::kernels::cpu {
 namespace {
 
-constexpr int64_t kStripPlane = 100;     // 12x12 of 32 images: 1.25 of the time of planes one by one
+constexpr int64_t kStripPlane = 100;     // 12x12, 32 images: 1.2 to 1.5 of the time of planes
 constexpr int64_t kStripColumns = 1024;  // with their sums and arguments, most of the first cache
 constexpr int64_t kStripValues = 65536;  // 256 KiB of f32
 constexpr int64_t kLeastStrips = 16;     // work for that many threads
