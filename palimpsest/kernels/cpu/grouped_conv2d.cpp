@@ -56,43 +56,51 @@ const float* packed_weights(const Conv2dLayer& layer, const float* w, PackedFor 
   return packed;
 }
 
-// Rows of the result that one task computes. Those at its border read two rows more, so that narrow tasks
-// read much twice; and 64 cores want some tasks each.
-int64_t rows_a_task(const GroupedSweep& s) {
-  constexpr int64_t kTaskProducts = int64_t{1} << 24;
-  const int64_t row = s.result_size.w * s.channels * 9 * s.group;
-  return std::clamp<int64_t>(kTaskProducts / std::max<int64_t>(1, row), 1, s.result_size.h);
+/// task(i) for i in [0, count). Threads take runs of neighbouring tasks, since each task fetches from memory
+/// what the next one reads.
+template <class Task>
+void parallel_runs(int64_t count, const Task& task) {
+  const int64_t runs = std::min<int64_t>(count, int64_t{4} * max_threads());
+  parallel_tasks(runs, [&](int64_t run) {
+    for (int64_t i = count * run / runs; i < count * (run + 1) / runs; ++i) task(i);
+  });
 }
 
 void run_sweep(int64_t images, const GroupedSweep& s) {
+  // So many rows that the two that a block shares with the next one cost little, so few that the rows of all
+  // channels, and of the next block, stay in a core's second-level cache.
+  constexpr int64_t kMaxRows = 8;
   const GroupedConv2dKernels& kernels = grouped_kernels();
-  const int64_t rows = rows_a_task(s), tasks = (s.result_size.h + rows - 1) / rows;
-  parallel_tasks(images * tasks, [&](int64_t task) {
-    const int64_t begin = task % tasks * rows;
-    kernels.sweep(s, task / tasks, begin, std::min(s.result_size.h, begin + rows));
+  const int64_t height = s.result_size.h, blocks = (height + kMaxRows - 1) / kMaxRows;
+  parallel_runs(images * blocks, [&](int64_t i) {
+    const int64_t image = i / blocks, block = i % blocks;
+    kernels.sweep(s, image, height * block / blocks, height * (block + 1) / blocks);
   });
 }
 
 /// The shares of the weight's gradient that are summed apart: as the shape says, whatever the number of
-/// threads. About 32 tasks, segments of the images times chunks of the channels; more segments than that
+/// threads. About 32 tasks, chunks of the channels times segments of the images; more segments than that
 /// would spend their time on partial sums.
 struct Segments {
-  int64_t images, rows;  // of one segment
-  int64_t across, down;  // segments along both
-  int64_t chunks;
+  int64_t chunk, chunks;  // vectors of one, and how many
+  int64_t images, rows;   // of one segment
+  int64_t across, down;   // segments along both
   const Conv2dLayer& layer;
 
-  Segments(const Conv2dLayer& l, int64_t sums) : layer(l) {
-    constexpr int64_t kTasks = 32, kMaxFloats = int64_t{1} << 21;
+  Segments(const Conv2dLayer& l, int64_t vectors, int64_t sums) : layer(l) {
+    // So few vectors that a patch of them, and the next one, stay in a core's second-level cache; so many
+    // that what they read of a pixel is a stream.
+    constexpr int64_t kMaxChunk = 8, kTasks = 32, kMaxFloats = int64_t{1} << 21;
+    chunks = (vectors + kMaxChunk - 1) / kMaxChunk;
+    chunk = (vectors + chunks - 1) / chunks;
     const int64_t data = l.n * (l.in.h * l.in.w + l.out.h * l.out.w) * l.c_in;
     const int64_t affordable = std::max<int64_t>(1, std::min(data / 4, kMaxFloats) / sums);
-    const int64_t wanted = std::min(kTasks, affordable);
+    const int64_t wanted = std::min((kTasks + chunks - 1) / chunks, affordable);
     images = (l.n + wanted - 1) / wanted;
     across = (l.n + images - 1) / images;
-    rows = std::max<int64_t>(1, l.out.h * across / wanted);
-    rows = std::min(l.out.h, std::max<int64_t>(rows, 7));
+    const int64_t cuts = std::max<int64_t>(1, wanted / across);
+    rows = std::min(l.out.h, std::max<int64_t>(7, (l.out.h + cuts - 1) / cuts));
     down = (l.out.h + rows - 1) / rows;
-    chunks = (kTasks + count() - 1) / count();
   }
 
   int64_t count() const { return across * down; }
@@ -153,14 +161,14 @@ void grouped_conv2d_backward_weight(const Conv2dLayer& l, const float* x, const 
                                        .padding = l.padding};
   const int64_t g = l.group_in(), lanes = kernels.lanes, block = 9 * g * lanes;
   const int64_t vectors = vectors_of(l.c_in, lanes);
-  const Segments segments(l, vectors * block);
-  const int64_t chunk = (vectors + segments.chunks - 1) / segments.chunks;
+  const Segments segments(l, vectors, vectors * block);
   float* const sums = grouped_scratch(segments.count() * vectors * block);
-  parallel_tasks(segments.count() * segments.chunks, [&](int64_t task) {
-    const int64_t segment = task / segments.chunks, first = task % segments.chunks * chunk;
-    const int64_t last = std::min(vectors, first + chunk);
+  parallel_runs(segments.count() * segments.chunks, [&](int64_t task) {
+    const int64_t segment = task % segments.count(), first = task / segments.count() * segments.chunk;
+    const int64_t next = std::min(segment + 1, segments.count() - 1);
+    const int64_t last = std::min(vectors, first + segments.chunk);
     if (first < last)
-      kernels.weight_gradient(gradient, segments[segment], first, last,
+      kernels.weight_gradient(gradient, segments[segment], segments[next], first, last,
                               sums + (segment * vectors + first) * block);
   });
   parallel_tasks(vectors, [&](int64_t vector) {

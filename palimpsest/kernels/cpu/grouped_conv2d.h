@@ -4,8 +4,8 @@
 
 /// Convolutions in narrow groups, by kernels made for them: a general library unrolls a group into a small
 /// matrix product, which at 2 to 16 channels leaves most of a vector empty. Formulas, pointers and promises
-/// are those of kernels/conv2d.h; no product with padding is formed, so a NaN among the weights stays where
-/// the formula takes it.
+/// are those of kernels/conv2d.h; no product with padding shows in a result, so a NaN or an infinity comes
+/// out exactly where the formula takes it.
 ///
 /// A vector holds neighbouring channels of one pixel. For input i of the group each pixel is spread first:
 /// every lane gets input i of its own group, one shuffle inside the vector (or one broadcast where the group

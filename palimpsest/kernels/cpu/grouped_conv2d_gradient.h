@@ -279,10 +279,12 @@ class Patches {
 };
 
 template <int kStride, int kGroup>
-void add_segment(const GroupedWeightGradient& g, const GroupedSegment& s, VectorRange range, float* sums) {
-  const Patches<kStride> patches(g, s);
+void add_segment(const GroupedWeightGradient& g, const GroupedSegment& segment, const GroupedSegment& next,
+                 VectorRange range, float* sums) {
+  const Patches<kStride> patches(g, segment), patches_after(g, next);
   for (int64_t i = 0; i < patches.count(); ++i)
-    add_vectors<kStride, kGroup>(g, patches[i], patches[at_most(i + 1, patches.count() - 1)], range, sums);
+    add_vectors<kStride, kGroup>(g, patches[i], i + 1 < patches.count() ? patches[i + 1] : patches_after[0],
+                                 range, sums);
 }
 
 }  // namespace

@@ -53,9 +53,10 @@ struct GroupedConv2dKernels {
   /// Rows [begin, end) of the result, of one image.
   void (*sweep)(const GroupedSweep& sweep, int64_t image, int64_t begin, int64_t end);
   /// sums (vectors, i, ky, kx, lanes) of vectors [first_vector, last_vector): what the segment adds to the
-  /// gradient of the weight from input i of each lane's group.
+  /// gradient of the weight from input i of each lane's group. `next` is what is read after this: it is
+  /// fetched on the way.
   void (*weight_gradient)(const GroupedWeightGradient& gradient, const GroupedSegment& segment,
-                          int64_t first_vector, int64_t last_vector, float* sums);
+                          const GroupedSegment& next, int64_t first_vector, int64_t last_vector, float* sums);
 };
 
 }  // namespace palimpsest::kernels::cpu

@@ -221,24 +221,15 @@ PALIMPSEST_HOST_DEVICE int64_t transposed_strip(const GroupedSweep& s, ResultRow
   return sweep_strip<TransposedStrip<kPhase, 1>, kGroup>(s, rows, column);
 }
 
-// ---- Rows
-
-// So many that a strip's weights and its two rows in common with the next block cost little, so few that the
-// rows of all channels stay in a core's second-level cache.
-constexpr int64_t kBlockRows = 8;
-
 template <int kGroup>
-void sweep_groups(const GroupedSweep& s, int64_t image, int64_t begin, int64_t end) {
-  for (int64_t row = begin; row < end; row += kBlockRows) {
-    const ResultRows rows{image, row, row + kBlockRows < end ? row + kBlockRows : end};
-    for (int64_t column = 0; column < s.result_size.w;) {
-      if (s.transposed)
-        column += (column + s.padding.w) % 2 == 0 ? transposed_strip<0, kGroup>(s, rows, column)
-                                                  : transposed_strip<1, kGroup>(s, rows, column);
-      else
-        column += s.stride == 1 ? forward_strip<1, kGroup>(s, rows, column)
-                                : forward_strip<2, kGroup>(s, rows, column);
-    }
+void sweep_groups(const GroupedSweep& s, const ResultRows& rows) {
+  for (int64_t column = 0; column < s.result_size.w;) {
+    if (s.transposed)
+      column += (column + s.padding.w) % 2 == 0 ? transposed_strip<0, kGroup>(s, rows, column)
+                                                : transposed_strip<1, kGroup>(s, rows, column);
+    else
+      column += s.stride == 1 ? forward_strip<1, kGroup>(s, rows, column)
+                              : forward_strip<2, kGroup>(s, rows, column);
   }
 }
 
