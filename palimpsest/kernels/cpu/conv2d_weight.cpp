@@ -3,9 +3,9 @@
 #include "palimpsest/base/parallel.h"
 #include "palimpsest/kernels/cpu/conv2d_weight_kernels.h"
 #include "palimpsest/kernels/cpu/instruction_set.h"
+#include "palimpsest/kernels/cpu/scratch.h"
 
 #include <algorithm>
-#include <vector>
 
 namespace palimpsest::kernels::cpu {
 namespace {
@@ -38,18 +38,9 @@ Range part(int64_t count, int64_t i, int64_t parts) {
   return {count * i / parts, count * (i + 1) / parts};
 }
 
-/// On the boundary of a line, as a vector that lies across two costs two reads. Kept by the thread: fresh
-/// memory would cost a page fault for every 4 KiB.
-float* scratch(int which, int64_t size) {
-  struct alignas(64) Line {
-    float values[16];
-  };
-  thread_local std::vector<Line> kept[3];
-  const auto lines = static_cast<std::size_t>(ceil_divide(size, 16));
-  if (kept[which].size() < lines) kept[which].resize(lines);
-  return kept[which].data()->values;
-}
-enum Scratch { kPartialSums, kPackedRows, kPackedColumns };
+struct PartialSums;
+struct PackedRows;
+struct PackedColumns;
 
 /// dw as a matrix: rows are the output channels of all groups; columns are a group's (ky, kx, i), in tiles
 /// that end at the last i of each (ky, kx).
@@ -72,7 +63,7 @@ class WeightGradient {
 
   void write(float* dw) const {
     const int64_t blocks = l_.groups * row_blocks_ * column_blocks_, size = l_.weights();
-    float* const sums = segments_ == 1 ? dw : scratch(kPartialSums, segments_ * size);
+    float* const sums = segments_ == 1 ? dw : scratch<PartialSums>(segments_ * size);
     parallel_tasks(segments_ * blocks, [&](int64_t i) {
       const int64_t segment = i / blocks, column_block = i % column_blocks_,
                     row = i % blocks / column_blocks_;
@@ -100,8 +91,8 @@ class WeightGradient {
   void multiply(Range all_pixels, int64_t group, Range rows, Range tiles, float* dw) const {
     const int64_t row_tiles = ceil_divide(rows.size(), k_.rows);
     const int64_t a_size = k_.rows * kPixels, b_size = k_.columns * kPixels;  // of a packed tile
-    float* const a = scratch(kPackedRows, row_tiles * a_size);
-    float* const b = scratch(kPackedColumns, tiles.size() * b_size);
+    float* const a = scratch<PackedRows>(row_tiles * a_size);
+    float* const b = scratch<PackedColumns>(tiles.size() * b_size);
     const int64_t row_size = l_.kernel.h * l_.kernel.w * l_.group_in();
     const int64_t first_row = group * l_.group_out() + rows.begin;
     const auto height = [&](int64_t r) { return std::min(k_.rows, rows.size() - r * k_.rows); };

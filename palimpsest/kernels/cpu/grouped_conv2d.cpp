@@ -3,12 +3,11 @@
 #include "palimpsest/base/parallel.h"
 #include "palimpsest/kernels/cpu/grouped_conv2d_kernels.h"
 #include "palimpsest/kernels/cpu/instruction_set.h"
+#include "palimpsest/kernels/cpu/scratch.h"
 
 #include <algorithm>
-#include <vector>
 
 namespace palimpsest::kernels::cpu {
-
 namespace {
 
 const GroupedConv2dKernels& grouped_kernels() {
@@ -17,17 +16,8 @@ const GroupedConv2dKernels& grouped_kernels() {
 
 constexpr int64_t kMaxLanes = 16;
 
-/// Kept by the thread, on a cache line's boundary: fresh memory would cost more page faults than packing
-/// takes.
-float* grouped_scratch(int64_t floats) {
-  constexpr int64_t kLine = 64 / sizeof(float);
-  thread_local std::vector<float> kept;
-  const auto size = static_cast<std::size_t>(floats + kLine);
-  if (kept.size() < size) kept.resize(size);
-  float* at = kept.data();
-  while (reinterpret_cast<uintptr_t>(at) % 64 != 0) ++at;
-  return at;
-}
+struct PackedWeights;
+struct PartialGradients;
 
 enum class PackedFor { kForward, kTransposed, kTransposedMirrored };
 
@@ -37,7 +27,7 @@ const float* packed_weights(const Conv2dLayer& layer, const float* w, PackedFor 
   const int64_t lanes = grouped_kernels().lanes, g = layer.group_in(), channel = 9 * g;
   const int64_t vectors = vectors_of(layer.c_in, lanes);
   const bool forward = purpose == PackedFor::kForward, mirrored = purpose == PackedFor::kTransposedMirrored;
-  float* const packed = grouped_scratch(vectors * channel * lanes);
+  float* const packed = scratch<PackedWeights>(vectors * channel * lanes);
   parallel_tasks(vectors, [&](int64_t vector) {
     int64_t from[kMaxLanes];  // where each lane's weights begin
     for (int64_t lane = 0; lane < lanes; ++lane) {
@@ -162,7 +152,7 @@ void grouped_conv2d_backward_weight(const Conv2dLayer& l, const float* x, const 
   const int64_t g = l.group_in(), lanes = kernels.lanes, block = 9 * g * lanes;
   const int64_t vectors = vectors_of(l.c_in, lanes);
   const Segments segments(l, vectors, vectors * block);
-  float* const sums = grouped_scratch(segments.count() * vectors * block);
+  float* const sums = scratch<PartialGradients>(segments.count() * vectors * block);
   parallel_runs(segments.count() * segments.chunks, [&](int64_t task) {
     const int64_t segment = task % segments.count(), first = task / segments.count() * segments.chunk;
     const int64_t next = std::min(segment + 1, segments.count() - 1);
