@@ -22,6 +22,11 @@ struct Shape3 {
   constexpr int64_t elements() const { return n * c * s; }
 };
 
+/// a / b rounded up; a >= 0, b > 0.
+constexpr int64_t ceil_divide(int64_t a, int64_t b) {
+  return (a + b - 1) / b;
+}
+
 /// A pair for the two spatial dimensions: height before width.
 struct Pair2 {
   int64_t h = 1;

@@ -24,10 +24,6 @@ constexpr int64_t kTasks = 32;
 constexpr int64_t kFewestPixels = 1024;              // of a task
 constexpr int64_t kPartialBytes = int64_t{8} << 20;  // of all segments' sums
 
-int64_t ceil_divide(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 struct Range {
   int64_t begin, end;
   int64_t size() const { return end - begin; }

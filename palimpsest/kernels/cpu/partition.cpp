@@ -10,10 +10,6 @@ constexpr int64_t kStripColumns = 1024;  // with their sums and arguments, most 
 constexpr int64_t kStripValues = 65536;  // 256 KiB of f32
 constexpr int64_t kLeastStrips = 16;     // work for that many threads
 
-int64_t ceil_divide(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
-
 /// Channels of a strip: as many as make its rows long runs of memory and leave its two tensors of a backward
 /// pass in the caches of one core. A power of two, so that the rows are whole lines more often than not. 1:
 /// no strip, the planes are swept one by one.
