@@ -167,8 +167,10 @@ void grouped_conv2d_backward_weight(const Conv2dLayer& l, const float* x, const 
       const float* const part = total + segment * vectors * block;
       for (int64_t k = 0; k < block; ++k) total[k] += part[k];
     }
-    float* const to = dw + first_channel(vector, l.c_in, lanes) * 9 * g;
-    for (int64_t lane = 0; lane < lanes; ++lane)
+    const int64_t channel = first_channel(vector, l.c_in, lanes);
+    float* const to = dw + channel * 9 * g;
+    // The last vector may begin within the one before, whose channels another thread writes.
+    for (int64_t lane = vector * lanes - channel; lane < lanes; ++lane)
       for (int64_t tap = 0; tap < 9; ++tap)
         for (int64_t i = 0; i < g; ++i) to[(lane * 9 + tap) * g + i] = total[(i * 9 + tap) * lanes + lane];
   });
