@@ -139,12 +139,8 @@ struct AbnTensors {
         inv_std(c.shape.c),
         branch(c.kept == Kept::kOutputBit ? kernels::branch_bytes(c.shape.elements()) : 0) {
     Random random(c.seed);
-    // Near enough: the sum of 4 uniform numbers, 16 bits each of one draw, scaled to unit variance.
-    const auto normal = [&] {
-      const uint64_t bits = random.next();
-      const auto sum =
-          static_cast<double>((bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48));
-      return 1.7320508 * (sum * 0x1p-16 - 2);
+    const auto normal = [&] {  // near enough: the sum of 4 uniform numbers, scaled to unit variance
+      return 1.7320508 * (random.uniform() + random.uniform() + random.uniform() + random.uniform() - 2);
     };
     for (int64_t i = 0; i < x.size(); ++i) x[i] = input(c.mean + normal());
     for (int64_t i = 0; i < dz.size(); ++i) dz[i] = input(normal());
