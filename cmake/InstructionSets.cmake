@@ -28,7 +28,8 @@ function(palimpsest_per_instruction_set target)
     # Without the preference, gcc splits 512-bit vectors of its own into two halves.
     _palimpsest_instruction_set(${target} x86-64-v4 64 "-march=x86-64-v4;-mprefer-vector-width=512" ${ARGN})
     _palimpsest_instruction_set(${target} x86-64-v3 32 "-march=x86-64-v3" ${ARGN})
-    _palimpsest_instruction_set(${target} x86-64-v2 16 "-march=x86-64-v2" ${ARGN})
+    # A third less time to compile than at -O3, for processors of before 2013.
+    _palimpsest_instruction_set(${target} x86-64-v2 16 "-march=x86-64-v2;$<$<NOT:$<BOOL:${PALIMPSEST_SANITIZE}>>:-O2>" ${ARGN})
     if(NOT _for_each)
       message(FATAL_ERROR "PALIMPSEST_INSTRUCTION_SETS must name x86-64-v2, x86-64-v3 or x86-64-v4, got "
         "'${PALIMPSEST_INSTRUCTION_SETS}'")

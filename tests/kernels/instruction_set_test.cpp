@@ -77,7 +77,8 @@ TEST(InstructionSet, WritingPastTheCachesWritesTheSame) {
               applied(2 * z.size(), -7);  // -7 where nothing may be written
           sweeps->backward({kRows, width, width, 1}, leaky, kernels::cpu::From::kOutput, false,
                            {a.data(), a.data(), a.data(), b.data(), c.data(), d.data()},
-                           {z.data(), {nullptr, false}, dz.data()}, {out.data() + start, nullptr}, to);
+                           {z.data(), {nullptr, false}, dz.data()}, {out.data() + start, nullptr, nullptr},
+                           to);
           sweeps->apply({kRows, width, width, 1}, leaky, kernels::cpu::Keep::kNothing,
                         {a.data(), b.data(), c.data(), d.data(), e.data()},
                         {z.data(), {nullptr, false}, applied.data() + start, nullptr}, to);
@@ -143,7 +144,7 @@ TYPED_TEST(EluAccuracy, LogarithmIsWithinTwoUlp) {
   const auto& sweeps = kernels::cpu::current_instruction_set().abn<T>().plane;
   sweeps.backward({1, 0, this->kCount}, this->kElu, kernels::cpu::From::kOutput, false,
                   {&zero, &zero, &zero, &zero, &one, &zero}, {z.data(), {nullptr, false}, dz.data()},
-                  {y.data(), nullptr}, kernels::cpu::Destination::kCaches);
+                  {y.data(), nullptr, nullptr}, kernels::cpu::Destination::kCaches);
   double worst = 0, worst_at = 0;
   for (std::size_t i = 0; i < z.size(); ++i) {
     if (z[i] <= -1 || z[i] >= 0) continue;

@@ -113,7 +113,7 @@ void columns_reduce_rows(Block block, const Act& act, const BackwardCoefficients
   using T = MathsOf<S>;
   T sum[kMaxColumns], sum_t[kMaxColumns];
   const int64_t channels = block.plane > 0 ? block.width / block.plane : block.width;
-  for (int64_t c = 0; c < channels; ++c) sum_dy[c] = sum_dy_t[c] = 0;
+  clear_columns(channels, sum_dy, sum_dy_t);
   const Gradient<S, V, false, kFrom, kResidual> gradient(k, t);
   for_column_chunks(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
     sum_columns<T, V>(
@@ -121,15 +121,7 @@ void columns_reduce_rows(Block block, const Act& act, const BackwardCoefficients
         [&](int64_t i, int64_t j)
             PALIMPSEST_INLINE_LAMBDA { return times_second(gradient.at(act, at + i, j)); },
         [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { gradient.prefetch(at + i); });
-    const auto add = [&](int64_t c, Pair<double> sums) PALIMPSEST_INLINE_LAMBDA {
-      sum_dy[c] += sums.a;
-      sum_dy_t[c] += sums.b;
-    };
-    if (block.plane > 0)
-      add_up_columns(block, sum, sum_t, add);
-    else
-      for (int64_t j = 0; j < block.width; ++j)
-        add(j, {static_cast<double>(sum[j]), static_cast<double>(sum_t[j])});
+    add_to_channels(block, sum, sum_t, sum_dy, sum_dy_t);
   });
 }
 

@@ -36,7 +36,7 @@ PALIMPSEST_HOST_DEVICE void merge_shifted(double before, double count, double pi
 }
 
 template <class S, class T = MathsOf<S>>
-PALIMPSEST_HOST_DEVICE Pair<double> plane_shifted_sums(Block block, const S* x, T pivot) {
+__attribute__((noinline)) Pair<double> plane_shifted_sums(Block block, const S* x, T pivot) {
   Pair<double> sums{};
   with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
     sums = sum_plane<T, V>(
@@ -72,8 +72,8 @@ void plane_moments(Block block, const S* x, double* mean, double* squares) {
 }
 
 template <class S, class T = MathsOf<S>>
-PALIMPSEST_HOST_DEVICE void columns_shifted_sums(Block block, const S* x, const T* pivot, T* sum,
-                                                 T* squares) {
+__attribute__((noinline)) void columns_shifted_sums(Block block, const S* x, const T* pivot, T* sum,
+                                                    T* squares) {
   with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
     sum_columns<T, V>(
         block, sum, squares,

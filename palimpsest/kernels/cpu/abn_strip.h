@@ -47,9 +47,7 @@ void strip_moments(Block block, const S* x, double* mean, double* squares) {
     }
     const auto sum_up = [&]() PALIMPSEST_INLINE_LAMBDA {
       columns_shifted_sums(chunk, x + at, pivot, sum, square);
-      add_up_columns(chunk, sum, square, [&](int64_t c, Pair<double> of_channel) PALIMPSEST_INLINE_LAMBDA {
-        sums[c] = of_channel;
-      });
+      add_up_columns(chunk, sum, square, sums);
     };
     sum_up();
     bool far = false;

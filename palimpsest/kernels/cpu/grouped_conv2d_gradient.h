@@ -99,10 +99,11 @@ PALIMPSEST_HOST_DEVICE void add_row(const RowPair& row, const Patch& patch, int6
     });
 }
 
-/// What the patch adds for inputs kInput and following of the group, to sums (i, ky, kx, lanes).
+/// What the patch, whose packed x begins at `packed_x`, adds for inputs kInput and following of the group, to
+/// sums (i, ky, kx, lanes).
 template <int kStride, int kGroup, int kInput, bool kExact>
 __attribute__((noinline)) void add_patch(const GroupedWeightGradient& g, const Patch& patch,
-                                         const PackedPatch& packed, float* sums) {
+                                         const float* packed_x, const float* packed_dy, float* sums) {
   constexpr int64_t kPitch = kFillsVectors<kGroup> ? kGroup : kLanes;
   F32 sum[9][kInputsAtOnce] = {};
   RowPair row;
@@ -111,8 +112,8 @@ __attribute__((noinline)) void add_patch(const GroupedWeightGradient& g, const P
   const int64_t height = patch.bottom - patch.top;
   const int64_t row_floats = (patch.right - patch.left + 2 * kMargin<kStride>)*kLanes;
   const int64_t in_row_floats = (patch.in_right - patch.in_left + 2 * kInMargin<kStride>)*kPitch;
-  row.x = packed.x + (kInMargin<kStride> + row.first * kStride - g.padding.w - patch.in_left) * kPitch;
-  const float* dy = packed.dy + (kMargin<kStride> + row.first - patch.left) * kLanes;
+  row.x = packed_x + (kInMargin<kStride> + row.first * kStride - g.padding.w - patch.in_left) * kPitch;
+  const float* dy = packed_dy + (kMargin<kStride> + row.first - patch.left) * kLanes;
   for (int64_t image = 0; image < patch.images; ++image, dy += height * row_floats)
     for (int64_t y = patch.in_top; y < patch.in_bottom; ++y, row.x += in_row_floats) {
       int rows = 0;
@@ -206,19 +207,27 @@ PALIMPSEST_HOST_DEVICE bool any_not_finite(const float* sums, int64_t count) {
   return any;
 }
 
+/// What the patch adds for all inputs of the group.
+template <int kStride, int kGroup, bool kExact>
+PALIMPSEST_HOST_DEVICE void add_inputs(const GroupedWeightGradient& g, const Patch& patch,
+                                       const PackedPatch& packed, float* sums) {
+  if constexpr (kFillsVectors<kGroup>)  // one copy of the code serves all, which read one value further each
+    for (int64_t i = 0; i < kGroup; i += kInputsAtOnce)
+      add_patch<kStride, kGroup, 0, kExact>(g, patch, packed.x + i, packed.dy, sums + i * 9 * kLanes);
+  else
+    unrolled<0, kGroup / kInputsAtOnce>([&](auto i) __attribute__((always_inline)) {
+      add_patch<kStride, kGroup, i * kInputsAtOnce, kExact>(g, patch, packed.x, packed.dy, sums);
+    });
+}
+
 /// What one vector of a packed patch adds to sums (i, ky, kx, lanes).
 template <int kStride, int kGroup>
 PALIMPSEST_HOST_DEVICE void add_vector(const GroupedWeightGradient& g, const Patch& patch,
                                        const PackedPatch& packed, float* sums) {
   constexpr int64_t kSums = 9 * kGroup * kLanes;
   alignas(64) float of_patch[kSums];
-  unrolled<0, kGroup / kInputsAtOnce>([&](auto i) __attribute__((always_inline)) {
-    add_patch<kStride, kGroup, i * kInputsAtOnce, false>(g, patch, packed, of_patch);
-  });
-  if (any_not_finite(of_patch, kSums))
-    unrolled<0, kGroup / kInputsAtOnce>([&](auto i) __attribute__((always_inline)) {
-      add_patch<kStride, kGroup, i * kInputsAtOnce, true>(g, patch, packed, of_patch);
-    });
+  add_inputs<kStride, kGroup, false>(g, patch, packed, of_patch);
+  if (any_not_finite(of_patch, kSums)) add_inputs<kStride, kGroup, true>(g, patch, packed, of_patch);
   for (int64_t k = 0; k < kSums; k += kLanes) store(sums + k, load<F32>(sums + k) + load<F32>(of_patch + k));
 }
 

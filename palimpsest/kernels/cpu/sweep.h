@@ -89,14 +89,15 @@ PALIMPSEST_HOST_DEVICE void map_rows(Block block, const T* out, const Read& read
     const int64_t past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + at) % (kLanes * sizeof(T)));
     const bool aligned = past % static_cast<int64_t>(sizeof(T)) == 0;
     const int64_t first = past == 0 || !aligned ? 0 : kLanes - past / static_cast<int64_t>(sizeof(T));
-    if (first == 0 && block.width % kLanes == 0) {
-      for (int64_t j = 0; j <= last; j += kLanes) write(at + j, read(at + j, j), aligned);
-    } else {
-      const auto begin = read(at, 0), end = read(at + last, last);
-      for (int64_t j = first; j <= last; j += kLanes) write(at + j, read(at + j, j), aligned);
-      write(at, begin, false);
-      write(at + last, end, false);
-    }
+    // Both ends of a row by one copy of read and write each, as each of a few hundred sweeps holds these
+    // copies.
+    const int64_t ends = first == 0 && block.width % kLanes == 0 ? 0 : 2;
+    decltype(read(at, at)) at_end[2];
+#pragma GCC unroll 1
+    for (int64_t e = 0; e < ends; ++e) at_end[e] = read(at + e * last, e * last);
+    for (int64_t j = first; j <= last; j += kLanes) write(at + j, read(at + j, j), aligned);
+#pragma GCC unroll 1
+    for (int64_t e = 0; e < ends; ++e) write(at + e * last, at_end[e], false);
   }
 }
 
@@ -120,22 +121,28 @@ PALIMPSEST_HOST_DEVICE Pair<double> sum_plane(Block block, const Read& read, con
       odd.a += q.a;
       odd.b += q.b;
     }
-    int64_t rest = block.width - pairs;
-    if (rest >= kLanes) {
-      prefetch(at + pairs + ahead);
-      const Pair<V> p = read(at + pairs);
-      even.a += p.a;
-      even.b += p.b;
-      rest -= kLanes;
-    }
-    if (rest > 0) {  // the vector that ends the row, without the lanes that were counted already
-      const Pair<V> q = read(at + block.width - kLanes);
-      odd.a += without_first<T>(q.a, kLanes - rest);
-      odd.b += without_first<T>(q.b, kLanes - rest);
+    // At most a whole vector, and then the one that ends the row, without the lanes that were counted
+    // already.
+    for (int64_t j = pairs; j < block.width; j += kLanes) {
+      const int64_t counted = j + kLanes > block.width ? j + kLanes - block.width : 0;
+      prefetch(at + j + ahead);
+      const Pair<V> p = read(at + j - counted);
+      odd.a += without_first<T>(p.a, counted);
+      odd.b += without_first<T>(p.b, counted);
     }
   }
   return {sum<T>(even.a) + sum<T>(odd.a), sum<T>(even.b) + sum<T>(odd.b)};
 }
+
+namespace {
+
+// Out of line, being the same for every activation: a few dozen copies would be compiled else.
+template <class T>
+__attribute__((noinline)) void clear_columns(int64_t count, T* a, T* b) {
+  for (int64_t j = 0; j < count; ++j) a[j] = b[j] = 0;
+}
+
+}  // namespace
 
 /// sum_a[j], sum_b[j] = the sums over the rows of the pairs that read(i, j) gives for the vector at offset i,
 /// column j; prefetch(i) is told where the sweep will read soon.
@@ -146,9 +153,11 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const R
   constexpr int64_t kFewVectors = 8;
   const int64_t whole = block.width - block.width % kLanes;
   const int64_t ahead = rows_ahead(block) * block.stride;
-  for (int64_t j = 0; j < block.width; ++j) sum_a[j] = sum_b[j] = 0;
+  clear_columns(block.width, sum_a, sum_b);
   const auto add_rows = [&]<int64_t kCount>(int64_t at, Constant<kCount>) PALIMPSEST_INLINE_LAMBDA {
-    const auto add = [&](int64_t j, int64_t overlap) PALIMPSEST_INLINE_LAMBDA {
+    for (int64_t next = 0; next < block.width; next += kLanes) {
+      // The vector that ends a row counts the lanes again that the one before it counted.
+      const int64_t counted = next < whole ? 0 : next + kLanes - block.width, j = next - counted;
       prefetch(at + ahead + j);
       Pair<V> p = read(at + j, j);
       for (int64_t r = 1; r < kCount; ++r) {
@@ -157,12 +166,10 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const R
         p.a += q.a;
         p.b += q.b;
       }
-      if (overlap) p = {without_first<T>(p.a, overlap), without_first<T>(p.b, overlap)};
+      if (counted) p = {without_first<T>(p.a, counted), without_first<T>(p.b, counted)};
       store(sum_a + j, V(load<V>(sum_a + j) + p.a));
       store(sum_b + j, V(load<V>(sum_b + j) + p.b));
-    };
-    for (int64_t j = 0; j < whole; j += kLanes) add(j, int64_t{0});
-    if (whole < block.width) add(block.width - kLanes, whole + kLanes - block.width);
+    }
   };
   int64_t row = 0;
   // Memory is read in order, one row after the other, unless a row is so short that its sums would be needed
@@ -172,18 +179,42 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const R
   for (; row < block.rows; ++row) add_rows(row * block.stride, Constant<int64_t{1}>{});
 }
 
-/// function(channel, sums) for every channel of a strip, from the sums of its columns.
-template <class T, class Function>
-PALIMPSEST_HOST_DEVICE void add_up_columns(Block block, const T* sum_a, const T* sum_b,
-                                           const Function& function) {
+namespace {
+
+// The same for every activation: out of line, as clear_columns.
+
+/// of_channel[c] = the sums of the columns of channel c of a strip.
+template <class T>
+__attribute__((noinline)) void add_up_columns(Block block, const T* sum_a, const T* sum_b,
+                                              Pair<double>* of_channel) {
   with_lanes<T>(block.plane, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
     for (int64_t c = 0, at = 0; at < block.width; ++c, at += block.plane) {
       const auto read = [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
         return Pair<V>{load<V>(sum_a + at + i), load<V>(sum_b + at + i)};
       };
-      function(c, sum_plane<T, V>(Block{1, block.plane, block.plane}, read, [](int64_t) {}));
+      of_channel[c] = sum_plane<T, V>(Block{1, block.plane, block.plane}, read, [](int64_t) {});
     }
   });
 }
 
+/// Adds the sums of columns to those of their channels.
+template <class T>
+__attribute__((noinline)) void add_to_channels(Block block, const T* sum_a, const T* sum_b, double* a,
+                                               double* b) {
+  if (block.plane == 0) {
+    for (int64_t j = 0; j < block.width; ++j) {
+      a[j] += static_cast<double>(sum_a[j]);
+      b[j] += static_cast<double>(sum_b[j]);
+    }
+    return;
+  }
+  Pair<double> of_channel[kMaxColumns];
+  add_up_columns(block, sum_a, sum_b, of_channel);
+  for (int64_t c = 0; c < block.width / block.plane; ++c) {
+    a[c] += of_channel[c].a;
+    b[c] += of_channel[c].b;
+  }
+}
+
+}  // namespace
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
