@@ -12,7 +12,7 @@ ALLOWED = {
     "base": set(),
     "kernels": {"base"},
     "ops": {"kernels", "base"},
-    "memory": {"ops", "base"},
+    "memory": {"base"},
     "nn": {"ops", "memory", "kernels", "base"},
     "models": {"nn", "base"},
     "io": {"base"},

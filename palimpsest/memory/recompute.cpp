@@ -1,7 +1,7 @@
 #include "palimpsest/memory/recompute.h"
 
+#include "palimpsest/base/recomputing.h"
 #include "palimpsest/memory/segment.h"
-#include "palimpsest/ops/recomputing.h"
 
 #include <c10/core/GradMode.h>
 
@@ -15,7 +15,7 @@ std::vector<at::Tensor> recompute_list(
     const std::vector<at::Tensor>& inputs, const RecomputeOptions& options) {
   // Within another segment that is run again, this "first" run is a second one for the buffers.
   std::optional<BuffersGuard> unchanged_buffers;
-  if (ops::recomputing()) unchanged_buffers.emplace(options.buffers);
+  if (recomputing()) unchanged_buffers.emplace(options.buffers);
   if (!c10::GradMode::is_enabled()) return fn(inputs);
   return std::make_shared<Segment>(std::move(fn), inputs, options)->first_run(inputs);
 }

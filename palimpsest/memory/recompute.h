@@ -38,7 +38,7 @@
 ///  - the default random generators of the CPU and of the inputs' devices, so that dropout draws the same
 ///    numbers; they are put back afterwards. The state, 5 kB, is kept only if the first run drew a number;
 ///  - autocast: on or off, its dtype, its cache;
-///  - running statistics: the layers of ops and nn know a second run by ops::recomputing() and leave theirs
+///  - running statistics: the layers of ops and nn know a second run by recomputing() and leave theirs
 ///    alone; those of libtorch's own BatchNorm are to be listed in RecomputeOptions::buffers.
 ///
 /// What `fn` must be:
@@ -56,7 +56,7 @@
 /// number, shape, dtype or device. Not noticed: a changed tensor that is captured and no parameter (a mask:
 /// pass it as an input), a module switched between train and eval where that saves tensors of the same
 /// shapes. An exception out of the second run of `fn` passes through backward, with generators, autocast,
-/// buffers and ops::recomputing() put back.
+/// buffers and recomputing() put back.
 ///
 /// Threads: backward may run on another thread than forward. A segment that draws random numbers must not be
 /// run again while other threads draw from the same default generator.

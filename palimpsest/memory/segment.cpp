@@ -1,7 +1,7 @@
 #include "palimpsest/memory/segment.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/ops/recomputing.h"
+#include "palimpsest/base/recomputing.h"
 
 #include <ATen/ATen.h>
 #include <ATen/SequenceNumber.h>
@@ -200,7 +200,7 @@ std::vector<Versioned> Segment::run_again() {
   Collector collector;
   Tensors outputs;
   {
-    const ops::RecomputingGuard recomputing;
+    const RecomputingGuard recomputing;
     const SurroundingsGuard surroundings(surroundings_);
     const BuffersGuard buffers(buffers_);
     const SavedTensorSinkGuard to_collector(collector);

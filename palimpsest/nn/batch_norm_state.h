@@ -1,8 +1,8 @@
 #pragma once
 
+#include "palimpsest/base/recomputing.h"
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/ops/abn.h"
-#include "palimpsest/ops/recomputing.h"
 
 #include <torch/arg.h>
 #include <torch/nn/cloneable.h>
@@ -104,7 +104,7 @@ class BatchNormState : public torch::nn::Cloneable<Derived> {
     layer.eps = options.eps();
     layer.activation = options.activation();
     layer.activation_param = options.activation_param();
-    if (this->is_training() && num_batches_tracked.defined() && !ops::recomputing()) {
+    if (this->is_training() && num_batches_tracked.defined() && !recomputing()) {
       num_batches_tracked.add_(1);
       if (!options.momentum())
         layer.momentum = 1.0 / static_cast<double>(num_batches_tracked.template item<int64_t>());

@@ -34,7 +34,7 @@ at::Tensor NormImpl::forward_standard(const at::Tensor& x, const ops::AbnOptions
   namespace F = torch::nn::functional;
   // Recomputed, the batch must not move the running statistics again. Copies and not undefined tensors:
   // autograd saves the two, and a second run that saved fewer tensors would not fit the first.
-  const bool again = layer.training && running_mean.defined() && ops::recomputing();
+  const bool again = layer.training && running_mean.defined() && recomputing();
   return F::batch_norm(x, again ? running_mean.clone() : running_mean,
                        again ? running_var.clone() : running_var,
                        F::BatchNormFuncOptions()

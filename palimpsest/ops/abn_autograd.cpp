@@ -1,9 +1,9 @@
 #include "palimpsest/ops/abn_autograd.h"
 
+#include "palimpsest/base/recomputing.h"
 #include "palimpsest/ops/activation_name.h"
 #include "palimpsest/ops/degenerate.h"
 #include "palimpsest/ops/layout.h"
-#include "palimpsest/ops/recomputing.h"
 
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <c10/core/GradMode.h>

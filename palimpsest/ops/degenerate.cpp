@@ -1,8 +1,8 @@
 #include "palimpsest/ops/degenerate.h"
 
+#include "palimpsest/base/recomputing.h"
 #include "palimpsest/kernels/branch_inverse.h"
 #include "palimpsest/ops/abn.h"
-#include "palimpsest/ops/recomputing.h"
 
 #include <c10/core/ScalarType.h>
 #include <c10/util/BFloat16.h>

@@ -1,8 +1,8 @@
 #include "palimpsest/memory/recompute.h"
 
+#include "palimpsest/base/recomputing.h"
 #include "palimpsest/memory/saved_tensor_hooks.h"
 #include "palimpsest/nn/inplace_abn.h"
-#include "palimpsest/ops/recomputing.h"
 #include "tests/memory/recompute_support.h"
 
 #include <ATen/autocast_mode.h>
@@ -25,7 +25,7 @@ TEST(RecomputeErrors, AnInputChangedBetweenForwardAndBackwardIsNoticed) {
   EXPECT_TRUE(
       contains(message, "[recompute] input 0 of a recomputed segment of shape [2, 3] must not change"))
       << message;
-  EXPECT_FALSE(ops::recomputing());
+  EXPECT_FALSE(recomputing());
 }
 
 TEST(RecomputeErrors, AParameterChangedBetweenForwardAndBackwardIsNoticed) {
@@ -128,7 +128,7 @@ TEST(RecomputeErrors, AnExceptionInTheSecondRunPassesThroughAndAllIsPutBack) {
   auto x = torch::rand({8, 3}).set_requires_grad(true);
   const auto fn = [&, norm](const at::Tensor& t) mutable {
     const auto y = torch::dropout(norm->forward(t), 0.5, true);
-    at::autocast::set_autocast_enabled(at::kCPU, ops::recomputing());
+    at::autocast::set_autocast_enabled(at::kCPU, recomputing());
     if (broken) throw std::domain_error("second");
     return y.exp();
   };
@@ -141,7 +141,7 @@ TEST(RecomputeErrors, AnExceptionInTheSecondRunPassesThroughAndAllIsPutBack) {
   EXPECT_TRUE(same_bytes(norm->running_var, var));
   EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 1);
   EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
-  EXPECT_FALSE(ops::recomputing());
+  EXPECT_FALSE(recomputing());
   EXPECT_EQ(saved_tensor_hooks(), nullptr);
   broken = false;
   loss.backward();  // and the graph is still good
@@ -150,14 +150,14 @@ TEST(RecomputeErrors, AnExceptionInTheSecondRunPassesThroughAndAllIsPutBack) {
 
 TEST(RecomputeErrors, TheFlagsScopesNest) {
   {
-    const ops::RecomputingGuard outer;
+    const RecomputingGuard outer;
     {
-      const ops::RecomputingGuard inner;
-      EXPECT_TRUE(ops::recomputing());
+      const RecomputingGuard inner;
+      EXPECT_TRUE(recomputing());
     }
-    EXPECT_TRUE(ops::recomputing());
+    EXPECT_TRUE(recomputing());
   }
-  EXPECT_FALSE(ops::recomputing());
+  EXPECT_FALSE(recomputing());
 }
 
 }  // namespace

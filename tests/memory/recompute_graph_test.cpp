@@ -1,7 +1,7 @@
 #include "palimpsest/memory/recompute.h"
 
+#include "palimpsest/base/recomputing.h"
 #include "palimpsest/nn/inplace_abn.h"
-#include "palimpsest/ops/recomputing.h"
 #include "tests/memory/recompute_support.h"
 
 #include <torch/csrc/autograd/engine.h>
@@ -224,13 +224,13 @@ TEST(RecomputeGraph, BackwardMayRunOnAnotherThread) {
     auto x = torch::randn({2, 3, 5, 5}).set_requires_grad(true);
     std::vector<bool> flags;
     const auto fn = [&, net](const at::Tensor& t) mutable {
-      flags.push_back(ops::recomputing());
+      flags.push_back(recomputing());
       return net->forward(t);
     };
     const auto loss = segment(recomputed, fn, x).sin().sum();
     std::thread([&] {
       loss.backward();
-      EXPECT_FALSE(ops::recomputing());
+      EXPECT_FALSE(recomputing());
     }).join();
     EXPECT_EQ(flags, recomputed ? (std::vector{false, true}) : std::vector{false});
     auto all = left_behind(*net);

@@ -1,9 +1,9 @@
 #include "palimpsest/memory/recompute.h"
 
+#include "palimpsest/base/recomputing.h"
 #include "palimpsest/nn/inplace_abn.h"
 #include "palimpsest/nn/norm.h"
 #include "palimpsest/nn/tap.h"
-#include "palimpsest/ops/recomputing.h"
 #include "tests/memory/recompute_support.h"
 
 #include <ATen/autocast_mode.h>
@@ -254,13 +254,13 @@ TEST(Recompute, TheFlagIsUpInTheSecondRunOnly) {
   auto x = torch::ones({2}).set_requires_grad(true);
   const auto y = recompute(
       [&](const at::Tensor& t) {
-        flags.push_back(ops::recomputing());
+        flags.push_back(recomputing());
         return t.exp();
       },
       x);
   y.sum().backward();
   EXPECT_EQ(flags, (std::vector{false, true}));
-  EXPECT_FALSE(ops::recomputing());
+  EXPECT_FALSE(recomputing());
 }
 
 TEST(Recompute, InPlaceOperationsWithinASegmentGiveTheBytesOfThePlainRun) {

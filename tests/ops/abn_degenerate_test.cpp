@@ -1,8 +1,8 @@
 #include "tests/ops/layer_case.h"
 
+#include "palimpsest/base/recomputing.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/ops/degenerate.h"
-#include "palimpsest/ops/recomputing.h"
 
 #include <gtest/gtest.h>
 
