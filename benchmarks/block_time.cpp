@@ -14,9 +14,8 @@
 
 #include <torch/torch.h>
 
+namespace palimpsest::benchmarks::block_time {
 namespace {
-
-using namespace palimpsest;
 
 constexpr nn::Strategy kStrategies[] = {nn::Strategy::kInplace2, nn::Strategy::kStoreY,
                                         nn::Strategy::kCheckpoint, nn::Strategy::kCheckpointNormalized};
@@ -36,21 +35,20 @@ torch::nn::Conv2d convolution(const Block& b) {
   return conv;
 }
 
-benchmarks::Side side(const at::Tensor& input, const at::Tensor& dout, const Block& b,
-                      nn::Strategy strategy) {
+Side side(const at::Tensor& input, const at::Tensor& dout, const Block& b, nn::Strategy strategy) {
   nn::Norm norm(b.channels, nn::NormOptions{strategy});
   torch::nn::Conv2d conv = convolution(b);
   return [=]() mutable {
     const std::vector<at::Tensor> wanted{input, norm->weight, norm->bias, conv->weight};
     at::Tensor x = input + 0;
-    return 1e3 * benchmarks::seconds_of([&] {
+    return 1e3 * seconds_of([&] {
              const at::Tensor out = norm->forward_into(std::exchange(x, {}), conv);
              torch::autograd::grad({out}, wanted, {dout});
            });
   };
 }
 
-void measure(const Block& b, int repeats, benchmarks::Report& report) {
+void measure(const Block& b, int repeats, Report& report) {
   torch::manual_seed(0);
   const at::Tensor input = torch::randn({32, b.channels, b.side, b.side})
                                .contiguous(at::MemoryFormat::ChannelsLast)
@@ -60,11 +58,11 @@ void measure(const Block& b, int repeats, benchmarks::Report& report) {
     const torch::NoGradGuard no_grad;
     dout = torch::ones_like(convolution(b)->forward(input));
   }
-  std::vector<benchmarks::Side> sides{side(input, dout, b, nn::Strategy::kStandard)};
+  std::vector<Side> sides{side(input, dout, b, nn::Strategy::kStandard)};
   for (const auto strategy : kStrategies) sides.push_back(side(input, dout, b, strategy));
-  const auto times = benchmarks::interleave(sides, (repeats + 2) / 3, /*warm_up=*/1, /*in_a_row=*/4);
+  const auto times = interleave(sides, (repeats + 2) / 3, /*warm_up=*/1, /*in_a_row=*/4);
   for (std::size_t i = 0; i < std::size(kStrategies); ++i) {
-    benchmarks::Row row;
+    Row row;
     row.claim = c10::str("(", b.channels, ", ", b.side, ") ", b.kernel, "x", b.kernel,
                          b.groups > 1 ? " grouped " : " ", nn::to_string(kStrategies[i]));
     row.opponent_name = "standard";
@@ -78,14 +76,15 @@ void measure(const Block& b, int repeats, benchmarks::Report& report) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return benchmarks::run_benchmark(
-      "block_time", argc, argv,
-      "Times a normalization + activation + convolution block under every strategy.",
-      [](benchmarks::Report& report, const benchmarks::Options& options) {
-        for (const int64_t kernel : {1, 3})
-          for (const auto& [channels, side] :
-               {std::pair<int64_t, int64_t>{128, 56}, {256, 28}, {512, 14}, {1024, 7}})
-            measure({channels, side, kernel, kernel == 1 ? 1 : 64}, options.repeats, report);
-      });
+int run(int argc, char** argv) {
+  return run_benchmark("block_time", argc, argv,
+                       "Times a normalization + activation + convolution block under every strategy.",
+                       [](Report& report, const Options& options) {
+                         for (const int64_t kernel : {1, 3})
+                           for (const auto& [channels, side] :
+                                {std::pair<int64_t, int64_t>{128, 56}, {256, 28}, {512, 14}, {1024, 7}})
+                             measure({channels, side, kernel, kernel == 1 ? 1 : 64}, options.repeats, report);
+                       });
 }
+
+}  // namespace palimpsest::benchmarks::block_time

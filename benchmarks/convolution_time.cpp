@@ -14,9 +14,8 @@
 
 #include <stdexcept>
 
+namespace palimpsest::benchmarks::convolution_time {
 namespace {
-
-using namespace palimpsest;
 
 constexpr double kLimitNarrow = 0.80;
 constexpr double kLimitElse = 1.05;
@@ -87,14 +86,14 @@ void verify(Layer l) {
   }
 }
 
-benchmarks::Row measure(const Layer& l, int repeats) {
+Row measure(const Layer& l, int repeats) {
   verify(l);
   const Values v(l, at::kFloat);
   const auto side = [&](const Convolution& convolution) {
-    return [&, convolution] { return 1e3 * benchmarks::seconds_of([&] { results(v, l, convolution); }); };
+    return [&, convolution] { return 1e3 * seconds_of([&] { results(v, l, convolution); }); };
   };
-  const auto times = benchmarks::interleave({side(ours), side(libtorchs)}, repeats);
-  benchmarks::Row row;
+  const auto times = interleave({side(ours), side(libtorchs)}, repeats);
+  Row row;
   row.claim = c10::str("(", l.n, ", ", l.c_in, ", ", l.side, ") to ", l.c_out, ", ", l.kernel, "x", l.kernel,
                        l.stride > 1 ? c10::str(", stride ", l.stride) : "",
                        l.groups > 1 ? c10::str(", ", l.groups, " groups") : "");
@@ -109,11 +108,12 @@ benchmarks::Row measure(const Layer& l, int repeats) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return benchmarks::run_benchmark(
-      "convolution_time", argc, argv,
-      "Times convolutions with kernels of ours, forward + backward, against libtorch's.",
-      [](benchmarks::Report& report, const benchmarks::Options& options) {
-        for (const Layer& l : kLayers) report.add(measure(l, (options.repeats + 1) / 2));
-      });
+int run(int argc, char** argv) {
+  return run_benchmark("convolution_time", argc, argv,
+                       "Times convolutions with kernels of ours, forward + backward, against libtorch's.",
+                       [](Report& report, const Options& options) {
+                         for (const Layer& l : kLayers) report.add(measure(l, (options.repeats + 1) / 2));
+                       });
 }
+
+}  // namespace palimpsest::benchmarks::convolution_time

@@ -13,9 +13,8 @@
 
 #include <torch/torch.h>
 
+namespace palimpsest::benchmarks::kept_bytes {
 namespace {
-
-using namespace palimpsest;
 
 struct Claim {
   const char* model;
@@ -51,22 +50,23 @@ double kept_megabytes(const char* name, nn::Strategy strategy, nn::Activation ac
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return benchmarks::run_benchmark(
+int run(int argc, char** argv) {
+  return run_benchmark(
       "kept_bytes", argc, argv,
       "Counts the bytes that a forward pass keeps for backward, in place against standard.",
-      [](benchmarks::Report& report, const benchmarks::Options&) {
+      [](Report& report, const Options&) {
         for (const auto& claim : kClaims) {
-          benchmarks::Row row;
+          Row row;
           row.claim = std::string(claim.model) + " " + nn::to_string(claim.activation) + " " +
                       nn::to_string(claim.strategy);
           row.opponent_name = "standard";
           row.unit = "MB";
-          row.opponent =
-              benchmarks::exactly(kept_megabytes(claim.model, nn::Strategy::kStandard, claim.activation));
-          row.measured = benchmarks::exactly(kept_megabytes(claim.model, claim.strategy, claim.activation));
+          row.opponent = exactly(kept_megabytes(claim.model, nn::Strategy::kStandard, claim.activation));
+          row.measured = exactly(kept_megabytes(claim.model, claim.strategy, claim.activation));
           row.limit = claim.limit;
           report.add(row);
         }
       });
 }
+
+}  // namespace palimpsest::benchmarks::kept_bytes

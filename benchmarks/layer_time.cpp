@@ -16,9 +16,8 @@
 
 #include <stdexcept>
 
+namespace palimpsest::benchmarks::layer_time {
 namespace {
-
-using namespace palimpsest;
 
 constexpr double kSlope = 0.01;
 constexpr double kLimitNCHW = 0.33;
@@ -97,28 +96,27 @@ void verify(const Values& v) {
   }
 }
 
-benchmarks::Side side(const Values& v, Layer layer) {
+Side side(const Values& v, Layer layer) {
   return [&v, layer = std::move(layer)] {
     at::Tensor x = v.x + 0, dz = v.dz.clone();
-    const double seconds = benchmarks::seconds_of([&] {
+    const double seconds = seconds_of([&] {
       // x is moved in: as in a network, nobody else holds it when the backward pass runs.
       const at::Tensor z = layer(std::exchange(x, {}), v.weight, v.bias, v.mean, v.var);
-      torch::autograd::grad({benchmarks::HandOver::apply(z, std::exchange(dz, {}))}, {v.x, v.weight, v.bias});
+      torch::autograd::grad({HandOver::apply(z, std::exchange(dz, {}))}, {v.x, v.weight, v.bias});
     });
     return seconds * 1e3;
   };
 }
 
-benchmarks::Row measure(const std::vector<int64_t>& shape, at::MemoryFormat format, at::ScalarType dtype,
-                        int repeats) {
+Row measure(const std::vector<int64_t>& shape, at::MemoryFormat format, at::ScalarType dtype, int repeats) {
   const bool nchw = format == at::MemoryFormat::Contiguous;
   const Values v(shape, format, dtype);
   verify(v);
   const std::string names[] = {"batch_norm + leaky_relu", "batch_norm + leaky_relu_"};
-  const auto times = benchmarks::interleave(
-      {side(v, in_place_abn), side(v, activation_fresh), side(v, activation_in_place)}, repeats);
+  const auto times =
+      interleave({side(v, in_place_abn), side(v, activation_fresh), side(v, activation_in_place)}, repeats);
   const int best = times[1].median < times[2].median ? 0 : 1;
-  benchmarks::Row row;
+  Row row;
   row.claim =
       c10::str(at::IntArrayRef(shape), nchw ? " NCHW" : " channels-last", dtype == at::kFloat ? "" : " bf16");
   row.opponent_name = names[best];
@@ -131,11 +129,11 @@ benchmarks::Row measure(const std::vector<int64_t>& shape, at::MemoryFormat form
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return benchmarks::run_benchmark(
+int run(int argc, char** argv) {
+  return run_benchmark(
       "layer_time", argc, argv,
       "Times one fused BN + leaky ReLU layer, forward + backward, against libtorch's two.",
-      [](benchmarks::Report& report, const benchmarks::Options& options) {
+      [](Report& report, const Options& options) {
         for (const auto dtype : {at::kFloat, at::kBFloat16})
           for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
             for (const auto& shape : {std::vector<int64_t>{32, 256, 56, 56},
@@ -145,3 +143,5 @@ int main(int argc, char** argv) {
               report.add(measure(shape, format, dtype, options.repeats));
       });
 }
+
+}  // namespace palimpsest::benchmarks::layer_time

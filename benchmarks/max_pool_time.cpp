@@ -13,9 +13,8 @@
 
 #include <stdexcept>
 
+namespace palimpsest::benchmarks::max_pool_time {
 namespace {
-
-using namespace palimpsest;
 
 constexpr double kLimit = 1.0;
 
@@ -32,10 +31,8 @@ at::Tensor libtorchs(const at::Tensor& x, Window w) {
   return at::max_pool2d(x, w.kernel, 2, w.padding);
 }
 
-benchmarks::Side side(const at::Tensor& x, const at::Tensor& dz, Window window, const Pool& pool) {
-  return [=] {
-    return 1e3 * benchmarks::seconds_of([&] { torch::autograd::grad({pool(x, window)}, {x}, {dz}); });
-  };
+Side side(const at::Tensor& x, const at::Tensor& dz, Window window, const Pool& pool) {
+  return [=] { return 1e3 * seconds_of([&] { torch::autograd::grad({pool(x, window)}, {x}, {dz}); }); };
 }
 
 void verify(const at::Tensor& x, const at::Tensor& dz, Window window) {
@@ -46,14 +43,13 @@ void verify(const at::Tensor& x, const at::Tensor& dz, Window window) {
   if (!got.equal(want) || !same_gradients) throw std::runtime_error("the results differ from libtorch's");
 }
 
-benchmarks::Row measure(at::ScalarType type, at::MemoryFormat format, Window window, int repeats) {
+Row measure(at::ScalarType type, at::MemoryFormat format, Window window, int repeats) {
   torch::manual_seed(0);
   const at::Tensor x = torch::randn({16, 64, 112, 112}).to(type).contiguous(format).set_requires_grad(true);
   const at::Tensor dz = torch::randn_like(libtorchs(x, window).detach());
   verify(x, dz, window);
-  const auto times =
-      benchmarks::interleave({side(x, dz, window, ours), side(x, dz, window, libtorchs)}, repeats);
-  benchmarks::Row row;
+  const auto times = interleave({side(x, dz, window, ours), side(x, dz, window, libtorchs)}, repeats);
+  Row row;
   row.claim = c10::str(window.kernel, "x", window.kernel, " ", type,
                        format == at::MemoryFormat::Contiguous ? " NCHW" : " channels-last");
   row.opponent_name = "at::max_pool2d";
@@ -66,14 +62,16 @@ benchmarks::Row measure(at::ScalarType type, at::MemoryFormat format, Window win
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return benchmarks::run_benchmark(
+int run(int argc, char** argv) {
+  return run_benchmark(
       "max_pool_time", argc, argv,
       "Times max pooling with a byte an output, forward + backward, against libtorch's.",
-      [](benchmarks::Report& report, const benchmarks::Options& options) {
+      [](Report& report, const Options& options) {
         for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
           for (const auto type : {at::kFloat, at::kBFloat16})
             for (const Window window : {Window{3, 1}, Window{2, 0}})
               report.add(measure(type, format, window, options.repeats));
       });
 }
+
+}  // namespace palimpsest::benchmarks::max_pool_time

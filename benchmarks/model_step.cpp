@@ -16,9 +16,8 @@
 #include <cmath>
 #include <stdexcept>
 
+namespace palimpsest::benchmarks::model_step {
 namespace {
-
-using namespace palimpsest;
 
 constexpr int64_t kBatch = 16;
 constexpr int64_t kSide = 224;
@@ -55,7 +54,7 @@ struct Training {
   }
 };
 
-benchmarks::Row measure(const std::string& name, double limit, int steps) {
+Row measure(const std::string& name, double limit, int steps) {
   Training standard(name, nn::Strategy::kStandard), in_place(name, nn::Strategy::kInplace2);
   const double want = standard.step(), got = in_place.step();
   if (!(std::abs(got - want) <= kLargestLossError * std::abs(want))) {
@@ -63,10 +62,10 @@ benchmarks::Row measure(const std::string& name, double limit, int steps) {
                              std::to_string(want) + " standard");
   }
   const auto timed = [](Training& training) {
-    return [&training] { return benchmarks::seconds_of([&] { training.step(); }) * 1e3; };
+    return [&training] { return seconds_of([&] { training.step(); }) * 1e3; };
   };
-  const auto times = benchmarks::interleave({timed(in_place), timed(standard)}, steps, /*warm_up=*/2);
-  benchmarks::Row row;
+  const auto times = interleave({timed(in_place), timed(standard)}, steps, /*warm_up=*/2);
+  Row row;
   row.claim = name + " step, batch " + std::to_string(kBatch);
   row.opponent_name = "standard";
   row.unit = "ms";
@@ -78,12 +77,14 @@ benchmarks::Row measure(const std::string& name, double limit, int steps) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return benchmarks::run_benchmark("model_step", argc, argv,
-                                   "Times a training step of whole networks, in place against standard.",
-                                   [](benchmarks::Report& report, const benchmarks::Options& options) {
-                                     const int steps = std::max(1, options.repeats / 2);
-                                     report.add(measure("resnet50", 0.95, steps));
-                                     report.add(measure("resnext50_32x4d", 0.90, steps));
-                                   });
+int run(int argc, char** argv) {
+  return run_benchmark("model_step", argc, argv,
+                       "Times a training step of whole networks, in place against standard.",
+                       [](Report& report, const Options& options) {
+                         const int steps = std::max(1, options.repeats / 2);
+                         report.add(measure("resnet50", 0.95, steps));
+                         report.add(measure("resnext50_32x4d", 0.90, steps));
+                       });
 }
+
+}  // namespace palimpsest::benchmarks::model_step

@@ -17,9 +17,8 @@
 #include <string>
 #include <vector>
 
+namespace palimpsest::benchmarks::numerics {
 namespace {
-
-using namespace palimpsest;
 using Json = nlohmann::ordered_json;
 
 constexpr std::pair<const char*, at::ScalarType> kTypes[] = {
@@ -104,8 +103,8 @@ double limit_of(at::ScalarType type) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  const auto options = benchmarks::parse_options(
+int run(int argc, char** argv) {
+  const auto options = parse_options(
       argc, argv, "Measures the relative error of the layer's output and gradients against f64.");
   Json rows = Json::array();
   bool pass = true;
@@ -156,3 +155,5 @@ int main(int argc, char** argv) {
   }
   return pass || !options.check ? 0 : 1;
 }
+
+}  // namespace palimpsest::benchmarks::numerics

@@ -73,4 +73,27 @@ class Report {
 int run_benchmark(const char* name, int argc, char** argv, const std::string& description,
                   const std::function<void(Report&, const Options&)>& fill);
 
+/// The benchmarks, each the main function of the program bench_NAME (main.cpp), in a namespace of its own.
+namespace block_time {
+int run(int argc, char** argv);
+}
+namespace convolution_time {
+int run(int argc, char** argv);
+}
+namespace kept_bytes {
+int run(int argc, char** argv);
+}
+namespace layer_time {
+int run(int argc, char** argv);
+}
+namespace max_pool_time {
+int run(int argc, char** argv);
+}
+namespace model_step {
+int run(int argc, char** argv);
+}
+namespace numerics {
+int run(int argc, char** argv);
+}
+
 }  // namespace palimpsest::benchmarks
