@@ -15,10 +15,10 @@ endfunction()
 # quicker after a change of one file, and the check that each includes what it uses.
 option(PALIMPSEST_UNITY "Compile several sources as one unit" ON)
 
-function(_palimpsest_unity target)
+function(palimpsest_unity target)
   # Relocatable (CMake 4): a unit that names its sources by their absolute paths is a new one to the compiler cache in
   # every clone. The relative paths begin at the top-level project, which is on the include path only if it is this one.
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${PALIMPSEST_UNITY} UNITY_BUILD_BATCH_SIZE 6
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${PALIMPSEST_UNITY} UNITY_BUILD_BATCH_SIZE 8
     UNITY_BUILD_RELOCATABLE ${PROJECT_IS_TOP_LEVEL})
   if(PALIMPSEST_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # Said of a source that is included, as here all are, and not of the same source by itself.
@@ -26,10 +26,15 @@ function(_palimpsest_unity target)
   endif()
 endfunction()
 
-# palimpsest_layer(NAME [SHARED] [TORCH_PCH] [UNITY] SOURCES ... [PUBLIC targets...] [PRIVATE targets...])
+# A third of a unit's time is optimization, and code that only calls libtorch is none the faster for it.
+function(palimpsest_calls_only target)
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
+endfunction()
+
+# palimpsest_layer(NAME [SHARED] [TORCH_PCH] [UNITY] [CALLS_ONLY] SOURCES ... [PUBLIC targets...] [PRIVATE targets...])
 # Makes the target palimpsest_NAME (palimpsest::NAME), whose headers are included as "palimpsest/NAME/....h".
 function(palimpsest_layer name)
-  cmake_parse_arguments(ARG "SHARED;TORCH_PCH;UNITY" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "SHARED;TORCH_PCH;UNITY;CALLS_ONLY" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
   set(_target palimpsest_${name})
   if(ARG_SHARED)
     add_library(${_target} SHARED ${ARG_SOURCES})
@@ -47,7 +52,10 @@ function(palimpsest_layer name)
     target_precompile_headers(${_target} REUSE_FROM palimpsest_torch_pch)
   endif()
   if(ARG_UNITY)
-    _palimpsest_unity(${_target})
+    palimpsest_unity(${_target})
+  endif()
+  if(ARG_CALLS_ONLY)
+    palimpsest_calls_only(${_target})
   endif()
   install(TARGETS ${_target} EXPORT palimpsestTargets)
 endfunction()
@@ -58,13 +66,13 @@ function(palimpsest_test name)
   add_executable(tests_${name} ${ARG_SOURCES})
   target_include_directories(tests_${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(tests_${name} PRIVATE ${ARG_LIBRARIES} GTest::gtest_main)
-  target_compile_options(tests_${name} PRIVATE $<$<CONFIG:Release>:-O1>)  # a test runs once, and is compiled as often
+  palimpsest_calls_only(tests_${name})
   if(ARG_TORCH_PCH)
     palimpsest_torch_pch()
     target_precompile_headers(tests_${name} REUSE_FROM palimpsest_torch_pch)
   endif()
   if(ARG_UNITY)
-    _palimpsest_unity(tests_${name})
+    palimpsest_unity(tests_${name})
   endif()
   # One CTest entry a program: loading libtorch takes a second, so one process a test case would cost minutes.
   add_test(NAME ${name} COMMAND tests_${name})

@@ -36,7 +36,7 @@ std::string known_dtypes() {
 }
 
 std::string quoted(const std::string& name) {
-  return "'" + name.substr(0, 200) + "'";
+  return std::string("'").append(name, 0, 200).append("'");
 }
 
 // JSON allows a name twice and libraries keep one of the two in silence, so the parser's events are watched.

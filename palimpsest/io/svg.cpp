@@ -221,7 +221,8 @@ std::string tick_label(double value, double step) {
     at -= 3;
     digits.insert(at, ",");
   }
-  return (negative ? "\u2212" : "") + digits;
+  if (negative) digits.insert(0, "\u2212");
+  return digits;
 }
 
 std::string escape_xml(std::string_view content) {

@@ -1,0 +1,68 @@
+#include "palimpsest/cli/program.h"
+
+#include "palimpsest/cli/build.h"
+#include "palimpsest/cli/command_line.h"
+#include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/failure.h"
+#include "palimpsest/kernels/abn.h"
+#include "palimpsest/memory/counting_allocator.h"
+
+#include <csignal>
+#include <iostream>
+
+namespace palimpsest::cli {
+namespace {
+
+int run(const Options& options) {
+  switch (options.run.command) {
+    case Command::kTrain:
+      return run_train(options);
+    case Command::kEval:
+      return run_eval(options);
+    case Command::kPredict:
+      return run_predict(options);
+    case Command::kInfo:
+      return run_info(options);
+    case Command::kCompare:
+      return run_compare(options);
+    case Command::kDemo:
+      return run_demo(options);
+    case Command::kImport:
+      return run_import(options);
+    case Command::kExport:
+      return run_export(options);
+  }
+  return 1;
+}
+
+int run_command_line(int argc, const char* const* argv) {
+  const Invocation invocation = parse_command_line(argc, argv);
+  if (!invocation.text.empty()) {
+    std::cout << invocation.text;
+    return 0;
+  }
+  if (invocation.options.run.dry_run) {
+    std::cout << to_toml(invocation.options);
+    return 0;
+  }
+  kernels::cpu::instruction_set();  // PALIMPSEST_ISA names none: told before anything is written
+  apply_process_options(invocation.options);
+  return run(invocation.options);
+}
+
+}  // namespace
+}  // namespace palimpsest::cli
+
+int palimpsest::cli::run_program(int argc, const char* const* argv) {
+  memory::install_counting_allocator();  // before any tensor exists
+  std::signal(SIGXFSZ,
+              SIG_IGN);  // a limit on file sizes then reads as a full disk does: an error with a name
+  try {
+    return run_command_line(argc, argv);
+  } catch (...) {
+    const auto failure = describe(std::current_exception());
+    std::cout.flush();
+    std::cerr << "palimpsest: error: " << failure.line << std::endl;
+    return failure.exit_code;
+  }
+}
