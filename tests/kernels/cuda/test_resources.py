@@ -1,7 +1,8 @@
 """What the compiler makes of the CUDA kernels for GPUs that no test machine has: no spills, no local memory, 128-bit
 loads and stores, and registers and shared memory that let half of a multiprocessor's warps run at once.
 
-Skipped where there is no nvcc; the disassembly is looked at where there is a cuobjdump.
+Skipped where there is no nvcc, and where these sources passed with it before (scripts/passed_checks.py): it takes minutes.
+The disassembly is looked at where there is a cuobjdump.
 """
 import concurrent.futures
 import glob
@@ -10,11 +11,15 @@ import pathlib
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[3]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+sys.path.insert(0, str(ROOT / "scripts"))
+import passed_checks  # noqa: E402
+
 SOURCES = sorted((ROOT / "palimpsest/kernels/cuda").glob("*.cu"))
 # Of a multiprocessor: bytes of shared memory, warps. 64 Ki registers and 32 blocks in all of them.
 MULTIPROCESSORS = {"sm_80": (164 * 1024, 64), "sm_90": (228 * 1024, 64), "sm_100": (228 * 1024, 64)}
@@ -33,7 +38,18 @@ def tool(name):
 
 
 NVCC, CUOBJDUMP = tool("nvcc"), tool("cuobjdump")
-pytestmark = pytest.mark.skipif(NVCC is None, reason="no nvcc: what it makes of the CUDA kernels is not known")
+CHECK = "cuda-resources"
+
+
+def digest():
+    headers = [header for layer in ("base", "kernels") for header in sorted((ROOT / "palimpsest" / layer).rglob("*.h"))]
+    return passed_checks.digest([passed_checks.version(NVCC), str(CUOBJDUMP), pathlib.Path(__file__), *SOURCES, *headers])
+
+
+DIGEST = digest() if NVCC else None
+pytestmark = [pytest.mark.skipif(NVCC is None, reason="no nvcc: what it makes of the CUDA kernels is not known"),
+              pytest.mark.skipif(NVCC is not None and passed_checks.passed(CHECK, DIGEST),
+                                 reason="the kernels are as at the last check, which they passed")]
 
 
 def demangled(names):
@@ -51,9 +67,9 @@ def objects(arch, tmp_path_factory):
     folder = tmp_path_factory.mktemp(arch)
 
     def compiled(source):
-        target = folder / f"{source.stem}.o"
+        target = folder / f"{source.stem}.cubin"  # the device's half alone
         command = [NVCC, "-std=c++20", "-O3", f"-I{ROOT}", f"-arch={arch}", "-Xptxas", "-v", "-Werror", "all-warnings",
-                   "-c", source, "-o", target]
+                   "-cubin", source, "-o", target]
         result = subprocess.run([str(c) for c in command], capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
         return target, result.stderr
@@ -130,3 +146,8 @@ def test_streaming_kernels_load_and_store_128_bits(objects):
             assert "statistics" in name or re.search(r"STG\.E\.128", code), f"{name} has no 128-bit store"
             assert not re.search(r"\b(LDL|STL)\b", code), f"{name} touches local memory"
     assert seen >= 25
+
+
+def test_what_passed_is_remembered(request):
+    if request.session.testsfailed == 0 and not request.config.option.keyword:
+        passed_checks.remember(CHECK, DIGEST)
