@@ -47,7 +47,7 @@ void on_exit(const at::RecordFunction& function, at::ObserverContext* context) {
 
 std::string shape_text(at::IntArrayRef sizes) {
   std::string text;
-  for (const int64_t size : sizes) text += (text.empty() ? "" : "x") + std::to_string(size);
+  for (const int64_t size : sizes) text.append(text.empty() ? "" : "x").append(std::to_string(size));
   return text;
 }
 

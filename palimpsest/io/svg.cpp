@@ -221,8 +221,7 @@ std::string tick_label(double value, double step) {
     at -= 3;
     digits.insert(at, ",");
   }
-  if (negative) digits.insert(0, "\u2212");
-  return digits;
+  return negative ? std::string("\u2212").append(digits) : digits;
 }
 
 std::string escape_xml(std::string_view content) {

@@ -1,5 +1,6 @@
 // A build without nvcc answers every call with one clear line.
 #include "palimpsest/kernels/cuda/abn.h"
+#include "palimpsest/kernels/cuda/max_pool.h"
 
 #include <gtest/gtest.h>
 
@@ -29,6 +30,9 @@ TEST(NoCuda, EveryKernelSaysThatThereIsNoCudaAndWhatToDo) {
   expect_refused("abn_apply", [] { cuda::abn_apply({}, {}, {}); });
   expect_refused("abn_forward", [] { cuda::abn_forward({}, 1e-5, {}, {}, {}); });
   expect_refused("abn_rebuild", [] { cuda::abn_rebuild({}, {}, {}); });
+  expect_refused("max_pool_forward", [] { cuda::max_pool_forward({}, nullptr, nullptr, nullptr, nullptr); });
+  expect_refused("max_pool_backward",
+                 [] { cuda::max_pool_backward({}, nullptr, nullptr, nullptr, nullptr); });
 }
 
 }  // namespace

@@ -99,8 +99,8 @@ def is_resident(name):
 
 
 def is_vectorized(name):
-    walk = re.search(r"(?:Planes|Columns)<[^,]+, (\d+),", name)
-    return int(walk.group(1)) > 1
+    values = re.search(r"(?:(?:Planes|Columns)<[^,]+, |max_pool_\w+<[^,]+, )(\d+)", name)
+    return int(values.group(1)) > 1
 
 
 def occupancy(arch, name, numbers):

@@ -1,0 +1,86 @@
+// Max pooling by the CUDA kernels, executed by the emulator: the bytes of the reference.
+#include "palimpsest/kernels/cuda/max_pool.h"
+
+#include "tests/kernels/max_pool_case.h"
+#include "tests/support/cuda_emulator/emulator.h"
+
+#include <gtest/gtest.h>
+
+namespace palimpsest::testing {
+namespace {
+
+using cuda_emulator::Order;
+
+constexpr Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
+constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
+
+void forward(const MaxPoolLayer& layer, const void* x, void* z, uint8_t* argmax) {
+  kernels::cuda::max_pool_forward(layer, x, z, argmax, nullptr);
+}
+void backward(const MaxPoolLayer& layer, const void* dz, const uint8_t* argmax, void* dx) {
+  kernels::cuda::max_pool_backward(layer, dz, argmax, dx, nullptr);
+}
+
+template <class Type>
+class CudaMaxPool : public ::testing::Test {
+ protected:
+  ~CudaMaxPool() override { cuda_emulator::settings() = {}; }
+
+  template <class Draw>
+  void expect_right(const PoolCase& c, Layout layout, int64_t misaligned_by, const Draw& draw) {
+    cuda_emulator::settings().order = kOrders[cases_++ % 3];
+    expect_reference<Type>(c, layout, misaligned_by, draw, forward, backward);
+  }
+
+  int cases_ = 0;  // each takes the next order
+};
+using Types = ::testing::Types<F32, F64, F16, BF16>;
+TYPED_TEST_SUITE(CudaMaxPool, Types);
+
+TYPED_TEST(CudaMaxPool, IsTheReferenceOnEveryWindowWidthAndLayout) {
+  const auto draw = [](Random& random) { return std::floor(random.uniform(-64, 64)) / 16; };
+  for (const PoolCase& c : pool_cases())
+    for (const Layout layout : kLayouts)  // the emulator takes its time: every other case off the boundary
+      this->expect_right(c, layout, this->cases_ % 4 < 2 ? 0 : 3, draw);
+}
+
+TYPED_TEST(CudaMaxPool, OfEqualValuesTheFirstAndOfNaNsTheLastIsTaken) {
+  const double kSpecial[] = {-HUGE_VAL, -HUGE_VAL, -1, -0.0, 0.0, 0.0, 1, HUGE_VAL, NAN, -NAN};
+  const auto draw = [&](Random& random) { return kSpecial[static_cast<int64_t>(random.uniform(0, 10))]; };
+  for (const PoolCase& c : pool_cases())
+    if (c.in.w < 60)
+      for (const Layout layout : kLayouts) this->expect_right(c, layout, 0, draw);
+}
+
+TYPED_TEST(CudaMaxPool, WithoutAnArgmaxTheValuesAreTheSame) {
+  for (const Layout layout : kLayouts) {
+    const MaxPoolLayer layer = PoolCase{2, 16, {9, 12}, square(3, 2, 1)}.layer(layout, TypeParam::kDType);
+    Outcome<TypeParam> with(layer, 0), without(layer, 0);
+    Guarded<typename TypeParam::Stored> x = with.dx;
+    Random random(2);
+    for (std::size_t i = 0; i < x.values().size(); ++i)
+      x.data()[i] = TypeParam::of(std::floor(random.uniform(-99, 99)));
+    forward(layer, x.data(), with.z.data(), with.argmax.data());
+    forward(layer, x.data(), without.z.data(), nullptr);
+    EXPECT_TRUE(same_bytes(without.z.values(), with.z.values()));
+  }
+}
+
+TEST(CudaMaxPoolContract, EachIsOneLaunchAndAnEmptyBatchNone) {
+  const MaxPoolLayer layer = PoolCase{1, 8, {9, 9}, square(3, 2, 1)}.layer(Layout::kNCHW, DType::f32);
+  Outcome<F32> o(layer, 0);
+  Guarded<float> x = o.dx;
+  const int64_t before = cuda_emulator::launches();
+  forward(layer, x.data(), o.z.data(), o.argmax.data());
+  EXPECT_EQ(cuda_emulator::launches() - before, 1);
+  backward(layer, o.z.data(), o.argmax.data(), o.dx.data());
+  EXPECT_EQ(cuda_emulator::launches() - before, 2);
+  MaxPoolLayer empty = layer;
+  empty.n = 0;
+  forward(empty, nullptr, nullptr, nullptr);
+  backward(empty, nullptr, nullptr, nullptr);
+  EXPECT_EQ(cuda_emulator::launches() - before, 2);
+}
+
+}  // namespace
+}  // namespace palimpsest::testing
