@@ -1,5 +1,5 @@
-// All benchmarks are one program, compiled as one unit, which takes a third of the time of seven. Its names
-// say which.
+// All benchmarks are one program, whose sources are compiled together: most of a unit's time goes into
+// libtorch's headers. Its names say which.
 #include "benchmarks/support.h"
 
 #include <cstdio>

@@ -19,6 +19,7 @@
 
 namespace palimpsest::benchmarks::numerics {
 namespace {
+
 using Json = nlohmann::ordered_json;
 
 constexpr std::pair<const char*, at::ScalarType> kTypes[] = {
