@@ -87,7 +87,7 @@ std::vector<std::string> flag_names(Command command) {
 
 void refuse_unknown(const CLI::App& app, const CommandInfo& command) {
   for (const std::string& extra : app.remaining()) {
-    if (!extra.starts_with("-"))
+    if (!extra.starts_with('-'))
       throw Error(ErrorKind::kUsage, "unexpected argument '" + extra + "' for " + command.name);
     const std::string flag = extra.substr(0, extra.find('='));
     const auto known = flag_names(command.command);

@@ -234,7 +234,7 @@ std::string format_safetensors_header(const Safetensors& contents, std::vector<s
                   "\",\"shape\":" + json(tensor.sizes().vec()).dump() +
                   ",\"data_offsets\":" + json({begin[i], begin[i] + tensor.nbytes()}).dump() + "}");
   }
-  text += "}";
+  text += '}';
   text.resize((text.size() + 7) / 8 * 8, ' ');
   if (text.size() > kMaxSafetensorsHeader) {
     invalid("a safetensors header may have " + std::to_string(kMaxSafetensorsHeader) +

@@ -37,6 +37,7 @@ at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
                     ": its global branch normalizes one value per image and channel; raise the batch size");
   }
   std::vector<at::Tensor> branches;
+  branches.reserve(map_convs_.size());
   for (auto& convolution : map_convs_)
     branches.push_back(nn::convolve(convolution, features, map_bn_->strategy));
   auto stacked = at::cat(branches, 1);

@@ -143,7 +143,7 @@ AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::
     const SideLayer part_of(side, layer.kernel);
     normalize_part(part_of.layer(), part, part_of.gather_vector(result.mean),
                    part_of.gather_vector(result.inv_std));
-    result.side = part;
+    result.side = std::move(part);
   }
   if (side.any()) result.side.unsafeGetTensorImpl()->set_sizes_contiguous({0});  // the bytes stay behind it
   return result;

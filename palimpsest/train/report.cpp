@@ -255,7 +255,7 @@ std::string to_table(const Report& report) {
   for (const auto& row : rows(report)) {
     text += fmt::format("{:<{}}", row.label, label_width);
     for (const auto& cell : cells(row)) text += fmt::format("  {:>{}}", cell, width);
-    text += "\n";
+    text += '\n';
   }
   return text;
 }

@@ -46,6 +46,7 @@ def tidy(tmp_path, monkeypatch):
             module.main()
         return end.value.code
 
+    run.module = module
     return run, base
 
 
@@ -75,15 +76,26 @@ def test_whatever_decides_the_findings_is_checked_anew(tidy, capsys, change):
     assert not run() and CHECKED in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("tool", ["clang-tidy", "c++"])
-def test_another_version_of_a_tool_checks_anew(tidy, capsys, tmp_path, monkeypatch, tool):
+def newer(tool, folder):
+    """A stand-in in `folder` that says another version."""
+    folder.mkdir()
+    script = folder / pathlib.Path(tool).name
+    script.write_text(f'#!/bin/sh\n[ "$1" != --version ] || echo newer\nexec {shutil.which(tool)} "$@"\n')
+    script.chmod(0o755)
+    return script
+
+
+def test_another_version_of_the_compiler_checks_anew(tidy, capsys, tmp_path, monkeypatch):
     run, _ = tidy
     assert not run() and CHECKED in capsys.readouterr().out
-    newer = tmp_path / "bin" / tool
-    newer.parent.mkdir()
-    newer.write_text(f'#!/bin/sh\n[ "$1" != --version ] || echo newer\nexec {shutil.which(tool)} "$@"\n')
-    newer.chmod(0o755)
-    monkeypatch.setenv("PATH", str(newer.parent), prepend=os.pathsep)
+    monkeypatch.setenv("PATH", str(newer("c++", tmp_path / "bin").parent), prepend=os.pathsep)
+    assert not run() and CHECKED in capsys.readouterr().out
+
+
+def test_another_clang_tidy_checks_anew(tidy, capsys, tmp_path, monkeypatch):
+    run, _ = tidy
+    assert not run() and CHECKED in capsys.readouterr().out
+    monkeypatch.setattr(run.module, "CLANG_TIDY", str(newer(run.module.CLANG_TIDY, tmp_path / "bin")))
     assert not run() and CHECKED in capsys.readouterr().out
 
 
