@@ -60,7 +60,6 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::cpu)
   set_target_properties(Libtorch::cpu PROPERTIES
     INTERFACE_INCLUDE_DIRECTORIES "${Libtorch_INCLUDE_DIRS}"
     INTERFACE_SYSTEM_INCLUDE_DIRECTORIES "${Libtorch_INCLUDE_DIRS}"
-    INTERFACE_COMPILE_DEFINITIONS "FMT_HEADER_ONLY=1"
     INTERFACE_LINK_OPTIONS "${_link_options}"
     # Registration of operators happens in static initializers: a linker that drops "unused" libraries drops them.
     INTERFACE_LINK_LIBRARIES

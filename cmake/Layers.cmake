@@ -1,16 +1,25 @@
 # One folder = one layer = one target. scripts/check_layers.py checks that the includes say the same.
 
-# A precompiled <torch/torch.h>, shared by every unit that asks for it with TORCH_PCH: 10 s a unit without.
-function(palimpsest_torch_pch)
+# A precompiled <torch/torch.h>, shared by every target that asks for it: 10 s a unit without.
+function(palimpsest_torch_pch target)
+  if(PALIMPSEST_SANITIZE)
+    return()  # a header for two to four units, each a whole target, takes longer than it spares
+  endif()
   if(NOT TARGET palimpsest_torch_pch)
     file(WRITE "${PROJECT_BINARY_DIR}/torch_pch.cpp" "// Holds the precompiled header of the other targets.\n")
     add_library(palimpsest_torch_pch OBJECT "${PROJECT_BINARY_DIR}/torch_pch.cpp")
     target_link_libraries(palimpsest_torch_pch PRIVATE Libtorch::cpu OpenMP::OpenMP_CXX)
     target_precompile_headers(palimpsest_torch_pch PRIVATE <torch/torch.h>)
+    # No two compilations give the same 700 MB. What stands for them in the compiler cache (CCACHE_PCH_EXTSUM):
+    file(SHA256 "${Libtorch_LIBRARY_DIR}/../include/torch/csrc/api/include/torch/version.h" _torch)
+    file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/palimpsest_torch_pch.dir/cmake_pch.hxx.gch.sum"
+      "${_torch} ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_FLAGS} ${CMAKE_BUILD_TYPE}\n")
   endif()
+  target_precompile_headers(${target} REUSE_FROM palimpsest_torch_pch)
 endfunction()
 
-# Several sources of a layer or a test are compiled as one unit: most of a unit's 5 to 10 s go into libtorch's headers.
+# Several sources of a layer or a test are compiled as one unit: libtorch's headers, even precompiled, take 5 to 10 s of
+# each, as what they leave to be instantiated is instantiated at the end of every unit.
 # So names in anonymous namespaces are unique within a layer, and within a test program. OFF: each source by itself,
 # quicker after a change of one file, and the check that each includes what it uses.
 option(PALIMPSEST_UNITY "Compile several sources as one unit" ON)
@@ -18,7 +27,12 @@ option(PALIMPSEST_UNITY "Compile several sources as one unit" ON)
 function(palimpsest_unity target)
   # Relocatable (CMake 4): a unit that names its sources by their absolute paths is a new one to the compiler cache in
   # every clone. The relative paths begin at the top-level project, which is on the include path only if it is this one.
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${PALIMPSEST_UNITY} UNITY_BUILD_BATCH_SIZE 8
+  if(PALIMPSEST_SANITIZE)
+    set(_sources 0)  # all
+  else()
+    set(_sources 12)
+  endif()
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${PALIMPSEST_UNITY} UNITY_BUILD_BATCH_SIZE ${_sources}
     UNITY_BUILD_RELOCATABLE ${PROJECT_IS_TOP_LEVEL})
   if(PALIMPSEST_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # Said of a source that is included, as here all are, and not of the same source by itself.
@@ -48,8 +62,7 @@ function(palimpsest_layer name)
     $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
   target_link_libraries(${_target} PUBLIC ${ARG_PUBLIC} PRIVATE ${ARG_PRIVATE})
   if(ARG_TORCH_PCH)
-    palimpsest_torch_pch()
-    target_precompile_headers(${_target} REUSE_FROM palimpsest_torch_pch)
+    palimpsest_torch_pch(${_target})
   endif()
   if(ARG_UNITY)
     palimpsest_unity(${_target})
@@ -60,16 +73,21 @@ function(palimpsest_layer name)
   install(TARGETS ${_target} EXPORT palimpsestTargets)
 endfunction()
 
-# palimpsest_test(NAME [TORCH_PCH] [UNITY] SOURCES ... LIBRARIES ...): a GoogleTest program tests_NAME; CTest sees each test by itself.
+# palimpsest_test(NAME [TORCH_PCH] [UNITY] [CHECKED] SOURCES ... LIBRARIES ...): a GoogleTest program tests_NAME.
+# CHECKED: its own sources, too, are what AddressSanitizer is to check.
 function(palimpsest_test name)
-  cmake_parse_arguments(ARG "TORCH_PCH;UNITY" "" "SOURCES;LIBRARIES" ${ARGN})
+  cmake_parse_arguments(ARG "TORCH_PCH;UNITY;CHECKED" "" "SOURCES;LIBRARIES" ${ARGN})
   add_executable(tests_${name} ${ARG_SOURCES})
   target_include_directories(tests_${name} PRIVATE ${PROJECT_SOURCE_DIR})
   target_link_libraries(tests_${name} PRIVATE ${ARG_LIBRARIES} GTest::gtest_main)
   palimpsest_calls_only(tests_${name})
+  if(PALIMPSEST_SANITIZE MATCHES "address" AND NOT ARG_CHECKED)
+    # What the tests call is checked, in buffers from a checked heap; the tests themselves take half of the time to
+    # compile without. (A thread sanitizer has to see every access to tell who waited for whom.)
+    target_compile_options(tests_${name} PRIVATE -fno-sanitize=all)
+  endif()
   if(ARG_TORCH_PCH)
-    palimpsest_torch_pch()
-    target_precompile_headers(tests_${name} REUSE_FROM palimpsest_torch_pch)
+    palimpsest_torch_pch(tests_${name})
   endif()
   if(ARG_UNITY)
     palimpsest_unity(tests_${name})

@@ -16,6 +16,7 @@
 
 namespace palimpsest::io {
 
+extern const char kBuildPython[];
 extern const char kStateDictScript[];
 
 namespace {
@@ -68,7 +69,7 @@ std::string python() {
   if (chosen != nullptr && *chosen != '\0') return chosen;
   std::error_code ignored;
   // An installed library may have outlived the environment that it was built with.
-  return std::filesystem::exists(PALIMPSEST_BUILD_PYTHON, ignored) ? PALIMPSEST_BUILD_PYTHON : "python3";
+  return std::filesystem::exists(kBuildPython, ignored) ? kBuildPython : "python3";
 }
 
 [[noreturn]] void no_python(const std::filesystem::path& path, const std::string& reason) {
