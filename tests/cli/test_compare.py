@@ -149,9 +149,10 @@ def test_an_output_that_cannot_be_written_is_told_before_anything_is_measured(fo
 def test_the_demonstration_runs_the_recipe_beside_the_others(folder):
     recipe = tomllib.loads((ROOT / "examples/demo.toml").read_text())
     small = "--images 2 --val-images 2 --height 32 --width 48 --batch 2 --epochs 2 --threads 1".split()
-    write(folder / "demo/index.html", b"of a demonstration before")
+    before = [write(folder / "demo" / name, b"of a demonstration before")
+              for name in ("index.html", "standard/checkpoint.safetensors", "standard/log.jsonl", "inplace_2/checkpoint.safetensors")]
     printed = succeeds("demo", *small, "--output", folder / "demo").stdout
-    assert "ratio" in printed and b"before" not in (folder / "demo/index.html").read_bytes()
+    assert "ratio" in printed and not any(b"before" in file.read_bytes() for file in before)
     assert (folder / "demo/index.html").exists()
     config = tomllib.loads((folder / "demo/standard/config.toml").read_text())
     assert config["train"]["epochs"] == 2 and config["data"]["height"] == 32  # flags win

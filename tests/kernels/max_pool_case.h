@@ -172,4 +172,17 @@ void expect_reference(const PoolCase& c, Layout layout, int64_t misaligned_by, c
   EXPECT_TRUE(got.z.guards_hold() && got.argmax.guards_hold() && got.dx.guards_hold()) << where;
 }
 
+/// Forward with somewhere to write the places, and without; expects the same values.
+template <class Type, class Forward>
+void expect_same_without_argmax(const MaxPoolLayer& layer, const Forward& forward) {
+  Outcome<Type> with(layer, 0), without(layer, 0);
+  Guarded<typename Type::Stored> x = with.dx;
+  Random random(2);
+  for (std::size_t i = 0; i < x.values().size(); ++i)
+    x.data()[i] = Type::of(std::floor(random.uniform(-99, 99)));
+  forward(layer, x.data(), with.z.data(), with.argmax.data());
+  forward(layer, x.data(), without.z.data(), nullptr);
+  EXPECT_TRUE(same_bytes(without.z.values(), with.z.values()));
+}
+
 }  // namespace palimpsest::testing

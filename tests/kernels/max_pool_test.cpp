@@ -64,17 +64,10 @@ TYPED_TEST(MaxPool, AWindowOfPaddingIsMinusInfinityAndHasNoPosition) {
 }
 
 TYPED_TEST(MaxPool, WithoutAnArgmaxTheValuesAreTheSame) {
-  for (const Layout layout : kLayouts) {
-    const MaxPoolLayer layer = PoolCase{2, 5, {9, 40}, square(3, 2, 1)}.layer(layout, TypeParam::kDType);
-    Outcome<TypeParam> with(layer, 0), without(layer, 0);
-    Guarded<typename TypeParam::Stored> x = with.dx;
-    Random random(2);
-    for (std::size_t i = 0; i < x.values().size(); ++i)
-      x.data()[i] = TypeParam::of(std::floor(random.uniform(-99, 99)));
-    kernels::cpu::max_pool_forward(layer, x.data(), with.z.data(), with.argmax.data());
-    kernels::cpu::max_pool_forward(layer, x.data(), without.z.data(), nullptr);
-    EXPECT_TRUE(same_bytes(without.z.values(), with.z.values()));
-  }
+  for (const Layout layout : kLayouts)
+    expect_same_without_argmax<TypeParam>(
+        PoolCase{2, 5, {9, 40}, square(3, 2, 1)}.layer(layout, TypeParam::kDType),
+        kernels::cpu::max_pool_forward);
 }
 
 TYPED_TEST(MaxPool, TheNumberOfThreadsDoesNotChangeAByte) {

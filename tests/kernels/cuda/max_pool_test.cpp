@@ -53,17 +53,9 @@ TYPED_TEST(CudaMaxPool, OfEqualValuesTheFirstAndOfNaNsTheLastIsTaken) {
 }
 
 TYPED_TEST(CudaMaxPool, WithoutAnArgmaxTheValuesAreTheSame) {
-  for (const Layout layout : kLayouts) {
-    const MaxPoolLayer layer = PoolCase{2, 16, {9, 12}, square(3, 2, 1)}.layer(layout, TypeParam::kDType);
-    Outcome<TypeParam> with(layer, 0), without(layer, 0);
-    Guarded<typename TypeParam::Stored> x = with.dx;
-    Random random(2);
-    for (std::size_t i = 0; i < x.values().size(); ++i)
-      x.data()[i] = TypeParam::of(std::floor(random.uniform(-99, 99)));
-    forward(layer, x.data(), with.z.data(), with.argmax.data());
-    forward(layer, x.data(), without.z.data(), nullptr);
-    EXPECT_TRUE(same_bytes(without.z.values(), with.z.values()));
-  }
+  for (const Layout layout : kLayouts)
+    expect_same_without_argmax<TypeParam>(
+        PoolCase{2, 16, {9, 12}, square(3, 2, 1)}.layer(layout, TypeParam::kDType), forward);
 }
 
 TEST(CudaMaxPoolContract, EachIsOneLaunchAndAnEmptyBatchNone) {
