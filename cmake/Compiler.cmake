@@ -13,7 +13,8 @@ endif()
 
 find_program(CCACHE ccache)
 if(CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  # Without these two, ccache refuses every unit that uses a precompiled header.
+  # Without the sloppiness and -fpch-preprocess, ccache refuses every unit that uses a precompiled header; EXTSUM: what
+  # stands for the header (palimpsest_torch_pch).
   set(CMAKE_CXX_COMPILER_LAUNCHER
     ${CMAKE_COMMAND} -E env CCACHE_SLOPPINESS=pch_defines,time_macros CCACHE_PCH_EXTSUM=1
       CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} ${CCACHE})
