@@ -11,8 +11,8 @@ function(palimpsest_torch_pch target)
     target_link_libraries(palimpsest_torch_pch PRIVATE Libtorch::cpu OpenMP::OpenMP_CXX)
     target_precompile_headers(palimpsest_torch_pch PRIVATE <torch/torch.h>)
     # No two compilations give the same 700 MB. What stands for them in the compiler cache (CCACHE_PCH_EXTSUM):
-    find_file(_version torch/version.h PATHS ${Libtorch_INCLUDE_DIRS} REQUIRED NO_CACHE NO_DEFAULT_PATH)
-    file(SHA256 "${_version}" _torch)
+    find_file(palimpsest_torch_version torch/version.h PATHS ${Libtorch_INCLUDE_DIRS} REQUIRED NO_CACHE NO_DEFAULT_PATH)
+    file(SHA256 "${palimpsest_torch_version}" _torch)
     file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/palimpsest_torch_pch.dir/cmake_pch.hxx.gch.sum"
       "${_torch} ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_FLAGS} ${CMAKE_BUILD_TYPE}\n")
   endif()
