@@ -16,9 +16,10 @@ struct Applied {
   V z, kept;
 };
 
-template <class S, class V, bool kPlane, Keep kKeep, bool kResidual, class Act>
-void apply_rows(Block block, const Act& act, const ApplyCoefficients<MathsOf<S>>& k, const ApplyTensors<S>& t,
-                Destination to) {
+/// Keep_, Residual_: a Keep and a bool, or Constants of them.
+template <class S, class V, bool kPlane, class Act, class Keep_, class Residual_>
+void apply_rows(Block block, const Act& act, Keep_ keep, Residual_ has_residual,
+                const ApplyCoefficients<MathsOf<S>>& k, const ApplyTensors<S>& t, Destination to) {
   using T = MathsOf<S>;
   const PerChannel<T, V, kPlane> mean(k.mean), scale(k.scale), shift(k.shift), weight(k.weight), bias(k.bias);
   // A plane is in cache when this sweep begins, and what follows it comes with the rows of the next one.
@@ -30,15 +31,15 @@ void apply_rows(Block block, const Act& act, const ApplyCoefficients<MathsOf<S>>
         Applied<V> out{};
         V y = (load_as<V>(t.x + i) - mean.at(j)) * scale.at(j) + shift.at(j);
         // From what is stored: then z can be made again from it, bit for bit.
-        if constexpr (kKeep != Keep::kNothing) y = out.kept = as_stored<S>(y);
-        if constexpr (kKeep == Keep::kNormalized) y = y * weight.at(j) + bias.at(j);
-        if constexpr (kResidual) y += residual_at<V>(t.residual, i);
+        if (keep != Keep::kNothing) y = out.kept = as_stored<S>(y);
+        if (keep == Keep::kNormalized) y = y * weight.at(j) + bias.at(j);
+        if (has_residual) y += residual_at<V>(t.residual, i);
         out.z = act.template forward<V>(y);
         return out;
       },
       [&](int64_t i, const Applied<V>& out, bool aligned) PALIMPSEST_INLINE_LAMBDA {
         store_as(t.z + i, out.z, aligned && to == Destination::kPastCaches);
-        if constexpr (kKeep != Keep::kNothing) store_as(t.kept + i, out.kept, false);
+        if (keep != Keep::kNothing) store_as(t.kept + i, out.kept, false);
       });
 }
 
@@ -75,17 +76,16 @@ void apply_branches(Block block, ActivationChoice activation, const ApplyCoeffic
   constexpr int64_t kMost = 8192;  // 32 KiB of f32
   const T minimum = minimum_at<T>(activation.kind);
   const auto chunk = [&](Block part, int64_t at) PALIMPSEST_INLINE_LAMBDA {
-    with_any_activation<S>(
-        activation, block.width, [&]<class V>(const auto& act, V) PALIMPSEST_INLINE_LAMBDA {
-          const ApplyTensors<S> from{t.x + at,
-                                     {t.residual.values ? t.residual.values + at : nullptr, t.residual.relu},
-                                     t.z + at,
-                                     nullptr,
-                                     {t.branch.bytes, t.branch.first + at}};
-          branch_rows<S, V, kPlane>(part, minimum, k, from);
-          t.residual.values ? apply_rows<S, V, kPlane, Keep::kNothing, true>(part, act, k, from, to)
-                            : apply_rows<S, V, kPlane, Keep::kNothing, false>(part, act, k, from, to);
-        });
+    const ApplyTensors<S> from{t.x + at,
+                               {t.residual.values ? t.residual.values + at : nullptr, t.residual.relu},
+                               t.z + at,
+                               nullptr,
+                               {t.branch.bytes, t.branch.first + at}};
+    with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+      branch_rows<S, V, kPlane>(part, minimum, k, from);
+      apply_rows<S, V, kPlane>(part, any<S>(activation), Keep::kNothing, t.residual.values != nullptr, k,
+                               from, to);
+    });
   };
   if constexpr (kPlane) {
     for_plane_chunks(block, kMost, chunk);
@@ -100,17 +100,22 @@ void apply_branches(Block block, ActivationChoice activation, const ApplyCoeffic
 template <class S, bool kPlane>
 void apply(Block block, ActivationChoice activation, Keep keep, const ApplyCoefficients<MathsOf<S>>& k,
            const ApplyTensors<S>& t, Destination to) {
-  const auto with_keep = [&]<Keep kKeep>(Constant<kKeep>) PALIMPSEST_INLINE_LAMBDA {
-    with_activation<S, false>(
-        activation, block.width, [&]<class V>(const auto& act, V) PALIMPSEST_INLINE_LAMBDA {
-          t.residual.values ? apply_rows<S, V, kPlane, kKeep, true>(block, act, k, t, to)
-                            : apply_rows<S, V, kPlane, kKeep, false>(block, act, k, t, to);
+  using T = MathsOf<S>;
+  const bool has_residual = t.residual.values != nullptr;
+  if (keep == Keep::kBranch) {
+    apply_branches<S, kPlane>(block, activation, k, t, to);
+  } else if (is_straight<S>(activation, block.width)) {
+    with_constant<Keep::kNothing, Keep::kScaled, Keep::kNormalized>(
+        keep, [&](auto kept) PALIMPSEST_INLINE_LAMBDA {
+          with_constant<true, false>(has_residual, [&](auto residual) PALIMPSEST_INLINE_LAMBDA {
+            apply_rows<S, Vector<T>, kPlane>(block, straight<T>(activation), kept, residual, k, t, to);
+          });
         });
-  };
-  if (keep == Keep::kNothing) with_keep(Constant<Keep::kNothing>{});
-  if (keep == Keep::kScaled) with_keep(Constant<Keep::kScaled>{});
-  if (keep == Keep::kNormalized) with_keep(Constant<Keep::kNormalized>{});
-  if (keep == Keep::kBranch) apply_branches<S, kPlane>(block, activation, k, t, to);
+  } else {
+    with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+      apply_rows<S, V, kPlane>(block, any<S>(activation), keep, has_residual, k, t, to);
+    });
+  }
   if (to == Destination::kPastCaches) fence();
 }
 

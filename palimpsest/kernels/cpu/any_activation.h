@@ -20,34 +20,35 @@ constexpr Precision precision_of() {
 }
 
 // Out of line: eleven activations in every sweep would be a megabyte of code. A call a vector costs little
-// beside an exponential.
+// beside an exponential. Arguments by reference: by value, gcc stores a part of them and then loads the
+// whole, which has to wait for the store, at each call (ELU: 1.4 times the time).
 template <class T, class V>
-__attribute__((noinline)) V any_forward(Activation kind, ActivationArguments a, V y) {
+__attribute__((noinline)) V any_forward(Activation kind, const ActivationArguments& a, V y) {
   V z{};
   dispatch_activation<T>(kind, a, [&](auto act) PALIMPSEST_INLINE_LAMBDA { z = act.forward(y); });
   return z;
 }
 
 template <class T, class V>
-__attribute__((noinline)) V any_inverse(Activation kind, ActivationArguments a, V z) {
+__attribute__((noinline)) V any_inverse(Activation kind, const ActivationArguments& a, V z) {
   V y{};
-  dispatch_activation<T>(kind, a, [&](auto act) PALIMPSEST_INLINE_LAMBDA {
-    if constexpr (Invertible<decltype(act)>) y = act.inverse(z);
+  dispatch_activation<T>(kind, a, [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
+    if constexpr (Invertible<Act>) y = act.inverse(z);
   });
   return y;
 }
 
 template <class T, class V>
-__attribute__((noinline)) V any_derivative(Activation kind, ActivationArguments a, V z) {
+__attribute__((noinline)) V any_derivative(Activation kind, const ActivationArguments& a, V z) {
   V d{};
-  dispatch_activation<T>(kind, a, [&](auto act) PALIMPSEST_INLINE_LAMBDA {
-    if constexpr (Invertible<decltype(act)>) d = act.derivative(z);
+  dispatch_activation<T>(kind, a, [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
+    if constexpr (Invertible<Act>) d = act.derivative(z);
   });
   return d;
 }
 
 template <class T, class V>
-__attribute__((noinline)) V any_derivative_at(Activation kind, ActivationArguments a, V y) {
+__attribute__((noinline)) V any_derivative_at(Activation kind, const ActivationArguments& a, V y) {
   V d{};
   dispatch_activation<T>(kind, a, [&](auto act) PALIMPSEST_INLINE_LAMBDA { d = act.derivative_at(y); });
   return d;
@@ -72,47 +73,55 @@ struct AnyActivation {
   PALIMPSEST_HOST_DEVICE V forward(V y) const {
     return any_forward<T>(kind, arguments, y);
   }
-  template <class V>
-  PALIMPSEST_HOST_DEVICE V inverse(V z) const {
-    return any_inverse<T>(kind, arguments, z);
-  }
-  template <class V>
-  PALIMPSEST_HOST_DEVICE V derivative(V z) const {
-    return any_derivative<T>(kind, arguments, z);
-  }
-  template <class V>
-  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
-    return any_derivative_at<T>(kind, arguments, y);
-  }
+  /// y and dz/dy: of v = y where `from` is_before, else of v = z, with `rising` for From::kBranch.
   template <class V, class Mask>
-  PALIMPSEST_HOST_DEVICE Recovered<V> recover(V z, Mask rising) const {
-    return any_recover<T>(kind, arguments.precision, z, rising);
+  PALIMPSEST_HOST_DEVICE Recovered<V> recover(From from, V v, Mask rising) const {
+    if (is_before(from)) return {v, any_derivative_at<T>(kind, arguments, v)};
+    if (from == From::kBranch) return any_recover<T>(kind, arguments.precision, v, rising);
+    return {any_inverse<T>(kind, arguments, v), any_derivative<T>(kind, arguments, v)};
   }
 };
 
-/// Calls function(activation, V{}) with the one that stands for all.
-template <class S, class Function>
-PALIMPSEST_HOST_DEVICE void with_any_activation(ActivationChoice choice, int64_t width,
-                                                const Function& function) {
-  using T = MathsOf<S>;
-  const AnyActivation<T> activation{choice.kind, {choice.param, precision_of<S>()}};
-  with_lanes<T>(width, [&](auto v) PALIMPSEST_INLINE_LAMBDA { function(activation, v); });
+/// The activations that are two straight lines, as one: leaky ReLU, the identity with a slope of 1, and ReLU,
+/// whose 0 times infinity is 0. For whole vectors only.
+template <class T>
+struct StraightActivation {
+  T slope, inverse_slope;
+  typename Bits<T>::type unless_relu;  ///< all bits; none for ReLU
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    using Int = Vector<typename Bits<T>::type>;
+    const V below = (V)((Int)(y * slope) & unless_relu);
+    return y <= T(0) ? below : y;
+  }
+  template <class V, class Mask>
+  PALIMPSEST_HOST_DEVICE Recovered<V> recover(From from, V v, Mask) const {
+    const V derivative = v > T(0) ? (V{} + T(1)) : (V{} + slope);
+    return {is_before(from) || v >= T(0) ? v : V(v * inverse_slope), derivative};
+  }
+};
+
+template <class T>
+PALIMPSEST_HOST_DEVICE StraightActivation<T> straight(ActivationChoice choice) {
+  const bool relu = choice.kind == Activation::kReLU;
+  const double slope = choice.kind == Activation::kLeakyReLU ? choice.param : (relu ? 0 : 1);
+  return {T(slope), relu ? T(0) : T(1 / slope), relu ? 0 : -1};
 }
 
-/// Calls function(activation, V{}): the straight-line activations over whole vectors have sweeps of their
-/// own, all others and rows that are shorter than a vector share one. kNeedsInverse: ReLU is none of them.
-template <class S, bool kNeedsInverse, class Function>
-PALIMPSEST_HOST_DEVICE void with_activation(ActivationChoice choice, int64_t width,
-                                            const Function& function) {
+/// Whether sweeps over rows of `width` values are those of StraightActivation.
+template <class S>
+PALIMPSEST_HOST_DEVICE bool is_straight(ActivationChoice choice, int64_t width) {
   using T = MathsOf<S>;
-  const ActivationArguments a{choice.param, precision_of<S>()};
-  if (width < lanes<T, Vector<T>>()) return with_any_activation<S>(choice, width, function);
-  if (choice.kind == Activation::kLeakyReLU) return function(LeakyReLU<T>(a), Vector<T>{});
-  if (choice.kind == Activation::kIdentity)
-    return function(LeakyReLU<T>(ActivationArguments{1, a.precision}), Vector<T>{});
-  if constexpr (!kNeedsInverse)
-    if (choice.kind == Activation::kReLU) return function(ReLU<T>(a), Vector<T>{});
-  with_any_activation<S>(choice, width, function);
+  return width >= lanes<T, Vector<T>>() &&
+         (choice.kind == Activation::kLeakyReLU || choice.kind == Activation::kIdentity ||
+          choice.kind == Activation::kReLU);
+}
+
+/// The one that stands for all.
+template <class S>
+PALIMPSEST_HOST_DEVICE AnyActivation<MathsOf<S>> any(ActivationChoice choice) {
+  return {choice.kind, {choice.param, precision_of<S>()}};
 }
 
 /// A per-channel argument: one value for all of a plane, one a column else.

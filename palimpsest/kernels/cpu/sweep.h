@@ -28,8 +28,18 @@ struct Pair {
   V a, b;
 };
 
+/// A choice that is made when the sweep is compiled. Sweeps take each of their choices as one of these or as
+/// a value that is known only when they run.
 template <auto kValue>
-struct Constant {};
+struct Constant {
+  constexpr operator decltype(kValue)() const { return kValue; }
+};
+
+/// Calls function with `value` as the one of the constants that it equals.
+template <auto... kValues, class Value, class Function>
+PALIMPSEST_HOST_DEVICE void with_constant(Value value, const Function& function) {
+  (void)((value == kValues && (function(Constant<kValues>{}), true)) || ...);
+}
 
 /// Rows of columns that cover what is on its way from memory: 8 KiB of f32.
 constexpr int64_t rows_ahead(Block block) {
@@ -154,29 +164,33 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const R
   const int64_t whole = block.width - block.width % kLanes;
   const int64_t ahead = rows_ahead(block) * block.stride;
   clear_columns(block.width, sum_a, sum_b);
-  const auto add_rows = [&]<int64_t kCount>(int64_t at, Constant<kCount>) PALIMPSEST_INLINE_LAMBDA {
+  // Memory is read in order, one row after the other, unless a row is so short that its sums would be needed
+  // again before they are stored: then 4 at a time.
+  const int64_t together = block.width < kFewVectors * kLanes ? 4 : 1;
+  for (int64_t row = 0, count; row < block.rows; row += count) {
+    count = row + together <= block.rows ? together : 1;
+    const int64_t at = row * block.stride;
     for (int64_t next = 0; next < block.width; next += kLanes) {
       // The vector that ends a row counts the lanes again that the one before it counted.
       const int64_t counted = next < whole ? 0 : next + kLanes - block.width, j = next - counted;
-      prefetch(at + ahead + j);
-      Pair<V> p = read(at + j, j);
-      for (int64_t r = 1; r < kCount; ++r) {
+      Pair<V> sums{};
+      const auto add = [&](int64_t r) PALIMPSEST_INLINE_LAMBDA {
         prefetch(at + r * block.stride + ahead + j);
-        const Pair<V> q = read(at + r * block.stride + j, j);
-        p.a += q.a;
-        p.b += q.b;
+        const Pair<V> p = read(at + r * block.stride + j, j);
+        sums.a += p.a;
+        sums.b += p.b;
+      };
+      if (kLanes == 1 && count == 4) {  // one value at a time, the loop would take a third of the time
+        add(0), add(1), add(2), add(3);
+      } else {
+#pragma GCC unroll 1
+        for (int64_t r = 0; r < count; ++r) add(r);
       }
-      if (counted) p = {without_first<T>(p.a, counted), without_first<T>(p.b, counted)};
-      store(sum_a + j, V(load<V>(sum_a + j) + p.a));
-      store(sum_b + j, V(load<V>(sum_b + j) + p.b));
+      if (counted) sums = {without_first<T>(sums.a, counted), without_first<T>(sums.b, counted)};
+      store(sum_a + j, V(load<V>(sum_a + j) + sums.a));
+      store(sum_b + j, V(load<V>(sum_b + j) + sums.b));
     }
-  };
-  int64_t row = 0;
-  // Memory is read in order, one row after the other, unless a row is so short that its sums would be needed
-  // again before they are stored: then 4 at a time.
-  if (block.width < kFewVectors * kLanes)
-    for (; row + 4 <= block.rows; row += 4) add_rows(row * block.stride, Constant<int64_t{4}>{});
-  for (; row < block.rows; ++row) add_rows(row * block.stride, Constant<int64_t{1}>{});
+  }
 }
 
 namespace {
