@@ -87,7 +87,8 @@ void apply_element(const AbnLayer& layer, const AbnForward& t, int64_t c, int64_
   with_activation(layer, [&](auto act) { store(t.z, layer.dtype, i, act.forward(y)); });
 }
 
-// y from z and its branch, by bisection.
+// y from z and its branch: Newton's method, and bisection where that leaves the interval that y is known to
+// lie in.
 template <class Act>
 double from_branch(const Act& act, const AbnLayer& layer, double z, bool rising) {
   const double at = Branches<Act>::kMinimumAt, minimum = Branches<Act>::kMinimum;
@@ -100,10 +101,14 @@ double from_branch(const Act& act, const AbnLayer& layer, double z, bool rising)
     high = at;
     for (low = at - 1; act.forward(low) < z;) low *= 2;
   }
+  double y = low + (high - low) / 2;
   while (true) {
-    const double middle = low + (high - low) / 2;
-    if (middle == low || middle == high) return middle;
-    ((act.forward(middle) < z) == rising ? low : high) = middle;
+    const double off = act.forward(y) - z;
+    ((off < 0) == rising ? low : high) = y;
+    const double middle = low + (high - low) / 2, newton = y - off / act.derivative_at(y);
+    const double next = low < newton && newton < high ? newton : middle;
+    if (off == 0 || next == y || middle == low || middle == high) return y;
+    y = next;
   }
 }
 
