@@ -6,6 +6,8 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/upsample_bilinear2d.h>
 
+#include <algorithm>
+
 namespace palimpsest::models {
 namespace {
 
@@ -13,19 +15,19 @@ constexpr double kClassifierStd = 0.001;
 
 }  // namespace
 
-DeepLabV3Head::DeepLabV3Head(int64_t in, const nn::NormOptions& norm) {
-  map_convs_ = {conv(in, kChannels, 1), conv(in, kChannels, 3, 1, 12), conv(in, kChannels, 3, 1, 24),
-                conv(in, kChannels, 3, 1, 36)};
+DeepLabV3Head::DeepLabV3Head(int64_t in, int64_t channels, const nn::NormOptions& norm) {
+  map_convs_ = {conv(in, channels, 1), conv(in, channels, 3, 1, 12), conv(in, channels, 3, 1, 24),
+                conv(in, channels, 3, 1, 36)};
   torch::nn::ModuleList list;
   for (auto& convolution : map_convs_) list->push_back(convolution);
   register_module("map_convs", list);
-  const auto stacked = static_cast<int64_t>(map_convs_.size()) * kChannels;
+  const auto stacked = static_cast<int64_t>(map_convs_.size()) * channels;
   map_bn_ = register_module("map_bn", nn::Norm(stacked, norm));
-  global_pooling_conv_ = register_module("global_pooling_conv", conv(in, kChannels, 1));
-  global_pooling_bn_ = register_module("global_pooling_bn", nn::Norm(kChannels, norm));
-  red_conv_ = register_module("red_conv", conv(stacked, kChannels, 1));
-  pool_red_conv_ = register_module("pool_red_conv", conv(kChannels, kChannels, 1));
-  red_bn_ = register_module("red_bn", nn::Norm(kChannels, norm));
+  global_pooling_conv_ = register_module("global_pooling_conv", conv(in, channels, 1));
+  global_pooling_bn_ = register_module("global_pooling_bn", nn::Norm(channels, norm));
+  red_conv_ = register_module("red_conv", conv(stacked, channels, 1));
+  pool_red_conv_ = register_module("pool_red_conv", conv(channels, channels, 1));
+  red_bn_ = register_module("red_bn", nn::Norm(channels, norm));
   initialize_convolutions(*this, norm);
 }
 
@@ -51,9 +53,9 @@ at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
 
 DeepLabV3::DeepLabV3(std::shared_ptr<Backbone> body, int64_t classes, const nn::NormOptions& norm) {
   body_ = register_module("body", std::move(body));
-  head_ = register_module("head", std::make_shared<DeepLabV3Head>(body_->feature_channels(), norm));
-  cls_ = register_module("cls",
-                         torch::nn::Conv2d(torch::nn::Conv2dOptions(DeepLabV3Head::kChannels, classes, 1)));
+  const int64_t features = body_->feature_channels(), channels = std::min<int64_t>(256, features / 2);
+  head_ = register_module("head", std::make_shared<DeepLabV3Head>(features, channels, norm));
+  cls_ = register_module("cls", torch::nn::Conv2d(torch::nn::Conv2dOptions(channels, classes, 1)));
   // Near zero, so that training starts from even odds and the first steps hardly move the body: through the
   // global branch, which normalizes one value an image, an untrained body multiplies a rounding error 30
   // times a step.

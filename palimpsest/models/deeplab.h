@@ -9,7 +9,7 @@
 
 namespace palimpsest::models {
 
-/// The DeepLabV3 head: 256 channels of context from features of stride 8 or 16.
+/// The DeepLabV3 head: `channels` of context, 256 in the paper and here, from features of stride 8 or 16.
 ///   four parallel convolutions of 256 channels: 1x1, and 3x3 of dilation 12, 24 and 36     map_convs.0 to .3
 ///   one global branch of 256 channels: mean over all pixels, 1x1 convolution global_pooling_conv
 ///   normalization + activation of each                                                      map_bn,
@@ -24,10 +24,9 @@ namespace palimpsest::models {
 /// names.
 class DeepLabV3Head : public torch::nn::Module {
  public:
-  static constexpr int64_t kChannels = 256;  ///< of every branch, and out
-  DeepLabV3Head(int64_t in, const nn::NormOptions& norm);
+  DeepLabV3Head(int64_t in, int64_t channels, const nn::NormOptions& norm);
 
-  /// (N, in, h, w) to (N, 256, h, w). In training the global branch normalizes one value an image and
+  /// (N, in, h, w) to (N, channels, h, w). In training the global branch normalizes one value an image and
   /// channel, so a batch of one is an Error(kUsage).
   at::Tensor forward(const at::Tensor& features);
 
@@ -44,7 +43,8 @@ class DeepLabV3Head : public torch::nn::Module {
 /// the logits to the size of the images.
 class DeepLabV3 : public nn::Model {
  public:
-  /// `body` has output stride 8 or 16 and no classifier.
+  /// `body` has output stride 8 or 16 and no classifier. The head has 256 channels, or half of the body's
+  /// where that is less.
   DeepLabV3(std::shared_ptr<Backbone> body, int64_t classes, const nn::NormOptions& norm);
 
   /// (N, 3, H, W) to logits (N, classes, H, W).

@@ -20,8 +20,8 @@ struct Entry {
 };
 
 Entry resnet(std::string name, bool bottleneck, std::array<int64_t, 4> blocks, int64_t groups = 1,
-             int64_t width_per_group = 64) {
-  const ResNetShape shape{name, bottleneck, blocks, groups, width_per_group};
+             int64_t width_per_group = 64, int64_t stem_channels = 64) {
+  const ResNetShape shape{name, bottleneck, blocks, groups, width_per_group, stem_channels};
   return {std::move(name), [shape](const BackboneOptions& o) { return std::make_shared<ResNet>(shape, o); }};
 }
 
@@ -33,6 +33,7 @@ Entry preact(const std::string& name, std::array<int64_t, 4> blocks) {
 
 const std::vector<Entry>& backbones() {
   static const std::vector<Entry> entries = {
+      resnet("resnet18_narrow", false, {2, 2, 2, 2}, 1, 64, 16),
       resnet("resnet18", false, {2, 2, 2, 2}),
       resnet("resnet34", false, {3, 4, 6, 3}),
       resnet("resnet50", true, {3, 4, 6, 3}),

@@ -21,8 +21,9 @@ struct ModelOptions {
 
 /// A network by name, freshly initialized from libtorch's global generator (seed it first):
 /// resnet18/34/50/101/152, resnext50_32x4d, resnext101_32x8d, resnext101_64x4d (post-activation,
-/// torchvision's names), resnext50_preact/101_preact/152_preact (the paper's), deeplabv3_NAME for each
-/// backbone NAME. Throws Error(kUsage) with the nearest name, or saying which option does not fit.
+/// torchvision's names), resnext50_preact/101_preact/152_preact (the paper's), resnet18_narrow (resnet18 with
+/// a quarter of its channels, to try things out with), deeplabv3_NAME for each backbone NAME. Throws
+/// Error(kUsage) with the nearest name, or saying which option does not fit.
 std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& options);
 std::vector<std::string> names();
 

@@ -33,14 +33,13 @@ torch::nn::Sequential blocks_of(int64_t& channels, int64_t planes, int64_t count
 ResNet::ResNet(const ResNetShape& shape, const BackboneOptions& options)
     : shape_(shape),
       output_{nn::passes_sum_on(options.norm), options.norm.activation, options.norm.activation_param} {
-  constexpr int64_t kStemChannels = 64;
-  conv1_ = register_module("conv1", conv(3, kStemChannels, 7, 2));
-  bn1_ = register_module("bn1", nn::Norm(kStemChannels, options.norm));
+  conv1_ = register_module("conv1", conv(3, shape.stem_channels, 7, 2));
+  bn1_ = register_module("bn1", nn::Norm(shape.stem_channels, options.norm));
   StagePlanner planner(options.output_stride);
-  int64_t channels = kStemChannels;
+  int64_t channels = shape.stem_channels;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const auto geometry = planner.next(i == 0 ? 1 : 2);
-    const int64_t planes = kStemChannels << i;
+    const int64_t planes = shape.stem_channels << i;
     layers_[i] =
         shape.bottleneck
             ? blocks_of<Bottleneck>(channels, planes, shape.blocks[i], geometry, shape, options.norm, i == 0)

@@ -16,6 +16,7 @@ struct ResNetShape {
   std::array<int64_t, 4> blocks;  ///< blocks of each stage
   int64_t groups = 1;             ///< of the 3x3 convolution (ResNeXt's cardinality)
   int64_t width_per_group = 64;   ///< inner channels = planes * width_per_group / 64 * groups
+  int64_t stem_channels = 64;     ///< planes of the first stage, too; each later one has twice as many
 };
 
 /// ResNet-18/34/50/101/152 and ResNeXt: out = act(bn(conv(...)) + shortcut). Parameters and buffers have

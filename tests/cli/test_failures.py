@@ -57,7 +57,7 @@ def test_a_loss_that_is_no_number_stops_the_run_and_keeps_the_checkpoint(folder)
 
 
 def test_a_memory_limit_ends_with_its_own_code(folder):
-    fails(MEMORY, "train", *TINY, "--memory-limit", "150", "--output", folder / "run", says=["memory"])
+    fails(MEMORY, "train", *TINY, "--memory-limit", "10", "--output", folder / "run", says=["memory"])
 
 
 @pytest.mark.parametrize("command", ["eval", "predict", "resume"])
@@ -96,7 +96,7 @@ def test_weights_without_a_configuration_need_one(folder):
 @pytest.mark.parametrize("command", ["eval", "resume"])
 def test_a_checkpoint_of_another_architecture_is_answered_with_the_keys(copy_of_run, command):
     config = (copy_of_run / "config.toml").read_text()
-    other = write(copy_of_run.parent / "other.toml", config.replace("resnet18", "resnet50").encode())
+    other = write(copy_of_run.parent / "other.toml", config.replace("resnet18_narrow", "resnet50").encode())
     checkpoint = copy_of_run / "checkpoint.safetensors"
     before = checkpoint.read_bytes()
     arguments = {"eval": ("eval", checkpoint, "--config", other),

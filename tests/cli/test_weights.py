@@ -131,7 +131,8 @@ def test_a_pre_activation_checkpoint_is_taken_for_the_packages_and_folds_where_i
 
 
 def test_a_trained_network_works_in_torchvisions_layers(trained_classifier, folder):
-    run_folder, _ = trained_classifier
+    run_folder = folder / "run"
+    succeeds("train", *TINY_CLASSIFIER, "--model", "resnet18", "--data-root", trained_classifier[1], "--output", run_folder)
     told = succeeds("export", run_folder, "--output", folder / "w.safetensors").stdout
     assert "resnet18, 2 classes, leaky_relu with slope 0.01" in told
     model = network("resnet18", torch.nn.LeakyReLU(0.01), classes=2)
@@ -180,7 +181,7 @@ STAND_STILL = "--max-steps 1 --lr 1e-38 --weight-decay 0 --momentum 0".split()
 
 def test_a_training_starts_from_imported_weights(imported, trained_classifier, folder):
     weights, state = imported
-    data = ("--data-root", trained_classifier[1])
+    data = ("--model", "resnet18", "--data-root", trained_classifier[1])
     result = succeeds("train", *TINY_CLASSIFIER, *data, *STAND_STILL, "--weights", weights, "--reset-classifier", "--output",
                       folder / "run")
     assert "without its classifier starts from" in result.stderr and "were trained with" not in result.stderr
@@ -196,7 +197,7 @@ def test_a_training_starts_from_imported_weights(imported, trained_classifier, f
 
 def test_a_segmentation_network_starts_from_a_classification_network(imported, folder):
     weights, state = imported
-    result = succeeds("train", *TINY, *STAND_STILL, "--activation", "elu", "--slope", "1", "--weights", weights, "--output",
+    result = succeeds("train", *TINY, "--model", "deeplabv3_resnet18", *STAND_STILL, "--activation", "elu", "--slope", "1", "--weights", weights, "--output",
                       folder / "run")
     assert "the body of the network starts from" in result.stderr
     assert "were trained with leaky_relu with slope 0.01, this training has elu with alpha 1" in result.stderr

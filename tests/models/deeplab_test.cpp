@@ -37,7 +37,7 @@ at::Tensor head_in_words(const std::map<std::string, at::Tensor>& w, const at::T
 TEST(DeepLabV3Head, IsThePapersStackOf1280Channels) {
   torch::manual_seed(11);
   for (const auto strategy : {nn::Strategy::kStandard, nn::Strategy::kInplace2}) {
-    const auto head = std::make_shared<DeepLabV3Head>(24, nn::NormOptions{strategy});
+    const auto head = std::make_shared<DeepLabV3Head>(24, 256, nn::NormOptions{strategy});
     head->to(torch::kFloat64);
     std::map<std::string, at::Tensor> weights;
     for (auto& [name, tensor] : nn::state_dict(*head)) {

@@ -72,6 +72,19 @@ TEST(Names, AResNetReadsLikeTorchvisions) {
   EXPECT_NE(std::find(deep.begin(), deep.end(), "layer1.0.downsample.1.running_var 256"), deep.end());
 }
 
+// A quarter of the channels throughout, the head's among them.
+TEST(Names, TheNarrowNetworkIsResNet18WithAQuarterOfItsChannels) {
+  const auto narrow = entries(*make("deeplabv3_resnet18_narrow", {})),
+             wide = entries(*make("deeplabv3_resnet18", {}));
+  ASSERT_EQ(narrow.size(), wide.size());
+  EXPECT_EQ(narrow[0], "body.conv1.weight 16x3x7x7");
+  EXPECT_NE(std::find(narrow.begin(), narrow.end(), "head.red_conv.weight 64x256x1x1"), narrow.end());
+  EXPECT_NE(std::find(wide.begin(), wide.end(), "head.red_conv.weight 256x1024x1x1"), wide.end());
+  EXPECT_EQ(entries(*make("resnet18_narrow", {})).back(), "fc.bias 1000");
+  for (std::size_t i = 0; i < narrow.size(); ++i)
+    EXPECT_EQ(narrow[i].substr(0, narrow[i].find(' ')), wide[i].substr(0, wide[i].find(' ')));
+}
+
 using Blocks = std::array<int64_t, 4>;
 
 // Weights by formula: a block of inner width w (conv1, conv2), 64 groups and c channels out of `in`:

@@ -12,7 +12,7 @@ void expect_contains(const std::string& message, const std::string& part) {
 
 TEST(Registry, EveryBackboneHasASegmentationTwin) {
   const auto all = names();
-  EXPECT_EQ(all.size(), 22u);
+  EXPECT_EQ(all.size(), 24u);
   for (const auto& name : all) {
     if (name.starts_with("deeplabv3_")) continue;
     EXPECT_EQ(std::count(all.begin(), all.end(), "deeplabv3_" + name), 1) << name;
