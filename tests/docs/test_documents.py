@@ -1,6 +1,7 @@
 """What a reader copies from docs/recipes.md and docs/add_an_operator.md works, and what they quote stands in the tree.
 
-The commands of the recipes run in their order, on images made here; those that train are cut to two steps.
+The commands of the recipes run in their order, on images made here; those that train are cut to two steps, of a small network where
+nothing that follows names another.
 """
 import os
 import pathlib
@@ -19,11 +20,13 @@ from cli_support import image_folder, segmentation_folder, succeeds  # noqa: E40
 
 RECIPES = ROOT / "docs/recipes.md"
 OPERATOR = ROOT / "docs/add_an_operator.md"
+SMALL_MODEL = "--model deeplabv3_resnet18_narrow"
 FEW_STEPS = {
-    "camvid": "--max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
+    "--weights": "--max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
+    "camvid": f"{SMALL_MODEL} --max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
     "cifar10": "--max-steps 2 --batch 4 --evaluate-every 0 --threads 1",
-    "demo": "--max-steps 2 --batch 4 --images 4 --val-images 1 --height 48 --width 64 --evaluate-every 0",
-    "mine.toml": "--max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
+    "demo": f"{SMALL_MODEL} --max-steps 2 --batch 4 --images 4 --val-images 1 --height 48 --width 64 --evaluate-every 0",
+    "mine.toml": f"{SMALL_MODEL} --max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
     "runs/mine": "--max-steps 3",
 }
 

@@ -43,8 +43,8 @@ TEST_P(Atrous, EveryFeatureOfTheStridedNetworkIsAFeatureOfTheDilatedOne) {
   }
 }
 
-const ResNetShape kBasic{"resnet18", false, {2, 2, 2, 2}};
-const ResNetShape kBottleneck{"resnet26", true, {2, 2, 2, 2}};
+const ResNetShape kBasic{"resnet18", false, {2, 2, 2, 2}, 1, 64, 16};
+const ResNetShape kBottleneck{"resnet26", true, {2, 2, 2, 2}, 1, 64, 16};
 
 INSTANTIATE_TEST_SUITE_P(Blocks, Atrous,
                          ::testing::Values(AtrousCase{"BasicBlock",

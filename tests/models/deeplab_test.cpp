@@ -56,7 +56,7 @@ TEST(DeepLabV3, TrainingOnOneImageIsRefusedWithTheBatchSize) {
     ModelOptions options;
     options.strategy = strategy;
     options.classes = 3;
-    const auto model = make("deeplabv3_resnet18", options);
+    const auto model = make("deeplabv3_resnet18_narrow", options);
     const auto message = usage_error([&] { model->forward(torch::randn({1, 3, 64, 64})); });
     EXPECT_NE(message.find("at least 2 images in training, got 1"), std::string::npos) << message;
     model->eval();
@@ -69,7 +69,7 @@ TEST(DeepLabV3, LogitsHaveTheImagesSizeAlsoWhereTheStrideDoesNotDivideIt) {
   options.classes = 3;
   for (const int64_t output_stride : {8, 16}) {
     options.output_stride = output_stride;
-    const auto model = make("deeplabv3_resnet18", options);
+    const auto model = make("deeplabv3_resnet18_narrow", options);
     EXPECT_TRUE(model->segments());
     EXPECT_EQ(model->forward(torch::randn({2, 3, 61, 83})).sizes(), at::IntArrayRef({2, 3, 61, 83}));
   }

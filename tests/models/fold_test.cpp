@@ -63,10 +63,10 @@ TEST_P(FoldModel, GivesTheSameLogitsWithoutTheNormalizations) {
 // Pre-activation: three normalizations a block, of which the first follows a sum, and bn_out at the end.
 INSTANTIATE_TEST_SUITE_P(
     Models, FoldModel,
-    ::testing::Combine(::testing::Values(Expected{"resnet18", 20, 0}, Expected{"resnet50", 53, 0},
+    ::testing::Combine(::testing::Values(Expected{"resnet18_narrow", 20, 0}, Expected{"resnet50", 53, 0},
                                          Expected{"resnext50_32x4d", 53, 0},
                                          Expected{"resnext50_preact", 32, 17},
-                                         Expected{"deeplabv3_resnet18", 23, 0}),
+                                         Expected{"deeplabv3_resnet18_narrow", 23, 0}),
                        ::testing::Values(nn::Strategy::kStandard, nn::Strategy::kInplace2)),
     [](const auto& info) {
       return std::string(std::get<0>(info.param).name) + "_" + nn::to_string(std::get<1>(info.param));
@@ -81,8 +81,9 @@ TEST(FoldModel, ReportsByName) {
 }
 
 TEST(FoldModel, IsForInferenceOnly) {
-  EXPECT_NE(usage_error([] { fold(make("resnet18", {})); }).find("call eval() first"), std::string::npos);
-  const auto folded = fold(filled("resnet18", nn::Strategy::kInplace2));
+  EXPECT_NE(usage_error([] { fold(make("resnet18_narrow", {})); }).find("call eval() first"),
+            std::string::npos);
+  const auto folded = fold(filled("resnet18_narrow", nn::Strategy::kInplace2));
   EXPECT_NE(usage_error([&] { fold(folded); }).find("folded already"), std::string::npos);
   folded->train();
   EXPECT_NE(usage_error([&] { folded->forward(images_by_formula()); }).find("for inference"),

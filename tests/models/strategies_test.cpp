@@ -10,14 +10,16 @@ namespace {
 
 constexpr int64_t kClasses = 5;
 
-// A short network of every family: f64 convolutions in groups are slow.
+// A short network of every family, narrow where it can be: f64 convolutions are slow.
 std::shared_ptr<nn::Model> build(const std::string& kind, int64_t output_stride,
                                  const nn::NormOptions& norm) {
   const bool segments = output_stride < 32;
   const BackboneOptions options{segments ? 0 : kClasses, output_stride, norm};
   std::shared_ptr<Backbone> body;
-  if (kind == "basic") body = std::make_shared<ResNet>(ResNetShape{kind, false, {1, 2, 1, 1}}, options);
-  if (kind == "bottleneck") body = std::make_shared<ResNet>(ResNetShape{kind, true, {2, 1, 1, 1}}, options);
+  if (kind == "basic")
+    body = std::make_shared<ResNet>(ResNetShape{kind, false, {1, 2, 1, 1}, 1, 64, 16}, options);
+  if (kind == "bottleneck")
+    body = std::make_shared<ResNet>(ResNetShape{kind, true, {2, 1, 1, 1}, 1, 64, 16}, options);
   if (kind == "grouped")
     body = std::make_shared<ResNet>(ResNetShape{kind, true, {1, 1, 1, 1}, 32, 4}, options);
   if (kind == "preact")
