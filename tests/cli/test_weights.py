@@ -30,7 +30,7 @@ def needs(activation):
 
 
 # Every network, every activation: what a network does with an activation does not depend on the other.
-@pytest.mark.parametrize("name, activation", [("resnet18", "steep"), ("resnet18", "elu"), ("resnet18", "relu"),
+@pytest.mark.parametrize("name, activation", [("resnet18", "steep"), ("resnet18_narrow", "elu"), ("resnet18_narrow", "relu"),
                                               ("resnet50", "leaky_relu"), ("resnext50_32x4d", "relu")])
 def test_torchvisions_logits_are_ours(folder, name, activation):
     module, flags = needs(activation)
@@ -66,9 +66,9 @@ def test_torchvisions_logits_are_ours(folder, name, activation):
     (True, lambda state: {"model": state, "optimizer": {"state": {}}, "args": argparse.Namespace(lr=0.1)}),
 ], ids=["old_pickle-state_dict", "zip-data_parallel", "zip-torchvisions_script"])
 def test_files_of_torch_save_give_the_same_tensors(folder, archive, wrap):
-    state = network("resnet18", torch.nn.ReLU()).state_dict()
+    state = network("resnet18_narrow", torch.nn.ReLU()).state_dict()
     torch.save(wrap(state), folder / "in.pth", _use_new_zipfile_serialization=archive)
-    told = succeeds("import", folder / "in.pth", "--model", "resnet18", "--output", folder / "w.safetensors").stdout
+    told = succeeds("import", folder / "in.pth", "--model", "resnet18_narrow", "--output", folder / "w.safetensors").stdout
     assert ("122 renamed" in told) == ("module.conv1.weight" in wrap(state).get("state_dict", ()))
     ours = load(folder / "w.safetensors")
     assert list(ours) and all(torch.equal(tensor, ours[key]) for key, tensor in state.items())
@@ -76,9 +76,9 @@ def test_files_of_torch_save_give_the_same_tensors(folder, archive, wrap):
 
 def test_old_files_without_counters_and_half_precision_are_taken(folder):
     state = {key: tensor.half() if tensor.is_floating_point() else tensor
-             for key, tensor in network("resnet18", torch.nn.ReLU()).state_dict().items() if "num_batches" not in key}
+             for key, tensor in network("resnet18_narrow", torch.nn.ReLU()).state_dict().items() if "num_batches" not in key}
     torch.save(state, folder / "in.pt")
-    told = succeeds("import", folder / "in.pt", "--model", "resnet18", "--output", folder / "w.safetensors").stdout
+    told = succeeds("import", folder / "in.pt", "--model", "resnet18_narrow", "--output", folder / "w.safetensors").stdout
     assert "20 counters added" in told
     ours = load(folder / "w.safetensors")
     assert ours["bn1.num_batches_tracked"].item() == 0 and ours["conv1.weight"].dtype == torch.float32
@@ -87,14 +87,14 @@ def test_old_files_without_counters_and_half_precision_are_taken(folder):
 
 def test_the_packages_scales_become_plain_ones(folder):
     """In the package's layers gamma is |weight| + eps; a network with that gamma gives the logits wanted."""
-    model = network("resnet18", torch.nn.LeakyReLU(0.01))
+    model = network("resnet18_narrow", torch.nn.LeakyReLU(0.01))
     state = {"module." + key: tensor.clone() for key, tensor in model.state_dict().items() if "num_batches" not in key}
-    torch.save({"state_dict": state, "arch": "resnet18"}, folder / "in.pth")
+    torch.save({"state_dict": state, "arch": "resnet18_narrow"}, folder / "in.pth")
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
                 module.weight.copy_(module.weight.abs() + module.eps)
-    told = succeeds("import", folder / "in.pth", "--model", "resnet18", "--format", "inplace_abn", "--output",
+    told = succeeds("import", folder / "in.pth", "--model", "resnet18_narrow", "--format", "inplace_abn", "--output",
                     folder / "w.safetensors").stdout
     assert "20 weights of normalizations changed" in told and "leaky_relu" in told
     picture, x = image(folder)
@@ -131,11 +131,10 @@ def test_a_pre_activation_checkpoint_is_taken_for_the_packages_and_folds_where_i
 
 
 def test_a_trained_network_works_in_torchvisions_layers(trained_classifier, folder):
-    run_folder = folder / "run"
-    succeeds("train", *TINY_CLASSIFIER, "--model", "resnet18", "--data-root", trained_classifier[1], "--output", run_folder)
+    run_folder, _ = trained_classifier
     told = succeeds("export", run_folder, "--output", folder / "w.safetensors").stdout
-    assert "resnet18, 2 classes, leaky_relu with slope 0.01" in told
-    model = network("resnet18", torch.nn.LeakyReLU(0.01), classes=2)
+    assert "resnet18_narrow, 2 classes, leaky_relu with slope 0.01" in told
+    model = network("resnet18_narrow", torch.nn.LeakyReLU(0.01), classes=2)
     model.load_state_dict(load(folder / "w.safetensors"))
     picture, x = image(folder)
     want = logits_of(model, x)
@@ -166,11 +165,11 @@ def test_a_segmentation_network_is_exported_with_its_head(trained, folder):
 
 @pytest.fixture(scope="module")
 def imported(tmp_path_factory):
-    """(weights of a ResNet-18 with 7 classes, the state dict that they were made of)."""
+    """(weights of a narrow ResNet-18 with 7 classes, the state dict that they were made of)."""
     folder = tmp_path_factory.mktemp("imported")
-    state = network("resnet18", torch.nn.LeakyReLU(0.01)).state_dict()
+    state = network("resnet18_narrow", torch.nn.LeakyReLU(0.01)).state_dict()
     safetensors.torch.save_file(state, folder / "in.safetensors")
-    succeeds("import", folder / "in.safetensors", "--model", "resnet18", "--activation", "leaky_relu", "--output",
+    succeeds("import", folder / "in.safetensors", "--model", "resnet18_narrow", "--activation", "leaky_relu", "--output",
              folder / "w.safetensors")
     return folder / "w.safetensors", state
 
@@ -181,23 +180,23 @@ STAND_STILL = "--max-steps 1 --lr 1e-38 --weight-decay 0 --momentum 0".split()
 
 def test_a_training_starts_from_imported_weights(imported, trained_classifier, folder):
     weights, state = imported
-    data = ("--model", "resnet18", "--data-root", trained_classifier[1])
+    data = ("--data-root", trained_classifier[1])
     result = succeeds("train", *TINY_CLASSIFIER, *data, *STAND_STILL, "--weights", weights, "--reset-classifier", "--output",
                       folder / "run")
     assert "without its classifier starts from" in result.stderr and "were trained with" not in result.stderr
     ours = load(folder / "run/checkpoint.safetensors")
-    assert ours["fc.weight"].shape == (2, 512)
+    assert ours["fc.weight"].shape == (2, 128)
     assert all(torch.equal(ours[name], state[name]) for name in ("conv1.weight", "bn1.weight", "layer4.1.conv2.weight"))
     succeeds("train", "--resume", "--epochs", "1", "--max-steps", "2", "--output", folder / "run")
 
     line = fails(CHECKPOINT, "train", *TINY_CLASSIFIER, *data, "--weights", weights, "--output", folder / "other",
-                 says=[weights, "fc.weight is (7, 512) in the file, (2, 512) in the model", "--reset-classifier"])
+                 says=[weights, "fc.weight is (7, 128) in the file, (2, 128) in the model", "--reset-classifier"])
     assert "missing" not in line
 
 
 def test_a_segmentation_network_starts_from_a_classification_network(imported, folder):
     weights, state = imported
-    result = succeeds("train", *TINY, "--model", "deeplabv3_resnet18", *STAND_STILL, "--activation", "elu", "--slope", "1", "--weights", weights, "--output",
+    result = succeeds("train", *TINY, *STAND_STILL, "--activation", "elu", "--slope", "1", "--weights", weights, "--output",
                       folder / "run")
     assert "the body of the network starts from" in result.stderr
     assert "were trained with leaky_relu with slope 0.01, this training has elu with alpha 1" in result.stderr
@@ -228,20 +227,20 @@ def import_fails(code, file, *arguments, says=(), **options):
     return line
 
 
-RESNET18 = ("--model", "resnet18")
+NARROW18 = ("--model", "resnet18_narrow")
 
 
 def test_a_missing_file_is_named(folder):
-    import_fails(CHECKPOINT, folder / "none.pth", *RESNET18, says=[folder / "none.pth", "No such file"])
+    import_fails(CHECKPOINT, folder / "none.pth", *NARROW18, says=[folder / "none.pth", "No such file"])
 
 
 @pytest.mark.parametrize("kind", ["pth", "safetensors"])
 def test_a_truncated_file_is_named(folder, kind):
-    state = network("resnet18", torch.nn.ReLU()).state_dict()
+    state = network("resnet18_narrow", torch.nn.ReLU()).state_dict()
     file = folder / f"in.{kind}"
     torch.save(state, file) if kind == "pth" else safetensors.torch.save_file(state, file)
     write(file, file.read_bytes()[:1000000])
-    import_fails(CHECKPOINT, file, *RESNET18, says=[file, "truncated" if kind == "pth" else "in.safetensors"])
+    import_fails(CHECKPOINT, file, *NARROW18, says=[file, "truncated" if kind == "pth" else "in.safetensors"])
 
 
 class Malice:
@@ -255,7 +254,7 @@ class Malice:
 ], ids=["malice", "no_state_dict"])
 def test_what_is_no_state_dict_is_refused_and_not_run(folder, content, says):
     torch.save(content, folder / "in.pth")
-    import_fails(CHECKPOINT, folder / "in.pth", *RESNET18, says=[folder / "in.pth", *says], cwd=folder)
+    import_fails(CHECKPOINT, folder / "in.pth", *NARROW18, says=[folder / "in.pth", *says], cwd=folder)
 
 
 @pytest.mark.parametrize("content, says", [
@@ -274,9 +273,9 @@ def test_the_script_that_import_runs_refuses_it(folder, capsys, content, says):
 
 
 def test_a_foreign_file_is_named(folder):
-    import_fails(CHECKPOINT, write(folder / "in.pth", b"some text"), *RESNET18, says=["neither a safetensors file nor"])
-    import_fails(CHECKPOINT, write(folder / "in.pth", b""), *RESNET18, says=["neither a safetensors file nor"])
-    import_fails(CHECKPOINT, write(folder / "in.pth", pickle.dumps({"a": 1})), *RESNET18, says=[folder / "in.pth"])
+    import_fails(CHECKPOINT, write(folder / "in.pth", b"some text"), *NARROW18, says=["neither a safetensors file nor"])
+    import_fails(CHECKPOINT, write(folder / "in.pth", b""), *NARROW18, says=["neither a safetensors file nor"])
+    import_fails(CHECKPOINT, write(folder / "in.pth", pickle.dumps({"a": 1})), *NARROW18, says=[folder / "in.pth"])
 
 
 def test_another_network_is_answered_with_keys_shapes_and_the_model_that_fits(folder):
@@ -293,29 +292,29 @@ def test_another_network_is_answered_with_keys_shapes_and_the_model_that_fits(fo
 @pytest.mark.parametrize("key, value, says", [("bn1.running_var", -1.0, "variance below 0"),
                                               ("layer1.0.conv1.weight", float("nan"), "NaN")])
 def test_values_that_no_training_leaves_are_named(folder, key, value, says):
-    state = network("resnet18", torch.nn.ReLU()).state_dict()
+    state = network("resnet18_narrow", torch.nn.ReLU()).state_dict()
     state[key].view(-1)[3] = value
     safetensors.torch.save_file(state, folder / "in.safetensors")
-    import_fails(CHECKPOINT, folder / "in.safetensors", *RESNET18, says=[key, says])
+    import_fails(CHECKPOINT, folder / "in.safetensors", *NARROW18, says=[key, says])
 
 
 def test_a_python_without_torch_is_named_with_the_way_out(folder, monkeypatch):
-    torch.save(network("resnet18", torch.nn.ReLU()).state_dict(), folder / "in.pth")
+    torch.save(network("resnet18_narrow", torch.nn.ReLU()).state_dict(), folder / "in.pth")
     monkeypatch.setenv("PALIMPSEST_PYTHON", "/no/such/python")
-    import_fails(USAGE, folder / "in.pth", *RESNET18, says=["/no/such/python", "set PALIMPSEST_PYTHON"])
+    import_fails(USAGE, folder / "in.pth", *NARROW18, says=["/no/such/python", "set PALIMPSEST_PYTHON"])
 
 
 def test_a_torch_of_the_current_folder_is_not_taken_for_torch(folder):
-    state = network("resnet18", torch.nn.ReLU()).state_dict()
+    state = network("resnet18_narrow", torch.nn.ReLU()).state_dict()
     torch.save(state, folder / "in.pth")
     write(folder / "here/torch.py", b"raise SystemExit(9)")
-    succeeds("import", folder / "in.pth", *RESNET18, "--output", folder / "w.safetensors", cwd=folder / "here")
+    succeeds("import", folder / "in.pth", *NARROW18, "--output", folder / "w.safetensors", cwd=folder / "here")
 
 
 @pytest.mark.parametrize("command", ["import", "export"])
 def test_no_file_is_lost(imported, folder, command):
     source, _ = imported
-    arguments = (command, source, *(RESNET18 if command == "import" else ()), "--output")
+    arguments = (command, source, *(NARROW18 if command == "import" else ()), "--output")
     output = write(folder / "w.safetensors", b"precious")
     fails(OUTPUT, *arguments, output, says=[output, "--overwrite"])
     fails(OUTPUT, *arguments, output, "--overwrite", says=[output, "File too large"], preexec_fn=limit_file_size(1))

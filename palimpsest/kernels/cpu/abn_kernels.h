@@ -58,11 +58,6 @@ enum class From {
   kBranch,      ///< as kOutput, for z of an activation with two branches and the bit that says which
 };
 
-/// Whether what was kept lies before the activation.
-constexpr bool is_before(From from) {
-  return from == From::kScaled || from == From::kBefore;
-}
-
 /// dx = dy * per_dy + t * per_t + constant.
 template <class T>
 struct BackwardCoefficients {

@@ -11,6 +11,11 @@
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 namespace {
 
+/// Whether what was kept lies before the activation.
+PALIMPSEST_HOST_DEVICE constexpr bool is_before(From from) {
+  return from == From::kScaled || from == From::kBefore;
+}
+
 template <class S>
 constexpr Precision precision_of() {
   if constexpr (__is_same(S, double)) return {0x1p-52, 0x1p-1022};

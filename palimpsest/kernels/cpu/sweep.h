@@ -180,7 +180,7 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const R
         sums.a += p.a;
         sums.b += p.b;
       };
-      if (kLanes == 1 && count == 4) {  // one value at a time, the loop would take a third of the time
+      if (kLanes == 1 && count == 4) {  // at one value a step, the loop itself is a third of the time
         add(0), add(1), add(2), add(3);
       } else {
 #pragma GCC unroll 1
