@@ -22,7 +22,8 @@
 namespace palimpsest::cuda_emulator {
 namespace {
 
-constexpr std::size_t kGuardBytes = 4096;
+constexpr std::size_t kGuardBytes = 4096;  // a page
+constexpr std::size_t kStep = 7 * 64;      // cache lines between the tops of two stacks; odd: all of a page's
 
 Fiber* current = nullptr;
 // Where resume() was called, while a fiber runs.
@@ -75,6 +76,8 @@ Fiber::Fiber() {
   mapping_ = reinterpret_cast<void*>(mapped);
   mprotect(mapping_, kGuardBytes, PROT_NONE);
   stack_ = static_cast<char*>(mapping_) + kGuardBytes;
+  static std::size_t made = 0;
+  offset_ = made++ * kStep % kGuardBytes;
 #ifdef PALIMPSEST_SWAPCONTEXT
   context_ = new ucontext_t;
 #endif
@@ -100,7 +103,7 @@ void Fiber::start(Entry entry, void* argument) {
 #ifndef PALIMPSEST_SWAPCONTEXT
   // As palimpsest_switch_stack leaves a stack: six registers and the address to return to, at which the stack
   // is aligned as after a call.
-  auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + kStackBytes) - 2;
+  auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + own_bytes()) - 2;
   *top = reinterpret_cast<std::uintptr_t>(&Fiber::trampoline);
   for (int i = 0; i < 6; ++i) *--top = 0;
   context_ = top;
@@ -108,7 +111,7 @@ void Fiber::start(Entry entry, void* argument) {
   auto* context = static_cast<ucontext_t*>(context_);
   getcontext(context);
   context->uc_stack.ss_sp = stack_;
-  context->uc_stack.ss_size = kStackBytes;
+  context->uc_stack.ss_size = own_bytes();
   context->uc_link = nullptr;
   makecontext(context, &Fiber::trampoline, 0);
 #endif

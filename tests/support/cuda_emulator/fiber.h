@@ -28,6 +28,9 @@ class Fiber {
 
  private:
   static constexpr std::size_t kStackBytes = 128 * 1024;
+  /// Of the stack, those that this fiber uses. Tops that lay equally far into their pages would share a few
+  /// sets of the caches (tests_cuda_kernels: 87 -> 76 s).
+  std::size_t own_bytes() const { return kStackBytes - offset_; }
 
   [[noreturn]] void run();
   void switch_out(bool for_good);
@@ -37,6 +40,7 @@ class Fiber {
   void* argument_ = nullptr;
   void* mapping_ = nullptr;  // a page that may not be touched, then the stack
   char* stack_ = nullptr;
+  std::size_t offset_ = 0;
   void* context_ = nullptr;     // the stack pointer while suspended (a ucontext_t on other processors)
   void* fake_stack_ = nullptr;  // AddressSanitizer's
   void* tsan_fiber_ = nullptr;
