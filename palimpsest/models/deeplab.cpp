@@ -12,6 +12,7 @@ namespace palimpsest::models {
 namespace {
 
 constexpr double kClassifierStd = 0.001;
+constexpr int64_t kPaperChannels = 256;
 
 }  // namespace
 
@@ -53,7 +54,7 @@ at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
 
 DeepLabV3::DeepLabV3(std::shared_ptr<Backbone> body, int64_t classes, const nn::NormOptions& norm) {
   body_ = register_module("body", std::move(body));
-  const int64_t features = body_->feature_channels(), channels = std::min<int64_t>(256, features / 2);
+  const int64_t features = body_->feature_channels(), channels = std::min(kPaperChannels, features / 2);
   head_ = register_module("head", std::make_shared<DeepLabV3Head>(features, channels, norm));
   cls_ = register_module("cls", torch::nn::Conv2d(torch::nn::Conv2dOptions(channels, classes, 1)));
   // Near zero, so that training starts from even odds and the first steps hardly move the body: through the

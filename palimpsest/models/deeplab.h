@@ -9,7 +9,8 @@
 
 namespace palimpsest::models {
 
-/// The DeepLabV3 head: `channels` of context, 256 in the paper and here, from features of stride 8 or 16.
+/// The DeepLabV3 head: `channels` of context from features of stride 8 or 16. In the paper, and in what
+/// follows, they are 256.
 ///   four parallel convolutions of 256 channels: 1x1, and 3x3 of dilation 12, 24 and 36     map_convs.0 to .3
 ///   one global branch of 256 channels: mean over all pixels, 1x1 convolution global_pooling_conv
 ///   normalization + activation of each                                                      map_bn,

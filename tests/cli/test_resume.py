@@ -10,7 +10,8 @@ import pytest
 from cli_support import CHECKPOINT, OUTPUT, TINY, USAGE, fails, run, start, succeeds
 
 STEPS = 6  # three epochs of two
-LONG = [*TINY, "--epochs", "3", "--checkpoint-every", "1"]
+SLOW = [*TINY, "--model", "deeplabv3_resnet18"]  # steps long enough to send a signal within one on a busy machine
+LONG = [*SLOW, "--epochs", "3", "--checkpoint-every", "1"]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +69,7 @@ def test_a_stopped_run_finishes_its_step_saves_and_resumes_to_the_same_bytes(fol
 
 
 def test_a_second_signal_ends_the_run_at_once(folder):
-    process = start("train", *TINY, "--crop", "256", "--epochs", "1000", "--output", "run", cwd=folder)
+    process = start("train", *SLOW, "--crop", "256", "--epochs", "1000", "--output", "run", cwd=folder)
     while not logged_steps(folder) and process.poll() is None:
         time.sleep(0.002)
     process.send_signal(signal.SIGINT)

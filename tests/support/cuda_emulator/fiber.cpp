@@ -23,7 +23,9 @@ namespace palimpsest::cuda_emulator {
 namespace {
 
 constexpr std::size_t kGuardBytes = 4096;  // a page
-constexpr std::size_t kStep = 7 * 64;      // cache lines between the tops of two stacks; odd: all of a page's
+// From one stack's top within its page to the next one's: an odd number of cache lines, so that all 64 of a
+// page have their turn.
+constexpr std::size_t kStep = 7 * 64;
 
 Fiber* current = nullptr;
 // Where resume() was called, while a fiber runs.
