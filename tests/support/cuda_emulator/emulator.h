@@ -28,7 +28,8 @@ class EmulatorError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// In which order blocks, and the threads that can go on, do so.
+/// In which order blocks, and the threads that can go on, do so. A thread runs until it waits for others, and
+/// a warp, but for kRandom, until all of its threads do.
 enum class Order { kForward, kReverse, kRandom };
 
 /// The device and the schedule of the launches to come.

@@ -26,6 +26,8 @@ constexpr std::size_t kGuardBytes = 4096;  // a page
 // From one stack's top within its page to the next one's: an odd number of cache lines, so that all 64 of a
 // page have their turn.
 constexpr std::size_t kStep = 7 * 64;
+// More than trampoline() and run() take.
+constexpr std::size_t kFirstFrames = 1024;
 
 Fiber* current = nullptr;
 // Where resume() was called, while a fiber runs.
@@ -96,6 +98,7 @@ void Fiber::start(Entry entry, void* argument) {
   entry_ = entry;
   argument_ = argument;
   fake_stack_ = nullptr;
+  ended_ = false;
 #ifdef PALIMPSEST_TSAN
   // Not earlier: a fiber that is created takes the identity of one that was destroyed, and would then be
   // taken for the thread that wrote what it reads.
@@ -128,6 +131,7 @@ void Fiber::run() {
   __sanitizer_finish_switch_fiber(nullptr, &outside_stack, &outside_stack_bytes);
 #endif
   entry_(argument_);
+  ended_ = true;
   switch_out(true);
   std::abort();  // nobody resumes a fiber that has ended
 }
@@ -165,7 +169,9 @@ void Fiber::switch_out(bool for_good) {
 }
 
 void Fiber::abandon([[maybe_unused]] bool in_order) {
-  allow(stack_, kStackBytes);  // frames that were left in the middle have their red zones still
+  // Frames that were left in the middle have their red zones still: of a fiber that has ended its first ones.
+  const std::size_t bytes = ended_ ? kFirstFrames : own_bytes();
+  allow(stack_ + own_bytes() - bytes, bytes);
 #ifdef PALIMPSEST_TSAN
   if (in_order) {
     void* const outside = __tsan_get_current_fiber();

@@ -41,6 +41,7 @@ class Fiber {
   void* mapping_ = nullptr;  // a page that may not be touched, then the stack
   char* stack_ = nullptr;
   std::size_t offset_ = 0;
+  bool ended_ = false;
   void* context_ = nullptr;     // the stack pointer while suspended (a ucontext_t on other processors)
   void* fake_stack_ = nullptr;  // AddressSanitizer's
   void* tsan_fiber_ = nullptr;

@@ -1,16 +1,7 @@
 #pragma once
 
-// Which sanitizer this is compiled under, by g++'s names and clang's.
-#if defined(__SANITIZE_ADDRESS__)
-#define PALIMPSEST_ASAN 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define PALIMPSEST_ASAN 1
-#endif
-#endif
-
-// The emulator's own units are compiled without -fsanitize=thread, which would watch the scheduler, too; so
-// the build says it: PALIMPSEST_TSAN=1.
+// The emulator's own units are compiled without the sanitizer, which would watch the scheduler, too; so the
+// build says which one it is: PALIMPSEST_ASAN=1 or PALIMPSEST_TSAN=1.
 #ifdef PALIMPSEST_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>

@@ -163,26 +163,38 @@ class Run {
     for (Thread& thread : threads_) thread.fiber->start(&Run::enter, this);
   }
 
+  // Runs those of the 32 threads indices[first] and so on that wait for nobody, each until it does; false if
+  // there are none.
+  bool run_threads(const std::vector<std::size_t>& indices, std::size_t first, std::size_t& left) {
+    bool any = false;
+    for (std::size_t k = first; k < first + kWarp; ++k) {
+      Thread& thread = threads_[indices[k]];
+      if (thread.state != State::kReady) continue;
+      any = true;
+      running = &thread;
+      threadIdx = {thread.index, 0, 0};
+      blockIdx = thread.block->index;
+      thread.fiber->resume();
+      if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
+      if (thread.state == State::kDone) {
+        thread.fiber->abandon(false);
+        --left;
+      }
+    }
+    return any;
+  }
+
   void run_cluster(uint64_t first_block) {
     begin(first_block);
     auto indices = order(threads_.size());
     std::size_t left = threads_.size();
     while (left > 0) {
       bool progress = false;
-      for (const std::size_t i : indices) {
-        Thread& thread = threads_[i];
-        if (thread.state != State::kReady) continue;
-        progress = true;
-        running = &thread;
-        threadIdx = {thread.index, 0, 0};
-        blockIdx = thread.block->index;
-        thread.fiber->resume();
-        if (failure_) std::rethrow_exception(std::exchange(failure_, nullptr));
-        if (thread.state == State::kDone) {
-          thread.fiber->abandon(false);
-          --left;
+      for (std::size_t first = 0; first < indices.size(); first += kWarp)
+        while (run_threads(indices, first, left)) {
+          progress = true;
+          if (settings().order == Order::kRandom) break;
         }
-      }
       if (!progress) throw EmulatorError(deadlock());
       if (settings().order == Order::kRandom) arrange(indices);
     }
