@@ -123,8 +123,9 @@ __global__ void __launch_bounds__(kThreads, 4)
       Lanes<S, V> gradient;
       gradient.load(dz + o);
       PALIMPSEST_UNROLL
-      for (int i = 0; i < V; ++i)
-        if (place.at[i] == ky * p.kernel_w + kx) sum[i] += widen(gradient.at[i]);
+      for (int i = 0; i < V;
+           ++i)  // not under a condition, for which compilers make narrow loads of a wide one
+        sum[i] += place.at[i] == ky * p.kernel_w + kx ? widen(gradient.at[i]) : MathsOf<S>(0);
     }
   }
   Stored<S, V> out;

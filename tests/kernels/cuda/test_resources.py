@@ -2,7 +2,7 @@
 loads and stores, and registers and shared memory that let half of a multiprocessor's warps run at once.
 
 Skipped where there is no nvcc, and where these sources passed with it before (scripts/passed_checks.py): it takes minutes.
-The disassembly is looked at where there is a cuobjdump.
+The disassembly is looked at where there is a cuobjdump (the torch wheel brings one with it).
 """
 import concurrent.futures
 import glob
@@ -30,8 +30,10 @@ RESERVED = 1024  # bytes of shared memory that the system takes for each block
 
 
 def tool(name):
-    wheels = os.path.join(sysconfig.get_paths()["purelib"], "nvidia", "*", "bin", name)
-    for place in [shutil.which(name), f"/usr/local/cuda/bin/{name}", *sorted(glob.glob(wheels))]:
+    """Of the system, or of the wheels that come with torch's."""
+    wheels = [sorted(glob.glob(os.path.join(sysconfig.get_paths()["purelib"], folder, "bin", name)))
+              for folder in ("nvidia/*", "triton/backends/nvidia")]
+    for place in [shutil.which(name), f"/usr/local/cuda/bin/{name}", *wheels[0], *wheels[1]]:
         if place and os.path.exists(place):
             return place
     return None
@@ -72,7 +74,7 @@ def arch(request):
 
 @pytest.fixture(scope="session")
 def objects(arch, tmp_path_factory):
-    """{source: (object, what ptxas said)} for one architecture."""
+    """{source: (disassembly or None, what ptxas said)} for one architecture."""
     folder = tmp_path_factory.mktemp(arch)
 
     def compiled(source):
@@ -81,7 +83,10 @@ def objects(arch, tmp_path_factory):
                    "-cubin", source, "-o", target]
         result = subprocess.run([str(c) for c in command], capture_output=True, text=True)
         assert result.returncode == 0, result.stderr
-        return target, result.stderr
+        if CUOBJDUMP is None:
+            return None, result.stderr
+        listing = subprocess.run([CUOBJDUMP, "-sass", target], capture_output=True, text=True, check=True)
+        return listing.stdout, result.stderr
 
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         return dict(zip(SOURCES, pool.map(compiled, SOURCES)))
@@ -127,7 +132,7 @@ def occupancy(arch, name, numbers):
 
 
 def test_every_kernel_is_seen(kernels):
-    assert len(kernels) >= 50
+    assert len(kernels) >= 150
     assert any(is_resident(name) for name, _ in kernels) and any(not is_vectorized(name) for name, _ in kernels)
 
 
@@ -145,16 +150,15 @@ def test_streaming_kernels_load_and_store_128_bits(objects):
     if CUOBJDUMP is None:
         pytest.skip("no cuobjdump: the instructions are not looked at")
     seen = 0
-    for target, _ in objects.values():
-        listing = subprocess.run([CUOBJDUMP, "-sass", target], capture_output=True, text=True, check=True).stdout
+    for listing, _ in objects.values():
         functions = listing.split("Function : ")[1:]
         for name, code in zip(demangled([f.split("\n")[0].strip() for f in functions]), functions):
             if not is_vectorized(name):
                 continue
             seen += 1
-            assert re.search(r"LDG\.E\.128", code), f"{name} has no 128-bit load"
-            assert "statistics" in name or re.search(r"STG\.E\.128", code), f"{name} has no 128-bit store"
-            assert not re.search(r"\b(LDL|STL)\b", code), f"{name} touches local memory"
+            assert "LDG.E.128" in code, f"{name} has no 128-bit load"
+            assert "statistics" in name or "reduce" in name or "STG.E.128" in code, f"{name} has no 128-bit store"
+            assert " LDL" not in code and " STL" not in code, f"{name} touches local memory"
     assert seen >= 25
 
 
