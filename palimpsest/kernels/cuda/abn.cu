@@ -1,5 +1,6 @@
 #include "palimpsest/kernels/cuda/abn.h"
 
+#include "palimpsest/kernels/branch_inverse.h"
 #include "palimpsest/kernels/cuda/abn_kernels.h"
 
 #include <algorithm>
@@ -113,17 +114,18 @@ Geometry apply_geometry(const AbnLayer& layer, int lead) {
   return g;
 }
 
-/// Whether the layer's panels can stay on the chip, one in each cluster, and then how: `g`.
+/// Whether the layer's panels of `tensors` tensors can stay on the chip, one in each cluster, and then how:
+/// `g`.
 template <class S>
-bool fits_on_chip(const AbnLayer& layer, int lead, Geometry& g) {
+bool fits_on_chip(const AbnLayer& layer, int lead, int tensors, Geometry& g) {
   constexpr int64_t kStatic = 12 * 1024;  // what the kernel has besides, and what the device adds
   constexpr int64_t kSmallShare = 16 * 1024;
   const Device device = current_device();
   g = whole_panels<S>(layer, lead, kReducePanel);
   const auto share = [&](int64_t blocks) {
     const int64_t vector = g.vectors ? 16 : static_cast<int64_t>(sizeof(S));
-    return divided_up(g.cut.pieces, blocks) * piece_vectors(layer, g, kReducePanel) * vector +
-           divided_up(g.cut.edges, blocks) * static_cast<int64_t>(sizeof(S));
+    return tensors * (divided_up(g.cut.pieces, blocks) * piece_vectors(layer, g, kReducePanel) * vector +
+                      divided_up(g.cut.edges, blocks) * static_cast<int64_t>(sizeof(S)));
   };
   // Two blocks on a multiprocessor: one reads while the other writes.
   const int64_t room = device.shared_bytes_per_block / 2 - kStatic;
@@ -140,7 +142,7 @@ bool fits_on_chip(const AbnLayer& layer, int lead, Geometry& g) {
 
 Workspace workspace_of(const Queue& queue) {
   auto* const bytes = static_cast<unsigned char*>(queue.workspace);
-  return {reinterpret_cast<unsigned*>(bytes), reinterpret_cast<Moments*>(bytes + kCounterBytes)};
+  return {reinterpret_cast<unsigned*>(bytes), bytes + kCounterBytes};
 }
 
 template <class S>
@@ -154,6 +156,7 @@ StatisticsOutputs<MathsOf<S>> outputs(double* mean, double* var, double* inv_std
 Keep keep_of(const AbnLayer& layer) {
   return layer.kept == Kept::kScaled       ? Keep::kScaled
          : layer.kept == Kept::kNormalized ? Keep::kNormalized
+         : layer.kept == Kept::kOutputBit  ? Keep::kBranch
                                            : Keep::kNothing;
 }
 
@@ -163,14 +166,55 @@ ApplyArguments<S> apply_arguments(const AbnLayer& layer, const AbnForward& t, Ke
   return {static_cast<const S*>(source == Source::kInput && t.x ? t.x : t.kept),
           static_cast<const S*>(t.residual),
           static_cast<S*>(t.z),
-          keep == Keep::kNothing ? nullptr : static_cast<S*>(t.kept),
+          keep == Keep::kScaled || keep == Keep::kNormalized ? static_cast<S*>(t.kept) : nullptr,
           layer.relu_residual,
           keep,
           source,
           static_cast<const T*>(t.weight),
           static_cast<const T*>(t.bias),
           t.mean,
-          t.inv_std};
+          t.inv_std,
+          t.branch,
+          minimum_at<T>(layer.activation)};
+}
+
+template <class S>
+BackwardArguments<S> backward_arguments(const AbnLayer& layer, const AbnBackward& t, double m) {
+  using T = MathsOf<S>;
+  return {static_cast<const S*>(t.kept),
+          static_cast<const S*>(t.residual),
+          static_cast<const S*>(t.dz),
+          t.branch,
+          static_cast<S*>(t.dx),
+          static_cast<S*>(t.dresidual),
+          is_before_activation(layer.kept) ? static_cast<S*>(t.z) : nullptr,
+          layer.relu_residual,
+          !t.sum_dy || !t.sum_dy_xhat,
+          layer.kept,
+          static_cast<const T*>(t.weight),
+          static_cast<const T*>(t.bias),
+          t.mean,
+          t.inv_std,
+          static_cast<T*>(t.sum_dy),
+          static_cast<T*>(t.sum_dy_xhat),
+          m};
+}
+
+/// Of all tensors that backward reads and writes.
+template <class S>
+int lead_of(const BackwardArguments<S>& t) {
+  return common_lead<S>({t.kept, t.residual, t.dz, t.dx, t.dresidual, t.z});
+}
+
+template <class S>
+void reduce(const AbnLayer& layer, const BackwardArguments<S>& t, const Queue& queue) {
+  const int lead = common_lead<S>({t.kept, t.residual, t.dz});
+  abn_kernels<S>().reduce(layer, reduce_geometry<S>(layer, lead), t, workspace_of(queue), queue.stream);
+}
+
+template <class S>
+void propagate(const AbnLayer& layer, const BackwardArguments<S>& t, const Queue& queue) {
+  abn_kernels<S>().propagate(layer, apply_geometry<S>(layer, lead_of(t)), t, queue.stream);
 }
 
 template <class S>
@@ -200,8 +244,8 @@ int64_t abn_workspace_bytes(const AbnLayer& layer) {
       for (const int lead : {-1, 0, 1})  // whatever the addresses will be
         segments = std::max(segments, reduce_geometry<S>(simple, lead).cut.segments);
     });
-  return kCounterBytes +
-         (segments > 1 ? segments * layer.shape.c * static_cast<int64_t>(sizeof(Moments)) : 0);
+  return kCounterBytes + (segments > 1 ? segments * layer.shape.c * static_cast<int64_t>(sizeof(Moments))
+                                       : 0);  // sums take less
 }
 
 void abn_statistics(const AbnLayer& layer, const void* x, double* mean, double* var, const Queue& queue) {
@@ -226,7 +270,7 @@ void abn_forward(const AbnLayer& layer, double eps, const AbnForward& t, const R
     const ApplyArguments<S> arguments = apply_arguments<S>(layer, t, keep_of(layer), Source::kInput);
     const auto out = outputs<S>(t.mean, t.var, t.inv_std, eps, running);
     Geometry g;
-    if (fits_on_chip<S>(simple, lead_of(arguments), g))
+    if (fits_on_chip<S>(simple, lead_of(arguments), 1, g))
       return abn_kernels<S>().resident_forward(simple, g, arguments, out, queue.stream);
     statistics(simple, arguments.x, out, queue);
     apply(simple, arguments, queue);
@@ -242,6 +286,32 @@ void abn_rebuild(const AbnLayer& layer, const AbnForward& t, const Queue& queue)
     AbnForward from = t;
     from.x = t.kept;
     apply(simplified(layer), apply_arguments<S>(layer, from, Keep::kNothing, source), queue);
+  });
+}
+
+void abn_backward_reduce(const AbnLayer& layer, const AbnBackward& t, const Queue& queue) {
+  if (layer.shape.elements() == 0) return;
+  dispatch_float(layer.dtype,
+                 [&]<class S>() { reduce(simplified(layer), backward_arguments<S>(layer, t, 1), queue); });
+}
+
+void abn_backward_apply(const AbnLayer& layer, const AbnBackward& t, double m, const Queue& queue) {
+  if (layer.shape.elements() == 0) return;
+  dispatch_float(layer.dtype,
+                 [&]<class S>() { propagate(simplified(layer), backward_arguments<S>(layer, t, m), queue); });
+}
+
+void abn_backward(const AbnLayer& layer, const AbnBackward& t, const Queue& queue) {
+  if (layer.shape.elements() == 0) return;
+  dispatch_float(layer.dtype, [&]<class S>() {
+    const AbnLayer simple = simplified(layer);
+    const auto arguments = backward_arguments<S>(layer, t, static_cast<double>(layer.shape.per_channel()));
+    Geometry g;
+    const AbnKernels<S>& kernels = abn_kernels<S>();
+    if (fits_on_chip<S>(simple, lead_of(arguments), 2, g) && kernels.has_resident_backward(simple, g))
+      return kernels.resident_backward(simple, g, arguments, queue.stream);
+    reduce(simple, arguments, queue);
+    propagate(simple, arguments, queue);
   });
 }
 

@@ -38,5 +38,11 @@ void abn_apply(const AbnLayer& layer, const AbnForward& t, const Queue& queue);
 void abn_forward(const AbnLayer& layer, double eps, const AbnForward& t, const RunningStatistics& running,
                  const Queue& queue);
 void abn_rebuild(const AbnLayer& layer, const AbnForward& t, const Queue& queue);
+void abn_backward_reduce(const AbnLayer& layer, const AbnBackward& t, const Queue& queue);
+void abn_backward_apply(const AbnLayer& layer, const AbnBackward& t, double m, const Queue& queue);
+/// One launch, and one reading of what was kept and of dz, where both fit as abn_forward says and the
+/// activation is leaky ReLU, ReLU or the identity (of f64: never); else two, whose bytes are those of reduce,
+/// then apply.
+void abn_backward(const AbnLayer& layer, const AbnBackward& t, const Queue& queue);
 
 }  // namespace palimpsest::kernels::cuda

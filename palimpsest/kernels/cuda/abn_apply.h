@@ -46,6 +46,20 @@ struct ThreadCoefficients {
   }
 };
 
+/// Sets the bits of V values from offset `at` on. Where vectors fill bytes, nobody else writes these; else
+/// neighbours share words, in which the order of setting bits does not matter.
+template <int V, bool kWholeBytes>
+__device__ __forceinline__ void set_branch_bits(uint8_t* branch, int64_t at, unsigned bits) {
+  if constexpr (kWholeBytes) {
+    branch[at / 8] = static_cast<uint8_t>(bits);
+  } else {
+    auto* const word = reinterpret_cast<unsigned*>(branch) + at / 32;
+    const auto shift = static_cast<unsigned>(at % 32);
+    if (bits) atomicOr(word, bits << shift);
+    if (V > 1 && shift > 32u - V && bits >> (32u - shift)) atomicOr(word + 1, bits >> (32u - shift));
+  }
+}
+
 /// z, and what is kept, of the V values `in` at offset `at`.
 template <bool kResidual, class S, int V, int kChannels, class Act>
 __device__ __forceinline__ void apply_values(const ApplyArguments<S>& t, const Act& activation,
@@ -57,7 +71,7 @@ __device__ __forceinline__ void apply_values(const ApplyArguments<S>& t, const A
   PALIMPSEST_UNROLL
   for (int i = 0; i < V; ++i) y[i] = (y[i] - k.mean[i / kEach]) * k.scale[i / kEach] + k.shift[i / kEach];
   Stored<S, V> out;
-  if (t.keep != Keep::kNothing) {
+  if (t.keep == Keep::kScaled || t.keep == Keep::kNormalized) {
     // From what is stored: then z can be made again from it, bit for bit.
     out.set(y);
     out.store(t.kept + at);
@@ -71,6 +85,12 @@ __device__ __forceinline__ void apply_values(const ApplyArguments<S>& t, const A
     const Values<S, V> r = residual.values();
     PALIMPSEST_UNROLL
     for (int i = 0; i < V; ++i) y[i] += t.relu_residual && r[i] <= T(0) ? T(0) : r[i];
+  }
+  if (t.keep == Keep::kBranch) {
+    unsigned bits = 0;
+    PALIMPSEST_UNROLL
+    for (int i = 0; i < V; ++i) bits |= (y[i] > t.minimum ? 1u : 0u) << i;
+    set_branch_bits<V, V == 8 && kChannels == 8>(t.branch, at, bits);
   }
   activation.dispatch([&](const auto& act) {
     PALIMPSEST_UNROLL

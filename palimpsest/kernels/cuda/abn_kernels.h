@@ -24,7 +24,7 @@ struct StatisticsOutputs {
 };
 
 /// What a forward pass stores beside z.
-enum class Keep { kNothing, kScaled, kNormalized };
+enum class Keep { kNothing, kScaled, kNormalized, kBranch };
 
 /// What x of the launch is: the layer's input, or what one kept for backward.
 enum class Source { kInput, kScaled, kNormalized };
@@ -42,12 +42,41 @@ struct ApplyArguments {
   const MathsOf<S>* bias;
   const double* mean;
   const double* inv_std;
+  uint8_t* branch;     ///< for Keep::kBranch; zeros, on a multiple of 4 bytes
+  MathsOf<S> minimum;  ///< the bit of a value is y > minimum
 };
+
+/// As kernels::AbnBackward has them.
+template <class S>
+struct BackwardArguments {
+  const S* kept;
+  const S* residual;  ///< may be null
+  const S* dz;
+  const uint8_t* branch;
+  S* dx;         ///< may be dz
+  S* dresidual;  ///< may be null
+  S* z;          ///< may be null
+  bool relu_residual;
+  bool frozen;  ///< statistics were constants: there are no sums
+  Kept from;
+  const MathsOf<S>* weight;
+  const MathsOf<S>* bias;
+  const double* mean;
+  const double* inv_std;
+  MathsOf<S>* sum_dy;
+  MathsOf<S>* sum_dy_xhat;
+  double m;  ///< values behind the sums
+};
+
+/// Whether what was kept lies before the activation.
+__host__ __device__ __forceinline__ bool is_before_activation(Kept kept) {
+  return kept == Kept::kScaled || kept == Kept::kNormalized || kept == Kept::kInput;
+}
 
 /// Where blocks leave what they found for the last one.
 struct Workspace {
   unsigned* counters;  ///< one a panel, 0 between launches
-  Moments* records;    ///< (segments, C)
+  void* records;       ///< (segments, C) Moments or sums
 };
 
 /// How a launch is made. `vectors`: 16 bytes at a time; else one value, for addresses that do not allow it.
@@ -66,6 +95,14 @@ struct AbnKernels {
   /// Statistics and apply in one launch; g.cut.segments is g.cluster.
   void (*resident_forward)(const AbnLayer& layer, const Geometry& g, const ApplyArguments<S>& t,
                            const StatisticsOutputs<T>& out, Stream stream);
+  void (*reduce)(const AbnLayer& layer, const Geometry& g, const BackwardArguments<S>& t,
+                 const Workspace& workspace, Stream stream);
+  void (*propagate)(const AbnLayer& layer, const Geometry& g, const BackwardArguments<S>& t, Stream stream);
+  /// Whether resident_backward is there for the layer; else two launches do the same.
+  bool (*has_resident_backward)(const AbnLayer& layer, const Geometry& g);
+  /// Reduce and propagate in one launch; g.cut.segments is g.cluster.
+  void (*resident_backward)(const AbnLayer& layer, const Geometry& g, const BackwardArguments<S>& t,
+                            Stream stream);
 };
 
 template <class S>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/kernels/cuda/abn_resident.h"
+#include "palimpsest/kernels/cuda/abn_resident_backward.h"
 
 namespace palimpsest::kernels::cuda {
 
@@ -34,6 +35,16 @@ void with_activation(const AbnLayer& layer, bool residual, const Function& funct
                       : function.template operator()<Straight, false>(straight);
     }
   function.template operator()<Any, true>(Any(layer.activation, a));
+}
+
+/// The same for backward, of a layer that kept z and a bit with the activations that have one.
+template <class S, class Walk, class Function>
+void with_gradient_activation(const AbnLayer& layer, bool residual, const Function& function) {
+  using Branch = BranchActivation<MathsOf<S>>;
+  if (layer.kept == Kept::kOutputBit)
+    return function.template operator()<Branch, true>(
+        Branch(layer.activation, {layer.activation_param, precision_of<S>()}));
+  with_activation<S, Walk>(layer, residual, function);
 }
 
 template <class S>
@@ -71,6 +82,66 @@ void launch_resident_forward(const AbnLayer& layer, const Geometry& g, const App
 }
 
 template <class S>
-constexpr AbnKernels<S> kAbnKernelsOf = {launch_statistics<S>, launch_apply<S>, launch_resident_forward<S>};
+void launch_reduce(const AbnLayer& layer, const Geometry& g, const BackwardArguments<S>& t,
+                   const Workspace& workspace, Stream stream) {
+  with_walk<S, kThreads, kReducePanel>(layer, g.vectors, [&]<class Walk>() {
+    with_gradient_activation<S, Walk>(
+        layer, t.residual, [&]<class Act, bool kResidual>(const Act& activation) {
+          launch("abn_backward_reduce",
+                 {.blocks = int64_t{g.cut.panels} * g.cut.segments, .threads = kThreads}, stream,
+                 backward_reduce_kernel<S, Walk, Act, kResidual>, g.cut, t, activation, workspace);
+        });
+  });
+}
+
+template <class S>
+void launch_propagate(const AbnLayer& layer, const Geometry& g, const BackwardArguments<S>& t,
+                      Stream stream) {
+  with_walk<S, kThreads, kApplyPanel>(layer, g.vectors, [&]<class Walk>() {
+    with_gradient_activation<S, Walk>(
+        layer, t.residual, [&]<class Act, bool kResidual>(const Act& activation) {
+          launch("abn_backward_apply",
+                 {.blocks = int64_t{g.cut.panels} * g.cut.segments, .threads = kThreads}, stream,
+                 backward_apply_kernel<S, Walk, Act, kResidual>, g.cut, t, activation);
+        });
+  });
+}
+
+/// Of what memory bounds: straight activations in 16-byte steps. The maths of the others leaves no registers
+/// for what this launch has under way besides, and gains less from it.
+template <class S>
+bool has_resident_backward(const AbnLayer& layer, const Geometry& g) {
+  return kLanes<S> > 1 && g.vectors && StraightActivation<MathsOf<S>>::covers(layer.activation);
+}
+
+template <class S>
+void launch_resident_backward(const AbnLayer& layer, const Geometry& g, const BackwardArguments<S>& t,
+                              Stream stream) {
+  if constexpr (kLanes<S> > 1) {
+    using Straight = StraightActivation<MathsOf<S>>;
+    const auto launch_over = [&]<class Walk, bool kResidual>() {
+      launch("abn_backward",
+             {.blocks = int64_t{g.cut.panels} * g.cut.segments,
+              .threads = kResidentThreads,
+              .shared_bytes = g.shared_bytes,
+              .cluster = g.cut.segments},
+             stream, resident_backward_kernel<S, Walk, Straight, kResidual>, g.cut, t,
+             Straight(layer.activation, {layer.activation_param, precision_of<S>()}));
+    };
+    const auto with_residual = [&]<class Walk>() {
+      t.residual ? launch_over.template operator()<Walk, true>()
+                 : launch_over.template operator()<Walk, false>();
+    };
+    constexpr int V = kLanes<S>;
+    layer.layout == Layout::kNCHW
+        ? with_residual.template operator()<Planes<S, V, kResidentThreads>>()
+        : with_residual.template operator()<Columns<S, V, kResidentThreads, kReducePanel>>();
+  }
+}
+
+template <class S>
+constexpr AbnKernels<S> kAbnKernelsOf = {
+    launch_statistics<S>, launch_apply<S>,          launch_resident_forward<S>, launch_reduce<S>,
+    launch_propagate<S>,  has_resident_backward<S>, launch_resident_backward<S>};
 
 }  // namespace palimpsest::kernels::cuda

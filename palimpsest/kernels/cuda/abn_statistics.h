@@ -108,10 +108,10 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
   const bool mine = threadIdx.x < kPanel && channel < cut.shape.c;
   if (cut.segments > 1) {
-    if (mine) workspace.records[segment * cut.shape.c + channel] = m;
+    auto* const records = static_cast<Moments*>(workspace.records);
+    if (mine) records[segment * cut.shape.c + channel] = m;
     if (!is_last_block(workspace.counters + panel, static_cast<unsigned>(cut.segments))) return;
-    m = merge_segments<kPanel, kThreads>(workspace.records, cut.segments, cut.shape.c,
-                                         int64_t{panel} * kPanel);
+    m = merge_segments<kPanel, kThreads>(records, cut.segments, cut.shape.c, int64_t{panel} * kPanel);
   }
   if (mine) write_statistics(out, channel, m);
 }

@@ -13,6 +13,7 @@
 #include <cstring>
 
 #define PALIMPSEST_UNROLL _Pragma("unroll")
+#define PALIMPSEST_NO_UNROLL _Pragma("unroll 1")
 
 #define PALIMPSEST_SHARED(name, ...) \
   using name##_type = __VA_ARGS__;   \
@@ -71,6 +72,11 @@ __device__ __forceinline__ uint32_t narrowed_pair(float low, float high) {
     memcpy(&bits, &pair, 4);
   }
   return bits;
+}
+
+/// What lies in memory is read again after this, not kept in registers. No barrier, and no instruction.
+__device__ __forceinline__ void forget_memory() {
+  asm volatile("" ::: "memory");
 }
 
 // Clusters of blocks (sm_90 and later). Where there are none, a kernel is launched in clusters of one.

@@ -79,6 +79,32 @@ struct Stored {
     return v;
   }
 
+  __device__ __forceinline__ MathsOf<S> value(int i) const {
+    if constexpr (V == 1)
+      return widen(bits);
+    else
+      return widen(bits.values[i]);
+  }
+  /// Rounded once.
+  __device__ __forceinline__ void set_value(int i, MathsOf<S> v) {
+    if constexpr (V == 1)
+      bits = narrow<S>(v);
+    else
+      bits.values[i] = narrow<S>(v);
+  }
+
+  /// Values that share 32 bits: what one step of a rolled loop takes (turn()).
+  static constexpr int kStep = V == 1 ? 1 : 4 / sizeof(S);
+
+  /// The same values, kStep places further to the front; the first ones come to the end.
+  __device__ __forceinline__ void turn() {
+    if constexpr (V > 1) {
+      const Packed<S> from = bits;
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < V; ++i) bits.values[i] = from.values[(i + kStep) % V];
+    }
+  }
+
   /// Rounded once.
   __device__ __forceinline__ void set(const Values<S, V>& v) {
     if constexpr (V == 1) {

@@ -21,4 +21,14 @@ void abn_rebuild(const AbnLayer&, const AbnForward&, const Queue&) {
   refuse("abn_rebuild");
 }
 
+void abn_backward_reduce(const AbnLayer&, const AbnBackward&, const Queue&) {
+  refuse("abn_backward_reduce");
+}
+void abn_backward_apply(const AbnLayer&, const AbnBackward&, double, const Queue&) {
+  refuse("abn_backward_apply");
+}
+void abn_backward(const AbnLayer&, const AbnBackward&, const Queue&) {
+  refuse("abn_backward");
+}
+
 }  // namespace palimpsest::kernels::cuda

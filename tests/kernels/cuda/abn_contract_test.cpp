@@ -19,6 +19,9 @@ constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
 // Vectors with edges, whole vectors, single values; one segment and many.
 const Shape3 kShapes[] = {{3, 20, 49}, {2, 16, 2048}, {5, 33, 1}, {1, 2, 9000}, {4, 8, 700}};
 
+// Larger ones have more blocks, but no other ways through a kernel.
+constexpr int64_t kFew = 5000;
+
 template <class Body>
 void for_each_case(const Body& body) {
   for (const Shape3 shape : kShapes)
@@ -37,18 +40,21 @@ void expect_same(AbnTensors<T>& got, AbnTensors<T>& want) {
   EXPECT_TRUE(same_bytes(got.mean.values(), want.mean.values())) << "mean";
   EXPECT_TRUE(same_bytes(got.var.values(), want.var.values())) << "var";
   EXPECT_TRUE(same_bytes(got.inv_std.values(), want.inv_std.values())) << "inv_std";
+  EXPECT_TRUE(same_bytes(got.dx.values(), want.dx.values())) << "dx";
+  EXPECT_TRUE(same_bytes(got.sum_dy.values(), want.sum_dy.values())) << "sum_dy";
+  EXPECT_TRUE(same_bytes(got.sum_dy_xhat.values(), want.sum_dy_xhat.values())) << "sum_dy_xhat";
 }
 
 TEST(CudaAbnContract, EveryOrderOfThreadsAndBlocksGivesTheSameBytes) {
   for_each_case([](const AbnCase& c, Path path) {
-    AbnTensors<BFloat16> want(c);
+    AbnTensors<float> want(c);
     {
       const Device device(path);
       run_cuda(c, want);
     }
     for (const Order order : kOrders) {
       const Device device(path, order);
-      AbnTensors<BFloat16> got(c);
+      AbnTensors<float> got(c);
       run_cuda(c, got);
       expect_same(got, want);
     }
@@ -75,13 +81,66 @@ TEST(CudaAbnContract, StatisticsThenApplyEqualsForwardInTwoLaunches) {
   });
 }
 
+TEST(CudaAbnContract, ReduceThenApplyEqualsBackwardInTwoLaunches) {
+  for_each_case([](const AbnCase& c, Path path) {
+    if (path != Path::kTwoLaunches) return;
+    const Device device(path);
+    AbnTensors<float> whole(c), split(c);
+    run_cuda(c, whole);
+    run_cuda_forward(c, split);
+    WorkspaceMemory workspace;
+    const auto layer = c.layer<float>();
+    kernels::cuda::abn_backward_reduce(layer, split.backward(c), workspace.queue(layer));
+    kernels::cuda::abn_backward_apply(layer, split.backward(c), static_cast<double>(c.shape.per_channel()),
+                                      workspace.queue(layer));
+    expect_same(split, whole);
+  });
+}
+
+TEST(CudaAbnContract, WritingOverTheIncomingGradientGivesTheSameBytes) {
+  for_each_case([](AbnCase c, Path path) {
+    c.has_residual = true;
+    const Device device(path);
+    AbnTensors<float> apart(c), over(c);
+    run_cuda(c, apart);
+    run_cuda_forward(c, over);
+    kernels::AbnBackward backward = over.backward(c);
+    backward.dx = over.dz.data();
+    WorkspaceMemory workspace;
+    const auto layer = c.layer<float>();
+    kernels::cuda::abn_backward(layer, backward, workspace.queue(layer));
+    EXPECT_TRUE(same_bytes(over.dz.values(), apart.dx.values()));
+    EXPECT_TRUE(same_bytes(over.dresidual.values(), apart.dresidual.values()));
+  });
+}
+
+TEST(CudaAbnContract, ABackwardIsTwoLaunchesOrOne) {
+  const auto launches = [](const AbnCase& c, Path path) {
+    const Device device(path);
+    AbnTensors<float> t(c);
+    run_cuda_forward(c, t);
+    WorkspaceMemory workspace;
+    const auto layer = c.layer<float>();
+    const int64_t before = cuda_emulator::launches();
+    kernels::cuda::abn_backward(layer, t.backward(c), workspace.queue(layer));
+    return cuda_emulator::launches() - before;
+  };
+  for (const Layout layout : kLayouts) {
+    EXPECT_EQ(launches({.shape = {4, 16, 700}, .layout = layout}, Path::kTwoLaunches), 2);
+    EXPECT_EQ(launches({.shape = {4, 16, 100}, .layout = layout}, Path::kOneBlock), 1);
+    EXPECT_EQ(launches({.shape = {4, 16, 25}, .layout = layout}, Path::kClusters), 1);
+    EXPECT_EQ(launches({.shape = {40, 16, 700}, .layout = layout}, Path::kClusters), 2);  // too large
+  }
+}
+
 TEST(CudaAbnContract, WritingOverTheInputGivesTheSameBytes) {
   for_each_case([](AbnCase c, Path path) {
+    if (c.shape.elements() > kFew) return;
     for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kNormalized}) {
       c.kept = kept;
       const Device device(path);
       AbnTensors<Float16> apart(c), over(c);
-      run_cuda(c, apart);
+      run_cuda_forward(c, apart);
       WorkspaceMemory workspace;
       kernels::AbnForward forward = over.forward(c);
       (c.keeps_apart() ? forward.kept : forward.z) = over.x.data();
@@ -97,19 +156,20 @@ TEST(CudaAbnContract, WritingOverTheInputGivesTheSameBytes) {
 
 TEST(CudaAbnContract, RebuildsTheOutputFromWhatIsKeptBitForBit) {
   for_each_case([](AbnCase c, Path path) {
-    for (const Kept kept : {Kept::kScaled, Kept::kNormalized, Kept::kInput})
-      for (const bool has_residual : {false, true}) {
-        c.kept = kept, c.has_residual = has_residual, c.mean = 1e3;
-        const Device device(path);
-        AbnTensors<float> t(c), again(c);
-        run_cuda(c, t);
-        forget_outputs(again);
-        kernels::AbnForward from = t.forward(c);
-        from.kept = t.kept_tensor(c);
-        from.z = again.z.data();
-        kernels::cuda::abn_rebuild(c.layer<float>(), from, {});
-        EXPECT_TRUE(same_bytes(again.z.values(), t.z.values()));
-      }
+    for (const Kept kept : {Kept::kScaled, Kept::kNormalized, Kept::kInput}) {
+      // A residual now and then: each kind has one with some path.
+      c.kept = kept, c.has_residual = (static_cast<int>(kept) + static_cast<int>(path)) % 2 == 1,
+      c.mean = 1e3;
+      const Device device(path);
+      AbnTensors<float> t(c), again(c);
+      run_cuda_forward(c, t);
+      forget_outputs(again);
+      kernels::AbnForward from = t.forward(c);
+      from.kept = t.kept_tensor(c);
+      from.z = again.z.data();
+      kernels::cuda::abn_rebuild(c.layer<float>(), from, {});
+      EXPECT_TRUE(same_bytes(again.z.values(), t.z.values()));
+    }
   });
 }
 
@@ -133,7 +193,7 @@ TEST(CudaAbnContract, AForwardIsTwoLaunchesOrOne) {
     const Device device(path);
     AbnTensors<float> t(c);
     const int64_t before = cuda_emulator::launches();
-    run_cuda(c, t);
+    run_cuda_forward(c, t);
     return cuda_emulator::launches() - before;
   };
   for (const Layout layout : kLayouts) {
@@ -161,6 +221,7 @@ TEST(CudaAbnContract, AWorkspaceServesOneLayerAfterTheOther) {
     run_cuda(c, fresh);
     forget_outputs(used);
     kernels::cuda::abn_forward(c.layer<float>(), kEps, used.forward(c), {}, {nullptr, memory.data()});
+    kernels::cuda::abn_backward(c.layer<float>(), used.backward(c), {nullptr, memory.data()});
     expect_same(used, fresh);
   });
 }
@@ -176,6 +237,9 @@ TEST(CudaAbnContract, AnEmptyBatchLaunchesNothing) {
     kernels::cuda::abn_statistics(layer, nullptr, nullptr, nullptr, queue);
     kernels::cuda::abn_apply(layer, {}, queue);
     kernels::cuda::abn_rebuild(layer, {}, queue);
+    kernels::cuda::abn_backward_reduce(layer, {}, queue);
+    kernels::cuda::abn_backward_apply(layer, {}, 1, queue);
+    kernels::cuda::abn_backward(layer, {}, queue);
   }
   EXPECT_EQ(cuda_emulator::launches(), before);
 }
@@ -184,6 +248,7 @@ TEST(CudaAbnContract, NotANumberStaysInItsChannel) {
   for (const double poison :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
     for_each_case([&](const AbnCase& c, Path path) {
+      if (c.shape.elements() > kFew) return;
       const Device device(path);
       AbnTensors<float> clean(c), t(c);
       run_cuda(c, clean);
@@ -194,9 +259,9 @@ TEST(CudaAbnContract, NotANumberStaysInItsChannel) {
       for (int64_t i = 0; i < c.shape.elements(); ++i) {
         const int64_t channel = c.layout == Layout::kNCHW ? i / c.shape.s % c.shape.c : i % c.shape.c;
         if (channel == bad)
-          ASSERT_TRUE(std::isnan(t.z[i])) << i;
+          ASSERT_TRUE(std::isnan(t.z[i]) && std::isnan(t.dx[i])) << i;
         else
-          ASSERT_EQ(t.z[i], clean.z[i]) << i;
+          ASSERT_TRUE(t.z[i] == clean.z[i] && t.dx[i] == clean.dx[i]) << i;
       }
     });
 }

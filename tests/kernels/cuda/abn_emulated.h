@@ -4,6 +4,7 @@
 #include "tests/kernels/abn_case.h"
 #include "tests/support/cuda_emulator/emulator.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -66,16 +67,28 @@ void forget_outputs(AbnTensors<T, Rounding>& t) {
       buffer[i] = static_cast<Value>(std::numeric_limits<double>::quiet_NaN());
   };
   forget(t.z), forget(t.kept), forget(t.mean), forget(t.var), forget(t.inv_std);
+  forget(t.dx), forget(t.dresidual), forget(t.z_again), forget(t.sum_dy), forget(t.sum_dy_xhat);
+  std::fill_n(t.branch.data(), t.branch.size(), uint8_t{0});
 }
 
 /// Forward by the CUDA kernels.
 template <class T, class Rounding>
-void run_cuda(const AbnCase& c, AbnTensors<T, Rounding>& t,
-              const kernels::cuda::RunningStatistics& running = {}) {
+void run_cuda_forward(const AbnCase& c, AbnTensors<T, Rounding>& t,
+                      const kernels::cuda::RunningStatistics& running = {}) {
   WorkspaceMemory workspace;
   forget_outputs(t);
   const auto layer = c.layer<T>();
   kernels::cuda::abn_forward(layer, kEps, t.forward(c), running, workspace.queue(layer));
+}
+
+/// Forward, then backward where the layer has one.
+template <class T, class Rounding>
+void run_cuda(const AbnCase& c, AbnTensors<T, Rounding>& t) {
+  WorkspaceMemory workspace;
+  run_cuda_forward(c, t);
+  const auto layer = c.layer<T>();
+  if (can_keep(c.activation, c.kept))
+    kernels::cuda::abn_backward(layer, t.backward(c), workspace.queue(layer));
 }
 
 }  // namespace palimpsest::testing

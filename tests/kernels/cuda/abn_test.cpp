@@ -1,6 +1,7 @@
 // The CUDA kernels, executed by the emulator, against the reference in f64: over dtypes, layouts,
 // activations, what is kept, sizes around a vector's width, starts off its boundary, and each way through the
 // device.
+#include "tests/kernels/abn_truth.h"
 #include "tests/kernels/cuda/abn_emulated.h"
 #include "tests/support/compare.h"
 
@@ -19,14 +20,6 @@ constexpr Path kPaths[] = {Path::kTwoLaunches, Path::kOneBlock, Path::kClusters}
 constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
 
 template <class T>
-auto truth(const AbnCase& c) {
-  using Truth = std::conditional_t<sizeof(T) == 2, T, double>;
-  AbnTensors<Truth, T> want(c);
-  kernels::reference::abn_forward(c.layer<Truth>(), kEps, want.forward(c));
-  return want;
-}
-
-template <class T>
 class CudaAbn : public ::testing::Test {
  protected:
   void expect_right(const AbnCase& c, Path path) {
@@ -34,12 +27,23 @@ class CudaAbn : public ::testing::Test {
     const Device device(path, kOrders[cases_++ % 3]);
     AbnTensors<T> got(c);
     run_cuda(c, got);
-    auto want = truth<T>(c);
-    const Tolerance limit = tolerance(dtype_of<T>()), vectors = tolerance(dtype_of<accumulate_t<T>>());
+    auto want = truth(c, got);
+    const Tolerance vectors = tolerance(dtype_of<accumulate_t<T>>());
+    const Tolerance limit =
+        c.kept == Kept::kOutputBit ? branch_tolerance(dtype_of<T>()) : tolerance(dtype_of<T>());
     EXPECT_TRUE(close(got.z.values(), want.z.values(), limit, c.seed)) << "z";
     EXPECT_TRUE(close(got.kept.values(), want.kept.values(), limit, c.seed)) << "kept";
     EXPECT_TRUE(close(got.var.values(), want.var.values(), vectors, c.seed)) << "var";
     EXPECT_TRUE(close(got.inv_std.values(), want.inv_std.values(), vectors, c.seed)) << "inv_std";
+    if (can_keep(c.activation, c.kept)) {
+      EXPECT_TRUE(close(got.dx.values(), want.dx.values(), limit, c.seed)) << "dx";
+      EXPECT_TRUE(close(got.sum_dy.values(), want.sum_dy.values(), limit, c.seed)) << "sum_dy";
+      EXPECT_TRUE(close(got.sum_dy_xhat.values(), want.sum_dy_xhat.values(), limit, c.seed)) << "sum_dy_xhat";
+      EXPECT_TRUE(close(got.dresidual.values(), want.dresidual.values(), limit, c.seed)) << "dresidual";
+      if (c.makes_z_again()) {
+        EXPECT_TRUE(same_bytes(got.z_again.values(), got.z.values())) << "z made again";
+      }
+    }
     // A mean may be as small as it likes against the values it is taken over, so it is held against their
     // spread.
     for (int64_t i = 0; i < c.shape.c; ++i)
@@ -56,10 +60,11 @@ TYPED_TEST_SUITE(CudaAbn, Types, TypeName);
 
 TYPED_TEST(CudaAbn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) {
   for (const auto& [activation, name] : kernels::kActivationNames)
-    for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kNormalized, Kept::kInput})
+    for (const Kept kept : kKinds)
       for (const Layout layout : kLayouts)
-        for (const int residual : {0, 1, 2})
-          this->expect_right({.shape = {3, 24, 49},
+        for (const int residual : {0, 1, 2}) {
+          if (!can_keep(activation, kept)) continue;
+          this->expect_right({.shape = {3, layout == Layout::kNCHW ? 5 : 24, 49},
                               .layout = layout,
                               .activation = activation,
                               .activation_param = default_param(activation),
@@ -67,6 +72,7 @@ TYPED_TEST(CudaAbn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKe
                               .has_residual = residual > 0,
                               .relu_residual = residual == 2},
                              residual == 1 ? Path::kTwoLaunches : Path::kOneBlock);
+        }
 }
 
 TYPED_TEST(CudaAbn, EqualsTheReferenceForPixelsAroundAVectorAndAnyStart) {
@@ -74,10 +80,47 @@ TYPED_TEST(CudaAbn, EqualsTheReferenceForPixelsAroundAVectorAndAnyStart) {
     for (const int64_t misaligned_by : {0, 1, 3})
       for (const Layout layout : kLayouts)
         for (const Path path : kPaths)
-          this->expect_right({.shape = {s < 10 ? 31 : 3, s % 2 ? 5 : 16, s},
+          this->expect_right({.shape = {s < 10 ? 31 : 3,
+                                        s % 2                     ? 5
+                                        : layout == Layout::kNCHW ? 2
+                                                                  : 16,
+                                        s},
                               .layout = layout,
                               .misaligned_by = misaligned_by},
                              path);
+}
+
+TYPED_TEST(CudaAbn, BitsOfNeighboursThatShareBytesDoNotDisturbOneAnother) {
+  for (const int64_t s : {1, 3, 8, 15, 33, 100})
+    for (const int64_t misaligned_by : {0, 1})
+      for (const Layout layout : kLayouts)
+        this->expect_right({.shape = {5, s == 8 ? 16 : 7, s},
+                            .layout = layout,
+                            .activation = Activation::kSiLU,
+                            .kept = Kept::kOutputBit,
+                            .misaligned_by = misaligned_by},
+                           s % 2 ? Path::kTwoLaunches : Path::kClusters);
+}
+
+TYPED_TEST(CudaAbn, FrozenStatisticsScaleTheGradientOnly) {
+  for (const Layout layout : kLayouts)
+    for (const Kept kept : {Kept::kOutput, Kept::kInput}) {
+      const AbnCase c{.shape = {3, 16, 50}, .layout = layout, .kept = kept};
+      SCOPED_TRACE(::testing::Message() << c);
+      AbnTensors<TypeParam> got(c);
+      run_cuda_forward(c, got);
+      WorkspaceMemory workspace;
+      const auto layer = c.layer<TypeParam>();
+      auto frozen = got.backward(c);
+      frozen.sum_dy = frozen.sum_dy_xhat = nullptr;
+      kernels::cuda::abn_backward_apply(layer, frozen, 1, workspace.queue(layer));
+      AbnTensors<TypeParam> reference(c);
+      auto plain = reference.backward(c);
+      plain.kept = got.kept_tensor(c), plain.mean = got.mean.data(), plain.inv_std = got.inv_std.data();
+      plain.sum_dy = plain.sum_dy_xhat = nullptr;
+      kernels::reference::abn_backward_apply(layer, plain, 1);
+      EXPECT_TRUE(close(got.dx.values(), reference.dx.values(), tolerance(dtype_of<TypeParam>()), c.seed));
+    }
 }
 
 TYPED_TEST(CudaAbn, EqualsTheReferenceForChannelsAroundAVectorAndAPanel) {
@@ -128,7 +171,7 @@ TYPED_TEST(CudaAbn, KeepsItsDigitsWhereTheFirstValuesAreNothingLikeTheRest) {
           got.x[at] = got.input(static_cast<double>(got.x[at]) + 10000);
           want.x[at] = static_cast<Truth>(static_cast<double>(got.x[at]));
         }
-      run_cuda(c, got);
+      run_cuda_forward(c, got);
       kernels::reference::abn_forward(c.layer<Truth>(), kEps, want.forward(c));
       EXPECT_TRUE(
           close(got.var.values(), want.var.values(), tolerance(dtype_of<accumulate_t<TypeParam>>()), c.seed));
@@ -143,7 +186,7 @@ TYPED_TEST(CudaAbn, GivesZeroVarianceForAConstantChannel) {
       const Device device(path);
       AbnTensors<TypeParam> t(c);
       for (int64_t i = 0; i < t.x.size(); ++i) t.x[i] = TypeParam(1234.5678);
-      run_cuda(c, t);
+      run_cuda_forward(c, t);
       for (int64_t i = 0; i < c.shape.c; ++i) {
         EXPECT_EQ(t.mean[i], static_cast<double>(TypeParam(1234.5678)));
         EXPECT_EQ(t.var[i], 0);
@@ -160,7 +203,7 @@ TYPED_TEST(CudaAbn, MovesTheRunningStatisticsTowardsTheBatchs) {
       AbnTensors<TypeParam> t(c);
       Buffer<A> mean(c.shape.c), var(c.shape.c);
       for (int64_t i = 0; i < c.shape.c; ++i) mean[i] = static_cast<A>(i), var[i] = static_cast<A>(2 + i);
-      run_cuda(c, t, {mean.data(), var.data(), 0.3});
+      run_cuda_forward(c, t, {mean.data(), var.data(), 0.3});
       const auto m = static_cast<double>(c.shape.per_channel());
       std::vector<double> want_mean, want_var;
       for (int64_t i = 0; i < c.shape.c; ++i) {

@@ -17,6 +17,7 @@
 #define __forceinline__ inline
 #define __launch_bounds__(...)
 #define PALIMPSEST_UNROLL
+#define PALIMPSEST_NO_UNROLL
 
 // The address of a variable of its own names each declaration, in each instantiation of a template.
 #define PALIMPSEST_SHARED(name, ...)                                     \
@@ -124,6 +125,10 @@ T atomicAdd(T* address, T value) {
   }
 }
 
+inline unsigned atomicOr(unsigned* address, unsigned bits) {
+  return __atomic_fetch_or(address, bits, __ATOMIC_RELAXED);
+}
+
 template <class T>
 T atomicExch(T* address, T value) {
   T old;
@@ -132,6 +137,8 @@ T atomicExch(T* address, T value) {
 }
 
 namespace palimpsest::kernels::cuda {
+
+inline void forget_memory() {}
 
 /// 16 bytes at once, which CUDA does at multiples of 16 only.
 template <class T>
