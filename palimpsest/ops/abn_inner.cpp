@@ -29,7 +29,7 @@ OptionalTensor or_none(const at::Tensor& t) {
 }  // namespace
 
 AbnForwardResult call_forward(const at::Tensor& x, const AbnForwardArguments& a) {
-  static const auto op = find_operator("palimpsest::abn_forward", cpu::abn_forward);
+  static const auto op = find_operator("palimpsest::abn_forward", dense::abn_forward);
   auto [z, kept, side, mean, unbiased_var, inv_std] =
       op.call(x, PALIMPSEST_SETTINGS_OF(a.settings), a.frozen_mean, a.frozen_var, a.eps, a.for_backward);
   at::Tensor branch = branch_of(a, kept);
@@ -39,7 +39,7 @@ AbnForwardResult call_forward(const at::Tensor& x, const AbnForwardArguments& a)
 }
 
 AbnForwardResult call_forward_(const at::Tensor& x, const AbnForwardArguments& a) {
-  static const auto op = find_operator("palimpsest::abn_forward_", cpu::abn_forward_);
+  static const auto op = find_operator("palimpsest::abn_forward_", dense::abn_forward_);
   auto [z, side, mean, unbiased_var, inv_std] =
       op.call(x, PALIMPSEST_SETTINGS_OF(a.settings), a.frozen_mean, a.frozen_var, a.eps, a.for_backward);
   at::Tensor branch = branch_of(a, z);
@@ -50,12 +50,12 @@ AbnForwardResult call_forward_(const at::Tensor& x, const AbnForwardArguments& a
 
 at::Tensor call_rebuild(const at::Tensor& kept, const AbnSettings& settings, const at::Tensor& mean,
                         const at::Tensor& inv_std) {
-  static const auto op = find_operator("palimpsest::abn_rebuild", cpu::abn_rebuild);
+  static const auto op = find_operator("palimpsest::abn_rebuild", dense::abn_rebuild);
   return op.call(kept, PALIMPSEST_SETTINGS_OF(settings), mean, inv_std);
 }
 
 AbnGradients call_backward(const at::Tensor& dz, const AbnBackwardArguments& a) {
-  static const auto op = find_operator("palimpsest::abn_backward", cpu::abn_backward);
+  static const auto op = find_operator("palimpsest::abn_backward", dense::abn_backward);
   auto [dx, dweight, dbias, dresidual, z] =
       op.call(dz, a.kept, or_none(a.branch), a.side, PALIMPSEST_SETTINGS_OF(a.settings), a.mean, a.inv_std,
               a.training, a.need_sums, a.need_z, a.need_dx, a.need_dresidual);
@@ -65,7 +65,7 @@ AbnGradients call_backward(const at::Tensor& dz, const AbnBackwardArguments& a) 
 }
 
 AbnGradients call_backward_(at::Tensor dz, const AbnBackwardArguments& a) {
-  static const auto op = find_operator("palimpsest::abn_backward_", cpu::abn_backward_);
+  static const auto op = find_operator("palimpsest::abn_backward_", dense::abn_backward_);
   auto [dweight, dbias, dresidual, z] =
       op.call(dz, a.kept, or_none(a.branch), a.side, PALIMPSEST_SETTINGS_OF(a.settings), a.mean, a.inv_std,
               a.training, a.need_sums, a.need_z, a.need_dresidual);

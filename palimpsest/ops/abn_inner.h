@@ -8,8 +8,8 @@
 #include <string_view>
 #include <tuple>
 
-/// The operators under abn, abn_ and abn_conv: functional (or plainly mutating), without autograd, with CPU
-/// and Meta kernels, so that tracing records them as they are. The functions here go through libtorch's
+/// The operators under abn, abn_ and abn_conv: functional (or plainly mutating), without autograd, with CPU,
+/// CUDA and Meta kernels, so that tracing records them as they are. The functions here go through libtorch's
 /// dispatcher to them.
 namespace palimpsest::ops {
 
@@ -85,7 +85,7 @@ AbnGradients call_backward_(at::Tensor dz, const AbnBackwardArguments& arguments
 /// was kept), if anything was kept: whoever copies saved tensors would lose what has no shape.
 at::Tensor reveal_side(const at::Tensor& side, const at::Tensor& like);
 
-// The operators' signatures as the dispatcher has them; register.cpp holds the schemas, abn_cpu.cpp and
+// The operators' signatures as the dispatcher has them; register.cpp holds the schemas, abn_dense.cpp and
 // abn_meta.cpp the kernels. abn_forward returns (z, kept, side, mean, unbiased_var, inv_std), abn_forward_
 // the same without kept; the bits of kOutputBit take the place of what that kind does not need: kept, and z.
 #define PALIMPSEST_ABN_SETTINGS                                                             \
@@ -109,7 +109,8 @@ at::Tensor reveal_side(const at::Tensor& side, const at::Tensor& like);
   std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward_(                           \
       const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD, bool need_z, bool need_dresidual);
 
-namespace cpu {
+/// Over tensors of any device whose kernels abn_device.h knows.
+namespace dense {
 PALIMPSEST_DECLARE_INNER_OPERATORS
 }
 namespace meta {

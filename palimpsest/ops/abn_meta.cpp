@@ -6,7 +6,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
-/// Shapes and strides only, symbolic ones included: what tracing and export see in place of abn_cpu.cpp.
+/// Shapes and strides only, symbolic ones included: what tracing and export see in place of abn_dense.cpp.
 namespace palimpsest::ops::meta {
 namespace {
 

@@ -26,8 +26,8 @@ void check_x(const at::Tensor& x) {
   const auto type = x.scalar_type();
   TORCH_CHECK(type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16,
               "[abn] x must be float32, float64, float16 or bfloat16, got ", name_of(x));
-  TORCH_CHECK(x.device().is_cpu() || x.device().is_meta(),
-              "[abn] x must be on the CPU, the only device of this build, got ", x.device(),
+  TORCH_CHECK(x.device().is_cpu() || x.device().is_cuda() || x.device().is_meta(),
+              "[abn] x must be on the CPU or on a CUDA device, got ", x.device(),
               "; move it with x.to(\"cpu\")");
   TORCH_CHECK(x.sym_size(1) != 0, "[abn] x needs at least one channel (dimension 1), got shape ",
               x.sym_sizes());

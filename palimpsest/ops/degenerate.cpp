@@ -96,9 +96,10 @@ class Values {
  public:
   Values(const std::optional<at::Tensor>& t, double absent) : absent_(absent) {
     if (!t) return;
-    data_ = static_cast<const char*>(t->const_data_ptr());
-    step_ = t->stride(0) * static_cast<int64_t>(t->element_size());
-    type_ = t->scalar_type();
+    host_ = t->cpu();  // waits for the device, if it is another one
+    data_ = static_cast<const char*>(host_.const_data_ptr());
+    step_ = host_.stride(0) * static_cast<int64_t>(host_.element_size());
+    type_ = host_.scalar_type();
   }
 
   double at(int64_t i) const {
@@ -117,6 +118,7 @@ class Values {
   }
 
  private:
+  at::Tensor host_;
   const char* data_ = nullptr;
   int64_t step_ = 0;
   at::ScalarType type_ = at::kFloat;

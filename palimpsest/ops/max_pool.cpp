@@ -61,8 +61,8 @@ void check_x(const at::Tensor& x, const Window& w, bool ceil_mode) {
   TORCH_CHECK(type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16,
               "[max_pool2d] x must be float32, float64, float16 or bfloat16, got ",
               c10::getDtypeNames(type).first);
-  TORCH_CHECK(x.device().is_cpu() || x.device().is_meta(),
-              "[max_pool2d] x must be on the CPU, the only device of this build, got ", x.device(),
+  TORCH_CHECK(x.device().is_cpu() || x.device().is_cuda() || x.device().is_meta(),
+              "[max_pool2d] x must be on the CPU or on a CUDA device, got ", x.device(),
               "; move it with x.to(\"cpu\")");
   for (const int64_t d : {x.dim() - 3, x.dim() - 2, x.dim() - 1})
     TORCH_CHECK(x.sym_size(d) != 0,
@@ -124,7 +124,7 @@ at::Tensor pool_images(const at::Tensor& x, const PoolArguments& w, bool ceil_mo
 
 std::tuple<at::Tensor, at::Tensor> call_max_pool_forward(const at::Tensor& x, const PoolArguments& w,
                                                          bool ceil_mode, bool for_backward) {
-  static const auto op = find_operator("palimpsest::max_pool2d_forward", cpu::max_pool2d_forward);
+  static const auto op = find_operator("palimpsest::max_pool2d_forward", dense::max_pool2d_forward);
   return op.call(x, w.kernel_size, w.stride, w.padding, w.dilation, ceil_mode, for_backward);
 }
 

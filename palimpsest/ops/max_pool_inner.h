@@ -6,8 +6,8 @@
 
 #include <tuple>
 
-/// The operators under max_pool2d: functional, without autograd, with CPU and Meta kernels, so that tracing
-/// records them as they are. The functions here go through libtorch's dispatcher to them;
+/// The operators under max_pool2d: functional, without autograd, with CPU, CUDA and Meta kernels, so that
+/// tracing records them as they are. The functions here go through libtorch's dispatcher to them;
 /// register_max_pool.cpp holds the schemas.
 namespace palimpsest::ops {
 
@@ -27,12 +27,12 @@ at::Tensor call_max_pool_backward(const at::Tensor& dz, const at::Tensor& argmax
 #define PALIMPSEST_POOL_WINDOW \
   at::IntArrayRef kernel_size, at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation
 
-namespace cpu {
+namespace dense {
 std::tuple<at::Tensor, at::Tensor> max_pool2d_forward(const at::Tensor& x, PALIMPSEST_POOL_WINDOW,
                                                       bool ceil_mode, bool for_backward);
 at::Tensor max_pool2d_backward(const at::Tensor& dz, const at::Tensor& argmax, PALIMPSEST_POOL_WINDOW,
                                int64_t height, int64_t width, bool channels_last);
-}  // namespace cpu
+}  // namespace dense
 
 namespace meta {
 std::tuple<at::Tensor, at::Tensor> max_pool2d_forward(const at::Tensor& x, PALIMPSEST_POOL_WINDOW,

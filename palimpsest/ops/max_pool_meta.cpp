@@ -3,7 +3,8 @@
 
 #include <ATen/ops/empty.h>
 
-/// Shapes and strides only, symbolic ones included: what tracing and export see in place of max_pool_cpu.cpp.
+/// Shapes and strides only, symbolic ones included: what tracing and export see in place of
+/// max_pool_dense.cpp.
 namespace palimpsest::ops::meta {
 
 std::tuple<at::Tensor, at::Tensor> max_pool2d_forward(const at::Tensor& x, PALIMPSEST_POOL_WINDOW,

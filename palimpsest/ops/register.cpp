@@ -82,12 +82,18 @@ TORCH_LIBRARY(palimpsest, m) {
             .c_str());
 }
 
+void register_dense(torch::Library& m) {
+  m.impl("abn_forward", &dense::abn_forward);
+  m.impl("abn_forward_", &dense::abn_forward_);
+  m.impl("abn_rebuild", &dense::abn_rebuild);
+  m.impl("abn_backward", &dense::abn_backward);
+  m.impl("abn_backward_", &dense::abn_backward_);
+}
 TORCH_LIBRARY_IMPL(palimpsest, CPU, m) {
-  m.impl("abn_forward", &cpu::abn_forward);
-  m.impl("abn_forward_", &cpu::abn_forward_);
-  m.impl("abn_rebuild", &cpu::abn_rebuild);
-  m.impl("abn_backward", &cpu::abn_backward);
-  m.impl("abn_backward_", &cpu::abn_backward_);
+  register_dense(m);
+}
+TORCH_LIBRARY_IMPL(palimpsest, CUDA, m) {
+  register_dense(m);
 }
 
 TORCH_LIBRARY_IMPL(palimpsest, Meta, m) {

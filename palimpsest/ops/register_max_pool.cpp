@@ -21,9 +21,15 @@ TORCH_LIBRARY_FRAGMENT(palimpsest, m) {
       "int[2] dilation, SymInt height, SymInt width, bool channels_last) -> Tensor");
 }
 
+void register_dense_pool(torch::Library& m) {
+  m.impl("max_pool2d_forward", &dense::max_pool2d_forward);
+  m.impl("max_pool2d_backward", &dense::max_pool2d_backward);
+}
 TORCH_LIBRARY_IMPL(palimpsest, CPU, m) {
-  m.impl("max_pool2d_forward", &cpu::max_pool2d_forward);
-  m.impl("max_pool2d_backward", &cpu::max_pool2d_backward);
+  register_dense_pool(m);
+}
+TORCH_LIBRARY_IMPL(palimpsest, CUDA, m) {
+  register_dense_pool(m);
 }
 
 TORCH_LIBRARY_IMPL(palimpsest, Meta, m) {

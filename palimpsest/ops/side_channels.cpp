@@ -19,8 +19,8 @@ SideChannels find_side_channels(const AbnSettings& s, const at::Tensor& x) {
   return result;
 }
 
-SideLayer::SideLayer(const SideChannels& side, const kernels::AbnLayer& layer)
-    : layer_(layer), index_(at::tensor(side.channels)) {
+SideLayer::SideLayer(const SideChannels& side, const kernels::AbnLayer& layer, at::Device device)
+    : layer_(layer), index_(at::tensor(side.channels).to(device)) {
   layer_.shape.c = static_cast<int64_t>(side.channels.size());
 }
 

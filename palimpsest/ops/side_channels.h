@@ -26,7 +26,7 @@ SideChannels find_side_channels(const AbnSettings& settings, const at::Tensor& x
 /// that the kernels can work on them as on a layer of its own.
 class SideLayer {
  public:
-  SideLayer(const SideChannels& side, const kernels::AbnLayer& layer);
+  SideLayer(const SideChannels& side, const kernels::AbnLayer& layer, at::Device device);
 
   kernels::AbnLayer layer() const { return layer_; }
   at::Tensor gather(const at::Tensor& full) const;

@@ -90,7 +90,17 @@ void launch(const char* name, const LaunchShape& shape, Stream stream, void (*ke
   checked(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
+inline bool capture_is_on(Stream stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  PALIMPSEST_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
 #else
+
+inline bool capture_is_on(Stream) {
+  return false;
+}
 
 inline Device current_device() {
   const auto& settings = cuda_emulator::settings();

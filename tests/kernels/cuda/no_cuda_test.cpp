@@ -30,6 +30,10 @@ TEST(NoCuda, EveryKernelSaysThatThereIsNoCudaAndWhatToDo) {
   expect_refused("abn_apply", [] { cuda::abn_apply({}, {}, {}); });
   expect_refused("abn_forward", [] { cuda::abn_forward({}, 1e-5, {}, {}, {}); });
   expect_refused("abn_rebuild", [] { cuda::abn_rebuild({}, {}, {}); });
+  expect_refused("abn_backward_reduce", [] { cuda::abn_backward_reduce({}, {}, {}); });
+  expect_refused("abn_backward_apply", [] { cuda::abn_backward_apply({}, {}, 1, {}); });
+  expect_refused("abn_backward", [] { cuda::abn_backward({}, {}, {}); });
+  expect_refused("is_capturing", [] { cuda::is_capturing(nullptr); });
   expect_refused("max_pool_forward", [] { cuda::max_pool_forward({}, nullptr, nullptr, nullptr, nullptr); });
   expect_refused("max_pool_backward",
                  [] { cuda::max_pool_backward({}, nullptr, nullptr, nullptr, nullptr); });

@@ -1,6 +1,7 @@
 #include "palimpsest/kernels/abn.h"
 
 #include "palimpsest/kernels/branch_inverse.h"
+#include "palimpsest/ops/abn_device.h"
 #include "palimpsest/ops/abn_inner.h"
 #include "palimpsest/ops/activation_name.h"
 #include "palimpsest/ops/degenerate.h"
@@ -14,8 +15,12 @@
 
 #include <utility>
 
-namespace palimpsest::ops::cpu {
+namespace palimpsest::ops::dense {
 namespace {
+
+const AbnDeviceKernels& kernels_for(const at::Tensor& x) {
+  return abn_device_kernels(x.device().type());
+}
 
 at::Tensor f64_vector(const at::Tensor& x) {
   return at::empty({x.size(1)}, x.options().dtype(at::kDouble));
@@ -91,7 +96,7 @@ void normalize_part(kernels::AbnLayer layer, const at::Tensor& part, const at::T
   t.x = t.z = part.mutable_data_ptr();
   t.mean = mean.mutable_data_ptr<double>();
   t.inv_std = inv_std.mutable_data_ptr<double>();
-  kernels::cpu::abn_apply(layer, t);
+  kernels_for(part).apply(layer, t, part);
 }
 
 /// Normalizes `x` into `z` (which may be x) and what is kept into `kept` (undefined, or a tensor of its own,
@@ -129,18 +134,18 @@ AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::
     t.kept = result.side.mutable_data_ptr();
   } else if (side.any()) {
     count_side_channels(static_cast<int64_t>(side.channels.size()));
-    part = SideLayer(side, layer.kernel).gather(x);
+    part = SideLayer(side, layer.kernel, x.device()).gather(x);
   }
   if (frozen) {
-    kernels::cpu::abn_apply(layer.kernel, t);
+    kernels_for(x).apply(layer.kernel, t, x);
   } else {
     t.var = result.unbiased_var.mutable_data_ptr<double>();
-    kernels::cpu::abn_forward(layer.kernel, eps, t);
+    kernels_for(x).forward(layer.kernel, eps, t, x);
     const auto m = static_cast<double>(layer.kernel.shape.per_channel());
     result.unbiased_var.mul_(m / (m - 1));
   }
   if (part.defined()) {
-    const SideLayer part_of(side, layer.kernel);
+    const SideLayer part_of(side, layer.kernel, x.device());
     normalize_part(part_of.layer(), part, part_of.gather_vector(result.mean),
                    part_of.gather_vector(result.inv_std));
     result.side = std::move(part);
@@ -168,11 +173,12 @@ void run_backward(const kernels::AbnLayer& layer, const at::Tensor& kept, const 
   t.dx = out.dx.defined() ? out.dx.mutable_data_ptr() : nullptr;
   t.dresidual = out.dresidual.defined() ? out.dresidual.mutable_data_ptr() : nullptr;
   t.z = out.z.defined() ? out.z.mutable_data_ptr() : nullptr;
-  if (training && t.dx) return kernels::cpu::abn_backward(layer, t);
-  if (need_sums) kernels::cpu::abn_backward_reduce(layer, t);  // before dx, which may write over dz
+  const AbnDeviceKernels& device = kernels_for(kept);
+  if (training && t.dx) return device.backward(layer, t, kept);
+  if (need_sums) device.backward_reduce(layer, t, kept);  // before dx, which may write over dz
   if (t.dx) {
     t.sum_dy = t.sum_dy_xhat = nullptr;
-    kernels::cpu::abn_backward_apply(layer, t, static_cast<double>(layer.shape.per_channel()));
+    device.backward_apply(layer, t, static_cast<double>(layer.shape.per_channel()), kept);
   }
 }
 
@@ -200,7 +206,7 @@ void backward_dense(const at::Tensor& dz, const at::Tensor& kept, const Optional
                         inv_std, training, need_sums, out);
 
   // The degenerate channels' results are made apart and put where the others' pass left nothing of use.
-  const SideLayer part(side, layer.kernel);
+  const SideLayer part(side, layer.kernel, kept.device());
   kernels::AbnLayer part_layer = part.layer();
   part_layer.kept = Kept::kNormalized;
   const at::Tensor part_dz = part.gather(dz);  // before dx may be written over it
@@ -284,7 +290,7 @@ at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at
   t.z = z.mutable_data_ptr();
   t.mean = const_cast<double*>(mean.const_data_ptr<double>());
   t.inv_std = const_cast<double*>(inv_std.const_data_ptr<double>());
-  kernels::cpu::abn_rebuild(layer.kernel, t);
+  kernels_for(dense).rebuild(layer.kernel, t, dense);
   return z;
 }
 
@@ -327,4 +333,4 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward_(const a
           or_nothing(need_z, out.z, kept, kept.scalar_type())};
 }
 
-}  // namespace palimpsest::ops::cpu
+}  // namespace palimpsest::ops::dense

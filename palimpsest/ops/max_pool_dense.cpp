@@ -1,5 +1,7 @@
 #include "palimpsest/kernels/max_pool.h"
 
+#include "palimpsest/kernels/cuda/max_pool.h"
+#include "palimpsest/ops/cuda_call.h"
 #include "palimpsest/ops/dtype.h"
 #include "palimpsest/ops/max_pool_inner.h"
 
@@ -7,7 +9,7 @@
 
 #include <algorithm>
 
-namespace palimpsest::ops::cpu {
+namespace palimpsest::ops::dense {
 namespace {
 
 using kernels::MaxPoolLayer;
@@ -51,9 +53,14 @@ std::tuple<at::Tensor, at::Tensor> max_pool2d_forward(const at::Tensor& x, PALIM
   at::Tensor z = at::empty(sizes, x.options().memory_format(format));
   at::Tensor argmax = for_backward ? at::empty(sizes, x.options().dtype(at::kByte).memory_format(format))
                                    : at::empty({0}, x.options().dtype(at::kByte));
-  if (z.numel() > 0)
-    kernels::cpu::max_pool_forward(layer, dense.const_data_ptr(), z.mutable_data_ptr(),
-                                   for_backward ? argmax.mutable_data_ptr<uint8_t>() : nullptr);
+  if (z.numel() > 0) {
+    uint8_t* const places = for_backward ? argmax.mutable_data_ptr<uint8_t>() : nullptr;
+    if (x.is_cuda())
+      kernels::cuda::max_pool_forward(layer, dense.const_data_ptr(), z.mutable_data_ptr(), places,
+                                      CudaCall(x).stream());
+    else
+      kernels::cpu::max_pool_forward(layer, dense.const_data_ptr(), z.mutable_data_ptr(), places);
+  }
   return {std::move(z), std::move(argmax)};
 }
 
@@ -72,10 +79,15 @@ at::Tensor max_pool2d_backward(const at::Tensor& dz, const at::Tensor& argmax, P
                            window_of(kernel_size, stride, padding, dilation),
                            channels_last ? Layout::kChannelsLast : Layout::kNCHW,
                            dtype_of("max_pool2d", dz)};
-  if (dx.numel() > 0)
-    kernels::cpu::max_pool_backward(layer, dense.const_data_ptr(), places.const_data_ptr<uint8_t>(),
-                                    dx.mutable_data_ptr());
+  if (dx.numel() > 0) {
+    const auto* const bytes = places.const_data_ptr<uint8_t>();
+    if (dz.is_cuda())
+      kernels::cuda::max_pool_backward(layer, dense.const_data_ptr(), bytes, dx.mutable_data_ptr(),
+                                       CudaCall(dz).stream());
+    else
+      kernels::cpu::max_pool_backward(layer, dense.const_data_ptr(), bytes, dx.mutable_data_ptr());
+  }
   return dx;
 }
 
-}  // namespace palimpsest::ops::cpu
+}  // namespace palimpsest::ops::dense

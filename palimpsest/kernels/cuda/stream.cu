@@ -1,0 +1,11 @@
+#include "palimpsest/kernels/cuda/stream.h"
+
+#include "palimpsest/kernels/cuda/launch.h"
+
+namespace palimpsest::kernels::cuda {
+
+bool is_capturing(Stream stream) {
+  return capture_is_on(stream);
+}
+
+}  // namespace palimpsest::kernels::cuda

@@ -1,0 +1,12 @@
+#include "palimpsest/kernels/cuda/stream.h"
+
+#include "palimpsest/kernels/no_cuda/refuse.h"
+
+// kernels/cuda/stream.h where the build has no CUDA compiler.
+namespace palimpsest::kernels::cuda {
+
+bool is_capturing(Stream) {
+  refuse("is_capturing");
+}
+
+}  // namespace palimpsest::kernels::cuda

@@ -1,0 +1,60 @@
+#include "palimpsest/kernels/cuda/abn.h"
+
+#include "palimpsest/ops/abn_device.h"
+#include "palimpsest/ops/cuda_call.h"
+
+namespace palimpsest::ops {
+
+using kernels::AbnBackward;
+using kernels::AbnForward;
+using kernels::AbnLayer;
+
+namespace cuda = kernels::cuda;
+
+namespace {
+
+/// work(queue), with the room that putting sums together needs.
+template <class Work>
+void reducing(const AbnLayer& layer, const at::Tensor& like, const Work& work) {
+  CudaCall call(like);
+  void* const workspace = call.workspace(cuda::abn_workspace_bytes(layer));
+  work(cuda::Queue{call.stream(), workspace});
+}
+
+}  // namespace
+
+AbnDeviceKernels abn_cuda_kernels() {
+  return {
+      .apply =
+          [](const AbnLayer& layer, const AbnForward& t, const at::Tensor& like) {
+            const CudaCall call(like);
+            cuda::abn_apply(layer, t, {call.stream(), nullptr});
+          },
+      .forward =
+          [](const AbnLayer& layer, double eps, const AbnForward& t, const at::Tensor& like) {
+            reducing(layer, like,
+                     [&](const cuda::Queue& queue) { cuda::abn_forward(layer, eps, t, {}, queue); });
+          },
+      .rebuild =
+          [](const AbnLayer& layer, const AbnForward& t, const at::Tensor& like) {
+            const CudaCall call(like);
+            cuda::abn_rebuild(layer, t, {call.stream(), nullptr});
+          },
+      .backward_reduce =
+          [](const AbnLayer& layer, const AbnBackward& t, const at::Tensor& like) {
+            reducing(layer, like,
+                     [&](const cuda::Queue& queue) { cuda::abn_backward_reduce(layer, t, queue); });
+          },
+      .backward_apply =
+          [](const AbnLayer& layer, const AbnBackward& t, double m, const at::Tensor& like) {
+            const CudaCall call(like);
+            cuda::abn_backward_apply(layer, t, m, {call.stream(), nullptr});
+          },
+      .backward =
+          [](const AbnLayer& layer, const AbnBackward& t, const at::Tensor& like) {
+            reducing(layer, like, [&](const cuda::Queue& queue) { cuda::abn_backward(layer, t, queue); });
+          },
+  };
+}
+
+}  // namespace palimpsest::ops

@@ -1,0 +1,30 @@
+#pragma once
+
+#include "palimpsest/kernels/abn.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+
+namespace palimpsest::ops {
+
+/// The layer's kernels (kernels/abn.h) on one kind of device: all of the operators that differs between them.
+/// `like`: any tensor of the call, which says on which device, and so on which stream.
+struct AbnDeviceKernels {
+  void (*apply)(const kernels::AbnLayer& layer, const kernels::AbnForward& t, const at::Tensor& like);
+  void (*forward)(const kernels::AbnLayer& layer, double eps, const kernels::AbnForward& t,
+                  const at::Tensor& like);
+  void (*rebuild)(const kernels::AbnLayer& layer, const kernels::AbnForward& t, const at::Tensor& like);
+  void (*backward_reduce)(const kernels::AbnLayer& layer, const kernels::AbnBackward& t,
+                          const at::Tensor& like);
+  void (*backward_apply)(const kernels::AbnLayer& layer, const kernels::AbnBackward& t, double m,
+                         const at::Tensor& like);
+  void (*backward)(const kernels::AbnLayer& layer, const kernels::AbnBackward& t, const at::Tensor& like);
+};
+
+/// Of CPU and CUDA; c10::Error for another device. Tests put others in their place.
+AbnDeviceKernels& abn_device_kernels(c10::DeviceType device);
+
+/// kernels/cuda, on the stream that is libtorch's current one of the device.
+AbnDeviceKernels abn_cuda_kernels();
+
+}  // namespace palimpsest::ops

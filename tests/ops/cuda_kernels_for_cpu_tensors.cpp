@@ -1,0 +1,28 @@
+// In this program the operators call kernels/cuda for tensors of the CPU.
+#include "palimpsest/ops/abn_device.h"
+#include "tests/ops/layer_case.h"
+#include "tests/support/cuda_emulator/emulator.h"
+
+#include <gtest/gtest.h>
+
+namespace palimpsest::ops::tests {
+namespace {
+
+[[maybe_unused]] const bool replaced = [] {
+  abn_device_kernels(c10::DeviceType::CPU) = abn_cuda_kernels();
+  return true;
+}();
+
+TEST(AbnOnCuda, ALayerIsOneOrTwoLaunchesOfKernelsEachWay) {
+  for (const auto& [shape, each] : {std::pair<std::vector<int64_t>, int64_t>{{4, 160, 6, 6}, 1},
+                                    std::pair<std::vector<int64_t>, int64_t>{{4, 3, 60, 60}, 2}})
+    for (const bool in_place : {false, true}) {
+      const LayerCase c = make_case(shape, at::kFloat);
+      const int64_t before = cuda_emulator::launches();
+      run_layer(c, in_place);
+      EXPECT_EQ(cuda_emulator::launches() - before, 2 * each);
+    }
+}
+
+}  // namespace
+}  // namespace palimpsest::ops::tests
