@@ -74,7 +74,7 @@ __device__ __forceinline__ ThreadSums<MathsOf<S>, Walk::kChannels> thread_sums(
           sums.dy[c] += dy;
           sums.dy_t[c] += dy * away;
         },
-        [&] { sums.template turn<Stored<S, kValues>::kStep>(); });
+        [&] { sums.template turn<kRolledStep<S, kValues, Act>>(); });
   };
   walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1),
                                  [&](const int64_t(&at)[kUnroll], int serial) {

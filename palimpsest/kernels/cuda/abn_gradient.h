@@ -128,18 +128,17 @@ __device__ __forceinline__ unsigned branch_bits(const uint8_t* branch, int64_t a
 /// value(i, e) for each of V values e, which lies at place i of `in`. Rolled, for maths that takes many
 /// registers: a step at a time at the front, whereupon all that is held of the V values turns, in.turn()
 /// among it. Else i is e, and the compiler has as many under way as it likes.
-template <bool kRolled, bool kResidual, class S, int V, class Value, class Turn>
+template <bool kRolled, int kStep, bool kResidual, class S, int V, class Value, class Turn>
 __device__ __forceinline__ void for_each_value(GradientInputs<S, V>& in, const Value& value,
                                                const Turn& turn) {
-  constexpr int kStep = Stored<S, V>::kStep;
   if constexpr (kRolled && V > kStep) {
     PALIMPSEST_NO_UNROLL
     for (int e = 0; e < V; e += kStep) {
       PALIMPSEST_UNROLL
       for (int i = 0; i < kStep; ++i) value(i, e + i);
-      in.kept.turn();
-      in.dz.turn();
-      if constexpr (kResidual) in.residual.turn();
+      in.kept.template turn<kStep>();
+      in.dz.template turn<kStep>();
+      if constexpr (kResidual) in.residual.template turn<kStep>();
       turn();
     }
   } else {
@@ -147,6 +146,10 @@ __device__ __forceinline__ void for_each_value(GradientInputs<S, V>& in, const V
     for (int e = 0; e < V; ++e) value(e, e);
   }
 }
+
+/// Values in one step of a rolled loop: one where the maths is long, as what is compiled is as long, too.
+template <class S, int V, class Act>
+inline constexpr int kRolledStep = Act::kLarge ? 1 : Stored<S, V>::kWord;
 
 /// Whether the maths of S takes so many registers that dz, and what was kept, are read again after the
 /// activation's part rather than held through it.
@@ -178,8 +181,8 @@ __device__ __forceinline__ void for_each_gradient(const BackwardArguments<S>& t,
   using T = MathsOf<S>;
   const bool has_residual = kResidual && t.residual;
   const auto each = [&](const auto& value) {
-    for_each_value<(Act::kLarge || (V == 8 && (Channels::kEachValue || kResidual))), kResidual>(in, value,
-                                                                                                turn);
+    constexpr bool kRolled = Act::kLarge || (V == 8 && (Channels::kEachValue || kResidual));
+    for_each_value<kRolled, kRolledStep<S, V, Act>, kResidual>(in, value, turn);
   };
   const auto read_again = [&] {
     if constexpr (kReadsAgain<S>) {

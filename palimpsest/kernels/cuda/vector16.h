@@ -93,10 +93,11 @@ struct Stored {
       bits.values[i] = narrow<S>(v);
   }
 
-  /// Values that share 32 bits: what one step of a rolled loop takes (turn()).
-  static constexpr int kStep = V == 1 ? 1 : 4 / sizeof(S);
+  /// Values that share 32 bits: a step of a rolled loop that costs next to nothing (turn()).
+  static constexpr int kWord = V == 1 ? 1 : 4 / sizeof(S);
 
   /// The same values, kStep places further to the front; the first ones come to the end.
+  template <int kStep>
   __device__ __forceinline__ void turn() {
     if constexpr (V > 1) {
       const Packed<S> from = bits;
