@@ -157,7 +157,7 @@ def main():
         print(f"gpu_layer_time: {error}", file=sys.stderr)
         return 1
     for what in ("the inplace_abn package's CUDA kernels", "a ResNeXt-101 step, batch 128, bf16"):
-        report.add(Row(what, "standard layers" if "ResNeXt" in what else "inplace_abn", not_measured="not written yet"))
+        report.add(Row(what, "standard layers" if "ResNeXt" in what else "inplace_abn", not_measured="no benchmark of it yet"))
     return report.finish()
 
 
