@@ -37,6 +37,43 @@ struct NoGradientStash {
   __device__ __forceinline__ void put_edge(const GradientInputs<S, 1>&, int) const {}
 };
 
+/// work(in, at) for the vectors and the single values of a segment of the walk's panel, read by `from`: what
+/// was kept, dz and the residual. `stash` is shown all of it.
+template <bool kResidual, class Act, class Walk, class S, class From, class Stash, class Work>
+__device__ __forceinline__ void read_share(const Walk& walk, const Cut& cut, int segment,
+                                           const BackwardArguments<S>& t, const From& from,
+                                           const Stash& stash, const Work& work) {
+  constexpr int kUnroll = BackwardUnroll<Walk, S, Act, kResidual>::kVectors, V = Walk::kVector;
+  const auto read_residual = [&](auto& in, int64_t at) {
+    if constexpr (kResidual)
+      if (t.residual) in.residual.load(t.residual + at);
+  };
+  walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1),
+                                 [&](const int64_t(&at)[kUnroll], int serial) {
+                                   if constexpr (Walk::kChannels > 1) forget_memory();
+                                   GradientInputs<S, V> in[kUnroll];
+                                   PALIMPSEST_UNROLL
+                                   for (int u = 0; u < kUnroll; ++u) {
+                                     if (at[u] < 0) continue;
+                                     from.read(in[u], at[u], serial + u * Walk::kBlockThreads);
+                                     read_residual(in[u], at[u]);
+                                     stash.put(in[u], serial + u * Walk::kBlockThreads);
+                                   }
+                                   PALIMPSEST_UNROLL
+                                   for (int u = 0; u < kUnroll; ++u)
+                                     if (at[u] >= 0) work(in[u], at[u]);
+                                 });
+  walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), [&](int64_t at, int serial) {
+    if constexpr (Walk::kChannels == 1) {
+      GradientInputs<S, 1> in;
+      from.read_edge(in, at, serial);
+      read_residual(in, at);
+      stash.put_edge(in, serial);
+      work(in, at);
+    }
+  });
+}
+
 /// The sums of a thread over a segment of the walk's panel.
 template <class T, int kChannels>
 struct ThreadSums {
@@ -61,10 +98,8 @@ template <bool kResidual, class Walk, class S, class Act, class Channels, class 
 __device__ __forceinline__ ThreadSums<MathsOf<S>, Walk::kChannels> thread_sums(
     const Walk& walk, const Cut& cut, int segment, const BackwardArguments<S>& t, const Act& activation,
     const Channels& k, const Stash& stash) {
-  constexpr int kUnroll = BackwardUnroll<Walk, S, Act, kResidual>::kVectors, V = Walk::kVector;
-  constexpr int kEach = V / Walk::kChannels;
+  constexpr int kEach = Walk::kVector / Walk::kChannels;
   using T = MathsOf<S>;
-  const GradientsFromMemory<S> memory{t.kept, t.dz};
   ThreadSums<T, Walk::kChannels> sums;
   const auto add = [&]<int kValues>(GradientInputs<S, kValues>& in, int64_t at) {
     for_each_gradient<kResidual, false>(
@@ -76,32 +111,7 @@ __device__ __forceinline__ ThreadSums<MathsOf<S>, Walk::kChannels> thread_sums(
         },
         [&] { sums.template turn<kRolledStep<S, kValues, Act>>(); });
   };
-  walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1),
-                                 [&](const int64_t(&at)[kUnroll], int serial) {
-                                   if constexpr (Walk::kChannels > 1) forget_memory();
-                                   GradientInputs<S, V> in[kUnroll];
-                                   PALIMPSEST_UNROLL
-                                   for (int u = 0; u < kUnroll; ++u) {
-                                     if (at[u] < 0) continue;
-                                     memory.read(in[u], at[u], 0);
-                                     if constexpr (kResidual)
-                                       if (t.residual) in[u].residual.load(t.residual + at[u]);
-                                     stash.put(in[u], serial + u * Walk::kBlockThreads);
-                                   }
-                                   PALIMPSEST_UNROLL
-                                   for (int u = 0; u < kUnroll; ++u)
-                                     if (at[u] >= 0) add(in[u], at[u]);
-                                 });
-  walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), [&](int64_t at, int serial) {
-    if constexpr (Walk::kChannels == 1) {
-      GradientInputs<S, 1> in;
-      memory.read_edge(in, at, 0);
-      if constexpr (kResidual)
-        if (t.residual) in.residual.load(t.residual + at);
-      stash.put_edge(in, serial);
-      add(in, at);
-    }
-  });
+  read_share<kResidual, Act>(walk, cut, segment, t, GradientsFromMemory<S>{t.kept, t.dz}, stash, add);
   return sums;
 }
 
@@ -233,31 +243,9 @@ template <bool kResidual, class Walk, class S, class Act, class Channels, class 
 __device__ __forceinline__ void propagate_share(const Walk& walk, const Cut& cut, int segment,
                                                 const BackwardArguments<S>& t, const Act& activation,
                                                 const Channels& k, const From& from) {
-  constexpr int kUnroll = BackwardUnroll<Walk, S, Act, kResidual>::kVectors, V = Walk::kVector;
-  walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1),
-                                 [&](const int64_t(&at)[kUnroll], int serial) {
-                                   if constexpr (Walk::kChannels > 1) forget_memory();
-                                   GradientInputs<S, V> in[kUnroll];
-                                   PALIMPSEST_UNROLL
-                                   for (int u = 0; u < kUnroll; ++u) {
-                                     if (at[u] < 0) continue;
-                                     from.read(in[u], at[u], serial + u * Walk::kBlockThreads);
-                                     if constexpr (kResidual)
-                                       if (t.residual) in[u].residual.load(t.residual + at[u]);
-                                   }
-                                   PALIMPSEST_UNROLL
-                                   for (int u = 0; u < kUnroll; ++u)
-                                     if (at[u] >= 0) propagate<kResidual>(t, activation, k, at[u], in[u]);
-                                 });
-  walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), [&](int64_t at, int serial) {
-    if constexpr (Walk::kChannels == 1) {
-      GradientInputs<S, 1> in;
-      from.read_edge(in, at, serial);
-      if constexpr (kResidual)
-        if (t.residual) in.residual.load(t.residual + at);
-      propagate<kResidual>(t, activation, k, at, in);
-    }
-  });
+  read_share<kResidual, Act>(
+      walk, cut, segment, t, from, NoGradientStash{},
+      [&]<int V>(GradientInputs<S, V>& in, int64_t at) { propagate<kResidual>(t, activation, k, at, in); });
 }
 
 /// Blocks go backwards through the tensors: what the sweep before read last is still in the L2 cache.
