@@ -1,5 +1,5 @@
 #include "palimpsest/cli/program.h"
 
 int main(int argc, char** argv) {
-  return palimpsest::cli::run_program(argc, argv);
+  palimpsest::cli::end_process(palimpsest::cli::run_program(argc, argv));
 }

@@ -8,6 +8,8 @@
 #include "palimpsest/memory/counting_allocator.h"
 
 #include <csignal>
+#include <cstdio>
+#include <cstdlib>
 #include <iostream>
 
 namespace palimpsest::cli {
@@ -58,11 +60,22 @@ int palimpsest::cli::run_program(int argc, const char* const* argv) {
   std::signal(SIGXFSZ,
               SIG_IGN);  // a limit on file sizes then reads as a full disk does: an error with a name
   try {
-    return run_command_line(argc, argv);
+    const int exit_status = run_command_line(argc, argv);
+    if (!std::cout.flush())
+      throw Error(ErrorKind::kOutput,
+                  "standard output cannot be written: a full disk, or a reader that is gone");
+    return exit_status;
   } catch (...) {
     const auto failure = describe(std::current_exception());
     std::cout.flush();
     std::cerr << "palimpsest: error: " << failure.line << std::endl;
     return failure.exit_code;
   }
+}
+
+void palimpsest::cli::end_process(int exit_status) {
+  std::cout.flush();
+  std::cerr.flush();
+  std::fflush(nullptr);
+  std::_Exit(exit_status);
 }

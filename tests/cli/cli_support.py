@@ -1,4 +1,5 @@
 """What the tests of the program share: running it, and images small enough to train on in a second."""
+import functools
 import os
 import pathlib
 import re
@@ -8,9 +9,12 @@ import zlib
 
 import numpy as np
 
+from forked import Forker
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
 PROGRAM = BUILD / "palimpsest"
+FORKING_PROGRAM = BUILD / "tests/cli/forking_program"  # PROGRAM, loaded once
 DATA = ROOT.parent / "shared/data"  # real data sets, where someone has put them
 
 # base/error.h and docs/cli.md
@@ -27,10 +31,17 @@ def environment():
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
+@functools.cache
+def forker():
+    return Forker(FORKING_PROGRAM, environment())
+
+
 def run(*arguments, cwd=None, variables=None, **options):
     """Runs the program to its end, with `variables` in its environment; stdout and stderr are texts."""
-    return subprocess.run([PROGRAM, *map(str, arguments)], cwd=cwd, env={**environment(), **(variables or {})}, capture_output=True, text=True,
-                          timeout=120, **options)
+    command, variables, timeout = [PROGRAM, *map(str, arguments)], {**environment(), **(variables or {})}, 120
+    if not options and forker().fits(variables):
+        return forker().run(command, cwd, variables, timeout)
+    return subprocess.run(command, cwd=cwd, env=variables, capture_output=True, text=True, timeout=timeout, **options)
 
 
 def start(*arguments, cwd=None):

@@ -4,11 +4,12 @@ import tempfile
 
 import pytest
 
-from cli_support import PROGRAM, TINY, TINY_CLASSIFIER, image_folder, succeeds
+from cli_support import FORKING_PROGRAM, PROGRAM, TINY, TINY_CLASSIFIER, image_folder, succeeds
 
 
 def pytest_configure():
-    assert PROGRAM.exists(), f"{PROGRAM} is missing: build it first (make build)"
+    for program in (PROGRAM, FORKING_PROGRAM):
+        assert program.exists(), f"{program} is missing: build it first (make build)"
 
 
 @pytest.fixture

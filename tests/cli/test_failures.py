@@ -3,12 +3,13 @@ import json
 import re
 import resource
 import struct
+import subprocess
 
 import numpy as np
 import pytest
 
-from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, MEMORY, OUTPUT, TINY, USAGE, fails, png, run, succeeds,
-                         write)
+from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, MEMORY, OUTPUT, PROGRAM, TINY, USAGE, environment, error_line,
+                         fails, png, run, succeeds, write)
 
 
 def limit_file_size(megabytes):
@@ -30,6 +31,12 @@ def test_a_full_disk_keeps_the_last_checkpoint(copy_of_run):
     assert (copy_of_run / "checkpoint.safetensors").read_bytes() == before
     assert not leftovers(copy_of_run)
     succeeds("train", "--resume", "--epochs", "2", "--output", copy_of_run)
+
+
+def test_an_output_that_nobody_can_read_is_an_error():
+    with open("/dev/full", "w") as full:
+        result = subprocess.run([PROGRAM, "info", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment())
+    assert result.returncode == OUTPUT and "standard output" in error_line(result)
 
 
 def test_a_full_disk_at_the_start_leaves_no_half_checkpoint(folder):
