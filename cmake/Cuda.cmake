@@ -15,9 +15,14 @@ endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  # Turing to Blackwell; the last one also as PTX, for what comes after.
-  set(CMAKE_CUDA_ARCHITECTURES 75-real 80-real 86-real 89-real 90-real 100-real 120 CACHE STRING
-    "GPU architectures; 'native': the one in this machine")
+  # Turing to Blackwell, and PTX for what comes after. Nothing is asked of a GPU that Hopper lacks, so one PTX serves it
+  # and all later ones, as Ampere's serves Ada: most of a compilation is the way to PTX.
+  set(CMAKE_CUDA_ARCHITECTURES OFF CACHE STRING "GPU architectures; 'native': the one in this machine; OFF: 75 to 120")
+endif()
+if(NOT CMAKE_CUDA_ARCHITECTURES)
+  add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode arch=compute_75,code=sm_75>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode arch=compute_80,code=[sm_80,sm_86,sm_89]>"
+    "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode arch=compute_90,code=[sm_90,sm_100,sm_120,compute_90]>")
 endif()
 enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
