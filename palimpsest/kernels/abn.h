@@ -58,6 +58,14 @@ struct AbnForward {
   double* inv_std = nullptr;
 };
 
+/// Running statistics that a training step moves towards the batch's:
+///   running <- (1 - momentum) * running + momentum * batch, with the unbiased variance (over m - 1).
+struct RunningStatistics {
+  void* mean = nullptr;  ///< (C), the type of weight; null: none are kept
+  void* var = nullptr;
+  double momentum = 0.1;
+};
+
 struct AbnBackward {
   const void* kept = nullptr;
   const uint8_t* branch = nullptr;  ///< as forward left it; read for Kept::kOutputBit only

@@ -15,13 +15,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// A call on its way through autograd. A Function with a second output fails in place on views and under
-/// compiled autograd, so the statistics leave through here.
-struct AbnCall {
-  const AbnForwardArguments& arguments;
-  AbnStatistics statistics;
-};
-
 variable_list differentiate(AutogradContext* ctx, variable_list& gradients) {
   refuse_second_derivative("abn");
   // Taken out of the list: while a second reference lives, the gradient is not ours to write over.
@@ -40,10 +33,10 @@ class AbnFunction : public torch::autograd::Function<AbnFunction> {
   static constexpr bool is_traceable = true;
 
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& weight,
-                            const OptionalTensor& bias, const OptionalTensor& residual, AbnCall* call) {
-    AbnForwardResult r = call_forward(x, call->arguments);
-    call->statistics = r.statistics;
-    save(ctx, kept_of(call->arguments.settings.keep, x, r), call->arguments, call->statistics);
+                            const OptionalTensor& bias, const OptionalTensor& residual,
+                            const AbnForwardArguments* arguments) {
+    AbnForwardResult r = call_forward(x, *arguments);
+    save(ctx, kept_of(arguments->settings.keep, x, r), *arguments, r.statistics);
     return r.z;
   }
 
@@ -56,12 +49,13 @@ class AbnFunction : public torch::autograd::Function<AbnFunction> {
 class AbnInPlaceFunction : public torch::autograd::Function<AbnInPlaceFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& weight,
-                            const OptionalTensor& bias, const OptionalTensor& residual, AbnCall* call) {
-    call->statistics = call_forward_(x, call->arguments).statistics;
+                            const OptionalTensor& bias, const OptionalTensor& residual,
+                            const AbnForwardArguments* arguments) {
+    const AbnForwardResult r = call_forward_(x, *arguments);
     ctx->mark_dirty({x});
     // Not x: that would hold the base of a view in a cycle, a leak in every iteration. The detached tensor
     // shares x's version counter, so that a later write to x is still noticed.
-    save(ctx, x.detach(), call->arguments, call->statistics);
+    save(ctx, x.detach(), *arguments, r.statistics);
     return x;
   }
 
@@ -74,11 +68,11 @@ class AbnInPlaceFunction : public torch::autograd::Function<AbnInPlaceFunction> 
 class AbnConsumingFunction : public torch::autograd::Function<AbnConsumingFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& weight,
-                            const OptionalTensor& bias, const OptionalTensor& residual, AbnCall* call) {
+                            const OptionalTensor& bias, const OptionalTensor& residual,
+                            const AbnForwardArguments* arguments) {
     const at::Tensor kept = x.detach();
-    AbnForwardResult r = call_forward_(kept, call->arguments);
-    call->statistics = r.statistics;
-    save(ctx, kept, call->arguments, call->statistics);
+    AbnForwardResult r = call_forward_(kept, *arguments);
+    save(ctx, kept, *arguments, r.statistics);
     return r.z;
   }
 
@@ -98,17 +92,7 @@ at::Tensor abn(const at::Tensor& x, const OptionalTensor& weight, const Optional
   options.keep = safe_keep(given.keep, tensors);
   const bool recorded = differentiable(tensors);
   const auto arguments = arguments_of(tensors, options, recorded);
-  AbnCall call{arguments, {}};
-  at::Tensor z;
-  if (recorded) {
-    z = AbnFunction::apply(x, weight, bias, residual, &call);
-  } else {
-    AbnForwardResult r = call_forward(x, arguments);
-    z = std::move(r.z);
-    call.statistics = std::move(r.statistics);
-  }
-  update_running(tensors, options, call.statistics);
-  return z;
+  return recorded ? AbnFunction::apply(x, weight, bias, residual, &arguments) : call_forward(x, arguments).z;
 }
 
 at::Tensor abn_(at::Tensor x, const OptionalTensor& weight, const OptionalTensor& bias,
@@ -121,22 +105,15 @@ at::Tensor abn_(at::Tensor x, const OptionalTensor& weight, const OptionalTensor
   const bool recorded = differentiable(tensors);
   check_in_place(x, options.keep, recorded);
   const auto arguments = arguments_of(tensors, options, recorded);
-  AbnCall call{arguments, {}};
-  const bool over_x = keeps_output(options.keep);
-  at::Tensor z;
-  if (recorded) {
-    if (over_x)
-      AbnInPlaceFunction::apply(x, weight, bias, residual, &call);
+  if (keeps_output(options.keep)) {
+    if (recorded)
+      AbnInPlaceFunction::apply(x, weight, bias, residual, &arguments);
     else
-      z = AbnConsumingFunction::apply(x, weight, bias, residual, &call);
-  } else {
-    AbnForwardResult r = call_forward_(x, arguments);
-    if (!over_x) z = std::move(r.z);
-    call.statistics = std::move(r.statistics);
+      call_forward_(x, arguments);
+    return x;
   }
-  update_running(tensors, options, call.statistics);
-  if (over_x) return x;
-  return z;
+  return recorded ? AbnConsumingFunction::apply(x, weight, bias, residual, &arguments)
+                  : call_forward_(x, arguments).z;
 }
 
 }  // namespace palimpsest::ops

@@ -45,22 +45,15 @@ Kept safe_keep(Kept keep, const AbnTensors& t) {
 }
 
 AbnForwardArguments arguments_of(const AbnTensors& t, const AbnOptions& options, bool for_backward) {
-  const auto frozen = [&](const OptionalTensor& running) {
-    return options.training ? std::nullopt : running;
-  };
+  const bool moved = options.training && recomputing();
   return {{t.residual, t.weight, t.bias, options.activation, options.activation_param, options.keep,
            options.relu_residual},
-          frozen(t.running_mean),
-          frozen(t.running_var),
+          moved ? std::nullopt : t.running_mean,
+          moved ? std::nullopt : t.running_var,
+          options.training,
+          options.momentum,
           options.eps,
           for_backward};
-}
-
-void update_running(const AbnTensors& t, const AbnOptions& options, const AbnStatistics& batch) {
-  if (!options.training || !t.running_mean || recomputing()) return;
-  const c10::NoGradGuard no_grad;
-  t.running_mean->lerp_(batch.mean.to(t.running_mean->scalar_type()), options.momentum);
-  t.running_var->lerp_(batch.unbiased_var.to(t.running_var->scalar_type()), options.momentum);
 }
 
 at::Tensor kept_of(Kept keep, const at::Tensor& x, const AbnForwardResult& result) {
@@ -79,7 +72,7 @@ void save(AutogradContext* ctx, at::Tensor kept, const AbnForwardArguments& a,
           const AbnStatistics& statistics, std::initializer_list<at::Tensor> more) {
   const AbnSettings& s = a.settings;
   const auto wants = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
-  const bool only_scaled = a.frozen_mean && s.activation == Activation::kIdentity && !wants(s.weight) &&
+  const bool only_scaled = !a.training && s.activation == Activation::kIdentity && !wants(s.weight) &&
                            !wants(s.bias) && !s.residual && more.size() == 0;
   at::Tensor side = kept.defined() ? reveal_side(statistics.side, kept) : statistics.side;
   if (only_scaled) kept = at::Tensor();
@@ -97,7 +90,7 @@ void save(AutogradContext* ctx, at::Tensor kept, const AbnForwardArguments& a,
                         statistics.branch};
   tensors.insert(tensors.end(), more.begin(), more.end());
   ctx->save_for_backward(std::move(tensors));
-  ctx->saved_data["training"] = !a.frozen_mean.has_value();
+  ctx->saved_data["training"] = a.training;
   ctx->saved_data["activation"] = std::string(activation_name(s.activation));
   ctx->saved_data["activation_param"] = s.activation_param;
   ctx->saved_data["keep"] = std::string(keep_name(s.keep));

@@ -26,11 +26,8 @@ bool differentiable(const AbnTensors& tensors);
 /// x-hat back there, and x-hat takes no more memory.
 Kept safe_keep(Kept keep, const AbnTensors& tensors);
 
+/// Without running statistics when a segment is recomputed: they have moved once.
 AbnForwardArguments arguments_of(const AbnTensors& tensors, const AbnOptions& options, bool for_backward);
-
-/// Moves the running statistics towards the batch's: by ATen's own operators and outside any Function, so
-/// that tracing sees the mutation; not when a segment is recomputed.
-void update_running(const AbnTensors& tensors, const AbnOptions& options, const AbnStatistics& batch);
 
 /// The tensor that backward starts from.
 at::Tensor kept_of(Kept keep, const at::Tensor& x, const AbnForwardResult& result);

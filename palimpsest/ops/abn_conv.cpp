@@ -101,12 +101,10 @@ BlockGradients differentiate(const ConvolutionBackward& convolution, AbnBackward
   return result;
 }
 
-/// A call on its way through autograd: see abn.cpp.
 struct AbnConvCall {
   const AbnForwardArguments& arguments;
   const Kernel& kernel;
   bool consume;  ///< x may be written over
-  AbnStatistics statistics;
 };
 
 class AbnConvFunction : public torch::autograd::Function<AbnConvFunction> {
@@ -124,7 +122,6 @@ class AbnConvFunction : public torch::autograd::Function<AbnConvFunction> {
       r = call_forward(x, call->arguments);
       kept = kept_of(keep, x, r);
     }
-    call->statistics = r.statistics;
     save(ctx, kept, call->arguments, r.statistics, {kernel_weight});
     save_convolution(ctx, call->kernel.options, kernel_bias.has_value());
     return convolution_forward(r.z, kernel_weight, kernel_bias, call->kernel.options);
@@ -153,7 +150,7 @@ class ActivateConvFunction : public torch::autograd::Function<ActivateConvFuncti
                             const OptionalTensor& kernel_bias, const AbnForwardArguments* arguments,
                             const ConvolutionOptions* convolution) {
     const at::Tensor ones = at::ones({t.size(1)}, t.options().dtype(at::kDouble));
-    save(ctx, t, *arguments, {ones, {}, ones, at::empty({0}, t.options()), {}}, {kernel_weight});
+    save(ctx, t, *arguments, {ones, ones, at::empty({0}, t.options()), {}}, {kernel_weight});
     ctx->saved_data["training"] = false;
     save_convolution(ctx, *convolution, kernel_bias.has_value());
     return convolution_forward(call_rebuild(t, arguments->settings, ones, ones), kernel_weight, kernel_bias,
@@ -197,16 +194,14 @@ at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor&
                          (kernel.weight.requires_grad() || (kernel.bias && kernel.bias->requires_grad())));
   if (consume) check_in_place(x, options.keep, recorded);
   const auto arguments = arguments_of(tensors, options, recorded);
-  AbnConvCall call{arguments, kernel, consume, {}};
+  AbnConvCall call{arguments, kernel, consume};
   at::Tensor out;
   if (recorded) {
     out = AbnConvFunction::apply(x, norm.weight, norm.bias, kernel.weight, kernel.bias, &call);
   } else {
-    AbnForwardResult r = consume ? call_forward_(x, arguments) : call_forward(x, arguments);
-    call.statistics = std::move(r.statistics);
+    const AbnForwardResult r = consume ? call_forward_(x, arguments) : call_forward(x, arguments);
     out = convolution_forward(r.z, kernel.weight, kernel.bias, convolution);
   }
-  update_running(tensors, options, call.statistics);
   return out;
 }
 

@@ -25,15 +25,17 @@ void reducing(const AbnLayer& layer, const at::Tensor& like, const Work& work) {
 
 AbnDeviceKernels abn_cuda_kernels() {
   return {
+      .moves_running = true,
       .apply =
           [](const AbnLayer& layer, const AbnForward& t, const at::Tensor& like) {
             const CudaCall call(like);
             cuda::abn_apply(layer, t, {call.stream(), nullptr});
           },
       .forward =
-          [](const AbnLayer& layer, double eps, const AbnForward& t, const at::Tensor& like) {
+          [](const AbnLayer& layer, double eps, const AbnForward& t,
+             const kernels::RunningStatistics& running, const at::Tensor& like) {
             reducing(layer, like,
-                     [&](const cuda::Queue& queue) { cuda::abn_forward(layer, eps, t, {}, queue); });
+                     [&](const cuda::Queue& queue) { cuda::abn_forward(layer, eps, t, running, queue); });
           },
       .rebuild =
           [](const AbnLayer& layer, const AbnForward& t, const at::Tensor& like) {

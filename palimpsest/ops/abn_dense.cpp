@@ -99,18 +99,45 @@ void normalize_part(kernels::AbnLayer layer, const at::Tensor& part, const at::T
   kernels_for(part).apply(layer, t, part);
 }
 
+/// The running statistics of a layer in training, if it has any.
+struct Running {
+  const OptionalTensor &mean, &var;
+  double momentum;
+
+  /// As `device` moves them in forward's own launches, if it does, and can.
+  kernels::RunningStatistics in_kernel(const AbnDeviceKernels& device, const at::Tensor& x) const {
+    const auto fits = [&](const OptionalTensor& t) {
+      return t && t->is_contiguous() && t->scalar_type() == accumulate_type(x.scalar_type());
+    };
+    if (!device.moves_running || !fits(mean) || !fits(var)) return {};
+    return {mean->mutable_data_ptr(), var->mutable_data_ptr(), momentum};
+  }
+
+  /// After forward, which left these statistics of the batch.
+  void move(const kernels::RunningStatistics& in_kernel, const at::Tensor& batch_mean,
+            const at::Tensor& batch_var, double m) const {
+    if (!mean) return;
+    if (in_kernel.mean) {
+      mean->unsafeGetTensorImpl()->bump_version();
+      var->unsafeGetTensorImpl()->bump_version();
+      return;
+    }
+    mean->lerp_(batch_mean.to(mean->scalar_type()), momentum);
+    var->lerp_((batch_var * (m / (m - 1))).to(var->scalar_type()), momentum);
+  }
+};
+
 /// Normalizes `x` into `z` (which may be x) and what is kept into `kept` (undefined, or a tensor of its own,
 /// or x); all are dense in one layout. `branch`: zeros for its bits, or undefined.
 AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::Tensor& kept,
-                            const at::Tensor& branch, Layer& layer, const OptionalTensor& frozen_mean,
-                            const OptionalTensor& frozen_var, double eps, bool for_backward) {
-  const bool frozen = frozen_mean.has_value();
+                            const at::Tensor& branch, Layer& layer, const Running& running, bool training,
+                            double eps, bool for_backward) {
+  const bool frozen = !training;
   const SideChannels side = for_backward ? find_side_channels(layer.settings, x) : SideChannels{};
   AbnStatistics result{frozen
-                           ? frozen_mean->to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).contiguous()
+                           ? running.mean->to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).contiguous()
                            : f64_vector(x),
-                       frozen ? no_vector(x, at::kDouble) : f64_vector(x),
-                       frozen ? frozen_var->to(at::kDouble).add(eps).rsqrt_() : f64_vector(x),
+                       frozen ? running.var->to(at::kDouble).add(eps).rsqrt_() : f64_vector(x),
                        nothing(x),
                        {}};
   if (x.numel() == 0) return result;
@@ -139,10 +166,11 @@ AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::
   if (frozen) {
     kernels_for(x).apply(layer.kernel, t, x);
   } else {
-    t.var = result.unbiased_var.mutable_data_ptr<double>();
-    kernels_for(x).forward(layer.kernel, eps, t, x);
-    const auto m = static_cast<double>(layer.kernel.shape.per_channel());
-    result.unbiased_var.mul_(m / (m - 1));
+    const kernels::RunningStatistics in_kernel = running.in_kernel(kernels_for(x), x);
+    const at::Tensor var = f64_vector(x);
+    t.var = var.mutable_data_ptr<double>();
+    kernels_for(x).forward(layer.kernel, eps, t, in_kernel, x);
+    running.move(in_kernel, result.mean, var, static_cast<double>(layer.kernel.shape.per_channel()));
   }
   if (part.defined()) {
     const SideLayer part_of(side, layer.kernel, x.device());
@@ -241,38 +269,36 @@ at::Tensor or_nothing(bool needed, at::Tensor t, const at::Tensor& like, at::Sca
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(
-    const at::Tensor& x, PALIMPSEST_ABN_FORWARD) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(const at::Tensor& x,
+                                                                                   PALIMPSEST_ABN_FORWARD) {
   at::Tensor z = empty_output(x);
   const bool dense = dense_layout(x.sizes(), x.strides()).has_value();
   if (!dense) z.copy_(x);  // the one copy serves as the output
   Layer layer(z, PALIMPSEST_SETTINGS);
   at::Tensor kept = layer.keeps_apart() ? empty_output(x) : at::Tensor();
   at::Tensor branch = layer.branch(x, for_backward);
-  auto r = forward_dense(dense ? x : z, z, kept, branch, layer, frozen_mean, frozen_var, eps, for_backward);
+  auto r = forward_dense(dense ? x : z, z, kept, branch, layer, {running_mean, running_var, momentum},
+                         training, eps, for_backward);
   return {std::move(z),
           kept.defined()     ? std::move(kept)
           : branch.defined() ? std::move(branch)
                              : nothing(x),
-          std::move(r.side),
-          std::move(r.mean),
-          std::move(r.unbiased_var),
-          std::move(r.inv_std)};
+          std::move(r.side), std::move(r.mean), std::move(r.inv_std)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(const at::Tensor& x,
-                                                                                    PALIMPSEST_ABN_FORWARD) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(const at::Tensor& x,
+                                                                        PALIMPSEST_ABN_FORWARD) {
   const at::Tensor dense = in_layout_of(x, x);
   Layer layer(dense, PALIMPSEST_SETTINGS);
   at::Tensor z = layer.keeps_apart() ? empty_output(x) : at::Tensor();
   at::Tensor branch = layer.branch(x, for_backward);
   auto r = forward_dense(dense, z.defined() ? z : dense, z.defined() ? dense : at::Tensor(), branch, layer,
-                         frozen_mean, frozen_var, eps, for_backward);
+                         {running_mean, running_var, momentum}, training, eps, for_backward);
   written_over(x, dense);
   return {z.defined()        ? std::move(z)
           : branch.defined() ? std::move(branch)
                              : nothing(x),
-          std::move(r.side), std::move(r.mean), std::move(r.unbiased_var), std::move(r.inv_std)};
+          std::move(r.side), std::move(r.mean), std::move(r.inv_std)};
 }
 
 at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean,

@@ -12,7 +12,7 @@ AbnDeviceKernels abn_cpu_kernels() {
   return {
       .apply = [](const AbnLayer& layer, const AbnForward& t,
                   const at::Tensor&) { kernels::cpu::abn_apply(layer, t); },
-      .forward = [](const AbnLayer& layer, double eps, const AbnForward& t,
+      .forward = [](const AbnLayer& layer, double eps, const AbnForward& t, const kernels::RunningStatistics&,
                     const at::Tensor&) { kernels::cpu::abn_forward(layer, eps, t); },
       .rebuild = [](const AbnLayer& layer, const AbnForward& t,
                     const at::Tensor&) { kernels::cpu::abn_rebuild(layer, t); },

@@ -10,9 +10,11 @@ namespace palimpsest::ops {
 /// The layer's kernels (kernels/abn.h) on one kind of device: all of the operators that differs between them.
 /// `like`: any tensor of the call, which says on which device, and so on which stream.
 struct AbnDeviceKernels {
+  /// Whether forward moves running statistics in its own launches; else the caller does with operators.
+  bool moves_running = false;
   void (*apply)(const kernels::AbnLayer& layer, const kernels::AbnForward& t, const at::Tensor& like);
   void (*forward)(const kernels::AbnLayer& layer, double eps, const kernels::AbnForward& t,
-                  const at::Tensor& like);
+                  const kernels::RunningStatistics& running, const at::Tensor& like);
   void (*rebuild)(const kernels::AbnLayer& layer, const kernels::AbnForward& t, const at::Tensor& like);
   void (*backward_reduce)(const kernels::AbnLayer& layer, const kernels::AbnBackward& t,
                           const at::Tensor& like);

@@ -25,27 +25,28 @@ OptionalTensor or_none(const at::Tensor& t) {
 #define PALIMPSEST_SETTINGS_OF(s)                                                            \
   (s).residual, (s).weight, (s).bias, activation_name((s).activation), (s).activation_param, \
       keep_name((s).keep), (s).relu_residual
+#define PALIMPSEST_FORWARD_OF(a)                                                                       \
+  PALIMPSEST_SETTINGS_OF((a).settings), (a).running_mean, (a).running_var, (a).training, (a).momentum, \
+      (a).eps, (a).for_backward
 
 }  // namespace
 
 AbnForwardResult call_forward(const at::Tensor& x, const AbnForwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_forward", dense::abn_forward);
-  auto [z, kept, side, mean, unbiased_var, inv_std] =
-      op.call(x, PALIMPSEST_SETTINGS_OF(a.settings), a.frozen_mean, a.frozen_var, a.eps, a.for_backward);
+  auto [z, kept, side, mean, inv_std] = op.call(x, PALIMPSEST_FORWARD_OF(a));
   at::Tensor branch = branch_of(a, kept);
   return {std::move(z),
           defined_if(keeps_apart(a.settings.keep), std::move(kept)),
-          {std::move(mean), std::move(unbiased_var), std::move(inv_std), std::move(side), std::move(branch)}};
+          {std::move(mean), std::move(inv_std), std::move(side), std::move(branch)}};
 }
 
 AbnForwardResult call_forward_(const at::Tensor& x, const AbnForwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_forward_", dense::abn_forward_);
-  auto [z, side, mean, unbiased_var, inv_std] =
-      op.call(x, PALIMPSEST_SETTINGS_OF(a.settings), a.frozen_mean, a.frozen_var, a.eps, a.for_backward);
+  auto [z, side, mean, inv_std] = op.call(x, PALIMPSEST_FORWARD_OF(a));
   at::Tensor branch = branch_of(a, z);
   return {defined_if(keeps_apart(a.settings.keep), std::move(z)),
           {},
-          {std::move(mean), std::move(unbiased_var), std::move(inv_std), std::move(side), std::move(branch)}};
+          {std::move(mean), std::move(inv_std), std::move(side), std::move(branch)}};
 }
 
 at::Tensor call_rebuild(const at::Tensor& kept, const AbnSettings& settings, const at::Tensor& mean,

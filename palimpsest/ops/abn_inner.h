@@ -26,9 +26,8 @@ struct AbnSettings {
 
 /// What a forward pass leaves, besides z.
 struct AbnStatistics {
-  at::Tensor mean;          ///< (C), f64: of this batch, or the frozen ones
-  at::Tensor unbiased_var;  ///< (C), f64, of this batch, over m - 1; empty where frozen
-  at::Tensor inv_std;       ///< (C), f64: 1 / sqrt(var + eps)
+  at::Tensor mean;     ///< (C), f64: of this batch, or the frozen ones
+  at::Tensor inv_std;  ///< (C), f64: 1 / sqrt(var + eps)
   /// The normalized x of degenerate channels, kept beside z (ops/side_channels.h). Its shape is (0) in any
   /// case, for shapes that tracing can know must not depend on values; the values lie in the storage behind.
   at::Tensor side;
@@ -36,11 +35,14 @@ struct AbnStatistics {
   at::Tensor branch;
 };
 
-/// Inputs that forward has beside x. `frozen_mean`, `frozen_var`: given where they replace the batch's.
-/// `for_backward`: a gradient may follow, so degenerate channels keep their normalized x.
+/// Inputs that forward has beside x. `running_mean`, `running_var`: if `training`, they move towards the
+/// batch's statistics (where they are given); else they replace them. `for_backward`: a gradient may follow,
+/// so degenerate channels keep their normalized x.
 struct AbnForwardArguments {
   AbnSettings settings;
-  OptionalTensor frozen_mean, frozen_var;
+  OptionalTensor running_mean, running_var;
+  bool training = true;
+  double momentum = 0.1;
   double eps = 1e-5;
   bool for_backward = false;
 };
@@ -86,22 +88,22 @@ AbnGradients call_backward_(at::Tensor dz, const AbnBackwardArguments& arguments
 at::Tensor reveal_side(const at::Tensor& side, const at::Tensor& like);
 
 // The operators' signatures as the dispatcher has them; register.cpp holds the schemas, abn_dense.cpp and
-// abn_meta.cpp the kernels. abn_forward returns (z, kept, side, mean, unbiased_var, inv_std), abn_forward_
-// the same without kept; the bits of kOutputBit take the place of what that kind does not need: kept, and z.
+// abn_meta.cpp the kernels. abn_forward returns (z, kept, side, mean, inv_std), abn_forward_ the same without
+// kept; the bits of kOutputBit take the place of what that kind does not need: kept, and z.
 #define PALIMPSEST_ABN_SETTINGS                                                             \
   const OptionalTensor &residual, const OptionalTensor &weight, const OptionalTensor &bias, \
       std::string_view activation, double activation_param, std::string_view keep, bool relu_residual
-#define PALIMPSEST_ABN_FORWARD                                                                              \
-  PALIMPSEST_ABN_SETTINGS, const OptionalTensor &frozen_mean, const OptionalTensor &frozen_var, double eps, \
-      bool for_backward
+#define PALIMPSEST_ABN_FORWARD                                                                    \
+  PALIMPSEST_ABN_SETTINGS, const OptionalTensor &running_mean, const OptionalTensor &running_var, \
+      bool training, double momentum, double eps, bool for_backward
 #define PALIMPSEST_ABN_BACKWARD                                                                          \
   const at::Tensor &kept, const OptionalTensor &branch, const at::Tensor &side, PALIMPSEST_ABN_SETTINGS, \
       const at::Tensor &mean, const at::Tensor &inv_std, bool training, bool need_sums
 #define PALIMPSEST_DECLARE_INNER_OPERATORS                                                            \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(     \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(                 \
       const at::Tensor& x, PALIMPSEST_ABN_FORWARD);                                                   \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(                \
-      const at::Tensor& x, PALIMPSEST_ABN_FORWARD);                                                   \
+  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(const at::Tensor& x,        \
+                                                                          PALIMPSEST_ABN_FORWARD);    \
   at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean,     \
                          const at::Tensor& inv_std);                                                  \
   std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(                \

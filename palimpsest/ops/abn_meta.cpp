@@ -29,20 +29,16 @@ at::Tensor second_output(const at::Tensor& x, std::string_view keep, bool for_ba
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(
-    const at::Tensor& x, PALIMPSEST_ABN_FORWARD) {
-  return {like_output_if(true, x),
-          second_output(x, keep, for_backward),
-          like_output_if(false, x),
-          vector_if(true, x, at::kDouble),
-          vector_if(!frozen_mean.has_value(), x, at::kDouble),
-          vector_if(true, x, at::kDouble)};
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(const at::Tensor& x,
+                                                                                   PALIMPSEST_ABN_FORWARD) {
+  return {like_output_if(true, x), second_output(x, keep, for_backward), like_output_if(false, x),
+          vector_if(true, x, at::kDouble), vector_if(true, x, at::kDouble)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(const at::Tensor& x,
-                                                                                    PALIMPSEST_ABN_FORWARD) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(const at::Tensor& x,
+                                                                        PALIMPSEST_ABN_FORWARD) {
   return {second_output(x, keep, for_backward), like_output_if(false, x), vector_if(true, x, at::kDouble),
-          vector_if(!frozen_mean.has_value(), x, at::kDouble), vector_if(true, x, at::kDouble)};
+          vector_if(true, x, at::kDouble)};
 }
 
 at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean,

@@ -67,12 +67,15 @@ TORCH_LIBRARY(palimpsest, m) {
   const std::string settings =
       "Tensor? residual, Tensor? weight, Tensor? bias, str activation, float activation_param, str keep, "
       "bool relu_residual, ";
-  const std::string forward =
-      settings + "Tensor? frozen_mean, Tensor? frozen_var, float eps, bool for_backward) -> ";
+  const std::string forward = "bool training, float momentum, float eps, bool for_backward) -> ";
   const std::string backward = "Tensor kept, Tensor? branch, Tensor side, " + settings +
                                "Tensor mean, Tensor inv_std, bool training, bool need_sums, ";
-  m.def(("abn_forward(Tensor x, " + forward + "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)").c_str());
-  m.def(("abn_forward_(Tensor(a!) x, " + forward + "(Tensor, Tensor, Tensor, Tensor, Tensor)").c_str());
+  m.def(("abn_forward(Tensor x, " + settings + "Tensor(a!)? running_mean, Tensor(b!)? running_var, " +
+         forward + "(Tensor, Tensor, Tensor, Tensor, Tensor)")
+            .c_str());
+  m.def(("abn_forward_(Tensor(a!) x, " + settings + "Tensor(b!)? running_mean, Tensor(c!)? running_var, " +
+         forward + "(Tensor, Tensor, Tensor, Tensor)")
+            .c_str());
   m.def(("abn_rebuild(Tensor kept, " + settings + "Tensor mean, Tensor inv_std) -> Tensor").c_str());
   m.def(("abn_backward(Tensor dz, " + backward +
          "bool need_z, bool need_dx, bool need_dresidual) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")

@@ -142,15 +142,15 @@ def test_opcheck_sees_the_mutations_that_the_schema_names(training):
 @pytest.mark.parametrize("training", [True, False])
 def test_opcheck_passes_for_the_inner_operators(training):
     x, weight, bias, mean, var = arguments(torch.float32, requires_grad=False)
-    frozen = (None, None) if training else (mean, var)
+    statistics = (mean, var, training, 0.1)
     for keep, residual in (("output", None), ("output", torch.randn_like(x)), ("scaled", None), ("input", None),
                            ("output_bit", None), ("output_bit", torch.randn_like(x))):
         settings = (residual, weight, bias, "silu" if keep == "output_bit" else "leaky_relu", 0.01, keep, False)
-        forward = (x, *settings, *frozen, 1e-5, True)
+        forward = (x, *settings, *statistics, 1e-5, True)
         opcheck(torch.ops.palimpsest.abn_forward.default, forward)
         if keep != "input":
             opcheck(torch.ops.palimpsest.abn_forward_.default, forward)
-        z, kept, side, mean_, _, inv_std = torch.ops.palimpsest.abn_forward(*forward)
+        z, kept, side, mean_, inv_std = torch.ops.palimpsest.abn_forward(*forward)
         branch = kept if keep == "output_bit" else None
         kept = {"output": z, "output_bit": z, "scaled": kept, "input": x}[keep]
         opcheck(torch.ops.palimpsest.abn_rebuild.default, (kept, *settings, mean_, inv_std))
@@ -302,7 +302,7 @@ def test_bad_arguments_are_refused(operator, keywords, message):
 def test_gradients_through_an_inner_operator_are_refused():
     x = torch.randn(2, 3, 4, requires_grad=True)
     z = torch.ops.palimpsest.abn_forward(
-        x, None, None, None, "identity", 0.0, "output", False, None, None, 1e-5, True
+        x, None, None, None, "identity", 0.0, "output", False, None, None, True, 0.1, 1e-5, True
     )[0]
     with pytest.raises(RuntimeError, match="derivative for palimpsest::abn_forward is not implemented"):
         z.sum().backward()

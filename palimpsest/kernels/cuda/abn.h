@@ -23,18 +23,11 @@ struct Queue {
 /// Bytes of workspace that calls for `layer` need: the sums that blocks leave for one another.
 int64_t abn_workspace_bytes(const AbnLayer& layer);
 
-/// Running statistics that a training step moves towards the batch's, in the same launch:
-///   running <- (1 - momentum) * running + momentum * batch, with the unbiased variance (over m - 1).
-struct RunningStatistics {
-  void* mean = nullptr;  ///< (C), the type of weight; null: none are kept
-  void* var = nullptr;
-  double momentum = 0.1;
-};
-
 void abn_statistics(const AbnLayer& layer, const void* x, double* mean, double* var, const Queue& queue);
 void abn_apply(const AbnLayer& layer, const AbnForward& t, const Queue& queue);
 /// One launch, and one reading of x, where a channel's values (or a panel's: some neighbouring channels in
-/// channels-last) fit into the shared memory of a cluster of blocks; else two.
+/// channels-last) fit into the shared memory of a cluster of blocks; else two. The running statistics move in
+/// the same launch.
 void abn_forward(const AbnLayer& layer, double eps, const AbnForward& t, const RunningStatistics& running,
                  const Queue& queue);
 void abn_rebuild(const AbnLayer& layer, const AbnForward& t, const Queue& queue);

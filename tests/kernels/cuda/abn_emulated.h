@@ -74,7 +74,7 @@ void forget_outputs(AbnTensors<T, Rounding>& t) {
 /// Forward by the CUDA kernels.
 template <class T, class Rounding>
 void run_cuda_forward(const AbnCase& c, AbnTensors<T, Rounding>& t,
-                      const kernels::cuda::RunningStatistics& running = {}) {
+                      const kernels::RunningStatistics& running = {}) {
   WorkspaceMemory workspace;
   forget_outputs(t);
   const auto layer = c.layer<T>();
