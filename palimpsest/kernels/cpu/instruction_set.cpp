@@ -20,6 +20,10 @@ namespace palimpsest::kernels::cpu {
   extern const MaxPoolKernels kMaxPool;               \
   extern const WeightGradientKernels kWeightGradient; \
   extern const GroupedConv2dKernels kGroupedConv2d;   \
+  extern const DenseKernels<float> kDenseF32;         \
+  extern const DenseKernels<double> kDenseF64;        \
+  extern const DenseKernels<Float16> kDenseF16;       \
+  extern const DenseKernels<BFloat16> kDenseBF16;     \
   }
 PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
@@ -39,7 +43,11 @@ std::span<const InstructionSet> compiled_instruction_sets() {
    isa::kAbnBF16,                             \
    isa::kMaxPool,                             \
    isa::kWeightGradient,                      \
-   isa::kGroupedConv2d},
+   isa::kGroupedConv2d,                       \
+   isa::kDenseF32,                            \
+   isa::kDenseF64,                            \
+   isa::kDenseF16,                            \
+   isa::kDenseBF16},
   static const InstructionSet sets[] = {PALIMPSEST_FOR_EACH_SET(PALIMPSEST_SET)};
   return sets;
 }

@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/cpu/abn_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d_weight_kernels.h"
+#include "palimpsest/kernels/cpu/dense_block_kernels.h"
 #include "palimpsest/kernels/cpu/grouped_conv2d_kernels.h"
 #include "palimpsest/kernels/cpu/max_pool_kernels.h"
 
@@ -21,6 +22,18 @@ struct InstructionSet {
   MaxPoolKernels max_pool;
   WeightGradientKernels weight_gradient;
   GroupedConv2dKernels grouped_conv2d;
+  DenseKernels<float> dense_f32;
+  DenseKernels<double> dense_f64;
+  DenseKernels<Float16> dense_f16;
+  DenseKernels<BFloat16> dense_bf16;
+
+  template <class S>
+  const DenseKernels<S>& dense() const {
+    if constexpr (std::is_same_v<S, float>) return dense_f32;
+    if constexpr (std::is_same_v<S, double>) return dense_f64;
+    if constexpr (std::is_same_v<S, Float16>) return dense_f16;
+    if constexpr (std::is_same_v<S, BFloat16>) return dense_bf16;
+  }
 
   template <class S>
   const AbnKernels<S>& abn() const {

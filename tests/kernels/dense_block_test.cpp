@@ -1,0 +1,195 @@
+#include "palimpsest/kernels/dense_block.h"
+
+#include "palimpsest/base/random.h"
+#include "tests/kernels/abn_case.h"
+#include "tests/support/compare.h"
+
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <limits>
+#include <type_traits>
+
+// A layer of a densely connected block: products of normalized features, and what comes back.
+namespace palimpsest::testing {
+namespace {
+
+using kernels::DenseProduct;
+
+struct DenseCase {
+  int64_t n, s, c, total, out;
+  Layout layout = Layout::kNCHW;
+  Activation activation = Activation::kReLU;
+  double mean = 0.5;
+  int64_t misaligned_by = 0;
+  uint64_t seed = 1;
+
+  template <class S>
+  DenseProduct layer() const {
+    return {n, s, c, total, out, layout, dtype_of<S>(), activation, 0.01};
+  }
+};
+
+std::ostream& operator<<(std::ostream& out, const DenseCase& c) {
+  return out << "(" << c.n << ", " << c.c << " of " << c.total << ", " << c.s << ") to " << c.out
+             << (c.layout == Layout::kNCHW ? " NCHW " : " channels-last ")
+             << kernels::activation_name(c.activation) << ", mean " << c.mean << ", misaligned by "
+             << c.misaligned_by;
+}
+
+/// The tensors of one layer; values are what storage in Rounding holds. Channels that the layer does not read
+/// hold NaN in x, and 3 in the gradient.
+template <class S, class Rounding = S>
+struct DenseTensors {
+  using T = accumulate_t<S>;
+  Buffer<S> x, w, h, dh;
+  Buffer<T> gradient, dw;
+  std::vector<double> mean, scale, shift, per_dy, sum_dy, sum_dy_x;
+
+  explicit DenseTensors(const DenseCase& c)
+      : x(c.n * c.total * c.s, c.misaligned_by),
+        w(c.out * c.c, c.misaligned_by),
+        h(c.n * c.out * c.s, c.misaligned_by),
+        dh(c.n * c.out * c.s, c.misaligned_by),
+        gradient(c.n * c.total * c.s, c.misaligned_by),
+        dw(c.out * c.c, c.misaligned_by),
+        sum_dy(c.c),
+        sum_dy_x(c.c) {
+    Random random(c.seed);
+    const auto input = [&](double low, double high) {
+      return static_cast<S>(static_cast<double>(
+          static_cast<Rounding>(static_cast<double>(static_cast<float>(random.uniform(low, high))))));
+    };
+    for (int64_t i = 0; i < x.size(); ++i) {
+      const int64_t channel = c.layout == Layout::kNCHW ? i / c.s % c.total : i % c.total;
+      const S value = input(c.mean - 2, c.mean + 2);
+      x[i] = channel < c.c ? value : static_cast<S>(std::numeric_limits<double>::quiet_NaN());
+      gradient[i] = channel < c.c ? static_cast<T>(static_cast<float>(random.uniform(-1, 1))) : T(3);
+    }
+    for (int64_t i = 0; i < w.size(); ++i) w[i] = input(-1, 1);
+    for (int64_t i = 0; i < dh.size(); ++i) dh[i] = input(-1, 1);
+    for (int64_t i = 0; i < c.c; ++i) {
+      mean.push_back(c.mean + random.uniform(-0.1, 0.1));
+      scale.push_back(random.uniform(0.5, 1.5) * (i % 3 ? 1 : -1));
+      shift.push_back(random.uniform(-0.5, 0.5));
+      per_dy.push_back(random.uniform(-1, 1));
+    }
+  }
+
+  kernels::DenseNormalization norm() const { return {mean.data(), scale.data(), shift.data()}; }
+  kernels::DenseProductBackward backward() {
+    return {x.data(),        w.data(),  dh.data(),     per_dy.data(),
+            gradient.data(), dw.data(), sum_dy.data(), sum_dy_x.data()};
+  }
+};
+
+template <class S, class Want>
+void expect_close(std::span<const S> got, std::span<const Want> want, DType dtype, const DenseCase& c,
+                  const char* what) {
+  EXPECT_TRUE(close(got, want, tolerance(dtype), c.seed)) << what << " of " << c;
+}
+
+template <class S>
+void expect_equals_reference(const DenseCase& c) {
+  using Truth = std::conditional_t<sizeof(S) == 2, S, double>;
+  DenseTensors<S> got(c);
+  DenseTensors<Truth, S> want(c);
+  kernels::cpu::dense_product(c.layer<S>(), got.norm(), got.x.data(), got.w.data(), got.h.data());
+  kernels::cpu::dense_product_backward(c.layer<S>(), got.norm(), got.backward());
+  kernels::reference::dense_product(c.layer<Truth>(), want.norm(), want.x.data(), want.w.data(),
+                                    want.h.data());
+  kernels::reference::dense_product_backward(c.layer<Truth>(), want.norm(), want.backward());
+  const DType dtype = dtype_of<S>();
+  expect_close(got.h.values(), want.h.values(), dtype, c, "h");
+  expect_close(got.gradient.values(), want.gradient.values(), dtype, c, "gradient");
+  expect_close(got.dw.values(), want.dw.values(), dtype, c, "dw");
+  expect_close(std::span<const double>(got.sum_dy), std::span<const double>(want.sum_dy), dtype, c, "sum_dy");
+  expect_close(std::span<const double>(got.sum_dy_x), std::span<const double>(want.sum_dy_x), dtype, c,
+               "sum_dy_x");
+}
+
+template <class S>
+class DenseBlock : public ::testing::Test {};
+using StorageTypes = ::testing::Types<float, double, Float16, BFloat16>;
+TYPED_TEST_SUITE(DenseBlock, StorageTypes, TypeName);
+
+constexpr Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
+
+TYPED_TEST(DenseBlock, EqualsTheReferenceForChannelsAroundVectors) {
+  for (const Layout layout : kLayouts)
+    for (const int64_t c : {1, 7, 16, 31, 33, 50})
+      for (const int64_t out : {1, 12, 48, 65})
+        expect_equals_reference<TypeParam>({2, 21, c, c + 3, out, layout});
+}
+
+TYPED_TEST(DenseBlock, EqualsTheReferenceForImagesAroundVectors) {
+  for (const Layout layout : kLayouts)
+    for (const int64_t s : {1, 15, 16, 49, 300})
+      for (const Activation activation : {Activation::kReLU, Activation::kLeakyReLU, Activation::kIdentity})
+        expect_equals_reference<TypeParam>({3, s, 20, 20, 12, layout, activation, 0.5, s % 3});
+}
+
+TYPED_TEST(DenseBlock, EqualsTheReferenceInManyChunksAndSegments) {
+  for (const Layout layout : kLayouts)
+    expect_equals_reference<TypeParam>({9, 400, 40, 44, 24, layout, Activation::kLeakyReLU});
+}
+
+TYPED_TEST(DenseBlock, HasTheSameBytesForAnyNumberOfThreads) {
+  const int before = omp_get_max_threads();
+  for (const Layout layout : kLayouts) {
+    const DenseCase c{7, 300, 40, 44, 24, layout};
+    const auto run = [&](int threads) {
+      omp_set_num_threads(threads);
+      DenseTensors<TypeParam> t(c);
+      kernels::cpu::dense_product(c.layer<TypeParam>(), t.norm(), t.x.data(), t.w.data(), t.h.data());
+      kernels::cpu::dense_product_backward(c.layer<TypeParam>(), t.norm(), t.backward());
+      return t;
+    };
+    const auto one = run(1), three = run(3);
+    EXPECT_TRUE(same_bytes(three.h.values(), one.h.values()));
+    EXPECT_TRUE(same_bytes(three.dw.values(), one.dw.values()));
+    EXPECT_TRUE(same_bytes(three.gradient.values(), one.gradient.values()));
+    EXPECT_TRUE(same_bytes(std::span<const double>(three.sum_dy_x), std::span<const double>(one.sum_dy_x)));
+  }
+  omp_set_num_threads(before);
+}
+
+TYPED_TEST(DenseBlock, WritesOnlyWhatIsAskedFor) {
+  for (const Layout layout : kLayouts) {
+    const DenseCase c{2, 30, 20, 24, 12, layout};
+    DenseTensors<TypeParam> all(c), sums(c), weight(c);
+    kernels::cpu::dense_product_backward(c.layer<TypeParam>(), all.norm(), all.backward());
+    auto t = sums.backward();
+    t.dw = t.gradient = nullptr;
+    kernels::cpu::dense_product_backward(c.layer<TypeParam>(), sums.norm(), t);
+    EXPECT_EQ(sums.sum_dy, all.sum_dy);
+    EXPECT_TRUE(same_bytes(sums.gradient.values(), DenseTensors<TypeParam>(c).gradient.values()));
+    t = weight.backward();
+    t.gradient = nullptr, t.sum_dy = t.sum_dy_x = nullptr;
+    kernels::cpu::dense_product_backward(c.layer<TypeParam>(), weight.norm(), t);
+    EXPECT_TRUE(same_bytes(weight.dw.values(), all.dw.values()));
+  }
+}
+
+TYPED_TEST(DenseBlock, TakesWhatNormalizationOwesOffAFeaturesGradient) {
+  using S = TypeParam;
+  using Truth = std::conditional_t<sizeof(S) == 2, S, double>;
+  for (const Layout layout : kLayouts)
+    for (const int64_t count : {1, 12, 16, 33}) {
+      // Of a large mean, for which the deviation is to be taken first.
+      const DenseCase c{3, 50, count + 5, count + 7, 1, layout, Activation::kReLU, 100};
+      const auto run = [&]<class V>(DenseTensors<V, S> t, const auto& kernel) {
+        Buffer<V> df(c.n * count * c.s, 1);
+        kernel({c.n, c.s, 5, count, c.total, layout, dtype_of<V>()},
+               {t.mean.data() + 5, t.shift.data() + 5, t.scale.data() + 5}, t.x.data(), t.gradient.data(),
+               df.data());
+        return df;
+      };
+      const auto got = run(DenseTensors<S, S>(c), kernels::cpu::dense_feature_gradient);
+      const auto want = run(DenseTensors<Truth, S>(c), kernels::reference::dense_feature_gradient);
+      expect_close(got.values(), want.values(), dtype_of<S>(), c, "df");
+    }
+}
+
+}  // namespace
+}  // namespace palimpsest::testing
