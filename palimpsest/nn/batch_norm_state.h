@@ -94,6 +94,8 @@ class BatchNormState : public torch::nn::Cloneable<Derived> {
   at::Tensor running_mean, running_var;  ///< (C)
   at::Tensor num_batches_tracked;        ///< i64 scalar: training forwards so far
 
+  bool only_activation() const { return activation_only && !this->is_training(); }
+
  protected:
   /// Counts this batch (training mode only, and once: not again when a segment is recomputed) and says how
   /// the operator is to run.
@@ -120,7 +122,6 @@ class BatchNormState : public torch::nn::Cloneable<Derived> {
       return x.clone();  // whoever reads it may write over it
     return activate(x, options.activation(), options.activation_param());
   }
-  bool only_activation() const { return activation_only && !this->is_training(); }
 
   /// The fused layer, over x or out of place as the options (and what is kept) say.
   at::Tensor forward_fused(at::Tensor x, const ops::AbnOptions& layer,

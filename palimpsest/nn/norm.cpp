@@ -1,7 +1,6 @@
 #include "palimpsest/nn/norm.h"
 
 #include "palimpsest/nn/convolve.h"
-#include "palimpsest/ops/abn_conv.h"
 
 #include <torch/nn/functional/batchnorm.h>
 
@@ -50,10 +49,23 @@ at::Tensor NormImpl::forward(at::Tensor x) {
   ops::AbnOptions layer = begin_forward();
   if (strategy == Strategy::kStandard)
     return activate_(forward_standard(x, layer), layer.activation, layer.activation_param);
-  // Without an activation z is y: nothing is gained by keeping anything else.
-  layer.keep =
-      layer.activation == Activation::kIdentity ? ops::Kept::kOutput : keep_of(strategy, layer.activation);
+  layer.keep = kept(layer.activation);
   return forward_fused(std::move(x), layer);
+}
+
+ops::Kept NormImpl::kept(Activation activation) const {
+  // Without an activation z is y: nothing is gained by keeping anything else.
+  return activation == Activation::kIdentity ? ops::Kept::kOutput : keep_of(strategy, activation);
+}
+
+ops::NormalizationTensors NormImpl::tensors() const {
+  return {optional(weight), optional(bias), optional(running_mean), optional(running_var)};
+}
+
+ops::AbnOptions NormImpl::begin_operator() {
+  ops::AbnOptions layer = begin_forward();
+  layer.keep = kept(layer.activation);
+  return layer;
 }
 
 at::Tensor NormImpl::forward_into(at::Tensor x, torch::nn::Conv2d& conv) {
@@ -62,8 +74,7 @@ at::Tensor NormImpl::forward_into(at::Tensor x, torch::nn::Conv2d& conv) {
   if (!fused || only_activation()) return convolve(conv, forward(std::move(x)), strategy);
   ops::AbnOptions layer = begin_forward();
   layer.keep = keep_of(strategy, layer.activation);
-  const ops::NormalizationTensors norm{optional(weight), optional(bias), optional(running_mean),
-                                       optional(running_var)};
+  const ops::NormalizationTensors norm = tensors();
   const auto geometry = convolution_options(*conv);
   return options.in_place()
              ? ops::abn_conv_(std::move(x), norm, conv->weight, bias_of(*conv), geometry, layer)

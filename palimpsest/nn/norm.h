@@ -2,6 +2,7 @@
 
 #include "palimpsest/nn/batch_norm_state.h"
 #include "palimpsest/nn/strategy.h"
+#include "palimpsest/ops/abn_conv.h"
 
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/pimpl.h>
@@ -45,12 +46,18 @@ class NormImpl : public BatchNormState<NormImpl> {
   at::Tensor forward_sum(at::Tensor x, const at::Tensor& residual, bool relu_residual, Activation activation,
                          double activation_param);
 
+  /// For an operator that normalizes on its way (ops::dense_block, ops::concat_abn_conv): the tensors, and
+  /// what it is to do. Counts the batch, as forward does.
+  ops::NormalizationTensors tensors() const;
+  ops::AbnOptions begin_operator();
+
   void pretty_print(std::ostream& stream) const override;
 
   Strategy strategy;  ///< may be changed at any time between forward passes
 
  private:
   at::Tensor forward_standard(const at::Tensor& x, const ops::AbnOptions& layer);
+  ops::Kept kept(Activation activation) const;
 };
 
 TORCH_MODULE(Norm);

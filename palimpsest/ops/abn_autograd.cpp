@@ -69,7 +69,7 @@ at::Tensor kept_of(Kept keep, const at::Tensor& x, const AbnForwardResult& resul
 }
 
 void save(AutogradContext* ctx, at::Tensor kept, const AbnForwardArguments& a,
-          const AbnStatistics& statistics, std::initializer_list<at::Tensor> more) {
+          const AbnStatistics& statistics, at::ArrayRef<at::Tensor> more) {
   const AbnSettings& s = a.settings;
   const auto wants = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
   const bool only_scaled = !a.training && s.activation == Activation::kIdentity && !wants(s.weight) &&

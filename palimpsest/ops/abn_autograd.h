@@ -4,6 +4,7 @@
 #include "palimpsest/ops/abn_inner.h"
 #include "palimpsest/ops/check.h"
 
+#include <c10/util/ArrayRef.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <initializer_list>
@@ -37,7 +38,7 @@ at::Tensor kept_of(Kept keep, const at::Tensor& x, const AbnForwardResult& resul
 /// backward needs nothing of the input, and `kept` is not saved.
 inline constexpr int kSavedTensors = 8;
 void save(torch::autograd::AutogradContext* ctx, at::Tensor kept, const AbnForwardArguments& arguments,
-          const AbnStatistics& statistics, std::initializer_list<at::Tensor> more = {});
+          const AbnStatistics& statistics, at::ArrayRef<at::Tensor> more = {});
 AbnBackwardArguments saved_arguments(torch::autograd::AutogradContext* ctx);
 AbnBackwardArguments saved_arguments(torch::autograd::AutogradContext* ctx,
                                      const torch::autograd::variable_list& saved);

@@ -7,6 +7,7 @@
 #include "palimpsest/ops/degenerate.h"
 #include "palimpsest/ops/dtype.h"
 #include "palimpsest/ops/layout.h"
+#include "palimpsest/ops/running_statistics.h"
 #include "palimpsest/ops/side_channels.h"
 
 #include <ATen/ops/empty.h>
@@ -116,14 +117,12 @@ struct Running {
   /// After forward, which left these statistics of the batch.
   void move(const kernels::RunningStatistics& in_kernel, const at::Tensor& batch_mean,
             const at::Tensor& batch_var, double m) const {
-    if (!mean) return;
     if (in_kernel.mean) {
       mean->unsafeGetTensorImpl()->bump_version();
       var->unsafeGetTensorImpl()->bump_version();
       return;
     }
-    mean->lerp_(batch_mean.to(mean->scalar_type()), momentum);
-    var->lerp_((batch_var * (m / (m - 1))).to(var->scalar_type()), momentum);
+    move_running_statistics(mean, var, momentum, batch_mean, batch_var, m);
   }
 };
 

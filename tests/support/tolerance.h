@@ -43,6 +43,12 @@ constexpr Tolerance branch_tolerance(DType dtype) {
 constexpr Tolerance kNumericGradient{1e-7, 1e-6};
 constexpr double kNumericStep = 1e-5;
 
+/// A densely connected block by two of its forms: the same maths in another order, |got - want|_2 / |want|_2.
+constexpr double kSameMathsF64 = 1e-12;
+constexpr double kSameMathsF32 = 1e-5;
+/// The loss after some dozens of f64 steps by two forms, relative: rounding that training spreads.
+constexpr double kSameTraining = 1e-9;
+
 /// exp(v) - 1 and log(1 + u) of the vector kernels, in units in the last place of the result.
 constexpr double kExponentialUlp = 2;
 

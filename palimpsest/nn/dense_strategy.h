@@ -1,0 +1,24 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace palimpsest::nn {
+
+/// How a densely connected block spends memory; gradients and running statistics are the same.
+/// docs/memory.md tabulates them.
+enum class DenseStrategy {
+  kNaive,           ///< libtorch's layers, and each layer's gradients stay as long as the graph
+  kSharedGradient,  ///< libtorch's layers: concatenations and their normalizations are kept
+  kShared,          ///< both are made again in backward, in storages that all layers share
+  kCheckpoint,      ///< concatenation, normalization and 1x1 convolution are run again (memory::recompute)
+  kFused,           ///< ops::dense_block: no concatenation at all
+};
+
+/// "naive", "shared_gradient", "shared", "checkpoint", "fused". Throws Error(kUsage) with the nearest name.
+DenseStrategy parse_dense_strategy(std::string_view name);
+std::string to_string(DenseStrategy strategy);
+std::vector<std::string> dense_strategy_names();
+
+}  // namespace palimpsest::nn

@@ -1,0 +1,82 @@
+#pragma once
+
+#include "palimpsest/base/shape.h"
+#include "palimpsest/ops/abn_inner.h"
+#include "palimpsest/ops/dense_block.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+/// One layer of ops::dense_block, for those who differentiate by themselves: no autograd, no autocast.
+namespace palimpsest::ops {
+
+/// The features of all layers, and what is known of them: mean and biased variance of this batch, f64.
+struct DenseBuffer {
+  at::Tensor values;     ///< (N, C_total, H, W), dense in `layout`
+  at::Tensor mean, var;  ///< (C_total); undefined where no normalization asks for them
+  Layout layout = Layout::kNCHW;
+
+  int64_t per_channel() const { return values.numel() / values.size(1); }
+};
+
+/// What a normalization over a tensor of its own leaves for backward.
+struct DenseNormKept {
+  at::Tensor kept, side, mean, inv_std, branch;
+};
+
+/// What a layer leaves for backward, beside its parameters and its slot.
+struct DenseLayerKept {
+  DenseNormKept bottleneck, features;  ///< `features`: norm2 of post-activation order
+  at::Tensor mask_state;               ///< of the generator, before it drew the mask of dropout
+};
+inline constexpr int kDenseLayerTensors = 11;
+
+/// The gradients of a layer's parameters; undefined where not needed.
+struct DenseLayerGradients {
+  at::Tensor weight1, bias1, kernel1, weight2, bias2, kernel2;
+};
+
+/// What backward adds up over the readers of each channel: see kernels::DenseCorrection.
+struct DenseCorrections {
+  std::vector<double> constant, per_deviation;
+};
+
+/// A layer that reads the first `channels` of the buffer.
+class DenseLayerPass {
+ public:
+  DenseLayerPass(const DenseLayer& layer, const DenseBlockOptions& options, int64_t channels)
+      : l_(layer), options_(options), channels_(channels) {}
+
+  int64_t growth() const { return l_.kernel2.size(0); }
+
+  /// Writes the layer's slot of the buffer (with its statistics) and moves the running statistics.
+  DenseLayerKept forward(DenseBuffer& buffer, bool for_backward) const;
+
+  /// `gradient`: of the buffer's shape, in the type of the maths; the layer's share is added to the channels
+  /// that it reads (where `to_features`) and to `corrections`.
+  DenseLayerGradients backward(const DenseBuffer& buffer, const DenseLayerKept& kept,
+                               const at::Tensor& gradient, DenseCorrections& corrections, bool to_features,
+                               const DenseLayerGradients& wanted) const;
+
+ private:
+  struct Normalization {
+    std::vector<double> mean, inv_std, weight, scale, shift;
+  };
+  Normalization normalization(const DenseBuffer& buffer) const;
+  AbnSettings bottleneck_settings() const;
+
+  const DenseLayer& l_;
+  const DenseBlockOptions& options_;
+  int64_t channels_;
+};
+
+/// The gradient of `count` channels from `first` on, of the buffer's type, dense, when all readers have
+/// added.
+at::Tensor dense_feature_gradient(const DenseBuffer& buffer, int64_t first, int64_t count,
+                                  const at::Tensor& gradient, const DenseCorrections& corrections);
+
+/// Puts dense `values` into the channels from `first` on, and takes their statistics where those are kept.
+void put_features(DenseBuffer& buffer, int64_t first, const at::Tensor& values);
+
+}  // namespace palimpsest::ops

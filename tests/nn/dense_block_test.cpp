@@ -1,0 +1,337 @@
+#include "palimpsest/nn/dense_block.h"
+
+#include "palimpsest/memory/recompute.h"
+#include "tests/nn/dense_support.h"
+#include "tests/support/tolerance.h"
+
+#include <functional>
+#include <sstream>
+#include <thread>
+
+namespace palimpsest::nn {
+namespace {
+
+struct DenseCase {
+  NormOptions norm;
+  bool pre_activation;
+  Mode mode;
+  bool channels_last;
+};
+
+std::ostream& operator<<(std::ostream& out, const DenseCase& c) {
+  return out << to_string(c.norm.activation) << " " << to_string(c.norm.strategy)
+             << (c.pre_activation ? " pre-" : " post-") << "activation, mode " << static_cast<int>(c.mode)
+             << (c.channels_last ? " channels-last" : " NCHW");
+}
+
+void expect_equal(const std::vector<at::Tensor>& got, const std::vector<at::Tensor>& want, double limit,
+                  const std::string& what) {
+  ASSERT_EQ(got.size(), want.size()) << what;
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    ASSERT_EQ(got[i].defined(), want[i].defined()) << what << ", result " << i;
+    if (!want[i].defined()) continue;
+    EXPECT_EQ(got[i].scalar_type(), want[i].scalar_type()) << what << ", result " << i;
+    EXPECT_LE(relative_error(got[i], want[i]), limit) << what << ", result " << i;
+  }
+}
+
+const NormOptions kLeaky{Strategy::kInplace2, Activation::kLeakyReLU, 0.1};
+const NormOptions kExactReLU{Strategy::kStoreY, Activation::kReLU};
+
+std::vector<DenseCase> dense_cases() {
+  std::vector<DenseCase> cases;
+  for (const auto& norm : {kLeaky, kExactReLU})
+    for (const bool pre : {true, false})
+      for (const Mode mode : {Mode::kTraining, Mode::kEval, Mode::kFrozenNorms})
+        for (const bool channels_last : {false, true}) cases.push_back({norm, pre, mode, channels_last});
+  for (const auto strategy :
+       {Strategy::kCheckpoint, Strategy::kCheckpointNormalized, Strategy::kInplace1, Strategy::kInplace1Bit})
+    cases.push_back({{strategy, Activation::kLeakyReLU, 0.1}, true, Mode::kTraining, true});
+  return cases;
+}
+
+TEST(DenseBlock, EveryFormGivesTheSameOutputGradientsAndRunningStatistics) {
+  for (const auto dtype : {at::kDouble, at::kFloat})
+    for (const DenseCase& c : dense_cases()) {
+      std::vector<at::Tensor> want;
+      for (const auto form : kDenseForms) {
+        auto block = make_block(small_block(form, c.norm, c.pre_activation), dtype);
+        set_mode(*block, c.mode);
+        auto got = step(block, image(dtype, c.channels_last));
+        std::ostringstream what;
+        what << to_string(form) << " " << c << " " << dtype;
+        EXPECT_EQ(got[0].is_contiguous(at::MemoryFormat::ChannelsLast), c.channels_last) << what.str();
+        if (want.empty()) want = got;
+        expect_equal(got, want, dtype == at::kDouble ? testing::kSameMathsF64 : testing::kSameMathsF32,
+                     what.str());
+      }
+    }
+}
+
+TEST(DenseBlock, SixteenBitsAreAsNearToTheTruthAsTheLayersOfLibtorch) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const bool channels_last : {false, true}) {
+      const auto run = [&](DenseStrategy form, at::ScalarType type) {
+        // Parameters that both types hold. With little of a kink: a value that rounding takes to the other
+        // side of it changes the gradient by more than any arithmetic.
+        auto block = make_block(small_block(form, {Strategy::kStoreY, Activation::kLeakyReLU, 0.9}), dtype);
+        block->to(type);
+        return step(block, image(dtype, channels_last).to(type));
+      };
+      const auto truth = run(DenseStrategy::kNaive, at::kDouble), plain = run(DenseStrategy::kNaive, dtype),
+                 fused = run(DenseStrategy::kFused, dtype);
+      const auto limit = testing::tolerance(dtype == at::kHalf ? DType::f16 : DType::bf16).relative_l2;
+      for (std::size_t i = 0; i < truth.size(); ++i)
+        EXPECT_LE(relative_error(fused[i], truth[i]), 1.5 * relative_error(plain[i], truth[i]) + limit)
+            << dtype << " result " << i << (channels_last ? " channels-last" : " NCHW");
+    }
+}
+
+TEST(DenseBlock, NumericGradientsOfEveryParameterAndTheInput) {
+  for (const bool pre : {true, false}) {
+    auto options = small_block(DenseStrategy::kFused, kLeaky, pre);
+    options.in = 3, options.layers = 2, options.growth = 2, options.bottleneck = 2;
+    auto block = make_block(options);
+    at::Tensor x = image(at::kDouble, true, 2, 3, 3, 4).requires_grad_();
+    torch::manual_seed(7);
+    const at::Tensor probe = torch::randn({2, 7, 3, 4}, torch::kFloat64);
+    const auto loss = [&] { return (block->forward(x) * probe).sum(); };
+    loss().backward();
+    auto tensors = block->parameters();
+    tensors.push_back(x);
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      torch::NoGradGuard no_grad;
+      at::Tensor numeric = torch::empty(tensors[t].sizes(), torch::kFloat64);
+      // A copy that is put back: channels-last views flatten only through one.
+      const at::Tensor value = tensors[t].detach().clone();
+      for (int64_t i = 0; i < value.numel(); ++i) {
+        const auto at = [&](double step) {
+          at::Tensor moved = value.contiguous().clone();
+          moved.view({-1})[i] += step;
+          tensors[t].copy_(moved);
+          return loss().item<double>();
+        };
+        numeric.view({-1})[i] =
+            (at(testing::kNumericStep) - at(-testing::kNumericStep)) / (2 * testing::kNumericStep);
+      }
+      tensors[t].copy_(value);
+      EXPECT_LE(relative_error(tensors[t].grad(), numeric), testing::kNumericGradient.relative_l2)
+          << "tensor " << t << (pre ? ", pre-activation" : ", post-activation");
+    }
+  }
+}
+
+TEST(DenseBlock, DropoutDrawsTheSameMasksAgain) {
+  for (const bool pre : {true, false})
+    for (const bool channels_last : {false, true}) {
+      std::vector<at::Tensor> want;
+      at::Tensor state;
+      for (const auto form : kDenseForms) {
+        auto options = small_block(form, kLeaky, pre);
+        options.dropout = 0.3;
+        auto block = make_block(options);
+        const auto got = step(block, image(at::kDouble, channels_last));
+        if (want.empty()) want = got;
+        expect_equal(got, want, testing::kSameMathsF64, to_string(form));
+        // Other numbers drawn between forward and backward change nothing.
+        const at::Tensor x = image(at::kDouble, channels_last).requires_grad_();
+        torch::manual_seed(5);
+        const at::Tensor out = block->forward(x);
+        torch::manual_seed(7);
+        const at::Tensor probe = torch::randn(out.sizes(), torch::kFloat64);
+        torch::rand({1000});
+        EXPECT_LE(relative_error(torch::autograd::grad({(out * probe).sum()}, {x})[0], want[1]),
+                  testing::kSameMathsF64);
+        block->eval();
+        EXPECT_TRUE(torch::equal(block->forward(x), block->forward(x))) << "no mask in eval mode";
+      }
+    }
+}
+
+TEST(DenseBlock, TheLossesOfATrainingAreTheSame) {
+  constexpr int kSteps = 30;
+  std::vector<double> want;
+  for (const auto form : kDenseForms) {
+    auto block = make_block(small_block(form, kExactReLU));
+    torch::optim::SGD sgd(block->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
+    std::vector<double> losses;
+    torch::manual_seed(2);
+    for (int i = 0; i < kSteps; ++i) {
+      const at::Tensor x = torch::randn({3, 5, 6, 6}, torch::kFloat64);
+      sgd.zero_grad();
+      const at::Tensor loss = (block->forward(x).mean(at::IntArrayRef{2, 3}) - 1).square().mean();
+      loss.backward();
+      sgd.step();
+      losses.push_back(loss.item<double>());
+    }
+    if (want.empty()) want = losses;
+    for (int i = 0; i < kSteps; ++i)
+      EXPECT_NEAR(losses[i], want[i], testing::kSameTraining * std::abs(want[i]))
+          << to_string(form) << ", step " << i;
+    EXPECT_LT(losses.back(), losses.front());
+  }
+}
+
+TEST(DenseBlock, GradientsMayBeExpandedSlicedAccumulatedOrOfViews) {
+  using Loss = std::function<at::Tensor(const at::Tensor&)>;
+  const std::vector<Loss> losses{
+      [](const at::Tensor& out) { return out.sum(); },
+      [](const at::Tensor& out) { return out.narrow(1, 4, 6).square().sum(); },
+      [](const at::Tensor& out) {
+        return (out * out.transpose(2, 3).contiguous().transpose(2, 3)).sum() + out.mean();
+      },
+  };
+  for (const Loss& loss : losses) {
+    std::vector<at::Tensor> results[2];
+    for (const auto form : {DenseStrategy::kSharedGradient, DenseStrategy::kFused}) {
+      auto block = make_block(small_block(form, kLeaky));
+      const at::Tensor base = image(at::kDouble, false, 2, 7, 6, 6).requires_grad_();
+      // A view with strides that no kernel reads.
+      loss(block->forward(base.transpose(2, 3).narrow(1, 1, 5))).backward();
+      auto& r = results[form == DenseStrategy::kFused];
+      r.push_back(base.grad());
+      for (const auto& p : block->parameters()) r.push_back(p.grad());
+    }
+    expect_equal(results[1], results[0], testing::kSameMathsF64, "loss");
+  }
+}
+
+TEST(DenseBlock, OnlyTheGradientsThatAreAskedForAreComputed) {
+  auto block = make_block(small_block(DenseStrategy::kFused, kLeaky));
+  const auto all = step(block, image(at::kDouble));
+  auto parameters = block->parameters();
+  for (std::size_t wanted = 0; wanted < parameters.size(); ++wanted) {
+    auto fresh = make_block(small_block(DenseStrategy::kFused, kLeaky));
+    auto of_fresh = fresh->parameters();
+    for (std::size_t i = 0; i < of_fresh.size(); ++i) of_fresh[i].set_requires_grad(i == wanted);
+    const at::Tensor out = fresh->forward(image(at::kDouble));
+    torch::manual_seed(7);
+    (out * torch::randn(out.sizes(), torch::kFloat64)).sum().backward();
+    for (std::size_t i = 0; i < of_fresh.size(); ++i) EXPECT_EQ(of_fresh[i].grad().defined(), i == wanted);
+    EXPECT_TRUE(torch::equal(of_fresh[wanted].grad(), all[2 + wanted])) << "parameter " << wanted;
+  }
+}
+
+TEST(DenseBlock, ARetainedGraphGivesTheSameAgainAndAReleasedOneLibtorchsError) {
+  for (const auto form : kDenseForms) {
+    auto block = make_block(small_block(form, kLeaky));
+    const at::Tensor x = image(at::kDouble).requires_grad_();
+    const at::Tensor loss = block->forward(x).square().sum();
+    loss.backward({}, /*retain_graph=*/true);
+    const at::Tensor once = x.grad().clone();
+    loss.backward();
+    EXPECT_LE(relative_error(x.grad(), 2 * once), testing::kSameMathsF64) << to_string(form);
+    try {
+      loss.backward();
+      ADD_FAILURE() << "no error from " << to_string(form);
+    } catch (const c10::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("second time"), std::string::npos) << error.what();
+    }
+  }
+}
+
+TEST(DenseBlock, NoticesThatItsOutputOrAParameterWasWrittenOver) {
+  for (const bool output : {true, false}) {
+    auto block = make_block(small_block(DenseStrategy::kFused, kLeaky));
+    at::Tensor out = block->forward(image(at::kDouble).requires_grad_());
+    const at::Tensor loss = out.sum();
+    {
+      torch::NoGradGuard no_grad;
+      if (output)
+        out.mul_(2);
+      else
+        block->parameters()[2].mul_(2);
+    }
+    try {
+      loss.backward();
+      ADD_FAILURE() << "no error";
+    } catch (const c10::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("modified by an inplace operation"), std::string::npos)
+          << error.what();
+    }
+  }
+}
+
+TEST(DenseBlock, WithinARecomputedSegmentItIsTheSame) {
+  for (const auto form : kDenseForms) {
+    std::vector<at::Tensor> results[2];
+    for (const bool again : {false, true}) {
+      auto options = small_block(form, kLeaky);
+      options.dropout = 0.2;
+      auto block = make_block(options);
+      const at::Tensor x = image(at::kDouble).requires_grad_();
+      torch::manual_seed(5);
+      const at::Tensor out = again ? memory::recompute(block, x) : block->forward(x);
+      out.square().sum().backward();
+      results[again] = {out.detach(), x.grad()};
+      for (const auto& p : block->parameters()) results[again].push_back(p.grad());
+      for (const auto& b : block->buffers()) results[again].push_back(b);
+    }
+    for (std::size_t i = 0; i < results[0].size(); ++i)
+      EXPECT_TRUE(torch::equal(results[1][i], results[0][i])) << to_string(form) << ", result " << i;
+  }
+}
+
+TEST(DenseBlock, ThreadsHaveTheirOwnBlocksAndShareOne) {
+  auto block = make_block(small_block(DenseStrategy::kFused, kLeaky));
+  block->eval();  // running statistics are not shared
+  const auto run = [&](uint64_t seed) {
+    const at::Tensor x = torch::full({2, 5, 6, 7}, static_cast<double>(seed), torch::kFloat64)
+                             .mul_(torch::linspace(-1, 1, 7, torch::kFloat64))
+                             .requires_grad_();
+    return torch::autograd::grad({block->forward(x).square().sum()}, {x})[0];
+  };
+  std::vector<at::Tensor> want, got(6);
+  for (uint64_t i = 0; i < got.size(); ++i) want.push_back(run(i));
+  std::vector<std::thread> threads;
+  for (uint64_t i = 0; i < got.size(); ++i) threads.emplace_back([&, i] { got[i] = run(i); });
+  for (auto& thread : threads) thread.join();
+  for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(torch::equal(got[i], want[i])) << "thread " << i;
+}
+
+TEST(DenseBlock, RefusesWhatItsFormCannotDo) {
+  const auto error = [](DenseStrategy form, const NormOptions& norm, auto change) {
+    auto options = small_block(form, norm);
+    change(options);
+    return usage_error([&] { DenseBlock block(options); });
+  };
+  const auto nothing = [](DenseBlockOptions&) {};
+  EXPECT_NE(error(DenseStrategy::kFused, {Strategy::kStandard, Activation::kReLU}, nothing).find("'store_y'"),
+            std::string::npos);
+  EXPECT_NE(error(DenseStrategy::kFused, {Strategy::kStoreY, Activation::kSiLU}, nothing).find("'silu'"),
+            std::string::npos);
+  EXPECT_NE(error(DenseStrategy::kShared, {Strategy::kInplace2, Activation::kReLU}, nothing).find("inverted"),
+            std::string::npos);
+  EXPECT_NE(error(DenseStrategy::kShared, kLeaky, [](auto& o) { o.layers = 0; }).find("layers = 0"),
+            std::string::npos);
+  EXPECT_NE(error(DenseStrategy::kShared, kLeaky, [](auto& o) { o.dropout = 1; }).find("dropout"),
+            std::string::npos);
+  EXPECT_NE(usage_error([] { parse_dense_strategy("fuse"); }).find("'fused'"), std::string::npos);
+}
+
+TEST(DenseBlock, AnswersAWrongInputInOneLine) {
+  auto block = make_block(small_block(DenseStrategy::kFused, kLeaky));
+  const auto message = [&](const at::Tensor& x) {
+    try {
+      block->forward(x);
+    } catch (const c10::Error& error) {
+      return std::string(error.what_without_backtrace());
+    }
+    ADD_FAILURE() << "no error";
+    return std::string();
+  };
+  EXPECT_NE(message(torch::zeros({2, 4, 6, 6}, torch::kFloat64))
+                .find("[dense_block] conv1 must be 1x1 and read all 4"),
+            std::string::npos);
+  EXPECT_NE(message(torch::zeros({2, 5, 6}, torch::kFloat64)).find("must be (N, C, H, W)"),
+            std::string::npos);
+  EXPECT_NE(message(torch::zeros({2, 5, 6, 6})).find("x's type"), std::string::npos);
+  EXPECT_NE(message(torch::zeros({1, 5, 1, 1}, torch::kFloat64)).find("more than one value per channel"),
+            std::string::npos);
+  EXPECT_NE(message(torch::zeros({2, 5, 6, 6}, at::TensorOptions().device(at::kMeta).dtype(at::kDouble)))
+                .find("for the CPU alone"),
+            std::string::npos);
+}
+
+}  // namespace
+}  // namespace palimpsest::nn
