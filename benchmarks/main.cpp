@@ -11,6 +11,8 @@ int main(int argc, char** argv) {
   static const std::map<std::string, int (*)(int, char**)> kPrograms = {
       {"bench_block_time", benchmarks::block_time::run},
       {"bench_convolution_time", benchmarks::convolution_time::run},
+      {"bench_densenet_bytes", benchmarks::densenet_bytes::run},
+      {"bench_densenet_time", benchmarks::densenet_time::run},
       {"bench_kept_bytes", benchmarks::kept_bytes::run},
       {"bench_layer_time", benchmarks::layer_time::run},
       {"bench_max_pool_time", benchmarks::max_pool_time::run},

@@ -80,6 +80,12 @@ int run(int argc, char** argv);
 namespace convolution_time {
 int run(int argc, char** argv);
 }
+namespace densenet_bytes {
+int run(int argc, char** argv);
+}
+namespace densenet_time {
+int run(int argc, char** argv);
+}
 namespace kept_bytes {
 int run(int argc, char** argv);
 }

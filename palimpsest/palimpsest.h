@@ -12,6 +12,8 @@
 ///                               checkpointing
 ///   ops::abn, ops::abn_         the same layer as a function on tensors; ops::abn_conv: with the convolution
 ///                               behind it; ops::max_pool2d: one byte an output
+///   nn::DenseBlock              a densely connected block by any of five forms; ops::dense_block: without a
+///                               concatenation, as a function on tensors
 ///   nn::state_dict              every tensor of a module by name, in the order of Python's state_dict()
 ///
 /// Training loops, data, files and the command line have headers of their own below
@@ -23,6 +25,7 @@
 #include "palimpsest/memory/timeline.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/convolve.h"
+#include "palimpsest/nn/dense_block.h"
 #include "palimpsest/nn/inplace_abn.h"
 #include "palimpsest/nn/model.h"
 #include "palimpsest/nn/norm.h"
@@ -30,4 +33,5 @@
 #include "palimpsest/ops/abn.h"
 #include "palimpsest/ops/abn_conv.h"
 #include "palimpsest/ops/convolve.h"
+#include "palimpsest/ops/dense_block.h"
 #include "palimpsest/ops/max_pool.h"

@@ -152,6 +152,7 @@ std::shared_ptr<nn::Model> make_model(const Options& options) {
   model_options.activation = nn::parse_activation(m.activation);
   model_options.activation_param = m.slope;
   model_options.output_stride = m.output_stride;
+  if (m.dense_strategy != "auto") model_options.dense_strategy = nn::parse_dense_strategy(m.dense_strategy);
   torch::manual_seed(static_cast<uint64_t>(options.train.seed));
   return models::make(m.name, model_options);
 }
@@ -200,6 +201,7 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.resume = options.run.resume;
   t.config = to_toml(options);
   t.metadata = {{"model", options.model.name}, {"strategy", options.model.strategy}};
+  if (options.model.name.starts_with("densenet")) t.metadata["dense_strategy"] = options.model.dense_strategy;
   t.quiet = options.output.quiet;
   return t;
 }

@@ -2,6 +2,7 @@
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/layers.h"
 #include "palimpsest/memory/meter.h"
+#include "palimpsest/nn/dense_block.h"
 #include "palimpsest/nn/strategy.h"
 #include "palimpsest/train/loss.h"
 #include "palimpsest/train/tensor_format.h"
@@ -56,13 +57,18 @@ StrategyMemory measure(Options options, const std::string& strategy) {
           static_cast<double>(meter_of_step.peak_bytes()) / kMB};
 }
 
-/// Every strategy that the activation allows, once: an alias is no other strategy.
-std::vector<std::string> strategies(nn::Activation activation) {
+/// Every strategy that the activation and the dense strategy allow, once: an alias is no other strategy.
+std::vector<std::string> strategies(const Options::Model& model) {
+  const auto activation = nn::parse_activation(model.activation);
   std::vector<std::string> names;
   std::set<nn::Strategy> seen;
-  for (const auto& name : nn::strategy_names())
-    if (nn::fits(nn::parse_strategy(name), activation) && seen.insert(nn::parse_strategy(name)).second)
-      names.push_back(name);
+  for (const auto& name : nn::strategy_names()) {
+    const auto strategy = nn::parse_strategy(name);
+    const bool fits = model.dense_strategy == "auto"
+                          ? nn::fits(strategy, activation)
+                          : nn::fits(nn::parse_dense_strategy(model.dense_strategy), strategy, activation);
+    if (fits && seen.insert(strategy).second) names.push_back(name);
+  }
   return names;
 }
 
@@ -116,7 +122,10 @@ int run_info(const Options& options) {
   std::vector<LayerInfo> layers;
   int64_t parameters = 0;
   {
-    const auto model = make_model(options);
+    Options listed = options;
+    // `fused` runs a whole block as one operator, in which no layer can be seen.
+    if (options.model.name.starts_with("densenet")) listed.model.dense_strategy = "shared_gradient";
+    const auto model = make_model(listed);
     const auto format = train::TensorFormat::parse(options.train.dtype, options.train.channels_last);
     format.convert(*model);
     model->eval();
@@ -125,8 +134,7 @@ int run_info(const Options& options) {
     for (const auto& p : model->parameters()) parameters += p.numel();
   }  // its weights would count in every peak
   std::vector<StrategyMemory> memory;
-  for (const auto& strategy : strategies(nn::parse_activation(options.model.activation)))
-    memory.push_back(measure(options, strategy));
+  for (const auto& strategy : strategies(options.model)) memory.push_back(measure(options, strategy));
   if (options.run.json) {
     std::cout << to_json(options, layers, parameters, memory).dump() << std::endl;
   } else {

@@ -34,6 +34,7 @@ struct Options {
     int64_t classes = 0;                   ///< 0: as the data set says (image_folder, generated)
     std::vector<std::string> class_names;  ///< empty: as the data set says
     std::string strategy = "inplace_2";
+    std::string dense_strategy = "auto";
     std::string activation = "leaky_relu";
     double slope = 0.01;  ///< leaky ReLU's slope or ELU's alpha
     int64_t output_stride = 16;

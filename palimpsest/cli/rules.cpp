@@ -2,6 +2,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/cli/settings.h"
 #include "palimpsest/nn/activation.h"
+#include "palimpsest/nn/dense_block.h"
 #include "palimpsest/nn/strategy.h"
 
 #include <set>
@@ -48,6 +49,16 @@ bool segments(const Options& options) {
   return options.model.name.starts_with("deeplabv3_");
 }
 
+bool is_dense(const Options& options) {
+  return options.model.name.starts_with("densenet");
+}
+
+void check_dense_pair(const Options& options, const std::string& strategy) {
+  if (!is_dense(options) || options.model.dense_strategy == "auto") return;
+  nn::check_dense(nn::parse_dense_strategy(options.model.dense_strategy), nn::parse_strategy(strategy),
+                  nn::parse_activation(options.model.activation));
+}
+
 [[noreturn]] void refuse(const std::string& message) {
   throw Error(ErrorKind::kUsage, message);
 }
@@ -76,6 +87,9 @@ std::string void_reason(const Options& options, const Setting& s) {
     return "needs " + both_names(setting("optimizer.weight_decay")) + " > 0, which is 0";
   if (id == "model.output_stride" && !segments(options))
     return "needs a segmentation model (deeplabv3_...) as " + both_names(setting("model.name")) +
+           ", which is " + options.model.name;
+  if (id == "model.dense_strategy" && !is_dense(options))
+    return "needs a densely connected network (densenet...) as " + both_names(setting("model.name")) +
            ", which is " + options.model.name;
   if (id == "model.reset_classifier" && options.model.reset_classifier && options.model.weights.empty())
     return "needs " + both_names(setting("model.weights")) + ", which is not given";
@@ -124,6 +138,7 @@ void check_combinations(const Options& options, const Options& before) {
   nn::check_pair(nn::parse_strategy(options.model.strategy), activation);
   for (const auto& strategy : options.compare.strategies)
     nn::check_pair(nn::parse_strategy(strategy), activation);
+  check_dense_pair(options, options.model.strategy);
   const auto& names = options.model.class_names;
   if (!names.empty() && options.model.classes > 0 &&
       static_cast<int64_t>(names.size()) != options.model.classes)

@@ -3,6 +3,7 @@
 #include "palimpsest/models/registry.h"
 #include "palimpsest/models/weights.h"
 #include "palimpsest/nn/activation.h"
+#include "palimpsest/nn/dense_strategy.h"
 #include "palimpsest/nn/strategy.h"
 
 #include <stdexcept>
@@ -38,6 +39,11 @@ std::vector<std::string> data_kinds() {
 std::vector<std::string> dtypes() {
   return {"f32", "f64"};
 }
+std::vector<std::string> dense_strategies() {
+  auto names = nn::dense_strategy_names();
+  names.insert(names.begin(), "auto");
+  return names;
+}
 std::vector<std::string> losses() {
   return {"cross_entropy", "bootstrap"};
 }
@@ -48,7 +54,7 @@ std::vector<std::string> losses() {
 std::vector<Setting> make_settings() {
   return {
       {"model", "name", "model", "<name>", "network", kNamesModel, PALIMPSEST_FIELD(model.name), kAny,
-       models::names},
+       models::names, models::is_name},
       {"model", "classes", "classes", "<count>", "classes; 0: as the data set (import: the file) says",
        kNamesModel, PALIMPSEST_FIELD(model.classes), kNotNegative},
       {"model", "class_names", "class-names", "<name,name,...>",
@@ -56,6 +62,9 @@ std::vector<Setting> make_settings() {
        PALIMPSEST_FIELD(model.class_names)},
       {"model", "strategy", "strategy", "<name>", "how a block spends memory; gradients are the same",
        kOneStrategy, PALIMPSEST_FIELD(model.strategy), kAny, nn::strategy_names},
+      {"model", "dense_strategy", "dense-strategy", "<name>",
+       "how a block of a densenet spends memory; auto: as the strategy goes", kMakesModel,
+       PALIMPSEST_FIELD(model.dense_strategy), kAny, dense_strategies},
       {"model", "activation", "activation", "<name>", "activation after every normalization", kNamesModel,
        PALIMPSEST_FIELD(model.activation), kAny, nn::activation_names},
       {"model", "slope", "slope", "<factor>", "leaky ReLU's slope below zero, or ELU's alpha", kNamesModel,

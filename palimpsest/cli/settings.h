@@ -36,6 +36,7 @@ struct Setting {
   Field field;
   Range range = {};
   std::vector<std::string> (*choices)() = nullptr;  ///< allowed texts
+  bool (*is_choice)(const std::string&) = nullptr;  ///< where more than those are allowed
 
   std::string id() const { return table.empty() ? flag : table + "." + key; }
   bool is_switch() const { return std::holds_alternative<bool& (*)(Options&)>(field); }

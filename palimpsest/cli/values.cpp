@@ -85,6 +85,7 @@ void check_choice(const Setting& setting, const std::string& name, const std::st
   if (!setting.choices) return;
   const auto known = setting.choices();
   if (std::find(known.begin(), known.end(), name) != known.end()) return;
+  if (setting.is_choice && setting.is_choice(name)) return;
   throw Error(ErrorKind::kUsage, where + ": " + unknown_name_message(setting.flag, name, known));
 }
 

@@ -16,9 +16,9 @@ at::Tensor Backbone::forward(const at::Tensor& images) {
   return fc_->forward(activated.mean({2, 3}));
 }
 
-void Backbone::register_classifier(int64_t features, int64_t classes) {
+void Backbone::register_classifier(int64_t features, int64_t classes, const std::string& name) {
   feature_channels_ = features;
-  if (classes > 0) fc_ = register_module("fc", torch::nn::Linear(features, classes));
+  if (classes > 0) fc_ = register_module(name, torch::nn::Linear(features, classes));
 }
 
 void check_images(const std::string& model, const at::Tensor& images) {

@@ -1,11 +1,13 @@
 #pragma once
 
+#include "palimpsest/nn/dense_strategy.h"
 #include "palimpsest/nn/model.h"
 #include "palimpsest/nn/norm.h"
 
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>
 
+#include <optional>
 #include <string>
 
 namespace palimpsest::models {
@@ -16,6 +18,8 @@ struct BackboneOptions {
   int64_t output_stride =
       32;  ///< pixels of the image per feature: 32, or 16 or 8 by dilating the last stages
   nn::NormOptions norm;
+  /// Of densely connected networks alone; none: default_dense_strategy (models/densenet.h).
+  std::optional<nn::DenseStrategy> dense_strategy = std::nullopt;
 };
 
 /// A classification network whose body can also serve a segmentation head.
@@ -25,13 +29,13 @@ class Backbone : public nn::Model {
   virtual at::Tensor features(const at::Tensor& images) = 0;
   int64_t feature_channels() const { return feature_channels_; }
 
-  /// Global average of the features, then `fc`: logits (N, classes).
+  /// Global average of the features, then the classifier: logits (N, classes).
   at::Tensor forward(const at::Tensor& images) override;
   bool segments() const override { return false; }
 
  protected:
-  /// Registers `fc` (call it last: names come in the order of registration).
-  void register_classifier(int64_t features, int64_t classes);
+  /// Registers the classifier (call it last: names come in the order of registration).
+  void register_classifier(int64_t features, int64_t classes, const std::string& name = "fc");
 
  private:
   int64_t feature_channels_ = 0;

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/models/deeplab.h"
+#include "palimpsest/models/densenet.h"
 #include "palimpsest/models/residual.h"
 #include "palimpsest/models/resnet.h"
 #include "palimpsest/models/resnext_preact.h"
@@ -29,6 +30,8 @@ std::vector<Site> sites(const torch::nn::Module& module) {
   if (module.as<Bottleneck>())
     return {{{"conv1"}, "bn1"}, {{"conv2"}, "bn2"}, {{"conv3"}, "bn3"}, {{"downsample.0"}, "downsample.1"}};
   if (module.as<PreactBottleneck>()) return {{{"convs.conv1"}, "convs.bn2"}, {{"convs.conv2"}, "convs.bn3"}};
+  if (module.as<DenseNet>()) return {{{"features.conv0"}, "features.norm0"}};
+  if (module.as<nn::DenseLayerImpl>()) return {{{"conv1"}, "norm2"}};
   if (module.as<DeepLabV3Head>())
     return {{{"map_convs.0", "map_convs.1", "map_convs.2", "map_convs.3"}, "map_bn"},
             {{"global_pooling_conv"}, "global_pooling_bn"},

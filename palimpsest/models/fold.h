@@ -19,6 +19,7 @@ struct FoldReport {
 /// parameters nor buffers remain of the normalization. The logits stay the same but for rounding.
 ///   ResNet, ResNeXt        all: conv1 takes bn1, downsample.0 takes downsample.1, ...
 ///   pre-activation         convs.bn2 and convs.bn3; bn1 and bn_out follow sums and are kept
+///   DenseNet               norm0 and norm2 of every layer; the others follow concatenations and are kept
 ///   DeepLabV3's head       all: map_bn is shared out to the four map_convs, red_bn's scale to both
 ///                          convolutions of the sum that it reads
 /// Takes the model over: its weights are changed in place, it is not to be used by itself any more. The

@@ -3,9 +3,11 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/models/deeplab.h"
+#include "palimpsest/models/densenet.h"
 #include "palimpsest/models/resnet.h"
 #include "palimpsest/models/resnext_preact.h"
 
+#include <algorithm>
 #include <functional>
 #include <utility>
 
@@ -29,6 +31,22 @@ Entry preact(const std::string& name, std::array<int64_t, 4> blocks) {
   return {name, [name, blocks](const BackboneOptions& o) {
             return std::make_shared<PreactResNeXt>(name, blocks, o);
           }};
+}
+
+Entry dense(const DenseNetShape& shape) {
+  return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<DenseNet>(shape, o); }};
+}
+
+/// Classification alone.
+const std::vector<Entry>& densenets() {
+  static const std::vector<Entry> entries = {
+      dense({"densenet121", {6, 12, 24, 16}, 32}), dense({"densenet161", {6, 12, 36, 24}, 48}),
+      dense({"densenet169", {6, 12, 32, 32}, 32}), dense({"densenet201", {6, 12, 48, 32}, 32}),
+      dense({"densenet232", {6, 12, 48, 48}, 32}), dense({"densenet232_k48", {6, 12, 48, 48}, 48}),
+      dense({"densenet264", {6, 12, 64, 48}, 32}), dense({"densenet264_k48", {6, 12, 64, 48}, 48}),
+      dense(*small_densenet("densenet_bc40_k12")), dense(*small_densenet("densenet_bc100_k12")),
+  };
+  return entries;
 }
 
 const std::vector<Entry>& backbones() {
@@ -78,9 +96,24 @@ std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& opt
     if (entry.name != backbone) continue;
     check(name, segments, options);
     const nn::NormOptions norm{options.strategy, options.activation, options.activation_param};
-    if (!segments) return entry.make({options.classes, 32, norm});
-    return std::make_shared<DeepLabV3>(entry.make({0, options.output_stride, norm}), options.classes, norm);
+    if (options.dense_strategy)
+      throw Error(ErrorKind::kUsage, "model '" + name +
+                                         "' has no densely connected blocks and takes no dense "
+                                         "strategy, got " +
+                                         nn::to_string(*options.dense_strategy) +
+                                         "; leave it out, or take a densenet");
+    if (!segments) return entry.make({options.classes, 32, norm, std::nullopt});
+    return std::make_shared<DeepLabV3>(entry.make({0, options.output_stride, norm, std::nullopt}),
+                                       options.classes, norm);
   }
+  const auto make_dense = [&](const Entry& entry) {
+    check(name, false, options);
+    const nn::NormOptions norm{options.strategy, options.activation, options.activation_param};
+    return entry.make({options.classes, 32, norm, options.dense_strategy});
+  };
+  for (const auto& entry : densenets())
+    if (entry.name == name) return make_dense(entry);
+  if (const auto shape = small_densenet(name)) return make_dense(dense(*shape));
   throw Error(ErrorKind::kUsage, unknown_name_message("model", name, names()));
 }
 
@@ -88,7 +121,13 @@ std::vector<std::string> names() {
   std::vector<std::string> all;
   for (const auto& entry : backbones()) all.push_back(entry.name);
   for (const auto& entry : backbones()) all.push_back(std::string(kDeepLabPrefix) + entry.name);
+  for (const auto& entry : densenets()) all.push_back(entry.name);
   return all;
+}
+
+bool is_name(const std::string& name) {
+  const auto all = names();
+  return std::find(all.begin(), all.end(), name) != all.end() || small_densenet(name).has_value();
 }
 
 }  // namespace palimpsest::models

@@ -17,13 +17,14 @@ namespace palimpsest::models {
 namespace {
 
 constexpr std::string_view kBody = "body.";
+constexpr std::string_view kDense = "features.denseblock1.";
 
 bool is_counter(const std::string& key) {
   return key.ends_with("num_batches_tracked");
 }
 
 bool is_classifier(const std::string& key) {
-  return key.starts_with("fc.") || key.starts_with("cls.");
+  return key.starts_with("fc.") || key.starts_with("cls.") || key.starts_with("classifier.");
 }
 
 std::map<std::string, at::Tensor> by_key(const NamedTensors& tensors) {
@@ -89,7 +90,8 @@ int64_t unwrap(NamedTensors& tensors) {
 
 std::optional<int64_t> class_count(const NamedTensors& tensors) {
   for (const auto& [key, tensor] : tensors)
-    if ((key == "fc.weight" || key == "cls.weight") && tensor.dim() > 0 && tensor.size(0) > 0)
+    if ((key == "fc.weight" || key == "cls.weight" || key == "classifier.weight") && tensor.dim() > 0 &&
+        tensor.size(0) > 0)
       return tensor.size(0);
   return std::nullopt;
 }
@@ -103,8 +105,10 @@ std::string fitting_model(const NamedTensors& tensors) {
   if (!classes) return "";
   const bool segments = std::any_of(tensors.begin(), tensors.end(),
                                     [](const auto& entry) { return entry.first.starts_with(kBody); });
+  const bool dense = std::any_of(tensors.begin(), tensors.end(),
+                                 [](const auto& entry) { return entry.first.starts_with(kDense); });
   for (const std::string& name : names()) {
-    if (name.starts_with("deeplabv3_") != segments) continue;
+    if (name.starts_with("deeplabv3_") != segments || name.starts_with("densenet") != dense) continue;
     ModelOptions options;
     options.classes = *classes;
     if (compare(tensors, *make(name, options)).empty()) return name;

@@ -37,7 +37,7 @@ std::string to_string(WeightFormat format);
 /// changed.
 int64_t unwrap(NamedTensors& tensors);
 
-/// Rows of the classifier, `fc.weight` or `cls.weight`; nothing when there is none.
+/// Rows of the classifier, `fc.weight`, `classifier.weight` or `cls.weight`; nothing when there is none.
 std::optional<int64_t> class_count(const NamedTensors& tensors);
 
 /// How a file's keys differ from a model's; each list sorted as the model (unexpected: by name).

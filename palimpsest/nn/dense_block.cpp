@@ -32,18 +32,22 @@ void refuse_block(const std::string& message) {
 
 }  // namespace
 
+bool fits(DenseStrategy dense_strategy, Strategy strategy, Activation activation, bool pre_activation) {
+  if (!fits(strategy, activation)) return false;
+  return dense_strategy != DenseStrategy::kFused ||
+         (strategy != Strategy::kStandard && (!pre_activation || kernels::has_dense_product(activation)));
+}
+
 void check_dense(DenseStrategy dense_strategy, Strategy strategy, Activation activation,
                  bool pre_activation) {
   check_pair(strategy, activation);
-  if (dense_strategy != DenseStrategy::kFused) return;
+  if (fits(dense_strategy, strategy, activation, pre_activation)) return;
   if (strategy == Strategy::kStandard)
     refuse_block(
         "with dense strategy 'fused' keeps one tensor a bottleneck, which strategy 'standard' does not; take "
         "another strategy ('store_y' goes with every activation), or dense strategy 'shared'");
-  if (pre_activation && !kernels::has_dense_product(activation))
-    refuse_block(
-        "with dense strategy 'fused' has 'relu', 'leaky_relu' or 'identity' as its activation, got '" +
-        to_string(activation) + "'; take dense strategy 'shared' with it");
+  refuse_block("with dense strategy 'fused' has 'relu', 'leaky_relu' or 'identity' as its activation, got '" +
+               to_string(activation) + "'; take dense strategy 'shared' with it");
 }
 
 DenseLayerImpl::DenseLayerImpl(int64_t channels, const DenseBlockOptions& o) : options_(o) {

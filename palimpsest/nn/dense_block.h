@@ -77,7 +77,9 @@ class DenseBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(DenseBlock);
 
-/// Throws Error(kUsage) unless the two strategies and the activation go together.
+/// Whether the two strategies and the activation go together.
+bool fits(DenseStrategy dense_strategy, Strategy strategy, Activation activation, bool pre_activation = true);
+/// Throws Error(kUsage), naming the way out, unless they do.
 void check_dense(DenseStrategy dense_strategy, Strategy strategy, Activation activation,
                  bool pre_activation = true);
 

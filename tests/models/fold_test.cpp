@@ -66,7 +66,9 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(::testing::Values(Expected{"resnet18_narrow", 20, 0}, Expected{"resnet50", 53, 0},
                                          Expected{"resnext50_32x4d", 53, 0},
                                          Expected{"resnext50_preact", 32, 17},
-                                         Expected{"deeplabv3_resnet18_narrow", 23, 0}),
+                                         Expected{"deeplabv3_resnet18_narrow", 23, 0},
+                                         // Three blocks of two layers; two transitions, norm_final.
+                                         Expected{"densenet_bc16_k4", 6, 9}),
                        ::testing::Values(nn::Strategy::kStandard, nn::Strategy::kInplace2)),
     [](const auto& info) {
       return std::string(std::get<0>(info.param).name) + "_" + nn::to_string(std::get<1>(info.param));

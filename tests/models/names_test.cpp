@@ -57,7 +57,11 @@ INSTANTIATE_TEST_SUITE_P(Models, Torchvision,
                                            Published{"resnet152", 60192808, 0xb76059ee22760130},
                                            Published{"resnext50_32x4d", 25028904, 0x9d01f1e851323d7f},
                                            Published{"resnext101_32x8d", 88791336, 0x6b389f4caf2fa86a},
-                                           Published{"resnext101_64x4d", 83455272, 0x7c25cee4f50e5397}),
+                                           Published{"resnext101_64x4d", 83455272, 0x7c25cee4f50e5397},
+                                           Published{"densenet121", 7978856, 0xe935261397013d52},
+                                           Published{"densenet161", 28681000, 0x32437cccc8a2cf19},
+                                           Published{"densenet169", 14149480, 0x5fbe16b7d4f826a4},
+                                           Published{"densenet201", 20013928, 0x50873fd8fa3422c6}),
                          [](const auto& info) { return std::string(info.param.name); });
 
 // The first stage of ResNet-18 and the first block of ResNet-50 in plain words: what a digest cannot show.
@@ -128,6 +132,30 @@ std::vector<std::string> preact_names(const Blocks& blocks) {
   return names;
 }
 
+// Weights by formula: a layer with c channels before it and growth k c*4k + 4k*9*k, its normalizations
+// 2*(c + 4k); a transition c*c/2, its normalization 2c.
+int64_t dense_parameters(const std::vector<int64_t>& blocks, int64_t k) {
+  int64_t c = 2 * k, total = 3 * 49 * c + 2 * c;
+  for (std::size_t i = 0; i < blocks.size(); ++i) {
+    for (int64_t l = 0; l < blocks[i]; ++l, c += k) total += 4 * c * k + 36 * k * k + 2 * (c + 4 * k);
+    if (i + 1 < blocks.size()) total += c * (c / 2) + 2 * c, c /= 2;
+  }
+  return total + 2 * c + 1000 * c + 1000;
+}
+
+// "Memory-Efficient Implementation of DenseNets": 264 layers with k = 32 have 33 M parameters, 232 with k =
+// 48 55 M, 264 with k = 48 73 M.
+TEST(Names, TheDeeperDenseNetsHaveTheSizesOfThePaper) {
+  const auto millions = [](int64_t third, int64_t growth) {
+    return static_cast<double>(dense_parameters({6, 12, third, 48}, growth)) / 1e6;
+  };
+  EXPECT_NEAR(millions(64, 32), 33, 1);
+  EXPECT_NEAR(millions(48, 48), 55, 1);
+  EXPECT_NEAR(millions(64, 48), 73, 1);
+  EXPECT_EQ(parameter_count(*make("densenet264", {})), dense_parameters({6, 12, 64, 48}, 32));
+  EXPECT_EQ(dense_parameters({6, 12, 24, 16}, 32), 7978856) << "torchvision's DenseNet-121";
+}
+
 class Preact : public ::testing::TestWithParam<std::pair<const char*, Blocks>> {};
 
 TEST_P(Preact, ParametersAndNamesFollowThePaper) {
@@ -146,7 +174,8 @@ INSTANTIATE_TEST_SUITE_P(Models, Preact,
                          [](const auto& info) { return std::string(info.param.first); });
 
 TEST(Names, DoNotDependOnTheStrategy) {
-  for (const char* name : {"resnet18", "resnext50_32x4d", "resnext50_preact", "deeplabv3_resnet18"}) {
+  for (const char* name :
+       {"resnet18", "resnext50_32x4d", "resnext50_preact", "deeplabv3_resnet18", "densenet_bc16_k4"}) {
     ModelOptions standard, in_place;
     standard.strategy = nn::Strategy::kStandard;
     in_place.strategy = nn::Strategy::kInplace2;

@@ -46,6 +46,8 @@ constexpr double kNumericStep = 1e-5;
 /// A densely connected block by two of its forms: the same maths in another order, |got - want|_2 / |want|_2.
 constexpr double kSameMathsF64 = 1e-12;
 constexpr double kSameMathsF32 = 1e-5;
+/// The same of gradients through a whole network.
+constexpr double kSameDeepMathsF64 = 1e-10;
 /// The loss after some dozens of f64 steps by two forms, relative: rounding that training spreads.
 constexpr double kSameTraining = 1e-9;
 

@@ -1,0 +1,128 @@
+#include "palimpsest/models/densenet.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/kernels/dense_block.h"
+#include "palimpsest/nn/convolve.h"
+#include "palimpsest/nn/max_pool.h"
+#include "palimpsest/ops/concat_abn_conv.h"
+
+#include <ATen/ops/avg_pool2d.h>
+
+#include <charconv>
+#include <utility>
+
+namespace palimpsest::models {
+namespace {
+
+constexpr int64_t kFewestLayers = 10, kMostLayers = 10000, kMostGrowth = 1024;
+
+/// Whether the layers around the blocks are libtorch's.
+bool plain_layers(nn::DenseStrategy strategy) {
+  return strategy == nn::DenseStrategy::kNaive || strategy == nn::DenseStrategy::kSharedGradient;
+}
+
+/// Of a normalization whose input the block before it keeps.
+nn::NormOptions reader(const nn::NormOptions& norm, nn::DenseStrategy strategy) {
+  nn::NormOptions options = norm.out_of_place();
+  options.strategy = plain_layers(strategy) ? nn::Strategy::kStandard : nn::Strategy::kCheckpoint;
+  return options;
+}
+
+/// The whole number at the front of `text`, which is taken off; -1 where there is none.
+int64_t take_number(std::string_view& text) {
+  int64_t value = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || value < 0) return -1;
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return value;
+}
+
+}  // namespace
+
+class DenseNet::Transition : public torch::nn::Module {
+ public:
+  Transition(int64_t in, int64_t out, const nn::NormOptions& options, nn::DenseStrategy strategy)
+      : plain_(plain_layers(strategy)) {
+    norm_ = register_module("norm", nn::Norm(in, reader(options, strategy)));
+    conv_ = register_module("conv", models::conv(in, out, 1));
+  }
+
+  at::Tensor forward(const at::Tensor& x) {
+    if (plain_) return at::avg_pool2d(conv_->forward(norm_->forward(x)), {2, 2});
+    return ops::concat_abn_conv({x}, norm_->tensors(), conv_->weight, nn::convolution_options(*conv_),
+                                norm_->begin_operator(), /*pool=*/true);
+  }
+
+ private:
+  bool plain_;
+  nn::Norm norm_{nullptr};
+  torch::nn::Conv2d conv_{nullptr};
+};
+
+DenseNet::DenseNet(const DenseNetShape& shape, const BackboneOptions& options)
+    : shape_(shape), parts_(std::make_shared<torch::nn::Module>("features")) {
+  const nn::DenseStrategy strategy = options.dense_strategy.value_or(default_dense_strategy(options.norm));
+  register_module("features", parts_);
+  int64_t channels = shape.stem_channels();
+  const bool small = shape.small_images;
+  conv0_ = parts_->register_module("conv0", conv(3, channels, small ? 3 : 7, small ? 1 : 2));
+  if (!small) norm0_ = parts_->register_module("norm0", nn::Norm(channels, options.norm));
+  for (std::size_t i = 0; i < shape.blocks.size(); ++i) {
+    nn::DenseBlockOptions block;
+    block.in = channels;
+    block.layers = shape.blocks[i];
+    block.growth = shape.growth;
+    block.dense_strategy = strategy;
+    block.norm = options.norm;
+    const std::string number = std::to_string(i + 1);
+    blocks_.push_back(parts_->register_module("denseblock" + number, nn::DenseBlock(block)));
+    channels = blocks_.back()->out_channels();
+    if (i + 1 == shape.blocks.size()) break;
+    transitions_.push_back(parts_->register_module(
+        "transition" + number, std::make_shared<Transition>(channels, channels / 2, options.norm, strategy)));
+    channels /= 2;
+  }
+  last_norm_ = parts_->register_module(small ? "norm_final" : "norm5",
+                                       nn::Norm(channels, reader(options.norm, strategy)));
+  register_classifier(channels, options.classes, "classifier");
+  initialize_convolutions(*this, options.norm);
+}
+
+at::Tensor DenseNet::features(const at::Tensor& images) {
+  check_images(shape_.name, images);
+  at::Tensor x = conv0_->forward(images);
+  if (norm0_) x = nn::max_pool2d(norm0_->forward(std::move(x)), norm0_->strategy, 3, 2, 1);
+  for (std::size_t i = 0; i < blocks_.size(); ++i) {
+    x = blocks_[i]->forward(x);
+    if (i < transitions_.size()) x = transitions_[i]->forward(x);
+  }
+  return last_norm_->forward(std::move(x));
+}
+
+std::optional<DenseNetShape> small_densenet(const std::string& name) {
+  constexpr std::string_view kPrefix = "densenet_bc", kGrowth = "_k";
+  std::string_view text = name;
+  if (!text.starts_with(kPrefix)) return std::nullopt;
+  text.remove_prefix(kPrefix.size());
+  const int64_t layers = take_number(text);
+  if (layers < 0 || !text.starts_with(kGrowth)) return std::nullopt;
+  text.remove_prefix(kGrowth.size());
+  const int64_t growth = take_number(text);
+  if (growth < 0 || !text.empty()) return std::nullopt;
+  if (layers < kFewestLayers || layers > kMostLayers || (layers - 4) % 6 != 0 || growth < 1 ||
+      growth > kMostGrowth)
+    throw Error(ErrorKind::kUsage, "model '" + name +
+                                       "' needs 6n + 4 layers, from 10 to 10000, and a growth "
+                                       "from 1 to 1024, got " +
+                                       std::to_string(layers) + " layers and growth " +
+                                       std::to_string(growth));
+  const int64_t of_each = (layers - 4) / 6;
+  return DenseNetShape{name, {of_each, of_each, of_each}, growth, true};
+}
+
+nn::DenseStrategy default_dense_strategy(const nn::NormOptions& norm) {
+  if (norm.strategy == nn::Strategy::kStandard) return nn::DenseStrategy::kSharedGradient;
+  return kernels::has_dense_product(norm.activation) ? nn::DenseStrategy::kFused : nn::DenseStrategy::kShared;
+}
+
+}  // namespace palimpsest::models
