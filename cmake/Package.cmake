@@ -6,7 +6,7 @@ add_library(palimpsest_all INTERFACE)
 set_target_properties(palimpsest_all PROPERTIES EXPORT_NAME palimpsest)
 add_library(palimpsest::palimpsest ALIAS palimpsest_all)
 target_link_libraries(palimpsest_all INTERFACE
-  palimpsest_train palimpsest_data palimpsest_io palimpsest_models palimpsest_nn palimpsest_memory palimpsest_ops)
+  palimpsest_train palimpsest_data palimpsest_io palimpsest_models palimpsest_nn palimpsest_amp palimpsest_memory palimpsest_ops)
 install(TARGETS palimpsest_all EXPORT palimpsestTargets)
 
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/palimpsest DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}

@@ -10,6 +10,8 @@
 ///                               kept and peak bytes of a step; call the first before any tensor
 ///   memory::recompute(fn, x)    runs a segment that keeps its input only, and again in backward: activation
 ///                               checkpointing
+///   amp::AutocastGuard, amp::GradScaler
+///                               mixed precision: what torch.autocast and torch.amp.GradScaler are in Python
 ///   ops::abn, ops::abn_         the same layer as a function on tensors; ops::abn_conv: with the convolution
 ///                               behind it; ops::max_pool2d: one byte an output
 ///   nn::DenseBlock              a densely connected block by any of five forms; ops::dense_block: without a
@@ -18,6 +20,9 @@
 ///
 /// Training loops, data, files and the command line have headers of their own below
 /// palimpsest/{train,data,io,cli}.
+#include "palimpsest/amp/autocast_guard.h"
+#include "palimpsest/amp/grad_scaler.h"
+#include "palimpsest/amp/precision.h"
 #include "palimpsest/base/error.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"

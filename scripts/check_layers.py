@@ -13,12 +13,13 @@ ALLOWED = {
     "kernels": {"base"},
     "ops": {"kernels", "base"},
     "memory": {"base"},
-    "nn": {"ops", "memory", "kernels", "base"},
+    "amp": {"ops", "base"},
+    "nn": {"ops", "memory", "amp", "kernels", "base"},
     "models": {"nn", "base"},
     "io": {"base"},
     "data": {"base", "io"},
-    "train": {"base", "ops", "memory", "nn", "io", "data"},
-    "cli": {"base", "kernels", "ops", "memory", "nn", "models", "io", "data", "train"},
+    "train": {"base", "ops", "memory", "amp", "nn", "io", "data"},
+    "cli": {"base", "kernels", "ops", "memory", "amp", "nn", "models", "io", "data", "train"},
 }
 # layer -> what of libtorch it must not include, as a pattern over the include path.
 FORBIDDEN = {

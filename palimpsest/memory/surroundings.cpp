@@ -1,5 +1,7 @@
 #include "palimpsest/memory/surroundings.h"
 
+#include "palimpsest/base/wide_maths.h"
+
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
@@ -22,6 +24,7 @@ Surroundings::Autocast Surroundings::Autocast::now() {
     state.dtype[i] = at::autocast::get_autocast_dtype(kAutocastDevices[i]);
   }
   state.cache = at::autocast::is_autocast_cache_enabled();
+  state.wide_maths = palimpsest::wide_maths();
   return state;
 }
 
@@ -31,6 +34,7 @@ void Surroundings::Autocast::apply() const {
     at::autocast::set_autocast_dtype(kAutocastDevices[i], dtype[i]);
   }
   at::autocast::set_autocast_cache_enabled(cache);
+  set_wide_maths(wide_maths);
 }
 
 Surroundings::Generator Surroundings::Generator::now(at::Generator generator) {

@@ -13,8 +13,8 @@ namespace palimpsest::memory {
 /// before the first run, put in place around the second, on whatever thread that is.
 class Surroundings {
  public:
-  /// Notes this thread's autocast (on, dtype, cache; CPU and CUDA) and, if `random`, the state of the default
-  /// generators of the CPU and of every device that holds one of `inputs`.
+  /// Notes this thread's autocast (on, dtype, cache; CPU and CUDA; whether its maths is wide) and, if
+  /// `random`, the state of the default generators of the CPU and of every device that holds one of `inputs`.
   Surroundings(const std::vector<at::Tensor>& inputs, bool random);
 
   /// After the first run: drops the generators that it did not advance (a CPU generator's state has 5 kB).
@@ -27,6 +27,7 @@ class Surroundings {
     std::array<bool, 2> enabled;  // CPU, CUDA
     std::array<at::ScalarType, 2> dtype;
     bool cache;
+    bool wide_maths;  // base/wide_maths.h
 
     static Autocast now();
     void apply() const;
