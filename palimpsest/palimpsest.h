@@ -12,6 +12,9 @@
 ///                               checkpointing
 ///   amp::AutocastGuard, amp::GradScaler
 ///                               mixed precision: what torch.autocast and torch.amp.GradScaler are in Python
+///   amp::drop_weight_copies(loss)
+///                               libtorch's own layers keep no 16-bit copy of their weights until backward (ours
+///                               never do); amp::accumulate_gradients_in, amp::PersistentCopies, amp::BufferKeeper
 ///   ops::abn, ops::abn_         the same layer as a function on tensors; ops::abn_conv: with the convolution
 ///                               behind it; ops::max_pool2d: one byte an output
 ///   nn::DenseBlock              a densely connected block by any of five forms; ops::dense_block: without a
@@ -21,8 +24,12 @@
 /// Training loops, data, files and the command line have headers of their own below
 /// palimpsest/{train,data,io,cli}.
 #include "palimpsest/amp/autocast_guard.h"
+#include "palimpsest/amp/buffer_keeper.h"
 #include "palimpsest/amp/grad_scaler.h"
+#include "palimpsest/amp/gradients.h"
+#include "palimpsest/amp/persistent_copies.h"
 #include "palimpsest/amp/precision.h"
+#include "palimpsest/amp/weight_copies.h"
 #include "palimpsest/base/error.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
@@ -39,4 +46,5 @@
 #include "palimpsest/ops/abn_conv.h"
 #include "palimpsest/ops/convolve.h"
 #include "palimpsest/ops/dense_block.h"
+#include "palimpsest/ops/linear.h"
 #include "palimpsest/ops/max_pool.h"

@@ -1,6 +1,7 @@
 #include "palimpsest/models/backbone.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/nn/convolve.h"
 
 #include <torch/nn/init.h>
 
@@ -13,7 +14,7 @@ at::Tensor Backbone::forward(const at::Tensor& images) {
   auto activated = features(images);
   if (!fc_) return activated;
   // The mean keeps nothing for backward but sizes, adaptive_avg_pool2d its input.
-  return fc_->forward(activated.mean({2, 3}));
+  return nn::linear(fc_, activated.mean({2, 3}));
 }
 
 void Backbone::register_classifier(int64_t features, int64_t classes, const std::string& name) {

@@ -47,7 +47,7 @@ at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
   branches.clear();
   auto out = map_bn_->forward_into(std::move(stacked), red_conv_);
 
-  auto global = global_pooling_conv_->forward(features.mean({2, 3}, /*keepdim=*/true));
+  auto global = nn::convolve(global_pooling_conv_, features.mean({2, 3}, /*keepdim=*/true));
   global = global_pooling_bn_->forward_into(std::move(global), pool_red_conv_);
   return red_bn_->forward(out.add_(global));
 }
@@ -66,7 +66,7 @@ DeepLabV3::DeepLabV3(std::shared_ptr<Backbone> body, int64_t classes, const nn::
 }
 
 at::Tensor DeepLabV3::forward(const at::Tensor& images) {
-  const auto logits = cls_->forward(head_->forward(body_->features(images)));
+  const auto logits = nn::convolve(cls_, head_->forward(body_->features(images)));
   return at::upsample_bilinear2d(logits, {images.size(2), images.size(3)}, /*align_corners=*/false);
 }
 

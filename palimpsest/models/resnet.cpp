@@ -1,6 +1,7 @@
 #include "palimpsest/models/resnet.h"
 
 #include "palimpsest/models/residual.h"
+#include "palimpsest/nn/convolve.h"
 #include "palimpsest/nn/max_pool.h"
 
 namespace palimpsest::models {
@@ -52,7 +53,7 @@ ResNet::ResNet(const ResNetShape& shape, const BackboneOptions& options)
 
 at::Tensor ResNet::features(const at::Tensor& images) {
   check_images(shape_.name, images);
-  auto x = bn1_->forward(conv1_->forward(images));
+  auto x = bn1_->forward(nn::convolve(conv1_, images));
   x = nn::max_pool2d(x, bn1_->strategy, 3, 2, 1);
   for (auto& layer : layers_) x = layer->forward(x);
   return nn::read(x, output_);

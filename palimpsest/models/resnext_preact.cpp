@@ -3,8 +3,6 @@
 #include "palimpsest/nn/convolve.h"
 #include "palimpsest/nn/max_pool.h"
 
-#include <torch/nn/modules/container/functional.h>
-
 namespace palimpsest::models {
 
 PreactBottleneck::PreactBottleneck(const Options& o) {
@@ -43,12 +41,9 @@ PreactResNeXt::PreactResNeXt(std::string name, const std::array<int64_t, 4>& blo
                              const BackboneOptions& options)
     : name_(std::move(name)) {
   constexpr int64_t kStemChannels = 64;
-  mod1_ = register_module("mod1", torch::nn::Sequential());
-  mod1_->push_back("conv1", conv(3, kStemChannels, 7, 2));
-  const auto pool = [strategy = options.norm.strategy](const at::Tensor& x) {
-    return nn::max_pool2d(x, strategy, 3, 2, 1);
-  };
-  mod1_->push_back("pool", torch::nn::Functional(pool));
+  auto mod1 = register_module("mod1", torch::nn::Sequential());
+  conv1_ = conv(3, kStemChannels, 7, 2);
+  mod1->push_back("conv1", conv1_);
   StagePlanner planner(options.output_stride);
   int64_t channels = kStemChannels;
   for (std::size_t i = 0; i < modules_.size(); ++i) {
@@ -73,7 +68,7 @@ PreactResNeXt::PreactResNeXt(std::string name, const std::array<int64_t, 4>& blo
 
 at::Tensor PreactResNeXt::features(const at::Tensor& images) {
   check_images(name_, images);
-  auto x = mod1_->forward(images);
+  auto x = nn::max_pool2d(nn::convolve(conv1_, images), bn_out_->strategy, 3, 2, 1);
   for (auto& module : modules_) x = module->forward(x);
   return bn_out_->forward(std::move(x));
 }

@@ -47,7 +47,7 @@ class PreactResNeXt : public Backbone {
 
  private:
   std::string name_;
-  torch::nn::Sequential mod1_{nullptr};
+  torch::nn::Conv2d conv1_{nullptr};
   std::array<torch::nn::Sequential, 4> modules_{nullptr, nullptr, nullptr, nullptr};
   nn::Norm bn_out_{nullptr};
 };

@@ -1,6 +1,8 @@
 #include "palimpsest/nn/convolve.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/ops/linear.h"
+#include "palimpsest/ops/product_precision.h"
 
 #include <variant>
 
@@ -30,8 +32,23 @@ std::optional<at::Tensor> bias_of(const torch::nn::Conv2dImpl& conv) {
   return conv.bias.defined() ? std::optional<at::Tensor>(conv.bias) : std::nullopt;
 }
 
+at::Tensor convolve(torch::nn::Conv2d& conv, const at::Tensor& x) {
+  if (!ops::autocast_precision(x) || !has_plain_padding(*conv)) return conv->forward(x);
+  return ops::convolve(x, conv->weight, bias_of(*conv), convolution_options(*conv));
+}
+
+at::Tensor linear(torch::nn::Linear& linear, const at::Tensor& x) {
+  const auto bias = linear->bias.defined() ? std::optional<at::Tensor>(linear->bias) : std::nullopt;
+  return ops::linear(x, linear->weight, bias);
+}
+
 at::Tensor convolve(torch::nn::Conv2d& conv, const at::Tensor& x, Strategy strategy) {
-  if (strategy == Strategy::kStandard || !has_plain_padding(*conv)) return conv->forward(x);
+  if (strategy == Strategy::kStandard) {
+    const auto precision = ops::autocast_precision(x);
+    const bool libtorch_can = !precision || !ops::weight_gradient_precision(*precision, x).wide;
+    return libtorch_can ? conv->forward(x) : convolve(conv, x);
+  }
+  if (!has_plain_padding(*conv)) return conv->forward(x);
   return ops::convolve(x, conv->weight, bias_of(*conv), convolution_options(*conv));
 }
 

@@ -5,9 +5,7 @@
 #include "palimpsest/ops/check.h"
 #include "palimpsest/ops/convolve_passes.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <ATen/ops/ones.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -22,27 +20,16 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The convolution's own parameters, in the type that it runs in.
-struct Kernel {
-  at::Tensor weight;
-  OptionalTensor bias;
+/// The convolution as a call hands it on.
+struct ConvolutionCall {
   const ConvolutionOptions& options;
-
-  /// `weight` and `bias` as they are, or in autocast's type: a cast that autograd sees.
-  Kernel(const at::Tensor& weight_, const OptionalTensor& bias_, const ConvolutionOptions& options_,
-         const at::Tensor& x)
-      : weight(weight_), bias(bias_), options(options_) {
-    const auto device = x.device().type();
-    if (!at::autocast::is_autocast_enabled(device) || x.scalar_type() == at::kDouble) return;
-    const auto type = at::autocast::get_autocast_dtype(device);
-    weight = weight.to(type);
-    if (bias) bias = bias->to(type);
-  }
+  std::optional<ProductPrecision> precision;
 };
 
-void save_convolution(AutogradContext* ctx, const ConvolutionOptions& o, bool has_bias) {
+void save_convolution(AutogradContext* ctx, const ConvolutionCall& call, bool has_bias) {
   ctx->saved_data["bias"] = has_bias;
-  save_options(ctx, o);
+  save_options(ctx, call.options);
+  save_precision(ctx, call.precision);
 }
 
 bool has_bias(AutogradContext* ctx) {
@@ -58,20 +45,18 @@ class ConvolutionBackward {
 
   /// dz; of z it needs shape and layout only, which are those of `kept`.
   at::Tensor input(const at::Tensor& kept) const {
-    const bool same = kept.scalar_type() == kernel_.scalar_type();
-    const auto like = same ? kept : at::empty_like(kept, kept.options().dtype(kernel_.scalar_type()));
-    return run(like, {true, false, false}).input.to(kept.scalar_type());
+    return run(kept, {true, false, false}).input.to(kept.scalar_type());
   }
 
   /// The gradients of kernel and bias.
   std::tuple<at::Tensor, at::Tensor> parameters(const at::Tensor& z, bool kernel, bool bias) const {
-    auto g = run(z.to(kernel_.scalar_type()), {false, kernel, bias});
+    auto g = run(z, {false, kernel, bias});
     return {std::move(g.weight), std::move(g.bias)};
   }
 
  private:
   ConvolutionGradients run(const at::Tensor& z, std::array<bool, 3> needed) const {
-    return convolution_backward(dout_, z, kernel_, saved_options(ctx_), needed);
+    return convolution_backward(dout_, z, kernel_, saved_options(ctx_), needed, saved_precision(ctx_));
   }
 
   AutogradContext* ctx_;
@@ -103,7 +88,7 @@ BlockGradients differentiate(const ConvolutionBackward& convolution, AbnBackward
 
 struct AbnConvCall {
   const AbnForwardArguments& arguments;
-  const Kernel& kernel;
+  const ConvolutionCall& convolution;
   bool consume;  ///< x may be written over
 };
 
@@ -123,8 +108,9 @@ class AbnConvFunction : public torch::autograd::Function<AbnConvFunction> {
       kept = kept_of(keep, x, r);
     }
     save(ctx, kept, call->arguments, r.statistics, {kernel_weight});
-    save_convolution(ctx, call->kernel.options, kernel_bias.has_value());
-    return convolution_forward(r.z, kernel_weight, kernel_bias, call->kernel.options);
+    save_convolution(ctx, call->convolution, kernel_bias.has_value());
+    return convolution_forward(r.z, kernel_weight, kernel_bias, call->convolution.options,
+                               call->convolution.precision);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
@@ -148,13 +134,13 @@ class ActivateConvFunction : public torch::autograd::Function<ActivateConvFuncti
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& t, const at::Tensor& kernel_weight,
                             const OptionalTensor& kernel_bias, const AbnForwardArguments* arguments,
-                            const ConvolutionOptions* convolution) {
+                            const ConvolutionCall* convolution) {
     const at::Tensor ones = at::ones({t.size(1)}, t.options().dtype(at::kDouble));
     save(ctx, t, *arguments, {ones, ones, at::empty({0}, t.options()), {}}, {kernel_weight});
     ctx->saved_data["training"] = false;
     save_convolution(ctx, *convolution, kernel_bias.has_value());
     return convolution_forward(call_rebuild(t, arguments->settings, ones, ones), kernel_weight, kernel_bias,
-                               *convolution);
+                               convolution->options, convolution->precision);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
@@ -179,28 +165,30 @@ at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor&
   const AbnTensors tensors{x, norm.weight, norm.bias, norm.running_mean, norm.running_var, none};
   check_abn(tensors, options);
   check_convolution("abn_conv", x, kernel_weight, convolution);
-  const Kernel kernel(kernel_weight, kernel_bias, convolution, x);
+  const ConvolutionCall convolution_call{convolution, autocast_precision(x)};
   if (keeps_output(options.keep)) {
     const auto layer = [&, &n = norm] {
       if (consume) return abn_(std::move(x), n.weight, n.bias, n.running_mean, n.running_var, options, none);
       return abn(x, n.weight, n.bias, n.running_mean, n.running_var, options, none);
     };
-    return convolve(layer().to(kernel.weight.scalar_type()), kernel.weight, kernel.bias, convolution);
+    const at::Tensor z = layer();
+    return convolve(convolution_call.precision ? z : z.to(kernel_weight.scalar_type()), kernel_weight,
+                    kernel_bias, convolution);
   }
   options.keep = safe_keep(options.keep, tensors);
   consume = consume && options.keep != Kept::kInput;
   const bool recorded = differentiable(tensors) ||
                         (c10::GradMode::is_enabled() &&
-                         (kernel.weight.requires_grad() || (kernel.bias && kernel.bias->requires_grad())));
+                         (kernel_weight.requires_grad() || (kernel_bias && kernel_bias->requires_grad())));
   if (consume) check_in_place(x, options.keep, recorded);
   const auto arguments = arguments_of(tensors, options, recorded);
-  AbnConvCall call{arguments, kernel, consume};
+  AbnConvCall call{arguments, convolution_call, consume};
   at::Tensor out;
   if (recorded) {
-    out = AbnConvFunction::apply(x, norm.weight, norm.bias, kernel.weight, kernel.bias, &call);
+    out = AbnConvFunction::apply(x, norm.weight, norm.bias, kernel_weight, kernel_bias, &call);
   } else {
     const AbnForwardResult r = consume ? call_forward_(x, arguments) : call_forward(x, arguments);
-    out = convolution_forward(r.z, kernel.weight, kernel.bias, convolution);
+    out = convolution_forward(r.z, kernel_weight, kernel_bias, convolution, convolution_call.precision);
   }
   return out;
 }
@@ -223,12 +211,12 @@ at::Tensor activate_conv(const at::Tensor& t, const at::Tensor& kernel_weight,
                          const OptionalTensor& kernel_bias, const ConvolutionOptions& convolution,
                          Activation activation, double activation_param) {
   check_convolution("activate_conv", t, kernel_weight, convolution);
-  const Kernel kernel(kernel_weight, kernel_bias, convolution, t);
+  const ConvolutionCall call{convolution, autocast_precision(t)};
   AbnForwardArguments arguments;
   arguments.settings.activation = activation;
   arguments.settings.activation_param = activation_param;
   arguments.settings.keep = Kept::kScaled;
-  return ActivateConvFunction::apply(t, kernel.weight, kernel.bias, &arguments, &convolution);
+  return ActivateConvFunction::apply(t, kernel_weight, kernel_bias, &arguments, &call);
 }
 
 }  // namespace palimpsest::ops

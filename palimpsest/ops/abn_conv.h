@@ -28,7 +28,8 @@ struct NormalizationTensors {
 };
 
 /// conv(act(bn(x))). x: (N, C, spatial...); kernel: (C_out, C / groups, spatial...), kernel_bias: (C_out) or
-/// none. Under autocast the convolution runs in autocast's type, as libtorch's does. Degenerate channels
+/// none. Under autocast the convolution runs in autocast's type, as libtorch's does, and what is kept of the
+/// kernel is itself, not a 16-bit copy (ops/product_precision.h). Degenerate channels
 /// (ops/degenerate.h) make a layer that would keep y keep x-hat instead.
 at::Tensor abn_conv(const at::Tensor& x, const NormalizationTensors& norm, const at::Tensor& kernel,
                     const std::optional<at::Tensor>& kernel_bias, const ConvolutionOptions& convolution,

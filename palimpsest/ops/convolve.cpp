@@ -3,7 +3,6 @@
 #include "palimpsest/ops/abn_autograd.h"
 #include "palimpsest/ops/convolve_passes.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/conv1d.h>
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/conv3d.h>
@@ -15,7 +14,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// By the functions that autocast knows, as it does not at::convolution.
 at::Tensor libtorchs(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                      const ConvolutionOptions& o) {
   if (x.dim() == 3) return at::conv1d(x, weight, bias, o.stride, o.padding, o.dilation, o.groups);
@@ -26,11 +24,13 @@ at::Tensor libtorchs(const at::Tensor& x, const at::Tensor& weight, const std::o
 class ConvolveFunction : public torch::autograd::Function<ConvolveFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
-                            const std::optional<at::Tensor>& bias, const ConvolutionOptions* options) {
+                            const std::optional<at::Tensor>& bias, const ConvolutionOptions* options,
+                            const std::optional<ProductPrecision>* precision) {
     ctx->save_for_backward({x, weight});
     ctx->saved_data["bias"] = bias.has_value();
     save_options(ctx, *options);
-    return convolution_forward(x, weight, bias, *options);
+    save_precision(ctx, *precision);
+    return convolution_forward(x, weight, bias, *options, *precision);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
@@ -38,8 +38,9 @@ class ConvolveFunction : public torch::autograd::Function<ConvolveFunction> {
     const variable_list saved = ctx->get_saved_variables();
     const bool need_bias = ctx->saved_data["bias"].toBool() && ctx->needs_input_grad(2);
     auto g = convolution_backward(gradients[0], saved[0], saved[1], saved_options(ctx),
-                                  {ctx->needs_input_grad(0), ctx->needs_input_grad(1), need_bias});
-    return {std::move(g.input), std::move(g.weight), std::move(g.bias), at::Tensor()};
+                                  {ctx->needs_input_grad(0), ctx->needs_input_grad(1), need_bias},
+                                  saved_precision(ctx));
+    return {std::move(g.input), std::move(g.weight), std::move(g.bias), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -48,12 +49,14 @@ class ConvolveFunction : public torch::autograd::Function<ConvolveFunction> {
 at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                     const ConvolutionOptions& o) {
   check_convolution("convolve", x, weight, o);
-  if (at::autocast::is_autocast_enabled(x.device().type()) || !has_own_pass(x, weight, o)) {
-    return libtorchs(x, weight, bias, o);
-  }
+  const auto precision = autocast_precision(x);
+  if (!precision && !has_own_pass(x, weight, o)) return libtorchs(x, weight, bias, o);
+  // A cast that autograd sees: of an f32 input, what is kept is the 16-bit one.
+  const at::Tensor input = precision ? x.to(precision->storage) : x;
   const bool recorded = c10::GradMode::is_enabled() &&
-                        (x.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad()));
-  return recorded ? ConvolveFunction::apply(x, weight, bias, &o) : convolution_forward(x, weight, bias, o);
+                        (input.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad()));
+  return recorded ? ConvolveFunction::apply(input, weight, bias, &o, &precision)
+                  : convolution_forward(input, weight, bias, o, precision);
 }
 
 void check_convolution(const char* op, const at::Tensor& x, const at::Tensor& weight,

@@ -10,7 +10,8 @@
 /// (kernels/conv2d.h; benchmarks/convolution_time.cpp). On a CPU, f32, channels-last, two spatial dimensions:
 ///   groups of 2 to 16 channels     forward and both gradients
 ///   wider groups, 1x1 or strided   the weight's gradient; of any kernel where the output has few pixels
-/// Everything else runs as it does in libtorch. The results differ in rounding alone, and keep as much.
+/// Everything else runs as it does in libtorch. The results differ in rounding alone, and keep as much; under
+/// autocast less: the weight as it is given, not a 16-bit copy of it (ops/product_precision.h).
 namespace palimpsest::ops {
 
 /// One value for each spatial axis.
@@ -20,8 +21,8 @@ struct ConvolutionOptions {
 };
 
 /// conv(x). x: (N, C, spatial...); weight: (C_out, C / groups, spatial...), bias: (C_out) or none. Under
-/// autocast it runs in autocast's type, as libtorch's does. Gradients once: a second derivative is an error
-/// where a kernel of ours runs.
+/// autocast it runs in autocast's type, as libtorch's does, whatever the types of x and weight (f64
+/// excepted). Gradients once: a second derivative is an error under autocast and where a kernel of ours runs.
 at::Tensor convolve(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                     const ConvolutionOptions& options);
 

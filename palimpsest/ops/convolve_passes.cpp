@@ -54,10 +54,9 @@ bool is_faster(const Conv2dLayer& l, Conv2dPass pass) {
   return l.kernel.h * l.kernel.w == 1 || strided || l.out.h * l.out.w <= kFewPixels;
 }
 
-}  // namespace
-
-at::Tensor convolution_forward(const at::Tensor& x, const at::Tensor& weight,
-                               const std::optional<at::Tensor>& bias, const ConvolutionOptions& o) {
+/// In the type of the weight.
+at::Tensor forward_of_type(const at::Tensor& x, const at::Tensor& weight,
+                           const std::optional<at::Tensor>& bias, const ConvolutionOptions& o) {
   const auto layer = kernel_layer(x, weight, o);
   if (!bias && layer && is_faster(*layer, Conv2dPass::kForward)) {
     const at::Tensor w = dense_in(Layout::kChannelsLast, weight);
@@ -68,13 +67,12 @@ at::Tensor convolution_forward(const at::Tensor& x, const at::Tensor& weight,
   }
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const std::vector<int64_t> output_padding(o.stride.size(), 0);
-  return at::convolution(x.to(weight.scalar_type()), weight, bias, o.stride, o.padding, o.dilation,
+  return at::convolution(x, weight, bias, o.stride, o.padding, o.dilation,
                          /*transposed=*/false, output_padding, o.groups);
 }
 
-ConvolutionGradients convolution_backward(const at::Tensor& dout, const at::Tensor& x,
-                                          const at::Tensor& weight, const ConvolutionOptions& o,
-                                          std::array<bool, 3> needed) {
+ConvolutionGradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
+                                      const ConvolutionOptions& o, std::array<bool, 3> needed) {
   ConvolutionGradients result;
   auto& [need_input, need_weight, need_bias] = needed;
   if (const auto layer = kernel_layer(x, weight, o); layer && dout.scalar_type() == at::kFloat) {
@@ -105,6 +103,40 @@ ConvolutionGradients convolution_backward(const at::Tensor& dout, const at::Tens
   if (need_input) result.input = std::move(dx);
   if (need_weight) result.weight = std::move(dweight);
   if (need_bias) result.bias = std::move(dbias);
+  return result;
+}
+
+}  // namespace
+
+at::Tensor convolution_forward(const at::Tensor& x, const at::Tensor& weight,
+                               const std::optional<at::Tensor>& bias, const ConvolutionOptions& o,
+                               const std::optional<ProductPrecision>& p) {
+  if (!p) return forward_of_type(x.to(weight.scalar_type()), weight, bias, o);
+  const auto b = bias ? std::optional(operand(*bias, *p)) : std::nullopt;
+  return forward_of_type(operand(x, *p), operand(weight, *p), b, o).to(p->storage);
+}
+
+ConvolutionGradients convolution_backward(const at::Tensor& dout, const at::Tensor& x,
+                                          const at::Tensor& weight, const ConvolutionOptions& o,
+                                          std::array<bool, 3> needed,
+                                          const std::optional<ProductPrecision>& p) {
+  const auto [need_input, need_weight, need_bias] = needed;
+  if (!p) {
+    const auto type = weight.scalar_type();
+    return backward_of_type(dout, need_weight ? x.to(type) : shape_of(x, type), weight, o, needed);
+  }
+  ConvolutionGradients result;
+  if (need_input)
+    result.input = backward_of_type(operand(dout, *p), shape_of(x, p->maths()), operand(weight, *p), o,
+                                    {true, false, false})
+                       .input.to(p->storage);
+  if (need_weight || need_bias) {
+    const ProductPrecision q = weight_gradient_precision(*p, x);
+    auto g = backward_of_type(operand(dout, q), need_weight ? operand(x, q) : shape_of(x, q.maths()),
+                              shape_of(weight, q.maths()), o, {false, need_weight, need_bias});
+    if (need_weight) result.weight = g.weight.to(p->storage);
+    if (need_bias) result.bias = g.bias.to(p->storage);
+  }
   return result;
 }
 
