@@ -5,7 +5,9 @@
 #include "palimpsest/memory/recompute.h"
 #include "palimpsest/nn/convolve.h"
 #include "palimpsest/ops/concat_abn_conv.h"
+#include "palimpsest/ops/feature_slots.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/dropout.h>
 
@@ -128,8 +130,18 @@ at::Tensor DenseBlockImpl::forward(const at::Tensor& x) {
   for (const auto& layer : layers_) fused = fused && layer->is_plain();
   if (fused) {
     std::vector<ops::DenseLayer> layers;
+    layers.reserve(layers_.size());
     for (auto& layer : layers_) layers.push_back(layer->begin_operator());
     return ops::dense_block(x, layers, {options_.pre_activation, is_training() ? options_.dropout : 0});
+  }
+  // Under autocast x may be of another type than the features.
+  const bool slots = options_.dense_strategy != DenseStrategy::kNaive &&
+                     options_.dense_strategy != DenseStrategy::kSharedGradient &&
+                     !at::autocast::is_autocast_enabled(x.device().type());
+  if (slots) {
+    ops::FeatureSlots all(x, out_channels());
+    for (auto& layer : layers_) all.put(layer->forward(all.features()));
+    return all.result();
   }
   std::vector<at::Tensor> features{x};
   for (auto& layer : layers_) features.push_back(layer->forward(features));

@@ -59,10 +59,10 @@ TORCH_MODULE(DenseLayer);
 /// | shared                   | 5k       | concatenation and first normalization again |
 /// | checkpoint               | 5k       | the same, and the 1x1 convolution |
 /// | fused                    | 5k       | normalizes again while it reads: ops::dense_block |
-/// `naive`, `shared_gradient` and `checkpoint` are libtorch's layers but for what `strategy` changes; all but
-/// `fused` add one concatenation of everything at the end. `fused` is for the CPU, has ReLU, leaky ReLU or
-/// the identity, and no `standard`: it keeps one tensor a bottleneck. The same gradients and running
-/// statistics, state-dict keys and requirements of the input.
+/// `naive`, `shared_gradient` and `checkpoint` are libtorch's layers but for what `strategy` changes; the
+/// first two concatenate everything once more at the end, the others put features where the result will be.
+/// `fused` is for the CPU, has ReLU, leaky ReLU or the identity, and no `standard`: it keeps one tensor a
+/// bottleneck. The same gradients and running statistics, state-dict keys and requirements of the input.
 /// Throws Error(kUsage) at construction for options that do not fit.
 class DenseBlockImpl : public torch::nn::Module {
  public:

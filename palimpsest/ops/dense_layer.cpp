@@ -49,7 +49,7 @@ AbnTensors own_tensors(const at::Tensor& x, const NormalizationTensors& norm) {
 }
 
 /// act(norm(x)) of a tensor of the layer's own, over x where what is kept allows it.
-at::Tensor normalize_own(at::Tensor x, const NormalizationTensors& norm, AbnOptions options,
+at::Tensor normalize_own(const at::Tensor& x, const NormalizationTensors& norm, AbnOptions options,
                          bool for_backward, DenseNormKept& kept) {
   const AbnTensors tensors = own_tensors(x, norm);
   options.keep = safe_keep(options.keep, tensors);
@@ -167,8 +167,8 @@ DenseLayerKept DenseLayerPass::forward(DenseBuffer& buffer, bool for_backward) c
     move_running_statistics(l_.norm1.running_mean, l_.norm1.running_var, l_.options1.momentum,
                             buffer.mean.narrow(0, 0, channels_), buffer.var.narrow(0, 0, channels_),
                             static_cast<double>(buffer.per_channel()));
-  at::Tensor z = pre ? normalize_own(std::move(h), l_.norm2, l_.options2, for_backward, kept.bottleneck)
-                     : normalize_own(std::move(h), l_.norm1, l_.options1, for_backward, kept.bottleneck);
+  at::Tensor z = pre ? normalize_own(h, l_.norm2, l_.options2, for_backward, kept.bottleneck)
+                     : normalize_own(h, l_.norm1, l_.options1, for_backward, kept.bottleneck);
   at::Tensor f = convolution_forward(z, l_.kernel2, std::nullopt, l_.convolution2);
   z = at::Tensor();
   if (!pre) f = normalize_own(dense_in(buffer.layout, f), l_.norm2, l_.options2, for_backward, kept.features);

@@ -231,8 +231,10 @@ TEST(DenseBlock, ARetainedGraphGivesTheSameAgainAndAReleasedOneLibtorchsError) {
 }
 
 TEST(DenseBlock, NoticesThatItsOutputOrAParameterWasWrittenOver) {
-  for (const bool output : {true, false}) {
-    auto block = make_block(small_block(DenseStrategy::kFused, kLeaky));
+  for (const auto& [form, output] : {std::pair{DenseStrategy::kFused, true},
+                                     {DenseStrategy::kFused, false},
+                                     {DenseStrategy::kShared, true}}) {
+    auto block = make_block(small_block(form, kLeaky));
     at::Tensor out = block->forward(image(at::kDouble).requires_grad_());
     const at::Tensor loss = out.sum();
     {

@@ -10,14 +10,14 @@ namespace palimpsest::kernels::cpu {
 namespace {
 
 // Of z, and of dz: both stay in a second cache of 1 MiB, with the weights.
-constexpr int64_t kScratchBytes = int64_t{256} << 10;
-constexpr int64_t kMostPixels = 256;
-constexpr int64_t kFewestPixels = 16;
+constexpr int64_t kDenseScratchBytes = int64_t{256} << 10;
+constexpr int64_t kDenseMostPixels = 256;
+constexpr int64_t kDenseFewestPixels = 16;
 // Pieces of a backward pass, each with sums of its own: to occupy many cores, and to end together on few.
-constexpr int64_t kSegments = 32;
-constexpr int64_t kPartialBytes = int64_t{8} << 20;  // of all segments' sums
+constexpr int64_t kDenseSegments = 32;
+constexpr int64_t kDensePartialBytes = int64_t{8} << 20;  // of all segments' sums
 // Below this many products, waking threads costs more than the work.
-constexpr int64_t kSerialProducts = int64_t{1} << 20;
+constexpr int64_t kDenseSerialProducts = int64_t{1} << 20;
 
 struct ZScratch;
 struct DzScratch;
@@ -46,13 +46,14 @@ class DenseCall {
         kernels_(current_instruction_set().dense<S>()),
         channels_last_(layer.layout == Layout::kChannelsLast) {
     if (channels_last_) {
-      const int64_t fit = kScratchBytes / (scratch_stride(l_.c) * static_cast<int64_t>(sizeof(T)));
+      const int64_t fit = kDenseScratchBytes / (scratch_stride(l_.c) * static_cast<int64_t>(sizeof(T)));
       // Tiles have 8 rows.
-      chunk_pixels_ = std::clamp(fit / 8 * 8, kFewestPixels, kMostPixels);
+      chunk_pixels_ = std::clamp(fit / 8 * 8, kDenseFewestPixels, kDenseMostPixels);
       chunks_ = ceil_divide(l_.n * l_.s, chunk_pixels_);
     } else {
-      const int64_t fit = kScratchBytes / (l_.c * static_cast<int64_t>(sizeof(T)));
-      const int64_t most = std::clamp(fit / kernels_.lanes * kernels_.lanes, kFewestPixels, kMostPixels);
+      const int64_t fit = kDenseScratchBytes / (l_.c * static_cast<int64_t>(sizeof(T)));
+      const int64_t most =
+          std::clamp(fit / kernels_.lanes * kernels_.lanes, kDenseFewestPixels, kDenseMostPixels);
       chunk_pixels_ = padded(ceil_divide(l_.s, ceil_divide(l_.s, most)));
       pieces_ = ceil_divide(l_.s, chunk_pixels_);
       chunks_ = l_.n * pieces_;
@@ -170,8 +171,8 @@ class DenseCall {
 };
 
 template <class Task>
-void run(const DenseProduct& l, int64_t count, const Task& task) {
-  if (l.n * l.s * l.c * l.out >= kSerialProducts) return parallel_tasks(count, task);
+void run_dense(const DenseProduct& l, int64_t count, const Task& task) {
+  if (l.n * l.s * l.c * l.out >= kDenseSerialProducts) return parallel_tasks(count, task);
   for (int64_t i = 0; i < count; ++i) task(i);
 }
 
@@ -182,7 +183,7 @@ void dense_product(const DenseProduct& layer, const DenseNormalization& norm, co
   dispatch_float(layer.dtype, [&]<class S>() {
     const DenseCall<S> call(layer, norm);
     const auto* const packed = call.packed_weight(w, layer.layout == Layout::kChannelsLast);
-    run(layer, call.chunks(), [&](int64_t i) { call.forward(i, x, packed, h); });
+    run_dense(layer, call.chunks(), [&](int64_t i) { call.forward(i, x, packed, h); });
   });
 }
 
@@ -194,11 +195,11 @@ void dense_product_backward(const DenseProduct& layer, const DenseNormalization&
     const T* const packed = call.packed_weight(t.w, false);
     if (t.gradient) call.set_per_dy(t.per_dy);
     const int64_t dw_size = call.dw_size(), sums_size = 2 * layer.c;
-    const int64_t room = kPartialBytes / (dw_size * static_cast<int64_t>(sizeof(T)));
-    const int64_t segments = std::clamp<int64_t>(std::min(kSegments, room), 1, call.chunks());
+    const int64_t room = kDensePartialBytes / (dw_size * static_cast<int64_t>(sizeof(T)));
+    const int64_t segments = std::clamp<int64_t>(std::min(kDenseSegments, room), 1, call.chunks());
     T* const dw = t.dw ? scratch_of<T, PartialScratch>(segments * dw_size) : nullptr;
     double* const sums = t.sum_dy ? scratch_of<double, PartialSumScratch>(segments * sums_size) : nullptr;
-    run(layer, segments, [&](int64_t segment) {
+    run_dense(layer, segments, [&](int64_t segment) {
       T* const own_dw = dw ? dw + segment * dw_size : nullptr;
       double* const own_sums = sums ? sums + segment * sums_size : nullptr;
       if (dw) std::fill(own_dw, own_dw + dw_size, T(0));

@@ -5,6 +5,7 @@
 #include "palimpsest/kernels/cpu/sweep.h"
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace dense {
 namespace {
 
 // 24 sums of 32 registers beside 3 vectors of b and a broadcast; of 16 registers 12.
@@ -292,15 +293,17 @@ void feature_gradient(const DenseSlot<S>& t) {
     }
 }
 
-}  // namespace
+template <class S>
+constexpr DenseKernels<S> table() {
+  return {kLanes<MathsOf<S>>, pack_weight<S>, forward<S>, backward<S>, feature_gradient<S>};
+}
 
-#define PALIMPSEST_DENSE_TABLE(name, S)                                                   \
-  extern const DenseKernels<S> name;                                                      \
-  const DenseKernels<S> name{kLanes<MathsOf<S>>, pack_weight<S>, forward<S>, backward<S>, \
-                             feature_gradient<S>};
-PALIMPSEST_DENSE_TABLE(kDenseF32, float)
-PALIMPSEST_DENSE_TABLE(kDenseF64, double)
-PALIMPSEST_DENSE_TABLE(kDenseF16, Float16)
-PALIMPSEST_DENSE_TABLE(kDenseBF16, BFloat16)
+}  // namespace
+}  // namespace dense
+
+extern const DenseKernels<float> kDenseF32 = dense::table<float>();
+extern const DenseKernels<double> kDenseF64 = dense::table<double>();
+extern const DenseKernels<Float16> kDenseF16 = dense::table<Float16>();
+extern const DenseKernels<BFloat16> kDenseBF16 = dense::table<BFloat16>();
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
