@@ -18,7 +18,7 @@ struct BackboneOptions {
   int64_t output_stride =
       32;  ///< pixels of the image per feature: 32, or 16 or 8 by dilating the last stages
   nn::NormOptions norm;
-  /// Of densely connected networks alone; none: default_dense_strategy (models/densenet.h).
+  /// Of densely connected networks alone; none: nn::default_dense_strategy.
   std::optional<nn::DenseStrategy> dense_strategy = std::nullopt;
 };
 

@@ -1,12 +1,7 @@
 #include "palimpsest/models/densenet.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/kernels/dense_block.h"
-#include "palimpsest/nn/convolve.h"
 #include "palimpsest/nn/max_pool.h"
-#include "palimpsest/ops/concat_abn_conv.h"
-
-#include <ATen/ops/avg_pool2d.h>
 
 #include <charconv>
 #include <utility>
@@ -15,18 +10,6 @@ namespace palimpsest::models {
 namespace {
 
 constexpr int64_t kFewestLayers = 10, kMostLayers = 10000, kMostGrowth = 1024;
-
-/// Whether the layers around the blocks are libtorch's.
-bool plain_layers(nn::DenseStrategy strategy) {
-  return strategy == nn::DenseStrategy::kNaive || strategy == nn::DenseStrategy::kSharedGradient;
-}
-
-/// Of a normalization whose input the block before it keeps.
-nn::NormOptions reader(const nn::NormOptions& norm, nn::DenseStrategy strategy) {
-  nn::NormOptions options = norm.out_of_place();
-  options.strategy = plain_layers(strategy) ? nn::Strategy::kStandard : nn::Strategy::kCheckpoint;
-  return options;
-}
 
 /// The whole number at the front of `text`, which is taken off; -1 where there is none.
 int64_t take_number(std::string_view& text) {
@@ -39,29 +22,10 @@ int64_t take_number(std::string_view& text) {
 
 }  // namespace
 
-class DenseNet::Transition : public torch::nn::Module {
- public:
-  Transition(int64_t in, int64_t out, const nn::NormOptions& options, nn::DenseStrategy strategy)
-      : plain_(plain_layers(strategy)) {
-    norm_ = register_module("norm", nn::Norm(in, reader(options, strategy)));
-    conv_ = register_module("conv", models::conv(in, out, 1));
-  }
-
-  at::Tensor forward(const at::Tensor& x) {
-    if (plain_) return at::avg_pool2d(conv_->forward(norm_->forward(x)), {2, 2});
-    return ops::concat_abn_conv({x}, norm_->tensors(), conv_->weight, nn::convolution_options(*conv_),
-                                norm_->begin_operator(), /*pool=*/true);
-  }
-
- private:
-  bool plain_;
-  nn::Norm norm_{nullptr};
-  torch::nn::Conv2d conv_{nullptr};
-};
-
 DenseNet::DenseNet(const DenseNetShape& shape, const BackboneOptions& options)
     : shape_(shape), parts_(std::make_shared<torch::nn::Module>("features")) {
-  const nn::DenseStrategy strategy = options.dense_strategy.value_or(default_dense_strategy(options.norm));
+  const nn::DenseStrategy strategy =
+      options.dense_strategy.value_or(nn::default_dense_strategy(options.norm));
   register_module("features", parts_);
   int64_t channels = shape.stem_channels();
   const bool small = shape.small_images;
@@ -79,11 +43,11 @@ DenseNet::DenseNet(const DenseNetShape& shape, const BackboneOptions& options)
     channels = blocks_.back()->out_channels();
     if (i + 1 == shape.blocks.size()) break;
     transitions_.push_back(parts_->register_module(
-        "transition" + number, std::make_shared<Transition>(channels, channels / 2, options.norm, strategy)));
+        "transition" + number, nn::DenseTransition(channels, channels / 2, options.norm, strategy)));
     channels /= 2;
   }
   last_norm_ = parts_->register_module(small ? "norm_final" : "norm5",
-                                       nn::Norm(channels, reader(options.norm, strategy)));
+                                       nn::Norm(channels, nn::reader_of_block(options.norm, strategy)));
   register_classifier(channels, options.classes, "classifier");
   initialize_convolutions(*this, options.norm);
 }
@@ -118,11 +82,6 @@ std::optional<DenseNetShape> small_densenet(const std::string& name) {
                                        std::to_string(growth));
   const int64_t of_each = (layers - 4) / 6;
   return DenseNetShape{name, {of_each, of_each, of_each}, growth, true};
-}
-
-nn::DenseStrategy default_dense_strategy(const nn::NormOptions& norm) {
-  if (norm.strategy == nn::Strategy::kStandard) return nn::DenseStrategy::kSharedGradient;
-  return kernels::has_dense_product(norm.activation) ? nn::DenseStrategy::kFused : nn::DenseStrategy::kShared;
 }
 
 }  // namespace palimpsest::models

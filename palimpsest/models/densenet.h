@@ -2,6 +2,7 @@
 
 #include "palimpsest/models/backbone.h"
 #include "palimpsest/nn/dense_block.h"
+#include "palimpsest/nn/dense_transition.h"
 
 #include <optional>
 #include <string>
@@ -41,23 +42,17 @@ class DenseNet : public Backbone {
   at::Tensor features(const at::Tensor& images) override;
 
  private:
-  class Transition;
-
   DenseNetShape shape_;
   std::shared_ptr<torch::nn::Module> parts_;
   torch::nn::Conv2d conv0_{nullptr};
   nn::Norm norm0_{nullptr}, last_norm_{nullptr};
   std::vector<nn::DenseBlock> blocks_;
-  std::vector<std::shared_ptr<Transition>> transitions_;
+  std::vector<nn::DenseTransition> transitions_;
 };
 
 /// The network for CIFAR that the name stands for: "densenet_bc100_k12" has 100 layers and k = 12; three
 /// blocks of (layers - 4) / 6. Nothing for a name of another form; throws Error(kUsage) for numbers that make
 /// no network.
 std::optional<DenseNetShape> small_densenet(const std::string& name);
-
-/// What `dense_strategy` is where nothing else was said: libtorch's layers for strategy `standard`, else
-/// `fused`, or `shared` where that lacks the activation.
-nn::DenseStrategy default_dense_strategy(const nn::NormOptions& norm);
 
 }  // namespace palimpsest::models

@@ -34,6 +34,11 @@ void refuse_block(const std::string& message) {
 
 }  // namespace
 
+DenseStrategy default_dense_strategy(const NormOptions& norm) {
+  if (norm.strategy == Strategy::kStandard) return DenseStrategy::kSharedGradient;
+  return kernels::has_dense_product(norm.activation) ? DenseStrategy::kFused : DenseStrategy::kShared;
+}
+
 bool fits(DenseStrategy dense_strategy, Strategy strategy, Activation activation, bool pre_activation) {
   if (!fits(strategy, activation)) return false;
   return dense_strategy != DenseStrategy::kFused ||

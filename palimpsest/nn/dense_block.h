@@ -77,6 +77,10 @@ class DenseBlockImpl : public torch::nn::Module {
 };
 TORCH_MODULE(DenseBlock);
 
+/// What the dense strategy is where nothing else was said: libtorch's layers for strategy `standard`, else
+/// `fused`, or `shared` where that lacks the activation.
+DenseStrategy default_dense_strategy(const NormOptions& norm);
+
 /// Whether the two strategies and the activation go together.
 bool fits(DenseStrategy dense_strategy, Strategy strategy, Activation activation, bool pre_activation = true);
 /// Throws Error(kUsage), naming the way out, unless they do.

@@ -111,7 +111,7 @@ TEST(DenseNet, SinglePrecisionLogitsOfEveryFormAgree) {
 TEST(DenseNet, WithoutADenseStrategyTheStrategyDecides) {
   using nn::Strategy;
   const auto of = [](Strategy strategy, nn::Activation activation) {
-    return default_dense_strategy({strategy, activation});
+    return nn::default_dense_strategy({strategy, activation});
   };
   EXPECT_EQ(of(Strategy::kStandard, nn::Activation::kReLU), nn::DenseStrategy::kSharedGradient);
   EXPECT_EQ(of(Strategy::kInplace2, nn::Activation::kLeakyReLU), nn::DenseStrategy::kFused);
