@@ -13,8 +13,9 @@
 ///   amp::AutocastGuard, amp::GradScaler
 ///                               mixed precision: what torch.autocast and torch.amp.GradScaler are in Python
 ///   amp::drop_weight_copies(loss)
-///                               libtorch's own layers keep no 16-bit copy of their weights until backward (ours
-///                               never do); amp::accumulate_gradients_in, amp::PersistentCopies, amp::BufferKeeper
+///                               libtorch's own layers keep no 16-bit copy of their weights until backward
+///                               (ours never do); amp::accumulate_gradients_in, amp::PersistentCopies,
+///                               amp::BufferKeeper
 ///   ops::abn, ops::abn_         the same layer as a function on tensors; ops::abn_conv: with the convolution
 ///                               behind it; ops::max_pool2d: one byte an output
 ///   nn::DenseBlock              a densely connected block by any of five forms; ops::dense_block: without a
@@ -25,6 +26,7 @@
 /// palimpsest/{train,data,io,cli}.
 #include "palimpsest/amp/autocast_guard.h"
 #include "palimpsest/amp/buffer_keeper.h"
+#include "palimpsest/amp/exponent_histogram.h"
 #include "palimpsest/amp/grad_scaler.h"
 #include "palimpsest/amp/gradients.h"
 #include "palimpsest/amp/persistent_copies.h"

@@ -184,6 +184,11 @@ train::LossOptions make_loss_options(const Options& options) {
   return loss;
 }
 
+train::TensorFormat make_format(const Options& options) {
+  return train::TensorFormat::parse(options.train.dtype, options.train.channels_last,
+                                    options.train.precision);
+}
+
 train::TrainerOptions make_trainer_options(const Options& options) {
   train::TrainerOptions t;
   t.epochs = options.train.epochs;
@@ -191,6 +196,8 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.seed = static_cast<uint64_t>(options.train.seed);
   t.dtype = options.train.dtype;
   t.channels_last = options.train.channels_last;
+  t.precision = options.train.precision;
+  t.loss_scale = options.train.loss_scale;
   t.optimizer = options.optimizer;
   t.schedule = options.schedule;
   t.loss = make_loss_options(options);
@@ -198,6 +205,7 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.log_every = options.output.log_every;
   t.checkpoint_every = options.output.checkpoint_every;
   t.evaluate_every = options.output.evaluate_every;
+  t.histogram_every = options.output.histogram_every;
   t.resume = options.run.resume;
   t.config = to_toml(options);
   t.metadata = {{"model", options.model.name}, {"strategy", options.model.strategy}};

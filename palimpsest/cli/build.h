@@ -40,6 +40,8 @@ std::unique_ptr<data::Loader> make_validation_loader(const Options& options,
 
 /// Loss options with the data's ignore id.
 train::LossOptions make_loss_options(const Options& options);
+/// Type, layout and precision of the network's tensors.
+train::TensorFormat make_format(const Options& options);
 /// Everything that train::train takes; `config` is to_toml(options), `output` is output.folder.
 train::TrainerOptions make_trainer_options(const Options& options);
 

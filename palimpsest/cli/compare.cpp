@@ -68,7 +68,8 @@ std::vector<std::pair<std::string, std::string>> setup(const Options& o, const d
                                  o.data.val_images)
                    : o.data.kind + " " + o.data.root},
       {"batch", fmt::format("{} images of {} x {} pixels, {}, {}", shape[0], shape[3], shape[2],
-                            o.train.dtype, o.train.channels_last ? "channels-last" : "NCHW")},
+                            o.train.precision == "f32" ? o.train.dtype : o.train.precision,
+                            o.train.channels_last ? "channels-last" : "NCHW")},
       {"training", fmt::format("{} epochs, SGD, lr {}, momentum {}, weight decay {}, {} schedule, seed {}",
                                o.train.epochs, o.optimizer.lr, o.optimizer.momentum, o.optimizer.weight_decay,
                                o.schedule.kind, o.train.seed)},
@@ -200,7 +201,7 @@ class Comparison {
 
   /// What `model` sees in a few validation images, spread over the set.
   void add_predictions(nn::Model& model, const Options& run) {
-    const auto format = train::TensorFormat::parse(run.train.dtype, run.train.channels_last);
+    const auto format = make_format(run);
     const int64_t size = sets_.validation->size(), count = std::min(kPictures, size);
     const bool first = report_.pictures.empty();
     if (first) report_.class_colors = data::class_colors(run.model.classes);
@@ -210,7 +211,7 @@ class Comparison {
       Random random(0);  // nothing is random in validation
       const data::Sample sample = sets_.validation->get(k * size / count, random);
       if (first) report_.pictures.push_back({sample.name, picture(sample.image, run), sample.target, {}});
-      const at::Tensor logits = model.forward(format.convert(sample.image.unsqueeze(0)));
+      const at::Tensor logits = format.forward(model, format.convert(sample.image.unsqueeze(0)));
       report_.pictures[static_cast<size_t>(k)].predictions.push_back(logits[0].argmax(0).to(at::kByte));
     }
   }

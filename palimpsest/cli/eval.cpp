@@ -56,8 +56,7 @@ int run_eval(const Options& given) {
   const auto model = load_trained_model(options);
   check_task(options, *model);
   const auto loader = make_validation_loader(options, sets.validation);
-  const auto record = train::evaluate(*model, *loader, make_loss_options(options), options.train.dtype,
-                                      options.train.channels_last);
+  const auto record = train::evaluate(*model, *loader, make_loss_options(options), make_format(options));
   if (options.run.json) {
     std::cout << to_json(record, options).dump() << std::endl;
   } else {

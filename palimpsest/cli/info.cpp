@@ -41,14 +41,14 @@ at::Tensor any_targets(const at::Tensor& images, bool segments) {
 
 StrategyMemory measure(Options options, const std::string& strategy) {
   options.model.strategy = strategy;
-  const auto format = train::TensorFormat::parse(options.train.dtype, options.train.channels_last);
+  const auto format = make_format(options);
   const auto model = make_model(options);
   format.convert(*model);
   const at::Tensor images = random_images(options, format);
   const at::Tensor targets = any_targets(images, model->segments());
   const memory::Meter meter_of_step = [&] {
     memory::Meter meter;
-    at::Tensor loss = train::loss(model->forward(images), targets, train::LossOptions{});
+    at::Tensor loss = train::loss(format.forward(*model, images), targets, train::LossOptions{});
     meter.forward_done();
     loss.backward();
     return meter;
@@ -126,7 +126,7 @@ int run_info(const Options& options) {
     // `fused` runs a whole block as one operator, in which no layer can be seen.
     if (options.model.name.starts_with("densenet")) listed.model.dense_strategy = "shared_gradient";
     const auto model = make_model(listed);
-    const auto format = train::TensorFormat::parse(options.train.dtype, options.train.channels_last);
+    const auto format = make_format(listed);
     format.convert(*model);
     model->eval();
     const torch::NoGradGuard no_grad;

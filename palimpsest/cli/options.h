@@ -71,6 +71,8 @@ struct Options {
     int64_t seed = 1;
     int64_t threads = 0;  ///< 0: one a core
     std::string dtype = "f32";
+    std::string precision = "f32";
+    std::string loss_scale = "dynamic";  ///< or auto, or a number
     bool channels_last = false;
     int64_t memory_limit = 0;  ///< MiB that tensors may take; 0: no limit
   } train;
@@ -89,6 +91,7 @@ struct Options {
     int64_t log_every = 10;
     int64_t checkpoint_every = 0;
     int64_t evaluate_every = 1;
+    int64_t histogram_every = 0;
     bool quiet = false;
   } output;
 

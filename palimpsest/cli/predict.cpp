@@ -1,4 +1,5 @@
 #include "palimpsest/base/error.h"
+#include "palimpsest/cli/build.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/trained_model.h"
 #include "palimpsest/data/dataset.h"
@@ -6,7 +7,6 @@
 #include "palimpsest/data/transforms.h"
 #include "palimpsest/io/image.h"
 #include "palimpsest/io/safetensors.h"
-#include "palimpsest/train/tensor_format.h"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -94,10 +94,10 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
   if (!pictures && !logits_file.wanted())
     throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: the pictures go there");
   const auto paths = pictures ? picture_paths(images, options.output.folder) : std::vector<fs::path>();
-  const auto format = train::TensorFormat::parse(options.train.dtype, options.train.channels_last);
+  const auto format = make_format(options);
   const at::Tensor colors = data::class_colors(options.model.classes);
   for (std::size_t i = 0; i < images.size(); ++i) {
-    const at::Tensor logits = model.forward(read_input(images[i], options, format))[0];
+    const at::Tensor logits = format.forward(model, read_input(images[i], options, format))[0];
     logits_file.add(images[i], logits);
     if (!pictures) continue;
     const at::Tensor ids = logits.argmax(0);
@@ -117,11 +117,11 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
       it != options.given.end() && it->second.starts_with("--"))
     throw Error(ErrorKind::kUsage, it->second + " has no effect: " + options.model.name +
                                        " names images, and the names are printed");
-  const auto format = train::TensorFormat::parse(options.train.dtype, options.train.channels_last);
+  const auto format = make_format(options);
   auto list = nlohmann::ordered_json::array();
   LogitsFile logits_file(options);
   for (const fs::path& image : images) {
-    const at::Tensor logits = model.forward(read_input(image, options, format))[0];
+    const at::Tensor logits = format.forward(model, read_input(image, options, format))[0];
     logits_file.add(image, logits);
     const at::Tensor probabilities = logits.to(at::kDouble).softmax(0);
     const auto [best, ids] = probabilities.topk(std::min<int64_t>(5, options.model.classes));

@@ -74,7 +74,7 @@ data::Batch BatchSource::make(int64_t size) const {
 Rehearsal::Rehearsal(const Options& options, const BatchSource& source)
     : options_(options),
       source_(source),
-      format_(train::TensorFormat::parse(options.train.dtype, options.train.channels_last)),
+      format_(make_format(options)),
       model_(make_model(options)),
       loss_(train::loss_for(*model_, make_loss_options(options))) {
   format_.convert(*model_);
@@ -83,6 +83,8 @@ Rehearsal::Rehearsal(const Options& options, const BatchSource& source)
   // The first steps' rate: on one batch over and over, the full one might diverge.
   optimizer.lr *= 0.1;
   optimizer_ = std::make_unique<torch::optim::SGD>(train::make_sgd(*model_, optimizer));
+  mixed_ = std::make_unique<train::MixedPrecision>(*model_, format_.precision,
+                                                   train::parse_loss_scale(options.train.loss_scale));
 }
 
 void Rehearsal::step(const data::Batch& batch, const std::function<void(const char*)>& entering) {
@@ -90,12 +92,13 @@ void Rehearsal::step(const data::Batch& batch, const std::function<void(const ch
     if (entering) entering(phase);
   };
   enter("forward");
-  at::Tensor value = train::loss(model_->forward(batch.images), batch.targets, loss_);
+  mixed_->begin(1);
+  at::Tensor value = train::loss(format_.forward(*model_, batch.images), batch.targets, loss_);
   enter("backward");
-  value.backward();
+  mixed_->backward(value);
   value.reset();
   enter("step");
-  optimizer_->step();
+  mixed_->step(*optimizer_);
   optimizer_->zero_grad();
 }
 

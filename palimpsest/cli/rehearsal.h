@@ -4,6 +4,7 @@
 #include "palimpsest/data/loader.h"
 #include "palimpsest/memory/timeline.h"
 #include "palimpsest/nn/model.h"
+#include "palimpsest/train/mixed_precision.h"
 #include "palimpsest/train/tensor_format.h"
 
 #include <torch/optim/sgd.h>
@@ -61,6 +62,7 @@ class Rehearsal {
   std::shared_ptr<nn::Model> model_;
   train::LossOptions loss_;
   std::unique_ptr<torch::optim::SGD> optimizer_;
+  std::unique_ptr<train::MixedPrecision> mixed_;
 };
 
 /// The largest size that `fits` accepts, 0 for none, searched from `start` by doubling, then bisection.

@@ -4,6 +4,7 @@
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/nn/dense_block.h"
 #include "palimpsest/nn/strategy.h"
+#include "palimpsest/train/mixed_precision.h"
 
 #include <set>
 #include <string>
@@ -32,6 +33,7 @@ const std::vector<NeedsText>& text_rules() {
       {"loss.bootstrap_probability", "loss.kind", {"bootstrap"}},
       {"loss.bootstrap_share", "loss.kind", {"bootstrap"}},
       {"model.slope", "model.activation", {"leaky_relu", "elu"}},
+      {"train.loss_scale", "train.precision", {"f16", "f16-pseudo"}},
       {"data.ignore_id", "data.kind", {"generated", "segmentation_folder"}},
       {"data.root", "data.kind", {"segmentation_folder", "image_folder"}},
       {"data.train_split", "data.kind", {"segmentation_folder", "image_folder"}},
@@ -133,6 +135,10 @@ void check_combinations(const Options& options, const Options& before) {
     refuse(given_at("data.scale_max") +
            ": random scales give images of different size, which cannot share a batch; "
            "set [data] crop (--crop) > 0");
+  if (options.train.dtype == "f64" && options.train.precision != "f32")
+    refuse(given_at("train.precision") + " must be f32 with [train] dtype (--dtype) = f64, got " +
+           options.train.precision);
+  train::parse_loss_scale(options.train.loss_scale, given_at("train.loss_scale"));
   const auto activation = nn::parse_activation(options.model.activation);
   nn::check_activation_param(activation, options.model.slope);
   nn::check_pair(nn::parse_strategy(options.model.strategy), activation);

@@ -1,5 +1,6 @@
 #include "palimpsest/cli/settings.h"
 
+#include "palimpsest/amp/precision.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/models/weights.h"
 #include "palimpsest/nn/activation.h"
@@ -168,8 +169,13 @@ std::vector<Setting> make_settings() {
        kAll,
        PALIMPSEST_FIELD(train.threads),
        {.low = 0, .high = 1024}},
-      {"train", "dtype", "dtype", "<type>", "type of parameters, images and arithmetic", kAll,
+      {"train", "dtype", "dtype", "<type>", "type of parameters and images", kAll,
        PALIMPSEST_FIELD(train.dtype), kAny, dtypes},
+      {"train", "precision", "precision", "<name>", "what is computed in; below f32, of f32 parameters", kAll,
+       PALIMPSEST_FIELD(train.precision), kAny, amp::precision_names},
+      {"train", "loss_scale", "loss-scale", "<dynamic, auto or factor>",
+       "f16: what the loss is multiplied by before the backward pass", kTraining,
+       PALIMPSEST_FIELD(train.loss_scale)},
       {"train", "channels_last", "channels-last", "", "keep images and activations as (N, H, W, C)", kAll,
        PALIMPSEST_FIELD(train.channels_last)},
       {"train", "memory_limit", "memory-limit", "<MiB>",
@@ -234,6 +240,9 @@ std::vector<Setting> make_settings() {
        PALIMPSEST_FIELD(output.checkpoint_every), kNotNegative},
       {"output", "evaluate_every", "evaluate-every", "<epochs>", "epochs between evaluations; 0: never",
        kTraining, PALIMPSEST_FIELD(output.evaluate_every), kNotNegative},
+      {"output", "histogram_every", "histogram-every", "<steps>",
+       "steps between histograms of the gradients' exponents; 0: never", kTraining,
+       PALIMPSEST_FIELD(output.histogram_every), kNotNegative},
       {"output", "quiet", "quiet", "", "no progress on the terminal", kTraining,
        PALIMPSEST_FIELD(output.quiet)},
 

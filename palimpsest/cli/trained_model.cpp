@@ -3,13 +3,12 @@
 #include "palimpsest/cli/build.h"
 #include "palimpsest/models/fold.h"
 #include "palimpsest/train/checkpoint.h"
-#include "palimpsest/train/tensor_format.h"
 
 namespace palimpsest::cli {
 
 std::shared_ptr<nn::Model> load_trained_model(const Options& options) {
   auto model = make_model(options);
-  train::TensorFormat::parse(options.train.dtype, options.train.channels_last).convert(*model);
+  make_format(options).convert(*model);
   model->eval();
   if (train::read_checkpoint_metadata(options.run.checkpoint).contains("folded"))
     model = models::fold(std::move(model));

@@ -12,6 +12,7 @@
 
 #include <charconv>
 #include <set>
+#include <type_traits>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -91,17 +92,17 @@ void copy(const std::vector<std::pair<at::Tensor, at::Tensor>>& pairs) {
   for (const auto& [destination, source] : pairs) at::Tensor(destination).copy_(source);
 }
 
-template <class Integer>
-Integer number(const std::filesystem::path& path, const std::map<std::string, std::string>& metadata,
-               const char* key) {
+template <class Number>
+Number number(const std::filesystem::path& path, const std::map<std::string, std::string>& metadata,
+              const char* key) {
   const auto found = metadata.find(key);
   const std::string text = found == metadata.end() ? "" : found->second;
-  Integer value{};
+  Number value{};
   const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
   if (text.empty() || failure != std::errc() || end != text.data() + text.size()) {
     throw Error(ErrorKind::kCheckpoint,
-                fmt::format("{}: the entry '{}' must be a whole number, got '{}'; the file is damaged",
-                            path.string(), key, text));
+                fmt::format("{}: the entry '{}' must be a {}number, got '{}'; the file is damaged",
+                            path.string(), key, std::is_integral_v<Number> ? "whole " : "", text));
   }
   return value;
 }
@@ -135,6 +136,16 @@ void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module&
   file.metadata["batch_size"] = std::to_string(state.batch_size);
   file.metadata["seed"] = std::to_string(state.seed);
 
+  if (state.precision != "f32") file.metadata["precision"] = state.precision;
+  if (state.scaling) {
+    const amp::GradScalerState& scaler = state.scaling->scaler;
+    file.metadata["loss_scale"] = fmt::format("{}", scaler.scale);
+    file.metadata["growth_tracker"] = std::to_string(scaler.growth_tracker);
+    file.metadata["skipped_in_a_row"] = std::to_string(scaler.skipped_in_a_row);
+    file.metadata["skipped_steps"] = std::to_string(state.scaling->skipped_steps);
+    file.metadata["choose_scale"] = state.scaling->choose ? "1" : "0";
+  }
+
   const Entries entries = nn::state_dict(model);
   for (const auto& [name, tensor] : entries) file.tensors.emplace_back(name, tensor.detach());
   for (const auto& [name, tensor] : entries)
@@ -154,9 +165,18 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
   state.batches_per_epoch = number<int64_t>(path, file.metadata, "batches_per_epoch");
   state.batch_size = number<int64_t>(path, file.metadata, "batch_size");
   state.seed = number<uint64_t>(path, file.metadata, "seed");
+  if (const auto precision = file.metadata.find("precision"); precision != file.metadata.end())
+    state.precision = precision->second;
+  if (file.metadata.contains("loss_scale"))
+    state.scaling = {{number<double>(path, file.metadata, "loss_scale"),
+                      number<int64_t>(path, file.metadata, "growth_tracker"),
+                      number<int64_t>(path, file.metadata, "skipped_in_a_row")},
+                     number<int64_t>(path, file.metadata, "skipped_steps"),
+                     number<int>(path, file.metadata, "choose_scale") != 0};
   state.metadata = file.metadata;
   for (const char* key :
-       {"format", kVersionKey, "step", "epoch", "batch", "batches_per_epoch", "batch_size", "seed"})
+       {"format", kVersionKey, "step", "epoch", "batch", "batches_per_epoch", "batch_size", "seed",
+        "precision", "loss_scale", "growth_tracker", "skipped_in_a_row", "skipped_steps", "choose_scale"})
     state.metadata.erase(key);
 
   const Tensors tensors = by_name(file);

@@ -1,11 +1,14 @@
 #pragma once
 
+#include "palimpsest/train/mixed_precision.h"
+
 #include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
 
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 
 namespace palimpsest::train {
@@ -18,8 +21,11 @@ struct RunState {
   int64_t batch_size = 0;
   uint64_t seed = 0;
   /// What the user wants to find in the file: "config" (TOML), "model", "strategy", ... Not "step", "epoch",
-  /// "batch", "batches_per_epoch", "batch_size", "seed", "format" or "palimpsest_checkpoint": these are ours.
+  /// "batch", "batches_per_epoch", "batch_size", "seed", "format", "palimpsest_checkpoint", "precision",
+  /// "loss_scale", "growth_tracker", "skipped_in_a_row", "skipped_steps" or "choose_scale": these are ours.
   std::map<std::string, std::string> metadata;
+  std::string precision = "f32";                 ///< what was computed in
+  std::optional<MixedPrecision::State> scaling;  ///< f16: loss scale and what belongs to it
 };
 
 /// Writes a training checkpoint: a safetensors file, replaced atomically, the same bytes for the same run.
@@ -29,7 +35,8 @@ struct RunState {
 ///             palimpsest.momentum.NAME    SGD's momentum of parameter NAME (none before the first step)
 ///             palimpsest.generator        u8: state of libtorch's default CPU generator
 ///   metadata  palimpsest_checkpoint = 1 (version of this list), format = pt, and the members of RunState;
-///             epoch and batch (the position in it) are written for the reader's comfort
+///             epoch and batch (the position in it) are written for the reader's comfort; precision and the
+///             members of `scaling` where they are not f32's
 /// Throws Error(kOutput) when the file cannot be written and Error(kDiverged), naming the tensor and the
 /// step, when a value is NaN or infinite; either way the file that was there stays.
 void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module& model,

@@ -20,7 +20,7 @@ struct Totals {
 
 void add_batch(nn::Model& model, const data::Batch& batch, const LossOptions& options,
                const TensorFormat& format, std::optional<MetricsAccumulator>& metrics, Totals& totals) {
-  const at::Tensor logits = model.forward(format.convert(batch.images));
+  const at::Tensor logits = format.forward(model, format.convert(batch.images));
   const int64_t valid = batch.targets.ne(options.ignore_id).sum().item<int64_t>();
   totals.loss += loss(logits, batch.targets, options).item<double>() * static_cast<double>(valid);
   totals.valid += valid;
@@ -80,9 +80,8 @@ std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& sto
 }
 
 EvaluationRecord evaluate(nn::Model& model, data::Loader& loader, const LossOptions& loss,
-                          const std::string& dtype, bool channels_last) {
-  return *evaluate_unless([] { return false; }, model, loader, loss,
-                          TensorFormat::parse(dtype, channels_last));
+                          const TensorFormat& format) {
+  return *evaluate_unless([] { return false; }, model, loader, loss, format);
 }
 
 }  // namespace palimpsest::train

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "palimpsest/amp/exponent_histogram.h"
 #include "palimpsest/train/metrics.h"
 
 #include <cstdint>
@@ -19,9 +20,18 @@ struct StepRecord {
   int64_t kept_bytes = 0;        ///< saved for backward (memory/meter.h)
   int64_t current_bytes = 0;     ///< live after the step: parameters, momentum, ...
   int64_t peak_bytes = 0;        ///< highest during the step
+  double loss_scale = 1;         ///< of this step; 1 in f32 and bf16
+  int64_t skipped_steps = 0;     ///< in all, this one included: gradients that were not finite (f16)
   /// Forward passes since this run began (resuming begins one) of layers that kept x-hat beside z because a
   /// |weight| was too small (ops/abn.h): each costs one more tensor.
   int64_t abn_fallbacks = 0;
+};
+
+/// Gradients of one step by binary exponent (amp/exponent_histogram.h).
+struct ExponentRecord {
+  int64_t step = 0;
+  amp::ExponentHistogram activations, weights;
+  double recommended_scale = 1;  ///< for both
 };
 
 struct EvaluationRecord {

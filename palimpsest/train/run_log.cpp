@@ -31,6 +31,8 @@ Json to_json(const StepRecord& r) {
           {"kept_bytes", r.kept_bytes},
           {"current_bytes", r.current_bytes},
           {"peak_bytes", r.peak_bytes},
+          {"loss_scale", r.loss_scale},
+          {"skipped_steps", r.skipped_steps},
           {"abn_fallbacks", r.abn_fallbacks}};
 }
 
@@ -46,6 +48,16 @@ Json to_json(const EvaluationRecord& r) {
     json["top5"] = r.metrics.top5;
   }
   return json;
+}
+
+Json to_json(const amp::ExponentHistogram& h) {
+  const auto shares = h.shares();
+  const auto bars = h.bars();
+  return {
+      {"values", h.values()},  {"zero", shares.zero},
+      {"lost", shares.lost},   {"recoverable", shares.recoverable},
+      {"above", shares.above}, {"lowest", bars.exponents.empty() ? Json(nullptr) : Json(bars.exponents[0])},
+      {"bars", bars.shares}};
 }
 
 [[noreturn]] void fail(const std::filesystem::path& path) {
@@ -91,6 +103,15 @@ void RunLog::write_line(const std::string& line) {
 
 void RunLog::write(const StepRecord& record) {
   write_line(to_json(record).dump() + "\n");
+}
+
+void RunLog::write(const ExponentRecord& record) {
+  const Json json = {{"type", "exponents"},
+                     {"step", record.step},
+                     {"recommended_scale", record.recommended_scale},
+                     {"weights", to_json(record.weights)},
+                     {"activations", to_json(record.activations)}};
+  write_line(json.dump() + "\n");
 }
 
 void RunLog::write(const EvaluationRecord& record) {

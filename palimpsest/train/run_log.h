@@ -8,9 +8,10 @@
 
 namespace palimpsest::train {
 
-/// log.jsonl: one JSON object a line, with "type" ("step" or "evaluation") and the members of the record
-/// under their own names; a number that is not finite is null. Each line is with the operating system before
-/// the call returns, so a killed program loses none; a full disk throws Error(kOutput) naming the file.
+/// log.jsonl: one JSON object a line, with "type" ("step", "evaluation" or "exponents") and the members of
+/// the record under their own names; a number that is not finite is null. Each line is with the operating
+/// system before the call returns, so a killed program loses none; a full disk throws Error(kOutput) naming
+/// the file.
 class RunLog {
  public:
   RunLog() = default;  ///< writes nothing
@@ -23,6 +24,9 @@ class RunLog {
 
   void write(const StepRecord& record);
   void write(const EvaluationRecord& record);
+  /// A histogram as its shares (values, zero, lost, recoverable, above) and bars: lowest, the exponent of the
+  /// first of `bars`, each the share of one exponent.
+  void write(const ExponentRecord& record);
   /// Step of the last evaluation in the log; -1: none.
   int64_t evaluated_step() const { return evaluated_step_; }
 

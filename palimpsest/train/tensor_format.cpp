@@ -7,9 +7,13 @@
 
 namespace palimpsest::train {
 
-TensorFormat TensorFormat::parse(const std::string& dtype, bool channels_last) {
-  if (dtype == "f32") return {at::kFloat, channels_last};
-  if (dtype == "f64") return {at::kDouble, channels_last};
+TensorFormat TensorFormat::parse(const std::string& dtype, bool channels_last, const std::string& precision) {
+  const auto computed = amp::parse_precision(precision);
+  if (dtype == "f32") return {at::kFloat, channels_last, computed};
+  if (dtype == "f64" && computed != amp::Precision::kF32)
+    throw Error(ErrorKind::kUsage, "precision must be f32 with dtype f64, got " + precision +
+                                       ": 16-bit arithmetic takes f32 parameters");
+  if (dtype == "f64") return {at::kDouble, channels_last, computed};
   throw Error(ErrorKind::kUsage,
               unknown_name_message("dtype", dtype, std::vector<std::string>{"f32", "f64"}));
 }
@@ -18,6 +22,15 @@ at::Tensor TensorFormat::convert(const at::Tensor& images) const {
   const auto layout =
       channels_last && images.dim() == 4 ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
   return images.to(dtype).contiguous(layout);
+}
+
+at::Tensor TensorFormat::forward(nn::Model& model, const at::Tensor& images) const {
+  at::Tensor logits;
+  {
+    const amp::PrecisionGuard guard(images.device(), precision);
+    logits = model.forward(images);
+  }
+  return precision == amp::Precision::kF32 ? logits : logits.to(at::kFloat);
 }
 
 void TensorFormat::convert(torch::nn::Module& model) const {

@@ -8,6 +8,8 @@
 #include "palimpsest/train/checkpoint.h"
 #include "palimpsest/train/evaluate.h"
 #include "palimpsest/train/explain.h"
+#include "palimpsest/train/exponent_chart.h"
+#include "palimpsest/train/mixed_precision.h"
 #include "palimpsest/train/progress.h"
 #include "palimpsest/train/require.h"
 #include "palimpsest/train/run_log.h"
@@ -29,6 +31,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+/// Skipped steps in a row after which a scale is not what is missing: halving 50 times leaves 2^-34 of it.
+constexpr int64_t kHopeless = 50;
+
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
@@ -42,6 +47,7 @@ void check(const TrainerOptions& options, const data::Loader& loader) {
   at_least("log_every", options.log_every, 1);
   at_least("checkpoint_every", options.checkpoint_every, 0);
   at_least("evaluate_every", options.evaluate_every, 0);
+  at_least("histogram_every", options.histogram_every, 0);
   check_loss(options.loss);
   require(loader.batches() > 0, fmt::format("an epoch needs at least one whole batch, got {} training images "
                                             "for a batch of {}: use a smaller batch",
@@ -67,9 +73,10 @@ class Run {
         validation_(validation),
         options_(options),
         stop_signal_(stop_signal),
-        format_(TensorFormat::parse(options.dtype, options.channels_last)),
+        format_(TensorFormat::parse(options.dtype, options.channels_last, options.precision)),
         loss_options_(loss_for(model, options.loss)),
         optimizer_(prepare(model, format_, options.optimizer)),
+        mixed_(model, format_.precision, parse_loss_scale(options.loss_scale)),
         batches_(loader.batches()),
         schedule_steps_(options.epochs * batches_),
         last_step_(options.max_steps > 0 ? std::min(options.max_steps, schedule_steps_) : schedule_steps_),
@@ -108,6 +115,7 @@ class Run {
       at::manual_seed(options_.seed);
     }
     if (!options_.quiet) progress_.emplace(std::cerr, stderr_columns(), last_step_, options_.epochs);
+    if (progress_ && !resumed_otherwise_.empty()) progress_->note(resumed_otherwise_);
     if (!writes()) return;
     log_.emplace(options_.output / "log.jsonl", options_.resume ? step_ : -1);
     if (!options_.config.empty()) io::write_file_atomically(options_.output / "config.toml", options_.config);
@@ -129,11 +137,25 @@ class Run {
     same("batch size", state.batch_size, loader_.options().batch_size);
     same("batches per epoch", state.batches_per_epoch, batches_);
     step_ = saved_step_ = state.step;
+    if (state.scaling) mixed_.load(*state.scaling);
+    if (state.precision != options_.precision)
+      resumed_otherwise_ = fmt::format(
+          "the checkpoint of step {} was trained in {}, the run goes on in {}: parameters and momentum are "
+          "{} in "
+          "both{}",
+          step_, state.precision, options_.precision, options_.dtype,
+          mixed_.scales() ? fmt::format(", the loss scale is {}", mixed_.loss_scale()) : "");
   }
 
   void save() {
     if (!writes()) return;
-    RunState state{step_, batches_, loader_.options().batch_size, loader_.options().seed, options_.metadata};
+    RunState state{step_,
+                   batches_,
+                   loader_.options().batch_size,
+                   loader_.options().seed,
+                   options_.metadata,
+                   options_.precision,
+                   mixed_.state()};
     if (!options_.config.empty()) state.metadata["config"] = options_.config;
     save_checkpoint(checkpoint_path(), model_, optimizer_, state);
     saved_step_ = step_;
@@ -168,14 +190,20 @@ class Run {
     std::optional<memory::Meter> meter;
     if (memory::counting_allocator_installed()) meter.emplace();
 
-    at::Tensor value = loss(model_.forward(batch.images), batch.targets, loss_options_);
+    record.loss_scale = mixed_.loss_scale();
+    mixed_.begin(step_, options_.histogram_every > 0 && step_ % options_.histogram_every == 0);
+    at::Tensor value = loss(format_.forward(model_, batch.images), batch.targets, loss_options_);
     if (meter) meter->forward_done();
     record.loss = value.item<double>();
-    if (!std::isfinite(record.loss)) diverged(record);
-    value.backward();
+    const bool finite = std::isfinite(record.loss);
+    if (!finite && !mixed_.scales()) diverged(record);
+    mixed_.backward(value);
     value.reset();
-    optimizer_.step();
+    const bool stepped = mixed_.step(optimizer_);
     optimizer_.zero_grad();  // frees the gradients: the next forward pass has their room
+    if (stepped && !finite) diverged(record);
+    if (mixed_.skipped_in_a_row() >= kHopeless) overflowed(record);
+    record.skipped_steps = mixed_.skipped_steps();
 
     if (!meter) return;
     record.kept_bytes = meter->kept_bytes();
@@ -183,9 +211,22 @@ class Run {
     record.current_bytes = memory::memory_stats().current_bytes;
   }
 
+  std::string what_stays() const {
+    return saved_step_ < 0 ? ""
+                           : fmt::format("; {} of step {} stays", checkpoint_path().string(), saved_step_);
+  }
+
+  [[noreturn]] void overflowed(const StepRecord& record) const {
+    throw Error(
+        ErrorKind::kDiverged,
+        fmt::format("diverged: in {} no step of the last {} had finite gradients, up to step {} (loss {}, "
+                    "loss scale {}){}; try precision bf16, {}",
+                    options_.precision, kHopeless, step_ + 1, record.loss, record.loss_scale, what_stays(),
+                    options_.loss_scale == "dynamic" ? "or a lower lr" : "or a smaller loss scale"));
+  }
+
   [[noreturn]] void diverged(const StepRecord& record) const {
-    const std::string kept =
-        saved_step_ < 0 ? "" : fmt::format("; {} of step {} stays", checkpoint_path().string(), saved_step_);
+    const std::string kept = what_stays();
     throw Error(ErrorKind::kDiverged,
                 fmt::format("diverged: the loss became {} in step {} (epoch {}, lr {:.3g}){}; try a lower lr "
                             "or a longer warm-up",
@@ -207,8 +248,23 @@ class Run {
     const bool logged = step_ == 1 || step_ % options_.log_every == 0 || step_ == last_step_;
     if (logged && log_) log_->write(record);
     if (progress_) progress_->step(record, logged);
+    if (options_.histogram_every > 0 && mixed_.observation()) show(*mixed_.observation());
     if (record.abn_fallbacks > 0 && !fallback_told_) tell_fallback(record.abn_fallbacks);
     if (logged) interval_images_ = 0, interval_seconds_ = 0;
+  }
+
+  void show(const MixedPrecision::Observation& seen) {
+    const ExponentRecord record{step_, seen.activations, seen.weights, seen.recommended_scale()};
+    if (log_) log_->write(record);
+    if (writes()) io::write_file_atomically(options_.output / "exponents.svg", to_svg(record));
+    if (!progress_) return;
+    const auto tell = [&](const char* what, const amp::ExponentHistogram& h) {
+      const std::string text = h.text();  // its first line; the bars are in the log and in the chart
+      if (h.values() > 0)
+        progress_->note(fmt::format("{} of step {}: {}", what, step_, text.substr(0, text.find('\n'))));
+    };
+    tell("weights", seen.weights);
+    tell("activations", seen.activations);
   }
 
   void tell_fallback(int64_t count) {
@@ -243,6 +299,7 @@ class Run {
   const TensorFormat format_;
   const LossOptions loss_options_;
   torch::optim::SGD optimizer_;
+  MixedPrecision mixed_;
   const int64_t batches_;         // per epoch
   const int64_t schedule_steps_;  // of all epochs
   const int64_t last_step_;       // where this run ends
@@ -256,6 +313,7 @@ class Run {
   int64_t interval_images_ = 0;
   double interval_seconds_ = 0, run_seconds_ = 0;
   bool fallback_told_ = false;
+  std::string resumed_otherwise_;  // what to tell of a checkpoint of another precision
 };
 
 }  // namespace

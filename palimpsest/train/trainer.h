@@ -7,6 +7,7 @@
 #include "palimpsest/train/optimizer.h"
 #include "palimpsest/train/record.h"
 #include "palimpsest/train/schedule.h"
+#include "palimpsest/train/tensor_format.h"
 
 #include <atomic>
 #include <cstdint>
@@ -24,6 +25,8 @@ struct TrainerOptions {
   uint64_t seed = 0;  ///< of libtorch's generator during the training (dropout); the loader has its own
   std::string dtype = "f32";  ///< "f32" or "f64": of parameters and images
   bool channels_last = false;
+  std::string precision = "f32";       ///< what is computed in: amp/precision.h
+  std::string loss_scale = "dynamic";  ///< f16: "dynamic", "auto" or a number (train/mixed_precision.h)
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   LossOptions loss;
@@ -31,6 +34,7 @@ struct TrainerOptions {
       output;  ///< folder for checkpoint.safetensors, log.jsonl, config.toml; empty: nothing is written
   int64_t log_every = 10;        ///< steps between log lines; the first and the last step have one, too
   int64_t checkpoint_every = 0;  ///< steps between checkpoints; 0: at each epoch's end only
+  int64_t histogram_every = 0;   ///< steps between histograms of gradients; 0: never
   int64_t evaluate_every = 1;    ///< epochs between evaluations (and at the end of the run); 0: never
   bool resume = false;           ///< continue bit-identically from output/checkpoint.safetensors
   std::string config;  ///< the effective configuration as TOML, stored beside and inside the checkpoint
@@ -54,22 +58,30 @@ struct TrainingOutcome {
 /// the run ends or is stopped; each replaces the one before atomically, so there is a whole one at any
 /// moment. A run that does not resume replaces what an earlier run left in `output`.
 ///
+/// Histograms of gradients (the first of step 1) go to log.jsonl, and the last one as a chart to
+/// exponents.svg.
+///
 /// Resuming gives the bytes that an unbroken run gives, from whatever moment the run was ended, SIGKILL
 /// included: parameters, buffers, momentum and generator come from the checkpoint, learning rate and data
 /// order follow from the step, the log is cut back to the checkpoint. The same seed gives the same bytes for
 /// any number of loader workers. Not for any number of OpenMP threads: libtorch's and oneDNN's convolutions
 /// split sums by thread, so another OMP_NUM_THREADS (or another processor) moves the last bits.
 ///
-/// Throws Error(kDiverged) naming the step when the loss is not finite, or a parameter is not when it is to
-/// be saved (the last good checkpoint stays); Error(kCheckpoint) when the checkpoint to resume is missing,
-/// damaged or of another model; Error(kUsage) for options that cannot work, a resumed run with another seed,
-/// batch size or number of batches included; Error(kOutput) for a full disk or a read-only folder;
-/// Error(kMemory) when memory runs out; Error(kData) from the loader.
+/// In f16 a step whose gradients are not all finite is skipped and leaves parameters, momentum and running
+/// statistics alone; a run that resumes a checkpoint of another precision says so in one line: parameters are
+/// f32 in each.
+///
+/// Throws Error(kDiverged) naming the step when the loss is not finite (in f16: when 50 steps in a row were
+/// skipped), or a parameter is not when it is to be saved (the last good checkpoint stays);
+/// Error(kCheckpoint) when the checkpoint to resume is missing, damaged or of another model; Error(kUsage)
+/// for options that cannot work, a resumed run with another seed, batch size or number of batches included;
+/// Error(kOutput) for a full disk or a read-only folder; Error(kMemory) when memory runs out; Error(kData)
+/// from the loader.
 TrainingOutcome train(nn::Model& model, data::Loader& train, data::Loader* validation,
                       const TrainerOptions& options, const std::atomic<int>& stop_signal);
 
 /// Loss and metrics of `model` in eval mode over one pass of `loader` (train/evaluate.h).
 EvaluationRecord evaluate(nn::Model& model, data::Loader& loader, const LossOptions& loss,
-                          const std::string& dtype, bool channels_last);
+                          const TensorFormat& format);
 
 }  // namespace palimpsest::train

@@ -161,6 +161,26 @@ TEST(Autocast, NoCopyOfAWeightIsKept) {
   }
 }
 
+TEST(Autocast, AForwardPassHoldsTheCopyOfOneLayerAtATime) {
+  const AutocastGuard guard(at::kCPU, at::kHalf, {.cache = false});
+  constexpr int kLayers = 12;
+  Tensors matrices;
+  for (int i = 0; i < kLayers; ++i)
+    matrices.push_back(torch::randn({256, 256}).mul_(0.05).set_requires_grad(true));
+  const auto forward = [&] {
+    at::Tensor h = torch::randn({2, 256}).to(at::kHalf);
+    for (const auto& matrix : matrices) h = ops::linear(h, matrix, {});
+    return h;
+  };
+  forward();  // libraries set themselves up
+  memory::Meter meter;
+  const at::Tensor out = forward();
+  meter.forward_done();
+  // The cast, and what a library lays out anew of it.
+  EXPECT_LT(meter.peak_bytes() - meter.base_bytes(), 3 * 256 * 256 * 2) << "of " << kLayers << " copies";
+  out.sum().backward();
+}
+
 TEST(Autocast, AWeightThatChangesBeforeBackwardIsAnError) {
   const AutocastGuard guard(at::kCPU, at::kBFloat16);
   for (const Case& c : cases()) {

@@ -21,7 +21,13 @@ using testing::make_tiny;
 using testing::TemporaryFolder;
 using testing::TinySegmenter;
 
-const RunState kState{7, 5, 4, 11, {{"config", "[model]\nname = \"tiny\"\n"}, {"strategy", "inplace_2"}}};
+const RunState kState{7,
+                      5,
+                      4,
+                      11,
+                      {{"config", "[model]\nname = \"tiny\"\n"}, {"strategy", "inplace_2"}},
+                      "f16",
+                      {{{512, 3, 1}, 2, false}}};
 
 /// A model, its optimizer and one step behind them, so that there is momentum.
 struct Trained {
@@ -67,6 +73,11 @@ TEST(Checkpoint, LoadingRestoresParametersBuffersMomentumGeneratorAndState) {
   EXPECT_EQ(state.batch_size, 4);
   EXPECT_EQ(state.seed, 11u);
   EXPECT_EQ(state.metadata, kState.metadata);
+  EXPECT_EQ(state.precision, "f16");
+  ASSERT_TRUE(state.scaling);
+  EXPECT_EQ(state.scaling->scaler, kState.scaling->scaler);
+  EXPECT_EQ(state.scaling->skipped_steps, 2);
+  EXPECT_FALSE(state.scaling->choose);
 
   const auto metadata = read_checkpoint_metadata(path);
   EXPECT_EQ(metadata.at("epoch"), "1");

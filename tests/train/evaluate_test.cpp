@@ -21,7 +21,7 @@ data::LoaderOptions in_order(int64_t batch_size) {
 
 EvaluationRecord evaluate_tiny(TinySegmenter& model, int64_t batch_size, const std::string& dtype = "f32") {
   data::Loader loader(std::make_shared<BrightestColor>(7, 6), in_order(batch_size));
-  return evaluate(model, loader, {}, dtype, false);
+  return evaluate(model, loader, {}, TensorFormat::parse(dtype, false));
 }
 
 TEST(Evaluate, LossAndMetricsDoNotDependOnTheBatches) {
@@ -86,12 +86,12 @@ TEST(Evaluate, InClassificationTheIgnoreIdIsAClassLikeAnyOther) {
   TinyClassifier model(300);
   data::Loader loader(std::make_shared<BrightestColor>(6, 4, /*segmentation=*/false, /*label_offset=*/254),
                       in_order(6));
-  const auto record = evaluate(model, loader, {}, "f32", false);  // labels 254, 255, 256; ignore_id 255
+  const auto record = evaluate(model, loader, {}, TensorFormat{});  // labels 254, 255, 256; ignore_id 255
   EXPECT_FALSE(record.segmentation);
   EXPECT_GT(record.loss, 0);
   at::NoGradGuard no_grad;
   model.fc->bias[255] = 100;
-  EXPECT_DOUBLE_EQ(evaluate(model, loader, {}, "f32", false).metrics.top1, 1.0 / 3);
+  EXPECT_DOUBLE_EQ(evaluate(model, loader, {}, TensorFormat{}).metrics.top1, 1.0 / 3);
 }
 
 TEST(Evaluate, NoImageAtAllIsAnError) {
@@ -100,7 +100,7 @@ TEST(Evaluate, NoImageAtAllIsAnError) {
   options.drop_last = true;
   data::Loader loader(std::make_shared<BrightestColor>(7, 6), options);
   expect_error(ErrorKind::kUsage, {"7 examples", "batch of 8"},
-               [&] { evaluate(*model, loader, {}, "f32", false); });
+               [&] { evaluate(*model, loader, {}, TensorFormat{}); });
 }
 
 }  // namespace

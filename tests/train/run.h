@@ -45,8 +45,16 @@ struct TinyRun {
   }
   /// Runs `act(logits)` in the forward pass of this object's training step number `step` (the first is 1).
   void at_step(int64_t step, std::function<at::Tensor(const at::Tensor&)> act) {
-    model->hook = [step, act = std::move(act)](TinySegmenter& m, const at::Tensor& logits) {
-      return m.is_training() && m.training_steps == step ? act(logits) : logits;
+    model->hook = only_at(step, std::move(act));
+  }
+  /// The same with the images of that pass.
+  void at_images_of_step(int64_t step, std::function<at::Tensor(const at::Tensor&)> act) {
+    model->images_hook = only_at(step, std::move(act));
+  }
+  static std::function<at::Tensor(TinySegmenter&, const at::Tensor&)> only_at(
+      int64_t step, std::function<at::Tensor(const at::Tensor&)> act) {
+    return [step, act = std::move(act)](TinySegmenter& m, const at::Tensor& t) {
+      return m.is_training() && m.training_steps == step ? act(t) : t;
     };
   }
 

@@ -28,7 +28,7 @@ class TinySegmenter : public nn::Model {
 
   at::Tensor forward(const at::Tensor& images) override {
     if (is_training()) ++training_steps;
-    at::Tensor logits = conv2(dropout(bn1(conv1(images)).relu_()));
+    at::Tensor logits = conv2(dropout(bn1(conv1(images_hook ? images_hook(*this, images) : images)).relu_()));
     return hook ? hook(*this, logits) : logits;
   }
   bool segments() const override { return true; }
@@ -40,6 +40,7 @@ class TinySegmenter : public nn::Model {
   int64_t training_steps = 0;  ///< forward passes in training mode
   /// May look at or replace the logits: tests stop, poison or kill a run at a step with it.
   std::function<at::Tensor(TinySegmenter&, const at::Tensor&)> hook;
+  std::function<at::Tensor(TinySegmenter&, const at::Tensor&)> images_hook;  ///< the same of the images
 };
 
 class TinyClassifier : public nn::Model {

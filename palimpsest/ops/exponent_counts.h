@@ -1,0 +1,23 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace palimpsest::ops {
+
+/// Exponents e of f32: 2^e <= |v| < 2^(e + 1), subnormal numbers included.
+inline constexpr int kLowestExponent = -149, kHighestExponent = 127;
+
+/// How many values of a tensor lie where (kernels/exponent_histogram.h).
+struct ExponentCounts {
+  int64_t zero = 0, infinite = 0, nan = 0;
+  std::vector<int64_t> finite;  ///< of exponent kLowestExponent + i
+};
+
+/// Of t: any shape and strides; f32, f16 or bf16, else c10::Error. A tensor of another device is copied to
+/// the CPU, and waited for.
+ExponentCounts exponent_counts(const at::Tensor& t);
+
+}  // namespace palimpsest::ops
