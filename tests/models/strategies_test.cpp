@@ -1,3 +1,4 @@
+#include "palimpsest/amp/precision.h"
 #include "palimpsest/models/deeplab.h"
 #include "palimpsest/models/resnet.h"
 #include "palimpsest/models/resnext_preact.h"
@@ -152,6 +153,56 @@ TEST(Strategies, TheSameSeedGivesTheSameBytesTwice) {
   EXPECT_TRUE(torch::equal(a.logits, b.logits));
   for (std::size_t i = 0; i < a.gradients.size(); ++i) {
     EXPECT_TRUE(torch::equal(a.gradients[i].second, b.gradients[i].second)) << a.gradients[i].first;
+  }
+}
+
+/// How far rounding to 16 bits moves the gradient of such a network, in train mode.
+constexpr double kBF16Network = 0.6, kF16Network = 0.2;
+
+/// The gradients of all parameters, as one tensor, of a step in `precision` from f32 parameters; without one
+/// in f64.
+at::Tensor gradient_in(const char* kind, int64_t output_stride, nn::Strategy strategy,
+                       std::optional<amp::Precision> precision) {
+  torch::manual_seed(3);
+  const auto model = build(kind, output_stride, {strategy});
+  // Eight images: a normalization of two values is a sign, whose gradient is all rounding.
+  auto images = torch::randn({8, 3, 32, 32});
+  if (!precision) {
+    model->to(torch::kFloat64);
+    images = images.to(torch::kFloat64);
+  }
+  at::Tensor logits;
+  {
+    const amp::PrecisionGuard guard(at::kCPU, precision.value_or(amp::Precision::kF32));
+    logits = model->forward(images);
+  }
+  logits = logits.to(torch::kFloat64);
+  // Scaled as a loss would be: unscaled f16 gradients would vanish.
+  (logits * torch::sin(torch::arange(logits.numel(), torch::kFloat64)).reshape(logits.sizes()))
+      .sum()
+      .mul(8)
+      .backward();
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : model->parameters())
+    gradients.push_back(parameter.grad().flatten().to(torch::kFloat64));
+  return torch::cat(gradients);
+}
+
+TEST(MixedPrecisionModels, StrategiesAreAsExactInSixteenBitsAsTheStandardLayers) {
+  using amp::Precision;
+  for (const auto& [kind, output_stride] : {std::pair{"basic", 16}, std::pair{"preact", 32}}) {
+    const auto want = gradient_in(kind, output_stride, nn::Strategy::kStandard, std::nullopt);
+    for (const auto precision : {Precision::kBF16, Precision::kF16, Precision::kF16Pseudo}) {
+      const double standard =
+          relative_error(gradient_in(kind, output_stride, nn::Strategy::kStandard, precision), want);
+      EXPECT_LT(standard, precision == Precision::kBF16 ? kBF16Network : kF16Network) << kind;
+      EXPECT_GT(standard, kF16Network / 100) << "not computed in 16 bits";
+      for (const auto strategy : {nn::Strategy::kInplace2, nn::Strategy::kStoreY}) {
+        const double error = relative_error(gradient_in(kind, output_stride, strategy, precision), want);
+        EXPECT_LE(error, 1.5 * standard)
+            << kind << ", " << nn::to_string(strategy) << " in " << amp::to_string(precision);
+      }
+    }
   }
 }
 
