@@ -8,11 +8,11 @@ BufferKeeper::BufferKeeper(const torch::nn::Module& model) {
 }
 
 void BufferKeeper::save() const {
-  for (auto [buffer, values] : buffers_) values.copy_(buffer);
+  for (const auto& [buffer, values] : buffers_) values.copy_(buffer);
 }
 
 void BufferKeeper::restore() const {
-  for (auto [buffer, values] : buffers_) buffer.copy_(values);
+  for (const auto& [buffer, values] : buffers_) buffer.copy_(values);
 }
 
 }  // namespace palimpsest::amp

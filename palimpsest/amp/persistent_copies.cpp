@@ -11,7 +11,7 @@ PersistentCopies::PersistentCopies(const torch::nn::Module& model, at::ScalarTyp
   if (dtype != at::kHalf && dtype != at::kBFloat16)
     throw Error(ErrorKind::kUsage,
                 fmt::format("[PersistentCopies] dtype must be f16 or bf16, got {}", c10::toString(dtype)));
-  for (at::Tensor parameter : model.parameters()) {
+  for (const at::Tensor& parameter : model.parameters()) {
     if (parameter.dim() < 2 || parameter.scalar_type() != at::kFloat) {
       parameters_.push_back(parameter);
       continue;
@@ -36,7 +36,7 @@ void PersistentCopies::collect_gradients() const {
 
 void PersistentCopies::publish() const {
   const at::NoGradGuard no_grad;
-  for (auto [parameter, master] : pairs_) parameter.copy_(master);
+  for (const auto& [parameter, master] : pairs_) parameter.copy_(master);
 }
 
 }  // namespace palimpsest::amp

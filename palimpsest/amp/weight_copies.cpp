@@ -149,9 +149,10 @@ void tell(const std::vector<std::string>& unknown) {
   static std::set<std::string> told;
   const std::lock_guard lock(mutex);
   for (const auto& name : unknown)
-    if (told.insert(name).second)
+    if (told.insert(name).second) {
       TORCH_WARN("[drop_weight_copies] ", name,
                  " reads a 16-bit copy of a weight and is not known: it may keep the copy until backward");
+    }
 }
 
 }  // namespace

@@ -12,7 +12,7 @@
 namespace palimpsest::kernels::cpu {
 namespace {
 
-constexpr int64_t kTaskValues = 1 << 18;
+constexpr int64_t kCountedAtOnce = 1 << 18;
 
 /// A binary floating-point format: sign, then exponent, then mantissa.
 template <class Word, int kMantissaBits, int kBias>
@@ -63,9 +63,9 @@ void count(const void* x, int64_t begin, int64_t end, ExponentCounts& counts) {
 void exponent_histogram(DType dtype, const void* x, int64_t n, ExponentCounts& counts) {
   if (dtype == DType::f64) throw std::invalid_argument("exponents are counted of f32, f16 and bf16, got f64");
   const auto task = dtype == DType::f32 ? &count<F32> : dtype == DType::f16 ? &count<F16> : &count<BF16>;
-  std::vector<ExponentCounts> partial(static_cast<std::size_t>((n + kTaskValues - 1) / kTaskValues));
+  std::vector<ExponentCounts> partial(static_cast<std::size_t>((n + kCountedAtOnce - 1) / kCountedAtOnce));
   parallel_tasks(static_cast<int64_t>(partial.size()), [&](int64_t i) {
-    task(x, i * kTaskValues, std::min(n, (i + 1) * kTaskValues), partial[static_cast<std::size_t>(i)]);
+    task(x, i * kCountedAtOnce, std::min(n, (i + 1) * kCountedAtOnce), partial[static_cast<std::size_t>(i)]);
   });
   for (const auto& part : partial)
     for (std::size_t bin = 0; bin < counts.size(); ++bin) counts[bin] += part[bin];
