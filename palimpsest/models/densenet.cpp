@@ -1,6 +1,7 @@
 #include "palimpsest/models/densenet.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/nn/convolve.h"
 #include "palimpsest/nn/max_pool.h"
 
 #include <charconv>
@@ -54,7 +55,7 @@ DenseNet::DenseNet(const DenseNetShape& shape, const BackboneOptions& options)
 
 at::Tensor DenseNet::features(const at::Tensor& images) {
   check_images(shape_.name, images);
-  at::Tensor x = conv0_->forward(images);
+  at::Tensor x = nn::convolve(conv0_, images);
   if (norm0_) x = nn::max_pool2d(norm0_->forward(std::move(x)), norm0_->strategy, 3, 2, 1);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     x = blocks_[i]->forward(x);

@@ -93,7 +93,8 @@ NormGradients differentiate_own(at::Tensor dz, const NormalizationTensors& norm,
   const bool is_z = keeps_output(options.keep);
   a.need_z = need_z && !is_z;
   AbnGradients g = ours_to_overwrite(dz, dense) ? call_backward_(std::move(dz), a) : call_backward(dz, a);
-  return {std::move(g.dx), is_z ? dense : std::move(g.z), std::move(g.dweight), std::move(g.dbias)};
+  if (is_z) g.z = dense;
+  return {std::move(g.dx), std::move(g.z), std::move(g.dweight), std::move(g.dbias)};
 }
 
 /// The factors of dropout, drawn from the default generator, or from a copy of what it was.

@@ -139,12 +139,9 @@ struct AbnTensors {
         inv_std(c.shape.c),
         branch(c.kept == Kept::kOutputBit ? kernels::branch_bytes(c.shape.elements()) : 0) {
     Random random(c.seed);
-    const auto normal =
-        [&] {  // near enough: the sum of 4 uniform numbers of 16 bits, scaled to unit variance
-          const uint64_t bits = random.next();
-          const uint64_t sum = (bits & 0xffff) + (bits >> 16 & 0xffff) + (bits >> 32 & 0xffff) + (bits >> 48);
-          return 1.7320508 * (static_cast<double>(sum) * 0x1p-16 - 2);
-        };
+    const auto normal = [&] {  // near enough: the sum of 4 uniform numbers, scaled to unit variance
+      return 1.7320508 * (random.uniform() + random.uniform() + random.uniform() + random.uniform() - 2);
+    };
     for (int64_t i = 0; i < x.size(); ++i) x[i] = input(c.mean + normal());
     for (int64_t i = 0; i < dz.size(); ++i) dz[i] = input(normal());
     for (int64_t i = 0; i < residual.size(); ++i) residual[i] = input(normal());
