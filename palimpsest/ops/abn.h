@@ -79,6 +79,10 @@ at::Tensor abn_(at::Tensor x, const std::optional<at::Tensor>& weight, const std
 int64_t abn_fallback_count();
 /// Channels whose normalized x was kept in a side buffer, in all forward passes: too few to fall back.
 int64_t abn_side_channel_count();
+/// Channels whose gradient in one step came from z though z could not give it, as their weight vanished
+/// within that step; on a GPU, where the host decides by the values of the step before
+/// (ops/recovery_values.h).
+int64_t abn_missed_channel_count();
 void reset_abn_fallback_count();
 
 }  // namespace palimpsest::ops

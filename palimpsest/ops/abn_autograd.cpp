@@ -1,9 +1,12 @@
 #include "palimpsest/ops/abn_autograd.h"
 
 #include "palimpsest/base/recomputing.h"
+#include "palimpsest/ops/abn_device.h"
 #include "palimpsest/ops/activation_name.h"
 #include "palimpsest/ops/degenerate.h"
 #include "palimpsest/ops/layout.h"
+#include "palimpsest/ops/recovery_values.h"
+#include "palimpsest/ops/side_channels.h"
 
 #include <ATen/TensorSubclassLikeUtils.h>
 #include <c10/core/GradMode.h>
@@ -39,9 +42,13 @@ bool differentiable(const AbnTensors& t) {
 Kept safe_keep(Kept keep, const AbnTensors& t) {
   if (keep != Kept::kScaled || t.x.is_meta()) return keep;
   const OptionalTensor no_residual;  // y is kept before it is added
-  const auto degenerate = degenerate_channels(
-      {t.weight, t.bias, no_residual, false, Activation::kIdentity, t.x.scalar_type(), t.x.size(1)});
-  return degenerate.empty() ? Kept::kScaled : Kept::kNormalized;
+  const RecoveryLayer layer{Activation::kIdentity, t.x.scalar_type(), t.x.size(1)};
+  const RecoveryTensors tensors{t.weight, t.bias, no_residual};
+  const AbnDeviceKernels& device = abn_device_kernels(t.x.device().type());
+  if (!device.host_runs_ahead)
+    return degenerate_channels_now(layer, tensors).empty() ? Kept::kScaled : Kept::kNormalized;
+  const auto choice = choose_degenerate_channels(layer, tensors, t.x, device.is_capturing(t.x));
+  return choice && choice->channels.empty() ? Kept::kScaled : Kept::kNormalized;
 }
 
 AbnForwardArguments arguments_of(const AbnTensors& t, const AbnOptions& options, bool for_backward) {
@@ -74,10 +81,10 @@ void save(AutogradContext* ctx, at::Tensor kept, const AbnForwardArguments& a,
   const auto wants = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
   const bool only_scaled = !a.training && s.activation == Activation::kIdentity && !wants(s.weight) &&
                            !wants(s.bias) && !s.residual && more.size() == 0;
-  at::Tensor side = kept.defined() ? reveal_side(statistics.side, kept) : statistics.side;
+  at::Tensor side = SideBuffer::revealed(statistics.side);
   if (only_scaled) kept = at::Tensor();
-  // The bits are in the order of the values in memory: see saved_arguments.
-  if (s.keep == Kept::kOutputBit)
+  // Bits, and what lies beside z, are in the order of the values in memory: see saved_arguments.
+  if (keeps_output(s.keep) && kept.defined())
     ctx->saved_data["channels_last"] =
         preferred_layout(kept.sym_sizes(), kept.sym_strides()) == Layout::kChannelsLast;
   variable_list tensors{std::move(kept),
@@ -113,12 +120,14 @@ AbnBackwardArguments saved_arguments(AutogradContext* ctx, const variable_list& 
                 ctx->saved_data["relu_residual"].toBool()};
   a.kept = saved[0];
   a.branch = saved[7];
-  if (a.settings.keep == Kept::kOutputBit) {  // whoever copied what was saved may have laid it out anew
+  a.side = saved[1];
+  if (keeps_output(a.settings.keep) && a.kept.defined() &&
+      (a.branch.defined() ||
+       a.side.sym_numel() != 0)) {  // whoever copied what was saved may have laid it out anew
     const Layout layout = ctx->saved_data["channels_last"].toBool() ? Layout::kChannelsLast : Layout::kNCHW;
     if (preferred_layout(a.kept.sym_sizes(), a.kept.sym_strides()) != layout)
       a.kept = dense_in(layout, a.kept);
   }
-  a.side = saved[1];
   a.inv_std = saved[3];
   a.mean = saved[2].defined() ? saved[2] : a.inv_std;  // a stand-in: only a layer that kept x reads it
   a.training = ctx->saved_data["training"].toBool();

@@ -2,6 +2,7 @@
 
 #include "palimpsest/ops/abn_device.h"
 #include "palimpsest/ops/cuda_call.h"
+#include "palimpsest/ops/dtype.h"
 
 namespace palimpsest::ops {
 
@@ -26,6 +27,18 @@ void reducing(const AbnLayer& layer, const at::Tensor& like, const Work& work) {
 AbnDeviceKernels abn_cuda_kernels() {
   return {
       .moves_running = true,
+      .host_runs_ahead = true,
+      .is_capturing = [](const at::Tensor& like) { return CudaCall(like).is_capturing(); },
+      .frozen_statistics =
+          [](const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
+             const at::Tensor& mean, const at::Tensor& inv_std) {
+            const CudaCall call(mean);
+            const at::Tensor var = running_var.to(running_mean.scalar_type());
+            cuda::abn_frozen_statistics(dtype_of("abn", running_mean), mean.numel(), eps,
+                                        running_mean.const_data_ptr(), var.const_data_ptr(),
+                                        mean.mutable_data_ptr<double>(), inv_std.mutable_data_ptr<double>(),
+                                        call.stream());
+          },
       .apply =
           [](const AbnLayer& layer, const AbnForward& t, const at::Tensor& like) {
             const CudaCall call(like);

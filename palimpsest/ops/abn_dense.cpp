@@ -132,13 +132,11 @@ AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::
                             const at::Tensor& branch, Layer& layer, const Running& running, bool training,
                             double eps, bool for_backward) {
   const bool frozen = !training;
-  const SideChannels side = for_backward ? find_side_channels(layer.settings, x) : SideChannels{};
-  AbnStatistics result{frozen
-                           ? running.mean->to(at::kDouble, /*non_blocking=*/false, /*copy=*/true).contiguous()
-                           : f64_vector(x),
-                       frozen ? running.var->to(at::kDouble).add(eps).rsqrt_() : f64_vector(x),
-                       nothing(x),
-                       {}};
+  const SideChannels side = for_backward ? choose_side_channels(layer.settings, x) : SideChannels{};
+  AbnStatistics result{f64_vector(x), f64_vector(x), SideBuffer::hidden(side, x), {}};
+  if (frozen)
+    kernels_for(x).frozen_statistics(running.mean->contiguous(), running.var->contiguous(), eps, result.mean,
+                                     result.inv_std);
   if (x.numel() == 0) return result;
 
   kernels::AbnForward t;
@@ -152,15 +150,14 @@ AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::
   t.mean = result.mean.mutable_data_ptr<double>();
   t.inv_std = result.inv_std.mutable_data_ptr<double>();
 
-  at::Tensor part;  // some channels of x, before it is written over
+  const at::Tensor beside = SideBuffer(result.side, x).values();
   if (side.whole) {
     count_fallback();
     layer.kernel.kept = Kept::kNormalized;
-    result.side = at::empty({x.numel()}, x.options());
-    t.kept = result.side.mutable_data_ptr();
+    t.kept = beside.mutable_data_ptr();
   } else if (side.any()) {
-    count_side_channels(static_cast<int64_t>(side.channels.size()));
-    part = SideLayer(side, layer.kernel, x.device()).gather(x);
+    count_side_channels(side.count);
+    beside.copy_(SideLayer(side, layer.kernel).gather(x));  // before x is written over
   }
   if (frozen) {
     kernels_for(x).apply(layer.kernel, t, x);
@@ -171,13 +168,10 @@ AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::
     kernels_for(x).forward(layer.kernel, eps, t, in_kernel, x);
     running.move(in_kernel, result.mean, var, static_cast<double>(layer.kernel.shape.per_channel()));
   }
-  if (part.defined()) {
-    const SideLayer part_of(side, layer.kernel, x.device());
-    normalize_part(part_of.layer(), part, part_of.gather_vector(result.mean),
-                   part_of.gather_vector(result.inv_std));
-    result.side = std::move(part);
+  if (side.any() && !side.whole) {
+    const SideLayer part(side, layer.kernel);
+    normalize_part(part.layer(), beside, part.gather_vector(result.mean), part.gather_vector(result.inv_std));
   }
-  if (side.any()) result.side.unsafeGetTensorImpl()->set_sizes_contiguous({0});  // the bytes stay behind it
   return result;
 }
 
@@ -212,20 +206,16 @@ void run_backward(const kernels::AbnLayer& layer, const at::Tensor& kept, const 
 /// Both from `dense_dz` of kept's layout; `dx` may be dz, or undefined where neither dx nor the residual's
 /// gradient is needed.
 void backward_dense(const at::Tensor& dz, const at::Tensor& kept, const OptionalTensor& branch,
-                    const at::Tensor& side_values, Layer& layer, const at::Tensor& mean,
+                    const at::Tensor& side_bytes, Layer& layer, const at::Tensor& mean,
                     const at::Tensor& inv_std, bool training, bool need_sums, const AbnGradients& out) {
   if (kept.numel() == 0) {
     if (out.dweight.defined()) out.dweight.zero_(), out.dbias.zero_();
     return;
   }
-  const SideChannels side = find_side_channels(layer.settings, kept);
-  const at::Tensor revealed = side.any() ? reveal_side(side_values, kept) : at::Tensor();
-  TORCH_CHECK(
-      !side.any() || revealed.numel() > 0,
-      "[abn] backward needs the normalized x of a layer with a degenerate channel (a weight near zero), "
-      "and it is gone; something copied the tensors saved by a compiled graph: run this layer outside "
-      "that graph");
-  const at::Tensor values = side.any() ? dense_in(layer.kernel.layout, revealed) : at::Tensor();
+  const SideBuffer beside(side_bytes, kept);
+  const SideChannels& side = beside.channels();
+  const at::Tensor& values = beside.values();
+  if (!side.any()) check_nothing_was_left(layer.settings, kept);
   if (side.whole) layer.kernel.kept = Kept::kNormalized;
   const at::Tensor& from = side.whole ? values : kept;
   if (!side.any() || side.whole)
@@ -233,7 +223,7 @@ void backward_dense(const at::Tensor& dz, const at::Tensor& kept, const Optional
                         inv_std, training, need_sums, out);
 
   // The degenerate channels' results are made apart and put where the others' pass left nothing of use.
-  const SideLayer part(side, layer.kernel, kept.device());
+  const SideLayer part(side, layer.kernel);
   kernels::AbnLayer part_layer = part.layer();
   part_layer.kept = Kept::kNormalized;
   const at::Tensor part_dz = part.gather(dz);  // before dx may be written over it

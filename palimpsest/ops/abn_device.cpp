@@ -10,6 +10,12 @@ AbnDeviceKernels abn_cpu_kernels() {
   using kernels::AbnForward;
   using kernels::AbnLayer;
   return {
+      .frozen_statistics =
+          [](const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
+             const at::Tensor& mean, const at::Tensor& inv_std) {
+            mean.copy_(running_mean);
+            inv_std.copy_(running_var).add_(eps).rsqrt_();
+          },
       .apply = [](const AbnLayer& layer, const AbnForward& t,
                   const at::Tensor&) { kernels::cpu::abn_apply(layer, t); },
       .forward = [](const AbnLayer& layer, double eps, const AbnForward& t, const kernels::RunningStatistics&,

@@ -12,6 +12,13 @@ namespace palimpsest::ops {
 struct AbnDeviceKernels {
   /// Whether forward moves running statistics in its own launches; else the caller does with operators.
   bool moves_running = false;
+  /// Whether the host runs ahead of the device, so that reading a tensor's values waits for all that is
+  /// queued.
+  bool host_runs_ahead = false;
+  bool (*is_capturing)(const at::Tensor& like) = nullptr;  ///< a CUDA graph; null: no such thing
+  /// (C) running statistics, each contiguous, of any floating dtype -> mean and 1/sqrt(var + eps), f64.
+  void (*frozen_statistics)(const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
+                            const at::Tensor& mean, const at::Tensor& inv_std);
   void (*apply)(const kernels::AbnLayer& layer, const kernels::AbnForward& t, const at::Tensor& like);
   void (*forward)(const kernels::AbnLayer& layer, double eps, const kernels::AbnForward& t,
                   const kernels::RunningStatistics& running, const at::Tensor& like);

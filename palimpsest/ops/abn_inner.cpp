@@ -2,7 +2,6 @@
 
 #include "palimpsest/ops/activation_name.h"
 #include "palimpsest/ops/find_operator.h"
-#include "palimpsest/ops/layout.h"
 
 #include <utility>
 
@@ -73,18 +72,6 @@ AbnGradients call_backward_(at::Tensor dz, const AbnBackwardArguments& a) {
   return {std::move(dz), defined_if(a.need_sums, std::move(dweight)),
           defined_if(a.need_sums, std::move(dbias)), defined_if(a.need_dresidual, std::move(dresidual)),
           defined_if(a.need_z, std::move(z))};
-}
-
-at::Tensor reveal_side(const at::Tensor& side, const at::Tensor& like) {
-  if (side.sym_numel() != 0 || side.storage().sym_nbytes() == 0) return side;
-  at::Tensor revealed = side.detach();
-  const auto values =
-      static_cast<int64_t>(side.storage().nbytes()) / static_cast<int64_t>(side.element_size());
-  c10::SmallVector<int64_t, 5> sizes(like.sizes().begin(), like.sizes().end());
-  sizes[1] = values * like.size(1) / like.numel();
-  const auto strides = dense_strides(sizes, preferred_layout(like.sizes(), like.strides()));
-  revealed.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, strides);
-  return revealed;
 }
 
 }  // namespace palimpsest::ops

@@ -28,8 +28,9 @@ struct AbnSettings {
 struct AbnStatistics {
   at::Tensor mean;     ///< (C), f64: of this batch, or the frozen ones
   at::Tensor inv_std;  ///< (C), f64: 1 / sqrt(var + eps)
-  /// The normalized x of degenerate channels, kept beside z (ops/side_channels.h). Its shape is (0) in any
-  /// case, for shapes that tracing can know must not depend on values; the values lie in the storage behind.
+  /// The normalized x of degenerate channels, kept beside z (SideBuffer in ops/side_channels.h), u8. Its
+  /// shape is (0) in any case, for shapes that tracing can know must not depend on values; the values lie in
+  /// the storage behind.
   at::Tensor side;
   /// kOutputBit: on which branch each value lies, u8 (branch_bytes(elements)); undefined else.
   at::Tensor branch;
@@ -82,10 +83,6 @@ struct AbnGradients {
 
 AbnGradients call_backward(const at::Tensor& dz, const AbnBackwardArguments& arguments);
 AbnGradients call_backward_(at::Tensor dz, const AbnBackwardArguments& arguments);  ///< dx is written over dz
-
-/// Gives `side` of a forward pass the shape and strides that it has as some channels of `like` (z, or what
-/// was kept), if anything was kept: whoever copies saved tensors would lose what has no shape.
-at::Tensor reveal_side(const at::Tensor& side, const at::Tensor& like);
 
 // The operators' signatures as the dispatcher has them; register.cpp holds the schemas, abn_dense.cpp and
 // abn_meta.cpp the kernels. abn_forward returns (z, kept, side, mean, inv_std), abn_forward_ the same without

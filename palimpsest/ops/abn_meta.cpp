@@ -27,17 +27,22 @@ at::Tensor second_output(const at::Tensor& x, std::string_view keep, bool for_ba
   return like_output_if(keeps_apart(kept), x);
 }
 
+/// AbnStatistics::side.
+at::Tensor side_of(const at::Tensor& x) {
+  return at::empty_symint({c10::SymInt(0)}, x.options().dtype(at::kByte));
+}
+
 }  // namespace
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(const at::Tensor& x,
                                                                                    PALIMPSEST_ABN_FORWARD) {
-  return {like_output_if(true, x), second_output(x, keep, for_backward), like_output_if(false, x),
+  return {like_output_if(true, x), second_output(x, keep, for_backward), side_of(x),
           vector_if(true, x, at::kDouble), vector_if(true, x, at::kDouble)};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(const at::Tensor& x,
                                                                         PALIMPSEST_ABN_FORWARD) {
-  return {second_output(x, keep, for_backward), like_output_if(false, x), vector_if(true, x, at::kDouble),
+  return {second_output(x, keep, for_backward), side_of(x), vector_if(true, x, at::kDouble),
           vector_if(true, x, at::kDouble)};
 }
 

@@ -16,12 +16,16 @@ CudaCall::CudaCall(const at::Tensor& like) : like_(like), guard_(like.device()) 
   stream_ = static_cast<kernels::cuda::Stream>(stream.native_handle());
 }
 
+bool CudaCall::is_capturing() const {
+  return kernels::cuda::is_capturing(stream_);
+}
+
 void* CudaCall::workspace(int64_t bytes) {
   static std::mutex mutex;
   static auto& of_streams =
       *new std::map<std::pair<c10::DeviceIndex, int64_t>, at::Tensor>;  // outlives libtorch
   const auto fresh = [&] { return at::zeros({bytes}, like_.options().dtype(at::kByte)); };
-  if (kernels::cuda::is_capturing(stream_)) {
+  if (is_capturing()) {
     workspace_ = fresh();
   } else {
     // Calls on one stream run one after the other, whichever threads they come from.

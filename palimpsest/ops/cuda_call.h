@@ -17,6 +17,7 @@ class CudaCall {
 
   /// libtorch's current stream of that device.
   kernels::cuda::Stream stream() const { return stream_; }
+  bool is_capturing() const;
   /// At least `bytes` of device memory, zero where no kernel has used it yet: one for each stream, which
   /// grows and stays; while a CUDA graph is captured one for each call, which belongs to the graph.
   void* workspace(int64_t bytes);

@@ -3,10 +3,8 @@
 #include "palimpsest/base/recomputing.h"
 #include "palimpsest/kernels/branch_inverse.h"
 #include "palimpsest/ops/abn.h"
-
-#include <c10/core/ScalarType.h>
-#include <c10/util/BFloat16.h>
-#include <c10/util/Half.h>
+#include "palimpsest/ops/host_vector.h"
+#include "palimpsest/ops/recovery_values.h"
 
 #include <algorithm>
 #include <atomic>
@@ -91,82 +89,29 @@ bool is_degenerate(double weight, double bias, double residual, Activation activ
   }
 }
 
-/// A vector of any floating type and stride, read one value at a time: no copy of it at a layer's peak.
-class Values {
- public:
-  Values(const std::optional<at::Tensor>& t, double absent) : absent_(absent) {
-    if (!t) return;
-    host_ = t->cpu();  // waits for the device, if it is another one
-    data_ = static_cast<const char*>(host_.const_data_ptr());
-    step_ = host_.stride(0) * static_cast<int64_t>(host_.element_size());
-    type_ = host_.scalar_type();
-  }
-
-  double at(int64_t i) const {
-    if (!data_) return absent_;
-    const char* const value = data_ + i * step_;
-    switch (type_) {
-      case at::kDouble:
-        return *reinterpret_cast<const double*>(value);
-      case at::kHalf:
-        return *reinterpret_cast<const at::Half*>(value);
-      case at::kBFloat16:
-        return *reinterpret_cast<const at::BFloat16*>(value);
-      default:
-        return *reinterpret_cast<const float*>(value);
-    }
-  }
-
- private:
-  at::Tensor host_;
-  const char* data_ = nullptr;
-  int64_t step_ = 0;
-  at::ScalarType type_ = at::kFloat;
-  double absent_;
-};
-
-/// The root mean square of each channel over at most 4 images and about 64 pixels of each: within 5 %. (Four
-/// times as many took 1 % of a ResNeXt-50 step.)
-at::Tensor sampled_rms(at::Tensor t, bool relu) {
-  constexpr int64_t kImages = 4, kPixels = 64;
-  t = t.narrow(0, 0, std::min(t.size(0), kImages));
-  int64_t pixels = 1;
-  for (int64_t d = 2; d < t.dim(); ++d) pixels *= t.size(d);
-  // The same step along every axis; an axis that is shorter gives its first value.
-  const double share = static_cast<double>(pixels) / kPixels;
-  const auto step =
-      t.dim() > 2
-          ? std::max<int64_t>(1, std::llround(std::pow(share, 1.0 / static_cast<double>(t.dim() - 2))))
-          : 1;
-  std::vector<int64_t> reduced{0};
-  for (int64_t d = 2; d < t.dim(); ++d) {
-    t = t.slice(d, 0, t.size(d), step);
-    reduced.push_back(d);
-  }
-  t = t.to(at::kDouble);
-  if (relu) t = t.clamp_min(0);
-  return t.square().mean(reduced).sqrt_();
-}
-
 }  // namespace
 
-std::vector<int64_t> degenerate_channels(const RecoveryInputs& in) {
-  const StorageError storage = error_of(in.storage);
-  const BranchLoss branch = branch_loss(in.activation, storage);
-  if (!in.weight && !in.bias && !in.residual) {
-    const bool any = is_degenerate(1, 0, 0, in.activation, storage, branch);
-    std::vector<int64_t> all(any ? static_cast<std::size_t>(in.channels) : 0);
-    for (std::size_t c = 0; c < all.size(); ++c) all[c] = static_cast<int64_t>(c);
-    return all;
-  }
-  const at::Tensor residual =
-      in.residual && in.residual->numel() > 0 ? sampled_rms(*in.residual, in.relu_residual) : at::Tensor();
-  const Values gamma(in.weight, 1), beta(in.bias, 0),
-      rms(residual.defined() ? std::optional(residual) : std::nullopt, 0);
+std::vector<int64_t> degenerate_channels(const RecoveryLayer& layer, const RecoveryValues& values) {
+  const StorageError storage = error_of(layer.storage);
+  const BranchLoss branch = branch_loss(layer.activation, storage);
+  const HostVector gamma(values.weight, 1), beta(values.bias, 0), rms(values.residual_rms, 0),
+      gamma_moved(values.weight_moved, 0), beta_moved(values.bias_moved, 0);
+  const auto degenerate_at = [&](double weight, double bias, double residual) {
+    return is_degenerate(weight, bias, residual, layer.activation, storage, branch);
+  };
   std::vector<int64_t> result;
-  for (int64_t c = 0; c < in.channels; ++c)
-    if (is_degenerate(gamma.at(c), beta.at(c), rms.at(c), in.activation, storage, branch))
-      result.push_back(c);
+  for (int64_t c = 0; c < layer.channels; ++c) {
+    const double weight = std::abs(gamma.at(c)), bias = beta.at(c), residual = rms.at(c);
+    bool degenerate = degenerate_at(weight, bias, residual);
+    const double by = gamma_moved.at(c), bias_by = beta_moved.at(c);
+    if (!degenerate && (by != 0 || bias_by != 0)) {
+      // Smaller weights lose digits, larger ones saturate; of the bias, either end may.
+      for (const double w : {std::max(weight - by, 0.0), weight + by})
+        for (const double b : {bias - bias_by, bias + bias_by})
+          degenerate = degenerate || degenerate_at(w, b, residual);
+    }
+    if (degenerate) result.push_back(c);
+  }
   return result;
 }
 
@@ -185,6 +130,7 @@ int64_t abn_side_channel_count() {
 void reset_abn_fallback_count() {
   fallbacks = 0;
   side_channels = 0;
+  reset_missed_channel_count();
 }
 
 }  // namespace palimpsest::ops

@@ -5,20 +5,24 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 namespace palimpsest::ops {
 
-/// What decides whether a channel's normalized x can be recovered from z.
-struct RecoveryInputs {
-  const std::optional<at::Tensor>& weight;  ///< (C), absent: 1
-  const std::optional<at::Tensor>& bias;    ///< (C), absent: 0
-  const std::optional<at::Tensor>& residual;
-  bool relu_residual = false;
+/// The layer whose z is to give back its normalized x.
+struct RecoveryLayer {
   Activation activation = Activation::kLeakyReLU;
   at::ScalarType storage = at::kFloat;  ///< of z
   int64_t channels = 0;
+};
+
+/// What of its tensors decides whether z can: (C) each, on the host, of any floating dtype and stride.
+/// Undefined: absent.
+struct RecoveryValues {
+  at::Tensor weight, bias, residual_rms;
+  /// By how much weight and bias may have moved since, if they are of an earlier step: a channel that is
+  /// degenerate anywhere within is.
+  at::Tensor weight_moved, bias_moved;
 };
 
 /// The degenerate channels: those whose normalized x cannot be recovered from z well enough for gradients of
@@ -38,9 +42,8 @@ struct RecoveryInputs {
 /// underflows. Over y = bias + weight * (a normal x-hat), whose density at the minimum is p:
 ///   eps / 2 + sqrt(p u^3 / 2) / 4 + the root mean square of (y_lost - y) over y < y_lost
 /// (the second a quarter, as it is of either sign and goes out of the sums).
-/// (with the residual's rms counted like weight's). rms(residual) is that of a sample of its pixels, the same
-/// one every time.
-std::vector<int64_t> degenerate_channels(const RecoveryInputs& inputs);
+/// (with the residual's rms counted like weight's).
+std::vector<int64_t> degenerate_channels(const RecoveryLayer& layer, const RecoveryValues& values);
 
 /// What abn_fallback_count and abn_side_channel_count (ops/abn.h) read.
 void count_fallback();

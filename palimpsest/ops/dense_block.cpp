@@ -45,6 +45,10 @@ int64_t growth_of(const std::vector<DenseLayer>& layers) {
 /// A block on its way through autograd, without tensors that autograd should keep.
 struct BlockPlan final : torch::CustomClassHolder {
   std::vector<DenseLayer> layers;  // parameters undefined: they are among what is saved
+  struct Keeps {
+    Kept bottleneck, features;
+  };
+  std::vector<Keeps> keeps;
   DenseBlockOptions options;
   Layout layout = Layout::kNCHW;
   int64_t in = 0;
@@ -97,8 +101,9 @@ class SavedReader {
     at::Tensor t = next();
     return t.defined() ? OptionalTensor(std::move(t)) : std::nullopt;
   }
-  DenseNormKept next_norm() {
+  DenseNormKept next_norm(Kept keep) {
     DenseNormKept k;
+    k.keep = keep;
     for (at::Tensor* t : {&k.kept, &k.side, &k.mean, &k.inv_std, &k.branch}) *t = next();
     return k;
   }
@@ -137,6 +142,7 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
       options_only.options2 = l.options2;
       options_only.convolution2 = l.convolution2;
       plan->layers.push_back(std::move(options_only));
+      plan->keeps.push_back({r.kept[i].bottleneck.keep, r.kept[i].features.keep});
     }
     ctx->save_for_backward(std::move(saved));
     ctx->saved_data["plan"] = c10::IValue::make_capsule(std::move(plan));
@@ -179,8 +185,8 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
       l.norm1.running_var = read.next_optional();
       l.norm2.running_mean = read.next_optional();
       l.norm2.running_var = read.next_optional();
-      kept[i].bottleneck = read.next_norm();
-      kept[i].features = read.next_norm();
+      kept[i].bottleneck = read.next_norm(plan.keeps[i].bottleneck);
+      kept[i].features = read.next_norm(plan.keeps[i].features);
       kept[i].mask_state = read.next();
     }
 

@@ -8,6 +8,7 @@
 #include "palimpsest/ops/dtype.h"
 #include "palimpsest/ops/layout.h"
 #include "palimpsest/ops/running_statistics.h"
+#include "palimpsest/ops/side_channels.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/ops/empty.h>
@@ -54,6 +55,7 @@ at::Tensor normalize_own(const at::Tensor& x, const NormalizationTensors& norm, 
   const AbnTensors tensors = own_tensors(x, norm);
   options.keep = safe_keep(options.keep, tensors);
   if (!for_backward && options.keep != Kept::kInput) options.keep = Kept::kInput;  // any activation, fresh z
+  kept.keep = options.keep;
   const auto arguments = arguments_of(tensors, options, for_backward);
   AbnForwardResult r;
   if (options.keep == Kept::kInput) {
@@ -65,7 +67,7 @@ at::Tensor normalize_own(const at::Tensor& x, const NormalizationTensors& norm, 
     kept.kept = x;
     if (!r.z.defined()) r.z = x;
   }
-  kept.side = reveal_side(r.statistics.side, kept.kept);
+  kept.side = SideBuffer::revealed(r.statistics.side);
   kept.inv_std = r.statistics.inv_std;
   kept.branch = r.statistics.branch;
   return r.z;
@@ -80,7 +82,7 @@ NormGradients differentiate_own(at::Tensor dz, const NormalizationTensors& norm,
                                 const DenseNormKept& kept, bool need_sums, bool need_z, Layout layout) {
   const at::Tensor dense = dense_in(layout, kept.kept);
   AbnBackwardArguments a;
-  options.keep = safe_keep(options.keep, own_tensors(dense, norm));
+  options.keep = kept.keep;
   a.settings = {{},           norm.weight, norm.bias, options.activation, options.activation_param,
                 options.keep, false};
   a.kept = dense;

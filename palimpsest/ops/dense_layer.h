@@ -23,6 +23,7 @@ struct DenseBuffer {
 /// What a normalization over a tensor of its own leaves for backward.
 struct DenseNormKept {
   at::Tensor kept, side, mean, inv_std, branch;
+  Kept keep = Kept::kOutput;  ///< what `kept` is: forward's choice
 };
 
 /// What a layer leaves for backward, beside its parameters and its slot.

@@ -62,6 +62,7 @@ TORCH_LIBRARY(palimpsest, m) {
         &abn_by_name_);
   m.def("abn_fallback_count() -> int", &abn_fallback_count);
   m.def("abn_side_channel_count() -> int", &abn_side_channel_count);
+  m.def("abn_missed_channel_count() -> int", &abn_missed_channel_count);
   m.def("reset_abn_fallback_count() -> ()", &reset_abn_fallback_count);
 
   const std::string settings =

@@ -1,27 +1,111 @@
 #include "palimpsest/ops/side_channels.h"
 
+#include "palimpsest/ops/abn_device.h"
 #include "palimpsest/ops/degenerate.h"
 #include "palimpsest/ops/layout.h"
+#include "palimpsest/ops/recovery_values.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
 
 #include <algorithm>
 
 namespace palimpsest::ops {
+namespace {
 
-SideChannels find_side_channels(const AbnSettings& s, const at::Tensor& x) {
-  SideChannels result;
-  if (!keeps_output(s.keep) || x.numel() == 0) return result;
-  const int64_t channels = x.size(1);
-  result.channels = degenerate_channels(
-      {s.weight, s.bias, s.residual, s.relu_residual, s.activation, x.scalar_type(), channels});
-  result.whole = static_cast<int64_t>(result.channels.size()) > std::max<int64_t>(1, channels / 32);
+int64_t rounded_up(int64_t bytes) {
+  return (bytes + 7) / 8 * 8;
+}
+
+int64_t channel_bytes(const at::Tensor& like) {
+  return like.numel() / like.size(1) * static_cast<int64_t>(like.element_size());
+}
+
+at::Tensor view_of(const at::Tensor& bytes, at::ScalarType dtype, int64_t offset, at::IntArrayRef sizes,
+                   at::IntArrayRef strides) {
+  return at::empty({0}, bytes.options().dtype(dtype)).set_(bytes.storage(), offset, sizes, strides);
+}
+
+RecoveryLayer recovery_layer(const AbnSettings& s, const at::Tensor& x) {
+  return {s.activation, x.scalar_type(), x.size(1)};
+}
+
+}  // namespace
+
+SideChannels choose_side_channels(const AbnSettings& s, const at::Tensor& x) {
+  if (!keeps_output(s.keep) || x.numel() == 0) return {};
+  const AbnDeviceKernels& device = abn_device_kernels(x.device().type());
+  const RecoveryTensors tensors{s.weight, s.bias, s.residual, s.relu_residual};
+  const auto chosen = [&](const std::vector<int64_t>& channels, auto index) {
+    SideChannels result;
+    result.count = static_cast<int64_t>(channels.size());
+    result.whole = result.count > std::max<int64_t>(1, x.size(1) / 32);
+    if (result.any() && !result.whole) result.index = index();
+    return result;
+  };
+  if (!device.host_runs_ahead) {
+    const std::vector<int64_t> channels = degenerate_channels_now(recovery_layer(s, x), tensors);
+    return chosen(channels, [&] { return at::tensor(channels); });
+  }
+  const auto choice = choose_degenerate_channels(recovery_layer(s, x), tensors, x, device.is_capturing(x));
+  if (choice) return chosen(choice->channels, [&] { return choice->index; });
+  TORCH_WARN_ONCE(
+      "[abn] a CUDA graph captures a layer that has not run before: nothing is known of its weight, and it "
+      "keeps its normalized x beside z, as much memory again; run one training step before the capture");
+  return {x.size(1), true, {}};
+}
+
+at::Tensor SideBuffer::hidden(const SideChannels& side, const at::Tensor& x) {
+  const auto bytes = x.options().dtype(at::kByte);
+  if (!side.any()) return at::empty({0}, bytes);
+  at::Tensor result =
+      side.whole ? at::empty({x.size(1) * channel_bytes(x)}, bytes)
+                 : at::empty({rounded_up(side.count * channel_bytes(x)) + 8 * side.count + 1}, bytes);
+  result.unsafeGetTensorImpl()->set_sizes_contiguous({0});  // the bytes stay behind it
+  if (!side.whole) SideBuffer(result, x).channels_.index.copy_(side.index);
   return result;
 }
 
-SideLayer::SideLayer(const SideChannels& side, const kernels::AbnLayer& layer, at::Device device)
-    : layer_(layer), index_(at::tensor(side.channels).to(device)) {
-  layer_.shape.c = static_cast<int64_t>(side.channels.size());
+at::Tensor SideBuffer::revealed(const at::Tensor& hidden) {
+  if (hidden.sym_numel() != 0 || hidden.storage().sym_nbytes() == 0) return hidden;
+  at::Tensor result = hidden.detach();
+  result.unsafeGetTensorImpl()->set_sizes_contiguous({static_cast<int64_t>(hidden.storage().nbytes())});
+  return result;
+}
+
+SideBuffer::SideBuffer(const at::Tensor& hidden, const at::Tensor& like) {
+  const at::Tensor bytes = revealed(hidden).contiguous();
+  const int64_t size = bytes.numel();
+  if (size == 0) return;
+  c10::SmallVector<int64_t, 5> sizes(like.sizes().begin(), like.sizes().end());
+  const int64_t type = static_cast<int64_t>(like.element_size()), begin = bytes.storage_offset();
+  channels_.whole = size % 2 == 0;
+  channels_.count = channels_.whole ? like.size(1) : (size - 1) / (channel_bytes(like) + 8);
+  sizes[1] = channels_.count;
+  values_ = view_of(bytes, like.scalar_type(), begin / type, sizes,
+                    dense_strides(sizes, preferred_layout(like.sizes(), like.strides())));
+  if (channels_.whole) return;
+  const int64_t index = begin + rounded_up(channels_.count * channel_bytes(like));
+  channels_.index = view_of(bytes, at::kLong, index / 8, {channels_.count}, {1});
+}
+
+void check_nothing_was_left(const AbnSettings& s, const at::Tensor& kept) {
+  if (!keeps_output(s.keep) || kept.numel() == 0) return;
+  const bool lost =
+      abn_device_kernels(kept.device().type()).host_runs_ahead
+          ? always_chose_some(s.weight, s.bias)
+          : !degenerate_channels_now(recovery_layer(s, kept), {s.weight, s.bias, s.residual, s.relu_residual})
+                 .empty();
+  TORCH_CHECK(
+      !lost,
+      "[abn] backward needs the normalized x of a layer with a degenerate channel (a weight near zero), "
+      "and it is gone; something copied the tensors saved by a compiled graph: run this layer outside "
+      "that graph");
+}
+
+SideLayer::SideLayer(const SideChannels& side, const kernels::AbnLayer& layer)
+    : layer_(layer), index_(side.index) {
+  layer_.shape.c = side.count;
 }
 
 at::Tensor SideLayer::gather(const at::Tensor& full) const {

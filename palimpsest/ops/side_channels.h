@@ -7,26 +7,53 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <vector>
 
 namespace palimpsest::ops {
 
 /// The degenerate channels of one layer and where their normalized x is kept: in a side buffer of a channel
 /// in 32 (at least one), or, if there are more of them (a weight initialized to zero), for the whole layer.
-/// What forward decides, backward decides again from the same tensors.
 struct SideChannels {
-  std::vector<int64_t> channels;
+  int64_t count = 0;
   bool whole = false;
+  at::Tensor index;  ///< (count) i64 on the layer's device: which ones, unless whole
 
-  bool any() const { return !channels.empty(); }
+  bool any() const { return whole || count > 0; }
 };
-SideChannels find_side_channels(const AbnSettings& settings, const at::Tensor& x);
+
+/// For a forward pass over `x`. On a device that the host runs ahead of by what it knows without waiting
+/// (ops/recovery_values.h).
+SideChannels choose_side_channels(const AbnSettings& settings, const at::Tensor& x);
+
+/// What forward keeps of them for backward: bytes (u8), shape (0) in any case (AbnStatistics::side), behind
+/// which lie the values in the layer's layout, and unless whole, at the next multiple of 8, the index, and
+/// one byte more: by an odd number of bytes backward knows them from a whole layer's.
+class SideBuffer {
+ public:
+  /// Without any: nothing.
+  static at::Tensor hidden(const SideChannels& side, const at::Tensor& x);
+  /// The bytes of `hidden`, in sight: whoever copies saved tensors would lose what has no shape.
+  static at::Tensor revealed(const at::Tensor& hidden);
+
+  /// Of either, for a layer over tensors that lie as `like`.
+  SideBuffer(const at::Tensor& bytes, const at::Tensor& like);
+
+  const SideChannels& channels() const { return channels_; }
+  /// Of shape (N, count, ...), or like's if whole, to be written and read.
+  const at::Tensor& values() const { return values_; }
+
+ private:
+  SideChannels channels_;
+  at::Tensor values_;
+};
+
+/// Raises if a forward pass that left nothing found a degenerate channel: then what it left was lost.
+void check_nothing_was_left(const AbnSettings& settings, const at::Tensor& kept);
 
 /// The parts of full-size tensors and of (C) vectors that belong to those channels, dense in one layout, so
 /// that the kernels can work on them as on a layer of its own.
 class SideLayer {
  public:
-  SideLayer(const SideChannels& side, const kernels::AbnLayer& layer, at::Device device);
+  SideLayer(const SideChannels& side, const kernels::AbnLayer& layer);
 
   kernels::AbnLayer layer() const { return layer_; }
   at::Tensor gather(const at::Tensor& full) const;

@@ -210,24 +210,52 @@ def test_another_stream_gives_the_same_bytes():
     assert all(torch.equal(a, b) for a, b in zip(got, want))
 
 
-@on_a_gpu
-def test_a_graph_replays_the_same_bytes():
+def steps_of_one_layer(zeros):
+    """A function that runs forward and backward with the same weight every time; `zeros` channels of it are 0."""
     case = Case((16, 64, 28, 28))
-    layer = layer_of("leaky_relu", keep="normalized")  # that looks for no degenerate channels on the host
-    want = case.run(layer)
+    case.weight[:zeros] = 0
+    weight, bias = case.weight.requires_grad_(), case.bias.requires_grad_()
+
+    def step():
+        x = case.x.detach().clone().requires_grad_()
+        z = abn(x + 0, weight, bias, None, None, True)
+        return [z.detach().clone(), *torch.autograd.grad(z, (x, weight, bias), case.dz)]
+
+    return step
+
+
+@on_a_gpu
+@pytest.mark.parametrize("zeros", [0, 1, 24])
+def test_a_graph_replays_the_same_bytes(zeros):
+    step = steps_of_one_layer(zeros)
+    want = step()
     graph = torch.cuda.CUDAGraph()
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
         for _ in range(3):
-            case.run(layer)
+            step()
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
-        got = case.run(layer)
+        got = step()
     for t in got:
         t.zero_()
     graph.replay()
     torch.cuda.synchronize()
     assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
+@on_a_gpu
+@pytest.mark.parametrize("zeros", [0, 1, 24])
+def test_after_its_first_step_a_layer_does_not_wait_for_the_device(zeros):
+    step = steps_of_one_layer(zeros)
+    want = step()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        got = [step() for _ in range(3)]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.equal(a, b) for each in got for a, b in zip(each, want))
 
 
 @on_a_gpu

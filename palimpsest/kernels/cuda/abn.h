@@ -24,6 +24,10 @@ struct Queue {
 int64_t abn_workspace_bytes(const AbnLayer& layer);
 
 void abn_statistics(const AbnLayer& layer, const void* x, double* mean, double* var, const Queue& queue);
+/// What takes the place of statistics where running ones are frozen: their mean, and 1/sqrt(var + eps), of
+/// `dtype` each. One launch.
+void abn_frozen_statistics(DType dtype, int64_t channels, double eps, const void* running_mean,
+                           const void* running_var, double* mean, double* inv_std, Stream stream);
 void abn_apply(const AbnLayer& layer, const AbnForward& t, const Queue& queue);
 /// One launch, and one reading of x, where a channel's values (or a panel's: some neighbouring channels in
 /// channels-last) fit into the shared memory of a cluster of blocks; else two. The running statistics move in

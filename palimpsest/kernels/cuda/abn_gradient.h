@@ -13,6 +13,12 @@ struct Normalizer {
   double offset, scale;
 };
 
+/// Of a weight that vanished behind the host's back (ops/recovery_values.h): 0 is better than NaN for all
+/// weights after.
+__device__ __forceinline__ double inverse_or_zero(double weight) {
+  return weight == 0 ? 0 : 1 / weight;
+}
+
 template <class T>
 __device__ __forceinline__ double value_or(const T* values, int64_t c, double absent) {
   return values ? static_cast<double>(values[c]) : absent;
@@ -28,7 +34,7 @@ template <class S>
 __device__ __forceinline__ Normalizer normalizer_of(const BackwardArguments<S>& t, int64_t c) {
   if (t.from == Kept::kInput) return {low_part<MathsOf<S>>(t.mean[c]), t.inv_std[c]};
   const bool is_xhat = t.from == Kept::kNormalized || t.from == Kept::kOutputForm1;
-  return {0, is_xhat ? 1 : 1 / value_or(t.weight, c, 1)};
+  return {0, is_xhat ? 1 : inverse_or_zero(value_or(t.weight, c, 1))};
 }
 
 /// Sums over some values of one channel.
@@ -71,7 +77,7 @@ struct GradientCoefficients {
   __device__ __forceinline__ void set_center(int j, const BackwardArguments<S>& t, int64_t c) {
     const double weight = value_or(t.weight, c, 1), bias = value_or(t.bias, c, 0);
     double at = bias, by = 1, plus = 0;
-    if (t.from == Kept::kOutputForm1) by = 1 / weight;
+    if (t.from == Kept::kOutputForm1) by = inverse_or_zero(weight);
     if (t.from == Kept::kNormalized) at = 0, by = weight, plus = bias;
     if (t.from == Kept::kInput) {
       at = t.mean[c], by = weight * t.inv_std[c];

@@ -11,6 +11,9 @@ int64_t abn_workspace_bytes(const AbnLayer&) {
 void abn_statistics(const AbnLayer&, const void*, double*, double*, const Queue&) {
   refuse("abn_statistics");
 }
+void abn_frozen_statistics(DType, int64_t, double, const void*, const void*, double*, double*, Stream) {
+  refuse("abn_frozen_statistics");
+}
 void abn_apply(const AbnLayer&, const AbnForward&, const Queue&) {
   refuse("abn_apply");
 }

@@ -260,5 +260,31 @@ TEST(CudaAbnContract, NotANumberStaysInItsChannel) {
     });
 }
 
+TEST(CudaAbnContract, FrozenStatisticsAreThoseOfTheRunningOnesInEveryTypeAndNumber) {
+  const auto expect = [](auto zero, int64_t channels, int64_t misaligned_by) {
+    using T = decltype(zero);
+    Buffer<T> mean(channels, misaligned_by), var(channels, misaligned_by);
+    Buffer<double> got_mean(channels), got_inv_std(channels);
+    Random random(static_cast<uint64_t>(channels));
+    for (int64_t i = 0; i < channels; ++i) {
+      mean[i] = static_cast<T>(random.uniform(-3, 3));
+      var[i] = static_cast<T>(random.uniform(0, 2));
+    }
+    kernels::cuda::abn_frozen_statistics(dtype_of<T>(), channels, kEps, mean.data(), var.data(),
+                                         got_mean.data(), got_inv_std.data(), nullptr);
+    for (int64_t i = 0; i < channels; ++i) {
+      ASSERT_EQ(got_mean[i], static_cast<double>(mean[i])) << i;
+      ASSERT_EQ(got_inv_std[i], 1 / std::sqrt(static_cast<double>(var[i]) + kEps)) << i;
+    }
+  };
+  for (const int64_t channels : {0, 1, 255, 256, 257, 1000})
+    for (const int64_t misaligned_by : {0, 1}) {
+      expect(0.f, channels, misaligned_by);
+      expect(0., channels, misaligned_by);
+      expect(Float16(), channels, misaligned_by);
+      expect(BFloat16(), channels, misaligned_by);
+    }
+}
+
 }  // namespace
 }  // namespace palimpsest::testing

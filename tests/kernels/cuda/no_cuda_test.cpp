@@ -27,6 +27,9 @@ TEST(NoCuda, EveryKernelSaysThatThereIsNoCudaAndWhatToDo) {
   namespace cuda = kernels::cuda;
   expect_refused("abn_workspace_bytes", [] { cuda::abn_workspace_bytes({}); });
   expect_refused("abn_statistics", [] { cuda::abn_statistics({}, nullptr, nullptr, nullptr, {}); });
+  expect_refused("abn_frozen_statistics", [] {
+    cuda::abn_frozen_statistics(DType::f32, 1, 1e-5, nullptr, nullptr, nullptr, nullptr, nullptr);
+  });
   expect_refused("abn_apply", [] { cuda::abn_apply({}, {}, {}); });
   expect_refused("abn_forward", [] { cuda::abn_forward({}, 1e-5, {}, {}, {}); });
   expect_refused("abn_rebuild", [] { cuda::abn_rebuild({}, {}, {}); });

@@ -124,7 +124,7 @@ def is_resident(name):
 
 def is_vectorized(name):
     values = re.search(r"(?:(?:Planes|Columns)<[^,]+, |max_pool_\w+<[^,]+, )(\d+)", name)
-    return int(values.group(1)) > 1
+    return values is not None and int(values.group(1)) > 1  # the others see a channel's number each
 
 
 def occupancy(arch, name, numbers):

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Half.h>
+
+#include <cstdint>
+
+namespace palimpsest::ops {
+
+/// A (C) vector on the host, of any floating type and stride, read one value at a time: no copy of it at a
+/// layer's peak. Of an undefined one every value is `absent`.
+class HostVector {
+ public:
+  HostVector(const at::Tensor& t, double absent) : absent_(absent) {
+    if (!t.defined()) return;
+    data_ = static_cast<const char*>(t.const_data_ptr());
+    step_ = t.stride(0) * static_cast<int64_t>(t.element_size());
+    type_ = t.scalar_type();
+  }
+
+  double at(int64_t i) const {
+    if (!data_) return absent_;
+    const char* const value = data_ + i * step_;
+    switch (type_) {
+      case at::kDouble:
+        return *reinterpret_cast<const double*>(value);
+      case at::kHalf:
+        return *reinterpret_cast<const at::Half*>(value);
+      case at::kBFloat16:
+        return *reinterpret_cast<const at::BFloat16*>(value);
+      default:
+        return *reinterpret_cast<const float*>(value);
+    }
+  }
+
+ private:
+  const char* data_ = nullptr;
+  int64_t step_ = 0;
+  at::ScalarType type_ = at::kFloat;
+  double absent_;
+};
+
+}  // namespace palimpsest::ops

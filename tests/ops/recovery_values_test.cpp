@@ -1,0 +1,186 @@
+// What the host knows of weights while a device runs behind it; in the program whose operators call CUDA
+// kernels.
+#include "palimpsest/ops/recovery_values.h"
+#include "tests/ops/layer_case.h"
+
+#include <gtest/gtest.h>
+
+namespace palimpsest::ops::tests {
+namespace {
+
+/// A layer whose weight and bias stay the same tensors from step to step, as those of a module do.
+struct Trained {
+  LayerCase c = make_case({4, 8, 6, 7}, at::kFloat);
+  at::Tensor weight = c.weight->detach().abs().set_requires_grad(true),
+             bias = c.bias->detach().clone().set_requires_grad(true);
+
+  struct Gradients {
+    at::Tensor dx, dweight, dbias;
+  };
+
+  Gradients pass(Kept keep = Kept::kOutput) const {
+    const at::Tensor x = c.base.detach().clone().set_requires_grad(true);
+    AbnOptions options = c.options;
+    options.keep = keep;
+    const at::Tensor z = abn(x, weight, bias, std::nullopt, std::nullopt, options);
+    const auto g = torch::autograd::grad({z}, {x, weight, bias}, {c.dz});
+    return {g[0], g[1], g[2]};
+  }
+
+  /// As an optimizer does: one write of each.
+  void step(int64_t channel, double to) {
+    const at::NoGradGuard no_grad;
+    at::Tensor by = torch::zeros_like(weight);
+    by[channel] = to - weight[channel].item<double>();
+    weight.add_(by);
+    bias.add_(0.001);
+  }
+
+  /// As torch::load and load_state_dict do.
+  void load(const at::Tensor& values) {
+    const at::NoGradGuard no_grad;
+    weight.copy_(values);
+  }
+
+  void expect_right(const Gradients& got) const {
+    LayerCase truth = c;
+    truth.weight = weight;
+    truth.bias = bias;
+    truth.running_mean = truth.running_var = std::nullopt;
+    const Outcome want = run_truth(truth);
+    for (const auto& [g, w] :
+         {std::pair{got.dx, want.dx}, {got.dweight, want.dweight}, {got.dbias, want.dbias}})
+      EXPECT_LE(relative_error(g, w), 1e-5);
+    // And of each channel for itself, where it is no rounding of others'.
+    for (int64_t i = 0; i < 8; ++i)
+      EXPECT_LE(relative_error(got.dweight[i], want.dweight[i]), 1e-4) << "channel " << i;
+  }
+};
+
+class RecoveryValues : public testing::Test {
+ protected:
+  void SetUp() override { reset_abn_fallback_count(); }
+};
+
+TEST_F(RecoveryValues, AfterItsFirstStepALayerWaitsForNothing) {
+  Trained layer;
+  const int64_t before = recovery_waits();
+  layer.pass();
+  EXPECT_EQ(recovery_waits() - before, 1) << "the first pass reads the weight";
+  layer.step(3, 0.9);
+  layer.pass();
+  EXPECT_EQ(recovery_waits() - before, 2) << "how often a step writes it was not known yet";
+  for (int i = 0; i < 40; ++i) {
+    if (i % 3 != 0) layer.step(3, 0.9 - 0.01 * i);  // gradients of several passes, too
+    layer.expect_right(layer.pass());
+  }
+  EXPECT_EQ(recovery_waits() - before, 2);
+  EXPECT_EQ(abn_side_channel_count() + abn_missed_channel_count(), 0);
+}
+
+TEST_F(RecoveryValues, AWeightThatWalksToZeroIsForeseen) {
+  for (const double per_step : {0.5, 0.7, 0.9}) {
+    reset_abn_fallback_count();
+    Trained layer;
+    layer.step(5, 1);
+    layer.pass();
+    double weight = 1;
+    for (int i = 0; i < 60; ++i) {
+      layer.step(5, weight *= per_step);
+      layer.expect_right(layer.pass());
+    }
+    EXPECT_GT(abn_side_channel_count(), 0) << per_step;
+    EXPECT_EQ(abn_missed_channel_count(), 0) << per_step;
+  }
+}
+
+TEST_F(RecoveryValues, LoadedWeightsAreReadAtOnce) {
+  Trained layer;
+  for (int i = 0; i < 4; ++i) {
+    layer.pass();
+    layer.step(2, 0.5 + 0.1 * i);
+  }
+  const int64_t before = recovery_waits();
+  at::Tensor loaded = torch::ones(8);
+  loaded[6] = 0;
+  layer.load(loaded);  // behind a step: one write more than usual
+  layer.expect_right(layer.pass());
+  EXPECT_EQ(recovery_waits() - before, 1);
+  EXPECT_EQ(abn_side_channel_count(), 1);
+  layer.load(torch::zeros(8));
+  layer.expect_right(layer.pass());
+  EXPECT_EQ(abn_fallback_count(), 1);
+  EXPECT_EQ(abn_missed_channel_count(), 0);
+}
+
+TEST_F(RecoveryValues, AJumpWithinAStepIsFoundOutByTheNextPass) {
+  Trained layer;
+  for (int i = 0; i < 4; ++i) {
+    layer.pass();
+    layer.step(2, 0.5 + 0.01 * i);
+  }
+  layer.pass();
+  layer.step(4, 0.0);
+  const Trained::Gradients missed = layer.pass();
+  EXPECT_TRUE(missed.dx.isfinite().all().item<bool>());
+  EXPECT_EQ(missed.dweight[4].item<float>(), 0) << "nothing is known of it, and nothing is infinite";
+  EXPECT_EQ(abn_side_channel_count(), 0);
+  EXPECT_EQ(abn_missed_channel_count(), 0);
+  layer.step(2, 0.5);
+  layer.expect_right(layer.pass());
+  EXPECT_EQ(abn_missed_channel_count(), 1);
+  EXPECT_EQ(abn_side_channel_count(), 1);
+}
+
+TEST_F(RecoveryValues, WhatForwardChoseBackwardKeepsTo) {
+  // Two passes before the first backward: the second one knows more than the first.
+  Trained layer;
+  layer.pass();
+  layer.step(1, 1e-9);  // read at once: how often a step writes is not known yet
+  const at::Tensor x = layer.c.base.detach().clone().set_requires_grad(true);
+  const at::Tensor first = abn(x, layer.weight, layer.bias, std::nullopt, std::nullopt),
+                   second = abn(x, layer.weight, layer.bias, std::nullopt, std::nullopt);
+  for (const at::Tensor& z : {second, first}) {
+    const auto g = torch::autograd::grad({z}, {x, layer.weight, layer.bias}, {layer.c.dz});
+    layer.expect_right({g[0], g[1], g[2]});
+  }
+}
+
+TEST_F(RecoveryValues, YIsNotKeptForAChannelThatItCannotGiveBack) {
+  Trained layer;
+  layer.pass(Kept::kScaled);
+  for (int i = 0; i < 3; ++i) {
+    layer.step(7, 1e-3 * std::pow(0.1, i));
+    layer.expect_right(layer.pass(Kept::kScaled));
+  }
+}
+
+TEST_F(RecoveryValues, AResidualIsSampledOnSomePassesOnly) {
+  Trained layer;
+  layer.c.residual = torch::randn({4, 8, 6, 7});
+  const int64_t before = recovery_waits();
+  for (int i = 0; i < 20; ++i) {
+    const at::Tensor x = layer.c.base.detach().clone().set_requires_grad(true);
+    const at::Tensor z = abn(x, layer.weight, layer.bias, std::nullopt, std::nullopt, {}, layer.c.residual);
+    torch::autograd::grad({z}, {x}, {layer.c.dz});
+  }
+  EXPECT_EQ(recovery_waits() - before, 1);
+  *layer.c.residual *= 1000.0;
+  for (int i = 0; i < 16; ++i)
+    abn(layer.c.base.detach().clone().requires_grad_(), layer.weight, layer.bias, std::nullopt, std::nullopt,
+        {}, layer.c.residual);
+  EXPECT_GT(abn_fallback_count(), 0) << "a residual that hides x in every channel";
+}
+
+TEST_F(RecoveryValues, WithoutAWeightTheResidualIsReadOnEveryPass) {
+  const at::Tensor x = torch::randn({4, 8, 6, 7}).set_requires_grad(true),
+                   residual = torch::randn({4, 8, 6, 7});
+  const int64_t before = recovery_waits();
+  for (int i = 0; i < 3; ++i) abn(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt, {}, residual);
+  EXPECT_EQ(recovery_waits() - before, 3);
+  for (int i = 0; i < 3; ++i) abn(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+  EXPECT_EQ(recovery_waits() - before, 3) << "nothing to read";
+}
+
+}  // namespace
+}  // namespace palimpsest::ops::tests
