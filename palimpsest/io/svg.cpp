@@ -219,7 +219,7 @@ std::string tick_label(double value, double step) {
   const size_t whole = std::min(digits.find('.'), digits.size());
   for (size_t at = whole; at > 3;) {
     at -= 3;
-    digits.insert(at, ",");
+    digits.insert(digits.begin() + static_cast<std::ptrdiff_t>(at), ',');
   }
   return negative ? std::string("\u2212").append(digits) : digits;
 }

@@ -16,6 +16,13 @@ TEST(Random, GivesThePublishedNumbers) {
   EXPECT_EQ(random.next(), 9817491932198370423ull);
 }
 
+TEST(Random, SkippingIsDrawingWithoutLooking) {
+  Random skipped(42), drawn(42);
+  skipped.skip(1000);
+  for (int i = 0; i < 1000; ++i) drawn.uniform();
+  EXPECT_EQ(skipped.next(), drawn.next());
+}
+
 TEST(Random, TheSameCoordinatesNameTheSameStreamAndOthersAnother) {
   EXPECT_EQ(Random::stream(7, 1, 2).next(), Random::stream(7, 1, 2).next());
   std::set<uint64_t> first;

@@ -111,6 +111,23 @@ inline std::ostream& operator<<(std::ostream& out, const AbnCase& c) {
              << c.misaligned_by << ", seed " << c.seed;
 }
 
+/// `count` normal numbers, near enough: each the sum of 4 uniform ones, scaled to unit variance. Kept for the
+/// next call: a test draws the same ones for layer after layer.
+inline const double* normal_numbers(uint64_t seed, int64_t count) {
+  static thread_local std::vector<double> numbers;
+  static thread_local uint64_t drawn_from = 0;
+  static thread_local Random random(0);
+  if (numbers.empty() || drawn_from != seed) {
+    numbers.clear();
+    drawn_from = seed;
+    random = Random(seed);
+  }
+  while (static_cast<int64_t>(numbers.size()) < count)
+    numbers.push_back(1.7320508 *
+                      (random.uniform() + random.uniform() + random.uniform() + random.uniform() - 2));
+  return numbers.data();
+}
+
 /// The tensors of one layer, forward and backward. Inputs are what storage in `Rounding` can hold, in every
 /// T: what the f64 reference says of them is the truth for that storage.
 template <class T, class Rounding = T>
@@ -138,13 +155,13 @@ struct AbnTensors {
         var(c.shape.c),
         inv_std(c.shape.c),
         branch(c.kept == Kept::kOutputBit ? kernels::branch_bytes(c.shape.elements()) : 0) {
+    const int64_t drawn = x.size() + dz.size() + residual.size();
+    const double* normal = normal_numbers(c.seed, drawn);
+    for (int64_t i = 0; i < x.size(); ++i) x[i] = input(c.mean + *normal++);
+    for (int64_t i = 0; i < dz.size(); ++i) dz[i] = input(*normal++);
+    for (int64_t i = 0; i < residual.size(); ++i) residual[i] = input(*normal++);
     Random random(c.seed);
-    const auto normal = [&] {  // near enough: the sum of 4 uniform numbers, scaled to unit variance
-      return 1.7320508 * (random.uniform() + random.uniform() + random.uniform() + random.uniform() - 2);
-    };
-    for (int64_t i = 0; i < x.size(); ++i) x[i] = input(c.mean + normal());
-    for (int64_t i = 0; i < dz.size(); ++i) dz[i] = input(normal());
-    for (int64_t i = 0; i < residual.size(); ++i) residual[i] = input(normal());
+    random.skip(4 * static_cast<uint64_t>(drawn));
     for (int64_t i = 0; i < c.shape.c; ++i) {
       const double sign = i % 2 ? -1 : 1;
       weight[i] = static_cast<A>(static_cast<float>(sign * c.weight_scale * random.uniform(0.5, 1.5)));
