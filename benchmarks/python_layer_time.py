@@ -17,7 +17,6 @@ Exit status: 0 done; 1 a result is wrong, the JSON file cannot be written, or, w
 """
 import argparse
 import dataclasses
-import importlib
 import os
 import pathlib
 import sys
@@ -25,6 +24,7 @@ import sys
 import torch
 from torch.nn import functional
 
+import inplace_abn_package
 from support import Options, Report, Row, begin_with_retaining_malloc, interleave, milliseconds_of
 
 SLOPE, MOMENTUM, EPS = 0.01, 0.1, 1e-5
@@ -120,21 +120,6 @@ def side(values, layer):
     return run
 
 
-def package_layer(folder):
-    """inplace_abn's function, imported from `folder`; ImportError where that cannot be."""
-    sys.path.insert(0, str(folder))
-    try:
-        function = importlib.import_module("inplace_abn.functions").inplace_abn
-        importlib.import_module("inplace_abn._backend")  # the compiled part, which a mere checkout lacks
-    finally:
-        sys.path.pop(0)
-    found = pathlib.Path(sys.modules["inplace_abn"].__file__).absolute().parent
-    if found.parent != pathlib.Path(folder).absolute():
-        raise ImportError(f"Python found {found} instead")
-    return lambda x, weight, bias, mean, var: function(x, weight, bias, mean, var, True, MOMENTUM, EPS, "leaky_relu",
-                                                       SLOPE)
-
-
 def measure(shape, layout, ours, against, repeats, report):
     """Adds the rows of one shape and layout; `against`: the opponents by name."""
     claim = f"{list(shape)} {layout}"
@@ -182,7 +167,7 @@ def read_options():
     package = None
     if options.inplace_abn:
         try:
-            package = package_layer(options.inplace_abn)
+            package = inplace_abn_package.layer(options.inplace_abn, True, MOMENTUM, EPS, "leaky_relu", SLOPE)
         except ImportError as error:
             parser.error(f"--inplace-abn: cannot import the compiled package from '{options.inplace_abn}': {error}")
     known = opponents(package)
