@@ -28,7 +28,7 @@ DenseTransitionImpl::DenseTransitionImpl(int64_t in, int64_t out, const NormOpti
 }
 
 at::Tensor DenseTransitionImpl::forward(const at::Tensor& x) {
-  if (plain_) return at::avg_pool2d(conv_->forward(norm_->forward(x)), {2, 2});
+  if (plain_) return at::avg_pool2d(convolve(conv_, norm_->forward(x), norm_->strategy), {2, 2});
   return ops::concat_abn_conv({x}, norm_->tensors(), conv_->weight, convolution_options(*conv_),
                               norm_->begin_operator(), /*pool=*/true);
 }

@@ -136,7 +136,7 @@ class ActivateConvFunction : public torch::autograd::Function<ActivateConvFuncti
                             const OptionalTensor& kernel_bias, const AbnForwardArguments* arguments,
                             const ConvolutionCall* convolution) {
     const at::Tensor ones = at::ones({t.size(1)}, t.options().dtype(at::kDouble));
-    save(ctx, t, *arguments, {ones, ones, at::empty({0}, t.options()), {}}, {kernel_weight});
+    save(ctx, t, *arguments, {ones, ones, at::empty({0}, t.options().dtype(at::kByte)), {}}, {kernel_weight});
     ctx->saved_data["training"] = false;
     save_convolution(ctx, *convolution, kernel_bias.has_value());
     return convolution_forward(call_rebuild(t, arguments->settings, ones, ones), kernel_weight, kernel_bias,

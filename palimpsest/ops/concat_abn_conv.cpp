@@ -4,8 +4,8 @@
 #include "palimpsest/ops/abn_inner.h"
 #include "palimpsest/ops/check.h"
 #include "palimpsest/ops/convolve_passes.h"
+#include "palimpsest/ops/layout.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/avg_pool2d.h>
 #include <ATen/ops/avg_pool2d_backward.h>
 #include <ATen/ops/cat.h>
@@ -21,8 +21,31 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
+/// Whether they lie one behind the other in one buffer (ops/feature_slots.h).
+bool are_neighbours(at::TensorList features) {
+  const at::Tensor& first = features[0];
+  int64_t end = first.storage_offset();
+  for (const auto& f : features) {
+    if (!f.storage().is_alias_of(first.storage()) || f.scalar_type() != first.scalar_type() ||
+        f.strides() != first.strides() || f.storage_offset() != end)
+      return false;
+    end += f.size(1) * f.stride(1);
+  }
+  return true;
+}
+
+/// Side by side, dense.
 at::Tensor concatenated(at::TensorList features) {
-  return features.size() == 1 ? features[0] : at::cat(features, 1);
+  if (features.size() == 1) return features[0];
+  if (!are_neighbours(features)) return at::cat(features, 1);
+  const at::Tensor& first = features[0];
+  auto sizes = first.sizes().vec();
+  sizes[1] = 0;
+  for (const auto& f : features) sizes[1] += f.size(1);
+  at::Tensor all = at::empty({0}, first.options());
+  all.set_(first.storage(), first.storage_offset(), sizes, first.strides());
+  // One copy of long rows; cat would copy feature by feature.
+  return dense_in(preferred_layout(first.sizes(), first.strides()), all);
 }
 
 at::Tensor pooled_features(const at::Tensor& z, bool pool) {
@@ -33,6 +56,7 @@ at::Tensor pooled_features(const at::Tensor& z, bool pool) {
 struct FeaturesCall {
   const AbnForwardArguments* norm;  ///< null: none
   const ConvolutionOptions& convolution;
+  const std::optional<ProductPrecision>& precision;
   bool pool;
   AbnStatistics statistics;
 };
@@ -44,7 +68,8 @@ at::Tensor run_features(const at::Tensor& x, const at::Tensor& kernel, FeaturesC
     call.statistics = std::move(r.statistics);
     z = std::move(r.z);
   }
-  return convolution_forward(pooled_features(z, call.pool), kernel, std::nullopt, call.convolution);
+  return convolution_forward(pooled_features(z, call.pool), kernel, std::nullopt, call.convolution,
+                             call.precision);
 }
 
 class ConcatAbnConvFunction : public torch::autograd::Function<ConcatAbnConvFunction> {
@@ -61,6 +86,7 @@ class ConcatAbnConvFunction : public torch::autograd::Function<ConcatAbnConvFunc
     else
       ctx->save_for_backward(std::move(more));
     save_options(ctx, call->convolution);
+    save_precision(ctx, call->precision);
     return out;
   }
 
@@ -82,7 +108,7 @@ class ConcatAbnConvFunction : public torch::autograd::Function<ConcatAbnConvFunc
     at::Tensor dx, z = x;
     bool need_kernel = false;
     const auto convolve_back = [&](const at::Tensor& in, std::array<bool, 3> needed) {
-      return convolution_backward(dout, in, kernel, saved_options(ctx), needed);
+      return convolution_backward(dout, in, kernel, saved_options(ctx), needed, saved_precision(ctx));
     };
     // Of its input it needs shape and layout.
     const auto gradient_of_z = [&] {
@@ -131,7 +157,7 @@ class ConcatAbnConvFunction : public torch::autograd::Function<ConcatAbnConvFunc
 }  // namespace
 
 at::Tensor concat_abn_conv(at::TensorList given, const std::optional<NormalizationTensors>& norm,
-                           const at::Tensor& given_kernel, const ConvolutionOptions& convolution,
+                           const at::Tensor& kernel, const ConvolutionOptions& convolution,
                            const AbnOptions& given_options, bool pool) {
   TORCH_CHECK(!given.empty(), "[concat_abn_conv] features must be at least one tensor, got none");
   for (const auto& f : given)
@@ -139,19 +165,15 @@ at::Tensor concat_abn_conv(at::TensorList given, const std::optional<Normalizati
                     f.size(3) == given[0].size(3),
                 "[concat_abn_conv] features must be (N, C, H, W) and differ in C alone, got shapes ",
                 given[0].sizes(), " and ", f.sizes());
-  TORCH_CHECK(!pool || (given_kernel.size(2) == 1 && given_kernel.size(3) == 1),
+  TORCH_CHECK(!pool || (kernel.size(2) == 1 && kernel.size(3) == 1),
               "[concat_abn_conv] pooling goes before a 1x1 convolution, got a kernel of shape ",
-              given_kernel.sizes());
+              kernel.sizes());
   TORCH_CHECK(!pool || (given[0].size(2) > 1 && given[0].size(3) > 1),
               "[concat_abn_conv] pooling needs 2 x 2 pixels, got shape ", given[0].sizes());
   variable_list features = given.vec();
-  at::Tensor kernel = given_kernel;
-  const auto device = features[0].device().type();
-  if (at::autocast::is_autocast_enabled(device) && features[0].scalar_type() != at::kDouble) {
-    const auto type = at::autocast::get_autocast_dtype(device);
-    for (auto& f : features) f = f.to(type);
-    kernel = kernel.to(type);
-  }
+  const auto precision = autocast_precision(features[0]);
+  if (precision)
+    for (auto& f : features) f = f.to(precision->storage);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   AbnOptions options = given_options;
   options.keep = Kept::kInput;
@@ -170,7 +192,7 @@ at::Tensor concat_abn_conv(at::TensorList given, const std::optional<Normalizati
   for (const auto& f : features) recorded = recorded || f.requires_grad();
   recorded = recorded && c10::GradMode::is_enabled();
   const auto arguments = arguments_of(tensors, options, recorded);
-  FeaturesCall call{norm ? &arguments : nullptr, convolution, pool, {}};
+  FeaturesCall call{norm ? &arguments : nullptr, convolution, precision, pool, {}};
   return recorded ? ConcatAbnConvFunction::apply(at::TensorList(features), n.weight, n.bias, kernel, &call)
                   : run_features(concatenated(features), kernel, call);
 }

@@ -7,7 +7,6 @@
 #include "palimpsest/ops/dense_layer.h"
 #include "palimpsest/ops/layout.h"
 
-#include <ATen/autocast_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
@@ -51,6 +50,7 @@ struct BlockPlan final : torch::CustomClassHolder {
   std::vector<Keeps> keeps;
   DenseBlockOptions options;
   Layout layout = Layout::kNCHW;
+  std::optional<ProductPrecision> precision;
   int64_t in = 0;
   bool statistics = false;
 };
@@ -67,7 +67,8 @@ struct BlockResult {
 };
 
 BlockResult run_block(const at::Tensor& x, const std::vector<DenseLayer>& layers,
-                      const DenseBlockOptions& options, bool for_backward) {
+                      const DenseBlockOptions& options, const std::optional<ProductPrecision>& precision,
+                      bool for_backward) {
   BlockResult r;
   r.buffer.layout = preferred_layout(x.sizes(), x.strides());
   auto sizes = x.sizes().vec();
@@ -80,7 +81,7 @@ BlockResult run_block(const at::Tensor& x, const std::vector<DenseLayer>& layers
   put_features(r.buffer, 0, dense_in(r.buffer.layout, x));
   int64_t channels = x.size(1);
   for (const auto& layer : layers) {
-    const DenseLayerPass pass(layer, options, channels);
+    const DenseLayerPass pass(layer, options, channels, precision);
     DenseLayerKept kept = pass.forward(r.buffer, for_backward);
     if (for_backward) r.kept.push_back(std::move(kept));
     channels += pass.growth();
@@ -117,10 +118,12 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
  public:
   /// `parameters`: those of the layers that exist, in the order of for_parameters.
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList /*parameters*/,
-                            const std::vector<DenseLayer>* layers, const DenseBlockOptions* options) {
-    BlockResult r = run_block(x, *layers, *options, true);
+                            const std::vector<DenseLayer>* layers, const DenseBlockOptions* options,
+                            const std::optional<ProductPrecision>* precision) {
+    BlockResult r = run_block(x, *layers, *options, *precision, true);
     auto plan = c10::make_intrusive<BlockPlan>();
     plan->options = *options;
+    plan->precision = *precision;
     plan->layout = r.buffer.layout;
     plan->in = x.size(1);
     plan->statistics = r.buffer.mean.defined();
@@ -207,7 +210,7 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
     int64_t channels = buffer.values.size(1);
     for (std::size_t i = layers.size(); i-- > 0;) {
       channels -= layers[i].kernel2.size(0);
-      const DenseLayerPass pass(layers[i], plan.options, channels);
+      const DenseLayerPass pass(layers[i], plan.options, channels, plan.precision);
       result[i] = pass.backward(buffer, kept[i], gradient, corrections, need_dx || i > 0, wanted[i]);
       kept[i] = {};
     }
@@ -223,13 +226,14 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
         ++which;
       });
     }
-    flat.insert(flat.end(), {at::Tensor(), at::Tensor()});
+    flat.insert(flat.end(), {at::Tensor(), at::Tensor(), at::Tensor()});
     return flat;
   }
 };
 
+/// `rounded`: to x's type, by autocast.
 void check_dense_layer(const at::Tensor& x, int64_t channels, const DenseLayer& l,
-                       const DenseBlockOptions& options) {
+                       const DenseBlockOptions& options, bool rounded) {
   const auto vectors = [&](const char* name, const NormalizationTensors& norm, int64_t wanted) {
     for (const auto* t : {&norm.weight, &norm.bias, &norm.running_mean, &norm.running_var})
       TORCH_CHECK(!*t || (*t)->numel() == wanted, "[dense_block] ", name, " needs one value for each of its ",
@@ -260,13 +264,14 @@ void check_dense_layer(const at::Tensor& x, int64_t channels, const DenseLayer& 
               "[dense_block] the activation before conv1 must be 'relu', 'leaky_relu' or 'identity', got '",
               activation_name(first), "'; take another form of the block for it");
   for (const auto* t : {&l.kernel1, &l.kernel2})
-    TORCH_CHECK(t->scalar_type() == x.scalar_type() && t->device() == x.device(),
+    TORCH_CHECK((t->scalar_type() == x.scalar_type() || (rounded && t->is_floating_point())) &&
+                    t->device() == x.device(),
                 "[dense_block] kernels must have x's type and device, ", x.scalar_type(), " on ", x.device(),
                 ", got ", t->scalar_type(), " on ", t->device());
 }
 
-void check_block(const at::Tensor& x, const std::vector<DenseLayer>& layers,
-                 const DenseBlockOptions& options) {
+void check_block(const at::Tensor& x, const std::vector<DenseLayer>& layers, const DenseBlockOptions& options,
+                 bool rounded) {
   TORCH_CHECK(x.defined() && x.dim() == 4 && x.numel() > 0,
               "[dense_block] x must be (N, C, H, W) with at least one value, got ",
               x.defined() ? c10::str("shape ", x.sizes()) : "none");
@@ -276,7 +281,7 @@ void check_block(const at::Tensor& x, const std::vector<DenseLayer>& layers,
               options.dropout);
   int64_t channels = x.size(1);
   for (const auto& l : layers) {
-    check_dense_layer(x, channels, l, options);
+    check_dense_layer(x, channels, l, options, rounded);
     channels += l.kernel2.size(0);
   }
   // What the two normalizations ask of their values, as for any layer; shapes are all that is read.
@@ -304,24 +309,20 @@ bool any_recorded(const at::Tensor& x, const std::vector<DenseLayer>& layers) {
 
 }  // namespace
 
-at::Tensor dense_block(const at::Tensor& given, const std::vector<DenseLayer>& given_layers,
+at::Tensor dense_block(const at::Tensor& given, const std::vector<DenseLayer>& layers,
                        const DenseBlockOptions& options) {
   at::Tensor x = given;
-  std::vector<DenseLayer> layers = given_layers;
-  if (x.defined() && x.scalar_type() != at::kDouble && at::autocast::is_autocast_enabled(x.device().type())) {
-    const auto type = at::autocast::get_autocast_dtype(x.device().type());
-    x = x.to(type);
-    for (auto& l : layers) l.kernel1 = l.kernel1.to(type), l.kernel2 = l.kernel2.to(type);
-  }
-  check_block(x, layers, options);
+  const auto precision = x.defined() ? autocast_precision(x) : std::nullopt;
+  if (precision) x = x.to(precision->storage);
+  check_block(x, layers, options, precision.has_value());
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  if (!any_recorded(x, layers)) return run_block(x, layers, options, false).buffer.values;
+  if (!any_recorded(x, layers)) return run_block(x, layers, options, precision, false).buffer.values;
   variable_list parameters;
   for (const auto& l : layers)
     for_parameters(l, [&](const OptionalTensor& t) {
       if (t) parameters.push_back(*t);
     });
-  return DenseBlockFunction::apply(x, at::TensorList(parameters), &layers, &options);
+  return DenseBlockFunction::apply(x, at::TensorList(parameters), &layers, &options, &precision);
 }
 
 }  // namespace palimpsest::ops

@@ -51,7 +51,8 @@ struct DenseBlockOptions {
 
 /// x: (N, C, H, W), f32, f64, f16 or bf16, on the CPU; contiguous and channels-last run natively, any other
 /// strides through a copy. Returns (N, C + sum of k, H, W) in that layout, whose first C channels are x.
-/// Kernels are of x's type; under autocast x and kernels are cast. norm1's activation in pre-activation
+/// Kernels are of x's type; under autocast x is cast, and f32 kernels are rounded when they run and again in
+/// backward (ops/product_precision.h). norm1's activation in pre-activation
 /// order: ReLU, leaky ReLU or the identity; the bottleneck's: what its `keep` allows. Errors: c10::Error
 /// "[dense_block] requirement, got value".
 at::Tensor dense_block(const at::Tensor& x, const std::vector<DenseLayer>& layers,

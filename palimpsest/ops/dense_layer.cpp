@@ -154,13 +154,17 @@ DenseLayerPass::Normalization DenseLayerPass::normalization(const DenseBuffer& b
   return n;
 }
 
+at::Tensor DenseLayerPass::kernel1() const {
+  return (precision_ ? l_.kernel1.to(precision_->storage) : l_.kernel1).contiguous();
+}
+
 DenseLayerKept DenseLayerPass::forward(DenseBuffer& buffer, bool for_backward) const {
   DenseLayerKept kept;
   const bool pre = options_.pre_activation;
   at::Tensor h = dense_empty(buffer, l_.kernel1.size(0));
   {
     const Normalization n = normalization(buffer);
-    const at::Tensor kernel = l_.kernel1.contiguous();
+    const at::Tensor kernel = kernel1();
     kernels::cpu::dense_product(dense_product_of(buffer, channels_, h.size(1), l_.options1, pre),
                                 {n.mean.data(), n.scale.data(), n.shift.data()},
                                 buffer.values.const_data_ptr(), kernel.const_data_ptr(),
@@ -172,7 +176,7 @@ DenseLayerKept DenseLayerPass::forward(DenseBuffer& buffer, bool for_backward) c
                             static_cast<double>(buffer.per_channel()));
   at::Tensor z = pre ? normalize_own(h, l_.norm2, l_.options2, for_backward, kept.bottleneck)
                      : normalize_own(h, l_.norm1, l_.options1, for_backward, kept.bottleneck);
-  at::Tensor f = convolution_forward(z, l_.kernel2, std::nullopt, l_.convolution2);
+  at::Tensor f = convolution_forward(z, l_.kernel2, std::nullopt, l_.convolution2, precision_);
   z = at::Tensor();
   if (!pre) f = normalize_own(dense_in(buffer.layout, f), l_.norm2, l_.options2, for_backward, kept.features);
   if (options_.dropout > 0) f = f * dropout_factors(f, options_.dropout, kept.mask_state);
@@ -208,8 +212,9 @@ DenseLayerGradients DenseLayerPass::backward(const DenseBuffer& buffer, const De
     if (wanted.bias2.defined()) result.bias2 = in_type_of(g.dbias, l_.norm2.bias);
   }
   // Of z the convolution's gradient for its input needs the shape alone.
-  at::Tensor dz =
-      convolution_backward(df, kept.bottleneck.kept, l_.kernel2, l_.convolution2, {true, false, false}).input;
+  at::Tensor dz = convolution_backward(df, kept.bottleneck.kept, l_.kernel2, l_.convolution2,
+                                       {true, false, false}, precision_)
+                      .input;
   const auto& wanted_weight = pre ? wanted.weight2 : wanted.weight1;
   const auto& wanted_bias = pre ? wanted.bias2 : wanted.bias1;
   dz = dense_in(buffer.layout, dz);
@@ -220,11 +225,12 @@ DenseLayerGradients DenseLayerPass::backward(const DenseBuffer& buffer, const De
     (pre ? result.weight2 : result.weight1) = in_type_of(g.dweight, bottleneck.weight);
   if (wanted_bias.defined()) (pre ? result.bias2 : result.bias1) = in_type_of(g.dbias, bottleneck.bias);
   if (wanted.kernel2.defined())
-    result.kernel2 = convolution_backward(df, g.z, l_.kernel2, l_.convolution2, {false, true, false}).weight;
+    result.kernel2 =
+        convolution_backward(df, g.z, l_.kernel2, l_.convolution2, {false, true, false}, precision_).weight;
   g.z = df = at::Tensor();
 
   const Normalization n = normalization(buffer);
-  const at::Tensor kernel = l_.kernel1.contiguous(), dh = dense_in(buffer.layout, g.dx);
+  const at::Tensor kernel = kernel1(), dh = dense_in(buffer.layout, g.dx);
   at::Tensor dkernel;
   if (wanted.kernel1.defined()) dkernel = at::empty(l_.kernel1.sizes(), gradient.options());
   std::vector<double> sum_dy(n.mean.size()), sum_dy_x(n.mean.size());

@@ -3,9 +3,11 @@
 #include "palimpsest/base/shape.h"
 #include "palimpsest/ops/abn_inner.h"
 #include "palimpsest/ops/dense_block.h"
+#include "palimpsest/ops/product_precision.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 /// One layer of ops::dense_block, for those who differentiate by themselves: no autograd, no autocast.
@@ -43,11 +45,13 @@ struct DenseCorrections {
   std::vector<double> constant, per_deviation;
 };
 
-/// A layer that reads the first `channels` of the buffer.
+/// A layer that reads the first `channels` of the buffer. With a `precision`, whose storage is the buffer's
+/// type, kernels are rounded to it in each pass; else they are of the buffer's type.
 class DenseLayerPass {
  public:
-  DenseLayerPass(const DenseLayer& layer, const DenseBlockOptions& options, int64_t channels)
-      : l_(layer), options_(options), channels_(channels) {}
+  DenseLayerPass(const DenseLayer& layer, const DenseBlockOptions& options, int64_t channels,
+                 const std::optional<ProductPrecision>& precision)
+      : l_(layer), options_(options), channels_(channels), precision_(precision) {}
 
   int64_t growth() const { return l_.kernel2.size(0); }
 
@@ -65,11 +69,13 @@ class DenseLayerPass {
     std::vector<double> mean, inv_std, weight, scale, shift;
   };
   Normalization normalization(const DenseBuffer& buffer) const;
-  AbnSettings bottleneck_settings() const;
+  /// conv1's, as the kernels of the dense product read it.
+  at::Tensor kernel1() const;
 
   const DenseLayer& l_;
   const DenseBlockOptions& options_;
   int64_t channels_;
+  const std::optional<ProductPrecision>& precision_;
 };
 
 /// The gradient of `count` channels from `first` on, of the buffer's type, dense, when all readers have

@@ -5,7 +5,9 @@
 #include "palimpsest/memory/recompute.h"
 #include "palimpsest/nn/inplace_abn.h"
 #include "palimpsest/ops/abn_conv.h"
+#include "palimpsest/ops/concat_abn_conv.h"
 #include "palimpsest/ops/convolve.h"
+#include "palimpsest/ops/dense_block.h"
 #include "palimpsest/ops/linear.h"
 #include "palimpsest/ops/max_pool.h"
 #include "tests/support/relative_error.h"
@@ -144,12 +146,22 @@ TEST(Autocast, NoCopyOfAWeightIsKept) {
   const ops::NormalizationTensors norm;
   ops::AbnOptions stored;
   stored.keep = ops::Kept::kScaled;
+  ops::AbnOptions relu = stored;
+  relu.activation = Activation::kReLU;
+  relu.activation_param = 0;
+  const auto wide_kernel = torch::randn({16, 256, 3, 3}).set_requires_grad(true);  // its copy: 74 KB
   const std::vector<std::function<at::Tensor()>> products{
       [&] { return ops::convolve(x, weight, {}, pointwise); },
       [&] { return ops::activate_conv(x, weight, {}, pointwise, Activation::kReLU, 0); },
       [&] { return ops::abn_conv(x, norm, weight, {}, pointwise, {}); },
       [&] { return ops::abn_conv(x, norm, weight, {}, pointwise, stored); },
-      [&] { return ops::linear(rows, matrix, {}); }};
+      [&] { return ops::linear(rows, matrix, {}); },
+      [&] { return ops::concat_abn_conv({x}, norm, weight, pointwise, {}); },
+      [&] { return ops::concat_abn_conv({x}, std::nullopt, weight, pointwise, {}); },
+      [&] {
+        ops::DenseLayer layer{norm, relu, weight, norm, stored, wide_kernel, {{1, 1}, {1, 1}, {1, 1}, 1}};
+        return ops::dense_block(x, {layer});
+      }};
   const int64_t copy = weight.numel() * 2;
   for (size_t i = 0; i < products.size(); ++i) {
     products[i]().sum().backward();  // libraries set themselves up

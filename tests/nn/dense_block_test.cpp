@@ -1,5 +1,6 @@
 #include "palimpsest/nn/dense_block.h"
 
+#include "palimpsest/amp/autocast_guard.h"
 #include "palimpsest/memory/recompute.h"
 #include "tests/nn/dense_support.h"
 #include "tests/support/tolerance.h"
@@ -85,6 +86,42 @@ TEST(DenseBlock, SixteenBitsAreAsNearToTheTruthAsTheLayersOfLibtorch) {
         EXPECT_LE(relative_error(fused[i], truth[i]), 1.5 * relative_error(plain[i], truth[i]) + limit)
             << dtype << " result " << i << (channels_last ? " channels-last" : " NCHW");
     }
+}
+
+TEST(DenseBlock, UnderAutocastWeightsStayF32AndGradientsAreAsNearToTheTruth) {
+  for (const auto dtype : {at::kBFloat16, at::kHalf})
+    for (const bool wide : {false, true})
+      for (const bool channels_last : {false, true}) {
+        const auto block_of = [&](DenseStrategy form, at::ScalarType type) {
+          auto block = make_block(small_block(form, {Strategy::kStoreY, Activation::kLeakyReLU, 0.9}), dtype);
+          block->to(type);
+          return block;
+        };
+        auto exact = block_of(DenseStrategy::kNaive, at::kDouble);
+        const auto truth = step(exact, image(dtype, channels_last).to(at::kDouble));
+        const amp::AutocastGuard guard(at::kCPU, dtype, {.cache = false, .wide_maths = wide});
+        const auto run = [&](DenseStrategy form) {
+          auto block = block_of(form, at::kFloat);
+          return step(block, image(dtype, channels_last));
+        };
+        const auto plain = run(DenseStrategy::kCheckpoint);
+        const auto limit = testing::tolerance(dtype == at::kHalf ? DType::f16 : DType::bf16).relative_l2;
+        for (const auto form : {DenseStrategy::kNaive, DenseStrategy::kShared, DenseStrategy::kFused}) {
+          SCOPED_TRACE(::testing::Message() << to_string(form) << " " << dtype << (wide ? " wide" : "")
+                                            << (channels_last ? " channels-last" : " NCHW"));
+          const auto got = run(form);
+          // All together: the bias of five channels is a sum of roundings, which fall this way or that.
+          double error = 0, of_plain = 0;
+          for (std::size_t i = 0; i < truth.size(); ++i) {
+            const bool counter = truth[i].scalar_type() == at::kLong;
+            EXPECT_EQ(got[i].scalar_type(), i <= 1 ? dtype : counter ? at::kLong : at::kFloat) << i;
+            EXPECT_LE(relative_error(got[i], truth[i]), 20 * limit) << "result " << i;
+            error += relative_error(got[i], truth[i]) / static_cast<double>(truth.size());
+            of_plain += relative_error(plain[i], truth[i]) / static_cast<double>(truth.size());
+          }
+          EXPECT_LE(error, 1.25 * of_plain + limit / 4);
+        }
+      }
 }
 
 TEST(DenseBlock, NumericGradientsOfEveryParameterAndTheInput) {
