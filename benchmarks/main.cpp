@@ -17,7 +17,8 @@ int main(int argc, char** argv) {
       {"bench_layer_time", benchmarks::layer_time::run},
       {"bench_max_pool_time", benchmarks::max_pool_time::run},
       {"bench_model_step", benchmarks::model_step::run},
-      {"bench_numerics", benchmarks::numerics::run}};
+      {"bench_numerics", benchmarks::numerics::run},
+      {"densenet_depth", benchmarks::densenet_depth::run}};
   const std::string path = argv[0], name = path.substr(path.rfind('/') + 1);
   const auto program = kPrograms.find(name);
   if (program != kPrograms.end()) return program->second(argc, argv);

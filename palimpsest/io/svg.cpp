@@ -1,5 +1,7 @@
 #include "palimpsest/io/svg.h"
 
+#include "palimpsest/io/svg_parts.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,24 +11,11 @@
 #include <stdexcept>
 
 namespace palimpsest::io {
+namespace svg_parts {
 namespace {
-
-constexpr const char* kInk = "#1f2937";
-constexpr const char* kFaintInk = "#6b7280";
-constexpr const char* kGrid = "#e5e7eb";
-constexpr const char* kFont = "font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\"";
 
 struct Point {
   double x, y;
-};
-
-/// An axis: data values to pixels.
-struct Scale {
-  std::vector<double> ticks;
-  double low, high;  // data
-  double from, to;   // pixels
-  double operator()(double v) const { return from + (v - low) / (high - low) * (to - from); }
-  double step() const { return ticks.size() > 1 ? ticks[1] - ticks[0] : 1; }
 };
 
 /// Lowest and highest finite value over all series; 0 and 1 when there is none.
@@ -93,24 +82,9 @@ std::string path(const std::vector<Point>& points, bool step) {
   return d;
 }
 
-std::string text(double x, double y, std::string_view content, const char* anchor = "start", int size = 12,
-                 const char* color = kInk, const char* more = "") {
-  return fmt::format(
-      "<text x=\"{:.1f}\" y=\"{:.1f}\" text-anchor=\"{}\" font-size=\"{}\" fill=\"{}\"{}>{}</text>\n", x, y,
-      anchor, size, color, more, escape_xml(content));
-}
-
-std::string line(double x1, double y1, double x2, double y2, const char* color, const char* more = "") {
-  return fmt::format("<line x1=\"{:.1f}\" y1=\"{:.1f}\" x2=\"{:.1f}\" y2=\"{:.1f}\" stroke=\"{}\"{}/>\n", x1,
-                     y1, x2, y2, color, more);
-}
-
 std::string axes(const LineChart& chart, const Scale& x, const Scale& y) {
   std::string svg;
-  for (double tick : y.ticks) {
-    svg += line(x.from, y(tick), x.to, y(tick), kGrid);
-    svg += text(x.from - 8, y(tick) + 4, tick_label(tick, y.step()), "end");
-  }
+  svg += grid(x.from, x.to, y);
   for (double tick : x.ticks) {
     if (tick < x.low || tick > x.high) continue;  // the x axis ends with the data
     svg += line(x(tick), y.from, x(tick), y.from + 5, kInk);
@@ -118,9 +92,7 @@ std::string axes(const LineChart& chart, const Scale& x, const Scale& y) {
   }
   svg += line(x.from, y.from, x.to, y.from, kInk);
   svg += text((x.from + x.to) / 2, y.from + 38, chart.x_label, "middle", 12, kFaintInk);
-  const double middle = (y.from + y.to) / 2;
-  svg += text(16, middle, chart.y_label, "middle", 12, kFaintInk,
-              fmt::format(" transform=\"rotate(-90 16 {:.1f})\"", middle).c_str());
+  svg += vertical_label(y, chart.y_label);
   return svg;
 }
 
@@ -166,10 +138,16 @@ std::string draw(const std::vector<PlacedMark>& marks, const Scale& x, const Sca
   return svg;
 }
 
+std::string color_of(const LineChart& chart, std::size_t series) {
+  const int as = chart.series[series].color_of;
+  return series_color(as < 0 ? series : static_cast<std::size_t>(as));
+}
+
 std::string legend(const LineChart& chart, double x, double y) {
   std::string svg;
   for (size_t i = 0; i < chart.series.size(); ++i) {
-    svg += line(x, y - 4, x + 20, y - 4, series_color(i).c_str(), " stroke-width=\"3\"");
+    if (chart.series[i].name.empty()) continue;
+    svg += line(x, y - 4, x + 20, y - 4, color_of(chart, i).c_str(), " stroke-width=\"3\"");
     svg += text(x + 26, y, chart.series[i].name);
     x += 48 + 6.8 * static_cast<double>(chart.series[i].name.size());
   }
@@ -181,9 +159,10 @@ std::string curve(const LineChart::Series& series, const std::string& color, con
   for (const auto& run : runs(series, x, y)) {
     const bool dense = run.size() > 2 * static_cast<size_t>(x.to - x.from);
     svg += fmt::format(
-        "<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-linejoin=\"round\"/>\n",
-        path(dense ? thin(run) : run, series.step), color, run.size() > 200 ? 1.5 : 2);
-    if (series.step || run.size() > 30) continue;
+        "<path d=\"{}\" fill=\"none\" stroke=\"{}\" stroke-width=\"{}\" stroke-linejoin=\"round\"{}/>\n",
+        path(dense ? thin(run) : run, series.step), color, run.size() > 200 ? 1.5 : 2,
+        series.dashed ? " stroke-dasharray=\"6 4\"" : "");
+    if (series.step || series.dashed || run.size() > 30) continue;
     for (const Point& p : run)
       svg += fmt::format("<circle cx=\"{:.1f}\" cy=\"{:.1f}\" r=\"3\" fill=\"{}\"/>\n", p.x, p.y, color);
   }
@@ -191,6 +170,7 @@ std::string curve(const LineChart::Series& series, const std::string& color, con
 }
 
 }  // namespace
+}  // namespace svg_parts
 
 std::string series_color(std::size_t index) {
   // Blue and orange stay apart for colour-blind readers, and in grey.
@@ -251,6 +231,7 @@ std::string escape_xml(std::string_view content) {
 }
 
 std::string to_svg(const LineChart& chart) {
+  using namespace svg_parts;
   for (const auto& series : chart.series)
     if (series.x.size() != series.y.size())
       throw std::invalid_argument(fmt::format("[svg] series '{}' needs as many y as x, got {} x and {} y",
@@ -262,31 +243,23 @@ std::string to_svg(const LineChart& chart) {
 
   // The y axis first: its labels decide how much room is left for x, and x how many lines the marks' names
   // need.
-  Scale y{round_ticks(std::min(0.0, y_low), std::max(0.0, y_high), (chart.height - 100) / 50), 0, 0, 0, 0};
-  y.low = y.ticks.front(), y.high = y.ticks.back();
-  size_t widest = 0;
-  for (double tick : y.ticks) widest = std::max(widest, tick_label(tick, y.step()).size());
+  Scale y = vertical_scale(y_low, y_high, chart.height);
   Scale x{round_ticks(x_low, x_high, chart.width / 95), x_low, x_high, 0, 0};
   if (x.step() < 1 && whole_numbers(chart))
     x.ticks = round_ticks(x_low, x_high, static_cast<int>(x_high - x_low));
-  x.from = 38 + 7.0 * static_cast<double>(widest), x.to = chart.width - 18;
+  x.from = room_for_labels(y), x.to = chart.width - 18;
   const auto placed = place(chart.marks, x);
   int rows = 0;
   for (const auto& mark : placed) rows = std::max(rows, mark.row + 1);
   y.from = chart.height - 48, y.to = legend_y + 16 + kMarkRow * rows;
 
-  std::string svg = fmt::format(
-      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
-      "role=\"img\" "
-      "aria-label=\"{2}\" {3}>\n<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
-      chart.width, chart.height, escape_xml(chart.title), kFont);
-  if (!chart.title.empty()) svg += text(x.from, 24, chart.title, "start", 16, kInk, " font-weight=\"bold\"");
+  std::string svg = begin(chart.width, chart.height, chart.title, x.from);
   svg += legend(chart, x.from, legend_y);
   svg += axes(chart, x, y);
   svg += draw(placed, x, y);
   bool any = false;
   for (size_t i = 0; i < chart.series.size(); ++i) {
-    const std::string drawn = curve(chart.series[i], series_color(i), x, y);
+    const std::string drawn = curve(chart.series[i], color_of(chart, i), x, y);
     any = any || !drawn.empty();
     svg += drawn;
   }

@@ -13,6 +13,8 @@ struct LineChart {
     std::string name;
     std::vector<double> x, y;  ///< same length, x ascending; drawn as a step line if `step`
     bool step = false;         ///< each y holds until the next x
+    bool dashed = false;       ///< what was not measured
+    int color_of = -1;  ///< drawn in the colour of that series; without a name it is no line of the legend
   };
   struct Mark {  ///< a labelled vertical line
     double x;
@@ -31,6 +33,26 @@ struct LineChart {
 /// samples make a file of some 30 KB. Throws std::invalid_argument for a series whose x and y differ in
 /// length.
 std::string to_svg(const LineChart& chart);
+
+/// Bars side by side, in groups, in the same style.
+struct BarChart {
+  struct Bar {
+    std::string name;   ///< below it
+    double value;       ///< from 0
+    std::string label;  ///< above it
+    int color = 0;      ///< that of a series of this number
+  };
+  struct Group {
+    std::string name;  ///< below its bars
+    std::vector<Bar> bars;
+  };
+  std::string title{}, y_label{};
+  std::vector<Group> groups{};
+  int width = 760, height = 360;  ///< pixels
+};
+
+/// As for LineChart. A value that is not finite has a label and no bar.
+std::string to_svg(const BarChart& chart);
 
 /// Colour of the i-th series, "#rrggbb"; tables beside a chart can use the same.
 std::string series_color(std::size_t index);

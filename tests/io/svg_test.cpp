@@ -176,5 +176,49 @@ TEST(LineChart, XAndYOfDifferentLengthAreRefusedByName) {
   }
 }
 
+TEST(LineChart, WhatWasNotMeasuredIsDashedInTheColourOfItsSeries) {
+  LineChart chart;
+  chart.series.push_back({"measured", {0, 1}, {1, 2}});
+  chart.series.push_back({"", {1, 2}, {2, 4}, false, true, 0});
+  const std::string svg = to_svg(chart);
+  EXPECT_EQ(count(svg, "stroke-dasharray=\"6 4\""), 1);
+  EXPECT_EQ(count(svg, "stroke=\"" + series_color(1) + "\""), 0);
+  EXPECT_EQ(count(svg, "<circle"), 2) << "points of what was measured alone";
+}
+
+/// Height of every bar, in pixels.
+std::vector<double> bars(const std::string& svg) {
+  std::vector<double> result;
+  const std::regex bar("<rect x=[^>]*height=\"([0-9.]+)\" fill=\"#");
+  for (std::sregex_iterator i(svg.begin(), svg.end(), bar), end; i != end; ++i)
+    result.push_back(std::stod((*i)[1]));
+  return result;
+}
+
+TEST(BarChart, HeightsAreProportionalAndEverythingIsNamed) {
+  BarChart chart{.title = "Time <of> a step", .y_label = "ratio"};
+  chart.groups.push_back({"40 layers", {{"naive", 1, "1.00"}, {"fused", 0.5, "0.50", 1}}});
+  chart.groups.push_back({"100 layers", {{"naive", 2, "2.00"}}});
+  const std::string svg = to_svg(chart);
+  const auto heights = bars(svg);
+  ASSERT_EQ(heights.size(), 3u);
+  EXPECT_NEAR(heights[0], 2 * heights[1], 0.2);
+  EXPECT_NEAR(heights[2], 2 * heights[0], 0.2);
+  for (const char* part : {"Time &lt;of&gt; a step", "ratio", "40 layers", "100 layers", "fused", "0.50"})
+    EXPECT_NE(svg.find(part), std::string::npos) << part;
+  EXPECT_EQ(count(svg, series_color(1)), 1);
+}
+
+TEST(BarChart, AMissingValueHasALabelAndNoBarAndNegativeOnesHangDown) {
+  BarChart chart;
+  chart.groups.push_back({"", {{"a", std::nan(""), "did not fit"}, {"b", -3, "-3"}, {"c", 3, "3"}}});
+  const std::string svg = to_svg(chart);
+  const auto heights = bars(svg);
+  ASSERT_EQ(heights.size(), 2u);
+  EXPECT_NEAR(heights[0], heights[1], 0.2);
+  EXPECT_NE(svg.find("did not fit"), std::string::npos);
+  EXPECT_NE(to_svg(BarChart{}).find("no data"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace palimpsest::io
