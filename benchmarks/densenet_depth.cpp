@@ -5,9 +5,9 @@
 // of a step above weights, gradients and momentum; by the counting allocator, at a batch of 2, times 32: both
 // are proportional to the batch, and so no form needs more memory than this machine has. Time: steps at a
 // batch of 64, the forms in turn, up to 250 layers and where the peak is below 16 GB; medians.
-// `naive` and `shared_gradient` are libtorch's own layers with ReLU in place, NCHW or channels-last as is
-// faster at 100 layers; the forms of ours keep one tensor a bottleneck (`store_y`), channels-last (`shared`:
-// NCHW). With --json PATH the charts lie beside it: PATH without .json, and _memory.svg, _time.svg.
+// `naive` and `shared_gradient` are libtorch's own layers with ReLU in place; the other forms keep one tensor
+// a bottleneck (`store_y`). All are channels-last, which is the faster of libtorch's two. With --json PATH
+// the charts lie beside it: PATH without .json, and _memory.svg, _time.svg.
 #include "benchmarks/densenet.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/svg.h"
@@ -32,14 +32,13 @@ constexpr std::array<int64_t, 9> kDepths{40, 100, 160, 250, 340, 400, 502, 700, 
 struct Form {
   const char* name;
   DenseForm form;
-  bool channels_last;
 };
 const std::array kForms{
-    Form{"naive", {nn::DenseStrategy::kNaive, nn::Strategy::kStandard}, true},
-    Form{"shared_gradient", kLibtorchLayers, true},
-    Form{"checkpoint", {nn::DenseStrategy::kCheckpoint, nn::Strategy::kStoreY}, true},
-    Form{"shared", {nn::DenseStrategy::kShared, nn::Strategy::kStoreY}, false},
-    Form{"fused", {nn::DenseStrategy::kFused, nn::Strategy::kStoreY}, true},
+    Form{"naive", {nn::DenseStrategy::kNaive, nn::Strategy::kStandard}},
+    Form{"shared_gradient", kLibtorchLayers},
+    Form{"checkpoint", {nn::DenseStrategy::kCheckpoint, nn::Strategy::kStoreY}},
+    Form{"shared", {nn::DenseStrategy::kShared, nn::Strategy::kStoreY}},
+    Form{"fused", {nn::DenseStrategy::kFused, nn::Strategy::kStoreY}},
 };
 
 std::string model_of(int64_t depth) {
@@ -52,7 +51,7 @@ struct Memory {
 };
 
 Memory memory_of(const Form& form, int64_t depth) {
-  DenseTraining training({model_of(depth), kSmallBatch, 32}, form.form, form.channels_last);
+  DenseTraining training({model_of(depth), kSmallBatch, 32}, form.form, true);
   training.step();  // makes gradients and momentum
   training.optimizer->zero_grad(/*set_to_none=*/false);
   constexpr double kScale = static_cast<double>(kBatch) / kSmallBatch / 1e6;
@@ -74,8 +73,8 @@ std::vector<std::optional<Spread>> times_of(int64_t depth, const std::vector<Mem
   std::vector<std::size_t> timed;
   for (std::size_t i = 0; i < kForms.size(); ++i) {
     if (memory[i].peak > kRoom) continue;
-    trainings.push_back(std::make_unique<DenseTraining>(DenseInput{model_of(depth), kBatch, 32},
-                                                        kForms[i].form, kForms[i].channels_last));
+    trainings.push_back(
+        std::make_unique<DenseTraining>(DenseInput{model_of(depth), kBatch, 32}, kForms[i].form, true));
     sides.push_back([t = trainings.back().get()] { return seconds_of([&] { t->step(); }); });
     timed.push_back(i);
   }

@@ -45,7 +45,7 @@ void small_network(Report& report, int steps) {
   const DenseInput input{"densenet_bc100_k12", 64, 32};
   DenseTraining last(input, kLibtorchLayers, true), first(input, kLibtorchLayers, false),
       fused(input, {nn::DenseStrategy::kFused, nn::Strategy::kStoreY}, true),
-      shared(input, {nn::DenseStrategy::kShared, nn::Strategy::kStoreY}, false);
+      shared(input, {nn::DenseStrategy::kShared, nn::Strategy::kStoreY}, true);
   compare_losses("fused", fused, last);
   compare_losses("shared", shared, first);
   const auto times = interleave({timed(fused), timed(shared), timed(last), timed(first)}, steps, 1);

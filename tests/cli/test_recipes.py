@@ -29,12 +29,13 @@ def test_camvid_trains(folder):
     assert (folder / "out" / f"{image.stem}.png").stat().st_size > 0
 
 
-@pytest.fixture
-def cifar10(folder):
+@pytest.fixture(scope="module")
+def cifar10(tmp_path_factory):
     """16 training and 4 test images a class: the archive is read as a stream, so the first ones of each."""
     archive = DATA / "cifar10.tar.xz"
     if not archive.is_file():
         pytest.skip(f"no CIFAR-10 at {archive}")
+    folder = tmp_path_factory.mktemp("data")
     wanted, per_class = {"train": 16, "test": 4}, {}
     with tarfile.open(archive, "r|xz") as tar:
         for member in tar:
@@ -59,3 +60,14 @@ def test_cifar10_trains(cifar10, folder):
     assert 1.5 < losses[0] < 4  # ln 10 = 2.3
     result = json.loads(succeeds("eval", folder / "run/checkpoint.safetensors", "--json").stdout)
     assert result["images"] == 40 and 0 <= result["top1"] <= result["top5"] <= 1
+
+
+def test_cifar10_trains_a_densenet(cifar10, folder):
+    losses = train_a_little("cifar10_densenet.toml", cifar10, folder / "run", "--batch", "8")
+    assert 1.5 < losses[0] < 4
+
+
+def test_the_imagenet_recipe_trains_whatever_lies_in_class_folders(cifar10, folder):
+    losses = train_a_little("imagenet_densenet264.toml", cifar10, folder / "run", "--batch", "4", "--crop", "32", "--val-split",
+                            "test", "--workers", "1")
+    assert 1.5 < losses[0] < 6

@@ -186,7 +186,7 @@ TEST(DenseBlock, DropoutDrawsTheSameMasksAgain) {
 }
 
 TEST(DenseBlock, TheLossesOfATrainingAreTheSame) {
-  constexpr int kSteps = 30;
+  constexpr int kSteps = 100;
   std::vector<double> want;
   for (const auto form : kDenseForms) {
     auto block = make_block(small_block(form, kExactReLU));
