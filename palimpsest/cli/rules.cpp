@@ -28,7 +28,7 @@ const std::vector<NeedsText>& text_rules() {
   static const std::vector<NeedsText> rules{
       {"schedule.power", "schedule.kind", {"poly"}},
       {"schedule.step_epochs", "schedule.kind", {"step"}},
-      {"schedule.step_factor", "schedule.kind", {"step"}},
+      {"schedule.step_factor", "schedule.kind", {"step", "drops"}},
       {"schedule.final_lr", "schedule.kind", {"linear", "cosine"}},
       {"loss.bootstrap_probability", "loss.kind", {"bootstrap"}},
       {"loss.bootstrap_share", "loss.kind", {"bootstrap"}},

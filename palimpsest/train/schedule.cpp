@@ -20,7 +20,7 @@ int64_t warmup_steps(const ScheduleOptions& options, int64_t steps_per_epoch) {
 }  // namespace
 
 std::vector<std::string> schedule_names() {
-  return {"poly", "step", "linear", "cosine", "constant"};
+  return {"poly", "step", "drops", "linear", "cosine", "constant"};
 }
 
 void check_schedule(const ScheduleOptions& options, int64_t total_steps, int64_t steps_per_epoch) {
@@ -65,6 +65,7 @@ double learning_rate(const ScheduleOptions& options, double lr, int64_t step, in
     const int64_t drops = step / steps_per_epoch / options.step_epochs;
     return lr * std::pow(options.step_factor, static_cast<double>(drops));
   }
+  if (options.kind == "drops") return lr * std::pow(options.step_factor, t < 0.5 ? 0 : t < 0.75 ? 1 : 2);
   return lr;  // constant
 }
 

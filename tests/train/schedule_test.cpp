@@ -38,6 +38,15 @@ TEST(Schedule, StepDividesByTenEveryThirtyEpochs) {
   EXPECT_NEAR(at_epoch(89), 0.001, kRounding);
 }
 
+TEST(Schedule, DropsComeAtHalfAndAtThreeQuarters) {
+  auto options = kind("drops");
+  for (const auto& [step, want] :
+       {std::pair{0, 0.1}, {149, 0.1}, {150, 0.01}, {224, 0.01}, {225, 0.001}, {299, 0.001}})
+    EXPECT_NEAR(learning_rate(options, 0.1, step, 300, 1), want, kRounding) << step;
+  options.step_factor = 0.5;
+  EXPECT_NEAR(learning_rate(options, 0.1, 299, 300, 1), 0.025, kRounding);
+}
+
 TEST(Schedule, LinearGoesFromTheBaseToTheFinalRate) {
   auto options = kind("linear");
   options.final_lr = 1e-6;  // WideResNet-38: 0.1 to 1e-6
