@@ -28,7 +28,7 @@ flip = 0.5
 workers = 1
 
 [train]
-epochs = 15
+epochs = 6
 batch = 16
 seed = 1
 channels_last = true
@@ -48,7 +48,7 @@ strategies = ["standard", "inplace_2"]
 
 [output]
 log_every = 10
-evaluate_every = 3
+evaluate_every = 2
 )";
 }
 
