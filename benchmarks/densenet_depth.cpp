@@ -1,13 +1,13 @@
 // Memory and time of DenseNet-BC (k = 12, 32 x 32, f32) over depth, for every form: the sweep of the
-// memory-efficient DenseNets' paper (figures 4 and 5), with its own figures in docs/results/densenet.md.
+// memory-efficient DenseNets' paper (figures 4 and 5).
 //
 // Kept = live bytes after the forward pass, loss alive, minus live bytes before it; peak = highest live bytes
 // of a step above weights, gradients and momentum; by the counting allocator, at a batch of 2, times 32: both
 // are proportional to the batch, and so no form needs more memory than this machine has. Time: steps at a
 // batch of 64, the forms in turn, up to 250 layers and where the peak is below 16 GB; medians.
 // `naive` and `shared_gradient` are libtorch's own layers with ReLU in place; the other forms keep one tensor
-// a bottleneck (`store_y`). All are channels-last, which is the faster of libtorch's two. With --json PATH
-// the charts lie beside it: PATH without .json, and _memory.svg, _time.svg.
+// a bottleneck (`store_y`). All are channels-last. With --json PATH the charts lie beside it: PATH without
+// .json, and _memory.svg, _time.svg.
 #include "benchmarks/densenet.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/svg.h"
@@ -96,6 +96,7 @@ std::string memory_chart(const std::vector<Point>& points) {
   chart.y_label = "memory above the weights, GB";
   for (std::size_t i = 0; i < kForms.size(); ++i) {
     io::LineChart::Series fits{kForms[i].name, {}, {}};
+    fits.color_of = static_cast<int>(i);
     io::LineChart::Series more{"", {}, {}};
     more.dashed = true;
     more.color_of = static_cast<int>(i);
@@ -113,10 +114,6 @@ std::string memory_chart(const std::vector<Point>& points) {
     chart.series.push_back(std::move(fits));
     if (more.x.size() == 2) chart.series.push_back(std::move(more));
   }
-  // The colours are those of the forms, whatever lies between.
-  int form = 0;
-  for (auto& s : chart.series)
-    if (!s.dashed) s.color_of = form++;
   return io::to_svg(chart);
 }
 

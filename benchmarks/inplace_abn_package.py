@@ -27,7 +27,7 @@ def build(folder, into, cuda):
     from torch.utils import cpp_extension  # which looks for a compiler
 
     folder = pathlib.Path(folder)
-    if list((folder / "inplace_abn").glob("_backend*.so")) or (folder / "inplace_abn/_backend.py").exists():
+    if list((folder / "inplace_abn").glob("_backend*.so")):
         return
     sources = sorted(str(path) for path in (folder / "src").glob("*") if path.suffix == ".cpp" or (cuda and path.suffix == ".cu"))
     if not sources:

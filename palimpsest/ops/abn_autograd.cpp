@@ -1,9 +1,7 @@
 #include "palimpsest/ops/abn_autograd.h"
 
 #include "palimpsest/base/recomputing.h"
-#include "palimpsest/ops/abn_device.h"
 #include "palimpsest/ops/activation_name.h"
-#include "palimpsest/ops/degenerate.h"
 #include "palimpsest/ops/layout.h"
 #include "palimpsest/ops/recovery_values.h"
 #include "palimpsest/ops/side_channels.h"
@@ -44,10 +42,7 @@ Kept safe_keep(Kept keep, const AbnTensors& t) {
   const OptionalTensor no_residual;  // y is kept before it is added
   const RecoveryLayer layer{Activation::kIdentity, t.x.scalar_type(), t.x.size(1)};
   const RecoveryTensors tensors{t.weight, t.bias, no_residual};
-  const AbnDeviceKernels& device = abn_device_kernels(t.x.device().type());
-  if (!device.host_runs_ahead)
-    return degenerate_channels_now(layer, tensors).empty() ? Kept::kScaled : Kept::kNormalized;
-  const auto choice = choose_degenerate_channels(layer, tensors, t.x, device.is_capturing(t.x));
+  const auto choice = choose_degenerate_channels(layer, tensors, t.x);
   return choice && choice->channels.empty() ? Kept::kScaled : Kept::kNormalized;
 }
 
@@ -121,9 +116,9 @@ AbnBackwardArguments saved_arguments(AutogradContext* ctx, const variable_list& 
   a.kept = saved[0];
   a.branch = saved[7];
   a.side = saved[1];
-  if (keeps_output(a.settings.keep) && a.kept.defined() &&
-      (a.branch.defined() ||
-       a.side.sym_numel() != 0)) {  // whoever copied what was saved may have laid it out anew
+  const bool in_memory_order = a.branch.defined() || a.side.sym_numel() != 0;
+  // Whoever copied what was saved may have laid it out anew.
+  if (in_memory_order && keeps_output(a.settings.keep) && a.kept.defined()) {
     const Layout layout = ctx->saved_data["channels_last"].toBool() ? Layout::kChannelsLast : Layout::kNCHW;
     if (preferred_layout(a.kept.sym_sizes(), a.kept.sym_strides()) != layout)
       a.kept = dense_in(layout, a.kept);

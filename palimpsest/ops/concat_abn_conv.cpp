@@ -42,8 +42,8 @@ at::Tensor concatenated(at::TensorList features) {
   auto sizes = first.sizes().vec();
   sizes[1] = 0;
   for (const auto& f : features) sizes[1] += f.size(1);
-  at::Tensor all = at::empty({0}, first.options());
-  all.set_(first.storage(), first.storage_offset(), sizes, first.strides());
+  const at::Tensor all =
+      part_of_storage(first, first.scalar_type(), first.storage_offset(), sizes, first.strides());
   // One copy of long rows; cat would copy feature by feature.
   return dense_in(preferred_layout(first.sizes(), first.strides()), all);
 }

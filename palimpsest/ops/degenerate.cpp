@@ -4,7 +4,6 @@
 #include "palimpsest/kernels/branch_inverse.h"
 #include "palimpsest/ops/abn.h"
 #include "palimpsest/ops/host_vector.h"
-#include "palimpsest/ops/recovery_values.h"
 
 #include <algorithm>
 #include <atomic>
@@ -14,7 +13,7 @@
 namespace palimpsest::ops {
 namespace {
 
-std::atomic<int64_t> fallbacks{0}, side_channels{0};
+std::atomic<int64_t> fallbacks{0}, side_channels{0}, missed_channels{0};
 
 struct StorageError {
   double epsilon, tolerance;
@@ -121,6 +120,12 @@ void count_fallback() {
 void count_side_channels(int64_t channels) {
   if (!recomputing()) side_channels += channels;
 }
+void count_missed_channels(int64_t channels) {
+  missed_channels += channels;
+}
+int64_t abn_missed_channel_count() {
+  return missed_channels;
+}
 int64_t abn_fallback_count() {
   return fallbacks;
 }
@@ -130,7 +135,7 @@ int64_t abn_side_channel_count() {
 void reset_abn_fallback_count() {
   fallbacks = 0;
   side_channels = 0;
-  reset_missed_channel_count();
+  missed_channels = 0;
 }
 
 }  // namespace palimpsest::ops

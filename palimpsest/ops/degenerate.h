@@ -45,8 +45,9 @@ struct RecoveryValues {
 /// (with the residual's rms counted like weight's).
 std::vector<int64_t> degenerate_channels(const RecoveryLayer& layer, const RecoveryValues& values);
 
-/// What abn_fallback_count and abn_side_channel_count (ops/abn.h) read.
+/// What abn_fallback_count, abn_side_channel_count and abn_missed_channel_count (ops/abn.h) read.
 void count_fallback();
 void count_side_channels(int64_t channels);
+void count_missed_channels(int64_t channels);
 
 }  // namespace palimpsest::ops

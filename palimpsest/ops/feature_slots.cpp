@@ -2,7 +2,6 @@
 
 #include "palimpsest/ops/layout.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -63,10 +62,10 @@ void FeatureSlots::put(const at::Tensor& feature) {
               buffer_.sizes(), " and type ", buffer_.scalar_type(), ", got shape ", feature.sizes(), " of ",
               feature.scalar_type());
   // Not a view, whose version is the buffer's: each later feature would count as a change of this one.
-  at::Tensor slot = at::empty({0}, buffer_.options());
   auto sizes = buffer_.sizes().vec();
   sizes[1] = feature.size(1);
-  slot.set_(buffer_.storage(), filled_ * buffer_.stride(1), sizes, buffer_.strides());
+  const at::Tensor slot =
+      part_of_storage(buffer_, buffer_.scalar_type(), filled_ * buffer_.stride(1), sizes, buffer_.strides());
   features_.push_back(PutFeatureFunction::apply(feature, &slot));
   filled_ += feature.size(1);
 }

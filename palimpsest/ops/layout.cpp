@@ -1,5 +1,6 @@
 #include "palimpsest/ops/layout.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 
 #include <algorithm>
@@ -25,6 +26,11 @@ at::Tensor dense_in(Layout layout, const at::Tensor& t) {
 at::Tensor in_layout_of(const at::Tensor& like, const at::Tensor& t) {
   if (is_dense(t.sizes(), t.strides(), preferred_layout(like.sizes(), like.strides()))) return t;
   return empty_output(like).copy_(t);
+}
+
+at::Tensor part_of_storage(const at::Tensor& of, at::ScalarType dtype, int64_t offset, at::IntArrayRef sizes,
+                           at::IntArrayRef strides) {
+  return at::empty({0}, of.options().dtype(dtype)).set_(of.storage(), offset, sizes, strides);
 }
 
 bool may_overlap_itself(const at::Tensor& t) {

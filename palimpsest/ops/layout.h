@@ -98,6 +98,10 @@ at::Tensor empty_output(const at::Tensor& like);
 at::Tensor dense_in(Layout layout, const at::Tensor& t);
 /// `t` itself if it is dense in the layout that the kernels would read `like` in, else a copy that is.
 at::Tensor in_layout_of(const at::Tensor& like, const at::Tensor& t);
+/// A tensor in the storage of `of`, of another type, place or shape; `offset` in elements of `dtype`. No view
+/// as autograd knows them: it has a version of its own.
+at::Tensor part_of_storage(const at::Tensor& of, at::ScalarType dtype, int64_t offset, at::IntArrayRef sizes,
+                           at::IntArrayRef strides);
 /// False only where no two elements can share an address: after sorting by stride, each dimension steps over
 /// all that the faster ones span. (An odd as_strided tensor may be called overlapping though it is not.)
 bool may_overlap_itself(const at::Tensor& t);

@@ -1,6 +1,6 @@
 #include "palimpsest/ops/recovery_values.h"
 
-#include "palimpsest/ops/abn.h"
+#include "palimpsest/ops/abn_device.h"
 #include "palimpsest/ops/host_vector.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -22,7 +22,7 @@
 namespace palimpsest::ops {
 namespace {
 
-std::atomic<int64_t> waits{0}, missed_channels{0};
+std::atomic<int64_t> waits{0};
 
 /// The root mean square of each channel over at most 4 images and about 64 pixels of each: within 5 %. (Four
 /// times as many took 1 % of a ResNeXt-50 step.)
@@ -51,6 +51,12 @@ at::Tensor sampled_rms(const RecoveryTensors& tensors) {
 
 at::Tensor or_undefined(const std::optional<at::Tensor>& t) {
   return t ? *t : at::Tensor();
+}
+
+at::Tensor index_of(const std::vector<int64_t>& channels, at::Device device) {
+  if (channels.empty()) return {};
+  const at::Tensor index = at::tensor(channels);
+  return device.is_cuda() ? index.pin_memory().to(device, /*non_blocking=*/true) : index;
 }
 
 /// One vector as the host knows it.
@@ -165,12 +171,6 @@ class RecoveryHistory {
  private:
   static constexpr int64_t kPassesOfSample = 16;
 
-  static at::Tensor index_of(const std::vector<int64_t>& channels, at::Device device) {
-    if (channels.empty()) return {};
-    const at::Tensor index = at::tensor(channels);
-    return device.is_cuda() ? index.pin_memory().to(device, /*non_blocking=*/true) : index;
-  }
-
   /// The pass before used choice_; what its weight and bias were has arrived by now.
   void report_missed(const RecoveryLayer& layer) {
     const std::vector<int64_t> want =
@@ -179,7 +179,7 @@ class RecoveryHistory {
     std::set_difference(want.begin(), want.end(), choice_->channels.begin(), choice_->channels.end(),
                         std::back_inserter(missed));
     if (missed.empty()) return;
-    missed_channels += static_cast<int64_t>(missed.size());
+    count_missed_channels(static_cast<int64_t>(missed.size()));
     TORCH_WARN_ONCE("[abn] ", missed.size(),
                     " channels of a layer turned degenerate (|weight| near zero) within one step, "
                     "faster than it was foreseen: their gradients in that step had few digits or none. "
@@ -224,6 +224,12 @@ class RecoveryHistories {
   std::size_t room_ = 64;
 };
 
+RecoveryChoice read_now(const RecoveryLayer& layer, const RecoveryTensors& tensors, const at::Tensor& like) {
+  std::vector<int64_t> channels = degenerate_channels_now(layer, tensors);
+  at::Tensor index = index_of(channels, like.device());
+  return {std::move(channels), std::move(index)};
+}
+
 }  // namespace
 
 std::vector<int64_t> degenerate_channels_now(const RecoveryLayer& layer, const RecoveryTensors& tensors) {
@@ -238,17 +244,18 @@ std::vector<int64_t> degenerate_channels_now(const RecoveryLayer& layer, const R
 
 std::optional<RecoveryChoice> choose_degenerate_channels(const RecoveryLayer& layer,
                                                          const RecoveryTensors& tensors,
-                                                         const at::Tensor& like, bool capturing) {
+                                                         const at::Tensor& like) {
   const at::AutoDispatchBelowADInplaceOrView no_graph;
+  const AbnDeviceKernels& device = abn_device_kernels(like.device().type());
+  if (!device.host_runs_ahead) return read_now(layer, tensors, like);
+  const bool capturing = device.is_capturing(like);
   if (tensors.weight || tensors.bias)
     return RecoveryHistories::instance()
         .of(tensors.weight ? *tensors.weight : *tensors.bias, /*make=*/true)
         ->choose(layer, tensors, like, capturing);
   if (tensors.residual && capturing) return std::nullopt;
   if (tensors.residual) ++waits;
-  std::vector<int64_t> channels = degenerate_channels_now(layer, tensors);
-  at::Tensor index = channels.empty() ? at::Tensor() : at::tensor(channels).to(like.device());
-  return RecoveryChoice{std::move(channels), std::move(index)};
+  return read_now(layer, tensors, like);
 }
 
 bool always_chose_some(const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias) {
@@ -259,12 +266,6 @@ bool always_chose_some(const std::optional<at::Tensor>& weight, const std::optio
 
 int64_t recovery_waits() {
   return waits;
-}
-int64_t abn_missed_channel_count() {
-  return missed_channels;
-}
-void reset_missed_channel_count() {
-  missed_channels = 0;
 }
 
 }  // namespace palimpsest::ops

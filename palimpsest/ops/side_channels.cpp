@@ -6,7 +6,6 @@
 #include "palimpsest/ops/recovery_values.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 
 #include <algorithm>
 
@@ -21,34 +20,24 @@ int64_t channel_bytes(const at::Tensor& like) {
   return like.numel() / like.size(1) * static_cast<int64_t>(like.element_size());
 }
 
-at::Tensor view_of(const at::Tensor& bytes, at::ScalarType dtype, int64_t offset, at::IntArrayRef sizes,
-                   at::IntArrayRef strides) {
-  return at::empty({0}, bytes.options().dtype(dtype)).set_(bytes.storage(), offset, sizes, strides);
-}
-
 RecoveryLayer recovery_layer(const AbnSettings& s, const at::Tensor& x) {
   return {s.activation, x.scalar_type(), x.size(1)};
+}
+
+RecoveryTensors recovery_tensors(const AbnSettings& s) {
+  return {s.weight, s.bias, s.residual, s.relu_residual};
 }
 
 }  // namespace
 
 SideChannels choose_side_channels(const AbnSettings& s, const at::Tensor& x) {
   if (!keeps_output(s.keep) || x.numel() == 0) return {};
-  const AbnDeviceKernels& device = abn_device_kernels(x.device().type());
-  const RecoveryTensors tensors{s.weight, s.bias, s.residual, s.relu_residual};
-  const auto chosen = [&](const std::vector<int64_t>& channels, auto index) {
-    SideChannels result;
-    result.count = static_cast<int64_t>(channels.size());
-    result.whole = result.count > std::max<int64_t>(1, x.size(1) / 32);
-    if (result.any() && !result.whole) result.index = index();
-    return result;
-  };
-  if (!device.host_runs_ahead) {
-    const std::vector<int64_t> channels = degenerate_channels_now(recovery_layer(s, x), tensors);
-    return chosen(channels, [&] { return at::tensor(channels); });
+  const auto choice = choose_degenerate_channels(recovery_layer(s, x), recovery_tensors(s), x);
+  if (choice) {
+    const auto count = static_cast<int64_t>(choice->channels.size());
+    if (count > std::max<int64_t>(1, x.size(1) / 32)) return {x.size(1), true, {}};
+    return {count, false, choice->index};
   }
-  const auto choice = choose_degenerate_channels(recovery_layer(s, x), tensors, x, device.is_capturing(x));
-  if (choice) return chosen(choice->channels, [&] { return choice->index; });
   TORCH_WARN_ONCE(
       "[abn] a CUDA graph captures a layer that has not run before: nothing is known of its weight, and it "
       "keeps its normalized x beside z, as much memory again; run one training step before the capture");
@@ -82,20 +71,18 @@ SideBuffer::SideBuffer(const at::Tensor& hidden, const at::Tensor& like) {
   channels_.whole = size % 2 == 0;
   channels_.count = channels_.whole ? like.size(1) : (size - 1) / (channel_bytes(like) + 8);
   sizes[1] = channels_.count;
-  values_ = view_of(bytes, like.scalar_type(), begin / type, sizes,
-                    dense_strides(sizes, preferred_layout(like.sizes(), like.strides())));
+  values_ = part_of_storage(bytes, like.scalar_type(), begin / type, sizes,
+                            dense_strides(sizes, preferred_layout(like.sizes(), like.strides())));
   if (channels_.whole) return;
   const int64_t index = begin + rounded_up(channels_.count * channel_bytes(like));
-  channels_.index = view_of(bytes, at::kLong, index / 8, {channels_.count}, {1});
+  channels_.index = part_of_storage(bytes, at::kLong, index / 8, {channels_.count}, {1});
 }
 
 void check_nothing_was_left(const AbnSettings& s, const at::Tensor& kept) {
   if (!keeps_output(s.keep) || kept.numel() == 0) return;
-  const bool lost =
-      abn_device_kernels(kept.device().type()).host_runs_ahead
-          ? always_chose_some(s.weight, s.bias)
-          : !degenerate_channels_now(recovery_layer(s, kept), {s.weight, s.bias, s.residual, s.relu_residual})
-                 .empty();
+  const bool lost = abn_device_kernels(kept.device().type()).host_runs_ahead
+                        ? always_chose_some(s.weight, s.bias)
+                        : !degenerate_channels_now(recovery_layer(s, kept), recovery_tensors(s)).empty();
   TORCH_CHECK(
       !lost,
       "[abn] backward needs the normalized x of a layer with a degenerate channel (a weight near zero), "

@@ -13,11 +13,11 @@ namespace palimpsest::ops {
 /// The degenerate channels of one layer and where their normalized x is kept: in a side buffer of a channel
 /// in 32 (at least one), or, if there are more of them (a weight initialized to zero), for the whole layer.
 struct SideChannels {
-  int64_t count = 0;
+  int64_t count = 0;  ///< all, if whole
   bool whole = false;
   at::Tensor index;  ///< (count) i64 on the layer's device: which ones, unless whole
 
-  bool any() const { return whole || count > 0; }
+  bool any() const { return count > 0; }
 };
 
 /// For a forward pass over `x`. On a device that the host runs ahead of by what it knows without waiting

@@ -23,13 +23,18 @@ std::string first_path(const std::string& svg) {
   return svg.substr(from, svg.find('"', from) - from);
 }
 
+/// The number that `pattern` captures, wherever it matches.
+std::vector<double> numbers(const std::string& text, const char* pattern) {
+  std::vector<double> result;
+  const std::regex number(pattern);
+  for (std::sregex_iterator i(text.begin(), text.end(), number), end; i != end; ++i)
+    result.push_back(std::stod((*i)[1]));
+  return result;
+}
+
 /// Every y coordinate of an "M x,y L x,y" path, in pixels (small is high).
 std::vector<double> heights(const std::string& path) {
-  std::vector<double> ys;
-  const std::regex point("[ML]([-0-9.]+),([-0-9.]+)");
-  for (std::sregex_iterator i(path.begin(), path.end(), point), end; i != end; ++i)
-    ys.push_back(std::stod((*i)[2]));
-  return ys;
+  return numbers(path, "[ML][-0-9.]+,([-0-9.]+)");
 }
 
 TEST(RoundTicks, AreOneTwoOrFiveTimesAPowerOfTenAndCoverTheRange) {
@@ -188,11 +193,7 @@ TEST(LineChart, WhatWasNotMeasuredIsDashedInTheColourOfItsSeries) {
 
 /// Height of every bar, in pixels.
 std::vector<double> bars(const std::string& svg) {
-  std::vector<double> result;
-  const std::regex bar("<rect x=[^>]*height=\"([0-9.]+)\" fill=\"#");
-  for (std::sregex_iterator i(svg.begin(), svg.end(), bar), end; i != end; ++i)
-    result.push_back(std::stod((*i)[1]));
-  return result;
+  return numbers(svg, "<rect x=[^>]*height=\"([0-9.]+)\" fill=\"#");
 }
 
 TEST(BarChart, HeightsAreProportionalAndEverythingIsNamed) {
