@@ -19,7 +19,7 @@ output_stride = 16
 
 [data]
 kind = "generated"
-images = 160
+images = 144
 val_images = 24
 height = 128
 width = 160
@@ -28,7 +28,7 @@ flip = 0.5
 workers = 1
 
 [train]
-epochs = 6
+epochs = 5
 batch = 16
 seed = 1
 channels_last = true
