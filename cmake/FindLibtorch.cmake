@@ -3,6 +3,7 @@
 #
 # Reads:   PALIMPSEST_PYTHON (CMake variable, else environment, else the project's .venv, else python3)
 # Defines: Libtorch::cpu      torch_cpu and c10, with include paths and a run path
+#          Libtorch::cuda     torch_cuda, which makes libtorch find a GPU; where the torch package has it
 #          Libtorch_VERSION, Libtorch_PYTHON, Libtorch_LIBRARY_DIR
 if(NOT PALIMPSEST_PYTHON)
   if(DEFINED ENV{PALIMPSEST_PYTHON})
@@ -64,4 +65,10 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::cpu)
     # Registration of operators happens in static initializers: a linker that drops "unused" libraries drops them.
     INTERFACE_LINK_LIBRARIES
       "-Wl,--push-state,--no-as-needed;${Libtorch_LIBRARY_DIR}/libtorch_cpu.so;${Libtorch_LIBRARY_DIR}/libc10.so;-Wl,--pop-state")
+endif()
+
+if(Libtorch_FOUND AND EXISTS "${Libtorch_LIBRARY_DIR}/libtorch_cuda.so" AND NOT TARGET Libtorch::cuda)
+  add_library(Libtorch::cuda INTERFACE IMPORTED)
+  set_target_properties(Libtorch::cuda PROPERTIES INTERFACE_LINK_LIBRARIES
+    "-Wl,--push-state,--no-as-needed;${Libtorch_LIBRARY_DIR}/libtorch_cuda.so;${Libtorch_LIBRARY_DIR}/libc10_cuda.so;-Wl,--pop-state;Libtorch::cpu")
 endif()

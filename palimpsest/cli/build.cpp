@@ -185,8 +185,8 @@ train::LossOptions make_loss_options(const Options& options) {
 }
 
 train::TensorFormat make_format(const Options& options) {
-  return train::TensorFormat::parse(options.train.dtype, options.train.channels_last,
-                                    options.train.precision);
+  return train::TensorFormat::parse(options.train.dtype, options.train.channels_last, options.train.precision,
+                                    options.run.device);
 }
 
 train::TrainerOptions make_trainer_options(const Options& options) {
@@ -195,6 +195,7 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.max_steps = options.train.max_steps;
   t.seed = static_cast<uint64_t>(options.train.seed);
   t.dtype = options.train.dtype;
+  t.device = options.run.device;
   t.channels_last = options.train.channels_last;
   t.precision = options.train.precision;
   t.loss_scale = options.train.loss_scale;

@@ -107,6 +107,7 @@ struct Options {
     std::string format = "auto";      ///< import: what the weights of normalizations mean
     bool fold = false;                ///< export: normalizations into convolutions
     std::string logits;               ///< predict: file for the raw logits
+    std::string device = "cpu";       ///< train, eval, predict: where, not what: never stored
     int64_t size = 224;               ///< info: side of the images, pixels
     bool resume = false;
     bool overwrite = false;

@@ -97,7 +97,7 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
   const auto format = make_format(options);
   const at::Tensor colors = data::class_colors(options.model.classes);
   for (std::size_t i = 0; i < images.size(); ++i) {
-    const at::Tensor logits = format.forward(model, read_input(images[i], options, format))[0];
+    const at::Tensor logits = format.forward(model, read_input(images[i], options, format))[0].cpu();
     logits_file.add(images[i], logits);
     if (!pictures) continue;
     const at::Tensor ids = logits.argmax(0);
@@ -121,7 +121,7 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
   auto list = nlohmann::ordered_json::array();
   LogitsFile logits_file(options);
   for (const fs::path& image : images) {
-    const at::Tensor logits = format.forward(model, read_input(image, options, format))[0];
+    const at::Tensor logits = format.forward(model, read_input(image, options, format))[0].cpu();
     logits_file.add(image, logits);
     const at::Tensor probabilities = logits.to(at::kDouble).softmax(0);
     const auto [best, ids] = probabilities.topk(std::min<int64_t>(5, options.model.classes));

@@ -104,7 +104,7 @@ void Rehearsal::step(const data::Batch& batch, const std::function<void(const ch
 
 double Rehearsal::time_step() {
   data::Batch batch = source_.make(options_.train.batch);
-  batch.images = format_.convert(batch.images);
+  format_.convert(batch);
   const auto start = std::chrono::steady_clock::now();
   step(batch);
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
@@ -112,7 +112,7 @@ double Rehearsal::time_step() {
 
 StepMemory Rehearsal::measure_step() {
   data::Batch batch = source_.make(options_.train.batch);
-  batch.images = format_.convert(batch.images);
+  format_.convert(batch);
   memory::Timeline timeline;
   memory::Meter meter;
   step(batch, [&](const char* phase) {
@@ -131,7 +131,7 @@ bool Rehearsal::fits(int64_t size, int64_t limit) {
   std::thread([&] {
     try {
       data::Batch batch = source_.make(size);
-      batch.images = format_.convert(batch.images);
+      format_.convert(batch);
       step(batch);
     } catch (...) {
       failure = std::current_exception();

@@ -4,6 +4,7 @@
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/nn/dense_block.h"
 #include "palimpsest/nn/strategy.h"
+#include "palimpsest/train/device.h"
 #include "palimpsest/train/mixed_precision.h"
 
 #include <set>
@@ -138,6 +139,9 @@ void check_combinations(const Options& options, const Options& before) {
   if (options.train.dtype == "f64" && options.train.precision != "f32")
     refuse(given_at("train.precision") + " must be f32 with [train] dtype (--dtype) = f64, got " +
            options.train.precision);
+  if (!train::parse_device(options.run.device).is_cpu() && options.train.memory_limit > 0)
+    refuse(given_at("train.memory_limit") + " has no effect with --device " + options.run.device +
+           ": the limit is one of the processor's memory");
   train::parse_loss_scale(options.train.loss_scale, given_at("train.loss_scale"));
   const auto activation = nn::parse_activation(options.model.activation);
   nn::check_activation_param(activation, options.model.slope);

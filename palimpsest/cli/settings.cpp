@@ -250,6 +250,8 @@ std::vector<Setting> make_settings() {
        PALIMPSEST_FIELD(run.config)},
       {"", "dry_run", "dry-run", "", "print the effective configuration and stop", kTraining,
        PALIMPSEST_FIELD(run.dry_run)},
+      {"", "device", "device", "<cpu, cuda or cuda:N>", "what computes: the processor or an NVIDIA GPU",
+       Command::kTrain | Command::kEval | Command::kPredict, PALIMPSEST_FIELD(run.device)},
       {"", "resume", "resume", "", "continue the run in the output folder, bit for bit", kOneStrategy,
        PALIMPSEST_FIELD(run.resume)},
       {"", "overwrite", "overwrite", "", "replace the run in the output folder; import, export: the file",

@@ -7,7 +7,7 @@
 namespace palimpsest::memory {
 namespace {
 
-int64_t current_bytes(c10::Device device) {
+int64_t live_bytes(c10::Device device) {
   return device.is_cpu() ? memory_stats().current_bytes : allocated_bytes("Meter", device).current;
 }
 
@@ -15,12 +15,12 @@ int64_t current_bytes(c10::Device device) {
 
 Meter::Meter(c10::Device device) : device_(device) {
   if (device.is_cpu()) require_counting_allocator("Meter");
-  base_ = current_bytes(device);
+  base_ = live_bytes(device);
   device.is_cpu() ? reset_peak() : caching_allocator("Meter", device).resetPeakStats(device.index());
 }
 
 void Meter::forward_done() {
-  kept_ = current_bytes(device_) - base_;
+  kept_ = live_bytes(device_) - base_;
 }
 
 int64_t Meter::kept_bytes() const {
@@ -31,6 +31,9 @@ int64_t Meter::peak_bytes() const {
 }
 int64_t Meter::base_bytes() const {
   return base_;
+}
+int64_t Meter::current_bytes() const {
+  return live_bytes(device_);
 }
 
 }  // namespace palimpsest::memory

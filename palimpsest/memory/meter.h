@@ -16,10 +16,11 @@ class Meter {
  public:
   /// Notes the live bytes of the device and resets the peak.
   explicit Meter(c10::Device device = c10::DeviceType::CPU);
-  void forward_done();         ///< notes the live bytes again, with the loss alive
-  int64_t kept_bytes() const;  ///< live after the forward pass minus live before it: saved for backward
-  int64_t peak_bytes() const;  ///< highest live bytes since the constructor, parameters and all
-  int64_t base_bytes() const;  ///< live bytes at the constructor
+  void forward_done();            ///< notes the live bytes again, with the loss alive
+  int64_t kept_bytes() const;     ///< live after the forward pass minus live before it: saved for backward
+  int64_t peak_bytes() const;     ///< highest live bytes since the constructor, parameters and all
+  int64_t base_bytes() const;     ///< live bytes at the constructor
+  int64_t current_bytes() const;  ///< live bytes now
 
  private:
   c10::Device device_;

@@ -9,6 +9,10 @@
 
 namespace palimpsest::ops {
 
+bool has_cuda_kernels() {
+  return kernels::cuda::is_built();
+}
+
 CudaCall::CudaCall(const at::Tensor& like) : like_(like), guard_(like.device()) {
   if (!like.is_cuda()) return;  // the tests' emulated kernels
   const c10::Stream stream = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(like.device());

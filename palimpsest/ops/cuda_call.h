@@ -9,6 +9,9 @@
 
 namespace palimpsest::ops {
 
+/// Whether this build's operators take tensors of a GPU.
+bool has_cuda_kernels();
+
 /// For as long as it lives, the device of `like` is the current one. Without a header of CUDA, so that one
 /// library serves machines with and without it.
 class CudaCall {

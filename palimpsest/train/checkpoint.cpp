@@ -7,10 +7,12 @@
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <charconv>
+#include <optional>
 #include <set>
 #include <type_traits>
 #include <unordered_map>
@@ -25,6 +27,7 @@ constexpr const char* kVersion = "1";
 constexpr const char* kPrefix = "palimpsest.";
 constexpr const char* kMomentum = "palimpsest.momentum.";
 constexpr const char* kGenerator = "palimpsest.generator";
+constexpr const char* kGpuGenerator = "palimpsest.generator.cuda";
 
 using Entries = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -48,6 +51,23 @@ void require_finite(const std::string& name, const at::Tensor& tensor, int64_t s
 
 bool is_counter(const std::string& name) {
   return name.ends_with("num_batches_tracked");
+}
+
+/// The generator of the GPU that the model lives on, or none.
+std::optional<at::Generator> gpu_generator(const torch::nn::Module& model) {
+  const auto parameters = model.parameters();
+  if (parameters.empty() || !parameters[0].is_cuda()) return std::nullopt;
+  return at::globalContext().defaultGenerator(parameters[0].device());
+}
+
+void set_state(at::Generator generator, const at::Tensor& state, const char* name,
+               const std::filesystem::path& path) {
+  try {
+    generator.set_state(state);
+  } catch (const c10::Error& error) {
+    throw Error(ErrorKind::kCheckpoint, fmt::format("{}: {} is no state of libtorch's generator: {}",
+                                                    path.string(), name, error.what_without_backtrace()));
+  }
 }
 
 void raise(const nn::Misfit& misfit, const std::filesystem::path& path) {
@@ -153,6 +173,8 @@ void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module&
       file.tensors.emplace_back(kMomentum + name, *buffer);
   for (const auto& [name, tensor] : file.tensors) require_finite(name, tensor, state.step);
   file.tensors.emplace_back(kGenerator, at::detail::getDefaultCPUGenerator().get_state());
+  if (const auto generator = gpu_generator(model))
+    file.tensors.emplace_back(kGpuGenerator, generator->get_state());
   io::write_safetensors(path, file);
 }
 
@@ -199,14 +221,10 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
   if (generator_state == tensors.end()) misfit.missing.emplace_back(kGenerator);
   raise(misfit, path);
 
-  auto generator = at::detail::getDefaultCPUGenerator();
-  try {
-    generator.set_state(generator_state->second);
-  } catch (const c10::Error& error) {
-    throw Error(ErrorKind::kCheckpoint,
-                fmt::format("{}: {} is no state of libtorch's generator: {}", path.string(), kGenerator,
-                            error.what_without_backtrace()));
-  }
+  set_state(at::detail::getDefaultCPUGenerator(), generator_state->second, kGenerator, path);
+  const auto gpu_state = tensors.find(kGpuGenerator);
+  if (const auto generator = gpu_generator(model); generator && gpu_state != tensors.end())
+    set_state(*generator, gpu_state->second, kGpuGenerator, path);
   copy(pairs);
   optimizer.state().clear();
   for (const auto& [parameter, source] : buffers) {

@@ -18,9 +18,10 @@ struct Totals {
   int64_t valid = 0;
 };
 
-void add_batch(nn::Model& model, const data::Batch& batch, const LossOptions& options,
-               const TensorFormat& format, std::optional<MetricsAccumulator>& metrics, Totals& totals) {
-  const at::Tensor logits = format.forward(model, format.convert(batch.images));
+void add_batch(nn::Model& model, data::Batch& batch, const LossOptions& options, const TensorFormat& format,
+               std::optional<MetricsAccumulator>& metrics, Totals& totals) {
+  format.convert(batch);
+  const at::Tensor logits = format.forward(model, batch.images);
   const int64_t valid = batch.targets.ne(options.ignore_id).sum().item<int64_t>();
   totals.loss += loss(logits, batch.targets, options).item<double>() * static_cast<double>(valid);
   totals.valid += valid;

@@ -21,13 +21,18 @@ using torch::autograd::variable_list;
 // calls cost nothing (1024 classes: 256 pixels each).
 constexpr int64_t kSlabValues = 1 << 18;
 
-/// Calls `body(first image, images, first pixel, pixels)` for slabs of (N, C, P) with at most kSlabValues
+/// Values in a slab: all of them on a GPU, which streams through its memory.
+int64_t slab_values(const at::Tensor& x) {
+  return x.is_cpu() ? kSlabValues : std::max<int64_t>(x.numel(), 1);
+}
+
+/// Calls `body(first image, images, first pixel, pixels)` for slabs of (N, C, P) with at most slab_values
 /// values each (or one pixel), in order.
 template <class Body>
-void for_each_slab(int64_t n, int64_t c, int64_t p, const Body& body) {
-  const int64_t pixels =
-      std::clamp<int64_t>(kSlabValues / std::max<int64_t>(c, 1), 1, std::max<int64_t>(p, 1));
-  const int64_t images = pixels < p ? 1 : std::max<int64_t>(kSlabValues / std::max<int64_t>(c * p, 1), 1);
+void for_each_slab(const at::Tensor& x, const Body& body) {
+  const int64_t n = x.size(0), c = x.size(1), p = x.size(2), most = slab_values(x);
+  const int64_t pixels = std::clamp<int64_t>(most / std::max<int64_t>(c, 1), 1, std::max<int64_t>(p, 1));
+  const int64_t images = pixels < p ? 1 : std::max<int64_t>(most / std::max<int64_t>(c * p, 1), 1);
   for (int64_t i = 0; i < n; i += images)
     for (int64_t j = 0; j < p; j += pixels) body(i, std::min(images, n - i), j, std::min(pixels, p - j));
 }
@@ -65,13 +70,13 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& targets,
                             const LossOptions& options) {
     const at::Tensor x = with_pixels(logits);
-    const int64_t n = x.size(0), c = x.size(1), p = x.size(2);
+    const int64_t n = x.size(0), p = x.size(2);
     const at::Tensor t = targets.reshape({n, p});
     const at::Tensor valid = t.ne(options.ignore_id);
 
     at::Tensor log_sum_exp = at::empty({n, p}, x.options());
     at::Tensor losses = at::empty({n, p}, x.options());
-    for_each_slab(n, c, p, [&](int64_t i, int64_t images, int64_t j, int64_t pixels) {
+    for_each_slab(x, [&](int64_t i, int64_t images, int64_t j, int64_t pixels) {
       const at::Tensor xs = slab(x, i, images, j, pixels);
       const at::Tensor mask = slab(valid, i, images, j, pixels);
       const at::Tensor truth =
@@ -95,7 +100,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const auto saved = context->get_saved_variables();
     const at::Tensor& logits = saved[0];
     const at::Tensor x = with_pixels(logits);
-    const int64_t n = x.size(0), c = x.size(1), p = x.size(2);
+    const int64_t n = x.size(0), p = x.size(2);
     const at::Tensor& log_sum_exp = saved[1];
     const at::Tensor t = saved[2].reshape({n, p});
     const at::Tensor& selected = saved[3];
@@ -103,7 +108,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const at::Tensor scale = gradients[0].to(at::kDouble).div(count).to(x.scalar_type());
 
     const at::Tensor dx = at::empty_like(x);  // in the layout of the logits
-    for_each_slab(n, c, p, [&](int64_t i, int64_t images, int64_t j, int64_t pixels) {
+    for_each_slab(x, [&](int64_t i, int64_t images, int64_t j, int64_t pixels) {
       const at::Tensor mask = slab(selected, i, images, j, pixels);
       const at::Tensor truth = slab(t, i, images, j, pixels).masked_fill(mask.logical_not(), 0).unsqueeze(1);
       const at::Tensor sums = slab(log_sum_exp, i, images, j, pixels).unsqueeze(1);

@@ -54,7 +54,7 @@ void MetricsAccumulator::add_image(const at::Tensor& logits, const at::Tensor& t
   const at::Tensor valid = target.ne(ignore_id_);
   const at::Tensor truth = valid_targets(target, valid, classes_, ignore_id_);
   const at::Tensor predicted = logits.argmax(0).masked_select(valid);
-  const at::Tensor counts = (truth * classes_ + predicted).bincount({}, classes_ * classes_);
+  const at::Tensor counts = (truth * classes_ + predicted).bincount({}, classes_ * classes_).cpu();
   const int64_t* values = counts.const_data_ptr<int64_t>();
   for (std::size_t k = 0; k < confusion_.size(); ++k) confusion_[k] += values[k];
 }

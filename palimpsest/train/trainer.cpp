@@ -73,7 +73,7 @@ class Run {
         validation_(validation),
         options_(options),
         stop_signal_(stop_signal),
-        format_(TensorFormat::parse(options.dtype, options.channels_last, options.precision)),
+        format_(TensorFormat::parse(options.dtype, options.channels_last, options.precision, options.device)),
         loss_options_(loss_for(model, options.loss)),
         optimizer_(prepare(model, format_, options.optimizer)),
         mixed_(model, format_.precision, parse_loss_scale(options.loss_scale)),
@@ -125,6 +125,7 @@ class Run {
   }
 
   void resume() {
+    at::manual_seed(options_.seed);  // a checkpoint made on the CPU has no state of a GPU's generator
     const RunState state = load_checkpoint(checkpoint_path(), model_, optimizer_);
     const auto same = [&](const char* what, auto saved, auto now) {
       require(
@@ -186,9 +187,9 @@ class Run {
   void update(data::Batch& batch, StepRecord& record) {
     record.lr = learning_rate(options_.schedule, options_.optimizer.lr, step_, schedule_steps_, batches_);
     set_learning_rate(optimizer_, record.lr);
-    batch.images = format_.convert(batch.images);
+    format_.convert(batch);
     std::optional<memory::Meter> meter;
-    if (memory::counting_allocator_installed()) meter.emplace();
+    if (!format_.device.is_cpu() || memory::counting_allocator_installed()) meter.emplace(format_.device);
 
     record.loss_scale = mixed_.loss_scale();
     mixed_.begin(step_, options_.histogram_every > 0 && step_ % options_.histogram_every == 0);
@@ -208,7 +209,7 @@ class Run {
     if (!meter) return;
     record.kept_bytes = meter->kept_bytes();
     record.peak_bytes = meter->peak_bytes();
-    record.current_bytes = memory::memory_stats().current_bytes;
+    record.current_bytes = meter->current_bytes();
   }
 
   std::string what_stays() const {

@@ -25,6 +25,7 @@ struct TrainerOptions {
   uint64_t seed = 0;  ///< of libtorch's generator during the training (dropout); the loader has its own
   std::string dtype = "f32";  ///< "f32" or "f64": of parameters and images
   bool channels_last = false;
+  std::string device = "cpu";          ///< what computes: train/device.h
   std::string precision = "f32";       ///< what is computed in: amp/precision.h
   std::string loss_scale = "dynamic";  ///< f16: "dynamic", "auto" or a number (train/mixed_precision.h)
   OptimizerOptions optimizer;
@@ -60,6 +61,10 @@ struct TrainingOutcome {
 ///
 /// Histograms of gradients (the first of step 1) go to log.jsonl, and the last one as a chart to
 /// exponents.svg.
+///
+/// On a GPU, too: parameters, momentum and statistics live there, images and labels go there batch by batch,
+/// kept and peak bytes are those of its memory. A checkpoint holds its generator beside the CPU's, and can be
+/// resumed on either device.
 ///
 /// Resuming gives the bytes that an unbroken run gives, from whatever moment the run was ended, SIGKILL
 /// included: parameters, buffers, momentum and generator come from the checkpoint, learning rate and data

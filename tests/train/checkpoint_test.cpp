@@ -94,6 +94,18 @@ TEST(Checkpoint, SavingWhatWasLoadedGivesTheSameBytes) {
   EXPECT_EQ(io::read_file(folder / "a"), io::read_file(folder / "b"));
 }
 
+TEST(Checkpoint, OneMadeOnAGpuGoesOnOnTheProcessor) {
+  const TemporaryFolder folder;
+  const Trained saved(1);
+  save_checkpoint(folder / "a", *saved.model, saved.sgd, kState);
+  auto file = io::read_safetensors(folder / "a");
+  file.tensors.emplace_back("palimpsest.generator.cuda", at::zeros({16}, at::kByte));
+  io::write_safetensors(folder / "b", file);
+  Trained loaded(2);
+  EXPECT_EQ(load_checkpoint(folder / "b", *loaded.model, loaded.sgd).step, kState.step);
+  expect_equal(copies(*loaded.model), copies(*saved.model));
+}
+
 TEST(Checkpoint, BeginsWithAnOrdinaryStateDictInModuleOrder) {
   const TemporaryFolder folder;
   const Trained saved(1);

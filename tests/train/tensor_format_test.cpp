@@ -1,9 +1,14 @@
 #include "palimpsest/train/tensor_format.h"
 
+#include "palimpsest/train/device.h"
+
 #include "tests/train/support.h"
 #include "tests/train/tiny.h"
 
+#include <ATen/Context.h>
 #include <gtest/gtest.h>
+
+#include <string>
 
 namespace palimpsest::train {
 namespace {
@@ -37,6 +42,36 @@ TEST(TensorFormat, ImagesThatFitAreNotCopied) {
 
 TEST(TensorFormat, AnUnknownTypeIsAnErrorThatSuggestsTheNearest) {
   testing::expect_error(ErrorKind::kUsage, {"dtype 'f46'", "f64"}, [] { TensorFormat::parse("f46", false); });
+}
+
+TEST(TensorFormat, ABatchGoesWithItsTargets) {
+  data::Batch batch{at::rand({2, 3, 4, 5}), at::zeros({2, 4, 5}, at::kLong), {}};
+  const at::Tensor targets = batch.targets;
+  TensorFormat::parse("f64", true).convert(batch);
+  EXPECT_EQ(batch.images.scalar_type(), at::kDouble);
+  EXPECT_TRUE(batch.targets.is_same(targets));
+}
+
+// The meta device stands for a GPU: what is not moved there stays behind, and shows.
+TEST(TensorFormat, ABatchGoesToTheDevice) {
+  TensorFormat format = TensorFormat::parse("f32", true);
+  format.device = c10::Device("meta");
+  data::Batch batch{at::rand({2, 3, 8, 8}), at::zeros({2, 8, 8}, at::kLong), {}};
+  format.convert(batch);
+  EXPECT_TRUE(batch.images.is_meta() && batch.images.is_contiguous(at::MemoryFormat::ChannelsLast));
+  EXPECT_TRUE(batch.targets.is_meta());
+}
+
+TEST(Device, IsNamedAsLibtorchNamesIt) {
+  EXPECT_EQ(parse_device("cpu"), c10::Device(c10::DeviceType::CPU));
+  for (const char* wrong :
+       {"", "gpu", "cud", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cuda:128", "cuda:1234"})
+    testing::expect_error(ErrorKind::kUsage, {"unknown device '" + std::string(wrong) + "'"},
+                          [&] { parse_device(wrong); });
+  // Where a GPU is there this would be no error.
+  if (!at::globalContext().hasCUDA())
+    testing::expect_error(ErrorKind::kUsage, {"device 'cuda:1' needs", "cpu"},
+                          [] { parse_device("cuda:1"); });
 }
 
 }  // namespace

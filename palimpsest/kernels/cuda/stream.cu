@@ -4,6 +4,10 @@
 
 namespace palimpsest::kernels::cuda {
 
+bool is_built() {
+  return true;
+}
+
 bool is_capturing(Stream stream) {
   return capture_is_on(stream);
 }

@@ -5,6 +5,10 @@
 // kernels/cuda/stream.h where the build has no CUDA compiler.
 namespace palimpsest::kernels::cuda {
 
+bool is_built() {
+  return false;
+}
+
 bool is_capturing(Stream) {
   refuse("is_capturing");
 }
