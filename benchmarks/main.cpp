@@ -18,6 +18,7 @@ int main(int argc, char** argv) {
       {"bench_max_pool_time", benchmarks::max_pool_time::run},
       {"bench_model_step", benchmarks::model_step::run},
       {"bench_numerics", benchmarks::numerics::run},
+      {"bench_precision_time", benchmarks::precision_time::run},
       {"densenet_depth", benchmarks::densenet_depth::run}};
   const std::string path = argv[0], name = path.substr(path.rfind('/') + 1);
   const auto program = kPrograms.find(name);

@@ -20,15 +20,6 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-std::string processor_name() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    const auto colon = line.find(": ");
-    if (line.rfind("model name", 0) == 0 && colon != std::string::npos) return line.substr(colon + 2);
-  }
-  return "unknown";
-}
-
 Json to_json(const Spread& s) {
   return {{"median", s.median}, {"low", s.low}, {"high", s.high}};
 }
@@ -40,8 +31,8 @@ Json to_json(const Row& row) {
           {"opponent", to_json(row.opponent)},
           {"measured", to_json(row.measured)},
           {"ratio", row.ratio()},
-          {"limit", row.limit},
-          {"pass", row.pass()}};
+          {"limit", row.claims() ? Json(row.limit) : Json(nullptr)},
+          {"pass", row.claims() ? Json(row.pass()) : Json(nullptr)}};
 }
 
 /// "10.12 (9.98-10.40) ms"; without the quartiles where there is no spread.
@@ -112,6 +103,29 @@ std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int 
   return spreads;
 }
 
+namespace {
+
+/// The value of the first line of /proc/cpuinfo that begins with `key`; empty where there is none.
+std::string processor_line(const std::string& key) {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const auto colon = line.find(": ");
+    if (line.rfind(key, 0) == 0 && colon != std::string::npos) return line.substr(colon + 2);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string processor_name() {
+  const std::string name = processor_line("model name");
+  return name.empty() ? "unknown" : name;
+}
+
+bool processor_has(const std::string& flag) {
+  return (" " + processor_line("flags") + " ").find(" " + flag + " ") != std::string::npos;
+}
+
 Report::Report(std::string name, Options options) : name_(std::move(name)), options_(std::move(options)) {}
 
 void Report::add(const Row& row) {
@@ -122,8 +136,13 @@ void Report::add(const Row& row) {
   }
   rows_.push_back(row);
   const std::string opponent = row.opponent_name + " " + to_text(row.opponent, row.unit);
-  std::printf("%-34s %-52s %-26s %6.3f %6.2f  %s\n", row.claim.c_str(), opponent.c_str(),
-              to_text(row.measured, row.unit).c_str(), row.ratio(), row.limit, row.pass() ? "pass" : "FAIL");
+  char limit[16] = "-";
+  if (row.claims()) std::snprintf(limit, sizeof limit, "%.2f", row.limit);
+  std::printf("%-34s %-52s %-26s %6.3f %6s  %s\n", row.claim.c_str(), opponent.c_str(),
+              to_text(row.measured, row.unit).c_str(), row.ratio(), limit,
+              !row.claims() ? "control"
+              : row.pass()  ? "pass"
+                            : "FAIL");
   std::fflush(stdout);
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cmath>
 #include <functional>
 #include <string>
 #include <vector>
@@ -39,6 +40,11 @@ double seconds_of(const std::function<void()>& work);
 std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int warm_up = 3,
                                int in_a_row = 1);
 
+/// As the system names it.
+std::string processor_name();
+/// Whether the system counts `flag`, such as "avx512_bf16", among what the processor can do.
+bool processor_has(const std::string& flag);
+
 /// One claim: `measured` is at most `limit` times `opponent`.
 struct Row {
   std::string claim;          ///< what is compared, e.g. "(32, 256, 56, 56) NCHW"
@@ -46,8 +52,9 @@ struct Row {
   std::string unit;           ///< of both values, e.g. "ms"
   Spread opponent;
   Spread measured;
-  double limit = 0;
+  double limit = 0;  ///< infinite: a control, which claims nothing
 
+  bool claims() const { return std::isfinite(limit); }
   double ratio() const { return measured.median / opponent.median; }
   bool pass() const { return ratio() <= limit; }
 };
@@ -102,6 +109,9 @@ namespace model_step {
 int run(int argc, char** argv);
 }
 namespace numerics {
+int run(int argc, char** argv);
+}
+namespace precision_time {
 int run(int argc, char** argv);
 }
 

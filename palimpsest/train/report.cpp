@@ -3,6 +3,7 @@
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/image.h"
 #include "palimpsest/io/svg.h"
+#include "palimpsest/train/exponent_chart.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -202,6 +203,15 @@ std::string score_svg(const Report& report) {
   return io::to_svg(chart);
 }
 
+std::string exponents_html(const Report& report) {
+  std::string html;
+  for (const auto& run : report.runs)
+    if (run.exponents)
+      html += fmt::format("<p>{}, step {}</p>\n", io::escape_xml(run.name), run.exponents->step) +
+              to_svg(*run.exponents);
+  return html.empty() ? html : "<h2>Gradients by exponent</h2>\n" + html;
+}
+
 constexpr const char* kStyle = R"(
 body { margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1f2937; background: #fff;
        font: 16px/1.5 Helvetica, Arial, 'Liberation Sans', sans-serif; }
@@ -353,6 +363,7 @@ std::string to_html(const Report& report) {
       kLossSteps, report.runs.empty() ? "the first" : io::escape_xml(report.runs[0].name));
   html += "<h2>Memory over one step</h2>\n" + memory_svg(report);
   html += "<h2>Training</h2>\n" + loss_svg(report) + score_svg(report);
+  html += exponents_html(report);
   if (!report.pictures.empty()) html += "<h2>Pictures</h2>\n" + pictures_html(report);
   if (!report.setup.empty()) html += "<h2>What was run</h2>\n" + setup_html(report);
   return html + "</body></html>\n";

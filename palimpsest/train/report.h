@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -18,6 +19,7 @@ struct ReportRun {
   std::string name;                                ///< e.g. the strategy
   std::vector<StepRecord> steps;                   ///< of the training
   std::vector<EvaluationRecord> evaluations;       ///< of the training
+  std::optional<ExponentRecord> exponents;         ///< the last histogram of the training's gradients, if any
   int64_t kept_bytes = 0, peak_bytes = 0;          ///< of one step (memory/meter.h)
   double seconds_per_step = 0;                     ///< median
   int64_t largest_batch = 0;                       ///< that fits in Report::memory_bytes; 0: not searched

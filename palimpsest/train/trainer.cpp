@@ -256,6 +256,7 @@ class Run {
 
   void show(const MixedPrecision::Observation& seen) {
     const ExponentRecord record{step_, seen.activations, seen.weights, seen.recommended_scale()};
+    outcome_.exponents = record;
     if (log_) log_->write(record);
     if (writes()) io::write_file_atomically(options_.output / "exponents.svg", to_svg(record));
     if (!progress_) return;

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -48,6 +49,7 @@ struct TrainerOptions {
 struct TrainingOutcome {
   std::vector<StepRecord> steps;  ///< of this run (not of the runs that it resumes)
   std::vector<EvaluationRecord> evaluations;
+  std::optional<ExponentRecord> exponents;  ///< the last histogram of gradients
   int signal =
       0;  ///< SIGINT or SIGTERM that ended the run after its step, checkpoint saved; 0: ran to its end
 };

@@ -1,5 +1,7 @@
 #include "palimpsest/train/report.h"
 
+#include "palimpsest/train/exponent_chart.h"
+
 #include "palimpsest/base/error.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/image.h"
@@ -164,6 +166,19 @@ TEST(Report, ThePageOpensOffline) {
     EXPECT_EQ(count(html, part), 0) << part;
   EXPECT_EQ(count(html, "<inplace>"), 0);  // names are escaped
   EXPECT_GE(count(html, "standard &amp; &lt;inplace&gt;"), 2);
+}
+
+TEST(Report, HistogramsOfGradientsAreChartsOfTheirRuns) {
+  Report report = sample_report();
+  ExponentRecord record;
+  record.step = 7;
+  record.activations.add(at::full({8}, 0x1p-26));
+  record.weights.add(at::full({8}, 0.5));
+  report.runs[1].exponents = record;
+  const std::string html = to_html(report);
+  EXPECT_EQ(count(html, "<svg"), 4);
+  EXPECT_EQ(count(html, "<h2>Gradients by exponent</h2>"), 1);
+  EXPECT_NE(html.find(to_svg(record)), std::string::npos);
 }
 
 TEST(Report, PicturesAreImageTruthAndOnePredictionARunInTheClassColours) {
