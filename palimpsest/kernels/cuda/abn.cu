@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/branch_inverse.h"
 #include "palimpsest/kernels/cuda/abn_kernels.h"
+#include "palimpsest/kernels/cuda/workspace.h"
 
 #include <algorithm>
 #include <initializer_list>
@@ -21,8 +22,7 @@ constexpr int64_t kLeastVectors = 4;
 // Pieces of a panel, pixels and images are counted in 32 bits, and a walk steps past the end by some
 // thousands.
 constexpr int64_t kMostPieces = (int64_t{1} << 31) - (1 << 16);
-constexpr int64_t kMostPanelsInSegments = 2048;
-constexpr int64_t kCounterBytes = kMostPanelsInSegments * sizeof(unsigned);
+static_assert(kReduceBlocks / 2 <= kMostPanelsInSegments);
 
 int64_t divided_up(int64_t a, int64_t b) {
   return (a + b - 1) / b;
@@ -138,11 +138,6 @@ bool fits_on_chip(const AbnLayer& layer, int lead, int tensors, Geometry& g) {
   g.cut.segments = blocks;
   g.shared_bytes = static_cast<std::size_t>(share(blocks));
   return true;
-}
-
-Workspace workspace_of(const Queue& queue) {
-  auto* const bytes = static_cast<unsigned char*>(queue.workspace);
-  return {reinterpret_cast<unsigned*>(bytes), bytes + kCounterBytes};
 }
 
 template <class S>

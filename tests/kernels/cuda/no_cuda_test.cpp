@@ -1,5 +1,7 @@
 // A build without nvcc answers every call with one clear line.
 #include "palimpsest/kernels/cuda/abn.h"
+#include "palimpsest/kernels/cuda/dense_block.h"
+#include "palimpsest/kernels/cuda/exponent_histogram.h"
 #include "palimpsest/kernels/cuda/max_pool.h"
 
 #include <gtest/gtest.h>
@@ -36,6 +38,13 @@ TEST(NoCuda, EveryKernelSaysThatThereIsNoCudaAndWhatToDo) {
   expect_refused("abn_backward_reduce", [] { cuda::abn_backward_reduce({}, {}, {}); });
   expect_refused("abn_backward_apply", [] { cuda::abn_backward_apply({}, {}, 1, {}); });
   expect_refused("abn_backward", [] { cuda::abn_backward({}, {}, {}); });
+  expect_refused("dense_normalize", [] { cuda::dense_normalize({}, {}, {}, nullptr, nullptr, nullptr); });
+  expect_refused("dense_workspace_bytes", [] { cuda::dense_workspace_bytes({}); });
+  expect_refused("dense_normalize_backward", [] { cuda::dense_normalize_backward({}, {}, {}, {}); });
+  expect_refused("dense_feature_gradient",
+                 [] { cuda::dense_feature_gradient({}, {}, nullptr, nullptr, nullptr, nullptr); });
+  expect_refused("exponent_histogram",
+                 [] { cuda::exponent_histogram(DType::f32, nullptr, 1, nullptr, nullptr); });
   expect_refused("is_capturing", [] { cuda::is_capturing(nullptr); });
   expect_refused("max_pool_forward", [] { cuda::max_pool_forward({}, nullptr, nullptr, nullptr, nullptr); });
   expect_refused("max_pool_backward",

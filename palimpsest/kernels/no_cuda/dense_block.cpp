@@ -1,0 +1,24 @@
+#include "palimpsest/kernels/cuda/dense_block.h"
+
+#include "palimpsest/kernels/no_cuda/refuse.h"
+
+// kernels/cuda/dense_block.h where the build has no CUDA compiler.
+namespace palimpsest::kernels::cuda {
+
+void dense_normalize(const DenseProduct&, const DenseStatistics&, const RunningStatistics&, const void*,
+                     void*, Stream) {
+  refuse("dense_normalize");
+}
+int64_t dense_workspace_bytes(const DenseProduct&) {
+  refuse("dense_workspace_bytes");
+}
+void dense_normalize_backward(const DenseProduct&, const DenseStatistics&, const DenseNormalizeBackward&,
+                              const Queue&) {
+  refuse("dense_normalize_backward");
+}
+void dense_feature_gradient(const DenseFeatures&, const DenseCorrection&, const void*, const void*, void*,
+                            Stream) {
+  refuse("dense_feature_gradient");
+}
+
+}  // namespace palimpsest::kernels::cuda
