@@ -61,7 +61,7 @@ TORCH_MODULE(DenseLayer);
 /// | fused                    | 5k       | normalizes again while it reads: ops::dense_block |
 /// `naive`, `shared_gradient` and `checkpoint` are libtorch's layers but for what `strategy` changes; the
 /// first two concatenate everything once more at the end, the others put features where the result will be.
-/// `fused` is for the CPU, has ReLU, leaky ReLU or the identity, and no `standard`: it keeps one tensor a
+/// `fused` has ReLU, leaky ReLU or the identity, and no `standard`: it keeps one tensor a
 /// bottleneck. The same gradients and running statistics, state-dict keys and requirements of the input.
 /// Throws Error(kUsage) at construction for options that do not fit.
 class DenseBlockImpl : public torch::nn::Module {

@@ -139,7 +139,7 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
       }
       append_norm(saved, r.kept[i].bottleneck);
       append_norm(saved, r.kept[i].features);
-      saved.push_back(r.kept[i].mask_state);
+      saved.push_back(r.kept[i].dropout);
       DenseLayer options_only;
       options_only.options1 = l.options1;
       options_only.options2 = l.options2;
@@ -190,7 +190,7 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
       l.norm2.running_var = read.next_optional();
       kept[i].bottleneck = read.next_norm(plan.keeps[i].bottleneck);
       kept[i].features = read.next_norm(plan.keeps[i].features);
-      kept[i].mask_state = read.next();
+      kept[i].dropout = read.next();
     }
 
     // The buffer of gradients: dout itself where nobody else sees it.
@@ -204,8 +204,7 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
       gradient.copy_(dout);
       dout = at::Tensor();
     }
-    const auto total = static_cast<std::size_t>(buffer.values.size(1));
-    DenseCorrections corrections{std::vector<double>(total), std::vector<double>(total)};
+    DenseCorrections corrections(buffer);
     std::vector<DenseLayerGradients> result(layers.size());
     int64_t channels = buffer.values.size(1);
     for (std::size_t i = layers.size(); i-- > 0;) {
@@ -214,8 +213,10 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
       result[i] = pass.backward(buffer, kept[i], gradient, corrections, need_dx || i > 0, wanted[i]);
       kept[i] = {};
     }
-    variable_list flat{need_dx ? dense_feature_gradient(buffer, 0, plan.in, gradient, corrections)
-                               : at::Tensor()};
+    variable_list flat(1);
+    if (need_dx)
+      flat[0] = dense_device_kernels(buffer.values.device().type())
+                    .feature_gradient(buffer, 0, plan.in, gradient, corrections);
     for (std::size_t i = 0; i < layers.size(); ++i) {
       const DenseLayerGradients& g = result[i];
       const at::Tensor* const in_order[] = {&g.weight1, &g.bias1, &g.kernel1,
@@ -275,8 +276,9 @@ void check_block(const at::Tensor& x, const std::vector<DenseLayer>& layers, con
   TORCH_CHECK(x.defined() && x.dim() == 4 && x.numel() > 0,
               "[dense_block] x must be (N, C, H, W) with at least one value, got ",
               x.defined() ? c10::str("shape ", x.sizes()) : "none");
-  TORCH_CHECK(x.device().is_cpu(), "[dense_block] there are kernels for the CPU alone, got a tensor on ",
-              x.device(), "; take the form 'shared' or 'checkpoint' of the block there");
+  TORCH_CHECK(x.device().is_cpu() || x.device().is_cuda(),
+              "[dense_block] there are kernels for CPU and CUDA, got a tensor on ", x.device(),
+              "; take the form 'shared' or 'checkpoint' of the block there");
   TORCH_CHECK(options.dropout >= 0 && options.dropout < 1, "[dense_block] dropout must be in [0, 1), got ",
               options.dropout);
   int64_t channels = x.size(1);

@@ -22,11 +22,14 @@
 /// Kept for backward, in channels of full size: the buffer, k a layer; what the bottleneck's normalization
 /// keeps (options.keep of norm2, of norm1 where post-activation), 4k a layer; where post-activation, and
 /// norm2 does not keep its output, k more. The masks of dropout are drawn again in backward from the
-/// generator's state (5 kB a layer). Beside these backward takes the gradient buffer and 8k to 12k channels
-/// for a moment. All of it belongs to the node, or to the call: it goes when the graph goes.
+/// generator's state (5 kB a layer); on a GPU they are kept, a byte a value. Beside these backward takes the
+/// gradient buffer and 8k to 12k channels for a moment; on a GPU as many channels as the layer at work reads,
+/// too, and so does forward. All of it belongs to the node, or to the call: it goes when the graph goes.
 ///
 /// The same gradients and running statistics as the plain layers, but for rounding. A second derivative is an
 /// error, and so is a second backward pass without retain_graph (libtorch's own).
+/// On a GPU nothing is copied to the host or waited for, and a CUDA graph can hold both passes
+/// (ops/dense_read.h).
 /// Source: Huang et al., CVPR 2017; Pleiss, Chen, Huang, Li, van der Maaten, Weinberger, "Memory-Efficient
 /// Implementation of DenseNets", 2017, whose shared storages this does without.
 namespace palimpsest::ops {
@@ -49,11 +52,11 @@ struct DenseBlockOptions {
   double dropout = 0;  ///< share of new features that is set to zero, in [0, 1); 0 in eval mode
 };
 
-/// x: (N, C, H, W), f32, f64, f16 or bf16, on the CPU; contiguous and channels-last run natively, any other
-/// strides through a copy. Returns (N, C + sum of k, H, W) in that layout, whose first C channels are x.
-/// Kernels are of x's type; under autocast x is cast, and f32 kernels are rounded when they run and again in
-/// backward (ops/product_precision.h). norm1's activation in pre-activation
-/// order: ReLU, leaky ReLU or the identity; the bottleneck's: what its `keep` allows. Errors: c10::Error
+/// x: (N, C, H, W), f32, f64, f16 or bf16, on CPU or CUDA; contiguous and channels-last run natively, any
+/// other strides through a copy. Returns (N, C + sum of k, H, W) in that layout, whose first C channels are
+/// x. Kernels are of x's type; under autocast x is cast, and f32 kernels are rounded when they run and again
+/// in backward (ops/product_precision.h). norm1's activation in pre-activation order: ReLU, leaky ReLU or the
+/// identity; the bottleneck's: what its `keep` allows. Errors: c10::Error
 /// "[dense_block] requirement, got value".
 at::Tensor dense_block(const at::Tensor& x, const std::vector<DenseLayer>& layers,
                        const DenseBlockOptions& options = {});

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "palimpsest/base/shape.h"
 #include "palimpsest/ops/abn_inner.h"
 #include "palimpsest/ops/dense_block.h"
+#include "palimpsest/ops/dense_read.h"
 #include "palimpsest/ops/product_precision.h"
 
 #include <ATen/core/Tensor.h>
@@ -13,15 +13,6 @@
 /// One layer of ops::dense_block, for those who differentiate by themselves: no autograd, no autocast.
 namespace palimpsest::ops {
 
-/// The features of all layers, and what is known of them: mean and biased variance of this batch, f64.
-struct DenseBuffer {
-  at::Tensor values;     ///< (N, C_total, H, W), dense in `layout`
-  at::Tensor mean, var;  ///< (C_total); undefined where no normalization asks for them
-  Layout layout = Layout::kNCHW;
-
-  int64_t per_channel() const { return values.numel() / values.size(1); }
-};
-
 /// What a normalization over a tensor of its own leaves for backward.
 struct DenseNormKept {
   at::Tensor kept, side, mean, inv_std, branch;
@@ -31,18 +22,15 @@ struct DenseNormKept {
 /// What a layer leaves for backward, beside its parameters and its slot.
 struct DenseLayerKept {
   DenseNormKept bottleneck, features;  ///< `features`: norm2 of post-activation order
-  at::Tensor mask_state;               ///< of the generator, before it drew the mask of dropout
+  /// What makes dropout's factors again: the generator's state before it drew them, or which values stay,
+  /// one byte each (DenseDeviceKernels::replays_dropout).
+  at::Tensor dropout;
 };
 inline constexpr int kDenseLayerTensors = 11;
 
 /// The gradients of a layer's parameters; undefined where not needed.
 struct DenseLayerGradients {
   at::Tensor weight1, bias1, kernel1, weight2, bias2, kernel2;
-};
-
-/// What backward adds up over the readers of each channel: see kernels::DenseCorrection.
-struct DenseCorrections {
-  std::vector<double> constant, per_deviation;
 };
 
 /// A layer that reads the first `channels` of the buffer. With a `precision`, whose storage is the buffer's
@@ -65,23 +53,13 @@ class DenseLayerPass {
                                const DenseLayerGradients& wanted) const;
 
  private:
-  struct Normalization {
-    std::vector<double> mean, inv_std, weight, scale, shift;
-  };
-  Normalization normalization(const DenseBuffer& buffer) const;
-  /// conv1's, as the kernels of the dense product read it.
-  at::Tensor kernel1() const;
+  DenseRead read(const DenseBuffer& buffer) const;
 
   const DenseLayer& l_;
   const DenseBlockOptions& options_;
   int64_t channels_;
   const std::optional<ProductPrecision>& precision_;
 };
-
-/// The gradient of `count` channels from `first` on, of the buffer's type, dense, when all readers have
-/// added.
-at::Tensor dense_feature_gradient(const DenseBuffer& buffer, int64_t first, int64_t count,
-                                  const at::Tensor& gradient, const DenseCorrections& corrections);
 
 /// Puts dense `values` into the channels from `first` on, and takes their statistics where those are kept.
 void put_features(DenseBuffer& buffer, int64_t first, const at::Tensor& values);

@@ -16,8 +16,8 @@ struct ExponentCounts {
   std::vector<int64_t> finite;  ///< of exponent kLowestExponent + i
 };
 
-/// Of t: any shape and strides; f32, f16 or bf16, else c10::Error. A tensor of another device is copied to
-/// the CPU, and waited for.
+/// Of t: any shape and strides; f32, f16 or bf16, else c10::Error. What lies on a GPU is counted there:
+/// one launch, and a copy of 2 KB that is waited for; a tensor of another device is copied to the CPU.
 ExponentCounts exponent_counts(const at::Tensor& t);
 
 }  // namespace palimpsest::ops

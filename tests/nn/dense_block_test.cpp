@@ -368,7 +368,7 @@ TEST(DenseBlock, AnswersAWrongInputInOneLine) {
   EXPECT_NE(message(torch::zeros({1, 5, 1, 1}, torch::kFloat64)).find("more than one value per channel"),
             std::string::npos);
   EXPECT_NE(message(torch::zeros({2, 5, 6, 6}, at::TensorOptions().device(at::kMeta).dtype(at::kDouble)))
-                .find("for the CPU alone"),
+                .find("for CPU and CUDA"),
             std::string::npos);
 }
 

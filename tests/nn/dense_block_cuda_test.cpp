@@ -1,0 +1,82 @@
+// In this program densely connected blocks over tensors of the CPU run as on a GPU, by the CUDA kernels,
+// which the emulator executes: the tests of dense_block_test.cpp, and these.
+#include "palimpsest/nn/dense_block.h"
+#include "palimpsest/ops/abn_device.h"
+#include "palimpsest/ops/dense_read.h"
+#include "palimpsest/ops/exponent_counts.h"
+#include "palimpsest/ops/exponent_counts_cuda.h"
+#include "tests/nn/dense_support.h"
+#include "tests/support/cuda_emulator/emulator.h"
+#include "tests/support/tolerance.h"
+
+namespace palimpsest::nn {
+namespace {
+
+[[maybe_unused]] const bool replaced = [] {
+  ops::abn_device_kernels(c10::DeviceType::CPU) = ops::abn_cuda_kernels();
+  ops::dense_device_kernels(c10::DeviceType::CPU) = ops::dense_cuda_kernels();
+  return true;
+}();
+
+const NormOptions kLeakyOnCuda{Strategy::kInplace2, Activation::kLeakyReLU, 0.1};
+
+TEST(DenseBlockOnCuda, ALayerIsTwoLaunchesEachWayBesideItsBottlenecks) {
+  for (const bool channels_last : {false, true}) {
+    auto block = make_block(small_block(DenseStrategy::kFused, kLeakyOnCuda));
+    const at::Tensor x = image(at::kDouble, channels_last).requires_grad_();
+    int64_t before = cuda_emulator::launches();
+    const at::Tensor out = block->forward(x);
+    EXPECT_EQ(cuda_emulator::launches() - before, 1 + 4 * 4) << "statistics, z, and two of the bottleneck";
+    before = cuda_emulator::launches();
+    out.sum().backward();
+    EXPECT_EQ(cuda_emulator::launches() - before, 1 + 4 * 4) << "features, two of the bottleneck, dz";
+  }
+}
+
+TEST(DenseBlockOnCuda, RunsByItsOwnKernelsToTheResultsOfTheCpu) {
+  for (const bool pre : {true, false})
+    for (const auto dtype : {at::kDouble, at::kFloat})
+      for (const bool channels_last : {false, true}) {
+        const auto run = [&] {
+          auto block = make_block(small_block(DenseStrategy::kFused, kLeakyOnCuda, pre), dtype);
+          return step(block, image(dtype, channels_last));
+        };
+        const auto got = run();
+        ops::dense_device_kernels(c10::DeviceType::CPU) = ops::dense_cpu_kernels();
+        const auto want = run();
+        ops::dense_device_kernels(c10::DeviceType::CPU) = ops::dense_cuda_kernels();
+        for (std::size_t i = 0; i < want.size(); ++i)
+          EXPECT_LE(relative_error(got[i], want[i]),
+                    dtype == at::kDouble ? testing::kSameMathsF64 : testing::kSameMathsF32)
+              << "result " << i;
+      }
+}
+
+TEST(DenseBlockOnCuda, RunningStatisticsOfAnotherTypeMoveToo) {
+  auto block = make_block(small_block(DenseStrategy::kFused, kLeakyOnCuda), at::kBFloat16);
+  auto plain = make_block(small_block(DenseStrategy::kSharedGradient, kLeakyOnCuda), at::kBFloat16);
+  EXPECT_EQ(block->buffers()[0].scalar_type(), at::kBFloat16);
+  block->forward(image(at::kBFloat16));
+  plain->forward(image(at::kBFloat16));
+  const auto limit = testing::tolerance(DType::bf16).relative_l2;
+  for (std::size_t i = 0; i < block->buffers().size(); ++i)
+    EXPECT_LE(relative_error(block->buffers()[i], plain->buffers()[i]), limit) << "buffer " << i;
+}
+
+TEST(ExponentCountsOnCuda, AreThoseOfTheCpu) {
+  for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
+    torch::manual_seed(1);
+    const at::Tensor values = torch::randn({3, 5, 7, 11}).to(dtype);
+    const auto got = ops::exponent_counts_cuda(values);
+    const auto want = ops::exponent_counts(values);
+    int64_t all = 0;
+    for (std::size_t i = 0; i < want.finite.size(); ++i) {
+      EXPECT_EQ(got[i + 1], want.finite[i]) << "bin " << i;
+      all += want.finite[i];
+    }
+    EXPECT_EQ(all + want.zero, values.numel());
+  }
+}
+
+}  // namespace
+}  // namespace palimpsest::nn
