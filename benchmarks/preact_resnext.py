@@ -68,11 +68,11 @@ def in_precision(network, dtype):
 
 
 class Side:
-    """One of the two with its optimizer and a batch; `step` is a training step."""
+    """One of two kinds of `network` with its optimizer and a batch; `step` is a training step."""
 
-    def __init__(self, norm, images, targets, device, **shape):
+    def __init__(self, kind, images, targets, device, network=Network, **shape):
         torch.manual_seed(0)
-        self.network = in_precision(Network(norm, **shape), images.dtype).to(device, memory_format=torch.channels_last)
+        self.network = in_precision(network(kind, **shape), images.dtype).to(device, memory_format=torch.channels_last)
         self.images, self.targets = images, targets
         self.optimizer = torch.optim.SGD(self.network.parameters(), 0.01, momentum=0.9)
 

@@ -12,6 +12,7 @@ import torch
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import densenet  # noqa: E402
 import gpu_time as benchmark  # noqa: E402
 import preact_resnext  # noqa: E402
 import support  # noqa: E402
@@ -20,6 +21,7 @@ torch.set_num_threads(1)
 torch.ops.load_library(str(BUILD / "libpalimpsest_ops.so"))
 NORMS = (preact_resnext.StandardNorm, preact_resnext.InPlaceNorm)
 SMALL = dict(blocks=(2, 2, 1, 1), width=8, groups=4, classes=7)
+SMALL_DENSENET = dict(blocks=(2, 3, 2), growth=4, classes=7)
 
 
 def sides(dtype):
@@ -28,8 +30,16 @@ def sides(dtype):
     return [preact_resnext.Side(norm, images, torch.tensor([1, 2, 3]), "cpu", **SMALL) for norm in NORMS]
 
 
-def test_both_networks_take_the_same_steps():
-    standard, inplace = sides(torch.float64)
+def densenets(dtype):
+    torch.manual_seed(1)
+    images = torch.randn(3, 3, 32, 32, dtype=dtype).contiguous(memory_format=torch.channels_last)
+    return [preact_resnext.Side(ours, images, torch.tensor([1, 2, 3]), "cpu", densenet.Network, **SMALL_DENSENET)
+            for ours in (False, True)]
+
+
+@pytest.mark.parametrize("pair", (sides, densenets))
+def test_both_networks_take_the_same_steps(pair):
+    standard, inplace = pair(torch.float64)
     for _ in range(3):
         assert torch.allclose(standard.step(), inplace.step(), rtol=1e-9)
     for (name, want), got in zip(standard.network.named_parameters(), inplace.network.parameters()):
@@ -46,11 +56,12 @@ def test_in_bf16_weights_are_and_normalizations_are_not():
         assert side.step().isfinite()
 
 
-def test_the_network_is_that_of_the_program():
-    said = subprocess.run([BUILD / "palimpsest", "info", "--model", "resnext101_preact", "--json"], capture_output=True,
-                          text=True, check=True).stdout
+@pytest.mark.parametrize("model, step", (("resnext101_preact", benchmark.RESNEXT), ("densenet121", benchmark.DENSENET)))
+def test_the_network_is_that_of_the_program(model, step):
+    said = subprocess.run([BUILD / "palimpsest", "info", "--model", model, "--json"], capture_output=True, text=True,
+                          check=True).stdout
     with torch.device("meta"):
-        network = preact_resnext.Network(NORMS[0])
+        network = step.network(step.kinds[0])
     assert sum(p.numel() for p in network.parameters()) == json.loads(said)["parameters"]
 
 
@@ -122,7 +133,7 @@ def test_a_step_has_a_row_of_time_and_one_of_bytes(on_the_cpu, monkeypatch):
     report, _ = on_the_cpu
     side = preact_resnext.Side
     monkeypatch.setattr(preact_resnext, "Side", lambda *arguments: side(*arguments, **SMALL))
-    benchmark.measure_step(4, 64, 2, report)
+    benchmark.measure_step(benchmark.RESNEXT, 4, 64, 2, report)
     time, kept = report.rows
     assert (time.claim, time.limit) == ("ResNeXt-101 step, batch 4, bf16", 0.92)
     assert (kept.claim, kept.unit, kept.ratio, kept.limit) == ("ResNeXt-101 step, batch 4, bf16, kept", "MB", 0.5, 0.52)
@@ -135,7 +146,7 @@ def test_too_little_memory_is_said(on_the_cpu, monkeypatch):
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(preact_resnext, "Side", fails)
-    benchmark.measure_step(2, 32, 2, report)
+    benchmark.measure_step(benchmark.DENSENET, 2, 32, 2, report)
     assert claims(report) == [("standard layers", None, "the device has too little memory for it")]
 
 

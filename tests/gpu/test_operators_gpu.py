@@ -197,6 +197,125 @@ def test_max_pooling_is_libtorchs():
             assert ((g - w).norm() / w.norm()).item() <= LIMITS[dtype]
 
 
+class DenseCase:
+    """A densely connected block of three layers; the same numbers, rounded to `dtype`, for both sides. With little of a
+    kink: a value that rounding takes to its other side changes a gradient by more than any arithmetic."""
+
+    SLOPE = 0.9
+
+    def __init__(self, dtype, memory_format, pre_activation=True, channels=16, growth=8, image=(4, 7, 9)):
+        generator = torch.Generator().manual_seed(3)
+
+        def made(*size, scale=1.0, shift=0.0, type=dtype):
+            return (torch.randn(*size, generator=generator, dtype=torch.float64) * scale + shift).to(DEVICE, type)
+
+        vector = torch.float64 if dtype == torch.float64 else torch.float32
+        n, h, w = image
+        self.pre_activation = pre_activation
+        self.x = made(n, channels, h, w, shift=0.3).contiguous(memory_format=memory_format)
+        self.lists = [[] for _ in range(10)]  # weight, bias, mean, variance and kernel of both convolutions
+        width = 4 * growth
+        for i in range(3):
+            read = channels + i * growth
+            sizes = ((read, width) if pre_activation else (width, growth))
+            for half, kernel in enumerate(((width, read, 1, 1), (growth, width, 3, 3))):
+                count = sizes[half]
+                values = [made(count, scale=0.1, shift=1.0, type=vector), made(count, scale=0.3, type=vector),
+                          made(count, scale=0.3, type=vector), made(count, scale=0.1, shift=1.0, type=vector),
+                          made(*kernel, scale=(kernel[1] * kernel[2] * kernel[3]) ** -0.5)]
+                for own, value in zip(self.lists[5 * half:], values):
+                    own.append(value)
+        self.dz = made(n, channels + 3 * growth, h, w).contiguous(memory_format=memory_format)
+
+    def leaves(self, dtype=None):
+        """x, and the lists, whose parameters want gradients."""
+        def leaf(t):
+            return (t.detach().to(dtype, copy=True) if dtype else t.detach().clone()).requires_grad_()
+
+        return leaf(self.x), [[leaf(t) if i % 5 not in (2, 3) else leaf(t).detach() for t in own]
+                              for i, own in enumerate(self.lists)]
+
+    def run(self, block, dtype=None):
+        """The output, the gradients of x and of every parameter, and the running statistics."""
+        x, lists = self.leaves(dtype)
+        out = block(x, *lists)
+        parameters = [t for i, own in enumerate(lists) if i % 5 not in (2, 3) for t in own]
+        gradients = torch.autograd.grad(out, [x, *parameters], self.dz.to(out.dtype))
+        return [out.detach(), *gradients, *(t for i in (2, 3, 7, 8) for t in lists[i])]
+
+    def ours(self, *tensors):
+        return torch.ops.palimpsest.dense_block(*tensors, activation_param=self.SLOPE, pre_activation=self.pre_activation)
+
+    def plain(self, x, *lists):
+        def norm(t, weight, bias, mean, var):
+            return functional.leaky_relu(functional.batch_norm(t, mean, var, weight, bias, True), self.SLOPE)
+
+        for layer in zip(*lists):
+            first, second = layer[:5], layer[5:]
+            if self.pre_activation:
+                h = functional.conv2d(norm(x, *first[:4]), first[4])
+                f = functional.conv2d(norm(h, *second[:4]), second[4], padding=1)
+            else:
+                h = norm(functional.conv2d(x, first[4]), *first[:4])
+                f = norm(functional.conv2d(h, second[4], padding=1), *second[:4])
+            x = torch.cat([x, f], 1)
+        return x
+
+
+@pytest.fixture
+def exact_products():
+    """Neither TF32 nor kernels whose sums depend on the order of threads."""
+    flags = torch.backends.cudnn.flags(enabled=True, benchmark=False, deterministic=True, allow_tf32=False)
+    with flags:
+        yield
+
+
+@pytest.mark.parametrize("pre_activation", (True, False), ids=("pre", "post"))
+@pytest.mark.parametrize("dtype", LIMITS, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_dense_block_is_the_plain_layers(layout, dtype, pre_activation, exact_products):
+    for channels, growth, image in ((16, 8, (4, 8, 8)), (24, 32, (2, 14, 14)), (5, 3, (3, 7, 9))):
+        case = DenseCase(dtype, LAYOUTS[layout], pre_activation, channels, growth, image)
+        results = [case.run(case.ours), case.run(case.plain), case.run(case.plain, torch.float64)]
+        for i, (got, plain, want) in enumerate(zip(*results)):
+            error, of_plain = (((r.double() - want).norm() / want.norm()).item() for r in (got, plain))
+            # In 16 bits three layers' roundings add up, whoever computes them.
+            limit = LIMITS[dtype] + (1.5 * of_plain if dtype.itemsize == 2 else 0)
+            assert error <= limit, f"{channels} + 3 * {growth} channels, result {i}: {error:.1e}, plain {of_plain:.1e}"
+
+
+@on_a_gpu
+def test_a_dense_block_gives_the_same_bytes_never_waits_and_fits_into_a_graph(exact_products):
+    case = DenseCase(torch.bfloat16, torch.channels_last, image=(8, 28, 28))
+    x, lists = case.leaves()
+    parameters = [t for i, own in enumerate(lists) if i % 5 not in (2, 3) for t in own]
+
+    def step():
+        out = case.ours(x, *lists)
+        return [out.detach().clone(), *torch.autograd.grad(out, [x, *parameters], case.dz)]
+
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        want = [step() for _ in range(3)][-1]
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            again = step()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for t in captured:
+        t.zero_()
+    graph.replay()
+    torch.cuda.synchronize()
+    for got in (again, captured):
+        assert all(torch.equal(a, b) for a, b in zip(got, want))
+
+
 @on_a_gpu
 def test_another_stream_gives_the_same_bytes():
     case = Case((16, 64, 28, 28))
