@@ -3,6 +3,7 @@
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/io/pytorch_file.h"
+#include "palimpsest/models/registry.h"
 #include "palimpsest/models/weights.h"
 #include "palimpsest/nn/activation.h"
 
@@ -62,7 +63,8 @@ void check_values(const std::string& file, const models::NamedTensors& tensors) 
 void complete_activation(Options& options, models::WeightFormat format) {
   if (options.given.contains("model.activation") || format == models::WeightFormat::kInplaceAbn) return;
   options.model.activation = "relu";
-  if (!options.given.contains("model.strategy")) options.model.strategy = "store_y";
+  if (!options.given.contains("model.strategy") && models::normalizes(options.model.name))
+    options.model.strategy = "store_y";
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/layers.h"
 #include "palimpsest/memory/meter.h"
+#include "palimpsest/models/registry.h"
 #include "palimpsest/nn/dense_block.h"
 #include "palimpsest/nn/strategy.h"
 #include "palimpsest/train/loss.h"
@@ -57,13 +58,15 @@ StrategyMemory measure(Options options, const std::string& strategy) {
           static_cast<double>(meter_of_step.peak_bytes()) / kMB};
 }
 
-/// Every strategy that the activation and the dense strategy allow, once: an alias is no other strategy.
+/// Every strategy that the network, the activation and the dense strategy allow, once: an alias is no other
+/// strategy.
 std::vector<std::string> strategies(const Options::Model& model) {
   const auto activation = nn::parse_activation(model.activation);
   std::vector<std::string> names;
   std::set<nn::Strategy> seen;
   for (const auto& name : nn::strategy_names()) {
     const auto strategy = nn::parse_strategy(name);
+    if (!models::normalizes(model.name) && strategy != nn::Strategy::kStandard) continue;
     const bool fits = model.dense_strategy == "auto"
                           ? nn::fits(strategy, activation)
                           : nn::fits(nn::parse_dense_strategy(model.dense_strategy), strategy, activation);

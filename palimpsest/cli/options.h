@@ -130,8 +130,8 @@ std::string to_toml(const Options& options);
 void read_toml(Options& options, const std::string& text, const std::string& name);
 void read_toml_file(Options& options, const std::filesystem::path& path);
 
-/// Replaces `inplace_2` by `store_y` in the strategies that nobody chose where the activation, such as ReLU,
-/// cannot be inverted.
+/// Replaces `inplace_2` in the strategies that nobody chose by `store_y` where the activation, such as ReLU,
+/// cannot be inverted, and by `standard` where the network normalizes nothing.
 void complete_strategies(Options& options);
 
 /// Throws Error(kUsage) for combinations that cannot work, and for a given setting that has no effect with

@@ -1,6 +1,7 @@
 // Settings that need one another.
 #include "palimpsest/base/error.h"
 #include "palimpsest/cli/settings.h"
+#include "palimpsest/models/registry.h"
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/nn/dense_block.h"
 #include "palimpsest/nn/strategy.h"
@@ -86,6 +87,13 @@ std::string void_reason(const Options& options, const Setting& s) {
   }
   if (id == "optimizer.nesterov" && options.optimizer.nesterov && options.optimizer.momentum == 0)
     return "needs " + both_names(setting("optimizer.momentum")) + " > 0, which is 0";
+  if (id == "model.strategy" && !models::normalizes(options.model.name) &&
+      nn::parse_strategy(options.model.strategy) != nn::Strategy::kStandard)
+    return "needs a network with normalizations as " + both_names(setting("model.name")) + ", which is " +
+           options.model.name + ", or to be standard";
+  if (id == "optimizer.decay_norm" && !models::normalizes(options.model.name))
+    return "needs a network with normalizations as " + both_names(setting("model.name")) + ", which is " +
+           options.model.name;
   if (id == "optimizer.decay_norm" && options.optimizer.weight_decay == 0)
     return "needs " + both_names(setting("optimizer.weight_decay")) + " > 0, which is 0";
   if (id == "model.output_stride" && !segments(options))
@@ -104,6 +112,11 @@ std::string void_reason(const Options& options, const Setting& s) {
 }
 
 void complete_strategies(Options& options) {
+  if (!models::normalizes(options.model.name)) {
+    if (!options.given.contains("model.strategy"))
+      options.model.strategy = nn::to_string(nn::Strategy::kStandard);
+    return;
+  }
   const auto activation = nn::parse_activation(options.model.activation);
   const auto complete = [&](const char* id, std::string& strategy) {
     if (options.given.contains(id)) return;
@@ -146,8 +159,14 @@ void check_combinations(const Options& options, const Options& before) {
   const auto activation = nn::parse_activation(options.model.activation);
   nn::check_activation_param(activation, options.model.slope);
   nn::check_pair(nn::parse_strategy(options.model.strategy), activation);
-  for (const auto& strategy : options.compare.strategies)
-    nn::check_pair(nn::parse_strategy(strategy), activation);
+  const bool compares = options.run.command == Command::kCompare || options.run.command == Command::kDemo;
+  if (compares && !models::normalizes(options.model.name))
+    refuse(given_at("model.name") +
+           " must be a network with normalizations, whose strategies are compared; " + options.model.name +
+           " has none");
+  if (models::normalizes(options.model.name))  // else nobody reads them
+    for (const auto& strategy : options.compare.strategies)
+      nn::check_pair(nn::parse_strategy(strategy), activation);
   check_dense_pair(options, options.model.strategy);
   const auto& names = options.model.class_names;
   if (!names.empty() && options.model.classes > 0 &&

@@ -9,6 +9,22 @@
 #include <sstream>
 
 namespace palimpsest::models {
+namespace {
+
+/// What keeps the variance through the activation.
+double gain_of(const nn::NormOptions& norm) {
+  if (norm.activation == nn::Activation::kLeakyReLU)
+    return std::sqrt(2.0 / (1.0 + norm.activation_param * norm.activation_param));
+  return norm.activation == nn::Activation::kIdentity ? 1 : std::sqrt(2.0);
+}
+
+void start_plain(at::Tensor weight, at::Tensor bias, double gain) {
+  const auto fan_in = static_cast<double>(weight.numel() / weight.size(0));
+  weight.normal_(0, gain / std::sqrt(fan_in));
+  bias.zero_();
+}
+
+}  // namespace
 
 at::Tensor Backbone::forward(const at::Tensor& images) {
   auto activated = features(images);
@@ -41,12 +57,7 @@ torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride, 
 }
 
 void initialize_convolutions(torch::nn::Module& module, const nn::NormOptions& norm) {
-  double gain = std::sqrt(2.0);
-  if (norm.activation == nn::Activation::kLeakyReLU) {
-    gain = std::sqrt(2.0 / (1.0 + norm.activation_param * norm.activation_param));
-  } else if (norm.activation == nn::Activation::kIdentity) {
-    gain = 1;
-  }
+  const double gain = gain_of(norm);
   torch::NoGradGuard no_grad;
   for (const auto& child : module.modules(/*include_self=*/false)) {
     const auto* convolution = child->as<torch::nn::Conv2d>();
@@ -55,6 +66,16 @@ void initialize_convolutions(torch::nn::Module& module, const nn::NormOptions& n
     const auto& weight = convolution->weight;
     const double fan_out = static_cast<double>(weight.size(0) * weight.size(2) * weight.size(3));
     at::Tensor(weight).normal_(0, gain / std::sqrt(fan_out));
+  }
+}
+
+void initialize_plain_layers(torch::nn::Module& module, const nn::NormOptions& norm) {
+  const double gain = gain_of(norm);
+  torch::NoGradGuard no_grad;
+  for (const auto& child : module.modules(/*include_self=*/false)) {
+    if (const auto* convolution = child->as<torch::nn::Conv2d>())
+      start_plain(convolution->weight, convolution->bias, gain);
+    if (const auto* linear = child->as<torch::nn::Linear>()) start_plain(linear->weight, linear->bias, gain);
   }
 }
 

@@ -56,6 +56,10 @@ torch::nn::Conv2d conv(int64_t in, int64_t out, int64_t kernel, int64_t stride =
 /// start only.
 void initialize_convolutions(torch::nn::Module& module, const nn::NormOptions& norm);
 
+/// For networks without normalization: the same gain, by fan-in, of every convolution and linear layer below
+/// `module`, so that forward values keep their size through any depth; biases 0.
+void initialize_plain_layers(torch::nn::Module& module, const nn::NormOptions& norm);
+
 /// Stride and dilation of a stage's first 3x3 convolution, and the dilation of those after it.
 struct StageGeometry {
   int64_t stride = 1;

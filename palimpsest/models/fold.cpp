@@ -3,11 +3,13 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/models/deeplab.h"
 #include "palimpsest/models/densenet.h"
+#include "palimpsest/models/inception.h"
 #include "palimpsest/models/residual.h"
 #include "palimpsest/models/resnet.h"
 #include "palimpsest/models/resnext_preact.h"
 #include "palimpsest/nn/fold.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace palimpsest::models {
@@ -36,7 +38,13 @@ std::vector<Site> sites(const torch::nn::Module& module) {
     return {{{"map_convs.0", "map_convs.1", "map_convs.2", "map_convs.3"}, "map_bn"},
             {{"global_pooling_conv"}, "global_pooling_bn"},
             {{"red_conv", "pool_red_conv"}, "red_bn", Join::kSummed}};
-  return {};
+  std::vector<Site> of_inception;
+  const auto take = [&](const std::vector<NormalizedNames>& all) {
+    for (const auto& [convs, norm] : all) of_inception.push_back({convs, norm});
+  };
+  if (const auto* network = module.as<Inception>()) take(network->normalizations());
+  if (const auto* block = module.as<InceptionBlock>()) take(block->normalizations());
+  return of_inception;
 }
 
 /// The module that holds the last part of a dotted name, and that part.
@@ -107,6 +115,10 @@ std::shared_ptr<nn::Model> fold(std::shared_ptr<nn::Model> model, FoldReport* re
                 "a model is folded in eval mode, got one in training mode: call eval() first");
   if (std::dynamic_pointer_cast<FoldedModel>(model))
     throw Error(ErrorKind::kUsage, "the model is folded already");
+  const auto modules = model->modules();
+  if (std::none_of(modules.begin(), modules.end(),
+                   [](const auto& m) { return m->template as<nn::NormImpl>(); }))
+    throw Error(ErrorKind::kUsage, "a model without normalizations has nothing to fold; leave fold out");
   FoldReport names;
   for (const auto& entry : model->named_modules()) {
     const std::string prefix = entry.key().empty() ? "" : entry.key() + ".";

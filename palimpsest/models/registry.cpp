@@ -4,7 +4,10 @@
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/models/deeplab.h"
 #include "palimpsest/models/densenet.h"
+#include "palimpsest/models/inception.h"
+#include "palimpsest/models/plain.h"
 #include "palimpsest/models/resnet.h"
+#include "palimpsest/models/resnet_preact.h"
 #include "palimpsest/models/resnext_preact.h"
 
 #include <algorithm>
@@ -49,6 +52,57 @@ const std::vector<Entry>& densenets() {
   return entries;
 }
 
+/// For images of 32 pixels, classification alone.
+struct SmallEntry {
+  std::string name;
+  bool normalizes;
+  std::function<std::shared_ptr<nn::Model>(const BackboneOptions&)> make;
+};
+
+SmallEntry plain(const PlainShape& shape) {
+  return {shape.name, false,
+          [shape](const BackboneOptions& o) { return std::make_shared<PlainNet>(shape, o); }};
+}
+
+SmallEntry inception(const InceptionShape& shape) {
+  return {shape.name, shape.normalized,
+          [shape](const BackboneOptions& o) { return std::make_shared<Inception>(shape, o); }};
+}
+
+SmallEntry small_preact(const std::string& name, int64_t blocks) {
+  return {name, true, [name, blocks](const BackboneOptions& o) {
+            return std::make_shared<PreactResNet>(name, blocks, o);
+          }};
+}
+
+const std::vector<SmallEntry>& small_networks() {
+  static const std::vector<SmallEntry> entries = {
+      plain(alexnet("alexnet_cifar", 1)),
+      plain(alexnet("alexnet_cifar_narrow", 2)),
+      plain(vgg16("vgg16_cifar", 1)),
+      plain(vgg16("vgg16_cifar_narrow", 4)),
+      inception(googlenet("googlenet_cifar", 1)),
+      inception(googlenet("googlenet_cifar_narrow", 4)),
+      inception(inception_v2("inception_v2_cifar", 1)),
+      inception(inception_v2("inception_v2_cifar_narrow", 4)),
+      inception(inception_v3("inception_v3_cifar", 1)),
+      inception(inception_v3("inception_v3_cifar_narrow", 4)),
+      small_preact("resnet29_preact_cifar", 3),
+      small_preact("resnet164_preact_cifar", 18),
+  };
+  return entries;
+}
+
+const SmallEntry* find_small(const std::string& name) {
+  for (const auto& entry : small_networks())
+    if (entry.name == name) return &entry;
+  return nullptr;
+}
+
+nn::Strategy strategy_of(const std::string& name, const ModelOptions& options) {
+  return options.strategy.value_or(normalizes(name) ? nn::Strategy::kInplace2 : nn::Strategy::kStandard);
+}
+
 const std::vector<Entry>& backbones() {
   static const std::vector<Entry> entries = {
       resnet("resnet18_narrow", false, {2, 2, 2, 2}, 1, 64, 16),
@@ -67,13 +121,23 @@ const std::vector<Entry>& backbones() {
   return entries;
 }
 
+bool is_backbone(const std::string& name) {
+  return std::any_of(backbones().begin(), backbones().end(), [&](const auto& e) { return e.name == name; });
+}
+
 void check(const std::string& name, bool segments, const ModelOptions& options) {
   if (options.classes < 1) {
     throw Error(ErrorKind::kUsage, "model '" + name + "' needs at least one class, got classes = " +
                                        std::to_string(options.classes));
   }
   nn::check_activation_param(options.activation, options.activation_param);
-  nn::check_pair(options.strategy, options.activation);
+  const nn::Strategy strategy = strategy_of(name, options);
+  if (!normalizes(name) && strategy != nn::Strategy::kStandard)
+    throw Error(ErrorKind::kUsage,
+                "model '" + name +
+                    "' normalizes nothing, so only strategy 'standard' has a meaning for it, got '" +
+                    nn::to_string(strategy) + "'; leave it out");
+  nn::check_pair(strategy, options.activation);
   const auto stride = options.output_stride;
   if (segments && stride != 8 && stride != 16) {
     throw Error(ErrorKind::kUsage,
@@ -81,10 +145,18 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
   }
   // The default cannot be told from a value that was given.
   if (!segments && stride != ModelOptions{}.output_stride) {
-    throw Error(ErrorKind::kUsage, "model '" + name + "' classifies and takes no output stride, got " +
-                                       std::to_string(stride) + "; leave it out, or take '" +
-                                       std::string(kDeepLabPrefix) + name + "'");
+    throw Error(ErrorKind::kUsage,
+                "model '" + name + "' classifies and takes no output stride, got " + std::to_string(stride) +
+                    "; leave it out" +
+                    (is_backbone(name) ? ", or take '" + std::string(kDeepLabPrefix) + name + "'" : ""));
   }
+}
+
+void refuse_dense_strategy(const std::string& name, const ModelOptions& options) {
+  if (!options.dense_strategy) return;
+  throw Error(ErrorKind::kUsage,
+              "model '" + name + "' has no densely connected blocks and takes no dense strategy, got " +
+                  nn::to_string(*options.dense_strategy) + "; leave it out, or take a densenet");
 }
 
 }  // namespace
@@ -92,23 +164,22 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
 std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& options) {
   const bool segments = name.starts_with(kDeepLabPrefix);
   const std::string backbone = segments ? name.substr(kDeepLabPrefix.size()) : name;
+  const nn::NormOptions norm{strategy_of(name, options), options.activation, options.activation_param};
   for (const auto& entry : backbones()) {
     if (entry.name != backbone) continue;
     check(name, segments, options);
-    const nn::NormOptions norm{options.strategy, options.activation, options.activation_param};
-    if (options.dense_strategy)
-      throw Error(ErrorKind::kUsage, "model '" + name +
-                                         "' has no densely connected blocks and takes no dense "
-                                         "strategy, got " +
-                                         nn::to_string(*options.dense_strategy) +
-                                         "; leave it out, or take a densenet");
+    refuse_dense_strategy(name, options);
     if (!segments) return entry.make({options.classes, 32, norm, std::nullopt});
     return std::make_shared<DeepLabV3>(entry.make({0, options.output_stride, norm, std::nullopt}),
                                        options.classes, norm);
   }
+  if (const SmallEntry* entry = find_small(name)) {
+    check(name, false, options);
+    refuse_dense_strategy(name, options);
+    return entry->make({options.classes, 32, norm, std::nullopt});
+  }
   const auto make_dense = [&](const Entry& entry) {
     check(name, false, options);
-    const nn::NormOptions norm{options.strategy, options.activation, options.activation_param};
     return entry.make({options.classes, 32, norm, options.dense_strategy});
   };
   for (const auto& entry : densenets())
@@ -122,12 +193,18 @@ std::vector<std::string> names() {
   for (const auto& entry : backbones()) all.push_back(entry.name);
   for (const auto& entry : backbones()) all.push_back(std::string(kDeepLabPrefix) + entry.name);
   for (const auto& entry : densenets()) all.push_back(entry.name);
+  for (const auto& entry : small_networks()) all.push_back(entry.name);
   return all;
 }
 
 bool is_name(const std::string& name) {
   const auto all = names();
   return std::find(all.begin(), all.end(), name) != all.end() || small_densenet(name).has_value();
+}
+
+bool normalizes(const std::string& name) {
+  const SmallEntry* entry = find_small(name);
+  return !entry || entry->normalizes;
 }
 
 }  // namespace palimpsest::models

@@ -1,4 +1,5 @@
 """Settings: one table behind files and flags, every mistake answered with file, line, key and the nearest name."""
+import json
 import re
 import tomllib
 
@@ -164,12 +165,24 @@ NO_EFFECT = [
     ("--workers 0 --prefetch 3", "prefetch"),
     ("--no-pad", "pad"),
     ("--reset-classifier", "reset-classifier"),
+    ("--model alexnet_cifar --data image_folder --strategy store_y", "strategy"),
+    ("--model vgg16_cifar --data image_folder --no-decay-norm", "decay-norm"),
 ]
 
 
 @pytest.mark.parametrize("arguments, flag", NO_EFFECT)
 def test_a_setting_without_effect_is_an_error_that_says_why(arguments, flag):
     fails(USAGE, "train", "--dry-run", *arguments.split(), says=[f"--{flag} has no effect", "it needs", "which is"])
+
+
+def test_a_network_without_normalizations_has_one_strategy(folder):
+    network = "--model googlenet_cifar_narrow --activation relu".split()
+    assert effective(*network, "--data", "image_folder")["model"]["strategy"] == "standard"
+    assert effective(*network, "--data", "image_folder", "--strategy", "standard")["model"]["strategy"] == "standard"
+    described = json.loads(succeeds("info", *network, "--size", "32", "--json").stdout)
+    assert [s["strategy"] for s in described["strategies"]] == ["standard"]
+    fails(USAGE, "compare", *network, "--data", "image_folder", "--output", "run", cwd=folder,
+          says=["--model must be a network with normalizations", "googlenet_cifar_narrow has none"])
 
 
 def test_a_setting_without_effect_in_a_file_is_named_with_its_line(folder):
@@ -183,7 +196,7 @@ def test_a_flag_may_make_a_setting_of_the_file_void(folder):
     assert effective("--config", name, "--schedule", "constant", cwd=folder)["schedule"]["kind"] == "constant"
 
 
-@pytest.mark.parametrize("recipe", sorted(path.name for path in (ROOT / "examples").glob("*.toml")))
+@pytest.mark.parametrize("recipe", sorted(str(path.relative_to(ROOT / "examples")) for path in (ROOT / "examples").rglob("*.toml")))
 def test_every_recipe_is_a_configuration_and_names_no_machine(recipe):
     command = "demo" if recipe.startswith("demo") else "train"
     assert run(command, "--config", ROOT / "examples" / recipe, "--dry-run").returncode == 0

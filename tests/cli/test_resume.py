@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from cli_support import CHECKPOINT, OUTPUT, TINY, USAGE, fails, run, start, succeeds
+from cli_support import CHECKPOINT, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, run, start, succeeds
 
 STEPS = 6  # three epochs of two
 SLOW = [*TINY, "--model", "deeplabv3_resnet18"]  # steps long enough to send a signal within one on a busy machine
@@ -78,6 +78,16 @@ def test_a_second_signal_ends_the_run_at_once(folder):
     process.communicate(timeout=60)
     # The step may have ended between the two: then it was the ordinary end.
     assert process.returncode in (-signal.SIGTERM, 130)
+
+
+def test_dropout_goes_on_with_the_masks_of_the_unbroken_run(folder):
+    data = image_folder(folder / "data")
+    command = [*TINY_CLASSIFIER, "--data-root", data, "--model", "alexnet_cifar_narrow", "--epochs", "3", "--precision", "f16-pseudo"]
+    succeeds("train", *command, "--output", folder / "unbroken")
+    succeeds("train", *command, "--output", folder / "broken", "--max-steps", "3")
+    succeeds("train", "--resume", "--output", folder / "broken", "--max-steps", "0")
+    unbroken, broken = ((folder / run / "checkpoint.safetensors").read_bytes() for run in ("unbroken", "broken"))
+    assert unbroken == broken
 
 
 def test_a_run_in_the_folder_is_protected(copy_of_run):

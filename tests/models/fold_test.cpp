@@ -63,13 +63,17 @@ TEST_P(FoldModel, GivesTheSameLogitsWithoutTheNormalizations) {
 // Pre-activation: three normalizations a block, of which the first follows a sum, and bn_out at the end.
 INSTANTIATE_TEST_SUITE_P(
     Models, FoldModel,
-    ::testing::Combine(::testing::Values(Expected{"resnet18_narrow", 20, 0}, Expected{"resnet50", 53, 0},
-                                         Expected{"resnext50_32x4d", 53, 0},
-                                         Expected{"resnext50_preact", 32, 17},
-                                         Expected{"deeplabv3_resnet18_narrow", 23, 0},
-                                         // Three blocks of two layers; two transitions, norm_final.
-                                         Expected{"densenet_bc16_k4", 6, 9}),
-                       ::testing::Values(nn::Strategy::kStandard, nn::Strategy::kInplace2)),
+    ::testing::Combine(
+        ::testing::Values(Expected{"resnet18_narrow", 20, 0}, Expected{"resnet50", 53, 0},
+                          Expected{"resnext50_32x4d", 53, 0}, Expected{"resnext50_preact", 32, 17},
+                          Expected{"deeplabv3_resnet18_narrow", 23, 0},
+                          // Three blocks of two layers; two transitions, norm_final.
+                          Expected{"densenet_bc16_k4", 6, 9},
+                          // Three and five in the stem; chains and a stack in each block.
+                          Expected{"inception_v2_cifar_narrow", 3 + 10 * 4, 0},
+                          Expected{"inception_v3_cifar_narrow", 5 + 3 * 4 + 3 + 4 * 7 + 5 + 2 * 4, 0},
+                          Expected{"resnet29_preact_cifar", 18, 10}),
+        ::testing::Values(nn::Strategy::kStandard, nn::Strategy::kInplace2)),
     [](const auto& info) {
       return std::string(std::get<0>(info.param).name) + "_" + nn::to_string(std::get<1>(info.param));
     });
@@ -80,6 +84,12 @@ TEST(FoldModel, ReportsByName) {
   EXPECT_EQ(report.folded.front(), "mod2.block1.convs.bn2");
   EXPECT_EQ(report.kept.front(), "mod2.block1.bn1");
   EXPECT_EQ(report.kept.back(), "bn_out");
+}
+
+TEST(FoldModel, ANetworkThatNormalizesNothingIsRefused) {
+  const auto model = make("alexnet_cifar_narrow", {});
+  model->eval();
+  EXPECT_NE(usage_error([&] { fold(model); }).find("nothing to fold"), std::string::npos);
 }
 
 TEST(FoldModel, IsForInferenceOnly) {

@@ -174,8 +174,8 @@ INSTANTIATE_TEST_SUITE_P(Models, Preact,
                          [](const auto& info) { return std::string(info.param.first); });
 
 TEST(Names, DoNotDependOnTheStrategy) {
-  for (const char* name :
-       {"resnet18", "resnext50_32x4d", "resnext50_preact", "deeplabv3_resnet18", "densenet_bc16_k4"}) {
+  for (const char* name : {"resnet18", "resnext50_32x4d", "resnext50_preact", "deeplabv3_resnet18",
+                           "densenet_bc16_k4", "inception_v3_cifar_narrow", "resnet29_preact_cifar"}) {
     ModelOptions standard, in_place;
     standard.strategy = nn::Strategy::kStandard;
     in_place.strategy = nn::Strategy::kInplace2;

@@ -1,6 +1,8 @@
 #include "palimpsest/amp/precision.h"
 #include "palimpsest/models/deeplab.h"
+#include "palimpsest/models/inception.h"
 #include "palimpsest/models/resnet.h"
+#include "palimpsest/models/resnet_preact.h"
 #include "palimpsest/models/resnext_preact.h"
 #include "tests/models/support.h"
 
@@ -16,6 +18,9 @@ std::shared_ptr<nn::Model> build(const std::string& kind, int64_t output_stride,
                                  const nn::NormOptions& norm) {
   const bool segments = output_stride < 32;
   const BackboneOptions options{segments ? 0 : kClasses, output_stride, norm};
+  if (kind == "inception_v2") return std::make_shared<Inception>(inception_v2(kind, 16), options);
+  if (kind == "inception_v3") return std::make_shared<Inception>(inception_v3(kind, 16), options);
+  if (kind == "small_preact") return std::make_shared<PreactResNet>(kind, 1, options);
   std::shared_ptr<Backbone> body;
   if (kind == "basic")
     body = std::make_shared<ResNet>(ResNetShape{kind, false, {1, 2, 1, 1}, 1, 64, 16}, options);
@@ -117,7 +122,9 @@ INSTANTIATE_TEST_SUITE_P(
                       StrategyCase{"basic", 32, nn::Activation::kGELU},
                       StrategyCase{"bottleneck", 16, nn::Activation::kSiLU},
                       StrategyCase{"preact", 32, nn::Activation::kGELUTanh},
-                      StrategyCase{"basic", 32, nn::Activation::kSigmoid}),
+                      StrategyCase{"basic", 32, nn::Activation::kSigmoid}, StrategyCase{"inception_v2"},
+                      StrategyCase{"inception_v2", 32, nn::Activation::kReLU}, StrategyCase{"inception_v3"},
+                      StrategyCase{"inception_v3", 32, nn::Activation::kGELU}, StrategyCase{"small_preact"}),
     [](const auto& info) {
       return std::string(info.param.kind) + "_" + nn::to_string(info.param.activation) + "_" +
              std::to_string(info.param.output_stride);

@@ -1,0 +1,124 @@
+#pragma once
+
+#include "palimpsest/models/backbone.h"
+
+#include <string>
+#include <vector>
+
+namespace palimpsest::models {
+
+/// A convolution of a branch; padding keeps the size at stride 1.
+struct BranchConvolution {
+  int64_t channels = 0;
+  int64_t height = 1, width = 1;  ///< of the kernel
+  int64_t stride = 1;
+};
+
+enum class BranchPool { kNone, kAverage, kMax };
+
+/// One path through a block: a 3x3 pooling if any, a chain of convolutions, and those at its end, side by
+/// side. Without any the pooling passes its channels through.
+struct BranchShape {
+  BranchPool pool = BranchPool::kNone;
+  std::vector<BranchConvolution> chain, ends;
+};
+
+/// Branches over the same input, stacked along the channels: `ends` in order, then what was passed through.
+struct InceptionBlockShape {
+  std::string name;
+  std::vector<BranchShape> branches;
+  int64_t stride = 1;   ///< of the poolings; the last convolutions say theirs themselves
+  bool pooled = false;  ///< 3x3 max pooling of stride 2 follows the block
+};
+
+/// An Inception network: stem, blocks, global mean, dropout, classifier.
+struct InceptionShape {
+  struct Stem {
+    BranchConvolution convolution;
+    bool pooled = false;  ///< 3x3 max pooling of stride 2 follows
+  };
+  std::string name;        ///< for messages
+  bool normalized = true;  ///< false: convolutions have a bias, and the activation follows them (GoogLeNet)
+  std::vector<Stem> stem;
+  std::vector<InceptionBlockShape> blocks;
+  double dropout = 0;
+};
+
+// The three at the scale of images of 32 pixels: the blocks of the papers, channels divided by `divisor`,
+// behind a stem that halves the image once and not three times, so that they work on 16, 8 and 4 pixels;
+// convolutions of stride 1 keep the size throughout. Without the auxiliary classifiers and the local response
+// normalization.
+
+/// GoogLeNet, Inception v1: Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, table 1.
+InceptionShape googlenet(const std::string& name, int64_t divisor);
+/// Inception v2, "BN-Inception": Ioffe, Szegedy, "Batch Normalization: Accelerating Deep Network Training by
+/// Reducing Internal Covariate Shift", ICML 2015, appendix (whose blocks 4c and 4d make 608 channels and 4e
+/// 1056, where it prints 576 and 1024). No dropout, as there.
+InceptionShape inception_v2(const std::string& name, int64_t divisor);
+/// Inception v3, with 7x7 convolutions as 1x7 and 7x1 and the last 3x3 ones as 1x3 beside 3x1: Szegedy et
+/// al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016; channels as torchvision has
+/// them.
+InceptionShape inception_v3(const std::string& name, int64_t divisor);
+
+/// A normalization's name, and those of the convolutions whose stacked outputs it reads, below the module
+/// that says so: for models/fold.h.
+struct NormalizedNames {
+  std::vector<std::string> convs;
+  std::string norm;
+};
+
+/// One block. All convolutions that end a branch share one normalization (`bn`) over their stacked outputs,
+/// which is one for each, as statistics are per channel: the stack is kept once, not its parts beside it.
+/// Names: branch1.conv1, branch1.bn1, ..., two ends conv2a and conv2b, bn.
+///
+/// Kept for backward of chains of W channels and ends of E, beside the input: `standard` 2W + 2E, in place
+/// W + E; the others W + 2E, as every reader of the block wants its activated output. An average's input,
+/// which is the block's, and its output come to each.
+class InceptionBlock : public torch::nn::Module {
+ public:
+  InceptionBlock(const InceptionBlockShape& shape, int64_t in, bool normalized, const nn::NormOptions& norm);
+  at::Tensor forward(const at::Tensor& x);
+  int64_t out_channels() const { return out_; }
+
+  std::vector<NormalizedNames> normalizations() const;
+
+ private:
+  struct Branch {
+    std::string name;
+    BranchPool pool = BranchPool::kNone;
+    std::vector<torch::nn::Conv2d> chain, ends;
+    std::vector<nn::Norm> norms;  // one a convolution of the chain; none where nothing is normalized
+    std::vector<std::string> end_names;
+  };
+  at::Tensor pooled(const at::Tensor& x, BranchPool pool) const;
+  void run(Branch& branch, const at::Tensor& x, std::vector<at::Tensor>& ends);
+
+  int64_t stride_;
+  int64_t out_ = 0;
+  nn::NormOptions norm_;
+  std::vector<Branch> branches_;
+  nn::Norm bn_{nullptr};
+};
+
+/// GoogLeNet and Inception v2 and v3. Names: conv1, bn1, conv2, ... of the stem, the blocks' (inception3a of
+/// v1 and v2, mixed5b of v3), fc. Dropout draws from libtorch's generator, in training mode only.
+class Inception : public nn::Model {
+ public:
+  /// options.classes >= 1. Where nothing is normalized, options.norm says the activation alone.
+  Inception(const InceptionShape& shape, const BackboneOptions& options);
+
+  /// (N, 3, H, W) to logits (N, classes).
+  at::Tensor forward(const at::Tensor& images) override;
+  bool segments() const override { return false; }
+  std::vector<NormalizedNames> normalizations() const;  ///< of the stem
+
+ private:
+  InceptionShape shape_;
+  nn::NormOptions norm_;
+  std::vector<torch::nn::Conv2d> convs_;
+  std::vector<nn::Norm> norms_;
+  std::vector<std::shared_ptr<InceptionBlock>> blocks_;
+  torch::nn::Linear fc_{nullptr};
+};
+
+}  // namespace palimpsest::models

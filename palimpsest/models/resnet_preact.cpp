@@ -1,0 +1,38 @@
+#include "palimpsest/models/resnet_preact.h"
+
+#include "palimpsest/models/resnext_preact.h"
+#include "palimpsest/nn/convolve.h"
+
+namespace palimpsest::models {
+
+PreactResNet::PreactResNet(std::string name, int64_t blocks_of_stage, const BackboneOptions& options)
+    : name_(std::move(name)) {
+  int64_t channels = 16;
+  conv1_ = register_module("conv1", conv(3, channels, 3));
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    torch::nn::Sequential layer;
+    for (int64_t b = 0; b < blocks_of_stage; ++b) {
+      PreactBottleneck::Options o;
+      o.in = channels;
+      o.channels = {16 << i, 16 << i, 64 << i};
+      o.stride = i > 0 && b == 0 ? 2 : 1;
+      o.groups = 1;
+      o.norm = options.norm;
+      layer->push_back(std::make_shared<PreactBottleneck>(o));
+      channels = o.channels[2];
+    }
+    layers_[i] = register_module("layer" + std::to_string(i + 1), layer);
+  }
+  bn_out_ = register_module("bn_out", nn::Norm(channels, options.norm));
+  register_classifier(channels, options.classes);
+  initialize_convolutions(*this, options.norm);
+}
+
+at::Tensor PreactResNet::features(const at::Tensor& images) {
+  check_images(name_, images);
+  at::Tensor x = nn::convolve(conv1_, images);
+  for (auto& layer : layers_) x = layer->forward(x);
+  return bn_out_->forward(std::move(x));
+}
+
+}  // namespace palimpsest::models

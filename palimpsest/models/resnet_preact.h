@@ -1,0 +1,31 @@
+#pragma once
+
+#include "palimpsest/models/backbone.h"
+
+#include <torch/nn/modules/container/sequential.h>
+
+#include <array>
+#include <string>
+
+namespace palimpsest::models {
+
+/// Pre-activation ResNet for images of 32 pixels, of 9n + 2 layers: a 3x3 convolution of 16 channels, three
+/// stages of n pre-activation bottlenecks (models/resnext_preact.h, ungrouped) with 16, 32, 64 inner and 64,
+/// 128, 256 outer channels, the last two stages with stride 2, and a final normalization. ResNet-164, n = 18,
+/// is the paper's; the mixed precision paper's ResNet-50 has the same blocks at the scale of ImageNet. Names:
+/// conv1, layer1.0.bn1, layer1.0.convs.conv1, ..., layer1.0.proj_conv, bn_out, fc. Source: He, Zhang, Ren,
+/// Sun, "Identity Mappings in Deep Residual Networks", ECCV 2016, section 4 and its appendix.
+class PreactResNet : public Backbone {
+ public:
+  /// options.output_stride is not read: the features are a quarter of the image.
+  PreactResNet(std::string name, int64_t blocks_of_stage, const BackboneOptions& options);
+  at::Tensor features(const at::Tensor& images) override;
+
+ private:
+  std::string name_;
+  torch::nn::Conv2d conv1_{nullptr};
+  std::array<torch::nn::Sequential, 3> layers_{nullptr, nullptr, nullptr};
+  nn::Norm bn_out_{nullptr};
+};
+
+}  // namespace palimpsest::models
