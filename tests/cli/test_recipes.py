@@ -1,10 +1,12 @@
-"""The recipes on the real data, a few steps each, where the data is there."""
+"""The recipes a few steps each: on the real data where it is there, those of mixed precision on noise."""
 import json
+import math
 import tarfile
+import tomllib
 
 import pytest
 
-from cli_support import DATA, ROOT, succeeds
+from cli_support import DATA, ROOT, image_folder, succeeds
 
 FEW_STEPS = "--max-steps 3 --log-every 1 --evaluate-every 0 --quiet".split()
 
@@ -53,6 +55,29 @@ def cifar10(tmp_path_factory):
                 break
     assert len(per_class) == 20
     return folder / "cifar10"
+
+
+@pytest.fixture(scope="module")
+def ten_classes(tmp_path_factory):
+    """Noise under CIFAR-10's layout: the first loss needs no real images."""
+    root = image_folder(tmp_path_factory.mktemp("noise") / "data", classes=[f"class{i}" for i in range(10)], images=2)
+    (root / "val").rename(root / "test")
+    return root
+
+
+@pytest.mark.parametrize("recipe", sorted(path.name for path in (ROOT / "examples/mixed_precision").glob("*.toml")))
+def test_the_twins_of_mixed_precision_begin_with_the_same_loss(recipe, ten_classes, folder):
+    losses = {}
+    for twin, flags in {"mixed": [], "f32": ["--precision", "f32"]}.items():
+        losses[twin] = train_a_little(f"mixed_precision/{recipe}", ten_classes, folder / twin, "--batch", "6", "--workers", "0",
+                                      "--threads", "1", *flags)
+        config = tomllib.loads((folder / twin / "config.toml").read_text())["train"]
+        assert config["precision"] == ("f16-pseudo" if twin == "mixed" else "f32")
+    assert 1.5 < losses["f32"][0] < 6  # ln 10 = 2.3
+    assert losses["mixed"][0] != losses["f32"][0], "not computed in 16 bits"
+    # f16 rounds by 5e-4; the networks' first losses moved by up to 0.0011 of themselves.
+    assert losses["mixed"][0] == pytest.approx(losses["f32"][0], rel=0.01)
+    assert all(math.isfinite(loss) for twin in losses.values() for loss in twin)
 
 
 def test_cifar10_trains(cifar10, folder):
