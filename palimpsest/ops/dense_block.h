@@ -30,6 +30,7 @@
 /// error, and so is a second backward pass without retain_graph (libtorch's own).
 /// On a GPU nothing is copied to the host or waited for, and a CUDA graph can hold both passes
 /// (ops/dense_read.h).
+/// Python has it as torch.ops.palimpsest.dense_block, with one value of each list a layer.
 /// Source: Huang et al., CVPR 2017; Pleiss, Chen, Huang, Li, van der Maaten, Weinberger, "Memory-Efficient
 /// Implementation of DenseNets", 2017, whose shared storages this does without.
 namespace palimpsest::ops {

@@ -4,7 +4,7 @@
 #include <torch/library.h>
 
 /// torch.ops.palimpsest.dense_block: ops::dense_block with one value of each list a layer. Composite, as abn
-/// is (register.cpp).
+/// is (register.cpp), but for eager mode alone: a block reads its tensors' memory, which tracing has none of.
 namespace palimpsest::ops {
 namespace {
 

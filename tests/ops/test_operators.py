@@ -1,4 +1,4 @@
-"""The operator library as Python sees it: torch.ops.palimpsest.abn, abn_ and max_pool2d."""
+"""The operator library as Python sees it: torch.ops.palimpsest.abn, abn_, dense_block and max_pool2d."""
 
 import os
 import pathlib
@@ -306,6 +306,52 @@ def test_gradients_through_an_inner_operator_are_refused():
     )[0]
     with pytest.raises(RuntimeError, match="derivative for palimpsest::abn_forward is not implemented"):
         z.sum().backward()
+
+
+def dense_lists(layers=2, channels=3, growth=2, requires_grad=True):
+    """The ten lists of torch.ops.palimpsest.dense_block, f64."""
+    generator = torch.Generator().manual_seed(1)
+
+    def vector(count, wanted=requires_grad):
+        return (torch.rand(count, dtype=torch.float64, generator=generator) + 0.5).requires_grad_(wanted)
+
+    lists = [[] for _ in range(10)]
+    for i in range(layers):
+        read = channels + i * growth
+        for half, (count, kernel) in enumerate(((read, (4, read, 1, 1)), (4, (growth, 4, 3, 3)))):
+            weight = torch.randn(kernel, dtype=torch.float64, generator=generator).requires_grad_(requires_grad)
+            for own, value in zip(lists[5 * half:], (vector(count), vector(count), vector(count, False), vector(count, False), weight)):
+                own.append(value)
+    return lists
+
+
+def test_the_gradient_of_a_dense_block_is_that_of_finite_differences():
+    x, lists = torch.randn(2, 3, 4, 3, dtype=torch.float64, requires_grad=True), dense_lists()
+    statistics = (2, 3, 7, 8)
+    leaves = [t for i, own in enumerate(lists) if i not in statistics for t in own]
+
+    def block(x, *flat):
+        left = iter(flat)
+        return torch.ops.palimpsest.dense_block(
+            x, *([t.clone() if i in statistics else next(left) for t in own] for i, own in enumerate(lists)), activation_param=0.5)
+
+    assert gradcheck(block, (x, *leaves), fast_mode=True)
+
+
+def test_a_dense_block_moves_every_running_statistic_once():
+    x, lists = torch.randn(2, 3, 4, 3, dtype=torch.float64), dense_lists(requires_grad=False)
+    mean = lists[2][0].clone()
+    out = torch.ops.palimpsest.dense_block(x, *lists)
+    assert out.shape == (2, 7, 4, 3) and out[:, :3].equal(x)
+    torch.testing.assert_close(lists[2][0], 0.9 * mean + 0.1 * x.mean((0, 2, 3)))
+    torch.testing.assert_close(lists[2][1][:3], 0.1 * x.mean((0, 2, 3)) + 0.9 * dense_lists()[2][1][:3])
+
+
+def test_a_dense_block_needs_one_tensor_of_each_list_a_layer():
+    lists = dense_lists()
+    lists[0] = lists[0][:1]
+    with pytest.raises(RuntimeError, match=r"\[dense_block\] every list needs one tensor a layer: kernel2 has 2, another has 1"):
+        torch.ops.palimpsest.dense_block(torch.randn(2, 3, 4, 3, dtype=torch.float64), *lists)
 
 
 # (kernel_size, stride, padding, dilation, ceil_mode)
