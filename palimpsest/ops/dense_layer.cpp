@@ -7,6 +7,7 @@
 #include "palimpsest/ops/side_channels.h"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/empty_like.h>
 
 #include <mutex>

@@ -19,43 +19,72 @@ template <class Word, int kMantissaBits, int kBias>
 struct Format {
   using Bits = Word;
   static constexpr uint32_t kMagnitude = static_cast<Word>(~Word{0}) >> 1;
-  static constexpr uint32_t kMantissa = (uint32_t{1} << kMantissaBits) - 1;
   static constexpr uint32_t kExponents = (kMagnitude >> kMantissaBits) + 1;
+  static constexpr uint32_t kInfinity = (kExponents - 1) << kMantissaBits;
 
+  /// Of the value with that number, at any address.
+  static uint32_t magnitude(const char* x, int64_t i) {
+    Word word;
+    std::memcpy(&word, x + i * static_cast<int64_t>(sizeof word), sizeof word);
+    return word & kMagnitude;
+  }
   static uint32_t exponent(uint32_t magnitude) { return magnitude >> kMantissaBits; }
   static int bin(uint32_t exponent) { return bin_of_exponent(static_cast<int>(exponent) - kBias); }
   /// Of a subnormal number: its mantissa counts multiples of the least one.
   static int subnormal_bin(uint32_t mantissa) {
     constexpr int kLeast = 1 - kBias - kMantissaBits;
-    return mantissa == 0 ? kZeroBin
-                         : bin_of_exponent(kLeast + static_cast<int>(std::bit_width(mantissa)) - 1);
+    return bin_of_exponent(kLeast + static_cast<int>(std::bit_width(mantissa)) - 1);
   }
 };
 using F32 = Format<uint32_t, 23, 127>;
 using F16 = Format<uint16_t, 10, 15>;
 using BF16 = Format<uint16_t, 7, 127>;
 
+/// Values that are counted before anything else is asked of them: they are still in the second cache then.
+constexpr int64_t kCachedValues = 16384;
+
+/// How many of `n` values at `x` have that magnitude.
+template <class F>
+int64_t count_equal(const char* x, int64_t n, uint32_t magnitude) {
+  int64_t result = 0;
+  for (int64_t i = 0; i < n; ++i) result += F::magnitude(x, i) == magnitude;
+  return result;
+}
+
+// A value takes one addition and no branch: which zeros are subnormal numbers, and which infinities NaNs, is
+// asked where there are any, by loops that compilers make vectors of.
 template <class F>
 void count(const void* x, int64_t begin, int64_t end, ExponentCounts& counts) {
   // Several tables: neighbours have the same exponent more often than not, and adding to one place in turn
   // waits for the last addition.
   constexpr std::size_t kTables = 4;
-  std::array<std::array<uint32_t, F::kExponents>, kTables> tables{};
-  const char* bytes = static_cast<const char*>(x);
-  for (int64_t i = begin; i < end; ++i) {
-    typename F::Bits word;
-    std::memcpy(&word, bytes + i * static_cast<int64_t>(sizeof word), sizeof word);
-    const uint32_t magnitude = word & F::kMagnitude, exponent = F::exponent(magnitude);
-    if (exponent == 0) {
-      ++counts[static_cast<std::size_t>(F::subnormal_bin(magnitude))];
-    } else if (exponent == F::kExponents - 1) {
-      ++counts[static_cast<std::size_t>((magnitude & F::kMantissa) != 0 ? kNaNBin : kInfinityBin)];
-    } else {
-      ++tables[static_cast<std::size_t>(i) % kTables][exponent];
+  constexpr std::size_t kSpecial = F::kExponents - 1;
+  for (; begin < end; begin += kCachedValues) {
+    const int64_t n = std::min(kCachedValues, end - begin);
+    const char* const bytes =
+        static_cast<const char*>(x) + begin * static_cast<int64_t>(sizeof(typename F::Bits));
+    std::array<std::array<uint32_t, F::kExponents>, kTables> tables{};
+    int64_t i = 0;
+    for (; i + static_cast<int64_t>(kTables) <= n; i += static_cast<int64_t>(kTables))
+      for (std::size_t t = 0; t < kTables; ++t)
+        ++tables[t][F::exponent(F::magnitude(bytes, i + static_cast<int64_t>(t)))];
+    for (; i < n; ++i) ++tables[0][F::exponent(F::magnitude(bytes, i))];
+    for (std::size_t t = 1; t < kTables; ++t)
+      for (std::size_t e = 0; e <= kSpecial; ++e) tables[0][e] += tables[t][e];
+    for (uint32_t e = 1; e < kSpecial; ++e) counts[static_cast<std::size_t>(F::bin(e))] += tables[0][e];
+    if (const int64_t all = tables[0][0]; all > 0) {
+      const int64_t zeros = count_equal<F>(bytes, n, 0);
+      counts[kZeroBin] += zeros;
+      for (i = 0; zeros < all && i < n; ++i)
+        if (const uint32_t m = F::magnitude(bytes, i); m != 0 && F::exponent(m) == 0)
+          ++counts[static_cast<std::size_t>(F::subnormal_bin(m))];
+    }
+    if (const int64_t all = tables[0][kSpecial]; all > 0) {
+      const int64_t infinities = count_equal<F>(bytes, n, F::kInfinity);
+      counts[static_cast<std::size_t>(kInfinityBin)] += infinities;
+      counts[static_cast<std::size_t>(kNaNBin)] += all - infinities;
     }
   }
-  for (uint32_t e = 1; e + 1 < F::kExponents; ++e)
-    for (const auto& table : tables) counts[static_cast<std::size_t>(F::bin(e))] += table[e];
 }
 
 }  // namespace
