@@ -18,9 +18,9 @@ double gain_of(const nn::NormOptions& norm) {
   return norm.activation == nn::Activation::kIdentity ? 1 : std::sqrt(2.0);
 }
 
-void start_plain(at::Tensor weight, at::Tensor bias, double gain) {
-  const auto fan_in = static_cast<double>(weight.numel() / weight.size(0));
-  weight.normal_(0, gain / std::sqrt(fan_in));
+void start_plain(const at::Tensor& weight, const at::Tensor& bias, double gain) {
+  const int64_t fan_in = weight.numel() / weight.size(0);
+  weight.normal_(0, gain / std::sqrt(static_cast<double>(fan_in)));
   bias.zero_();
 }
 
