@@ -1,0 +1,133 @@
+// A single shot detector (section 4.2 of the paper): a plain network of 3x3 convolutions in the manner of
+// VGG, heads on two of its resolutions, smooth L1 loss of offsets and cross-entropy of kinds with the hardest
+// negatives, SGD with momentum. As in the Caffe original, pixels run from -128 to 127 and no layer
+// normalizes: activations are large, their gradients small. The pictures are generated (shapes.h). Figure:
+// mean average precision of held-out ones.
+#include "examples/mixed_precision/boxes.h"
+#include "examples/mixed_precision/shapes.h"
+#include "examples/mixed_precision/support.h"
+
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+namespace mixed_precision {
+namespace {
+
+using palimpsest::nn::convolve;
+
+constexpr int64_t kBatch = 16, kSides = 2, kOutputs = Shapes::kKinds + 1 + 4;
+
+torch::nn::Conv2d convolution(int64_t inputs, int64_t outputs) {
+  return torch::nn::Conv2d(torch::nn::Conv2dOptions(inputs, outputs, 3).padding(1));
+}
+
+struct DetectorImpl : torch::nn::Module {
+  DetectorImpl() {
+    int64_t inputs = 3;
+    for (const int64_t outputs : {8, 8, 16, 16, 32, 32, 64, 64, 64, 64}) {
+      layers.push_back(
+          register_module("layer" + std::to_string(layers.size()), convolution(inputs, outputs)));
+      inputs = outputs;
+    }
+    for (auto& layer : layers)
+      torch::nn::init::kaiming_normal_(layer->weight, 0, torch::kFanOut, torch::kReLU);
+    for (const int64_t channels : {32, 64, 64}) {
+      heads.push_back(
+          register_module("head" + std::to_string(heads.size()), convolution(channels, kSides * kOutputs)));
+      torch::nn::init::normal_(heads.back()->weight, 0, 0.01);
+    }
+    for (auto& parameter : parameters())
+      if (parameter.dim() == 1) torch::nn::init::zeros_(parameter);
+  }
+
+  /// (n, 3, 64, 64) -> (n, boxes, kinds + 1 + 4): logits of kinds, offsets
+  at::Tensor forward(const at::Tensor& images) {
+    at::Tensor x = images;
+    std::vector<at::Tensor> outputs;
+    for (size_t i = 0; i < layers.size(); ++i) {
+      x = convolve(layers[i], x).relu();
+      if (i == 5 || i == 7 || i == 9)  // a head on each of the last three resolutions
+        outputs.push_back(
+            convolve(heads[outputs.size()], x).permute({0, 2, 3, 1}).reshape({x.size(0), -1, kOutputs}));
+      if (i % 2 == 1 && i < 8) x = torch::max_pool2d(x, 2);
+    }
+    return torch::cat(outputs, 1);
+  }
+
+  std::vector<torch::nn::Conv2d> layers, heads;
+};
+TORCH_MODULE(Detector);
+
+/// Of the resolutions of 16 x 16, 8 x 8 and 4 x 4.
+std::vector<Box> boxes_of_detector() {
+  std::vector<Box> boxes;
+  for (const auto& [stride, sides] :
+       {std::pair<int64_t, std::vector<double>>{4, {12, 14}}, {8, {17, 20}}, {16, {23, 27}}}) {
+    const auto more = default_boxes(Shapes::kSide, stride, sides);
+    boxes.insert(boxes.end(), more.begin(), more.end());
+  }
+  return boxes;
+}
+
+at::Tensor outputs_of(Training& training, Detector& model, const Shapes& shapes) {
+  at::Tensor outputs;
+  {
+    const auto guard = training.guard();
+    outputs = model->forward(shapes.images);
+  }
+  return outputs.to(at::kFloat);
+}
+
+/// Sum over matched boxes, and three times as many of the hardest others (SSD, eq. 1), over the number of all
+/// boxes.
+at::Tensor loss_of(const at::Tensor& outputs, const Targets& targets) {
+  const auto parts = outputs.split_with_sizes({Shapes::kKinds + 1, 4}, 2);
+  const at::Tensor matched = targets.kinds > 0;
+  const at::Tensor entropy =
+      torch::cross_entropy_loss(parts[0].flatten(0, 1), targets.kinds.flatten(), {}, at::Reduction::None)
+          .view_as(targets.kinds);
+  const at::Tensor negative = entropy.detach().masked_fill(matched, -1);
+  const at::Tensor rank = negative.argsort(/*stable=*/true, /*dim=*/1, /*descending=*/true)
+                              .argsort(/*dim=*/1, /*descending=*/false);
+  const at::Tensor counted = matched.logical_or(rank < 3 * matched.sum(1, /*keepdim=*/true));
+  const at::Tensor mask = matched.unsqueeze(2).to(at::kFloat);
+  const at::Tensor offsets =
+      torch::smooth_l1_loss(parts[1] * mask, targets.offsets * mask, at::Reduction::Sum);
+  return ((entropy * counted).sum() + offsets) / static_cast<double>(matched.numel());
+}
+
+double evaluate(Training& training, Detector& model, const std::vector<Box>& boxes) {
+  const torch::NoGradGuard no_grad;
+  const Shapes shapes(training.seed(), 2, 0, 200);
+  const at::Tensor outputs = outputs_of(training, model, shapes);
+  const at::Tensor kinds = outputs.narrow(2, 0, Shapes::kKinds + 1).softmax(2),
+                   offsets = outputs.narrow(2, Shapes::kKinds + 1, 4);
+  std::vector<std::vector<Object>> detections;
+  for (int64_t i = 0; i < outputs.size(0); ++i) detections.push_back(detect(kinds[i], offsets[i], boxes));
+  return mean_average_precision(detections, shapes.objects, Shapes::kKinds);
+}
+
+void train(Training& training) {
+  Detector model;
+  const std::vector<Box> boxes = boxes_of_detector();
+  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(5e-4));
+  for (int64_t step = 0; step < training.steps(); ++step) {
+    const Shapes shapes(training.seed(), 1, step, kBatch);
+    const at::Tensor loss = loss_of(outputs_of(training, model, shapes), match(shapes.objects, boxes));
+    training.backward(loss);
+    training.step(sgd);
+    training.end_step({{"loss", loss.item<double>()}});
+  }
+  training.finish({{"mean_average_precision", evaluate(training, model, boxes)}});
+}
+
+}  // namespace
+}  // namespace mixed_precision
+
+int main(int argc, char** argv) {
+  return mixed_precision::run(argc, argv, "ssd",
+                              "A single shot detector: plain convolutions, SGD; generated shapes.", 300,
+                              mixed_precision::train);
+}

@@ -1,0 +1,204 @@
+#include "examples/mixed_precision/support.h"
+
+#include <palimpsest/io/atomic_file.h>
+#include <palimpsest/train/mixed_precision.h>
+
+#include <c10/util/Exception.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/utils.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+
+namespace mixed_precision {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using palimpsest::Error;
+using palimpsest::ErrorKind;
+
+constexpr int64_t kHopeless = 50;  // skipped steps in a row
+
+amp::GradScaler make_scaler(const std::string& loss_scale) {
+  if (loss_scale == "dynamic") return amp::GradScaler();
+  return amp::GradScaler::constant(loss_scale.empty() ? 1 : std::stod(loss_scale));
+}
+
+/// Shares of all values, and the scale that they ask for.
+Json to_json(const amp::ExponentHistogram& histogram) {
+  const auto s = histogram.shares();
+  return {{"values", histogram.values()},
+          {"zero", s.zero},
+          {"lost", s.lost},
+          {"recoverable", s.recoverable},
+          {"above", s.above},
+          {"recommended_scale", histogram.recommended_scale()}};
+}
+
+Options parse(int argc, char** argv, const std::string& description, int64_t steps) {
+  Options options;
+  options.steps = steps;
+  std::string precision = "f32";
+  CLI::App app(description);
+  app.add_option("--precision", precision, "<f32, bf16, f16 or f16-pseudo> what the network computes in")
+      ->capture_default_str();
+  app.add_option("--loss-scale", options.loss_scale,
+                 "<dynamic or factor> f16: multiplies the loss; 1: no scale [dynamic]");
+  app.add_option("--steps", options.steps, "<steps> how long to train")->capture_default_str();
+  app.add_option("--accumulate", options.accumulate,
+                 "<batches> over which the loss is averaged; the same one stands for all")
+      ->capture_default_str();
+  app.add_option("--seed", options.seed, "<number> of data and first weights")->capture_default_str();
+  app.add_option("--json", options.json,
+                 "<file> also write the record to this file, a line of JSON for each step");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success&) {
+    std::fputs(app.help().c_str(), stdout);
+    std::exit(0);
+  } catch (const CLI::ParseError& error) {
+    throw Error(ErrorKind::kUsage, error.what());
+  }
+  options.precision = amp::parse_precision(precision);
+  if (options.steps < 1)
+    throw Error(ErrorKind::kUsage, "--steps must be at least 1, got " + std::to_string(options.steps));
+  if (options.accumulate < 1)
+    throw Error(ErrorKind::kUsage,
+                "--accumulate must be at least 1, got " + std::to_string(options.accumulate));
+  if (!amp::needs_loss_scale(options.precision)) {
+    if (!options.loss_scale.empty())
+      throw Error(ErrorKind::kUsage,
+                  "--loss-scale has no effect in " + precision + ": it needs --precision f16 or f16-pseudo");
+    return options;
+  }
+  if (options.loss_scale.empty()) options.loss_scale = "dynamic";
+  const auto scale = palimpsest::train::parse_loss_scale(options.loss_scale, "--loss-scale");
+  if (scale.kind == palimpsest::train::LossScale::Kind::kAuto)
+    throw Error(ErrorKind::kUsage, "--loss-scale must be 'dynamic' or a finite number above 0, got 'auto'");
+  return options;
+}
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n'));
+}
+
+}  // namespace
+
+Training::Training(const std::string& name, const Options& options)
+    : name_(name), options_(options), scaler_(make_scaler(options.loss_scale)) {}
+
+void Training::keep_statistics_of(const torch::nn::Module& model) {
+  keeper_.emplace(model);
+  keeper_->save();
+}
+
+void Training::backward(const at::Tensor& loss) {
+  // Layers of libtorch keep a 16-bit copy of their weights until backward otherwise (amp/weight_copies.h).
+  if (options_.precision != amp::Precision::kF32) amp::drop_weight_copies(loss);
+  const at::Tensor scaled = scaler_.scale(loss / options_.accumulate);
+  if (observes()) amp::observe_activation_gradients(scaled, activations_, scaler_.get_scale());
+  scaled.backward();
+}
+
+void Training::step(torch::optim::Optimizer& optimizer, double clip) {
+  scaler_.unscale_(optimizer);  // before anything looks at gradients: no setting changes with the scale
+  if (observes()) weights_.add_gradients(optimizer);
+  if (options_.accumulate > 1)
+    for (auto& group : optimizer.param_groups())
+      for (auto& parameter : group.params())
+        if (parameter.grad().defined()) parameter.mutable_grad().mul_(options_.accumulate);
+  if (clip > 0)
+    for (auto& group : optimizer.param_groups()) torch::nn::utils::clip_grad_norm_(group.params(), clip);
+  skipped_now_ |= !scaler_.step(optimizer);
+  optimizer.zero_grad();
+}
+
+void Training::end_step(const std::vector<Metric>& losses) {
+  const double scale = scaler_.get_scale();
+  scaler_.update();
+  ++step_;
+  skipped_ += skipped_now_ ? 1 : 0;
+  if (keeper_) skipped_now_ ? keeper_->restore() : keeper_->save();
+  Json line;
+  line["step"] = step_;
+  std::string text;
+  bool finite = true;
+  for (const auto& [name, value] : losses) {
+    line[name] = value;
+    text += " " + name + " " + std::to_string(value);
+    finite &= std::isfinite(value);
+  }
+  line["scale"] = scale;
+  line["skipped"] = skipped_;
+  record_ += line.dump() + "\n";
+  if (step_ == steps() || step_ % std::max<int64_t>(1, steps() / 10) == 0) {
+    std::printf("step %lld/%lld%s scale %g skipped %lld\n", static_cast<long long>(step_),
+                static_cast<long long>(steps()), text.c_str(), scale, static_cast<long long>(skipped_));
+    std::fflush(stdout);
+  }
+  const bool overflowed = skipped_now_ && amp::needs_loss_scale(options_.precision);
+  if ((!finite && !overflowed) || scaler_.skipped_in_a_row() >= kHopeless) {
+    write();
+    throw Error(ErrorKind::kDiverged, "step " + std::to_string(step_) + ": no finite gradients" +
+                                          (finite ? " in the last 50 steps" : ", the loss is not finite") +
+                                          "; try --precision bf16 or f32");
+  }
+  skipped_now_ = false;
+}
+
+void Training::finish(const std::vector<Metric>& metrics) {
+  Json line{{"program", name_},
+            {"precision", amp::to_string(options_.precision)},
+            {"loss_scale", options_.loss_scale},
+            {"steps", steps()},
+            {"accumulate", options_.accumulate},
+            {"seed", seed()},
+            {"skipped", skipped_}};
+  for (const auto& [name, value] : metrics) {
+    line["metrics"][name] = value;
+    std::printf("%s %.4f\n", name.c_str(), value);
+  }
+  line["activation_gradients"] = to_json(activations_);
+  line["weight_gradients"] = to_json(weights_);
+  if (activations_.values() > 0) std::printf("activations' gradients: %s", activations_.text().c_str());
+  std::printf("weights' gradients: %s\n", first_line(weights_.text()).c_str());
+  record_ += line.dump() + "\n";
+  write();
+}
+
+void Training::write() const {
+  if (!options_.json.empty()) palimpsest::io::write_file_atomically(options_.json, record_);
+}
+
+int run(int argc, char** argv, const std::string& name, const std::string& description, int64_t steps,
+        const std::function<void(Training&)>& train) {
+  int status = 1;
+  std::string message;
+  try {
+    const Options options = parse(argc, argv, description, steps);
+    torch::manual_seed(options.seed);
+    const auto start = std::chrono::steady_clock::now();
+    Training training(name, options);
+    train(training);
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - start;
+    std::printf("%.1f s\n", seconds.count());
+    return 0;
+  } catch (const Error& error) {
+    message = error.what();
+    status = error.exit_code();
+  } catch (const c10::Error& error) {
+    message = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    message = error.what();
+  }
+  std::fprintf(stderr, "%s: error: %s\n", name.c_str(), first_line(message).c_str());
+  return status;
+}
+
+}  // namespace mixed_precision
