@@ -10,6 +10,8 @@ namespace {
 // SSD's "variances": they bring offsets of centres and of sides to about the same size.
 constexpr double kOfCentre = 0.1, kOfSide = 0.2;
 
+constexpr size_t kCandidates = 100;  // of a kind, before suppression, whose time grows with their square
+
 std::array<double, 4> encode(const Box& box, const Box& from) {
   const double width = from.x1 - from.x0, height = from.y1 - from.y0;
   return {(box.x0 + box.x1 - from.x0 - from.x1) / 2 / width / kOfCentre,
@@ -106,6 +108,7 @@ std::vector<Object> detect(const torch::Tensor& probabilities, const torch::Tens
       if (p[row][kind] >= 0.05) candidates.push_back({kind, decode(o[row], boxes[k]), p[row][kind]});
     }
     std::ranges::stable_sort(candidates, [](const auto& a, const auto& b) { return a.score > b.score; });
+    if (candidates.size() > kCandidates) candidates.resize(kCandidates);
     for (const auto& candidate : candidates)
       if (std::ranges::none_of(
               kept, [&](const Object& better) { return overlap(better.box, candidate.box) > 0.45; }))

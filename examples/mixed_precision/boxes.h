@@ -34,7 +34,7 @@ struct Targets {
 Targets match(const std::vector<std::vector<Object>>& objects, const std::vector<Box>& boxes);
 
 /// Detections of one image from its probabilities (boxes, kinds + 1) and offsets (boxes, 4), f32: of each
-/// kind those of at least 0.05 that overlap no better one by more than 0.45.
+/// kind those of at least 0.05, the best 100, that overlap no better one by more than 0.45.
 std::vector<Object> detect(const torch::Tensor& probabilities, const torch::Tensor& offsets,
                            const std::vector<Box>& boxes);
 
