@@ -2,10 +2,11 @@
 
 /// The one header that most users include: what a C++ training program on libtorch gets.
 ///
-///   nn::InPlaceABN              batch normalization + activation that keeps its output only; BatchNorm2d's
-///   keys models::make(name, options) ResNet, ResNeXt, DeepLabV3 by name; ModelOptions::strategy says how the
-///   whole
-///                               network spends memory: the same weights, the same gradients
+///   nn::InPlaceABN              batch normalization + activation that keeps its output only; the keys of
+///                               BatchNorm2d
+///   models::make(name, options) ResNet, ResNeXt, DeepLabV3, DenseNet, Inception, AlexNet, VGG by name;
+///                               ModelOptions::strategy says how the whole network spends memory: the same
+///                               weights, the same gradients
 ///   memory::install_counting_allocator(), memory::Meter, memory::Timeline
 ///                               kept and peak bytes of a step; call the first before any tensor
 ///   memory::recompute(fn, x)    runs a segment that keeps its input only, and again in backward: activation

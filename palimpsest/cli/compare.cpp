@@ -193,7 +193,7 @@ class Comparison {
       if (outcome.signal != 0) return false;
       report_.runs[i].steps = std::move(outcome.steps);
       report_.runs[i].evaluations = std::move(outcome.evaluations);
-      report_.runs[i].exponents = std::move(outcome.exponents);
+      report_.runs[i].exponents = outcome.exponents;
       if (sets_.validation && model->segments()) add_predictions(*model, run);
       memory::release_retained();
     }
