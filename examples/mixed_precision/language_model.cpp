@@ -65,13 +65,10 @@ void train(Training& training) {
   // From 0, the first step would be one of signs: +-0.2 for every weight, however small its gradient.
   torch::optim::Adagrad adagrad(model->parameters(),
                                 torch::optim::AdagradOptions(0.2).initial_accumulator_value(1e-3));
-  for (int64_t step = 0; step < training.steps(); ++step) {
+  training.run(adagrad, /*clip=*/1, [&](int64_t step) {
     const at::Tensor text = language.text(1, step, kColumns, kLength);
-    const at::Tensor loss = loss_of(logits_of(training, model, text), text);
-    training.backward(loss);
-    training.step(adagrad, /*clip=*/1);
-    training.end_step({{"loss", loss.item<double>()}});
-  }
+    return loss_of(logits_of(training, model, text), text);
+  });
   training.finish(evaluate(training, model, language));
 }
 

@@ -113,13 +113,10 @@ std::vector<Metric> evaluate(Training& training, Recognizer& model) {
 void train(Training& training) {
   Recognizer model;
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9).nesterov(true));
-  for (int64_t step = 0; step < training.steps(); ++step) {
+  training.run(sgd, /*clip=*/5, [&](int64_t step) {
     const Tones tones(training.seed(), 1, step, kBatch);
-    const at::Tensor loss = loss_of(logits_of(training, model, tones), tones);
-    training.backward(loss);
-    training.step(sgd, /*clip=*/5);
-    training.end_step({{"loss", loss.item<double>()}});
-  }
+    return loss_of(logits_of(training, model, tones), tones);
+  });
   training.finish(evaluate(training, model));
 }
 

@@ -113,13 +113,10 @@ void train(Training& training) {
   Detector model;
   const std::vector<Box> boxes = boxes_of_detector();
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(5e-4));
-  for (int64_t step = 0; step < training.steps(); ++step) {
+  training.run(sgd, /*clip=*/0, [&](int64_t step) {
     const Shapes shapes(training.seed(), 1, step, kBatch);
-    const at::Tensor loss = loss_of(outputs_of(training, model, shapes), match(shapes.objects, boxes));
-    training.backward(loss);
-    training.step(sgd);
-    training.end_step({{"loss", loss.item<double>()}});
-  }
+    return loss_of(outputs_of(training, model, shapes), match(shapes.objects, boxes));
+  });
   training.finish({{"mean_average_precision", evaluate(training, model, boxes)}});
 }
 

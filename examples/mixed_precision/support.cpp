@@ -152,6 +152,16 @@ void Training::end_step(const std::vector<Metric>& losses) {
   skipped_now_ = false;
 }
 
+void Training::run(torch::optim::Optimizer& optimizer, double clip,
+                   const std::function<at::Tensor(int64_t)>& loss) {
+  for (int64_t i = 0; i < steps(); ++i) {
+    const at::Tensor value = loss(i);
+    backward(value);
+    step(optimizer, clip);
+    end_step({{"loss", value.item<double>()}});
+  }
+}
+
 void Training::finish(const std::vector<Metric>& metrics) {
   Json line{{"program", name_},
             {"precision", amp::to_string(options_.precision)},

@@ -37,7 +37,8 @@ struct Metric {
   double value;
 };
 
-/// One training: what lies between a loss and new parameters.
+/// One training: what lies between a loss and new parameters. run() is this loop, for one loss and one
+/// optimizer:
 ///
 ///   for (int64_t step = 0; step < training.steps(); ++step) {
 ///     {
@@ -69,6 +70,9 @@ class Training {
   /// Error(kDiverged) for a loss that is not finite where nothing was skipped, and after 50 skipped steps in
   /// a row; what was recorded is written before.
   void end_step(const std::vector<Metric>& losses);
+
+  /// All steps of a training with one loss, that of step 0, 1, ...; one optimizer and `clip` as in step().
+  void run(torch::optim::Optimizer& optimizer, double clip, const std::function<at::Tensor(int64_t)>& loss);
 
   /// Prints `metrics` and which gradients were lost, and writes the record: a line of JSON for each step,
   /// then one of the whole run. Same options, same bytes.

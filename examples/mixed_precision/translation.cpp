@@ -104,12 +104,9 @@ std::vector<Metric> evaluate(Training& training, Translator& model) {
 void train(Training& training) {
   Translator model;
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.8).momentum(0.9));
-  for (int64_t step = 0; step < training.steps(); ++step) {
-    const at::Tensor loss = loss_of(training, model, Sentences(training.seed(), 1, step, kBatch));
-    training.backward(loss);
-    training.step(sgd, /*clip=*/5);
-    training.end_step({{"loss", loss.item<double>()}});
-  }
+  training.run(sgd, /*clip=*/5, [&](int64_t step) {
+    return loss_of(training, model, Sentences(training.seed(), 1, step, kBatch));
+  });
   training.finish(evaluate(training, model));
 }
 
