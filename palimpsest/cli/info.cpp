@@ -1,3 +1,4 @@
+#include "palimpsest/amp/weight_copies.h"
 #include "palimpsest/cli/build.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/layers.h"
@@ -50,6 +51,7 @@ StrategyMemory measure(Options options, const std::string& strategy) {
   const memory::Meter meter_of_step = [&] {
     memory::Meter meter;
     at::Tensor loss = train::loss(format.forward(*model, images), targets, train::LossOptions{});
+    if (format.precision != amp::Precision::kF32) amp::drop_weight_copies(loss);  // as a training does
     meter.forward_done();
     loss.backward();
     return meter;

@@ -94,6 +94,7 @@ void Rehearsal::step(const data::Batch& batch, const std::function<void(const ch
   enter("forward");
   mixed_->begin(1);
   at::Tensor value = train::loss(format_.forward(*model_, batch.images), batch.targets, loss_);
+  mixed_->forward_done(value);
   enter("backward");
   mixed_->backward(value);
   value.reset();

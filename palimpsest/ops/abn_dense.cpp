@@ -212,6 +212,7 @@ void backward_dense(const at::Tensor& dz, const at::Tensor& kept, const Optional
     if (out.dweight.defined()) out.dweight.zero_(), out.dbias.zero_();
     return;
   }
+  note_backward(layer.settings, kept);
   const SideBuffer beside(side_bytes, kept);
   const SideChannels& side = beside.channels();
   const at::Tensor& values = beside.values();

@@ -82,6 +82,11 @@ class WatchedVector {
     arriving_.copy_(t, /*non_blocking=*/true);
   }
 
+  /// moved() for a change whose like was never seen.
+  void foresee(double share) {
+    if (known_.defined()) moved_ = share * known_.abs();
+  }
+
   /// What was queued, which has arrived. moved() is 4 times the change, but at most `share` of the value;
   /// without a change that of the last one, as a step may take several passes.
   void take(double share) {
@@ -123,8 +128,9 @@ class RecoveryHistory {
     const at::Tensor weight = or_undefined(tensors.weight), bias = or_undefined(tensors.bias);
     const bool first = !choice_;
     const int64_t version = version_of(tensors.weight, tensors.bias), writes = first ? 0 : version - version_;
-    const bool usual = writes == 0 || writes == usual_writes_;
-    if (writes != 0) usual_writes_ = writes;
+    const bool first_step = usual_writes_ == 0 && saw_backward_ && writes > 0 && writes <= kMostWritesOfAStep;
+    const bool usual = writes == 0 || writes == usual_writes_ || first_step;
+    if (writes != 0) usual_writes_ = writes, saw_backward_ = false;
     version_ = version;
     const bool sample = passes_++ % kPassesOfSample == 0;
     const at::Tensor rms = sample ? sampled_rms(tensors) : at::Tensor();
@@ -136,7 +142,8 @@ class RecoveryHistory {
       bias_.read(bias);
       rms_.read(sample ? rms : sampled_rms(tensors));
     } else {
-      weight_.take(0.75);
+      weight_.take(kShareOfAStep);
+      if (first_step) weight_.foresee(kShareOfAStep);
       bias_.take(std::numeric_limits<double>::infinity());
       rms_.take(0);
       report_missed(layer);
@@ -156,6 +163,11 @@ class RecoveryHistory {
     return choice_;
   }
 
+  void saw_backward() {
+    const std::scoped_lock lock(mutex_);
+    saw_backward_ = true;
+  }
+
   bool always_chose_some(int64_t version) {
     const std::scoped_lock lock(mutex_);
     return choice_ && always_some_ && version == version_;
@@ -170,6 +182,8 @@ class RecoveryHistory {
 
  private:
   static constexpr int64_t kPassesOfSample = 16;
+  static constexpr int64_t kMostWritesOfAStep = 4;  // of weight and bias: AdamW writes each twice
+  static constexpr double kShareOfAStep = 0.75;     // that a weight is thought to lose at most
 
   /// The pass before used choice_; what its weight and bias were has arrived by now.
   void report_missed(const RecoveryLayer& layer) {
@@ -193,7 +207,7 @@ class RecoveryHistory {
   std::optional<RecoveryChoice> choice_;
   std::vector<at::Tensor> captured_;  ///< indices that graphs read again whenever they are replayed
   int64_t version_ = 0, usual_writes_ = 0, passes_ = 0;
-  bool always_some_ = false;
+  bool always_some_ = false, saw_backward_ = false;
 };
 
 /// The histories of all weights that are alive.
@@ -256,6 +270,12 @@ std::optional<RecoveryChoice> choose_degenerate_channels(const RecoveryLayer& la
   if (tensors.residual && capturing) return std::nullopt;
   if (tensors.residual) ++waits;
   return read_now(layer, tensors, like);
+}
+
+void saw_backward(const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias) {
+  if (!weight && !bias) return;
+  if (const auto history = RecoveryHistories::instance().of(weight ? *weight : *bias, /*make=*/false))
+    history->saw_backward();
 }
 
 bool always_chose_some(const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias) {

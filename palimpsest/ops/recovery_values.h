@@ -35,7 +35,9 @@ struct RecoveryChoice {
 /// The residual is sampled on every 16th pass.
 ///   A layer's first pass waits and reads what the tensors hold, and so does one before which weight and bias
 /// were written another number of times than between the passes before: not an optimizer's step, but somebody
-/// who loaded values. So does every pass of a layer with a residual and neither weight nor bias.
+/// who loaded values. (The first writes, up to 4, are an optimizer's if the layer's backward ran before them;
+/// a weight may lose three quarters of itself in them.) So does every pass of a layer with a residual and
+/// neither weight nor bias.
 ///   While a CUDA graph is captured nothing is read or queued: the last pass's choice holds for all replays.
 /// Absent: there was none.
 ///   A channel that turned degenerate in one step, by more than that, has a gradient of few digits (none, at
@@ -43,6 +45,9 @@ struct RecoveryChoice {
 std::optional<RecoveryChoice> choose_degenerate_channels(const RecoveryLayer& layer,
                                                          const RecoveryTensors& tensors,
                                                          const at::Tensor& like);
+
+/// A layer's backward tells that it ran: what is written next may be an optimizer's step.
+void saw_backward(const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias);
 
 /// Whether every choice for `weight` as it is now found a degenerate channel. A pass that waits for its
 /// backward is one of them, as weight must not be written in between.

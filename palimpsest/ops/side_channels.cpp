@@ -78,6 +78,10 @@ SideBuffer::SideBuffer(const at::Tensor& hidden, const at::Tensor& like) {
   channels_.index = part_of_storage(bytes, at::kLong, index / 8, {channels_.count}, {1});
 }
 
+void note_backward(const AbnSettings& s, const at::Tensor& kept) {
+  if (abn_device_kernels(kept.device().type()).host_runs_ahead) saw_backward(s.weight, s.bias);
+}
+
 void check_nothing_was_left(const AbnSettings& s, const at::Tensor& kept) {
   if (!keeps_output(s.keep) || kept.numel() == 0) return;
   const bool lost = abn_device_kernels(kept.device().type()).host_runs_ahead

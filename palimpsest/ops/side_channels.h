@@ -46,6 +46,9 @@ class SideBuffer {
   at::Tensor values_;
 };
 
+/// For a backward pass: tells it to what chooses the channels of the next forward (ops/recovery_values.h).
+void note_backward(const AbnSettings& settings, const at::Tensor& kept);
+
 /// Raises if a forward pass that left nothing found a degenerate channel: then what it left was lost.
 void check_nothing_was_left(const AbnSettings& settings, const at::Tensor& kept);
 

@@ -59,8 +59,11 @@ void MixedPrecision::begin(int64_t step, bool observe) {
   if (observe || (scaler_ && choose_)) observation_.emplace();
 }
 
-void MixedPrecision::backward(const at::Tensor& loss) {
+void MixedPrecision::forward_done(const at::Tensor& loss) {
   if (precision_ != amp::Precision::kF32) amp::drop_weight_copies(loss);
+}
+
+void MixedPrecision::backward(const at::Tensor& loss) {
   const at::Tensor scaled = scaler_ ? scaler_->scale(loss) : loss;
   if (observation_) amp::observe_activation_gradients(scaled, observation_->activations, loss_scale());
   scaled.backward();

@@ -42,8 +42,9 @@ class MixedPrecision {
 
   /// Before the forward pass of the step with number `step`, from 0. `observe`: look at its gradients.
   void begin(int64_t step, bool observe = false);
-  /// Gradients of `loss`, which may be released afterwards. No layer keeps a 16-bit copy of its weights
-  /// meanwhile.
+  /// Right after the forward pass: no layer keeps a 16-bit copy of its weights for backward any longer.
+  void forward_done(const at::Tensor& loss);
+  /// Gradients of `loss`, which may be released afterwards.
   void backward(const at::Tensor& loss);
   /// The optimizer's step; false if it was skipped. Gradients stay: zero them.
   bool step(torch::optim::Optimizer& optimizer);

@@ -194,6 +194,7 @@ class Run {
     record.loss_scale = mixed_.loss_scale();
     mixed_.begin(step_, options_.histogram_every > 0 && step_ % options_.histogram_every == 0);
     at::Tensor value = loss(format_.forward(model_, batch.images), batch.targets, loss_options_);
+    mixed_.forward_done(value);
     if (meter) meter->forward_done();
     record.loss = value.item<double>();
     const bool finite = std::isfinite(record.loss);

@@ -49,6 +49,33 @@ TEST(MixedPrecision, EveryPrecisionTrainsLikeF32) {
   }
 }
 
+/// libtorch's own layers, with weights of more bytes than all else.
+class Wide : public nn::Model {
+ public:
+  Wide()
+      : fc1(register_module("fc1", torch::nn::Linear(3 * 6 * 6, 2048))),
+        fc2(register_module("fc2", torch::nn::Linear(2048, 3))) {}
+
+  at::Tensor forward(const at::Tensor& images) override { return fc2(fc1(images.flatten(1)).relu_()); }
+  bool segments() const override { return false; }
+
+  torch::nn::Linear fc1, fc2;
+};
+
+TEST(MixedPrecision, WhatIsKeptHoldsNo16BitCopyOfAWeight) {
+  for (const std::string precision : {"f32", "bf16", "f16-pseudo"}) {
+    at::manual_seed(1);
+    Wide model;
+    data::Loader loader(std::make_shared<BrightestColor>(8, 6, /*segmentation=*/false), loader_options(4));
+    auto options = tiny_options("");
+    options.precision = precision;
+    const std::atomic<int> stop{0};
+    const auto outcome = train(model, loader, nullptr, options, stop);
+    EXPECT_GT(outcome.steps.back().kept_bytes, 0) << precision;
+    EXPECT_LT(outcome.steps.back().kept_bytes, model.fc1->weight.numel() * 2 / 2) << precision;
+  }
+}
+
 TEST(MixedPrecision, AnInjectedOverflowSkipsOneStepAndLeavesNoTraceButInTheScaler) {
   const TemporaryFolder folder;
   // In the logits: loss and gradients overflow; in the images: running statistics, too.
