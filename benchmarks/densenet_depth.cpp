@@ -101,8 +101,7 @@ struct Point {
 
 std::string memory_chart(const std::vector<Point>& points) {
   io::LineChart chart;
-  chart.title =
-      "DenseNet-BC, k = 12, batch 64 of 32x32: peak of a training step; the paper's depths in 12 GB";
+  chart.title = "DenseNet-BC, k = 12, batch 64: peak of a training step; the paper's depths in 12 GB";
   chart.x_label = "layers";
   chart.y_label = "memory above the weights, GB";
   for (std::size_t i = 0; i < kForms.size(); ++i) {

@@ -112,6 +112,12 @@ def outcome(log, folder):
     return metric, 100 * evaluations[-1][metric], statistics.fmean(losses[-max(1, len(losses) // 10):])
 
 
+def recorded(common):
+    """As the JSON file says it: where the data lie is this machine's business."""
+    here = [i for i, argument in enumerate(common) if i and common[i - 1] == "--data-root"]
+    return shlex.join(f"PATH/TO/{pathlib.Path(argument).name}" if i in here else argument for i, argument in enumerate(common))
+
+
 def measure(options, common):
     """What the JSON file holds: for every variant its values over the seeds."""
     rows, metric = [], None
@@ -130,7 +136,7 @@ def measure(options, common):
     for row in rows[1:]:
         row["difference"] = row["mean"] - rows[0]["mean"]
         row["pass"] = abs(row["difference"]) <= room
-    return {"benchmark": "seed_spread", "options": shlex.join(common), "seeds": options.seeds, "metric": METRICS[metric],
+    return {"benchmark": "seed_spread", "options": recorded(common), "seeds": options.seeds, "metric": METRICS[metric],
             "allowed_points": options.allow, "variants": rows, "pass": all(row["pass"] for row in rows[1:])}
 
 

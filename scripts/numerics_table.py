@@ -9,7 +9,8 @@ import json
 import pathlib
 import sys
 
-BEGIN, END = "<!-- numerics begin -->\n", "<!-- numerics end -->\n"
+import result_page
+
 DTYPES = ("f32", "f16", "bf16")
 HARD = ("small weight", "large mean", "large bias")
 
@@ -49,23 +50,13 @@ def main(arguments):
     if len(paths) > 2 or any(str(path).startswith("-") for path in paths):
         raise ValueError("usage: numerics_table.py [--check] [JSON] [PAGE]")
     source, page = paths + [pathlib.Path("docs/results/numerics.json"), pathlib.Path("docs/numerics.md")][len(paths):]
-    text = page.read_text()
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
-        raise ValueError(f"{page} needs one line {BEGIN.strip()} and, behind it, one line {END.strip()}")
-    before, rest = text.split(BEGIN)
-    wanted = before + BEGIN + tables(json.loads(source.read_text())["rows"]) + END + rest.split(END)[1]
-    if check:
-        if wanted != text:
-            print(f"numerics_table: {page} is not what {source} says; run scripts/numerics_table.py", file=sys.stderr)
-            return 1
-        return 0
-    page.write_text(wanted)
-    return 0
+    wanted = result_page.between_marks(page, "numerics", tables(json.loads(source.read_text())["rows"]))
+    return 0 if result_page.write(__file__, {page: wanted}, check) else 1
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, result_page.Unreadable) as error:
         print(f"numerics_table: {error}", file=sys.stderr)
         sys.exit(2)

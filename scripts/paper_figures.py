@@ -6,10 +6,11 @@ paper_figures.py [--check] [RESULTS_DIR]   reads block_time.json, kept_bytes.jso
 Exit status: 0 done, or the page is as the files say; 1 with --check, it is not; 2 a wrong option, a file is missing or
 is not what it should be.
 """
-import json
-import pathlib
 import re
 import sys
+
+import result_page
+from result_page import Unreadable, percent, read, table
 
 # Sections 4.1 to 4.4 of the paper: the four modules of ResNeXt-101, (channels, side) of their blocks; extra time of its
 # first form and of checkpointing, percent.
@@ -45,27 +46,6 @@ The paper's headline is up to 50 % less. Against libtorch's layers with the acti
 
 {batch}
 """
-
-
-class Unreadable(Exception):
-    pass
-
-
-def read(path):
-    try:
-        return json.loads(path.read_text())
-    except OSError as error:
-        raise Unreadable(f"cannot read {path}: {error.strerror}; `make bench` writes it") from None
-    except ValueError as error:
-        raise Unreadable(f"{path} is no JSON file: {error}") from None
-
-
-def table(header, rows):
-    return "\n".join(f"| {' | '.join(row)} |" for row in [header, ["---"] * len(header), *rows])
-
-
-def percent(value):
-    return f"{value:+.1f} %"
 
 
 def time_table(blocks):
@@ -116,27 +96,5 @@ def page(folder):
                        batch=batch_table(sorted(folder.glob("*/results.json"))))
 
 
-def main(arguments):
-    check = arguments[:1] == ["--check"]
-    rest = arguments[check:]
-    if len(rest) > 1 or any(argument.startswith("-") for argument in rest):
-        print("paper_figures.py: usage: paper_figures.py [--check] [RESULTS_DIR]", file=sys.stderr)
-        return 2
-    folder = pathlib.Path(rest[0]) if rest else pathlib.Path(__file__).resolve().parents[1] / "docs/results"
-    target = folder / "paper.md"
-    try:
-        text = page(folder)
-        if not check:
-            target.write_text(text)
-        elif not target.exists() or target.read_text() != text:
-            print(f"paper_figures.py: {target} is not what the files beside it say: run scripts/paper_figures.py",
-                  file=sys.stderr)
-            return 1
-    except Unreadable as error:
-        print(f"paper_figures.py: {error}", file=sys.stderr)
-        return 2
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(result_page.main(__file__, "paper.md", page, sys.argv[1:]))

@@ -67,6 +67,11 @@ def test_a_variant_that_is_farther_away_than_the_seeds_move_it_fails(tmp_path, m
     assert benchmark.main() == 0
 
 
+def test_where_the_data_lie_is_not_recorded():
+    assert benchmark.recorded(["--config", "a.toml", "--data-root", "/home/me/my cifar10", "--lr", "1"]) == \
+        "--config a.toml --data-root 'PATH/TO/my cifar10' --lr 1"
+
+
 def test_a_training_that_fails_is_named_with_what_it_said(tmp_path):
     result = run("--output", tmp_path, "--seeds", "1,2", *VARIANTS, *TINY, "--lr", "-1")
     assert result.returncode == 1

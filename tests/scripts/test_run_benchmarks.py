@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.fixture
 def tree(tmp_path):
     """The scripts, a build with two benchmarks that hold, and a stand-in for the one in Python."""
-    for name in ("run_benchmarks", "paper_figures.py"):
+    for name in ("run_benchmarks", "paper_figures.py", "result_page.py"):
         (tmp_path / "scripts").mkdir(exist_ok=True)
         shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
     shutil.copytree(ROOT / "docs/results", tmp_path / "results")
