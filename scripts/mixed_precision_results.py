@@ -3,26 +3,29 @@
 
 mixed_precision_results.py [--check]             writes mixed_precision.md (its table) and mixed_precision/loss.svg from
                                                  mixed_precision/*.json; --check writes nothing and compares
-mixed_precision_results.py --run BUILD [NAME...] trains first: every setting of each program, or of those named; some
-                                                 minutes each. JSON files: the last line of each record, its command,
-                                                 and the loss, averaged over 60 stretches of the run
+mixed_precision_results.py --run BUILD [NAME...] trains first: every setting of each program, or of those named, from two
+                                                 seeds, but for what the JSON files have already; some minutes each. They
+                                                 hold the last line of each record, its command, and the loss, averaged
+                                                 over 60 stretches of the run
 Exit status: 0 done, or all is as the files say; 1 with --check, it is not, or a run failed; 2 a wrong option, a file is
 missing or is not what it should be.
 """
 import concurrent.futures
-import html
 import json
 import math
 import os
 import pathlib
+import statistics
 import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "docs/results"
-BEGIN, END = "<!-- results begin -->\n", "<!-- results end -->\n"
+import loss_panels
+import result_page
+
+RESULTS = result_page.RESULTS
 POINTS = 60
+SEEDS = (1, 2)
 
 # Program: title, the figures of the table as (key, name, digits, factor), what the paper reports, the scale, the batches
 # over which the loss is averaged, and the key of the loss that is drawn.
@@ -37,16 +40,15 @@ PROGRAMS = {
                        "matches with scale 128, diverges without (figure 5)", "128", 1024, "loss"),
     "dcgan": ("DCGAN", [("distance", "distance", 3, 1)], "comparable; no scale needed", "dynamic", 1, "loss_discriminator"),
 }
-COLORS = ["#d9730d", "#1d4ed8", "#15803d"]  # io/svg.h's first ones
+SETTINGS = ("f32", "f16 storage, no loss scale", "f16 storage, loss scale")
 
 
-def settings(name):
-    """Label: flags."""
+def flags_of(name):
+    """Of each setting."""
     scale, accumulate = PROGRAMS[name][3:5]
     batches = [] if accumulate == 1 else ["--accumulate", str(accumulate)]
-    return {"f32": batches,
-            "f16-pseudo, no scale": [*batches, "--precision", "f16-pseudo", "--loss-scale", "1"],
-            f"f16-pseudo, scale {scale}": [*batches, "--precision", "f16-pseudo", "--loss-scale", scale]}
+    return dict(zip(SETTINGS, (batches, [*batches, "--precision", "f16-pseudo", "--loss-scale", "1"],
+                               [*batches, "--precision", "f16-pseudo", "--loss-scale", scale])))
 
 
 def averaged(steps, key):
@@ -69,144 +71,126 @@ def run(program, flags):
         return status, [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
 
 
+def path_of(name):
+    return RESULTS / f"mixed_precision/{name}.json"
+
+
+def save(name, runs):
+    order = [(setting, seed) for setting in SETTINGS for seed in SEEDS if (setting, seed) in runs]
+    path_of(name).parent.mkdir(exist_ok=True)
+    path_of(name).write_text("{\"runs\": [\n" + ",\n".join(json.dumps(runs[key]) for key in order) + "\n]}\n")
+
+
 def train(build, name):
-    """Every setting of a program, into its JSON file. Whether all ended well."""
-    runs, well = [], True
-    program = build / "examples/mixed_precision" / name
-    wanted = settings(name)
-    with concurrent.futures.ThreadPoolExecutor(len(wanted)) as pool:
-        trained = pool.map(lambda flags: run(program, flags), wanted.values())
-    for (label, flags), (status, lines) in zip(wanted.items(), trained):
-        final = lines.pop() if lines and "metrics" in lines[-1] else None
-        # 5: the training diverged, which is a result (base/error.h)
-        well = well and (status == 0 or status == 5)
-        runs.append({"label": label, "command": " ".join([f"build/release/examples/mixed_precision/{name}", *flags]),
-                     "diverged": status == 5, "final": final, "loss": averaged(lines, PROGRAMS[name][5])})
-        print(f"{name}: {label}: {final['metrics'] if final else f'exit status {status}'}", flush=True)
-    path = RESULTS / "mixed_precision" / f"{name}.json"
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("{\"runs\": [\n" + ",\n".join(map(json.dumps, runs)) + "\n]}\n")
+    """Every setting and seed of a program that its JSON file does not have yet, into that. Whether all ended well."""
+    known = json.loads(path_of(name).read_text())["runs"] if path_of(name).exists() else []
+    runs, well = {(one["setting"], one["seed"]): one for one in known}, True
+    wanted = [(setting, seed, [*flags, "--seed", str(seed)]) for setting, flags in flags_of(name).items() for seed in SEEDS
+              if (setting, seed) not in runs]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        trained = pool.map(lambda one: run(build / "examples/mixed_precision" / name, one[2]), wanted)
+        for (setting, seed, flags), (status, lines) in zip(wanted, trained):
+            final = lines.pop() if lines and "metrics" in lines[-1] else None
+            print(f"{name}: {setting}, seed {seed}: {final['metrics'] if final else f'exit status {status}'}", flush=True)
+            if status not in (0, 5):  # 5: the training diverged, which is a result (base/error.h)
+                well = False
+                continue
+            runs[setting, seed] = {
+                "setting": setting, "seed": seed, "diverged": status == 5, "final": final,
+                "command": " ".join([f"build/release/examples/mixed_precision/{name}", *flags]),
+                "loss": averaged(lines, PROGRAMS[name][5])}
+            save(name, runs)
     return well
 
 
-def figure(run, name):
-    if run["diverged"]:
-        return "diverges"
-    metrics = run["final"]["metrics"]
-    values = [(factor * metrics[key], digits) for key, _, digits, factor in PROGRAMS[name][1]]
-    return ", ".join(f"{value:.{digits}f}" if value < 1e5 else f"{value:.1e}" for value, digits in values)
+def figures(runs, name):
+    """Of a setting's runs, a seed behind the other."""
+    if not runs:
+        return result_page.NOT_MEASURED
+
+    def one(run, key, digits, factor):
+        if run["diverged"]:
+            return "diverges"
+        value = factor * run["final"]["metrics"][key]
+        return f"{value:.{digits}f}" if value < 1e5 else f"{value:.1e}"
+    return ", ".join(" / ".join(one(run, key, digits, factor) for run in runs) for key, _, digits, factor in PROGRAMS[name][1])
 
 
-def lost(run):
+def lost(runs):
     """Of the activations' gradients: zero, percent."""
-    final = run["final"]
-    return "" if final is None or final["activation_gradients"]["values"] == 0 else \
-        f"{100 * final['activation_gradients']['zero']:.1f}"
+    shares = [run["final"]["activation_gradients"] for run in runs if run["final"]]
+    shares = [share["zero"] for share in shares if share["values"]]
+    return f"{100 * statistics.fmean(shares):.1f}" if shares else ""
+
+
+def second_half(curves):
+    """The losses of the second half, averaged over the curves; none where one of them is not finite."""
+    half = [[loss for _, loss in curve[len(curve) // 2:]] for curve in curves]
+    return [statistics.fmean(values) for values in zip(*half)] if all(None not in curve for curve in half) else []
+
+
+def distance(a, b):
+    """Root mean square of two curves' differences."""
+    return math.sqrt(statistics.fmean((u - v) ** 2 for u, v in zip(a, b))) if a and b else math.inf
+
+
+def noise(by_setting):
+    """How far the scaled setting's curve, averaged over the seeds, lies from f32's; how far f32's seeds lie apart."""
+    f32, scaled = ([run["loss"] for run in by_setting[setting]] for setting in (SETTINGS[0], SETTINGS[2]))
+    if len(f32) < len(SEEDS) or len(scaled) < len(SEEDS):
+        return result_page.NOT_MEASURED
+    apart = distance(second_half(f32[:1]), second_half(f32[1:]))
+    return f"{distance(second_half(scaled), second_half(f32)):.2g}; {apart:.2g}"
 
 
 def table(measured):
-    header = ["program", "figure", "the paper's: f32 / without / with scale", "f32", "f16, no scale", "f16, scaled", "scale", "batches",
-              "zero activation gradients, %: no scale, scaled"]
-    rows = [header, ["---"] * 3 + ["---:"] * 6]
-    for name, runs in measured.items():
-        title, figures, paper, scale, batches, _ = PROGRAMS[name]
-        rows.append([f"`{name}`: {title}", ", ".join(f[1] for f in figures), paper, *(figure(run, name) for run in runs),
-                     scale, str(batches), f"{lost(runs[1])}, {lost(runs[2])}"])
-    commands = "\n".join(run["command"] for runs in measured.values() for run in runs)
-    return "\n" + "\n".join(f"| {' | '.join(row)} |" for row in rows) + f"\n\n```text\n{commands}\n```\n\n"
-
-
-def ticks(low, high):
-    """Round positions, about four."""
-    raw = (high - low) / 4
-    power = 10 ** math.floor(math.log10(raw))
-    step = next(k * power for k in (1, 2, 5, 10) if k * power >= raw)
-    first = math.floor(low / step)
-    return [step * k for k in range(first, math.ceil(high / step) + 1)]
-
-
-def panel(name, runs, left, top, width, height):
-    """One program's curves; of the highest values, the first ones, 2 % are cut off."""
-    points = [p for run in runs for p in run["loss"] if p[1] is not None]
-    values = sorted(p[1] for p in points)
-    xs, ys = ticks(0, max(p[0] for p in points)), ticks(min(0, values[0]), values[int(0.98 * (len(values) - 1))])
-    x0, x1, y0, y1 = left + 48, left + width - 16, top + height - 34, top + 34
-    last = max(p[0] for p in points)
-
-    def x(v):
-        return x0 + v / last * (x1 - x0)
-
-    def y(v):
-        return y0 + (min(v, ys[-1]) - ys[0]) / (ys[-1] - ys[0]) * (y1 - y0)
-    svg = [text(x0, top + 20, PROGRAMS[name][0], size=14, more=' font-weight="bold"')]
-    for tick in ys:
-        svg.append(f'<line x1="{x0}" y1="{y(tick):.1f}" x2="{x1}" y2="{y(tick):.1f}" stroke="#e5e7eb"/>')
-        svg.append(text(x0 - 6, y(tick) + 4, f"{tick:g}", "end", 11))
-    for tick in xs:
-        if tick <= last:
-            svg.append(text(x(tick), y0 + 16, f"{tick:g}", "middle", 11))
-    svg.append(text((x0 + x1) / 2, y0 + 30, "steps", "middle", 11, "#6b7280"))
-    for run, color in zip(runs, COLORS):
-        drawn = [f"{x(step):.1f},{y(loss):.1f}" for step, loss in run["loss"] if loss is not None]
-        svg.append(f'<polyline points="{" ".join(drawn)}" fill="none" stroke="{color}" stroke-width="1.5"/>')
-    return svg
-
-
-def text(x, y, content, anchor="start", size=12, color="#1f2937", more=""):
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" font-size="{size}" fill="{color}"{more}>{html.escape(content)}</text>'
+    header = ["program", "figure", "the paper's: f32 / without / with scale", "f32", "f16, no scale", "f16, scaled", "scale",
+              "batches", "scaled from f32; f32's seeds apart", "zero activation gradients, %: no scale, scaled"]
+    rows, commands = [], []
+    for name, by_setting in measured.items():
+        title, shown, paper, scale, batches, _ = PROGRAMS[name]
+        f32, unscaled, scaled = by_setting.values()
+        rows.append([f"`{name}`: {title}", ", ".join(f[1] for f in shown), paper,
+                     *(figures(runs, name) for runs in by_setting.values()), scale, str(batches),
+                     noise(by_setting), f"{lost(unscaled)}, {lost(scaled)}"])
+        commands += [run["command"] for runs in by_setting.values() for run in runs]
+    lines = "\n".join(commands)
+    return f"\n{result_page.table(header, rows, numbers=7)}\n\n```text\n{lines}\n```\n\n"
 
 
 def chart(measured):
-    width, height, columns = 400, 250, 2
-    total = height * math.ceil(len(measured) / columns) + 30
-    svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width * columns}" height="{total}" viewBox="0 0 {width * columns} '
-           f'{total}" role="img" aria-label="Training loss" font-family="Helvetica, Arial, \'Liberation Sans\', sans-serif">',
-           f'<rect width="{width * columns}" height="{total}" fill="white"/>']
-    for i, (label, color) in enumerate(zip(["f32", "f16 storage, no loss scale", "f16 storage, loss scale"], COLORS)):
-        left = 48 + 210 * i
-        svg.append(f'<line x1="{left}" y1="16" x2="{left + 20}" y2="16" stroke="{color}" stroke-width="3"/>')
-        svg.append(text(left + 26, 20, label))
-    for i, (name, runs) in enumerate(measured.items()):
-        svg += panel(name, runs, width * (i % columns), 30 + height * (i // columns), width, height)
-    return "\n".join(svg + ["</svg>"]) + "\n"
+    panels = []
+    for name, by_setting in measured.items():
+        curves = [(color, run["loss"]) for color, runs in zip(loss_panels.COLORS, by_setting.values()) for run in runs]
+        panels.append((PROGRAMS[name][0], curves))
+    return loss_panels.chart(SETTINGS, panels)
 
 
-def written(check):
-    """Writes the page and the picture, or compares. Whether they are as the files say."""
-    measured = {name: json.loads((RESULTS / f"mixed_precision/{name}.json").read_text())["runs"] for name in PROGRAMS}
-    page = RESULTS / "mixed_precision.md"
-    before = page.read_text()
-    if before.count(BEGIN) != 1 or before.count(END) != 1:
-        raise ValueError(f"{page} needs one line {BEGIN.strip()} and, behind it, one line {END.strip()}")
-    head, rest = before.split(BEGIN)
-    wanted = {page: head + BEGIN + table(measured) + END + rest.split(END)[1],
-              RESULTS / "mixed_precision/loss.svg": chart(measured)}
-    stale = [path for path, content in wanted.items() if not path.exists() or path.read_text() != content]
-    for path in stale:
-        if check:
-            print(f"mixed_precision_results: {path} is not what the JSON files say; run scripts/mixed_precision_results.py",
-                  file=sys.stderr)
-        else:
-            path.write_text(wanted[path])
-    return not (check and stale)
+def read(name):
+    """{setting: its runs}"""
+    runs = result_page.read(path_of(name), "scripts/mixed_precision_results.py --run")["runs"]
+    return {setting: [run for run in runs if run["setting"] == setting] for setting in SETTINGS}
 
 
 def main(arguments):
     usage = "usage: mixed_precision_results.py [--check | --run BUILD [NAME...]]"
+    well, check = True, arguments == ["--check"]
     if arguments[:1] == ["--run"]:
         names = arguments[2:] or list(PROGRAMS)
         if len(arguments) < 2 or not set(names) <= set(PROGRAMS):
             raise ValueError(usage)
         well = all([train(pathlib.Path(arguments[1]).resolve(), name) for name in names])
-        return 0 if written(False) and well else 1
-    if arguments not in ([], ["--check"]):
+    elif arguments and not check:
         raise ValueError(usage)
-    return 0 if written(arguments == ["--check"]) else 1
+    measured = {name: read(name) for name in PROGRAMS}
+    wanted = {RESULTS / "mixed_precision.md": result_page.between_marks(RESULTS / "mixed_precision.md", "results", table(measured)),
+              RESULTS / "mixed_precision/loss.svg": chart(measured)}
+    return 0 if result_page.write(__file__, wanted, check) and well else 1
 
 
 if __name__ == "__main__":
     try:
         sys.exit(main(sys.argv[1:]))
-    except (ValueError, KeyError, TypeError, OSError) as error:
+    except (ValueError, KeyError, TypeError, OSError, result_page.Unreadable) as error:
         print(f"mixed_precision_results: {error}", file=sys.stderr)
         sys.exit(2)

@@ -15,6 +15,9 @@ class Unreadable(Exception):
     """One line: which file, and what is wrong with it."""
 
 
+NOT_MEASURED = "not measured"
+
+
 def read(path, writer="`make bench`"):
     """What a JSON file holds; writer: the command that makes it."""
     try:

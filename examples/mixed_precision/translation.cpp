@@ -115,6 +115,6 @@ void train(Training& training) {
 
 int main(int argc, char** argv) {
   return mixed_precision::run(argc, argv, "translation",
-                              "Translation: LSTM with attention, SGD; generated languages.", 250,
+                              "Translation: LSTM with attention, SGD; generated languages.", 450,
                               mixed_precision::train);
 }

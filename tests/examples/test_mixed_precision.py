@@ -113,8 +113,3 @@ def fails(code, program, flags, says):
     assert result.returncode == code, result.stderr
     assert result.stderr.startswith(f"{program}: error: ") and result.stderr.count("\n") == 1
     assert all(text in result.stderr for text in says), result.stderr
-
-
-def test_the_page_of_results_is_what_its_files_say():
-    result = subprocess.run([ROOT / "scripts/mixed_precision_results.py", "--check"], capture_output=True, text=True)
-    assert (result.returncode, result.stderr) == (0, "")
