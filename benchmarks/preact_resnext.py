@@ -40,7 +40,8 @@ class Block(nn.Module):
 
 
 class Network(nn.Module):
-    def __init__(self, norm, blocks=BLOCKS, width=128, groups=GROUPS, classes=1000):
+    def __init__(self, norm, blocks=BLOCKS, width=128, groups=GROUPS, expansion=2, classes=1000):
+        """A block of a stage has `expansion` times as many channels as its 3x3 convolution."""
         super().__init__()
         self.pool = torch.ops.palimpsest.max_pool2d if norm is InPlaceNorm else functional.max_pool2d
         self.stem = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
@@ -48,8 +49,8 @@ class Network(nn.Module):
         for stage, count in enumerate(blocks):
             for number in range(count):
                 stride = 2 if number == 0 and stage > 0 else 1
-                layers.append(Block(norm, channels, width << stage, 2 * width << stage, stride, groups))
-                channels = 2 * width << stage
+                layers.append(Block(norm, channels, width << stage, expansion * width << stage, stride, groups))
+                channels = expansion * width << stage
         self.blocks = nn.Sequential(*layers)
         self.bn_out, self.classifier = norm(channels), nn.Linear(channels, classes)
 

@@ -8,10 +8,12 @@ import types
 
 import pytest
 import torch
+from torch.nn import functional
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
 sys.path.insert(0, str(ROOT / "benchmarks"))
+import autocast  # noqa: E402
 import densenet  # noqa: E402
 import gpu_time as benchmark  # noqa: E402
 import preact_resnext  # noqa: E402
@@ -21,6 +23,7 @@ torch.set_num_threads(1)
 torch.ops.load_library(str(BUILD / "libpalimpsest_ops.so"))
 NORMS = (preact_resnext.StandardNorm, preact_resnext.InPlaceNorm)
 SMALL = dict(blocks=(2, 2, 1, 1), width=8, groups=4, classes=7)
+TINY = dict(blocks=(1, 1), width=4, groups=1, expansion=4, classes=7)  # f16 convolutions are slow on a CPU
 SMALL_DENSENET = dict(blocks=(2, 3, 2), growth=4, classes=7)
 
 
@@ -137,6 +140,48 @@ def test_a_step_has_a_row_of_time_and_one_of_bytes(on_the_cpu, monkeypatch):
     time, kept = report.rows
     assert (time.claim, time.limit) == ("ResNeXt-101 step, batch 4, bf16", 0.92)
     assert (kept.claim, kept.unit, kept.ratio, kept.limit) == ("ResNeXt-101 step, batch 4, bf16, kept", "MB", 0.5, 0.52)
+
+
+def test_a_precision_has_a_row_against_f32_and_one_against_the_standard_layers(on_the_cpu, monkeypatch):
+    report, _ = on_the_cpu
+    monkeypatch.setattr(autocast, "RESNET50", {**TINY, "classes": 1000})
+    benchmark.measure_precisions(4, 32, 1, report)
+    assert [(row.claim, row.opponent_name, row.limit) for row in report.rows] == [
+        (f"ResNet-50 step, batch 4, {precision}", opponent, limit) for precision in ("bf16", "f16")
+        for opponent, limit in (("ours in f32", 0.5), ("standard layers", 0.95))]
+    assert all(row.ratio > 0 for row in report.rows)
+
+
+def test_under_autocast_weights_stay_f32_and_gradients_are_unscaled():
+    torch.manual_seed(1)
+    images = torch.randn(4, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    for kind in NORMS:
+        made = [autocast.Side(kind, images, torch.tensor([1, 2, 3, 4]), "cpu", precision, **TINY)
+                for precision in (torch.float32, torch.bfloat16, torch.float16)]
+        losses = [side.step() for side in made]
+        want = torch.cat([p.grad.flatten() for p in made[0].network.parameters()])
+        for side, loss in zip(made, losses):
+            got = torch.cat([p.grad.flatten() for p in side.network.parameters()])
+            assert got.dtype == torch.float32 and torch.allclose(loss, losses[0], rtol=0.02)
+            assert 0.5 < got.norm() / want.norm() < 2
+            assert functional.cosine_similarity(got, want, dim=0) > 0.9
+        assert losses[0] != losses[1] != losses[2], "autocast had no effect"
+
+
+def test_tf32_is_as_it_was_afterwards():
+    before = torch.backends.cudnn.allow_tf32
+    with pytest.raises(ValueError):
+        with autocast.exact_f32():
+            assert not torch.backends.cudnn.allow_tf32 and not torch.backends.cuda.matmul.allow_tf32
+            raise ValueError
+    assert torch.backends.cudnn.allow_tf32 == before
+
+
+def test_resnet50_has_its_parameters():
+    with torch.device("meta"):
+        network = preact_resnext.Network(NORMS[0], **autocast.RESNET50)
+    # He et al.'s 25,557,032 with the normalizations of pre-activation: a block's first and third change places in width
+    assert sum(p.numel() for p in network.parameters() if p.dim() == 4) == 23_454_912
 
 
 def test_too_little_memory_is_said(on_the_cpu, monkeypatch):
