@@ -79,8 +79,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (ValueError, KeyError, TypeError, OSError, result_page.Unreadable) as error:
-        print(f"classification_results: {error}", file=sys.stderr)
-        sys.exit(2)
+    result_page.exit_with(__file__, main)

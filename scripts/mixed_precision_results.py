@@ -17,7 +17,6 @@ import os
 import pathlib
 import statistics
 import subprocess
-import sys
 import tempfile
 
 import loss_panels
@@ -189,8 +188,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (ValueError, KeyError, TypeError, OSError, result_page.Unreadable) as error:
-        print(f"mixed_precision_results: {error}", file=sys.stderr)
-        sys.exit(2)
+    result_page.exit_with(__file__, main)

@@ -7,7 +7,6 @@ a file is missing or is not what it should be.
 """
 import json
 import pathlib
-import sys
 
 import result_page
 
@@ -55,8 +54,4 @@ def main(arguments):
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (OSError, ValueError, KeyError, result_page.Unreadable) as error:
-        print(f"numerics_table: {error}", file=sys.stderr)
-        sys.exit(2)
+    result_page.exit_with(__file__, main)

@@ -59,6 +59,15 @@ def write(script, wanted, check):
     return not (check and stale)
 
 
+def exit_with(script, main):
+    """Runs main(arguments) of a script and exits: with its status, or with 2 and one line for what it cannot use."""
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except (ValueError, KeyError, TypeError, OSError, Unreadable) as error:
+        print(f"{pathlib.Path(script).stem}: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
 def main(script, page_name, page, arguments):
     """Writes RESULTS_DIR/page_name, or with --check compares; the exit status. script: its file, as called."""
     name = pathlib.Path(script).name

@@ -2,12 +2,12 @@
 import json
 import pathlib
 import shutil
-import subprocess
 import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from pages import ROOT, change, run_script
+
 CLASSIFICATION, PROGRAMS = "classification_results.py", "mixed_precision_results.py"
 
 
@@ -20,15 +20,7 @@ def tree(tmp_path):
 
 
 def run(tree, script, *arguments):
-    result = subprocess.run([sys.executable, tree / "scripts" / script, *map(str, arguments)], capture_output=True, text=True)
-    return result.returncode, result.stderr
-
-
-def change(tree, name, do):
-    path = tree / f"docs/results/mixed_precision/{name}.json"
-    content = json.loads(path.read_text())
-    do(content)
-    path.write_text(json.dumps(content))
+    return run_script(tree / "scripts" / script, *arguments)
 
 
 def line_of(tree, start):
@@ -48,7 +40,7 @@ def test_a_network_beyond_the_spread_is_said_to_fail(tree):
         mixed.update(values=[70.0, 71.25], mean=70.625, difference=-9.875)
         mixed["pass"] = content["pass"] = False
 
-    change(tree, "googlenet", far)
+    change(tree / "docs/results/mixed_precision/googlenet.json", far)
     status, said = run(tree, CLASSIFICATION, "--check")
     assert status == 1 and "run scripts/classification_results.py" in said
     assert run(tree, CLASSIFICATION) == (0, "") and run(tree, CLASSIFICATION, "--check") == (0, "")
@@ -64,7 +56,7 @@ def test_what_the_seeds_reach_and_how_far_curves_lie_apart(tree):
         runs["f32", 1]["final"]["metrics"]["character_error_rate"] = 0.5
         runs["f16 storage, no loss scale", 2].update(diverged=True, final=None)
 
-    change(tree, "speech", known)
+    change(tree / "docs/results/mixed_precision/speech.json", known)
     assert run(tree, PROGRAMS) == (0, "")
     line = line_of(tree, "| `speech`")
     assert "| 0.25; 2 |" in line and "| 50.00 / " in line and " / diverges |" in line

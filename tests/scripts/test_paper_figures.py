@@ -1,30 +1,15 @@
 """The page of the paper's figures is what the measurements say, and changes with them."""
-import json
-import pathlib
 import shutil
-import subprocess
-import sys
 
 import pytest
 
-ROOT = pathlib.Path(__file__).parents[2]
+from pages import ROOT, change, run_script
+
 SCRIPT = ROOT / "scripts" / "paper_figures.py"
 
 
 def run(*arguments):
-    result = subprocess.run([sys.executable, SCRIPT, *map(str, arguments)], capture_output=True, text=True)
-    return result.returncode, result.stderr
-
-
-@pytest.fixture
-def results(tmp_path):
-    return pathlib.Path(shutil.copytree(ROOT / "docs/results", tmp_path / "results"))
-
-
-def change(path, do):
-    content = json.loads(path.read_text())
-    do(content)
-    path.write_text(json.dumps(content))
+    return run_script(SCRIPT, *arguments)
 
 
 def test_the_committed_page_is_what_the_committed_measurements_say():
