@@ -1,4 +1,4 @@
-// Claim: a convolution of which some passes run on kernels of ours (ops/convolve.h) takes, forward +
+// Claim: a convolution of which some passes run on kernels of ours (ops/convolution.h) takes, forward +
 // backward, at most 0.80 of libtorch's time for groups of 2 and 4 channels and 1.05 (no more than noise) for
 // all others.
 //
@@ -8,7 +8,7 @@
 // timed, output and gradients are compared with libtorch's in f64.
 #include "benchmarks/support.h"
 
-#include "palimpsest/ops/convolve.h"
+#include "palimpsest/ops/convolution.h"
 
 #include <torch/torch.h>
 

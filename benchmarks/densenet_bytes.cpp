@@ -7,7 +7,7 @@
 //   DenseNet-264 k=48, 224 x 224, kept an image: at most 52 MB in f32, 26 MB in bf16
 //   BC-1000 k=12, a step with the allocator capped at 12 GB: runs, its loss that of `checkpoint` to 1e-4
 //
-// Kept = live bytes after the forward pass, loss alive, minus live bytes before it, by the counting
+// Saved = live bytes after the forward pass, loss alive, minus live bytes before it, by the counting
 // allocator. MB = 10^6 bytes. Bytes have no spread, so each side runs once. Where a claim is a number of
 // bytes, the opponent is that number. Batch 8 stands for batch 64 where only kept bytes are asked, which are
 // proportional: for naive at a batch of 64 this machine would need 5 GB.

@@ -1,7 +1,7 @@
 // Memory and time of DenseNet-BC (k = 12, 32 x 32, f32) over depth, for every form: the sweep of the
 // memory-efficient DenseNets' paper (figures 4 and 5).
 //
-// Kept = live bytes after the forward pass, loss alive, minus live bytes before it; peak = highest live bytes
+// Saved = live bytes after the forward pass, loss alive, minus live bytes before it; peak = highest live bytes
 // of a step above weights, gradients and momentum; by the counting allocator, at two small batches, from
 // which a straight line leads to a batch of 64: so no form needs more memory than this machine has. Time:
 // steps at a batch of 64, the forms in turn, up to 250 layers and where the peak is below 16 GB; medians.

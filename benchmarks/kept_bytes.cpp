@@ -2,7 +2,7 @@
 // in place): at most 0.49 for the paper's ResNeXt-101 (pre-activation), at most 0.55 for ResNet-50, with
 // leaky ReLU in place and with exact ReLU by store_y.
 //
-// Kept = live bytes after the forward pass, loss alive, minus live bytes before it, by the counting
+// Saved = live bytes after the forward pass, loss alive, minus live bytes before it, by the counting
 // allocator, per image of 224 x 224, f32. Two images are measured and the result halved. MB = 10^6 bytes.
 // Bytes have no spread, so each side runs once.
 #include "benchmarks/support.h"

@@ -1,5 +1,5 @@
 # palimpsest_per_instruction_set(TARGET SOURCE...): compiles each source once per instruction set into TARGET; which of
-# the copies runs is decided at start (palimpsest/kernels/cpu/instruction_set.h). Each copy sees
+# the copies runs is decided at start (palimpsest/kernels/cpu/dispatch.h). Each copy sees
 #   PALIMPSEST_ISA_NAMESPACE   the namespace that keeps its symbols apart
 #   PALIMPSEST_VECTOR_BYTES    the width of that set's vector registers
 # and TARGET's other sources can include "compiled_sets.h", whose PALIMPSEST_FOR_EACH_SET(SET) is SET(namespace, "name")

@@ -47,7 +47,7 @@
 #include "palimpsest/nn/state_dict.h"
 #include "palimpsest/ops/abn.h"
 #include "palimpsest/ops/abn_conv.h"
-#include "palimpsest/ops/convolve.h"
+#include "palimpsest/ops/convolution.h"
 #include "palimpsest/ops/dense_block.h"
 #include "palimpsest/ops/linear.h"
 #include "palimpsest/ops/max_pool.h"

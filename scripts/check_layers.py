@@ -32,8 +32,8 @@ FORBIDDEN = {
 }
 # Headers of one place only: every other file goes through that one.
 ONLY_IN = {
-    r"^tests/": "palimpsest/kernels/cuda/device.h",  # the emulator's twin of CUDA's headers
-    r"^(cuda|cooperative_groups|cooperative_groups/|cub/|thrust/)[\w/]*(\.h|\.hpp|\.cuh)?$": "palimpsest/kernels/cuda/device_nvcc.h",
+    r"^tests/": "palimpsest/kernels/cuda/device/device.h",  # the emulator's twin of CUDA's headers
+    r"^(cuda|cooperative_groups|cooperative_groups/|cub/|thrust/)[\w/]*(\.h|\.hpp|\.cuh)?$": "palimpsest/kernels/cuda/device/device_nvcc.h",
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 

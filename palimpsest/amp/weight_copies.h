@@ -8,7 +8,7 @@
 
 /// libtorch's own layers under autocast: their nodes keep the 16-bit copy of each f32 weight until backward,
 /// half as much again as the weights (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 4.3
-/// has as much). Ours keep the f32 weight and cast again (ops/product_precision.h). For others:
+/// has as much). Ours keep the f32 weight and cast again (ops/common/autocast.h). For others:
 ///
 ///   {
 ///     const amp::AutocastGuard guard(at::kCPU, at::kBFloat16, {.cache = false});

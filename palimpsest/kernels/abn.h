@@ -8,7 +8,7 @@
 
 /// The fused layer: batch normalization + activation over a dense (N, C, S) tensor.
 ///   y[n,c,s] = weight[c] * (x[n,c,s] - mean[c]) * inv_std[c] + bias[c] + residual[n,c,s],   z = act(y)
-/// Backward starts from the one tensor that was kept (`Kept`).
+/// Backward starts from the one tensor that was kept (`Saved`).
 ///
 /// Every pointer argument:
 ///   x, residual, z, kept, dz, dx, dresidual: shape.elements() values of `dtype`, all in the same `layout`,
@@ -24,23 +24,23 @@
 namespace palimpsest::kernels {
 
 /// The tensor that forward leaves for backward.
-enum class Kept {
-  kOutput,       ///< z: y = act^-1(z), for the activations that can be inverted; without weight 0
-  kOutputForm1,  ///< z, and backward computes x-hat = (y - bias) / weight as the paper's form I does
-  kScaled,       ///< y before the residual is added: any activation; without weight 0
-  kNormalized,   ///< x-hat = (x - mean) * inv_std: any activation, any weight
-  kInput,        ///< x: any activation, any weight
-  kOutputBit,    ///< z and one bit an element: the activations with two branches; without weight 0
+enum class Saved {
+  kOutput,         ///< z: y = act^-1(z), for the activations that can be inverted; without weight 0
+  kOutputForm1,    ///< z, and backward computes x-hat = (y - bias) / weight as the paper's form I does
+  kPreActivation,  ///< y before the residual is added: any activation; without weight 0
+  kNormalized,     ///< x-hat = (x - mean) * inv_std: any activation, any weight
+  kInput,          ///< x: any activation, any weight
+  kOutputBit,      ///< z and one bit an element: the activations with two branches; without weight 0
 };
 
 /// What one call of the layer works on.
-struct AbnLayer {
+struct AbnProblem {
   Shape3 shape;
   Layout layout = Layout::kNCHW;
   DType dtype = DType::f32;
   Activation activation = Activation::kLeakyReLU;
   double activation_param = 0.01;
-  Kept kept = Kept::kOutput;
+  Saved saved = Saved::kOutput;
   bool relu_residual =
       false;  ///< max(residual, 0) is what is added: its producer left the ReLU to its readers
 };
@@ -51,8 +51,8 @@ struct AbnForward {
   const void* weight = nullptr;
   const void* bias = nullptr;
   void* z = nullptr;          ///< may be x
-  void* kept = nullptr;       ///< y or x-hat, as layer.kept says; may be x. Not looked at for other kinds.
-  uint8_t* branch = nullptr;  ///< for Kept::kOutputBit: branch_bytes(elements) zeros, which become the bits
+  void* kept = nullptr;       ///< y or x-hat, as layer.saved says; may be x. Not looked at for other kinds.
+  uint8_t* branch = nullptr;  ///< for Saved::kOutputBit: branch_bytes(elements) zeros, which become the bits
   double* mean = nullptr;
   double* var = nullptr;  ///< biased
   double* inv_std = nullptr;
@@ -68,18 +68,18 @@ struct RunningStatistics {
 
 struct AbnBackward {
   const void* kept = nullptr;
-  const uint8_t* branch = nullptr;  ///< as forward left it; read for Kept::kOutputBit only
+  const uint8_t* branch = nullptr;  ///< as forward left it; read for Saved::kOutputBit only
   const void* residual = nullptr;   ///< null if forward had none
   const void* dz = nullptr;
   const void* weight = nullptr;
   const void* bias = nullptr;
-  const double* mean = nullptr;  ///< read for Kept::kInput only
+  const double* mean = nullptr;  ///< read for Saved::kInput only
   const double* inv_std = nullptr;
   void* sum_dy = nullptr;       ///< the gradient of bias
   void* sum_dy_xhat = nullptr;  ///< the gradient of weight
   void* dx = nullptr;           ///< may be dz
   void* dresidual = nullptr;    ///< may be null
-  /// May be null; for kScaled, kNormalized and kInput, which read y anyway: z again, the bytes of forward.
+  /// May be null; for kPreActivation, kNormalized and kInput, which read y anyway: z again, the bytes of forward.
   void* z = nullptr;
 };
 
@@ -100,14 +100,14 @@ struct AbnBackward {
 //   the sums (N*S, more if synchronized).
 // abn_backward: reduce and apply, m = N*S; in NCHW with a channel's slab in cache between them. The same
 //   bytes as the two calls.
-#define PALIMPSEST_ABN_KERNELS                                                          \
-  void abn_statistics(const AbnLayer& layer, const void* x, double* mean, double* var); \
-  void abn_apply(const AbnLayer& layer, const AbnForward& t);                           \
-  void abn_forward(const AbnLayer& layer, double eps, const AbnForward& t);             \
-  void abn_rebuild(const AbnLayer& layer, const AbnForward& t);                         \
-  void abn_backward_reduce(const AbnLayer& layer, const AbnBackward& t);                \
-  void abn_backward_apply(const AbnLayer& layer, const AbnBackward& t, double m);       \
-  void abn_backward(const AbnLayer& layer, const AbnBackward& t);
+#define PALIMPSEST_ABN_KERNELS                                                            \
+  void abn_statistics(const AbnProblem& layer, const void* x, double* mean, double* var); \
+  void abn_apply(const AbnProblem& layer, const AbnForward& t);                           \
+  void abn_forward(const AbnProblem& layer, double eps, const AbnForward& t);             \
+  void abn_rebuild(const AbnProblem& layer, const AbnForward& t);                         \
+  void abn_backward_reduce(const AbnProblem& layer, const AbnBackward& t);                \
+  void abn_backward_apply(const AbnProblem& layer, const AbnBackward& t, double m);       \
+  void abn_backward(const AbnProblem& layer, const AbnBackward& t);
 
 namespace cpu {
 

@@ -20,7 +20,7 @@
 /// Sums are f32, in an order that depends on the shape alone: the same bytes for any number of threads.
 namespace palimpsest::kernels {
 
-struct Conv2dLayer {
+struct Conv2dProblem {
   int64_t n = 0, c_in = 0, c_out = 0, groups = 1;
   Pair2 in, out, kernel, stride, padding{0, 0}, dilation;
 
@@ -43,22 +43,22 @@ namespace cpu {
 
 /// Whether this library has a kernel for that pass of the layer, in the instruction set in use. The functions
 /// below require it, n >= 1, and `out` as convolved_size says.
-bool has_conv2d(const Conv2dLayer& layer, Conv2dPass pass);
+bool has_conv2d(const Conv2dProblem& layer, Conv2dPass pass);
 
 /// Memory of these three: weights once more, packed; the gradient of the weight, partial sums and packed
-/// blocks of at most 8 MiB a thread. Kept by the threads for their next calls.
-void conv2d_forward(const Conv2dLayer& layer, const float* x, const float* w, float* y);
-void conv2d_backward_input(const Conv2dLayer& layer, const float* dy, const float* w, float* dx);
-void conv2d_backward_weight(const Conv2dLayer& layer, const float* x, const float* dy, float* dw);
+/// blocks of at most 8 MiB a thread. Saved by the threads for their next calls.
+void conv2d_forward(const Conv2dProblem& layer, const float* x, const float* w, float* y);
+void conv2d_backward_input(const Conv2dProblem& layer, const float* dy, const float* w, float* dx);
+void conv2d_backward_weight(const Conv2dProblem& layer, const float* x, const float* dy, float* dw);
 
 }  // namespace cpu
 
 /// The same for any geometry as plain loops in double, rounded once: the truth of the tests.
 namespace reference {
 
-void conv2d_forward(const Conv2dLayer& layer, const float* x, const float* w, float* y);
-void conv2d_backward_input(const Conv2dLayer& layer, const float* dy, const float* w, float* dx);
-void conv2d_backward_weight(const Conv2dLayer& layer, const float* x, const float* dy, float* dw);
+void conv2d_forward(const Conv2dProblem& layer, const float* x, const float* w, float* y);
+void conv2d_backward_input(const Conv2dProblem& layer, const float* dy, const float* w, float* dx);
+void conv2d_backward_weight(const Conv2dProblem& layer, const float* x, const float* dy, float* dw);
 
 }  // namespace reference
 }  // namespace palimpsest::kernels

@@ -34,7 +34,7 @@ inline constexpr uint8_t kNoPosition = 255;
 
 /// What one call works on. Requires: 1 <= window.positions() <= kMaxPoolPositions; kernel, stride and
 /// dilation positive; 0 <= padding <= kernel / 2; out as pooled_size says.
-struct MaxPoolLayer {
+struct MaxPoolProblem {
   int64_t n = 0, c = 0;
   Pair2 in, out;
   PoolWindow window;
@@ -63,20 +63,20 @@ Int pooled_size(const Int& size, int64_t kernel, int64_t stride, int64_t padding
 namespace cpu {
 
 /// Writes z and, unless it is null, argmax.
-void max_pool_forward(const MaxPoolLayer& layer, const void* x, void* z, uint8_t* argmax);
+void max_pool_forward(const MaxPoolProblem& layer, const void* x, void* z, uint8_t* argmax);
 
 /// dx[n,c,ih,iw] = sum of dz over the windows whose argmax is that pixel, in row order of the windows; every
 /// element of dx is written. `argmax` is max_pool_forward's; other bytes send a
 /// gradient to a wrong pixel or to none, but never outside dx.
-void max_pool_backward(const MaxPoolLayer& layer, const void* dz, const uint8_t* argmax, void* dx);
+void max_pool_backward(const MaxPoolProblem& layer, const void* dz, const uint8_t* argmax, void* dx);
 
 }  // namespace cpu
 
 /// The same as plain loops in double: the truth of the tests.
 namespace reference {
 
-void max_pool_forward(const MaxPoolLayer& layer, const void* x, void* z, uint8_t* argmax);
-void max_pool_backward(const MaxPoolLayer& layer, const void* dz, const uint8_t* argmax, void* dx);
+void max_pool_forward(const MaxPoolProblem& layer, const void* x, void* z, uint8_t* argmax);
+void max_pool_backward(const MaxPoolProblem& layer, const void* dz, const uint8_t* argmax, void* dx);
 
 }  // namespace reference
 }  // namespace palimpsest::kernels

@@ -19,7 +19,7 @@ namespace palimpsest::models {
 /// One normalization over the four stacked outputs is four of them: statistics are per channel. The last
 /// convolution is split by linearity: the global branch is constant over the image, so its share is computed
 /// on one pixel and added, instead of being copied to every pixel and stacked. Dilations are the paper's for
-/// either output stride. Kept for backward beside the input, in channels: `standard` 2 * 1024 + 2 * 256, in
+/// either output stride. Saved for backward beside the input, in channels: `standard` 2 * 1024 + 2 * 256, in
 /// place 1024 + 256. Sources: Chen, Papandreou, Schroff, Adam, "Rethinking Atrous Convolution for Semantic
 /// Image Segmentation", 2017; Rota Bulo, Porzi, Kontschieder, CVPR 2018, section 4.2, whose release has these
 /// names.

@@ -71,7 +71,7 @@ struct NormalizedNames {
 /// which is one for each, as statistics are per channel: the stack is kept once, not its parts beside it.
 /// Names: branch1.conv1, branch1.bn1, ..., two ends conv2a and conv2b, bn.
 ///
-/// Kept for backward of chains of W channels and ends of E, beside the input: `standard` 2W + 2E, in place
+/// Saved for backward of chains of W channels and ends of E, beside the input: `standard` 2W + 2E, in place
 /// W + E; the others W + 2E, as every reader of the block wants its activated output. An average's input,
 /// which is the block's, and its output come to each.
 class InceptionBlock : public torch::nn::Module {

@@ -40,7 +40,7 @@ PlainShape vgg16(const std::string& name, int64_t divisor);
 /// AlexNet and VGG. Parameters have the names of Caffe's releases: conv1 .. conv5, conv1_1 .. conv5_3, fc6,
 /// fc7, and `fc` for the classifier. Without normalization the start decides whether 16 layers train at all:
 /// Kaiming's normal initialization by fan-in, biases 0. Larger images are averaged to the grid that the fully
-/// connected layers read. Kept for backward: a convolution's activated output, and one byte an output of a
+/// connected layers read. Saved for backward: a convolution's activated output, and one byte an output of a
 /// pooling (ops/max_pool.h). Dropout draws from libtorch's generator, in training mode only.
 class PlainNet : public nn::Model {
  public:

@@ -23,7 +23,7 @@ struct ResNetShape {
 /// torchvision's names and order, so its weights load unchanged; the stride sits in the 3x3 convolution, as
 /// there.
 ///
-/// Kept for backward per bottleneck of C outer and W inner channels, beside the block's input: `standard` 2C
+/// Saved for backward per bottleneck of C outer and W inner channels, beside the block's input: `standard` 2C
 /// + 4W, the others C + 2W: the inner normalizations keep one tensor each, and the last one is recovered from
 /// the block's output and its shortcut, which their other readers keep. A projection's normalization keeps C
 /// more. Sources: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016;

@@ -13,7 +13,7 @@ namespace palimpsest::models {
 /// over x. Else x has two readers, so bn1 writes a fresh output; it does not keep x, and no copy of x is
 /// made.
 ///
-/// Kept for backward of C outer and W inner channels: `standard` x, bn1's, bn2's and bn3's inputs and
+/// Saved for backward of C outer and W inner channels: `standard` x, bn1's, bn2's and bn3's inputs and
 /// outputs, 2C + 4W; in place the three outputs, C + 2W.
 class PreactBottleneck : public torch::nn::Module {
  public:

@@ -128,7 +128,7 @@ class BatchNormState : public torch::nn::Cloneable<Derived> {
                            const std::optional<at::Tensor>& residual = std::nullopt) const {
     const auto w = optional(weight), b = optional(bias), mean = optional(running_mean),
                var = optional(running_var);
-    return options.in_place() && layer.keep != ops::Kept::kInput
+    return options.in_place() && layer.keep != ops::Saved::kInput
                ? ops::abn_(std::move(x), w, b, mean, var, layer, residual)
                : ops::abn(x, w, b, mean, var, layer, residual);
   }

@@ -1,8 +1,8 @@
 #include "palimpsest/nn/convolve.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/ops/common/autocast.h"
 #include "palimpsest/ops/linear.h"
-#include "palimpsest/ops/product_precision.h"
 
 #include <variant>
 

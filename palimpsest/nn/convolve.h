@@ -1,7 +1,7 @@
 #pragma once
 
 #include "palimpsest/nn/strategy.h"
-#include "palimpsest/ops/convolve.h"
+#include "palimpsest/ops/convolution.h"
 
 #include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/linear.h>

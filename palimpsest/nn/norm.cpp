@@ -53,9 +53,9 @@ at::Tensor NormImpl::forward(at::Tensor x) {
   return forward_fused(std::move(x), layer);
 }
 
-ops::Kept NormImpl::kept(Activation activation) const {
+ops::Saved NormImpl::kept(Activation activation) const {
   // Without an activation z is y: nothing is gained by keeping anything else.
-  return activation == Activation::kIdentity ? ops::Kept::kOutput : keep_of(strategy, activation);
+  return activation == Activation::kIdentity ? ops::Saved::kOutput : keep_of(strategy, activation);
 }
 
 ops::NormalizationTensors NormImpl::tensors() const {
@@ -95,7 +95,7 @@ at::Tensor NormImpl::forward_sum(at::Tensor x, const at::Tensor& residual, bool 
   layer.relu_residual = relu_residual;
   // The shortcut is kept by its other readers: z is enough whatever the strategy keeps elsewhere.
   const bool in_place = strategy == Strategy::kInplace1 || strategy == Strategy::kInplace1Bit;
-  layer.keep = in_place ? keep_of(strategy, activation) : ops::Kept::kOutput;
+  layer.keep = in_place ? keep_of(strategy, activation) : ops::Saved::kOutput;
   return forward_fused(std::move(x), layer, residual);
 }
 

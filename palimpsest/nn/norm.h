@@ -57,7 +57,7 @@ class NormImpl : public BatchNormState<NormImpl> {
 
  private:
   at::Tensor forward_standard(const at::Tensor& x, const ops::AbnOptions& layer);
-  ops::Kept kept(Activation activation) const;
+  ops::Saved kept(Activation activation) const;
 };
 
 TORCH_MODULE(Norm);

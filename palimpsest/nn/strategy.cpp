@@ -39,20 +39,20 @@ std::vector<std::string> strategy_names() {
   return names;
 }
 
-ops::Kept keep_of(Strategy strategy, Activation activation) {
+ops::Saved keep_of(Strategy strategy, Activation activation) {
   switch (strategy) {
     case Strategy::kCheckpoint:
-      return ops::Kept::kInput;
+      return ops::Saved::kInput;
     case Strategy::kCheckpointNormalized:
-      return ops::Kept::kNormalized;
+      return ops::Saved::kNormalized;
     case Strategy::kInplace1:
-      return ops::Kept::kOutputForm1;
+      return ops::Saved::kOutputForm1;
     case Strategy::kInplace2:
-      return ops::Kept::kOutput;
+      return ops::Saved::kOutput;
     case Strategy::kInplace1Bit:
-      return kernels::has_branches(activation) ? ops::Kept::kOutputBit : ops::Kept::kOutput;
+      return kernels::has_branches(activation) ? ops::Saved::kOutputBit : ops::Saved::kOutput;
     case Strategy::kStoreY:
-      return ops::Kept::kScaled;
+      return ops::Saved::kPreActivation;
     case Strategy::kStandard:
       break;
   }

@@ -18,7 +18,7 @@
 ///          channels-last run natively and keep their strides; any other stride costs one copy.
 /// weight, bias (absent: 1 and 0), running_mean, running_var (both or none): (C), f32 (f64 for f64 x, and for
 ///          16-bit x also its own type); maths and statistics are in f32 or f64. weight may have any sign;
-///          degenerate channels (ops/degenerate.h) keep their normalized x as well.
+///          degenerate channels (ops/invertibility/criterion.h) keep their normalized x as well.
 /// residual: of x's shape and dtype, any strides: added before the activation. It must stay as it is until
 ///          backward, which reads it again; the two consumers of z and residual keep both anyway.
 /// Training takes the batch's statistics and moves the running ones towards them (the variance as the
@@ -29,16 +29,16 @@
 /// DNNs", CVPR 2018.
 namespace palimpsest::ops {
 
-using kernels::Kept;
+using kernels::Saved;
 
 /// Whether z itself is what backward starts from, over x for abn_.
-constexpr bool keeps_output(Kept kept) {
-  return kept == Kept::kOutput || kept == Kept::kOutputForm1 || kept == Kept::kOutputBit;
+constexpr bool saves_output(Saved kept) {
+  return kept == Saved::kOutput || kept == Saved::kOutputForm1 || kept == Saved::kOutputBit;
 }
 
 /// Whether it is a tensor of its own, beside x and z.
-constexpr bool keeps_apart(Kept kept) {
-  return kept == Kept::kScaled || kept == Kept::kNormalized;
+constexpr bool saves_aside(Saved kept) {
+  return kept == Saved::kPreActivation || kept == Saved::kNormalized;
 }
 
 /// Arguments of the layer that are not tensors; the defaults are those of torch.ops.palimpsest.abn.
@@ -51,7 +51,7 @@ struct AbnOptions {
   /// The full-size tensor that is kept for backward. kOutput and kOutputForm1 need an invertible activation,
   /// kOutputBit, which keeps one bit an element beside z, GELU or SiLU; the others take any, and pay where
   /// z's consumer keeps z, too (abn_conv does not).
-  Kept keep = Kept::kOutput;
+  Saved keep = Saved::kOutput;
   bool relu_residual =
       false;  ///< add max(residual, 0): for a residual whose producer left the ReLU to its readers
 };
@@ -62,7 +62,7 @@ at::Tensor abn(const at::Tensor& x, const std::optional<at::Tensor>& weight,
                const std::optional<at::Tensor>& running_var, const AbnOptions& options = {},
                const std::optional<at::Tensor>& residual = std::nullopt);
 
-/// The same, writing what is kept over `x`. Where that is z (keeps_output), returns `x`. For kScaled and
+/// The same, writing what is kept over `x`. Where that is z (saves_output), returns `x`. For kPreActivation and
 /// kNormalized, x becomes y or the normalized x and the result is fresh: x is used up, and autograd, which is
 /// not told, reports at backward only operators that saved x before. kInput has nothing to write: an error.
 /// Refused where a gradient is wanted and the overwritten value is not ours to lose: a leaf that requires
@@ -81,7 +81,7 @@ int64_t abn_fallback_count();
 int64_t abn_side_channel_count();
 /// Channels whose gradient in one step came from z though z could not give it, as their weight vanished
 /// within that step; on a GPU, where the host decides by the values of the step before
-/// (ops/recovery_values.h).
+/// (ops/invertibility/predictor.h).
 int64_t abn_missed_channel_count();
 void reset_abn_fallback_count();
 

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "palimpsest/ops/abn.h"
-#include "palimpsest/ops/convolve.h"
+#include "palimpsest/ops/convolution.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -14,11 +14,11 @@
 /// | options.keep  | kept        | backward before the convolution's own |
 /// | kOutput       | z           | nothing: the convolution's saved input is the layer's z |
 /// | kOutputBit    | z, one bit  | nothing, likewise |
-/// | kScaled       | y           | z = act(y) |
+/// | kPreActivation       | y           | z = act(y) |
 /// | kNormalized   | x-hat       | z = act(weight * x-hat + bias) |
 /// | kInput        | x           | z = act(weight * (x - mean) * inv_std + bias) |
 /// z is made again bit for bit, so the gradients are those of the plain layers.
-/// Sources: Rota Bulo et al., CVPR 2018, figure 2 (b: kInput; c: kNormalized; e: kOutput); kScaled and
+/// Sources: Rota Bulo et al., CVPR 2018, figure 2 (b: kInput; c: kNormalized; e: kOutput); kPreActivation and
 /// kOutputBit are ours.
 namespace palimpsest::ops {
 
@@ -29,8 +29,8 @@ struct NormalizationTensors {
 
 /// conv(act(bn(x))). x: (N, C, spatial...); kernel: (C_out, C / groups, spatial...), kernel_bias: (C_out) or
 /// none. Under autocast the convolution runs in autocast's type, as libtorch's does, and what is kept of the
-/// kernel is itself, not a 16-bit copy (ops/product_precision.h). Degenerate channels
-/// (ops/degenerate.h) make a layer that would keep y keep x-hat instead.
+/// kernel is itself, not a 16-bit copy (ops/common/autocast.h). Degenerate channels
+/// (ops/invertibility/criterion.h) make a layer that would keep y keep x-hat instead.
 at::Tensor abn_conv(const at::Tensor& x, const NormalizationTensors& norm, const at::Tensor& kernel,
                     const std::optional<at::Tensor>& kernel_bias, const ConvolutionOptions& convolution,
                     const AbnOptions& options);

@@ -2,7 +2,7 @@
 
 #include "palimpsest/ops/abn.h"
 #include "palimpsest/ops/abn_conv.h"
-#include "palimpsest/ops/convolve.h"
+#include "palimpsest/ops/convolution.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -19,7 +19,7 @@
 /// applied while conv1 reads (kernels/dense_block.h). Backward adds each layer's share into one gradient
 /// buffer (f32 for 16-bit values) and takes off what batch normalization owes once for each feature.
 ///
-/// Kept for backward, in channels of full size: the buffer, k a layer; what the bottleneck's normalization
+/// Saved for backward, in channels of full size: the buffer, k a layer; what the bottleneck's normalization
 /// keeps (options.keep of norm2, of norm1 where post-activation), 4k a layer; where post-activation, and
 /// norm2 does not keep its output, k more. The masks of dropout are drawn again in backward from the
 /// generator's state (5 kB a layer); on a GPU they are kept, a byte a value. Beside these backward takes the
@@ -29,7 +29,7 @@
 /// The same gradients and running statistics as the plain layers, but for rounding. A second derivative is an
 /// error, and so is a second backward pass without retain_graph (libtorch's own).
 /// On a GPU nothing is copied to the host or waited for, and a CUDA graph can hold both passes
-/// (ops/dense_read.h).
+/// (ops/dense_block/device.h).
 /// Python has it as torch.ops.palimpsest.dense_block, with one value of each list a layer.
 /// Source: Huang et al., CVPR 2017; Pleiss, Chen, Huang, Li, van der Maaten, Weinberger, "Memory-Efficient
 /// Implementation of DenseNets", 2017, whose shared storages this does without.
@@ -56,7 +56,7 @@ struct DenseBlockOptions {
 /// x: (N, C, H, W), f32, f64, f16 or bf16, on CPU or CUDA; contiguous and channels-last run natively, any
 /// other strides through a copy. Returns (N, C + sum of k, H, W) in that layout, whose first C channels are
 /// x. Kernels are of x's type; under autocast x is cast, and f32 kernels are rounded when they run and again
-/// in backward (ops/product_precision.h). norm1's activation in pre-activation order: ReLU, leaky ReLU or the
+/// in backward (ops/common/autocast.h). norm1's activation in pre-activation order: ReLU, leaky ReLU or the
 /// identity; the bottleneck's: what its `keep` allows. Errors: c10::Error
 /// "[dense_block] requirement, got value".
 at::Tensor dense_block(const at::Tensor& x, const std::vector<DenseLayer>& layers,

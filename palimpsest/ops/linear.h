@@ -8,7 +8,7 @@ namespace palimpsest::ops {
 
 /// x weight^T + bias. x: (..., in); weight: (out, in), bias: (out) or none. Without autocast it is
 /// at::linear. Under autocast it runs in autocast's type and keeps its 16-bit input and the weight as it was
-/// given, not a 16-bit copy (ops/product_precision.h); then a second derivative is an error.
+/// given, not a 16-bit copy (ops/common/autocast.h); then a second derivative is an error.
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias);
 
 }  // namespace palimpsest::ops

@@ -2,7 +2,7 @@
 
 #include "palimpsest/amp/autocast_guard.h"
 #include "palimpsest/amp/grad_scaler.h"
-#include "palimpsest/ops/convolve.h"
+#include "palimpsest/ops/convolution.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>

@@ -6,7 +6,7 @@
 #include "palimpsest/nn/inplace_abn.h"
 #include "palimpsest/ops/abn_conv.h"
 #include "palimpsest/ops/concat_abn_conv.h"
-#include "palimpsest/ops/convolve.h"
+#include "palimpsest/ops/convolution.h"
 #include "palimpsest/ops/dense_block.h"
 #include "palimpsest/ops/linear.h"
 #include "palimpsest/ops/max_pool.h"
@@ -145,7 +145,7 @@ TEST(Autocast, NoCopyOfAWeightIsKept) {
   const ops::ConvolutionOptions pointwise{{1, 1}, {0, 0}, {1, 1}, 1};
   const ops::NormalizationTensors norm;
   ops::AbnOptions stored;
-  stored.keep = ops::Kept::kScaled;
+  stored.keep = ops::Saved::kPreActivation;
   ops::AbnOptions relu = stored;
   relu.activation = Activation::kReLU;
   relu.activation_param = 0;

@@ -3,7 +3,7 @@
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/abn.h"
 #include "palimpsest/kernels/activation_name.h"
-#include "palimpsest/kernels/branch_inverse.h"
+#include "palimpsest/kernels/formulas/branch_inverse.h"
 
 #include <cmath>
 #include <cstdint>
@@ -61,16 +61,16 @@ struct TypeName {
   }
 };
 
-using kernels::Kept;
+using kernels::Saved;
 
 /// Everything that the layer may keep.
-inline constexpr Kept kKinds[] = {Kept::kOutput,     Kept::kOutputForm1, Kept::kScaled,
-                                  Kept::kNormalized, Kept::kInput,       Kept::kOutputBit};
+inline constexpr Saved kKinds[] = {Saved::kOutput,     Saved::kOutputForm1, Saved::kPreActivation,
+                                   Saved::kNormalized, Saved::kInput,       Saved::kOutputBit};
 
 /// Whether backward of a layer with this activation can start from that.
-constexpr bool can_keep(Activation activation, Kept kept) {
-  if (kept == Kept::kOutputBit) return kernels::has_branches(activation);
-  return kernels::is_invertible(activation) || (kept != Kept::kOutput && kept != Kept::kOutputForm1);
+constexpr bool can_keep(Activation activation, Saved kept) {
+  if (kept == Saved::kOutputBit) return kernels::has_branches(activation);
+  return kernels::is_invertible(activation) || (kept != Saved::kOutput && kept != Saved::kOutputForm1);
 }
 
 inline double default_param(Activation activation) {
@@ -83,7 +83,7 @@ struct AbnCase {
   Layout layout = Layout::kNCHW;
   Activation activation = Activation::kLeakyReLU;
   double activation_param = 0.01;
-  Kept kept = Kept::kOutput;
+  Saved kept = Saved::kOutput;
   bool has_weight = true, has_bias = true;
   bool has_residual = false, relu_residual = false;
   double mean = 0.5;          ///< of x; its standard deviation is about 1
@@ -93,12 +93,12 @@ struct AbnCase {
   uint64_t seed = 1;
 
   template <class T>
-  kernels::AbnLayer layer() const {
+  kernels::AbnProblem layer() const {
     return {shape, layout, dtype_of<T>(), activation, activation_param, kept, relu_residual};
   }
   /// Whether what is kept has a tensor of its own beside x and z.
-  bool keeps_apart() const { return kept == Kept::kScaled || kept == Kept::kNormalized; }
-  bool makes_z_again() const { return keeps_apart() || kept == Kept::kInput; }
+  bool saves_aside() const { return kept == Saved::kPreActivation || kept == Saved::kNormalized; }
+  bool makes_z_again() const { return saves_aside() || kept == Saved::kInput; }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const AbnCase& c) {
@@ -111,7 +111,7 @@ inline std::ostream& operator<<(std::ostream& out, const AbnCase& c) {
              << c.misaligned_by << ", seed " << c.seed;
 }
 
-/// `count` normal numbers, near enough: each the sum of 4 uniform ones, scaled to unit variance. Kept for the
+/// `count` normal numbers, near enough: each the sum of 4 uniform ones, scaled to unit variance. Saved for the
 /// next call: a test draws the same ones for layer after layer.
 inline const double* normal_numbers(uint64_t seed, int64_t count) {
   static thread_local std::vector<double> numbers;
@@ -143,7 +143,7 @@ struct AbnTensors {
         residual(c.has_residual ? c.shape.elements() : 0, c.misaligned_by),
         dz(c.shape.elements(), c.misaligned_by),
         z(c.shape.elements(), c.misaligned_by),
-        kept(c.keeps_apart() ? c.shape.elements() : 0, c.misaligned_by),
+        kept(c.saves_aside() ? c.shape.elements() : 0, c.misaligned_by),
         dx(c.shape.elements(), c.misaligned_by),
         dresidual(c.has_residual ? c.shape.elements() : 0, c.misaligned_by),
         z_again(c.makes_z_again() ? c.shape.elements() : 0, c.misaligned_by),
@@ -154,7 +154,7 @@ struct AbnTensors {
         mean(c.shape.c),
         var(c.shape.c),
         inv_std(c.shape.c),
-        branch(c.kept == Kept::kOutputBit ? kernels::branch_bytes(c.shape.elements()) : 0) {
+        branch(c.kept == Saved::kOutputBit ? kernels::branch_bytes(c.shape.elements()) : 0) {
     const int64_t drawn = x.size() + dz.size() + residual.size();
     const double* normal = normal_numbers(c.seed, drawn);
     for (int64_t i = 0; i < x.size(); ++i) x[i] = input(c.mean + *normal++);
@@ -181,7 +181,7 @@ struct AbnTensors {
             .weight = c.has_weight ? weight.data() : nullptr,
             .bias = c.has_bias ? bias.data() : nullptr,
             .z = z.data(),
-            .kept = c.keeps_apart() ? kept.data() : nullptr,
+            .kept = c.saves_aside() ? kept.data() : nullptr,
             .branch = branch.data(),
             .mean = mean.data(),
             .var = var.data(),
@@ -190,7 +190,7 @@ struct AbnTensors {
 
   /// What the layer kept: of its own, or x, or z.
   T* kept_tensor(const AbnCase& c) {
-    return c.keeps_apart() ? kept.data() : c.kept == Kept::kInput ? x.data() : z.data();
+    return c.saves_aside() ? kept.data() : c.kept == Saved::kInput ? x.data() : z.data();
   }
 
   kernels::AbnBackward backward(const AbnCase& c) {

@@ -26,7 +26,7 @@ void for_each_case(const Body& body) {
     for (const Layout layout : kLayouts) {
       for (const bool bits : {false, true}) {
         AbnCase c{.shape = shape, .layout = layout};
-        if (bits) c.activation = Activation::kSiLU, c.kept = Kept::kOutputBit;
+        if (bits) c.activation = Activation::kSiLU, c.kept = Saved::kOutputBit;
         SCOPED_TRACE(::testing::Message() << c);
         body(c);
       }
@@ -40,10 +40,10 @@ void expect_in_place_is_the_same(const AbnCase& c) {
   run_cpu(c, apart);
   kernels::AbnForward forward = over.forward(c);
   T* const target = over.x.data();
-  (c.keeps_apart() ? forward.kept : forward.z) = target;  // what is kept goes over x, in either case
+  (c.saves_aside() ? forward.kept : forward.z) = target;  // what is kept goes over x, in either case
   kernels::cpu::abn_forward(c.layer<T>(), kEps, forward);
-  EXPECT_TRUE(same_bytes(over.x.values(), (c.keeps_apart() ? apart.kept : apart.z).values())) << "over x";
-  if (c.keeps_apart()) {
+  EXPECT_TRUE(same_bytes(over.x.values(), (c.saves_aside() ? apart.kept : apart.z).values())) << "over x";
+  if (c.saves_aside()) {
     EXPECT_TRUE(same_bytes(over.z.values(), apart.z.values())) << "z";
   }
   kernels::AbnBackward backward = over.backward(c);
@@ -56,7 +56,7 @@ void expect_in_place_is_the_same(const AbnCase& c) {
 
 TEST(AbnContract, WritingOverTheInputGivesTheSameBytes) {
   for_each_case([](AbnCase c) {
-    for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kNormalized, Kept::kOutputBit}) {
+    for (const Saved kept : {Saved::kOutput, Saved::kPreActivation, Saved::kNormalized, Saved::kOutputBit}) {
       if (!can_keep(c.activation, kept)) continue;
       c.kept = kept;
       expect_in_place_is_the_same<float>(c);
@@ -73,18 +73,18 @@ TEST(AbnContract,
       const bool aligned = misaligned_by == 0;
       expect_in_place_is_the_same<float>({.shape = {2, 66, 33333},
                                           .layout = layout,
-                                          .kept = aligned ? Kept::kOutput : Kept::kScaled,
+                                          .kept = aligned ? Saved::kOutput : Saved::kPreActivation,
                                           .misaligned_by = misaligned_by});
       expect_in_place_is_the_same<BFloat16>({.shape = {2, 66, 66666},
                                              .layout = layout,
-                                             .kept = aligned ? Kept::kScaled : Kept::kOutput,
+                                             .kept = aligned ? Saved::kPreActivation : Saved::kOutput,
                                              .misaligned_by = misaligned_by});
     }
   for (const Layout layout : kLayouts)
     expect_in_place_is_the_same<float>({.shape = {2, 66, 33333},
                                         .layout = layout,
                                         .activation = Activation::kSiLU,
-                                        .kept = Kept::kOutputBit});
+                                        .kept = Saved::kOutputBit});
 }
 
 TEST(AbnContract, InputsThatAreNotWrittenOverStayAsTheyAre) {
@@ -154,7 +154,7 @@ TEST(AbnContract, AnyNumberOfThreadsGivesTheSameBytes) {
 template <class Body>
 void for_each_activation(const Body& body) {
   for (const auto& [activation, name] : kernels::kActivationNames) {
-    for (const Kept kept : kKinds)
+    for (const Saved kept : kKinds)
       if (can_keep(activation, kept)) body(activation, kept);
   }
 }
@@ -162,7 +162,7 @@ void for_each_activation(const Body& body) {
 TEST(AbnContract, NotANumberStaysInItsChannel) {
   for (const double poison :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
-    for_each_activation([&](Activation activation, Kept kept) {
+    for_each_activation([&](Activation activation, Saved kept) {
       for (const int64_t channels : {21, 70}) {  // as planes, and side by side
         for (const Layout layout : kLayouts) {
           const AbnCase c{.shape = {2, channels, 37},
@@ -197,7 +197,7 @@ TEST(AbnContract, NotANumberStaysInItsChannel) {
 }
 
 TEST(AbnContract, SaturationGivesFiniteGradients) {
-  for_each_activation([](Activation activation, Kept kept) {
+  for_each_activation([](Activation activation, Saved kept) {
     for (const double bias_scale : {200.0, 2000.0}) {
       const AbnCase c{.shape = {4, 16, 50},
                       .activation = activation,

@@ -21,7 +21,7 @@ void expect_right(const AbnCase& c) {
   run_cpu(c, got);
   auto want = truth(c, got);
   const DType dtype = dtype_of<T>();
-  const Tolerance limit = c.kept == Kept::kOutputBit ? branch_tolerance(dtype) : tolerance(dtype),
+  const Tolerance limit = c.kept == Saved::kOutputBit ? branch_tolerance(dtype) : tolerance(dtype),
                   vectors = tolerance(dtype_of<accumulate_t<T>>());
   EXPECT_TRUE(close(got.z.values(), want.z.values(), limit, c.seed)) << "z";
   EXPECT_TRUE(close(got.var.values(), want.var.values(), vectors, c.seed)) << "var";
@@ -67,7 +67,7 @@ class Abn : public ::testing::Test {
   static void for_each_kind_and_bits(AbnCase c, const Body& body, Activation branched = Activation::kGELU) {
     for_each_kind(c, body);
     c.activation = branched;
-    c.kept = Kept::kOutputBit;
+    c.kept = Saved::kOutputBit;
     for (const Layout layout : kLayouts) {
       c.layout = layout;
       body(c);
@@ -80,7 +80,7 @@ TYPED_TEST_SUITE(Abn, Types, TypeName);
 
 TYPED_TEST(Abn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) {
   for (const auto& [activation, name] : kernels::kActivationNames) {
-    for (const Kept kept : kKinds) {
+    for (const Saved kept : kKinds) {
       if (!can_keep(activation, kept)) continue;
       for (const Shape3 shape : {Shape3{3, 20, 49}, Shape3{7, 3, 6},
                                  Shape3{4, 34, 10}}) {  // vectors, shorter rows, and strips of those
@@ -102,7 +102,7 @@ TYPED_TEST(Abn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) 
 
 TYPED_TEST(Abn, RebuildsTheOutputFromWhatIsKeptBitForBit) {
   for (const auto& [activation, name] : kernels::kActivationNames) {
-    for (const Kept kept : {Kept::kScaled, Kept::kNormalized, Kept::kInput}) {
+    for (const Saved kept : {Saved::kPreActivation, Saved::kNormalized, Saved::kInput}) {
       for (const Layout layout : kLayouts) {
         for (const bool has_residual : {false, true}) {
           const AbnCase c{.shape = {3, 18, 50},
@@ -182,7 +182,7 @@ TYPED_TEST(Abn, EqualsTheReferenceWithoutWeightOrBias) {
 }
 
 TYPED_TEST(Abn, EqualsTheReferenceWhereXhatOrXIsKeptForATinyWeight) {
-  for (const Kept kept : {Kept::kNormalized, Kept::kInput})
+  for (const Saved kept : {Saved::kNormalized, Saved::kInput})
     for (const Shape3 shape : {Shape3{3, 20, 33}, Shape3{4, 33, 9}})
       // In f16 a smaller one leaves nothing of dx but the smallest numbers there are.
       this->for_each_kind(
@@ -252,14 +252,14 @@ TYPED_TEST(Abn, EqualsTheReferenceOnEitherSideOfTheMinimumAndFarDownTheFallingBr
         expect_right<TypeParam>({.shape = {4, 32, 150},
                                  .layout = layout,
                                  .activation = activation,
-                                 .kept = Kept::kOutputBit,
+                                 .kept = Saved::kOutputBit,
                                  .weight_scale = bias_scale / 4,
                                  .bias_scale = bias_scale});
 }
 
 TYPED_TEST(Abn, FrozenStatisticsScaleTheGradientOnly) {
   const auto check = [](AbnCase c) {
-    for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kInput}) {
+    for (const Saved kept : {Saved::kOutput, Saved::kPreActivation, Saved::kInput}) {
       c.kept = kept;
       SCOPED_TRACE(::testing::Message() << c);
       AbnTensors<TypeParam> got(c);

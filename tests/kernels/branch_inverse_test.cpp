@@ -1,8 +1,8 @@
 // y back from z and one bit: as close as z itself tells, everywhere on both branches, by every lane.
-#include "palimpsest/kernels/branch_inverse.h"
+#include "palimpsest/kernels/formulas/branch_inverse.h"
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/activation_name.h"
-#include "palimpsest/kernels/cpu/instruction_set.h"
+#include "palimpsest/kernels/cpu/dispatch.h"
 #include "tests/support/tolerance.h"
 
 #include <gtest/gtest.h>

@@ -13,7 +13,7 @@
 /// What the tests of convolutions share.
 namespace palimpsest::kernels {
 
-inline std::ostream& operator<<(std::ostream& out, const Conv2dLayer& l) {
+inline std::ostream& operator<<(std::ostream& out, const Conv2dProblem& l) {
   const auto pair = [](Pair2 p) { return std::to_string(p.h) + "x" + std::to_string(p.w); };
   return out << "(" << l.n << ", " << l.c_in << ", " << pair(l.in) << ") to " << l.c_out << " in " << l.groups
              << " groups, kernel " << pair(l.kernel) << ", stride " << pair(l.stride) << ", padding "
@@ -25,9 +25,9 @@ inline std::ostream& operator<<(std::ostream& out, const Conv2dLayer& l) {
 namespace palimpsest::testing {
 
 /// The layer of an input, a kernel and its options; `out` follows.
-inline kernels::Conv2dLayer conv2d_layer(int64_t n, int64_t c_in, int64_t c_out, int64_t groups, Pair2 in,
-                                         Pair2 kernel, Pair2 stride = {1, 1}, Pair2 padding = {0, 0},
-                                         Pair2 dilation = {1, 1}) {
+inline kernels::Conv2dProblem conv2d_layer(int64_t n, int64_t c_in, int64_t c_out, int64_t groups, Pair2 in,
+                                           Pair2 kernel, Pair2 stride = {1, 1}, Pair2 padding = {0, 0},
+                                           Pair2 dilation = {1, 1}) {
   using kernels::convolved_size;
   return {n,
           c_in,

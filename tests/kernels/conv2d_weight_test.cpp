@@ -10,26 +10,26 @@
 namespace palimpsest::testing {
 namespace {
 
-using kernels::Conv2dLayer;
 using kernels::Conv2dPass;
+using kernels::Conv2dProblem;
 
 constexpr uint64_t kWeightSeed = 5;
 
-GuardedFloats random_input(const Conv2dLayer& l) {
+GuardedFloats random_input(const Conv2dProblem& l) {
   return {l.n * l.in.h * l.in.w * l.c_in, Random::stream(kWeightSeed, 0)};
 }
-GuardedFloats random_gradient(const Conv2dLayer& l) {
+GuardedFloats random_gradient(const Conv2dProblem& l) {
   return {l.n * l.out.h * l.out.w * l.c_out, Random::stream(kWeightSeed, 1)};
 }
 
-GuardedFloats computed(const Conv2dLayer& l, const GuardedFloats& x, const GuardedFloats& dy) {
+GuardedFloats computed(const Conv2dProblem& l, const GuardedFloats& x, const GuardedFloats& dy) {
   GuardedFloats dw(l.weights(), std::numeric_limits<float>::quiet_NaN());
   kernels::cpu::conv2d_backward_weight(l, x.data(), dy.data(), dw.data());
   EXPECT_TRUE(dw.guards_hold()) << l;
   return dw;
 }
 
-void expect_equals_reference(const Conv2dLayer& l) {
+void expect_equals_reference(const Conv2dProblem& l) {
   ASSERT_TRUE(kernels::cpu::has_conv2d(l, Conv2dPass::kBackwardWeight)) << l;
   const GuardedFloats x = random_input(l), dy = random_gradient(l), got = computed(l, x, dy);
   GuardedFloats want(l.weights());
@@ -66,7 +66,7 @@ TEST(Conv2dWeight, EqualsTheReferenceInManyTasks) {
 
 TEST(Conv2dWeight, HasTheSameBytesForAnyNumberOfThreads) {
   const int before = omp_get_max_threads();
-  const Conv2dLayer l = conv2d_layer(3, 32, 24, 1, {45, 31}, {3, 3}, {1, 1}, {1, 1});
+  const Conv2dProblem l = conv2d_layer(3, 32, 24, 1, {45, 31}, {3, 3}, {1, 1}, {1, 1});
   const GuardedFloats x = random_input(l), dy = random_gradient(l);
   omp_set_num_threads(1);
   const GuardedFloats one = computed(l, x, dy);
@@ -79,7 +79,7 @@ TEST(Conv2dWeight, HasTheSameBytesForAnyNumberOfThreads) {
 }
 
 TEST(Conv2dWeight, NotANumberStaysInItsRowOrColumn) {
-  const Conv2dLayer l = conv2d_layer(1, 32, 16, 1, {3, 3}, {1, 1});
+  const Conv2dProblem l = conv2d_layer(1, 32, 16, 1, {3, 3}, {1, 1});
   GuardedFloats x = random_input(l);
   GuardedFloats dy = random_gradient(l);
   x.data()[2 * l.c_in + 7] = std::numeric_limits<float>::quiet_NaN();

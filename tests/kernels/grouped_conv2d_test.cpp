@@ -1,4 +1,4 @@
-#include "palimpsest/kernels/cpu/grouped_conv2d.h"
+#include "palimpsest/kernels/cpu/conv2d/grouped.h"
 
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/conv2d.h"
@@ -14,8 +14,8 @@
 namespace palimpsest::testing {
 namespace {
 
-using kernels::Conv2dLayer;
 using kernels::Conv2dPass;
+using kernels::Conv2dProblem;
 using kernels::convolved_size;
 
 constexpr uint64_t kConvSeed = 17;
@@ -28,7 +28,7 @@ struct GroupedCase {
   int64_t stride;
   Pair2 padding;
 
-  Conv2dLayer layer() const {
+  Conv2dProblem layer() const {
     return {
         .n = n,
         .c_in = c,
@@ -96,24 +96,24 @@ class ConvTensor {
   std::vector<float> values_;
 };
 
-int64_t in_size(const Conv2dLayer& l) {
+int64_t in_size(const Conv2dProblem& l) {
   return l.n * l.in.h * l.in.w * l.c_in;
 }
-int64_t out_size(const Conv2dLayer& l) {
+int64_t out_size(const Conv2dProblem& l) {
   return l.n * l.out.h * l.out.w * l.c_out;
 }
 
 struct ConvTensors {
   ConvTensor x, w, y;  // each stands for its gradient, too
 
-  explicit ConvTensors(const Conv2dLayer& l, int64_t misaligned_by = 0)
+  explicit ConvTensors(const Conv2dProblem& l, int64_t misaligned_by = 0)
       : x(in_size(l), misaligned_by), w(l.weights(), misaligned_by), y(out_size(l), misaligned_by) {
     Random random(kConvSeed);
     x.draw(random), w.draw(random), y.draw(random);
   }
 };
 
-using ConvForward = void (*)(const Conv2dLayer&, const float*, const float*, float*);
+using ConvForward = void (*)(const Conv2dProblem&, const float*, const float*, float*);
 struct ConvPasses {
   ConvForward forward, backward_input, backward_weight;
 };
@@ -124,7 +124,7 @@ constexpr ConvPasses kReference{kernels::reference::conv2d_forward, kernels::ref
                                 kernels::reference::conv2d_backward_weight};
 
 /// What `passes` make of the tensors in that pass.
-ConvTensor result_of(const ConvPasses& passes, Conv2dPass pass, const Conv2dLayer& l, ConvTensors& t,
+ConvTensor result_of(const ConvPasses& passes, Conv2dPass pass, const Conv2dProblem& l, ConvTensors& t,
                      int64_t misaligned_by = 0) {
   switch (pass) {
     case Conv2dPass::kForward: {
@@ -150,7 +150,7 @@ class GroupedConv2d : public ::testing::TestWithParam<Conv2dPass> {};
 TEST_P(GroupedConv2d, EqualsTheReferenceOnEverySizeStrideAndPadding) {
   int64_t shift = 0;
   for (const GroupedCase& c : grouped_cases()) {
-    const Conv2dLayer l = c.layer();
+    const Conv2dProblem l = c.layer();
     ASSERT_TRUE(kernels::cpu::grouped_conv2d_fits(l, GetParam())) << c;
     shift = 1 - shift;
     ConvTensors t(l, shift);
@@ -164,7 +164,7 @@ TEST_P(GroupedConv2d, EqualsTheReferenceOnEverySizeStrideAndPadding) {
 TEST_P(GroupedConv2d, LargeSumsAreAsExact) {
   for (const GroupedCase& c :
        {GroupedCase{5, 16, 16, {30, 30}, 1, {1, 1}}, GroupedCase{9, 32, 2, {24, 17}, 1, {1, 1}}}) {
-    const Conv2dLayer l = c.layer();
+    const Conv2dProblem l = c.layer();
     ConvTensors t(l);
     EXPECT_TRUE(close(result_of(kGrouped, GetParam(), l, t).values(),
                       result_of(kReference, GetParam(), l, t).values(), tolerance(DType::f32), kConvSeed))
@@ -175,7 +175,7 @@ TEST_P(GroupedConv2d, LargeSumsAreAsExact) {
 TEST_P(GroupedConv2d, TheNumberOfThreadsDoesNotChangeAByte) {
   const int before = omp_get_max_threads();
   for (const int64_t stride : {1, 2}) {
-    const Conv2dLayer l = GroupedCase{5, 48, 4, {29, 37}, stride, {1, 1}}.layer();
+    const Conv2dProblem l = GroupedCase{5, 48, 4, {29, 37}, stride, {1, 1}}.layer();
     ConvTensors t(l);
     omp_set_num_threads(1);
     const ConvTensor one = result_of(kGrouped, GetParam(), l, t);
@@ -194,7 +194,7 @@ TEST_P(GroupedConv2d, NotANumberGoesWhereTheFormulaTakesItAndNowhereElse) {
   for (const GroupedCase& c :
        {GroupedCase{2, 16, 2, {4, 9}, 1, {1, 1}}, GroupedCase{1, 32, 8, {5, 15}, 2, {1, 2}},
         GroupedCase{1, 16, 16, {3, 8}, 1, {2, 0}}, GroupedCase{1, 20, 4, {1, 2}, 1, {2, 2}}}) {
-    const Conv2dLayer l = c.layer();
+    const Conv2dProblem l = c.layer();
     const ConvTensors clean(l);
     for (ConvTensor ConvTensors::* tensor : {&ConvTensors::x, &ConvTensors::w, &ConvTensors::y})
       for (const float value : {std::nanf(""), HUGE_VALF}) {
@@ -219,30 +219,30 @@ INSTANTIATE_TEST_SUITE_P(Passes, GroupedConv2d, ::testing::ValuesIn(kPasses), []
 });
 
 TEST(GroupedConv2dFits, TakesNarrowGroupsOfThreeByThreeAlone) {
-  const Conv2dLayer good = GroupedCase{1, 32, 4, {9, 9}, 1, {1, 1}}.layer();
+  const Conv2dProblem good = GroupedCase{1, 32, 4, {9, 9}, 1, {1, 1}}.layer();
   for (const Conv2dPass pass : kPasses) {
     const auto fits = [&](auto change) {
-      Conv2dLayer l = good;
+      Conv2dProblem l = good;
       change(l);
       return kernels::cpu::grouped_conv2d_fits(l, pass);
     };
-    EXPECT_TRUE(fits([](Conv2dLayer&) {}));
-    EXPECT_TRUE(fits([](Conv2dLayer& l) { l.padding = {0, 2}; }));
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.groups = 32; })) << "groups of 1";
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.groups = 1; })) << "groups of 32";
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.c_in = l.c_out = 24, l.groups = 4; })) << "groups of 6";
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.c_out = 64; })) << "more channels out";
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.c_in = 64; })) << "more channels in";
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.c_in = l.c_out = 2, l.groups = 1; })) << "less than a vector";
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.kernel.h = 1; }));
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.kernel.w = 5; }));
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.dilation = {2, 2}; }));
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.dilation.w = 2; }));
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.stride.w = 2; })) << "different strides";
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.stride = {3, 3}; }));
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.padding.h = 3; }));
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.padding.w = -1; }));
-    EXPECT_FALSE(fits([](Conv2dLayer& l) { l.out.h = 0; })) << "no output";
+    EXPECT_TRUE(fits([](Conv2dProblem&) {}));
+    EXPECT_TRUE(fits([](Conv2dProblem& l) { l.padding = {0, 2}; }));
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.groups = 32; })) << "groups of 1";
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.groups = 1; })) << "groups of 32";
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.c_in = l.c_out = 24, l.groups = 4; })) << "groups of 6";
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.c_out = 64; })) << "more channels out";
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.c_in = 64; })) << "more channels in";
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.c_in = l.c_out = 2, l.groups = 1; })) << "less than a vector";
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.kernel.h = 1; }));
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.kernel.w = 5; }));
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.dilation = {2, 2}; }));
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.dilation.w = 2; }));
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.stride.w = 2; })) << "different strides";
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.stride = {3, 3}; }));
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.padding.h = 3; }));
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.padding.w = -1; }));
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.out.h = 0; })) << "no output";
   }
 }
 

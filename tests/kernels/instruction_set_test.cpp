@@ -1,4 +1,4 @@
-#include "palimpsest/kernels/cpu/instruction_set.h"
+#include "palimpsest/kernels/cpu/dispatch.h"
 
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/abn.h"

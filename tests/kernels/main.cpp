@@ -1,6 +1,6 @@
 // CTest runs this program once per instruction set (PALIMPSEST_ISA). A set that was compiled but that this
 // processor lacks is skipped, which 77 says; an unknown name still fails in the tests.
-#include "palimpsest/kernels/cpu/instruction_set.h"
+#include "palimpsest/kernels/cpu/dispatch.h"
 
 #include <gtest/gtest.h>
 

@@ -16,7 +16,7 @@ namespace palimpsest::testing {
 
 using kernels::kMaxPoolPositions;
 using kernels::kNoPosition;
-using kernels::MaxPoolLayer;
+using kernels::MaxPoolProblem;
 using kernels::pooled_size;
 using kernels::PoolWindow;
 
@@ -59,7 +59,7 @@ struct PoolCase {
   PoolWindow window;
   bool ceil_mode = false;
 
-  MaxPoolLayer layer(Layout layout, DType dtype) const {
+  MaxPoolProblem layer(Layout layout, DType dtype) const {
     const PoolWindow& p = window;
     return {n,
             c,
@@ -142,7 +142,7 @@ struct Outcome {
   Guarded<typename Type::Stored> z, dx;
   Guarded<uint8_t> argmax;
 
-  Outcome(const MaxPoolLayer& layer, int64_t misaligned_by)
+  Outcome(const MaxPoolProblem& layer, int64_t misaligned_by)
       : z(layer.planes() * layer.out.h * layer.out.w, misaligned_by),
         dx(layer.planes() * layer.in.h * layer.in.w, misaligned_by),
         argmax(layer.planes() * layer.out.h * layer.out.w, misaligned_by) {}
@@ -152,7 +152,7 @@ struct Outcome {
 template <class Type, class Draw, class Forward, class Backward>
 void expect_reference(const PoolCase& c, Layout layout, int64_t misaligned_by, const Draw& draw,
                       const Forward& forward, const Backward& backward) {
-  const MaxPoolLayer layer = c.layer(layout, Type::kDType);
+  const MaxPoolProblem layer = c.layer(layout, Type::kDType);
   Outcome<Type> got(layer, misaligned_by), want(layer, misaligned_by);
   Guarded<typename Type::Stored> x = got.dx, dz = got.z;
   Random random(11);
@@ -174,7 +174,7 @@ void expect_reference(const PoolCase& c, Layout layout, int64_t misaligned_by, c
 
 /// Forward with somewhere to write the places, and without; expects the same values.
 template <class Type, class Forward>
-void expect_same_without_argmax(const MaxPoolLayer& layer, const Forward& forward) {
+void expect_same_without_argmax(const MaxPoolProblem& layer, const Forward& forward) {
   Outcome<Type> with(layer, 0), without(layer, 0);
   Guarded<typename Type::Stored> x = with.dx;
   Random random(2);

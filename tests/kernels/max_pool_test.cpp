@@ -49,7 +49,7 @@ TYPED_TEST(MaxPool, OfEqualValuesTheFirstAndOfNaNsTheLastIsTaken) {
 TYPED_TEST(MaxPool, AWindowOfPaddingIsMinusInfinityAndHasNoPosition) {
   const PoolCase c{1, 2, {1, 1}, square(2, 1, 1, 2)};
   for (const Layout layout : kLayouts) {
-    const MaxPoolLayer layer = c.layer(layout, TypeParam::kDType);
+    const MaxPoolProblem layer = c.layer(layout, TypeParam::kDType);
     ASSERT_EQ(layer.out.h * layer.out.w, 1);
     typename TypeParam::Stored x[2] = {}, z[2], dx[2], dz[2] = {TypeParam::of(1), TypeParam::of(1)};
     uint8_t argmax[2];
@@ -73,7 +73,7 @@ TYPED_TEST(MaxPool, WithoutAnArgmaxTheValuesAreTheSame) {
 TYPED_TEST(MaxPool, TheNumberOfThreadsDoesNotChangeAByte) {
   const int before = omp_get_max_threads();
   for (const Layout layout : kLayouts) {
-    const MaxPoolLayer layer = PoolCase{3, 20, {50, 50}, square(3, 1, 1)}.layer(layout, TypeParam::kDType);
+    const MaxPoolProblem layer = PoolCase{3, 20, {50, 50}, square(3, 1, 1)}.layer(layout, TypeParam::kDType);
     Guarded<typename TypeParam::Stored> x(layer.planes() * 50 * 50, 0), dz = x;
     Random random(5);
     for (std::size_t i = 0; i < x.values().size(); ++i) {
@@ -100,7 +100,7 @@ TYPED_TEST(MaxPool, TheNumberOfThreadsDoesNotChangeAByte) {
 TYPED_TEST(MaxPool, BytesThatAreNoPositionsWriteNothingOutside) {
   Random random(8);
   for (const Layout layout : kLayouts) {
-    const MaxPoolLayer layer = PoolCase{2, 3, {7, 9}, square(3, 2, 1)}.layer(layout, TypeParam::kDType);
+    const MaxPoolProblem layer = PoolCase{2, 3, {7, 9}, square(3, 2, 1)}.layer(layout, TypeParam::kDType);
     Outcome<TypeParam> outcome(layer, 0);
     for (int round = 0; round < 50; ++round) {
       for (std::size_t i = 0; i < outcome.argmax.values().size(); ++i)
@@ -124,7 +124,7 @@ TYPED_TEST(MaxPoolHalf, EveryValueGoesThroughAWindowOfOneUnchanged) {
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
   std::vector<uint8_t> argmax(65536);
   for (const Layout layout : kLayouts) {
-    const MaxPoolLayer layer = PoolCase{1, 256, {16, 16}, square(1, 1, 0)}.layer(layout, TypeParam::kDType);
+    const MaxPoolProblem layer = PoolCase{1, 256, {16, 16}, square(1, 1, 0)}.layer(layout, TypeParam::kDType);
     kernels::cpu::max_pool_forward(layer, all.data(), z.data(), argmax.data());
     kernels::cpu::max_pool_backward(layer, all.data(), argmax.data(), dx.data());
     EXPECT_EQ(z, all);
@@ -145,7 +145,7 @@ TYPED_TEST(MaxPoolHalf, SumsOfGradientsAreRoundedOnceToNearestEven) {
   Random random(21);
   for (int exponent = 0; exponent < TypeParam::kExponents; ++exponent) {
     for (const Layout layout : kLayouts) {
-      const MaxPoolLayer layer = PoolCase{1, 1, {kRows, 3}, window}.layer(layout, TypeParam::kDType);
+      const MaxPoolProblem layer = PoolCase{1, 1, {kRows, 3}, window}.layer(layout, TypeParam::kDType);
       std::vector<uint16_t> dz(kRows * 3), got(dz.size()), want(dz.size());
       std::vector<uint8_t> argmax(dz.size());
       for (std::size_t i = 0; i < dz.size(); ++i) {

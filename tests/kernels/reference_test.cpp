@@ -34,7 +34,7 @@ std::vector<double> numeric_gradient(const AbnCase& c, AbnTensors<double>& t, Bu
 
 TEST(Reference, GradientsEqualCentralDifferences) {
   for (const auto& [activation, name] : kernels::kActivationNames) {
-    for (const Kept kept : kKinds) {
+    for (const Saved kept : kKinds) {
       if (!can_keep(activation, kept)) continue;
       for (const int residual : {0, 1, 2}) {
         const AbnCase c{.shape = {3, 4, 5},

@@ -1,10 +1,10 @@
 // In this program densely connected blocks over tensors of the CPU run as on a GPU, by the CUDA kernels,
 // which the emulator executes: the tests of dense_block_test.cpp, and these.
 #include "palimpsest/nn/dense_block.h"
-#include "palimpsest/ops/abn_device.h"
-#include "palimpsest/ops/dense_read.h"
+#include "palimpsest/ops/abn/device.h"
+#include "palimpsest/ops/dense_block/device.h"
 #include "palimpsest/ops/exponent_counts.h"
-#include "palimpsest/ops/exponent_counts_cuda.h"
+#include "palimpsest/ops/exponent_counts/device_cuda.h"
 #include "tests/nn/dense_support.h"
 #include "tests/support/cuda_emulator/emulator.h"
 #include "tests/support/tolerance.h"

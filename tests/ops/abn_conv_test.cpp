@@ -87,7 +87,7 @@ TEST(AbnConv, EveryStrategyAndActivationHasTheGradientsOfThePlainLayers) {
   for (const Geometry& g : kGeometries) {
     for (const auto& [activation, name] : kernels::kActivationNames) {
       const Gradients want = truth(g, activation, 1);
-      for (const Kept keep : kEveryKept) {
+      for (const Saved keep : kEveryKept) {
         if (!can_keep(activation, keep)) continue;
         for (const auto dtype : {at::kFloat, at::kDouble}) {
           for (const bool in_place : {false, true}) {
@@ -117,7 +117,7 @@ TEST(AbnConv, AWeightOfZeroKeepsTheNormalizedInputInstead) {
   const Gradients want = truth(g, Activation::kReLU, 0);
   AbnOptions options;
   options.activation = Activation::kReLU;
-  options.keep = Kept::kScaled;
+  options.keep = Saved::kPreActivation;
   const Gradients got =
       run(at::kDouble, g, false, 0,
           [&](at::Tensor x, const NormalizationTensors& n, const at::Tensor& kernel,
@@ -145,7 +145,7 @@ TEST(AbnConv, ActivateConvKeepsItsInputOnly) {
 }
 
 TEST(AbnConv, EveryStrategyKeepsOneTensor) {
-  for (const Kept keep : kEveryKept) {
+  for (const Saved keep : kEveryKept) {
     const AbnOptions options = options_with(keep);
     const Geometry& g = kGeometries[2];
     at::Tensor leaf = torch::randn({8, 64, 28, 28}).set_requires_grad(true);
@@ -161,7 +161,7 @@ TEST(AbnConv, EveryStrategyKeepsOneTensor) {
     }
     meter.forward_done();
     const int64_t tensor = leaf.numel() * 4, vectors = 64 * 8 * 4 + 4096;
-    const int64_t bits = keep == Kept::kOutputBit ? tensor / 32 : 0;
+    const int64_t bits = keep == Saved::kOutputBit ? tensor / 32 : 0;
     EXPECT_LE(meter.kept_bytes(), 2 * tensor + bits + vectors)
         << static_cast<int>(keep);  // the result and one more
     EXPECT_GE(meter.kept_bytes(), 2 * tensor + bits) << static_cast<int>(keep);
@@ -172,7 +172,7 @@ TEST(AbnConv, EveryStrategyKeepsOneTensor) {
 TEST(AbnConv, UnderAutocastTheConvolutionRunsInItsType) {
   at::autocast::set_autocast_enabled(at::kCPU, true);
   at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-  for (const Kept keep : kEveryKept) {
+  for (const Saved keep : kEveryKept) {
     const AbnOptions options = options_with(keep);
     const Gradients got = run(at::kFloat, kGeometries[0], false, 1,
                               [&](at::Tensor x, const NormalizationTensors& n, const at::Tensor& kernel,
@@ -193,7 +193,7 @@ TEST(AbnConv, AThousandPassesLeaveNothingBehind) {
   const at::Tensor kernel = torch::randn({4, 8, 1, 1}).set_requires_grad(true);
   const NormalizationTensors norm{torch::ones(8).set_requires_grad(true), torch::zeros(8), {}, {}};
   enum Form { kPlain, kView, kWithoutBackward };
-  const auto pass = [&](Kept keep, bool consume, Form form) {
+  const auto pass = [&](Saved keep, bool consume, Form form) {
     at::Tensor x = leaf * 1;
     if (form == kView) x = x.view({2, 8, 2, 8}).slice(1, 0, 8);  // its base must not be held either
     const auto layer = consume ? &abn_conv_
@@ -203,7 +203,7 @@ TEST(AbnConv, AThousandPassesLeaveNothingBehind) {
     const at::Tensor out = layer(x, norm, kernel, {}, kGeometries[0].options, options_with(keep));
     if (form != kWithoutBackward) torch::autograd::grad({out.sum()}, {leaf, *norm.weight, kernel});
   };
-  for (const Kept keep : kEveryKept) {
+  for (const Saved keep : kEveryKept) {
     for (const bool consume : {false, true}) {
       for (const Form form : {kPlain, kView, kWithoutBackward}) {
         pass(keep, consume, form);

@@ -2,7 +2,7 @@
 
 #include "palimpsest/base/recomputing.h"
 #include "palimpsest/memory/counting_allocator.h"
-#include "palimpsest/ops/recovery_values.h"
+#include "palimpsest/ops/invertibility/predictor.h"
 
 #include <gtest/gtest.h>
 
@@ -171,7 +171,7 @@ TEST(AbnDegenerate, ABranchWhoseFlatEndsHideYKeepsXHat) {
           for (const int64_t other : {0, 1, 2, 4, 5, 6, 7}) c.bias->select(0, other).zero_();
         }
         c.options.activation = activation;
-        c.options.keep = Kept::kOutputBit;
+        c.options.keep = Saved::kOutputBit;
         reset_abn_fallback_count();
         expect_right(c, in_place);
         EXPECT_EQ(abn_side_channel_count(), (dtype == at::kFloat ? h.f32 : h.f64) ? 1 : 0) << c.name;

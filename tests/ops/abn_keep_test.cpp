@@ -13,11 +13,11 @@ namespace {
 template <class Body>
 void for_each_pair(const Body& body) {
   for (const auto& [activation, name] : kernels::kActivationNames)
-    for (const Kept keep : kEveryKept)
+    for (const Saved keep : kEveryKept)
       if (can_keep(activation, keep)) body(activation, std::string(name), keep);
 }
 
-LayerCase make(at::ScalarType dtype, Activation activation, const std::string& name, Kept keep,
+LayerCase make(at::ScalarType dtype, Activation activation, const std::string& name, Saved keep,
                int residual) {
   LayerCase c = make_case({4, 6, 5, 7}, dtype);
   c.name =
@@ -31,23 +31,23 @@ LayerCase make(at::ScalarType dtype, Activation activation, const std::string& n
 }
 
 TEST(AbnKeep, EveryPairHasTheGradientsOfThePlainLayers) {
-  for_each_pair([](Activation activation, const std::string& name, Kept keep) {
+  for_each_pair([](Activation activation, const std::string& name, Saved keep) {
     for (const int residual : {0, 1, 2}) {
       for (const auto dtype : {at::kFloat, at::kDouble}) {
         const LayerCase c = make(dtype, activation, name, keep, residual);
         expect_right(c, false);
-        if (keep != Kept::kInput) expect_right(c, true);
+        if (keep != Saved::kInput) expect_right(c, true);
       }
     }
   });
 }
 
 TEST(AbnKeep, SixteenBitStorageHasThemToo) {
-  for_each_pair([](Activation activation, const std::string& name, Kept keep) {
+  for_each_pair([](Activation activation, const std::string& name, Saved keep) {
     for (const auto dtype : {at::kHalf, at::kBFloat16}) {
       const LayerCase c = make(dtype, activation, name, keep, 0);
       expect_right(c, false);
-      if (keep != Kept::kInput) expect_right(c, true);
+      if (keep != Saved::kInput) expect_right(c, true);
     }
   });
 }
@@ -73,7 +73,7 @@ TEST(AbnKeep, ParametersMayBeInSixteenBitsToo) {
 }
 
 TEST(AbnKeep, FrozenStatisticsHaveTheGradientsOfThePlainLayers) {
-  for_each_pair([](Activation activation, const std::string& name, Kept keep) {
+  for_each_pair([](Activation activation, const std::string& name, Saved keep) {
     for (const auto dtype : {at::kFloat, at::kDouble}) {
       LayerCase c = make(dtype, activation, name, keep, 1);
       c.options.training = false;
@@ -87,7 +87,7 @@ TEST(AbnKeep, AResidualThatHidesXIsNoticed) {
   for (const auto dtype : {at::kFloat, at::kDouble}) {
     for (const double size : {100.0, 1e7}) {
       LayerCase c =
-          make(dtype, Activation::kLeakyReLU, "residual of size " + std::to_string(size), Kept::kOutput, 1);
+          make(dtype, Activation::kLeakyReLU, "residual of size " + std::to_string(size), Saved::kOutput, 1);
       c.residual = c.residual->detach().mul(size).set_requires_grad(true);
       reset_abn_fallback_count();
       const Outcome got = run_layer(c, true), want = run_truth(c);
@@ -117,11 +117,11 @@ TEST(AbnKeep, AFewDegenerateChannelsTakeASideBuffer) {
 }
 
 TEST(AbnKeep, WhatIsKeptMayNotBeChangedBeforeBackward) {
-  for (const Kept keep : kEveryKept) {
+  for (const Saved keep : kEveryKept) {
     at::Tensor leaf = torch::randn({4, 6, 5}).set_requires_grad(true);
     at::Tensor x = leaf * 2;
     at::Tensor z = abn_(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt,
-                        keep == Kept::kInput ? AbnOptions{} : options_with(keep));
+                        keep == Saved::kInput ? AbnOptions{} : options_with(keep));
     x.detach().add_(1);
     EXPECT_NE(error_of([&] { z.sum().backward(); }).find("modified by an inplace operation"),
               std::string::npos);
@@ -136,7 +136,7 @@ TEST(AbnKeep, BranchesAreFoundInAnyLayoutAndAnyStride) {
             make_case(form == 4 ? std::vector<int64_t>{29, 13} : std::vector<int64_t>{3, 13, 5, 7}, dtype);
         c.name = "form " + std::to_string(form);
         c.options.activation = activation;
-        c.options.keep = Kept::kOutputBit;
+        c.options.keep = Saved::kOutputBit;
         if (form == 1) c.base = c.base.contiguous(at::MemoryFormat::ChannelsLast);
         if (form == 2)
           c.view = [](const at::Tensor& t) { return t.transpose(2, 3).contiguous().transpose(2, 3); };
@@ -150,16 +150,16 @@ TEST(AbnKeep, BranchesAreFoundInAnyLayoutAndAnyStride) {
 TEST(AbnKeep, ALayerThatIsOnlyEvaluatedStoresNoBits) {
   const LayerCase c = make_case({4, 6, 5, 7}, at::kFloat);
   const torch::NoGradGuard no_grad;
-  const auto z = [&](Kept keep) {
+  const auto z = [&](Saved keep) {
     AbnOptions options;
     options.activation = Activation::kGELU;
     options.keep = keep;
     return abn(c.base, c.weight, c.bias, std::nullopt, std::nullopt, options);
   };
   const int64_t before = memory::memory_stats().current_bytes;
-  const at::Tensor got = z(Kept::kOutputBit);
+  const at::Tensor got = z(Saved::kOutputBit);
   EXPECT_EQ(memory::memory_stats().current_bytes - before, c.base.numel() * 4);
-  EXPECT_LE(relative_error(got, z(Kept::kInput)), tolerance(at::kFloat));
+  EXPECT_LE(relative_error(got, z(Saved::kInput)), tolerance(at::kFloat));
 }
 
 TEST(AbnKeep, FrozenIdentityWithFrozenParametersKeepsNothing) {

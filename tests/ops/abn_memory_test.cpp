@@ -48,7 +48,7 @@ TEST(AbnMemory, ABitAnElementIsAllThatABranchCosts) {
   const at::Tensor weight = torch::ones(64).set_requires_grad(true);
   const at::Tensor x = non_leaf(leaf);
   const int64_t bytes = x.numel() * 4, before = live();
-  const AbnOptions options = options_with(Kept::kOutputBit);
+  const AbnOptions options = options_with(Saved::kOutputBit);
   const at::Tensor z = abn_(x, weight, std::nullopt, std::nullopt, std::nullopt, options);
   EXPECT_EQ(live() - before, bytes / 32 + 3 + 64 * 8) << "the bits, room to read the last ones, inv_std";
   const at::Tensor y = at::batch_norm(leaf, weight, {}, {}, {}, true, 0.1, 1e-5, false);
@@ -158,7 +158,7 @@ TEST(AbnMemory, AThousandForwardPassesWithoutBackwardLeaveNothingBehind) {
     at::Tensor x = non_leaf(leaf);
     if (form == 1) x = x.slice(1, 0, 8).view({2, 8, 64});  // a view's base must not be held either
     if (form >= 4) {
-      const AbnOptions options = options_with(Kept::kOutputBit);
+      const AbnOptions options = options_with(Saved::kOutputBit);
       if (form == 4) abn(x, weight, std::nullopt, std::nullopt, std::nullopt, options);
       if (form == 5) abn_(x, weight, std::nullopt, std::nullopt, std::nullopt, options);
     } else if (form == 2) {

@@ -1,6 +1,6 @@
 #include "tests/ops/layer_case.h"
 
-#include "palimpsest/ops/layout.h"
+#include "palimpsest/ops/common/layout.h"
 
 #include <gtest/gtest.h>
 

@@ -1,8 +1,8 @@
 // Convolutions of which some passes are ours against libtorch's in f64.
-#include "palimpsest/ops/convolve.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
-#include "palimpsest/ops/convolve_passes.h"
+#include "palimpsest/ops/convolution.h"
+#include "palimpsest/ops/convolution/functional.h"
 #include "tests/ops/layer_case.h"
 
 #include <ATen/autocast_mode.h>

@@ -1,5 +1,5 @@
 // In this program the operators call kernels/cuda for tensors of the CPU.
-#include "palimpsest/ops/abn_device.h"
+#include "palimpsest/ops/abn/device.h"
 #include "tests/ops/layer_case.h"
 #include "tests/support/cuda_emulator/emulator.h"
 

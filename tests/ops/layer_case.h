@@ -13,17 +13,17 @@ namespace palimpsest::ops::tests {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-constexpr Kept kEveryKept[] = {Kept::kOutput,     Kept::kOutputForm1, Kept::kScaled,
-                               Kept::kNormalized, Kept::kInput,       Kept::kOutputBit};
+constexpr Saved kEveryKept[] = {Saved::kOutput,     Saved::kOutputForm1, Saved::kPreActivation,
+                                Saved::kNormalized, Saved::kInput,       Saved::kOutputBit};
 
 /// Whether backward of a layer with this activation can start from that.
-constexpr bool can_keep(Activation activation, Kept keep) {
-  if (keep == Kept::kOutputBit) return kernels::has_branches(activation);
-  return !keeps_output(keep) || kernels::is_invertible(activation);
+constexpr bool can_keep(Activation activation, Saved keep) {
+  if (keep == Saved::kOutputBit) return kernels::has_branches(activation);
+  return !saves_output(keep) || kernels::is_invertible(activation);
 }
 
 /// A layer that keeps that, with leaky ReLU where it can.
-inline AbnOptions options_with(Kept keep) {
+inline AbnOptions options_with(Saved keep) {
   AbnOptions options;
   options.keep = keep;
   if (!can_keep(options.activation, keep)) options.activation = Activation::kGELU;

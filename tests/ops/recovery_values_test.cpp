@@ -1,6 +1,6 @@
 // What the host knows of weights while a device runs behind it; in the program whose operators call CUDA
 // kernels.
-#include "palimpsest/ops/recovery_values.h"
+#include "palimpsest/ops/invertibility/predictor.h"
 #include "tests/ops/layer_case.h"
 
 #include <gtest/gtest.h>
@@ -18,7 +18,7 @@ struct Trained {
     at::Tensor dx, dweight, dbias;
   };
 
-  Gradients pass(Kept keep = Kept::kOutput) const {
+  Gradients pass(Saved keep = Saved::kOutput) const {
     const at::Tensor x = c.base.detach().clone().set_requires_grad(true);
     AbnOptions options = c.options;
     options.keep = keep;
@@ -182,10 +182,10 @@ TEST_F(RecoveryValues, WhatForwardChoseBackwardKeepsTo) {
 
 TEST_F(RecoveryValues, YIsNotKeptForAChannelThatItCannotGiveBack) {
   Trained layer;
-  layer.pass(Kept::kScaled);
+  layer.pass(Saved::kPreActivation);
   for (int i = 0; i < 3; ++i) {
     layer.step(7, 1e-3 * std::pow(0.1, i));
-    layer.expect_right(layer.pass(Kept::kScaled));
+    layer.expect_right(layer.pass(Saved::kPreActivation));
   }
 }
 

@@ -17,10 +17,10 @@ namespace {
 // A kernel told of 8 more values than its buffers have.
 void kernel_overrun() {
   constexpr int64_t kValues = 100, kTold = 108;
-  const kernels::AbnLayer layer{{1, 1, kTold},           Layout::kNCHW,          DType::f32,
-                                Activation::kLeakyReLU,
-                                /*activation_param=*/1., kernels::Kept::kOutput,
-                                /*relu_residual=*/false};
+  const kernels::AbnProblem layer{{1, 1, kTold},           Layout::kNCHW,           DType::f32,
+                                  Activation::kLeakyReLU,
+                                  /*activation_param=*/1., kernels::Saved::kOutput,
+                                  /*relu_residual=*/false};
   std::vector<float> x(kValues, 1), z(kValues);
   double mean = 0, var = 0, inv_std = 0;
   kernels::cpu::abn_forward(layer, 1e-5,

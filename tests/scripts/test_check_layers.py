@@ -27,8 +27,8 @@ def tree(tmp_path, name, text):
     ("nn/a.h", "#include <torch/torch.h>\n", "a header must not include torch/torch.h"),
     ("nn/a.h", "  using namespace std;\n", "a header must not say 'using namespace'"),
     ("kernels/cuda/a.cu", "#include <c10/core/Device.h>\n", "CUDA sources never see libtorch headers"),
-    ("kernels/cuda/a.cu", "#include <cuda_runtime.h>\n", "only palimpsest/kernels/cuda/device_nvcc.h may include"),
-    ("kernels/cpu/a.cpp", '#include "tests/support/compare.h"\n', "only palimpsest/kernels/cuda/device.h may include"),
+    ("kernels/cuda/a.cu", "#include <cuda_runtime.h>\n", "only palimpsest/kernels/cuda/device/device_nvcc.h may include"),
+    ("kernels/cpu/a.cpp", '#include "tests/support/compare.h"\n', "only palimpsest/kernels/cuda/device/device.h may include"),
     ("helpers/a.h", "\n", "a folder that is no layer"),
 ])
 def test_each_offence_is_named(tmp_path, name, text, said):

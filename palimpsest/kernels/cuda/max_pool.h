@@ -10,8 +10,8 @@
 /// Without a CUDA compiler (no_cuda/) each throws std::invalid_argument, which says so.
 namespace palimpsest::kernels::cuda {
 
-void max_pool_forward(const MaxPoolLayer& layer, const void* x, void* z, uint8_t* argmax, Stream stream);
-void max_pool_backward(const MaxPoolLayer& layer, const void* dz, const uint8_t* argmax, void* dx,
+void max_pool_forward(const MaxPoolProblem& layer, const void* x, void* z, uint8_t* argmax, Stream stream);
+void max_pool_backward(const MaxPoolProblem& layer, const void* dz, const uint8_t* argmax, void* dx,
                        Stream stream);
 
 }  // namespace palimpsest::kernels::cuda

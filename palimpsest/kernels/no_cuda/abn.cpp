@@ -5,32 +5,32 @@
 // kernels/cuda/abn.h where the build has no CUDA compiler.
 namespace palimpsest::kernels::cuda {
 
-int64_t abn_workspace_bytes(const AbnLayer&) {
+int64_t abn_workspace_bytes(const AbnProblem&) {
   refuse("abn_workspace_bytes");
 }
-void abn_statistics(const AbnLayer&, const void*, double*, double*, const Queue&) {
+void abn_statistics(const AbnProblem&, const void*, double*, double*, const Queue&) {
   refuse("abn_statistics");
 }
 void abn_frozen_statistics(DType, int64_t, double, const void*, const void*, double*, double*, Stream) {
   refuse("abn_frozen_statistics");
 }
-void abn_apply(const AbnLayer&, const AbnForward&, const Queue&) {
+void abn_apply(const AbnProblem&, const AbnForward&, const Queue&) {
   refuse("abn_apply");
 }
-void abn_forward(const AbnLayer&, double, const AbnForward&, const RunningStatistics&, const Queue&) {
+void abn_forward(const AbnProblem&, double, const AbnForward&, const RunningStatistics&, const Queue&) {
   refuse("abn_forward");
 }
-void abn_rebuild(const AbnLayer&, const AbnForward&, const Queue&) {
+void abn_rebuild(const AbnProblem&, const AbnForward&, const Queue&) {
   refuse("abn_rebuild");
 }
 
-void abn_backward_reduce(const AbnLayer&, const AbnBackward&, const Queue&) {
+void abn_backward_reduce(const AbnProblem&, const AbnBackward&, const Queue&) {
   refuse("abn_backward_reduce");
 }
-void abn_backward_apply(const AbnLayer&, const AbnBackward&, double, const Queue&) {
+void abn_backward_apply(const AbnProblem&, const AbnBackward&, double, const Queue&) {
   refuse("abn_backward_apply");
 }
-void abn_backward(const AbnLayer&, const AbnBackward&, const Queue&) {
+void abn_backward(const AbnProblem&, const AbnBackward&, const Queue&) {
   refuse("abn_backward");
 }
 

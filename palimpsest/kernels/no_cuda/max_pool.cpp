@@ -5,10 +5,10 @@
 // kernels/cuda/max_pool.h where the build has no CUDA compiler.
 namespace palimpsest::kernels::cuda {
 
-void max_pool_forward(const MaxPoolLayer&, const void*, void*, uint8_t*, Stream) {
+void max_pool_forward(const MaxPoolProblem&, const void*, void*, uint8_t*, Stream) {
   refuse("max_pool_forward");
 }
-void max_pool_backward(const MaxPoolLayer&, const void*, const uint8_t*, void*, Stream) {
+void max_pool_backward(const MaxPoolProblem&, const void*, const uint8_t*, void*, Stream) {
   refuse("max_pool_backward");
 }
 

@@ -1,7 +1,7 @@
 #include "palimpsest/kernels/abn.h"
 
-#include "palimpsest/kernels/activation_formulas.h"
-#include "palimpsest/kernels/branch_inverse.h"
+#include "palimpsest/kernels/formulas/activation.h"
+#include "palimpsest/kernels/formulas/branch_inverse.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,14 +13,14 @@
 namespace palimpsest::kernels::reference {
 namespace {
 
-int64_t index(const AbnLayer& layer, int64_t n, int64_t c, int64_t s) {
+int64_t index(const AbnProblem& layer, int64_t n, int64_t c, int64_t s) {
   const Shape3& shape = layer.shape;
   return layer.layout == Layout::kNCHW ? (n * shape.c + c) * shape.s + s : (n * shape.s + s) * shape.c + c;
 }
 
 // Calls function(i) with the index of every element of channel c.
 template <class Function>
-void for_each(const AbnLayer& layer, int64_t c, const Function& function) {
+void for_each(const AbnProblem& layer, int64_t c, const Function& function) {
   for (int64_t n = 0; n < layer.shape.n; ++n)
     for (int64_t s = 0; s < layer.shape.s; ++s) function(index(layer, n, c, s));
 }
@@ -39,7 +39,7 @@ DType accumulate_dtype(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;
 }
 
-double parameter(const void* vector, const AbnLayer& layer, int64_t c, double absent) {
+double parameter(const void* vector, const AbnProblem& layer, int64_t c, double absent) {
   return vector ? value(vector, accumulate_dtype(layer.dtype), c) : absent;
 }
 
@@ -58,31 +58,31 @@ Precision precision_of(DType dtype) {
 }
 
 template <class Function>
-void with_activation(const AbnLayer& layer, const Function& function) {
+void with_activation(const AbnProblem& layer, const Function& function) {
   dispatch_activation<double>(layer.activation, {layer.activation_param, precision_of(layer.dtype)},
                               function);
 }
 
 // What is added to y.
-double shortcut(const AbnLayer& layer, const void* residual, int64_t i) {
+double shortcut(const AbnProblem& layer, const void* residual, int64_t i) {
   if (!residual) return 0;
   const double r = value(residual, layer.dtype, i);
   return layer.relu_residual && r <= 0 ? 0 : r;
 }
 
 // z at index i, and what is kept of it, from x.
-void apply_element(const AbnLayer& layer, const AbnForward& t, int64_t c, int64_t i) {
+void apply_element(const AbnProblem& layer, const AbnForward& t, int64_t c, int64_t i) {
   const double w = parameter(t.weight, layer, c, 1), b = parameter(t.bias, layer, c, 0);
   const double xhat = (value(t.x, layer.dtype, i) - t.mean[c]) * t.inv_std[c];
   double y = w * xhat + b;
-  if (layer.kept == Kept::kScaled || layer.kept == Kept::kNormalized) {
-    store(t.kept, layer.dtype, i, layer.kept == Kept::kScaled ? y : xhat);
+  if (layer.saved == Saved::kPreActivation || layer.saved == Saved::kNormalized) {
+    store(t.kept, layer.dtype, i, layer.saved == Saved::kPreActivation ? y : xhat);
     // z belongs to what was kept, not to what was there before it was rounded.
     const double kept = value(t.kept, layer.dtype, i);
-    y = layer.kept == Kept::kScaled ? kept : w * kept + b;
+    y = layer.saved == Saved::kPreActivation ? kept : w * kept + b;
   }
   y += shortcut(layer, t.residual, i);
-  if (layer.kept == Kept::kOutputBit && y > minimum_at<double>(layer.activation))
+  if (layer.saved == Saved::kOutputBit && y > minimum_at<double>(layer.activation))
     t.branch[i / 8] = static_cast<uint8_t>(t.branch[i / 8] | 1 << i % 8);
   with_activation(layer, [&](auto act) { store(t.z, layer.dtype, i, act.forward(y)); });
 }
@@ -90,7 +90,7 @@ void apply_element(const AbnLayer& layer, const AbnForward& t, int64_t c, int64_
 // y from z and its branch: Newton's method, and bisection where that leaves the interval that y is known to
 // lie in.
 template <class Act>
-double from_branch(const Act& act, const AbnLayer& layer, double z, bool rising) {
+double from_branch(const Act& act, const AbnProblem& layer, double z, bool rising) {
   const double at = Branches<Act>::kMinimumAt, minimum = Branches<Act>::kMinimum;
   const Precision precision = precision_of(layer.dtype);
   if (std::isnan(z) || (rising && std::isinf(z))) return z;
@@ -117,29 +117,29 @@ struct Gradient {
 };
 
 // What backward is made of at index i: dy and x-hat.
-Gradient gradient(const AbnLayer& layer, const AbnBackward& t, int64_t c, int64_t i) {
+Gradient gradient(const AbnProblem& layer, const AbnBackward& t, int64_t c, int64_t i) {
   const double w = parameter(t.weight, layer, c, 1), b = parameter(t.bias, layer, c, 0);
   const double kept = value(t.kept, layer.dtype, i), dz = value(t.dz, layer.dtype, i);
   const double s = shortcut(layer, t.residual, i);
   Gradient result{};
   with_activation(layer, [&](auto act) {
-    if (layer.kept == Kept::kOutput || layer.kept == Kept::kOutputForm1) {
+    if (layer.saved == Saved::kOutput || layer.saved == Saved::kOutputForm1) {
       if constexpr (Invertible<decltype(act)>)
         result = {dz * act.derivative(kept), (act.inverse(kept) - s - b) / w};
       return;
     }
-    if (layer.kept == Kept::kOutputBit) {
+    if (layer.saved == Saved::kOutputBit) {
       if constexpr (InvertibleByBranch<decltype(act)>) {
         const double y = from_branch(act, layer, kept, t.branch[i / 8] >> i % 8 & 1);
         result = {dz * act.derivative_at(y), (y - s - b) / w};
       }
       return;
     }
-    if (layer.kept == Kept::kScaled) {
+    if (layer.saved == Saved::kPreActivation) {
       result = {dz * act.derivative_at(kept + s), (kept - b) / w};
       return;
     }
-    const double xhat = layer.kept == Kept::kInput ? (kept - t.mean[c]) * t.inv_std[c] : kept;
+    const double xhat = layer.saved == Saved::kInput ? (kept - t.mean[c]) * t.inv_std[c] : kept;
     result = {dz * act.derivative_at(w * xhat + b + s), xhat};
   });
   return result;
@@ -147,7 +147,7 @@ Gradient gradient(const AbnLayer& layer, const AbnBackward& t, int64_t c, int64_
 
 }  // namespace
 
-void abn_statistics(const AbnLayer& layer, const void* x, double* mean, double* var) {
+void abn_statistics(const AbnProblem& layer, const void* x, double* mean, double* var) {
   const double m = static_cast<double>(layer.shape.per_channel());
   for (int64_t c = 0; c < layer.shape.c; ++c) {
     double sum = 0, squares = 0;
@@ -161,28 +161,28 @@ void abn_statistics(const AbnLayer& layer, const void* x, double* mean, double* 
   }
 }
 
-void abn_apply(const AbnLayer& layer, const AbnForward& t) {
+void abn_apply(const AbnProblem& layer, const AbnForward& t) {
   for (int64_t c = 0; c < layer.shape.c; ++c)
     for_each(layer, c, [&](int64_t i) { apply_element(layer, t, c, i); });
 }
 
-void abn_forward(const AbnLayer& layer, double eps, const AbnForward& t) {
+void abn_forward(const AbnProblem& layer, double eps, const AbnForward& t) {
   abn_statistics(layer, t.x, t.mean, t.var);
   for (int64_t c = 0; c < layer.shape.c; ++c) t.inv_std[c] = 1 / std::sqrt(t.var[c] + eps);
   abn_apply(layer, t);
 }
 
-void abn_rebuild(const AbnLayer& layer, const AbnForward& t) {
-  AbnLayer plain = layer;
-  plain.kept = Kept::kOutput;  // nothing is kept now
+void abn_rebuild(const AbnProblem& layer, const AbnForward& t) {
+  AbnProblem plain = layer;
+  plain.saved = Saved::kOutput;  // nothing is kept now
   AbnForward from = t;
   from.x = t.kept;
-  if (layer.kept == Kept::kInput) return abn_apply(plain, from);
+  if (layer.saved == Saved::kInput) return abn_apply(plain, from);
   // y = weight * kept + bias from x-hat, y = kept from y: statistics that change nothing.
   const std::vector<double> zero(static_cast<std::size_t>(layer.shape.c), 0), one(zero.size(), 1);
   from.mean = const_cast<double*>(zero.data());
   from.inv_std = const_cast<double*>(one.data());
-  if (layer.kept == Kept::kScaled) from.weight = from.bias = nullptr;
+  if (layer.saved == Saved::kPreActivation) from.weight = from.bias = nullptr;
   abn_apply(plain, from);
 }
 
@@ -190,7 +190,7 @@ namespace {
 
 // `of(c, i)` is the gradient at index i, of channel c.
 template <class Of>
-void reduce(const AbnLayer& layer, const AbnBackward& t, const Of& of) {
+void reduce(const AbnProblem& layer, const AbnBackward& t, const Of& of) {
   for (int64_t c = 0; c < layer.shape.c; ++c) {
     double dy = 0, dy_xhat = 0;
     for_each(layer, c, [&](int64_t i) {
@@ -204,7 +204,7 @@ void reduce(const AbnLayer& layer, const AbnBackward& t, const Of& of) {
 }
 
 template <class Of>
-void apply_backward(const AbnLayer& layer, const AbnBackward& t, double m, const Of& of) {
+void apply_backward(const AbnProblem& layer, const AbnBackward& t, double m, const Of& of) {
   const bool frozen = !t.sum_dy || !t.sum_dy_xhat;  // a scale and a shift: x-hat plays no part
   for (int64_t c = 0; c < layer.shape.c; ++c) {
     const double scale = parameter(t.weight, layer, c, 1) * t.inv_std[c];
@@ -232,15 +232,15 @@ void apply_backward(const AbnLayer& layer, const AbnBackward& t, double m, const
 
 }  // namespace
 
-void abn_backward_reduce(const AbnLayer& layer, const AbnBackward& t) {
+void abn_backward_reduce(const AbnProblem& layer, const AbnBackward& t) {
   reduce(layer, t, [&](int64_t c, int64_t i) { return gradient(layer, t, c, i); });
 }
 
-void abn_backward_apply(const AbnLayer& layer, const AbnBackward& t, double m) {
+void abn_backward_apply(const AbnProblem& layer, const AbnBackward& t, double m) {
   apply_backward(layer, t, m, [&](int64_t c, int64_t i) { return gradient(layer, t, c, i); });
 }
 
-void abn_backward(const AbnLayer& layer, const AbnBackward& t) {
+void abn_backward(const AbnProblem& layer, const AbnBackward& t) {
   // Once each: bisection was half of the time of the kernels' tests.
   std::vector<Gradient> gradients(static_cast<std::size_t>(layer.shape.elements()));
   for (int64_t c = 0; c < layer.shape.c; ++c)

@@ -9,7 +9,7 @@ namespace {
 
 /// visit(x's index, w's index, y's index) for every product.
 template <class Visit>
-void for_products(const Conv2dLayer& l, const Visit& visit) {
+void for_products(const Conv2dProblem& l, const Visit& visit) {
   for (int64_t n = 0; n < l.n; ++n)
     for (int64_t oh = 0; oh < l.out.h; ++oh)
       for (int64_t ow = 0; ow < l.out.w; ++ow)
@@ -37,19 +37,19 @@ std::vector<double> zeros(int64_t count) {
 
 }  // namespace
 
-void conv2d_forward(const Conv2dLayer& l, const float* x, const float* w, float* y) {
+void conv2d_forward(const Conv2dProblem& l, const float* x, const float* w, float* y) {
   auto sums = zeros(l.n * l.out.h * l.out.w * l.c_out);
   for_products(l, [&](int64_t i, int64_t k, int64_t o) { sums[o] += double{x[i]} * double{w[k]}; });
   round(sums, y);
 }
 
-void conv2d_backward_input(const Conv2dLayer& l, const float* dy, const float* w, float* dx) {
+void conv2d_backward_input(const Conv2dProblem& l, const float* dy, const float* w, float* dx) {
   auto sums = zeros(l.n * l.in.h * l.in.w * l.c_in);
   for_products(l, [&](int64_t i, int64_t k, int64_t o) { sums[i] += double{dy[o]} * double{w[k]}; });
   round(sums, dx);
 }
 
-void conv2d_backward_weight(const Conv2dLayer& l, const float* x, const float* dy, float* dw) {
+void conv2d_backward_weight(const Conv2dProblem& l, const float* x, const float* dy, float* dw) {
   auto sums = zeros(l.weights());
   for_products(l, [&](int64_t i, int64_t k, int64_t o) { sums[k] += double{dy[o]} * double{x[i]}; });
   round(sums, dw);

@@ -67,13 +67,13 @@ void dispatch_storage(DType dtype, const Function& function) {
 
 // ---- Geometry
 
-int64_t index(const MaxPoolLayer& layer, Pair2 size, int64_t n, int64_t c, int64_t h, int64_t w) {
+int64_t index(const MaxPoolProblem& layer, Pair2 size, int64_t n, int64_t c, int64_t h, int64_t w) {
   return layer.layout == Layout::kNCHW ? ((n * layer.c + c) * size.h + h) * size.w + w
                                        : ((n * size.h + h) * size.w + w) * layer.c + c;
 }
 
 template <class Function>
-void for_each_output(const MaxPoolLayer& layer, const Function& function) {
+void for_each_output(const MaxPoolProblem& layer, const Function& function) {
   for (int64_t n = 0; n < layer.n; ++n)
     for (int64_t c = 0; c < layer.c; ++c)
       for (int64_t oh = 0; oh < layer.out.h; ++oh)
@@ -90,13 +90,13 @@ Pixel pixel(const PoolWindow& p, int64_t oh, int64_t ow, int64_t position) {
           ow * p.stride.w - p.padding.w + position % p.kernel.w * p.dilation.w};
 }
 
-bool in_image(const MaxPoolLayer& layer, Pixel at) {
+bool in_image(const MaxPoolProblem& layer, Pixel at) {
   return at.h >= 0 && at.h < layer.in.h && at.w >= 0 && at.w < layer.in.w;
 }
 
 }  // namespace
 
-void max_pool_forward(const MaxPoolLayer& layer, const void* x, void* z, uint8_t* argmax) {
+void max_pool_forward(const MaxPoolProblem& layer, const void* x, void* z, uint8_t* argmax) {
   dispatch_storage(layer.dtype, [&]<class Storage>(Storage) {
     using Stored = typename Storage::Stored;
     for_each_output(layer, [&](int64_t n, int64_t c, int64_t oh, int64_t ow, int64_t o) {
@@ -118,7 +118,7 @@ void max_pool_forward(const MaxPoolLayer& layer, const void* x, void* z, uint8_t
   });
 }
 
-void max_pool_backward(const MaxPoolLayer& layer, const void* dz, const uint8_t* argmax, void* dx) {
+void max_pool_backward(const MaxPoolProblem& layer, const void* dz, const uint8_t* argmax, void* dx) {
   dispatch_storage(layer.dtype, [&]<class Storage>(Storage) {
     using Stored = typename Storage::Stored;
     std::vector<double> sums(static_cast<std::size_t>(layer.planes() * layer.in.h * layer.in.w));

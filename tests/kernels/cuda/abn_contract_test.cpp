@@ -132,18 +132,18 @@ TEST(CudaAbnContract, ABackwardIsTwoLaunchesOrOne) {
 
 TEST(CudaAbnContract, WritingOverTheInputGivesTheSameBytes) {
   for_each_case([](AbnCase c, Path path) {
-    for (const Kept kept : {Kept::kOutput, Kept::kScaled, Kept::kNormalized}) {
+    for (const Saved kept : {Saved::kOutput, Saved::kPreActivation, Saved::kNormalized}) {
       c.kept = kept;
       const Device device(path);
       AbnTensors<Float16> apart(c), over(c);
       run_cuda_forward(c, apart);
       WorkspaceMemory workspace;
       kernels::AbnForward forward = over.forward(c);
-      (c.keeps_apart() ? forward.kept : forward.z) = over.x.data();
+      (c.saves_aside() ? forward.kept : forward.z) = over.x.data();
       const auto layer = c.layer<Float16>();
       kernels::cuda::abn_forward(layer, kEps, forward, {}, workspace.queue(layer));
-      EXPECT_TRUE(same_bytes(over.x.values(), (c.keeps_apart() ? apart.kept : apart.z).values()));
-      if (c.keeps_apart()) {
+      EXPECT_TRUE(same_bytes(over.x.values(), (c.saves_aside() ? apart.kept : apart.z).values()));
+      if (c.saves_aside()) {
         EXPECT_TRUE(same_bytes(over.z.values(), apart.z.values()));
       }
     }
@@ -152,7 +152,7 @@ TEST(CudaAbnContract, WritingOverTheInputGivesTheSameBytes) {
 
 TEST(CudaAbnContract, RebuildsTheOutputFromWhatIsKeptBitForBit) {
   for_each_case([](AbnCase c, Path path) {
-    for (const Kept kept : {Kept::kScaled, Kept::kNormalized, Kept::kInput})
+    for (const Saved kept : {Saved::kPreActivation, Saved::kNormalized, Saved::kInput})
       for (const bool has_residual : {false, true}) {
         c.kept = kept, c.has_residual = has_residual, c.mean = 1e3;
         const Device device(path);

@@ -43,7 +43,7 @@ class Device {
 /// A workspace as the operators keep one: zero at first, then as the last call left it.
 class WorkspaceMemory {
  public:
-  kernels::cuda::Queue queue(const kernels::AbnLayer& layer) {
+  kernels::cuda::Queue queue(const kernels::AbnProblem& layer) {
     const auto needed = static_cast<std::size_t>(kernels::cuda::abn_workspace_bytes(layer));
     if (needed != bytes_) {  // exactly as large as asked for, or an overrun would go unnoticed
       memory_.reset(new unsigned char[needed]);

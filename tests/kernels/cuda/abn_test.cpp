@@ -30,7 +30,7 @@ class CudaAbn : public ::testing::Test {
     auto want = truth(c, got);
     const Tolerance vectors = tolerance(dtype_of<accumulate_t<T>>());
     const Tolerance limit =
-        c.kept == Kept::kOutputBit ? branch_tolerance(dtype_of<T>()) : tolerance(dtype_of<T>());
+        c.kept == Saved::kOutputBit ? branch_tolerance(dtype_of<T>()) : tolerance(dtype_of<T>());
     EXPECT_TRUE(close(got.z.values(), want.z.values(), limit, c.seed)) << "z";
     EXPECT_TRUE(close(got.kept.values(), want.kept.values(), limit, c.seed)) << "kept";
     EXPECT_TRUE(close(got.var.values(), want.var.values(), vectors, c.seed)) << "var";
@@ -60,7 +60,7 @@ TYPED_TEST_SUITE(CudaAbn, Types, TypeName);
 
 TYPED_TEST(CudaAbn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) {
   for (const auto& [activation, name] : kernels::kActivationNames)
-    for (const Kept kept : kKinds)
+    for (const Saved kept : kKinds)
       for (const Layout layout : kLayouts)
         for (const int residual : {0, 1, 2}) {
           if (!can_keep(activation, kept)) continue;
@@ -97,14 +97,14 @@ TYPED_TEST(CudaAbn, BitsOfNeighboursThatShareBytesDoNotDisturbOneAnother) {
         this->expect_right({.shape = {5, s == 8 ? 16 : 7, s},
                             .layout = layout,
                             .activation = Activation::kSiLU,
-                            .kept = Kept::kOutputBit,
+                            .kept = Saved::kOutputBit,
                             .misaligned_by = misaligned_by},
                            s % 2 ? Path::kTwoLaunches : Path::kClusters);
 }
 
 TYPED_TEST(CudaAbn, FrozenStatisticsScaleTheGradientOnly) {
   for (const Layout layout : kLayouts)
-    for (const Kept kept : {Kept::kOutput, Kept::kInput}) {
+    for (const Saved kept : {Saved::kOutput, Saved::kInput}) {
       const AbnCase c{.shape = {3, 16, 50}, .layout = layout, .kept = kept};
       SCOPED_TRACE(::testing::Message() << c);
       AbnTensors<TypeParam> got(c);
@@ -138,7 +138,7 @@ TYPED_TEST(CudaAbn, EqualsTheReferenceWhereManyBlocksShareAChannel) {
 TYPED_TEST(CudaAbn, EqualsTheReferenceWithoutWeightOrBias) {
   for (const bool has_weight : {false, true})
     for (const Layout layout : kLayouts)
-      for (const Kept kept : {Kept::kOutput, Kept::kNormalized})
+      for (const Saved kept : {Saved::kOutput, Saved::kNormalized})
         this->expect_right({.shape = {3, 16, 21},
                             .layout = layout,
                             .kept = kept,

@@ -14,10 +14,10 @@ using cuda_emulator::Order;
 constexpr Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
 constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
 
-void forward(const MaxPoolLayer& layer, const void* x, void* z, uint8_t* argmax) {
+void forward(const MaxPoolProblem& layer, const void* x, void* z, uint8_t* argmax) {
   kernels::cuda::max_pool_forward(layer, x, z, argmax, nullptr);
 }
-void backward(const MaxPoolLayer& layer, const void* dz, const uint8_t* argmax, void* dx) {
+void backward(const MaxPoolProblem& layer, const void* dz, const uint8_t* argmax, void* dx) {
   kernels::cuda::max_pool_backward(layer, dz, argmax, dx, nullptr);
 }
 
@@ -59,7 +59,7 @@ TYPED_TEST(CudaMaxPool, WithoutAnArgmaxTheValuesAreTheSame) {
 }
 
 TEST(CudaMaxPoolContract, EachIsOneLaunchAndAnEmptyBatchNone) {
-  const MaxPoolLayer layer = PoolCase{1, 8, {9, 9}, square(3, 2, 1)}.layer(Layout::kNCHW, DType::f32);
+  const MaxPoolProblem layer = PoolCase{1, 8, {9, 9}, square(3, 2, 1)}.layer(Layout::kNCHW, DType::f32);
   Outcome<F32> o(layer, 0);
   Guarded<float> x = o.dx;
   const int64_t before = cuda_emulator::launches();
@@ -67,7 +67,7 @@ TEST(CudaMaxPoolContract, EachIsOneLaunchAndAnEmptyBatchNone) {
   EXPECT_EQ(cuda_emulator::launches() - before, 1);
   backward(layer, o.z.data(), o.argmax.data(), o.dx.data());
   EXPECT_EQ(cuda_emulator::launches() - before, 2);
-  MaxPoolLayer empty = layer;
+  MaxPoolProblem empty = layer;
   empty.n = 0;
   forward(empty, nullptr, nullptr, nullptr);
   backward(empty, nullptr, nullptr, nullptr);

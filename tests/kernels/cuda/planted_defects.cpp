@@ -1,7 +1,7 @@
 // Proves that the emulator and the sanitizers see what they are there for: a small kernel in the manner of
 // the real ones, with one defect planted at will. The tests expect each to be reported, and the kernel
 // without any to be right. planted_defects DEFECT ORDER: exits 0 and prints "right", or fails.
-#include "palimpsest/kernels/cuda/launch.h"
+#include "palimpsest/kernels/cuda/device/launch.h"
 
 #include <cstdio>
 #include <cstdlib>

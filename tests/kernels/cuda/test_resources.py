@@ -20,7 +20,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[3]
 sys.path.insert(0, str(ROOT / "scripts"))
 import passed_checks  # noqa: E402
 
-SOURCES = sorted((ROOT / "palimpsest/kernels/cuda").glob("*.cu"))
+SOURCES = sorted((ROOT / "palimpsest/kernels/cuda").rglob("*.cu"))
 # The PTX that each is made from, as in cmake/Cuda.cmake.
 PTX = {"sm_80": "compute_80", "sm_90": "compute_90", "sm_100": "compute_90"}
 # Of a multiprocessor: bytes of shared memory, warps. 64 Ki registers and 32 blocks in all of them.

@@ -1,7 +1,7 @@
 #pragma once
 
 // What a kernel sees of CUDA where it is compiled for the emulator: the twin of
-// palimpsest/kernels/cuda/device_nvcc.h, included by palimpsest/kernels/cuda/device.h alone.
+// palimpsest/kernels/cuda/device/device_nvcc.h, included by palimpsest/kernels/cuda/device/device.h alone.
 
 #include "palimpsest/base/half.h"
 #include "tests/support/cuda_emulator/emulator.h"

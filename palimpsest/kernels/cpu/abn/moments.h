@@ -1,0 +1,115 @@
+#pragma once
+
+// As vector.h: only for units that are compiled once per instruction set.
+
+#include "palimpsest/kernels/cpu/abn/table.h"
+#include "palimpsest/kernels/cpu/simd/loops.h"
+#include "palimpsest/kernels/cpu/simd/storage.h"
+
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace {
+
+constexpr int64_t kPivotSamples = 8;
+
+// Chan, Golub, LeVeque: adds `count` values to the `before` values whose mean and squared deviations are
+// given.
+PALIMPSEST_HOST_DEVICE void merge(double before, double count, double new_mean, double new_squares,
+                                  double& mean, double& squares) {
+  const double share = count / (before + count);
+  const double delta = new_mean - mean;
+  mean += delta * share;
+  squares += new_squares + delta * delta * before * share;
+}
+
+// Sums around a pivot lose digits when it lies far from the mean: beyond 3 standard deviations, one digit, we
+// repeat.
+PALIMPSEST_HOST_DEVICE bool is_far(double count, double sum, double squares) {
+  const double between = sum * sum / count;
+  return between > 8 * (squares - between);
+}
+
+PALIMPSEST_HOST_DEVICE void merge_shifted(double before, double count, double pivot, double sum,
+                                          double squares, double& mean, double& squared_deviations) {
+  const double offset = sum / count;
+  const double around_mean = squares - sum * offset;
+  merge(before, count, pivot + offset, around_mean < 0 ? 0 : around_mean, mean, squared_deviations);
+}
+
+template <class S, class T = MathsOf<S>>
+__attribute__((noinline)) Pair<double> plane_shifted_sums(Block block, const S* x, T pivot) {
+  Pair<double> sums{};
+  with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+    sums = sum_plane<T, V>(
+        block,
+        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
+          const V d = load_as<V>(x + i) - pivot;
+          return Pair<V>{d, d * d};
+        },
+        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { __builtin_prefetch(x + i); });
+  });
+  return sums;
+}
+
+template <class S>
+void plane_moments(Block block, const S* x, double* mean, double* squares) {
+  using T = MathsOf<S>;
+  *mean = *squares = 0;
+  double before = 0;
+  for_plane_chunks(block, kMomentRun * 2 * lanes<T, Vector<T>>(), [&](Block chunk, int64_t at) {
+    const int64_t samples = smaller(chunk.width, kPivotSamples);
+    double sample_sum = 0;
+    for (int64_t j = 0; j < samples; ++j) sample_sum += static_cast<double>(load_as<T>(x + at + j));
+    const double count = static_cast<double>(chunk.rows * chunk.width);
+    T pivot = static_cast<T>(sample_sum / static_cast<double>(samples));
+    Pair<double> sums = plane_shifted_sums(chunk, x + at, pivot);
+    if (is_far(count, sums.a, sums.b)) {
+      pivot = static_cast<T>(pivot + sums.a / count);
+      sums = plane_shifted_sums(chunk, x + at, pivot);
+    }
+    merge_shifted(before, count, static_cast<double>(pivot), sums.a, sums.b, *mean, *squares);
+    before += count;
+  });
+}
+
+template <class S, class T = MathsOf<S>>
+__attribute__((noinline)) void columns_shifted_sums(Block block, const S* x, const T* pivot, T* sum,
+                                                    T* squares) {
+  with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+    sum_columns<T, V>(
+        block, sum, squares,
+        [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+          const V d = load_as<V>(x + i) - load<V>(pivot + j);
+          return Pair<V>{d, d * d};
+        },
+        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { __builtin_prefetch(x + i); });
+  });
+}
+
+template <class S>
+void columns_moments(Block block, const S* x, double* mean, double* squares) {
+  using T = MathsOf<S>;
+  T pivot[kMaxColumns], sum[kMaxColumns], square[kMaxColumns];
+  for (int64_t j = 0; j < block.width; ++j) mean[j] = squares[j] = 0;
+  double before = 0;
+  for_column_chunks(block, [&](Block chunk, int64_t at) {
+    const int64_t samples = smaller(chunk.rows, kPivotSamples);
+    for (int64_t j = 0; j < block.width; ++j) pivot[j] = 0;
+    for (int64_t row = 0; row < samples; ++row)
+      for (int64_t j = 0; j < block.width; ++j)
+        pivot[j] += load_as<T>(x + at + row * block.stride + j) / static_cast<T>(samples);
+    columns_shifted_sums(chunk, x + at, pivot, sum, square);
+    const double count = static_cast<double>(chunk.rows);
+    int far = 0;
+    for (int64_t j = 0; j < block.width; ++j) far |= is_far(count, sum[j], square[j]);
+    if (far) {
+      for (int64_t j = 0; j < block.width; ++j) pivot[j] += sum[j] / static_cast<T>(count);
+      columns_shifted_sums(chunk, x + at, pivot, sum, square);
+    }
+    for (int64_t j = 0; j < block.width; ++j)
+      merge_shifted(before, count, pivot[j], sum[j], square[j], mean[j], squares[j]);
+    before += count;
+  });
+}
+
+}  // namespace
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

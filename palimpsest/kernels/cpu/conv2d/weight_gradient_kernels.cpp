@@ -1,0 +1,65 @@
+#include "palimpsest/kernels/cpu/conv2d/weight_gradient_kernels.h"
+
+#include "palimpsest/kernels/cpu/simd/vector.h"
+#include "palimpsest/kernels/formulas/activation.h"
+
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace {
+
+using V = Vector<float>;
+constexpr int64_t kLanes = lanes<float, V>();
+constexpr int64_t kVectors = 2;
+constexpr int64_t kColumns = kVectors * kLanes;
+// As many sums as registers hold beside two vectors of b, a broadcast and (without fused multiply-add) a
+// product. 8 rows of 32 registers and not 12: they divide the usual numbers of channels, and 16 sums are
+// enough to hide the latency of two units.
+constexpr int64_t kRows = sizeof(V) == 64 ? 8 : sizeof(V) == 32 ? 6 : 4;
+
+void tile(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
+  V sums[kRows][kVectors] = {};
+  // Another tile's sums come before these are added, so that by then they are out of the first cache.
+  for (int64_t r = 0; r < out.rows; ++r) {
+    __builtin_prefetch(out.values + r * out.stride, 1);
+    __builtin_prefetch(out.values + r * out.stride + out.columns - 1, 1);
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    __builtin_prefetch(ahead.from + k * ahead.step, 0, 2);
+    V from_b[kVectors];
+#pragma GCC unroll 2
+    for (int64_t v = 0; v < kVectors; ++v) from_b[v] = load<V>(b + k * kColumns + v * kLanes);
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < kRows; ++r) {
+      const V from_a = a[k * kRows + r] - V{};  // minus zero: the one that no value changes by
+#pragma GCC unroll 2
+      for (int64_t v = 0; v < kVectors; ++v) sums[r][v] += from_a * from_b[v];
+    }
+  }
+  // Through memory: an index that the compiler does not know would keep the sums there all along.
+  float values[kRows * kColumns];
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int64_t v = 0; v < kVectors; ++v) store(values + r * kColumns + v * kLanes, sums[r][v]);
+  for (int64_t r = 0; r < out.rows; ++r) {
+    float* const to = out.values + r * out.stride;
+    const float* const from = values + r * kColumns;
+    for (int64_t j = 0; j < out.columns; ++j) to[j] = out.add ? to[j] + from[j] : from[j];
+  }
+}
+
+template <int64_t kWidth>
+void pack(int64_t count, const float* from, int64_t stride, int64_t width, float* to) {
+  if (width == kWidth) {
+    for (int64_t k = 0; k < count; ++k) __builtin_memcpy(to + k * kWidth, from + k * stride, 4 * kWidth);
+  } else {
+    for (int64_t k = 0; k < count; ++k)
+      for (int64_t j = 0; j < kWidth; ++j) to[k * kWidth + j] = j < width ? from[k * stride + j] : 0;
+  }
+}
+
+}  // namespace
+
+extern const WeightGradientKernels kWeightGradient;
+const WeightGradientKernels kWeightGradient{kRows, kColumns, tile, pack<kRows>, pack<kColumns>};
+
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

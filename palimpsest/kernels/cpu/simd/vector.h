@@ -1,0 +1,128 @@
+#pragma once
+
+// Only for units that are compiled once per instruction set; they define
+//   PALIMPSEST_ISA_NAMESPACE   a name of its own, so that no two sets share a symbol
+//   PALIMPSEST_VECTOR_BYTES    the width of a register
+
+#include "palimpsest/kernels/formulas/host_device.h"
+
+#include <cstdint>
+
+#ifdef __SSE2__
+#include <immintrin.h>
+#endif
+
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+
+// The compiler's own vector types: arithmetic, comparison and `mask ? a : b` work lane by lane on any target.
+// Plain loops under `omp simd` sum into one register, wait out its latency, and leave tails of up to 15
+// values to scalar code (at 7x7 pixels every third value); these do not.
+template <class T>
+struct VectorOf {
+  typedef T type __attribute__((vector_size(PALIMPSEST_VECTOR_BYTES)));
+};
+template <class T>
+using Vector = typename VectorOf<T>::type;
+
+template <class T>
+struct Bits;
+template <>
+struct Bits<float> {
+  using type = int32_t;
+};
+template <>
+struct Bits<double> {
+  using type = int64_t;
+};
+
+/// Lanes of V, which is a T (one lane) or a Vector<T>.
+template <class T, class V>
+constexpr int64_t lanes() {
+  return sizeof(V) / sizeof(T);
+}
+
+template <class V, class T>
+PALIMPSEST_HOST_DEVICE V load(const T* from) {
+  V v;
+  __builtin_memcpy(&v, from, sizeof(V));  // no alignment assumed
+  return v;
+}
+
+template <class V, class T>
+PALIMPSEST_HOST_DEVICE void store(T* to, V v) {
+  __builtin_memcpy(to, &v, sizeof(V));
+}
+
+/// Stores past the caches, without first reading the line that is written: for results larger than the
+/// caches. `to` must lie on a vector's boundary. End a sweep of such stores with fence().
+template <class V, class T>
+PALIMPSEST_HOST_DEVICE void store_past_caches(T* to, V v) {
+#ifdef __AVX512F__
+  if constexpr (sizeof(V) == 64) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)v);
+#endif
+#ifdef __AVX2__
+  if constexpr (sizeof(V) == 32) return _mm256_stream_si256(reinterpret_cast<__m256i*>(to), (__m256i)v);
+#endif
+#ifdef __SSE2__
+  if constexpr (sizeof(V) == 16) return _mm_stream_si128(reinterpret_cast<__m128i*>(to), (__m128i)v);
+#endif
+  __builtin_memcpy(static_cast<void*>(to), &v, sizeof(V));
+}
+
+/// Makes what store_past_caches wrote visible to other threads before anything that is written later.
+PALIMPSEST_HOST_DEVICE void fence() {
+#ifdef __SSE2__
+  _mm_sfence();
+#endif
+}
+
+/// The same value in every lane.
+template <class V, class T>
+PALIMPSEST_HOST_DEVICE V broadcast(T value) {
+  return V{} + value;
+}
+
+/// The square root, correctly rounded.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V square_root(V v) {
+  constexpr bool kFloat = sizeof(T) == sizeof(float);
+#ifdef __AVX512F__
+  if constexpr (sizeof(V) == 64)
+    return kFloat ? (V)_mm512_maskz_sqrt_ps(0xffff, (__m512)v) : (V)_mm512_maskz_sqrt_pd(0xff, (__m512d)v);
+#endif
+#ifdef __AVX__
+  if constexpr (sizeof(V) == 32) return kFloat ? (V)_mm256_sqrt_ps((__m256)v) : (V)_mm256_sqrt_pd((__m256d)v);
+#endif
+#ifdef __SSE2__
+  if constexpr (sizeof(V) == 16) return kFloat ? (V)_mm_sqrt_ps((__m128)v) : (V)_mm_sqrt_pd((__m128d)v);
+#endif
+  for (int64_t i = 0; i < lanes<T, V>(); ++i) v[i] = kFloat ? __builtin_sqrtf(v[i]) : __builtin_sqrt(v[i]);
+  return v;
+}
+
+/// v with its first `count` lanes set to zero.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V without_first(V v, int64_t count) {
+  if constexpr (sizeof(V) == sizeof(T)) {
+    return v;
+  } else {
+    using Lane = typename Bits<T>::type;
+    Vector<Lane> lane;
+    for (int64_t i = 0; i < lanes<T, V>(); ++i) lane[i] = static_cast<Lane>(i);
+    return lane >= static_cast<Lane>(count) ? v : V{};
+  }
+}
+
+/// The sum over lanes, in double.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE double sum(V v) {
+  if constexpr (sizeof(V) == sizeof(T)) {
+    return v;
+  } else {
+    double total = 0;
+    for (int64_t i = 0; i < lanes<T, V>(); ++i) total += static_cast<double>(v[i]);
+    return total;
+  }
+}
+
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

@@ -1,0 +1,10 @@
+#include "palimpsest/kernels/cuda/abn/launch.h"
+
+namespace palimpsest::kernels::cuda {
+
+template <>
+const AbnKernels<Float16>& abn_kernels<Float16>() {
+  return kAbnKernelsOf<Float16>;
+}
+
+}  // namespace palimpsest::kernels::cuda

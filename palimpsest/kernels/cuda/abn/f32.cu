@@ -1,0 +1,10 @@
+#include "palimpsest/kernels/cuda/abn/launch.h"
+
+namespace palimpsest::kernels::cuda {
+
+template <>
+const AbnKernels<float>& abn_kernels<float>() {
+  return kAbnKernelsOf<float>;
+}
+
+}  // namespace palimpsest::kernels::cuda

@@ -1,0 +1,10 @@
+#include "palimpsest/kernels/cuda/abn/launch.h"
+
+namespace palimpsest::kernels::cuda {
+
+template <>
+const AbnKernels<double>& abn_kernels<double>() {
+  return kAbnKernelsOf<double>;
+}
+
+}  // namespace palimpsest::kernels::cuda

@@ -1,0 +1,148 @@
+#pragma once
+
+#include "palimpsest/kernels/cuda/device/launch.h"
+
+#include <cstdint>
+
+/// Mean and sum of squared deviations, found in one sweep and without E[x^2] - E[x]^2, which loses all digits
+/// where |mean| is large against the standard deviation. Each thread sums x - pivot and (x - pivot)^2 in the
+/// type of the maths, around the mean of the first values that it met; what threads, blocks and clusters
+/// found is put together in f64, as sums around a common pivot, in a fixed order. A pivot that an outlier
+/// pulled away costs digits in proportion to what the outlier itself adds to the variance.
+namespace palimpsest::kernels::cuda {
+
+/// Moments of `count` values.
+struct Moments {
+  double count;
+  double mean;
+  double squares;  ///< of the deviations from the mean
+};
+
+/// The same as sums around a pivot, which can be added.
+struct PivotSums {
+  double count, sum, squares;
+
+  /// `m` around `pivot`.
+  __device__ __forceinline__ static PivotSums of(const Moments& m, double pivot) {
+    const double off = m.mean - pivot;
+    return {m.count, m.count * off, m.squares + m.count * off * off};
+  }
+  __device__ __forceinline__ PivotSums& operator+=(const PivotSums& o) {
+    count += o.count, sum += o.sum, squares += o.squares;
+    return *this;
+  }
+  __device__ __forceinline__ Moments moments(double pivot) const {
+    if (count == 0) return {0, pivot, 0};
+    const double off = sum / count;
+    return {count, pivot + off, squares - sum * off};
+  }
+};
+
+/// What one thread finds of kChannels channels; all see the same number of values.
+template <class T, int kChannels>
+struct ThreadMoments {
+  T pivot[kChannels], sum[kChannels], squares[kChannels];
+  int count = 0;  ///< values of each channel
+
+  __device__ __forceinline__ ThreadMoments() {
+    PALIMPSEST_UNROLL
+    for (int c = 0; c < kChannels; ++c) pivot[c] = sum[c] = squares[c] = 0;
+  }
+
+  __device__ __forceinline__ void add(int channel, T value) {
+    const T off = value - pivot[channel];
+    sum[channel] += off;
+    squares[channel] += off * off;
+  }
+
+  /// Moves one channel's sums to another pivot: all sums of a block have to have the same to be added.
+  __device__ __forceinline__ void move(int channel, T common, T& moved_sum, T& moved_squares) const {
+    const T off = pivot[channel] - common;
+    moved_sum = sum[channel] + static_cast<T>(count) * off;
+    moved_squares = squares[channel] + off * (sum[channel] + moved_sum);
+  }
+};
+
+/// What the threads of a block found, put together: thread j < Walk::kPanelChannels gets the moments of the
+/// panel's channel j, the others nothing of use. `rows`: of columns, the values that the block saw of each
+/// channel. For all threads of the block.
+template <class Walk, class T>
+__device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kChannels>& own, int rows) {
+  constexpr int kChannels = Walk::kChannels, kPanel = Walk::kPanelChannels;
+  constexpr int kWarps = Walk::kBlockThreads / kWarp;
+  const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
+  if constexpr (kPanel == 1) {
+    // The first thread that saw a value gives the pivot.
+    PALIMPSEST_SHARED(pivots, T[kWarps]);
+    PALIMPSEST_SHARED(seen, bool[kWarps]);
+    const unsigned lanes = __ballot_sync(kAllLanes, own.count > 0);
+    if (lane == (lanes ? __ffs(static_cast<int>(lanes)) - 1 : 0)) {
+      pivots[warp] = own.pivot[0];
+      seen[warp] = lanes != 0;
+    }
+    __syncthreads();
+    T pivot = 0;
+    for (int w = kWarps - 1; w >= 0; --w) pivot = seen[w] ? pivots[w] : pivot;
+    T sum, squares;
+    own.move(0, pivot, sum, squares);
+    double all[3] = {static_cast<double>(own.count), sum, squares};
+    block_sum<Walk::kBlockThreads>(all);
+    return PivotSums{all[0], all[1], all[2]}.moments(static_cast<double>(pivot));
+  } else {
+    constexpr int kWide = kPanel / kChannels;
+    PALIMPSEST_SHARED(pivots, T[kPanel]);
+    PALIMPSEST_SHARED(sums, T[2][kWarps][kPanel]);
+    const int column = static_cast<int>(threadIdx.x) % kWide * kChannels;
+    if (static_cast<int>(threadIdx.x) < kWide) {
+      PALIMPSEST_UNROLL
+      for (int c = 0; c < kChannels; ++c) pivots[column + c] = own.pivot[c];
+    }
+    __syncthreads();
+    PALIMPSEST_UNROLL
+    for (int c = 0; c < kChannels; ++c) {
+      T sum, squares;  // those of a warp's rows in T as well: no more of them than what a thread added up
+      own.move(c, pivots[column + c], sum, squares);
+      PALIMPSEST_UNROLL
+      for (int apart = kWarp / 2; apart >= kWide; apart /= 2) {
+        sum += __shfl_xor_sync(kAllLanes, sum, apart);
+        squares += __shfl_xor_sync(kAllLanes, squares, apart);
+      }
+      if (lane < kWide) sums[0][warp][column + c] = sum, sums[1][warp][column + c] = squares;
+    }
+    __syncthreads();
+    PivotSums all = {static_cast<double>(rows), 0, 0};
+    const int j = static_cast<int>(threadIdx.x) % kPanel;
+    for (int w = 0; w < kWarps; ++w)
+      all += {0, static_cast<double>(sums[0][w][j]), static_cast<double>(sums[1][w][j])};
+    const Moments result = all.moments(static_cast<double>(pivots[j]));
+    __syncthreads();
+    return result;
+  }
+}
+
+/// The moments of all of a panel's segments, `records` (segments, C), put together by one block: thread
+/// j < kPanel gets those of channel first_channel + j. For all threads of the block.
+template <int kPanel, int kThreads>
+__device__ __forceinline__ Moments merge_segments(const Moments* records, int segments, int64_t channels,
+                                                  int64_t first_channel) {
+  constexpr int kParts = kThreads / kPanel;
+  PALIMPSEST_SHARED(parts, PivotSums[kThreads]);
+  const int j = static_cast<int>(threadIdx.x) % kPanel, part = static_cast<int>(threadIdx.x) / kPanel;
+  const int64_t channel = first_channel + j;
+  PivotSums own = {0, 0, 0};
+  double pivot = 0;
+  if (channel < channels) {
+    pivot = records[channel].mean;
+    for (int k = part; k < segments; k += kParts)
+      own += PivotSums::of(records[k * channels + channel], pivot);
+  }
+  parts[threadIdx.x] = own;
+  __syncthreads();
+  PivotSums all = {0, 0, 0};
+  if (part == 0)
+    for (int i = 0; i < kParts && i < segments; ++i) all += parts[i * kPanel + j];
+  __syncthreads();
+  return all.moments(pivot);
+}
+
+}  // namespace palimpsest::kernels::cuda

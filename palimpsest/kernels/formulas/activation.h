@@ -1,0 +1,399 @@
+#pragma once
+
+#include "palimpsest/kernels/activation.h"
+#include "palimpsest/kernels/formulas/host_device.h"
+
+namespace palimpsest::kernels {
+
+/// Functions of a type of values: float and double here, vectors of them in cpu/simd/math.h. Arguments as
+/// the formulas below have them: exp and expm1 of v <= 0, log1p of -1 < v <= 0, log of v > 0, erfc of v >= 0.
+template <class V>
+struct Math;
+template <>
+struct Math<float> {
+  PALIMPSEST_HOST_DEVICE static float exp(float v) { return __builtin_expf(v); }
+  PALIMPSEST_HOST_DEVICE static float expm1(float v) { return __builtin_expm1f(v); }
+  PALIMPSEST_HOST_DEVICE static float log(float v) { return __builtin_logf(v); }
+  PALIMPSEST_HOST_DEVICE static float log1p(float v) { return __builtin_log1pf(v); }
+  PALIMPSEST_HOST_DEVICE static float erfc(float v) { return __builtin_erfcf(v); }
+  PALIMPSEST_HOST_DEVICE static float sqrt(float v) { return __builtin_sqrtf(v); }
+};
+template <>
+struct Math<double> {
+  PALIMPSEST_HOST_DEVICE static double exp(double v) { return __builtin_exp(v); }
+  PALIMPSEST_HOST_DEVICE static double expm1(double v) { return __builtin_expm1(v); }
+  PALIMPSEST_HOST_DEVICE static double log(double v) { return __builtin_log(v); }
+  PALIMPSEST_HOST_DEVICE static double log1p(double v) { return __builtin_log1p(v); }
+  PALIMPSEST_HOST_DEVICE static double erfc(double v) { return __builtin_erfc(v); }
+  PALIMPSEST_HOST_DEVICE static double sqrt(double v) { return __builtin_sqrt(v); }
+};
+
+/// What an activation needs to know of the type that z is stored in: deeper in saturation than it can tell, y
+/// is gone, and the deepest y that z could stand for takes its place.
+struct Precision {
+  double epsilon;   ///< from 1 to the next larger value
+  double smallest;  ///< stands for a positive value that became 0
+};
+
+/// What every activation is made from.
+struct ActivationArguments {
+  double param;
+  Precision precision;
+};
+
+// Each activation gives z = forward(y) and derivative_at(y) = dz/dy; those that can be inverted also y =
+// inverse(z) and derivative(z) = dz/dy read off the output (at exactly 0 the negative side's, as in
+// libtorch). Those that fall and then rise have an expansion(y) in place of these two, from which
+// branch_inverse.h finds y. T is the type of the maths; V is T or a vector of T, for which
+// `condition ? a : b` selects lane by lane. A NaN stays a NaN.
+
+/// An activation and its first three derivatives at one y.
+template <class V>
+struct Expansion {
+  V value, first, second, third;
+};
+
+/// The polynomial with these coefficients, from the constant one up.
+template <class T, class V, int kTerms>
+PALIMPSEST_HOST_DEVICE V polynomial(const T (&coefficients)[kTerms], V x) {
+  V p = V{} + coefficients[kTerms - 1];
+  for (int i = kTerms - 2; i >= 0; --i) p = p * x + coefficients[i];
+  return p;
+}
+
+/// -|v|.
+template <class V>
+PALIMPSEST_HOST_DEVICE V negative_size(V v) {
+  return v > V{} ? V(-v) : v;
+}
+
+/// z = y >= 0 ? y : slope * y.
+template <class T>
+struct LeakyReLU {
+  T slope;
+  T inverse_slope;  ///< multiplied instead of divided by: half an ulp more, many cycles less
+
+  PALIMPSEST_HOST_DEVICE explicit LeakyReLU(ActivationArguments a)
+      : slope(T(a.param)), inverse_slope(T(1 / a.param)) {}
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    return y >= T(0) ? y : V(y * slope);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V inverse(V z) const {
+    return z >= T(0) ? z : V(z * inverse_slope);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative(V z) const {
+    return z > T(0) ? (V{} + T(1)) : (V{} + slope);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    return derivative(y);
+  }
+};
+
+/// z = max(y, 0).
+template <class T>
+struct ReLU {
+  PALIMPSEST_HOST_DEVICE explicit ReLU(ActivationArguments) {}
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    return y <= T(0) ? V{} : y;
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    return y > T(0) ? (V{} + T(1)) : V{};
+  }
+};
+
+/// z = y >= 0 ? y : alpha * (exp(y) - 1).
+template <class T>
+struct ELU {
+  T alpha;
+  T inverse_alpha;
+  T lowest;  ///< the smallest z / alpha whose logarithm is finite
+
+  PALIMPSEST_HOST_DEVICE explicit ELU(ActivationArguments a)
+      : alpha(T(a.param)), inverse_alpha(T(1 / a.param)), lowest(T(-1 + a.precision.epsilon / 2)) {}
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    return y >= T(0) ? y : V(Math<V>::expm1(y) * alpha);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V inverse(V z) const {
+    const V u = z * inverse_alpha;
+    return z >= T(0) ? z : Math<V>::log1p(u < lowest ? (V{} + lowest) : u);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative(V z) const {
+    return z > T(0) ? (V{} + T(1)) : V(z + alpha);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    return y > T(0) ? (V{} + T(1)) : V(Math<V>::expm1(y) * alpha + alpha);
+  }
+};
+
+/// z = y.
+template <class T>
+struct Identity {
+  PALIMPSEST_HOST_DEVICE explicit Identity(ActivationArguments) {}
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    return y;
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V inverse(V z) const {
+    return z;
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative(V) const {
+    return V{} + T(1);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V) const {
+    return V{} + T(1);
+  }
+};
+
+/// z = 1 / (1 + exp(-y)).
+template <class T>
+struct Sigmoid {
+  T smallest, largest;
+
+  PALIMPSEST_HOST_DEVICE explicit Sigmoid(ActivationArguments a)
+      : smallest(T(a.precision.smallest)), largest(T(1 - a.precision.epsilon / 2)) {}
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE static V of(V y) {
+    const V e = Math<V>::exp(negative_size(y));
+    return (y < T(0) ? e : (V{} + T(1))) / (e + T(1));
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE static Expansion<V> expansion(V y) {
+    const V s = of(y), first = s * (T(1) - s);
+    return {s, first, first * (T(1) - T(2) * s), first * (T(1) - T(6) * first)};
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    return of(y);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V inverse(V z) const {
+    const V below = z > largest ? (V{} + largest) : z;
+    const V inside = below < smallest ? (V{} + smallest) : below;
+    return Math<V>::log(inside) - Math<V>::log1p(-inside);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative(V z) const {
+    return z * (T(1) - z);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    return of(y) * of(V(-y));
+  }
+};
+
+/// z = tanh(y).
+template <class T>
+struct Tanh {
+  T largest;
+
+  PALIMPSEST_HOST_DEVICE explicit Tanh(ActivationArguments a) : largest(T(1 - a.precision.epsilon / 2)) {}
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE static V of(V y) {
+    const V e = Math<V>::expm1(negative_size(y) * T(2));
+    const V size = e / (e + T(2));  // not above 0
+    return y < T(0) ? size : V(-size);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    return of(y);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V inverse(V z) const {
+    const V all = z < T(0) ? V(-z) : z;
+    const V size = all > largest ? (V{} + largest) : all;
+    const V y = Math<V>::log1p(T(-2) * size / (size + T(1))) * T(-0.5);
+    return z < T(0) ? V(-y) : y;
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative(V z) const {
+    return (T(1) - z) * (T(1) + z);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    const V e = Math<V>::exp(negative_size(y) * T(2));
+    return T(4) * e / ((e + T(1)) * (e + T(1)));
+  }
+};
+
+/// z = log(1 + exp(y)).
+template <class T>
+struct Softplus {
+  T smallest;
+
+  PALIMPSEST_HOST_DEVICE explicit Softplus(ActivationArguments a) : smallest(T(a.precision.smallest)) {}
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    // log(1 + e) = -log(1 - e / (1 + e))
+    const V e = Math<V>::exp(negative_size(y));
+    const V tail = -Math<V>::log1p(-e / (e + T(1)));
+    return (y > T(0) ? y : (y <= T(0) ? V{} : y)) + tail;
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V inverse(V z) const {
+    // log(exp(z) - 1) = z + log(1 - exp(-z))
+    const V inside = z < smallest ? (V{} + smallest) : z;
+    return inside + Math<V>::log(-Math<V>::expm1(-inside));
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative(V z) const {
+    return -Math<V>::expm1(-z);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    return Sigmoid<T>::of(y);
+  }
+};
+
+/// z = y * Phi(y), Phi the normal distribution: (1 + erf(y / sqrt(2))) / 2.
+template <class T>
+struct GELU {
+  PALIMPSEST_HOST_DEVICE explicit GELU(ActivationArguments) {}
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE static V distribution(V y) {
+    const V tail = Math<V>::erfc(negative_size(y) * T(-0.70710678118654752440)) * T(0.5);
+    return y < T(0) ? tail : V(T(1) - tail);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    return y * distribution(y);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    const V density = Math<V>::exp(y * y * T(-0.5)) * T(0.39894228040143267794);
+    return distribution(y) + y * density;
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE Expansion<V> expansion(V y) const {
+    const V share = distribution(y), square = y * y;
+    const V density = Math<V>::exp(square * T(-0.5)) * T(0.39894228040143267794);
+    return {y * share, share + y * density, density * (T(2) - square), density * y * (square - T(4))};
+  }
+};
+
+/// z = y * (1 + tanh(u)) / 2 = y * sigmoid(2 u), u = sqrt(2/pi) * (y + 0.044715 y^3).
+template <class T>
+struct GELUTanh {
+  static constexpr double kTwiceScale = 1.5957691216057307117;  // 2 sqrt(2/pi)
+
+  PALIMPSEST_HOST_DEVICE explicit GELUTanh(ActivationArguments) {}
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE static V gate(V y) {
+    return Sigmoid<T>::of(V(y * (y * y * T(kTwiceScale * 0.044715) + T(kTwiceScale))));
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    return y * gate(y);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    const V s = gate(y), slope = y * y * T(3 * kTwiceScale * 0.044715) + T(kTwiceScale);
+    return s + y * s * (T(1) - s) * slope;
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE Expansion<V> expansion(V y) const {
+    const Expansion<V> s = Sigmoid<T>::expansion(V(y * (y * y * T(kTwiceScale * 0.044715) + T(kTwiceScale))));
+    // Those of its argument, then of the gate as a function of y.
+    const V v1 = y * y * T(3 * kTwiceScale * 0.044715) + T(kTwiceScale),
+            v2 = y * T(6 * kTwiceScale * 0.044715);
+    const V g1 = s.first * v1, g2 = s.second * v1 * v1 + s.first * v2;
+    const V g3 = s.third * v1 * v1 * v1 + T(3) * s.second * v1 * v2 + s.first * T(6 * kTwiceScale * 0.044715);
+    return {y * s.value, s.value + y * g1, T(2) * g1 + y * g2, T(3) * g2 + y * g3};
+  }
+};
+
+/// z = y / (1 + exp(-y)).
+template <class T>
+struct SiLU {
+  PALIMPSEST_HOST_DEVICE explicit SiLU(ActivationArguments) {}
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    return y * Sigmoid<T>::of(y);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    const V s = Sigmoid<T>::of(y);
+    return s * (T(1) + y * (T(1) - s));
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE Expansion<V> expansion(V y) const {
+    const Expansion<V> s = Sigmoid<T>::expansion(y);
+    return {y * s.value, s.value + y * s.first, T(2) * s.first + y * s.second, T(3) * s.second + y * s.third};
+  }
+};
+
+/// z = y * clamp(y + 3, 0, 6) / 6.
+template <class T>
+struct HardSwish {
+  PALIMPSEST_HOST_DEVICE explicit HardSwish(ActivationArguments) {}
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    const V above = y < T(-3) ? (V{} + T(-3)) : y;
+    const V gate = above > T(3) ? (V{} + T(3)) : above;
+    return y * (gate + T(3)) * T(1.0 / 6);
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    const V inside = y * T(1.0 / 3) + T(0.5);
+    return y <= T(-3) ? V{} : (y >= T(3) ? (V{} + T(1)) : inside);
+  }
+};
+
+/// Calls `function(activation)` with the struct above that `kind` names, for maths in T.
+template <class T, class Function>
+PALIMPSEST_HOST_DEVICE void dispatch_activation(Activation kind, ActivationArguments a,
+                                                const Function& function) {
+  switch (kind) {
+    case Activation::kLeakyReLU:
+      return function(LeakyReLU<T>(a));
+    case Activation::kELU:
+      return function(ELU<T>(a));
+    case Activation::kIdentity:
+      return function(Identity<T>(a));
+    case Activation::kSigmoid:
+      return function(Sigmoid<T>(a));
+    case Activation::kTanh:
+      return function(Tanh<T>(a));
+    case Activation::kSoftplus:
+      return function(Softplus<T>(a));
+    case Activation::kReLU:
+      return function(ReLU<T>(a));
+    case Activation::kGELU:
+      return function(GELU<T>(a));
+    case Activation::kGELUTanh:
+      return function(GELUTanh<T>(a));
+    case Activation::kSiLU:
+      return function(SiLU<T>(a));
+    case Activation::kHardSwish:
+      return function(HardSwish<T>(a));
+  }
+}
+
+/// The activations whose output alone gives y back.
+template <class Act>
+concept Invertible = requires(Act act) { act.inverse(0.0); };
+
+}  // namespace palimpsest::kernels

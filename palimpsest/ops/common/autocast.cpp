@@ -1,0 +1,39 @@
+#include "palimpsest/ops/common/autocast.h"
+
+#include "palimpsest/base/wide_maths.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/empty_like.h>
+
+namespace palimpsest::ops {
+
+std::optional<ProductPrecision> autocast_precision(const at::Tensor& x) {
+  const auto device = x.device().type();
+  if (!at::autocast::is_autocast_available(device) || !at::autocast::is_autocast_enabled(device) ||
+      x.scalar_type() == at::kDouble)
+    return std::nullopt;
+  return ProductPrecision{at::autocast::get_autocast_dtype(device), wide_maths()};
+}
+
+ProductPrecision weight_gradient_precision(const ProductPrecision& precision, const at::Tensor& x) {
+  return {precision.storage, precision.wide || (x.is_cpu() && precision.storage == at::kHalf)};
+}
+
+at::Tensor shape_of(const at::Tensor& t, at::ScalarType type) {
+  return t.scalar_type() == type ? t : at::empty_like(t, t.options().dtype(type));
+}
+
+void save_precision(torch::autograd::AutogradContext* ctx, const std::optional<ProductPrecision>& precision) {
+  if (!precision) return;
+  ctx->saved_data["storage"] = static_cast<int64_t>(precision->storage);
+  ctx->saved_data["wide"] = precision->wide;
+}
+
+std::optional<ProductPrecision> saved_precision(torch::autograd::AutogradContext* ctx) {
+  const auto storage = ctx->saved_data.find("storage");
+  if (storage == ctx->saved_data.end()) return std::nullopt;
+  return ProductPrecision{static_cast<at::ScalarType>(storage->second.toInt()),
+                          ctx->saved_data["wide"].toBool()};
+}
+
+}  // namespace palimpsest::ops

@@ -1,0 +1,71 @@
+#include "palimpsest/ops/linear.h"
+
+#include "palimpsest/ops/abn/autograd.h"
+#include "palimpsest/ops/common/autocast.h"
+
+#include <ATen/autocast_mode.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+namespace palimpsest::ops {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias, const ProductPrecision& p) {
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  const auto b = bias ? std::optional(operand(*bias, p)) : std::nullopt;
+  return at::linear(operand(x, p), operand(weight, p), b).to(p.storage);
+}
+
+/// (..., c) as (rows, c).
+at::Tensor rows_of(const at::Tensor& t) {
+  return t.reshape({-1, t.size(-1)});
+}
+
+class LinearFunction : public torch::autograd::Function<LinearFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const at::Tensor& weight,
+                            const std::optional<at::Tensor>& bias, const ProductPrecision* precision) {
+    ctx->save_for_backward({x, weight});
+    ctx->saved_data["bias"] = bias.has_value();
+    save_precision(ctx, *precision);
+    return linear_forward(x, weight, bias, *precision);
+  }
+
+  static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
+    refuse_second_derivative("linear");
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &x = saved[0], &weight = saved[1], &dout = gradients[0];
+    const auto precision = *saved_precision(ctx), of_weight = weight_gradient_precision(precision, x);
+    variable_list result(4);
+    if (ctx->needs_input_grad(0))
+      result[0] = at::matmul(operand(dout, precision), operand(weight, precision)).to(precision.storage);
+    if (ctx->needs_input_grad(1))
+      result[1] = at::matmul(rows_of(operand(dout, of_weight)).t(), rows_of(operand(x, of_weight)))
+                      .to(precision.storage);
+    if (ctx->saved_data["bias"].toBool() && ctx->needs_input_grad(2))
+      result[2] = rows_of(dout).sum(0, /*keepdim=*/false, at::kFloat).to(precision.storage);
+    return result;
+  }
+};
+
+}  // namespace
+
+at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  const auto precision = autocast_precision(x);
+  if (!precision) return at::linear(x, weight, bias);
+  // A cast that autograd sees: of an f32 input, what is kept is the 16-bit one.
+  const at::Tensor input = x.to(precision->storage);
+  const bool recorded = c10::GradMode::is_enabled() &&
+                        (input.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad()));
+  return recorded ? LinearFunction::apply(input, weight, bias, &*precision)
+                  : linear_forward(input, weight, bias, *precision);
+}
+
+}  // namespace palimpsest::ops
