@@ -43,7 +43,7 @@ constexpr Layer kLayers[] = {
 using Convolution = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const Layer& l)>;
 
 at::Tensor ours(const at::Tensor& x, const at::Tensor& weight, const Layer& l) {
-  return ops::convolve(x, weight, std::nullopt, l.options());
+  return ops::convolution(x, weight, std::nullopt, l.options());
 }
 at::Tensor libtorchs(const at::Tensor& x, const at::Tensor& weight, const Layer& l) {
   const auto o = l.options();

@@ -34,7 +34,7 @@ using Layer = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& we
 
 at::Tensor in_place_abn(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,
                         const at::Tensor& mean, const at::Tensor& var) {
-  return ops::abn_(x, weight, bias, mean, var);
+  return ops::abn_(x, {weight, bias, mean, var});
 }
 
 at::Tensor batch_norm(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias,

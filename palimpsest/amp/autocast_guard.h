@@ -20,7 +20,7 @@ struct AutocastOptions {
   /// no layer keeps the copy (ours do not; for libtorch's: amp/weight_copies.h) it goes at once.
   bool cache = true;
   /// 16-bit storage with f32 maths ("pseudo f16"), for processors without fast 16-bit arithmetic. Our
-  /// operators (ops::convolve, abn_conv, linear) know it; libtorch's own multiply 16-bit values as they can.
+  /// operators (ops::convolution, abn_conv, linear) know it; libtorch's own multiply 16-bit values as they can.
   bool wide_maths = false;
 };
 
@@ -29,7 +29,7 @@ struct AutocastOptions {
 /// cache, so that no copy outlives the optimizer's step that changes its weight.
 ///
 /// Within, libtorch's matrix products and convolutions run in `dtype`, its sums and losses in f32. Of ours:
-///   ops::convolve, abn_conv, activate_conv, linear    run in `dtype` and keep the f32 weight, not a copy
+///   ops::convolution, abn_conv, activate_conv, linear    run in `dtype` and keep the f32 weight, not a copy
 ///   ops::abn, abn_, max_pool2d                        run in the type of their input, whatever it is, with
 ///                                                     f32 parameters, statistics and maths
 /// f64 tensors are left alone by all. memory::recompute runs a segment again as it ran first.

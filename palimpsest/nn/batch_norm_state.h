@@ -96,6 +96,11 @@ class BatchNormState : public torch::nn::Cloneable<Derived> {
 
   bool only_activation() const { return activation_only && !this->is_training(); }
 
+  /// The same tensors as operators take them.
+  ops::NormalizationTensors tensors() const {
+    return {optional(weight), optional(bias), optional(running_mean), optional(running_var)};
+  }
+
  protected:
   /// Counts this batch (training mode only, and once: not again when a segment is recomputed) and says how
   /// the operator is to run.
@@ -126,11 +131,10 @@ class BatchNormState : public torch::nn::Cloneable<Derived> {
   /// The fused layer, over x or out of place as the options (and what is kept) say.
   at::Tensor forward_fused(at::Tensor x, const ops::AbnOptions& layer,
                            const std::optional<at::Tensor>& residual = std::nullopt) const {
-    const auto w = optional(weight), b = optional(bias), mean = optional(running_mean),
-               var = optional(running_var);
-    return options.in_place() && layer.keep != ops::Saved::kInput
-               ? ops::abn_(std::move(x), w, b, mean, var, layer, residual)
-               : ops::abn(x, w, b, mean, var, layer, residual);
+    const ops::NormalizationTensors norm = tensors();
+    return options.in_place() && layer.saved != ops::Saved::kInput
+               ? ops::abn_(std::move(x), norm, layer, residual)
+               : ops::abn(x, norm, layer, residual);
   }
 
   static std::optional<at::Tensor> optional(const at::Tensor& tensor) {

@@ -1,7 +1,7 @@
 #include "palimpsest/nn/convolve.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/ops/common/autocast.h"
+#include "palimpsest/ops/autocast.h"
 #include "palimpsest/ops/linear.h"
 
 #include <variant>
@@ -34,7 +34,7 @@ std::optional<at::Tensor> bias_of(const torch::nn::Conv2dImpl& conv) {
 
 at::Tensor convolve(torch::nn::Conv2d& conv, const at::Tensor& x) {
   if (!ops::autocast_precision(x) || !has_plain_padding(*conv)) return conv->forward(x);
-  return ops::convolve(x, conv->weight, bias_of(*conv), convolution_options(*conv));
+  return ops::convolution(x, conv->weight, bias_of(*conv), convolution_options(*conv));
 }
 
 at::Tensor linear(torch::nn::Linear& linear, const at::Tensor& x) {
@@ -45,11 +45,11 @@ at::Tensor linear(torch::nn::Linear& linear, const at::Tensor& x) {
 at::Tensor convolve(torch::nn::Conv2d& conv, const at::Tensor& x, Strategy strategy) {
   if (strategy == Strategy::kStandard) {
     const auto precision = ops::autocast_precision(x);
-    const bool libtorch_can = !precision || !ops::weight_gradient_precision(*precision, x).wide;
+    const bool libtorch_can = !precision || !ops::weight_gradient_precision(*precision, x).compute_in_f32;
     return libtorch_can ? conv->forward(x) : convolve(conv, x);
   }
   if (!has_plain_padding(*conv)) return conv->forward(x);
-  return ops::convolve(x, conv->weight, bias_of(*conv), convolution_options(*conv));
+  return ops::convolution(x, conv->weight, bias_of(*conv), convolution_options(*conv));
 }
 
 }  // namespace palimpsest::nn

@@ -49,22 +49,18 @@ at::Tensor NormImpl::forward(at::Tensor x) {
   ops::AbnOptions layer = begin_forward();
   if (strategy == Strategy::kStandard)
     return activate_(forward_standard(x, layer), layer.activation, layer.activation_param);
-  layer.keep = kept(layer.activation);
+  layer.saved = saved_by(layer.activation);
   return forward_fused(std::move(x), layer);
 }
 
-ops::Saved NormImpl::kept(Activation activation) const {
-  // Without an activation z is y: nothing is gained by keeping anything else.
-  return activation == Activation::kIdentity ? ops::Saved::kOutput : keep_of(strategy, activation);
-}
-
-ops::NormalizationTensors NormImpl::tensors() const {
-  return {optional(weight), optional(bias), optional(running_mean), optional(running_var)};
+ops::Saved NormImpl::saved_by(Activation activation) const {
+  // Without an activation z is y: saving anything else gains nothing.
+  return activation == Activation::kIdentity ? ops::Saved::kOutput : saved_by_strategy(strategy, activation);
 }
 
 ops::AbnOptions NormImpl::begin_operator() {
   ops::AbnOptions layer = begin_forward();
-  layer.keep = kept(layer.activation);
+  layer.saved = saved_by(layer.activation);
   return layer;
 }
 
@@ -73,7 +69,7 @@ at::Tensor NormImpl::forward_into(at::Tensor x, torch::nn::Conv2d& conv) {
                      strategy == Strategy::kStoreY;
   if (!fused || only_activation()) return convolve(conv, forward(std::move(x)), strategy);
   ops::AbnOptions layer = begin_forward();
-  layer.keep = keep_of(strategy, layer.activation);
+  layer.saved = saved_by_strategy(strategy, layer.activation);
   const ops::NormalizationTensors norm = tensors();
   const auto geometry = convolution_options(*conv);
   return options.in_place()
@@ -95,7 +91,7 @@ at::Tensor NormImpl::forward_sum(at::Tensor x, const at::Tensor& residual, bool 
   layer.relu_residual = relu_residual;
   // The shortcut is kept by its other readers: z is enough whatever the strategy keeps elsewhere.
   const bool in_place = strategy == Strategy::kInplace1 || strategy == Strategy::kInplace1Bit;
-  layer.keep = in_place ? keep_of(strategy, activation) : ops::Saved::kOutput;
+  layer.saved = in_place ? saved_by_strategy(strategy, activation) : ops::Saved::kOutput;
   return forward_fused(std::move(x), layer, residual);
 }
 

@@ -46,9 +46,8 @@ class NormImpl : public BatchNormState<NormImpl> {
   at::Tensor forward_sum(at::Tensor x, const at::Tensor& residual, bool relu_residual, Activation activation,
                          double activation_param);
 
-  /// For an operator that normalizes on its way (ops::dense_block, ops::concat_abn_conv): the tensors, and
-  /// what it is to do. Counts the batch, as forward does.
-  ops::NormalizationTensors tensors() const;
+  /// The options for an operator that normalizes on its way (ops::dense_block, ops::concat_abn_conv). Counts the batch, as
+  /// forward does.
   ops::AbnOptions begin_operator();
 
   void pretty_print(std::ostream& stream) const override;
@@ -57,7 +56,7 @@ class NormImpl : public BatchNormState<NormImpl> {
 
  private:
   at::Tensor forward_standard(const at::Tensor& x, const ops::AbnOptions& layer);
-  ops::Saved kept(Activation activation) const;
+  ops::Saved saved_by(Activation activation) const;
 };
 
 TORCH_MODULE(Norm);

@@ -39,7 +39,7 @@ std::vector<std::string> strategy_names() {
   return names;
 }
 
-ops::Saved keep_of(Strategy strategy, Activation activation) {
+ops::Saved saved_by_strategy(Strategy strategy, Activation activation) {
   switch (strategy) {
     case Strategy::kCheckpoint:
       return ops::Saved::kInput;

@@ -27,8 +27,8 @@ Strategy parse_strategy(std::string_view name);
 std::string to_string(Strategy strategy);
 std::vector<std::string> strategy_names();
 
-/// What ops::abn keeps under a strategy other than `standard`, with an activation that fits.
-ops::Saved keep_of(Strategy strategy, Activation activation);
+/// The tensor that ops::abn saves under a strategy other than `standard`, with an activation that fits.
+ops::Saved saved_by_strategy(Strategy strategy, Activation activation);
 
 /// Whether the strategy's backward can have this activation: the in-place ones need y back from z, or from z
 /// and a bit. inplace_1bit takes what can be inverted without one, too, and keeps none then.

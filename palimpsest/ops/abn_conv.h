@@ -7,44 +7,40 @@
 
 #include <optional>
 
-/// Batch normalization + activation + convolution in one node of the graph, which keeps one full-size tensor
-/// whatever the activation is. A convolution by itself saves its input z for its weight's gradient; this one
-/// makes z again, from what the normalization keeps.
+/// Batch normalization + activation + convolution in one node of the graph, which saves one full-size tensor
+/// for any activation. A convolution by itself saves its input z for its weight's gradient; this node
+/// recomputes z from the tensor that the normalization saves.
 ///
-/// | options.keep  | kept        | backward before the convolution's own |
-/// | kOutput       | z           | nothing: the convolution's saved input is the layer's z |
-/// | kOutputBit    | z, one bit  | nothing, likewise |
-/// | kPreActivation       | y           | z = act(y) |
-/// | kNormalized   | x-hat       | z = act(weight * x-hat + bias) |
-/// | kInput        | x           | z = act(weight * (x - mean) * inv_std + bias) |
-/// z is made again bit for bit, so the gradients are those of the plain layers.
-/// Sources: Rota Bulo et al., CVPR 2018, figure 2 (b: kInput; c: kNormalized; e: kOutput); kPreActivation and
-/// kOutputBit are ours.
+/// | options.saved  | saved for backward | backward, before the convolution's weight gradient             |
+/// | -------------- | ------------------ | -------------------------------------------------------------- |
+/// | kOutput        | z                  | nothing: the convolution's saved input is the layer's z        |
+/// | kOutputForm1   | z                  | nothing, likewise                                              |
+/// | kOutputBit     | z and one bit      | nothing, likewise                                              |
+/// | kPreActivation | y                  | z = act(y)                                                     |
+/// | kNormalized    | x-hat              | z = act(weight * x-hat + bias)                                 |
+/// | kInput         | x                  | z = act(weight * (x - mean) * inv_std + bias)                  |
+/// The recomputed z is bit-identical, so the gradients are those of the separate layers.
+/// Sources: Rota Bulo et al., CVPR 2018, figure 2 (b: kInput; c: kNormalized; d: kOutputForm1; e: kOutput);
+/// kPreActivation and kOutputBit are ours.
 namespace palimpsest::ops {
 
-/// The tensors of the normalization, as ops::abn has them.
-struct NormalizationTensors {
-  std::optional<at::Tensor> weight, bias, running_mean, running_var;
-};
+/// conv(act(bn(x))). x: (N, C, spatial...); conv_weight: (C_out, C / groups, spatial...); conv_bias: (C_out)
+/// or none. Under autocast the convolution runs in autocast's dtype, and the f32 conv_weight itself is saved,
+/// no 16-bit copy (ops/common/autocast.h). With kPreActivation, a layer that has a non-invertible channel
+/// saves x-hat in place of y.
+at::Tensor abn_conv(const at::Tensor& x, const NormalizationTensors& norm, const at::Tensor& conv_weight,
+                    const std::optional<at::Tensor>& conv_bias, const ConvolutionOptions& convolution,
+                    const AbnOptions& options = {});
 
-/// conv(act(bn(x))). x: (N, C, spatial...); kernel: (C_out, C / groups, spatial...), kernel_bias: (C_out) or
-/// none. Under autocast the convolution runs in autocast's type, as libtorch's does, and what is kept of the
-/// kernel is itself, not a 16-bit copy (ops/common/autocast.h). Degenerate channels
-/// (ops/invertibility/criterion.h) make a layer that would keep y keep x-hat instead.
-at::Tensor abn_conv(const at::Tensor& x, const NormalizationTensors& norm, const at::Tensor& kernel,
-                    const std::optional<at::Tensor>& kernel_bias, const ConvolutionOptions& convolution,
-                    const AbnOptions& options);
+/// The same, but writes the saved tensor over x (abn_). kInput leaves x as it is.
+at::Tensor abn_conv_(at::Tensor x, const NormalizationTensors& norm, const at::Tensor& conv_weight,
+                     const std::optional<at::Tensor>& conv_bias, const ConvolutionOptions& convolution,
+                     const AbnOptions& options = {});
 
-/// The same, writing what is kept over x, which is used up: see abn_. kInput has nothing to write and leaves
-/// x.
-at::Tensor abn_conv_(at::Tensor x, const NormalizationTensors& norm, const at::Tensor& kernel,
-                     const std::optional<at::Tensor>& kernel_bias, const ConvolutionOptions& convolution,
-                     const AbnOptions& options);
-
-/// conv(act(t)) that keeps t and not act(t): for a tensor t with several readers, as the sum of a residual
-/// block, each of which applies the activation while it reads.
-at::Tensor activate_conv(const at::Tensor& t, const at::Tensor& kernel,
-                         const std::optional<at::Tensor>& kernel_bias, const ConvolutionOptions& convolution,
+/// conv(act(y)), which saves y and not act(y): for a tensor with several readers that each apply the
+/// activation, such as the sum of a residual block.
+at::Tensor activate_conv(const at::Tensor& y, const at::Tensor& conv_weight,
+                         const std::optional<at::Tensor>& conv_bias, const ConvolutionOptions& convolution,
                          Activation activation, double activation_param);
 
 }  // namespace palimpsest::ops

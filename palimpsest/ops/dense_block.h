@@ -35,17 +35,16 @@
 /// Implementation of DenseNets", 2017, whose shared storages this does without.
 namespace palimpsest::ops {
 
-/// A layer as its owner's modules have it. In pre-activation order norm1 is of the features' channels and
-/// norm2 of the bottleneck's; in post-activation order norm1 is of the bottleneck's and norm2 of the new
-/// ones.
+/// The tensors and options of one layer. In pre-activation order norm1 normalizes the features and norm2 the
+/// bottleneck; in post-activation order norm1 normalizes the bottleneck and norm2 the new features.
 struct DenseLayer {
   NormalizationTensors norm1;
-  AbnOptions options1;  ///< training, momentum, eps, activation; keep where norm1 is the bottleneck's
-  at::Tensor kernel1;   ///< (bottleneck, features, 1, 1)
+  AbnOptions options1;      ///< `saved` matters only where norm1 normalizes the bottleneck
+  at::Tensor conv1_weight;  ///< (bottleneck, features, 1, 1)
   NormalizationTensors norm2;
   AbnOptions options2;
-  at::Tensor kernel2;  ///< (k, bottleneck, kh, kw)
-  ConvolutionOptions convolution2;
+  at::Tensor conv2_weight;  ///< (k, bottleneck, kh, kw)
+  ConvolutionOptions conv2;
 };
 
 struct DenseBlockOptions {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "palimpsest/kernels/exponent_histogram.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -8,16 +10,17 @@
 namespace palimpsest::ops {
 
 /// Exponents e of f32: 2^e <= |v| < 2^(e + 1), subnormal numbers included.
-inline constexpr int kLowestExponent = -149, kHighestExponent = 127;
+using kernels::kHighestExponent;
+using kernels::kLowestExponent;
 
-/// How many values of a tensor lie where (kernels/exponent_histogram.h).
+/// The numbers of values of a tensor by binary exponent.
 struct ExponentCounts {
   int64_t zero = 0, infinite = 0, nan = 0;
-  std::vector<int64_t> finite;  ///< of exponent kLowestExponent + i
+  std::vector<int64_t> finite;  ///< element i: values of exponent kLowestExponent + i
 };
 
-/// Of t: any shape and strides; f32, f16 or bf16, else c10::Error. What lies on a GPU is counted there:
-/// one launch, and a copy of 2 KB that is waited for; a tensor of another device is copied to the CPU.
+/// Counts the values of t: any shape and strides; f32, f16 or bf16, otherwise c10::Error. On a GPU: one
+/// launch, and the host waits for a copy of 2 KB. A tensor on another device is copied to the CPU first.
 ExponentCounts exponent_counts(const at::Tensor& t);
 
 }  // namespace palimpsest::ops

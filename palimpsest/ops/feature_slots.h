@@ -5,26 +5,28 @@
 #include <cstdint>
 #include <vector>
 
-/// The features of a densely connected block in one buffer, which is also its result, while every feature is
-/// a tensor of its own for those who read and keep it: what they keep, and the result, take memory once.
+/// The features of a densely connected block in one buffer, which is also the block's result. Each feature is
+/// a tensor by itself for the operators that read and save it, so saved features and the result take memory
+/// once.
 ///
-///   FeatureSlots slots(x, channels_of_all);
+///   FeatureSlots slots(x, total_channels);
 ///   while (...) slots.put(layer(slots.features()));
 ///   return slots.result();
 namespace palimpsest::ops {
 
 class FeatureSlots {
  public:
-  /// Makes the buffer, (N, `channels`, ...) of x's type and layout, and puts x into it.
+  /// Allocates the buffer, (N, `channels`, ...) with the dtype and layout of x, and puts x into it.
   FeatureSlots(const at::Tensor& x, int64_t channels);
 
-  /// Copies `feature` behind those that are there; differentiable. Raises c10::Error where it does not fit.
+  /// Copies `feature` behind the features so far; differentiable. Raises c10::Error if it does not fit.
   void put(const at::Tensor& feature);
 
-  /// So far: strided parts of the buffer.
+  /// The features so far: strided parts of the buffer.
   const std::vector<at::Tensor>& features() const { return features_; }
 
-  /// The buffer. Whoever writes over it before backward gets libtorch's error, as the features lie there.
+  /// The buffer. Writing over it before backward raises libtorch's error at backward, as the features lie
+  /// there.
   at::Tensor result() const;
 
  private:

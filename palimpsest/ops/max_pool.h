@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-/// Max pooling that keeps one byte an output for backward, where libtorch's keeps eight and its input.
+/// Max pooling that saves one byte per output for backward, where libtorch's saves eight bytes and the input.
 ///   z[n,c,oh,ow] = max of x[n, c, oh*stride - padding + ky*dilation, ow*stride - padding + kx*dilation]
 /// Values, gradients, equal values, NaN, padding rules, ceil_mode and memory format of the output are those
 /// of at::max_pool2d (kernels/max_pool.h says which); 16-bit gradients of overlapping windows are added in

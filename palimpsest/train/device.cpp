@@ -2,7 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
-#include "palimpsest/ops/common/cuda_call.h"
+#include "palimpsest/ops/cuda.h"
 
 #include <ATen/Context.h>
 #include <ATen/detail/CUDAHooksInterface.h>

@@ -80,7 +80,7 @@ class Run {
         batches_(loader.batches()),
         schedule_steps_(options.epochs * batches_),
         last_step_(options.max_steps > 0 ? std::min(options.max_steps, schedule_steps_) : schedule_steps_),
-        fallbacks_before_(ops::abn_fallback_count()) {}
+        fallbacks_before_(ops::abn_fallback_stats().layers) {}
 
   TrainingOutcome run() {
     begin();
@@ -244,7 +244,7 @@ class Run {
     outcome_.steps.push_back(record);
     const auto steps_done = static_cast<double>(outcome_.steps.size());
     record.eta_seconds = run_seconds_ / steps_done * static_cast<double>(last_step_ - step_);
-    record.abn_fallbacks = ops::abn_fallback_count() - fallbacks_before_;
+    record.abn_fallbacks = ops::abn_fallback_stats().layers - fallbacks_before_;
     outcome_.steps.back() = record;
 
     const bool logged = step_ == 1 || step_ % options_.log_every == 0 || step_ == last_step_;

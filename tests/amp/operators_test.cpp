@@ -145,7 +145,7 @@ TEST(Autocast, NoCopyOfAWeightIsKept) {
   const ops::ConvolutionOptions pointwise{{1, 1}, {0, 0}, {1, 1}, 1};
   const ops::NormalizationTensors norm;
   ops::AbnOptions stored;
-  stored.keep = ops::Saved::kPreActivation;
+  stored.saved = ops::Saved::kPreActivation;
   ops::AbnOptions relu = stored;
   relu.activation = Activation::kReLU;
   relu.activation_param = 0;

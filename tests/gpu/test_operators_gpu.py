@@ -19,7 +19,7 @@ def why_not():
         return "no CUDA device"
     try:
         x = torch.ones(2, 1, 2, device=DEVICE)
-        abn(x, None, None, None, None, keep="normalized")
+        abn(x, None, None, None, None, saved="normalized")
     except (RuntimeError, ValueError) as error:
         if "this build has none" in str(error):
             return f"{LIBRARY} was built without CUDA"
@@ -52,8 +52,8 @@ LIMITS = {torch.float64: 1e-10, torch.float32: 2e-5, torch.float16: 2e-2, torch.
 LAYOUTS = {"NCHW": torch.contiguous_format, "channels-last": torch.channels_last}
 
 
-def kept_with(activation):
-    kinds = ["scaled", "normalized", "input"]
+def saved_with(activation):
+    kinds = ["pre_activation", "normalized", "input"]
     if activation in INVERTIBLE:
         kinds += ["output", "output_form1"]
     return kinds + (["output_bit"] if activation in BRANCHED else [])
@@ -102,10 +102,10 @@ class Case:
         return self.run(layer, torch.float64)
 
 
-def layer_of(activation, keep="output", training=True, in_place=False):
+def layer_of(activation, saved="output", training=True, in_place=False):
     def layer(x, weight, bias, mean, var, residual):
         return (abn_ if in_place else abn)(x, weight, bias, mean, var, training, activation=activation,
-                                           activation_param=PARAMETERS.get(activation, 0.0), residual=residual, keep=keep)
+                                           activation_param=PARAMETERS.get(activation, 0.0), residual=residual, saved=saved)
 
     return layer
 
@@ -124,12 +124,12 @@ def test_values_and_gradients_are_those_of_the_plain_layers(activation, layout, 
     for residual in (False, True):
         case = Case(dtype=dtype, memory_format=LAYOUTS[layout], residual=residual)
         want = case.expected(activation)
-        for keep in kept_with(activation):
+        for saved in saved_with(activation):
             # Where z is flat, y read back from 16 bits of it is known to few digits: the document numerics.md.
-            if keep.startswith("output") and dtype.itemsize == 2 and activation not in ("leaky_relu", "elu", "identity"):
+            if saved.startswith("output") and dtype.itemsize == 2 and activation not in ("leaky_relu", "elu", "identity"):
                 continue
-            limit = LIMITS[dtype] * (30 if keep.startswith("output") and activation not in ("leaky_relu", "identity") else 1)
-            expect_close(case.run(layer_of(activation, keep)), want, limit)
+            limit = LIMITS[dtype] * (30 if saved.startswith("output") and activation not in ("leaky_relu", "identity") else 1)
+            expect_close(case.run(layer_of(activation, saved)), want, limit)
 
 
 @pytest.mark.parametrize("shape", [(64, 19), (7, 1), (4, 6, 31), (2, 33, 9, 9), (3, 1, 8, 8), (8, 5, 1, 1), (2, 64, 7, 7),

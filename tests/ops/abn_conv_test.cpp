@@ -87,16 +87,16 @@ TEST(AbnConv, EveryStrategyAndActivationHasTheGradientsOfThePlainLayers) {
   for (const Geometry& g : kGeometries) {
     for (const auto& [activation, name] : kernels::kActivationNames) {
       const Gradients want = truth(g, activation, 1);
-      for (const Saved keep : kEveryKept) {
-        if (!can_keep(activation, keep)) continue;
+      for (const Saved saved : kEverySaved) {
+        if (!can_save(activation, saved)) continue;
         for (const auto dtype : {at::kFloat, at::kDouble}) {
           for (const bool in_place : {false, true}) {
             for (const bool channels_last : {false, true}) {
-              SCOPED_TRACE(std::string(name) + ", keep " + std::to_string(static_cast<int>(keep)) +
+              SCOPED_TRACE(std::string(name) + ", saved " + std::to_string(static_cast<int>(saved)) +
                            (in_place ? ", in place" : "") + (channels_last ? ", channels last" : ""));
               AbnOptions options;
               options.activation = activation;
-              options.keep = keep;
+              options.saved = saved;
               const Gradients got = run(dtype, g, channels_last, 1,
                                         [&](at::Tensor x, const NormalizationTensors& n,
                                             const at::Tensor& kernel, const OptionalTensor& bias) {
@@ -117,7 +117,7 @@ TEST(AbnConv, AWeightOfZeroKeepsTheNormalizedInputInstead) {
   const Gradients want = truth(g, Activation::kReLU, 0);
   AbnOptions options;
   options.activation = Activation::kReLU;
-  options.keep = Saved::kPreActivation;
+  options.saved = Saved::kPreActivation;
   const Gradients got =
       run(at::kDouble, g, false, 0,
           [&](at::Tensor x, const NormalizationTensors& n, const at::Tensor& kernel,
@@ -145,8 +145,8 @@ TEST(AbnConv, ActivateConvKeepsItsInputOnly) {
 }
 
 TEST(AbnConv, EveryStrategyKeepsOneTensor) {
-  for (const Saved keep : kEveryKept) {
-    const AbnOptions options = options_with(keep);
+  for (const Saved saved : kEverySaved) {
+    const AbnOptions options = options_with(saved);
     const Geometry& g = kGeometries[2];
     at::Tensor leaf = torch::randn({8, 64, 28, 28}).set_requires_grad(true);
     const at::Tensor kernel = torch::randn({64, 8, 3, 3}).set_requires_grad(true);
@@ -161,10 +161,10 @@ TEST(AbnConv, EveryStrategyKeepsOneTensor) {
     }
     meter.forward_done();
     const int64_t tensor = leaf.numel() * 4, vectors = 64 * 8 * 4 + 4096;
-    const int64_t bits = keep == Saved::kOutputBit ? tensor / 32 : 0;
+    const int64_t bits = saved == Saved::kOutputBit ? tensor / 32 : 0;
     EXPECT_LE(meter.kept_bytes(), 2 * tensor + bits + vectors)
-        << static_cast<int>(keep);  // the result and one more
-    EXPECT_GE(meter.kept_bytes(), 2 * tensor + bits) << static_cast<int>(keep);
+        << static_cast<int>(saved);  // the result and one more
+    EXPECT_GE(meter.kept_bytes(), 2 * tensor + bits) << static_cast<int>(saved);
     out.sum().backward();
   }
 }
@@ -172,8 +172,8 @@ TEST(AbnConv, EveryStrategyKeepsOneTensor) {
 TEST(AbnConv, UnderAutocastTheConvolutionRunsInItsType) {
   at::autocast::set_autocast_enabled(at::kCPU, true);
   at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-  for (const Saved keep : kEveryKept) {
-    const AbnOptions options = options_with(keep);
+  for (const Saved saved : kEverySaved) {
+    const AbnOptions options = options_with(saved);
     const Gradients got = run(at::kFloat, kGeometries[0], false, 1,
                               [&](at::Tensor x, const NormalizationTensors& n, const at::Tensor& kernel,
                                   const OptionalTensor& bias) {
@@ -193,24 +193,24 @@ TEST(AbnConv, AThousandPassesLeaveNothingBehind) {
   const at::Tensor kernel = torch::randn({4, 8, 1, 1}).set_requires_grad(true);
   const NormalizationTensors norm{torch::ones(8).set_requires_grad(true), torch::zeros(8), {}, {}};
   enum Form { kPlain, kView, kWithoutBackward };
-  const auto pass = [&](Saved keep, bool consume, Form form) {
+  const auto pass = [&](Saved saved, bool consume, Form form) {
     at::Tensor x = leaf * 1;
     if (form == kView) x = x.view({2, 8, 2, 8}).slice(1, 0, 8);  // its base must not be held either
     const auto layer = consume ? &abn_conv_
                                : +[](at::Tensor t, const NormalizationTensors& n, const at::Tensor& k,
                                      const OptionalTensor& b, const ConvolutionOptions& c,
                                      const AbnOptions& o) { return abn_conv(t, n, k, b, c, o); };
-    const at::Tensor out = layer(x, norm, kernel, {}, kGeometries[0].options, options_with(keep));
+    const at::Tensor out = layer(x, norm, kernel, {}, kGeometries[0].options, options_with(saved));
     if (form != kWithoutBackward) torch::autograd::grad({out.sum()}, {leaf, *norm.weight, kernel});
   };
-  for (const Saved keep : kEveryKept) {
+  for (const Saved saved : kEverySaved) {
     for (const bool consume : {false, true}) {
       for (const Form form : {kPlain, kView, kWithoutBackward}) {
-        pass(keep, consume, form);
+        pass(saved, consume, form);
         const int64_t before = memory::memory_stats().current_bytes;
-        for (int i = 0; i < 1000; ++i) pass(keep, consume, form);
+        for (int i = 0; i < 1000; ++i) pass(saved, consume, form);
         EXPECT_EQ(memory::memory_stats().current_bytes, before)
-            << "keep " << static_cast<int>(keep) << (consume ? ", over x" : "") << ", form " << form;
+            << "saved " << static_cast<int>(saved) << (consume ? ", over x" : "") << ", form " << form;
       }
     }
   }

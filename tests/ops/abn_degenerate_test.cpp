@@ -68,10 +68,10 @@ TEST(AbnDegenerate, AllWeightsZeroAsAtTheEndOfAResidualBlock) {
 
 TEST(AbnDegenerate, ChannelsThatKeptXHatAreCounted) {
   const auto count = [](const LayerCase& c, bool in_place) {
-    reset_abn_fallback_count();
+    reset_abn_fallback_stats();
     run_layer(c, in_place);
-    EXPECT_EQ(abn_fallback_count(), 0);
-    return abn_side_channel_count();
+    EXPECT_EQ(abn_fallback_stats().layers, 0);
+    return abn_fallback_stats().channels;
   };
   for_each_form([&](at::ScalarType dtype, bool in_place) {
     EXPECT_EQ(count(case_with_weight(dtype, 1.0, 0.0), in_place), 0);
@@ -88,36 +88,36 @@ TEST(AbnDegenerate, ChannelsThatKeptXHatAreCounted) {
       const at::NoGradGuard no_grad;
       two.weight->index_put_({torch::tensor({6})}, torch::zeros(1, dtype));
     }
-    reset_abn_fallback_count();
+    reset_abn_fallback_stats();
     expect_right(two, in_place);
-    EXPECT_EQ(abn_side_channel_count(), 0);
-    EXPECT_EQ(abn_fallback_count(), 1);
+    EXPECT_EQ(abn_fallback_stats().channels, 0);
+    EXPECT_EQ(abn_fallback_stats().layers, 1);
   });
-  reset_abn_fallback_count();
-  EXPECT_EQ(abn_fallback_count() + abn_side_channel_count(), 0);
+  reset_abn_fallback_stats();
+  EXPECT_EQ(abn_fallback_stats().layers + abn_fallback_stats().channels, 0);
 }
 
 TEST(AbnDegenerate, ALayerThatRunsAgainForItsSegmentIsNotCountedAgain) {
   LayerCase whole = case_with_weight(at::kFloat, 0.0, 0.0);
   whole.weight = torch::zeros(8).set_requires_grad(true);
   for (const LayerCase& c : {case_with_weight(at::kFloat, 0.0, 0.0), whole}) {
-    reset_abn_fallback_count();
+    reset_abn_fallback_stats();
     run_layer(c, false);
-    const int64_t fallbacks = abn_fallback_count(), channels = abn_side_channel_count();
+    const int64_t fallbacks = abn_fallback_stats().layers, channels = abn_fallback_stats().channels;
     EXPECT_EQ(fallbacks + channels, 1);
     const RecomputingGuard again;
     run_layer(c, false);
-    EXPECT_EQ(abn_fallback_count(), fallbacks);
-    EXPECT_EQ(abn_side_channel_count(), channels);
+    EXPECT_EQ(abn_fallback_stats().layers, fallbacks);
+    EXPECT_EQ(abn_fallback_stats().channels, channels);
   }
 }
 
 TEST(AbnDegenerate, NothingIsKeptOrCountedWithoutABackwardPass) {
   const LayerCase c = case_with_weight(at::kFloat, 0.0, 0.0);
-  reset_abn_fallback_count();
+  reset_abn_fallback_stats();
   const torch::NoGradGuard no_grad;
-  abn(c.base, c.weight, c.bias, c.running_mean, c.running_var);
-  EXPECT_EQ(abn_fallback_count() + abn_side_channel_count(), 0);
+  abn(c.base, {c.weight, c.bias, c.running_mean, c.running_var});
+  EXPECT_EQ(abn_fallback_stats().layers + abn_fallback_stats().channels, 0);
 }
 
 TEST(AbnDegenerate, TheChannelsXHatIsKeptBesideZForThatStepOnly) {
@@ -127,9 +127,9 @@ TEST(AbnDegenerate, TheChannelsXHatIsKeptBesideZForThatStepOnly) {
   for (const double weight : {0.0, 1.0}) {
     at::Tensor weights = torch::ones(8);
     weights[5] = weight;
-    abn(x, weights, std::nullopt, std::nullopt, std::nullopt);  // on a GPU the host keeps a copy of weights
+    abn(x, {weights});  // on a GPU the host keeps a copy of weights
     const int64_t before = memory::memory_stats().current_bytes;
-    const at::Tensor z = abn(x, weights, std::nullopt, std::nullopt, std::nullopt);
+    const at::Tensor z = abn(x, {weights});
     EXPECT_EQ(memory::memory_stats().current_bytes - before, bytes + (weight == 0 ? channel : 0) + vectors);
   }
 }
@@ -171,10 +171,10 @@ TEST(AbnDegenerate, ABranchWhoseFlatEndsHideYKeepsXHat) {
           for (const int64_t other : {0, 1, 2, 4, 5, 6, 7}) c.bias->select(0, other).zero_();
         }
         c.options.activation = activation;
-        c.options.keep = Saved::kOutputBit;
-        reset_abn_fallback_count();
+        c.options.saved = Saved::kOutputBit;
+        reset_abn_fallback_stats();
         expect_right(c, in_place);
-        EXPECT_EQ(abn_side_channel_count(), (dtype == at::kFloat ? h.f32 : h.f64) ? 1 : 0) << c.name;
+        EXPECT_EQ(abn_fallback_stats().channels, (dtype == at::kFloat ? h.f32 : h.f64) ? 1 : 0) << c.name;
         const Outcome got = run_layer(c, in_place), want = run_truth(c);
         if (want.dx.select(1, 3).norm().item<double>() < 1e-3 * want.dx.norm().item<double>()) return;
         EXPECT_LE(relative_error(got.dx.select(1, 3), want.dx.select(1, 3)), 2 * tolerance(dtype)) << c.name;

@@ -18,8 +18,8 @@ void expect_refused(const at::Tensor& x, const OptionalTensor& weight, const Opt
                     const OptionalTensor& mean, const OptionalTensor& var, const AbnOptions& options,
                     const std::vector<std::string>& parts) {
   const at::Tensor before = x.clone();
-  expect_error(error_of([&] { abn(x, weight, bias, mean, var, options); }), parts);
-  expect_error(error_of([&] { abn_(x, weight, bias, mean, var, options); }), parts);
+  expect_error(error_of([&] { abn(x, {weight, bias, mean, var}, options); }), parts);
+  expect_error(error_of([&] { abn_(x, {weight, bias, mean, var}, options); }), parts);
   EXPECT_TRUE(x.equal(before));
 }
 
@@ -39,9 +39,8 @@ TEST(AbnErrors, XOfTheWrongRankTypeOrSize) {
   refuse(torch::ones({1, 3, 1, 1}),
          {"[abn] training needs more than one value per channel, got shape [1, 3, 1, 1]", "training=False"});
   refuse(torch::ones({0, 3, 2, 2}), {"more than one value per channel", "[0, 3, 2, 2]"});
-  EXPECT_NE(error_of([&] { abn(at::Tensor(), kNone, kNone, kNone, kNone); }), "");
-  expect_error(error_of([&] { abn(torch::ones({2, 3}).to_sparse(), kNone, kNone, kNone, kNone); }),
-               {"dense", "Sparse"});
+  EXPECT_NE(error_of([&] { abn(at::Tensor(), {}); }), "");
+  expect_error(error_of([&] { abn(torch::ones({2, 3}).to_sparse(), {}); }), {"dense", "Sparse"});
 }
 
 TEST(AbnErrors, ParametersOfTheWrongShapeTypeOrDevice) {
@@ -88,7 +87,7 @@ TEST(AbnErrors, NumbersOutOfRange) {
 }
 
 at::Tensor in_place(const at::Tensor& x) {
-  return abn_(x, kNone, kNone, kNone, kNone);
+  return abn_(x, {});
 }
 
 TEST(AbnErrors, InPlaceRefusesALeafThatRequiresGradAndItsViews) {
@@ -110,7 +109,7 @@ TEST(AbnErrors, InPlaceRefusesOneOfSeveralViews) {
   // A parameter that wants a gradient is reason enough; without any gradient there is no reason.
   const at::Tensor weight = torch::ones(2).set_requires_grad(true);
   const at::Tensor plain = torch::randn({4, 4, 3});
-  expect_error(error_of([&] { abn_(plain.chunk(2, 1)[0], weight, kNone, kNone, kNone); }), parts);
+  expect_error(error_of([&] { abn_(plain.chunk(2, 1)[0], {weight}); }), parts);
   EXPECT_EQ(error_of([&] { in_place(plain.chunk(2, 1)[0]); }), "");
 }
 
@@ -122,7 +121,7 @@ TEST(AbnErrors, InPlaceRefusesAViewThatAutogradDidNotSee) {
     view = base.view({4, 12});
   }
   const at::Tensor weight = torch::ones(12).set_requires_grad(true);
-  expect_error(error_of([&] { abn_(view, weight, kNone, kNone, kNone); }), {"made under no_grad"});
+  expect_error(error_of([&] { abn_(view, {weight}); }), {"made under no_grad"});
 }
 
 TEST(AbnErrors, InPlaceRefusesAnInferenceTensorOutsideInferenceMode) {
@@ -135,14 +134,14 @@ TEST(AbnErrors, InPlaceRefusesAnInferenceTensorOutsideInferenceMode) {
   const at::Tensor before = x.clone();
   expect_error(error_of([&] { in_place(x); }), {"inference mode", "[4, 4, 3]", "use abn"});
   EXPECT_TRUE(x.equal(before));
-  EXPECT_EQ(error_of([&] { abn(x, kNone, kNone, kNone, kNone); }), "");
+  EXPECT_EQ(error_of([&] { abn(x, {}); }), "");
 }
 
 TEST(AbnErrors, InPlaceRefusesMemoryThatOverlapsItself) {
   const at::Tensor row = torch::randn({1, 3, 4});
   expect_error(error_of([&] { in_place(row.expand({5, 3, 4})); }),
                {"share memory", "[5, 3, 4]", "[0, 4, 1]", "contiguous"});
-  EXPECT_EQ(error_of([&] { abn(row.expand({5, 3, 4}), kNone, kNone, kNone, kNone); }), "");
+  EXPECT_EQ(error_of([&] { abn(row.expand({5, 3, 4}), {}); }), "");
 }
 
 TEST(AbnErrors, InPlaceAcceptsAnOrdinaryViewAndUpdatesItsBase) {
@@ -166,7 +165,7 @@ TEST(AbnErrors, AValueThatAnEarlierOperationKeepsIsNoticedAtBackward) {
 TEST(AbnErrors, AWriteToTheOutputIsNoticedAtBackward) {
   for (const bool fresh : {false, true}) {
     const at::Tensor leaf = torch::randn({4, 6, 5}).set_requires_grad(true);
-    const at::Tensor z = fresh ? abn(leaf, kNone, kNone, kNone, kNone) : in_place(leaf + 0);
+    const at::Tensor z = fresh ? abn(leaf, {}) : in_place(leaf + 0);
     const at::Tensor loss = z.sum();
     z.add_(1);
     expect_error(error_of([&] { loss.backward(); }), {"modified by an inplace operation"});
@@ -184,7 +183,7 @@ TEST(AbnErrors, WritingWithoutGradientsRaisesTheVersion) {
 TEST(AbnErrors, ASecondDerivativeIsRefused) {
   for (const bool fresh : {false, true}) {
     const at::Tensor leaf = torch::randn({4, 6, 5}).set_requires_grad(true);
-    const at::Tensor z = fresh ? abn(leaf, kNone, kNone, kNone, kNone) : in_place(leaf + 0);
+    const at::Tensor z = fresh ? abn(leaf, {}) : in_place(leaf + 0);
     expect_error(
         error_of([&] { torch::autograd::grad({z.square().sum()}, {leaf}, {}, true, /*create_graph=*/true); }),
         {"[abn] the layer has no second derivative", "create_graph"});

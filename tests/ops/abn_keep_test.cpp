@@ -1,4 +1,4 @@
-// What the layer may keep for backward, every activation, residuals, 16-bit storage: values and gradients
+// What the layer may saved for backward, every activation, residuals, 16-bit storage: values and gradients
 // against libtorch's own layers in f64.
 #include "palimpsest/kernels/activation_name.h"
 #include "palimpsest/memory/counting_allocator.h"
@@ -9,45 +9,45 @@
 namespace palimpsest::ops::tests {
 namespace {
 
-// Every activation with everything it can keep.
+// Every activation with everything it can saved.
 template <class Body>
 void for_each_pair(const Body& body) {
   for (const auto& [activation, name] : kernels::kActivationNames)
-    for (const Saved keep : kEveryKept)
-      if (can_keep(activation, keep)) body(activation, std::string(name), keep);
+    for (const Saved saved : kEverySaved)
+      if (can_save(activation, saved)) body(activation, std::string(name), saved);
 }
 
-LayerCase make(at::ScalarType dtype, Activation activation, const std::string& name, Saved keep,
+LayerCase make(at::ScalarType dtype, Activation activation, const std::string& name, Saved saved,
                int residual) {
   LayerCase c = make_case({4, 6, 5, 7}, dtype);
   c.name =
-      name + ", keep " + std::to_string(static_cast<int>(keep)) + ", residual " + std::to_string(residual);
+      name + ", saved " + std::to_string(static_cast<int>(saved)) + ", residual " + std::to_string(residual);
   c.options.activation = activation;
   c.options.activation_param = activation == Activation::kELU ? 0.8 : 0.1;
-  c.options.keep = keep;
+  c.options.saved = saved;
   if (residual > 0) c.residual = torch::randn(c.base.sizes(), at::kDouble).to(dtype).set_requires_grad(true);
   c.options.relu_residual = residual == 2;
   return c;
 }
 
 TEST(AbnKeep, EveryPairHasTheGradientsOfThePlainLayers) {
-  for_each_pair([](Activation activation, const std::string& name, Saved keep) {
+  for_each_pair([](Activation activation, const std::string& name, Saved saved) {
     for (const int residual : {0, 1, 2}) {
       for (const auto dtype : {at::kFloat, at::kDouble}) {
-        const LayerCase c = make(dtype, activation, name, keep, residual);
+        const LayerCase c = make(dtype, activation, name, saved, residual);
         expect_right(c, false);
-        if (keep != Saved::kInput) expect_right(c, true);
+        if (saved != Saved::kInput) expect_right(c, true);
       }
     }
   });
 }
 
 TEST(AbnKeep, SixteenBitStorageHasThemToo) {
-  for_each_pair([](Activation activation, const std::string& name, Saved keep) {
+  for_each_pair([](Activation activation, const std::string& name, Saved saved) {
     for (const auto dtype : {at::kHalf, at::kBFloat16}) {
-      const LayerCase c = make(dtype, activation, name, keep, 0);
+      const LayerCase c = make(dtype, activation, name, saved, 0);
       expect_right(c, false);
-      if (keep != Saved::kInput) expect_right(c, true);
+      if (saved != Saved::kInput) expect_right(c, true);
     }
   });
 }
@@ -59,7 +59,7 @@ TEST(AbnKeep, ParametersMayBeInSixteenBitsToo) {
     const auto vector = [&] { return torch::rand(6).add(0.5).to(at::kBFloat16).to(parameters); };
     const at::Tensor weight = vector().set_requires_grad(true), bias = vector().set_requires_grad(true);
     const at::Tensor mean = vector(), var = vector();
-    at::Tensor z = abn(x, weight, bias, mean, var);
+    at::Tensor z = abn(x, {weight, bias, mean, var});
     z.sum().backward();
     EXPECT_EQ(weight.grad().scalar_type(), parameters);
     EXPECT_EQ(var.scalar_type(), parameters);
@@ -73,9 +73,9 @@ TEST(AbnKeep, ParametersMayBeInSixteenBitsToo) {
 }
 
 TEST(AbnKeep, FrozenStatisticsHaveTheGradientsOfThePlainLayers) {
-  for_each_pair([](Activation activation, const std::string& name, Saved keep) {
+  for_each_pair([](Activation activation, const std::string& name, Saved saved) {
     for (const auto dtype : {at::kFloat, at::kDouble}) {
-      LayerCase c = make(dtype, activation, name, keep, 1);
+      LayerCase c = make(dtype, activation, name, saved, 1);
       c.options.training = false;
       expect_right(c, false);
     }
@@ -89,9 +89,9 @@ TEST(AbnKeep, AResidualThatHidesXIsNoticed) {
       LayerCase c =
           make(dtype, Activation::kLeakyReLU, "residual of size " + std::to_string(size), Saved::kOutput, 1);
       c.residual = c.residual->detach().mul(size).set_requires_grad(true);
-      reset_abn_fallback_count();
+      reset_abn_fallback_stats();
       const Outcome got = run_layer(c, true), want = run_truth(c);
-      EXPECT_EQ(abn_fallback_count(), dtype == at::kFloat || size > 1e5 ? 1 : 0);
+      EXPECT_EQ(abn_fallback_stats().layers, dtype == at::kFloat || size > 1e5 ? 1 : 0);
       EXPECT_LE(relative_error(got.dx, want.dx), tolerance(dtype));
       EXPECT_LE(relative_error(got.dweight, want.dweight), tolerance(dtype));
     }
@@ -108,20 +108,19 @@ TEST(AbnKeep, AFewDegenerateChannelsTakeASideBuffer) {
         const at::NoGradGuard no_grad;
         c.weight->index_put_({torch::tensor({3, 40, 95})}, torch::tensor({0.0, 1e-9, -1e-12}).to(dtype));
       }
-      reset_abn_fallback_count();
+      reset_abn_fallback_stats();
       expect_right(c, in_place);
-      EXPECT_EQ(abn_fallback_count(), 0);
-      EXPECT_EQ(abn_side_channel_count(), 3);
+      EXPECT_EQ(abn_fallback_stats().layers, 0);
+      EXPECT_EQ(abn_fallback_stats().channels, 3);
     });
   }
 }
 
 TEST(AbnKeep, WhatIsKeptMayNotBeChangedBeforeBackward) {
-  for (const Saved keep : kEveryKept) {
+  for (const Saved saved : kEverySaved) {
     at::Tensor leaf = torch::randn({4, 6, 5}).set_requires_grad(true);
     at::Tensor x = leaf * 2;
-    at::Tensor z = abn_(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt,
-                        keep == Saved::kInput ? AbnOptions{} : options_with(keep));
+    at::Tensor z = abn_(x, {}, saved == Saved::kInput ? AbnOptions{} : options_with(saved));
     x.detach().add_(1);
     EXPECT_NE(error_of([&] { z.sum().backward(); }).find("modified by an inplace operation"),
               std::string::npos);
@@ -136,7 +135,7 @@ TEST(AbnKeep, BranchesAreFoundInAnyLayoutAndAnyStride) {
             make_case(form == 4 ? std::vector<int64_t>{29, 13} : std::vector<int64_t>{3, 13, 5, 7}, dtype);
         c.name = "form " + std::to_string(form);
         c.options.activation = activation;
-        c.options.keep = Saved::kOutputBit;
+        c.options.saved = Saved::kOutputBit;
         if (form == 1) c.base = c.base.contiguous(at::MemoryFormat::ChannelsLast);
         if (form == 2)
           c.view = [](const at::Tensor& t) { return t.transpose(2, 3).contiguous().transpose(2, 3); };
@@ -150,11 +149,11 @@ TEST(AbnKeep, BranchesAreFoundInAnyLayoutAndAnyStride) {
 TEST(AbnKeep, ALayerThatIsOnlyEvaluatedStoresNoBits) {
   const LayerCase c = make_case({4, 6, 5, 7}, at::kFloat);
   const torch::NoGradGuard no_grad;
-  const auto z = [&](Saved keep) {
+  const auto z = [&](Saved saved) {
     AbnOptions options;
     options.activation = Activation::kGELU;
-    options.keep = keep;
-    return abn(c.base, c.weight, c.bias, std::nullopt, std::nullopt, options);
+    options.saved = saved;
+    return abn(c.base, {c.weight, c.bias}, options);
   };
   const int64_t before = memory::memory_stats().current_bytes;
   const at::Tensor got = z(Saved::kOutputBit);
@@ -169,7 +168,7 @@ TEST(AbnKeep, FrozenIdentityWithFrozenParametersKeepsNothing) {
   AbnOptions options;
   options.training = false;
   options.activation = Activation::kIdentity;
-  at::Tensor z = abn(leaf, weight, bias, mean, var, options);
+  at::Tensor z = abn(leaf, {weight, bias, mean, var}, options);
   const at::Tensor dz = torch::randn_like(z);
   z.detach().zero_();  // nobody needs it
   z.backward(dz);

@@ -21,7 +21,7 @@ at::Tensor non_leaf(const at::Tensor& leaf) {
 TEST(AbnMemory, InPlaceReturnsTheInputItself) {
   const at::Tensor x = non_leaf(torch::randn({2, 8, 4, 4}).set_requires_grad(true));
   void* const address = x.data_ptr();
-  const at::Tensor z = abn_(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+  const at::Tensor z = abn_(x, {});
   EXPECT_TRUE(z.is_same(x));
   EXPECT_EQ(z.data_ptr(), address);
 }
@@ -37,7 +37,7 @@ TEST(AbnMemory, InPlaceKeepsNothingButOneVectorMore) {
     const int64_t before = live();
     AbnOptions options;
     options.training = training;
-    const at::Tensor z = abn_(x, weight, bias, mean, var, options);
+    const at::Tensor z = abn_(x, {weight, bias, mean, var}, options);
     EXPECT_EQ(live() - before, 64 * 8) << "inv_std, and no tensor beside x";
     EXPECT_LT(memory_stats().peak_bytes - before, 8 * 1024) << "per-channel vectors only, at any time";
   }
@@ -49,7 +49,7 @@ TEST(AbnMemory, ABitAnElementIsAllThatABranchCosts) {
   const at::Tensor x = non_leaf(leaf);
   const int64_t bytes = x.numel() * 4, before = live();
   const AbnOptions options = options_with(Saved::kOutputBit);
-  const at::Tensor z = abn_(x, weight, std::nullopt, std::nullopt, std::nullopt, options);
+  const at::Tensor z = abn_(x, {weight}, options);
   EXPECT_EQ(live() - before, bytes / 32 + 3 + 64 * 8) << "the bits, room to read the last ones, inv_std";
   const at::Tensor y = at::batch_norm(leaf, weight, {}, {}, {}, true, 0.1, 1e-5, false);
   EXPECT_LE(relative_error(torch::autograd::grad({z.sum()}, {weight})[0],
@@ -62,7 +62,7 @@ TEST(AbnMemory, OutOfPlaceKeepsTheOutputAndOneVector) {
   const at::Tensor weight = torch::ones(64).set_requires_grad(true);
   at::Tensor x = non_leaf(leaf);
   const int64_t bytes = x.numel() * 4, before = live();
-  const at::Tensor z = abn(x, weight, std::nullopt, std::nullopt, std::nullopt);
+  const at::Tensor z = abn(x, {weight});
   EXPECT_EQ(live() - before, bytes + 64 * 8);
   x.reset();
   EXPECT_EQ(live() - before, 64 * 8) << "x is not kept";
@@ -76,8 +76,7 @@ TEST(AbnMemory, BehindAConvolutionTheGradientIsWrittenOver) {
     const at::Tensor x = non_leaf(leaf);
     const void *incoming = nullptr, *outgoing = nullptr;
     x.register_hook([&](const at::Tensor& dx) { outgoing = dx.data_ptr(); });
-    at::Tensor z = in_place ? abn_(x, weight, std::nullopt, std::nullopt, std::nullopt)
-                            : abn(x, weight, std::nullopt, std::nullopt, std::nullopt);
+    at::Tensor z = in_place ? abn_(x, {weight}) : abn(x, {weight});
     z.register_hook([&](const at::Tensor& dz) { incoming = dz.data_ptr(); });
     const at::Tensor loss = at::conv2d(z, kernel, {}, 1, 1).square().mean();
     const auto gradients = torch::autograd::grad({loss}, {leaf, weight});
@@ -102,8 +101,7 @@ TEST(AbnMemory, AGradientThatOthersSeeIsNotWrittenOver) {
   const at::Tensor want = run_layer(c, false).dx;
   for (const bool in_place : {false, true}) {
     const auto layer = [&](at::Tensor x) {
-      return in_place ? abn_(x, c.weight, c.bias, std::nullopt, std::nullopt)
-                      : abn(x, c.weight, c.bias, std::nullopt, std::nullopt);
+      return in_place ? abn_(x, {c.weight, c.bias}) : abn(x, {c.weight, c.bias});
     };
     {  // the caller's own tensor
       const at::Tensor leaf = c.base.clone().set_requires_grad(true), dz = c.dz.clone();
@@ -142,8 +140,7 @@ TEST(AbnMemory, ARetainedGraphGivesTheSameGradientsTwice) {
     const at::Tensor leaf = torch::randn({2, 8, 12, 12}).set_requires_grad(true);
     const at::Tensor kernel = torch::randn({4, 8, 3, 3});
     const at::Tensor x = non_leaf(leaf);
-    const at::Tensor z = in_place ? abn_(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt)
-                                  : abn(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+    const at::Tensor z = in_place ? abn_(x, {}) : abn(x, {});
     const at::Tensor loss = at::conv2d(z, kernel).square().sum();
     const at::Tensor first = torch::autograd::grad({loss}, {leaf}, {}, /*retain_graph=*/true)[0].clone();
     EXPECT_TRUE(torch::autograd::grad({loss}, {leaf})[0].equal(first));
@@ -159,12 +156,12 @@ TEST(AbnMemory, AThousandForwardPassesWithoutBackwardLeaveNothingBehind) {
     if (form == 1) x = x.slice(1, 0, 8).view({2, 8, 64});  // a view's base must not be held either
     if (form >= 4) {
       const AbnOptions options = options_with(Saved::kOutputBit);
-      if (form == 4) abn(x, weight, std::nullopt, std::nullopt, std::nullopt, options);
-      if (form == 5) abn_(x, weight, std::nullopt, std::nullopt, std::nullopt, options);
+      if (form == 4) abn(x, {weight}, options);
+      if (form == 5) abn_(x, {weight}, options);
     } else if (form == 2) {
-      abn(x, weight, std::nullopt, std::nullopt, std::nullopt);
+      abn(x, {weight});
     } else {
-      abn_(x, form == 3 ? zeros : weight, std::nullopt, std::nullopt, std::nullopt);
+      abn_(x, {form == 3 ? zeros : weight});
     }
   };
   for (int form = 0; form < 6; ++form) {
@@ -185,7 +182,7 @@ TEST(AbnMemory, OnlyTheGradientsAskedForAreComputed) {
       const at::Tensor weight = c.weight->detach().clone().set_requires_grad(wanted & 2);
       const at::Tensor bias = c.bias->detach().clone().set_requires_grad(wanted & 4);
       const at::Tensor mean = c.running_mean->clone(), var = c.running_var->clone();
-      abn(x, weight, bias, mean, var, c.options).backward(c.dz);
+      abn(x, {weight, bias, mean, var}, c.options).backward(c.dz);
       EXPECT_EQ(x.grad().defined(), bool(wanted & 1));
       EXPECT_EQ(weight.grad().defined(), bool(wanted & 2));
       EXPECT_EQ(bias.grad().defined(), bool(wanted & 4));
@@ -206,14 +203,14 @@ TEST(AbnMemory, ABiasWithoutAWeightGetsItsOwnGradient) {
   LayerCase c = make_case({3, 6, 5, 5}, at::kDouble);
   c.weight.reset();
   const at::Tensor bias = c.bias->detach().clone().set_requires_grad(true);
-  abn(c.base, std::nullopt, bias, std::nullopt, std::nullopt).backward(c.dz);
+  abn(c.base, {std::nullopt, bias}).backward(c.dz);
   EXPECT_LE(relative_error(bias.grad(), run_truth(c).dbias), 1e-10);
 }
 
 TEST(AbnMemory, ParameterGradientsAreTakenWithoutACopy) {
   const at::Tensor x = torch::randn({2, 1 << 14, 2, 2});
   const at::Tensor weight = torch::ones(1 << 14).set_requires_grad(true);
-  const at::Tensor z = abn(x, weight, std::nullopt, std::nullopt, std::nullopt);
+  const at::Tensor z = abn(x, {weight});
   const at::Tensor dz = torch::ones_like(z);
   memory::reset_peak();
   const int64_t before = live();

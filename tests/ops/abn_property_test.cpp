@@ -71,16 +71,16 @@ Drawn draw_case(Random& random) {
       activation == Activation::kELU ? pick(random, {1.0, 0.3}) : pick(random, {0.01, 0.3, 1.0});
   const bool invertible = kernels::is_invertible(activation);
   // In the order of the enumeration: from z; y, x-hat, x; from z and a bit.
-  c.options.keep =
+  c.options.saved =
       static_cast<Saved>(draw(random, invertible ? 0 : 2, kernels::has_branches(activation) ? 5 : 4));
   if (random.uniform() < 0.3) {
     c.residual = (normal(random, shape) * pick(random, {1.0, 30.0})).to(dtype).set_requires_grad(true);
     c.options.relu_residual = random.uniform() < 0.4;
   }
-  d.in_place = c.options.keep != Saved::kInput && random.uniform() < 0.5;
+  d.in_place = c.options.saved != Saved::kInput && random.uniform() < 0.5;
   std::ostringstream text;
-  text << name << " " << c.base.sizes() << " " << c.base.scalar_type() << " layout " << layout << " keep "
-       << static_cast<int>(c.options.keep) << (d.in_place ? " in place" : "")
+  text << name << " " << c.base.sizes() << " " << c.base.scalar_type() << " layout " << layout << " saved "
+       << static_cast<int>(c.options.saved) << (d.in_place ? " in place" : "")
        << (c.residual ? " residual" : "") << (c.options.training ? "" : " frozen") << " weight "
        << weight_scale << " bias " << bias_scale << " mean " << mean;
   c.name = text.str();
@@ -128,7 +128,7 @@ bool near_a_kink(const LayerCase& c, const at::Tensor& y) {
 // What storing z and a bit costs at the least: y is known to eps |z| / act'(y), near the minimum to the root
 // of 2 eps |z| / act''. It reaches dx and the gradients of weight and bias through dy = dz act'(y) and x-hat.
 double branch_error(const LayerCase& c, const at::Tensor& y) {
-  if (c.options.keep != Saved::kOutputBit) return 0;
+  if (c.options.saved != Saved::kOutputBit) return 0;
   const double epsilon = c.base.scalar_type() == at::kDouble ? 0x1p-52 : 0x1p-23;
   const at::Tensor at = y.clone().set_requires_grad(true);
   const at::Tensor z = activate(at, c.options.activation, 0);

@@ -99,9 +99,7 @@ TEST(AbnStrides, AnyStridesOfTheIncomingGradientGiveTheRightGradients) {
 }
 
 TEST(AbnStrides, TheOutputLiesAsTheInputDoes) {
-  const auto strides_of = [](const at::Tensor& x) {
-    return abn(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt).strides().vec();
-  };
+  const auto strides_of = [](const at::Tensor& x) { return abn(x, {}).strides().vec(); };
   const at::Tensor x = torch::randn({2, 3, 4, 5});
   EXPECT_EQ(strides_of(x), x.strides());
   const at::Tensor channels_last = x.contiguous(at::MemoryFormat::ChannelsLast);
@@ -121,7 +119,7 @@ TEST(AbnStrides, InPlaceWritesOnlyWhatTheViewShows) {
   const at::Tensor base = torch::randn({4, 9, 6, 5});
   const at::Tensor before = base.clone();
   const torch::NoGradGuard no_grad;
-  abn_(base.slice(1, 2, 7), std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+  abn_(base.slice(1, 2, 7), {});
   EXPECT_TRUE(base.slice(1, 0, 2).equal(before.slice(1, 0, 2)));
   EXPECT_TRUE(base.slice(1, 7, 9).equal(before.slice(1, 7, 9)));
   EXPECT_FALSE(base.slice(1, 2, 7).equal(before.slice(1, 2, 7)));

@@ -101,8 +101,8 @@ TEST(AbnValues, AreTheSameWithoutGradients) {
       const torch::NoGradGuard no_grad;
       at::Tensor x = c.base.clone();
       const OptionalTensor mean = c.running_mean->clone(), var = c.running_var->clone();
-      const at::Tensor z = in_place ? abn_(x, c.weight, c.bias, mean, var, c.options)
-                                    : abn(x, c.weight, c.bias, mean, var, c.options);
+      const at::Tensor z = in_place ? abn_(x, {c.weight, c.bias, mean, var}, c.options)
+                                    : abn(x, {c.weight, c.bias, mean, var}, c.options);
       EXPECT_TRUE(z.equal(recorded.z));
       EXPECT_FALSE(z.requires_grad());
       EXPECT_TRUE(mean->equal(recorded.running_mean));
@@ -160,7 +160,7 @@ TEST(AbnValues, AreReachedByTheOperatorsNameInAnyProgramThatLinksTheLibrary) {
   for (const char* name : {"palimpsest::abn", "palimpsest::abn_"}) {
     const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
     const at::Tensor x = torch::randn({4, 3, 5, 5});
-    const at::Tensor want = abn(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
+    const at::Tensor want = abn(x, {});
     torch::jit::Stack stack{x.clone(), c10::IValue(), c10::IValue(), c10::IValue(), c10::IValue()};
     for (size_t i = stack.size(); i < op.schema().arguments().size(); ++i)
       stack.push_back(*op.schema().arguments()[i].default_value());

@@ -63,7 +63,7 @@ TEST(Convolve, HasTheResultsOfLibtorch) {
                                 channels_last ? ", channels-last" : "", with_bias ? ", bias" : ""));
           const ConvolveTensors t = tensors_of(c, dtype, channels_last, with_bias);
           EXPECT_EQ(has_own_pass(t.x, t.weight, c.options), c.own && channels_last && dtype == at::kFloat);
-          const auto got = with_gradients(convolve(t.x, t.weight, t.bias, c.options), t);
+          const auto got = with_gradients(convolution(t.x, t.weight, t.bias, c.options), t);
           const ConvolveTensors exact = tensors_of(c, at::kDouble, channels_last, with_bias);
           const auto want = with_gradients(libtorchs(exact, c.options), exact);
           ASSERT_EQ(got.size(), want.size());
@@ -79,7 +79,7 @@ TEST(Convolve, TakesWeightsAndGradientsOfAnyStrides) {
   for (const ConvolveCase& c : kConvolveCases) {
     ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
     t.weight = t.weight.detach().contiguous().set_requires_grad(true);
-    const at::Tensor got = convolve(t.x, t.weight, {}, c.options), want = libtorchs(t, c.options);
+    const at::Tensor got = convolution(t.x, t.weight, {}, c.options), want = libtorchs(t, c.options);
     // The gradient of a sum has no strides at all.
     const auto got_gradients = torch::autograd::grad({got.sum()}, {t.x, t.weight});
     const auto want_gradients = torch::autograd::grad({want.sum()}, {t.x, t.weight});
@@ -93,7 +93,7 @@ TEST(Convolve, KeepsItsInputOnly) {
   for (const ConvolveCase& c : kConvolveCases) {
     const ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
     memory::Meter meter;
-    const at::Tensor out = convolve(t.x, t.weight, {}, c.options);
+    const at::Tensor out = convolution(t.x, t.weight, {}, c.options);
     meter.forward_done();
     EXPECT_LE(meter.kept_bytes(), static_cast<int64_t>(out.nbytes()) + 4096);
   }
@@ -102,7 +102,7 @@ TEST(Convolve, KeepsItsInputOnly) {
 TEST(Convolve, GivesTheSameGradientsTwice) {
   const ConvolveCase& c = kConvolveCases[0];
   const ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
-  const at::Tensor out = convolve(t.x, t.weight, {}, c.options);
+  const at::Tensor out = convolution(t.x, t.weight, {}, c.options);
   const at::Tensor dout = torch::randn_like(out);
   const auto first = torch::autograd::grad({out}, {t.x, t.weight}, {dout}, /*retain_graph=*/true);
   const auto second = torch::autograd::grad({out}, {t.x, t.weight}, {dout});
@@ -113,7 +113,7 @@ TEST(Convolve, NoticesThatItsInputWasWrittenOver) {
   const ConvolveCase& c = kConvolveCases[0];
   const ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
   at::Tensor x = t.x * 1;
-  const at::Tensor out = convolve(x, t.weight, {}, c.options);
+  const at::Tensor out = convolution(x, t.weight, {}, c.options);
   x.add_(1);
   EXPECT_THROW(out.sum().backward(), c10::Error);
 }
@@ -121,7 +121,7 @@ TEST(Convolve, NoticesThatItsInputWasWrittenOver) {
 TEST(Convolve, RefusesASecondDerivative) {
   const ConvolveCase& c = kConvolveCases[0];
   const ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
-  const at::Tensor out = convolve(t.x, t.weight, {}, c.options);
+  const at::Tensor out = convolution(t.x, t.weight, {}, c.options);
   EXPECT_THROW(torch::autograd::grad({out.sum()}, {t.weight}, {}, true, /*create_graph=*/true), c10::Error);
 }
 
@@ -130,7 +130,7 @@ TEST(Convolve, RunsInAutocastsType) {
   const ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
   at::autocast::set_autocast_enabled(at::kCPU, true);
   at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-  const at::Tensor out = convolve(t.x, t.weight, {}, c.options);
+  const at::Tensor out = convolution(t.x, t.weight, {}, c.options);
   at::autocast::set_autocast_enabled(at::kCPU, false);
   at::autocast::clear_cache();
   EXPECT_EQ(out.scalar_type(), at::kBFloat16);
@@ -139,10 +139,10 @@ TEST(Convolve, RunsInAutocastsType) {
 TEST(Convolve, RefusesWhatDoesNotFit) {
   const at::Tensor x = torch::randn({2, 8, 5, 5}), weight = torch::randn({4, 8, 3, 3});
   const ConvolutionOptions plain{{1, 1}, {0, 0}, {1, 1}, 1};
-  EXPECT_THROW(convolve(x, torch::randn({4, 8, 3}), {}, plain), c10::Error);
-  EXPECT_THROW(convolve(x, weight, {}, {{1}, {0, 0}, {1, 1}, 1}), c10::Error);
-  EXPECT_THROW(convolve(x, weight, {}, {{1, 1}, {0, 0}, {1, 1}, 3}), c10::Error);
-  EXPECT_THROW(convolve(x, torch::randn({4, 8, 7, 7}), {}, plain), c10::Error);
+  EXPECT_THROW(convolution(x, torch::randn({4, 8, 3}), {}, plain), c10::Error);
+  EXPECT_THROW(convolution(x, weight, {}, {{1}, {0, 0}, {1, 1}, 1}), c10::Error);
+  EXPECT_THROW(convolution(x, weight, {}, {{1, 1}, {0, 0}, {1, 1}, 3}), c10::Error);
+  EXPECT_THROW(convolution(x, torch::randn({4, 8, 7, 7}), {}, plain), c10::Error);
 }
 
 }  // namespace

@@ -63,8 +63,8 @@ Outcome run_layer(const LayerCase& c, bool in_place) {
   return run(c, c.base.scalar_type(),
              [&](at::Tensor x, const auto& weight, const auto& bias, const auto& mean, const auto& var,
                  const auto& residual) {
-               return in_place ? abn_(x, weight, bias, mean, var, c.options, residual)
-                               : abn(x, weight, bias, mean, var, c.options, residual);
+               return in_place ? abn_(x, {weight, bias, mean, var}, c.options, residual)
+                               : abn(x, {weight, bias, mean, var}, c.options, residual);
              });
 }
 

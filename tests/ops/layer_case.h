@@ -13,20 +13,20 @@ namespace palimpsest::ops::tests {
 
 using OptionalTensor = std::optional<at::Tensor>;
 
-constexpr Saved kEveryKept[] = {Saved::kOutput,     Saved::kOutputForm1, Saved::kPreActivation,
-                                Saved::kNormalized, Saved::kInput,       Saved::kOutputBit};
+constexpr Saved kEverySaved[] = {Saved::kOutput,     Saved::kOutputForm1, Saved::kPreActivation,
+                                 Saved::kNormalized, Saved::kInput,       Saved::kOutputBit};
 
 /// Whether backward of a layer with this activation can start from that.
-constexpr bool can_keep(Activation activation, Saved keep) {
-  if (keep == Saved::kOutputBit) return kernels::has_branches(activation);
-  return !saves_output(keep) || kernels::is_invertible(activation);
+constexpr bool can_save(Activation activation, Saved saved) {
+  if (saved == Saved::kOutputBit) return kernels::has_branches(activation);
+  return !saves_output(saved) || kernels::is_invertible(activation);
 }
 
 /// A layer that keeps that, with leaky ReLU where it can.
-inline AbnOptions options_with(Saved keep) {
+inline AbnOptions options_with(Saved saved) {
   AbnOptions options;
-  options.keep = keep;
-  if (!can_keep(options.activation, keep)) options.activation = Activation::kGELU;
+  options.saved = saved;
+  if (!can_save(options.activation, saved)) options.activation = Activation::kGELU;
   return options;
 }
 

@@ -18,11 +18,11 @@ struct Trained {
     at::Tensor dx, dweight, dbias;
   };
 
-  Gradients pass(Saved keep = Saved::kOutput) const {
+  Gradients pass(Saved saved = Saved::kOutput) const {
     const at::Tensor x = c.base.detach().clone().set_requires_grad(true);
     AbnOptions options = c.options;
-    options.keep = keep;
-    const at::Tensor z = abn(x, weight, bias, std::nullopt, std::nullopt, options);
+    options.saved = saved;
+    const at::Tensor z = abn(x, {weight, bias}, options);
     const auto g = torch::autograd::grad({z}, {x, weight, bias}, {c.dz});
     return {g[0], g[1], g[2]};
   }
@@ -59,22 +59,22 @@ struct Trained {
 
 class RecoveryValues : public testing::Test {
  protected:
-  void SetUp() override { reset_abn_fallback_count(); }
+  void SetUp() override { reset_abn_fallback_stats(); }
 };
 
 TEST_F(RecoveryValues, AfterItsFirstPassALayerWaitsForNothing) {
   Trained layer;
-  const int64_t before = recovery_waits();
+  const int64_t before = invertibility::host_waits();
   layer.pass();
-  EXPECT_EQ(recovery_waits() - before, 1) << "the first pass reads the weight";
+  EXPECT_EQ(invertibility::host_waits() - before, 1) << "the first pass reads the weight";
   layer.step(3, 0.9);
   layer.pass();
   for (int i = 0; i < 40; ++i) {
     if (i % 3 != 0) layer.step(3, 0.9 - 0.01 * i);  // gradients of several passes, too
     layer.expect_right(layer.pass());
   }
-  EXPECT_EQ(recovery_waits() - before, 1);
-  EXPECT_EQ(abn_side_channel_count() + abn_missed_channel_count(), 0);
+  EXPECT_EQ(invertibility::host_waits() - before, 1);
+  EXPECT_EQ(abn_fallback_stats().channels + abn_fallback_stats().late, 0);
 }
 
 TEST_F(RecoveryValues, ALossOfThreeQuartersInTheFirstStepIsForeseen) {
@@ -83,38 +83,38 @@ TEST_F(RecoveryValues, ALossOfThreeQuartersInTheFirstStepIsForeseen) {
     const at::NoGradGuard no_grad;
     layer.weight.fill_(1.0), layer.bias.fill_(30.0);  // 60 |weight| < |bias| is degenerate
   }
-  const int64_t before = recovery_waits();
+  const int64_t before = invertibility::host_waits();
   layer.pass();
-  EXPECT_EQ(abn_side_channel_count() + abn_fallback_count(), 0);
+  EXPECT_EQ(abn_fallback_stats().channels + abn_fallback_stats().layers, 0);
   layer.step(5, 0.3);
   layer.expect_right(layer.pass());
-  EXPECT_GT(abn_side_channel_count() + abn_fallback_count(), 0);
+  EXPECT_GT(abn_fallback_stats().channels + abn_fallback_stats().layers, 0);
   layer.step(5, 0.3);
   layer.expect_right(layer.pass());
-  EXPECT_EQ(recovery_waits() - before, 1);
-  EXPECT_EQ(abn_missed_channel_count(), 0);
+  EXPECT_EQ(invertibility::host_waits() - before, 1);
+  EXPECT_EQ(abn_fallback_stats().late, 0);
 }
 
 TEST_F(RecoveryValues, WritesBeforeTheFirstBackwardAreNoStep) {
   for (const bool backward : {false, true}) {
     Trained layer;
-    const int64_t before = recovery_waits();
+    const int64_t before = invertibility::host_waits();
     if (backward)
       layer.pass();
     else
-      abn(layer.c.base, layer.weight, layer.bias, std::nullopt, std::nullopt, layer.c.options);
+      abn(layer.c.base, {layer.weight, layer.bias}, layer.c.options);
     at::Tensor loaded = torch::ones(8);
     loaded[6] = 0;
     for (int i = 0; i < (backward ? 5 : 1); ++i) layer.load(loaded);  // no optimizer writes so often
     layer.expect_right(layer.pass());
-    EXPECT_EQ(recovery_waits() - before, 2);
-    EXPECT_EQ(abn_missed_channel_count(), 0);
+    EXPECT_EQ(invertibility::host_waits() - before, 2);
+    EXPECT_EQ(abn_fallback_stats().late, 0);
   }
 }
 
 TEST_F(RecoveryValues, AWeightThatWalksToZeroIsForeseen) {
   for (const double per_step : {0.5, 0.7, 0.9}) {
-    reset_abn_fallback_count();
+    reset_abn_fallback_stats();
     Trained layer;
     layer.step(5, 1);
     layer.pass();
@@ -123,8 +123,8 @@ TEST_F(RecoveryValues, AWeightThatWalksToZeroIsForeseen) {
       layer.step(5, weight *= per_step);
       layer.expect_right(layer.pass());
     }
-    EXPECT_GT(abn_side_channel_count(), 0) << per_step;
-    EXPECT_EQ(abn_missed_channel_count(), 0) << per_step;
+    EXPECT_GT(abn_fallback_stats().channels, 0) << per_step;
+    EXPECT_EQ(abn_fallback_stats().late, 0) << per_step;
   }
 }
 
@@ -134,17 +134,17 @@ TEST_F(RecoveryValues, LoadedWeightsAreReadAtOnce) {
     layer.pass();
     layer.step(2, 0.5 + 0.1 * i);
   }
-  const int64_t before = recovery_waits();
+  const int64_t before = invertibility::host_waits();
   at::Tensor loaded = torch::ones(8);
   loaded[6] = 0;
   layer.load(loaded);  // behind a step: one write more than usual
   layer.expect_right(layer.pass());
-  EXPECT_EQ(recovery_waits() - before, 1);
-  EXPECT_EQ(abn_side_channel_count(), 1);
+  EXPECT_EQ(invertibility::host_waits() - before, 1);
+  EXPECT_EQ(abn_fallback_stats().channels, 1);
   layer.load(torch::zeros(8));
   layer.expect_right(layer.pass());
-  EXPECT_EQ(abn_fallback_count(), 1);
-  EXPECT_EQ(abn_missed_channel_count(), 0);
+  EXPECT_EQ(abn_fallback_stats().layers, 1);
+  EXPECT_EQ(abn_fallback_stats().late, 0);
 }
 
 TEST_F(RecoveryValues, AJumpWithinAStepIsFoundOutByTheNextPass) {
@@ -158,22 +158,21 @@ TEST_F(RecoveryValues, AJumpWithinAStepIsFoundOutByTheNextPass) {
   const Trained::Gradients missed = layer.pass();
   EXPECT_TRUE(missed.dx.isfinite().all().item<bool>());
   EXPECT_EQ(missed.dweight[4].item<float>(), 0) << "nothing is known of it, and nothing is infinite";
-  EXPECT_EQ(abn_side_channel_count(), 0);
-  EXPECT_EQ(abn_missed_channel_count(), 0);
+  EXPECT_EQ(abn_fallback_stats().channels, 0);
+  EXPECT_EQ(abn_fallback_stats().late, 0);
   layer.step(2, 0.5);
   layer.expect_right(layer.pass());
-  EXPECT_EQ(abn_missed_channel_count(), 1);
-  EXPECT_EQ(abn_side_channel_count(), 1);
+  EXPECT_EQ(abn_fallback_stats().late, 1);
+  EXPECT_EQ(abn_fallback_stats().channels, 1);
 }
 
 TEST_F(RecoveryValues, WhatForwardChoseBackwardKeepsTo) {
   // Two passes before the first backward: the second one knows more than the first.
   Trained layer;
-  abn(layer.c.base, layer.weight, layer.bias, std::nullopt, std::nullopt, layer.c.options);
+  abn(layer.c.base, {layer.weight, layer.bias}, layer.c.options);
   layer.step(1, 1e-9);  // read at once: no backward ran, so it is no optimizer's step
   const at::Tensor x = layer.c.base.detach().clone().set_requires_grad(true);
-  const at::Tensor first = abn(x, layer.weight, layer.bias, std::nullopt, std::nullopt),
-                   second = abn(x, layer.weight, layer.bias, std::nullopt, std::nullopt);
+  const at::Tensor first = abn(x, {layer.weight, layer.bias}), second = abn(x, {layer.weight, layer.bias});
   for (const at::Tensor& z : {second, first}) {
     const auto g = torch::autograd::grad({z}, {x, layer.weight, layer.bias}, {layer.c.dz});
     layer.expect_right({g[0], g[1], g[2]});
@@ -192,28 +191,27 @@ TEST_F(RecoveryValues, YIsNotKeptForAChannelThatItCannotGiveBack) {
 TEST_F(RecoveryValues, AResidualIsSampledOnSomePassesOnly) {
   Trained layer;
   layer.c.residual = torch::randn({4, 8, 6, 7});
-  const int64_t before = recovery_waits();
+  const int64_t before = invertibility::host_waits();
   for (int i = 0; i < 20; ++i) {
     const at::Tensor x = layer.c.base.detach().clone().set_requires_grad(true);
-    const at::Tensor z = abn(x, layer.weight, layer.bias, std::nullopt, std::nullopt, {}, layer.c.residual);
+    const at::Tensor z = abn(x, {layer.weight, layer.bias}, {}, layer.c.residual);
     torch::autograd::grad({z}, {x}, {layer.c.dz});
   }
-  EXPECT_EQ(recovery_waits() - before, 1);
+  EXPECT_EQ(invertibility::host_waits() - before, 1);
   *layer.c.residual *= 1000.0;
   for (int i = 0; i < 16; ++i)
-    abn(layer.c.base.detach().clone().requires_grad_(), layer.weight, layer.bias, std::nullopt, std::nullopt,
-        {}, layer.c.residual);
-  EXPECT_GT(abn_fallback_count(), 0) << "a residual that hides x in every channel";
+    abn(layer.c.base.detach().clone().requires_grad_(), {layer.weight, layer.bias}, {}, layer.c.residual);
+  EXPECT_GT(abn_fallback_stats().layers, 0) << "a residual that hides x in every channel";
 }
 
 TEST_F(RecoveryValues, WithoutAWeightTheResidualIsReadOnEveryPass) {
   const at::Tensor x = torch::randn({4, 8, 6, 7}).set_requires_grad(true),
                    residual = torch::randn({4, 8, 6, 7});
-  const int64_t before = recovery_waits();
-  for (int i = 0; i < 3; ++i) abn(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt, {}, residual);
-  EXPECT_EQ(recovery_waits() - before, 3);
-  for (int i = 0; i < 3; ++i) abn(x, std::nullopt, std::nullopt, std::nullopt, std::nullopt);
-  EXPECT_EQ(recovery_waits() - before, 3) << "nothing to read";
+  const int64_t before = invertibility::host_waits();
+  for (int i = 0; i < 3; ++i) abn(x, {}, {}, residual);
+  EXPECT_EQ(invertibility::host_waits() - before, 3);
+  for (int i = 0; i < 3; ++i) abn(x, {});
+  EXPECT_EQ(invertibility::host_waits() - before, 3) << "nothing to read";
 }
 
 }  // namespace

@@ -68,13 +68,13 @@ def test_the_schemas_are_the_contract():
         "palimpsest::abn(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
         'bool training=True, float momentum=0.10000000000000001, float eps=1.0000000000000001e-05, '
         'str activation="leaky_relu", float activation_param=0.01, Tensor? residual=None, str group="", '
-        'str keep="output", bool relu_residual=False) -> Tensor'
+        'str saved="output", bool relu_residual=False, str? keep=None) -> Tensor'
     )
     assert str(abn_.default._schema) == (
         "palimpsest::abn_(Tensor(a!) x, Tensor? weight, Tensor? bias, Tensor(b!)? running_mean, "
         "Tensor(c!)? running_var, bool training=True, float momentum=0.10000000000000001, "
         'float eps=1.0000000000000001e-05, str activation="leaky_relu", float activation_param=0.01, '
-        'Tensor? residual=None, str group="", str keep="output", bool relu_residual=False) -> Tensor(a!)'
+        'Tensor? residual=None, str group="", str saved="output", bool relu_residual=False, str? keep=None) -> Tensor(a!)'
     )
 
 
@@ -110,7 +110,7 @@ def test_a_bit_an_element_gives_the_gradients_of_finite_differences(activation, 
     def run(x, weight, bias, residual):
         layer = abn_ if in_place else abn
         return layer(x.clone(), weight, bias, mean.clone(), var.clone(), training, activation=activation,
-                     residual=residual, keep="output_bit")
+                     residual=residual, saved="output_bit")
 
     assert gradcheck(run, (x, weight, bias, residual))
     channels_last = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -125,7 +125,7 @@ def test_opcheck_passes(training, weight_value):
         weight = torch.full_like(weight, weight_value).requires_grad_()
     opcheck(abn.default, (x, weight, bias, mean, var, training))
     opcheck(abn.default, (x, None, None, mean, var, training))
-    opcheck(abn.default, (x, weight, bias, mean, var, training), {"activation": "gelu", "keep": "output_bit"})
+    opcheck(abn.default, (x, weight, bias, mean, var, training), {"activation": "gelu", "saved": "output_bit"})
     # The in-place form takes no leaf that requires grad, so x itself does not.
     opcheck(abn_.default, (x.detach(), weight, bias, mean, var, training))
 
@@ -143,20 +143,20 @@ def test_opcheck_sees_the_mutations_that_the_schema_names(training):
 def test_opcheck_passes_for_the_inner_operators(training):
     x, weight, bias, mean, var = arguments(torch.float32, requires_grad=False)
     statistics = (mean, var, training, 0.1)
-    for keep, residual in (("output", None), ("output", torch.randn_like(x)), ("scaled", None), ("input", None),
+    for saved, residual in (("output", None), ("output", torch.randn_like(x)), ("pre_activation", None), ("input", None),
                            ("output_bit", None), ("output_bit", torch.randn_like(x))):
-        settings = (residual, weight, bias, "silu" if keep == "output_bit" else "leaky_relu", 0.01, keep, False)
+        settings = (residual, weight, bias, "silu" if saved == "output_bit" else "leaky_relu", 0.01, saved, False)
         forward = (x, *settings, *statistics, 1e-5, True)
         opcheck(torch.ops.palimpsest.abn_forward.default, forward)
-        if keep != "input":
+        if saved != "input":
             opcheck(torch.ops.palimpsest.abn_forward_.default, forward)
-        z, kept, side, mean_, inv_std = torch.ops.palimpsest.abn_forward(*forward)
-        branch = kept if keep == "output_bit" else None
-        kept = {"output": z, "output_bit": z, "scaled": kept, "input": x}[keep]
-        opcheck(torch.ops.palimpsest.abn_rebuild.default, (kept, *settings, mean_, inv_std))
+        z, second, channel_values, channel_index, mean_, inv_std = torch.ops.palimpsest.abn_forward(*forward)
+        branch = second if saved == "output_bit" else None
+        saved_values = {"output": z, "output_bit": z, "pre_activation": second, "input": x}[saved]
+        opcheck(torch.ops.palimpsest.abn_recompute_output.default, (saved_values, *settings, mean_, inv_std))
         for need_sums in (True, False):
-            backward = (torch.randn_like(z), kept, branch, side, *settings, mean_, inv_std, training, need_sums)
-            need_residual, need_z = residual is not None, keep in ("scaled", "input")
+            backward = (torch.randn_like(z), saved_values, branch, channel_values, channel_index, *settings, mean_, inv_std, training, need_sums)
+            need_residual, need_z = residual is not None, saved in ("pre_activation", "input")
             opcheck(torch.ops.palimpsest.abn_backward_.default, (*backward, need_z, need_residual))
             for need_dx in (True, False):
                 opcheck(torch.ops.palimpsest.abn_backward.default, (*backward, need_z, need_dx, need_residual))
@@ -164,7 +164,7 @@ def test_opcheck_passes_for_the_inner_operators(training):
 
 @pytest.mark.parametrize("in_place", [False, True])
 @pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("options", [{}, {"activation": "silu", "keep": "output_bit"}], ids=["leaky_relu", "silu"])
+@pytest.mark.parametrize("options", [{}, {"activation": "silu", "saved": "output_bit"}], ids=["leaky_relu", "silu"])
 def test_compiled_modules_give_the_eager_gradients_and_update_statistics_once(in_place, channels_last, options):
     torch.manual_seed(1)
     x = torch.randn(4, 3, 6, 5)
@@ -181,7 +181,7 @@ def test_compiled_modules_give_the_eager_gradients_and_update_statistics_once(in
     assert results[0][0].stride() == results[1][0].stride()
 
 
-@pytest.mark.parametrize("options", [{}, {"activation": "silu", "keep": "output_bit"}], ids=["leaky_relu", "silu"])
+@pytest.mark.parametrize("options", [{}, {"activation": "silu", "saved": "output_bit"}], ids=["leaky_relu", "silu"])
 def test_compiled_modules_take_another_batch_size_and_evaluate(options):
     module = Layer(in_place=False, **options)
     call = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=True)
@@ -207,10 +207,10 @@ def test_a_compiled_layer_whose_weight_becomes_zero_keeps_what_its_gradient_need
     with torch.no_grad():
         module.norm.weight[2] = 0
         module.norm.bias[2] = 0.5
-    torch.ops.palimpsest.reset_abn_fallback_count()
+    torch.ops.palimpsest.reset_abn_fallback_stats()
     module.zero_grad()
     call(x).square().sum().backward()
-    assert torch.ops.palimpsest.abn_side_channel_count() == 1
+    assert torch.ops.palimpsest.abn_fallback_stats() == (0, 1, 0)
     got = [p.grad.clone() for p in module.parameters()]
 
     module.zero_grad()
@@ -242,7 +242,7 @@ def test_export_keeps_the_operator_and_shows_the_mutation():
 
 
 def test_saved_tensor_hooks_that_copy_elsewhere_do_no_harm():
-    bits = {"activation": "gelu", "keep": "output_bit"}
+    bits = {"activation": "gelu", "saved": "output_bit"}
     for weight_value, options in ((1.0, {}), (0.0, {}), (1.0, bits), (0.0, bits)):
         x, weight, bias, _, _ = arguments(torch.float64)
         x = x.detach().contiguous(memory_format=torch.channels_last).requires_grad_()
@@ -258,13 +258,25 @@ def test_saved_tensor_hooks_that_copy_elsewhere_do_no_harm():
             torch.testing.assert_close(g, w)
 
 
-def test_the_fallback_count_is_readable():
-    torch.ops.palimpsest.reset_abn_fallback_count()
+def test_the_fallback_statistics_are_readable_by_their_older_names_too():
+    torch.ops.palimpsest.reset_abn_fallback_stats()
     x, _, bias, _, _ = arguments()
     abn(x, torch.zeros(4, dtype=torch.float64), bias, None, None)
+    assert torch.ops.palimpsest.abn_fallback_stats() == (1, 0, 0)
     assert torch.ops.palimpsest.abn_fallback_count() == 1
+    assert torch.ops.palimpsest.abn_side_channel_count() == torch.ops.palimpsest.abn_missed_channel_count() == 0
     torch.ops.palimpsest.reset_abn_fallback_count()
-    assert torch.ops.palimpsest.abn_fallback_count() == 0
+    assert torch.ops.palimpsest.abn_fallback_stats() == (0, 0, 0)
+
+
+def test_keep_and_scaled_are_older_names_of_saved_and_pre_activation():
+    x, weight, bias, _, _ = arguments(torch.float32, requires_grad=False)
+    options = {"activation": "gelu"}
+    want = abn(x, weight, bias, None, None, saved="pre_activation", **options)
+    for old in ({"keep": "scaled"}, {"saved": "scaled"}, {"keep": "pre_activation"}):
+        assert abn(x, weight, bias, None, None, **old, **options).equal(want)
+    with pytest.raises(RuntimeError, match=r"keep is the old name of saved: give one of the two, got saved='input' and keep='scaled'"):
+        abn(x, weight, bias, None, None, saved="input", keep="scaled", **options)
 
 
 def test_what_autocast_hands_over_is_taken_as_it_is():
@@ -283,10 +295,10 @@ def test_what_autocast_hands_over_is_taken_as_it_is():
     [
         ({"activation": "leaky_rellu"}, r"\[abn\] unknown activation 'leaky_rellu'; did you mean 'leaky_relu'\?"),
         ({"activation": "zzz"}, r"\[abn\] unknown activation 'zzz' \(known: leaky_relu, elu, identity, "),
-        ({"activation": "relu"}, r"\[abn\] a layer that keeps its output only needs an activation that can be inverted, got 'relu'"),
-        ({"activation": "gelu"}, r"inverted, got 'gelu'; keep 'output_bit', 'scaled' \(y\)"),
-        ({"keep": "output_bit"}, r"falling from a rising branch is for .*, got 'leaky_relu'; keep 'output' with it"),
-        ({"activation": "relu", "keep": "output_bit"}, r"rising branch is for .*, got 'relu'; keep 'scaled' \(y\)"),
+        ({"activation": "relu"}, r"\[abn\] a layer that saves only its output needs an invertible activation, got 'relu'"),
+        ({"activation": "gelu"}, r"invertible activation, got 'gelu'; take saved='output_bit', 'pre_activation'"),
+        ({"saved": "output_bit"}, r"saved='output_bit' needs .*, got 'leaky_relu'; take saved='output'"),
+        ({"activation": "relu", "saved": "output_bit"}, r"saved='output_bit' needs .*, got 'relu'; take saved='pre_activation'"),
         ({"residual": torch.zeros(2)}, r"\[abn\] residual must have the shape of x, .*, got \[2\]"),
         ({"group": "world"}, r"\[abn\] .* process group are not supported yet, got group 'world'"),
         ({"activation_param": 0.0}, r"\[abn\] leaky_relu's slope must be in \(0, 1\]"),

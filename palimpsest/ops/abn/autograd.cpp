@@ -1,155 +1,147 @@
-#include "palimpsest/ops/abn/autograd.h"
-
 #include "palimpsest/base/recomputing.h"
+#include "palimpsest/ops/abn/functional.h"
+#include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/common/layout.h"
-#include "palimpsest/ops/common/names.h"
 #include "palimpsest/ops/invertibility/predictor.h"
 #include "palimpsest/ops/invertibility/saved_channels.h"
 
-#include <ATen/TensorSubclassLikeUtils.h>
 #include <c10/core/GradMode.h>
 
-#include <string>
 #include <utility>
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::abn_detail {
+namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-void refuse_second_derivative(const char* op) {
-  TORCH_CHECK(
-      !c10::GradMode::is_enabled(), "[", op,
-      "] the layer has no second derivative, got a backward pass with create_graph; use batch_norm and "
-      "an activation of their own where one is needed");
+bool wants_gradient(const OptionalTensor& t) {
+  return t && t->requires_grad();
 }
 
-bool ours_to_overwrite(const at::Tensor& dz, const at::Tensor& like) {
-  return !c10::GradMode::is_enabled() && dz.use_count() == 1 && !at::isTensorSubclassLike(dz) &&
-         dz.storage().use_count() == 1 && dz.is_non_overlapping_and_dense() &&
-         dz.scalar_type() == like.scalar_type() && dz.device() == like.device() &&
-         dz.strides() == like.strides();
+bool is_channels_last(const at::Tensor& t) {
+  return preferred_layout(t.sym_sizes(), t.sym_strides()) == Layout::kChannelsLast;
 }
 
-bool differentiable(const AbnTensors& t) {
-  const auto wants = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
-  return c10::GradMode::is_enabled() &&
-         (t.x.requires_grad() || wants(t.weight) || wants(t.bias) || wants(t.residual));
+}  // namespace
+
+bool requires_gradient(const Inputs& inputs) {
+  return c10::GradMode::is_enabled() && (inputs.x.requires_grad() || wants_gradient(inputs.norm.weight) ||
+                                         wants_gradient(inputs.norm.bias) || wants_gradient(inputs.residual));
 }
 
-Saved safe_keep(Saved keep, const AbnTensors& t) {
-  if (keep != Saved::kPreActivation || t.x.is_meta()) return keep;
-  const OptionalTensor no_residual;  // y is kept before it is added
-  const RecoveryLayer layer{Activation::kIdentity, t.x.scalar_type(), t.x.size(1)};
-  const RecoveryTensors tensors{t.weight, t.bias, no_residual};
-  const auto choice = choose_degenerate_channels(layer, tensors, t.x);
+Saved safe_saved(Saved saved, const Inputs& inputs) {
+  if (saved != Saved::kPreActivation || inputs.x.is_meta()) return saved;
+  const OptionalTensor no_residual;  // y is saved before the residual is added
+  const invertibility::Layer layer{Activation::kIdentity, inputs.x.scalar_type(), inputs.x.size(1)};
+  const auto choice =
+      invertibility::choose_channels(layer, {inputs.norm.weight, inputs.norm.bias, no_residual}, inputs.x);
   return choice && choice->channels.empty() ? Saved::kPreActivation : Saved::kNormalized;
 }
 
-AbnForwardArguments arguments_of(const AbnTensors& t, const AbnOptions& options, bool for_backward) {
-  const bool moved = options.training && recomputing();
-  return {{t.residual, t.weight, t.bias, options.activation, options.activation_param, options.keep,
-           options.relu_residual},
-          moved ? std::nullopt : t.running_mean,
-          moved ? std::nullopt : t.running_var,
+ForwardArguments forward_arguments(const Inputs& inputs, const AbnOptions& options, bool for_backward) {
+  const NormalizationTensors& norm = inputs.norm;
+  const bool has_moved = options.training && recomputing();
+  return {{inputs.residual, norm.weight, norm.bias, options.activation, options.activation_param,
+           options.saved, options.relu_residual},
+          has_moved ? std::nullopt : norm.running_mean,
+          has_moved ? std::nullopt : norm.running_var,
           options.training,
           options.momentum,
           options.eps,
           for_backward};
 }
 
-at::Tensor kept_of(Saved keep, const at::Tensor& x, const AbnForwardResult& result) {
-  switch (keep) {
-    case Saved::kInput:
-      return x;
-    case Saved::kPreActivation:
-    case Saved::kNormalized:
-      return result.kept;
-    default:
-      return result.z;
-  }
+Gradients backward_stealing(at::Tensor dz, const BackwardArguments& arguments) {
+  const bool steal = arguments.need_dx && can_steal_gradient(dz, arguments.saved_values);
+  return steal ? backward_(std::move(dz), arguments) : backward(dz, arguments);
 }
 
-void save(AutogradContext* ctx, at::Tensor kept, const AbnForwardArguments& a,
-          const AbnStatistics& statistics, at::ArrayRef<at::Tensor> more) {
-  const AbnSettings& s = a.settings;
-  const auto wants = [](const OptionalTensor& tensor) { return tensor && tensor->requires_grad(); };
-  const bool only_scaled = !a.training && s.activation == Activation::kIdentity && !wants(s.weight) &&
-                           !wants(s.bias) && !s.residual && more.size() == 0;
-  at::Tensor side = SideBuffer::revealed(statistics.side);
-  if (only_scaled) kept = at::Tensor();
-  // Bits, and what lies beside z, are in the order of the values in memory: see saved_arguments.
-  if (saves_output(s.keep) && kept.defined())
-    ctx->saved_data["channels_last"] =
-        preferred_layout(kept.sym_sizes(), kept.sym_strides()) == Layout::kChannelsLast;
-  variable_list tensors{std::move(kept),
-                        std::move(side),
-                        s.keep == Saved::kInput ? statistics.mean : at::Tensor(),
+at::Tensor saved_tensor(Saved saved, const at::Tensor& x, const ForwardResult& result) {
+  if (saved == Saved::kInput) return x;
+  return saves_aside(saved) ? result.saved_values : result.z;
+}
+
+void save(AutogradContext* ctx, at::Tensor saved_values, const ForwardArguments& arguments,
+          const Statistics& statistics, at::ArrayRef<at::Tensor> more) {
+  const Settings& settings = arguments.settings;
+  const bool only_scales = !arguments.training && settings.activation == Activation::kIdentity &&
+                           !wants_gradient(settings.weight) && !wants_gradient(settings.bias) &&
+                           !settings.residual && more.empty();
+  if (only_scales) saved_values = at::Tensor();
+  // The branch bits and the saved channels are in the memory order of z: see saved_arguments.
+  if (saves_output(settings.saved) && saved_values.defined())
+    ctx->saved_data["channels_last"] = is_channels_last(saved_values);
+  variable_list tensors{std::move(saved_values),
+                        invertibility::reveal(statistics.channel_values),
+                        invertibility::reveal(statistics.channel_index),
+                        settings.saved == Saved::kInput ? statistics.mean : at::Tensor(),
                         statistics.inv_std,
-                        s.weight.value_or(at::Tensor()),
-                        s.bias.value_or(at::Tensor()),
-                        s.residual.value_or(at::Tensor()),
+                        or_undefined(settings.weight),
+                        or_undefined(settings.bias),
+                        or_undefined(settings.residual),
                         statistics.branch};
   tensors.insert(tensors.end(), more.begin(), more.end());
   ctx->save_for_backward(std::move(tensors));
-  ctx->saved_data["training"] = a.training;
-  ctx->saved_data["activation"] = std::string(activation_name(s.activation));
-  ctx->saved_data["activation_param"] = s.activation_param;
-  ctx->saved_data["keep"] = std::string(keep_name(s.keep));
-  ctx->saved_data["relu_residual"] = s.relu_residual;
+  ctx->saved_data["training"] = arguments.training;
+  ctx->saved_data["activation"] = static_cast<int64_t>(settings.activation);
+  ctx->saved_data["activation_param"] = settings.activation_param;
+  ctx->saved_data["saved"] = static_cast<int64_t>(settings.saved);
+  ctx->saved_data["relu_residual"] = settings.relu_residual;
 }
 
-AbnBackwardArguments saved_arguments(AutogradContext* ctx) {
+BackwardArguments saved_arguments(AutogradContext* ctx) {
   return saved_arguments(ctx, ctx->get_saved_variables());
 }
 
-AbnBackwardArguments saved_arguments(AutogradContext* ctx, const variable_list& saved) {
-  const auto optional = [](const at::Tensor& t) { return t.defined() ? OptionalTensor(t) : std::nullopt; };
-  AbnBackwardArguments a;
-  a.settings = {optional(saved[6]),
-                optional(saved[4]),
-                optional(saved[5]),
-                activation_from_name(ctx->saved_data["activation"].toStringRef()),
+BackwardArguments saved_arguments(AutogradContext* ctx, const variable_list& saved) {
+  BackwardArguments a;
+  a.saved_values = saved[0];
+  a.channel_values = saved[1];
+  a.channel_index = saved[2];
+  a.inv_std = saved[4];
+  a.mean = saved[3].defined() ? saved[3] : a.inv_std;  // a placeholder: only Saved::kInput reads the mean
+  a.branch = saved[8];
+  a.settings = {or_none(saved[7]),
+                or_none(saved[5]),
+                or_none(saved[6]),
+                static_cast<Activation>(ctx->saved_data["activation"].toInt()),
                 ctx->saved_data["activation_param"].toDouble(),
-                keep_from_name(ctx->saved_data["keep"].toStringRef()),
+                static_cast<Saved>(ctx->saved_data["saved"].toInt()),
                 ctx->saved_data["relu_residual"].toBool()};
-  a.kept = saved[0];
-  a.branch = saved[7];
-  a.side = saved[1];
-  const bool in_memory_order = a.branch.defined() || a.side.sym_numel() != 0;
-  // Whoever copied what was saved may have laid it out anew.
-  if (in_memory_order && saves_output(a.settings.keep) && a.kept.defined()) {
-    const Layout layout = ctx->saved_data["channels_last"].toBool() ? Layout::kChannelsLast : Layout::kNCHW;
-    if (preferred_layout(a.kept.sym_sizes(), a.kept.sym_strides()) != layout)
-      a.kept = dense_in(layout, a.kept);
-  }
-  a.inv_std = saved[3];
-  a.mean = saved[2].defined() ? saved[2] : a.inv_std;  // a stand-in: only a layer that kept x reads it
   a.training = ctx->saved_data["training"].toBool();
+  // Hooks that copy saved tensors may change the memory order of z.
+  const bool in_memory_order = a.branch.defined() || a.channel_values.sym_numel() != 0;
+  if (in_memory_order && saves_output(a.settings.saved) && a.saved_values.defined()) {
+    const bool channels_last = ctx->saved_data["channels_last"].toBool();
+    if (is_channels_last(a.saved_values) != channels_last)
+      a.saved_values = contiguous_in(channels_last ? Layout::kChannelsLast : Layout::kNCHW, a.saved_values);
+  }
   return a;
 }
 
-AbnEdges::AbnEdges(AutogradContext* ctx, AbnBackwardArguments& a, int first_edge) {
-  int edge = first_edge;
-  a.need_dx = ctx->needs_input_grad(edge++);
+GradientSlots::GradientSlots(AutogradContext* ctx, BackwardArguments& a, int first_slot) {
+  int slot = first_slot;
+  a.need_dx = ctx->needs_input_grad(slot++);
   if (a.settings.weight) {
-    dweight_ = ctx->needs_input_grad(edge++);
+    dweight_ = ctx->needs_input_grad(slot++);
     weight_type_ = a.settings.weight->scalar_type();
   }
   if (a.settings.bias) {
-    dbias_ = ctx->needs_input_grad(edge++);
+    dbias_ = ctx->needs_input_grad(slot++);
     bias_type_ = a.settings.bias->scalar_type();
   }
-  if (a.settings.residual) a.need_dresidual = ctx->needs_input_grad(edge++);
+  if (a.settings.residual) a.need_dresidual = ctx->needs_input_grad(slot++);
   a.need_sums = dweight_ || dbias_;
-  next_ = edge;
+  next_ = slot;
 }
 
-variable_list AbnEdges::in_order(AbnGradients g, std::initializer_list<at::Tensor> rest) const {
-  variable_list result{std::move(g.dx), dweight_ ? g.dweight.to(weight_type_) : at::Tensor(),
-                       dbias_ ? g.dbias.to(bias_type_) : at::Tensor(), std::move(g.dresidual)};
+variable_list GradientSlots::in_order(Gradients gradients, std::initializer_list<at::Tensor> rest) const {
+  variable_list result{std::move(gradients.dx), dweight_ ? gradients.dweight.to(weight_type_) : at::Tensor(),
+                       dbias_ ? gradients.dbias.to(bias_type_) : at::Tensor(),
+                       std::move(gradients.dresidual)};
   result.insert(result.end(), rest.begin(), rest.end());
   return result;
 }
 
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::abn_detail

@@ -4,7 +4,7 @@
 #include "palimpsest/ops/common/cuda_call.h"
 #include "palimpsest/ops/common/dtype.h"
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::abn_detail {
 
 using kernels::AbnBackward;
 using kernels::AbnForward;
@@ -14,21 +14,19 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
-/// work(queue), with the room that putting sums together needs.
+/// Calls work(queue) with the workspace that the reductions of `problem` need.
 template <class Work>
-void reducing(const AbnProblem& layer, const at::Tensor& like, const Work& work) {
+void with_workspace(const AbnProblem& problem, const at::Tensor& like, const Work& work) {
   CudaCall call(like);
-  void* const workspace = call.workspace(cuda::abn_workspace_bytes(layer));
+  void* const workspace = call.workspace(cuda::abn_workspace_bytes(problem));
   work(cuda::Queue{call.stream(), workspace});
 }
 
 }  // namespace
 
-AbnDeviceKernels abn_cuda_kernels() {
-  return {
+const Device& cuda_device() {
+  static constexpr Device device{
       .moves_running = true,
-      .host_runs_ahead = true,
-      .is_capturing = [](const at::Tensor& like) { return CudaCall(like).is_capturing(); },
       .frozen_statistics =
           [](const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
              const at::Tensor& mean, const at::Tensor& inv_std) {
@@ -40,36 +38,40 @@ AbnDeviceKernels abn_cuda_kernels() {
                                         call.stream());
           },
       .apply =
-          [](const AbnProblem& layer, const AbnForward& t, const at::Tensor& like) {
+          [](const AbnProblem& problem, const AbnForward& tensors, const at::Tensor& like) {
             const CudaCall call(like);
-            cuda::abn_apply(layer, t, {call.stream(), nullptr});
+            cuda::abn_apply(problem, tensors, {call.stream(), nullptr});
           },
       .forward =
-          [](const AbnProblem& layer, double eps, const AbnForward& t,
+          [](const AbnProblem& problem, double eps, const AbnForward& tensors,
              const kernels::RunningStatistics& running, const at::Tensor& like) {
-            reducing(layer, like,
-                     [&](const cuda::Queue& queue) { cuda::abn_forward(layer, eps, t, running, queue); });
+            with_workspace(problem, like, [&](const cuda::Queue& queue) {
+              cuda::abn_forward(problem, eps, tensors, running, queue);
+            });
           },
-      .rebuild =
-          [](const AbnProblem& layer, const AbnForward& t, const at::Tensor& like) {
+      .recompute_output =
+          [](const AbnProblem& problem, const AbnForward& tensors, const at::Tensor& like) {
             const CudaCall call(like);
-            cuda::abn_rebuild(layer, t, {call.stream(), nullptr});
+            cuda::abn_recompute_output(problem, tensors, {call.stream(), nullptr});
           },
       .backward_reduce =
-          [](const AbnProblem& layer, const AbnBackward& t, const at::Tensor& like) {
-            reducing(layer, like,
-                     [&](const cuda::Queue& queue) { cuda::abn_backward_reduce(layer, t, queue); });
+          [](const AbnProblem& problem, const AbnBackward& tensors, const at::Tensor& like) {
+            with_workspace(problem, like, [&](const cuda::Queue& queue) {
+              cuda::abn_backward_reduce(problem, tensors, queue);
+            });
           },
       .backward_apply =
-          [](const AbnProblem& layer, const AbnBackward& t, double m, const at::Tensor& like) {
+          [](const AbnProblem& problem, const AbnBackward& tensors, double m, const at::Tensor& like) {
             const CudaCall call(like);
-            cuda::abn_backward_apply(layer, t, m, {call.stream(), nullptr});
+            cuda::abn_backward_apply(problem, tensors, m, {call.stream(), nullptr});
           },
       .backward =
-          [](const AbnProblem& layer, const AbnBackward& t, const at::Tensor& like) {
-            reducing(layer, like, [&](const cuda::Queue& queue) { cuda::abn_backward(layer, t, queue); });
+          [](const AbnProblem& problem, const AbnBackward& tensors, const at::Tensor& like) {
+            with_workspace(problem, like,
+                           [&](const cuda::Queue& queue) { cuda::abn_backward(problem, tensors, queue); });
           },
   };
+  return device;
 }
 
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::abn_detail

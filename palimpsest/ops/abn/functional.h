@@ -1,119 +1,142 @@
 #pragma once
 
 #include "palimpsest/ops/abn.h"
+#include "palimpsest/ops/common/optional.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+#include <torch/csrc/autograd/custom_function.h>
 
+#include <initializer_list>
 #include <optional>
-#include <string_view>
-#include <tuple>
 
-/// The operators under abn, abn_ and abn_conv: functional (or plainly mutating), without autograd, with CPU,
-/// CUDA and Meta kernels, so that tracing records them as they are. The functions here go through libtorch's
-/// dispatcher to them.
-namespace palimpsest::ops {
+/// The layer for operators that differentiate by themselves (abn, abn_conv, concat_abn_conv, dense_block):
+/// checks, passes without autograd, and what an autograd Function saves. The passes go through libtorch's
+/// dispatcher, so tracing records them. This is the only header of the folder that other operators include.
+namespace palimpsest::ops::abn_detail {
 
-using OptionalTensor = std::optional<at::Tensor>;
+/// The tensors of one call, as the caller gave them.
+struct Inputs {
+  const at::Tensor& x;
+  const NormalizationTensors& norm;
+  const OptionalTensor& residual;
+};
 
-/// What every inner operator needs to know of the layer.
-struct AbnSettings {
+/// All requirements of the layer. Raises c10::Error "[abn] requirement, got value".
+void check(const Inputs& inputs, const AbnOptions& options);
+
+/// The further requirements of writing over `x`. `recorded`: a gradient is required.
+void check_in_place(const at::Tensor& x, Saved saved, bool recorded);
+
+/// Whether autograd has to record a call with these inputs.
+bool requires_gradient(const Inputs& inputs);
+
+/// kNormalized in place of kPreActivation if the layer has a non-invertible channel: y does not determine
+/// x-hat there, and x-hat takes the same memory. Any other `saved` is returned as it is.
+Saved safe_saved(Saved saved, const Inputs& inputs);
+
+/// What every pass needs to know about the layer.
+struct Settings {
   OptionalTensor residual, weight, bias;
   Activation activation = Activation::kLeakyReLU;
   double activation_param = 0;
-  Saved keep = Saved::kOutput;
+  Saved saved = Saved::kOutput;
   bool relu_residual = false;
 };
 
-/// What a forward pass leaves, besides z.
-struct AbnStatistics {
-  at::Tensor mean;     ///< (C), f64: of this batch, or the frozen ones
-  at::Tensor inv_std;  ///< (C), f64: 1 / sqrt(var + eps)
-  /// The normalized x of degenerate channels, kept beside z (SideBuffer in ops/invertibility/saved_channels.h), u8. Its
-  /// shape is (0) in any case, for shapes that tracing can know must not depend on values; the values lie in
-  /// the storage behind.
-  at::Tensor side;
-  /// kOutputBit: on which branch each value lies, u8 (branch_bytes(elements)); undefined else.
-  at::Tensor branch;
-};
-
-/// Inputs that forward has beside x. `running_mean`, `running_var`: if `training`, they move towards the
-/// batch's statistics (where they are given); else they replace them. `for_backward`: a gradient may follow,
-/// so degenerate channels keep their normalized x.
-struct AbnForwardArguments {
-  AbnSettings settings;
+/// The inputs of a forward pass beside x. Running statistics move if `training`; otherwise they normalize.
+struct ForwardArguments {
+  Settings settings;
   OptionalTensor running_mean, running_var;
   bool training = true;
   double momentum = 0.1;
   double eps = 1e-5;
-  bool for_backward = false;
+  bool for_backward = false;  ///< a backward pass may follow: non-invertible channels are saved
 };
 
-/// z; what is kept in a tensor of its own (kPreActivation, kNormalized; undefined else); the rest.
-struct AbnForwardResult {
-  at::Tensor z, kept;
-  AbnStatistics statistics;
+/// A recomputed segment passes no running statistics: its first run has moved them.
+ForwardArguments forward_arguments(const Inputs& inputs, const AbnOptions& options, bool for_backward);
+
+/// The small results of a forward pass.
+struct Statistics {
+  at::Tensor mean;     ///< (C), f64: of the batch, or the running mean
+  at::Tensor inv_std;  ///< (C), f64: 1 / sqrt(var + eps)
+  /// The normalized x of the non-invertible channels and their indices (invertibility/saved_channels.h). Both
+  /// have shape (0), because shapes in a traced graph must not depend on values; the data lie in the storage
+  /// behind.
+  at::Tensor channel_values, channel_index;
+  at::Tensor
+      branch;  ///< kOutputBit: the branch of each value, u8 (branch_bytes(elements)); otherwise undefined
 };
 
-AbnForwardResult call_forward(const at::Tensor& x, const AbnForwardArguments& arguments);
-/// Writes over x: z, where that is what is kept (the result's z and kept are undefined then), or what is
-/// kept.
-AbnForwardResult call_forward_(const at::Tensor& x, const AbnForwardArguments& arguments);
+struct ForwardResult {
+  at::Tensor z;             ///< undefined if forward_ wrote z over x
+  at::Tensor saved_values;  ///< the saved tensor if it lies beside x and z (saves_aside); otherwise undefined
+  Statistics statistics;
+};
 
-/// z again from what was kept, bit for bit.
-at::Tensor call_rebuild(const at::Tensor& kept, const AbnSettings& settings, const at::Tensor& mean,
-                        const at::Tensor& inv_std);
+ForwardResult forward(const at::Tensor& x, const ForwardArguments& arguments);
+/// Writes the saved tensor over x.
+ForwardResult forward_(const at::Tensor& x, const ForwardArguments& arguments);
 
-/// Inputs that backward has beside dz. `side`: as in AbnStatistics, or revealed. `training`: batch
-/// statistics, whose gradient flows to x too.
-struct AbnBackwardArguments {
-  AbnSettings settings;
-  at::Tensor kept, branch, side, mean, inv_std;
-  bool training = true;
+/// z from the saved tensor, bit-identical to the z of the forward pass.
+at::Tensor recompute_output(const at::Tensor& saved_values, const Settings& settings, const at::Tensor& mean,
+                            const at::Tensor& inv_std);
+
+/// The inputs of a backward pass beside dz.
+struct BackwardArguments {
+  Settings settings;
+  at::Tensor saved_values, branch, channel_values, channel_index, mean, inv_std;
+  bool training = true;   ///< the statistics were those of the batch: they depend on x
   bool need_sums = true;  ///< the gradients of weight and bias
   bool need_dx = true;
   bool need_dresidual = false;
-  bool need_z =
-      false;  ///< z again, bit for bit, with a gradient's sweep; for what is kept before the activation
+  /// z, bit-identical, from the same pass over memory; for tensors saved before the activation.
+  bool need_z = false;
 };
 
-/// Undefined where not needed. dweight and dbias: f32, or f64 for an f64 layer.
-struct AbnGradients {
+/// Undefined where not needed. dweight and dbias: f32, or f64 for f64 layers.
+struct Gradients {
   at::Tensor dx, dweight, dbias, dresidual, z;
 };
 
-AbnGradients call_backward(const at::Tensor& dz, const AbnBackwardArguments& arguments);
-AbnGradients call_backward_(at::Tensor dz, const AbnBackwardArguments& arguments);  ///< dx is written over dz
+Gradients backward(const at::Tensor& dz, const BackwardArguments& arguments);
+/// Writes dx over dz.
+Gradients backward_(at::Tensor dz, const BackwardArguments& arguments);
+/// backward_ if dz can be overwritten and dx is needed (can_steal_gradient), otherwise backward.
+Gradients backward_stealing(at::Tensor dz, const BackwardArguments& arguments);
 
-// The operators' signatures as the dispatcher has them; register.cpp holds the schemas, abn_dense.cpp and
-// abn_meta.cpp the kernels. abn_forward returns (z, kept, side, mean, inv_std), abn_forward_ the same without
-// kept; the bits of kOutputBit take the place of what that kind does not need: kept, and z.
-#define PALIMPSEST_ABN_SETTINGS                                                             \
-  const OptionalTensor &residual, const OptionalTensor &weight, const OptionalTensor &bias, \
-      std::string_view activation, double activation_param, std::string_view keep, bool relu_residual
-#define PALIMPSEST_ABN_FORWARD                                                                    \
-  PALIMPSEST_ABN_SETTINGS, const OptionalTensor &running_mean, const OptionalTensor &running_var, \
-      bool training, double momentum, double eps, bool for_backward
-#define PALIMPSEST_ABN_BACKWARD                                                                          \
-  const at::Tensor &kept, const OptionalTensor &branch, const at::Tensor &side, PALIMPSEST_ABN_SETTINGS, \
-      const at::Tensor &mean, const at::Tensor &inv_std, bool training, bool need_sums
-#define PALIMPSEST_DECLARE_INNER_OPERATORS                                                            \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(                 \
-      const at::Tensor& x, PALIMPSEST_ABN_FORWARD);                                                   \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(const at::Tensor& x,        \
-                                                                          PALIMPSEST_ABN_FORWARD);    \
-  at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean,     \
-                         const at::Tensor& inv_std);                                                  \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(                \
-      const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD, bool need_z, bool need_dx, bool need_dresidual); \
-  std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward_(                           \
-      const at::Tensor& dz, PALIMPSEST_ABN_BACKWARD, bool need_z, bool need_dresidual);
+/// The tensor that backward starts from.
+at::Tensor saved_tensor(Saved saved, const at::Tensor& x, const ForwardResult& result);
 
-/// Over tensors of any device whose kernels abn_device.h knows.
-namespace dense {
-PALIMPSEST_DECLARE_INNER_OPERATORS
-}
-namespace meta {
-PALIMPSEST_DECLARE_INNER_OPERATORS
-}
+/// Saves in `ctx` what `saved_arguments` reads; the tensors of `more` follow as number kSavedTensors and up.
+/// With frozen statistics, identity activation, no residual and no gradient for weight and bias, backward
+/// needs no values of the input, and `saved_values` is not saved.
+inline constexpr int kSavedTensors = 9;
+void save(torch::autograd::AutogradContext* ctx, at::Tensor saved_values, const ForwardArguments& arguments,
+          const Statistics& statistics, at::ArrayRef<at::Tensor> more = {});
+BackwardArguments saved_arguments(torch::autograd::AutogradContext* ctx);
+BackwardArguments saved_arguments(torch::autograd::AutogradContext* ctx,
+                                  const torch::autograd::variable_list& saved);
 
-}  // namespace palimpsest::ops
+/// Which of x, weight, bias and residual require a gradient. libtorch numbers only the inputs that are
+/// present; `first_slot` is the number of x.
+class GradientSlots {
+ public:
+  /// Sets arguments.need_sums, need_dx and need_dresidual.
+  GradientSlots(torch::autograd::AutogradContext* ctx, BackwardArguments& arguments, int first_slot);
+
+  /// The number of the first input behind these.
+  int next() const { return next_; }
+
+  /// The gradients of x, weight, bias and residual in the order of a Function's inputs, in the parameters'
+  /// dtypes, followed by `rest`.
+  torch::autograd::variable_list in_order(Gradients gradients, std::initializer_list<at::Tensor> rest) const;
+
+ private:
+  bool dweight_ = false, dbias_ = false;
+  at::ScalarType weight_type_ = at::kFloat, bias_type_ = at::kFloat;
+  int next_ = 0;
+};
+
+}  // namespace palimpsest::ops::abn_detail

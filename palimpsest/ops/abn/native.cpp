@@ -1,13 +1,13 @@
-#include "palimpsest/kernels/abn.h"
+#include "palimpsest/ops/abn/native.h"
 
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 #include "palimpsest/ops/abn/device.h"
-#include "palimpsest/ops/abn/functional.h"
+#include "palimpsest/ops/common/backend.h"
 #include "palimpsest/ops/common/dtype.h"
+#include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/common/layout.h"
-#include "palimpsest/ops/common/names.h"
 #include "palimpsest/ops/common/running_statistics.h"
-#include "palimpsest/ops/invertibility/criterion.h"
+#include "palimpsest/ops/invertibility/predictor.h"
 #include "palimpsest/ops/invertibility/saved_channels.h"
 
 #include <ATen/ops/empty.h>
@@ -16,337 +16,370 @@
 
 #include <utility>
 
-namespace palimpsest::ops::dense {
+namespace palimpsest::ops::abn_detail {
 namespace {
 
-const AbnDeviceKernels& kernels_for(const at::Tensor& x) {
-  return abn_device_kernels(x.device().type());
+using invertibility::ChannelView;
+using invertibility::SavedChannels;
+
+const Device& device_for(const at::Tensor& like) {
+  return backend_of("abn", like) == Backend::kCuda ? cuda_device() : cpu_device();
 }
 
 at::Tensor f64_vector(const at::Tensor& x) {
   return at::empty({x.size(1)}, x.options().dtype(at::kDouble));
 }
-at::Tensor nothing(const at::Tensor& x) {
-  return at::empty({0}, x.options());
-}
-at::Tensor no_vector(const at::Tensor& x, at::ScalarType dtype) {
-  return at::empty({0}, x.options().dtype(dtype));
-}
 
-/// A parameter as the kernels read it: contiguous, in the type of the maths; undefined if absent.
+/// A parameter as the kernels read it: contiguous, in the accumulate type; undefined if absent.
 at::Tensor parameter(const OptionalTensor& t, const at::Tensor& x) {
   return t ? t->to(accumulate_type(x.scalar_type())).contiguous() : at::Tensor();
 }
 const void* data_or_null(const at::Tensor& t) {
   return t.defined() ? t.const_data_ptr() : nullptr;
 }
+void* mutable_data_or_null(const at::Tensor& t) {
+  return t.defined() ? t.mutable_data_ptr() : nullptr;
+}
 
-/// One layer over tensors that are dense in the layout of `like`.
-struct Layer {
-  AbnSettings settings;
-  kernels::AbnProblem kernel;
+/// One call over tensors that are contiguous in the layout of `like`: the settings, and the same for the
+/// kernels.
+struct Call {
+  const Settings& settings;
+  kernels::AbnProblem problem;
   at::Tensor weight, bias, residual;  // as the kernels read them
 
-  Layer(const at::Tensor& like, PALIMPSEST_ABN_SETTINGS)
-      : settings{residual,
-                 weight,
-                 bias,
-                 activation_from_name(activation),
-                 activation_param,
-                 keep_from_name(keep),
-                 relu_residual},
-        kernel{shape3(like),          preferred_layout(like.sizes(), like.strides()),
-               dtype_of("abn", like), settings.activation,
-               activation_param,      settings.keep,
-               relu_residual},
-        weight(parameter(weight, like)),
-        bias(parameter(bias, like)),
-        residual(residual ? in_layout_of(like, *residual) : at::Tensor()) {}
+  Call(const at::Tensor& like, const Settings& given)
+      : settings(given),
+        problem{shape3(like),           preferred_layout(like.sizes(), like.strides()),
+                dtype_of("abn", like),  given.activation,
+                given.activation_param, given.saved,
+                given.relu_residual},
+        weight(parameter(given.weight, like)),
+        bias(parameter(given.bias, like)),
+        residual(given.residual ? in_layout_of(like, *given.residual) : at::Tensor()) {}
 
-  bool saves_aside() const { return ops::saves_aside(settings.keep); }
-
-  /// Room for the bits, where this layer keeps any; without a backward pass it keeps z alone.
+  /// Zeros for the branch bits, if this call saves them. Without a backward pass no bits are saved.
   at::Tensor branch(const at::Tensor& x, bool for_backward) {
-    if (settings.keep != Saved::kOutputBit) return {};
+    if (settings.saved != Saved::kOutputBit) return {};
     if (!for_backward) {
-      kernel.saved = Saved::kOutput;
+      problem.saved = Saved::kOutput;
       return {};
     }
     return at::zeros({kernels::branch_bytes(x.numel())}, x.options().dtype(at::kByte));
   }
-};
-#define PALIMPSEST_SETTINGS residual, weight, bias, activation, activation_param, keep, relu_residual
 
-/// Ends a write to `t` that was made through `dense`: t itself or a copy. Whoever saved t for backward
-/// notices by the version, which libtorch's own operators raise by themselves.
-void written_over(const at::Tensor& t, const at::Tensor& dense) {
-  if (dense.is_same(t)) {
-    t.unsafeGetTensorImpl()->bump_version();
-  } else {
-    t.copy_(dense);
+  invertibility::Layer layer(const at::Tensor& x) const {
+    return {settings.activation, x.scalar_type(), x.size(1)};
   }
+  invertibility::Tensors tensors() const {
+    return {settings.weight, settings.bias, settings.residual, settings.relu_residual};
+  }
+};
+
+/// Ends a write to `t` that went through `written` (t itself, or a contiguous copy). Autograd notices writes
+/// by the version of t, which libtorch's own operators raise by themselves.
+void finish_write(const at::Tensor& t, const at::Tensor& written) {
+  if (written.is_same(t))
+    bump_version(t);
+  else
+    t.copy_(written);
 }
 
-/// The normalized x of `part`, some channels of x, in its place: the layer with neither weight nor
-/// activation.
-void normalize_part(kernels::AbnProblem layer, const at::Tensor& part, const at::Tensor& mean,
+/// The non-invertible channels of a forward pass over `x`; none if z is not what is saved.
+SavedChannels choose_saved_channels(const Call& call, const at::Tensor& x) {
+  if (!saves_output(call.settings.saved) || x.numel() == 0) return {};
+  return invertibility::choose_saved_channels(call.layer(x), call.tensors(), x);
+}
+
+/// Normalizes `part`, some channels of x, in place: the layer with neither weight nor activation.
+void normalize_part(kernels::AbnProblem problem, const at::Tensor& part, const at::Tensor& mean,
                     const at::Tensor& inv_std) {
-  layer.activation = Activation::kIdentity;
-  layer.saved = Saved::kOutput;
-  kernels::AbnForward t;
-  t.x = t.z = part.mutable_data_ptr();
-  t.mean = mean.mutable_data_ptr<double>();
-  t.inv_std = inv_std.mutable_data_ptr<double>();
-  kernels_for(part).apply(layer, t, part);
+  problem.activation = Activation::kIdentity;
+  problem.saved = Saved::kOutput;
+  kernels::AbnForward tensors;
+  tensors.x = tensors.z = part.mutable_data_ptr();
+  tensors.mean = mean.mutable_data_ptr<double>();
+  tensors.inv_std = inv_std.mutable_data_ptr<double>();
+  device_for(part).apply(problem, tensors, part);
 }
 
-/// The running statistics of a layer in training, if it has any.
-struct Running {
-  const OptionalTensor &mean, &var;
-  double momentum;
+/// The running statistics that the kernel itself moves; null if the device or the tensors do not allow it.
+kernels::RunningStatistics running_in_kernel(const Device& device, const ForwardArguments& a,
+                                             const at::Tensor& x) {
+  const auto fits = [&](const OptionalTensor& t) {
+    return t && t->is_contiguous() && t->scalar_type() == accumulate_type(x.scalar_type());
+  };
+  if (!device.moves_running || !fits(a.running_mean) || !fits(a.running_var)) return {};
+  return {a.running_mean->mutable_data_ptr(), a.running_var->mutable_data_ptr(), a.momentum};
+}
 
-  /// As `device` moves them in forward's own launches, if it does, and can.
-  kernels::RunningStatistics in_kernel(const AbnDeviceKernels& device, const at::Tensor& x) const {
-    const auto fits = [&](const OptionalTensor& t) {
-      return t && t->is_contiguous() && t->scalar_type() == accumulate_type(x.scalar_type());
-    };
-    if (!device.moves_running || !fits(mean) || !fits(var)) return {};
-    return {mean->mutable_data_ptr(), var->mutable_data_ptr(), momentum};
+void move_running(const kernels::RunningStatistics& in_kernel, const ForwardArguments& a,
+                  const at::Tensor& batch_mean, const at::Tensor& batch_var, double m) {
+  if (in_kernel.mean) {
+    bump_version(*a.running_mean);
+    bump_version(*a.running_var);
+  } else {
+    move_running_statistics(a.running_mean, a.running_var, a.momentum, batch_mean, batch_var, m);
   }
+}
 
-  /// After forward, which left these statistics of the batch.
-  void move(const kernels::RunningStatistics& in_kernel, const at::Tensor& batch_mean,
-            const at::Tensor& batch_var, double m) const {
-    if (in_kernel.mean) {
-      mean->unsafeGetTensorImpl()->bump_version();
-      var->unsafeGetTensorImpl()->bump_version();
-      return;
-    }
-    move_running_statistics(mean, var, momentum, batch_mean, batch_var, m);
-  }
-};
-
-/// Normalizes `x` into `z` (which may be x) and what is kept into `kept` (undefined, or a tensor of its own,
-/// or x); all are dense in one layout. `branch`: zeros for its bits, or undefined.
-AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::Tensor& kept,
-                            const at::Tensor& branch, Layer& layer, const Running& running, bool training,
-                            double eps, bool for_backward) {
-  const bool frozen = !training;
-  const SideChannels side = for_backward ? choose_side_channels(layer.settings, x) : SideChannels{};
-  AbnStatistics result{f64_vector(x), f64_vector(x), SideBuffer::hidden(side, x), {}};
-  if (frozen)
-    kernels_for(x).frozen_statistics(running.mean->contiguous(), running.var->contiguous(), eps, result.mean,
-                                     result.inv_std);
+/// Normalizes `x` into `z` (which may be x) and writes the saved tensor into `saved_values` (undefined, or a
+/// tensor of its own, or x); all are contiguous in one layout. `branch`: zeros for the bits, or undefined.
+Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tensor& saved_values,
+                       const at::Tensor& branch, Call& call, const ForwardArguments& a) {
+  const Device& device = device_for(x);
+  const SavedChannels channels = a.for_backward ? choose_saved_channels(call, x) : SavedChannels{};
+  Statistics result{f64_vector(x), f64_vector(x), channels.hidden_values(x), channels.hidden_index(x), {}};
+  if (!a.training)
+    device.frozen_statistics(a.running_mean->contiguous(), a.running_var->contiguous(), a.eps, result.mean,
+                             result.inv_std);
   if (x.numel() == 0) return result;
 
-  kernels::AbnForward t;
-  t.x = x.const_data_ptr();
-  t.residual = data_or_null(layer.residual);
-  t.weight = data_or_null(layer.weight);
-  t.bias = data_or_null(layer.bias);
-  t.z = z.mutable_data_ptr();
-  t.kept = kept.defined() ? kept.mutable_data_ptr() : nullptr;
-  t.branch = branch.defined() ? branch.mutable_data_ptr<uint8_t>() : nullptr;
-  t.mean = result.mean.mutable_data_ptr<double>();
-  t.inv_std = result.inv_std.mutable_data_ptr<double>();
+  kernels::AbnForward tensors;
+  tensors.x = x.const_data_ptr();
+  tensors.residual = data_or_null(call.residual);
+  tensors.weight = data_or_null(call.weight);
+  tensors.bias = data_or_null(call.bias);
+  tensors.z = z.mutable_data_ptr();
+  tensors.saved_values = mutable_data_or_null(saved_values);
+  tensors.branch = branch.defined() ? branch.mutable_data_ptr<uint8_t>() : nullptr;
+  tensors.mean = result.mean.mutable_data_ptr<double>();
+  tensors.inv_std = result.inv_std.mutable_data_ptr<double>();
 
-  const at::Tensor beside = SideBuffer(result.side, x).values();
-  if (side.whole) {
-    count_fallback();
-    layer.kernel.saved = Saved::kNormalized;
-    t.kept = beside.mutable_data_ptr();
-  } else if (side.any()) {
-    count_side_channels(side.count);
-    beside.copy_(SideLayer(side, layer.kernel).gather(x));  // before x is written over
+  const bool some = channels.any() && !channels.all;
+  if (channels.all) {
+    call.problem.saved = Saved::kNormalized;
+    tensors.saved_values = channels.values.mutable_data_ptr();
+  } else if (some) {
+    channels.values.copy_(ChannelView(channels, call.problem).gather(x));  // before x is written over
   }
-  if (frozen) {
-    kernels_for(x).apply(layer.kernel, t, x);
+  if (!a.training) {
+    device.apply(call.problem, tensors, x);
   } else {
-    const kernels::RunningStatistics in_kernel = running.in_kernel(kernels_for(x), x);
+    const kernels::RunningStatistics running = running_in_kernel(device, a, x);
     const at::Tensor var = f64_vector(x);
-    t.var = var.mutable_data_ptr<double>();
-    kernels_for(x).forward(layer.kernel, eps, t, in_kernel, x);
-    running.move(in_kernel, result.mean, var, static_cast<double>(layer.kernel.shape.per_channel()));
+    tensors.var = var.mutable_data_ptr<double>();
+    device.forward(call.problem, a.eps, tensors, running, x);
+    move_running(running, a, result.mean, var, static_cast<double>(call.problem.shape.per_channel()));
   }
-  if (side.any() && !side.whole) {
-    const SideLayer part(side, layer.kernel);
-    normalize_part(part.layer(), beside, part.gather_vector(result.mean), part.gather_vector(result.inv_std));
+  if (some) {
+    const ChannelView part(channels, call.problem);
+    normalize_part(part.problem(), channels.values, part.gather_vector(result.mean),
+                   part.gather_vector(result.inv_std));
   }
   return result;
 }
 
-/// The gradients from dense `dz` of kept's layout into `out`; its dx may be dz.
-void run_backward(const kernels::AbnProblem& layer, const at::Tensor& kept, const OptionalTensor& branch,
-                  const at::Tensor& residual, const at::Tensor& dz, const at::Tensor& weight,
-                  const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& inv_std, bool training,
-                  bool need_sums, const AbnGradients& out) {
-  kernels::AbnBackward t;
-  t.kept = kept.const_data_ptr();
-  t.branch = branch ? branch->const_data_ptr<uint8_t>() : nullptr;
-  t.residual = data_or_null(residual);
-  t.dz = dz.const_data_ptr();
-  t.weight = data_or_null(weight);
-  t.bias = data_or_null(bias);
-  t.mean = mean.const_data_ptr<double>();
-  t.inv_std = inv_std.const_data_ptr<double>();
-  t.sum_dy_xhat = out.dweight.defined() ? out.dweight.mutable_data_ptr() : nullptr;
-  t.sum_dy = out.dbias.defined() ? out.dbias.mutable_data_ptr() : nullptr;
-  t.dx = out.dx.defined() ? out.dx.mutable_data_ptr() : nullptr;
-  t.dresidual = out.dresidual.defined() ? out.dresidual.mutable_data_ptr() : nullptr;
-  t.z = out.z.defined() ? out.z.mutable_data_ptr() : nullptr;
-  const AbnDeviceKernels& device = kernels_for(kept);
-  if (training && t.dx) return device.backward(layer, t, kept);
-  if (need_sums) device.backward_reduce(layer, t, kept);  // before dx, which may write over dz
-  if (t.dx) {
-    t.sum_dy = t.sum_dy_xhat = nullptr;
-    device.backward_apply(layer, t, static_cast<double>(layer.shape.per_channel()), kept);
+/// The tensors of one backward pass over some channels, contiguous in one layout. `out.dx` may be `dz`.
+struct BackwardCall {
+  kernels::AbnProblem problem;
+  at::Tensor saved_values, branch, residual, dz, weight, bias, mean, inv_std;
+  bool training, need_sums;
+  Gradients out;
+
+  void run() const {
+    kernels::AbnBackward tensors;
+    tensors.saved_values = saved_values.const_data_ptr();
+    tensors.branch = branch.defined() ? branch.const_data_ptr<uint8_t>() : nullptr;
+    tensors.residual = data_or_null(residual);
+    tensors.dz = dz.const_data_ptr();
+    tensors.weight = data_or_null(weight);
+    tensors.bias = data_or_null(bias);
+    tensors.mean = mean.const_data_ptr<double>();
+    tensors.inv_std = inv_std.const_data_ptr<double>();
+    tensors.sum_dy_xhat = mutable_data_or_null(out.dweight);
+    tensors.sum_dy = mutable_data_or_null(out.dbias);
+    tensors.dx = mutable_data_or_null(out.dx);
+    tensors.dresidual = mutable_data_or_null(out.dresidual);
+    tensors.z = mutable_data_or_null(out.z);
+    const Device& device = device_for(saved_values);
+    if (training && tensors.dx) return device.backward(problem, tensors, saved_values);
+    if (need_sums)
+      device.backward_reduce(problem, tensors, saved_values);  // before dx, which may overwrite dz
+    if (tensors.dx) {
+      tensors.sum_dy = tensors.sum_dy_xhat = nullptr;
+      device.backward_apply(problem, tensors, static_cast<double>(problem.shape.per_channel()), saved_values);
+    }
+  }
+};
+
+/// Runs the pass over the saved channels by themselves and puts their results where the pass over all
+/// channels left nothing of use.
+void run_backward_with_channels(const BackwardCall& all, const SavedChannels& channels) {
+  const ChannelView part(channels, all.problem);
+  BackwardCall some{part.problem(),
+                    channels.values,
+                    {},
+                    all.residual.defined() ? part.gather(all.residual) : at::Tensor(),
+                    part.gather(all.dz),  // before dx may be written over dz
+                    part.gather_vector(all.weight),
+                    part.gather_vector(all.bias),
+                    part.gather_vector(all.mean),
+                    part.gather_vector(all.inv_std),
+                    all.training,
+                    all.need_sums,
+                    {}};
+  some.problem.saved = Saved::kNormalized;
+  const auto like_part = [&](const at::Tensor& t) {
+    return t.defined() ? at::empty_like(some.dz) : at::Tensor();
+  };
+  all.run();
+  some.out = {like_part(all.out.dx),
+              part.gather_vector(all.out.dweight),
+              part.gather_vector(all.out.dbias),
+              like_part(all.out.dresidual),
+              {}};
+  some.run();
+  if (all.out.dx.defined()) part.scatter(some.out.dx, all.out.dx);
+  if (all.out.dresidual.defined()) part.scatter(some.out.dresidual, all.out.dresidual);
+  if (all.out.dweight.defined()) {
+    part.scatter_vector(some.out.dweight, all.out.dweight);
+    part.scatter_vector(some.out.dbias, all.out.dbias);
   }
 }
 
-/// Both from `dense_dz` of kept's layout; `dx` may be dz, or undefined where neither dx nor the residual's
-/// gradient is needed.
-void backward_dense(const at::Tensor& dz, const at::Tensor& kept, const OptionalTensor& branch,
-                    const at::Tensor& side_bytes, Layer& layer, const at::Tensor& mean,
-                    const at::Tensor& inv_std, bool training, bool need_sums, const AbnGradients& out) {
-  if (kept.numel() == 0) {
+/// Fills `out`, from `dz` in the layout of `saved_values`. out.dx may be dz; it is undefined if neither dx
+/// nor dresidual nor z is needed.
+void run_backward(const at::Tensor& dz, const at::Tensor& saved_values, const BackwardArguments& a,
+                  Gradients& out) {
+  if (saved_values.numel() == 0) {
     if (out.dweight.defined()) out.dweight.zero_(), out.dbias.zero_();
     return;
   }
-  note_backward(layer.settings, kept);
-  const SideBuffer beside(side_bytes, kept);
-  const SideChannels& side = beside.channels();
-  const at::Tensor& values = beside.values();
-  if (!side.any()) check_nothing_was_left(layer.settings, kept);
-  if (side.whole) layer.kernel.saved = Saved::kNormalized;
-  const at::Tensor& from = side.whole ? values : kept;
-  if (!side.any() || side.whole)
-    return run_backward(layer.kernel, from, branch, layer.residual, dz, layer.weight, layer.bias, mean,
-                        inv_std, training, need_sums, out);
-
-  // The degenerate channels' results are made apart and put where the others' pass left nothing of use.
-  const SideLayer part(side, layer.kernel);
-  kernels::AbnProblem part_layer = part.layer();
-  part_layer.saved = Saved::kNormalized;
-  const at::Tensor part_dz = part.gather(dz);  // before dx may be written over it
-  const at::Tensor part_residual = layer.residual.defined() ? part.gather(layer.residual) : at::Tensor();
-  run_backward(layer.kernel, kept, branch, layer.residual, dz, layer.weight, layer.bias, mean, inv_std,
-               training, need_sums, out);
-  const AbnGradients part_out{out.dx.defined() ? at::empty_like(part_dz) : at::Tensor(),
-                              part.gather_vector(out.dweight),
-                              part.gather_vector(out.dbias),
-                              out.dresidual.defined() ? at::empty_like(part_dz) : at::Tensor(),
-                              {}};
-  run_backward(part_layer, values, std::nullopt, part_residual, part_dz, part.gather_vector(layer.weight),
-               part.gather_vector(layer.bias), part.gather_vector(mean), part.gather_vector(inv_std),
-               training, need_sums, part_out);
-  if (out.dx.defined()) part.scatter(part_out.dx, out.dx);
-  if (out.dresidual.defined()) part.scatter(part_out.dresidual, out.dresidual);
-  if (out.dweight.defined()) {
-    part.scatter_vector(part_out.dweight, out.dweight);
-    part.scatter_vector(part_out.dbias, out.dbias);
+  const Call call(saved_values, a.settings);
+  if (host_runs_ahead(backend_of("abn", saved_values)))
+    invertibility::saw_backward(a.settings.weight, a.settings.bias);
+  const SavedChannels channels(a.channel_values, a.channel_index, saved_values);
+  if (!channels.any() && saves_output(a.settings.saved))
+    invertibility::check_none_was_saved(call.layer(saved_values), call.tensors(), saved_values);
+  BackwardCall all{call.problem, saved_values, a.branch,  call.residual, dz,          call.weight,
+                   call.bias,    a.mean,       a.inv_std, a.training,    a.need_sums, out};
+  if (channels.all) {
+    all.problem.saved = Saved::kNormalized;
+    all.saved_values = channels.values;
   }
+  if (channels.any() && !channels.all)
+    run_backward_with_channels(all, channels);
+  else
+    all.run();
 }
 
-/// Vectors for the sums where they are asked for or needed on the way to dx.
-at::Tensor sums(const at::Tensor& kept, bool needed) {
-  return needed ? at::empty({kept.size(1)}, kept.options().dtype(accumulate_type(kept.scalar_type())))
-                : at::Tensor();
+/// Vectors for the two sums: gradients of weight and bias, or a step on the way to dx.
+at::Tensor sums_if(bool needed, const at::Tensor& saved_values) {
+  if (!needed) return {};
+  return at::empty({saved_values.size(1)},
+                   saved_values.options().dtype(accumulate_type(saved_values.scalar_type())));
 }
 
-at::Tensor or_nothing(bool needed, at::Tensor t, const at::Tensor& like, at::ScalarType dtype) {
-  return needed ? std::move(t) : no_vector(like, dtype);
+/// Only the gradients that are needed; the others were steps on the way.
+Gradients needed_only(Gradients out, const BackwardArguments& a) {
+  if (!a.need_dx) out.dx = at::Tensor();
+  if (!a.need_sums) out.dweight = out.dbias = at::Tensor();
+  return out;
 }
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward(const at::Tensor& x,
-                                                                                   PALIMPSEST_ABN_FORWARD) {
+namespace native {
+
+ForwardResult forward(const at::Tensor& x, const ForwardArguments& a) {
   at::Tensor z = empty_output(x);
-  const bool dense = dense_layout(x.sizes(), x.strides()).has_value();
-  if (!dense) z.copy_(x);  // the one copy serves as the output
-  Layer layer(z, PALIMPSEST_SETTINGS);
-  at::Tensor kept = layer.saves_aside() ? empty_output(x) : at::Tensor();
-  at::Tensor branch = layer.branch(x, for_backward);
-  auto r = forward_dense(dense ? x : z, z, kept, branch, layer, {running_mean, running_var, momentum},
-                         training, eps, for_backward);
-  return {std::move(z),
-          kept.defined()     ? std::move(kept)
-          : branch.defined() ? std::move(branch)
-                             : nothing(x),
-          std::move(r.side), std::move(r.mean), std::move(r.inv_std)};
+  const bool contiguous = native_layout(x.sizes(), x.strides()).has_value();
+  if (!contiguous) z.copy_(x);  // the one copy is the output's memory
+  Call call(z, a.settings);
+  at::Tensor saved_values = saves_aside(a.settings.saved) ? empty_output(x) : at::Tensor();
+  at::Tensor branch = call.branch(x, a.for_backward);
+  Statistics statistics = run_forward(contiguous ? x : z, z, saved_values, branch, call, a);
+  statistics.branch = std::move(branch);
+  return {std::move(z), std::move(saved_values), std::move(statistics)};
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_forward_(const at::Tensor& x,
-                                                                        PALIMPSEST_ABN_FORWARD) {
-  const at::Tensor dense = in_layout_of(x, x);
-  Layer layer(dense, PALIMPSEST_SETTINGS);
-  at::Tensor z = layer.saves_aside() ? empty_output(x) : at::Tensor();
-  at::Tensor branch = layer.branch(x, for_backward);
-  auto r = forward_dense(dense, z.defined() ? z : dense, z.defined() ? dense : at::Tensor(), branch, layer,
-                         {running_mean, running_var, momentum}, training, eps, for_backward);
-  written_over(x, dense);
-  return {z.defined()        ? std::move(z)
-          : branch.defined() ? std::move(branch)
-                             : nothing(x),
-          std::move(r.side), std::move(r.mean), std::move(r.inv_std)};
+ForwardResult forward_(const at::Tensor& x, const ForwardArguments& a) {
+  const at::Tensor written = in_layout_of(x, x);
+  Call call(written, a.settings);
+  const bool aside = saves_aside(a.settings.saved);
+  at::Tensor z = aside ? empty_output(x) : at::Tensor();
+  at::Tensor branch = call.branch(x, a.for_backward);
+  Statistics statistics =
+      run_forward(written, aside ? z : written, aside ? written : at::Tensor(), branch, call, a);
+  finish_write(x, written);
+  statistics.branch = std::move(branch);
+  return {std::move(z), {}, std::move(statistics)};
 }
 
-at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at::Tensor& mean,
-                       const at::Tensor& inv_std) {
-  const at::Tensor dense = in_layout_of(kept, kept);
-  Layer layer(dense, PALIMPSEST_SETTINGS);
-  at::Tensor z = empty_output(kept);
+at::Tensor recompute_output(const at::Tensor& saved_values, const Settings& settings, const at::Tensor& mean,
+                            const at::Tensor& inv_std) {
+  const at::Tensor contiguous = in_layout_of(saved_values, saved_values);
+  const Call call(contiguous, settings);
+  at::Tensor z = empty_output(saved_values);
   if (z.numel() == 0) return z;
-  kernels::AbnForward t;
-  t.kept = const_cast<void*>(dense.const_data_ptr());  // read only
-  t.x = t.kept;
-  t.residual = data_or_null(layer.residual);
-  t.weight = data_or_null(layer.weight);
-  t.bias = data_or_null(layer.bias);
-  t.z = z.mutable_data_ptr();
-  t.mean = const_cast<double*>(mean.const_data_ptr<double>());
-  t.inv_std = const_cast<double*>(inv_std.const_data_ptr<double>());
-  kernels_for(dense).rebuild(layer.kernel, t, dense);
+  kernels::AbnForward tensors;
+  tensors.x = contiguous.const_data_ptr();
+  tensors.saved_values = const_cast<void*>(contiguous.const_data_ptr());  // only read
+  tensors.residual = data_or_null(call.residual);
+  tensors.weight = data_or_null(call.weight);
+  tensors.bias = data_or_null(call.bias);
+  tensors.z = z.mutable_data_ptr();
+  tensors.mean = const_cast<double*>(mean.const_data_ptr<double>());
+  tensors.inv_std = const_cast<double*>(inv_std.const_data_ptr<double>());
+  device_for(contiguous).recompute_output(call.problem, tensors, contiguous);
   return z;
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward(const at::Tensor& dz,
-                                                                                    PALIMPSEST_ABN_BACKWARD,
-                                                                                    bool need_z, bool need_dx,
-                                                                                    bool need_dresidual) {
-  const at::Tensor dense = in_layout_of(kept, kept);
-  const at::Tensor dense_dz = in_layout_of(dense, dz);
-  Layer layer(dense, PALIMPSEST_SETTINGS);
-  const bool sweeps = need_dx || need_dresidual || need_z, reduces = need_sums || (training && sweeps);
-  AbnGradients out{{}, sums(kept, reduces), sums(kept, reduces), {}, {}};
-  if (sweeps)
-    out.dx = dense_dz.is_same(dz) ? empty_output(dense) : dense_dz;  // a converted dz is ours to write over
-  if (need_dresidual) out.dresidual = empty_output(dense);
-  if (need_z) out.z = empty_output(dense);
-  backward_dense(dense_dz, dense, branch, side, layer, mean, inv_std, training, need_sums, out);
-  const auto vector = accumulate_type(kept.scalar_type());
-  return {or_nothing(need_dx, out.dx, kept, kept.scalar_type()),
-          or_nothing(need_sums, out.dweight, kept, vector), or_nothing(need_sums, out.dbias, kept, vector),
-          or_nothing(need_dresidual, out.dresidual, kept, kept.scalar_type()),
-          or_nothing(need_z, out.z, kept, kept.scalar_type())};
+Gradients backward(const at::Tensor& dz, const BackwardArguments& a) {
+  const at::Tensor contiguous = in_layout_of(a.saved_values, a.saved_values);
+  const at::Tensor contiguous_dz = in_layout_of(contiguous, dz);
+  const bool sweeps = a.need_dx || a.need_dresidual || a.need_z;
+  const bool reduces = a.need_sums || (a.training && sweeps);
+  Gradients out{{}, sums_if(reduces, a.saved_values), sums_if(reduces, a.saved_values), {}, {}};
+  // A converted dz is a tensor of this function: dx may overwrite it.
+  if (sweeps) out.dx = contiguous_dz.is_same(dz) ? empty_output(contiguous) : contiguous_dz;
+  if (a.need_dresidual) out.dresidual = empty_output(contiguous);
+  if (a.need_z) out.z = empty_output(contiguous);
+  run_backward(contiguous_dz, contiguous, a, out);
+  return needed_only(std::move(out), a);
 }
 
-std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> abn_backward_(const at::Tensor& dz,
-                                                                         PALIMPSEST_ABN_BACKWARD, bool need_z,
-                                                                         bool need_dresidual) {
-  const at::Tensor dense = in_layout_of(kept, kept);
-  const at::Tensor dense_dz = in_layout_of(dense, dz);
-  Layer layer(dense, PALIMPSEST_SETTINGS);
-  const bool reduces = need_sums || training;
-  AbnGradients out{dense_dz, sums(kept, reduces), sums(kept, reduces), {}, {}};
-  if (need_dresidual) out.dresidual = empty_output(dense);
-  if (need_z) out.z = empty_output(dense);
-  backward_dense(dense_dz, dense, branch, side, layer, mean, inv_std, training, need_sums, out);
-  written_over(dz, dense_dz);
-  const auto vector = accumulate_type(kept.scalar_type());
-  return {or_nothing(need_sums, out.dweight, kept, vector), or_nothing(need_sums, out.dbias, kept, vector),
-          or_nothing(need_dresidual, out.dresidual, kept, kept.scalar_type()),
-          or_nothing(need_z, out.z, kept, kept.scalar_type())};
+Gradients backward_(const at::Tensor& dz, const BackwardArguments& a) {
+  const at::Tensor contiguous = in_layout_of(a.saved_values, a.saved_values);
+  const at::Tensor contiguous_dz = in_layout_of(contiguous, dz);
+  const bool reduces = a.need_sums || a.training;
+  Gradients out{contiguous_dz, sums_if(reduces, a.saved_values), sums_if(reduces, a.saved_values), {}, {}};
+  if (a.need_dresidual) out.dresidual = empty_output(contiguous);
+  if (a.need_z) out.z = empty_output(contiguous);
+  run_backward(contiguous_dz, contiguous, a, out);
+  finish_write(dz, contiguous_dz);
+  return needed_only(std::move(out), a);
 }
 
-}  // namespace palimpsest::ops::dense
+}  // namespace native
+
+const Device& cpu_device() {
+  using kernels::AbnBackward;
+  using kernels::AbnForward;
+  using kernels::AbnProblem;
+  static constexpr Device device{
+      .frozen_statistics =
+          [](const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
+             const at::Tensor& mean, const at::Tensor& inv_std) {
+            mean.copy_(running_mean);
+            inv_std.copy_(running_var).add_(eps).rsqrt_();
+          },
+      .apply = [](const AbnProblem& problem, const AbnForward& tensors,
+                  const at::Tensor&) { kernels::cpu::abn_apply(problem, tensors); },
+      .forward = [](const AbnProblem& problem, double eps, const AbnForward& tensors,
+                    const kernels::RunningStatistics&,
+                    const at::Tensor&) { kernels::cpu::abn_forward(problem, eps, tensors); },
+      .recompute_output = [](const AbnProblem& problem, const AbnForward& tensors,
+                             const at::Tensor&) { kernels::cpu::abn_recompute_output(problem, tensors); },
+      .backward_reduce = [](const AbnProblem& problem, const AbnBackward& tensors,
+                            const at::Tensor&) { kernels::cpu::abn_backward_reduce(problem, tensors); },
+      .backward_apply = [](const AbnProblem& problem, const AbnBackward& tensors, double m,
+                           const at::Tensor&) { kernels::cpu::abn_backward_apply(problem, tensors, m); },
+      .backward = [](const AbnProblem& problem, const AbnBackward& tensors,
+                     const at::Tensor&) { kernels::cpu::abn_backward(problem, tensors); },
+  };
+  return device;
+}
+
+}  // namespace palimpsest::ops::abn_detail

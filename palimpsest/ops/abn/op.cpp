@@ -1,43 +1,149 @@
 #include "palimpsest/ops/abn.h"
 
-#include "palimpsest/ops/abn/autograd.h"
-#include "palimpsest/ops/abn/check.h"
 #include "palimpsest/ops/abn/functional.h"
+#include "palimpsest/ops/common/gradients.h"
+#include "palimpsest/ops/common/layout.h"
+#include "palimpsest/ops/common/names.h"
 
 #include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/variable.h>
 
+#include <cmath>
+#include <string>
 #include <utility>
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::abn_detail {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-variable_list differentiate(AutogradContext* ctx, variable_list& gradients) {
-  refuse_second_derivative("abn");
-  // Taken out of the list: while a second reference lives, the gradient is not ours to write over.
-  at::Tensor dz = std::move(gradients[0]);
-  AbnBackwardArguments arguments = saved_arguments(ctx);
-  // Frozen statistics and no curve: the gradient is a scaled dz, and nothing of the input was kept for it.
-  if (!arguments.kept.defined()) arguments.kept = dz;
-  const AbnEdges edges(ctx, arguments, /*first_edge=*/0);
-  const bool overwrite = arguments.need_dx && ours_to_overwrite(dz, arguments.kept);
-  AbnGradients g = overwrite ? call_backward_(std::move(dz), arguments) : call_backward(dz, arguments);
-  return edges.in_order(std::move(g), {at::Tensor()});
+std::string name_of(const at::Tensor& t) {
+  return std::string(c10::getDtypeNames(t.scalar_type()).first);  // "float32"
 }
 
+void check_x(const at::Tensor& x) {
+  TORCH_CHECK(x.defined(), "[abn] x must be a tensor, got none");
+  TORCH_CHECK(x.layout() == at::kStrided, "[abn] x must be a dense (strided) tensor, got layout ",
+              x.layout());
+  TORCH_CHECK(x.dim() >= 2 && x.dim() <= 5,
+              "[abn] x must have 2 to 5 dimensions, (N, C) to (N, C, D, H, W), got shape ", x.sym_sizes());
+  const auto type = x.scalar_type();
+  TORCH_CHECK(type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16,
+              "[abn] x must be float32, float64, float16 or bfloat16, got ", name_of(x));
+  TORCH_CHECK(x.device().is_cpu() || x.device().is_cuda() || x.device().is_meta(),
+              "[abn] x must be on the CPU or on a CUDA device, got ", x.device(),
+              "; move it with x.to(\"cpu\")");
+  TORCH_CHECK(x.sym_size(1) != 0, "[abn] x needs at least one channel (dimension 1), got shape ",
+              x.sym_sizes());
+}
+
+void check_per_channel(const char* name, const OptionalTensor& t, const at::Tensor& x) {
+  if (!t) return;
+  TORCH_CHECK(t->defined(), "[abn] ", name, " must be a tensor or none, got an undefined tensor");
+  const auto accumulate = accumulate_type(x.scalar_type());
+  TORCH_CHECK(t->scalar_type() == accumulate || t->scalar_type() == x.scalar_type(), "[abn] ", name,
+              " must be ", c10::getDtypeNames(accumulate).first,
+              accumulate == x.scalar_type() ? "" : " or " + name_of(x), " where x is ", name_of(x), ", got ",
+              name_of(*t));
+  TORCH_CHECK(t->dim() == 1 && t->sym_size(0) == x.sym_size(1), "[abn] ", name,
+              " needs one value per channel: x has shape ", x.sym_sizes(), ", ", name, " has shape ",
+              t->sym_sizes());
+  TORCH_CHECK(t->device() == x.device(), "[abn] ", name, " must be on the device of x, ", x.device(),
+              ", got ", t->device());
+}
+
+void check_residual(const OptionalTensor& residual, const at::Tensor& x) {
+  if (!residual) return;
+  TORCH_CHECK(residual->defined(), "[abn] residual must be a tensor or none, got an undefined tensor");
+  TORCH_CHECK(residual->scalar_type() == x.scalar_type(), "[abn] residual must be ", name_of(x),
+              ", the type of x, got ", name_of(*residual));
+  TORCH_CHECK(residual->sym_sizes() == x.sym_sizes(), "[abn] residual must have the shape of x, ",
+              x.sym_sizes(), ", got ", residual->sym_sizes());
+  TORCH_CHECK(residual->device() == x.device(), "[abn] residual must be on the device of x, ", x.device(),
+              ", got ", residual->device());
+}
+
+void check_saved(const AbnOptions& options) {
+  const auto name = activation_name(options.activation);
+  const bool branches = kernels::has_branches(options.activation);
+  if (options.saved == Saved::kOutputBit) {
+    TORCH_CHECK(branches, "[abn] saved='output_bit' needs 'gelu', 'gelu_tanh' or 'silu', got '", name,
+                "'; take saved=",
+                kernels::is_invertible(options.activation)
+                    ? "'output', which needs no bit for it"
+                    : "'pre_activation', 'normalized' or 'input' with it");
+    return;
+  }
+  TORCH_CHECK(!saves_output(options.saved) || kernels::is_invertible(options.activation),
+              "[abn] a layer that saves only its output needs an invertible activation, got '", name,
+              "'; take saved=", branches ? "'output_bit', " : "",
+              "'pre_activation', 'normalized' or 'input' with it, or use 'leaky_relu' with a small slope");
+}
+
+void check_numbers(const AbnOptions& options) {
+  TORCH_CHECK(options.eps >= 0 && std::isfinite(options.eps),
+              "[abn] eps must be finite and not negative, got ", options.eps);
+  TORCH_CHECK(
+      options.momentum >= 0 && options.momentum <= 1,
+      "[abn] momentum, the weight of the new batch in the running statistics, must be in [0, 1], got ",
+      options.momentum);
+  const double param = options.activation_param;
+  if (options.activation == Activation::kLeakyReLU)
+    TORCH_CHECK(param > 0 && param <= 1, "[abn] leaky_relu's slope must be in (0, 1] to be invertible, got ",
+                param, param == 0 ? "; a slope of 0 is ReLU: take a small one, such as 0.01" : "");
+  if (options.activation == Activation::kELU)
+    TORCH_CHECK(param > 0 && std::isfinite(param), "[abn] elu's alpha must be positive and finite, got ",
+                param);
+}
+
+/// Which views autograd can follow when one is written over.
+void check_view(const at::Tensor& x) {
+  const auto* view = torch::autograd::impl::get_view_autograd_meta(x);
+  if (view == nullptr || !view->has_bw_view()) return;
+  using torch::autograd::CreationMeta;
+  const CreationMeta made = view->get_creation_meta();
+  TORCH_CHECK(made != CreationMeta::MULTI_OUTPUT_NODE,
+              "[abn_] x must not be one of several views made at once (chunk, split, unbind), which autograd "
+              "cannot follow "
+              "when one is written over, got one of shape ",
+              x.sym_sizes(), "; use abn, or narrow or select in place of the split");
+  TORCH_CHECK(made == CreationMeta::DEFAULT,
+              "[abn_] x must not be a view made under no_grad, inference mode or inside a custom function, "
+              "got one of "
+              "shape ",
+              x.sym_sizes(), "; use abn, or make the view where gradients are recorded");
+  const at::TensorBase& base = x._base();
+  TORCH_CHECK(!(base.is_leaf() && base.requires_grad()),
+              "[abn_] x must not be a view of a leaf that requires grad, got a view of shape ", x.sym_sizes(),
+              " of a leaf of shape ", base.sym_sizes(), "; use abn, or pass x.clone()");
+}
+
+variable_list differentiate(AutogradContext* ctx, variable_list& gradients) {
+  refuse_double_backward("abn", "batch_norm and an activation of their own");
+  // Moved out of the list: while a second reference lives, the gradient cannot be overwritten.
+  at::Tensor dz = std::move(gradients[0]);
+  BackwardArguments arguments = saved_arguments(ctx);
+  // Frozen statistics and identity: dx is a scaled dz, and no values of the input were saved.
+  if (!arguments.saved_values.defined()) arguments.saved_values = dz;
+  const GradientSlots slots(ctx, arguments, /*first_slot=*/0);
+  return slots.in_order(backward_stealing(std::move(dz), arguments), {at::Tensor()});
+}
+
+/// Writes z into a new tensor.
 class AbnFunction : public torch::autograd::Function<AbnFunction> {
  public:
   static constexpr bool is_traceable = true;
 
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& weight,
-                            const OptionalTensor& bias, const OptionalTensor& residual,
-                            const AbnForwardArguments* arguments) {
-    AbnForwardResult r = call_forward(x, *arguments);
-    save(ctx, kept_of(arguments->settings.keep, x, r), *arguments, r.statistics);
-    return r.z;
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& /*weight*/,
+                            const OptionalTensor& /*bias*/, const OptionalTensor& /*residual*/,
+                            const ForwardArguments* arguments) {
+    ForwardResult result = abn_detail::forward(x, *arguments);
+    save(ctx, saved_tensor(arguments->settings.saved, x, result), *arguments, result.statistics);
+    return result.z;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
@@ -48,14 +154,14 @@ class AbnFunction : public torch::autograd::Function<AbnFunction> {
 /// Writes z over x.
 class AbnInPlaceFunction : public torch::autograd::Function<AbnInPlaceFunction> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& weight,
-                            const OptionalTensor& bias, const OptionalTensor& residual,
-                            const AbnForwardArguments* arguments) {
-    const AbnForwardResult r = call_forward_(x, *arguments);
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& /*weight*/,
+                            const OptionalTensor& /*bias*/, const OptionalTensor& /*residual*/,
+                            const ForwardArguments* arguments) {
+    const ForwardResult result = abn_detail::forward_(x, *arguments);
     ctx->mark_dirty({x});
-    // Not x: that would hold the base of a view in a cycle, a leak in every iteration. The detached tensor
-    // shares x's version counter, so that a later write to x is still noticed.
-    save(ctx, x.detach(), *arguments, r.statistics);
+    // Saving x itself would hold the base of a view in a cycle: a leak per iteration. The detached tensor
+    // shares the version counter of x, so a later write to x is still noticed.
+    save(ctx, x.detach(), *arguments, result.statistics);
     return x;
   }
 
@@ -64,16 +170,16 @@ class AbnInPlaceFunction : public torch::autograd::Function<AbnInPlaceFunction> 
   }
 };
 
-/// Writes what is kept over x, which is used up; z is fresh.
+/// Writes the saved tensor over x, and z into a new tensor.
 class AbnConsumingFunction : public torch::autograd::Function<AbnConsumingFunction> {
  public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& weight,
-                            const OptionalTensor& bias, const OptionalTensor& residual,
-                            const AbnForwardArguments* arguments) {
-    const at::Tensor kept = x.detach();
-    AbnForwardResult r = call_forward_(kept, *arguments);
-    save(ctx, kept, *arguments, r.statistics);
-    return r.z;
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& /*weight*/,
+                            const OptionalTensor& /*bias*/, const OptionalTensor& /*residual*/,
+                            const ForwardArguments* arguments) {
+    const at::Tensor saved_values = x.detach();
+    ForwardResult result = abn_detail::forward_(saved_values, *arguments);
+    save(ctx, saved_values, *arguments, result.statistics);
+    return result.z;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
@@ -83,37 +189,79 @@ class AbnConsumingFunction : public torch::autograd::Function<AbnConsumingFuncti
 
 }  // namespace
 
-at::Tensor abn(const at::Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
-               const OptionalTensor& running_mean, const OptionalTensor& running_var, const AbnOptions& given,
-               const OptionalTensor& residual) {
-  const AbnTensors tensors{x, weight, bias, running_mean, running_var, residual};
-  check_abn(tensors, given);
-  AbnOptions options = given;
-  options.keep = safe_keep(given.keep, tensors);
-  const bool recorded = differentiable(tensors);
-  const auto arguments = arguments_of(tensors, options, recorded);
-  return recorded ? AbnFunction::apply(x, weight, bias, residual, &arguments) : call_forward(x, arguments).z;
+void check(const Inputs& inputs, const AbnOptions& options) {
+  const at::Tensor& x = inputs.x;
+  const NormalizationTensors& norm = inputs.norm;
+  check_x(x);
+  check_per_channel("weight", norm.weight, x);
+  check_per_channel("bias", norm.bias, x);
+  check_per_channel("running_mean", norm.running_mean, x);
+  check_per_channel("running_var", norm.running_var, x);
+  TORCH_CHECK(norm.running_mean.has_value() == norm.running_var.has_value(),
+              "[abn] running_mean and running_var go together, got only ",
+              norm.running_mean ? "running_mean" : "running_var");
+  check_residual(inputs.residual, x);
+  check_saved(options);
+  check_numbers(options);
+  if (options.training) {
+    TORCH_CHECK(x.sym_numel() > x.sym_size(1),
+                "[abn] training needs more than one value per channel, got shape ", x.sym_sizes(),
+                "; use a larger batch, or training=False with running statistics");
+  } else {
+    TORCH_CHECK(norm.running_mean, "[abn] training=False normalizes with the running statistics, got none; ",
+                "pass running_mean and running_var, or training=True");
+  }
 }
 
-at::Tensor abn_(at::Tensor x, const OptionalTensor& weight, const OptionalTensor& bias,
-                const OptionalTensor& running_mean, const OptionalTensor& running_var,
-                const AbnOptions& given, const OptionalTensor& residual) {
-  const AbnTensors tensors{x, weight, bias, running_mean, running_var, residual};
-  check_abn(tensors, given);
+void check_in_place(const at::Tensor& x, Saved saved, bool recorded) {
+  TORCH_CHECK(saved != Saved::kInput, "[abn_] writes over x, which saved='input' still needs; use abn");
+  TORCH_CHECK(!may_overlap_itself(x),
+              "[abn_] x is written over, so no two of its elements may share memory, got shape ",
+              x.sym_sizes(), " with strides ", x.sym_strides(), "; use abn, or x.contiguous()");
+  TORCH_CHECK(!x.is_inference() || c10::InferenceMode::is_enabled(),
+              "[abn_] x must not be a tensor made in inference mode, outside that mode, got one of shape ",
+              x.sym_sizes(), "; use abn, or pass x.clone()");
+  if (!recorded) return;
+  check_view(x);
+  TORCH_CHECK(
+      !(x.is_leaf() && x.requires_grad()),
+      "[abn_] x must not be a leaf that requires grad, whose value its owner still needs, got one of shape ",
+      x.sym_sizes(), "; use abn, or pass x.clone()");
+}
+
+}  // namespace palimpsest::ops::abn_detail
+
+namespace palimpsest::ops {
+
+at::Tensor abn(const at::Tensor& x, const NormalizationTensors& norm, const AbnOptions& given,
+               const OptionalTensor& residual) {
+  const abn_detail::Inputs inputs{x, norm, residual};
+  check(inputs, given);
   AbnOptions options = given;
-  options.keep = safe_keep(given.keep, tensors);
-  const bool recorded = differentiable(tensors);
-  check_in_place(x, options.keep, recorded);
-  const auto arguments = arguments_of(tensors, options, recorded);
-  if (saves_output(options.keep)) {
-    if (recorded)
-      AbnInPlaceFunction::apply(x, weight, bias, residual, &arguments);
-    else
-      call_forward_(x, arguments);
-    return x;
-  }
-  return recorded ? AbnConsumingFunction::apply(x, weight, bias, residual, &arguments)
-                  : call_forward_(x, arguments).z;
+  options.saved = safe_saved(given.saved, inputs);
+  const bool recorded = requires_gradient(inputs);
+  const auto arguments = forward_arguments(inputs, options, recorded);
+  return recorded ? abn_detail::AbnFunction::apply(x, norm.weight, norm.bias, residual, &arguments)
+                  : forward(x, arguments).z;
+}
+
+at::Tensor abn_(at::Tensor x, const NormalizationTensors& norm, const AbnOptions& given,
+                const OptionalTensor& residual) {
+  const abn_detail::Inputs inputs{x, norm, residual};
+  check(inputs, given);
+  AbnOptions options = given;
+  options.saved = safe_saved(given.saved, inputs);
+  const bool recorded = requires_gradient(inputs);
+  abn_detail::check_in_place(x, options.saved, recorded);
+  const auto arguments = forward_arguments(inputs, options, recorded);
+  if (!saves_output(options.saved))
+    return recorded ? abn_detail::AbnConsumingFunction::apply(x, norm.weight, norm.bias, residual, &arguments)
+                    : forward_(x, arguments).z;
+  if (recorded)
+    abn_detail::AbnInPlaceFunction::apply(x, norm.weight, norm.bias, residual, &arguments);
+  else
+    forward_(x, arguments);
+  return x;
 }
 
 }  // namespace palimpsest::ops

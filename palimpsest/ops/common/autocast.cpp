@@ -16,7 +16,7 @@ std::optional<ProductPrecision> autocast_precision(const at::Tensor& x) {
 }
 
 ProductPrecision weight_gradient_precision(const ProductPrecision& precision, const at::Tensor& x) {
-  return {precision.storage, precision.wide || (x.is_cpu() && precision.storage == at::kHalf)};
+  return {precision.storage, precision.compute_in_f32 || (x.is_cpu() && precision.storage == at::kHalf)};
 }
 
 at::Tensor shape_of(const at::Tensor& t, at::ScalarType type) {
@@ -26,14 +26,14 @@ at::Tensor shape_of(const at::Tensor& t, at::ScalarType type) {
 void save_precision(torch::autograd::AutogradContext* ctx, const std::optional<ProductPrecision>& precision) {
   if (!precision) return;
   ctx->saved_data["storage"] = static_cast<int64_t>(precision->storage);
-  ctx->saved_data["wide"] = precision->wide;
+  ctx->saved_data["compute_in_f32"] = precision->compute_in_f32;
 }
 
 std::optional<ProductPrecision> saved_precision(torch::autograd::AutogradContext* ctx) {
   const auto storage = ctx->saved_data.find("storage");
   if (storage == ctx->saved_data.end()) return std::nullopt;
   return ProductPrecision{static_cast<at::ScalarType>(storage->second.toInt()),
-                          ctx->saved_data["wide"].toBool()};
+                          ctx->saved_data["compute_in_f32"].toBool()};
 }
 
 }  // namespace palimpsest::ops

@@ -1,5 +1,7 @@
 #include "palimpsest/ops/common/cuda_call.h"
 
+#include "palimpsest/ops/cuda.h"
+
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 

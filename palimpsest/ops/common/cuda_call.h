@@ -9,11 +9,8 @@
 
 namespace palimpsest::ops {
 
-/// Whether this build's operators take tensors of a GPU.
-bool has_cuda_kernels();
-
-/// For as long as it lives, the device of `like` is the current one. Without a header of CUDA, so that one
-/// library serves machines with and without it.
+/// While it lives, the device of `like` is the current one. It needs no CUDA header, so one library serves
+/// machines with and without CUDA.
 class CudaCall {
  public:
   explicit CudaCall(const at::Tensor& like);
@@ -21,8 +18,9 @@ class CudaCall {
   /// libtorch's current stream of that device.
   kernels::cuda::Stream stream() const { return stream_; }
   bool is_capturing() const;
-  /// At least `bytes` of device memory, zero where no kernel has used it yet: one for each stream, which
-  /// grows and stays; while a CUDA graph is captured one for each call, which belongs to the graph.
+  /// At least `bytes` of device memory, zero where no kernel has used it yet. There is one workspace per
+  /// stream, which grows and stays; while a CUDA graph is captured there is one per call, which belongs to
+  /// the graph.
   void* workspace(int64_t bytes);
 
  private:

@@ -18,13 +18,13 @@ at::Tensor empty_output(const at::Tensor& like) {
   return at::empty_strided(like.sizes(), output_strides(like.sizes(), like.strides()), like.options());
 }
 
-at::Tensor dense_in(Layout layout, const at::Tensor& t) {
-  if (is_dense(t.sizes(), t.strides(), layout)) return t;
-  return at::empty_strided(t.sizes(), dense_strides(t.sizes(), layout), t.options()).copy_(t);
+at::Tensor contiguous_in(Layout layout, const at::Tensor& t) {
+  if (is_contiguous_in(t.sizes(), t.strides(), layout)) return t;
+  return at::empty_strided(t.sizes(), contiguous_strides(t.sizes(), layout), t.options()).copy_(t);
 }
 
 at::Tensor in_layout_of(const at::Tensor& like, const at::Tensor& t) {
-  if (is_dense(t.sizes(), t.strides(), preferred_layout(like.sizes(), like.strides()))) return t;
+  if (is_contiguous_in(t.sizes(), t.strides(), preferred_layout(like.sizes(), like.strides()))) return t;
   return empty_output(like).copy_(t);
 }
 

@@ -27,7 +27,7 @@ inline c10::SmallVector<int64_t, 5> memory_order(int64_t rank, Layout layout) {
 
 /// Whether the tensor fills one block of memory in that order. Strides of dimensions of size 1 say nothing.
 template <class Int>
-bool is_dense(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides, Layout layout) {
+bool is_contiguous_in(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides, Layout layout) {
   Int expected = 1;
   for (const int64_t d : memory_order(static_cast<int64_t>(sizes.size()), layout)) {
     if (sizes[d] == 0) return true;
@@ -41,20 +41,20 @@ bool is_dense(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides, Layout layou
 /// The layout in which the kernels read the tensor, nothing if it must be copied first. Where both fit, one
 /// channel is NCHW and one pixel a channel is channels last: there the inner loops are long.
 template <class Int>
-std::optional<Layout> dense_layout(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides) {
-  const bool nchw = is_dense(sizes, strides, Layout::kNCHW);
-  const bool channels_last = is_dense(sizes, strides, Layout::kChannelsLast);
+std::optional<Layout> native_layout(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides) {
+  const bool nchw = is_contiguous_in(sizes, strides, Layout::kNCHW);
+  const bool channels_last = is_contiguous_in(sizes, strides, Layout::kChannelsLast);
   if (nchw && channels_last) return sizes[1] == 1 ? Layout::kNCHW : Layout::kChannelsLast;
   if (nchw) return Layout::kNCHW;
   if (channels_last) return Layout::kChannelsLast;
   return std::nullopt;
 }
 
-/// dense_layout, else the layout that a dense copy takes: channels last where neighbouring channels are
+/// native_layout, else the layout that a dense copy takes: channels last where neighbouring channels are
 /// neighbours.
 template <class Int>
 Layout preferred_layout(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides) {
-  if (const auto layout = dense_layout(sizes, strides)) return *layout;
+  if (const auto layout = native_layout(sizes, strides)) return *layout;
   return strides[1] == 1 && sizes[1] != 1 ? Layout::kChannelsLast : Layout::kNCHW;
 }
 
@@ -62,7 +62,7 @@ Layout preferred_layout(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides) {
 /// copy.
 template <class Int>
 c10::SmallVector<Int, 5> output_strides(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides) {
-  if (dense_layout(sizes, strides)) return c10::SmallVector<Int, 5>(strides.begin(), strides.end());
+  if (native_layout(sizes, strides)) return c10::SmallVector<Int, 5>(strides.begin(), strides.end());
   c10::SmallVector<Int, 5> result(sizes.size(), Int(1));
   Int stride = 1;
   for (const int64_t d : memory_order(static_cast<int64_t>(sizes.size()), preferred_layout(sizes, strides))) {
@@ -74,7 +74,7 @@ c10::SmallVector<Int, 5> output_strides(c10::ArrayRef<Int> sizes, c10::ArrayRef<
 
 /// Strides of a dense tensor of these sizes.
 template <class Sizes>
-c10::SmallVector<int64_t, 5> dense_strides(const Sizes& sizes, Layout layout) {
+c10::SmallVector<int64_t, 5> contiguous_strides(const Sizes& sizes, Layout layout) {
   c10::SmallVector<int64_t, 5> strides;
   strides.resize(sizes.size(), 1);
   int64_t stride = 1;
@@ -95,7 +95,7 @@ Shape3 shape3(const at::Tensor& t);
 /// An uninitialized dense tensor with output_strides of `like`.
 at::Tensor empty_output(const at::Tensor& like);
 /// `t` itself if it is dense in `layout`, else a copy that is.
-at::Tensor dense_in(Layout layout, const at::Tensor& t);
+at::Tensor contiguous_in(Layout layout, const at::Tensor& t);
 /// `t` itself if it is dense in the layout that the kernels would read `like` in, else a copy that is.
 at::Tensor in_layout_of(const at::Tensor& like, const at::Tensor& t);
 /// A tensor in the storage of `of`, of another type, place or shape; `offset` in elements of `dtype`. No view

@@ -1,41 +1,54 @@
 #include "palimpsest/ops/common/names.h"
 
-#include "palimpsest/base/nearest_name.h"
-#include "palimpsest/kernels/activation_name.h"
+#include "palimpsest/base/named_enum.h"
 
 #include <c10/util/Exception.h>
 
-#include <iterator>
-#include <string>
-#include <vector>
-
 namespace palimpsest::ops {
+namespace {
+
+using kernels::Saved;
+
+constexpr NamedEnum kSaved{"value of saved",
+                           {EnumName{Saved::kOutput, "output"},
+                            {Saved::kOutputForm1, "output_form1"},
+                            {Saved::kPreActivation, "pre_activation"},
+                            {Saved::kPreActivation, "scaled", /*is_listed=*/false},
+                            {Saved::kNormalized, "normalized"},
+                            {Saved::kInput, "input"},
+                            {Saved::kOutputBit, "output_bit"}}};
+
+template <class Enum, std::size_t kRows>
+Enum parse(const NamedEnum<Enum, kRows>& names, std::string_view name) {
+  const auto value = names.find(name);
+  TORCH_CHECK(value, "[abn] ", names.unknown(name));
+  return *value;
+}
+
+}  // namespace
 
 Activation activation_from_name(std::string_view name) {
-  if (const auto activation = kernels::find_activation(name)) return *activation;
-  std::vector<std::string> candidates;
-  candidates.reserve(kernels::kActivationNames.size());
-  for (const auto& [activation, known] : kernels::kActivationNames) candidates.emplace_back(known);
-  TORCH_CHECK(false, "[abn] ", unknown_name_message("activation", name, candidates));
+  return parse(kernels::kActivations, name);
 }
 
 std::string_view activation_name(Activation activation) {
-  return kernels::activation_name(activation);
+  return kernels::kActivations.name(activation);
 }
 
-kernels::Saved keep_from_name(std::string_view name) {
-  for (const auto& [keep, known] : kKeepNames)
-    if (known == name) return keep;
-  std::vector<std::string> candidates;
-  candidates.reserve(std::size(kKeepNames));
-  for (const auto& [keep, known] : kKeepNames) candidates.emplace_back(known);
-  TORCH_CHECK(false, "[abn] ", unknown_name_message("keep", name, candidates));
+Saved saved_from_name(std::string_view name) {
+  return parse(kSaved, name);
 }
 
-std::string_view keep_name(kernels::Saved keep) {
-  for (const auto& [known, name] : kKeepNames)
-    if (known == keep) return name;
-  TORCH_INTERNAL_ASSERT(false, "keep without a name: ", static_cast<int>(keep));
+std::string_view saved_name(Saved saved) {
+  return kSaved.name(saved);
+}
+
+Saved saved_from_arguments(const char* op, std::string_view saved,
+                           const std::optional<std::string_view>& keep) {
+  TORCH_CHECK(!keep || saved == "output", "[", op,
+              "] keep is the old name of saved: give one of the two, got saved='", saved, "' and keep='",
+              keep.value_or(""), "'");
+  return saved_from_name(keep.value_or(saved));
 }
 
 }  // namespace palimpsest::ops

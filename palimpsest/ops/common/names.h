@@ -3,28 +3,24 @@
 #include "palimpsest/kernels/abn.h"
 #include "palimpsest/kernels/activation.h"
 
-#include <array>
+#include <optional>
 #include <string_view>
-#include <utility>
 
-/// The names that Python and saved graphs use.
+/// The names that Python and saved graphs use, for enums of the kernels. An unknown name raises c10::Error
+/// with the nearest known name.
 namespace palimpsest::ops {
 
-/// libtorch's names, as in kernels/activation_name.h; any other raises c10::Error with the nearest known one.
+/// libtorch's names of activations ("leaky_relu").
 Activation activation_from_name(std::string_view name);
 std::string_view activation_name(Activation activation);
 
-inline constexpr std::array<std::pair<kernels::Saved, std::string_view>, 6> kKeepNames{{
-    {kernels::Saved::kOutput, "output"},
-    {kernels::Saved::kOutputForm1, "output_form1"},
-    {kernels::Saved::kPreActivation, "scaled"},
-    {kernels::Saved::kNormalized, "normalized"},
-    {kernels::Saved::kInput, "input"},
-    {kernels::Saved::kOutputBit, "output_bit"},
-}};
+/// "output", "output_form1", "pre_activation" (an older name: "scaled"), "normalized", "input", "output_bit".
+kernels::Saved saved_from_name(std::string_view name);
+std::string_view saved_name(kernels::Saved saved);
 
-/// What the layer keeps for backward, by name; likewise.
-kernels::Saved keep_from_name(std::string_view name);
-std::string_view keep_name(kernels::Saved keep);
+/// The value of the arguments `saved` (default "output") and `keep`, the name before "saved"; c10::Error if
+/// both are given.
+kernels::Saved saved_from_arguments(const char* op, std::string_view saved,
+                                    const std::optional<std::string_view>& keep);
 
 }  // namespace palimpsest::ops

@@ -1,8 +1,7 @@
 #include "palimpsest/ops/concat_abn_conv.h"
 
-#include "palimpsest/ops/abn/autograd.h"
-#include "palimpsest/ops/abn/check.h"
 #include "palimpsest/ops/abn/functional.h"
+#include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/convolution/functional.h"
 
@@ -15,13 +14,13 @@
 
 #include <utility>
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::concat_abn_conv_detail {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Whether they lie one behind the other in one buffer (ops/feature_slots.h).
+/// Whether the features lie one behind the other in one buffer (ops/feature_slots.h).
 bool are_neighbours(at::TensorList features) {
   const at::Tensor& first = features[0];
   int64_t end = first.storage_offset();
@@ -34,7 +33,7 @@ bool are_neighbours(at::TensorList features) {
   return true;
 }
 
-/// Side by side, dense.
+/// The features along dimension 1, contiguous.
 at::Tensor concatenated(at::TensorList features) {
   if (features.size() == 1) return features[0];
   if (!are_neighbours(features)) return at::cat(features, 1);
@@ -45,39 +44,38 @@ at::Tensor concatenated(at::TensorList features) {
   const at::Tensor all =
       part_of_storage(first, first.scalar_type(), first.storage_offset(), sizes, first.strides());
   // One copy of long rows; cat would copy feature by feature.
-  return dense_in(preferred_layout(first.sizes(), first.strides()), all);
+  return contiguous_in(preferred_layout(first.sizes(), first.strides()), all);
 }
 
 at::Tensor pooled_features(const at::Tensor& z, bool pool) {
   return pool ? at::avg_pool2d(z, {2, 2}) : z;
 }
 
-/// A call on its way through autograd: see abn.cpp.
 struct FeaturesCall {
-  const AbnForwardArguments* norm;  ///< null: none
+  const abn_detail::ForwardArguments* norm;  ///< null: no normalization
   const ConvolutionOptions& convolution;
   const std::optional<ProductPrecision>& precision;
   bool pool;
-  AbnStatistics statistics;
+  abn_detail::Statistics statistics;
 };
 
-at::Tensor run_features(const at::Tensor& x, const at::Tensor& kernel, FeaturesCall& call) {
+at::Tensor run_features(const at::Tensor& x, const at::Tensor& conv_weight, FeaturesCall& call) {
   at::Tensor z = x;
   if (call.norm) {
-    AbnForwardResult r = call_forward(x, *call.norm);
-    call.statistics = std::move(r.statistics);
-    z = std::move(r.z);
+    abn_detail::ForwardResult result = forward(x, *call.norm);
+    call.statistics = std::move(result.statistics);
+    z = std::move(result.z);
   }
-  return convolution_forward(pooled_features(z, call.pool), kernel, std::nullopt, call.convolution,
-                             call.precision);
+  return convolution_detail::forward(pooled_features(z, call.pool), conv_weight, std::nullopt,
+                                     call.convolution, call.precision);
 }
 
 class ConcatAbnConvFunction : public torch::autograd::Function<ConcatAbnConvFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, at::TensorList features, const OptionalTensor& weight,
-                            const OptionalTensor& bias, const at::Tensor& kernel, FeaturesCall* call) {
-    const at::Tensor out = run_features(concatenated(features), kernel, *call);
-    variable_list more{kernel};
+                            const OptionalTensor& bias, const at::Tensor& conv_weight, FeaturesCall* call) {
+    const at::Tensor out = run_features(concatenated(features), conv_weight, *call);
+    variable_list more{conv_weight};
     more.insert(more.end(), features.begin(), features.end());
     ctx->saved_data["normalized"] = call->norm != nullptr;
     ctx->saved_data["pool"] = call->pool;
@@ -85,18 +83,18 @@ class ConcatAbnConvFunction : public torch::autograd::Function<ConcatAbnConvFunc
       save(ctx, at::Tensor(), *call->norm, call->statistics, more);
     else
       ctx->save_for_backward(std::move(more));
-    save_options(ctx, call->convolution);
+    convolution_detail::save_options(ctx, call->convolution);
     save_precision(ctx, call->precision);
     return out;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
-    refuse_second_derivative("concat_abn_conv");
+    refuse_double_backward("concat_abn_conv", "separate layers");
     const at::Tensor dout = std::move(gradients[0]);
     const variable_list saved = ctx->get_saved_variables();
     const bool normalized = ctx->saved_data["normalized"].toBool(), pool = ctx->saved_data["pool"].toBool();
-    const at::TensorList more = at::TensorList(saved).slice(normalized ? kSavedTensors : 0);
-    const at::Tensor& kernel = more[0];
+    const at::TensorList more = at::TensorList(saved).slice(normalized ? abn_detail::kSavedTensors : 0);
+    const at::Tensor& conv_weight = more[0];
     const at::TensorList features = more.slice(1);
     const auto count = static_cast<int>(features.size());
     const auto wants = [&](int edge) { return ctx->needs_input_grad(static_cast<std::size_t>(edge)); };
@@ -106,11 +104,12 @@ class ConcatAbnConvFunction : public torch::autograd::Function<ConcatAbnConvFunc
     const at::Tensor x = concatenated(features);
     variable_list of_norm;
     at::Tensor dx, z = x;
-    bool need_kernel = false;
+    bool need_weight = false;
     const auto convolve_back = [&](const at::Tensor& in, std::array<bool, 3> needed) {
-      return convolution_backward(dout, in, kernel, saved_options(ctx), needed, saved_precision(ctx));
+      return convolution_detail::backward(dout, in, conv_weight, convolution_detail::saved_options(ctx),
+                                          needed, saved_precision(ctx));
     };
-    // Of its input it needs shape and layout.
+    // The input gradient needs the shape and layout of the input, not its values.
     const auto gradient_of_z = [&] {
       const auto like = pool ? at::empty({x.size(0), x.size(1), x.size(2) / 2, x.size(3) / 2}, x.options(),
                                          x.suggest_memory_format())
@@ -119,23 +118,20 @@ class ConcatAbnConvFunction : public torch::autograd::Function<ConcatAbnConvFunc
       return pool ? at::avg_pool2d_backward(dz, x, {2, 2}, {2, 2}, {0, 0}, false, true, std::nullopt) : dz;
     };
     if (normalized) {
-      AbnBackwardArguments a = saved_arguments(ctx, saved);
-      a.kept = x;
-      const AbnEdges edges(ctx, a, count - 1);
-      need_kernel = wants(edges.next());
+      abn_detail::BackwardArguments a = abn_detail::saved_arguments(ctx, saved);
+      a.saved_values = x;
+      const abn_detail::GradientSlots slots(ctx, a, count - 1);
+      need_weight = wants(slots.next());
       a.need_dx = need_dx;
-      a.need_z = need_kernel;
-      AbnGradients g;
-      if (a.need_dx || a.need_sums) {
-        at::Tensor dz = gradient_of_z();
-        g = need_dx && ours_to_overwrite(dz, x) ? call_backward_(std::move(dz), a) : call_backward(dz, a);
-      }
+      a.need_z = need_weight;
+      abn_detail::Gradients g;
+      if (a.need_dx || a.need_sums) g = backward_stealing(gradient_of_z(), a);
       z = std::move(g.z);
-      if (need_kernel && !z.defined()) z = call_rebuild(x, a.settings, a.mean, a.inv_std);
+      if (need_weight && !z.defined()) z = recompute_output(x, a.settings, a.mean, a.inv_std);
       dx = g.dx;
-      of_norm = edges.in_order(std::move(g), {});
+      of_norm = slots.in_order(std::move(g), {});
     } else {
-      need_kernel = wants(count);
+      need_weight = wants(count);
       if (need_dx) dx = gradient_of_z();
       of_norm.resize(4);
     }
@@ -147,7 +143,7 @@ class ConcatAbnConvFunction : public torch::autograd::Function<ConcatAbnConvFunc
       at += channels;
     }
     result.insert(result.end(), {of_norm[1], of_norm[2]});
-    result.push_back(need_kernel ? convolve_back(pooled_features(z, pool), {false, true, false}).weight
+    result.push_back(need_weight ? convolve_back(pooled_features(z, pool), {false, true, false}).weight
                                  : at::Tensor());
     result.push_back(at::Tensor());
     return result;
@@ -155,19 +151,23 @@ class ConcatAbnConvFunction : public torch::autograd::Function<ConcatAbnConvFunc
 };
 
 }  // namespace
+}  // namespace palimpsest::ops::concat_abn_conv_detail
+
+namespace palimpsest::ops {
 
 at::Tensor concat_abn_conv(at::TensorList given, const std::optional<NormalizationTensors>& norm,
-                           const at::Tensor& kernel, const ConvolutionOptions& convolution,
+                           const at::Tensor& conv_weight, const ConvolutionOptions& convolution,
                            const AbnOptions& given_options, bool pool) {
+  using namespace concat_abn_conv_detail;
   TORCH_CHECK(!given.empty(), "[concat_abn_conv] features must be at least one tensor, got none");
   for (const auto& f : given)
     TORCH_CHECK(f.dim() == 4 && f.size(0) == given[0].size(0) && f.size(2) == given[0].size(2) &&
                     f.size(3) == given[0].size(3),
                 "[concat_abn_conv] features must be (N, C, H, W) and differ in C alone, got shapes ",
                 given[0].sizes(), " and ", f.sizes());
-  TORCH_CHECK(!pool || (kernel.size(2) == 1 && kernel.size(3) == 1),
-              "[concat_abn_conv] pooling goes before a 1x1 convolution, got a kernel of shape ",
-              kernel.sizes());
+  TORCH_CHECK(!pool || (conv_weight.size(2) == 1 && conv_weight.size(3) == 1),
+              "[concat_abn_conv] pooling goes before a 1x1 convolution, got a weight of shape ",
+              conv_weight.sizes());
   TORCH_CHECK(!pool || (given[0].size(2) > 1 && given[0].size(3) > 1),
               "[concat_abn_conv] pooling needs 2 x 2 pixels, got shape ", given[0].sizes());
   variable_list features = given.vec();
@@ -176,25 +176,26 @@ at::Tensor concat_abn_conv(at::TensorList given, const std::optional<Normalizati
     for (auto& f : features) f = f.to(precision->storage);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   AbnOptions options = given_options;
-  options.keep = Saved::kInput;
+  options.saved = Saved::kInput;
   int64_t channels = 0;
   for (const auto& f : features) channels += f.size(1);
   auto sizes = features[0].sizes().vec();
   sizes[1] = channels;
   const at::Tensor stand_in =
       features.size() == 1 ? features[0] : features[0].detach().narrow(1, 0, 1).expand(sizes);
-  check_convolution("concat_abn_conv", stand_in, kernel, convolution);
-  const OptionalTensor none;
+  convolution_detail::check("concat_abn_conv", stand_in, conv_weight, convolution);
+  const std::optional<at::Tensor> no_residual;
   const NormalizationTensors n = norm.value_or(NormalizationTensors{});
-  const AbnTensors tensors{stand_in, n.weight, n.bias, n.running_mean, n.running_var, none};
-  if (norm) check_abn(tensors, options);
-  bool recorded = differentiable(tensors) || kernel.requires_grad();
+  const abn_detail::Inputs inputs{stand_in, n, no_residual};
+  if (norm) check(inputs, options);
+  bool recorded = requires_gradient(inputs) || conv_weight.requires_grad();
   for (const auto& f : features) recorded = recorded || f.requires_grad();
   recorded = recorded && c10::GradMode::is_enabled();
-  const auto arguments = arguments_of(tensors, options, recorded);
+  const auto arguments = forward_arguments(inputs, options, recorded);
   FeaturesCall call{norm ? &arguments : nullptr, convolution, precision, pool, {}};
-  return recorded ? ConcatAbnConvFunction::apply(at::TensorList(features), n.weight, n.bias, kernel, &call)
-                  : run_features(concatenated(features), kernel, call);
+  return recorded
+             ? ConcatAbnConvFunction::apply(at::TensorList(features), n.weight, n.bias, conv_weight, &call)
+             : run_features(concatenated(features), conv_weight, call);
 }
 
 }  // namespace palimpsest::ops

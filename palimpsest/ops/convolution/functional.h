@@ -6,26 +6,30 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <array>
+#include <optional>
 
-/// The passes of a convolution for those who differentiate by themselves: no autograd. Autocast is what
-/// `precision` says: given, operands are rounded to its storage and results are of it; without it the
-/// weight's type is that of the convolution.
-namespace palimpsest::ops {
+/// The convolution for operators that differentiate by themselves: checks, and passes without autograd. This
+/// is the only header of the folder that other operators include.
+/// `precision` stands for autocast: operands are rounded to its storage type and results have that type.
+/// Without it the convolution runs in the dtype of the weight.
+namespace palimpsest::ops::convolution_detail {
 
-at::Tensor convolution_forward(const at::Tensor& x, const at::Tensor& weight,
-                               const std::optional<at::Tensor>& bias, const ConvolutionOptions& options,
-                               const std::optional<ProductPrecision>& precision = std::nullopt);
+/// The requirements beyond libtorch's: matching numbers of dimensions, options and channels. Raises
+/// c10::Error "[op] requirement, got value".
+void check(const char* op, const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options);
 
-struct ConvolutionGradients {
+at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                   const ConvolutionOptions& options, const std::optional<ProductPrecision>& precision);
+
+struct Gradients {
   at::Tensor input, weight, bias;  ///< undefined where not needed
 };
 
-/// `needed`: which of input, weight and bias. Of x the values are read for the weight alone; for the input,
-/// its shape and layout.
-ConvolutionGradients convolution_backward(const at::Tensor& dout, const at::Tensor& x,
-                                          const at::Tensor& weight, const ConvolutionOptions& options,
-                                          std::array<bool, 3> needed,
-                                          const std::optional<ProductPrecision>& precision = std::nullopt);
+/// `needed`: which of input, weight and bias. Only the weight gradient reads the values of x; the input
+/// gradient needs its shape and layout.
+Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
+                   const ConvolutionOptions& options, std::array<bool, 3> needed,
+                   const std::optional<ProductPrecision>& precision);
 
 /// Whether a kernel of ours runs in any pass of this convolution.
 bool has_own_pass(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options);
@@ -33,4 +37,4 @@ bool has_own_pass(const at::Tensor& x, const at::Tensor& weight, const Convoluti
 void save_options(torch::autograd::AutogradContext* ctx, const ConvolutionOptions& options);
 ConvolutionOptions saved_options(torch::autograd::AutogradContext* ctx);
 
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::convolution_detail

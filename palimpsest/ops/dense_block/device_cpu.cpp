@@ -1,6 +1,5 @@
 #include "palimpsest/kernels/abn.h"
 #include "palimpsest/kernels/dense_block.h"
-#include "palimpsest/ops/abn/functional.h"
 #include "palimpsest/ops/common/dtype.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/common/running_statistics.h"
@@ -12,10 +11,10 @@
 #include <cmath>
 #include <vector>
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::dense_block_detail {
 namespace {
 
-std::vector<double> f64_numbers(const OptionalTensor& t, int64_t count, double absent) {
+std::vector<double> f64_numbers(const std::optional<at::Tensor>& t, int64_t count, double absent) {
   std::vector<double> result(static_cast<std::size_t>(count), absent);
   if (!t) return result;
   const at::Tensor wide = t->to(at::kDouble).contiguous();
@@ -36,7 +35,7 @@ struct Normalization {
   kernels::DenseNormalization pointers() const { return {mean.data(), scale.data(), shift.data()}; }
 };
 
-Normalization normalization_of(const DenseRead& r) {
+Normalization normalization_of(const Read& r) {
   const auto vector = [&](double value) {
     return std::vector<double>(static_cast<std::size_t>(r.channels), value);
   };
@@ -44,8 +43,10 @@ Normalization normalization_of(const DenseRead& r) {
   Normalization n;
   const AbnOptions& o = r.layer.options1;
   const NormalizationTensors& norm = r.layer.norm1;
-  const OptionalTensor mean = o.training ? OptionalTensor(r.buffer.mean) : norm.running_mean,
-                       var = o.training ? OptionalTensor(r.buffer.var) : norm.running_var;
+  const std::optional<at::Tensor> mean = o.training ? std::optional<at::Tensor>(r.buffer.mean)
+                                                    : norm.running_mean,
+                                  var =
+                                      o.training ? std::optional<at::Tensor>(r.buffer.var) : norm.running_var;
   n.mean = f64_numbers(mean, r.channels, 0);
   n.inv_std = f64_numbers(var, r.channels, 1);
   n.weight = f64_numbers(norm.weight, r.channels, 1);
@@ -59,12 +60,12 @@ Normalization normalization_of(const DenseRead& r) {
 }
 
 /// As the kernels of the dense product read it.
-at::Tensor kernel1_of(const DenseRead& r) {
-  const at::Tensor& kernel = r.layer.kernel1;
+at::Tensor conv1_weight_of(const Read& r) {
+  const at::Tensor& kernel = r.layer.conv1_weight;
   return (r.precision ? kernel.to(r.precision->storage) : kernel).contiguous();
 }
 
-kernels::DenseProduct dense_product_of(const DenseRead& r, int64_t out) {
+kernels::DenseProductProblem dense_product_of(const Read& r, int64_t out) {
   const Shape3 shape = shape3(r.buffer.values);
   return {shape.n,
           shape.s,
@@ -77,11 +78,11 @@ kernels::DenseProduct dense_product_of(const DenseRead& r, int64_t out) {
           r.layer.options1.activation_param};
 }
 
-at::Tensor read_by_cpu(const DenseRead& r, bool moves_running) {
-  at::Tensor h = dense_empty(r.buffer, r.layer.kernel1.size(0));
+at::Tensor read_forward_on_cpu(const Read& r, bool moves_running) {
+  at::Tensor h = empty_channels(r.buffer, r.layer.conv1_weight.size(0));
   {
     const Normalization n = normalization_of(r);
-    const at::Tensor kernel = kernel1_of(r);
+    const at::Tensor kernel = conv1_weight_of(r);
     kernels::cpu::dense_product(dense_product_of(r, h.size(1)), n.pointers(),
                                 r.buffer.values.const_data_ptr(), kernel.const_data_ptr(),
                                 h.mutable_data_ptr());
@@ -93,13 +94,13 @@ at::Tensor read_by_cpu(const DenseRead& r, bool moves_running) {
   return h;
 }
 
-DenseReadGradients read_backward_by_cpu(const DenseRead& r, const at::Tensor& dh, const at::Tensor& gradient,
-                                        DenseCorrections& corrections, const DenseReadWants& wants) {
-  DenseReadGradients result;
+ReadGradients read_backward_on_cpu(const Read& r, const at::Tensor& dh, const at::Tensor& gradient,
+                                   Corrections& corrections, const ReadWants& wants) {
+  ReadGradients result;
   const Normalization n = normalization_of(r);
-  const at::Tensor kernel = kernel1_of(r);
+  const at::Tensor kernel = conv1_weight_of(r);
   at::Tensor dkernel;
-  if (wants.kernel) dkernel = at::empty(r.layer.kernel1.sizes(), gradient.options());
+  if (wants.conv_weight) dkernel = at::empty(r.layer.conv1_weight.sizes(), gradient.options());
   std::vector<double> sum_dy(n.mean.size()), sum_dy_x(n.mean.size());
   const bool corrects = r.normalizes && r.layer.options1.training && wants.features;
   const bool sums = r.normalizes && (corrects || wants.weight || wants.bias);
@@ -112,7 +113,7 @@ DenseReadGradients read_backward_by_cpu(const DenseRead& r, const at::Tensor& dh
   if (dkernel.defined()) t.dw = dkernel.mutable_data_ptr();
   if (sums) t.sum_dy = sum_dy.data(), t.sum_dy_x = sum_dy_x.data();
   kernels::cpu::dense_product_backward(dense_product_of(r, dh.size(1)), n.pointers(), t);
-  if (dkernel.defined()) result.kernel = dkernel.to(r.layer.kernel1.scalar_type());
+  if (dkernel.defined()) result.conv_weight = dkernel.to(r.layer.conv1_weight.scalar_type());
   if (corrects) {
     const auto m = static_cast<double>(r.buffer.per_channel());
     auto* const constant = corrections.constant.mutable_data_ptr<double>();
@@ -130,9 +131,9 @@ DenseReadGradients read_backward_by_cpu(const DenseRead& r, const at::Tensor& dh
   return result;
 }
 
-at::Tensor feature_gradient_by_cpu(const DenseBuffer& buffer, int64_t first, int64_t count,
-                                   const at::Tensor& gradient, const DenseCorrections& corrections) {
-  at::Tensor df = dense_empty(buffer, count);
+at::Tensor feature_gradient_on_cpu(const Buffer& buffer, int64_t first, int64_t count,
+                                   const at::Tensor& gradient, const Corrections& corrections) {
+  at::Tensor df = empty_channels(buffer, count);
   const Shape3 shape = shape3(buffer.values);
   const std::vector<double> zeros(buffer.mean.defined() ? 0 : static_cast<std::size_t>(count));
   const double* const mean =
@@ -145,7 +146,7 @@ at::Tensor feature_gradient_by_cpu(const DenseBuffer& buffer, int64_t first, int
   return df;
 }
 
-void statistics_by_cpu(const DenseBuffer& buffer, int64_t first, const at::Tensor& values) {
+void statistics_on_cpu(const Buffer& buffer, int64_t first, const at::Tensor& values) {
   kernels::AbnProblem layer;
   layer.shape = shape3(values);
   layer.layout = buffer.layout;
@@ -156,8 +157,10 @@ void statistics_by_cpu(const DenseBuffer& buffer, int64_t first, const at::Tenso
 
 }  // namespace
 
-DenseDeviceKernels dense_cpu_kernels() {
-  return {true, read_by_cpu, read_backward_by_cpu, feature_gradient_by_cpu, statistics_by_cpu};
+const Device& cpu_device() {
+  static constexpr Device device{true, read_forward_on_cpu, read_backward_on_cpu, feature_gradient_on_cpu,
+                                 statistics_on_cpu};
+  return device;
 }
 
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::dense_block_detail

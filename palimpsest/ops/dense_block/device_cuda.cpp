@@ -1,5 +1,4 @@
 #include "palimpsest/kernels/cuda/dense_block.h"
-#include "palimpsest/ops/abn/functional.h"
 #include "palimpsest/ops/common/cuda_call.h"
 #include "palimpsest/ops/common/dtype.h"
 #include "palimpsest/ops/common/layout.h"
@@ -11,13 +10,13 @@
 
 #include <utility>
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::dense_block_detail {
 
 namespace cuda = kernels::cuda;
 
 namespace {
 
-kernels::DenseProduct shape_of_read(const DenseRead& r) {
+kernels::DenseProductProblem shape_of_read(const Read& r) {
   const Shape3 shape = shape3(r.buffer.values);
   return {shape.n,
           shape.s,
@@ -33,7 +32,7 @@ kernels::DenseProduct shape_of_read(const DenseRead& r) {
 /// The normalization's vectors in the types that the kernels read, none of which waits for the device.
 class Vectors {
  public:
-  explicit Vectors(const DenseRead& r)
+  explicit Vectors(const Read& r)
       : weight_(parameter(r, r.layer.norm1.weight)),
         bias_(parameter(r, r.layer.norm1.bias)),
         mean_(r.layer.options1.training ? r.buffer.mean : f64(*r.layer.norm1.running_mean)),
@@ -46,7 +45,7 @@ class Vectors {
   }
 
  private:
-  static at::Tensor parameter(const DenseRead& r, const OptionalTensor& t) {
+  static at::Tensor parameter(const Read& r, const std::optional<at::Tensor>& t) {
     return t ? t->to(accumulate_type(r.buffer.values.scalar_type())).contiguous() : at::Tensor();
   }
   static at::Tensor f64(const at::Tensor& t) { return t.to(at::kDouble).contiguous(); }
@@ -57,8 +56,8 @@ class Vectors {
 };
 
 /// norm1's running statistics, if the kernels can move them.
-kernels::RunningStatistics running_in_kernel(const DenseRead& r) {
-  const auto fits = [&](const OptionalTensor& t) {
+kernels::RunningStatistics running_in_kernel(const Read& r) {
+  const auto fits = [&](const std::optional<at::Tensor>& t) {
     return t && t->is_contiguous() && t->scalar_type() == accumulate_type(r.buffer.values.scalar_type());
   };
   const NormalizationTensors& norm = r.layer.norm1;
@@ -67,14 +66,14 @@ kernels::RunningStatistics running_in_kernel(const DenseRead& r) {
           r.layer.options1.momentum};
 }
 
-at::Tensor features_of(const DenseRead& r) {
+at::Tensor features_of(const Read& r) {
   return r.buffer.values.narrow(1, 0, r.channels);
 }
 
 /// What conv1 reads.
-at::Tensor normalized(const DenseRead& r, bool moves_running) {
-  if (!r.normalizes) return dense_in(r.buffer.layout, features_of(r));
-  at::Tensor z = dense_empty(r.buffer, r.channels);
+at::Tensor normalized(const Read& r, bool moves_running) {
+  if (!r.normalizes) return contiguous_in(r.buffer.layout, features_of(r));
+  at::Tensor z = empty_channels(r.buffer, r.channels);
   const kernels::RunningStatistics running =
       moves_running ? running_in_kernel(r) : kernels::RunningStatistics{};
   const Vectors vectors(r);
@@ -98,26 +97,28 @@ const ConvolutionOptions& one_by_one() {
   return options;
 }
 
-at::Tensor read_by_cuda(const DenseRead& r, bool moves_running) {
-  return dense_in(r.buffer.layout, convolution_forward(normalized(r, moves_running), r.layer.kernel1,
-                                                       std::nullopt, one_by_one(), r.precision));
+at::Tensor read_forward_on_cuda(const Read& r, bool moves_running) {
+  return contiguous_in(r.buffer.layout,
+                       convolution_detail::forward(normalized(r, moves_running), r.layer.conv1_weight,
+                                                   std::nullopt, one_by_one(), r.precision));
 }
 
 /// The gradient of z.
-at::Tensor input_gradient(const DenseRead& r, const at::Tensor& dh) {
+at::Tensor input_gradient(const Read& r, const at::Tensor& dh) {
   // Of its input the convolution needs shape and layout alone.
-  return dense_in(r.buffer.layout, convolution_backward(dh, features_of(r), r.layer.kernel1, one_by_one(),
-                                                        {true, false, false}, r.precision)
-                                       .input);
+  return contiguous_in(r.buffer.layout,
+                       convolution_detail::backward(dh, features_of(r), r.layer.conv1_weight, one_by_one(),
+                                                    {true, false, false}, r.precision)
+                           .input);
 }
 
-DenseReadGradients read_backward_by_cuda(const DenseRead& r, const at::Tensor& dh, const at::Tensor& gradient,
-                                         DenseCorrections& corrections, const DenseReadWants& wants) {
-  DenseReadGradients result;
+ReadGradients read_backward_on_cuda(const Read& r, const at::Tensor& dh, const at::Tensor& gradient,
+                                    Corrections& corrections, const ReadWants& wants) {
+  ReadGradients result;
   at::Tensor z;
   if (!r.normalizes) {
     if (wants.features) gradient.narrow(1, 0, r.channels).add_(input_gradient(r, dh));
-    if (wants.kernel) z = normalized(r, false);
+    if (wants.conv_weight) z = normalized(r, false);
   } else if (wants.features || wants.weight || wants.bias) {
     const auto vector = [&](bool wanted) {
       return wanted ? at::empty({r.channels}, gradient.options()) : at::Tensor();
@@ -128,7 +129,7 @@ DenseReadGradients read_backward_by_cuda(const DenseRead& r, const at::Tensor& d
     cuda::DenseNormalizeBackward t;
     t.x = r.buffer.values.const_data_ptr();
     t.dz = z.mutable_data_ptr();
-    t.makes_z = wants.kernel;
+    t.makes_z = wants.conv_weight;
     if (wants.features) t.gradient = gradient.mutable_data_ptr();
     if (wants.weight) t.dweight = result.weight.mutable_data_ptr();
     if (wants.bias) t.dbias = result.bias.mutable_data_ptr();
@@ -137,23 +138,23 @@ DenseReadGradients read_backward_by_cuda(const DenseRead& r, const at::Tensor& d
       t.per_deviation = corrections.per_deviation.mutable_data_ptr<double>();
     }
     const Vectors vectors(r);
-    const kernels::DenseProduct shape = shape_of_read(r);
+    const kernels::DenseProductProblem shape = shape_of_read(r);
     CudaCall call(z);
     void* const workspace = call.workspace(cuda::dense_workspace_bytes(shape));
     cuda::dense_normalize_backward(shape, vectors.statistics(), t, {call.stream(), workspace});
-  } else if (wants.kernel) {
+  } else if (wants.conv_weight) {
     z = normalized(r, false);
   }
-  if (wants.kernel)
-    result.kernel =
-        convolution_backward(dh, z, r.layer.kernel1, one_by_one(), {false, true, false}, r.precision)
-            .weight.to(r.layer.kernel1.scalar_type());
+  if (wants.conv_weight)
+    result.conv_weight = convolution_detail::backward(dh, z, r.layer.conv1_weight, one_by_one(),
+                                                      {false, true, false}, r.precision)
+                             .weight.to(r.layer.conv1_weight.scalar_type());
   return result;
 }
 
-at::Tensor feature_gradient_by_cuda(const DenseBuffer& buffer, int64_t first, int64_t count,
-                                    const at::Tensor& gradient, const DenseCorrections& corrections) {
-  at::Tensor df = dense_empty(buffer, count);
+at::Tensor feature_gradient_on_cuda(const Buffer& buffer, int64_t first, int64_t count,
+                                    const at::Tensor& gradient, const Corrections& corrections) {
+  at::Tensor df = empty_channels(buffer, count);
   const Shape3 shape = shape3(buffer.values);
   cuda::dense_feature_gradient(
       {shape.n, shape.s, first, count, shape.c, buffer.layout, dtype_of("dense_block", buffer.values)},
@@ -165,7 +166,7 @@ at::Tensor feature_gradient_by_cuda(const DenseBuffer& buffer, int64_t first, in
   return df;
 }
 
-void statistics_by_cuda(const DenseBuffer& buffer, int64_t first, const at::Tensor& values) {
+void statistics_on_cuda(const Buffer& buffer, int64_t first, const at::Tensor& values) {
   kernels::AbnProblem layer;
   layer.shape = shape3(values);
   layer.layout = buffer.layout;
@@ -178,8 +179,10 @@ void statistics_by_cuda(const DenseBuffer& buffer, int64_t first, const at::Tens
 
 }  // namespace
 
-DenseDeviceKernels dense_cuda_kernels() {
-  return {false, read_by_cuda, read_backward_by_cuda, feature_gradient_by_cuda, statistics_by_cuda};
+const Device& cuda_device() {
+  static constexpr Device device{false, read_forward_on_cuda, read_backward_on_cuda, feature_gradient_on_cuda,
+                                 statistics_on_cuda};
+  return device;
 }
 
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::dense_block_detail

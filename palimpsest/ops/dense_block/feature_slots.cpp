@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 namespace palimpsest::ops {
+namespace feature_slots_detail {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -46,12 +47,13 @@ class AllFeaturesFunction : public torch::autograd::Function<AllFeaturesFunction
 };
 
 }  // namespace
+}  // namespace feature_slots_detail
 
 FeatureSlots::FeatureSlots(const at::Tensor& x, int64_t channels) {
   auto sizes = x.sizes().vec();
   sizes[1] = channels;
   const Layout layout = preferred_layout(x.sizes(), x.strides());
-  buffer_ = at::empty_strided(sizes, dense_strides(sizes, layout), x.options());
+  buffer_ = at::empty_strided(sizes, contiguous_strides(sizes, layout), x.options());
   put(x);
 }
 
@@ -66,12 +68,12 @@ void FeatureSlots::put(const at::Tensor& feature) {
   sizes[1] = feature.size(1);
   const at::Tensor slot =
       part_of_storage(buffer_, buffer_.scalar_type(), filled_ * buffer_.stride(1), sizes, buffer_.strides());
-  features_.push_back(PutFeatureFunction::apply(feature, &slot));
+  features_.push_back(feature_slots_detail::PutFeatureFunction::apply(feature, &slot));
   filled_ += feature.size(1);
 }
 
 at::Tensor FeatureSlots::result() const {
-  return AllFeaturesFunction::apply(at::TensorList(features_), &buffer_);
+  return feature_slots_detail::AllFeaturesFunction::apply(at::TensorList(features_), &buffer_);
 }
 
 }  // namespace palimpsest::ops

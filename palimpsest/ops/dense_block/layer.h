@@ -8,60 +8,65 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <vector>
 
-/// One layer of ops::dense_block, for those who differentiate by themselves: no autograd, no autocast.
-namespace palimpsest::ops {
+/// One layer of ops::dense_block without autograd and autocast.
+namespace palimpsest::ops::dense_block_detail {
 
-/// What a normalization over a tensor of its own leaves for backward.
-struct DenseNormKept {
-  at::Tensor kept, side, mean, inv_std, branch;
-  Saved keep = Saved::kOutput;  ///< what `kept` is: forward's choice
+/// What a normalization over a tensor of the layer's own saves for backward.
+struct SavedNorm {
+  Saved saved = Saved::kOutput;  ///< which tensor `saved_values` is, as forward chose it
+  at::Tensor saved_values;
+  abn_detail::Statistics statistics;
 };
 
-/// What a layer leaves for backward, beside its parameters and its slot.
-struct DenseLayerKept {
-  DenseNormKept bottleneck, features;  ///< `features`: norm2 of post-activation order
-  /// What makes dropout's factors again: the generator's state before it drew them, or which values stay,
-  /// one byte each (DenseDeviceKernels::replays_dropout).
+/// What a layer saves for backward, beside its parameters and its slot of the buffer.
+struct SavedLayer {
+  SavedNorm bottleneck, features;  ///< `features`: norm2 in post-activation order
+  /// Reproduces dropout's factors: the generator's state before it drew them, or one byte per value that
+  /// stays (Device::replays_dropout).
   at::Tensor dropout;
 };
-inline constexpr int kDenseLayerTensors = 11;
 
 /// The gradients of a layer's parameters; undefined where not needed.
-struct DenseLayerGradients {
-  at::Tensor weight1, bias1, kernel1, weight2, bias2, kernel2;
+struct LayerGradients {
+  at::Tensor weight1, bias1, conv1_weight, weight2, bias2, conv2_weight;
 };
 
-/// A layer that reads the first `channels` of the buffer. With a `precision`, whose storage is the buffer's
-/// type, kernels are rounded to it in each pass; else they are of the buffer's type.
-class DenseLayerPass {
+/// Which of these gradients are needed.
+struct LayerWants {
+  bool weight1 = false, bias1 = false, conv1_weight = false, weight2 = false, bias2 = false,
+       conv2_weight = false;
+};
+
+/// A layer that reads the first `channels` of the buffer. With a `precision`, whose storage type is the
+/// buffer's dtype, each pass rounds the convolutions' weights to it; otherwise they have the buffer's dtype.
+class LayerPass {
  public:
-  DenseLayerPass(const DenseLayer& layer, const DenseBlockOptions& options, int64_t channels,
-                 const std::optional<ProductPrecision>& precision)
-      : l_(layer), options_(options), channels_(channels), precision_(precision) {}
+  LayerPass(const DenseLayer& layer, const DenseBlockOptions& options, int64_t channels,
+            const std::optional<ProductPrecision>& precision)
+      : layer_(layer), options_(options), channels_(channels), precision_(precision) {}
 
-  int64_t growth() const { return l_.kernel2.size(0); }
+  int64_t growth() const { return layer_.conv2_weight.size(0); }
 
-  /// Writes the layer's slot of the buffer (with its statistics) and moves the running statistics.
-  DenseLayerKept forward(DenseBuffer& buffer, bool for_backward) const;
+  /// Writes the layer's slot of the buffer and its statistics, and moves the running statistics.
+  SavedLayer forward(Buffer& buffer, bool for_backward) const;
 
-  /// `gradient`: of the buffer's shape, in the type of the maths; the layer's share is added to the channels
-  /// that it reads (where `to_features`) and to `corrections`.
-  DenseLayerGradients backward(const DenseBuffer& buffer, const DenseLayerKept& kept,
-                               const at::Tensor& gradient, DenseCorrections& corrections, bool to_features,
-                               const DenseLayerGradients& wanted) const;
+  /// `gradient`: shape of the buffer, accumulate type. Adds the layer's share to the channels that it reads
+  /// (if `to_features`) and to `corrections`.
+  LayerGradients backward(const Buffer& buffer, const SavedLayer& saved, const at::Tensor& gradient,
+                          Corrections& corrections, bool to_features, const LayerWants& wanted) const;
 
  private:
-  DenseRead read(const DenseBuffer& buffer) const;
+  Read read(const Buffer& buffer) const;
 
-  const DenseLayer& l_;
+  const DenseLayer& layer_;
   const DenseBlockOptions& options_;
   int64_t channels_;
   const std::optional<ProductPrecision>& precision_;
 };
 
-/// Puts dense `values` into the channels from `first` on, and takes their statistics where those are kept.
-void put_features(DenseBuffer& buffer, int64_t first, const at::Tensor& values);
+/// Copies contiguous `values` into the channels from `first` on, and takes their statistics if the buffer has
+/// any.
+void put_features(Buffer& buffer, int64_t first, const at::Tensor& values);
 
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::dense_block_detail

@@ -1,8 +1,8 @@
 #include "palimpsest/ops/dense_block.h"
 
 #include "palimpsest/kernels/dense_block.h"
-#include "palimpsest/ops/abn/autograd.h"
-#include "palimpsest/ops/abn/check.h"
+#include "palimpsest/ops/abn/functional.h"
+#include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/common/names.h"
 #include "palimpsest/ops/dense_block/layer.h"
@@ -15,260 +15,265 @@
 
 #include <utility>
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::dense_block_detail {
 namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-const OptionalTensor kNoResidual;
-
-/// Calls visit on every tensor of a layer that a gradient may be asked of, in one order for all uses;
-/// `Layer` is a DenseLayer.
-template <class Visit>
-void for_parameters(const DenseLayer& l, const Visit& visit) {
-  visit(l.norm1.weight);
-  visit(l.norm1.bias);
-  visit(OptionalTensor(l.kernel1));
-  visit(l.norm2.weight);
-  visit(l.norm2.bias);
-  visit(OptionalTensor(l.kernel2));
+/// Calls visit on every tensor of a layer that may require a gradient. This order is the order of the
+/// autograd Function's inputs and of the gradients that it returns.
+template <class Layer, class Visit>
+void for_parameters(Layer& layer, const Visit& visit) {
+  visit(layer.norm1.weight);
+  visit(layer.norm1.bias);
+  visit(layer.conv1_weight);
+  visit(layer.norm2.weight);
+  visit(layer.norm2.bias);
+  visit(layer.conv2_weight);
 }
+
+/// The same order over gradients (LayerGradients) or over which of them are needed (LayerWants).
+template <class Gradients, class Visit>
+void for_gradients(Gradients& gradients, const Visit& visit) {
+  visit(gradients.weight1);
+  visit(gradients.bias1);
+  visit(gradients.conv1_weight);
+  visit(gradients.weight2);
+  visit(gradients.bias2);
+  visit(gradients.conv2_weight);
+}
+
+/// Calls visit on every tensor that a layer saves, to write all of them into a list and to read them back.
+template <class Layer, class Visit>
+void for_saved_tensors(Layer& layer, SavedLayer& saved, const Visit& visit) {
+  for_parameters(layer, visit);
+  for (auto* norm : {&layer.norm1, &layer.norm2}) {
+    visit(norm->running_mean);
+    visit(norm->running_var);
+  }
+  for (auto* norm : {&saved.bottleneck, &saved.features}) {
+    visit(norm->saved_values);
+    auto& statistics = norm->statistics;
+    for (auto* t : {&statistics.mean, &statistics.inv_std, &statistics.channel_values,
+                    &statistics.channel_index, &statistics.branch})
+      visit(*t);
+  }
+  visit(saved.dropout);
+}
+
+/// The visitor that appends tensors to a list.
+struct Writer {
+  variable_list& list;
+  void operator()(const at::Tensor& t) const { list.push_back(t); }
+  void operator()(const OptionalTensor& t) const { list.push_back(t.value_or(at::Tensor())); }
+};
+
+/// The visitor that takes them out again.
+struct Reader {
+  const variable_list& list;
+  std::size_t& at;
+  void operator()(at::Tensor& t) const { t = list[at++]; }
+  void operator()(OptionalTensor& t) const {
+    const at::Tensor& next = list[at++];
+    t = next.defined() ? OptionalTensor(next) : std::nullopt;
+  }
+};
 
 int64_t growth_of(const std::vector<DenseLayer>& layers) {
   int64_t channels = 0;
-  for (const auto& l : layers) channels += l.kernel2.size(0);
+  for (const auto& layer : layers) channels += layer.conv2_weight.size(0);
   return channels;
 }
 
-/// A block on its way through autograd, without tensors that autograd should keep.
+bool takes_statistics(const std::vector<DenseLayer>& layers, const DenseBlockOptions& options) {
+  bool takes = false;
+  for (const auto& layer : layers) takes = takes || (options.pre_activation && layer.options1.training);
+  return takes;
+}
+
+/// The part of a block that is no tensor, for backward.
 struct BlockPlan final : torch::CustomClassHolder {
-  std::vector<DenseLayer> layers;  // parameters undefined: they are among what is saved
-  struct Keeps {
-    Saved bottleneck, features;
-  };
-  std::vector<Keeps> keeps;
+  std::vector<DenseLayer> layers;  // without tensors: these are saved as tensors
+  std::vector<SavedLayer> saved;   // likewise
   DenseBlockOptions options;
   Layout layout = Layout::kNCHW;
   std::optional<ProductPrecision> precision;
   int64_t in = 0;
-  bool statistics = false;
 };
 
-bool takes_statistics(const std::vector<DenseLayer>& layers, const DenseBlockOptions& options) {
-  bool takes = false;
-  for (const auto& l : layers) takes = takes || (options.pre_activation && l.options1.training);
-  return takes;
-}
-
 struct BlockResult {
-  DenseBuffer buffer;
-  std::vector<DenseLayerKept> kept;
+  Buffer buffer;
+  std::vector<SavedLayer> saved;
 };
 
 BlockResult run_block(const at::Tensor& x, const std::vector<DenseLayer>& layers,
                       const DenseBlockOptions& options, const std::optional<ProductPrecision>& precision,
                       bool for_backward) {
-  BlockResult r;
-  r.buffer.layout = preferred_layout(x.sizes(), x.strides());
+  BlockResult result;
+  Buffer& buffer = result.buffer;
+  buffer.layout = preferred_layout(x.sizes(), x.strides());
   auto sizes = x.sizes().vec();
   sizes[1] += growth_of(layers);
-  r.buffer.values = at::empty_strided(sizes, dense_strides(sizes, r.buffer.layout), x.options());
+  buffer.values = at::empty_strided(sizes, contiguous_strides(sizes, buffer.layout), x.options());
   if (takes_statistics(layers, options)) {
-    r.buffer.mean = at::empty({sizes[1]}, x.options().dtype(at::kDouble));
-    r.buffer.var = at::empty_like(r.buffer.mean);
+    buffer.mean = at::empty({sizes[1]}, x.options().dtype(at::kDouble));
+    buffer.var = at::empty_like(buffer.mean);
   }
-  put_features(r.buffer, 0, dense_in(r.buffer.layout, x));
+  put_features(buffer, 0, contiguous_in(buffer.layout, x));
   int64_t channels = x.size(1);
   for (const auto& layer : layers) {
-    const DenseLayerPass pass(layer, options, channels, precision);
-    DenseLayerKept kept = pass.forward(r.buffer, for_backward);
-    if (for_backward) r.kept.push_back(std::move(kept));
+    const LayerPass pass(layer, options, channels, precision);
+    SavedLayer saved = pass.forward(buffer, for_backward);
+    if (for_backward) result.saved.push_back(std::move(saved));
     channels += pass.growth();
   }
-  return r;
+  return result;
 }
 
-void append_norm(variable_list& list, const DenseNormKept& k) {
-  list.insert(list.end(), {k.kept, k.side, k.mean, k.inv_std, k.branch});
+/// The gradient buffer of the block: dout itself if no other owner sees it.
+at::Tensor gradient_buffer(at::Tensor dout, const Buffer& buffer) {
+  const at::Tensor& values = buffer.values;
+  const auto type = accumulate_type(values.scalar_type());
+  if (dout.scalar_type() == type && can_steal_gradient(dout, values)) return dout;
+  at::Tensor gradient = at::empty_strided(values.sizes(), contiguous_strides(values.sizes(), buffer.layout),
+                                          values.options().dtype(type));
+  return gradient.copy_(dout);
 }
-
-/// Hands out a list's tensors one after the other.
-class SavedReader {
- public:
-  explicit SavedReader(const variable_list& list) : list_(list) {}
-  at::Tensor next() { return list_[at_++]; }
-  OptionalTensor next_optional() {
-    at::Tensor t = next();
-    return t.defined() ? OptionalTensor(std::move(t)) : std::nullopt;
-  }
-  DenseNormKept next_norm(Saved keep) {
-    DenseNormKept k;
-    k.keep = keep;
-    for (at::Tensor* t : {&k.kept, &k.side, &k.mean, &k.inv_std, &k.branch}) *t = next();
-    return k;
-  }
-
- private:
-  const variable_list& list_;
-  std::size_t at_ = 0;
-};
 
 class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> {
  public:
-  /// `parameters`: those of the layers that exist, in the order of for_parameters.
+  /// `parameters`: those of the layers that are present, in the order of for_parameters.
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList /*parameters*/,
                             const std::vector<DenseLayer>* layers, const DenseBlockOptions* options,
                             const std::optional<ProductPrecision>* precision) {
-    BlockResult r = run_block(x, *layers, *options, *precision, true);
+    BlockResult result = run_block(x, *layers, *options, *precision, true);
     auto plan = c10::make_intrusive<BlockPlan>();
     plan->options = *options;
     plan->precision = *precision;
-    plan->layout = r.buffer.layout;
+    plan->layout = result.buffer.layout;
     plan->in = x.size(1);
-    plan->statistics = r.buffer.mean.defined();
-    variable_list saved{r.buffer.values, r.buffer.mean, r.buffer.var};
+    variable_list saved{result.buffer.values, result.buffer.mean, result.buffer.var};
     for (std::size_t i = 0; i < layers->size(); ++i) {
-      const DenseLayer& l = (*layers)[i];
-      for_parameters(l, [&](const OptionalTensor& t) { saved.push_back(t.value_or(at::Tensor())); });
-      // Only frozen statistics are read again.
-      for (const auto* norm : {&l.norm1, &l.norm2}) {
-        const bool frozen = !(norm == &l.norm1 ? l.options1 : l.options2).training;
-        saved.push_back(frozen ? norm->running_mean.value_or(at::Tensor()) : at::Tensor());
-        saved.push_back(frozen ? norm->running_var.value_or(at::Tensor()) : at::Tensor());
-      }
-      append_norm(saved, r.kept[i].bottleneck);
-      append_norm(saved, r.kept[i].features);
-      saved.push_back(r.kept[i].dropout);
-      DenseLayer options_only;
-      options_only.options1 = l.options1;
-      options_only.options2 = l.options2;
-      options_only.convolution2 = l.convolution2;
-      plan->layers.push_back(std::move(options_only));
-      plan->keeps.push_back({r.kept[i].bottleneck.keep, r.kept[i].features.keep});
+      DenseLayer layer = (*layers)[i];
+      // Backward reads running statistics only if they are frozen.
+      if (layer.options1.training) layer.norm1.running_mean = layer.norm1.running_var = std::nullopt;
+      if (layer.options2.training) layer.norm2.running_mean = layer.norm2.running_var = std::nullopt;
+      for_saved_tensors(layer, result.saved[i], Writer{saved});
+      plan->layers.push_back({{}, layer.options1, {}, {}, layer.options2, {}, layer.conv2});
+      SavedLayer kinds;
+      kinds.bottleneck.saved = result.saved[i].bottleneck.saved;
+      kinds.features.saved = result.saved[i].features.saved;
+      plan->saved.push_back(std::move(kinds));
     }
     ctx->save_for_backward(std::move(saved));
     ctx->saved_data["plan"] = c10::IValue::make_capsule(std::move(plan));
-    return r.buffer.values;
+    return result.buffer.values;
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
-    refuse_second_derivative("dense_block");
+    refuse_double_backward("dense_block", "another form of the block");
     at::Tensor dout = std::move(gradients[0]);
-    const auto saved = ctx->get_saved_variables();
+    const auto list = ctx->get_saved_variables();
     const auto capsule = ctx->saved_data["plan"].toCapsule();
     const BlockPlan& plan = *static_cast<const BlockPlan*>(capsule.get());
 
-    SavedReader read(saved);
-    DenseBuffer buffer{dense_in(plan.layout, read.next()), read.next(), read.next(), plan.layout};
+    std::size_t at = 0;
+    const Reader read{list, at};
+    Buffer buffer;
+    buffer.layout = plan.layout;
+    for (at::Tensor* t : {&buffer.values, &buffer.mean, &buffer.var}) read(*t);
+    buffer.values = contiguous_in(plan.layout, buffer.values);
     std::vector<DenseLayer> layers = plan.layers;
-    std::vector<DenseLayerKept> kept(layers.size());
-    std::vector<DenseLayerGradients> wanted(layers.size());
-    int edge = 1;
-    const auto wants = [&](const at::Tensor& t) {
-      return t.defined() && ctx->needs_input_grad(edge++) ? t : at::Tensor();
-    };
+    std::vector<SavedLayer> saved = plan.saved;
+    for (std::size_t i = 0; i < layers.size(); ++i) for_saved_tensors(layers[i], saved[i], read);
+    const std::vector<LayerWants> wanted = wanted_gradients(ctx, layers);
     const bool need_dx = ctx->needs_input_grad(0);
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-      DenseLayer& l = layers[i];
-      DenseLayerGradients& w = wanted[i];
-      l.norm1.weight = read.next_optional();
-      l.norm1.bias = read.next_optional();
-      l.kernel1 = read.next();
-      l.norm2.weight = read.next_optional();
-      l.norm2.bias = read.next_optional();
-      l.kernel2 = read.next();
-      w.weight1 = wants(l.norm1.weight.value_or(at::Tensor()));
-      w.bias1 = wants(l.norm1.bias.value_or(at::Tensor()));
-      w.kernel1 = wants(l.kernel1);
-      w.weight2 = wants(l.norm2.weight.value_or(at::Tensor()));
-      w.bias2 = wants(l.norm2.bias.value_or(at::Tensor()));
-      w.kernel2 = wants(l.kernel2);
-      l.norm1.running_mean = read.next_optional();
-      l.norm1.running_var = read.next_optional();
-      l.norm2.running_mean = read.next_optional();
-      l.norm2.running_var = read.next_optional();
-      kept[i].bottleneck = read.next_norm(plan.keeps[i].bottleneck);
-      kept[i].features = read.next_norm(plan.keeps[i].features);
-      kept[i].dropout = read.next();
-    }
 
-    // The buffer of gradients: dout itself where nobody else sees it.
-    const auto type = accumulate_type(buffer.values.scalar_type());
-    at::Tensor gradient;
-    if (dout.scalar_type() == type && ours_to_overwrite(dout, buffer.values)) {
-      gradient = std::move(dout);
-    } else {
-      gradient = at::empty_strided(buffer.values.sizes(), dense_strides(buffer.values.sizes(), plan.layout),
-                                   buffer.values.options().dtype(type));
-      gradient.copy_(dout);
-      dout = at::Tensor();
-    }
-    DenseCorrections corrections(buffer);
-    std::vector<DenseLayerGradients> result(layers.size());
+    const at::Tensor gradient = gradient_buffer(std::move(dout), buffer);
+    Corrections corrections(buffer);
+    std::vector<LayerGradients> result(layers.size());
     int64_t channels = buffer.values.size(1);
     for (std::size_t i = layers.size(); i-- > 0;) {
-      channels -= layers[i].kernel2.size(0);
-      const DenseLayerPass pass(layers[i], plan.options, channels, plan.precision);
-      result[i] = pass.backward(buffer, kept[i], gradient, corrections, need_dx || i > 0, wanted[i]);
-      kept[i] = {};
+      channels -= layers[i].conv2_weight.size(0);
+      const LayerPass pass(layers[i], plan.options, channels, plan.precision);
+      result[i] = pass.backward(buffer, saved[i], gradient, corrections, need_dx || i > 0, wanted[i]);
+      saved[i] = {};
     }
     variable_list flat(1);
     if (need_dx)
-      flat[0] = dense_device_kernels(buffer.values.device().type())
-                    .feature_gradient(buffer, 0, plan.in, gradient, corrections);
-    for (std::size_t i = 0; i < layers.size(); ++i) {
-      const DenseLayerGradients& g = result[i];
-      const at::Tensor* const in_order[] = {&g.weight1, &g.bias1, &g.kernel1,
-                                            &g.weight2, &g.bias2, &g.kernel2};
-      int which = 0;
-      for_parameters(layers[i], [&](const OptionalTensor& t) {
-        if (t) flat.push_back(*in_order[which]);
-        ++which;
-      });
-    }
+      flat[0] = device_for(buffer.values).feature_gradient(buffer, 0, plan.in, gradient, corrections);
+    for (std::size_t i = 0; i < layers.size(); ++i) append_present(layers[i], result[i], flat);
     flat.insert(flat.end(), {at::Tensor(), at::Tensor(), at::Tensor()});
     return flat;
   }
+
+ private:
+  /// libtorch numbers only the parameters that are present.
+  static std::vector<LayerWants> wanted_gradients(AutogradContext* ctx,
+                                                  const std::vector<DenseLayer>& layers) {
+    std::vector<LayerWants> wanted(layers.size());
+    int slot = 1;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      std::vector<bool> wants;
+      for_parameters(layers[i],
+                     [&](const OptionalTensor& t) { wants.push_back(t && ctx->needs_input_grad(slot++)); });
+      auto next = wants.begin();
+      for_gradients(wanted[i], [&](bool& want) { want = *next++; });
+    }
+    return wanted;
+  }
+
+  static void append_present(const DenseLayer& layer, const LayerGradients& gradients, variable_list& flat) {
+    std::vector<bool> present;
+    for_parameters(layer, [&](const OptionalTensor& t) { present.push_back(t.has_value()); });
+    auto next = present.begin();
+    for_gradients(gradients, [&](const at::Tensor& gradient) {
+      if (*next++) flat.push_back(gradient);
+    });
+  }
 };
 
-/// `rounded`: to x's type, by autocast.
-void check_dense_layer(const at::Tensor& x, int64_t channels, const DenseLayer& l,
+/// `rounded`: autocast rounds the weights to the dtype of x.
+void check_dense_layer(const at::Tensor& x, int64_t channels, const DenseLayer& layer,
                        const DenseBlockOptions& options, bool rounded) {
   const auto vectors = [&](const char* name, const NormalizationTensors& norm, int64_t wanted) {
     for (const auto* t : {&norm.weight, &norm.bias, &norm.running_mean, &norm.running_var})
       TORCH_CHECK(!*t || (*t)->numel() == wanted, "[dense_block] ", name, " needs one value for each of its ",
                   wanted, " channels, got shape ", (*t ? (*t)->sizes() : at::IntArrayRef()));
   };
-  TORCH_CHECK(l.kernel1.dim() == 4 && l.kernel1.size(1) == channels && l.kernel1.size(2) == 1 &&
-                  l.kernel1.size(3) == 1 && l.kernel1.size(0) > 0,
+  TORCH_CHECK(layer.conv1_weight.dim() == 4 && layer.conv1_weight.size(1) == channels &&
+                  layer.conv1_weight.size(2) == 1 && layer.conv1_weight.size(3) == 1 &&
+                  layer.conv1_weight.size(0) > 0,
               "[dense_block] conv1 must be 1x1 and read all ", channels,
-              " features before it, got a kernel of shape ", l.kernel1.sizes());
-  TORCH_CHECK(l.kernel2.dim() == 4 && l.kernel2.size(1) == l.kernel1.size(0) && l.kernel2.size(0) > 0,
-              "[dense_block] conv2 must read the ", l.kernel1.size(0),
-              " channels of conv1 in one group, got a kernel of shape ", l.kernel2.sizes());
-  TORCH_CHECK(l.convolution2.groups == 1, "[dense_block] conv2 must have one group, got ",
-              l.convolution2.groups);
+              " features before it, got a weight of shape ", layer.conv1_weight.sizes());
+  TORCH_CHECK(layer.conv2_weight.dim() == 4 && layer.conv2_weight.size(1) == layer.conv1_weight.size(0) &&
+                  layer.conv2_weight.size(0) > 0,
+              "[dense_block] conv2 must read the ", layer.conv1_weight.size(0),
+              " channels of conv1 in one group, got a weight of shape ", layer.conv2_weight.sizes());
+  TORCH_CHECK(layer.conv2.groups == 1, "[dense_block] conv2 must have one group, got ", layer.conv2.groups);
   for (const std::size_t d : {0, 1}) {
-    const auto& c = l.convolution2;
-    TORCH_CHECK(c.stride.size() == 2 && c.padding.size() == 2 && c.dilation.size() == 2 && c.stride[d] == 1 &&
-                    2 * c.padding[d] == c.dilation[d] * (l.kernel2.size(static_cast<int64_t>(d) + 2) - 1),
-                "[dense_block] conv2 must keep the size of the image (stride 1, padding dilation * (kernel - "
-                "1) / 2), got stride ",
-                c.stride, ", padding ", c.padding, ", dilation ", c.dilation, " and a kernel of shape ",
-                l.kernel2.sizes());
+    const auto& c = layer.conv2;
+    TORCH_CHECK(
+        c.stride.size() == 2 && c.padding.size() == 2 && c.dilation.size() == 2 && c.stride[d] == 1 &&
+            2 * c.padding[d] == c.dilation[d] * (layer.conv2_weight.size(static_cast<int64_t>(d) + 2) - 1),
+        "[dense_block] conv2 must keep the size of the image (stride 1, padding dilation * (kernel - "
+        "1) / 2), got stride ",
+        c.stride, ", padding ", c.padding, ", dilation ", c.dilation, " and a weight of shape ",
+        layer.conv2_weight.sizes());
   }
-  vectors("norm1", l.norm1, options.pre_activation ? channels : l.kernel1.size(0));
-  vectors("norm2", l.norm2, options.pre_activation ? l.kernel2.size(1) : l.kernel2.size(0));
-  const Activation first = l.options1.activation;
+  vectors("norm1", layer.norm1, options.pre_activation ? channels : layer.conv1_weight.size(0));
+  vectors("norm2", layer.norm2,
+          options.pre_activation ? layer.conv2_weight.size(1) : layer.conv2_weight.size(0));
+  const Activation first = layer.options1.activation;
   TORCH_CHECK(!options.pre_activation || kernels::has_dense_product(first),
               "[dense_block] the activation before conv1 must be 'relu', 'leaky_relu' or 'identity', got '",
               activation_name(first), "'; take another form of the block for it");
-  for (const auto* t : {&l.kernel1, &l.kernel2})
+  for (const auto* t : {&layer.conv1_weight, &layer.conv2_weight})
     TORCH_CHECK((t->scalar_type() == x.scalar_type() || (rounded && t->is_floating_point())) &&
                     t->device() == x.device(),
-                "[dense_block] kernels must have x's type and device, ", x.scalar_type(), " on ", x.device(),
-                ", got ", t->scalar_type(), " on ", t->device());
+                "[dense_block] the convolutions' weights must have the dtype and device of x, ",
+                x.scalar_type(), " on ", x.device(), ", got ", t->scalar_type(), " on ", t->device());
 }
 
 void check_block(const at::Tensor& x, const std::vector<DenseLayer>& layers, const DenseBlockOptions& options,
@@ -282,46 +287,51 @@ void check_block(const at::Tensor& x, const std::vector<DenseLayer>& layers, con
   TORCH_CHECK(options.dropout >= 0 && options.dropout < 1, "[dense_block] dropout must be in [0, 1), got ",
               options.dropout);
   int64_t channels = x.size(1);
-  for (const auto& l : layers) {
-    check_dense_layer(x, channels, l, options, rounded);
-    channels += l.kernel2.size(0);
+  for (const auto& layer : layers) {
+    check_dense_layer(x, channels, layer, options, rounded);
+    channels += layer.conv2_weight.size(0);
   }
   // What the two normalizations ask of their values, as for any layer; shapes are all that is read.
-  for (const auto& l : layers) {
+  for (const auto& layer : layers) {
     const auto of = [&](const NormalizationTensors& n, AbnOptions o, int64_t count, bool only_reads) {
       auto sizes = x.sizes().vec();
       sizes[1] = count;
-      if (only_reads) o.keep = Saved::kInput;
+      if (only_reads) o.saved = Saved::kInput;
       const at::Tensor stand_in = at::empty({1}, x.options()).expand(sizes);
-      check_abn({stand_in, n.weight, n.bias, n.running_mean, n.running_var, kNoResidual}, o);
+      const OptionalTensor no_residual;
+      abn_detail::check({stand_in, n, no_residual}, o);
     };
     const bool pre = options.pre_activation;
-    of(l.norm1, l.options1, pre ? l.kernel1.size(1) : l.kernel1.size(0), pre);
-    of(l.norm2, l.options2, pre ? l.kernel2.size(1) : l.kernel2.size(0), false);
+    of(layer.norm1, layer.options1, pre ? layer.conv1_weight.size(1) : layer.conv1_weight.size(0), pre);
+    of(layer.norm2, layer.options2, pre ? layer.conv2_weight.size(1) : layer.conv2_weight.size(0), false);
   }
 }
 
 bool any_recorded(const at::Tensor& x, const std::vector<DenseLayer>& layers) {
   if (!c10::GradMode::is_enabled()) return false;
   bool any = x.requires_grad();
-  for (const auto& l : layers)
-    for_parameters(l, [&](const OptionalTensor& t) { any = any || (t && t->requires_grad()); });
+  for (const auto& layer : layers)
+    for_parameters(layer, [&](const OptionalTensor& t) { any = any || (t && t->requires_grad()); });
   return any;
 }
 
 }  // namespace
+}  // namespace palimpsest::ops::dense_block_detail
+
+namespace palimpsest::ops {
 
 at::Tensor dense_block(const at::Tensor& given, const std::vector<DenseLayer>& layers,
                        const DenseBlockOptions& options) {
+  using namespace dense_block_detail;
   at::Tensor x = given;
   const auto precision = x.defined() ? autocast_precision(x) : std::nullopt;
   if (precision) x = x.to(precision->storage);
   check_block(x, layers, options, precision.has_value());
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   if (!any_recorded(x, layers)) return run_block(x, layers, options, precision, false).buffer.values;
-  variable_list parameters;
-  for (const auto& l : layers)
-    for_parameters(l, [&](const OptionalTensor& t) {
+  torch::autograd::variable_list parameters;
+  for (const auto& layer : layers)
+    for_parameters(layer, [&](const OptionalTensor& t) {
       if (t) parameters.push_back(*t);
     });
   return DenseBlockFunction::apply(x, at::TensorList(parameters), &layers, &options, &precision);

@@ -3,9 +3,10 @@
 
 #include <torch/library.h>
 
-/// torch.ops.palimpsest.dense_block: ops::dense_block with one value of each list a layer. Composite, as abn
-/// is (register.cpp), but for eager mode alone: a block reads its tensors' memory, which tracing has none of.
-namespace palimpsest::ops {
+/// torch.ops.palimpsest.dense_block: ops::dense_block with one tensor per layer in each list. kernel1 and
+/// kernel2 are the weights of conv1 and conv2. Composite, as abn is (abn/schema.cpp), but for eager mode
+/// only: a block reads its tensors' memory, and tracing has none.
+namespace palimpsest::ops::dense_block_detail {
 namespace {
 
 at::Tensor dense_block_of_lists(const at::Tensor& x, at::TensorList weight1, at::TensorList bias1,
@@ -13,15 +14,19 @@ at::Tensor dense_block_of_lists(const at::Tensor& x, at::TensorList weight1, at:
                                 at::TensorList kernel1, at::TensorList weight2, at::TensorList bias2,
                                 at::TensorList running_mean2, at::TensorList running_var2,
                                 at::TensorList kernel2, bool training, double momentum, double eps,
-                                std::string_view activation, double activation_param, std::string_view keep,
-                                bool pre_activation, double dropout) {
+                                std::string_view activation, double activation_param, std::string_view saved,
+                                bool pre_activation, double dropout, std::optional<std::string_view> keep) {
   for (const auto& list :
        {weight1, bias1, running_mean1, running_var1, kernel1, weight2, bias2, running_mean2, running_var2})
     TORCH_CHECK(list.size() == kernel2.size(),
-                "[dense_block] every list needs one tensor a layer: kernel2 has ", kernel2.size(),
+                "[dense_block] every list needs one tensor per layer: kernel2 has ", kernel2.size(),
                 ", another has ", list.size());
-  const AbnOptions norm{
-      training, momentum, eps, activation_from_name(activation), activation_param, keep_from_name(keep)};
+  const AbnOptions norm{training,
+                        momentum,
+                        eps,
+                        activation_from_name(activation),
+                        activation_param,
+                        saved_from_arguments("dense_block", saved, keep)};
   std::vector<DenseLayer> layers;
   for (std::size_t i = 0; i < kernel2.size(); ++i) {
     const at::Tensor& k = kernel2[i];
@@ -43,9 +48,9 @@ TORCH_LIBRARY_FRAGMENT(palimpsest, m) {
       "Tensor(b!)[] running_var1, Tensor[] kernel1, Tensor[] weight2, Tensor[] bias2, "
       "Tensor(c!)[] running_mean2, Tensor(d!)[] running_var2, Tensor[] kernel2, bool training=True, "
       "float momentum=0.1, float eps=1e-5, str activation=\"leaky_relu\", float activation_param=0.01, "
-      "str keep=\"output\", bool pre_activation=True, float dropout=0.0) -> Tensor",
+      "str saved=\"output\", bool pre_activation=True, float dropout=0.0, str? keep=None) -> Tensor",
       &dense_block_of_lists);
 }
 
 }  // namespace
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::dense_block_detail

@@ -4,10 +4,10 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::exponent_counts_detail {
 
-/// Of `values`, which fill one block of memory on a GPU: counted there, whereupon kExponentBins numbers are
-/// copied and waited for.
-kernels::ExponentCounts exponent_counts_cuda(const at::Tensor& values);
+/// Counts `values`, which fill one block of memory on a GPU; the host waits for a copy of kExponentBins
+/// numbers.
+kernels::ExponentHistogram count_on_gpu(const at::Tensor& values);
 
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::exponent_counts_detail

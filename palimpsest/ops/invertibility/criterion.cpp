@@ -1,19 +1,14 @@
 #include "palimpsest/ops/invertibility/criterion.h"
 
-#include "palimpsest/base/recomputing.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
-#include "palimpsest/ops/abn.h"
 #include "palimpsest/ops/invertibility/host_vector.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <limits>
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::invertibility {
 namespace {
-
-std::atomic<int64_t> fallbacks{0}, side_channels{0}, missed_channels{0};
 
 struct StorageError {
   double epsilon, tolerance;
@@ -90,7 +85,7 @@ bool is_degenerate(double weight, double bias, double residual, Activation activ
 
 }  // namespace
 
-std::vector<int64_t> degenerate_channels(const RecoveryLayer& layer, const RecoveryValues& values) {
+std::vector<int64_t> non_invertible_channels(const Layer& layer, const Values& values) {
   const StorageError storage = error_of(layer.storage);
   const BranchLoss branch = branch_loss(layer.activation, storage);
   const HostVector gamma(values.weight, 1), beta(values.bias, 0), rms(values.residual_rms, 0),
@@ -114,28 +109,4 @@ std::vector<int64_t> degenerate_channels(const RecoveryLayer& layer, const Recov
   return result;
 }
 
-void count_fallback() {
-  if (!recomputing()) ++fallbacks;
-}
-void count_side_channels(int64_t channels) {
-  if (!recomputing()) side_channels += channels;
-}
-void count_missed_channels(int64_t channels) {
-  missed_channels += channels;
-}
-int64_t abn_missed_channel_count() {
-  return missed_channels;
-}
-int64_t abn_fallback_count() {
-  return fallbacks;
-}
-int64_t abn_side_channel_count() {
-  return side_channels;
-}
-void reset_abn_fallback_count() {
-  fallbacks = 0;
-  side_channels = 0;
-  missed_channels = 0;
-}
-
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::invertibility

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::invertibility {
 
 /// A (C) vector on the host, of any floating type and stride, read one value at a time: no copy of it at a
 /// layer's peak. Of an undefined one every value is `absent`.
@@ -42,4 +42,4 @@ class HostVector {
   double absent_;
 };
 
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::invertibility

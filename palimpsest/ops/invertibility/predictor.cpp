@@ -1,6 +1,8 @@
 #include "palimpsest/ops/invertibility/predictor.h"
 
-#include "palimpsest/ops/abn/device.h"
+#include "palimpsest/ops/common/backend.h"
+#include "palimpsest/ops/common/cuda_call.h"
+#include "palimpsest/ops/invertibility/fallback_stats.h"
 #include "palimpsest/ops/invertibility/host_vector.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -19,14 +21,14 @@
 #include <mutex>
 #include <utility>
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::invertibility {
 namespace {
 
 std::atomic<int64_t> waits{0};
 
 /// The root mean square of each channel over at most 4 images and about 64 pixels of each: within 5 %. (Four
 /// times as many took 1 % of a ResNeXt-50 step.)
-at::Tensor sampled_rms(const RecoveryTensors& tensors) {
+at::Tensor sampled_rms(const Tensors& tensors) {
   constexpr int64_t kImages = 4, kPixels = 64;
   if (!tensors.residual || tensors.residual->numel() == 0) return {};
   at::Tensor t = *tensors.residual;
@@ -68,7 +70,7 @@ class WatchedVector {
     return t.defined() == known_.defined() && (!t.defined() || t.size(0) == known_.size(0));
   }
 
-  /// Waits.
+  /// Blocks until the value is on the host.
   void read(const at::Tensor& t) {
     known_ = t.defined() ? t.to(at::kCPU, at::kDouble, /*non_blocking=*/false, /*copy=*/true).contiguous()
                          : at::Tensor();
@@ -82,7 +84,7 @@ class WatchedVector {
     arriving_.copy_(t, /*non_blocking=*/true);
   }
 
-  /// moved() for a change whose like was never seen.
+  /// Assumes a change of `share` when no earlier step is known.
   void foresee(double share) {
     if (known_.defined()) moved_ = share * known_.abs();
   }
@@ -111,15 +113,15 @@ class WatchedVector {
   at::Tensor arriving_;       ///< page-locked, or a copy would wait
 };
 
-/// Of one weight (or bias, where there is none).
-class RecoveryHistory {
+/// The history of one weight (of the bias, if there is no weight).
+class History {
  public:
-  explicit RecoveryHistory(const at::Tensor& key) : storage_(key.storage().getWeakStorageImpl()) {}
+  explicit History(const at::Tensor& key) : storage_(key.storage().getWeakStorageImpl()) {}
 
   bool expired() const { return storage_.expired(); }
 
-  std::optional<RecoveryChoice> choose(const RecoveryLayer& layer, const RecoveryTensors& tensors,
-                                       const at::Tensor& like, bool capturing) {
+  std::optional<Choice> choose(const Layer& layer, const Tensors& tensors, const at::Tensor& like,
+                               bool capturing) {
     const std::scoped_lock lock(mutex_);
     if (capturing) {
       if (choice_ && choice_->index.defined()) captured_.push_back(choice_->index);
@@ -148,10 +150,9 @@ class RecoveryHistory {
       rms_.take(0);
       report_missed(layer);
     }
-    std::vector<int64_t> channels = degenerate_channels(
+    std::vector<int64_t> channels = non_invertible_channels(
         layer, {weight_.known(), bias_.known(), rms_.known(), weight_.moved(), bias_.moved()});
-    if (first || choice_->channels != channels)
-      choice_ = RecoveryChoice{channels, index_of(channels, like.device())};
+    if (first || choice_->channels != channels) choice_ = Choice{channels, index_of(channels, like.device())};
     always_some_ = !channels.empty() && (first || writes != 0 || always_some_);
     weight_.queue(weight);
     bias_.queue(bias);
@@ -186,39 +187,39 @@ class RecoveryHistory {
   static constexpr double kShareOfAStep = 0.75;     // that a weight is thought to lose at most
 
   /// The pass before used choice_; what its weight and bias were has arrived by now.
-  void report_missed(const RecoveryLayer& layer) {
+  void report_missed(const Layer& layer) {
     const std::vector<int64_t> want =
-        degenerate_channels(layer, {weight_.known(), bias_.known(), rms_.known(), {}, {}});
+        non_invertible_channels(layer, {weight_.known(), bias_.known(), rms_.known(), {}, {}});
     std::vector<int64_t> missed;
     std::set_difference(want.begin(), want.end(), choice_->channels.begin(), choice_->channels.end(),
                         std::back_inserter(missed));
     if (missed.empty()) return;
-    count_missed_channels(static_cast<int64_t>(missed.size()));
+    count_late_channels(static_cast<int64_t>(missed.size()));
     TORCH_WARN_ONCE("[abn] ", missed.size(),
-                    " channels of a layer turned degenerate (|weight| near zero) within one step, "
-                    "faster than it was foreseen: their gradients in that step had few digits or none. "
-                    "abn_missed_channel_count counts such channels");
+                    " channels of a layer became non-invertible (|weight| near zero) within one step, "
+                    "more than was predicted: their gradients in that step had few digits or none. "
+                    "abn_fallback_stats().late counts such channels");
   }
 
   std::mutex mutex_;
   c10::weak_intrusive_ptr<c10::StorageImpl> storage_;
   WatchedVector weight_, bias_, rms_;
   std::unique_ptr<c10::Event> arriving_;
-  std::optional<RecoveryChoice> choice_;
+  std::optional<Choice> choice_;
   std::vector<at::Tensor> captured_;  ///< indices that graphs read again whenever they are replayed
   int64_t version_ = 0, usual_writes_ = 0, passes_ = 0;
   bool always_some_ = false, saw_backward_ = false;
 };
 
 /// The histories of all weights that are alive.
-class RecoveryHistories {
+class Histories {
  public:
-  static RecoveryHistories& instance() {
-    static auto& all = *new RecoveryHistories;  // outlives libtorch
+  static Histories& instance() {
+    static auto& all = *new Histories;  // outlives libtorch
     return all;
   }
 
-  std::shared_ptr<RecoveryHistory> of(const at::Tensor& t, bool make) {
+  std::shared_ptr<History> of(const at::Tensor& t, bool make) {
     const std::scoped_lock lock(mutex_);
     const std::pair key{t.storage().unsafeGetStorageImpl(), t.storage_offset()};
     const auto found = histories_.find(key);
@@ -228,43 +229,40 @@ class RecoveryHistories {
       std::erase_if(histories_, [](const auto& entry) { return entry.second->expired(); });
       room_ = std::max<std::size_t>(64, 2 * histories_.size());
     }
-    return histories_[key] = std::make_shared<RecoveryHistory>(t);
+    return histories_[key] = std::make_shared<History>(t);
   }
 
  private:
   std::mutex mutex_;
   /// A storage's address stays taken while a history refers to it, even weakly.
-  std::map<std::pair<const c10::StorageImpl*, int64_t>, std::shared_ptr<RecoveryHistory>> histories_;
+  std::map<std::pair<const c10::StorageImpl*, int64_t>, std::shared_ptr<History>> histories_;
   std::size_t room_ = 64;
 };
 
-RecoveryChoice read_now(const RecoveryLayer& layer, const RecoveryTensors& tensors, const at::Tensor& like) {
-  std::vector<int64_t> channels = degenerate_channels_now(layer, tensors);
+Choice read_now(const Layer& layer, const Tensors& tensors, const at::Tensor& like) {
+  std::vector<int64_t> channels = non_invertible_channels_now(layer, tensors);
   at::Tensor index = index_of(channels, like.device());
   return {std::move(channels), std::move(index)};
 }
 
 }  // namespace
 
-std::vector<int64_t> degenerate_channels_now(const RecoveryLayer& layer, const RecoveryTensors& tensors) {
+std::vector<int64_t> non_invertible_channels_now(const Layer& layer, const Tensors& tensors) {
   const at::AutoDispatchBelowADInplaceOrView no_graph;
   const auto host = [](const at::Tensor& t) { return t.defined() ? t.cpu() : t; };
-  return degenerate_channels(layer, {host(or_undefined(tensors.weight)),
-                                     host(or_undefined(tensors.bias)),
-                                     host(sampled_rms(tensors)),
-                                     {},
-                                     {}});
+  return non_invertible_channels(layer, {host(or_undefined(tensors.weight)),
+                                         host(or_undefined(tensors.bias)),
+                                         host(sampled_rms(tensors)),
+                                         {},
+                                         {}});
 }
 
-std::optional<RecoveryChoice> choose_degenerate_channels(const RecoveryLayer& layer,
-                                                         const RecoveryTensors& tensors,
-                                                         const at::Tensor& like) {
+std::optional<Choice> choose_channels(const Layer& layer, const Tensors& tensors, const at::Tensor& like) {
   const at::AutoDispatchBelowADInplaceOrView no_graph;
-  const AbnDeviceKernels& device = abn_device_kernels(like.device().type());
-  if (!device.host_runs_ahead) return read_now(layer, tensors, like);
-  const bool capturing = device.is_capturing(like);
+  if (!host_runs_ahead(backend_of("abn", like))) return read_now(layer, tensors, like);
+  const bool capturing = CudaCall(like).is_capturing();
   if (tensors.weight || tensors.bias)
-    return RecoveryHistories::instance()
+    return Histories::instance()
         .of(tensors.weight ? *tensors.weight : *tensors.bias, /*make=*/true)
         ->choose(layer, tensors, like, capturing);
   if (tensors.residual && capturing) return std::nullopt;
@@ -274,18 +272,18 @@ std::optional<RecoveryChoice> choose_degenerate_channels(const RecoveryLayer& la
 
 void saw_backward(const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias) {
   if (!weight && !bias) return;
-  if (const auto history = RecoveryHistories::instance().of(weight ? *weight : *bias, /*make=*/false))
+  if (const auto history = Histories::instance().of(weight ? *weight : *bias, /*make=*/false))
     history->saw_backward();
 }
 
 bool always_chose_some(const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias) {
   if (!weight && !bias) return false;
-  const auto history = RecoveryHistories::instance().of(weight ? *weight : *bias, /*make=*/false);
-  return history && history->always_chose_some(RecoveryHistory::version_of(weight, bias));
+  const auto history = Histories::instance().of(weight ? *weight : *bias, /*make=*/false);
+  return history && history->always_chose_some(History::version_of(weight, bias));
 }
 
-int64_t recovery_waits() {
+int64_t host_waits() {
   return waits;
 }
 
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::invertibility

@@ -8,52 +8,49 @@
 #include <optional>
 #include <vector>
 
-/// Where the values come from that decide which channels are degenerate (ops/invertibility/criterion.h).
-namespace palimpsest::ops {
+/// Which channels of a forward pass are non-invertible, and by which values this is decided: on a CPU by the
+/// values that the tensors hold now; on a GPU by values that the host knows without waiting.
+namespace palimpsest::ops::invertibility {
 
 /// The tensors of one call of a layer, on its device.
-struct RecoveryTensors {
+struct Tensors {
   const std::optional<at::Tensor>&weight, &bias, &residual;
   bool relu_residual = false;
 };
 
-/// The degenerate channels by what the tensors hold now; waits for their device. rms(residual) is that of a
-/// sample of its pixels, the same one every time.
-std::vector<int64_t> degenerate_channels_now(const RecoveryLayer& layer, const RecoveryTensors& tensors);
+/// The non-invertible channels by the values that the tensors hold now; blocks until these are on the host.
+/// rms(residual) is taken over a fixed sample of its pixels.
+std::vector<int64_t> non_invertible_channels_now(const Layer& layer, const Tensors& tensors);
 
-/// The degenerate channels, as a forward pass over `like` finds them.
-struct RecoveryChoice {
+/// The non-invertible channels of one forward pass.
+struct Choice {
   std::vector<int64_t> channels;
   at::Tensor index;  ///< the same on the device, i64; undefined if there are none
 };
 
-/// On the CPU by what the tensors hold now. Where the host runs ahead of the device (AbnDeviceKernels), so
-/// that reading a weight would wait for all that is queued, by less: each forward pass queues a copy of
-/// weight and bias to the host behind itself, and the next one reads that copy: values of the pass before,
-/// with four times as much about them as they moved between the two before that (but no more than three
-/// quarters of a weight). So the host is at most one pass of the layer ahead, and every run decides alike.
-/// The residual is sampled on every 16th pass.
-///   A layer's first pass waits and reads what the tensors hold, and so does one before which weight and bias
-/// were written another number of times than between the passes before: not an optimizer's step, but somebody
-/// who loaded values. (The first writes, up to 4, are an optimizer's if the layer's backward ran before them;
-/// a weight may lose three quarters of itself in them.) So does every pass of a layer with a residual and
-/// neither weight nor bias.
-///   While a CUDA graph is captured nothing is read or queued: the last pass's choice holds for all replays.
-/// Absent: there was none.
-///   A channel that turned degenerate in one step, by more than that, has a gradient of few digits (none, at
-/// weight 0) for one step; the next pass finds out, warns once and counts (abn_missed_channel_count).
-std::optional<RecoveryChoice> choose_degenerate_channels(const RecoveryLayer& layer,
-                                                         const RecoveryTensors& tensors,
-                                                         const at::Tensor& like);
+/// The non-invertible channels of a forward pass over `like`.
+/// 1. CPU: reads weight and bias now.
+/// 2. GPU: reads the copy of weight and bias that the previous forward pass of the layer queued; never waits
+///    for more than that pass. Margin: 4 times the last change, at most 75 % of a weight. The residual is
+///    sampled every 16th pass.
+/// 3. The first forward pass, and one before which weight or bias was written more or less often than by an
+///    optimizer's step (values were loaded): waits once for the values. The first writes, up to 4, count as
+///    an optimizer's step if the layer's backward ran before them. A layer with a residual and neither weight
+///    nor bias waits in every pass.
+/// 4. While a CUDA graph is captured: the choice of the last pass, which holds for every replay; nothing if
+///    there was no pass.
+/// A channel that becomes non-invertible faster than predicted has an inexact gradient for one step; the next
+/// pass warns once and counts the channel (AbnFallbackStats::late).
+std::optional<Choice> choose_channels(const Layer& layer, const Tensors& tensors, const at::Tensor& like);
 
-/// A layer's backward tells that it ran: what is written next may be an optimizer's step.
+/// The layer's backward pass ran: the next writes may be an optimizer's step.
 void saw_backward(const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias);
 
-/// Whether every choice for `weight` as it is now found a degenerate channel. A pass that waits for its
-/// backward is one of them, as weight must not be written in between.
+/// Whether every choice for the present values of `weight` found a non-invertible channel. Includes passes
+/// whose backward is still to come, because the weight must not be written before that.
 bool always_chose_some(const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias);
 
-/// How often choose_degenerate_channels has waited for tensors' values, since the program started.
-int64_t recovery_waits();
+/// How often choose_channels has waited for values, since the program started.
+int64_t host_waits();
 
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::invertibility

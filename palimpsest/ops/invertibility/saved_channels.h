@@ -1,73 +1,62 @@
 #pragma once
 
-#include "palimpsest/base/shape.h"
 #include "palimpsest/kernels/abn.h"
-#include "palimpsest/ops/abn/functional.h"
+#include "palimpsest/ops/invertibility/predictor.h"
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
+namespace palimpsest::ops::invertibility {
 
-namespace palimpsest::ops {
+/// The normalized x of the non-invertible channels of one layer, saved for backward beside z. Up to 1 channel
+/// in 32 (at least one) is saved by itself; with more (a weight that starts at zero) the whole tensor is
+/// saved.
+///
+/// The number of channels depends on values, which shapes in a traced graph must not. So the operators carry
+/// both tensors hidden: with shape (0), while the data lie in their storage.
+struct SavedChannels {
+  bool all = false;   ///< every channel is saved
+  at::Tensor values;  ///< (N, count, ...) in the layout of x; undefined if no channel is saved
+  at::Tensor index;   ///< (count), i64: which channels; undefined if all are saved
 
-/// The degenerate channels of one layer and where their normalized x is kept: in a side buffer of a channel
-/// in 32 (at least one), or, if there are more of them (a weight initialized to zero), for the whole layer.
-struct SideChannels {
-  int64_t count = 0;  ///< all, if whole
-  bool whole = false;
-  at::Tensor index;  ///< (count) i64 on the layer's device: which ones, unless whole
+  SavedChannels() = default;
+  /// The tensors of a forward pass, hidden or revealed, for a layer whose saved tensor is `like`.
+  SavedChannels(const at::Tensor& hidden_values, const at::Tensor& hidden_index, const at::Tensor& like);
 
-  bool any() const { return count > 0; }
+  bool any() const { return values.defined(); }
+  /// `like` gives dtype and device if no channel is saved.
+  at::Tensor hidden_values(const at::Tensor& like) const;
+  at::Tensor hidden_index(const at::Tensor& like) const;
 };
 
-/// For a forward pass over `x`. On a device that the host runs ahead of by what it knows without waiting
-/// (ops/invertibility/predictor.h).
-SideChannels choose_side_channels(const AbnSettings& settings, const at::Tensor& x);
+/// Finds the non-invertible channels of a forward pass over `x` (choose_channels), allocates memory for them
+/// and counts them (AbnFallbackStats).
+SavedChannels choose_saved_channels(const Layer& layer, const Tensors& tensors, const at::Tensor& x);
 
-/// What forward keeps of them for backward: bytes (u8), shape (0) in any case (AbnStatistics::side), behind
-/// which lie the values in the layer's layout, and unless whole, at the next multiple of 8, the index, and
-/// one byte more: by an odd number of bytes backward knows them from a whole layer's.
-class SideBuffer {
+/// The same data with its real size, flat: code that copies saved tensors (hooks) would lose hidden data.
+/// Tensors that are not hidden are returned as they are.
+at::Tensor reveal(const at::Tensor& hidden);
+
+/// For a backward pass to which no saved channels arrived: raises c10::Error if the forward pass must have
+/// saved some.
+void check_none_was_saved(const Layer& layer, const Tensors& tensors, const at::Tensor& saved_values);
+
+/// The saved channels as a layer by themselves: parts of full-size tensors and of (C) vectors, contiguous in
+/// one layout.
+class ChannelView {
  public:
-  /// Without any: nothing.
-  static at::Tensor hidden(const SideChannels& side, const at::Tensor& x);
-  /// The bytes of `hidden`, in sight: whoever copies saved tensors would lose what has no shape.
-  static at::Tensor revealed(const at::Tensor& hidden);
+  ChannelView(const SavedChannels& channels, const kernels::AbnProblem& problem);
 
-  /// Of either, for a layer over tensors that lie as `like`.
-  SideBuffer(const at::Tensor& bytes, const at::Tensor& like);
-
-  const SideChannels& channels() const { return channels_; }
-  /// Of shape (N, count, ...), or like's if whole, to be written and read.
-  const at::Tensor& values() const { return values_; }
-
- private:
-  SideChannels channels_;
-  at::Tensor values_;
-};
-
-/// For a backward pass: tells it to what chooses the channels of the next forward (ops/invertibility/predictor.h).
-void note_backward(const AbnSettings& settings, const at::Tensor& kept);
-
-/// Raises if a forward pass that left nothing found a degenerate channel: then what it left was lost.
-void check_nothing_was_left(const AbnSettings& settings, const at::Tensor& kept);
-
-/// The parts of full-size tensors and of (C) vectors that belong to those channels, dense in one layout, so
-/// that the kernels can work on them as on a layer of its own.
-class SideLayer {
- public:
-  SideLayer(const SideChannels& side, const kernels::AbnProblem& layer);
-
-  kernels::AbnProblem layer() const { return layer_; }
+  /// The problem with these channels only.
+  const kernels::AbnProblem& problem() const { return problem_; }
   at::Tensor gather(const at::Tensor& full) const;
-  /// Of (C) vectors; undefined stays undefined.
+  /// (C) -> (count); undefined stays undefined.
   at::Tensor gather_vector(const at::Tensor& vector) const;
   void scatter(const at::Tensor& part, const at::Tensor& full) const;
   void scatter_vector(const at::Tensor& part, const at::Tensor& vector) const;
 
  private:
-  kernels::AbnProblem layer_;
+  kernels::AbnProblem problem_;
   at::Tensor index_;
 };
 
-}  // namespace palimpsest::ops
+}  // namespace palimpsest::ops::invertibility

@@ -1,7 +1,7 @@
 #include "palimpsest/ops/linear.h"
 
-#include "palimpsest/ops/abn/autograd.h"
 #include "palimpsest/ops/common/autocast.h"
+#include "palimpsest/ops/common/gradients.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/linear.h>
@@ -9,7 +9,7 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::linear_detail {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -38,7 +38,7 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, const variable_list& gradients) {
-    refuse_second_derivative("linear");
+    refuse_double_backward("linear", "torch::linear without autocast");
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &dout = gradients[0];
@@ -56,11 +56,15 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
 };
 
 }  // namespace
+}  // namespace palimpsest::ops::linear_detail
+
+namespace palimpsest::ops {
 
 at::Tensor linear(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias) {
+  using namespace linear_detail;
   const auto precision = autocast_precision(x);
   if (!precision) return at::linear(x, weight, bias);
-  // A cast that autograd sees: of an f32 input, what is kept is the 16-bit one.
+  // A cast that autograd records: for an f32 input, the 16-bit copy is saved.
   const at::Tensor input = x.to(precision->storage);
   const bool recorded = c10::GradMode::is_enabled() &&
                         (input.requires_grad() || weight.requires_grad() || (bias && bias->requires_grad()));

@@ -1,18 +1,16 @@
 #include "palimpsest/kernels/max_pool.h"
-#include "palimpsest/ops/max_pool/functional.h"
+#include "palimpsest/ops/max_pool/native.h"
 
 #include <ATen/ops/empty.h>
 
-/// Shapes and strides only, symbolic ones included: what tracing and export see in place of
-/// max_pool_dense.cpp.
-namespace palimpsest::ops::meta {
+namespace palimpsest::ops::max_pool_detail::meta {
 
-std::tuple<at::Tensor, at::Tensor> max_pool2d_forward(const at::Tensor& x, PALIMPSEST_POOL_WINDOW,
-                                                      bool ceil_mode, bool for_backward) {
+std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const WindowArguments& w, bool ceil_mode,
+                                           bool for_backward) {
   const auto format = x.suggest_memory_format();
   const auto out = [&](int d) {
-    return kernels::pooled_size<c10::SymInt>(x.sym_size(2 + d), kernel_size[d], stride[d], padding[d],
-                                             dilation[d], ceil_mode);
+    return kernels::pooled_size<c10::SymInt>(x.sym_size(2 + d), w.kernel_size[d], w.stride[d], w.padding[d],
+                                             w.dilation[d], ceil_mode);
   };
   const std::array<c10::SymInt, 4> sizes{x.sym_size(0), x.sym_size(1), out(0), out(1)};
   const auto bytes = x.options().dtype(at::kByte);
@@ -20,11 +18,11 @@ std::tuple<at::Tensor, at::Tensor> max_pool2d_forward(const at::Tensor& x, PALIM
           for_backward ? at::empty_symint(sizes, bytes.memory_format(format)) : at::empty({0}, bytes)};
 }
 
-at::Tensor max_pool2d_backward(const at::Tensor& dz, const at::Tensor&, PALIMPSEST_POOL_WINDOW,
-                               c10::SymInt height, c10::SymInt width, bool channels_last) {
+at::Tensor backward(const at::Tensor& dz, const at::Tensor&, const WindowArguments&, c10::SymInt height,
+                    c10::SymInt width, bool channels_last) {
   const auto format = channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous;
   return at::empty_symint({dz.sym_size(0), dz.sym_size(1), std::move(height), std::move(width)},
                           dz.options().memory_format(format));
 }
 
-}  // namespace palimpsest::ops::meta
+}  // namespace palimpsest::ops::max_pool_detail::meta

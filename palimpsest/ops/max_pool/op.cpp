@@ -1,7 +1,7 @@
 #include "palimpsest/ops/max_pool.h"
 
 #include "palimpsest/kernels/max_pool.h"
-#include "palimpsest/ops/common/find_operator.h"
+#include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/max_pool/functional.h"
 
 #include <c10/core/GradMode.h>
@@ -10,7 +10,7 @@
 #include <array>
 #include <string>
 
-namespace palimpsest::ops {
+namespace palimpsest::ops::max_pool_detail {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -30,7 +30,7 @@ Numbers two_numbers(const char* name, at::IntArrayRef given, int64_t least) {
 struct Window {
   Numbers kernel_size, stride, padding, dilation;
 
-  PoolArguments arguments() const { return {kernel_size, stride, padding, dilation}; }
+  WindowArguments arguments() const { return {kernel_size, stride, padding, dilation}; }
 };
 
 Window check_window(at::IntArrayRef kernel_size, at::IntArrayRef stride, at::IntArrayRef padding,
@@ -84,7 +84,7 @@ class MaxPoolFunction : public torch::autograd::Function<MaxPoolFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, at::IntArrayRef kernel_size,
                             at::IntArrayRef stride, at::IntArrayRef padding, at::IntArrayRef dilation,
                             bool ceil_mode) {
-    auto [z, argmax] = call_max_pool_forward(x, {kernel_size, stride, padding, dilation}, ceil_mode, true);
+    auto [z, argmax] = max_pool_detail::forward(x, {kernel_size, stride, padding, dilation}, ceil_mode, true);
     ctx->save_for_backward({argmax});
     ctx->saved_data["kernel_size"] = kernel_size;
     ctx->saved_data["stride"] = stride;
@@ -97,49 +97,40 @@ class MaxPoolFunction : public torch::autograd::Function<MaxPoolFunction> {
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
-    TORCH_CHECK(!c10::GradMode::is_enabled(),
-                "[max_pool2d] the operator has no second derivative, got a backward pass with create_graph; ",
-                "use at::max_pool2d (torch.nn.functional.max_pool2d) where one is needed");
+    refuse_double_backward("max_pool2d", "at::max_pool2d (torch.nn.functional.max_pool2d)");
     at::Tensor dx;
     if (gradients[0].defined()) {
       const auto numbers = [&](const char* name) { return ctx->saved_data[name].toIntVector(); };
       const auto kernel_size = numbers("kernel_size"), stride = numbers("stride"),
                  padding = numbers("padding"), dilation = numbers("dilation");
-      dx = call_max_pool_backward(gradients[0], ctx->get_saved_variables()[0],
-                                  {kernel_size, stride, padding, dilation},
-                                  ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(),
-                                  ctx->saved_data["channels_last"].toBool());
+      dx = max_pool_detail::backward(
+          gradients[0], ctx->get_saved_variables()[0], {kernel_size, stride, padding, dilation},
+          ctx->saved_data["height"].toSymInt(), ctx->saved_data["width"].toSymInt(),
+          ctx->saved_data["channels_last"].toBool());
     }
     return {dx, {}, {}, {}, {}, {}};
   }
 };
 
-at::Tensor pool_images(const at::Tensor& x, const PoolArguments& w, bool ceil_mode) {
+at::Tensor pool_images(const at::Tensor& x, const WindowArguments& w, bool ceil_mode) {
   if (c10::GradMode::is_enabled() && x.requires_grad())
     return MaxPoolFunction::apply(x, w.kernel_size, w.stride, w.padding, w.dilation, ceil_mode);
-  return std::get<0>(call_max_pool_forward(x, w, ceil_mode, /*for_backward=*/false));
+  return std::get<0>(max_pool_detail::forward(x, w, ceil_mode, /*for_backward=*/false));
 }
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> call_max_pool_forward(const at::Tensor& x, const PoolArguments& w,
-                                                         bool ceil_mode, bool for_backward) {
-  static const auto op = find_operator("palimpsest::max_pool2d_forward", dense::max_pool2d_forward);
-  return op.call(x, w.kernel_size, w.stride, w.padding, w.dilation, ceil_mode, for_backward);
-}
+}  // namespace palimpsest::ops::max_pool_detail
 
-at::Tensor call_max_pool_backward(const at::Tensor& dz, const at::Tensor& argmax, const PoolArguments& w,
-                                  const c10::SymInt& height, const c10::SymInt& width, bool channels_last) {
-  static const auto op = find_operator("palimpsest::max_pool2d_backward", meta::max_pool2d_backward);
-  return op.call(dz, argmax, w.kernel_size, w.stride, w.padding, w.dilation, height, width, channels_last);
-}
+namespace palimpsest::ops {
 
 at::Tensor max_pool2d(const at::Tensor& x, at::IntArrayRef kernel_size, at::IntArrayRef stride,
                       at::IntArrayRef padding, at::IntArrayRef dilation, bool ceil_mode) {
+  using namespace max_pool_detail;
   const Window window = check_window(kernel_size, stride, padding, dilation);
   check_x(x, window, ceil_mode);
   if (x.dim() == 4) return pool_images(x, window.arguments(), ceil_mode);
-  // libtorch's result of one image is contiguous, however the image lies.
+  // libtorch's result for one image is contiguous in any case.
   return pool_images(x.contiguous().unsqueeze(0), window.arguments(), ceil_mode).squeeze(0);
 }
 

@@ -1,12 +1,33 @@
+#include "palimpsest/ops/common/find_operator.h"
 #include "palimpsest/ops/max_pool.h"
-#include "palimpsest/ops/max_pool/functional.h"
+#include "palimpsest/ops/max_pool/native.h"
 
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
-/// What max pooling adds to torch.ops.palimpsest. max_pool2d is composite, as abn is (register.cpp).
-namespace palimpsest::ops {
+#include <utility>
+
+/// torch.ops.palimpsest.max_pool2d*. max_pool2d is composite, as abn is (abn/schema.cpp).
+namespace palimpsest::ops::max_pool_detail {
 namespace {
+
+using at::IntArrayRef;
+
+template <auto kForward>
+std::tuple<at::Tensor, at::Tensor> forward_of(const at::Tensor& x, IntArrayRef kernel_size,
+                                              IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation,
+                                              bool ceil_mode, bool for_backward) {
+  return kForward(x, {kernel_size, stride, padding, dilation}, ceil_mode, for_backward);
+}
+
+/// Int: int64_t for the native pass, SymInt for the meta one.
+template <auto kBackward, class Int>
+at::Tensor backward_of(const at::Tensor& dz, const at::Tensor& argmax, IntArrayRef kernel_size,
+                       IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, Int height, Int width,
+                       bool channels_last) {
+  return kBackward(dz, argmax, {kernel_size, stride, padding, dilation}, std::move(height), std::move(width),
+                   channels_last);
+}
 
 TORCH_LIBRARY_FRAGMENT(palimpsest, m) {
   m.def(
@@ -21,27 +42,41 @@ TORCH_LIBRARY_FRAGMENT(palimpsest, m) {
       "int[2] dilation, SymInt height, SymInt width, bool channels_last) -> Tensor");
 }
 
-void register_dense_pool(torch::Library& m) {
-  m.impl("max_pool2d_forward", &dense::max_pool2d_forward);
-  m.impl("max_pool2d_backward", &dense::max_pool2d_backward);
+void register_native(torch::Library& m) {
+  m.impl("max_pool2d_forward", &forward_of<native::forward>);
+  m.impl("max_pool2d_backward", &backward_of<native::backward, int64_t>);
 }
 TORCH_LIBRARY_IMPL(palimpsest, CPU, m) {
-  register_dense_pool(m);
+  register_native(m);
 }
 TORCH_LIBRARY_IMPL(palimpsest, CUDA, m) {
-  register_dense_pool(m);
+  register_native(m);
 }
 
 TORCH_LIBRARY_IMPL(palimpsest, Meta, m) {
-  m.impl("max_pool2d_forward", &meta::max_pool2d_forward);
-  m.impl("max_pool2d_backward", &meta::max_pool2d_backward);
+  m.impl("max_pool2d_forward", &forward_of<meta::forward>);
+  m.impl("max_pool2d_backward", &backward_of<meta::backward, c10::SymInt>);
 }
 
-// Without these a gradient through an inner operator would be silently wrong; with them it is an error.
+// Without these a gradient through a pass would be silently wrong; with them it is an error.
 TORCH_LIBRARY_IMPL(palimpsest, Autograd, m) {
   for (const char* name : {"max_pool2d_forward", "max_pool2d_backward"})
     m.impl(name, torch::autograd::autogradNotImplementedFallback());
 }
 
 }  // namespace
-}  // namespace palimpsest::ops
+
+std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const WindowArguments& w, bool ceil_mode,
+                                           bool for_backward) {
+  static const auto op = find_operator("palimpsest::max_pool2d_forward", forward_of<native::forward>);
+  return op.call(x, w.kernel_size, w.stride, w.padding, w.dilation, ceil_mode, for_backward);
+}
+
+at::Tensor backward(const at::Tensor& dz, const at::Tensor& argmax, const WindowArguments& w,
+                    const c10::SymInt& height, const c10::SymInt& width, bool channels_last) {
+  static const auto op =
+      find_operator("palimpsest::max_pool2d_backward", backward_of<meta::backward, c10::SymInt>);
+  return op.call(dz, argmax, w.kernel_size, w.stride, w.padding, w.dilation, height, width, channels_last);
+}
+
+}  // namespace palimpsest::ops::max_pool_detail

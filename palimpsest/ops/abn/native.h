@@ -1,0 +1,27 @@
+#pragma once
+
+#include "palimpsest/ops/abn/functional.h"
+
+/// The passes of functional.h as schema.cpp registers them: `native` for CPU and CUDA tensors, `meta` for the
+/// shapes and strides that tracing and export see.
+namespace palimpsest::ops::abn_detail {
+
+namespace native {
+ForwardResult forward(const at::Tensor& x, const ForwardArguments& arguments);
+ForwardResult forward_(const at::Tensor& x, const ForwardArguments& arguments);
+at::Tensor recompute_output(const at::Tensor& saved_values, const Settings& settings, const at::Tensor& mean,
+                            const at::Tensor& inv_std);
+Gradients backward(const at::Tensor& dz, const BackwardArguments& arguments);
+Gradients backward_(const at::Tensor& dz, const BackwardArguments& arguments);
+}  // namespace native
+
+namespace meta {
+ForwardResult forward(const at::Tensor& x, const ForwardArguments& arguments);
+ForwardResult forward_(const at::Tensor& x, const ForwardArguments& arguments);
+at::Tensor recompute_output(const at::Tensor& saved_values, const Settings& settings, const at::Tensor& mean,
+                            const at::Tensor& inv_std);
+Gradients backward(const at::Tensor& dz, const BackwardArguments& arguments);
+Gradients backward_(const at::Tensor& dz, const BackwardArguments& arguments);
+}  // namespace meta
+
+}  // namespace palimpsest::ops::abn_detail

@@ -1,0 +1,30 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+
+/// Autocast for the operators that multiply (convolution, linear). They take f32 parameters and round them to
+/// 16 bits when they run, and again in backward. Only the f32 parameter is saved, which lives in any case:
+/// mixed precision costs no memory for weights but one 16-bit copy in the layer that runs.
+namespace palimpsest::ops {
+
+struct ProductPrecision {
+  at::ScalarType storage = at::kHalf;  ///< f16 or bf16: dtype of operands, results and gradients
+  bool compute_in_f32 = false;         ///< operands are widened to f32 first (base/wide_maths.h)
+
+  /// The dtype of the operands as libtorch gets them; its kernels accumulate in f32 in any case.
+  at::ScalarType compute_type() const { return compute_in_f32 ? at::kFloat : storage; }
+};
+
+/// The precision that autocast asks of a product with x; none if autocast is off on the device of x, or x is
+/// f64.
+std::optional<ProductPrecision> autocast_precision(const at::Tensor& x);
+
+/// The precision of a weight's gradient. On a CPU, f16 gradients are computed in f32 on widened operands
+/// (exact, rounded to f16 once): oneDNN has no f16 kernel for them on processors without AMX-FP16, only
+/// reference loops (30 to 1000 times the time of f32).
+ProductPrecision weight_gradient_precision(const ProductPrecision& precision, const at::Tensor& x);
+
+}  // namespace palimpsest::ops

@@ -1,0 +1,12 @@
+#pragma once
+
+#include <cstdint>
+
+/// The counters behind abn_fallback_stats (ops/abn.h). A recomputed forward pass does not count again.
+namespace palimpsest::ops::invertibility {
+
+void count_saved_layer();
+void count_saved_channels(int64_t channels);
+void count_late_channels(int64_t channels);
+
+}  // namespace palimpsest::ops::invertibility
