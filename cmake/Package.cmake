@@ -9,8 +9,14 @@ target_link_libraries(palimpsest_all INTERFACE
   palimpsest_train palimpsest_data palimpsest_io palimpsest_models palimpsest_nn palimpsest_amp palimpsest_memory palimpsest_ops)
 install(TARGETS palimpsest_all EXPORT palimpsestTargets)
 
-install(DIRECTORY ${PROJECT_SOURCE_DIR}/palimpsest DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
-  FILES_MATCHING PATTERN "*.h" PATTERN "cli" EXCLUDE)
+# The public headers are those directly in a layer's folder; private ones lie one folder down.
+file(GLOB _headers CONFIGURE_DEPENDS RELATIVE ${PROJECT_SOURCE_DIR}
+  ${PROJECT_SOURCE_DIR}/palimpsest/*.h ${PROJECT_SOURCE_DIR}/palimpsest/*/*.h)
+list(FILTER _headers EXCLUDE REGEX "^palimpsest/cli/")
+foreach(_header IN LISTS _headers)
+  cmake_path(GET _header PARENT_PATH _folder)
+  install(FILES ${PROJECT_SOURCE_DIR}/${_header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/${_folder})
+endforeach()
 
 set(_package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/palimpsest)
 install(EXPORT palimpsestTargets NAMESPACE palimpsest:: DESTINATION ${_package_dir})

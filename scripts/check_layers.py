@@ -30,18 +30,17 @@ FORBIDDEN = {
     "io": r"^torch/(nn|optim|torch\.h)",
     "data": r"^torch/(nn|optim|torch\.h)",
 }
-# Headers of one place only: every other file goes through that one.
-ONLY_IN = {
-    r"^tests/": "palimpsest/kernels/cuda/device/device.h",  # the emulator's twin of CUDA's headers
-    r"^(cuda|cooperative_groups|cooperative_groups/|cub/|thrust/)[\w/]*(\.h|\.hpp|\.cuh)?$": "palimpsest/kernels/cuda/device/device_nvcc.h",
-}
+# CUDA's own headers, and the only folder that may include them: other CUDA sources include device/platform.cuh.
+OF_CUDA = re.compile(r"^(cuda(?!_platform\.cuh)|cooperative_groups|cub/|thrust/)[\w/]*(\.h|\.hpp|\.cuh)?$")
+CUDA_FOLDER = "palimpsest/kernels/cuda/device/nvcc"
+HEADERS = {".h", ".cuh"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
 def offences(path, layer, root):
     name = path.relative_to(root)
     for number, line in enumerate(path.read_text().splitlines(), 1):
-        if path.suffix == ".h" and re.match(r"\s*using\s+namespace\b", line):
+        if path.suffix in HEADERS and re.match(r"\s*using\s+namespace\b", line):
             yield f"{name}:{number}: a header must not say 'using namespace'"
         match = INCLUDE.match(line)
         if not match:
@@ -52,12 +51,13 @@ def offences(path, layer, root):
             yield f"{name}:{number}: layer '{layer}' must not include '{included}' (it may include: {sorted(ALLOWED[layer])})"
         if layer in FORBIDDEN and re.search(FORBIDDEN[layer], included):
             yield f"{name}:{number}: layer '{layer}' must not include '{included}'"
-        if path.suffix == ".h" and included == "torch/torch.h":
+        if path.suffix in HEADERS and included == "torch/torch.h":
             yield f"{name}:{number}: a header must not include torch/torch.h (10 s a unit): include what it uses"
-        for pattern, place in ONLY_IN.items():
-            if re.search(pattern, included) and str(name) != place:
-                yield f"{name}:{number}: only {place} may include '{included}'"
-        if path.suffix == ".cu" and re.match(r"(torch|ATen|c10)/", included):
+        if included.startswith("tests/"):
+            yield f"{name}:{number}: the library must not include '{included}'"
+        if OF_CUDA.match(included) and name.parent.as_posix() != CUDA_FOLDER:
+            yield f"{name}:{number}: only {CUDA_FOLDER} may include '{included}'"
+        if path.suffix in {".cu", ".cuh"} and re.match(r"(torch|ATen|c10)/", included):
             yield f"{name}:{number}: CUDA sources never see libtorch headers"
 
 
@@ -66,7 +66,7 @@ def main():
     found = []
     for layer in ALLOWED:
         for path in sorted((root / "palimpsest" / layer).rglob("*")):
-            if path.suffix in {".h", ".cpp", ".cu", ".inc"}:
+            if path.suffix in {*HEADERS, ".cpp", ".cu", ".inc"}:
                 found.extend(offences(path, layer, root))
     for path in sorted((root / "palimpsest").glob("*/")):
         if path.is_dir() and path.name not in ALLOWED:

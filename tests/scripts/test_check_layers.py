@@ -27,14 +27,22 @@ def tree(tmp_path, name, text):
     ("nn/a.h", "#include <torch/torch.h>\n", "a header must not include torch/torch.h"),
     ("nn/a.h", "  using namespace std;\n", "a header must not say 'using namespace'"),
     ("kernels/cuda/a.cu", "#include <c10/core/Device.h>\n", "CUDA sources never see libtorch headers"),
-    ("kernels/cuda/a.cu", "#include <cuda_runtime.h>\n", "only palimpsest/kernels/cuda/device/device_nvcc.h may include"),
-    ("kernels/cpu/a.cpp", '#include "tests/support/compare.h"\n', "only palimpsest/kernels/cuda/device/device.h may include"),
+    ("kernels/cuda/a.cu", "#include <cuda_runtime.h>\n", "only palimpsest/kernels/cuda/device/nvcc may include 'cuda_runtime.h'"),
+    ("kernels/cuda/device/a.cuh", "#include <cuda_fp16.h>\n", "only palimpsest/kernels/cuda/device/nvcc may include 'cuda_fp16.h'"),
+    ("kernels/cuda/a.cuh", "using namespace std;\n", "a header must not say 'using namespace'"),
+    ("kernels/cpu/a.cpp", '#include "tests/support/compare.h"\n', "the library must not include 'tests/support/compare.h'"),
     ("helpers/a.h", "\n", "a folder that is no layer"),
 ])
 def test_each_offence_is_named(tmp_path, name, text, said):
     status, output = check(tree(tmp_path, name, text))
     assert status == 1
     assert said in output
+
+
+def test_nvccs_folder_includes_cuda_and_a_kernel_the_platform(tmp_path):
+    tree(tmp_path, "kernels/cuda/device/nvcc/cuda_platform.cuh", "#include <cuda_runtime.h>\n")
+    (tmp_path / "palimpsest/kernels/cuda/device/platform.cuh").write_text('#include "cuda_platform.cuh"\n')
+    assert check(tmp_path) == (0, "layers: no upward include\n")
 
 
 def test_downward_includes_pass(tmp_path):

@@ -1,6 +1,8 @@
 // The emulator itself: right kernels give right results in every order, and each kind of wrong kernel is
 // named. (What the sanitizers add: planted_defects.cpp.)
-#include "palimpsest/kernels/cuda/device/launch.h"
+#include "palimpsest/kernels/cuda/device/platform.cuh"
+#include "palimpsest/kernels/cuda/device/reduce.cuh"
+#include "palimpsest/kernels/cuda/device/vector16.cuh"
 #include "tests/support/cuda_emulator/sanitizers.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,9 @@
 // Proves that the emulator and the sanitizers see what they are there for: a small kernel in the manner of
 // the real ones, with one defect planted at will. The tests expect each to be reported, and the kernel
 // without any to be right. planted_defects DEFECT ORDER: exits 0 and prints "right", or fails.
-#include "palimpsest/kernels/cuda/device/launch.h"
+#include "palimpsest/kernels/cuda/device/platform.cuh"
+#include "palimpsest/kernels/cuda/device/reduce.cuh"
+#include "palimpsest/kernels/cuda/device/vector16.cuh"
 
 #include <cstdio>
 #include <cstdlib>

@@ -21,6 +21,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 import passed_checks  # noqa: E402
 
 SOURCES = sorted((ROOT / "palimpsest/kernels/cuda").rglob("*.cu"))
+INCLUDES = [f"-I{ROOT}", f"-I{ROOT / 'palimpsest/kernels/cuda/device/nvcc'}"]
 # The PTX that each is made from, as in cmake/Cuda.cmake.
 PTX = {"sm_80": "compute_80", "sm_90": "compute_90", "sm_100": "compute_90"}
 # Of a multiprocessor: bytes of shared memory, warps. 64 Ki registers and 32 blocks in all of them.
@@ -47,7 +48,8 @@ CHECK = "cuda-resources"
 
 
 def digest():
-    headers = [header for layer in ("base", "kernels") for header in sorted((ROOT / "palimpsest" / layer).rglob("*.h"))]
+    headers = [header for layer in ("base", "kernels") for suffix in ("h", "cuh")
+               for header in sorted((ROOT / "palimpsest" / layer).rglob(f"*.{suffix}"))]
     return passed_checks.digest([passed_checks.version(NVCC), passed_checks.version("c++"), str(CUOBJDUMP), pathlib.Path(__file__), *SOURCES, *headers])
 
 
@@ -90,7 +92,7 @@ def objects(arch, tmp_path_factory):
     def compiled(source):
         ptx, target = folder / f"{source.stem}.{PTX[arch]}.ptx", folder / f"{source.stem}.{arch}.cubin"
         if not ptx.exists():
-            said_by(NVCC, "-std=c++20", "-O3", f"-I{ROOT}", f"-arch={PTX[arch]}", "-Werror", "all-warnings", "-ptx", source,
+            said_by(NVCC, "-std=c++20", "-O3", *INCLUDES, "--expt-relaxed-constexpr", f"-arch={PTX[arch]}", "-Werror", "all-warnings", "-ptx", source,
                     "-o", ptx)
         said = said_by(PTXAS, "-O3", "-v", f"-arch={arch}", ptx, "-o", target)  # the device's half alone
         if CUOBJDUMP is None:

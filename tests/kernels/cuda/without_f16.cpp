@@ -1,5 +1,5 @@
 // In place of abn_f16.cu where the kernels are compiled without it (CMakeLists.txt): a test of f16 ends here.
-#include "palimpsest/kernels/cuda/abn/table.h"
+#include "palimpsest/kernels/cuda/abn/table.cuh"
 
 #include <cstdio>
 #include <cstdlib>

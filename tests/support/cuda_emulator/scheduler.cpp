@@ -1,5 +1,5 @@
 #include "palimpsest/base/random.h"
-#include "tests/support/cuda_emulator/device.h"
+#include "tests/support/cuda_emulator/cuda_platform.cuh"
 #include "tests/support/cuda_emulator/emulator.h"
 #include "tests/support/cuda_emulator/fiber.h"
 #include "tests/support/cuda_emulator/sanitizers.h"

@@ -1,7 +1,7 @@
 #include "palimpsest/kernels/cuda/abn.h"
 
-#include "palimpsest/kernels/cuda/abn/table.h"
-#include "palimpsest/kernels/cuda/workspace.h"
+#include "palimpsest/kernels/cuda/abn/table.cuh"
+#include "palimpsest/kernels/cuda/device/workspace.cuh"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-#include "palimpsest/kernels/cuda/abn/launch.h"
+#include "palimpsest/kernels/cuda/abn/launch.cuh"
 
 namespace palimpsest::kernels::cuda {
 

@@ -1,5 +1,5 @@
 #include "palimpsest/kernels/cuda/abn.h"
-#include "palimpsest/kernels/cuda/abn/table.h"
+#include "palimpsest/kernels/cuda/abn/table.cuh"
 
 namespace palimpsest::kernels::cuda {
 namespace {

@@ -1,7 +1,7 @@
 #include "palimpsest/kernels/cuda/dense_block.h"
 
-#include "palimpsest/kernels/cuda/dense_block/kernels.h"
-#include "palimpsest/kernels/cuda/workspace.h"
+#include "palimpsest/kernels/cuda/dense_block/kernels.cuh"
+#include "palimpsest/kernels/cuda/device/workspace.cuh"
 
 #include <algorithm>
 #include <initializer_list>

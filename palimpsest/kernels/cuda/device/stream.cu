@@ -1,6 +1,6 @@
 #include "palimpsest/kernels/cuda/stream.h"
 
-#include "palimpsest/kernels/cuda/device/launch.h"
+#include "palimpsest/kernels/cuda/device/platform.cuh"
 
 namespace palimpsest::kernels::cuda {
 

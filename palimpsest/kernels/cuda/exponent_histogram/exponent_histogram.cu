@@ -1,6 +1,7 @@
 #include "palimpsest/kernels/cuda/exponent_histogram.h"
 
-#include "palimpsest/kernels/cuda/device/launch.h"
+#include "palimpsest/kernels/cuda/device/reduce.cuh"
+#include "palimpsest/kernels/cuda/device/vector16.cuh"
 
 #include <algorithm>
 #include <cstring>

@@ -1,6 +1,6 @@
 #include "palimpsest/kernels/cuda/max_pool.h"
 
-#include "palimpsest/kernels/cuda/device/launch.h"
+#include "palimpsest/kernels/cuda/device/vector16.cuh"
 
 #include <cmath>
 #include <initializer_list>

@@ -2,8 +2,8 @@
 
 #include "palimpsest/kernels/abn.h"
 #include "palimpsest/kernels/cuda/abn.h"
-#include "palimpsest/kernels/cuda/abn/moments.h"
-#include "palimpsest/kernels/cuda/device/walk.h"
+#include "palimpsest/kernels/cuda/abn/moments.cuh"
+#include "palimpsest/kernels/cuda/device/walk.cuh"
 
 #include <cstdint>
 

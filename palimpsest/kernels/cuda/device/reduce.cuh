@@ -1,6 +1,6 @@
 #pragma once
 
-#include "palimpsest/kernels/cuda/device/device.h"
+#include "palimpsest/kernels/cuda/device/platform.cuh"
 
 namespace palimpsest::kernels::cuda {
 

@@ -1,8 +1,8 @@
 #pragma once
 
-#include "palimpsest/kernels/cuda/abn/backward.h"
-#include "palimpsest/kernels/cuda/abn/table.h"
-#include "palimpsest/kernels/cuda/dense_block/walk.h"
+#include "palimpsest/kernels/cuda/abn/backward.cuh"
+#include "palimpsest/kernels/cuda/abn/table.cuh"
+#include "palimpsest/kernels/cuda/dense_block/walk.cuh"
 
 /// The kernels of a densely connected block: one thread block works on a segment of a panel, as in
 /// abn_kernels.h, block b on segment b / panels of panel b % panels.

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "palimpsest/kernels/cuda/device/launch.h"
+#include "palimpsest/kernels/cuda/device/vector16.cuh"
 
 #include <cstdint>
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "palimpsest/kernels/cuda/abn/apply.h"
-#include "palimpsest/kernels/cuda/abn/statistics.h"
+#include "palimpsest/kernels/cuda/abn/apply.cuh"
+#include "palimpsest/kernels/cuda/abn/statistics.cuh"
 
 namespace palimpsest::kernels::cuda {
 

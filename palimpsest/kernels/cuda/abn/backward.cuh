@@ -1,6 +1,6 @@
 #pragma once
 
-#include "palimpsest/kernels/cuda/abn/gradient.h"
+#include "palimpsest/kernels/cuda/abn/gradient.cuh"
 
 namespace palimpsest::kernels::cuda {
 

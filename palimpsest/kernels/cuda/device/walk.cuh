@@ -1,7 +1,7 @@
 #pragma once
 
 #include "palimpsest/base/shape.h"
-#include "palimpsest/kernels/cuda/device/launch.h"
+#include "palimpsest/kernels/cuda/device/vector16.cuh"
 
 #include <cstdint>
 

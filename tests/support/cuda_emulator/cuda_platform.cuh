@@ -1,14 +1,16 @@
 #pragma once
 
-// What a kernel sees of CUDA where it is compiled for the emulator: the twin of
-// palimpsest/kernels/cuda/device/device_nvcc.h, included by palimpsest/kernels/cuda/device/device.h alone.
+// palimpsest/kernels/cuda/device/platform.cuh as the emulator provides it, and of CUDA itself what the kernels use.
 
 #include "palimpsest/base/half.h"
+#include "palimpsest/kernels/cuda/device/launch_shape.h"
+#include "palimpsest/kernels/cuda/stream.h"
 #include "tests/support/cuda_emulator/emulator.h"
 
 #include <bit>
 #include <cstdint>
 #include <cstring>
+#include <string>
 #include <type_traits>
 
 #define __global__
@@ -19,7 +21,7 @@
 #define PALIMPSEST_UNROLL
 #define PALIMPSEST_NO_UNROLL
 
-// The address of a variable of its own names each declaration, in each instantiation of a template.
+// `name`_key identifies the declaration: each instantiation of a template has its own.
 #define PALIMPSEST_SHARED(name, ...)                                     \
   using name##_type = __VA_ARGS__;                                       \
   static const char name##_key = 0;                                      \
@@ -41,25 +43,25 @@ inline int __ffs(int bits) {
   return __builtin_ffs(bits);
 }
 
-/// Orders what the calling thread does before and after, as other blocks see it.
+/// Other blocks see what the calling thread wrote before the fence before what it writes after.
 inline void __threadfence() {
   palimpsest::cuda_emulator::fence();
 }
 
 namespace palimpsest::cuda_emulator {
 
-/// The values that all lanes of the warp brought.
+/// The values of all lanes of the warp.
 template <class T>
 class Lanes {
  public:
   Lanes(unsigned mask, T value, Place place) {
     static_assert(sizeof(T) <= 8 && std::is_trivially_copyable_v<T>);
-    if (mask != 0xffffffffu) fail("an operation of part of a warp: only full masks are supported");
+    if (mask != 0xffffffffu) fail("an operation with part of a warp: only full masks are supported");
     uint64_t bits = 0;
     std::memcpy(&bits, &value, sizeof(T));
     values_ = warp_exchange(bits, false, place);
   }
-  // The slots are the scheduler's, which ThreadSanitizer does not watch.
+  // The slots belong to the scheduler, which ThreadSanitizer does not watch.
   __attribute__((no_sanitize("thread"))) T operator[](unsigned lane) const {
     T value;
     std::memcpy(&value, &values_[lane & 31], sizeof(T));
@@ -74,7 +76,8 @@ class Lanes {
 
 inline void __syncwarp(unsigned mask = 0xffffffffu,
                        palimpsest::cuda_emulator::Place place = palimpsest::cuda_emulator::Place::current()) {
-  if (mask != 0xffffffffu) palimpsest::cuda_emulator::fail("__syncwarp of part of a warp");
+  if (mask != 0xffffffffu)
+    palimpsest::cuda_emulator::fail("__syncwarp with part of a warp: only full masks are supported");
   palimpsest::cuda_emulator::warp_exchange(0, true, place);
 }
 
@@ -94,7 +97,7 @@ T __shfl_xor_sync(unsigned mask, T value, int lanes,
 template <class T>
 T __shfl_down_sync(unsigned mask, T value, unsigned by,
                    palimpsest::cuda_emulator::Place place = palimpsest::cuda_emulator::Place::current()) {
-  const unsigned own = threadIdx.x % 32;  // past the last lane, each has its own value
+  const unsigned own = threadIdx.x % 32;  // a lane without a source gets its own value
   return palimpsest::cuda_emulator::Lanes<T>(mask, value, place)[own + by < 32 ? own + by : own];
 }
 
@@ -112,7 +115,7 @@ inline int __any_sync(unsigned mask, int predicate,
   return __ballot_sync(mask, predicate, place) != 0;
 }
 
-/// Relaxed, as CUDA's: it orders nothing but itself.
+/// Relaxed, as in CUDA: no other access is ordered by it.
 template <class T>
 T atomicAdd(T* address, T value) {
   if constexpr (std::is_integral_v<T>) {
@@ -140,7 +143,6 @@ namespace palimpsest::kernels::cuda {
 
 inline void forget_memory() {}
 
-/// 16 bytes at once, which CUDA does at multiples of 16 only.
 template <class T>
 T load16(const T* from) {
   static_assert(sizeof(T) == 16);
@@ -171,7 +173,6 @@ template <class S>
 S narrowed(float v) {
   return S(static_cast<double>(v));
 }
-/// Two values in the 32 bits that they take side by side.
 template <class S>
 uint32_t narrowed_pair(float low, float high) {
   return narrowed<S>(low).bits | static_cast<uint32_t>(narrowed<S>(high).bits) << 16;
@@ -190,6 +191,28 @@ template <class T>
 T* in_cluster_block(T* shared, unsigned rank) {
   using Plain = std::remove_const_t<T>;
   return static_cast<T*>(cuda_emulator::in_cluster_block(const_cast<Plain*>(shared), rank));
+}
+
+inline Device current_device() {
+  const auto& settings = cuda_emulator::settings();
+  return {settings.shared_bytes_per_block, settings.max_cluster, settings.multiprocessors};
+}
+
+inline bool capture_is_on(Stream) {
+  return false;
+}
+
+template <class... Parameters, class... Arguments>
+void launch(const char* name, const LaunchShape& shape, Stream, void (*kernel)(Parameters...),
+            const Arguments&... arguments) {
+  static_assert((std::is_trivially_copyable_v<Parameters> && ...),
+                "parameters are copied to the device byte by byte");
+  cuda_emulator::run({.kernel = name,
+                      .grid = {static_cast<unsigned>(shape.blocks), 1, 1},
+                      .threads = static_cast<unsigned>(shape.threads),
+                      .shared_bytes = shape.shared_bytes,
+                      .cluster = static_cast<unsigned>(shape.cluster)},
+                     [&] { kernel(static_cast<Parameters>(arguments)...); });
 }
 
 }  // namespace palimpsest::kernels::cuda

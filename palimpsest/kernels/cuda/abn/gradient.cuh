@@ -1,7 +1,8 @@
 #pragma once
 
-#include "palimpsest/kernels/cuda/abn/activation.h"
-#include "palimpsest/kernels/cuda/abn/table.h"
+#include "palimpsest/kernels/cuda/abn/activation.cuh"
+#include "palimpsest/kernels/cuda/abn/table.cuh"
+#include "palimpsest/kernels/cuda/device/reduce.cuh"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 
 /// dy = dz * act'(y) and t, from which x-hat = (t - offset) * scale, of one value after the other, and what

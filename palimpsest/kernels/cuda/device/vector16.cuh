@@ -1,7 +1,7 @@
 #pragma once
 
 #include "palimpsest/base/dtype.h"
-#include "palimpsest/kernels/cuda/device/device.h"
+#include "palimpsest/kernels/cuda/device/platform.cuh"
 
 #include <cstdint>
 #include <type_traits>

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "palimpsest/kernels/cuda/abn/resident.h"
-#include "palimpsest/kernels/cuda/abn/resident_backward.h"
+#include "palimpsest/kernels/cuda/abn/resident_backward.cuh"
+#include "palimpsest/kernels/cuda/abn/resident_forward.cuh"
 
 namespace palimpsest::kernels::cuda {
 

@@ -1,7 +1,7 @@
 #pragma once
 
-#include "palimpsest/kernels/cuda/abn/activation.h"
-#include "palimpsest/kernels/cuda/abn/table.h"
+#include "palimpsest/kernels/cuda/abn/activation.cuh"
+#include "palimpsest/kernels/cuda/abn/table.cuh"
 
 namespace palimpsest::kernels::cuda {
 

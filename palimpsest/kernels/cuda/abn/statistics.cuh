@@ -1,6 +1,6 @@
 #pragma once
 
-#include "palimpsest/kernels/cuda/abn/table.h"
+#include "palimpsest/kernels/cuda/abn/table.cuh"
 
 namespace palimpsest::kernels::cuda {
 

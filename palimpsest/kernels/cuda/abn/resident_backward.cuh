@@ -1,6 +1,6 @@
 #pragma once
 
-#include "palimpsest/kernels/cuda/abn/backward.h"
+#include "palimpsest/kernels/cuda/abn/backward.cuh"
 
 namespace palimpsest::kernels::cuda {
 

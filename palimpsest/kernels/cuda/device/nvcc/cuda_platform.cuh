@@ -1,0 +1,182 @@
+#pragma once
+
+// device/platform.cuh as nvcc provides it.
+
+#include "palimpsest/base/half.h"
+#include "palimpsest/kernels/cuda/device/launch_shape.h"
+#include "palimpsest/kernels/cuda/stream.h"
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
+#define PALIMPSEST_UNROLL _Pragma("unroll")
+#define PALIMPSEST_NO_UNROLL _Pragma("unroll 1")
+
+#define PALIMPSEST_SHARED(name, ...) \
+  using name##_type = __VA_ARGS__;   \
+  __shared__ name##_type name
+#define PALIMPSEST_DYNAMIC_SHARED(name)                \
+  extern __shared__ uint4 palimpsest_dynamic_shared[]; \
+  unsigned char* const name = reinterpret_cast<unsigned char*>(palimpsest_dynamic_shared)
+
+namespace palimpsest::kernels::cuda {
+
+template <class T>
+__device__ __forceinline__ T load16(const T* from) {
+  static_assert(sizeof(T) == 16);
+  const uint4 bits = *reinterpret_cast<const uint4*>(from);
+  T value;
+  memcpy(&value, &bits, 16);
+  return value;
+}
+
+// The intrinsic, because the compiler splits a plain store into four if it sees how `value` was made.
+template <class T>
+__device__ __forceinline__ void store16(T* to, const T& value) {
+  static_assert(sizeof(T) == 16);
+  uint4 bits;
+  memcpy(&bits, &value, 16);
+  __stwb(reinterpret_cast<uint4*>(to), bits);
+}
+
+__device__ __forceinline__ float widened(Float16 v) {
+  return __half2float(__ushort_as_half(v.bits));
+}
+__device__ __forceinline__ float widened(BFloat16 v) {
+  return __uint_as_float(static_cast<uint32_t>(v.bits) << 16);
+}
+
+template <class S>
+__device__ __forceinline__ S narrowed(float v) {
+  S s;
+  if constexpr (std::is_same_v<S, Float16>)
+    s.bits = __half_as_ushort(__float2half_rn(v));
+  else
+    s.bits = __bfloat16_as_ushort(__float2bfloat16_rn(v));
+  return s;
+}
+
+// One instruction rounds both values.
+template <class S>
+__device__ __forceinline__ uint32_t narrowed_pair(float low, float high) {
+  uint32_t bits;
+  if constexpr (std::is_same_v<S, Float16>) {
+    const __half2 pair = __floats2half2_rn(low, high);
+    memcpy(&bits, &pair, 4);
+  } else {
+    const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+    memcpy(&bits, &pair, 4);
+  }
+  return bits;
+}
+
+// No instruction: it only keeps the compiler from holding in registers what memory has.
+__device__ __forceinline__ void forget_memory() {
+  asm volatile("" ::: "memory");
+}
+
+// Clusters need sm_90. Older devices get launches with one block per cluster.
+__device__ __forceinline__ unsigned cluster_rank() {
+#if __CUDA_ARCH__ >= 900
+  return __clusterRelativeBlockRank();
+#else
+  return 0;
+#endif
+}
+
+__device__ __forceinline__ unsigned cluster_size() {
+#if __CUDA_ARCH__ >= 900
+  return __clusterSizeInBlocks();
+#else
+  return 1;
+#endif
+}
+
+__device__ __forceinline__ void cluster_sync() {
+#if __CUDA_ARCH__ >= 900
+  __cluster_barrier_arrive();
+  __cluster_barrier_wait();
+#else
+  __syncthreads();
+#endif
+}
+
+template <class T>
+__device__ __forceinline__ T* in_cluster_block(T* shared, unsigned rank) {
+#if __CUDA_ARCH__ >= 900
+  return static_cast<T*>(__cluster_map_shared_rank(const_cast<std::remove_const_t<T>*>(shared), rank));
+#else
+  return shared;
+#endif
+}
+
+/// Throws std::runtime_error with file, line and CUDA's error text if `call` failed.
+#define PALIMPSEST_CUDA_CHECK(call) ::palimpsest::kernels::cuda::check((call), __FILE__, __LINE__, #call)
+
+inline void check(cudaError_t error, const char* file, int line, const char* what) {
+  if (error == cudaSuccess) return;
+  std::string name = file;
+  name = name.substr(name.rfind('/') + 1);
+  throw std::runtime_error(name + ":" + std::to_string(line) + ": " + what +
+                           " failed: " + cudaGetErrorString(error) + " (" + cudaGetErrorName(error) + ")");
+}
+
+inline Device current_device() {
+  constexpr int kDevices = 64;
+  static Device known[kDevices];  // threads that ask at the same time write the same values
+  int number = 0;
+  PALIMPSEST_CUDA_CHECK(cudaGetDevice(&number));
+  Device device = known[number % kDevices];
+  if (device.shared_bytes_per_block == 0) {
+    int bytes = 0, clusters = 0, multiprocessors = 0;
+    PALIMPSEST_CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, number));
+    PALIMPSEST_CUDA_CHECK(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, number));
+    PALIMPSEST_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, number));
+    device = {bytes, clusters ? 8 : 1, multiprocessors};  // every device with clusters has clusters of 8
+    known[number % kDevices] = device;
+  }
+  return device;
+}
+
+template <class... Parameters, class... Arguments>
+void launch(const char* name, const LaunchShape& shape, Stream stream, void (*kernel)(Parameters...),
+            const Arguments&... arguments) {
+  constexpr std::size_t kSharedWithoutAttribute = 48 * 1024;
+  const auto checked = [&](cudaError_t error) {
+    if (error == cudaSuccess) return;
+    throw std::runtime_error(std::string("[") + name + "] launch of " + std::to_string(shape.blocks) +
+                             " blocks of " + std::to_string(shape.threads) + " threads, " +
+                             std::to_string(shape.shared_bytes) + " bytes of shared memory and clusters of " +
+                             std::to_string(shape.cluster) + " failed: " + cudaGetErrorString(error));
+  };
+  if (shape.shared_bytes > kSharedWithoutAttribute)
+    checked(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(shape.shared_bytes)));
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
+  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
+  config.dynamicSmemBytes = shape.shared_bytes;
+  config.stream = stream;
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+  if (shape.cluster > 1) config.attrs = &cluster, config.numAttrs = 1;
+  checked(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
+}
+
+inline bool capture_is_on(Stream stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  PALIMPSEST_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+  return status != cudaStreamCaptureStatusNone;
+}
+
+}  // namespace palimpsest::kernels::cuda

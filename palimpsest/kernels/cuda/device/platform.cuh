@@ -1,0 +1,28 @@
+#pragma once
+
+// CUDA for the kernels, without CUDA's headers. The build's include path says which compiler provides it:
+//   kernels/cuda/device/nvcc      nvcc
+//   tests/support/cuda_emulator   a C++ compiler; the tests execute the same kernels on the CPU
+//
+// Kernels are plain CUDA C++ and use besides:
+//   PALIMPSEST_UNROLL, PALIMPSEST_NO_UNROLL    before a loop
+//   PALIMPSEST_SHARED(name, type)              a shared variable: PALIMPSEST_SHARED(sums, float[32]);
+//   PALIMPSEST_DYNAMIC_SHARED(name)            the dynamic shared memory: unsigned char*, a multiple of 16
+//   load16(from), store16(to, value)           16 bytes of global memory at once, at a multiple of 16
+//   widened(v), narrowed<S>(v),                16-bit storage to f32 and back, rounded to nearest even
+//   narrowed_pair<S>(low, high)                two values in the 32 bits that they take in memory
+//   forget_memory()                            memory is read again after the call; no barrier
+//   cluster_rank(), cluster_size(),            clusters of blocks; without clusters: 0, 1,
+//   cluster_sync(),                            __syncthreads()
+//   in_cluster_block(shared, rank)             where `shared` of this block lies in block `rank`
+//
+// The host uses:
+//   launch(name, shape, stream, kernel, arguments...)
+//                                              queues kernel(arguments...) on `stream` of the current device
+//                                              and returns; throws std::runtime_error that names `name`
+//   current_device()                           Device; asks once per device and never waits for the device
+//   capture_is_on(stream)                      whether `stream` records a CUDA graph
+//
+// Kernels use full warp masks and barriers that all threads of a block reach. They never spin, and they have no
+// inline assembly: the emulator could not execute it.
+#include "cuda_platform.cuh"
