@@ -1,5 +1,9 @@
 #!/usr/bin/env python3
-"""Checks that no layer includes upward and that headers stay light. Prints each offence as FILE:LINE; exits 1 if any.
+"""Checks that no layer includes upward, that no folder includes another's private header and that headers stay light.
+Prints each offence as FILE:LINE; exits 1 if any.
+
+A header directly in a layer's folder is public. A header one folder down is private: only files of its own folder, of the folders
+above it and of the folders within it include it, unless its folder is one of SHARED or it is one of FOR_SIBLINGS.
 
 check_layers.py [ROOT]    (default: the project that holds this script)
 """
@@ -34,7 +38,26 @@ FORBIDDEN = {
 OF_CUDA = re.compile(r"^(cuda(?!_platform\.cuh)|cooperative_groups|cub/|thrust/)[\w/]*(\.h|\.hpp|\.cuh)?$")
 CUDA_FOLDER = "palimpsest/kernels/cuda/device/nvcc"
 HEADERS = {".h", ".cuh"}
+# Folders whose headers all files of the layer may include.
+SHARED = {"ops/common", "ops/invertibility", "kernels/formulas", "kernels/cpu", "kernels/cpu/simd", "kernels/cuda", "kernels/cuda/device"}
+# Of these, the folders whose headers the layers above may include too.
+PUBLIC = {"kernels/formulas", "kernels/cuda"}
+# The header of an operator's folder that is made for other operators.
+FOR_SIBLINGS = re.compile(r"ops/\w+/functional\.h")
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+
+
+def is_private(name, layer, included):
+    """Whether a file of the project, by its path, must not include this header of the project."""
+    header = pathlib.PurePosixPath(included).relative_to("palimpsest")
+    theirs, ours = header.parent, name.relative_to("palimpsest").parent
+    folder = theirs.as_posix()
+    if header.parts[0] != layer:
+        return len(theirs.parts) > 1 and folder not in PUBLIC
+    if folder in SHARED or FOR_SIBLINGS.fullmatch(header.as_posix()) or ours.is_relative_to(theirs):
+        return False
+    is_public_header = name.suffix in HEADERS and len(ours.parts) == 1
+    return is_public_header or not theirs.is_relative_to(ours)
 
 
 def offences(path, layer, root):
@@ -49,6 +72,8 @@ def offences(path, layer, root):
         ours = re.match(r"palimpsest/(\w+)/", included)
         if ours and ours.group(1) != layer and ours.group(1) not in ALLOWED[layer]:
             yield f"{name}:{number}: layer '{layer}' must not include '{included}' (it may include: {sorted(ALLOWED[layer])})"
+        elif ours and is_private(name, layer, included):
+            yield f"{name}:{number}: '{included}' is private to its folder"
         if layer in FORBIDDEN and re.search(FORBIDDEN[layer], included):
             yield f"{name}:{number}: layer '{layer}' must not include '{included}'"
         if path.suffix in HEADERS and included == "torch/torch.h":
@@ -71,7 +96,7 @@ def main():
     for path in sorted((root / "palimpsest").glob("*/")):
         if path.is_dir() and path.name not in ALLOWED:
             found.append(f"palimpsest/{path.name}: a folder that is no layer (add it to scripts/check_layers.py)")
-    print("\n".join(found) if found else "layers: no upward include")
+    print("\n".join(found) if found else "layers: no upward include, no private header of another folder")
     return 1 if found else 0
 
 

@@ -15,7 +15,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-bool wants_gradient(const OptionalTensor& t) {
+bool requires_grad(const OptionalTensor& t) {
   return t && t->requires_grad();
 }
 
@@ -24,11 +24,6 @@ bool is_channels_last(const at::Tensor& t) {
 }
 
 }  // namespace
-
-bool requires_gradient(const Inputs& inputs) {
-  return c10::GradMode::is_enabled() && (inputs.x.requires_grad() || wants_gradient(inputs.norm.weight) ||
-                                         wants_gradient(inputs.norm.bias) || wants_gradient(inputs.residual));
-}
 
 Saved safe_saved(Saved saved, const Inputs& inputs) {
   if (saved != Saved::kPreActivation || inputs.x.is_meta()) return saved;
@@ -66,7 +61,7 @@ void save(AutogradContext* ctx, at::Tensor saved_values, const ForwardArguments&
           const Statistics& statistics, at::ArrayRef<at::Tensor> more) {
   const Settings& settings = arguments.settings;
   const bool only_scales = !arguments.training && settings.activation == Activation::kIdentity &&
-                           !wants_gradient(settings.weight) && !wants_gradient(settings.bias) &&
+                           !requires_grad(settings.weight) && !requires_grad(settings.bias) &&
                            !settings.residual && more.empty();
   if (only_scales) saved_values = at::Tensor();
   // The branch bits and the saved channels are in the memory order of z: see saved_arguments.
@@ -142,6 +137,100 @@ variable_list GradientSlots::in_order(Gradients gradients, std::initializer_list
                        std::move(gradients.dresidual)};
   result.insert(result.end(), rest.begin(), rest.end());
   return result;
+}
+
+namespace {
+
+variable_list differentiate(AutogradContext* ctx, variable_list& gradients) {
+  refuse_double_backward("abn", "batch_norm and an activation of their own");
+  // Moved out of the list: while a second reference lives, the gradient cannot be overwritten.
+  at::Tensor dz = std::move(gradients[0]);
+  BackwardArguments arguments = saved_arguments(ctx);
+  // Frozen statistics and identity: dx is a scaled dz, and no values of the input were saved.
+  if (!arguments.saved_values.defined()) arguments.saved_values = dz;
+  const GradientSlots slots(ctx, arguments, /*first_slot=*/0);
+  return slots.in_order(backward_stealing(std::move(dz), arguments), {at::Tensor()});
+}
+
+/// Writes z into a new tensor.
+class AbnFunction : public torch::autograd::Function<AbnFunction> {
+ public:
+  static constexpr bool is_traceable = true;
+
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& /*weight*/,
+                            const OptionalTensor& /*bias*/, const OptionalTensor& /*residual*/,
+                            const ForwardArguments* arguments) {
+    ForwardResult result = abn_detail::forward(x, *arguments);
+    save(ctx, saved_tensor(arguments->settings.saved, x, result), *arguments, result.statistics);
+    return result.z;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
+    return differentiate(ctx, gradients);
+  }
+};
+
+/// Writes z over x.
+class AbnInPlaceFunction : public torch::autograd::Function<AbnInPlaceFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& /*weight*/,
+                            const OptionalTensor& /*bias*/, const OptionalTensor& /*residual*/,
+                            const ForwardArguments* arguments) {
+    const ForwardResult result = abn_detail::forward_(x, *arguments);
+    ctx->mark_dirty({x});
+    // Saving x itself would hold the base of a view in a cycle: a leak per iteration. The detached tensor
+    // shares the version counter of x, so a later write to x is still noticed.
+    save(ctx, x.detach(), *arguments, result.statistics);
+    return x;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
+    return differentiate(ctx, gradients);
+  }
+};
+
+/// Writes the saved tensor over x, and z into a new tensor.
+class AbnConsumingFunction : public torch::autograd::Function<AbnConsumingFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& /*weight*/,
+                            const OptionalTensor& /*bias*/, const OptionalTensor& /*residual*/,
+                            const ForwardArguments* arguments) {
+    const at::Tensor saved_values = x.detach();
+    ForwardResult result = abn_detail::forward_(saved_values, *arguments);
+    save(ctx, saved_values, *arguments, result.statistics);
+    return result.z;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
+    return differentiate(ctx, gradients);
+  }
+};
+
+}  // namespace
+
+at::Tensor run(const Inputs& inputs, AbnOptions options) {
+  options.saved = safe_saved(options.saved, inputs);
+  const bool recorded = requires_gradient(inputs);
+  const auto arguments = forward_arguments(inputs, options, recorded);
+  const NormalizationTensors& norm = inputs.norm;
+  return recorded ? AbnFunction::apply(inputs.x, norm.weight, norm.bias, inputs.residual, &arguments)
+                  : forward(inputs.x, arguments).z;
+}
+
+at::Tensor run_in_place(const Inputs& inputs, AbnOptions options) {
+  options.saved = safe_saved(options.saved, inputs);
+  const bool recorded = requires_gradient(inputs);
+  const auto arguments = forward_arguments(inputs, options, recorded);
+  const at::Tensor& x = inputs.x;
+  const NormalizationTensors& norm = inputs.norm;
+  if (!saves_output(options.saved))
+    return recorded ? AbnConsumingFunction::apply(x, norm.weight, norm.bias, inputs.residual, &arguments)
+                    : forward_(x, arguments).z;
+  if (recorded)
+    AbnInPlaceFunction::apply(x, norm.weight, norm.bias, inputs.residual, &arguments);
+  else
+    forward_(x, arguments);
+  return x;
 }
 
 }  // namespace palimpsest::ops::abn_detail

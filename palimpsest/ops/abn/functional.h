@@ -31,6 +31,10 @@ void check_in_place(const at::Tensor& x, Saved saved, bool recorded);
 /// Whether autograd has to record a call with these inputs.
 bool requires_gradient(const Inputs& inputs);
 
+/// abn and abn_ after their checks: runs the layer, recorded by autograd if a gradient is required.
+at::Tensor run(const Inputs& inputs, AbnOptions options);
+at::Tensor run_in_place(const Inputs& inputs, AbnOptions options);
+
 /// kNormalized in place of kPreActivation if the layer has a non-invertible channel: y does not determine
 /// x-hat there, and x-hat takes the same memory. Any other `saved` is returned as it is.
 Saved safe_saved(Saved saved, const Inputs& inputs);

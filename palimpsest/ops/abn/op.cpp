@@ -1,14 +1,12 @@
 #include "palimpsest/ops/abn.h"
 
 #include "palimpsest/ops/abn/functional.h"
-#include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/common/names.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/autograd/custom_function.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <cmath>
@@ -18,8 +16,9 @@
 namespace palimpsest::ops::abn_detail {
 namespace {
 
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
+bool wants_gradient(const OptionalTensor& t) {
+  return t && t->requires_grad();
+}
 
 std::string name_of(const at::Tensor& t) {
   return std::string(c10::getDtypeNames(t.scalar_type()).first);  // "float32"
@@ -122,72 +121,12 @@ void check_view(const at::Tensor& x) {
               " of a leaf of shape ", base.sym_sizes(), "; use abn, or pass x.clone()");
 }
 
-variable_list differentiate(AutogradContext* ctx, variable_list& gradients) {
-  refuse_double_backward("abn", "batch_norm and an activation of their own");
-  // Moved out of the list: while a second reference lives, the gradient cannot be overwritten.
-  at::Tensor dz = std::move(gradients[0]);
-  BackwardArguments arguments = saved_arguments(ctx);
-  // Frozen statistics and identity: dx is a scaled dz, and no values of the input were saved.
-  if (!arguments.saved_values.defined()) arguments.saved_values = dz;
-  const GradientSlots slots(ctx, arguments, /*first_slot=*/0);
-  return slots.in_order(backward_stealing(std::move(dz), arguments), {at::Tensor()});
-}
-
-/// Writes z into a new tensor.
-class AbnFunction : public torch::autograd::Function<AbnFunction> {
- public:
-  static constexpr bool is_traceable = true;
-
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& /*weight*/,
-                            const OptionalTensor& /*bias*/, const OptionalTensor& /*residual*/,
-                            const ForwardArguments* arguments) {
-    ForwardResult result = abn_detail::forward(x, *arguments);
-    save(ctx, saved_tensor(arguments->settings.saved, x, result), *arguments, result.statistics);
-    return result.z;
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
-    return differentiate(ctx, gradients);
-  }
-};
-
-/// Writes z over x.
-class AbnInPlaceFunction : public torch::autograd::Function<AbnInPlaceFunction> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& /*weight*/,
-                            const OptionalTensor& /*bias*/, const OptionalTensor& /*residual*/,
-                            const ForwardArguments* arguments) {
-    const ForwardResult result = abn_detail::forward_(x, *arguments);
-    ctx->mark_dirty({x});
-    // Saving x itself would hold the base of a view in a cycle: a leak per iteration. The detached tensor
-    // shares the version counter of x, so a later write to x is still noticed.
-    save(ctx, x.detach(), *arguments, result.statistics);
-    return x;
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
-    return differentiate(ctx, gradients);
-  }
-};
-
-/// Writes the saved tensor over x, and z into a new tensor.
-class AbnConsumingFunction : public torch::autograd::Function<AbnConsumingFunction> {
- public:
-  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& /*weight*/,
-                            const OptionalTensor& /*bias*/, const OptionalTensor& /*residual*/,
-                            const ForwardArguments* arguments) {
-    const at::Tensor saved_values = x.detach();
-    ForwardResult result = abn_detail::forward_(saved_values, *arguments);
-    save(ctx, saved_values, *arguments, result.statistics);
-    return result.z;
-  }
-
-  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
-    return differentiate(ctx, gradients);
-  }
-};
-
 }  // namespace
+
+bool requires_gradient(const Inputs& inputs) {
+  return c10::GradMode::is_enabled() && (inputs.x.requires_grad() || wants_gradient(inputs.norm.weight) ||
+                                         wants_gradient(inputs.norm.bias) || wants_gradient(inputs.residual));
+}
 
 void check(const Inputs& inputs, const AbnOptions& options) {
   const at::Tensor& x = inputs.x;
@@ -233,35 +172,19 @@ void check_in_place(const at::Tensor& x, Saved saved, bool recorded) {
 
 namespace palimpsest::ops {
 
-at::Tensor abn(const at::Tensor& x, const NormalizationTensors& norm, const AbnOptions& given,
+at::Tensor abn(const at::Tensor& x, const NormalizationTensors& norm, const AbnOptions& options,
                const OptionalTensor& residual) {
   const abn_detail::Inputs inputs{x, norm, residual};
-  check(inputs, given);
-  AbnOptions options = given;
-  options.saved = safe_saved(given.saved, inputs);
-  const bool recorded = requires_gradient(inputs);
-  const auto arguments = forward_arguments(inputs, options, recorded);
-  return recorded ? abn_detail::AbnFunction::apply(x, norm.weight, norm.bias, residual, &arguments)
-                  : forward(x, arguments).z;
+  check(inputs, options);
+  return run(inputs, options);
 }
 
-at::Tensor abn_(at::Tensor x, const NormalizationTensors& norm, const AbnOptions& given,
+at::Tensor abn_(at::Tensor x, const NormalizationTensors& norm, const AbnOptions& options,
                 const OptionalTensor& residual) {
   const abn_detail::Inputs inputs{x, norm, residual};
-  check(inputs, given);
-  AbnOptions options = given;
-  options.saved = safe_saved(given.saved, inputs);
-  const bool recorded = requires_gradient(inputs);
-  abn_detail::check_in_place(x, options.saved, recorded);
-  const auto arguments = forward_arguments(inputs, options, recorded);
-  if (!saves_output(options.saved))
-    return recorded ? abn_detail::AbnConsumingFunction::apply(x, norm.weight, norm.bias, residual, &arguments)
-                    : forward_(x, arguments).z;
-  if (recorded)
-    abn_detail::AbnInPlaceFunction::apply(x, norm.weight, norm.bias, residual, &arguments);
-  else
-    forward_(x, arguments);
-  return x;
+  check(inputs, options);
+  abn_detail::check_in_place(x, options.saved, requires_gradient(inputs));
+  return run_in_place(inputs, options);
 }
 
 }  // namespace palimpsest::ops
