@@ -29,17 +29,10 @@
 /// DNNs", CVPR 2018.
 namespace palimpsest::ops {
 
+using kernels::is_before_activation;
 using kernels::Saved;
-
-/// Whether z itself is what backward starts from, over x for abn_.
-constexpr bool saves_output(Saved kept) {
-  return kept == Saved::kOutput || kept == Saved::kOutputForm1 || kept == Saved::kOutputBit;
-}
-
-/// Whether it is a tensor of its own, beside x and z.
-constexpr bool saves_aside(Saved kept) {
-  return kept == Saved::kPreActivation || kept == Saved::kNormalized;
-}
+using kernels::saves_aside;
+using kernels::saves_output;
 
 /// Arguments of the layer that are not tensors; the defaults are those of torch.ops.palimpsest.abn.
 struct AbnOptions {

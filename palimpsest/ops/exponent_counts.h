@@ -1,5 +1,7 @@
 #pragma once
 
+#include "palimpsest/kernels/exponent_histogram.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -7,8 +9,8 @@
 
 namespace palimpsest::ops {
 
-/// Exponents e of f32: 2^e <= |v| < 2^(e + 1), subnormal numbers included.
-inline constexpr int kLowestExponent = -149, kHighestExponent = 127;
+using kernels::kHighestExponent;
+using kernels::kLowestExponent;
 
 /// How many values of a tensor lie where (kernels/exponent_histogram.h).
 struct ExponentCounts {

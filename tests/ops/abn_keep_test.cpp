@@ -1,6 +1,6 @@
 // What the layer may keep for backward, every activation, residuals, 16-bit storage: values and gradients
 // against libtorch's own layers in f64.
-#include "palimpsest/kernels/activation_name.h"
+#include "palimpsest/kernels/activation.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "tests/ops/layer_case.h"
 
@@ -12,7 +12,7 @@ namespace {
 // Every activation with everything it can keep.
 template <class Body>
 void for_each_pair(const Body& body) {
-  for (const auto& [activation, name] : kernels::kActivationNames)
+  for (const auto& [activation, name, is_listed] : kernels::kActivations)
     for (const Saved keep : kEveryKept)
       if (can_keep(activation, keep)) body(activation, std::string(name), keep);
 }

@@ -22,7 +22,7 @@ AbnDeviceKernels abn_cpu_kernels() {
                     const kernels::RunningStatistics&,
                     const at::Tensor&) { kernels::cpu::abn_forward(layer, eps, t); },
       .rebuild = [](const AbnProblem& layer, const AbnForward& t,
-                    const at::Tensor&) { kernels::cpu::abn_rebuild(layer, t); },
+                    const at::Tensor&) { kernels::cpu::abn_recompute_output(layer, t); },
       .backward_reduce = [](const AbnProblem& layer, const AbnBackward& t,
                             const at::Tensor&) { kernels::cpu::abn_backward_reduce(layer, t); },
       .backward_apply = [](const AbnProblem& layer, const AbnBackward& t, double m,

@@ -53,7 +53,7 @@ AbnDeviceKernels abn_cuda_kernels() {
       .rebuild =
           [](const AbnProblem& layer, const AbnForward& t, const at::Tensor& like) {
             const CudaCall call(like);
-            cuda::abn_rebuild(layer, t, {call.stream(), nullptr});
+            cuda::abn_recompute_output(layer, t, {call.stream(), nullptr});
           },
       .backward_reduce =
           [](const AbnProblem& layer, const AbnBackward& t, const at::Tensor& like) {

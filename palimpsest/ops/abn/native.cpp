@@ -145,7 +145,7 @@ AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::
   t.weight = data_or_null(layer.weight);
   t.bias = data_or_null(layer.bias);
   t.z = z.mutable_data_ptr();
-  t.kept = kept.defined() ? kept.mutable_data_ptr() : nullptr;
+  t.saved_values = kept.defined() ? kept.mutable_data_ptr() : nullptr;
   t.branch = branch.defined() ? branch.mutable_data_ptr<uint8_t>() : nullptr;
   t.mean = result.mean.mutable_data_ptr<double>();
   t.inv_std = result.inv_std.mutable_data_ptr<double>();
@@ -154,7 +154,7 @@ AbnStatistics forward_dense(const at::Tensor& x, const at::Tensor& z, const at::
   if (side.whole) {
     count_fallback();
     layer.kernel.saved = Saved::kNormalized;
-    t.kept = beside.mutable_data_ptr();
+    t.saved_values = beside.mutable_data_ptr();
   } else if (side.any()) {
     count_side_channels(side.count);
     beside.copy_(SideLayer(side, layer.kernel).gather(x));  // before x is written over
@@ -181,7 +181,7 @@ void run_backward(const kernels::AbnProblem& layer, const at::Tensor& kept, cons
                   const at::Tensor& bias, const at::Tensor& mean, const at::Tensor& inv_std, bool training,
                   bool need_sums, const AbnGradients& out) {
   kernels::AbnBackward t;
-  t.kept = kept.const_data_ptr();
+  t.saved_values = kept.const_data_ptr();
   t.branch = branch ? branch->const_data_ptr<uint8_t>() : nullptr;
   t.residual = data_or_null(residual);
   t.dz = dz.const_data_ptr();
@@ -298,8 +298,8 @@ at::Tensor abn_rebuild(const at::Tensor& kept, PALIMPSEST_ABN_SETTINGS, const at
   at::Tensor z = empty_output(kept);
   if (z.numel() == 0) return z;
   kernels::AbnForward t;
-  t.kept = const_cast<void*>(dense.const_data_ptr());  // read only
-  t.x = t.kept;
+  t.saved_values = const_cast<void*>(dense.const_data_ptr());  // read only
+  t.x = t.saved_values;
   t.residual = data_or_null(layer.residual);
   t.weight = data_or_null(layer.weight);
   t.bias = data_or_null(layer.bias);

@@ -1,7 +1,6 @@
 #include "palimpsest/ops/common/names.h"
 
 #include "palimpsest/base/nearest_name.h"
-#include "palimpsest/kernels/activation_name.h"
 
 #include <c10/util/Exception.h>
 
@@ -12,15 +11,12 @@
 namespace palimpsest::ops {
 
 Activation activation_from_name(std::string_view name) {
-  if (const auto activation = kernels::find_activation(name)) return *activation;
-  std::vector<std::string> candidates;
-  candidates.reserve(kernels::kActivationNames.size());
-  for (const auto& [activation, known] : kernels::kActivationNames) candidates.emplace_back(known);
-  TORCH_CHECK(false, "[abn] ", unknown_name_message("activation", name, candidates));
+  if (const auto activation = kernels::kActivations.find(name)) return *activation;
+  TORCH_CHECK(false, "[abn] ", kernels::kActivations.unknown(name));
 }
 
 std::string_view activation_name(Activation activation) {
-  return kernels::activation_name(activation);
+  return kernels::kActivations.name(activation);
 }
 
 kernels::Saved keep_from_name(std::string_view name) {

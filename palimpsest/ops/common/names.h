@@ -10,7 +10,7 @@
 /// The names that Python and saved graphs use.
 namespace palimpsest::ops {
 
-/// libtorch's names, as in kernels/activation_name.h; any other raises c10::Error with the nearest known one.
+/// libtorch's names, as in kernels/activation.h; any other raises c10::Error with the nearest known one.
 Activation activation_from_name(std::string_view name);
 std::string_view activation_name(Activation activation);
 

@@ -38,8 +38,8 @@ std::optional<Conv2dProblem> kernel_layer(const at::Tensor& x, const at::Tensor&
                   pair(o.stride),
                   pair(o.padding),
                   pair(o.dilation)};
-  l.out = {kernels::convolved_size(l.in.h, l.kernel.h, l.stride.h, l.padding.h, l.dilation.h),
-           kernels::convolved_size(l.in.w, l.kernel.w, l.stride.w, l.padding.w, l.dilation.w)};
+  l.out = {kernels::convolved_size(l.in.h, l.kernel_size.h, l.stride.h, l.padding.h, l.dilation.h),
+           kernels::convolved_size(l.in.w, l.kernel_size.w, l.stride.w, l.padding.w, l.dilation.w)};
   if (l.out.h < 1 || l.out.w < 1) return std::nullopt;  // libtorch says why
   return l;
 }
@@ -51,7 +51,7 @@ bool is_faster(const Conv2dProblem& l, Conv2dPass pass) {
   const bool strided = l.stride.h * l.stride.w > 1;
   // All passes of narrow groups but one, which takes 1.1 of libtorch's time.
   if (l.group_in() <= 16) return !(pass == Conv2dPass::kBackwardWeight && strided && l.group_in() == 16);
-  return l.kernel.h * l.kernel.w == 1 || strided || l.out.h * l.out.w <= kFewPixels;
+  return l.kernel_size.h * l.kernel_size.w == 1 || strided || l.out.h * l.out.w <= kFewPixels;
 }
 
 /// In the type of the weight.

@@ -64,7 +64,7 @@ at::Tensor kernel1_of(const DenseRead& r) {
   return (r.precision ? kernel.to(r.precision->storage) : kernel).contiguous();
 }
 
-kernels::DenseProduct dense_product_of(const DenseRead& r, int64_t out) {
+kernels::DenseProductProblem dense_product_of(const DenseRead& r, int64_t out) {
   const Shape3 shape = shape3(r.buffer.values);
   return {shape.n,
           shape.s,

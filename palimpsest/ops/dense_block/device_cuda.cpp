@@ -17,7 +17,7 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
-kernels::DenseProduct shape_of_read(const DenseRead& r) {
+kernels::DenseProductProblem shape_of_read(const DenseRead& r) {
   const Shape3 shape = shape3(r.buffer.values);
   return {shape.n,
           shape.s,
@@ -137,7 +137,7 @@ DenseReadGradients read_backward_by_cuda(const DenseRead& r, const at::Tensor& d
       t.per_deviation = corrections.per_deviation.mutable_data_ptr<double>();
     }
     const Vectors vectors(r);
-    const kernels::DenseProduct shape = shape_of_read(r);
+    const kernels::DenseProductProblem shape = shape_of_read(r);
     CudaCall call(z);
     void* const workspace = call.workspace(cuda::dense_workspace_bytes(shape));
     cuda::dense_normalize_backward(shape, vectors.statistics(), t, {call.stream(), workspace});

@@ -10,13 +10,13 @@
 
 namespace palimpsest::ops {
 
-kernels::ExponentCounts exponent_counts_cuda(const at::Tensor& values) {
+kernels::ExponentHistogram exponent_counts_cuda(const at::Tensor& values) {
   const CudaCall call(values);
   const at::Tensor on_device = at::zeros({kernels::kExponentBins}, values.options().dtype(at::kLong));
   kernels::cuda::exponent_histogram(dtype_of("exponent_counts", values), values.const_data_ptr(),
                                     values.numel(), on_device.mutable_data_ptr<int64_t>(), call.stream());
   const at::Tensor on_host = on_device.cpu();
-  kernels::ExponentCounts counts{};
+  kernels::ExponentHistogram counts{};
   std::copy_n(on_host.const_data_ptr<int64_t>(), counts.size(), counts.begin());
   return counts;
 }

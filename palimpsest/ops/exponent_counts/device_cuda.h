@@ -8,6 +8,6 @@ namespace palimpsest::ops {
 
 /// Of `values`, which fill one block of memory on a GPU: counted there, whereupon kExponentBins numbers are
 /// copied and waited for.
-kernels::ExponentCounts exponent_counts_cuda(const at::Tensor& values);
+kernels::ExponentHistogram exponent_counts_cuda(const at::Tensor& values);
 
 }  // namespace palimpsest::ops

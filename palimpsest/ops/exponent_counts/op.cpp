@@ -8,15 +8,13 @@
 
 namespace palimpsest::ops {
 
-static_assert(kLowestExponent == kernels::kLowestExponent && kHighestExponent == kernels::kHighestExponent);
-
 ExponentCounts exponent_counts(const at::Tensor& t) {
   TORCH_CHECK(
       t.scalar_type() == at::kFloat || t.scalar_type() == at::kHalf || t.scalar_type() == at::kBFloat16,
       "[exponent_counts] values must be f32, f16 or bf16, got ", t.scalar_type());
   at::Tensor values = t.is_cuda() ? t.detach() : t.detach().cpu();
   if (!values.is_non_overlapping_and_dense()) values = values.contiguous();  // any order serves
-  kernels::ExponentCounts counts{};
+  kernels::ExponentHistogram counts{};
   if (values.is_cuda())
     counts = exponent_counts_cuda(values);
   else

@@ -22,7 +22,7 @@ Pair2 pair(at::IntArrayRef numbers) {
 // max_pool2d has checked all of it; again here only what the kernels' memory depends on.
 kernels::PoolWindow window_of(PALIMPSEST_POOL_WINDOW) {
   const kernels::PoolWindow window{pair(kernel_size), pair(stride), pair(padding), pair(dilation)};
-  const Pair2 &k = window.kernel, &s = window.stride, &d = window.dilation;
+  const Pair2 &k = window.kernel_size, &s = window.stride, &d = window.dilation;
   TORCH_CHECK(std::min({k.h, k.w, s.h, s.w, d.h, d.w}) >= 1 &&
                   std::max({k.h, k.w, window.positions()}) <= kernels::kMaxPoolPositions &&
                   std::min(window.padding.h, window.padding.w) >= 0,
