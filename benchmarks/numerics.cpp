@@ -4,7 +4,7 @@
 // ordinary data no strategy is further from f64 than limit_of. docs/numerics.md shows the table.
 #include "benchmarks/support.h"
 
-#include "palimpsest/kernels/activation_name.h"
+#include "palimpsest/kernels/activation.h"
 #include "palimpsest/nn/norm.h"
 
 #include <torch/torch.h>
@@ -114,7 +114,7 @@ int run(int argc, char** argv) {
   for (const auto& [type_name, type] : kTypes) {
     for (const Data& data : kData) {
       const Case c(data, type);
-      for (const auto& [activation, name] : kernels::kActivationNames) {
+      for (const auto& [activation, name, is_listed] : kernels::kActivations) {
         const double param = activation == nn::Activation::kELU ? 1 : 0.01;
         const Result want = truth(c, activation, param);
         for (const std::string& strategy_name : nn::strategy_names()) {

@@ -8,7 +8,8 @@
 namespace palimpsest {
 
 /// 16-bit floating point as storage: conversions only, one value at a time, each rounded once (to nearest,
-/// ties to even). For references and tests; the CPU kernels convert whole vectors (kernels/cpu/simd/storage.h).
+/// ties to even). For references and tests; the CPU kernels convert whole vectors
+/// (kernels/cpu/simd/storage.h).
 namespace detail {
 
 /// The exponent of a double, -1023 for 0 and below the normal numbers, 1024 for what is not finite.

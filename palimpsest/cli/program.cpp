@@ -1,10 +1,11 @@
 #include "palimpsest/cli/program.h"
 
+#include "palimpsest/base/error.h"
 #include "palimpsest/cli/build.h"
 #include "palimpsest/cli/command_line.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/failure.h"
-#include "palimpsest/kernels/abn.h"
+#include "palimpsest/kernels/cpu.h"
 #include "palimpsest/memory/counting_allocator.h"
 
 #include <csignal>

@@ -1,17 +1,19 @@
 #pragma once
 
+#include "palimpsest/base/named_enum.h"
+
 namespace palimpsest {
 
-/// Activations of the fused layer, z = act(y). The first group can be inverted, y = act^-1(z), so that the
-/// layer may keep its output z alone; the others lose y, and a layer with one of them keeps y, or (GELU and
-/// SiLU) z and one bit an element.
+/// Activations of the fused layer, z = act(y). Those of the first group can be inverted, y = act^-1(z), so
+/// that the output z is enough for backward. The others lose y: a layer with one of them saves a tensor from
+/// before the activation, or (GELU, SiLU) z and one bit per element.
 enum class Activation {
   kLeakyReLU,  ///< y >= 0 ? y : a*y; param a in (0, 1]
   kELU,        ///< y >= 0 ? y : a*(exp(y)-1); param a > 0
   kIdentity,   ///< y
   kSigmoid,    ///< 1 / (1 + exp(-y))
   kTanh,       ///< tanh(y)
-  kSoftplus,   ///< log(1 + exp(y)), everywhere: libtorch's goes over to y at y = 20, 2e-9 away
+  kSoftplus,   ///< log(1 + exp(y)) for every y; libtorch's is y above 20, a difference of 2e-9
 
   kReLU,       ///< max(y, 0)
   kGELU,       ///< y * (1 + erf(y / sqrt(2))) / 2
@@ -22,21 +24,35 @@ enum class Activation {
 
 namespace kernels {
 
-/// Whether y can be had from z alone.
+/// Whether z alone determines y.
 constexpr bool is_invertible(Activation activation) {
   return activation <= Activation::kSoftplus;
 }
 
-/// Whether it takes z and one more bit: these fall to a minimum and then rise, and the bit says which.
+/// Whether z and one bit determine y: these fall to a minimum and then rise, and the bit names the branch.
 constexpr bool has_branches(Activation activation) {
   return activation == Activation::kGELU || activation == Activation::kGELUTanh ||
          activation == Activation::kSiLU;
 }
 
-/// Whether activation_param means something: leaky ReLU's slope, ELU's alpha.
+/// Whether activation_param is read: leaky ReLU's slope, ELU's alpha.
 constexpr bool has_param(Activation activation) {
   return activation == Activation::kLeakyReLU || activation == Activation::kELU;
 }
+
+/// libtorch's names.
+inline constexpr NamedEnum kActivations{"activation",
+                                        {EnumName{Activation::kLeakyReLU, "leaky_relu"},
+                                         {Activation::kELU, "elu"},
+                                         {Activation::kIdentity, "identity"},
+                                         {Activation::kSigmoid, "sigmoid"},
+                                         {Activation::kTanh, "tanh"},
+                                         {Activation::kSoftplus, "softplus"},
+                                         {Activation::kReLU, "relu"},
+                                         {Activation::kGELU, "gelu"},
+                                         {Activation::kGELUTanh, "gelu_tanh"},
+                                         {Activation::kSiLU, "silu"},
+                                         {Activation::kHardSwish, "hardswish"}}};
 
 }  // namespace kernels
 }  // namespace palimpsest

@@ -1,8 +1,6 @@
 #include "palimpsest/nn/activation.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/base/nearest_name.h"
-#include "palimpsest/kernels/activation_name.h"
 
 #include <ATen/ATen.h>
 
@@ -12,19 +10,15 @@
 namespace palimpsest::nn {
 
 Activation parse_activation(std::string_view name) {
-  if (const auto activation = kernels::find_activation(name)) return *activation;
-  throw Error(ErrorKind::kUsage, unknown_name_message("activation", name, activation_names()));
+  return kernels::kActivations.parse(name);
 }
 
 std::string to_string(Activation activation) {
-  return std::string(kernels::activation_name(activation));
+  return std::string(kernels::kActivations.name(activation));
 }
 
 std::vector<std::string> activation_names() {
-  std::vector<std::string> names;
-  names.reserve(kernels::kActivationNames.size());
-  for (const auto& [activation, name] : kernels::kActivationNames) names.emplace_back(name);
-  return names;
+  return kernels::kActivations.names();
 }
 
 void check_activation_param(Activation activation, double param) {

@@ -2,7 +2,7 @@
 
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/abn.h"
-#include "palimpsest/kernels/activation_name.h"
+#include "palimpsest/kernels/activation.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 
 #include <cmath>
@@ -64,13 +64,13 @@ struct TypeName {
 using kernels::Saved;
 
 /// Everything that the layer may keep.
-inline constexpr Saved kKinds[] = {Saved::kOutput,     Saved::kOutputForm1, Saved::kPreActivation,
-                                   Saved::kNormalized, Saved::kInput,       Saved::kOutputBit};
+inline constexpr Saved kAllSaved[] = {Saved::kOutput,     Saved::kOutputForm1, Saved::kPreActivation,
+                                      Saved::kNormalized, Saved::kInput,       Saved::kOutputBit};
 
 /// Whether backward of a layer with this activation can start from that.
-constexpr bool can_keep(Activation activation, Saved kept) {
-  if (kept == Saved::kOutputBit) return kernels::has_branches(activation);
-  return kernels::is_invertible(activation) || (kept != Saved::kOutput && kept != Saved::kOutputForm1);
+constexpr bool can_save(Activation activation, Saved saved) {
+  if (saved == Saved::kOutputBit) return kernels::has_branches(activation);
+  return kernels::is_invertible(activation) || (saved != Saved::kOutput && saved != Saved::kOutputForm1);
 }
 
 inline double default_param(Activation activation) {
@@ -83,7 +83,7 @@ struct AbnCase {
   Layout layout = Layout::kNCHW;
   Activation activation = Activation::kLeakyReLU;
   double activation_param = 0.01;
-  Saved kept = Saved::kOutput;
+  Saved saved = Saved::kOutput;
   bool has_weight = true, has_bias = true;
   bool has_residual = false, relu_residual = false;
   double mean = 0.5;          ///< of x; its standard deviation is about 1
@@ -94,17 +94,17 @@ struct AbnCase {
 
   template <class T>
   kernels::AbnProblem layer() const {
-    return {shape, layout, dtype_of<T>(), activation, activation_param, kept, relu_residual};
+    return {shape, layout, dtype_of<T>(), activation, activation_param, saved, relu_residual};
   }
   /// Whether what is kept has a tensor of its own beside x and z.
-  bool saves_aside() const { return kept == Saved::kPreActivation || kept == Saved::kNormalized; }
-  bool makes_z_again() const { return saves_aside() || kept == Saved::kInput; }
+  bool saves_aside() const { return kernels::saves_aside(saved); }
+  bool makes_z_again() const { return is_before_activation(saved); }
 };
 
 inline std::ostream& operator<<(std::ostream& out, const AbnCase& c) {
   return out << "(" << c.shape.n << ", " << c.shape.c << ", " << c.shape.s << ") "
              << (c.layout == Layout::kNCHW ? "NCHW" : "channels-last") << " "
-             << kernels::activation_name(c.activation) << ", kept " << static_cast<int>(c.kept)
+             << kernels::kActivations.name(c.activation) << ", saved " << static_cast<int>(c.saved)
              << (c.has_weight ? "" : ", no weight") << (c.has_bias ? "" : ", no bias")
              << (c.has_residual ? c.relu_residual ? ", relu(residual)" : ", residual" : "") << ", mean "
              << c.mean << ", weight " << c.weight_scale << ", bias " << c.bias_scale << ", misaligned by "
@@ -133,7 +133,7 @@ inline const double* normal_numbers(uint64_t seed, int64_t count) {
 template <class T, class Rounding = T>
 struct AbnTensors {
   using A = accumulate_t<T>;
-  Buffer<T> x, residual, dz, z, kept, dx, dresidual, z_again;
+  Buffer<T> x, residual, dz, z, saved_values, dx, dresidual, z_again;
   Buffer<A> weight, bias, sum_dy, sum_dy_xhat;
   Buffer<double> mean, var, inv_std;
   Buffer<uint8_t> branch;
@@ -143,7 +143,7 @@ struct AbnTensors {
         residual(c.has_residual ? c.shape.elements() : 0, c.misaligned_by),
         dz(c.shape.elements(), c.misaligned_by),
         z(c.shape.elements(), c.misaligned_by),
-        kept(c.saves_aside() ? c.shape.elements() : 0, c.misaligned_by),
+        saved_values(c.saves_aside() ? c.shape.elements() : 0, c.misaligned_by),
         dx(c.shape.elements(), c.misaligned_by),
         dresidual(c.has_residual ? c.shape.elements() : 0, c.misaligned_by),
         z_again(c.makes_z_again() ? c.shape.elements() : 0, c.misaligned_by),
@@ -154,7 +154,7 @@ struct AbnTensors {
         mean(c.shape.c),
         var(c.shape.c),
         inv_std(c.shape.c),
-        branch(c.kept == Saved::kOutputBit ? kernels::branch_bytes(c.shape.elements()) : 0) {
+        branch(c.saved == Saved::kOutputBit ? kernels::branch_bytes(c.shape.elements()) : 0) {
     const int64_t drawn = x.size() + dz.size() + residual.size();
     const double* normal = normal_numbers(c.seed, drawn);
     for (int64_t i = 0; i < x.size(); ++i) x[i] = input(c.mean + *normal++);
@@ -181,7 +181,7 @@ struct AbnTensors {
             .weight = c.has_weight ? weight.data() : nullptr,
             .bias = c.has_bias ? bias.data() : nullptr,
             .z = z.data(),
-            .kept = c.saves_aside() ? kept.data() : nullptr,
+            .saved_values = c.saves_aside() ? saved_values.data() : nullptr,
             .branch = branch.data(),
             .mean = mean.data(),
             .var = var.data(),
@@ -189,12 +189,12 @@ struct AbnTensors {
   }
 
   /// What the layer kept: of its own, or x, or z.
-  T* kept_tensor(const AbnCase& c) {
-    return c.saves_aside() ? kept.data() : c.kept == Saved::kInput ? x.data() : z.data();
+  T* saved_tensor(const AbnCase& c) {
+    return c.saves_aside() ? saved_values.data() : c.saved == Saved::kInput ? x.data() : z.data();
   }
 
   kernels::AbnBackward backward(const AbnCase& c) {
-    return {.kept = kept_tensor(c),
+    return {.saved_values = saved_tensor(c),
             .branch = branch.data(),
             .residual = c.has_residual ? residual.data() : nullptr,
             .dz = dz.data(),

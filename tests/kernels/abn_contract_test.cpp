@@ -26,7 +26,7 @@ void for_each_case(const Body& body) {
     for (const Layout layout : kLayouts) {
       for (const bool bits : {false, true}) {
         AbnCase c{.shape = shape, .layout = layout};
-        if (bits) c.activation = Activation::kSiLU, c.kept = Saved::kOutputBit;
+        if (bits) c.activation = Activation::kSiLU, c.saved = Saved::kOutputBit;
         SCOPED_TRACE(::testing::Message() << c);
         body(c);
       }
@@ -40,14 +40,15 @@ void expect_in_place_is_the_same(const AbnCase& c) {
   run_cpu(c, apart);
   kernels::AbnForward forward = over.forward(c);
   T* const target = over.x.data();
-  (c.saves_aside() ? forward.kept : forward.z) = target;  // what is kept goes over x, in either case
+  (c.saves_aside() ? forward.saved_values : forward.z) = target;  // what is kept goes over x, in either case
   kernels::cpu::abn_forward(c.layer<T>(), kEps, forward);
-  EXPECT_TRUE(same_bytes(over.x.values(), (c.saves_aside() ? apart.kept : apart.z).values())) << "over x";
+  EXPECT_TRUE(same_bytes(over.x.values(), (c.saves_aside() ? apart.saved_values : apart.z).values()))
+      << "over x";
   if (c.saves_aside()) {
     EXPECT_TRUE(same_bytes(over.z.values(), apart.z.values())) << "z";
   }
   kernels::AbnBackward backward = over.backward(c);
-  backward.kept = target;
+  backward.saved_values = target;
   backward.dx = over.dz.data();
   kernels::cpu::abn_backward(c.layer<T>(), backward);
   EXPECT_TRUE(same_bytes(over.dz.values(), apart.dx.values())) << "dx over dz";
@@ -56,9 +57,9 @@ void expect_in_place_is_the_same(const AbnCase& c) {
 
 TEST(AbnContract, WritingOverTheInputGivesTheSameBytes) {
   for_each_case([](AbnCase c) {
-    for (const Saved kept : {Saved::kOutput, Saved::kPreActivation, Saved::kNormalized, Saved::kOutputBit}) {
-      if (!can_keep(c.activation, kept)) continue;
-      c.kept = kept;
+    for (const Saved saved : {Saved::kOutput, Saved::kPreActivation, Saved::kNormalized, Saved::kOutputBit}) {
+      if (!can_save(c.activation, saved)) continue;
+      c.saved = saved;
       expect_in_place_is_the_same<float>(c);
       expect_in_place_is_the_same<BFloat16>(c);
     }
@@ -73,18 +74,18 @@ TEST(AbnContract,
       const bool aligned = misaligned_by == 0;
       expect_in_place_is_the_same<float>({.shape = {2, 66, 33333},
                                           .layout = layout,
-                                          .kept = aligned ? Saved::kOutput : Saved::kPreActivation,
+                                          .saved = aligned ? Saved::kOutput : Saved::kPreActivation,
                                           .misaligned_by = misaligned_by});
       expect_in_place_is_the_same<BFloat16>({.shape = {2, 66, 66666},
                                              .layout = layout,
-                                             .kept = aligned ? Saved::kPreActivation : Saved::kOutput,
+                                             .saved = aligned ? Saved::kPreActivation : Saved::kOutput,
                                              .misaligned_by = misaligned_by});
     }
   for (const Layout layout : kLayouts)
     expect_in_place_is_the_same<float>({.shape = {2, 66, 33333},
                                         .layout = layout,
                                         .activation = Activation::kSiLU,
-                                        .kept = Saved::kOutputBit});
+                                        .saved = Saved::kOutputBit});
 }
 
 TEST(AbnContract, InputsThatAreNotWrittenOverStayAsTheyAre) {
@@ -116,7 +117,7 @@ TEST(AbnContract, ReduceThenApplyEqualsBackward) {
     AbnTensors<float> whole(c), split = whole;
     run_cpu(c, whole);
     kernels::AbnBackward backward = split.backward(c);
-    backward.kept = whole.z.data();
+    backward.saved_values = whole.z.data();
     backward.branch = whole.branch.data();
     backward.inv_std = whole.inv_std.data();
     kernels::cpu::abn_backward_reduce(c.layer<float>(), backward);
@@ -153,23 +154,23 @@ TEST(AbnContract, AnyNumberOfThreadsGivesTheSameBytes) {
 // Every activation, with what it can keep.
 template <class Body>
 void for_each_activation(const Body& body) {
-  for (const auto& [activation, name] : kernels::kActivationNames) {
-    for (const Saved kept : kKinds)
-      if (can_keep(activation, kept)) body(activation, kept);
+  for (const auto& [activation, name, is_listed] : kernels::kActivations) {
+    for (const Saved saved : kAllSaved)
+      if (can_save(activation, saved)) body(activation, saved);
   }
 }
 
 TEST(AbnContract, NotANumberStaysInItsChannel) {
   for (const double poison :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
-    for_each_activation([&](Activation activation, Saved kept) {
+    for_each_activation([&](Activation activation, Saved saved) {
       for (const int64_t channels : {21, 70}) {  // as planes, and side by side
         for (const Layout layout : kLayouts) {
           const AbnCase c{.shape = {2, channels, 37},
                           .layout = layout,
                           .activation = activation,
                           .activation_param = 0.5,
-                          .kept = kept};
+                          .saved = saved};
           SCOPED_TRACE(::testing::Message() << c << ", " << poison << " in x");
           const auto channel_of = [&](int64_t i) {
             return layout == Layout::kNCHW ? i / c.shape.s % c.shape.c : i % c.shape.c;
@@ -197,12 +198,12 @@ TEST(AbnContract, NotANumberStaysInItsChannel) {
 }
 
 TEST(AbnContract, SaturationGivesFiniteGradients) {
-  for_each_activation([](Activation activation, Saved kept) {
+  for_each_activation([](Activation activation, Saved saved) {
     for (const double bias_scale : {200.0, 2000.0}) {
       const AbnCase c{.shape = {4, 16, 50},
                       .activation = activation,
                       .activation_param = default_param(activation),
-                      .kept = kept,
+                      .saved = saved,
                       .bias_scale = bias_scale};
       SCOPED_TRACE(::testing::Message() << c);
       AbnTensors<float> t(c);

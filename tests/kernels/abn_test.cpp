@@ -21,7 +21,7 @@ void expect_right(const AbnCase& c) {
   run_cpu(c, got);
   auto want = truth(c, got);
   const DType dtype = dtype_of<T>();
-  const Tolerance limit = c.kept == Saved::kOutputBit ? branch_tolerance(dtype) : tolerance(dtype),
+  const Tolerance limit = c.saved == Saved::kOutputBit ? branch_tolerance(dtype) : tolerance(dtype),
                   vectors = tolerance(dtype_of<accumulate_t<T>>());
   EXPECT_TRUE(close(got.z.values(), want.z.values(), limit, c.seed)) << "z";
   EXPECT_TRUE(close(got.var.values(), want.var.values(), vectors, c.seed)) << "var";
@@ -29,7 +29,7 @@ void expect_right(const AbnCase& c) {
   EXPECT_TRUE(close(got.dx.values(), want.dx.values(), limit, c.seed)) << "dx";
   EXPECT_TRUE(close(got.sum_dy.values(), want.sum_dy.values(), limit, c.seed)) << "sum_dy";
   EXPECT_TRUE(close(got.sum_dy_xhat.values(), want.sum_dy_xhat.values(), limit, c.seed)) << "sum_dy_xhat";
-  EXPECT_TRUE(close(got.kept.values(), want.kept.values(), limit, c.seed)) << "kept";
+  EXPECT_TRUE(close(got.saved_values.values(), want.saved_values.values(), limit, c.seed)) << "saved values";
   EXPECT_TRUE(close(got.dresidual.values(), want.dresidual.values(), limit, c.seed)) << "dresidual";
   EXPECT_TRUE(close(got.z_again.values(), want.z_again.values(), limit, c.seed)) << "z made again";
   if (c.makes_z_again()) {
@@ -67,7 +67,7 @@ class Abn : public ::testing::Test {
   static void for_each_kind_and_bits(AbnCase c, const Body& body, Activation branched = Activation::kGELU) {
     for_each_kind(c, body);
     c.activation = branched;
-    c.kept = Saved::kOutputBit;
+    c.saved = Saved::kOutputBit;
     for (const Layout layout : kLayouts) {
       c.layout = layout;
       body(c);
@@ -79,9 +79,9 @@ using Types = ::testing::Types<float, double, Float16, BFloat16>;
 TYPED_TEST_SUITE(Abn, Types, TypeName);
 
 TYPED_TEST(Abn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) {
-  for (const auto& [activation, name] : kernels::kActivationNames) {
-    for (const Saved kept : kKinds) {
-      if (!can_keep(activation, kept)) continue;
+  for (const auto& [activation, name, is_listed] : kernels::kActivations) {
+    for (const Saved saved : kAllSaved) {
+      if (!can_save(activation, saved)) continue;
       for (const Shape3 shape : {Shape3{3, 20, 49}, Shape3{7, 3, 6},
                                  Shape3{4, 34, 10}}) {  // vectors, shorter rows, and strips of those
         for (const Layout layout : kLayouts) {
@@ -90,7 +90,7 @@ TYPED_TEST(Abn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) 
                                      .layout = layout,
                                      .activation = activation,
                                      .activation_param = default_param(activation),
-                                     .kept = kept,
+                                     .saved = saved,
                                      .has_residual = residual > 0,
                                      .relu_residual = residual == 2});
           }
@@ -101,24 +101,24 @@ TYPED_TEST(Abn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) 
 }
 
 TYPED_TEST(Abn, RebuildsTheOutputFromWhatIsKeptBitForBit) {
-  for (const auto& [activation, name] : kernels::kActivationNames) {
-    for (const Saved kept : {Saved::kPreActivation, Saved::kNormalized, Saved::kInput}) {
+  for (const auto& [activation, name, is_listed] : kernels::kActivations) {
+    for (const Saved saved : {Saved::kPreActivation, Saved::kNormalized, Saved::kInput}) {
       for (const Layout layout : kLayouts) {
         for (const bool has_residual : {false, true}) {
           const AbnCase c{.shape = {3, 18, 50},
                           .layout = layout,
                           .activation = activation,
                           .activation_param = default_param(activation),
-                          .kept = kept,
+                          .saved = saved,
                           .has_residual = has_residual,
                           .mean = 1e3};
           SCOPED_TRACE(::testing::Message() << c);
           AbnTensors<TypeParam> t(c), again(c);
           run_cpu(c, t);
           kernels::AbnForward from = t.forward(c);
-          from.kept = t.kept_tensor(c);
+          from.saved_values = t.saved_tensor(c);
           from.z = again.z.data();
-          kernels::cpu::abn_rebuild(c.layer<TypeParam>(), from);
+          kernels::cpu::abn_recompute_output(c.layer<TypeParam>(), from);
           EXPECT_TRUE(same_bytes(again.z.values(), t.z.values()));
         }
       }
@@ -182,11 +182,11 @@ TYPED_TEST(Abn, EqualsTheReferenceWithoutWeightOrBias) {
 }
 
 TYPED_TEST(Abn, EqualsTheReferenceWhereXhatOrXIsKeptForATinyWeight) {
-  for (const Saved kept : {Saved::kNormalized, Saved::kInput})
+  for (const Saved saved : {Saved::kNormalized, Saved::kInput})
     for (const Shape3 shape : {Shape3{3, 20, 33}, Shape3{4, 33, 9}})
       // In f16 a smaller one leaves nothing of dx but the smallest numbers there are.
       this->for_each_kind(
-          {.shape = shape, .kept = kept, .weight_scale = sizeof(TypeParam) == 2 ? 1e-2 : 1e-6},
+          {.shape = shape, .saved = saved, .weight_scale = sizeof(TypeParam) == 2 ? 1e-2 : 1e-6},
           [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
 }
 
@@ -252,15 +252,15 @@ TYPED_TEST(Abn, EqualsTheReferenceOnEitherSideOfTheMinimumAndFarDownTheFallingBr
         expect_right<TypeParam>({.shape = {4, 32, 150},
                                  .layout = layout,
                                  .activation = activation,
-                                 .kept = Saved::kOutputBit,
+                                 .saved = Saved::kOutputBit,
                                  .weight_scale = bias_scale / 4,
                                  .bias_scale = bias_scale});
 }
 
 TYPED_TEST(Abn, FrozenStatisticsScaleTheGradientOnly) {
   const auto check = [](AbnCase c) {
-    for (const Saved kept : {Saved::kOutput, Saved::kPreActivation, Saved::kInput}) {
-      c.kept = kept;
+    for (const Saved saved : {Saved::kOutput, Saved::kPreActivation, Saved::kInput}) {
+      c.saved = saved;
       SCOPED_TRACE(::testing::Message() << c);
       AbnTensors<TypeParam> got(c);
       AbnTensors<double, TypeParam> want(c);

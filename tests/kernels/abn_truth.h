@@ -17,8 +17,8 @@ auto truth(const AbnCase& c, AbnTensors<T>& got) {
   AbnTensors<Truth, T> want(c);
   kernels::reference::abn_forward(c.layer<Truth>(), kEps, want.forward(c));
   AbnTensors<Truth, T> backward = want;
-  if (sizeof(T) == 2 || c.kept == Saved::kOutputBit) {
-    std::transform(got.kept_tensor(c), got.kept_tensor(c) + c.shape.elements(), backward.kept_tensor(c),
+  if (sizeof(T) == 2 || c.saved == Saved::kOutputBit) {
+    std::transform(got.saved_tensor(c), got.saved_tensor(c) + c.shape.elements(), backward.saved_tensor(c),
                    [](T value) { return static_cast<Truth>(value); });
     std::copy_n(got.branch.data(), got.branch.size(), backward.branch.data());
   }

@@ -1,7 +1,7 @@
 // y back from z and one bit: as close as z itself tells, everywhere on both branches, by every lane.
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 #include "palimpsest/base/random.h"
-#include "palimpsest/kernels/activation_name.h"
+#include "palimpsest/kernels/activation.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
 #include "tests/support/tolerance.h"
 
@@ -84,7 +84,8 @@ TYPED_TEST(BranchInverse, FindsYAndTheSlopeThereAsWellAsZTells) {
                                     {-8.0, -2.0},
                                     {-37.0, -8.0},
                                     {-90.0, -37.0}}) {
-      SCOPED_TRACE(::testing::Message() << kernels::activation_name(kind) << " in " << low << " to " << high);
+      SCOPED_TRACE(::testing::Message()
+                   << kernels::kActivations.name(kind) << " in " << low << " to " << high);
       Random random(11);
       std::vector<T> z(kCount);
       std::vector<double> y(kCount);
@@ -115,7 +116,7 @@ TYPED_TEST(BranchInverse, EveryValueOfZGivesANumberAndNotANumberStays) {
   using T = TypeParam;
   constexpr T kInfinity = std::numeric_limits<T>::infinity();
   for (const Activation kind : kBranched) {
-    SCOPED_TRACE(kernels::activation_name(kind));
+    SCOPED_TRACE(kernels::kActivations.name(kind));
     const double minimum = kernels::minimum_at<double>(kind);
     const T least = static_cast<T>(truth<T>(kind, minimum).z);
     const std::vector<T> values{0,

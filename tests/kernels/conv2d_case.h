@@ -16,7 +16,7 @@ namespace palimpsest::kernels {
 inline std::ostream& operator<<(std::ostream& out, const Conv2dProblem& l) {
   const auto pair = [](Pair2 p) { return std::to_string(p.h) + "x" + std::to_string(p.w); };
   return out << "(" << l.n << ", " << l.c_in << ", " << pair(l.in) << ") to " << l.c_out << " in " << l.groups
-             << " groups, kernel " << pair(l.kernel) << ", stride " << pair(l.stride) << ", padding "
+             << " groups, kernel " << pair(l.kernel_size) << ", stride " << pair(l.stride) << ", padding "
              << pair(l.padding) << ", dilation " << pair(l.dilation);
 }
 

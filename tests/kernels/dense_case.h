@@ -12,7 +12,7 @@
 
 namespace palimpsest::testing {
 
-using kernels::DenseProduct;
+using kernels::DenseProductProblem;
 
 struct DenseCase {
   int64_t n, s, c, total, out;
@@ -23,7 +23,7 @@ struct DenseCase {
   uint64_t seed = 1;
 
   template <class S>
-  DenseProduct layer() const {
+  DenseProductProblem layer() const {
     return {n, s, c, total, out, layout, dtype_of<S>(), activation, 0.01};
   }
 };
@@ -31,7 +31,7 @@ struct DenseCase {
 inline std::ostream& operator<<(std::ostream& out, const DenseCase& c) {
   return out << "(" << c.n << ", " << c.c << " of " << c.total << ", " << c.s << ") to " << c.out
              << (c.layout == Layout::kNCHW ? " NCHW " : " channels-last ")
-             << kernels::activation_name(c.activation) << ", mean " << c.mean << ", misaligned by "
+             << kernels::kActivations.name(c.activation) << ", mean " << c.mean << ", misaligned by "
              << c.misaligned_by;
 }
 

@@ -17,7 +17,7 @@ TEST(ExponentHistogram, CountsEverySixteenBitNumberAsTheReferenceDoes) {
   std::vector<uint16_t> all(65536);
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
   for (const DType dtype : {DType::f16, DType::bf16}) {
-    ExponentCounts got{}, want{};
+    ExponentHistogram got{}, want{};
     cpu::exponent_histogram(dtype, all.data(), 65536, got);
     reference::exponent_histogram(dtype, all.data(), 65536, want);
     EXPECT_EQ(got, want);
@@ -50,7 +50,7 @@ TEST(ExponentHistogram, CountsF32AsTheReferenceDoesForAnyLengthAndStart) {
   for (const int64_t n : {0, 1, 3, 12, 1000, 600000})
     for (const int64_t start : {0, 1}) {
       // Counts are added to what is there.
-      ExponentCounts got{}, want{};
+      ExponentHistogram got{}, want{};
       got[kZeroBin] = want[kZeroBin] = 5;
       cpu::exponent_histogram(DType::f32, values.data() + start, n, got);
       reference::exponent_histogram(DType::f32, values.data() + start, n, want);
@@ -60,7 +60,7 @@ TEST(ExponentHistogram, CountsF32AsTheReferenceDoesForAnyLengthAndStart) {
 
 TEST(ExponentHistogram, ABinHoldsOnePowerOfTwo) {
   const auto bin_of = [](float value) {
-    ExponentCounts counts{};
+    ExponentHistogram counts{};
     cpu::exponent_histogram(DType::f32, &value, 1, counts);
     for (int bin = 0; bin < kExponentBins; ++bin)
       if (counts[static_cast<std::size_t>(bin)] == 1) return bin;
@@ -74,7 +74,7 @@ TEST(ExponentHistogram, ABinHoldsOnePowerOfTwo) {
 }
 
 TEST(ExponentHistogram, RefusesF64) {
-  ExponentCounts counts{};
+  ExponentHistogram counts{};
   const double value = 1;
   EXPECT_THROW(cpu::exponent_histogram(DType::f64, &value, 1, counts), std::invalid_argument);
   EXPECT_THROW(reference::exponent_histogram(DType::f64, &value, 1, counts), std::invalid_argument);

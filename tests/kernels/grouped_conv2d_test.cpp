@@ -36,7 +36,7 @@ struct GroupedCase {
         .groups = c / group,
         .in = in,
         .out = {convolved_size(in.h, 3, stride, padding.h, 1), convolved_size(in.w, 3, stride, padding.w, 1)},
-        .kernel = {3, 3},
+        .kernel_size = {3, 3},
         .stride = {stride, stride},
         .padding = padding,
         .dilation = {1, 1}};
@@ -234,8 +234,8 @@ TEST(GroupedConv2dFits, TakesNarrowGroupsOfThreeByThreeAlone) {
     EXPECT_FALSE(fits([](Conv2dProblem& l) { l.c_out = 64; })) << "more channels out";
     EXPECT_FALSE(fits([](Conv2dProblem& l) { l.c_in = 64; })) << "more channels in";
     EXPECT_FALSE(fits([](Conv2dProblem& l) { l.c_in = l.c_out = 2, l.groups = 1; })) << "less than a vector";
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.kernel.h = 1; }));
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.kernel.w = 5; }));
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.kernel_size.h = 1; }));
+    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.kernel_size.w = 5; }));
     EXPECT_FALSE(fits([](Conv2dProblem& l) { l.dilation = {2, 2}; }));
     EXPECT_FALSE(fits([](Conv2dProblem& l) { l.dilation.w = 2; }));
     EXPECT_FALSE(fits([](Conv2dProblem& l) { l.stride.w = 2; })) << "different strides";

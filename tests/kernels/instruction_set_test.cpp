@@ -1,7 +1,7 @@
 #include "palimpsest/kernels/cpu/dispatch.h"
 
 #include "palimpsest/base/random.h"
-#include "palimpsest/kernels/abn.h"
+#include "palimpsest/kernels/cpu.h"
 #include "tests/support/tolerance.h"
 
 #include <gtest/gtest.h>

@@ -64,8 +64,8 @@ struct PoolCase {
     return {n,
             c,
             in,
-            {pooled_size(in.h, p.kernel.h, p.stride.h, p.padding.h, p.dilation.h, ceil_mode),
-             pooled_size(in.w, p.kernel.w, p.stride.w, p.padding.w, p.dilation.w, ceil_mode)},
+            {pooled_size(in.h, p.kernel_size.h, p.stride.h, p.padding.h, p.dilation.h, ceil_mode),
+             pooled_size(in.w, p.kernel_size.w, p.stride.w, p.padding.w, p.dilation.w, ceil_mode)},
             window,
             layout,
             dtype};
@@ -74,10 +74,10 @@ struct PoolCase {
 
 inline std::ostream& operator<<(std::ostream& out, const PoolCase& c) {
   const PoolWindow& p = c.window;
-  return out << "(" << c.n << ", " << c.c << ", " << c.in.h << ", " << c.in.w << "), kernel " << p.kernel.h
-             << "x" << p.kernel.w << ", stride " << p.stride.h << "x" << p.stride.w << ", padding "
-             << p.padding.h << "x" << p.padding.w << ", dilation " << p.dilation.h << "x" << p.dilation.w
-             << (c.ceil_mode ? ", ceil mode" : "");
+  return out << "(" << c.n << ", " << c.c << ", " << c.in.h << ", " << c.in.w << "), kernel "
+             << p.kernel_size.h << "x" << p.kernel_size.w << ", stride " << p.stride.h << "x" << p.stride.w
+             << ", padding " << p.padding.h << "x" << p.padding.w << ", dilation " << p.dilation.h << "x"
+             << p.dilation.w << (c.ceil_mode ? ", ceil mode" : "");
 }
 
 inline PoolWindow square(int64_t kernel, int64_t stride, int64_t padding, int64_t dilation = 1) {

@@ -33,15 +33,15 @@ std::vector<double> numeric_gradient(const AbnCase& c, AbnTensors<double>& t, Bu
 }
 
 TEST(Reference, GradientsEqualCentralDifferences) {
-  for (const auto& [activation, name] : kernels::kActivationNames) {
-    for (const Saved kept : kKinds) {
-      if (!can_keep(activation, kept)) continue;
+  for (const auto& [activation, name, is_listed] : kernels::kActivations) {
+    for (const Saved saved : kAllSaved) {
+      if (!can_save(activation, saved)) continue;
       for (const int residual : {0, 1, 2}) {
         const AbnCase c{.shape = {3, 4, 5},
                         .layout = residual == 1 ? Layout::kChannelsLast : Layout::kNCHW,
                         .activation = activation,
                         .activation_param = 0.3,
-                        .kept = kept,
+                        .saved = saved,
                         .has_residual = residual > 0,
                         .relu_residual = residual == 2};
         SCOPED_TRACE(::testing::Message() << c);

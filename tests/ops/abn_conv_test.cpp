@@ -1,6 +1,6 @@
 // Normalization, activation and convolution in one node against libtorch's own layers.
 #include "palimpsest/ops/abn_conv.h"
-#include "palimpsest/kernels/activation_name.h"
+#include "palimpsest/kernels/activation.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
 #include "tests/ops/layer_case.h"
@@ -85,7 +85,7 @@ void expect_equal(const Gradients& got, const Gradients& want, double limit) {
 
 TEST(AbnConv, EveryStrategyAndActivationHasTheGradientsOfThePlainLayers) {
   for (const Geometry& g : kGeometries) {
-    for (const auto& [activation, name] : kernels::kActivationNames) {
+    for (const auto& [activation, name, is_listed] : kernels::kActivations) {
       const Gradients want = truth(g, activation, 1);
       for (const Saved saved : kEverySaved) {
         if (!can_save(activation, saved)) continue;
@@ -126,7 +126,7 @@ TEST(AbnConv, AWeightOfZeroKeepsTheNormalizedInputInstead) {
 }
 
 TEST(AbnConv, ActivateConvKeepsItsInputOnly) {
-  for (const auto& [activation, name] : kernels::kActivationNames) {
+  for (const auto& [activation, name, is_listed] : kernels::kActivations) {
     SCOPED_TRACE(std::string(name));
     const Geometry& g = kGeometries[1];
     torch::manual_seed(3);

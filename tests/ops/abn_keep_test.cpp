@@ -1,6 +1,6 @@
 // What the layer may saved for backward, every activation, residuals, 16-bit storage: values and gradients
 // against libtorch's own layers in f64.
-#include "palimpsest/kernels/activation_name.h"
+#include "palimpsest/kernels/activation.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "tests/ops/layer_case.h"
 
@@ -12,7 +12,7 @@ namespace {
 // Every activation with everything it can saved.
 template <class Body>
 void for_each_pair(const Body& body) {
-  for (const auto& [activation, name] : kernels::kActivationNames)
+  for (const auto& [activation, name, is_listed] : kernels::kActivations)
     for (const Saved saved : kEverySaved)
       if (can_save(activation, saved)) body(activation, std::string(name), saved);
 }

@@ -2,7 +2,7 @@
 // hundred times the weights, activation, what is kept, residual, statistics. Each against libtorch's own
 // layers in f64.
 #include "palimpsest/base/random.h"
-#include "palimpsest/kernels/activation_name.h"
+#include "palimpsest/kernels/activation.h"
 #include "tests/ops/layer_case.h"
 
 #include <gtest/gtest.h>
@@ -64,8 +64,8 @@ Drawn draw_case(Random& random) {
     c.running_var = normal(random, {channels}).abs().add(0.3).to(dtype);
   }
   c.dz = normal(random, shape).to(dtype);
-  const auto& [activation, name] =
-      kernels::kActivationNames[draw(random, 0, kernels::kActivationNames.size() - 1)];
+  const Activation activation =
+      kernels::kActivations.begin()[draw(random, 0, kernels::kActivations.size() - 1)].value;
   c.options.activation = activation;
   c.options.activation_param =
       activation == Activation::kELU ? pick(random, {1.0, 0.3}) : pick(random, {0.01, 0.3, 1.0});
@@ -79,7 +79,7 @@ Drawn draw_case(Random& random) {
   }
   d.in_place = c.options.saved != Saved::kInput && random.uniform() < 0.5;
   std::ostringstream text;
-  text << name << " " << c.base.sizes() << " " << c.base.scalar_type() << " layout " << layout << " saved "
+  text << kernels::kActivations.name(activation) << " " << c.base.sizes() << " " << c.base.scalar_type() << " layout " << layout << " saved "
        << static_cast<int>(c.options.saved) << (d.in_place ? " in place" : "")
        << (c.residual ? " residual" : "") << (c.options.training ? "" : " frozen") << " weight "
        << weight_scale << " bias " << bias_scale << " mean " << mean;

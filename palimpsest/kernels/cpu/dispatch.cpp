@@ -1,6 +1,7 @@
 #include "palimpsest/kernels/cpu/dispatch.h"
 
 #include "compiled_sets.h"
+#include "palimpsest/kernels/cpu.h"
 
 #include <cstdlib>
 #include <iterator>
@@ -67,6 +68,10 @@ const InstructionSet& find_instruction_set(const char* name) {
 const InstructionSet& current_instruction_set() {
   static const InstructionSet& set = find_instruction_set(std::getenv("PALIMPSEST_ISA"));
   return set;
+}
+
+const char* instruction_set() {
+  return current_instruction_set().name;
 }
 
 }  // namespace palimpsest::kernels::cpu

@@ -34,7 +34,7 @@ void abn_apply(const AbnProblem& layer, const AbnForward& t, const Queue& queue)
 /// the same launch.
 void abn_forward(const AbnProblem& layer, double eps, const AbnForward& t, const RunningStatistics& running,
                  const Queue& queue);
-void abn_rebuild(const AbnProblem& layer, const AbnForward& t, const Queue& queue);
+void abn_recompute_output(const AbnProblem& layer, const AbnForward& t, const Queue& queue);
 void abn_backward_reduce(const AbnProblem& layer, const AbnBackward& t, const Queue& queue);
 void abn_backward_apply(const AbnProblem& layer, const AbnBackward& t, double m, const Queue& queue);
 /// One launch, and one reading of what was kept and of dz, where both fit as abn_forward says and the

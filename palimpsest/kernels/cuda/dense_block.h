@@ -14,7 +14,7 @@
 /// Without a CUDA compiler (no_cuda/) each throws std::invalid_argument, which says so. A tensor may have up
 /// to 2^31 - 2^16 pixels, and in NCHW a plane's images as many vectors: else std::invalid_argument.
 ///
-/// Tensors as kernels/dense_block.h has them, c channels of `total`; DenseProduct::out is not looked at.
+/// Tensors as kernels/dense_block.h has them, c channels of `total`; DenseProductProblem::out is not looked at.
 namespace palimpsest::kernels::cuda {
 
 /// (c) each, on the device.
@@ -27,8 +27,8 @@ struct DenseStatistics {
 };
 
 /// z from x; where `running` has pointers, those statistics move as well (kernels/abn.h).
-void dense_normalize(const DenseProduct& layer, const DenseStatistics& norm, const RunningStatistics& running,
-                     const void* x, void* z, Stream stream);
+void dense_normalize(const DenseProductProblem& layer, const DenseStatistics& norm,
+                     const RunningStatistics& running, const void* x, void* z, Stream stream);
 
 struct DenseNormalizeBackward {
   const void* x = nullptr;
@@ -45,13 +45,13 @@ struct DenseNormalizeBackward {
 };
 
 /// Bytes of Queue::workspace that dense_normalize_backward needs.
-int64_t dense_workspace_bytes(const DenseProduct& layer);
+int64_t dense_workspace_bytes(const DenseProductProblem& layer);
 /// dy = dz * act'(y), and what comes of it.
-void dense_normalize_backward(const DenseProduct& layer, const DenseStatistics& norm,
+void dense_normalize_backward(const DenseProductProblem& layer, const DenseStatistics& norm,
                               const DenseNormalizeBackward& t, const Queue& queue);
 
 /// As kernels::dense_feature_gradient; the vectors of `correction` on the device, a null mean stands for 0.
-void dense_feature_gradient(const DenseFeatures& features, const DenseCorrection& correction, const void* x,
-                            const void* gradient, void* df, Stream stream);
+void dense_feature_gradient(const DenseFeatureProblem& features, const DenseCorrection& correction,
+                            const void* x, const void* gradient, void* df, Stream stream);
 
 }  // namespace palimpsest::kernels::cuda

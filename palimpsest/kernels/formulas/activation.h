@@ -1,7 +1,7 @@
 #pragma once
 
+#include "palimpsest/base/host_device.h"
 #include "palimpsest/kernels/activation.h"
-#include "palimpsest/kernels/formulas/host_device.h"
 
 namespace palimpsest::kernels {
 

@@ -20,8 +20,8 @@ void abn_apply(const AbnProblem&, const AbnForward&, const Queue&) {
 void abn_forward(const AbnProblem&, double, const AbnForward&, const RunningStatistics&, const Queue&) {
   refuse("abn_forward");
 }
-void abn_rebuild(const AbnProblem&, const AbnForward&, const Queue&) {
-  refuse("abn_rebuild");
+void abn_recompute_output(const AbnProblem&, const AbnForward&, const Queue&) {
+  refuse("abn_recompute_output");
 }
 
 void abn_backward_reduce(const AbnProblem&, const AbnBackward&, const Queue&) {

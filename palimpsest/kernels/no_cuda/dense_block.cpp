@@ -5,19 +5,19 @@
 // kernels/cuda/dense_block.h where the build has no CUDA compiler.
 namespace palimpsest::kernels::cuda {
 
-void dense_normalize(const DenseProduct&, const DenseStatistics&, const RunningStatistics&, const void*,
-                     void*, Stream) {
+void dense_normalize(const DenseProductProblem&, const DenseStatistics&, const RunningStatistics&,
+                     const void*, void*, Stream) {
   refuse("dense_normalize");
 }
-int64_t dense_workspace_bytes(const DenseProduct&) {
+int64_t dense_workspace_bytes(const DenseProductProblem&) {
   refuse("dense_workspace_bytes");
 }
-void dense_normalize_backward(const DenseProduct&, const DenseStatistics&, const DenseNormalizeBackward&,
-                              const Queue&) {
+void dense_normalize_backward(const DenseProductProblem&, const DenseStatistics&,
+                              const DenseNormalizeBackward&, const Queue&) {
   refuse("dense_normalize_backward");
 }
-void dense_feature_gradient(const DenseFeatures&, const DenseCorrection&, const void*, const void*, void*,
-                            Stream) {
+void dense_feature_gradient(const DenseFeatureProblem&, const DenseCorrection&, const void*, const void*,
+                            void*, Stream) {
   refuse("dense_feature_gradient");
 }
 

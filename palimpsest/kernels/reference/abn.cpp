@@ -76,9 +76,9 @@ void apply_element(const AbnProblem& layer, const AbnForward& t, int64_t c, int6
   const double xhat = (value(t.x, layer.dtype, i) - t.mean[c]) * t.inv_std[c];
   double y = w * xhat + b;
   if (layer.saved == Saved::kPreActivation || layer.saved == Saved::kNormalized) {
-    store(t.kept, layer.dtype, i, layer.saved == Saved::kPreActivation ? y : xhat);
+    store(t.saved_values, layer.dtype, i, layer.saved == Saved::kPreActivation ? y : xhat);
     // z belongs to what was kept, not to what was there before it was rounded.
-    const double kept = value(t.kept, layer.dtype, i);
+    const double kept = value(t.saved_values, layer.dtype, i);
     y = layer.saved == Saved::kPreActivation ? kept : w * kept + b;
   }
   y += shortcut(layer, t.residual, i);
@@ -119,7 +119,7 @@ struct Gradient {
 // What backward is made of at index i: dy and x-hat.
 Gradient gradient(const AbnProblem& layer, const AbnBackward& t, int64_t c, int64_t i) {
   const double w = parameter(t.weight, layer, c, 1), b = parameter(t.bias, layer, c, 0);
-  const double kept = value(t.kept, layer.dtype, i), dz = value(t.dz, layer.dtype, i);
+  const double kept = value(t.saved_values, layer.dtype, i), dz = value(t.dz, layer.dtype, i);
   const double s = shortcut(layer, t.residual, i);
   Gradient result{};
   with_activation(layer, [&](auto act) {
@@ -172,11 +172,11 @@ void abn_forward(const AbnProblem& layer, double eps, const AbnForward& t) {
   abn_apply(layer, t);
 }
 
-void abn_rebuild(const AbnProblem& layer, const AbnForward& t) {
+void abn_recompute_output(const AbnProblem& layer, const AbnForward& t) {
   AbnProblem plain = layer;
   plain.saved = Saved::kOutput;  // nothing is kept now
   AbnForward from = t;
-  from.x = t.kept;
+  from.x = t.saved_values;
   if (layer.saved == Saved::kInput) return abn_apply(plain, from);
   // y = weight * kept + bias from x-hat, y = kept from y: statistics that change nothing.
   const std::vector<double> zero(static_cast<std::size_t>(layer.shape.c), 0), one(zero.size(), 1);
@@ -220,14 +220,14 @@ void apply_backward(const AbnProblem& layer, const AbnBackward& t, double m, con
   }
   if (!t.z) return;
   AbnForward again;
-  again.kept = const_cast<void*>(t.kept);  // read only
+  again.saved_values = const_cast<void*>(t.saved_values);  // read only
   again.residual = t.residual;
   again.weight = t.weight;
   again.bias = t.bias;
   again.z = t.z;
   again.mean = const_cast<double*>(t.mean);
   again.inv_std = const_cast<double*>(t.inv_std);
-  abn_rebuild(layer, again);
+  abn_recompute_output(layer, again);
 }
 
 }  // namespace

@@ -13,8 +13,8 @@ void for_products(const Conv2dProblem& l, const Visit& visit) {
   for (int64_t n = 0; n < l.n; ++n)
     for (int64_t oh = 0; oh < l.out.h; ++oh)
       for (int64_t ow = 0; ow < l.out.w; ++ow)
-        for (int64_t ky = 0; ky < l.kernel.h; ++ky)
-          for (int64_t kx = 0; kx < l.kernel.w; ++kx) {
+        for (int64_t ky = 0; ky < l.kernel_size.h; ++ky)
+          for (int64_t kx = 0; kx < l.kernel_size.w; ++kx) {
             const int64_t ih = oh * l.stride.h - l.padding.h + ky * l.dilation.h;
             const int64_t iw = ow * l.stride.w - l.padding.w + kx * l.dilation.w;
             if (ih < 0 || ih >= l.in.h || iw < 0 || iw >= l.in.w) continue;
@@ -23,7 +23,7 @@ void for_products(const Conv2dProblem& l, const Visit& visit) {
             for (int64_t o = 0; o < l.c_out; ++o)
               for (int64_t i = 0; i < l.group_in(); ++i)
                 visit(from + o / l.group_out() * l.group_in() + i,
-                      ((o * l.kernel.h + ky) * l.kernel.w + kx) * l.group_in() + i, to + o);
+                      ((o * l.kernel_size.h + ky) * l.kernel_size.w + kx) * l.group_in() + i, to + o);
           }
 }
 

@@ -13,7 +13,7 @@ int64_t at(Layout layout, int64_t channels, int64_t pixels, int64_t n, int64_t c
 /// What the layer makes of one value of x.
 class Read {
  public:
-  Read(const DenseProduct& layer, const DenseNormalization& norm) : l_(layer), norm_(norm) {}
+  Read(const DenseProductProblem& layer, const DenseNormalization& norm) : l_(layer), norm_(norm) {}
 
   double slope() const {
     return l_.activation == Activation::kReLU        ? 0
@@ -28,7 +28,7 @@ class Read {
   double derivative(int64_t c, double x) const { return y(c, x) > 0 ? 1 : slope(); }
 
  private:
-  const DenseProduct& l_;
+  const DenseProductProblem& l_;
   const DenseNormalization& norm_;
 };
 
@@ -40,7 +40,7 @@ void for_pixels(int64_t n, int64_t s, const Visit& visit) {
 
 }  // namespace
 
-void dense_product(const DenseProduct& l, const DenseNormalization& norm, const void* x, const void* w,
+void dense_product(const DenseProductProblem& l, const DenseNormalization& norm, const void* x, const void* w,
                    void* h) {
   dispatch_float(l.dtype, [&]<class S>() {
     const Read read(l, norm);
@@ -57,7 +57,7 @@ void dense_product(const DenseProduct& l, const DenseNormalization& norm, const 
   });
 }
 
-void dense_product_backward(const DenseProduct& l, const DenseNormalization& norm,
+void dense_product_backward(const DenseProductProblem& l, const DenseNormalization& norm,
                             const DenseProductBackward& t) {
   dispatch_float(l.dtype, [&]<class S>() {
     using T = accumulate_t<S>;
@@ -92,7 +92,7 @@ void dense_product_backward(const DenseProduct& l, const DenseNormalization& nor
   });
 }
 
-void dense_feature_gradient(const DenseFeatures& f, const DenseCorrection& k, const void* x,
+void dense_feature_gradient(const DenseFeatureProblem& f, const DenseCorrection& k, const void* x,
                             const void* gradient, void* df) {
   dispatch_float(f.dtype, [&]<class S>() {
     using T = accumulate_t<S>;

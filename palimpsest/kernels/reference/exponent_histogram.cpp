@@ -5,7 +5,7 @@
 
 namespace palimpsest::kernels::reference {
 
-void exponent_histogram(DType dtype, const void* x, int64_t n, ExponentCounts& counts) {
+void exponent_histogram(DType dtype, const void* x, int64_t n, ExponentHistogram& counts) {
   if (dtype == DType::f64) throw std::invalid_argument("exponents are counted of f32, f16 and bf16, got f64");
   dispatch_float(dtype, [&]<class T>() {
     for (int64_t i = 0; i < n; ++i) {

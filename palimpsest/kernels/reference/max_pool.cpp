@@ -86,8 +86,8 @@ struct Pixel {
 };
 
 Pixel pixel(const PoolWindow& p, int64_t oh, int64_t ow, int64_t position) {
-  return {oh * p.stride.h - p.padding.h + position / p.kernel.w * p.dilation.h,
-          ow * p.stride.w - p.padding.w + position % p.kernel.w * p.dilation.w};
+  return {oh * p.stride.h - p.padding.h + position / p.kernel_size.w * p.dilation.h,
+          ow * p.stride.w - p.padding.w + position % p.kernel_size.w * p.dilation.w};
 }
 
 bool in_image(const MaxPoolProblem& layer, Pixel at) {

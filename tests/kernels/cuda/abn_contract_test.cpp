@@ -33,7 +33,7 @@ void for_each_case(const Body& body) {
 template <class T>
 void expect_same(AbnTensors<T>& got, AbnTensors<T>& want) {
   EXPECT_TRUE(same_bytes(got.z.values(), want.z.values())) << "z";
-  EXPECT_TRUE(same_bytes(got.kept.values(), want.kept.values())) << "kept";
+  EXPECT_TRUE(same_bytes(got.saved_values.values(), want.saved_values.values())) << "saved values";
   EXPECT_TRUE(same_bytes(got.mean.values(), want.mean.values())) << "mean";
   EXPECT_TRUE(same_bytes(got.var.values(), want.var.values())) << "var";
   EXPECT_TRUE(same_bytes(got.inv_std.values(), want.inv_std.values())) << "inv_std";
@@ -132,17 +132,17 @@ TEST(CudaAbnContract, ABackwardIsTwoLaunchesOrOne) {
 
 TEST(CudaAbnContract, WritingOverTheInputGivesTheSameBytes) {
   for_each_case([](AbnCase c, Path path) {
-    for (const Saved kept : {Saved::kOutput, Saved::kPreActivation, Saved::kNormalized}) {
-      c.kept = kept;
+    for (const Saved saved : {Saved::kOutput, Saved::kPreActivation, Saved::kNormalized}) {
+      c.saved = saved;
       const Device device(path);
       AbnTensors<Float16> apart(c), over(c);
       run_cuda_forward(c, apart);
       WorkspaceMemory workspace;
       kernels::AbnForward forward = over.forward(c);
-      (c.saves_aside() ? forward.kept : forward.z) = over.x.data();
+      (c.saves_aside() ? forward.saved_values : forward.z) = over.x.data();
       const auto layer = c.layer<Float16>();
       kernels::cuda::abn_forward(layer, kEps, forward, {}, workspace.queue(layer));
-      EXPECT_TRUE(same_bytes(over.x.values(), (c.saves_aside() ? apart.kept : apart.z).values()));
+      EXPECT_TRUE(same_bytes(over.x.values(), (c.saves_aside() ? apart.saved_values : apart.z).values()));
       if (c.saves_aside()) {
         EXPECT_TRUE(same_bytes(over.z.values(), apart.z.values()));
       }
@@ -152,17 +152,17 @@ TEST(CudaAbnContract, WritingOverTheInputGivesTheSameBytes) {
 
 TEST(CudaAbnContract, RebuildsTheOutputFromWhatIsKeptBitForBit) {
   for_each_case([](AbnCase c, Path path) {
-    for (const Saved kept : {Saved::kPreActivation, Saved::kNormalized, Saved::kInput})
+    for (const Saved saved : {Saved::kPreActivation, Saved::kNormalized, Saved::kInput})
       for (const bool has_residual : {false, true}) {
-        c.kept = kept, c.has_residual = has_residual, c.mean = 1e3;
+        c.saved = saved, c.has_residual = has_residual, c.mean = 1e3;
         const Device device(path);
         AbnTensors<float> t(c), again(c);
         run_cuda_forward(c, t);
         forget_outputs(again);
         kernels::AbnForward from = t.forward(c);
-        from.kept = t.kept_tensor(c);
+        from.saved_values = t.saved_tensor(c);
         from.z = again.z.data();
-        kernels::cuda::abn_rebuild(c.layer<float>(), from, {});
+        kernels::cuda::abn_recompute_output(c.layer<float>(), from, {});
         EXPECT_TRUE(same_bytes(again.z.values(), t.z.values()));
       }
   });
@@ -231,7 +231,7 @@ TEST(CudaAbnContract, AnEmptyBatchLaunchesNothing) {
     kernels::cuda::abn_forward(layer, kEps, {}, {}, queue);
     kernels::cuda::abn_statistics(layer, nullptr, nullptr, nullptr, queue);
     kernels::cuda::abn_apply(layer, {}, queue);
-    kernels::cuda::abn_rebuild(layer, {}, queue);
+    kernels::cuda::abn_recompute_output(layer, {}, queue);
     kernels::cuda::abn_backward_reduce(layer, {}, queue);
     kernels::cuda::abn_backward_apply(layer, {}, 1, queue);
     kernels::cuda::abn_backward(layer, {}, queue);

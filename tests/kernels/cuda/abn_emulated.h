@@ -66,7 +66,7 @@ void forget_outputs(AbnTensors<T, Rounding>& t) {
     for (int64_t i = 0; i < buffer.size(); ++i)
       buffer[i] = static_cast<Value>(std::numeric_limits<double>::quiet_NaN());
   };
-  forget(t.z), forget(t.kept), forget(t.mean), forget(t.var), forget(t.inv_std);
+  forget(t.z), forget(t.saved_values), forget(t.mean), forget(t.var), forget(t.inv_std);
   forget(t.dx), forget(t.dresidual), forget(t.z_again), forget(t.sum_dy), forget(t.sum_dy_xhat);
   std::fill_n(t.branch.data(), t.branch.size(), uint8_t{0});
 }
@@ -87,7 +87,7 @@ void run_cuda(const AbnCase& c, AbnTensors<T, Rounding>& t) {
   WorkspaceMemory workspace;
   run_cuda_forward(c, t);
   const auto layer = c.layer<T>();
-  if (can_keep(c.activation, c.kept))
+  if (can_save(c.activation, c.saved))
     kernels::cuda::abn_backward(layer, t.backward(c), workspace.queue(layer));
 }
 

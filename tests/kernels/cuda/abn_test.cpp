@@ -30,12 +30,13 @@ class CudaAbn : public ::testing::Test {
     auto want = truth(c, got);
     const Tolerance vectors = tolerance(dtype_of<accumulate_t<T>>());
     const Tolerance limit =
-        c.kept == Saved::kOutputBit ? branch_tolerance(dtype_of<T>()) : tolerance(dtype_of<T>());
+        c.saved == Saved::kOutputBit ? branch_tolerance(dtype_of<T>()) : tolerance(dtype_of<T>());
     EXPECT_TRUE(close(got.z.values(), want.z.values(), limit, c.seed)) << "z";
-    EXPECT_TRUE(close(got.kept.values(), want.kept.values(), limit, c.seed)) << "kept";
+    EXPECT_TRUE(close(got.saved_values.values(), want.saved_values.values(), limit, c.seed))
+        << "saved values";
     EXPECT_TRUE(close(got.var.values(), want.var.values(), vectors, c.seed)) << "var";
     EXPECT_TRUE(close(got.inv_std.values(), want.inv_std.values(), vectors, c.seed)) << "inv_std";
-    if (can_keep(c.activation, c.kept)) {
+    if (can_save(c.activation, c.saved)) {
       EXPECT_TRUE(close(got.dx.values(), want.dx.values(), limit, c.seed)) << "dx";
       EXPECT_TRUE(close(got.sum_dy.values(), want.sum_dy.values(), limit, c.seed)) << "sum_dy";
       EXPECT_TRUE(close(got.sum_dy_xhat.values(), want.sum_dy_xhat.values(), limit, c.seed)) << "sum_dy_xhat";
@@ -59,16 +60,16 @@ using Types = ::testing::Types<float, double, Float16, BFloat16>;
 TYPED_TEST_SUITE(CudaAbn, Types, TypeName);
 
 TYPED_TEST(CudaAbn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) {
-  for (const auto& [activation, name] : kernels::kActivationNames)
-    for (const Saved kept : kKinds)
+  for (const auto& [activation, name, is_listed] : kernels::kActivations)
+    for (const Saved saved : kAllSaved)
       for (const Layout layout : kLayouts)
         for (const int residual : {0, 1, 2}) {
-          if (!can_keep(activation, kept)) continue;
+          if (!can_save(activation, saved)) continue;
           this->expect_right({.shape = {3, layout == Layout::kNCHW ? 5 : 24, 49},
                               .layout = layout,
                               .activation = activation,
                               .activation_param = default_param(activation),
-                              .kept = kept,
+                              .saved = saved,
                               .has_residual = residual > 0,
                               .relu_residual = residual == 2},
                              residual == 1 ? Path::kTwoLaunches : Path::kOneBlock);
@@ -97,15 +98,15 @@ TYPED_TEST(CudaAbn, BitsOfNeighboursThatShareBytesDoNotDisturbOneAnother) {
         this->expect_right({.shape = {5, s == 8 ? 16 : 7, s},
                             .layout = layout,
                             .activation = Activation::kSiLU,
-                            .kept = Saved::kOutputBit,
+                            .saved = Saved::kOutputBit,
                             .misaligned_by = misaligned_by},
                            s % 2 ? Path::kTwoLaunches : Path::kClusters);
 }
 
 TYPED_TEST(CudaAbn, FrozenStatisticsScaleTheGradientOnly) {
   for (const Layout layout : kLayouts)
-    for (const Saved kept : {Saved::kOutput, Saved::kInput}) {
-      const AbnCase c{.shape = {3, 16, 50}, .layout = layout, .kept = kept};
+    for (const Saved saved : {Saved::kOutput, Saved::kInput}) {
+      const AbnCase c{.shape = {3, 16, 50}, .layout = layout, .saved = saved};
       SCOPED_TRACE(::testing::Message() << c);
       AbnTensors<TypeParam> got(c);
       run_cuda_forward(c, got);
@@ -116,7 +117,8 @@ TYPED_TEST(CudaAbn, FrozenStatisticsScaleTheGradientOnly) {
       kernels::cuda::abn_backward_apply(layer, frozen, 1, workspace.queue(layer));
       AbnTensors<TypeParam> reference(c);
       auto plain = reference.backward(c);
-      plain.kept = got.kept_tensor(c), plain.mean = got.mean.data(), plain.inv_std = got.inv_std.data();
+      plain.saved_values = got.saved_tensor(c), plain.mean = got.mean.data(),
+      plain.inv_std = got.inv_std.data();
       plain.sum_dy = plain.sum_dy_xhat = nullptr;
       kernels::reference::abn_backward_apply(layer, plain, 1);
       EXPECT_TRUE(close(got.dx.values(), reference.dx.values(), tolerance(dtype_of<TypeParam>()), c.seed));
@@ -138,10 +140,10 @@ TYPED_TEST(CudaAbn, EqualsTheReferenceWhereManyBlocksShareAChannel) {
 TYPED_TEST(CudaAbn, EqualsTheReferenceWithoutWeightOrBias) {
   for (const bool has_weight : {false, true})
     for (const Layout layout : kLayouts)
-      for (const Saved kept : {Saved::kOutput, Saved::kNormalized})
+      for (const Saved saved : {Saved::kOutput, Saved::kNormalized})
         this->expect_right({.shape = {3, 16, 21},
                             .layout = layout,
-                            .kept = kept,
+                            .saved = saved,
                             .has_weight = has_weight,
                             .has_bias = !has_weight},
                            Path::kTwoLaunches);

@@ -156,7 +156,7 @@ TYPED_TEST(CudaDenseBlock, TakesWhatNormalizationOwesOffAFeaturesGradient) {
             return df;
           };
           const auto got = run(DenseTensors<S, S>(c),
-                               [](const kernels::DenseFeatures& f, const kernels::DenseCorrection& k,
+                               [](const kernels::DenseFeatureProblem& f, const kernels::DenseCorrection& k,
                                   const void* x, const void* gradient, void* df) {
                                  kernels::cuda::dense_feature_gradient(f, k, x, gradient, df, nullptr);
                                });
@@ -198,7 +198,7 @@ TEST(CudaDenseBlockContract, EachIsOneLaunchAndAnEmptyBatchNone) {
 }
 
 TEST(CudaDenseBlockContract, RefusesMorePixelsThanItCanCount) {
-  DenseProduct layer{3, int64_t{1} << 30, 1, 1, 1};
+  DenseProductProblem layer{3, int64_t{1} << 30, 1, 1, 1};
   layer.layout = Layout::kChannelsLast;
   try {
     kernels::cuda::dense_normalize(layer, {}, {}, nullptr, nullptr, nullptr);

@@ -14,7 +14,7 @@ namespace palimpsest::testing {
 /// Exactly as large as is asked for, or an overrun would go unnoticed; zero at first.
 class DenseWorkspace {
  public:
-  explicit DenseWorkspace(const DenseProduct& layer)
+  explicit DenseWorkspace(const DenseProductProblem& layer)
       : memory_(new unsigned char[static_cast<std::size_t>(kernels::cuda::dense_workspace_bytes(layer))]()) {}
   kernels::cuda::Queue queue() const { return {nullptr, memory_.get()}; }
 
@@ -56,7 +56,7 @@ struct CudaDense : DenseTensors<S, Rounding> {
   kernels::cuda::DenseStatistics statistics() const {
     return {this->mean.data(), var.data(), weight.data(), bias.data(), kEps};
   }
-  DenseProduct layer() const { return c.layer<S>(); }
+  DenseProductProblem layer() const { return c.layer<S>(); }
   kernels::cuda::DenseNormalizeBackward all_gradients() {
     return {this->x.data(),  this->dh.data(),     true, this->gradient.data(), dweight.data(), dbias.data(),
             constant.data(), per_deviation.data()};

@@ -16,7 +16,7 @@ namespace palimpsest::testing {
 namespace {
 
 using cuda_emulator::Order;
-using kernels::ExponentCounts;
+using kernels::ExponentHistogram;
 
 constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
 constexpr DType kDTypes[] = {DType::f32, DType::f16, DType::bf16};
@@ -44,7 +44,7 @@ class Values {
 
 /// Counts are added to what is there.
 void expect_reference(DType dtype, const void* x, int64_t n) {
-  ExponentCounts got{}, want{};
+  ExponentHistogram got{}, want{};
   got[kernels::kNaNBin] = want[kernels::kNaNBin] = 5;
   kernels::cuda::exponent_histogram(dtype, x, n, got.data(), nullptr);
   kernels::reference::exponent_histogram(dtype, x, n, want);
@@ -101,7 +101,7 @@ TEST_F(CudaExponentHistogram, ABinHoldsOnePowerOfTwo) {
 
 TEST_F(CudaExponentHistogram, IsOneLaunchAndOfNothingNone) {
   const int64_t before = cuda_emulator::launches();
-  ExponentCounts counts{};
+  ExponentHistogram counts{};
   kernels::cuda::exponent_histogram(DType::f32, nullptr, 0, counts.data(), nullptr);
   EXPECT_EQ(cuda_emulator::launches(), before);
   const float value = 1;

@@ -62,7 +62,7 @@ TEST(CudaRaces, NoneWhereTheLastBlockPutsTheSumsOfADenseBlocksLayerTogether) {
 
 TEST(CudaRaces, NoneInTheTablesOfExponents) {
   const std::vector<float> values(70000, 0.75f);
-  kernels::ExponentCounts counts{};
+  kernels::ExponentHistogram counts{};
   const cuda_emulator::Order before = cuda_emulator::settings().order;
   cuda_emulator::settings().order = cuda_emulator::Order::kRandom;
   kernels::cuda::exponent_histogram(DType::f32, values.data(), 70000, counts.data(), nullptr);

@@ -123,11 +123,11 @@ class Call {
 
   void apply(const Piece& piece, const AbnForward& t) const {
     const bool apart = keep() == Keep::kPreActivation || keep() == Keep::kNormalized;
-    apply(piece, t, static_cast<const S*>(t.x), apart ? static_cast<S*>(t.kept) : nullptr, keep());
+    apply(piece, t, static_cast<const S*>(t.x), apart ? static_cast<S*>(t.saved_values) : nullptr, keep());
   }
 
   void rebuild(const Piece& piece, const AbnForward& t) const {
-    apply(piece, t, static_cast<const S*>(t.kept), nullptr, Keep::kNothing);
+    apply(piece, t, static_cast<const S*>(t.saved_values), nullptr, Keep::kNothing);
   }
 
   // ---- Gradients
@@ -253,7 +253,7 @@ class Call {
   }
 
   GradientTensors<S> gradient_tensors(const Piece& piece, const AbnBackward& t) const {
-    return {static_cast<const S*>(t.kept) + piece.offset,
+    return {static_cast<const S*>(t.saved_values) + piece.offset,
             residual(piece, t.residual),
             static_cast<const S*>(t.dz) + piece.offset,
             {t.branch, piece.offset}};
@@ -357,7 +357,7 @@ void abn_forward(const AbnProblem& layer, double eps, const AbnForward& t) {
   });
 }
 
-void abn_rebuild(const AbnProblem& layer, const AbnForward& t) {
+void abn_recompute_output(const AbnProblem& layer, const AbnForward& t) {
   dispatch_float(layer.dtype, [&]<class S>() {
     Call<S> call(layer);
     call.for_channels([&](int64_t c) { call.set_rebuild(c, t); });
@@ -399,10 +399,6 @@ void abn_backward(const AbnProblem& layer, const AbnBackward& t) {
                     },
                     [&](const Piece& piece) { call.backward(piece, t); });
   });
-}
-
-const char* instruction_set() {
-  return current_instruction_set().name;
 }
 
 }  // namespace palimpsest::kernels::cpu

@@ -105,8 +105,8 @@ struct Segments {
 bool grouped_conv2d_fits(const Conv2dProblem& l, Conv2dPass) {
   const int64_t g = l.group_in();
   const auto padding_fits = [](int64_t padding) { return padding >= 0 && padding <= 2; };
-  return (g == 2 || g == 4 || g == 8 || g == 16) && l.group_out() == g && l.kernel.h == 3 &&
-         l.kernel.w == 3 && l.dilation.h == 1 && l.dilation.w == 1 && l.stride.h == l.stride.w &&
+  return (g == 2 || g == 4 || g == 8 || g == 16) && l.group_out() == g && l.kernel_size.h == 3 &&
+         l.kernel_size.w == 3 && l.dilation.h == 1 && l.dilation.w == 1 && l.stride.h == l.stride.w &&
          (l.stride.h == 1 || l.stride.h == 2) && padding_fits(l.padding.h) && padding_fits(l.padding.w) &&
          l.c_in >= grouped_kernels().lanes && l.out.h >= 1 && l.out.w >= 1;
 }

@@ -48,12 +48,13 @@ class WeightGradient {
         x_(x),
         dy_(dy),
         tiles_each_(ceil_divide(l_.group_in(), k_.columns)),
-        column_tiles_(l_.kernel.h * l_.kernel.w * tiles_each_),
+        column_tiles_(l_.kernel_size.h * l_.kernel_size.w * tiles_each_),
         row_blocks_(ceil_divide(l_.group_out(), kRowTiles * k_.rows)),
         column_blocks_(packed_bytes() <= kPackedBytes ? 1 : ceil_divide(column_tiles_, kColumnTiles)) {
     const int64_t blocks = l_.groups * row_blocks_ * column_blocks_;
     const int64_t room = kPartialBytes / static_cast<int64_t>(sizeof(float)) / l_.weights();
-    contiguous_ = blocks == 1 && l_.kernel.h * l_.kernel.w == 1 && l_.in.h == l_.out.h && l_.in.w == l_.out.w;
+    contiguous_ =
+        blocks == 1 && l_.kernel_size.h * l_.kernel_size.w == 1 && l_.in.h == l_.out.h && l_.in.w == l_.out.w;
     segments_ = std::max<int64_t>(1, std::min({ceil_divide(kTasks, blocks), pixels() / kFewestPixels, room}));
   }
 
@@ -89,7 +90,7 @@ class WeightGradient {
     const int64_t a_size = k_.rows * kPixels, b_size = k_.columns * kPixels;  // of a packed tile
     float* const a = scratch<PackedRows>(row_tiles * a_size);
     float* const b = scratch<PackedColumns>(tiles.size() * b_size);
-    const int64_t row_size = l_.kernel.h * l_.kernel.w * l_.group_in();
+    const int64_t row_size = l_.kernel_size.h * l_.kernel_size.w * l_.group_in();
     const int64_t first_row = group * l_.group_out() + rows.begin;
     const auto height = [&](int64_t r) { return std::min(k_.rows, rows.size() - r * k_.rows); };
     for (int64_t p = all_pixels.begin; p < all_pixels.end; p += kPixels) {
@@ -140,8 +141,8 @@ class WeightGradient {
   /// The input that position (ky, kx) of the kernel meets at these outputs: channels [channel, channel +
   /// width), zero outside of the image.
   void pack_columns(Range pixels, int64_t position, int64_t channel, int64_t width, float* to) const {
-    const int64_t shift_h = position / l_.kernel.w * l_.dilation.h - l_.padding.h;
-    const int64_t shift_w = position % l_.kernel.w * l_.dilation.w - l_.padding.w;
+    const int64_t shift_h = position / l_.kernel_size.w * l_.dilation.h - l_.padding.h;
+    const int64_t shift_w = position % l_.kernel_size.w * l_.dilation.w - l_.padding.w;
     // Outputs whose pixel lies in the image: 0 <= ow * stride + shift_w < in.w.
     const int64_t low = shift_w < 0 ? ceil_divide(-shift_w, l_.stride.w) : 0;
     const int64_t high = shift_w < l_.in.w ? (l_.in.w - 1 - shift_w) / l_.stride.w + 1 : 0;

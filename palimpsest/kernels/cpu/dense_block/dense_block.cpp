@@ -41,7 +41,7 @@ class DenseCall {
   using T = accumulate_t<S>;
 
  public:
-  DenseCall(const DenseProduct& layer, const DenseNormalization& norm)
+  DenseCall(const DenseProductProblem& layer, const DenseNormalization& norm)
       : l_(layer),
         kernels_(current_instruction_set().dense<S>()),
         channels_last_(layer.layout == Layout::kChannelsLast) {
@@ -162,7 +162,7 @@ class DenseCall {
     return chunk;
   }
 
-  const DenseProduct& l_;
+  const DenseProductProblem& l_;
   const DenseKernels<S>& kernels_;
   const bool channels_last_;
   int64_t chunk_pixels_ = 0, pieces_ = 1, chunks_ = 0;
@@ -171,15 +171,15 @@ class DenseCall {
 };
 
 template <class Task>
-void run_dense(const DenseProduct& l, int64_t count, const Task& task) {
+void run_dense(const DenseProductProblem& l, int64_t count, const Task& task) {
   if (l.n * l.s * l.c * l.out >= kDenseSerialProducts) return parallel_tasks(count, task);
   for (int64_t i = 0; i < count; ++i) task(i);
 }
 
 }  // namespace
 
-void dense_product(const DenseProduct& layer, const DenseNormalization& norm, const void* x, const void* w,
-                   void* h) {
+void dense_product(const DenseProductProblem& layer, const DenseNormalization& norm, const void* x,
+                   const void* w, void* h) {
   dispatch_float(layer.dtype, [&]<class S>() {
     const DenseCall<S> call(layer, norm);
     const auto* const packed = call.packed_weight(w, layer.layout == Layout::kChannelsLast);
@@ -187,7 +187,7 @@ void dense_product(const DenseProduct& layer, const DenseNormalization& norm, co
   });
 }
 
-void dense_product_backward(const DenseProduct& layer, const DenseNormalization& norm,
+void dense_product_backward(const DenseProductProblem& layer, const DenseNormalization& norm,
                             const DenseProductBackward& t) {
   dispatch_float(layer.dtype, [&]<class S>() {
     using T = accumulate_t<S>;
@@ -226,7 +226,7 @@ void dense_product_backward(const DenseProduct& layer, const DenseNormalization&
   });
 }
 
-void dense_feature_gradient(const DenseFeatures& f, const DenseCorrection& k, const void* x,
+void dense_feature_gradient(const DenseFeatureProblem& f, const DenseCorrection& k, const void* x,
                             const void* gradient, void* df) {
   dispatch_float(f.dtype, [&]<class S>() {
     using T = accumulate_t<S>;

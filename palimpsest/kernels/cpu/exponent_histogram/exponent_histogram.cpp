@@ -54,7 +54,7 @@ int64_t count_equal(const char* x, int64_t n, uint32_t magnitude) {
 // A value takes one addition and no branch: which zeros are subnormal numbers, and which infinities NaNs, is
 // asked where there are any, by loops that compilers make vectors of.
 template <class F>
-void count(const void* x, int64_t begin, int64_t end, ExponentCounts& counts) {
+void count(const void* x, int64_t begin, int64_t end, ExponentHistogram& counts) {
   // Several tables: neighbours have the same exponent more often than not, and adding to one place in turn
   // waits for the last addition.
   constexpr std::size_t kTables = 4;
@@ -89,10 +89,10 @@ void count(const void* x, int64_t begin, int64_t end, ExponentCounts& counts) {
 
 }  // namespace
 
-void exponent_histogram(DType dtype, const void* x, int64_t n, ExponentCounts& counts) {
+void exponent_histogram(DType dtype, const void* x, int64_t n, ExponentHistogram& counts) {
   if (dtype == DType::f64) throw std::invalid_argument("exponents are counted of f32, f16 and bf16, got f64");
   const auto task = dtype == DType::f32 ? &count<F32> : dtype == DType::f16 ? &count<F16> : &count<BF16>;
-  std::vector<ExponentCounts> partial(static_cast<std::size_t>((n + kCountedAtOnce - 1) / kCountedAtOnce));
+  std::vector<ExponentHistogram> partial(static_cast<std::size_t>((n + kCountedAtOnce - 1) / kCountedAtOnce));
   parallel_tasks(static_cast<int64_t>(partial.size()), [&](int64_t i) {
     task(x, i * kCountedAtOnce, std::min(n, (i + 1) * kCountedAtOnce), partial[static_cast<std::size_t>(i)]);
   });

@@ -43,7 +43,7 @@ class PhaseRows {
  public:
   explicit PhaseRows(const MaxPoolProblem& layer)
       : layer_(layer),
-        slots_(smaller((layer.window.kernel.h - 1) * layer.window.dilation.h + 1, layer.in.h)),
+        slots_(smaller((layer.window.kernel_size.h - 1) * layer.window.dilation.h + 1, layer.in.h)),
         phases_(layer.window.stride.w),
         length_(round_up(layer.out.w, S::kLanes) + reach() / phases_) {}
 
@@ -79,7 +79,7 @@ class PhaseRows {
   }
 
  private:
-  int64_t reach() const { return (layer_.window.kernel.w - 1) * layer_.window.dilation.w; }
+  int64_t reach() const { return (layer_.window.kernel_size.w - 1) * layer_.window.dilation.w; }
 
   void split(const T* from, int64_t phase, T* to) const {
     const int64_t offset = phase - layer_.window.padding.w;
@@ -118,11 +118,11 @@ void forward_planes(const MaxPoolProblem& layer, int64_t planes, const void* x, 
   PhaseRows<S> rows(layer);
   rows.place_in(scratch);
   int64_t column[kMaxPoolPositions] = {};
-  for (int64_t kx = 0; kx < p.kernel.w; ++kx) column[kx] = rows.position(kx);
+  for (int64_t kx = 0; kx < p.kernel_size.w; ++kx) column[kx] = rows.position(kx);
   // The first kx inside the image, -1 where there is none.
   auto* const first_kx = reinterpret_cast<Position*>(static_cast<char*>(scratch) + rows.bytes());
   for (int64_t ow = 0; ow < round_up(out.w, S::kLanes); ++ow) {
-    const Inside w = inside(ow * p.stride.w - p.padding.w, p.kernel.w, p.dilation.w, in.w);
+    const Inside w = inside(ow * p.stride.w - p.padding.w, p.kernel_size.w, p.dilation.w, in.w);
     first_kx[ow] = static_cast<Position>(w.first < w.last ? w.first : -1);
   }
 
@@ -132,17 +132,17 @@ void forward_planes(const MaxPoolProblem& layer, int64_t planes, const void* x, 
     rows.begin_plane(from);
     for (int64_t oh = 0; oh < out.h; ++oh, to += out.w, argmax += argmax ? out.w : 0) {
       const int64_t ih = oh * p.stride.h - p.padding.h;
-      const Inside y = inside(ih, p.kernel.h, p.dilation.h, in.h);
+      const Inside y = inside(ih, p.kernel_size.h, p.dilation.h, in.h);
       const T* row[kMaxPoolPositions] = {};
       for (int64_t ky = y.first; ky < y.last; ++ky) row[ky] = rows.row(ih + ky * p.dilation.h);
-      const auto first_ky = static_cast<Position>(y.first * p.kernel.w);
+      const auto first_ky = static_cast<Position>(y.first * p.kernel_size.w);
       for (int64_t ow = 0; ow < out.w; ow += S::kLanes) {
         const Index kx0 = load<Index>(first_kx + ow), none = Index{} + Position{kNoPosition};
         typename S::Best best(y.first < y.last ? (kx0 < 0 ? none : kx0 + first_ky) : none);
         for (int64_t ky = y.first; ky < y.last; ++ky)
-          for (int64_t kx = 0; kx < p.kernel.w; ++kx)
+          for (int64_t kx = 0; kx < p.kernel_size.w; ++kx)
             best.offer(load<typename S::V>(row[ky] + column[kx] + ow),
-                       static_cast<Position>(ky * p.kernel.w + kx));
+                       static_cast<Position>(ky * p.kernel_size.w + kx));
         const int64_t count = smaller(S::kLanes, out.w - ow);
         store_some(to + ow, best.value, count);
         if (argmax) store_positions<S>(argmax + ow, best.position, count);
@@ -186,8 +186,9 @@ void backward_planes(const MaxPoolProblem& layer, int64_t planes, const void* dz
   const int64_t pixels = layer.in.h * layer.in.w;
   int64_t place[256];  // of each position, from the window's first pixel; far outside for those that are none
   for (int64_t i = 0; i < 256; ++i)
-    place[i] = i < p.positions() ? i / p.kernel.w * p.dilation.h * layer.in.w + i % p.kernel.w * p.dilation.w
-                                 : INT64_MIN / 2;
+    place[i] = i < p.positions()
+                   ? i / p.kernel_size.w * p.dilation.h * layer.in.w + i % p.kernel_size.w * p.dilation.w
+                   : INT64_MIN / 2;
   const T* from = static_cast<const T*>(dz);
   T* to = static_cast<T*>(dx);
   for (int64_t plane = 0; plane < planes; ++plane, to += pixels) {
@@ -296,15 +297,15 @@ void forward_rows(const MaxPoolProblem& layer, int64_t begin, int64_t end, const
   const int64_t right_step = p.dilation.w * channels, down_step = p.dilation.h * width * channels;
   for (int64_t row = begin; row < end; ++row) {
     const int64_t n = row / layer.out.h, ih = row % layer.out.h * p.stride.h - p.padding.h;
-    const Inside y = inside(ih, p.kernel.h, p.dilation.h, layer.in.h);
+    const Inside y = inside(ih, p.kernel_size.h, p.dilation.h, layer.in.h);
     for (int64_t ow = 0; ow < layer.out.w; ++ow) {
       const int64_t iw = ow * p.stride.w - p.padding.w;
       // Away from the edges without the divisions, which take as long as a vector of channels.
-      const Inside w = iw >= 0 && iw + (p.kernel.w - 1) * p.dilation.w < width
-                           ? Inside{0, p.kernel.w}
-                           : inside(iw, p.kernel.w, p.dilation.w, width);
+      const Inside w = iw >= 0 && iw + (p.kernel_size.w - 1) * p.dilation.w < width
+                           ? Inside{0, p.kernel_size.w}
+                           : inside(iw, p.kernel_size.w, p.dilation.w, width);
       const bool empty = y.first >= y.last || w.first >= w.last;
-      const auto first = static_cast<Position>(empty ? kNoPosition : y.first * p.kernel.w + w.first);
+      const auto first = static_cast<Position>(empty ? kNoPosition : y.first * p.kernel_size.w + w.first);
       const int64_t corner = ((n * layer.in.h + ih) * width + iw) * channels;
       const int64_t at = (row * layer.out.w + ow) * channels;
       for_channels<S::kLanes>(channels, [&]<int kVectors>(int64_t c, int64_t count,
@@ -313,7 +314,7 @@ void forward_rows(const MaxPoolProblem& layer, int64_t begin, int64_t end, const
         for (int64_t ky = y.first; ky < y.last; ++ky) {
           const T* from = static_cast<const T*>(x) + corner + ky * down_step + w.first * right_step + c;
           for (int64_t kx = w.first; kx < w.last; ++kx, from += right_step)
-            maxima.offer(from, static_cast<Position>(ky * p.kernel.w + kx), count);
+            maxima.offer(from, static_cast<Position>(ky * p.kernel_size.w + kx), count);
         }
         maxima.store(static_cast<T*>(z) + at + c, argmax ? argmax + at + c : nullptr, count);
       });
@@ -332,22 +333,22 @@ void backward_rows(const MaxPoolProblem& layer, int64_t begin, int64_t end, Pool
     const int64_t n = row / layer.in.h, ih = row % layer.in.h;
     for (int64_t iw = 0; iw < layer.in.w; ++iw) {
       const int64_t to = (row * layer.in.w + iw) * channels;
-      for_channels<S::kSumLanes>(
-          channels,
-          [&]<int kVectors>(int64_t c, int64_t count, Vectors<kVectors>) __attribute__((always_inline)) {
-            Gradients<S, kVectors> gradients;
-            for (int32_t i = rows.first[ih]; i < rows.first[ih + 1]; ++i) {
-              const PoolTap y = rows.taps[i];
-              const int64_t window_row = (n * layer.out.h + y.out) * layer.out.w;
-              for (int32_t k = columns.first[iw]; k < columns.first[iw + 1]; ++k) {
-                const PoolTap w = columns.taps[k];
-                const int64_t at = (window_row + w.out) * channels + c;
-                gradients.add(static_cast<const T*>(dz) + at, argmax + at,
-                              static_cast<Position>(y.position * layer.window.kernel.w + w.position), count);
-              }
-            }
-            gradients.store(static_cast<T*>(dx) + to + c, count);
-          });
+      for_channels<S::kSumLanes>(channels, [&]<int kVectors>(
+                                               int64_t c, int64_t count,
+                                               Vectors<kVectors>) __attribute__((always_inline)) {
+        Gradients<S, kVectors> gradients;
+        for (int32_t i = rows.first[ih]; i < rows.first[ih + 1]; ++i) {
+          const PoolTap y = rows.taps[i];
+          const int64_t window_row = (n * layer.out.h + y.out) * layer.out.w;
+          for (int32_t k = columns.first[iw]; k < columns.first[iw + 1]; ++k) {
+            const PoolTap w = columns.taps[k];
+            const int64_t at = (window_row + w.out) * channels + c;
+            gradients.add(static_cast<const T*>(dz) + at, argmax + at,
+                          static_cast<Position>(y.position * layer.window.kernel_size.w + w.position), count);
+          }
+        }
+        gradients.store(static_cast<T*>(dx) + to + c, count);
+      });
     }
   }
 }

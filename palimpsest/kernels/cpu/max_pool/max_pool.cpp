@@ -96,8 +96,8 @@ void max_pool_backward(const MaxPoolProblem& layer, const void* dz, const uint8_
   const PoolWindow& p = layer.window;
   const int64_t pixels_in = layer.in.h * layer.in.w, pixels_out = layer.out.h * layer.out.w;
   if (layer.layout == Layout::kChannelsLast) {
-    const Taps rows(layer.in.h, layer.out.h, p.kernel.h, p.stride.h, p.padding.h, p.dilation.h);
-    const Taps columns(layer.in.w, layer.out.w, p.kernel.w, p.stride.w, p.padding.w, p.dilation.w);
+    const Taps rows(layer.in.h, layer.out.h, p.kernel_size.h, p.stride.h, p.padding.h, p.dilation.h);
+    const Taps columns(layer.in.w, layer.out.w, p.kernel_size.w, p.stride.w, p.padding.w, p.dilation.w);
     in_tasks(layer.n * layer.in.h, layer.in.w * layer.c, [&](int64_t begin, int64_t end) {
       sweeps.backward_rows(layer, begin, end, rows, columns, dz, argmax, dx);
     });

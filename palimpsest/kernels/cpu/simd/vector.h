@@ -4,7 +4,7 @@
 //   PALIMPSEST_ISA_NAMESPACE   a name of its own, so that no two sets share a symbol
 //   PALIMPSEST_VECTOR_BYTES    the width of a register
 
-#include "palimpsest/kernels/formulas/host_device.h"
+#include "palimpsest/base/host_device.h"
 
 #include <cstdint>
 

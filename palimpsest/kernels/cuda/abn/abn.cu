@@ -158,25 +158,26 @@ Keep keep_of(const AbnProblem& layer) {
 template <class S>
 ApplyArguments<S> apply_arguments(const AbnProblem& layer, const AbnForward& t, Keep keep, Source source) {
   using T = MathsOf<S>;
-  return {static_cast<const S*>(source == Source::kInput && t.x ? t.x : t.kept),
-          static_cast<const S*>(t.residual),
-          static_cast<S*>(t.z),
-          keep == Keep::kPreActivation || keep == Keep::kNormalized ? static_cast<S*>(t.kept) : nullptr,
-          layer.relu_residual,
-          keep,
-          source,
-          static_cast<const T*>(t.weight),
-          static_cast<const T*>(t.bias),
-          t.mean,
-          t.inv_std,
-          t.branch,
-          minimum_at<T>(layer.activation)};
+  return {
+      static_cast<const S*>(source == Source::kInput && t.x ? t.x : t.saved_values),
+      static_cast<const S*>(t.residual),
+      static_cast<S*>(t.z),
+      keep == Keep::kPreActivation || keep == Keep::kNormalized ? static_cast<S*>(t.saved_values) : nullptr,
+      layer.relu_residual,
+      keep,
+      source,
+      static_cast<const T*>(t.weight),
+      static_cast<const T*>(t.bias),
+      t.mean,
+      t.inv_std,
+      t.branch,
+      minimum_at<T>(layer.activation)};
 }
 
 template <class S>
 BackwardArguments<S> backward_arguments(const AbnProblem& layer, const AbnBackward& t, double m) {
   using T = MathsOf<S>;
-  return {static_cast<const S*>(t.kept),
+  return {static_cast<const S*>(t.saved_values),
           static_cast<const S*>(t.residual),
           static_cast<const S*>(t.dz),
           t.branch,
@@ -272,14 +273,14 @@ void abn_forward(const AbnProblem& layer, double eps, const AbnForward& t, const
   });
 }
 
-void abn_rebuild(const AbnProblem& layer, const AbnForward& t, const Queue& queue) {
+void abn_recompute_output(const AbnProblem& layer, const AbnForward& t, const Queue& queue) {
   if (layer.shape.elements() == 0) return;
   const Source source = layer.saved == Saved::kPreActivation ? Source::kPreActivation
                         : layer.saved == Saved::kNormalized  ? Source::kNormalized
                                                              : Source::kInput;
   dispatch_float(layer.dtype, [&]<class S>() {
     AbnForward from = t;
-    from.x = t.kept;
+    from.x = t.saved_values;
     apply(simplified(layer), apply_arguments<S>(layer, from, Keep::kNothing, source), queue);
   });
 }

@@ -68,11 +68,6 @@ struct BackwardArguments {
   double m;  ///< values behind the sums
 };
 
-/// Whether what was kept lies before the activation.
-__host__ __device__ __forceinline__ bool is_before_activation(Saved kept) {
-  return kept == Saved::kPreActivation || kept == Saved::kNormalized || kept == Saved::kInput;
-}
-
 /// Where blocks leave what they found for the last one.
 struct Workspace {
   unsigned* counters;  ///< one a panel, 0 between launches

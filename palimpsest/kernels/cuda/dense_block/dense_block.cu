@@ -57,7 +57,8 @@ DenseLaunch dense_launch(int64_t n, int64_t s, int64_t c, int64_t total, Layout 
 }
 
 template <class S>
-DenseLaunch dense_launch(const DenseProduct& l, bool sums, std::initializer_list<const void*> tensors) {
+DenseLaunch dense_launch(const DenseProductProblem& l, bool sums,
+                         std::initializer_list<const void*> tensors) {
   return dense_launch<S>(l.n, l.s, l.c, l.total, l.layout,
                          dense_vectors<S>(l.layout, l.c, l.total, l.s, tensors), sums);
 }
@@ -75,7 +76,7 @@ void with_dense_walk(const DenseLaunch& l, const Function& function) {
 }
 
 template <class S>
-DenseNormArguments<S> norm_arguments(const DenseProduct& layer, const DenseStatistics& norm) {
+DenseNormArguments<S> norm_arguments(const DenseProductProblem& layer, const DenseStatistics& norm) {
   using T = MathsOf<S>;
   const double slope = layer.activation == Activation::kReLU        ? 0
                        : layer.activation == Activation::kLeakyReLU ? layer.activation_param
@@ -89,14 +90,14 @@ DenseNormArguments<S> norm_arguments(const DenseProduct& layer, const DenseStati
           static_cast<T>(slope)};
 }
 
-bool is_empty(const DenseProduct& layer) {
+bool is_empty(const DenseProductProblem& layer) {
   return layer.n * layer.s * layer.c == 0;
 }
 
 }  // namespace
 
-void dense_normalize(const DenseProduct& layer, const DenseStatistics& norm, const RunningStatistics& running,
-                     const void* x, void* z, Stream stream) {
+void dense_normalize(const DenseProductProblem& layer, const DenseStatistics& norm,
+                     const RunningStatistics& running, const void* x, void* z, Stream stream) {
   if (is_empty(layer)) return;
   const auto m = static_cast<double>(layer.n * layer.s);
   dispatch_float(layer.dtype, [&]<class S>() {
@@ -111,7 +112,7 @@ void dense_normalize(const DenseProduct& layer, const DenseStatistics& norm, con
   });
 }
 
-int64_t dense_workspace_bytes(const DenseProduct& layer) {
+int64_t dense_workspace_bytes(const DenseProductProblem& layer) {
   int segments = 1;
   if (!is_empty(layer))
     dispatch_float(layer.dtype, [&]<class S>() {
@@ -123,7 +124,7 @@ int64_t dense_workspace_bytes(const DenseProduct& layer) {
   return kCounterBytes + (segments > 1 ? segments * layer.c * static_cast<int64_t>(sizeof(GradientSums)) : 0);
 }
 
-void dense_normalize_backward(const DenseProduct& layer, const DenseStatistics& norm,
+void dense_normalize_backward(const DenseProductProblem& layer, const DenseStatistics& norm,
                               const DenseNormalizeBackward& t, const Queue& queue) {
   if (is_empty(layer)) return;
   dispatch_float(layer.dtype, [&]<class S>() {
@@ -145,7 +146,7 @@ void dense_normalize_backward(const DenseProduct& layer, const DenseStatistics& 
   });
 }
 
-void dense_feature_gradient(const DenseFeatures& f, const DenseCorrection& k, const void* x,
+void dense_feature_gradient(const DenseFeatureProblem& f, const DenseCorrection& k, const void* x,
                             const void* gradient, void* df, Stream stream) {
   if (f.n * f.s * f.count == 0) return;
   const int64_t begin = f.first * (f.layout == Layout::kNCHW ? f.s : 1);
