@@ -1,8 +1,7 @@
-// In this program densely connected blocks over tensors of the CPU run as on a GPU, by the CUDA kernels,
-// which the emulator executes: the tests of dense_block_test.cpp, and these.
+// In this program densely connected blocks run CUDA kernels over CPU tensors, which the emulator executes: the
+// tests of dense_block_test.cpp, and these.
 #include "palimpsest/nn/dense_block.h"
-#include "palimpsest/ops/abn/device.h"
-#include "palimpsest/ops/dense_block/device.h"
+#include "palimpsest/ops/common/backend.h"
 #include "palimpsest/ops/exponent_counts.h"
 #include "palimpsest/ops/exponent_counts/device_cuda.h"
 #include "tests/nn/dense_support.h"
@@ -13,8 +12,7 @@ namespace palimpsest::nn {
 namespace {
 
 [[maybe_unused]] const bool replaced = [] {
-  ops::abn_device_kernels(c10::DeviceType::CPU) = ops::abn_cuda_kernels();
-  ops::dense_device_kernels(c10::DeviceType::CPU) = ops::dense_cuda_kernels();
+  ops::run_cpu_tensors_on(ops::Backend::kCuda);
   return true;
 }();
 
@@ -42,9 +40,9 @@ TEST(DenseBlockOnCuda, RunsByItsOwnKernelsToTheResultsOfTheCpu) {
           return step(block, image(dtype, channels_last));
         };
         const auto got = run();
-        ops::dense_device_kernels(c10::DeviceType::CPU) = ops::dense_cpu_kernels();
+        ops::run_cpu_tensors_on(ops::Backend::kCpu);
         const auto want = run();
-        ops::dense_device_kernels(c10::DeviceType::CPU) = ops::dense_cuda_kernels();
+        ops::run_cpu_tensors_on(ops::Backend::kCuda);
         for (std::size_t i = 0; i < want.size(); ++i)
           EXPECT_LE(relative_error(got[i], want[i]),
                     dtype == at::kDouble ? testing::kSameMathsF64 : testing::kSameMathsF32)
@@ -67,7 +65,7 @@ TEST(ExponentCountsOnCuda, AreThoseOfTheCpu) {
   for (const auto dtype : {at::kFloat, at::kHalf, at::kBFloat16}) {
     torch::manual_seed(1);
     const at::Tensor values = torch::randn({3, 5, 7, 11}).to(dtype);
-    const auto got = ops::exponent_counts_cuda(values);
+    const auto got = ops::exponent_counts_detail::count_on_gpu(values);
     const auto want = ops::exponent_counts(values);
     int64_t all = 0;
     for (std::size_t i = 0; i < want.finite.size(); ++i) {

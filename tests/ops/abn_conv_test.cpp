@@ -222,8 +222,9 @@ TEST(AbnConv, WhatDoesNotFitIsRefused) {
   const ConvolutionOptions plain{{1, 1}, {0, 0}, {1, 1}, 1};
   AbnOptions relu;
   relu.activation = Activation::kReLU;
-  EXPECT_NE(error_of([&] { abn_conv(x, norm, kernel, {}, plain, relu); }).find("can be inverted, got 'relu'"),
-            std::string::npos);
+  EXPECT_NE(
+      error_of([&] { abn_conv(x, norm, kernel, {}, plain, relu); }).find("invertible activation, got 'relu'"),
+      std::string::npos);
   EXPECT_NE(error_of([&] {
               abn_conv(x, norm, torch::randn({4, 3, 1, 1}), {}, plain, {});
             }).find("channels of x, 4, got 3 * 1"),
@@ -236,7 +237,7 @@ TEST(AbnConv, WhatDoesNotFitIsRefused) {
       std::string::npos);
   const std::string other =
       error_of([&] { activate_conv(x, torch::randn({4, 3, 1, 1}), {}, plain, Activation::kReLU, 0); });
-  EXPECT_NE(other.find("[activate_conv] kernel.size(1) * groups must be the channels of x, 4, got 3 * 1"),
+  EXPECT_NE(other.find("[activate_conv] weight.size(1) * groups must be the channels of x, 4, got 3 * 1"),
             std::string::npos)
       << other;
 }

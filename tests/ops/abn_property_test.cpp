@@ -79,10 +79,11 @@ Drawn draw_case(Random& random) {
   }
   d.in_place = c.options.saved != Saved::kInput && random.uniform() < 0.5;
   std::ostringstream text;
-  text << kernels::kActivations.name(activation) << " " << c.base.sizes() << " " << c.base.scalar_type() << " layout " << layout << " saved "
-       << static_cast<int>(c.options.saved) << (d.in_place ? " in place" : "")
-       << (c.residual ? " residual" : "") << (c.options.training ? "" : " frozen") << " weight "
-       << weight_scale << " bias " << bias_scale << " mean " << mean;
+  text << kernels::kActivations.name(activation) << " " << c.base.sizes() << " " << c.base.scalar_type()
+       << " layout " << layout << " saved " << static_cast<int>(c.options.saved)
+       << (d.in_place ? " in place" : "") << (c.residual ? " residual" : "")
+       << (c.options.training ? "" : " frozen") << " weight " << weight_scale << " bias " << bias_scale
+       << " mean " << mean;
   c.name = text.str();
   return d;
 }

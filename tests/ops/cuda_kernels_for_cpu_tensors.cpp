@@ -1,5 +1,5 @@
-// In this program the operators call kernels/cuda for tensors of the CPU.
-#include "palimpsest/ops/abn/device.h"
+// In this program the operators run CUDA kernels over CPU tensors: the emulator executes them.
+#include "palimpsest/ops/common/backend.h"
 #include "tests/ops/layer_case.h"
 #include "tests/support/cuda_emulator/emulator.h"
 
@@ -9,7 +9,7 @@ namespace palimpsest::ops::tests {
 namespace {
 
 [[maybe_unused]] const bool replaced = [] {
-  abn_device_kernels(c10::DeviceType::CPU) = abn_cuda_kernels();
+  run_cpu_tensors_on(Backend::kCuda);
   return true;
 }();
 

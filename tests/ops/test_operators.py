@@ -362,7 +362,7 @@ def test_a_dense_block_moves_every_running_statistic_once():
 def test_a_dense_block_needs_one_tensor_of_each_list_a_layer():
     lists = dense_lists()
     lists[0] = lists[0][:1]
-    with pytest.raises(RuntimeError, match=r"\[dense_block\] every list needs one tensor a layer: kernel2 has 2, another has 1"):
+    with pytest.raises(RuntimeError, match=r"\[dense_block\] every list needs one tensor per layer: kernel2 has 2, another has 1"):
         torch.ops.palimpsest.dense_block(torch.randn(2, 3, 4, 3, dtype=torch.float64), *lists)
 
 

@@ -16,6 +16,10 @@ Layout layout_of(const at::Tensor& t) {
   return preferred_layout(t.sizes(), t.strides());
 }
 
+int64_t most_saved_one_by_one(int64_t channels) {
+  return std::max<int64_t>(1, channels / 32);
+}
+
 /// (N, count, ...) for a layer whose saved tensor is `like`.
 c10::SmallVector<int64_t, 5> channel_sizes(const at::Tensor& like, int64_t count) {
   c10::SmallVector<int64_t, 5> sizes(like.sizes().begin(), like.sizes().end());
@@ -32,13 +36,19 @@ at::Tensor hide(const at::Tensor& t, const at::Tensor& like, at::ScalarType dtyp
 
 SavedChannels::SavedChannels(const at::Tensor& hidden_values, const at::Tensor& hidden_index,
                              const at::Tensor& like) {
-  const at::Tensor flat = reveal(hidden_values).contiguous();
-  if (flat.numel() == 0) return;
-  const at::Tensor which = reveal(hidden_index);
+  const at::Tensor flat = reveal(hidden_values), which = reveal(hidden_index);
   all = which.numel() == 0;
+  const int64_t count = all ? like.size(1) : which.numel();
+  // A copy of a hidden tensor has shape (0) and a storage of any size: what does not fit is no saved channel.
+  if (count > (all ? like.size(1) : most_saved_one_by_one(like.size(1))) ||
+      flat.numel() != count * (like.numel() / like.size(1))) {
+    all = false;
+    return;
+  }
   if (!all) index = which.contiguous();
-  const auto sizes = channel_sizes(like, all ? like.size(1) : which.numel());
-  values = part_of_storage(flat, like.scalar_type(), flat.storage_offset(), sizes,
+  const auto sizes = channel_sizes(like, count);
+  const at::Tensor contiguous = flat.contiguous();
+  values = part_of_storage(contiguous, like.scalar_type(), contiguous.storage_offset(), sizes,
                            contiguous_strides(sizes, layout_of(like)));
 }
 
@@ -58,11 +68,10 @@ SavedChannels choose_saved_channels(const Layer& layer, const Tensors& tensors, 
         "saves its "
         "normalized x beside z, which doubles its memory; run one training step before the capture");
   }
-  const int64_t most = std::max<int64_t>(1, layer.channels / 32);
   const auto count = choice ? static_cast<int64_t>(choice->channels.size()) : layer.channels;
   if (count == 0) return {};
   SavedChannels result;
-  result.all = !choice || count > most;
+  result.all = !choice || count > most_saved_one_by_one(layer.channels);
   const auto sizes = channel_sizes(x, result.all ? layer.channels : count);
   result.values = at::empty_strided(sizes, contiguous_strides(sizes, layout_of(x)), x.options());
   if (!result.all) result.index = choice->index;

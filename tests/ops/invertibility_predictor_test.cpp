@@ -57,12 +57,12 @@ struct Trained {
   }
 };
 
-class RecoveryValues : public testing::Test {
+class InvertibilityPredictor : public testing::Test {
  protected:
   void SetUp() override { reset_abn_fallback_stats(); }
 };
 
-TEST_F(RecoveryValues, AfterItsFirstPassALayerWaitsForNothing) {
+TEST_F(InvertibilityPredictor, AfterItsFirstPassALayerWaitsForNothing) {
   Trained layer;
   const int64_t before = invertibility::host_waits();
   layer.pass();
@@ -77,7 +77,7 @@ TEST_F(RecoveryValues, AfterItsFirstPassALayerWaitsForNothing) {
   EXPECT_EQ(abn_fallback_stats().channels + abn_fallback_stats().late, 0);
 }
 
-TEST_F(RecoveryValues, ALossOfThreeQuartersInTheFirstStepIsForeseen) {
+TEST_F(InvertibilityPredictor, ALossOfThreeQuartersInTheFirstStepIsForeseen) {
   Trained layer;
   {
     const at::NoGradGuard no_grad;
@@ -95,7 +95,7 @@ TEST_F(RecoveryValues, ALossOfThreeQuartersInTheFirstStepIsForeseen) {
   EXPECT_EQ(abn_fallback_stats().late, 0);
 }
 
-TEST_F(RecoveryValues, WritesBeforeTheFirstBackwardAreNoStep) {
+TEST_F(InvertibilityPredictor, WritesBeforeTheFirstBackwardAreNoStep) {
   for (const bool backward : {false, true}) {
     Trained layer;
     const int64_t before = invertibility::host_waits();
@@ -112,7 +112,7 @@ TEST_F(RecoveryValues, WritesBeforeTheFirstBackwardAreNoStep) {
   }
 }
 
-TEST_F(RecoveryValues, AWeightThatWalksToZeroIsForeseen) {
+TEST_F(InvertibilityPredictor, AWeightThatWalksToZeroIsForeseen) {
   for (const double per_step : {0.5, 0.7, 0.9}) {
     reset_abn_fallback_stats();
     Trained layer;
@@ -128,7 +128,7 @@ TEST_F(RecoveryValues, AWeightThatWalksToZeroIsForeseen) {
   }
 }
 
-TEST_F(RecoveryValues, LoadedWeightsAreReadAtOnce) {
+TEST_F(InvertibilityPredictor, LoadedWeightsAreReadAtOnce) {
   Trained layer;
   for (int i = 0; i < 4; ++i) {
     layer.pass();
@@ -147,7 +147,7 @@ TEST_F(RecoveryValues, LoadedWeightsAreReadAtOnce) {
   EXPECT_EQ(abn_fallback_stats().late, 0);
 }
 
-TEST_F(RecoveryValues, AJumpWithinAStepIsFoundOutByTheNextPass) {
+TEST_F(InvertibilityPredictor, AJumpWithinAStepIsFoundOutByTheNextPass) {
   Trained layer;
   for (int i = 0; i < 4; ++i) {
     layer.pass();
@@ -166,7 +166,7 @@ TEST_F(RecoveryValues, AJumpWithinAStepIsFoundOutByTheNextPass) {
   EXPECT_EQ(abn_fallback_stats().channels, 1);
 }
 
-TEST_F(RecoveryValues, WhatForwardChoseBackwardKeepsTo) {
+TEST_F(InvertibilityPredictor, WhatForwardChoseBackwardKeepsTo) {
   // Two passes before the first backward: the second one knows more than the first.
   Trained layer;
   abn(layer.c.base, {layer.weight, layer.bias}, layer.c.options);
@@ -179,7 +179,7 @@ TEST_F(RecoveryValues, WhatForwardChoseBackwardKeepsTo) {
   }
 }
 
-TEST_F(RecoveryValues, YIsNotKeptForAChannelThatItCannotGiveBack) {
+TEST_F(InvertibilityPredictor, YIsNotKeptForAChannelThatItCannotGiveBack) {
   Trained layer;
   layer.pass(Saved::kPreActivation);
   for (int i = 0; i < 3; ++i) {
@@ -188,7 +188,7 @@ TEST_F(RecoveryValues, YIsNotKeptForAChannelThatItCannotGiveBack) {
   }
 }
 
-TEST_F(RecoveryValues, AResidualIsSampledOnSomePassesOnly) {
+TEST_F(InvertibilityPredictor, AResidualIsSampledOnSomePassesOnly) {
   Trained layer;
   layer.c.residual = torch::randn({4, 8, 6, 7});
   const int64_t before = invertibility::host_waits();
@@ -204,7 +204,7 @@ TEST_F(RecoveryValues, AResidualIsSampledOnSomePassesOnly) {
   EXPECT_GT(abn_fallback_stats().layers, 0) << "a residual that hides x in every channel";
 }
 
-TEST_F(RecoveryValues, WithoutAWeightTheResidualIsReadOnEveryPass) {
+TEST_F(InvertibilityPredictor, WithoutAWeightTheResidualIsReadOnEveryPass) {
   const at::Tensor x = torch::randn({4, 8, 6, 7}).set_requires_grad(true),
                    residual = torch::randn({4, 8, 6, 7});
   const int64_t before = invertibility::host_waits();

@@ -1,7 +1,7 @@
 // Convolutions of which some passes are ours against libtorch's in f64.
+#include "palimpsest/ops/convolution.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
-#include "palimpsest/ops/convolution.h"
 #include "palimpsest/ops/convolution/functional.h"
 #include "tests/ops/layer_case.h"
 
@@ -62,7 +62,8 @@ TEST(Convolve, HasTheResultsOfLibtorch) {
           SCOPED_TRACE(c10::str(c.c_in, " to ", c.c_out, " in ", c.options.groups, " groups, ", dtype,
                                 channels_last ? ", channels-last" : "", with_bias ? ", bias" : ""));
           const ConvolveTensors t = tensors_of(c, dtype, channels_last, with_bias);
-          EXPECT_EQ(has_own_pass(t.x, t.weight, c.options), c.own && channels_last && dtype == at::kFloat);
+          EXPECT_EQ(convolution_detail::has_own_pass(t.x, t.weight, c.options),
+                    c.own && channels_last && dtype == at::kFloat);
           const auto got = with_gradients(convolution(t.x, t.weight, t.bias, c.options), t);
           const ConvolveTensors exact = tensors_of(c, at::kDouble, channels_last, with_bias);
           const auto want = with_gradients(libtorchs(exact, c.options), exact);

@@ -123,7 +123,7 @@ TEST(AbnDegenerate, NothingIsKeptOrCountedWithoutABackwardPass) {
 TEST(AbnDegenerate, TheChannelsXHatIsKeptBesideZForThatStepOnly) {
   const at::Tensor x = torch::randn({2, 8, 16, 16}).set_requires_grad(true);
   const int64_t bytes = x.numel() * 4, vectors = 8 * 8;  // inv_std in f64
-  const int64_t channel = bytes / 8 + 8 + 1;  // with its number, and the byte that says how it is kept
+  const int64_t channel = bytes / 8 + 8;                 // and its index
   for (const double weight : {0.0, 1.0}) {
     at::Tensor weights = torch::ones(8);
     weights[5] = weight;
@@ -189,7 +189,8 @@ TEST(AbnDegenerate, StridedParametersAreReadAsTheyAre) {
   const auto degenerate = [](const OptionalTensor& weight, const OptionalTensor& bias,
                              Activation activation) {
     const OptionalTensor none;
-    return degenerate_channels_now({activation, at::kFloat, 4}, {weight, bias, none}).size();
+    return invertibility::non_invertible_channels_now({activation, at::kFloat, 4}, {weight, bias, none})
+        .size();
   };
   EXPECT_EQ(degenerate(wide.select(1, 1), std::nullopt, Activation::kIdentity), 0u);
   EXPECT_EQ(degenerate(wide.select(1, 0), std::nullopt, Activation::kIdentity), 4u);
