@@ -8,7 +8,7 @@
 
 namespace palimpsest::io {
 
-/// A file open for reading from front to back. Errors throw Error of the given kind, naming the path and the
+/// A regular file, open for reading from front to back. Throws Error of the given kind, with the path and the
 /// reason.
 class FileReader {
  public:
@@ -17,8 +17,8 @@ class FileReader {
   FileReader(const FileReader&) = delete;
   FileReader& operator=(const FileReader&) = delete;
 
-  uint64_t size() const { return size_; }  ///< bytes, when it was opened
-  /// The next `bytes` bytes; a file that ends before is an error.
+  uint64_t size() const { return size_; }  ///< in bytes, when the file was opened
+  /// Reads the next `bytes` bytes. A file that ends before them is an error.
   void read(void* data, std::size_t bytes);
 
  private:

@@ -11,7 +11,7 @@
 
 namespace palimpsest::io {
 
-/// One tensor as the header of a safetensors file describes it; offsets count from the end of the header.
+/// One tensor in the header of a safetensors file; offsets count from the end of the header.
 struct SafetensorsEntry {
   std::string name;
   at::ScalarType dtype;
@@ -24,16 +24,15 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Longer headers are refused, as by the format's own library: the longest of a real model is below 1 MB.
+/// Longer headers are refused, as in the format's own library. The headers of real models are below 1 MB.
 constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;
 
-/// Checks everything that can be said without the values; `data_bytes` is what the file holds behind the
-/// header. Throws std::invalid_argument saying what is wrong, for the caller to add the file's name.
+/// Checks everything but the values; `data_bytes` is the number of bytes after the header. Throws
+/// std::invalid_argument with the fault, to which the caller adds the path.
 SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes);
 
-/// The header of `contents` with the length in front, padded so that the values begin at a multiple of 8;
-/// `order` gets the indices of the tensors in the order in which their values follow. Throws as
-/// write_safetensors does.
+/// Returns the header of `contents` after its length, padded so that the values begin at a multiple of 8.
+/// `order` gets the indices of the tensors in the order of their values. Throws as write_safetensors.
 std::string format_safetensors_header(const Safetensors& contents, std::vector<std::size_t>& order);
 
 }  // namespace palimpsest::io

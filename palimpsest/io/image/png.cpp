@@ -1,5 +1,5 @@
 #include "palimpsest/base/error.h"
-#include "palimpsest/io/codecs.h"
+#include "palimpsest/io/image/codecs.h"
 
 #include <ATen/ops/empty.h>
 
@@ -76,7 +76,7 @@ struct PngEncoder {
       bool appended = true;
       try {
         static_cast<PngEncoder*>(png_get_io_ptr(p))->bytes.append(reinterpret_cast<char*>(from), count);
-      } catch (...) {  // must not fly through libpng
+      } catch (...) {  // must not unwind through libpng
         appended = false;
       }
       if (!appended) png_error(p, "out of memory");
@@ -104,7 +104,7 @@ Header read_header(PngDecoder& decoder, const std::filesystem::path& path) {
   return header;
 }
 
-// Reads all rows, `channels` bytes a pixel after the transformations that `prepare` asks libpng for.
+// Reads all rows: `channels` bytes per pixel, after the transformations that `prepare` requests from libpng.
 template <class Prepare>
 at::Tensor read_pixels(PngDecoder& decoder, const std::filesystem::path& path, const Header& header,
                        int64_t channels, const Prepare& prepare) {
@@ -120,7 +120,7 @@ at::Tensor read_pixels(PngDecoder& decoder, const std::filesystem::path& path, c
       png_error(decoder.png, "unexpected number of bytes in a row");
     }
     png_read_image(decoder.png, rows.data());
-    png_read_end(decoder.png, nullptr);  // a file cut off behind its pixels is cut off, too
+    png_read_end(decoder.png, nullptr);  // an error if the file is truncated after its pixels
   });
   if (!succeeded) fail_to_read(path, decoder.errors.message);
   return pixels;
@@ -156,16 +156,16 @@ at::Tensor decode_png_labels(std::string_view bytes, const std::filesystem::path
   if (header.color != PNG_COLOR_TYPE_GRAY && header.color != PNG_COLOR_TYPE_PALETTE) {
     throw Error(ErrorKind::kData,
                 "label '" + path.string() + "' is " + color_name(header.color) +
-                    "; a label needs one class id a pixel: save it as 8-bit grey or palette PNG");
+                    "; a label needs one class id per pixel: save it as 8-bit grey or palette PNG");
   }
-  // Packing gives the stored numbers, one a byte; expanding would turn 1-bit ids into 0 and 255.
+  // Packing gives the stored numbers, one per byte; expanding would turn 1-bit ids into 0 and 255.
   const at::Tensor raw = read_pixels(decoder, path, header, header.bits == 16 ? 2 : 1,
                                      [&] { png_set_packing(decoder.png); });  // (H, W, 1 or 2)
   if (header.bits != 16) return raw.squeeze(2);
   const auto* high = raw.const_data_ptr<uint8_t>();
   for (int64_t i = 0; i < header.height * header.width; ++i) {
     if (high[2 * i] != 0) {
-      throw Error(ErrorKind::kData, "label '" + path.string() + "' has 16 bits a pixel and the value " +
+      throw Error(ErrorKind::kData, "label '" + path.string() + "' has 16 bits per pixel and the value " +
                                         std::to_string(256 * high[2 * i] + high[2 * i + 1]) + " at row " +
                                         std::to_string(i / header.width) + ", column " +
                                         std::to_string(i % header.width) + "; class ids go from 0 to 255");

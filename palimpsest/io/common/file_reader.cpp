@@ -1,4 +1,4 @@
-#include "palimpsest/io/file_reader.h"
+#include "palimpsest/io/common/file_reader.h"
 
 #include "palimpsest/io/atomic_file.h"
 

@@ -1,5 +1,5 @@
 #include "palimpsest/io/svg.h"
-#include "palimpsest/io/svg_parts.h"
+#include "palimpsest/io/svg/parts.h"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 namespace palimpsest::io {
 
 std::string to_svg(const BarChart& chart) {
-  using namespace svg_parts;
+  using namespace svg;
   double low = 0, high = 0;
   std::size_t bars = 0;
   for (const auto& group : chart.groups)
@@ -26,7 +26,7 @@ std::string to_svg(const BarChart& chart) {
   std::string svg = begin(chart.width, chart.height, chart.title, from);
   svg += grid(from, to, y);
   svg += vertical_label(y, chart.y_label);
-  // A group is as wide as its bars, with the room of one between it and the next.
+  // Between two groups is the room of one bar.
   const double room = (to - from) / static_cast<double>(std::max<std::size_t>(1, bars + chart.groups.size()));
   double at = from + room / 2;
   for (const auto& group : chart.groups) {

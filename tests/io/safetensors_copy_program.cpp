@@ -1,4 +1,4 @@
-// safetensors_copy FROM TO: reads one file with our reader and writes it with our writer, for
+// safetensors_copy_program FROM TO: reads a file with our reader and writes it with our writer, for
 // safetensors_test.py.
 #include "palimpsest/io/safetensors.h"
 
@@ -7,7 +7,7 @@
 
 int main(int argc, char** argv) {
   if (argc != 3) {
-    std::cerr << "usage: safetensors_copy FROM TO\n";
+    std::cerr << "usage: safetensors_copy_program FROM TO\n";
     return 2;
   }
   try {

@@ -1,4 +1,4 @@
-#include "palimpsest/io/child_process.h"
+#include "palimpsest/io/common/child_process.h"
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -20,7 +20,7 @@ void require(int error_number, const std::string& doing) {
   if (error_number != 0) throw std::system_error(error_number, std::generic_category(), doing);
 }
 
-/// A descriptor that ends with its scope; not inherited by children.
+/// Closes a descriptor at the end of the scope.
 class Descriptor {
  public:
   explicit Descriptor(int value) : value_(value) {}
@@ -37,7 +37,7 @@ class Descriptor {
   int value_;
 };
 
-/// What a spawned process does with its descriptors before it runs.
+/// The operations on descriptors in a spawned process before its program starts.
 class Actions {
  public:
   Actions() { require(posix_spawn_file_actions_init(&actions_), "posix_spawn"); }
@@ -50,7 +50,7 @@ class Actions {
   posix_spawn_file_actions_t actions_;
 };
 
-/// Everything up to the end of the pipe, so that its writer never waits; the first kMostErrors are kept.
+/// Reads to the end of the pipe, so that its writer never blocks, and returns the first kMostErrors bytes.
 std::string drain(int pipe) {
   std::string text;
   char buffer[4096];

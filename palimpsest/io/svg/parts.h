@@ -4,8 +4,8 @@
 #include <string_view>
 #include <vector>
 
-/// What every chart is drawn of: pixels from the upper left corner, text in one font.
-namespace palimpsest::io::svg_parts {
+/// The elements of all charts. Positions are in pixels from the upper left corner.
+namespace palimpsest::io::svg {
 
 inline constexpr const char* kInk = "#1f2937";
 inline constexpr const char* kFaintInk = "#6b7280";
@@ -25,14 +25,16 @@ std::string text(double x, double y, std::string_view content, const char* ancho
                  const char* color = kInk, const char* more = "");
 std::string line(double x1, double y1, double x2, double y2, const char* color, const char* more = "");
 
-/// The opening tag, a white ground, and the title, whose text begins at `title_x`; "</svg>" ends it.
+/// The opening tag, a white background, and the title, whose text begins at `title_x`. "</svg>" must follow
+/// the last element.
 std::string begin(int width, int height, const std::string& title, double title_x);
-/// Lines at the ticks of a vertical axis, and their labels left of `from`.
+/// Horizontal lines at the ticks of a vertical axis, with their labels left of `from`.
 std::string grid(double from, double to, const Scale& y);
+/// The label of a vertical axis, rotated.
 std::string vertical_label(const Scale& y, const std::string& label);
-/// A vertical axis over [low, high], 0 among it, for `pixels` of height; without a place yet.
+/// A vertical axis over [low, high] and 0, for a chart of `pixels` height. The caller sets `from` and `to`.
 Scale vertical_scale(double low, double high, int pixels);
-/// How far right the labels of its ticks reach.
+/// The right end of the tick labels, in pixels.
 double room_for_labels(const Scale& y);
 
-}  // namespace palimpsest::io::svg_parts
+}  // namespace palimpsest::io::svg

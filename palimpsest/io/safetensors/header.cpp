@@ -1,4 +1,4 @@
-#include "palimpsest/io/safetensors_header.h"
+#include "palimpsest/io/safetensors/header.h"
 
 #include <nlohmann/json.hpp>
 
@@ -39,8 +39,8 @@ std::string quoted(const std::string& name) {
   return std::string("'").append(name, 0, 200).append("'");
 }
 
-// JSON allows a name twice and libraries keep one of the two in silence, so the parser's events are watched.
-// `names` gets those of the outermost object in order.
+// JSON allows a name twice, and the parser would drop one of the two: so this watches the parser's events.
+// `names` gets the names of the outermost object in order.
 json parse_without_duplicates(std::string_view text, std::vector<std::string>& names) {
   std::vector<std::set<std::string>> seen;  // per nesting depth
   const auto watch = [&](int depth, json::parse_event_t event, json& value) {
@@ -130,7 +130,7 @@ std::map<std::string, std::string> parse_metadata(const json& object) {
   return metadata;
 }
 
-// Every byte behind the header must belong to exactly one tensor.
+// Every byte after the header must belong to exactly one tensor.
 void check_offsets(const std::vector<SafetensorsEntry>& entries, uint64_t data_bytes) {
   std::vector<const SafetensorsEntry*> sorted;
   sorted.reserve(entries.size());

@@ -1,4 +1,4 @@
-#include "palimpsest/io/codecs.h"
+#include "palimpsest/io/image/codecs.h"
 
 #include <ATen/ops/empty.h>
 

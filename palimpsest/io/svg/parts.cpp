@@ -1,4 +1,4 @@
-#include "palimpsest/io/svg_parts.h"
+#include "palimpsest/io/svg/parts.h"
 
 #include "palimpsest/io/svg.h"
 
@@ -6,7 +6,7 @@
 
 #include <algorithm>
 
-namespace palimpsest::io::svg_parts {
+namespace palimpsest::io::svg {
 
 std::string text(double x, double y, std::string_view content, const char* anchor, int size,
                  const char* color, const char* more) {
@@ -57,4 +57,4 @@ double room_for_labels(const Scale& y) {
   return 38 + 7.0 * static_cast<double>(widest);
 }
 
-}  // namespace palimpsest::io::svg_parts
+}  // namespace palimpsest::io::svg
