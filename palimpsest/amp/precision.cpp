@@ -41,7 +41,7 @@ PrecisionGuard::PrecisionGuard(c10::Device device, Precision precision) {
   if (precision == Precision::kF32) return;
   AutocastOptions options;
   options.cache = false;
-  options.wide_maths = precision == Precision::kF16Pseudo;
+  options.compute_in_f32 = precision == Precision::kF16Pseudo;
   guard_.emplace(device, precision == Precision::kBF16 ? at::kBFloat16 : at::kHalf, options);
 }
 

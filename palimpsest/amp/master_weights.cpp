@@ -1,4 +1,4 @@
-#include "palimpsest/amp/persistent_copies.h"
+#include "palimpsest/amp/master_weights.h"
 
 #include "palimpsest/base/error.h"
 
@@ -7,11 +7,11 @@
 
 namespace palimpsest::amp {
 
-PersistentCopies::PersistentCopies(const torch::nn::Module& model, at::ScalarType dtype) {
+MasterWeights::MasterWeights(const std::vector<at::Tensor>& parameters, at::ScalarType dtype) {
   if (dtype != at::kHalf && dtype != at::kBFloat16)
     throw Error(ErrorKind::kUsage,
-                fmt::format("[PersistentCopies] dtype must be f16 or bf16, got {}", c10::toString(dtype)));
-  for (const at::Tensor& parameter : model.parameters()) {
+                fmt::format("[MasterWeights] dtype must be f16 or bf16, got {}", c10::toString(dtype)));
+  for (const at::Tensor& parameter : parameters) {
     if (parameter.dim() < 2 || parameter.scalar_type() != at::kFloat) {
       parameters_.push_back(parameter);
       continue;
@@ -23,7 +23,7 @@ PersistentCopies::PersistentCopies(const torch::nn::Module& model, at::ScalarTyp
   }
 }
 
-void PersistentCopies::collect_gradients() const {
+void MasterWeights::collect_gradients() const {
   const at::NoGradGuard no_grad;
   for (const auto& [parameter, master] : pairs_) {
     at::Tensor& gradient = parameter.mutable_grad();
@@ -34,7 +34,7 @@ void PersistentCopies::collect_gradients() const {
   }
 }
 
-void PersistentCopies::publish() const {
+void MasterWeights::publish() const {
   const at::NoGradGuard no_grad;
   for (const auto& [parameter, master] : pairs_) parameter.copy_(master);
 }

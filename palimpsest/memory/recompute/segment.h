@@ -1,8 +1,8 @@
 #pragma once
 
 #include "palimpsest/memory/recompute.h"
-#include "palimpsest/memory/saved_tensor_hooks.h"
-#include "palimpsest/memory/surroundings.h"
+#include "palimpsest/memory/recompute/ambient_state.h"
+#include "palimpsest/memory/recompute/saved_tensor_hooks.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/Device.h>
@@ -18,15 +18,15 @@
 
 namespace palimpsest::memory {
 
-/// A tensor, and the version of its values that is meant: an in-place operation makes another version.
+/// A tensor and the version of the values that are meant. An in-place operation makes another version.
 struct Versioned {
   at::Tensor tensor;
   int64_t version = 0;
 };
 
-/// One call of recompute(): what a second run needs, and what it brought back. The graph's nodes own it,
-/// through the hooks that stand where saved tensors would; it goes when the last of them is released. It
-/// holds no node that leads to itself, so there is no cycle.
+/// One call of recompute(): the inputs of a second run, and the tensors that the second run saved. The
+/// graph's nodes own the segment through the hooks that replace saved tensors; the last released node frees
+/// it. It holds no node that leads back to itself, so there is no cycle.
 class Segment final : public SavedTensorSink, public std::enable_shared_from_this<Segment> {
  public:
   using Tensors = std::vector<at::Tensor>;
@@ -37,17 +37,18 @@ class Segment final : public SavedTensorSink, public std::enable_shared_from_thi
   /// Runs fn on `inputs`, recording the graph without its tensors.
   Tensors first_run(const Tensors& inputs);
 
-  /// The `index`-th tensor that the first run would have saved, for the present backward pass, whose first
-  /// question runs fn again. It is handed out once: asked anew, fn is run anew.
+  /// Returns the `index`-th tensor that the first run would have saved, for the present backward pass. The
+  /// first call of a pass runs fn again. Each value is handed out once: a second call for it runs fn once
+  /// more.
   at::Tensor value(std::size_t index);
 
-  /// Notes the form of a tensor that the first run would have saved, to compare the second run with; its
-  /// index.
+  /// Notes the form of a tensor that the first run would have saved, for comparison with the second run.
+  /// Returns the tensor's index.
   std::size_t promise(const at::Tensor& tensor);
   std::unique_ptr<torch::autograd::SavedVariableHooks> next() override;
 
  private:
-  /// How a tensor looks from outside.
+  /// The shape, dtype and device of a tensor.
   struct Form {
     std::vector<int64_t> sizes;
     std::optional<at::ScalarType> dtype;  // none: an undefined tensor
@@ -59,10 +60,10 @@ class Segment final : public SavedTensorSink, public std::enable_shared_from_thi
   };
   using Forms = std::vector<Form>;
 
-  /// An input, by reference; within another segment by the hooks of that one.
+  /// An input, held by reference; within another segment, by that segment's hooks.
   struct Input {
     std::unique_ptr<torch::autograd::SavedVariableHooks> hooks;
-    Versioned value;  // where there are no hooks
+    Versioned value;  // if there are no hooks
     bool requires_grad = false;
   };
 
@@ -74,15 +75,15 @@ class Segment final : public SavedTensorSink, public std::enable_shared_from_thi
 
   const Function fn_;
   const Tensors buffers_;
-  Surroundings surroundings_;
+  AmbientState ambient_state_;
   std::vector<Input> inputs_;
   std::vector<Versioned> parameters_;
   Forms outputs_, saved_;
-  bool finished_ = false;  // the first run
-  // Backward threads of two devices may ask at once. Recursive, as a second run that differentiates may ask
-  // too.
+  bool finished_ = false;  // true after the first run
+  // The backward threads of two devices may call value() at once; so may a second run that differentiates,
+  // hence recursive.
   std::recursive_mutex mutex_;
-  std::map<int, std::vector<Versioned>> runs_;  // by backward pass (libtorch's graph task)
+  std::map<int, std::vector<Versioned>> runs_;  // per backward pass (libtorch's graph task)
 };
 
 }  // namespace palimpsest::memory

@@ -1,4 +1,4 @@
-#include "palimpsest/memory/block_pool.h"
+#include "palimpsest/memory/allocator/block_pool.h"
 
 #include <bit>
 #include <cstdlib>
@@ -26,7 +26,7 @@ void to_system(Header* chain) {
 }  // namespace
 
 int BlockPool::size_class(int64_t bytes) {
-  const auto last = static_cast<uint64_t>(bytes - 1);  // so that a power of two is the last of its octave
+  const auto last = static_cast<uint64_t>(bytes - 1);              // a power of two is the last of its octave
   const int octave = static_cast<int>(std::bit_width(last)) - 17;  // 0: (64 KiB, 128 KiB]
   return octave * 8 + static_cast<int>((last >> (octave + 13)) & 7);
 }
@@ -67,7 +67,7 @@ BlockPool::Header* BlockPool::take(int64_t bytes) {
   if (!block) {
     std::lock_guard lock(mutex_);
     live_ -= block_bytes;
-    highest_live_ = live_;  // as release() left it, without the request that failed
+    highest_live_ = live_;  // as after release(), without the failed request
     return nullptr;
   }
   block->block_bytes = block_bytes;

@@ -1,5 +1,5 @@
-// Our operators under autocast: the types that they see and give, what they keep, and their gradients against
-// plain layers in double over operands rounded to 16 bits.
+// Operators under autocast: the types of inputs and results, the tensors saved for backward, and the
+// gradients, compared with plain layers in double over operands rounded to 16 bits.
 #include "palimpsest/amp/autocast_guard.h"
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/memory/recompute.h"
@@ -20,34 +20,34 @@
 #include <string>
 #include <vector>
 
-namespace palimpsest::amp {
+namespace palimpsest::ops::autocast_tests {
 namespace {
 
 using palimpsest::testing::relative_error;
 using Tensors = std::vector<at::Tensor>;
 
-/// 16-bit storage: its type, and whether maths is f32.
+/// 16-bit storage, with 16-bit or f32 arithmetic.
 struct Storage {
   at::ScalarType type;
-  bool wide;
+  bool compute_in_f32;
 
   double limit() const {
     return palimpsest::testing::tolerance(type == at::kHalf ? DType::f16 : DType::bf16).relative_l2;
   }
-  AutocastOptions options() const { return {.cache = false, .wide_maths = wide}; }
+  amp::AutocastOptions options() const { return {.cache = false, .compute_in_f32 = compute_in_f32}; }
 };
 constexpr Storage kStorages[] = {
     {at::kHalf, false}, {at::kHalf, true}, {at::kBFloat16, false}, {at::kBFloat16, true}};
 
 const ops::ConvolutionOptions kPlain{{1, 1}, {1, 1}, {1, 1}, 2};
 
-/// Values that 16 bits hold, so that rounding them is exact and the truth can start from them.
+/// Random values that 16 bits can hold: rounding them is exact, so the truth can start from them.
 at::Tensor half_values(at::IntArrayRef sizes, at::ScalarType type, bool channels_last) {
   const auto t = torch::randn(sizes).to(type).to(at::kFloat);
   return channels_last ? t.contiguous(at::MemoryFormat::ChannelsLast) : t;
 }
 
-/// A product by its name, of x, weight and bias.
+/// A product of x, weight and bias.
 using Product = std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>;
 
 struct Case {
@@ -92,7 +92,7 @@ TEST(Autocast, ProductsHaveTheGradientsOfPlainLayersAndTakeF32Weights) {
     for (const Storage& storage : kStorages) {
       for (const bool channels_last : {false, true}) {
         if (channels_last && c.x.size() != 4) continue;
-        SCOPED_TRACE(c.name + " " + c10::toString(storage.type) + (storage.wide ? ", wide" : "") +
+        SCOPED_TRACE(c.name + " " + c10::toString(storage.type) + (storage.compute_in_f32 ? ", in f32" : "") +
                      (channels_last ? ", channels last" : ""));
         torch::manual_seed(5);
         const Tensors operands{half_values(c.x, storage.type, channels_last),
@@ -103,7 +103,7 @@ TEST(Autocast, ProductsHaveTheGradientsOfPlainLayersAndTakeF32Weights) {
         const auto dout =
             half_values(c.plain(operands[0], operands[1], operands[2]).sizes(), storage.type, false);
         const Tensors want = run(c.plain, exact, dout.to(at::kDouble));
-        const AutocastGuard guard(at::kCPU, storage.type, storage.options());
+        const amp::AutocastGuard guard(at::kCPU, storage.type, storage.options());
         const Tensors got = run(c.ours, operands, dout);
         EXPECT_EQ(got[0].scalar_type(), storage.type);
         for (size_t i = 0; i < got.size(); ++i) {
@@ -120,8 +120,7 @@ TEST(Autocast, ProductsHaveTheGradientsOfPlainLayersAndTakeF32Weights) {
 TEST(Autocast, LayersRunInTheTypeOfTheirInputWithF32Parameters) {
   for (const auto type : {at::kFloat, at::kHalf, at::kBFloat16}) {
     for (const bool in_place : {false, true}) {
-      const AutocastGuard guard(at::kCPU, at::kBFloat16);
-      nn::InPlaceABN layer_options(8);
+      const amp::AutocastGuard guard(at::kCPU, at::kBFloat16);
       auto layer = std::make_shared<nn::InPlaceABNImpl>(nn::InPlaceABNOptions(8).in_place(in_place));
       const auto leaf = torch::randn({2, 8, 6, 6}).to(type).set_requires_grad(true);
       auto y = layer->forward(leaf * 1);
@@ -138,7 +137,7 @@ TEST(Autocast, LayersRunInTheTypeOfTheirInputWithF32Parameters) {
 }
 
 TEST(Autocast, NoCopyOfAWeightIsKept) {
-  const AutocastGuard guard(at::kCPU, at::kHalf, {.cache = false});
+  const amp::AutocastGuard guard(at::kCPU, at::kHalf, {.cache = false});
   const auto weight = torch::randn({256, 256, 1, 1}).set_requires_grad(true);
   const auto matrix = torch::randn({256, 256}).set_requires_grad(true);
   const auto x = torch::randn({1, 256, 2, 2}).to(at::kHalf), rows = torch::randn({2, 256}).to(at::kHalf);
@@ -149,7 +148,7 @@ TEST(Autocast, NoCopyOfAWeightIsKept) {
   ops::AbnOptions relu = stored;
   relu.activation = Activation::kReLU;
   relu.activation_param = 0;
-  const auto wide_kernel = torch::randn({16, 256, 3, 3}).set_requires_grad(true);  // its copy: 74 KB
+  const auto large_weight = torch::randn({16, 256, 3, 3}).set_requires_grad(true);  // its copy: 74 KB
   const std::vector<std::function<at::Tensor()>> products{
       [&] { return ops::convolve(x, weight, {}, pointwise); },
       [&] { return ops::activate_conv(x, weight, {}, pointwise, Activation::kReLU, 0); },
@@ -159,7 +158,7 @@ TEST(Autocast, NoCopyOfAWeightIsKept) {
       [&] { return ops::concat_abn_conv({x}, norm, weight, pointwise, {}); },
       [&] { return ops::concat_abn_conv({x}, std::nullopt, weight, pointwise, {}); },
       [&] {
-        ops::DenseLayer layer{norm, relu, weight, norm, stored, wide_kernel, {{1, 1}, {1, 1}, {1, 1}, 1}};
+        ops::DenseLayer layer{norm, relu, weight, norm, stored, large_weight, {{1, 1}, {1, 1}, {1, 1}, 1}};
         return ops::dense_block(x, {layer});
       }};
   const int64_t copy = weight.numel() * 2;
@@ -174,7 +173,7 @@ TEST(Autocast, NoCopyOfAWeightIsKept) {
 }
 
 TEST(Autocast, AForwardPassHoldsTheCopyOfOneLayerAtATime) {
-  const AutocastGuard guard(at::kCPU, at::kHalf, {.cache = false});
+  const amp::AutocastGuard guard(at::kCPU, at::kHalf, {.cache = false});
   constexpr int kLayers = 12;
   Tensors matrices;
   for (int i = 0; i < kLayers; ++i)
@@ -194,7 +193,7 @@ TEST(Autocast, AForwardPassHoldsTheCopyOfOneLayerAtATime) {
 }
 
 TEST(Autocast, AWeightThatChangesBeforeBackwardIsAnError) {
-  const AutocastGuard guard(at::kCPU, at::kBFloat16);
+  const amp::AutocastGuard guard(at::kCPU, at::kBFloat16);
   for (const Case& c : cases()) {
     const auto x = torch::randn(c.x), weight = torch::randn(c.weight).set_requires_grad(true),
                bias = torch::randn({c.weight[0]});
@@ -207,8 +206,8 @@ TEST(Autocast, AWeightThatChangesBeforeBackwardIsAnError) {
   }
 }
 
-TEST(Autocast, ASecondDerivativeIsAnErrorAndNotAWrongOne) {
-  const AutocastGuard guard(at::kCPU, at::kBFloat16);
+TEST(Autocast, DoubleBackwardIsAnErrorAndNotAWrongGradient) {
+  const amp::AutocastGuard guard(at::kCPU, at::kBFloat16);
   for (const Case& c : cases()) {
     const auto weight = torch::randn(c.weight).set_requires_grad(true);
     const auto out = c.ours(torch::randn(c.x), weight, torch::randn({c.weight[0]}));
@@ -230,7 +229,7 @@ TEST(Autocast, ARecomputedSegmentHasTheGradientsOfThePlainOne) {
       };
       at::Tensor out;
       {
-        const AutocastGuard guard(at::kCPU, storage.type, storage.options());
+        const amp::AutocastGuard guard(at::kCPU, storage.type, storage.options());
         out = recomputed ? memory::recompute(segment, x) : segment(x);
       }
       out.to(at::kFloat).sin().sum().backward();  // outside of the guard
@@ -242,4 +241,4 @@ TEST(Autocast, ARecomputedSegmentHasTheGradientsOfThePlainOne) {
 }
 
 }  // namespace
-}  // namespace palimpsest::amp
+}  // namespace palimpsest::ops::autocast_tests

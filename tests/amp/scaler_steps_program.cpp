@@ -1,5 +1,5 @@
-// scaler_steps < SCRIPT: takes the steps of scaler_test.py's script with our scaler and prints what they
-// leave, floats as hexadecimal. One command a line; K is the number of an optimizer, 0 or 1:
+// scaler_steps_program < SCRIPT: takes the steps of scaler_test.py's script with our scaler and prints the
+// state after them, floats as hexadecimal. One command per line; K is the number of an optimizer, 0 or 1:
 //   options SCALE GROWTH BACKOFF INTERVAL     begins
 //   backward K GRADIENT                       of four values each times the scale, added to what is there
 //   unscale K | clip K LIMIT | step K | zero K | update | set SCALE

@@ -1,4 +1,4 @@
-#include "palimpsest/memory/saved_tensor_hooks.h"
+#include "palimpsest/memory/recompute/saved_tensor_hooks.h"
 
 #include <torch/csrc/autograd/engine.h>
 
@@ -15,9 +15,9 @@ using torch::autograd::SavedVariableHooks;
 thread_local SavedTensorSink* current_sink = nullptr;
 thread_local bool probing = false, reached = false;
 
-/// Stands before the engine that runs backward, for the sake of one virtual function. What is not virtual
-/// (callbacks after backward, the validity of checkpoints) works on the thread's current backward pass,
-/// whichever engine it is called on.
+/// Stands before the engine that runs backward, to override get_default_saved_variable_hooks(). The engine's
+/// other functions are not virtual (callbacks after backward, the validity of checkpoints); they work on the
+/// thread's current backward pass, whichever engine they are called on.
 class EngineWithHooks final : public Engine {
  public:
   EngineWithHooks() = default;
@@ -62,7 +62,7 @@ EngineWithHooks& engine_with_hooks() {
   return *engine;
 }
 
-/// Whether a tensor that is saved now would come to us.
+/// True if libtorch asks engine_with_hooks() for the hooks of a tensor that is saved now.
 bool in_front() {
   probing = true;
   reached = false;
@@ -71,9 +71,9 @@ bool in_front() {
   return reached;
 }
 
-/// Asked anew each time: Python's engine takes the first place when it is loaded after us. An engine that
-/// leads to ours (another copy of this library, say) is left in front, or the two would call each other for
-/// ever.
+/// Checks each time, because Python's engine takes the first place if it is loaded after ours. An engine that
+/// leads to ours (of another copy of this library, for example) stays in front: else the two would call each
+/// other for ever.
 void stand_in_front() {
   if (in_front()) return;
   static std::mutex mutex;

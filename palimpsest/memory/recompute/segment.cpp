@@ -1,11 +1,13 @@
-#include "palimpsest/memory/segment.h"
+#include "palimpsest/memory/recompute/segment.h"
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/recomputing.h"
+#include "palimpsest/memory/buffer_snapshot.h"
 
 #include <ATen/ATen.h>
 #include <ATen/SequenceNumber.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <torch/csrc/autograd/engine.h>
@@ -22,30 +24,30 @@ namespace {
 using torch::autograd::Engine;
 using torch::autograd::Node;
 using torch::autograd::SavedVariableHooks;
-using Saved = std::vector<Versioned>;
 
 [[noreturn]] void fail(const std::string& message) {
   throw Error(ErrorKind::kUsage, "[recompute] " + message);
 }
 
-const at::Tensor& unchanged(const Versioned& kept, const std::string& what) {
-  if (kept.tensor._version() != kept.version) {
+/// Returns the tensor, whose values must still be those of the noted version.
+const at::Tensor& unchanged(const Versioned& noted, const std::string& what) {
+  if (noted.tensor._version() != noted.version) {
     fail(
         fmt::format("{} of shape [{}] must not change between forward and backward, but was written over; "
                     "write to a clone, or after backward",
-                    what, fmt::join(kept.tensor.sizes(), ", ")));
+                    what, fmt::join(noted.tensor.sizes(), ", ")));
   }
-  return kept.tensor;
+  return noted.tensor;
 }
 
-/// Stands where the first run would have saved a tensor.
+/// Replaces a saved tensor in the graph of the first run.
 class Promise final : public SavedVariableHooks {
  public:
   explicit Promise(std::shared_ptr<Segment> segment) : segment_(std::move(segment)) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
     index_ = segment_->promise(tensor);
-    // A parameter lives anyway.
+    // A parameter is alive anyway: the graph may hold it.
     if (tensor.is_leaf() && tensor.requires_grad()) {
       const auto alias = tensor.detach();
       parameter_ = {alias, alias._version()};
@@ -63,31 +65,31 @@ class Promise final : public SavedVariableHooks {
   Versioned parameter_;
 };
 
-/// Keeps a tensor of the second run for the graph of that run, as autograd would, should fn itself
-/// differentiate.
-class Kept final : public SavedVariableHooks {
+/// Copies a tensor that the second run saves to the Collector's list, and holds it for the graph of that run,
+/// which fn itself may differentiate.
+class Collected final : public SavedVariableHooks {
  public:
-  explicit Kept(Saved& saved) : saved_(&saved) {}
+  explicit Collected(std::vector<Versioned>& list) : list_(&list) {}
 
   void call_pack_hook(const at::Tensor& tensor) override {
     const auto alias = tensor.detach();  // shares the version counter
-    kept_ = {alias, alias._version()};
-    // Autograd packs at once, while the list is there; the hooks may outlive it.
-    std::exchange(saved_, nullptr)->push_back(kept_);
+    value_ = {alias, alias._version()};
+    // Autograd packs at once, while the list exists; the hooks may outlive the list.
+    std::exchange(list_, nullptr)->push_back(value_);
   }
 
-  at::Tensor call_unpack_hook() override { return unchanged(kept_, "a tensor saved for backward"); }
+  at::Tensor call_unpack_hook() override { return unchanged(value_, "a tensor saved for backward"); }
 
  private:
-  Saved* saved_;
-  Versioned kept_;
+  std::vector<Versioned>* list_;
+  Versioned value_;
 };
 
 class Collector final : public SavedTensorSink {
  public:
-  std::unique_ptr<SavedVariableHooks> next() override { return std::make_unique<Kept>(saved); }
+  std::unique_ptr<SavedVariableHooks> next() override { return std::make_unique<Collected>(tensors); }
 
-  Saved saved;
+  std::vector<Versioned> tensors;
 };
 
 }  // namespace
@@ -105,7 +107,7 @@ std::string Segment::Form::text() const {
 }
 
 Segment::Segment(Function fn, const Tensors& inputs, const RecomputeOptions& options)
-    : fn_(std::move(fn)), buffers_(options.buffers), surroundings_(inputs, options.replay_random_numbers) {
+    : fn_(std::move(fn)), buffers_(options.buffers), ambient_state_(inputs, options.replay_random_numbers) {
   const c10::NoGradGuard no_grad;
   for (const auto& tensor : inputs) {
     auto& input = inputs_.emplace_back();
@@ -142,7 +144,7 @@ Segment::Tensors Segment::first_run(const Tensors& inputs) {
                     "shape [{}]; pass a clone, or make the layer that comes first out of place",
                     i, fmt::join(inputs[i].sizes(), ", ")));
   }
-  surroundings_.drop_unused_generators();
+  ambient_state_.drop_unused_generators();
   outputs_ = Forms(outputs.begin(), outputs.end());
   note_parameters(outputs, first_node);
   finished_ = true;
@@ -172,7 +174,7 @@ void Segment::note_parameters(const Tensors& outputs, uint64_t first_node) {
     todo.pop_back();
     if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
       parameters_.push_back({leaf->variable, leaf->variable._version()});
-    } else if (node->sequence_nr() >= first_node) {  // older nodes are not of this segment
+    } else if (node->sequence_nr() >= first_node) {  // older nodes are outside of this segment
       for (const auto& edge : node->next_edges()) visit(edge.function.get());
     }
   }
@@ -201,20 +203,21 @@ std::vector<Versioned> Segment::run_again() {
   Tensors outputs;
   {
     const RecomputingGuard recomputing;
-    const SurroundingsGuard surroundings(surroundings_);
-    const BuffersGuard buffers(buffers_);
+    const AmbientStateGuard ambient_state(ambient_state_);
+    const BufferSnapshot buffers(buffers_);
+    const auto restore_buffers = c10::make_scope_exit([&] { buffers.restore(); });
     const SavedTensorSinkGuard to_collector(collector);
     outputs = fn_(inputs);
   }
   Forms saved;
-  for (const auto& [tensor, version] : collector.saved) saved.emplace_back(tensor);
+  for (const auto& [tensor, version] : collector.tensors) saved.emplace_back(tensor);
   if (finished_) {
     check_same(outputs_, Forms(outputs.begin(), outputs.end()), "output");
-  } else if (saved.size() > saved_.size()) {  // fn differentiates within: the first run is only so far
+  } else if (saved.size() > saved_.size()) {  // fn differentiates within: its first run is not at its end
     saved.erase(saved.begin() + static_cast<std::ptrdiff_t>(saved_.size()), saved.end());
   }
   check_same(saved_, saved, "saved tensor");
-  return std::move(collector.saved);
+  return std::move(collector.tensors);
 }
 
 void Segment::check_same(const Forms& first, const Forms& second, const std::string& what) const {
@@ -238,7 +241,7 @@ at::Tensor Segment::value(std::size_t index) {
   auto run = runs_.find(pass);
   if (run == runs_.end() || !run->second[index].tensor.defined()) {
     auto saved = run_again();
-    // What this pass does not ask for (it may not go through every operation) must not outlive it.
+    // A pass may not go through every operation; the tensors that it leaves must not outlive it.
     if (run == runs_.end() && pass >= 0) {
       Engine::get_default_engine().queue_callback([weak = weak_from_this(), pass] {
         if (const auto segment = weak.lock()) segment->forget(pass);
@@ -246,9 +249,9 @@ at::Tensor Segment::value(std::size_t index) {
     }
     run = runs_.insert_or_assign(pass, std::move(saved)).first;
   }
-  const Versioned kept = std::exchange(run->second[index], {});
-  if (pass < 0) runs_.erase(run);  // asked outside backward: nobody would say when the rest can go
-  return unchanged(kept, "a tensor saved for backward");
+  const Versioned value = std::exchange(run->second[index], {});
+  if (pass < 0) runs_.erase(run);  // called outside of backward: no callback would release the other tensors
+  return unchanged(value, "a tensor saved for backward");
 }
 
 void Segment::forget(int pass) {

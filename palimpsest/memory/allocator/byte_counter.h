@@ -6,13 +6,13 @@
 
 namespace palimpsest::memory {
 
-/// Counts live bytes, their peak and their limit over all threads, without a lock unless somebody observes.
+/// Counts live bytes over all threads, with their peak and a limit. It takes no lock unless it is observed.
 /// The peak is exact: every value that the count rises to is the result of one atomic addition, and the
-/// thread that made the addition raises the peak to it.
-class LiveBytes {
+/// thread that made the addition raises the peak to that value.
+class ByteCounter {
  public:
-  /// Hears of every change, one at a time and in order. Must not allocate through the allocator that it
-  /// observes.
+  /// Is told of every change, one at a time and in order. It must not allocate through the allocator that
+  /// uses this counter.
   class Observer {
    public:
     virtual void changed(int64_t current) = 0;
@@ -21,7 +21,7 @@ class LiveBytes {
     ~Observer() = default;
   };
 
-  /// Adds `bytes`, or returns false and adds nothing if that would bring the count above the limit.
+  /// Adds `bytes`. Returns false, and adds nothing, if the count would exceed the limit.
   bool add(int64_t bytes) {
     if (!observed_.load(std::memory_order_acquire)) return add_if_allowed(bytes) >= 0;
     std::lock_guard lock(mutex_);
@@ -47,12 +47,12 @@ class LiveBytes {
 
   void reset_peak() {
     peak_.store(current(), std::memory_order_relaxed);
-    raise_peak(current());  // an addition that raised the old peak between the two is not lost
+    raise_peak(current());  // a concurrent addition may have raised the old peak only
   }
 
-  /// Starts (or with nullptr ends) the observation, and tells the observer the count at once. Returns false
-  /// when there is an observer already. On return after nullptr no call to the old observer is running or
-  /// will come.
+  /// Starts to tell `observer` of changes, beginning with the present count; nullptr ends it. Returns false,
+  /// and changes nothing, if there is another observer. After observe(nullptr) returns, no call to the old
+  /// observer is running or will come.
   bool observe(Observer* observer) {
     std::lock_guard lock(mutex_);
     if (observer && observer_) return false;
@@ -63,10 +63,10 @@ class LiveBytes {
   }
 
  private:
-  /// Returns the count after the addition, or -1 when the limit forbids it.
+  /// Returns the count after the addition, or -1 if the limit forbids the addition.
   int64_t add_if_allowed(int64_t bytes) {
     int64_t before = current_.load(std::memory_order_relaxed);
-    // Compare and swap rather than add and take back: a refused request must not show in anyone's peak.
+    // Compare and swap rather than add and take back: a refused request must not raise the peak.
     do {
       const int64_t limit = limit_.load(std::memory_order_relaxed);
       if (limit > 0 && before + bytes > limit) return -1;
@@ -83,7 +83,7 @@ class LiveBytes {
 
   std::atomic<int64_t> current_{0};
   std::atomic<int64_t> peak_{0};
-  std::atomic<int64_t> limit_{0};  // 0: none
+  std::atomic<int64_t> limit_{0};  // 0: no limit
   std::atomic<bool> observed_{false};
   std::mutex mutex_;  // orders the observer's calls
   Observer* observer_ = nullptr;

@@ -1,4 +1,4 @@
-// Tests ask for more memory than any machine has; a sanitizer's malloc must then answer null, as the system's
+// Tests request more memory than any machine has: a sanitizer's malloc must then return null, as the system's
 // does, and not end the program.
 extern "C" const char* __asan_default_options() {
   return "allocator_may_return_null=1";

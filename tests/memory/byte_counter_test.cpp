@@ -1,4 +1,4 @@
-#include "palimpsest/memory/live_bytes.h"
+#include "palimpsest/memory/allocator/byte_counter.h"
 
 #include <gtest/gtest.h>
 
@@ -9,11 +9,11 @@
 namespace palimpsest::memory {
 namespace {
 
-TEST(LiveBytes, ThePeakOfManyThreadsIsExact) {
+TEST(ByteCounter, ThePeakOfManyThreadsIsExact) {
   // In each round all threads hold one byte at the same time, so the peak must be exactly their number: a
   // counter that reads and writes its peak in two steps loses some of them.
   constexpr int kThreads = 8;
-  LiveBytes live;
+  ByteCounter live;
   int wrong = 0;
   auto check = [&]() noexcept { wrong += live.peak() != kThreads || live.current() != kThreads; };
   std::barrier held(kThreads, check);
@@ -35,12 +35,12 @@ TEST(LiveBytes, ThePeakOfManyThreadsIsExact) {
   EXPECT_EQ(live.current(), 0);
 }
 
-TEST(LiveBytes, AnObserverHearsEveryChangeInOrder) {
-  struct : LiveBytes::Observer {
+TEST(ByteCounter, AnObserverHearsEveryChangeInOrder) {
+  struct : ByteCounter::Observer {
     void changed(int64_t current) override { heard.push_back(current); }
     std::vector<int64_t> heard;
   } observer;
-  LiveBytes live;
+  ByteCounter live;
   live.add(5);
   EXPECT_TRUE(live.observe(&observer));
   EXPECT_FALSE(live.observe(&observer));  // one at a time
@@ -64,8 +64,8 @@ TEST(LiveBytes, AnObserverHearsEveryChangeInOrder) {
     ASSERT_EQ(std::abs(observer.heard[i] - observer.heard[i - 1]), 3) << "event " << i;
 }
 
-TEST(LiveBytes, ARefusedAdditionChangesNeitherCountNorPeak) {
-  LiveBytes live;
+TEST(ByteCounter, ARefusedAdditionChangesNeitherCountNorPeak) {
+  ByteCounter live;
   live.set_limit(10);
   EXPECT_TRUE(live.add(10));
   EXPECT_FALSE(live.add(1));

@@ -1,4 +1,4 @@
-#include "palimpsest/amp/gradients.h"
+#include "palimpsest/amp/gradient_dtype.h"
 
 #include "palimpsest/base/error.h"
 
@@ -30,7 +30,7 @@ void accumulate_gradients_in(at::ScalarType dtype, const std::vector<at::Tensor>
   }
   for (const auto& parameter : parameters) {
     parameter.set_grad_dtype(dtype);
-    // A graph that is alive has the old type noted in the node that adds up.
+    // The graph of an earlier forward pass has the old type in its accumulating node.
     if (const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter))
       node->mutable_input_metadata(0).set_grad_dtype(dtype);
   }

@@ -1,4 +1,4 @@
-#include "palimpsest/amp/weight_copies.h"
+#include "palimpsest/amp/drop_weight_copies.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
@@ -23,7 +23,7 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 namespace nodes = torch::autograd::generated;
 
-/// A leaf that reached a node by a cast, and by a transposition before or after it.
+/// A leaf that reaches a node through a cast, and possibly a transposition before or after the cast.
 struct CastLeaf {
   at::Tensor leaf;
   bool transposed = false;
@@ -56,7 +56,7 @@ std::optional<CastLeaf> cast_leaf(const Edge& edge) {
   return std::nullopt;
 }
 
-/// Stands where a node saved a 16-bit copy, and makes it again.
+/// Replaces the 16-bit copy that a node saved, and casts the leaf again in backward.
 class Recast final : public torch::autograd::SavedVariableHooks {
  public:
   Recast(const CastLeaf& source, at::ScalarType type)
@@ -77,7 +77,7 @@ class Recast final : public torch::autograd::SavedVariableHooks {
   at::ScalarType type_;
 };
 
-/// An operand that a node saves: which input it is, and where.
+/// An operand that a node saves: the index of the node's input, and the place where the node saves it.
 struct Operand {
   size_t input;
   SavedVariable* saved;
@@ -90,7 +90,7 @@ std::vector<Operand> saved_operands(Node& node) {
   return {};
 }
 
-/// Nodes that may read a cast of a leaf and save none of it: sums (biases) and views.
+/// True for nodes that may read a cast of a leaf and save none of it: sums (biases) and views.
 bool saves_no_operand(const std::string& name) {
   constexpr std::array<std::string_view, 7> kNames{
       "AddBackward0",  "ToCopyBackward0",    "TBackward0",        "ExpandBackward0",
@@ -104,7 +104,7 @@ class Walk {
     if (node != nullptr && seen_.insert(node).second) todo_.push_back(node);
   }
 
-  WeightCopies run() {
+  DroppedWeightCopies run() {
     while (!todo_.empty()) {
       Node* const node = todo_.back();
       todo_.pop_back();
@@ -125,7 +125,7 @@ class Walk {
   }
 
   void drop(const Edge& edge, SavedVariable& saved) {
-    if (saved.has_hooks()) return;  // dropped before, or within a recomputed segment
+    if (saved.has_hooks()) return;  // dropped already, or in a recomputed segment
     const auto source = cast_leaf(edge);
     if (!source) return;
     const at::Tensor copy = saved.unpack();
@@ -136,20 +136,20 @@ class Walk {
     ++result_.nodes;
   }
 
-  WeightCopies result_;
+  DroppedWeightCopies result_;
   std::set<std::string> unknown_;
   std::vector<Node*> todo_;
   std::unordered_set<const Node*> seen_;
   std::unordered_set<const c10::StorageImpl*> copies_;
 };
 
-/// Names each kind of node once in a program.
-void tell(const std::vector<std::string>& unknown) {
+/// Warns of each kind of node once per program.
+void warn_of(const std::vector<std::string>& unknown) {
   static std::mutex mutex;
-  static std::set<std::string> told;
+  static std::set<std::string> warned;
   const std::lock_guard lock(mutex);
   for (const auto& name : unknown)
-    if (told.insert(name).second) {
+    if (warned.insert(name).second) {
       TORCH_WARN("[drop_weight_copies] ", name,
                  " reads a 16-bit copy of a weight and is not known: it may keep the copy until backward");
     }
@@ -157,16 +157,16 @@ void tell(const std::vector<std::string>& unknown) {
 
 }  // namespace
 
-WeightCopies drop_weight_copies(const std::vector<at::Tensor>& roots) {
+DroppedWeightCopies drop_weight_copies(const std::vector<at::Tensor>& roots) {
   Walk walk;
   for (const auto& root : roots)
     if (root.defined()) walk.visit(root.grad_fn().get());
-  WeightCopies result = walk.run();
-  tell(result.unknown);
+  DroppedWeightCopies result = walk.run();
+  warn_of(result.unknown);
   return result;
 }
 
-WeightCopies drop_weight_copies(const at::Tensor& root) {
+DroppedWeightCopies drop_weight_copies(const at::Tensor& root) {
   return drop_weight_copies(std::vector<at::Tensor>{root});
 }
 
