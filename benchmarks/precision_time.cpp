@@ -7,9 +7,9 @@
 // momentum; in f16 through amp::GradScaler. Before anything is timed, the losses of a first step are compared
 // with f32's. A step takes seconds, so a third of --repeats runs.
 #include "benchmarks/support.h"
+#include "palimpsest/amp/drop_weight_copies.h"
 #include "palimpsest/amp/grad_scaler.h"
 #include "palimpsest/amp/precision.h"
-#include "palimpsest/amp/weight_copies.h"
 #include "palimpsest/models/registry.h"
 
 #include <torch/torch.h>

@@ -15,8 +15,8 @@
 ///                               mixed precision: what torch.autocast and torch.amp.GradScaler are in Python
 ///   amp::drop_weight_copies(loss)
 ///                               libtorch's own layers keep no 16-bit copy of their weights until backward
-///                               (ours never do); amp::accumulate_gradients_in, amp::PersistentCopies,
-///                               amp::BufferKeeper
+///                               (ours never do); amp::accumulate_gradients_in, amp::MasterWeights,
+///                               memory::BufferSnapshot
 ///   ops::abn, ops::abn_         the same layer as a function on tensors; ops::abn_conv: with the convolution
 ///                               behind it; ops::max_pool2d: one byte an output
 ///   nn::DenseBlock              a densely connected block by any of five forms; ops::dense_block: without a
@@ -26,14 +26,14 @@
 /// Training loops, data, files and the command line have headers of their own below
 /// palimpsest/{train,data,io,cli}.
 #include "palimpsest/amp/autocast_guard.h"
-#include "palimpsest/amp/buffer_keeper.h"
+#include "palimpsest/amp/drop_weight_copies.h"
 #include "palimpsest/amp/exponent_histogram.h"
 #include "palimpsest/amp/grad_scaler.h"
-#include "palimpsest/amp/gradients.h"
-#include "palimpsest/amp/persistent_copies.h"
+#include "palimpsest/amp/gradient_dtype.h"
+#include "palimpsest/amp/master_weights.h"
 #include "palimpsest/amp/precision.h"
-#include "palimpsest/amp/weight_copies.h"
 #include "palimpsest/base/error.h"
+#include "palimpsest/memory/buffer_snapshot.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/memory/recompute.h"

@@ -30,8 +30,9 @@ FORBIDDEN = {
     "base": r"^(torch|ATen|c10)/",
     "kernels": r"^(torch|ATen|c10)/",
     "ops": r"^torch/(nn|optim|torch\.h)",
-    "memory": r"^torch/torch\.h",
-    "io": r"^torch/(nn|optim|torch\.h)",
+    "memory": r"^torch/(?!csrc/autograd/)",
+    "amp": r"^torch/(?!csrc/autograd/|optim/)",
+    "io": r"^torch/",
     "data": r"^torch/(nn|optim|torch\.h)",
 }
 # CUDA's own headers, and the only folder that may include them: other CUDA sources include device/platform.cuh.

@@ -94,12 +94,12 @@ Training::Training(const std::string& name, const Options& options)
     : name_(name), options_(options), scaler_(make_scaler(options.loss_scale)) {}
 
 void Training::keep_statistics_of(const torch::nn::Module& model) {
-  keeper_.emplace(model);
-  keeper_->save();
+  buffers_.emplace(model.buffers());
 }
 
 void Training::backward(const at::Tensor& loss) {
-  // Layers of libtorch keep a 16-bit copy of their weights until backward otherwise (amp/weight_copies.h).
+  // Layers of libtorch keep a 16-bit copy of their weights until backward otherwise
+  // (amp/drop_weight_copies.h).
   if (options_.precision != amp::Precision::kF32) amp::drop_weight_copies(loss);
   const at::Tensor scaled = scaler_.scale(loss / options_.accumulate);
   if (observes()) amp::observe_activation_gradients(scaled, activations_, scaler_.get_scale());
@@ -124,7 +124,7 @@ void Training::end_step(const std::vector<Metric>& losses) {
   scaler_.update();
   ++step_;
   skipped_ += skipped_now_ ? 1 : 0;
-  if (keeper_) skipped_now_ ? keeper_->restore() : keeper_->save();
+  if (buffers_) skipped_now_ ? buffers_->restore() : buffers_->save();
   Json line;
   line["step"] = step_;
   std::string text;

@@ -87,7 +87,7 @@ class Training {
   std::string name_;
   Options options_;
   amp::GradScaler scaler_;
-  std::optional<amp::BufferKeeper> keeper_;
+  std::optional<palimpsest::memory::BufferSnapshot> buffers_;
   amp::ExponentHistogram activations_, weights_;
   int64_t step_ = 0, skipped_ = 0;
   bool skipped_now_ = false;

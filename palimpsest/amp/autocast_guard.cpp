@@ -1,7 +1,7 @@
 #include "palimpsest/amp/autocast_guard.h"
 
+#include "palimpsest/base/compute_in_f32.h"
 #include "palimpsest/base/error.h"
-#include "palimpsest/base/wide_maths.h"
 
 #include <ATen/autocast_mode.h>
 #include <fmt/format.h>
@@ -27,7 +27,7 @@ AutocastGuard::AutocastGuard(c10::Device device, c10::ScalarType dtype, const Au
       enabled_before_(at::autocast::is_autocast_enabled(device_)),
       dtype_before_(at::autocast::get_autocast_dtype(device_)),
       cache_before_(at::autocast::is_autocast_cache_enabled()),
-      wide_before_(set_wide_maths(options.enabled && options.wide_maths)) {
+      compute_in_f32_before_(set_compute_in_f32(options.enabled && options.compute_in_f32)) {
   at::autocast::increment_nesting();
   at::autocast::set_autocast_enabled(device_, options.enabled);
   at::autocast::set_autocast_dtype(device_, dtype);
@@ -39,7 +39,7 @@ AutocastGuard::~AutocastGuard() {
   at::autocast::set_autocast_cache_enabled(cache_before_);
   at::autocast::set_autocast_dtype(device_, dtype_before_);
   at::autocast::set_autocast_enabled(device_, enabled_before_);
-  set_wide_maths(wide_before_);
+  set_compute_in_f32(compute_in_f32_before_);
 }
 
 }  // namespace palimpsest::amp

@@ -21,7 +21,7 @@ static_assert(ExponentHistogram::kLowest == ops::kLowestExponent &&
 
 constexpr int kHighestScaleExponent = 24;
 
-/// Where s * |g| < 2^15 for all of a bin: 65504 lies within the bin above.
+/// The highest bin in which every value is below 65504, which lies in the next bin.
 constexpr int kTopExponent = 14;
 
 bool is_power_of_two(double value) {
@@ -40,7 +40,7 @@ void ExponentHistogram::add(const at::Tensor& gradient, double scale) {
   zero_ += counts.zero;
   not_finite_ += counts.infinite + counts.nan;
   for (size_t i = 0; i < counts.finite.size(); ++i) {
-    // What a scale below 2^-149 brought there, or above 2^127, cannot be told apart any more.
+    // The first and the last bin also hold the values that the scale moves beyond them.
     const auto bin = std::clamp<int64_t>(static_cast<int64_t>(i) - shift, 0, kHighest - kLowest);
     counts_[static_cast<size_t>(bin)] += counts.finite[i];
   }
@@ -89,8 +89,7 @@ std::string ExponentHistogram::text() const {
   const Shares s = shares();
   std::string text = fmt::format(
       "{} gradients: {:.2f} % zero, {:.2f} % below 2^-24 (lost in f16), {:.2f} % above 65504; recommended "
-      "constant "
-      "scale {}, which recovers {:.2f} %\n",
+      "constant scale {}, which recovers {:.2f} %\n",
       values_, 100 * s.zero, 100 * s.lost, 100 * s.above, recommended_scale(), 100 * s.recoverable);
   const Bars b = bars();
   constexpr double kColumns = 50;
@@ -106,7 +105,7 @@ namespace {
 using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-/// Nodes whose gradient is that of a tensor counted elsewhere, or of a weight.
+/// True for a node whose gradient is that of a weight, or of a tensor that another node counts.
 bool passes_on(std::string_view name) {
   for (const char* part : {"Copy", "View", "Transpose", "TBackward", "Permute", "Reshape", "Expand", "Alias",
                            "AddBackward", "Slice", "Select", "Squeeze", "Clone", "AccumulateGrad", "Error"})

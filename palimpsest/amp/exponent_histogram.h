@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-/// Which gradients f16 loses, and the loss scale that saves them.
+/// Shows which gradients f16 loses, and recommends the loss scale that saves them.
 ///
 ///   amp::ExponentHistogram activations, weights;
 ///   amp::observe_activation_gradients(scaled_loss, activations, scaler.get_scale());
@@ -20,44 +20,47 @@
 /// Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, figures 2 and 3 and section 3.2.
 namespace palimpsest::amp {
 
-/// The exponent of the least number of f16, below which a gradient is lost, and the largest f16 number.
+/// The exponent of the smallest f16 number, below which a gradient is lost, and the largest f16 number.
 inline constexpr int kLeastHalfExponent = -24;
 inline constexpr double kLargestHalf = 65504;
 
-/// Values by binary exponent, of as many tensors as are added.
+/// Counts the values of tensors by their binary exponent.
 class ExponentHistogram {
  public:
   static constexpr int kLowest = -149, kHighest = 127;  ///< exponents of f32
 
-  /// The values of `gradient` (f32, f16 or bf16; an undefined one has none), divided by `scale`, which they
-  /// were multiplied by: a power of two moves exponents, any other costs a copy.
+  /// Adds the values of `gradient` (f32, f16 or bf16; an undefined tensor has none), divided by the loss
+  /// scale that multiplied them. A scale that is a power of two moves exponents; any other costs a copy.
   void add(const at::Tensor& gradient, double scale = 1);
-  /// The gradients of all of the optimizer's parameters.
+  /// Adds the gradients of all of the optimizer's parameters.
   void add_gradients(const torch::optim::Optimizer& optimizer, double scale = 1);
   void clear() { *this = {}; }
 
+  /// Values that were added, zeros and those that are not finite included.
   int64_t values() const { return values_; }
   int64_t not_finite() const { return not_finite_; }
+  /// Finite values v with 2^exponent <= |v| < 2^(exponent + 1).
   int64_t count(int exponent) const { return counts_[static_cast<size_t>(exponent - kLowest)]; }
 
-  /// In [0, 1], of all values; 0 of none. With s, the recommended scale:
+  /// Shares of all values, each in [0, 1]; 0 if there are no values.
   struct Shares {
     double zero = 0;         ///< exactly zero
     double lost = 0;         ///< not zero, and below 2^-24: zero in f16
-    double recoverable = 0;  ///< of all values those that are lost at scale 1 and not at s
-    double above = 0;  ///< 65536 and above or not finite: these overflow in f16 (bins are powers of two; of
-                       ///< [32768, 65536) the 32 values of f32 in 16384 above 65504 count as below)
+    double recoverable = 0;  ///< lost at scale 1, and not at recommended_scale()
+    /// Not finite, or 65536 and more: these overflow in f16. (Bins are powers of two, so the values between
+    /// 65504 and 65536, 1 of 1024 in their bin, do not count.)
+    double above = 0;
   };
   Shares shares() const;
 
-  /// The largest power of two s such that s * max |gradient| < 65504 whatever it is in its bin: the constant
-  /// scale that the paper's rule gives. At most 2^24 (no gradient needs more that f32 masters can hold); 1
-  /// where nothing but zeros was seen, or something not finite alone.
+  /// The constant scale of the paper's rule: the largest power of two s with s * |g| < 65504 for every
+  /// gradient g that the highest bin can hold. At most 2^24, because f32 master weights gain nothing from
+  /// more. 1 if all values are zero or not finite.
   double recommended_scale() const;
 
-  /// A table of the shares, the scale and a bar for each exponent that occurs: ready to print.
+  /// The shares, the recommended scale, and a bar per exponent, as text to print.
   std::string text() const;
-  /// The same for a chart: exponents in ascending order and the share of each; without zeros.
+  /// The bars of a chart: exponents in ascending order, with the share of each; without zeros.
   struct Bars {
     std::vector<double> exponents, shares;
   };
@@ -68,9 +71,9 @@ class ExponentHistogram {
   int64_t values_ = 0, zero_ = 0, not_finite_ = 0;
 };
 
-/// Adds to `histogram`, in the backward pass that follows, the gradients of all 16-bit tensors between the
-/// layers of the graph behind `loss`, divided by `scale`. `histogram` must live until then. What views and
-/// sums pass on unchanged is counted once.
+/// Makes the next backward pass from `loss` add the gradients of all 16-bit tensors between layers, divided
+/// by `scale`, to `histogram`, which must live until then. A gradient that views and sums pass on unchanged
+/// counts once.
 void observe_activation_gradients(const at::Tensor& loss, ExponentHistogram& histogram, double scale = 1);
 
 }  // namespace palimpsest::amp

@@ -34,16 +34,17 @@ GradScalerOptions checked(const GradScalerOptions& o) {
   return o;
 }
 
-/// The values of the gradient of `parameter`, in a type that can be unscaled; undefined without a gradient.
+/// The values of the gradient of `parameter`, in a type that can be unscaled. Undefined if there is no
+/// gradient.
 at::Tensor values_to_unscale(const at::Tensor& parameter) {
   at::Tensor& gradient = parameter.mutable_grad();
   if (!gradient.defined()) return {};
   if (parameter.scalar_type() == at::kHalf)
     fail(
         "parameters must not be f16, whose gradients would be lost again by being unscaled: keep them in f32 "
-        "under an AutocastGuard, or in f32 beside the model (amp::PersistentCopies)");
+        "under an AutocastGuard, or in f32 beside the model (amp::MasterWeights)");
   if (gradient.scalar_type() != parameter.scalar_type()) {
-    // Duplicates of a sparse gradient are added up in f32, too: in f16 their sum could overflow.
+    // In f32, because the sum of a sparse gradient's duplicates could overflow in f16.
     gradient = gradient.to(parameter.scalar_type());
   }
   return gradient.is_sparse() ? gradient._values() : gradient;
@@ -82,7 +83,7 @@ std::vector<at::Tensor> GradScaler::scale(const std::vector<at::Tensor>& tensors
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   OptimizerState& state = optimizers_[&optimizer];
   if (state.stage == Stage::kUnscaled)
-    fail("unscale_ must come once an iteration, was called twice before update");
+    fail("unscale_ must come once per iteration, was called twice before update");
   if (state.stage == Stage::kStepped) fail("unscale_ must come before step, was called after it");
   if (!scale_.defined()) fail("nothing was scaled yet: call backward on scale(loss)");
 
@@ -95,7 +96,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (groups.empty())
     fail("no parameter of the optimizer has a gradient: call backward on scale(loss) first");
 
-  // In f64, as the reciprocal of an f32 may be imprecise, depending on how libtorch was compiled.
+  // In f64: the reciprocal of an f32 may be imprecise, depending on how libtorch was compiled.
   const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   state.found_inf = at::zeros_like(scale_);
   for (auto& [key, gradients] : groups) {
@@ -112,7 +113,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   const auto found = optimizers_.find(&optimizer);
   if (found != optimizers_.end() && found->second.stage == Stage::kStepped)
-    fail("step must come once an iteration, was called twice before update");
+    fail("step must come once per iteration, was called twice before update");
   if (found == optimizers_.end() || found->second.stage == Stage::kReady) unscale_(optimizer);
   OptimizerState& state = optimizers_[&optimizer];
   state.stage = Stage::kStepped;

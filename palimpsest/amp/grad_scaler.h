@@ -8,88 +8,92 @@
 #include <map>
 #include <vector>
 
-/// Loss scaling, as Python's `torch.amp.GradScaler` does it, step by step (tests/amp/scaler_test.py compares
-/// 500 steps). The gradients of f16 training are often below 2^-24 and would vanish; those of a loss that is
-/// multiplied by a scale are not, and are divided by it before the optimizer sees them.
+/// Loss scaling, with the same steps as Python's `torch.amp.GradScaler`. Gradients of f16 training are often
+/// below 2^-24, where f16 loses them. The loss is multiplied by a scale, which lifts all gradients, and the
+/// gradients are divided by the scale before the optimizer reads them.
 ///
 ///   amp::GradScaler scaler;
-///   scaler.scale(loss).backward();          // as often as gradients are to be accumulated
-///   scaler.unscale_(sgd);                   // only if you look at gradients yourself: to clip them, say
+///   scaler.scale(loss).backward();   // several times, to accumulate gradients
+///   scaler.unscale_(sgd);            // only if your code reads gradients, for example to clip them
 ///   torch::nn::utils::clip_grad_norm_(net->parameters(), 1.0);
-///   scaler.step(sgd);                       // skips the step if a gradient is infinite or NaN
-///   scaler.update();                        // once, after the steps of all optimizers
+///   scaler.step(sgd);                // skips the step if a gradient is infinite or NaN
+///   scaler.update();                 // once, after the steps of all optimizers
 ///   sgd.zero_grad();
 ///
-/// Sources: Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2 (constant scales); the
-/// dynamic rule is that of PyTorch.
+/// Sources: Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 3.2 (constant scales);
+/// PyTorch (the dynamic scale).
 namespace palimpsest::amp {
 
 struct GradScalerOptions {
   double init_scale = 65536;  ///< above 0
-  /// false: the scale stays as it is. A step that overflows is skipped all the same.
+  /// false: the scale is constant. A step that overflows is skipped in both cases.
   bool dynamic = true;
-  double growth_factor = 2;        ///< after `growth_interval` steps without overflow; above 1
-  double backoff_factor = 0.5;     ///< after one with; in (0, 1)
-  int64_t growth_interval = 2000;  ///< steps; at least 1
+  double growth_factor = 2;        ///< multiplies the scale after `growth_interval` steps; above 1
+  double backoff_factor = 0.5;     ///< multiplies the scale after an overflow; in (0, 1)
+  int64_t growth_interval = 2000;  ///< steps in a row without overflow; at least 1
 };
 
-/// All that a scaler knows between two iterations, for checkpoints.
+/// The state of a scaler between two iterations, for checkpoints.
 struct GradScalerState {
   double scale = 0;
-  int64_t growth_tracker = 0;    ///< steps without overflow since the last change
-  int64_t skipped_in_a_row = 0;  ///< iterations, up to the last one, in which a step was skipped
+  int64_t growth_tracker = 0;    ///< steps without overflow since the scale changed
+  int64_t skipped_in_a_row = 0;  ///< GradScaler::skipped_in_a_row()
   bool operator==(const GradScalerState&) const = default;
 };
 
-/// The state of an iteration is on the device of the gradients: only step() (and what returns a number here)
-/// waits for it. Errors, as Error(kUsage): options out of range; unscale_ twice, or after step; step twice
-/// without update; step or update without a gradient; f16 parameters, whose gradients would be lost again by
-/// being unscaled (keep parameters in f32, or see amp/persistent_copies.h).
+/// The state of an iteration is on the device of the gradients: the host waits for the device in step(), and
+/// in the functions that return a number. Throws Error(kUsage) for options out of range; for unscale_ twice
+/// per iteration or after step; for step twice without update; for step or update without a gradient; and for
+/// f16 parameters, because f16 would lose their gradients again when they are unscaled (keep parameters in
+/// f32, or use amp/master_weights.h).
 class GradScaler {
  public:
   explicit GradScaler(const GradScalerOptions& options = {});
-  /// A scaler whose scale never moves.
+  /// A scaler with a scale that never changes.
   static GradScaler constant(double scale);
 
-  /// tensor * scale; of a 16-bit scalar, as a loss is, in f32.
+  /// Returns tensor * scale; in f32 for a 16-bit scalar, such as a loss.
   at::Tensor scale(const at::Tensor& tensor);
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& tensors);
 
-  /// Divides the gradients of `optimizer`'s parameters by the scale and notes whether one is not finite; no
-  /// host synchronization. Once an iteration; step() does it if you did not. 16-bit gradients of f32
-  /// parameters (amp/gradients.h) are f32 afterwards.
+  /// Divides the gradients of `optimizer`'s parameters by the scale, and notes if one is not finite, without
+  /// a host synchronization. At most once per iteration; step() calls it if you did not. Converts 16-bit
+  /// gradients of f32 parameters (amp/gradient_dtype.h) to f32.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// optimizer.step(), unless a gradient is not finite: then nothing of parameters or optimizer changes.
-  /// Whether it stepped: this is where the host waits for the device.
+  /// Calls optimizer.step() and returns true; if a gradient is not finite, changes neither parameters nor
+  /// optimizer, and returns false. The host waits for the device here.
   bool step(torch::optim::Optimizer& optimizer);
 
   /// Ends the iteration: a dynamic scale shrinks if any step was skipped, and grows after `growth_interval`
-  /// steps without.
+  /// iterations without a skipped step.
   void update();
   /// Ends the iteration and sets the scale.
   void update(double new_scale);
 
-  /// Makes ranks of a group skip together: `reduce` is called by every unscale_ with a scalar f32 tensor, 0
-  /// or more, above 0 where this rank found an overflow, and must write the group's sum or maximum over it.
+  /// Makes all ranks of a group skip the same steps: every unscale_ calls `reduce` with a scalar f32 tensor,
+  /// which is above 0 if this rank found an overflow, else 0. `reduce` must overwrite it with the sum or the
+  /// maximum over the group.
   void reduce_found_inf_with(std::function<void(at::Tensor& found_inf)> reduce) {
     reduce_ = std::move(reduce);
   }
 
   double get_scale() const;
-  /// Iterations, up to the last one, in which a step was skipped: after many, no scale will help.
+  /// The number of iterations in a row, up to the last one, with a skipped step. After many, no scale will
+  /// help.
   int64_t skipped_in_a_row() const { return skipped_in_a_row_; }
   const GradScalerOptions& options() const { return options_; }
 
   GradScalerState state() const;
-  /// Continues from `state`, between two iterations. Throws Error(kUsage) if its scale is none.
+  /// Continues from `state`. Call it between two iterations. Throws Error(kUsage) unless its scale is above 0
+  /// and finite.
   void load(const GradScalerState& state);
 
  private:
   enum class Stage { kReady, kUnscaled, kStepped };
   struct OptimizerState {
     Stage stage = Stage::kReady;
-    at::Tensor found_inf;  // scalar f32 on the scale's device: above 0 if a gradient is not finite
+    at::Tensor found_inf;  // scalar f32 on the scale's device; above 0 if a gradient is not finite
   };
 
   void place(const at::Tensor& like);
@@ -100,7 +104,7 @@ class GradScaler {
   double initial_scale_;
   int64_t initial_tracker_ = 0;
   at::Tensor scale_, growth_tracker_;  // scalars, f32 and i32, on the device of the first scaled tensor
-  std::map<const torch::optim::Optimizer*, OptimizerState> optimizers_;  // of this iteration
+  std::map<const torch::optim::Optimizer*, OptimizerState> optimizers_;  // in this iteration
   bool skipped_ = false;                                                 // a step of this iteration
   int64_t skipped_in_a_row_ = 0;
 };

@@ -7,9 +7,10 @@
 
 namespace palimpsest {
 
-/// Element types that kernels know. The 16-bit ones are storage only: their maths is f32.
+/// Element types of the kernels. f16 and bf16 are storage types only: arithmetic on them is in f32.
 enum class DType { f32, f64, f16, bf16 };
 
+/// Bytes per element.
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::f64:
@@ -21,7 +22,8 @@ constexpr std::size_t size_of(DType dtype) {
   }
 }
 
-/// The type that parameters, statistics and sums of a `T` tensor have: f64 for f64, else f32.
+/// The accumulate type of the storage type `T`: double for double, else float. A tensor's parameters,
+/// statistics and sums have this type.
 template <class T>
 struct Accumulate {
   using type = float;
@@ -34,7 +36,7 @@ template <class T>
 using accumulate_t = typename Accumulate<T>::type;
 
 /// Calls `function.template operator()<T>()` with the C++ type of `dtype`: float, double, Float16 or
-/// BFloat16.
+/// BFloat16. Throws std::invalid_argument for any other value.
 template <class Function>
 decltype(auto) dispatch_float(DType dtype, Function&& function) {
   switch (dtype) {

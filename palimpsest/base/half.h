@@ -5,30 +5,29 @@
 #include <cmath>
 #include <cstdint>
 
+/// 16-bit floating point as storage: conversions from and to double, one value at a time, for the reference
+/// kernels and for tests. (The CPU kernels convert whole vectors: kernels/cpu/simd/storage.h.) A conversion
+/// rounds once, to nearest, ties to even.
 namespace palimpsest {
-
-/// 16-bit floating point as storage: conversions only, one value at a time, each rounded once (to nearest,
-/// ties to even). For references and tests; the CPU kernels convert whole vectors
-/// (kernels/cpu/simd/storage.h).
 namespace detail {
 
-/// The exponent of a double, -1023 for 0 and below the normal numbers, 1024 for what is not finite.
+/// The binary exponent of a double; -1023 for zero and subnormal numbers, 1024 for infinity and NaN.
 inline int exponent_of(double value) {
   return static_cast<int>(std::bit_cast<uint64_t>(value) >> 52 & 0x7ff) - 1023;
 }
 
-/// 2^exponent * (1 + mantissa / 2^52), for exponents of normal numbers.
+/// 2^exponent * (1 + mantissa / 2^52); `exponent` is that of a normal number.
 inline double assemble(int exponent, uint64_t mantissa) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52 | mantissa);
 }
 
-/// `value` rounded to `digits` significant binary digits, and to multiples of 2^`lowest` where it is small.
+/// `value` rounded to `digits` significant binary digits, but to no finer step than 2^`lowest`.
 inline double round_to(double value, int digits, int lowest) {
   const int exponent = exponent_of(value);
-  if (exponent > 512) return value;  // more than 16 bits hold
+  if (exponent > 512) return value;  // beyond both 16-bit formats: the caller makes it infinite
   const int step = std::max(exponent - digits + 1, lowest);
-  // A double of this size has no digits below 2^step, so the addition rounds. (With ldexp and nearbyint a
-  // conversion took 43 ns in place of 10, and conversions a fifth of the time of the kernels' tests.)
+  // A double of this size has no digits below 2^step, so the addition rounds. It takes 10 ns; ldexp and
+  // nearbyint took 43 ns, and the kernels' tests spent a fifth of their time in conversions.
   const double large = assemble(step + 52, uint64_t{1} << 51);
   return std::copysign(value + large - large, value);
 }

@@ -6,12 +6,12 @@
 
 namespace palimpsest {
 
-/// The candidate with the smallest edit distance (insert, delete, replace, swap of neighbours) to `name`,
-/// or "" when none is closer than half of the name's length: then a suggestion would confuse.
+/// The candidate with the smallest edit distance to `name` (inserted, deleted, replaced or swapped letters).
+/// Returns "" if that distance exceeds half of the length of `name`: such a suggestion would confuse.
 std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
 
-/// "unknown WHAT 'name'; did you mean 'nearest'? (known: a, b, c)"; the middle part only if there is a near
-/// name.
+/// The text "unknown WHAT 'name'; did you mean 'nearest'? (known: a, b, c)", without the question if
+/// nearest_name() finds none.
 std::string unknown_name_message(std::string_view what, std::string_view name,
                                  std::span<const std::string> candidates);
 

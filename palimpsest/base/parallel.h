@@ -12,7 +12,8 @@
 
 namespace palimpsest {
 
-/// Threads that `parallel_tasks` may use from the calling thread: OpenMP's setting, which libtorch shares.
+/// The number of threads that a parallel loop may use from the calling thread: OpenMP's setting, which
+/// libtorch shares; 1 within another parallel loop.
 inline int max_threads() {
 #ifdef PALIMPSEST_PARALLEL_STD_THREAD
   return 4;
@@ -21,10 +22,10 @@ inline int max_threads() {
 #endif
 }
 
-/// Runs `task(i)` for i in [0, count), each exactly once, on the OpenMP pool (which is libtorch's own).
-/// Tasks must be independent. Which thread runs a task is unspecified, so a reduction that must give the same
-/// bytes for any number of threads writes one partial result a task and adds them in task order afterwards.
-/// The first exception is rethrown on the calling thread.
+/// Runs `task(i)` once for each i in [0, count), on OpenMP's thread pool, which libtorch uses too.
+/// Tasks must be independent: any thread may run any task. A reduction that must give the same bytes for any
+/// number of threads writes one partial result per task and adds these in the order of the tasks afterwards.
+/// The first exception of a task is rethrown on the calling thread.
 template <class Task>
 void parallel_tasks(int64_t count, const Task& task) {
   const int threads = max_threads();
@@ -34,7 +35,7 @@ void parallel_tasks(int64_t count, const Task& task) {
   }
   std::exception_ptr failure;
 #ifdef PALIMPSEST_PARALLEL_STD_THREAD
-  // ThreadSanitizer does not see libgomp's barriers, so under it the same loop runs on std::thread.
+  // ThreadSanitizer does not see libgomp's barriers, so its builds run the same loop on std::thread.
   std::vector<std::thread> pool;
   std::vector<std::exception_ptr> failures(threads);
   for (int t = 0; t < threads; ++t) {
@@ -63,10 +64,10 @@ void parallel_tasks(int64_t count, const Task& task) {
   if (failure) std::rethrow_exception(failure);
 }
 
-/// Calls body(begin, end) for ranges that together are [0, count): one range a thread, and on every call the
-/// same thread gets the same range, so that a second sweep over the same data finds it in that core's caches.
-/// (Where two cores share no cache, lines that the other one wrote cost several times a read from memory.)
-/// Without balancing, unlike parallel_tasks. `body` must not throw.
+/// Calls `body(begin, end)` for consecutive ranges that make up [0, count), one range per thread. A thread
+/// gets the same range on every call, so a second pass over the same data finds it in the caches of its core.
+/// (If two cores share no cache, reading a line that the other core wrote costs several times a read from
+/// memory.) Unlike parallel_tasks, it does not balance the load. `body` must not throw.
 template <class Body>
 void parallel_ranges(int64_t count, const Body& body) {
   const int64_t threads = count < max_threads() ? count : max_threads();

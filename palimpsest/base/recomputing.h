@@ -4,19 +4,18 @@
 
 namespace palimpsest {
 
-/// Of this thread; one for the program and all shared libraries in it, as the dynamic linker joins inline
-/// variables.
+/// This thread's value of recomputing(). The dynamic linker joins inline variables: the program and all of
+/// its shared libraries see the same one.
 inline thread_local bool recomputing_now = false;
 
-/// Whether this thread runs a part of the network again, to recover what it did not keep
-/// (memory/recompute.h). A batch that is seen again must not count twice: a layer with running statistics
-/// reads this and leaves them, and its count of batches, as they are. All else goes as in the first run,
-/// saved tensors included.
+/// True while this thread runs a segment of the network again for its backward pass (memory/recompute.h).
+/// The batch was counted in the first run, so a layer with running statistics must leave them and its count
+/// of batches as they are. Everything else, saved tensors included, is as in the first run.
 inline bool recomputing() noexcept {
   return recomputing_now;
 }
 
-/// Says so on this thread until the end of the scope; scopes nest.
+/// Sets the flag for this thread until the end of the scope. Scopes nest.
 class RecomputingGuard {
  public:
   RecomputingGuard() noexcept : before_(std::exchange(recomputing_now, true)) {}

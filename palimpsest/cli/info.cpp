@@ -1,4 +1,4 @@
-#include "palimpsest/amp/weight_copies.h"
+#include "palimpsest/amp/drop_weight_copies.h"
 #include "palimpsest/cli/build.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/layers.h"

@@ -27,8 +27,7 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-/// Holds back SIGXFSZ, whose default is to kill the program: a file above `ulimit -f` is then an error like
-/// any other.
+/// Blocks SIGXFSZ, which kills the program by default: a file above `ulimit -f` then gives an error code.
 class HoldFileSizeSignal {
  public:
   HoldFileSizeSignal() {
@@ -37,14 +36,14 @@ class HoldFileSizeSignal {
     pthread_sigmask(SIG_BLOCK, &signal_, &before_);
   }
   ~HoldFileSizeSignal() {
-    const int kept = errno;
+    const int error_number = errno;
     const timespec now{};
-    if (!sigismember(&before_,
-                     SIGXFSZ)) {  // take the signal that our own write raised, or it fires on unblocking
+    // Takes the signal that our write raised: it would kill the program when it is unblocked.
+    if (!sigismember(&before_, SIGXFSZ)) {
       uninterrupted([&] { return sigtimedwait(&signal_, nullptr, &now); });
     }
     pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-    errno = kept;
+    errno = error_number;
   }
 
  private:
@@ -83,7 +82,7 @@ AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
     const fs::path target = fs::weakly_canonical(path_, error);
     if (!error) path_ = target;
   }
-  // Said now rather than by the rename: that comes after gigabytes were written.
+  // Checked now: rename() would fail too, but only after gigabytes were written.
   if (path_.filename().empty() || fs::is_directory(path_, error)) fail(EISDIR);
   if (path_.has_parent_path()) {
     fs::create_directories(path_.parent_path(), error);
@@ -99,7 +98,7 @@ AtomicFile::~AtomicFile() {
 void AtomicFile::open_temporary() {
   constexpr int kMaxWriters = 64;
   const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
-  // 200: a file name may have 255 bytes, and this one adds a few.
+  // A file name may have 255 bytes, and the temporary one is a few bytes longer.
   const std::string name = path_.filename().string().substr(0, 200);
   for (int k = 0; k < kMaxWriters;) {
     const fs::path candidate = folder / ('.' + name + '.' + std::to_string(k) + ".tmp");
@@ -110,8 +109,8 @@ void AtomicFile::open_temporary() {
       ::close(descriptor);
       ++k;  // a live writer of the same file has this name
     } else if (!same_file(descriptor, candidate)) {
-      ::close(descriptor);  // its writer renamed or removed it between our open and our lock: the name is
-                            // free now
+      // Its writer renamed or removed it between our open and our lock: the name is free again.
+      ::close(descriptor);
     } else {
       descriptor_ = descriptor;
       temporary_ = candidate;
@@ -141,19 +140,18 @@ void AtomicFile::commit() {
     throw std::logic_error("AtomicFile::commit after commit() or an error: " + path_.string());
   if (uninterrupted([&] { return fsync(descriptor_); }) != 0) fail(errno);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail(errno);
-  // Closed after the rename: until then the lock keeps another writer from truncating what we just synced.
+  // Closed after the rename: until then the lock keeps another writer from truncating the synced file.
   ::close(descriptor_);
   descriptor_ = -1;
 
   const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
   const int handle =
       uninterrupted([&] { return ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); });
-  if (handle < 0)
-    return;  // a folder that may be written but not read: the name cannot be synced, the data is
+  if (handle < 0) return;  // a folder without read permission: the data is synced, its name cannot be
   const int status = uninterrupted([&] { return fsync(handle); });
   const int error_number = errno;
   ::close(handle);
-  // EINVAL: a file system that has nothing to sync for a folder.
+  // EINVAL: the file system does not sync folders.
   if (status != 0 && error_number != EINVAL) fail(error_number);
 }
 

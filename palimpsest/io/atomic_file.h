@@ -7,28 +7,30 @@
 
 namespace palimpsest::io {
 
-/// Writes a file so that a reader sees the old one or the whole new one, even when the machine loses power:
-/// to a temporary name in the same folder, synced, renamed, folder synced. Missing parent folders are made; a
-/// symbolic link is followed. Errors (full disk, read-only folder, a size limit of the shell) throw
-/// Error(kOutput) naming the path and the system's reason; the temporary file is removed, the old file is
-/// untouched. Interrupting signals do not disturb it.
+/// Writes a file so that a reader sees the old file or the whole new one, even if the machine loses power: to
+/// a temporary name in the same folder, synced, renamed, folder synced. Makes missing parent folders, and
+/// follows a symbolic link.
 ///
 ///   AtomicFile file("runs/a/checkpoint.safetensors");
-///   file.write(header.data(), header.size());   // as often as needed: nothing is buffered here
-///   file.commit();                              // without it, nothing happened
+///   file.write(header.data(), header.size());   // any number of times; not buffered
+///   file.commit();                              // without this call the old file stays
 ///
-/// The temporary name is ".NAME.K.tmp" with the smallest K that no live writer holds (by flock), so what a
-/// killed program leaves behind is reused and overwritten by the next one: leftovers do not pile up.
+/// Throws Error(kOutput) for a full disk, a read-only folder or a size limit of the shell, with the path and
+/// the system's reason. It then removes the temporary file and leaves the old file. Signals that interrupt
+/// system calls do no harm.
+///
+/// The temporary name is ".NAME.K.tmp" with the smallest K that no live writer holds (by flock). The next
+/// writer reuses and overwrites the file of a killed program, so leftovers do not accumulate.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);
-  ~AtomicFile();  ///< without commit(): removes the temporary file
+  ~AtomicFile();  ///< removes the temporary file unless commit() was called
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
 
-  /// Appends `bytes` bytes. After an error or commit() it throws std::logic_error.
+  /// Appends `bytes` bytes. Throws std::logic_error after an error or commit().
   void write(const void* data, std::size_t bytes);
-  /// Makes the new contents the file. Without an error, they survive a crash from here on.
+  /// Replaces the file. If it returns, the new contents survive a crash.
   void commit();
 
  private:
@@ -40,8 +42,9 @@ class AtomicFile {
   int descriptor_ = -1;  // open from the constructor to commit() or the first error
 };
 
+/// Writes `bytes` as an AtomicFile does.
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
-/// The whole file; throws Error(kData) naming the path and the system's reason.
+/// Returns the contents of a file. Throws Error(kData) with the path and the system's reason.
 std::string read_file(const std::filesystem::path& path);
 
 }  // namespace palimpsest::io

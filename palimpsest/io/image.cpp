@@ -2,7 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/io/atomic_file.h"
-#include "palimpsest/io/codecs.h"
+#include "palimpsest/io/image/codecs.h"
 
 #include <cstdio>
 #include <sstream>
@@ -57,9 +57,8 @@ void fail_to_read(const std::filesystem::path& path, const std::string& reason) 
 }
 
 void check_pixels(const std::filesystem::path& path, uint64_t height, uint64_t width) {
-  constexpr uint64_t kMaxPixels = uint64_t{1}
-                                  << 28;  // 12 times the largest street scene in use, 768 MiB as RGB
-  if (height * width > kMaxPixels) {      // both are 32-bit numbers in either format
+  constexpr uint64_t kMaxPixels = uint64_t{1} << 28;  // 768 MiB as RGB; 12 times the largest street scenes
+  if (height * width > kMaxPixels) {                  // no overflow: both formats have 32-bit sizes
     fail_to_read(path, "its header says " + std::to_string(width) + "x" + std::to_string(height) +
                            " pixels, the limit is " + std::to_string(kMaxPixels) + " in all");
   }

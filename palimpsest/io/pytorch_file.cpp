@@ -1,8 +1,8 @@
 #include "palimpsest/io/pytorch_file.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/io/child_process.h"
-#include "palimpsest/io/file_reader.h"
+#include "palimpsest/io/common/child_process.h"
+#include "palimpsest/io/common/file_reader.h"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -26,7 +26,7 @@ constexpr int kNoTorch = 3;
 constexpr int kBadFile = 4;
 constexpr int kBadOutput = 5;
 
-/// A file without a name: nothing is left behind, however the program ends.
+/// A file without a name: the system removes it, however the program ends.
 class TemporaryFile {
  public:
   TemporaryFile() {
@@ -60,7 +60,7 @@ std::string first_bytes(const std::filesystem::path& path) {
 }
 
 bool starts_as_pytorch(std::string_view bytes) {
-  // A pickle of protocol 2 opens with the number that torch.save wrote before there were archives.
+  // Before torch 1.6, torch.save wrote a pickle of protocol 2 that begins with this number.
   return bytes.starts_with("PK\x03\x04") || bytes.starts_with("\x80\x02\x8a\x0a");
 }
 
@@ -68,7 +68,7 @@ std::string python() {
   const char* chosen = std::getenv("PALIMPSEST_PYTHON");
   if (chosen != nullptr && *chosen != '\0') return chosen;
   std::error_code ignored;
-  // An installed library may have outlived the environment that it was built with.
+  // The environment that built an installed library may be gone.
   return std::filesystem::exists(kBuildPython, ignored) ? kBuildPython : "python3";
 }
 
@@ -91,7 +91,7 @@ bool is_pytorch_file(const std::filesystem::path& path) {
 }
 
 Safetensors read_pytorch_file(const std::filesystem::path& path) {
-  first_bytes(path);  // what cannot be read is told in our words
+  first_bytes(path);  // throws if the file cannot be read
   const TemporaryFile tensors;
   const std::string interpreter = python();
   ChildResult child;

@@ -2,8 +2,8 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/io/atomic_file.h"
-#include "palimpsest/io/file_reader.h"
-#include "palimpsest/io/safetensors_header.h"
+#include "palimpsest/io/common/file_reader.h"
+#include "palimpsest/io/safetensors/header.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -18,7 +18,7 @@ namespace {
 static_assert(std::endian::native == std::endian::little,
               "the format is little-endian, and tensors are copied as they lie");
 
-constexpr int64_t kCopyBytes = int64_t{4} << 20;  // of a tensor that is not contiguous, copied at a time
+constexpr int64_t kCopyBytes = int64_t{4} << 20;  // per copy of a tensor that is not contiguous
 
 [[noreturn]] void fail(const std::filesystem::path& path, const std::string& reason) {
   throw Error(ErrorKind::kCheckpoint, "cannot load '" + path.string() + "': " + reason);
@@ -43,7 +43,7 @@ void write_values(AtomicFile& file, const at::Tensor& tensor) {
   }
 }
 
-// libtorch takes a bool's byte to be 0 or 1; anything else makes its comparisons undefined.
+// libtorch expects a bool's byte to be 0 or 1; its comparisons of other bytes are undefined.
 bool holds_only_bools(const at::Tensor& tensor) {
   const auto* bytes = static_cast<const uint8_t*>(tensor.const_data_ptr());
   return std::all_of(bytes, bytes + tensor.numel(), [](uint8_t byte) { return byte <= 1; });
@@ -89,7 +89,7 @@ Safetensors read_safetensors(const std::filesystem::path& path) {
   std::stable_sort(order.begin(), order.end(),
                    [&](auto a, auto b) { return header.entries[a].begin < header.entries[b].begin; });
   contents.tensors.resize(order.size());
-  for (const std::size_t i : order) {  // as the values lie: the file is read from front to back
+  for (const std::size_t i : order) {  // in the order of the values: the file is read from front to back
     auto& entry = header.entries[i];
     at::Tensor tensor = at::empty(entry.shape, entry.dtype);
     file.read(tensor.mutable_data_ptr(), tensor.nbytes());

@@ -6,44 +6,44 @@
 
 namespace palimpsest::io {
 
-/// A line chart as a self-contained SVG element, dark on white: axes with round ticks, legend, no script, no
-/// style sheet, so that it reads the same in a page, alone in a browser and in a converter.
+/// A line chart for a self-contained SVG element: axes with round ticks, a legend, dark on white. It has no
+/// script and no style sheet, so it looks the same in a page, alone in a browser and in a converter.
 struct LineChart {
   struct Series {
-    std::string name;
-    std::vector<double> x, y;  ///< same length, x ascending; drawn as a step line if `step`
+    std::string name;          ///< in the legend; "": not there
+    std::vector<double> x, y;  ///< same length, x ascending
     bool step = false;         ///< each y holds until the next x
-    bool dashed = false;       ///< what was not measured
-    int color_of = -1;  ///< drawn in the colour of that series; without a name it is no line of the legend
+    bool dashed = false;       ///< for values that were not measured
+    int color_of = -1;         ///< has the colour of the series of this number; -1: its own
   };
   struct Mark {  ///< a labelled vertical line
     double x;
     std::string name;
-    int series = -1;  ///< drawn in the colour of that series; -1: grey
+    int series = -1;  ///< has the colour of the series of this number; -1: grey
   };
-  std::string title{}, x_label{}, y_label{};  ///< labels carry the unit: "memory, MiB"
+  std::string title{}, x_label{}, y_label{};  ///< labels with their units: "memory, MiB"
   std::vector<Series> series{};
   std::vector<Mark> marks{};
   int width = 760, height = 360;  ///< pixels
 };
 
-/// The chart as text that starts with "<svg". The y axis starts at 0 unless a value is negative, so that
-/// heights can be compared. NaN and infinite values leave a gap. A series with more points than pixels is
-/// thinned to the first, lowest, highest and last value of each pixel column: no peak is lost, and 100,000
-/// samples make a file of some 30 KB. Throws std::invalid_argument for a series whose x and y differ in
+/// Returns the chart as text that starts with "<svg". The y axis starts at 0, so that heights can be
+/// compared, unless a value is negative. NaN and infinite values leave a gap. A series with more points than
+/// pixels is thinned to the first, lowest, highest and last value of each column of pixels: no peak is lost,
+/// and 100,000 samples take some 30 KB. Throws std::invalid_argument for a series whose x and y differ in
 /// length.
 std::string to_svg(const LineChart& chart);
 
 /// Bars side by side, in groups, in the same style.
 struct BarChart {
   struct Bar {
-    std::string name;   ///< below it
-    double value;       ///< from 0
-    std::string label;  ///< above it
-    int color = 0;      ///< that of a series of this number
+    std::string name;   ///< stands below the bar
+    double value;       ///< the bar reaches from 0 to here
+    std::string label;  ///< stands above the bar
+    int color = 0;      ///< number of a series colour
   };
   struct Group {
-    std::string name;  ///< below its bars
+    std::string name;  ///< stands below the bars
     std::vector<Bar> bars;
   };
   std::string title{}, y_label{};
@@ -51,20 +51,21 @@ struct BarChart {
   int width = 760, height = 360;  ///< pixels
 };
 
-/// As for LineChart. A value that is not finite has a label and no bar.
+/// Returns the chart as text that starts with "<svg". A value that is not finite has a label and no bar.
 std::string to_svg(const BarChart& chart);
 
-/// Colour of the i-th series, "#rrggbb"; tables beside a chart can use the same.
+/// The colour of the i-th series as "#rrggbb", for tables beside a chart.
 std::string series_color(std::size_t index);
 
-/// Round tick positions 1, 2 or 5 times a power of ten apart, about `count` of them, covering [low, high]:
-/// the first is <= low, the last >= high.
+/// About `count` round positions that cover [low, high]: the first is <= low, the last >= high. Their
+/// distance is 1, 2 or 5 times a power of ten.
 std::vector<double> round_ticks(double low, double high, int count);
 
-/// `value` with as many decimals as ticks `step` apart need, and commas between thousands: "1,250", "0.05".
+/// `value` with as many decimals as ticks at the distance `step` need, and commas between thousands: "1,250",
+/// "0.05".
 std::string tick_label(double value, double step);
 
-/// `text` with the characters that XML and HTML reserve replaced.
+/// `text` with XML's reserved characters escaped.
 std::string escape_xml(std::string_view text);
 
 }  // namespace palimpsest::io

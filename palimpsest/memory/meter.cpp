@@ -1,8 +1,8 @@
 #include "palimpsest/memory/meter.h"
 
+#include "palimpsest/memory/allocator/c10_allocator.h"
+#include "palimpsest/memory/allocator/device_allocator.h"
 #include "palimpsest/memory/counting_allocator.h"
-#include "palimpsest/memory/device_bytes.h"
-#include "palimpsest/memory/live_allocator.h"
 
 namespace palimpsest::memory {
 namespace {
@@ -16,7 +16,7 @@ int64_t live_bytes(c10::Device device) {
 Meter::Meter(c10::Device device) : device_(device) {
   if (device.is_cpu()) require_counting_allocator("Meter");
   base_ = live_bytes(device);
-  device.is_cpu() ? reset_peak() : caching_allocator("Meter", device).resetPeakStats(device.index());
+  device.is_cpu() ? reset_peak() : device_allocator("Meter", device).resetPeakStats(device.index());
 }
 
 void Meter::forward_done() {

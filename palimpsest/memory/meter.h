@@ -6,19 +6,24 @@
 
 namespace palimpsest::memory {
 
-/// Measures one training step (docs/memory.md says what kept and peak mean):
-///   Meter meter; loss = ...forward...; meter.forward_done(); backward; step; meter.kept_bytes(),
-///   meter.peak_bytes()
-/// On the CPU it reads the counting allocator, on another device libtorch's caching allocator (allocated
-/// bytes, not those it has put by); std::logic_error where that one is not installed, or has no memory of the
-/// device yet.
+/// Measures the memory of one training step (docs/memory.md defines kept and peak bytes):
+///   Meter meter;
+///   loss = ...;                     // forward
+///   meter.forward_done();
+///   loss.backward(), sgd.step();
+///   ... meter.kept_bytes(), meter.peak_bytes() ...
+/// On the CPU it reads the counting allocator, on another device libtorch's caching allocator; memory that
+/// these cache for reuse does not count. The peak belongs to the device: a second Meter of the same device,
+/// or reset_peak(), starts it anew for the first Meter too.
+/// Throws std::logic_error if the counting allocator is not installed, or if the caching allocator has not
+/// taken any memory of the device yet.
 class Meter {
  public:
-  /// Notes the live bytes of the device and resets the peak.
+  /// Notes the live bytes of the device and resets its peak.
   explicit Meter(c10::Device device = c10::DeviceType::CPU);
-  void forward_done();            ///< notes the live bytes again, with the loss alive
-  int64_t kept_bytes() const;     ///< live after the forward pass minus live before it: saved for backward
-  int64_t peak_bytes() const;     ///< highest live bytes since the constructor, parameters and all
+  void forward_done();            ///< notes the live bytes again; the loss must be alive
+  int64_t kept_bytes() const;     ///< saved for backward: live bytes after forward minus those before
+  int64_t peak_bytes() const;     ///< highest live bytes since the constructor, with parameters
   int64_t base_bytes() const;     ///< live bytes at the constructor
   int64_t current_bytes() const;  ///< live bytes now
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <cstddef>
 #include <functional>
 #include <tuple>
@@ -9,141 +10,187 @@
 #include <utility>
 #include <vector>
 
-/// Activation checkpointing: a segment of a network keeps its inputs only, and backward runs it again for the
-/// rest. Between forward and backward a recomputed segment holds its inputs (which whoever made them keeps
-/// anyway, as a rule) and its outputs; the price is one more forward pass of the segment. A chain of n equal
-/// layers cut into sqrt(n) segments needs memory for about 2 sqrt(n) layers instead of n.
+/// Activation checkpointing: a segment of a network saves only its inputs for backward, and backward runs the
+/// segment again for all other tensors. The price is one more forward pass of the segment. A chain of n equal
+/// layers that is cut into sqrt(n) segments needs memory for about 2 sqrt(n) layers instead of n.
 ///
 ///   torch::nn::Sequential block(conv1, bn, relu, conv2);
-///   x = memory::recompute(block, x, memory::RecomputeOptions{.buffers = block->buffers()});
+///   x = memory::recompute(block, x, {.buffers = block->buffers()});
 ///
 /// Gradients are those of the plain run to the last bit, wherever libtorch's kernels give the same bits
-/// twice: the first run records the graph as ever (its nodes, a few hundred bytes each) but no tensors, so
-/// gradients meet, are added up and reach parameters in the very order of the plain run. When backward first
-/// asks for a tensor that is not there, the segment is run again on its inputs, and what the second run saves
-/// takes the place of what the first one did not; each such tensor leaves memory when its operation is done,
-/// as ever. As no backward pass runs within another (PyTorch calls this form non-reentrant),
-///  - `fn` may use parameters and other tensors beyond its inputs; all get their gradients, also where no
-///    input requires one;
-///  - hooks on tensors, on parameters and on their accumulation run once a backward pass, in the plain order,
-///    so that the reducer of data parallelism works;
-///  - retain_graph (each pass runs the segment again), torch::autograd::grad for any tensors, second
-///    derivatives (where the layers within have one) and outputs that nobody uses all work;
-///  - segments nest to any depth: backward runs the outer one again for the inputs of the inner one, so that
-///    what is inside is computed once more for each level around it.
-/// Nothing is kept and nothing run again where no gradient is wanted: under no_grad, in inference mode, or
-/// where neither inputs nor parameters require one.
+/// twice. The first run records the graph (nodes of a few hundred bytes each) but no tensors, so gradients
+/// meet, are added up and reach parameters in the order of the plain run. When backward first needs a saved
+/// tensor, the segment runs again on its inputs, and the tensors that the second run saves replace the
+/// missing ones. Each leaves memory when its operation is done, as in the plain run. No backward pass runs
+/// within another (PyTorch calls this form non-reentrant), so
+///  - `fn` may use parameters and other tensors beyond its inputs. All get their gradients, also if no input
+///    requires one;
+///  - hooks on tensors, on parameters and on their accumulation run once per backward pass, in the plain
+///    order: the reducer of data parallelism works;
+///  - retain_graph (each pass runs the segment again), torch::autograd::grad for any tensors, double backward
+///    (if the layers within support it) and unused outputs work;
+///  - segments nest to any depth. Backward runs the outer segment again for the inputs of the inner one, so
+///    an operation is computed once more per level around it.
+/// If no gradient is wanted, nothing is saved and nothing runs again: under no_grad, in inference mode, or if
+/// neither inputs nor parameters require a gradient.
 ///
-/// What the second run finds as the first one did:
-///  - the default random generators of the CPU and of the inputs' devices, so that dropout draws the same
-///    numbers; they are put back afterwards. The state, 5 kB, is kept only if the first run drew a number;
-///  - autocast: on or off, its dtype, its cache;
-///  - running statistics: the layers of ops and nn know a second run by recomputing() and leave theirs
-///    alone; those of libtorch's own BatchNorm are to be listed in RecomputeOptions::buffers.
+/// The second run has the same ambient state as the first:
+///  - the default random generators of the CPU and of the inputs' devices, so dropout draws the same numbers.
+///    They are restored afterwards. Their state, 5 kB, is saved only if the first run drew a number;
+///  - autocast: enabled, dtype, cache;
+///  - running statistics: the layers of ops and nn leave theirs as they are in a second run (recomputing()).
+///    Those of libtorch's own BatchNorm must be listed in RecomputeOptions::buffers.
 ///
-/// What `fn` must be:
-///  - a function of its inputs and of parameters: the same operations on the same values both times. It is
-///    kept, with its captures, as long as the graph; capture modules by value (they are shared pointers),
-///    never a local variable by reference;
-///  - without writes over its inputs, which the second run needs. A layer in place must not come first in a
-///    segment (InPlaceABNOptions::in_place(false) there); in place further in is fine;
-///  - without effects that must not happen twice, other than those above.
-/// Tensors that a custom autograd Function keeps otherwise than by save_for_backward stay in memory.
+/// Requirements of `fn`:
+///  - It is a function of its inputs and of parameters: it does the same operations on the same values both
+///    times. It lives, with its captures, as long as the graph; capture modules by value (they are shared
+///    pointers), never a local variable by reference.
+///  - It does not write over its inputs, which the second run needs. An in-place layer must not come first in
+///    a segment (use InPlaceABNOptions::in_place(false) there); later in the segment it may.
+///  - It has no effects that must not happen twice, other than those above.
+/// Tensors that a custom autograd Function holds without save_for_backward stay in memory.
 ///
-/// Errors, as palimpsest::Error. In forward: an input that `fn` wrote over, or that was made in inference
-/// mode. In backward: an input, or a parameter that the segment uses, changed in place since the first run
-/// (by an optimizer's step, say); a second run whose outputs or saved tensors differ from the first one's in
-/// number, shape, dtype or device. Not noticed: a changed tensor that is captured and no parameter (a mask:
-/// pass it as an input), a module switched between train and eval where that saves tensors of the same
-/// shapes. An exception out of the second run of `fn` passes through backward, with generators, autocast,
-/// buffers and recomputing() put back.
+/// Errors are palimpsest::Error(kUsage). In forward: `fn` wrote over an input, or an input was made in
+/// inference mode. In backward: an input or a parameter of the segment was changed in place since the first
+/// run (by an optimizer's step, for example), or the outputs or saved tensors of the second run differ from
+/// those of the first in number, shape, dtype or device. Two faults are not noticed: a change of a captured
+/// tensor that is no parameter (pass a mask as an input), and a module switched between train and eval if
+/// both save tensors of the same shapes. An exception of the second run passes through backward; generators,
+/// autocast, buffers and recomputing() are restored.
 ///
-/// Threads: backward may run on another thread than forward. A segment that draws random numbers must not be
-/// run again while other threads draw from the same default generator.
+/// Threads: backward may run on another thread than forward. A segment that draws random numbers must not run
+/// again while other threads draw from the same default generator.
 ///
 /// Source: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016.
 namespace palimpsest::memory {
 
 struct RecomputeOptions {
-  /// Tensors that `fn` changes in place once for every batch: running_mean, running_var and
-  /// num_batches_tracked of libtorch's BatchNorm. The second run changes them too, and they then get back the
-  /// values from before it. `module->buffers()` is a good list. Nested segments each list their own.
+  /// Tensors that `fn` changes in place once per batch: running_mean, running_var and num_batches_tracked of
+  /// libtorch's BatchNorm; usually `module->buffers()`. The second run changes them too, and they then get
+  /// back the values from before it. Nested segments each list their own.
   std::vector<at::Tensor> buffers = {};
-  /// Replay the random generators. false: for a segment known to draw nothing, or where other draws do no
-  /// harm.
+  /// Gives the second run the random numbers of the first. false: `fn` draws none, or they need not agree.
   bool replay_random_numbers = true;
 };
 
-/// The form behind recompute(): a list of tensors to a list of tensors; undefined ones may be among them.
+/// The form behind recompute(): from a list of tensors to a list of tensors, which may hold undefined ones.
 std::vector<at::Tensor> recompute_list(
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> fn,
     const std::vector<at::Tensor>& inputs, const RecomputeOptions& options = {});
 
 namespace detail {
 
-template <class T>
-inline constexpr bool is_list = std::is_same_v<std::decay_t<T>, std::vector<at::Tensor>>;
+using Tensors = std::vector<at::Tensor>;
+template <class Input>
+using TensorFor = at::Tensor;
 
-/// fn(inputs...), or for a module holder or a pointer to a module fn->forward(inputs...): libtorch's holders
-/// have an operator() too, but that of Sequential returns nothing.
+/// A module holder or a pointer to a module. (libtorch's holders have an operator() too, but that of
+/// Sequential returns nothing.)
+template <class Fn, class... Inputs>
+concept HoldsModule = requires(Fn& fn, const Inputs&... inputs) { fn->forward(inputs...); };
+
+template <class Fn, class... Inputs>
+concept TakesInputs =
+    std::copy_constructible<Fn> &&
+    (HoldsModule<Fn, Inputs...> || requires(Fn& fn, const Inputs&... inputs) { fn(inputs...); });
+
 template <class Fn, class... Inputs>
 auto run(Fn& fn, const Inputs&... inputs) {
-  if constexpr (requires { fn->forward(inputs...); }) {
+  if constexpr (HoldsModule<Fn, Inputs...>) {
     return fn->forward(inputs...);
   } else {
     return fn(inputs...);
   }
 }
 
-/// `call` takes the list of inputs and gives one tensor, or anything that becomes one, or a list.
-template <class Call>
-auto recompute_call(Call call, const std::vector<at::Tensor>& inputs, const RecomputeOptions& options) {
-  using Result = std::invoke_result_t<Call&, const std::vector<at::Tensor>&>;
-  static_assert(is_list<Result> || std::is_convertible_v<Result, at::Tensor>,
-                "recompute: fn must return a tensor or a std::vector of tensors");
-  if constexpr (is_list<Result>) {
-    return recompute_list(std::move(call), inputs, options);
+/// fn(list[0], list[1], ...), or fn(list) if that is its one input.
+template <class... Inputs, class Fn>
+auto run_on_list(Fn& fn, const Tensors& list) {
+  if constexpr (std::is_same_v<std::tuple<Inputs...>, std::tuple<Tensors>>) {
+    return run(fn, list);
   } else {
-    auto outputs = recompute_list(
-        [call = std::move(call)](const std::vector<at::Tensor>& x) mutable {
-          return std::vector<at::Tensor>{call(x)};
-        },
-        inputs, options);
-    return outputs[0];
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return run(fn, list[I]...);
+    }(std::index_sequence_for<Inputs...>());
+  }
+}
+
+/// `Inputs` are the types that a `Fn` must take. A wrong `Fn` gives one error, which says why.
+template <class... Inputs, class Fn>
+auto recompute_call(const Fn& fn, const Tensors& inputs, const RecomputeOptions& options) {
+  using Copy = std::decay_t<const Fn&>;
+  constexpr bool takes_inputs = TakesInputs<Copy, Inputs...>;
+  static_assert(takes_inputs,
+                "recompute: fn must be copyable and callable with the inputs: a function, a lambda, a module "
+                "holder or a std::shared_ptr to a module, but not the module itself (*holder)");
+  if constexpr (takes_inputs) {
+    using Result = decltype(run(std::declval<Copy&>(), std::declval<const Inputs&>()...));
+    constexpr bool is_list = std::is_same_v<Result, Tensors>;
+    constexpr bool is_tensor_or_list = is_list || std::is_convertible_v<Result, at::Tensor>;
+    static_assert(
+        is_tensor_or_list,
+        "recompute: fn must return a tensor or a std::vector of tensors; call a module that returns "
+        "a tuple (an LSTM or a GRU) in a lambda");
+    if constexpr (is_list) {
+      return recompute_list([fn = fn](const Tensors& x) mutable { return run_on_list<Inputs...>(fn, x); },
+                            inputs, options);
+    } else if constexpr (is_tensor_or_list) {
+      return recompute_list(
+          [fn = fn](const Tensors& x) mutable { return Tensors{run_on_list<Inputs...>(fn, x)}; }, inputs,
+          options)[0];
+    } else {
+      return at::Tensor();
+    }
+  } else {
+    return at::Tensor();
+  }
+}
+
+template <class Fn, class... Inputs>
+auto recompute_tensors(const Fn& fn, const RecomputeOptions& options, const Inputs&... inputs) {
+  constexpr bool are_tensors = sizeof...(Inputs) > 0 && (std::is_convertible_v<Inputs, at::Tensor> && ...);
+  static_assert(
+      are_tensors,
+      "recompute: needs fn, then tensors or one std::vector of tensors, then the options; more than "
+      "three tensors with options must be a std::vector");
+  if constexpr (are_tensors) {
+    return recompute_call<TensorFor<Inputs>...>(fn, Tensors{inputs...}, options);
+  } else {
+    return at::Tensor();
   }
 }
 
 }  // namespace detail
 
-/// recompute(fn, input..., options): runs fn(input...) and returns what it returns, a tensor or a std::vector
-/// of tensors, keeping as little as the top of this file says.
+/// Runs fn(input...) as a segment and returns its result, a tensor or a std::vector of tensors, with the
+/// memory and the guarantees that the top of this file describes.
 ///
-/// fn:       anything that can be called with the inputs (constant references to tensors): a lambda, a
-///           function, a module holder (torch::nn::Sequential, every other TORCH_MODULE), a shared pointer to
-///           a module. It is copied; copies of holders and pointers share the module.
-/// input...: tensors, each handed to fn; or one std::vector of tensors, handed over as such.
-/// options:  a RecomputeOptions, the last argument; may be left out.
-template <class Fn, class... Arguments>
-auto recompute(Fn fn, const Arguments&... arguments) {
-  static_assert(sizeof...(Arguments) > 0, "recompute: needs an input");
-  constexpr std::size_t last = sizeof...(Arguments) - 1;
-  using Types = std::tuple<Arguments...>;
-  const std::tuple<const Arguments&...> all(arguments...);
-  if constexpr (!std::is_same_v<std::tuple_element_t<last, Types>, RecomputeOptions>) {
-    return recompute(std::move(fn), arguments..., RecomputeOptions{});
-  } else if constexpr (last == 1 && detail::is_list<std::tuple_element_t<0, Types>>) {
-    return detail::recompute_call(
-        [fn = std::move(fn)](const std::vector<at::Tensor>& x) mutable { return detail::run(fn, x); },
-        std::get<0>(all), std::get<last>(all));
-  } else {
-    return [&]<std::size_t... I>(std::index_sequence<I...>) {
-      static_assert((std::is_convertible_v<std::tuple_element_t<I, Types>, at::Tensor> && ...),
-                    "recompute: inputs must be tensors, the options come last");
-      return detail::recompute_call(
-          [fn = std::move(fn)](const std::vector<at::Tensor>& x) mutable { return detail::run(fn, x[I]...); },
-          std::vector<at::Tensor>{std::get<I>(all)...}, std::get<last>(all));
-    }(std::make_index_sequence<last>{});
-  }
+/// fn:       a function, a lambda, a module holder (torch::nn::Sequential, every other TORCH_MODULE) or a
+///           shared pointer to a module. It takes the inputs as constant references. It is copied; copies of
+///           holders and pointers share the module.
+/// input...: tensors, each passed to fn; or one std::vector of tensors, passed as such.
+/// options:  {.buffers = ..., .replay_random_numbers = ...}, after one to three tensors or after the vector;
+///           more tensors with options must be a vector.
+template <class Fn>
+auto recompute(const Fn& fn, const std::vector<at::Tensor>& inputs, const RecomputeOptions& options = {}) {
+  return detail::recompute_call<detail::Tensors>(fn, inputs, options);
+}
+template <class Fn, class... Inputs>
+auto recompute(const Fn& fn, const Inputs&... inputs) {
+  return detail::recompute_tensors(fn, RecomputeOptions{}, inputs...);
+}
+template <class Fn, class Input>
+auto recompute(const Fn& fn, const Input& input, const RecomputeOptions& options) {
+  return detail::recompute_tensors(fn, options, input);
+}
+template <class Fn, class First, class Second>
+auto recompute(const Fn& fn, const First& first, const Second& second, const RecomputeOptions& options) {
+  return detail::recompute_tensors(fn, options, first, second);
+}
+template <class Fn, class First, class Second, class Third>
+auto recompute(const Fn& fn, const First& first, const Second& second, const Third& third,
+               const RecomputeOptions& options) {
+  return detail::recompute_tensors(fn, options, first, second, third);
 }
 
 }  // namespace palimpsest::memory

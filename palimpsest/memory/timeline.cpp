@@ -1,7 +1,7 @@
 #include "palimpsest/memory/timeline.h"
 
-#include "palimpsest/memory/device_bytes.h"
-#include "palimpsest/memory/live_allocator.h"
+#include "palimpsest/memory/allocator/c10_allocator.h"
+#include "palimpsest/memory/allocator/device_allocator.h"
 
 #include <c10/util/ThreadLocalDebugInfo.h>
 
@@ -14,12 +14,11 @@
 namespace palimpsest::memory {
 namespace {
 
-/// Writes the samples; the vector's own memory comes from operator new, which nobody counts.
+/// Collects the samples. The vector's own memory comes from operator new, which is not counted.
 class Samples {
  public:
-  Samples() {
-    samples_.reserve(1 << 14);
-  }  // a ResNet-50 step is some 3000 events: no growth while it is timed
+  // A ResNet-50 step has some 3000 events: the vector does not grow during one.
+  Samples() { samples_.reserve(1 << 14); }
 
   double seconds() const { return std::chrono::duration<double>(Clock::now() - start_).count(); }
   void add(int64_t current) { samples_.push_back({seconds(), current}); }
@@ -31,8 +30,8 @@ class Samples {
   std::vector<Timeline::Sample> samples_;
 };
 
-/// What libtorch tells its profiler of one device's memory. Others may hold it for longer than a Timeline is
-/// there: a graph that was begun meanwhile takes it to the threads of its backward pass.
+/// Receives libtorch's reports to a profiler about one device's memory. It may outlive its Timeline: a graph
+/// that was begun meanwhile takes it to the threads of its backward pass.
 class DeviceReports final : public c10::MemoryReportingInfoBase {
  public:
   explicit DeviceReports(c10::Device device) : device_(device) {}
@@ -69,14 +68,14 @@ class Timeline::Recorder {
  public:
   virtual ~Recorder() = default;
   virtual double seconds() const = 0;
-  virtual std::vector<Sample> stop() = 0;  ///< with the sample of the end
+  virtual std::vector<Sample> stop() = 0;  ///< the last sample is taken now
 };
 
-class Timeline::HostRecorder final : public Recorder, LiveBytes::Observer {
+class Timeline::HostRecorder final : public Recorder, ByteCounter::Observer {
  public:
   HostRecorder() {
     require_counting_allocator("Timeline");
-    if (!live_allocator().live().observe(this))
+    if (!counting_allocator().live().observe(this))
       throw std::logic_error("[memory] one Timeline at a time: stop or destroy the other one first");
   }
   ~HostRecorder() override { end(); }
@@ -84,14 +83,14 @@ class Timeline::HostRecorder final : public Recorder, LiveBytes::Observer {
   double seconds() const override { return samples_.seconds(); }
   std::vector<Sample> stop() override {
     end();
-    samples_.add(live_allocator().live().current());
+    samples_.add(counting_allocator().live().current());
     return samples_.take();
   }
 
  private:
   void changed(int64_t current) override { samples_.add(current); }
   void end() {
-    if (!std::exchange(ended_, true)) live_allocator().live().observe(nullptr);
+    if (!std::exchange(ended_, true)) counting_allocator().live().observe(nullptr);
   }
 
   Samples samples_;
@@ -106,13 +105,13 @@ class Timeline::DeviceRecorder final : public Recorder {
       throw std::logic_error(
           "[memory] a profiler or another Timeline records memory on this thread: stop it first");
     reports_->add(current);
-    heard_.emplace(c10::DebugInfoKind::PROFILER_STATE, reports_);
+    receives_.emplace(c10::DebugInfoKind::PROFILER_STATE, reports_);
   }
   ~DeviceRecorder() override { reports_->stop(); }
 
   double seconds() const override { return reports_->seconds(); }
   std::vector<Sample> stop() override {
-    heard_.reset();
+    receives_.reset();
     reports_->add(now());
     return reports_->stop();
   }
@@ -122,7 +121,7 @@ class Timeline::DeviceRecorder final : public Recorder {
 
   const c10::Device device_;
   std::shared_ptr<DeviceReports> reports_ = std::make_shared<DeviceReports>(device_);
-  std::optional<c10::DebugInfoGuard> heard_;
+  std::optional<c10::DebugInfoGuard> receives_;
 };
 
 Timeline::Timeline(c10::Device device) {

@@ -9,21 +9,23 @@
 
 namespace palimpsest::memory {
 
-/// Records live bytes over time while it is alive: one sample an allocation or free, and one at each end.
-/// Times never decrease. Data only: io/svg draws it.
-///   On the CPU it reads the counting allocator, over all threads; the largest sample is the peak of that
-/// span. At most one at a time: a second one throws std::logic_error, as does one without that allocator.
-/// While none is recording it costs an allocation one load of a flag.
-///   On another device it hears of libtorch's caching allocator as its profiler does: samples are taken on
-/// this thread and on those that run backward passes for it, and have what all threads hold. Seconds are
-/// those of the host, which runs ahead of the device as the allocator does. stop() belongs on the same
-/// thread. std::logic_error while a profiler or another such Timeline records memory on this thread, and
-/// where there is no such allocator or it has no memory of the device yet.
+/// Records live bytes over time while it is alive: one sample per allocation or free, and one at each end.
+/// Times never decrease. A Timeline holds data only; io/svg.h draws it.
+///
+/// CPU: it observes the counting allocator over all threads, so the largest sample is the peak of the
+/// recorded time. Only one Timeline can record at a time; while none records, an allocation pays one load of
+/// a flag. Throws std::logic_error for a second Timeline, or if the allocator is not installed.
+///
+/// Other devices: it receives the reports of libtorch's caching allocator to a profiler. Events on this
+/// thread, and on the threads that run backward passes for it, give samples; each has the bytes of all
+/// threads. Seconds are those of the host, which runs ahead of the device. Call stop() on the thread of the
+/// constructor. Throws std::logic_error if a profiler or another Timeline records memory on this thread, if
+/// the device has no caching allocator, or if that allocator has not taken any memory of the device yet.
 class Timeline {
  public:
   struct Sample {
     double seconds;         ///< since the constructor
-    int64_t current_bytes;  ///< live after this event
+    int64_t current_bytes;  ///< live bytes after this event
   };
   struct Mark {
     double seconds;
@@ -35,9 +37,12 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  void mark(std::string name);  ///< names the moment, e.g. "forward", "backward", "step"; from one thread
-  void stop();                  ///< no more samples; a second call does nothing
-  const std::vector<Sample>& samples() const { return samples_; }  ///< after stop()
+  /// Names the present moment ("forward", "backward", "step"). All calls belong on one thread.
+  void mark(std::string name);
+  /// Ends the recording. A second call does nothing.
+  void stop();
+  /// The samples; empty before stop().
+  const std::vector<Sample>& samples() const { return samples_; }
   const std::vector<Mark>& marks() const { return marks_; }
 
  private:

@@ -12,7 +12,7 @@ namespace palimpsest::ops {
 
 struct ProductPrecision {
   at::ScalarType storage = at::kHalf;  ///< f16 or bf16: dtype of operands, results and gradients
-  bool compute_in_f32 = false;         ///< operands are widened to f32 first (base/wide_maths.h)
+  bool compute_in_f32 = false;         ///< operands are widened to f32 first (base/compute_in_f32.h)
 
   /// The dtype of the operands as libtorch gets them; its kernels accumulate in f32 in any case.
   at::ScalarType compute_type() const { return compute_in_f32 ? at::kFloat : storage; }

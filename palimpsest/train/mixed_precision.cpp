@@ -1,6 +1,6 @@
 #include "palimpsest/train/mixed_precision.h"
 
-#include "palimpsest/amp/weight_copies.h"
+#include "palimpsest/amp/drop_weight_copies.h"
 #include "palimpsest/base/error.h"
 
 #include <fmt/format.h>
@@ -49,11 +49,11 @@ MixedPrecision::MixedPrecision(const torch::nn::Module& model, amp::Precision pr
     : precision_(precision), scale_(scale), choose_(scale.kind == LossScale::Kind::kAuto) {
   if (!amp::needs_loss_scale(precision)) return;
   scaler_.emplace(make_scaler(scale));
-  keeper_.emplace(model);
+  buffers_.emplace(model.buffers());
 }
 
 void MixedPrecision::begin(int64_t step, bool observe) {
-  if (keeper_) keeper_->save();
+  if (buffers_) buffers_->save();
   if (scaler_ && scale_.kind == LossScale::Kind::kAuto && step % LossScale::kChooseEvery == 0) choose_ = true;
   observation_.reset();
   if (observe || (scaler_ && choose_)) observation_.emplace();
@@ -78,7 +78,7 @@ bool MixedPrecision::step(torch::optim::Optimizer& optimizer) {
   }
   const bool stepped = scaler_->step(optimizer);
   if (!stepped) {
-    keeper_->restore();
+    buffers_->restore();
     ++skipped_steps_;
     observation_.reset();
     choose_ = scale_.kind == LossScale::Kind::kAuto;

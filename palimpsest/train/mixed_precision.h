@@ -1,9 +1,9 @@
 #pragma once
 
-#include "palimpsest/amp/buffer_keeper.h"
 #include "palimpsest/amp/exponent_histogram.h"
 #include "palimpsest/amp/grad_scaler.h"
 #include "palimpsest/amp/precision.h"
+#include "palimpsest/memory/buffer_snapshot.h"
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -78,7 +78,7 @@ class MixedPrecision {
   amp::Precision precision_;
   LossScale scale_;
   std::optional<amp::GradScaler> scaler_;
-  std::optional<amp::BufferKeeper> keeper_;
+  std::optional<memory::BufferSnapshot> buffers_;
   int64_t skipped_steps_ = 0;
   bool choose_;  // the scale, in this step or the next
   std::optional<Observation> observation_;

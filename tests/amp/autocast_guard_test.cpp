@@ -1,7 +1,7 @@
 #include "palimpsest/amp/autocast_guard.h"
 
 #include "palimpsest/amp/precision.h"
-#include "palimpsest/base/wide_maths.h"
+#include "palimpsest/base/compute_in_f32.h"
 #include "tests/amp/support.h"
 #include "tests/support/expect_error.h"
 
@@ -18,16 +18,16 @@ namespace {
 using palimpsest::testing::expect_error;
 using testing::CallCounter;
 
-/// On, type, cache, wide maths: of the CPU, on this thread.
+/// Enabled, dtype, cache, compute_in_f32(): of the CPU, on this thread.
 auto state() {
   return std::tuple(at::autocast::is_autocast_enabled(at::kCPU), at::autocast::get_autocast_dtype(at::kCPU),
-                    at::autocast::is_autocast_cache_enabled(), wide_maths());
+                    at::autocast::is_autocast_cache_enabled(), compute_in_f32());
 }
 
 TEST(AutocastGuard, NestsAndPutsBackWhatItFound) {
   const auto outside = state();
   {
-    const AutocastGuard outer(at::kCPU, at::kHalf, {.wide_maths = true});
+    const AutocastGuard outer(at::kCPU, at::kHalf, {.compute_in_f32 = true});
     EXPECT_EQ(state(), std::tuple(true, at::kHalf, true, true));
     {
       const AutocastGuard inner(at::kCPU, at::kBFloat16, {.cache = false});
@@ -51,7 +51,7 @@ TEST(AutocastGuard, AnExceptionPassesAndLeavesEverythingAsItWas) {
   const auto outside = state();
   EXPECT_THROW(
       {
-        const AutocastGuard outer(at::kCPU, at::kHalf, {.wide_maths = true});
+        const AutocastGuard outer(at::kCPU, at::kHalf, {.compute_in_f32 = true});
         const AutocastGuard inner(at::kCPU, at::kBFloat16);
         throw std::runtime_error("within");
       },

@@ -1,7 +1,9 @@
 #include "palimpsest/amp/grad_scaler.h"
 
+#include "palimpsest/memory/buffer_snapshot.h"
 #include "tests/amp/support.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/tolerance.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -13,8 +15,13 @@ namespace palimpsest::amp {
 namespace {
 
 using palimpsest::testing::expect_error;
+using palimpsest::testing::kClippedNorm;
 using palimpsest::testing::usage_error;
 using testing::CallCounter;
+using testing::images;
+using testing::kUncached;
+using testing::loss_of;
+using testing::UsersNet;
 
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
@@ -101,9 +108,9 @@ TEST(GradScaler, ClippingSeesUnscaledGradients) {
   toy.backward(scaler, 3.0f);
   scaler.unscale_(toy.sgd);
   const double norm = torch::nn::utils::clip_grad_norm_(toy.parameter, 1.0);
-  EXPECT_NEAR(norm, 3 * std::sqrt(2.0), 1e-5);
+  EXPECT_NEAR(norm, 3 * std::sqrt(2.0), kClippedNorm);
   EXPECT_TRUE(scaler.step(toy.sgd)) << "not unscaled once more";
-  EXPECT_NEAR(toy.parameter[0].item<float>(), 1 - 0.5 / std::sqrt(2.0), 1e-5);
+  EXPECT_NEAR(toy.parameter[0].item<float>(), 1 - 0.5 / std::sqrt(2.0), kClippedNorm);
 }
 
 TEST(GradScaler, GradientsMayBeAccumulatedBeforeTheStep) {
@@ -232,6 +239,27 @@ TEST(GradScaler, WhatIsOutOfRangeIsRefused) {
   GradScaler scaler;
   scaler.scale(half.sum()).backward();
   EXPECT_NE(usage_error([&] { scaler.unscale_(sgd); }).find("parameters must not be f16"), std::string::npos);
+}
+
+TEST(GradScaler, ASkippedStepLeavesRunningStatisticsAsTheyWereWithABufferSnapshot) {
+  UsersNet net;
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1));
+  memory::BufferSnapshot statistics(net->buffers());
+  GradScaler scaler;
+  loss_of(net, at::kBFloat16).backward();  // statistics of their own
+  net->zero_grad();
+  const auto mean = net->bn->running_mean.clone(), count = net->bn->num_batches_tracked.clone();
+  statistics.save();
+  {
+    const AutocastGuard guard(at::kCPU, at::kBFloat16, kUncached);
+    const auto poisoned = images().index_fill_(0, torch::tensor({1}), kInf);
+    scaler.scale(net(poisoned).to(at::kFloat).sum()).backward();
+  }
+  EXPECT_FALSE(net->bn->running_mean.isfinite().all().item<bool>()) << "and would stay so";
+  ASSERT_FALSE(scaler.step(sgd));
+  statistics.restore();
+  EXPECT_TRUE(torch::equal(net->bn->running_mean, mean));
+  EXPECT_TRUE(torch::equal(net->bn->num_batches_tracked, count));
 }
 
 }  // namespace

@@ -9,13 +9,13 @@ import subprocess
 
 import torch
 
-STEPS = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", "build/release")) / "tests/amp/scaler_steps"
+STEPS = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", "build/release")) / "tests/amp/scaler_steps_program"
 ITERATIONS = 500
 
 
 def script(seed):
-    """Commands of scaler_steps.cpp: accumulated gradients, one or two optimizers, clipping, scales set by hand, and about
-    one overflow in twelve iterations, once ten in a row."""
+    """Commands of scaler_steps_program.cpp: accumulated gradients, one or two optimizers, clipping, scales set by hand,
+    and about one overflow in twelve iterations, once ten in a row."""
     draw = random.Random(seed)
     lines = ["options 1024 2 0.5 7"]
     for i in range(ITERATIONS):

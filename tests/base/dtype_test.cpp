@@ -1,12 +1,6 @@
 #include "palimpsest/base/dtype.h"
 
-#include "palimpsest/base/error.h"
-#include "palimpsest/base/shape.h"
-
 #include <gtest/gtest.h>
-
-#include <cmath>
-#include <stdexcept>
 
 #include <stdexcept>
 #include <type_traits>
@@ -34,70 +28,9 @@ TEST(DType, DispatchCoversSixteenBitStorage) {
   EXPECT_THROW(size(static_cast<DType>(17)), std::invalid_argument);
 }
 
-TEST(Half, EveryValueSurvivesTheWayThroughDouble) {
-  for (int bits = 0; bits < 65536; ++bits) {
-    Float16 f;
-    BFloat16 b;
-    f.bits = b.bits = static_cast<uint16_t>(bits);
-    const auto as_double_f = static_cast<double>(f), as_double_b = static_cast<double>(b);
-    if (!std::isnan(as_double_f)) {
-      EXPECT_EQ(Float16(as_double_f).bits, f.bits);
-    }
-    if (!std::isnan(as_double_b)) {
-      EXPECT_EQ(BFloat16(as_double_b).bits, b.bits);
-    }
-  }
-}
-
-template <class T>
-void expect_rounded_between_all_neighbours(uint16_t infinity) {
-  for (const uint16_t sign : {0, 0x8000}) {
-    for (uint16_t size = 0; size + 1 < infinity; ++size) {
-      T low, high;
-      low.bits = sign | size;
-      high.bits = sign | static_cast<uint16_t>(size + 1);
-      const double middle = (static_cast<double>(low) + static_cast<double>(high)) / 2;
-      EXPECT_EQ(T(middle).bits, size % 2 ? high.bits : low.bits);
-      EXPECT_EQ(T(std::nextafter(middle, static_cast<double>(low))).bits, low.bits);
-      EXPECT_EQ(T(std::nextafter(middle, static_cast<double>(high))).bits, high.bits);
-    }
-  }
-}
-
-TEST(Half, RoundsBetweenAllNeighbours) {
-  expect_rounded_between_all_neighbours<Float16>(0x7c00);
-  expect_rounded_between_all_neighbours<BFloat16>(0x7f80);
-}
-
-TEST(Half, RoundsToTheNearestAndTiesToEven) {
-  EXPECT_EQ(static_cast<double>(Float16(1 + 0x1p-11)), 1);
-  EXPECT_EQ(static_cast<double>(Float16(1 + 3 * 0x1p-11)), 1 + 0x1p-9);
-  EXPECT_EQ(static_cast<double>(Float16(65519)), 65504);
-  EXPECT_EQ(static_cast<double>(Float16(65520)), INFINITY);
-  EXPECT_EQ(static_cast<double>(Float16(0x1p-25)), 0);
-  EXPECT_EQ(static_cast<double>(Float16(1.5 * 0x1p-25)), 0x1p-24);
-  EXPECT_EQ(static_cast<double>(BFloat16(1 + 0x1p-8)), 1);
-  EXPECT_EQ(static_cast<double>(BFloat16(1 + 3 * 0x1p-8)), 1 + 0x1p-6);
-  EXPECT_TRUE(std::isnan(static_cast<double>(Float16(NAN))) &&
-              std::isnan(static_cast<double>(BFloat16(NAN))));
-}
-
 TEST(DType, SumsOfDoublesAreDoublesAndAllOthersAreFloats) {
   EXPECT_TRUE((std::is_same_v<accumulate_t<double>, double>));
   EXPECT_TRUE((std::is_same_v<accumulate_t<float>, float>));
-}
-
-TEST(Shape3, CountsValuesPerChannelAndInAll) {
-  constexpr Shape3 shape{2, 3, 20};
-  EXPECT_EQ(shape.per_channel(), 40);
-  EXPECT_EQ(shape.elements(), 120);
-}
-
-TEST(Error, CarriesItsKindAsTheExitCode) {
-  const Error error(ErrorKind::kCheckpoint, "truncated");
-  EXPECT_EQ(error.kind(), ErrorKind::kCheckpoint);
-  EXPECT_EQ(error.exit_code(), 4);
-  EXPECT_STREQ(error.what(), "truncated");
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/tolerance.h"
 
 #include <ATen/ATen.h>
 
@@ -115,7 +116,7 @@ TEST(Label, SixteenBitsAreTakenWhileEveryIdIsBelow256) {
 TEST(Label, APictureIsNoLabel) {
   const TemporaryFolder folder;
   write_png(folder / "rgb", noise({4, 4, 3}, 1));
-  expect_error(ErrorKind::kData, {(folder / "rgb").string(), "RGB", "one class id a pixel"},
+  expect_error(ErrorKind::kData, {(folder / "rgb").string(), "RGB", "one class id per pixel"},
                [&] { read_label(folder / "rgb"); });
   write_raw_png(folder / "alpha", 1, 1, 8, PNG_COLOR_TYPE_GRAY_ALPHA, {9, 7});
   expect_error(ErrorKind::kData, {"grey picture with alpha"}, [&] { read_label(folder / "alpha"); });
@@ -129,10 +130,9 @@ TEST(Jpeg, KeepsAPictureWithinAFewLevels) {
   write_jpeg(folder / "a", picture, 95);
   const at::Tensor read = read_image(folder / "a");
   ASSERT_EQ(read.sizes(), picture.sizes());
-  // The jump of the ramp rings; the rest is within 3.
   const at::Tensor error = (read.to(at::kFloat) - picture.to(at::kFloat)).abs();
-  EXPECT_LT(error.mean().item<float>(), 3);
-  EXPECT_LT(error.max().item<float>(), 40);
+  EXPECT_LT(error.mean().item<float>(), testing::kJpegMeanError);
+  EXPECT_LT(error.max().item<float>(), testing::kJpegWorstError);
   EXPECT_TRUE(read_image(folder / "a").equal(read));
 }
 

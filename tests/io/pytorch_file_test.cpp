@@ -1,6 +1,6 @@
 #include "palimpsest/io/pytorch_file.h"
 
-#include "palimpsest/io/child_process.h"
+#include "palimpsest/io/common/child_process.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temporary_folder.h"
 

@@ -10,7 +10,7 @@ import torch
 safetensors_torch = pytest.importorskip("safetensors.torch", reason="the Python package safetensors is not installed")
 safetensors = pytest.importorskip("safetensors")
 
-COPY = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", "build/release")) / "tests/io/safetensors_copy"
+COPY = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", "build/release")) / "tests/io/safetensors_copy_program"
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int16,
           torch.uint8, torch.int8, torch.bool]
 

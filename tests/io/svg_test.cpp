@@ -1,5 +1,7 @@
 #include "palimpsest/io/svg.h"
 
+#include "tests/support/tolerance.h"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -44,7 +46,7 @@ TEST(RoundTicks, AreOneTwoOrFiveTimesAPowerOfTenAndCoverTheRange) {
   for (double high : {1e-7, 0.3, 0.7, 1.0, 9.99, 1e3, 123456.0, 1e12}) {
     const auto ticks = round_ticks(0, high, 5);
     EXPECT_EQ(ticks.front(), 0);
-    EXPECT_GE(ticks.back(), high * (1 - 1e-9)) << high;
+    EXPECT_GE(ticks.back(), high * (1 - testing::kTickRounding)) << high;
     EXPECT_LT(ticks[ticks.size() - 2], high) << high;  // no tick more than needed
     EXPECT_GE(ticks.size(), 4u);
     EXPECT_LE(ticks.size(), 10u);
@@ -203,8 +205,8 @@ TEST(BarChart, HeightsAreProportionalAndEverythingIsNamed) {
   const std::string svg = to_svg(chart);
   const auto heights = bars(svg);
   ASSERT_EQ(heights.size(), 3u);
-  EXPECT_NEAR(heights[0], 2 * heights[1], 0.2);
-  EXPECT_NEAR(heights[2], 2 * heights[0], 0.2);
+  EXPECT_NEAR(heights[0], 2 * heights[1], testing::kBarPixels);
+  EXPECT_NEAR(heights[2], 2 * heights[0], testing::kBarPixels);
   for (const char* part : {"Time &lt;of&gt; a step", "ratio", "40 layers", "100 layers", "fused", "0.50"})
     EXPECT_NE(svg.find(part), std::string::npos) << part;
   EXPECT_EQ(count(svg, series_color(1)), 1);
@@ -216,7 +218,7 @@ TEST(BarChart, AMissingValueHasALabelAndNoBarAndNegativeOnesHangDown) {
   const std::string svg = to_svg(chart);
   const auto heights = bars(svg);
   ASSERT_EQ(heights.size(), 2u);
-  EXPECT_NEAR(heights[0], heights[1], 0.2);
+  EXPECT_NEAR(heights[0], heights[1], testing::kBarPixels);
   EXPECT_NE(svg.find("did not fit"), std::string::npos);
   EXPECT_NE(to_svg(BarChart{}).find("no data"), std::string::npos);
 }

@@ -1,4 +1,4 @@
-#include "palimpsest/memory/block_pool.h"
+#include "palimpsest/memory/allocator/block_pool.h"
 
 #include "palimpsest/base/random.h"
 #include "tests/memory/units.h"

@@ -1,7 +1,7 @@
 #include "palimpsest/memory/counting_allocator.h"
 
 #include "palimpsest/base/random.h"
-#include "palimpsest/memory/live_allocator.h"
+#include "palimpsest/memory/allocator/c10_allocator.h"
 #include "tests/memory/units.h"
 
 #include <ATen/ATen.h>
@@ -22,7 +22,7 @@ int64_t current() {
 
 TEST(CountingAllocator, IsInstalledAndIsTheOneThatTensorsUse) {
   EXPECT_TRUE(counting_allocator_installed());
-  EXPECT_EQ(c10::GetAllocator(c10::DeviceType::CPU), &live_allocator());
+  EXPECT_EQ(c10::GetAllocator(c10::DeviceType::CPU), &counting_allocator());
 }
 
 TEST(CountingAllocator, ATensorCountsItsBytesAsAskedFor) {

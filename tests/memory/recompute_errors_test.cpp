@@ -1,19 +1,21 @@
 #include "palimpsest/memory/recompute.h"
 
 #include "palimpsest/base/recomputing.h"
-#include "palimpsest/memory/saved_tensor_hooks.h"
+#include "palimpsest/memory/recompute/saved_tensor_hooks.h"
 #include "palimpsest/nn/inplace_abn.h"
 #include "tests/memory/recompute_support.h"
+#include "tests/support/expect_error.h"
 
 #include <ATen/autocast_mode.h>
 
 #include <stdexcept>
 
-/// What recompute refuses, and how things stand afterwards.
+/// The errors of recompute, and the state after them.
 namespace palimpsest::memory {
 namespace {
 
 using namespace palimpsest::memory::testing;  // NOLINT(google-build-using-namespace)
+using palimpsest::testing::usage_error;
 
 TEST(RecomputeErrors, AnInputChangedBetweenForwardAndBackwardIsNoticed) {
   auto x = torch::ones({2, 3}).set_requires_grad(true);
@@ -21,7 +23,7 @@ TEST(RecomputeErrors, AnInputChangedBetweenForwardAndBackwardIsNoticed) {
   // Plainly sin's input would be noticed; that of the addition would not matter, but does here.
   const auto y = recompute([](const at::Tensor& t) { return (t + 1).sin(); }, hidden);
   hidden.add_(1);
-  const auto message = error_of([&] { y.sum().backward(); });
+  const auto message = usage_error([&] { y.sum().backward(); });
   EXPECT_TRUE(
       contains(message, "[recompute] input 0 of a recomputed segment of shape [2, 3] must not change"))
       << message;
@@ -36,7 +38,7 @@ TEST(RecomputeErrors, AParameterChangedBetweenForwardAndBackwardIsNoticed) {
       const torch::NoGradGuard no_grad;
       net->parameters()[bias ? 1 : 0].add_(1);
     }
-    const auto message = error_of([&] { y.sum().backward(); });
+    const auto message = usage_error([&] { y.sum().backward(); });
     EXPECT_TRUE(contains(message, bias ? "parameter of a recomputed segment of shape [4]"
                                        : "parameter of a recomputed segment of shape [4, 3]"))
         << message;
@@ -48,7 +50,7 @@ TEST(RecomputeErrors, ATensorWrittenOverAfterItWasSavedIsAnErrorAsInThePlainRun)
   const auto fn = [](const at::Tensor& t) { return t.exp().mul_(2); };  // exp wants its result again
   EXPECT_THROW(fn(x).sum().backward(), c10::Error);
   const auto y = recompute(fn, x);
-  const auto message = error_of([&] { y.sum().backward(); });
+  const auto message = usage_error([&] { y.sum().backward(); });
   EXPECT_TRUE(contains(message, "a tensor saved for backward of shape [2] must not change")) << message;
 }
 
@@ -56,7 +58,7 @@ TEST(RecomputeErrors, AFunctionThatWritesOverItsInputIsRefusedWithTheWayOut) {
   nn::InPlaceABN abn(4);
   auto leaf = torch::randn({2, 4, 3, 3}).set_requires_grad(true);
   const auto x = leaf * 1;
-  const auto message = error_of([&] { recompute(abn, x); });
+  const auto message = usage_error([&] { recompute(abn, x); });
   EXPECT_TRUE(contains(message, "changed input 0 of shape [2, 4, 3, 3]; pass a clone")) << message;
   abn->options.in_place(false);
   recompute(abn, leaf * 1).sum().backward();
@@ -70,7 +72,7 @@ TEST(RecomputeErrors, AnInputOfInferenceModeIsRefused) {
     x = torch::ones({2});
   }
   torch::nn::Linear linear(2, 2);
-  EXPECT_TRUE(contains(error_of([&] { recompute(linear, x); }), "input 0 was made in inference mode"));
+  EXPECT_TRUE(contains(usage_error([&] { recompute(linear, x); }), "input 0 was made in inference mode"));
   EXPECT_TRUE(recompute(linear, x.clone()).requires_grad());
 }
 
@@ -80,7 +82,7 @@ TEST(RecomputeErrors, ASecondRunWithOtherOutputsIsRefused) {
     auto x = torch::ones({2, 3}).set_requires_grad(true);
     const auto y =
         recompute([&](const at::Tensor& t) { return runs++ == 0 ? Tensors{t.exp()} : second(t); }, x);
-    return error_of([&] { y[0].sum().backward(); });
+    return usage_error([&] { y[0].sum().backward(); });
   };
   const auto shape = message_of([](const at::Tensor& t) { return Tensors{t.exp().slice(1, 0, 2)}; });
   EXPECT_TRUE(contains(
@@ -98,13 +100,13 @@ TEST(RecomputeErrors, ASecondRunThatSavesOtherTensorsIsRefused) {
   torch::nn::Sequential net(torch::nn::Linear(3, 4), torch::nn::Dropout(0.5), torch::nn::Sigmoid());
   auto y = recompute(net, torch::ones({2, 3}).set_requires_grad(true));
   net->eval();  // saves no mask
-  const auto count = error_of([&] { y.sum().backward(); });
+  const auto count = usage_error([&] { y.sum().backward(); });
   EXPECT_TRUE(contains(count, "train or eval mode")) << count;
 
   int runs = 0;
   auto x = torch::ones({2, 3}).set_requires_grad(true);
   y = recompute([&](const at::Tensor& t) { return t.repeat({++runs, 1}).exp().sum(); }, x);
-  const auto form = error_of([&] { y.backward(); });
+  const auto form = usage_error([&] { y.backward(); });
   EXPECT_TRUE(
       contains(form, "saved tensor 0 was Float of shape [2, 3] on cpu first and is Float of shape [4, 3]"))
       << form;
@@ -132,7 +134,7 @@ TEST(RecomputeErrors, AnExceptionInTheSecondRunPassesThroughAndAllIsPutBack) {
     if (broken) throw std::domain_error("second");
     return y.exp();
   };
-  const auto loss = recompute(fn, x, RecomputeOptions{.buffers = norm->buffers()}).sum();
+  const auto loss = recompute(fn, x, {.buffers = norm->buffers()}).sum();
   const auto random = random_state(), mean = norm->running_mean.clone(), var = norm->running_var.clone();
   broken = true;
   EXPECT_THROW(loss.backward({}, /*retain_graph=*/true), std::domain_error);
@@ -146,18 +148,6 @@ TEST(RecomputeErrors, AnExceptionInTheSecondRunPassesThroughAndAllIsPutBack) {
   broken = false;
   loss.backward();  // and the graph is still good
   EXPECT_TRUE(x.grad().defined());
-}
-
-TEST(RecomputeErrors, TheFlagsScopesNest) {
-  {
-    const RecomputingGuard outer;
-    {
-      const RecomputingGuard inner;
-      EXPECT_TRUE(recomputing());
-    }
-    EXPECT_TRUE(recomputing());
-  }
-  EXPECT_FALSE(recomputing());
 }
 
 }  // namespace

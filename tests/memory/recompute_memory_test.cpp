@@ -4,7 +4,7 @@
 #include "palimpsest/nn/inplace_abn.h"
 #include "tests/memory/recompute_support.h"
 
-/// Bytes that segments keep, counted by the allocator.
+/// The bytes that segments save for backward, counted by the allocator.
 namespace palimpsest::memory {
 namespace {
 

@@ -1,6 +1,5 @@
 #pragma once
 
-#include "palimpsest/base/error.h"
 #include "palimpsest/memory/recompute.h"
 
 #include <gtest/gtest.h>
@@ -61,22 +60,6 @@ void expect_same_as_plain(Step step) {
   const Tensors got = step(true);
   ASSERT_EQ(got.size(), want.size());
   for (std::size_t i = 0; i < got.size(); ++i) EXPECT_TRUE(same_bytes(got[i], want[i])) << "tensor " << i;
-}
-
-/// The message of the palimpsest::Error that `code` must throw.
-template <class Code>
-std::string error_of(Code code) {
-  try {
-    code();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "not palimpsest::Error, but: " << error.what();
-    return "";
-  }
-  ADD_FAILURE() << "nothing was thrown";
-  return "";
 }
 
 inline bool contains(const std::string& text, const std::string& part) {

@@ -105,7 +105,7 @@ TEST(Recompute, ABatchNormalizationThatIsNotListedCountsTwice) {
   const auto x = torch::randn({2, 3, 4, 4});
   recompute(norm, x).sin().sum().backward();
   EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 2);
-  recompute(norm, x, RecomputeOptions{.buffers = norm->buffers()}).sin().sum().backward();
+  recompute(norm, x, {.buffers = norm->buffers()}).sin().sum().backward();
   EXPECT_EQ(norm->num_batches_tracked.item<int64_t>(), 3);
 }
 
@@ -155,9 +155,27 @@ TEST(Recompute, AListOfInputsIsHandedOverAsAList) {
         EXPECT_FALSE(x[2].defined());
         return (x[0] * x[1]).exp();
       },
-      inputs, RecomputeOptions{});
+      inputs);
   y.sum().backward();
   EXPECT_TRUE(torch::allclose(a.grad(), torch::full({2}, 3 * std::exp(3.0))));
+}
+
+TEST(Recompute, OptionsFollowOneToThreeTensorsOrAList) {
+  auto x = torch::ones({1000}).set_requires_grad(true);
+  const RecomputeOptions afresh{.replay_random_numbers = false};
+  const auto drop = [](const at::Tensor& t) { return torch::dropout(t, 0.5, true); };
+  const auto drop2 = [=](const at::Tensor& t, const at::Tensor& u) { return drop(t * u); };
+  const auto drop3 = [=](const at::Tensor& t, const at::Tensor& u, const at::Tensor& v) {
+    return drop2(t * u, v);
+  };
+  const auto drop_list = [=](const Tensors& list) { return drop2(list[0], list[1]); };
+  for (const auto& y :
+       {recompute(drop, x, afresh), recompute(drop2, x, x, {.replay_random_numbers = false}),
+        recompute(drop3, x, x, x, {.replay_random_numbers = false}), recompute(drop_list, {x, x}, afresh)}) {
+    x.mutable_grad().reset();
+    y.sum().backward();
+    EXPECT_FALSE(torch::equal(x.grad() != 0, y != 0)) << "the second run drew its own numbers";
+  }
 }
 
 TEST(Recompute, WithoutAGradientToTakeItIsTheFunctionAlone) {
@@ -189,7 +207,7 @@ TEST(Recompute, RandomNumbersAreReplayedAndTheGeneratorGoesOnWhereItWas) {
 TEST(Recompute, RandomNumbersMayBeLeftToTheirCourse) {
   auto x = torch::ones({1000}).set_requires_grad(true);
   const auto y = recompute([](const at::Tensor& t) { return torch::dropout(t.exp(), 0.5, true); }, x,
-                           RecomputeOptions{.replay_random_numbers = false});
+                           {.replay_random_numbers = false});
   y.sum().backward();
   EXPECT_FALSE(torch::equal(x.grad() != 0, y != 0));
 }

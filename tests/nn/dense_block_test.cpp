@@ -99,7 +99,7 @@ TEST(DenseBlock, UnderAutocastWeightsStayF32AndGradientsAreAsNearToTheTruth) {
         };
         auto exact = block_of(DenseStrategy::kNaive, at::kDouble);
         const auto truth = step(exact, image(dtype, channels_last).to(at::kDouble));
-        const amp::AutocastGuard guard(at::kCPU, dtype, {.cache = false, .wide_maths = wide});
+        const amp::AutocastGuard guard(at::kCPU, dtype, {.cache = false, .compute_in_f32 = wide});
         const auto run = [&](DenseStrategy form) {
           auto block = block_of(form, at::kFloat);
           return step(block, image(dtype, channels_last));

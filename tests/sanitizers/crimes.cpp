@@ -3,7 +3,7 @@
 // of a run.
 #include "palimpsest/base/parallel.h"
 #include "palimpsest/kernels/abn.h"
-#include "palimpsest/memory/block_pool.h"
+#include "palimpsest/memory/allocator/block_pool.h"
 
 #include <cstdint>
 #include <cstdio>

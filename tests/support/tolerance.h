@@ -51,6 +51,23 @@ constexpr double kSameDeepMathsF64 = 1e-10;
 /// The loss after some dozens of f64 steps by two forms, relative: rounding that training spreads.
 constexpr double kSameTraining = 1e-9;
 
+/// The sum of two gradients that a parameter accumulates in `dtype`: relative to its L2 norm, plus the floor.
+constexpr double sum_of_gradients(DType dtype) {
+  return dtype == DType::f16 ? 2e-3 : dtype == DType::bf16 ? 1e-2 : 1e-6;
+}
+constexpr double kSumOfGradientsFloor = 1e-6;
+/// A gradient whose norm was clipped in f32 to 1, and the norm before, absolute.
+constexpr double kClippedNorm = 1e-5;
+
+/// A smooth u8 picture after a JPEG file of quality 95, in levels: the mean, and the worst where an edge
+/// rings.
+constexpr double kJpegMeanError = 3;
+constexpr double kJpegWorstError = 40;
+/// The heights of bars in an SVG, whose numbers have one decimal, in pixels; the last tick of an axis,
+/// relative.
+constexpr double kBarPixels = 0.2;
+constexpr double kTickRounding = 1e-9;
+
 /// exp(v) - 1 and log(1 + u) of the vector kernels, in units in the last place of the result.
 constexpr double kExponentialUlp = 2;
 

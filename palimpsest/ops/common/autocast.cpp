@@ -1,6 +1,6 @@
 #include "palimpsest/ops/common/autocast.h"
 
-#include "palimpsest/base/wide_maths.h"
+#include "palimpsest/base/compute_in_f32.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/empty_like.h>
@@ -12,7 +12,7 @@ std::optional<ProductPrecision> autocast_precision(const at::Tensor& x) {
   if (!at::autocast::is_autocast_available(device) || !at::autocast::is_autocast_enabled(device) ||
       x.scalar_type() == at::kDouble)
     return std::nullopt;
-  return ProductPrecision{at::autocast::get_autocast_dtype(device), wide_maths()};
+  return ProductPrecision{at::autocast::get_autocast_dtype(device), compute_in_f32()};
 }
 
 ProductPrecision weight_gradient_precision(const ProductPrecision& precision, const at::Tensor& x) {

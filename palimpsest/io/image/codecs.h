@@ -1,0 +1,27 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <string>
+#include <string_view>
+
+/// The two image libraries behind io/image.h. Both report errors by longjmp, which skips destructors. So
+/// every call into them runs in a function `attempt`, whose argument owns nothing.
+namespace palimpsest::io::codecs {
+
+/// The picture in `bytes`, u8 (H, W, 3). `path` is for errors.
+at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path);
+at::Tensor decode_png(std::string_view bytes, const std::filesystem::path& path);
+/// The class ids in `bytes`, u8 (H, W).
+at::Tensor decode_png_labels(std::string_view bytes, const std::filesystem::path& path);
+/// The file of a contiguous u8 picture: (H, W, 3), or for PNG also (H, W).
+std::string encode_jpeg(const at::Tensor& image, int quality);
+std::string encode_png(const at::Tensor& image);
+
+/// Throws Error(kData): "cannot read image 'PATH': REASON".
+[[noreturn]] void fail_to_read(const std::filesystem::path& path, const std::string& reason);
+/// Throws Error(kData) for more than 2^28 pixels, because a header of a few bytes can claim gigabytes.
+void check_pixels(const std::filesystem::path& path, uint64_t height, uint64_t width);
+
+}  // namespace palimpsest::io::codecs

@@ -1,0 +1,153 @@
+#include "palimpsest/io/image/codecs.h"
+
+#include <ATen/ops/empty.h>
+
+#include <csetjmp>
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+#include <vector>
+
+// jpeglib.h needs cstdio's FILE before it, and jerror.h needs jpeglib.h: its numbers depend on the library's
+// version.
+#include <jpeglib.h>
+
+#include <jerror.h>
+
+namespace palimpsest::io::codecs {
+namespace {
+
+struct JpegErrors {
+  jpeg_error_mgr base;  // first: libjpeg hands its address back to us
+  std::jmp_buf jump;
+  char message[JMSG_LENGTH_MAX];
+};
+
+[[noreturn]] void on_error(j_common_ptr codec) {
+  auto* errors = reinterpret_cast<JpegErrors*>(codec->err);
+  errors->base.format_message(codec, errors->message);
+  std::longjmp(errors->jump, 1);
+}
+
+// libjpeg calls lost pixels a warning and paints them grey. Training on that would go unnoticed.
+void on_message(j_common_ptr codec, int level) {
+  if (level >= 0) return;  // a trace
+  switch (codec->err->msg_code) {
+    case JWRN_JPEG_EOF:
+    case JWRN_HIT_MARKER:
+    case JWRN_HUFF_BAD_CODE:
+    case JWRN_MUST_RESYNC:
+    case JWRN_NOT_SEQUENTIAL:
+    case JWRN_ARITH_BAD_CODE:
+      on_error(codec);
+    default:
+      ++codec->err->num_warnings;  // bytes after the end, an odd version number: the pixels are whole
+  }
+}
+
+jpeg_error_mgr* prepare(JpegErrors& errors) {
+  jpeg_std_error(&errors.base);
+  errors.base.error_exit = on_error;
+  errors.base.emit_message = on_message;
+  return &errors.base;
+}
+
+template <class Step>
+bool attempt(JpegErrors& errors, const Step& step) {
+  if (setjmp(errors.jump) != 0) return false;
+  step();
+  return true;
+}
+
+struct JpegDecoder {
+  jpeg_decompress_struct codec{};
+  JpegErrors errors{};
+  JpegDecoder() { codec.err = prepare(errors); }
+  ~JpegDecoder() { jpeg_destroy_decompress(&codec); }  // also right for one that was never created: all zero
+};
+
+struct JpegEncoder {
+  jpeg_compress_struct codec{};
+  JpegErrors errors{};
+  unsigned char* bytes = nullptr;
+  unsigned long size = 0;
+  JpegEncoder() { codec.err = prepare(errors); }
+  ~JpegEncoder() {
+    jpeg_destroy_compress(&codec);
+    std::free(bytes);
+  }
+};
+
+// Printing inks to RGB. Adobe's programs, which write nearly all such files, store them inverted.
+void cmyk_to_rgb(const unsigned char* cmyk, unsigned char* rgb, int64_t pixels, bool inverted) {
+  for (int64_t i = 0; i < pixels; ++i) {
+    for (int channel = 0; channel < 3; ++channel) {
+      const int ink = cmyk[4 * i + channel], black = cmyk[4 * i + 3];
+      rgb[3 * i + channel] =
+          static_cast<unsigned char>((inverted ? ink * black : (255 - ink) * (255 - black)) / 255);
+    }
+  }
+}
+
+}  // namespace
+
+at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path) {
+  JpegDecoder decoder;
+  auto& codec = decoder.codec;
+  const auto check = [&](bool succeeded) {
+    if (!succeeded) fail_to_read(path, decoder.errors.message);
+  };
+  check(attempt(decoder.errors, [&] {
+    jpeg_create_decompress(&codec);
+    jpeg_mem_src(&codec, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+    jpeg_read_header(&codec, TRUE);
+  }));
+  check_pixels(path, codec.image_height, codec.image_width);
+  const bool cmyk = codec.jpeg_color_space == JCS_CMYK || codec.jpeg_color_space == JCS_YCCK;
+  codec.out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
+
+  const int64_t height = codec.image_height, width = codec.image_width;
+  at::Tensor image = at::empty({height, width, 3}, at::kByte);
+  auto* pixels = image.mutable_data_ptr<uint8_t>();
+  std::vector<unsigned char> inks(cmyk ? 4 * width : 0);  // (width, 4) one row
+  check(attempt(decoder.errors, [&] {
+    jpeg_start_decompress(&codec);
+    while (codec.output_scanline < codec.output_height) {
+      unsigned char* rgb = pixels + static_cast<int64_t>(codec.output_scanline) * width * 3;
+      JSAMPROW row = cmyk ? inks.data() : rgb;
+      jpeg_read_scanlines(&codec, &row, 1);
+      if (cmyk) cmyk_to_rgb(row, rgb, width, codec.saw_Adobe_marker);
+    }
+    jpeg_finish_decompress(&codec);
+  }));
+  return image;
+}
+
+std::string encode_jpeg(const at::Tensor& image, int quality) {
+  JpegEncoder encoder;
+  auto& codec = encoder.codec;
+  const int64_t height = image.size(0), width = image.size(1);
+  const auto* pixels = image.const_data_ptr<uint8_t>();
+  const bool succeeded = attempt(encoder.errors, [&] {
+    jpeg_create_compress(&codec);
+    jpeg_mem_dest(&codec, &encoder.bytes, &encoder.size);
+    codec.image_height = static_cast<JDIMENSION>(height);
+    codec.image_width = static_cast<JDIMENSION>(width);
+    codec.input_components = 3;
+    codec.in_color_space = JCS_RGB;
+    jpeg_set_defaults(&codec);
+    jpeg_set_quality(&codec, quality, TRUE);
+    for (int i = 0; i < 3; ++i)
+      codec.comp_info[i].h_samp_factor = codec.comp_info[i].v_samp_factor = 1;  // 4:4:4
+    jpeg_start_compress(&codec, TRUE);
+    while (codec.next_scanline < codec.image_height) {
+      auto* row = const_cast<JSAMPROW>(pixels + static_cast<int64_t>(codec.next_scanline) * width * 3);
+      jpeg_write_scanlines(&codec, &row, 1);
+    }
+    jpeg_finish_compress(&codec);
+  });
+  if (!succeeded) throw std::invalid_argument(std::string("cannot encode a JPEG: ") + encoder.errors.message);
+  return {reinterpret_cast<const char*>(encoder.bytes), encoder.size};
+}
+
+}  // namespace palimpsest::io::codecs

@@ -1,0 +1,38 @@
+#pragma once
+
+#include "palimpsest/io/safetensors.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace palimpsest::io {
+
+/// One tensor in the header of a safetensors file; offsets count from the end of the header.
+struct SafetensorsEntry {
+  std::string name;
+  at::ScalarType dtype;
+  std::vector<int64_t> shape;
+  uint64_t begin, end;
+};
+
+struct SafetensorsHeader {
+  std::vector<SafetensorsEntry> entries;  ///< in the header's order
+  std::map<std::string, std::string> metadata;
+};
+
+/// Longer headers are refused, as in the format's own library. The headers of real models are below 1 MB.
+constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;
+
+/// Checks everything but the values; `data_bytes` is the number of bytes after the header. Throws
+/// std::invalid_argument with the fault, to which the caller adds the path.
+SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes);
+
+/// Returns the header of `contents` after its length, padded so that the values begin at a multiple of 8.
+/// `order` gets the indices of the tensors in the order of their values. Throws as write_safetensors.
+std::string format_safetensors_header(const Safetensors& contents, std::vector<std::size_t>& order);
+
+}  // namespace palimpsest::io

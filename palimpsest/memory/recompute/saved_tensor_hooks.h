@@ -1,0 +1,41 @@
+#pragma once
+
+#include <torch/csrc/autograd/saved_variable_hooks.h>
+
+#include <memory>
+
+/// Hooks for every tensor that autograd saves, in C++, as `torch.autograd.graph.saved_tensors_hooks` in
+/// Python. libtorch asks its engine for such hooks whenever an operation saves a tensor for backward, and
+/// only Python's engine has any. So the first guard below puts a thin engine before the present one. The thin
+/// engine hands out the hooks of this thread's innermost guard, and passes every other call, all of backward
+/// included, to the engine behind it. Python's hooks keep working outside of our guards.
+namespace palimpsest::memory {
+
+/// Receives the tensors that autograd saves while a guard names this sink.
+class SavedTensorSink {
+ public:
+  virtual ~SavedTensorSink() = default;
+  /// Returns the hooks of the next saved tensor. Autograd calls their `call_pack_hook` with the tensor at
+  /// once, keeps the hooks only, and calls `call_unpack_hook` in backward, on whatever thread that runs. The
+  /// hooks must check the tensor's version: autograd does not, for a tensor with hooks.
+  virtual std::unique_ptr<torch::autograd::SavedVariableHooks> next() = 0;
+};
+
+/// Sends the tensors that autograd saves on this thread to `sink` until the end of the scope. Of nested
+/// guards the innermost one counts.
+class SavedTensorSinkGuard {
+ public:
+  explicit SavedTensorSinkGuard(SavedTensorSink& sink);
+  ~SavedTensorSinkGuard();
+  SavedTensorSinkGuard(const SavedTensorSinkGuard&) = delete;
+  SavedTensorSinkGuard& operator=(const SavedTensorSinkGuard&) = delete;
+
+ private:
+  SavedTensorSink* before_;
+};
+
+/// Returns the hooks for a tensor saved now on this thread: those of the innermost guard, else those of the
+/// engine behind (Python's), else null.
+std::unique_ptr<torch::autograd::SavedVariableHooks> saved_tensor_hooks();
+
+}  // namespace palimpsest::memory

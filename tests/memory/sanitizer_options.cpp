@@ -1,8 +1,0 @@
-// Tests ask for more memory than any machine has; a sanitizer's malloc must then answer null, as the system's
-// does, and not end the program.
-extern "C" const char* __asan_default_options() {
-  return "allocator_may_return_null=1";
-}
-extern "C" const char* __tsan_default_options() {
-  return "allocator_may_return_null=1";
-}
