@@ -1,14 +1,14 @@
-#include "palimpsest/data/streets/scene.h"
+#include "palimpsest/data/generated/scene.h"
 
-namespace palimpsest::data::streets {
+namespace palimpsest::data::generated {
 namespace {
 
-/// Draws one object in metres from its foot: x to the right, Y up. Its pixels are those of a plane facing the
-/// camera.
+/// Draws one object as a plane that faces the camera. Coordinates are metres from the object's foot: x to the
+/// right, Y up.
 struct Pen {
   Canvas& canvas;
   const Street& street;
-  float foot_x, foot_y, scale, z;  // pixels, pixels, pixels a metre, metres
+  float foot_x, foot_y, scale, z;  // pixels, pixels, pixels per metre, metres
 
   Pen(Canvas& canvas, const Street& street, float X, float z)
       : canvas(canvas),
@@ -31,7 +31,7 @@ struct Pen {
   void ellipse(float cx, float Y, float rx, float ry, Id id, Rgb c) const {
     canvas.ellipse(x(cx), y(Y), rx * scale, ry * scale, id, air(c));
   }
-  /// A line that never gets thinner than `least` pixels, so that poles can be seen far off.
+  /// A line of at least `least` pixels, so that distant poles are visible.
   void line(float x0, float Y0, float x1, float Y1, float width, Id id, Rgb c, float least = 1) const {
     canvas.line(x(x0), y(Y0), x(x1), y(Y1), std::max(least, width * scale), id, air(c));
   }
@@ -44,8 +44,8 @@ void paint_tree(const Pen& pen, const Object& o) {
   const float h = o.size, crown = h * 0.30f;
   pen.shadow(0, crown, 0.35f);
   pen.trapezoid(-0.16f, 0, 0.16f, h * 0.6f, 0.05f, kTree, {0.28f, 0.22f, 0.17f});
-  // Blobs of leaves around the top of the trunk, the lowest first; the sun comes from above.
-  const float grain = std::max(2.0f, 0.16f * pen.scale);  // pixels a leaf cluster
+  // Blobs of leaves around the top of the trunk, from the lowest to the highest; the sun comes from above.
+  const float grain = std::max(2.0f, 0.16f * pen.scale);  // pixels per leaf cluster
   for (int blob = 0; blob < 9; ++blob) {
     const float dx = (hash(blob, 0, o.seed) - 0.5f) * 2.0f * crown;
     const float Y = h * (0.48f + 0.36f * static_cast<float>(blob) / 8 + 0.08f * hash(blob, 1, o.seed));
@@ -61,7 +61,7 @@ void paint_tree(const Pen& pen, const Object& o) {
   }
 }
 
-// From behind or in front; the sides are many slices from the far end to the near one.
+// The car from behind or in front. Its sides are slices, painted from the far end to the near end.
 void paint_car(Canvas& canvas, const Street& s, const Object& o) {
   const bool van = o.size > 0.5f;
   const float length = van ? 4.8f : 4.2f, half = van ? 0.95f : 0.87f, ground = 0.28f;
@@ -133,7 +133,7 @@ void paint_pedestrian(const Pen& pen, const Object& o) {
 
 void paint_ring(const Pen& pen, float cx, float Y, float r, Rgb c) {
   pen.canvas.each_in_ellipse(pen.x(cx), pen.y(Y), r * pen.scale, r * pen.scale, [&](int x, int y, float d) {
-    // Far off, the spokes fill the wheel.
+    // The spokes of a distant wheel fill it.
     if (d > 0.66f || r * pen.scale < 4) pen.canvas.put(x, y, kBicyclist, pen.air(c));
   });
 }
@@ -212,8 +212,8 @@ void paint_traffic_light(const Pen& pen, const Object& o) {
   }
 }
 
-// A piece of railing along the street, in perspective: a column is one z. What shows between the bars counts
-// as fence.
+// A piece of railing along the street, in perspective: each column of pixels has one z. The gaps between the
+// bars have the class of the fence.
 void paint_fence(Canvas& canvas, const Street& s, const Object& o) {
   const float near = std::max(o.z, 1.0f), far = o.z + o.size, height = 1.05f;
   if (far <= near) return;
@@ -224,7 +224,7 @@ void paint_fence(Canvas& canvas, const Street& s, const Object& o) {
     const float z = std::clamp(s.camera.focal * o.X / offset, near, far), pixel = z / s.camera.focal;
     const float u = (z - o.z) / 0.16f, bar = u - static_cast<float>(floor_int(u));
     const bool post = z - o.z < 0.12f;
-    // Bars thinner than a pixel mix with what is behind.
+    // Bars thinner than a pixel mix with the background.
     const float cover = std::abs(o.X) / z * 0.16f / pixel > 2 ? (bar < 0.35f ? 1.0f : 0.0f) : 0.45f;
     canvas.each(static_cast<float>(x), s.camera.y(height, z), static_cast<float>(x + 1), s.camera.y(0, z),
                 [&](int, int y) {
@@ -261,4 +261,4 @@ void paint_object(Canvas& canvas, const Street& street, const Object& object) {
   }
 }
 
-}  // namespace palimpsest::data::streets
+}  // namespace palimpsest::data::generated

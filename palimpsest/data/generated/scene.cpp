@@ -1,11 +1,11 @@
-#include "palimpsest/data/streets/scene.h"
+#include "palimpsest/data/generated/scene.h"
 
 #include <ATen/ops/empty.h>
 
-namespace palimpsest::data::streets {
+namespace palimpsest::data::generated {
 namespace {
 
-// What stands on the street hides the houses; what stands behind their fronts is hidden by them.
+// Objects on the street hide the houses; the houses hide the objects behind their fronts.
 void paint(Canvas& canvas, const Street& street) {
   paint_surroundings(canvas, street);
   const auto behind = [&](const Object& o) { return o.X <= street.wall_left || o.X >= street.wall_right; };
@@ -49,8 +49,8 @@ at::Tensor develop(const Canvas& canvas, const Street& s) {
   return image;
 }
 
-// A pixel whose right or lower neighbour is of another class is void: one pixel wide, so that poles of two
-// remain.
+// A pixel is void if its right or lower neighbour has another class. The border is one pixel wide, so that
+// poles two pixels wide remain.
 at::Tensor with_void_borders(const Canvas& canvas) {
   const int height = canvas.height, width = canvas.width;
   at::Tensor label = at::empty({height, width}, at::kByte);
@@ -77,4 +77,4 @@ Scene draw_street(uint64_t seed, uint64_t index, int height, int width) {
   return {develop(canvas, street), with_void_borders(canvas)};
 }
 
-}  // namespace palimpsest::data::streets
+}  // namespace palimpsest::data::generated

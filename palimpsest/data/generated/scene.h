@@ -1,23 +1,23 @@
 #pragma once
 
 #include "palimpsest/base/random.h"
-#include "palimpsest/data/streets/canvas.h"
+#include "palimpsest/data/generated/canvas.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <vector>
 
-namespace palimpsest::data::streets {
+namespace palimpsest::data::generated {
 
-/// A pinhole camera that looks along the street. The world is in metres: X to the right, Y up from the
+/// A pinhole camera that looks along the street. World coordinates are metres: X to the right, Y up from the
 /// ground, z ahead.
 struct Camera {
   float centre, horizon;  // pixel where the street vanishes
   float focal;            // pixels
   float height;           // metres above the ground
 
-  float scale(float z) const { return focal / z; }  ///< pixels a metre
+  float scale(float z) const { return focal / z; }  ///< pixels per metre
   float x(float X, float z) const { return centre + focal * X / z; }
   float y(float Y, float z) const { return horizon + focal * (height - Y) / z; }
 };
@@ -34,26 +34,26 @@ struct Building {
 
 enum class Kind { kTree, kCar, kPedestrian, kBicyclist, kLamp, kSign, kTrafficLight, kFence };
 
-/// Something that stands on the ground; `X`, `z` is its foot (the near end of a car, the near end of a piece
-/// of fence).
+/// An object that stands on the ground. (`X`, `z`) is its foot: the near end of a car or of a piece of fence.
 struct Object {
   Kind kind;
   float X, z;
-  float size;  // height in metres; a car: 0 saloon, 1 van; a fence: its length
+  float size;  // height in metres; for a car: 0 saloon, 1 van; for a fence: its length
   Rgb color;
   uint32_t seed;
-  bool facing;  // cars: we see the front; people: walking sideways; cyclists: crossing
+  bool facing;  // a car shows its front; a person walks sideways; a cyclist crosses the road
 };
 
-/// Everything that is drawn, by numbers: made by plan_street from the random stream, painted by paint_*.
+/// A description of the whole scene: plan_street draws it from the random stream, the paint_* functions paint
+/// it.
 struct Street {
   Camera camera;
   float road_left, road_right;  // kerbs, X
   float wall_left, wall_right;  // house fronts, X
   float end;                    // z where the houses stop
   Rgb zenith, haze, light;      // light: multiplies everything
-  float cloud_cover, sun_side;  // sun_side -1 or +1: that side's fronts are in shade
-  float shadow_edge;            // X to which the houses on that side shade the ground
+  float cloud_cover, sun_side;  // sun_side -1 or +1: the fronts of that side are in shade
+  float shadow_edge;            // X of the edge of the shade that the houses of that side cast
   float brightness, contrast, grain;
   bool crossing;
   float crossing_z;
@@ -67,7 +67,7 @@ void paint_surroundings(Canvas& canvas, const Street& street);  ///< sky, skylin
 void paint_building(Canvas& canvas, const Street& street, const Building& building);
 void paint_object(Canvas& canvas, const Street& street, const Object& object);
 
-/// Id of pixels on the border between classes: no class, as in hand-drawn labels, where the border is
+/// Id of pixels on the border between classes. They have no class: in hand-drawn labels the border is
 /// uncertain.
 constexpr uint8_t kVoid = 255;
 
@@ -75,7 +75,7 @@ struct Scene {
   at::Tensor image;  ///< u8 (H, W, 3)
   at::Tensor label;  ///< u8 (H, W): Id or kVoid
 };
-/// The scene of (seed, index): the same bytes every time, on every machine. About 10 ms for 480x360.
+/// Draws the scene of (seed, index): the same bytes every time, on every machine. 480x360 takes about 10 ms.
 Scene draw_street(uint64_t seed, uint64_t index, int height, int width);
 
-}  // namespace palimpsest::data::streets
+}  // namespace palimpsest::data::generated

@@ -5,12 +5,12 @@
 #include <cstdint>
 #include <vector>
 
-/// Drawing for data/generated_streets: colours in [0, 1] and a class id a pixel, always painted together.
-/// Only +, -, *, / and sqrt are used, whose results every machine agrees on; the sources are compiled without
-/// contraction to FMA.
-namespace palimpsest::data::streets {
+/// Drawing for generated/streets.h: each pixel has a colour in [0, 1] and a class id, always painted
+/// together. The code uses +, -, *, / and sqrt only, whose results are the same on every machine; the sources
+/// are compiled without contraction to FMA.
+namespace palimpsest::data::generated {
 
-/// Class ids, as street_class_names() orders them.
+/// Class ids, in the order of street_class_names().
 enum Id : uint8_t {
   kSky,
   kBuilding,
@@ -46,7 +46,7 @@ inline int floor_int(float x) {
   return i - (x < static_cast<float>(i));
 }
 
-/// A number in [0, 1) for each lattice point.
+/// A pseudo-random number in [0, 1) for each lattice point.
 inline float hash(int x, int y, uint32_t seed) {
   uint32_t h =
       static_cast<uint32_t>(x) * 0x8DA6B343u ^ static_cast<uint32_t>(y) * 0xD8163841u ^ seed * 0xCB1AB31Fu;
@@ -141,10 +141,10 @@ class Canvas {
   }
 
  private:
-  // The first pixel whose centre is not before `edge`.
+  // The first pixel whose centre is at or after `edge`.
   static int first(float edge, int size) {
     return edge <= 0 ? 0 : edge >= static_cast<float>(size) ? size : floor_int(edge + 0.5f);
   }
 };
 
-}  // namespace palimpsest::data::streets
+}  // namespace palimpsest::data::generated

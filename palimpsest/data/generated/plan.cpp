@@ -1,9 +1,9 @@
-#include "palimpsest/data/streets/scene.h"
+#include "palimpsest/data/generated/scene.h"
 
-namespace palimpsest::data::streets {
+namespace palimpsest::data::generated {
 namespace {
 
-/// The plan's own draws, in float.
+/// Random draws in float.
 struct Draw {
   Random& random;
   float operator()(float low, float high) { return static_cast<float>(random.uniform(low, high)); }
@@ -124,8 +124,8 @@ void plan_objects(Street& s, Draw& draw) {
     const float kerb = side < 0 ? s.road_left : s.road_right, wall = side < 0 ? s.wall_left : s.wall_right;
     const float pavement = std::abs(wall - kerb);
     if (draw.chance(0.6f)) plan_row(s, draw, Kind::kTree, kerb + out * 0.9f, 7, 7, 13, 0.8f);
-    plan_row(s, draw, Kind::kTree, wall + out * draw(4, 8), 14, 6, 12,
-             0.7f);  // behind the fronts: seen in gaps
+    // Behind the fronts: visible in the gaps.
+    plan_row(s, draw, Kind::kTree, wall + out * draw(4, 8), 14, 6, 12, 0.7f);
     if (draw.chance(0.8f)) plan_row(s, draw, Kind::kLamp, kerb + out * 0.45f, 5, 14, 24, 0.9f);
     if (draw.chance(0.65f)) plan_row(s, draw, Kind::kCar, kerb - out * 1.15f, 7, 5.6f, 9, 0.7f);
     if (draw.chance(0.4f)) plan_row(s, draw, Kind::kFence, kerb + out * 0.25f, 4, 2.5f, 2.5f, 1);
@@ -194,4 +194,4 @@ Street plan_street(Random& random, int height, int width) {
   return s;
 }
 
-}  // namespace palimpsest::data::streets
+}  // namespace palimpsest::data::generated

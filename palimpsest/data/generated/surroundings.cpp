@@ -1,9 +1,9 @@
-#include "palimpsest/data/streets/scene.h"
+#include "palimpsest/data/generated/scene.h"
 
-namespace palimpsest::data::streets {
+namespace palimpsest::data::generated {
 namespace {
 
-// Air between us and what is `z` metres away.
+// The haze of `z` metres of air.
 Rgb hazed(const Street& s, Rgb c, float z) {
   return mix(c, s.haze, std::min(0.65f, z / 170));
 }
@@ -49,7 +49,7 @@ struct Ground {
 };
 
 Ground ground_at(const Street& s, float X, float z, float pixel) {
-  // Fine texture vanishes where a pixel covers more ground than it.
+  // Texture finer than the ground that a pixel covers vanishes.
   const float fine = std::min(1.0f, 0.08f / pixel), coarse = std::min(1.0f, 0.6f / pixel);
   const float grain = (noise(X * 14, z * 14, s.seed) - 0.5f) * fine;
   const float patches = (noise(X * 1.3f, z * 0.6f, s.seed + 5) - 0.5f) * coarse;
@@ -82,8 +82,8 @@ Ground ground_at(const Street& s, float X, float z, float pixel) {
             base * ((1 + tone + 0.25f * grain + 0.15f * patches) * (joint ? 1 - 0.25f * fine : 1))};
   }
   const float blades = 0.5f * grain + 0.5f * patches;
-  return {kTree,
-          Rgb{0.30f, 0.40f, 0.17f} * (1 + blades)};  // grass: vegetation counts as tree in CamVid's eleven
+  // Grass: CamVid's eleven classes count vegetation as tree.
+  return {kTree, Rgb{0.30f, 0.40f, 0.17f} * (1 + blades)};
 }
 
 void paint_ground(Canvas& canvas, const Street& s) {
@@ -141,7 +141,7 @@ void paint_building(Canvas& canvas, const Street& s, const Building& b) {
   const float wall = b.side < 0 ? s.wall_left : s.wall_right, out = static_cast<float>(b.side);
   const float near = std::max(b.z0, 1.0f);
   const float lit = static_cast<float>(b.side) == s.sun_side ? 0.70f + 0.2f * s.cloud_cover : 1.06f;
-  // The end that faces us: seen where the house before it leaves a gap.
+  // The end that faces the camera: visible where the nearer house leaves a gap.
   if (b.z0 > 1) {
     const float edge = s.camera.x(wall, b.z0), far = s.camera.x(wall + out * 9, b.z0),
                 pixel = b.z0 / s.camera.focal;
@@ -166,8 +166,8 @@ void paint_building(Canvas& canvas, const Street& s, const Building& b) {
     canvas.each(static_cast<float>(x), std::max(top, s.camera.y(b.height + b.roof, z)),
                 static_cast<float>(x + 1), std::min(bottom, s.camera.y(0, z)), [&](int, int y) {
                   const float Y = s.camera.height - (static_cast<float>(y) + 0.5f - s.camera.horizon) * pixel;
-                  const float foot =
-                      Y < 0.6f ? 0.75f + 0.25f * std::max(0.0f, Y) / 0.6f : 1;  // light fades at the ground
+                  // Light fades at the ground.
+                  const float foot = Y < 0.6f ? 0.75f + 0.25f * std::max(0.0f, Y) / 0.6f : 1;
                   canvas.put(x, y, kBuilding, hazed(s, wall_at(b, s, z - b.z0, Y, pixel) * (lit * foot), z));
                 });
   }
@@ -179,4 +179,4 @@ void paint_surroundings(Canvas& canvas, const Street& street) {
   paint_ground(canvas, street);
 }
 
-}  // namespace palimpsest::data::streets
+}  // namespace palimpsest::data::generated

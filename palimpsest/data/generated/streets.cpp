@@ -1,17 +1,18 @@
+#include "palimpsest/data/generated/streets.h"
+
 #include "palimpsest/base/error.h"
-#include "palimpsest/data/dataset.h"
-#include "palimpsest/data/streets/scene.h"
-#include "palimpsest/data/transforms.h"
+#include "palimpsest/data/generated/scene.h"
 
 #include <ATen/core/Tensor.h>
 
-namespace palimpsest::data {
+#include <algorithm>
+
+namespace palimpsest::data::generated {
 namespace {
 
-class GeneratedStreets : public Dataset {
+class Streets : public Dataset {
  public:
-  GeneratedStreets(int64_t size, int64_t height, int64_t width, uint64_t seed,
-                   const TransformOptions& transform)
+  Streets(int64_t size, int64_t height, int64_t width, uint64_t seed, const TransformOptions& transform)
       : size_(size), height_(height), width_(width), seed_(seed), transform_(transform) {
     check_transform(transform);
     const auto require = [](bool condition, const std::string& what, const std::string& got) {
@@ -31,14 +32,14 @@ class GeneratedStreets : public Dataset {
   const std::vector<std::string>& class_names() const override { return street_class_names(); }
 
   Sample get(int64_t index, Random& random) const override {
-    const streets::Scene scene = streets::draw_street(seed_, static_cast<uint64_t>(index),
-                                                      static_cast<int>(height_), static_cast<int>(width_));
+    const Scene scene =
+        draw_street(seed_, static_cast<uint64_t>(index), static_cast<int>(height_), static_cast<int>(width_));
     std::string name = "generated/" + std::to_string(index);
     const View view = choose_view(height_, width_, transform_, random, name);
     at::Tensor label = view_label(scene.label, view, transform_.ignore_id);
-    if (transform_.ignore_id != streets::kVoid) {
+    if (transform_.ignore_id != kVoid) {
       auto* ids = label.mutable_data_ptr<int64_t>();
-      std::replace(ids, ids + label.numel(), int64_t{streets::kVoid}, transform_.ignore_id);
+      std::replace(ids, ids + label.numel(), int64_t{kVoid}, transform_.ignore_id);
     }
     return {view_image(scene.image, view, transform_), label, std::move(name)};
   }
@@ -51,9 +52,16 @@ class GeneratedStreets : public Dataset {
 
 }  // namespace
 
-std::shared_ptr<Dataset> generated_streets(int64_t size, int64_t height, int64_t width, uint64_t seed,
-                                           const TransformOptions& transform) {
-  return std::make_shared<GeneratedStreets>(size, height, width, seed, transform);
+const std::vector<std::string>& street_class_names() {
+  static const std::vector<std::string> names{"Sky",      "Building",   "Pole",       "Road",
+                                              "Pavement", "Tree",       "SignSymbol", "Fence",
+                                              "Car",      "Pedestrian", "Bicyclist"};
+  return names;
 }
 
-}  // namespace palimpsest::data
+std::shared_ptr<Dataset> streets(int64_t size, int64_t height, int64_t width, uint64_t seed,
+                                 const TransformOptions& transform) {
+  return std::make_shared<Streets>(size, height, width, seed, transform);
+}
+
+}  // namespace palimpsest::data::generated
