@@ -4,7 +4,7 @@
 //     the bottleneck in place at most 0.12 (5k). (The paper's 22 % is total memory, over another baseline.)
 //   BC-100 k=12, highest live bytes of a step above weights, gradients and momentum: fused at most 0.45 GB
 //   exponent of kept bytes over depth, 100 to 400 layers: fused at most 1.05
-//   DenseNet-264 k=48, 224 x 224, kept an image: at most 52 MB in f32, 26 MB in bf16
+//   DenseNet-264 k=48, 224 x 224, kept per image: at most 52 MB in f32, 26 MB in bf16
 //   BC-1000 k=12, a step with the allocator capped at 12 GB: runs, its loss that of `checkpoint` to 1e-4
 //
 // Saved = live bytes after the forward pass, loss alive, minus live bytes before it, by the counting
@@ -60,7 +60,7 @@ void against_naive(Report& report) {
   };
   add("fused", kFused, 0.12);
   add("shared (9k)", {nn::DenseStrategy::kShared, nn::Strategy::kStandard}, 0.27);
-  add("shared, one tensor a bottleneck (5k)", {nn::DenseStrategy::kShared, nn::Strategy::kStoreY}, 0.12);
+  add("shared, one tensor per bottleneck (5k)", {nn::DenseStrategy::kShared, nn::Strategy::kStoreY}, 0.12);
 }
 
 void peak(Report& report) {
@@ -86,8 +86,8 @@ void growth(Report& report) {
 void large_images(Report& report) {
   const DenseInput input{"densenet264_k48", 1, 224};
   report.add(
-      bytes_row("DenseNet-264 k=48 kept an image, f32, fused", "52 MB", kept(input, kFused, 2), 52, 1));
-  report.add(bytes_row("DenseNet-264 k=48 kept an image, bf16, fused", "26 MB",
+      bytes_row("DenseNet-264 k=48 kept per image, f32, fused", "52 MB", kept(input, kFused, 2), 52, 1));
+  report.add(bytes_row("DenseNet-264 k=48 kept per image, bf16, fused", "26 MB",
                        kept(input, kFused, 2, at::kBFloat16), 26, 1));
 }
 

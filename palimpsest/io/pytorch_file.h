@@ -12,7 +12,7 @@ bool is_pytorch_file(const std::filesystem::path& path);
 
 /// The state dict in a file of torch.save (.pth, .pt, .bin): the dict itself, or the one in a training
 /// checkpoint under "state_dict", "model", "model_state_dict" or "model_state". Read by a Python with torch
-/// in a child process (scripts/state_dict_to_safetensors.py, which this library carries) that runs nothing of
+/// in a child process (io/state_dict_to_safetensors.py, which this library carries) that runs nothing of
 /// the file: PALIMPSEST_PYTHON, else the Python that the library was built with, else python3.
 /// Memory: the file twice. Throws Error(kUsage) naming the way out when there is no such Python,
 /// Error(kCheckpoint) when the file is missing, truncated, a pickle of more than tensors, or holds no state

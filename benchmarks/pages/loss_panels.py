@@ -1,13 +1,13 @@
-"""Small charts of loss over steps, several in one SVG file, each with a few curves of a few colours."""
+"""Several small charts of loss over steps in one SVG file."""
 import html
 import math
 
-COLORS = ["#d9730d", "#1d4ed8", "#15803d"]  # io/svg.h's first ones
-WIDTH, HEIGHT, COLUMNS, LEGEND = 400, 250, 2, 30  # of a panel; panels in a row; height of the legend
+COLORS = ["#d9730d", "#1d4ed8", "#15803d"]  # the first colours of io/svg.h
+WIDTH, HEIGHT, COLUMNS, LEGEND = 400, 250, 2, 30  # size of a panel, panels per row, height of the legend
 
 
 def ticks(low, high):
-    """Round positions, about four."""
+    """About four round positions between low and high."""
     raw = (high - low) / 4 or 1
     power = 10 ** math.floor(math.log10(raw))
     step = next(k * power for k in (1, 2, 5, 10) if k * power >= raw)
@@ -19,7 +19,7 @@ def text(x, y, content, anchor="start", size=12, color="#1f2937", more=""):
 
 
 def panel(title, curves, left, top):
-    """One chart of (color, [(step, loss or None)]); of the highest values, the first ones, 2 % are cut off."""
+    """One chart of curves (color, [(step, loss or None)]). The highest 2 % of the losses are cut off."""
     points = [p for _, curve in curves for p in curve if p[1] is not None]
     values, last = sorted(p[1] for p in points), max(p[0] for p in points)
     xs, ys = ticks(0, last), ticks(min(0, values[0]), values[int(0.98 * (len(values) - 1))])
@@ -45,7 +45,7 @@ def panel(title, curves, left, top):
 
 
 def chart(labels, panels):
-    """labels: what each color stands for, in the order of COLORS; panels: (title, curves) as `panel` takes them."""
+    """labels: the meaning of each color, in the order of COLORS; panels: (title, curves) as `panel` takes them."""
     width, height = WIDTH * COLUMNS, HEIGHT * math.ceil(len(panels) / COLUMNS) + LEGEND
     svg = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
            'role="img" aria-label="Training loss" font-family="Helvetica, Arial, \'Liberation Sans\', sans-serif">',
