@@ -8,10 +8,11 @@
 
 namespace palimpsest::benchmarks {
 
-/// The head of a timed graph: a scalar of z whose backward pass gives z the prepared gradient `dz` and lets
-/// go of it. So the layer before it is the only owner of its incoming gradient, as behind a convolution, and
-/// no loss is timed. `dz` must be the caller's last reference; one backward pass.
-class HandOver : public torch::autograd::Function<HandOver> {
+/// The head of a timed graph: a scalar of z, whose backward pass gives z the prepared gradient `dz` and
+/// releases it. So the layer before the head is the only owner of its incoming gradient, as it is before a
+/// convolution, and no loss is timed. `dz` must be the caller's last reference. The graph allows one backward
+/// pass.
+class OwnedGradient : public torch::autograd::Function<OwnedGradient> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& z, at::Tensor dz) {
     ctx->saved_data["dz"] = std::move(dz);
