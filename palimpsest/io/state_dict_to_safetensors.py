@@ -1,9 +1,9 @@
-"""state_dict_to_safetensors.py FILE > OUT.safetensors: what torch.save wrote, in a format that needs no Python.
+"""state_dict_to_safetensors.py FILE > OUT.safetensors: converts a file of torch.save to a format that needs no Python.
 
-FILE is a state dict, or a training checkpoint that holds one under one of the usual keys. Nothing in it is executed:
-a pickle that asks for more than tensors and plain containers is refused. Only torch is needed. `palimpsest import`
-carries this script and runs it; exit code 3: this Python has no torch, 4: the file, 5: the output (one line on
-stderr says why).
+FILE is a state dict, or a training checkpoint that holds a state dict under one of the usual keys. The script runs no code
+of FILE: it refuses a pickle that asks for more than tensors and plain containers. It needs only torch. `palimpsest import`
+carries this script and runs it. Exit status: 0 done; 2 wrong usage; 3 this Python has no torch; 4 FILE cannot be read;
+5 the output cannot be written. One line on stderr has the reason.
 """
 import sys
 
@@ -17,7 +17,7 @@ import re
 import struct
 
 NO_TORCH, BAD_FILE, BAD_OUTPUT = 3, 4, 5
-KEYS = ("state_dict", "model", "model_state_dict", "model_state")  # of checkpoints, in the order in which they are tried
+KEYS = ("state_dict", "model", "model_state_dict", "model_state")  # of checkpoints, in the order of the search
 
 
 def fail(code, message):
@@ -26,7 +26,7 @@ def fail(code, message):
 
 
 def load(torch, path):
-    # torchvision's training script stores its options so; a Namespace is a plain record.
+    # torchvision's training script stores its options as a Namespace, which is a plain record.
     torch.serialization.add_safe_globals([argparse.Namespace])
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
@@ -35,7 +35,7 @@ def load(torch, path):
         if refused:
             fail(BAD_FILE, f"it is a pickle that wants to run {refused[1]}, and only tensors are read; if you trust it, "
                            "load it in Python and save model.state_dict() alone")
-        reason = re.split(r"[.]? *\n|[.] ", str(error) or repr(error))[0]  # without the advice that follows
+        reason = re.split(r"[.]? *\n|[.] ", str(error) or repr(error))[0]  # without the advice after it
         fail(BAD_FILE, f"it is truncated, or not a file of torch.save: {reason}")
 
 
@@ -54,19 +54,19 @@ def find_state_dict(torch, loaded):
 def write(torch, tensors, out):
     names = {torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16", torch.int64: "I64",
              torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL"}
-    header, end, dense = {}, 0, []
+    header, end, contiguous = {}, 0, []
     for name, tensor in tensors.items():
         if not isinstance(tensor, torch.Tensor):
             fail(BAD_FILE, f"its entry {name} is a {type(tensor).__name__} and no tensor")
         if tensor.dtype not in names or tensor.layout != torch.strided:
             fail(BAD_FILE, f"its tensor {name} is {tensor.dtype}, {tensor.layout}, which cannot be read")
-        dense.append(tensor.detach().contiguous())
+        contiguous.append(tensor.detach().contiguous())
         begin, end = end, end + tensor.numel() * tensor.element_size()
         header[str(name)] = {"dtype": names[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     out.write(struct.pack("<Q", len(text)) + text)
-    for tensor in dense:
+    for tensor in contiguous:
         if tensor.numel():
             out.write((ctypes.c_char * (tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr()))
     out.flush()
@@ -76,7 +76,7 @@ def main():
     if len(sys.argv) != 2:
         fail(2, "usage: state_dict_to_safetensors.py FILE > OUT.safetensors")
     out = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # whatever else prints must not get into the tensors
+    os.dup2(2, 1)  # other output must not get into the tensors
     try:
         import torch
     except ImportError as error:
