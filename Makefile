@@ -6,13 +6,14 @@ CMAKE := .venv/bin/cmake
 RESULTS ?= $(if $(filter release,$(PRESET)),docs/results,$(BUILD)/results)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help bootstrap configure build demo test sanitize bench format lint clean
+.PHONY: help bootstrap configure build demo test sanitize bench pages format lint clean
 
 help:
 	@echo "make demo    trains one network twice, standard and in place, and writes demo/index.html"
 	@echo "make test    builds and runs all tests, and some again under the sanitizers;  make sanitize  these alone"
 	@echo "make build   the program $(BUILD)/palimpsest and the operator library $(BUILD)/libpalimpsest_ops.so"
-	@echo "make bench   the measured claims: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
+	@echo "make bench   measures every claim: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
+	@echo "make pages   writes the pages of docs/results again from the JSON files beside them"
 	@echo "make format  formats all C++ files;  make lint  checks format, layers and clang-tidy"
 	@echo "make clean   removes build/ and demo/"
 	@echo "PRESET=release|debug|asan|tsan chooses the build; PALIMPSEST_VENV, PALIMPSEST_PYTHON: see scripts/bootstrap"
@@ -39,6 +40,9 @@ sanitize: bootstrap
 
 bench: build
 	@scripts/run_benchmarks $(BUILD) $(RESULTS)
+
+pages:
+	@python3 benchmarks/pages/pages
 
 format: bootstrap
 	@scripts/format --fix

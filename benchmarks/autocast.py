@@ -1,4 +1,4 @@
-"""ResNet-50 with pre-activation in f32 and under autocast, of libtorch's layers and of ours, for a step on a GPU."""
+"""ResNet-50 with pre-activation, in f32 and under autocast, with libtorch's layers and with ours: a step on a GPU."""
 import contextlib
 
 import torch
@@ -28,7 +28,7 @@ class Side(preact_resnext.Side):
         self.optimizer.zero_grad()
         loss = self.loss()
         (loss * self.scale).backward()
-        if self.scale != 1:  # no check of the gradients: nothing shall wait for the device
+        if self.scale != 1:  # no check of the gradients: nothing may wait for the device
             torch._foreach_mul_([p.grad for p in self.network.parameters()], 1 / self.scale)
         self.optimizer.step()
         return loss.detach()
@@ -36,7 +36,7 @@ class Side(preact_resnext.Side):
 
 @contextlib.contextmanager
 def exact_f32():
-    """No TF32: products of f32 are of f32."""
+    """No TF32: products of f32 values are computed in f32."""
     backends = (torch.backends.cuda.matmul, torch.backends.cudnn)
     before = [each.allow_tf32 for each in backends]
     try:

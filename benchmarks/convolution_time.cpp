@@ -1,11 +1,12 @@
-// Claim: a convolution of which some passes run on kernels of ours (ops/convolution.h) takes, forward +
-// backward, at most 0.80 of libtorch's time for groups of 2 and 4 channels and 1.05 (no more than noise) for
-// all others.
+// Claim:    a convolution with passes on our kernels (ops/convolution.h) takes less time, forward + backward,
+//           than libtorch's convolution if its groups have 2 or 4 channels, and no more time otherwise.
+// Opponent: at::conv2d.
+// Limit:    0.80 for groups of 2 and 4 channels; 1.05 for all other convolutions (the margin is noise).
 //
-// The convolutions of ResNet-50, ResNeXt-50 (32 groups) and the paper's modules (64 groups), batch 16 (32 of
-// the last), f32, channels-last. Both sides: the same tensors, allocator (which retains freed blocks) and
-// threads; the incoming gradient is channels-last, as a normalization hands it over. Before anything is
-// timed, output and gradients are compared with libtorch's in f64.
+// The convolutions are those of ResNet-50, ResNeXt-50 (32 groups) and the in-place paper's modules (64
+// groups), batch 16 (32 for the last), f32, channels-last. Both sides have the same tensors, allocator (which
+// retains freed blocks) and threads; the incoming gradient is channels-last, as it is before a normalization.
+// Before the timing, output and gradients are compared with libtorch's in f64.
 #include "benchmarks/support.h"
 
 #include "palimpsest/ops/convolution.h"
@@ -18,10 +19,10 @@ namespace palimpsest::benchmarks::convolution_time {
 namespace {
 
 constexpr double kLimitNarrow = 0.80;
-constexpr double kLimitElse = 1.05;
+constexpr double kLimitOther = 1.05;
 constexpr double kLargestError = 1e-5;  // relative, against f64
 
-struct Layer {
+struct Problem {
   int64_t n, c_in, c_out, side, kernel, stride, groups;
 
   ops::ConvolutionOptions options() const {
@@ -29,7 +30,7 @@ struct Layer {
   }
 };
 
-constexpr Layer kLayers[] = {
+constexpr Problem kProblems[] = {
     {16, 64, 256, 56, 1, 1, 1},    {16, 256, 64, 56, 1, 1, 1},   {16, 128, 512, 28, 1, 1, 1},
     {16, 512, 128, 28, 1, 1, 1},   {16, 256, 1024, 14, 1, 1, 1}, {16, 1024, 256, 14, 1, 1, 1},
     {16, 512, 2048, 7, 1, 1, 1},   {16, 2048, 512, 7, 1, 1, 1},  {16, 256, 512, 56, 1, 2, 1},
@@ -40,43 +41,45 @@ constexpr Layer kLayers[] = {
     {32, 1024, 1024, 7, 3, 1, 64},
 };
 
-using Convolution = std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const Layer& l)>;
+using Convolution =
+    std::function<at::Tensor(const at::Tensor& x, const at::Tensor& weight, const Problem& problem)>;
 
-at::Tensor ours(const at::Tensor& x, const at::Tensor& weight, const Layer& l) {
-  return ops::convolution(x, weight, std::nullopt, l.options());
+at::Tensor our_convolution(const at::Tensor& x, const at::Tensor& weight, const Problem& problem) {
+  return ops::convolution(x, weight, std::nullopt, problem.options());
 }
-at::Tensor libtorchs(const at::Tensor& x, const at::Tensor& weight, const Layer& l) {
-  const auto o = l.options();
+at::Tensor library_convolution(const at::Tensor& x, const at::Tensor& weight, const Problem& problem) {
+  const auto o = problem.options();
   return at::conv2d(x, weight, {}, o.stride, o.padding, o.dilation, o.groups);
 }
 
 struct Values {
   at::Tensor x, weight, dout;
 
-  Values(const Layer& l, at::ScalarType type) {
+  Values(const Problem& problem, at::ScalarType type) {
     torch::manual_seed(0);
     const auto make = [&](at::IntArrayRef sizes) {
       return torch::randn(sizes).to(type).contiguous(at::MemoryFormat::ChannelsLast);
     };
-    x = make({l.n, l.c_in, l.side, l.side}).set_requires_grad(true);
-    weight = make({l.c_out, l.c_in / l.groups, l.kernel, l.kernel}).set_requires_grad(true);
-    const int64_t out = (l.side - 1) / l.stride + 1;
-    dout = make({l.n, l.c_out, out, out});
+    x = make({problem.n, problem.c_in, problem.side, problem.side}).set_requires_grad(true);
+    weight = make({problem.c_out, problem.c_in / problem.groups, problem.kernel, problem.kernel})
+                 .set_requires_grad(true);
+    const int64_t out = (problem.side - 1) / problem.stride + 1;
+    dout = make({problem.n, problem.c_out, out, out});
   }
 };
 
-std::vector<at::Tensor> results(const Values& v, const Layer& l, const Convolution& convolution) {
-  const at::Tensor out = convolution(v.x, v.weight, l);
+std::vector<at::Tensor> results(const Values& v, const Problem& problem, const Convolution& convolution) {
+  const at::Tensor out = convolution(v.x, v.weight, problem);
   auto all = torch::autograd::grad({out}, {v.x, v.weight}, {v.dout});
   all.push_back(out.detach());
   return all;
 }
 
-/// At two images: f64 is slow.
-void verify(Layer l) {
-  l.n = 2;
-  const auto got = results(Values(l, at::kFloat), l, ours);
-  const auto want = results(Values(l, at::kDouble), l, libtorchs);
+/// Two images only: f64 is slow.
+void verify(Problem problem) {
+  problem.n = 2;
+  const auto got = results(Values(problem, at::kFloat), problem, our_convolution);
+  const auto want = results(Values(problem, at::kDouble), problem, library_convolution);
   for (size_t i = 0; i < got.size(); ++i) {
     const double error = ((got[i].to(at::kDouble) - want[i]).norm() / want[i].norm()).item<double>();
     if (!(error <= kLargestError))
@@ -86,34 +89,34 @@ void verify(Layer l) {
   }
 }
 
-Row measure(const Layer& l, int repeats) {
-  verify(l);
-  const Values v(l, at::kFloat);
+Row measure(const Problem& problem, int repeats) {
+  verify(problem);
+  const Values v(problem, at::kFloat);
   const auto side = [&](const Convolution& convolution) {
-    return [&, convolution] { return 1e3 * seconds_of([&] { results(v, l, convolution); }); };
+    return [&, convolution] { return 1e3 * seconds_of([&] { results(v, problem, convolution); }); };
   };
-  const auto times = interleave({side(ours), side(libtorchs)}, repeats);
+  const auto times = interleave({side(our_convolution), side(library_convolution)}, repeats);
   Row row;
-  row.claim = c10::str("(", l.n, ", ", l.c_in, ", ", l.side, ") to ", l.c_out, ", ", l.kernel, "x", l.kernel,
-                       l.stride > 1 ? c10::str(", stride ", l.stride) : "",
-                       l.groups > 1 ? c10::str(", ", l.groups, " groups") : "");
+  row.claim = c10::str("(", problem.n, ", ", problem.c_in, ", ", problem.side, ") to ", problem.c_out, ", ",
+                       problem.kernel, "x", problem.kernel,
+                       problem.stride > 1 ? c10::str(", stride ", problem.stride) : "",
+                       problem.groups > 1 ? c10::str(", ", problem.groups, " groups") : "");
   row.opponent_name = "conv2d";
   row.unit = "ms";
   row.measured = times[0];
   row.opponent = times[1];
-  const bool narrow = l.groups > 1 && l.c_in / l.groups <= 4;
-  row.limit = narrow ? kLimitNarrow : kLimitElse;
+  const bool narrow = problem.groups > 1 && problem.c_in / problem.groups <= 4;
+  row.limit = narrow ? kLimitNarrow : kLimitOther;
   return row;
 }
 
-}  // namespace
-
-int run(int argc, char** argv) {
-  return run_benchmark("convolution_time", argc, argv,
-                       "Times convolutions with kernels of ours, forward + backward, against libtorch's.",
-                       [](Report& report, const Options& options) {
-                         for (const Layer& l : kLayers) report.add(measure(l, (options.repeats + 1) / 2));
-                       });
+void measure_all(Report& report, const Options& options) {
+  for (const Problem& problem : kProblems) report.add(measure(problem, (options.repeats + 1) / 2));
 }
 
+const Benchmark kBenchmark("convolution_time",
+                           "Times convolutions with our kernels, forward + backward, against libtorch's.",
+                           measure_all);
+
+}  // namespace
 }  // namespace palimpsest::benchmarks::convolution_time

@@ -10,7 +10,7 @@
 #include <memory>
 #include <string>
 
-/// What the benchmarks of densely connected networks share.
+/// The parts that the benchmarks of densely connected networks share.
 namespace palimpsest::benchmarks {
 
 struct DenseForm {

@@ -1,5 +1,5 @@
-"""DenseNet-121 (palimpsest/models/densenet.h) with leaky ReLU: the same network of libtorch's layers, and with each of its
-blocks as one operator, for a step on a GPU."""
+"""DenseNet-121 (palimpsest/models/densenet.h) with leaky ReLU, with libtorch's layers and with each block as one
+operator: a step on a GPU."""
 import torch
 from torch import nn
 from torch.nn import functional
@@ -10,7 +10,7 @@ BLOCKS, GROWTH = (6, 12, 24, 16), 32
 
 
 def activated(norm, x, ours):
-    """leaky_relu(norm(x)): of libtorch's layers the activation over the output, what it keeps least with."""
+    """leaky_relu(norm(x)). libtorch's layers apply the activation in place, with which they save the least."""
     arguments = (norm.weight, norm.bias)
     if ours:
         return torch.ops.palimpsest.abn(x, *arguments, norm.running_mean, norm.running_var, True, norm.momentum, norm.eps,
@@ -30,7 +30,7 @@ class Layer(nn.Module):
         return self.conv2(activated(self.norm2, h, ours=False))
 
     def operands(self):
-        """What torch.ops.palimpsest.dense_block has of a layer, in its order."""
+        """The layer's arguments of torch.ops.palimpsest.dense_block, in their order."""
         for norm, conv in ((self.norm1, self.conv1), (self.norm2, self.conv2)):
             yield from (norm.weight, norm.bias, norm.running_mean, norm.running_var, conv.weight)
 

@@ -1,23 +1,25 @@
 #!/usr/bin/env python3
-"""Claim: on a GPU, one BN + leaky ReLU(0.01) layer, forward + backward, takes at most 0.60 (channels-last bf16) or 0.75
-(NCHW, f32 and f16) of the time of libtorch's two eager layers, the better of activation in place and not, and at most
-0.95 of torch.compile's program for them (bf16). On the two largest shapes it moves its 8 passes over the tensor (5 where
-a channel's values stay on the chip) at no less than 0.85 of the bandwidth of a copy on the device. Against the CUDA kernels of the
-inplace_abn package, 0.60. A training step of ResNeXt-101 with pre-activation (batch 128 of 224x224, bf16, channels-last)
-takes at most 0.92 of the time of the same network of libtorch's layers, and keeps at most 0.52 of its bytes for backward.
-One of DenseNet-121 whose blocks are one operator each takes at most 0.85 of the time. One of ResNet-50 with pre-activation
-under autocast to bf16 or f16 takes at most 0.50 of the time in f32 (without TF32), and at most 0.95 of libtorch's layers
-under the same autocast.
+"""Times our layer and training steps on a GPU.
 
-The package is measured where --inplace-abn or PALIMPSEST_INPLACE_ABN names a folder with it: compiled, or a checkout, whose
-sources are compiled first.
+Claim:    on a GPU our layers take less time than every opponent, and near the bandwidth of the device. Opponent and
+limit, for one BN + leaky ReLU(0.01) layer, forward + backward: 0.60  libtorch's two eager layers, with the activation in
+place or not, whichever is faster; channels-last bf16 0.75  the same, NCHW, f32 and f16 0.95  torch.compile's program for
+the two layers, bf16 0.60  the CUDA kernels of the inplace_abn package on the two largest shapes, its 8 passes over the
+tensor (5 where a channel's values stay on the chip) run at 0.85 or more of the bandwidth of a copy on the device Opponent
+and limit, for a training step: 0.92  ResNeXt-101 with pre-activation (batch 128 of 224x224, bf16, channels-last) with
+libtorch's layers; 0.52 of the bytes saved for backward 0.85  DenseNet-121 with libtorch's layers; ours has one operator
+per block 0.50  ResNet-50 with pre-activation in f32 (without TF32); ours is under autocast to bf16 or f16 0.95  the same
+with libtorch's layers under the same autocast
 
-All sides: one process, libtorch's caching allocator, CUDA events around work that is queued behind a wait, so that the
-host's share is not counted; runs of the sides in turn, medians. The layer's input is made anew before each run and
-outside of the timer, because ours writes over it. Before anything is timed every side is compared with libtorch in f64.
+--inplace-abn or PALIMPSEST_INPLACE_ABN names a folder with the inplace_abn package: compiled, or a checkout, whose
+sources are compiled first. Without it the rows of the package say "not measured".
 
-Exit status: 0 done; 1 a result is wrong, the JSON file cannot be written, or, with --check, a measured claim fails;
-2 a wrong option or folder, or no GPU.
+All sides run in one process, on libtorch's caching allocator, in turn; medians count. CUDA events surround work that is
+queued behind a wait, so that the host's time does not count. The layer's input is made again before each run and outside
+the timer, because ours overwrites it. Before the timing, every side is compared with libtorch in f64.
+
+Exit status: 0 done; 1 a result is wrong, the JSON file cannot be written, or, with --check, a measured claim fails; 2 a
+wrong option or folder, or no GPU.
 """
 import dataclasses
 import gc
@@ -44,7 +46,7 @@ CASES = [("channels-last", torch.bfloat16, 0.60, 0.95), ("NCHW", torch.float32, 
 LARGEST_ERROR = {torch.float32: 1e-5, torch.float16: 1e-2, torch.bfloat16: 5e-2}
 TWO_SWEEPS, ONE_READING = 8, 5  # passes over the tensor, forward + backward
 PACKAGE_LIMIT = 0.60
-SHARED_BYTES = 100 * 1024  # of a block; about what abn.cu gives a panel of a cluster of 8
+SHARED_BYTES = 100 * 1024  # per block; about the share that abn.cu gives a panel in a cluster of 8
 
 
 def name_of(dtype):
@@ -94,7 +96,7 @@ def verify(name, values, layer, limit):
 
 
 def milliseconds_on_the_device(work):
-    """Of `work`, which the device begins when all of it is queued."""
+    """The device's time for `work`, which begins when all of it is queued."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize()
     torch.cuda._sleep(2_000_000)  # about a millisecond
@@ -119,21 +121,21 @@ def side(values, layer):
 
 
 def copy_bandwidth(repeats):
-    """Bytes a second, read and written, of a copy from one GiB of the device's memory to another."""
+    """Bytes per second, read and written, of a copy of one GiB within the device's memory."""
     source, target = (torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE) for _ in range(2))
     spread, = interleave([lambda: milliseconds_on_the_device(lambda: target.copy_(source))], repeats)
     return 2 * source.numel() / (spread.median * 1e-3)
 
 
 def passes(shape, layout, dtype):
-    """As abn.cu chooses: a panel is a channel, or 64 bytes of channels; backward keeps two tensors."""
+    """The choice of abn.cu: a panel is a channel, or 64 bytes of channels; backward holds two tensors on the chip."""
     n, _, h, w = shape
     width = 64 if layout == "channels-last" else dtype.itemsize
     return ONE_READING if 2 * n * h * w * width <= 8 * SHARED_BYTES else TWO_SWEEPS
 
 
 def measure_package(package, claim, values, repeats, report):
-    """The original's rows; `package`: its layer, or in words why there is none."""
+    """Adds the row of the package; `package`: its layer, or a text that says why it is missing."""
     row = Row(claim, "inplace_abn", limit=PACKAGE_LIMIT)
     if isinstance(package, str):
         row.not_measured = package
@@ -141,14 +143,14 @@ def measure_package(package, claim, values, repeats, report):
         try:
             verify("inplace_abn", values, package, 5e-2)
             row.opponent, row.measured = interleave([side(values, package), side(values, ours)], repeats)
-        except (ArithmeticError, RuntimeError) as error:  # it does not know every dtype
+        except (ArithmeticError, RuntimeError) as error:  # it lacks some dtypes
             row.not_measured = str(error).splitlines()[0]
     report.add(row)
 
 
 @dataclasses.dataclass
 class Step:
-    """A network's training step, of libtorch's layers and of ours."""
+    """A network's training step, with libtorch's layers and with ours."""
     name: str
     network: type
     kinds: tuple
@@ -231,7 +233,7 @@ def measure(shape, layout, dtype, eager_limit, compile_limit, bandwidth, package
 
 
 def package_of(options):
-    """The original's layer, or in words why there is none."""
+    """The layer of the package, or a text that says why it is missing."""
     if not options.inplace_abn:
         return "name a folder with the package or its checkout by --inplace-abn or PALIMPSEST_INPLACE_ABN"
     try:
@@ -243,16 +245,16 @@ def package_of(options):
 
 def main():
     parser = Options(__doc__.split("\n\n")[0])
-    parser.add_argument("--build", metavar="FOLDER", default="build/gpu", help="where the operator library lies [build/gpu]")
+    parser.add_argument("--build", metavar="FOLDER", default="build/gpu", help="the folder of the operator library [build/gpu]")
     parser.add_argument("--inplace-abn", metavar="FOLDER", default=os.environ.get("PALIMPSEST_INPLACE_ABN"),
                         help="the inplace_abn package, compiled or a checkout [PALIMPSEST_INPLACE_ABN]")
-    parser.add_argument("--batch", metavar="N", type=positive, default=128, help="of the training step [128]")
+    parser.add_argument("--batch", metavar="N", type=positive, default=128, help="images per training step [128]")
     options = parser.parse_args()
     library = pathlib.Path(options.build) / "libpalimpsest_ops.so"
     if not library.exists():
         parser.error(f"no '{library}': scripts/gpu_check builds it")
     if not torch.cuda.is_available():
-        parser.error("there is no CUDA device, and nothing else is measured here")
+        parser.error("there is no CUDA device; this benchmark needs one")
     torch.ops.load_library(os.fspath(library))
     package = package_of(options)
     report = Report("gpu_time", options, processor=torch.cuda.get_device_name())

@@ -1,4 +1,4 @@
-"""The inplace_abn package, from which the idea comes, as an opponent."""
+"""The inplace_abn package, the source of the idea, as an opponent."""
 import importlib
 import os
 import pathlib
@@ -7,12 +7,12 @@ import sys
 
 
 def layer(folder, *arguments):
-    """The package's function as layer(x, weight, bias, mean, var), imported from `folder`, where its compiled part lies,
-    too. `arguments`: what comes after the tensors. ImportError where that cannot be."""
+    """The package's function as layer(x, weight, bias, mean, var). It is imported from `folder`, which must hold the
+    compiled part too. `arguments`: the arguments after the tensors. Raises ImportError if the import fails."""
     sys.path.insert(0, str(folder))
     try:
         function = importlib.import_module("inplace_abn.functions").inplace_abn
-        importlib.import_module("inplace_abn._backend")  # the compiled part, which a mere checkout lacks
+        importlib.import_module("inplace_abn._backend")  # the compiled part, which a checkout lacks
     finally:
         sys.path.pop(0)
     found = pathlib.Path(sys.modules["inplace_abn"].__file__).absolute().parent
@@ -22,9 +22,9 @@ def layer(folder, *arguments):
 
 
 def build(folder, into, cuda):
-    """Compiles the sources of a checkout, with their CUDA kernels if `cuda`, so that layer() finds them; the checkout stays
-    as it is. ImportError, with the compiler's last words, where that fails; nothing where it is compiled already."""
-    from torch.utils import cpp_extension  # which looks for a compiler
+    """Compiles the sources of a checkout, with its CUDA kernels if `cuda`, so that layer() finds the result; the checkout
+    does not change. Does nothing if the package is compiled already. Raises ImportError with the compiler's first error."""
+    from torch.utils import cpp_extension  # imported here because it looks for a compiler
 
     folder = pathlib.Path(folder)
     if list((folder / "inplace_abn").glob("_backend*.so")):

@@ -1,5 +1,5 @@
-"""ResNeXt-101 with pre-activation, as the in-place paper has it (palimpsest/models/resnext_preact.h): the same network
-with libtorch's layers and with ours, for a step on a GPU."""
+"""ResNeXt-101 with pre-activation, the in-place paper's network (palimpsest/models/resnext_preact.h), with libtorch's
+layers and with ours: a step on a GPU."""
 import torch
 from torch import nn
 from torch.nn import functional
@@ -8,7 +8,7 @@ BLOCKS, GROUPS, SLOPE = (3, 4, 23, 3), 64, 0.01
 
 
 class StandardNorm(nn.BatchNorm2d):
-    """Batch normalization, and leaky ReLU over its output: what libtorch keeps least with."""
+    """Batch normalization and leaky ReLU in place over its output, with which libtorch saves the least."""
 
     def forward(self, x, over=True):
         y = functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias, True, self.momentum, self.eps)
@@ -17,7 +17,7 @@ class StandardNorm(nn.BatchNorm2d):
 
 class InPlaceNorm(nn.BatchNorm2d):
     def forward(self, x, over=True):
-        """Over x, unless somebody else reads it."""
+        """Overwrites x if `over`; it must be false if another layer reads x."""
         layer = torch.ops.palimpsest.abn_ if over else torch.ops.palimpsest.abn
         return layer(x, self.weight, self.bias, self.running_mean, self.running_var, True, self.momentum, self.eps,
                      "leaky_relu", SLOPE)
@@ -41,7 +41,7 @@ class Block(nn.Module):
 
 class Network(nn.Module):
     def __init__(self, norm, blocks=BLOCKS, width=128, groups=GROUPS, expansion=2, classes=1000):
-        """A block of a stage has `expansion` times as many channels as its 3x3 convolution."""
+        """The output of a block has `expansion` times as many channels as its 3x3 convolution."""
         super().__init__()
         self.pool = torch.ops.palimpsest.max_pool2d if norm is InPlaceNorm else functional.max_pool2d
         self.stem = nn.Conv2d(3, 64, 7, 2, 3, bias=False)
@@ -60,7 +60,7 @@ class Network(nn.Module):
 
 
 def in_precision(network, dtype):
-    """Weights in `dtype`, those of normalizations and their statistics in f32 (f64 for f64)."""
+    """Converts the weights to `dtype`; weights and statistics of normalizations to f32 (f64 if `dtype` is f64)."""
     network = network.to(dtype)
     for module in network.modules():
         if isinstance(module, nn.BatchNorm2d):
@@ -69,7 +69,7 @@ def in_precision(network, dtype):
 
 
 class Side:
-    """One of two kinds of `network` with its optimizer and a batch; `step` is a training step."""
+    """A network of one of two kinds, its optimizer and a batch; `step` is a training step."""
 
     def __init__(self, kind, images, targets, device, network=Network, **shape):
         torch.manual_seed(0)

@@ -1,19 +1,23 @@
 #!/usr/bin/env python3
-"""Claim: one BN + leaky ReLU(0.01) layer, forward + backward in f32, takes at most 0.60 (NCHW) or 0.65 (channels-last)
-of the time of torch.compile's program for libtorch's two layers, in its better mode, and at most 0.10 of the CPU path
-of the inplace_abn package, from which the idea comes. libtorch's eager layers, the better of activation in place and
-not, stand beside as a control: layer_time.cpp holds the claim against them.
+"""Times one BN + leaky ReLU(0.01) layer, forward + backward in f32, against opponents that only Python has.
 
-All sides: one process, training mode with running statistics, the same threads, malloc that retains freed blocks. The
-layer's input is made anew before each run and outside the timer, because ours writes over it. The incoming gradient is
-handed over, as a convolution would: whoever wants to write over it may. Gradients of x, weight and bias are computed.
-Before anything is timed, every side is compared with libtorch in f64 on the same values.
+Claim:    our layer takes less time than every opponent.
+Opponent: torch.compile's program for libtorch's two layers, in the better of two modes; and the CPU path of the
+          inplace_abn package, the source of the idea. libtorch's eager layers, with the activation in place or not, are a
+          control, which claims nothing: layer_time.cpp holds the claim against them.
+Limit:    0.60 (NCHW) and 0.65 (channels-last) of torch.compile; 0.10 of the inplace_abn package.
 
-The package is measured where its compiled form can be imported from the folder that --inplace-abn or
-PALIMPSEST_INPLACE_ABN names; otherwise its rows say "not measured".
+All sides run in one process, in training mode with running statistics, on the same threads, with a malloc that retains
+freed blocks. The layer's input is made again before each run and outside the timer, because ours overwrites it. The layer
+is the only owner of the incoming gradient, as it is before a convolution, and may overwrite it (owned_gradient.h).
+Gradients of x, weight and bias are computed. Before the timing, every side is compared with libtorch in f64 on the same
+values.
 
-Exit status: 0 done; 1 a result is wrong, the JSON file cannot be written, or, with --check, a measured claim fails;
-2 a wrong option or folder.
+--inplace-abn or PALIMPSEST_INPLACE_ABN names the folder of the compiled inplace_abn package. Without it the rows of the
+package say "not measured".
+
+Exit status: 0 done; 1 a result is wrong, the JSON file cannot be written, or, with --check, a measured claim fails; 2 a
+wrong option or folder.
 """
 import argparse
 import dataclasses
@@ -30,15 +34,15 @@ from support import Options, Report, Row, begin_with_retaining_malloc, interleav
 SLOPE, MOMENTUM, EPS = 0.01, 0.1, 1e-5
 SHAPES = [(32, 256, 56, 56), (32, 512, 28, 28), (32, 1024, 14, 14), (32, 2048, 7, 7)]
 LAYOUTS = {"NCHW": torch.contiguous_format, "channels-last": torch.channels_last}
-LARGEST_ERROR = 1e-5  # of ours, relative, against f64
+LARGEST_ERROR = 1e-5  # of our results, relative, against f64
 
 
 @dataclasses.dataclass
 class Opponent:
-    """One to compare with, in one or more forms, of which the fastest counts. Each must compute the same as ours:
-    `largest_error` is relative, against f64."""
+    """An opponent in one or more forms, of which the fastest counts. `largest_error` of its results is relative, against
+    f64."""
     layers: dict
-    limits: dict  # by layout; None: a control, nothing is claimed
+    limits: dict  # by layout; None: a control, which claims nothing
     largest_error: float
 
 
@@ -51,13 +55,13 @@ def activation_in_place(x, weight, bias, mean, var):
 
 
 def opponents(package):
-    """By name. `package`: inplace_abn's layer, or None."""
-    # dynamic=False: programs for these very sizes, the opponent's best.
+    """{name: opponent}. `package`: the layer of inplace_abn, or None."""
+    # dynamic=False: programs for exactly these sizes, which are the fastest.
     programs = {f"torch.compile, {mode}": torch.compile(activation_fresh, mode=mode, fullgraph=True, dynamic=False)
                 for mode in ("default", "max-autotune-no-cudagraphs")}
     eager = {"batch_norm + leaky_relu": activation_fresh, "batch_norm + leaky_relu_": activation_in_place}
-    # libtorch's channels-last statistics are off by up to 3e-4 in f32; the package adds up one by one, 2e-3 at 14x14
-    # pixels, and takes |weight| + eps for the weight.
+    # libtorch's channels-last statistics have an error of up to 3e-4 in f32. The package sums values one by one (2e-3 at 14x14
+    # pixels) and uses |weight| + eps as weight.
     return {
         "compile": Opponent(programs, {"NCHW": 0.60, "channels-last": 0.65}, 2e-3),
         "eager": Opponent(eager, dict.fromkeys(LAYOUTS), 2e-3),
@@ -92,7 +96,7 @@ class Values:
 
 
 def verify(name, values, layer, largest_error):
-    """Raises ArithmeticError where `layer` computes something else than libtorch does in f64."""
+    """Raises ArithmeticError if the results of `layer` differ from libtorch's in f64."""
     want = values.in_double().run(activation_fresh)
     got = values.run(layer)
     for what, g, w in zip(("gradient of x", "gradient of weight", "gradient of bias", "output", "running mean",
@@ -105,15 +109,15 @@ def verify(name, values, layer, largest_error):
 
 def side(values, layer):
     wanted = (values.x, values.weight, values.bias)
-    hand_over = torch.ops.palimpsest_benchmark.hand_over.default
+    owned_gradient = torch.ops.palimpsest_benchmark.owned_gradient.default
 
     def run():
         x, dz = [values.x + 0], [values.dz.clone()]
 
         def step():
-            # Popped: as in a network, nobody else holds the layer's input and its incoming gradient.
+            # Popped: as in a network, the layer is the only owner of its input and of its incoming gradient.
             z = layer(x.pop(), values.weight, values.bias, values.mean, values.var)
-            torch.autograd.grad(hand_over(z, dz.pop()), wanted)
+            torch.autograd.grad(owned_gradient(z, dz.pop()), wanted)
 
         return milliseconds_of(step)
 
@@ -121,10 +125,10 @@ def side(values, layer):
 
 
 def measure(shape, layout, ours, against, repeats, report):
-    """Adds the rows of one shape and layout; `against`: the opponents by name."""
+    """Adds the rows of one shape and layout; `against`: {name: opponent}."""
     claim = f"{list(shape)} {layout}"
     values = Values(shape, LAYOUTS[layout])
-    torch.compiler.reset()  # each case gets programs of its own
+    torch.compiler.reset()  # each case compiles its own programs
     verify("ours", values, ours, LARGEST_ERROR)
     layers = {"ours": ours}
     for opponent in against.values():
@@ -149,15 +153,15 @@ def shape(text):
 
 
 def read_options():
-    parser = Options("Times one BN + leaky ReLU layer, forward + backward, against opponents that Python alone has.")
+    parser = Options("Times one BN + leaky ReLU layer, forward + backward, against opponents that only Python has.")
     parser.add_argument("--build", metavar="FOLDER", default="build/release",
-                        help="the build with the operators [build/release]")
+                        help="the build folder with the operators [build/release]")
     parser.add_argument("--inplace-abn", metavar="FOLDER", default=os.environ.get("PALIMPSEST_INPLACE_ABN"),
                         help="import the inplace_abn package, compiled, from this folder [PALIMPSEST_INPLACE_ABN]")
     parser.add_argument("--opponents", metavar="NAME,...", default="compile,eager,inplace_abn",
                         help="some of compile, eager, inplace_abn [all]")
     parser.add_argument("--shape", metavar="N,C,H,W", type=shape, action="append", dest="shapes",
-                        help="another shape than the four; may be repeated")
+                        help="a shape to measure instead of the four; may be repeated")
     options = parser.parse_args()
     for name in ("libpalimpsest_ops.so", "libpalimpsest_benchmark.so"):
         library = pathlib.Path(options.build) / name

@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
-"""Claim: a variant of a training reaches what the first one reaches, as nearly as the seed alone moves it.
+"""Compares the accuracy of variants of a training over several seeds.
 
-Trains a recipe once for every variant and seed by `palimpsest train` and compares what the last evaluation says (top-1
-or mean IoU, in points): the variants' means over the seeds may differ from the first one's by its own spread over the
-seeds (highest less lowest) and --allow points. A run that is there already is not repeated, one that was interrupted
-goes on where it stopped, so the command can be stopped and given again at any time.
+Claim:    a variant of a training reaches the accuracy of the first variant, up to the effect of the seed. Opponent: the
+first variant. Limit:    the means over the seeds differ by at most the spread of the first variant over its seeds
+(highest less lowest) plus --allow points.
 
-  benchmarks/seed_spread.py --config examples/cifar10_densenet.toml --data-root PATH/TO/cifar10 --output runs/densenet \\
-    --seeds 1,2,3 --variant "naive: --dense-strategy naive --strategy standard" --variant "fused: --dense-strategy fused" \\
-    --epochs 1
+`palimpsest train` trains a recipe once per variant and seed. The accuracy is that of the last evaluation: top-1 or mean
+IoU, in points. A finished run is not repeated and an interrupted run is resumed, so the command can be stopped and
+started again at any time.
 
-Options that this program does not know go to every training. Exit status: 0 done; 1 a training failed, the JSON file
-cannot be written, or, with --check, a variant is farther away; 2 a wrong option.
+benchmarks/seed_spread.py --config examples/cifar10_densenet.toml --data-root PATH/TO/cifar10 --output runs/densenet \\
+--seeds 1,2,3 --variant "naive: --dense-strategy naive --strategy standard" --variant "fused: --dense-strategy fused" \\
+--epochs 1
+
+Every training gets the options that this program does not know. Exit status: 0 done; 1 a training failed, the JSON file
+cannot be written, or, with --check, a variant is beyond the limit; 2 a wrong option.
 """
 import argparse
 import dataclasses
@@ -30,7 +33,7 @@ METRICS = {"top1": "top-1", "mean_iou": "mean IoU"}
 
 
 class TrainingFailed(Exception):
-    """One line: which run, and what its program said."""
+    """One line: which run, and the last line of its program."""
 
 
 @dataclasses.dataclass
@@ -63,13 +66,13 @@ def points(text):
 def parse_options():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0], allow_abbrev=False)
     parser.error = lambda message: parser.exit(2, f"seed_spread: {message}; --help lists the options\n")
-    parser.add_argument("--output", metavar="FOLDER", type=pathlib.Path, required=True, help="one run a variant and seed lies there")
+    parser.add_argument("--output", metavar="FOLDER", type=pathlib.Path, required=True, help="the folder of the runs, one per variant and seed")
     parser.add_argument("--variant", metavar="'NAME: OPTIONS'", type=Variant.parse, action="append", required=True,
-                        help="options of palimpsest train; the first variant is what the others are compared with")
+                        help="options of palimpsest train; the first variant is the opponent of the others")
     parser.add_argument("--seeds", metavar="N,N,...", type=seed_list, required=True)
-    parser.add_argument("--allow", metavar="POINTS", type=points, default=0.0, help="beyond the first variant's spread [0]")
+    parser.add_argument("--allow", metavar="POINTS", type=points, default=0.0, help="added to the spread of the first variant [0]")
     parser.add_argument("--json", metavar="PATH", type=pathlib.Path, help="also write the figures to this JSON file")
-    parser.add_argument("--check", action="store_true", help="exit status 1 where a variant is farther away")
+    parser.add_argument("--check", action="store_true", help="exit status 1 if a variant is beyond the limit")
     options, common = parser.parse_known_args()
     names = [variant.name for variant in options.variant]
     if len(names) < 2 or len(set(names)) < len(names):
@@ -78,13 +81,13 @@ def parse_options():
 
 
 def begun_with(folder):
-    """The command that the run there was begun with, or None."""
+    """The command that started the run in this folder, or None."""
     path = folder / "command.json"
     return json.loads(path.read_text()) if path.exists() else None
 
 
 def train(command, folder):
-    """Runs the training, or what is left of it, and returns its log: a list of records."""
+    """Runs the training, or the rest of it, and returns its log: a list of records."""
     begun = begun_with(folder)
     if begun not in (None, command):
         raise TrainingFailed(f"{folder} holds a run of other options ({shlex.join(begun)}); name another --output, or remove it")
@@ -113,13 +116,13 @@ def outcome(log, folder):
 
 
 def recorded(common):
-    """As the JSON file says it: where the data lie is this machine's business."""
+    """The options in the JSON file, without the path of the data on this machine."""
     here = [i for i, argument in enumerate(common) if i and common[i - 1] == "--data-root"]
     return shlex.join(f"PATH/TO/{pathlib.Path(argument).name}" if i in here else argument for i, argument in enumerate(common))
 
 
 def measure(options, common):
-    """What the JSON file holds: for every variant its values over the seeds."""
+    """The content of the JSON file: for every variant its values over the seeds."""
     rows, metric = [], None
     for variant in options.variant:
         values, losses = [], []

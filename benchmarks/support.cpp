@@ -35,7 +35,7 @@ Json to_json(const Row& row) {
           {"pass", row.claims() ? Json(row.pass()) : Json(nullptr)}};
 }
 
-/// "10.12 (9.98-10.40) ms"; without the quartiles where there is no spread.
+/// "10.12 (9.98-10.40) ms"; without the quartiles if there is no spread.
 std::string to_text(const Spread& s, const std::string& unit) {
   char text[96];
   if (s.low == s.high) {
@@ -68,7 +68,7 @@ Options parse_options(int argc, char** argv, const std::string& description) {
   Options options;
   CLI::App app(description);
   app.add_option("--json", options.json, "also write the table to this JSON file");
-  app.add_flag("--check", options.check, "exit status 1 where a claim fails");
+  app.add_flag("--check", options.check, "exit status 1 if a claim fails");
   app.add_option("--repeats", options.repeats, "timed runs of each side")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
@@ -105,7 +105,7 @@ std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int 
 
 namespace {
 
-/// The value of the first line of /proc/cpuinfo that begins with `key`; empty where there is none.
+/// The value of the first line of /proc/cpuinfo that begins with `key`; empty if there is no such line.
 std::string processor_line(const std::string& key) {
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line);) {
@@ -170,18 +170,39 @@ int Report::finish() const {
   return written && (pass || !options_.check) ? 0 : 1;
 }
 
-int run_benchmark(const char* name, int argc, char** argv, const std::string& description,
-                  const std::function<void(Report&, const Options&)>& fill) {
+namespace {
+
+std::map<std::string, Benchmark::Main>& registry() {
+  static std::map<std::string, Benchmark::Main> benchmarks;
+  return benchmarks;
+}
+
+int run(const std::string& name, int argc, char** argv, const std::string& description,
+        const Benchmark::Fill& fill) {
   memory::install_counting_allocator();
   const Options options = parse_options(argc, argv, description);
   Report report(name, options);
   try {
     fill(report, options);
   } catch (const std::exception& error) {
-    std::fprintf(stderr, "%s: %s\n", name, error.what());
+    std::fprintf(stderr, "%s: %s\n", name.c_str(), error.what());
     return 1;
   }
   return report.finish();
+}
+
+}  // namespace
+
+Benchmark::Benchmark(const std::string& name, const std::string& description, const Fill& fill)
+    : Benchmark("bench_" + name,
+                [=](int argc, char** argv) { return run(name, argc, argv, description, fill); }) {}
+
+Benchmark::Benchmark(const std::string& program, const Main& main) {
+  registry().emplace(program, main);
+}
+
+const std::map<std::string, Benchmark::Main>& Benchmark::all() {
+  return registry();
 }
 
 }  // namespace palimpsest::benchmarks

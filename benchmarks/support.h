@@ -2,10 +2,12 @@
 
 #include <cmath>
 #include <functional>
+#include <map>
 #include <string>
 #include <vector>
 
-/// What every benchmark shares: interleaved timing, one table, its JSON twin, the exit status.
+/// The parts that every benchmark shares: interleaved timing, a table, the same table as JSON, the exit
+/// status.
 namespace palimpsest::benchmarks {
 
 /// Median and quartiles of some runs.
@@ -14,7 +16,7 @@ struct Spread {
   double low = 0;   ///< first quartile
   double high = 0;  ///< third quartile
 };
-/// Values are sorted on the way; at least one.
+/// Takes at least one value.
 Spread spread_of(std::vector<double> values);
 /// A quantity without spread, such as bytes.
 inline Spread exactly(double value) {
@@ -23,32 +25,33 @@ inline Spread exactly(double value) {
 
 /// The options of every benchmark program: --json PATH, --check, --repeats N.
 struct Options {
-  std::string json;    ///< where to write the JSON twin; empty: nowhere
-  bool check = false;  ///< exit status 1 where a claim fails
+  std::string json;    ///< the JSON file to write; empty: none
+  bool check = false;  ///< exit status 1 if a claim fails
   int repeats = 25;    ///< timed runs of each side
 };
-/// Reads them; ends the program for --help (status 0) and for a wrong option (status 2), saying why.
+/// Reads the options. Ends the program for --help (status 0) and, with a message, for a wrong option (status
+/// 2).
 Options parse_options(int argc, char** argv, const std::string& description);
 
-/// One run of one side: prepares, times what it measures and nothing else (seconds_of), returns seconds.
+/// One run of one side: prepares, times the measured work only (seconds_of), and returns the time.
 using Side = std::function<double()>;
 double seconds_of(const std::function<void()>& work);
-/// Runs the sides in turn, A B C  B C A  C A B ..., so that a slow moment of the machine hits all of them:
-/// `warm_up` rounds that are thrown away, then `repeats`. Seconds, one entry a side.
-/// `in_a_row`: runs of a side at a time. More than one, and the first is thrown away: for layers so small
-/// that what the neighbour left in the caches is a tenth of their time.
+/// Runs the sides in turn, A B C  B C A  C A B ..., so that a slow moment of the machine hits all sides:
+/// `warm_up` rounds that do not count, then `repeats` rounds. Returns one entry per side.
+/// `in_a_row`: runs of a side at a time. If there are several, the first does not count: for layers so small
+/// that the state of the caches after the other sides is a tenth of their time.
 std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int warm_up = 3,
                                int in_a_row = 1);
 
-/// As the system names it.
+/// The system's name of the processor.
 std::string processor_name();
-/// Whether the system counts `flag`, such as "avx512_bf16", among what the processor can do.
+/// Whether the system lists `flag`, such as "avx512_bf16", among the processor's features.
 bool processor_has(const std::string& flag);
 
 /// One claim: `measured` is at most `limit` times `opponent`.
 struct Row {
-  std::string claim;          ///< what is compared, e.g. "(32, 256, 56, 56) NCHW"
-  std::string opponent_name;  ///< what it is compared with, e.g. "batch_norm + leaky_relu_"
+  std::string claim;          ///< the measured case, e.g. "(32, 256, 56, 56) NCHW"
+  std::string opponent_name;  ///< e.g. "batch_norm + leaky_relu_"
   std::string unit;           ///< of both values, e.g. "ms"
   Spread opponent;
   Spread measured;
@@ -59,14 +62,14 @@ struct Row {
   bool pass() const { return ratio() <= limit; }
 };
 
-/// A table that grows line by line, and its JSON twin: machine (processor, threads, libtorch), rows, pass.
+/// A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch), rows, pass.
 class Report {
  public:
   Report(std::string name, Options options);
-  /// Prints the row; the header goes before the first.
+  /// Prints the row, and the header before the first row.
   void add(const Row& row);
-  /// Prints the sum, writes the JSON file. Returns the exit status of the program: 1 where a claim failed and
-  /// --check was given or the file cannot be written, else 0.
+  /// Prints whether every claim holds and writes the JSON file. Returns the exit status of the program: 1 if
+  /// a claim failed and --check was given, or if the file cannot be written; else 0.
   int finish() const;
 
  private:
@@ -75,44 +78,21 @@ class Report {
   std::vector<Row> rows_;
 };
 
-/// A whole benchmark program: the counting allocator, the options, the rows that `fill` adds, the exit status
-/// of the report; 1, saying why, where `fill` throws.
-int run_benchmark(const char* name, int argc, char** argv, const std::string& description,
-                  const std::function<void(Report&, const Options&)>& fill);
+/// A benchmark. Each source defines one at namespace scope, which registers it under its program's name:
+///   const Benchmark kBenchmark("layer_time", "Times one fused layer ...", measure_all);
+class Benchmark {
+ public:
+  using Fill = std::function<void(Report&, const Options&)>;
+  using Main = std::function<int(int argc, char** argv)>;
 
-/// The benchmarks, each the main function of the program bench_NAME (main.cpp), in a namespace of its own.
-namespace block_time {
-int run(int argc, char** argv);
-}
-namespace convolution_time {
-int run(int argc, char** argv);
-}
-namespace densenet_bytes {
-int run(int argc, char** argv);
-}
-namespace densenet_depth {  // a program of that name, as it takes too long for `make bench`
-int run(int argc, char** argv);
-}
-namespace densenet_time {
-int run(int argc, char** argv);
-}
-namespace kept_bytes {
-int run(int argc, char** argv);
-}
-namespace layer_time {
-int run(int argc, char** argv);
-}
-namespace max_pool_time {
-int run(int argc, char** argv);
-}
-namespace model_step {
-int run(int argc, char** argv);
-}
-namespace numerics {
-int run(int argc, char** argv);
-}
-namespace precision_time {
-int run(int argc, char** argv);
-}
+  /// The program bench_NAME: installs the counting allocator, reads the options, lets `fill` add the rows,
+  /// and returns the exit status of the report; 1, with a message, if `fill` throws.
+  Benchmark(const std::string& name, const std::string& description, const Fill& fill);
+  /// A program with a main function of its own.
+  Benchmark(const std::string& program, const Main& main);
+
+  /// The main functions of all benchmarks, by the names of their programs.
+  static const std::map<std::string, Main>& all();
+};
 
 }  // namespace palimpsest::benchmarks

@@ -1,6 +1,6 @@
-"""What the benchmarks in Python share: interleaved timing, one table, its JSON twin, the exit status.
+"""The parts that the benchmarks in Python share: interleaved timing, a table, the same table as JSON, the exit status.
 
-The twin of support.h, for opponents that exist in Python only: the same columns, the same JSON.
+They are those of support.h, with the same columns and the same JSON, for opponents that only Python has.
 """
 import argparse
 import dataclasses
@@ -13,27 +13,27 @@ import time
 
 import torch
 
-# glibc gives large blocks back to the kernel at every free, and the page faults of the next one cost more than a
-# layer's arithmetic. The C++ benchmarks put an allocator that retains blocks under both sides; these settings, which
-# malloc reads when a process begins, do the same for Python.
+# glibc returns large blocks to the kernel at every free, and the page faults of the next block cost more than a layer's
+# arithmetic. The C++ benchmarks run both sides on an allocator that retains blocks. These settings, which malloc reads at the
+# start of a process, do the same for Python.
 RETAINING_MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 34)}
 
 
 def begin_with_retaining_malloc():
-    """Starts the program again, with the same arguments, unless malloc already keeps large blocks."""
+    """Starts the program again, with the same arguments, unless malloc already retains large blocks."""
     if any(os.environ.get(name) != value for name, value in RETAINING_MALLOC.items()):
         sys.stdout.flush()
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **RETAINING_MALLOC})
 
 
 class Options(argparse.ArgumentParser):
-    """The options of every benchmark: --json PATH, --check, --repeats N. A wrong one ends the program with status 2
+    """The options of every benchmark: --json PATH, --check, --repeats N. A wrong option ends the program with status 2
     and one line."""
 
     def __init__(self, description):
         super().__init__(description=description, allow_abbrev=False)
         self.add_argument("--json", metavar="PATH", help="also write the table to this JSON file")
-        self.add_argument("--check", action="store_true", help="exit status 1 where a claim fails")
+        self.add_argument("--check", action="store_true", help="exit status 1 if a claim fails")
         self.add_argument("--repeats", metavar="N", type=positive, default=25, help="timed runs of each side [25]")
 
     def error(self, message):
@@ -61,7 +61,7 @@ class Spread:
 def spread_of(values):
     values = sorted(values)
 
-    def quantile(q):  # linear between neighbours, as spread_of of support.cpp
+    def quantile(q):  # linear between neighbours, as in support.cpp
         position = q * (len(values) - 1)
         below = int(position)
         above = min(below + 1, len(values) - 1)
@@ -77,8 +77,8 @@ def milliseconds_of(work):
 
 
 def interleave(sides, repeats, warm_up=3):
-    """Runs the sides, functions that return what they measured, in turn: A B C A B C ..., so that a slow moment of the
-    machine hits all of them; `warm_up` rounds are thrown away. One Spread a side."""
+    """Runs the sides (functions that return the measured time) in turn: A B C A B C ..., so that a slow moment of the
+    machine hits all sides. The first `warm_up` rounds do not count. Returns one Spread per side."""
     values = [[] for _ in sides]
     gc.collect()
     gc.disable()
@@ -95,8 +95,8 @@ def interleave(sides, repeats, warm_up=3):
 
 @dataclasses.dataclass
 class Row:
-    """One claim: `measured` is at most `limit` times `opponent`. Without a limit it is a control, which claims nothing;
-    with `not_measured`, the reason, it has no figures."""
+    """One claim: `measured` is at most `limit` times `opponent`. A row without a limit is a control, which claims
+    nothing. A row with `not_measured`, a reason, has no figures."""
     claim: str
     opponent_name: str
     unit: str = "ms"
@@ -111,7 +111,7 @@ class Row:
 
     @property
     def holds(self):
-        """None where nothing is claimed or nothing was measured."""
+        """None if nothing is claimed or nothing was measured."""
         return None if self.not_measured or self.limit is None else self.ratio <= self.limit
 
     def text(self):
@@ -139,7 +139,7 @@ def processor_name():
 
 
 class Report:
-    """A table that grows line by line, and its JSON twin: machine (processor, threads, libtorch), rows, pass."""
+    """A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch), rows, pass."""
 
     def __init__(self, name, options, processor=None):
         self.name, self.options, self.rows = name, options, []
@@ -154,18 +154,18 @@ class Report:
         print(row.text(), flush=True)
 
     def finish(self):
-        """Prints the sum, writes the JSON file. Returns the exit status of the program: 1 where a claim failed and
-        --check was given or the file cannot be written, else 0."""
+        """Prints whether every claim holds and writes the JSON file. Returns the exit status of the program: 1 if a claim
+        failed and --check was given, or if the file cannot be written; else 0."""
         verdicts = [row.holds for row in self.rows]
         passed = False not in verdicts
         unmeasured = sum(bool(row.not_measured) for row in self.rows)
         print(f"{self.name}: {'every measured claim holds' if passed else 'a claim FAILED'}"
               + (f", {unmeasured} not measured" if unmeasured else ""))
-        twin = {"benchmark": self.name, **self.machine, "repeats": self.options.repeats,
+        table = {"benchmark": self.name, **self.machine, "repeats": self.options.repeats,
                 "rows": [row.json() for row in self.rows], "pass": passed}
         if self.options.json:
             try:
-                pathlib.Path(self.options.json).write_text(json.dumps(twin, indent=2) + "\n")
+                pathlib.Path(self.options.json).write_text(json.dumps(table, indent=2) + "\n")
             except OSError as error:
                 print(f"{self.name}: cannot write {self.options.json}: {error.strerror}", file=sys.stderr)
                 return 1

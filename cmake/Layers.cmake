@@ -46,10 +46,11 @@ function(palimpsest_calls_only target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
-# palimpsest_layer(NAME [SHARED] [TORCH_PCH] [UNITY] [CALLS_ONLY] SOURCES ... [PUBLIC targets...] [PRIVATE targets...])
+# palimpsest_layer(NAME [SHARED] [PROGRAM] [TORCH_PCH] [UNITY] [CALLS_ONLY] SOURCES ... [PUBLIC targets...] [PRIVATE targets...])
 # Makes the target palimpsest_NAME (palimpsest::NAME), whose headers are included as "palimpsest/NAME/....h".
+# PROGRAM: a part of the program, which is not installed.
 function(palimpsest_layer name)
-  cmake_parse_arguments(ARG "SHARED;TORCH_PCH;UNITY;CALLS_ONLY" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
+  cmake_parse_arguments(ARG "SHARED;PROGRAM;TORCH_PCH;UNITY;CALLS_ONLY" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
   set(_target palimpsest_${name})
   if(ARG_SHARED)
     add_library(${_target} SHARED ${ARG_SOURCES})
@@ -71,7 +72,9 @@ function(palimpsest_layer name)
   if(ARG_CALLS_ONLY)
     palimpsest_calls_only(${_target})
   endif()
-  install(TARGETS ${_target} EXPORT palimpsestTargets)
+  if(NOT ARG_PROGRAM)
+    install(TARGETS ${_target} EXPORT palimpsestTargets)
+  endif()
 endfunction()
 
 # palimpsest_test(NAME [TORCH_PCH] [UNITY] [CHECKED] SOURCES ... LIBRARIES ...): a GoogleTest program tests_NAME.

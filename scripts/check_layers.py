@@ -45,6 +45,8 @@ SHARED = {"ops/common", "ops/invertibility", "kernels/formulas", "kernels/cpu", 
 PUBLIC = {"kernels/formulas", "kernels/cuda"}
 # The header of an operator's folder that is made for other operators.
 FOR_SIBLINGS = re.compile(r"ops/\w+/functional\.h")
+# folder -> the only layer that may include its headers: parts of the program, which are not installed.
+PROGRAM_ONLY = {"data/generated": "cli"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
@@ -53,6 +55,8 @@ def is_private(name, layer, included):
     header = pathlib.PurePosixPath(included).relative_to("palimpsest")
     theirs, ours = header.parent, name.relative_to("palimpsest").parent
     folder = theirs.as_posix()
+    if folder in PROGRAM_ONLY:
+        return layer != PROGRAM_ONLY[folder] and ours != theirs
     if header.parts[0] != layer:
         return len(theirs.parts) > 1 and folder not in PUBLIC
     if folder in SHARED or FOR_SIBLINGS.fullmatch(header.as_posix()) or ours.is_relative_to(theirs):

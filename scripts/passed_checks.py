@@ -1,8 +1,9 @@
-"""Checks that passed, remembered by a digest of all that decides them, so that they need not run again on the same.
+"""Remembers checks that passed, so that they do not run again on the same inputs.
 
-A memory is an empty file CHECK-DIGEST in palimpsest-checks within the compiler cache's folder: whoever keeps that folder
-for the next run keeps both. Without a compiler cache (none installed, or CCACHE_DISABLE) it lies in build/checks. Only a
-success is remembered; what no run asked for in 90 days is forgotten.
+The key is a digest of every input that decides the outcome. A passed check is an empty file CHECK-DIGEST in the folder
+palimpsest-checks inside the compiler cache's folder: a run that keeps the compiler cache keeps these files too. Without
+a compiler cache (not installed, or CCACHE_DISABLE is set) the folder is build/checks. Only successes are remembered. A
+file that no run asked for in 90 days is removed.
 """
 import hashlib
 import os
@@ -24,7 +25,7 @@ def folder():
 
 
 def digest(parts):
-    """Of texts, in which the project's folder does not matter, and of the contents of files (pathlib.Path)."""
+    """The digest of texts and of the contents of files (pathlib.Path). The project's path in a text does not matter."""
     whole = hashlib.sha256()
     for part in parts:
         if isinstance(part, pathlib.Path):
@@ -37,20 +38,20 @@ def digest(parts):
 
 
 def version(program):
-    """What `program --version` says; another one is another check."""
+    """The output of `program --version`: another version is another check."""
     return subprocess.run([program, "--version"], capture_output=True, text=True, check=True).stdout
 
 
 def passed(check, digest_of_check):
     try:
-        os.utime(folder() / f"{check}-{digest_of_check}")  # asked for: kept
+        os.utime(folder() / f"{check}-{digest_of_check}")  # this run asked for it: keep it 90 days more
     except OSError:
         return False
     return True
 
 
 def remember(check, digest_of_check):
-    """A folder that cannot be written costs the next run its time, not this one its success."""
+    """If the folder cannot be written, this run still succeeds, and the next run repeats the check."""
     try:
         folder().mkdir(parents=True, exist_ok=True)
         for memory in folder().iterdir():

@@ -1,6 +1,9 @@
 #include "palimpsest/cli/build.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/data/generated/streets.h"
+#include "palimpsest/data/image_folder.h"
+#include "palimpsest/data/segmentation_folder.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/activation.h"
@@ -36,7 +39,7 @@ std::shared_ptr<data::Dataset> open(const Options& options, bool training) {
   if (d.kind == "generated") {
     // The next seed is another town: no validation scene occurs in training.
     const auto seed = static_cast<uint64_t>(d.data_seed) + (training ? 0 : 1);
-    return data::generated_streets(training ? d.images : d.val_images, d.height, d.width, seed, t);
+    return data::generated::streets(training ? d.images : d.val_images, d.height, d.width, seed, t);
   }
   if (d.root.empty())
     throw Error(ErrorKind::kUsage,

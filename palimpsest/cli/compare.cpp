@@ -6,6 +6,7 @@
 #include "palimpsest/cli/rehearsal.h"
 #include "palimpsest/cli/run_folder.h"
 #include "palimpsest/cli/weights_file.h"
+#include "palimpsest/data/class_colors.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/nn/strategy.h"

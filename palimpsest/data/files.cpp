@@ -30,7 +30,7 @@ std::vector<fs::path> list(const fs::path& folder, const char* what, const std::
   std::vector<fs::path> found;
   fs::directory_iterator entry(folder, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
-    std::error_code vanished;  // a dangling link, say: neither a file nor a folder
+    std::error_code vanished;  // a dangling link, for instance, is neither a file nor a folder
     if (entry->path().filename().string().starts_with('.')) continue;
     if (wanted(*entry, vanished)) found.push_back(entry->path());
   }

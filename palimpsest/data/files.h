@@ -6,9 +6,9 @@
 
 namespace palimpsest::data {
 
-/// The .jpg, .jpeg and .png files of a folder, any case, sorted by name; hidden files are skipped, and so is
-/// whatever else lies there. Throws Error(kData) when the folder is missing, cannot be listed, or holds none:
-/// `layout` tells the user what was expected where.
+/// The .jpg, .jpeg and .png files of a folder, in any case, sorted by name. Hidden files and all other files
+/// are skipped. Throws Error(kData) when the folder is missing, cannot be listed, or holds no image; the
+/// message ends with `layout`, the files that were expected.
 std::vector<std::filesystem::path> list_images(const std::filesystem::path& folder,
                                                const std::string& layout);
 /// The folders in a folder, sorted by name, hidden ones skipped. Errors as above.

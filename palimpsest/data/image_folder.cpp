@@ -1,6 +1,6 @@
-#include "palimpsest/data/dataset.h"
+#include "palimpsest/data/image_folder.h"
+
 #include "palimpsest/data/files.h"
-#include "palimpsest/data/transforms.h"
 #include "palimpsest/io/image.h"
 
 #include <ATen/ops/scalar_tensor.h>
@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Files with the class of each, or with none.
+/// Image files, all with a class or all without.
 class ImageFiles : public Dataset {
  public:
   explicit ImageFiles(const TransformOptions& transform) : transform_(transform) {
@@ -43,7 +43,7 @@ class ImageFiles : public Dataset {
  private:
   TransformOptions transform_;
   std::vector<fs::path> files_;
-  std::vector<int64_t> classes_;  // one a file; empty when unlabeled
+  std::vector<int64_t> classes_;  // one per file; empty when unlabeled
   std::vector<std::string> names_;
 };
 

@@ -21,15 +21,15 @@
 namespace palimpsest::data {
 namespace {
 
-/// One batch in the making. It knows all that its examples need, so that a worker may finish it (for nobody)
-/// after the loader went on to another epoch.
+/// One batch in progress. It holds all that its examples need, so that a worker can finish an example after
+/// the loader began another epoch; nobody uses that result.
 struct Job {
   int64_t epoch = 0;
-  std::vector<int64_t> indices;  // into the data set
-  std::vector<Sample> samples;   // one an index
-  int64_t claimed = 0;           // examples that a worker has begun
+  std::vector<int64_t> indices;  // positions in the data set
+  std::vector<Sample> samples;   // one per index
+  int64_t claimed = 0;           // examples that workers have begun
   int64_t finished = 0;
-  int64_t failed_at = -1;  // lowest position that failed: the same error for any number of workers
+  int64_t failed_at = -1;  // lowest failed position: the same error for any number of workers
   std::exception_ptr failure;
   Batch batch;
   bool done = false;
@@ -63,12 +63,12 @@ struct Loader::State {
   LoaderOptions options;
   int64_t batches = 0;
 
-  // Of the caller's thread only.
+  // Used by the caller's thread only.
   int64_t epoch = 0, next_batch = 0;  // the next batch to become a job
-  std::vector<int64_t> order;         // of this epoch; empty before the first
+  std::vector<int64_t> order;         // indices of this epoch; empty before the first epoch
 
-  std::mutex mutex;                        // guards what follows, and the counters of each job
-  std::condition_variable work, finished;  // a job came or the end did; a job is done
+  std::mutex mutex;                        // guards the members below and the counters of each job
+  std::condition_variable work, finished;  // a job or the end arrived; a job is done
   std::deque<std::shared_ptr<Job>> jobs;   // in the order of the epoch
   bool stopping = false;
   std::vector<std::thread> threads;
@@ -82,7 +82,7 @@ struct Loader::State {
       std::swap(order[i], order[random.below(i + 1)]);
   }
 
-  // The next batch of the epoch as a job, or none at its end.
+  // The next batch of the epoch as a job, or no job at its end.
   std::shared_ptr<Job> make_job() {
     if (order.empty() || next_batch >= batches) return nullptr;
     auto job = std::make_shared<Job>();
@@ -107,7 +107,7 @@ struct Loader::State {
     return stack(job.samples);
   }
 
-  // The oldest job with an example that nobody has begun.
+  // The oldest job with an example that no worker has begun.
   std::shared_ptr<Job> claimable() const {
     for (const auto& job : jobs) {
       if (job->claimed < static_cast<int64_t>(job->indices.size())) return job;
@@ -116,9 +116,9 @@ struct Loader::State {
   }
 
   void run_worker() {
-    // libtorch sets a thread's number of OpenMP threads at its first parallel call, over what was there. It
-    // remembers that in a thread-local variable of an inline function, of which libtorch and this program
-    // have one each: ask both first.
+    // At a thread's first parallel call libtorch overwrites the thread's number of OpenMP threads. The flag
+    // for the first call is a thread-local variable of an inline function; libtorch and this program have one
+    // each. So call both before setting the number.
     at::get_num_threads();
     at::internal::lazy_init_num_threads();
     omp_set_num_threads(1);
@@ -141,7 +141,7 @@ struct Loader::State {
         job->failure = failure;
       }
       if (++job->finished < static_cast<int64_t>(job->indices.size())) continue;
-      // The last worker stacks: the others and the caller go on meanwhile.
+      // The last worker stacks the batch; other workers and the caller continue.
       if (!job->failure && std::find(jobs.begin(), jobs.end(), job) != jobs.end()) {
         lock.unlock();
         try {
@@ -232,7 +232,7 @@ void Loader::start_epoch(int64_t epoch, int64_t first_batch) {
   }
   {
     const std::lock_guard lock(state.mutex);
-    state.jobs.clear();  // workers finish the example at hand for nobody
+    state.jobs.clear();  // workers finish their current example; nobody uses it
     state.epoch = epoch;
     state.next_batch = first_batch;
     state.shuffle();

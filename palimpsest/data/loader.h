@@ -21,12 +21,14 @@ struct LoaderOptions {
   int64_t workers = 1;   ///< threads that read and transform; 0: the caller's thread
   int64_t prefetch = 2;  ///< batches made ahead
   uint64_t seed = 0;
-  bool shuffle = true;  ///< an order that is a function of (seed, epoch) only, whatever the number of workers
-  bool drop_last = true;  ///< leave out an incomplete last batch
+  /// The order depends on (seed, epoch) only, not on the number of workers.
+  bool shuffle = true;
+  /// Leave out an incomplete last batch.
+  bool drop_last = true;
 };
 
-/// Yields the batches of one epoch after another. A worker's error is rethrown by next() on the caller's
-/// thread, at the batch it belongs to.
+/// Yields the batches of one epoch after another. next() rethrows a worker's error on the caller's thread, at
+/// the batch that caused it.
 ///
 ///   Loader loader(dataset, {.batch_size = 16, .workers = 2, .seed = 1});
 ///   for (int64_t epoch = 0; epoch < epochs; ++epoch) {
@@ -36,12 +38,13 @@ struct LoaderOptions {
 ///
 /// Everything is a function of (seed, epoch, position): the order is a Fisher-Yates shuffle drawn from
 /// Random::stream(seed, epoch), and example i is made with Random::stream(seed, epoch, i). So the bytes do
-/// not depend on the number of workers, and an epoch resumed at batch k goes on exactly as the unbroken one.
+/// not depend on the number of workers, and an epoch resumed at batch k continues exactly as the unbroken
+/// one.
 ///
-/// Memory: at most `prefetch` batches made or in the making, beside those the caller holds; a batch is
-/// stacked from its examples, which doubles the one being stacked for a moment. Workers run one thread each:
-/// libtorch's operators do not fan out inside them. The caller may stop or destroy the loader at any point of
-/// an epoch.
+/// Memory: at most `prefetch` batches that are ready or in progress, beside those that the caller holds. A
+/// batch is stacked from its examples, so it takes twice its size for a moment. Each worker is one thread:
+/// libtorch's operators do not fan out inside a worker. The caller may stop or destroy the loader at any
+/// point of an epoch.
 class Loader {
  public:
   /// Throws Error(kUsage) for options out of range.
@@ -50,15 +53,16 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  int64_t batches() const;  ///< per epoch; 0 when the data set is empty, or drop_last leaves nothing of it
+  /// Batches per epoch; 0 when the data set is empty, or smaller than one batch with drop_last.
+  int64_t batches() const;
   const Dataset& dataset() const;
   const LoaderOptions& options() const;
-  /// Begins `epoch` at its batch `first_batch` (for resuming); drops what was prefetched.
+  /// Begins `epoch` at its batch `first_batch` (for resuming); drops all prefetched batches.
   /// Throws Error(kUsage) when an epoch has no batch.
   void start_epoch(int64_t epoch, int64_t first_batch = 0);
   /// The next batch, or nothing at the end of the epoch (and before the first start_epoch). After an error
-  /// the next call goes on with the batch behind. Images of different size are Error(kUsage): they cannot be
-  /// stacked.
+  /// the next call continues with the following batch. Images of different sizes in a batch are
+  /// Error(kUsage).
   std::optional<Batch> next();
 
  private:

@@ -1,7 +1,7 @@
+#include "palimpsest/data/segmentation_folder.h"
+
 #include "palimpsest/base/error.h"
-#include "palimpsest/data/dataset.h"
 #include "palimpsest/data/files.h"
-#include "palimpsest/data/transforms.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/image.h"
 
@@ -59,7 +59,7 @@ class SegmentationFolder : public Dataset {
         throw Error(ErrorKind::kData, "image '" + image.string() + "' has no label: '" +
                                           labels_.back().string() + "' does not exist; expected " + layout);
       }
-      // Sorted by name, so two images that share a label stand side by side.
+      // Sorted by name: two images that share a label are neighbours.
       if (labels_.size() > 1 && labels_.back() == labels_[labels_.size() - 2]) {
         throw Error(ErrorKind::kData, "image '" + image.string() + "' and '" +
                                           images_[labels_.size() - 2].string() +
@@ -88,7 +88,7 @@ class SegmentationFolder : public Dataset {
   }
 
  private:
-  // An image that was lost or renamed would otherwise leave the training without a word.
+  // Otherwise a lost or renamed image would silently be missing from the training.
   void check_every_label_has_its_image(const fs::path& folder, const std::string& layout) const {
     const std::set<fs::path> known(labels_.begin(), labels_.end());
     for (const fs::path& label : list_images(folder, layout)) {
@@ -99,7 +99,7 @@ class SegmentationFolder : public Dataset {
     }
   }
 
-  // The whole label and not the crop: an error shows in the first epoch, whatever is drawn.
+  // Checks the whole label, not the crop: an error shows in the first epoch, whatever crop is drawn.
   void check_ids(const at::Tensor& label, const fs::path& path) const {
     const auto* ids = label.const_data_ptr<uint8_t>();
     const auto* end = ids + label.numel();

@@ -28,12 +28,12 @@ std::string size_text(int64_t height, int64_t width) {
   return std::to_string(width) + "x" + std::to_string(height);
 }
 
-// Where a window of `crop` begins on an axis of `size`: in the image if it fits, else so that the image is in
-// it.
+// The first pixel of a window of `crop` on an axis of `size`. The window lies in the image if it fits; else
+// the image lies in the window.
 int64_t place(int64_t size, int64_t crop, double uniform, bool training) {
   const int64_t room = size - crop;
   if (!training)
-    return room / 2 - (room < 0 && room % 2 != 0);  // floor, so that padding is never less in front
+    return room / 2 - (room < 0 && room % 2 != 0);  // floor: never less padding before than after
   const auto steps = static_cast<int64_t>(uniform * static_cast<double>(std::abs(room) + 1));
   return room >= 0 ? steps : -steps;
 }

@@ -1,18 +1,38 @@
 #pragma once
 
 #include "palimpsest/base/random.h"
-#include "palimpsest/data/dataset.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
 #include <cstdint>
 #include <string>
 
 namespace palimpsest::data {
 
-/// What one example shows of an image: the image is scaled to (scaled_height, scaled_width), the window of
-/// (height, width) pixels at (top, left) is taken, and mirrored left to right if `flip`. A window that
-/// reaches out of the scaled image (negative top, say) shows padding there.
+/// How a data set makes an example from an image: see choose_view, view_image and view_label below. The data
+/// set throws Error(kUsage) for values out of range when it is made.
+struct TransformOptions {
+  /// false: no randomness, only normalization and the crop from the middle.
+  bool training = true;
+  /// Side of the square crop, pixels; 0: the whole image.
+  int64_t crop = 0;
+  /// Training only: image and label are scaled by a factor drawn from [scale_min, scale_max].
+  double scale_min = 1;
+  double scale_max = 1;
+  /// Training only.
+  double flip_probability = 0.5;
+  /// Pad an image that is smaller than the crop (mean colour, ignore id); false: such an image is an error.
+  bool pad = true;
+  int64_t ignore_id = 255;
+  /// RGB in [0, 1]: the image is normalized to (value - mean) / std.
+  std::array<double, 3> mean{0.485, 0.456, 0.406};
+  std::array<double, 3> std{0.229, 0.224, 0.225};
+};
+
+/// The part of an image that one example shows. The image is scaled to (scaled_height, scaled_width); the
+/// view is the window of (height, width) pixels at (top, left), mirrored left to right if `flip`. A window
+/// that extends beyond the scaled image (with a negative top, for instance) shows padding there.
 struct View {
   int64_t scaled_height, scaled_width;
   int64_t top, left;
@@ -23,11 +43,12 @@ struct View {
 /// Throws Error(kUsage) for options out of range.
 void check_transform(const TransformOptions& options);
 
-/// Draws the view of an image of (height, width) pixels; four numbers of `random`, whatever the options.
-/// Training: scale uniform in [scale_min, scale_max], then a square crop at a place uniform among those where
-/// crop and image overlap as far as they can, then a flip. Else: the whole image, or the crop from its
-/// middle. Throws Error(kUsage) naming `name` when a crop could need padding and options.pad is false; that
-/// depends on the smallest scale, not on the one drawn, so that it shows at once and not after an hour.
+/// Draws the view of an image of (height, width) pixels; it takes four numbers of `random`, whatever the
+/// options. Training: a scale uniform in [scale_min, scale_max], then a square crop, uniform among the places
+/// where crop and image overlap as much as possible, then a flip. Otherwise: the whole image, or the crop
+/// from its middle. Throws Error(kUsage) naming `name` when a crop could need padding and options.pad is
+/// false. The check uses the smallest scale, not the one drawn: an error shows in the first step, not after
+/// an hour.
 View choose_view(int64_t height, int64_t width, const TransformOptions& options, Random& random,
                  const std::string& name);
 
@@ -36,8 +57,8 @@ View choose_view(int64_t height, int64_t width, const TransformOptions& options,
 /// Padding is the mean colour: 0.
 at::Tensor view_image(const at::Tensor& image, const View& view, const TransformOptions& options);
 
-/// u8 (H, W) to i64 (view.height, view.width): the id of the nearest pixel centre, so no id appears that was
-/// not there. Padding is `ignore_id`.
+/// u8 (H, W) to i64 (view.height, view.width): the id of the nearest pixel centre, so that no new id appears.
+/// Padding is `ignore_id`.
 at::Tensor view_label(const at::Tensor& label, const View& view, int64_t ignore_id);
 
 }  // namespace palimpsest::data

@@ -56,25 +56,25 @@ def package(folder, functions=STAND_IN):
     return folder
 
 
-def test_the_json_twin_has_the_form_of_the_other_benchmarks(run, tmp_path):
+def test_the_json_file_has_the_form_of_the_other_benchmarks(run, tmp_path):
     status, printed, _ = run(*SMALL, "--opponents", "eager,inplace_abn", "--inplace-abn", package(tmp_path / "at"),
                              "--json", tmp_path / "out.json")
-    twin = json.loads((tmp_path / "out.json").read_text())
+    table = json.loads((tmp_path / "out.json").read_text())
     committed = json.loads((ROOT / "docs/results/layer_time.json").read_text())
     assert status == 0
-    assert list(twin) == list(committed)
-    assert (twin["benchmark"], twin["repeats"]) == ("python_layer_time", 3)
-    assert [row["claim"] for row in twin["rows"]] == ["[3, 4, 5, 3] NCHW"] * 2 + ["[3, 4, 5, 3] channels-last"] * 2
-    for row in twin["rows"]:
+    assert list(table) == list(committed)
+    assert (table["benchmark"], table["repeats"]) == ("python_layer_time", 3)
+    assert [row["claim"] for row in table["rows"]] == ["[3, 4, 5, 3] NCHW"] * 2 + ["[3, 4, 5, 3] channels-last"] * 2
+    for row in table["rows"]:
         assert list(row) == list(committed["rows"][0])
         assert row["ratio"] == row["measured"]["median"] / row["opponent"]["median"]
         assert row["claim"] in printed and row["opponent_name"] in printed
         for side in ("opponent", "measured"):
             assert 0 < row[side]["low"] <= row[side]["median"] <= row[side]["high"]
-    control, claim = twin["rows"][:2]
+    control, claim = table["rows"][:2]
     assert (control["limit"], control["pass"]) == (None, None) and "control" in printed
     assert (claim["opponent_name"], claim["limit"], claim["pass"]) == ("inplace_abn", 0.1, claim["ratio"] <= 0.1)
-    assert twin["pass"] == all(row["pass"] is not False for row in twin["rows"])
+    assert table["pass"] == all(row["pass"] is not False for row in table["rows"])
 
 
 def test_without_the_package_its_rows_say_so_and_no_claim_fails(run, tmp_path):
@@ -82,8 +82,8 @@ def test_without_the_package_its_rows_say_so_and_no_claim_fails(run, tmp_path):
     assert status == 0
     assert printed.count("inplace_abn: not measured: name a folder") == 2
     assert "every measured claim holds, 2 not measured" in printed
-    twin = json.loads((tmp_path / "out.json").read_text())
-    for row in twin["rows"]:
+    table = json.loads((tmp_path / "out.json").read_text())
+    for row in table["rows"]:
         assert [row[key] for key in ("opponent", "measured", "ratio", "pass")] == [None] * 4
         assert "--inplace-abn" in row["not_measured"]
 
@@ -162,14 +162,14 @@ def test_a_wrong_result_of_ours_is_found():
         benchmark.verify("ours", values, lambda *tensors: layer(*tensors, True, 0.11), benchmark.LARGEST_ERROR)
 
 
-def test_the_incoming_gradient_is_handed_over():
+def test_the_layer_is_the_only_owner_of_its_incoming_gradient():
     for name in ("libpalimpsest_ops.so", "libpalimpsest_benchmark.so"):
         torch.ops.load_library(str(BUILD / name))
     values = benchmark.Values((3, 4, 5, 3), torch.contiguous_format)
     gradients = [values.dz.clone()]
     memory = gradients[0].data_ptr()
     z = torch.ops.palimpsest.abn_(values.x + 0, values.weight, values.bias, None, None)
-    head = torch.ops.palimpsest_benchmark.hand_over(z, gradients.pop())
+    head = torch.ops.palimpsest_benchmark.owned_gradient(z, gradients.pop())
     dx, = torch.autograd.grad(head, values.x)
     assert dx.data_ptr() == memory
     want = values.run(lambda *tensors: torch.ops.palimpsest.abn_(*tensors))[0]

@@ -264,7 +264,7 @@ def test_what_is_no_state_dict_is_refused_and_not_run(folder, content, says):
     ({"conv1.weight": torch.zeros(2, dtype=torch.complex64)}, ["conv1.weight", "complex64"]),
 ], ids=["module", "list", "number", "complex"])
 def test_the_script_that_import_runs_refuses_it(folder, capsys, content, says):
-    script = runpy.run_path(str(ROOT / "scripts/state_dict_to_safetensors.py"))
+    script = runpy.run_path(str(ROOT / "palimpsest/io/state_dict_to_safetensors.py"))
     torch.save(content, folder / "in.pth")
     with pytest.raises(SystemExit) as end:  # here and not in a process of its own, which takes 2 s to load torch
         script["write"](torch, script["find_state_dict"](torch, script["load"](torch, folder / "in.pth")), io.BytesIO())

@@ -1,4 +1,5 @@
-#include "palimpsest/data/dataset.h"
+#include "palimpsest/data/image_folder.h"
+#include "palimpsest/data/segmentation_folder.h"
 #include "palimpsest/io/image.h"
 #include "tests/support/dataset.h"
 #include "tests/support/expect_error.h"

@@ -1,6 +1,7 @@
 #include "palimpsest/data/loader.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/data/generated/streets.h"
 #include "tests/support/expect_error.h"
 
 #include <ATen/ATen.h>
@@ -108,7 +109,7 @@ TEST(Loader, GivesTheSameBytesForTheGeneratedStreets) {
   transform.crop = 32;
   transform.scale_min = 0.7;
   transform.scale_max = 2;
-  const auto dataset = generated_streets(10, 48, 64, 1, transform);
+  const auto dataset = generated::streets(10, 48, 64, 1, transform);
   Loader reference(dataset, options_with(3, 0)), loader(dataset, options_with(3, 3, 3));
   expect_same(epoch_of(loader, 5), epoch_of(reference, 5));
 }

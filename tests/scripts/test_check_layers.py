@@ -34,6 +34,8 @@ def tree(tmp_path, name, text):
     ("kernels/cuda/device/a.cuh", "#include <cuda_fp16.h>\n", "only palimpsest/kernels/cuda/device/nvcc may include 'cuda_fp16.h'"),
     ("kernels/cuda/a.cuh", "using namespace std;\n", "a header must not say 'using namespace'"),
     ("kernels/cpu/a.cpp", '#include "tests/support/compare.h"\n', "the library must not include 'tests/support/compare.h'"),
+    ("train/a.cpp", '#include "palimpsest/data/generated/streets.h"\n', "streets.h' is private to its folder"),
+    ("data/a.cpp", '#include "palimpsest/data/generated/streets.h"\n', "streets.h' is private to its folder"),
     ("helpers/a.h", "\n", "a folder that is no layer"),
     ("ops/abn/a.cpp", '#include "palimpsest/ops/max_pool/native.h"\n', "'palimpsest/ops/max_pool/native.h' is private to its folder"),
     ("ops/common/a.h", '#include "palimpsest/ops/abn/native.h"\n', "is private to its folder"),

@@ -11,14 +11,13 @@ ROOT = pathlib.Path(__file__).parents[2]
 @pytest.fixture
 def tree(tmp_path):
     """The scripts, a build with two benchmarks that hold, and a stand-in for the one in Python."""
-    for name in ("run_benchmarks", "paper_figures.py", "result_page.py"):
-        (tmp_path / "scripts").mkdir(exist_ok=True)
-        shutil.copy(ROOT / "scripts" / name, tmp_path / "scripts" / name)
+    (tmp_path / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/run_benchmarks", tmp_path / "scripts")
+    shutil.copytree(ROOT / "benchmarks/pages", tmp_path / "benchmarks/pages")
     shutil.copytree(ROOT / "docs/results", tmp_path / "results")
     program(tmp_path / "build/bench_first", 0)
     program(tmp_path / "build/bench_second", 0)
     (tmp_path / "build/bench_notes.txt").write_text("no program")
-    (tmp_path / "benchmarks").mkdir()
     python_status(tmp_path, 0)
     return tmp_path
 

@@ -54,7 +54,7 @@ class Tree:
 
 
 def skipped(said):
-    return [line.split(":")[0] for line in said.splitlines() if line.endswith("as at the last check, which they passed")]
+    return [line.split(":")[0] for line in said.splitlines() if line.endswith("unchanged since the last check, which passed")]
 
 
 @pytest.fixture

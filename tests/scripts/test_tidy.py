@@ -50,7 +50,7 @@ def tidy(tmp_path, monkeypatch):
     return run, base
 
 
-CHECKED, REMEMBERED = "kernels-base: 2 files\n", "kernels-base: 2 files, as at the last check, which they passed\n"
+CHECKED, REMEMBERED = "kernels-base: 2 files\n", "kernels-base: 2 files, unchanged since the last check, which passed\n"
 
 
 def test_clean_sources_pass_and_are_not_checked_again(tidy, capsys):

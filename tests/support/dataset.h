@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/data/dataset.h"
+#include "palimpsest/data/transforms.h"
 
 namespace palimpsest::testing {
 

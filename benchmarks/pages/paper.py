@@ -1,0 +1,96 @@
+"""docs/results/paper.md: the figures of the In-Place Activated BatchNorm paper beside the figures measured here.
+
+Made from block_time.json, kept_bytes.json, model_step.json and memory/*.json.
+"""
+import re
+
+from result_page import Unreadable, percent, read, table
+
+TITLE = "docs/results/paper.md: the figures of the In-Place Activated BatchNorm paper beside ours"
+
+# Sections 4.1 to 4.4 of the paper: the four modules of ResNeXt-101, (channels, side) of their blocks, and the extra time
+# of the paper's form I and of checkpointing, percent.
+MODULES = [("CONV1", 128, 56, 1.8, 4.0), ("CONV2", 256, 28, 2.0, 3.7), ("CONV3", 512, 14, 1.6, 3.1),
+           ("CONV4", 1024, 7, 0.8, 1.2)]
+BLOCK = re.compile(r"\((\d+), (\d+)\) (\S+ ?(?:grouped)?) (\w+)")
+
+PAGE = """# The paper's figures beside ours
+
+The paper is S. Rota Bulò, L. Porzi, P. Kontschieder, "In-Place Activated BatchNorm for Memory-Optimized Training of
+DNNs", CVPR 2018. It measured on a Titan Xp. Our figures are from {processor}, {threads} threads, no GPU, libtorch
+{libtorch}. The machines differ, so compare one thing only: the cost of a strategy against the standard layers of the same
+machine. `benchmarks/pages/pages paper` writes this page from the JSON files beside it; `make bench` runs it.
+
+## Time: one normalization + activation + convolution block, forward + backward, batch 32
+
+The table shows the extra time over the standard block; a negative value means faster. The paper's figures are means of 200
+iterations, ours are medians of {repeats} interleaved iterations (`block_time.json`). The paper's in-place block is form I.
+`inplace_2` is the paper's form II, which does not compute the normalized input. Grouped convolutions have 64 groups.
+
+{time}
+
+The paper's headline is +0.8 to +2 %. A whole training step, batch 16 (`model_step.json`): {steps}.
+
+## Memory saved for backward
+
+The paper's headline is up to 50 % less. The table compares with libtorch's layers with the activation in place, per image
+of 224x224 (`kept_bytes.json`):
+
+{memory}
+
+## Batch that fits into the memory of the standard layers
+
+The memory is the peak of a training step with the standard layers at the batch of the first column (`memory/`). Byte
+counts do not depend on the machine.
+
+{batch}
+"""
+
+
+def time_table(blocks):
+    ratios, convolutions, strategies = {}, {}, {}  # the dictionaries keep the order of the file
+    for row in blocks["rows"]:
+        match = BLOCK.fullmatch(row["claim"])
+        if not match:
+            raise Unreadable(f"block_time.json has a row of another form, '{row['claim']}'")
+        channels, side, convolution, strategy = match.groups()
+        ratios[int(channels), int(side), convolution, strategy] = row["ratio"]
+        convolutions[convolution] = strategies[strategy] = None
+    rows = []
+    for name, channels, side, in_place, checkpointing in MODULES:
+        for convolution in convolutions:
+            ours = [ratios.get((channels, side, convolution, strategy)) for strategy in strategies]
+            rows.append([name, f"{channels} x {side}²", percent(in_place), percent(checkpointing), convolution,
+                         *("" if ratio is None else percent(100 * (ratio - 1)) for ratio in ours)])
+    return table(["module", "channels x pixels", "paper: in-place I", "paper: checkpointing", "convolution",
+                  *(f"`{strategy}`" for strategy in strategies)], rows)
+
+
+def memory_table(kept):
+    rows = []
+    for row in kept["rows"]:
+        bytes_of = [f"{row[side]['median']:.1f} {row['unit']}" for side in ("opponent", "measured")]
+        rows.append([row["claim"], *bytes_of, percent(100 * (row["ratio"] - 1))])
+    return table(["network", "standard", "ours", "difference"], rows)
+
+
+def batch_table(comparisons):
+    rows = [["paper: ResNeXt-101 and DeepLabV3, 512x512", "16", "28", percent(75)]]
+    for path in comparisons:
+        comparison = read(path)
+        base, *others = comparison["runs"]
+        for run in others:
+            gain = 100 * (run["largest_batch"] / base["largest_batch"] - 1)
+            model, size = comparison["setup"]["model"], comparison["setup"]["batch"].split(" of ", 1)[-1]
+            rows.append([f"{model}; {size}; `{run['name']}`", str(base["largest_batch"]), str(run["largest_batch"]),
+                         percent(gain)])
+    return table(["network", "standard", "in place", "more"], rows)
+
+
+def write(results):
+    blocks, kept, steps = (read(results / f"{name}.json") for name in ("block_time", "kept_bytes", "model_step"))
+    ratios = ", ".join(f"{row['claim'].split(' ')[0]} {percent(100 * (row['ratio'] - 1))}" for row in steps["rows"])
+    text = PAGE.format(**{key: blocks[key] for key in ("processor", "threads", "libtorch", "repeats")},
+                       time=time_table(blocks), steps=ratios, memory=memory_table(kept),
+                       batch=batch_table(sorted((results / "memory").glob("*.json"))))
+    return {results / "paper.md": text}

@@ -1,0 +1,186 @@
+"""The programs of examples/mixed_precision: the second table and the chart of docs/results/mixed_precision.md.
+
+mixed_precision/NAME.json has for every run the last line of its record, its command, and the loss, averaged over 60
+stretches of the run.
+"""
+import concurrent.futures
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import tempfile
+import typing
+
+import loss_panels
+import result_page
+
+POINTS = 60
+SEEDS = (1, 2)
+
+
+class Program(typing.NamedTuple):
+    title: str
+    figures: list  # of the table: (key, name, digits, factor)
+    paper: str  # the paper's figures
+    scale: str  # the loss scale
+    batches: int = 1  # over which a step averages the loss
+    loss: str = "loss"  # its key in the record
+
+
+PROGRAMS = {
+    "ssd": Program("Detection (SSD)", [("mean_average_precision", "mAP, %", 1, 100)],
+                   "76.9 / diverges / 77.1 % (scale 8)", "8", 64),
+    "speech": Program("Speech (GRU, CTC)", [("character_error_rate", "CER, %", 2, 100)],
+                      "2.20 / 1.99 % (English), 15.82 / 15.01 % (Mandarin); no scale named", "dynamic"),
+    "translation": Program("Translation (LSTM, attention)", [("exact_match", "correct sentences, %", 1, 100)],
+                           "matches with a scale, slightly worse without (figure 4)", "128", 1024),
+    "language_model": Program("Language model (LSTM)",
+                              [("perplexity", "perplexity", 2, 1), ("agreement", "agreement, %", 1, 100)],
+                              "matches with scale 128, diverges without (figure 5)", "128", 1024),
+    "dcgan": Program("DCGAN", [("distance", "distance", 3, 1)], "comparable; no scale needed", "dynamic",
+                     loss="loss_discriminator"),
+}
+SETTINGS = ("f32", "f16 storage, no loss scale", "f16 storage, loss scale")
+
+
+def flags_of(name):
+    """{setting: flags of the program}"""
+    program = PROGRAMS[name]
+    batches = [] if program.batches == 1 else ["--accumulate", str(program.batches)]
+    return dict(zip(SETTINGS, (batches, [*batches, "--precision", "f16-pseudo", "--loss-scale", "1"],
+                               [*batches, "--precision", "f16-pseudo", "--loss-scale", program.scale])))
+
+
+def averaged(steps, key):
+    """The mean loss of each of POINTS stretches: [(last step of the stretch, mean), ...]"""
+    length = max(1, math.ceil(len(steps) / POINTS))
+    curve = []
+    for begin in range(0, len(steps), length):
+        values = [line[key] for line in steps[begin:begin + length]]
+        mean = None if None in values else float(f"{sum(values) / len(values):.5g}")
+        curve.append([steps[min(begin + length, len(steps)) - 1]["step"], mean])
+    return curve
+
+
+def run(program, flags):
+    """(exit status, lines of the record) of one training. It has one thread: the settings train side by side."""
+    with tempfile.TemporaryDirectory() as folder:
+        record = pathlib.Path(folder) / "record.jsonl"
+        status = subprocess.run([program, *flags, "--json", record], stdout=subprocess.DEVNULL,
+                                env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode
+        return status, [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+
+
+def path_of(results, name):
+    return results / f"mixed_precision/{name}.json"
+
+
+def save(path, runs):
+    order = [(setting, seed) for setting in SETTINGS for seed in SEEDS if (setting, seed) in runs]
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("{\"runs\": [\n" + ",\n".join(json.dumps(runs[key]) for key in order) + "\n]}\n")
+
+
+def train_one(results, build, name):
+    """Runs the settings and seeds of a program that its JSON file lacks; whether every run succeeded."""
+    path = path_of(results, name)
+    known = json.loads(path.read_text())["runs"] if path.exists() else []
+    runs, succeeded = {(one["setting"], one["seed"]): one for one in known}, True
+    wanted = [(setting, seed, [*flags, "--seed", str(seed)]) for setting, flags in flags_of(name).items() for seed in SEEDS
+              if (setting, seed) not in runs]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        trained = pool.map(lambda one: run(build / "examples/mixed_precision" / name, one[2]), wanted)
+        for (setting, seed, flags), (status, lines) in zip(wanted, trained):
+            final = lines.pop() if lines and "metrics" in lines[-1] else None
+            print(f"{name}: {setting}, seed {seed}: {final['metrics'] if final else f'exit status {status}'}", flush=True)
+            if status not in (0, 5):  # 5: the training diverged, which is a result
+                succeeded = False
+                continue
+            runs[setting, seed] = {
+                "setting": setting, "seed": seed, "diverged": status == 5, "final": final,
+                "command": " ".join([f"build/release/examples/mixed_precision/{name}", *flags]),
+                "loss": averaged(lines, PROGRAMS[name].loss)}
+            save(path, runs)
+    return succeeded
+
+
+def train(results, build, names):
+    """Runs the programs in `names`; whether every run succeeded."""
+    return all([train_one(results, build, name) for name in names])
+
+
+def figures(runs, name):
+    """The figures of a setting's runs, one per seed."""
+    if not runs:
+        return result_page.NOT_MEASURED
+
+    def one(run, key, digits, factor):
+        if run["diverged"]:
+            return "diverges"
+        value = factor * run["final"]["metrics"][key]
+        return f"{value:.{digits}f}" if value < 1e5 else f"{value:.1e}"
+    return ", ".join(" / ".join(one(run, key, digits, factor) for run in runs) for key, _, digits, factor in PROGRAMS[name].figures)
+
+
+def lost(runs):
+    """The share of the activations' gradients that is zero, percent."""
+    shares = [run["final"]["activation_gradients"] for run in runs if run["final"]]
+    shares = [share["zero"] for share in shares if share["values"]]
+    return f"{100 * statistics.fmean(shares):.1f}" if shares else ""
+
+
+def second_half(curves):
+    """The losses of the second half, averaged over the curves; empty if a loss is not finite."""
+    half = [[loss for _, loss in curve[len(curve) // 2:]] for curve in curves]
+    return [statistics.fmean(values) for values in zip(*half)] if all(None not in curve for curve in half) else []
+
+
+def distance(a, b):
+    """Root mean square of the difference of two curves."""
+    return math.sqrt(statistics.fmean((u - v) ** 2 for u, v in zip(a, b))) if a and b else math.inf
+
+
+def noise(by_setting):
+    """The distance between the mean curves of the scaled setting and of f32; the distance between the seeds of f32."""
+    f32, scaled = ([run["loss"] for run in by_setting[setting]] for setting in (SETTINGS[0], SETTINGS[2]))
+    if len(f32) < len(SEEDS) or len(scaled) < len(SEEDS):
+        return result_page.NOT_MEASURED
+    apart = distance(second_half(f32[:1]), second_half(f32[1:]))
+    return f"{distance(second_half(scaled), second_half(f32)):.2g}; {apart:.2g}"
+
+
+def table(measured):
+    header = ["program", "figure", "paper: f32 / no scale / scaled", "f32", "f16, no scale", "f16, scaled", "scale",
+              "batches", "distance: scaled to f32; f32 to f32", "zero activation gradients, %: no scale, scaled"]
+    rows, commands = [], []
+    for name, by_setting in measured.items():
+        program = PROGRAMS[name]
+        f32, unscaled, scaled = by_setting.values()
+        rows.append([f"`{name}`: {program.title}", ", ".join(figure[1] for figure in program.figures), program.paper,
+                     *(figures(runs, name) for runs in by_setting.values()), program.scale, str(program.batches),
+                     noise(by_setting), f"{lost(unscaled)}, {lost(scaled)}"])
+        commands += [run["command"] for runs in by_setting.values() for run in runs]
+    lines = "\n".join(commands)
+    return f"\n{result_page.table(header, rows, numbers=7)}\n\n```text\n{lines}\n```\n\n"
+
+
+def chart(measured):
+    panels = []
+    for name, by_setting in measured.items():
+        curves = [(color, run["loss"]) for color, runs in zip(loss_panels.COLORS, by_setting.values()) for run in runs]
+        panels.append((PROGRAMS[name].title, curves))
+    return loss_panels.chart(SETTINGS, panels)
+
+
+def read(results, name):
+    """{setting: its runs}"""
+    runs = result_page.read(path_of(results, name), "benchmarks/pages/pages train programs")["runs"]
+    return {setting: [run for run in runs if run["setting"] == setting] for setting in SETTINGS}
+
+
+def content(results):
+    """(text between the marks of the page, chart of the losses as SVG)"""
+    measured = {name: read(results, name) for name in PROGRAMS}
+    return table(measured), chart(measured)

@@ -1,0 +1,21 @@
+#pragma once
+
+#include "palimpsest/data/dataset.h"
+#include "palimpsest/data/transforms.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+namespace palimpsest::data {
+
+/// A segmentation data set: ROOT/SPLIT/NAME.jpg|png with labels ROOT/SPLITannot/NAME.png, sorted by name.
+/// A label holds one 8-bit class id per pixel; ids must be < classes or equal to the ignore id.
+/// ROOT/classes.txt, if it exists, names the classes, one per line.
+/// Throws Error(kData) at once for a missing or empty folder, a missing label, or a label without image; it
+/// throws when the example is read for an unreadable file, sizes that differ, or an id out of range. A crop
+/// that does not fit while `pad` is false is Error(kUsage).
+std::shared_ptr<Dataset> segmentation_folder(const std::string& root, const std::string& split,
+                                             int64_t classes, const TransformOptions& transform);
+
+}  // namespace palimpsest::data

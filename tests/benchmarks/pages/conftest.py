@@ -1,0 +1,14 @@
+import pathlib
+import shutil
+
+import pytest
+
+from page_support import ROOT
+
+
+@pytest.fixture
+def results(tmp_path):
+    """A copy of the committed measurements and their pages."""
+    folder = pathlib.Path(shutil.copytree(ROOT / "docs/results", tmp_path / "docs/results"))
+    shutil.copy(ROOT / "docs/numerics.md", folder.parent)
+    return folder
