@@ -45,7 +45,9 @@ at::Tensor linear(torch::nn::Linear& linear, const at::Tensor& x) {
 at::Tensor convolve(torch::nn::Conv2d& conv, const at::Tensor& x, Strategy strategy) {
   if (strategy == Strategy::kStandard) {
     const auto precision = ops::autocast_precision(x);
-    const bool libtorch_can = !precision || !ops::weight_gradient_precision(*precision, x).compute_in_f32;
+    const bool libtorch_can =
+        !precision ||
+        !ops::weight_gradient_precision(ops::convolution_precision(*precision, x), x).compute_in_f32;
     return libtorch_can ? conv->forward(x) : convolve(conv, x);
   }
   if (!has_plain_padding(*conv)) return conv->forward(x);

@@ -23,8 +23,9 @@ at::Tensor linear(torch::nn::Linear& linear, const at::Tensor& x);
 
 /// conv(x) by strategy: `standard` is libtorch's layer; the others let a faster kernel do what it can
 /// (ops::convolution), and are libtorch's layer for padding that the operators do not have. The same results but
-/// for rounding. Where 16-bit maths needs it (in f32: "pseudo f16"; f16 on a CPU, whose weight's gradient
-/// libtorch leaves to oneDNN's reference loops), `standard` runs ops::convolution, too.
+/// for rounding. Where 16-bit maths needs it (in f32: "pseudo f16"; on a CPU f16, whose weight's
+/// gradient libtorch leaves to oneDNN's reference loops, and what it does not leave to oneDNN at all),
+/// `standard` runs ops::convolution, too.
 at::Tensor convolve(torch::nn::Conv2d& conv, const at::Tensor& x, Strategy strategy);
 
 }  // namespace palimpsest::nn

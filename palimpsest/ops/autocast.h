@@ -14,13 +14,19 @@ struct ProductPrecision {
   at::ScalarType storage = at::kHalf;  ///< f16 or bf16: dtype of operands, results and gradients
   bool compute_in_f32 = false;         ///< operands are widened to f32 first (base/compute_in_f32.h)
 
-  /// The dtype of the operands as libtorch gets them; its kernels accumulate in f32 in any case.
+  /// The dtype of the operands as libtorch gets them.
   at::ScalarType compute_type() const { return compute_in_f32 ? at::kFloat : storage; }
 };
 
 /// The precision that autocast asks of a product with x; none if autocast is off on the device of x, or x is
 /// f64.
 std::optional<ProductPrecision> autocast_precision(const at::Tensor& x);
+
+/// The precision of a convolution like that of x. Where libtorch does not give 16-bit tensors of a CPU to
+/// oneDNN (f16 without AVX512-FP16, bf16 without AVX-512), its own loops round partial sums to 16 bits: in the
+/// input's gradient after each tap (3x3: 2.5 times the error of one rounding), in the weight's after each
+/// image (32 of them: 4 times). There it computes in f32 on widened operands, in a tenth of their time.
+ProductPrecision convolution_precision(const ProductPrecision& precision, const at::Tensor& x);
 
 /// The precision of a weight's gradient. On a CPU, f16 gradients are computed in f32 on widened operands
 /// (exact, rounded to f16 once): oneDNN has no f16 kernel for them on processors without AMX-FP16, only

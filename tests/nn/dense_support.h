@@ -27,9 +27,9 @@ inline DenseBlockOptions small_block(DenseStrategy form, const NormOptions& norm
 }
 
 /// Every parameter and running statistic away from its initial value, the same for every form.
-inline void randomize(torch::nn::Module& module) {
+inline void randomize(torch::nn::Module& module, uint64_t seed = 3) {
   torch::NoGradGuard no_grad;
-  torch::manual_seed(3);
+  torch::manual_seed(seed);
   for (auto& p : module.named_parameters())
     if (p.value().dim() == 1)
       p.value().copy_(p.key().ends_with("weight") ? torch::rand_like(p.value()) + 0.5
@@ -68,17 +68,18 @@ inline std::vector<at::Tensor> step(DenseBlock& block, at::Tensor x, uint64_t se
   return all;
 }
 
-inline DenseBlock make_block(const DenseBlockOptions& options, at::ScalarType dtype = at::kDouble) {
+inline DenseBlock make_block(const DenseBlockOptions& options, at::ScalarType dtype = at::kDouble,
+                             uint64_t seed = 3) {
   DenseBlock block(options);
   block->to(at::kDouble);
-  randomize(*block);
+  randomize(*block, seed);
   if (dtype != at::kDouble) block->to(dtype);
   return block;
 }
 
 inline at::Tensor image(at::ScalarType dtype, bool channels_last = false, int64_t n = 2, int64_t c = 5,
-                        int64_t h = 6, int64_t w = 7) {
-  torch::manual_seed(11);
+                        int64_t h = 6, int64_t w = 7, uint64_t seed = 11) {
+  torch::manual_seed(seed);
   const at::Tensor x = torch::randn({n, c, h, w}, torch::kFloat64).add_(0.3).to(dtype);
   return channels_last ? x.contiguous(at::MemoryFormat::ChannelsLast) : x;
 }

@@ -4,9 +4,12 @@
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/ops/convolution/functional.h"
 #include "tests/ops/layer_case.h"
+#include "tests/support/tolerance.h"
 
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
+
+#include <memory>
 
 namespace palimpsest::ops::tests {
 namespace {
@@ -28,7 +31,8 @@ struct ConvolveTensors {
   OptionalTensor bias;
 };
 
-ConvolveTensors tensors_of(const ConvolveCase& c, at::ScalarType dtype, bool channels_last, bool with_bias) {
+ConvolveTensors tensors_of(const ConvolveCase& c, at::ScalarType dtype, bool channels_last, bool with_bias,
+                           int64_t images = 2) {
   torch::manual_seed(5);
   const auto make = [&](at::IntArrayRef sizes) {
     at::Tensor t = torch::randn(sizes, at::kFloat).to(dtype);
@@ -36,7 +40,7 @@ ConvolveTensors tensors_of(const ConvolveCase& c, at::ScalarType dtype, bool cha
     return t.set_requires_grad(true);
   };
   ConvolveTensors t{
-      make({2, c.c_in, 11, 10}), make({c.c_out, c.c_in / c.options.groups, c.kernel, c.kernel}), {}};
+      make({images, c.c_in, 11, 10}), make({c.c_out, c.c_in / c.options.groups, c.kernel, c.kernel}), {}};
   if (with_bias) t.bias = make({c.c_out});
   return t;
 }
@@ -45,11 +49,13 @@ at::Tensor libtorchs(const ConvolveTensors& t, const ConvolutionOptions& o) {
   return at::conv2d(t.x, t.weight, t.bias, o.stride, o.padding, o.dilation, o.groups);
 }
 
-std::vector<at::Tensor> with_gradients(const at::Tensor& out, const ConvolveTensors& t) {
+/// `rounded`: a type that holds the gradient of out.
+std::vector<at::Tensor> with_gradients(const at::Tensor& out, const ConvolveTensors& t,
+                                       at::ScalarType rounded = at::kFloat) {
   torch::manual_seed(6);
   std::vector<at::Tensor> wanted{t.x, t.weight};
   if (t.bias) wanted.push_back(*t.bias);
-  auto all = torch::autograd::grad({out}, wanted, {torch::randn(out.sizes(), at::kFloat).to(out.dtype())});
+  auto all = torch::autograd::grad({out}, wanted, {torch::randn(out.sizes(), at::kFloat).to(rounded).to(out.dtype())});
   all.push_back(out.detach());
   return all;
 }
@@ -76,6 +82,54 @@ TEST(Convolve, HasTheResultsOfLibtorch) {
         }
 }
 
+/// Libtorch without oneDNN for as long as it lives, as on a processor that oneDNN has no 16-bit kernels for.
+class WithoutOneDnn {
+ public:
+  WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(false); }
+  ~WithoutOneDnn() { at::globalContext().setUserEnabledMkldnn(was_); }
+  WithoutOneDnn(const WithoutOneDnn&) = delete;
+  WithoutOneDnn& operator=(const WithoutOneDnn&) = delete;
+
+ private:
+  bool was_ = at::globalContext().userEnabledMkldnn();
+};
+
+at::Tensor under_autocast(const ConvolveTensors& t, const ConvolutionOptions& o) {
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  at::autocast::set_autocast_dtype(at::kCPU, t.x.scalar_type());
+  const at::Tensor out = convolution(t.x, t.weight, t.bias, o);
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  return out;
+}
+
+TEST(Convolve, RoundsResultsIn16BitsOnceOnEveryProcessor) {
+  for (const ConvolveCase& c : kConvolveCases)
+    for (const auto dtype : {at::kHalf, at::kBFloat16})
+      for (const bool channels_last : {true, false}) {
+        // Of many images: libtorch's loops round the gradient of the weight after each.
+        const ConvolveTensors t = tensors_of(c, dtype, channels_last, true, 16);
+        const auto wide = [](const at::Tensor& of) { return of.detach().to(at::kDouble).requires_grad_(); };
+        const ConvolveTensors exact{wide(t.x), wide(t.weight), wide(*t.bias)};
+        const auto want = with_gradients(libtorchs(exact, c.options), exact, dtype);
+        for (const bool onednn : {true, false})
+          for (const bool autocast : {true, false}) {
+            SCOPED_TRACE(c10::str(c.c_in, " to ", c.c_out, " in ", c.options.groups, " groups, ", dtype,
+                                  channels_last ? ", channels-last" : "", onednn ? "" : ", no oneDNN",
+                                  autocast ? ", autocast" : ""));
+            const auto off = onednn ? nullptr : std::make_unique<WithoutOneDnn>();
+            const auto got = with_gradients(
+                autocast ? under_autocast(t, c.options) : convolution(t.x, t.weight, t.bias, c.options), t);
+            for (size_t i = 0; i < got.size(); ++i) {
+              EXPECT_EQ(got[i].scalar_type(), dtype);
+              EXPECT_LE(relative_error(got[i], want[i]),
+                        testing::kAsNearToTheTruth * relative_error(want[i].to(dtype), want[i]))
+                  << "result " << i;
+            }
+          }
+      }
+}
+
 TEST(Convolve, TakesWeightsAndGradientsOfAnyStrides) {
   for (const ConvolveCase& c : kConvolveCases) {
     ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
@@ -91,13 +145,14 @@ TEST(Convolve, TakesWeightsAndGradientsOfAnyStrides) {
 
 TEST(Convolve, KeepsItsInputOnly) {
   if (!memory::counting_allocator_installed()) GTEST_SKIP() << "needs the counting allocator";
-  for (const ConvolveCase& c : kConvolveCases) {
-    const ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
-    memory::Meter meter;
-    const at::Tensor out = convolution(t.x, t.weight, {}, c.options);
-    meter.forward_done();
-    EXPECT_LE(meter.kept_bytes(), static_cast<int64_t>(out.nbytes()) + 4096);
-  }
+  for (const ConvolveCase& c : kConvolveCases)
+    for (const auto dtype : {at::kFloat, at::kHalf}) {
+      const ConvolveTensors t = tensors_of(c, dtype, true, false);
+      memory::Meter meter;
+      const at::Tensor out = convolution(t.x, t.weight, {}, c.options);
+      meter.forward_done();
+      EXPECT_LE(meter.kept_bytes(), static_cast<int64_t>(out.nbytes()) + 4096) << dtype;
+    }
 }
 
 TEST(Convolve, GivesTheSameGradientsTwice) {

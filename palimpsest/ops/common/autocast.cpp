@@ -3,9 +3,24 @@
 #include "palimpsest/base/compute_in_f32.h"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/native/ConvUtils.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
+#include <array>
+
 namespace palimpsest::ops {
+namespace {
+
+/// Whether libtorch gives 16-bit convolutions on a CPU to oneDNN. Neither shapes nor options decide that.
+bool onednn_convolves(at::ScalarType type) {
+  const at::Tensor pixel = at::empty({1, 1, 1, 1}, type);
+  const std::array<c10::SymInt, 2> ones{1, 1}, zeros{0, 0};
+  return at::native::select_conv_backend(pixel, pixel, std::nullopt, ones, zeros, ones, /*transposed=*/false,
+                                         zeros, /*groups=*/1, std::nullopt) == at::native::ConvBackend::Mkldnn;
+}
+
+}  // namespace
 
 std::optional<ProductPrecision> autocast_precision(const at::Tensor& x) {
   const auto device = x.device().type();
@@ -13,6 +28,12 @@ std::optional<ProductPrecision> autocast_precision(const at::Tensor& x) {
       x.scalar_type() == at::kDouble)
     return std::nullopt;
   return ProductPrecision{at::autocast::get_autocast_dtype(device), compute_in_f32()};
+}
+
+ProductPrecision convolution_precision(const ProductPrecision& precision, const at::Tensor& x) {
+  const bool in_loops = !precision.compute_in_f32 && x.is_cpu() &&
+                        at::isReducedFloatingType(precision.storage) && !onednn_convolves(precision.storage);
+  return {precision.storage, precision.compute_in_f32 || in_loops};
 }
 
 ProductPrecision weight_gradient_precision(const ProductPrecision& precision, const at::Tensor& x) {

@@ -113,39 +113,48 @@ Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at
   return result;
 }
 
+/// Without autocast the weight's dtype.
+ProductPrecision precision_of(const at::Tensor& x, const at::Tensor& weight,
+                              const std::optional<ProductPrecision>& autocast) {
+  return convolution_precision(autocast.value_or(ProductPrecision{weight.scalar_type()}), x);
+}
+
 }  // namespace
 
 at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                   const ConvolutionOptions& options, const std::optional<ProductPrecision>& p) {
-  if (!p) return forward_of_type(x.to(weight.scalar_type()), weight, bias, options);
-  const auto b = bias ? std::optional(operand(*bias, *p)) : std::nullopt;
-  return forward_of_type(operand(x, *p), operand(weight, *p), b, options).to(p->storage);
+                   const ConvolutionOptions& options, const std::optional<ProductPrecision>& precision) {
+  const ProductPrecision p = precision_of(x, weight, precision);
+  if (!precision && !p.compute_in_f32) return forward_of_type(x.to(p.storage), weight, bias, options);
+  const auto b = bias ? std::optional(operand(*bias, p)) : std::nullopt;
+  return forward_of_type(operand(x, p), operand(weight, p), b, options).to(p.storage);
 }
 
 Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
                    const ConvolutionOptions& options, std::array<bool, 3> needed,
-                   const std::optional<ProductPrecision>& p) {
+                   const std::optional<ProductPrecision>& precision) {
   const auto [need_input, need_weight, need_bias] = needed;
-  if (!p) {
-    const auto type = weight.scalar_type();
-    return backward_of_type(dout, need_weight ? x.to(type) : shape_of(x, type), weight, options, needed);
-  }
+  const ProductPrecision p = precision_of(x, weight, precision), q = weight_gradient_precision(p, x);
+  if (!precision && !q.compute_in_f32)
+    return backward_of_type(dout, need_weight ? x.to(p.storage) : shape_of(x, p.storage), weight, options,
+                            needed);
   Gradients result;
   if (need_input)
-    result.input = backward_of_type(operand(dout, *p), shape_of(x, p->compute_type()), operand(weight, *p),
+    result.input = backward_of_type(operand(dout, p), shape_of(x, p.compute_type()), operand(weight, p),
                                     options, {true, false, false})
-                       .input.to(p->storage);
+                       .input.to(p.storage);
   if (need_weight || need_bias) {
-    const ProductPrecision q = weight_gradient_precision(*p, x);
     auto g = backward_of_type(operand(dout, q), need_weight ? operand(x, q) : shape_of(x, q.compute_type()),
                               shape_of(weight, q.compute_type()), options, {false, need_weight, need_bias});
-    if (need_weight) result.weight = g.weight.to(p->storage);
-    if (need_bias) result.bias = g.bias.to(p->storage);
+    if (need_weight) result.weight = g.weight.to(p.storage);
+    if (need_bias) result.bias = g.bias.to(p.storage);
   }
   return result;
 }
 
 bool has_own_pass(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options) {
+  if (x.scalar_type() == weight.scalar_type() &&
+      weight_gradient_precision(precision_of(x, weight, std::nullopt), x).compute_in_f32)
+    return true;
   const auto problem = kernel_problem(x, weight, options);
   return problem &&
          (is_faster(*problem, Conv2dPass::kForward) || is_faster(*problem, Conv2dPass::kBackwardInput) ||

@@ -31,7 +31,8 @@ Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor
                    const ConvolutionOptions& options, std::array<bool, 3> needed,
                    const std::optional<ProductPrecision>& precision);
 
-/// Whether a kernel of ours runs in any pass of this convolution.
+/// Whether any pass of this convolution is not libtorch's in the tensors' dtype: a kernel of ours runs, or of
+/// 16-bit tensors f32 arithmetic (ops/autocast.h).
 bool has_own_pass(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options);
 
 void save_options(torch::autograd::AutogradContext* ctx, const ConvolutionOptions& options);
