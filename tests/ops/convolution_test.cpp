@@ -55,7 +55,8 @@ std::vector<at::Tensor> with_gradients(const at::Tensor& out, const ConvolveTens
   torch::manual_seed(6);
   std::vector<at::Tensor> wanted{t.x, t.weight};
   if (t.bias) wanted.push_back(*t.bias);
-  auto all = torch::autograd::grad({out}, wanted, {torch::randn(out.sizes(), at::kFloat).to(rounded).to(out.dtype())});
+  auto all = torch::autograd::grad({out}, wanted,
+                                   {torch::randn(out.sizes(), at::kFloat).to(rounded).to(out.dtype())});
   all.push_back(out.detach());
   return all;
 }

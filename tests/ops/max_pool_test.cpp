@@ -73,7 +73,7 @@ TEST(MaxPool, IsLibtorchsInEveryTypeLayoutAndWindow) {
     for (const auto& window : kWindows)
       for (const int64_t channels : {1, 35}) {
         const at::Tensor x = torch::randn({2, channels, 17, 34}).to(type);
-        SCOPED_TRACE(testing::Message()
+        SCOPED_TRACE(::testing::Message()
                      << type << " " << channels << " channels, kernel " << window.kernel_size[0]);
         expect_libtorchs(x, window);
         expect_libtorchs(x.contiguous(at::MemoryFormat::ChannelsLast), window);

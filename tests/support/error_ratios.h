@@ -45,7 +45,7 @@ class ErrorRatios {
     double error, ratio;
   };
 
-  double median(std::size_t result, double Entry::*of) const {
+  double median(std::size_t result, double Entry::* of) const {
     std::vector<double> values;
     for (const Entry& e : of_result_[result]) values.push_back(e.*of);
     const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);

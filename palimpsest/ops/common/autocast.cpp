@@ -17,7 +17,8 @@ bool onednn_convolves(at::ScalarType type) {
   const at::Tensor pixel = at::empty({1, 1, 1, 1}, type);
   const std::array<c10::SymInt, 2> ones{1, 1}, zeros{0, 0};
   return at::native::select_conv_backend(pixel, pixel, std::nullopt, ones, zeros, ones, /*transposed=*/false,
-                                         zeros, /*groups=*/1, std::nullopt) == at::native::ConvBackend::Mkldnn;
+                                         zeros, /*groups=*/1,
+                                         std::nullopt) == at::native::ConvBackend::Mkldnn;
 }
 
 }  // namespace
