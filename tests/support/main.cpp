@@ -1,0 +1,12 @@
+// The main of the test programs that prepare the process: tests/support/main.h. Others link
+// GTest::gtest_main.
+#include "tests/support/main.h"
+
+#include <gtest/gtest.h>
+
+int main(int argc, char** argv) {
+  for (const auto preparation : palimpsest::testing::preparations())
+    if (const int status = preparation()) return status;
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
