@@ -4,6 +4,7 @@
 #include "palimpsest/kernels/abn.h"
 #include "palimpsest/kernels/activation.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
+#include "tests/support/saved_kinds.h"
 
 #include <cmath>
 #include <cstdint>
@@ -61,23 +62,11 @@ struct TypeName {
   }
 };
 
-using kernels::Saved;
-
-/// Everything that the layer may keep.
-inline constexpr Saved kAllSaved[] = {Saved::kOutput,     Saved::kOutputForm1, Saved::kPreActivation,
-                                      Saved::kNormalized, Saved::kInput,       Saved::kOutputBit};
-
-/// Whether backward of a layer with this activation can start from that.
-constexpr bool can_save(Activation activation, Saved saved) {
-  if (saved == Saved::kOutputBit) return kernels::has_branches(activation);
-  return kernels::is_invertible(activation) || (saved != Saved::kOutput && saved != Saved::kOutputForm1);
-}
-
 inline double default_param(Activation activation) {
   return activation == Activation::kELU ? 1.0 : 0.01;
 }
 
-/// What a test of the layer asks for; the fields that a test does not set are an ordinary layer.
+/// One test case of the layer; fields that a test does not set describe an ordinary layer.
 struct AbnCase {
   Shape3 shape;
   Layout layout = Layout::kNCHW;
@@ -96,7 +85,6 @@ struct AbnCase {
   kernels::AbnProblem layer() const {
     return {shape, layout, dtype_of<T>(), activation, activation_param, saved, relu_residual};
   }
-  /// Whether what is kept has a tensor of its own beside x and z.
   bool saves_aside() const { return kernels::saves_aside(saved); }
   bool makes_z_again() const { return is_before_activation(saved); }
 };
@@ -111,8 +99,8 @@ inline std::ostream& operator<<(std::ostream& out, const AbnCase& c) {
              << c.misaligned_by << ", seed " << c.seed;
 }
 
-/// `count` normal numbers, near enough: each the sum of 4 uniform ones, scaled to unit variance. Saved for the
-/// next call: a test draws the same ones for layer after layer.
+/// `count` nearly normal numbers: each is the sum of 4 uniform ones, scaled to unit variance. They are kept
+/// for the next call, as a test draws the same numbers for one layer after the other.
 inline const double* normal_numbers(uint64_t seed, int64_t count) {
   static thread_local std::vector<double> numbers;
   static thread_local uint64_t drawn_from = 0;
@@ -128,8 +116,8 @@ inline const double* normal_numbers(uint64_t seed, int64_t count) {
   return numbers.data();
 }
 
-/// The tensors of one layer, forward and backward. Inputs are what storage in `Rounding` can hold, in every
-/// T: what the f64 reference says of them is the truth for that storage.
+/// The tensors of one layer, forward and backward. Inputs are rounded to `Rounding`, whatever T is: the f64
+/// reference of these inputs is the truth for that storage type.
 template <class T, class Rounding = T>
 struct AbnTensors {
   using A = accumulate_t<T>;
@@ -169,7 +157,7 @@ struct AbnTensors {
     }
   }
 
-  /// `value` as storage in Rounding has it (f64 takes the f32 one, so that both run on the same numbers).
+  /// `value` rounded to Rounding; to f32 for f64, so that both run on the same numbers.
   static T input(double value) {
     return static_cast<T>(
         static_cast<double>(static_cast<Rounding>(static_cast<double>(static_cast<float>(value)))));
@@ -188,7 +176,7 @@ struct AbnTensors {
             .inv_std = inv_std.data()};
   }
 
-  /// What the layer kept: of its own, or x, or z.
+  /// The saved values: a tensor of their own, or x, or z.
   T* saved_tensor(const AbnCase& c) {
     return c.saves_aside() ? saved_values.data() : c.saved == Saved::kInput ? x.data() : z.data();
   }

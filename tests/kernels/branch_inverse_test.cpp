@@ -47,7 +47,7 @@ std::vector<T> recovered(Activation kind, const std::vector<T>& z, const std::ve
   const T zero = 0, one = 1;
   const T &per_dy = derivative ? one : zero, &per_t = derivative ? zero : one;
   kernels::cpu::current_instruction_set().abn<T>().plane.backward(
-      {1, 0, size}, {kind, 0}, kernels::cpu::From::kBranch, /*frozen=*/derivative,
+      {1, 0, size}, {kind, 0}, kernels::Saved::kOutputBit, /*frozen=*/derivative,
       {.center = &zero,
        .scale = &zero,
        .shift = &zero,
@@ -55,7 +55,7 @@ std::vector<T> recovered(Activation kind, const std::vector<T>& z, const std::ve
        .per_t = &per_t,
        .constant = &zero},
       {z.data(), {nullptr, false}, dz.data(), {bits.data(), 0}},
-      {.dx = out.data(), .dresidual = nullptr, .z = nullptr}, kernels::cpu::Destination::kCaches);
+      {.dx = out.data(), .dresidual = nullptr, .z = nullptr}, kernels::cpu::simd::Stores::kCached);
   return out;
 }
 

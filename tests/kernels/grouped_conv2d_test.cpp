@@ -117,9 +117,9 @@ using ConvForward = void (*)(const Conv2dProblem&, const float*, const float*, f
 struct ConvPasses {
   ConvForward forward, backward_input, backward_weight;
 };
-constexpr ConvPasses kGrouped{kernels::cpu::grouped_conv2d_forward,
-                              kernels::cpu::grouped_conv2d_backward_input,
-                              kernels::cpu::grouped_conv2d_backward_weight};
+constexpr ConvPasses kGrouped{kernels::cpu::conv2d::grouped_forward,
+                              kernels::cpu::conv2d::grouped_backward_input,
+                              kernels::cpu::conv2d::grouped_backward_weight};
 constexpr ConvPasses kReference{kernels::reference::conv2d_forward, kernels::reference::conv2d_backward_input,
                                 kernels::reference::conv2d_backward_weight};
 
@@ -151,7 +151,7 @@ TEST_P(GroupedConv2d, EqualsTheReferenceOnEverySizeStrideAndPadding) {
   int64_t shift = 0;
   for (const GroupedCase& c : grouped_cases()) {
     const Conv2dProblem l = c.layer();
-    ASSERT_TRUE(kernels::cpu::grouped_conv2d_fits(l, GetParam())) << c;
+    ASSERT_TRUE(kernels::cpu::conv2d::fits_grouped(l)) << c;
     shift = 1 - shift;
     ConvTensors t(l, shift);
     const ConvTensor got = result_of(kGrouped, GetParam(), l, t, shift);
@@ -220,30 +220,28 @@ INSTANTIATE_TEST_SUITE_P(Passes, GroupedConv2d, ::testing::ValuesIn(kPasses), []
 
 TEST(GroupedConv2dFits, TakesNarrowGroupsOfThreeByThreeAlone) {
   const Conv2dProblem good = GroupedCase{1, 32, 4, {9, 9}, 1, {1, 1}}.layer();
-  for (const Conv2dPass pass : kPasses) {
-    const auto fits = [&](auto change) {
-      Conv2dProblem l = good;
-      change(l);
-      return kernels::cpu::grouped_conv2d_fits(l, pass);
-    };
-    EXPECT_TRUE(fits([](Conv2dProblem&) {}));
-    EXPECT_TRUE(fits([](Conv2dProblem& l) { l.padding = {0, 2}; }));
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.groups = 32; })) << "groups of 1";
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.groups = 1; })) << "groups of 32";
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.c_in = l.c_out = 24, l.groups = 4; })) << "groups of 6";
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.c_out = 64; })) << "more channels out";
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.c_in = 64; })) << "more channels in";
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.c_in = l.c_out = 2, l.groups = 1; })) << "less than a vector";
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.kernel_size.h = 1; }));
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.kernel_size.w = 5; }));
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.dilation = {2, 2}; }));
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.dilation.w = 2; }));
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.stride.w = 2; })) << "different strides";
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.stride = {3, 3}; }));
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.padding.h = 3; }));
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.padding.w = -1; }));
-    EXPECT_FALSE(fits([](Conv2dProblem& l) { l.out.h = 0; })) << "no output";
-  }
+  const auto fits = [&](auto change) {
+    Conv2dProblem problem = good;
+    change(problem);
+    return kernels::cpu::conv2d::fits_grouped(problem);
+  };
+  EXPECT_TRUE(fits([](Conv2dProblem&) {}));
+  EXPECT_TRUE(fits([](Conv2dProblem& p) { p.padding = {0, 2}; }));
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.groups = 32; })) << "groups of 1";
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.groups = 1; })) << "groups of 32";
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.c_in = p.c_out = 24, p.groups = 4; })) << "groups of 6";
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.c_out = 64; })) << "more channels out";
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.c_in = 64; })) << "more channels in";
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.c_in = p.c_out = 2, p.groups = 1; })) << "less than a vector";
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.kernel_size.h = 1; }));
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.kernel_size.w = 5; }));
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.dilation = {2, 2}; }));
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.dilation.w = 2; }));
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.stride.w = 2; })) << "different strides";
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.stride = {3, 3}; }));
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.padding.h = 3; }));
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.padding.w = -1; }));
+  EXPECT_FALSE(fits([](Conv2dProblem& p) { p.out.h = 0; })) << "no output";
 }
 
 }  // namespace

@@ -65,7 +65,7 @@ TEST(DenseBlock, EveryFormGivesTheSameOutputGradientsAndRunningStatistics) {
         what << to_string(form) << " " << c << " " << dtype;
         EXPECT_EQ(got[0].is_contiguous(at::MemoryFormat::ChannelsLast), c.channels_last) << what.str();
         if (want.empty()) want = got;
-        expect_equal(got, want, dtype == at::kDouble ? testing::kSameMathsF64 : testing::kSameMathsF32,
+        expect_equal(got, want, dtype == at::kDouble ? testing::kReorderedF64 : testing::kReorderedF32,
                      what.str());
       }
     }
@@ -181,7 +181,7 @@ TEST(DenseBlock, DropoutDrawsTheSameMasksAgain) {
         auto block = make_block(options);
         const auto got = step(block, image(at::kDouble, channels_last));
         if (want.empty()) want = got;
-        expect_equal(got, want, testing::kSameMathsF64, to_string(form));
+        expect_equal(got, want, testing::kReorderedF64, to_string(form));
         // Other numbers drawn between forward and backward change nothing.
         const at::Tensor x = image(at::kDouble, channels_last).requires_grad_();
         torch::manual_seed(5);
@@ -190,7 +190,7 @@ TEST(DenseBlock, DropoutDrawsTheSameMasksAgain) {
         const at::Tensor probe = torch::randn(out.sizes(), torch::kFloat64);
         torch::rand({1000});
         EXPECT_LE(relative_error(torch::autograd::grad({(out * probe).sum()}, {x})[0], want[1]),
-                  testing::kSameMathsF64);
+                  testing::kReorderedF64);
         block->eval();
         EXPECT_TRUE(torch::equal(block->forward(x), block->forward(x))) << "no mask in eval mode";
       }
@@ -241,7 +241,7 @@ TEST(DenseBlock, GradientsMayBeExpandedSlicedAccumulatedOrOfViews) {
       r.push_back(base.grad());
       for (const auto& p : block->parameters()) r.push_back(p.grad());
     }
-    expect_equal(results[1], results[0], testing::kSameMathsF64, "loss");
+    expect_equal(results[1], results[0], testing::kReorderedF64, "loss");
   }
 }
 
@@ -269,7 +269,7 @@ TEST(DenseBlock, ARetainedGraphGivesTheSameAgainAndAReleasedOneLibtorchsError) {
     loss.backward({}, /*retain_graph=*/true);
     const at::Tensor once = x.grad().clone();
     loss.backward();
-    EXPECT_LE(relative_error(x.grad(), 2 * once), testing::kSameMathsF64) << to_string(form);
+    EXPECT_LE(relative_error(x.grad(), 2 * once), testing::kReorderedF64) << to_string(form);
     try {
       loss.backward();
       ADD_FAILURE() << "no error from " << to_string(form);

@@ -11,7 +11,7 @@
 
 namespace palimpsest::testing {
 
-/// |got - want|_2 / |want|_2; |got|_2 where `want` is all zero.
+/// |got - want|_2 / |want|_2, in f64; |got|_2 where `want` is all zero.
 template <class Got, class Want>
 double relative_error(std::span<const Got> got, std::span<const Want> want) {
   double error = 0, size = 0;
@@ -23,8 +23,8 @@ double relative_error(std::span<const Got> got, std::span<const Want> want) {
   return std::sqrt(size > 0 ? error / size : error);
 }
 
-/// Passes where `got` is as close to `want` as `limit` asks. A failure names the worst element, got, want,
-/// its error as a share of the limit, the error of the whole tensor, and the seed that the data came from.
+/// Passes if `got` lies within `limit` of `want`. A failure names the worst element, got, want, its error as
+/// a share of the limit, the error of the whole tensor, and the seed of the data.
 template <class Got, class Want>
 ::testing::AssertionResult close(std::span<const Got> got, std::span<const Want> want, Tolerance limit,
                                  uint64_t seed) {
@@ -53,7 +53,7 @@ template <class Got, class Want>
          << "; seed " << seed;
 }
 
-/// Passes where both hold the same bytes; a failure names the first difference.
+/// Passes if both hold the same bytes; a failure names the first difference.
 template <class T>
 ::testing::AssertionResult same_bytes(std::span<const T> got, std::span<const T> want) {
   if (got.size() != want.size())

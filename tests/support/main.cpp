@@ -1,12 +1,12 @@
-#include "palimpsest/memory/counting_allocator.h"
+// The main of the test programs that prepare the process: tests/support/main.h. Others link
+// GTest::gtest_main.
+#include "tests/support/main.h"
 
 #include <gtest/gtest.h>
 
-// As every program that measures: the allocator first, before any tensor. Twice, because a second call does
-// nothing.
 int main(int argc, char** argv) {
-  palimpsest::memory::install_counting_allocator();
-  palimpsest::memory::install_counting_allocator();
-  testing::InitGoogleTest(&argc, argv);
+  for (const auto preparation : palimpsest::testing::preparations())
+    if (const int status = preparation()) return status;
+  ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }

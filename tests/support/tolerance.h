@@ -4,16 +4,19 @@
 
 namespace palimpsest::testing {
 
-/// How far a result may lie from the truth, which is computed in double. Both must hold:
+// Every limit of the tests of kernels, operators, modules and training; no test body holds a number of its
+// own.
+
+/// How far a result may lie from the truth, which is computed in f64. Both limits must hold:
 ///   whole tensor   |got - want|_2 <= relative_l2 * |want|_2
-///   one element    |got - want| <= element * (|want| + rms(want)): one wrong element of a million hides in
-///   the first
+///   each element   |got - want| <= element * (|want| + rms(want))
+/// The second finds one wrong element of a million, which the first would miss.
 struct Tolerance {
   double relative_l2;
   double element;
 };
 
-/// The limits of every test of a kernel, an operator or a module; no test body holds a number of its own.
+/// A result that was rounded once to `dtype`, from the same inputs as the truth.
 constexpr Tolerance tolerance(DType dtype) {
   switch (dtype) {
     case DType::f64:
@@ -28,8 +31,8 @@ constexpr Tolerance tolerance(DType dtype) {
   return {0, 0};
 }
 
-/// Where y comes from z and a bit, one element may be wrong by what the rounding of z leaves open of y at the
-/// minimum, the square root of epsilon; the whole tensor may not.
+/// Where y comes from z and a bit: near the minimum, the rounding of z moves one element of y by the square
+/// root of epsilon, but not the whole tensor.
 constexpr Tolerance branch_tolerance(DType dtype) {
   const double element = dtype == DType::f64   ? 1e-8
                          : dtype == DType::f32 ? 5e-4
@@ -38,17 +41,37 @@ constexpr Tolerance branch_tolerance(DType dtype) {
   return {tolerance(dtype).relative_l2, element};
 }
 
-/// Central differences in double: their own error, from the step and from rounding, is 1e-8 of the gradient's
+/// relative_l2 of output and gradients where the truth starts from values that were not rounded: 16-bit
+/// storage moves some of them across a kink of the activation.
+constexpr double tolerance_at_kinks(DType dtype) {
+  return dtype == DType::f16 ? 2e-2 : dtype == DType::bf16 ? 1e-1 : tolerance(dtype).relative_l2;
+}
+
+/// relative_l2 of gradients that are accumulated in `dtype` over a few passes.
+constexpr double accumulation_tolerance(DType dtype) {
+  return dtype == DType::f16 ? 2e-3 : dtype == DType::bf16 ? 1e-2 : 1e-6;
+}
+
+/// relative_l2 in f32 at a mean of 1000 standard deviations: the mean itself is rounded to f32.
+constexpr double kLargeMeanF32 = 5e-5;
+/// relative_l2 in f32 of a single channel, which has no other channels to average with.
+constexpr double kChannelF32 = 1e-4;
+/// Running statistics in f32, relative.
+constexpr double kRunningStatistics = 1e-6;
+
+/// Central differences in f64: their own error, from the step and from rounding, is 1e-8 of the gradient's
 /// size.
 constexpr Tolerance kNumericGradient{1e-7, 1e-6};
 constexpr double kNumericStep = 1e-5;
 
-/// A densely connected block by two of its forms: the same maths in another order, |got - want|_2 / |want|_2.
-constexpr double kSameMathsF64 = 1e-12;
-constexpr double kSameMathsF32 = 1e-5;
+/// The same operations in another order, relative_l2: two forms of a block, or a few hundred sums.
+constexpr double kReorderedF64 = 1e-12;
+constexpr double kReorderedF32 = 1e-5;
 /// The same of gradients through a whole network.
-constexpr double kSameDeepMathsF64 = 1e-10;
-/// The loss after some dozens of f64 steps by two forms, relative: rounding that training spreads.
+constexpr double kReorderedDeepF64 = 1e-10;
+/// The same operations, of which fewer results are asked for, in f64.
+constexpr double kSubsetF64 = 1e-14;
+/// The loss after some dozens of f64 steps by two forms, relative: training amplifies rounding.
 constexpr double kSameTraining = 1e-9;
 
 /// The sum of two gradients that a parameter accumulates in `dtype`: relative to its L2 norm, plus the floor.
@@ -78,10 +101,14 @@ constexpr int kFewDraws = 8;
 /// exp(v) - 1 and log(1 + u) of the vector kernels, in units in the last place of the result.
 constexpr double kExponentialUlp = 2;
 
-/// How well act(y) is computed on the way from z to y, in units in the last place, near its minimum.
+/// The error of act(y) near its minimum, on the way from z to y, in units in the last place.
 constexpr double kActivationUlp = 5;
 
-/// y from z and its branch, beyond what the rounding of z leaves open: epsilon * (1 + |y|).
+/// The error of y from z and its branch, beyond that of the rounding of z: so many times epsilon * (1 + |y|).
 constexpr double kBranchInverseUlp = 4;
+
+/// A straight activation's channel that the invertibility criterion refuses has at least 1/5 of the tolerated
+/// error.
+constexpr double kInvertibilityCaution = 5;
 
 }  // namespace palimpsest::testing

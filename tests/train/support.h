@@ -12,10 +12,8 @@ using palimpsest::testing::FileSizeLimit;
 using palimpsest::testing::relative_error;
 using palimpsest::testing::TemporaryFolder;
 
-// What two computations of one quantity may differ by, as a share of its norm: rounding, a few hundred sums
-// deep.
-constexpr double kTolerance64 = 1e-12;
-constexpr double kTolerance32 = 1e-5;
-constexpr double kNumericGradient = 1e-7;  ///< central differences in f64 with a step of 1e-5
+constexpr double kTolerance64 = palimpsest::testing::kReorderedF64;
+constexpr double kTolerance32 = palimpsest::testing::kReorderedF32;
+constexpr double kNumericGradient = palimpsest::testing::kNumericGradient.relative_l2;
 
 }  // namespace palimpsest::train::testing

@@ -11,20 +11,26 @@
 
 namespace palimpsest::kernels::cpu {
 
-// Each namespace is one compilation of the sources that cmake/InstructionSets.cmake is given.
+// Each namespace `isa` is one compilation of the sources that cmake/InstructionSets.cmake is given.
 #define PALIMPSEST_DECLARE_SET(isa, name)             \
-  namespace isa {                                     \
-  extern const AbnKernels<float> kAbnF32;             \
-  extern const AbnKernels<double> kAbnF64;            \
-  extern const AbnKernels<Float16> kAbnF16;           \
-  extern const AbnKernels<BFloat16> kAbnBF16;         \
-  extern const MaxPoolKernels kMaxPool;               \
+  namespace abn::isa {                                \
+  extern const Kernels<float> kF32;                   \
+  extern const Kernels<double> kF64;                  \
+  extern const Kernels<Float16> kF16;                 \
+  extern const Kernels<BFloat16> kBF16;               \
+  }                                                   \
+  namespace max_pool::isa {                           \
+  extern const Kernels kKernels;                      \
+  }                                                   \
+  namespace conv2d::isa {                             \
   extern const WeightGradientKernels kWeightGradient; \
-  extern const GroupedConv2dKernels kGroupedConv2d;   \
-  extern const DenseKernels<float> kDenseF32;         \
-  extern const DenseKernels<double> kDenseF64;        \
-  extern const DenseKernels<Float16> kDenseF16;       \
-  extern const DenseKernels<BFloat16> kDenseBF16;     \
+  extern const GroupedKernels kGrouped;               \
+  }                                                   \
+  namespace dense_block::isa {                        \
+  extern const Kernels<float> kF32;                   \
+  extern const Kernels<double> kF64;                  \
+  extern const Kernels<Float16> kF16;                 \
+  extern const Kernels<BFloat16> kBF16;               \
   }
 PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
@@ -38,17 +44,17 @@ std::span<const InstructionSet> compiled_instruction_sets() {
 #define PALIMPSEST_SET(isa, name)             \
   {name,                                      \
    [] { return PALIMPSEST_RUNS_HERE(name); }, \
-   isa::kAbnF32,                              \
-   isa::kAbnF64,                              \
-   isa::kAbnF16,                              \
-   isa::kAbnBF16,                             \
-   isa::kMaxPool,                             \
-   isa::kWeightGradient,                      \
-   isa::kGroupedConv2d,                       \
-   isa::kDenseF32,                            \
-   isa::kDenseF64,                            \
-   isa::kDenseF16,                            \
-   isa::kDenseBF16},
+   abn::isa::kF32,                            \
+   abn::isa::kF64,                            \
+   abn::isa::kF16,                            \
+   abn::isa::kBF16,                           \
+   max_pool::isa::kKernels,                   \
+   conv2d::isa::kWeightGradient,              \
+   conv2d::isa::kGrouped,                     \
+   dense_block::isa::kF32,                    \
+   dense_block::isa::kF64,                    \
+   dense_block::isa::kF16,                    \
+   dense_block::isa::kBF16},
   static const InstructionSet sets[] = {PALIMPSEST_FOR_EACH_SET(PALIMPSEST_SET)};
   return sets;
 }

@@ -11,24 +11,24 @@
 
 namespace palimpsest::kernels::cpu {
 
-/// What one compilation of the kernels hands out: a table of each family.
+/// The tables of one compilation of the kernels.
 struct InstructionSet {
   const char* name;
   bool (*runs_here)();
-  AbnKernels<float> abn_f32;
-  AbnKernels<double> abn_f64;
-  AbnKernels<Float16> abn_f16;
-  AbnKernels<BFloat16> abn_bf16;
-  MaxPoolKernels max_pool;
-  WeightGradientKernels weight_gradient;
-  GroupedConv2dKernels grouped_conv2d;
-  DenseKernels<float> dense_f32;
-  DenseKernels<double> dense_f64;
-  DenseKernels<Float16> dense_f16;
-  DenseKernels<BFloat16> dense_bf16;
+  abn::Kernels<float> abn_f32;
+  abn::Kernels<double> abn_f64;
+  abn::Kernels<Float16> abn_f16;
+  abn::Kernels<BFloat16> abn_bf16;
+  max_pool::Kernels max_pool;
+  conv2d::WeightGradientKernels weight_gradient;
+  conv2d::GroupedKernels grouped_conv2d;
+  dense_block::Kernels<float> dense_f32;
+  dense_block::Kernels<double> dense_f64;
+  dense_block::Kernels<Float16> dense_f16;
+  dense_block::Kernels<BFloat16> dense_bf16;
 
   template <class S>
-  const DenseKernels<S>& dense() const {
+  const dense_block::Kernels<S>& dense() const {
     if constexpr (std::is_same_v<S, float>) return dense_f32;
     if constexpr (std::is_same_v<S, double>) return dense_f64;
     if constexpr (std::is_same_v<S, Float16>) return dense_f16;
@@ -36,7 +36,7 @@ struct InstructionSet {
   }
 
   template <class S>
-  const AbnKernels<S>& abn() const {
+  const abn::Kernels<S>& abn() const {
     if constexpr (std::is_same_v<S, float>) return abn_f32;
     if constexpr (std::is_same_v<S, double>) return abn_f64;
     if constexpr (std::is_same_v<S, Float16>) return abn_f16;
@@ -47,12 +47,11 @@ struct InstructionSet {
 /// The instruction sets that this library was compiled for, best first.
 std::span<const InstructionSet> compiled_instruction_sets();
 
-/// The set called `name`, or the best one that runs on this processor if `name` is null or empty.
-/// Throws std::invalid_argument, listing what runs here, for a name that is unknown or whose set this
-/// processor lacks.
+/// The set of that name, or the best one that runs on this processor if `name` is null or empty. Throws
+/// std::invalid_argument, which lists the sets that run here, if none of them has that name.
 const InstructionSet& find_instruction_set(const char* name);
 
-/// The set in use: find_instruction_set(getenv("PALIMPSEST_ISA")), asked once.
+/// The set in use: find_instruction_set(getenv("PALIMPSEST_ISA")), evaluated once.
 const InstructionSet& current_instruction_set();
 
 }  // namespace palimpsest::kernels::cpu

@@ -2,11 +2,13 @@
 
 #include "palimpsest/base/host_device.h"
 #include "palimpsest/kernels/activation.h"
+#include "palimpsest/kernels/formulas/precision.h"
 
 namespace palimpsest::kernels {
 
-/// Functions of a type of values: float and double here, vectors of them in cpu/simd/math.h. Arguments as
-/// the formulas below have them: exp and expm1 of v <= 0, log1p of -1 < v <= 0, log of v > 0, erfc of v >= 0.
+/// Elementary functions of float and double here, of vectors in cpu/simd/math.h. The vector forms take the
+/// arguments that the formulas below need: exp and expm1 of v <= 0, log1p of -1 < v <= 0, log of v > 0, erfc
+/// of v >= 0.
 template <class V>
 struct Math;
 template <>
@@ -28,24 +30,17 @@ struct Math<double> {
   PALIMPSEST_HOST_DEVICE static double sqrt(double v) { return __builtin_sqrt(v); }
 };
 
-/// What an activation needs to know of the type that z is stored in: deeper in saturation than it can tell, y
-/// is gone, and the deepest y that z could stand for takes its place.
-struct Precision {
-  double epsilon;   ///< from 1 to the next larger value
-  double smallest;  ///< stands for a positive value that became 0
-};
-
-/// What every activation is made from.
+/// The arguments of every activation's constructor. `precision`: of the type that z is stored in.
 struct ActivationArguments {
   double param;
   Precision precision;
 };
 
-// Each activation gives z = forward(y) and derivative_at(y) = dz/dy; those that can be inverted also y =
-// inverse(z) and derivative(z) = dz/dy read off the output (at exactly 0 the negative side's, as in
-// libtorch). Those that fall and then rise have an expansion(y) in place of these two, from which
-// branch_inverse.h finds y. T is the type of the maths; V is T or a vector of T, for which
-// `condition ? a : b` selects lane by lane. A NaN stays a NaN.
+// Each activation has z = forward(y) and derivative_at(y) = dz/dy. Invertible ones also have y = inverse(z)
+// and derivative(z) = dz/dy computed from the output (at exactly 0 that of the negative side, as in
+// libtorch). Those that fall and then rise have expansion(y) instead, from which branch_inverse.h finds y. T
+// is the accumulate type; V is T or a vector of T, for which `condition ? a : b` selects lane by lane. A NaN
+// stays a NaN.
 
 /// An activation and its first three derivatives at one y.
 template <class V>
@@ -71,7 +66,7 @@ PALIMPSEST_HOST_DEVICE V negative_size(V v) {
 template <class T>
 struct LeakyReLU {
   T slope;
-  T inverse_slope;  ///< multiplied instead of divided by: half an ulp more, many cycles less
+  T inverse_slope;  ///< a product instead of a division: half an ulp more error, many cycles less
 
   PALIMPSEST_HOST_DEVICE explicit LeakyReLU(ActivationArguments a)
       : slope(T(a.param)), inverse_slope(T(1 / a.param)) {}
@@ -314,7 +309,7 @@ struct GELUTanh {
   template <class V>
   PALIMPSEST_HOST_DEVICE Expansion<V> expansion(V y) const {
     const Expansion<V> s = Sigmoid<T>::expansion(V(y * (y * y * T(kTwiceScale * 0.044715) + T(kTwiceScale))));
-    // Those of its argument, then of the gate as a function of y.
+    // The derivatives of the gate's argument, then those of the gate as a function of y.
     const V v1 = y * y * T(3 * kTwiceScale * 0.044715) + T(kTwiceScale),
             v2 = y * T(6 * kTwiceScale * 0.044715);
     const V g1 = s.first * v1, g2 = s.second * v1 * v1 + s.first * v2;
@@ -362,37 +357,37 @@ struct HardSwish {
   }
 };
 
-/// Calls `function(activation)` with the struct above that `kind` names, for maths in T.
+/// Calls `function(activation)` with the struct above that `kind` names, over T.
 template <class T, class Function>
-PALIMPSEST_HOST_DEVICE void dispatch_activation(Activation kind, ActivationArguments a,
+PALIMPSEST_HOST_DEVICE void dispatch_activation(Activation kind, ActivationArguments arguments,
                                                 const Function& function) {
   switch (kind) {
     case Activation::kLeakyReLU:
-      return function(LeakyReLU<T>(a));
+      return function(LeakyReLU<T>(arguments));
     case Activation::kELU:
-      return function(ELU<T>(a));
+      return function(ELU<T>(arguments));
     case Activation::kIdentity:
-      return function(Identity<T>(a));
+      return function(Identity<T>(arguments));
     case Activation::kSigmoid:
-      return function(Sigmoid<T>(a));
+      return function(Sigmoid<T>(arguments));
     case Activation::kTanh:
-      return function(Tanh<T>(a));
+      return function(Tanh<T>(arguments));
     case Activation::kSoftplus:
-      return function(Softplus<T>(a));
+      return function(Softplus<T>(arguments));
     case Activation::kReLU:
-      return function(ReLU<T>(a));
+      return function(ReLU<T>(arguments));
     case Activation::kGELU:
-      return function(GELU<T>(a));
+      return function(GELU<T>(arguments));
     case Activation::kGELUTanh:
-      return function(GELUTanh<T>(a));
+      return function(GELUTanh<T>(arguments));
     case Activation::kSiLU:
-      return function(SiLU<T>(a));
+      return function(SiLU<T>(arguments));
     case Activation::kHardSwish:
-      return function(HardSwish<T>(a));
+      return function(HardSwish<T>(arguments));
   }
 }
 
-/// The activations whose output alone gives y back.
+/// The activations whose output alone determines y.
 template <class Act>
 concept Invertible = requires(Act act) { act.inverse(0.0); };
 

@@ -5,21 +5,21 @@
 #include <cstdint>
 
 /// y from z and one bit for the activations that fall to a minimum and then rise: GELU, GELUTanh and SiLU.
-/// The bit, y > y_min, says on which side of the minimum y lies: the rising branch or the falling one.
+/// The bit is y > y_min: y lies on the rising branch, else on the falling one.
 ///
-/// Near the minimum z - z_min is a square, so its root w (negative on the falling branch) is a variable in
-/// which y has no kink: y = y_min + w^2 + w R(w), with R a polynomial in 1 / (w + shift). Further down the
+/// Near the minimum z - z_min behaves as a square, so y is smooth in its root w (negative on the falling
+/// branch): y = y_min + w^2 + w R(w), with R a polynomial in 1 / (w + shift). Further down the
 /// falling branch, from z_min / 2, y is q times (SiLU: q^2 times) a polynomial in 1 / (q + shift), with
 /// q^2 = log(z_min / z). These fits are right to about 1e-3; each step of Halley's method cubes that error.
 ///
-/// What storing z costs: dy = dz / act'(y) away from the minimum, and sqrt(2 dz / act''(y_min)) at it, where
-/// dz is half a unit in the last place of z: y itself is known to 2e-4 in f32 there, but act'(y) is as small.
-/// And where z underflows on the falling branch, y is gone: the deepest y that z could stand for takes its
-/// place (GELU below -13 in f32 and bf16, below -5 in f16; SiLU below -92 and -20).
+/// Errors: rounding z by dz (half a unit in its last place) changes y by dz / act'(y) away from the minimum
+/// and by sqrt(2 dz / act''(y_min)) at the minimum: by 2e-4 in f32, where act'(y) is as small. Where z
+/// underflows on the falling branch, y is lost, and the deepest y that rounds to z takes its place (GELU
+/// below -13 in f32 and bf16, below -5 in f16; SiLU below -92 and -20).
 namespace palimpsest::kernels {
 
 /// The fits of one activation, in two pieces. kNearScale and kNearOffset map the variable of `near` to [-1,
-/// 1], kFarScale and kFarOffset that of `far`.
+/// 1]; kFarScale and kFarOffset map that of `far`.
 template <class Act>
 struct Branches;
 
@@ -98,12 +98,12 @@ struct Branches<SiLU<T>> {
   }
 };
 
-/// The activations that z and one bit give back.
+/// The activations whose output and one bit determine y.
 template <class Act>
 concept InvertibleByBranch = requires { Branches<Act>::kMinimumAt; };
 
-/// Of z - z_min, the least that backward takes it for, in units of epsilon * |z_min|: among the y that round
-/// to the same z at the minimum, one in their middle (of 0.05 to 1, measured, the one with the least error).
+/// The least z - z_min that backward assumes, in units of epsilon * |z_min|: it stands for the middle of
+/// those y that round to the same z at the minimum. Of 0.05 to 1, this value had the least error.
 inline constexpr double kLeastDepth = 0.1;
 
 /// y, and act'(y).
@@ -113,15 +113,15 @@ struct Recovered {
 };
 
 /// y and act'(y) from z and its branch, lane by lane: `rising` is a bool for V = T, else a mask of lanes.
-/// `precision` is that of the type that z was stored in. A z below the minimum, by rounding, gives y_min to
-/// within what that rounding leaves open; a NaN gives NaN.
+/// `precision` is that of z's storage type. A z that was rounded to below the minimum gives y_min, as exactly
+/// as that rounding allows; a NaN gives NaN.
 template <class T, class Act, class V, class Mask>
 PALIMPSEST_HOST_DEVICE Recovered<V> recover(const Act& act, Precision precision, V z, Mask rising) {
   using B = Branches<Act>;
   constexpr T kHigh = T(B::kMinimum), kLow = T(B::kMinimum - static_cast<double>(kHigh));
   constexpr bool kDouble = sizeof(T) == sizeof(double);
   constexpr int kSteps = kDouble ? 2 : 1;
-  // So close to the minimum, the rounding of act(y) would move y further than the fit is wrong.
+  // Closer to the minimum than this, the rounding of act(y) would move y by more than the error of the fit.
   constexpr T kNoise = T((kDouble ? 0x1p-42 : 0x1p-13) * -B::kMinimum);
   const T least = T(precision.epsilon * -B::kMinimum * kLeastDepth), smallest = T(precision.smallest);
 
@@ -156,7 +156,7 @@ PALIMPSEST_HOST_DEVICE Recovered<V> recover(const Act& act, Precision precision,
   return {z > T(B::kIdentityFrom) ? z : y, z > T(B::kIdentityFrom) ? (V{} + T(1)) : derivative};
 }
 
-/// y at the minimum of an activation that has two branches: the bit of a value is y > minimum_at.
+/// y at the minimum of an activation with two branches: the bit of a value is y > minimum_at.
 template <class T>
 PALIMPSEST_HOST_DEVICE T minimum_at(Activation kind) {
   return kind == Activation::kGELU       ? T(Branches<GELU<T>>::kMinimumAt)
@@ -164,9 +164,9 @@ PALIMPSEST_HOST_DEVICE T minimum_at(Activation kind) {
                                          : T(Branches<SiLU<T>>::kMinimumAt);
 }
 
-/// The bits of a tensor of `elements` values: bit i is that of the i-th value in memory, byte i / 8, the
-/// lowest bit first; three bytes more, so that four can be read wherever a bit lies. Int: a number, or a
-/// symbolic one.
+/// The bytes that hold the bits of `elements` values: bit i % 8 (0 is the lowest) of byte i / 8 belongs to
+/// the i-th value in memory. Three bytes are added, so that four can be read at any bit. Int: an integer, or
+/// libtorch's symbolic integer.
 template <class Int>
 constexpr Int branch_bytes(Int elements) {
   return (elements + 7) / 8 + 3;

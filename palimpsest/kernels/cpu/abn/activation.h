@@ -1,61 +1,52 @@
 #pragma once
 
-// As vector.h: only for units that are compiled once per instruction set.
+// Only for units of one instruction set, as simd/vector.h.
 
 #include "palimpsest/kernels/cpu/abn/table.h"
 #include "palimpsest/kernels/cpu/simd/loops.h"
 #include "palimpsest/kernels/cpu/simd/math.h"
 #include "palimpsest/kernels/cpu/simd/storage.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
+#include "palimpsest/kernels/formulas/precision.h"
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
+using namespace simd::PALIMPSEST_ISA_NAMESPACE;
 namespace {
 
-/// Whether what was kept lies before the activation.
-PALIMPSEST_HOST_DEVICE constexpr bool is_before(From from) {
-  return from == From::kPreActivation || from == From::kBefore;
-}
-
-template <class S>
-constexpr Precision precision_of() {
-  if constexpr (__is_same(S, double)) return {0x1p-52, 0x1p-1022};
-  if constexpr (__is_same(S, Float16)) return {0x1p-10, 0x1p-25};
-  if constexpr (__is_same(S, BFloat16)) return {0x1p-7, 0x1p-126};
-  return {0x1p-23, 0x1p-126};
-}
-
-// Out of line: eleven activations in every sweep would be a megabyte of code. A call a vector costs little
-// beside an exponential. Arguments by reference: by value, gcc stores a part of them and then loads the
+// Out of line: eleven activations in every sweep would be a megabyte of code. One call per vector costs
+// little beside an exponential. Arguments by reference: by value, gcc stores a part of them and then loads
+// the
 // whole, which has to wait for the store, at each call (ELU: 1.4 times the time).
 template <class T, class V>
-__attribute__((noinline)) V any_forward(Activation kind, const ActivationArguments& a, V y) {
+__attribute__((noinline)) V any_forward(Activation kind, const ActivationArguments& arguments, V y) {
   V z{};
-  dispatch_activation<T>(kind, a, [&](auto act) PALIMPSEST_INLINE_LAMBDA { z = act.forward(y); });
+  dispatch_activation<T>(kind, arguments, [&](auto act) PALIMPSEST_INLINE_LAMBDA { z = act.forward(y); });
   return z;
 }
 
 template <class T, class V>
-__attribute__((noinline)) V any_inverse(Activation kind, const ActivationArguments& a, V z) {
+__attribute__((noinline)) V any_inverse(Activation kind, const ActivationArguments& arguments, V z) {
   V y{};
-  dispatch_activation<T>(kind, a, [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
+  dispatch_activation<T>(kind, arguments, [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
     if constexpr (Invertible<Act>) y = act.inverse(z);
   });
   return y;
 }
 
 template <class T, class V>
-__attribute__((noinline)) V any_derivative(Activation kind, const ActivationArguments& a, V z) {
+__attribute__((noinline)) V any_derivative(Activation kind, const ActivationArguments& arguments, V z) {
   V d{};
-  dispatch_activation<T>(kind, a, [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
+  dispatch_activation<T>(kind, arguments, [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
     if constexpr (Invertible<Act>) d = act.derivative(z);
   });
   return d;
 }
 
 template <class T, class V>
-__attribute__((noinline)) V any_derivative_at(Activation kind, const ActivationArguments& a, V y) {
+__attribute__((noinline)) V any_derivative_at(Activation kind, const ActivationArguments& arguments, V y) {
   V d{};
-  dispatch_activation<T>(kind, a, [&](auto act) PALIMPSEST_INLINE_LAMBDA { d = act.derivative_at(y); });
+  dispatch_activation<T>(kind, arguments,
+                         [&](auto act) PALIMPSEST_INLINE_LAMBDA { d = act.derivative_at(y); });
   return d;
 }
 
@@ -68,7 +59,7 @@ __attribute__((noinline)) Recovered<V> any_recover(Activation kind, Precision pr
   return result;
 }
 
-/// Whichever activation `kind` names, chosen at each call.
+/// The activation that `kind` names, chosen at each call.
 template <class T>
 struct AnyActivation {
   Activation kind;
@@ -78,17 +69,18 @@ struct AnyActivation {
   PALIMPSEST_HOST_DEVICE V forward(V y) const {
     return any_forward<T>(kind, arguments, y);
   }
-  /// y and dz/dy: of v = y where `from` is_before, else of v = z, with `rising` for From::kBranch.
+  /// y and dz/dy, from v = y if is_before_activation(saved), else from v = z; `rising` is read for
+  /// kOutputBit.
   template <class V, class Mask>
-  PALIMPSEST_HOST_DEVICE Recovered<V> recover(From from, V v, Mask rising) const {
-    if (is_before(from)) return {v, any_derivative_at<T>(kind, arguments, v)};
-    if (from == From::kBranch) return any_recover<T>(kind, arguments.precision, v, rising);
+  PALIMPSEST_HOST_DEVICE Recovered<V> recover(Saved saved, V v, Mask rising) const {
+    if (is_before_activation(saved)) return {v, any_derivative_at<T>(kind, arguments, v)};
+    if (saved == Saved::kOutputBit) return any_recover<T>(kind, arguments.precision, v, rising);
     return {any_inverse<T>(kind, arguments, v), any_derivative<T>(kind, arguments, v)};
   }
 };
 
-/// The activations that are two straight lines, as one: leaky ReLU, the identity with a slope of 1, and ReLU,
-/// whose 0 times infinity is 0. For whole vectors only.
+/// The activations that are two straight lines, in one formula: leaky ReLU, the identity (slope 1), and ReLU,
+/// which maps -infinity to 0. For whole vectors only.
 template <class T>
 struct StraightActivation {
   T slope, inverse_slope;
@@ -101,9 +93,9 @@ struct StraightActivation {
     return y <= T(0) ? below : y;
   }
   template <class V, class Mask>
-  PALIMPSEST_HOST_DEVICE Recovered<V> recover(From from, V v, Mask) const {
+  PALIMPSEST_HOST_DEVICE Recovered<V> recover(Saved saved, V v, Mask) const {
     const V derivative = v > T(0) ? (V{} + T(1)) : (V{} + slope);
-    return {is_before(from) || v >= T(0) ? v : V(v * inverse_slope), derivative};
+    return {is_before_activation(saved) || v >= T(0) ? v : V(v * inverse_slope), derivative};
   }
 };
 
@@ -114,22 +106,22 @@ PALIMPSEST_HOST_DEVICE StraightActivation<T> straight(ActivationChoice choice) {
   return {T(slope), relu ? T(0) : T(1 / slope), relu ? 0 : -1};
 }
 
-/// Whether sweeps over rows of `width` values are those of StraightActivation.
+/// Whether sweeps over rows of `width` values use StraightActivation.
 template <class S>
 PALIMPSEST_HOST_DEVICE bool is_straight(ActivationChoice choice, int64_t width) {
-  using T = MathsOf<S>;
+  using T = accumulate_t<S>;
   return width >= lanes<T, Vector<T>>() &&
          (choice.kind == Activation::kLeakyReLU || choice.kind == Activation::kIdentity ||
           choice.kind == Activation::kReLU);
 }
 
-/// The one that stands for all.
+/// The form that serves every activation.
 template <class S>
-PALIMPSEST_HOST_DEVICE AnyActivation<MathsOf<S>> any(ActivationChoice choice) {
+PALIMPSEST_HOST_DEVICE AnyActivation<accumulate_t<S>> any(ActivationChoice choice) {
   return {choice.kind, {choice.param, precision_of<S>()}};
 }
 
-/// A per-channel argument: one value for all of a plane, one a column else.
+/// A per-channel argument: one value for a whole plane, else one value per column.
 template <class T, class V, bool kPlane>
 class PerChannel {
  public:
@@ -148,7 +140,7 @@ class PerChannel {
   V plane_;
 };
 
-/// What is added to y at offset i.
+/// The residual's part of y at offset i.
 template <class V, class S>
 PALIMPSEST_HOST_DEVICE V residual_at(const Residual<S>& residual, int64_t i) {
   const V r = load_as<V>(residual.values + i);
@@ -156,4 +148,4 @@ PALIMPSEST_HOST_DEVICE V residual_at(const Residual<S>& residual, int64_t i) {
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE

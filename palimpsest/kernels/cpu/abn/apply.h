@@ -1,6 +1,6 @@
 #pragma once
 
-// As vector.h: only for units that are compiled once per instruction set.
+// Only for units of one instruction set, as simd/vector.h.
 
 #include "palimpsest/kernels/cpu/abn/activation.h"
 #include "palimpsest/kernels/cpu/abn/branch_bits.h"
@@ -8,59 +8,63 @@
 #include "palimpsest/kernels/cpu/simd/loops.h"
 #include "palimpsest/kernels/cpu/simd/storage.h"
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
+using namespace simd::PALIMPSEST_ISA_NAMESPACE;
 namespace {
 
 template <class V>
 struct Applied {
-  V z, kept;
+  V z, saved_value;
 };
 
-/// Keep_, Residual_: a Keep and a bool, or Constants of them.
-template <class S, class V, bool kPlane, class Act, class Keep_, class Residual_>
-void apply_rows(Block block, const Act& act, Keep_ keep, Residual_ has_residual,
-                const ApplyCoefficients<MathsOf<S>>& k, const ApplyTensors<S>& t, Destination to) {
-  using T = MathsOf<S>;
-  const PerChannel<T, V, kPlane> mean(k.mean), scale(k.scale), shift(k.shift), weight(k.weight), bias(k.bias);
-  // A plane is in cache when this sweep begins, and what follows it comes with the rows of the next one.
+/// Saved_, Residual_: a Saved and a bool, or Constants of them.
+template <class S, class V, bool kPlane, class Act, class Saved_, class Residual_>
+void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residual,
+                const ApplyCoefficients<accumulate_t<S>>& coefficients, const ApplyTensors<S>& tensors,
+                Stores stores) {
+  using T = accumulate_t<S>;
+  const PerChannel<T, V, kPlane> mean(coefficients.mean), scale(coefficients.scale),
+      shift(coefficients.shift), weight(coefficients.weight), bias(coefficients.bias);
+  // A plane is in cache when this sweep begins, and the processor prefetches its next rows by itself.
   const int64_t ahead = values_ahead(block);
   map_rows<lanes<T, V>()>(
-      block, t.z,
+      block, tensors.z,
       [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-        if constexpr (!kPlane) __builtin_prefetch(t.x + i + ahead);
+        if constexpr (!kPlane) __builtin_prefetch(tensors.x + i + ahead);
         Applied<V> out{};
-        V y = (load_as<V>(t.x + i) - mean.at(j)) * scale.at(j) + shift.at(j);
-        // From what is stored: then z can be made again from it, bit for bit.
-        if (keep != Keep::kNothing) y = out.kept = as_stored<S>(y);
-        if (keep == Keep::kNormalized) y = y * weight.at(j) + bias.at(j);
-        if (has_residual) y += residual_at<V>(t.residual, i);
+        V y = (load_as<V>(tensors.x + i) - mean.at(j)) * scale.at(j) + shift.at(j);
+        // z comes from the rounded value, so that it can be recomputed bit for bit.
+        if (saves_aside(saved)) y = out.saved_value = as_stored<S>(y);
+        if (saved == Saved::kNormalized) y = y * weight.at(j) + bias.at(j);
+        if (has_residual) y += residual_at<V>(tensors.residual, i);
         out.z = act.template forward<V>(y);
         return out;
       },
       [&](int64_t i, const Applied<V>& out, bool aligned) PALIMPSEST_INLINE_LAMBDA {
-        store_as(t.z + i, out.z, aligned && to == Destination::kPastCaches);
-        if (keep != Keep::kNothing) store_as(t.kept + i, out.kept, false);
+        store_as(tensors.z + i, out.z, aligned && stores == Stores::kStreaming);
+        if (saves_aside(saved)) store_as(tensors.saved_values + i, out.saved_value, false);
       });
 }
 
-/// Stores which branch each y of the block lies on.
+/// Stores the branch of each y of the block.
 template <class S, class V, bool kPlane>
-void branch_rows(Block block, MathsOf<S> minimum, const ApplyCoefficients<MathsOf<S>>& k,
-                 const ApplyTensors<S>& t) {
-  using T = MathsOf<S>;
+void branch_rows(Block block, accumulate_t<S> minimum, const ApplyCoefficients<accumulate_t<S>>& coefficients,
+                 const ApplyTensors<S>& tensors) {
+  using T = accumulate_t<S>;
   constexpr int64_t kLanes = lanes<T, V>();
-  const PerChannel<T, V, kPlane> mean(k.mean), scale(k.scale), shift(k.shift);
+  const PerChannel<T, V, kPlane> mean(coefficients.mean), scale(coefficients.scale),
+      shift(coefficients.shift);
   const auto rising = [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-    V y = (load_as<V>(t.x + i) - mean.at(j)) * scale.at(j) + shift.at(j);
-    if (t.residual.values) y += residual_at<V>(t.residual, i);
+    V y = (load_as<V>(tensors.x + i) - mean.at(j)) * scale.at(j) + shift.at(j);
+    if (tensors.residual.values) y += residual_at<V>(tensors.residual, i);
     return lane_bits<T>(y > minimum);
   };
   const int64_t rest = block.width % kLanes, whole = block.width - rest;
   for (int64_t row = 0; row < block.rows; ++row) {
     const int64_t at = row * block.stride;
-    BitWriter writer(t.branch.bytes, t.branch.first + at);
+    BitWriter writer(tensors.branch.bytes, tensors.branch.first + at);
     for (int64_t j = 0; j < whole; j += kLanes) writer.append(rising(at + j, j), kLanes);
-    if (rest > 0) {  // the vector that ends the row, without the lanes that were written already
+    if (rest > 0) {  // the vector that ends the row, without its lanes that were written
       const int64_t last = block.width - kLanes;
       writer.append(rising(at + last, last) >> (kLanes - rest), static_cast<uint32_t>(rest));
     }
@@ -68,23 +72,25 @@ void branch_rows(Block block, MathsOf<S> minimum, const ApplyCoefficients<MathsO
   }
 }
 
-/// Both branch and z, some values at a time: x, which z may replace, comes from memory once.
+/// Both bits and z, chunk by chunk: x, which z may replace, is read from memory once.
 template <class S, bool kPlane>
-void apply_branches(Block block, ActivationChoice activation, const ApplyCoefficients<MathsOf<S>>& k,
-                    const ApplyTensors<S>& t, Destination to) {
-  using T = MathsOf<S>;
+void apply_branches(Block block, ActivationChoice activation,
+                    const ApplyCoefficients<accumulate_t<S>>& coefficients, const ApplyTensors<S>& tensors,
+                    Stores stores) {
+  using T = accumulate_t<S>;
   constexpr int64_t kMost = 8192;  // 32 KiB of f32
   const T minimum = minimum_at<T>(activation.kind);
+  const Residual<S>& residual = tensors.residual;
   const auto chunk = [&](Block part, int64_t at) PALIMPSEST_INLINE_LAMBDA {
-    const ApplyTensors<S> from{t.x + at,
-                               {t.residual.values ? t.residual.values + at : nullptr, t.residual.relu},
-                               t.z + at,
+    const ApplyTensors<S> from{tensors.x + at,
+                               {residual.values ? residual.values + at : nullptr, residual.relu},
+                               tensors.z + at,
                                nullptr,
-                               {t.branch.bytes, t.branch.first + at}};
+                               {tensors.branch.bytes, tensors.branch.first + at}};
     with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
-      branch_rows<S, V, kPlane>(part, minimum, k, from);
-      apply_rows<S, V, kPlane>(part, any<S>(activation), Keep::kNothing, t.residual.values != nullptr, k,
-                               from, to);
+      branch_rows<S, V, kPlane>(part, minimum, coefficients, from);
+      apply_rows<S, V, kPlane>(part, any<S>(activation), Saved::kOutput, residual.values != nullptr,
+                               coefficients, from, stores);
     });
   };
   if constexpr (kPlane) {
@@ -98,26 +104,28 @@ void apply_branches(Block block, ActivationChoice activation, const ApplyCoeffic
 }
 
 template <class S, bool kPlane>
-void apply(Block block, ActivationChoice activation, Keep keep, const ApplyCoefficients<MathsOf<S>>& k,
-           const ApplyTensors<S>& t, Destination to) {
-  using T = MathsOf<S>;
-  const bool has_residual = t.residual.values != nullptr;
-  if (keep == Keep::kBranch) {
-    apply_branches<S, kPlane>(block, activation, k, t, to);
+void apply(Block block, ActivationChoice activation, Saved saved,
+           const ApplyCoefficients<accumulate_t<S>>& coefficients, const ApplyTensors<S>& tensors,
+           Stores stores) {
+  using T = accumulate_t<S>;
+  const bool has_residual = tensors.residual.values != nullptr;
+  if (saved == Saved::kOutputBit) {
+    apply_branches<S, kPlane>(block, activation, coefficients, tensors, stores);
   } else if (is_straight<S>(activation, block.width)) {
-    with_constant<Keep::kNothing, Keep::kPreActivation, Keep::kNormalized>(
-        keep, [&](auto kept) PALIMPSEST_INLINE_LAMBDA {
+    with_constant<Saved::kOutput, Saved::kPreActivation, Saved::kNormalized>(
+        saved, [&](auto kind) PALIMPSEST_INLINE_LAMBDA {
           with_constant<true, false>(has_residual, [&](auto residual) PALIMPSEST_INLINE_LAMBDA {
-            apply_rows<S, Vector<T>, kPlane>(block, straight<T>(activation), kept, residual, k, t, to);
+            apply_rows<S, Vector<T>, kPlane>(block, straight<T>(activation), kind, residual, coefficients,
+                                             tensors, stores);
           });
         });
   } else {
     with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
-      apply_rows<S, V, kPlane>(block, any<S>(activation), keep, has_residual, k, t, to);
+      apply_rows<S, V, kPlane>(block, any<S>(activation), saved, has_residual, coefficients, tensors, stores);
     });
   }
-  if (to == Destination::kPastCaches) fence();
+  if (stores == Stores::kStreaming) streaming_fence();
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE

@@ -1,13 +1,14 @@
 #pragma once
 
-// As vector.h: only for units that are compiled once per instruction set. The bits of activations with two
-// branches (kernels/formulas/branch_inverse.h), one an element, in the order of the elements in memory.
+// Only for units of one instruction set, as simd/vector.h. The bits of activations with two branches
+// (kernels/formulas/branch_inverse.h): one per element, in the order of the elements in memory.
 
 #include "palimpsest/kernels/cpu/simd/vector.h"
 
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
+using namespace simd::PALIMPSEST_ISA_NAMESPACE;
 
 /// The lanes of a comparison's result, lane 0 in the lowest bit.
 template <class T, class Mask>
@@ -36,7 +37,7 @@ PALIMPSEST_HOST_DEVICE uint32_t lane_bits(Mask mask) {
   }
 }
 
-/// The bits from number `first` on, one a lane of V, as a condition for `? :`. Reads 4 bytes.
+/// The bits from number `first` on, one per lane of V, as a condition for `? :`. Reads 4 bytes.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE auto lanes_from_bits(const uint8_t* bytes, int64_t first) {
   uint32_t word;
@@ -55,14 +56,14 @@ PALIMPSEST_HOST_DEVICE auto lanes_from_bits(const uint8_t* bytes, int64_t first)
   }
 }
 
-/// Writes a run of bits. The first and the last byte may be shared with the runs before and behind, which
-/// another thread may be writing: into those, bits are set one operation at a time, so they must be 0 before.
+/// Writes a run of bits. Another thread may write the neighbouring runs, which may share this run's first and
+/// last byte: bits of those two are set atomically, and must be 0 before.
 class BitWriter {
  public:
   PALIMPSEST_HOST_DEVICE BitWriter(uint8_t* bytes, int64_t first)
       : to_(bytes + first / 8), count_(static_cast<uint32_t>(first % 8)), shared_(count_ > 0) {}
 
-  /// `count` bits, at most 32; those above must be 0.
+  /// Appends `count` bits, at most 32; higher bits must be 0.
   PALIMPSEST_HOST_DEVICE void append(uint32_t bits, uint32_t count) {
     pending_ |= static_cast<uint64_t>(bits) << count_;
     for (count_ += count; count_ >= 8; count_ -= 8) {
@@ -89,4 +90,4 @@ class BitWriter {
   bool shared_;
 };
 
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE

@@ -1,16 +1,17 @@
-// The sweeps of one instruction set over f16 storage. Nothing here may come from std:: (an inline function of
-// it would become a weak symbol full of instructions that older machines lack, and the linker might pick that
-// copy for everyone). tests/kernels looks at the symbols.
+// The sweeps of one instruction set over f16 storage. Nothing of std:: may be used here: an inline function
+// of
+// std:: would become a weak symbol with instructions that older machines lack, and the linker might pick that
+// copy for all. The test kernels_symbols checks it.
 #include "palimpsest/kernels/cpu/abn/apply.h"
 #include "palimpsest/kernels/cpu/abn/gradient.h"
 #include "palimpsest/kernels/cpu/abn/moments.h"
 #include "palimpsest/kernels/cpu/abn/strip.h"
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
 
-extern const AbnKernels<Float16> kAbnF16 = {
+extern const Kernels<Float16> kF16 = {
     {plane_moments<Float16>, apply<Float16, true>, reduce<Float16, true>, backward<Float16, true>},
     {strip_moments<Float16>, strip_apply<Float16>, strip_reduce<Float16>, strip_backward<Float16>},
     {columns_moments<Float16>, apply<Float16, false>, reduce<Float16, false>, backward<Float16, false>}};
 
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE

@@ -1,18 +1,18 @@
 #pragma once
 
-// As vector.h: only for units that are compiled once per instruction set.
+// Only for units of one instruction set, as simd/vector.h.
 
 #include "palimpsest/kernels/cpu/abn/table.h"
 #include "palimpsest/kernels/cpu/simd/loops.h"
 #include "palimpsest/kernels/cpu/simd/storage.h"
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
+using namespace simd::PALIMPSEST_ISA_NAMESPACE;
 namespace {
 
 constexpr int64_t kPivotSamples = 8;
 
-// Chan, Golub, LeVeque: adds `count` values to the `before` values whose mean and squared deviations are
-// given.
+// Adds `count` values to the `before` values that mean and squares describe (Chan, Golub, LeVeque).
 PALIMPSEST_HOST_DEVICE void merge(double before, double count, double new_mean, double new_squares,
                                   double& mean, double& squares) {
   const double share = count / (before + count);
@@ -21,8 +21,8 @@ PALIMPSEST_HOST_DEVICE void merge(double before, double count, double new_mean, 
   squares += new_squares + delta * delta * before * share;
 }
 
-// Sums around a pivot lose digits when it lies far from the mean: beyond 3 standard deviations, one digit, we
-// repeat.
+// Sums around a pivot lose digits when the pivot lies far from the mean. Beyond 3 standard deviations, where
+// one digit is lost, the sums are repeated around a better pivot.
 PALIMPSEST_HOST_DEVICE bool is_far(double count, double sum, double squares) {
   const double between = sum * sum / count;
   return between > 8 * (squares - between);
@@ -35,7 +35,7 @@ PALIMPSEST_HOST_DEVICE void merge_shifted(double before, double count, double pi
   merge(before, count, pivot + offset, around_mean < 0 ? 0 : around_mean, mean, squared_deviations);
 }
 
-template <class S, class T = MathsOf<S>>
+template <class S, class T = accumulate_t<S>>
 __attribute__((noinline)) Pair<double> plane_shifted_sums(Block block, const S* x, T pivot) {
   Pair<double> sums{};
   with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
@@ -52,7 +52,7 @@ __attribute__((noinline)) Pair<double> plane_shifted_sums(Block block, const S* 
 
 template <class S>
 void plane_moments(Block block, const S* x, double* mean, double* squares) {
-  using T = MathsOf<S>;
+  using T = accumulate_t<S>;
   *mean = *squares = 0;
   double before = 0;
   for_plane_chunks(block, kMomentRun * 2 * lanes<T, Vector<T>>(), [&](Block chunk, int64_t at) {
@@ -71,7 +71,7 @@ void plane_moments(Block block, const S* x, double* mean, double* squares) {
   });
 }
 
-template <class S, class T = MathsOf<S>>
+template <class S, class T = accumulate_t<S>>
 __attribute__((noinline)) void columns_shifted_sums(Block block, const S* x, const T* pivot, T* sum,
                                                     T* squares) {
   with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
@@ -87,7 +87,7 @@ __attribute__((noinline)) void columns_shifted_sums(Block block, const S* x, con
 
 template <class S>
 void columns_moments(Block block, const S* x, double* mean, double* squares) {
-  using T = MathsOf<S>;
+  using T = accumulate_t<S>;
   T pivot[kMaxColumns], sum[kMaxColumns], square[kMaxColumns];
   for (int64_t j = 0; j < block.width; ++j) mean[j] = squares[j] = 0;
   double before = 0;
@@ -112,4 +112,4 @@ void columns_moments(Block block, const S* x, double* mean, double* squares) {
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE

@@ -2,17 +2,18 @@
 
 #include <algorithm>
 
-namespace palimpsest::kernels::cpu {
+namespace palimpsest::kernels::cpu::abn {
 namespace {
 
-constexpr int64_t kStripPlane = 100;     // 12x12, 32 images: 1.2 to 1.5 of the time of planes
-constexpr int64_t kStripColumns = 1024;  // with their sums and arguments, most of the first cache
+constexpr int64_t kStripPlane =
+    100;  // above, at 12x12 and 32 images, strips take 1.2 to 1.5 times as long as planes
+constexpr int64_t kStripColumns = 1024;  // with their sums and arguments, most of the first-level cache
 constexpr int64_t kStripValues = 65536;  // 256 KiB of f32
-constexpr int64_t kLeastStrips = 16;     // work for that many threads
+constexpr int64_t kLeastStrips = 16;     // work for so many threads
 
-/// Channels of a strip: as many as make its rows long runs of memory and leave its two tensors of a backward
-/// pass in the caches of one core. A power of two, so that the rows are whole lines more often than not. 1:
-/// no strip, the planes are swept one by one.
+/// Channels per strip: as many as make its rows long runs of memory and keep the two tensors of a backward
+/// pass in the caches of one core. A power of two, so that most rows are whole cache lines. Returns 1 where
+/// the planes are swept one by one.
 int64_t strip_channels(Shape3 shape) {
   if (shape.s > kStripPlane) return 1;
   int64_t channels = 1;
@@ -67,4 +68,4 @@ Piece Partition::piece(int64_t panel, int64_t segment) const {
   return {{r1 - r0, c, c1 - c0}, r0 * c + c0, c0, c1 - c0, r1 - r0};
 }
 
-}  // namespace palimpsest::kernels::cpu
+}  // namespace palimpsest::kernels::cpu::abn

@@ -5,23 +5,23 @@
 
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu {
+namespace palimpsest::kernels::cpu::abn {
 
 /// One piece of a tensor: some channels, some of their values.
 struct Piece {
   Block block;
-  int64_t offset = 0;         ///< of the block's first value in the tensor
+  int64_t offset = 0;         ///< of the block's first value, from the tensor's first
   int64_t first_channel = 0;  ///< the channels are [first_channel, first_channel + channels)
   int64_t channels = 0;
   int64_t values = 0;  ///< per channel
 };
 
-/// The geometries of cpu/abn_kernels.h.
+/// The geometries of table.h.
 enum class Geometry { kPlane, kStrip, kColumns };
 
 /// Cuts an (N, C, S) tensor into panels (sets of channels) x segments (sets of values). The cut depends on
-/// the shape alone, never on the number of threads: partial sums are added in segment order, so the bytes are
-/// always the same.
+/// the
+/// shape alone and partial sums are added in segment order: the bytes do not depend on the number of threads.
 ///   plane     a panel is one channel; a segment is some of its images, or part of their pixels
 ///   strip     a panel is neighbouring channels whose planes are small; one segment
 ///   columns   a panel is up to kMaxColumns neighbouring channels; a segment is a run of pixels
@@ -42,4 +42,4 @@ class Partition {
   int64_t pixel_parts_ = 1;  ///< plane: segments that share their images
 };
 
-}  // namespace palimpsest::kernels::cpu
+}  // namespace palimpsest::kernels::cpu::abn

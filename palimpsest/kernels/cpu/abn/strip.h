@@ -1,15 +1,16 @@
 #pragma once
 
-// As vector.h: only for units that are compiled once per instruction set. A strip is swept as columns are,
-// row by row through neighbouring memory, each column with its channel's arguments; sums over columns are
-// added up to the channel's at the end. As planes, one after the other, channels of 7x7 pixels would read 196
-// bytes of every image, from pages that all fall on the same sets of a cache.
+// Only for units of one instruction set, as simd/vector.h. A strip is swept like columns, row by row through
+// neighbouring memory; each column has its channel's arguments, and the sums of columns are added up per
+// channel at the end. A sweep plane by plane would read 196 bytes of every image for a channel of 7x7 pixels,
+// from pages that all fall on the same sets of a cache.
 
 #include "palimpsest/kernels/cpu/abn/apply.h"
 #include "palimpsest/kernels/cpu/abn/gradient.h"
 #include "palimpsest/kernels/cpu/abn/moments.h"
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
+using namespace simd::PALIMPSEST_ISA_NAMESPACE;
 namespace {
 
 template <class T>
@@ -32,7 +33,7 @@ class Spread {
 
 template <class S>
 void strip_moments(Block block, const S* x, double* mean, double* squares) {
-  using T = MathsOf<S>;
+  using T = accumulate_t<S>;
   const int64_t channels = block.width / block.plane, samples = smaller(block.plane, kPivotSamples);
   T pivot[kMaxColumns], sum[kMaxColumns], square[kMaxColumns];
   Pair<double> sums[kMaxColumns];
@@ -66,34 +67,37 @@ void strip_moments(Block block, const S* x, double* mean, double* squares) {
 }
 
 template <class S>
-void strip_apply(Block block, ActivationChoice activation, Keep keep, const ApplyCoefficients<MathsOf<S>>& k,
-                 const ApplyTensors<S>& t, Destination to) {
-  using Column = Spread<MathsOf<S>>;
-  const Column mean(block, k.mean), scale(block, k.scale), shift(block, k.shift), weight(block, k.weight),
-      bias(block, k.bias);
-  apply<S, false>(block, activation, keep, {mean, scale, shift, weight, bias}, t, to);
+void strip_apply(Block block, ActivationChoice activation, Saved saved,
+                 const ApplyCoefficients<accumulate_t<S>>& of_channels, const ApplyTensors<S>& tensors,
+                 Stores stores) {
+  using Column = Spread<accumulate_t<S>>;
+  const Column mean(block, of_channels.mean), scale(block, of_channels.scale),
+      shift(block, of_channels.shift), weight(block, of_channels.weight), bias(block, of_channels.bias);
+  apply<S, false>(block, activation, saved, {mean, scale, shift, weight, bias}, tensors, stores);
 }
 
 template <class S>
-void strip_reduce(Block block, ActivationChoice activation, From from,
-                  const BackwardCoefficients<MathsOf<S>>& k, const GradientTensors<S>& t, double* sum_dy,
-                  double* sum_dy_t) {
-  using Column = Spread<MathsOf<S>>;
-  const Column center(block, k.center), scale(block, k.scale), shift(block, k.shift);
-  reduce<S, false>(block, activation, from, {center, scale, shift, nullptr, nullptr, nullptr}, t, sum_dy,
-                   sum_dy_t);
+void strip_reduce(Block block, ActivationChoice activation, Saved saved,
+                  const BackwardCoefficients<accumulate_t<S>>& of_channels, const GradientTensors<S>& tensors,
+                  double* sum_dy, double* sum_dy_t) {
+  using Column = Spread<accumulate_t<S>>;
+  const Column center(block, of_channels.center), scale(block, of_channels.scale),
+      shift(block, of_channels.shift);
+  reduce<S, false>(block, activation, saved, {center, scale, shift, nullptr, nullptr, nullptr}, tensors,
+                   sum_dy, sum_dy_t);
 }
 
 template <class S>
-void strip_backward(Block block, ActivationChoice activation, From from, bool frozen,
-                    const BackwardCoefficients<MathsOf<S>>& k, const GradientTensors<S>& t,
-                    const BackwardOutputs<S>& out, Destination to) {
-  using Column = Spread<MathsOf<S>>;
-  const Column center(block, k.center), scale(block, k.scale), shift(block, k.shift), per_dy(block, k.per_dy),
-      per_t(block, k.per_t), constant(block, k.constant);
-  backward<S, false>(block, activation, from, frozen, {center, scale, shift, per_dy, per_t, constant}, t, out,
-                     to);
+void strip_backward(Block block, ActivationChoice activation, Saved saved, bool frozen,
+                    const BackwardCoefficients<accumulate_t<S>>& of_channels,
+                    const GradientTensors<S>& tensors, const BackwardOutputs<S>& out, Stores stores) {
+  using Column = Spread<accumulate_t<S>>;
+  const Column center(block, of_channels.center), scale(block, of_channels.scale),
+      shift(block, of_channels.shift), per_dy(block, of_channels.per_dy), per_t(block, of_channels.per_t),
+      constant(block, of_channels.constant);
+  backward<S, false>(block, activation, saved, frozen, {center, scale, shift, per_dy, per_t, constant},
+                     tensors, out, stores);
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE

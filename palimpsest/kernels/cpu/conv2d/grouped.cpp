@@ -7,10 +7,10 @@
 
 #include <algorithm>
 
-namespace palimpsest::kernels::cpu {
+namespace palimpsest::kernels::cpu::conv2d {
 namespace {
 
-const GroupedConv2dKernels& grouped_kernels() {
+const GroupedKernels& grouped_kernels() {
   return current_instruction_set().grouped_conv2d;
 }
 
@@ -21,17 +21,18 @@ struct PartialGradients;
 
 enum class PackedFor { kForward, kTransposed, kTransposedMirrored };
 
-/// The weights (C, ky, kx, i) as GroupedSweep wants them. Transposed, the roles within a group are exchanged:
-/// lanes are inputs of the convolution, and i its outputs.
-const float* packed_weights(const Conv2dProblem& layer, const float* w, PackedFor purpose) {
-  const int64_t lanes = grouped_kernels().lanes, g = layer.group_in(), channel = 9 * g;
-  const int64_t vectors = vectors_of(layer.c_in, lanes);
+/// The weights (C, ky, kx, i) in the order of GroupedSweep::weights. If transposed, the roles within a group
+/// are
+/// exchanged: lanes are inputs of the convolution, and i counts its outputs.
+const float* packed_weights(const Conv2dProblem& problem, const float* w, PackedFor purpose) {
+  const int64_t lanes = grouped_kernels().lanes, g = problem.group_in(), channel = 9 * g;
+  const int64_t vectors = vectors_of(problem.c_in, lanes);
   const bool forward = purpose == PackedFor::kForward, mirrored = purpose == PackedFor::kTransposedMirrored;
-  float* const packed = scratch<PackedWeights>(vectors * channel * lanes);
+  float* const packed = simd::scratch<PackedWeights>(vectors * channel * lanes);
   parallel_tasks(vectors, [&](int64_t vector) {
     int64_t from[kMaxLanes];  // where each lane's weights begin
     for (int64_t lane = 0; lane < lanes; ++lane) {
-      const int64_t c = first_channel(vector, layer.c_in, lanes) + lane;
+      const int64_t c = first_channel(vector, problem.c_in, lanes) + lane;
       from[lane] = forward ? c * channel : c / g * g * channel + c % g;
     }
     float* to = packed + vector * channel * lanes;
@@ -46,8 +47,8 @@ const float* packed_weights(const Conv2dProblem& layer, const float* w, PackedFo
   return packed;
 }
 
-/// task(i) for i in [0, count). Threads take runs of neighbouring tasks, since each task fetches from memory
-/// what the next one reads.
+/// Calls task(i) for i in [0, count). Threads take runs of neighbouring tasks, since each task prefetches for
+/// the next one.
 template <class Task>
 void parallel_runs(int64_t count, const Task& task) {
   const int64_t runs = std::min<int64_t>(count, int64_t{4} * max_threads());
@@ -57,10 +58,10 @@ void parallel_runs(int64_t count, const Task& task) {
 }
 
 void run_sweep(int64_t images, const GroupedSweep& s) {
-  // So many rows that the two that a block shares with the next one cost little, so few that the rows of all
-  // channels, and of the next block, stay in a core's second-level cache.
+  // So many rows that the two rows which neighbouring blocks both read cost little, and so few that the rows
+  // of all channels, and of the next block, stay in a core's second-level cache.
   constexpr int64_t kMaxRows = 8;
-  const GroupedConv2dKernels& kernels = grouped_kernels();
+  const GroupedKernels& kernels = grouped_kernels();
   const int64_t height = s.result_size.h, blocks = (height + kMaxRows - 1) / kMaxRows;
   parallel_runs(images * blocks, [&](int64_t i) {
     const int64_t image = i / blocks, block = i % blocks;
@@ -68,91 +69,94 @@ void run_sweep(int64_t images, const GroupedSweep& s) {
   });
 }
 
-/// The shares of the weight's gradient that are summed apart: as the shape says, whatever the number of
-/// threads. About 32 tasks, chunks of the channels times segments of the images; more segments than that
-/// would spend their time on partial sums.
+/// The shares of the weight's gradient that are summed separately; they depend on the shape alone, not on the
+/// number of threads. About 32 tasks, chunks of the channels times segments of the images: with more
+/// segments, partial sums would take most of the time.
 struct Segments {
   int64_t chunk, chunks;  // vectors of one, and how many
   int64_t images, rows;   // of one segment
   int64_t across, down;   // segments along both
-  const Conv2dProblem& layer;
+  const Conv2dProblem& problem;
 
-  Segments(const Conv2dProblem& l, int64_t vectors, int64_t sums) : layer(l) {
-    // So few vectors that a patch of them, and the next one, stay in a core's second-level cache; so many
-    // that what they read of a pixel is a stream.
+  Segments(const Conv2dProblem& convolution, int64_t vectors, int64_t sums) : problem(convolution) {
+    // So few vectors that a patch of them, and the next one, stay in a core's second-level cache, and so many
+    // that their reads of a pixel are a stream.
     constexpr int64_t kMaxChunk = 8, kTasks = 32, kMaxFloats = int64_t{1} << 21;
     chunks = (vectors + kMaxChunk - 1) / kMaxChunk;
     chunk = (vectors + chunks - 1) / chunks;
-    const int64_t data = l.n * (l.in.h * l.in.w + l.out.h * l.out.w) * l.c_in;
+    const int64_t data =
+        problem.n * (problem.in.h * problem.in.w + problem.out.h * problem.out.w) * problem.c_in;
     const int64_t affordable = std::max<int64_t>(1, std::min(data / 4, kMaxFloats) / sums);
     const int64_t wanted = std::min((kTasks + chunks - 1) / chunks, affordable);
-    images = (l.n + wanted - 1) / wanted;
-    across = (l.n + images - 1) / images;
+    images = (problem.n + wanted - 1) / wanted;
+    across = (problem.n + images - 1) / images;
     const int64_t cuts = std::max<int64_t>(1, wanted / across);
-    rows = std::min(l.out.h, std::max<int64_t>(7, (l.out.h + cuts - 1) / cuts));
-    down = (l.out.h + rows - 1) / rows;
+    rows = std::min(problem.out.h, std::max<int64_t>(7, (problem.out.h + cuts - 1) / cuts));
+    down = (problem.out.h + rows - 1) / rows;
   }
 
   int64_t count() const { return across * down; }
   GroupedSegment operator[](int64_t i) const {
     const int64_t image = i / down * images, top = i % down * rows;
-    return {image, std::min(layer.n, image + images), top, std::min(layer.out.h, top + rows)};
+    return {image, std::min(problem.n, image + images), top, std::min(problem.out.h, top + rows)};
   }
 };
 
 }  // namespace
 
-bool grouped_conv2d_fits(const Conv2dProblem& l, Conv2dPass) {
-  const int64_t g = l.group_in();
+bool fits_grouped(const Conv2dProblem& problem) {
+  const int64_t g = problem.group_in();
   const auto padding_fits = [](int64_t padding) { return padding >= 0 && padding <= 2; };
-  return (g == 2 || g == 4 || g == 8 || g == 16) && l.group_out() == g && l.kernel_size.h == 3 &&
-         l.kernel_size.w == 3 && l.dilation.h == 1 && l.dilation.w == 1 && l.stride.h == l.stride.w &&
-         (l.stride.h == 1 || l.stride.h == 2) && padding_fits(l.padding.h) && padding_fits(l.padding.w) &&
-         l.c_in >= grouped_kernels().lanes && l.out.h >= 1 && l.out.w >= 1;
+  return (g == 2 || g == 4 || g == 8 || g == 16) && problem.group_out() == g && problem.kernel_size.h == 3 &&
+         problem.kernel_size.w == 3 && problem.dilation.h == 1 && problem.dilation.w == 1 &&
+         problem.stride.h == problem.stride.w && (problem.stride.h == 1 || problem.stride.h == 2) &&
+         padding_fits(problem.padding.h) && padding_fits(problem.padding.w) &&
+         problem.c_in >= grouped_kernels().lanes && problem.out.h >= 1 && problem.out.w >= 1;
 }
 
-void grouped_conv2d_forward(const Conv2dProblem& l, const float* x, const float* w, float* y) {
-  run_sweep(l.n, {.source = x,
-                  .weights = packed_weights(l, w, PackedFor::kForward),
-                  .result = y,
-                  .channels = l.c_in,
-                  .group = l.group_in(),
-                  .source_size = l.in,
-                  .result_size = l.out,
-                  .stride = l.stride.h,
-                  .padding = l.padding,
-                  .transposed = false});
+void grouped_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y) {
+  run_sweep(problem.n, {.source = x,
+                        .weights = packed_weights(problem, w, PackedFor::kForward),
+                        .result = y,
+                        .channels = problem.c_in,
+                        .group = problem.group_in(),
+                        .source_size = problem.in,
+                        .result_size = problem.out,
+                        .stride = problem.stride.h,
+                        .padding = problem.padding,
+                        .transposed = false});
 }
 
-void grouped_conv2d_backward_input(const Conv2dProblem& l, const float* dy, const float* w, float* dx) {
-  const bool transposed = l.stride.h == 2;
-  run_sweep(l.n, {.source = dy,
-                  .weights = packed_weights(
-                      l, w, transposed ? PackedFor::kTransposed : PackedFor::kTransposedMirrored),
-                  .result = dx,
-                  .channels = l.c_in,
-                  .group = l.group_in(),
-                  .source_size = l.out,
-                  .result_size = l.in,
-                  .stride = l.stride.h,
-                  .padding = transposed ? l.padding : Pair2{2 - l.padding.h, 2 - l.padding.w},
-                  .transposed = transposed});
+void grouped_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, float* dx) {
+  const bool transposed = problem.stride.h == 2;
+  run_sweep(problem.n,
+            {.source = dy,
+             .weights = packed_weights(problem, w,
+                                       transposed ? PackedFor::kTransposed : PackedFor::kTransposedMirrored),
+             .result = dx,
+             .channels = problem.c_in,
+             .group = problem.group_in(),
+             .source_size = problem.out,
+             .result_size = problem.in,
+             .stride = problem.stride.h,
+             .padding = transposed ? problem.padding : Pair2{2 - problem.padding.h, 2 - problem.padding.w},
+             .transposed = transposed});
 }
 
-void grouped_conv2d_backward_weight(const Conv2dProblem& l, const float* x, const float* dy, float* dw) {
-  const GroupedConv2dKernels& kernels = grouped_kernels();
+void grouped_backward_weight(const Conv2dProblem& problem, const float* x, const float* dy, float* dw) {
+  const GroupedKernels& kernels = grouped_kernels();
   const GroupedWeightGradient gradient{.x = x,
                                        .dy = dy,
-                                       .channels = l.c_in,
-                                       .group = l.group_in(),
-                                       .in = l.in,
-                                       .out = l.out,
-                                       .stride = l.stride.h,
-                                       .padding = l.padding};
-  const int64_t g = l.group_in(), lanes = kernels.lanes, block = 9 * g * lanes;
-  const int64_t vectors = vectors_of(l.c_in, lanes);
-  const Segments segments(l, vectors, vectors * block);
-  float* const sums = scratch<PartialGradients>(segments.count() * vectors * block);
+                                       .channels = problem.c_in,
+                                       .group = problem.group_in(),
+                                       .in = problem.in,
+                                       .out = problem.out,
+                                       .stride = problem.stride.h,
+                                       .padding = problem.padding};
+  const int64_t g = problem.group_in(), lanes = kernels.lanes, block = 9 * g * lanes;
+  const int64_t vectors = vectors_of(problem.c_in, lanes);
+  const Segments segments(problem, vectors, vectors * block);
+  float* const sums = simd::scratch<PartialGradients>(segments.count() * vectors * block);
   parallel_runs(segments.count() * segments.chunks, [&](int64_t task) {
     const int64_t segment = task % segments.count(), first = task / segments.count() * segments.chunk;
     const int64_t next = std::min(segment + 1, segments.count() - 1);
@@ -167,7 +171,7 @@ void grouped_conv2d_backward_weight(const Conv2dProblem& l, const float* x, cons
       const float* const part = total + segment * vectors * block;
       for (int64_t k = 0; k < block; ++k) total[k] += part[k];
     }
-    const int64_t channel = first_channel(vector, l.c_in, lanes);
+    const int64_t channel = first_channel(vector, problem.c_in, lanes);
     float* const to = dw + channel * 9 * g;
     // The last vector may begin within the one before, whose channels another thread writes.
     for (int64_t lane = vector * lanes - channel; lane < lanes; ++lane)
@@ -176,4 +180,4 @@ void grouped_conv2d_backward_weight(const Conv2dProblem& l, const float* x, cons
   });
 }
 
-}  // namespace palimpsest::kernels::cpu
+}  // namespace palimpsest::kernels::cpu::conv2d

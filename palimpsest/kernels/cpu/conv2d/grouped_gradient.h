@@ -1,15 +1,16 @@
 #pragma once
 
-// As vector.h: only for units that are compiled once per instruction set. The gradient of the weight of
-// convolutions in narrow groups (grouped_conv2d_kernels.h).
+// Only for units of one instruction set, as simd/vector.h. The gradient of the weight of convolutions in
+// narrow groups (grouped_kernels.h).
 
 #include "palimpsest/kernels/cpu/conv2d/grouped_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/grouped_lanes.h"
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE {
+using namespace simd::PALIMPSEST_ISA_NAMESPACE;
 namespace {
 
-// Inputs of the group whose nine sums each are in registers at a time.
+// Inputs of the group whose sums, nine each, are in registers at the same time.
 constexpr int kInputsAtOnce = kManyRegisters ? 2 : 1;
 
 constexpr int64_t at_least(int64_t a, int64_t b) {
@@ -19,7 +20,7 @@ constexpr int64_t at_most(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
 
-/// A rectangle of outputs in each of some images, and the inputs that they read: [begin, end) everywhere.
+/// A rectangle of outputs in each of some images, and the inputs that these outputs read; ends are exclusive.
 struct Patch {
   int64_t image, images;
   int64_t top, bottom, left, right;  // of the output
@@ -27,21 +28,22 @@ struct Patch {
 };
 
 // Zeros to the left and right of a packed row, so that no column is a special case. They take part in
-// products; where that shows, because a NaN or an infinity met them, the patch is done again without
+// products; if that shows, because a NaN or an infinity met them, the patch is computed again without them
 // (add_vector).
 template <int kStride>
 constexpr int64_t kInMargin = kStride - 1;
 template <int kStride>
 constexpr int64_t kMargin = 2 / kStride;
 
-// So many pixels that both fit into a first-level cache of 48 KiB: a stride of 2 takes most inputs.
+// Both fit into a first-level cache of 48 KiB. A stride of 2 needs the most inputs.
 constexpr int64_t kPatchPixels = 288, kPatchInPixels = 480;
 
-/// One vector of channels of a patch, close together.
+/// One vector of channels of a patch, packed.
 struct PackedPatch {
-  alignas(
-      64) float x[kPatchInPixels * 16];  // (images, in rows, margin + in columns + margin, lanes or group)
-  alignas(64) float dy[kPatchPixels * kLanes];  // (images, rows, margin + columns + margin, lanes)
+  // (images, in rows, margin + in columns + margin, lanes or group)
+  alignas(64) float x[kPatchInPixels * 16];
+  // (images, rows, margin + columns + margin, lanes)
+  alignas(64) float dy[kPatchPixels * kLanes];
 };
 
 /// Inputs kInput and following of the group, spread.
@@ -59,12 +61,12 @@ PALIMPSEST_HOST_DEVICE void load_inputs(const float* pixel, F32* x) {
 /// One row of inputs, and the rows of dy that read it.
 struct RowPair {
   const float* x;      // from column q * stride - padding on, for the first q
-  const float* dy[3];  // from column q on, by ky; null where the patch has none
+  const float* dy[3];  // from column q on, by ky; null if the patch has no such row
   int64_t first, last;
 };
 
-/// Adds one row of inputs. Column q: inputs q * stride - padding + phase, whose tap kx = phase + stride *
-/// shift is of output q - shift. kRows, if not 0: bit ky says that dy[ky] is there.
+/// Adds one row of inputs. Input column q * stride - padding + phase meets output q - shift by the tap
+/// kx = phase + stride * shift. Bit ky of kRows, if kRows is not 0, says that dy[ky] is not null.
 template <int kStride, int kGroup, int kInput, int kRows, bool kExact>
 PALIMPSEST_HOST_DEVICE void add_row(const RowPair& row, const Patch& patch, int64_t padding,
                                     F32 (&sum)[9][kInputsAtOnce]) {
@@ -99,8 +101,8 @@ PALIMPSEST_HOST_DEVICE void add_row(const RowPair& row, const Patch& patch, int6
     });
 }
 
-/// What the patch, whose packed x begins at `packed_x`, adds for inputs kInput and following of the group, to
-/// sums (i, ky, kx, lanes).
+/// Writes to sums (i, ky, kx, lanes) the share of the patch, whose packed x begins at `packed_x`, for inputs
+/// kInput and following of the group.
 template <int kStride, int kGroup, int kInput, bool kExact>
 __attribute__((noinline)) void add_patch(const GroupedWeightGradient& g, const Patch& patch,
                                          const float* packed_x, const float* packed_dy, float* sums) {
@@ -147,14 +149,14 @@ struct Window {
   int64_t pixel_pitch, row_pitch, image_pitch;
 };
 
-/// The vectors that a sweep takes one by one.
+/// The vectors that a sweep visits one by one.
 struct VectorRange {
   int64_t first, last;
 };
 
-/// kValues values from channel c on of every pixel of `window`, close together, with kZeros pixels of zeros
-/// before and after a row. On the way the next window comes into the second-level cache, a vector's share a
-/// call (see sweep_vector).
+/// Packs kValues values from channel c on of every pixel of `window`, with kZeros pixels of zeros before and
+/// after each row. Each call also prefetches its share of the next window into the second-level cache (see
+/// sweep_vector).
 template <int kValues, int64_t kZeros>
 PALIMPSEST_HOST_DEVICE void pack(const Window& window, int64_t c, const Window& next, VectorRange range,
                                  int64_t vector, float* to) {
@@ -207,11 +209,12 @@ PALIMPSEST_HOST_DEVICE bool any_not_finite(const float* sums, int64_t count) {
   return any;
 }
 
-/// What the patch adds for all inputs of the group.
+/// The share of the patch for all inputs of the group.
 template <int kStride, int kGroup, bool kExact>
 PALIMPSEST_HOST_DEVICE void add_inputs(const GroupedWeightGradient& g, const Patch& patch,
                                        const PackedPatch& packed, float* sums) {
-  if constexpr (kFillsVectors<kGroup>)  // one copy of the code serves all, which read one value further each
+  if constexpr (kFillsVectors<
+                    kGroup>)  // one copy of the code serves all inputs, which are neighbouring values
     for (int64_t i = 0; i < kGroup; i += kInputsAtOnce)
       add_patch<kStride, kGroup, 0, kExact>(g, patch, packed.x + i, packed.dy, sums + i * 9 * kLanes);
   else
@@ -220,7 +223,7 @@ PALIMPSEST_HOST_DEVICE void add_inputs(const GroupedWeightGradient& g, const Pat
     });
 }
 
-/// What one vector of a packed patch adds to sums (i, ky, kx, lanes).
+/// Adds the share of one vector of a packed patch to sums (i, ky, kx, lanes).
 template <int kStride, int kGroup>
 PALIMPSEST_HOST_DEVICE void add_vector(const GroupedWeightGradient& g, const Patch& patch,
                                        const PackedPatch& packed, float* sums) {
@@ -247,16 +250,18 @@ void add_vectors(const GroupedWeightGradient& g, const Patch& patch, const Patch
   }
 }
 
-/// How a segment is cut into patches.
+/// The cut of a segment into patches.
 template <int kStride>
 class Patches {
  public:
-  PALIMPSEST_HOST_DEVICE Patches(const GroupedWeightGradient& g, const GroupedSegment& s) : g_(g), s_(s) {
-    // Of about square shape they read the least beyond their outputs.
+  PALIMPSEST_HOST_DEVICE Patches(const GroupedWeightGradient& g, const GroupedSegment& segment)
+      : gradient_(g), segment_(segment) {
+    // About square: such patches read the fewest inputs beyond their outputs.
     columns_ = at_most(g.out.w, kStride == 1 ? 28 : 14);
     const int64_t width = columns_ + 2 * kMargin<kStride>;
     const int64_t in_width = (columns_ - 1) * kStride + 3 + 2 * kInMargin<kStride>;
-    const int64_t height = s.bottom - s.top, by_inputs = (kPatchInPixels / in_width - 3) / kStride + 1;
+    const int64_t height = segment.bottom - segment.top,
+                  by_inputs = (kPatchInPixels / in_width - 3) / kStride + 1;
     rows_ = at_most(height, at_most(kPatchPixels / width, by_inputs));
     const int64_t in_rows = (rows_ - 1) * kStride + 3;
     images_ = 1;
@@ -264,26 +269,28 @@ class Patches {
       images_ = at_most(kPatchPixels / (rows_ * width), kPatchInPixels / (in_rows * in_width));
     across_ = (g.out.w + columns_ - 1) / columns_;
     down_ = (height + rows_ - 1) / rows_;
-    count_ = (s.last_image - s.first_image + images_ - 1) / images_ * down_ * across_;
+    count_ = (segment.last_image - segment.first_image + images_ - 1) / images_ * down_ * across_;
   }
 
   PALIMPSEST_HOST_DEVICE int64_t count() const { return count_; }
   PALIMPSEST_HOST_DEVICE Patch operator[](int64_t i) const {
     Patch p;
-    p.image = s_.first_image + i / (down_ * across_) * images_;
-    p.images = at_most(images_, s_.last_image - p.image);
-    p.top = s_.top + i / across_ % down_ * rows_, p.bottom = at_most(p.top + rows_, s_.bottom);
-    p.left = i % across_ * columns_, p.right = at_most(p.left + columns_, g_.out.w);
-    p.in_top = at_least(0, p.top * kStride - g_.padding.h);
-    p.in_bottom = at_least(p.in_top, at_most(g_.in.h, (p.bottom - 1) * kStride - g_.padding.h + 3));
-    p.in_left = at_least(0, p.left * kStride - g_.padding.w);
-    p.in_right = at_least(p.in_left, at_most(g_.in.w, (p.right - 1) * kStride - g_.padding.w + 3));
+    p.image = segment_.first_image + i / (down_ * across_) * images_;
+    p.images = at_most(images_, segment_.last_image - p.image);
+    p.top = segment_.top + i / across_ % down_ * rows_, p.bottom = at_most(p.top + rows_, segment_.bottom);
+    p.left = i % across_ * columns_, p.right = at_most(p.left + columns_, gradient_.out.w);
+    p.in_top = at_least(0, p.top * kStride - gradient_.padding.h);
+    p.in_bottom =
+        at_least(p.in_top, at_most(gradient_.in.h, (p.bottom - 1) * kStride - gradient_.padding.h + 3));
+    p.in_left = at_least(0, p.left * kStride - gradient_.padding.w);
+    p.in_right =
+        at_least(p.in_left, at_most(gradient_.in.w, (p.right - 1) * kStride - gradient_.padding.w + 3));
     return p;
   }
 
  private:
-  const GroupedWeightGradient& g_;
-  const GroupedSegment& s_;
+  const GroupedWeightGradient& gradient_;
+  const GroupedSegment& segment_;
   int64_t images_, rows_, columns_, across_, down_, count_;
 };
 
@@ -297,4 +304,4 @@ void add_segment(const GroupedWeightGradient& g, const GroupedSegment& segment, 
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE

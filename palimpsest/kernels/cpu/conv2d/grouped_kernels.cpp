@@ -1,11 +1,10 @@
-// The sweeps of one instruction set; see grouped_conv2d_kernels.h. Compiled once for each, with that set's
-// flags, so nothing here may come from std:: (see abn_f32.cpp).
+// A unit of one instruction set: nothing of std:: may be used (see cpu/abn/f32.cpp).
 #include "palimpsest/kernels/cpu/conv2d/grouped_kernels.h"
 
 #include "palimpsest/kernels/cpu/conv2d/grouped_gradient.h"
 #include "palimpsest/kernels/cpu/conv2d/grouped_sweep.h"
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE {
 namespace {
 
 void sweep(const GroupedSweep& s, int64_t image, int64_t begin, int64_t end) {
@@ -22,8 +21,9 @@ void sweep(const GroupedSweep& s, int64_t image, int64_t begin, int64_t end) {
 }
 
 template <int kGroup>
-void weight_gradient_of(const GroupedWeightGradient& g, const GroupedSegment& segment,
-                        const GroupedSegment& next, int64_t first_vector, int64_t last_vector, float* sums) {
+void weight_gradient_in_groups(const GroupedWeightGradient& g, const GroupedSegment& segment,
+                               const GroupedSegment& next, int64_t first_vector, int64_t last_vector,
+                               float* sums) {
   const auto size = static_cast<unsigned long>((last_vector - first_vector) * 9 * kGroup * kLanes);
   __builtin_memset(sums, 0, size * sizeof(float));
   if (g.stride == 1)
@@ -36,18 +36,18 @@ void weight_gradient(const GroupedWeightGradient& g, const GroupedSegment& segme
                      const GroupedSegment& next, int64_t first_vector, int64_t last_vector, float* sums) {
   switch (g.group) {
     case 2:
-      return weight_gradient_of<2>(g, segment, next, first_vector, last_vector, sums);
+      return weight_gradient_in_groups<2>(g, segment, next, first_vector, last_vector, sums);
     case 4:
-      return weight_gradient_of<4>(g, segment, next, first_vector, last_vector, sums);
+      return weight_gradient_in_groups<4>(g, segment, next, first_vector, last_vector, sums);
     case 8:
-      return weight_gradient_of<8>(g, segment, next, first_vector, last_vector, sums);
+      return weight_gradient_in_groups<8>(g, segment, next, first_vector, last_vector, sums);
     default:
-      return weight_gradient_of<16>(g, segment, next, first_vector, last_vector, sums);
+      return weight_gradient_in_groups<16>(g, segment, next, first_vector, last_vector, sums);
   }
 }
 
 }  // namespace
 
-extern const GroupedConv2dKernels kGroupedConv2d = {kLanes, sweep, weight_gradient};
+extern const GroupedKernels kGrouped = {kLanes, sweep, weight_gradient};
 
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE

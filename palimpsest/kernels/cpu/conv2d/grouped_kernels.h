@@ -4,12 +4,13 @@
 
 #include <cstdint>
 
-/// What cpu/grouped_conv2d.cpp asks of an instruction set: single-threaded sweeps over some rows. Each set
-/// compiles the same source (grouped_conv2d_kernels.cpp) into a namespace of its own and hands out one table.
-namespace palimpsest::kernels::cpu {
+/// The functions that an instruction set provides for grouped.cpp: single-threaded sweeps over some rows.
+/// Each set compiles grouped_kernels.cpp into a namespace of its own and hands out one table.
+namespace palimpsest::kernels::cpu::conv2d {
 
-/// Channels are taken a vector at a time; the last vector ends with the last channel and so may overlap the
-/// one before, which does no harm: both come to the same.
+/// Channels are taken one vector at a time. The last vector ends with the last channel and may overlap the
+/// one
+/// before it: both compute the same values.
 constexpr int64_t vectors_of(int64_t channels, int64_t lanes) {
   return (channels + lanes - 1) / lanes;
 }
@@ -19,13 +20,13 @@ constexpr int64_t first_channel(int64_t vector, int64_t channels, int64_t lanes)
 
 /// A convolution, forward or transposed, from `source` to `result`, both channels-last with `channels`
 /// channels in groups of `group`. Along each dimension tap k (0 to 2) leads
-///   forward:     from source pixel t * stride - padding + k  to result pixel t
-///   transposed:  from source pixel s  to result pixel s * stride - padding + k; stride 2 only: with stride 1
-///   it
-///                is a forward convolution whose taps are mirrored
+///   forward:     from source pixel t * stride - padding + k to result pixel t
+///   transposed:  from source pixel s to result pixel s * stride - padding + k; stride 2 only, as with stride
+///   1
+///                it is a forward convolution with mirrored taps
 struct GroupedSweep {
   const float* source;   // (N, source_size.h, source_size.w, channels)
-  const float* weights;  // (vectors, ky, i, kx, lanes): from input i of the group of each lane's channel
+  const float* weights;  // (vectors, ky, i, kx, lanes): those of input i of the group of each lane's channel
   float* result;         // (N, result_size.h, result_size.w, channels)
   int64_t channels, group;
   Pair2 source_size, result_size;
@@ -43,20 +44,20 @@ struct GroupedWeightGradient {
   Pair2 padding;
 };
 
-/// Where a share of the weight's gradient comes from: rows [top, bottom) of the output of some images.
+/// The outputs behind one share of the weight's gradient: rows [top, bottom) of some images.
 struct GroupedSegment {
   int64_t first_image, last_image, top, bottom;
 };
 
-struct GroupedConv2dKernels {
+struct GroupedKernels {
   int64_t lanes;  ///< channels in a vector
   /// Rows [begin, end) of the result, of one image.
   void (*sweep)(const GroupedSweep& sweep, int64_t image, int64_t begin, int64_t end);
-  /// sums (vectors, i, ky, kx, lanes) of vectors [first_vector, last_vector): what the segment adds to the
-  /// gradient of the weight from input i of each lane's group. `next` is what is read after this: it is
-  /// fetched on the way.
+  /// Writes sums (vectors, i, ky, kx, lanes) for vectors [first_vector, last_vector): the segment's share of
+  /// the weight's gradient from input i of each lane's group. Prefetches `next`, the segment that is read
+  /// after it.
   void (*weight_gradient)(const GroupedWeightGradient& gradient, const GroupedSegment& segment,
                           const GroupedSegment& next, int64_t first_vector, int64_t last_vector, float* sums);
 };
 
-}  // namespace palimpsest::kernels::cpu
+}  // namespace palimpsest::kernels::cpu::conv2d

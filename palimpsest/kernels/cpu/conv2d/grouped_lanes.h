@@ -1,14 +1,13 @@
 #pragma once
 
-// As vector.h: only for units that are compiled once per instruction set. Input i of the group, in every
-// lane.
+// Only for units of one instruction set, as simd/vector.h. Spreads input i of the group over all lanes.
 
 #include "palimpsest/kernels/cpu/simd/vector.h"
-#include "palimpsest/kernels/formulas/activation.h"
 
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE {
+using namespace simd::PALIMPSEST_ISA_NAMESPACE;
 
 using F32 = Vector<float>;
 constexpr int kLanes = PALIMPSEST_VECTOR_BYTES / 4;
@@ -34,14 +33,14 @@ PALIMPSEST_HOST_DEVICE void unrolled(const Body& body) {
   }
 }
 
-/// The same value in every lane: one load, where broadcast's addition takes an arithmetic port from the
-/// multiply-adds (a fifth of the time of groups of 16).
+/// The same value in every lane, in one load: the addition in broadcast would take an arithmetic port from
+/// the multiply-adds (a fifth of the time of groups of 16).
 PALIMPSEST_HOST_DEVICE F32 broadcast_load(const float* from) {
   return *from - F32{};
 }
 
-/// Keeps v in a register until its last use. g++ would rather read it anew for each multiply-add, and two
-/// such reads a cycle are all that the cache gives.
+/// Keeps v in a register until its last use. g++ would load it again for each multiply-add, and the cache
+/// serves only two loads per cycle.
 PALIMPSEST_HOST_DEVICE void keep_in_register(F32& v) {
 #if defined(__x86_64__)
   if constexpr (kManyRegisters) asm("" : "+v"(v));
@@ -57,7 +56,7 @@ struct LanesUpTo<0, kLane...> {
   using type = LaneList<kLane...>;
 };
 
-/// Whether a group fills whole vectors, whose lanes then all see the same inputs.
+/// Whether a group fills whole vectors, so that all lanes have the same inputs.
 template <int kGroup>
 constexpr bool kFillsVectors = kGroup >= kLanes;
 
@@ -71,4 +70,4 @@ PALIMPSEST_HOST_DEVICE F32 spread(F32 x) {
   return spread<kGroup, kInput>(x, typename LanesUpTo<kLanes>::type{});
 }
 
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE

@@ -1,12 +1,13 @@
 #pragma once
 
-// As vector.h: only for units that are compiled once per instruction set. The forward pass and the gradient
-// of the input of convolutions in narrow groups (grouped_conv2d_kernels.h).
+// Only for units of one instruction set, as simd/vector.h. The forward pass and the gradient of the input of
+// convolutions in narrow groups (grouped_kernels.h).
 
 #include "palimpsest/kernels/cpu/conv2d/grouped_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/grouped_lanes.h"
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE {
+using namespace simd::PALIMPSEST_ISA_NAMESPACE;
 namespace {
 
 // ---- Strips: some neighbouring columns of the result, and which source columns lead there
@@ -27,7 +28,7 @@ struct ForwardStrip {
   }
 };
 
-/// Stride 2; on kPhase = (first column + padding) % 2 it depends which taps lead there.
+/// Stride 2. kPhase = (first column + padding) % 2 decides which taps lead to a column.
 template <int kPhase, int kWidth>
 struct TransposedStrip {
   static constexpr int kPixels = kWidth;
@@ -46,10 +47,11 @@ struct TransposedStrip {
 
 constexpr int kMaxSpan = 16, kBroadcastPitch = 16;
 
-/// One row of the source's strip, ready for the multiply-adds. Where groups fill vectors: (span,
-/// kBroadcastPitch), the group's inputs of each pixel; else (inputs, span, lanes), every pixel spread. One
-/// vector more than that, as reads of one slot would wait for writes to another that lie whole pages apart (a
-/// third of the time).
+/// The size of one row of the source's strip, ready for the multiply-adds. Where groups fill vectors, it is
+/// (span, kBroadcastPitch), the group's inputs of each pixel; else (inputs, span, lanes), every pixel spread.
+/// One
+/// vector is added: reads of one slot would wait for writes to another slot whole pages away (a third of the
+/// time).
 constexpr int kSlotFloats =
     kMaxSpan * (kLanes * kLanes / 2 > kBroadcastPitch ? kLanes * kLanes / 2 : kBroadcastPitch) + 16;
 
@@ -58,13 +60,13 @@ struct Tap {
   const float* weights;  // (i, kx, lanes)
 };
 
-/// The row `count` taps lead to. Columns [first, last) of the source lie in the image; only the two outermost
-/// on each side may not.
+/// The row to which `count` taps lead. Columns [first, last) of the source lie in the image; at most the two
+/// outermost on each side do not.
 template <class Strip, bool kBroadcast>
 __attribute__((noinline)) void finish_row(const Tap* taps, int64_t count, int64_t group, int64_t first,
                                           int64_t last, float* result, int64_t pitch) {
-  // A multiply-add takes 4 cycles and two start in each, so 8 sums at least; even and odd inputs have their
-  // own where the row has fewer pixels.
+  // A multiply-add takes 4 cycles and two start per cycle: at least 8 sums are needed. Where the row has
+  // fewer pixels, even and odd inputs have sums of their own.
   constexpr int kChains = Strip::kPixels <= 7 && kManyRegisters ? 2 : 1;
   constexpr int kSpan = Strip::kSpan, kNextInput = kBroadcast ? 1 : kSpan * kLanes;
   F32 sums[kChains][Strip::kPixels] = {};
@@ -105,8 +107,8 @@ __attribute__((noinline)) void finish_row(const Tap* taps, int64_t count, int64_
   });
 }
 
-/// Columns [first, last) of a row of the source, from x on, into a slot; `ahead` is what comes into the cache
-/// on the way, a vector a column.
+/// Copies columns [first, last) of a row of the source, from x on, into a slot. Prefetches `ahead`, one
+/// vector per column.
 template <int kSpan, int kGroup>
 PALIMPSEST_HOST_DEVICE void fill_slot(const float* x, int64_t pitch, int64_t first, int64_t last, float* slot,
                                       const float* ahead) {
@@ -129,7 +131,7 @@ struct ResultRows {
   int64_t image, begin, end;
 };
 
-/// The row of the source that tap ky leads from to `row` of the result; negative if there is none.
+/// The row of the source from which tap ky leads to `row` of the result; negative if there is none.
 PALIMPSEST_HOST_DEVICE int64_t source_row(const GroupedSweep& s, int64_t row, int64_t ky) {
   int64_t y = row * s.stride - s.padding.h + ky;
   if (s.transposed) {
@@ -139,15 +141,15 @@ PALIMPSEST_HOST_DEVICE int64_t source_row(const GroupedSweep& s, int64_t row, in
   return y < s.source_size.h ? y : -1;
 }
 
-/// The first value of the next strip, counted from that of this one.
+/// The distance from the first value of this strip to that of the next one.
 struct Ahead {
   int64_t source, result;
 };
 
-/// One vector of channels of a strip: each row of the source is spread once. On the way the next strip comes
-/// into the second-level cache, a vector's share a call: the values of one vector lie too far apart for the
-/// processor to see a stream, and each would be waited for (twice the time at 56x56 pixels; the result's
-/// share of it is the half).
+/// One vector of channels of a strip: each row of the source is spread once. Each call also prefetches its
+/// share of the next strip into the second-level cache. The values of one vector lie too far apart for the
+/// processor
+/// to see a stream, and would each be waited for: twice the time at 56x56 pixels, half of it for the result.
 template <class Strip, int kGroup>
 PALIMPSEST_HOST_DEVICE void sweep_vector(const GroupedSweep& s, ResultRows rows, int64_t column,
                                          int64_t vector, Ahead ahead) {
@@ -183,7 +185,7 @@ PALIMPSEST_HOST_DEVICE void sweep_vector(const GroupedSweep& s, ResultRows rows,
   }
 }
 
-/// All channels of a strip; returns its width.
+/// Computes all channels of a strip and returns its width.
 template <class Strip, int kGroup>
 __attribute__((noinline)) int64_t sweep_strip(const GroupedSweep& s, ResultRows rows, int64_t column) {
   Ahead ahead{Strip::kAdvance, Strip::kPixels};
@@ -199,7 +201,7 @@ __attribute__((noinline)) int64_t sweep_strip(const GroupedSweep& s, ResultRows 
   return Strip::kPixels;
 }
 
-// As wide as the registers allow, since each strip spreads two columns beyond its own.
+// As wide as the registers allow: each strip spreads two columns beyond its own.
 constexpr int kWide = kManyRegisters ? 14 : 7, kWideTransposed = kManyRegisters ? 14 : 8;
 
 template <int kStride, int kGroup>
@@ -234,4 +236,4 @@ void sweep_groups(const GroupedSweep& s, const ResultRows& rows) {
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE

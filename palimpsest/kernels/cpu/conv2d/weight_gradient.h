@@ -2,16 +2,16 @@
 
 #include "palimpsest/kernels/conv2d.h"
 
-/// The gradient of a convolution's weight as a product of matrices, (C_out x pixels) times (pixels x C_in)
-/// for every position of the kernel: for groups of channels that fill vectors. Against libtorch it takes 0.7
-/// to 1.0 of the time for 1x1 kernels, strides and few pixels, and 1.0 to 1.15 for 3x3 kernels over many
+/// The gradient of a convolution's weight as a matrix product, (C_out x pixels) times (pixels x C_in), for
+/// every position of the window, where groups of channels fill vectors. It takes 0.7 to 1.0 of libtorch's
+/// time for 1x1 windows, strides and few pixels, and 1.0 to 1.15 for 3x3 windows over many pixels
 /// (bench_convolution_time).
-namespace palimpsest::kernels::cpu {
+namespace palimpsest::kernels::cpu::conv2d {
 
-/// Whether groups are wide enough: 32 channels in, 16 out. Any kernel, stride, padding and dilation.
-bool conv2d_weight_fits(const Conv2dProblem& layer);
+/// Whether groups are wide enough: 32 channels in, 16 out. Any window, stride, padding and dilation.
+bool fits_weight_gradient(const Conv2dProblem& problem);
 
-/// conv2d_backward_weight of such a layer.
-void conv2d_weight(const Conv2dProblem& layer, const float* x, const float* dy, float* dw);
+/// conv2d_backward_weight of such a problem.
+void weight_gradient(const Conv2dProblem& problem, const float* x, const float* dy, float* dw);
 
-}  // namespace palimpsest::kernels::cpu
+}  // namespace palimpsest::kernels::cpu::conv2d

@@ -1,9 +1,10 @@
+// A unit of one instruction set: nothing of std:: may be used (see cpu/abn/f32.cpp).
 #include "palimpsest/kernels/cpu/conv2d/weight_gradient_kernels.h"
 
 #include "palimpsest/kernels/cpu/simd/vector.h"
-#include "palimpsest/kernels/formulas/activation.h"
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE {
+using namespace simd::PALIMPSEST_ISA_NAMESPACE;
 namespace {
 
 using V = Vector<float>;
@@ -11,13 +12,13 @@ constexpr int64_t kLanes = lanes<float, V>();
 constexpr int64_t kVectors = 2;
 constexpr int64_t kColumns = kVectors * kLanes;
 // As many sums as registers hold beside two vectors of b, a broadcast and (without fused multiply-add) a
-// product. 8 rows of 32 registers and not 12: they divide the usual numbers of channels, and 16 sums are
-// enough to hide the latency of two units.
+// product. With 32 registers 8 rows and not 12: they divide the usual numbers of channels, and 16 sums hide
+// the latency of two units.
 constexpr int64_t kRows = sizeof(V) == 64 ? 8 : sizeof(V) == 32 ? 6 : 4;
 
 void tile(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
   V sums[kRows][kVectors] = {};
-  // Another tile's sums come before these are added, so that by then they are out of the first cache.
+  // Other tiles were summed since the last visit: these values have left the first-level cache.
   for (int64_t r = 0; r < out.rows; ++r) {
     __builtin_prefetch(out.values + r * out.stride, 1);
     __builtin_prefetch(out.values + r * out.stride + out.columns - 1, 1);
@@ -29,12 +30,13 @@ void tile(int64_t count, const float* a, const float* b, const TileOutput& out, 
     for (int64_t v = 0; v < kVectors; ++v) from_b[v] = load<V>(b + k * kColumns + v * kLanes);
 #pragma GCC unroll 8
     for (int64_t r = 0; r < kRows; ++r) {
-      const V from_a = a[k * kRows + r] - V{};  // minus zero: the one that no value changes by
+      const V from_a =
+          a[k * kRows + r] - V{};  // a broadcast: subtracting 0 changes no value, adding it changes -0
 #pragma GCC unroll 2
       for (int64_t v = 0; v < kVectors; ++v) sums[r][v] += from_a * from_b[v];
     }
   }
-  // Through memory: an index that the compiler does not know would keep the sums there all along.
+  // Through memory: indexed at run time, the sums would lie in memory all along.
   float values[kRows * kColumns];
 #pragma GCC unroll 8
   for (int64_t r = 0; r < kRows; ++r)
@@ -62,4 +64,4 @@ void pack(int64_t count, const float* from, int64_t stride, int64_t width, float
 extern const WeightGradientKernels kWeightGradient;
 const WeightGradientKernels kWeightGradient{kRows, kColumns, tile, pack<kRows>, pack<kColumns>};
 
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE

@@ -1,4 +1,4 @@
-// One source for all instruction sets: what takes the time is counting, one value after another, in each.
+// Compiled once, for all instruction sets: counting, one value after another, takes the time in each.
 #include "palimpsest/kernels/exponent_histogram.h"
 
 #include "palimpsest/base/parallel.h"
@@ -22,7 +22,7 @@ struct Format {
   static constexpr uint32_t kExponents = (kMagnitude >> kMantissaBits) + 1;
   static constexpr uint32_t kInfinity = (kExponents - 1) << kMantissaBits;
 
-  /// Of the value with that number, at any address.
+  /// The magnitude of value i; `x` may lie at any address.
   static uint32_t magnitude(const char* x, int64_t i) {
     Word word;
     std::memcpy(&word, x + i * static_cast<int64_t>(sizeof word), sizeof word);
@@ -30,7 +30,7 @@ struct Format {
   }
   static uint32_t exponent(uint32_t magnitude) { return magnitude >> kMantissaBits; }
   static int bin(uint32_t exponent) { return bin_of_exponent(static_cast<int>(exponent) - kBias); }
-  /// Of a subnormal number: its mantissa counts multiples of the least one.
+  /// The bin of a subnormal number, a multiple of the smallest one.
   static int subnormal_bin(uint32_t mantissa) {
     constexpr int kLeast = 1 - kBias - kMantissaBits;
     return bin_of_exponent(kLeast + static_cast<int>(std::bit_width(mantissa)) - 1);
@@ -40,10 +40,10 @@ using F32 = Format<uint32_t, 23, 127>;
 using F16 = Format<uint16_t, 10, 15>;
 using BF16 = Format<uint16_t, 7, 127>;
 
-/// Values that are counted before anything else is asked of them: they are still in the second cache then.
+/// Values per round: they stay in the second-level cache for the further passes of the round.
 constexpr int64_t kCachedValues = 16384;
 
-/// How many of `n` values at `x` have that magnitude.
+/// The number of values of that magnitude among `n` values at `x`.
 template <class F>
 int64_t count_equal(const char* x, int64_t n, uint32_t magnitude) {
   int64_t result = 0;
@@ -51,12 +51,12 @@ int64_t count_equal(const char* x, int64_t n, uint32_t magnitude) {
   return result;
 }
 
-// A value takes one addition and no branch: which zeros are subnormal numbers, and which infinities NaNs, is
-// asked where there are any, by loops that compilers make vectors of.
+// One addition per value and no branch. Only rounds with exponent 0 (or the highest) run a further,
+// vectorized loop, which tells zeros from subnormal numbers (infinities from NaNs).
 template <class F>
 void count(const void* x, int64_t begin, int64_t end, ExponentHistogram& counts) {
-  // Several tables: neighbours have the same exponent more often than not, and adding to one place in turn
-  // waits for the last addition.
+  // Several tables: neighbours often have the same exponent, and an addition to the same place waits for the
+  // previous one.
   constexpr std::size_t kTables = 4;
   constexpr std::size_t kSpecial = F::kExponents - 1;
   for (; begin < end; begin += kCachedValues) {

@@ -1,10 +1,10 @@
-// The sweeps of one instruction set; see max_pool_kernels.h. Compiled once for each, with that set's flags,
-// so nothing here may come from std:: (see abn_kernels.cpp).
+// A unit of one instruction set: nothing of std:: may be used (see cpu/abn/f32.cpp).
 #include "palimpsest/kernels/cpu/max_pool/kernels.h"
 
 #include "palimpsest/kernels/cpu/max_pool/storage.h"
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::max_pool::PALIMPSEST_ISA_NAMESPACE {
+using namespace simd::PALIMPSEST_ISA_NAMESPACE;
 namespace {
 
 PALIMPSEST_HOST_DEVICE int64_t smaller(int64_t a, int64_t b) {
@@ -31,21 +31,20 @@ PALIMPSEST_HOST_DEVICE void store_positions(uint8_t* argmax, typename S::Index p
 }
 
 // ---- NCHW: windows side by side fill the vectors
-// --------------------------------------------------------------------
 
-/// Some input rows, laid out so that the values that neighbouring windows hold at one position are
-/// neighbours: pixel i*stride + phase of the padded row at [phase][i]. Everything outside the image is the
-/// lowest value, which never wins against the one that a window begins with.
+/// Some input rows, rearranged so that the values which neighbouring windows hold at one position are
+/// neighbours: pixel i*stride + phase of the padded row lies at [phase][i]. Values outside of the image are
+/// the lowest value, which never replaces the value that a window begins with.
 template <class S>
 class PhaseRows {
   using T = typename S::T;
 
  public:
-  explicit PhaseRows(const MaxPoolProblem& layer)
-      : layer_(layer),
-        slots_(smaller((layer.window.kernel_size.h - 1) * layer.window.dilation.h + 1, layer.in.h)),
-        phases_(layer.window.stride.w),
-        length_(round_up(layer.out.w, S::kLanes) + reach() / phases_) {}
+  explicit PhaseRows(const MaxPoolProblem& problem)
+      : problem_(problem),
+        slots_(smaller((problem.window.kernel_size.h - 1) * problem.window.dilation.h + 1, problem.in.h)),
+        phases_(problem.window.stride.w),
+        length_(round_up(problem.out.w, S::kLanes) + reach() / phases_) {}
 
   int64_t bytes() const { return slots_ * 8 + slots_ * phases_ * length_ * static_cast<int64_t>(sizeof(T)); }
 
@@ -67,34 +66,34 @@ class PhaseRows {
     if (held_[slot] != h) {
       held_[slot] = h;
       for (int64_t phase = 0; phase < phases_; ++phase)
-        split(plane_ + h * layer_.in.w, phase, to + phase * length_);
+        split(plane_ + h * problem_.in.w, phase, to + phase * length_);
     }
     return to;
   }
 
   /// Where, in a row, the values at position kx begin.
   int64_t position(int64_t kx) const {
-    const int64_t at = kx * layer_.window.dilation.w;
+    const int64_t at = kx * problem_.window.dilation.w;
     return at % phases_ * length_ + at / phases_;
   }
 
  private:
-  int64_t reach() const { return (layer_.window.kernel_size.w - 1) * layer_.window.dilation.w; }
+  int64_t reach() const { return (problem_.window.kernel_size.w - 1) * problem_.window.dilation.w; }
 
   void split(const T* from, int64_t phase, T* to) const {
-    const int64_t offset = phase - layer_.window.padding.w;
+    const int64_t offset = phase - problem_.window.padding.w;
     const int64_t begin = divide_up(-offset, phases_);
-    const int64_t end = smaller(length_, divide_up(layer_.in.w - offset, phases_));
+    const int64_t end = smaller(length_, divide_up(problem_.in.w - offset, phases_));
     if (phases_ == 1) {
       for (int64_t i = begin; i < end; ++i) to[i] = from[i + offset];
-    } else if (phases_ == 2) {  // by far the most frequent: a constant that the compiler makes shuffles of
+    } else if (phases_ == 2) {  // by far the most frequent; for a constant the compiler makes shuffles
       for (int64_t i = begin; i < end; ++i) to[i] = from[i * 2 + offset];
     } else {
       for (int64_t i = begin; i < end; ++i) to[i] = from[i * phases_ + offset];
     }
   }
 
-  const MaxPoolProblem& layer_;
+  const MaxPoolProblem& problem_;
   int64_t slots_, phases_, length_;
   int64_t* held_ = nullptr;  // (slots): the row that a slot holds, or -1
   T* values_ = nullptr;      // (slots, phases, length)
@@ -102,27 +101,28 @@ class PhaseRows {
 };
 
 template <class S>
-int64_t forward_scratch(const MaxPoolProblem& layer) {
-  return PhaseRows<S>(layer).bytes() +
-         round_up(layer.out.w, S::kLanes) * static_cast<int64_t>(sizeof(typename S::Position));
+int64_t forward_scratch(const MaxPoolProblem& problem) {
+  return PhaseRows<S>(problem).bytes() +
+         round_up(problem.out.w, S::kLanes) * static_cast<int64_t>(sizeof(typename S::Position));
 }
 
 template <class S>
-void forward_planes(const MaxPoolProblem& layer, int64_t planes, const void* x, void* z, uint8_t* argmax,
+void forward_planes(const MaxPoolProblem& problem, int64_t planes, const void* x, void* z, uint8_t* argmax,
                     void* scratch) {
   using T = typename S::T;
   using Position = typename S::Position;
   using Index = typename S::Index;
-  const PoolWindow& p = layer.window;
-  const Pair2 in = layer.in, out = layer.out;
-  PhaseRows<S> rows(layer);
+  const PoolWindow& window = problem.window;
+  const Pair2 in = problem.in, out = problem.out;
+  PhaseRows<S> rows(problem);
   rows.place_in(scratch);
   int64_t column[kMaxPoolPositions] = {};
-  for (int64_t kx = 0; kx < p.kernel_size.w; ++kx) column[kx] = rows.position(kx);
-  // The first kx inside the image, -1 where there is none.
+  for (int64_t kx = 0; kx < window.kernel_size.w; ++kx) column[kx] = rows.position(kx);
+  // The first kx inside of the image, -1 where there is none.
   auto* const first_kx = reinterpret_cast<Position*>(static_cast<char*>(scratch) + rows.bytes());
   for (int64_t ow = 0; ow < round_up(out.w, S::kLanes); ++ow) {
-    const Inside w = inside(ow * p.stride.w - p.padding.w, p.kernel_size.w, p.dilation.w, in.w);
+    const Inside w =
+        inside(ow * window.stride.w - window.padding.w, window.kernel_size.w, window.dilation.w, in.w);
     first_kx[ow] = static_cast<Position>(w.first < w.last ? w.first : -1);
   }
 
@@ -131,18 +131,18 @@ void forward_planes(const MaxPoolProblem& layer, int64_t planes, const void* x, 
   for (int64_t plane = 0; plane < planes; ++plane, from += in.h * in.w) {
     rows.begin_plane(from);
     for (int64_t oh = 0; oh < out.h; ++oh, to += out.w, argmax += argmax ? out.w : 0) {
-      const int64_t ih = oh * p.stride.h - p.padding.h;
-      const Inside y = inside(ih, p.kernel_size.h, p.dilation.h, in.h);
+      const int64_t ih = oh * window.stride.h - window.padding.h;
+      const Inside y = inside(ih, window.kernel_size.h, window.dilation.h, in.h);
       const T* row[kMaxPoolPositions] = {};
-      for (int64_t ky = y.first; ky < y.last; ++ky) row[ky] = rows.row(ih + ky * p.dilation.h);
-      const auto first_ky = static_cast<Position>(y.first * p.kernel_size.w);
+      for (int64_t ky = y.first; ky < y.last; ++ky) row[ky] = rows.row(ih + ky * window.dilation.h);
+      const auto first_ky = static_cast<Position>(y.first * window.kernel_size.w);
       for (int64_t ow = 0; ow < out.w; ow += S::kLanes) {
         const Index kx0 = load<Index>(first_kx + ow), none = Index{} + Position{kNoPosition};
         typename S::Best best(y.first < y.last ? (kx0 < 0 ? none : kx0 + first_ky) : none);
         for (int64_t ky = y.first; ky < y.last; ++ky)
-          for (int64_t kx = 0; kx < p.kernel_size.w; ++kx)
+          for (int64_t kx = 0; kx < window.kernel_size.w; ++kx)
             best.offer(load<typename S::V>(row[ky] + column[kx] + ow),
-                       static_cast<Position>(ky * p.kernel_size.w + kx));
+                       static_cast<Position>(ky * window.kernel_size.w + kx));
         const int64_t count = smaller(S::kLanes, out.w - ow);
         store_some(to + ow, best.value, count);
         if (argmax) store_positions<S>(argmax + ow, best.position, count);
@@ -151,14 +151,14 @@ void forward_planes(const MaxPoolProblem& layer, int64_t planes, const void* x, 
   }
 }
 
-// dx is added up in place, but for 16-bit storage, whose sums are f32.
+// Whether dx is added up in place: not for 16-bit storage, whose sums are f32.
 template <class S>
 constexpr bool kSumsInPlace = sizeof(typename S::Sum) == sizeof(typename S::T);
 
 template <class S>
-int64_t backward_scratch(const MaxPoolProblem& layer) {
+int64_t backward_scratch(const MaxPoolProblem& problem) {
   if constexpr (kSumsInPlace<S>) return 0;
-  return (layer.in.h * layer.in.w + layer.out.w) * static_cast<int64_t>(sizeof(typename S::Sum));
+  return (problem.in.h * problem.in.w + problem.out.w) * static_cast<int64_t>(sizeof(typename S::Sum));
 }
 
 template <class S>
@@ -176,19 +176,20 @@ PALIMPSEST_HOST_DEVICE void round_values(const typename S::Sum* from, int64_t va
   }
 }
 
-// Scattered rather than gathered: one addition an output, however many windows overlap.
+// Scattered rather than gathered: one addition per output, however many windows overlap.
 template <class S>
-void backward_planes(const MaxPoolProblem& layer, int64_t planes, const void* dz, const uint8_t* argmax,
+void backward_planes(const MaxPoolProblem& problem, int64_t planes, const void* dz, const uint8_t* argmax,
                      void* dx, void* scratch) {
   using T = typename S::T;
   using Sum = typename S::Sum;
-  const PoolWindow& p = layer.window;
-  const int64_t pixels = layer.in.h * layer.in.w;
-  int64_t place[256];  // of each position, from the window's first pixel; far outside for those that are none
+  const PoolWindow& window = problem.window;
+  const int64_t pixels = problem.in.h * problem.in.w;
+  // The offset of each position from the window's first pixel; far outside for bytes that are no position.
+  int64_t place[256];
   for (int64_t i = 0; i < 256; ++i)
-    place[i] = i < p.positions()
-                   ? i / p.kernel_size.w * p.dilation.h * layer.in.w + i % p.kernel_size.w * p.dilation.w
-                   : INT64_MIN / 2;
+    place[i] = i < window.positions() ? i / window.kernel_size.w * window.dilation.h * problem.in.w +
+                                            i % window.kernel_size.w * window.dilation.w
+                                      : INT64_MIN / 2;
   const T* from = static_cast<const T*>(dz);
   T* to = static_cast<T*>(dx);
   for (int64_t plane = 0; plane < planes; ++plane, to += pixels) {
@@ -198,18 +199,18 @@ void backward_planes(const MaxPoolProblem& layer, int64_t planes, const void* dz
     else
       sums = static_cast<Sum*>(scratch);
     __builtin_memset(sums, 0, static_cast<unsigned long>(pixels) * sizeof(Sum));
-    for (int64_t oh = 0; oh < layer.out.h; ++oh, from += layer.out.w, argmax += layer.out.w) {
+    for (int64_t oh = 0; oh < problem.out.h; ++oh, from += problem.out.w, argmax += problem.out.w) {
       const Sum* gradients;
       if constexpr (kSumsInPlace<S>) {
         gradients = from;
       } else {
         Sum* const row = sums + pixels;
-        widen_values<S>(from, layer.out.w, row);
+        widen_values<S>(from, problem.out.w, row);
         gradients = row;
       }
-      int64_t window = (oh * p.stride.h - p.padding.h) * layer.in.w - p.padding.w;
-      for (int64_t ow = 0; ow < layer.out.w; ++ow, window += p.stride.w) {
-        const int64_t at = window + place[argmax[ow]];
+      int64_t corner = (oh * window.stride.h - window.padding.h) * problem.in.w - window.padding.w;
+      for (int64_t ow = 0; ow < problem.out.w; ++ow, corner += window.stride.w) {
+        const int64_t at = corner + place[argmax[ow]];
         if (static_cast<uint64_t>(at) < static_cast<uint64_t>(pixels)) sums[at] += gradients[ow];
       }
     }
@@ -217,11 +218,9 @@ void backward_planes(const MaxPoolProblem& layer, int64_t planes, const void* dz
   }
 }
 
-// ---- Channels last: the channels of a pixel fill the vectors
-// ---------------------------------------------------------------
+// ---- Channels-last: the channels of a pixel fill the vectors
 
-/// Some neighbouring vectors of channels, each with its maximum so far: four share the work of finding the
-/// window.
+/// The maxima so far of some neighbouring vectors of channels: four share the work of finding the window.
 template <class S, int kVectors>
 struct Maxima {
   using T = typename S::T;
@@ -247,7 +246,7 @@ struct Maxima<S, 0> {
   PALIMPSEST_HOST_DEVICE void store(typename S::T*, uint8_t*, int64_t) const {}
 };
 
-/// The same going backward: sums of the gradients of those windows whose maximum is `here`.
+/// The same for backward: sums of the gradients of those windows whose maximum is `here`.
 template <class S, int kVectors>
 struct Gradients {
   using T = typename S::T;
@@ -277,8 +276,7 @@ template <int kVectors>
 struct Vectors {};
 
 /// Calls function(c, count, Vectors<k>{}) for k vectors from channel c on, `count` channels of each, until
-/// all channels are covered. The last vector overlaps the one before, which does no harm: both write the
-/// same.
+/// all channels are covered. The last vector may overlap the one before it: both write the same values.
 template <int64_t kLanes, class Function>
 PALIMPSEST_HOST_DEVICE void for_channels(int64_t channels, const Function& function) {
   if (channels < kLanes) return function(int64_t{0}, channels, Vectors<1>{});
@@ -288,33 +286,34 @@ PALIMPSEST_HOST_DEVICE void for_channels(int64_t channels, const Function& funct
 }
 
 template <class S>
-void forward_rows(const MaxPoolProblem& layer, int64_t begin, int64_t end, const void* x, void* z,
+void forward_rows(const MaxPoolProblem& problem, int64_t begin, int64_t end, const void* x, void* z,
                   uint8_t* argmax) {
   using T = typename S::T;
   using Position = typename S::Position;
-  const PoolWindow& p = layer.window;
-  const int64_t width = layer.in.w, channels = layer.c;
-  const int64_t right_step = p.dilation.w * channels, down_step = p.dilation.h * width * channels;
+  const PoolWindow& window = problem.window;
+  const int64_t width = problem.in.w, channels = problem.c;
+  const int64_t right_step = window.dilation.w * channels, down_step = window.dilation.h * width * channels;
   for (int64_t row = begin; row < end; ++row) {
-    const int64_t n = row / layer.out.h, ih = row % layer.out.h * p.stride.h - p.padding.h;
-    const Inside y = inside(ih, p.kernel_size.h, p.dilation.h, layer.in.h);
-    for (int64_t ow = 0; ow < layer.out.w; ++ow) {
-      const int64_t iw = ow * p.stride.w - p.padding.w;
-      // Away from the edges without the divisions, which take as long as a vector of channels.
-      const Inside w = iw >= 0 && iw + (p.kernel_size.w - 1) * p.dilation.w < width
-                           ? Inside{0, p.kernel_size.w}
-                           : inside(iw, p.kernel_size.w, p.dilation.w, width);
+    const int64_t n = row / problem.out.h, ih = row % problem.out.h * window.stride.h - window.padding.h;
+    const Inside y = inside(ih, window.kernel_size.h, window.dilation.h, problem.in.h);
+    for (int64_t ow = 0; ow < problem.out.w; ++ow) {
+      const int64_t iw = ow * window.stride.w - window.padding.w;
+      // Away from the edges no divisions are needed; they take as long as a vector of channels.
+      const Inside w = iw >= 0 && iw + (window.kernel_size.w - 1) * window.dilation.w < width
+                           ? Inside{0, window.kernel_size.w}
+                           : inside(iw, window.kernel_size.w, window.dilation.w, width);
       const bool empty = y.first >= y.last || w.first >= w.last;
-      const auto first = static_cast<Position>(empty ? kNoPosition : y.first * p.kernel_size.w + w.first);
-      const int64_t corner = ((n * layer.in.h + ih) * width + iw) * channels;
-      const int64_t at = (row * layer.out.w + ow) * channels;
+      const auto first =
+          static_cast<Position>(empty ? kNoPosition : y.first * window.kernel_size.w + w.first);
+      const int64_t corner = ((n * problem.in.h + ih) * width + iw) * channels;
+      const int64_t at = (row * problem.out.w + ow) * channels;
       for_channels<S::kLanes>(channels, [&]<int kVectors>(int64_t c, int64_t count,
                                                           Vectors<kVectors>) __attribute__((always_inline)) {
         Maxima<S, kVectors> maxima(first);
         for (int64_t ky = y.first; ky < y.last; ++ky) {
           const T* from = static_cast<const T*>(x) + corner + ky * down_step + w.first * right_step + c;
           for (int64_t kx = w.first; kx < w.last; ++kx, from += right_step)
-            maxima.offer(from, static_cast<Position>(ky * p.kernel_size.w + kx), count);
+            maxima.offer(from, static_cast<Position>(ky * window.kernel_size.w + kx), count);
         }
         maxima.store(static_cast<T*>(z) + at + c, argmax ? argmax + at + c : nullptr, count);
       });
@@ -322,44 +321,45 @@ void forward_rows(const MaxPoolProblem& layer, int64_t begin, int64_t end, const
   }
 }
 
-// Gathered: each value of dx is written once, in the order of memory, and rows can be shared out.
+// Gathered: each value of dx is written once, in the order of memory, and threads can share the rows.
 template <class S>
-void backward_rows(const MaxPoolProblem& layer, int64_t begin, int64_t end, PoolTaps rows, PoolTaps columns,
+void backward_rows(const MaxPoolProblem& problem, int64_t begin, int64_t end, Taps rows, Taps columns,
                    const void* dz, const uint8_t* argmax, void* dx) {
   using T = typename S::T;
   using Position = typename S::Position;
-  const int64_t channels = layer.c;
+  const int64_t channels = problem.c;
   for (int64_t row = begin; row < end; ++row) {
-    const int64_t n = row / layer.in.h, ih = row % layer.in.h;
-    for (int64_t iw = 0; iw < layer.in.w; ++iw) {
-      const int64_t to = (row * layer.in.w + iw) * channels;
-      for_channels<S::kSumLanes>(channels, [&]<int kVectors>(
-                                               int64_t c, int64_t count,
-                                               Vectors<kVectors>) __attribute__((always_inline)) {
-        Gradients<S, kVectors> gradients;
-        for (int32_t i = rows.first[ih]; i < rows.first[ih + 1]; ++i) {
-          const PoolTap y = rows.taps[i];
-          const int64_t window_row = (n * layer.out.h + y.out) * layer.out.w;
-          for (int32_t k = columns.first[iw]; k < columns.first[iw + 1]; ++k) {
-            const PoolTap w = columns.taps[k];
-            const int64_t at = (window_row + w.out) * channels + c;
-            gradients.add(static_cast<const T*>(dz) + at, argmax + at,
-                          static_cast<Position>(y.position * layer.window.kernel_size.w + w.position), count);
-          }
-        }
-        gradients.store(static_cast<T*>(dx) + to + c, count);
-      });
+    const int64_t n = row / problem.in.h, ih = row % problem.in.h;
+    for (int64_t iw = 0; iw < problem.in.w; ++iw) {
+      const int64_t to = (row * problem.in.w + iw) * channels;
+      for_channels<S::kSumLanes>(
+          channels,
+          [&]<int kVectors>(int64_t c, int64_t count, Vectors<kVectors>) __attribute__((always_inline)) {
+            Gradients<S, kVectors> gradients;
+            for (int32_t i = rows.first[ih]; i < rows.first[ih + 1]; ++i) {
+              const Tap y = rows.taps[i];
+              const int64_t window_row = (n * problem.out.h + y.out) * problem.out.w;
+              for (int32_t k = columns.first[iw]; k < columns.first[iw + 1]; ++k) {
+                const Tap w = columns.taps[k];
+                const int64_t at = (window_row + w.out) * channels + c;
+                gradients.add(static_cast<const T*>(dz) + at, argmax + at,
+                              static_cast<Position>(y.position * problem.window.kernel_size.w + w.position),
+                              count);
+              }
+            }
+            gradients.store(static_cast<T*>(dx) + to + c, count);
+          });
     }
   }
 }
 
 template <class S>
-constexpr MaxPoolSweeps kSweeps = {forward_scratch<S>, backward_scratch<S>, forward_planes<S>,
-                                   backward_planes<S>, forward_rows<S>,     backward_rows<S>};
+constexpr Sweeps kSweeps = {forward_scratch<S>, backward_scratch<S>, forward_planes<S>,
+                            backward_planes<S>, forward_rows<S>,     backward_rows<S>};
 
 }  // namespace
 
-extern const MaxPoolKernels kMaxPool = {kSweeps<F32Storage>, kSweeps<F64Storage>, kSweeps<F16Storage>,
-                                        kSweeps<BF16Storage>};
+extern const Kernels kKernels = {kSweeps<F32Storage>, kSweeps<F64Storage>, kSweeps<F16Storage>,
+                                 kSweeps<BF16Storage>};
 
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::max_pool::PALIMPSEST_ISA_NAMESPACE

@@ -1,14 +1,14 @@
 #pragma once
 
-// As vector.h: only for units that are compiled once per instruction set. How max pooling reads, compares and
-// adds each storage type, one vector at a time.
+// Only for units of one instruction set, as simd/vector.h. How max pooling reads, compares and adds each
+// storage type, one vector at a time.
 
 #include "palimpsest/kernels/cpu/simd/vector.h"
-#include "palimpsest/kernels/formulas/activation.h"
 
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::max_pool::PALIMPSEST_ISA_NAMESPACE {
+using namespace simd::PALIMPSEST_ISA_NAMESPACE;
 
 /// Vectors of `lanes` values of T, however wide.
 template <class T, int64_t kLanes>
@@ -42,8 +42,8 @@ PALIMPSEST_HOST_DEVICE void store_some(T* to, V v, int64_t count) {
     __builtin_memcpy(to, &v, static_cast<unsigned long>(count) * sizeof(T));
 }
 
-// g++ 12 has an instruction for a conversion between integers where the width doubles or halves, and goes
-// lane by lane where it changes more: 3 times the time of a whole backward pass. So: in steps.
+// In steps: g++ 12 converts between integers by one instruction where the width doubles or halves, but lane
+// by lane where it changes more, which would take 3 times the time of a whole backward pass.
 template <int kBytes>
 struct UnsignedOf;
 template <>
@@ -80,13 +80,12 @@ PALIMPSEST_HOST_DEVICE Lanes<uint8_t, kLanes> narrowed(V wide) {
 }
 
 // Each storage type has
-//   T                 how a value is stored
-//   kLanes            values that a step of a sweep takes: one register of them
-//   Position, Index   an integer as wide as a value, and a vector of them: what comparisons give as masks
-//   Best              the largest value so far with its position; offer() takes a value that is larger, or
-//   NaN Sum               what gradients are added in; Sums are a register of them, Part as many stored
-//   values,
-//                     sum() and rounded() the way there and back
+//   T                 the stored type of a value
+//   kLanes            values per step of a sweep: one register
+//   Position, Index   an integer as wide as a value, and a vector of them, as comparisons return
+//   Best              the largest value so far and its position; offer() takes a value that is larger, or NaN
+//   Sum               the type in which gradients are added
+//   Sums, Part        a register of sums, and as many stored values; sum() and rounded() convert between them
 
 template <class Float, class Int>
 struct FloatStorage {
@@ -118,8 +117,8 @@ struct FloatStorage {
   PALIMPSEST_HOST_DEVICE static Part rounded(Sums v) { return v; }
 };
 
-/// 16-bit values are compared as integers of their own width, twice as many at a time as after widening: the
-/// sign and magnitude as a two's complement, where both zeros are 0, and every NaN the largest there is.
+/// 16-bit values are compared as integers of their own width, twice as many per step as after widening: sign
+/// and magnitude become a two's complement, in which both zeros are 0 and every NaN is the largest value.
 template <class Format>
 struct HalfStorage {
   using T = int16_t;
@@ -164,11 +163,11 @@ struct HalfStorage {
   }
 };
 
-// Of 16-bit formats `widen` gives the bits of the same number in f32, `narrow` rounds the bits of an f32 to
-// nearest, ties to even.
+// 16-bit formats: `widen` returns the bits of the same number in f32, `narrow` rounds the bits of an f32 to
+// the nearest, ties to even.
 
 /// bfloat16: the upper half of an f32.
-struct BFloat16 {
+struct BFloat16Format {
   static constexpr int16_t kInfinity = 0x7f80;
   static constexpr uint32_t kQuietNaN = 0x7fc0;
 
@@ -183,9 +182,9 @@ struct BFloat16 {
   }
 };
 
-/// IEEE binary16. The conversions are those of Giesen, "Half to float done quick" and its sequel (2012): a
-/// change of exponent, with f32 arithmetic doing the subnormal numbers.
-struct Float16 {
+/// IEEE binary16. The conversions are those of Giesen, "Half to float done quick" and its sequel (2012): they
+/// change the exponent, and f32 arithmetic handles the subnormal numbers.
+struct Float16Format {
   static constexpr int16_t kInfinity = 0x7c00;
 
   template <class Wide>
@@ -212,7 +211,7 @@ struct Float16 {
 
 using F32Storage = FloatStorage<float, int32_t>;
 using F64Storage = FloatStorage<double, int64_t>;
-using F16Storage = HalfStorage<Float16>;
-using BF16Storage = HalfStorage<BFloat16>;
+using F16Storage = HalfStorage<Float16Format>;
+using BF16Storage = HalfStorage<BFloat16Format>;
 
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::max_pool::PALIMPSEST_ISA_NAMESPACE

@@ -1,25 +1,22 @@
 #pragma once
 
-// As vector.h: only for units that are compiled once per instruction set. The loops over blocks, with the
-// tails.
+// Only for units of one instruction set, as vector.h. Loops over blocks, tails included.
 
-#include "palimpsest/kernels/cpu/abn/table.h"
+#include "palimpsest/kernels/cpu/simd/block.h"
 #include "palimpsest/kernels/cpu/simd/vector.h"
 
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::simd::PALIMPSEST_ISA_NAMESPACE {
 
-#define PALIMPSEST_INLINE_LAMBDA __attribute__((always_inline))
-
-// Values that one lane sums up in T before the sum goes on in double. Sums of gradients cancel, so theirs are
-// short; moments are taken around a pivot, where nothing does.
+// Values that one lane adds up in T before the sum continues in double. Sums of gradients cancel, so their
+// runs are short; moments are taken around a pivot, where nothing cancels.
 inline constexpr int64_t kGradientRun = 128;
 inline constexpr int64_t kMomentRun = 512;
 inline constexpr int64_t kColumnRun = 128;
 
-// Where a plane's sweep will read next: in the next image; or, of small images, in the channels that come
-// next, whose rows follow this one. 56x56: 4.9 -> 3.0 ms.
+// Where a sweep over a plane reads next: in the next image; or, if images are small, in the next channels,
+// whose rows follow this one. 56x56: 4.9 -> 3.0 ms.
 inline constexpr int64_t kLongRow = 512;
 inline constexpr int64_t kNeighbours = 256;
 
@@ -28,26 +25,26 @@ struct Pair {
   V a, b;
 };
 
-/// A choice that is made when the sweep is compiled. Sweeps take each of their choices as one of these or as
-/// a value that is known only when they run.
+/// A choice that is made at compile time. A sweep takes each of its choices either as a Constant or as a
+/// plain value, which is known at run time only.
 template <auto kValue>
 struct Constant {
   constexpr operator decltype(kValue)() const { return kValue; }
 };
 
-/// Calls function with `value` as the one of the constants that it equals.
+/// Calls function(Constant<k>{}) with the k of kValues that equals `value`.
 template <auto... kValues, class Value, class Function>
 PALIMPSEST_HOST_DEVICE void with_constant(Value value, const Function& function) {
   (void)((value == kValues && (function(Constant<kValues>{}), true)) || ...);
 }
 
-/// Rows of columns that cover what is on its way from memory: 8 KiB of f32.
+/// Rows to prefetch ahead in a sweep by columns: 8 KiB of f32 on their way from memory.
 constexpr int64_t rows_ahead(Block block) {
   return (2048 + block.width - 1) / block.width;
 }
 
-/// How far ahead a sweep from values to values reads memory. Columns come from there once more. A strip is in
-/// cache by then, while the next one, whose rows follow this one's, is not: 7x7: 2.5 -> 2.2 ms.
+/// How far ahead the second sweep over a block prefetches. Columns are read from memory again. A strip is
+/// still in cache; the next strip, whose rows follow, is not: 7x7: 2.5 -> 2.2 ms.
 constexpr int64_t values_ahead(Block block) {
   return block.plane > 0 ? block.width : rows_ahead(block) * block.stride;
 }
@@ -87,10 +84,11 @@ PALIMPSEST_HOST_DEVICE void for_column_chunks(Block block, const Function& funct
              row * block.stride);
 }
 
-/// write(i, read(i, j), aligned) for every vector of the block, at offset i, column j; `aligned` says that
-/// out + i lies on a vector's boundary. The vectors at both ends of a row overlap their neighbours where the
-/// row is no whole number of aligned vectors; they are read before anything of that row is written, and what
-/// they write is the same: input and output may be the same memory.
+/// Calls write(i, read(i, j), aligned) for every vector of the block, at offset i, column j; `aligned` says
+/// whether out + i lies on a vector's boundary. If a row is not a whole number of aligned vectors, the
+/// vectors
+/// at its ends overlap their neighbours: they are read before the row is written and write the same values,
+/// so that input and output may be the same memory.
 template <int64_t kLanes, class T, class Read, class Write>
 PALIMPSEST_HOST_DEVICE void map_rows(Block block, const T* out, const Read& read, const Write& write) {
   const int64_t last = block.width - kLanes;
@@ -99,8 +97,7 @@ PALIMPSEST_HOST_DEVICE void map_rows(Block block, const T* out, const Read& read
     const int64_t past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + at) % (kLanes * sizeof(T)));
     const bool aligned = past % static_cast<int64_t>(sizeof(T)) == 0;
     const int64_t first = past == 0 || !aligned ? 0 : kLanes - past / static_cast<int64_t>(sizeof(T));
-    // Both ends of a row by one copy of read and write each, as each of a few hundred sweeps holds these
-    // copies.
+    // One copy of read and write serves both ends: a few hundred sweeps hold such copies.
     const int64_t ends = first == 0 && block.width % kLanes == 0 ? 0 : 2;
     decltype(read(at, at)) at_end[2];
 #pragma GCC unroll 1
@@ -111,15 +108,16 @@ PALIMPSEST_HOST_DEVICE void map_rows(Block block, const T* out, const Read& read
   }
 }
 
-/// The sums over the block of the pairs that read(i) gives for the vector at offset i; prefetch(i) is told
-/// where the sweep will read soon. The processor follows one row by itself but cannot know where the next one
-/// begins.
+/// The sums over the block of the pairs that read(i) returns for the vector at offset i. prefetch(i) is
+/// called
+/// for offsets that will be read soon: the processor follows one row by itself but cannot know where the next
+/// row begins.
 template <class T, class V, class Read, class Prefetch>
 PALIMPSEST_HOST_DEVICE Pair<double> sum_plane(Block block, const Read& read, const Prefetch& prefetch) {
   const int64_t ahead = block.width < kLongRow ? kNeighbours : block.stride;
   constexpr int64_t kLanes = lanes<T, V>();
   const int64_t pairs = block.width - block.width % (2 * kLanes);
-  Pair<V> even{}, odd{};  // two chains: one alone would wait for its own additions
+  Pair<V> even{}, odd{};  // two chains: a single one would wait for its own additions
   for (int64_t row = 0; row < block.rows; ++row) {
     const int64_t at = row * block.stride;
     for (int64_t j = 0; j < pairs; j += 2 * kLanes) {
@@ -131,8 +129,7 @@ PALIMPSEST_HOST_DEVICE Pair<double> sum_plane(Block block, const Read& read, con
       odd.a += q.a;
       odd.b += q.b;
     }
-    // At most a whole vector, and then the one that ends the row, without the lanes that were counted
-    // already.
+    // At most one whole vector, then the vector that ends the row, without its lanes that were counted.
     for (int64_t j = pairs; j < block.width; j += kLanes) {
       const int64_t counted = j + kLanes > block.width ? j + kLanes - block.width : 0;
       prefetch(at + j + ahead);
@@ -146,7 +143,7 @@ PALIMPSEST_HOST_DEVICE Pair<double> sum_plane(Block block, const Read& read, con
 
 namespace {
 
-// Out of line, being the same for every activation: a few dozen copies would be compiled else.
+// Out of line: it is the same for every activation, and would be compiled a few dozen times.
 template <class T>
 __attribute__((noinline)) void clear_columns(int64_t count, T* a, T* b) {
   for (int64_t j = 0; j < count; ++j) a[j] = b[j] = 0;
@@ -154,8 +151,8 @@ __attribute__((noinline)) void clear_columns(int64_t count, T* a, T* b) {
 
 }  // namespace
 
-/// sum_a[j], sum_b[j] = the sums over the rows of the pairs that read(i, j) gives for the vector at offset i,
-/// column j; prefetch(i) is told where the sweep will read soon.
+/// sum_a[j], sum_b[j] = the sums over the rows of the pairs that read(i, j) returns for the vector at offset
+/// i, column j. prefetch(i) is called for offsets that will be read soon.
 template <class T, class V, class Read, class Prefetch>
 PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const Read& read,
                                         const Prefetch& prefetch) {
@@ -164,14 +161,14 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const R
   const int64_t whole = block.width - block.width % kLanes;
   const int64_t ahead = rows_ahead(block) * block.stride;
   clear_columns(block.width, sum_a, sum_b);
-  // Memory is read in order, one row after the other, unless a row is so short that its sums would be needed
-  // again before they are stored: then 4 at a time.
+  // Memory is read in order, row by row. Short rows are read 4 at a time, as their sums would be needed again
+  // before they are stored.
   const int64_t together = block.width < kFewVectors * kLanes ? 4 : 1;
   for (int64_t row = 0, count; row < block.rows; row += count) {
     count = row + together <= block.rows ? together : 1;
     const int64_t at = row * block.stride;
     for (int64_t next = 0; next < block.width; next += kLanes) {
-      // The vector that ends a row counts the lanes again that the one before it counted.
+      // The vector that ends a row repeats `counted` lanes of the vector before it.
       const int64_t counted = next < whole ? 0 : next + kLanes - block.width, j = next - counted;
       Pair<V> sums{};
       const auto add = [&](int64_t r) PALIMPSEST_INLINE_LAMBDA {
@@ -180,7 +177,7 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const R
         sums.a += p.a;
         sums.b += p.b;
       };
-      if (kLanes == 1 && count == 4) {  // at one value a step, the loop itself is a third of the time
+      if (kLanes == 1 && count == 4) {  // at one value per step, the loop itself is a third of the time
         add(0), add(1), add(2), add(3);
       } else {
 #pragma GCC unroll 1
@@ -195,7 +192,7 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const R
 
 namespace {
 
-// The same for every activation: out of line, as clear_columns.
+// Out of line, as clear_columns.
 
 /// of_channel[c] = the sums of the columns of channel c of a strip.
 template <class T>
@@ -231,4 +228,4 @@ __attribute__((noinline)) void add_to_channels(Block block, const T* sum_a, cons
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::simd::PALIMPSEST_ISA_NAMESPACE

@@ -1,6 +1,6 @@
 #pragma once
 
-// As vector.h: only for units that are compiled once per instruction set.
+// Only for units of one instruction set, as vector.h. Exponentials and logarithms of vectors.
 
 #include "palimpsest/kernels/cpu/simd/vector.h"
 #include "palimpsest/kernels/formulas/activation.h"
@@ -8,7 +8,7 @@
 #include <cstdint>
 
 namespace palimpsest::kernels {
-namespace cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace cpu::simd::PALIMPSEST_ISA_NAMESPACE {
 
 template <class T>
 struct ExponentialConstants;
@@ -74,8 +74,7 @@ PALIMPSEST_HOST_DEVICE V expm1_polynomial(V r) {
   return r + r * r * p;
 }
 
-/// exp(v) - 1 for v <= 0, within 2 ulp; lanes above 0 come out as 0 (ELU does not look at them). NaN stays
-/// NaN.
+/// exp(v) - 1 for v <= 0, within 2 ulp; 0 in lanes above 0, which ELU ignores. NaN stays NaN.
 ///   exp(v) - 1 = 2^k (exp(r) - 1) + (2^k - 1): the last term is exact.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V expm1_nonpositive(V v) {
@@ -87,7 +86,7 @@ PALIMPSEST_HOST_DEVICE V expm1_nonpositive(V v) {
   return power * expm1_polynomial<T>(reduced.r) + (power - T(1));
 }
 
-/// exp(v) for v <= 0, within 2 ulp where the result is normal; lanes above 0 come out as 1. NaN stays NaN.
+/// exp(v) for v <= 0, within 2 ulp where the result is normal; 1 in lanes above 0. NaN stays NaN.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V exp_nonpositive(V v) {
   using K = ExponentialConstants<T>;
@@ -95,7 +94,7 @@ PALIMPSEST_HOST_DEVICE V exp_nonpositive(V v) {
   v = v > T(0) ? V{} : v;
   v = v < K::kExpUnderflow ? broadcast<V>(K::kExpUnderflow) : v;
   const auto reduced = reduce_by_ln2<T>(v);
-  // 2^k in two factors: one alone has no exponent below the normal ones.
+  // 2^k in two factors: a single one could not be subnormal.
   const V high = reduced.k < K::kLowestExponent ? broadcast<V>(K::kLowestExponent) : reduced.k;
   const Int high_bits = (Int)(high + K::kShifter), low_bits = (Int)((reduced.k - high) + K::kShifter);
   const V first = (V)((high_bits << K::kMantissa) + (K::kBias << K::kMantissa));
@@ -157,7 +156,7 @@ PALIMPSEST_HOST_DEVICE V log_of_parts(V f, Int e) {
   return exponent * K::kLn2High - ((half_square - tail) - f);
 }
 
-/// log(1 + u) for -1 < u <= 0, within 2 ulp; lanes above 0 hold no meaning. NaN stays NaN.
+/// log(1 + u) for -1 < u <= 0, within 2 ulp; lanes above 0 are arbitrary. NaN stays NaN.
 ///   1 + u = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); f = 2^-e u + (2^-e - 1) rounds once.
 ///   log(1 + f) = 2 atanh(s), s = f / (2 + f), summed as in fdlibm so that its leading term f is exact.
 template <class T, class V>
@@ -178,31 +177,31 @@ PALIMPSEST_HOST_DEVICE V log_positive(V v) {
   return v - v == V{} ? log_of_parts<T>(V(fraction - T(1)), e) : v;
 }
 
-}  // namespace cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace cpu::simd::PALIMPSEST_ISA_NAMESPACE
 
 // NOLINTBEGIN(bugprone-macro-parentheses): the argument is a type.
-#define PALIMPSEST_VECTOR_MATH(T)                                    \
-  template <>                                                        \
-  struct Math<cpu::PALIMPSEST_ISA_NAMESPACE::Vector<T>> {            \
-    using V = cpu::PALIMPSEST_ISA_NAMESPACE::Vector<T>;              \
-    PALIMPSEST_HOST_DEVICE static V exp(V v) {                       \
-      return cpu::PALIMPSEST_ISA_NAMESPACE::exp_nonpositive<T>(v);   \
-    }                                                                \
-    PALIMPSEST_HOST_DEVICE static V expm1(V v) {                     \
-      return cpu::PALIMPSEST_ISA_NAMESPACE::expm1_nonpositive<T>(v); \
-    }                                                                \
-    PALIMPSEST_HOST_DEVICE static V log(V v) {                       \
-      return cpu::PALIMPSEST_ISA_NAMESPACE::log_positive<T>(v);      \
-    }                                                                \
-    PALIMPSEST_HOST_DEVICE static V log1p(V v) {                     \
-      return cpu::PALIMPSEST_ISA_NAMESPACE::log1p_nonpositive<T>(v); \
-    }                                                                \
-    PALIMPSEST_HOST_DEVICE static V erfc(V v) {                      \
-      return cpu::PALIMPSEST_ISA_NAMESPACE::erfc_nonnegative<T>(v);  \
-    }                                                                \
-    PALIMPSEST_HOST_DEVICE static V sqrt(V v) {                      \
-      return cpu::PALIMPSEST_ISA_NAMESPACE::square_root<T>(v);       \
-    }                                                                \
+#define PALIMPSEST_VECTOR_MATH(T)                                          \
+  template <>                                                              \
+  struct Math<cpu::simd::PALIMPSEST_ISA_NAMESPACE::Vector<T>> {            \
+    using V = cpu::simd::PALIMPSEST_ISA_NAMESPACE::Vector<T>;              \
+    PALIMPSEST_HOST_DEVICE static V exp(V v) {                             \
+      return cpu::simd::PALIMPSEST_ISA_NAMESPACE::exp_nonpositive<T>(v);   \
+    }                                                                      \
+    PALIMPSEST_HOST_DEVICE static V expm1(V v) {                           \
+      return cpu::simd::PALIMPSEST_ISA_NAMESPACE::expm1_nonpositive<T>(v); \
+    }                                                                      \
+    PALIMPSEST_HOST_DEVICE static V log(V v) {                             \
+      return cpu::simd::PALIMPSEST_ISA_NAMESPACE::log_positive<T>(v);      \
+    }                                                                      \
+    PALIMPSEST_HOST_DEVICE static V log1p(V v) {                           \
+      return cpu::simd::PALIMPSEST_ISA_NAMESPACE::log1p_nonpositive<T>(v); \
+    }                                                                      \
+    PALIMPSEST_HOST_DEVICE static V erfc(V v) {                            \
+      return cpu::simd::PALIMPSEST_ISA_NAMESPACE::erfc_nonnegative<T>(v);  \
+    }                                                                      \
+    PALIMPSEST_HOST_DEVICE static V sqrt(V v) {                            \
+      return cpu::simd::PALIMPSEST_ISA_NAMESPACE::square_root<T>(v);       \
+    }                                                                      \
   };
 PALIMPSEST_VECTOR_MATH(float)
 PALIMPSEST_VECTOR_MATH(double)

@@ -1,23 +1,17 @@
 #pragma once
 
-// As vector.h: only for units that are compiled once per instruction set. How values lie in memory: in the
-// type of the maths itself, or in 16 bits that are widened to f32 on the way in and rounded once on the way
-// out.
+// Only for units of one instruction set, as vector.h. Values lie in memory in the accumulate type itself, or
+// in 16 bits, which are widened to f32 when they are loaded and rounded once when they are stored.
 
 #include "palimpsest/base/dtype.h"
 #include "palimpsest/kernels/cpu/simd/vector.h"
-#include "palimpsest/kernels/formulas/activation.h"
 
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::simd::PALIMPSEST_ISA_NAMESPACE {
 
 template <class S>
 constexpr bool kIs16Bit = sizeof(S) == 2;
-
-/// The type of the maths that goes with storage in S.
-template <class S>
-using MathsOf = accumulate_t<S>;
 
 /// Vectors of L lanes, by the type of a lane; a single lane is the type itself.
 template <class Lane, int64_t kLanes>
@@ -50,8 +44,8 @@ PALIMPSEST_HOST_DEVICE V widen(const BFloat16*, U bits) {
 
 template <class V, class U>
 PALIMPSEST_HOST_DEVICE V widen(const Float16*, U bits) {
-  // The exponents of the two formats are 112 apart; a product sets that right for subnormals, too. Infinity
-  // and NaN keep all exponent bits.
+  // The exponents of the two formats are 112 apart. A product corrects that, for subnormals too. Infinity and
+  // NaN keep all exponent bits.
   const U size = (bits & 0x7fffu) << 13;
   U scaled_bits;
   V scaled;
@@ -77,7 +71,7 @@ template <class U>
 PALIMPSEST_HOST_DEVICE U narrow(const Float16*, U bits) {
   const U size = bits & 0x7fffffffu, sign = (bits >> 16) & 0x8000u;
   const U normal = (size - (112u << 23) + 0xfffu + ((size >> 13) & 1u)) >> 13;
-  // Below the normal numbers, adding 0.5 lines the mantissa up so that the addition itself rounds.
+  // For subnormals, adding 0.5 aligns the mantissa so that the addition itself rounds.
   Lanes<float, U> sum;
   __builtin_memcpy(&sum, &size, sizeof sum);
   sum += 0.5f;
@@ -90,7 +84,7 @@ PALIMPSEST_HOST_DEVICE U narrow(const Float16*, U bits) {
   return (size >= (143u << 23) ? large : finite) | sign;
 }
 
-/// The vector V of the maths from storage in S; no alignment assumed.
+/// A vector V in the accumulate type from storage in S; no alignment assumed.
 template <class V, class S>
 PALIMPSEST_HOST_DEVICE V load_as(const S* from) {
   if constexpr (!kIs16Bit<S>) {
@@ -99,7 +93,7 @@ PALIMPSEST_HOST_DEVICE V load_as(const S* from) {
     using Narrow = Lanes<uint16_t, V>;
     Narrow bits;
     __builtin_memcpy(&bits, from, sizeof bits);
-// (The forms with a mask: without one, gcc 12 warns of its own header.)
+// The forms with a mask: without one, gcc 12 warns about its own header.
 #if defined(__AVX512BW__) && PALIMPSEST_VECTOR_BYTES == 64
     if constexpr (sizeof(V) == 64 && __is_same(S, Float16))
       return (V)_mm512_maskz_cvtph_ps(0xffff, (__m256i)bits);
@@ -114,7 +108,7 @@ PALIMPSEST_HOST_DEVICE V load_as(const S* from) {
 }
 
 #if defined(__AVX512BW__) && PALIMPSEST_VECTOR_BYTES == 64
-/// narrow() of BFloat16 without the shift: 7 instructions a vector instead of 11, of 30 in a whole sweep.
+/// narrow() of BFloat16 without the shift: 7 instructions per vector instead of 11, of 30 in a whole sweep.
 template <class V>
 PALIMPSEST_HOST_DEVICE Lanes<uint32_t, V> round_to_upper_half(V v) {
   Lanes<uint32_t, V> bits;
@@ -146,7 +140,7 @@ PALIMPSEST_HOST_DEVICE Lanes<uint16_t, V> round_to_16(V v) {
   return convert_lanes<Lanes<uint16_t, V>>(narrow(static_cast<const S*>(nullptr), bits));
 }
 
-/// v as storage in S would give it back.
+/// v rounded to S and widened again.
 template <class S, class V>
 PALIMPSEST_HOST_DEVICE V as_stored(V v) {
   if constexpr (!kIs16Bit<S>) {
@@ -159,21 +153,22 @@ PALIMPSEST_HOST_DEVICE V as_stored(V v) {
   }
 }
 
-/// Rounds once where S is narrower than the maths. `aligned`: `to` lies on the boundary of such a vector.
+/// Stores v, rounded once if S is narrower. `streaming` requires that `to` lies on the boundary of such a
+/// vector.
 template <class S, class V>
-PALIMPSEST_HOST_DEVICE void store_as(S* to, V v, bool past_caches_aligned) {
+PALIMPSEST_HOST_DEVICE void store_as(S* to, V v, bool streaming) {
   if constexpr (!kIs16Bit<S>) {
-    if (past_caches_aligned)
-      store_past_caches(to, v);
+    if (streaming)
+      store_streaming(to, v);
     else
       store(to, v);
   } else {
     const Lanes<uint16_t, V> bits = round_to_16<S>(v);
-    if (past_caches_aligned)
-      store_past_caches(to, bits);
+    if (streaming)
+      store_streaming(to, bits);
     else
       __builtin_memcpy(static_cast<void*>(to), &bits, sizeof bits);
   }
 }
 
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::simd::PALIMPSEST_ISA_NAMESPACE

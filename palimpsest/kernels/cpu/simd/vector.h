@@ -1,8 +1,9 @@
 #pragma once
 
-// Only for units that are compiled once per instruction set; they define
-//   PALIMPSEST_ISA_NAMESPACE   a name of its own, so that no two sets share a symbol
-//   PALIMPSEST_VECTOR_BYTES    the width of a register
+// Only for units that are compiled once per instruction set. The build defines for each of them
+//   PALIMPSEST_ISA_NAMESPACE   a namespace per set, so that no two sets share a symbol
+//   PALIMPSEST_VECTOR_BYTES    the width of a vector register
+// Operators' units write `using namespace simd::PALIMPSEST_ISA_NAMESPACE`: these names are their vocabulary.
 
 #include "palimpsest/base/host_device.h"
 
@@ -12,11 +13,14 @@
 #include <immintrin.h>
 #endif
 
-namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::simd::PALIMPSEST_ISA_NAMESPACE {
+
+/// Marks a lambda that must be inlined.
+#define PALIMPSEST_INLINE_LAMBDA __attribute__((always_inline))
 
 // The compiler's own vector types: arithmetic, comparison and `mask ? a : b` work lane by lane on any target.
-// Plain loops under `omp simd` sum into one register, wait out its latency, and leave tails of up to 15
-// values to scalar code (at 7x7 pixels every third value); these do not.
+// Plain loops under `omp simd` are slower: they sum into one register, wait for its latency, and leave tails
+// of up to 15 values to scalar code (at 7x7 pixels every third value).
 template <class T>
 struct VectorOf {
   typedef T type __attribute__((vector_size(PALIMPSEST_VECTOR_BYTES)));
@@ -53,10 +57,10 @@ PALIMPSEST_HOST_DEVICE void store(T* to, V v) {
   __builtin_memcpy(to, &v, sizeof(V));
 }
 
-/// Stores past the caches, without first reading the line that is written: for results larger than the
-/// caches. `to` must lie on a vector's boundary. End a sweep of such stores with fence().
+/// A streaming store (see Stores). `to` must lie on a vector's boundary. End a sweep of such stores with
+/// streaming_fence().
 template <class V, class T>
-PALIMPSEST_HOST_DEVICE void store_past_caches(T* to, V v) {
+PALIMPSEST_HOST_DEVICE void store_streaming(T* to, V v) {
 #ifdef __AVX512F__
   if constexpr (sizeof(V) == 64) return _mm512_stream_si512(reinterpret_cast<__m512i*>(to), (__m512i)v);
 #endif
@@ -69,8 +73,8 @@ PALIMPSEST_HOST_DEVICE void store_past_caches(T* to, V v) {
   __builtin_memcpy(static_cast<void*>(to), &v, sizeof(V));
 }
 
-/// Makes what store_past_caches wrote visible to other threads before anything that is written later.
-PALIMPSEST_HOST_DEVICE void fence() {
+/// Makes streaming stores visible to other threads before all later stores.
+PALIMPSEST_HOST_DEVICE void streaming_fence() {
 #ifdef __SSE2__
   _mm_sfence();
 #endif
@@ -125,4 +129,4 @@ PALIMPSEST_HOST_DEVICE double sum(V v) {
   }
 }
 
-}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::simd::PALIMPSEST_ISA_NAMESPACE

@@ -2,16 +2,9 @@
 
 #include "palimpsest/kernels/cuda/device/vector16.cuh"
 #include "palimpsest/kernels/formulas/activation.h"
+#include "palimpsest/kernels/formulas/precision.h"
 
 namespace palimpsest::kernels::cuda {
-
-template <class S>
-__host__ __device__ constexpr Precision precision_of() {
-  if constexpr (std::is_same_v<S, double>) return {0x1p-52, 0x1p-1022};
-  if constexpr (std::is_same_v<S, Float16>) return {0x1p-10, 0x1p-25};
-  if constexpr (std::is_same_v<S, BFloat16>) return {0x1p-7, 0x1p-126};
-  return {0x1p-23, 0x1p-126};
-}
 
 /// Whichever activation `kind` names, made on the host. One kernel serves them all: the choice is the same
 /// for a whole launch, and one branch a vector costs nothing beside the memory.

@@ -3,39 +3,16 @@
 #include "palimpsest/kernels/cuda/abn/activation.cuh"
 #include "palimpsest/kernels/cuda/abn/table.cuh"
 #include "palimpsest/kernels/cuda/device/reduce.cuh"
+#include "palimpsest/kernels/formulas/abn_formulas.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 
 /// dy = dz * act'(y) and t, from which x-hat = (t - offset) * scale, of one value after the other, and what
 /// backward makes of them: the same formulas as those of the CPU (kernels/cpu/abn/gradient.h).
 namespace palimpsest::kernels::cuda {
 
-/// xhat = (t - offset) * scale.
-struct Normalizer {
-  double offset, scale;
-};
-
-/// Of a weight that vanished behind the host's back (ops/invertibility/predictor.h): 0 is better than NaN for all
-/// weights after.
-__device__ __forceinline__ double inverse_or_zero(double weight) {
-  return weight == 0 ? 0 : 1 / weight;
-}
-
-template <class T>
-__device__ __forceinline__ double value_or(const T* values, int64_t c, double absent) {
-  return values ? static_cast<double>(values[c]) : absent;
-}
-
-/// What of a mean does not fit into a T.
-template <class T>
-__device__ __forceinline__ double low_part(double mean) {
-  return mean - static_cast<double>(static_cast<T>(mean));
-}
-
 template <class S>
-__device__ __forceinline__ Normalizer normalizer_of(const BackwardArguments<S>& t, int64_t c) {
-  if (t.from == Saved::kInput) return {low_part<MathsOf<S>>(t.mean[c]), t.inv_std[c]};
-  const bool is_xhat = t.from == Saved::kNormalized || t.from == Saved::kOutputForm1;
-  return {0, is_xhat ? 1 : inverse_or_zero(value_or(t.weight, c, 1))};
+__device__ __forceinline__ AbnChannel<MathsOf<S>> channel_of(const BackwardArguments<S>& t, int64_t c) {
+  return {t.weight, t.bias, t.mean, t.inv_std, c};
 }
 
 /// Sums over some values of one channel.
@@ -59,8 +36,8 @@ __device__ __forceinline__ ParameterGradients<MathsOf<S>> parameter_gradients(co
                                                                               int64_t c,
                                                                               const GradientSums& sums) {
   using T = MathsOf<S>;
-  const Normalizer n = normalizer_of(t, c);
-  return {static_cast<T>(sums.dy), static_cast<T>((sums.dy_t - n.offset * sums.dy) * n.scale)};
+  const Normalizer of_t = normalizer(t.from, channel_of(t, c));
+  return {static_cast<T>(sums.dy), static_cast<T>(of_t.sum_dy_xhat(sums.dy, sums.dy_t))};
 }
 
 /// Of a panel's channels: t and y are found with the first three, dx = dy * per_dy + t * per_t + constant.
@@ -76,31 +53,19 @@ struct GradientCoefficients {
   /// Of the panel's channel j, channel c of the layer.
   template <class S>
   __device__ __forceinline__ void set_center(int j, const BackwardArguments<S>& t, int64_t c) {
-    const double weight = value_or(t.weight, c, 1), bias = value_or(t.bias, c, 0);
-    double at = bias, by = 1, plus = 0;
-    if (t.from == Saved::kOutputForm1) by = inverse_or_zero(weight);
-    if (t.from == Saved::kNormalized) at = 0, by = weight, plus = bias;
-    if (t.from == Saved::kInput) {
-      at = t.mean[c], by = weight * t.inv_std[c];
-      plus = bias - low_part<T>(at) * by;
-    }
-    center[j] = static_cast<T>(at), scale[j] = static_cast<T>(by), shift[j] = static_cast<T>(plus);
+    const CenterCoefficients<T> of_channel = center_coefficients(t.from, channel_of(t, c));
+    center[j] = of_channel.center, scale[j] = of_channel.scale, shift[j] = of_channel.shift;
   }
 
-  /// dx = w r (dy - sum_dy / m - xhat sum_dy_xhat / m), sorted by dy, t and neither. Frozen: without sums.
+  /// Those of dx; without sums for frozen statistics.
   template <class S>
   __device__ __forceinline__ void set_propagation(int j, const BackwardArguments<S>& t, int64_t c,
                                                   ParameterGradients<T> sums) {
-    const double wr = value_or(t.weight, c, 1) * t.inv_std[c];
     const double mean_dy = t.frozen ? 0 : static_cast<double>(sums.bias) / t.m;
     const double mean_dy_xhat = t.frozen ? 0 : static_cast<double>(sums.weight) / t.m;
-    // Where t = w * xhat, the weight cancels rather than being divided by.
-    const bool scaled =
-        t.from == Saved::kOutput || t.from == Saved::kOutputBit || t.from == Saved::kPreActivation;
-    const Normalizer n = scaled ? Normalizer{0, 1} : normalizer_of(t, c);
-    const double by_t = -mean_dy_xhat * (scaled ? t.inv_std[c] : wr * n.scale);
-    per_dy[j] = static_cast<T>(wr), per_t[j] = static_cast<T>(by_t);
-    constant[j] = static_cast<T>(-wr * mean_dy - by_t * n.offset);
+    const InputGradientCoefficients<T> of_channel =
+        input_gradient_coefficients(t.from, channel_of(t, c), mean_dy, mean_dy_xhat);
+    per_dy[j] = of_channel.per_dy, per_t[j] = of_channel.per_t, constant[j] = of_channel.constant;
   }
 };
 

@@ -1,4 +1,4 @@
-// One defect a run, which the sanitizer that this is built with must report: that the presets really watch
+// Each run commits one defect, which the sanitizer of this build must report: it shows that the presets watch
 // the kernels, the pool under the counting allocator, and the parallel loops. Prints "unnoticed" at the end
 // of a run.
 #include "palimpsest/base/parallel.h"
@@ -64,11 +64,11 @@ void race() {
 }  // namespace palimpsest
 
 int main(int argc, char** argv) {
-  const std::string_view crime = argc > 1 ? argv[1] : "";
-  if (crime == "kernel_overrun") palimpsest::kernel_overrun();
-  if (crime == "block_overrun") palimpsest::block_overrun();
-  if (crime == "freed_block") palimpsest::freed_block();
-  if (crime == "signed_overflow") palimpsest::signed_overflow();
-  if (crime == "race") palimpsest::race();
+  const std::string_view defect = argc > 1 ? argv[1] : "";
+  if (defect == "kernel_overrun") palimpsest::kernel_overrun();
+  if (defect == "block_overrun") palimpsest::block_overrun();
+  if (defect == "freed_block") palimpsest::freed_block();
+  if (defect == "signed_overflow") palimpsest::signed_overflow();
+  if (defect == "race") palimpsest::race();
   std::puts("unnoticed");
 }

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <cstdint>
+
+namespace palimpsest::kernels::cpu::simd {
+
+/// `rows` runs of `width` contiguous values, `stride` values apart: the part of a tensor that one sweep
+/// visits.
+struct Block {
+  int64_t rows = 0;
+  int64_t stride = 0;
+  int64_t width = 0;
+  int64_t plane = 0;  ///< neighbouring columns that belong to one channel, if a row holds several such planes
+};
+
+/// The widest block with sums per column: the sums live on the stack, in the first-level cache.
+inline constexpr int64_t kMaxColumns = 2048;
+
+/// How a sweep writes. A streaming (non-temporal) store skips the read of the line that it replaces, a
+/// quarter of the traffic of a backward sweep. It pays for outputs that would leave the caches before they
+/// are read.
+enum class Stores { kCached, kStreaming };
+
+}  // namespace palimpsest::kernels::cpu::simd

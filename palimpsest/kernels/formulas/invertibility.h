@@ -1,0 +1,122 @@
+#pragma once
+
+#include "palimpsest/base/dtype.h"
+#include "palimpsest/base/host_device.h"
+#include "palimpsest/kernels/activation.h"
+#include "palimpsest/kernels/formulas/branch_inverse.h"
+#include "palimpsest/kernels/formulas/precision.h"
+
+namespace palimpsest::kernels {
+
+/// How exactly a storage type holds z, and how large an error of x-hat may become.
+struct StorageError {
+  double epsilon, tolerance;
+  double smallest;  ///< the smallest z that still holds a few digits
+};
+
+PALIMPSEST_HOST_DEVICE constexpr StorageError storage_error_of(DType storage) {
+  const double epsilon = precision_of(storage).epsilon;
+  switch (storage) {
+    case DType::f64:
+      return {epsilon, 1e-10, 0x1p-1022};
+    case DType::f16:
+      return {epsilon, 64 * epsilon, 0x1p-20};
+    default:
+      return {epsilon, 64 * epsilon, 0x1p-126};
+  }
+}
+
+/// Whether a channel's normalized x can be recovered from z well enough for gradients of relative error 1e-5
+/// (f32) or 1e-10 (f64): x-hat = (y - bias - residual) / weight, and y is stored with an error of about
+/// ulp(max |y|). A channel is invertible if
+///   eps * (|bias| + 4 |weight| + 4 rms(residual)) <= tolerance * |weight|,   weight != 0,
+/// as x-hat reaches four standard deviations. `tolerance` is 1e-10 in f64, else 64 eps (so |bias| <= 60
+/// |weight|). An activation that saturates stores y with an error that grows as exp(|y|). The root mean
+/// square of that error over a normal x-hat (and residual: spread = weight^2 + rms(residual)^2) must not
+/// exceed tolerance * |weight| either:
+///   ELU       eps * exp(spread - bias)
+///   sigmoid   eps * exp(spread + bias)
+///   tanh      eps * exp(4 spread + 2 |bias|) / 4
+///   softplus  eps * 1.4: z is never small where y is, log(2) / (1/2) at y = 0
+/// An activation with two branches (GELU, SiLU) loses y near its minimum, where z is flat, over a width of
+/// u = sqrt(2 eps |z_min| / act''(y_min)) and by about as much; and on the falling branch below y_lost, where
+/// z underflows. With y normal around bias and p its density at the minimum, the error is
+///   eps / 2 + sqrt(p u^3 / 2) / 4 + the root mean square of (y_lost - y) over y < y_lost.
+/// The second term counts a quarter, as that error has either sign and cancels in the sums.
+class InvertibilityCriterion {
+ public:
+  PALIMPSEST_HOST_DEVICE InvertibilityCriterion(Activation activation, DType storage)
+      : activation_(activation), storage_(storage_error_of(storage)) {
+    dispatch_activation<double>(activation, {0, {}}, [&]<class Act>(const Act& act) {
+      if constexpr (InvertibleByBranch<Act>) {
+        using B = Branches<Act>;
+        const double width = Math<double>::sqrt(-2 * storage_.epsilon * B::kMinimum / B::kCurvature);
+        minimum_at_ = B::kMinimumAt;
+        width_cubed_ = width * width * width;
+        lost_ = recover<double>(act, precision_of<double>(), -storage_.smallest, /*rising=*/false).y;
+      }
+    });
+  }
+
+  PALIMPSEST_HOST_DEVICE bool is_invertible(double weight, double bias, double residual_rms) const {
+    const double size = __builtin_fabs(weight), offset = __builtin_fabs(bias);
+    const double limit = storage_.tolerance * size, epsilon = storage_.epsilon;
+    if (size == 0 || epsilon * (offset + 4 * size + 4 * residual_rms) > limit) return false;
+    const double spread = size * size + residual_rms * residual_rms;
+    switch (activation_) {
+      case Activation::kELU:
+        return !(epsilon * Math<double>::exp(spread - bias) > limit);
+      case Activation::kSigmoid:
+        return !(epsilon * Math<double>::exp(spread + bias) > limit);
+      case Activation::kTanh:
+        return !(epsilon * Math<double>::exp(4 * spread + 2 * offset) / 4 > limit);
+      case Activation::kSoftplus:
+        return !(epsilon * 1.4 > limit);
+      case Activation::kGELU:
+      case Activation::kGELUTanh:
+      case Activation::kSiLU:
+        return !(epsilon / 2 + branch_loss(bias, Math<double>::sqrt(spread)) > limit);
+      default:
+        return true;
+    }
+  }
+
+  /// For a weight and a bias that have moved by at most so much since they were read: whether the channel is
+  /// invertible as it was and at all ends of the two ranges. Smaller weights lose digits, larger ones
+  /// saturate.
+  PALIMPSEST_HOST_DEVICE bool is_invertible_within(double weight, double weight_moved, double bias,
+                                                   double bias_moved, double residual_rms) const {
+    const double size = __builtin_fabs(weight);
+    if (!is_invertible(size, bias, residual_rms)) return false;
+    if (weight_moved == 0 && bias_moved == 0) return true;
+    const double least = size - weight_moved < 0 ? 0 : size - weight_moved, most = size + weight_moved;
+    return is_invertible(least, bias - bias_moved, residual_rms) &&
+           is_invertible(least, bias + bias_moved, residual_rms) &&
+           is_invertible(most, bias - bias_moved, residual_rms) &&
+           is_invertible(most, bias + bias_moved, residual_rms);
+  }
+
+ private:
+  PALIMPSEST_HOST_DEVICE static double normal_density(double k) {
+    return 0.39894228040143267794 * Math<double>::exp(-k * k / 2);
+  }
+
+  /// The error of y for an activation with two branches, without eps / 2; y is normal.
+  PALIMPSEST_HOST_DEVICE double branch_loss(double mean, double deviation) const {
+    const double k = (lost_ - mean) / deviation;
+    const double flat = normal_density((minimum_at_ - mean) / deviation) / deviation * width_cubed_ / 2;
+    const double at_minimum = Math<double>::sqrt(flat) / 4;
+    if (k < -12) return at_minimum;  // no y lies so low
+    const double below =
+        (1 + k * k) * Math<double>::erfc(-k / 1.41421356237309504880) / 2 + k * normal_density(k);
+    return at_minimum + deviation * Math<double>::sqrt(below < 0 ? 0 : below);
+  }
+
+  Activation activation_;
+  StorageError storage_;
+  double minimum_at_ = 0;   ///< y_min
+  double width_cubed_ = 0;  ///< u^3
+  double lost_ = 0;         ///< y_lost
+};
+
+}  // namespace palimpsest::kernels

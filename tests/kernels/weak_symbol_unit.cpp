@@ -1,0 +1,23 @@
+// What a unit of one instruction set must not hold: an inline function that is left in the object, where the
+// linker merges it with others of the same name. This unit proves the check for such symbols; it never runs.
+
+#ifdef PALIMPSEST_WEAK_IN_shared
+namespace palimpsest::kernels {
+inline int inline_function() {
+  return 1;
+}
+}  // namespace palimpsest::kernels
+#endif
+
+namespace palimpsest::kernels::cpu::weak::some_set {
+
+#ifdef PALIMPSEST_WEAK_IN_own
+inline int inline_function() {
+  return 1;
+}
+#endif
+
+using Function = int (*)();
+extern const Function kTable = &inline_function;
+
+}  // namespace palimpsest::kernels::cpu::weak::some_set
