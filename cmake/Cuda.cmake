@@ -24,8 +24,6 @@ if(NOT CMAKE_CUDA_ARCHITECTURES)
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode arch=compute_80,code=[sm_80,sm_86,sm_89]>"
     "$<$<COMPILE_LANGUAGE:CUDA>:SHELL:-gencode arch=compute_90,code=[sm_90,sm_100,sm_120,compute_90]>")
 endif()
-# Kernels call the constexpr functions of base and of the contract headers, which name no compiler.
-add_compile_options("$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr>")
 enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
   message(FATAL_ERROR "PALIMPSEST_CUDA needs nvcc 12.8 or later: ${CMAKE_CUDA_COMPILER} is ${CMAKE_CUDA_COMPILER_VERSION}")

@@ -47,7 +47,7 @@ PALIMPSEST_HOST_DEVICE constexpr bool saves_aside(Saved saved) {
 
 /// Whether the saved tensor lies before the activation, so that backward never inverts the activation.
 PALIMPSEST_HOST_DEVICE constexpr bool is_before_activation(Saved saved) {
-  return !saves_output(saved);
+  return saved == Saved::kPreActivation || saved == Saved::kNormalized || saved == Saved::kInput;
 }
 
 /// What one call works on.

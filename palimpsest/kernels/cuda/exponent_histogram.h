@@ -3,14 +3,16 @@
 #include "palimpsest/kernels/cuda/stream.h"
 #include "palimpsest/kernels/exponent_histogram.h"
 
-/// kernels/exponent_histogram.h on NVIDIA GPUs. Without a CUDA compiler (no_cuda/) the function throws
-/// std::invalid_argument, which says so.
+#include <cstdint>
+
+/// kernels/exponent_histogram.h on NVIDIA GPUs.
 namespace palimpsest::kernels::cuda {
 
-/// Adds the `n` values at `x` to `counts`, kExponentBins numbers; both in memory of the current device, `x`
-/// with no alignment beyond its type's. f32, f16 or bf16; f64 throws std::invalid_argument. One launch on
-/// `stream` (none for n = 0), which is not waited for; nothing is allocated. Sums of integers: the same
-/// counts whatever the order of threads.
+/// Adds the `n` values at `x` to the kExponentBins numbers at `counts`, both in memory of the current device.
+/// x: f32, f16 or bf16, no alignment required. One launch on `stream` (none for n = 0), which is not waited
+/// for; allocates nothing. The counts do not depend on the order of threads.
+/// Errors: std::invalid_argument for f64, and always in a build without CUDA (no_cuda/); std::runtime_error
+/// if the launch fails.
 void exponent_histogram(DType dtype, const void* x, int64_t n, int64_t* counts, Stream stream);
 
 }  // namespace palimpsest::kernels::cuda

@@ -2,7 +2,7 @@
 
 #include "palimpsest/kernels/no_cuda/refuse.h"
 
-// kernels/cuda/abn.h where the build has no CUDA compiler.
+// kernels/cuda/abn.h for a build without CUDA.
 namespace palimpsest::kernels::cuda {
 
 int64_t abn_workspace_bytes(const AbnProblem&) {

@@ -2,7 +2,7 @@
 
 #include "palimpsest/kernels/no_cuda/refuse.h"
 
-// kernels/cuda/dense_block.h where the build has no CUDA compiler.
+// kernels/cuda/dense_block.h for a build without CUDA.
 namespace palimpsest::kernels::cuda {
 
 void dense_normalize(const DenseProductProblem&, const DenseStatistics&, const RunningStatistics&,

@@ -2,7 +2,7 @@
 
 #include "palimpsest/kernels/no_cuda/refuse.h"
 
-// kernels/cuda/exponent_histogram.h where the build has no CUDA compiler.
+// kernels/cuda/exponent_histogram.h for a build without CUDA.
 namespace palimpsest::kernels::cuda {
 
 void exponent_histogram(DType, const void*, int64_t, int64_t*, Stream) {

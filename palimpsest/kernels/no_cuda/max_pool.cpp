@@ -2,7 +2,7 @@
 
 #include "palimpsest/kernels/no_cuda/refuse.h"
 
-// kernels/cuda/max_pool.h where the build has no CUDA compiler.
+// kernels/cuda/max_pool.h for a build without CUDA.
 namespace palimpsest::kernels::cuda {
 
 void max_pool_forward(const MaxPoolProblem&, const void*, void*, uint8_t*, Stream) {

@@ -5,7 +5,7 @@
 
 namespace palimpsest::kernels::cuda {
 
-/// What every function of kernels/cuda does in a build without CUDA.
+/// Throws the error of every function of kernels/cuda in a build without CUDA.
 [[noreturn]] inline void refuse(const char* function) {
   throw std::invalid_argument(
       std::string("[") + function +

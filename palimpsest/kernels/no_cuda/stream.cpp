@@ -2,7 +2,7 @@
 
 #include "palimpsest/kernels/no_cuda/refuse.h"
 
-// kernels/cuda/stream.h where the build has no CUDA compiler.
+// kernels/cuda/stream.h for a build without CUDA.
 namespace palimpsest::kernels::cuda {
 
 bool is_built() {

@@ -1,5 +1,6 @@
-// What the CUDA kernels promise beside the values: the same bytes in every order and however they are called,
-// writing in place, few launches, a workspace that serves any layer, and not-a-number where it belongs.
+// The guarantees of kernels/cuda/abn.h besides correct values: the same bytes for every order of threads and
+// every split into calls, in-place writes, the number of launches, a workspace for any problem, and NaN in
+// its channel only.
 #include "tests/kernels/cuda/abn_emulated.h"
 #include "tests/support/compare.h"
 
@@ -10,13 +11,7 @@
 namespace palimpsest::testing {
 namespace {
 
-using cuda_emulator::Order;
-
-constexpr Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
-constexpr Path kPaths[] = {Path::kTwoLaunches, Path::kOneBlock, Path::kClusters};
-constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
-
-// Vectors with edges, whole vectors, single values; one segment and many.
+// Vectors with edges, vectors alone, single values; one segment and many.
 const Shape3 kShapes[] = {{3, 20, 49}, {2, 16, 2048}, {5, 33, 1}, {1, 2, 9000}, {4, 8, 700}};
 
 template <class Body>
@@ -46,11 +41,11 @@ TEST(CudaAbnContract, EveryOrderOfThreadsAndBlocksGivesTheSameBytes) {
   for_each_case([](const AbnCase& c, Path path) {
     AbnTensors<float> want(c);
     {
-      const Device device(path);
+      const EmulatedDevice device(path);
       run_cuda(c, want);
     }
     for (const Order order : kOrders) {
-      const Device device(path, order);
+      const EmulatedDevice device(path, order);
       AbnTensors<float> got(c);
       run_cuda(c, got);
       expect_same(got, want);
@@ -61,17 +56,17 @@ TEST(CudaAbnContract, EveryOrderOfThreadsAndBlocksGivesTheSameBytes) {
 TEST(CudaAbnContract, StatisticsThenApplyEqualsForwardInTwoLaunches) {
   for_each_case([](const AbnCase& c, Path path) {
     if (path != Path::kTwoLaunches) return;
-    const Device device(path);
+    const EmulatedDevice device(path);
     AbnTensors<float> whole(c), split(c);
     run_cuda(c, whole);
     forget_outputs(split);
     WorkspaceMemory workspace;
-    const auto layer = c.layer<float>();
-    kernels::cuda::abn_statistics(layer, split.x.data(), split.mean.data(), split.var.data(),
-                                  workspace.queue(layer));
+    const auto problem = c.layer<float>();
+    kernels::cuda::abn_statistics(problem, split.x.data(), split.mean.data(), split.var.data(),
+                                  workspace.queue(problem));
     kernels::AbnForward forward = split.forward(c);
     forward.inv_std = whole.inv_std.data();
-    kernels::cuda::abn_apply(layer, forward, workspace.queue(layer));
+    kernels::cuda::abn_apply(problem, forward, workspace.queue(problem));
     EXPECT_TRUE(same_bytes(split.mean.values(), whole.mean.values()));
     EXPECT_TRUE(same_bytes(split.var.values(), whole.var.values()));
     EXPECT_TRUE(same_bytes(split.z.values(), whole.z.values()));
@@ -81,15 +76,15 @@ TEST(CudaAbnContract, StatisticsThenApplyEqualsForwardInTwoLaunches) {
 TEST(CudaAbnContract, ReduceThenApplyEqualsBackwardInTwoLaunches) {
   for_each_case([](const AbnCase& c, Path path) {
     if (path != Path::kTwoLaunches) return;
-    const Device device(path);
+    const EmulatedDevice device(path);
     AbnTensors<float> whole(c), split(c);
     run_cuda(c, whole);
     run_cuda_forward(c, split);
     WorkspaceMemory workspace;
-    const auto layer = c.layer<float>();
-    kernels::cuda::abn_backward_reduce(layer, split.backward(c), workspace.queue(layer));
-    kernels::cuda::abn_backward_apply(layer, split.backward(c), static_cast<double>(c.shape.per_channel()),
-                                      workspace.queue(layer));
+    const auto problem = c.layer<float>();
+    kernels::cuda::abn_backward_reduce(problem, split.backward(c), workspace.queue(problem));
+    kernels::cuda::abn_backward_apply(problem, split.backward(c), static_cast<double>(c.shape.per_channel()),
+                                      workspace.queue(problem));
     expect_same(split, whole);
   });
 }
@@ -97,15 +92,15 @@ TEST(CudaAbnContract, ReduceThenApplyEqualsBackwardInTwoLaunches) {
 TEST(CudaAbnContract, WritingOverTheIncomingGradientGivesTheSameBytes) {
   for_each_case([](AbnCase c, Path path) {
     c.has_residual = true;
-    const Device device(path);
+    const EmulatedDevice device(path);
     AbnTensors<float> apart(c), over(c);
     run_cuda(c, apart);
     run_cuda_forward(c, over);
     kernels::AbnBackward backward = over.backward(c);
     backward.dx = over.dz.data();
     WorkspaceMemory workspace;
-    const auto layer = c.layer<float>();
-    kernels::cuda::abn_backward(layer, backward, workspace.queue(layer));
+    const auto problem = c.layer<float>();
+    kernels::cuda::abn_backward(problem, backward, workspace.queue(problem));
     EXPECT_TRUE(same_bytes(over.dz.values(), apart.dx.values()));
     EXPECT_TRUE(same_bytes(over.dresidual.values(), apart.dresidual.values()));
   });
@@ -113,13 +108,13 @@ TEST(CudaAbnContract, WritingOverTheIncomingGradientGivesTheSameBytes) {
 
 TEST(CudaAbnContract, ABackwardIsTwoLaunchesOrOne) {
   const auto launches = [](const AbnCase& c, Path path) {
-    const Device device(path);
+    const EmulatedDevice device(path);
     AbnTensors<float> t(c);
     run_cuda_forward(c, t);
     WorkspaceMemory workspace;
-    const auto layer = c.layer<float>();
+    const auto problem = c.layer<float>();
     const int64_t before = cuda_emulator::launches();
-    kernels::cuda::abn_backward(layer, t.backward(c), workspace.queue(layer));
+    kernels::cuda::abn_backward(problem, t.backward(c), workspace.queue(problem));
     return cuda_emulator::launches() - before;
   };
   for (const Layout layout : kLayouts) {
@@ -134,14 +129,14 @@ TEST(CudaAbnContract, WritingOverTheInputGivesTheSameBytes) {
   for_each_case([](AbnCase c, Path path) {
     for (const Saved saved : {Saved::kOutput, Saved::kPreActivation, Saved::kNormalized}) {
       c.saved = saved;
-      const Device device(path);
+      const EmulatedDevice device(path);
       AbnTensors<Float16> apart(c), over(c);
       run_cuda_forward(c, apart);
       WorkspaceMemory workspace;
       kernels::AbnForward forward = over.forward(c);
       (c.saves_aside() ? forward.saved_values : forward.z) = over.x.data();
-      const auto layer = c.layer<Float16>();
-      kernels::cuda::abn_forward(layer, kEps, forward, {}, workspace.queue(layer));
+      const auto problem = c.layer<Float16>();
+      kernels::cuda::abn_forward(problem, kEps, forward, {}, workspace.queue(problem));
       EXPECT_TRUE(same_bytes(over.x.values(), (c.saves_aside() ? apart.saved_values : apart.z).values()));
       if (c.saves_aside()) {
         EXPECT_TRUE(same_bytes(over.z.values(), apart.z.values()));
@@ -150,12 +145,12 @@ TEST(CudaAbnContract, WritingOverTheInputGivesTheSameBytes) {
   });
 }
 
-TEST(CudaAbnContract, RebuildsTheOutputFromWhatIsKeptBitForBit) {
+TEST(CudaAbnContract, RecomputesTheOutputBitForBit) {
   for_each_case([](AbnCase c, Path path) {
     for (const Saved saved : {Saved::kPreActivation, Saved::kNormalized, Saved::kInput})
       for (const bool has_residual : {false, true}) {
         c.saved = saved, c.has_residual = has_residual, c.mean = 1e3;
-        const Device device(path);
+        const EmulatedDevice device(path);
         AbnTensors<float> t(c), again(c);
         run_cuda_forward(c, t);
         forget_outputs(again);
@@ -170,22 +165,22 @@ TEST(CudaAbnContract, RebuildsTheOutputFromWhatIsKeptBitForBit) {
 
 TEST(CudaAbnContract, TensorsThatAreMisalignedAgainstEachOtherGiveTheSameValues) {
   for_each_case([](const AbnCase& c, Path path) {
-    const Device device(path);
+    const EmulatedDevice device(path);
     AbnTensors<float> t(c);
     Buffer<float> shifted(c.shape.elements(), 1);
     run_cuda(c, t);
     WorkspaceMemory workspace;
     kernels::AbnForward forward = t.forward(c);
     forward.z = shifted.data();
-    const auto layer = c.layer<float>();
-    kernels::cuda::abn_forward(layer, kEps, forward, {}, workspace.queue(layer));
+    const auto problem = c.layer<float>();
+    kernels::cuda::abn_forward(problem, kEps, forward, {}, workspace.queue(problem));
     EXPECT_TRUE(close(shifted.values(), t.z.values(), tolerance(DType::f32), c.seed));
   });
 }
 
 TEST(CudaAbnContract, AForwardIsTwoLaunchesOrOne) {
   const auto launches = [](const AbnCase& c, Path path) {
-    const Device device(path);
+    const EmulatedDevice device(path);
     AbnTensors<float> t(c);
     const int64_t before = cuda_emulator::launches();
     run_cuda_forward(c, t);
@@ -194,15 +189,16 @@ TEST(CudaAbnContract, AForwardIsTwoLaunchesOrOne) {
   for (const Layout layout : kLayouts) {
     const AbnCase c{.shape = {4, 16, 700}, .layout = layout};
     EXPECT_EQ(launches(c, Path::kTwoLaunches), 2);
-    EXPECT_EQ(launches(c, Path::kOneBlock), layout == Layout::kNCHW ? 1 : 2);  // 64 bytes by 2800 pixels
+    EXPECT_EQ(launches(c, Path::kOneBlock),
+              layout == Layout::kNCHW ? 1 : 2);  // columns of 64 bytes x 2800 pixels
     EXPECT_EQ(launches({.shape = {4, 16, 200}, .layout = layout}, Path::kOneBlock), 1);
     EXPECT_EQ(launches({.shape = {4, 16, 50}, .layout = layout}, Path::kClusters), 1);
     EXPECT_EQ(launches({.shape = {40, 16, 700}, .layout = layout}, Path::kClusters), 2);  // too large
   }
 }
 
-TEST(CudaAbnContract, AWorkspaceServesOneLayerAfterTheOther) {
-  const Device device(Path::kTwoLaunches);
+TEST(CudaAbnContract, AWorkspaceServesOneProblemAfterAnother) {
+  const EmulatedDevice device(Path::kTwoLaunches);
   int64_t bytes = 0;
   for (const Shape3 shape : kShapes)
     for (const Layout layout : kLayouts)
@@ -211,7 +207,7 @@ TEST(CudaAbnContract, AWorkspaceServesOneLayerAfterTheOther) {
   std::vector<unsigned char> memory(static_cast<std::size_t>(bytes));
   for_each_case([&](const AbnCase& c, Path path) {
     if (path != Path::kTwoLaunches) return;
-    const Device again(path);
+    const EmulatedDevice again(path);
     AbnTensors<float> fresh(c), used(c);
     run_cuda(c, fresh);
     forget_outputs(used);
@@ -225,16 +221,16 @@ TEST(CudaAbnContract, AnEmptyBatchLaunchesNothing) {
   const int64_t before = cuda_emulator::launches();
   for (const Shape3 shape : {Shape3{0, 3, 5}, Shape3{2, 0, 5}, Shape3{2, 3, 0}}) {
     const AbnCase c{.shape = shape};
-    const auto layer = c.layer<float>();
+    const auto problem = c.layer<float>();
     WorkspaceMemory workspace;
-    const kernels::cuda::Queue queue = workspace.queue(layer);
-    kernels::cuda::abn_forward(layer, kEps, {}, {}, queue);
-    kernels::cuda::abn_statistics(layer, nullptr, nullptr, nullptr, queue);
-    kernels::cuda::abn_apply(layer, {}, queue);
-    kernels::cuda::abn_recompute_output(layer, {}, queue);
-    kernels::cuda::abn_backward_reduce(layer, {}, queue);
-    kernels::cuda::abn_backward_apply(layer, {}, 1, queue);
-    kernels::cuda::abn_backward(layer, {}, queue);
+    const kernels::cuda::Queue queue = workspace.queue(problem);
+    kernels::cuda::abn_forward(problem, kEps, {}, {}, queue);
+    kernels::cuda::abn_statistics(problem, nullptr, nullptr, nullptr, queue);
+    kernels::cuda::abn_apply(problem, {}, queue);
+    kernels::cuda::abn_recompute_output(problem, {}, queue);
+    kernels::cuda::abn_backward_reduce(problem, {}, queue);
+    kernels::cuda::abn_backward_apply(problem, {}, 1, queue);
+    kernels::cuda::abn_backward(problem, {}, queue);
   }
   EXPECT_EQ(cuda_emulator::launches(), before);
 }
@@ -243,7 +239,7 @@ TEST(CudaAbnContract, NotANumberStaysInItsChannel) {
   for (const double poison :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
     for_each_case([&](const AbnCase& c, Path path) {
-      const Device device(path);
+      const EmulatedDevice device(path);
       AbnTensors<float> clean(c), t(c);
       run_cuda(c, clean);
       const int64_t bad = c.shape.c / 2;
@@ -260,7 +256,7 @@ TEST(CudaAbnContract, NotANumberStaysInItsChannel) {
     });
 }
 
-TEST(CudaAbnContract, FrozenStatisticsAreThoseOfTheRunningOnesInEveryTypeAndNumber) {
+TEST(CudaAbnContract, FrozenStatisticsFollowFromTheRunningOnes) {
   const auto expect = [](auto zero, int64_t channels, int64_t misaligned_by) {
     using T = decltype(zero);
     Buffer<T> mean(channels, misaligned_by), var(channels, misaligned_by);

@@ -2,7 +2,7 @@
 
 #include "palimpsest/kernels/cuda/abn.h"
 #include "tests/kernels/abn_case.h"
-#include "tests/support/cuda_emulator/emulator.h"
+#include "tests/kernels/cuda/emulated.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,39 +13,40 @@
 
 namespace palimpsest::testing {
 
-/// How a test has the device: which way the kernels go is decided by what fits on it.
+/// What a device makes the operator do, by the shared memory that it has.
 enum class Path {
-  kTwoLaunches,  ///< no shared memory to keep a panel in
-  kOneBlock,     ///< each panel in one block, if it fits
-  kClusters,     ///< each panel in a cluster of blocks, if it fits into 8
+  kTwoLaunches,  ///< no panel stays in shared memory
+  kOneBlock,     ///< a panel stays in one block, if it fits
+  kClusters,     ///< a panel stays in a cluster of blocks, if it fits into 8
 };
+
+inline constexpr Path kPaths[] = {Path::kTwoLaunches, Path::kOneBlock, Path::kClusters};
 
 inline const char* name_of(Path path) {
   return path == Path::kTwoLaunches ? "two launches" : path == Path::kOneBlock ? "one block" : "clusters";
 }
 
-/// The emulated device until the end of the scope.
-class Device {
+/// Emulates a device of this kind until the end of the scope.
+class EmulatedDevice {
  public:
-  explicit Device(Path path, cuda_emulator::Order order = cuda_emulator::Order::kForward) {
-    auto& s = cuda_emulator::settings();
-    s.order = order;
-    s.multiprocessors = path == Path::kTwoLaunches ? 1 << 30 : 1;
-    if (path == Path::kOneBlock) s.max_cluster = 1;
-    // Twice the 12 KiB that a kernel needs besides, and 2 KiB for a share of the panel.
-    if (path == Path::kClusters) s.shared_bytes_per_block = 2 * (12 + 2) * 1024;
+  explicit EmulatedDevice(Path path, Order order = Order::kForward) : order_(order) {
+    auto& settings = cuda_emulator::settings();
+    settings.multiprocessors = path == Path::kTwoLaunches ? 1 << 30 : 1;
+    if (path == Path::kOneBlock) settings.max_cluster = 1;
+    // Two blocks, each with 12 KiB that a kernel needs besides and 2 KiB for its share of a panel.
+    if (path == Path::kClusters) settings.shared_bytes_per_block = 2 * (12 + 2) * 1024;
   }
-  ~Device() { cuda_emulator::settings() = {}; }
-  Device(const Device&) = delete;
-  Device& operator=(const Device&) = delete;
+
+ private:
+  WithOrder order_;
 };
 
-/// A workspace as the operators keep one: zero at first, then as the last call left it.
+/// A workspace as the operators keep it: zero at first, then as the last call left it.
 class WorkspaceMemory {
  public:
-  kernels::cuda::Queue queue(const kernels::AbnProblem& layer) {
-    const auto needed = static_cast<std::size_t>(kernels::cuda::abn_workspace_bytes(layer));
-    if (needed != bytes_) {  // exactly as large as asked for, or an overrun would go unnoticed
+  kernels::cuda::Queue queue(const kernels::AbnProblem& problem) {
+    const auto needed = static_cast<std::size_t>(kernels::cuda::abn_workspace_bytes(problem));
+    if (needed != bytes_) {  // the exact size, so that AddressSanitizer detects an overrun
       memory_.reset(new unsigned char[needed]);
       std::memset(memory_.get(), 0, needed);
       bytes_ = needed;
@@ -58,7 +59,7 @@ class WorkspaceMemory {
   std::size_t bytes_ = 0;
 };
 
-/// Outputs that nobody wrote are not numbers.
+/// Fills the outputs with NaN, which remains where a kernel does not write.
 template <class T, class Rounding>
 void forget_outputs(AbnTensors<T, Rounding>& t) {
   const auto forget = [](auto& buffer) {
@@ -71,24 +72,24 @@ void forget_outputs(AbnTensors<T, Rounding>& t) {
   std::fill_n(t.branch.data(), t.branch.size(), uint8_t{0});
 }
 
-/// Forward by the CUDA kernels.
+/// Forward with the CUDA kernels.
 template <class T, class Rounding>
 void run_cuda_forward(const AbnCase& c, AbnTensors<T, Rounding>& t,
                       const kernels::RunningStatistics& running = {}) {
   WorkspaceMemory workspace;
   forget_outputs(t);
-  const auto layer = c.layer<T>();
-  kernels::cuda::abn_forward(layer, kEps, t.forward(c), running, workspace.queue(layer));
+  const auto problem = c.layer<T>();
+  kernels::cuda::abn_forward(problem, kEps, t.forward(c), running, workspace.queue(problem));
 }
 
-/// Forward, then backward where the layer has one.
+/// Forward and, if the activation can be differentiated from what is saved, backward.
 template <class T, class Rounding>
 void run_cuda(const AbnCase& c, AbnTensors<T, Rounding>& t) {
   WorkspaceMemory workspace;
   run_cuda_forward(c, t);
-  const auto layer = c.layer<T>();
+  const auto problem = c.layer<T>();
   if (can_save(c.activation, c.saved))
-    kernels::cuda::abn_backward(layer, t.backward(c), workspace.queue(layer));
+    kernels::cuda::abn_backward(problem, t.backward(c), workspace.queue(problem));
 }
 
 }  // namespace palimpsest::testing

@@ -1,5 +1,5 @@
-// The CUDA kernels, executed by the emulator, against the reference in f64: over dtypes, layouts,
-// activations, what is kept, sizes around a vector's width, starts off its boundary, and each way through the
+// kernels/cuda/abn.h, executed by the emulator, against the reference in f64: for all dtypes, layouts,
+// activations and saved tensors, sizes around a vector's width, misaligned starts, and each path through the
 // device.
 #include "tests/kernels/abn_truth.h"
 #include "tests/kernels/cuda/abn_emulated.h"
@@ -13,18 +13,12 @@
 namespace palimpsest::testing {
 namespace {
 
-using cuda_emulator::Order;
-
-constexpr Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
-constexpr Path kPaths[] = {Path::kTwoLaunches, Path::kOneBlock, Path::kClusters};
-constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
-
 template <class T>
 class CudaAbn : public ::testing::Test {
  protected:
   void expect_right(const AbnCase& c, Path path) {
     SCOPED_TRACE(::testing::Message() << name_of(dtype_of<T>()) << " " << c << ", " << name_of(path));
-    const Device device(path, kOrders[cases_++ % 3]);
+    const EmulatedDevice device(path, kOrders[cases_++ % 3]);
     AbnTensors<T> got(c);
     run_cuda(c, got);
     auto want = truth(c, got);
@@ -45,8 +39,7 @@ class CudaAbn : public ::testing::Test {
         EXPECT_TRUE(same_bytes(got.z_again.values(), got.z.values())) << "z made again";
       }
     }
-    // A mean may be as small as it likes against the values it is taken over, so it is held against their
-    // spread.
+    // A mean may be arbitrarily small compared with its values, so its error is compared with their spread.
     for (int64_t i = 0; i < c.shape.c; ++i)
       EXPECT_NEAR(got.mean[i], want.mean[i],
                   vectors.relative_l2 * (std::sqrt(want.var[i]) + std::abs(want.mean[i])))
@@ -59,7 +52,7 @@ class CudaAbn : public ::testing::Test {
 using Types = ::testing::Types<float, double, Float16, BFloat16>;
 TYPED_TEST_SUITE(CudaAbn, Types, TypeName);
 
-TYPED_TEST(CudaAbn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) {
+TYPED_TEST(CudaAbn, EqualsTheReferenceForEveryActivationAndSavedTensor) {
   for (const auto& [activation, name, is_listed] : kernels::kActivations)
     for (const Saved saved : kAllSaved)
       for (const Layout layout : kLayouts)
@@ -111,16 +104,16 @@ TYPED_TEST(CudaAbn, FrozenStatisticsScaleTheGradientOnly) {
       AbnTensors<TypeParam> got(c);
       run_cuda_forward(c, got);
       WorkspaceMemory workspace;
-      const auto layer = c.layer<TypeParam>();
+      const auto problem = c.layer<TypeParam>();
       auto frozen = got.backward(c);
       frozen.sum_dy = frozen.sum_dy_xhat = nullptr;
-      kernels::cuda::abn_backward_apply(layer, frozen, 1, workspace.queue(layer));
+      kernels::cuda::abn_backward_apply(problem, frozen, 1, workspace.queue(problem));
       AbnTensors<TypeParam> reference(c);
       auto plain = reference.backward(c);
       plain.saved_values = got.saved_tensor(c), plain.mean = got.mean.data(),
       plain.inv_std = got.inv_std.data();
       plain.sum_dy = plain.sum_dy_xhat = nullptr;
-      kernels::reference::abn_backward_apply(layer, plain, 1);
+      kernels::reference::abn_backward_apply(problem, plain, 1);
       EXPECT_TRUE(close(got.dx.values(), reference.dx.values(), tolerance(dtype_of<TypeParam>()), c.seed));
     }
 }
@@ -150,7 +143,7 @@ TYPED_TEST(CudaAbn, EqualsTheReferenceWithoutWeightOrBias) {
 }
 
 TYPED_TEST(CudaAbn, LosesNoDigitsWhereTheMeanIsFarFromZero) {
-  if (sizeof(TypeParam) == 2) GTEST_SKIP() << "16-bit storage has no digits left there";
+  if (sizeof(TypeParam) == 2) GTEST_SKIP() << "16-bit storage has no digits there";
   for (const double mean : {-1e3, 1e4})
     for (const Shape3 shape : {Shape3{4, 16, 49}, Shape3{2, 16, 5000}})
       for (const Layout layout : kLayouts)
@@ -162,13 +155,13 @@ TYPED_TEST(CudaAbn, KeepsItsDigitsWhereTheFirstValuesAreNothingLikeTheRest) {
   for (const Layout layout : kLayouts)
     for (const Path path : kPaths) {
       const AbnCase c{.shape = {2, 16, 3000}, .layout = layout};
-      const Device device(path);
+      const EmulatedDevice device(path);
       AbnTensors<TypeParam> got(c);
       using Truth = std::conditional_t<sizeof(TypeParam) == 2, TypeParam, double>;
       AbnTensors<Truth, TypeParam> want(c);
       const int64_t stride = layout == Layout::kNCHW ? 1 : c.shape.c;
       for (int64_t channel = 0; channel < c.shape.c; ++channel)
-        for (int64_t pixel = 0; pixel < 8; ++pixel) {  // the pivots lie 1e4 standard deviations away
+        for (int64_t pixel = 0; pixel < 8; ++pixel) {  // the pivots are 1e4 standard deviations from the mean
           const int64_t at = (layout == Layout::kNCHW ? channel * c.shape.s : channel) + pixel * stride;
           got.x[at] = got.input(static_cast<double>(got.x[at]) + 10000);
           want.x[at] = static_cast<Truth>(static_cast<double>(got.x[at]));
@@ -185,7 +178,7 @@ TYPED_TEST(CudaAbn, GivesZeroVarianceForAConstantChannel) {
   for (const Layout layout : kLayouts)
     for (const Path path : kPaths) {
       const AbnCase c{.shape = {3, 16, 100}, .layout = layout};
-      const Device device(path);
+      const EmulatedDevice device(path);
       AbnTensors<TypeParam> t(c);
       for (int64_t i = 0; i < t.x.size(); ++i) t.x[i] = TypeParam(1234.5678);
       run_cuda_forward(c, t);
@@ -201,7 +194,7 @@ TYPED_TEST(CudaAbn, MovesTheRunningStatisticsTowardsTheBatchs) {
   for (const Layout layout : kLayouts)
     for (const Path path : kPaths) {
       const AbnCase c{.shape = {3, 16, 50}, .layout = layout};
-      const Device device(path);
+      const EmulatedDevice device(path);
       AbnTensors<TypeParam> t(c);
       Buffer<A> mean(c.shape.c), var(c.shape.c);
       for (int64_t i = 0; i < c.shape.c; ++i) mean[i] = static_cast<A>(i), var[i] = static_cast<A>(2 + i);

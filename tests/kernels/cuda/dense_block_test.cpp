@@ -1,8 +1,7 @@
-// What the CUDA kernels do for a densely connected block, executed by the emulator, against the reference: a
-// layer whose 1x1 convolution is the identity, so that its h is z and its dh is dz.
-#include "tests/kernels/cuda/dense_emulated.h"
+// kernels/cuda/dense_block.h, executed by the emulator, against the reference. The layer's 1x1 convolution is
+// the identity, so that its h is z and its dh is dz.
+#include "tests/kernels/cuda/dense_block_emulated.h"
 #include "tests/support/compare.h"
-#include "tests/support/cuda_emulator/emulator.h"
 
 #include <gtest/gtest.h>
 
@@ -13,10 +12,6 @@
 namespace palimpsest::testing {
 namespace {
 
-using cuda_emulator::Order;
-
-constexpr Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
-constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
 constexpr Activation kActivations[] = {Activation::kReLU, Activation::kLeakyReLU, Activation::kIdentity};
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
@@ -69,7 +64,7 @@ class CudaDenseBlock : public ::testing::Test {
     expect_reference<S>(c);
   }
 
-  int cases_ = 0;  // each takes the next order, and activation
+  int cases_ = 0;  // each takes the next order and the next activation
 };
 using StorageTypes = ::testing::Types<float, double, Float16, BFloat16>;
 TYPED_TEST_SUITE(CudaDenseBlock, StorageTypes, TypeName);
@@ -136,7 +131,7 @@ TYPED_TEST(CudaDenseBlock, WritesOnlyWhatIsAskedFor) {
   }
 }
 
-TYPED_TEST(CudaDenseBlock, TakesWhatNormalizationOwesOffAFeaturesGradient) {
+TYPED_TEST(CudaDenseBlock, SubtractsTheCorrectionFromAFeaturesGradient) {
   using S = TypeParam;
   using Truth = std::conditional_t<sizeof(S) == 2, S, double>;
   int cases = 0;
@@ -145,7 +140,7 @@ TYPED_TEST(CudaDenseBlock, TakesWhatNormalizationOwesOffAFeaturesGradient) {
       for (const int64_t first : {0, 5, 8})
         for (const int64_t s : {48, 49}) {
           cuda_emulator::settings().order = kOrders[cases++ % 3];
-          // Of a large mean, for which the deviation is to be taken first.
+          // A large mean, so that digits are lost unless it is subtracted first.
           const DenseCase c{3, s, count + first, count + first + 8, 1, layout, Activation::kReLU, 100};
           const auto run = [&]<class V>(DenseTensors<V, S> t, const auto& kernel) {
             Buffer<V> df(c.n * count * c.s);
@@ -165,7 +160,7 @@ TYPED_TEST(CudaDenseBlock, TakesWhatNormalizationOwesOffAFeaturesGradient) {
         }
 }
 
-TYPED_TEST(CudaDenseBlock, MovesRunningStatisticsOnceAChannel) {
+TYPED_TEST(CudaDenseBlock, MovesRunningStatisticsOncePerChannel) {
   for (const Layout layout : kLayouts) {
     const DenseCase c{3, 700, 40, 48, 40, layout};  // channels-last: several segments
     CudaDense<TypeParam> t(c);
@@ -175,9 +170,9 @@ TYPED_TEST(CudaDenseBlock, MovesRunningStatisticsOnceAChannel) {
       mean.push_back(0.75 * 2 + 0.25 * t.mean[i]);
       var.push_back(0.75 * 3 + 0.25 * t.var[i] * 2100 / 2099);
     }
-    const DType maths = sizeof(TypeParam) == 8 ? DType::f64 : DType::f32;
-    expect_near(t.running_mean, mean, maths, c, "running mean");
-    expect_near(t.running_var, var, maths, c, "running var");
+    const DType accumulate = dtype_of<accumulate_t<TypeParam>>();
+    expect_near(t.running_mean, mean, accumulate, c, "running mean");
+    expect_near(t.running_var, var, accumulate, c, "running var");
   }
 }
 
@@ -198,10 +193,10 @@ TEST(CudaDenseBlockContract, EachIsOneLaunchAndAnEmptyBatchNone) {
 }
 
 TEST(CudaDenseBlockContract, RefusesMorePixelsThanItCanCount) {
-  DenseProductProblem layer{3, int64_t{1} << 30, 1, 1, 1};
-  layer.layout = Layout::kChannelsLast;
+  DenseProductProblem problem{3, int64_t{1} << 30, 1, 1, 1};
+  problem.layout = Layout::kChannelsLast;
   try {
-    kernels::cuda::dense_normalize(layer, {}, {}, nullptr, nullptr, nullptr);
+    kernels::cuda::dense_normalize(problem, {}, {}, nullptr, nullptr, nullptr);
     ADD_FAILURE() << "no error";
   } catch (const std::invalid_argument& error) {
     EXPECT_NE(std::string(error.what()).find("split the batch"), std::string::npos) << error.what();

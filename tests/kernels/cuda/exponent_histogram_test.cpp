@@ -1,9 +1,9 @@
-// Exponents counted by the CUDA kernel, executed by the emulator: the reference's counts.
+// kernels/cuda/exponent_histogram.h, executed by the emulator: the counts of the reference.
 #include "palimpsest/kernels/cuda/exponent_histogram.h"
 
 #include "palimpsest/base/random.h"
 #include "tests/kernels/abn_case.h"
-#include "tests/support/cuda_emulator/emulator.h"
+#include "tests/kernels/cuda/emulated.h"
 
 #include <gtest/gtest.h>
 
@@ -15,13 +15,11 @@
 namespace palimpsest::testing {
 namespace {
 
-using cuda_emulator::Order;
 using kernels::ExponentHistogram;
 
-constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
 constexpr DType kDTypes[] = {DType::f32, DType::f16, DType::bf16};
 
-/// The last `n` of values that lie `off` values behind a multiple of 16 bytes, and end with their memory.
+/// `n` values that begin `off` values behind a multiple of 16 bytes and end where their memory ends.
 template <class Word>
 class Values {
  public:
@@ -42,7 +40,7 @@ class Values {
   std::unique_ptr<Word[], Free> words_;
 };
 
-/// Counts are added to what is there.
+/// Both add to counts that are not 0.
 void expect_reference(DType dtype, const void* x, int64_t n) {
   ExponentHistogram got{}, want{};
   got[kernels::kNaNBin] = want[kernels::kNaNBin] = 5;
@@ -99,7 +97,7 @@ TEST_F(CudaExponentHistogram, ABinHoldsOnePowerOfTwo) {
   for (const float v : values) expect_reference(DType::f32, &v, 1);
 }
 
-TEST_F(CudaExponentHistogram, IsOneLaunchAndOfNothingNone) {
+TEST_F(CudaExponentHistogram, IsOneLaunchAndNoneForNoValues) {
   const int64_t before = cuda_emulator::launches();
   ExponentHistogram counts{};
   kernels::cuda::exponent_histogram(DType::f32, nullptr, 0, counts.data(), nullptr);

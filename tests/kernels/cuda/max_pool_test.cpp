@@ -1,24 +1,19 @@
-// Max pooling by the CUDA kernels, executed by the emulator: the bytes of the reference.
+// kernels/cuda/max_pool.h, executed by the emulator: the bytes of the reference.
 #include "palimpsest/kernels/cuda/max_pool.h"
 
+#include "tests/kernels/cuda/emulated.h"
 #include "tests/kernels/max_pool_case.h"
-#include "tests/support/cuda_emulator/emulator.h"
 
 #include <gtest/gtest.h>
 
 namespace palimpsest::testing {
 namespace {
 
-using cuda_emulator::Order;
-
-constexpr Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
-constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
-
-void forward(const MaxPoolProblem& layer, const void* x, void* z, uint8_t* argmax) {
-  kernels::cuda::max_pool_forward(layer, x, z, argmax, nullptr);
+void forward(const MaxPoolProblem& problem, const void* x, void* z, uint8_t* argmax) {
+  kernels::cuda::max_pool_forward(problem, x, z, argmax, nullptr);
 }
-void backward(const MaxPoolProblem& layer, const void* dz, const uint8_t* argmax, void* dx) {
-  kernels::cuda::max_pool_backward(layer, dz, argmax, dx, nullptr);
+void backward(const MaxPoolProblem& problem, const void* dz, const uint8_t* argmax, void* dx) {
+  kernels::cuda::max_pool_backward(problem, dz, argmax, dx, nullptr);
 }
 
 template <class Type>
@@ -40,11 +35,11 @@ TYPED_TEST_SUITE(CudaMaxPool, Types);
 TYPED_TEST(CudaMaxPool, IsTheReferenceOnEveryWindowWidthAndLayout) {
   const auto draw = [](Random& random) { return std::floor(random.uniform(-64, 64)) / 16; };
   for (const PoolCase& c : pool_cases())
-    for (const Layout layout : kLayouts)  // the emulator takes its time: every other case off the boundary
+    for (const Layout layout : kLayouts)  // every other case misaligned, to save time
       this->expect_right(c, layout, this->cases_ % 4 < 2 ? 0 : 3, draw);
 }
 
-TYPED_TEST(CudaMaxPool, OfEqualValuesTheFirstAndOfNaNsTheLastIsTaken) {
+TYPED_TEST(CudaMaxPool, TakesTheFirstOfEqualValuesAndTheLastNaN) {
   const double kSpecial[] = {-HUGE_VAL, -HUGE_VAL, -1, -0.0, 0.0, 0.0, 1, HUGE_VAL, NAN, -NAN};
   const auto draw = [&](Random& random) { return kSpecial[static_cast<int64_t>(random.uniform(0, 10))]; };
   for (const PoolCase& c : pool_cases())
@@ -59,15 +54,15 @@ TYPED_TEST(CudaMaxPool, WithoutAnArgmaxTheValuesAreTheSame) {
 }
 
 TEST(CudaMaxPoolContract, EachIsOneLaunchAndAnEmptyBatchNone) {
-  const MaxPoolProblem layer = PoolCase{1, 8, {9, 9}, square(3, 2, 1)}.layer(Layout::kNCHW, DType::f32);
-  Outcome<F32> o(layer, 0);
+  const MaxPoolProblem problem = PoolCase{1, 8, {9, 9}, square(3, 2, 1)}.layer(Layout::kNCHW, DType::f32);
+  Outcome<F32> o(problem, 0);
   Guarded<float> x = o.dx;
   const int64_t before = cuda_emulator::launches();
-  forward(layer, x.data(), o.z.data(), o.argmax.data());
+  forward(problem, x.data(), o.z.data(), o.argmax.data());
   EXPECT_EQ(cuda_emulator::launches() - before, 1);
-  backward(layer, o.z.data(), o.argmax.data(), o.dx.data());
+  backward(problem, o.z.data(), o.argmax.data(), o.dx.data());
   EXPECT_EQ(cuda_emulator::launches() - before, 2);
-  MaxPoolProblem empty = layer;
+  MaxPoolProblem empty = problem;
   empty.n = 0;
   forward(empty, nullptr, nullptr, nullptr);
   backward(empty, nullptr, nullptr, nullptr);

@@ -1,6 +1,6 @@
-// Proves that the emulator and the sanitizers see what they are there for: a small kernel in the manner of
-// the real ones, with one defect planted at will. The tests expect each to be reported, and the kernel
-// without any to be right. planted_defects DEFECT ORDER: exits 0 and prints "right", or fails.
+// Proves that the emulator and the sanitizers detect defects: a small kernel like the real ones, with one
+// planted defect. The tests expect a report of each defect, and no report for the kernel without one.
+// planted_defects DEFECT ORDER: prints "right" and exits 0, or prints an error and exits 1.
 #include "palimpsest/kernels/cuda/device/platform.cuh"
 #include "palimpsest/kernels/cuda/device/reduce.cuh"
 #include "palimpsest/kernels/cuda/device/vector16.cuh"
@@ -31,7 +31,8 @@ bool is_last_block_without_fence(unsigned* counter, unsigned blocks) {
   return is_last;
 }
 
-// *sum = the sum of x[0, size): vectors, a tail, shared memory within the block, the last block for the rest.
+// *sum = the sum of x[0, size). Threads add vectors and a tail, each block adds up its threads in shared
+// memory, and the last block adds up all blocks.
 void sum_all(Defect defect, const float* x, int size, float* partial, float* sum, unsigned* counter) {
   PALIMPSEST_SHARED(sums, float[kThreads]);
   const int thread = static_cast<int>(threadIdx.x);
@@ -46,7 +47,7 @@ void sum_all(Defect defect, const float* x, int size, float* partial, float* sum
     for (int i = first; i < end; ++i) own += x[i];
   }
   sums[thread] = own;
-  float* volatile past = sums;  // from the compiler, which would warn
+  float* volatile past = sums;  // else the compiler warns
   if (defect == Defect::kSharedOverrun && thread == kThreads - 1) past[thread + 1] = own;
   if (defect != Defect::kMissingBarrier) __syncthreads();
   if (thread == 0) {
@@ -70,7 +71,7 @@ float run(Defect defect) {
   unsigned counter = 0;
   launch("sum_all", {.blocks = kBlocks, .threads = kThreads}, nullptr, sum_all, defect, x.get(), kSize,
          partial.get(), &sum, &counter);
-  return sum - want;  // exact: small whole numbers
+  return sum - want;  // exact, as all sums are small integers
 }
 
 template <class Names>

@@ -1,8 +1,8 @@
-"""What the compiler makes of the CUDA kernels for GPUs that no test machine has: no spills, no local memory, 128-bit
-loads and stores, and registers and shared memory that let half of a multiprocessor's warps run at once.
+"""The resources of the compiled CUDA kernels, checked without a GPU: no spills, no local memory, 128-bit loads and
+stores, and registers and shared memory with which half of a multiprocessor's warps can run at once.
 
-Skipped where there is no nvcc, and where these sources passed with it before (scripts/passed_checks.py): it takes minutes.
-The disassembly is looked at where there is a cuobjdump (the torch wheel brings one with it).
+Skipped without nvcc, and if the same sources passed before (scripts/passed_checks.py), because it takes minutes.
+Checks instructions only if there is a cuobjdump; the torch wheel contains one.
 """
 import concurrent.futures
 import glob
@@ -22,18 +22,18 @@ import passed_checks  # noqa: E402
 
 SOURCES = sorted((ROOT / "palimpsest/kernels/cuda").rglob("*.cu"))
 INCLUDES = [f"-I{ROOT}", f"-I{ROOT / 'palimpsest/kernels/cuda/device/nvcc'}"]
-# The PTX that each is made from, as in cmake/Cuda.cmake.
+# Architecture: the PTX that it is made from, as in cmake/Cuda.cmake.
 PTX = {"sm_80": "compute_80", "sm_90": "compute_90", "sm_100": "compute_90"}
-# Of a multiprocessor: bytes of shared memory, warps. 64 Ki registers and 32 blocks in all of them.
+# Shared memory and warps per multiprocessor. All have 64 Ki registers and 32 blocks.
 MULTIPROCESSORS = {"sm_80": (164 * 1024, 64), "sm_90": (228 * 1024, 64), "sm_100": (228 * 1024, 64)}
-# The most that a block may have, from which abn.cu takes the share that a resident kernel keeps.
+# The most shared memory per block, and the part of it that abn.cu leaves to static variables of resident kernels.
 SHARED_PER_BLOCK = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
 STATIC_ALLOWANCE = 12 * 1024
-RESERVED = 1024  # bytes of shared memory that the system takes for each block
+RESERVED = 1024  # bytes of shared memory per block that the system uses
 
 
 def tool(name):
-    """Of the system, or of the wheels that come with torch's."""
+    """The path of a tool of the system or of the wheels that torch installs; None if there is none."""
     wheels = [sorted(glob.glob(os.path.join(sysconfig.get_paths()["purelib"], folder, "bin", name)))
               for folder in ("nvidia/*", "triton/backends/nvidia")]
     for place in [shutil.which(name), f"/usr/local/cuda/bin/{name}", *wheels[0], *wheels[1]]:
@@ -54,9 +54,9 @@ def digest():
 
 
 DIGEST = digest() if NVCC else None
-pytestmark = [pytest.mark.skipif(NVCC is None, reason="no nvcc: what it makes of the CUDA kernels is not known"),
+pytestmark = [pytest.mark.skipif(NVCC is None, reason="nvcc is not installed"),
               pytest.mark.skipif(NVCC is not None and passed_checks.passed(CHECK, DIGEST),
-                                 reason="the kernels are as at the last check, which they passed")]
+                                 reason="the same kernels passed before")]
 
 
 def demangled(names):
@@ -78,7 +78,7 @@ def arch(request):
 
 
 def said_by(*command):
-    """What a tool says on stderr; it may not warn."""
+    """Runs a tool and returns its stderr, which may hold no warning."""
     result = subprocess.run([str(c) for c in command], capture_output=True, text=True)
     assert result.returncode == 0 and "warning" not in result.stderr, result.stderr
     return result.stderr
@@ -86,15 +86,15 @@ def said_by(*command):
 
 @pytest.fixture(scope="session")
 def objects(arch, tmp_path_factory):
-    """{source: (disassembly or None, what ptxas said)} for one architecture."""
-    folder = tmp_path_factory.getbasetemp()  # which the architectures share, and the PTX
+    """{source: (disassembly or None, output of ptxas)} for one architecture."""
+    folder = tmp_path_factory.getbasetemp()  # all architectures share it, because some share PTX
 
     def compiled(source):
         ptx, target = folder / f"{source.stem}.{PTX[arch]}.ptx", folder / f"{source.stem}.{arch}.cubin"
         if not ptx.exists():
-            said_by(NVCC, "-std=c++20", "-O3", *INCLUDES, "--expt-relaxed-constexpr", f"-arch={PTX[arch]}", "-Werror", "all-warnings", "-ptx", source,
+            said_by(NVCC, "-std=c++20", "-O3", *INCLUDES, f"-arch={PTX[arch]}", "-Werror", "all-warnings", "-ptx", source,
                     "-o", ptx)
-        said = said_by(PTXAS, "-O3", "-v", f"-arch={arch}", ptx, "-o", target)  # the device's half alone
+        said = said_by(PTXAS, "-O3", "-v", f"-arch={arch}", ptx, "-o", target)  # device code only
         if CUOBJDUMP is None:
             return None, said
         listing = subprocess.run([CUOBJDUMP, "-sass", target], capture_output=True, text=True, check=True)
@@ -128,18 +128,18 @@ def is_vectorized(name):
     if "exponent_histogram" in name:
         return True
     values = re.search(r"(?:(?:Planes|Columns)<[^,]+, |max_pool_\w+<[^,]+, )(\d+)", name)
-    return values is not None and int(values.group(1)) > 1  # the others see a channel's number each
+    return values is not None and int(values.group(1)) > 1  # other kernels access single values
 
 
 def occupancy(arch, name, numbers):
-    """Share of a multiprocessor's warps that can be resident, as the CUDA occupancy calculator has it."""
+    """The share of a multiprocessor's warps that can be resident, by the rules of the CUDA occupancy calculator."""
     shared_bytes, warps = MULTIPROCESSORS[arch]
     block_warps = (512 if is_resident(name) else 256) // 32
     register_units = 65536 // 256
     warp_units = -(-numbers["registers"] * 32 // 256)
     dynamic = SHARED_PER_BLOCK[arch] // 2 - STATIC_ALLOWANCE if is_resident(name) else 0
     blocks = min(warps // block_warps,
-                 # A quarter of the registers belongs to each of the four schedulers.
+                 # Each of the four schedulers has a quarter of the registers.
                  register_units // 4 // warp_units * 4 // block_warps,
                  shared_bytes // (numbers["shared"] + dynamic + RESERVED), 32)
     return blocks * block_warps / warps
@@ -162,7 +162,7 @@ def test_half_of_all_warps_can_be_resident(arch, kernels):
 
 def test_streaming_kernels_load_and_store_128_bits(objects):
     if CUOBJDUMP is None:
-        pytest.skip("no cuobjdump: the instructions are not looked at")
+        pytest.skip("cuobjdump is not installed")
     seen = 0
     for listing, _ in objects.values():
         functions = listing.split("Function : ")[1:]

@@ -1,18 +1,16 @@
-// In place of abn_f16.cu where the kernels are compiled without it (CMakeLists.txt): a test of f16 ends here.
+// Replaces abn/f16.cu in the sanitizer builds (CMakeLists.txt), whose tests leave f16 out.
 #include "palimpsest/kernels/cuda/abn/table.cuh"
 
 #include <cstdio>
 #include <cstdlib>
 
-namespace palimpsest::kernels::cuda {
+namespace palimpsest::kernels::cuda::abn_detail {
 
 template <>
-const AbnKernels<Float16>& abn_kernels<Float16>() {
-  std::fputs(
-      "without_f16: this build of the emulated kernels has none for f16; run the test in the release "
-      "preset\n",
-      stderr);
+const LaunchTable<Float16>& launch_table<Float16>() {
+  std::fputs("[without_f16] this build has no emulated kernels for f16: run the test in the release preset\n",
+             stderr);
   std::abort();
 }
 
-}  // namespace palimpsest::kernels::cuda
+}  // namespace palimpsest::kernels::cuda::abn_detail

@@ -1,6 +1,7 @@
 #pragma once
 
-// palimpsest/kernels/cuda/device/platform.cuh as the emulator provides it, and of CUDA itself what the kernels use.
+// palimpsest/kernels/cuda/device/platform.cuh as the emulator provides it, and of CUDA itself what the
+// kernels use.
 
 #include "palimpsest/base/half.h"
 #include "palimpsest/kernels/cuda/device/launch_shape.h"

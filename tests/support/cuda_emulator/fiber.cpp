@@ -10,8 +10,8 @@
 #include <cstdlib>
 #include <new>
 
-// The stack is switched by hand on x86-64 (a thousand threads meet at every barrier: 3 ns a switch against
-// swapcontext's 300, which asks the kernel for the signal mask), else by the C library.
+// A thousand threads meet at every barrier. On x86-64 our own switch takes 3 ns; swapcontext, which asks the
+// kernel for the signal mask, takes 300 ns.
 #if !defined(__x86_64__) && !defined(PALIMPSEST_SWAPCONTEXT)
 #define PALIMPSEST_SWAPCONTEXT
 #endif
@@ -23,14 +23,14 @@ namespace palimpsest::cuda_emulator {
 namespace {
 
 constexpr std::size_t kGuardBytes = 4096;  // a page
-// From one stack's top within its page to the next one's: an odd number of cache lines, so that all 64 of a
-// page have their turn.
+// The offset in its page differs by kStep from one stack to the next: an odd number of cache lines, so that
+// all 64 cache lines of a page are used equally.
 constexpr std::size_t kStep = 7 * 64;
-// More than trampoline() and run() take.
+// Stack bytes that trampoline() and run() need at most.
 constexpr std::size_t kFirstFrames = 1024;
 
 Fiber* current = nullptr;
-// Where resume() was called, while a fiber runs.
+// The context of resume()'s caller while a fiber runs.
 void* outside_context = nullptr;
 [[maybe_unused]] void* outside_fake_stack = nullptr;
 [[maybe_unused]] const void* outside_stack = nullptr;
@@ -40,8 +40,8 @@ void* outside_context = nullptr;
 }  // namespace
 
 #ifndef PALIMPSEST_SWAPCONTEXT
-// palimpsest_switch_stack(void** save, void* load): the registers that a call preserves go onto this stack,
-// whose pointer goes to *save; the other stack's come back. (Floating-point modes are never changed here.)
+// Pushes the registers that a call preserves, writes the stack pointer to *save, and continues on the stack
+// `load` with its registers. Floating-point modes are not saved: kernels never change them.
 extern "C" void palimpsest_switch_stack(void** save, void* load);
 asm(R"(
 .text
@@ -73,7 +73,7 @@ static void palimpsest_switch_stack(void** save, void* load) {
 #endif
 
 Fiber::Fiber() {
-  // Past ThreadSanitizer, which would mark each of the thousand stacks as written by whoever maps it.
+  // A system call, because ThreadSanitizer would take mmap for a write by this thread to all of the stack.
   const long mapped = syscall(SYS_mmap, nullptr, kGuardBytes + kStackBytes, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == -1) throw std::bad_alloc();
@@ -100,13 +100,13 @@ void Fiber::start(Entry entry, void* argument) {
   fake_stack_ = nullptr;
   ended_ = false;
 #ifdef PALIMPSEST_TSAN
-  // Not earlier: a fiber that is created takes the identity of one that was destroyed, and would then be
-  // taken for the thread that wrote what it reads.
+  // Not earlier: a new fiber may get the identity of a destroyed one, and would then be taken for the thread
+  // that wrote what it reads.
   if (tsan_fiber_) __tsan_destroy_fiber(tsan_fiber_);
   tsan_fiber_ = __tsan_create_fiber(0);
 #endif
 #ifndef PALIMPSEST_SWAPCONTEXT
-  // As palimpsest_switch_stack leaves a stack: six registers and the address to return to, at which the stack
+  // The stack as palimpsest_switch_stack leaves it: six registers, then the return address at an address that
   // is aligned as after a call.
   auto* top = reinterpret_cast<std::uintptr_t*>(stack_ + own_bytes()) - 2;
   *top = reinterpret_cast<std::uintptr_t>(&Fiber::trampoline);
@@ -133,7 +133,7 @@ void Fiber::run() {
   entry_(argument_);
   ended_ = true;
   switch_out(true);
-  std::abort();  // nobody resumes a fiber that has ended
+  std::abort();  // unreachable: a fiber that has ended is never resumed
 }
 
 void Fiber::resume() {
@@ -169,7 +169,7 @@ void Fiber::switch_out(bool for_good) {
 }
 
 void Fiber::abandon([[maybe_unused]] bool in_order) {
-  // Frames that were left in the middle have their red zones still: of a fiber that has ended its first ones.
+  // Frames that did not return still have their red zones. A fiber that has ended has only its first frames.
   const std::size_t bytes = ended_ ? kFirstFrames : own_bytes();
   allow(stack_ + own_bytes() - bytes, bytes);
 #ifdef PALIMPSEST_TSAN

@@ -4,9 +4,10 @@
 
 namespace palimpsest::cuda_emulator {
 
-/// A computation with a stack of its own that can be left in the middle and taken up again. All fibers run on
-/// the one OS thread that resumes them. AddressSanitizer and ThreadSanitizer are told of every switch; to the
-/// latter each started fiber is a thread that shares no order of events with the others.
+/// A function call with its own stack, which can suspend itself and be resumed. All fibers run on the OS
+/// thread that resumes them. AddressSanitizer and ThreadSanitizer are told about every switch;
+/// ThreadSanitizer takes each started fiber for a thread without any order of events relative to other
+/// threads.
 class Fiber {
  public:
   using Entry = void (*)(void* argument);
@@ -16,20 +17,20 @@ class Fiber {
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
 
-  /// The next resume() calls entry(argument), which must not throw.
+  /// Makes the next resume() call entry(argument), which must not throw.
   void start(Entry entry, void* argument);
-  /// Runs the fiber until it suspends itself or its entry returns. From outside of any fiber.
+  /// Runs the fiber until it suspends itself or its entry returns. Must be called outside of all fibers.
   void resume();
-  /// Goes back to resume()'s caller. From inside this fiber.
+  /// Returns to the caller of resume(). Must be called from this fiber.
   void suspend();
-  /// Forgets what is on the stack: after the entry returned, or in the middle of it; destructors do not run.
-  /// `in_order`: to ThreadSanitizer, all that the fiber did comes before what follows here.
+  /// Discards the stack, after the entry returned or before; destructors do not run.
+  /// `in_order`: ThreadSanitizer orders all that the fiber did before what follows.
   void abandon(bool in_order);
 
  private:
   static constexpr std::size_t kStackBytes = 128 * 1024;
-  /// Of the stack, those that this fiber uses. Tops that lay equally far into their pages would share a few
-  /// sets of the caches (tests_cuda_kernels: 87 -> 76 s).
+  /// Bytes of the stack that this fiber uses. Each fiber's stack begins at another offset in its page; with
+  /// equal offsets all stacks would share a few cache sets (tests_cuda_kernels took 87 s instead of 76 s).
   std::size_t own_bytes() const { return kStackBytes - offset_; }
 
   [[noreturn]] void run();
@@ -38,11 +39,11 @@ class Fiber {
 
   Entry entry_ = nullptr;
   void* argument_ = nullptr;
-  void* mapping_ = nullptr;  // a page that may not be touched, then the stack
+  void* mapping_ = nullptr;  // an inaccessible guard page, then the stack
   char* stack_ = nullptr;
   std::size_t offset_ = 0;
   bool ended_ = false;
-  void* context_ = nullptr;     // the stack pointer while suspended (a ucontext_t on other processors)
+  void* context_ = nullptr;     // the stack pointer while suspended; with swapcontext a ucontext_t
   void* fake_stack_ = nullptr;  // AddressSanitizer's
   void* tsan_fiber_ = nullptr;
 };

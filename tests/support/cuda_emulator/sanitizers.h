@@ -1,7 +1,7 @@
 #pragma once
 
-// The emulator's own units are compiled without the sanitizer, which would watch the scheduler, too; so the
-// build says which one it is: PALIMPSEST_ASAN=1 or PALIMPSEST_TSAN=1.
+// The emulator's own sources are compiled without the sanitizer, which should not watch the scheduler. So the
+// build says which sanitizer the kernels have: PALIMPSEST_ASAN=1 or PALIMPSEST_TSAN=1.
 #ifdef PALIMPSEST_ASAN
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
@@ -20,7 +20,7 @@ inline constexpr bool kTsan = true;
 inline constexpr bool kTsan = false;
 #endif
 
-/// To AddressSanitizer, any access to these bytes is an error (or no longer one).
+/// Makes any access to these bytes an error for AddressSanitizer, or allows it again.
 inline void forbid(void* begin, std::size_t bytes) {
 #ifdef PALIMPSEST_ASAN
   __asan_poison_memory_region(begin, bytes);
@@ -32,8 +32,8 @@ inline void allow(void* begin, std::size_t bytes) {
 #endif
 }
 
-/// To ThreadSanitizer, all that the fiber at hand did so far comes before whatever follows an acquire of the
-/// same object.
+/// ThreadSanitizer orders what the current fiber did before release(object) before what follows an
+/// acquire(object).
 inline void release(void* object) {
 #ifdef PALIMPSEST_TSAN
   __tsan_release(object);

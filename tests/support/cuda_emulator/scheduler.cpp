@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-// What threadIdx and its like read; set before a fiber is resumed.
+// Set before a fiber is resumed.
 palimpsest::cuda_emulator::Index3 threadIdx, blockIdx, blockDim, gridDim;
 
 namespace palimpsest::cuda_emulator {
@@ -29,8 +29,9 @@ std::string to_string(const Place& place) {
   return file.substr(file.rfind('/') + 1) + ":" + std::to_string(place.line());
 }
 
-/// Threads that wait for one another. To ThreadSanitizer, what each did before comes before what any does
-/// after; two objects in turn, as the first to leave may come again before the last has left.
+/// Threads that wait for one another. ThreadSanitizer orders what each did before the meeting before what any
+/// does after it. Two objects take turns, since the first thread to leave may arrive again before the last
+/// has left.
 struct Meeting {
   unsigned arrived = 0;
   unsigned turn = 0;
@@ -47,7 +48,7 @@ struct Warp {
 
 struct Block {
   Index3 index;
-  unsigned rank = 0;  // in its cluster
+  unsigned rank = 0;  // within the cluster
   unsigned done = 0;  // threads that have left the kernel
   SharedMemory* shared = nullptr;
   Meeting meeting;
@@ -65,8 +66,8 @@ struct Thread {
   unsigned lane() const { return index % kWarp; }
 };
 
-/// Fibers and shared memory, kept from launch to launch. Under ThreadSanitizer none is given out twice in one
-/// launch, for what one block leaves on a stack is not ordered with what the next one writes there.
+/// Fibers or shared memories, reused by launch after launch. Under ThreadSanitizer no launch gets one twice,
+/// because the stack writes of two blocks have no order.
 template <class T>
 class Pool {
  public:
@@ -88,7 +89,7 @@ Pool<Fiber> fibers;
 Pool<SharedMemory> shared_memories;
 Thread* running = nullptr;
 int64_t launch_count = 0;
-char launch_end, device_fence;  // ThreadSanitizer's view of these events
+char launch_end, device_fence;  // ThreadSanitizer's objects for these events
 
 class Run {
  public:
@@ -118,7 +119,7 @@ class Run {
   SharedLayout& layout() { return layout_; }
   std::vector<Block>& blocks() { return blocks_; }
 
-  /// Threads [first, last) of the cluster's no longer wait.
+  /// Threads [first, last) of the cluster no longer wait.
   void ready(std::size_t first, std::size_t last) {
     for (std::size_t i = first; i < last; ++i) threads_[i].state = State::kReady;
   }
@@ -163,8 +164,8 @@ class Run {
     for (Thread& thread : threads_) thread.fiber->start(&Run::enter, this);
   }
 
-  // Runs those of the 32 threads indices[first] and so on that wait for nobody, each until it does; false if
-  // there are none.
+  // Runs each of the 32 threads from indices[first] on that is ready until it waits. Returns false if none
+  // was ready.
   bool run_threads(const std::vector<std::size_t>& indices, std::size_t first, std::size_t& left) {
     bool any = false;
     for (std::size_t k = first; k < first + kWarp; ++k) {
@@ -213,7 +214,7 @@ class Run {
     shared_memories.block_ended();
   }
 
-  // The whole life of a CUDA thread.
+  // The entry of a fiber: one CUDA thread from start to end.
   static void enter(void* self) {
     auto* run = static_cast<Run*>(self);
     try {
@@ -236,7 +237,7 @@ class Run {
     release(&launch_end);
   }
 
-  // What the first thread waits for, and what the others do meanwhile.
+  // Describes what the first waiting thread waits for, and what the other threads do.
   std::string deadlock() const {
     const Thread* waits = nullptr;
     for (const Thread& thread : threads_)
@@ -264,8 +265,8 @@ class Run {
   const std::function<void()>& body_;
   SharedLayout layout_;
   Random random_;
-  std::vector<Block> blocks_;    // of the cluster that runs
-  std::vector<Thread> threads_;  // of all its blocks
+  std::vector<Block> blocks_;    // of the current cluster
+  std::vector<Thread> threads_;  // of the current cluster
   std::exception_ptr failure_;
 };
 
@@ -279,7 +280,7 @@ void check(const Launch& launch) {
   if (g.x == 0 || g.y == 0 || g.z == 0 || g.x > 0x7fffffffu || g.y > 65535 || g.z > 65535)
     refuse("grid " + to_string(g));
   if (launch.threads == 0 || launch.threads % kWarp || launch.threads > 1024)
-    refuse(std::to_string(launch.threads) + " threads a block, not a multiple of 32 up to 1024");
+    refuse(std::to_string(launch.threads) + " threads per block, not a multiple of 32 up to 1024");
   if (launch.cluster == 0 || static_cast<int>(launch.cluster) > settings().max_cluster ||
       g.x % launch.cluster)
     refuse("clusters of " + std::to_string(launch.cluster) + " blocks in a grid of " + to_string(g) +
@@ -294,7 +295,7 @@ bool same(const Place& a, const Place& b) {
          (a.file_name() == b.file_name() || std::strcmp(a.file_name(), b.file_name()) == 0);
 }
 
-// The thread at hand waits until all of threads [first, last) are here. The last one goes on at once.
+// The current thread waits until all threads [first, last) have arrived. The last one continues at once.
 void meet(Meeting& meeting, std::size_t first, std::size_t last, State waiting, bool orders_memory,
           const Place& place) {
   Thread& self = *running;

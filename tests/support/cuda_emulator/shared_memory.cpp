@@ -11,11 +11,11 @@
 namespace palimpsest::cuda_emulator {
 namespace {
 
-constexpr std::size_t kRedZone = 128;  // as wide as a warp's 4-byte access
+constexpr std::size_t kRedZone = 128;  // the width of a warp's access to 4 bytes per lane
 constexpr std::size_t kAlignment = 128;
-constexpr std::size_t kArenaBytes = 320 * 1024;  // 227 KiB, and red zones for a hundred variables and more
-// Room for all that a kernel declares is made before its threads run: to ThreadSanitizer, a list that grows
-// in one of them is memory which that thread frees under the others.
+constexpr std::size_t kArenaBytes = 320 * 1024;  // 227 KiB, and red zones for more than a hundred variables
+// Lists are allocated before the threads run: ThreadSanitizer would take a list that grows in one thread for
+// memory that this thread frees while others use it.
 constexpr std::size_t kMostVariables = 256;
 constexpr unsigned char kRed = 0xa5, kNan = 0xff;
 
@@ -50,8 +50,8 @@ std::size_t SharedLayout::piece(const void* key, std::size_t bytes, std::size_t 
   return added;
 }
 
-// A loop and no memset: that one is ThreadSanitizer's own, which would take the thread that comes first to a
-// declaration for the writer of what the others read.
+// No memset: ThreadSanitizer intercepts it, and would take the first thread at a declaration for the writer
+// of what others read.
 __attribute__((optimize("no-tree-loop-distribute-patterns"))) static void fill(char* begin, std::size_t bytes,
                                                                                unsigned char value) {
   for (std::size_t i = 0; i < bytes; ++i) begin[i] = static_cast<char>(value);

@@ -1,7 +1,7 @@
 #include "palimpsest/kernels/cuda/abn.h"
 
+#include "palimpsest/kernels/cuda/abn/moments.cuh"
 #include "palimpsest/kernels/cuda/abn/table.cuh"
-#include "palimpsest/kernels/cuda/device/workspace.cuh"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 
 #include <algorithm>
@@ -12,36 +12,25 @@
 namespace palimpsest::kernels::cuda {
 namespace {
 
-// Blocks that a launch is cut into where it can be: several waves of them on the largest device, so that the
-// last wave, which is never full, is a small part of all. Fixed, as sums must not depend on the device.
-constexpr int64_t kReduceBlocks = 4096, kColumnReduceBlocks = 2048, kApplyBlocks = 8192;
-// One block puts a panel's segments together: 256 of them take it 1 to 2 us.
-constexpr int64_t kMostColumnSegments = 256;
-// Vectors that a thread has at least, so that a batch of loads is under way.
-constexpr int64_t kLeastVectors = 4;
-// Pieces of a panel, pixels and images are counted in 32 bits, and a walk steps past the end by some
-// thousands.
-constexpr int64_t kMostPieces = (int64_t{1} << 31) - (1 << 16);
-static_assert(kReduceBlocks / 2 <= kMostPanelsInSegments);
+using namespace abn_detail;
 
-int64_t divided_up(int64_t a, int64_t b) {
-  return (a + b - 1) / b;
-}
+// Blocks of a launch that does not sum, as kReduceBlocks.
+constexpr int64_t kApplyBlocks = 8192;
 
-/// The same memory as the kernels prefer to see it: without pixels NCHW is channels-last, and a single
-/// channel is one long plane.
-AbnProblem simplified(AbnProblem layer) {
-  if (layer.shape.c == 1 && layer.shape.per_channel() <= kMostPieces) {
-    layer.layout = Layout::kNCHW;
-    layer.shape = {1, 1, layer.shape.n * layer.shape.s};
-  } else if (layer.shape.s == 1) {
-    layer.layout = Layout::kChannelsLast;
+/// The same memory in the layout that suits the kernels best: without pixels NCHW is channels-last, and a
+/// single channel is one long plane.
+AbnProblem simplified(AbnProblem problem) {
+  if (problem.shape.c == 1 && problem.shape.per_channel() <= kMostPieces) {
+    problem.layout = Layout::kNCHW;
+    problem.shape = {1, 1, problem.shape.n * problem.shape.s};
+  } else if (problem.shape.s == 1) {
+    problem.layout = Layout::kChannelsLast;
   }
-  return layer;
+  return problem;
 }
 
-/// How many values the addresses lie behind a multiple of 16 bytes, if that is the same for all (null ones do
-/// not count); else -1.
+/// Values from the last multiple of 16 bytes to each address, or -1 if the addresses differ in that. Null
+/// addresses do not count.
 template <class S>
 int common_lead(std::initializer_list<const void*> addresses) {
   int lead = -1;
@@ -54,260 +43,273 @@ int common_lead(std::initializer_list<const void*> addresses) {
   return lead;
 }
 
-int counted(const AbnProblem& layer, int64_t count) {
+template <class S>
+int lead_of(const ApplyArguments<S>& arguments) {
+  return common_lead<S>({arguments.x, arguments.residual, arguments.z, arguments.saved_values});
+}
+
+template <class S>
+int lead_of(const BackwardArguments<S>& arguments) {
+  return common_lead<S>({arguments.saved_values, arguments.residual, arguments.dz, arguments.dx,
+                         arguments.dresidual, arguments.z});
+}
+
+int counted(const AbnProblem& problem, int64_t count) {
   if (count > kMostPieces)
     throw std::invalid_argument(
         "[abn] a channel may have up to 2^31 - 2^16 vectors of 16 bytes and a tensor as many "
         "pixels (in NCHW: an image), got a shape (N, C, S) of (" +
-        std::to_string(layer.shape.n) + ", " + std::to_string(layer.shape.c) + ", " +
-        std::to_string(layer.shape.s) + "): split the batch");
+        std::to_string(problem.shape.n) + ", " + std::to_string(problem.shape.c) + ", " +
+        std::to_string(problem.shape.s) + "): split the batch");
   return static_cast<int>(count);
 }
 
-/// The cut of a layer into panels of `wide` vectors, in one segment each.
+/// Cuts the tensor into panels of `wide` vectors, with one segment per panel.
 template <class S>
-Geometry whole_panels(const AbnProblem& layer, int lead, int wide) {
+Geometry whole_panels(const AbnProblem& problem, int lead, int wide) {
   constexpr int V = kLanes<S>;
-  Geometry g;
-  g.cut.shape = layer.shape;
-  const Shape3& shape = layer.shape;
-  if (layer.layout == Layout::kNCHW) {
-    g.vectors = V > 1 && lead >= 0 && shape.s >= 2 * V;
-    g.cut.panels = counted(layer, shape.c);
+  Geometry geometry;
+  Cut& cut = geometry.cut;
+  const Shape3& shape = problem.shape;
+  cut.shape = shape;
+  if (problem.layout == Layout::kNCHW) {
+    geometry.vectors = V > 1 && lead >= 0 && shape.s >= 2 * V;
+    cut.panels = counted(problem, shape.c);
     const bool all_aligned = lead == 0 && shape.s % V == 0;
-    g.cut.pieces = counted(layer, shape.n * (counted(layer, shape.s) / (g.vectors ? V : 1)));
-    g.cut.edges = g.vectors && !all_aligned ? counted(layer, shape.n * 2 * (V - 1)) : 0;
-    g.cut.lead = g.vectors ? lead : 0;
+    cut.pieces = counted(problem, shape.n * (counted(problem, shape.s) / (geometry.vectors ? V : 1)));
+    cut.edges = geometry.vectors && !all_aligned ? counted(problem, shape.n * 2 * (V - 1)) : 0;
+    cut.lead = geometry.vectors ? lead : 0;
   } else {
-    g.vectors = V > 1 && lead == 0 && shape.c % V == 0;
-    g.cut.panels = counted(layer, divided_up(counted(layer, shape.c), g.vectors ? wide * V : kScalarPanel));
-    g.cut.pieces = counted(layer, shape.n * shape.s);
+    geometry.vectors = V > 1 && lead == 0 && shape.c % V == 0;
+    cut.panels =
+        counted(problem, ceil_divide(counted(problem, shape.c), geometry.vectors ? wide * V : kScalarPanel));
+    cut.pieces = counted(problem, shape.n * shape.s);
   }
-  return g;
+  return geometry;
 }
 
-/// Vectors that one piece of a panel has.
-int piece_vectors(const AbnProblem& layer, const Geometry& g, int wide) {
-  return layer.layout == Layout::kNCHW ? 1 : g.vectors ? wide : kScalarPanel;
+/// Vectors (or single values) per piece of a panel.
+int piece_vectors(const AbnProblem& problem, const Geometry& geometry, int wide) {
+  return problem.layout == Layout::kNCHW ? 1 : geometry.vectors ? wide : kScalarPanel;
 }
 
-/// Segments that make about `blocks` blocks, at most `most` a panel, and leave each thread enough to do.
-int segments_for(const AbnProblem& layer, const Geometry& g, int wide, int64_t blocks, int64_t most) {
-  const int64_t vectors = int64_t{g.cut.pieces} * piece_vectors(layer, g, wide);
-  const int64_t wanted = std::min({blocks / g.cut.panels, vectors / (kThreads * kLeastVectors), most});
+/// Segments per panel, at most `most`, that make about `blocks` blocks with enough work for each thread.
+int segments_for(const AbnProblem& problem, const Geometry& geometry, int wide, int64_t blocks,
+                 int64_t most) {
+  const int64_t vectors = int64_t{geometry.cut.pieces} * piece_vectors(problem, geometry, wide);
+  const int64_t wanted = std::min({blocks / geometry.cut.panels, vectors / (kThreads * kLeastVectors), most});
   return static_cast<int>(std::max<int64_t>(1, wanted));
 }
 
 template <class S>
-Geometry reduce_geometry(const AbnProblem& layer, int lead) {
-  Geometry g = whole_panels<S>(layer, lead, kReducePanel);
-  g.cut.segments = layer.layout == Layout::kNCHW
-                       ? segments_for(layer, g, kReducePanel, kReduceBlocks, kReduceBlocks)
-                       : segments_for(layer, g, kReducePanel, kColumnReduceBlocks, kMostColumnSegments);
-  return g;
+Geometry reduce_geometry(const AbnProblem& problem, int lead) {
+  Geometry geometry = whole_panels<S>(problem, lead, kReducePanel);
+  geometry.cut.segments =
+      problem.layout == Layout::kNCHW
+          ? segments_for(problem, geometry, kReducePanel, kReduceBlocks, kReduceBlocks)
+          : segments_for(problem, geometry, kReducePanel, kColumnReduceBlocks, kMostColumnSegments);
+  return geometry;
 }
 
 template <class S>
-Geometry apply_geometry(const AbnProblem& layer, int lead) {
-  Geometry g = whole_panels<S>(layer, lead, kApplyPanel);
-  g.cut.segments = segments_for(layer, g, kApplyPanel, kApplyBlocks, kApplyBlocks);
-  return g;
+Geometry apply_geometry(const AbnProblem& problem, int lead) {
+  Geometry geometry = whole_panels<S>(problem, lead, kApplyPanel);
+  geometry.cut.segments = segments_for(problem, geometry, kApplyPanel, kApplyBlocks, kApplyBlocks);
+  return geometry;
 }
 
-/// Whether the layer's panels of `tensors` tensors can stay on the chip, one in each cluster, and then how:
-/// `g`.
+/// Returns whether the panels of `tensors` tensors fit into shared memory, each panel in one cluster of
+/// blocks; if so, `geometry` says how.
 template <class S>
-bool fits_on_chip(const AbnProblem& layer, int lead, int tensors, Geometry& g) {
-  constexpr int64_t kStatic = 12 * 1024;  // what the kernel has besides, and what the device adds
+bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, Geometry& geometry) {
+  // Shared memory per block that the kernels declare besides, and that the device adds.
+  constexpr int64_t kStaticBytes = 12 * 1024;
   constexpr int64_t kSmallShare = 16 * 1024;
   const Device device = current_device();
-  g = whole_panels<S>(layer, lead, kReducePanel);
+  geometry = whole_panels<S>(problem, lead, kReducePanel);
+  Cut& cut = geometry.cut;
   const auto share = [&](int64_t blocks) {
-    const int64_t vector = g.vectors ? 16 : static_cast<int64_t>(sizeof(S));
-    return tensors * (divided_up(g.cut.pieces, blocks) * piece_vectors(layer, g, kReducePanel) * vector +
-                      divided_up(g.cut.edges, blocks) * static_cast<int64_t>(sizeof(S)));
+    const int64_t vector = geometry.vectors ? 16 : static_cast<int64_t>(sizeof(S));
+    return tensors *
+           (ceil_divide(cut.pieces, blocks) * piece_vectors(problem, geometry, kReducePanel) * vector +
+            ceil_divide(cut.edges, blocks) * static_cast<int64_t>(sizeof(S)));
   };
-  // Two blocks on a multiprocessor: one reads while the other writes.
-  const int64_t room = device.shared_bytes_per_block / 2 - kStatic;
+  // Two blocks per multiprocessor, so that one reads while the other writes.
+  const int64_t room = device.shared_bytes_per_block / 2 - kStaticBytes;
   int blocks = 1;
   while (share(blocks) > room && 2 * blocks <= device.max_cluster) blocks *= 2;
-  while (int64_t{g.cut.panels} * blocks < 2 * int64_t{device.multiprocessors} &&
-         share(blocks) > kSmallShare && 2 * blocks <= device.max_cluster)
+  while (int64_t{cut.panels} * blocks < 2 * int64_t{device.multiprocessors} && share(blocks) > kSmallShare &&
+         2 * blocks <= device.max_cluster)
     blocks *= 2;
-  if (share(blocks) > room || int64_t{g.cut.panels} * blocks < device.multiprocessors) return false;
-  g.cut.segments = blocks;
-  g.shared_bytes = static_cast<std::size_t>(share(blocks));
+  if (share(blocks) > room || int64_t{cut.panels} * blocks < device.multiprocessors) return false;
+  cut.segments = blocks;
+  geometry.shared_bytes = static_cast<std::size_t>(share(blocks));
   return true;
 }
 
 template <class S>
-StatisticsOutputs<MathsOf<S>> outputs(double* mean, double* var, double* inv_std, double eps,
-                                      const RunningStatistics& running) {
-  using T = MathsOf<S>;
+StatisticsOutputs<accumulate_t<S>> outputs_of(double* mean, double* var, double* inv_std, double eps,
+                                              const RunningStatistics& running) {
+  using T = accumulate_t<S>;
   return {
       mean, var, inv_std, eps, static_cast<T*>(running.mean), static_cast<T*>(running.var), running.momentum};
 }
 
-Keep keep_of(const AbnProblem& layer) {
-  return layer.saved == Saved::kPreActivation ? Keep::kPreActivation
-         : layer.saved == Saved::kNormalized  ? Keep::kNormalized
-         : layer.saved == Saved::kOutputBit   ? Keep::kBranch
-                                              : Keep::kNothing;
+/// The arguments of a launch that computes z from `x`, which is what `source` says, and stores what `saved`
+/// says.
+template <class S>
+ApplyArguments<S> apply_arguments(const AbnProblem& problem, const AbnForward& forward, const void* x,
+                                  Saved source, Saved saved) {
+  using T = accumulate_t<S>;
+  return {static_cast<const S*>(x),
+          static_cast<const S*>(forward.residual),
+          static_cast<S*>(forward.z),
+          saves_aside(saved) ? static_cast<S*>(forward.saved_values) : nullptr,
+          problem.relu_residual,
+          saved,
+          source,
+          static_cast<const T*>(forward.weight),
+          static_cast<const T*>(forward.bias),
+          forward.mean,
+          forward.inv_std,
+          forward.branch,
+          minimum_at<T>(problem.activation)};
 }
 
 template <class S>
-ApplyArguments<S> apply_arguments(const AbnProblem& layer, const AbnForward& t, Keep keep, Source source) {
-  using T = MathsOf<S>;
-  return {
-      static_cast<const S*>(source == Source::kInput && t.x ? t.x : t.saved_values),
-      static_cast<const S*>(t.residual),
-      static_cast<S*>(t.z),
-      keep == Keep::kPreActivation || keep == Keep::kNormalized ? static_cast<S*>(t.saved_values) : nullptr,
-      layer.relu_residual,
-      keep,
-      source,
-      static_cast<const T*>(t.weight),
-      static_cast<const T*>(t.bias),
-      t.mean,
-      t.inv_std,
-      t.branch,
-      minimum_at<T>(layer.activation)};
-}
-
-template <class S>
-BackwardArguments<S> backward_arguments(const AbnProblem& layer, const AbnBackward& t, double m) {
-  using T = MathsOf<S>;
-  return {static_cast<const S*>(t.saved_values),
-          static_cast<const S*>(t.residual),
-          static_cast<const S*>(t.dz),
-          t.branch,
-          static_cast<S*>(t.dx),
-          static_cast<S*>(t.dresidual),
-          is_before_activation(layer.saved) ? static_cast<S*>(t.z) : nullptr,
-          layer.relu_residual,
-          !t.sum_dy || !t.sum_dy_xhat,
-          layer.saved,
-          static_cast<const T*>(t.weight),
-          static_cast<const T*>(t.bias),
-          t.mean,
-          t.inv_std,
-          static_cast<T*>(t.sum_dy),
-          static_cast<T*>(t.sum_dy_xhat),
+BackwardArguments<S> backward_arguments(const AbnProblem& problem, const AbnBackward& backward, double m) {
+  using T = accumulate_t<S>;
+  return {static_cast<const S*>(backward.saved_values),
+          static_cast<const S*>(backward.residual),
+          static_cast<const S*>(backward.dz),
+          backward.branch,
+          static_cast<S*>(backward.dx),
+          static_cast<S*>(backward.dresidual),
+          is_before_activation(problem.saved) ? static_cast<S*>(backward.z) : nullptr,
+          problem.relu_residual,
+          !backward.sum_dy || !backward.sum_dy_xhat,
+          problem.saved,
+          static_cast<const T*>(backward.weight),
+          static_cast<const T*>(backward.bias),
+          backward.mean,
+          backward.inv_std,
+          static_cast<T*>(backward.sum_dy),
+          static_cast<T*>(backward.sum_dy_xhat),
           m};
 }
 
-/// Of all tensors that backward reads and writes.
+// One launch each. `problem` is simplified.
+
 template <class S>
-int lead_of(const BackwardArguments<S>& t) {
-  return common_lead<S>({t.kept, t.residual, t.dz, t.dx, t.dresidual, t.z});
+void run_statistics(const AbnProblem& problem, const S* x, const StatisticsOutputs<accumulate_t<S>>& outputs,
+                    const Queue& queue) {
+  launch_table<S>().statistics(problem, reduce_geometry<S>(problem, common_lead<S>({x})), x, outputs,
+                               workspace_of(queue), queue.stream);
 }
 
 template <class S>
-void reduce(const AbnProblem& layer, const BackwardArguments<S>& t, const Queue& queue) {
-  const int lead = common_lead<S>({t.kept, t.residual, t.dz});
-  abn_kernels<S>().reduce(layer, reduce_geometry<S>(layer, lead), t, workspace_of(queue), queue.stream);
+void run_apply(const AbnProblem& problem, const ApplyArguments<S>& arguments, const Queue& queue) {
+  launch_table<S>().apply(problem, apply_geometry<S>(problem, lead_of(arguments)), arguments, queue.stream);
 }
 
 template <class S>
-void propagate(const AbnProblem& layer, const BackwardArguments<S>& t, const Queue& queue) {
-  abn_kernels<S>().propagate(layer, apply_geometry<S>(layer, lead_of(t)), t, queue.stream);
+void run_backward_reduce(const AbnProblem& problem, const BackwardArguments<S>& arguments,
+                         const Queue& queue) {
+  const int lead = common_lead<S>({arguments.saved_values, arguments.residual, arguments.dz});
+  launch_table<S>().backward_reduce(problem, reduce_geometry<S>(problem, lead), arguments,
+                                    workspace_of(queue), queue.stream);
 }
 
 template <class S>
-int lead_of(const ApplyArguments<S>& t) {
-  return common_lead<S>({t.x, t.residual, t.z, t.kept});
-}
-
-template <class S>
-void apply(const AbnProblem& layer, const ApplyArguments<S>& t, const Queue& queue) {
-  abn_kernels<S>().apply(layer, apply_geometry<S>(layer, lead_of(t)), t, queue.stream);
-}
-
-template <class S>
-void statistics(const AbnProblem& layer, const S* x, const StatisticsOutputs<MathsOf<S>>& out,
-                const Queue& queue) {
-  abn_kernels<S>().statistics(layer, reduce_geometry<S>(layer, common_lead<S>({x})), x, out,
-                              workspace_of(queue), queue.stream);
+void run_backward_apply(const AbnProblem& problem, const BackwardArguments<S>& arguments,
+                        const Queue& queue) {
+  launch_table<S>().backward_apply(problem, apply_geometry<S>(problem, lead_of(arguments)), arguments,
+                                   queue.stream);
 }
 
 }  // namespace
 
-int64_t abn_workspace_bytes(const AbnProblem& layer) {
+int64_t abn_workspace_bytes(const AbnProblem& problem) {
   int segments = 1;
-  if (layer.shape.elements() > 0)
-    dispatch_float(layer.dtype, [&]<class S>() {
-      const AbnProblem simple = simplified(layer);
-      for (const int lead : {-1, 0, 1})  // whatever the addresses will be
+  if (problem.shape.elements() > 0)
+    dispatch_float(problem.dtype, [&]<class S>() {
+      const AbnProblem simple = simplified(problem);
+      for (const int lead : {-1, 0, 1})  // the addresses are not known yet
         segments = std::max(segments, reduce_geometry<S>(simple, lead).cut.segments);
     });
-  return kCounterBytes + (segments > 1 ? segments * layer.shape.c * static_cast<int64_t>(sizeof(Moments))
-                                       : 0);  // sums take less
+  if (segments == 1) return kCounterBytes;
+  // Moments are larger than GradientSums.
+  return kCounterBytes + segments * problem.shape.c * static_cast<int64_t>(sizeof(Moments));
 }
 
-void abn_statistics(const AbnProblem& layer, const void* x, double* mean, double* var, const Queue& queue) {
-  if (layer.shape.elements() == 0) return;
-  dispatch_float(layer.dtype, [&]<class S>() {
-    statistics<S>(simplified(layer), static_cast<const S*>(x), outputs<S>(mean, var, nullptr, 0, {}), queue);
+void abn_statistics(const AbnProblem& problem, const void* x, double* mean, double* var, const Queue& queue) {
+  if (problem.shape.elements() == 0) return;
+  dispatch_float(problem.dtype, [&]<class S>() {
+    run_statistics<S>(simplified(problem), static_cast<const S*>(x), outputs_of<S>(mean, var, nullptr, 0, {}),
+                      queue);
   });
 }
 
-void abn_apply(const AbnProblem& layer, const AbnForward& t, const Queue& queue) {
-  if (layer.shape.elements() == 0) return;
-  dispatch_float(layer.dtype, [&]<class S>() {
-    apply(simplified(layer), apply_arguments<S>(layer, t, keep_of(layer), Source::kInput), queue);
+void abn_apply(const AbnProblem& problem, const AbnForward& forward, const Queue& queue) {
+  if (problem.shape.elements() == 0) return;
+  dispatch_float(problem.dtype, [&]<class S>() {
+    run_apply(simplified(problem),
+              apply_arguments<S>(problem, forward, forward.x, Saved::kInput, problem.saved), queue);
   });
 }
 
-void abn_forward(const AbnProblem& layer, double eps, const AbnForward& t, const RunningStatistics& running,
-                 const Queue& queue) {
-  if (layer.shape.elements() == 0) return;
-  dispatch_float(layer.dtype, [&]<class S>() {
-    const AbnProblem simple = simplified(layer);
-    const ApplyArguments<S> arguments = apply_arguments<S>(layer, t, keep_of(layer), Source::kInput);
-    const auto out = outputs<S>(t.mean, t.var, t.inv_std, eps, running);
-    Geometry g;
-    if (fits_on_chip<S>(simple, lead_of(arguments), 1, g))
-      return abn_kernels<S>().resident_forward(simple, g, arguments, out, queue.stream);
-    statistics(simple, arguments.x, out, queue);
-    apply(simple, arguments, queue);
+void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
+                 const RunningStatistics& running, const Queue& queue) {
+  if (problem.shape.elements() == 0) return;
+  dispatch_float(problem.dtype, [&]<class S>() {
+    const AbnProblem simple = simplified(problem);
+    const auto arguments = apply_arguments<S>(problem, forward, forward.x, Saved::kInput, problem.saved);
+    const auto outputs = outputs_of<S>(forward.mean, forward.var, forward.inv_std, eps, running);
+    Geometry geometry;
+    if (fits_on_chip<S>(simple, lead_of(arguments), 1, geometry))
+      return launch_table<S>().resident_forward(simple, geometry, arguments, outputs, queue.stream);
+    run_statistics(simple, arguments.x, outputs, queue);
+    run_apply(simple, arguments, queue);
   });
 }
 
-void abn_recompute_output(const AbnProblem& layer, const AbnForward& t, const Queue& queue) {
-  if (layer.shape.elements() == 0) return;
-  const Source source = layer.saved == Saved::kPreActivation ? Source::kPreActivation
-                        : layer.saved == Saved::kNormalized  ? Source::kNormalized
-                                                             : Source::kInput;
-  dispatch_float(layer.dtype, [&]<class S>() {
-    AbnForward from = t;
-    from.x = t.saved_values;
-    apply(simplified(layer), apply_arguments<S>(layer, from, Keep::kNothing, source), queue);
+void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward, const Queue& queue) {
+  if (problem.shape.elements() == 0) return;
+  dispatch_float(problem.dtype, [&]<class S>() {
+    run_apply(simplified(problem),
+              apply_arguments<S>(problem, forward, forward.saved_values, problem.saved, Saved::kOutput),
+              queue);
   });
 }
 
-void abn_backward_reduce(const AbnProblem& layer, const AbnBackward& t, const Queue& queue) {
-  if (layer.shape.elements() == 0) return;
-  dispatch_float(layer.dtype,
-                 [&]<class S>() { reduce(simplified(layer), backward_arguments<S>(layer, t, 1), queue); });
+void abn_backward_reduce(const AbnProblem& problem, const AbnBackward& backward, const Queue& queue) {
+  if (problem.shape.elements() == 0) return;
+  dispatch_float(problem.dtype, [&]<class S>() {
+    run_backward_reduce(simplified(problem), backward_arguments<S>(problem, backward, 1), queue);
+  });
 }
 
-void abn_backward_apply(const AbnProblem& layer, const AbnBackward& t, double m, const Queue& queue) {
-  if (layer.shape.elements() == 0) return;
-  dispatch_float(layer.dtype,
-                 [&]<class S>() { propagate(simplified(layer), backward_arguments<S>(layer, t, m), queue); });
+void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, double m,
+                        const Queue& queue) {
+  if (problem.shape.elements() == 0) return;
+  dispatch_float(problem.dtype, [&]<class S>() {
+    run_backward_apply(simplified(problem), backward_arguments<S>(problem, backward, m), queue);
+  });
 }
 
-void abn_backward(const AbnProblem& layer, const AbnBackward& t, const Queue& queue) {
-  if (layer.shape.elements() == 0) return;
-  dispatch_float(layer.dtype, [&]<class S>() {
-    const AbnProblem simple = simplified(layer);
-    const auto arguments = backward_arguments<S>(layer, t, static_cast<double>(layer.shape.per_channel()));
-    Geometry g;
-    const AbnKernels<S>& kernels = abn_kernels<S>();
-    if (fits_on_chip<S>(simple, lead_of(arguments), 2, g) && kernels.has_resident_backward(simple, g))
-      return kernels.resident_backward(simple, g, arguments, queue.stream);
-    reduce(simple, arguments, queue);
-    propagate(simple, arguments, queue);
+void abn_backward(const AbnProblem& problem, const AbnBackward& backward, const Queue& queue) {
+  if (problem.shape.elements() == 0) return;
+  dispatch_float(problem.dtype, [&]<class S>() {
+    const AbnProblem simple = simplified(problem);
+    const auto arguments =
+        backward_arguments<S>(problem, backward, static_cast<double>(problem.shape.per_channel()));
+    const LaunchTable<S>& table = launch_table<S>();
+    Geometry geometry;
+    if (fits_on_chip<S>(simple, lead_of(arguments), 2, geometry) &&
+        table.has_resident_backward(simple, geometry))
+      return table.resident_backward(simple, geometry, arguments, queue.stream);
+    run_backward_reduce(simple, arguments, queue);
+    run_backward_apply(simple, arguments, queue);
   });
 }
 

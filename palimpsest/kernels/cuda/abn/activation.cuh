@@ -4,31 +4,31 @@
 #include "palimpsest/kernels/formulas/activation.h"
 #include "palimpsest/kernels/formulas/precision.h"
 
-namespace palimpsest::kernels::cuda {
+namespace palimpsest::kernels::cuda::abn_detail {
 
-/// Whichever activation `kind` names, made on the host. One kernel serves them all: the choice is the same
-/// for a whole launch, and one branch a vector costs nothing beside the memory.
+/// The activation that `kind` names, constructed on the host. One kernel serves all activations: every thread
+/// of a launch takes the same branch, and one branch per vector costs nothing next to the memory accesses.
 template <class T>
 class AnyActivation {
  public:
-  static constexpr bool kLarge = true;      ///< it takes many registers
-  static constexpr bool kBranches = false;  ///< it is read back from z and a bit
+  static constexpr bool kLarge = true;      ///< its arithmetic takes many registers
+  static constexpr bool kBranches = false;  ///< backward recovers y from z and a bit
 
-  AnyActivation(Activation kind, const ActivationArguments& a)
+  AnyActivation(Activation kind, const ActivationArguments& arguments)
       : kind_(kind),
-        leaky_(a),
-        elu_(a),
-        identity_(a),
-        sigmoid_(a),
-        tanh_(a),
-        softplus_(a),
-        relu_(a),
-        gelu_(a),
-        gelu_tanh_(a),
-        silu_(a),
-        hard_swish_(a) {}
+        leaky_(arguments),
+        elu_(arguments),
+        identity_(arguments),
+        sigmoid_(arguments),
+        tanh_(arguments),
+        softplus_(arguments),
+        relu_(arguments),
+        gelu_(arguments),
+        gelu_tanh_(arguments),
+        silu_(arguments),
+        hard_swish_(arguments) {}
 
-  /// Calls function(activation) with the struct of activation_formulas.h.
+  /// Calls function(activation) with the struct of formulas/activation.h.
   template <class Function>
   __device__ __forceinline__ void dispatch(const Function& function) const {
     switch (kind_) {
@@ -72,18 +72,18 @@ class AnyActivation {
   HardSwish<T> hard_swish_;
 };
 
-/// The activations with two branches, where z and a bit give y back: so many registers that a kernel of its
-/// own has room for nothing else.
+/// The activations with two branches, for which z and a bit determine y. Their arithmetic takes so many
+/// registers that they need a kernel of their own.
 template <class T>
 class BranchActivation {
  public:
   static constexpr bool kLarge = true;
   static constexpr bool kBranches = true;
 
-  BranchActivation(Activation kind, const ActivationArguments& a)
-      : kind_(kind), gelu_(a), gelu_tanh_(a), silu_(a) {}
+  BranchActivation(Activation kind, const ActivationArguments& arguments)
+      : kind_(kind), gelu_(arguments), gelu_tanh_(arguments), silu_(arguments) {}
 
-  /// Calls function(activation) with the struct of activation_formulas.h.
+  /// Calls function(activation) with the struct of formulas/activation.h.
   template <class Function>
   __device__ __forceinline__ void dispatch(const Function& function) const {
     if (kind_ == Activation::kGELU) return function(gelu_);
@@ -98,8 +98,8 @@ class BranchActivation {
   SiLU<T> silu_;
 };
 
-/// The activations that are two straight lines, as one: leaky ReLU, the identity (of slope 1) and ReLU (of
-/// slope 0, and 0 for -infinity, too). Kernels with fewer registers, which have more loads under way.
+/// The activations that consist of two straight lines: leaky ReLU, the identity (slope 1) and ReLU (slope 0, and
+/// 0 for -infinity). Their kernels take fewer registers, and so have more loads under way.
 template <class T>
 class StraightActivation {
  public:
@@ -110,12 +110,14 @@ class StraightActivation {
     return kind == Activation::kLeakyReLU || kind == Activation::kIdentity || kind == Activation::kReLU;
   }
 
-  StraightActivation(Activation kind, const ActivationArguments& a)
+  StraightActivation(Activation kind, const ActivationArguments& arguments)
       : cuts_(kind == Activation::kReLU),
-        slope_(kind == Activation::kLeakyReLU ? static_cast<T>(a.param) : static_cast<T>(cuts_ ? 0 : 1)),
-        inverse_slope_(kind == Activation::kLeakyReLU ? static_cast<T>(1 / a.param) : T(1)) {}
+        slope_(static_cast<T>(kind == Activation::kLeakyReLU ? arguments.param
+                              : cuts_                        ? 0
+                                                             : 1)),
+        inverse_slope_(kind == Activation::kLeakyReLU ? static_cast<T>(1 / arguments.param) : T(1)) {}
 
-  /// Calls function(activation), which has the functions of those of activation_formulas.h.
+  /// Calls function(activation). The functions of the activation are those in formulas/activation.h.
   template <class Function>
   __device__ __forceinline__ void dispatch(const Function& function) const {
     function(*this);
@@ -134,4 +136,4 @@ class StraightActivation {
   T slope_, inverse_slope_;
 };
 
-}  // namespace palimpsest::kernels::cuda
+}  // namespace palimpsest::kernels::cuda::abn_detail

@@ -1,10 +1,10 @@
 #include "palimpsest/kernels/cuda/abn/launch.cuh"
 
-namespace palimpsest::kernels::cuda {
+namespace palimpsest::kernels::cuda::abn_detail {
 
 template <>
-const AbnKernels<BFloat16>& abn_kernels<BFloat16>() {
-  return kAbnKernelsOf<BFloat16>;
+const LaunchTable<BFloat16>& launch_table<BFloat16>() {
+  return kLaunchTable<BFloat16>;
 }
 
-}  // namespace palimpsest::kernels::cuda
+}  // namespace palimpsest::kernels::cuda::abn_detail

@@ -1,10 +1,10 @@
 #include "palimpsest/kernels/cuda/abn/launch.cuh"
 
-namespace palimpsest::kernels::cuda {
+namespace palimpsest::kernels::cuda::abn_detail {
 
 template <>
-const AbnKernels<Float16>& abn_kernels<Float16>() {
-  return kAbnKernelsOf<Float16>;
+const LaunchTable<Float16>& launch_table<Float16>() {
+  return kLaunchTable<Float16>;
 }
 
-}  // namespace palimpsest::kernels::cuda
+}  // namespace palimpsest::kernels::cuda::abn_detail

@@ -1,10 +1,10 @@
 #include "palimpsest/kernels/cuda/abn/launch.cuh"
 
-namespace palimpsest::kernels::cuda {
+namespace palimpsest::kernels::cuda::abn_detail {
 
 template <>
-const AbnKernels<float>& abn_kernels<float>() {
-  return kAbnKernelsOf<float>;
+const LaunchTable<float>& launch_table<float>() {
+  return kLaunchTable<float>;
 }
 
-}  // namespace palimpsest::kernels::cuda
+}  // namespace palimpsest::kernels::cuda::abn_detail

@@ -1,10 +1,10 @@
 #include "palimpsest/kernels/cuda/abn/launch.cuh"
 
-namespace palimpsest::kernels::cuda {
+namespace palimpsest::kernels::cuda::abn_detail {
 
 template <>
-const AbnKernels<double>& abn_kernels<double>() {
-  return kAbnKernelsOf<double>;
+const LaunchTable<double>& launch_table<double>() {
+  return kLaunchTable<double>;
 }
 
-}  // namespace palimpsest::kernels::cuda
+}  // namespace palimpsest::kernels::cuda::abn_detail

@@ -3,14 +3,15 @@
 #include "palimpsest/kernels/cuda/abn/resident_backward.cuh"
 #include "palimpsest/kernels/cuda/abn/resident_forward.cuh"
 
-namespace palimpsest::kernels::cuda {
+/// Which kernel a launch is, for one storage type: the walk over the layout, the activation, the residual.
+namespace palimpsest::kernels::cuda::abn_detail {
 
-/// Calls function.template operator()<Walk>() with the walk over the layer's layout, `kWide` vectors wide in
-/// channels-last.
+/// Calls function.template operator()<Walk>() with the walk over the layout; in channels-last `kWide` vectors
+/// wide.
 template <class S, int kBlock, int kWide, class Function>
-void with_walk(const AbnProblem& layer, bool vectors, const Function& function) {
+void with_walk(const AbnProblem& problem, bool vectors, const Function& function) {
   constexpr int V = kLanes<S>;
-  const bool planes = layer.layout == Layout::kNCHW;
+  const bool planes = problem.layout == Layout::kNCHW;
   if constexpr (V > 1)
     if (vectors)
       return planes ? function.template operator()<Planes<S, V, kBlock>>()
@@ -19,129 +20,144 @@ void with_walk(const AbnProblem& layer, bool vectors, const Function& function) 
          : function.template operator()<Columns<S, 1, kBlock, kScalarPanel>>();
 }
 
-/// Calls function.template operator()<Act, kResidual>(activation). What is common, and so is to be fast, has
-/// kernels of its own: straight-line activations in 16-byte steps, with a residual and without. One kernel
-/// does the rest, which looks what it has.
+/// Calls function.template operator()<Act, kResidual>(activation). The common cases have specialized kernels:
+/// straight activations in steps of 16 bytes, with and without a residual. All other cases share one kernel
+/// that branches at run time.
 template <class S, class Walk, class Function>
-void with_activation(const AbnProblem& layer, bool residual, const Function& function) {
-  using T = MathsOf<S>;
-  const ActivationArguments a{layer.activation_param, precision_of<S>()};
+void with_activation(const AbnProblem& problem, bool residual, const Function& function) {
+  using T = accumulate_t<S>;
+  const ActivationArguments arguments{problem.activation_param, precision_of<S>()};
   using Any = AnyActivation<T>;
   using Straight = StraightActivation<T>;
   if constexpr (Walk::kVector > 1)
-    if (Straight::covers(layer.activation)) {
-      const Straight straight(layer.activation, a);
+    if (Straight::covers(problem.activation)) {
+      const Straight straight(problem.activation, arguments);
       return residual ? function.template operator()<Straight, true>(straight)
                       : function.template operator()<Straight, false>(straight);
     }
-  function.template operator()<Any, true>(Any(layer.activation, a));
+  function.template operator()<Any, true>(Any(problem.activation, arguments));
 }
 
-/// The same for backward, of a layer that kept z and a bit with the activations that have one.
+/// with_activation for backward: Saved::kOutputBit has a kernel of its own.
 template <class S, class Walk, class Function>
-void with_gradient_activation(const AbnProblem& layer, bool residual, const Function& function) {
-  using Branch = BranchActivation<MathsOf<S>>;
-  if (layer.saved == Saved::kOutputBit)
+void with_gradient_activation(const AbnProblem& problem, bool residual, const Function& function) {
+  using Branch = BranchActivation<accumulate_t<S>>;
+  if (problem.saved == Saved::kOutputBit)
     return function.template operator()<Branch, true>(
-        Branch(layer.activation, {layer.activation_param, precision_of<S>()}));
-  with_activation<S, Walk>(layer, residual, function);
+        Branch(problem.activation, {problem.activation_param, precision_of<S>()}));
+  with_activation<S, Walk>(problem, residual, function);
+}
+
+/// One block per segment of a panel.
+inline LaunchShape streaming_shape(const Geometry& geometry) {
+  return {.blocks = int64_t{geometry.cut.panels} * geometry.cut.segments, .threads = kThreads};
+}
+
+/// One cluster of blocks per panel.
+inline LaunchShape resident_shape(const Geometry& geometry) {
+  return {.blocks = int64_t{geometry.cut.panels} * geometry.cut.segments,
+          .threads = kResidentThreads,
+          .shared_bytes = geometry.shared_bytes,
+          .cluster = geometry.cut.segments};
 }
 
 template <class S>
-void launch_statistics(const AbnProblem& layer, const Geometry& g, const S* x,
-                       const StatisticsOutputs<MathsOf<S>>& out, const Workspace& workspace, Stream stream) {
-  with_walk<S, kThreads, kReducePanel>(layer, g.vectors, [&]<class Walk>() {
-    launch("abn_statistics", {.blocks = int64_t{g.cut.panels} * g.cut.segments, .threads = kThreads}, stream,
-           statistics_kernel<S, Walk>, g.cut, x, out, workspace);
+void launch_statistics(const AbnProblem& problem, const Geometry& geometry, const S* x,
+                       const StatisticsOutputs<accumulate_t<S>>& outputs, const Workspace& workspace,
+                       Stream stream) {
+  with_walk<S, kThreads, kReducePanel>(problem, geometry.vectors, [&]<class Walk>() {
+    launch("abn_statistics", streaming_shape(geometry), stream, statistics_kernel<S, Walk>, geometry.cut, x,
+           outputs, workspace);
   });
 }
 
 template <class S>
-void launch_apply(const AbnProblem& layer, const Geometry& g, const ApplyArguments<S>& t, Stream stream) {
-  with_walk<S, kThreads, kApplyPanel>(layer, g.vectors, [&]<class Walk>() {
-    with_activation<S, Walk>(layer, t.residual, [&]<class Act, bool kResidual>(const Act& activation) {
-      launch("abn_apply", {.blocks = int64_t{g.cut.panels} * g.cut.segments, .threads = kThreads}, stream,
-             apply_kernel<S, Walk, Act, kResidual>, g.cut, t, activation);
-    });
-  });
-}
-
-template <class S>
-void launch_resident_forward(const AbnProblem& layer, const Geometry& g, const ApplyArguments<S>& t,
-                             const StatisticsOutputs<MathsOf<S>>& out, Stream stream) {
-  with_walk<S, kResidentThreads, kReducePanel>(layer, g.vectors, [&]<class Walk>() {
-    with_activation<S, Walk>(layer, t.residual, [&]<class Act, bool kResidual>(const Act& activation) {
-      launch("abn_forward",
-             {.blocks = int64_t{g.cut.panels} * g.cut.segments,
-              .threads = kResidentThreads,
-              .shared_bytes = g.shared_bytes,
-              .cluster = g.cut.segments},
-             stream, resident_forward_kernel<S, Walk, Act, kResidual>, g.cut, t, out, activation);
-    });
-  });
-}
-
-template <class S>
-void launch_reduce(const AbnProblem& layer, const Geometry& g, const BackwardArguments<S>& t,
-                   const Workspace& workspace, Stream stream) {
-  with_walk<S, kThreads, kReducePanel>(layer, g.vectors, [&]<class Walk>() {
-    with_gradient_activation<S, Walk>(
-        layer, t.residual, [&]<class Act, bool kResidual>(const Act& activation) {
-          launch("abn_backward_reduce",
-                 {.blocks = int64_t{g.cut.panels} * g.cut.segments, .threads = kThreads}, stream,
-                 backward_reduce_kernel<S, Walk, Act, kResidual>, g.cut, t, activation, workspace);
+void launch_apply(const AbnProblem& problem, const Geometry& geometry, const ApplyArguments<S>& arguments,
+                  Stream stream) {
+  with_walk<S, kThreads, kApplyPanel>(problem, geometry.vectors, [&]<class Walk>() {
+    with_activation<S, Walk>(
+        problem, arguments.residual, [&]<class Act, bool kResidual>(const Act& activation) {
+          launch("abn_apply", streaming_shape(geometry), stream, apply_kernel<S, Walk, Act, kResidual>,
+                 geometry.cut, arguments, activation);
         });
   });
 }
 
 template <class S>
-void launch_propagate(const AbnProblem& layer, const Geometry& g, const BackwardArguments<S>& t,
-                      Stream stream) {
-  with_walk<S, kThreads, kApplyPanel>(layer, g.vectors, [&]<class Walk>() {
+void launch_resident_forward(const AbnProblem& problem, const Geometry& geometry,
+                             const ApplyArguments<S>& arguments,
+                             const StatisticsOutputs<accumulate_t<S>>& outputs, Stream stream) {
+  with_walk<S, kResidentThreads, kReducePanel>(problem, geometry.vectors, [&]<class Walk>() {
+    with_activation<S, Walk>(problem, arguments.residual,
+                             [&]<class Act, bool kResidual>(const Act& activation) {
+                               launch("abn_forward", resident_shape(geometry), stream,
+                                      resident_forward_kernel<S, Walk, Act, kResidual>, geometry.cut,
+                                      arguments, outputs, activation);
+                             });
+  });
+}
+
+template <class S>
+void launch_backward_reduce(const AbnProblem& problem, const Geometry& geometry,
+                            const BackwardArguments<S>& arguments, const Workspace& workspace,
+                            Stream stream) {
+  with_walk<S, kThreads, kReducePanel>(problem, geometry.vectors, [&]<class Walk>() {
+    with_gradient_activation<S, Walk>(problem, arguments.residual,
+                                      [&]<class Act, bool kResidual>(const Act& activation) {
+                                        launch("abn_backward_reduce", streaming_shape(geometry), stream,
+                                               backward_reduce_kernel<S, Walk, Act, kResidual>, geometry.cut,
+                                               arguments, activation, workspace);
+                                      });
+  });
+}
+
+template <class S>
+void launch_backward_apply(const AbnProblem& problem, const Geometry& geometry,
+                           const BackwardArguments<S>& arguments, Stream stream) {
+  with_walk<S, kThreads, kApplyPanel>(problem, geometry.vectors, [&]<class Walk>() {
     with_gradient_activation<S, Walk>(
-        layer, t.residual, [&]<class Act, bool kResidual>(const Act& activation) {
-          launch("abn_backward_apply",
-                 {.blocks = int64_t{g.cut.panels} * g.cut.segments, .threads = kThreads}, stream,
-                 backward_apply_kernel<S, Walk, Act, kResidual>, g.cut, t, activation);
+        problem, arguments.residual, [&]<class Act, bool kResidual>(const Act& activation) {
+          launch("abn_backward_apply", streaming_shape(geometry), stream,
+                 backward_apply_kernel<S, Walk, Act, kResidual>, geometry.cut, arguments, activation);
         });
   });
 }
 
-/// Of what memory bounds: straight activations in 16-byte steps. The maths of the others leaves no registers
-/// for what this launch has under way besides, and gains less from it.
+/// Only memory-bound cases have it: straight activations in steps of 16 bytes. The arithmetic of the others
+/// leaves no registers for the loads that this launch has under way, and they gain less.
 template <class S>
-bool has_resident_backward(const AbnProblem& layer, const Geometry& g) {
-  return kLanes<S> > 1 && g.vectors && StraightActivation<MathsOf<S>>::covers(layer.activation);
+bool has_resident_backward(const AbnProblem& problem, const Geometry& geometry) {
+  return kLanes<S> > 1 && geometry.vectors && StraightActivation<accumulate_t<S>>::covers(problem.activation);
 }
 
 template <class S>
-void launch_resident_backward(const AbnProblem& layer, const Geometry& g, const BackwardArguments<S>& t,
-                              Stream stream) {
+void launch_resident_backward(const AbnProblem& problem, const Geometry& geometry,
+                              const BackwardArguments<S>& arguments, Stream stream) {
   if constexpr (kLanes<S> > 1) {
-    using Straight = StraightActivation<MathsOf<S>>;
+    using Straight = StraightActivation<accumulate_t<S>>;
     const auto launch_over = [&]<class Walk, bool kResidual>() {
-      launch("abn_backward",
-             {.blocks = int64_t{g.cut.panels} * g.cut.segments,
-              .threads = kResidentThreads,
-              .shared_bytes = g.shared_bytes,
-              .cluster = g.cut.segments},
-             stream, resident_backward_kernel<S, Walk, Straight, kResidual>, g.cut, t,
-             Straight(layer.activation, {layer.activation_param, precision_of<S>()}));
+      launch("abn_backward", resident_shape(geometry), stream,
+             resident_backward_kernel<S, Walk, Straight, kResidual>, geometry.cut, arguments,
+             Straight(problem.activation, {problem.activation_param, precision_of<S>()}));
     };
     const auto with_residual = [&]<class Walk>() {
-      t.residual ? launch_over.template operator()<Walk, true>()
-                 : launch_over.template operator()<Walk, false>();
+      arguments.residual ? launch_over.template operator()<Walk, true>()
+                         : launch_over.template operator()<Walk, false>();
     };
     constexpr int V = kLanes<S>;
-    layer.layout == Layout::kNCHW
+    problem.layout == Layout::kNCHW
         ? with_residual.template operator()<Planes<S, V, kResidentThreads>>()
         : with_residual.template operator()<Columns<S, V, kResidentThreads, kReducePanel>>();
   }
 }
 
 template <class S>
-constexpr AbnKernels<S> kAbnKernelsOf = {
-    launch_statistics<S>, launch_apply<S>,          launch_resident_forward<S>, launch_reduce<S>,
-    launch_propagate<S>,  has_resident_backward<S>, launch_resident_backward<S>};
+constexpr LaunchTable<S> kLaunchTable = {.statistics = launch_statistics<S>,
+                                         .apply = launch_apply<S>,
+                                         .resident_forward = launch_resident_forward<S>,
+                                         .backward_reduce = launch_backward_reduce<S>,
+                                         .backward_apply = launch_backward_apply<S>,
+                                         .has_resident_backward = has_resident_backward<S>,
+                                         .resident_backward = launch_resident_backward<S>};
 
-}  // namespace palimpsest::kernels::cuda
+}  // namespace palimpsest::kernels::cuda::abn_detail

@@ -1,34 +1,34 @@
 #pragma once
 
+#include "palimpsest/kernels/cuda/device/panels.h"
 #include "palimpsest/kernels/cuda/device/reduce.cuh"
 
 #include <cstdint>
 
-/// Mean and sum of squared deviations, found in one sweep and without E[x^2] - E[x]^2, which loses all digits
-/// where |mean| is large against the standard deviation. Each thread sums x - pivot and (x - pivot)^2 in the
-/// type of the maths, around the mean of the first values that it met; what threads, blocks and clusters
-/// found is put together in f64, as sums around a common pivot, in a fixed order. A pivot that an outlier
-/// pulled away costs digits in proportion to what the outlier itself adds to the variance.
-namespace palimpsest::kernels::cuda {
+/// Mean and sum of squared deviations in one pass. E[x^2] - E[x]^2 would lose all digits where |mean| is
+/// large against the standard deviation: each thread sums x - pivot and (x - pivot)^2 in the accumulate type,
+/// where pivot is the mean of the first values that it reads. Threads, blocks and clusters are added up in
+/// f64 around a common pivot, in a fixed order. A pivot that is an outlier costs digits in proportion to what
+/// the outlier adds to the variance.
+namespace palimpsest::kernels::cuda::abn_detail {
 
-/// Moments of `count` values.
+/// The moments of `count` values.
 struct Moments {
   double count;
   double mean;
   double squares;  ///< of the deviations from the mean
 };
 
-/// The same as sums around a pivot, which can be added.
+/// Moments as sums around a pivot, which can be added.
 struct PivotSums {
   double count, sum, squares;
 
-  /// `m` around `pivot`.
-  __device__ __forceinline__ static PivotSums of(const Moments& m, double pivot) {
-    const double off = m.mean - pivot;
-    return {m.count, m.count * off, m.squares + m.count * off * off};
+  __device__ __forceinline__ static PivotSums of(const Moments& moments, double pivot) {
+    const double off = moments.mean - pivot;
+    return {moments.count, moments.count * off, moments.squares + moments.count * off * off};
   }
-  __device__ __forceinline__ PivotSums& operator+=(const PivotSums& o) {
-    count += o.count, sum += o.sum, squares += o.squares;
+  __device__ __forceinline__ PivotSums& operator+=(const PivotSums& other) {
+    count += other.count, sum += other.sum, squares += other.squares;
     return *this;
   }
   __device__ __forceinline__ Moments moments(double pivot) const {
@@ -38,11 +38,11 @@ struct PivotSums {
   }
 };
 
-/// What one thread finds of kChannels channels; all see the same number of values.
+/// The sums of one thread over its kChannels channels, each with `count` values.
 template <class T, int kChannels>
 struct ThreadMoments {
   T pivot[kChannels], sum[kChannels], squares[kChannels];
-  int count = 0;  ///< values of each channel
+  int count = 0;
 
   __device__ __forceinline__ ThreadMoments() {
     PALIMPSEST_UNROLL
@@ -55,7 +55,7 @@ struct ThreadMoments {
     squares[channel] += off * off;
   }
 
-  /// Moves one channel's sums to another pivot: all sums of a block have to have the same to be added.
+  /// Gives one channel's sums around the pivot that all threads of the block have in common.
   __device__ __forceinline__ void move(int channel, T common, T& moved_sum, T& moved_squares) const {
     const T off = pivot[channel] - common;
     moved_sum = sum[channel] + static_cast<T>(count) * off;
@@ -63,16 +63,16 @@ struct ThreadMoments {
   }
 };
 
-/// What the threads of a block found, put together: thread j < Walk::kPanelChannels gets the moments of the
-/// panel's channel j, the others nothing of use. `rows`: of columns, the values that the block saw of each
-/// channel. For all threads of the block.
+/// Adds up the moments of a block's threads. Thread j < Walk::kPanelChannels gets the moments of the panel's
+/// channel j; the result of the other threads is undefined. `rows` is the number of values per channel in
+/// Columns; Planes count them. All threads of the block call it.
 template <class Walk, class T>
 __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kChannels>& own, int rows) {
   constexpr int kChannels = Walk::kChannels, kPanel = Walk::kPanelChannels;
   constexpr int kWarps = Walk::kBlockThreads / kWarp;
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
   if constexpr (kPanel == 1) {
-    // The first thread that saw a value gives the pivot.
+    // The first thread that has a value gives the pivot.
     PALIMPSEST_SHARED(pivots, T[kWarps]);
     PALIMPSEST_SHARED(seen, bool[kWarps]);
     const unsigned lanes = __ballot_sync(kAllLanes, own.count > 0);
@@ -100,7 +100,7 @@ __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kC
     __syncthreads();
     PALIMPSEST_UNROLL
     for (int c = 0; c < kChannels; ++c) {
-      T sum, squares;  // those of a warp's rows in T as well: no more of them than what a thread added up
+      T sum, squares;  // a warp adds up in T as well: it has fewer terms than each of its threads
       own.move(c, pivots[column + c], sum, squares);
       PALIMPSEST_UNROLL
       for (int apart = kWarp / 2; apart >= kWide; apart /= 2) {
@@ -120,9 +120,10 @@ __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kC
   }
 }
 
-/// The moments of all of a panel's segments, `records` (segments, C), put together by one block: thread
-/// j < kPanel gets those of channel first_channel + j. For all threads of the block.
-template <int kPanel, int kThreads>
+/// Adds up the segments of a panel, `records` (segments, C), by one block of kThreads threads. Thread j <
+/// kPanel gets the moments of channel first_channel + j; the result of the other threads is undefined. All
+/// threads of the block call it.
+template <int kPanel>
 __device__ __forceinline__ Moments merge_segments(const Moments* records, int segments, int64_t channels,
                                                   int64_t first_channel) {
   constexpr int kParts = kThreads / kPanel;
@@ -133,8 +134,8 @@ __device__ __forceinline__ Moments merge_segments(const Moments* records, int se
   double pivot = 0;
   if (channel < channels) {
     pivot = records[channel].mean;
-    for (int k = part; k < segments; k += kParts)
-      own += PivotSums::of(records[k * channels + channel], pivot);
+    for (int segment = part; segment < segments; segment += kParts)
+      own += PivotSums::of(records[segment * channels + channel], pivot);
   }
   parts[threadIdx.x] = own;
   __syncthreads();
@@ -145,4 +146,4 @@ __device__ __forceinline__ Moments merge_segments(const Moments* records, int se
   return all.moments(pivot);
 }
 
-}  // namespace palimpsest::kernels::cuda
+}  // namespace palimpsest::kernels::cuda::abn_detail

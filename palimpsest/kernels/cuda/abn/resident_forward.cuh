@@ -3,15 +3,16 @@
 #include "palimpsest/kernels/cuda/abn/apply.cuh"
 #include "palimpsest/kernels/cuda/abn/statistics.cuh"
 
-namespace palimpsest::kernels::cuda {
+/// Statistics and apply in one launch: a panel stays in the shared memory of one cluster, and x is read once.
+namespace palimpsest::kernels::cuda::abn_detail {
 
-/// A block's share of a tensor in shared memory, as it is stored: each thread finds there what it put there.
+/// A block's share of x in shared memory, as it is stored. A thread reads back only what it wrote.
 template <class S, int V>
 class Stash {
  public:
   using Vector = decltype(Stored<S, V>::bits);
 
-  /// `bytes`: dynamic shared memory, the vectors first.
+  /// `bytes` is the dynamic shared memory: first the vectors, then the single values.
   __device__ __forceinline__ Stash(unsigned char* bytes, int vectors)
       : vectors_(reinterpret_cast<Vector*>(bytes)), edges_(reinterpret_cast<S*>(vectors_ + vectors)) {}
 
@@ -36,8 +37,8 @@ class Stash {
   S* edges_;
 };
 
-/// The moments of a panel from those of the cluster's blocks, in every block: thread j < kPanel has those of
-/// channel j before and after. A barrier of the cluster.
+/// Adds up the moments of a panel over the blocks of its cluster, in every block. Thread j < kPanel passes
+/// and gets those of channel j. All threads of the cluster call it; it contains a barrier of the cluster.
 template <int kPanel>
 __device__ __forceinline__ Moments cluster_moments(const Moments& own) {
   PALIMPSEST_SHARED(share, Moments[kPanel]);
@@ -51,29 +52,35 @@ __device__ __forceinline__ Moments cluster_moments(const Moments& own) {
   return all.moments(pivot);
 }
 
-/// Statistics and apply over a panel that stays in the shared memory of one cluster: x is read once.
+/// abn_forward. Grid: one cluster of cut.segments blocks of kResidentThreads threads per panel. Shared: the
+/// block's share of x, up to half of the multiprocessor's, and 0.5 to 11 KB for sums and coefficients.
+/// Registers: at most 64, so that two blocks run per multiprocessor.
 template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kResidentThreads, 2)
-    resident_forward_kernel(Cut cut, ApplyArguments<S> t, StatisticsOutputs<MathsOf<S>> out, Act activation) {
+    resident_forward_kernel(Cut cut, ApplyArguments<S> arguments, StatisticsOutputs<accumulate_t<S>> outputs,
+                            Act activation) {
   constexpr int kPanel = Walk::kPanelChannels;
   PALIMPSEST_DYNAMIC_SHARED(bytes);
-  PALIMPSEST_SHARED(coefficients, Coefficients<MathsOf<S>>[kPanel]);
+  PALIMPSEST_SHARED(coefficients, Coefficients<accumulate_t<S>>[kPanel]);
   const int segment = static_cast<int>(blockIdx.x % cut.segments),
             panel = static_cast<int>(blockIdx.x / cut.segments);
   const Walk walk(cut, panel);
   const Stash<S, Walk::kVector> stash(bytes, cut.pieces_of(segment) * Walk::kPanelVectors);
-  Moments m = block_moments<Walk>(thread_moments(walk, cut, segment, t.x, stash), cut.pieces_of(segment));
-  if (cut.segments > 1) m = cluster_moments<kPanel>(m);
+  Moments moments =
+      block_moments<Walk>(thread_moments(walk, cut, segment, arguments.x, stash), cut.pieces_of(segment));
+  if (cut.segments > 1) moments = cluster_moments<kPanel>(moments);
   const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
   if (threadIdx.x < kPanel && channel < cut.shape.c) {
-    coefficients[threadIdx.x] = coefficients_of(t, channel, m.mean, inv_std_of(m, out.eps));
-    if (segment == 0) write_statistics(out, channel, m);
+    coefficients[threadIdx.x] =
+        coefficients_of(arguments, channel, moments.mean, inv_std_of(moments, outputs.eps));
+    if (segment == 0) write_statistics(outputs, channel, moments);
   }
   if (cut.segments > 1)
     cluster_sync();  // no block ends while another one reads its moments
   else
     __syncthreads();
-  apply_share<kResidual>(walk, cut, segment, t, activation, coefficients + walk.first_channel(), stash);
+  apply_share<kResidual>(walk, cut, segment, arguments, activation, coefficients + walk.first_channel(),
+                         stash);
 }
 
-}  // namespace palimpsest::kernels::cuda
+}  // namespace palimpsest::kernels::cuda::abn_detail

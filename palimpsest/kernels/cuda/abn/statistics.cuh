@@ -1,16 +1,18 @@
 #pragma once
 
+#include "palimpsest/kernels/cuda/abn/moments.cuh"
 #include "palimpsest/kernels/cuda/abn/table.cuh"
 
-namespace palimpsest::kernels::cuda {
+/// The mean and variance of each channel, in one pass over x.
+namespace palimpsest::kernels::cuda::abn_detail {
 
-/// Takes one batch of vectors into the moments of a thread; its first one gives the pivots.
+/// Adds one batch of vectors to the moments of a thread. The first batch gives the pivots.
 template <class S, int V, int kChannels, int kUnroll>
-__device__ __forceinline__ void add_batch(ThreadMoments<MathsOf<S>, kChannels>& m,
+__device__ __forceinline__ void add_batch(ThreadMoments<accumulate_t<S>, kChannels>& moments,
                                           const Stored<S, V> (&x)[kUnroll], const int64_t (&at)[kUnroll]) {
-  using T = MathsOf<S>;
-  constexpr int kEach = V / kChannels;  // values of a channel in a vector
-  if (m.count == 0) {
+  using T = accumulate_t<S>;
+  constexpr int kPerChannel = V / kChannels;  // values of one channel in a vector
+  if (moments.count == 0) {
     T sum[kChannels] = {};
     int vectors = 0;
     PALIMPSEST_UNROLL
@@ -18,14 +20,15 @@ __device__ __forceinline__ void add_batch(ThreadMoments<MathsOf<S>, kChannels>& 
       if (at[u] < 0) continue;
       const Values<S, V> v = x[u].values();
       PALIMPSEST_UNROLL
-      for (int i = 0; i < V; ++i) sum[i / kEach] += v[i];
+      for (int i = 0; i < V; ++i) sum[i / kPerChannel] += v[i];
       ++vectors;
     }
-    const T share = vectors ? T(1) / static_cast<T>(vectors * kEach) : T(0);
+    const T share = vectors ? T(1) / static_cast<T>(vectors * kPerChannel) : T(0);
     PALIMPSEST_UNROLL
     for (int c = 0; c < kChannels; ++c) {
       const T mean = sum[c] * share;
-      m.pivot[c] = mean - mean == 0 ? mean : T(0);  // an infinity would make all of its channel NaN
+      // An infinite pivot would make the whole channel NaN.
+      moments.pivot[c] = mean - mean == 0 ? mean : T(0);
     }
   }
   PALIMPSEST_UNROLL
@@ -33,42 +36,42 @@ __device__ __forceinline__ void add_batch(ThreadMoments<MathsOf<S>, kChannels>& 
     if (at[u] < 0) continue;
     const Values<S, V> v = x[u].values();
     PALIMPSEST_UNROLL
-    for (int i = 0; i < V; ++i) m.add(i / kEach, v[i]);
-    m.count += kEach;
+    for (int i = 0; i < V; ++i) moments.add(i / kPerChannel, v[i]);
+    moments.count += kPerChannel;
   }
 }
 
-/// The moments of what this thread finds of a share. `stash` is shown every batch and every single value.
+/// Returns the moments of what this thread reads of a segment. `stash` receives every batch and every single
+/// value.
 template <class Walk, class S, class Stash>
-__device__ __forceinline__ ThreadMoments<MathsOf<S>, Walk::kChannels> thread_moments(const Walk& walk,
-                                                                                     const Cut& cut,
-                                                                                     int segment, const S* x,
-                                                                                     const Stash& stash) {
-  // Columns hold three sums of each of their channels already, of 64 registers.
+__device__ __forceinline__ ThreadMoments<accumulate_t<S>, Walk::kChannels> thread_moments(
+    const Walk& walk, const Cut& cut, int segment, const S* x, const Stash& stash) {
+  // Columns hold three sums for each of their channels, out of 64 registers.
   constexpr int kUnroll = Walk::kChannels == 1 ? 4 : 2, V = Walk::kVector;
-  ThreadMoments<MathsOf<S>, Walk::kChannels> m;
-  walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1),
-                                 [&](const int64_t(&at)[kUnroll], int serial) {
-                                   Stored<S, V> in[kUnroll];
-                                   PALIMPSEST_UNROLL
-                                   for (int u = 0; u < kUnroll; ++u)
-                                     if (at[u] >= 0) in[u].load(x + at[u]);
-                                   stash.vectors(in, at, serial);
-                                   add_batch<S, V, Walk::kChannels>(m, in, at);
-                                 });
-  walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), [&](int64_t at, int serial) {
+  ThreadMoments<accumulate_t<S>, Walk::kChannels> moments;
+  const auto do_vectors = [&](const int64_t(&at)[kUnroll], int serial) {
+    Stored<S, V> in[kUnroll];
+    PALIMPSEST_UNROLL
+    for (int u = 0; u < kUnroll; ++u)
+      if (at[u] >= 0) in[u].load(x + at[u]);
+    stash.vectors(in, at, serial);
+    add_batch<S, V, Walk::kChannels>(moments, in, at);
+  };
+  const auto do_edge = [&](int64_t at, int serial) {
     Stored<S, 1> in;
     in.load(x + at);
     stash.edge(in, serial);
     const Values<S, 1> v = in.values();
-    if (m.count == 0) m.pivot[0] = v[0] - v[0] == 0 ? v[0] : MathsOf<S>(0);
-    m.add(0, v[0]);
-    ++m.count;
-  });
-  return m;
+    if (moments.count == 0) moments.pivot[0] = v[0] - v[0] == 0 ? v[0] : accumulate_t<S>(0);
+    moments.add(0, v[0]);
+    ++moments.count;
+  };
+  walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1), do_vectors);
+  walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), do_edge);
+  return moments;
 }
 
-/// Keeps nothing.
+/// Stores nothing.
 struct NoStash {
   template <class S, int V, int kUnroll>
   __device__ __forceinline__ void vectors(const Stored<S, V> (&)[kUnroll], const int64_t (&)[kUnroll],
@@ -77,43 +80,46 @@ struct NoStash {
   __device__ __forceinline__ void edge(const Stored<S, 1>&, int) const {}
 };
 
-__device__ __forceinline__ double inv_std_of(const Moments& m, double eps) {
-  return 1 / sqrt(m.squares / m.count + eps);
+__device__ __forceinline__ double inv_std_of(const Moments& moments, double eps) {
+  return 1 / sqrt(moments.squares / moments.count + eps);
 }
 
-/// The statistics of channel c, once they are known, where the layer wants them.
+/// Writes the statistics of channel c to those outputs that are wanted.
 template <class T>
-__device__ __forceinline__ void write_statistics(const StatisticsOutputs<T>& out, int64_t c,
-                                                 const Moments& m) {
-  if (out.mean) out.mean[c] = m.mean;
-  if (out.var) out.var[c] = m.squares / m.count;
-  if (out.inv_std) out.inv_std[c] = inv_std_of(m, out.eps);
+__device__ __forceinline__ void write_statistics(const StatisticsOutputs<T>& outputs, int64_t c,
+                                                 const Moments& moments) {
+  if (outputs.mean) outputs.mean[c] = moments.mean;
+  if (outputs.var) outputs.var[c] = moments.squares / moments.count;
+  if (outputs.inv_std) outputs.inv_std[c] = inv_std_of(moments, outputs.eps);
   const auto moved = [&](T running, double batch) {
-    return static_cast<T>((1 - out.momentum) * static_cast<double>(running) + out.momentum * batch);
+    return static_cast<T>((1 - outputs.momentum) * static_cast<double>(running) + outputs.momentum * batch);
   };
-  if (out.running_mean) out.running_mean[c] = moved(out.running_mean[c], m.mean);
-  if (out.running_var) out.running_var[c] = moved(out.running_var[c], m.squares / (m.count - 1));
+  if (outputs.running_mean) outputs.running_mean[c] = moved(outputs.running_mean[c], moments.mean);
+  if (outputs.running_var)
+    outputs.running_var[c] = moved(outputs.running_var[c], moments.squares / (moments.count - 1));
 }
 
-/// Block b: segment b / panels of panel b % panels, so that blocks that run at the same time read what lies
-/// side by side. The last block of a panel puts its segments together.
+/// abn_statistics. Grid: block b of kThreads threads does segment b / panels of panel b % panels, so that
+/// blocks that run at the same time read neighbouring memory; the last block of a panel adds up its segments.
+/// Shared: 6 to 11 KB for the sums. Registers: at most 64, so that four blocks run per multiprocessor.
 template <class S, class Walk>
 __global__ void __launch_bounds__(kThreads, 4)
-    statistics_kernel(Cut cut, const S* x, StatisticsOutputs<MathsOf<S>> out, Workspace workspace) {
+    statistics_kernel(Cut cut, const S* x, StatisticsOutputs<accumulate_t<S>> outputs, Workspace workspace) {
   constexpr int kPanel = Walk::kPanelChannels;
   const int panel = static_cast<int>(blockIdx.x % cut.panels),
             segment = static_cast<int>(blockIdx.x / cut.panels);
   const Walk walk(cut, panel);
-  Moments m = block_moments<Walk>(thread_moments(walk, cut, segment, x, NoStash{}), cut.pieces_of(segment));
+  Moments moments =
+      block_moments<Walk>(thread_moments(walk, cut, segment, x, NoStash{}), cut.pieces_of(segment));
   const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
-  const bool mine = threadIdx.x < kPanel && channel < cut.shape.c;
+  const bool has_channel = threadIdx.x < kPanel && channel < cut.shape.c;
   if (cut.segments > 1) {
     auto* const records = static_cast<Moments*>(workspace.records);
-    if (mine) records[segment * cut.shape.c + channel] = m;
+    if (has_channel) records[segment * cut.shape.c + channel] = moments;
     if (!is_last_block(workspace.counters + panel, static_cast<unsigned>(cut.segments))) return;
-    m = merge_segments<kPanel, kThreads>(records, cut.segments, cut.shape.c, int64_t{panel} * kPanel);
+    moments = merge_segments<kPanel>(records, cut.segments, cut.shape.c, int64_t{panel} * kPanel);
   }
-  if (mine) write_statistics(out, channel, m);
+  if (has_channel) write_statistics(outputs, channel, moments);
 }
 
-}  // namespace palimpsest::kernels::cuda
+}  // namespace palimpsest::kernels::cuda::abn_detail

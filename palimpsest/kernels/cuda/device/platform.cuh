@@ -23,6 +23,6 @@
 //   current_device()                           Device; asks once per device and never waits for the device
 //   capture_is_on(stream)                      whether `stream` records a CUDA graph
 //
-// Kernels use full warp masks and barriers that all threads of a block reach. They never spin, and they have no
-// inline assembly: the emulator could not execute it.
+// Kernels use full warp masks and barriers that all threads of a block reach. They never spin, and they have
+// no inline assembly: the emulator could not execute it.
 #include "cuda_platform.cuh"

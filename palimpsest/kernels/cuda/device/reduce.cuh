@@ -2,12 +2,14 @@
 
 #include "palimpsest/kernels/cuda/device/platform.cuh"
 
+/// Sums over a warp and over a block, and how the blocks of a launch hand their results to the last of them.
+/// The order of additions is fixed: every run gives the same bytes.
 namespace palimpsest::kernels::cuda {
 
 inline constexpr unsigned kWarp = 32;
 inline constexpr unsigned kAllLanes = 0xffffffffu;
 
-/// The sum over a warp, in every lane: pairs of lanes 16 apart first, the same bits every run.
+/// Returns the sum over a warp, in every lane.
 template <class T>
 __device__ __forceinline__ T warp_sum(T value) {
   PALIMPSEST_UNROLL
@@ -15,8 +17,8 @@ __device__ __forceinline__ T warp_sum(T value) {
   return value;
 }
 
-/// The sums over a block of kThreads of Count numbers a thread, in every thread and in a fixed order.
-/// Two barriers; may be called again at once.
+/// Replaces each of `values` by its sum over the kThreads threads of the block, in every thread. All threads
+/// of the block call it. Two barriers, so that a next call may follow at once.
 template <int kThreads, int Count, class T>
 __device__ __forceinline__ void block_sum(T (&values)[Count]) {
   constexpr int kWarps = kThreads / kWarp;
@@ -37,9 +39,10 @@ __device__ __forceinline__ void block_sum(T (&values)[Count]) {
   __syncthreads();
 }
 
-/// Whether this block is the last of `blocks` that come here with the same `counter`, which is 0 before the
-/// first and 0 again after the last. What the others wrote before they came, the last one reads after.
-/// Nothing waits: blocks may run in any order, one after the other. For all threads of a block at once.
+/// Returns whether this block is the last of `blocks` blocks to call it with the same `counter`, which is 0
+/// before the first call and 0 again after the last. The last block sees what the other blocks wrote before
+/// their calls. No block waits for another: blocks may run in any order, or one after the other. All threads
+/// of the block call it.
 __device__ __forceinline__ bool is_last_block(unsigned* counter, unsigned blocks) {
   PALIMPSEST_SHARED(is_last, bool);
   __threadfence();
@@ -50,7 +53,7 @@ __device__ __forceinline__ bool is_last_block(unsigned* counter, unsigned blocks
   }
   __syncthreads();
   const bool last = is_last;
-  __syncthreads();  // the answer is read before a next call changes it
+  __syncthreads();  // all threads have read `is_last` before a next call writes it
   if (last) __threadfence();
   return last;
 }

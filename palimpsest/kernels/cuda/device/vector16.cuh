@@ -6,24 +6,22 @@
 #include <cstdint>
 #include <type_traits>
 
+/// 16 bytes of a tensor in registers: as they are stored, and as numbers of the accumulate type.
 namespace palimpsest::kernels::cuda {
 
-/// The type of the maths for storage in S: f64 for f64, else f32.
-template <class S>
-using MathsOf = accumulate_t<S>;
-
-/// Values of S that one access takes: 16 bytes; one of f64, whose maths takes more registers than two leave.
+/// Values of S per access: 16 bytes of them, but one f64, since the arithmetic of two takes too many
+/// registers.
 template <class S>
 inline constexpr int kLanes = sizeof(S) == 8 ? 1 : 16 / sizeof(S);
 
-/// As many values as one access takes, as they are stored.
+/// The values of one access, as they are stored.
 template <class S>
 struct alignas(16) Packed {
   S values[kLanes<S>];
 };
 
 template <class S>
-__device__ __forceinline__ MathsOf<S> widen(S v) {
+__device__ __forceinline__ accumulate_t<S> widen(S v) {
   if constexpr (sizeof(S) == 2)
     return widened(v);
   else
@@ -31,24 +29,24 @@ __device__ __forceinline__ MathsOf<S> widen(S v) {
 }
 
 template <class S>
-__device__ __forceinline__ S narrow(MathsOf<S> v) {
+__device__ __forceinline__ S narrow(accumulate_t<S> v) {
   if constexpr (sizeof(S) == 2)
     return narrowed<S>(v);
   else
     return v;
 }
 
-/// V values of storage S as the maths has them. V is kLanes<S>, or 1 where an address is off 16 bytes.
+/// V values of storage type S as numbers. V is kLanes<S>, or 1 if an address is no multiple of 16 bytes.
 template <class S, int V>
 struct Values {
-  using T = MathsOf<S>;
+  using T = accumulate_t<S>;
   T at[V];
 
   __device__ __forceinline__ T& operator[](int i) { return at[i]; }
   __device__ __forceinline__ const T& operator[](int i) const { return at[i]; }
 };
 
-/// V values as they are stored: what is in flight between memory and maths.
+/// V values as they are stored. They take fewer registers than the numbers while a load is under way.
 template <class S, int V>
 struct Stored {
   static_assert(V == 1 || V == kLanes<S>);
@@ -79,26 +77,26 @@ struct Stored {
     return v;
   }
 
-  __device__ __forceinline__ MathsOf<S> value(int i) const {
+  __device__ __forceinline__ accumulate_t<S> value(int i) const {
     if constexpr (V == 1)
       return widen(bits);
     else
       return widen(bits.values[i]);
   }
-  /// Rounded once.
-  __device__ __forceinline__ void set_value(int i, MathsOf<S> v) {
+  /// Rounds once.
+  __device__ __forceinline__ void set_value(int i, accumulate_t<S> v) {
     if constexpr (V == 1)
       bits = narrow<S>(v);
     else
       bits.values[i] = narrow<S>(v);
   }
 
-  /// Values that share 32 bits: a step of a rolled loop that costs next to nothing (turn()).
+  /// Values per 32-bit register. To rotate() by whole registers costs one move per register.
   static constexpr int kWord = V == 1 ? 1 : 4 / sizeof(S);
 
-  /// The same values, kStep places further to the front; the first ones come to the end.
+  /// Moves each value kStep places to the front, and the first kStep values to the end.
   template <int kStep>
-  __device__ __forceinline__ void turn() {
+  __device__ __forceinline__ void rotate() {
     if constexpr (V > 1) {
       const Packed<S> from = bits;
       PALIMPSEST_UNROLL
@@ -106,7 +104,7 @@ struct Stored {
     }
   }
 
-  /// Rounded once.
+  /// Rounds once.
   __device__ __forceinline__ void set(const Values<S, V>& v) {
     if constexpr (V == 1) {
       bits = narrow<S>(v[0]);

@@ -5,23 +5,26 @@
 
 #include <cstdint>
 
-/// How the threads of a block walk through a tensor, 16 bytes at a time. Both layouts are cut into panels
-/// (one channel, or a few neighbouring ones) and a panel into pieces; a block works on some pieces of one
-/// panel. Every walk calls body(at): offsets of kUnroll vectors of V values each, or -1 where there is none,
-/// so that a body can have kUnroll loads under way before it uses the first. `serial` numbers the vectors of
-/// the block that a thread comes to: what it put into its place of a buffer in the first sweep it finds there
-/// in the second.
+/// How the threads of a block walk through a tensor, 16 bytes at a time. A walk knows one panel (panels.h),
+/// which consists of pieces: a piece of Planes is a vector, a piece of Columns is the panel's row of one
+/// pixel. Planes have edges besides: the single values of a row before its first and after its last aligned
+/// vector.
+///   vectors<kUnroll>(first, last, body)   calls body(at, serial) until pieces [first, last) are done; `at` has
+///                                         the offsets of kUnroll vectors, -1 for none, so that a body can have
+///                                         kUnroll loads under way before it uses the first
+///   edges(first, last, body)              calls body(at, serial) for each single value
+/// `serial` numbers the vectors (or edges) of the block: a thread meets the same ones in every pass, and
+/// finds in a buffer in shared memory what it put there in the pass before.
 namespace palimpsest::kernels::cuda {
 
-/// A tensor cut up for a launch. `pieces` is what segments of a panel are made of: vectors of a plane, or
-/// rows of columns.
+/// A tensor as one launch cuts it.
 struct Cut {
   Shape3 shape;
   int panels = 0;
-  int pieces = 0;  ///< of a panel
-  int edges = 0;   ///< planes: places of single values beside the vectors, per panel
-  int segments = 1;
-  int lead = 0;  ///< planes: values that the first address lies behind a multiple of 16 bytes
+  int pieces = 0;    ///< per panel
+  int edges = 0;     ///< per panel, Planes only: as many as the rows could have
+  int segments = 1;  ///< per panel
+  int lead = 0;      ///< Planes only: values from the last multiple of 16 bytes to the first value
 
   __host__ __device__ int first_piece(int segment) const { return share(pieces, segment); }
   __host__ __device__ int pieces_of(int segment) const {
@@ -35,18 +38,18 @@ struct Cut {
   }
 };
 
-/// NCHW: a panel is one channel; its rows are the images, S values each, which may begin anywhere. Of each
-/// row the whole aligned vectors are taken as such; the up to V - 1 values before the first and after the
-/// last one by one.
+/// NCHW: a panel is one channel. Its rows are the images, S values each, which may begin at any value. The
+/// aligned vectors of a row are pieces; up to V - 1 values before the first and after the last vector are
+/// edges.
 template <class S, int V, int kThreads>
 class Planes {
  public:
   static constexpr int kBlockThreads = kThreads;
   static constexpr int kVector = V;
-  static constexpr int kChannels = 1;         ///< that one thread works on
-  static constexpr int kPanelChannels = 1;    ///< that the block works on
-  static constexpr int kPanelVectors = 1;     ///< that a piece is made of
-  static constexpr int kEdges = 2 * (V - 1);  ///< most single values of a row
+  static constexpr int kChannels = 1;         ///< per thread
+  static constexpr int kPanelChannels = 1;    ///< per block
+  static constexpr int kPanelVectors = 1;     ///< per piece
+  static constexpr int kEdges = 2 * (V - 1);  ///< per row, at most
 
   __device__ __forceinline__ Planes(const Cut& cut, int panel)
       : pixels_(static_cast<int>(cut.shape.s)),
@@ -54,64 +57,64 @@ class Planes {
         row_(cut.shape.c * cut.shape.s),
         begin_(panel * cut.shape.s) {}
 
-  /// Where the panel has the first channel of this thread's.
+  /// The first of this thread's channels, counted within the panel.
   __device__ __forceinline__ int first_channel() const { return 0; }
 
-  /// The vectors [first, last) of the panel.
   template <int kUnroll, class Body>
   __device__ __forceinline__ void vectors(int first, int last, const Body& body) const {
-    const int each = pixels_ / V;  // numbered as if each row had so many, which most of them lack by one
-    if (each == 0) return;
-    int row = (first + static_cast<int>(threadIdx.x)) / each,
-        k = (first + static_cast<int>(threadIdx.x)) % each;
-    const int rows = kThreads / each, rest = kThreads % each;
+    // Vectors are numbered as if each row had so many. A row that begins off 16 bytes has one less.
+    const int per_row = pixels_ / V;
+    if (per_row == 0) return;
+    int row = (first + static_cast<int>(threadIdx.x)) / per_row,
+        vector = (first + static_cast<int>(threadIdx.x)) % per_row;
+    const int rows = kThreads / per_row, rest = kThreads % per_row;
     for (int serial = static_cast<int>(threadIdx.x); serial < last - first; serial += kUnroll * kThreads) {
       int64_t at[kUnroll];
       PALIMPSEST_UNROLL
       for (int u = 0; u < kUnroll; ++u) {
-        at[u] = serial + u * kThreads < last - first ? vector_at(row, k) : -1;
-        row += rows, k += rest;
-        if (k >= each) k -= each, ++row;
+        at[u] = serial + u * kThreads < last - first ? vector_at(row, vector) : -1;
+        row += rows, vector += rest;
+        if (vector >= per_row) vector -= per_row, ++row;
       }
       body(at, serial);
     }
   }
 
-  /// The single values [first, last) of the panel, numbered as if each row had kEdges of them.
+  // Edges are numbered as if each row had kEdges of them.
   template <class Body>
   __device__ __forceinline__ void edges(int first, int last, const Body& body) const {
     if constexpr (V > 1)
-      for (int e = first + static_cast<int>(threadIdx.x); e < last; e += kThreads) {
-        const int64_t at = edge_at(e / kEdges, e % kEdges);
-        if (at >= 0) body(at, e - first);
+      for (int edge = first + static_cast<int>(threadIdx.x); edge < last; edge += kThreads) {
+        const int64_t at = edge_at(edge / kEdges, edge % kEdges);
+        if (at >= 0) body(at, edge - first);
       }
   }
 
  private:
-  // Values of a row before its first aligned one.
+  // Values of a row before its first aligned vector.
   __device__ __forceinline__ int head(int64_t row_begin) const {
     return -(static_cast<int>(row_begin) + lead_) & (V - 1);
   }
 
-  __device__ __forceinline__ int64_t vector_at(int row, int k) const {
+  __device__ __forceinline__ int64_t vector_at(int row, int vector) const {
     const int64_t begin = begin_ + row * row_;
-    const int at = head(begin) + k * V;
+    const int at = head(begin) + vector * V;
     return at + V <= pixels_ ? begin + at : -1;
   }
 
-  __device__ __forceinline__ int64_t edge_at(int row, int e) const {
+  __device__ __forceinline__ int64_t edge_at(int row, int edge) const {
     const int64_t begin = begin_ + row * row_;
     const int before = head(begin) < pixels_ ? head(begin) : pixels_, after = (pixels_ - before) & (V - 1);
-    if (e < V - 1) return e < before ? begin + e : -1;
-    return e - (V - 1) < after ? begin + (pixels_ - after + (e - (V - 1))) : -1;
+    if (edge < V - 1) return edge < before ? begin + edge : -1;
+    return edge - (V - 1) < after ? begin + (pixels_ - after + (edge - (V - 1))) : -1;
   }
 
   int pixels_, lead_;
   int64_t row_, begin_;
 };
 
-/// Channels-last: a panel is kWide vectors of neighbouring channels; its rows are the pixels. A thread keeps
-/// its channels from row to row.
+/// Channels-last: a panel is kWide vectors of neighbouring channels, and its rows are the pixels. A thread
+/// has the same channels in all rows.
 template <class S, int V, int kThreads, int kWide>
 class Columns {
  public:
@@ -120,7 +123,7 @@ class Columns {
   static constexpr int kChannels = V;
   static constexpr int kPanelChannels = kWide * V;
   static constexpr int kPanelVectors = kWide;
-  static constexpr int kRows = kThreads / kWide;  ///< that the block takes at once
+  static constexpr int kRows = kThreads / kWide;  ///< that the block reads at once
 
   __device__ __forceinline__ Columns(const Cut& cut, int panel)
       : channels_(static_cast<int>(cut.shape.c)), column_(panel * kPanelChannels + first_channel()) {}

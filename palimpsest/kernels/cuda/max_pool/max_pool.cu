@@ -1,5 +1,7 @@
 #include "palimpsest/kernels/cuda/max_pool.h"
 
+#include "palimpsest/base/shape.h"
+#include "palimpsest/kernels/cuda/device/panels.h"
 #include "palimpsest/kernels/cuda/device/vector16.cuh"
 
 #include <cmath>
@@ -9,10 +11,8 @@
 namespace palimpsest::kernels::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-
-/// A layer as the kernels see it: `outer` images of (rows, columns, inner) vectors. NCHW: a plane is an image
-/// of its own, and inner is 1; channels-last: inner are the vectors of channels.
+/// A problem as the kernels see it: `outer` images of (h, w, inner) vectors. In NCHW each plane is an image, and
+/// inner is 1. In channels-last inner is the number of vectors per pixel.
 struct Pool {
   int64_t outer;
   int inner;
@@ -23,7 +23,7 @@ struct Pool {
   __host__ __device__ int64_t outputs() const { return outer * out_h * out_w * inner; }
 };
 
-/// Where the vector with a number lies.
+/// Where the vector with the given number lies.
 struct Place {
   int64_t outer;
   int h, w, inner;
@@ -40,7 +40,7 @@ struct alignas(V) Bytes {
   uint8_t at[V];
 };
 
-/// The values of V lanes as they are stored, which pooling never changes.
+/// V values as they are stored; the maximum of 16-bit values is copied, never rounded.
 template <class S, int V>
 struct Lanes {
   S at[V];
@@ -63,7 +63,8 @@ struct Lanes {
   }
 };
 
-/// One thread an output vector.
+/// max_pool_forward. Grid: one thread per output vector, kThreads per block. Shared: nothing. Registers: at
+/// most 64, so that four blocks run per multiprocessor.
 template <class S, int V>
 __global__ void __launch_bounds__(kThreads, 4)
     max_pool_forward_kernel(Pool p, const S* x, S* z, uint8_t* argmax) {
@@ -74,7 +75,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   Bytes<V> place;
   PALIMPSEST_UNROLL
   for (int i = 0; i < V; ++i) {
-    best.at[i] = narrow<S>(static_cast<MathsOf<S>>(-INFINITY));
+    best.at[i] = narrow<S>(static_cast<accumulate_t<S>>(-INFINITY));
     place.at[i] = kNoPosition;
   }
   for (int ky = 0; ky < p.kernel_h; ++ky) {
@@ -87,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, 4)
       in.load(x + (((o.outer * p.in_h + h) * p.in_w + w) * p.inner + o.inner) * V);
       PALIMPSEST_UNROLL
       for (int i = 0; i < V; ++i) {
-        const MathsOf<S> value = widen(in.at[i]);
+        const accumulate_t<S> value = widen(in.at[i]);
         if (place.at[i] == kNoPosition || value > widen(best.at[i]) || value != value) {
           best.at[i] = in.at[i];
           place.at[i] = static_cast<uint8_t>(ky * p.kernel_w + kx);
@@ -99,7 +100,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (argmax) *reinterpret_cast<Bytes<V>*>(argmax + number * V) = place;
 }
 
-/// One thread an input vector.
+/// max_pool_backward. Grid: one thread per input vector, which adds up the windows around it; else as forward.
 template <class S, int V>
 __global__ void __launch_bounds__(kThreads, 4)
     max_pool_backward_kernel(Pool p, const S* dz, const uint8_t* argmax, S* dx) {
@@ -109,7 +110,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   Values<S, V> sum;
   PALIMPSEST_UNROLL
   for (int i = 0; i < V; ++i) sum[i] = 0;
-  // From the last position to the first: windows in row order.
+  // The window in which the pixel has the last position comes first in row order.
   for (int ky = p.kernel_h - 1; ky >= 0; --ky) {
     const int64_t down = int64_t{at.h} + p.padding_h - int64_t{ky} * p.dilation_h;
     if (down < 0 || down % p.stride_h != 0 || down / p.stride_h >= p.out_h) continue;
@@ -123,9 +124,9 @@ __global__ void __launch_bounds__(kThreads, 4)
       Lanes<S, V> gradient;
       gradient.load(dz + o);
       PALIMPSEST_UNROLL
-      for (int i = 0; i < V;
-           ++i)  // not under a condition, for which compilers make narrow loads of a wide one
-        sum[i] += place.at[i] == ky * p.kernel_w + kx ? widen(gradient.at[i]) : MathsOf<S>(0);
+      // Adds 0 rather than nothing: under a condition the compiler splits the wide load.
+      for (int i = 0; i < V; ++i)
+        sum[i] += place.at[i] == ky * p.kernel_w + kx ? widen(gradient.at[i]) : accumulate_t<S>(0);
     }
   }
   Stored<S, V> out;
@@ -141,33 +142,33 @@ int counted(int64_t size) {
   return static_cast<int>(size);
 }
 
-Pool pool_of(const MaxPoolProblem& layer, int vector) {
-  const bool planes = layer.layout == Layout::kNCHW;
-  const PoolWindow& w = layer.window;
-  return {planes ? layer.planes() : layer.n,
-          planes ? 1 : counted(layer.c / vector),
-          counted(layer.in.h),
-          counted(layer.in.w),
-          counted(layer.out.h),
-          counted(layer.out.w),
-          counted(w.kernel_size.h),
-          counted(w.kernel_size.w),
-          counted(w.stride.h),
-          counted(w.stride.w),
-          counted(w.padding.h),
-          counted(w.padding.w),
-          counted(w.dilation.h),
-          counted(w.dilation.w)};
+Pool pool_of(const MaxPoolProblem& problem, int vector) {
+  const bool planes = problem.layout == Layout::kNCHW;
+  const PoolWindow& window = problem.window;
+  return {.outer = planes ? problem.planes() : problem.n,
+          .inner = planes ? 1 : counted(problem.c / vector),
+          .in_h = counted(problem.in.h),
+          .in_w = counted(problem.in.w),
+          .out_h = counted(problem.out.h),
+          .out_w = counted(problem.out.w),
+          .kernel_h = counted(window.kernel_size.h),
+          .kernel_w = counted(window.kernel_size.w),
+          .stride_h = counted(window.stride.h),
+          .stride_w = counted(window.stride.w),
+          .padding_h = counted(window.padding.h),
+          .padding_w = counted(window.padding.w),
+          .dilation_h = counted(window.dilation.h),
+          .dilation_w = counted(window.dilation.w)};
 }
 
-/// Calls function.template operator()<V>() with the values that a thread takes at once: 16 bytes, and their
-/// bytes of `argmax`, where channels lie side by side and the addresses allow it; else one.
+/// Calls function.template operator()<V>() with the number of values per access: 16 bytes if channels are
+/// neighbours and all addresses allow it, else one value.
 template <class S, class Function>
-void with_vector(const MaxPoolProblem& layer, std::initializer_list<const void*> tensors, const void* argmax,
-                 const Function& function) {
+void with_vector(const MaxPoolProblem& problem, std::initializer_list<const void*> tensors,
+                 const void* argmax, const Function& function) {
   constexpr int V = kLanes<S>;
   if constexpr (V > 1) {
-    bool aligned = layer.layout == Layout::kChannelsLast && layer.c % V == 0 &&
+    bool aligned = problem.layout == Layout::kChannelsLast && problem.c % V == 0 &&
                    reinterpret_cast<uintptr_t>(argmax) % V == 0;
     for (const void* tensor : tensors) aligned &= reinterpret_cast<uintptr_t>(tensor) % 16 == 0;
     if (aligned) return function.template operator()<V>();
@@ -176,28 +177,28 @@ void with_vector(const MaxPoolProblem& layer, std::initializer_list<const void*>
 }
 
 LaunchShape blocks_for(int64_t vectors) {
-  return {.blocks = (vectors + kThreads - 1) / kThreads, .threads = kThreads};
+  return {.blocks = ceil_divide(vectors, kThreads), .threads = kThreads};
 }
 
 }  // namespace
 
-void max_pool_forward(const MaxPoolProblem& layer, const void* x, void* z, uint8_t* argmax, Stream stream) {
-  if (layer.planes() * layer.out.h * layer.out.w == 0) return;
-  dispatch_float(layer.dtype, [&]<class S>() {
-    with_vector<S>(layer, {x, z}, argmax, [&]<int V>() {
-      const Pool p = pool_of(layer, V);
+void max_pool_forward(const MaxPoolProblem& problem, const void* x, void* z, uint8_t* argmax, Stream stream) {
+  if (problem.planes() * problem.out.h * problem.out.w == 0) return;
+  dispatch_float(problem.dtype, [&]<class S>() {
+    with_vector<S>(problem, {x, z}, argmax, [&]<int V>() {
+      const Pool p = pool_of(problem, V);
       launch("max_pool_forward", blocks_for(p.outputs()), stream, max_pool_forward_kernel<S, V>, p,
              static_cast<const S*>(x), static_cast<S*>(z), argmax);
     });
   });
 }
 
-void max_pool_backward(const MaxPoolProblem& layer, const void* dz, const uint8_t* argmax, void* dx,
+void max_pool_backward(const MaxPoolProblem& problem, const void* dz, const uint8_t* argmax, void* dx,
                        Stream stream) {
-  if (layer.planes() * layer.in.h * layer.in.w == 0) return;
-  dispatch_float(layer.dtype, [&]<class S>() {
-    with_vector<S>(layer, {dz, dx}, argmax, [&]<int V>() {
-      const Pool p = pool_of(layer, V);
+  if (problem.planes() * problem.in.h * problem.in.w == 0) return;
+  dispatch_float(problem.dtype, [&]<class S>() {
+    with_vector<S>(problem, {dz, dx}, argmax, [&]<int V>() {
+      const Pool p = pool_of(problem, V);
       launch("max_pool_backward", blocks_for(p.inputs()), stream, max_pool_backward_kernel<S, V>, p,
              static_cast<const S*>(dz), argmax, static_cast<S*>(dx));
     });

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/kernels/cuda/dense_block.h"
+#include "tests/kernels/cuda/emulated.h"
 #include "tests/kernels/dense_case.h"
 
 #include <cmath>
@@ -11,18 +12,19 @@
 
 namespace palimpsest::testing {
 
-/// Exactly as large as is asked for, or an overrun would go unnoticed; zero at first.
+/// A workspace of zeros. It has the exact size, so that AddressSanitizer detects an overrun.
 class DenseWorkspace {
  public:
-  explicit DenseWorkspace(const DenseProductProblem& layer)
-      : memory_(new unsigned char[static_cast<std::size_t>(kernels::cuda::dense_workspace_bytes(layer))]()) {}
+  explicit DenseWorkspace(const DenseProductProblem& problem)
+      : memory_(
+            new unsigned char[static_cast<std::size_t>(kernels::cuda::dense_workspace_bytes(problem))]()) {}
   kernels::cuda::Queue queue() const { return {nullptr, memory_.get()}; }
 
  private:
   std::unique_ptr<unsigned char[]> memory_;
 };
 
-/// One layer's tensors, and its normalization as the CUDA kernels take it.
+/// The tensors of one layer, with its normalization in the form of the CUDA kernels.
 template <class S, class Rounding = S>
 struct CudaDense : DenseTensors<S, Rounding> {
   using T = accumulate_t<S>;

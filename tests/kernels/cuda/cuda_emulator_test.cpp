@@ -1,8 +1,9 @@
-// The emulator itself: right kernels give right results in every order, and each kind of wrong kernel is
-// named. (What the sanitizers add: planted_defects.cpp.)
+// The emulator itself: correct kernels give correct results in every order of threads, and each kind of
+// defect is named. planted_defects.cpp tests the same with the sanitizers.
 #include "palimpsest/kernels/cuda/device/platform.cuh"
 #include "palimpsest/kernels/cuda/device/reduce.cuh"
 #include "palimpsest/kernels/cuda/device/vector16.cuh"
+#include "tests/support/compare.h"
 #include "tests/support/cuda_emulator/sanitizers.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +11,7 @@
 #include <cmath>
 #include <numeric>
 #include <set>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -41,7 +43,7 @@ class Emulator : public ::testing::Test {
     kernels::cuda::launch("kernel_under_test", shape, nullptr, kernel, arguments...);
   }
 
-  /// The message of the error that `body` throws; "" and a failure if none.
+  /// Returns the message of the error that `body` throws; if it throws none, fails and returns "".
   template <class Body>
   static std::string error_of(const Body& body) {
     try {
@@ -59,7 +61,7 @@ void expect_parts(const std::string& message, const std::vector<std::string>& pa
     EXPECT_NE(message.find(part), std::string::npos) << "no '" << part << "' in: " << message;
 }
 
-// ---- Right kernels
+// ---- Correct kernels
 
 void write_index(int* out) {
   out[blockIdx.x * blockDim.x + threadIdx.x] = static_cast<int>(blockIdx.x * 1000 + threadIdx.x);
@@ -86,7 +88,7 @@ std::vector<int> turns(Order order, uint64_t seed) {
 }
 
 TEST_F(Emulator, RunsThreadsAndBlocksInTheOrderAskedFor) {
-  if (cuda_emulator::kTsan) GTEST_SKIP() << "the kernel that tells the order is a data race";
+  if (cuda_emulator::kTsan) GTEST_SKIP() << "the kernel that records the order has a data race";
   std::vector<int> forward(4 * 32);
   std::iota(forward.begin(), forward.end(), 0);
   EXPECT_EQ(turns(Order::kForward, 1), forward);
@@ -167,13 +169,14 @@ TEST_F(Emulator, AddsUpAGridWithTheSameBitsInEveryOrder) {
     }
   });
   ASSERT_EQ(sums.size(), 1u);
-  EXPECT_NEAR(*sums.begin(), std::accumulate(values.begin(), values.end(), 0.0), 1e-9);
+  const double got = *sums.begin(), want = std::accumulate(values.begin(), values.end(), 0.0);
+  EXPECT_TRUE(close(std::span(&got, 1), std::span(&want, 1), tolerance(DType::f64), 0));
 }
 
 void write_dynamic(float* out, int floats) {
   PALIMPSEST_DYNAMIC_SHARED(bytes);
   auto* const shared = reinterpret_cast<float*>(bytes);
-  out[blockIdx.x * blockDim.x + threadIdx.x] = shared[threadIdx.x];  // nothing was written yet
+  out[blockIdx.x * blockDim.x + threadIdx.x] = shared[threadIdx.x];  // before any write
   if (static_cast<int>(threadIdx.x) < floats) shared[threadIdx.x] = 2;
 }
 
@@ -183,8 +186,8 @@ TEST_F(Emulator, FillsSharedMemoryWithNotANumberForEveryBlock) {
   for (const float value : out) EXPECT_TRUE(std::isnan(value));
 }
 
-// Each block writes a value and reads that of every other.
-void talk_in_cluster(unsigned* out) {
+// Each block writes values and reads those of every other block.
+void exchange_in_cluster(unsigned* out) {
   PALIMPSEST_SHARED(mine, unsigned[32]);
   mine[threadIdx.x] = blockIdx.x * 100 + threadIdx.x;
   kernels::cuda::cluster_sync();
@@ -198,7 +201,7 @@ void talk_in_cluster(unsigned* out) {
 TEST_F(Emulator, LetsTheBlocksOfAClusterReadOneAnothersSharedMemory) {
   in_every_order([] {
     std::vector<unsigned> out(8 * 32);
-    launch({.blocks = 8, .threads = 32, .cluster = 4}, talk_in_cluster, out.data());
+    launch({.blocks = 8, .threads = 32, .cluster = 4}, exchange_in_cluster, out.data());
     for (unsigned block = 0; block < 8; ++block)
       for (unsigned thread = 0; thread < 32; ++thread) {
         unsigned want = 0;
@@ -209,19 +212,19 @@ TEST_F(Emulator, LetsTheBlocksOfAClusterReadOneAnothersSharedMemory) {
 }
 
 void throw_in_thread(int thread) {
-  if (static_cast<int>(threadIdx.x) == thread) throw std::out_of_range("told to");
+  if (static_cast<int>(threadIdx.x) == thread) throw std::out_of_range("thrown by the kernel");
 }
 
 TEST_F(Emulator, CarriesAnExceptionOutOfAThreadAndGoesOn) {
   for (int again = 0; again < 2; ++again)
     expect_parts(error_of([] { launch({.blocks = 2, .threads = 64}, throw_in_thread, 33); }),
-                 {"kernel kernel_under_test", "block (0, 0, 0)", "thread 33", "told to"});
+                 {"kernel kernel_under_test", "block (0, 0, 0)", "thread 33", "thrown by the kernel"});
   std::vector<int> out(64);
   launch({.threads = 64}, write_index, out.data());
   EXPECT_EQ(out[63], 63);
 }
 
-// ---- Wrong kernels
+// ---- Defects
 
 void barrier_for_some(int) {
   if (threadIdx.x < 40) __syncthreads();
@@ -260,7 +263,7 @@ TEST_F(Emulator, NamesTheLanesThatAShuffleMisses) {
     expect_parts(error_of([] { launch({.threads = 32}, shuffle_for_some, 30); }),
                  {"deadlock", "missing lanes: 30 (has left) 31 (has left)"});
     expect_parts(error_of([] { launch({.threads = 32}, shuffle_against_barrier, 0); }),
-                 {"deadlock", "missing lanes: 5 (waits at emulator_test.cpp:"});
+                 {"deadlock", "missing lanes: 5 (waits at cuda_emulator_test.cpp:"});
   });
   expect_parts(error_of([] { launch({.threads = 32}, part_of_a_warp, 0); }), {"only full masks"});
 }
@@ -268,7 +271,7 @@ TEST_F(Emulator, NamesTheLanesThatAShuffleMisses) {
 void write_beside(int at) {
   PALIMPSEST_SHARED(first, float[10]);
   PALIMPSEST_SHARED(second, float[10]);
-  float* volatile hidden = at < 0 ? second : first;  // from the compiler, which would warn
+  float* volatile hidden = at < 0 ? second : first;  // else the compiler warns
   if (threadIdx.x == 0) hidden[at] = 1;
 }
 
@@ -293,7 +296,7 @@ TEST_F(Emulator, NamesAVectorAccessOffItsAlignment) {
   const auto run = [&](int from, int to) {
     launch<const float*, float*>({.threads = 32}, load_vector, values + from, out + to);
   };
-  if (!cuda_emulator::kTsan) run(4, 0);  // 32 threads write the same: a race, if a harmless one
+  if (!cuda_emulator::kTsan) run(4, 0);  // 32 threads write the same values, which is a harmless race
   expect_parts(error_of([&] { run(1, 0); }), {"misaligned 16-byte load, 4 bytes off"});
   expect_parts(error_of([&] { run(0, 3); }), {"misaligned 16-byte store, 12 bytes off"});
 }
