@@ -58,10 +58,10 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all{
-      {"convolve",
+      {"convolution",
        {2, 8, 7, 6},
        {12, 4, 3, 3},
-       [](auto& x, auto& w, auto& b) { return ops::convolve(x, w, b, kPlain); },
+       [](auto& x, auto& w, auto& b) { return ops::convolution(x, w, b, kPlain); },
        [](auto& x, auto& w, auto& b) { return at::conv2d(x, w, b, 1, 1, 1, 2); }},
       {"activate_conv",
        {2, 8, 7, 6},
@@ -150,7 +150,7 @@ TEST(Autocast, NoCopyOfAWeightIsKept) {
   relu.activation_param = 0;
   const auto large_weight = torch::randn({16, 256, 3, 3}).set_requires_grad(true);  // its copy: 74 KB
   const std::vector<std::function<at::Tensor()>> products{
-      [&] { return ops::convolve(x, weight, {}, pointwise); },
+      [&] { return ops::convolution(x, weight, {}, pointwise); },
       [&] { return ops::activate_conv(x, weight, {}, pointwise, Activation::kReLU, 0); },
       [&] { return ops::abn_conv(x, norm, weight, {}, pointwise, {}); },
       [&] { return ops::abn_conv(x, norm, weight, {}, pointwise, stored); },
@@ -225,7 +225,7 @@ TEST(Autocast, ARecomputedSegmentHasTheGradientsOfThePlainOne) {
       const auto weight = torch::randn({12, 4, 3, 3}).set_requires_grad(true);
       const auto x = torch::randn({2, 8, 7, 6}).set_requires_grad(true);
       const auto segment = [&](const at::Tensor& t) {
-        return layer->forward(ops::convolve(t, weight, {}, kPlain));
+        return layer->forward(ops::convolution(t, weight, {}, kPlain));
       };
       at::Tensor out;
       {
