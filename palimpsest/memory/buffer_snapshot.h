@@ -28,8 +28,8 @@ class BufferSnapshot {
   void save();
 
   /// Writes the saved values into the buffers. Autograd does not count this as an in-place operation: a graph
-  /// that saved a buffer before the snapshot remains valid. Differentiate before the call what a layer in
-  /// evaluation mode computed from other values of the buffers.
+  /// that saved a buffer before the snapshot remains valid. If a layer in evaluation mode read other values of
+  /// a buffer since then, run that backward pass before restore().
   void restore() const;
 
  private:

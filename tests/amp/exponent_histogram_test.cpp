@@ -91,8 +91,8 @@ TEST(ExponentHistogram, SeesActivationAndWeightGradientsOfABackwardPass) {
     at::Tensor out;
     {
       const AutocastGuard guard(at::kCPU, at::kHalf, {.cache = false});
-      out = ops::convolution(at::relu(ops::convolution(torch::ones({2, 3, 4, 4}), first, {}, pointwise)), second,
-                          {}, pointwise);
+      out = ops::convolution(at::relu(ops::convolution(torch::ones({2, 3, 4, 4}), first, {}, pointwise)),
+                             second, {}, pointwise);
     }
     const auto loss = scaler.scale((out.to(at::kFloat) * std::ldexp(1.0, -20)).sum());
     ExponentHistogram activations, weights;

@@ -1,5 +1,5 @@
-// The meter and the timeline of another device than the CPU, with a stand-in for libtorch's caching
-// allocator: no GPU is needed.
+// Meter and Timeline on a device other than the CPU, with a stand-in for libtorch's caching allocator instead
+// of a GPU.
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/memory/timeline.h"
 
@@ -14,12 +14,12 @@
 namespace palimpsest::memory {
 namespace {
 
-/// Tells of bytes; gives out none.
+/// Reports bytes and allocates none.
 class StandIn final : public c10::DeviceAllocator {
  public:
   bool ready = true;
 
-  /// As after an allocation or a free of libtorch's own allocator, which says so to whoever profiles.
+  /// Reports an allocation or a free to the profiler, as libtorch's own allocator does.
   void live(int64_t bytes, c10::Device device = {c10::DeviceType::CUDA, 0}) {
     c10::reportMemoryUsageToProfiler(this, bytes - current_, static_cast<size_t>(bytes), 1 << 30, device);
     current_ = bytes;
@@ -31,7 +31,7 @@ class StandIn final : public c10::DeviceAllocator {
     c10::CachingDeviceAllocator::DeviceStats stats;
     stats.allocated_bytes[0].current = current_;
     stats.allocated_bytes[0].peak = peak_;
-    stats.reserved_bytes[0].current = stats.reserved_bytes[0].peak = 1 << 30;  // put by, not allocated
+    stats.reserved_bytes[0].current = stats.reserved_bytes[0].peak = 1 << 30;  // cached, not allocated
     return stats;
   }
   void resetPeakStats(c10::DeviceIndex) override { peak_ = current_; }
@@ -102,7 +102,7 @@ std::vector<int64_t> bytes_of(const Timeline& timeline) {
   return bytes;
 }
 
-TEST_F(DeviceTimeline, HasASampleAnEventOfThatDeviceAndOneAtEachEnd) {
+TEST_F(DeviceTimeline, HasOneSamplePerEventOfThatDeviceAndOneAtEachEnd) {
   allocator_.live(1000);
   Timeline timeline(device_);
   timeline.mark("forward");
@@ -119,7 +119,7 @@ TEST_F(DeviceTimeline, HasASampleAnEventOfThatDeviceAndOneAtEachEnd) {
     EXPECT_GE(timeline.samples()[i].seconds, timeline.samples()[i - 1].seconds);
 }
 
-/// Tells of an allocation in its backward pass.
+/// Reports an allocation in its backward pass.
 struct Allocates : torch::autograd::Function<Allocates> {
   static at::Tensor forward(torch::autograd::AutogradContext* ctx, const at::Tensor& x, int64_t allocator) {
     ctx->saved_data["allocator"] = allocator;
@@ -151,7 +151,7 @@ TEST_F(DeviceTimeline, OneAtATimeAndOnlyWhereThereIsMemory) {
   {
     Timeline first(device_);
     EXPECT_THROW(Timeline second(device_), std::logic_error);
-    Timeline of_the_cpu;  // which is another matter
+    Timeline of_the_cpu;  // has an allocator of its own
     allocator_.live(3000);
     first.stop();
     EXPECT_EQ(bytes_of(first), (std::vector<int64_t>{0, 3000, 3000}));

@@ -9,8 +9,7 @@
 
 #include <thread>
 
-/// How segments stand in libtorch's graph: nested, shared, gone through twice, in part, or from another
-/// thread.
+/// Segments in libtorch's graph: nested, shared, differentiated twice, in part, or on another thread.
 namespace palimpsest::memory {
 namespace {
 
@@ -119,7 +118,7 @@ TEST(RecomputeGraph, GradientsOfChosenTensorsComeWithoutTouchingTheOthers) {
   });
 }
 
-TEST(RecomputeGraph, SecondDerivativesAreThoseOfThePlainRun) {
+TEST(RecomputeGraph, DoubleBackwardGivesTheBytesOfThePlainRun) {
   expect_same_as_plain([](bool recomputed) {
     torch::nn::Sequential net(torch::nn::Linear(4, 4), torch::nn::Tanh(), torch::nn::Linear(4, 4),
                               torch::nn::Sigmoid());
@@ -133,7 +132,7 @@ TEST(RecomputeGraph, SecondDerivativesAreThoseOfThePlainRun) {
   });
 }
 
-TEST(RecomputeGraph, OurLayerRefusesASecondDerivativeWithinASegmentToo) {
+TEST(RecomputeGraph, OurLayerRefusesDoubleBackwardWithinASegmentToo) {
   nn::InPlaceABN abn(nn::InPlaceABNOptions(3).in_place(false));
   auto x = torch::randn({2, 3, 4, 4}).set_requires_grad(true);
   const auto loss = recompute(abn, x).sin().sum();
@@ -167,7 +166,7 @@ struct Counter : torch::autograd::FunctionPostHook {
   int& count_;
 };
 
-TEST(RecomputeGraph, HooksOnAParameterAndItsAccumulationRunOnceABackward) {
+TEST(RecomputeGraph, HooksOnAParameterAndItsAccumulationRunOncePerBackward) {
   torch::nn::Linear shared(4, 4);
   int on_gradient = 0, accumulated = 0;
   shared->weight.register_hook([&](const at::Tensor& g) {

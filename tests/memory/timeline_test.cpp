@@ -18,7 +18,7 @@ int64_t highest(const Timeline& timeline) {
   return most;
 }
 
-TEST(Timeline, HasOneSampleAnEventAndOneAtEachEnd) {
+TEST(Timeline, HasOneSamplePerEventAndOneAtEachEnd) {
   const int64_t before = memory_stats().current_bytes;
   Timeline timeline;
   {

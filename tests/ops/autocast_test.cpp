@@ -58,7 +58,7 @@ struct Case {
 
 const std::vector<Case>& cases() {
   static const std::vector<Case> all{
-      {"convolve",
+      {"convolution",
        {2, 8, 7, 6},
        {12, 4, 3, 3},
        [](auto& x, auto& w, auto& b) { return ops::convolution(x, w, b, kPlain); },
