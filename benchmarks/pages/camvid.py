@@ -23,8 +23,6 @@ Counted (`memory/deeplabv3_resnet18.json`); byte counts do not depend on the mac
 
 {memory}
 
-![live bytes over one step](memory/deeplabv3_resnet18.svg)
-
 ## Training
 
 101 validation images of 480x360 (`training/camvid.json`):

@@ -1,6 +1,6 @@
 """The parts of a comparison (`palimpsest compare`) that docs/results holds: counted bytes, and the course of a training.
 
-The seconds per step stay out: a benchmark measures time, in interleaved runs on an idle machine.
+Figures and charts with seconds stay out: a benchmark measures time, in interleaved runs on an idle machine.
 """
 import json
 import pathlib
@@ -25,19 +25,20 @@ def training(results):
                                      for run in results["runs"]]}
 
 
-PARTS = {"memory": (memory, "memory.svg"), "training": (training, "loss.svg")}
+PARTS = {"memory": (memory, None), "training": (training, "loss.svg")}  # part: its content, its chart
 
 
 def take(results, part, name, folder):
-    """Writes RESULTS/PART/NAME.json and its chart NAME.svg, from the output folder of a comparison."""
+    """Writes RESULTS/PART/NAME.json, and its chart as NAME.svg, from the output folder of a comparison."""
     choose, chart = PARTS[part]
     content = choose(read(folder / "results.json", f"palimpsest compare --output {folder}"))
     target = results / part
     target.mkdir(exist_ok=True)
-    try:
-        (target / f"{name}.svg").write_text((folder / chart).read_text())
-    except OSError as error:
-        raise Unreadable(f"cannot copy {folder / chart}: {error.strerror}") from None
+    if chart:
+        try:
+            (target / f"{name}.svg").write_text((folder / chart).read_text())
+        except OSError as error:
+            raise Unreadable(f"cannot copy {folder / chart}: {error.strerror}") from None
     head = ", ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in content.items() if key != "runs")
     runs = ",\n".join(json.dumps(run) for run in content["runs"])
     (target / f"{name}.json").write_text(f"{{{head}, \"runs\": [\n{runs}\n]}}\n")

@@ -40,7 +40,7 @@ of 224x224 (`kept_bytes.json`):
 
 ## Batch that fits into the memory of the standard layers
 
-The memory is the peak of a training step with the standard layers at the batch of the first column (`memory/`). Byte
+The memory is the peak of a training step with the standard layers and the batch in the column `standard` (`memory/`). Byte
 counts do not depend on the machine.
 
 {batch}
@@ -84,7 +84,7 @@ def batch_table(comparisons):
             model, size = comparison["setup"]["model"], comparison["setup"]["batch"].split(" of ", 1)[-1]
             rows.append([f"{model}; {size}; `{run['name']}`", str(base["largest_batch"]), str(run["largest_batch"]),
                          percent(gain)])
-    return table(["network", "standard", "in place", "more"], rows)
+    return table(["network", "`standard`", "in place", "more"], rows)
 
 
 def write(results):

@@ -96,11 +96,10 @@ def test_of_a_comparison_the_parts_that_hold_anywhere_are_taken(tmp_path):
     folder.mkdir()
     results.mkdir()
     (folder / "results.json").write_text(json.dumps(comparison))
-    for chart in ("memory", "loss"):
-        (folder / f"{chart}.svg").write_text(chart)
-    for part, chart in (("memory", "memory"), ("training", "loss")):
+    (folder / "loss.svg").write_text("losses")
+    for part in ("memory", "training"):
         assert pages("take", part, "small", folder, "--results", results) == (0, "")
-        assert (results / part / "small.svg").read_text() == chart
+    assert (results / "training/small.svg").read_text() == "losses"
     memory, training = (json.loads((results / part / "small.json").read_text()) for part in ("memory", "training"))
     assert memory["runs"][1] == {"name": "inplace_2", "kept_bytes": 4, "peak_bytes": 8, "largest_batch": 2}
     assert memory["setup"] == {"model": "m", "batch": "1 image"} and memory["memory_bytes"] == 8
