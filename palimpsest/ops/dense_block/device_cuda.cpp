@@ -1,3 +1,4 @@
+#include "palimpsest/kernels/cuda/abn.h"
 #include "palimpsest/kernels/cuda/dense_block.h"
 #include "palimpsest/ops/common/cuda_call.h"
 #include "palimpsest/ops/common/dtype.h"
