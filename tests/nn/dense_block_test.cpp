@@ -376,7 +376,7 @@ TEST(DenseBlock, AnswersAWrongInputInOneLine) {
             std::string::npos);
   EXPECT_NE(message(torch::zeros({2, 5, 6}, torch::kFloat64)).find("must be (N, C, H, W)"),
             std::string::npos);
-  EXPECT_NE(message(torch::zeros({2, 5, 6, 6})).find("x's type"), std::string::npos);
+  EXPECT_NE(message(torch::zeros({2, 5, 6, 6})).find("dtype and device of x"), std::string::npos);
   EXPECT_NE(message(torch::zeros({1, 5, 1, 1}, torch::kFloat64)).find("more than one value per channel"),
             std::string::npos);
   EXPECT_NE(message(torch::zeros({2, 5, 6, 6}, at::TensorOptions().device(at::kMeta).dtype(at::kDouble)))

@@ -123,14 +123,16 @@ TEST(AbnDegenerate, NothingIsKeptOrCountedWithoutABackwardPass) {
 TEST(AbnDegenerate, TheChannelsXHatIsKeptBesideZForThatStepOnly) {
   const at::Tensor x = torch::randn({2, 8, 16, 16}).set_requires_grad(true);
   const int64_t bytes = x.numel() * 4, vectors = 8 * 8;  // inv_std in f64
-  const int64_t channel = bytes / 8 + 8;                 // and its index
+  const int64_t channel = bytes / 8, index = 8;  // on a GPU the host shares the index between passes
   for (const double weight : {0.0, 1.0}) {
     at::Tensor weights = torch::ones(8);
     weights[5] = weight;
     abn(x, {weights});  // on a GPU the host keeps a copy of weights
     const int64_t before = memory::memory_stats().current_bytes;
     const at::Tensor z = abn(x, {weights});
-    EXPECT_EQ(memory::memory_stats().current_bytes - before, bytes + (weight == 0 ? channel : 0) + vectors);
+    const int64_t kept = memory::memory_stats().current_bytes - before - bytes - vectors;
+    EXPECT_GE(kept, weight == 0 ? channel : 0);
+    EXPECT_LE(kept, weight == 0 ? channel + index : 0);
   }
 }
 

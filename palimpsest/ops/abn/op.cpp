@@ -179,6 +179,8 @@ at::Tensor abn(const at::Tensor& x, const NormalizationTensors& norm, const AbnO
   return run(inputs, options);
 }
 
+// By value: a caller that moves x in gives its memory up.
+// NOLINTNEXTLINE(performance-unnecessary-value-param)
 at::Tensor abn_(at::Tensor x, const NormalizationTensors& norm, const AbnOptions& options,
                 const OptionalTensor& residual) {
   const abn_detail::Inputs inputs{x, norm, residual};
