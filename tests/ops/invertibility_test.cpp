@@ -123,7 +123,7 @@ TEST(AbnDegenerate, NothingIsKeptOrCountedWithoutABackwardPass) {
 TEST(AbnDegenerate, TheChannelsXHatIsKeptBesideZForThatStepOnly) {
   const at::Tensor x = torch::randn({2, 8, 16, 16}).set_requires_grad(true);
   const int64_t bytes = x.numel() * 4, vectors = 8 * 8;  // inv_std in f64
-  const int64_t channel = bytes / 8, index = 8;  // on a GPU the host shares the index between passes
+  const int64_t channel = bytes / 8, index = 8;          // on a GPU the host shares the index between passes
   for (const double weight : {0.0, 1.0}) {
     at::Tensor weights = torch::ones(8);
     weights[5] = weight;
