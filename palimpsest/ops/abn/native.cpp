@@ -85,10 +85,12 @@ void finish_write(const at::Tensor& t, const at::Tensor& written) {
     t.copy_(written);
 }
 
-/// The non-invertible channels of a forward pass over `x`; none if z is not what is saved.
+/// Memory for the non-invertible channels of a forward pass over `x`; none unless z is the saved tensor.
 SavedChannels choose_saved_channels(const Call& call, const at::Tensor& x) {
   if (!saves_output(call.settings.saved) || x.numel() == 0) return {};
-  return invertibility::choose_saved_channels(call.layer(x), call.tensors(), x);
+  const auto choice = invertibility::choose_channels(call.layer(x), call.tensors(), x);
+  if (choice && choice->channels.empty()) return {};
+  return invertibility::allocate_saved_channels(choice, x);
 }
 
 /// Normalizes `part`, some channels of x, in place: the layer with neither weight nor activation.

@@ -1,5 +1,6 @@
 #include "palimpsest/ops/invertibility/predictor.h"
 
+#include "palimpsest/kernels/formulas/invertibility.h"
 #include "palimpsest/ops/common/backend.h"
 #include "palimpsest/ops/common/cuda_call.h"
 #include "palimpsest/ops/invertibility/fallback_stats.h"
@@ -25,6 +26,40 @@ namespace palimpsest::ops::invertibility {
 namespace {
 
 std::atomic<int64_t> waits{0};
+
+/// The values that decide: (C) each, on the host, any floating dtype and stride; undefined if absent.
+struct Values {
+  at::Tensor weight, bias, residual_rms;
+  /// How far weight and bias may have moved since these values were read. A channel that is non-invertible
+  /// anywhere within this distance counts as non-invertible.
+  at::Tensor weight_moved, bias_moved;
+};
+
+DType dtype_of(at::ScalarType storage) {
+  switch (storage) {
+    case at::kDouble:
+      return DType::f64;
+    case at::kHalf:
+      return DType::f16;
+    case at::kBFloat16:
+      return DType::bf16;
+    default:
+      return DType::f32;
+  }
+}
+
+/// The channels for which kernels::InvertibilityCriterion says so anywhere within the moves.
+std::vector<int64_t> non_invertible_channels(const Layer& layer, const Values& values) {
+  const kernels::InvertibilityCriterion criterion(layer.activation, dtype_of(layer.storage));
+  const HostVector gamma(values.weight, 1), beta(values.bias, 0), rms(values.residual_rms, 0),
+      gamma_moved(values.weight_moved, 0), beta_moved(values.bias_moved, 0);
+  std::vector<int64_t> result;
+  for (int64_t c = 0; c < layer.channels; ++c)
+    if (!criterion.is_invertible_within(gamma.at(c), gamma_moved.at(c), beta.at(c), beta_moved.at(c),
+                                        rms.at(c)))
+      result.push_back(c);
+  return result;
+}
 
 /// The root mean square of each channel over at most 4 images and about 64 pixels of each: within 5 %. (Four
 /// times as many took 1 % of a ResNeXt-50 step.)

@@ -1,6 +1,6 @@
 #pragma once
 
-#include "palimpsest/ops/invertibility/criterion.h"
+#include "palimpsest/kernels/activation.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -11,6 +11,13 @@
 /// Which channels of a forward pass are non-invertible, and by which values this is decided: on a CPU by the
 /// values that the tensors hold now; on a GPU by values that the host knows without waiting.
 namespace palimpsest::ops::invertibility {
+
+/// The layer whose z is to give its normalized x back.
+struct Layer {
+  Activation activation = Activation::kLeakyReLU;
+  at::ScalarType storage = at::kFloat;  ///< dtype of z
+  int64_t channels = 0;
+};
 
 /// The tensors of one call of a layer, on its device.
 struct Tensors {

@@ -2,6 +2,7 @@
 
 #include "palimpsest/ops/common/backend.h"
 #include "palimpsest/ops/common/layout.h"
+#include "palimpsest/ops/invertibility/fallback_stats.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -60,19 +61,18 @@ at::Tensor SavedChannels::hidden_index(const at::Tensor& like) const {
   return hide(index, like, at::kLong);
 }
 
-SavedChannels choose_saved_channels(const Layer& layer, const Tensors& tensors, const at::Tensor& x) {
-  const auto choice = choose_channels(layer, tensors, x);
+SavedChannels allocate_saved_channels(const std::optional<Choice>& choice, const at::Tensor& x) {
   if (!choice) {
     TORCH_WARN_ONCE(
         "[abn] a CUDA graph captures a layer that has not run before: its weight is not known, and the layer "
         "saves its "
         "normalized x beside z, which doubles its memory; run one training step before the capture");
   }
-  const auto count = choice ? static_cast<int64_t>(choice->channels.size()) : layer.channels;
+  const auto count = choice ? static_cast<int64_t>(choice->channels.size()) : x.size(1);
   if (count == 0) return {};
   SavedChannels result;
-  result.all = !choice || count > most_saved_one_by_one(layer.channels);
-  const auto sizes = channel_sizes(x, result.all ? layer.channels : count);
+  result.all = !choice || count > most_saved_one_by_one(x.size(1));
+  const auto sizes = channel_sizes(x, result.all ? x.size(1) : count);
   result.values = at::empty_strided(sizes, contiguous_strides(sizes, layout_of(x)), x.options());
   if (!result.all) result.index = choice->index;
   result.all ? count_saved_layer() : count_saved_channels(count);

@@ -28,9 +28,9 @@ struct SavedChannels {
   at::Tensor hidden_index(const at::Tensor& like) const;
 };
 
-/// Finds the non-invertible channels of a forward pass over `x` (choose_channels), allocates memory for them
-/// and counts them (AbnFallbackStats).
-SavedChannels choose_saved_channels(const Layer& layer, const Tensors& tensors, const at::Tensor& x);
+/// Allocates memory for the non-invertible channels of a forward pass over `x`, and counts them
+/// (AbnFallbackStats). Without a choice all channels are saved.
+SavedChannels allocate_saved_channels(const std::optional<Choice>& choice, const at::Tensor& x);
 
 /// The same data with its real size, flat: code that copies saved tensors (hooks) would lose hidden data.
 /// Tensors that are not hidden are returned as they are.
