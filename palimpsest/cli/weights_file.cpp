@@ -3,7 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/io/pytorch_file.h"
 #include "palimpsest/io/safetensors.h"
-#include "palimpsest/nn/norm.h"
+#include "palimpsest/nn/batch_norm_act.h"
 
 #include <fmt/format.h>
 

@@ -3,7 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/models/registry.h"
-#include "palimpsest/nn/norm.h"
+#include "palimpsest/nn/batch_norm_act.h"
 #include "palimpsest/nn/state_dict.h"
 
 #include <ATen/ATen.h>
