@@ -2,6 +2,7 @@
 #include "palimpsest/memory/meter.h"
 #include "tests/nn/dense_support.h"
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 
@@ -76,6 +77,21 @@ TEST(DenseBlockMemory, OnlyNaiveHoldsGradientsAfterBackward) {
   for (const auto& [form, bytes] : held) EXPECT_LE(bytes, 1024) << to_string(form);
 }
 
+/// What libtorch takes for itself while it differentiates conv2 of a memory_block: without AVX2 oneDNN unfolds
+/// an image, to 9 times its bytes.
+int64_t convolution_scratch_bytes() {
+  const at::Tensor z = image(at::kFloat, true, 2, 16, 32, 32), df = image(at::kFloat, true, 2, 4, 32, 32),
+                   weight = torch::ones({4, 16, 3, 3});
+  int64_t most = 0;
+  for (const bool of_input : {true, false}) {
+    memory::reset_peak();
+    const auto results = at::convolution_backward(df, z, weight, std::nullopt, {1, 1}, {1, 1}, {1, 1}, false,
+                                                  {0, 0}, 1, {of_input, !of_input, false});
+    most = std::max(most, memory_stats().peak_bytes - live_bytes());
+  }
+  return most;
+}
+
 TEST(DenseBlockMemory, FusedNeedsOneGradientBufferAndTwelveChannelsOfGrowthInBackward) {
   auto block = memory_block(DenseStrategy::kFused, Strategy::kStoreY);
   const at::Tensor x = memory_image();
@@ -88,7 +104,8 @@ TEST(DenseBlockMemory, FusedNeedsOneGradientBufferAndTwelveChannelsOfGrowthInBac
     out.backward(gradient);
     if (i == 0) continue;
     const int64_t buffer = out.numel() * 4;
-    EXPECT_LE(memory_stats().peak_bytes - before, buffer + (12 * 4 + 8 + 2) * kPlaneBytes);
+    const int64_t peak = memory_stats().peak_bytes - before, scratch = convolution_scratch_bytes();
+    EXPECT_LE(peak - scratch, buffer + (12 * 4 + 8 + 2) * kPlaneBytes);
   }
 }
 
