@@ -97,15 +97,14 @@ struct CenterCoefficients {
 
 template <class T>
 PALIMPSEST_HOST_DEVICE CenterCoefficients<T> center_coefficients(Saved saved, const AbnChannel<T>& channel) {
-  double center = 0, scale = 1, shift = 0;
-  if (saved == Saved::kNormalized) {
-    scale = channel.weight(), shift = channel.bias();
-  } else if (saved == Saved::kInput) {
-    center = channel.mean(), scale = channel.weight() * channel.inv_std();
-    shift = channel.bias() - low_part<T>(center) * scale;
-  } else {
-    center = channel.bias();
-    if (saved == Saved::kOutputForm1) scale = inverse_or_zero(channel.weight());
+  // Assigned in this form because nvcc makes 30 instructions less of it than of a chain of else.
+  const double weight = channel.weight(), bias = channel.bias();
+  double center = bias, scale = 1, shift = 0;
+  if (saved == Saved::kOutputForm1) scale = inverse_or_zero(weight);
+  if (saved == Saved::kNormalized) center = 0, scale = weight, shift = bias;
+  if (saved == Saved::kInput) {
+    center = channel.mean(), scale = weight * channel.inv_std();
+    shift = bias - low_part<T>(center) * scale;
   }
   return {static_cast<T>(center), static_cast<T>(scale), static_cast<T>(shift)};
 }

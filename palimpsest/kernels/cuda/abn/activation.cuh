@@ -98,8 +98,8 @@ class BranchActivation {
   SiLU<T> silu_;
 };
 
-/// The activations that consist of two straight lines: leaky ReLU, the identity (slope 1) and ReLU (slope 0, and
-/// 0 for -infinity). Their kernels take fewer registers, and so have more loads under way.
+/// The activations that consist of two straight lines: leaky ReLU, the identity (slope 1) and ReLU (slope 0,
+/// and 0 for -infinity). Their kernels take fewer registers, and so have more loads under way.
 template <class T>
 class StraightActivation {
  public:

@@ -2,44 +2,40 @@
 
 #include "palimpsest/kernels/cuda/abn/activation.cuh"
 #include "palimpsest/kernels/cuda/abn/table.cuh"
+#include "palimpsest/kernels/formulas/abn_formulas.h"
 
 /// z, and the values that are saved beside z, from x and the statistics.
 namespace palimpsest::kernels::cuda::abn_detail {
 
-/// What a channel's values are computed with:
-///   v = (x - mean) * scale + shift,   y = v, or y = v * weight + bias where v = x-hat is saved
-/// mean is subtracted first, because x * scale + (shift - mean * scale) loses all digits where |mean| is
-/// large against the standard deviation. shift contains the part of the mean that does not fit into a T.
-template <class T>
-struct Coefficients {
-  T mean, scale, shift, weight, bias;
-};
-
-/// The coefficients of channel c, whose statistics are `mean` and `inv_std`.
 template <class S>
-__device__ __forceinline__ Coefficients<accumulate_t<S>> coefficients_of(const ApplyArguments<S>& arguments,
-                                                                         int64_t c, double mean,
-                                                                         double inv_std) {
-  using T = accumulate_t<S>;
-  const T weight = arguments.weight ? arguments.weight[c] : T(1);
-  const T bias = arguments.bias ? arguments.bias[c] : T(0);
-  // y is there already: (y - 0) * 1 + -0 keeps every bit, even the sign of a zero.
-  if (arguments.source == Saved::kPreActivation) return {0, 1, T(-0.0), 0, 0};
-  if (arguments.source == Saved::kNormalized) return {0, weight, bias, 0, 0};
-  const bool normalized = arguments.saved == Saved::kNormalized;
-  const double scale = (normalized ? 1 : static_cast<double>(weight)) * inv_std;
-  const double low = mean - static_cast<double>(static_cast<T>(mean));
-  return {static_cast<T>(mean), static_cast<T>(scale),
-          static_cast<T>((normalized ? 0 : static_cast<double>(bias)) - low * scale), weight, bias};
+__device__ __forceinline__ AbnChannel<accumulate_t<S>> channel_of(const ApplyArguments<S>& arguments,
+                                                                  int64_t c) {
+  return {arguments.weight, arguments.bias, arguments.mean, arguments.inv_std, c};
+}
+
+/// The coefficients of channel c, from the statistics in memory.
+template <class S>
+__device__ __forceinline__ ForwardCoefficients<accumulate_t<S>> coefficients_of(
+    const ApplyArguments<S>& arguments, int64_t c) {
+  const AbnChannel<accumulate_t<S>> channel = channel_of(arguments, c);
+  // The constants let nvcc remove the other cases of recompute_coefficients.
+  switch (arguments.source) {
+    case Saved::kPreActivation:
+      return recompute_coefficients(Saved::kPreActivation, channel);
+    case Saved::kNormalized:
+      return recompute_coefficients(Saved::kNormalized, channel);
+    default:
+      return forward_coefficients(arguments.saved, channel);
+  }
 }
 
 /// The coefficients of a thread's channels.
 template <class T, int kChannels>
 struct ThreadCoefficients {
   T mean[kChannels], scale[kChannels], shift[kChannels];
-  const Coefficients<T>* shared;  ///< in shared memory: weight and bias are rarely needed
+  const ForwardCoefficients<T>* shared;  ///< in shared memory: weight and bias are rarely needed
 
-  __device__ __forceinline__ explicit ThreadCoefficients(const Coefficients<T>* of_channels)
+  __device__ __forceinline__ explicit ThreadCoefficients(const ForwardCoefficients<T>* of_channels)
       : shared(of_channels) {
     PALIMPSEST_UNROLL
     for (int c = 0; c < kChannels; ++c) {
@@ -88,7 +84,7 @@ __device__ __forceinline__ void apply_values(
     if (arguments.saved == Saved::kNormalized) {
       PALIMPSEST_UNROLL
       for (int i = 0; i < V; ++i) {
-        const Coefficients<T>& channel = coefficients.shared[i / kPerChannel];
+        const ForwardCoefficients<T>& channel = coefficients.shared[i / kPerChannel];
         y[i] = y[i] * channel.weight + channel.bias;
       }
     }
@@ -138,7 +134,7 @@ struct ApplyUnroll {
 template <bool kResidual, class Walk, class S, class Act, class From>
 __device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, int segment,
                                             const ApplyArguments<S>& arguments, const Act& activation,
-                                            const Coefficients<accumulate_t<S>>* of_channels,
+                                            const ForwardCoefficients<accumulate_t<S>>* of_channels,
                                             const From& from) {
   constexpr int kUnroll = ApplyUnroll<Walk, S, Act, kResidual>::kVectors, V = Walk::kVector;
   const ThreadCoefficients<accumulate_t<S>, Walk::kChannels> coefficients(of_channels);
@@ -176,14 +172,12 @@ template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kThreads, 4)
     apply_kernel(Cut cut, ApplyArguments<S> arguments, Act activation) {
   constexpr int kPanel = Walk::kPanelChannels;
-  PALIMPSEST_SHARED(coefficients, Coefficients<accumulate_t<S>>[kPanel]);
+  PALIMPSEST_SHARED(coefficients, ForwardCoefficients<accumulate_t<S>>[kPanel]);
   const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   const int panel = block % cut.panels, segment = block / cut.panels;
   const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
   if (threadIdx.x < kPanel && channel < cut.shape.c)
-    coefficients[threadIdx.x] =
-        coefficients_of(arguments, channel, arguments.mean ? arguments.mean[channel] : 0,
-                        arguments.inv_std ? arguments.inv_std[channel] : 0);
+    coefficients[threadIdx.x] = coefficients_of(arguments, channel);
   __syncthreads();
   const Walk walk(cut, panel);
   apply_share<kResidual>(walk, cut, segment, arguments, activation, coefficients + walk.first_channel(),

@@ -2,18 +2,18 @@
 
 #include "palimpsest/kernels/cuda/abn/activation.cuh"
 #include "palimpsest/kernels/cuda/abn/table.cuh"
-#include "palimpsest/kernels/cuda/device/channel_values.cuh"
 #include "palimpsest/kernels/cuda/device/gradient_sums.cuh"
 #include "palimpsest/kernels/formulas/abn_formulas.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 
-/// dy = dz * act'(y) and t, from which x-hat = (t - offset) * scale, of one value after the other, and what
-/// backward makes of them: the same formulas as those of the CPU (kernels/cpu/abn/gradient.h).
+/// dy = dz * act'(y) and t of one value after another, and dx, with the coefficients of
+/// formulas/abn_formulas.h.
 namespace palimpsest::kernels::cuda::abn_detail {
 
 template <class S>
-__device__ __forceinline__ AbnChannel<accumulate_t<S>> channel_of(const BackwardArguments<S>& t, int64_t c) {
-  return {t.weight, t.bias, t.mean, t.inv_std, c};
+__device__ __forceinline__ AbnChannel<accumulate_t<S>> channel_of(const BackwardArguments<S>& arguments,
+                                                                  int64_t c) {
+  return {arguments.weight, arguments.bias, arguments.mean, arguments.inv_std, c};
 }
 
 /// The gradients of bias and weight, as they are stored.
@@ -24,13 +24,14 @@ struct ParameterGradients {
 
 template <class S>
 __device__ __forceinline__ ParameterGradients<accumulate_t<S>> parameter_gradients(
-    const BackwardArguments<S>& t, int64_t c, const GradientSums& sums) {
+    const BackwardArguments<S>& arguments, int64_t c, const GradientSums& sums) {
   using T = accumulate_t<S>;
-  const Normalizer of_t = normalizer(t.saved, channel_of(t, c));
+  const Normalizer of_t = normalizer(arguments.saved, channel_of(arguments, c));
   return {static_cast<T>(sums.dy), static_cast<T>(of_t.sum_dy_xhat(sums.dy, sums.dy_t))};
 }
 
-/// Of a panel's channels: t and y are found with the first three, dx = dy * per_dy + t * per_t + constant.
+/// The coefficients of a panel's channels, by kind, so that a thread reads those of its values 16 bytes at a
+/// time.
 template <class T, int kPanel>
 struct GradientCoefficients {
   alignas(16) T center[kPanel];
@@ -40,22 +41,22 @@ struct GradientCoefficients {
   alignas(16) T per_t[kPanel];
   alignas(16) T constant[kPanel];
 
-  /// Of the panel's channel j, channel c of the layer.
+  /// Sets the coefficients of y and t for the panel's channel j, which is channel c of the tensor.
   template <class S>
-  __device__ __forceinline__ void set_center(int j, const BackwardArguments<S>& t, int64_t c) {
-    const CenterCoefficients<T> of_channel = center_coefficients(t.saved, channel_of(t, c));
-    center[j] = of_channel.center, scale[j] = of_channel.scale, shift[j] = of_channel.shift;
+  __device__ __forceinline__ void set_center(int j, const BackwardArguments<S>& arguments, int64_t c) {
+    const auto values = center_coefficients(arguments.saved, channel_of(arguments, c));
+    center[j] = values.center, scale[j] = values.scale, shift[j] = values.shift;
   }
 
-  /// Those of dx; without sums for frozen statistics.
+  /// Sets the coefficients of dx. `sums` are ignored if statistics are frozen.
   template <class S>
-  __device__ __forceinline__ void set_dx(int j, const BackwardArguments<S>& t, int64_t c,
+  __device__ __forceinline__ void set_dx(int j, const BackwardArguments<S>& arguments, int64_t c,
                                          ParameterGradients<T> sums) {
-    const double mean_dy = t.frozen ? 0 : static_cast<double>(sums.bias) / t.m;
-    const double mean_dy_xhat = t.frozen ? 0 : static_cast<double>(sums.weight) / t.m;
-    const InputGradientCoefficients<T> of_channel =
-        input_gradient_coefficients(t.saved, channel_of(t, c), mean_dy, mean_dy_xhat);
-    per_dy[j] = of_channel.per_dy, per_t[j] = of_channel.per_t, constant[j] = of_channel.constant;
+    const double mean_dy = arguments.frozen ? 0 : static_cast<double>(sums.bias) / arguments.m;
+    const double mean_dy_xhat = arguments.frozen ? 0 : static_cast<double>(sums.weight) / arguments.m;
+    const auto values =
+        input_gradient_coefficients(arguments.saved, channel_of(arguments, c), mean_dy, mean_dy_xhat);
+    per_dy[j] = values.per_dy, per_t[j] = values.per_t, constant[j] = values.constant;
   }
 };
 

@@ -59,9 +59,10 @@ template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kResidentThreads, 2)
     resident_forward_kernel(Cut cut, ApplyArguments<S> arguments, StatisticsOutputs<accumulate_t<S>> outputs,
                             Act activation) {
+  using T = accumulate_t<S>;
   constexpr int kPanel = Walk::kPanelChannels;
   PALIMPSEST_DYNAMIC_SHARED(bytes);
-  PALIMPSEST_SHARED(coefficients, Coefficients<accumulate_t<S>>[kPanel]);
+  PALIMPSEST_SHARED(coefficients, ForwardCoefficients<T>[kPanel]);
   const int segment = static_cast<int>(blockIdx.x % cut.segments),
             panel = static_cast<int>(blockIdx.x / cut.segments);
   const Walk walk(cut, panel);
@@ -71,8 +72,9 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   if (cut.segments > 1) moments = cluster_moments<kPanel>(moments);
   const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
   if (threadIdx.x < kPanel && channel < cut.shape.c) {
-    coefficients[threadIdx.x] =
-        coefficients_of(arguments, channel, moments.mean, inv_std_of(moments, outputs.eps));
+    const AbnChannel<T> values = channel_of(arguments, channel);
+    coefficients[threadIdx.x] = forward_coefficients<T>(arguments.saved, values.weight(), values.bias(),
+                                                        moments.mean, inv_std_of(moments, outputs.eps));
     if (segment == 0) write_statistics(outputs, channel, moments);
   }
   if (cut.segments > 1)

@@ -1,9 +1,9 @@
 #pragma once
 
 #include "palimpsest/kernels/cuda/dense_block/walk.cuh"
-#include "palimpsest/kernels/cuda/device/channel_values.cuh"
 #include "palimpsest/kernels/cuda/device/gradient_sums.cuh"
 #include "palimpsest/kernels/cuda/device/workspace.h"
+#include "palimpsest/kernels/formulas/abn_formulas.h"
 
 /// The kernels of a densely connected block. Grid of each: block b of kThreads threads does segment b /
 /// panels of panel b % panels. Registers of each: at most 64, so that four blocks run per multiprocessor.
