@@ -55,7 +55,7 @@ std::vector<T> recovered(Activation kind, const std::vector<T>& z, const std::ve
        .per_t = &per_t,
        .constant = &zero},
       {z.data(), {nullptr, false}, dz.data(), {bits.data(), 0}},
-      {.dx = out.data(), .dresidual = nullptr, .z = nullptr}, kernels::cpu::simd::Stores::kCached);
+      {.dx = out.data(), .dresidual = nullptr, .z = nullptr}, kernels::cpu::Stores::kCached);
   return out;
 }
 
