@@ -21,8 +21,13 @@ help:
 bootstrap:
 	@scripts/bootstrap
 
+# The demo alone needs the kernels for this processor only, unless the build folder already has all of them. The preset
+# asks for all again: what is compiled for the demo is a part of them.
+SETS := $(if $(filter demo-release,$(MAKECMDGOALS)-$(PRESET)),$(if $(shell grep -sx PALIMPSEST_INSTRUCTION_SETS:STRING= \
+  $(BUILD)/CMakeCache.txt),,-DPALIMPSEST_INSTRUCTION_SETS=native))
+
 configure: bootstrap
-	@$(CMAKE) --preset $(PRESET) $(if $(VERBOSE),,--log-level=WARNING)
+	@$(CMAKE) --preset $(PRESET) $(SETS) $(if $(VERBOSE),,--log-level=WARNING)
 
 build: configure
 	@$(CMAKE) --build --preset $(PRESET)

@@ -82,7 +82,7 @@ struct AbnCase {
   uint64_t seed = 1;
 
   template <class T>
-  kernels::AbnProblem layer() const {
+  kernels::AbnProblem problem() const {
     return {shape, layout, dtype_of<T>(), activation, activation_param, saved, relu_residual};
   }
   bool saves_aside() const { return kernels::saves_aside(saved); }
@@ -203,15 +203,15 @@ constexpr double kEps = 1e-5;
 /// Forward, then backward, by the CPU kernels.
 template <class T, class Rounding>
 void run_cpu(const AbnCase& c, AbnTensors<T, Rounding>& t) {
-  kernels::cpu::abn_forward(c.layer<T>(), kEps, t.forward(c));
-  kernels::cpu::abn_backward(c.layer<T>(), t.backward(c));
+  kernels::cpu::abn_forward(c.problem<T>(), kEps, t.forward(c));
+  kernels::cpu::abn_backward(c.problem<T>(), t.backward(c));
 }
 
 /// The same by the reference.
 template <class T, class Rounding>
 void run_reference(const AbnCase& c, AbnTensors<T, Rounding>& t) {
-  kernels::reference::abn_forward(c.layer<T>(), kEps, t.forward(c));
-  kernels::reference::abn_backward(c.layer<T>(), t.backward(c));
+  kernels::reference::abn_forward(c.problem<T>(), kEps, t.forward(c));
+  kernels::reference::abn_backward(c.problem<T>(), t.backward(c));
 }
 
 }  // namespace palimpsest::testing

@@ -1,5 +1,5 @@
-// What the CPU kernels promise beside the values: writing in place, the same bytes however they are called
-// and however many threads there are, and not-a-number where it belongs.
+// What the CPU kernels promise besides values: they write in place, give the same bytes for separate calls
+// and for any number of threads, and keep not-a-number in its channel.
 #include "palimpsest/base/parallel.h"
 #include "tests/kernels/abn_case.h"
 #include "tests/support/compare.h"
@@ -40,8 +40,9 @@ void expect_in_place_is_the_same(const AbnCase& c) {
   run_cpu(c, apart);
   kernels::AbnForward forward = over.forward(c);
   T* const target = over.x.data();
-  (c.saves_aside() ? forward.saved_values : forward.z) = target;  // what is kept goes over x, in either case
-  kernels::cpu::abn_forward(c.layer<T>(), kEps, forward);
+  // The tensor that is saved for backward is written over x.
+  (c.saves_aside() ? forward.saved_values : forward.z) = target;
+  kernels::cpu::abn_forward(c.problem<T>(), kEps, forward);
   EXPECT_TRUE(same_bytes(over.x.values(), (c.saves_aside() ? apart.saved_values : apart.z).values()))
       << "over x";
   if (c.saves_aside()) {
@@ -50,7 +51,7 @@ void expect_in_place_is_the_same(const AbnCase& c) {
   kernels::AbnBackward backward = over.backward(c);
   backward.saved_values = target;
   backward.dx = over.dz.data();
-  kernels::cpu::abn_backward(c.layer<T>(), backward);
+  kernels::cpu::abn_backward(c.problem<T>(), backward);
   EXPECT_TRUE(same_bytes(over.dz.values(), apart.dx.values())) << "dx over dz";
   EXPECT_TRUE(same_bytes(over.branch.values(), apart.branch.values())) << "branch";
 }
@@ -66,11 +67,11 @@ TEST(AbnContract, WritingOverTheInputGivesTheSameBytes) {
   });
 }
 
-TEST(AbnContract,
-     AResultTooLargeForTheCachesGivesTheSameBytes) {  // written past them where it is not in place
+// With streaming stores, if it is not in place.
+TEST(AbnContract, AResultTooLargeForTheCachesGivesTheSameBytes) {
   for (const Layout layout : kLayouts)
     for (const int64_t misaligned_by : {0, 3}) {
-      // Each kind at each start, by one type or the other: a case takes a second.
+      // Each kind at each start, for one of the two types: a case takes a second.
       const bool aligned = misaligned_by == 0;
       expect_in_place_is_the_same<float>({.shape = {2, 66, 33333},
                                           .layout = layout,
@@ -101,12 +102,12 @@ TEST(AbnContract, StatisticsThenApplyEqualsForward) {
   for_each_case([](const AbnCase& c) {
     AbnTensors<float> whole(c), split = whole;
     run_cpu(c, whole);
-    kernels::cpu::abn_statistics(c.layer<float>(), split.x.data(), split.mean.data(), split.var.data());
+    kernels::cpu::abn_statistics(c.problem<float>(), split.x.data(), split.mean.data(), split.var.data());
     EXPECT_TRUE(same_bytes(split.mean.values(), whole.mean.values()));
     EXPECT_TRUE(same_bytes(split.var.values(), whole.var.values()));
     kernels::AbnForward forward = split.forward(c);
     forward.inv_std = whole.inv_std.data();
-    kernels::cpu::abn_apply(c.layer<float>(), forward);
+    kernels::cpu::abn_apply(c.problem<float>(), forward);
     EXPECT_TRUE(same_bytes(split.z.values(), whole.z.values()));
     EXPECT_TRUE(same_bytes(split.branch.values(), whole.branch.values()));
   });
@@ -120,10 +121,11 @@ TEST(AbnContract, ReduceThenApplyEqualsBackward) {
     backward.saved_values = whole.z.data();
     backward.branch = whole.branch.data();
     backward.inv_std = whole.inv_std.data();
-    kernels::cpu::abn_backward_reduce(c.layer<float>(), backward);
+    kernels::cpu::abn_backward_reduce(c.problem<float>(), backward);
     EXPECT_TRUE(same_bytes(split.sum_dy.values(), whole.sum_dy.values()));
     EXPECT_TRUE(same_bytes(split.sum_dy_xhat.values(), whole.sum_dy_xhat.values()));
-    kernels::cpu::abn_backward_apply(c.layer<float>(), backward, static_cast<double>(c.shape.per_channel()));
+    kernels::cpu::abn_backward_apply(c.problem<float>(), backward,
+                                     static_cast<double>(c.shape.per_channel()));
     EXPECT_TRUE(same_bytes(split.dx.values(), whole.dx.values()));
   });
 }
@@ -151,7 +153,7 @@ TEST(AbnContract, AnyNumberOfThreadsGivesTheSameBytes) {
 }
 #endif
 
-// Every activation, with what it can keep.
+// Every activation, with every tensor that it can start backward from.
 template <class Body>
 void for_each_activation(const Body& body) {
   for (const auto& [activation, name, is_listed] : kernels::kActivations) {
@@ -164,7 +166,7 @@ TEST(AbnContract, NotANumberStaysInItsChannel) {
   for (const double poison :
        {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
     for_each_activation([&](Activation activation, Saved saved) {
-      for (const int64_t channels : {21, 70}) {  // as planes, and side by side
+      for (const int64_t channels : {21, 70}) {  // planes, and strips
         for (const Layout layout : kLayouts) {
           const AbnCase c{.shape = {2, channels, 37},
                           .layout = layout,

@@ -31,13 +31,12 @@ void expect_right(const AbnCase& c) {
   EXPECT_TRUE(close(got.sum_dy_xhat.values(), want.sum_dy_xhat.values(), limit, c.seed)) << "sum_dy_xhat";
   EXPECT_TRUE(close(got.saved_values.values(), want.saved_values.values(), limit, c.seed)) << "saved values";
   EXPECT_TRUE(close(got.dresidual.values(), want.dresidual.values(), limit, c.seed)) << "dresidual";
-  EXPECT_TRUE(close(got.z_again.values(), want.z_again.values(), limit, c.seed)) << "z made again";
+  EXPECT_TRUE(close(got.z_again.values(), want.z_again.values(), limit, c.seed)) << "z recomputed";
   if (c.makes_z_again()) {
     EXPECT_EQ(0, std::memcmp(got.z_again.data(), got.z.data(), sizeof(T) * c.shape.elements()))
-        << "z made again has other bytes";
+        << "z recomputed has other bytes";
   }
-  // A mean may be as small as it likes against the values it is taken over, so it is held against their
-  // spread.
+  // A mean may be arbitrarily small against its values, so its error is compared with their spread.
   for (int64_t i = 0; i < c.shape.c; ++i)
     EXPECT_NEAR(got.mean[i], want.mean[i],
                 vectors.relative_l2 * (std::sqrt(want.var[i]) + std::abs(want.mean[i])))
@@ -78,12 +77,12 @@ class Abn : public ::testing::Test {
 using Types = ::testing::Types<float, double, Float16, BFloat16>;
 TYPED_TEST_SUITE(Abn, Types, TypeName);
 
-TYPED_TEST(Abn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) {
+TYPED_TEST(Abn, EqualsTheReferenceForEveryActivationAndSavedTensor) {
   for (const auto& [activation, name, is_listed] : kernels::kActivations) {
     for (const Saved saved : kAllSaved) {
       if (!can_save(activation, saved)) continue;
-      for (const Shape3 shape : {Shape3{3, 20, 49}, Shape3{7, 3, 6},
-                                 Shape3{4, 34, 10}}) {  // vectors, shorter rows, and strips of those
+      // Vectors, rows shorter than a vector, and strips of such rows.
+      for (const Shape3 shape : {Shape3{3, 20, 49}, Shape3{7, 3, 6}, Shape3{4, 34, 10}}) {
         for (const Layout layout : kLayouts) {
           for (const int residual : {0, 1, 2}) {
             expect_right<TypeParam>({.shape = shape,
@@ -100,7 +99,7 @@ TYPED_TEST(Abn, EqualsTheReferenceForEveryActivationAndEverythingThatMayBeKept) 
   }
 }
 
-TYPED_TEST(Abn, RebuildsTheOutputFromWhatIsKeptBitForBit) {
+TYPED_TEST(Abn, RecomputesTheOutputBitForBit) {
   for (const auto& [activation, name, is_listed] : kernels::kActivations) {
     for (const Saved saved : {Saved::kPreActivation, Saved::kNormalized, Saved::kInput}) {
       for (const Layout layout : kLayouts) {
@@ -118,7 +117,7 @@ TYPED_TEST(Abn, RebuildsTheOutputFromWhatIsKeptBitForBit) {
           kernels::AbnForward from = t.forward(c);
           from.saved_values = t.saved_tensor(c);
           from.z = again.z.data();
-          kernels::cpu::abn_recompute_output(c.layer<TypeParam>(), from);
+          kernels::cpu::abn_recompute_output(c.problem<TypeParam>(), from);
           EXPECT_TRUE(same_bytes(again.z.values(), t.z.values()));
         }
       }
@@ -126,7 +125,7 @@ TYPED_TEST(Abn, RebuildsTheOutputFromWhatIsKeptBitForBit) {
   }
 }
 
-// Never fewer than 30 values a channel: of 2, say, dx is zero but for eps, and all that is left of it is
+// At least 30 values per channel: with 2, for example, dx is zero but for eps, and the rest of dx is
 // rounding.
 
 TYPED_TEST(Abn, EqualsTheReferenceForSizesAroundAVector) {
@@ -159,13 +158,13 @@ TYPED_TEST(Abn, EqualsTheReferenceWhereATensorIsCutIntoManyPieces) {
   // Many segments by image, by pixel, and of rows; many panels; chunks that end in the middle.
   for (const Shape3 shape :
        {Shape3{40, 2, 3600}, Shape3{1, 1, 150001}, Shape3{3, 520, 200}, Shape3{2, 40, 2000}})
-    // The reference finds SiLU's y in a third of the time.
+    // SiLU: the reference finds its y in a third of the time that GELU takes.
     this->for_each_kind_and_bits(
         {.shape = shape}, [](const AbnCase& abn) { expect_right<TypeParam>(abn); }, Activation::kSiLU);
 }
 
 TYPED_TEST(Abn, EqualsTheReferenceForSmallPlanesSideBySide) {
-  // Strips of 2 to 16 channels, of which the last is narrower; rows in one chunk and in two; a plane too
+  // Strips of 2 to 16 channels, the last one narrower; rows in one chunk and in two; a plane that is too
   // large.
   for (const Shape3 shape : {Shape3{32, 70, 49}, Shape3{2, 515, 49}, Shape3{16, 500, 2}, Shape3{150, 132, 4},
                              Shape3{12, 40, 100}, Shape3{12, 40, 101}})
@@ -181,10 +180,10 @@ TYPED_TEST(Abn, EqualsTheReferenceWithoutWeightOrBias) {
                           [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
 }
 
-TYPED_TEST(Abn, EqualsTheReferenceWhereXhatOrXIsKeptForATinyWeight) {
+TYPED_TEST(Abn, EqualsTheReferenceWhereXhatOrXIsSavedForATinyWeight) {
   for (const Saved saved : {Saved::kNormalized, Saved::kInput})
     for (const Shape3 shape : {Shape3{3, 20, 33}, Shape3{4, 33, 9}})
-      // In f16 a smaller one leaves nothing of dx but the smallest numbers there are.
+      // In f16 a smaller weight would leave only the smallest numbers of dx.
       this->for_each_kind(
           {.shape = shape, .saved = saved, .weight_scale = sizeof(TypeParam) == 2 ? 1e-2 : 1e-6},
           [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
@@ -270,8 +269,8 @@ TYPED_TEST(Abn, FrozenStatisticsScaleTheGradientOnly) {
         t.sum_dy = t.sum_dy_xhat = nullptr;
         return t;
       };
-      kernels::cpu::abn_backward_apply(c.layer<TypeParam>(), frozen(got.backward(c)), 1);
-      kernels::reference::abn_backward_apply(c.layer<double>(), frozen(want.backward(c)), 1);
+      kernels::cpu::abn_backward_apply(c.problem<TypeParam>(), frozen(got.backward(c)), 1);
+      kernels::reference::abn_backward_apply(c.problem<double>(), frozen(want.backward(c)), 1);
       EXPECT_TRUE(close(got.dx.values(), want.dx.values(), tolerance(dtype_of<TypeParam>()), c.seed));
     }
   };
@@ -286,8 +285,8 @@ TYPED_TEST(Abn, SynchronizedSumsDivideByTheGivenCount) {
   run_cpu(c, got);
   run_reference(c, want);
   const double m = 4 * static_cast<double>(c.shape.per_channel());
-  kernels::cpu::abn_backward_apply(c.layer<TypeParam>(), got.backward(c), m);
-  kernels::reference::abn_backward_apply(c.layer<double>(), want.backward(c), m);
+  kernels::cpu::abn_backward_apply(c.problem<TypeParam>(), got.backward(c), m);
+  kernels::reference::abn_backward_apply(c.problem<double>(), want.backward(c), m);
   EXPECT_TRUE(close(got.dx.values(), want.dx.values(), tolerance(dtype_of<TypeParam>()), c.seed));
 }
 

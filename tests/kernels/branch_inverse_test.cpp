@@ -1,4 +1,4 @@
-// y back from z and one bit: as close as z itself tells, everywhere on both branches, by every lane.
+// y from z and one bit: as exact as z allows, everywhere on both branches, in every lane.
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/activation.h"
@@ -17,7 +17,7 @@ namespace {
 
 using kernels::Branches;
 
-// z, act'(y) and the widest that y can lie from where storing z in T puts it.
+// z, act'(y), and the largest error of y that rounding z to T can cause.
 template <class T>
 struct Truth {
   double z, derivative, doubt;
@@ -37,7 +37,7 @@ Truth<T> truth(Activation kind, double y) {
   return result;
 }
 
-// What the vector kernels make of z and its branch: y, or act'(y).
+// y, or act'(y), from z and its branch by the vector kernels.
 template <class T>
 std::vector<T> recovered(Activation kind, const std::vector<T>& z, const std::vector<uint8_t>& bits,
                          bool derivative) {
@@ -55,7 +55,7 @@ std::vector<T> recovered(Activation kind, const std::vector<T>& z, const std::ve
        .per_t = &per_t,
        .constant = &zero},
       {z.data(), {nullptr, false}, dz.data(), {bits.data(), 0}},
-      {.dx = out.data(), .dresidual = nullptr, .z = nullptr}, kernels::cpu::simd::Stores::kCached);
+      {.dx = out.data(), .dresidual = nullptr, .z = nullptr}, kernels::cpu::Stores::kCached);
   return out;
 }
 

@@ -10,33 +10,34 @@
 #include <string>
 #include <vector>
 
-/// What the tests of convolutions share.
+/// Shared by the tests of convolutions.
 namespace palimpsest::kernels {
 
-inline std::ostream& operator<<(std::ostream& out, const Conv2dProblem& l) {
+inline std::ostream& operator<<(std::ostream& out, const Conv2dProblem& problem) {
   const auto pair = [](Pair2 p) { return std::to_string(p.h) + "x" + std::to_string(p.w); };
-  return out << "(" << l.n << ", " << l.c_in << ", " << pair(l.in) << ") to " << l.c_out << " in " << l.groups
-             << " groups, kernel " << pair(l.kernel_size) << ", stride " << pair(l.stride) << ", padding "
-             << pair(l.padding) << ", dilation " << pair(l.dilation);
+  return out << "(" << problem.n << ", " << problem.c_in << ", " << pair(problem.in) << ") to "
+             << problem.c_out << " in " << problem.groups << " groups, window " << pair(problem.kernel_size)
+             << ", stride " << pair(problem.stride) << ", padding " << pair(problem.padding) << ", dilation "
+             << pair(problem.dilation);
 }
 
 }  // namespace palimpsest::kernels
 
 namespace palimpsest::testing {
 
-/// The layer of an input, a kernel and its options; `out` follows.
-inline kernels::Conv2dProblem conv2d_layer(int64_t n, int64_t c_in, int64_t c_out, int64_t groups, Pair2 in,
-                                           Pair2 kernel, Pair2 stride = {1, 1}, Pair2 padding = {0, 0},
-                                           Pair2 dilation = {1, 1}) {
+/// The problem of an input and a window; `out` follows.
+inline kernels::Conv2dProblem conv2d_problem(int64_t n, int64_t c_in, int64_t c_out, int64_t groups, Pair2 in,
+                                             Pair2 kernel_size, Pair2 stride = {1, 1}, Pair2 padding = {0, 0},
+                                             Pair2 dilation = {1, 1}) {
   using kernels::convolved_size;
   return {n,
           c_in,
           c_out,
           groups,
           in,
-          {convolved_size(in.h, kernel.h, stride.h, padding.h, dilation.h),
-           convolved_size(in.w, kernel.w, stride.w, padding.w, dilation.w)},
-          kernel,
+          {convolved_size(in.h, kernel_size.h, stride.h, padding.h, dilation.h),
+           convolved_size(in.w, kernel_size.w, stride.w, padding.w, dilation.w)},
+          kernel_size,
           stride,
           padding,
           dilation};

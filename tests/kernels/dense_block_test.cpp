@@ -21,11 +21,11 @@ void expect_equals_reference(const DenseCase& c) {
   using Truth = std::conditional_t<sizeof(S) == 2, S, double>;
   DenseTensors<S> got(c);
   DenseTensors<Truth, S> want(c);
-  kernels::cpu::dense_product(c.layer<S>(), got.norm(), got.x.data(), got.w.data(), got.h.data());
-  kernels::cpu::dense_product_backward(c.layer<S>(), got.norm(), got.backward());
-  kernels::reference::dense_product(c.layer<Truth>(), want.norm(), want.x.data(), want.w.data(),
+  kernels::cpu::dense_product(c.problem<S>(), got.norm(), got.x.data(), got.w.data(), got.h.data());
+  kernels::cpu::dense_product_backward(c.problem<S>(), got.norm(), got.backward());
+  kernels::reference::dense_product(c.problem<Truth>(), want.norm(), want.x.data(), want.w.data(),
                                     want.h.data());
-  kernels::reference::dense_product_backward(c.layer<Truth>(), want.norm(), want.backward());
+  kernels::reference::dense_product_backward(c.problem<Truth>(), want.norm(), want.backward());
   const DType dtype = dtype_of<S>();
   expect_close(got.h.values(), want.h.values(), dtype, c, "h");
   expect_close(got.gradient.values(), want.gradient.values(), dtype, c, "gradient");
@@ -68,8 +68,8 @@ TYPED_TEST(DenseBlock, HasTheSameBytesForAnyNumberOfThreads) {
     const auto run = [&](int threads) {
       omp_set_num_threads(threads);
       DenseTensors<TypeParam> t(c);
-      kernels::cpu::dense_product(c.layer<TypeParam>(), t.norm(), t.x.data(), t.w.data(), t.h.data());
-      kernels::cpu::dense_product_backward(c.layer<TypeParam>(), t.norm(), t.backward());
+      kernels::cpu::dense_product(c.problem<TypeParam>(), t.norm(), t.x.data(), t.w.data(), t.h.data());
+      kernels::cpu::dense_product_backward(c.problem<TypeParam>(), t.norm(), t.backward());
       return t;
     };
     const auto one = run(1), three = run(3);
@@ -81,29 +81,29 @@ TYPED_TEST(DenseBlock, HasTheSameBytesForAnyNumberOfThreads) {
   omp_set_num_threads(before);
 }
 
-TYPED_TEST(DenseBlock, WritesOnlyWhatIsAskedFor) {
+TYPED_TEST(DenseBlock, WritesOnlyTheGradientsThatAreAskedFor) {
   for (const Layout layout : kLayouts) {
     const DenseCase c{2, 30, 20, 24, 12, layout};
     DenseTensors<TypeParam> all(c), sums(c), weight(c);
-    kernels::cpu::dense_product_backward(c.layer<TypeParam>(), all.norm(), all.backward());
+    kernels::cpu::dense_product_backward(c.problem<TypeParam>(), all.norm(), all.backward());
     auto t = sums.backward();
     t.dw = t.gradient = nullptr;
-    kernels::cpu::dense_product_backward(c.layer<TypeParam>(), sums.norm(), t);
+    kernels::cpu::dense_product_backward(c.problem<TypeParam>(), sums.norm(), t);
     EXPECT_EQ(sums.sum_dy, all.sum_dy);
     EXPECT_TRUE(same_bytes(sums.gradient.values(), DenseTensors<TypeParam>(c).gradient.values()));
     t = weight.backward();
     t.gradient = nullptr, t.sum_dy = t.sum_dy_x = nullptr;
-    kernels::cpu::dense_product_backward(c.layer<TypeParam>(), weight.norm(), t);
+    kernels::cpu::dense_product_backward(c.problem<TypeParam>(), weight.norm(), t);
     EXPECT_TRUE(same_bytes(weight.dw.values(), all.dw.values()));
   }
 }
 
-TYPED_TEST(DenseBlock, TakesWhatNormalizationOwesOffAFeaturesGradient) {
+TYPED_TEST(DenseBlock, SubtractsTheCorrectionOfNormalizationFromAFeaturesGradient) {
   using S = TypeParam;
   using Truth = std::conditional_t<sizeof(S) == 2, S, double>;
   for (const Layout layout : kLayouts)
     for (const int64_t count : {1, 12, 16, 33}) {
-      // Of a large mean, for which the deviation is to be taken first.
+      // A large mean: the deviation from it must be computed first.
       const DenseCase c{3, 50, count + 5, count + 7, 1, layout, Activation::kReLU, 100};
       const auto run = [&]<class V>(DenseTensors<V, S> t, const auto& kernel) {
         Buffer<V> df(c.n * count * c.s, 1);

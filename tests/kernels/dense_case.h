@@ -23,7 +23,7 @@ struct DenseCase {
   uint64_t seed = 1;
 
   template <class S>
-  DenseProductProblem layer() const {
+  DenseProductProblem problem() const {
     return {n, s, c, total, out, layout, dtype_of<S>(), activation, 0.01};
   }
 };
@@ -35,8 +35,8 @@ inline std::ostream& operator<<(std::ostream& out, const DenseCase& c) {
              << c.misaligned_by;
 }
 
-/// The tensors of one layer; values are what storage in Rounding holds. Channels that the layer does not read
-/// hold NaN in x, and 3 in the gradient.
+/// The tensors of one layer, rounded to Rounding. Channels that the layer does not read are NaN in x, and 3
+/// in the gradient.
 template <class S, class Rounding = S>
 struct DenseTensors {
   using T = accumulate_t<S>;

@@ -28,7 +28,7 @@ struct GroupedCase {
   int64_t stride;
   Pair2 padding;
 
-  Conv2dProblem layer() const {
+  Conv2dProblem problem() const {
     return {
         .n = n,
         .c_in = c,
@@ -48,8 +48,8 @@ std::ostream& operator<<(std::ostream& out, const GroupedCase& c) {
              << ", stride " << c.stride << ", padding " << c.padding.h << "x" << c.padding.w;
 }
 
-/// Sizes around the strips that the kernels take, paddings up to more than the image, channels of one vector,
-/// of several, and of some that overlap.
+/// Sizes around the strips of the kernels, paddings up to more than the image, channels of one vector, of
+/// several, and of vectors that overlap.
 std::vector<GroupedCase> grouped_cases() {
   std::vector<GroupedCase> all;
   const int64_t sizes[] = {1, 2, 3, 5, 6, 7, 8, 13, 14, 15, 16, 28, 29};
@@ -65,11 +65,11 @@ std::vector<GroupedCase> grouped_cases() {
     for (const int64_t stride : {1, 2})
       for (const int64_t channels : {16, 18, 20, 24, 30, 32, 48, 64})
         if (channels % group == 0) all.push_back({3, channels, group, {9, 16}, stride, {1, 1}});
-  std::erase_if(all, [](const GroupedCase& c) { return c.layer().out.h < 1 || c.layer().out.w < 1; });
+  std::erase_if(all, [](const GroupedCase& c) { return c.problem().out.h < 1 || c.problem().out.w < 1; });
   return all;
 }
 
-/// Values around which nothing may be written, anywhere relative to a vector's boundary.
+/// Values between guards, which no kernel may write, off a vector's boundary by any distance.
 class ConvTensor {
  public:
   explicit ConvTensor(int64_t size, int64_t misaligned_by = 0)
@@ -96,18 +96,20 @@ class ConvTensor {
   std::vector<float> values_;
 };
 
-int64_t in_size(const Conv2dProblem& l) {
-  return l.n * l.in.h * l.in.w * l.c_in;
+int64_t in_size(const Conv2dProblem& problem) {
+  return problem.n * problem.in.h * problem.in.w * problem.c_in;
 }
-int64_t out_size(const Conv2dProblem& l) {
-  return l.n * l.out.h * l.out.w * l.c_out;
+int64_t out_size(const Conv2dProblem& problem) {
+  return problem.n * problem.out.h * problem.out.w * problem.c_out;
 }
 
 struct ConvTensors {
   ConvTensor x, w, y;  // each stands for its gradient, too
 
-  explicit ConvTensors(const Conv2dProblem& l, int64_t misaligned_by = 0)
-      : x(in_size(l), misaligned_by), w(l.weights(), misaligned_by), y(out_size(l), misaligned_by) {
+  explicit ConvTensors(const Conv2dProblem& problem, int64_t misaligned_by = 0)
+      : x(in_size(problem), misaligned_by),
+        w(problem.weights(), misaligned_by),
+        y(out_size(problem), misaligned_by) {
     Random random(kConvSeed);
     x.draw(random), w.draw(random), y.draw(random);
   }
@@ -123,23 +125,23 @@ constexpr ConvPasses kGrouped{kernels::cpu::conv2d::grouped_forward,
 constexpr ConvPasses kReference{kernels::reference::conv2d_forward, kernels::reference::conv2d_backward_input,
                                 kernels::reference::conv2d_backward_weight};
 
-/// What `passes` make of the tensors in that pass.
-ConvTensor result_of(const ConvPasses& passes, Conv2dPass pass, const Conv2dProblem& l, ConvTensors& t,
+/// The result of that pass.
+ConvTensor result_of(const ConvPasses& passes, Conv2dPass pass, const Conv2dProblem& problem, ConvTensors& t,
                      int64_t misaligned_by = 0) {
   switch (pass) {
     case Conv2dPass::kForward: {
-      ConvTensor y(out_size(l), misaligned_by);
-      passes.forward(l, t.x.data(), t.w.data(), y.data());
+      ConvTensor y(out_size(problem), misaligned_by);
+      passes.forward(problem, t.x.data(), t.w.data(), y.data());
       return y;
     }
     case Conv2dPass::kBackwardInput: {
-      ConvTensor dx(in_size(l), misaligned_by);
-      passes.backward_input(l, t.y.data(), t.w.data(), dx.data());
+      ConvTensor dx(in_size(problem), misaligned_by);
+      passes.backward_input(problem, t.y.data(), t.w.data(), dx.data());
       return dx;
     }
     default: {
-      ConvTensor dw(l.weights(), misaligned_by);
-      passes.backward_weight(l, t.x.data(), t.y.data(), dw.data());
+      ConvTensor dw(problem.weights(), misaligned_by);
+      passes.backward_weight(problem, t.x.data(), t.y.data(), dw.data());
       return dw;
     }
   }
@@ -150,12 +152,12 @@ class GroupedConv2d : public ::testing::TestWithParam<Conv2dPass> {};
 TEST_P(GroupedConv2d, EqualsTheReferenceOnEverySizeStrideAndPadding) {
   int64_t shift = 0;
   for (const GroupedCase& c : grouped_cases()) {
-    const Conv2dProblem l = c.layer();
-    ASSERT_TRUE(kernels::cpu::conv2d::fits_grouped(l)) << c;
+    const Conv2dProblem problem = c.problem();
+    ASSERT_TRUE(kernels::cpu::conv2d::fits_grouped(problem)) << c;
     shift = 1 - shift;
-    ConvTensors t(l, shift);
-    const ConvTensor got = result_of(kGrouped, GetParam(), l, t, shift);
-    const ConvTensor want = result_of(kReference, GetParam(), l, t);
+    ConvTensors t(problem, shift);
+    const ConvTensor got = result_of(kGrouped, GetParam(), problem, t, shift);
+    const ConvTensor want = result_of(kReference, GetParam(), problem, t);
     EXPECT_TRUE(close(got.values(), want.values(), tolerance(DType::f32), kConvSeed)) << c;
     EXPECT_TRUE(got.guards_hold()) << c;
   }
@@ -164,10 +166,11 @@ TEST_P(GroupedConv2d, EqualsTheReferenceOnEverySizeStrideAndPadding) {
 TEST_P(GroupedConv2d, LargeSumsAreAsExact) {
   for (const GroupedCase& c :
        {GroupedCase{5, 16, 16, {30, 30}, 1, {1, 1}}, GroupedCase{9, 32, 2, {24, 17}, 1, {1, 1}}}) {
-    const Conv2dProblem l = c.layer();
-    ConvTensors t(l);
-    EXPECT_TRUE(close(result_of(kGrouped, GetParam(), l, t).values(),
-                      result_of(kReference, GetParam(), l, t).values(), tolerance(DType::f32), kConvSeed))
+    const Conv2dProblem problem = c.problem();
+    ConvTensors t(problem);
+    EXPECT_TRUE(close(result_of(kGrouped, GetParam(), problem, t).values(),
+                      result_of(kReference, GetParam(), problem, t).values(), tolerance(DType::f32),
+                      kConvSeed))
         << c;
   }
 }
@@ -175,35 +178,35 @@ TEST_P(GroupedConv2d, LargeSumsAreAsExact) {
 TEST_P(GroupedConv2d, TheNumberOfThreadsDoesNotChangeAByte) {
   const int before = omp_get_max_threads();
   for (const int64_t stride : {1, 2}) {
-    const Conv2dProblem l = GroupedCase{5, 48, 4, {29, 37}, stride, {1, 1}}.layer();
-    ConvTensors t(l);
+    const Conv2dProblem problem = GroupedCase{5, 48, 4, {29, 37}, stride, {1, 1}}.problem();
+    ConvTensors t(problem);
     omp_set_num_threads(1);
-    const ConvTensor one = result_of(kGrouped, GetParam(), l, t);
+    const ConvTensor one = result_of(kGrouped, GetParam(), problem, t);
     for (const int threads : {2, 3, 5}) {
       omp_set_num_threads(threads);
-      EXPECT_TRUE(same_bytes(result_of(kGrouped, GetParam(), l, t).values(), one.values()))
+      EXPECT_TRUE(same_bytes(result_of(kGrouped, GetParam(), problem, t).values(), one.values()))
           << threads << " threads";
     }
   }
   omp_set_num_threads(before);
 }
 
-// NaN and infinity must come out exactly where the formula takes them: one at a time, in each tensor, at its
+// NaN and infinity must appear exactly where the formula takes them: one at a time, in each tensor, at its
 // corners, borders and inside, where padding and neighbouring groups are near.
 TEST_P(GroupedConv2d, NotANumberGoesWhereTheFormulaTakesItAndNowhereElse) {
   for (const GroupedCase& c :
        {GroupedCase{2, 16, 2, {4, 9}, 1, {1, 1}}, GroupedCase{1, 32, 8, {5, 15}, 2, {1, 2}},
         GroupedCase{1, 16, 16, {3, 8}, 1, {2, 0}}, GroupedCase{1, 20, 4, {1, 2}, 1, {2, 2}}}) {
-    const Conv2dProblem l = c.layer();
-    const ConvTensors clean(l);
+    const Conv2dProblem problem = c.problem();
+    const ConvTensors clean(problem);
     for (ConvTensor ConvTensors::* tensor : {&ConvTensors::x, &ConvTensors::w, &ConvTensors::y})
       for (const float value : {std::nanf(""), HUGE_VALF}) {
         const auto size = static_cast<int64_t>((clean.*tensor).values().size());
         for (int64_t at = 0; at < size; at += 1 + size / 60) {
           ConvTensors t = clean;
           (t.*tensor).data()[at] = value;
-          const ConvTensor got = result_of(kGrouped, GetParam(), l, t);
-          const ConvTensor want = result_of(kReference, GetParam(), l, t);
+          const ConvTensor got = result_of(kGrouped, GetParam(), problem, t);
+          const ConvTensor want = result_of(kReference, GetParam(), problem, t);
           for (std::size_t i = 0; i < want.values().size(); ++i)
             ASSERT_EQ(std::isfinite(got.values()[i]), std::isfinite(want.values()[i]))
                 << c << ", " << value << " at " << at << ", result " << i;
@@ -219,7 +222,7 @@ INSTANTIATE_TEST_SUITE_P(Passes, GroupedConv2d, ::testing::ValuesIn(kPasses), []
 });
 
 TEST(GroupedConv2dFits, TakesNarrowGroupsOfThreeByThreeAlone) {
-  const Conv2dProblem good = GroupedCase{1, 32, 4, {9, 9}, 1, {1, 1}}.layer();
+  const Conv2dProblem good = GroupedCase{1, 32, 4, {9, 9}, 1, {1, 1}}.problem();
   const auto fits = [&](auto change) {
     Conv2dProblem problem = good;
     change(problem);

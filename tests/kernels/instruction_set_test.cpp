@@ -73,7 +73,7 @@ TEST(InstructionSet, TheEnvironmentDecidesWhichOneIsInUse) {
 }
 
 TEST(InstructionSet, StreamingStoresWriteTheSame) {
-  using kernels::cpu::simd::Stores;
+  using kernels::cpu::Stores;
   constexpr int64_t kRows = 5, kGuard = 64;
   Random random(5);
   const auto draw = [&](int64_t size) {
@@ -138,7 +138,7 @@ TYPED_TEST(EluAccuracy, ExponentialIsWithinTwoUlp) {
   const T zero = 0, one = 1;
   const auto& sweeps = kernels::cpu::current_instruction_set().abn<T>().plane;
   sweeps.apply({1, 0, this->kCount}, this->kElu, Saved::kOutput, {&zero, &one, &zero, &one, &zero},
-               {y.data(), {nullptr, false}, z.data(), nullptr}, kernels::cpu::simd::Stores::kCached);
+               {y.data(), {nullptr, false}, z.data(), nullptr}, kernels::cpu::Stores::kCached);
   double worst = 0, worst_at = 0;
   for (std::size_t i = 0; i < y.size(); ++i) {
     const double want = std::expm1(static_cast<double>(y[i]));
@@ -159,7 +159,7 @@ TYPED_TEST(EluAccuracy, LogarithmIsWithinTwoUlp) {
   const auto& sweeps = kernels::cpu::current_instruction_set().abn<T>().plane;
   sweeps.backward({1, 0, this->kCount}, this->kElu, Saved::kOutput, false,
                   {&zero, &zero, &zero, &zero, &one, &zero}, {z.data(), {nullptr, false}, dz.data()},
-                  {y.data(), nullptr, nullptr}, kernels::cpu::simd::Stores::kCached);
+                  {y.data(), nullptr, nullptr}, kernels::cpu::Stores::kCached);
   double worst = 0, worst_at = 0;
   for (std::size_t i = 0; i < z.size(); ++i) {
     if (z[i] <= -1 || z[i] >= 0) continue;

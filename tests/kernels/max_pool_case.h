@@ -59,7 +59,7 @@ struct PoolCase {
   PoolWindow window;
   bool ceil_mode = false;
 
-  MaxPoolProblem layer(Layout layout, DType dtype) const {
+  MaxPoolProblem problem(Layout layout, DType dtype) const {
     const PoolWindow& p = window;
     return {n,
             c,
@@ -74,7 +74,7 @@ struct PoolCase {
 
 inline std::ostream& operator<<(std::ostream& out, const PoolCase& c) {
   const PoolWindow& p = c.window;
-  return out << "(" << c.n << ", " << c.c << ", " << c.in.h << ", " << c.in.w << "), kernel "
+  return out << "(" << c.n << ", " << c.c << ", " << c.in.h << ", " << c.in.w << "), window "
              << p.kernel_size.h << "x" << p.kernel_size.w << ", stride " << p.stride.h << "x" << p.stride.w
              << ", padding " << p.padding.h << "x" << p.padding.w << ", dilation " << p.dilation.h << "x"
              << p.dilation.w << (c.ceil_mode ? ", ceil mode" : "");
@@ -110,7 +110,7 @@ inline std::vector<PoolCase> pool_cases() {
   return all;
 }
 
-/// Values around which nothing may be written.
+/// Values between guards, which no kernel may write.
 template <class Stored>
 class Guarded {
  public:
@@ -142,29 +142,29 @@ struct Outcome {
   Guarded<typename Type::Stored> z, dx;
   Guarded<uint8_t> argmax;
 
-  Outcome(const MaxPoolProblem& layer, int64_t misaligned_by)
-      : z(layer.planes() * layer.out.h * layer.out.w, misaligned_by),
-        dx(layer.planes() * layer.in.h * layer.in.w, misaligned_by),
-        argmax(layer.planes() * layer.out.h * layer.out.w, misaligned_by) {}
+  Outcome(const MaxPoolProblem& problem, int64_t misaligned_by)
+      : z(problem.planes() * problem.out.h * problem.out.w, misaligned_by),
+        dx(problem.planes() * problem.in.h * problem.in.w, misaligned_by),
+        argmax(problem.planes() * problem.out.h * problem.out.w, misaligned_by) {}
 };
 
-/// Forward, then backward, by the kernels at hand and by the reference; expects the same bytes.
+/// Expects the same bytes of `forward` and `backward` as of the reference.
 template <class Type, class Draw, class Forward, class Backward>
 void expect_reference(const PoolCase& c, Layout layout, int64_t misaligned_by, const Draw& draw,
                       const Forward& forward, const Backward& backward) {
-  const MaxPoolProblem layer = c.layer(layout, Type::kDType);
-  Outcome<Type> got(layer, misaligned_by), want(layer, misaligned_by);
+  const MaxPoolProblem problem = c.problem(layout, Type::kDType);
+  Outcome<Type> got(problem, misaligned_by), want(problem, misaligned_by);
   Guarded<typename Type::Stored> x = got.dx, dz = got.z;
   Random random(11);
   for (std::size_t i = 0; i < x.values().size(); ++i) x.data()[i] = Type::of(draw(random));
   // Eighths: their sums are exact in every type, so the order and the type of additions play no part.
   for (std::size_t i = 0; i < dz.values().size(); ++i)
     dz.data()[i] = Type::of(std::floor(random.uniform(-8, 8)) / 8);
-  forward(layer, x.data(), got.z.data(), got.argmax.data());
-  backward(layer, dz.data(), got.argmax.data(), got.dx.data());
-  kernels::reference::max_pool_forward(layer, x.data(), want.z.data(), want.argmax.data());
-  kernels::reference::max_pool_backward(layer, dz.data(), want.argmax.data(), want.dx.data());
-  const auto where = ::testing::Message() << c << (layout == Layout::kNCHW ? ", NCHW" : ", channels last")
+  forward(problem, x.data(), got.z.data(), got.argmax.data());
+  backward(problem, dz.data(), got.argmax.data(), got.dx.data());
+  kernels::reference::max_pool_forward(problem, x.data(), want.z.data(), want.argmax.data());
+  kernels::reference::max_pool_backward(problem, dz.data(), want.argmax.data(), want.dx.data());
+  const auto where = ::testing::Message() << c << (layout == Layout::kNCHW ? ", NCHW" : ", channels-last")
                                           << ", misaligned by " << misaligned_by << ", seed 11";
   EXPECT_TRUE(same_bytes(got.z.values(), want.z.values())) << where;
   EXPECT_TRUE(same_bytes(got.argmax.values(), want.argmax.values())) << where;
@@ -174,14 +174,14 @@ void expect_reference(const PoolCase& c, Layout layout, int64_t misaligned_by, c
 
 /// Forward with somewhere to write the places, and without; expects the same values.
 template <class Type, class Forward>
-void expect_same_without_argmax(const MaxPoolProblem& layer, const Forward& forward) {
-  Outcome<Type> with(layer, 0), without(layer, 0);
+void expect_same_without_argmax(const MaxPoolProblem& problem, const Forward& forward) {
+  Outcome<Type> with(problem, 0), without(problem, 0);
   Guarded<typename Type::Stored> x = with.dx;
   Random random(2);
   for (std::size_t i = 0; i < x.values().size(); ++i)
     x.data()[i] = Type::of(std::floor(random.uniform(-99, 99)));
-  forward(layer, x.data(), with.z.data(), with.argmax.data());
-  forward(layer, x.data(), without.z.data(), nullptr);
+  forward(problem, x.data(), with.z.data(), with.argmax.data());
+  forward(problem, x.data(), without.z.data(), nullptr);
   EXPECT_TRUE(same_bytes(without.z.values(), with.z.values()));
 }
 

@@ -13,7 +13,7 @@
 namespace palimpsest::testing {
 namespace {
 
-/// By the CPU kernels.
+/// The same for the CPU kernels.
 template <class Type, class Draw>
 void expect_reference(const PoolCase& c, Layout layout, int64_t misaligned_by, const Draw& draw) {
   expect_reference<Type>(c, layout, misaligned_by, draw, kernels::cpu::max_pool_forward,
@@ -36,7 +36,7 @@ TYPED_TEST(MaxPool, IsTheReferenceOnEveryWindowWidthAndLayout) {
 
 TYPED_TEST(MaxPool, OfEqualValuesTheFirstAndOfNaNsTheLastIsTaken) {
   const double kSpecial[] = {-HUGE_VAL, -HUGE_VAL, -1, -0.0, 0.0, 0.0, 1, HUGE_VAL, NAN, -NAN};
-  // All kinds; then mostly -infinity, so that whole windows are.
+  // All kinds; then mostly -infinity, so that whole windows are -infinity.
   for (const int64_t kinds : {10, 6, 2}) {
     const auto draw = [&](Random& random) {
       return kSpecial[static_cast<int64_t>(random.uniform(0, static_cast<double>(kinds)))];
@@ -49,12 +49,12 @@ TYPED_TEST(MaxPool, OfEqualValuesTheFirstAndOfNaNsTheLastIsTaken) {
 TYPED_TEST(MaxPool, AWindowOfPaddingIsMinusInfinityAndHasNoPosition) {
   const PoolCase c{1, 2, {1, 1}, square(2, 1, 1, 2)};
   for (const Layout layout : kLayouts) {
-    const MaxPoolProblem layer = c.layer(layout, TypeParam::kDType);
-    ASSERT_EQ(layer.out.h * layer.out.w, 1);
+    const MaxPoolProblem problem = c.problem(layout, TypeParam::kDType);
+    ASSERT_EQ(problem.out.h * problem.out.w, 1);
     typename TypeParam::Stored x[2] = {}, z[2], dx[2], dz[2] = {TypeParam::of(1), TypeParam::of(1)};
     uint8_t argmax[2];
-    kernels::cpu::max_pool_forward(layer, x, z, argmax);
-    kernels::cpu::max_pool_backward(layer, dz, argmax, dx);
+    kernels::cpu::max_pool_forward(problem, x, z, argmax);
+    kernels::cpu::max_pool_backward(problem, dz, argmax, dx);
     for (int i = 0; i < 2; ++i) {
       EXPECT_EQ(z[i], TypeParam::of(-HUGE_VAL));
       EXPECT_EQ(argmax[i], kNoPosition);
@@ -66,29 +66,30 @@ TYPED_TEST(MaxPool, AWindowOfPaddingIsMinusInfinityAndHasNoPosition) {
 TYPED_TEST(MaxPool, WithoutAnArgmaxTheValuesAreTheSame) {
   for (const Layout layout : kLayouts)
     expect_same_without_argmax<TypeParam>(
-        PoolCase{2, 5, {9, 40}, square(3, 2, 1)}.layer(layout, TypeParam::kDType),
+        PoolCase{2, 5, {9, 40}, square(3, 2, 1)}.problem(layout, TypeParam::kDType),
         kernels::cpu::max_pool_forward);
 }
 
 TYPED_TEST(MaxPool, TheNumberOfThreadsDoesNotChangeAByte) {
   const int before = omp_get_max_threads();
   for (const Layout layout : kLayouts) {
-    const MaxPoolProblem layer = PoolCase{3, 20, {50, 50}, square(3, 1, 1)}.layer(layout, TypeParam::kDType);
-    Guarded<typename TypeParam::Stored> x(layer.planes() * 50 * 50, 0), dz = x;
+    const MaxPoolProblem problem =
+        PoolCase{3, 20, {50, 50}, square(3, 1, 1)}.problem(layout, TypeParam::kDType);
+    Guarded<typename TypeParam::Stored> x(problem.planes() * 50 * 50, 0), dz = x;
     Random random(5);
     for (std::size_t i = 0; i < x.values().size(); ++i) {
       x.data()[i] = TypeParam::of(std::floor(random.uniform(-128, 128)) / 16);
       dz.data()[i] = TypeParam::of(std::floor(random.uniform(-128, 128)) / 64);
     }
     omp_set_num_threads(1);
-    Outcome<TypeParam> one(layer, 0);
-    kernels::cpu::max_pool_forward(layer, x.data(), one.z.data(), one.argmax.data());
-    kernels::cpu::max_pool_backward(layer, dz.data(), one.argmax.data(), one.dx.data());
+    Outcome<TypeParam> one(problem, 0);
+    kernels::cpu::max_pool_forward(problem, x.data(), one.z.data(), one.argmax.data());
+    kernels::cpu::max_pool_backward(problem, dz.data(), one.argmax.data(), one.dx.data());
     for (const int threads : {2, 3, 7}) {
       omp_set_num_threads(threads);
-      Outcome<TypeParam> some(layer, 0);
-      kernels::cpu::max_pool_forward(layer, x.data(), some.z.data(), some.argmax.data());
-      kernels::cpu::max_pool_backward(layer, dz.data(), some.argmax.data(), some.dx.data());
+      Outcome<TypeParam> some(problem, 0);
+      kernels::cpu::max_pool_forward(problem, x.data(), some.z.data(), some.argmax.data());
+      kernels::cpu::max_pool_backward(problem, dz.data(), some.argmax.data(), some.dx.data());
       EXPECT_TRUE(same_bytes(some.z.values(), one.z.values())) << threads << " threads";
       EXPECT_TRUE(same_bytes(some.argmax.values(), one.argmax.values())) << threads << " threads";
       EXPECT_TRUE(same_bytes(some.dx.values(), one.dx.values())) << threads << " threads";
@@ -100,12 +101,12 @@ TYPED_TEST(MaxPool, TheNumberOfThreadsDoesNotChangeAByte) {
 TYPED_TEST(MaxPool, BytesThatAreNoPositionsWriteNothingOutside) {
   Random random(8);
   for (const Layout layout : kLayouts) {
-    const MaxPoolProblem layer = PoolCase{2, 3, {7, 9}, square(3, 2, 1)}.layer(layout, TypeParam::kDType);
-    Outcome<TypeParam> outcome(layer, 0);
+    const MaxPoolProblem problem = PoolCase{2, 3, {7, 9}, square(3, 2, 1)}.problem(layout, TypeParam::kDType);
+    Outcome<TypeParam> outcome(problem, 0);
     for (int round = 0; round < 50; ++round) {
       for (std::size_t i = 0; i < outcome.argmax.values().size(); ++i)
         outcome.argmax.data()[i] = static_cast<uint8_t>(random.uniform(0, 256));
-      kernels::cpu::max_pool_backward(layer, outcome.z.data(), outcome.argmax.data(), outcome.dx.data());
+      kernels::cpu::max_pool_backward(problem, outcome.z.data(), outcome.argmax.data(), outcome.dx.data());
       ASSERT_TRUE(outcome.dx.guards_hold());
     }
   }
@@ -124,9 +125,10 @@ TYPED_TEST(MaxPoolHalf, EveryValueGoesThroughAWindowOfOneUnchanged) {
   for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<uint16_t>(i);
   std::vector<uint8_t> argmax(65536);
   for (const Layout layout : kLayouts) {
-    const MaxPoolProblem layer = PoolCase{1, 256, {16, 16}, square(1, 1, 0)}.layer(layout, TypeParam::kDType);
-    kernels::cpu::max_pool_forward(layer, all.data(), z.data(), argmax.data());
-    kernels::cpu::max_pool_backward(layer, all.data(), argmax.data(), dx.data());
+    const MaxPoolProblem problem =
+        PoolCase{1, 256, {16, 16}, square(1, 1, 0)}.problem(layout, TypeParam::kDType);
+    kernels::cpu::max_pool_forward(problem, all.data(), z.data(), argmax.data());
+    kernels::cpu::max_pool_backward(problem, all.data(), argmax.data(), dx.data());
     EXPECT_EQ(z, all);
     for (int i = 0; i < 65536; ++i) {
       ASSERT_EQ(argmax[i], 0) << i;
@@ -145,7 +147,7 @@ TYPED_TEST(MaxPoolHalf, SumsOfGradientsAreRoundedOnceToNearestEven) {
   Random random(21);
   for (int exponent = 0; exponent < TypeParam::kExponents; ++exponent) {
     for (const Layout layout : kLayouts) {
-      const MaxPoolProblem layer = PoolCase{1, 1, {kRows, 3}, window}.layer(layout, TypeParam::kDType);
+      const MaxPoolProblem problem = PoolCase{1, 1, {kRows, 3}, window}.problem(layout, TypeParam::kDType);
       std::vector<uint16_t> dz(kRows * 3), got(dz.size()), want(dz.size());
       std::vector<uint8_t> argmax(dz.size());
       for (std::size_t i = 0; i < dz.size(); ++i) {
@@ -159,8 +161,8 @@ TYPED_TEST(MaxPoolHalf, SumsOfGradientsAreRoundedOnceToNearestEven) {
         dz[i] = static_cast<uint16_t>(sign | raised << TypeParam::kMantissa | mantissa);
         argmax[i] = static_cast<uint8_t>(2 - i % 3);
       }
-      kernels::cpu::max_pool_backward(layer, dz.data(), argmax.data(), got.data());
-      kernels::reference::max_pool_backward(layer, dz.data(), argmax.data(), want.data());
+      kernels::cpu::max_pool_backward(problem, dz.data(), argmax.data(), got.data());
+      kernels::reference::max_pool_backward(problem, dz.data(), argmax.data(), want.data());
       EXPECT_EQ(got, want) << "exponent " << exponent;
     }
   }

@@ -12,7 +12,7 @@ namespace {
 
 // The loss whose gradient with respect to z is dz.
 double loss(const AbnCase& c, AbnTensors<double>& t) {
-  kernels::reference::abn_forward(c.layer<double>(), kEps, t.forward(c));
+  kernels::reference::abn_forward(c.problem<double>(), kEps, t.forward(c));
   double sum = 0;
   for (int64_t i = 0; i < t.z.size(); ++i) sum += t.z[i] * t.dz[i];
   return sum;

@@ -9,7 +9,7 @@ inline int inline_function() {
 }  // namespace palimpsest::kernels
 #endif
 
-namespace palimpsest::kernels::cpu::weak::some_set {
+namespace palimpsest::kernels::cpu::some_set::weak {
 
 #ifdef PALIMPSEST_WEAK_IN_own
 inline int inline_function() {
@@ -20,4 +20,4 @@ inline int inline_function() {
 using Function = int (*)();
 extern const Function kTable = &inline_function;
 
-}  // namespace palimpsest::kernels::cpu::weak::some_set
+}  // namespace palimpsest::kernels::cpu::some_set::weak

@@ -12,25 +12,25 @@
 namespace palimpsest::kernels::cpu {
 
 // Each namespace `isa` is one compilation of the sources that cmake/InstructionSets.cmake is given.
-#define PALIMPSEST_DECLARE_SET(isa, name)             \
-  namespace abn::isa {                                \
-  extern const Kernels<float> kF32;                   \
-  extern const Kernels<double> kF64;                  \
-  extern const Kernels<Float16> kF16;                 \
-  extern const Kernels<BFloat16> kBF16;               \
-  }                                                   \
-  namespace max_pool::isa {                           \
-  extern const Kernels kKernels;                      \
-  }                                                   \
-  namespace conv2d::isa {                             \
-  extern const WeightGradientKernels kWeightGradient; \
-  extern const GroupedKernels kGrouped;               \
-  }                                                   \
-  namespace dense_block::isa {                        \
-  extern const Kernels<float> kF32;                   \
-  extern const Kernels<double> kF64;                  \
-  extern const Kernels<Float16> kF16;                 \
-  extern const Kernels<BFloat16> kBF16;               \
+#define PALIMPSEST_DECLARE_SET(isa, name)                          \
+  namespace isa::abn {                                             \
+  extern const cpu::abn::Kernels<float> kF32;                      \
+  extern const cpu::abn::Kernels<double> kF64;                     \
+  extern const cpu::abn::Kernels<Float16> kF16;                    \
+  extern const cpu::abn::Kernels<BFloat16> kBF16;                  \
+  }                                                                \
+  namespace isa::max_pool {                                        \
+  extern const cpu::max_pool::Kernels kKernels;                    \
+  }                                                                \
+  namespace isa::conv2d {                                          \
+  extern const cpu::conv2d::WeightGradientKernels kWeightGradient; \
+  extern const cpu::conv2d::GroupedKernels kGrouped;               \
+  }                                                                \
+  namespace isa::dense_block {                                     \
+  extern const cpu::dense_block::Kernels<float> kF32;              \
+  extern const cpu::dense_block::Kernels<double> kF64;             \
+  extern const cpu::dense_block::Kernels<Float16> kF16;            \
+  extern const cpu::dense_block::Kernels<BFloat16> kBF16;          \
   }
 PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
@@ -44,17 +44,17 @@ std::span<const InstructionSet> compiled_instruction_sets() {
 #define PALIMPSEST_SET(isa, name)             \
   {name,                                      \
    [] { return PALIMPSEST_RUNS_HERE(name); }, \
-   abn::isa::kF32,                            \
-   abn::isa::kF64,                            \
-   abn::isa::kF16,                            \
-   abn::isa::kBF16,                           \
-   max_pool::isa::kKernels,                   \
-   conv2d::isa::kWeightGradient,              \
-   conv2d::isa::kGrouped,                     \
-   dense_block::isa::kF32,                    \
-   dense_block::isa::kF64,                    \
-   dense_block::isa::kF16,                    \
-   dense_block::isa::kBF16},
+   isa::abn::kF32,                            \
+   isa::abn::kF64,                            \
+   isa::abn::kF16,                            \
+   isa::abn::kBF16,                           \
+   isa::max_pool::kKernels,                   \
+   isa::conv2d::kWeightGradient,              \
+   isa::conv2d::kGrouped,                     \
+   isa::dense_block::kF32,                    \
+   isa::dense_block::kF64,                    \
+   isa::dense_block::kF16,                    \
+   isa::dense_block::kBF16},
   static const InstructionSet sets[] = {PALIMPSEST_FOR_EACH_SET(PALIMPSEST_SET)};
   return sets;
 }

@@ -61,7 +61,7 @@ TEST(CudaAbnContract, StatisticsThenApplyEqualsForwardInTwoLaunches) {
     run_cuda(c, whole);
     forget_outputs(split);
     WorkspaceMemory workspace;
-    const auto problem = c.layer<float>();
+    const auto problem = c.problem<float>();
     kernels::cuda::abn_statistics(problem, split.x.data(), split.mean.data(), split.var.data(),
                                   workspace.queue(problem));
     kernels::AbnForward forward = split.forward(c);
@@ -81,7 +81,7 @@ TEST(CudaAbnContract, ReduceThenApplyEqualsBackwardInTwoLaunches) {
     run_cuda(c, whole);
     run_cuda_forward(c, split);
     WorkspaceMemory workspace;
-    const auto problem = c.layer<float>();
+    const auto problem = c.problem<float>();
     kernels::cuda::abn_backward_reduce(problem, split.backward(c), workspace.queue(problem));
     kernels::cuda::abn_backward_apply(problem, split.backward(c), static_cast<double>(c.shape.per_channel()),
                                       workspace.queue(problem));
@@ -99,7 +99,7 @@ TEST(CudaAbnContract, WritingOverTheIncomingGradientGivesTheSameBytes) {
     kernels::AbnBackward backward = over.backward(c);
     backward.dx = over.dz.data();
     WorkspaceMemory workspace;
-    const auto problem = c.layer<float>();
+    const auto problem = c.problem<float>();
     kernels::cuda::abn_backward(problem, backward, workspace.queue(problem));
     EXPECT_TRUE(same_bytes(over.dz.values(), apart.dx.values()));
     EXPECT_TRUE(same_bytes(over.dresidual.values(), apart.dresidual.values()));
@@ -112,7 +112,7 @@ TEST(CudaAbnContract, ABackwardIsTwoLaunchesOrOne) {
     AbnTensors<float> t(c);
     run_cuda_forward(c, t);
     WorkspaceMemory workspace;
-    const auto problem = c.layer<float>();
+    const auto problem = c.problem<float>();
     const int64_t before = cuda_emulator::launches();
     kernels::cuda::abn_backward(problem, t.backward(c), workspace.queue(problem));
     return cuda_emulator::launches() - before;
@@ -135,7 +135,7 @@ TEST(CudaAbnContract, WritingOverTheInputGivesTheSameBytes) {
       WorkspaceMemory workspace;
       kernels::AbnForward forward = over.forward(c);
       (c.saves_aside() ? forward.saved_values : forward.z) = over.x.data();
-      const auto problem = c.layer<Float16>();
+      const auto problem = c.problem<Float16>();
       kernels::cuda::abn_forward(problem, kEps, forward, {}, workspace.queue(problem));
       EXPECT_TRUE(same_bytes(over.x.values(), (c.saves_aside() ? apart.saved_values : apart.z).values()));
       if (c.saves_aside()) {
@@ -157,7 +157,7 @@ TEST(CudaAbnContract, RecomputesTheOutputBitForBit) {
         kernels::AbnForward from = t.forward(c);
         from.saved_values = t.saved_tensor(c);
         from.z = again.z.data();
-        kernels::cuda::abn_recompute_output(c.layer<float>(), from, {});
+        kernels::cuda::abn_recompute_output(c.problem<float>(), from, {});
         EXPECT_TRUE(same_bytes(again.z.values(), t.z.values()));
       }
   });
@@ -172,7 +172,7 @@ TEST(CudaAbnContract, TensorsThatAreMisalignedAgainstEachOtherGiveTheSameValues)
     WorkspaceMemory workspace;
     kernels::AbnForward forward = t.forward(c);
     forward.z = shifted.data();
-    const auto problem = c.layer<float>();
+    const auto problem = c.problem<float>();
     kernels::cuda::abn_forward(problem, kEps, forward, {}, workspace.queue(problem));
     EXPECT_TRUE(close(shifted.values(), t.z.values(), tolerance(DType::f32), c.seed));
   });
@@ -203,7 +203,7 @@ TEST(CudaAbnContract, AWorkspaceServesOneProblemAfterAnother) {
   for (const Shape3 shape : kShapes)
     for (const Layout layout : kLayouts)
       bytes = std::max(bytes, kernels::cuda::abn_workspace_bytes(
-                                  AbnCase{.shape = shape, .layout = layout}.layer<float>()));
+                                  AbnCase{.shape = shape, .layout = layout}.problem<float>()));
   std::vector<unsigned char> memory(static_cast<std::size_t>(bytes));
   for_each_case([&](const AbnCase& c, Path path) {
     if (path != Path::kTwoLaunches) return;
@@ -211,8 +211,8 @@ TEST(CudaAbnContract, AWorkspaceServesOneProblemAfterAnother) {
     AbnTensors<float> fresh(c), used(c);
     run_cuda(c, fresh);
     forget_outputs(used);
-    kernels::cuda::abn_forward(c.layer<float>(), kEps, used.forward(c), {}, {nullptr, memory.data()});
-    kernels::cuda::abn_backward(c.layer<float>(), used.backward(c), {nullptr, memory.data()});
+    kernels::cuda::abn_forward(c.problem<float>(), kEps, used.forward(c), {}, {nullptr, memory.data()});
+    kernels::cuda::abn_backward(c.problem<float>(), used.backward(c), {nullptr, memory.data()});
     expect_same(used, fresh);
   });
 }
@@ -221,7 +221,7 @@ TEST(CudaAbnContract, AnEmptyBatchLaunchesNothing) {
   const int64_t before = cuda_emulator::launches();
   for (const Shape3 shape : {Shape3{0, 3, 5}, Shape3{2, 0, 5}, Shape3{2, 3, 0}}) {
     const AbnCase c{.shape = shape};
-    const auto problem = c.layer<float>();
+    const auto problem = c.problem<float>();
     WorkspaceMemory workspace;
     const kernels::cuda::Queue queue = workspace.queue(problem);
     kernels::cuda::abn_forward(problem, kEps, {}, {}, queue);

@@ -78,7 +78,7 @@ void run_cuda_forward(const AbnCase& c, AbnTensors<T, Rounding>& t,
                       const kernels::RunningStatistics& running = {}) {
   WorkspaceMemory workspace;
   forget_outputs(t);
-  const auto problem = c.layer<T>();
+  const auto problem = c.problem<T>();
   kernels::cuda::abn_forward(problem, kEps, t.forward(c), running, workspace.queue(problem));
 }
 
@@ -87,7 +87,7 @@ template <class T, class Rounding>
 void run_cuda(const AbnCase& c, AbnTensors<T, Rounding>& t) {
   WorkspaceMemory workspace;
   run_cuda_forward(c, t);
-  const auto problem = c.layer<T>();
+  const auto problem = c.problem<T>();
   if (can_save(c.activation, c.saved))
     kernels::cuda::abn_backward(problem, t.backward(c), workspace.queue(problem));
 }

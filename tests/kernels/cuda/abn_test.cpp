@@ -104,7 +104,7 @@ TYPED_TEST(CudaAbn, FrozenStatisticsScaleTheGradientOnly) {
       AbnTensors<TypeParam> got(c);
       run_cuda_forward(c, got);
       WorkspaceMemory workspace;
-      const auto problem = c.layer<TypeParam>();
+      const auto problem = c.problem<TypeParam>();
       auto frozen = got.backward(c);
       frozen.sum_dy = frozen.sum_dy_xhat = nullptr;
       kernels::cuda::abn_backward_apply(problem, frozen, 1, workspace.queue(problem));
@@ -167,7 +167,7 @@ TYPED_TEST(CudaAbn, KeepsItsDigitsWhereTheFirstValuesAreNothingLikeTheRest) {
           want.x[at] = static_cast<Truth>(static_cast<double>(got.x[at]));
         }
       run_cuda_forward(c, got);
-      kernels::reference::abn_forward(c.layer<Truth>(), kEps, want.forward(c));
+      kernels::reference::abn_forward(c.problem<Truth>(), kEps, want.forward(c));
       EXPECT_TRUE(
           close(got.var.values(), want.var.values(), tolerance(dtype_of<accumulate_t<TypeParam>>()), c.seed));
       EXPECT_TRUE(close(got.z.values(), want.z.values(), tolerance(dtype_of<TypeParam>()), c.seed));

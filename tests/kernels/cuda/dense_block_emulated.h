@@ -58,17 +58,17 @@ struct CudaDense : DenseTensors<S, Rounding> {
   kernels::cuda::DenseStatistics statistics() const {
     return {this->mean.data(), var.data(), weight.data(), bias.data(), kEps};
   }
-  DenseProductProblem layer() const { return c.layer<S>(); }
+  DenseProductProblem problem() const { return c.problem<S>(); }
   kernels::cuda::DenseNormalizeBackward all_gradients() {
     return {this->x.data(),  this->dh.data(),     true, this->gradient.data(), dweight.data(), dbias.data(),
             constant.data(), per_deviation.data()};
   }
 
   void forward(const kernels::RunningStatistics& running = {}) {
-    kernels::cuda::dense_normalize(layer(), statistics(), running, this->x.data(), this->h.data(), nullptr);
+    kernels::cuda::dense_normalize(problem(), statistics(), running, this->x.data(), this->h.data(), nullptr);
   }
   void backward(const kernels::cuda::DenseNormalizeBackward& t) {
-    kernels::cuda::dense_normalize_backward(layer(), statistics(), t, DenseWorkspace(layer()).queue());
+    kernels::cuda::dense_normalize_backward(problem(), statistics(), t, DenseWorkspace(problem()).queue());
   }
 };
 

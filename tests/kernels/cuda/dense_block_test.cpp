@@ -30,8 +30,8 @@ void expect_reference(DenseCase c) {
   CudaDense<Truth, S> want(c);
   got.forward();
   got.backward(got.all_gradients());
-  kernels::reference::dense_product(want.layer(), want.norm(), want.x.data(), want.w.data(), want.h.data());
-  kernels::reference::dense_product_backward(want.layer(), want.norm(),
+  kernels::reference::dense_product(want.problem(), want.norm(), want.x.data(), want.w.data(), want.h.data());
+  kernels::reference::dense_product_backward(want.problem(), want.norm(),
                                              static_cast<DenseTensors<Truth, S>&>(want).backward());
   const DType dtype = dtype_of<S>();
   const auto m = static_cast<double>(c.n * c.s);
@@ -92,12 +92,12 @@ TYPED_TEST(CudaDenseBlock, IsTheReferenceInManySegments) {
 TYPED_TEST(CudaDenseBlock, EveryOrderOfThreadsGivesTheSameBytesAndAWorkspaceServesAgain) {
   for (const DenseCase& c :
        {DenseCase{2, 4200, 2, 3, 2, Layout::kNCHW}, DenseCase{2, 500, 16, 24, 16, Layout::kChannelsLast}}) {
-    const DenseWorkspace workspace(c.layer<TypeParam>());
+    const DenseWorkspace workspace(c.problem<TypeParam>());
     const auto run = [&](Order order) {
       cuda_emulator::settings().order = order;
       CudaDense<TypeParam> t(c);
       t.forward();
-      kernels::cuda::dense_normalize_backward(t.layer(), t.statistics(), t.all_gradients(),
+      kernels::cuda::dense_normalize_backward(t.problem(), t.statistics(), t.all_gradients(),
                                               workspace.queue());
       return t;
     };

@@ -50,11 +50,11 @@ TYPED_TEST(CudaMaxPool, TakesTheFirstOfEqualValuesAndTheLastNaN) {
 TYPED_TEST(CudaMaxPool, WithoutAnArgmaxTheValuesAreTheSame) {
   for (const Layout layout : kLayouts)
     expect_same_without_argmax<TypeParam>(
-        PoolCase{2, 16, {9, 12}, square(3, 2, 1)}.layer(layout, TypeParam::kDType), forward);
+        PoolCase{2, 16, {9, 12}, square(3, 2, 1)}.problem(layout, TypeParam::kDType), forward);
 }
 
 TEST(CudaMaxPoolContract, EachIsOneLaunchAndAnEmptyBatchNone) {
-  const MaxPoolProblem problem = PoolCase{1, 8, {9, 9}, square(3, 2, 1)}.layer(Layout::kNCHW, DType::f32);
+  const MaxPoolProblem problem = PoolCase{1, 8, {9, 9}, square(3, 2, 1)}.problem(Layout::kNCHW, DType::f32);
   Outcome<F32> o(problem, 0);
   Guarded<float> x = o.dx;
   const int64_t before = cuda_emulator::launches();

@@ -21,8 +21,8 @@ void expect_right(const AbnCase& c, Path path, int64_t launches) {
   const int64_t before = cuda_emulator::launches();
   run_cuda(c, got);
   EXPECT_EQ(cuda_emulator::launches() - before, 2 * launches);  // forward and backward
-  kernels::reference::abn_forward(c.layer<double>(), kEps, want.forward(c));
-  kernels::reference::abn_backward(c.layer<double>(), want.backward(c));
+  kernels::reference::abn_forward(c.problem<double>(), kEps, want.forward(c));
+  kernels::reference::abn_backward(c.problem<double>(), want.backward(c));
   EXPECT_TRUE(close(got.dx.values(), want.dx.values(), tolerance(DType::f32), c.seed));
   EXPECT_TRUE(close(got.z.values(), want.z.values(), tolerance(DType::f32), c.seed));
   EXPECT_TRUE(close(got.var.values(), want.var.values(), tolerance(DType::f32), c.seed));

@@ -9,8 +9,17 @@
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 #include "palimpsest/kernels/formulas/precision.h"
 
-namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
-using namespace simd::PALIMPSEST_ISA_NAMESPACE;
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
+
+using cpu::abn::ActivationChoice;
+using cpu::abn::ApplyCoefficients;
+using cpu::abn::ApplyTensors;
+using cpu::abn::BackwardCoefficients;
+using cpu::abn::BackwardOutputs;
+using cpu::abn::GradientTensors;
+using cpu::abn::Kernels;
+using cpu::abn::Residual;
+
 namespace {
 
 // Out of line: eleven activations in every sweep would be a megabyte of code. One call per vector costs
@@ -148,4 +157,4 @@ PALIMPSEST_HOST_DEVICE V residual_at(const Residual<S>& residual, int64_t i) {
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn

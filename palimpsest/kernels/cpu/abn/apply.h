@@ -8,8 +8,7 @@
 #include "palimpsest/kernels/cpu/simd/loops.h"
 #include "palimpsest/kernels/cpu/simd/storage.h"
 
-namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
-using namespace simd::PALIMPSEST_ISA_NAMESPACE;
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 namespace {
 
 template <class V>
@@ -128,4 +127,4 @@ void apply(Block block, ActivationChoice activation, Saved saved,
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn

@@ -7,11 +7,11 @@
 #include "palimpsest/kernels/cpu/abn/moments.h"
 #include "palimpsest/kernels/cpu/abn/strip.h"
 
-namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 
 extern const Kernels<BFloat16> kBF16 = {
     {plane_moments<BFloat16>, apply<BFloat16, true>, reduce<BFloat16, true>, backward<BFloat16, true>},
     {strip_moments<BFloat16>, strip_apply<BFloat16>, strip_reduce<BFloat16>, strip_backward<BFloat16>},
     {columns_moments<BFloat16>, apply<BFloat16, false>, reduce<BFloat16, false>, backward<BFloat16, false>}};
 
-}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn

@@ -7,8 +7,7 @@
 
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
-using namespace simd::PALIMPSEST_ISA_NAMESPACE;
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 
 /// The lanes of a comparison's result, lane 0 in the lowest bit.
 template <class T, class Mask>
@@ -90,4 +89,4 @@ class BitWriter {
   bool shared_;
 };
 
-}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn

@@ -7,11 +7,11 @@
 #include "palimpsest/kernels/cpu/abn/moments.h"
 #include "palimpsest/kernels/cpu/abn/strip.h"
 
-namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 
 extern const Kernels<float> kF32 = {
     {plane_moments<float>, apply<float, true>, reduce<float, true>, backward<float, true>},
     {strip_moments<float>, strip_apply<float>, strip_reduce<float>, strip_backward<float>},
     {columns_moments<float>, apply<float, false>, reduce<float, false>, backward<float, false>}};
 
-}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn

@@ -7,11 +7,11 @@
 #include "palimpsest/kernels/cpu/abn/moments.h"
 #include "palimpsest/kernels/cpu/abn/strip.h"
 
-namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 
 extern const Kernels<double> kF64 = {
     {plane_moments<double>, apply<double, true>, reduce<double, true>, backward<double, true>},
     {strip_moments<double>, strip_apply<double>, strip_reduce<double>, strip_backward<double>},
     {columns_moments<double>, apply<double, false>, reduce<double, false>, backward<double, false>}};
 
-}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn

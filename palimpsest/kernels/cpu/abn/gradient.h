@@ -8,8 +8,7 @@
 #include "palimpsest/kernels/cpu/simd/loops.h"
 #include "palimpsest/kernels/cpu/simd/storage.h"
 
-namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
-using namespace simd::PALIMPSEST_ISA_NAMESPACE;
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 namespace {
 
 /// dy and t of the vector at offset i, column j. Saved_, Residual_: a Saved and a bool, or Constants of them.
@@ -201,4 +200,4 @@ void backward(Block block, ActivationChoice activation, Saved saved, bool frozen
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn

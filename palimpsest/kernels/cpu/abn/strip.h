@@ -9,8 +9,7 @@
 #include "palimpsest/kernels/cpu/abn/gradient.h"
 #include "palimpsest/kernels/cpu/abn/moments.h"
 
-namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE {
-using namespace simd::PALIMPSEST_ISA_NAMESPACE;
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 namespace {
 
 template <class T>
@@ -100,4 +99,4 @@ void strip_backward(Block block, ActivationChoice activation, Saved saved, bool 
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::abn::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn

@@ -19,10 +19,6 @@
 /// Per-channel arguments hold 1 value for a plane, `width / plane` for a strip and `width` for columns.
 namespace palimpsest::kernels::cpu::abn {
 
-using simd::Block;
-using simd::kMaxColumns;
-using simd::Stores;
-
 /// The kinds of saved values that forward sweeps tell apart, each by one value: kPreActivation and
 /// kNormalized write saved values beside z, kOutputBit writes bits, kOutput stands for all that write z
 /// alone.

@@ -28,7 +28,7 @@ const float* packed_weights(const Conv2dProblem& problem, const float* w, Packed
   const int64_t lanes = grouped_kernels().lanes, g = problem.group_in(), channel = 9 * g;
   const int64_t vectors = vectors_of(problem.c_in, lanes);
   const bool forward = purpose == PackedFor::kForward, mirrored = purpose == PackedFor::kTransposedMirrored;
-  float* const packed = simd::scratch<PackedWeights>(vectors * channel * lanes);
+  float* const packed = scratch<PackedWeights>(vectors * channel * lanes);
   parallel_tasks(vectors, [&](int64_t vector) {
     int64_t from[kMaxLanes];  // where each lane's weights begin
     for (int64_t lane = 0; lane < lanes; ++lane) {
@@ -156,7 +156,7 @@ void grouped_backward_weight(const Conv2dProblem& problem, const float* x, const
   const int64_t g = problem.group_in(), lanes = kernels.lanes, block = 9 * g * lanes;
   const int64_t vectors = vectors_of(problem.c_in, lanes);
   const Segments segments(problem, vectors, vectors * block);
-  float* const sums = simd::scratch<PartialGradients>(segments.count() * vectors * block);
+  float* const sums = scratch<PartialGradients>(segments.count() * vectors * block);
   parallel_runs(segments.count() * segments.chunks, [&](int64_t task) {
     const int64_t segment = task % segments.count(), first = task / segments.count() * segments.chunk;
     const int64_t next = std::min(segment + 1, segments.count() - 1);

@@ -6,8 +6,12 @@
 #include "palimpsest/kernels/cpu/conv2d/grouped_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/grouped_lanes.h"
 
-namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE {
-using namespace simd::PALIMPSEST_ISA_NAMESPACE;
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
+
+using cpu::conv2d::first_channel;
+using cpu::conv2d::GroupedSegment;
+using cpu::conv2d::GroupedWeightGradient;
+
 namespace {
 
 // Inputs of the group whose sums, nine each, are in registers at the same time.
@@ -304,4 +308,4 @@ void add_segment(const GroupedWeightGradient& g, const GroupedSegment& segment, 
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

@@ -4,7 +4,10 @@
 #include "palimpsest/kernels/cpu/conv2d/grouped_gradient.h"
 #include "palimpsest/kernels/cpu/conv2d/grouped_sweep.h"
 
-namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
+
+using cpu::conv2d::GroupedKernels;
+
 namespace {
 
 void sweep(const GroupedSweep& s, int64_t image, int64_t begin, int64_t end) {
@@ -50,4 +53,4 @@ void weight_gradient(const GroupedWeightGradient& g, const GroupedSegment& segme
 
 extern const GroupedKernels kGrouped = {kLanes, sweep, weight_gradient};
 
-}  // namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

@@ -6,8 +6,7 @@
 
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE {
-using namespace simd::PALIMPSEST_ISA_NAMESPACE;
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
 
 using F32 = Vector<float>;
 constexpr int kLanes = PALIMPSEST_VECTOR_BYTES / 4;
@@ -70,4 +69,4 @@ PALIMPSEST_HOST_DEVICE F32 spread(F32 x) {
   return spread<kGroup, kInput>(x, typename LanesUpTo<kLanes>::type{});
 }
 
-}  // namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

@@ -6,8 +6,12 @@
 #include "palimpsest/kernels/cpu/conv2d/grouped_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/grouped_lanes.h"
 
-namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE {
-using namespace simd::PALIMPSEST_ISA_NAMESPACE;
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
+
+using cpu::conv2d::first_channel;
+using cpu::conv2d::GroupedSweep;
+using cpu::conv2d::vectors_of;
+
 namespace {
 
 // ---- Strips: some neighbouring columns of the result, and which source columns lead there
@@ -236,4 +240,4 @@ void sweep_groups(const GroupedSweep& s, const ResultRows& rows) {
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

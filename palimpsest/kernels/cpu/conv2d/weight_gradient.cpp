@@ -61,7 +61,7 @@ class WeightGradient {
 
   void write(float* dw) const {
     const int64_t blocks = problem_.groups * row_blocks_ * column_blocks_, size = problem_.weights();
-    float* const sums = segments_ == 1 ? dw : simd::scratch<PartialSums>(segments_ * size);
+    float* const sums = segments_ == 1 ? dw : scratch<PartialSums>(segments_ * size);
     parallel_tasks(segments_ * blocks, [&](int64_t i) {
       const int64_t segment = i / blocks, column_block = i % column_blocks_,
                     row = i % blocks / column_blocks_;
@@ -90,8 +90,8 @@ class WeightGradient {
   void multiply(Range all_pixels, int64_t group, Range rows, Range tiles, float* dw) const {
     const int64_t row_tiles = ceil_divide(rows.size(), kernels_.rows);
     const int64_t a_size = kernels_.rows * kPixels, b_size = kernels_.columns * kPixels;  // of a packed tile
-    float* const a = simd::scratch<PackedRows>(row_tiles * a_size);
-    float* const b = simd::scratch<PackedColumns>(tiles.size() * b_size);
+    float* const a = scratch<PackedRows>(row_tiles * a_size);
+    float* const b = scratch<PackedColumns>(tiles.size() * b_size);
     const int64_t row_size = problem_.kernel_size.h * problem_.kernel_size.w * problem_.group_in();
     const int64_t first_row = group * problem_.group_out() + rows.begin;
     const auto height = [&](int64_t r) { return std::min(kernels_.rows, rows.size() - r * kernels_.rows); };

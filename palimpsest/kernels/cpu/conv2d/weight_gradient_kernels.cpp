@@ -3,8 +3,12 @@
 
 #include "palimpsest/kernels/cpu/simd/vector.h"
 
-namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE {
-using namespace simd::PALIMPSEST_ISA_NAMESPACE;
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
+
+using cpu::conv2d::ReadAhead;
+using cpu::conv2d::TileOutput;
+using cpu::conv2d::WeightGradientKernels;
+
 namespace {
 
 using V = Vector<float>;
@@ -64,4 +68,4 @@ void pack(int64_t count, const float* from, int64_t stride, int64_t width, float
 extern const WeightGradientKernels kWeightGradient;
 const WeightGradientKernels kWeightGradient{kRows, kColumns, tile, pack<kRows>, pack<kColumns>};
 
-}  // namespace palimpsest::kernels::cpu::conv2d::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

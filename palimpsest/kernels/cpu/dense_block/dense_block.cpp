@@ -36,7 +36,7 @@ struct PartialSumScratch;
 template <class T, class Purpose>
 T* scratch_of(int64_t count) {
   constexpr int64_t kFloats = sizeof(T) / sizeof(float);
-  return reinterpret_cast<T*>(simd::scratch<Purpose>(count * kFloats));
+  return reinterpret_cast<T*>(scratch<Purpose>(count * kFloats));
 }
 
 /// The cut of one problem into chunks of pixels, and what all chunks have in common.

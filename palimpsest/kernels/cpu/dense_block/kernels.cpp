@@ -4,8 +4,13 @@
 #include "palimpsest/kernels/cpu/simd/loops.h"
 #include "palimpsest/kernels/cpu/simd/storage.h"
 
-namespace palimpsest::kernels::cpu::dense_block::PALIMPSEST_ISA_NAMESPACE {
-using namespace simd::PALIMPSEST_ISA_NAMESPACE;
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::dense_block {
+
+using cpu::dense_block::BackwardChunk;
+using cpu::dense_block::Chunk;
+using cpu::dense_block::Kernels;
+using cpu::dense_block::Slot;
+
 namespace {
 
 // 24 sums in 32 registers, or 12 in 16, beside 3 vectors of b and a broadcast.
@@ -320,4 +325,4 @@ extern const Kernels<double> kF64 = table<double>();
 extern const Kernels<Float16> kF16 = table<Float16>();
 extern const Kernels<BFloat16> kBF16 = table<BFloat16>();
 
-}  // namespace palimpsest::kernels::cpu::dense_block::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::dense_block

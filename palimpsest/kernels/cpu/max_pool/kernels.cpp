@@ -3,8 +3,13 @@
 
 #include "palimpsest/kernels/cpu/max_pool/storage.h"
 
-namespace palimpsest::kernels::cpu::max_pool::PALIMPSEST_ISA_NAMESPACE {
-using namespace simd::PALIMPSEST_ISA_NAMESPACE;
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::max_pool {
+
+using cpu::max_pool::Kernels;
+using cpu::max_pool::Sweeps;
+using cpu::max_pool::Tap;
+using cpu::max_pool::Taps;
+
 namespace {
 
 PALIMPSEST_HOST_DEVICE int64_t smaller(int64_t a, int64_t b) {
@@ -362,4 +367,4 @@ constexpr Sweeps kSweeps = {forward_scratch<S>, backward_scratch<S>, forward_pla
 extern const Kernels kKernels = {kSweeps<F32Storage>, kSweeps<F64Storage>, kSweeps<F16Storage>,
                                  kSweeps<BF16Storage>};
 
-}  // namespace palimpsest::kernels::cpu::max_pool::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::max_pool

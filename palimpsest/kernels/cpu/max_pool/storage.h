@@ -7,8 +7,7 @@
 
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu::max_pool::PALIMPSEST_ISA_NAMESPACE {
-using namespace simd::PALIMPSEST_ISA_NAMESPACE;
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::max_pool {
 
 /// Vectors of `lanes` values of T, however wide.
 template <class T, int64_t kLanes>
@@ -214,4 +213,4 @@ using F64Storage = FloatStorage<double, int64_t>;
 using F16Storage = HalfStorage<Float16Format>;
 using BF16Storage = HalfStorage<BFloat16Format>;
 
-}  // namespace palimpsest::kernels::cpu::max_pool::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::max_pool

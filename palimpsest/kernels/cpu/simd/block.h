@@ -2,10 +2,9 @@
 
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu::simd {
+namespace palimpsest::kernels::cpu {
 
-/// `rows` runs of `width` contiguous values, `stride` values apart: the part of a tensor that one sweep
-/// visits.
+/// The part of a tensor that one sweep visits: `rows` runs of `width` contiguous values, `stride` values apart.
 struct Block {
   int64_t rows = 0;
   int64_t stride = 0;
@@ -21,4 +20,4 @@ inline constexpr int64_t kMaxColumns = 2048;
 /// are read.
 enum class Stores { kCached, kStreaming };
 
-}  // namespace palimpsest::kernels::cpu::simd
+}  // namespace palimpsest::kernels::cpu

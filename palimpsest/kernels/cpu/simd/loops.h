@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu::simd::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 
 // Values that one lane adds up in T before the sum continues in double. Sums of gradients cancel, so their
 // runs are short; moments are taken around a pivot, where nothing cancels.
@@ -228,4 +228,4 @@ __attribute__((noinline)) void add_to_channels(Block block, const T* sum_a, cons
 }
 
 }  // namespace
-}  // namespace palimpsest::kernels::cpu::simd::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

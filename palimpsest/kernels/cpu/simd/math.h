@@ -8,7 +8,7 @@
 #include <cstdint>
 
 namespace palimpsest::kernels {
-namespace cpu::simd::PALIMPSEST_ISA_NAMESPACE {
+namespace cpu::PALIMPSEST_ISA_NAMESPACE {
 
 template <class T>
 struct ExponentialConstants;
@@ -177,31 +177,31 @@ PALIMPSEST_HOST_DEVICE V log_positive(V v) {
   return v - v == V{} ? log_of_parts<T>(V(fraction - T(1)), e) : v;
 }
 
-}  // namespace cpu::simd::PALIMPSEST_ISA_NAMESPACE
+}  // namespace cpu::PALIMPSEST_ISA_NAMESPACE
 
 // NOLINTBEGIN(bugprone-macro-parentheses): the argument is a type.
-#define PALIMPSEST_VECTOR_MATH(T)                                          \
-  template <>                                                              \
-  struct Math<cpu::simd::PALIMPSEST_ISA_NAMESPACE::Vector<T>> {            \
-    using V = cpu::simd::PALIMPSEST_ISA_NAMESPACE::Vector<T>;              \
-    PALIMPSEST_HOST_DEVICE static V exp(V v) {                             \
-      return cpu::simd::PALIMPSEST_ISA_NAMESPACE::exp_nonpositive<T>(v);   \
-    }                                                                      \
-    PALIMPSEST_HOST_DEVICE static V expm1(V v) {                           \
-      return cpu::simd::PALIMPSEST_ISA_NAMESPACE::expm1_nonpositive<T>(v); \
-    }                                                                      \
-    PALIMPSEST_HOST_DEVICE static V log(V v) {                             \
-      return cpu::simd::PALIMPSEST_ISA_NAMESPACE::log_positive<T>(v);      \
-    }                                                                      \
-    PALIMPSEST_HOST_DEVICE static V log1p(V v) {                           \
-      return cpu::simd::PALIMPSEST_ISA_NAMESPACE::log1p_nonpositive<T>(v); \
-    }                                                                      \
-    PALIMPSEST_HOST_DEVICE static V erfc(V v) {                            \
-      return cpu::simd::PALIMPSEST_ISA_NAMESPACE::erfc_nonnegative<T>(v);  \
-    }                                                                      \
-    PALIMPSEST_HOST_DEVICE static V sqrt(V v) {                            \
-      return cpu::simd::PALIMPSEST_ISA_NAMESPACE::square_root<T>(v);       \
-    }                                                                      \
+#define PALIMPSEST_VECTOR_MATH(T)                                    \
+  template <>                                                        \
+  struct Math<cpu::PALIMPSEST_ISA_NAMESPACE::Vector<T>> {            \
+    using V = cpu::PALIMPSEST_ISA_NAMESPACE::Vector<T>;              \
+    PALIMPSEST_HOST_DEVICE static V exp(V v) {                       \
+      return cpu::PALIMPSEST_ISA_NAMESPACE::exp_nonpositive<T>(v);   \
+    }                                                                \
+    PALIMPSEST_HOST_DEVICE static V expm1(V v) {                     \
+      return cpu::PALIMPSEST_ISA_NAMESPACE::expm1_nonpositive<T>(v); \
+    }                                                                \
+    PALIMPSEST_HOST_DEVICE static V log(V v) {                       \
+      return cpu::PALIMPSEST_ISA_NAMESPACE::log_positive<T>(v);      \
+    }                                                                \
+    PALIMPSEST_HOST_DEVICE static V log1p(V v) {                     \
+      return cpu::PALIMPSEST_ISA_NAMESPACE::log1p_nonpositive<T>(v); \
+    }                                                                \
+    PALIMPSEST_HOST_DEVICE static V erfc(V v) {                      \
+      return cpu::PALIMPSEST_ISA_NAMESPACE::erfc_nonnegative<T>(v);  \
+    }                                                                \
+    PALIMPSEST_HOST_DEVICE static V sqrt(V v) {                      \
+      return cpu::PALIMPSEST_ISA_NAMESPACE::square_root<T>(v);       \
+    }                                                                \
   };
 PALIMPSEST_VECTOR_MATH(float)
 PALIMPSEST_VECTOR_MATH(double)

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace palimpsest::kernels::cpu::simd {
+namespace palimpsest::kernels::cpu {
 
 /// `floats` values that begin on the boundary of a cache line, since a vector across two lines costs two
 /// reads.
@@ -21,4 +21,4 @@ float* scratch(int64_t floats) {
   return memory.empty() ? nullptr : memory.data()->values;
 }
 
-}  // namespace palimpsest::kernels::cpu::simd
+}  // namespace palimpsest::kernels::cpu

@@ -8,7 +8,7 @@
 
 #include <cstdint>
 
-namespace palimpsest::kernels::cpu::simd::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 
 template <class S>
 constexpr bool kIs16Bit = sizeof(S) == 2;
@@ -171,4 +171,4 @@ PALIMPSEST_HOST_DEVICE void store_as(S* to, V v, bool streaming) {
   }
 }
 
-}  // namespace palimpsest::kernels::cpu::simd::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE

@@ -3,7 +3,7 @@
 // Only for units that are compiled once per instruction set. The build defines for each of them
 //   PALIMPSEST_ISA_NAMESPACE   a namespace per set, so that no two sets share a symbol
 //   PALIMPSEST_VECTOR_BYTES    the width of a vector register
-// Operators' units write `using namespace simd::PALIMPSEST_ISA_NAMESPACE`: these names are their vocabulary.
+// The names of cpu/simd lie in that namespace; an operator has a namespace within it, which sees them.
 
 #include "palimpsest/base/host_device.h"
 
@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-namespace palimpsest::kernels::cpu::simd::PALIMPSEST_ISA_NAMESPACE {
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 
 /// Marks a lambda that must be inlined.
 #define PALIMPSEST_INLINE_LAMBDA __attribute__((always_inline))
@@ -129,4 +129,4 @@ PALIMPSEST_HOST_DEVICE double sum(V v) {
   }
 }
 
-}  // namespace palimpsest::kernels::cpu::simd::PALIMPSEST_ISA_NAMESPACE
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE
