@@ -7,8 +7,8 @@
 //
 // All sides are the same network with the same f32 weights, on the same batch, threads and allocator (which
 // retains freed blocks), one step each in turn: forward, cross-entropy in f32, backward and SGD with
-// momentum; in f16 with a constant loss scale. Before the timing, the losses of a first step are compared with
-// f32's. A step takes seconds, so it runs a third of --repeats times.
+// momentum; in f16 with a constant loss scale. Before the timing, the losses of a first step are compared
+// with f32's. A step takes seconds, so it runs a third of --repeats times.
 #include "benchmarks/support.h"
 #include "benchmarks/training.h"
 #include "palimpsest/amp/precision.h"

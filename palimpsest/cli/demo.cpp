@@ -8,8 +8,8 @@
 namespace palimpsest::cli {
 
 const char* demo_config() {
-  return R"(# The settings of `palimpsest demo`: a ResNet-18 DeepLabV3 on generated street scenes, trained once per strategy, in
-# under 4 minutes on two cores. The same by hand, to start from:
+  return R"(# The settings of `palimpsest demo`: a ResNet-18 DeepLabV3 on generated street scenes, trained once
+# per strategy, in under 4 minutes on two cores. The same by hand, to start from:
 #   palimpsest compare --config examples/demo.toml --output demo
 [model]
 name = "deeplabv3_resnet18"
