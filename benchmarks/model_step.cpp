@@ -7,6 +7,7 @@
 // Before the timing, the losses of a first step are compared. A step takes seconds, so it runs half of
 // --repeats times.
 #include "benchmarks/support.h"
+#include "benchmarks/training.h"
 
 #include "palimpsest/models/registry.h"
 
@@ -24,38 +25,18 @@ constexpr int64_t kSide = 224;
 constexpr int64_t kClasses = 1000;
 constexpr double kLargestLossError = 1e-4;  // relative, f32, through 50 layers
 
-/// A model of one strategy, its optimizer and its batch; the same numbers whatever the strategy.
-struct Training {
-  std::shared_ptr<nn::Model> model;
-  std::unique_ptr<torch::optim::SGD> optimizer;
-  at::Tensor images, targets;
-
-  Training(const std::string& name, nn::Strategy strategy) {
-    torch::manual_seed(0);
-    models::ModelOptions options;
-    options.classes = kClasses;
-    options.strategy = strategy;
-    model = models::make(name, options);
-    for (auto& p : model->parameters()) {
-      if (p.dim() == 4) p.set_data(p.contiguous(at::MemoryFormat::ChannelsLast));
-    }
-    optimizer = std::make_unique<torch::optim::SGD>(model->parameters(),
-                                                    torch::optim::SGDOptions(1e-3).momentum(0.9));
-    images = torch::randn({kBatch, 3, kSide, kSide}).contiguous(at::MemoryFormat::ChannelsLast);
-    targets = torch::randint(kClasses, {kBatch});
-  }
-
-  double step() {
-    optimizer->zero_grad();
-    auto loss = torch::nn::functional::cross_entropy(model->forward(images), targets);
-    loss.backward();
-    optimizer->step();
-    return loss.item<double>();
-  }
-};
+/// The trainings of all strategies have the same numbers.
+Training make_training(const std::string& name, nn::Strategy strategy) {
+  torch::manual_seed(0);
+  models::ModelOptions options;
+  options.classes = kClasses;
+  options.strategy = strategy;
+  return {models::make(name, options), {kBatch, kSide, kClasses}, /*channels_last=*/true};
+}
 
 Row measure(const std::string& name, double limit, int steps) {
-  Training standard(name, nn::Strategy::kStandard), in_place(name, nn::Strategy::kInplace2);
+  Training standard = make_training(name, nn::Strategy::kStandard),
+           in_place = make_training(name, nn::Strategy::kInplace2);
   const double want = standard.step(), got = in_place.step();
   if (!(std::abs(got - want) <= kLargestLossError * std::abs(want))) {
     throw std::runtime_error(name + ": the first losses differ: " + std::to_string(got) + " in place, " +

@@ -7,11 +7,10 @@
 //
 // All sides are the same network with the same f32 weights, on the same batch, threads and allocator (which
 // retains freed blocks), one step each in turn: forward, cross-entropy in f32, backward and SGD with
-// momentum; in f16 through amp::GradScaler. Before the timing, the losses of a first step are compared with
-// f32's. A step takes seconds, so it runs a third of --repeats times.
+// momentum; in f16 with a constant loss scale. Before the timing, the losses of a first step are compared
+// with f32's. A step takes seconds, so it runs a third of --repeats times.
 #include "benchmarks/support.h"
-#include "palimpsest/amp/drop_weight_copies.h"
-#include "palimpsest/amp/grad_scaler.h"
+#include "benchmarks/training.h"
 #include "palimpsest/amp/precision.h"
 #include "palimpsest/models/registry.h"
 
@@ -20,7 +19,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <optional>
 #include <stdexcept>
 
 namespace palimpsest::benchmarks::precision_time {
@@ -31,49 +29,15 @@ constexpr double kLimit = 0.60;
 constexpr double kLargestLossError = 0.02;  // relative, of 16 bits through 50 layers
 constexpr double kNoClaim = std::numeric_limits<double>::infinity();
 
-struct Training {
-  amp::Precision precision;
-  std::shared_ptr<nn::Model> model;
-  std::unique_ptr<torch::optim::SGD> optimizer;
-  std::optional<amp::GradScaler> scaler;
-  at::Tensor images, targets;
-
-  Training(amp::Precision p, nn::Strategy strategy) : precision(p) {
-    torch::manual_seed(0);
-    models::ModelOptions options;
-    options.classes = kClasses;
-    options.strategy = strategy;
-    model = models::make("resnet50", options);
-    for (auto& parameter : model->parameters())
-      if (parameter.dim() == 4) parameter.set_data(parameter.contiguous(at::MemoryFormat::ChannelsLast));
-    optimizer = std::make_unique<torch::optim::SGD>(model->parameters(),
-                                                    torch::optim::SGDOptions(1e-3).momentum(0.9));
-    if (amp::needs_loss_scale(precision)) scaler.emplace(amp::GradScaler::constant(1024));
-    images = torch::randn({kBatch, 3, kSide, kSide}).contiguous(at::MemoryFormat::ChannelsLast);
-    targets = torch::randint(kClasses, {kBatch});
-  }
-
-  double step() {
-    optimizer->zero_grad();
-    at::Tensor logits;
-    {
-      const amp::PrecisionGuard guard(images.device(), precision);
-      logits = model->forward(images);
-    }
-    const at::Tensor loss = torch::nn::functional::cross_entropy(logits.to(at::kFloat), targets);
-    logits.reset();
-    if (precision != amp::Precision::kF32) amp::drop_weight_copies(loss);
-    if (scaler) {
-      scaler->scale(loss).backward();
-      scaler->step(*optimizer);
-      scaler->update();
-    } else {
-      loss.backward();
-      optimizer->step();
-    }
-    return loss.item<double>();
-  }
-};
+std::unique_ptr<Training> make_training(amp::Precision precision, nn::Strategy strategy) {
+  torch::manual_seed(0);
+  models::ModelOptions options;
+  options.classes = kClasses;
+  options.strategy = strategy;
+  const train::StepOptions step{precision, {train::LossScale::Kind::kConstant, 1024}};
+  return std::make_unique<Training>(models::make("resnet50", options), BatchShape{kBatch, kSide, kClasses},
+                                    /*channels_last=*/true, step);
+}
 
 struct Subject {
   const char* name;
@@ -97,7 +61,7 @@ void measure(Report& report, int steps) {
   std::vector<Side> sides;
   double want = 0;
   for (const Subject& subject : kSubjects) {
-    auto& t = *trainings.emplace_back(std::make_unique<Training>(subject.precision, subject.strategy));
+    auto& t = *trainings.emplace_back(make_training(subject.precision, subject.strategy));
     const double got = t.step();
     if (trainings.size() == 1) want = got;
     if (!(std::abs(got - want) <= kLargestLossError * std::abs(want)))

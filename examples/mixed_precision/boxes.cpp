@@ -7,7 +7,7 @@
 namespace mixed_precision {
 namespace {
 
-// SSD's "variances": they bring offsets of centres and of sides to about the same size.
+// SSD's "variances": they scale offsets of centres and of sides to about the same size.
 constexpr double kOfCentre = 0.1, kOfSide = 0.2;
 
 constexpr size_t kCandidates = 100;  // of a kind, before suppression, whose time grows with their square
@@ -29,7 +29,7 @@ Box decode(const Offsets& offsets, const Box& from) {
   return {x - half_width, y - half_height, x + half_width, y + half_height};
 }
 
-/// Of detections of one kind: (score, right), in any order.
+/// Returns the average precision of the detections of one kind: (score, right), in any order.
 double average_precision(std::vector<std::pair<double, bool>> found, int64_t objects) {
   std::ranges::sort(found, [](const auto& a, const auto& b) { return a.first > b.first; });
   std::vector<double> precision;

@@ -22,24 +22,26 @@ struct Object {
   double score = 1;  ///< of a detection
 };
 
-/// Default boxes of a grid with `stride` pixels between centres, of each of `sides`: by row, column, side.
+/// Makes the default boxes of a grid with `stride` pixels between centres and one box per side of `sides`,
+/// ordered by row, column and side.
 std::vector<Box> default_boxes(int64_t image_side, int64_t stride, const std::vector<double>& sides);
 
-/// What a network should say of n images: kinds (n, boxes), 0 where no object is, and offsets (n, boxes, 4).
-/// A default box belongs to the object that it overlaps most, from 0.5 on; each object has at least its best
-/// one.
+/// The targets of a network for n images: kinds (n, boxes), 0 for the background, and offsets (n, boxes, 4).
+/// A default box belongs to the object that it overlaps most, if the overlap is at least 0.5. Each object has
+/// at least the box that overlaps it most.
 struct Targets {
   torch::Tensor kinds, offsets;
 };
 Targets match(const std::vector<std::vector<Object>>& objects, const std::vector<Box>& boxes);
 
-/// Detections of one image from its probabilities (boxes, kinds + 1) and offsets (boxes, 4), f32: of each
-/// kind those of at least 0.05, the best 100, that overlap no better one by more than 0.45.
+/// Makes the detections of one image from its probabilities (boxes, kinds + 1) and offsets (boxes, 4), f32.
+/// Per kind these are the boxes with a probability of at least 0.05, the best 100 of them, without those that
+/// overlap a better one by more than 0.45.
 std::vector<Object> detect(const torch::Tensor& probabilities, const torch::Tensor& offsets,
                            const std::vector<Box>& boxes);
 
-/// Mean over kinds of the area below the curve of precision over recall; a detection is right that overlaps
-/// an object of its kind, not found before, by at least 0.5.
+/// Returns the mean over kinds of the area below the curve of precision over recall. A detection is right if
+/// it overlaps an object of its kind by at least 0.5 and no earlier detection found that object.
 double mean_average_precision(const std::vector<std::vector<Object>>& detections,
                               const std::vector<std::vector<Object>>& objects, int64_t kinds);
 

@@ -1,8 +1,8 @@
 // DCGAN (section 4.6 of the paper): a generator of fractionally strided convolutions, a discriminator of
-// strided ones, leaky ReLU in both, batch normalization, Adam. Two optimizers share a scaler: step for each,
-// update once. The images are drawn (faces.h). Figure, as none is accepted for the quality: the sliced
-// Wasserstein distance between generated and held-out images at 8 x 8 pixels, that of two sets of real ones
-// beside it.
+// strided ones, leaky ReLU in both, batch normalization, Adam. Two optimizers share one loss scale: both
+// update, then the step ends. The images are drawn (faces.h). No figure is accepted for the quality; this
+// program prints the sliced Wasserstein distance at 8 x 8 pixels between generated and held-out images, and
+// between two sets of real ones.
 #include "examples/mixed_precision/faces.h"
 #include "examples/mixed_precision/support.h"
 
@@ -17,7 +17,7 @@ using palimpsest::nn::linear;
 
 constexpr int64_t kBatch = 32, kNoise = 32, kWidth = 32;
 
-/// BN + leaky ReLU, in place.
+/// Batch normalization and leaky ReLU, in place.
 InPlaceABN normalization(int64_t channels) {
   return InPlaceABN(palimpsest::nn::InPlaceABNOptions(channels).slope(0.2));
 }
@@ -81,13 +81,13 @@ struct DiscriminatorImpl : torch::nn::Module {
 };
 TORCH_MODULE(Discriminator);
 
-/// Cross-entropy of the answer `real` to every image, in f32.
+/// Returns the cross-entropy of the answer `real` to every image, in f32.
 at::Tensor loss_of(const at::Tensor& logits, bool real) {
   const at::Tensor l = logits.to(at::kFloat);
   return torch::binary_cross_entropy_with_logits(l, torch::full_like(l, real ? 1 : 0));
 }
 
-/// Mean distance between the two sets in 64 random directions, at 8 x 8 pixels.
+/// Returns the mean distance between two sets of images in 64 random directions, at 8 x 8 pixels.
 double sliced_distance(const at::Tensor& a, const at::Tensor& b) {
   torch::manual_seed(0);
   const at::Tensor directions = torch::nn::functional::normalize(
@@ -109,6 +109,7 @@ void train(Training& training) {
   const auto options = torch::optim::AdamOptions(2e-4).betas({0.5, 0.999});
   torch::optim::Adam adam_g(generator->parameters(), options), adam_d(discriminator->parameters(), options);
   for (int64_t step = 0; step < training.steps(); ++step) {
+    training.begin_step();
     const at::Tensor real = faces(training.seed(), 1, step, kBatch), noise = torch::randn({kBatch, kNoise});
     at::Tensor fake, of_real, of_fake;
     {

@@ -10,14 +10,14 @@
 
 namespace mixed_precision {
 
-/// n drawn faces, (n, 3, 32, 32), f32 in [-1, 1]: an oval on a plain ground, two eyes, a mouth; place, size
-/// and colours are drawn from the seed.
+/// Draws n faces, (n, 3, 32, 32), f32 in [-1, 1]: an oval on a plain ground, two eyes and a mouth. Position,
+/// size and colours are functions of the seed.
 inline torch::Tensor faces(uint64_t seed, uint64_t part, int64_t index, int64_t n) {
   constexpr int64_t kSide = 32;
   const torch::Tensor images = torch::empty({n, 3, kSide, kSide});
   auto pixels = images.accessor<float, 4>();
   palimpsest::Random random = palimpsest::Random::stream(seed, part, static_cast<uint64_t>(index));
-  // 1 within the ellipse, 0 outside, soft over a pixel.
+  // 1 within the ellipse, 0 outside, with a soft edge of one pixel.
   const auto oval = [](double x, double y, double width, double height) {
     const double d = std::sqrt(x * x / (width * width) + y * y / (height * height));
     return 1 / (1 + std::exp((d - 1) * 4 * width));

@@ -9,18 +9,18 @@
 #include <cstdint>
 #include <vector>
 
-/// Sentences of a small grammar, and their translation, from which they could be read back:
+/// Sentences of a small grammar and their translation, which determines the source:
 ///   source    NP verb NP [preposition NP]     NP = article [adjective] noun
-///   target    NP [preposition NP] NP verb     NP = article noun [adjective], both of the noun's gender
-/// The verb goes to the end, the object behind the prepositional phrase, adjectives behind their nouns.
+///   target    NP [preposition NP] NP verb     NP = article noun [adjective]; both have the noun's gender
+/// The verb moves to the end, the object behind the prepositional phrase, adjectives behind their nouns.
 namespace mixed_precision {
 
 struct Grammar {
   static constexpr int64_t kPad = 0, kBegin = 1, kEnd = 2;
-  // First word of each class and what lies behind; nouns with an even number are of gender 0.
+  // First word of each class. Nouns with an even number have gender 0.
   static constexpr int64_t kArticle = 3, kAdjective = 5, kNoun = 17, kVerb = 57, kPreposition = 77,
                            kWords = 83;
-  // In the target: articles and adjectives of gender 1 have words of their own behind the others.
+  // In the target, articles and adjectives of gender 1 have words of their own, after all others.
   static constexpr int64_t kTargetWords = kWords + (kNoun - kArticle);
 
   using Words = std::vector<int64_t>;
@@ -60,8 +60,8 @@ struct Grammar {
   static void append(Words& words, const Words& more) { words.insert(words.end(), more.begin(), more.end()); }
 };
 
-/// Sentences side by side, time first, filled up with kPad: (longest, n) each. The target has kBegin before
-/// and kEnd behind it.
+/// A batch of sentences, time first, padded with kPad: (longest, n) each. A target begins with kBegin and
+/// ends with kEnd.
 struct Sentences {
   torch::Tensor source, target;
 

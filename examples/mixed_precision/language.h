@@ -10,9 +10,9 @@
 
 namespace mixed_precision {
 
-/// A language whose sentences agree over a distance: an opening word of one of kKinds kinds, 2 to 5 words
-/// each of which chooses between two successors (a chain drawn from the seed), and the closing word of the
-/// opening's kind. Words: [0, kKinds) open, [kKinds, 2 kKinds) close, the others lie between.
+/// A language whose sentences agree over a distance: an opening word of one of kKinds kinds, 2 to 5 words of
+/// a chain drawn from the seed, in which each word has two successors, and the closing word of the opening's
+/// kind. Words in [0, kKinds) open, words in [kKinds, 2 kKinds) close, all others lie between.
 class Language {
  public:
   static constexpr int64_t kKinds = 4, kBetween = 40, kWords = 2 * kKinds + kBetween;
@@ -23,8 +23,8 @@ class Language {
       for (auto& word : two) word = random.below(kBetween);
   }
 
-  /// The `index`-th text of `part` (1: training, 2: held out) as (length + 1, n) words, time first: inputs
-  /// are all but the last row, targets all but the first. Each column begins with a sentence.
+  /// Returns the `index`-th text of `part` (1: training, 2: held out) as (length + 1, n) words, time first.
+  /// Inputs are all rows but the last, targets all but the first. Each column begins with a new sentence.
   torch::Tensor text(uint64_t part, int64_t index, int64_t n, int64_t length) const {
     const torch::Tensor words = torch::empty({length + 1, n}, torch::kLong);
     auto w = words.accessor<int64_t, 2>();

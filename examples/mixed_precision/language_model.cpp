@@ -1,8 +1,7 @@
 // A language model after bigLSTM (section 4.5 of the paper): two layers of LSTM, each with a projection, a
 // softmax over all words from the projection, Adagrad. The text is generated (language.h); a closing word
-// must agree with one that stands 3 to 6 words before, so its gradient has as many steps to survive.
-// Figures: perplexity of a held-out text, and the share of closing words that are of the right kind (1/8 by
-// chance).
+// must agree with a word that stands 3 to 6 words before it, so its gradient passes through that many steps.
+// Figures: perplexity of a held-out text, and the share of closing words of the right kind (1/8 by chance).
 #include "examples/mixed_precision/language.h"
 #include "examples/mixed_precision/recurrent.h"
 #include "examples/mixed_precision/support.h"
@@ -41,7 +40,7 @@ at::Tensor logits_of(Training& training, LanguageModel& model, const at::Tensor&
   return model->forward(text.narrow(0, 0, text.size(0) - 1));
 }
 
-/// Mean over words, in f32.
+/// Returns the mean loss over words, in f32.
 at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& text) {
   const at::Tensor next = text.narrow(0, 1, text.size(0) - 1);
   return torch::cross_entropy_loss(logits.flatten(0, 1).to(at::kFloat), next.flatten());

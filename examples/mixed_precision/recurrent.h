@@ -5,22 +5,23 @@
 
 #include <cstdint>
 
-/// Recurrent layers as a user writes them, of torch::nn::Linear. palimpsest::nn::linear runs these: it knows
-/// storage in f16 with maths in f32, and keeps no 16-bit copy of a weight for each time step. torch::nn::LSTM
-/// does neither, and in f16 on a CPU oneDNN refuses it. Sequences are (t, n, features): time first.
+/// Recurrent layers made of torch::nn::Linear, which palimpsest::nn::linear runs: it can store f16 and
+/// compute in f32, and saves no 16-bit copy of a weight per time step. torch::nn::LSTM can do neither, and in
+/// f16 on a CPU oneDNN refuses it. Sequences are (t, n, features): time first.
 namespace mixed_precision {
 
-/// Of one layer: (n, outputs) and (n, hidden); undefined before the first step, which begins with zeros.
+/// The state of one layer: h (n, outputs) and c (n, hidden). Undefined tensors stand for zeros, before the
+/// first step.
 struct LstmState {
   at::Tensor h, c;
 };
 
-/// Long short-term memory, and with `projection` > 0 a linear map to as many outputs behind it (Sak et al.,
+/// Long short-term memory. With `projection` > 0 a linear map to that many outputs follows it (Sak et al.,
 /// 2014).
 class LstmImpl : public torch::nn::Module {
  public:
   LstmImpl(int64_t inputs, int64_t hidden, int64_t projection = 0);
-  /// (t, n, inputs) -> (t, n, outputs); goes on from `state` and leaves the last one there.
+  /// (t, n, inputs) -> (t, n, outputs). Continues from `state` and overwrites it with the last state.
   at::Tensor forward(const at::Tensor& x, LstmState& state);
 
  private:

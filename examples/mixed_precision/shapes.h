@@ -13,13 +13,13 @@
 
 namespace mixed_precision {
 
-/// Pictures of one to three squares, discs and triangles that hardly overlap, of 12 to 28 pixels, on a noisy
+/// Pictures of one to three squares, discs and triangles of 12 to 28 pixels, which hardly overlap, on a noisy
 /// ground.
 struct Shapes {
   static constexpr int64_t kSide = 64, kKinds = 3;
 
-  torch::Tensor images;  ///< (n, 3, kSide, kSide), f32 in [-128, 127], as Caffe's networks have it
-  std::vector<std::vector<Object>> objects;  ///< of each
+  torch::Tensor images;  ///< (n, 3, kSide, kSide), f32 in [-128, 127], as for Caffe's networks
+  std::vector<std::vector<Object>> objects;  ///< of each image
 
   Shapes(uint64_t seed, uint64_t part, int64_t index, int64_t n)
       : images(torch::empty({n, 3, kSide, kSide})), objects(static_cast<size_t>(n)) {

@@ -38,7 +38,7 @@ struct RecognizerImpl : torch::nn::Module {
     return palimpsest::nn::linear(output, look_ahead(h));
   }
 
-  /// Row convolution: each feature of a frame is mixed with itself in the kAhead frames that follow.
+  /// Row convolution: mixes each feature of a frame with itself in the kAhead frames that follow.
   at::Tensor look_ahead(const at::Tensor& h) {
     const auto weight = [&](int64_t k) { return row[k].to(h.scalar_type()); };
     const at::Tensor longer = torch::constant_pad_nd(h, {0, 0, 0, 0, 0, kAhead});
@@ -59,7 +59,7 @@ at::Tensor logits_of(Training& training, Recognizer& model, const Tones& tones) 
   return model->forward(tones.spectrograms);
 }
 
-/// Mean over utterances of the loss for each letter, in f32.
+/// Returns the mean over utterances of the loss per letter, in f32.
 at::Tensor loss_of(const at::Tensor& logits, const Tones& tones) {
   std::vector<int64_t> letters, lengths;
   for (const auto& said : tones.letters) {
@@ -71,7 +71,7 @@ at::Tensor loss_of(const at::Tensor& logits, const Tones& tones) {
                          torch::tensor(lengths), 0, at::Reduction::Mean);
 }
 
-/// The likeliest symbol of each frame, of equal ones in a row the first, without blanks.
+/// Decodes greedily: the likeliest symbol of each frame, without repetitions and blanks.
 std::vector<int64_t> decode(const at::Tensor& symbols) {
   std::vector<int64_t> letters;
   for (int64_t t = 0, last = 0; t < symbols.size(0); ++t) {
@@ -82,7 +82,7 @@ std::vector<int64_t> decode(const at::Tensor& symbols) {
   return letters;
 }
 
-/// Letters to insert, remove or change to get from `a` to `b`.
+/// Returns how many letters must be inserted, removed or changed to turn `a` into `b`.
 int64_t edit_distance(const std::vector<int64_t>& a, const std::vector<int64_t>& b) {
   std::vector<int64_t> row(b.size() + 1);
   for (size_t j = 0; j < row.size(); ++j) row[j] = static_cast<int64_t>(j);

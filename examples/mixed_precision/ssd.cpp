@@ -60,7 +60,7 @@ struct DetectorImpl : torch::nn::Module {
 };
 TORCH_MODULE(Detector);
 
-/// Of the resolutions of 16 x 16, 8 x 8 and 4 x 4.
+/// Default boxes at the resolutions 16 x 16, 8 x 8 and 4 x 4.
 std::vector<Box> boxes_of_detector() {
   std::vector<Box> boxes;
   for (const auto& [stride, sides] :
@@ -80,8 +80,8 @@ at::Tensor outputs_of(Training& training, Detector& model, const Shapes& shapes)
   return outputs.to(at::kFloat);
 }
 
-/// Sum over matched boxes, and three times as many of the hardest others (SSD, eq. 1), over the number of all
-/// boxes.
+/// Returns the sum over matched boxes and over three times as many of the hardest other boxes (SSD, eq. 1),
+/// divided by the number of all boxes.
 at::Tensor loss_of(const at::Tensor& outputs, const Targets& targets) {
   const auto parts = outputs.split_with_sizes({Shapes::kKinds + 1, 4}, 2);
   const at::Tensor matched = targets.kinds > 0;

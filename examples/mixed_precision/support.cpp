@@ -1,7 +1,7 @@
 #include "examples/mixed_precision/support.h"
 
 #include <palimpsest/io/atomic_file.h>
-#include <palimpsest/train/mixed_precision.h>
+#include <palimpsest/train/loss_scale.h>
 
 #include <c10/util/Exception.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -23,14 +23,13 @@ using Json = nlohmann::ordered_json;
 using palimpsest::Error;
 using palimpsest::ErrorKind;
 
-constexpr int64_t kHopeless = 50;  // skipped steps in a row
-
-amp::GradScaler make_scaler(const std::string& loss_scale) {
-  if (loss_scale == "dynamic") return amp::GradScaler();
-  return amp::GradScaler::constant(loss_scale.empty() ? 1 : std::stod(loss_scale));
+palimpsest::train::StepOptions step_options(const Options& options) {
+  // An empty loss scale: the precision needs none.
+  if (options.loss_scale.empty()) return {options.precision, {}};
+  return {options.precision, palimpsest::train::parse_loss_scale(options.loss_scale)};
 }
 
-/// Shares of all values, and the scale that they ask for.
+/// The shares of a histogram and its recommended scale.
 Json to_json(const amp::ExponentHistogram& histogram) {
   const auto s = histogram.shares();
   return {{"values", histogram.values()},
@@ -52,7 +51,7 @@ Options parse(int argc, char** argv, const std::string& description, int64_t ste
                  "<dynamic or factor> f16: multiplies the loss; 1: no scale [dynamic]");
   app.add_option("--steps", options.steps, "<steps> how long to train")->capture_default_str();
   app.add_option("--accumulate", options.accumulate,
-                 "<batches> over which the loss is averaged; the same one stands for all")
+                 "<batches> over which the loss is averaged; all have the same images")
       ->capture_default_str();
   app.add_option("--seed", options.seed, "<number> of data and first weights")->capture_default_str();
   app.add_option("--json", options.json,
@@ -91,42 +90,43 @@ std::string first_line(const std::string& text) {
 }  // namespace
 
 Training::Training(const std::string& name, const Options& options)
-    : name_(name), options_(options), scaler_(make_scaler(options.loss_scale)) {}
+    : name_(name), options_(options), step_(step_options(options)) {}
 
 void Training::keep_statistics_of(const torch::nn::Module& model) {
-  buffers_.emplace(model.buffers());
+  step_.restore_buffers_of(model);
+}
+
+void Training::begin_step() {
+  step_.begin(/*observe=*/step_.steps_done() % kObserveEvery == 0);
 }
 
 void Training::backward(const at::Tensor& loss) {
-  // Layers of libtorch keep a 16-bit copy of their weights until backward otherwise
-  // (amp/drop_weight_copies.h).
-  if (options_.precision != amp::Precision::kF32) amp::drop_weight_copies(loss);
-  const at::Tensor scaled = scaler_.scale(loss / options_.accumulate);
-  if (observes()) amp::observe_activation_gradients(scaled, activations_, scaler_.get_scale());
-  scaled.backward();
+  step_.forward_done(loss);
+  step_.backward(loss / options_.accumulate);
 }
 
 void Training::step(torch::optim::Optimizer& optimizer, double clip) {
-  scaler_.unscale_(optimizer);  // before anything looks at gradients: no setting changes with the scale
-  if (observes()) weights_.add_gradients(optimizer);
-  if (options_.accumulate > 1)
-    for (auto& group : optimizer.param_groups())
-      for (auto& parameter : group.params())
-        if (parameter.grad().defined()) parameter.mutable_grad().mul_(options_.accumulate);
-  if (clip > 0)
-    for (auto& group : optimizer.param_groups()) torch::nn::utils::clip_grad_norm_(group.params(), clip);
-  skipped_now_ |= !scaler_.step(optimizer);
+  step_.update(optimizer, [&] {
+    for (auto& group : optimizer.param_groups()) {
+      if (options_.accumulate > 1)
+        for (auto& parameter : group.params())
+          if (parameter.grad().defined()) parameter.mutable_grad().mul_(options_.accumulate);
+      if (clip > 0) torch::nn::utils::clip_grad_norm_(group.params(), clip);
+    }
+  });
   optimizer.zero_grad();
 }
 
 void Training::end_step(const std::vector<Metric>& losses) {
-  const double scale = scaler_.get_scale();
-  scaler_.update();
-  ++step_;
-  skipped_ += skipped_now_ ? 1 : 0;
-  if (buffers_) skipped_now_ ? buffers_->restore() : buffers_->save();
+  if (const auto& seen = step_.observation()) {
+    activations_.add(seen->activations);
+    weights_.add(seen->weights);
+  }
+  const double scale = step_.loss_scale();
+  const bool stepped = step_.end();
+  const int64_t number = step_.steps_done();
   Json line;
-  line["step"] = step_;
+  line["step"] = number;
   std::string text;
   bool finite = true;
   for (const auto& [name, value] : losses) {
@@ -135,26 +135,26 @@ void Training::end_step(const std::vector<Metric>& losses) {
     finite &= std::isfinite(value);
   }
   line["scale"] = scale;
-  line["skipped"] = skipped_;
+  line["skipped"] = step_.skipped_steps();
   record_ += line.dump() + "\n";
-  if (step_ == steps() || step_ % std::max<int64_t>(1, steps() / 10) == 0) {
-    std::printf("step %lld/%lld%s scale %g skipped %lld\n", static_cast<long long>(step_),
-                static_cast<long long>(steps()), text.c_str(), scale, static_cast<long long>(skipped_));
+  if (number == steps() || number % std::max<int64_t>(1, steps() / 10) == 0) {
+    std::printf("step %lld/%lld%s scale %g skipped %lld\n", static_cast<long long>(number),
+                static_cast<long long>(steps()), text.c_str(), scale,
+                static_cast<long long>(step_.skipped_steps()));
     std::fflush(stdout);
   }
-  const bool overflowed = skipped_now_ && amp::needs_loss_scale(options_.precision);
-  if ((!finite && !overflowed) || scaler_.skipped_in_a_row() >= kHopeless) {
+  if ((!finite && stepped) || step_.is_hopeless()) {
     write();
-    throw Error(ErrorKind::kDiverged, "step " + std::to_string(step_) + ": no finite gradients" +
+    throw Error(ErrorKind::kDiverged, "step " + std::to_string(number) + ": no finite gradients" +
                                           (finite ? " in the last 50 steps" : ", the loss is not finite") +
                                           "; try --precision bf16 or f32");
   }
-  skipped_now_ = false;
 }
 
 void Training::run(torch::optim::Optimizer& optimizer, double clip,
                    const std::function<at::Tensor(int64_t)>& loss) {
   for (int64_t i = 0; i < steps(); ++i) {
+    begin_step();
     const at::Tensor value = loss(i);
     backward(value);
     step(optimizer, clip);
@@ -169,7 +169,7 @@ void Training::finish(const std::vector<Metric>& metrics) {
             {"steps", steps()},
             {"accumulate", options_.accumulate},
             {"seed", seed()},
-            {"skipped", skipped_}};
+            {"skipped", step_.skipped_steps()}};
   for (const auto& [name, value] : metrics) {
     line["metrics"][name] = value;
     std::printf("%s %.4f\n", name.c_str(), value);

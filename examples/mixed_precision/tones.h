@@ -10,14 +10,14 @@
 
 namespace mixed_precision {
 
-/// Spectrograms of sequences of tones: each of kSymbols letters sounds at two of kBands frequencies, for 4 to
-/// 7 frames at a loudness of its own, in noise; silence lies between some, and always between two of the
-/// same.
+/// Spectrograms of sequences of tones in noise. Each of kSymbols letters sounds at two of kBands frequencies,
+/// for 4 to 7 frames and with a random loudness. Silence lies between some letters, and always between two
+/// equal ones.
 struct Tones {
   static constexpr int64_t kFrames = 64, kBands = 24, kSymbols = 10;
 
   torch::Tensor spectrograms;                 ///< (n, 1, kFrames, kBands), f32
-  std::vector<std::vector<int64_t>> letters;  ///< of each, in [1, kSymbols]; 0 is the blank of CTC
+  std::vector<std::vector<int64_t>> letters;  ///< of each sequence, in [1, kSymbols]; 0 is the blank of CTC
 
   Tones(uint64_t seed, uint64_t part, int64_t index, int64_t n)
       : spectrograms(torch::empty({n, 1, kFrames, kBands})), letters(static_cast<size_t>(n)) {
@@ -43,7 +43,7 @@ struct Tones {
   }
 
  private:
-  /// Two resonances a letter, as vowels have.
+  /// A letter has two resonances, as a vowel does.
   static double energy(int64_t letter, int64_t band) {
     const auto bump = [&](double center) {
       return std::exp(-0.5 * std::pow((static_cast<double>(band) - center) / 1.2, 2));

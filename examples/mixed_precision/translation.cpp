@@ -1,7 +1,7 @@
 // Translation (section 4.4 of the paper): LSTM encoder and decoder of two layers each with additive
 // attention, plain SGD with clipped gradients, as in the tutorial that the paper trains. The languages are
-// generated (grammar.h). Figures, of held-out sentences that the decoder translates greedily: the share of
-// words that are right, and of sentences without a fault.
+// generated (grammar.h). Figures for held-out sentences, decoded greedily: the share of words that are right,
+// and of sentences without a fault.
 #include "examples/mixed_precision/grammar.h"
 #include "examples/mixed_precision/recurrent.h"
 #include "examples/mixed_precision/support.h"
@@ -51,7 +51,7 @@ struct TranslatorImpl : torch::nn::Module {
     return state;
   }
 
-  /// (n) words, the last ones -> (n, words) logits of the next ones
+  /// (n) last words -> (n, words) logits of the next words
   at::Tensor decode(const at::Tensor& words, State& state) {
     const at::Tensor embedded = target_words->forward(words).to(state.context.scalar_type());
     const at::Tensor x = torch::cat({embedded, state.context}, 1).unsqueeze(0);
@@ -69,7 +69,7 @@ struct TranslatorImpl : torch::nn::Module {
 };
 TORCH_MODULE(Translator);
 
-/// Mean over words, in f32; the decoder is given the right words so far.
+/// Returns the mean loss over words, in f32. The decoder gets the right words so far.
 at::Tensor loss_of(Training& training, Translator& model, const Sentences& sentences) {
   std::vector<at::Tensor> logits;
   {

@@ -51,6 +51,13 @@ void ExponentHistogram::add_gradients(const torch::optim::Optimizer& optimizer, 
     for (const auto& parameter : group.params()) add(parameter.grad(), scale);
 }
 
+void ExponentHistogram::add(const ExponentHistogram& other) {
+  values_ += other.values_;
+  zero_ += other.zero_;
+  not_finite_ += other.not_finite_;
+  for (size_t i = 0; i < counts_.size(); ++i) counts_[i] += other.counts_[i];
+}
+
 ExponentHistogram::Shares ExponentHistogram::shares() const {
   Shares s;
   if (values_ == 0) return s;

@@ -34,6 +34,8 @@ class ExponentHistogram {
   void add(const at::Tensor& gradient, double scale = 1);
   /// Adds the gradients of all of the optimizer's parameters.
   void add_gradients(const torch::optim::Optimizer& optimizer, double scale = 1);
+  /// The values of another histogram.
+  void add(const ExponentHistogram& other);
   void clear() { *this = {}; }
 
   /// Values that were added, zeros and those that are not finite included.

@@ -25,10 +25,10 @@ struct CommandInfo {
 constexpr CommandInfo kCommands[] = {
     {Command::kTrain, "train", "train a network; checkpoint, log and configuration go to the output folder"},
     {Command::kEval, "eval", "loss and metrics of a checkpoint over the validation images"},
-    {Command::kPredict, "predict", "colour pictures or class names for images, from a checkpoint"},
+    {Command::kPredict, "predict", "colour pictures or class names for images, by a checkpoint"},
     {Command::kInfo, "info", "layers and parameters of a model, and the memory that each strategy takes"},
     {Command::kCompare, "compare",
-     "train the same network once a strategy and tabulate memory, time and accuracy"},
+     "train the same network once per strategy and tabulate memory, time and accuracy"},
     {Command::kDemo, "demo", "the comparison on generated scenes, with an HTML page of curves and pictures"},
     {Command::kImport, "import",
      "weights of torchvision or inplace_abn as a file for eval, predict and train"},
@@ -36,7 +36,7 @@ constexpr CommandInfo kCommands[] = {
      "a trained model's weights as a plain state dict, folded for inference on request"},
 };
 
-/// A flag as it was written, to be applied after the files.
+/// A flag as the user wrote it; applied after the files.
 struct FlagValue {
   const Setting* setting;
   std::string text;
@@ -70,11 +70,11 @@ void add_flag(CLI::App& app, const Setting& s, std::vector<FlagValue>& given) {
         ->group(group);
   };
   CLI::Option* on = add_switch(flag, "true", help_of(s));
-  // What only the command line knows is an action: there is nothing to switch off.
+  // A switch of the command line alone is an action: there is nothing to switch off.
   if (!s.table.empty()) add_switch("--no-" + s.flag, "false", "switch it off")->excludes(on);
 }
 
-/// The flags of `command` without "--", for suggestions.
+/// The flags of `command`, for suggestions.
 std::vector<std::string> flag_names(Command command) {
   std::vector<std::string> names{"--help"};
   for (const Setting& s : settings()) {
@@ -104,30 +104,30 @@ void refuse_unknown(const CLI::App& app, const CommandInfo& command) {
   }
 }
 
-/// The configuration that a checkpoint carries, as TOML.
+/// Returns the configuration in a checkpoint, as TOML.
 std::string stored_config(const std::string& checkpoint) {
   const auto metadata = train::read_checkpoint_metadata(checkpoint);
   const auto config = metadata.find("config");
   if (config == metadata.end())
     throw Error(ErrorKind::kCheckpoint,
                 checkpoint +
-                    " holds no configuration: it was not written by palimpsest train; say with --config "
-                    "which model it is");
+                    " holds no configuration: it was not written by palimpsest train; name its model with "
+                    "--config FILE");
   return config->second;
 }
 
-/// defaults < files < flags.
-void layer(Options& options, const std::vector<FlagValue>& flags) {
-  Options flags_alone;  // which files there are is itself said by flags
+/// Applies the files, then the flags, to the defaults in `options`.
+void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
+  Options flags_alone;  // flags name the files
   for (const auto& [s, text] : flags) set_text(flags_alone, *s, text, "--" + s->flag);
   const std::string config = flags_alone.run.config;
   const std::filesystem::path folder = flags_alone.output.folder;
 
   if (options.run.command == Command::kDemo) {
     read_toml(options, demo_config(), "palimpsest demo");
-    options.given.clear();  // nobody gave them: they are this command's defaults
+    options.given.clear();  // they are defaults of this command, not settings of the user
   }
-  // What import reads is no file of ours.
+  // import reads files of other programs.
   if (!options.run.checkpoint.empty() && config.empty() && options.run.command != Command::kImport)
     read_toml(options, stored_config(options.run.checkpoint),
               options.run.checkpoint + " (stored configuration)");
@@ -202,7 +202,7 @@ Invocation parse_command_line(int argc, const char* const* argv) {
     for (const auto& name : command_names()) known += (known.empty() ? "" : ", ") + name;
     throw Error(ErrorKind::kUsage, "a command is required: " + known + " (palimpsest --help explains them)");
   }
-  if (argv[1][0] != '-') find_command(argv[1]);  // with a suggestion, which CLI11 does not make
+  if (argv[1][0] != '-') find_command(argv[1]);  // its error has a suggestion, CLI11's has none
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {  // --help, --version
@@ -219,7 +219,7 @@ Invocation parse_command_line(int argc, const char* const* argv) {
   if (command.command == Command::kExport && std::filesystem::is_directory(options.run.checkpoint))
     options.run.checkpoint =
         (std::filesystem::path(options.run.checkpoint) / "checkpoint.safetensors").string();
-  layer(options, flags);
+  apply_sources(options, flags);
   return invocation;
 }
 

@@ -8,18 +8,21 @@
 
 namespace palimpsest::cli {
 
-/// What the command line asks for.
+/// A command line after reading.
 struct Invocation {
-  Options options;   ///< complete and checked; options.run.command says what to do
+  Options options;   ///< complete and checked; options.run.command is the command
   std::string text;  ///< --help or --version: print this and stop
 };
 
-/// Reads the command line, and with it the files that it names. Later wins:
-///   defaults (demo: its own, cli/demo.h) < the checkpoint's own configuration (eval, predict, info
-///   CHECKPOINT; train --resume: the folder's)
-///            < --config FILE < flags
-/// Throws Error(kUsage): unknown command or flag (with the nearest name), a value that does not fit, a
-/// combination that cannot work; Error(kCheckpoint) when the checkpoint cannot be read or holds no
+/// Reads the command line and the files that it names. A later source overrides an earlier one:
+///   1. the defaults (demo has defaults of its own, cli/demo.h)
+///   2. the configuration in the checkpoint (eval, predict, export, info CHECKPOINT), or config.toml of the
+///   output
+///      folder (train --resume); neither is read if --config is given
+///   3. --config FILE
+///   4. the flags
+/// Throws Error(kUsage) for an unknown command or flag (with the nearest name), a value that does not fit, or
+/// a combination that cannot work, and Error(kCheckpoint) if the checkpoint cannot be read or holds no
 /// configuration.
 Invocation parse_command_line(int argc, const char* const* argv);
 

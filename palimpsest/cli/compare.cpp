@@ -1,10 +1,11 @@
 #include "palimpsest/cli/compare.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/cli/build.h"
 #include "palimpsest/cli/commands.h"
-#include "palimpsest/cli/rehearsal.h"
+#include "palimpsest/cli/factories.h"
+#include "palimpsest/cli/process.h"
 #include "palimpsest/cli/run_folder.h"
+#include "palimpsest/cli/step_probe.h"
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/data/class_colors.h"
 #include "palimpsest/io/atomic_file.h"
@@ -25,12 +26,13 @@
 namespace palimpsest::cli {
 namespace {
 
-constexpr int kWarmSteps = 2;    // the first makes the momentum, the second finds it made
-constexpr int kTimedRounds = 9;  // odd: the median is one of them
+constexpr int kWarmSteps = 2;    // the first one makes the momentum
+constexpr int kTimedRounds = 9;  // odd, so the median is one of them
 constexpr int64_t kPictures = 4;
 constexpr double kMiB = 1 << 20;
 
-/// One training for each strategy, all else equal. Throws Error(kUsage) for fewer than two different ones.
+/// Returns the options of one training per strategy, otherwise equal. Throws Error(kUsage) unless there are
+/// at least two different strategies.
 std::vector<Options> options_of_runs(const Options& options) {
   std::vector<Options> runs;
   std::vector<std::string> names;
@@ -39,7 +41,7 @@ std::vector<Options> options_of_runs(const Options& options) {
     if (std::find(names.begin(), names.end(), name) != names.end())
       throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies) must differ, got " + name +
                                          " twice" +
-                                         (given == name ? "" : " ('" + given + "' is another name of it)"));
+                                         (given == name ? "" : " ('" + given + "' is another name for it)"));
     names.push_back(name);
     Options& run = runs.emplace_back(options);
     run.run.command = Command::kTrain;
@@ -78,21 +80,22 @@ std::vector<std::pair<std::string, std::string>> setup(const Options& o, const d
        fmt::format("{}, {} threads, libtorch {}", processor(), at::get_num_threads(), TORCH_VERSION)}};
 }
 
-/// One comparison in progress: options, data and what has been found so far.
+/// One comparison in progress: options, data and the results so far.
 class Comparison {
  public:
   Comparison(Options options, const std::string& title)
       : options_(std::move(options)), stop_signal_(install_stop_signals()) {
     if (options_.output.folder.empty())
       throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: runs and report go there");
-    for (const Options& run : options_of_runs(options_)) check_run_folder(run);  // the quickest error
+    // Before the data is read: a wrong folder is the quickest error.
+    for (const Options& run : options_of_runs(options_)) check_run_folder(run);
     sets_ = make_datasets(options_, Need::kTrainAndValidation);
-    runs_ = options_of_runs(options_);  // now with what only the data knows
+    runs_ = options_of_runs(options_);  // make_datasets has completed the options
     const auto first = make_model(runs_[0]);
     check_task(options_, *first);
     Options silent = options_;
     silent.output.quiet = true;
-    start_from_weights(silent, *first);  // wrong weights are told before the first measurement
+    start_from_weights(silent, *first);  // wrong weights are an error before the first measurement
     check_output();
     report_.title = title;
     report_.class_names = options_.model.class_names;
@@ -102,7 +105,7 @@ class Comparison {
   /// Returns false when a signal stopped it.
   bool run() {
     {
-      const BatchSource source(options_, sets_.train);
+      const RepeatedBatch source(options_, sets_.train);
       report_.setup = setup(options_, source.make(options_.train.batch));
       if (!measure_memory(source) || !measure_time(source)) return false;
     }
@@ -117,7 +120,7 @@ class Comparison {
  private:
   bool stopped() const { return stop_signal_.load() != 0; }
 
-  /// Makes the folders. What cannot be written is told now, not after the trainings that it was for.
+  /// Makes the folders: an output that cannot be written is an error now, not after the trainings.
   void check_output() const {
     const auto check = [](const std::filesystem::path& file) { const io::AtomicFile unused(file); };
     check(std::filesystem::path(options_.output.folder) / "index.html");
@@ -129,13 +132,13 @@ class Comparison {
     if (!options_.output.quiet) std::cout << line << std::endl;
   }
 
-  bool measure_memory(const BatchSource& source) {
+  bool measure_memory(const RepeatedBatch& source) {
     say("memory of one step, and the largest batch in the same memory");
     for (size_t i = 0; i < runs_.size() && !stopped(); ++i) {
-      memory::release_retained();  // nobody starts on another's blocks
-      Rehearsal rehearsal(runs_[i], source);
-      for (int step = 0; step < kWarmSteps; ++step) rehearsal.time_step();
-      StepMemory memory = rehearsal.measure_step();
+      memory::release_retained();  // no strategy starts with the blocks of another
+      StepProbe probe(runs_[i], source);
+      for (int step = 0; step < kWarmSteps; ++step) probe.time_step();
+      StepMemory memory = probe.measure_step();
       train::ReportRun& run = report_.runs[i];
       run.kept_bytes = memory.kept_bytes;
       run.peak_bytes = memory.peak_bytes;
@@ -145,7 +148,7 @@ class Comparison {
         report_.memory_bytes =
             options_.compare.memory > 0 ? options_.compare.memory * (int64_t{1} << 20) : run.peak_bytes;
       run.largest_batch = largest_fitting(options_.train.batch, [&](int64_t size) {
-        return !stopped() && rehearsal.fits(size, report_.memory_bytes);
+        return !stopped() && probe.fits(size, report_.memory_bytes);
       });
       say(fmt::format("  {:<12} keeps {:.1f} MiB, peaks at {:.1f} MiB, fits a batch of {} in {:.1f} MiB",
                       run.name, run.kept_bytes / kMiB, run.peak_bytes / kMiB, run.largest_batch,
@@ -155,16 +158,17 @@ class Comparison {
     return !stopped();
   }
 
-  bool measure_time(const BatchSource& source) {
+  bool measure_time(const RepeatedBatch& source) {
     say("seconds per step, the strategies in turn");
-    std::deque<Rehearsal> rehearsals;
-    for (const Options& run : runs_) rehearsals.emplace_back(run, source);
+    std::deque<StepProbe> probes;
+    for (const Options& run : runs_) probes.emplace_back(run, source);
     std::vector<std::vector<double>> seconds(runs_.size());
     for (int round = -kWarmSteps; round < kTimedRounds && !stopped(); ++round) {
       for (size_t k = 0; k < runs_.size(); ++k) {
-        // Every other round backwards: whoever follows a heavier neighbour does so half of the time.
+        // Every other round runs backwards, so that each strategy follows its heavier neighbour half of the
+        // time.
         const size_t i = round % 2 == 0 ? k : runs_.size() - 1 - k;
-        const double taken = rehearsals[i].time_step();
+        const double taken = probes[i].time_step();
         if (round >= 0) seconds[i].push_back(taken);
       }
     }
@@ -175,7 +179,7 @@ class Comparison {
       say(fmt::format("  {:<12} {:.3f} s (median of {}, {:.3f} to {:.3f})", runs_[i].model.strategy,
                       median(seconds[i]), kTimedRounds, *low, *high));
     }
-    rehearsals.clear();
+    probes.clear();
     memory::release_retained();
     return true;
   }
@@ -201,7 +205,7 @@ class Comparison {
     return true;
   }
 
-  /// What `model` sees in a few validation images, spread over the set.
+  /// Adds the predictions of `model` for a few validation images, spread over the set.
   void add_predictions(nn::Model& model, const Options& run) {
     const auto format = make_format(run);
     const int64_t size = sets_.validation->size(), count = std::min(kPictures, size);
@@ -210,15 +214,16 @@ class Comparison {
     model.eval();
     const torch::NoGradGuard no_grad;
     for (int64_t k = 0; k < count; ++k) {
-      Random random(0);  // nothing is random in validation
+      Random random(0);  // validation uses none
       const data::Sample sample = sets_.validation->get(k * size / count, random);
       if (first) report_.pictures.push_back({sample.name, picture(sample.image, run), sample.target, {}});
-      const at::Tensor logits = format.forward(model, format.convert(sample.image.unsqueeze(0)));
+      const at::Tensor logits =
+          train::forward(model, format.convert(sample.image.unsqueeze(0)), format.precision);
       report_.pictures[static_cast<size_t>(k)].predictions.push_back(logits[0].argmax(0).to(at::kByte));
     }
   }
 
-  /// A normalized image as it was in the file, u8 (H, W, 3).
+  /// Undoes the normalization of an image: u8 (H, W, 3), as in the file.
   static at::Tensor picture(const at::Tensor& image, const Options& options) {
     const auto per_channel = [](const std::array<double, 3>& v) {
       return at::tensor({v[0], v[1], v[2]}, at::kFloat).view({3, 1, 1});

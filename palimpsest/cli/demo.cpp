@@ -8,8 +8,8 @@
 namespace palimpsest::cli {
 
 const char* demo_config() {
-  return R"(# What `palimpsest demo` runs: a ResNet-18 DeepLabV3 on generated street scenes, trained once a strategy,
-# in under 4 minutes on two cores. The same by hand, to start from:
+  return R"(# The settings of `palimpsest demo`: a ResNet-18 DeepLabV3 on generated street scenes, trained once
+# per strategy, in under 4 minutes on two cores. The same by hand, to start from:
 #   palimpsest compare --config examples/demo.toml --output demo
 [model]
 name = "deeplabv3_resnet18"
@@ -54,12 +54,12 @@ evaluate_every = 2
 
 int run_demo(const Options& given) {
   Options options = given;
-  // Its output is its own, and the same each time: a second `make demo` replaces the first.
+  // A demo's output is always the same: a second `make demo` replaces the first.
   options.run.overwrite = true;
   if (!options.output.quiet)
     std::cout << "demo: " << options.model.name << " on " << options.data.images
               << " generated street scenes, " << options.train.epochs
-              << " epochs, trained once a strategy from the same seed\n"
+              << " epochs, trained once per strategy from the same seed\n"
               << "(every setting: palimpsest demo --help, examples/demo.toml; curves and pictures will be in "
               << options.output.folder << "/index.html)\n"
               << std::endl;

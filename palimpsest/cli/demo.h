@@ -2,8 +2,8 @@
 
 namespace palimpsest::cli {
 
-/// The demonstration's settings as TOML: examples/demo.toml, word for word. They take the place of the
-/// defaults (cli/command_line.h): a file or a flag still overrides each.
+/// The settings of the demonstration as TOML: the text of examples/demo.toml. They replace the defaults
+/// (cli/command_line.h); a file or a flag overrides each of them.
 const char* demo_config();
 
 }  // namespace palimpsest::cli

@@ -1,7 +1,7 @@
-#include "palimpsest/cli/build.h"
 #include "palimpsest/cli/commands.h"
-#include "palimpsest/cli/trained_model.h"
-#include "palimpsest/train/trainer.h"
+#include "palimpsest/cli/factories.h"
+#include "palimpsest/cli/weights_file.h"
+#include "palimpsest/train/evaluate.h"
 
 #include <fmt/format.h>
 

@@ -1,6 +1,5 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/cli/commands.h"
-#include "palimpsest/cli/trained_model.h"
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/models/fold.h"
 #include "palimpsest/nn/state_dict.h"
@@ -14,18 +13,17 @@
 namespace palimpsest::cli {
 namespace {
 
-models::NamedTensors values(const nn::Model& model) {
-  models::NamedTensors tensors;
+nn::StateDict values(const nn::Model& model) {
+  nn::StateDict tensors;
   for (const auto& [key, tensor] : nn::state_dict(model)) tensors.emplace_back(key, tensor.detach());
   return tensors;
 }
 
-/// What the file says of its network: where this machine has the images and the first weights is no part of
-/// it.
+/// Returns the options that the file stores: not the paths of this machine's images and first weights.
 Options stored_options(const Options& given) {
   Options options = given;
-  options.run.command =
-      Command::kTrain;  // every setting, so that eval of the export is eval of the checkpoint
+  // Stores every setting, so that eval of the export is eval of the checkpoint.
+  options.run.command = Command::kTrain;
   options.model.weights.clear();
   options.data.root.clear();
   options.model.reset_classifier = false;

@@ -1,8 +1,8 @@
 #include "palimpsest/base/error.h"
-#include "palimpsest/cli/build.h"
 #include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/factories.h"
 #include "palimpsest/cli/weights_file.h"
-#include "palimpsest/io/pytorch_file.h"
+#include "palimpsest/io/state_dict.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/models/weights.h"
 #include "palimpsest/nn/activation.h"
@@ -20,9 +20,9 @@ namespace {
   throw Error(ErrorKind::kCheckpoint, "cannot import '" + file + "': " + reason);
 }
 
-/// The classes as the file has them, unless the user says; a model without a classifier is never what we
-/// import.
-void complete_classes(Options& options, const models::NamedTensors& tensors) {
+/// Takes the number of classes from the file unless the user gave one. Every model that we import has a
+/// classifier.
+void complete_classes(Options& options, const nn::StateDict& tensors) {
   if (options.model.classes > 0) return;
   if (const auto count = models::class_count(tensors)) {
     options.model.classes = *count;
@@ -32,15 +32,15 @@ void complete_classes(Options& options, const models::NamedTensors& tensors) {
   const auto names = static_cast<int64_t>(options.model.class_names.size());
   if (names > 0 && names != options.model.classes)
     throw Error(ErrorKind::kUsage,
-                fmt::format("[model] class_names (--class-names) must have one name a class: the "
+                fmt::format("[model] class_names (--class-names) must have one name per class: the "
                             "file has {} classes, got {} names",
                             options.model.classes, names));
 }
 
-void check_fit(const std::string& file, const Options& options, const models::NamedTensors& tensors,
+void check_fit(const std::string& file, const Options& options, const nn::StateDict& tensors,
                const nn::Model& model) {
-  const auto misfit = models::compare(tensors, model);
-  if (misfit.empty()) return;
+  const nn::StateDictDiff diff = nn::compare(tensors, nn::state_dict(model));
+  if (diff.empty()) return;
   const std::string other = models::fitting_model(tensors);
   std::string way_out = "no other model of ours fits, either";
   if (other == options.model.name) {
@@ -48,10 +48,10 @@ void check_fit(const std::string& file, const Options& options, const models::Na
   } else if (!other.empty()) {
     way_out = "it fits --model " + other;
   }
-  refuse(file, fmt::format("it does not fit {}: {}; {}", options.model.name, misfit.text(), way_out));
+  refuse(file, fmt::format("it does not fit {}: {}; {}", options.model.name, diff.text(), way_out));
 }
 
-void check_values(const std::string& file, const models::NamedTensors& tensors) {
+void check_values(const std::string& file, const nn::StateDict& tensors) {
   for (const auto& [key, tensor] : tensors) {
     if (!at::isfinite(tensor).all().item<bool>()) refuse(file, key + " holds NaN or infinity");
     if (key.ends_with("running_var") && (tensor < 0).any().item<bool>())
@@ -59,7 +59,7 @@ void check_values(const std::string& file, const models::NamedTensors& tensors) 
   }
 }
 
-/// torchvision's networks have ReLU, the package's layers leaky ReLU of slope 0.01 by default.
+/// torchvision's networks have ReLU; the package's layers have leaky ReLU with slope 0.01 by default.
 void complete_activation(Options& options, models::WeightFormat format) {
   if (options.given.contains("model.activation") || format == models::WeightFormat::kInplaceAbn) return;
   options.model.activation = "relu";
@@ -76,7 +76,7 @@ int run_import(const Options& given) {
   if (!options.given.contains("model.name"))
     throw Error(ErrorKind::kUsage, "--model is required: it says which network the weights are of");
 
-  models::NamedTensors tensors = io::read_state_dict(file).tensors;
+  nn::StateDict tensors = io::read_state_dict(file).tensors;
   const auto read = tensors.size();
   const int64_t renamed = models::unwrap(tensors);
   complete_classes(options, tensors);

@@ -1,12 +1,13 @@
-#include "palimpsest/amp/drop_weight_copies.h"
-#include "palimpsest/cli/build.h"
 #include "palimpsest/cli/commands.h"
-#include "palimpsest/cli/layers.h"
+#include "palimpsest/cli/factories.h"
+#include "palimpsest/cli/model_summary.h"
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/dense_block.h"
 #include "palimpsest/nn/strategy.h"
 #include "palimpsest/train/loss.h"
+#include "palimpsest/train/network.h"
+#include "palimpsest/train/step.h"
 #include "palimpsest/train/tensor_format.h"
 
 #include <fmt/format.h>
@@ -20,8 +21,7 @@
 namespace palimpsest::cli {
 namespace {
 
-/// A branch that pools an image to one value cannot be normalized over a batch of one, so two images are
-/// measured.
+/// Two, because a branch that pools an image to one value cannot be normalized over a batch of one.
 constexpr int64_t kImages = 2;
 constexpr double kMB = 1e6;
 
@@ -48,20 +48,21 @@ StrategyMemory measure(Options options, const std::string& strategy) {
   format.convert(*model);
   const at::Tensor images = random_images(options, format);
   const at::Tensor targets = any_targets(images, model->segments());
-  const memory::Meter meter_of_step = [&] {
-    memory::Meter meter;
-    at::Tensor loss = train::loss(format.forward(*model, images), targets, train::LossOptions{});
-    if (format.precision != amp::Precision::kF32) amp::drop_weight_copies(loss);  // as a training does
-    meter.forward_done();
-    loss.backward();
-    return meter;
-  }();
-  return {strategy, static_cast<double>(meter_of_step.kept_bytes()) / kMB / kImages,
-          static_cast<double>(meter_of_step.peak_bytes()) / kMB};
+  torch::optim::SGD optimizer(model->parameters(), /*lr=*/0);  // without momentum: it adds no memory
+  train::Step step(*model, {format.precision, {}});
+  memory::Meter meter;
+  train::Step::RunOptions run;
+  run.entering = [&](train::Step::Phase phase) {
+    if (phase == train::Step::Phase::kBackward) meter.forward_done();
+  };
+  step.run(
+      optimizer, [&] { return train::loss(train::forward(*model, images, format.precision), targets, {}); },
+      run);
+  return {strategy, static_cast<double>(meter.kept_bytes()) / kMB / kImages,
+          static_cast<double>(meter.peak_bytes()) / kMB};
 }
 
-/// Every strategy that the network, the activation and the dense strategy allow, once: an alias is no other
-/// strategy.
+/// Lists every strategy that the network, the activation and the dense strategy allow, without aliases.
 std::vector<std::string> strategies(const Options::Model& model) {
   const auto activation = nn::parse_activation(model.activation);
   std::vector<std::string> names;
@@ -81,7 +82,7 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return shape.empty() ? "-" : fmt::format("{}", fmt::join(shape, "x"));
 }
 
-void print(const Options& options, const std::vector<LayerInfo>& layers, int64_t parameters,
+void print(const Options& options, const std::vector<LayerSummary>& layers, int64_t parameters,
            const std::vector<StrategyMemory>& memory) {
   std::size_t width = 5;
   for (const auto& layer : layers) width = std::max(width, layer.name.size());
@@ -93,7 +94,7 @@ void print(const Options& options, const std::vector<LayerInfo>& layers, int64_t
              options.model.name, parameters,
              static_cast<double>(parameters) * (options.train.dtype == "f64" ? 8 : 4) / kMB, kImages,
              options.run.size, options.run.size);
-  fmt::print("{:<22}  {:>18}  {:>6}  {:>22}  {:>6}\n", "strategy", "kept MB an image", "ratio",
+  fmt::print("{:<22}  {:>18}  {:>6}  {:>22}  {:>6}\n", "strategy", "kept MB per image", "ratio",
              "peak MB, 2 images", "ratio");
   for (const auto& m : memory)
     fmt::print("{:<22}  {:>18.1f}  {:>6.2f}  {:>22.1f}  {:>6.2f}\n", m.strategy, m.kept_mb_per_image,
@@ -103,7 +104,7 @@ void print(const Options& options, const std::vector<LayerInfo>& layers, int64_t
       "gradients. MB = 10^6 bytes.\n");
 }
 
-nlohmann::ordered_json to_json(const Options& options, const std::vector<LayerInfo>& layers,
+nlohmann::ordered_json to_json(const Options& options, const std::vector<LayerSummary>& layers,
                                int64_t parameters, const std::vector<StrategyMemory>& memory) {
   nlohmann::ordered_json json{
       {"model", options.model.name}, {"parameters", parameters}, {"size", options.run.size}};
@@ -124,20 +125,20 @@ nlohmann::ordered_json to_json(const Options& options, const std::vector<LayerIn
 }  // namespace
 
 int run_info(const Options& options) {
-  std::vector<LayerInfo> layers;
+  std::vector<LayerSummary> layers;
   int64_t parameters = 0;
   {
     Options listed = options;
-    // `fused` runs a whole block as one operator, in which no layer can be seen.
+    // `fused` runs a whole block as one operator, which shows no layer.
     if (options.model.name.starts_with("densenet")) listed.model.dense_strategy = "shared_gradient";
     const auto model = make_model(listed);
     const auto format = make_format(listed);
     format.convert(*model);
     model->eval();
     const torch::NoGradGuard no_grad;
-    layers = list_layers(*model, [&] { model->forward(random_images(options, format)); });
+    layers = summarize(*model, [&] { model->forward(random_images(options, format)); });
     for (const auto& p : model->parameters()) parameters += p.numel();
-  }  // its weights would count in every peak
+  }  // frees the model: its weights would count in every peak
   std::vector<StrategyMemory> memory;
   for (const auto& strategy : strategies(options.model)) memory.push_back(measure(options, strategy));
   if (options.run.json) {

@@ -1,3 +1,4 @@
+#include "palimpsest/cli/process.h"
 #include "palimpsest/cli/program.h"
 
 int main(int argc, char** argv) {

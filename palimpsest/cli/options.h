@@ -13,7 +13,7 @@
 
 namespace palimpsest::cli {
 
-/// The program's commands, as bits: a setting says with them which commands take it.
+/// The commands of the program, as bits: a setting lists its commands with them.
 enum class Command : unsigned {
   kTrain = 1,
   kEval = 2,
@@ -25,20 +25,20 @@ enum class Command : unsigned {
   kExport = 128,
 };
 
-/// Everything that a user can say. A group is a TOML table; a member is a key of it and a flag of the command
-/// line (cli/settings.cpp holds the one table that ties the three together, with ranges, units and help).
+/// All settings of a user. A group is a TOML table; a member is a key of that table and a flag of the command
+/// line. The table in cli/settings.cpp connects the three and holds ranges, units and help.
 /// Precedence: these defaults < TOML file < command line.
 struct Options {
   struct Model {
     std::string name = "deeplabv3_resnet18";
-    int64_t classes = 0;                   ///< 0: as the data set says (image_folder, generated)
-    std::vector<std::string> class_names;  ///< empty: as the data set says
+    int64_t classes = 0;                   ///< 0: that of the data set (image_folder, generated)
+    std::vector<std::string> class_names;  ///< empty: those of the data set
     std::string strategy = "inplace_2";
     std::string dense_strategy = "auto";
     std::string activation = "leaky_relu";
     double slope = 0.01;  ///< leaky ReLU's slope or ELU's alpha
     int64_t output_stride = 16;
-    std::string weights;  ///< training starts from this file's; empty: from random ones
+    std::string weights;  ///< a training starts from this file; empty: from random weights
     bool reset_classifier = false;
   } model;
 
@@ -51,7 +51,7 @@ struct Options {
     int64_t val_images = 16;
     int64_t height = 120;
     int64_t width = 160;
-    int64_t data_seed = 1;  ///< generated: the same scenes whatever the training seed
+    int64_t data_seed = 1;  ///< generated: the scenes do not depend on the training seed
     int64_t crop = 0;       ///< side of the square training crop, pixels; 0: the whole image
     int64_t eval_crop = 0;
     double scale_min = 1, scale_max = 1;
@@ -69,7 +69,7 @@ struct Options {
     int64_t batch = 8;
     int64_t eval_batch = 0;  ///< 0: as batch
     int64_t seed = 1;
-    int64_t threads = 0;  ///< 0: one a core
+    int64_t threads = 0;  ///< 0: one per core
     std::string dtype = "f32";
     std::string precision = "f32";
     std::string loss_scale = "dynamic";  ///< or auto, or a number
@@ -79,11 +79,11 @@ struct Options {
 
   train::OptimizerOptions optimizer;
   train::ScheduleOptions schedule;
-  train::LossOptions loss;  ///< its ignore_id follows data.ignore_id (cli/build.h)
+  train::LossOptions loss;  ///< its ignore_id follows data.ignore_id (cli/factories.h)
 
   struct Compare {
     std::vector<std::string> strategies{"standard", "inplace_2"};
-    int64_t memory = 0;  ///< MiB that the largest batch may take; 0: the first strategy's peak at train.batch
+    int64_t memory = 0;  ///< MiB for the largest batch; 0: the first strategy's peak at train.batch
   } compare;
 
   struct Output {
@@ -95,19 +95,19 @@ struct Options {
     bool quiet = false;
   } output;
 
-  /// Of the command line alone.
+  /// Flags of the command line only.
   struct Run {
-    /// Decides what to_toml writes. A command that trains several strategies gives each training kTrain and
-    /// its model.strategy, so that the checkpoint's configuration says which one it was.
+    /// Decides what to_toml writes. A command that trains several strategies gives each training kTrain and a
+    /// model.strategy, so that the configuration in the checkpoint names it.
     Command command = Command::kTrain;
     std::string config;               ///< TOML file
     std::string checkpoint;           ///< eval, predict, info, export; import: the file of weights
     std::vector<std::string> inputs;  ///< predict: image files or folders
-    std::string file;                 ///< import, export: what is written
-    std::string format = "auto";      ///< import: what the weights of normalizations mean
+    std::string file;                 ///< import, export: the file to write
+    std::string format = "auto";      ///< import: meaning of the weights of normalizations
     bool fold = false;                ///< export: normalizations into convolutions
     std::string logits;               ///< predict: file for the raw logits
-    std::string device = "cpu";       ///< train, eval, predict: where, not what: never stored
+    std::string device = "cpu";       ///< train, eval, predict: never stored, as it is no part of a run
     int64_t size = 224;               ///< info: side of the images, pixels
     bool resume = false;
     bool overwrite = false;
@@ -115,28 +115,28 @@ struct Options {
     bool json = false;
   } run;
 
-  /// Where each setting that the user gave came from: "optimizer.lr" -> "--lr" or "camvid.toml:7: [optimizer]
+  /// The origin of each setting that the user gave: "optimizer.lr" -> "--lr" or "camvid.toml:7: [optimizer]
   /// lr".
   std::map<std::string, std::string> given;
 };
 
-/// The effective configuration: every setting that has an effect with the others, as TOML that read_toml
-/// takes back unchanged. Not in it: the output folder and what is of the command line alone.
+/// Returns the effective configuration as TOML: every setting that has an effect in combination with the
+/// others, except the output folder and flags of the command line only. read_toml reads it back unchanged.
 std::string to_toml(const Options& options);
 
-/// Sets in `options` what the TOML text says. `name` is the file's name for messages. Throws Error(kUsage)
-/// with file, line, key, what is required and what was given: syntax, unknown table or key (with the nearest
-/// name), wrong type, value out of range.
+/// Sets the settings of a TOML text in `options`. `name` is the file's name for messages. Throws
+/// Error(kUsage) with file, line, key, requirement and given value, for wrong syntax, an unknown table or key
+/// (with the nearest name), a wrong type or a value out of range.
 void read_toml(Options& options, const std::string& text, const std::string& name);
 void read_toml_file(Options& options, const std::filesystem::path& path);
 
-/// Replaces `inplace_2` in the strategies that nobody chose by `store_y` where the activation, such as ReLU,
-/// cannot be inverted, and by `standard` where the network normalizes nothing.
+/// Replaces the default strategy `inplace_2`, where the user gave none, by `store_y` if the activation (ReLU,
+/// say) cannot be inverted, and by `standard` if the network has no normalization.
 void complete_strategies(Options& options);
 
-/// Throws Error(kUsage) for combinations that cannot work, and for a given setting that has no effect with
-/// the others. `before` is the state before the command line: a file's setting that only a flag makes void is
-/// no error.
+/// Throws Error(kUsage) for combinations that cannot work, and for a given setting that has no effect in
+/// combination with the others. `before` holds the options before the flags: a setting of a file that only a
+/// flag makes void is no error.
 void check_combinations(const Options& options, const Options& before);
 
 }  // namespace palimpsest::cli

@@ -1,7 +1,7 @@
 #include "palimpsest/base/error.h"
-#include "palimpsest/cli/build.h"
 #include "palimpsest/cli/commands.h"
-#include "palimpsest/cli/trained_model.h"
+#include "palimpsest/cli/factories.h"
+#include "palimpsest/cli/weights_file.h"
 #include "palimpsest/data/class_colors.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/image_folder.h"
@@ -23,7 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Files as they are named; of a folder its images, sorted by name.
+/// Lists the files as they are named, and the images of each folder sorted by name.
 std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
   std::vector<fs::path> images;
   for (const fs::path input : inputs) {
@@ -38,7 +38,8 @@ std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
   return images;
 }
 
-/// Where each picture goes: FOLDER/STEM.png. Two inputs of one stem would overwrite each other.
+/// Returns FOLDER/STEM.png for each image. Two inputs with one stem are an error: they would overwrite each
+/// other.
 std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const fs::path& folder) {
   std::map<fs::path, fs::path> taken;
   std::vector<fs::path> paths;
@@ -57,7 +58,7 @@ std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const f
   return paths;
 }
 
-/// The whole image as (1, 3, H, W), normalized as the training images were. The networks take any size.
+/// Reads a whole image as (1, 3, H, W), normalized as the training images were. The networks take any size.
 at::Tensor read_input(const fs::path& path, const Options& options, const train::TensorFormat& format) {
   const at::Tensor image = io::read_image(path);
   const int64_t height = image.size(0), width = image.size(1);
@@ -68,7 +69,7 @@ at::Tensor read_input(const fs::path& path, const Options& options, const train:
   return format.convert(data::view_image(image, whole, transform).unsqueeze(0));
 }
 
-/// Collects what the network says of each image, under the image's name, for --logits FILE.
+/// Collects the logits of each image under the image's name, for --logits FILE.
 class LogitsFile {
  public:
   explicit LogitsFile(const Options& options) : path_(options.run.logits) { file_.metadata["format"] = "pt"; }
@@ -77,7 +78,7 @@ class LogitsFile {
   void add(const fs::path& image, const at::Tensor& logits) {
     if (!wanted()) return;
     if (file_.find(image.string()))
-      throw Error(ErrorKind::kUsage, image.string() + " is given twice: --logits holds one entry an image");
+      throw Error(ErrorKind::kUsage, image.string() + " is given twice: --logits holds one entry per image");
     file_.tensors.emplace_back(image.string(), logits);
   }
   void write() const {
@@ -98,7 +99,8 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
   const auto format = make_format(options);
   const at::Tensor colors = data::class_colors(options.model.classes);
   for (std::size_t i = 0; i < images.size(); ++i) {
-    const at::Tensor logits = format.forward(model, read_input(images[i], options, format))[0].cpu();
+    const at::Tensor logits =
+        train::forward(model, read_input(images[i], options, format), format.precision)[0].cpu();
     logits_file.add(images[i], logits);
     if (!pictures) continue;
     const at::Tensor ids = logits.argmax(0);
@@ -122,7 +124,8 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
   auto list = nlohmann::ordered_json::array();
   LogitsFile logits_file(options);
   for (const fs::path& image : images) {
-    const at::Tensor logits = format.forward(model, read_input(image, options, format))[0].cpu();
+    const at::Tensor logits =
+        train::forward(model, read_input(image, options, format), format.precision)[0].cpu();
     logits_file.add(image, logits);
     const at::Tensor probabilities = logits.to(at::kDouble).softmax(0);
     const auto [best, ids] = probabilities.topk(std::min<int64_t>(5, options.model.classes));
@@ -146,7 +149,7 @@ int run_predict(const Options& given) {
   Options options = given;
   const auto images = list_inputs(options.run.inputs);
   const auto model = load_trained_model(options);
-  // Training stores the names; a configuration of one's own need not have them.
+  // A training stores the names; a configuration of the user's need not have them.
   for (int64_t i = options.model.class_names.size(); i < options.model.classes; ++i)
     options.model.class_names.push_back("class " + std::to_string(i));
   const torch::NoGradGuard no_grad;

@@ -1,16 +1,14 @@
 #include "palimpsest/cli/program.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/cli/build.h"
 #include "palimpsest/cli/command_line.h"
 #include "palimpsest/cli/commands.h"
-#include "palimpsest/cli/failure.h"
+#include "palimpsest/cli/exit_status.h"
+#include "palimpsest/cli/process.h"
 #include "palimpsest/kernels/cpu.h"
 #include "palimpsest/memory/counting_allocator.h"
 
 #include <csignal>
-#include <cstdio>
-#include <cstdlib>
 #include <iostream>
 
 namespace palimpsest::cli {
@@ -48,18 +46,17 @@ int run_command_line(int argc, const char* const* argv) {
     std::cout << to_toml(invocation.options);
     return 0;
   }
-  kernels::cpu::instruction_set();  // PALIMPSEST_ISA names none: told before anything is written
+  kernels::cpu::instruction_set();  // a wrong PALIMPSEST_ISA is an error before anything is written
   apply_process_options(invocation.options);
   return run(invocation.options);
 }
 
 }  // namespace
-}  // namespace palimpsest::cli
 
-int palimpsest::cli::run_program(int argc, const char* const* argv) {
+int run_program(int argc, const char* const* argv) {
   memory::install_counting_allocator();  // before any tensor exists
-  std::signal(SIGXFSZ,
-              SIG_IGN);  // a limit on file sizes then reads as a full disk does: an error with a name
+  // A limit on file sizes then looks like a full disk: an error that names the file.
+  std::signal(SIGXFSZ, SIG_IGN);
   try {
     const int exit_status = run_command_line(argc, argv);
     if (!std::cout.flush())
@@ -67,16 +64,11 @@ int palimpsest::cli::run_program(int argc, const char* const* argv) {
                   "standard output cannot be written: a full disk, or a reader that is gone");
     return exit_status;
   } catch (...) {
-    const auto failure = describe(std::current_exception());
+    const ExitStatus status = exit_status_of(std::current_exception());
     std::cout.flush();
-    std::cerr << "palimpsest: error: " << failure.line << std::endl;
-    return failure.exit_code;
+    std::cerr << "palimpsest: error: " << status.message << std::endl;
+    return status.code;
   }
 }
 
-void palimpsest::cli::end_process(int exit_status) {
-  std::cout.flush();
-  std::cerr.flush();
-  std::fflush(nullptr);
-  std::_Exit(exit_status);
-}
+}  // namespace palimpsest::cli

@@ -4,10 +4,9 @@
 
 namespace palimpsest::cli {
 
-/// Protects a training run that is already in the output folder: another one begins there only with --resume
-/// (continue it) or --overwrite (replace it). Looks, changes nothing. Throws Error(kUsage) without an output
-/// folder, Error(kOutput) when there is a run and neither flag, Error(kCheckpoint) when there is nothing to
-/// resume.
+/// Protects a training run that is already in the output folder: a run begins there only with --resume
+/// (continue it) or --overwrite (replace it). Changes nothing. Throws Error(kUsage) without an output folder,
+/// Error(kOutput) if there is a run and neither flag, and Error(kCheckpoint) if there is nothing to resume.
 void check_run_folder(const Options& options);
 
 }  // namespace palimpsest::cli

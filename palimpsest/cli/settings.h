@@ -12,31 +12,31 @@
 
 namespace palimpsest::cli {
 
-/// Allowed numbers; whole numbers and fractions alike.
+/// A range of allowed numbers, for whole numbers and fractions.
 struct Range {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
-  bool above = false;  ///< low itself is not allowed
+  bool above = false;  ///< `low` itself is not allowed
 };
 
-/// Where a setting lives in Options; its type says what text and TOML it accepts.
+/// Accessor of a setting in Options. Its type determines which text and TOML the setting accepts.
 using Field = std::variant<bool& (*)(Options&), int64_t& (*)(Options&), double& (*)(Options&),
                            std::string& (*)(Options&), std::vector<std::string>& (*)(Options&),
                            std::array<double, 3>& (*)(Options&)>;
 
-/// One setting: TOML key `[table] key` and flag `--flag`. Everything that reads, checks, prints or explains
-/// settings goes through this table, so that files and command line cannot drift apart.
+/// One setting: TOML key `[table] key` and flag `--flag`. All code that reads, checks, prints or explains
+/// settings uses this one table, so files and command line cannot differ.
 struct Setting {
-  std::string table;  ///< "": of the command line only
+  std::string table;  ///< "": a flag of the command line only
   std::string key;
   std::string flag;  ///< without "--"
-  std::string unit;  ///< of the value, as help shows it: "<pixels>"; empty for a switch
+  std::string unit;  ///< of the value in the help: "<pixels>"; empty for a switch
   std::string help;
   unsigned commands;  ///< Command bits
   Field field;
   Range range = {};
   std::vector<std::string> (*choices)() = nullptr;  ///< allowed texts
-  bool (*is_choice)(const std::string&) = nullptr;  ///< where more than those are allowed
+  bool (*is_choice)(const std::string&) = nullptr;  ///< accepts further texts, such as aliases
 
   std::string id() const { return table.empty() ? flag : table + "." + key; }
   bool is_switch() const { return std::holds_alternative<bool& (*)(Options&)>(field); }
@@ -45,25 +45,27 @@ struct Setting {
 
 /// All settings, tables in the order of the effective configuration.
 std::span<const Setting> settings();
-const Setting& setting(std::string_view id);  ///< by "table.key"; throws std::logic_error when there is none
+/// Returns the setting with this id(), "table.key". Throws std::logic_error if there is none.
+const Setting& setting(std::string_view id);
 
 using Value =
     std::variant<bool, int64_t, double, std::string, std::vector<std::string>, std::array<double, 3>>;
 
 Value get(const Options& options, const Setting& setting);
-/// Checks range and choices, stores the value and notes `where` ("--lr", "camvid.toml:7: [optimizer] lr") in
-/// options.given. `value` has the field's own type. Throws Error(kUsage) "WHERE must be REQUIRED, got VALUE".
+/// Checks range and choices, stores the value, which must have the type of the field, and notes `where`
+/// ("--lr", "camvid.toml:7: [optimizer] lr") in options.given. Throws Error(kUsage) "WHERE must be REQUIRED,
+/// got VALUE".
 void set(Options& options, const Setting& setting, const Value& value, const std::string& where);
-/// The same from a flag's text: numbers in full, lists separated by commas.
+/// Sets a setting from the text of a flag. Lists are separated by commas. Throws as set() does.
 void set_text(Options& options, const Setting& setting, std::string_view text, const std::string& where);
 
-/// "a whole number >= 1", "true or false", …
+/// Describes the allowed values: "a whole number >= 1", "true or false", ...
 std::string required(const Setting& setting);
-/// As TOML writes it.
+/// Formats a value as TOML.
 std::string to_toml(const Value& value);
 
-/// Why the setting has no effect with the others, or "": "[schedule] power needs [schedule] kind = poly,
-/// which is step".
+/// Returns why a setting has no effect in combination with the others, or "". Example: "needs [schedule] kind
+/// (--schedule) = poly, which is step".
 std::string void_reason(const Options& options, const Setting& setting);
 
 }  // namespace palimpsest::cli

@@ -1,5 +1,6 @@
-#include "palimpsest/cli/build.h"
 #include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/factories.h"
+#include "palimpsest/cli/process.h"
 #include "palimpsest/cli/run_folder.h"
 #include "palimpsest/cli/weights_file.h"
 
@@ -13,7 +14,7 @@ int run_train(const Options& given) {
   const Datasets sets = make_datasets(options, Need::kTrainAndValidation);
   const auto model = make_model(options);
   check_task(options, *model);
-  if (!options.run.resume) start_from_weights(options, *model);  // a resumed run has weights of its own
+  if (!options.run.resume) start_from_weights(options, *model);  // a resumed run takes the checkpoint's
   const auto train_loader = make_train_loader(options, sets.train);
   const auto validation_loader = sets.validation ? make_validation_loader(options, sets.validation) : nullptr;
 

@@ -1,8 +1,10 @@
 #include "palimpsest/cli/weights_file.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/io/pytorch_file.h"
+#include "palimpsest/cli/factories.h"
 #include "palimpsest/io/safetensors.h"
+#include "palimpsest/models/fold.h"
+#include "palimpsest/models/weights.h"
 #include "palimpsest/nn/norm.h"
 
 #include <fmt/format.h>
@@ -21,7 +23,7 @@ bool has_slope(const Options& options) {
 double eps_of(const nn::Model& model) {
   for (const auto& module : model.modules(/*include_self=*/false))
     if (const auto* norm = module->as<nn::NormImpl>()) return norm->options.eps();
-  return nn::InPlaceABNOptions(1).eps();  // all were folded
+  return nn::InPlaceABNOptions(1).eps();  // all normalizations are folded
 }
 
 std::string activation_text(const std::string& name, const std::string& slope) {
@@ -34,6 +36,21 @@ std::string activation_text(const Options& options) {
 }
 
 }  // namespace
+
+std::shared_ptr<nn::Model> load_trained_model(const Options& options) {
+  const std::string& path = options.run.checkpoint;
+  io::Safetensors file = io::read_safetensors(path);
+  auto model = make_model(options);
+  make_format(options).convert(*model);
+  model->eval();
+  if (file.metadata.contains("folded")) model = models::fold(std::move(model));
+  models::unwrap(file.tensors);
+  nn::LoadOptions load;
+  load.source = path;
+  load.way_out = "use the model and number of classes that it was made with";
+  nn::load_state_dict(*model, file.tensors, load);
+  return model;
+}
 
 void check_weights_file(const Options& options, const fs::path& source) {
   const fs::path file = options.run.file;
@@ -51,8 +68,7 @@ std::string describe_network(const Options& options) {
                      activation_text(options));
 }
 
-void write_weights(const Options& options, const nn::Model& model, models::NamedTensors tensors,
-                   bool folded) {
+void write_weights(const Options& options, const nn::Model& model, nn::StateDict tensors, bool folded) {
   io::Safetensors file;
   file.tensors = std::move(tensors);
   file.metadata = {{"format", "pt"},
@@ -69,10 +85,6 @@ void write_weights(const Options& options, const nn::Model& model, models::Named
 void start_from_weights(const Options& options, nn::Model& model) {
   const std::string& path = options.model.weights;
   if (path.empty()) return;
-  if (io::is_pytorch_file(path))
-    throw Error(ErrorKind::kCheckpoint, "'" + path +
-                                            "' is a file of torch.save: make weights of it with palimpsest "
-                                            "import, and start from those");
   io::Safetensors file = io::read_safetensors(path);
   const auto entry = [&](const char* key) {
     const auto found = file.metadata.find(key);

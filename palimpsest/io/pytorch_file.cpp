@@ -54,14 +54,9 @@ class TemporaryFile {
 
 std::string first_bytes(const std::filesystem::path& path) {
   FileReader file(path, ErrorKind::kCheckpoint);
-  std::string bytes(std::min<uint64_t>(file.size(), 9), '\0');
+  std::string bytes(std::min<uint64_t>(file.size(), 4), '\0');
   file.read(bytes.data(), bytes.size());
   return bytes;
-}
-
-bool starts_as_pytorch(std::string_view bytes) {
-  // Before torch 1.6, torch.save wrote a pickle of protocol 2 that begins with this number.
-  return bytes.starts_with("PK\x03\x04") || bytes.starts_with("\x80\x02\x8a\x0a");
 }
 
 std::string python() {
@@ -86,8 +81,13 @@ std::string last_line(std::string text) {
 
 }  // namespace
 
+bool starts_as_pytorch_file(std::string_view bytes) {
+  // Before torch 1.6, torch.save wrote a pickle of protocol 2 that begins with this number.
+  return bytes.starts_with("PK\x03\x04") || bytes.starts_with("\x80\x02\x8a\x0a");
+}
+
 bool is_pytorch_file(const std::filesystem::path& path) {
-  return starts_as_pytorch(first_bytes(path));
+  return starts_as_pytorch_file(first_bytes(path));
 }
 
 Safetensors read_pytorch_file(const std::filesystem::path& path) {
@@ -110,16 +110,6 @@ Safetensors read_pytorch_file(const std::filesystem::path& path) {
     no_python(path, "'" + interpreter + "' ended with exit code " + std::to_string(child.exit_code) + " (" +
                         reason + ")");
   return read_safetensors(tensors.path());
-}
-
-Safetensors read_state_dict(const std::filesystem::path& path) {
-  const std::string start = first_bytes(path);
-  if (starts_as_pytorch(start)) return read_pytorch_file(path);
-  const bool json = start.size() == 9 && start.back() == '{';
-  if (!json && path.extension() != ".safetensors")
-    throw Error(ErrorKind::kCheckpoint, "cannot load '" + path.string() +
-                                            "': it is neither a safetensors file nor one of torch.save");
-  return read_safetensors(path);
 }
 
 }  // namespace palimpsest::io

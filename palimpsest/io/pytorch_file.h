@@ -3,11 +3,14 @@
 #include "palimpsest/io/safetensors.h"
 
 #include <filesystem>
+#include <string_view>
 
 namespace palimpsest::io {
 
-/// True if the file begins as a file of torch.save: a zip archive, or a pickle (before torch 1.6).
-/// Throws Error(kCheckpoint) if it cannot be read.
+/// True if a file with these first bytes (4 at least) is a file of torch.save: a zip archive, or a pickle
+/// (before torch 1.6).
+bool starts_as_pytorch_file(std::string_view bytes);
+/// True if the file begins so. Throws Error(kCheckpoint) if it cannot be read.
 bool is_pytorch_file(const std::filesystem::path& path);
 
 /// Reads the state dict in a file of torch.save (.pth, .pt, .bin): the dict itself, or the dict in a training
@@ -18,9 +21,5 @@ bool is_pytorch_file(const std::filesystem::path& path);
 /// Python; Error(kCheckpoint) if the file is missing, truncated, a pickle of more than tensors, or without a
 /// state dict; Error(kOutput) if the temporary folder is full.
 Safetensors read_pytorch_file(const std::filesystem::path& path);
-
-/// Reads the state dict in a safetensors file or a file of torch.save, which differ in their first bytes.
-/// Throws as read_safetensors and read_pytorch_file.
-Safetensors read_state_dict(const std::filesystem::path& path);
 
 }  // namespace palimpsest::io

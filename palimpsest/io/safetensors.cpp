@@ -3,6 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/common/file_reader.h"
+#include "palimpsest/io/pytorch_file.h"
 #include "palimpsest/io/safetensors/header.h"
 
 #include <ATen/ops/empty.h>
@@ -59,10 +60,14 @@ const at::Tensor* Safetensors::find(const std::string& name) const {
 
 Safetensors read_safetensors(const std::filesystem::path& path) {
   FileReader file(path, ErrorKind::kCheckpoint);
-  if (file.size() < 8)
+  unsigned char length[8] = {};
+  file.read(length, std::min<uint64_t>(file.size(), sizeof length));
+  if (starts_as_pytorch_file({reinterpret_cast<const char*>(length), sizeof length}))
+    fail(path,
+         "it is a file of torch.save (a zip archive or a pickle), not a safetensors file; convert it with "
+         "'palimpsest import', or read it with io::read_state_dict");
+  if (file.size() < sizeof length)
     fail(path, "it has " + std::to_string(file.size()) + " bytes: too few for a safetensors file");
-  unsigned char length[8];
-  file.read(length, sizeof length);
   uint64_t header_bytes = 0;
   for (int i = 7; i >= 0; --i) header_bytes = header_bytes << 8 | length[i];
   if (header_bytes > kMaxSafetensorsHeader) {

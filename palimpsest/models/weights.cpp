@@ -1,76 +1,52 @@
 #include "palimpsest/models/weights.h"
 
-#include "palimpsest/base/error.h"
-#include "palimpsest/base/nearest_name.h"
+#include "palimpsest/base/named_enum.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/norm.h"
-#include "palimpsest/nn/state_dict.h"
 
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
-#include <set>
 
 namespace palimpsest::models {
 namespace {
 
+constexpr NamedEnum kWeightFormats{"format",
+                                   {EnumName{WeightFormat::kAuto, "auto"},
+                                    {WeightFormat::kTorchvision, "torchvision"},
+                                    {WeightFormat::kInplaceAbn, "inplace_abn"}}};
+
 constexpr std::string_view kBody = "body.";
 constexpr std::string_view kDense = "features.denseblock1.";
-
-bool is_counter(const std::string& key) {
-  return key.ends_with("num_batches_tracked");
-}
 
 bool is_classifier(const std::string& key) {
   return key.starts_with("fc.") || key.starts_with("cls.") || key.starts_with("classifier.");
 }
 
-std::map<std::string, at::Tensor> by_key(const NamedTensors& tensors) {
+std::map<std::string, at::Tensor> by_key(const nn::StateDict& tensors) {
   return {tensors.begin(), tensors.end()};
-}
-
-nn::Misfit compare_entries(const NamedTensors& tensors, const NamedTensors& wanted) {
-  const auto file = by_key(tensors);
-  nn::Misfit misfit;
-  std::set<std::string> known;
-  for (const auto& [key, tensor] : wanted) {
-    known.insert(key);
-    const auto found = file.find(key);
-    if (is_counter(key)) continue;
-    if (found == file.end()) {
-      misfit.missing.push_back(key);
-    } else {  // of any floating type
-      misfit.fits(key, found->second, tensor, /*same_type=*/!found->second.is_floating_point());
-    }
-  }
-  for (const auto& [key, tensor] : file)
-    if (!known.contains(key) && !is_counter(key)) misfit.unexpected.push_back(key);
-  return misfit;
 }
 
 }  // namespace
 
 std::vector<std::string> weight_format_names() {
-  return {"auto", "torchvision", "inplace_abn"};
+  return kWeightFormats.names();
 }
 
-WeightFormat weight_format(std::string_view name, const std::string& model, const NamedTensors& tensors) {
-  if (name == "torchvision") return WeightFormat::kTorchvision;
-  if (name == "inplace_abn") return WeightFormat::kInplaceAbn;
-  if (name != "auto")
-    throw Error(ErrorKind::kUsage, unknown_name_message("format", name, weight_format_names()));
-  const bool counts =
-      std::any_of(tensors.begin(), tensors.end(), [](const auto& entry) { return is_counter(entry.first); });
+WeightFormat weight_format(std::string_view name, const std::string& model, const nn::StateDict& tensors) {
+  const WeightFormat format = kWeightFormats.parse(name);
+  if (format != WeightFormat::kAuto) return format;
+  const bool counts = std::any_of(tensors.begin(), tensors.end(),
+                                  [](const auto& entry) { return nn::is_batch_counter(entry.first); });
   return model.ends_with("_preact") && !counts ? WeightFormat::kInplaceAbn : WeightFormat::kTorchvision;
 }
 
 std::string to_string(WeightFormat format) {
-  return format == WeightFormat::kInplaceAbn ? "inplace_abn" : "torchvision";
+  return std::string(kWeightFormats.name(format));
 }
 
-int64_t unwrap(NamedTensors& tensors) {
+int64_t unwrap(nn::StateDict& tensors) {
   std::erase_if(tensors, [](const auto& entry) { return entry.first.starts_with("palimpsest."); });
   int64_t changed = 0;
   for (auto& [key, tensor] : tensors) {
@@ -88,7 +64,7 @@ int64_t unwrap(NamedTensors& tensors) {
   return changed;
 }
 
-std::optional<int64_t> class_count(const NamedTensors& tensors) {
+std::optional<int64_t> class_count(const nn::StateDict& tensors) {
   for (const auto& [key, tensor] : tensors)
     if ((key == "fc.weight" || key == "cls.weight" || key == "classifier.weight") && tensor.dim() > 0 &&
         tensor.size(0) > 0)
@@ -96,11 +72,7 @@ std::optional<int64_t> class_count(const NamedTensors& tensors) {
   return std::nullopt;
 }
 
-nn::Misfit compare(const NamedTensors& tensors, const torch::nn::Module& model) {
-  return compare_entries(tensors, nn::state_dict(model));
-}
-
-std::string fitting_model(const NamedTensors& tensors) {
+std::string fitting_model(const nn::StateDict& tensors) {
   const auto classes = class_count(tensors);
   if (!classes) return "";
   const bool segments = std::any_of(tensors.begin(), tensors.end(),
@@ -111,12 +83,13 @@ std::string fitting_model(const NamedTensors& tensors) {
     if (name.starts_with("deeplabv3_") != segments || name.starts_with("densenet") != dense) continue;
     ModelOptions options;
     options.classes = *classes;
-    if (compare(tensors, *make(name, options)).empty()) return name;
+    if (nn::compare(tensors, nn::state_dict(*make(name, options))).empty()) return name;
   }
   return "";
 }
 
-PlainWeights plain_weights(const NamedTensors& tensors, const torch::nn::Module& model, WeightFormat format) {
+PlainWeights plain_weights(const nn::StateDict& tensors, const torch::nn::Module& model,
+                           WeightFormat format) {
   std::map<std::string, double> eps;  // of the normalization that a weight belongs to
   for (const auto& entry : model.named_modules("", /*include_self=*/false))
     if (const auto* norm = entry.value()->as<nn::NormImpl>())
@@ -125,7 +98,7 @@ PlainWeights plain_weights(const NamedTensors& tensors, const torch::nn::Module&
   PlainWeights plain;
   for (const auto& [key, tensor] : nn::state_dict(model)) {
     const auto found = file.find(key);
-    if (is_counter(key)) {
+    if (nn::is_batch_counter(key)) {
       const bool counted = found != file.end() && found->second.numel() == 1;
       plain.counters += !counted;
       plain.tensors.emplace_back(
@@ -143,8 +116,8 @@ PlainWeights plain_weights(const NamedTensors& tensors, const torch::nn::Module&
   return plain;
 }
 
-Start start_from(nn::Model& model, NamedTensors tensors, bool reset_classifier, const std::string& source) {
-  NamedTensors wanted = nn::state_dict(model);
+Start start_from(nn::Model& model, nn::StateDict tensors, bool reset_classifier, const std::string& source) {
+  nn::StateDict wanted = nn::state_dict(model);
   const auto has_body = [](const auto& entry) { return entry.first.starts_with(kBody); };
   Start start = reset_classifier ? Start::kAllButClassifier : Start::kAll;
   if (model.segments() && std::none_of(tensors.begin(), tensors.end(), has_body)) {
@@ -156,22 +129,15 @@ Start start_from(nn::Model& model, NamedTensors tensors, bool reset_classifier, 
     for (auto* list : {&wanted, &tensors})
       std::erase_if(*list, [](const auto& entry) { return is_classifier(entry.first); });
   }
-  const nn::Misfit misfit = compare_entries(tensors, wanted);
-  if (!misfit.empty()) {
-    const bool classifier_only = misfit.missing.empty() && misfit.unexpected.empty() &&
-                                 std::all_of(misfit.differing.begin(), misfit.differing.end(), is_classifier);
-    throw Error(
-        ErrorKind::kCheckpoint,
-        fmt::format("{} does not fit the model: {}; {}", source, misfit.text(),
-                    classifier_only ? "reset_classifier (--reset-classifier) leaves the classifier out, for "
-                                      "another number of classes"
-                                    : "use the model that it was made with"));
-  }
-  const at::NoGradGuard no_grad;
-  const auto file = by_key(tensors);
-  for (const auto& [key, tensor] : wanted)
-    if (const auto found = file.find(key); found != file.end() && found->second.sizes() == tensor.sizes())
-      at::Tensor(tensor).copy_(found->second);
+  const nn::StateDictDiff diff = nn::compare(tensors, wanted);
+  const bool classifier_only = diff.missing.empty() && diff.unexpected.empty() &&
+                               std::all_of(diff.mismatched.begin(), diff.mismatched.end(), is_classifier);
+  nn::LoadOptions options;
+  options.source = source;
+  if (classifier_only)
+    options.way_out =
+        "reset_classifier (--reset-classifier) leaves the classifier out, for another number of classes";
+  nn::load_state_dict(wanted, tensors, options);
   return start;
 }
 

@@ -1,69 +1,63 @@
 #pragma once
 
-#include "palimpsest/nn/misfit.h"
 #include "palimpsest/nn/model.h"
-
-#include <ATen/core/Tensor.h>
+#include "palimpsest/nn/state_dict.h"
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
+// Weights of the networks of models::make, beyond nn::load_state_dict: wrappers' prefixes, classifiers and
+// backbones, and the files of the inplace_abn package.
 namespace palimpsest::models {
 
-/// A state dict as a file holds it: keys with their tensors, in any order, of any floating dtype.
-using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
-
-/// What the weight (gamma) of a batch normalization means in a file.
+/// Meaning of the weight (gamma) of a batch normalization in a file.
 enum class WeightFormat {
-  kTorchvision,  ///< itself, of any sign: torchvision's files, ours, and everybody's
-  kInplaceAbn,   ///< |weight| + eps: checkpoints of networks with the inplace_abn package's InPlaceABN layers
+  kAuto,         ///< to be chosen by weight_format()
+  kTorchvision,  ///< gamma = weight, of any sign: files of torchvision, of ours and of most programs
+  kInplaceAbn,   ///< gamma = |weight| + eps: checkpoints of networks with the inplace_abn package's layers
 };
 
 /// "auto", "torchvision", "inplace_abn".
 std::vector<std::string> weight_format_names();
-/// `name` as a format. "auto" takes inplace_abn for the networks that only that package had
-/// (resnext..._preact, alone or under DeepLab) when the file counts no batches, as its layers do not:
-/// num_batches_tracked is in every file of libtorch's layers and of ours. Throws Error(kUsage) with the
-/// nearest name.
-WeightFormat weight_format(std::string_view name, const std::string& model, const NamedTensors& tensors);
+/// Returns the format with this name, never kAuto: "auto" chooses inplace_abn for the networks that only that
+/// package has (resnext..._preact, alone or in DeepLab) if the file counts no batches: the package's layers
+/// have no num_batches_tracked, libtorch's and ours do. Throws Error(kUsage) with the nearest name.
+WeightFormat weight_format(std::string_view name, const std::string& model, const nn::StateDict& tensors);
 std::string to_string(WeightFormat format);
 
-/// Removes what wrappers put in front of keys, "module." (DataParallel) and "_orig_mod." (torch.compile), and
-/// what of a training checkpoint of ours is no part of the network ("palimpsest."). Returns how many keys
-/// changed.
-int64_t unwrap(NamedTensors& tensors);
+/// Removes the prefixes that wrappers add to keys, "module." (DataParallel) and "_orig_mod." (torch.compile),
+/// and the entries of our training checkpoints that are no part of the network ("palimpsest."). Returns the
+/// number of keys that changed.
+int64_t unwrap(nn::StateDict& tensors);
 
-/// Rows of the classifier, `fc.weight`, `classifier.weight` or `cls.weight`; nothing when there is none.
-std::optional<int64_t> class_count(const NamedTensors& tensors);
+/// Returns the rows of the classifier (`fc.weight`, `classifier.weight` or `cls.weight`), or nothing if there
+/// is no classifier.
+std::optional<int64_t> class_count(const nn::StateDict& tensors);
 
-/// How a file's keys differ from a model's; each list sorted as the model (unexpected: by name).
-/// num_batches_tracked may be missing or left over: it says nothing about the function.
-nn::Misfit compare(const NamedTensors& tensors, const torch::nn::Module& model);
+/// Returns the name of a model of the registry that the tensors fit, for any number of classes; "" if there
+/// is none. Builds the models one after another: use it for messages.
+std::string fitting_model(const nn::StateDict& tensors);
 
-/// The name of a model of the registry that the tensors fit, whatever its number of classes; "" if none
-/// does. Builds the models one after another: for messages, not for every run.
-std::string fitting_model(const NamedTensors& tensors);
-
-/// The tensors as `model` (which they fit) stores them: its order, f32 (f64 stays), weights of normalizations
-/// as plain ones (weight <- |weight| + eps for kInplaceAbn), a counter of 0 where there is none.
+/// The tensors of a file as a model stores them.
 struct PlainWeights {
-  NamedTensors tensors;
+  nn::StateDict tensors;
   int64_t rescaled = 0;  ///< normalizations whose weight was changed
   int64_t counters = 0;  ///< num_batches_tracked that were added
 };
-PlainWeights plain_weights(const NamedTensors& tensors, const torch::nn::Module& model, WeightFormat format);
+/// Converts `tensors`, which must fit `model`: the model's order, f32 (f64 stays), weight <- |weight| + eps
+/// in normalizations if the format is kInplaceAbn, and 0 for a missing num_batches_tracked.
+PlainWeights plain_weights(const nn::StateDict& tensors, const torch::nn::Module& model, WeightFormat format);
 
-/// What a training took over from a file.
+/// The part of a network that start_from() loaded.
 enum class Start { kAll, kAllButClassifier, kBody };
 
-/// Loads the weights that a training starts from. A file of a classification network fills the body of a
-/// segmentation network, whose head stays as it is; with `reset_classifier` the classifier (`fc`, `cls`)
-/// stays as it is, so that the number of classes may differ. Throws Error(kCheckpoint) naming `source` and
-/// the keys when the rest does not fit; then nothing is changed.
-Start start_from(nn::Model& model, NamedTensors tensors, bool reset_classifier, const std::string& source);
+/// Loads the weights from which a training starts. A file of a classification network fills the body of a
+/// segmentation network, whose head stays as it is. With `reset_classifier` the classifier (`fc`, `cls`,
+/// `classifier`) stays as it is, so the number of classes may differ. Throws Error(kCheckpoint) naming
+/// `source` and the keys if the rest does not fit; then the model is unchanged.
+Start start_from(nn::Model& model, nn::StateDict tensors, bool reset_classifier, const std::string& source);
 
 }  // namespace palimpsest::models

@@ -15,7 +15,7 @@
 namespace palimpsest::train {
 namespace {
 
-/// N of "cuda:N", 0 of "cuda"; -1 for anything else.
+/// Returns N for "cuda:N", 0 for "cuda", -1 for anything else.
 int gpu_index(std::string_view text) {
   constexpr std::string_view kGpu = "cuda";
   if (!text.starts_with(kGpu)) return -1;
@@ -43,9 +43,9 @@ c10::Device parse_device(const std::string& text) {
   if (!ops::has_cuda_kernels())
     refuse(text,
            "needs a build with kernels for GPUs, and this one has none: build with 'cmake --preset cuda', "
-           "which needs nvcc 12.8 or later, or take cpu");
+           "which needs nvcc 12.8 or later, or use cpu");
   const int count = at::globalContext().hasCUDA() ? at::detail::getCUDAHooks().deviceCount() : 0;
-  if (count == 0) refuse(text, "needs an NVIDIA GPU, and libtorch finds none: take cpu");
+  if (count == 0) refuse(text, "needs an NVIDIA GPU, and libtorch finds none: use cpu");
   if (index >= count)
     refuse(text, fmt::format("is not there: libtorch finds {}",
                              count == 1 ? std::string("one GPU, cuda:0")

@@ -6,8 +6,9 @@
 
 namespace palimpsest::train {
 
-/// "cpu", "cuda" (the first GPU) or "cuda:N", with its index. Throws Error(kUsage), saying what to do, for
-/// another text, for a GPU where this build has no kernels for one, and for one that libtorch does not find.
+/// Reads "cpu", "cuda" (the first GPU) or "cuda:N" as a device with its index. Throws Error(kUsage) with the
+/// way out for any other text, for a GPU if this build has no kernels for one, and for a GPU that libtorch
+/// does not find.
 c10::Device parse_device(const std::string& text);
 
 }  // namespace palimpsest::train

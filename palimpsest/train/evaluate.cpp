@@ -1,8 +1,8 @@
 #include "palimpsest/train/evaluate.h"
 
-#include "palimpsest/train/explain.h"
+#include "palimpsest/train/common/require.h"
 #include "palimpsest/train/metrics.h"
-#include "palimpsest/train/trainer.h"
+#include "palimpsest/train/rethrow.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -18,14 +18,20 @@ struct Totals {
   int64_t valid = 0;
 };
 
-void add_batch(nn::Model& model, data::Batch& batch, const LossOptions& options, const TensorFormat& format,
-               std::optional<MetricsAccumulator>& metrics, Totals& totals) {
+/// One label per pixel rather than one per image.
+bool labels_pixels(const at::Tensor& targets) {
+  return targets.dim() > 1;
+}
+
+void add_batch(const Network& network, data::Batch& batch, const LossOptions& given,
+               const TensorFormat& format, std::optional<MetricsAccumulator>& metrics, Totals& totals) {
   format.convert(batch);
-  const at::Tensor logits = format.forward(model, batch.images);
+  const LossOptions options = loss_for(batch.targets, given);
+  const at::Tensor logits = forward(network, batch.images, format.precision);
   const int64_t valid = batch.targets.ne(options.ignore_id).sum().item<int64_t>();
   totals.loss += loss(logits, batch.targets, options).item<double>() * static_cast<double>(valid);
   totals.valid += valid;
-  if (!metrics) metrics.emplace(model.segments(), logits.size(1), options.ignore_id);
+  if (!metrics) metrics.emplace(labels_pixels(batch.targets), logits.size(1), options.ignore_id);
   metrics->add(logits, batch.targets);
 }
 
@@ -41,8 +47,8 @@ EvalMode::~EvalMode() {
   for (auto& [module, training] : modes_) module->train(training);
 }
 
-LossOptions loss_for(const nn::Model& model, LossOptions loss) {
-  if (!model.segments()) loss.ignore_id = std::numeric_limits<int64_t>::min();
+LossOptions loss_for(const at::Tensor& targets, LossOptions loss) {
+  if (!labels_pixels(targets)) loss.ignore_id = std::numeric_limits<int64_t>::min();
   return loss;
 }
 
@@ -50,39 +56,44 @@ std::string describe(const at::Tensor& images) {
   return fmt::format("{} images of {}", images.size(0), fmt::join(images.sizes().slice(1), " x "));
 }
 
-std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, nn::Model& model,
-                                                data::Loader& loader, const LossOptions& loss,
+std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
+                                                BatchSource& batches, const LossOptions& loss,
                                                 const TensorFormat& format) {
   const at::NoGradGuard no_grad;
-  const EvalMode eval_mode(model);
-  format.convert(model);
-  const LossOptions options = loss_for(model, loss);
+  const EvalMode eval_mode(network.module());
+  format.convert(network.module());
 
   std::optional<MetricsAccumulator> metrics;
   Totals totals;
   EvaluationRecord record;
-  record.segmentation = model.segments();
-  loader.start_epoch(0);
+  batches.start_epoch(0, 0);
   std::string doing = "the evaluation";
   try {
-    while (auto batch = loader.next()) {
+    while (auto batch = batches.next()) {
       doing = "the evaluation of " + describe(batch->images);
       record.images += batch->images.size(0);
-      add_batch(model, *batch, options, format, metrics, totals);
+      record.segmentation = labels_pixels(batch->targets);
+      add_batch(network, *batch, loss, format, metrics, totals);
       if (stopped()) return std::nullopt;
     }
   } catch (...) {
     rethrow_explained(doing);
   }
-  TORCH_INTERNAL_ASSERT(metrics, "the loader gave no batch and no error");
+  require(metrics.has_value(), "an evaluation needs at least one batch, got none");
   record.loss = totals.valid > 0 ? totals.loss / static_cast<double>(totals.valid) : 0;
   record.metrics = metrics->result();
   return record;
 }
 
-EvaluationRecord evaluate(nn::Model& model, data::Loader& loader, const LossOptions& loss,
+EvaluationRecord evaluate(const Network& network, BatchSource& batches, const LossOptions& loss,
                           const TensorFormat& format) {
-  return *evaluate_unless([] { return false; }, model, loader, loss, format);
+  return *evaluate_unless([] { return false; }, network, batches, loss, format);
+}
+
+EvaluationRecord evaluate(const Network& network, data::Loader& loader, const LossOptions& loss,
+                          const TensorFormat& format) {
+  LoaderBatches batches(loader);
+  return evaluate(network, batches, loss, format);
 }
 
 }  // namespace palimpsest::train

@@ -1,9 +1,9 @@
 #pragma once
 
-#include "palimpsest/data/loader.h"
-#include "palimpsest/nn/model.h"
+#include "palimpsest/train/batch_source.h"
 #include "palimpsest/train/loss.h"
-#include "palimpsest/train/record.h"
+#include "palimpsest/train/network.h"
+#include "palimpsest/train/records.h"
 #include "palimpsest/train/tensor_format.h"
 
 #include <functional>
@@ -14,7 +14,22 @@
 
 namespace palimpsest::train {
 
-/// Puts a module and its children into eval mode, and back into the mode that each was in.
+/// Loss and metrics of a network over one pass of its loader (epoch 0), in eval mode and without gradients.
+/// Afterwards each module is in the mode that it was in. Targets (N) are labels of images, (N, H, W) labels
+/// of pixels. All images of a batch have one size; batches may differ. The mean loss weighs every valid pixel
+/// (image) alike, so "cross_entropy" does not depend on how the images are batched. Throws as `loss`,
+/// `MetricsAccumulator::add` and the loader do, and Error(kMemory).
+EvaluationRecord evaluate(const Network& network, BatchSource& batches, const LossOptions& loss,
+                          const TensorFormat& format);
+EvaluationRecord evaluate(const Network& network, data::Loader& loader, const LossOptions& loss,
+                          const TensorFormat& format);
+
+/// The same, but returns nothing if `stopped` returned true after a batch.
+std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
+                                                BatchSource& batches, const LossOptions& loss,
+                                                const TensorFormat& format);
+
+/// Puts a module and its children into eval mode; the destructor puts each back into the mode that it was in.
 class EvalMode {
  public:
   explicit EvalMode(torch::nn::Module& module);
@@ -26,17 +41,8 @@ class EvalMode {
   std::vector<std::pair<torch::nn::Module*, bool>> modes_;
 };
 
-/// Loss and metrics of `model`, in eval mode and without gradients, over one pass of `loader` (its epoch 0):
-/// the model is as before afterwards. All images of a batch have one size; batches may differ. The mean loss
-/// weighs every valid pixel (image) alike, so with "cross_entropy" it does not depend on how the images are
-/// batched. Nothing when `stopped` became true on the way. Throws as `loss`, `MetricsAccumulator::add` and
-/// the loader do, and Error(kMemory).
-std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, nn::Model& model,
-                                                data::Loader& loader, const LossOptions& loss,
-                                                const TensorFormat& format);
-
-/// `loss` for the model's task: an image's label is never void, so 255 stays a class of a thousand.
-LossOptions loss_for(const nn::Model& model, LossOptions loss);
+/// `loss` for these targets: a label of an image is never void, so 255 remains a class of a thousand.
+LossOptions loss_for(const at::Tensor& targets, LossOptions loss);
 
 /// "16 images of 3 x 512 x 512", for messages.
 std::string describe(const at::Tensor& images);

@@ -17,11 +17,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Values in a scratch tensor: a slab that stays in the second-level cache, and few enough slabs that the
-// calls cost nothing (1024 classes: 256 pixels each).
+// Values per slab: it stays in the second-level cache, and there are few enough slabs that the calls cost
+// nothing (1024 classes: 256 pixels each).
 constexpr int64_t kSlabValues = 1 << 18;
 
-/// Values in a slab: all of them on a GPU, which streams through its memory.
+/// Values per slab. A GPU streams through its memory and takes all at once.
 int64_t slab_values(const at::Tensor& x) {
   return x.is_cpu() ? kSlabValues : std::max<int64_t>(x.numel(), 1);
 }
@@ -41,13 +41,13 @@ at::Tensor slab(const at::Tensor& tensor, int64_t i, int64_t images, int64_t j, 
   return tensor.narrow(0, i, images).narrow(-1, j, pixels);
 }
 
-/// (N, C, ...) as (N, C, P); a view unless the strides forbid it. P is spelled out: -1 fails without
+/// (N, C, ...) as (N, C, P); a view unless the strides forbid it. P is computed: -1 fails for tensors without
 /// elements.
 at::Tensor with_pixels(const at::Tensor& logits) {
   return logits.reshape({logits.size(0), logits.size(1), c10::multiply_integers(logits.sizes().slice(2))});
 }
 
-/// The pixels that count, as a mask (N, P). `losses` (N, P) holds the loss of every valid pixel.
+/// Selects the pixels that count, as a mask (N, P). `losses` (N, P) holds the loss of every valid pixel.
 at::Tensor select(const at::Tensor& valid, const at::Tensor& losses, const LossOptions& options) {
   if (options.kind != "bootstrap") return valid;
   at::Tensor selected = at::zeros_like(valid);
@@ -59,7 +59,7 @@ at::Tensor select(const at::Tensor& valid, const at::Tensor& losses, const LossO
         losses[i].masked_fill(valid[i].logical_not(), -std::numeric_limits<double>::infinity());
     selected[i].index_fill_(0, std::get<1>(ranked.topk(keep, 0, /*largest=*/true, /*sorted=*/false)), true);
   }
-  // probability < p; NaN passes, so that a diverged loss shows.
+  // Keeps probability < p. NaN passes, so that a diverged loss shows.
   if (options.bootstrap_probability < 1) {
     selected.logical_and_((losses <= -std::log(options.bootstrap_probability)).logical_not());
   }
@@ -79,8 +79,8 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     for_each_slab(x, [&](int64_t i, int64_t images, int64_t j, int64_t pixels) {
       const at::Tensor xs = slab(x, i, images, j, pixels);
       const at::Tensor mask = slab(valid, i, images, j, pixels);
-      const at::Tensor truth =
-          slab(t, i, images, j, pixels).masked_fill(mask.logical_not(), 0);  // void: any class
+      // A void pixel may have any class: its loss is not used.
+      const at::Tensor truth = slab(t, i, images, j, pixels).masked_fill(mask.logical_not(), 0);
       at::Tensor sums = slab(log_sum_exp, i, images, j, pixels);
       sums.copy_(xs.logsumexp(1));
       slab(losses, i, images, j, pixels).copy_(sums - xs.gather(1, truth.unsqueeze(1)).squeeze(1));
@@ -96,7 +96,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     TORCH_CHECK(!at::GradMode::is_enabled(),
-                "[loss] has no second derivative: run backward without create_graph");
+                "[loss] has no double backward: run backward without create_graph");
     const auto saved = context->get_saved_variables();
     const at::Tensor& logits = saved[0];
     const at::Tensor x = with_pixels(logits);
@@ -138,7 +138,7 @@ void check_targets(const at::Tensor& logits, const at::Tensor& targets, int64_t 
         ErrorKind::kData,
         fmt::format(
             "label {} is neither a class of the model (0 to {}) nor the ignore id {}: set the number of "
-            "classes or the ignore id to what the data has",
+            "classes or the ignore id to that of the data",
             targets.masked_select(wrong)[0].item<int64_t>(), classes - 1, ignore_id));
   }
 }

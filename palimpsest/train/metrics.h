@@ -7,25 +7,25 @@
 
 namespace palimpsest::train {
 
-/// Results of an evaluation; only the fields of the task are filled. A figure of nothing (no valid pixel, no
-/// image) is NaN, in log.jsonl null.
+/// Results of an evaluation; only the fields of the task are set. A value without data (no valid pixel, no
+/// image) is NaN, and null in log.jsonl.
 struct Metrics {
-  double mean_iou = 0;            ///< over classes that occur in truth or prediction, in [0, 1]
+  double mean_iou = 0;            ///< over the classes that occur in truth or prediction, in [0, 1]
   std::vector<double> class_iou;  ///< NaN for a class that does not occur
   double pixel_accuracy = 0;      ///< share of valid pixels whose class is predicted
   double top1 = 0, top5 = 0;      ///< in [0, 1]
 };
 
-/// Accumulates a confusion matrix (segmentation) or hits (classification) over batches. Void pixels count
-/// nowhere:
+/// Accumulates a confusion matrix (segmentation) or hits (classification) over batches. Void pixels are not
+/// counted.
 ///   IoU_k = M[k,k] / (sum_j M[k,j] + sum_j M[j,k] - M[k,k]),  M[truth, prediction]
-/// top-5 asks whether fewer than 5 classes score higher than the true one (always so with 5 classes or
-/// fewer). Equal scores rank by class id, the order of argmax; a NaN score is a miss.
+/// A top-5 hit has fewer than 5 classes with a higher score than the true one: always so with 5 classes or
+/// fewer. Equal scores rank by class id, as in argmax. A NaN score is a miss.
 class MetricsAccumulator {
  public:
   MetricsAccumulator(bool segmentation, int64_t classes, int64_t ignore_id);
   /// logits (N, C, H, W) and targets i64 (N, H, W), or (N, C) and (N). Throws Error(kData) for a label that
-  /// is neither a class nor the ignore id. The scratch is one image's.
+  /// is neither a class nor the ignore id. Scratch memory: that of one image.
   void add(const at::Tensor& logits, const at::Tensor& targets);
   Metrics result() const;
   /// (classes, classes), row = truth, column = prediction; empty for classification.

@@ -1,6 +1,6 @@
 #include "palimpsest/train/optimizer.h"
 
-#include "palimpsest/train/require.h"
+#include "palimpsest/train/common/require.h"
 
 #include <fmt/format.h>
 #include <torch/nn/modules/activation.h>

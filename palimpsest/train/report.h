@@ -1,7 +1,7 @@
 #pragma once
 
 #include "palimpsest/memory/timeline.h"
-#include "palimpsest/train/record.h"
+#include "palimpsest/train/records.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -14,7 +14,7 @@
 
 namespace palimpsest::train {
 
-/// One side of a comparison.
+/// One of the runs that a report compares.
 struct ReportRun {
   std::string name;                                ///< e.g. the strategy
   std::vector<StepRecord> steps;                   ///< of the training
@@ -27,47 +27,50 @@ struct ReportRun {
   std::vector<memory::Timeline::Mark> marks;
 
   double loss() const;  ///< mean training loss of the last 10 steps; NaN without steps
-  /// Of the last evaluation: mean IoU, or top-1 accuracy of a classification, in [0, 1]; NaN without one.
+  /// Mean IoU (segmentation) or top-1 accuracy (classification) of the last evaluation, in [0, 1]; NaN if
+  /// there is none.
   double score() const;
-  /// The mean over the last three evaluations, which one lucky step does not decide; NaN with fewer.
+  /// Mean score of the last three evaluations, so that one lucky step does not decide; NaN if there are
+  /// fewer.
   double settled_score() const;
 };
 
-/// An example and what each run makes of it.
+/// An image and the prediction of each run.
 struct ReportPicture {
   std::string name;
   at::Tensor image;                     ///< u8 (H, W, 3)
   at::Tensor truth;                     ///< (H, W) class ids, any integer type; ids without a colour are void
-  std::vector<at::Tensor> predictions;  ///< one a run, as `truth`
+  std::vector<at::Tensor> predictions;  ///< one per run, as `truth`
 };
 
-/// Two or more runs of the same training, side by side; ratios are to the first.
+/// Two or more runs of the same training, side by side. Ratios are to the first run.
 struct Report {
   std::string title;
-  std::vector<std::pair<std::string, std::string>> setup;  ///< what was run, as name and value
+  std::vector<std::pair<std::string, std::string>> setup;  ///< name and value of what all runs share
   std::vector<ReportRun> runs;
-  int64_t memory_bytes = 0;  ///< that the largest batches were to fit in
+  int64_t memory_bytes = 0;  ///< limit of the search for the largest batches
   std::vector<ReportPicture> pictures;
   std::vector<std::string> class_names;
   at::Tensor class_colors;  ///< u8 (classes, 3); needed with pictures
 };
 
-/// The comparison as lines of plain text: kept MiB, peak MiB, seconds a step, loss, score, largest batch; a
-/// column a run, and after the second and each later run its ratio to the first. MiB = 2^20 bytes.
+/// Formats the comparison as plain text, one column per run and, after each run but the first, a column with
+/// its ratio to the first. Rows: kept MiB, peak MiB, seconds per step, loss, score, largest batch. MiB = 2^20
+/// bytes.
 std::string to_table(const Report& report);
 
-/// Live bytes over the time of one step, and the training loss over steps, as SVG elements.
+/// Draws the live bytes over the time of one step, and the training loss over steps, as SVG elements.
 std::string memory_svg(const Report& report);
 std::string loss_svg(const Report& report);
 
-/// All figures of the report, exact, as JSON; curves of losses and scores included, timelines and pictures
-/// not.
+/// Writes all figures, exact, and the curves of losses and scores as JSON; no timelines, no pictures.
 std::string to_json(const Report& report);
 
-/// The page: one file without links, scripts or fonts of others, so that it opens offline and can be mailed.
+/// Makes the HTML page: one file that refers to no other file, so it opens offline and can be mailed.
 std::string to_html(const Report& report);
 
-/// Writes index.html, memory.svg, loss.svg and results.json into `folder`, each atomically (Error(kOutput)).
+/// Writes index.html, memory.svg, loss.svg and results.json into `folder`, each atomically. Throws
+/// Error(kOutput).
 void write_report(const std::filesystem::path& folder, const Report& report);
 
 }  // namespace palimpsest::train

@@ -1,7 +1,7 @@
 #include "palimpsest/train/schedule.h"
 
 #include "palimpsest/base/nearest_name.h"
-#include "palimpsest/train/require.h"
+#include "palimpsest/train/common/require.h"
 
 #include <fmt/format.h>
 
@@ -47,8 +47,8 @@ double learning_rate(const ScheduleOptions& options, double lr, int64_t step, in
                      int64_t steps_per_epoch) {
   if (steps_per_epoch < 1 || step < 0 || step >= total_steps) {
     throw std::invalid_argument(
-        fmt::format("step must be in [0, {}) with at least one step an epoch, got step {} and "
-                    "{} steps an epoch",
+        fmt::format("step must be in [0, {}) with at least one step per epoch, got step {} and "
+                    "{} steps per epoch",
                     total_steps, step, steps_per_epoch));
   }
   check_schedule(options, total_steps, steps_per_epoch);

@@ -31,18 +31,9 @@ void TensorFormat::convert(data::Batch& batch) const {
   batch.targets = batch.targets.to(device);
 }
 
-at::Tensor TensorFormat::forward(nn::Model& model, const at::Tensor& images) const {
-  at::Tensor logits;
-  {
-    const amp::PrecisionGuard guard(images.device(), precision);
-    logits = model.forward(images);
-  }
-  return precision == amp::Precision::kF32 ? logits : logits.to(at::kFloat);
-}
-
-void TensorFormat::convert(torch::nn::Module& model) const {
-  // Not Module::to(dtype): it makes floating point of num_batches_tracked, too.
-  model.apply([this](torch::nn::Module& module) {
+void TensorFormat::convert(torch::nn::Module& network) const {
+  // Not Module::to(dtype), which converts num_batches_tracked as well.
+  network.apply([this](torch::nn::Module& module) {
     const auto convert_one = [this](at::Tensor& tensor) {
       const at::Tensor plain = tensor.detach();
       const at::Tensor converted = tensor.is_floating_point() ? convert(plain) : plain.to(device);

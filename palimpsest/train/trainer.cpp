@@ -6,13 +6,13 @@
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/ops/abn.h"
 #include "palimpsest/train/checkpoint.h"
+#include "palimpsest/train/common/require.h"
 #include "palimpsest/train/evaluate.h"
-#include "palimpsest/train/explain.h"
-#include "palimpsest/train/exponent_chart.h"
-#include "palimpsest/train/mixed_precision.h"
-#include "palimpsest/train/progress.h"
-#include "palimpsest/train/require.h"
-#include "palimpsest/train/run_log.h"
+#include "palimpsest/train/report/exponent_chart.h"
+#include "palimpsest/train/report/progress.h"
+#include "palimpsest/train/report/run_log.h"
+#include "palimpsest/train/rethrow.h"
+#include "palimpsest/train/step.h"
 #include "palimpsest/train/tensor_format.h"
 
 #include <ATen/ATen.h>
@@ -31,14 +31,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Skipped steps in a row after which a scale is not what is missing: halving 50 times leaves 2^-34 of it.
-constexpr int64_t kHopeless = 50;
-
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-void check(const TrainerOptions& options, const data::Loader& loader) {
+void check(const TrainerOptions& options, const BatchSource& batches) {
   const auto at_least = [](const char* name, int64_t value, int64_t least) {
     require(value >= least, fmt::format("{} must be at least {}, got {}", name, least, value));
   };
@@ -49,55 +46,55 @@ void check(const TrainerOptions& options, const data::Loader& loader) {
   at_least("evaluate_every", options.evaluate_every, 0);
   at_least("histogram_every", options.histogram_every, 0);
   check_loss(options.loss);
-  require(loader.batches() > 0, fmt::format("an epoch needs at least one whole batch, got {} training images "
-                                            "for a batch of {}: use a smaller batch",
-                                            loader.dataset().size(), loader.options().batch_size));
-  check_schedule(options.schedule, options.epochs * loader.batches(), loader.batches());
+  require(batches.batches() > 0, fmt::format("an epoch needs at least one batch, got {}", batches.batches()));
+  check_schedule(options.schedule, options.epochs * batches.batches(), batches.batches());
   require(!options.resume || !options.output.empty(),
           "resume needs the output folder of the run to continue, got none");
 }
 
-torch::optim::SGD prepare(nn::Model& model, const TensorFormat& format, const OptimizerOptions& options) {
-  format.convert(model);  // first: the optimizer's momentum has the type of the parameters
-  return make_sgd(model, options);
+torch::optim::SGD prepare(torch::nn::Module& module, const TensorFormat& format,
+                          const OptimizerOptions& options) {
+  format.convert(module);  // first: the optimizer's momentum has the type of the parameters
+  return make_sgd(module, options);
 }
 
-/// One call of train(): the state of a run between two steps is `step_`, the model, the optimizer and
-/// libtorch's generator, and no more; a checkpoint is exactly that.
+/// One call of train(). Between two steps the state of a run is `steps_done_`, the module, the optimizer, the
+/// loss scale and libtorch's generator; a checkpoint holds exactly these.
 class Run {
  public:
-  Run(nn::Model& model, data::Loader& loader, data::Loader* validation, const TrainerOptions& options,
+  Run(const Network& network, BatchSource& source, BatchSource* validation, const TrainerOptions& options,
       const std::atomic<int>& stop_signal)
-      : model_(model),
-        loader_(loader),
+      : network_(network),
+        module_(network.module()),
+        source_(source),
         validation_(validation),
         options_(options),
         stop_signal_(stop_signal),
         format_(TensorFormat::parse(options.dtype, options.channels_last, options.precision, options.device)),
-        loss_options_(loss_for(model, options.loss)),
-        optimizer_(prepare(model, format_, options.optimizer)),
-        mixed_(model, format_.precision, parse_loss_scale(options.loss_scale)),
-        batches_(loader.batches()),
+        optimizer_(prepare(module_, format_, options.optimizer)),
+        step_(module_, {format_.precision, parse_loss_scale(options.loss_scale)}),
+        batches_(source.batches()),
         schedule_steps_(options.epochs * batches_),
         last_step_(options.max_steps > 0 ? std::min(options.max_steps, schedule_steps_) : schedule_steps_),
         fallbacks_before_(ops::abn_fallback_stats().layers) {}
 
   TrainingOutcome run() {
     begin();
-    evaluate_if_due();  // of a run that was ended before it could
+    evaluate_if_due();  // a run may have been ended before its evaluation
     bool positioned = false;
-    while (step_ < last_step_ && !stopped()) {
-      if (!positioned || step_ % batches_ == 0) loader_.start_epoch(step_ / batches_, step_ % batches_);
+    while (steps_done_ < last_step_ && !stopped()) {
+      if (!positioned || steps_done_ % batches_ == 0)
+        source_.start_epoch(steps_done_ / batches_, steps_done_ % batches_);
       positioned = true;
       take_step();
-      // Before the evaluation: a run that is killed during it loses only the evaluation, and resuming makes
-      // up for it.
-      if (step_ % batches_ == 0 || step_ == last_step_ ||
-          (options_.checkpoint_every > 0 && step_ % options_.checkpoint_every == 0))
+      // Before the evaluation: a run that is killed during it loses only the evaluation, which the resumed
+      // run repeats.
+      if (steps_done_ % batches_ == 0 || steps_done_ == last_step_ ||
+          (options_.checkpoint_every > 0 && steps_done_ % options_.checkpoint_every == 0))
         save();
       evaluate_if_due();
     }
-    if (saved_step_ != step_) save();  // stopped between two checkpoints
+    if (saved_step_ != steps_done_) save();  // stopped between two checkpoints
     outcome_.signal = stop_signal_.load();
     return std::move(outcome_);
   }
@@ -108,7 +105,7 @@ class Run {
   std::filesystem::path checkpoint_path() const { return options_.output / "checkpoint.safetensors"; }
 
   void begin() {
-    model_.train();
+    module_.train();
     if (options_.resume) {
       resume();
     } else {
@@ -117,16 +114,16 @@ class Run {
     if (!options_.quiet) progress_.emplace(std::cerr, stderr_columns(), last_step_, options_.epochs);
     if (progress_ && !resumed_otherwise_.empty()) progress_->note(resumed_otherwise_);
     if (!writes()) return;
-    log_.emplace(options_.output / "log.jsonl", options_.resume ? step_ : -1);
+    log_.emplace(options_.output / "log.jsonl", options_.resume ? steps_done_ : -1);
     if (!options_.config.empty()) io::write_file_atomically(options_.output / "config.toml", options_.config);
-    // Before the first step: a folder that cannot be written to shows now and not after an epoch, and a run
-    // killed early can be resumed, not mistaken for the one that was in the folder before.
+    // Before the first step: an unwritable folder fails now and not after an epoch, and a run that is killed
+    // early can be resumed and is not mistaken for the earlier run in the folder.
     if (!options_.resume) save();
   }
 
   void resume() {
-    at::manual_seed(options_.seed);  // a checkpoint made on the CPU has no state of a GPU's generator
-    const RunState state = load_checkpoint(checkpoint_path(), model_, optimizer_);
+    at::manual_seed(options_.seed);  // a checkpoint made on the CPU has no state for a GPU's generator
+    const RunState state = load_checkpoint(checkpoint_path(), module_, optimizer_);
     const auto same = [&](const char* what, auto saved, auto now) {
       require(
           saved == now,
@@ -134,42 +131,37 @@ class Run {
                       "resume with the options of the run, or begin a new one",
                       checkpoint_path().string(), what, saved, now));
     };
-    same("seed", state.seed, loader_.options().seed);
-    same("batch size", state.batch_size, loader_.options().batch_size);
+    same("seed", state.seed, source_.seed());
+    same("batch size", state.batch_size, source_.batch_size());
     same("batches per epoch", state.batches_per_epoch, batches_);
-    step_ = saved_step_ = state.step;
-    if (state.scaling) mixed_.load(*state.scaling);
+    steps_done_ = saved_step_ = state.step;
+    step_.resume(state.step, state.scaling);
     if (state.precision != options_.precision)
       resumed_otherwise_ = fmt::format(
           "the checkpoint of step {} was trained in {}, the run goes on in {}: parameters and momentum are "
-          "{} in "
-          "both{}",
-          step_, state.precision, options_.precision, options_.dtype,
-          mixed_.scales() ? fmt::format(", the loss scale is {}", mixed_.loss_scale()) : "");
+          "{} in both{}",
+          steps_done_, state.precision, options_.precision, options_.dtype,
+          step_.scales() ? fmt::format(", the loss scale is {}", step_.loss_scale()) : "");
   }
 
   void save() {
     if (!writes()) return;
-    RunState state{step_,
-                   batches_,
-                   loader_.options().batch_size,
-                   loader_.options().seed,
-                   options_.metadata,
-                   options_.precision,
-                   mixed_.state()};
+    RunState state{steps_done_,       batches_,           source_.batch_size(), source_.seed(),
+                   options_.metadata, options_.precision, step_.state()};
     if (!options_.config.empty()) state.metadata["config"] = options_.config;
-    save_checkpoint(checkpoint_path(), model_, optimizer_, state);
-    saved_step_ = step_;
+    save_checkpoint(checkpoint_path(), module_, optimizer_, state);
+    saved_step_ = steps_done_;
   }
 
   void take_step() {
     const auto start = Clock::now();
     StepRecord record;
-    std::string doing = fmt::format("step {}", step_ + 1);
+    std::string doing = fmt::format("step {}", steps_done_ + 1);
     int64_t images = 0;
     try {
-      std::optional<data::Batch> batch = loader_.next();
-      TORCH_INTERNAL_ASSERT(batch, "the loader ended before batch ", step_ % batches_, " of ", batches_);
+      std::optional<data::Batch> batch = source_.next();
+      require(batch.has_value(),
+              fmt::format("an epoch needs {} batches, got only {}", batches_, steps_done_ % batches_));
       record.data_seconds = seconds_since(start);
       images = batch->images.size(0);
       doing += " (" + describe(batch->images) + ")";
@@ -178,34 +170,37 @@ class Run {
       rethrow_explained(doing);
     }
     record.seconds = seconds_since(start) - record.data_seconds;
-    record.epoch = step_ / batches_;
-    record.step = ++step_;
+    record.epoch = steps_done_ / batches_;
+    record.step = ++steps_done_;
     finish(record, images, seconds_since(start));
   }
 
-  /// Forward, loss, backward, update.
   void update(data::Batch& batch, StepRecord& record) {
-    record.lr = learning_rate(options_.schedule, options_.optimizer.lr, step_, schedule_steps_, batches_);
+    record.lr =
+        learning_rate(options_.schedule, options_.optimizer.lr, steps_done_, schedule_steps_, batches_);
     set_learning_rate(optimizer_, record.lr);
     format_.convert(batch);
+    const LossOptions loss_options = loss_for(batch.targets, options_.loss);
     std::optional<memory::Meter> meter;
     if (!format_.device.is_cpu() || memory::counting_allocator_installed()) meter.emplace(format_.device);
 
-    record.loss_scale = mixed_.loss_scale();
-    mixed_.begin(step_, options_.histogram_every > 0 && step_ % options_.histogram_every == 0);
-    at::Tensor value = loss(format_.forward(model_, batch.images), batch.targets, loss_options_);
-    mixed_.forward_done(value);
-    if (meter) meter->forward_done();
-    record.loss = value.item<double>();
-    const bool finite = std::isfinite(record.loss);
-    if (!finite && !mixed_.scales()) diverged(record);
-    mixed_.backward(value);
-    value.reset();
-    const bool stepped = mixed_.step(optimizer_);
-    optimizer_.zero_grad();  // frees the gradients: the next forward pass has their room
-    if (stepped && !finite) diverged(record);
-    if (mixed_.skipped_in_a_row() >= kHopeless) overflowed(record);
-    record.skipped_steps = mixed_.skipped_steps();
+    record.loss_scale = step_.loss_scale();
+    Step::RunOptions run;
+    run.observe = options_.histogram_every > 0 && steps_done_ % options_.histogram_every == 0;
+    run.entering = [&](Step::Phase phase) {
+      if (meter && phase == Step::Phase::kBackward) meter->forward_done();
+    };
+    const auto loss_of_batch = [&] {
+      at::Tensor value =
+          loss(forward(network_, batch.images, format_.precision), batch.targets, loss_options);
+      record.loss = value.item<double>();
+      if (!std::isfinite(record.loss) && !step_.scales()) diverged(record);  // before it reaches a parameter
+      return value;
+    };
+    stepped_ = step_.run(optimizer_, loss_of_batch, run);
+    if (stepped_ && !std::isfinite(record.loss)) diverged(record);
+    if (step_.is_hopeless()) overflowed(record);
+    record.skipped_steps = step_.skipped_steps();
 
     if (!meter) return;
     record.kept_bytes = meter->kept_bytes();
@@ -223,7 +218,8 @@ class Run {
         ErrorKind::kDiverged,
         fmt::format("diverged: in {} no step of the last {} had finite gradients, up to step {} (loss {}, "
                     "loss scale {}){}; try precision bf16, {}",
-                    options_.precision, kHopeless, step_ + 1, record.loss, record.loss_scale, what_stays(),
+                    options_.precision, Step::kHopeless, steps_done_ + 1, record.loss, record.loss_scale,
+                    what_stays(),
                     options_.loss_scale == "dynamic" ? "or a lower lr" : "or a smaller loss scale"));
   }
 
@@ -232,10 +228,10 @@ class Run {
     throw Error(ErrorKind::kDiverged,
                 fmt::format("diverged: the loss became {} in step {} (epoch {}, lr {:.3g}){}; try a lower lr "
                             "or a longer warm-up",
-                            record.loss, step_ + 1, step_ / batches_ + 1, record.lr, kept));
+                            record.loss, steps_done_ + 1, steps_done_ / batches_ + 1, record.lr, kept));
   }
 
-  /// Pace, log and progress of the step just done.
+  /// Updates pace, log and progress after a step.
   void finish(StepRecord record, int64_t images, double seconds) {
     interval_images_ += images;
     interval_seconds_ += seconds;
@@ -243,28 +239,29 @@ class Run {
     record.images_per_second = static_cast<double>(interval_images_) / std::max(interval_seconds_, 1e-9);
     outcome_.steps.push_back(record);
     const auto steps_done = static_cast<double>(outcome_.steps.size());
-    record.eta_seconds = run_seconds_ / steps_done * static_cast<double>(last_step_ - step_);
+    record.eta_seconds = run_seconds_ / steps_done * static_cast<double>(last_step_ - steps_done_);
     record.abn_fallbacks = ops::abn_fallback_stats().layers - fallbacks_before_;
     outcome_.steps.back() = record;
 
-    const bool logged = step_ == 1 || step_ % options_.log_every == 0 || step_ == last_step_;
+    const bool logged =
+        steps_done_ == 1 || steps_done_ % options_.log_every == 0 || steps_done_ == last_step_;
     if (logged && log_) log_->write(record);
     if (progress_) progress_->step(record, logged);
-    if (options_.histogram_every > 0 && mixed_.observation()) show(*mixed_.observation());
+    if (options_.histogram_every > 0 && stepped_ && step_.observation()) show(*step_.observation());
     if (record.abn_fallbacks > 0 && !fallback_told_) tell_fallback(record.abn_fallbacks);
     if (logged) interval_images_ = 0, interval_seconds_ = 0;
   }
 
-  void show(const MixedPrecision::Observation& seen) {
-    const ExponentRecord record{step_, seen.activations, seen.weights, seen.recommended_scale()};
+  void show(const Step::Observation& seen) {
+    const ExponentRecord record{steps_done_, seen.activations, seen.weights, seen.recommended_scale()};
     outcome_.exponents = record;
     if (log_) log_->write(record);
     if (writes()) io::write_file_atomically(options_.output / "exponents.svg", to_svg(record));
     if (!progress_) return;
     const auto tell = [&](const char* what, const amp::ExponentHistogram& h) {
-      const std::string text = h.text();  // its first line; the bars are in the log and in the chart
+      const std::string text = h.text();  // the first line only: log and chart have the bars
       if (h.values() > 0)
-        progress_->note(fmt::format("{} of step {}: {}", what, step_, text.substr(0, text.find('\n'))));
+        progress_->note(fmt::format("{} of step {}: {}", what, steps_done_, text.substr(0, text.find('\n'))));
     };
     tell("weights", seen.weights);
     tell("activations", seen.activations);
@@ -273,58 +270,73 @@ class Run {
   void tell_fallback(int64_t count) {
     fallback_told_ = true;
     if (progress_) {
-      progress_->note(
-          fmt::format("{} layers kept one more tensor in this step: a |weight| is too small to recover the "
-                      "normalized input from the output (log.jsonl counts them as abn_fallbacks)",
-                      count));
+      progress_->note(fmt::format(
+          "{} layers saved one more tensor for backward in this step: a |weight| is too small to recover "
+          "the normalized input from the output (log.jsonl counts them as abn_fallbacks)",
+          count));
     }
   }
 
   void evaluate_if_due() {
-    if (validation_ == nullptr || options_.evaluate_every == 0 || step_ == 0 || stopped()) return;
-    const bool epoch_due = step_ % batches_ == 0 && step_ / batches_ % options_.evaluate_every == 0;
-    if (!epoch_due && step_ != last_step_) return;
-    if (log_ && log_->evaluated_step() == step_) return;
-    auto record = evaluate_unless([this] { return stopped(); }, model_, *validation_, options_.loss, format_);
+    if (validation_ == nullptr || options_.evaluate_every == 0 || steps_done_ == 0 || stopped()) return;
+    const bool epoch_due =
+        steps_done_ % batches_ == 0 && steps_done_ / batches_ % options_.evaluate_every == 0;
+    if (!epoch_due && steps_done_ != last_step_) return;
+    if (log_ && log_->evaluated_step() == steps_done_) return;
+    auto record =
+        evaluate_unless([this] { return stopped(); }, network_, *validation_, options_.loss, format_);
     if (!record) return;
-    record->step = step_;
-    record->epoch = step_ / batches_;
+    record->step = steps_done_;
+    record->epoch = steps_done_ / batches_;
     if (log_) log_->write(*record);
     if (progress_) progress_->evaluation(*record);
     outcome_.evaluations.push_back(std::move(*record));
   }
 
-  nn::Model& model_;
-  data::Loader& loader_;
-  data::Loader* validation_;
+  const Network network_;
+  torch::nn::Module& module_;
+  BatchSource& source_;
+  BatchSource* validation_;
   const TrainerOptions& options_;
   const std::atomic<int>& stop_signal_;
   const TensorFormat format_;
-  const LossOptions loss_options_;
   torch::optim::SGD optimizer_;
-  MixedPrecision mixed_;
+  Step step_;
   const int64_t batches_;         // per epoch
   const int64_t schedule_steps_;  // of all epochs
   const int64_t last_step_;       // where this run ends
   const int64_t fallbacks_before_;
 
-  int64_t step_ = 0;         // steps done
-  int64_t saved_step_ = -1;  // of the checkpoint on disk; -1: none of this run's
+  int64_t steps_done_ = 0;
+  int64_t saved_step_ = -1;  // of the checkpoint on disk; -1: this run saved none
+  bool stepped_ = false;     // the last step was not skipped
   std::optional<RunLog> log_;
   std::optional<Progress> progress_;
   TrainingOutcome outcome_;
   int64_t interval_images_ = 0;
   double interval_seconds_ = 0, run_seconds_ = 0;
   bool fallback_told_ = false;
-  std::string resumed_otherwise_;  // what to tell of a checkpoint of another precision
+  std::string resumed_otherwise_;  // note on a checkpoint of another precision
 };
 
 }  // namespace
 
-TrainingOutcome train(nn::Model& model, data::Loader& train, data::Loader* validation,
+TrainingOutcome train(const Network& network, BatchSource& train, BatchSource* validation,
                       const TrainerOptions& options, const std::atomic<int>& stop_signal) {
   check(options, train);
-  return Run(model, train, validation, options, stop_signal).run();
+  return Run(network, train, validation, options, stop_signal).run();
+}
+
+TrainingOutcome train(const Network& network, data::Loader& train, data::Loader* validation,
+                      const TrainerOptions& options, const std::atomic<int>& stop_signal) {
+  require(train.batches() > 0, fmt::format("an epoch needs at least one whole batch, got {} training images "
+                                           "for a batch of {}: use a smaller batch",
+                                           train.dataset().size(), train.options().batch_size));
+  LoaderBatches train_batches(train);
+  std::optional<LoaderBatches> validation_batches;
+  if (validation != nullptr) validation_batches.emplace(*validation);
+  return palimpsest::train::train(network, train_batches, validation_batches ? &*validation_batches : nullptr,
+                                  options, stop_signal);
 }
 
 }  // namespace palimpsest::train

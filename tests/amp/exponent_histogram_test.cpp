@@ -110,5 +110,18 @@ TEST(ExponentHistogram, SeesActivationAndWeightGradientsOfABackwardPass) {
   }
 }
 
+TEST(ExponentHistogram, AddsAnotherHistogram) {
+  ExponentHistogram both, first, second;
+  const at::Tensor a = powers({-30, 0, 3}), b = torch::cat({powers({3, 100}), torch::zeros({2})});
+  first.add(a);
+  second.add(b);
+  first.add(second);
+  both.add(torch::cat({a, b}));
+  EXPECT_EQ(first.values(), 7);
+  EXPECT_EQ(first.bars().exponents, both.bars().exponents);
+  EXPECT_EQ(first.bars().shares, both.bars().shares);
+  EXPECT_EQ(first.shares().zero, both.shares().zero);
+}
+
 }  // namespace
 }  // namespace palimpsest::amp

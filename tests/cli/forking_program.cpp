@@ -7,6 +7,7 @@
 // descriptors of stdin, stdout and stderr. Two messages answer, an int each: the process's id, then how it
 // ended, as waitpid has it. What libraries read of the environment when they are loaded is what this process
 // had.
+#include "palimpsest/cli/process.h"
 #include "palimpsest/cli/program.h"
 
 #include <sys/socket.h>

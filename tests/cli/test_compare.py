@@ -1,4 +1,4 @@
-"""The same training once a strategy: figures, files, and what is refused."""
+"""The same training once per strategy: figures, files, and what is refused."""
 import json
 import re
 import subprocess
@@ -14,7 +14,7 @@ COMPARE = [*TINY, "--evaluate-every", "1"]
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """A comparison of two steps a strategy: (folder, what was printed)."""
+    """A comparison of two steps per strategy: (folder, what was printed)."""
     folder = tmp_path_factory.mktemp("compare")
     result = succeeds("compare", *COMPARE, "--strategies", "standard,inplace", "--output", folder)
     yield folder, result.stdout

@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from cli_support import ROOT, USAGE, fails, run, succeeds
+from cli_support import ROOT, TINY, USAGE, fails, run, succeeds
 
 COMMANDS = ("train", "eval", "predict", "info", "compare", "demo", "import", "export")
 
@@ -59,6 +59,23 @@ def test_flags_override_the_file_which_overrides_the_defaults(folder):
     assert (optimizer["lr"], optimizer["momentum"], optimizer["weight_decay"]) == (0.5, 0.7, 1e-4)
 
 
+OLD_WORDS = [("strategy", "inplace_1bit", "gelu"), ("strategy", "inplace", "leaky_relu")]
+
+
+@pytest.mark.parametrize("key, word, activation", OLD_WORDS)
+def test_another_word_for_a_strategy_is_read_wherever_a_user_may_have_it(folder, key, word, activation):
+    """`inplace_1bit` is the old word for `inplace_bit`, `inplace` is short for `inplace_2`."""
+    name = toml(folder, f'[model]\n{key} = "{word}"\nactivation = "{activation}"\n')
+    assert effective("--config", name, cwd=folder)["model"][key] == word
+    assert effective(f"--{key}", word, "--activation", activation)["model"][key] == word
+    succeeds("compare", "--strategies", f"standard,{word}", "--activation", activation, "--dry-run")
+    # The configuration of a checkpoint is read by eval, info and --resume.
+    succeeds("train", *TINY, "--max-steps", "1", "--config", name, "--output", "run", cwd=folder)
+    assert f'{key} = "{word}"' in (folder / "run/config.toml").read_text()
+    succeeds("train", "--resume", "--max-steps", "2", "--output", "run", cwd=folder)
+    succeeds("eval", "run/checkpoint.safetensors", cwd=folder)
+
+
 def test_the_last_of_a_repeated_flag_counts():
     assert effective("--lr", "1", "--lr", "2")["optimizer"]["lr"] == 2
 
@@ -110,7 +127,7 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     (("train", "--dtype", "f23"), ["unknown dtype 'f23'", "f32"]),
     (("train", "--device", "gpu"), ["unknown device 'gpu'", "cpu", "cuda"]),
     (("train", "--device", "cuda:first"), ["unknown device 'cuda:first'", "cuda:0"]),
-    (("train", "--device", "cuda:1"), ["device 'cuda:1'", "take cpu"]),
+    (("train", "--device", "cuda:1"), ["device 'cuda:1'", "use cpu"]),
     (("compare", "--device", "cpu"), ["--device", "compare", "does not use it"]),
     (("train", "--slope", "2"), ["slope", "2"]),
     (("train", "--scale-min", "3", "--crop", "32"), ["--scale-min must be at most", "got 3"]),

@@ -33,7 +33,7 @@ def test_camvid_trains(folder):
 
 @pytest.fixture(scope="module")
 def cifar10(tmp_path_factory):
-    """16 training and 4 test images a class: the archive is read as a stream, so the first ones of each."""
+    """16 training and 4 test images per class: the archive is read as a stream, so the first ones of each."""
     archive = DATA / "cifar10.tar.xz"
     if not archive.is_file():
         pytest.skip(f"no CIFAR-10 at {archive}")

@@ -127,4 +127,4 @@ def test_an_activation_with_two_branches_has_the_strategy_with_a_bit():
 
 def test_info_of_a_checkpoint_describes_its_model(trained):
     text = succeeds("info", trained / "checkpoint.safetensors", "--size", "64").stdout
-    assert "deeplabv3_resnet18_narrow: " in text and "inplace_2" in text and "kept MB an image" in text
+    assert "deeplabv3_resnet18_narrow: " in text and "inplace_2" in text and "kept MB per image" in text

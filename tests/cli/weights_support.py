@@ -1,4 +1,4 @@
-"""Networks of torchvision with random weights, and what the program says of an image, for the tests of weights."""
+"""Networks of torchvision with random weights, and the program's output for an image, for the tests of weights."""
 import functools
 import re
 

@@ -1,6 +1,7 @@
 #include "palimpsest/io/pytorch_file.h"
 
 #include "palimpsest/io/common/child_process.h"
+#include "palimpsest/io/state_dict.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temporary_folder.h"
 
@@ -90,10 +91,21 @@ TEST(PytorchFile, ASafetensorsFileNeedsNoPython) {
   const Variable no_python("PALIMPSEST_PYTHON", "/no/such/python");
   put(folder / "weights.pth", std::string("\x02\0\0\0\0\0\0\0{}", 10));  // whatever it is called
   EXPECT_TRUE(read_state_dict(folder / "weights.pth").tensors.empty());
-  expect_error(ErrorKind::kCheckpoint, {"neither a safetensors file nor one of torch.save"}, [&] {
+  expect_error(ErrorKind::kCheckpoint, {"neither a safetensors file nor a file of torch.save"}, [&] {
     put(folder / "text.pth", "some text");
     read_state_dict(folder / "text.pth");
   });
+}
+
+TEST(PytorchFile, GivenAsSafetensorsIsNamedWithTheWayOut) {
+  const TemporaryFolder folder;
+  for (const std::string start : {"PK\x03\x04 a zip archive", "\x80\x02\x8a\x0a a pickle"}) {
+    put(folder / "weights.safetensors", start);
+    expect_error(ErrorKind::kCheckpoint,
+                 {"weights.safetensors", "it is a file of torch.save (a zip archive or a pickle)",
+                  "'palimpsest import'", "io::read_state_dict"},
+                 [&] { read_safetensors(folder / "weights.safetensors"); });
+  }
 }
 
 TEST(PytorchFile, WithoutAPythonTheWayOutIsNamed) {

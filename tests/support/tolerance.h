@@ -91,6 +91,12 @@ constexpr double kJpegWorstError = 40;
 constexpr double kBarPixels = 0.2;
 constexpr double kTickRounding = 1e-9;
 
+/// The loss of a short training in 16 bits against that in f32, absolute.
+constexpr double kSameLoss16Bits = 0.05;
+
+/// A formula of a few operations in f64, absolute, of values up to 1.
+constexpr double kRoundingF64 = 1e-15;
+
 /// Rounding of one form by that of another (error_ratios.h): all results together, and each. Measured of two
 /// equally good forms, whatever is drawn: together 1.0 in 32 draws and 1.17 in 8, each 1.3 in 32 (99.9 %).
 constexpr double kAsNearToTheTruth = 1.25;

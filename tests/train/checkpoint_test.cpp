@@ -16,6 +16,7 @@
 namespace palimpsest::train {
 namespace {
 
+using testing::expect_equal;
 using testing::expect_error;
 using testing::make_tiny;
 using testing::TemporaryFolder;
@@ -49,11 +50,6 @@ std::vector<at::Tensor> copies(const torch::nn::Module& model) {
   std::vector<at::Tensor> result;
   for (const auto& [name, tensor] : nn::state_dict(model)) result.push_back(tensor.detach().clone());
   return result;
-}
-
-void expect_equal(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) EXPECT_TRUE(a[i].equal(b[i])) << "tensor " << i;
 }
 
 TEST(Checkpoint, LoadingRestoresParametersBuffersMomentumGeneratorAndState) {
@@ -182,11 +178,11 @@ TEST(Checkpoint, MissingTruncatedAndForeignFilesAreErrorsThatNameThem) {
   save_checkpoint(folder / "whole", *run.model, run.sgd, kState);
   const std::string bytes = io::read_file(folder / "whole");
   const auto before = copies(*run.model);
-  const auto fails = [&](const std::string& name) {
-    expect_error(ErrorKind::kCheckpoint, {name},
+  const auto fails = [&](const std::string& name, const std::string& says = "") {
+    expect_error(ErrorKind::kCheckpoint, {name, says},
                  [&] { load_checkpoint(folder / name, *run.model, run.sgd); });
     expect_error(ErrorKind::kCheckpoint, {name}, [&] { load_weights(folder / name, *run.model); });
-    expect_error(ErrorKind::kCheckpoint, {name}, [&] { read_checkpoint_metadata(folder / name); });
+    expect_error(ErrorKind::kCheckpoint, {name, says}, [&] { read_checkpoint_metadata(folder / name); });
   };
   fails("missing");
   for (const std::size_t length :
@@ -194,8 +190,8 @@ TEST(Checkpoint, MissingTruncatedAndForeignFilesAreErrorsThatNameThem) {
     std::ofstream(folder / "truncated", std::ios::binary) << bytes.substr(0, length);
     fails("truncated");
   }
-  std::ofstream(folder / "foreign") << "PK\x03\x04 this is what torch.save writes, more or less";
-  fails("foreign");
+  std::ofstream(folder / "foreign") << "PK\x03\x04 as the files of torch.save begin";
+  fails("foreign", "it is a file of torch.save");
   expect_equal(copies(*run.model), before);
 }
 

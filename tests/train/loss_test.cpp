@@ -14,7 +14,7 @@ namespace palimpsest::train {
 namespace {
 
 using testing::expect_error;
-using testing::kTolerance64;
+using testing::kReorderedF64;
 using testing::relative_error;
 
 struct Want {
@@ -75,9 +75,9 @@ void expect_as_by_loops(const at::Tensor& values, const at::Tensor& targets, con
   const int64_t n = logits.size(0), c = logits.size(1);
   const Want want = by_loops(values.reshape({n, c, -1}), targets.reshape({n, -1}), options);
   EXPECT_EQ(got.dim(), 0);
-  EXPECT_NEAR(got.item<double>(), want.loss, kTolerance64 * std::max(1.0, std::abs(want.loss)));
+  EXPECT_NEAR(got.item<double>(), want.loss, kReorderedF64 * std::max(1.0, std::abs(want.loss)));
   EXPECT_EQ(logits.grad().sizes(), logits.sizes());
-  EXPECT_LE(relative_error(logits.grad().reshape({n, c, -1}), 3 * want.gradient), kTolerance64);
+  EXPECT_LE(relative_error(logits.grad().reshape({n, c, -1}), 3 * want.gradient), kReorderedF64);
 }
 
 std::vector<LossOptions> kinds() {
@@ -115,18 +115,17 @@ TEST(Loss, GradientIsTheNumericOne) {
     at::Tensor x = at::randn({2, 3, 3, 3}, at::kDouble).requires_grad_();
     loss(x, targets, options).backward();
     const at::NoGradGuard no_grad;
-    constexpr double kStep = 1e-5;
     at::Tensor numeric = at::zeros_like(x);
     for (int64_t i = 0; i < x.numel(); ++i) {
       at::Tensor moved = x.detach().clone();
       double* value = moved.data_ptr<double>() + i;
-      *value += kStep;
+      *value += testing::kNumericStep;
       const double above = loss(moved, targets, options).item<double>();
-      *value -= 2 * kStep;
+      *value -= 2 * testing::kNumericStep;
       const double below = loss(moved, targets, options).item<double>();
-      numeric.data_ptr<double>()[i] = (above - below) / (2 * kStep);
+      numeric.data_ptr<double>()[i] = (above - below) / (2 * testing::kNumericStep);
     }
-    EXPECT_LE(relative_error(x.grad(), numeric), testing::kNumericGradient) << options.kind;
+    EXPECT_LE(relative_error(x.grad(), numeric), testing::kNumericGradient.relative_l2) << options.kind;
   }
 }
 
@@ -139,8 +138,8 @@ TEST(Loss, SinglePrecisionAgreesWithLibtorch) {
   got.backward();
   want.backward();
   EXPECT_EQ(got.scalar_type(), at::kFloat);
-  EXPECT_LE(relative_error(got, want), testing::kTolerance32);
-  EXPECT_LE(relative_error(x.grad(), y.grad()), testing::kTolerance32);
+  EXPECT_LE(relative_error(got, want), testing::kReorderedF32);
+  EXPECT_LE(relative_error(x.grad(), y.grad()), testing::kReorderedF32);
 }
 
 TEST(Loss, ABatchOfVoidAloneGivesZeroAndAZeroGradient) {

@@ -1,6 +1,6 @@
 #include "palimpsest/train/report.h"
 
-#include "palimpsest/train/exponent_chart.h"
+#include "palimpsest/train/report/exponent_chart.h"
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/io/atomic_file.h"

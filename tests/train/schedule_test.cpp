@@ -13,8 +13,6 @@ namespace {
 
 using testing::expect_error;
 
-constexpr double kRounding = 1e-15;
-
 ScheduleOptions kind(const std::string& name) {
   ScheduleOptions options;
   options.kind = name;
@@ -24,7 +22,7 @@ ScheduleOptions kind(const std::string& name) {
 TEST(Schedule, PolyFallsAsThePaperSays) {
   for (const int64_t step : {0, 1, 500, 999})
     EXPECT_NEAR(learning_rate(kind("poly"), 2.5e-3, step, 1000, 10),
-                2.5e-3 * std::pow(1 - static_cast<double>(step) / 1000, 0.9), kRounding);
+                2.5e-3 * std::pow(1 - static_cast<double>(step) / 1000, 0.9), testing::kRoundingF64);
 }
 
 TEST(Schedule, StepDividesByTenEveryThirtyEpochs) {
@@ -33,26 +31,26 @@ TEST(Schedule, StepDividesByTenEveryThirtyEpochs) {
   };
   EXPECT_DOUBLE_EQ(at_epoch(0), 0.1);
   EXPECT_DOUBLE_EQ(at_epoch(29), 0.1);
-  EXPECT_NEAR(at_epoch(30), 0.01, kRounding);
-  EXPECT_NEAR(at_epoch(59), 0.01, kRounding);
-  EXPECT_NEAR(at_epoch(89), 0.001, kRounding);
+  EXPECT_NEAR(at_epoch(30), 0.01, testing::kRoundingF64);
+  EXPECT_NEAR(at_epoch(59), 0.01, testing::kRoundingF64);
+  EXPECT_NEAR(at_epoch(89), 0.001, testing::kRoundingF64);
 }
 
 TEST(Schedule, DropsComeAtHalfAndAtThreeQuarters) {
   auto options = kind("drops");
   for (const auto& [step, want] :
        {std::pair{0, 0.1}, {149, 0.1}, {150, 0.01}, {224, 0.01}, {225, 0.001}, {299, 0.001}})
-    EXPECT_NEAR(learning_rate(options, 0.1, step, 300, 1), want, kRounding) << step;
+    EXPECT_NEAR(learning_rate(options, 0.1, step, 300, 1), want, testing::kRoundingF64) << step;
   options.step_factor = 0.5;
-  EXPECT_NEAR(learning_rate(options, 0.1, 299, 300, 1), 0.025, kRounding);
+  EXPECT_NEAR(learning_rate(options, 0.1, 299, 300, 1), 0.025, testing::kRoundingF64);
 }
 
 TEST(Schedule, LinearGoesFromTheBaseToTheFinalRate) {
   auto options = kind("linear");
   options.final_lr = 1e-6;  // WideResNet-38: 0.1 to 1e-6
   EXPECT_DOUBLE_EQ(learning_rate(options, 0.1, 0, 1000, 10), 0.1);
-  EXPECT_NEAR(learning_rate(options, 0.1, 500, 1000, 10), (0.1 + 1e-6) / 2, kRounding);
-  EXPECT_NEAR(learning_rate(options, 0.1, 999, 1000, 10), 1e-6 + (0.1 - 1e-6) / 1000, kRounding);
+  EXPECT_NEAR(learning_rate(options, 0.1, 500, 1000, 10), (0.1 + 1e-6) / 2, testing::kRoundingF64);
+  EXPECT_NEAR(learning_rate(options, 0.1, 999, 1000, 10), 1e-6 + (0.1 - 1e-6) / 1000, testing::kRoundingF64);
 }
 
 TEST(Schedule, CosineHasTheShapeOfTheDenseNetPaper) {
@@ -60,11 +58,11 @@ TEST(Schedule, CosineHasTheShapeOfTheDenseNetPaper) {
   for (const int64_t step : {0, 1, 20, 1000, 1500, 1999}) {
     const double t = static_cast<double>(step) / 20;
     EXPECT_NEAR(learning_rate(kind("cosine"), 0.1, step, 2000, 20),
-                0.05 * (std::cos(std::numbers::pi * t / 100) + 1), kRounding);
+                0.05 * (std::cos(std::numbers::pi * t / 100) + 1), testing::kRoundingF64);
   }
   auto options = kind("cosine");
   options.final_lr = 0.02;
-  EXPECT_NEAR(learning_rate(options, 0.1, 1000, 2000, 20), 0.06, kRounding);
+  EXPECT_NEAR(learning_rate(options, 0.1, 1000, 2000, 20), 0.06, testing::kRoundingF64);
 }
 
 TEST(Schedule, ConstantStays) {
@@ -78,14 +76,14 @@ TEST(Schedule, WarmupRisesEvenlyToTheBaseRateAndTheScheduleTakesOverWithoutAJump
     options.warmup_epochs = 1.5;  // of 10 steps: 15 steps
     for (int64_t step = 0; step < 15; ++step)
       EXPECT_NEAR(learning_rate(options, 0.4, step, 100, 10), 0.4 * static_cast<double>(step + 1) / 16,
-                  kRounding)
+                  testing::kRoundingF64)
           << name;
     EXPECT_DOUBLE_EQ(learning_rate(options, 0.4, 15, 100, 10), 0.4) << name;
   }
   auto poly = kind("poly");
   poly.warmup_epochs = 2;
   EXPECT_NEAR(learning_rate(poly, 1, 60, 100, 10), std::pow(0.5, 0.9),
-              kRounding);  // halfway through the other 80
+              testing::kRoundingF64);  // halfway through the other 80
 }
 
 TEST(Schedule, EveryRateIsPositiveAndAtMostTheBase) {

@@ -1,14 +1,9 @@
 #include "palimpsest/train/tensor_format.h"
 
-#include "palimpsest/train/device.h"
-
 #include "tests/train/support.h"
 #include "tests/train/tiny.h"
 
-#include <ATen/Context.h>
 #include <gtest/gtest.h>
-
-#include <string>
 
 namespace palimpsest::train {
 namespace {
@@ -62,16 +57,11 @@ TEST(TensorFormat, ABatchGoesToTheDevice) {
   EXPECT_TRUE(batch.targets.is_meta());
 }
 
-TEST(Device, IsNamedAsLibtorchNamesIt) {
-  EXPECT_EQ(parse_device("cpu"), c10::Device(c10::DeviceType::CPU));
-  for (const char* wrong :
-       {"", "gpu", "cud", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cuda:128", "cuda:1234"})
-    testing::expect_error(ErrorKind::kUsage, {"unknown device '" + std::string(wrong) + "'"},
-                          [&] { parse_device(wrong); });
-  // Where a GPU is there this would be no error.
-  if (!at::globalContext().hasCUDA())
-    testing::expect_error(ErrorKind::kUsage, {"device 'cuda:1' needs", "cpu"},
-                          [] { parse_device("cuda:1"); });
+TEST(TensorFormat, SixteenBitsTakeParametersInF32) {
+  testing::expect_error(ErrorKind::kUsage, {"unknown precision 'f15'", "did you mean 'f16'"},
+                        [] { TensorFormat::parse("f32", false, "f15"); });
+  testing::expect_error(ErrorKind::kUsage, {"precision must be f32 with dtype f64, got bf16"},
+                        [] { TensorFormat::parse("f64", false, "bf16"); });
 }
 
 }  // namespace

@@ -1,0 +1,210 @@
+#include "palimpsest/cli/factories.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/data/generated/streets.h"
+#include "palimpsest/data/image_folder.h"
+#include "palimpsest/data/segmentation_folder.h"
+#include "palimpsest/models/registry.h"
+#include "palimpsest/nn/activation.h"
+#include "palimpsest/nn/strategy.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <iterator>
+
+namespace palimpsest::cli {
+namespace {
+
+data::TransformOptions transform(const Options& options, bool training) {
+  const Options::Data& d = options.data;
+  data::TransformOptions t;
+  t.training = training;
+  t.crop = training ? d.crop : d.eval_crop;
+  t.scale_min = training ? d.scale_min : 1;
+  t.scale_max = training ? d.scale_max : 1;
+  t.flip_probability = training ? d.flip : 0;
+  t.pad = d.pad;
+  t.ignore_id = d.ignore_id;
+  t.mean = d.mean;
+  t.std = d.std;
+  return t;
+}
+
+std::shared_ptr<data::Dataset> open(const Options& options, bool training) {
+  const Options::Data& d = options.data;
+  const auto t = transform(options, training);
+  if (d.kind == "generated") {
+    // The next seed gives another town: no validation scene occurs in training.
+    const auto seed = static_cast<uint64_t>(d.data_seed) + (training ? 0 : 1);
+    return data::generated::streets(training ? d.images : d.val_images, d.height, d.width, seed, t);
+  }
+  if (d.root.empty())
+    throw Error(ErrorKind::kUsage,
+                "[data] kind = " + d.kind + " needs the folder of the data set: give --data-root");
+  const std::string& split = training ? d.train_split : d.val_split;
+  if (d.kind == "image_folder") return data::image_folder(d.root, split, t);
+  if (options.model.classes == 0)
+    throw Error(
+        ErrorKind::kUsage,
+        "[data] kind = segmentation_folder needs the number of classes: give [model] classes (--classes)");
+  return data::segmentation_folder(d.root, split, options.model.classes, t);
+}
+
+void complete_classes(Options& options, const data::Dataset& dataset) {
+  const auto& names = dataset.class_names();
+  const auto count = static_cast<int64_t>(names.size());
+  if (options.model.classes == 0) options.model.classes = count;
+  if (options.model.classes != count)
+    throw Error(ErrorKind::kUsage, "[model] classes (--classes) must be the data set's " +
+                                       std::to_string(count) + " (" + options.data.kind + " " +
+                                       options.data.root + "), got " + std::to_string(options.model.classes));
+  if (options.model.class_names.empty()) options.model.class_names = names;
+  if (static_cast<int64_t>(options.model.class_names.size()) != count)
+    throw Error(ErrorKind::kUsage, "[model] class_names (--class-names) must have " + std::to_string(count) +
+                                       " names, got " + std::to_string(options.model.class_names.size()));
+}
+
+std::string listed(const std::vector<std::string>& names) {
+  constexpr std::size_t kShown = 3;
+  std::string text;
+  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) text += (i ? ", " : "") + names[i];
+  return text + (names.size() > kShown ? ", ..." : "");
+}
+
+/// Returns `names` without `others`; sorted, as the folders of classes are.
+std::vector<std::string> only_in(std::vector<std::string> names, std::vector<std::string> others) {
+  std::sort(names.begin(), names.end());
+  std::sort(others.begin(), others.end());
+  std::vector<std::string> rest;
+  std::set_difference(names.begin(), names.end(), others.begin(), others.end(), std::back_inserter(rest));
+  return rest;
+}
+
+/// The id of a class is its position among the folders' names: other folders give the ids another meaning.
+void check_same_classes(const std::vector<std::string>& a, const std::string& a_is,
+                        const std::vector<std::string>& b, const std::string& b_is) {
+  if (a == b) return;
+  const auto only_a = only_in(a, b), only_b = only_in(b, a);
+  std::string message = a_is + " and " + b_is + " must have the same classes in the same order, got " +
+                        std::to_string(a.size()) + " and " + std::to_string(b.size());
+  if (!only_a.empty()) message += "; only in " + a_is + ": " + listed(only_a);
+  if (!only_b.empty()) message += "; only in " + b_is + ": " + listed(only_b);
+  throw Error(ErrorKind::kData, message);
+}
+
+/// Names that a training stored must be those of the folders. Names that the user chose share none with them.
+void check_stored_classes(const Options& options, const data::Dataset& dataset) {
+  const auto& stored = options.model.class_names;
+  const auto& folders = dataset.class_names();
+  if (only_in(folders, stored).size() == folders.size()) return;
+  check_same_classes(folders, "the folders of " + options.data.root + "/" + options.data.val_split, stored,
+                     "the network's class names");
+}
+
+std::unique_ptr<data::Loader> make_loader(const Options& options,
+                                          std::shared_ptr<const data::Dataset> dataset, bool training) {
+  data::LoaderOptions l;
+  l.batch_size = training || options.train.eval_batch == 0 ? options.train.batch : options.train.eval_batch;
+  l.workers = options.data.workers;
+  l.prefetch = options.data.prefetch;
+  l.seed = static_cast<uint64_t>(options.train.seed);
+  l.shuffle = training;
+  l.drop_last = training;
+  return std::make_unique<data::Loader>(std::move(dataset), l);
+}
+
+}  // namespace
+
+Datasets make_datasets(Options& options, Need need) {
+  Datasets sets;
+  if (need == Need::kTrainAndValidation) sets.train = open(options, true);
+  if (need == Need::kValidation || options.output.evaluate_every > 0) sets.validation = open(options, false);
+  if (options.data.kind == "image_folder") {
+    const auto folder = [&](const std::string& split) { return options.data.root + "/" + split; };
+    if (sets.train && sets.validation)
+      check_same_classes(sets.train->class_names(), folder(options.data.train_split),
+                         sets.validation->class_names(), folder(options.data.val_split));
+    if (!sets.train) check_stored_classes(options, *sets.validation);
+  }
+  for (const auto& set : {sets.train, sets.validation})
+    if (set) complete_classes(options, *set);
+  if (sets.train && sets.train->size() < options.train.batch)
+    throw Error(ErrorKind::kUsage, "[train] batch (--batch) must be at most the number of training images (" +
+                                       std::to_string(sets.train->size()) + "), got " +
+                                       std::to_string(options.train.batch));
+  return sets;
+}
+
+std::shared_ptr<nn::Model> make_model(const Options& options) {
+  const Options::Model& m = options.model;
+  models::ModelOptions model_options;
+  model_options.classes = m.classes > 0 ? m.classes : model_options.classes;
+  model_options.strategy = nn::parse_strategy(m.strategy);
+  model_options.activation = nn::parse_activation(m.activation);
+  model_options.activation_param = m.slope;
+  model_options.output_stride = m.output_stride;
+  if (m.dense_strategy != "auto") model_options.dense_strategy = nn::parse_dense_strategy(m.dense_strategy);
+  torch::manual_seed(static_cast<uint64_t>(options.train.seed));
+  return models::make(m.name, model_options);
+}
+
+void check_task(const Options& options, const nn::Model& model) {
+  const bool labels_pixels = options.data.kind != "image_folder";
+  if (model.segments() == labels_pixels) return;
+  throw Error(ErrorKind::kUsage, "[model] name (--model) must be " +
+                                     std::string(labels_pixels ? "a segmentation" : "a classification") +
+                                     " model for [data] kind = " + options.data.kind +
+                                     ", which has one label per " + (labels_pixels ? "pixel" : "image") +
+                                     "; got " + options.model.name + " (try " +
+                                     (labels_pixels ? "deeplabv3_resnet18" : "resnet18") + ")");
+}
+
+std::unique_ptr<data::Loader> make_train_loader(const Options& options,
+                                                std::shared_ptr<const data::Dataset> dataset) {
+  return make_loader(options, std::move(dataset), true);
+}
+
+std::unique_ptr<data::Loader> make_validation_loader(const Options& options,
+                                                     std::shared_ptr<const data::Dataset> dataset) {
+  return make_loader(options, std::move(dataset), false);
+}
+
+train::LossOptions make_loss_options(const Options& options) {
+  train::LossOptions loss = options.loss;
+  loss.ignore_id = options.data.ignore_id;
+  return loss;
+}
+
+train::TensorFormat make_format(const Options& options) {
+  return train::TensorFormat::parse(options.train.dtype, options.train.channels_last, options.train.precision,
+                                    options.run.device);
+}
+
+train::TrainerOptions make_trainer_options(const Options& options) {
+  train::TrainerOptions t;
+  t.epochs = options.train.epochs;
+  t.max_steps = options.train.max_steps;
+  t.seed = static_cast<uint64_t>(options.train.seed);
+  t.dtype = options.train.dtype;
+  t.device = options.run.device;
+  t.channels_last = options.train.channels_last;
+  t.precision = options.train.precision;
+  t.loss_scale = options.train.loss_scale;
+  t.optimizer = options.optimizer;
+  t.schedule = options.schedule;
+  t.loss = make_loss_options(options);
+  t.output = options.output.folder;
+  t.log_every = options.output.log_every;
+  t.checkpoint_every = options.output.checkpoint_every;
+  t.evaluate_every = options.output.evaluate_every;
+  t.histogram_every = options.output.histogram_every;
+  t.resume = options.run.resume;
+  t.config = to_toml(options);
+  t.metadata = {{"model", options.model.name}, {"strategy", options.model.strategy}};
+  if (options.model.name.starts_with("densenet")) t.metadata["dense_strategy"] = options.model.dense_strategy;
+  t.quiet = options.output.quiet;
+  return t;
+}
+
+}  // namespace palimpsest::cli

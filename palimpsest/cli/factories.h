@@ -1,0 +1,47 @@
+#pragma once
+
+#include "palimpsest/cli/options.h"
+#include "palimpsest/data/loader.h"
+#include "palimpsest/nn/model.h"
+#include "palimpsest/train/tensor_format.h"
+#include "palimpsest/train/trainer.h"
+
+#include <memory>
+
+// From options to the objects that a command runs. Call them in this order: make_datasets (completes the
+// options), make_model, check_task, make_*_loader, make_trainer_options.
+namespace palimpsest::cli {
+
+struct Datasets {
+  std::shared_ptr<data::Dataset> train;       ///< null if not asked for
+  std::shared_ptr<data::Dataset> validation;  ///< null if not asked for, or if evaluate_every is 0
+};
+
+/// Which data sets a command needs.
+enum class Need { kTrainAndValidation, kValidation };
+
+/// Opens the data sets and completes the options that depend on them: model.classes if it is 0, and
+/// model.class_names. Throws Error(kUsage) if the root is missing or the number of classes contradicts the
+/// data, and Error(kData) for anything else. Class folders must be the same in both splits and in the
+/// checkpoint: their order defines the class ids.
+Datasets make_datasets(Options& options, Need need);
+
+/// Makes a model with random weights. libtorch's generator is seeded with train.seed first, so two strategies
+/// start from the same weights. Throws Error(kUsage).
+std::shared_ptr<nn::Model> make_model(const Options& options);
+/// Throws Error(kUsage) unless model and data agree on whether pixels or images have labels.
+void check_task(const Options& options, const nn::Model& model);
+
+std::unique_ptr<data::Loader> make_train_loader(const Options& options,
+                                                std::shared_ptr<const data::Dataset> dataset);
+std::unique_ptr<data::Loader> make_validation_loader(const Options& options,
+                                                     std::shared_ptr<const data::Dataset> dataset);
+
+/// Returns the loss options with the ignore id of the data.
+train::LossOptions make_loss_options(const Options& options);
+/// Returns dtype, layout, device and precision of the network's tensors.
+train::TensorFormat make_format(const Options& options);
+/// Returns the options of train::train; `config` is to_toml(options), `output` is output.folder.
+train::TrainerOptions make_trainer_options(const Options& options);
+
+}  // namespace palimpsest::cli

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace palimpsest::cli {
+
+/// One module that owns parameters, as a forward pass uses it.
+struct LayerSummary {
+  std::string name;             ///< "layer1.0.conv1"
+  std::string shape;            ///< of the weight: "64x3x7x7"
+  std::vector<int64_t> output;  ///< shape of the output; empty if the pass did not show it
+  int64_t parameters = 0;
+};
+
+/// Lists the modules of `model` that own parameters, in module order, with the shapes of their outputs in
+/// `forward`. libtorch has no forward hooks in C++, but it shows the inputs of each operator to an observer:
+/// an operator that reads the weight of a module is that module.
+std::vector<LayerSummary> summarize(const torch::nn::Module& model, const std::function<void()>& forward);
+
+}  // namespace palimpsest::cli

@@ -1,0 +1,182 @@
+// Rules between settings.
+#include "palimpsest/base/error.h"
+#include "palimpsest/cli/settings.h"
+#include "palimpsest/models/registry.h"
+#include "palimpsest/nn/activation.h"
+#include "palimpsest/nn/dense_block.h"
+#include "palimpsest/nn/strategy.h"
+#include "palimpsest/train/device.h"
+#include "palimpsest/train/loss_scale.h"
+
+#include <set>
+#include <string>
+#include <string_view>
+
+namespace palimpsest::cli {
+namespace {
+
+/// "[schedule] kind (--schedule)": both names, because the user may have used either.
+std::string both_names(const Setting& s) {
+  return s.table.empty() ? "--" + s.flag : "[" + s.table + "] " + s.key + " (--" + s.flag + ")";
+}
+
+/// `owner` has an effect only if the text of `governor` is one of `values`.
+struct NeedsText {
+  std::string_view owner, governor;
+  std::set<std::string> values;
+};
+
+const std::vector<NeedsText>& text_rules() {
+  static const std::vector<NeedsText> rules{
+      {"schedule.power", "schedule.kind", {"poly"}},
+      {"schedule.step_epochs", "schedule.kind", {"step"}},
+      {"schedule.step_factor", "schedule.kind", {"step", "drops"}},
+      {"schedule.final_lr", "schedule.kind", {"linear", "cosine"}},
+      {"loss.bootstrap_probability", "loss.kind", {"bootstrap"}},
+      {"loss.bootstrap_share", "loss.kind", {"bootstrap"}},
+      {"model.slope", "model.activation", {"leaky_relu", "elu"}},
+      {"train.loss_scale", "train.precision", {"f16", "f16-pseudo"}},
+      {"data.ignore_id", "data.kind", {"generated", "segmentation_folder"}},
+      {"data.root", "data.kind", {"segmentation_folder", "image_folder"}},
+      {"data.train_split", "data.kind", {"segmentation_folder", "image_folder"}},
+      {"data.val_split", "data.kind", {"segmentation_folder", "image_folder"}},
+      {"data.images", "data.kind", {"generated"}},
+      {"data.val_images", "data.kind", {"generated"}},
+      {"data.height", "data.kind", {"generated"}},
+      {"data.width", "data.kind", {"generated"}},
+      {"data.data_seed", "data.kind", {"generated"}},
+  };
+  return rules;
+}
+
+bool segments(const Options& options) {
+  return options.model.name.starts_with("deeplabv3_");
+}
+
+bool is_dense(const Options& options) {
+  return options.model.name.starts_with("densenet");
+}
+
+void check_dense_pair(const Options& options, const std::string& strategy) {
+  if (!is_dense(options) || options.model.dense_strategy == "auto") return;
+  nn::check_dense(nn::parse_dense_strategy(options.model.dense_strategy), nn::parse_strategy(strategy),
+                  nn::parse_activation(options.model.activation));
+}
+
+[[noreturn]] void refuse(const std::string& message) {
+  throw Error(ErrorKind::kUsage, message);
+}
+
+}  // namespace
+
+std::string void_reason(const Options& options, const Setting& s) {
+  const std::string id = s.id();
+  for (const NeedsText& rule : text_rules()) {
+    if (rule.owner != id) continue;
+    const Setting& governor = setting(rule.governor);
+    const auto value = std::get<std::string>(get(options, governor));
+    if (rule.values.contains(value)) return "";
+    std::string wanted;
+    for (const auto& v : rule.values) wanted.append(wanted.empty() ? "" : " or ").append(v);
+    return std::string("needs ")
+        .append(both_names(governor))
+        .append(" = ")
+        .append(wanted)
+        .append(", which is ")
+        .append(value);
+  }
+  if (id == "optimizer.nesterov" && options.optimizer.nesterov && options.optimizer.momentum == 0)
+    return "needs " + both_names(setting("optimizer.momentum")) + " > 0, which is 0";
+  if (id == "model.strategy" && !models::normalizes(options.model.name) &&
+      nn::parse_strategy(options.model.strategy) != nn::Strategy::kStandard)
+    return "needs a network with normalizations as " + both_names(setting("model.name")) + ", which is " +
+           options.model.name + ", or to be standard";
+  if (id == "optimizer.decay_norm" && !models::normalizes(options.model.name))
+    return "needs a network with normalizations as " + both_names(setting("model.name")) + ", which is " +
+           options.model.name;
+  if (id == "optimizer.decay_norm" && options.optimizer.weight_decay == 0)
+    return "needs " + both_names(setting("optimizer.weight_decay")) + " > 0, which is 0";
+  if (id == "model.output_stride" && !segments(options))
+    return "needs a segmentation model (deeplabv3_...) as " + both_names(setting("model.name")) +
+           ", which is " + options.model.name;
+  if (id == "model.dense_strategy" && !is_dense(options))
+    return "needs a densely connected network (densenet...) as " + both_names(setting("model.name")) +
+           ", which is " + options.model.name;
+  if (id == "model.reset_classifier" && options.model.reset_classifier && options.model.weights.empty())
+    return "needs " + both_names(setting("model.weights")) + ", which is not given";
+  if (id == "data.pad" && options.data.crop == 0)
+    return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
+  if (id == "data.prefetch" && options.data.workers == 0)
+    return "needs " + both_names(setting("data.workers")) + " > 0, which is 0";
+  return "";
+}
+
+void complete_strategies(Options& options) {
+  if (!models::normalizes(options.model.name)) {
+    if (!options.given.contains("model.strategy"))
+      options.model.strategy = nn::to_string(nn::Strategy::kStandard);
+    return;
+  }
+  const auto activation = nn::parse_activation(options.model.activation);
+  const auto complete = [&](const char* id, std::string& strategy) {
+    if (options.given.contains(id)) return;
+    if (!nn::fits(nn::parse_strategy(strategy), activation)) strategy = nn::to_string(nn::Strategy::kStoreY);
+  };
+  complete("model.strategy", options.model.strategy);
+  for (auto& strategy : options.compare.strategies) complete("compare.strategies", strategy);
+}
+
+void check_combinations(const Options& options, const Options& before) {
+  for (const auto& [id, where] : options.given) {
+    const Setting& s = setting(id);
+    const std::string reason = void_reason(options, s);
+    if (reason.empty()) continue;
+    const bool from_file = before.given.contains(id) && before.given.at(id) == where;
+    if (from_file && void_reason(before, s).empty()) continue;  // a flag overrode what it depended on
+    refuse(std::string(where).append(" has no effect: it ").append(reason));
+  }
+  const auto given_at = [&](const char* id) {
+    const auto it = options.given.find(id);
+    return it == options.given.end() ? both_names(setting(id)) : it->second;
+  };
+  if (segments(options) && options.model.output_stride != 8 && options.model.output_stride != 16)
+    refuse(given_at("model.output_stride") + " must be 8 or 16, got " +
+           std::to_string(options.model.output_stride));
+  if (options.data.scale_min > options.data.scale_max)
+    refuse(given_at("data.scale_min") + " must be at most [data] scale_max (" +
+           to_toml(options.data.scale_max) + "), got " + to_toml(options.data.scale_min));
+  if (options.data.scale_min != options.data.scale_max && options.data.crop == 0 && options.train.batch > 1)
+    refuse(given_at("data.scale_max") +
+           ": random scales give images of different sizes, which cannot share a batch; "
+           "set [data] crop (--crop) > 0");
+  if (options.train.dtype == "f64" && options.train.precision != "f32")
+    refuse(given_at("train.precision") + " must be f32 with [train] dtype (--dtype) = f64, got " +
+           options.train.precision);
+  if (!train::parse_device(options.run.device).is_cpu() && options.train.memory_limit > 0)
+    refuse(given_at("train.memory_limit") + " has no effect with --device " + options.run.device +
+           ": the limit applies to the memory of the processor");
+  train::parse_loss_scale(options.train.loss_scale, given_at("train.loss_scale"));
+  const auto activation = nn::parse_activation(options.model.activation);
+  nn::check_activation_param(activation, options.model.slope);
+  nn::check_pair(nn::parse_strategy(options.model.strategy), activation);
+  const bool compares = options.run.command == Command::kCompare || options.run.command == Command::kDemo;
+  if (compares && !models::normalizes(options.model.name))
+    refuse(given_at("model.name") +
+           " must be a network with normalizations, because strategies are compared; " + options.model.name +
+           " has none");
+  if (models::normalizes(options.model.name))  // otherwise no command reads them
+    for (const auto& strategy : options.compare.strategies)
+      nn::check_pair(nn::parse_strategy(strategy), activation);
+  check_dense_pair(options, options.model.strategy);
+  const auto& names = options.model.class_names;
+  if (!names.empty() && options.model.classes > 0 &&
+      static_cast<int64_t>(names.size()) != options.model.classes)
+    refuse(given_at("model.class_names") + " must have one name per class: [model] classes (--classes) is " +
+           std::to_string(options.model.classes) + ", got " + std::to_string(names.size()) + " names");
+  if (options.run.resume && given_at("model.weights").starts_with("--"))
+    refuse("--weights has no effect with --resume: the run in the output folder has its own weights");
+  if (options.run.resume && options.run.overwrite)
+    refuse("--resume continues the run in the output folder, --overwrite replaces it: give one of them");
+}
+
+}  // namespace palimpsest::cli

@@ -1,0 +1,148 @@
+// Options from TOML and to TOML.
+#include "palimpsest/base/error.h"
+#include "palimpsest/base/nearest_name.h"
+#include "palimpsest/cli/settings.h"
+#include "palimpsest/io/atomic_file.h"
+
+#include <fmt/format.h>
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <optional>
+#include <sstream>
+
+namespace palimpsest::cli {
+namespace {
+
+std::string at_line(const std::string& name, const toml::source_region& region) {
+  return name + ":" + std::to_string(region.begin.line);
+}
+
+std::vector<std::string> table_names() {
+  std::vector<std::string> names;
+  for (const Setting& s : settings())
+    if (!s.table.empty() && (names.empty() || names.back() != s.table)) names.push_back(s.table);
+  return names;
+}
+
+/// Formats the given value and its type for a message.
+std::string given(const toml::node& node) {
+  std::ostringstream text;
+  node.visit([&](const auto& n) { text << n; });
+  std::string line = text.str();
+  std::replace(line.begin(), line.end(), '\n', ' ');
+  std::ostringstream type;
+  type << node.type();
+  return line + " (" + type.str() + ")";
+}
+
+/// Returns the value of the node in the type of the setting, or nothing if the types differ.
+std::optional<Value> value_of(const Setting& setting, const toml::node& node) {
+  // Only a whole number converts, to a fraction.
+  const auto number = [](const toml::node& n) -> std::optional<double> {
+    if (const auto whole = n.value_exact<int64_t>()) return static_cast<double>(*whole);
+    return n.value_exact<double>();
+  };
+  const auto wrap = [](const auto& v) { return v ? std::optional<Value>(*v) : std::nullopt; };
+  return std::visit(
+      [&](auto field) -> std::optional<Value> {
+        using T = std::remove_reference_t<decltype(field(std::declval<Options&>()))>;
+        if constexpr (std::is_same_v<T, double>) {
+          return wrap(number(node));
+        } else if constexpr (std::is_same_v<T, std::array<double, 3>>) {
+          const toml::array* array = node.as_array();
+          std::array<double, 3> three{};
+          if (!array || array->size() != three.size()) return std::nullopt;
+          for (std::size_t i = 0; i < three.size(); ++i) {
+            const auto part = number((*array)[i]);
+            if (!part) return std::nullopt;
+            three[i] = *part;
+          }
+          return three;
+        } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+          const toml::array* array = node.as_array();
+          std::vector<std::string> list;
+          if (!array) return std::nullopt;
+          for (const toml::node& element : *array) {
+            const auto part = element.value_exact<std::string>();
+            if (!part) return std::nullopt;
+            list.push_back(*part);
+          }
+          return list;
+        } else {
+          return wrap(node.value_exact<T>());
+        }
+      },
+      setting.field);
+}
+
+void read_table(Options& options, const std::string& table_name, const toml::table& table,
+                const std::string& name) {
+  std::vector<std::string> keys;
+  for (const Setting& s : settings())
+    if (s.table == table_name) keys.push_back(s.key);
+  for (const auto& [toml_key, node] : table) {
+    const std::string key(toml_key.str());
+    const auto known = std::find_if(settings().begin(), settings().end(),
+                                    [&](const Setting& s) { return s.table == table_name && s.key == key; });
+    if (known == settings().end())
+      throw Error(ErrorKind::kUsage, at_line(name, toml_key.source()) + ": " +
+                                         unknown_name_message("key of [" + table_name + "]", key, keys));
+    const std::string where = fmt::format("{}: [{}] {}", at_line(name, node.source()), table_name, key);
+    const auto value = value_of(*known, node);
+    if (!value)
+      throw Error(ErrorKind::kUsage, where + " must be " + required(*known) + ", got " + given(node));
+    set(options, *known, *value, where);
+  }
+}
+
+}  // namespace
+
+void read_toml(Options& options, const std::string& text, const std::string& name) {
+  toml::table root;
+  try {
+    root = toml::parse(text, name);
+  } catch (const toml::parse_error& failure) {
+    throw Error(ErrorKind::kUsage,
+                at_line(name, failure.source()) + ": " + std::string(failure.description()));
+  }
+  const auto tables = table_names();
+  for (const auto& [key, node] : root) {
+    const std::string table_name(key.str());
+    const std::string where = at_line(name, key.source()) + ": ";
+    if (std::find(tables.begin(), tables.end(), table_name) == tables.end())
+      throw Error(ErrorKind::kUsage,
+                  where + unknown_name_message(node.is_table() ? "table" : "key outside of a table",
+                                               table_name, tables));
+    if (!node.is_table())
+      throw Error(ErrorKind::kUsage, where + table_name + " must be a table, got " + given(node));
+    read_table(options, table_name, *node.as_table(), name);
+  }
+}
+
+void read_toml_file(Options& options, const std::filesystem::path& path) {
+  std::string text;
+  try {
+    text = io::read_file(path);
+  } catch (const Error& failure) {
+    // A wrong configuration is a wrong command and has its exit code.
+    throw Error(ErrorKind::kUsage, failure.what());
+  }
+  read_toml(options, text, path.string());
+}
+
+std::string to_toml(const Options& options) {
+  std::string out, table;
+  for (const Setting& s : settings()) {
+    if (s.table.empty() || s.id() == "output.folder") continue;
+    if (!s.taken_by(options.run.command) || !void_reason(options, s).empty()) continue;
+    if (s.table != table) {
+      out += (out.empty() ? "[" : "\n[") + s.table + "]\n";
+      table = s.table;
+    }
+    out += s.key + " = " + to_toml(get(options, s)) + "\n";
+  }
+  return out;
+}
+
+}  // namespace palimpsest::cli

@@ -1,0 +1,186 @@
+#include "palimpsest/cli/step_probe.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/cli/factories.h"
+#include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/memory/meter.h"
+#include "palimpsest/train/evaluate.h"
+#include "palimpsest/train/loss.h"
+#include "palimpsest/train/loss_scale.h"
+#include "palimpsest/train/network.h"
+#include "palimpsest/train/optimizer.h"
+#include "palimpsest/train/rethrow.h"
+
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <optional>
+#include <thread>
+
+namespace palimpsest::cli {
+namespace {
+
+/// Sets a memory limit; the destructor restores the user's own (--memory-limit).
+class ScopedLimit {
+ public:
+  ScopedLimit(int64_t bytes, const Options& options)
+      : after_(options.train.memory_limit * (int64_t{1} << 20)) {
+    memory::set_memory_limit(after_ > 0 ? std::min(bytes, after_) : bytes);
+  }
+  ~ScopedLimit() { memory::set_memory_limit(after_); }
+  ScopedLimit(const ScopedLimit&) = delete;
+  ScopedLimit& operator=(const ScopedLimit&) = delete;
+
+ private:
+  int64_t after_;
+};
+
+/// Returns a tensor of the counting allocator with `size` rows: those of `values`, repeated.
+template <class T>
+at::Tensor repeat_rows(const std::vector<T>& values, std::vector<int64_t> shape, int64_t size,
+                       at::ScalarType type) {
+  const auto rows = static_cast<size_t>(shape[0]), length = values.size() / rows;
+  shape[0] = size;
+  at::Tensor batch = at::empty(shape, type);
+  T* to = batch.data_ptr<T>();
+  for (size_t row = 0; row < static_cast<size_t>(size); ++row)
+    std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(row % rows * length), length, to + row * length);
+  return batch;
+}
+
+const char* phase_name(train::Step::Phase phase) {
+  switch (phase) {
+    case train::Step::Phase::kForward:
+      return "forward";
+    case train::Step::Phase::kBackward:
+      return "backward";
+    case train::Step::Phase::kUpdate:
+      return "step";
+  }
+  return "?";
+}
+
+}  // namespace
+
+RepeatedBatch::RepeatedBatch(const Options& options, std::shared_ptr<const data::Dataset> dataset) {
+  Options here = options;
+  here.data.workers = 0;
+  const auto loader = make_train_loader(here, std::move(dataset));
+  loader->start_epoch(0);
+  const std::optional<data::Batch> batch = loader->next();
+  TORCH_INTERNAL_ASSERT(batch, "make_datasets refuses a data set that is smaller than a batch");
+  image_shape_ = batch->images.sizes().vec();
+  target_shape_ = batch->targets.sizes().vec();
+  const at::Tensor images = batch->images.contiguous(), targets = batch->targets.contiguous();
+  images_.assign(images.data_ptr<float>(), images.data_ptr<float>() + images.numel());
+  targets_.assign(targets.data_ptr<int64_t>(), targets.data_ptr<int64_t>() + targets.numel());
+}
+
+data::Batch RepeatedBatch::make(int64_t size) const {
+  return {repeat_rows(images_, image_shape_, size, at::kFloat),
+          repeat_rows(targets_, target_shape_, size, at::kLong),
+          {}};
+}
+
+StepProbe::StepProbe(const Options& options, const RepeatedBatch& source)
+    : options_(options),
+      source_(source),
+      format_(make_format(options)),
+      loss_(make_loss_options(options)),
+      model_(make_model(options)),
+      step_({format_.precision, train::parse_loss_scale(options.train.loss_scale)}) {
+  format_.convert(*model_);
+  model_->train();
+  train::OptimizerOptions optimizer = options.optimizer;
+  // The rate of the first steps: with the full one, training on a single batch might diverge.
+  optimizer.lr *= 0.1;
+  optimizer_ = std::make_unique<torch::optim::SGD>(train::make_sgd(*model_, optimizer));
+  step_.restore_buffers_of(*model_);
+}
+
+void StepProbe::step(const data::Batch& batch, const train::Step::RunOptions& run) {
+  step_.run(
+      *optimizer_,
+      [&] {
+        return train::loss(train::forward(*model_, batch.images, format_.precision), batch.targets,
+                           train::loss_for(batch.targets, loss_));
+      },
+      run);
+}
+
+double StepProbe::time_step() {
+  data::Batch batch = source_.make(options_.train.batch);
+  format_.convert(batch);
+  const auto start = std::chrono::steady_clock::now();
+  step(batch);
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+}
+
+StepMemory StepProbe::measure_step() {
+  data::Batch batch = source_.make(options_.train.batch);
+  format_.convert(batch);
+  memory::Timeline timeline;
+  memory::Meter meter;
+  train::Step::RunOptions run;
+  run.entering = [&](train::Step::Phase phase) {
+    if (phase == train::Step::Phase::kBackward) meter.forward_done();
+    timeline.mark(phase_name(phase));
+  };
+  step(batch, run);
+  timeline.stop();
+  return {meter.kept_bytes(), meter.peak_bytes(), timeline.samples(), timeline.marks()};
+}
+
+bool StepProbe::fits(int64_t size, int64_t limit) {
+  const ScopedLimit scope(limit, options_);
+  std::exception_ptr failure;
+  // On a thread of its own: after an interrupted backward pass, libtorch's queue of that thread still holds
+  // the branches that had not run, with their part of the graph, and the next trial would lack that much
+  // memory.
+  std::thread([&] {
+    try {
+      data::Batch batch = source_.make(size);
+      format_.convert(batch);
+      step(batch);
+    } catch (...) {
+      failure = std::current_exception();
+    }
+  }).join();
+  if (!failure) return true;
+  optimizer_->zero_grad();  // an interrupted backward pass leaves gradients
+  try {
+    std::rethrow_exception(failure);
+  } catch (...) {
+    try {
+      train::rethrow_explained("the search for the largest batch");
+    } catch (const Error& error) {
+      // A batch of one may leave one value per channel, which cannot be normalized.
+      const bool too_small = size == 1 && error.kind() == ErrorKind::kUsage;
+      if (error.kind() != ErrorKind::kMemory && !too_small) throw;
+    }
+    return false;
+  }
+}
+
+int64_t largest_fitting(int64_t start, const std::function<bool(int64_t)>& fits) {
+  int64_t good = 0, bad = start;
+  while (fits(bad)) {
+    good = bad;
+    bad *= 2;
+  }
+  while (bad - good > 1) {
+    const int64_t middle = good + (bad - good) / 2;
+    (fits(middle) ? good : bad) = middle;
+  }
+  return good;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  const size_t n = values.size();
+  return n % 2 == 1 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+}  // namespace palimpsest::cli

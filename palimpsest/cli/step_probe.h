@@ -1,0 +1,73 @@
+#pragma once
+
+#include "palimpsest/cli/options.h"
+#include "palimpsest/data/loader.h"
+#include "palimpsest/memory/timeline.h"
+#include "palimpsest/nn/model.h"
+#include "palimpsest/train/step.h"
+#include "palimpsest/train/tensor_format.h"
+
+#include <torch/optim/sgd.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace palimpsest::cli {
+
+/// Makes batches of any size by repeating the first examples of a data set. Holds them outside of the
+/// counting allocator, so a measurement sees the training step and not the source of its batch.
+class RepeatedBatch {
+ public:
+  /// Draws `options.train.batch` examples as the training would.
+  RepeatedBatch(const Options& options, std::shared_ptr<const data::Dataset> dataset);
+  data::Batch make(int64_t size) const;
+
+ private:
+  std::vector<int64_t> image_shape_, target_shape_;  // of a whole batch
+  std::vector<float> images_;
+  std::vector<int64_t> targets_;
+};
+
+/// Memory of one step (docs/memory.md defines kept and peak).
+struct StepMemory {
+  int64_t kept_bytes = 0, peak_bytes = 0;
+  std::vector<memory::Timeline::Sample> timeline;
+  std::vector<memory::Timeline::Mark> marks;  ///< "forward", "backward", "step"
+};
+
+/// Measures the training step of `options` (train/step.h): a freshly initialized model and its optimizer take
+/// steps on a fixed batch.
+class StepProbe {
+ public:
+  StepProbe(const Options& options, const RepeatedBatch& source);
+
+  /// Returns the seconds of one step with a batch of options.train.batch.
+  double time_step();
+  /// Measures the memory of one step. Call it while no other probe lives in the process, and after a step has
+  /// made the momentum.
+  StepMemory measure_step();
+  /// Whether a step with a batch of `size` runs with at most `limit` live bytes, those of the model included.
+  bool fits(int64_t size, int64_t limit);
+
+ private:
+  void step(const data::Batch& batch, const train::Step::RunOptions& run = train::Step::RunOptions());
+
+  const Options& options_;
+  const RepeatedBatch& source_;
+  train::TensorFormat format_;
+  train::LossOptions loss_;
+  std::shared_ptr<nn::Model> model_;
+  std::unique_ptr<torch::optim::SGD> optimizer_;
+  train::Step step_;
+};
+
+/// Returns the largest size that `fits` accepts, 0 for none. Searches from `start` by doubling, then by
+/// bisection. `fits` must accept every size below one that it accepts, except that it may refuse the smallest
+/// ones.
+int64_t largest_fitting(int64_t start, const std::function<bool(int64_t)>& fits);
+
+double median(std::vector<double> values);
+
+}  // namespace palimpsest::cli

@@ -1,0 +1,30 @@
+#include "palimpsest/io/state_dict.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/io/common/file_reader.h"
+#include "palimpsest/io/pytorch_file.h"
+
+namespace palimpsest::io {
+namespace {
+
+/// A safetensors file begins with the 8 bytes of its header's length, then the header, which is JSON.
+bool starts_as_safetensors(const std::filesystem::path& path) {
+  FileReader file(path, ErrorKind::kCheckpoint);
+  char bytes[9];
+  if (file.size() < sizeof bytes) return false;
+  file.read(bytes, sizeof bytes);
+  return bytes[8] == '{';
+}
+
+}  // namespace
+
+Safetensors read_state_dict(const std::filesystem::path& path) {
+  if (is_pytorch_file(path)) return read_pytorch_file(path);
+  // A damaged .safetensors file gets the error that says what is wrong with it.
+  if (path.extension() != ".safetensors" && !starts_as_safetensors(path))
+    throw Error(ErrorKind::kCheckpoint, "cannot load '" + path.string() +
+                                            "': it is neither a safetensors file nor a file of torch.save");
+  return read_safetensors(path);
+}
+
+}  // namespace palimpsest::io

@@ -1,0 +1,44 @@
+#pragma once
+
+#include "palimpsest/data/loader.h"
+
+#include <cstdint>
+#include <optional>
+
+namespace palimpsest::train {
+
+/// Source of the batches of a training: LoaderBatches, or a class of the user's.
+///
+/// A resumed run has the bytes of an unbroken one only if a batch is a function of (seed, epoch, position).
+class BatchSource {
+ public:
+  virtual ~BatchSource() = default;
+
+  /// Batches per epoch, at least 1.
+  virtual int64_t batches() const = 0;
+  /// Begins `epoch` at its batch `first_batch`.
+  virtual void start_epoch(int64_t epoch, int64_t first_batch) = 0;
+  /// Returns the next batch, or nothing at the end of the epoch.
+  virtual std::optional<data::Batch> next() = 0;
+
+  /// Images per batch, and the seed of the order. A checkpoint holds both; a resumed run must have the same.
+  virtual int64_t batch_size() const = 0;
+  virtual uint64_t seed() const = 0;
+};
+
+/// The batches of a loader, which must outlive this object.
+class LoaderBatches : public BatchSource {
+ public:
+  explicit LoaderBatches(data::Loader& loader) : loader_(loader) {}
+
+  int64_t batches() const override { return loader_.batches(); }
+  void start_epoch(int64_t epoch, int64_t first_batch) override { loader_.start_epoch(epoch, first_batch); }
+  std::optional<data::Batch> next() override { return loader_.next(); }
+  int64_t batch_size() const override { return loader_.options().batch_size; }
+  uint64_t seed() const override { return loader_.options().seed; }
+
+ private:
+  data::Loader& loader_;
+};
+
+}  // namespace palimpsest::train

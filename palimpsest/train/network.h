@@ -1,0 +1,58 @@
+#pragma once
+
+#include "palimpsest/amp/precision.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+#include <torch/nn/pimpl.h>
+
+#include <concepts>
+#include <functional>
+#include <memory>
+#include <utility>
+
+namespace palimpsest::train {
+
+/// A module with a forward pass from images to logits.
+template <class M>
+concept ForwardModule =
+    std::derived_from<M, torch::nn::Module> && requires(M& module, const at::Tensor& images) {
+      { module.forward(images) } -> std::convertible_to<at::Tensor>;
+    };
+
+/// A network as train uses it: a module and its forward pass, images (N, C, H, W) to logits, (N, classes)
+/// for classification or (N, classes, H, W) for segmentation. Any module with forward(Tensor) -> Tensor
+/// converts to it, as a reference, a shared pointer or a holder:
+///
+///   torch::nn::Sequential net(torch::nn::Conv2d(3, 8, 3), torch::nn::Flatten(), torch::nn::Linear(288, 10));
+///   train::train(net, loader, /*validation=*/nullptr, options);
+///
+/// A Network made from a reference does not own the module.
+class Network {
+ public:
+  template <ForwardModule M>
+  /* implicit */ Network(M& module)
+      : Network(module,
+                [&module](const at::Tensor& images) -> at::Tensor { return module.forward(images); }) {}
+  template <ForwardModule M>
+  /* implicit */ Network(std::shared_ptr<M> module)
+      : Network(*module,
+                [module](const at::Tensor& images) -> at::Tensor { return module->forward(images); }) {}
+  template <ForwardModule M>
+  /* implicit */ Network(const torch::nn::ModuleHolder<M>& holder) : Network(holder.ptr()) {}
+  /// For a module whose forward() takes or returns something else.
+  Network(torch::nn::Module& module, std::function<at::Tensor(const at::Tensor& images)> forward)
+      : module_(&module), forward_(std::move(forward)) {}
+
+  torch::nn::Module& module() const { return *module_; }
+  at::Tensor forward(const at::Tensor& images) const { return forward_(images); }
+
+ private:
+  torch::nn::Module* module_;
+  std::function<at::Tensor(const at::Tensor&)> forward_;
+};
+
+/// Computes the logits of `images` in `precision`. Returns 16-bit logits as f32, which a loss needs.
+at::Tensor forward(const Network& network, const at::Tensor& images, amp::Precision precision);
+
+}  // namespace palimpsest::train

@@ -1,0 +1,122 @@
+#include "palimpsest/train/report/run_log.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/io/atomic_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+#include <nlohmann/json.hpp>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <utility>
+
+namespace palimpsest::train {
+namespace {
+
+using Json = nlohmann::ordered_json;  // keeps the order of the record's members; NaN and infinity become null
+
+Json to_json(const StepRecord& r) {
+  return {{"type", "step"},
+          {"step", r.step},
+          {"epoch", r.epoch},
+          {"loss", r.loss},
+          {"lr", r.lr},
+          {"seconds", r.seconds},
+          {"data_seconds", r.data_seconds},
+          {"images_per_second", r.images_per_second},
+          {"eta_seconds", r.eta_seconds},
+          {"kept_bytes", r.kept_bytes},
+          {"current_bytes", r.current_bytes},
+          {"peak_bytes", r.peak_bytes},
+          {"loss_scale", r.loss_scale},
+          {"skipped_steps", r.skipped_steps},
+          {"abn_fallbacks", r.abn_fallbacks}};
+}
+
+Json to_json(const EvaluationRecord& r) {
+  Json json = {
+      {"type", "evaluation"}, {"step", r.step}, {"epoch", r.epoch}, {"images", r.images}, {"loss", r.loss}};
+  if (r.segmentation) {
+    json["mean_iou"] = r.metrics.mean_iou;
+    json["class_iou"] = r.metrics.class_iou;
+    json["pixel_accuracy"] = r.metrics.pixel_accuracy;
+  } else {
+    json["top1"] = r.metrics.top1;
+    json["top5"] = r.metrics.top5;
+  }
+  return json;
+}
+
+Json to_json(const amp::ExponentHistogram& h) {
+  const auto shares = h.shares();
+  const auto bars = h.bars();
+  return {
+      {"values", h.values()},  {"zero", shares.zero},
+      {"lost", shares.lost},   {"recoverable", shares.recoverable},
+      {"above", shares.above}, {"lowest", bars.exponents.empty() ? Json(nullptr) : Json(bars.exponents[0])},
+      {"bars", bars.shares}};
+}
+
+[[noreturn]] void fail(const std::filesystem::path& path) {
+  const int reason = errno;
+  throw Error(ErrorKind::kOutput, fmt::format("cannot write {}: {}", path.string(), std::strerror(reason)));
+}
+
+}  // namespace
+
+RunLog::RunLog(std::filesystem::path path, int64_t step) : path_(std::move(path)) {
+  std::string kept;
+  if (step >= 0 && std::filesystem::exists(path_)) {
+    const std::string text = io::read_file(path_);
+    for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+      const Json json =
+          Json::parse(text.begin() + static_cast<std::ptrdiff_t>(begin),
+                      text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, /*exceptions=*/false);
+      if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
+      const auto line_step = json["step"].get<int64_t>();
+      if (line_step > step) continue;
+      kept.append(text, begin, end + 1 - begin);
+      if (json.value("type", "") == "evaluation") evaluated_step_ = std::max(evaluated_step_, line_step);
+    }
+  }
+  io::write_file_atomically(path_, kept);
+  descriptor_ = ::open(path_.c_str(), O_WRONLY | O_APPEND | O_CLOEXEC);
+  if (descriptor_ < 0) fail(path_);
+}
+
+RunLog::~RunLog() {
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void RunLog::write_line(const std::string& line) {
+  if (descriptor_ < 0) return;
+  for (std::size_t done = 0; done < line.size();) {
+    const ssize_t count = ::write(descriptor_, line.data() + done, line.size() - done);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) fail(path_);
+    done += static_cast<std::size_t>(count);
+  }
+}
+
+void RunLog::write(const StepRecord& record) {
+  write_line(to_json(record).dump() + "\n");
+}
+
+void RunLog::write(const ExponentRecord& record) {
+  const Json json = {{"type", "exponents"},
+                     {"step", record.step},
+                     {"recommended_scale", record.recommended_scale},
+                     {"weights", to_json(record.weights)},
+                     {"activations", to_json(record.activations)}};
+  write_line(json.dump() + "\n");
+}
+
+void RunLog::write(const EvaluationRecord& record) {
+  write_line(to_json(record).dump() + "\n");
+  evaluated_step_ = record.step;
+}
+
+}  // namespace palimpsest::train

@@ -1,0 +1,42 @@
+#pragma once
+
+#include "palimpsest/train/records.h"
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+
+namespace palimpsest::train {
+
+/// log.jsonl: one JSON object per line, with "type" ("step", "evaluation" or "exponents") and the members of
+/// the record under their own names; a number that is not finite is null. The operating system has a line
+/// before the call returns, so a killed program loses none. A full disk throws Error(kOutput) naming the
+/// file.
+class RunLog {
+ public:
+  RunLog() = default;  ///< writes nothing
+  /// Begins an empty log. With step >= 0 it continues one: it removes the lines after `step`, which the
+  /// checkpoint does not know of, and a last line that a kill or a full disk cut off, so that no step appears
+  /// twice.
+  explicit RunLog(std::filesystem::path path, int64_t step = -1);
+  ~RunLog();
+  RunLog(const RunLog&) = delete;
+  RunLog& operator=(const RunLog&) = delete;
+
+  void write(const StepRecord& record);
+  void write(const EvaluationRecord& record);
+  /// Writes a histogram as its shares (values, zero, lost, recoverable, above) and its bars: `lowest` is the
+  /// exponent of the first of `bars`, each of which is the share of one exponent.
+  void write(const ExponentRecord& record);
+  /// Step of the last evaluation in the log; -1: none.
+  int64_t evaluated_step() const { return evaluated_step_; }
+
+ private:
+  void write_line(const std::string& line);
+
+  std::filesystem::path path_;
+  int descriptor_ = -1;
+  int64_t evaluated_step_ = -1;
+};
+
+}  // namespace palimpsest::train

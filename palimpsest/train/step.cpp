@@ -1,0 +1,123 @@
+#include "palimpsest/train/step.h"
+
+#include "palimpsest/amp/drop_weight_copies.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace palimpsest::train {
+namespace {
+
+amp::GradScaler make_scaler(const LossScale& scale) {
+  if (scale.kind == LossScale::Kind::kConstant) return amp::GradScaler::constant(scale.constant);
+  amp::GradScalerOptions options;
+  // An automatic scale grows by being chosen anew.
+  if (scale.kind == LossScale::Kind::kAuto) options.growth_interval = std::numeric_limits<int32_t>::max();
+  return amp::GradScaler(options);
+}
+
+}  // namespace
+
+double Step::Observation::recommended_scale() const {
+  // A histogram that holds only zeros recommends nothing.
+  if (activations.bars().exponents.empty()) return weights.recommended_scale();
+  if (weights.bars().exponents.empty()) return activations.recommended_scale();
+  return std::min(activations.recommended_scale(), weights.recommended_scale());
+}
+
+Step::Step(const StepOptions& options)
+    : options_(options), choose_(options.loss_scale.kind == LossScale::Kind::kAuto) {
+  if (amp::needs_loss_scale(options.precision)) scaler_.emplace(make_scaler(options.loss_scale));
+}
+
+Step::Step(const torch::nn::Module& model, const StepOptions& options) : Step(options) {
+  restore_buffers_of(model);
+}
+
+void Step::restore_buffers_of(const torch::nn::Module& model) {
+  if (scaler_) buffers_.emplace(model.buffers());
+}
+
+bool Step::run(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& loss,
+               const RunOptions& options) {
+  const auto enter = [&](Phase phase) {
+    if (options.entering) options.entering(phase);
+  };
+  enter(Phase::kForward);
+  begin(options.observe);
+  at::Tensor value = loss();
+  forward_done(value);
+  enter(Phase::kBackward);
+  backward(value);
+  value.reset();
+  enter(Phase::kUpdate);
+  update(optimizer);
+  const bool stepped = end();
+  optimizer.zero_grad();
+  return stepped;
+}
+
+void Step::begin(bool observe) {
+  if (buffers_) buffers_->save();
+  if (options_.loss_scale.kind == LossScale::Kind::kAuto && steps_done_ % LossScale::kChooseEvery == 0)
+    choose_ = true;
+  skipped_ = false;
+  observation_.reset();
+  if (observe || (scaler_ && choose_)) observation_.emplace();
+}
+
+void Step::forward_done(const at::Tensor& loss) {
+  if (options_.precision != amp::Precision::kF32) amp::drop_weight_copies(loss);
+}
+
+void Step::backward(const at::Tensor& loss) {
+  const at::Tensor scaled = scaler_ ? scaler_->scale(loss) : loss;
+  if (observation_) amp::observe_activation_gradients(scaled, observation_->activations, loss_scale());
+  scaled.backward();
+}
+
+bool Step::update(torch::optim::Optimizer& optimizer, const std::function<void()>& change_gradients) {
+  if (scaler_) scaler_->unscale_(optimizer);
+  if (observation_) observation_->weights.add_gradients(optimizer);
+  if (change_gradients) change_gradients();
+  if (!scaler_) {
+    optimizer.step();
+    return true;
+  }
+  const bool stepped = scaler_->step(optimizer);
+  skipped_ = skipped_ || !stepped;
+  return stepped;
+}
+
+bool Step::end() {
+  ++steps_done_;
+  if (!scaler_) return true;
+  if (skipped_) {
+    if (buffers_) buffers_->restore();
+    ++skipped_steps_;
+    choose_ = options_.loss_scale.kind == LossScale::Kind::kAuto;
+  } else if (choose_) {
+    scaler_->update(observation_->recommended_scale());
+    choose_ = false;
+    return true;
+  }
+  scaler_->update();
+  return !skipped_;
+}
+
+std::optional<Step::State> Step::state() const {
+  if (!scaler_) return std::nullopt;
+  return State{scaler_->state(), skipped_steps_, choose_};
+}
+
+void Step::resume(int64_t steps_done, const std::optional<State>& state) {
+  steps_done_ = steps_done;
+  if (!scaler_ || !state) return;
+  amp::GradScalerState scaler = state->scaler;
+  if (!scaler_->options().dynamic) scaler.scale = scaler_->get_scale();
+  scaler_->load(scaler);
+  skipped_steps_ = state->skipped_steps;
+  choose_ = options_.loss_scale.kind == LossScale::Kind::kAuto && state->choose;
+}
+
+}  // namespace palimpsest::train

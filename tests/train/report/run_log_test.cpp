@@ -1,0 +1,114 @@
+#include "palimpsest/train/report/run_log.h"
+
+#include "palimpsest/io/atomic_file.h"
+#include "tests/train/support.h"
+
+#include <gtest/gtest.h>
+#include <nlohmann/json.hpp>
+
+#include <cmath>
+#include <fstream>
+
+namespace palimpsest::train {
+namespace {
+
+using testing::expect_error;
+using testing::FileSizeLimit;
+using testing::TemporaryFolder;
+
+StepRecord step(int64_t number) {
+  StepRecord record;
+  record.step = number;
+  record.loss = 0.1;
+  return record;
+}
+
+EvaluationRecord evaluation(int64_t number, bool segmentation = true) {
+  EvaluationRecord record;
+  record.step = number;
+  record.segmentation = segmentation;
+  record.metrics.class_iou = {0.25, std::nan("")};
+  record.metrics.mean_iou = 0.25;
+  record.metrics.top5 = 0.75;
+  return record;
+}
+
+TEST(RunLog, LinesAreJsonWithTheMembersOfTheRecord) {
+  const TemporaryFolder folder;
+  RunLog log(folder / "log.jsonl");
+  StepRecord record{.step = 3, .epoch = 1, .loss = 0.1, .lr = 1e-3, .seconds = 2};
+  record.kept_bytes = 123;
+  log.write(record);
+  log.write(evaluation(3));
+  log.write(evaluation(4, /*segmentation=*/false));
+  std::ifstream file(folder / "log.jsonl");
+  std::string line;
+  std::getline(file, line);
+  const auto first = nlohmann::json::parse(line);
+  EXPECT_EQ(first["type"], "step");
+  EXPECT_EQ(first["step"], 3);
+  EXPECT_EQ(first["loss"].get<double>(), 0.1) << "every digit is written";
+  EXPECT_EQ(first["kept_bytes"], 123);
+  std::getline(file, line);
+  const auto second = nlohmann::json::parse(line);
+  EXPECT_EQ(second["type"], "evaluation");
+  EXPECT_EQ(second["class_iou"][0], 0.25);
+  EXPECT_TRUE(second["class_iou"][1].is_null()) << "NaN is no JSON";
+  EXPECT_FALSE(second.contains("top1"));
+  std::getline(file, line);
+  EXPECT_EQ(nlohmann::json::parse(line)["top5"], 0.75);
+  EXPECT_FALSE(nlohmann::json::parse(line).contains("mean_iou"));
+}
+
+TEST(RunLog, ContinuingCutsBackToTheCheckpointAndDropsATornLine) {
+  const TemporaryFolder folder;
+  const auto path = folder / "log.jsonl";
+  {
+    RunLog log(path);
+    for (const int64_t number : {1, 2, 3}) log.write(step(number));
+    log.write(evaluation(3));
+    for (const int64_t number : {4, 5}) log.write(step(number));
+    log.write(evaluation(5));
+  }
+  std::ofstream(path, std::ios::app) << "not JSON\n{\"type\":\"step\",\"st";
+  {
+    RunLog log(path, 4);
+    EXPECT_EQ(log.evaluated_step(), 3);
+    log.write(step(5));
+  }
+  std::vector<int64_t> steps;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line);) steps.push_back(nlohmann::json::parse(line)["step"]);
+  EXPECT_EQ(steps, (std::vector<int64_t>{1, 2, 3, 3, 4, 5}));
+}
+
+TEST(RunLog, ANewRunBeginsEmptyAndContinuingWithoutALogIsOne) {
+  const TemporaryFolder folder;
+  {
+    RunLog(folder / "log.jsonl").write(step(1));
+  }
+  {
+    RunLog log(folder / "log.jsonl");
+  }
+  EXPECT_EQ(std::filesystem::file_size(folder / "log.jsonl"), 0u);
+  const RunLog other(folder / "other.jsonl", 7);
+  EXPECT_EQ(other.evaluated_step(), -1);
+  EXPECT_TRUE(std::filesystem::exists(folder / "other.jsonl"));
+}
+
+TEST(RunLog, AFileSizeLimitIsAnErrorThatNamesTheFile) {
+  const TemporaryFolder folder;
+  RunLog log(folder / "log.jsonl");
+  log.write(step(1));
+  const FileSizeLimit full(std::filesystem::file_size(folder / "log.jsonl") + 10);
+  expect_error(ErrorKind::kOutput, {"log.jsonl", "File too large"}, [&] { log.write(step(2)); });
+}
+
+TEST(RunLog, AFolderThatCannotBeMadeIsAnErrorThatNamesTheFile) {
+  const TemporaryFolder folder;
+  std::ofstream(folder / "file") << "a regular file";
+  expect_error(ErrorKind::kOutput, {"log.jsonl"}, [&] { RunLog log(folder / "file" / "log.jsonl"); });
+}
+
+}  // namespace
+}  // namespace palimpsest::train

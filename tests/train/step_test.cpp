@@ -1,0 +1,189 @@
+#include "palimpsest/train/step.h"
+
+#include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/train/network.h"
+#include "tests/train/support.h"
+#include "tests/train/tiny.h"
+
+#include <gtest/gtest.h>
+#include <torch/nn/functional/loss.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
+
+#include <limits>
+#include <stdexcept>
+#include <vector>
+
+namespace palimpsest::train {
+namespace {
+
+using namespace testing;
+
+/// A small network on one batch.
+struct OneBatch {
+  explicit OneBatch(const StepOptions& options = {})
+      : model(make_tiny(1)),
+        images(at::randn({2, 3, 4, 4})),
+        step(*model, options),
+        precision(options.precision) {}
+
+  at::Tensor loss() { return forward(*model, images, precision).logsumexp(1).mean(); }
+  std::vector<at::Tensor> values() const {
+    std::vector<at::Tensor> result;
+    for (const auto& p : model->parameters()) result.push_back(p.detach().clone());
+    for (const auto& b : model->buffers()) result.push_back(b.detach().clone());
+    return result;
+  }
+
+  std::shared_ptr<TinySegmenter> model;
+  at::Tensor images;
+  Step step;
+  amp::Precision precision;
+};
+
+constexpr StepOptions kConstantScale{amp::Precision::kF16, {LossScale::Kind::kConstant, 1024}};
+
+TEST(Step, IsForwardBackwardStepAndZeroGradInF32) {
+  OneBatch got, want;
+  torch::optim::SGD sgd(got.model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9)),
+      by_hand(want.model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  for (int i = 0; i < 3; ++i) {
+    at::manual_seed(static_cast<uint64_t>(i));
+    EXPECT_TRUE(got.step.run(sgd, [&] { return got.loss(); }));
+    at::manual_seed(static_cast<uint64_t>(i));
+    want.loss().backward();
+    by_hand.step();
+    by_hand.zero_grad();
+  }
+  expect_equal(got.values(), want.values());
+  EXPECT_EQ(got.step.steps_done(), 3);
+  for (const auto& p : got.model->parameters()) EXPECT_FALSE(p.grad().defined());
+}
+
+TEST(Step, EntersItsPhasesInOrderAndFreesTheGraphBeforeTheUpdate) {
+  OneBatch one;
+  torch::optim::SGD sgd(one.model->parameters(), 0.1);
+  std::vector<Step::Phase> phases;
+  std::weak_ptr<torch::autograd::Node> graph;
+  Step::RunOptions run;
+  run.entering = [&](Step::Phase phase) {
+    phases.push_back(phase);
+    EXPECT_EQ(graph.expired(), phase != Step::Phase::kBackward);
+  };
+  one.step.run(
+      sgd,
+      [&] {
+        at::Tensor loss = one.loss();
+        graph = loss.grad_fn();
+        return loss;
+      },
+      run);
+  EXPECT_EQ(phases,
+            (std::vector<Step::Phase>{Step::Phase::kForward, Step::Phase::kBackward, Step::Phase::kUpdate}));
+}
+
+TEST(Step, AnOverflowInF16IsSkippedWithoutTrace) {
+  OneBatch one(kConstantScale);
+  torch::optim::SGD sgd(one.model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  EXPECT_TRUE(one.step.run(sgd, [&] { return one.loss(); }));
+  const auto before = one.values();
+  const at::Tensor images = one.images;
+  one.images = images * std::numeric_limits<float>::infinity();
+  EXPECT_FALSE(one.step.run(sgd, [&] { return one.loss(); }));
+  expect_equal(one.values(), before);
+  EXPECT_EQ(one.step.skipped_steps(), 1);
+  EXPECT_EQ(one.step.skipped_in_a_row(), 1);
+  EXPECT_FALSE(one.step.is_hopeless());
+  one.images = images;
+  EXPECT_TRUE(one.step.run(sgd, [&] { return one.loss(); }));
+  EXPECT_EQ(one.step.skipped_in_a_row(), 0);
+}
+
+TEST(Step, AnExceptionOfTheLossPassesAndTheNextStepWorks) {
+  OneBatch one(kConstantScale);
+  torch::optim::SGD sgd(one.model->parameters(), 0.1);
+  const auto before = one.values();
+  EXPECT_THROW(one.step.run(sgd, []() -> at::Tensor { throw std::runtime_error("no batch"); }),
+               std::runtime_error);
+  expect_equal(one.values(), before);
+  EXPECT_EQ(one.step.steps_done(), 0);
+  EXPECT_TRUE(one.step.run(sgd, [&] { return one.loss(); }));
+}
+
+TEST(Step, TwoLossesWithAnOptimizerEachShareOneScale) {
+  for (const bool overflow : {false, true}) {
+    OneBatch a(kConstantScale), b;
+    torch::optim::SGD sgd(a.model->parameters(), 0.1);
+    torch::optim::Adam adam(b.model->parameters(), 0.1);
+    const auto a_before = a.values(), b_before = b.values();
+    Step& step = a.step;
+    step.begin();
+    const at::Tensor first = a.loss();
+    step.forward_done(first);
+    step.backward(first);
+    EXPECT_TRUE(step.update(sgd));
+    at::Tensor second = forward(*b.model, b.images, amp::Precision::kF16).mean();
+    if (overflow) second = second * std::numeric_limits<float>::infinity();
+    step.forward_done(second);
+    step.backward(second);
+    EXPECT_EQ(step.update(adam), !overflow);
+    EXPECT_EQ(step.end(), !overflow);
+    EXPECT_EQ(step.skipped_steps(), overflow ? 1 : 0);
+    EXPECT_FALSE(a.values()[0].equal(a_before[0]));
+    EXPECT_EQ(b.values()[0].equal(b_before[0]), overflow);
+  }
+}
+
+TEST(Step, GradientsCanBeClippedAfterTheyAreUnscaled) {
+  OneBatch got(kConstantScale), want({amp::Precision::kF16, {LossScale::Kind::kConstant, 1}});
+  for (OneBatch* one : {&got, &want}) {
+    torch::optim::SGD sgd(one->model->parameters(), 1);
+    at::manual_seed(1);
+    one->step.begin();
+    const at::Tensor loss = one->loss() * 64;
+    one->step.forward_done(loss);
+    one->step.backward(loss);
+    double norm = 0;
+    one->step.update(sgd, [&] { norm = torch::nn::utils::clip_grad_norm_(one->model->parameters(), 0.5); });
+    one->step.end();
+    EXPECT_GT(norm, 0.5);
+  }
+  for (std::size_t i = 0; i < got.values().size(); ++i)
+    EXPECT_LE(relative_error(got.values()[i], want.values()[i]),
+              palimpsest::testing::tolerance(DType::f16).relative_l2);
+}
+
+TEST(Step, ObservesTheStepsThatItIsAskedTo) {
+  OneBatch one(kConstantScale);
+  torch::optim::SGD sgd(one.model->parameters(), 0.1);
+  one.step.run(sgd, [&] { return one.loss(); });
+  EXPECT_FALSE(one.step.observation());
+  one.step.run(sgd, [&] { return one.loss(); }, {.observe = true, .entering = {}});
+  ASSERT_TRUE(one.step.observation());
+  int64_t parameters = 0;
+  for (const auto& p : one.model->parameters()) parameters += p.numel();
+  EXPECT_EQ(one.step.observation()->weights.values(), parameters);
+  EXPECT_GT(one.step.observation()->activations.values(), 0);
+}
+
+TEST(Step, ResumesItsScaleAndItsCounts) {
+  OneBatch first({amp::Precision::kF16, {}});
+  torch::optim::SGD sgd(first.model->parameters(), 0.1);
+  const at::Tensor images = first.images;
+  first.images = images * std::numeric_limits<float>::infinity();
+  first.step.run(sgd, [&] { return first.loss(); });
+  Step second({amp::Precision::kF16, {}});
+  second.resume(first.step.steps_done(), first.step.state());
+  EXPECT_EQ(second.loss_scale(), 32768);
+  EXPECT_EQ(second.steps_done(), 1);
+  EXPECT_EQ(second.skipped_steps(), 1);
+  EXPECT_EQ(second.skipped_in_a_row(), 1);
+  Step in_f32;
+  in_f32.resume(first.step.steps_done(), first.step.state());
+  EXPECT_EQ(in_f32.loss_scale(), 1);
+  EXPECT_FALSE(in_f32.state());
+}
+
+}  // namespace
+}  // namespace palimpsest::train
