@@ -13,7 +13,7 @@
 // not count. Source of the setting: Rota Bulo, Porzi, Kontschieder, CVPR 2018, section 4.4.
 #include "benchmarks/support.h"
 
-#include "palimpsest/nn/norm.h"
+#include "palimpsest/nn/batch_norm_act.h"
 
 #include <torch/torch.h>
 

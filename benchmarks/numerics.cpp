@@ -10,7 +10,7 @@
 #include "benchmarks/support.h"
 
 #include "palimpsest/kernels/activation.h"
-#include "palimpsest/nn/norm.h"
+#include "palimpsest/nn/batch_norm_act.h"
 
 #include <torch/torch.h>
 #include <nlohmann/json.hpp>
@@ -123,7 +123,7 @@ int run_program(int argc, char** argv) {
         for (const std::string& strategy_name : nn::strategy_names()) {
           const auto strategy = nn::parse_strategy(strategy_name);
           const bool alias = nn::to_string(strategy) != strategy_name ||
-                             (strategy == nn::Strategy::kInplace1Bit && !kernels::has_branches(activation));
+                             (strategy == nn::Strategy::kInplaceBit && !kernels::has_branches(activation));
           if (alias || !nn::fits(strategy, activation)) continue;
           const Result got = run(c, strategy, activation, param);
           const double z = relative_error(got.z, want.z), dx = relative_error(got.dx, want.dx),

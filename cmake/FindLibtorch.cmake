@@ -1,24 +1,100 @@
-# Finds the libtorch inside a Python installation's torch package. Needs no CUDA toolkit: the CUDA wheel's own
-# package config insists on nvcc, which a CPU build has no use for, so the paths are asked of Python instead.
+# Finds libtorch: the one inside a Python installation's torch package, or an unpacked libtorch (a folder with include/,
+# lib/ and share/cmake/Torch), which needs no Python. The first of these that is given counts:
+#   1. the libtorch that find_package(Torch) found before, or that Libtorch_ROOT or Torch_DIR names
+#   2. PALIMPSEST_PYTHON: a Python interpreter that has torch
+#   3. an unpacked libtorch on CMAKE_PREFIX_PATH
+#   4. the Python of the project's .venv, Libtorch_DEFAULT_PYTHON, python3
+# Libtorch_ROOT, PALIMPSEST_PYTHON and CMAKE_PREFIX_PATH are CMake variables or else environment variables.
+# No CUDA toolkit is needed: libtorch's own package config insists on nvcc, which a CPU build has no use for.
 #
-# Reads:   PALIMPSEST_PYTHON (CMake variable, else environment, else the project's .venv, else python3)
 # Defines: Libtorch::cpu      torch_cpu and c10, with include paths and a run path
-#          Libtorch::cuda     torch_cuda, which makes libtorch find a GPU; where the torch package has it
-#          Libtorch_VERSION, Libtorch_PYTHON, Libtorch_LIBRARY_DIR
-if(NOT PALIMPSEST_PYTHON)
-  if(DEFINED ENV{PALIMPSEST_PYTHON})
-    set(PALIMPSEST_PYTHON "$ENV{PALIMPSEST_PYTHON}")
-  elseif(EXISTS "${CMAKE_SOURCE_DIR}/.venv/bin/python")
-    set(PALIMPSEST_PYTHON "${CMAKE_SOURCE_DIR}/.venv/bin/python")
-  else()
-    set(PALIMPSEST_PYTHON python3)
-  endif()
-endif()
-set(PALIMPSEST_PYTHON "${PALIMPSEST_PYTHON}" CACHE STRING "Python interpreter whose torch package is used")
-set(Libtorch_PYTHON "${PALIMPSEST_PYTHON}")
+#          Libtorch::cuda     torch_cuda, which makes libtorch find a GPU; if this libtorch has it
+#          Libtorch_VERSION, Libtorch_INCLUDE_DIRS, Libtorch_LIBRARY_DIR
+#          Libtorch_ORIGIN    the folder or the Python by which it was found
+#          Libtorch_PYTHON    the Python of 2 or 4, found or not
 
-# The key lets a change of interpreter, and nothing else, ask again: importing torch takes 2 s.
-if(NOT Libtorch_ASKED STREQUAL Libtorch_PYTHON)
+# Whether `folder` is an unpacked libtorch (or the torch folder of a Python installation, which looks the same).
+function(_libtorch_is_root folder result)
+  set(${result} FALSE PARENT_SCOPE)
+  if(EXISTS "${folder}/lib/libtorch_cpu.so" AND EXISTS "${folder}/include/torch/csrc/api/include/torch/version.h")
+    set(${result} TRUE PARENT_SCOPE)
+  endif()
+endfunction()
+
+function(_libtorch_use_root root)
+  set(_version "")
+  foreach(_part MAJOR MINOR PATCH)
+    file(STRINGS "${root}/include/torch/headeronly/version.h" _line REGEX "define TORCH_VERSION_${_part} ")
+    string(REGEX MATCH "[0-9]+" _number "${_line}")
+    list(APPEND _version "${_number}")
+  endforeach()
+  list(JOIN _version . _version)
+  set(Libtorch_VERSION "${_version}" CACHE INTERNAL "")
+  set(Libtorch_INCLUDE_DIRS "${root}/include;${root}/include/torch/csrc/api/include" CACHE INTERNAL "")
+  # Without symbolic links: in a Python installation, the libraries of CUDA that libtorch_cpu loads lie beside torch.
+  file(REAL_PATH "${root}/lib" _libraries)
+  set(Libtorch_LIBRARY_DIR "${_libraries}" CACHE INTERNAL "")
+  file(GLOB _nvidia "${_libraries}/../../nvidia/*/lib")
+  set(Libtorch_NVIDIA_DIRS "${_nvidia}" CACHE INTERNAL "")
+  set(Libtorch_ORIGIN "${root}" CACHE INTERNAL "")
+endfunction()
+
+# 1. and 3.
+set(_given "")
+if(TORCH_INSTALL_PREFIX)
+  list(APPEND _given "${TORCH_INSTALL_PREFIX}")
+endif()
+if(Libtorch_ROOT)
+  list(APPEND _given "${Libtorch_ROOT}")
+elseif(DEFINED ENV{Libtorch_ROOT})
+  list(APPEND _given "$ENV{Libtorch_ROOT}")
+endif()
+if(Torch_DIR)
+  cmake_path(SET _root NORMALIZE "${Torch_DIR}/../../..")
+  list(APPEND _given "${_root}")
+endif()
+if(NOT _given AND NOT PALIMPSEST_PYTHON AND NOT DEFINED ENV{PALIMPSEST_PYTHON})
+  string(REPLACE ":" ";" _prefixes "$ENV{CMAKE_PREFIX_PATH}")
+  foreach(_prefix IN LISTS CMAKE_PREFIX_PATH _prefixes)
+    _libtorch_is_root("${_prefix}" _is_root)
+    if(_is_root)
+      list(APPEND _given "${_prefix}")
+      break()
+    endif()
+  endforeach()
+endif()
+
+# 2. and 4.
+if(PALIMPSEST_PYTHON)
+  set(Libtorch_PYTHON "${PALIMPSEST_PYTHON}")
+elseif(DEFINED ENV{PALIMPSEST_PYTHON})
+  set(Libtorch_PYTHON "$ENV{PALIMPSEST_PYTHON}")
+elseif(EXISTS "${CMAKE_SOURCE_DIR}/.venv/bin/python")
+  set(Libtorch_PYTHON "${CMAKE_SOURCE_DIR}/.venv/bin/python")
+elseif(EXISTS "${Libtorch_DEFAULT_PYTHON}")
+  set(Libtorch_PYTHON "${Libtorch_DEFAULT_PYTHON}")
+else()
+  set(Libtorch_PYTHON python3)
+endif()
+if(NOT Libtorch_WAY_OUT)
+  set(Libtorch_WAY_OUT "run scripts/bootstrap, or set PALIMPSEST_PYTHON to a Python that has torch, or Libtorch_ROOT to an unpacked libtorch")
+endif()
+
+# Only another origin is asked again: importing torch takes 2 s.
+set(Libtorch_FAILURE "")
+if(_given)
+  list(GET _given 0 _root)
+  cmake_path(NORMAL_PATH _root)
+  string(REGEX REPLACE "/$" "" _root "${_root}")
+  _libtorch_is_root("${_root}" _is_root)
+  if(NOT _is_root)
+    unset(Libtorch_LIBRARY_DIR CACHE)
+    unset(Libtorch_ORIGIN CACHE)
+    set(Libtorch_FAILURE "'${_root}' is no libtorch, which has lib/libtorch_cpu.so and include/torch (${Libtorch_WAY_OUT})")
+  elseif(NOT Libtorch_ORIGIN STREQUAL _root)
+    _libtorch_use_root("${_root}")
+  endif()
+elseif(NOT Libtorch_ORIGIN STREQUAL Libtorch_PYTHON)
   execute_process(
     COMMAND "${Libtorch_PYTHON}" -c "
 import os, torch
@@ -27,7 +103,8 @@ print(torch.__version__.split('+')[0])
 print(':'.join(include_paths()))
 print(library_paths()[0])
 print(os.path.dirname(os.path.dirname(torch.__file__)))"
-    OUTPUT_VARIABLE _answer ERROR_VARIABLE _complaint RESULT_VARIABLE _status OUTPUT_STRIP_TRAILING_WHITESPACE)
+    OUTPUT_VARIABLE _answer ERROR_VARIABLE _complaint RESULT_VARIABLE _status
+    OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_STRIP_TRAILING_WHITESPACE)
   if(_status EQUAL 0)
     string(REPLACE "\n" ";" _answer "${_answer}")
     list(GET _answer 0 _version)
@@ -41,9 +118,12 @@ print(os.path.dirname(os.path.dirname(torch.__file__)))"
     set(Libtorch_INCLUDE_DIRS "${_includes}" CACHE INTERNAL "")
     set(Libtorch_LIBRARY_DIR "${_libraries}" CACHE INTERNAL "")
     set(Libtorch_NVIDIA_DIRS "${_nvidia}" CACHE INTERNAL "")
-    set(Libtorch_ASKED "${Libtorch_PYTHON}" CACHE INTERNAL "")
+    set(Libtorch_ORIGIN "${Libtorch_PYTHON}" CACHE INTERNAL "")
   else()
-    set(Libtorch_FAILURE "'${Libtorch_PYTHON}' has no torch package (run scripts/bootstrap, or set PALIMPSEST_PYTHON to a Python that has one): ${_complaint}")
+    unset(Libtorch_LIBRARY_DIR CACHE)
+    unset(Libtorch_ORIGIN CACHE)
+    string(REGEX MATCH "[^\n]*$" _complaint "${_complaint}")
+    set(Libtorch_FAILURE "'${Libtorch_PYTHON}' has no torch package (${Libtorch_WAY_OUT}) ${_complaint}")
   endif()
 endif()
 

@@ -74,6 +74,7 @@ function(palimpsest_layer name)
   endif()
   if(NOT ARG_PROGRAM)
     install(TARGETS ${_target} EXPORT palimpsestTargets)
+    set_property(GLOBAL APPEND PROPERTY PALIMPSEST_INSTALLED_LAYERS ${name})
   endif()
 endfunction()
 

@@ -1,30 +1,45 @@
 #pragma once
 
-/// The one header that most users include: what a C++ training program on libtorch gets.
+/// The one header that most users include. Every header below can be included by itself, in less time
+/// (docs/library.md has a table). `namespace pal = palimpsest;` shortens the names.
 ///
-///   nn::InPlaceABN              batch normalization + activation that keeps its output only; the keys of
-///                               BatchNorm2d
-///   models::make(name, options) ResNet, ResNeXt, DeepLabV3, DenseNet, Inception, AlexNet, VGG by name;
-///                               ModelOptions::strategy says how the whole network spends memory: the same
-///                               weights, the same gradients
-///   memory::install_counting_allocator(), memory::Meter, memory::Timeline
-///                               kept and peak bytes of a step; call the first before any tensor
-///   memory::recompute(fn, x)    runs a segment that keeps its input only, and again in backward: activation
-///                               checkpointing
-///   amp::AutocastGuard, amp::GradScaler
-///                               mixed precision: what torch.autocast and torch.amp.GradScaler are in Python
-///   amp::drop_weight_copies(loss)
-///                               libtorch's own layers keep no 16-bit copy of their weights until backward
-///                               (ours never do); amp::accumulate_gradients_in, amp::MasterWeights,
-///                               memory::BufferSnapshot
-///   ops::abn, ops::abn_         the same layer as a function on tensors; ops::abn_conv: with the convolution
-///                               behind it; ops::max_pool2d: one byte an output
-///   nn::DenseBlock              a densely connected block by any of five forms; ops::dense_block: without a
-///                               concatenation, as a function on tensors
-///   nn::state_dict              every tensor of a module by name, in the order of Python's state_dict()
+/// models/   networks by name
+///   models::make(name, {...})      ResNet, ResNeXt, DeepLabV3, DenseNet, Inception, AlexNet, VGG. One word,
+///                                  ModelOptions::strategy, says how the whole network spends memory: the
+///                                  same weights, the same gradients
+/// nn/       modules; each has clone(), and the state-dict keys of libtorch's module
+///   nn::BatchNormAct (nn::Norm)    batch normalization + activation by strategy
+///   nn::InPlaceABN                 the same with strategy inplace_2: saves only its output for backward
+///   nn::BatchNormActConv2d         both and a convolution, as one node of the graph
+///   nn::Conv2d, nn::Linear         libtorch's layers that save no 16-bit copy of their weight under autocast
+///   nn::DenseBlock, nn::DenseTransition   densely connected blocks by any of five forms
+///   nn::max_pool2d                 max pooling by strategy
+///   nn::fold_batch_norm            moves a normalization into a convolution, for inference
+///   nn::Cloneable                  clone() for modules of your own
+///   nn::Model                      the base of the networks: forward, classifier
+///   nn::state_dict                 every tensor of a module by name, in the order of Python's state_dict()
+/// ops/      the same as functions on tensors
+///   ops::abn, ops::abn_            batch normalization + activation; abn_ writes over its input
+///   ops::abn_conv, ops::abn_conv_, ops::activate_conv   with the convolution behind it
+///   ops::convolution, ops::linear  no 16-bit copy of the weight under autocast
+///   ops::dense_block, ops::concat_abn_conv, ops::FeatureSlots   densely connected blocks
+///   ops::max_pool2d                saves one byte per output
+///   ops::abn_fallback_stats        how often a layer had to save more than its output
+/// memory/   measuring and saving memory
+///   memory::install_counting_allocator   counts bytes; call it before any tensor exists
+///   memory::Meter, memory::Timeline      kept and peak bytes of a step; live bytes over time
+///   memory::recompute(fn, x)       activation checkpointing
+///   memory::BufferSnapshot         running statistics to be put back
+/// amp/      mixed precision
+///   amp::AutocastGuard, amp::PrecisionGuard, amp::GradScaler   torch.autocast and torch.amp.GradScaler
+///   amp::drop_weight_copies        libtorch's own layers keep no 16-bit copy of their weights until backward
+///   amp::accumulate_gradients_in   gradients in 16 bits
+///   amp::MasterWeights             16-bit parameters with f32 masters
+///   amp::ExponentHistogram         which gradients f16 loses
+/// base/
+///   Error                          what models, nn, memory and amp throw; operators throw c10::Error
 ///
-/// Training loops, data, files and the command line have headers of their own below
-/// palimpsest/{train,data,io,cli}.
+/// Training loops, data and files have headers of their own: palimpsest/{train,data,io}/.
 #include "palimpsest/amp/autocast_guard.h"
 #include "palimpsest/amp/drop_weight_copies.h"
 #include "palimpsest/amp/exponent_histogram.h"
@@ -39,15 +54,23 @@
 #include "palimpsest/memory/recompute.h"
 #include "palimpsest/memory/timeline.h"
 #include "palimpsest/models/registry.h"
-#include "palimpsest/nn/convolve.h"
+#include "palimpsest/nn/batch_norm_act.h"
+#include "palimpsest/nn/batch_norm_act_conv2d.h"
+#include "palimpsest/nn/cloneable.h"
+#include "palimpsest/nn/conv2d.h"
 #include "palimpsest/nn/dense_block.h"
+#include "palimpsest/nn/dense_transition.h"
+#include "palimpsest/nn/fold.h"
 #include "palimpsest/nn/inplace_abn.h"
+#include "palimpsest/nn/linear.h"
+#include "palimpsest/nn/max_pool.h"
 #include "palimpsest/nn/model.h"
-#include "palimpsest/nn/norm.h"
 #include "palimpsest/nn/state_dict.h"
 #include "palimpsest/ops/abn.h"
 #include "palimpsest/ops/abn_conv.h"
+#include "palimpsest/ops/concat_abn_conv.h"
 #include "palimpsest/ops/convolution.h"
 #include "palimpsest/ops/dense_block.h"
+#include "palimpsest/ops/feature_slots.h"
 #include "palimpsest/ops/linear.h"
 #include "palimpsest/ops/max_pool.h"

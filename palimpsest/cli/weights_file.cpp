@@ -5,7 +5,7 @@
 #include "palimpsest/io/safetensors.h"
 #include "palimpsest/models/fold.h"
 #include "palimpsest/models/weights.h"
-#include "palimpsest/nn/norm.h"
+#include "palimpsest/nn/batch_norm_act.h"
 
 #include <fmt/format.h>
 

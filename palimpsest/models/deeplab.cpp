@@ -1,10 +1,11 @@
 #include "palimpsest/models/deeplab.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/nn/convolve.h"
+#include "palimpsest/models/common/convolution.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/upsample_bilinear2d.h>
+#include <torch/nn/modules/container/modulelist.h>
 
 #include <algorithm>
 
@@ -17,37 +18,37 @@ constexpr int64_t kPaperChannels = 256;
 }  // namespace
 
 DeepLabV3Head::DeepLabV3Head(int64_t in, int64_t channels, const nn::NormOptions& norm) {
-  map_convs_ = {conv(in, channels, 1), conv(in, channels, 3, 1, 12), conv(in, channels, 3, 1, 24),
-                conv(in, channels, 3, 1, 36)};
+  map_convs_.push_back(conv({.in = in, .out = channels}, norm));
+  for (const int64_t dilation : {12, 24, 36})
+    map_convs_.push_back(conv({.in = in, .out = channels, .kernel = 3, .dilation = dilation}, norm));
   torch::nn::ModuleList list;
   for (auto& convolution : map_convs_) list->push_back(convolution);
   register_module("map_convs", list);
   const auto stacked = static_cast<int64_t>(map_convs_.size()) * channels;
-  map_bn_ = register_module("map_bn", nn::Norm(stacked, norm));
-  global_pooling_conv_ = register_module("global_pooling_conv", conv(in, channels, 1));
-  global_pooling_bn_ = register_module("global_pooling_bn", nn::Norm(channels, norm));
-  red_conv_ = register_module("red_conv", conv(stacked, channels, 1));
-  pool_red_conv_ = register_module("pool_red_conv", conv(channels, channels, 1));
-  red_bn_ = register_module("red_bn", nn::Norm(channels, norm));
+  map_bn_ = register_module("map_bn", nn::BatchNormAct(stacked, norm));
+  global_pooling_conv_ = register_module(
+      "global_pooling_conv", conv({.in = in, .out = channels}, nn::ConvolutionBackend::kLibtorch));
+  global_pooling_bn_ = register_module("global_pooling_bn", nn::BatchNormAct(channels, norm));
+  red_conv_ = register_module("red_conv", conv({.in = stacked, .out = channels}, norm));
+  pool_red_conv_ = register_module("pool_red_conv", conv({.in = channels, .out = channels}, norm));
+  red_bn_ = register_module("red_bn", nn::BatchNormAct(channels, norm));
   initialize_convolutions(*this, norm);
 }
 
 at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
-  if (is_training() && features.size(0) < 2) {
+  if (is_training() && features.size(0) == 1) {
     throw Error(ErrorKind::kUsage,
-                "DeepLabV3 needs a batch of at least 2 images in training, got " +
-                    std::to_string(features.size(0)) +
-                    ": its global branch normalizes one value per image and channel; raise the batch size");
+                "DeepLabV3 needs a batch of at least 2 images in training, got 1: its global branch "
+                "normalizes one value per image and channel; raise the batch size");
   }
   std::vector<at::Tensor> branches;
   branches.reserve(map_convs_.size());
-  for (auto& convolution : map_convs_)
-    branches.push_back(nn::convolve(convolution, features, map_bn_->strategy));
+  for (auto& convolution : map_convs_) branches.push_back(convolution->forward(features));
   auto stacked = at::cat(branches, 1);
   branches.clear();
   auto out = map_bn_->forward_into(std::move(stacked), red_conv_);
 
-  auto global = nn::convolve(global_pooling_conv_, features.mean({2, 3}, /*keepdim=*/true));
+  auto global = global_pooling_conv_->forward(features.mean({2, 3}, /*keepdim=*/true));
   global = global_pooling_bn_->forward_into(std::move(global), pool_red_conv_);
   return red_bn_->forward(out.add_(global));
 }
@@ -56,18 +57,23 @@ DeepLabV3::DeepLabV3(std::shared_ptr<Backbone> body, int64_t classes, const nn::
   body_ = register_module("body", std::move(body));
   const int64_t features = body_->feature_channels(), channels = std::min(kPaperChannels, features / 2);
   head_ = register_module("head", std::make_shared<DeepLabV3Head>(features, channels, norm));
-  cls_ = register_module("cls", torch::nn::Conv2d(torch::nn::Conv2dOptions(channels, classes, 1)));
+  declare_classifier("cls", channels);
+  if (classes == 0) return;
+  const nn::Conv2d cls(torch::nn::Conv2dOptions(channels, classes, 1), nn::ConvolutionBackend::kLibtorch);
   // Near zero, so that training starts from even odds and the first steps hardly move the body: through the
-  // global branch, which normalizes one value an image, an untrained body multiplies a rounding error 30
-  // times a step.
-  torch::NoGradGuard no_grad;
-  cls_->weight.normal_(0, kClassifierStd);
-  cls_->bias.zero_();
+  // global branch, which normalizes one value per image, an untrained body multiplies a rounding error 30
+  // times per step.
+  const at::NoGradGuard no_grad;
+  cls->weight.detach().normal_(0, kClassifierStd);
+  cls->bias.detach().zero_();
+  replace_classifier(cls);
 }
 
 at::Tensor DeepLabV3::forward(const at::Tensor& images) {
-  const auto logits = nn::convolve(cls_, head_->forward(body_->features(images)));
-  return at::upsample_bilinear2d(logits, {images.size(2), images.size(3)}, /*align_corners=*/false);
+  at::Tensor x = head_->forward(body_->features(images));
+  if (!has_classifier()) return x;
+  x = classify(x);
+  return at::upsample_bilinear2d(x, {images.size(2), images.size(3)}, /*align_corners=*/false);
 }
 
 }  // namespace palimpsest::models

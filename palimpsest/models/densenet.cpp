@@ -1,7 +1,8 @@
 #include "palimpsest/models/densenet.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/nn/convolve.h"
+#include "palimpsest/models/common/convolution.h"
+#include "palimpsest/models/common/images.h"
 #include "palimpsest/nn/max_pool.h"
 
 #include <charconv>
@@ -12,7 +13,7 @@ namespace {
 
 constexpr int64_t kFewestLayers = 10, kMostLayers = 10000, kMostGrowth = 1024;
 
-/// The whole number at the front of `text`, which is taken off; -1 where there is none.
+/// Removes the whole number at the front of `text` and returns it; -1 if there is none.
 int64_t take_number(std::string_view& text) {
   int64_t value = -1;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -30,33 +31,37 @@ DenseNet::DenseNet(const DenseNetShape& shape, const BackboneOptions& options)
   register_module("features", parts_);
   int64_t channels = shape.stem_channels();
   const bool small = shape.small_images;
-  conv0_ = parts_->register_module("conv0", conv(3, channels, small ? 3 : 7, small ? 1 : 2));
-  if (!small) norm0_ = parts_->register_module("norm0", nn::Norm(channels, options.norm));
+  conv0_ = parts_->register_module(
+      "conv0", conv({.in = 3, .out = channels, .kernel = small ? 3 : 7, .stride = small ? 1 : 2},
+                    nn::ConvolutionBackend::kLibtorch));
+  if (!small) norm0_ = parts_->register_module("norm0", nn::BatchNormAct(channels, options.norm));
   for (std::size_t i = 0; i < shape.blocks.size(); ++i) {
-    nn::DenseBlockOptions block;
-    block.in = channels;
-    block.layers = shape.blocks[i];
-    block.growth = shape.growth;
-    block.dense_strategy = strategy;
-    block.norm = options.norm;
     const std::string number = std::to_string(i + 1);
-    blocks_.push_back(parts_->register_module("denseblock" + number, nn::DenseBlock(block)));
+    blocks_.push_back(
+        parts_->register_module("denseblock" + number, nn::DenseBlock(nn::DenseBlockOptions(channels)
+                                                                          .layers(shape.blocks[i])
+                                                                          .growth(shape.growth)
+                                                                          .dense_strategy(strategy)
+                                                                          .norm(options.norm))));
     channels = blocks_.back()->out_channels();
     if (i + 1 == shape.blocks.size()) break;
     transitions_.push_back(parts_->register_module(
-        "transition" + number, nn::DenseTransition(channels, channels / 2, options.norm, strategy)));
+        "transition" + number,
+        nn::DenseTransition(
+            nn::DenseTransitionOptions(channels).dense_strategy(strategy).norm(options.norm))));
     channels /= 2;
   }
-  last_norm_ = parts_->register_module(small ? "norm_final" : "norm5",
-                                       nn::Norm(channels, nn::reader_of_block(options.norm, strategy)));
+  last_norm_ =
+      parts_->register_module(small ? "norm_final" : "norm5",
+                              nn::BatchNormAct(channels, nn::reader_of_block(options.norm, strategy)));
   register_classifier(channels, options.classes, "classifier");
   initialize_convolutions(*this, options.norm);
 }
 
 at::Tensor DenseNet::features(const at::Tensor& images) {
   check_images(shape_.name, images);
-  at::Tensor x = nn::convolve(conv0_, images);
-  if (norm0_) x = nn::max_pool2d(norm0_->forward(std::move(x)), norm0_->strategy, 3, 2, 1);
+  at::Tensor x = conv0_->forward(images);
+  if (norm0_) x = nn::max_pool2d(norm0_->forward(std::move(x)), norm0_->options.strategy(), 3, 2, 1);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     x = blocks_[i]->forward(x);
     if (i < transitions_.size()) x = transitions_[i]->forward(x);

@@ -1,9 +1,14 @@
 #pragma once
 
 #include "palimpsest/models/backbone.h"
+#include "palimpsest/nn/batch_norm_act.h"
+#include "palimpsest/nn/cloneable.h"
+#include "palimpsest/nn/conv2d.h"
 #include "palimpsest/nn/dense_block.h"
 #include "palimpsest/nn/dense_transition.h"
 
+#include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -15,44 +20,47 @@ struct DenseNetShape {
   std::string name;             ///< for messages
   std::vector<int64_t> blocks;  ///< layers of each block
   int64_t growth = 32;          ///< channels that a layer adds, k
-  /// The form for CIFAR: a 3x3 convolution begins, and the image keeps its size up to the first transition.
-  /// Else 7x7, stride 2, normalization and max pooling.
+  /// true: the form for CIFAR, which begins with a 3x3 convolution and keeps the image's size up to the first
+  /// transition. false: 7x7 with stride 2, normalization and max pooling come first.
   bool small_images = false;
 
   int64_t stem_channels() const { return 2 * growth; }
 };
 
-/// DenseNet-BC: dense blocks with bottlenecks (nn/dense_block.h), between them transitions that halve
-/// channels and pixels: normalization, activation, 1x1 convolution, mean of 2x2 pixels. Parameters and
-/// buffers have torchvision's names and order, so its weights load unchanged; the form for CIFAR, which
-/// torchvision has not, has those of gpleiss/efficient_densenet_pytorch (features.norm_final for
-/// features.norm5).
+/// DenseNet-BC: dense blocks with bottlenecks (nn/dense_block.h), and between them transitions that halve
+/// channels and pixels (nn/dense_transition.h). Parameters and buffers have torchvision's names and order, so
+/// torchvision's weights load unchanged. The form for CIFAR, which torchvision lacks, has the names of
+/// gpleiss/efficient_densenet_pytorch (features.norm_final for features.norm5).
 ///
-/// `options.dense_strategy` decides what the blocks keep, and with it the rest: under `naive` and
-/// `shared_gradient` transitions and the last normalization are libtorch's layers; under the others they keep
-/// their input alone, which the block keeps anyway, and a transition takes the mean before its convolution:
-/// the same result by a quarter of the products. `options.norm.strategy` is that of the bottlenecks and of
-/// the stem. Sources: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks",
+/// `options.dense_strategy` decides which tensors blocks, transitions and the last normalization save:
+/// under `naive` and `shared_gradient` the latter two are libtorch's layers; under the other forms they save
+/// their input alone, which the block saves in any case. `options.norm.strategy` is the strategy of the
+/// bottlenecks and of the stem. Sources: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks",
 /// CVPR 2017; Pleiss et al., "Memory-Efficient Implementation of DenseNets", 2017 (232 and 264 layers, k =
 /// 48).
-class DenseNet : public Backbone {
+class DenseNet : public nn::Cloneable<DenseNet, Backbone> {
  public:
-  /// options.output_stride: 32.
+  /// Ignores options.output_stride: the features have output stride 32, for CIFAR 4.
   DenseNet(const DenseNetShape& shape, const BackboneOptions& options);
   at::Tensor features(const at::Tensor& images) override;
 
  private:
+  void rebind(nn::Clones& clones) override {
+    rebind_classifier(clones);
+    clones(parts_, conv0_, norm0_, last_norm_, blocks_, transitions_);
+  }
+
   DenseNetShape shape_;
   std::shared_ptr<torch::nn::Module> parts_;
-  torch::nn::Conv2d conv0_{nullptr};
-  nn::Norm norm0_{nullptr}, last_norm_{nullptr};
+  nn::Conv2d conv0_{nullptr};
+  nn::BatchNormAct norm0_{nullptr}, last_norm_{nullptr};
   std::vector<nn::DenseBlock> blocks_;
   std::vector<nn::DenseTransition> transitions_;
 };
 
-/// The network for CIFAR that the name stands for: "densenet_bc100_k12" has 100 layers and k = 12; three
-/// blocks of (layers - 4) / 6. Nothing for a name of another form; throws Error(kUsage) for numbers that make
-/// no network.
+/// The network for CIFAR of that name: "densenet_bc100_k12" has 100 layers and k = 12, in three blocks of
+/// (layers - 4) / 6. Nothing for a name of another form. Throws Error(kUsage) for numbers that make no
+/// network.
 std::optional<DenseNetShape> small_densenet(const std::string& name);
 
 }  // namespace palimpsest::models

@@ -47,7 +47,7 @@ std::vector<Site> sites(const torch::nn::Module& module) {
   return of_inception;
 }
 
-/// The module that holds the last part of a dotted name, and that part.
+/// The module below which the last part of a dotted name stands, and that part.
 std::pair<torch::nn::Module*, std::string> holder(torch::nn::Module& module, const std::string& name) {
   const auto dot = name.find('.');
   if (dot == std::string::npos) return {&module, name};
@@ -57,7 +57,7 @@ std::pair<torch::nn::Module*, std::string> holder(torch::nn::Module& module, con
   return holder(**child, name.substr(dot + 1));
 }
 
-/// nullptr where there is none: a block whose shape stays has no `downsample`.
+/// nullptr if there is none: a block that keeps the shape has no `downsample`.
 template <class Impl>
 std::shared_ptr<Impl> find(torch::nn::Module& module, const std::string& name) {
   const auto [parent, last] = holder(module, name);
@@ -82,15 +82,22 @@ void fold_site(torch::nn::Module& module, const Site& site, nn::NormImpl& norm) 
   }
   nn::keep_activation_only(norm);
   const auto [parent, last] = holder(module, site.norm);
-  parent->unregister_module(last);  // its owner calls it still; it just is in no state dict any more
+  parent->unregister_module(last);  // its owner still calls it, but no state dict has it any more
 }
 
-/// The network with its children under their own names, so that its state dict reads the same.
+/// The network, with its children under their own names, so that the state dict has the same keys.
 class FoldedModel : public nn::Model {
  public:
   explicit FoldedModel(std::shared_ptr<nn::Model> model) : model_(std::move(model)) {
     for (const auto& child : model_->named_children()) register_module(child.key(), child.value());
     eval();
+  }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override {
+    auto copy = std::make_shared<FoldedModel>(std::dynamic_pointer_cast<nn::Model>(model_->clone(device)));
+    copy->train(is_training());
+    return copy;
   }
 
   at::Tensor forward(const at::Tensor& images) override {
@@ -99,6 +106,12 @@ class FoldedModel : public nn::Model {
           ErrorKind::kUsage,
           "a folded model has no batch statistics and is for inference: call eval(), or train the model "
           "that it was made of");
+    const auto children = named_children();
+    for (const auto& child : model_->named_children())
+      if (children[child.key()] != child.value())
+        throw Error(ErrorKind::kUsage, "'" + child.key() +
+                                           "' of a folded model was replaced, which has no effect on it; "
+                                           "replace the classifier before fold()");
     return model_->forward(images);
   }
   bool segments() const override { return model_->segments(); }

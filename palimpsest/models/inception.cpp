@@ -1,6 +1,7 @@
 #include "palimpsest/models/inception.h"
 
-#include "palimpsest/nn/convolve.h"
+#include "palimpsest/models/common/convolution.h"
+#include "palimpsest/models/common/images.h"
 #include "palimpsest/nn/max_pool.h"
 
 #include <ATen/ops/avg_pool2d.h>
@@ -10,20 +11,22 @@
 namespace palimpsest::models {
 namespace {
 
-torch::nn::Conv2d rectangular(int64_t in, const BranchConvolution& c, bool bias) {
-  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, c.channels, {c.height, c.width})
-                               .stride(c.stride)
-                               .padding({c.height / 2, c.width / 2})
-                               .bias(bias));
+/// With a bias in networks without normalization, which know no strategies.
+nn::Conv2d rectangular(int64_t in, const BranchConvolution& c, bool normalized, nn::Strategy strategy) {
+  return nn::Conv2d(torch::nn::Conv2dOptions(in, c.channels, {c.height, c.width})
+                        .stride(c.stride)
+                        .padding({c.height / 2, c.width / 2})
+                        .bias(!normalized),
+                    normalized ? nn::convolution_backend(strategy) : nn::ConvolutionBackend::kLibtorch);
 }
 
-/// What follows a convolution where nothing is normalized.
+/// The activation after a convolution in networks without normalization.
 at::Tensor activated(at::Tensor x, const nn::NormOptions& norm) {
   return nn::activate_(std::move(x), norm.activation, norm.activation_param);
 }
 
-/// 3x3, padded. libtorch's under strategy `standard`, to compare with; a network that knows no strategies has
-/// nothing to compare and keeps the one byte an output of ours.
+/// 3x3, padded. libtorch's under strategy `standard`, as a baseline; networks without normalization, which
+/// know no strategies, take ours, which saves one byte per output.
 at::Tensor max_pool_3x3(const at::Tensor& x, int64_t stride, bool normalized, nn::Strategy strategy) {
   return nn::max_pool2d(x, normalized ? strategy : nn::Strategy::kInplace2, 3, stride, 1);
 }
@@ -47,21 +50,23 @@ InceptionBlock::InceptionBlock(const InceptionBlockShape& shape, int64_t in, boo
     int64_t channels = in;
     for (const auto& c : b.chain) {
       const std::string number = std::to_string(branch.chain.size() + 1);
-      branch.chain.push_back(parts->register_module("conv" + number, rectangular(channels, c, !normalized)));
+      branch.chain.push_back(
+          parts->register_module("conv" + number, rectangular(channels, c, normalized, norm.strategy)));
       if (normalized)
-        branch.norms.push_back(parts->register_module("bn" + number, nn::Norm(c.channels, norm)));
+        branch.norms.push_back(parts->register_module("bn" + number, nn::BatchNormAct(c.channels, norm)));
       channels = c.channels;
     }
     for (const auto& c : b.ends) {
       std::string name = "conv" + std::to_string(branch.chain.size() + 1);
       if (b.ends.size() > 1) name += static_cast<char>('a' + branch.ends.size());
-      branch.ends.push_back(parts->register_module(name, rectangular(channels, c, !normalized)));
+      branch.ends.push_back(
+          parts->register_module(name, rectangular(channels, c, normalized, norm.strategy)));
       branch.end_names.push_back(branch.name + "." + name);
       ends += c.channels;
     }
     branches_.push_back(std::move(branch));
   }
-  if (normalized) bn_ = register_module("bn", nn::Norm(ends, norm));
+  if (normalized) bn_ = register_module("bn", nn::BatchNormAct(ends, norm));
   out_ = ends + passed;
 }
 
@@ -71,24 +76,21 @@ at::Tensor InceptionBlock::pooled(const at::Tensor& x, BranchPool pool) const {
 }
 
 void InceptionBlock::run(Branch& branch, const at::Tensor& x, std::vector<at::Tensor>& ends) {
-  const auto convolve = [&](torch::nn::Conv2d& conv, const at::Tensor& input) {
-    return bn_ ? nn::convolve(conv, input, norm_.strategy) : nn::convolve(conv, input);
-  };
   if (branch.chain.empty()) {
-    for (auto& end : branch.ends) ends.push_back(convolve(end, x));
+    for (auto& end : branch.ends) ends.push_back(end->forward(x));
     return;
   }
   const std::size_t last = branch.chain.size() - 1;
-  at::Tensor h = convolve(branch.chain[0], x);
+  at::Tensor h = branch.chain[0]->forward(x);
   for (std::size_t i = 0; i < last; ++i)
     h = bn_ ? branch.norms[i]->forward_into(std::move(h), branch.chain[i + 1])
-            : convolve(branch.chain[i + 1], activated(std::move(h), norm_));
+            : branch.chain[i + 1]->forward(activated(std::move(h), norm_));
   if (bn_ && branch.ends.size() == 1) {
     ends.push_back(branch.norms[last]->forward_into(std::move(h), branch.ends[0]));
     return;
   }
   h = bn_ ? branch.norms[last]->forward(std::move(h)) : activated(std::move(h), norm_);
-  for (auto& end : branch.ends) ends.push_back(convolve(end, h));
+  for (auto& end : branch.ends) ends.push_back(end->forward(h));
 }
 
 at::Tensor InceptionBlock::forward(const at::Tensor& x) {
@@ -129,10 +131,10 @@ Inception::Inception(const InceptionShape& shape, const BackboneOptions& options
   int64_t channels = 3;
   for (const auto& s : shape.stem) {
     const std::string number = std::to_string(convs_.size() + 1);
-    convs_.push_back(
-        register_module("conv" + number, rectangular(channels, s.convolution, !shape.normalized)));
+    convs_.push_back(register_module("conv" + number,
+                                     rectangular(channels, s.convolution, shape.normalized, norm_.strategy)));
     channels = s.convolution.channels;
-    if (shape.normalized) norms_.push_back(register_module("bn" + number, nn::Norm(channels, norm_)));
+    if (shape.normalized) norms_.push_back(register_module("bn" + number, nn::BatchNormAct(channels, norm_)));
   }
   for (const auto& block : shape.blocks) {
     blocks_.push_back(register_module(
@@ -144,7 +146,7 @@ Inception::Inception(const InceptionShape& shape, const BackboneOptions& options
   } else {
     initialize_plain_layers(*this, norm_);
   }
-  fc_ = register_module("fc", torch::nn::Linear(channels, options.classes));
+  register_classifier(channels, options.classes);
 }
 
 std::vector<NormalizedNames> Inception::normalizations() const {
@@ -154,22 +156,28 @@ std::vector<NormalizedNames> Inception::normalizations() const {
   return all;
 }
 
-at::Tensor Inception::forward(const at::Tensor& images) {
+at::Tensor Inception::features(const at::Tensor& images) {
   check_images(shape_.name, images);
   const auto halve = [&](const at::Tensor& x) {
     return max_pool_3x3(x, 2, shape_.normalized, norm_.strategy);
   };
   at::Tensor x = images;
   for (std::size_t i = 0; i < convs_.size(); ++i) {
-    x = shape_.normalized ? norms_[i]->forward(nn::convolve(convs_[i], x, norm_.strategy))
-                          : activated(nn::convolve(convs_[i], x), norm_);
+    x = convs_[i]->forward(x);
+    x = shape_.normalized ? norms_[i]->forward(std::move(x)) : activated(std::move(x), norm_);
     if (shape_.stem[i].pooled) x = halve(x);
   }
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     x = blocks_[i]->forward(x);
     if (shape_.blocks[i].pooled) x = halve(x);
   }
-  return nn::linear(fc_, at::dropout(x.mean({2, 3}), shape_.dropout, is_training()));
+  return x;
+}
+
+at::Tensor Inception::forward(const at::Tensor& images) {
+  at::Tensor x = features(images);
+  if (!has_classifier()) return x;
+  return classify(at::dropout(x.mean({2, 3}), shape_.dropout, is_training()));
 }
 
 }  // namespace palimpsest::models

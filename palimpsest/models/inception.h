@@ -1,7 +1,14 @@
 #pragma once
 
 #include "palimpsest/models/backbone.h"
+#include "palimpsest/nn/batch_norm_act.h"
+#include "palimpsest/nn/cloneable.h"
+#include "palimpsest/nn/conv2d.h"
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,18 +23,19 @@ struct BranchConvolution {
 
 enum class BranchPool { kNone, kAverage, kMax };
 
-/// One path through a block: a 3x3 pooling if any, a chain of convolutions, and those at its end, side by
-/// side. Without any the pooling passes its channels through.
+/// One path through a block: an optional 3x3 pooling, a chain of convolutions, and the convolutions at its
+/// end, side by side. Without convolutions the pooling passes its channels through.
 struct BranchShape {
   BranchPool pool = BranchPool::kNone;
   std::vector<BranchConvolution> chain, ends;
 };
 
-/// Branches over the same input, stacked along the channels: `ends` in order, then what was passed through.
+/// Branches over the same input, stacked along the channels: `ends` in order, then the channels that were
+/// passed through.
 struct InceptionBlockShape {
   std::string name;
   std::vector<BranchShape> branches;
-  int64_t stride = 1;   ///< of the poolings; the last convolutions say theirs themselves
+  int64_t stride = 1;   ///< of the poolings; convolutions have strides of their own
   bool pooled = false;  ///< 3x3 max pooling of stride 2 follows the block
 };
 
@@ -44,10 +52,10 @@ struct InceptionShape {
   double dropout = 0;
 };
 
-// The three at the scale of images of 32 pixels: the blocks of the papers, channels divided by `divisor`,
-// behind a stem that halves the image once and not three times, so that they work on 16, 8 and 4 pixels;
-// convolutions of stride 1 keep the size throughout. Without the auxiliary classifiers and the local response
-// normalization.
+// The three networks at the scale of images of 32 pixels: the blocks of the papers, with channels divided by
+// `divisor`, behind a stem that halves the image once and not three times, so that they work on 16, 8 and 4
+// pixels. Convolutions of stride 1 keep the size throughout. There are no auxiliary classifiers and no local
+// response normalization.
 
 /// GoogLeNet, Inception v1: Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, table 1.
 InceptionShape googlenet(const std::string& name, int64_t divisor);
@@ -60,21 +68,21 @@ InceptionShape inception_v2(const std::string& name, int64_t divisor);
 /// them.
 InceptionShape inception_v3(const std::string& name, int64_t divisor);
 
-/// A normalization's name, and those of the convolutions whose stacked outputs it reads, below the module
-/// that says so: for models/fold.h.
+/// For models/fold.h: the names of a normalization and of the convolutions whose stacked outputs it reads,
+/// below the module that returns them.
 struct NormalizedNames {
   std::vector<std::string> convs;
   std::string norm;
 };
 
 /// One block. All convolutions that end a branch share one normalization (`bn`) over their stacked outputs,
-/// which is one for each, as statistics are per channel: the stack is kept once, not its parts beside it.
+/// which equals one for each, because statistics are per channel; the stack is saved once, without its parts.
 /// Names: branch1.conv1, branch1.bn1, ..., two ends conv2a and conv2b, bn.
 ///
 /// Saved for backward of chains of W channels and ends of E, beside the input: `standard` 2W + 2E, in place
-/// W + E; the others W + 2E, as every reader of the block wants its activated output. An average's input,
-/// which is the block's, and its output come to each.
-class InceptionBlock : public torch::nn::Module {
+/// W + E, the other strategies W + 2E, because every reader of the block saves its activated output. Average
+/// pooling adds its input, which is the block's, and its output.
+class InceptionBlock : public nn::Cloneable<InceptionBlock> {
  public:
   InceptionBlock(const InceptionBlockShape& shape, int64_t in, bool normalized, const nn::NormOptions& norm);
   at::Tensor forward(const at::Tensor& x);
@@ -86,39 +94,47 @@ class InceptionBlock : public torch::nn::Module {
   struct Branch {
     std::string name;
     BranchPool pool = BranchPool::kNone;
-    std::vector<torch::nn::Conv2d> chain, ends;
-    std::vector<nn::Norm> norms;  // one a convolution of the chain; none where nothing is normalized
+    std::vector<nn::Conv2d> chain, ends;
+    std::vector<nn::BatchNormAct> norms;  // one per convolution of the chain; none without normalization
     std::vector<std::string> end_names;
   };
   at::Tensor pooled(const at::Tensor& x, BranchPool pool) const;
   void run(Branch& branch, const at::Tensor& x, std::vector<at::Tensor>& ends);
+  void rebind(nn::Clones& clones) override {
+    for (Branch& branch : branches_) clones(branch.chain, branch.ends, branch.norms);
+    clones(bn_);
+  }
 
   int64_t stride_;
   int64_t out_ = 0;
   nn::NormOptions norm_;
   std::vector<Branch> branches_;
-  nn::Norm bn_{nullptr};
+  nn::BatchNormAct bn_{nullptr};
 };
 
 /// GoogLeNet and Inception v2 and v3. Names: conv1, bn1, conv2, ... of the stem, the blocks' (inception3a of
 /// v1 and v2, mixed5b of v3), fc. Dropout draws from libtorch's generator, in training mode only.
-class Inception : public nn::Model {
+class Inception : public nn::Cloneable<Inception, Backbone> {
  public:
-  /// options.classes >= 1. Where nothing is normalized, options.norm says the activation alone.
+  /// Without normalization only the activation of options.norm is read. Ignores options.output_stride.
   Inception(const InceptionShape& shape, const BackboneOptions& options);
 
-  /// (N, 3, H, W) to logits (N, classes).
+  at::Tensor features(const at::Tensor& images) override;
+  /// Backbone's, with dropout before the classifier.
   at::Tensor forward(const at::Tensor& images) override;
-  bool segments() const override { return false; }
   std::vector<NormalizedNames> normalizations() const;  ///< of the stem
 
  private:
+  void rebind(nn::Clones& clones) override {
+    rebind_classifier(clones);
+    clones(convs_, norms_, blocks_);
+  }
+
   InceptionShape shape_;
   nn::NormOptions norm_;
-  std::vector<torch::nn::Conv2d> convs_;
-  std::vector<nn::Norm> norms_;
+  std::vector<nn::Conv2d> convs_;
+  std::vector<nn::BatchNormAct> norms_;
   std::vector<std::shared_ptr<InceptionBlock>> blocks_;
-  torch::nn::Linear fc_{nullptr};
 };
 
 }  // namespace palimpsest::models

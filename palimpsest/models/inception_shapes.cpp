@@ -1,4 +1,4 @@
-// The tables of the three papers, as models/inception.h says.
+// The tables of the three papers that models/inception.h names.
 #include "palimpsest/models/inception.h"
 
 #include <array>
@@ -33,7 +33,7 @@ BranchShape branch(Chain convolutions, BranchPool pool = BranchPool::kNone) {
 
 const BranchShape kPassed{BranchPool::kMax, {}, {}};
 
-/// All channels of the shape by `divisor`.
+/// The shape with all channels divided by `divisor`.
 InceptionShape divided(InceptionShape shape, int64_t divisor) {
   for (auto& s : shape.stem) s.convolution.channels /= divisor;
   for (auto& block : shape.blocks)
@@ -65,7 +65,7 @@ InceptionBlockShape v2(const std::string& name, const std::array<int64_t, 6>& c,
            branch({one(c[3]), three(c[4]), three(c[4])}), branch({one(c[5])}, pool)}};
 }
 
-/// One that halves the image: the same without 1x1, and the max pooling passes its channels through.
+/// A block that halves the image: as v2, without 1x1, and the max pooling passes its channels through.
 InceptionBlockShape v2_halving(const std::string& name, const std::array<int64_t, 4>& c) {
   return {"inception" + name,
           {branch({one(c[0]), three(c[1], 2)}), branch({one(c[2]), three(c[3]), three(c[3], 2)}), kPassed},

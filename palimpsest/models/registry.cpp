@@ -5,13 +5,15 @@
 #include "palimpsest/models/deeplab.h"
 #include "palimpsest/models/densenet.h"
 #include "palimpsest/models/inception.h"
-#include "palimpsest/models/plain.h"
 #include "palimpsest/models/resnet.h"
 #include "palimpsest/models/resnet_preact.h"
 #include "palimpsest/models/resnext_preact.h"
+#include "palimpsest/models/sequential_net.h"
 
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <string_view>
 #include <utility>
 
 namespace palimpsest::models {
@@ -22,6 +24,7 @@ constexpr std::string_view kDeepLabPrefix = "deeplabv3_";
 struct Entry {
   std::string name;
   std::function<std::shared_ptr<Backbone>(const BackboneOptions&)> make;
+  bool normalizes = true;
 };
 
 Entry resnet(std::string name, bool bottleneck, std::array<int64_t, 4> blocks, int64_t groups = 1,
@@ -40,70 +43,24 @@ Entry dense(const DenseNetShape& shape) {
   return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<DenseNet>(shape, o); }};
 }
 
-/// Classification alone.
-const std::vector<Entry>& densenets() {
-  static const std::vector<Entry> entries = {
-      dense({"densenet121", {6, 12, 24, 16}, 32}), dense({"densenet161", {6, 12, 36, 24}, 48}),
-      dense({"densenet169", {6, 12, 32, 32}, 32}), dense({"densenet201", {6, 12, 48, 32}, 32}),
-      dense({"densenet232", {6, 12, 48, 48}, 32}), dense({"densenet232_k48", {6, 12, 48, 48}, 48}),
-      dense({"densenet264", {6, 12, 64, 48}, 32}), dense({"densenet264_k48", {6, 12, 64, 48}, 48}),
-      dense(*small_densenet("densenet_bc40_k12")), dense(*small_densenet("densenet_bc100_k12")),
-  };
-  return entries;
+Entry sequential(const SequentialShape& shape) {
+  return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<SequentialNet>(shape, o); },
+          /*normalizes=*/false};
 }
 
-/// For images of 32 pixels, classification alone.
-struct SmallEntry {
-  std::string name;
-  bool normalizes;
-  std::function<std::shared_ptr<nn::Model>(const BackboneOptions&)> make;
-};
-
-SmallEntry plain(const PlainShape& shape) {
-  return {shape.name, false,
-          [shape](const BackboneOptions& o) { return std::make_shared<PlainNet>(shape, o); }};
+Entry inception(const InceptionShape& shape) {
+  return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<Inception>(shape, o); },
+          shape.normalized};
 }
 
-SmallEntry inception(const InceptionShape& shape) {
-  return {shape.name, shape.normalized,
-          [shape](const BackboneOptions& o) { return std::make_shared<Inception>(shape, o); }};
-}
-
-SmallEntry small_preact(const std::string& name, int64_t blocks) {
-  return {name, true, [name, blocks](const BackboneOptions& o) {
+Entry small_preact(const std::string& name, int64_t blocks) {
+  return {name, [name, blocks](const BackboneOptions& o) {
             return std::make_shared<PreactResNet>(name, blocks, o);
           }};
 }
 
-const std::vector<SmallEntry>& small_networks() {
-  static const std::vector<SmallEntry> entries = {
-      plain(alexnet("alexnet_cifar", 1)),
-      plain(alexnet("alexnet_cifar_narrow", 2)),
-      plain(vgg16("vgg16_cifar", 1)),
-      plain(vgg16("vgg16_cifar_narrow", 4)),
-      inception(googlenet("googlenet_cifar", 1)),
-      inception(googlenet("googlenet_cifar_narrow", 4)),
-      inception(inception_v2("inception_v2_cifar", 1)),
-      inception(inception_v2("inception_v2_cifar_narrow", 4)),
-      inception(inception_v3("inception_v3_cifar", 1)),
-      inception(inception_v3("inception_v3_cifar_narrow", 4)),
-      small_preact("resnet29_preact_cifar", 3),
-      small_preact("resnet164_preact_cifar", 18),
-  };
-  return entries;
-}
-
-const SmallEntry* find_small(const std::string& name) {
-  for (const auto& entry : small_networks())
-    if (entry.name == name) return &entry;
-  return nullptr;
-}
-
-nn::Strategy strategy_of(const std::string& name, const ModelOptions& options) {
-  return options.strategy.value_or(normalizes(name) ? nn::Strategy::kInplace2 : nn::Strategy::kStandard);
-}
-
-const std::vector<Entry>& backbones() {
+/// The networks that deeplabv3_... takes as its body.
+const std::vector<Entry>& bodies() {
   static const std::vector<Entry> entries = {
       resnet("resnet18_narrow", false, {2, 2, 2, 2}, 1, 64, 16),
       resnet("resnet18", false, {2, 2, 2, 2}),
@@ -121,13 +78,50 @@ const std::vector<Entry>& backbones() {
   return entries;
 }
 
-bool is_backbone(const std::string& name) {
-  return std::any_of(backbones().begin(), backbones().end(), [&](const auto& e) { return e.name == name; });
+const std::vector<Entry>& densenets() {
+  static const std::vector<Entry> entries = {
+      dense({"densenet121", {6, 12, 24, 16}, 32}), dense({"densenet161", {6, 12, 36, 24}, 48}),
+      dense({"densenet169", {6, 12, 32, 32}, 32}), dense({"densenet201", {6, 12, 48, 32}, 32}),
+      dense({"densenet232", {6, 12, 48, 48}, 32}), dense({"densenet232_k48", {6, 12, 48, 48}, 48}),
+      dense({"densenet264", {6, 12, 64, 48}, 32}), dense({"densenet264_k48", {6, 12, 64, 48}, 48}),
+      dense(*small_densenet("densenet_bc40_k12")), dense(*small_densenet("densenet_bc100_k12")),
+  };
+  return entries;
+}
+
+/// For images of 32 pixels.
+const std::vector<Entry>& small_networks() {
+  static const std::vector<Entry> entries = {
+      sequential(alexnet("alexnet_cifar", 1)),
+      sequential(alexnet("alexnet_cifar_narrow", 2)),
+      sequential(vgg16("vgg16_cifar", 1)),
+      sequential(vgg16("vgg16_cifar_narrow", 4)),
+      inception(googlenet("googlenet_cifar", 1)),
+      inception(googlenet("googlenet_cifar_narrow", 4)),
+      inception(inception_v2("inception_v2_cifar", 1)),
+      inception(inception_v2("inception_v2_cifar_narrow", 4)),
+      inception(inception_v3("inception_v3_cifar", 1)),
+      inception(inception_v3("inception_v3_cifar_narrow", 4)),
+      small_preact("resnet29_preact_cifar", 3),
+      small_preact("resnet164_preact_cifar", 18),
+  };
+  return entries;
+}
+
+const Entry* find(const std::vector<Entry>& entries, const std::string& name) {
+  const auto found =
+      std::find_if(entries.begin(), entries.end(), [&](const Entry& e) { return e.name == name; });
+  return found == entries.end() ? nullptr : &*found;
+}
+
+nn::Strategy strategy_of(const std::string& name, const ModelOptions& options) {
+  return options.strategy.value_or(normalizes(name) ? nn::Strategy::kInplace2 : nn::Strategy::kStandard);
 }
 
 void check(const std::string& name, bool segments, const ModelOptions& options) {
-  if (options.classes < 1) {
-    throw Error(ErrorKind::kUsage, "model '" + name + "' needs at least one class, got classes = " +
+  if (options.classes < 0) {
+    throw Error(ErrorKind::kUsage, "model '" + name +
+                                       "' needs classes = 1 or more, or 0 for no classifier, got " +
                                        std::to_string(options.classes));
   }
   nn::check_activation_param(options.activation, options.activation_param);
@@ -148,7 +142,7 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
     throw Error(ErrorKind::kUsage,
                 "model '" + name + "' classifies and takes no output stride, got " + std::to_string(stride) +
                     "; leave it out" +
-                    (is_backbone(name) ? ", or take '" + std::string(kDeepLabPrefix) + name + "'" : ""));
+                    (find(bodies(), name) ? ", or take '" + std::string(kDeepLabPrefix) + name + "'" : ""));
   }
 }
 
@@ -163,35 +157,30 @@ void refuse_dense_strategy(const std::string& name, const ModelOptions& options)
 
 std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& options) {
   const bool segments = name.starts_with(kDeepLabPrefix);
-  const std::string backbone = segments ? name.substr(kDeepLabPrefix.size()) : name;
   const nn::NormOptions norm{strategy_of(name, options), options.activation, options.activation_param};
-  for (const auto& entry : backbones()) {
-    if (entry.name != backbone) continue;
+  const Entry* body = find(bodies(), segments ? name.substr(kDeepLabPrefix.size()) : name);
+  const Entry* small = find(small_networks(), name);
+  if (body || small) {
     check(name, segments, options);
     refuse_dense_strategy(name, options);
-    if (!segments) return entry.make({options.classes, 32, norm, std::nullopt});
-    return std::make_shared<DeepLabV3>(entry.make({0, options.output_stride, norm, std::nullopt}),
-                                       options.classes, norm);
-  }
-  if (const SmallEntry* entry = find_small(name)) {
-    check(name, false, options);
-    refuse_dense_strategy(name, options);
-    return entry->make({options.classes, 32, norm, std::nullopt});
+    if (!segments) return (body ? body : small)->make({.classes = options.classes, .norm = norm});
+    return std::make_shared<DeepLabV3>(
+        body->make({.classes = 0, .output_stride = options.output_stride, .norm = norm}), options.classes,
+        norm);
   }
   const auto make_dense = [&](const Entry& entry) {
     check(name, false, options);
-    return entry.make({options.classes, 32, norm, options.dense_strategy});
+    return entry.make({.classes = options.classes, .norm = norm, .dense_strategy = options.dense_strategy});
   };
-  for (const auto& entry : densenets())
-    if (entry.name == name) return make_dense(entry);
+  if (const Entry* entry = find(densenets(), name)) return make_dense(*entry);
   if (const auto shape = small_densenet(name)) return make_dense(dense(*shape));
   throw Error(ErrorKind::kUsage, unknown_name_message("model", name, names()));
 }
 
 std::vector<std::string> names() {
   std::vector<std::string> all;
-  for (const auto& entry : backbones()) all.push_back(entry.name);
-  for (const auto& entry : backbones()) all.push_back(std::string(kDeepLabPrefix) + entry.name);
+  for (const auto& entry : bodies()) all.push_back(entry.name);
+  for (const auto& entry : bodies()) all.push_back(std::string(kDeepLabPrefix) + entry.name);
   for (const auto& entry : densenets()) all.push_back(entry.name);
   for (const auto& entry : small_networks()) all.push_back(entry.name);
   return all;
@@ -203,7 +192,7 @@ bool is_name(const std::string& name) {
 }
 
 bool normalizes(const std::string& name) {
-  const SmallEntry* entry = find_small(name);
+  const Entry* entry = find(small_networks(), name);
   return !entry || entry->normalizes;
 }
 

@@ -5,6 +5,7 @@
 #include "palimpsest/nn/model.h"
 #include "palimpsest/nn/strategy.h"
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -12,33 +13,40 @@
 
 namespace palimpsest::models {
 
-/// Options that every model takes.
+/// Options that every network takes.
 struct ModelOptions {
+  /// 0: no classifier; forward then returns the features, (N, C, h, w) (models/backbone.h).
   int64_t classes = 1000;
-  /// none: `inplace_2`; `standard` where nothing is normalized, which takes no other
+  /// Default: `inplace_2`; for networks without normalization, which take no other, `standard`.
   std::optional<nn::Strategy> strategy = std::nullopt;
   nn::Activation activation = nn::Activation::kLeakyReLU;
   double activation_param = 0.01;  ///< leaky ReLU's slope or ELU's alpha
   int64_t output_stride = 16;      ///< segmentation only: 8 or 16
-  /// densenet... only; none: libtorch's layers for strategy `standard`, else `fused`, or `shared` where that
-  /// lacks the activation
+  /// densenet... only. Default: nn::default_dense_strategy.
   std::optional<nn::DenseStrategy> dense_strategy = std::nullopt;
 };
 
 /// A network by name, freshly initialized from libtorch's global generator (seed it first):
-/// resnet18/34/50/101/152, resnext50_32x4d, resnext101_32x8d, resnext101_64x4d (post-activation,
-/// torchvision's names), resnext50_preact/101_preact/152_preact (the paper's), resnet18_narrow (resnet18 with
-/// a quarter of its channels, to try things out with), deeplabv3_NAME for each of these;
-/// densenet121/161/169/201, densenet232, densenet264 (k = 32) and densenet232_k48, densenet264_k48
-/// (torchvision's names), and densenet_bcLAYERS_kGROWTH, the form for CIFAR, of any depth and growth; for
-/// images of 32 pixels alexnet_cifar, vgg16_cifar, googlenet_cifar, inception_v2_cifar, inception_v3_cifar,
-/// each as ..._cifar_narrow, too (AlexNet with half of its channels, the others with a quarter), and
-/// resnet29_preact_cifar, resnet164_preact_cifar. Throws Error(kUsage) with the nearest name, or saying which
-/// option does not fit.
-std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& options);
-/// Those above; of densenet_bc..._k... the ones that papers have.
+///   auto net = models::make("resnet50", {.classes = 10, .strategy = nn::Strategy::kStoreY});
+/// | names                                                          | network                                 |
+/// | -------------------------------------------------------------- | --------------------------------------- |
+/// | resnet18, 34, 50, 101, 152                                     | torchvision's ResNets                   |
+/// | resnext50_32x4d, resnext101_32x8d, resnext101_64x4d            | torchvision's ResNeXts                  |
+/// | resnext50_preact, resnext101_preact, resnext152_preact         | pre-activation, the In-Place ABN paper's |
+/// | resnet18_narrow                                                | ResNet-18 with a quarter of its channels |
+/// | deeplabv3_NAME for each of these                               | segmentation                            |
+/// | densenet121, 161, 169, 201                                     | torchvision's DenseNets, k = 32 (161: 48) |
+/// | densenet232, 264, 232_k48, 264_k48                             | deeper ones, k = 32 or 48               |
+/// | densenet_bcLAYERS_kGROWTH                                      | for CIFAR, of any depth and growth      |
+/// | alexnet, vgg16, googlenet, inception_v2, inception_v3 + _cifar | for images of 32 pixels                 |
+/// | the same + _cifar_narrow                                       | half (AlexNet) or a quarter of the channels |
+/// | resnet29_preact_cifar, resnet164_preact_cifar                  | for images of 32 pixels                 |
+/// All but deeplabv3_NAME are of class Backbone. Throws Error(kUsage) with the nearest name, or for an option
+/// that does not fit.
+std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& options = {});
+/// The names above; of densenet_bcLAYERS_kGROWTH only those that papers have.
 std::vector<std::string> names();
-/// Whether make() knows the name: names() and every other densenet_bc..._k...
+/// Whether make() knows the name: names() and every other densenet_bcLAYERS_kGROWTH.
 bool is_name(const std::string& name);
 /// Whether the network normalizes, so that strategies make a difference: all but alexnet..., vgg16... and
 /// googlenet...

@@ -1,13 +1,19 @@
 #pragma once
 
-#include "palimpsest/models/backbone.h"
-#include "palimpsest/nn/tap.h"
+#include "palimpsest/nn/batch_norm_act.h"
+#include "palimpsest/nn/cloneable.h"
+#include "palimpsest/nn/conv2d.h"
+#include "palimpsest/nn/deferred_activation.h"
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/modules/container/sequential.h>
+
+#include <cstdint>
 
 namespace palimpsest::models {
 
-/// Where a residual block stands: channels in, the base width of its stage, and its convolutions' geometry.
+/// The place of a residual block: input channels, the base width of its stage, and its convolutions'
+/// geometry.
 struct BlockOptions {
   int64_t in = 0;              ///< channels of the input
   int64_t planes = 64;         ///< 64, 128, 256, 512 in the four stages
@@ -16,41 +22,43 @@ struct BlockOptions {
   int64_t dilation = 1;        ///< of 3x3 convolutions after it
   int64_t groups = 1;
   int64_t width_per_group = 64;
-  bool reads_sum = false;  ///< the input is the sum of a block that left its activation to its readers
-  nn::NormOptions norm;
-
-  nn::Pending input() const { return {reads_sum, norm.activation, norm.activation_param}; }
+  nn::NormOptions norm = {};
+  /// The activation that the producer of the input left to this block.
+  nn::DeferredActivation input = {};
 };
 
-/// act(bn2(conv2(act(bn1(conv1(x))))) + shortcut), both convolutions 3x3; the sum without act where
-/// nn::passes_sum_on says so. The shortcut is x, or its
-/// projection `downsample` (1x1 convolution, normalization) where the shape changes. Dilation is supported.
-class BasicBlock : public torch::nn::Module {
+/// act(bn2(conv2(act(bn1(conv1(x))))) + shortcut), both convolutions 3x3; the sum without act where blocks
+/// defer their activation (nn::defers_activation). The shortcut is x, or its projection `downsample` (1x1
+/// convolution, normalization) where the shape changes.
+class BasicBlock : public nn::Cloneable<BasicBlock> {
  public:
   static constexpr int64_t kExpansion = 1;  ///< channels out / planes
   explicit BasicBlock(const BlockOptions& options);
   at::Tensor forward(const at::Tensor& x);
 
  private:
-  nn::NormOptions norm_;
-  nn::Pending input_;
-  torch::nn::Conv2d conv1_{nullptr}, conv2_{nullptr};
-  nn::Norm bn1_{nullptr}, bn2_{nullptr};
+  void rebind(nn::Clones& clones) override { clones(conv1_, conv2_, bn1_, bn2_, downsample_); }
+
+  nn::DeferredActivation input_;
+  nn::Conv2d conv1_{nullptr}, conv2_{nullptr};
+  nn::BatchNormAct bn1_{nullptr}, bn2_{nullptr};
   torch::nn::Sequential downsample_{nullptr};  // projection, then its normalization
 };
 
-/// act(bn3(conv3(act(bn2(conv2(act(bn1(conv1(x)))))))) + shortcut): 1x1, 3x3 in groups, 1x1.
-class Bottleneck : public torch::nn::Module {
+/// act(bn3(conv3(act(bn2(conv2(act(bn1(conv1(x)))))))) + shortcut): 1x1, 3x3 in groups, 1x1; otherwise as
+/// BasicBlock.
+class Bottleneck : public nn::Cloneable<Bottleneck> {
  public:
   static constexpr int64_t kExpansion = 4;
   explicit Bottleneck(const BlockOptions& options);
   at::Tensor forward(const at::Tensor& x);
 
  private:
-  nn::NormOptions norm_;
-  nn::Pending input_;
-  torch::nn::Conv2d conv1_{nullptr}, conv2_{nullptr}, conv3_{nullptr};
-  nn::Norm bn1_{nullptr}, bn2_{nullptr}, bn3_{nullptr};
+  void rebind(nn::Clones& clones) override { clones(conv1_, conv2_, conv3_, bn1_, bn2_, bn3_, downsample_); }
+
+  nn::DeferredActivation input_;
+  nn::Conv2d conv1_{nullptr}, conv2_{nullptr}, conv3_{nullptr};
+  nn::BatchNormAct bn1_{nullptr}, bn2_{nullptr}, bn3_{nullptr};
   torch::nn::Sequential downsample_{nullptr};  // projection, then its normalization
 };
 

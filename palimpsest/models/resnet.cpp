@@ -1,7 +1,9 @@
 #include "palimpsest/models/resnet.h"
 
+#include "palimpsest/models/common/convolution.h"
+#include "palimpsest/models/common/images.h"
+#include "palimpsest/models/common/stage_planner.h"
 #include "palimpsest/models/residual.h"
-#include "palimpsest/nn/convolve.h"
 #include "palimpsest/nn/max_pool.h"
 
 namespace palimpsest::models {
@@ -21,8 +23,8 @@ torch::nn::Sequential blocks_of(int64_t& channels, int64_t planes, int64_t count
     o.dilation = geometry.dilation;
     o.groups = shape.groups;
     o.width_per_group = shape.width_per_group;
-    o.reads_sum = nn::passes_sum_on(norm) && (i > 0 || !first_stage);
     o.norm = norm;
+    if (i > 0 || !first_stage) o.input = nn::DeferredActivation::of_blocks(norm);
     blocks->push_back(std::make_shared<Block>(o));
     channels = planes * Block::kExpansion;
   }
@@ -32,10 +34,10 @@ torch::nn::Sequential blocks_of(int64_t& channels, int64_t planes, int64_t count
 }  // namespace
 
 ResNet::ResNet(const ResNetShape& shape, const BackboneOptions& options)
-    : shape_(shape),
-      output_{nn::passes_sum_on(options.norm), options.norm.activation, options.norm.activation_param} {
-  conv1_ = register_module("conv1", conv(3, shape.stem_channels, 7, 2));
-  bn1_ = register_module("bn1", nn::Norm(shape.stem_channels, options.norm));
+    : shape_(shape), output_(nn::DeferredActivation::of_blocks(options.norm)) {
+  conv1_ = register_module("conv1", conv({.in = 3, .out = shape.stem_channels, .kernel = 7, .stride = 2},
+                                         nn::ConvolutionBackend::kLibtorch));
+  bn1_ = register_module("bn1", nn::BatchNormAct(shape.stem_channels, options.norm));
   StagePlanner planner(options.output_stride);
   int64_t channels = shape.stem_channels;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -53,10 +55,10 @@ ResNet::ResNet(const ResNetShape& shape, const BackboneOptions& options)
 
 at::Tensor ResNet::features(const at::Tensor& images) {
   check_images(shape_.name, images);
-  auto x = bn1_->forward(nn::convolve(conv1_, images));
-  x = nn::max_pool2d(x, bn1_->strategy, 3, 2, 1);
+  auto x = bn1_->forward(conv1_->forward(images));
+  x = nn::max_pool2d(x, bn1_->options.strategy(), 3, 2, 1);
   for (auto& layer : layers_) x = layer->forward(x);
-  return nn::read(x, output_);
+  return output_.apply(x);
 }
 
 }  // namespace palimpsest::models

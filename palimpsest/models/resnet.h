@@ -1,11 +1,16 @@
 #pragma once
 
 #include "palimpsest/models/backbone.h"
-#include "palimpsest/nn/tap.h"
+#include "palimpsest/nn/batch_norm_act.h"
+#include "palimpsest/nn/cloneable.h"
+#include "palimpsest/nn/conv2d.h"
+#include "palimpsest/nn/deferred_activation.h"
 
 #include <torch/nn/modules/container/sequential.h>
 
 #include <array>
+#include <cstdint>
+#include <string>
 
 namespace palimpsest::models {
 
@@ -16,28 +21,33 @@ struct ResNetShape {
   std::array<int64_t, 4> blocks;  ///< blocks of each stage
   int64_t groups = 1;             ///< of the 3x3 convolution (ResNeXt's cardinality)
   int64_t width_per_group = 64;   ///< inner channels = planes * width_per_group / 64 * groups
-  int64_t stem_channels = 64;     ///< planes of the first stage, too; each later one has twice as many
+  int64_t stem_channels = 64;     ///< also planes of the first stage; each later stage has twice as many
 };
 
 /// ResNet-18/34/50/101/152 and ResNeXt: out = act(bn(conv(...)) + shortcut). Parameters and buffers have
-/// torchvision's names and order, so its weights load unchanged; the stride sits in the 3x3 convolution, as
-/// there.
+/// torchvision's names and order, so torchvision's weights load unchanged; the 3x3 convolution has the
+/// stride, as in torchvision.
 ///
-/// Saved for backward per bottleneck of C outer and W inner channels, beside the block's input: `standard` 2C
-/// + 4W, the others C + 2W: the inner normalizations keep one tensor each, and the last one is recovered from
-/// the block's output and its shortcut, which their other readers keep. A projection's normalization keeps C
-/// more. Sources: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016;
+/// Saved for backward per bottleneck of C outer and W inner channels, beside the block's input: `standard`
+/// 2C + 4W, the other strategies C + 2W. There the inner normalizations save one tensor each, and the last
+/// one is recovered from the block's output and its shortcut, which their other readers save. A projection's
+/// normalization saves C more. Sources: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016;
 /// Xie, Girshick, Dollar, Tu, He, "Aggregated Residual Transformations for Deep Neural Networks", CVPR 2017.
-class ResNet : public Backbone {
+class ResNet : public nn::Cloneable<ResNet, Backbone> {
  public:
   ResNet(const ResNetShape& shape, const BackboneOptions& options);
   at::Tensor features(const at::Tensor& images) override;
 
  private:
+  void rebind(nn::Clones& clones) override {
+    rebind_classifier(clones);
+    clones(conv1_, bn1_, layers_);
+  }
+
   ResNetShape shape_;
-  nn::Pending output_;  // what the last block leaves to its reader
-  torch::nn::Conv2d conv1_{nullptr};
-  nn::Norm bn1_{nullptr};
+  nn::DeferredActivation output_;  // of the last block
+  nn::Conv2d conv1_{nullptr};
+  nn::BatchNormAct bn1_{nullptr};
   std::array<torch::nn::Sequential, 4> layers_{nullptr, nullptr, nullptr, nullptr};
 };
 

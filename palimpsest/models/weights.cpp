@@ -2,7 +2,7 @@
 
 #include "palimpsest/base/named_enum.h"
 #include "palimpsest/models/registry.h"
-#include "palimpsest/nn/norm.h"
+#include "palimpsest/nn/batch_norm_act.h"
 
 #include <ATen/ATen.h>
 

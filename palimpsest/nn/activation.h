@@ -18,16 +18,16 @@ Activation parse_activation(std::string_view name);
 std::string to_string(Activation activation);
 std::vector<std::string> activation_names();
 
-/// Throws Error(kUsage) unless `param` lets the activation be inverted: leaky ReLU's slope in (0, 1] (slope
-/// 0, plain ReLU, loses the negative side), ELU's alpha above 0 and finite. The others have no parameter.
+/// Throws Error(kUsage) unless the activation can be inverted with `param`: leaky ReLU's slope in (0, 1]
+/// (slope 0, plain ReLU, loses the negative side), ELU's alpha finite and above 0. Other activations ignore
+/// `param`.
 void check_activation_param(Activation activation, double param);
 
-/// The activation of `y` by libtorch's own operator, over `y` where backward reads the result, so that `y`
-/// costs no memory beside it (leaky ReLU, ELU, sigmoid, tanh, ReLU; the identity returns `y`); the others
-/// save `y` and give a fresh result.
+/// act(y) by libtorch's own operator. Leaky ReLU, ELU, sigmoid, tanh and ReLU, whose backward reads the
+/// result, write over `y`; the identity returns `y`; the other activations save `y` and return a new tensor.
 at::Tensor activate_(at::Tensor y, Activation activation, double param);
 
-/// The same, with `y` left as it is.
+/// act(y) as a new tensor (for the identity `y` itself).
 at::Tensor activate(const at::Tensor& y, Activation activation, double param);
 
 }  // namespace palimpsest::nn

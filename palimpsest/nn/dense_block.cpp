@@ -3,7 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/kernels/dense_block.h"
 #include "palimpsest/memory/recompute.h"
-#include "palimpsest/nn/convolve.h"
+#include "palimpsest/nn/conv2d/functional.h"
 #include "palimpsest/ops/concat_abn_conv.h"
 #include "palimpsest/ops/feature_slots.h"
 
@@ -12,14 +12,16 @@
 #include <ATen/ops/dropout.h>
 
 #include <memory>
+#include <sstream>
 #include <string>
 #include <utility>
 
 namespace palimpsest::nn {
 namespace {
 
-torch::nn::Conv2d square(int64_t in, int64_t out, int64_t kernel) {
-  return torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, kernel).padding(kernel / 2).bias(false));
+Conv2d square(int64_t in, int64_t out, int64_t kernel, Strategy strategy) {
+  return Conv2d(torch::nn::Conv2dOptions(in, out, kernel).padding(kernel / 2).bias(false),
+                convolution_backend(strategy));
 }
 
 /// Keeps the gradient of `t` as long as the graph lives, as a layer with a buffer of its own for it does.
@@ -28,7 +30,7 @@ void own_gradient(const at::Tensor& t) {
   t.register_hook([own = std::make_shared<at::Tensor>()](const at::Tensor& gradient) { *own = gradient; });
 }
 
-void refuse_block(const std::string& message) {
+[[noreturn]] void refuse_block(const std::string& message) {
   throw Error(ErrorKind::kUsage, "a densely connected block " + message);
 }
 
@@ -51,47 +53,49 @@ void check_dense(DenseStrategy dense_strategy, Strategy strategy, Activation act
   if (fits(dense_strategy, strategy, activation, pre_activation)) return;
   if (strategy == Strategy::kStandard)
     refuse_block(
-        "with dense strategy 'fused' keeps one tensor a bottleneck, which strategy 'standard' does not; take "
-        "another strategy ('store_y' goes with every activation), or dense strategy 'shared'");
-  refuse_block("with dense strategy 'fused' has 'relu', 'leaky_relu' or 'identity' as its activation, got '" +
+        "with dense strategy 'fused' saves one tensor per bottleneck, which strategy 'standard' does not; "
+        "take another strategy ('store_y' goes with every activation), or dense strategy 'shared'");
+  refuse_block("with dense strategy 'fused' needs the activation 'relu', 'leaky_relu' or 'identity', got '" +
                to_string(activation) + "'; take dense strategy 'shared' with it");
 }
 
-DenseLayerImpl::DenseLayerImpl(int64_t channels, const DenseBlockOptions& o) : options_(o) {
-  const int64_t width = o.bottleneck * o.growth;
-  // Over the concatenation: libtorch's layer, or one that keeps its input (which is made again).
+DenseLayerImpl::DenseLayerImpl(int64_t channels, const DenseBlockOptions& o)
+    : dense_strategy_(o.dense_strategy()), pre_activation_(o.pre_activation()) {
+  const int64_t growth = o.growth(), width = o.bottleneck() * growth;
+  const NormOptions& norm = o.norm();
+  // Over the concatenation: libtorch's layer, or one that saves its input (which is recomputed).
   const bool operators =
-      o.dense_strategy == DenseStrategy::kShared || o.dense_strategy == DenseStrategy::kFused;
-  NormOptions first = o.norm;
+      dense_strategy_ == DenseStrategy::kShared || dense_strategy_ == DenseStrategy::kFused;
+  NormOptions first = norm;
   first.strategy = operators ? Strategy::kCheckpoint : Strategy::kStandard;
-  if (o.pre_activation) norm1 = register_module("norm1", Norm(channels, first));
-  conv1 = register_module("conv1", square(channels, width, 1));
-  if (!o.pre_activation) norm1 = register_module("norm1", Norm(width, o.norm));
-  if (o.pre_activation) norm2 = register_module("norm2", Norm(width, o.norm));
-  conv2 = register_module("conv2", square(width, o.growth, 3));
-  if (!o.pre_activation) norm2 = register_module("norm2", Norm(o.growth, o.norm));
+  if (pre_activation_) norm1 = register_module("norm1", BatchNormAct(channels, first));
+  conv1 = register_module("conv1", square(channels, width, 1, norm.strategy));
+  if (!pre_activation_) norm1 = register_module("norm1", BatchNormAct(width, norm));
+  if (pre_activation_) norm2 = register_module("norm2", BatchNormAct(width, norm));
+  conv2 = register_module("conv2", square(width, growth, 3, norm.strategy));
+  if (!pre_activation_) norm2 = register_module("norm2", BatchNormAct(growth, norm));
 }
 
 at::Tensor DenseLayerImpl::read(const std::vector<at::Tensor>& features) {
-  const bool naive = options_.dense_strategy == DenseStrategy::kNaive;
+  const bool naive = dense_strategy_ == DenseStrategy::kNaive;
   at::Tensor x = at::cat(features, 1);
   if (naive) own_gradient(x);
-  if (options_.pre_activation) {
+  if (pre_activation_) {
     x = norm1->forward(std::move(x));
     if (naive) own_gradient(x);
   }
-  at::Tensor h = convolve(conv1, x, options_.norm.strategy);
+  at::Tensor h = conv1->forward(x);
   if (naive) own_gradient(h);
   return h;
 }
 
 at::Tensor DenseLayerImpl::bottleneck(const std::vector<at::Tensor>& features) {
-  const bool pre = options_.pre_activation;
-  if (options_.dense_strategy == DenseStrategy::kShared && is_plain())
-    return ops::concat_abn_conv(features, pre ? std::optional(norm1->tensors()) : std::nullopt, conv1->weight,
-                                convolution_options(*conv1),
-                                pre ? norm1->begin_operator() : ops::AbnOptions{});
-  if (options_.dense_strategy == DenseStrategy::kCheckpoint) {
+  const bool is_empty = features.front().numel() == 0;
+  if (dense_strategy_ == DenseStrategy::kShared && is_plain() && !is_empty)
+    return ops::concat_abn_conv(features, pre_activation_ ? std::optional(norm1->tensors()) : std::nullopt,
+                                conv1->weight, conv2d_detail::geometry(*conv1),
+                                pre_activation_ ? norm1->begin_operator() : ops::AbnOptions{});
+  if (dense_strategy_ == DenseStrategy::kCheckpoint && !is_empty) {
     auto self = std::static_pointer_cast<DenseLayerImpl>(shared_from_this());
     return memory::recompute([self](const std::vector<at::Tensor>& f) { return self->read(f); }, features,
                              memory::RecomputeOptions{});
@@ -99,57 +103,69 @@ at::Tensor DenseLayerImpl::bottleneck(const std::vector<at::Tensor>& features) {
   return read(features);
 }
 
-at::Tensor DenseLayerImpl::forward(const std::vector<at::Tensor>& features) {
+at::Tensor DenseLayerImpl::forward(const std::vector<at::Tensor>& features, double dropout) {
   at::Tensor h = bottleneck(features);
-  at::Tensor f = (options_.pre_activation ? norm2 : norm1)->forward_into(std::move(h), conv2);
-  if (!options_.pre_activation) f = norm2->forward(std::move(f));
-  return options_.dropout > 0 ? at::dropout(f, options_.dropout, is_training()) : f;
+  at::Tensor f = (pre_activation_ ? norm2 : norm1)->forward_into(std::move(h), conv2);
+  if (!pre_activation_) f = norm2->forward(std::move(f));
+  return dropout > 0 ? at::dropout(f, dropout, is_training()) : f;
 }
 
 bool DenseLayerImpl::is_plain() const {
-  return !norm1->only_activation() && !norm2->only_activation() && !conv1->bias.defined() &&
+  return !norm1->is_activation_only() && !norm2->is_activation_only() && !conv1->bias.defined() &&
          !conv2->bias.defined();
 }
 
 ops::DenseLayer DenseLayerImpl::begin_operator() {
-  return {norm1->tensors(),           norm1->begin_operator(), conv1->weight,
-          norm2->tensors(),           norm2->begin_operator(), conv2->weight,
-          convolution_options(*conv2)};
+  return {norm1->tensors(),
+          norm1->begin_operator(),
+          conv1->weight,
+          norm2->tensors(),
+          norm2->begin_operator(),
+          conv2->weight,
+          conv2d_detail::geometry(*conv2)};
 }
 
-DenseBlockImpl::DenseBlockImpl(const DenseBlockOptions& o) : options_(o) {
-  if (o.in < 1 || o.layers < 1 || o.growth < 1 || o.bottleneck < 1)
-    refuse_block("needs at least one input channel, layer, channel of growth and multiple of it, got in = " +
-                 std::to_string(o.in) + ", layers = " + std::to_string(o.layers) +
-                 ", growth = " + std::to_string(o.growth) + ", bottleneck = " + std::to_string(o.bottleneck));
-  if (!(o.dropout >= 0 && o.dropout < 1))
-    refuse_block("needs a dropout in [0, 1), got " + std::to_string(o.dropout));
-  check_dense(o.dense_strategy, o.norm.strategy, o.norm.activation, o.pre_activation);
-  for (int64_t i = 0; i < o.layers; ++i)
-    layers_.push_back(
-        register_module("denselayer" + std::to_string(i + 1), DenseLayer(o.in + i * o.growth, o)));
+DenseBlockImpl::DenseBlockImpl(const DenseBlockOptions& o) : options(o) {
+  if (o.in_channels() < 1 || o.layers() < 1 || o.growth() < 1 || o.bottleneck() < 1)
+    refuse_block("needs in_channels, layers, growth and bottleneck of at least 1, got in_channels = " +
+                 std::to_string(o.in_channels()) + ", layers = " + std::to_string(o.layers()) +
+                 ", growth = " + std::to_string(o.growth()) +
+                 ", bottleneck = " + std::to_string(o.bottleneck()));
+  if (!(o.dropout() >= 0 && o.dropout() < 1))
+    refuse_block("needs a dropout in [0, 1), got " + std::to_string(o.dropout()));
+  check_dense(o.dense_strategy(), o.norm().strategy, o.norm().activation, o.pre_activation());
+  for (int64_t i = 0; i < o.layers(); ++i)
+    layers_.push_back(register_module("denselayer" + std::to_string(i + 1),
+                                      DenseLayer(o.in_channels() + i * o.growth(), o)));
 }
 
 at::Tensor DenseBlockImpl::forward(const at::Tensor& x) {
-  bool fused = options_.dense_strategy == DenseStrategy::kFused;
+  if (x.dim() == 4 && x.size(1) != options.in_channels()) {
+    std::ostringstream shape;
+    shape << x.sizes();
+    refuse_block("was made for " + std::to_string(options.in_channels()) + " input channels, got " +
+                 std::to_string(x.size(1)) + " in x of shape " + shape.str());
+  }
+  const DenseStrategy strategy = options.dense_strategy();
+  const bool is_empty = x.numel() == 0;
+  bool fused = strategy == DenseStrategy::kFused && !is_empty;
   for (const auto& layer : layers_) fused = fused && layer->is_plain();
   if (fused) {
     std::vector<ops::DenseLayer> layers;
     layers.reserve(layers_.size());
     for (auto& layer : layers_) layers.push_back(layer->begin_operator());
-    return ops::dense_block(x, layers, {options_.pre_activation, is_training() ? options_.dropout : 0});
+    return ops::dense_block(x, layers, {options.pre_activation(), is_training() ? options.dropout() : 0});
   }
   // Under autocast x may be of another type than the features.
-  const bool slots = options_.dense_strategy != DenseStrategy::kNaive &&
-                     options_.dense_strategy != DenseStrategy::kSharedGradient &&
-                     !at::autocast::is_autocast_enabled(x.device().type());
+  const bool slots = strategy != DenseStrategy::kNaive && strategy != DenseStrategy::kSharedGradient &&
+                     !at::autocast::is_autocast_enabled(x.device().type()) && !is_empty;
   if (slots) {
     ops::FeatureSlots all(x, out_channels());
-    for (auto& layer : layers_) all.put(layer->forward(all.features()));
+    for (auto& layer : layers_) all.put(layer->forward(all.features(), options.dropout()));
     return all.result();
   }
   std::vector<at::Tensor> features{x};
-  for (auto& layer : layers_) features.push_back(layer->forward(features));
+  for (auto& layer : layers_) features.push_back(layer->forward(features, options.dropout()));
   return at::cat(features, 1);
 }
 

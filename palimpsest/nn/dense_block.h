@@ -1,11 +1,13 @@
 #pragma once
 
+#include "palimpsest/nn/batch_norm_act.h"
+#include "palimpsest/nn/cloneable.h"
+#include "palimpsest/nn/conv2d.h"
 #include "palimpsest/nn/dense_strategy.h"
-#include "palimpsest/nn/norm.h"
 #include "palimpsest/ops/dense_block.h"
 
-#include <torch/nn/module.h>
-#include <torch/nn/modules/conv.h>
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
@@ -13,72 +15,99 @@
 
 namespace palimpsest::nn {
 
+/// Options of DenseBlock, e.g. DenseBlockOptions(64).layers(12).growth(32). A later change through
+/// `block->options` has no effect unless its option says so.
 struct DenseBlockOptions {
-  int64_t in = 0;          ///< channels of the input
-  int64_t layers = 0;      ///< at least 1
-  int64_t growth = 0;      ///< channels that each layer adds, k
-  int64_t bottleneck = 4;  ///< channels of the 1x1 convolution, in multiples of k
-  DenseStrategy dense_strategy = DenseStrategy::kFused;
-  /// Activation of all normalizations; the strategy is that of the normalization behind the 1x1 convolution.
-  NormOptions norm;
-  bool pre_activation = true;  ///< see ops/dense_block.h
-  double dropout = 0;          ///< of the new features, in training mode; in [0, 1)
+  /* implicit */ DenseBlockOptions(int64_t in_channels) : in_channels_(in_channels) {}
+
+  /// Channels of the input. No default.
+  TORCH_ARG(int64_t, in_channels);
+  /// Layers, at least 1. Default: 6.
+  TORCH_ARG(int64_t, layers) = 6;
+  /// Channels that each layer adds, k. Default: 32.
+  TORCH_ARG(int64_t, growth) = 32;
+  /// Channels of the 1x1 convolution, in multiples of k. Default: 4.
+  TORCH_ARG(int64_t, bottleneck) = 4;
+  /// Default: fused.
+  TORCH_ARG(DenseStrategy, dense_strategy) = DenseStrategy::kFused;
+  /// The activation of all normalizations, and the strategy of the normalization behind the 1x1 convolution.
+  /// Default: leaky ReLU with slope 0.01, inplace_2.
+  TORCH_ARG(NormOptions, norm) = {};
+  /// Whether normalization and activation precede each convolution (true) or follow it (ops/dense_block.h).
+  /// Default: true.
+  TORCH_ARG(bool, pre_activation) = true;
+  /// Share of the new features that is set to zero in training mode, in [0, 1). Default: 0. A later change
+  /// takes effect at the next forward.
+  TORCH_ARG(double, dropout) = 0;
 };
 
-/// One layer: norm1, conv1 (1x1), norm2, conv2 (3x3) under torchvision's names; see DenseBlock.
-class DenseLayerImpl : public torch::nn::Module {
+/// One layer: norm1, conv1 (1x1), norm2, conv2 (3x3), under torchvision's names; see DenseBlock.
+class DenseLayerImpl : public Cloneable<DenseLayerImpl> {
  public:
+  /// `channels`: of the features before the layer.
   DenseLayerImpl(int64_t channels, const DenseBlockOptions& options);
 
-  /// The k new features from those of all layers before, by any strategy but `fused`.
-  at::Tensor forward(const std::vector<at::Tensor>& features);
+  /// The k new features from those of all layers before, by any dense strategy but `fused`.
+  at::Tensor forward(const std::vector<at::Tensor>& features, double dropout = 0);
 
-  /// For ops::dense_block; counts the batch of both normalizations.
+  /// The layer for ops::dense_block. Counts the batch of both normalizations.
   ops::DenseLayer begin_operator();
-  /// Whether that operator can do what the layer is now: not where a normalization was folded away.
+  /// Whether the operators of ops can run the layer as it is now. They cannot after a normalization was
+  /// folded away (nn/fold.h).
   bool is_plain() const;
 
-  Norm norm1{nullptr}, norm2{nullptr};
-  torch::nn::Conv2d conv1{nullptr}, conv2{nullptr};
+  BatchNormAct norm1{nullptr}, norm2{nullptr};
+  Conv2d conv1{nullptr}, conv2{nullptr};
 
  private:
   at::Tensor bottleneck(const std::vector<at::Tensor>& features);
   at::Tensor read(const std::vector<at::Tensor>& features);
+  void rebind(Clones& clones) override { clones(norm1, norm2, conv1, conv2); }
 
-  DenseBlockOptions options_;
+  DenseStrategy dense_strategy_;
+  bool pre_activation_;
 };
 TORCH_MODULE(DenseLayer);
 
-/// A densely connected block: layer l reads the features of all before it, (N, in + l k, H, W), and adds k;
-/// the result is all of them, (N, in + layers k, H, W). Layers are named denselayer1, denselayer2, ...
+/// A densely connected block: layer l reads the features of all layers before it, (N, in + l k, H, W), and
+/// adds k; the result is all of them, (N, in + layers k, H, W). The layers are named denselayer1,
+/// denselayer2, ...
+///   nn::DenseBlock block(nn::DenseBlockOptions(64).layers(12).growth(32));
 ///
-/// Full-size channels kept for backward, of layer l with C = in + l k channels before it, under a `strategy`
-/// that keeps one tensor (`standard` keeps 4k more):
-/// | dense strategy           | kept     | backward does |
-/// | naive, shared_gradient   | 2C + 5k  | nothing extra; naive keeps each layer's gradients, 2C + 4k, too |
-/// | shared                   | 5k       | concatenation and first normalization again |
-/// | checkpoint               | 5k       | the same, and the 1x1 convolution |
-/// | fused                    | 5k       | normalizes again while it reads: ops::dense_block |
-/// `naive`, `shared_gradient` and `checkpoint` are libtorch's layers but for what `strategy` changes; the
-/// first two concatenate everything once more at the end, the others put features where the result will be.
-/// `fused` has ReLU, leaky ReLU or the identity, and no `standard`: it keeps one tensor a
-/// bottleneck. The same gradients and running statistics, state-dict keys and requirements of the input.
-/// Throws Error(kUsage) at construction for options that do not fit.
-class DenseBlockImpl : public torch::nn::Module {
+/// Full-size channels saved for backward of layer l, which has C = in + l k channels before it, under a
+/// `strategy` that saves one tensor (`standard` saves 4k more):
+/// | dense strategy           | saved    | backward, beside the gradients                                   |
+/// | ------------------------ | -------- | ---------------------------------------------------------------- |
+/// | naive, shared_gradient   | 2C + 5k  | nothing; naive keeps each layer's gradients, 2C + 4k, as well    |
+/// | shared                   | 5k       | runs concatenation and first normalization again                 |
+/// | checkpoint               | 5k       | runs concatenation, first normalization and 1x1 convolution again |
+/// | fused                    | 5k       | normalizes again while it reads: ops::dense_block                |
+/// `naive`, `shared_gradient` and `checkpoint` are libtorch's layers except for what `strategy` changes. The
+/// first two concatenate all features once more at the end; the other forms write features to their place in
+/// the result. `fused` takes ReLU, leaky ReLU or the identity, and no `standard`. All forms have the same
+/// gradients, running statistics, state-dict keys and requirements of the input.
+/// Throws Error(kUsage) at construction for options that do not fit, and in forward for an x with another
+/// number of channels.
+class DenseBlockImpl : public Cloneable<DenseBlockImpl> {
  public:
   explicit DenseBlockImpl(const DenseBlockOptions& options);
+
+  /// x: (N, in_channels, H, W); N may be 0.
   at::Tensor forward(const at::Tensor& x);
 
-  int64_t out_channels() const { return options_.in + options_.layers * options_.growth; }
+  int64_t out_channels() const { return options.in_channels() + options.layers() * options.growth(); }
+
+  DenseBlockOptions options;
 
  private:
-  DenseBlockOptions options_;
+  void rebind(Clones& clones) override { clones(layers_); }
+
   std::vector<DenseLayer> layers_;
 };
 TORCH_MODULE(DenseBlock);
 
-/// What the dense strategy is where nothing else was said: libtorch's layers for strategy `standard`, else
-/// `fused`, or `shared` where that lacks the activation.
+/// The dense strategy of a network that names none: shared_gradient for strategy `standard`; else `fused`, or
+/// `shared` for an activation that `fused` does not take.
 DenseStrategy default_dense_strategy(const NormOptions& norm);
 
 /// Whether the two strategies and the activation go together.

@@ -1,38 +1,29 @@
 #include "palimpsest/nn/dense_strategy.h"
 
-#include "palimpsest/base/error.h"
-#include "palimpsest/base/nearest_name.h"
-
-#include <utility>
+#include "palimpsest/base/named_enum.h"
 
 namespace palimpsest::nn {
 namespace {
 
-constexpr std::pair<std::string_view, DenseStrategy> kDenseStrategies[] = {
-    {"naive", DenseStrategy::kNaive},   {"shared_gradient", DenseStrategy::kSharedGradient},
-    {"shared", DenseStrategy::kShared}, {"checkpoint", DenseStrategy::kCheckpoint},
-    {"fused", DenseStrategy::kFused},
-};
+constexpr NamedEnum kDenseStrategies{"dense strategy",
+                                     {EnumName{DenseStrategy::kNaive, "naive"},
+                                      {DenseStrategy::kSharedGradient, "shared_gradient"},
+                                      {DenseStrategy::kShared, "shared"},
+                                      {DenseStrategy::kCheckpoint, "checkpoint"},
+                                      {DenseStrategy::kFused, "fused"}}};
 
 }  // namespace
 
-DenseStrategy parse_dense_strategy(std::string_view wanted) {
-  for (const auto& [name, strategy] : kDenseStrategies)
-    if (name == wanted) return strategy;
-  throw Error(ErrorKind::kUsage, unknown_name_message("dense strategy", wanted, dense_strategy_names()));
+DenseStrategy parse_dense_strategy(std::string_view name) {
+  return kDenseStrategies.parse(name);
 }
 
-std::string to_string(DenseStrategy wanted) {
-  for (const auto& [name, strategy] : kDenseStrategies)
-    if (strategy == wanted) return std::string(name);
-  throw Error(ErrorKind::kInternal,
-              "dense strategy has no name: " + std::to_string(static_cast<int>(wanted)));
+std::string to_string(DenseStrategy strategy) {
+  return std::string(kDenseStrategies.name(strategy));
 }
 
 std::vector<std::string> dense_strategy_names() {
-  std::vector<std::string> names;
-  for (const auto& [name, strategy] : kDenseStrategies) names.emplace_back(name);
-  return names;
+  return kDenseStrategies.names();
 }
 
 }  // namespace palimpsest::nn

@@ -7,12 +7,12 @@
 namespace palimpsest::nn {
 
 /// How a densely connected block spends memory; gradients and running statistics are the same.
-/// docs/memory.md tabulates them.
+/// docs/memory.md has the table.
 enum class DenseStrategy {
-  kNaive,           ///< libtorch's layers, and each layer's gradients stay as long as the graph
-  kSharedGradient,  ///< libtorch's layers: concatenations and their normalizations are kept
-  kShared,          ///< both are made again in backward, in storages that all layers share
-  kCheckpoint,      ///< concatenation, normalization and 1x1 convolution are run again (memory::recompute)
+  kNaive,           ///< libtorch's layers; each layer's gradients live as long as the graph
+  kSharedGradient,  ///< libtorch's layers: concatenations and their normalizations are saved
+  kShared,          ///< both are recomputed in backward, in storages that all layers share
+  kCheckpoint,      ///< concatenation, normalization and 1x1 convolution run again (memory::recompute)
   kFused,           ///< ops::dense_block: no concatenation at all
 };
 

@@ -1,6 +1,6 @@
 #include "palimpsest/nn/dense_transition.h"
 
-#include "palimpsest/nn/convolve.h"
+#include "palimpsest/nn/conv2d/functional.h"
 #include "palimpsest/ops/concat_abn_conv.h"
 
 #include <ATen/ops/avg_pool2d.h>
@@ -8,7 +8,7 @@
 namespace palimpsest::nn {
 namespace {
 
-bool is_plain_form(DenseStrategy strategy) {
+bool is_libtorchs(DenseStrategy strategy) {
   return strategy == DenseStrategy::kNaive || strategy == DenseStrategy::kSharedGradient;
 }
 
@@ -16,20 +16,22 @@ bool is_plain_form(DenseStrategy strategy) {
 
 NormOptions reader_of_block(const NormOptions& norm, DenseStrategy strategy) {
   NormOptions options = norm.out_of_place();
-  options.strategy = is_plain_form(strategy) ? Strategy::kStandard : Strategy::kCheckpoint;
+  options.strategy = is_libtorchs(strategy) ? Strategy::kStandard : Strategy::kCheckpoint;
   return options;
 }
 
-DenseTransitionImpl::DenseTransitionImpl(int64_t in, int64_t out, const NormOptions& options,
-                                         DenseStrategy strategy)
-    : plain_(is_plain_form(strategy)) {
-  norm_ = register_module("norm", Norm(in, reader_of_block(options, strategy)));
-  conv_ = register_module("conv", torch::nn::Conv2d(torch::nn::Conv2dOptions(in, out, 1).bias(false)));
+DenseTransitionImpl::DenseTransitionImpl(const DenseTransitionOptions& o) : options(o) {
+  const NormOptions norm = reader_of_block(o.norm(), o.dense_strategy());
+  norm_ = register_module("norm", BatchNormAct(o.in_channels(), norm));
+  conv_ = register_module("conv",
+                          Conv2d(torch::nn::Conv2dOptions(o.in_channels(), o.out_channels(), 1).bias(false),
+                                 convolution_backend(norm.strategy)));
 }
 
 at::Tensor DenseTransitionImpl::forward(const at::Tensor& x) {
-  if (plain_) return at::avg_pool2d(convolve(conv_, norm_->forward(x), norm_->strategy), {2, 2});
-  return ops::concat_abn_conv({x}, norm_->tensors(), conv_->weight, convolution_options(*conv_),
+  if (is_libtorchs(options.dense_strategy()) || x.numel() == 0)
+    return at::avg_pool2d(conv_->forward(norm_->forward(x)), {2, 2});
+  return ops::concat_abn_conv({x}, norm_->tensors(), conv_->weight, conv2d_detail::geometry(*conv_),
                               norm_->begin_operator(), /*pool=*/true);
 }
 

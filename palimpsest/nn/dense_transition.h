@@ -1,33 +1,56 @@
 #pragma once
 
+#include "palimpsest/nn/batch_norm_act.h"
+#include "palimpsest/nn/cloneable.h"
+#include "palimpsest/nn/conv2d.h"
 #include "palimpsest/nn/dense_strategy.h"
-#include "palimpsest/nn/norm.h"
 
-#include <torch/nn/module.h>
-#include <torch/nn/modules/conv.h>
+#include <ATen/core/Tensor.h>
+#include <torch/arg.h>
 #include <torch/nn/pimpl.h>
 
 #include <cstdint>
 
 namespace palimpsest::nn {
 
-/// What `norm` is for a reader of a block's result: libtorch's layer under `naive` and `shared_gradient`;
-/// else one that keeps its input, which the block keeps anyway, and leaves it as it is.
+/// Options of DenseTransition, e.g. DenseTransitionOptions(256).dense_strategy(DenseStrategy::kShared). A
+/// later change has no effect.
+struct DenseTransitionOptions {
+  /* implicit */ DenseTransitionOptions(int64_t in_channels)
+      : in_channels_(in_channels), out_channels_(in_channels / 2) {}
+
+  /// Channels of the input. No default.
+  TORCH_ARG(int64_t, in_channels);
+  /// Channels of the result. Default: half of in_channels.
+  TORCH_ARG(int64_t, out_channels);
+  /// The dense strategy of the block before it. Default: fused.
+  TORCH_ARG(DenseStrategy, dense_strategy) = DenseStrategy::kFused;
+  /// The activation. The strategy follows from dense_strategy. Default: leaky ReLU with slope 0.01.
+  TORCH_ARG(NormOptions, norm) = {};
+};
+
+/// The options of a normalization that reads the result of a densely connected block: libtorch's layer under
+/// `naive` and `shared_gradient`; else a layer that saves its input, which the block saves in any case, and
+/// does not overwrite it.
 NormOptions reader_of_block(const NormOptions& norm, DenseStrategy strategy);
 
-/// Between two densely connected blocks: norm, activation, 1x1 `conv` to `out` channels, mean of 2x2 pixels
-/// (an odd last row or column is left out), under torchvision's names. Under all forms but `naive` and
-/// `shared_gradient`, which are libtorch's layers, it keeps its input alone and takes the mean before the
-/// convolution: the same result by a quarter of the products.
-class DenseTransitionImpl : public torch::nn::Module {
+/// Stands between two densely connected blocks: norm, activation, 1x1 `conv`, mean of 2x2 pixels (an odd last
+/// row or column is left out), under torchvision's names. Under `naive` and `shared_gradient` these are
+/// libtorch's layers; under the other dense strategies only the input is saved, and the mean comes before the
+/// convolution: the same result with a quarter of the products.
+class DenseTransitionImpl : public Cloneable<DenseTransitionImpl> {
  public:
-  DenseTransitionImpl(int64_t in, int64_t out, const NormOptions& options, DenseStrategy strategy);
+  explicit DenseTransitionImpl(const DenseTransitionOptions& options);
+  /// (N, in_channels, H, W) to (N, out_channels, H / 2, W / 2); N may be 0.
   at::Tensor forward(const at::Tensor& x);
 
+  DenseTransitionOptions options;
+
  private:
-  bool plain_;
-  Norm norm_{nullptr};
-  torch::nn::Conv2d conv_{nullptr};
+  void rebind(Clones& clones) override { clones(norm_, conv_); }
+
+  BatchNormAct norm_{nullptr};
+  Conv2d conv_{nullptr};
 };
 TORCH_MODULE(DenseTransition);
 

@@ -1,28 +1,17 @@
 #include "palimpsest/nn/fold.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/nn/common/module_access.h"
 
 #include <fmt/format.h>
 
 namespace palimpsest::nn {
-namespace {
-
-/// register_parameter refuses a name that is there, though it be undefined; there is no public way to fill
-/// one in.
-struct Parameters : torch::nn::Module {
-  static at::Tensor& entry(torch::nn::Module& module, const std::string& name) {
-    return (module.*&Parameters::parameters_)[name];
-  }
-};
-
-}  // namespace
 
 ChannelAffine ChannelAffine::channels(int64_t first, int64_t count) const {
   return {scale.narrow(0, first, count), shift.defined() ? shift.narrow(0, first, count) : at::Tensor()};
 }
 
-template <class Derived>
-ChannelAffine inference_affine(const BatchNormState<Derived>& norm) {
+ChannelAffine inference_affine(const BatchNormActImpl& norm) {
   if (norm.is_training() || !norm.running_mean.defined())
     throw Error(
         ErrorKind::kUsage,
@@ -53,25 +42,24 @@ void scale_convolution(torch::nn::Conv2dImpl& conv, const ChannelAffine& affine)
     conv.bias.copy_(bias);
   } else if (affine.shift.defined()) {
     conv.bias = bias.to(conv.weight.options()).set_requires_grad(conv.weight.requires_grad());
-    Parameters::entry(conv, "bias") = conv.bias;
+    ModuleAccess::parameters(conv)["bias"] = conv.bias;
     conv.options.bias(true);
   }
 }
 
-template <class Derived>
-void keep_activation_only(BatchNormState<Derived>& norm) {
+void keep_activation_only(BatchNormActImpl& norm) {
   const torch::NoGradGuard no_grad;
   norm.weight = norm.bias = at::Tensor();
-  Parameters::entry(norm, "weight") = Parameters::entry(norm, "bias") = at::Tensor();
+  ModuleAccess::parameters(norm)["weight"] = ModuleAccess::parameters(norm)["bias"] = at::Tensor();
   norm.options.affine(false).eps(0);
   norm.running_mean.zero_();
   norm.running_var.fill_(1);
   norm.activation_only = true;
 }
 
-template ChannelAffine inference_affine(const BatchNormState<NormImpl>&);
-template ChannelAffine inference_affine(const BatchNormState<InPlaceABNImpl>&);
-template void keep_activation_only(BatchNormState<NormImpl>&);
-template void keep_activation_only(BatchNormState<InPlaceABNImpl>&);
+void fold_batch_norm(torch::nn::Conv2dImpl& conv, BatchNormActImpl& norm) {
+  scale_convolution(conv, inference_affine(norm));
+  keep_activation_only(norm);
+}
 
 }  // namespace palimpsest::nn

@@ -1,12 +1,26 @@
 #include "palimpsest/nn/inplace_abn.h"
 
-namespace palimpsest::nn {
+#include "palimpsest/base/error.h"
 
-at::Tensor InPlaceABNImpl::forward(at::Tensor x) {
-  if (only_activation()) return activate_only(std::move(x));
-  const ops::AbnOptions layer = begin_forward();
-  return forward_fused(std::move(x), layer);
+namespace palimpsest::nn {
+namespace {
+
+const InPlaceABNOptions& checked(const InPlaceABNOptions& options) {
+  const std::string instead =
+      "; take nn::BatchNormAct, e.g. nn::BatchNormActOptions(" + std::to_string(options.channels()) + ")";
+  if (options.strategy() != Strategy::kInplace2)
+    throw Error(ErrorKind::kUsage, "[InPlaceABN] the strategy must be 'inplace_2', got '" +
+                                       to_string(options.strategy()) + "'" + instead);
+  if (!fits(Strategy::kInplace2, options.activation()))
+    throw Error(ErrorKind::kUsage, "[InPlaceABN] the activation must be invertible, got '" +
+                                       to_string(options.activation()) + "'" + instead +
+                                       ".strategy(nn::Strategy::kStoreY), which takes any activation");
+  return options;
 }
+
+}  // namespace
+
+InPlaceABNImpl::InPlaceABNImpl(const InPlaceABNOptions& options) : Cloneable(checked(options)) {}
 
 void InPlaceABNImpl::pretty_print(std::ostream& stream) const {
   stream << std::boolalpha << "palimpsest::nn::InPlaceABN(" << options.channels() << ", eps=" << options.eps()

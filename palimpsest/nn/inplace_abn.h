@@ -1,7 +1,6 @@
 #pragma once
 
-#include "palimpsest/nn/batch_norm_state.h"
-#include "palimpsest/nn/strategy.h"
+#include "palimpsest/nn/batch_norm_act.h"
 
 #include <torch/nn/pimpl.h>
 
@@ -9,32 +8,20 @@
 
 namespace palimpsest::nn {
 
-/// Batch normalization + activation that keeps nothing but its output for backward:
-///   y = weight * (x - mean) / sqrt(var + eps) + bias,   z = act(y),   z written over x
-/// Gradients are those of BatchNorm2d followed by the activation. x: (N, C, ...) of rank 2 to 5, f32, f64,
-/// f16 or bf16, any strides (NCHW and channels-last without a copy). Training needs at least two values per
-/// channel. Train mode normalizes with the batch's statistics and updates the running ones; eval mode uses
-/// the running ones.
-///
-/// Writing over the input is right where the layer that made x does not need it in backward (a convolution, a
-/// linear layer, an addition, max pooling), which is where normalizations stand. Mind three cases:
-///  - a leaf that requires grad cannot be overwritten: libtorch says so. Use in_place(false);
-///  - a producer that reads its own output in backward (sigmoid, exp, another in-place layer): libtorch
-///  reports, at
-///    backward, a variable "modified by an inplace operation". Use in_place(false);
-///  - under NoGradGuard or in eval mode the input is overwritten, too: whoever still reads x (another branch,
-///  the
-///    caller) finds z there, and no one complains. Use in_place(false) for an input that has a second reader.
-/// Source: Rota Bulo, Porzi, Kontschieder, "In-Place Activated BatchNorm for Memory-Optimized Training of
-/// DNNs", CVPR 2018.
-class InPlaceABNImpl : public BatchNormState<InPlaceABNImpl> {
- public:
-  /* implicit */ InPlaceABNImpl(const InPlaceABNOptions& options) : BatchNormState(options) {
-    check_pair(Strategy::kInplace2, options.activation());
-  }
+/// The options of BatchNormAct, e.g. InPlaceABNOptions(64).activation(Activation::kELU).activation_param(1);
+/// the strategy stays inplace_2.
+using InPlaceABNOptions = BatchNormActOptions;
 
-  at::Tensor forward(at::Tensor x);
+/// Batch normalization + activation that saves nothing but its output for backward, written over its input:
+/// BatchNormAct with strategy inplace_2. The activation must be invertible (leaky ReLU, ELU, identity,
+/// sigmoid, tanh, softplus); for any other take BatchNormAct with strategy store_y.
+class InPlaceABNImpl : public Cloneable<InPlaceABNImpl, BatchNormActImpl> {
+ public:
+  /* implicit */ InPlaceABNImpl(const InPlaceABNOptions& options);
   void pretty_print(std::ostream& stream) const override;
+
+ private:
+  void rebind(Clones& clones) override { BatchNormActImpl::rebind(clones); }
 };
 
 TORCH_MODULE(InPlaceABN);

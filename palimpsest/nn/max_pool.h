@@ -7,9 +7,9 @@
 
 namespace palimpsest::nn {
 
-/// Max pooling by strategy: the same values and gradients. `standard` is libtorch's, which keeps its input
-/// and eight bytes an output; the others keep one byte an output. x: (N, C, H, W) or (C, H, W); arguments as
-/// ops::max_pool2d has them.
+/// Max pooling by strategy, with the same values and gradients. `standard` is libtorch's, which saves its
+/// input and eight bytes per output; the other strategies save one byte per output. x: (N, C, H, W) or
+/// (C, H, W); the arguments are those of ops::max_pool2d.
 inline at::Tensor max_pool2d(const at::Tensor& x, Strategy strategy, at::IntArrayRef kernel_size,
                              at::IntArrayRef stride = {}, at::IntArrayRef padding = 0) {
   return strategy == Strategy::kStandard ? at::max_pool2d(x, kernel_size, stride, padding)

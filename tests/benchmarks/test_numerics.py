@@ -19,7 +19,7 @@ ANY = {"standard", "checkpoint", "checkpoint_normalized", "store_y"}
 PAIRS = {(activation, strategy)
          for activations, strategies in (
              (("leaky_relu", "elu", "identity", "sigmoid", "tanh", "softplus"), ANY | {"inplace_1", "inplace_2"}),
-             (("gelu", "gelu_tanh", "silu"), ANY | {"inplace_1bit"}),
+             (("gelu", "gelu_tanh", "silu"), ANY | {"inplace_bit"}),
              (("relu", "hardswish"), ANY))
          for activation in activations for strategy in strategies}
 

@@ -20,6 +20,11 @@ TEST(Registry, EveryBackboneButTheDenseAndTheSmallOnesHasASegmentationTwin) {
   }
 }
 
+TEST(Registry, EveryOptionHasADefault) {
+  const auto model = make("resnet18_narrow");
+  EXPECT_EQ(model->forward(torch::randn({2, 3, 32, 32})).sizes(), at::IntArrayRef({2, 1000}));
+}
+
 TEST(Registry, AnUnknownNameGetsTheNearestOne) {
   expect_contains(usage_error([] { make("resnet-50", {}); }),
                   "unknown model 'resnet-50'; did you mean 'resnet50'?");
@@ -33,9 +38,7 @@ TEST(Registry, AnOptionThatDoesNotFitIsNamedWithItsValue) {
   expect_contains(usage_error([&] { make("resnet18", options); }), "takes no output stride, got 8");
   options.output_stride = 4;
   expect_contains(usage_error([&] { make("deeplabv3_resnet18", options); }), "8 or 16, got 4");
-  options = {};
-  options.classes = 0;
-  expect_contains(usage_error([&] { make("resnet18", options); }), "classes = 0");
+  expect_contains(usage_error([&] { make("resnet18", {.classes = -1}); }), "or 0 for no classifier, got -1");
   options = {};
   options.activation_param = 0;
   expect_contains(usage_error([&] { make("resnet18", options); }), "slope in (0, 1], got 0");
@@ -53,11 +56,11 @@ TEST(Registry, AModelSaysWhetherItSegmentsAndHasTheClassesAskedFor) {
 TEST(Registry, ImagesOfAnotherShapeOrTypeAreRefused) {
   for (const char* name : {"resnet18", "resnext50_preact", "deeplabv3_resnet18"}) {
     const auto model = make(name, {});
-    expect_contains(usage_error([&] { model->forward(torch::randn({2, 1, 64, 64})); }),
-                    "got shape [2, 1, 64, 64]");
-    expect_contains(usage_error([&] { model->forward(torch::randn({3, 64, 64})); }), "(N, 3, H, W)");
-    expect_contains(usage_error([&] { model->forward(torch::zeros({2, 3, 64, 64}, torch::kUInt8)); }),
-                    "Byte");
+    const auto message = [&](const at::Tensor& images) { return usage_error([&] { model->forward(images); }); };
+    expect_contains(message(torch::randn({2, 1, 64, 64})), "got 1 channels: shape [2, 1, 64, 64]");
+    expect_contains(message(torch::randn({3, 64, 64})), "(N, 3, H, W) with values of a floating type, got 3 dim");
+    expect_contains(message(torch::zeros({2, 3, 64, 64}, torch::kUInt8)), "got values of type Byte");
+    expect_contains(message(torch::zeros({2, 3, 0, 64})), "got images without pixels: shape [2, 3, 0, 64]");
   }
 }
 

@@ -221,7 +221,7 @@ TEST(SmallNetworks, AnInceptionBlockNormalizesEachOfItsConvolutionsByItself) {
     const auto d = end(torch::avg_pool2d(x, 3, 1, 1), "branch4.conv1", 0);
     auto* forward = dynamic_cast<InceptionBlock*>(block.get());
     ASSERT_NE(forward, nullptr);
-    EXPECT_LE(relative_error(forward->forward(x), torch::cat({a, b, c, d}, 1)), kSameNetwork)
+    EXPECT_LE(relative_error(forward->forward(x), torch::cat({a, b, c, d}, 1)), kReorderedNetworkF64)
         << nn::to_string(strategy);
   }
 }
@@ -242,10 +242,7 @@ StepOf16Bits forward_in(const std::string& name, amp::Precision precision) {
   return {logits.detach().to(at::kFloat), meter.kept_bytes()};
 }
 
-/// How far 16 bits move logits: the rounding of a value times what the layers make of it. The deepest, v3
-/// with its normalizations over few values, has 0.28 and 0.046.
-constexpr double kLogitsInBF16 = 0.4, kLogitsInF16 = 0.08;
-
+// The deepest, v3 with its normalizations over few values, has errors of 0.28 in bf16 and 0.046 in f16.
 TEST(SmallNetworks, ComputeInSixteenBitsAndKeepNoCopyOfTheirWeights) {
   using amp::Precision;
   for (const auto* list : {&kPlain, &kNormalized})
@@ -254,7 +251,7 @@ TEST(SmallNetworks, ComputeInSixteenBitsAndKeepNoCopyOfTheirWeights) {
       for (const auto precision : {Precision::kBF16, Precision::kF16, Precision::kF16Pseudo}) {
         const auto got = forward_in(name, precision);
         const double error = relative_error(got.logits, want.logits);
-        EXPECT_LT(error, precision == Precision::kBF16 ? kLogitsInBF16 : kLogitsInF16)
+        EXPECT_LT(error, precision == Precision::kBF16 ? testing::kBF16Logits : testing::kF16Logits)
             << name << " in " << amp::to_string(precision);
         EXPECT_GT(error, 1e-5) << name << " was not computed in " << amp::to_string(precision);
         // The places of maxima take a byte in either. A copy of the weights, 1 to 5 MB, would show.

@@ -81,8 +81,8 @@ TEST_P(Strategies, GiveTheSameLogitsGradientsAndRunningStatistics) {
       // The others differ from these in what the inner blocks keep; one layout and one head is enough for
       // them.
       const bool main = strategy == nn::Strategy::kInplace2 || strategy == nn::Strategy::kStoreY ||
-                        strategy == nn::Strategy::kInplace1Bit;
-      if (strategy == nn::Strategy::kInplace1Bit && !kernels::has_branches(GetParam().activation))
+                        strategy == nn::Strategy::kInplaceBit;
+      if (strategy == nn::Strategy::kInplaceBit && !kernels::has_branches(GetParam().activation))
         continue;  // then it is inplace_2
       if (name == "inplace" || strategy == nn::Strategy::kStandard ||
           !nn::fits(strategy, GetParam().activation) ||
@@ -96,15 +96,15 @@ TEST_P(Strategies, GiveTheSameLogitsGradientsAndRunningStatistics) {
 
 void expect_same(const Step& got, const Step& want, bool channels_last) {
   {
-    EXPECT_LE(relative_error(got.logits, want.logits), kSameNetwork);
+    EXPECT_LE(relative_error(got.logits, want.logits), kReorderedNetworkF64);
     ASSERT_EQ(got.gradients.size(), want.gradients.size());
     for (std::size_t i = 0; i < want.gradients.size(); ++i) {
       ASSERT_TRUE(got.gradients[i].second.defined()) << want.gradients[i].first;
-      EXPECT_LE(relative_error(got.gradients[i].second, want.gradients[i].second), kSameNetwork)
+      EXPECT_LE(relative_error(got.gradients[i].second, want.gradients[i].second), kReorderedNetworkF64)
           << want.gradients[i].first << (channels_last ? ", channels-last" : ", NCHW");
     }
     for (std::size_t i = 0; i < want.buffers.size(); ++i) {
-      EXPECT_LE(relative_error(got.buffers[i].second, want.buffers[i].second), kSameNetwork)
+      EXPECT_LE(relative_error(got.buffers[i].second, want.buffers[i].second), kReorderedNetworkF64)
           << want.buffers[i].first;
     }
   }
@@ -147,10 +147,10 @@ TEST(Strategies, AreTheSameFunctionInEvalMode) {
       EXPECT_TRUE(torch::equal(out, model->forward(images))) << kind << ": eval mode must not move anything";
       EXPECT_TRUE(torch::equal(images, untouched)) << kind << ": the images belong to the caller";
       // One image at a time gives the same rows, also where a batch of one cannot train.
-      EXPECT_LE(relative_error(model->forward(images.slice(0, 1, 2)), out.slice(0, 1, 2)), kSameNetwork)
+      EXPECT_LE(relative_error(model->forward(images.slice(0, 1, 2)), out.slice(0, 1, 2)), kReorderedNetworkF64)
           << kind;
     }
-    EXPECT_LE(relative_error(logits[1], logits[0]), kSameNetwork) << kind;
+    EXPECT_LE(relative_error(logits[1], logits[0]), kReorderedNetworkF64) << kind;
   }
 }
 
@@ -162,9 +162,6 @@ TEST(Strategies, TheSameSeedGivesTheSameBytesTwice) {
     EXPECT_TRUE(torch::equal(a.gradients[i].second, b.gradients[i].second)) << a.gradients[i].first;
   }
 }
-
-/// How far rounding to 16 bits moves the gradient of such a network, in train mode.
-constexpr double kBF16Network = 0.6, kF16Network = 0.2;
 
 /// The gradients of all parameters, as one tensor, of a step in `precision` from f32 parameters; without one
 /// in f64.
@@ -202,8 +199,8 @@ TEST(MixedPrecisionModels, StrategiesAreAsExactInSixteenBitsAsTheStandardLayers)
     for (const auto precision : {Precision::kBF16, Precision::kF16, Precision::kF16Pseudo}) {
       const double standard =
           relative_error(gradient_in(kind, output_stride, nn::Strategy::kStandard, precision), want);
-      EXPECT_LT(standard, precision == Precision::kBF16 ? kBF16Network : kF16Network) << kind;
-      EXPECT_GT(standard, kF16Network / 100) << "not computed in 16 bits";
+      EXPECT_LT(standard, precision == Precision::kBF16 ? testing::kBF16Gradients : testing::kF16Gradients) << kind;
+      EXPECT_GT(standard, testing::kF16Gradients / 100) << "not computed in 16 bits";
       for (const auto strategy : {nn::Strategy::kInplace2, nn::Strategy::kStoreY}) {
         const double error = relative_error(gradient_in(kind, output_stride, strategy, precision), want);
         EXPECT_LE(error, 1.5 * standard)

@@ -4,6 +4,7 @@
 #include "palimpsest/nn/state_dict.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/relative_error.h"
+#include "tests/support/tolerance.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -12,9 +13,7 @@
 
 namespace palimpsest::models {
 
-/// f64, the same maths in another order, through a whole network.
-constexpr double kSameNetwork = 1e-9;
-
+using testing::kReorderedNetworkF64;
 using testing::relative_error;
 using testing::usage_error;
 

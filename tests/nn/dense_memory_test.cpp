@@ -19,7 +19,7 @@ constexpr int64_t kPlaneBytes = 2 * 32 * 32 * 4;  // a channel of the images bel
 
 DenseBlock memory_block(DenseStrategy form, Strategy strategy) {
   auto options = small_block(form, {strategy, Activation::kLeakyReLU, 0.1});
-  options.in = 8, options.layers = 6, options.growth = 4;
+  options.in_channels(8).layers(6).growth(4);
   return make_block(options, at::kFloat);
 }
 
@@ -113,7 +113,7 @@ TEST(DenseBlockMemory, TwoHundredBlocksLeaveNothingBehind) {
   for (const auto form : kDenseForms) {
     const auto use = [&](int i) {
       auto options = small_block(form, {Strategy::kInplace2, Activation::kLeakyReLU, 0.1});
-      options.dropout = i % 2 ? 0.1 : 0;
+      options.dropout(i % 2 ? 0.1 : 0);
       DenseBlock block(options);
       const at::Tensor out = block->forward(image(at::kFloat).requires_grad_());
       if (i % 3) out.sum().backward();

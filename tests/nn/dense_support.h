@@ -12,18 +12,11 @@ inline constexpr DenseStrategy kDenseForms[] = {DenseStrategy::kNaive, DenseStra
                                                 DenseStrategy::kShared, DenseStrategy::kCheckpoint,
                                                 DenseStrategy::kFused};
 
-/// A small block; `norm` says what a test is about.
+/// A small block of 5 to 17 channels.
 inline DenseBlockOptions small_block(DenseStrategy form, const NormOptions& norm,
                                      bool pre_activation = true) {
-  DenseBlockOptions o;
-  o.in = 5;
-  o.layers = 4;
-  o.growth = 3;
-  o.bottleneck = 4;
-  o.dense_strategy = form;
-  o.norm = norm;
-  o.pre_activation = pre_activation;
-  return o;
+  return DenseBlockOptions(5).layers(4).growth(3).dense_strategy(form).norm(norm).pre_activation(
+      pre_activation);
 }
 
 /// Every parameter and running statistic away from its initial value, the same for every form.
@@ -50,10 +43,10 @@ inline void set_mode(torch::nn::Module& module, Mode mode) {
   // Every other normalization: some features' statistics are of the batch, some are not, for each reader.
   int i = 0;
   for (const auto& child : module.modules(false))
-    if (auto* norm = child->as<NormImpl>(); norm && i++ % 3 == 0) norm->eval();
+    if (auto* norm = child->as<BatchNormActImpl>(); norm && i++ % 3 == 0) norm->eval();
 }
 
-/// The output and what a backward pass leaves: gradients of input and parameters, then the buffers.
+/// One step: the output, the gradients of input and parameters, then the buffers.
 inline std::vector<at::Tensor> step(DenseBlock& block, at::Tensor x, uint64_t seed = 5) {
   torch::manual_seed(seed);
   x = x.detach().requires_grad_();

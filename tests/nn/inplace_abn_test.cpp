@@ -183,16 +183,13 @@ TEST(InPlaceABN, OptionsThatMayChangeLaterTakeEffectAtTheNextForward) {
   EXPECT_TRUE(torch::allclose(layer->running_mean, x.mean({0, 2, 3}), 1e-5, 1e-6));
 }
 
-TEST(InPlaceABN, ACloneHasItsOwnTensorsAndResetParametersForgets) {
+TEST(InPlaceABN, ResetParametersForgets) {
   InPlaceABN layer(3);
   layer->forward(torch::randn({2, 3, 4, 4}));
-  auto copy = std::dynamic_pointer_cast<InPlaceABNImpl>(layer->clone());
-  ASSERT_TRUE(copy);
-  EXPECT_TRUE(torch::equal(copy->running_mean, layer->running_mean));
-  copy->reset_parameters();
-  EXPECT_EQ(copy->num_batches_tracked.item<int64_t>(), 0);
-  EXPECT_EQ(copy->running_mean.abs().sum().item<double>(), 0);
   EXPECT_NE(layer->running_mean.abs().sum().item<double>(), 0);
+  layer->reset_parameters();
+  EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 0);
+  EXPECT_EQ(layer->running_mean.abs().sum().item<double>(), 0);
 }
 
 TEST(InPlaceABN, PrintsItsOptions) {
@@ -202,6 +199,17 @@ TEST(InPlaceABN, PrintsItsOptions) {
   EXPECT_EQ(text.str(),
             "palimpsest::nn::InPlaceABN(8, eps=1e-05, momentum=none, affine=true, track_running_stats=true, "
             "activation=elu[2], in_place=true)");
+}
+
+TEST(InPlaceABN, AnActivationThatItCannotInvertIsRefusedWithTheModuleThatTakesIt) {
+  const auto message = usage_error([] { InPlaceABN(InPlaceABNOptions(3).activation(Activation::kReLU)); });
+  EXPECT_NE(message.find("must be invertible, got 'relu'; take nn::BatchNormAct"), std::string::npos)
+      << message;
+  EXPECT_NE(message.find("nn::Strategy::kStoreY"), std::string::npos) << message;
+  EXPECT_NE(usage_error([] {
+              InPlaceABN(InPlaceABNOptions(3).strategy(Strategy::kStandard));
+            }).find("must be 'inplace_2', got 'standard'"),
+            std::string::npos);
 }
 
 TEST(InPlaceABN, ASlopeThatCannotBeInvertedIsRefusedAtConstruction) {

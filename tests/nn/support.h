@@ -3,6 +3,7 @@
 #include "palimpsest/nn/state_dict.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/relative_error.h"
+#include "tests/support/tolerance.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -12,8 +13,8 @@
 
 namespace palimpsest::nn {
 
-/// f64, the same maths in another order.
-constexpr double kSameMaths = 1e-10;
+/// f64, the same arithmetic in another order.
+constexpr double kSameMaths = testing::tolerance(DType::f64).relative_l2;
 
 using testing::relative_error;
 using testing::usage_error;

@@ -69,6 +69,12 @@ constexpr double kReorderedF64 = 1e-12;
 constexpr double kReorderedF32 = 1e-5;
 /// The same of gradients through a whole network.
 constexpr double kReorderedDeepF64 = 1e-10;
+/// The same of a whole network by two of its strategies.
+constexpr double kReorderedNetworkF64 = 1e-9;
+/// Gradients of a network in 16 bits against f64, and how far 16 bits move its logits: the rounding of a value
+/// times what the layers make of it.
+constexpr double kBF16Gradients = 0.6, kF16Gradients = 0.2;
+constexpr double kBF16Logits = 0.4, kF16Logits = 0.08;
 /// The same operations, of which fewer results are asked for, in f64.
 constexpr double kSubsetF64 = 1e-14;
 /// The loss after some dozens of f64 steps by two forms, relative: training amplifies rounding.

@@ -1,0 +1,31 @@
+#pragma once
+
+#include "palimpsest/nn/conv2d.h"
+#include "palimpsest/nn/norm_options.h"
+
+#include <cstdint>
+
+namespace palimpsest::models {
+
+/// A square convolution without bias that keeps the size at stride 1 (padding = dilation * (kernel - 1) / 2).
+struct SquareConvolution {
+  int64_t in = 0, out = 0, kernel = 1;
+  int64_t stride = 1;
+  int64_t dilation = 1;
+  int64_t groups = 1;
+};
+nn::Conv2d conv(const SquareConvolution& shape, nn::ConvolutionBackend backend);
+/// With the strategy's backend.
+nn::Conv2d conv(const SquareConvolution& shape, const nn::NormOptions& norm);
+
+/// Kaiming's normal initialization, fan-out, of every convolution without bias below `module`, as in
+/// torchvision's ResNets: std = gain / sqrt(out_channels * kernel^2). The gain preserves the variance through
+/// the activation: sqrt(2 / (1 + slope^2)) for leaky ReLU, 1 for the identity. The other activations take
+/// ReLU's sqrt(2): the normalization after each convolution leaves the choice to affect the first steps only.
+void initialize_convolutions(torch::nn::Module& module, const nn::NormOptions& norm);
+
+/// For networks without normalization: the same gain, by fan-in, of every convolution and linear layer below
+/// `module`, so that forward values keep their size through any depth; biases 0.
+void initialize_plain_layers(torch::nn::Module& module, const nn::NormOptions& norm);
+
+}  // namespace palimpsest::models

@@ -1,0 +1,33 @@
+#include "palimpsest/models/common/images.h"
+
+#include "palimpsest/base/error.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+namespace palimpsest::models {
+namespace {
+
+/// The first requirement that is not met; empty if all are.
+std::string complaint(const at::Tensor& images) {
+  if (images.dim() != 4) return fmt::format("got {} dimensions", images.dim());
+  if (images.size(1) != 3) return fmt::format("got {} channels", images.size(1));
+  if (images.size(2) == 0 || images.size(3) == 0) return "got images without pixels";
+  if (!images.is_floating_point())
+    return std::string("got values of type ") + c10::toString(images.scalar_type());
+  return "";
+}
+
+}  // namespace
+
+void check_images(const std::string& model, const at::Tensor& images) {
+  const std::string wrong = complaint(images);
+  if (wrong.empty()) return;
+  throw Error(
+      ErrorKind::kUsage,
+      fmt::format("{} needs images of shape (N, 3, H, W) with values of a floating type, {}: shape "
+                  "[{}] of {}",
+                  model, wrong, fmt::join(images.sizes(), ", "), c10::toString(images.scalar_type())));
+}
+
+}  // namespace palimpsest::models

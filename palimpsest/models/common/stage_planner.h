@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstdint>
+
+namespace palimpsest::models {
+
+/// Stride and dilation of a stage's first 3x3 convolution, and the dilation of those after it.
+struct StageGeometry {
+  int64_t stride = 1;
+  int64_t first_dilation = 1;
+  int64_t dilation = 1;
+};
+
+/// Plans the stages of a network whose features have a given output stride. Where the output stride is
+/// reached, the stride of a stage becomes dilation: its first convolution still reads neighbours at the old
+/// distance, the later ones at the doubled distance. Every output of the strided network is then also an
+/// output of the dilated one (tests/models/atrous_test.cpp).
+class StagePlanner {
+ public:
+  /// Throws Error(kUsage) unless output_stride is 8, 16 or 32. The stem has stride 4.
+  explicit StagePlanner(int64_t output_stride);
+  /// The next stage, which has `stride` if the output stride is 32.
+  StageGeometry next(int64_t stride);
+
+ private:
+  int64_t output_stride_;
+  int64_t reached_ = 4;
+  int64_t dilation_ = 1;
+};
+
+}  // namespace palimpsest::models

@@ -1,0 +1,175 @@
+#include "palimpsest/nn/batch_norm_act.h"
+
+#include "palimpsest/base/recomputing.h"
+#include "palimpsest/nn/conv2d/functional.h"
+#include "palimpsest/ops/abn_conv.h"
+
+#include <torch/nn/functional/batchnorm.h>
+
+namespace palimpsest::nn {
+namespace {
+
+std::optional<at::Tensor> optional(const at::Tensor& tensor) {
+  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+}
+
+}  // namespace
+
+BatchNormActImpl::BatchNormActImpl(const BatchNormActOptions& options_) : options(options_) {
+  check_activation_param(options.activation(), options.activation_param());
+  check_pair(options.strategy(), options.activation());
+  const int64_t channels = options.channels();
+  const bool affine = options.affine(), track = options.track_running_stats();
+  const auto vector = [&](bool defined) { return defined ? torch::empty({channels}) : at::Tensor(); };
+  weight = register_parameter("weight", vector(affine), affine);
+  bias = register_parameter("bias", vector(affine), affine);
+  running_mean = register_buffer("running_mean", vector(track));
+  running_var = register_buffer("running_var", vector(track));
+  num_batches_tracked =
+      register_buffer("num_batches_tracked", track ? torch::empty({}, torch::kInt64) : at::Tensor());
+  reset_parameters();
+}
+
+void BatchNormActImpl::reset_parameters() {
+  const at::NoGradGuard no_grad;
+  if (weight.defined()) weight.fill_(1);
+  if (bias.defined()) bias.zero_();
+  reset_running_stats();
+}
+
+void BatchNormActImpl::reset_running_stats() {
+  if (!running_mean.defined()) return;
+  running_mean.zero_();
+  running_var.fill_(1);
+  num_batches_tracked.zero_();
+}
+
+void BatchNormActImpl::rebind(Clones& clones) {
+  clones(weight, bias, running_mean, running_var, num_batches_tracked);
+}
+
+ops::NormalizationTensors BatchNormActImpl::tensors() const {
+  return {optional(weight), optional(bias), optional(running_mean), optional(running_var)};
+}
+
+ops::AbnOptions BatchNormActImpl::begin_forward() {
+  ops::AbnOptions layer;
+  layer.training = is_training() || !running_mean.defined();
+  layer.momentum = options.momentum().value_or(0);
+  layer.eps = options.eps();
+  layer.activation = options.activation();
+  layer.activation_param = options.activation_param();
+  // A recomputed segment sees the same batch again.
+  if (is_training() && num_batches_tracked.defined() && !recomputing()) {
+    num_batches_tracked.add_(1);
+    if (!options.momentum()) layer.momentum = 1.0 / static_cast<double>(num_batches_tracked.item<int64_t>());
+  }
+  return layer;
+}
+
+ops::AbnOptions BatchNormActImpl::begin_operator() {
+  ops::AbnOptions layer = begin_forward();
+  layer.saved = saved();
+  return layer;
+}
+
+ops::Saved BatchNormActImpl::saved() const {
+  // Without an activation z is y: saving another tensor gains nothing.
+  return options.activation() == Activation::kIdentity
+             ? ops::Saved::kOutput
+             : saved_by_strategy(options.strategy(), options.activation());
+}
+
+at::Tensor BatchNormActImpl::forward_standard(const at::Tensor& x, const ops::AbnOptions& layer) {
+  // The functional form and not at::batch_norm: it refuses one value per channel, as the fused layer does.
+  namespace F = torch::nn::functional;
+  // A recomputed batch must not move the running statistics again. Copies and not undefined tensors: autograd
+  // saves the two, and a second run that saved fewer tensors would not fit the first.
+  const bool again = layer.training && running_mean.defined() && recomputing();
+  return F::batch_norm(x, again ? running_mean.clone() : running_mean,
+                       again ? running_var.clone() : running_var,
+                       F::BatchNormFuncOptions()
+                           .weight(weight)
+                           .bias(bias)
+                           .training(layer.training)
+                           .momentum(layer.momentum)
+                           .eps(layer.eps));
+}
+
+at::Tensor BatchNormActImpl::forward_fused(at::Tensor x, const ops::AbnOptions& layer,
+                                           const std::optional<at::Tensor>& residual) const {
+  const ops::NormalizationTensors norm = tensors();
+  return options.in_place() && layer.saved != ops::Saved::kInput
+             ? ops::abn_(std::move(x), norm, layer, residual)
+             : ops::abn(x, norm, layer, residual);
+}
+
+at::Tensor BatchNormActImpl::activate_only(at::Tensor x) const {
+  if (options.in_place()) return activate_(std::move(x), options.activation(), options.activation_param());
+  if (options.activation() == Activation::kIdentity) return x.clone();  // a reader may write over the result
+  return activate(x, options.activation(), options.activation_param());
+}
+
+at::Tensor BatchNormActImpl::forward(at::Tensor x) {
+  if (is_activation_only()) return activate_only(std::move(x));
+  ops::AbnOptions layer = begin_forward();
+  // libtorch's layer knows an empty batch: empty results, gradients of zero, no statistics.
+  if (options.strategy() == Strategy::kStandard || x.numel() == 0)
+    return activate_(forward_standard(x, layer), layer.activation, layer.activation_param);
+  layer.saved = saved();
+  return forward_fused(std::move(x), layer);
+}
+
+at::Tensor BatchNormActImpl::forward_into(at::Tensor x, torch::nn::Conv2dImpl& conv) {
+  const Strategy strategy = options.strategy();
+  const bool is_fused = strategy == Strategy::kCheckpoint || strategy == Strategy::kCheckpointNormalized ||
+                        strategy == Strategy::kStoreY;
+  if (!is_fused || is_activation_only() || x.numel() == 0) {
+    auto* ours = dynamic_cast<Conv2dImpl*>(&conv);
+    at::Tensor z = forward(std::move(x));
+    return ours ? ours->forward(z) : conv2d_detail::forward(conv, z, convolution_backend(strategy));
+  }
+  ops::AbnOptions layer = begin_forward();
+  layer.saved = saved_by_strategy(strategy, layer.activation);
+  const ops::NormalizationTensors norm = tensors();
+  const auto geometry = conv2d_detail::geometry(conv);
+  const auto conv_bias = conv2d_detail::bias(conv);
+  return options.in_place() ? ops::abn_conv_(std::move(x), norm, conv.weight, conv_bias, geometry, layer)
+                            : ops::abn_conv(x, norm, conv.weight, conv_bias, geometry, layer);
+}
+
+at::Tensor BatchNormActImpl::forward_residual(at::Tensor x, const at::Tensor& residual,
+                                              const DeferredActivation& residual_activation) {
+  const Strategy strategy = options.strategy();
+  const NormOptions block{strategy, options.activation(), options.activation_param()};
+  const bool defers = defers_activation(block);
+  const Activation activation = defers ? Activation::kIdentity : options.activation();
+  const double param = options.activation_param();
+  const auto activated_residual = [&] { return residual_activation.apply(residual); };
+  if (is_activation_only()) {
+    const at::Tensor r = activated_residual();
+    return activate_(options.in_place() ? x.add_(r) : x + r, activation, param);
+  }
+  ops::AbnOptions layer = begin_forward();
+  if (strategy == Strategy::kStandard || x.numel() == 0)
+    return activate_(forward_standard(x, layer).add_(activated_residual()), activation, param);
+  layer.activation = activation;
+  layer.activation_param = param;
+  // The operator applies a deferred ReLU while it reads the residual.
+  layer.relu_residual =
+      defers && residual_activation.is_deferred && residual_activation.activation == Activation::kReLU;
+  // The other readers of the residual save it: z is enough whatever the strategy saves elsewhere.
+  const bool is_in_place = strategy == Strategy::kInplace1 || strategy == Strategy::kInplaceBit;
+  layer.saved = is_in_place ? saved_by_strategy(strategy, activation) : ops::Saved::kOutput;
+  return forward_fused(std::move(x), layer, layer.relu_residual ? residual : activated_residual());
+}
+
+void BatchNormActImpl::pretty_print(std::ostream& stream) const {
+  stream << "palimpsest::nn::BatchNormAct(" << options.channels()
+         << ", strategy=" << to_string(options.strategy())
+         << ", activation=" << to_string(options.activation());
+  if (options.activation() != Activation::kIdentity) stream << "[" << options.activation_param() << "]";
+  stream << ")";
+}
+
+}  // namespace palimpsest::nn

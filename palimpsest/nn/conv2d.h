@@ -1,0 +1,51 @@
+#pragma once
+
+#include "palimpsest/nn/strategy.h"
+
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <optional>
+#include <ostream>
+
+namespace palimpsest::nn {
+
+/// The convolution that a Conv2d runs. The results differ in rounding only.
+enum class ConvolutionBackend {
+  /// ops::convolution: a kernel of ours where it takes less time than libtorch's. Under autocast no 16-bit
+  /// copy of the weight is saved for backward.
+  kFastest,
+  /// libtorch's kernels. Under autocast no 16-bit copy of the weight is saved for backward.
+  kLibtorch,
+  /// torch::nn::Conv2d itself, the baseline of all comparisons: under autocast it saves a 16-bit copy of the
+  /// weight. Where 16-bit arithmetic needs f32 ("pseudo f16"; on a CPU the weight gradient in f16, for which
+  /// oneDNN has reference loops alone, and what libtorch does not give to oneDNN at all) it is kLibtorch.
+  kLibtorchLayer,
+};
+
+/// kLibtorchLayer for `standard`, kFastest for the other strategies.
+ConvolutionBackend convolution_backend(Strategy strategy);
+
+/// torch::nn::Conv2d, its options, parameters and state-dict keys (weight, bias), with a choice of kernels.
+///   nn::Conv2d conv1(torch::nn::Conv2dOptions(3, 64, 7).stride(2).padding(3).bias(false));
+/// x: (N, C_in, H, W) or (C_in, H, W). Padding modes other than zeros, and padding by name, run libtorch's
+/// layer for every backend.
+class Conv2dImpl : public torch::nn::Conv2dImpl {
+ public:
+  Conv2dImpl(int64_t in_channels, int64_t out_channels, torch::ExpandingArray<2> kernel_size);
+  /* implicit */ Conv2dImpl(const torch::nn::Conv2dOptions& options,
+                            ConvolutionBackend backend = ConvolutionBackend::kFastest);
+
+  at::Tensor forward(const at::Tensor& x);
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+
+  /// A change takes effect at the next forward.
+  ConvolutionBackend backend;
+};
+
+TORCH_MODULE(Conv2d);
+
+}  // namespace palimpsest::nn

@@ -1,0 +1,26 @@
+#pragma once
+
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/pimpl.h>
+
+#include <memory>
+#include <optional>
+
+namespace palimpsest::nn {
+
+/// torch::nn::Linear, its options, parameters and state-dict keys (weight, bias), which under autocast saves
+/// no 16-bit copy of the weight for backward (ops::linear). x: (..., in_features).
+class LinearImpl : public torch::nn::LinearImpl {
+ public:
+  LinearImpl(int64_t in_features, int64_t out_features);
+  /* implicit */ LinearImpl(const torch::nn::LinearOptions& options);
+
+  at::Tensor forward(const at::Tensor& x);
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<at::Device>& device = std::nullopt) const override;
+  void pretty_print(std::ostream& stream) const override;
+};
+
+TORCH_MODULE(Linear);
+
+}  // namespace palimpsest::nn

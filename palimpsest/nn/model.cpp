@@ -1,0 +1,76 @@
+#include "palimpsest/nn/model.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/nn/common/module_access.h"
+#include "palimpsest/nn/conv2d.h"
+#include "palimpsest/nn/linear.h"
+
+#include <torch/nn/modules/container/sequential.h>
+
+namespace palimpsest::nn {
+namespace {
+
+using Forward = at::Tensor (*)(torch::nn::Module&, const at::Tensor&);
+
+template <class Module>
+at::Tensor forward_of(torch::nn::Module& module, const at::Tensor& x) {
+  return static_cast<Module&>(module).forward(x);
+}
+
+/// The forward of the first of these classes that the module is of; nullptr if there is none.
+template <class First, class... Rest>
+Forward find_forward(torch::nn::Module& module) {
+  if (dynamic_cast<First*>(&module)) return &forward_of<First>;
+  if constexpr (sizeof...(Rest) > 0) return find_forward<Rest...>(module);
+  return nullptr;
+}
+
+}  // namespace
+
+bool Model::has_classifier() const {
+  return !classifier_name_.empty() && ModuleAccess::children(*this).contains(classifier_name_);
+}
+
+void Model::declare_classifier(const std::string& name, int64_t channels) {
+  classifier_name_ = name;
+  classifier_channels_ = channels;
+}
+
+void Model::check_is_classifier(const std::string& name) const {
+  if (classifier_name_.empty())
+    throw Error(ErrorKind::kUsage, "[" + this->name() + "] has no classifier that can be replaced");
+  if (name != classifier_name_)
+    throw Error(ErrorKind::kUsage, "[" + this->name() + "] only the classifier '" + classifier_name_ +
+                                       "' can be replaced, got '" + name +
+                                       "': the network calls its other children by members of its own");
+}
+
+void Model::set_classifier(std::shared_ptr<torch::nn::Module> module, Forward forward) {
+  check_is_classifier(classifier_name_);
+  if (!module)
+    throw Error(ErrorKind::kUsage, "[" + name() + "] the new classifier must be a module, got none");
+  if (has_classifier()) {
+    ModuleAccess::children(*this)[classifier_name_] = module;
+  } else {
+    register_module(classifier_name_, module);
+  }
+  classifier_ = std::move(module);
+  forward_ = forward;
+}
+
+at::Tensor Model::classify(const at::Tensor& x) {
+  const auto& current = ModuleAccess::children(*this)[classifier_name_];
+  if (current != classifier_) {
+    const Forward forward = find_forward<LinearImpl, Conv2dImpl, torch::nn::LinearImpl, torch::nn::Conv2dImpl,
+                                         torch::nn::IdentityImpl, torch::nn::SequentialImpl>(*current);
+    if (!forward)
+      throw Error(ErrorKind::kUsage, "[" + name() + "] '" + classifier_name_ + "' was replaced by a " +
+                                         current->name() +
+                                         ", whose forward is not known; use replace_classifier()");
+    classifier_ = current;
+    forward_ = forward;
+  }
+  return forward_(*classifier_, x);
+}
+
+}  // namespace palimpsest::nn
