@@ -11,9 +11,9 @@
 namespace mixed_precision {
 namespace {
 
-using palimpsest::nn::convolve;
+using palimpsest::nn::Conv2d;
 using palimpsest::nn::InPlaceABN;
-using palimpsest::nn::linear;
+using palimpsest::nn::Linear;
 
 constexpr int64_t kBatch = 32, kNoise = 32, kWidth = 32;
 
@@ -22,13 +22,13 @@ InPlaceABN normalization(int64_t channels) {
   return InPlaceABN(palimpsest::nn::InPlaceABNOptions(channels).slope(0.2));
 }
 
-torch::nn::Conv2d convolution(int64_t inputs, int64_t outputs, int64_t kernel, int64_t stride) {
-  return torch::nn::Conv2d(torch::nn::Conv2dOptions(inputs, outputs, kernel).stride(stride).padding(1));
+Conv2d convolution(int64_t inputs, int64_t outputs, int64_t kernel, int64_t stride) {
+  return Conv2d(torch::nn::Conv2dOptions(inputs, outputs, kernel).stride(stride).padding(1));
 }
 
 struct GeneratorImpl : torch::nn::Module {
   GeneratorImpl()
-      : first(register_module("first", torch::nn::Linear(kNoise, 4 * kWidth * 16))),
+      : first(register_module("first", Linear(kNoise, 4 * kWidth * 16))),
         norm0(register_module("norm0", normalization(4 * kWidth))),
         up1(register_module("up1", convolution(4 * kWidth, 4 * 2 * kWidth, 3, 1))),
         norm1(register_module("norm1", normalization(2 * kWidth))),
@@ -38,21 +38,21 @@ struct GeneratorImpl : torch::nn::Module {
 
   /// (n, kNoise) -> (n, 3, 32, 32) in [-1, 1]
   at::Tensor forward(const at::Tensor& noise) {
-    at::Tensor x = norm0->forward(linear(first, noise).view({noise.size(0), 4 * kWidth, 4, 4}));
+    at::Tensor x = norm0->forward(first->forward(noise).view({noise.size(0), 4 * kWidth, 4, 4}));
     // A convolution to four times the channels, shuffled to twice the side: one of stride 1/2 with a kernel
     // of 6.
-    x = norm1->forward(torch::pixel_shuffle(convolve(up1, x), 2));
-    x = norm2->forward(torch::pixel_shuffle(convolve(up2, x), 2));
-    return torch::pixel_shuffle(convolve(up3, x), 2).tanh();
+    x = norm1->forward(torch::pixel_shuffle(up1->forward(x), 2));
+    x = norm2->forward(torch::pixel_shuffle(up2->forward(x), 2));
+    return torch::pixel_shuffle(up3->forward(x), 2).tanh();
   }
 
-  torch::nn::Linear first;
+  Linear first;
   InPlaceABN norm0;
-  torch::nn::Conv2d up1;
+  Conv2d up1;
   InPlaceABN norm1;
-  torch::nn::Conv2d up2;
+  Conv2d up2;
   InPlaceABN norm2;
-  torch::nn::Conv2d up3;
+  Conv2d up3;
 };
 TORCH_MODULE(Generator);
 
@@ -63,21 +63,21 @@ struct DiscriminatorImpl : torch::nn::Module {
         norm2(register_module("norm2", normalization(2 * kWidth))),
         down3(register_module("down3", convolution(2 * kWidth, 4 * kWidth, 4, 2))),
         norm3(register_module("norm3", normalization(4 * kWidth))),
-        last(register_module("last", torch::nn::Linear(4 * kWidth * 16, 1))) {}
+        last(register_module("last", Linear(4 * kWidth * 16, 1))) {}
 
   /// (n, 3, 32, 32) -> (n, 1) logits of being real
   at::Tensor forward(const at::Tensor& images) {
-    at::Tensor x = torch::leaky_relu(convolve(down1, images), 0.2);
-    x = norm2->forward(convolve(down2, x));
-    x = norm3->forward(convolve(down3, x));
-    return linear(last, x.flatten(1));
+    at::Tensor x = torch::leaky_relu(down1->forward(images), 0.2);
+    x = norm2->forward(down2->forward(x));
+    x = norm3->forward(down3->forward(x));
+    return last->forward(x.flatten(1));
   }
 
-  torch::nn::Conv2d down1, down2;
+  Conv2d down1, down2;
   InPlaceABN norm2;
-  torch::nn::Conv2d down3;
+  Conv2d down3;
   InPlaceABN norm3;
-  torch::nn::Linear last;
+  Linear last;
 };
 TORCH_MODULE(Discriminator);
 

@@ -20,18 +20,17 @@ struct LanguageModelImpl : torch::nn::Module {
       : embedding(register_module("embedding", torch::nn::Embedding(Language::kWords, kProjection))),
         first(register_module("first", Lstm(kProjection, kHidden, kProjection))),
         second(register_module("second", Lstm(kProjection, kHidden, kProjection))),
-        softmax(register_module("softmax", torch::nn::Linear(kProjection, Language::kWords))) {}
+        softmax(register_module("softmax", palimpsest::nn::Linear(kProjection, Language::kWords))) {}
 
   /// (t, n) words -> (t, n, words) logits of the next one
   at::Tensor forward(const at::Tensor& words) {
     LstmState state1, state2;
-    return palimpsest::nn::linear(softmax,
-                                  second->forward(first->forward(embedding->forward(words), state1), state2));
+    return softmax->forward(second->forward(first->forward(embedding->forward(words), state1), state2));
   }
 
   torch::nn::Embedding embedding;
   Lstm first, second;
-  torch::nn::Linear softmax;
+  palimpsest::nn::Linear softmax;
 };
 TORCH_MODULE(LanguageModel);
 

@@ -1,13 +1,13 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/modules/linear.h>
+#include <palimpsest/nn/linear.h>
 
 #include <cstdint>
 
-/// Recurrent layers made of torch::nn::Linear, which palimpsest::nn::linear runs: it can store f16 and
-/// compute in f32, and saves no 16-bit copy of a weight per time step. torch::nn::LSTM can do neither, and in
-/// f16 on a CPU oneDNN refuses it. Sequences are (t, n, features): time first.
+/// Recurrent layers made of palimpsest::nn::Linear, which can store f16 and compute in f32, and saves no
+/// 16-bit copy of a weight per time step. torch::nn::LSTM can do neither, and in f16 on a CPU oneDNN refuses
+/// it. Sequences are (t, n, features): time first.
 namespace mixed_precision {
 
 /// The state of one layer: h (n, outputs) and c (n, hidden). Undefined tensors stand for zeros, before the
@@ -28,7 +28,7 @@ class LstmImpl : public torch::nn::Module {
   at::Tensor cell(const at::Tensor& from_input, LstmState& state);
 
   int64_t hidden_;
-  torch::nn::Linear input_{nullptr}, recurrent_{nullptr}, projection_{nullptr};
+  palimpsest::nn::Linear input_{nullptr}, recurrent_{nullptr}, projection_{nullptr};
 };
 TORCH_MODULE(Lstm);
 
@@ -41,7 +41,7 @@ class GruImpl : public torch::nn::Module {
 
  private:
   int64_t hidden_;
-  torch::nn::Linear input_{nullptr}, recurrent_{nullptr};
+  palimpsest::nn::Linear input_{nullptr}, recurrent_{nullptr};
 };
 TORCH_MODULE(Gru);
 

@@ -16,9 +16,11 @@ namespace {
 
 constexpr int64_t kBatch = 32, kChannels = 8, kHidden = 96, kAhead = 2;
 
-torch::nn::Conv2d convolution(int64_t inputs, int64_t stride_in_time) {
-  return torch::nn::Conv2d(
-      torch::nn::Conv2dOptions(inputs, kChannels, 5).stride({stride_in_time, 2}).padding(2));
+using palimpsest::nn::Conv2d;
+using palimpsest::nn::Linear;
+
+Conv2d convolution(int64_t inputs, int64_t stride_in_time) {
+  return Conv2d(torch::nn::Conv2dOptions(inputs, kChannels, 5).stride({stride_in_time, 2}).padding(2));
 }
 
 struct RecognizerImpl : torch::nn::Module {
@@ -27,15 +29,14 @@ struct RecognizerImpl : torch::nn::Module {
         conv2(register_module("conv2", convolution(kChannels, 1))),
         gru1(register_module("gru1", Gru(kChannels * Tones::kBands / 4, kHidden))),
         gru2(register_module("gru2", Gru(kHidden, kHidden))),
-        output(register_module("output", torch::nn::Linear(kHidden, Tones::kSymbols + 1))),
+        output(register_module("output", Linear(kHidden, Tones::kSymbols + 1))),
         row(register_parameter("row", torch::full({kAhead + 1, kHidden}, 1.0 / (kAhead + 1)))) {}
 
   /// (n, 1, frames, bands) -> (frames / 2, n, symbols + 1) logits; 0 is the blank
   at::Tensor forward(const at::Tensor& spectrograms) {
-    using palimpsest::nn::convolve;
-    const at::Tensor x = convolve(conv2, convolve(conv1, spectrograms).clamp(0, 20)).clamp(0, 20);
+    const at::Tensor x = conv2->forward(conv1->forward(spectrograms).clamp(0, 20)).clamp(0, 20);
     const at::Tensor h = gru2->forward(gru1->forward(x.permute({2, 0, 1, 3}).flatten(2)));
-    return palimpsest::nn::linear(output, look_ahead(h));
+    return output->forward(look_ahead(h));
   }
 
   /// Row convolution: mixes each feature of a frame with itself in the kAhead frames that follow.
@@ -47,9 +48,9 @@ struct RecognizerImpl : torch::nn::Module {
     return sum;
   }
 
-  torch::nn::Conv2d conv1, conv2;
+  Conv2d conv1, conv2;
   Gru gru1, gru2;
-  torch::nn::Linear output;
+  Linear output;
   at::Tensor row;
 };
 TORCH_MODULE(Recognizer);

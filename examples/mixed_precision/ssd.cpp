@@ -15,12 +15,12 @@
 namespace mixed_precision {
 namespace {
 
-using palimpsest::nn::convolve;
+using palimpsest::nn::Conv2d;
 
 constexpr int64_t kBatch = 16, kSides = 2, kOutputs = Shapes::kKinds + 1 + 4;
 
-torch::nn::Conv2d convolution(int64_t inputs, int64_t outputs) {
-  return torch::nn::Conv2d(torch::nn::Conv2dOptions(inputs, outputs, 3).padding(1));
+Conv2d convolution(int64_t inputs, int64_t outputs) {
+  return Conv2d(torch::nn::Conv2dOptions(inputs, outputs, 3).padding(1));
 }
 
 struct DetectorImpl : torch::nn::Module {
@@ -47,16 +47,16 @@ struct DetectorImpl : torch::nn::Module {
     at::Tensor x = images;
     std::vector<at::Tensor> outputs;
     for (size_t i = 0; i < layers.size(); ++i) {
-      x = convolve(layers[i], x).relu();
+      x = layers[i]->forward(x).relu();
       if (i == 5 || i == 7 || i == 9)  // a head on each of the last three resolutions
         outputs.push_back(
-            convolve(heads[outputs.size()], x).permute({0, 2, 3, 1}).reshape({x.size(0), -1, kOutputs}));
+            heads[outputs.size()]->forward(x).permute({0, 2, 3, 1}).reshape({x.size(0), -1, kOutputs}));
       if (i % 2 == 1 && i < 8) x = torch::max_pool2d(x, 2);
     }
     return torch::cat(outputs, 1);
   }
 
-  std::vector<torch::nn::Conv2d> layers, heads;
+  std::vector<Conv2d> layers, heads;
 };
 TORCH_MODULE(Detector);
 

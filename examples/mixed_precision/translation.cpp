@@ -14,7 +14,7 @@
 namespace mixed_precision {
 namespace {
 
-using palimpsest::nn::linear;
+using palimpsest::nn::Linear;
 
 constexpr int64_t kBatch = 64, kHidden = 96, kEmbedding = 48;
 
@@ -27,10 +27,10 @@ struct TranslatorImpl : torch::nn::Module {
         encoder2(register_module("encoder2", Lstm(kHidden, kHidden))),
         decoder1(register_module("decoder1", Lstm(kEmbedding + kHidden, kHidden))),
         decoder2(register_module("decoder2", Lstm(kHidden, kHidden))),
-        key(register_module("key", torch::nn::Linear(kHidden, kHidden))),
-        query(register_module("query", torch::nn::Linear(kHidden, kHidden))),
-        score(register_module("score", torch::nn::Linear(kHidden, 1))),
-        output(register_module("output", torch::nn::Linear(2 * kHidden, Grammar::kTargetWords))) {}
+        key(register_module("key", Linear(kHidden, kHidden))),
+        query(register_module("query", Linear(kHidden, kHidden))),
+        score(register_module("score", Linear(kHidden, 1))),
+        output(register_module("output", Linear(2 * kHidden, Grammar::kTargetWords))) {}
 
   struct State {
     LstmState first, second;
@@ -43,7 +43,7 @@ struct TranslatorImpl : torch::nn::Module {
     LstmState bottom, top;
     State state;
     state.values = encoder2->forward(encoder1->forward(source_words->forward(source), bottom), top);
-    state.keys = linear(key, state.values);
+    state.keys = key->forward(state.values);
     state.padding = (source == Grammar::kPad).unsqueeze(2);
     state.first = bottom;  // the decoder goes on where the encoder ends
     state.second = top;
@@ -56,16 +56,16 @@ struct TranslatorImpl : torch::nn::Module {
     const at::Tensor embedded = target_words->forward(words).to(state.context.scalar_type());
     const at::Tensor x = torch::cat({embedded, state.context}, 1).unsqueeze(0);
     const at::Tensor h = decoder2->forward(decoder1->forward(x, state.first), state.second).squeeze(0);
-    const at::Tensor scores = linear(score, (state.keys + linear(query, h)).tanh());  // (s, n, 1)
+    const at::Tensor scores = score->forward((state.keys + query->forward(h)).tanh());  // (s, n, 1)
     // Softmax over the source, in f32; a score of minus infinity takes no part.
     const at::Tensor weights = scores.to(at::kFloat).masked_fill(state.padding, -INFINITY).softmax(0);
     state.context = (weights.to(h.scalar_type()) * state.values).sum(0);
-    return linear(output, torch::cat({h, state.context}, 1));
+    return output->forward(torch::cat({h, state.context}, 1));
   }
 
   torch::nn::Embedding source_words, target_words;
   Lstm encoder1, encoder2, decoder1, decoder2;
-  torch::nn::Linear key, query, score, output;
+  Linear key, query, score, output;
 };
 TORCH_MODULE(Translator);
 

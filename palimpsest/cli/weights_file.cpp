@@ -5,7 +5,7 @@
 #include "palimpsest/io/safetensors.h"
 #include "palimpsest/models/fold.h"
 #include "palimpsest/models/weights.h"
-#include "palimpsest/nn/batch_norm_act.h"
+#include "palimpsest/nn/inplace_abn.h"
 
 #include <fmt/format.h>
 

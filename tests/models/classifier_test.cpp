@@ -6,10 +6,9 @@
 namespace palimpsest::models {
 namespace {
 
-constexpr const char* kClassifying[] = {"resnet18_narrow",        "densenet_bc16_k4",
-                                        "alexnet_cifar_narrow",   "vgg16_cifar_narrow",
-                                        "googlenet_cifar_narrow", "inception_v2_cifar_narrow",
-                                        "resnet29_preact_cifar"};
+constexpr const char* kClassifying[] = {
+    "resnet18_narrow",        "densenet_bc16_k4",          "alexnet_cifar_narrow", "vgg16_cifar_narrow",
+    "googlenet_cifar_narrow", "inception_v2_cifar_narrow", "resnet29_preact_cifar"};
 
 TEST(Classifier, WithoutOneForwardGivesTheFeatures) {
   const auto images = torch::randn({2, 3, 32, 32});
@@ -64,8 +63,9 @@ TEST(Classifier, ReplaceModuleWorksOrFailsLoudly) {
   const auto model = make("resnet18_narrow", {.classes = 3});
   model->replace_module("fc", torch::nn::Linear(128, 7));
   EXPECT_EQ(model->forward(torch::randn({2, 3, 32, 32})).sizes(), at::IntArrayRef({2, 7}));
-  EXPECT_NE(usage_error([&] { model->replace_module("conv1", torch::nn::Conv2d(1, 16, 7)); })
-                .find("only the classifier 'fc'"),
+  EXPECT_NE(usage_error([&] {
+              model->replace_module("conv1", torch::nn::Conv2d(1, 16, 7));
+            }).find("only the classifier 'fc'"),
             std::string::npos);
   model->eval();
   const auto folded = fold(model);
@@ -77,9 +77,10 @@ TEST(Classifier, ReplaceModuleWorksOrFailsLoudly) {
 
 /// As torchvision's networks: empty logits, gradients of zero.
 TEST(EmptyBatch, GivesEmptyLogitsInTrainingAndInEvalMode) {
-  for (const char* name : {"resnet18_narrow", "densenet_bc16_k4", "alexnet_cifar_narrow", "vgg16_cifar_narrow",
-                           "googlenet_cifar_narrow", "inception_v2_cifar_narrow", "inception_v3_cifar_narrow",
-                           "resnet29_preact_cifar", "resnext50_preact", "deeplabv3_resnet18_narrow"})
+  for (const char* name :
+       {"resnet18_narrow", "densenet_bc16_k4", "alexnet_cifar_narrow", "vgg16_cifar_narrow",
+        "googlenet_cifar_narrow", "inception_v2_cifar_narrow", "inception_v3_cifar_narrow",
+        "resnet29_preact_cifar", "resnext50_preact", "deeplabv3_resnet18_narrow"})
     for (const bool training : {true, false})
       for (const auto strategy : {nn::Strategy::kStandard, nn::Strategy::kInplace2, nn::Strategy::kStoreY}) {
         if (!normalizes(name) && strategy != nn::Strategy::kStandard) continue;

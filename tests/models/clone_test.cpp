@@ -100,8 +100,7 @@ TEST(Clone, HasTheReplacedClassifierAndNoneWhereThereIsNone) {
       model->replace_classifier(torch::nn::Linear(model->classifier_channels(), 7));
       EXPECT_EQ(copy_of(*model)->forward(images).sizes(), at::IntArrayRef({2, 7})) << n.name;
     }
-    const auto headless =
-        make(n.name, {.classes = 0, .strategy = n.strategy, .activation = n.activation});
+    const auto headless = make(n.name, {.classes = 0, .strategy = n.strategy, .activation = n.activation});
     headless->eval();
     EXPECT_TRUE(torch::equal(copy_of(*headless)->forward(images), headless->forward(images))) << n.name;
   }

@@ -56,9 +56,12 @@ TEST(Registry, AModelSaysWhetherItSegmentsAndHasTheClassesAskedFor) {
 TEST(Registry, ImagesOfAnotherShapeOrTypeAreRefused) {
   for (const char* name : {"resnet18", "resnext50_preact", "deeplabv3_resnet18"}) {
     const auto model = make(name, {});
-    const auto message = [&](const at::Tensor& images) { return usage_error([&] { model->forward(images); }); };
+    const auto message = [&](const at::Tensor& images) {
+      return usage_error([&] { model->forward(images); });
+    };
     expect_contains(message(torch::randn({2, 1, 64, 64})), "got 1 channels: shape [2, 1, 64, 64]");
-    expect_contains(message(torch::randn({3, 64, 64})), "(N, 3, H, W) with values of a floating type, got 3 dim");
+    expect_contains(message(torch::randn({3, 64, 64})),
+                    "(N, 3, H, W) with values of a floating type, got 3 dim");
     expect_contains(message(torch::zeros({2, 3, 64, 64}, torch::kUInt8)), "got values of type Byte");
     expect_contains(message(torch::zeros({2, 3, 0, 64})), "got images without pixels: shape [2, 3, 0, 64]");
   }

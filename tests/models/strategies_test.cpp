@@ -147,7 +147,8 @@ TEST(Strategies, AreTheSameFunctionInEvalMode) {
       EXPECT_TRUE(torch::equal(out, model->forward(images))) << kind << ": eval mode must not move anything";
       EXPECT_TRUE(torch::equal(images, untouched)) << kind << ": the images belong to the caller";
       // One image at a time gives the same rows, also where a batch of one cannot train.
-      EXPECT_LE(relative_error(model->forward(images.slice(0, 1, 2)), out.slice(0, 1, 2)), kReorderedNetworkF64)
+      EXPECT_LE(relative_error(model->forward(images.slice(0, 1, 2)), out.slice(0, 1, 2)),
+                kReorderedNetworkF64)
           << kind;
     }
     EXPECT_LE(relative_error(logits[1], logits[0]), kReorderedNetworkF64) << kind;
@@ -199,7 +200,8 @@ TEST(MixedPrecisionModels, StrategiesAreAsExactInSixteenBitsAsTheStandardLayers)
     for (const auto precision : {Precision::kBF16, Precision::kF16, Precision::kF16Pseudo}) {
       const double standard =
           relative_error(gradient_in(kind, output_stride, nn::Strategy::kStandard, precision), want);
-      EXPECT_LT(standard, precision == Precision::kBF16 ? testing::kBF16Gradients : testing::kF16Gradients) << kind;
+      EXPECT_LT(standard, precision == Precision::kBF16 ? testing::kBF16Gradients : testing::kF16Gradients)
+          << kind;
       EXPECT_GT(standard, testing::kF16Gradients / 100) << "not computed in 16 bits";
       for (const auto strategy : {nn::Strategy::kInplace2, nn::Strategy::kStoreY}) {
         const double error = relative_error(gradient_in(kind, output_stride, strategy, precision), want);
