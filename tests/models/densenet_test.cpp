@@ -142,7 +142,7 @@ TEST(DenseNet, AnOptionThatDoesNotFitIsNamed) {
   EXPECT_NE(usage_error([&] { make("resnet18", options); }).find("takes no dense strategy, got fused"),
             std::string::npos);
   options.strategy = nn::Strategy::kStandard;
-  EXPECT_NE(usage_error([&] { make("densenet_bc16_k4", options); }).find("'fused' keeps one tensor"),
+  EXPECT_NE(usage_error([&] { make("densenet_bc16_k4", options); }).find("'fused' saves one tensor"),
             std::string::npos);
   options = {};
   options.output_stride = 8;
