@@ -20,6 +20,7 @@ from cli_support import image_folder, segmentation_folder, succeeds  # noqa: E40
 
 RECIPES = ROOT / "docs/recipes.md"
 OPERATOR = ROOT / "docs/add_an_operator.md"
+DESIGN = ROOT / "docs/design.md"
 SMALL_MODEL = "--model deeplabv3_resnet18_narrow"
 FEW_STEPS = {
     "--weights": "--max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
@@ -116,10 +117,21 @@ def test_every_excerpt_of_the_page_about_operators_stands_in_the_file_it_names()
     assert quoted >= 7
 
 
+def test_the_page_about_the_design_names_every_file_of_the_way_once():
+    text = DESIGN.read_text()
+    steps = re.findall(r"^(\d+)\. `([\w/]+\.\w+)`", text, flags=re.M)
+    assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
+    assert len(steps) > 50
+    assert [path for _, path in steps if not (ROOT / "palimpsest" / path).is_file()] == []
+    named = re.findall(r"[\w/]+\.(?:cpp|h|cu|cuh)\b", text)
+    assert named == [path for _, path in steps]
+
+
 def test_every_link_of_the_documents_leads_to_a_file():
     broken = []
     for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+        prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.S | re.M)  # C++ lambdas look like links
+        for target in re.findall(r"\]\(([^)#:]+)\)", prose):
             if not (document.parent / target).exists():
                 broken.append(f"{document.relative_to(ROOT)}: {target}")
     assert broken == []
