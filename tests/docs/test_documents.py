@@ -1,7 +1,7 @@
-"""What a reader copies from docs/recipes.md and docs/add_an_operator.md works, and what they quote stands in the tree.
+"""The commands and programs of the documents work, and the files, excerpts and links that they name exist.
 
-The commands of the recipes run in their order, on images made here; those that train are cut to two steps, of a small network where
-nothing that follows names another.
+The commands of the recipes run in their order, on images made here. A training takes two steps, and a small network unless a later
+command names another one.
 """
 import os
 import pathlib
@@ -33,7 +33,7 @@ FEW_STEPS = {
 
 
 def blocks(document, kind):
-    """(the text before, the block) of every ```kind block."""
+    """Returns (the text before, the block) of every ```kind block."""
     parts = re.split(rf"^```{kind}\n(.*?)^```", document.read_text(), flags=re.S | re.M)
     return list(zip(parts[::2], parts[1::2]))
 
@@ -43,7 +43,7 @@ def commands(document):
 
 
 def short(command):
-    """The arguments of a command, cut short where it trains: the last of a repeated flag counts."""
+    """Returns the arguments of a command, with flags that shorten a training. The last of a repeated flag counts."""
     arguments = shlex.split(command)
     assert arguments.pop(0) == "palimpsest", command
     if arguments[0] in ("train", "compare", "demo"):
@@ -55,8 +55,8 @@ def short(command):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the commands of the recipes have run, in their order, as one goes on with the results of another: examples/,
-    data sets, torchvision's weights and mine.toml lay there."""
+    """The folder in which the commands of the recipes have run, in their order, because some need the results of others. It had
+    examples/, data sets, torchvision's weights and mine.toml."""
     torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
     folder = tmp_path_factory.mktemp("recipes")
     shutil.copytree(ROOT / "examples", folder / "examples")
