@@ -18,7 +18,7 @@ ALLOWED = {
     "ops": {"kernels", "base"},
     "memory": {"base"},
     "amp": {"ops", "base"},
-    "nn": {"ops", "memory", "amp", "kernels", "base"},
+    "nn": {"ops", "memory", "kernels", "base"},
     "models": {"nn", "base"},
     "io": {"base"},
     "data": {"base", "io"},

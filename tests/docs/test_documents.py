@@ -1,7 +1,7 @@
-"""What a reader copies from docs/recipes.md and docs/add_an_operator.md works, and what they quote stands in the tree.
+"""The commands and programs of the documents work, and the files, excerpts and links that they name exist.
 
-The commands of the recipes run in their order, on images made here; those that train are cut to two steps, of a small network where
-nothing that follows names another.
+The commands of the recipes run in their order, on images made here. A training takes two steps, and a small network unless a later
+command names another one.
 """
 import os
 import pathlib
@@ -20,6 +20,7 @@ from cli_support import image_folder, segmentation_folder, succeeds  # noqa: E40
 
 RECIPES = ROOT / "docs/recipes.md"
 OPERATOR = ROOT / "docs/add_an_operator.md"
+DESIGN = ROOT / "docs/design.md"
 SMALL_MODEL = "--model deeplabv3_resnet18_narrow"
 FEW_STEPS = {
     "--weights": "--max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
@@ -32,7 +33,7 @@ FEW_STEPS = {
 
 
 def blocks(document, kind):
-    """(the text before, the block) of every ```kind block."""
+    """Returns (the text before, the block) of every ```kind block."""
     parts = re.split(rf"^```{kind}\n(.*?)^```", document.read_text(), flags=re.S | re.M)
     return list(zip(parts[::2], parts[1::2]))
 
@@ -42,7 +43,7 @@ def commands(document):
 
 
 def short(command):
-    """The arguments of a command, cut short where it trains: the last of a repeated flag counts."""
+    """Returns the arguments of a command, with flags that shorten a training. The last of a repeated flag counts."""
     arguments = shlex.split(command)
     assert arguments.pop(0) == "palimpsest", command
     if arguments[0] in ("train", "compare", "demo"):
@@ -54,8 +55,8 @@ def short(command):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the commands of the recipes have run, in their order, as one goes on with the results of another: examples/,
-    data sets, torchvision's weights and mine.toml lay there."""
+    """The folder in which the commands of the recipes have run, in their order, because some need the results of others. It had
+    examples/, data sets, torchvision's weights and mine.toml."""
     torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
     folder = tmp_path_factory.mktemp("recipes")
     shutil.copytree(ROOT / "examples", folder / "examples")
@@ -116,10 +117,21 @@ def test_every_excerpt_of_the_page_about_operators_stands_in_the_file_it_names()
     assert quoted >= 7
 
 
+def test_the_page_about_the_design_names_every_file_of_the_way_once():
+    text = DESIGN.read_text()
+    steps = re.findall(r"^(\d+)\. `([\w/]+\.\w+)`", text, flags=re.M)
+    assert [int(number) for number, _ in steps] == list(range(1, len(steps) + 1))
+    assert len(steps) > 50
+    assert [path for _, path in steps if not (ROOT / "palimpsest" / path).is_file()] == []
+    named = re.findall(r"[\w/]+\.(?:cpp|h|cu|cuh)\b", text)
+    assert named == [path for _, path in steps]
+
+
 def test_every_link_of_the_documents_leads_to_a_file():
     broken = []
     for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
-        for target in re.findall(r"\]\(([^)#:]+)\)", document.read_text()):
+        prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.S | re.M)  # C++ lambdas look like links
+        for target in re.findall(r"\]\(([^)#:]+)\)", prose):
             if not (document.parent / target).exists():
                 broken.append(f"{document.relative_to(ROOT)}: {target}")
     assert broken == []
