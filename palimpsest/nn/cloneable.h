@@ -85,6 +85,7 @@ class Cloneable : public Base {
   }
 
  private:
+  // Base may be a Cloneable, too.  NOLINTNEXTLINE(modernize-use-override)
   virtual void rebind(Clones& clones) = 0;
 
   // torch::nn::Cloneable calls it for the children of a module.

@@ -37,6 +37,8 @@ class Conv2dImpl : public torch::nn::Conv2dImpl {
   /* implicit */ Conv2dImpl(const torch::nn::Conv2dOptions& options,
                             ConvolutionBackend backend = ConvolutionBackend::kFastest);
 
+  /// libtorch's forward is not virtual: a call through torch::nn::Conv2dImpl& runs libtorch's.
+  // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method)
   at::Tensor forward(const at::Tensor& x);
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<at::Device>& device = std::nullopt) const override;

@@ -5,7 +5,7 @@
 namespace palimpsest::nn {
 namespace {
 
-const InPlaceABNOptions& checked(const InPlaceABNOptions& options) {
+InPlaceABNOptions checked(const InPlaceABNOptions& options) {
   const std::string instead =
       "; take nn::BatchNormAct, e.g. nn::BatchNormActOptions(" + std::to_string(options.channels()) + ")";
   if (options.strategy() != Strategy::kInplace2)

@@ -21,6 +21,7 @@ class InPlaceABNImpl : public Cloneable<InPlaceABNImpl, BatchNormActImpl> {
   void pretty_print(std::ostream& stream) const override;
 
  private:
+  // Cloneable declares it anew, without a body.  NOLINTNEXTLINE(bugprone-parent-virtual-call)
   void rebind(Clones& clones) override { BatchNormActImpl::rebind(clones); }
 };
 

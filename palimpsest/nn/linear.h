@@ -15,6 +15,8 @@ class LinearImpl : public torch::nn::LinearImpl {
   LinearImpl(int64_t in_features, int64_t out_features);
   /* implicit */ LinearImpl(const torch::nn::LinearOptions& options);
 
+  /// libtorch's forward is not virtual: a call through torch::nn::LinearImpl& runs libtorch's.
+  // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method)
   at::Tensor forward(const at::Tensor& x);
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<at::Device>& device = std::nullopt) const override;

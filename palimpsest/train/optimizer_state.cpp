@@ -20,7 +20,6 @@ namespace palimpsest::train {
 namespace {
 
 using torch::optim::Optimizer;
-using torch::optim::OptimizerOptions;
 
 // The state that each optimizer keeps per parameter: each() calls visit(name, value) for its fields, needs()
 // says whether a step reads a field, kFromTheStart whether a step fails without a state.
@@ -100,8 +99,9 @@ auto dispatch(const Optimizer& optimizer, const Action& action) {
 }
 
 /// The parameters of the optimizer with the options of their group.
-std::unordered_map<const void*, const OptimizerOptions*> options_by_parameter(const Optimizer& optimizer) {
-  std::unordered_map<const void*, const OptimizerOptions*> options;
+std::unordered_map<const void*, const torch::optim::OptimizerOptions*> options_by_parameter(
+    const Optimizer& optimizer) {
+  std::unordered_map<const void*, const torch::optim::OptimizerOptions*> options;
   for (const auto& group : optimizer.param_groups())
     for (const auto& parameter : group.params()) options[parameter.unsafeGetTensorImpl()] = &group.options();
   return options;

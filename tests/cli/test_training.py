@@ -39,7 +39,7 @@ def test_the_number_of_worker_threads_changes_no_byte(folder, trained):
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize("activation,in_place", [("leaky_relu", "inplace"), ("gelu", "inplace_1bit")])
+@pytest.mark.parametrize("activation,in_place", [("leaky_relu", "inplace"), ("gelu", "inplace_bit")])
 def test_both_strategies_have_the_same_loss_in_double(folder, activation, in_place):
     losses = []
     for strategy in ("standard", in_place):
@@ -99,7 +99,7 @@ def test_info_lists_layers_parameters_and_what_each_strategy_keeps():
     assert layers["conv1"]["weight"] == "64x3x7x7" and layers["conv1"]["output"] == [2, 64, 32, 32]
     assert layers["bn1"]["output"] == [2, 64, 32, 32] and layers["fc"]["output"] == [2, 1000]
     standard, *others = result["strategies"]
-    names = ["checkpoint", "checkpoint_normalized", "inplace_1", "inplace_2", "inplace_1bit", "store_y"]
+    names = ["checkpoint", "checkpoint_normalized", "inplace_1", "inplace_2", "inplace_bit", "store_y"]
     assert standard["strategy"] == "standard" and [s["strategy"] for s in others] == names
     for strategy in others:
         assert strategy["kept_mb_per_image"] < 0.7 * standard["kept_mb_per_image"]
@@ -113,16 +113,16 @@ def test_an_activation_that_cannot_be_inverted_has_the_strategies_that_can():
         "standard", "checkpoint", "checkpoint_normalized", "store_y"]
     fails(2, "train", "--activation", "relu", "--strategy", "inplace",
           says=("strategy 'inplace_2'", "'relu' cannot be inverted", "standard, checkpoint, checkpoint_normalized, store_y"))
-    fails(2, "train", "--activation", "hardswish", "--strategy", "inplace_1bit",
-          says=("strategy 'inplace_1bit'", "one bit an element", "'hardswish' cannot be inverted"))
+    fails(2, "train", "--activation", "hardswish", "--strategy", "inplace_bit",
+          says=("strategy 'inplace_bit'", "one bit per element", "'hardswish' cannot be inverted"))
 
 
 def test_an_activation_with_two_branches_has_the_strategy_with_a_bit():
     flags = ("info", "--model", "resnet18", "--size", "64", "--activation", "silu")
     strategies = {s["strategy"]: s for s in json.loads(succeeds(*flags, "--json").stdout)["strategies"]}
-    assert list(strategies) == ["standard", "checkpoint", "checkpoint_normalized", "inplace_1bit", "store_y"]
+    assert list(strategies) == ["standard", "checkpoint", "checkpoint_normalized", "inplace_bit", "store_y"]
     kept = {name: strategy["kept_mb_per_image"] for name, strategy in strategies.items()}
-    assert kept["inplace_1bit"] < kept["store_y"] < kept["standard"]
+    assert kept["inplace_bit"] < kept["store_y"] < kept["standard"]
 
 
 def test_info_of_a_checkpoint_describes_its_model(trained):
