@@ -6,7 +6,7 @@ namespace palimpsest {
 
 /// Activations of the fused layer, z = act(y). Those of the first group can be inverted, y = act^-1(z), so
 /// that the output z is enough for backward. The others lose y: a layer with one of them saves a tensor from
-/// before the activation, or (GELU, SiLU) z and one bit per element.
+/// before the activation, or, if has_branches, z and one bit per element.
 enum class Activation {
   kLeakyReLU,  ///< y >= 0 ? y : a*y; param a in (0, 1]
   kELU,        ///< y >= 0 ? y : a*(exp(y)-1); param a > 0
@@ -29,7 +29,8 @@ constexpr bool is_invertible(Activation activation) {
   return activation <= Activation::kSoftplus;
 }
 
-/// Whether z and one bit determine y: these fall to a minimum and then rise, and the bit names the branch.
+/// Whether backward can recover y from z and one bit: these fall to a minimum and then rise, and the bit
+/// names the branch.
 constexpr bool has_branches(Activation activation) {
   return activation == Activation::kGELU || activation == Activation::kGELUTanh ||
          activation == Activation::kSiLU;
