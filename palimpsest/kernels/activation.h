@@ -36,11 +36,6 @@ constexpr bool has_branches(Activation activation) {
          activation == Activation::kSiLU;
 }
 
-/// Whether activation_param is read: leaky ReLU's slope, ELU's alpha.
-constexpr bool has_param(Activation activation) {
-  return activation == Activation::kLeakyReLU || activation == Activation::kELU;
-}
-
 /// libtorch's names.
 inline constexpr NamedEnum kActivations{"activation",
                                         {EnumName{Activation::kLeakyReLU, "leaky_relu"},
