@@ -20,6 +20,7 @@ enum class Activation {
   kGELUTanh,   ///< y * (1 + tanh(sqrt(2/pi) * (y + 0.044715 y^3))) / 2
   kSiLU,       ///< y / (1 + exp(-y))
   kHardSwish,  ///< y * clamp(y + 3, 0, 6) / 6
+  kMish,       ///< y * tanh(log(1 + exp(y)))
 };
 
 namespace kernels {
@@ -48,7 +49,8 @@ inline constexpr NamedEnum kActivations{"activation",
                                          {Activation::kGELU, "gelu"},
                                          {Activation::kGELUTanh, "gelu_tanh"},
                                          {Activation::kSiLU, "silu"},
-                                         {Activation::kHardSwish, "hardswish"}}};
+                                         {Activation::kHardSwish, "hardswish"},
+                                         {Activation::kMish, "mish"}}};
 
 }  // namespace kernels
 }  // namespace palimpsest

@@ -373,13 +373,48 @@ struct HardSwish {
   }
 };
 
+/// z = y * t, t = tanh(log(1 + exp(y))); dz/dy = t + y * r, r = sigmoid(y) * (1 - t^2). With e = exp(-|y|)
+/// both are quotients of sums of positive terms, which lose no digits:
+///   y < 0:  t = n / d, r = 4 e (1 + e) / d^2, n = e^2 + 2 e, d = n + 2
+///   y >= 0: t = n / d, r = 4 e^2 (1 + e) / d^2, n = 2 e + 1, d = n + 2 e^2
+template <class T>
+struct Mish {
+  static constexpr Activation kKind = Activation::kMish;
+  static constexpr double kFar = 1000;  ///< e underflows there, and an infinite y would make a NaN of y * e
+
+  PALIMPSEST_HOST_DEVICE explicit Mish(ActivationArguments) {}
+
+  template <class V>
+  struct Parts {
+    V e, n, d;
+  };
+  template <class V>
+  PALIMPSEST_HOST_DEVICE static Parts<V> parts(V y) {
+    const V e = Math<V>::exp(negative_size(y)), twice = e * T(2);
+    const V n = y < T(0) ? V(e * e + twice) : V(twice + T(1));
+    return {e, n, n + (y < T(0) ? (V{} + T(2)) : V(twice * e))};
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    const Parts<V> p = parts(y);
+    return y < T(-kFar) ? V{} : V(y * (p.n / p.d));
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    const Parts<V> p = parts(y);
+    const V inverse = T(1) / p.d;
+    const V r = (y < T(0) ? p.e : V(p.e * p.e)) * (p.e + T(1)) * T(4) * inverse * inverse;
+    return y < T(-kFar) ? V{} : V(p.n * inverse + (y > T(kFar) ? (V{} + T(kFar)) : y) * r);
+  }
+};
+
 template <class... Acts>
 struct ActivationList {};
 
 /// Every activation, over T. The reference and the kernels of all devices take their activations from here.
 template <class T>
 using AllActivations = ActivationList<LeakyReLU<T>, ELU<T>, Identity<T>, Sigmoid<T>, Tanh<T>, Softplus<T>,
-                                      ReLU<T>, GELU<T>, GELUTanh<T>, SiLU<T>, HardSwish<T>>;
+                                      ReLU<T>, GELU<T>, GELUTanh<T>, SiLU<T>, HardSwish<T>, Mish<T>>;
 
 template <class... Acts, class Function>
 PALIMPSEST_HOST_DEVICE void dispatch_in(ActivationList<Acts...>, Activation kind,

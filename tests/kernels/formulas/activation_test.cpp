@@ -50,20 +50,22 @@ long double definition(Activation activation, long double y) {
       return y * sigmoid(y);
     case Activation::kHardSwish:
       return y * std::clamp(y + 3, 0.0L, 6.0L) / 6;
+    case Activation::kMish:
+      return y * std::tanh(softplus(y));
   }
   return 0;
 }
 
 // By differences over five points; NaN where one of them lies on the other side of a kink.
 long double slope(Activation activation, long double y) {
-  constexpr long double h = 0x1p-12L;
+  constexpr long double h = 0x1p-13L;
   for (const int kink : {-3, 0, 3})
     if (std::abs(y - kink) <= 2 * h) return std::numeric_limits<long double>::quiet_NaN();
   const auto at = [&](int steps) { return definition(activation, y + steps * h); };
   return (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * h);
 }
 
-// By how much an error of the exponential's argument, which is rounded, is larger in the result.
+// By how much the error of the exponential's argument, which is rounded, grows on the way to the result.
 double amplification(Activation activation, double y) {
   const bool squares = activation == Activation::kGELU || activation == Activation::kGELUTanh;
   return squares ? 1 + y * y : 1;
@@ -119,8 +121,8 @@ TYPED_TEST(ActivationFormula, ValuesAndSlopesAreThoseOfTheDefinition) {
       if (std::abs(want) >= static_cast<double>(std::numeric_limits<T>::min()) && !(error <= worst))
         worst = error, worst_at = at;
       const auto want_slope = static_cast<double>(slope(activation, at));
-      const double slope_error =
-          std::abs(static_cast<double>(d[i]) - want_slope) / (kEpsilon * (1 + std::abs(at)));
+      const double slope_error = std::abs(static_cast<double>(d[i]) - want_slope) /
+                                 (kEpsilon * (1 + std::abs(at)) * amplification(activation, at));
       if (!std::isnan(want_slope) && !(slope_error <= worst_slope))
         worst_slope = slope_error, worst_slope_at = at;
     }
@@ -144,7 +146,7 @@ TYPED_TEST(ActivationFormula, EdgesAreThoseOfTheDefinitionInEveryLane) {
           const auto want = static_cast<double>(definition(activation, static_cast<long double>(value)));
           EXPECT_NEAR(static_cast<double>(z), want,
                       kActivationUlp * std::numeric_limits<T>::epsilon() * std::abs(want) +
-                          static_cast<double>(kTiny));
+                          static_cast<double>(kTiny) * (1 + std::abs(static_cast<double>(value))));
           EXPECT_TRUE(std::isfinite(d));
         } else if (std::isnan(value)) {
           EXPECT_TRUE(std::isnan(z));
@@ -152,6 +154,16 @@ TYPED_TEST(ActivationFormula, EdgesAreThoseOfTheDefinitionInEveryLane) {
       }
     }
   }
+}
+
+TYPED_TEST(ActivationFormula, MishHasItsLimitsAtInfinity) {
+  using T = TypeParam;
+  constexpr T kInfinity = std::numeric_limits<T>::infinity();
+  const std::vector<T> y(19, kInfinity), below(19, -kInfinity);
+  EXPECT_EQ(forward(Activation::kMish, y), y);
+  EXPECT_EQ(derivative(Activation::kMish, y), std::vector<T>(19, 1));
+  EXPECT_EQ(forward(Activation::kMish, below), std::vector<T>(19, 0));
+  EXPECT_EQ(derivative(Activation::kMish, below), std::vector<T>(19, 0));
 }
 
 }  // namespace
