@@ -6,7 +6,7 @@ namespace palimpsest {
 
 /// Activations of the fused layer, z = act(y). Those of the first group can be inverted, y = act^-1(z), so
 /// that the output z is enough for backward. The others lose y: a layer with one of them saves a tensor from
-/// before the activation, or (GELU, SiLU) z and one bit per element.
+/// before the activation, or, if has_branches, z and one bit per element.
 enum class Activation {
   kLeakyReLU,  ///< y >= 0 ? y : a*y; param a in (0, 1]
   kELU,        ///< y >= 0 ? y : a*(exp(y)-1); param a > 0
@@ -20,6 +20,7 @@ enum class Activation {
   kGELUTanh,   ///< y * (1 + tanh(sqrt(2/pi) * (y + 0.044715 y^3))) / 2
   kSiLU,       ///< y / (1 + exp(-y))
   kHardSwish,  ///< y * clamp(y + 3, 0, 6) / 6
+  kMish,       ///< y * tanh(log(1 + exp(y)))
 };
 
 namespace kernels {
@@ -29,15 +30,11 @@ constexpr bool is_invertible(Activation activation) {
   return activation <= Activation::kSoftplus;
 }
 
-/// Whether z and one bit determine y: these fall to a minimum and then rise, and the bit names the branch.
+/// Whether backward can recover y from z and one bit: these fall to a minimum and then rise, and the bit
+/// names the branch.
 constexpr bool has_branches(Activation activation) {
   return activation == Activation::kGELU || activation == Activation::kGELUTanh ||
          activation == Activation::kSiLU;
-}
-
-/// Whether activation_param is read: leaky ReLU's slope, ELU's alpha.
-constexpr bool has_param(Activation activation) {
-  return activation == Activation::kLeakyReLU || activation == Activation::kELU;
 }
 
 /// libtorch's names.
@@ -52,7 +49,8 @@ inline constexpr NamedEnum kActivations{"activation",
                                          {Activation::kGELU, "gelu"},
                                          {Activation::kGELUTanh, "gelu_tanh"},
                                          {Activation::kSiLU, "silu"},
-                                         {Activation::kHardSwish, "hardswish"}}};
+                                         {Activation::kHardSwish, "hardswish"},
+                                         {Activation::kMish, "mish"}}};
 
 }  // namespace kernels
 }  // namespace palimpsest

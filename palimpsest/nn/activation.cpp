@@ -75,6 +75,8 @@ at::Tensor activate(const at::Tensor& y, Activation activation, double param) {
       return at::silu(y);
     case Activation::kHardSwish:
       return at::hardswish(y);
+    case Activation::kMish:
+      return at::mish(y);
   }
   throw Error(ErrorKind::kInternal,
               "activation has no operator: " + std::to_string(static_cast<int>(activation)));

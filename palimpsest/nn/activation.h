@@ -12,8 +12,8 @@ namespace palimpsest::nn {
 
 using palimpsest::Activation;
 
-/// libtorch's names: "leaky_relu", "elu", "identity", "sigmoid", "tanh", "softplus", "relu", "gelu",
-/// "gelu_tanh", "silu", "hardswish". Throws Error(kUsage) with the nearest name.
+/// The activation of that name in kernels::kActivations, e.g. "leaky_relu". Throws Error(kUsage) with the
+/// nearest name.
 Activation parse_activation(std::string_view name);
 std::string to_string(Activation activation);
 std::vector<std::string> activation_names();

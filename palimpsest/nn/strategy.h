@@ -17,7 +17,7 @@ enum class Strategy {
   kCheckpointNormalized,  ///< saves the normalized x, over x, and recomputes z
   kInplace1,              ///< the fused layer over x: saves z (In-Place ABN, form I)
   kInplace2,              ///< the fused layer over x by form II, which never computes the normalized x
-  kInplaceBit,  ///< form II plus one bit per element for GELU and SiLU, where z alone does not give y
+  kInplaceBit,  ///< form II, plus one bit per element for activations with two branches, such as GELU
   kStoreY,      ///< saves y = bn(x), over x, and recomputes z = act(y): any activation
 };
 

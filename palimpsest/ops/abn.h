@@ -51,8 +51,9 @@ struct AbnOptions {
   Activation activation = Activation::kLeakyReLU;
   double activation_param = 0.01;  ///< leaky ReLU's slope or ELU's alpha
   /// The full-size tensor that is saved for backward. kOutput and kOutputForm1 need an invertible activation;
-  /// kOutputBit saves one more bit per element and needs GELU or SiLU. The other values accept any
-  /// activation, but save memory only if the next operator does not save z (use abn_conv).
+  /// kOutputBit saves one more bit per element and needs an activation with two branches (has_branches). The
+  /// other values accept any activation, but save memory only if the next operator does not save z (use
+  /// abn_conv).
   Saved saved = Saved::kOutput;
   /// Adds max(residual, 0): for a residual whose producer leaves the ReLU to its readers.
   bool relu_residual = false;

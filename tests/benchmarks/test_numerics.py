@@ -4,10 +4,15 @@ import math
 import os
 import pathlib
 import subprocess
+import sys
 
 import pytest
+import torch
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/support"))
+from activations import activations, can_save  # noqa: E402
+
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
 DOCUMENTED = ROOT / "docs/results/numerics.json"
 
@@ -15,13 +20,16 @@ DOCUMENTED = ROOT / "docs/results/numerics.json"
 # and another instruction set adds in another order.
 FACTOR, ORDER_OF_SUMS = 3, 2e-6
 
-ANY = {"standard", "checkpoint", "checkpoint_normalized", "store_y"}
-PAIRS = {(activation, strategy)
-         for activations, strategies in (
-             (("leaky_relu", "elu", "identity", "sigmoid", "tanh", "softplus"), ANY | {"inplace_1", "inplace_2"}),
-             (("gelu", "gelu_tanh", "silu"), ANY | {"inplace_bit"}),
-             (("relu", "hardswish"), ANY))
-         for activation in activations for strategy in strategies}
+
+def strategies_of(activation):
+    strategies = {"standard", "checkpoint", "checkpoint_normalized", "store_y"}
+    if can_save(activation, "output"):
+        return strategies | {"inplace_1", "inplace_2"}
+    return strategies | {"inplace_bit"} if can_save(activation, "output_bit") else strategies
+
+
+torch.ops.load_library(str(BUILD / "libpalimpsest_ops.so"))
+PAIRS = {(activation, strategy) for activation in activations() for strategy in strategies_of(activation)}
 
 
 def rows_of(path):

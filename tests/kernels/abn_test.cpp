@@ -245,7 +245,7 @@ TYPED_TEST(Abn, GivesZeroVarianceForAConstantChannel) {
 
 TYPED_TEST(Abn, EqualsTheReferenceOnEitherSideOfTheMinimumAndFarDownTheFallingBranch) {
   if (sizeof(TypeParam) == 2) GTEST_SKIP() << "16-bit storage has no digits left there";
-  for (const Activation activation : {Activation::kGELU, Activation::kGELUTanh, Activation::kSiLU})
+  for (const Activation activation : branched_activations())
     for (const double bias_scale : {1.0, 4.0, activation == Activation::kSiLU ? 40.0 : 2.0})
       for (const Layout layout : kLayouts)
         expect_right<TypeParam>({.shape = {4, 32, 150},

@@ -3,6 +3,7 @@
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/activation.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
+#include "tests/support/saved_kinds.h"
 #include "tests/support/tolerance.h"
 
 #include <gtest/gtest.h>
@@ -63,8 +64,6 @@ std::vector<uint8_t> bits_for(int64_t size) {
   return std::vector<uint8_t>(static_cast<std::size_t>(kernels::branch_bytes(size)));
 }
 
-constexpr Activation kBranched[] = {Activation::kGELU, Activation::kGELUTanh, Activation::kSiLU};
-
 template <class T>
 class BranchInverse : public ::testing::Test {};
 using Types = ::testing::Types<float, double>;
@@ -74,7 +73,7 @@ TYPED_TEST(BranchInverse, FindsYAndTheSlopeThereAsWellAsZTells) {
   using T = TypeParam;
   constexpr int64_t kCount = 60007;  // whole vectors, and some more values
   constexpr double kEpsilon = std::numeric_limits<T>::epsilon();
-  for (const Activation kind : kBranched) {
+  for (const Activation kind : branched_activations()) {
     const double minimum = kernels::minimum_at<double>(kind);
     // Around the minimum, around 0, far up, and down to where z underflows.
     for (const auto& [low, high] : {std::pair{minimum - 1e-2, minimum + 1e-2},
@@ -115,7 +114,7 @@ TYPED_TEST(BranchInverse, FindsYAndTheSlopeThereAsWellAsZTells) {
 TYPED_TEST(BranchInverse, EveryValueOfZGivesANumberAndNotANumberStays) {
   using T = TypeParam;
   constexpr T kInfinity = std::numeric_limits<T>::infinity();
-  for (const Activation kind : kBranched) {
+  for (const Activation kind : branched_activations()) {
     SCOPED_TRACE(kernels::kActivations.name(kind));
     const double minimum = kernels::minimum_at<double>(kind);
     const T least = static_cast<T>(truth<T>(kind, minimum).z);

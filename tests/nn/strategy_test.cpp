@@ -1,5 +1,6 @@
 #include "palimpsest/nn/strategy.h"
 
+#include "palimpsest/kernels/activation.h"
 #include "palimpsest/nn/batch_norm_act.h"
 #include "tests/nn/support.h"
 
@@ -17,9 +18,9 @@ TEST(Strategy, EveryNameIsParsedAndTheAliasMeansTheFusedLayer) {
 }
 
 TEST(Strategy, APairThatCannotBeExactIsRefusedWithTheStrategiesThatCan) {
-  for (const auto activation :
-       {Activation::kReLU, Activation::kGELU, Activation::kSiLU, Activation::kHardSwish}) {
-    const bool branches = activation == Activation::kGELU || activation == Activation::kSiLU;
+  for (const auto& [activation, name, is_listed] : kernels::kActivations) {
+    if (kernels::is_invertible(activation)) continue;
+    const bool branches = kernels::has_branches(activation);
     for (const auto strategy : {Strategy::kInplace1, Strategy::kInplace2, Strategy::kInplaceBit}) {
       if (branches && strategy == Strategy::kInplaceBit) continue;
       const auto error = usage_error([&] { BatchNormAct(4, NormOptions{strategy, activation}); });

@@ -1,5 +1,7 @@
 #include "tests/ops/layer_case.h"
 
+#include "palimpsest/nn/activation.h"
+
 #include <gtest/gtest.h>
 
 namespace palimpsest::ops::tests {
@@ -82,33 +84,9 @@ Outcome run_truth(const LayerCase& c) {
 }
 
 at::Tensor activate(const at::Tensor& y, Activation activation, double param) {
-  switch (activation) {
-    case Activation::kLeakyReLU:
-      return at::leaky_relu(y, param);
-    case Activation::kELU:
-      return at::elu(y, param);
-    case Activation::kIdentity:
-      return y;
-    case Activation::kSigmoid:
-      return at::sigmoid(y);
-    case Activation::kTanh:
-      return at::tanh(y);
-    case Activation::kSoftplus:
-      // Not at::softplus: it goes over to y at 20, and with that threshold out of reach its gradient is
-      // wrong.
-      return at::logaddexp(y, at::zeros_like(y));
-    case Activation::kReLU:
-      return at::relu(y);
-    case Activation::kGELU:
-      return at::gelu(y);
-    case Activation::kGELUTanh:
-      return at::gelu(y, "tanh");
-    case Activation::kSiLU:
-      return at::silu(y);
-    case Activation::kHardSwish:
-      return at::hardswish(y);
-  }
-  return {};
+  // Not at::softplus: it goes over to y at 20, and with that threshold out of reach its gradient is wrong.
+  if (activation == Activation::kSoftplus) return at::logaddexp(y, at::zeros_like(y));
+  return nn::activate(y, activation, param);
 }
 
 double relative_error(const at::Tensor& got, const at::Tensor& want) {

@@ -2,6 +2,8 @@
 
 #include "palimpsest/kernels/abn.h"
 
+#include <vector>
+
 namespace palimpsest::testing {
 
 using kernels::Saved;
@@ -14,6 +16,20 @@ inline constexpr Saved kAllSaved[] = {Saved::kOutput,     Saved::kOutputForm1, S
 constexpr bool can_save(Activation activation, Saved saved) {
   if (saved == Saved::kOutputBit) return kernels::has_branches(activation);
   return !saves_output(saved) || kernels::is_invertible(activation);
+}
+
+/// The activations for which holds(activation) is true.
+template <class Predicate>
+std::vector<Activation> activations_that(const Predicate& holds) {
+  std::vector<Activation> result;
+  for (const auto& [activation, name, is_listed] : kernels::kActivations)
+    if (holds(activation)) result.push_back(activation);
+  return result;
+}
+
+/// The activations for which z and one bit determine y.
+inline std::vector<Activation> branched_activations() {
+  return activations_that(kernels::has_branches);
 }
 
 }  // namespace palimpsest::testing

@@ -36,9 +36,9 @@ struct ActivationArguments {
   Precision precision;
 };
 
-// Each activation has z = forward(y) and derivative_at(y) = dz/dy. Invertible ones also have y = inverse(z)
-// and derivative(z) = dz/dy computed from the output (at exactly 0 that of the negative side, as in
-// libtorch). Those that fall and then rise have expansion(y) instead, from which branch_inverse.h finds y. T
+// Each activation has kKind, z = forward(y) and derivative_at(y) = dz/dy. Invertible ones also have
+// y = inverse(z) and derivative(z) = dz/dy computed from the output (at exactly 0 that of the negative side,
+// as in libtorch). Those with two branches have expansion(y) instead, from which branch_inverse.h finds y. T
 // is the accumulate type; V is T or a vector of T, for which `condition ? a : b` selects lane by lane. A NaN
 // stays a NaN.
 
@@ -65,6 +65,7 @@ PALIMPSEST_HOST_DEVICE V negative_size(V v) {
 /// z = y >= 0 ? y : slope * y.
 template <class T>
 struct LeakyReLU {
+  static constexpr Activation kKind = Activation::kLeakyReLU;
   T slope;
   T inverse_slope;  ///< a product instead of a division: half an ulp more error, many cycles less
 
@@ -92,6 +93,8 @@ struct LeakyReLU {
 /// z = max(y, 0).
 template <class T>
 struct ReLU {
+  static constexpr Activation kKind = Activation::kReLU;
+
   PALIMPSEST_HOST_DEVICE explicit ReLU(ActivationArguments) {}
 
   template <class V>
@@ -107,6 +110,7 @@ struct ReLU {
 /// z = y >= 0 ? y : alpha * (exp(y) - 1).
 template <class T>
 struct ELU {
+  static constexpr Activation kKind = Activation::kELU;
   T alpha;
   T inverse_alpha;
   T lowest;  ///< the smallest z / alpha whose logarithm is finite
@@ -136,6 +140,8 @@ struct ELU {
 /// z = y.
 template <class T>
 struct Identity {
+  static constexpr Activation kKind = Activation::kIdentity;
+
   PALIMPSEST_HOST_DEVICE explicit Identity(ActivationArguments) {}
 
   template <class V>
@@ -159,6 +165,7 @@ struct Identity {
 /// z = 1 / (1 + exp(-y)).
 template <class T>
 struct Sigmoid {
+  static constexpr Activation kKind = Activation::kSigmoid;
   T smallest, largest;
 
   PALIMPSEST_HOST_DEVICE explicit Sigmoid(ActivationArguments a)
@@ -197,6 +204,7 @@ struct Sigmoid {
 /// z = tanh(y).
 template <class T>
 struct Tanh {
+  static constexpr Activation kKind = Activation::kTanh;
   T largest;
 
   PALIMPSEST_HOST_DEVICE explicit Tanh(ActivationArguments a) : largest(T(1 - a.precision.epsilon / 2)) {}
@@ -232,6 +240,7 @@ struct Tanh {
 /// z = log(1 + exp(y)).
 template <class T>
 struct Softplus {
+  static constexpr Activation kKind = Activation::kSoftplus;
   T smallest;
 
   PALIMPSEST_HOST_DEVICE explicit Softplus(ActivationArguments a) : smallest(T(a.precision.smallest)) {}
@@ -262,6 +271,8 @@ struct Softplus {
 /// z = y * Phi(y), Phi the normal distribution: (1 + erf(y / sqrt(2))) / 2.
 template <class T>
 struct GELU {
+  static constexpr Activation kKind = Activation::kGELU;
+
   PALIMPSEST_HOST_DEVICE explicit GELU(ActivationArguments) {}
 
   template <class V>
@@ -289,6 +300,7 @@ struct GELU {
 /// z = y * (1 + tanh(u)) / 2 = y * sigmoid(2 u), u = sqrt(2/pi) * (y + 0.044715 y^3).
 template <class T>
 struct GELUTanh {
+  static constexpr Activation kKind = Activation::kGELUTanh;
   static constexpr double kTwiceScale = 1.5957691216057307117;  // 2 sqrt(2/pi)
 
   PALIMPSEST_HOST_DEVICE explicit GELUTanh(ActivationArguments) {}
@@ -321,6 +333,8 @@ struct GELUTanh {
 /// z = y / (1 + exp(-y)).
 template <class T>
 struct SiLU {
+  static constexpr Activation kKind = Activation::kSiLU;
+
   PALIMPSEST_HOST_DEVICE explicit SiLU(ActivationArguments) {}
 
   template <class V>
@@ -342,6 +356,8 @@ struct SiLU {
 /// z = y * clamp(y + 3, 0, 6) / 6.
 template <class T>
 struct HardSwish {
+  static constexpr Activation kKind = Activation::kHardSwish;
+
   PALIMPSEST_HOST_DEVICE explicit HardSwish(ActivationArguments) {}
 
   template <class V>
@@ -357,38 +373,74 @@ struct HardSwish {
   }
 };
 
+/// z = y * t, t = tanh(log(1 + exp(y))); dz/dy = t + y * r, r = sigmoid(y) * (1 - t^2). With e = exp(-|y|)
+/// both are quotients of sums of positive terms, which lose no digits:
+///   y < 0:  t = n / d, r = 4 e (1 + e) / d^2, n = e^2 + 2 e, d = n + 2
+///   y >= 0: t = n / d, r = 4 e^2 (1 + e) / d^2, n = 2 e + 1, d = n + 2 e^2
+template <class T>
+struct Mish {
+  static constexpr Activation kKind = Activation::kMish;
+  static constexpr double kFar = 1000;  ///< e underflows there, and an infinite y would make a NaN of y * e
+
+  PALIMPSEST_HOST_DEVICE explicit Mish(ActivationArguments) {}
+
+  template <class V>
+  struct Parts {
+    V e, n, d;
+  };
+  template <class V>
+  PALIMPSEST_HOST_DEVICE static Parts<V> parts(V y) {
+    const V e = Math<V>::exp(negative_size(y)), twice = e * T(2);
+    const V n = y < T(0) ? V(e * e + twice) : V(twice + T(1));
+    return {e, n, n + (y < T(0) ? (V{} + T(2)) : V(twice * e))};
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    const Parts<V> p = parts(y);
+    return y < T(-kFar) ? V{} : V(y * (p.n / p.d));
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    const Parts<V> p = parts(y);
+    const V inverse = T(1) / p.d;
+    const V r = (y < T(0) ? p.e : V(p.e * p.e)) * (p.e + T(1)) * T(4) * inverse * inverse;
+    return y < T(-kFar) ? V{} : V(p.n * inverse + (y > T(kFar) ? (V{} + T(kFar)) : y) * r);
+  }
+};
+
+template <class... Acts>
+struct ActivationList {};
+
+/// Every activation, over T. The reference and the kernels of all devices take their activations from here.
+template <class T>
+using AllActivations = ActivationList<LeakyReLU<T>, ELU<T>, Identity<T>, Sigmoid<T>, Tanh<T>, Softplus<T>,
+                                      ReLU<T>, GELU<T>, GELUTanh<T>, SiLU<T>, HardSwish<T>, Mish<T>>;
+
+template <class... Acts, class Function>
+PALIMPSEST_HOST_DEVICE void dispatch_in(ActivationList<Acts...>, Activation kind,
+                                        const ActivationArguments& arguments, const Function& function) {
+  // Compilers make a jump table of this chain of comparisons.
+  static_cast<void>(((kind == Acts::kKind && (function(Acts(arguments)), true)) || ...));
+}
+
 /// Calls `function(activation)` with the struct above that `kind` names, over T.
 template <class T, class Function>
 PALIMPSEST_HOST_DEVICE void dispatch_activation(Activation kind, ActivationArguments arguments,
                                                 const Function& function) {
-  switch (kind) {
-    case Activation::kLeakyReLU:
-      return function(LeakyReLU<T>(arguments));
-    case Activation::kELU:
-      return function(ELU<T>(arguments));
-    case Activation::kIdentity:
-      return function(Identity<T>(arguments));
-    case Activation::kSigmoid:
-      return function(Sigmoid<T>(arguments));
-    case Activation::kTanh:
-      return function(Tanh<T>(arguments));
-    case Activation::kSoftplus:
-      return function(Softplus<T>(arguments));
-    case Activation::kReLU:
-      return function(ReLU<T>(arguments));
-    case Activation::kGELU:
-      return function(GELU<T>(arguments));
-    case Activation::kGELUTanh:
-      return function(GELUTanh<T>(arguments));
-    case Activation::kSiLU:
-      return function(SiLU<T>(arguments));
-    case Activation::kHardSwish:
-      return function(HardSwish<T>(arguments));
-  }
+  dispatch_in(AllActivations<T>{}, kind, arguments, function);
 }
 
 /// The activations whose output alone determines y.
 template <class Act>
 concept Invertible = requires(Act act) { act.inverse(0.0); };
+
+/// Whether every value of Activation has one struct, which can be inverted if is_invertible says so.
+template <class... Acts>
+constexpr bool every_name_has_one_formula(ActivationList<Acts...>) {
+  for (const auto& [activation, name, is_listed] : kActivations)
+    if (is_listed && (0 + ... + (Acts::kKind == activation)) != 1) return false;
+  return ((is_invertible(Acts::kKind) == Invertible<Acts>) && ...);
+}
+static_assert(every_name_has_one_formula(AllActivations<float>{}));
 
 }  // namespace palimpsest::kernels

@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-/// y from z and one bit for the activations that fall to a minimum and then rise: GELU, GELUTanh and SiLU.
+/// y from z and one bit for activations that fall to a minimum and then rise, such as GELU.
 /// The bit is y > y_min: y lies on the rising branch, else on the falling one.
 ///
 /// Near the minimum z - z_min behaves as a square, so y is smooth in its root w (negative on the falling
@@ -102,6 +102,29 @@ struct Branches<SiLU<T>> {
 template <class Act>
 concept InvertibleByBranch = requires { Branches<Act>::kMinimumAt; };
 
+template <class Act>
+constexpr auto list_if_branched() {
+  if constexpr (InvertibleByBranch<Act>)
+    return ActivationList<Act>{};
+  else
+    return ActivationList<>{};
+}
+
+template <class... First, class... Second>
+constexpr ActivationList<First..., Second...> operator+(ActivationList<First...>, ActivationList<Second...>) {
+  return {};
+}
+
+template <class... Acts>
+constexpr auto branched_of(ActivationList<Acts...>) {
+  static_assert(((has_branches(Acts::kKind) == InvertibleByBranch<Acts>) && ...));
+  return (ActivationList<>{} + ... + list_if_branched<Acts>());
+}
+
+/// Those of AllActivations whose output and one bit determine y.
+template <class T>
+using BranchedActivations = decltype(branched_of(AllActivations<T>{}));
+
 /// The least z - z_min that backward assumes, in units of epsilon * |z_min|: it stands for the middle of
 /// those y that round to the same z at the minimum. Of 0.05 to 1, this value had the least error.
 inline constexpr double kLeastDepth = 0.1;
@@ -156,12 +179,17 @@ PALIMPSEST_HOST_DEVICE Recovered<V> recover(const Act& act, Precision precision,
   return {z > T(B::kIdentityFrom) ? z : y, z > T(B::kIdentityFrom) ? (V{} + T(1)) : derivative};
 }
 
+template <class T, class... Acts>
+PALIMPSEST_HOST_DEVICE T minimum_in(ActivationList<Acts...>, Activation kind) {
+  T minimum{};
+  static_cast<void>(((kind == Acts::kKind && (minimum = T(Branches<Acts>::kMinimumAt), true)) || ...));
+  return minimum;
+}
+
 /// y at the minimum of an activation with two branches: the bit of a value is y > minimum_at.
 template <class T>
 PALIMPSEST_HOST_DEVICE T minimum_at(Activation kind) {
-  return kind == Activation::kGELU       ? T(Branches<GELU<T>>::kMinimumAt)
-         : kind == Activation::kGELUTanh ? T(Branches<GELUTanh<T>>::kMinimumAt)
-                                         : T(Branches<SiLU<T>>::kMinimumAt);
+  return minimum_in<T>(BranchedActivations<T>{}, kind);
 }
 
 /// The bytes that hold the bits of `elements` values: bit i % 8 (0 is the lowest) of byte i / 8 belongs to

@@ -72,12 +72,9 @@ class InvertibilityCriterion {
         return !(epsilon * Math<double>::exp(4 * spread + 2 * offset) / 4 > limit);
       case Activation::kSoftplus:
         return !(epsilon * 1.4 > limit);
-      case Activation::kGELU:
-      case Activation::kGELUTanh:
-      case Activation::kSiLU:
-        return !(epsilon / 2 + branch_loss(bias, Math<double>::sqrt(spread)) > limit);
       default:
-        return true;
+        return !has_branches(activation_) ||
+               !(epsilon / 2 + branch_loss(bias, Math<double>::sqrt(spread)) > limit);
     }
   }
 

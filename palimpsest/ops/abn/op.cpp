@@ -12,6 +12,7 @@
 #include <cmath>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace palimpsest::ops::abn_detail {
 namespace {
@@ -66,11 +67,21 @@ void check_residual(const OptionalTensor& residual, const at::Tensor& x) {
               ", got ", residual->device());
 }
 
+/// For a message: "'gelu', 'gelu_tanh' or 'silu'".
+std::string branched_activations() {
+  std::vector<std::string> names;
+  for (const auto& [activation, name, is_listed] : kernels::kActivations)
+    if (is_listed && kernels::has_branches(activation)) names.push_back("'" + std::string(name) + "'");
+  std::string text = names.front();
+  for (std::size_t i = 1; i < names.size(); ++i) text += (i + 1 < names.size() ? ", " : " or ") + names[i];
+  return text;
+}
+
 void check_saved(const AbnOptions& options) {
   const auto name = activation_name(options.activation);
   const bool branches = kernels::has_branches(options.activation);
   if (options.saved == Saved::kOutputBit) {
-    TORCH_CHECK(branches, "[abn] saved='output_bit' needs 'gelu', 'gelu_tanh' or 'silu', got '", name,
+    TORCH_CHECK(branches, "[abn] saved='output_bit' needs ", branched_activations(), ", got '", name,
                 "'; take saved=",
                 kernels::is_invertible(options.activation)
                     ? "'output', which needs no bit for it"

@@ -2,100 +2,50 @@
 
 #include "palimpsest/kernels/cuda/device/vector16.cuh"
 #include "palimpsest/kernels/formulas/activation.h"
+#include "palimpsest/kernels/formulas/branch_inverse.h"
 #include "palimpsest/kernels/formulas/precision.h"
 
 namespace palimpsest::kernels::cuda::abn_detail {
 
-/// The activation that `kind` names, constructed on the host. One kernel serves all activations: every thread
-/// of a launch takes the same branch, and one branch per vector costs nothing next to the memory accesses.
-template <class T>
-class AnyActivation {
- public:
-  static constexpr bool kLarge = true;      ///< its arithmetic takes many registers
-  static constexpr bool kBranches = false;  ///< backward recovers y from z and a bit
+/// The activation of a list that `kind` names, constructed on the host. One kernel serves all activations:
+/// every thread of a launch takes the same branch, and one branch per vector costs nothing next to the memory
+/// accesses.
+template <class List>
+class ChosenActivation;
 
-  AnyActivation(Activation kind, const ActivationArguments& arguments)
-      : kind_(kind),
-        leaky_(arguments),
-        elu_(arguments),
-        identity_(arguments),
-        sigmoid_(arguments),
-        tanh_(arguments),
-        softplus_(arguments),
-        relu_(arguments),
-        gelu_(arguments),
-        gelu_tanh_(arguments),
-        silu_(arguments),
-        hard_swish_(arguments) {}
+template <class... Acts>
+class ChosenActivation<ActivationList<Acts...>> : private Acts... {
+ public:
+  ChosenActivation(Activation kind, const ActivationArguments& arguments) : Acts(arguments)..., kind_(kind) {}
 
   /// Calls function(activation) with the struct of formulas/activation.h.
   template <class Function>
   __device__ __forceinline__ void dispatch(const Function& function) const {
-    switch (kind_) {
-      case Activation::kLeakyReLU:
-        return function(leaky_);
-      case Activation::kELU:
-        return function(elu_);
-      case Activation::kIdentity:
-        return function(identity_);
-      case Activation::kSigmoid:
-        return function(sigmoid_);
-      case Activation::kTanh:
-        return function(tanh_);
-      case Activation::kSoftplus:
-        return function(softplus_);
-      case Activation::kReLU:
-        return function(relu_);
-      case Activation::kGELU:
-        return function(gelu_);
-      case Activation::kGELUTanh:
-        return function(gelu_tanh_);
-      case Activation::kSiLU:
-        return function(silu_);
-      case Activation::kHardSwish:
-        return function(hard_swish_);
-    }
+    static_cast<void>(((kind_ == Acts::kKind && (function(static_cast<const Acts&>(*this)), true)) || ...));
   }
 
  private:
   Activation kind_;
-  LeakyReLU<T> leaky_;
-  ELU<T> elu_;
-  Identity<T> identity_;
-  Sigmoid<T> sigmoid_;
-  Tanh<T> tanh_;
-  Softplus<T> softplus_;
-  ReLU<T> relu_;
-  GELU<T> gelu_;
-  GELUTanh<T> gelu_tanh_;
-  SiLU<T> silu_;
-  HardSwish<T> hard_swish_;
+};
+
+template <class T>
+class AnyActivation : public ChosenActivation<AllActivations<T>> {
+ public:
+  static constexpr bool kLarge = true;      ///< its arithmetic takes many registers
+  static constexpr bool kBranches = false;  ///< backward recovers y from z and a bit
+
+  using ChosenActivation<AllActivations<T>>::ChosenActivation;
 };
 
 /// The activations with two branches, for which z and a bit determine y. Their arithmetic takes so many
 /// registers that they need a kernel of their own.
 template <class T>
-class BranchActivation {
+class BranchActivation : public ChosenActivation<BranchedActivations<T>> {
  public:
   static constexpr bool kLarge = true;
   static constexpr bool kBranches = true;
 
-  BranchActivation(Activation kind, const ActivationArguments& arguments)
-      : kind_(kind), gelu_(arguments), gelu_tanh_(arguments), silu_(arguments) {}
-
-  /// Calls function(activation) with the struct of formulas/activation.h.
-  template <class Function>
-  __device__ __forceinline__ void dispatch(const Function& function) const {
-    if (kind_ == Activation::kGELU) return function(gelu_);
-    if (kind_ == Activation::kGELUTanh) return function(gelu_tanh_);
-    function(silu_);
-  }
-
- private:
-  Activation kind_;
-  GELU<T> gelu_;
-  GELUTanh<T> gelu_tanh_;
-  SiLU<T> silu_;
+  using ChosenActivation<BranchedActivations<T>>::ChosenActivation;
 };
 
 /// The activations that consist of two straight lines: leaky ReLU, the identity (slope 1) and ReLU (slope 0,
