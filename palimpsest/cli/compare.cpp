@@ -199,7 +199,7 @@ class Comparison {
       report_.runs[i].steps = std::move(outcome.steps);
       report_.runs[i].evaluations = std::move(outcome.evaluations);
       report_.runs[i].exponents = outcome.exponents;
-      if (sets_.validation && model->segments()) add_predictions(*model, run);
+      if (sets_.validation && model->is_segmentation()) add_predictions(*model, run);
       memory::release_retained();
     }
     return true;

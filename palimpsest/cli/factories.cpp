@@ -151,7 +151,7 @@ std::shared_ptr<nn::Model> make_model(const Options& options) {
 
 void check_task(const Options& options, const nn::Model& model) {
   const bool labels_pixels = options.data.kind != "image_folder";
-  if (model.segments() == labels_pixels) return;
+  if (model.is_segmentation() == labels_pixels) return;
   throw Error(ErrorKind::kUsage, "[model] name (--model) must be " +
                                      std::string(labels_pixels ? "a segmentation" : "a classification") +
                                      " model for [data] kind = " + options.data.kind +

@@ -89,7 +89,7 @@ const std::vector<Entry>& densenets() {
   return entries;
 }
 
-/// For images of 32 pixels.
+/// The networks for images of 32 pixels.
 const std::vector<Entry>& small_networks() {
   static const std::vector<Entry> entries = {
       sequential(alexnet("alexnet_cifar", 1)),
@@ -137,7 +137,7 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
     throw Error(ErrorKind::kUsage,
                 "model '" + name + "' needs an output stride of 8 or 16, got " + std::to_string(stride));
   }
-  // The default cannot be told from a value that was given.
+  // A given value that equals the default is accepted: the two cannot be told apart.
   if (!segments && stride != ModelOptions{}.output_stride) {
     throw Error(ErrorKind::kUsage,
                 "model '" + name + "' classifies and takes no output stride, got " + std::to_string(stride) +

@@ -11,14 +11,14 @@
 /// for any activation. A convolution by itself saves its input z for its weight's gradient; this node
 /// recomputes z from the tensor that the normalization saves.
 ///
-/// | options.saved  | saved for backward | backward, before the convolution's weight gradient             |
-/// | -------------- | ------------------ | -------------------------------------------------------------- |
-/// | kOutput        | z                  | nothing: the convolution's saved input is the layer's z        |
-/// | kOutputForm1   | z                  | nothing, likewise                                              |
-/// | kOutputBit     | z and one bit      | nothing, likewise                                              |
-/// | kPreActivation | y                  | z = act(y)                                                     |
-/// | kNormalized    | x-hat              | z = act(weight * x-hat + bias)                                 |
-/// | kInput         | x                  | z = act(weight * (x - mean) * inv_std + bias)                  |
+/// | options.saved  | saved for backward | backward, before the convolution's weight gradient      |
+/// | -------------- | ------------------ | ------------------------------------------------------- |
+/// | kOutput        | z                  | nothing: the convolution's saved input is the layer's z |
+/// | kOutputForm1   | z                  | nothing, likewise                                       |
+/// | kOutputBit     | z and one bit      | nothing, likewise                                       |
+/// | kPreActivation | y                  | z = act(y)                                              |
+/// | kNormalized    | x-hat              | z = act(weight * x-hat + bias)                          |
+/// | kInput         | x                  | z = act(weight * (x - mean) * inv_std + bias)           |
 /// The recomputed z is bit-identical, so the gradients are those of the separate layers.
 /// Sources: Rota Bulo et al., CVPR 2018, figure 2 (b: kInput; c: kNormalized; d: kOutputForm1; e: kOutput);
 /// kPreActivation and kOutputBit are ours.

@@ -116,7 +116,7 @@ TEST(SmallNetworks, TakeImagesOfAnySizeThatTheirPoolingsLeaveSomethingOf) {
   for (const auto* list : {&kPlain, &kNormalized})
     for (const char* name : *list) {
       const auto model = small(name, 5);
-      EXPECT_FALSE(model->segments());
+      EXPECT_FALSE(model->is_segmentation());
       for (const auto& [height, width] : {std::pair{32, 32}, {40, 51}})
         EXPECT_EQ(model->forward(torch::randn({2, 3, height, width})).sizes(), at::IntArrayRef({2, 5}))
             << name;
