@@ -130,7 +130,7 @@ at::Tensor max_pool2d(const at::Tensor& x, at::IntArrayRef kernel_size, at::IntA
   const Window window = check_window(kernel_size, stride, padding, dilation);
   check_x(x, window, ceil_mode);
   if (x.dim() == 4) return pool_images(x, window.arguments(), ceil_mode);
-  // libtorch's result for one image is contiguous in any case.
+  // libtorch's result for one image (C, H, W) is always contiguous.
   return pool_images(x.contiguous().unsqueeze(0), window.arguments(), ceil_mode).squeeze(0);
 }
 
