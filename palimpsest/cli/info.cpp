@@ -21,7 +21,7 @@
 namespace palimpsest::cli {
 namespace {
 
-/// Two, because a branch that pools an image to one value cannot be normalized over a batch of one.
+/// Two images, because a branch that pools an image to one value cannot be normalized over a batch of one.
 constexpr int64_t kImages = 2;
 constexpr double kMB = 1e6;
 

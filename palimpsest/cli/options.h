@@ -31,8 +31,8 @@ enum class Command : unsigned {
 struct Options {
   struct Model {
     std::string name = "deeplabv3_resnet18";
-    int64_t classes = 0;                   ///< 0: that of the data set (image_folder, generated)
-    std::vector<std::string> class_names;  ///< empty: those of the data set
+    int64_t classes = 0;                   ///< 0: as in the data set (image_folder, generated)
+    std::vector<std::string> class_names;  ///< empty: as in the data set
     std::string strategy = "inplace_2";
     std::string dense_strategy = "auto";
     std::string activation = "leaky_relu";
