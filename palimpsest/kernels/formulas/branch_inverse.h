@@ -102,8 +102,8 @@ struct Branches<SiLU<T>> {
 template <class Act>
 concept InvertibleByBranch = requires { Branches<Act>::kMinimumAt; };
 
-/// The least z - z_min that backward assumes, in units of epsilon * |z_min|: it stands for the middle of
-/// those y that round to the same z at the minimum. Of 0.05 to 1, this value had the least error.
+/// The least z - z_min that backward assumes, in units of epsilon * |z_min|. It stands for the middle of all
+/// y that round to the same z at the minimum. Among values from 0.05 to 1 this value had the least error.
 inline constexpr double kLeastDepth = 0.1;
 
 /// y, and act'(y).
@@ -156,7 +156,7 @@ PALIMPSEST_HOST_DEVICE Recovered<V> recover(const Act& act, Precision precision,
   return {z > T(B::kIdentityFrom) ? z : y, z > T(B::kIdentityFrom) ? (V{} + T(1)) : derivative};
 }
 
-/// y at the minimum of an activation with two branches: the bit of a value is y > minimum_at.
+/// Returns y at the minimum of an activation with two branches: the bit of a value is y > minimum_at.
 template <class T>
 PALIMPSEST_HOST_DEVICE T minimum_at(Activation kind) {
   return kind == Activation::kGELU       ? T(Branches<GELU<T>>::kMinimumAt)
@@ -164,9 +164,9 @@ PALIMPSEST_HOST_DEVICE T minimum_at(Activation kind) {
                                          : T(Branches<SiLU<T>>::kMinimumAt);
 }
 
-/// The bytes that hold the bits of `elements` values: bit i % 8 (0 is the lowest) of byte i / 8 belongs to
-/// the i-th value in memory. Three bytes are added, so that four can be read at any bit. Int: an integer, or
-/// libtorch's symbolic integer.
+/// Returns the number of bytes that hold the bits of `elements` values: bit i % 8 (0 is the lowest) of byte
+/// i / 8 belongs to the i-th value in memory. Three bytes are added, so that four bytes can be read at any
+/// bit. Int: an integer, or libtorch's symbolic integer.
 template <class Int>
 constexpr Int branch_bytes(Int elements) {
   return (elements + 7) / 8 + 3;

@@ -24,8 +24,7 @@ namespace {
 
 // Out of line: eleven activations in every sweep would be a megabyte of code. One call per vector costs
 // little beside an exponential. Arguments by reference: by value, gcc stores a part of them and then loads
-// the
-// whole, which has to wait for the store, at each call (ELU: 1.4 times the time).
+// the whole, which has to wait for the store, at each call (ELU: 1.4 times the time).
 template <class T, class V>
 __attribute__((noinline)) V any_forward(Activation kind, const ActivationArguments& arguments, V y) {
   V z{};
@@ -115,7 +114,7 @@ PALIMPSEST_HOST_DEVICE StraightActivation<T> straight(ActivationChoice choice) {
   return {T(slope), relu ? T(0) : T(1 / slope), relu ? 0 : -1};
 }
 
-/// Whether sweeps over rows of `width` values use StraightActivation.
+/// Returns whether sweeps over rows of `width` values use StraightActivation.
 template <class S>
 PALIMPSEST_HOST_DEVICE bool is_straight(ActivationChoice choice, int64_t width) {
   using T = accumulate_t<S>;
@@ -124,7 +123,7 @@ PALIMPSEST_HOST_DEVICE bool is_straight(ActivationChoice choice, int64_t width) 
           choice.kind == Activation::kReLU);
 }
 
-/// The form that serves every activation.
+/// The general form, for every activation.
 template <class S>
 PALIMPSEST_HOST_DEVICE AnyActivation<accumulate_t<S>> any(ActivationChoice choice) {
   return {choice.kind, {choice.param, precision_of<S>()}};
