@@ -18,7 +18,7 @@ bool is_png(std::string_view bytes) {
   return bytes.starts_with("\x89PNG\r\n\x1A\n");
 }
 
-// "neither JPEG nor PNG (its first bytes are 47 49 46 38)": enough to tell a GIF from an HTML page.
+// Returns "neither JPEG nor PNG (its first bytes are 47 49 46 38)", so that a GIF differs from an HTML page.
 std::string foreign_format(std::string_view bytes) {
   if (bytes.empty()) return "the file is empty";
   std::string hex;
