@@ -13,8 +13,7 @@
 /// Python: torch.ops.palimpsest.max_pool2d.
 ///
 /// x:       (N, C, H, W) or (C, H, W); f32, f64, f16 or bf16. N may be 0. Contiguous and channels-last
-/// tensors
-///          run natively; any other strides cost one copy.
+///          tensors run natively; any other strides cost one copy.
 /// kernel_size, stride, padding, dilation: one or two numbers, height before width. An empty stride means the
 ///          kernel size. A window has at most 255 positions.
 /// Gradient: x. Double backward is an error.
