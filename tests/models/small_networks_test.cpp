@@ -153,7 +153,7 @@ TEST(SmallNetworks, AreForClassificationAndHaveNoSegmentationTwin) {
   EXPECT_NE(usage_error([] { make("deeplabv3_vgg16_cifar", {}); }).find("unknown model"), std::string::npos);
 }
 
-// Without normalization values must neither die out nor blow up on their way through the layers.
+// In networks without normalization, values must neither vanish nor grow on their way through the layers.
 TEST(SmallNetworks, WithoutNormalizationStartWithLogitsOfTheSizeOfOne) {
   for (const char* name : kPlain)
     for (const auto activation : {nn::Activation::kReLU, nn::Activation::kLeakyReLU}) {

@@ -32,7 +32,7 @@ at::Tensor theirs(const at::Tensor& x, const PoolCase& c) {
   return at::max_pool2d(x, c.kernel_size, c.stride, c.padding, c.dilation, c.ceil_mode);
 }
 
-/// The same bytes of every number; any NaN is any other.
+/// Returns whether all values have the same bytes; any NaN equals any other NaN.
 bool same(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && at::isnan(a).equal(at::isnan(b)) &&
          at::nan_to_num(a).equal(at::nan_to_num(b)) &&
