@@ -34,7 +34,7 @@ std::vector<std::string> read_class_names(const fs::path& root, int64_t classes)
   if (static_cast<int64_t>(names.size()) != classes) {
     throw Error(ErrorKind::kData, "'" + file.string() + "' names " + std::to_string(names.size()) +
                                       " classes, " + std::to_string(classes) +
-                                      " were asked for: give one name a line, or remove it");
+                                      " were asked for: give one name per line, or remove the file");
   }
   return names;
 }

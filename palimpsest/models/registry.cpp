@@ -127,10 +127,9 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
   nn::check_activation_param(options.activation, options.activation_param);
   const nn::Strategy strategy = strategy_of(name, options);
   if (!normalizes(name) && strategy != nn::Strategy::kStandard)
-    throw Error(ErrorKind::kUsage,
-                "model '" + name +
-                    "' normalizes nothing, so only strategy 'standard' has a meaning for it, got '" +
-                    nn::to_string(strategy) + "'; leave it out");
+    throw Error(ErrorKind::kUsage, "model '" + name +
+                                       "' has no normalizations and takes only strategy 'standard', got '" +
+                                       nn::to_string(strategy) + "'; leave it out");
   nn::check_pair(strategy, options.activation);
   const auto stride = options.output_stride;
   if (segments && stride != 8 && stride != 16) {

@@ -142,7 +142,7 @@ variable_list GradientSlots::in_order(Gradients gradients, std::initializer_list
 namespace {
 
 variable_list differentiate(AutogradContext* ctx, variable_list& gradients) {
-  refuse_double_backward("abn", "batch_norm and an activation of their own");
+  refuse_double_backward("abn", "a separate batch_norm and activation");
   // The gradient moves out of the list: while a second reference lives, it cannot be overwritten.
   at::Tensor dz = std::move(gradients[0]);
   BackwardArguments arguments = saved_arguments(ctx);

@@ -19,7 +19,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kInstead = "batch_norm, an activation and a convolution of their own";
+constexpr const char* kInstead = "a separate batch_norm, activation and convolution";
 
 /// The convolution of one call.
 struct ConvolutionCall {
@@ -148,7 +148,7 @@ class ActivateConvFunction : public torch::autograd::Function<ActivateConvFuncti
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
-    refuse_double_backward("activate_conv", "an activation and a convolution of their own");
+    refuse_double_backward("activate_conv", "a separate activation and convolution");
     const at::Tensor dout = std::move(gradients[0]);
     const variable_list saved = ctx->get_saved_variables();
     abn_detail::BackwardArguments arguments = abn_detail::saved_arguments(ctx, saved);

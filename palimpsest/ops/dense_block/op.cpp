@@ -172,7 +172,7 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
-    refuse_double_backward("dense_block", "another form of the block");
+    refuse_double_backward("dense_block", "dense strategy 'shared_gradient' with strategy 'standard'");
     at::Tensor dout = std::move(gradients[0]);
     const auto list = ctx->get_saved_variables();
     const auto capsule = ctx->saved_data["plan"].toCapsule();
@@ -268,7 +268,7 @@ void check_dense_layer(const at::Tensor& x, int64_t channels, const DenseLayer& 
   const Activation first = layer.options1.activation;
   TORCH_CHECK(!options.pre_activation || kernels::has_dense_product(first),
               "[dense_block] the activation before conv1 must be 'relu', 'leaky_relu' or 'identity', got '",
-              activation_name(first), "'; take another form of the block for it");
+              activation_name(first), "'; take another dense strategy, such as 'shared'");
   for (const auto* t : {&layer.conv1_weight, &layer.conv2_weight})
     TORCH_CHECK((t->scalar_type() == x.scalar_type() || (rounded && t->is_floating_point())) &&
                     t->device() == x.device(),
@@ -283,7 +283,7 @@ void check_block(const at::Tensor& x, const std::vector<DenseLayer>& layers, con
               x.defined() ? c10::str("shape ", x.sizes()) : "none");
   TORCH_CHECK(x.device().is_cpu() || x.device().is_cuda(),
               "[dense_block] there are kernels for CPU and CUDA, got a tensor on ", x.device(),
-              "; take the form 'shared' or 'checkpoint' of the block there");
+              "; take dense strategy 'shared_gradient' with strategy 'standard' there");
   TORCH_CHECK(options.dropout >= 0 && options.dropout < 1, "[dense_block] dropout must be in [0, 1), got ",
               options.dropout);
   int64_t channels = x.size(1);
