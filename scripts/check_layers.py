@@ -41,7 +41,7 @@ CUDA_FOLDER = "palimpsest/kernels/cuda/device/nvcc"
 HEADERS = {".h", ".cuh"}
 # Folders whose headers all files of the layer may include.
 SHARED = {"ops/common", "ops/invertibility", "kernels/formulas", "kernels/cpu", "kernels/cpu/simd", "kernels/cuda", "kernels/cuda/device"}
-# Of these, the folders whose headers the layers above may include too.
+# The subset whose headers the layers above may include too.
 PUBLIC = {"kernels/formulas", "kernels/cuda"}
 # The header of an operator's folder that is made for other operators.
 FOR_SIBLINGS = re.compile(r"ops/\w+/functional\.h")
