@@ -58,8 +58,9 @@ struct BatchNormActOptions {
   /// the next forward.
   TORCH_ARG(double, activation_param);
   /// true: writes the saved tensor over the input. false: leaves the input as it is, for an input that has
-  /// another reader (a shortcut); one full-size tensor is saved all the same. `standard` and `checkpoint`
-  /// leave the input as it is in both cases. Default: true. A later change takes effect at the next forward.
+  /// another reader (a shortcut); one full-size tensor is saved all the same. `standard` always leaves the
+  /// input as it is; so does `checkpoint`, except without an activation and in forward_residual. Default:
+  /// true. A later change takes effect at the next forward.
   TORCH_ARG(bool, in_place);
 
  public:
