@@ -21,8 +21,8 @@ help:
 bootstrap:
 	@scripts/bootstrap
 
-# The demo alone needs the kernels for this processor only, unless the build folder already has all of them. The preset
-# asks for all again: what is compiled for the demo is a part of them.
+# The demo needs the kernels for this processor only, unless the build folder already has all kernels. A later build of
+# the preset compiles the rest.
 SETS := $(if $(filter demo-release,$(MAKECMDGOALS)-$(PRESET)),$(if $(shell grep -sx PALIMPSEST_INSTRUCTION_SETS:STRING= \
   $(BUILD)/CMakeCache.txt),,-DPALIMPSEST_INSTRUCTION_SETS=native))
 

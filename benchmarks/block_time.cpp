@@ -1,16 +1,15 @@
 // Claim:    a normalization + leaky ReLU + convolution block, forward + backward, takes no longer under any
 //           strategy than under `standard`.
 // Opponent: `standard`, libtorch's own layers with the activation in place.
-// Limit:    1.00 for inplace_2 and store_y; 1.012 for checkpoint and checkpoint_normalized, whose paper
-// reports
-//           1.01 to 1.02.
+// Limit:    1.00 for inplace_2 and store_y; 1.012 for checkpoint and checkpoint_normalized, for which the
+//           paper reports 1.01 to 1.02.
 //
 // The blocks are those of the four modules of ResNeXt-101, batch 32: (C, H) = (128, 56) (256, 28) (512, 14)
 // (1024, 7), each with a 1x1 convolution to 2C channels and with a 3x3 convolution in 64 groups;
-// channels-last, in which libtorch is faster. Both sides run in training mode with running statistics, on the
-// same allocator (which retains freed blocks) and threads. The input is made again outside the timer, because
-// the strategies may overwrite it. A side runs four times in a row, as in the paper, and the first run does
-// not count. Source of the setting: Rota Bulo, Porzi, Kontschieder, CVPR 2018, section 4.4.
+// channels-last, because libtorch is faster in it. Both sides run in training mode with running statistics,
+// on the same allocator (which retains freed blocks) and threads. The input is made again outside the timer,
+// because the strategies may overwrite it. A side runs four times in a row, as in the paper, and the first
+// run does not count. Source of the setting: Rota Bulo, Porzi, Kontschieder, CVPR 2018, section 4.4.
 #include "benchmarks/support.h"
 
 #include "palimpsest/nn/batch_norm_act.h"

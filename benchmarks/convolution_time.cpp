@@ -75,7 +75,7 @@ std::vector<at::Tensor> results(const Values& v, const Problem& problem, const C
   return all;
 }
 
-/// Two images only: f64 is slow.
+/// Compares on two images only, because f64 is slow.
 void verify(Problem problem) {
   problem.n = 2;
   const auto got = results(Values(problem, at::kFloat), problem, our_convolution);

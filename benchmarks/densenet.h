@@ -34,7 +34,7 @@ inline std::shared_ptr<nn::Model> make_dense(const std::string& name, const Dens
   return models::make(name, options);
 }
 
-/// A training of one form; the forms have the same numbers.
+/// A training of one form. All forms have the same numbers.
 struct DenseTraining : Training {
   DenseTraining(const DenseInput& input, const DenseForm& form, bool channels_last)
       : Training(make_dense(input.model, form), {input.batch, input.side, /*classes=*/10}, channels_last) {}

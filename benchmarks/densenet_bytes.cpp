@@ -2,13 +2,13 @@
 // Opponent: the form `naive`, or the number of bytes that the row claims.
 // Limits (f32, CIFAR batch 64 at 32 x 32 unless the line says otherwise):
 //   BC-160 k=12, saved for backward    of naive: fused 0.12, shared 0.27 (9k per layer), shared with the
-//                                      bottleneck in place 0.12 (5k). The paper's 22 % is of total memory, over
-//                                      another baseline.
+//                                      bottleneck in place 0.12 (5k). The paper's 22 % is of total memory,
+//                                      over another baseline.
 //   BC-100 k=12, peak of a step        fused 450 MB above weights, gradients and momentum
 //   saved bytes over depth, exponent   fused 1.05, from 100 to 400 layers
 //   DenseNet-264 k=48, 224 x 224       52 MB saved per image in f32, 26 MB in bf16
-//   BC-1000 k=12, a step               runs with the allocator capped at 12 GB; its loss is that of `checkpoint`
-//                                      to 1e-4
+//   BC-1000 k=12, a step               runs with the allocator capped at 12 GB; its loss agrees with the loss
+//                                      of `checkpoint` to 1e-4
 //
 // Saved = live bytes after the forward pass, with the loss alive, minus live bytes before it, by the counting
 // allocator. MB = 10^6 bytes. Bytes have no spread, so each side runs once. Saved bytes are proportional to
@@ -67,7 +67,7 @@ void against_naive(Report& report) {
 
 void peak(Report& report) {
   DenseTraining training({"densenet_bc100_k12", kBatch, 32}, kFused, true);
-  training.step();  // makes the momentum
+  training.step();  // allocates the momentum
   for (auto& p : training.model->parameters())
     p.mutable_grad() = torch::zeros_like(p);  // they are not counted
   const auto before = memory::memory_stats().current_bytes;

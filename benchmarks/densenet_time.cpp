@@ -3,8 +3,7 @@
 // Opponent: `shared_gradient` with strategy `standard`: libtorch's concatenation, batch norm, ReLU in place,
 //           convolution and pooling; for BC-100 in the faster of the two layouts.
 // Limit:    DenseNet-BC-100 (k = 12, batch 64, 32 x 32, f32): fused 0.70, shared 1.10; DenseNet-121 (batch
-// 16,
-//           224 x 224): fused 0.82.
+//           16, 224 x 224): fused 0.82.
 //
 // A step is forward, cross-entropy, backward, SGD with momentum. The activation is ReLU; the bottleneck saves
 // y (`store_y`). All sides have the same weights, batch, threads and allocator (which retains freed blocks),

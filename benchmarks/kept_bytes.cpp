@@ -1,8 +1,7 @@
 // Claim:    a forward pass saves about half as many bytes for backward in place as with `standard`.
 // Opponent: `standard`, libtorch's batch norm with the activation in place.
 // Limit:    0.49 for the paper's ResNeXt-101 (pre-activation); 0.55 for ResNet-50, with leaky ReLU in place
-// and
-//           with exact ReLU by store_y.
+//           and with exact ReLU by store_y.
 //
 // Saved = live bytes after the forward pass, with the loss alive, minus live bytes before it, by the counting
 // allocator, per image of 224 x 224, f32: two images are measured and the result is halved. MB = 10^6 bytes.

@@ -1,13 +1,12 @@
 // Claim:    max pooling that saves one byte per output takes no longer, forward + backward, than
-// at::max_pool2d,
-//           which saves eight bytes per output and its input.
+//           at::max_pool2d, which saves eight bytes per output and its input.
 // Opponent: at::max_pool2d.
 // Limit:    1.00 for 3x3 windows of stride 2 over (16, 64, 112, 112), the stem of a ResNet, and for 2x2
-// windows.
+//           windows.
 //
 // Both sides have the same input and gradient, the same allocator (which retains freed blocks) and threads.
-// Before the timing, output and gradient are compared: in f32 and f64 they are equal to the bit; in 16 bits
-// only the outputs are, because libtorch rounds after every addition.
+// Before the timing, output and gradient are compared: in f32 and f64 both are equal to the bit; in 16 bits
+// only the outputs are, because libtorch rounds gradients after every addition.
 #include "benchmarks/support.h"
 
 #include "palimpsest/ops/max_pool.h"

@@ -1,8 +1,8 @@
 // Claim:    on ordinary data no strategy is further from f64 than limit_of.
 // Opponent: the same layer in f64; the rows of `standard`, libtorch's own layers on the same data, claim
-// nothing. Limit:    ||got - want||_2 / ||want||_2 of the output z and of the gradients dx and dweight: 1e-5
-// in f32, 3e-2
-//           in f16, 6e-2 in bf16.
+//           nothing.
+// Limit:    ||got - want||_2 / ||want||_2 of the output z and of the gradients dx and dweight: 1e-5 in f32,
+//           3e-2 in f16, 6e-2 in bf16.
 //
 // Every dtype x activation x strategy is measured on ordinary data and on three hard kinds; docs/numerics.md
 // has the tables. Exit status: 0 done; 1 with --check if a claim fails, or the JSON file cannot be written; 2
@@ -63,7 +63,7 @@ struct Result {
   at::Tensor z, dx, dweight;
 };
 
-/// The definition, in f64.
+/// Computes the layer by its definition, in f64.
 Result truth(const Case& c, nn::Activation activation, double param) {
   const at::Tensor x = c.x.to(at::kDouble).set_requires_grad(true);
   const at::Tensor weight = c.weight.to(at::kDouble).set_requires_grad(true);
@@ -101,8 +101,8 @@ double relative_error(const at::Tensor& got, const at::Tensor& want) {
   return std::strtod(text, nullptr);
 }
 
-/// The largest error of z or of a gradient on ordinary data. In f32 the layer promises it. In 16 bits a
-/// single value of 50,000 that storage rounds across a kink contributes 5e-3.
+/// The largest error of z or of a gradient on ordinary data. In f32 the layer promises this error. In 16 bits
+/// a single value of 50,000 that storage rounds across a kink contributes 5e-3.
 double limit_of(at::ScalarType type) {
   return type == at::kFloat ? 1e-5 : type == at::kHalf ? 3e-2 : 6e-2;
 }

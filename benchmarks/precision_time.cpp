@@ -1,6 +1,5 @@
 // Claim:    a training step of ResNet-50 (batch 16, 224 x 224, channels-last, inplace_2) takes less time in
-// bf16
-//           than in f32, if the processor multiplies bf16 (AVX512-BF16 or AMX).
+//           bf16 than in f32, if the processor multiplies bf16 (AVX512-BF16 or AMX).
 // Opponent: the same step in f32.
 // Limit:    0.60 for bf16. f16, f16-pseudo and libtorch's own layers in bf16 under the same autocast are
 //           controls, which claim nothing.

@@ -29,7 +29,7 @@ struct Options {
   bool check = false;  ///< exit status 1 if a claim fails
   int repeats = 25;    ///< timed runs of each side
 };
-/// Reads the options. Ends the program for --help (status 0) and, with a message, for a wrong option (status
+/// Reads the options. Ends the program for --help (status 0), and with a message for a wrong option (status
 /// 2).
 Options parse_options(int argc, char** argv, const std::string& description);
 
@@ -43,9 +43,9 @@ double seconds_of(const std::function<void()>& work);
 std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int warm_up = 3,
                                int in_a_row = 1);
 
-/// The system's name of the processor.
+/// Returns the system's name of the processor.
 std::string processor_name();
-/// Whether the system lists `flag`, such as "avx512_bf16", among the processor's features.
+/// Returns whether the system lists `flag`, such as "avx512_bf16", among the processor's features.
 bool processor_has(const std::string& flag);
 
 /// One claim: `measured` is at most `limit` times `opponent`.
@@ -55,7 +55,7 @@ struct Row {
   std::string unit;           ///< of both values, e.g. "ms"
   Spread opponent;
   Spread measured;
-  double limit = 0;  ///< infinite: a control, which claims nothing
+  double limit = 0;  ///< infinite: the row is a control, which claims nothing
 
   bool claims() const { return std::isfinite(limit); }
   double ratio() const { return measured.median / opponent.median; }

@@ -18,8 +18,8 @@ struct BatchShape {
   int64_t size, side, classes;  ///< images (size, 3, side, side), labels below `classes`
 };
 
-/// A classification network, SGD with momentum and one random batch. Seed libtorch's generator before it, and
-/// before the network: two trainings then have the same numbers.
+/// A classification network, SGD with momentum and one random batch. Seed libtorch's generator before you
+/// make the network and this object: two trainings then have the same numbers.
 struct Training {
   std::shared_ptr<nn::Model> model;
   std::unique_ptr<torch::optim::SGD> optimizer;

@@ -1,6 +1,6 @@
-# The CUDA language, where PALIMPSEST_CUDA asks for it: nvcc 12.8 or later from the path, a toolkit's usual folder, or
-# the Python packages that the torch wheel brings or PyPI has (nvidia-cuda-nvcc). libtorch's headers are never compiled
-# by it, so its version need not be libtorch's.
+# Enables the CUDA language if PALIMPSEST_CUDA is set: nvcc 12.8 or later from the path, a toolkit's usual folder, or
+# the Python packages that the torch wheel brings or PyPI has (nvidia-cuda-nvcc). nvcc never compiles libtorch's
+# headers, so its version may differ from libtorch's.
 if(NOT CMAKE_CUDA_COMPILER)
   file(GLOB _wheels "${Libtorch_LIBRARY_DIR}/../../nvidia/*/bin")
   find_program(PALIMPSEST_NVCC nvcc HINTS ENV CUDA_HOME ENV CUDA_PATH PATH_SUFFIXES bin
@@ -15,8 +15,8 @@ endif()
 set(CMAKE_CUDA_STANDARD 20)
 set(CMAKE_CUDA_STANDARD_REQUIRED ON)
 if(NOT CMAKE_CUDA_ARCHITECTURES)
-  # Turing to Blackwell, and PTX for what comes after. Nothing is asked of a GPU that Hopper lacks, so one PTX serves it
-  # and all later ones, as Ampere's serves Ada: most of a compilation is the way to PTX.
+  # Turing to Blackwell, and PTX for later GPUs. The kernels need nothing that Hopper lacks, so one PTX is enough for
+  # Hopper and all later GPUs, and Ampere's for Ada: most of a compilation is the way to PTX.
   set(CMAKE_CUDA_ARCHITECTURES OFF CACHE STRING "GPU architectures; 'native': the one in this machine; OFF: 75 to 120")
 endif()
 if(NOT CMAKE_CUDA_ARCHITECTURES)

@@ -13,7 +13,7 @@
 #          Libtorch_ORIGIN    the folder or the Python by which it was found
 #          Libtorch_PYTHON    the Python of 2 or 4, found or not
 
-# Whether `folder` is an unpacked libtorch (or the torch folder of a Python installation, which looks the same).
+# Sets whether `folder` is an unpacked libtorch (or the torch folder of a Python installation, which looks the same).
 function(_libtorch_is_root folder result)
   set(${result} FALSE PARENT_SCOPE)
   if(EXISTS "${folder}/lib/libtorch_cpu.so" AND EXISTS "${folder}/include/torch/csrc/api/include/torch/version.h")
@@ -80,7 +80,7 @@ if(NOT Libtorch_WAY_OUT)
   set(Libtorch_WAY_OUT "run scripts/bootstrap, or set PALIMPSEST_PYTHON to a Python that has torch, or Libtorch_ROOT to an unpacked libtorch")
 endif()
 
-# Only another origin is asked again: importing torch takes 2 s.
+# Asks Python again only if the origin has changed: importing torch takes 2 s.
 set(Libtorch_FAILURE "")
 if(_given)
   list(GET _given 0 _root)

@@ -1,27 +1,27 @@
-# palimpsest_per_instruction_set(TARGET SOURCE...): compiles each source once per instruction set into TARGET; which of
-# the copies runs is decided at start (palimpsest/kernels/cpu/dispatch.h). Each copy sees
-#   PALIMPSEST_ISA_NAMESPACE   the namespace that keeps its symbols apart
-#   PALIMPSEST_VECTOR_BYTES    the width of that set's vector registers
-# and TARGET's other sources can include "compiled_sets.h", whose PALIMPSEST_FOR_EACH_SET(SET) is SET(namespace, "name")
-# for every set compiled, best first.
-# Optimized in debug builds, too: at -O0 a call of a vector lane's arithmetic costs 50 times the arithmetic.
-# No -ffast-math: a NaN or an infinity has to come out where it went in.
+# palimpsest_per_instruction_set(TARGET SOURCE...): compiles each source once per instruction set into TARGET. The copy
+# that runs is chosen at the first use (palimpsest/kernels/cpu/dispatch.h). Each copy sees
+#   PALIMPSEST_ISA_NAMESPACE   the namespace that separates its symbols from the other copies'
+#   PALIMPSEST_VECTOR_BYTES    the width of the set's vector registers
+# TARGET's other sources can include "compiled_sets.h", whose PALIMPSEST_FOR_EACH_SET(SET) is SET(namespace, "name") for
+# every compiled set, best first.
+# Debug builds optimize these sources too: at -O0 a call of a vector lane's arithmetic costs 50 times the arithmetic.
+# There is no -ffast-math: NaN and infinity must reach the results.
 set(PALIMPSEST_KERNEL_FLAGS -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
 if(PALIMPSEST_SANITIZE)
-  # Less so under a sanitizer, whose checks make these units take minutes each at -O3.
+  # A sanitizer gets less optimization: with its checks each of these units takes minutes at -O3.
   list(TRANSFORM PALIMPSEST_KERNEL_FLAGS REPLACE -O3 -O1)
 endif()
 if(PALIMPSEST_SANITIZE MATCHES "address")
-  # Checks of memory as calls: half of the time to compile.
+  # Checks of memory are calls, not inline code: half of the time to compile.
   list(APPEND PALIMPSEST_KERNEL_FLAGS --param=asan-instrumentation-with-call-threshold=0)
 endif()
 
-# The source is one and the sets differ in the width of a vector, so the presets of the sanitizers check one of them.
+# All sets have the same source and differ in the width of a vector, so the presets of the sanitizers check one set.
 set(PALIMPSEST_INSTRUCTION_SETS "" CACHE STRING
   "On x86-64, compile the CPU kernels for these instruction sets only, e.g. x86-64-v3; native: for the best one that this \
 processor has; empty: for all")
 
-# Sets `result` to the best instruction set of this processor, as dispatch.cpp would pick it.
+# Sets `result` to the best instruction set of this processor, which dispatch.cpp would choose.
 function(_palimpsest_native_set result)
   try_run(_status _compiled SOURCE_FROM_CONTENT native_set.cpp [[
     #include <cstdio>
@@ -46,7 +46,7 @@ function(palimpsest_per_instruction_set target)
     # Without the preference, gcc splits 512-bit vectors of its own into two halves.
     _palimpsest_instruction_set(${target} x86-64-v4 64 "-march=x86-64-v4;-mprefer-vector-width=512" ${ARGN})
     _palimpsest_instruction_set(${target} x86-64-v3 32 "-march=x86-64-v3" ${ARGN})
-    # For processors of before 2013: -O2 takes a third less time to compile than -O3.
+    # This set is for processors before 2013: -O2 takes a third less time to compile than -O3.
     _palimpsest_instruction_set(${target} x86-64-v2 16 "-march=x86-64-v2;$<$<NOT:$<BOOL:${PALIMPSEST_SANITIZE}>>:-O2>" ${ARGN})
     if(NOT _for_each)
       message(FATAL_ERROR "PALIMPSEST_INSTRUCTION_SETS must name x86-64-v2, x86-64-v3, x86-64-v4 or native, got "

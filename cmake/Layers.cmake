@@ -1,16 +1,16 @@
 # One folder = one layer = one target. scripts/check_layers.py checks that the includes say the same.
 
-# A precompiled <torch/torch.h>, shared by every target that asks for it: 10 s a unit without.
+# A precompiled <torch/torch.h>, which every target that asks for it shares. It saves 10 s per unit.
 function(palimpsest_torch_pch target)
   if(PALIMPSEST_SANITIZE)
-    return()  # a header for two to four units, each a whole target, takes longer than it spares
+    return()  # the header for two to four units, each a whole target, takes longer than it saves
   endif()
   if(NOT TARGET palimpsest_torch_pch)
     file(WRITE "${PROJECT_BINARY_DIR}/torch_pch.cpp" "// Holds the precompiled header of the other targets.\n")
     add_library(palimpsest_torch_pch OBJECT "${PROJECT_BINARY_DIR}/torch_pch.cpp")
     target_link_libraries(palimpsest_torch_pch PRIVATE Libtorch::cpu OpenMP::OpenMP_CXX)
     target_precompile_headers(palimpsest_torch_pch PRIVATE <torch/torch.h>)
-    # No two compilations give the same 700 MB. What stands for them in the compiler cache (CCACHE_PCH_EXTSUM):
+    # No two compilations give the same 700 MB. This text stands for them in the compiler cache (CCACHE_PCH_EXTSUM).
     find_file(palimpsest_torch_version torch/version.h PATHS ${Libtorch_INCLUDE_DIRS} REQUIRED NO_CACHE NO_DEFAULT_PATH)
     file(SHA256 "${palimpsest_torch_version}" _torch)
     file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/palimpsest_torch_pch.dir/cmake_pch.hxx.gch.sum"
@@ -19,15 +19,15 @@ function(palimpsest_torch_pch target)
   target_precompile_headers(${target} REUSE_FROM palimpsest_torch_pch)
 endfunction()
 
-# Several sources of a layer or a test are compiled as one unit: libtorch's headers, even precompiled, take 5 to 10 s of
-# each, as what they leave to be instantiated is instantiated at the end of every unit.
-# So names in anonymous namespaces are unique within a layer, and within a test program. OFF: each source by itself,
-# quicker after a change of one file, and the check that each includes what it uses.
+# Several sources of a layer or a test are compiled as one unit: libtorch's headers, even precompiled, take 5 to 10 s
+# per unit, because their templates are instantiated at the end of every unit. So a name in an anonymous namespace must
+# be unique within its outer namespace in a layer, and within a test program. OFF: each source is compiled separately,
+# which takes less time after a change of one file, and checks that each source includes what it uses.
 option(PALIMPSEST_UNITY "Compile several sources as one unit" ON)
 
 function(palimpsest_unity target)
-  # Relocatable (CMake 4): a unit that names its sources by their absolute paths is a new one to the compiler cache in
-  # every clone. The relative paths begin at the top-level project, which is on the include path only if it is this one.
+  # Relocatable (CMake 4): a unit that names its sources by absolute paths misses the compiler cache in every clone. The
+  # relative paths begin at the top-level project, which is on the include path only if it is this project.
   if(PALIMPSEST_SANITIZE)
     set(_sources 0)  # all
   else()
@@ -36,19 +36,19 @@ function(palimpsest_unity target)
   set_target_properties(${target} PROPERTIES UNITY_BUILD ${PALIMPSEST_UNITY} UNITY_BUILD_BATCH_SIZE ${_sources}
     UNITY_BUILD_RELOCATABLE ${PROJECT_IS_TOP_LEVEL})
   if(PALIMPSEST_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
-    # Said of a source that is included, as here all are, and not of the same source by itself.
+    # g++ gives this warning for an included source, as all sources of the unit are, and not for a separate source.
     target_compile_options(${target} PRIVATE -Wno-subobject-linkage)
   endif()
 endfunction()
 
-# A third of a unit's time is optimization, and code that only calls libtorch is none the faster for it.
+# Optimization takes a third of a unit's time, and does not make code faster that only calls libtorch.
 function(palimpsest_calls_only target)
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O1>)
 endfunction()
 
-# palimpsest_layer(NAME [SHARED] [PROGRAM] [TORCH_PCH] [UNITY] [CALLS_ONLY] SOURCES ... [PUBLIC targets...] [PRIVATE targets...])
-# Makes the target palimpsest_NAME (palimpsest::NAME), whose headers are included as "palimpsest/NAME/....h".
-# PROGRAM: a part of the program, which is not installed.
+# palimpsest_layer(NAME [SHARED] [PROGRAM] [TORCH_PCH] [UNITY] [CALLS_ONLY] SOURCES ... [PUBLIC targets...] [PRIVATE
+# targets...]) Makes the target palimpsest_NAME (palimpsest::NAME), whose headers are included as
+# "palimpsest/NAME/....h". PROGRAM: a part of the program, which is not installed.
 function(palimpsest_layer name)
   cmake_parse_arguments(ARG "SHARED;PROGRAM;TORCH_PCH;UNITY;CALLS_ONLY" "" "SOURCES;PUBLIC;PRIVATE" ${ARGN})
   set(_target palimpsest_${name})
@@ -79,7 +79,7 @@ function(palimpsest_layer name)
 endfunction()
 
 # palimpsest_test(NAME [TORCH_PCH] [UNITY] [CHECKED] SOURCES ... LIBRARIES ...): a GoogleTest program tests_NAME.
-# CHECKED: its own sources, too, are what AddressSanitizer is to check.
+# CHECKED: AddressSanitizer checks the test's own sources as well.
 function(palimpsest_test name)
   cmake_parse_arguments(ARG "TORCH_PCH;UNITY;CHECKED" "" "SOURCES;LIBRARIES" ${ARGN})
   add_executable(tests_${name} ${ARG_SOURCES})
@@ -87,8 +87,8 @@ function(palimpsest_test name)
   target_link_libraries(tests_${name} PRIVATE ${ARG_LIBRARIES} GTest::gtest_main)
   palimpsest_calls_only(tests_${name})
   if(PALIMPSEST_SANITIZE MATCHES "address" AND NOT ARG_CHECKED)
-    # What the tests call is checked, in buffers from a checked heap; the tests themselves take half of the time to
-    # compile without. (A thread sanitizer has to see every access to tell who waited for whom.)
+    # The code that the tests call is checked, in buffers from a checked heap. The tests themselves are not: they then
+    # take half of the time to compile. (A thread sanitizer must see every access to know which thread waited.)
     target_compile_options(tests_${name} PRIVATE -fno-sanitize=all)
   endif()
   if(ARG_TORCH_PCH)
@@ -97,7 +97,7 @@ function(palimpsest_test name)
   if(ARG_UNITY)
     palimpsest_unity(tests_${name})
   endif()
-  # One CTest entry a program: loading libtorch takes a second, so one process a test case would cost minutes.
+  # One CTest entry per program: loading libtorch takes a second, so one process per test case would cost minutes.
   add_test(NAME ${name} COMMAND tests_${name})
   set_tests_properties(${name} PROPERTIES WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} TIMEOUT 600)
 endfunction()

@@ -1,6 +1,6 @@
 # `cmake --install` lays out headers, layers, program and operator library; find_package(palimpsest) finds them.
 # A consumer links palimpsest::palimpsest (all of it) or one layer, e.g. palimpsest::memory (docs/library.md).
-# tests/package proves it.
+# tests/package checks this.
 include(CMakePackageConfigHelpers)
 
 # The components of find_package: every installed layer but the halves of kernels.

@@ -16,12 +16,12 @@
 ///   nn::max_pool2d                 max pooling by strategy
 ///   nn::fold_batch_norm            moves a normalization into a convolution, for inference
 ///   nn::Cloneable                  clone() for modules of your own
-///   nn::Model                      the base of the networks: forward, classifier
+///   nn::Model                      the base class of the networks: forward, classifier
 ///   nn::state_dict                 every tensor of a module by name, in the order of Python's state_dict()
 /// ops/      the same as functions on tensors
 ///   ops::abn, ops::abn_            batch normalization + activation; abn_ writes over its input
 ///   ops::abn_conv, ops::abn_conv_, ops::activate_conv   with the convolution behind it
-///   ops::convolution, ops::linear  no 16-bit copy of the weight under autocast
+///   ops::convolution, ops::linear  save no 16-bit copy of the weight under autocast
 ///   ops::dense_block, ops::concat_abn_conv, ops::FeatureSlots   densely connected blocks
 ///   ops::max_pool2d                saves one byte per output
 ///   ops::abn_fallback_stats        how often a layer had to save more than its output
@@ -29,15 +29,15 @@
 ///   memory::install_counting_allocator   counts bytes; call it before any tensor exists
 ///   memory::Meter, memory::Timeline      kept and peak bytes of a step; live bytes over time
 ///   memory::recompute(fn, x)       activation checkpointing
-///   memory::BufferSnapshot         running statistics to be put back
+///   memory::BufferSnapshot         saves and restores running statistics
 /// amp/      mixed precision
 ///   amp::AutocastGuard, amp::PrecisionGuard, amp::GradScaler   torch.autocast and torch.amp.GradScaler
 ///   amp::drop_weight_copies        libtorch's own layers keep no 16-bit copy of their weights until backward
-///   amp::accumulate_gradients_in   gradients in 16 bits
+///   amp::accumulate_gradients_in   accumulates gradients in 16 bits
 ///   amp::MasterWeights             16-bit parameters with f32 masters
-///   amp::ExponentHistogram         which gradients f16 loses
+///   amp::ExponentHistogram         shows which gradients f16 loses
 /// base/
-///   Error                          what models, nn, memory and amp throw; operators throw c10::Error
+///   Error                          the error of models, nn, memory and amp; operators throw c10::Error
 ///
 /// Training loops, data and files have headers of their own: palimpsest/{train,data,io}/.
 #include "palimpsest/amp/autocast_guard.h"

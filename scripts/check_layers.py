@@ -25,7 +25,7 @@ ALLOWED = {
     "train": {"base", "ops", "memory", "amp", "nn", "io", "data"},
     "cli": {"base", "kernels", "ops", "memory", "amp", "nn", "models", "io", "data", "train"},
 }
-# layer -> what of libtorch it must not include, as a pattern over the include path.
+# layer -> the headers of libtorch that it must not include, as a pattern over the include path.
 FORBIDDEN = {
     "base": r"^(torch|ATen|c10)/",
     "kernels": r"^(torch|ATen|c10)/",
@@ -41,7 +41,7 @@ CUDA_FOLDER = "palimpsest/kernels/cuda/device/nvcc"
 HEADERS = {".h", ".cuh"}
 # Folders whose headers all files of the layer may include.
 SHARED = {"ops/common", "ops/invertibility", "kernels/formulas", "kernels/cpu", "kernels/cpu/simd", "kernels/cuda", "kernels/cuda/device"}
-# Of these, the folders whose headers the layers above may include too.
+# The subset whose headers the layers above may include too.
 PUBLIC = {"kernels/formulas", "kernels/cuda"}
 # The header of an operator's folder that is made for other operators.
 FOR_SIBLINGS = re.compile(r"ops/\w+/functional\.h")
@@ -51,7 +51,7 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
 
 def is_private(name, layer, included):
-    """Whether a file of the project, by its path, must not include this header of the project."""
+    """Returns whether a file of the project, by its path, must not include this header of the project."""
     header = pathlib.PurePosixPath(included).relative_to("palimpsest")
     theirs, ours = header.parent, name.relative_to("palimpsest").parent
     folder = theirs.as_posix()
@@ -83,7 +83,7 @@ def offences(path, layer, root):
         if layer in FORBIDDEN and re.search(FORBIDDEN[layer], included):
             yield f"{name}:{number}: layer '{layer}' must not include '{included}'"
         if path.suffix in HEADERS and included == "torch/torch.h":
-            yield f"{name}:{number}: a header must not include torch/torch.h (10 s a unit): include what it uses"
+            yield f"{name}:{number}: a header must not include torch/torch.h (10 s per unit): include only the headers it uses"
         if included.startswith("tests/"):
             yield f"{name}:{number}: the library must not include '{included}'"
         if OF_CUDA.match(included) and name.parent.as_posix() != CUDA_FOLDER:

@@ -20,7 +20,7 @@ NETWORKS = {
 
 
 def train_one(results, build, data, name):
-    """Whether every training of the recipe succeeded. Each training has one thread: networks train side by side."""
+    """Trains a recipe with one thread per training: networks train side by side. Returns whether all succeeded."""
     ended = subprocess.run(
         [sys.executable, ROOT / "benchmarks/seed_spread.py", "--output", ROOT / "runs/classification" / name, "--seeds", SEEDS,
          "--allow", ALLOWED, "--variant", "f32: --precision f32", "--variant", "f16-pseudo: --precision f16-pseudo --loss-scale 1",
@@ -31,7 +31,7 @@ def train_one(results, build, data, name):
 
 
 def train(results, build, data, names):
-    """Trains the networks in `names`; whether every training succeeded."""
+    """Trains the networks in `names`. Returns whether every training succeeded."""
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
         return all(list(pool.map(lambda name: train_one(results, build, data, name), names)))
 

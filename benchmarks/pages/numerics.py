@@ -1,4 +1,4 @@
-"""The tables of docs/numerics.md, between its two marks, from what bench_numerics measured (numerics.json)."""
+"""The tables of docs/numerics.md, between its two marks, from the measurements of bench_numerics (numerics.json)."""
 from result_page import between_marks, read, table, text_of
 
 TITLE = "docs/numerics.md: the error of every dtype, activation and strategy against f64"

@@ -65,7 +65,7 @@ def averaged(steps, key):
 
 
 def run(program, flags):
-    """(exit status, lines of the record) of one training. It has one thread: the settings train side by side."""
+    """Runs one training with one thread: the settings train side by side. Returns (exit status, lines of the record)."""
     with tempfile.TemporaryDirectory() as folder:
         record = pathlib.Path(folder) / "record.jsonl"
         status = subprocess.run([program, *flags, "--json", record], stdout=subprocess.DEVNULL,
@@ -84,7 +84,7 @@ def save(path, runs):
 
 
 def train_one(results, build, name):
-    """Runs the settings and seeds of a program that its JSON file lacks; whether every run succeeded."""
+    """Runs the settings and seeds of a program that its JSON file lacks. Returns whether every run succeeded."""
     path = path_of(results, name)
     known = json.loads(path.read_text())["runs"] if path.exists() else []
     runs, succeeded = {(one["setting"], one["seed"]): one for one in known}, True
@@ -107,7 +107,7 @@ def train_one(results, build, name):
 
 
 def train(results, build, names):
-    """Runs the programs in `names`; whether every run succeeded."""
+    """Runs the programs in `names`. Returns whether every run succeeded."""
     return all([train_one(results, build, name) for name in names])
 
 

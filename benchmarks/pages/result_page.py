@@ -1,4 +1,4 @@
-"""What the writers of the pages share: reading measurements, tables, the text between two marks of a page."""
+"""The parts that the writers of the pages share: reading measurements, tables, the text between two marks of a page."""
 import json
 import pathlib
 
@@ -8,7 +8,7 @@ NOT_MEASURED = "not measured"
 
 
 class Unreadable(Exception):
-    """One line: which file, and what is wrong with it."""
+    """One line, which names the file and its fault."""
 
 
 def read(path, writer="make bench"):
@@ -32,7 +32,8 @@ def percent(value):
 
 
 def between_marks(path, text, name, content):
-    """`text`, that of the page at `path`, with `content` between its lines <!-- NAME begin --> and <!-- NAME end -->."""
+    """Returns `text`, the text of the page at `path`, with `content` between its lines <!-- NAME begin --> and
+    <!-- NAME end -->."""
     begin, end = f"<!-- {name} begin -->\n", f"<!-- {name} end -->\n"
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(end) < text.index(begin):
         raise Unreadable(f"{path} needs one line {begin.strip()} and, after it, one line {end.strip()}")

@@ -39,8 +39,8 @@ struct GeneratorImpl : torch::nn::Module {
   /// (n, kNoise) -> (n, 3, 32, 32) in [-1, 1]
   at::Tensor forward(const at::Tensor& noise) {
     at::Tensor x = norm0->forward(first->forward(noise).view({noise.size(0), 4 * kWidth, 4, 4}));
-    // A convolution to four times the channels, shuffled to twice the side: one of stride 1/2 with a kernel
-    // of 6.
+    // A convolution to four times the channels, shuffled to twice the side, equals a convolution of stride
+    // 1/2 with a kernel of 6.
     x = norm1->forward(torch::pixel_shuffle(up1->forward(x), 2));
     x = norm2->forward(torch::pixel_shuffle(up2->forward(x), 2));
     return torch::pixel_shuffle(up3->forward(x), 2).tanh();
@@ -102,7 +102,7 @@ double sliced_distance(const at::Tensor& a, const at::Tensor& b) {
 void train(Training& training) {
   Generator generator;
   Discriminator discriminator;
-  torch::nn::Sequential both;  // whose statistics a skipped step leaves alone
+  torch::nn::Sequential both;  // a skipped step restores the statistics of both
   both->push_back(generator);
   both->push_back(discriminator);
   training.keep_statistics_of(*both);
@@ -128,7 +128,7 @@ void train(Training& training) {
     const at::Tensor loss_g = loss_of(of_fake, true);
     training.backward(loss_g);
     training.step(adam_g);
-    adam_d.zero_grad();  // of what went through the discriminator
+    adam_d.zero_grad();  // the generator's loss also gave the discriminator gradients
     training.end_step(
         {{"loss_discriminator", loss_d.item<double>()}, {"loss_generator", loss_g.item<double>()}});
   }

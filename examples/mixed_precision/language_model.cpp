@@ -60,7 +60,7 @@ std::vector<Metric> evaluate(Training& training, LanguageModel& model, const Lan
 void train(Training& training) {
   const Language language(training.seed());
   LanguageModel model;
-  // From 0, the first step would be one of signs: +-0.2 for every weight, however small its gradient.
+  // From 0, the first step would take only signs: +-0.2 for every weight, however small its gradient.
   torch::optim::Adagrad adagrad(model->parameters(),
                                 torch::optim::AdagradOptions(0.2).initial_accumulator_value(1e-3));
   training.run(adagrad, /*clip=*/1, [&](int64_t step) {

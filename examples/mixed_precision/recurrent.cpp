@@ -24,7 +24,7 @@ LstmImpl::LstmImpl(int64_t inputs, int64_t hidden, int64_t projection) : hidden_
 at::Tensor LstmImpl::forward(const at::Tensor& x, LstmState& state) {
   const at::Tensor from_input = input_->forward(x);  // all time steps at once
   if (!state.h.defined()) {
-    // In the type of the gates: f32 zeros would make every state f32.
+    // Zeros of the gates' dtype: f32 zeros would make every state f32.
     state.c = torch::zeros({x.size(1), hidden_}, from_input.options());
     state.h = torch::zeros({x.size(1), recurrent_->options.in_features()}, from_input.options());
   }

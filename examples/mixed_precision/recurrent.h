@@ -6,8 +6,8 @@
 #include <cstdint>
 
 /// Recurrent layers made of palimpsest::nn::Linear, which can store f16 and compute in f32, and saves no
-/// 16-bit copy of a weight per time step. torch::nn::LSTM can do neither, and in f16 on a CPU oneDNN refuses
-/// it. Sequences are (t, n, features): time first.
+/// 16-bit copy of a weight per time step. torch::nn::LSTM can do neither, and oneDNN refuses it in f16 on
+/// a CPU. Sequences are (t, n, features): time first.
 namespace mixed_precision {
 
 /// The state of one layer: h (n, outputs) and c (n, hidden). Undefined tensors stand for zeros, before the

@@ -45,15 +45,15 @@ Options parse(int argc, char** argv, const std::string& description, int64_t ste
   options.steps = steps;
   std::string precision = "f32";
   CLI::App app(description);
-  app.add_option("--precision", precision, "<f32, bf16, f16 or f16-pseudo> what the network computes in")
+  app.add_option("--precision", precision, "<f32, bf16, f16 or f16-pseudo> precision of the computation")
       ->capture_default_str();
   app.add_option("--loss-scale", options.loss_scale,
                  "<dynamic or factor> f16: multiplies the loss; 1: no scale [dynamic]");
-  app.add_option("--steps", options.steps, "<steps> how long to train")->capture_default_str();
+  app.add_option("--steps", options.steps, "<steps> training steps")->capture_default_str();
   app.add_option("--accumulate", options.accumulate,
                  "<batches> over which the loss is averaged; all have the same images")
       ->capture_default_str();
-  app.add_option("--seed", options.seed, "<number> of data and first weights")->capture_default_str();
+  app.add_option("--seed", options.seed, "<number> seed of data and first weights")->capture_default_str();
   app.add_option("--json", options.json,
                  "<file> also write the record to this file, a line of JSON for each step");
   try {

@@ -12,19 +12,20 @@
 #include <string>
 #include <vector>
 
-/// What the programs of this folder share: options, the training step in 16 bits, the record of a run. Each
-/// program is a family of Micikevicius et al., "Mixed Precision Training" (ICLR 2018, section 4), small
-/// enough for minutes on a CPU.
+/// The parts that the programs of this folder share: options, the training step in 16 bits, the record of a
+/// run. Each program trains one family of networks of Micikevicius et al., "Mixed Precision Training" (ICLR
+/// 2018, section 4), so small that it takes minutes on a CPU.
 namespace mixed_precision {
 
 namespace amp = palimpsest::amp;
 
 struct Options {
   amp::Precision precision = amp::Precision::kF32;
-  std::string loss_scale;  ///< "dynamic" or a number; 1: no scale; empty where the precision needs none
+  std::string loss_scale;  ///< "dynamic" or a number; 1: no scale; empty if the precision needs none
   int64_t steps = 0;
-  /// Batches over which the loss is averaged: each gradient is that of loss / accumulate, and the optimizer
-  /// sees their sum. The batches are equal, so one pass is computed and its gradients are multiplied.
+  /// Batches over which the loss is averaged: each backward pass gives the gradient of loss / accumulate, and
+  /// the optimizer sees the sum of these. The batches are equal, so one pass is computed and its gradients
+  /// are multiplied.
   int64_t accumulate = 1;
   uint64_t seed = 1;
   std::string json;  ///< file for the record; empty: none
@@ -64,15 +65,16 @@ class Training {
   void begin_step();
   /// Computes the gradients of scale * loss / accumulate.
   void backward(const at::Tensor& loss);
-  /// Unscales the gradients, adds up those of all accumulated batches, clips their norm to `clip` (0: no
-  /// clipping), calls optimizer.step() unless one of them is not finite, and zeroes them.
+  /// Unscales the gradients, adds up the gradients of all accumulated batches, clips their norm to `clip` (0:
+  /// no clipping), calls optimizer.step() unless a gradient is not finite, and zeroes the gradients.
   void step(torch::optim::Optimizer& optimizer, double clip = 0);
   /// Ends the step, after step() of all optimizers, and records it with its losses. Throws Error(kDiverged)
   /// for a loss that is not finite although no update was skipped, and after 50 skipped steps in a row; the
   /// record is written before.
   void end_step(const std::vector<Metric>& losses);
 
-  /// Runs all steps of a training; `loss(step)` is the loss of step 0, 1, ...; `clip` as in step().
+  /// Runs all steps of a training. `loss(step)` is the loss of step 0, 1, ...; `clip` is the argument of
+  /// step().
   void run(torch::optim::Optimizer& optimizer, double clip, const std::function<at::Tensor(int64_t)>& loss);
 
   /// Prints `metrics` and the shares of lost gradients, and writes the record: a line of JSON per step, then
@@ -92,8 +94,8 @@ class Training {
 };
 
 /// Runs a whole program: reads the options (docs/mixed_precision.md lists them), trains, and writes the
-/// record. Returns the exit status: that of palimpsest::Error, whose line goes to stderr after the program's
-/// name.
+/// record. Returns the exit status, which a palimpsest::Error determines; its line goes to stderr after the
+/// program's name.
 int run(int argc, char** argv, const std::string& name, const std::string& description, int64_t steps,
         const std::function<void(Training&)>& train);
 

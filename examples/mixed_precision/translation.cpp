@@ -35,7 +35,7 @@ struct TranslatorImpl : torch::nn::Module {
   struct State {
     LstmState first, second;
     at::Tensor values, keys, padding;  // (s, n, hidden) each; (s, n, 1): where the source has ended
-    at::Tensor context;                // (n, hidden): what the decoder looked at last
+    at::Tensor context;                // (n, hidden): the decoder's last weighted sum of `values`
   };
 
   /// source: (s, n) words
@@ -45,7 +45,7 @@ struct TranslatorImpl : torch::nn::Module {
     state.values = encoder2->forward(encoder1->forward(source_words->forward(source), bottom), top);
     state.keys = key->forward(state.values);
     state.padding = (source == Grammar::kPad).unsqueeze(2);
-    state.first = bottom;  // the decoder goes on where the encoder ends
+    state.first = bottom;  // the decoder continues where the encoder ends
     state.second = top;
     state.context = torch::zeros_like(top.h);
     return state;

@@ -72,7 +72,7 @@ class Recast final : public torch::autograd::SavedVariableHooks {
   }
 
  private:
-  CastLeaf source_;  // detached, which shares the version counter
+  CastLeaf source_;  // detached: it shares the version counter
   int64_t version_;
   at::ScalarType type_;
 };

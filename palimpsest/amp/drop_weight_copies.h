@@ -6,9 +6,10 @@
 #include <string>
 #include <vector>
 
-/// Under autocast, libtorch's own layers save the 16-bit copy of each f32 weight for backward: half as much
-/// memory again as the weights (Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 4.3
-/// reports the same). Our layers save the f32 weight and cast it again. For libtorch's:
+/// Under autocast, libtorch's own layers save the 16-bit copy of each f32 weight for backward, which takes
+/// half as much memory again as the weights (Micikevicius et al., "Mixed Precision Training", ICLR 2018,
+/// section 4.3 reports the same). Our layers save the f32 weight and cast it again. libtorch's layers do the
+/// same after this call:
 ///
 ///   {
 ///     const amp::AutocastGuard guard(at::kCPU, at::kBFloat16, {.cache = false});
@@ -30,9 +31,9 @@ struct DroppedWeightCopies {
 /// walk does not know (a recurrent one, for example) keeps its copy; a warning names each kind once per
 /// program.
 ///
-/// Call it right after the forward pass, while the leaves have the values that were cast; a leaf that changes
-/// later is an error in backward, as usual. The copies of one call are in memory together: for many layers,
-/// also call it with an intermediate result. Nodes of recomputed segments save nothing and stay as they are.
+/// Call it right after the forward pass, while the leaves have the values that were cast; as usual, backward
+/// raises an error if a leaf changes later. All copies are in memory until the call: for many layers, also
+/// call it with an intermediate result. Nodes of recomputed segments save nothing and stay as they are.
 DroppedWeightCopies drop_weight_copies(const std::vector<at::Tensor>& roots);
 DroppedWeightCopies drop_weight_copies(const at::Tensor& root);
 

@@ -34,33 +34,33 @@ class ExponentHistogram {
   void add(const at::Tensor& gradient, double scale = 1);
   /// Adds the gradients of all of the optimizer's parameters.
   void add_gradients(const torch::optim::Optimizer& optimizer, double scale = 1);
-  /// The values of another histogram.
+  /// Adds the values of another histogram.
   void add(const ExponentHistogram& other);
   void clear() { *this = {}; }
 
-  /// Values that were added, zeros and those that are not finite included.
+  /// Returns the number of values that were added, with zeros and values that are not finite.
   int64_t values() const { return values_; }
   int64_t not_finite() const { return not_finite_; }
-  /// Finite values v with 2^exponent <= |v| < 2^(exponent + 1).
+  /// Returns the number of finite values v with 2^exponent <= |v| < 2^(exponent + 1).
   int64_t count(int exponent) const { return counts_[static_cast<size_t>(exponent - kLowest)]; }
 
   /// Shares of all values, each in [0, 1]; 0 if there are no values.
   struct Shares {
     double zero = 0;         ///< exactly zero
-    double lost = 0;         ///< not zero, and below 2^-24: zero in f16
-    double recoverable = 0;  ///< lost at scale 1, and not at recommended_scale()
-    /// Not finite, or 65536 and more: these overflow in f16. (Bins are powers of two, so the values between
+    double lost = 0;         ///< not zero, and below 2^-24, which f16 loses
+    double recoverable = 0;  ///< lost at scale 1, but not at recommended_scale()
+    /// Not finite, or at least 65536, which overflows in f16. (Bins are powers of two, so the values between
     /// 65504 and 65536, 1 of 1024 in their bin, do not count.)
     double above = 0;
   };
   Shares shares() const;
 
-  /// The constant scale of the paper's rule: the largest power of two s with s * |g| < 65504 for every
-  /// gradient g that the highest bin can hold. At most 2^24, because f32 master weights gain nothing from
-  /// more. 1 if all values are zero or not finite.
+  /// Returns the constant scale of the paper's rule: the largest power of two s with s * |g| < 65504 for
+  /// every gradient g that the highest bin can hold. It is at most 2^24, because f32 master weights gain
+  /// nothing from more, and 1 if all values are zero or not finite.
   double recommended_scale() const;
 
-  /// The shares, the recommended scale, and a bar per exponent, as text to print.
+  /// Returns the shares, the recommended scale, and one bar per exponent, as text to print.
   std::string text() const;
   /// The bars of a chart: exponents in ascending order, with the share of each; without zeros.
   struct Bars {

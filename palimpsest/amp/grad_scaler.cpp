@@ -34,8 +34,8 @@ GradScalerOptions checked(const GradScalerOptions& o) {
   return o;
 }
 
-/// The values of the gradient of `parameter`, in a type that can be unscaled. Undefined if there is no
-/// gradient.
+/// Returns the values of the gradient of `parameter`, in a type that can be unscaled. Undefined if there is
+/// no gradient.
 at::Tensor values_to_unscale(const at::Tensor& parameter) {
   at::Tensor& gradient = parameter.mutable_grad();
   if (!gradient.defined()) return {};
@@ -44,7 +44,7 @@ at::Tensor values_to_unscale(const at::Tensor& parameter) {
         "parameters must not be f16, whose gradients would be lost again by being unscaled: keep them in f32 "
         "under an AutocastGuard, or in f32 beside the model (amp::MasterWeights)");
   if (gradient.scalar_type() != parameter.scalar_type()) {
-    // In f32, because the sum of a sparse gradient's duplicates could overflow in f16.
+    // Adds in f32, because the sum of a sparse gradient's duplicates could overflow in f16.
     gradient = gradient.to(parameter.scalar_type());
   }
   return gradient.is_sparse() ? gradient._values() : gradient;
@@ -96,7 +96,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (groups.empty())
     fail("no parameter of the optimizer has a gradient: call backward on scale(loss) first");
 
-  // In f64: the reciprocal of an f32 may be imprecise, depending on how libtorch was compiled.
+  // Computes in f64: the reciprocal of an f32 may be imprecise, depending on how libtorch was compiled.
   const at::Tensor inverse = scale_.to(at::kDouble).reciprocal().to(at::kFloat);
   state.found_inf = at::zeros_like(scale_);
   for (auto& [key, gradients] : groups) {

@@ -41,28 +41,28 @@ struct GradScalerState {
   bool operator==(const GradScalerState&) const = default;
 };
 
-/// The state of an iteration is on the device of the gradients: the host waits for the device in step(), and
-/// in the functions that return a number. Throws Error(kUsage) for options out of range; for unscale_ twice
-/// per iteration or after step; for step twice without update; for step or update without a gradient; and for
-/// f16 parameters, because f16 would lose their gradients again when they are unscaled (keep parameters in
-/// f32, or use amp/master_weights.h).
+/// Scales the loss and unscales the gradients. Its state is on the device of the gradients: the host waits
+/// for the device in step(), and in the functions that return a number. Throws Error(kUsage) for options out
+/// of range; for unscale_ twice per iteration or after step; for step twice without update; for step or
+/// update without a gradient; and for f16 parameters, because f16 would lose their gradients again when they
+/// are unscaled (keep parameters in f32, or use amp/master_weights.h).
 class GradScaler {
  public:
   explicit GradScaler(const GradScalerOptions& options = {});
-  /// A scaler with a scale that never changes.
+  /// Returns a scaler whose scale never changes.
   static GradScaler constant(double scale);
 
-  /// Returns tensor * scale; in f32 for a 16-bit scalar, such as a loss.
+  /// Returns tensor * scale. The result for a 16-bit scalar, such as a loss, is f32.
   at::Tensor scale(const at::Tensor& tensor);
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& tensors);
 
-  /// Divides the gradients of `optimizer`'s parameters by the scale, and notes if one is not finite, without
-  /// a host synchronization. At most once per iteration; step() calls it if you did not. Converts 16-bit
+  /// Divides the gradients of `optimizer`'s parameters by the scale, and notes whether one is not finite. The
+  /// host does not wait. Call it at most once per iteration; step() calls it if you did not. Converts 16-bit
   /// gradients of f32 parameters (amp/gradient_dtype.h) to f32.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  /// Calls optimizer.step() and returns true; if a gradient is not finite, changes neither parameters nor
-  /// optimizer, and returns false. The host waits for the device here.
+  /// Calls optimizer.step() and returns true. If a gradient is not finite, it changes neither parameters nor
+  /// optimizer and returns false. The host waits for the device.
   bool step(torch::optim::Optimizer& optimizer);
 
   /// Ends the iteration: a dynamic scale shrinks if any step was skipped, and grows after `growth_interval`
@@ -79,8 +79,8 @@ class GradScaler {
   }
 
   double get_scale() const;
-  /// The number of iterations in a row, up to the last one, with a skipped step. After many, no scale will
-  /// help.
+  /// Returns the number of the latest iterations in a row with a skipped step. If there are many, no scale
+  /// will help.
   int64_t skipped_in_a_row() const { return skipped_in_a_row_; }
   const GradScalerOptions& options() const { return options_; }
 

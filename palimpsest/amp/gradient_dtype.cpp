@@ -30,7 +30,7 @@ void accumulate_gradients_in(at::ScalarType dtype, const std::vector<at::Tensor>
   }
   for (const auto& parameter : parameters) {
     parameter.set_grad_dtype(dtype);
-    // The graph of an earlier forward pass has the old type in its accumulating node.
+    // The accumulating node of an earlier forward pass's graph has the old dtype.
     if (const auto node = torch::autograd::impl::try_get_grad_accumulator(parameter))
       node->mutable_input_metadata(0).set_grad_dtype(dtype);
   }

@@ -7,9 +7,10 @@
 
 namespace palimpsest::amp {
 
-/// Master weights as in the paper: the model has 16-bit parameters, and an f32 master of each stands beside
-/// them, half as much memory again for weights. AutocastGuard over f32 parameters computes the same bits
-/// without the second copy; this class is for comparison, and for code that needs 16-bit parameters.
+/// Master weights as in the paper: the model has 16-bit parameters, and each has an f32 master beside it. The
+/// 16-bit parameters take half as much memory again as the masters. AutocastGuard over f32 parameters
+/// computes the same bits without the second copy; this class is for comparison, and for code that needs
+/// 16-bit parameters.
 ///
 ///   amp::MasterWeights masters(net->parameters(), at::kHalf);
 ///   torch::optim::SGD sgd(masters.parameters(), 0.1);
@@ -26,12 +27,12 @@ class MasterWeights {
   /// Throws Error(kUsage) for another dtype.
   MasterWeights(const std::vector<at::Tensor>& parameters, at::ScalarType dtype);
 
-  /// For the optimizer, in the order of the constructor: the master of each 16-bit parameter, and the other
-  /// parameters themselves.
+  /// Returns the parameters for the optimizer, in the order of the constructor: the master of each 16-bit
+  /// parameter, and the other parameters themselves.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
-  /// Moves the gradients of the 16-bit parameters to their masters. Adds, in f32, to gradients that are
-  /// there.
+  /// Moves the gradients of the 16-bit parameters to their masters, and adds them in f32 to gradients that
+  /// the masters already have.
   void collect_gradients() const;
   /// Rounds the masters into the 16-bit parameters. Call it after the optimizer's step.
   void publish() const;

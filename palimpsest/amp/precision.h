@@ -17,12 +17,13 @@ namespace palimpsest::amp {
 ///   f16-pseudo  storage in f16, arithmetic in f32
 enum class Precision { kF32, kBF16, kF16, kF16Pseudo };
 
-/// The precision of one of the names above. Throws Error(kUsage), with the nearest name, for any other.
+/// Returns the precision with one of the names above. Throws Error(kUsage) with the nearest name for any
+/// other.
 Precision parse_precision(std::string_view name);
 std::string to_string(Precision precision);
 std::vector<std::string> precision_names();
 
-/// True if gradients of this precision need a loss scale.
+/// Returns whether gradients of this precision need a loss scale.
 constexpr bool needs_loss_scale(Precision precision) {
   return precision == Precision::kF16 || precision == Precision::kF16Pseudo;
 }

@@ -4,14 +4,13 @@
 
 namespace palimpsest {
 
-/// This thread's value of compute_in_f32(). The dynamic linker joins inline variables: the program and all of
-/// its shared libraries see the same one.
+/// This thread's value of compute_in_f32(). The dynamic linker merges inline variables, so the program and
+/// all of its shared libraries see the same variable.
 inline thread_local bool compute_in_f32_now = false;
 
-/// True where products of 16-bit tensors are computed on f32 copies of the operands: 16-bit storage, f32
-/// arithmetic, for processors without fast 16-bit arithmetic ("pseudo FP16").
-/// amp::AutocastGuard sets the flag, the operators of ops read it, and memory::recompute sets it for a second
-/// run as it was in the first.
+/// Returns whether products of 16-bit tensors are computed on f32 copies of the operands: 16-bit storage, f32
+/// arithmetic, for processors without fast 16-bit arithmetic ("pseudo FP16"). amp::AutocastGuard sets the
+/// flag, the operators of ops read it, and memory::recompute gives the second run the flag of the first.
 /// Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, section 4.
 inline bool compute_in_f32() noexcept {
   return compute_in_f32_now;

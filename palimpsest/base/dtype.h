@@ -10,7 +10,7 @@ namespace palimpsest {
 /// Element types of the kernels. f16 and bf16 are storage types only: arithmetic on them is in f32.
 enum class DType { f32, f64, f16, bf16 };
 
-/// Bytes per element.
+/// Returns the bytes per element.
 constexpr std::size_t size_of(DType dtype) {
   switch (dtype) {
     case DType::f64:

@@ -11,17 +11,17 @@
 namespace palimpsest {
 namespace detail {
 
-/// The binary exponent of a double; -1023 for zero and subnormal numbers, 1024 for infinity and NaN.
+/// Returns the binary exponent of a double; -1023 for zero and subnormal numbers, 1024 for infinity and NaN.
 inline int exponent_of(double value) {
   return static_cast<int>(std::bit_cast<uint64_t>(value) >> 52 & 0x7ff) - 1023;
 }
 
-/// 2^exponent * (1 + mantissa / 2^52); `exponent` is that of a normal number.
+/// Returns 2^exponent * (1 + mantissa / 2^52); `exponent` must be the exponent of a normal number.
 inline double assemble(int exponent, uint64_t mantissa) {
   return std::bit_cast<double>(static_cast<uint64_t>(exponent + 1023) << 52 | mantissa);
 }
 
-/// `value` rounded to `digits` significant binary digits, but to no finer step than 2^`lowest`.
+/// Returns `value`, rounded to `digits` significant binary digits, but to no finer step than 2^`lowest`.
 inline double round_to(double value, int digits, int lowest) {
   const int exponent = exponent_of(value);
   if (exponent > 512) return value;  // beyond both 16-bit formats: the caller makes it infinite

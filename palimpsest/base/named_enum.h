@@ -17,11 +17,11 @@ template <class Enum>
 struct EnumName {
   Enum value;
   std::string_view name;
-  bool is_listed = true;  ///< false for an old name, which is still read but no longer shown
+  bool is_listed = true;  ///< false: an old name, which is still accepted but no longer shown
 };
 
-/// The names of an enum's values in options, files and messages, one row per name. A value's first row is the
-/// name that is written; further rows of the same value are aliases.
+/// The names of an enum's values in options, files and messages, one row per name. The first row of a value
+/// has the name that is written; further rows of the same value are aliases.
 ///   inline constexpr NamedEnum kColours{"colour", {EnumName{Colour::kRed, "red"}, {Colour::kBlue, "blue"}}};
 template <class Enum, std::size_t kRows>
 class NamedEnum {
@@ -36,13 +36,13 @@ class NamedEnum {
     return std::nullopt;
   }
 
-  /// Throws Error(kUsage) with the nearest listed name.
+  /// Returns the value with this name. Throws Error(kUsage) with the nearest listed name if there is none.
   constexpr Enum parse(std::string_view name) const {
     if (const auto value = find(name)) return *value;
     throw Error(ErrorKind::kUsage, unknown(name));
   }
 
-  /// Throws Error(kInternal) if no row has the value.
+  /// Returns the name of the value. Throws Error(kInternal) if no row has the value.
   constexpr std::string_view name(Enum value) const {
     for (const auto& row : rows_)
       if (row.value == value) return row.name;
@@ -50,7 +50,7 @@ class NamedEnum {
                 std::string(what_) + " has no name: " + std::to_string(static_cast<int>(value)));
   }
 
-  /// The listed names, in the order of the rows.
+  /// Returns the listed names, in the order of the rows.
   std::vector<std::string> names() const {
     std::vector<std::string> result;
     result.reserve(kRows);
@@ -59,7 +59,7 @@ class NamedEnum {
     return result;
   }
 
-  /// "unknown WHAT 'name'; did you mean ...", for callers that throw an error type of their own.
+  /// Returns "unknown WHAT 'name'; did you mean ...", for callers that throw another type of error.
   std::string unknown(std::string_view name) const { return unknown_name_message(what_, name, names()); }
 
   constexpr auto begin() const { return rows_.begin(); }

@@ -6,7 +6,7 @@
 namespace palimpsest {
 namespace {
 
-// Optimal string alignment distance; names are short, so the full table is cheap.
+// Returns the optimal string alignment distance. Names are short, so the full table is cheap.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<std::size_t>> d(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
   for (std::size_t i = 0; i <= a.size(); ++i) d[i][0] = i;

@@ -6,12 +6,12 @@
 
 namespace palimpsest {
 
-/// The candidate with the smallest edit distance to `name` (inserted, deleted, replaced or swapped letters).
-/// Returns "" if that distance exceeds half of the length of `name`: such a suggestion would confuse.
+/// Returns the candidate with the smallest edit distance to `name` (inserted, deleted, replaced or swapped
+/// letters), or "" if this distance exceeds half of the length of `name`: such a suggestion would confuse.
 std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
 
-/// The text "unknown WHAT 'name'; did you mean 'nearest'? (known: a, b, c)", without the question if
-/// nearest_name() finds none.
+/// Returns "unknown WHAT 'name'; did you mean 'nearest'? (known: a, b, c)", without the question if
+/// nearest_name() finds no name.
 std::string unknown_name_message(std::string_view what, std::string_view name,
                                  std::span<const std::string> candidates);
 

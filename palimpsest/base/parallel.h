@@ -12,8 +12,8 @@
 
 namespace palimpsest {
 
-/// The number of threads that a parallel loop may use from the calling thread: OpenMP's setting, which
-/// libtorch shares; 1 within another parallel loop.
+/// Returns the number of threads that a parallel loop may use from the calling thread: OpenMP's setting,
+/// which libtorch shares; 1 within another parallel loop.
 inline int max_threads() {
 #ifdef PALIMPSEST_PARALLEL_STD_THREAD
   return 4;
@@ -24,7 +24,7 @@ inline int max_threads() {
 
 /// Runs `task(i)` once for each i in [0, count), on OpenMP's thread pool, which libtorch uses too.
 /// Tasks must be independent: any thread may run any task. A reduction that must give the same bytes for any
-/// number of threads writes one partial result per task and adds these in the order of the tasks afterwards.
+/// number of threads writes one partial result per task, and afterwards adds them in the order of the tasks.
 /// The first exception of a task is rethrown on the calling thread.
 template <class Task>
 void parallel_tasks(int64_t count, const Task& task) {
@@ -66,8 +66,8 @@ void parallel_tasks(int64_t count, const Task& task) {
 
 /// Calls `body(begin, end)` for consecutive ranges that make up [0, count), one range per thread. A thread
 /// gets the same range on every call, so a second pass over the same data finds it in the caches of its core.
-/// (If two cores share no cache, reading a line that the other core wrote costs several times a read from
-/// memory.) Unlike parallel_tasks, it does not balance the load. `body` must not throw.
+/// (If two cores share no cache, reading a line that the other core wrote takes several times as long as
+/// reading memory.) Unlike parallel_tasks, it does not balance the load. `body` must not throw.
 template <class Body>
 void parallel_ranges(int64_t count, const Body& body) {
   const int64_t threads = count < max_threads() ? count : max_threads();

@@ -4,13 +4,13 @@
 
 namespace palimpsest {
 
-/// This thread's value of recomputing(). The dynamic linker joins inline variables: the program and all of
-/// its shared libraries see the same one.
+/// This thread's value of recomputing(). The dynamic linker merges inline variables, so the program and all
+/// of its shared libraries see the same variable.
 inline thread_local bool recomputing_now = false;
 
-/// True while this thread runs a segment of the network again for its backward pass (memory/recompute.h).
-/// The batch was counted in the first run, so a layer with running statistics must leave them and its count
-/// of batches as they are. Everything else, saved tensors included, is as in the first run.
+/// Returns whether this thread runs a segment of the network again for its backward pass
+/// (memory/recompute.h). The first run counted the batch, so a layer must leave its running statistics and
+/// its count of batches as they are. Everything else, saved tensors included, is as in the first run.
 inline bool recomputing() noexcept {
   return recomputing_now;
 }

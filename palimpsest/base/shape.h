@@ -10,19 +10,19 @@ enum class Layout {
   kChannelsLast,  ///< element (n, c, s) at (n * S + s) * C + c
 };
 
-/// A tensor's shape for the kernels: n images, c channels, s spatial positions per image and channel (H * W
-/// for images, 1 for a matrix).
+/// The shape of a tensor as the kernels see it: n images, c channels, s spatial positions per image and
+/// channel (H * W for images, 1 for a matrix).
 struct Shape3 {
   int64_t n = 0;
   int64_t c = 0;
   int64_t s = 0;
 
-  /// The number of values per channel, over which that channel's statistics are taken.
+  /// Returns the number of values per channel, over which its statistics are computed.
   constexpr int64_t per_channel() const { return n * s; }
   constexpr int64_t elements() const { return n * c * s; }
 };
 
-/// a / b rounded up, for a >= 0 and b > 0.
+/// Returns a / b rounded up, for a >= 0 and b > 0.
 constexpr int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }

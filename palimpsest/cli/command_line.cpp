@@ -24,19 +24,19 @@ struct CommandInfo {
 
 constexpr CommandInfo kCommands[] = {
     {Command::kTrain, "train", "train a network; checkpoint, log and configuration go to the output folder"},
-    {Command::kEval, "eval", "loss and metrics of a checkpoint over the validation images"},
-    {Command::kPredict, "predict", "colour pictures or class names for images, by a checkpoint"},
-    {Command::kInfo, "info", "layers and parameters of a model, and the memory that each strategy takes"},
+    {Command::kEval, "eval", "print loss and metrics of a checkpoint over the validation images"},
+    {Command::kPredict, "predict", "write colour pictures or print class names for images"},
+    {Command::kInfo, "info", "list the layers of a model, and the memory that each strategy takes"},
     {Command::kCompare, "compare",
      "train the same network once per strategy and tabulate memory, time and accuracy"},
-    {Command::kDemo, "demo", "the comparison on generated scenes, with an HTML page of curves and pictures"},
+    {Command::kDemo, "demo", "run the comparison on generated scenes and write an HTML page with pictures"},
     {Command::kImport, "import",
-     "weights of torchvision or inplace_abn as a file for eval, predict and train"},
+     "convert weights of torchvision or inplace_abn to a file for eval, predict and train"},
     {Command::kExport, "export",
-     "a trained model's weights as a plain state dict, folded for inference on request"},
+     "write a trained model's weights as a plain state dict, folded for inference on request"},
 };
 
-/// A flag as the user wrote it; applied after the files.
+/// A flag as the user wrote it. It is applied after the files.
 struct FlagValue {
   const Setting* setting;
   std::string text;
@@ -70,11 +70,11 @@ void add_flag(CLI::App& app, const Setting& s, std::vector<FlagValue>& given) {
         ->group(group);
   };
   CLI::Option* on = add_switch(flag, "true", help_of(s));
-  // A switch of the command line alone is an action: there is nothing to switch off.
+  // A switch that only the command line has is an action: it has no form that switches it off.
   if (!s.table.empty()) add_switch("--no-" + s.flag, "false", "switch it off")->excludes(on);
 }
 
-/// The flags of `command`, for suggestions.
+/// Returns the flags of `command`, for suggestions.
 std::vector<std::string> flag_names(Command command) {
   std::vector<std::string> names{"--help"};
   for (const Setting& s : settings()) {

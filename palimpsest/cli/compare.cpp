@@ -26,7 +26,7 @@
 namespace palimpsest::cli {
 namespace {
 
-constexpr int kWarmSteps = 2;    // the first one makes the momentum
+constexpr int kWarmSteps = 2;    // the first step allocates the momentum
 constexpr int kTimedRounds = 9;  // odd, so the median is one of them
 constexpr int64_t kPictures = 4;
 constexpr double kMiB = 1 << 20;
@@ -87,7 +87,7 @@ class Comparison {
       : options_(std::move(options)), stop_signal_(install_stop_signals()) {
     if (options_.output.folder.empty())
       throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: runs and report go there");
-    // Before the data is read: a wrong folder is the quickest error.
+    // The check comes before the data is read, so that a wrong folder is an error at once.
     for (const Options& run : options_of_runs(options_)) check_run_folder(run);
     sets_ = make_datasets(options_, Need::kTrainAndValidation);
     runs_ = options_of_runs(options_);  // make_datasets has completed the options
@@ -102,7 +102,7 @@ class Comparison {
     for (const Options& run : runs_) report_.runs.emplace_back().name = run.model.strategy;
   }
 
-  /// Returns false when a signal stopped it.
+  /// Returns false if a signal stopped the comparison.
   bool run() {
     {
       const RepeatedBatch source(options_, sets_.train);
@@ -120,7 +120,7 @@ class Comparison {
  private:
   bool stopped() const { return stop_signal_.load() != 0; }
 
-  /// Makes the folders: an output that cannot be written is an error now, not after the trainings.
+  /// Makes the folders, so that an output that cannot be written is an error now and not after the trainings.
   void check_output() const {
     const auto check = [](const std::filesystem::path& file) { const io::AtomicFile unused(file); };
     check(std::filesystem::path(options_.output.folder) / "index.html");
@@ -199,7 +199,7 @@ class Comparison {
       report_.runs[i].steps = std::move(outcome.steps);
       report_.runs[i].evaluations = std::move(outcome.evaluations);
       report_.runs[i].exponents = outcome.exponents;
-      if (sets_.validation && model->segments()) add_predictions(*model, run);
+      if (sets_.validation && model->is_segmentation()) add_predictions(*model, run);
       memory::release_retained();
     }
     return true;

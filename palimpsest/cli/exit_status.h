@@ -11,8 +11,9 @@ struct ExitStatus {
   int code;             ///< listed in base/error.h and docs/cli.md
 };
 
-/// Distinguishes errors of the user (palimpsest::Error has a kind), exhausted memory (7), errors of libtorch
-/// (their first line) and anything else (1).
+/// Returns the status for an exception. A palimpsest::Error has its own code. Exhausted memory gives 7; too
+/// few values for a batch normalization, or a refused PALIMPSEST_... variable, gives 2; anything else gives
+/// 1. The message is the first line of the exception's text.
 ExitStatus exit_status_of(const std::exception_ptr& failure);
 
 }  // namespace palimpsest::cli

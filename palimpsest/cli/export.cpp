@@ -19,7 +19,7 @@ nn::StateDict values(const nn::Model& model) {
   return tensors;
 }
 
-/// Returns the options that the file stores: not the paths of this machine's images and first weights.
+/// Returns the options that the file stores, without the paths of this machine's images and first weights.
 Options stored_options(const Options& given) {
   Options options = given;
   // Stores every setting, so that eval of the export is eval of the checkpoint.

@@ -72,7 +72,7 @@ std::string listed(const std::vector<std::string>& names) {
   return text + (names.size() > kShown ? ", ..." : "");
 }
 
-/// Returns `names` without `others`; sorted, as the folders of classes are.
+/// Returns `names` without `others`, sorted like the folders of classes.
 std::vector<std::string> only_in(std::vector<std::string> names, std::vector<std::string> others) {
   std::sort(names.begin(), names.end());
   std::sort(others.begin(), others.end());
@@ -81,7 +81,7 @@ std::vector<std::string> only_in(std::vector<std::string> names, std::vector<std
   return rest;
 }
 
-/// The id of a class is its position among the folders' names: other folders give the ids another meaning.
+/// Throws unless the folders are the same: the id of a class is its position among the folders' names.
 void check_same_classes(const std::vector<std::string>& a, const std::string& a_is,
                         const std::vector<std::string>& b, const std::string& b_is) {
   if (a == b) return;
@@ -93,7 +93,8 @@ void check_same_classes(const std::vector<std::string>& a, const std::string& a_
   throw Error(ErrorKind::kData, message);
 }
 
-/// Names that a training stored must be those of the folders. Names that the user chose share none with them.
+/// Throws unless names that a training stored are the names of the folders. Names that the user chose have
+/// none in common with the folders.
 void check_stored_classes(const Options& options, const data::Dataset& dataset) {
   const auto& stored = options.model.class_names;
   const auto& folders = dataset.class_names();
@@ -151,7 +152,7 @@ std::shared_ptr<nn::Model> make_model(const Options& options) {
 
 void check_task(const Options& options, const nn::Model& model) {
   const bool labels_pixels = options.data.kind != "image_folder";
-  if (model.segments() == labels_pixels) return;
+  if (model.is_segmentation() == labels_pixels) return;
   throw Error(ErrorKind::kUsage, "[model] name (--model) must be " +
                                      std::string(labels_pixels ? "a segmentation" : "a classification") +
                                      " model for [data] kind = " + options.data.kind +

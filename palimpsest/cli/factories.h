@@ -8,16 +8,16 @@
 
 #include <memory>
 
-// From options to the objects that a command runs. Call them in this order: make_datasets (completes the
-// options), make_model, check_task, make_*_loader, make_trainer_options.
+// Functions that make the objects of a command from its options. Call them in this order: make_datasets
+// (completes the options), make_model, check_task, make_*_loader, make_trainer_options.
 namespace palimpsest::cli {
 
 struct Datasets {
-  std::shared_ptr<data::Dataset> train;       ///< null if not asked for
-  std::shared_ptr<data::Dataset> validation;  ///< null if not asked for, or if evaluate_every is 0
+  std::shared_ptr<data::Dataset> train;       ///< null if it is not needed
+  std::shared_ptr<data::Dataset> validation;  ///< null if it is not needed, or if evaluate_every is 0
 };
 
-/// Which data sets a command needs.
+/// The data sets that a command needs.
 enum class Need { kTrainAndValidation, kValidation };
 
 /// Opens the data sets and completes the options that depend on them: model.classes if it is 0, and
@@ -27,7 +27,7 @@ enum class Need { kTrainAndValidation, kValidation };
 Datasets make_datasets(Options& options, Need need);
 
 /// Makes a model with random weights. libtorch's generator is seeded with train.seed first, so two strategies
-/// start from the same weights. Throws Error(kUsage).
+/// start from the same weights. Throws Error(kUsage) as models::make does.
 std::shared_ptr<nn::Model> make_model(const Options& options);
 /// Throws Error(kUsage) unless model and data agree on whether pixels or images have labels.
 void check_task(const Options& options, const nn::Model& model);

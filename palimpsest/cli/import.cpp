@@ -59,7 +59,8 @@ void check_values(const std::string& file, const nn::StateDict& tensors) {
   }
 }
 
-/// torchvision's networks have ReLU; the package's layers have leaky ReLU with slope 0.01 by default.
+/// Sets the activation of the file's network, unless the user gave one: torchvision's networks have ReLU; the
+/// package's layers have leaky ReLU with slope 0.01, which is the default.
 void complete_activation(Options& options, models::WeightFormat format) {
   if (options.given.contains("model.activation") || format == models::WeightFormat::kInplaceAbn) return;
   options.model.activation = "relu";

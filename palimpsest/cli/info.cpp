@@ -21,7 +21,7 @@
 namespace palimpsest::cli {
 namespace {
 
-/// Two, because a branch that pools an image to one value cannot be normalized over a batch of one.
+/// Two images, because a branch that pools an image to one value cannot be normalized over a batch of one.
 constexpr int64_t kImages = 2;
 constexpr double kMB = 1e6;
 
@@ -47,7 +47,7 @@ StrategyMemory measure(Options options, const std::string& strategy) {
   const auto model = make_model(options);
   format.convert(*model);
   const at::Tensor images = random_images(options, format);
-  const at::Tensor targets = any_targets(images, model->segments());
+  const at::Tensor targets = any_targets(images, model->is_segmentation());
   torch::optim::SGD optimizer(model->parameters(), /*lr=*/0);  // without momentum: it adds no memory
   train::Step step(*model, {format.precision, {}});
   memory::Meter meter;

@@ -18,8 +18,8 @@ struct LayerSummary {
 };
 
 /// Lists the modules of `model` that own parameters, in module order, with the shapes of their outputs in
-/// `forward`. libtorch has no forward hooks in C++, but it shows the inputs of each operator to an observer:
-/// an operator that reads the weight of a module is that module.
+/// `forward`. libtorch has no forward hooks in C++, but it shows the inputs of each operator to an observer.
+/// An operator that reads the weight of a module counts as the module.
 std::vector<LayerSummary> summarize(const torch::nn::Module& model, const std::function<void()>& forward);
 
 }  // namespace palimpsest::cli

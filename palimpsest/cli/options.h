@@ -25,14 +25,14 @@ enum class Command : unsigned {
   kExport = 128,
 };
 
-/// All settings of a user. A group is a TOML table; a member is a key of that table and a flag of the command
-/// line. The table in cli/settings.cpp connects the three and holds ranges, units and help.
+/// All settings of a user. A group is a TOML table. A member is a key of this table and a flag of the command
+/// line. The table in cli/settings.cpp connects member, key and flag, and holds ranges, units and help.
 /// Precedence: these defaults < TOML file < command line.
 struct Options {
   struct Model {
     std::string name = "deeplabv3_resnet18";
-    int64_t classes = 0;                   ///< 0: that of the data set (image_folder, generated)
-    std::vector<std::string> class_names;  ///< empty: those of the data set
+    int64_t classes = 0;                   ///< 0: as in the data set (image_folder, generated)
+    std::vector<std::string> class_names;  ///< empty: as in the data set
     std::string strategy = "inplace_2";
     std::string dense_strategy = "auto";
     std::string activation = "leaky_relu";
@@ -67,7 +67,7 @@ struct Options {
     int64_t epochs = 1;
     int64_t max_steps = 0;
     int64_t batch = 8;
-    int64_t eval_batch = 0;  ///< 0: as batch
+    int64_t eval_batch = 0;  ///< 0: the same as batch
     int64_t seed = 1;
     int64_t threads = 0;  ///< 0: one per core
     std::string dtype = "f32";
@@ -97,8 +97,8 @@ struct Options {
 
   /// Flags of the command line only.
   struct Run {
-    /// Decides what to_toml writes. A command that trains several strategies gives each training kTrain and a
-    /// model.strategy, so that the configuration in the checkpoint names it.
+    /// to_toml writes the settings of this command. A command that trains several strategies gives each
+    /// training kTrain and a model.strategy, so that the configuration in the checkpoint names the strategy.
     Command command = Command::kTrain;
     std::string config;               ///< TOML file
     std::string checkpoint;           ///< eval, predict, info, export; import: the file of weights
@@ -107,7 +107,7 @@ struct Options {
     std::string format = "auto";      ///< import: meaning of the weights of normalizations
     bool fold = false;                ///< export: normalizations into convolutions
     std::string logits;               ///< predict: file for the raw logits
-    std::string device = "cpu";       ///< train, eval, predict: never stored, as it is no part of a run
+    std::string device = "cpu";       ///< train, eval, predict: never stored, because it is no part of a run
     int64_t size = 224;               ///< info: side of the images, pixels
     bool resume = false;
     bool overwrite = false;
@@ -115,13 +115,13 @@ struct Options {
     bool json = false;
   } run;
 
-  /// The origin of each setting that the user gave: "optimizer.lr" -> "--lr" or "camvid.toml:7: [optimizer]
-  /// lr".
+  /// The origin of each setting that the user gave: "optimizer.lr" -> "--lr" or
+  /// "camvid.toml:7: [optimizer] lr".
   std::map<std::string, std::string> given;
 };
 
 /// Returns the effective configuration as TOML: every setting that has an effect in combination with the
-/// others, except the output folder and flags of the command line only. read_toml reads it back unchanged.
+/// others, except the output folder and the settings that are flags only. read_toml reads it back unchanged.
 std::string to_toml(const Options& options);
 
 /// Sets the settings of a TOML text in `options`. `name` is the file's name for messages. Throws
@@ -135,8 +135,8 @@ void read_toml_file(Options& options, const std::filesystem::path& path);
 void complete_strategies(Options& options);
 
 /// Throws Error(kUsage) for combinations that cannot work, and for a given setting that has no effect in
-/// combination with the others. `before` holds the options before the flags: a setting of a file that only a
-/// flag makes void is no error.
+/// combination with the others. `before` holds the options before the flags: it is no error if a flag makes a
+/// setting of a file void.
 void check_combinations(const Options& options, const Options& before);
 
 }  // namespace palimpsest::cli

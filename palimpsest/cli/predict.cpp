@@ -153,7 +153,7 @@ int run_predict(const Options& given) {
   for (int64_t i = options.model.class_names.size(); i < options.model.classes; ++i)
     options.model.class_names.push_back("class " + std::to_string(i));
   const torch::NoGradGuard no_grad;
-  if (model->segments()) {
+  if (model->is_segmentation()) {
     predict_pixels(*model, images, options);
   } else {
     predict_images(*model, images, options);

@@ -7,15 +7,15 @@
 // Settings and handlers of the whole process.
 namespace palimpsest::cli {
 
-/// Sets the number of threads and the memory limit. Called before a command runs.
+/// Sets the number of threads and the memory limit. Call it before a command runs.
 void apply_process_options(const Options& options);
 
 /// Installs handlers for SIGINT and SIGTERM that store the signal's number in the result, which train::train
 /// polls. A second signal ends the program at once. Idempotent.
 const std::atomic<int>& install_stop_signals();
 
-/// Ends the process with all output written but without libtorch's static destructors: to take down its
-/// registry of operators is a fifth of the time of a short command, after its last line.
+/// Ends the process. Writes all output, but does not run libtorch's static destructors: to destroy its
+/// registry of operators takes a fifth of the time of a short command.
 [[noreturn]] void end_process(int exit_status);
 
 }  // namespace palimpsest::cli

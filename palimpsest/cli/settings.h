@@ -19,13 +19,13 @@ struct Range {
   bool above = false;  ///< `low` itself is not allowed
 };
 
-/// Accessor of a setting in Options. Its type determines which text and TOML the setting accepts.
+/// The accessor of a setting in Options. Its type determines which text and TOML the setting accepts.
 using Field = std::variant<bool& (*)(Options&), int64_t& (*)(Options&), double& (*)(Options&),
                            std::string& (*)(Options&), std::vector<std::string>& (*)(Options&),
                            std::array<double, 3>& (*)(Options&)>;
 
 /// One setting: TOML key `[table] key` and flag `--flag`. All code that reads, checks, prints or explains
-/// settings uses this one table, so files and command line cannot differ.
+/// settings uses one table of these, so files and command line cannot differ.
 struct Setting {
   std::string table;  ///< "": a flag of the command line only
   std::string key;
@@ -43,7 +43,7 @@ struct Setting {
   bool taken_by(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }
 };
 
-/// All settings, tables in the order of the effective configuration.
+/// Returns all settings, with the tables in the order of the effective configuration.
 std::span<const Setting> settings();
 /// Returns the setting with this id(), "table.key". Throws std::logic_error if there is none.
 const Setting& setting(std::string_view id);

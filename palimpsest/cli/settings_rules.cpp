@@ -15,12 +15,12 @@
 namespace palimpsest::cli {
 namespace {
 
-/// "[schedule] kind (--schedule)": both names, because the user may have used either.
+/// Returns "[schedule] kind (--schedule)": both names, because the user may have used either.
 std::string both_names(const Setting& s) {
   return s.table.empty() ? "--" + s.flag : "[" + s.table + "] " + s.key + " (--" + s.flag + ")";
 }
 
-/// `owner` has an effect only if the text of `governor` is one of `values`.
+/// A rule: `owner` has an effect only if the text of `governor` is one of `values`.
 struct NeedsText {
   std::string_view owner, governor;
   std::set<std::string> values;

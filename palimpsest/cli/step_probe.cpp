@@ -37,7 +37,7 @@ class ScopedLimit {
   int64_t after_;
 };
 
-/// Returns a tensor of the counting allocator with `size` rows: those of `values`, repeated.
+/// Returns a tensor of the counting allocator with `size` rows, which repeat the rows of `values`.
 template <class T>
 at::Tensor repeat_rows(const std::vector<T>& values, std::vector<int64_t> shape, int64_t size,
                        at::ScalarType type) {
@@ -94,7 +94,7 @@ StepProbe::StepProbe(const Options& options, const RepeatedBatch& source)
   format_.convert(*model_);
   model_->train();
   train::OptimizerOptions optimizer = options.optimizer;
-  // The rate of the first steps: with the full one, training on a single batch might diverge.
+  // Uses the rate of the first steps: with the full rate, training on a single batch might diverge.
   optimizer.lr *= 0.1;
   optimizer_ = std::make_unique<torch::optim::SGD>(train::make_sgd(*model_, optimizer));
   step_.restore_buffers_of(*model_);
@@ -136,9 +136,8 @@ StepMemory StepProbe::measure_step() {
 bool StepProbe::fits(int64_t size, int64_t limit) {
   const ScopedLimit scope(limit, options_);
   std::exception_ptr failure;
-  // On a thread of its own: after an interrupted backward pass, libtorch's queue of that thread still holds
-  // the branches that had not run, with their part of the graph, and the next trial would lack that much
-  // memory.
+  // Runs on a separate thread: after an interrupted backward pass, libtorch's queue of the thread still holds
+  // the branches that had not run, with their part of the graph, and the next trial would lack this memory.
   std::thread([&] {
     try {
       data::Batch batch = source_.make(size);

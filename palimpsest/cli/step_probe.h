@@ -46,9 +46,9 @@ class StepProbe {
   /// Returns the seconds of one step with a batch of options.train.batch.
   double time_step();
   /// Measures the memory of one step. Call it while no other probe lives in the process, and after a step has
-  /// made the momentum.
+  /// allocated the momentum.
   StepMemory measure_step();
-  /// Whether a step with a batch of `size` runs with at most `limit` live bytes, those of the model included.
+  /// Returns whether a step with a batch of `size` runs with at most `limit` live bytes, model included.
   bool fits(int64_t size, int64_t limit);
 
  private:
@@ -63,9 +63,9 @@ class StepProbe {
   train::Step step_;
 };
 
-/// Returns the largest size that `fits` accepts, 0 for none. Searches from `start` by doubling, then by
-/// bisection. `fits` must accept every size below one that it accepts, except that it may refuse the smallest
-/// ones.
+/// Returns the largest size that `fits` accepts; 0 if it accepts none. Searches from `start` by doubling,
+/// then by bisection. If `fits` accepts a size it must accept all smaller sizes, except that it may refuse
+/// the smallest sizes.
 int64_t largest_fitting(int64_t start, const std::function<bool(int64_t)>& fits);
 
 double median(std::vector<double> values);

@@ -10,7 +10,7 @@ namespace palimpsest::cli {
 
 int run_train(const Options& given) {
   Options options = given;
-  check_run_folder(options);  // before the data is read: a wrong folder is the quickest error
+  check_run_folder(options);  // before the data is read, so that a wrong folder is an error at once
   const Datasets sets = make_datasets(options, Need::kTrainAndValidation);
   const auto model = make_model(options);
   check_task(options, *model);

@@ -11,9 +11,9 @@
 namespace palimpsest::cli {
 
 /// Makes the model of options.run.checkpoint with its weights, in eval mode, with the options' dtype and
-/// layout, and folded (models/fold.h) if the file is. The options already hold the configuration of the
-/// checkpoint (cli/command_line.h). Throws Error(kCheckpoint) if the file is missing, truncated, foreign, or
-/// of another architecture (then it names the keys).
+/// layout; folded (models/fold.h) if the weights in the file are. The options must already hold the
+/// configuration of the checkpoint (cli/command_line.h). Throws Error(kCheckpoint) if the file is missing,
+/// truncated, foreign, or of another architecture (then it names the keys).
 std::shared_ptr<nn::Model> load_trained_model(const Options& options);
 
 /// Loads options.model.weights, if any, into a freshly made model. Unless quiet, standard error says which
@@ -21,8 +21,8 @@ std::shared_ptr<nn::Model> load_trained_model(const Options& options);
 /// file is missing, damaged, one of torch.save (import it first), folded, or does not fit.
 void start_from_weights(const Options& options, nn::Model& model);
 
-/// Throws Error(kUsage) without --output or if that is `source` itself, and Error(kOutput) if the file exists
-/// and --overwrite is not given. Changes nothing.
+/// Throws Error(kUsage) if --output is not given or names `source` itself, and Error(kOutput) if the file
+/// exists and --overwrite is not given. Changes nothing.
 void check_weights_file(const Options& options, const std::filesystem::path& source);
 
 /// Writes `tensors` to options.run.file, atomically. Metadata: format = pt, model, classes, activation, slope
@@ -30,7 +30,7 @@ void check_weights_file(const Options& options, const std::filesystem::path& sou
 /// and train accept the file), and folded = true if normalizations were folded into the convolutions.
 void write_weights(const Options& options, const nn::Model& model, nn::StateDict tensors, bool folded);
 
-/// "resnet18, 1000 classes, leaky_relu with slope 0.01".
+/// Returns "resnet18, 1000 classes, leaky_relu with slope 0.01".
 std::string describe_network(const Options& options);
 
 }  // namespace palimpsest::cli

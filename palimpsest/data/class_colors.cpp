@@ -21,7 +21,7 @@ at::Tensor class_colors(int64_t classes) {
         out[3 * id + c] = kCamVid[id][c];
         continue;
       }
-      // As in Pascal VOC's palette, the bits of the id are spread over the channels from the top down, so
+      // The bits of the id are spread over the channels from the top down, as in Pascal VOC's palette, so
       // that neighbours differ most. 16 keeps the colours apart from CamVid's and from black.
       int64_t value = 16;
       for (int64_t bit = 0; bit < 3; ++bit) value ^= ((id - 10) >> (3 * bit + c) & 1) << (7 - bit);

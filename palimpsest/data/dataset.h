@@ -14,7 +14,7 @@ namespace palimpsest::data {
 struct Sample {
   at::Tensor image;
   /// Segmentation: i64 (H, W) class ids, with the ignore id for void pixels. Classification: i64 scalar.
-  /// Undefined where no truth is known (image_files).
+  /// Undefined if no truth is known (image_files).
   at::Tensor target;
   /// For messages and for `predict`: the file, or "generated/17".
   std::string name;
@@ -25,9 +25,9 @@ class Dataset {
  public:
   virtual ~Dataset() = default;
   virtual int64_t size() const = 0;
-  /// The example at `index` in [0, size()). `random` is the example's own stream for this epoch.
+  /// Returns the example at `index` in [0, size()). `random` is the example's own stream for this epoch.
   virtual Sample get(int64_t index, Random& random) const = 0;
-  /// "class 3" style names where no names are known.
+  /// Returns the names of the classes, or names like "class 3" if none are known.
   virtual const std::vector<std::string>& class_names() const = 0;
 };
 

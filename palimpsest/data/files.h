@@ -6,12 +6,12 @@
 
 namespace palimpsest::data {
 
-/// The .jpg, .jpeg and .png files of a folder, in any case, sorted by name. Hidden files and all other files
-/// are skipped. Throws Error(kData) when the folder is missing, cannot be listed, or holds no image; the
-/// message ends with `layout`, the files that were expected.
+/// Returns the .jpg, .jpeg and .png files of a folder (upper or lower case), sorted by name. Skips hidden
+/// files and all other files. Throws Error(kData) if the folder is missing, cannot be listed, or holds no
+/// image; the message ends with `layout`, the files that were expected.
 std::vector<std::filesystem::path> list_images(const std::filesystem::path& folder,
                                                const std::string& layout);
-/// The folders in a folder, sorted by name, hidden ones skipped. Errors as above.
+/// Returns the folders in a folder, sorted by name. Skips hidden folders. Throws as list_images does.
 std::vector<std::filesystem::path> list_folders(const std::filesystem::path& folder,
                                                 const std::string& layout);
 

@@ -12,7 +12,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Image files, all with a class or all without.
+/// Image files. All of them have a class, or none has.
 class ImageFiles : public Dataset {
  public:
   explicit ImageFiles(const TransformOptions& transform) : transform_(transform) {

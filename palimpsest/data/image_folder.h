@@ -8,13 +8,15 @@
 
 namespace palimpsest::data {
 
-/// A classification data set: ROOT/SPLIT/CLASS/NAME.jpg|png. The classes are the sorted names of the folders.
-/// Throws Error(kData) at once for a missing or empty folder, also for a class without images; an unreadable
-/// image throws it when the example is read. A crop that does not fit while `pad` is false is Error(kUsage).
+/// Opens a classification data set: ROOT/SPLIT/CLASS/NAME.jpg|png. The classes are the sorted names of the
+/// folders. Throws Error(kData) at once for a missing or empty folder, also for a class without images; for
+/// an unreadable image when the example is read. Throws Error(kUsage) when an example is read whose crop does
+/// not fit while `pad` is false.
 std::shared_ptr<Dataset> image_folder(const std::string& root, const std::string& split,
                                       const TransformOptions& transform);
 
-/// The images of a folder (sorted by name), or a single file; no targets, no class names. Errors as above.
+/// Opens the images of a folder (sorted by name), or a single file, without targets and class names. Throws
+/// as image_folder does.
 std::shared_ptr<Dataset> image_files(const std::string& path, const TransformOptions& transform);
 
 }  // namespace palimpsest::data

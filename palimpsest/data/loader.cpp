@@ -21,8 +21,8 @@
 namespace palimpsest::data {
 namespace {
 
-/// One batch in progress. It holds all that its examples need, so that a worker can finish an example after
-/// the loader began another epoch; nobody uses that result.
+/// One batch in progress. It holds everything that its examples need, so that a worker can finish an example
+/// after the loader began another epoch; the result is then dropped.
 struct Job {
   int64_t epoch = 0;
   std::vector<int64_t> indices;  // positions in the data set
@@ -82,7 +82,7 @@ struct Loader::State {
       std::swap(order[i], order[random.below(i + 1)]);
   }
 
-  // The next batch of the epoch as a job, or no job at its end.
+  // Returns the next batch of the epoch as a job, or no job at the end of the epoch.
   std::shared_ptr<Job> make_job() {
     if (order.empty() || next_batch >= batches) return nullptr;
     auto job = std::make_shared<Job>();
@@ -107,7 +107,7 @@ struct Loader::State {
     return stack(job.samples);
   }
 
-  // The oldest job with an example that no worker has begun.
+  // Returns the oldest job with an example that no worker has begun.
   std::shared_ptr<Job> claimable() const {
     for (const auto& job : jobs) {
       if (job->claimed < static_cast<int64_t>(job->indices.size())) return job;
@@ -232,7 +232,7 @@ void Loader::start_epoch(int64_t epoch, int64_t first_batch) {
   }
   {
     const std::lock_guard lock(state.mutex);
-    state.jobs.clear();  // workers finish their current example; nobody uses it
+    state.jobs.clear();  // workers finish their current example, which is dropped
     state.epoch = epoch;
     state.next_batch = first_batch;
     state.shuffle();

@@ -21,14 +21,14 @@ struct LoaderOptions {
   int64_t workers = 1;   ///< threads that read and transform; 0: the caller's thread
   int64_t prefetch = 2;  ///< batches made ahead
   uint64_t seed = 0;
-  /// The order depends on (seed, epoch) only, not on the number of workers.
+  /// Shuffles each epoch. The order depends on (seed, epoch) only, not on the number of workers.
   bool shuffle = true;
-  /// Leave out an incomplete last batch.
+  /// Leaves out an incomplete last batch.
   bool drop_last = true;
 };
 
-/// Yields the batches of one epoch after another. next() rethrows a worker's error on the caller's thread, at
-/// the batch that caused it.
+/// Yields the batches of one epoch after another. next() rethrows a worker's error on the caller's thread, in
+/// the place of the batch that caused it.
 ///
 ///   Loader loader(dataset, {.batch_size = 16, .workers = 2, .seed = 1});
 ///   for (int64_t epoch = 0; epoch < epochs; ++epoch) {
@@ -36,15 +36,15 @@ struct LoaderOptions {
 ///     while (auto batch = loader.next()) step(*batch);
 ///   }
 ///
-/// Everything is a function of (seed, epoch, position): the order is a Fisher-Yates shuffle drawn from
+/// Each batch is a function of (seed, epoch, position): the order is a Fisher-Yates shuffle drawn from
 /// Random::stream(seed, epoch), and example i is made with Random::stream(seed, epoch, i). So the bytes do
-/// not depend on the number of workers, and an epoch resumed at batch k continues exactly as the unbroken
-/// one.
+/// not depend on the number of workers, and an epoch that is resumed at batch k continues exactly as an
+/// unbroken epoch.
 ///
-/// Memory: at most `prefetch` batches that are ready or in progress, beside those that the caller holds. A
-/// batch is stacked from its examples, so it takes twice its size for a moment. Each worker is one thread:
-/// libtorch's operators do not fan out inside a worker. The caller may stop or destroy the loader at any
-/// point of an epoch.
+/// Memory: at most `prefetch` batches that are ready or in progress, beside the batches that the caller
+/// holds. A batch is stacked from its examples, so it takes twice its size for a moment. Each worker is one
+/// thread: libtorch's operators do not start threads inside a worker. The caller may stop or destroy the
+/// loader at any point of an epoch.
 class Loader {
  public:
   /// Throws Error(kUsage) for options out of range.
@@ -53,16 +53,16 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// Batches per epoch; 0 when the data set is empty, or smaller than one batch with drop_last.
+  /// Returns the batches per epoch; 0 if the data set is empty, or smaller than one batch with drop_last.
   int64_t batches() const;
   const Dataset& dataset() const;
   const LoaderOptions& options() const;
-  /// Begins `epoch` at its batch `first_batch` (for resuming); drops all prefetched batches.
-  /// Throws Error(kUsage) when an epoch has no batch.
+  /// Begins `epoch` at its batch `first_batch` (for resuming). Drops all prefetched batches.
+  /// Throws Error(kUsage) if an epoch has no batch.
   void start_epoch(int64_t epoch, int64_t first_batch = 0);
-  /// The next batch, or nothing at the end of the epoch (and before the first start_epoch). After an error
-  /// the next call continues with the following batch. Images of different sizes in a batch are
-  /// Error(kUsage).
+  /// Returns the next batch, or nothing at the end of the epoch (and before the first start_epoch). After an
+  /// error the next call continues with the following batch. Throws Error(kUsage) if the images of a batch
+  /// differ in size.
   std::optional<Batch> next();
 
  private:

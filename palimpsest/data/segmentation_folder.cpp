@@ -34,7 +34,7 @@ std::vector<std::string> read_class_names(const fs::path& root, int64_t classes)
   if (static_cast<int64_t>(names.size()) != classes) {
     throw Error(ErrorKind::kData, "'" + file.string() + "' names " + std::to_string(names.size()) +
                                       " classes, " + std::to_string(classes) +
-                                      " were asked for: give one name a line, or remove it");
+                                      " were asked for: give one name per line, or remove the file");
   }
   return names;
 }
@@ -59,7 +59,7 @@ class SegmentationFolder : public Dataset {
         throw Error(ErrorKind::kData, "image '" + image.string() + "' has no label: '" +
                                           labels_.back().string() + "' does not exist; expected " + layout);
       }
-      // Sorted by name: two images that share a label are neighbours.
+      // The files are sorted by name, so two images that share a label are neighbours.
       if (labels_.size() > 1 && labels_.back() == labels_[labels_.size() - 2]) {
         throw Error(ErrorKind::kData, "image '" + image.string() + "' and '" +
                                           images_[labels_.size() - 2].string() +
@@ -99,7 +99,7 @@ class SegmentationFolder : public Dataset {
     }
   }
 
-  // Checks the whole label, not the crop: an error shows in the first epoch, whatever crop is drawn.
+  // Checks the whole label and not the crop, so that an error shows in the first epoch, whatever the crop.
   void check_ids(const at::Tensor& label, const fs::path& path) const {
     const auto* ids = label.const_data_ptr<uint8_t>();
     const auto* end = ids + label.numel();

@@ -28,8 +28,8 @@ std::string size_text(int64_t height, int64_t width) {
   return std::to_string(width) + "x" + std::to_string(height);
 }
 
-// The first pixel of a window of `crop` on an axis of `size`. The window lies in the image if it fits; else
-// the image lies in the window.
+// Returns the first pixel of a window of `crop` on an axis of `size`. The window lies in the image if it
+// fits; otherwise the image lies in the window.
 int64_t place(int64_t size, int64_t crop, double uniform, bool training) {
   const int64_t room = size - crop;
   if (!training)

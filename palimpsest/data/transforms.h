@@ -20,9 +20,9 @@ struct TransformOptions {
   /// Training only: image and label are scaled by a factor drawn from [scale_min, scale_max].
   double scale_min = 1;
   double scale_max = 1;
-  /// Training only.
+  /// Training only: probability of mirroring left to right.
   double flip_probability = 0.5;
-  /// Pad an image that is smaller than the crop (mean colour, ignore id); false: such an image is an error.
+  /// Pads an image that is smaller than the crop (mean colour, ignore id); false: such an image is an error.
   bool pad = true;
   int64_t ignore_id = 255;
   /// RGB in [0, 1]: the image is normalized to (value - mean) / std.
@@ -43,22 +43,22 @@ struct View {
 /// Throws Error(kUsage) for options out of range.
 void check_transform(const TransformOptions& options);
 
-/// Draws the view of an image of (height, width) pixels; it takes four numbers of `random`, whatever the
+/// Draws the view of an image of (height, width) pixels. Takes four numbers of `random`, whatever the
 /// options. Training: a scale uniform in [scale_min, scale_max], then a square crop, uniform among the places
 /// where crop and image overlap as much as possible, then a flip. Otherwise: the whole image, or the crop
-/// from its middle. Throws Error(kUsage) naming `name` when a crop could need padding and options.pad is
-/// false. The check uses the smallest scale, not the one drawn: an error shows in the first step, not after
-/// an hour.
+/// from its middle. Throws Error(kUsage) naming `name` if a crop could need padding and options.pad is false.
+/// The check uses the smallest scale, not the scale that was drawn, so an error shows in the first step, not
+/// after an hour.
 View choose_view(int64_t height, int64_t width, const TransformOptions& options, Random& random,
                  const std::string& name);
 
-/// u8 (H, W, 3) to normalized f32 (3, view.height, view.width): (value / 255 - mean) / std. Scaling is
-/// bilinear between pixel centres (as at::upsample_bilinear2d without align_corners), not rounded in between.
-/// Padding is the mean colour: 0.
+/// Maps u8 (H, W, 3) to normalized f32 (3, view.height, view.width): (value / 255 - mean) / std. Scaling is
+/// bilinear between pixel centres (as in at::upsample_bilinear2d without align_corners), without intermediate
+/// rounding. Padding is the mean colour, which is 0 after normalization.
 at::Tensor view_image(const at::Tensor& image, const View& view, const TransformOptions& options);
 
-/// u8 (H, W) to i64 (view.height, view.width): the id of the nearest pixel centre, so that no new id appears.
-/// Padding is `ignore_id`.
+/// Maps u8 (H, W) to i64 (view.height, view.width): each pixel has the id of the nearest pixel centre, so
+/// that no new id appears. Padding is `ignore_id`.
 at::Tensor view_label(const at::Tensor& label, const View& view, int64_t ignore_id);
 
 }  // namespace palimpsest::data

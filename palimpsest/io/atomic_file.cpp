@@ -82,7 +82,7 @@ AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
     const fs::path target = fs::weakly_canonical(path_, error);
     if (!error) path_ = target;
   }
-  // Checked now: rename() would fail too, but only after gigabytes were written.
+  // The check comes now: rename() would fail too, but only after gigabytes were written.
   if (path_.filename().empty() || fs::is_directory(path_, error)) fail(EISDIR);
   if (path_.has_parent_path()) {
     fs::create_directories(path_.parent_path(), error);
@@ -109,7 +109,7 @@ void AtomicFile::open_temporary() {
       ::close(descriptor);
       ++k;  // a live writer of the same file has this name
     } else if (!same_file(descriptor, candidate)) {
-      // Its writer renamed or removed it between our open and our lock: the name is free again.
+      // The file's writer renamed or removed it between our open and our lock: the name is free again.
       ::close(descriptor);
     } else {
       descriptor_ = descriptor;
@@ -140,7 +140,7 @@ void AtomicFile::commit() {
     throw std::logic_error("AtomicFile::commit after commit() or an error: " + path_.string());
   if (uninterrupted([&] { return fsync(descriptor_); }) != 0) fail(errno);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail(errno);
-  // Closed after the rename: until then the lock keeps another writer from truncating the synced file.
+  // The file is closed after the rename: until then the lock keeps other writers from truncating it.
   ::close(descriptor_);
   descriptor_ = -1;
 

@@ -7,9 +7,9 @@
 
 namespace palimpsest::io {
 
-/// Writes a file so that a reader sees the old file or the whole new one, even if the machine loses power: to
-/// a temporary name in the same folder, synced, renamed, folder synced. Makes missing parent folders, and
-/// follows a symbolic link.
+/// Writes a file so that a reader sees the old file or the whole new file, even if the machine loses power:
+/// it writes and syncs a temporary file in the same folder, renames it, and syncs the folder. Makes missing
+/// parent folders, and follows a symbolic link.
 ///
 ///   AtomicFile file("runs/a/checkpoint.safetensors");
 ///   file.write(header.data(), header.size());   // any number of times; not buffered

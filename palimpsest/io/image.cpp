@@ -18,7 +18,7 @@ bool is_png(std::string_view bytes) {
   return bytes.starts_with("\x89PNG\r\n\x1A\n");
 }
 
-// "neither JPEG nor PNG (its first bytes are 47 49 46 38)": enough to tell a GIF from an HTML page.
+// Returns "neither JPEG nor PNG (its first bytes are 47 49 46 38)", so that a GIF differs from an HTML page.
 std::string foreign_format(std::string_view bytes) {
   if (bytes.empty()) return "the file is empty";
   std::string hex;
@@ -30,7 +30,7 @@ std::string foreign_format(std::string_view bytes) {
   return "it is neither JPEG nor PNG (its first bytes are" + hex + ")";
 }
 
-at::Tensor dense_picture(const at::Tensor& image, const char* what, bool grey_allowed) {
+at::Tensor contiguous_picture(const at::Tensor& image, const char* what, bool grey_allowed) {
   const bool fits = image.defined() && image.scalar_type() == at::kByte && image.device().is_cpu() &&
                     image.numel() > 0 &&
                     ((image.dim() == 3 && image.size(2) == 3) || (grey_allowed && image.dim() == 2));
@@ -82,7 +82,7 @@ at::Tensor read_label(const std::filesystem::path& path) {
 }
 
 std::string encode_png(const at::Tensor& image) {
-  return codecs::encode_png(dense_picture(image, "encode_png", /*grey_allowed=*/true));
+  return codecs::encode_png(contiguous_picture(image, "encode_png", /*grey_allowed=*/true));
 }
 
 void write_png(const std::filesystem::path& path, const at::Tensor& image) {
@@ -94,7 +94,7 @@ void write_jpeg(const std::filesystem::path& path, const at::Tensor& image, int 
     throw std::invalid_argument("write_jpeg needs a quality of 1 to 100, got " + std::to_string(quality));
   }
   write_file_atomically(
-      path, codecs::encode_jpeg(dense_picture(image, "write_jpeg", /*grey_allowed=*/false), quality));
+      path, codecs::encode_jpeg(contiguous_picture(image, "write_jpeg", /*grey_allowed=*/false), quality));
 }
 
 }  // namespace palimpsest::io

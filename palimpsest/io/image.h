@@ -7,7 +7,7 @@
 
 namespace palimpsest::io {
 
-/// Reads a JPEG or PNG file as u8 (H, W, 3) RGB; the first bytes tell the format, not the name. Converts
+/// Reads a JPEG or PNG file as u8 (H, W, 3) RGB. The first bytes decide the format, not the name. Converts
 /// grey, palette and CMYK images, reduces 16 bits to 8, drops alpha, and does not apply an Exif rotation.
 /// Throws Error(kData), with the path, for a file that is missing, unreadable, truncated (libjpeg alone would
 /// fill the rest with grey), corrupt, of another format, or of more than 2^28 pixels.
@@ -15,7 +15,7 @@ at::Tensor read_image(const std::filesystem::path& path);
 
 /// Reads a PNG label map as u8 (H, W) class ids: the grey values of 1 to 8 bits, or the indices of a palette
 /// image. 16-bit grey is accepted if every value is below 256.
-/// Throws Error(kData) as read_image, and for pictures without ids: RGB, alpha, JPEG.
+/// Throws Error(kData) as read_image does, and for pictures without ids: RGB, alpha, JPEG.
 at::Tensor read_label(const std::filesystem::path& path);
 
 /// Returns the PNG file of a u8 (H, W, 3) RGB or (H, W) grey image, of any strides. The same image gives the
@@ -25,7 +25,7 @@ std::string encode_png(const at::Tensor& image);
 void write_png(const std::filesystem::path& path, const at::Tensor& image);
 
 /// Writes a u8 (H, W, 3) RGB image as a baseline JPEG file without chroma subsampling (4:4:4); quality 1 to
-/// 100. Atomic, as write_png. Throws std::invalid_argument for any other tensor or quality.
+/// 100. Writes atomically, as write_png does. Throws std::invalid_argument for any other tensor or quality.
 void write_jpeg(const std::filesystem::path& path, const at::Tensor& image, int quality = 93);
 
 }  // namespace palimpsest::io

@@ -26,7 +26,7 @@ constexpr int kNoTorch = 3;
 constexpr int kBadFile = 4;
 constexpr int kBadOutput = 5;
 
-/// A file without a name: the system removes it, however the program ends.
+/// A file without a name, which the system removes however the program ends.
 class TemporaryFile {
  public:
   TemporaryFile() {

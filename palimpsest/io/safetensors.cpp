@@ -30,8 +30,8 @@ void write_values(AtomicFile& file, const at::Tensor& tensor) {
   if (bytes == 0) return;
   const bool in_place = tensor.is_contiguous() && tensor.device().is_cpu() && !tensor.is_neg();
   if (in_place || bytes <= kCopyBytes) {
-    const at::Tensor dense = tensor.cpu().resolve_neg().contiguous();
-    file.write(dense.const_data_ptr(), dense.nbytes());
+    const at::Tensor contiguous = tensor.cpu().resolve_neg().contiguous();
+    file.write(contiguous.const_data_ptr(), contiguous.nbytes());
     return;
   }
   const int64_t rows = tensor.size(0), row_bytes = bytes / rows;

@@ -26,17 +26,18 @@ struct Safetensors {
 };
 
 /// Reads all tensors into new CPU memory, and allocates nothing else of the file's size.
-/// Throws Error(kCheckpoint), with the path and the fault, for a file that is missing or truncated, for one
-/// that is no safetensors file (every length, name, shape and offset is checked: a hostile file does no
-/// harm), and for an element type that write_safetensors does not have.
+/// Throws Error(kCheckpoint), with the path and the fault, for a file that is missing, truncated or no
+/// safetensors file, and for an element type that write_safetensors does not have. Every length, name, shape
+/// and offset is checked, so a hostile file does no harm.
 Safetensors read_safetensors(const std::filesystem::path& path);
 
 /// Writes tensors of f32, f64, f16, bf16, i64, i32, i16, u8, i8 or bool, of any strides and on any device.
 /// The write is atomic and makes missing folders (io/atomic_file.h). The same contents give the same bytes.
 /// The header keeps the given order. The values of wider element types come first, so that each tensor is
 /// aligned for readers that map the file. Memory: at most 4 MiB beside the tensors, if one is not contiguous.
-/// Throws Error(kOutput) as AtomicFile; std::invalid_argument for contents that the format cannot hold: other
-/// element types, undefined or sparse tensors, a name twice, the name "__metadata__", text that is not UTF-8.
+/// Throws Error(kOutput) as AtomicFile does, and std::invalid_argument for contents that the format cannot
+/// hold: other element types, undefined or sparse tensors, a repeated name, the name "__metadata__", text
+/// that is not UTF-8.
 void write_safetensors(const std::filesystem::path& path, const Safetensors& contents);
 
 }  // namespace palimpsest::io

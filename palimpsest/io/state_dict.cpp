@@ -20,7 +20,7 @@ bool starts_as_safetensors(const std::filesystem::path& path) {
 
 Safetensors read_state_dict(const std::filesystem::path& path) {
   if (is_pytorch_file(path)) return read_pytorch_file(path);
-  // A damaged .safetensors file gets the error that says what is wrong with it.
+  // For a damaged .safetensors file, the reader's error names the fault.
   if (path.extension() != ".safetensors" && !starts_as_safetensors(path))
     throw Error(ErrorKind::kCheckpoint, "cannot load '" + path.string() +
                                             "': it is neither a safetensors file nor a file of torch.save");

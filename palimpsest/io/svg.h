@@ -10,16 +10,16 @@ namespace palimpsest::io {
 /// script and no style sheet, so it looks the same in a page, alone in a browser and in a converter.
 struct LineChart {
   struct Series {
-    std::string name;          ///< in the legend; "": not there
+    std::string name;          ///< in the legend; "": the legend leaves the series out
     std::vector<double> x, y;  ///< same length, x ascending
     bool step = false;         ///< each y holds until the next x
     bool dashed = false;       ///< for values that were not measured
-    int color_of = -1;         ///< has the colour of the series of this number; -1: its own
+    int color_of = -1;         ///< number of the series whose colour it has; -1: its own colour
   };
   struct Mark {  ///< a labelled vertical line
     double x;
     std::string name;
-    int series = -1;  ///< has the colour of the series of this number; -1: grey
+    int series = -1;  ///< number of the series whose colour it has; -1: grey
   };
   std::string title{}, x_label{}, y_label{};  ///< labels with their units: "memory, MiB"
   std::vector<Series> series{};
@@ -54,18 +54,18 @@ struct BarChart {
 /// Returns the chart as text that starts with "<svg". A value that is not finite has a label and no bar.
 std::string to_svg(const BarChart& chart);
 
-/// The colour of the i-th series as "#rrggbb", for tables beside a chart.
+/// Returns the colour of the i-th series as "#rrggbb", for tables beside a chart.
 std::string series_color(std::size_t index);
 
-/// About `count` round positions that cover [low, high]: the first is <= low, the last >= high. Their
+/// Returns about `count` round positions that cover [low, high]: the first is <= low, the last >= high. Their
 /// distance is 1, 2 or 5 times a power of ten.
 std::vector<double> round_ticks(double low, double high, int count);
 
-/// `value` with as many decimals as ticks at the distance `step` need, and commas between thousands: "1,250",
-/// "0.05".
+/// Formats `value` with as many decimals as ticks at the distance `step` need, and with commas between
+/// thousands: "1,250", "0.05".
 std::string tick_label(double value, double step);
 
-/// `text` with XML's reserved characters escaped.
+/// Returns `text` with XML's reserved characters escaped.
 std::string escape_xml(std::string_view text);
 
 }  // namespace palimpsest::io

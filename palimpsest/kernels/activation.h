@@ -4,9 +4,9 @@
 
 namespace palimpsest {
 
-/// Activations of the fused layer, z = act(y). Those of the first group can be inverted, y = act^-1(z), so
-/// that the output z is enough for backward. The others lose y: a layer with one of them saves a tensor from
-/// before the activation, or, if has_branches, z and one bit per element.
+/// Activations of the fused layer, z = act(y). The activations of the first group are invertible,
+/// y = act^-1(z), so the output z is enough for backward. The second group loses y: the layer then saves a
+/// tensor from before the activation, or, if has_branches, z and one bit per element.
 enum class Activation {
   kLeakyReLU,  ///< y >= 0 ? y : a*y; param a in (0, 1]
   kELU,        ///< y >= 0 ? y : a*(exp(y)-1); param a > 0
@@ -25,19 +25,19 @@ enum class Activation {
 
 namespace kernels {
 
-/// Whether z alone determines y.
+/// Returns whether z alone determines y.
 constexpr bool is_invertible(Activation activation) {
   return activation <= Activation::kSoftplus;
 }
 
-/// Whether backward can recover y from z and one bit: these fall to a minimum and then rise, and the bit
+/// Returns whether z and one bit determine y: the activation falls to a minimum and then rises, and the bit
 /// names the branch.
 constexpr bool has_branches(Activation activation) {
   return activation == Activation::kGELU || activation == Activation::kGELUTanh ||
          activation == Activation::kSiLU;
 }
 
-/// libtorch's names.
+/// The activations by libtorch's names.
 inline constexpr NamedEnum kActivations{"activation",
                                         {EnumName{Activation::kLeakyReLU, "leaky_relu"},
                                          {Activation::kELU, "elu"},

@@ -4,24 +4,24 @@
 
 #include <cstdint>
 
-/// Two-dimensional convolution in groups, f32, channels-last, without bias, for the geometries where a kernel
-/// of its own beats a general library: narrow groups (2 to 16 channels, as in ResNeXt), and the gradient of
-/// the weight of any convolution whose channels fill vectors.
+/// Two-dimensional convolution in groups, f32, channels-last, without bias, for geometries where a special
+/// kernel takes less time than a general library: narrow groups (2 to 16 channels, as in ResNeXt), and the
+/// weight gradient of any convolution whose channels fill vectors.
 ///   y[n,oh,ow,o]  = sum over ky, kx, i of x[n, ih, iw, g * C_in / groups + i] * w[o,ky,kx,i]
 ///   dx[n,ih,iw,c] = sum over the (o, ky, kx, oh, ow) that read x[n,ih,iw,c] of dy[n,oh,ow,o] * w[o,ky,kx,i]
 ///   dw[o,ky,kx,i] = sum over n, oh, ow of dy[n,oh,ow,o] * x[n, ih, iw, g * C_in / groups + i]
-/// where ih = oh * stride.h - padding.h + ky * dilation.h, iw likewise, pixels outside of the image are zero,
-/// and output channel o lies in group g = o / (C_out / groups).
+/// where ih = oh * stride.h - padding.h + ky * dilation.h, and iw likewise. Pixels outside of the image are
+/// zero. Output channel o lies in group g = o / (C_out / groups).
 ///
 /// Pointers: x, dx (N, in.h, in.w, C_in); y, dy (N, out.h, out.w, C_out); w, dw (C_out, kernel_size.h,
 /// kernel_size.w, C_in / groups); contiguous in this order, which is libtorch's channels-last; aligned as
 /// floats. Every element of the result is written.
-/// NaN and infinity go where the formula takes them, but for padding: a zero of the padding may be
-/// multiplied, and gives NaN if the other factor is NaN or infinite.
-/// Sums are f32, in an order that depends on the shape alone: the same bytes for any number of threads.
+/// NaN and infinity spread as in the formula, except at the padding: a zero of the padding may be multiplied,
+/// and gives NaN if the other factor is NaN or infinite.
+/// Sums are f32, in an order that depends on the shape only, so any number of threads gives the same bytes.
 namespace palimpsest::kernels {
 
-/// What one call works on.
+/// The problem of one call: its geometry.
 struct Conv2dProblem {
   int64_t n = 0, c_in = 0, c_out = 0, groups = 1;
   Pair2 in, out, kernel_size, stride, padding{0, 0}, dilation;
@@ -31,7 +31,7 @@ struct Conv2dProblem {
   int64_t weights() const { return c_out * kernel_size.h * kernel_size.w * group_in(); }
 };
 
-/// Outputs along one dimension of `size` pixels; 0 or less where the window does not fit.
+/// Returns the outputs along one dimension of `size` pixels; 0 if the window does not fit.
 constexpr int64_t convolved_size(int64_t size, int64_t kernel_size, int64_t stride, int64_t padding,
                                  int64_t dilation) {
   const int64_t room = size + 2 * padding - dilation * (kernel_size - 1) - 1;
@@ -43,19 +43,20 @@ enum class Conv2dPass { kForward, kBackwardInput, kBackwardWeight };
 
 namespace cpu {
 
-/// Whether the instruction set in use has a kernel for that pass. The functions below require it, n >= 1, and
-/// `out` as convolved_size gives it.
+/// Returns whether the instruction set in use has a kernel for the pass. The functions below require such a
+/// kernel, n >= 1, and `out` as convolved_size gives it.
 bool has_conv2d(const Conv2dProblem& problem, Conv2dPass pass);
 
-/// Memory: these three pack the weights once more; conv2d_backward_weight takes partial sums and packed
-/// blocks of at most 8 MiB per thread. The threads keep it for their next calls.
+/// The three passes. Memory: a packed copy of the weights; for conv2d_backward_weight at most 8 MiB (or one
+/// dw) of partial sums, and packed blocks of x and dy per thread. The threads keep this memory for their next
+/// calls.
 void conv2d_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y);
 void conv2d_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, float* dx);
 void conv2d_backward_weight(const Conv2dProblem& problem, const float* x, const float* dy, float* dw);
 
 }  // namespace cpu
 
-/// The same functions for any geometry as plain loops in double, rounded once: the truth of the tests.
+/// The same functions for any geometry as plain loops in double, rounded once: the reference of the tests.
 namespace reference {
 
 void conv2d_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y);

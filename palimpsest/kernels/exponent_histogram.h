@@ -5,8 +5,8 @@
 #include <array>
 #include <cstdint>
 
-/// How many values of a tensor lie in each power of two. The histogram shows which gradients f16 loses (below
-/// 2^-24), which overflow (65504 and above), and which loss scale would save them.
+/// Counts how many values of a tensor lie in each power of two. The histogram shows which gradients f16 loses
+/// (below 2^-24), which overflow (65504 and above), and which loss scale would save them.
 /// Source: Micikevicius et al., "Mixed Precision Training", ICLR 2018, figures 2 and 3.
 namespace palimpsest::kernels {
 
@@ -32,7 +32,7 @@ void exponent_histogram(DType dtype, const void* x, int64_t n, ExponentHistogram
 
 }  // namespace cpu
 
-/// The same function as a plain loop: the truth of the tests.
+/// The same function as a plain loop, which is the reference of the tests.
 namespace reference {
 
 void exponent_histogram(DType dtype, const void* x, int64_t n, ExponentHistogram& counts);

@@ -9,15 +9,15 @@
 ///   z[n,c,oh,ow]      = max of x[n, c, oh*stride - padding + ky*dilation, ow*stride - padding + kx*dilation]
 ///   argmax[n,c,oh,ow] = ky * kernel_size.w + kx of that maximum, or kNoPosition where the whole window lies
 ///                       in the padding
-/// over the positions (ky, kx) of the window that lie in the image. Of equal values (-0 and +0 are equal) the
-/// first in row order counts. A NaN is above any number, and the last NaN counts. These are libtorch's rules:
-/// values and the places of gradients are libtorch's own.
+/// over the positions (ky, kx) of the window that lie in the image. The first of equal values in row order
+/// counts (-0 and +0 are equal). A NaN is above any number, and the last NaN counts. These are libtorch's
+/// rules, so values and the places of gradients are libtorch's.
 ///
-/// Pointers: x, dx (N, C, H, W); z, dz, argmax (N, C, out.h, out.w); all contiguous in the same `layout`, no
-/// alignment required. x, z, dz, dx of any DType: f16 and bf16 are compared without rounding; their gradients
-/// are added in f32 and rounded once.
-/// Memory, which the calling threads keep for their next calls: forward in NCHW, a few rows of the input;
-/// backward, a plane in f32 (NCHW, 16-bit storage), else lists of H + W windows.
+/// Pointers: x, dx (N, C, H, W); z, dz, argmax (N, C, out.h, out.w). All are contiguous in the same `layout`;
+/// no alignment is required. x, z, dz, dx have any DType. f16 and bf16 are compared without rounding; their
+/// gradients are added in f32 and rounded once.
+/// Memory: forward takes a few rows of the input in NCHW; backward takes a plane in f32 (NCHW, 16-bit
+/// storage) or lists of H + W windows. The calling threads keep this memory for their next calls.
 /// The result has the same bytes for any number of threads.
 namespace palimpsest::kernels {
 
@@ -27,12 +27,12 @@ struct PoolWindow {
   int64_t positions() const { return kernel_size.h * kernel_size.w; }
 };
 
-/// A window has at most this many positions: argmax is a byte.
+/// A window has at most this many positions, because argmax is a byte.
 inline constexpr int64_t kMaxPoolPositions = 255;
 /// The argmax of a window that holds no pixel: z is -infinity there and no gradient goes anywhere.
 inline constexpr uint8_t kNoPosition = 255;
 
-/// What one call works on. Requires: 1 <= window.positions() <= kMaxPoolPositions; kernel_size, stride and
+/// The problem of one call. Requires: 1 <= window.positions() <= kMaxPoolPositions; kernel_size, stride and
 /// dilation positive; 0 <= padding <= kernel_size / 2; `out` as pooled_size gives it.
 struct MaxPoolProblem {
   int64_t n = 0, c = 0;
@@ -44,9 +44,9 @@ struct MaxPoolProblem {
   int64_t planes() const { return n * c; }
 };
 
-/// Outputs along one dimension of `size` pixels; 0 or less where no window fits. Windows begin in steps of
-/// `stride` from -padding and end within the padding behind the image. With `ceil_mode` one more window may
-/// reach beyond it, if that window begins in the image or in the padding before it.
+/// Returns the outputs along one dimension of `size` pixels; 0 or less if no window fits. Windows begin in
+/// steps of `stride` from -padding and end within the padding behind the image. With `ceil_mode` one more
+/// window may reach beyond this padding, if it begins in the image or in the padding before the image.
 /// Int: int64_t, or libtorch's symbolic integer.
 template <class Int>
 Int pooled_size(const Int& size, int64_t kernel_size, int64_t stride, int64_t padding, int64_t dilation,
@@ -65,14 +65,14 @@ namespace cpu {
 /// Writes z and, unless it is null, argmax.
 void max_pool_forward(const MaxPoolProblem& problem, const void* x, void* z, uint8_t* argmax);
 
-/// dx[n,c,ih,iw] = sum of dz over the windows whose argmax is that pixel, in row order of the windows; every
-/// element of dx is written. `argmax` is that of max_pool_forward; other bytes send a gradient to a wrong
-/// pixel or to none, but never outside of dx.
+/// Computes dx[n,c,ih,iw] = sum of dz over the windows whose argmax is this pixel, in row order of the
+/// windows; writes every element of dx. `argmax` comes from max_pool_forward; other bytes send a gradient to
+/// a wrong pixel or to none, but never outside of dx.
 void max_pool_backward(const MaxPoolProblem& problem, const void* dz, const uint8_t* argmax, void* dx);
 
 }  // namespace cpu
 
-/// The same functions as plain loops in double: the truth of the tests.
+/// The same functions as plain loops in double, which are the reference of the tests.
 namespace reference {
 
 void max_pool_forward(const MaxPoolProblem& problem, const void* x, void* z, uint8_t* argmax);

@@ -15,7 +15,7 @@ void BufferSnapshot::save() {
 }
 
 void BufferSnapshot::restore() const {
-  // variable_data() has a version counter of its own, and detached values record nothing.
+  // variable_data() has its own version counter, and autograd does not record detached values.
   for (const auto& [buffer, values] : buffers_) buffer.variable_data().copy_(values);
 }
 

@@ -6,9 +6,9 @@
 
 namespace palimpsest::memory {
 
-/// The values of a module's buffers (running statistics, counters of batches) at one moment, to be put back.
+/// Saves the values of a module's buffers (running statistics, counters of batches) and restores them later.
 /// An activation that overflows moves running statistics to infinity or NaN, where they stay. A training step
-/// that is skipped for such an overflow leaves no trace if its buffers are restored:
+/// that is skipped because of such an overflow leaves no trace if its buffers are restored:
 ///
 ///   memory::BufferSnapshot statistics(net->buffers());
 ///   for (...) {
@@ -24,12 +24,12 @@ class BufferSnapshot {
   /// ignored.
   explicit BufferSnapshot(const std::vector<at::Tensor>& buffers);
 
-  /// Saves the present values, in the memory of those before.
+  /// Saves the present values, in the memory of the values that were saved before.
   void save();
 
   /// Writes the saved values into the buffers. Autograd does not count this as an in-place operation: a graph
-  /// that saved a buffer before the snapshot remains valid. If a layer in evaluation mode read other values of
-  /// a buffer since then, run that backward pass before restore().
+  /// that saved a buffer before the snapshot remains valid. If a layer in evaluation mode read other values
+  /// of a buffer since then, run that backward pass before restore().
   void restore() const;
 
  private:

@@ -4,8 +4,8 @@
 
 namespace palimpsest::memory {
 
-/// The state of the counting allocator, over all threads; all zero unless it is installed. Sizes are the
-/// requested ones, as libtorch's tensors see them.
+/// The state of the counting allocator, over all threads; all members are 0 unless it is installed. Sizes are
+/// the requested sizes, as libtorch's tensors see them.
 struct MemoryStats {
   int64_t current_bytes = 0;   ///< in live blocks
   int64_t peak_bytes = 0;      ///< highest current_bytes since the last reset_peak(), exact over all threads
@@ -17,8 +17,8 @@ struct MemoryStats {
 /// a large block back to the system at every free; the page faults made a ResNet-50 step take 1.53 s instead
 /// of 1.18 s.) Live and retained blocks together stay below 1.25 times the highest live bytes + 64 MiB. Data
 /// is aligned to 64 bytes. A request of 0 bytes gives a null pointer and counts 0 bytes. Thread-safe.
-/// Call it first in main, before any tensor exists: older tensors are not counted, and are freed as they were
-/// allocated. A second call does nothing.
+/// Call it first in main, before any tensor exists: older tensors are not counted, and the allocator that
+/// made them frees them. A second call does nothing.
 void install_counting_allocator();
 bool counting_allocator_installed();
 
@@ -27,9 +27,9 @@ MemoryStats memory_stats();
 void reset_peak();
 /// Gives retained blocks back to the system.
 void release_retained();
-/// Limits current_bytes to `bytes`; 0 is no limit. An allocation beyond the limit first gives the retained
-/// blocks back and then throws c10::OutOfMemoryError, which names its size and the limit. It counts nothing,
-/// and the program can go on. A limit below current_bytes is allowed: live blocks stay.
+/// Limits current_bytes to `bytes`; 0 is no limit. An allocation beyond the limit gives the retained blocks
+/// back and throws c10::OutOfMemoryError, which names its size and the limit. It is not counted, and the
+/// program can continue. A limit below current_bytes is allowed: live blocks stay.
 /// Throws std::logic_error unless the allocator is installed, std::invalid_argument for a negative limit.
 void set_memory_limit(int64_t bytes);
 

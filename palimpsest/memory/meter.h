@@ -14,7 +14,7 @@ namespace palimpsest::memory {
 ///   ... meter.kept_bytes(), meter.peak_bytes() ...
 /// On the CPU it reads the counting allocator, on another device libtorch's caching allocator; memory that
 /// these cache for reuse does not count. The peak belongs to the device: a second Meter of the same device,
-/// or reset_peak(), starts it anew for the first Meter too.
+/// or reset_peak(), also resets the peak that the first Meter reads.
 /// Throws std::logic_error if the counting allocator is not installed, or if the caching allocator has not
 /// taken any memory of the device yet.
 class Meter {

@@ -19,11 +19,11 @@
 ///
 /// Gradients are those of the plain run to the last bit, wherever libtorch's kernels give the same bits
 /// twice. The first run records the graph (nodes of a few hundred bytes each) but no tensors, so gradients
-/// meet, are added up and reach parameters in the order of the plain run. When backward first needs a saved
-/// tensor, the segment runs again on its inputs, and the tensors that the second run saves replace the
-/// missing ones. Each leaves memory when its operation is done, as in the plain run. No backward pass runs
+/// are added up and reach parameters in the order of the plain run. When backward first needs a saved tensor,
+/// the segment runs again on its inputs, and the tensors that the second run saves replace the missing
+/// tensors. Each tensor is freed when its operation is done, as in the plain run. No backward pass runs
 /// within another (PyTorch calls this form non-reentrant), so
-///  - `fn` may use parameters and other tensors beyond its inputs. All get their gradients, also if no input
+///  - `fn` may use parameters and other tensors beside its inputs. All get their gradients, even if no input
 ///    requires one;
 ///  - hooks on tensors, on parameters and on their accumulation run once per backward pass, in the plain
 ///    order: the reducer of data parallelism works;
@@ -37,14 +37,14 @@
 /// The second run has the same ambient state as the first:
 ///  - the default random generators of the CPU and of the inputs' devices, so dropout draws the same numbers.
 ///    They are restored afterwards. Their state, 5 kB, is saved only if the first run drew a number;
-///  - autocast: enabled, dtype, cache;
+///  - autocast: enabled, dtype, cache, compute_in_f32;
 ///  - running statistics: the layers of ops and nn leave theirs as they are in a second run (recomputing()).
 ///    Those of libtorch's own BatchNorm must be listed in RecomputeOptions::buffers.
 ///
 /// Requirements of `fn`:
-///  - It is a function of its inputs and of parameters: it does the same operations on the same values both
-///    times. It lives, with its captures, as long as the graph; capture modules by value (they are shared
-///    pointers), never a local variable by reference.
+///  - It is a function of its inputs and of parameters: both runs do the same operations on the same values.
+///    It lives, with its captures, as long as the graph. Capture modules by value (they are shared pointers),
+///    never a local variable by reference.
 ///  - It does not write over its inputs, which the second run needs. An in-place layer must not come first in
 ///    a segment (use InPlaceABNOptions::in_place(false) there); later in the segment it may.
 ///  - It has no effects that must not happen twice, other than those above.
@@ -54,26 +54,27 @@
 /// inference mode. In backward: an input or a parameter of the segment was changed in place since the first
 /// run (by an optimizer's step, for example), or the outputs or saved tensors of the second run differ from
 /// those of the first in number, shape, dtype or device. Two faults are not noticed: a change of a captured
-/// tensor that is no parameter (pass a mask as an input), and a module switched between train and eval if
-/// both save tensors of the same shapes. An exception of the second run passes through backward; generators,
-/// autocast, buffers and recomputing() are restored.
+/// tensor that is no parameter (pass a mask as an input), and a switch of a module between train and eval if
+/// both modes save tensors of the same shapes. An exception of the second run passes through backward;
+/// generators, autocast, buffers and recomputing() are restored.
 ///
-/// Threads: backward may run on another thread than forward. A segment that draws random numbers must not run
-/// again while other threads draw from the same default generator.
+/// Threads: backward may run on another thread than forward. While a segment that draws random numbers runs
+/// again, no other thread may draw from the same default generator.
 ///
 /// Source: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016.
 namespace palimpsest::memory {
 
 struct RecomputeOptions {
   /// Tensors that `fn` changes in place once per batch: running_mean, running_var and num_batches_tracked of
-  /// libtorch's BatchNorm; usually `module->buffers()`. The second run changes them too, and they then get
-  /// back the values from before it. Nested segments each list their own.
+  /// libtorch's BatchNorm; usually `module->buffers()`. The second run changes them too; afterwards they get
+  /// back the values from before the second run. Each nested segment lists its own buffers.
   std::vector<at::Tensor> buffers = {};
   /// Gives the second run the random numbers of the first. false: `fn` draws none, or they need not agree.
   bool replay_random_numbers = true;
 };
 
-/// The form behind recompute(): from a list of tensors to a list of tensors, which may hold undefined ones.
+/// The function behind recompute(): maps a list of tensors to a list of tensors. Both may hold undefined
+/// tensors.
 std::vector<at::Tensor> recompute_list(
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)> fn,
     const std::vector<at::Tensor>& inputs, const RecomputeOptions& options = {});
@@ -103,7 +104,7 @@ auto run(Fn& fn, const Inputs&... inputs) {
   }
 }
 
-/// fn(list[0], list[1], ...), or fn(list) if that is its one input.
+/// Returns fn(list[0], list[1], ...), or fn(list) if the list is the one input of fn.
 template <class... Inputs, class Fn>
 auto run_on_list(Fn& fn, const Tensors& list) {
   if constexpr (std::is_same_v<std::tuple<Inputs...>, std::tuple<Tensors>>) {
@@ -115,7 +116,7 @@ auto run_on_list(Fn& fn, const Tensors& list) {
   }
 }
 
-/// `Inputs` are the types that a `Fn` must take. A wrong `Fn` gives one error, which says why.
+/// `Inputs` are the types that `Fn` must take. A wrong `Fn` gives one error, which states the requirement.
 template <class... Inputs, class Fn>
 auto recompute_call(const Fn& fn, const Tensors& inputs, const RecomputeOptions& options) {
   using Copy = std::decay_t<const Fn&>;

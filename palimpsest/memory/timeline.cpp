@@ -31,7 +31,7 @@ class Samples {
 };
 
 /// Receives libtorch's reports to a profiler about one device's memory. It may outlive its Timeline: a graph
-/// that was begun meanwhile takes it to the threads of its backward pass.
+/// that was begun while it lived takes it to the threads of the backward pass.
 class DeviceReports final : public c10::MemoryReportingInfoBase {
  public:
   explicit DeviceReports(c10::Device device) : device_(device) {}

@@ -13,12 +13,12 @@ namespace palimpsest::memory {
 /// Times never decrease. A Timeline holds data only; io/svg.h draws it.
 ///
 /// CPU: it observes the counting allocator over all threads, so the largest sample is the peak of the
-/// recorded time. Only one Timeline can record at a time; while none records, an allocation pays one load of
-/// a flag. Throws std::logic_error for a second Timeline, or if the allocator is not installed.
+/// recorded time. Only one Timeline can record at a time; while no Timeline records, an allocation costs one
+/// load of a flag. Throws std::logic_error for a second Timeline, or if the allocator is not installed.
 ///
 /// Other devices: it receives the reports of libtorch's caching allocator to a profiler. Events on this
-/// thread, and on the threads that run backward passes for it, give samples; each has the bytes of all
-/// threads. Seconds are those of the host, which runs ahead of the device. Call stop() on the thread of the
+/// thread and on the threads that run its backward passes give samples; each sample has the bytes of all
+/// threads. Seconds are seconds of the host, which runs ahead of the device. Call stop() on the thread of the
 /// constructor. Throws std::logic_error if a profiler or another Timeline records memory on this thread, if
 /// the device has no caching allocator, or if that allocator has not taken any memory of the device yet.
 class Timeline {
@@ -37,11 +37,11 @@ class Timeline {
   Timeline(const Timeline&) = delete;
   Timeline& operator=(const Timeline&) = delete;
 
-  /// Names the present moment ("forward", "backward", "step"). All calls belong on one thread.
+  /// Names the present moment ("forward", "backward", "step"). Make all calls on one thread.
   void mark(std::string name);
   /// Ends the recording. A second call does nothing.
   void stop();
-  /// The samples; empty before stop().
+  /// Returns the samples; none before stop().
   const std::vector<Sample>& samples() const { return samples_; }
   const std::vector<Mark>& marks() const { return marks_; }
 

@@ -12,28 +12,29 @@
 
 namespace palimpsest::models {
 
-/// The options that every backbone has beside its own shape.
+/// The options that every backbone has beside its shape.
 struct BackboneOptions {
   int64_t classes = 1000;  ///< 0: no classifier; forward() then returns features()
-  /// Pixels of the image per feature: 32, or 16 or 8 by dilating the last stages. DenseNets have 32, the
-  /// networks for images of 32 pixels an output stride of their own.
+  /// Pixels of the image per feature: 32; or 16 or 8, for which the last stages are dilated. DenseNets and
+  /// the networks for images of 32 pixels ignore this option.
   int64_t output_stride = 32;
   nn::NormOptions norm = {};
-  /// Read by DenseNets only. Default: nn::default_dense_strategy(norm).
+  /// Only DenseNets read it. Default: nn::default_dense_strategy(norm).
   std::optional<nn::DenseStrategy> dense_strategy = std::nullopt;
 };
 
-/// A classification network whose body can also serve a head of another kind.
+/// A classification network whose features can also serve another kind of head.
 class Backbone : public nn::Model {
  public:
-  /// (N, 3, H, W) to (N, feature_channels(), h, w), activated; h = ceil(H / output stride), w likewise.
+  /// Maps (N, 3, H, W) to activated features, (N, feature_channels(), h, w). h and w are H and W divided by
+  /// the output stride and rounded; AlexNet and VGG have a fixed h and w.
   virtual at::Tensor features(const at::Tensor& images) = 0;
   int64_t feature_channels() const { return feature_channels_; }
 
-  /// Logits (N, classes): the classifier of the global average of the features. Without a classifier the
-  /// features themselves.
+  /// Returns logits (N, classes): the classifier reads the global average of the features. Without a
+  /// classifier returns the features.
   at::Tensor forward(const at::Tensor& images) override;
-  bool segments() const override { return false; }
+  bool is_segmentation() const override { return false; }
 
  protected:
   /// Registers the classifier, a linear layer from `inputs` values, unless `classes` is 0. Call it last:

@@ -60,9 +60,9 @@ DeepLabV3::DeepLabV3(std::shared_ptr<Backbone> body, int64_t classes, const nn::
   declare_classifier("cls", channels);
   if (classes == 0) return;
   const nn::Conv2d cls(torch::nn::Conv2dOptions(channels, classes, 1), nn::ConvolutionBackend::kLibtorch);
-  // Near zero, so that training starts from even odds and the first steps hardly move the body: through the
-  // global branch, which normalizes one value per image, an untrained body multiplies a rounding error 30
-  // times per step.
+  // Weights near zero give all classes about the same probability, and the first steps hardly move the body.
+  // The global branch normalizes one value per image: through it an untrained body would multiply a rounding
+  // error by 30 in every step.
   const at::NoGradGuard no_grad;
   cls->weight.detach().normal_(0, kClassifierStd);
   cls->bias.detach().zero_();

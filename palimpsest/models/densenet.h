@@ -21,26 +21,27 @@ struct DenseNetShape {
   std::vector<int64_t> blocks;  ///< layers of each block
   int64_t growth = 32;          ///< channels that a layer adds, k
   /// true: the form for CIFAR, which begins with a 3x3 convolution and keeps the image's size up to the first
-  /// transition. false: 7x7 with stride 2, normalization and max pooling come first.
+  /// transition. false: the form for ImageNet, which begins with a 7x7 convolution of stride 2, normalization
+  /// and max pooling.
   bool small_images = false;
 
   int64_t stem_channels() const { return 2 * growth; }
 };
 
-/// DenseNet-BC: dense blocks with bottlenecks (nn/dense_block.h), and between them transitions that halve
-/// channels and pixels (nn/dense_transition.h). Parameters and buffers have torchvision's names and order, so
-/// torchvision's weights load unchanged. The form for CIFAR, which torchvision lacks, has the names of
-/// gpleiss/efficient_densenet_pytorch (features.norm_final for features.norm5).
+/// DenseNet-BC: dense blocks with bottlenecks (nn/dense_block.h), and between them transitions that halve the
+/// channels, the height and the width (nn/dense_transition.h). Parameters and buffers have torchvision's
+/// names and order, so torchvision's weights load unchanged. The form for CIFAR, which torchvision lacks, has
+/// the names of gpleiss/efficient_densenet_pytorch (features.norm_final for features.norm5).
 ///
-/// `options.dense_strategy` decides which tensors blocks, transitions and the last normalization save:
-/// under `naive` and `shared_gradient` the latter two are libtorch's layers; under the other forms they save
-/// their input alone, which the block saves in any case. `options.norm.strategy` is the strategy of the
-/// bottlenecks and of the stem. Sources: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks",
-/// CVPR 2017; Pleiss et al., "Memory-Efficient Implementation of DenseNets", 2017 (232 and 264 layers, k =
-/// 48).
+/// `options.dense_strategy` decides which tensors blocks, transitions and the last normalization save. Under
+/// `naive` and `shared_gradient`, transitions and the last normalization are libtorch's layers; under the
+/// other dense strategies they save only their input, which the block saves in any case.
+/// `options.norm.strategy` is the strategy of the bottlenecks and of the stem.
+/// Sources: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks", CVPR 2017;
+/// Pleiss et al., "Memory-Efficient Implementation of DenseNets", 2017 (232 and 264 layers, k = 48).
 class DenseNet : public nn::Cloneable<DenseNet, Backbone> {
  public:
-  /// Ignores options.output_stride: the features have output stride 32, for CIFAR 4.
+  /// Ignores options.output_stride: the features have output stride 32, in the form for CIFAR 4.
   DenseNet(const DenseNetShape& shape, const BackboneOptions& options);
   at::Tensor features(const at::Tensor& images) override;
 
@@ -58,9 +59,9 @@ class DenseNet : public nn::Cloneable<DenseNet, Backbone> {
   std::vector<nn::DenseTransition> transitions_;
 };
 
-/// The network for CIFAR of that name: "densenet_bc100_k12" has 100 layers and k = 12, in three blocks of
-/// (layers - 4) / 6. Nothing for a name of another form. Throws Error(kUsage) for numbers that make no
-/// network.
+/// Returns the shape of the network for CIFAR with this name: "densenet_bc100_k12" has 100 layers and k = 12,
+/// in three blocks of (layers - 4) / 6 layers each. Returns nothing for a name of another form. Throws
+/// Error(kUsage) for numbers that make no network.
 std::optional<DenseNetShape> small_densenet(const std::string& name);
 
 }  // namespace palimpsest::models

@@ -24,7 +24,7 @@ struct Site {
   Join join = Join::kStacked;
 };
 
-/// Where a convolution feeds a normalization and nothing else, by the kind of module.
+/// Returns the places in `module` where convolutions feed a normalization and nothing else.
 std::vector<Site> sites(const torch::nn::Module& module) {
   if (module.as<ResNet>()) return {{{"conv1"}, "bn1"}};
   if (module.as<BasicBlock>())
@@ -47,7 +47,7 @@ std::vector<Site> sites(const torch::nn::Module& module) {
   return of_inception;
 }
 
-/// The module below which the last part of a dotted name stands, and that part.
+/// Returns the module that owns the last part of a dotted name, and this last part.
 std::pair<torch::nn::Module*, std::string> holder(torch::nn::Module& module, const std::string& name) {
   const auto dot = name.find('.');
   if (dot == std::string::npos) return {&module, name};
@@ -57,7 +57,7 @@ std::pair<torch::nn::Module*, std::string> holder(torch::nn::Module& module, con
   return holder(**child, name.substr(dot + 1));
 }
 
-/// nullptr if there is none: a block that keeps the shape has no `downsample`.
+/// Returns nullptr if there is no such child: a block that keeps the shape has no `downsample`.
 template <class Impl>
 std::shared_ptr<Impl> find(torch::nn::Module& module, const std::string& name) {
   const auto [parent, last] = holder(module, name);
@@ -85,7 +85,7 @@ void fold_site(torch::nn::Module& module, const Site& site, nn::NormImpl& norm) 
   parent->unregister_module(last);  // its owner still calls it, but no state dict has it any more
 }
 
-/// The network, with its children under their own names, so that the state dict has the same keys.
+/// The folded network. It has the children of `model` under their own names, so that state-dict keys stay.
 class FoldedModel : public nn::Model {
  public:
   explicit FoldedModel(std::shared_ptr<nn::Model> model) : model_(std::move(model)) {
@@ -114,7 +114,7 @@ class FoldedModel : public nn::Model {
                                            "replace the classifier before fold()");
     return model_->forward(images);
   }
-  bool segments() const override { return model_->segments(); }
+  bool is_segmentation() const override { return model_->is_segmentation(); }
 
  private:
   std::shared_ptr<nn::Model> model_;

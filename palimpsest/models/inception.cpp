@@ -11,7 +11,7 @@
 namespace palimpsest::models {
 namespace {
 
-/// With a bias in networks without normalization, which know no strategies.
+/// Makes a convolution. It has a bias in networks without normalization, which have no strategies.
 nn::Conv2d rectangular(int64_t in, const BranchConvolution& c, bool normalized, nn::Strategy strategy) {
   return nn::Conv2d(torch::nn::Conv2dOptions(in, c.channels, {c.height, c.width})
                         .stride(c.stride)
@@ -25,8 +25,8 @@ at::Tensor activated(at::Tensor x, const nn::NormOptions& norm) {
   return nn::activate_(std::move(x), norm.activation, norm.activation_param);
 }
 
-/// 3x3, padded. libtorch's under strategy `standard`, as a baseline; networks without normalization, which
-/// know no strategies, take ours, which saves one byte per output.
+/// Padded 3x3 max pooling. Strategy `standard` runs libtorch's operator, as a baseline. Networks without
+/// normalization, which have no strategies, run ours, which saves one byte per output.
 at::Tensor max_pool_3x3(const at::Tensor& x, int64_t stride, bool normalized, nn::Strategy strategy) {
   return nn::max_pool2d(x, normalized ? strategy : nn::Strategy::kInplace2, 3, stride, 1);
 }
@@ -104,7 +104,7 @@ at::Tensor InceptionBlock::forward(const at::Tensor& x) {
     }
   }
   at::Tensor stacked = at::cat(ends, 1);
-  ends.clear();  // the parts go before the normalization of the whole begins
+  ends.clear();  // frees the parts before the normalization of the stack begins
   stacked = bn_ ? bn_->forward(std::move(stacked)) : activated(std::move(stacked), norm_);
   if (passed.empty()) return stacked;
   passed.insert(passed.begin(), std::move(stacked));

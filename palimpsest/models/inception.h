@@ -23,15 +23,15 @@ struct BranchConvolution {
 
 enum class BranchPool { kNone, kAverage, kMax };
 
-/// One path through a block: an optional 3x3 pooling, a chain of convolutions, and the convolutions at its
-/// end, side by side. Without convolutions the pooling passes its channels through.
+/// One path through a block: an optional 3x3 pooling, a chain of convolutions, and side by side the
+/// convolutions at its end. Without convolutions the pooling passes its channels through.
 struct BranchShape {
   BranchPool pool = BranchPool::kNone;
   std::vector<BranchConvolution> chain, ends;
 };
 
-/// Branches over the same input, stacked along the channels: `ends` in order, then the channels that were
-/// passed through.
+/// A block: branches over the same input, stacked along the channels. The outputs of `ends` come first, in
+/// order, then the channels that were passed through.
 struct InceptionBlockShape {
   std::string name;
   std::vector<BranchShape> branches;
@@ -52,36 +52,35 @@ struct InceptionShape {
   double dropout = 0;
 };
 
-// The three networks at the scale of images of 32 pixels: the blocks of the papers, with channels divided by
-// `divisor`, behind a stem that halves the image once and not three times, so that they work on 16, 8 and 4
-// pixels. Convolutions of stride 1 keep the size throughout. There are no auxiliary classifiers and no local
-// response normalization.
+// The three networks at the scale of images of 32 pixels. The blocks are those of the papers, with channels
+// divided by `divisor`. The stem halves the image once and not three times, so the blocks work on 16, 8 and 4
+// pixels. Convolutions of stride 1 keep the size. There are no auxiliary classifiers and no local response
+// normalization.
 
 /// GoogLeNet, Inception v1: Szegedy et al., "Going Deeper with Convolutions", CVPR 2015, table 1.
 InceptionShape googlenet(const std::string& name, int64_t divisor);
 /// Inception v2, "BN-Inception": Ioffe, Szegedy, "Batch Normalization: Accelerating Deep Network Training by
-/// Reducing Internal Covariate Shift", ICML 2015, appendix (whose blocks 4c and 4d make 608 channels and 4e
-/// 1056, where it prints 576 and 1024). No dropout, as there.
+/// Reducing Internal Covariate Shift", ICML 2015, appendix. The paper's blocks 4c and 4d make 608 channels
+/// and its block 4e makes 1056, although it prints 576 and 1024. Like the paper's network it has no dropout.
 InceptionShape inception_v2(const std::string& name, int64_t divisor);
-/// Inception v3, with 7x7 convolutions as 1x7 and 7x1 and the last 3x3 ones as 1x3 beside 3x1: Szegedy et
-/// al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016; channels as torchvision has
-/// them.
+/// Inception v3: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016. 1x7
+/// and 7x1 convolutions stand for 7x7, and 1x3 beside 3x1 for the last 3x3. The channels are torchvision's.
 InceptionShape inception_v3(const std::string& name, int64_t divisor);
 
-/// For models/fold.h: the names of a normalization and of the convolutions whose stacked outputs it reads,
-/// below the module that returns them.
+/// The names of a normalization and of the convolutions whose stacked outputs it reads, relative to the
+/// module that returns them (for models/fold.h).
 struct NormalizedNames {
   std::vector<std::string> convs;
   std::string norm;
 };
 
-/// One block. All convolutions that end a branch share one normalization (`bn`) over their stacked outputs,
-/// which equals one for each, because statistics are per channel; the stack is saved once, without its parts.
-/// Names: branch1.conv1, branch1.bn1, ..., two ends conv2a and conv2b, bn.
+/// One block. All convolutions that end a branch share one normalization (`bn`) over their stacked outputs.
+/// It equals one normalization per convolution, because statistics are per channel. The stack is saved once,
+/// without its parts. Names: branch1.conv1, branch1.bn1, ..., bn; two ends are conv2a and conv2b.
 ///
-/// Saved for backward of chains of W channels and ends of E, beside the input: `standard` 2W + 2E, in place
-/// W + E, the other strategies W + 2E, because every reader of the block saves its activated output. Average
-/// pooling adds its input, which is the block's, and its output.
+/// Channels saved for backward beside the input, for chains of W channels and ends of E: 2W + 2E under
+/// `standard`, W + E in place, W + 2E under the other strategies, because every reader of the block saves its
+/// activated output. Average pooling also saves its input, which is the block's input, and its output.
 class InceptionBlock : public nn::Cloneable<InceptionBlock> {
  public:
   InceptionBlock(const InceptionBlockShape& shape, int64_t in, bool normalized, const nn::NormOptions& norm);
@@ -112,17 +111,20 @@ class InceptionBlock : public nn::Cloneable<InceptionBlock> {
   nn::BatchNormAct bn_{nullptr};
 };
 
-/// GoogLeNet and Inception v2 and v3. Names: conv1, bn1, conv2, ... of the stem, the blocks' (inception3a of
-/// v1 and v2, mixed5b of v3), fc. Dropout draws from libtorch's generator, in training mode only.
+/// GoogLeNet, Inception v2 and v3. Names: conv1, bn1, conv2, ... in the stem, the names of the blocks
+/// (inception3a in v1 and v2, mixed5b in v3), fc. Dropout draws from libtorch's generator, in training mode
+/// only.
 class Inception : public nn::Cloneable<Inception, Backbone> {
  public:
-  /// Without normalization only the activation of options.norm is read. Ignores options.output_stride.
+  /// A network without normalization reads only the activation of options.norm. Ignores
+  /// options.output_stride.
   Inception(const InceptionShape& shape, const BackboneOptions& options);
 
   at::Tensor features(const at::Tensor& images) override;
-  /// Backbone's, with dropout before the classifier.
+  /// Does the same as Backbone::forward, with dropout before the classifier.
   at::Tensor forward(const at::Tensor& images) override;
-  std::vector<NormalizedNames> normalizations() const;  ///< of the stem
+  /// Returns the names of the stem's normalizations and of their convolutions.
+  std::vector<NormalizedNames> normalizations() const;
 
  private:
   void rebind(nn::Clones& clones) override {

@@ -24,7 +24,7 @@ BranchConvolution column(int64_t channels, int64_t height) {
   return {channels, height, 1};
 }
 
-/// A branch whose last convolution ends it.
+/// Returns a branch that ends in one convolution.
 BranchShape branch(Chain convolutions, BranchPool pool = BranchPool::kNone) {
   const BranchConvolution end = convolutions.back();
   convolutions.pop_back();
@@ -33,7 +33,7 @@ BranchShape branch(Chain convolutions, BranchPool pool = BranchPool::kNone) {
 
 const BranchShape kPassed{BranchPool::kMax, {}, {}};
 
-/// The shape with all channels divided by `divisor`.
+/// Returns the shape with all channels divided by `divisor`.
 InceptionShape divided(InceptionShape shape, int64_t divisor) {
   for (auto& s : shape.stem) s.convolution.channels /= divisor;
   for (auto& block : shape.blocks)
@@ -43,7 +43,7 @@ InceptionShape divided(InceptionShape shape, int64_t divisor) {
   return shape;
 }
 
-/// 3x3 and pooling, 1x1, 3x3 and so to the blocks: 64 channels, 64, 192.
+/// The stem of v1 and v2: 3x3 and pooling, 1x1, 3x3, with 64, 64 and 192 channels.
 std::vector<InceptionShape::Stem> stem_of_192() {
   return {{three(64), true}, {one(64)}, {three(192)}};
 }
@@ -79,7 +79,7 @@ InceptionBlockShape v3_wide(const std::string& name, int64_t pool_channels) {
            branch({one(pool_channels)}, BranchPool::kAverage)}};
 }
 
-/// v3, figure 6 with n = 7, `inner` channels within.
+/// v3, figure 6 with n = 7 and `inner` inner channels.
 InceptionBlockShape v3_seven(const std::string& name, int64_t inner) {
   return {"mixed" + name,
           {branch({one(192)}), branch({one(inner), row(inner, 7), column(192, 7)}),

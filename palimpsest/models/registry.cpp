@@ -89,7 +89,7 @@ const std::vector<Entry>& densenets() {
   return entries;
 }
 
-/// For images of 32 pixels.
+/// The networks for images of 32 pixels.
 const std::vector<Entry>& small_networks() {
   static const std::vector<Entry> entries = {
       sequential(alexnet("alexnet_cifar", 1)),
@@ -127,17 +127,16 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
   nn::check_activation_param(options.activation, options.activation_param);
   const nn::Strategy strategy = strategy_of(name, options);
   if (!normalizes(name) && strategy != nn::Strategy::kStandard)
-    throw Error(ErrorKind::kUsage,
-                "model '" + name +
-                    "' normalizes nothing, so only strategy 'standard' has a meaning for it, got '" +
-                    nn::to_string(strategy) + "'; leave it out");
+    throw Error(ErrorKind::kUsage, "model '" + name +
+                                       "' has no normalizations and takes only strategy 'standard', got '" +
+                                       nn::to_string(strategy) + "'; leave it out");
   nn::check_pair(strategy, options.activation);
   const auto stride = options.output_stride;
   if (segments && stride != 8 && stride != 16) {
     throw Error(ErrorKind::kUsage,
                 "model '" + name + "' needs an output stride of 8 or 16, got " + std::to_string(stride));
   }
-  // The default cannot be told from a value that was given.
+  // A given value that equals the default is accepted: the two cannot be told apart.
   if (!segments && stride != ModelOptions{}.output_stride) {
     throw Error(ErrorKind::kUsage,
                 "model '" + name + "' classifies and takes no output stride, got " + std::to_string(stride) +

@@ -17,39 +17,39 @@ namespace palimpsest::models {
 struct ModelOptions {
   /// 0: no classifier; forward then returns the features, (N, C, h, w) (models/backbone.h).
   int64_t classes = 1000;
-  /// Default: `inplace_2`; for networks without normalization, which take no other, `standard`.
+  /// Default: `inplace_2`. Networks without normalization take only `standard`, which is their default.
   std::optional<nn::Strategy> strategy = std::nullopt;
   nn::Activation activation = nn::Activation::kLeakyReLU;
   double activation_param = 0.01;  ///< leaky ReLU's slope or ELU's alpha
   int64_t output_stride = 16;      ///< segmentation only: 8 or 16
-  /// densenet... only. Default: nn::default_dense_strategy.
+  /// Only the names densenet... take it. Default: nn::default_dense_strategy.
   std::optional<nn::DenseStrategy> dense_strategy = std::nullopt;
 };
 
-/// A network by name, freshly initialized from libtorch's global generator (seed it first):
+/// Makes the network with this name, freshly initialized from libtorch's global generator (seed it first):
 ///   auto net = models::make("resnet50", {.classes = 10, .strategy = nn::Strategy::kStoreY});
-/// | names                                                          | network                                 |
-/// | -------------------------------------------------------------- | --------------------------------------- |
-/// | resnet18, 34, 50, 101, 152                                     | torchvision's ResNets                   |
-/// | resnext50_32x4d, resnext101_32x8d, resnext101_64x4d            | torchvision's ResNeXts                  |
-/// | resnext50_preact, resnext101_preact, resnext152_preact         | pre-activation, the In-Place ABN paper's |
-/// | resnet18_narrow                                                | ResNet-18 with a quarter of its channels |
-/// | deeplabv3_NAME for each of these                               | segmentation                            |
-/// | densenet121, 161, 169, 201                                     | torchvision's DenseNets, k = 32 (161: 48) |
-/// | densenet232, 264, 232_k48, 264_k48                             | deeper ones, k = 32 or 48               |
-/// | densenet_bcLAYERS_kGROWTH                                      | for CIFAR, of any depth and growth      |
-/// | alexnet, vgg16, googlenet, inception_v2, inception_v3 + _cifar | for images of 32 pixels                 |
-/// | the same + _cifar_narrow                                       | half (AlexNet) or a quarter of the channels |
-/// | resnet29_preact_cifar, resnet164_preact_cifar                  | for images of 32 pixels                 |
-/// All but deeplabv3_NAME are of class Backbone. Throws Error(kUsage) with the nearest name, or for an option
-/// that does not fit.
+/// | names                                                         | network                              |
+/// | ------------------------------------------------------------- | ------------------------------------ |
+/// | resnet18, 34, 50, 101, 152                                    | torchvision's ResNets                |
+/// | resnext50_32x4d, resnext101_32x8d, resnext101_64x4d           | torchvision's ResNeXts               |
+/// | resnext50_preact, resnext101_preact, resnext152_preact        | the In-Place ABN paper's networks    |
+/// | resnet18_narrow                                               | ResNet-18 with 1/4 of its channels   |
+/// | deeplabv3_NAME for each of these                              | segmentation                         |
+/// | densenet121, 161, 169, 201                                    | torchvision's DenseNets              |
+/// | densenet232, 264, 232_k48, 264_k48                            | deeper DenseNets, k = 32 or 48       |
+/// | densenet_bcLAYERS_kGROWTH                                     | for CIFAR, with any depth and growth |
+/// | alexnet, vgg16, googlenet, inception_v2, inception_v3 +_cifar | for images of 32 pixels              |
+/// | the same +_cifar_narrow                                       | 1/2 (AlexNet) or 1/4 of the channels |
+/// | resnet29_preact_cifar, resnet164_preact_cifar                 | pre-activation, images of 32 pixels  |
+/// All networks but deeplabv3_NAME are of class Backbone. Throws Error(kUsage) for an unknown name (with the
+/// nearest one) and for an option that does not fit.
 std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& options = {});
-/// The names above; of densenet_bcLAYERS_kGROWTH only those that papers have.
+/// Returns the names above; for densenet_bcLAYERS_kGROWTH only the networks that papers have.
 std::vector<std::string> names();
-/// Whether make() knows the name: names() and every other densenet_bcLAYERS_kGROWTH.
+/// Returns whether make() knows the name: one of names(), or any other densenet_bcLAYERS_kGROWTH.
 bool is_name(const std::string& name);
-/// Whether the network normalizes, so that strategies make a difference: all but alexnet..., vgg16... and
-/// googlenet...
+/// Returns whether the network normalizes, so that strategies make a difference. All networks do but
+/// alexnet..., vgg16... and googlenet...
 bool normalizes(const std::string& name);
 
 }  // namespace palimpsest::models

@@ -11,7 +11,7 @@ torch::nn::Sequential projection(const BlockOptions& o, int64_t out) {
                                nn::BatchNormAct(out, o.norm.identity()));
 }
 
-/// The end of a block: the shortcut, and the sum.
+/// Ends a block: computes the shortcut and the sum.
 at::Tensor add_shortcut(nn::BatchNormAct& norm, at::Tensor h, const at::Tensor& x,
                         const nn::DeferredActivation& input, torch::nn::Sequential& downsample) {
   if (downsample.is_empty()) return norm->forward_residual(std::move(h), x, input);

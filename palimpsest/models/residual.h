@@ -12,14 +12,14 @@
 
 namespace palimpsest::models {
 
-/// The place of a residual block: input channels, the base width of its stage, and its convolutions'
-/// geometry.
+/// The options of a residual block: its input channels, the base width of its stage, and the geometry of its
+/// convolutions.
 struct BlockOptions {
   int64_t in = 0;              ///< channels of the input
   int64_t planes = 64;         ///< 64, 128, 256, 512 in the four stages
   int64_t stride = 1;          ///< of the (first) 3x3 convolution and the projection
   int64_t first_dilation = 1;  ///< of the convolution that has the stride
-  int64_t dilation = 1;        ///< of 3x3 convolutions after it
+  int64_t dilation = 1;        ///< of the 3x3 convolutions after it
   int64_t groups = 1;
   int64_t width_per_group = 64;
   nn::NormOptions norm = {};
@@ -27,9 +27,9 @@ struct BlockOptions {
   nn::DeferredActivation input = {};
 };
 
-/// act(bn2(conv2(act(bn1(conv1(x))))) + shortcut), both convolutions 3x3; the sum without act where blocks
-/// defer their activation (nn::defers_activation). The shortcut is x, or its projection `downsample` (1x1
-/// convolution, normalization) where the shape changes.
+/// act(bn2(conv2(act(bn1(conv1(x))))) + shortcut) with two 3x3 convolutions. If blocks defer their activation
+/// (nn::defers_activation), the result is the sum without act. The shortcut is x, or its projection
+/// `downsample` (1x1 convolution, normalization) where the shape changes.
 class BasicBlock : public nn::Cloneable<BasicBlock> {
  public:
   static constexpr int64_t kExpansion = 1;  ///< channels out / planes
@@ -45,8 +45,8 @@ class BasicBlock : public nn::Cloneable<BasicBlock> {
   torch::nn::Sequential downsample_{nullptr};  // projection, then its normalization
 };
 
-/// act(bn3(conv3(act(bn2(conv2(act(bn1(conv1(x)))))))) + shortcut): 1x1, 3x3 in groups, 1x1; otherwise as
-/// BasicBlock.
+/// act(bn3(conv3(act(bn2(conv2(act(bn1(conv1(x)))))))) + shortcut) with convolutions of 1x1, 3x3 (in groups)
+/// and 1x1. Result and shortcut are as in BasicBlock.
 class Bottleneck : public nn::Cloneable<Bottleneck> {
  public:
   static constexpr int64_t kExpansion = 4;

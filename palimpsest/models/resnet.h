@@ -17,7 +17,7 @@ namespace palimpsest::models {
 /// The shape of a post-activation residual network; torchvision's parameters have the same meaning.
 struct ResNetShape {
   std::string name;               ///< for messages
-  bool bottleneck = true;         ///< 1x1, 3x3, 1x1 with 4 times as many channels out; false: 3x3, 3x3
+  bool bottleneck = true;         ///< 1x1, 3x3, then 1x1 to 4 times as many channels; false: 3x3, 3x3
   std::array<int64_t, 4> blocks;  ///< blocks of each stage
   int64_t groups = 1;             ///< of the 3x3 convolution (ResNeXt's cardinality)
   int64_t width_per_group = 64;   ///< inner channels = planes * width_per_group / 64 * groups
@@ -25,14 +25,15 @@ struct ResNetShape {
 };
 
 /// ResNet-18/34/50/101/152 and ResNeXt: out = act(bn(conv(...)) + shortcut). Parameters and buffers have
-/// torchvision's names and order, so torchvision's weights load unchanged; the 3x3 convolution has the
+/// torchvision's names and order, so torchvision's weights load unchanged. The 3x3 convolution has the
 /// stride, as in torchvision.
 ///
-/// Saved for backward per bottleneck of C outer and W inner channels, beside the block's input: `standard`
-/// 2C + 4W, the other strategies C + 2W. There the inner normalizations save one tensor each, and the last
-/// one is recovered from the block's output and its shortcut, which their other readers save. A projection's
-/// normalization saves C more. Sources: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016;
-/// Xie, Girshick, Dollar, Tu, He, "Aggregated Residual Transformations for Deep Neural Networks", CVPR 2017.
+/// Channels saved for backward per bottleneck with C outer and W inner channels, beside the block's input:
+/// 2C + 4W under `standard`, C + 2W under the other strategies. There each inner normalization saves one
+/// tensor. The last normalization recovers its values from the block's output and its shortcut, which their
+/// other readers save. A projection's normalization saves C more.
+/// Sources: He, Zhang, Ren, Sun, "Deep Residual Learning for Image Recognition", CVPR 2016; Xie, Girshick,
+/// Dollar, Tu, He, "Aggregated Residual Transformations for Deep Neural Networks", CVPR 2017.
 class ResNet : public nn::Cloneable<ResNet, Backbone> {
  public:
   ResNet(const ResNetShape& shape, const BackboneOptions& options);

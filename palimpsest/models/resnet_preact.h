@@ -13,12 +13,14 @@
 
 namespace palimpsest::models {
 
-/// Pre-activation ResNet for images of 32 pixels, of 9n + 2 layers: a 3x3 convolution of 16 channels, three
-/// stages of n pre-activation bottlenecks (models/resnext_preact.h, ungrouped) with 16, 32, 64 inner and 64,
-/// 128, 256 outer channels, the last two stages with stride 2, and a final normalization. ResNet-164, n = 18,
-/// is the paper's; the mixed precision paper's ResNet-50 has the same blocks at the scale of ImageNet. Names:
-/// conv1, layer1.0.bn1, layer1.0.convs.conv1, ..., layer1.0.proj_conv, bn_out, fc. Source: He, Zhang, Ren,
-/// Sun, "Identity Mappings in Deep Residual Networks", ECCV 2016, section 4 and its appendix.
+/// A pre-activation ResNet with 9n + 2 layers for images of 32 pixels: a 3x3 convolution to 16 channels,
+/// three stages of n pre-activation bottlenecks (models/resnext_preact.h, without groups), and a final
+/// normalization. The stages have 16, 32, 64 inner and 64, 128, 256 outer channels; the last two have stride
+/// 2. The paper trains ResNet-164, n = 18. The mixed precision paper's ResNet-50 has the same blocks at the
+/// scale of ImageNet.
+/// Names: conv1, layer1.0.bn1, layer1.0.convs.conv1, ..., layer1.0.proj_conv, bn_out, fc.
+/// Source: He, Zhang, Ren, Sun, "Identity Mappings in Deep Residual Networks", ECCV 2016, section 4 and its
+/// appendix.
 class PreactResNet : public nn::Cloneable<PreactResNet, Backbone> {
  public:
   /// Ignores options.output_stride: the features have output stride 4.

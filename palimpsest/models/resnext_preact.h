@@ -14,12 +14,12 @@
 namespace palimpsest::models {
 
 /// A pre-activation bottleneck: x + conv3(act(bn3(conv2(act(bn2(conv1(act(bn1(x)))))))), with no
-/// normalization after the sum. Where the shape changes, the shortcut is proj_conv(act(bn1(x))) instead of x,
+/// normalization after the sum. If the shape changes, the shortcut is proj_conv(act(bn1(x))) instead of x,
 /// and bn1 may write over x. Otherwise x has two readers, so bn1 writes a new tensor; it does not save x, and
 /// no copy of x is made.
 ///
-/// Saved for backward of C outer and W inner channels: under `standard` the inputs and outputs of bn1, bn2
-/// and bn3, 2C + 4W; in place the three outputs, C + 2W.
+/// Channels saved for backward, with C outer and W inner channels: 2C + 4W under `standard` (the inputs and
+/// outputs of bn1, bn2 and bn3), C + 2W in place (the three outputs).
 class PreactBottleneck : public nn::Cloneable<PreactBottleneck> {
  public:
   struct Options {
@@ -41,12 +41,14 @@ class PreactBottleneck : public nn::Cloneable<PreactBottleneck> {
   nn::Conv2d proj_conv_{nullptr};
 };
 
-/// ResNeXt-50/101/152 as the In-Place ABN paper trains them: pre-activation blocks in 64 groups, a 7x7 stem
-/// of 64 channels and stride 2 without normalization, 3x3 max pooling, modules of width (128, 128, 256)
-/// doubling three times, a final normalization `bn_out`. Names follow the paper's own release: mod1.conv1,
-/// mod2.block1.bn1, mod2.block1.convs.conv1, .convs.bn2, .convs.conv2, .convs.bn3, .convs.conv3,
-/// mod2.block1.proj_conv, bn_out, fc. Sources: Rota Bulo, Porzi, Kontschieder, CVPR 2018, section 4.1; He,
-/// Zhang, Ren, Sun, "Identity Mappings in Deep Residual Networks", ECCV 2016.
+/// ResNeXt-50/101/152 as the In-Place ABN paper trains them: a 7x7 stem of 64 channels and stride 2 without
+/// normalization, 3x3 max pooling, four modules of pre-activation blocks in 64 groups, and a final
+/// normalization `bn_out`. The first module has the widths (128, 128, 256); each later module has twice the
+/// widths of the module before.
+/// Names follow the paper's own release: mod1.conv1, mod2.block1.bn1, mod2.block1.convs.conv1, .convs.bn2,
+/// .convs.conv2, .convs.bn3, .convs.conv3, mod2.block1.proj_conv, bn_out, fc.
+/// Sources: Rota Bulo, Porzi, Kontschieder, CVPR 2018, section 4.1; He, Zhang, Ren, Sun, "Identity Mappings
+/// in Deep Residual Networks", ECCV 2016.
 class PreactResNeXt : public nn::Cloneable<PreactResNeXt, Backbone> {
  public:
   PreactResNeXt(std::string name, const std::array<int64_t, 4>& blocks, const BackboneOptions& options);

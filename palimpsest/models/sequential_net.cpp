@@ -58,7 +58,7 @@ SequentialNet::SequentialNet(const SequentialShape& shape, const BackboneOptions
 
 at::Tensor SequentialNet::features(const at::Tensor& images) {
   check_images(shape_.name, images);
-  int64_t least = 1;  // a padded window never comes to an end
+  int64_t least = 1;  // a padded window fits into any image
   for (const auto& c : shape_.convolutions) least *= c.pooled && shape_.pool_kernel == 2 ? 2 : 1;
   if (std::min(images.size(2), images.size(3)) < least)
     throw Error(ErrorKind::kUsage, shape_.name + " needs images of at least " + std::to_string(least) +
@@ -69,7 +69,7 @@ at::Tensor SequentialNet::features(const at::Tensor& images) {
   for (std::size_t i = 0; i < convs_.size(); ++i) {
     x = nn::activate_(convs_[i]->forward(x), norm_.activation, norm_.activation_param);
     if (shape_.convolutions[i].pooled)
-      // Any strategy but `standard`: one byte per output.
+      // Every strategy but `standard` saves one byte per output.
       x = nn::max_pool2d(x, nn::Strategy::kInplace2, shape_.pool_kernel, 2, shape_.pool_kernel == 3 ? 1 : 0);
   }
   if (x.size(2) != shape_.grid || x.size(3) != shape_.grid)

@@ -90,7 +90,7 @@ std::string fitting_model(const nn::StateDict& tensors) {
 
 PlainWeights plain_weights(const nn::StateDict& tensors, const torch::nn::Module& model,
                            WeightFormat format) {
-  std::map<std::string, double> eps;  // of the normalization that a weight belongs to
+  std::map<std::string, double> eps;  // by the name of a normalization's weight
   for (const auto& entry : model.named_modules("", /*include_self=*/false))
     if (const auto* norm = entry.value()->as<nn::NormImpl>())
       eps[entry.key() + ".weight"] = norm->options.eps();
@@ -108,7 +108,7 @@ PlainWeights plain_weights(const nn::StateDict& tensors, const torch::nn::Module
     at::Tensor value = found->second;
     if (value.scalar_type() != at::kDouble) value = value.to(at::kFloat);
     if (const auto norm = eps.find(key); format == WeightFormat::kInplaceAbn && norm != eps.end()) {
-      value = value.abs().add_(norm->second);  // in f32, as the package computes it at every pass
+      value = value.abs().add_(norm->second);  // in f32, as the package does in every forward pass
       ++plain.rescaled;
     }
     plain.tensors.emplace_back(key, std::move(value));
@@ -120,7 +120,7 @@ Start start_from(nn::Model& model, nn::StateDict tensors, bool reset_classifier,
   nn::StateDict wanted = nn::state_dict(model);
   const auto has_body = [](const auto& entry) { return entry.first.starts_with(kBody); };
   Start start = reset_classifier ? Start::kAllButClassifier : Start::kAll;
-  if (model.segments() && std::none_of(tensors.begin(), tensors.end(), has_body)) {
+  if (model.is_segmentation() && std::none_of(tensors.begin(), tensors.end(), has_body)) {
     start = Start::kBody;
     std::erase_if(wanted, [&](const auto& entry) { return !has_body(entry); });
     std::erase_if(tensors, [](const auto& entry) { return is_classifier(entry.first); });

@@ -9,28 +9,29 @@
 #include <string_view>
 #include <vector>
 
-// Weights of the networks of models::make, beyond nn::load_state_dict: wrappers' prefixes, classifiers and
-// backbones, and the files of the inplace_abn package.
+// Weights of the networks of models::make, for which nn::load_state_dict is not enough: prefixes of wrappers,
+// classifiers, backbones, and files of the inplace_abn package.
 namespace palimpsest::models {
 
-/// Meaning of the weight (gamma) of a batch normalization in a file.
+/// The meaning of the weight (gamma) of a batch normalization in a file.
 enum class WeightFormat {
-  kAuto,         ///< to be chosen by weight_format()
+  kAuto,         ///< weight_format() chooses one of the two formats below
   kTorchvision,  ///< gamma = weight, of any sign: files of torchvision, of ours and of most programs
   kInplaceAbn,   ///< gamma = |weight| + eps: checkpoints of networks with the inplace_abn package's layers
 };
 
-/// "auto", "torchvision", "inplace_abn".
+/// Returns "auto", "torchvision" and "inplace_abn".
 std::vector<std::string> weight_format_names();
-/// Returns the format with this name, never kAuto: "auto" chooses inplace_abn for the networks that only that
-/// package has (resnext..._preact, alone or in DeepLab) if the file counts no batches: the package's layers
-/// have no num_batches_tracked, libtorch's and ours do. Throws Error(kUsage) with the nearest name.
+/// Returns the format with this name, never kAuto. "auto" chooses inplace_abn if only that package has the
+/// network (resnext..._preact, alone or in DeepLab) and the file counts no batches: the package's layers have
+/// no num_batches_tracked, libtorch's and ours do. Otherwise it chooses torchvision. Throws Error(kUsage)
+/// with the nearest name.
 WeightFormat weight_format(std::string_view name, const std::string& model, const nn::StateDict& tensors);
 std::string to_string(WeightFormat format);
 
-/// Removes the prefixes that wrappers add to keys, "module." (DataParallel) and "_orig_mod." (torch.compile),
-/// and the entries of our training checkpoints that are no part of the network ("palimpsest."). Returns the
-/// number of keys that changed.
+/// Removes the prefixes that wrappers add to keys: "module." (DataParallel) and "_orig_mod." (torch.compile).
+/// Removes also the entries of our training checkpoints that are no part of the network ("palimpsest...").
+/// Returns the number of keys that lost a prefix.
 int64_t unwrap(nn::StateDict& tensors);
 
 /// Returns the rows of the classifier (`fc.weight`, `classifier.weight` or `cls.weight`), or nothing if there
@@ -38,7 +39,7 @@ int64_t unwrap(nn::StateDict& tensors);
 std::optional<int64_t> class_count(const nn::StateDict& tensors);
 
 /// Returns the name of a model of the registry that the tensors fit, for any number of classes; "" if there
-/// is none. Builds the models one after another: use it for messages.
+/// is none. It builds the models one after another, so use it for error messages only.
 std::string fitting_model(const nn::StateDict& tensors);
 
 /// The tensors of a file as a model stores them.
@@ -47,17 +48,17 @@ struct PlainWeights {
   int64_t rescaled = 0;  ///< normalizations whose weight was changed
   int64_t counters = 0;  ///< num_batches_tracked that were added
 };
-/// Converts `tensors`, which must fit `model`: the model's order, f32 (f64 stays), weight <- |weight| + eps
-/// in normalizations if the format is kInplaceAbn, and 0 for a missing num_batches_tracked.
+/// Converts `tensors`, which must fit `model`, to the model's order and to f32 (f64 stays f64). If the format
+/// is kInplaceAbn, a normalization's weight becomes |weight| + eps. A missing num_batches_tracked becomes 0.
 PlainWeights plain_weights(const nn::StateDict& tensors, const torch::nn::Module& model, WeightFormat format);
 
 /// The part of a network that start_from() loaded.
 enum class Start { kAll, kAllButClassifier, kBody };
 
-/// Loads the weights from which a training starts. A file of a classification network fills the body of a
+/// Loads the weights from which a training starts. The tensors of a classification network fill the body of a
 /// segmentation network, whose head stays as it is. With `reset_classifier` the classifier (`fc`, `cls`,
-/// `classifier`) stays as it is, so the number of classes may differ. Throws Error(kCheckpoint) naming
-/// `source` and the keys if the rest does not fit; then the model is unchanged.
+/// `classifier`) stays as it is, so the number of classes may differ. If any other tensor does not fit,
+/// throws Error(kCheckpoint) that names `source` and the keys, and leaves the model unchanged.
 Start start_from(nn::Model& model, nn::StateDict tensors, bool reset_classifier, const std::string& source);
 
 }  // namespace palimpsest::models

@@ -12,8 +12,8 @@ namespace palimpsest::nn {
 
 using palimpsest::Activation;
 
-/// The activation of that name in kernels::kActivations, e.g. "leaky_relu". Throws Error(kUsage) with the
-/// nearest name.
+/// Returns the activation of that name in kernels::kActivations, e.g. "leaky_relu". Throws Error(kUsage) with
+/// the nearest name for any other.
 Activation parse_activation(std::string_view name);
 std::string to_string(Activation activation);
 std::vector<std::string> activation_names();
@@ -23,11 +23,12 @@ std::vector<std::string> activation_names();
 /// `param`.
 void check_activation_param(Activation activation, double param);
 
-/// act(y) by libtorch's own operator. Leaky ReLU, ELU, sigmoid, tanh and ReLU, whose backward reads the
-/// result, write over `y`; the identity returns `y`; the other activations save `y` and return a new tensor.
+/// Returns act(y), computed by libtorch's own operator. Leaky ReLU, ELU, sigmoid, tanh and ReLU, whose
+/// backward reads the result, write over `y`. The identity returns `y`. The other activations save `y` and
+/// return a new tensor.
 at::Tensor activate_(at::Tensor y, Activation activation, double param);
 
-/// act(y) as a new tensor (for the identity `y` itself).
+/// Returns act(y) as a new tensor; the identity returns `y` itself.
 at::Tensor activate(const at::Tensor& y, Activation activation, double param);
 
 }  // namespace palimpsest::nn

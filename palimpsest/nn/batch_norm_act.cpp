@@ -74,17 +74,17 @@ ops::AbnOptions BatchNormActImpl::begin_operator() {
 }
 
 ops::Saved BatchNormActImpl::saved() const {
-  // Without an activation z is y: saving another tensor gains nothing.
+  // z is y if there is no activation: saving another tensor gains nothing.
   return options.activation() == Activation::kIdentity
              ? ops::Saved::kOutput
              : saved_by_strategy(options.strategy(), options.activation());
 }
 
 at::Tensor BatchNormActImpl::forward_standard(const at::Tensor& x, const ops::AbnOptions& layer) {
-  // The functional form and not at::batch_norm: it refuses one value per channel, as the fused layer does.
+  // The functional form, unlike at::batch_norm, refuses one value per channel, as the fused layer does.
   namespace F = torch::nn::functional;
-  // A recomputed batch must not move the running statistics again. Copies and not undefined tensors: autograd
-  // saves the two, and a second run that saved fewer tensors would not fit the first.
+  // A recomputed batch must not move the running statistics again. They are copies, not undefined tensors:
+  // autograd saves both, and a second run that saved fewer tensors would not match the first.
   const bool again = layer.training && running_mean.defined() && recomputing();
   return F::batch_norm(x, again ? running_mean.clone() : running_mean,
                        again ? running_var.clone() : running_var,
@@ -113,7 +113,7 @@ at::Tensor BatchNormActImpl::activate_only(at::Tensor x) const {
 at::Tensor BatchNormActImpl::forward(at::Tensor x) {
   if (is_activation_only()) return activate_only(std::move(x));
   ops::AbnOptions layer = begin_forward();
-  // libtorch's layer knows an empty batch: empty results, gradients of zero, no statistics.
+  // libtorch's layer handles an empty batch: empty results, zero gradients, no statistics.
   if (options.strategy() == Strategy::kStandard || x.numel() == 0)
     return activate_(forward_standard(x, layer), layer.activation, layer.activation_param);
   layer.saved = saved();
@@ -158,7 +158,7 @@ at::Tensor BatchNormActImpl::forward_residual(at::Tensor x, const at::Tensor& re
   // The operator applies a deferred ReLU while it reads the residual.
   layer.relu_residual =
       defers && residual_activation.is_deferred && residual_activation.activation == Activation::kReLU;
-  // The other readers of the residual save it: z is enough whatever the strategy saves elsewhere.
+  // The other readers of the residual save it, so saving z is enough whatever the strategy saves elsewhere.
   const bool is_in_place = strategy == Strategy::kInplace1 || strategy == Strategy::kInplaceBit;
   layer.saved = is_in_place ? saved_by_strategy(strategy, activation) : ops::Saved::kOutput;
   return forward_fused(std::move(x), layer, layer.relu_residual ? residual : activated_residual());

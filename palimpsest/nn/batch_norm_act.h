@@ -31,7 +31,7 @@ struct BatchNormActOptions {
         activation_param_(norm.activation_param),
         in_place_(norm.in_place) {}
 
-  /// Leaky ReLU's slope: another name for activation_param, for code that has only that activation.
+  /// Sets leaky ReLU's slope: another name for activation_param, for code that has only that activation.
   BatchNormActOptions& slope(double slope) { return activation_param(slope); }
 
   /// Channels of the input (its dimension 1). No default. A later change has no effect.
@@ -42,23 +42,25 @@ struct BatchNormActOptions {
   /// running <- (1 - momentum) * running + momentum * batch. Default: 0.1. std::nullopt: cumulative average,
   /// momentum = 1 / num_batches_tracked. A later change takes effect at the next forward.
   TORCH_ARG(std::optional<double>, momentum) = 0.1;
-  /// Whether there are a learnable weight (starts at 1) and bias (starts at 0). Default: true. A later change
-  /// has no effect.
+  /// true: the layer has a learnable weight (starts at 1) and bias (starts at 0). Default: true. A later
+  /// change has no effect.
   TORCH_ARG(bool, affine) = true;
-  /// Whether running statistics are kept and used in eval mode; without them eval mode normalizes with the
-  /// statistics of the batch. Default: true. A later change has no effect.
+  /// true: the layer has running statistics, and eval mode normalizes with them. false: eval mode normalizes
+  /// with the statistics of the batch. Default: true. A later change has no effect.
   TORCH_ARG(bool, track_running_stats) = true;
-  /// The tensor that is saved for backward. Default: inplace_2, the output. A later change takes effect at
-  /// the next forward, and is not checked against the activation before that.
+  /// Decides which tensor is saved for backward. Default: inplace_2, which saves the output. A later change
+  /// takes effect at the next forward; only that forward checks it against the activation.
   TORCH_ARG(Strategy, strategy);
-  /// Applied after the normalization. Default: leaky ReLU. A later change takes effect at the next forward.
+  /// The activation after the normalization. Default: leaky ReLU. A later change takes effect at the next
+  /// forward.
   TORCH_ARG(Activation, activation);
   /// Leaky ReLU's slope, in (0, 1], or ELU's alpha, above 0. Default: 0.01. A later change takes effect at
   /// the next forward.
   TORCH_ARG(double, activation_param);
-  /// Writes the saved tensor over the input. false: leaves the input as it is, for an input that somebody
-  /// else reads (a shortcut); still one full-size tensor is saved. Default: true. A later change takes effect
-  /// at the next forward.
+  /// true: writes the saved tensor over the input. false: leaves the input as it is, for an input that has
+  /// another reader (a shortcut); one full-size tensor is saved all the same. `standard` always leaves the
+  /// input as it is; so does `checkpoint`, except without an activation and in forward_residual. Default:
+  /// true. A later change takes effect at the next forward.
   TORCH_ARG(bool, in_place);
 
  public:
@@ -82,24 +84,25 @@ struct BatchNormActOptions {
 
 /// Batch normalization + activation by strategy:
 ///   y = weight * (x - mean) / sqrt(var + eps) + bias,   z = act(y)
-/// `standard` is libtorch's batch norm, then the activation in place (saves x and z); the other strategies
-/// are the fused layer, which saves one tensor. Outputs, gradients, running statistics and state-dict keys
-/// are the same, so that one word switches a model. The keys, their order and the initial values are those of
-/// BatchNorm2d: weight, bias, running_mean, running_var, num_batches_tracked.
+/// `standard` runs libtorch's batch norm, then the activation, in place where its backward reads z; both x
+/// and z (else y) are saved. The other strategies run the fused layer, which saves one tensor. All have the
+/// same outputs, gradients, running statistics and state-dict keys, so that one word switches a model. The
+/// keys, their order and the initial values are those of BatchNorm2d: weight, bias, running_mean,
+/// running_var, num_batches_tracked.
 ///   nn::BatchNormAct(64);   nn::BatchNormAct(nn::BatchNormActOptions(64).strategy(nn::Strategy::kStoreY));
 ///
 /// x: (N, C, ...) of rank 2 to 5, f32, f64, f16 or bf16, any strides (NCHW and channels-last run natively).
 /// Training needs at least two values per channel, or an empty batch (N = 0), which moves no statistics.
-/// Train mode normalizes with the statistics of the batch and moves the running ones; eval mode uses the
-/// running ones.
+/// Train mode normalizes with the statistics of the batch and moves the running statistics towards them; eval
+/// mode normalizes with the running statistics.
 ///
-/// Writing over the input is right where the layer that made x does not need x in backward (a convolution, a
-/// linear layer, an addition, max pooling), which is where normalizations stand. Use in_place(false)
+/// A layer may write over its input if the layer that made x does not need x in backward: a convolution, a
+/// linear layer, an addition, max pooling. Normalizations usually follow one of these. Use in_place(false)
 ///  - for a leaf that requires grad: libtorch refuses to overwrite one;
 ///  - for a producer that reads its own output in backward (sigmoid, exp, another in-place layer): libtorch
 ///    reports in backward a variable "modified by an inplace operation";
-///  - for an input that somebody else reads afterwards. Under NoGradGuard and in eval mode nothing reports
-///    that the other reader finds z in the place of x.
+///  - for an input that another layer reads afterwards. Under NoGradGuard nothing reports that this reader
+///    finds z in the place of x.
 /// Throws Error(kUsage) at construction if the activation does not fit the strategy (check_pair).
 /// Source: Rota Bulo, Porzi, Kontschieder, "In-Place Activated BatchNorm for Memory-Optimized Training of
 /// DNNs", CVPR 2018.
@@ -109,34 +112,36 @@ class BatchNormActImpl : public Cloneable<BatchNormActImpl> {
   BatchNormActImpl(int64_t channels, const NormOptions& norm)
       : BatchNormActImpl(BatchNormActOptions(channels, norm)) {}
 
-  /// act(bn(x)), of the shape of x. Where a convolution reads the result, prefer forward_into.
+  /// Returns act(bn(x)), in the shape of x. Prefer forward_into if a convolution reads the result.
   at::Tensor forward(at::Tensor x);
 
-  /// conv(act(bn(x))). `checkpoint`, `checkpoint_normalized` and `store_y` run it as one node of the graph,
-  /// so that the convolution does not save its input. `conv` may be an nn::Conv2d or a torch::nn::Conv2d.
+  /// Returns conv(act(bn(x))). `checkpoint`, `checkpoint_normalized` and `store_y` run it as one node of the
+  /// graph, so that the convolution does not save its input. `conv` may be an nn::Conv2d or a
+  /// torch::nn::Conv2d.
   at::Tensor forward_into(at::Tensor x, torch::nn::Conv2dImpl& conv);
   template <class Convolution>
   at::Tensor forward_into(at::Tensor x, torch::nn::ModuleHolder<Convolution>& conv) {
     return forward_into(std::move(x), *conv);
   }
 
-  /// The end of a residual block: act(bn(x) + act'(residual)) over x, where act' is the activation that the
-  /// producer of the residual deferred. Where blocks of this strategy and activation defer theirs
-  /// (defers_activation), the result is the sum, without act. Backward reads the result and the residual,
-  /// which their other readers save in any case: x costs nothing.
+  /// Ends a residual block: returns act(bn(x) + act'(residual)), written over x, where act' is the activation
+  /// that the producer of the residual deferred. The result is the sum without act if blocks of this strategy
+  /// and activation defer theirs (defers_activation). Under every strategy but `standard`, backward reads the
+  /// result and the residual, which their other readers save in any case; nothing is saved for x.
   at::Tensor forward_residual(at::Tensor x, const at::Tensor& residual,
                               const DeferredActivation& residual_activation = {});
 
-  /// weight 1, bias 0, running mean 0, running variance 1, no batch seen.
+  /// Sets weight 1, bias 0, running mean 0, running variance 1, and the count of batches 0.
   void reset_parameters();
   void reset_running_stats();
 
-  /// For operators that normalize by themselves (ops::dense_block, ops::concat_abn_conv): the tensors, and
-  /// the options of this forward pass. The latter counts the batch, as forward does.
+  /// Return the tensors, and the options of this forward pass, for operators that normalize by themselves
+  /// (ops::dense_block, ops::concat_abn_conv). begin_operator() counts the batch, as forward() does.
   ops::NormalizationTensors tensors() const;
   ops::AbnOptions begin_operator();
 
-  /// Whether only the activation is left of the layer: keep_activation_only (nn/fold.h), in eval mode.
+  /// Returns whether the layer applies its activation only: after keep_activation_only (nn/fold.h), in eval
+  /// mode.
   bool is_activation_only() const { return activation_only && !is_training(); }
 
   void pretty_print(std::ostream& stream) const override;

@@ -11,7 +11,7 @@
 namespace palimpsest::nn {
 namespace {
 
-/// torch::nn::Cloneable forgets it.
+/// Repairs the copies of torch::nn::Cloneable, which forget requires_grad.
 void copy_requires_grad(const torch::nn::Module& from, const torch::nn::Module& to) {
   const auto originals = from.parameters(), copies = to.parameters();
   for (std::size_t i = 0; i < copies.size(); ++i) copies[i].set_requires_grad(originals[i].requires_grad());
@@ -46,8 +46,8 @@ std::shared_ptr<torch::nn::Module> Clones::module(const std::shared_ptr<torch::n
 }
 
 std::shared_ptr<torch::nn::Module> Clones::make(const std::shared_ptr<torch::nn::Module>& original) {
-  // Containers here and not by their own clone(): a module beside the container may refer to its children,
-  // and Sequential's clone() gives new names.
+  // Containers are copied here and not by their own clone(): a module beside the container may refer to its
+  // children, and Sequential's clone() gives new names.
   if (typeid(*original) == typeid(torch::nn::Module)) {
     auto copy = std::make_shared<torch::nn::Module>(*original);
     replace_tensors_and_children(*copy);

@@ -12,10 +12,10 @@
 
 namespace palimpsest::nn {
 
-/// Originals and copies of the tensors and modules of one module, while clone() copies it.
+/// The originals and the copies of the tensors and modules of one module, while clone() copies it.
 class Clones {
  public:
-  /// Copies are made on `device`, or on the device of the original.
+  /// Makes copies on `device`, or on the device of the original.
   explicit Clones(const std::optional<at::Device>& device) : device_(device) {}
 
   /// Gives `copy`, a member-wise copy of a module, parameters, buffers and children of its own. Values,
@@ -50,18 +50,18 @@ class Clones {
   }
 
   std::optional<at::Device> device_;
-  // The originals are kept: a new object at the address of a freed one would be taken for it.
+  // Holds the originals: a new object at the address of a freed original would be taken for the original.
   std::unordered_map<const void*, std::pair<at::Tensor, at::Tensor>> tensors_;
   std::unordered_map<const void*,
                      std::pair<std::shared_ptr<torch::nn::Module>, std::shared_ptr<torch::nn::Module>>>
       modules_;
 };
 
-/// clone() for a module whose constructor builds its children: a deep copy of parameters, buffers and
-/// children, on the same device or on `device`, with all options and settings as they are now, also those
-/// that were changed after construction: training flags, requires_grad, strategies, replaced children.
-/// (torch::nn::Cloneable calls reset(), which builds the children anew with their first settings.) Children of
-/// libtorch's own classes are copied by their own clone().
+/// Adds clone() to a module whose constructor builds its children. clone() makes a deep copy of parameters,
+/// buffers and children, on the same device or on `device`. All options and settings stay as they are, also
+/// those that were changed after construction: training flags, requires_grad, strategies, replaced children.
+/// (torch::nn::Cloneable calls reset(), which builds the children anew with their first settings.) Children
+/// of libtorch's own classes are copied by their own clone().
 ///
 ///   class BlockImpl : public nn::Cloneable<BlockImpl> {
 ///     ...
@@ -69,7 +69,7 @@ class Clones {
 ///     void rebind(nn::Clones& clones) override { clones(conv1_, bn1_, layers_); }
 ///
 /// rebind() names every member that refers to a tensor or to a module, in any order.
-/// Base: the base class, for a hierarchy of modules; its constructors are inherited.
+/// Base: the base class, for a hierarchy of modules. Its constructors are inherited.
 template <class Derived, class Base = torch::nn::Module>
 class Cloneable : public Base {
  public:
@@ -88,7 +88,7 @@ class Cloneable : public Base {
   // Base may be a Cloneable, too.  NOLINTNEXTLINE(modernize-use-override)
   virtual void rebind(Clones& clones) = 0;
 
-  // torch::nn::Cloneable calls it for the children of a module.
+  // torch::nn::Cloneable calls this function for the children of a module.
   void clone_(torch::nn::Module& other, const std::optional<at::Device>& device) override {
     static_cast<Derived&>(*this) = dynamic_cast<Derived&>(*other.clone(device));
   }

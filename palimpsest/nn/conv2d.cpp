@@ -13,14 +13,14 @@
 namespace palimpsest::nn::conv2d_detail {
 namespace {
 
-/// Padding with zeros, given in pixels.
+/// Returns whether the padding is zeros, given in pixels.
 bool has_plain_padding(const torch::nn::Conv2dImpl& conv) {
   return std::holds_alternative<torch::ExpandingArray<2>>(conv.options.padding()) &&
          std::holds_alternative<torch::enumtype::kZeros>(conv.options.padding_mode());
 }
 
 bool runs_operator(const torch::nn::Conv2dImpl& conv, const at::Tensor& x, ConvolutionBackend backend) {
-  // The operator has no batches without a batch dimension.
+  // The operator needs a batch dimension.
   if (!has_plain_padding(conv) || x.dim() != 4) return false;
   if (backend == ConvolutionBackend::kFastest) return true;
   const auto precision = ops::autocast_precision(x);

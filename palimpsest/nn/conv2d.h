@@ -13,21 +13,23 @@ namespace palimpsest::nn {
 
 /// The convolution that a Conv2d runs. The results differ in rounding only.
 enum class ConvolutionBackend {
-  /// ops::convolution: a kernel of ours where it takes less time than libtorch's. Under autocast no 16-bit
-  /// copy of the weight is saved for backward.
+  /// Runs ops::convolution: a kernel of ours where it takes less time than libtorch's. Under autocast no
+  /// 16-bit copy of the weight is saved for backward.
   kFastest,
-  /// libtorch's kernels. Under autocast no 16-bit copy of the weight is saved for backward.
+  /// Runs torch::nn::Conv2d. Under autocast it runs ops::convolution, which saves no 16-bit copy of the
+  /// weight for backward.
   kLibtorch,
-  /// torch::nn::Conv2d itself, the baseline of all comparisons: under autocast it saves a 16-bit copy of the
-  /// weight. Where 16-bit arithmetic needs f32 ("pseudo f16"; on a CPU the weight gradient in f16, for which
-  /// oneDNN has reference loops alone, and what libtorch does not give to oneDNN at all) it is kLibtorch.
+  /// Runs torch::nn::Conv2d, the baseline of all comparisons. Under autocast it saves a 16-bit copy of the
+  /// weight, and does the same as kLibtorch where the weight gradient is computed in f32 (ops/autocast.h):
+  /// for "pseudo f16", and on a CPU for f16 and for a type that libtorch does not give to oneDNN.
   kLibtorchLayer,
 };
 
-/// kLibtorchLayer for `standard`, kFastest for the other strategies.
+/// Returns kLibtorchLayer for `standard`, kFastest for the other strategies.
 ConvolutionBackend convolution_backend(Strategy strategy);
 
-/// torch::nn::Conv2d, its options, parameters and state-dict keys (weight, bias), with a choice of kernels.
+/// A torch::nn::Conv2d, with its options, parameters and state-dict keys (weight, bias), and a choice of
+/// kernels.
 ///   nn::Conv2d conv1(torch::nn::Conv2dOptions(3, 64, 7).stride(2).padding(3).bias(false));
 /// x: (N, C_in, H, W) or (C_in, H, W). Padding modes other than zeros, and padding by name, run libtorch's
 /// layer for every backend.

@@ -8,8 +8,9 @@ namespace palimpsest::nn {
 
 class Conv2dImpl;
 
-/// Whether the residual blocks of a network pass their sum on and leave the activation to the next readers:
-/// if the activation cannot be inverted, the sum is the one tensor that backward needs.
+/// Returns whether the residual blocks of a network pass their sum on and leave the activation to the next
+/// readers. They do so if the strategy cannot recover the sum from the activated sum: then the sum is the one
+/// tensor that backward needs. Blocks of strategy `standard` never do.
 bool defers_activation(const NormOptions& norm);
 
 /// An activation that the producer of a tensor t left to the readers of t. The readers save t instead of
@@ -19,12 +20,12 @@ struct DeferredActivation {
   Activation activation = Activation::kIdentity;
   double activation_param = 0;
 
-  /// The activation that residual blocks with these options leave to the readers of their result.
+  /// Returns the activation that residual blocks with these options leave to the readers of their result.
   static DeferredActivation of_blocks(const NormOptions& norm);
 
-  /// act(t); t itself if nothing is deferred.
+  /// Returns act(t), or t itself if nothing is deferred.
   at::Tensor apply(const at::Tensor& t) const;
-  /// conv(act(t)), which saves t and not act(t); conv(t) if nothing is deferred.
+  /// Returns conv(act(t)) and saves t, not act(t). Returns conv(t) if nothing is deferred.
   at::Tensor forward_into(const at::Tensor& t, Conv2dImpl& conv) const;
 };
 

@@ -24,7 +24,7 @@ Conv2d square(int64_t in, int64_t out, int64_t kernel, Strategy strategy) {
                 convolution_backend(strategy));
 }
 
-/// Keeps the gradient of `t` as long as the graph lives, as a layer with a buffer of its own for it does.
+/// Keeps the gradient of `t` as long as the graph lives, as a layer with its own gradient buffer does.
 void own_gradient(const at::Tensor& t) {
   if (!t.requires_grad()) return;
   t.register_hook([own = std::make_shared<at::Tensor>()](const at::Tensor& gradient) { *own = gradient; });
@@ -63,7 +63,7 @@ DenseLayerImpl::DenseLayerImpl(int64_t channels, const DenseBlockOptions& o)
     : dense_strategy_(o.dense_strategy()), pre_activation_(o.pre_activation()) {
   const int64_t growth = o.growth(), width = o.bottleneck() * growth;
   const NormOptions& norm = o.norm();
-  // Over the concatenation: libtorch's layer, or one that saves its input (which is recomputed).
+  // norm1 over the concatenation is libtorch's layer, or a layer that saves its input (which is recomputed).
   const bool operators =
       dense_strategy_ == DenseStrategy::kShared || dense_strategy_ == DenseStrategy::kFused;
   NormOptions first = norm;
@@ -156,7 +156,7 @@ at::Tensor DenseBlockImpl::forward(const at::Tensor& x) {
     for (auto& layer : layers_) layers.push_back(layer->begin_operator());
     return ops::dense_block(x, layers, {options.pre_activation(), is_training() ? options.dropout() : 0});
   }
-  // Under autocast x may be of another type than the features.
+  // Under autocast x may have another dtype than the features.
   const bool slots = strategy != DenseStrategy::kNaive && strategy != DenseStrategy::kSharedGradient &&
                      !at::autocast::is_autocast_enabled(x.device().type()) && !is_empty;
   if (slots) {

@@ -26,15 +26,15 @@ struct DenseBlockOptions {
   TORCH_ARG(int64_t, layers) = 6;
   /// Channels that each layer adds, k. Default: 32.
   TORCH_ARG(int64_t, growth) = 32;
-  /// Channels of the 1x1 convolution, in multiples of k. Default: 4.
+  /// Output channels of the 1x1 convolution, in multiples of k. Default: 4.
   TORCH_ARG(int64_t, bottleneck) = 4;
-  /// Default: fused.
+  /// How the block spends memory. Default: fused.
   TORCH_ARG(DenseStrategy, dense_strategy) = DenseStrategy::kFused;
   /// The activation of all normalizations, and the strategy of the normalization behind the 1x1 convolution.
   /// Default: leaky ReLU with slope 0.01, inplace_2.
   TORCH_ARG(NormOptions, norm) = {};
-  /// Whether normalization and activation precede each convolution (true) or follow it (ops/dense_block.h).
-  /// Default: true.
+  /// true: normalization and activation precede each convolution. false: they follow it
+  /// (ops/dense_block.h). Default: true.
   TORCH_ARG(bool, pre_activation) = true;
   /// Share of the new features that is set to zero in training mode, in [0, 1). Default: 0. A later change
   /// takes effect at the next forward.
@@ -44,16 +44,17 @@ struct DenseBlockOptions {
 /// One layer: norm1, conv1 (1x1), norm2, conv2 (3x3), under torchvision's names; see DenseBlock.
 class DenseLayerImpl : public Cloneable<DenseLayerImpl> {
  public:
-  /// `channels`: of the features before the layer.
+  /// `channels`: the channels of all features before the layer.
   DenseLayerImpl(int64_t channels, const DenseBlockOptions& options);
 
-  /// The k new features from those of all layers before, by any dense strategy but `fused`.
+  /// Returns the k new features, computed from the features of all layers before, by any dense strategy but
+  /// `fused`.
   at::Tensor forward(const std::vector<at::Tensor>& features, double dropout = 0);
 
-  /// The layer for ops::dense_block. Counts the batch of both normalizations.
+  /// Returns the layer as ops::dense_block takes it. Counts the batch in both normalizations.
   ops::DenseLayer begin_operator();
-  /// Whether the operators of ops can run the layer as it is now. They cannot after a normalization was
-  /// folded away (nn/fold.h).
+  /// Returns whether the operators of ops can run the layer. They cannot after a normalization was folded
+  /// away (nn/fold.h).
   bool is_plain() const;
 
   BatchNormAct norm1{nullptr}, norm2{nullptr};
@@ -74,25 +75,26 @@ TORCH_MODULE(DenseLayer);
 /// denselayer2, ...
 ///   nn::DenseBlock block(nn::DenseBlockOptions(64).layers(12).growth(32));
 ///
-/// Full-size channels saved for backward of layer l, which has C = in + l k channels before it, under a
-/// `strategy` that saves one tensor (`standard` saves 4k more):
-/// | dense strategy           | saved    | backward, beside the gradients                                   |
-/// | ------------------------ | -------- | ---------------------------------------------------------------- |
-/// | naive, shared_gradient   | 2C + 5k  | nothing; naive keeps each layer's gradients, 2C + 4k, as well    |
-/// | shared                   | 5k       | runs concatenation and first normalization again                 |
-/// | checkpoint               | 5k       | runs concatenation, first normalization and 1x1 convolution again |
-/// | fused                    | 5k       | normalizes again while it reads: ops::dense_block                |
-/// `naive`, `shared_gradient` and `checkpoint` are libtorch's layers except for what `strategy` changes. The
-/// first two concatenate all features once more at the end; the other forms write features to their place in
-/// the result. `fused` takes ReLU, leaky ReLU or the identity, and no `standard`. All forms have the same
-/// gradients, running statistics, state-dict keys and requirements of the input.
+/// The table counts full-size channels that layer l saves for backward. C = in + l k channels lie before it,
+/// and `strategy` saves one tensor (`standard` saves 4k more).
+/// | dense strategy         | saved   | backward, beside the gradients                            |
+/// | ---------------------- | ------- | --------------------------------------------------------- |
+/// | naive, shared_gradient | 2C + 5k | nothing; naive also keeps each layer's gradients, 2C + 4k |
+/// | shared                 | 5k      | runs concatenation, norm1 and its activation again        |
+/// | checkpoint             | 5k      | runs concatenation, norm1, its activation and conv1 again |
+/// | fused                  | 5k      | normalizes again while it reads: ops::dense_block         |
+/// `naive`, `shared_gradient` and `checkpoint` run libtorch's layers, but for the normalization that
+/// `strategy` changes. `naive` and `shared_gradient` concatenate all features once more at the end; the other
+/// forms write features to their place in the result. `fused` takes ReLU, leaky ReLU or the identity (in
+/// post-activation order any activation), and not the strategy `standard`. All forms have the same gradients,
+/// running statistics, state-dict keys and requirements of the input.
 /// Throws Error(kUsage) at construction for options that do not fit, and in forward for an x with another
 /// number of channels.
 class DenseBlockImpl : public Cloneable<DenseBlockImpl> {
  public:
   explicit DenseBlockImpl(const DenseBlockOptions& options);
 
-  /// x: (N, in_channels, H, W); N may be 0.
+  /// Maps x, (N, in_channels, H, W), to (N, out_channels(), H, W). N may be 0.
   at::Tensor forward(const at::Tensor& x);
 
   int64_t out_channels() const { return options.in_channels() + options.layers() * options.growth(); }
@@ -106,13 +108,13 @@ class DenseBlockImpl : public Cloneable<DenseBlockImpl> {
 };
 TORCH_MODULE(DenseBlock);
 
-/// The dense strategy of a network that names none: shared_gradient for strategy `standard`; else `fused`, or
-/// `shared` for an activation that `fused` does not take.
+/// Returns the dense strategy of a network that names none: `shared_gradient` for strategy `standard`; else
+/// `fused`, or `shared` for an activation that `fused` does not take.
 DenseStrategy default_dense_strategy(const NormOptions& norm);
 
-/// Whether the two strategies and the activation go together.
+/// Returns whether the two strategies and the activation go together.
 bool fits(DenseStrategy dense_strategy, Strategy strategy, Activation activation, bool pre_activation = true);
-/// Throws Error(kUsage), naming the way out, unless they do.
+/// Throws Error(kUsage), naming the way out, unless they go together.
 void check_dense(DenseStrategy dense_strategy, Strategy strategy, Activation activation,
                  bool pre_activation = true);
 

@@ -16,7 +16,8 @@ enum class DenseStrategy {
   kFused,           ///< ops::dense_block: no concatenation at all
 };
 
-/// "naive", "shared_gradient", "shared", "checkpoint", "fused". Throws Error(kUsage) with the nearest name.
+/// Returns the strategy with this name: "naive", "shared_gradient", "shared", "checkpoint" or "fused". Throws
+/// Error(kUsage) with the nearest name for any other.
 DenseStrategy parse_dense_strategy(std::string_view name);
 std::string to_string(DenseStrategy strategy);
 std::vector<std::string> dense_strategy_names();

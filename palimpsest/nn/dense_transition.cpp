@@ -8,7 +8,7 @@
 namespace palimpsest::nn {
 namespace {
 
-bool is_libtorchs(DenseStrategy strategy) {
+bool runs_libtorch_layers(DenseStrategy strategy) {
   return strategy == DenseStrategy::kNaive || strategy == DenseStrategy::kSharedGradient;
 }
 
@@ -16,7 +16,7 @@ bool is_libtorchs(DenseStrategy strategy) {
 
 NormOptions reader_of_block(const NormOptions& norm, DenseStrategy strategy) {
   NormOptions options = norm.out_of_place();
-  options.strategy = is_libtorchs(strategy) ? Strategy::kStandard : Strategy::kCheckpoint;
+  options.strategy = runs_libtorch_layers(strategy) ? Strategy::kStandard : Strategy::kCheckpoint;
   return options;
 }
 
@@ -29,7 +29,7 @@ DenseTransitionImpl::DenseTransitionImpl(const DenseTransitionOptions& o) : opti
 }
 
 at::Tensor DenseTransitionImpl::forward(const at::Tensor& x) {
-  if (is_libtorchs(options.dense_strategy()) || x.numel() == 0)
+  if (runs_libtorch_layers(options.dense_strategy()) || x.numel() == 0)
     return at::avg_pool2d(conv_->forward(norm_->forward(x)), {2, 2});
   return ops::concat_abn_conv({x}, norm_->tensors(), conv_->weight, conv2d_detail::geometry(*conv_),
                               norm_->begin_operator(), /*pool=*/true);

@@ -23,25 +23,26 @@ struct DenseTransitionOptions {
   TORCH_ARG(int64_t, in_channels);
   /// Channels of the result. Default: half of in_channels.
   TORCH_ARG(int64_t, out_channels);
-  /// The dense strategy of the block before it. Default: fused.
+  /// The dense strategy of the block before the transition. Default: fused.
   TORCH_ARG(DenseStrategy, dense_strategy) = DenseStrategy::kFused;
-  /// The activation. The strategy follows from dense_strategy. Default: leaky ReLU with slope 0.01.
+  /// Only the activation and its parameter are read: the strategy follows from dense_strategy. Default: leaky
+  /// ReLU with slope 0.01.
   TORCH_ARG(NormOptions, norm) = {};
 };
 
-/// The options of a normalization that reads the result of a densely connected block: libtorch's layer under
-/// `naive` and `shared_gradient`; else a layer that saves its input, which the block saves in any case, and
-/// does not overwrite it.
+/// Returns the options of a normalization that reads the result of a densely connected block. `naive` and
+/// `shared_gradient` give libtorch's layer. The other dense strategies give a layer that saves its input,
+/// which the block saves in any case, and does not overwrite it.
 NormOptions reader_of_block(const NormOptions& norm, DenseStrategy strategy);
 
 /// Stands between two densely connected blocks: norm, activation, 1x1 `conv`, mean of 2x2 pixels (an odd last
 /// row or column is left out), under torchvision's names. Under `naive` and `shared_gradient` these are
-/// libtorch's layers; under the other dense strategies only the input is saved, and the mean comes before the
-/// convolution: the same result with a quarter of the products.
+/// libtorch's layers. Under the other dense strategies only the input is saved, and the mean comes before the
+/// convolution, which gives the same result with a quarter of the products.
 class DenseTransitionImpl : public Cloneable<DenseTransitionImpl> {
  public:
   explicit DenseTransitionImpl(const DenseTransitionOptions& options);
-  /// (N, in_channels, H, W) to (N, out_channels, H / 2, W / 2); N may be 0.
+  /// Maps (N, in_channels, H, W) to (N, out_channels, H / 2, W / 2). N may be 0.
   at::Tensor forward(const at::Tensor& x);
 
   DenseTransitionOptions options;

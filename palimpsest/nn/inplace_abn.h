@@ -14,7 +14,7 @@ using InPlaceABNOptions = BatchNormActOptions;
 
 /// Batch normalization + activation that saves nothing but its output for backward, written over its input:
 /// BatchNormAct with strategy inplace_2. The activation must be invertible (leaky ReLU, ELU, identity,
-/// sigmoid, tanh, softplus); for any other take BatchNormAct with strategy store_y.
+/// sigmoid, tanh, softplus); for any other activation take BatchNormAct with strategy store_y.
 class InPlaceABNImpl : public Cloneable<InPlaceABNImpl, BatchNormActImpl> {
  public:
   /* implicit */ InPlaceABNImpl(const InPlaceABNOptions& options);

@@ -8,8 +8,9 @@
 
 namespace palimpsest::nn {
 
-/// torch::nn::Linear, its options, parameters and state-dict keys (weight, bias), which under autocast saves
-/// no 16-bit copy of the weight for backward (ops::linear). x: (..., in_features).
+/// A torch::nn::Linear, with its options, parameters and state-dict keys (weight, bias). Under autocast it
+/// saves no 16-bit copy of the weight for backward (ops::linear). Maps (..., in_features) to
+/// (..., out_features).
 class LinearImpl : public torch::nn::LinearImpl {
  public:
   LinearImpl(int64_t in_features, int64_t out_features);

@@ -7,9 +7,9 @@
 
 namespace palimpsest::nn {
 
-/// Max pooling by strategy, with the same values and gradients. `standard` is libtorch's, which saves its
-/// input and eight bytes per output; the other strategies save one byte per output. x: (N, C, H, W) or
-/// (C, H, W); the arguments are those of ops::max_pool2d.
+/// Max pooling by strategy; values and gradients are the same. `standard` runs libtorch's operator, which
+/// saves its input and eight bytes per output. The other strategies save one byte per output. x: (N, C, H, W)
+/// or (C, H, W); the arguments are those of ops::max_pool2d.
 inline at::Tensor max_pool2d(const at::Tensor& x, Strategy strategy, at::IntArrayRef kernel_size,
                              at::IntArrayRef stride = {}, at::IntArrayRef padding = 0) {
   return strategy == Strategy::kStandard ? at::max_pool2d(x, kernel_size, stride, padding)

@@ -17,7 +17,7 @@ at::Tensor forward_of(torch::nn::Module& module, const at::Tensor& x) {
   return static_cast<Module&>(module).forward(x);
 }
 
-/// The forward of the first of these classes that the module is of; nullptr if there is none.
+/// Returns the forward function of the first class that the module belongs to; nullptr if there is none.
 template <class First, class... Rest>
 Forward find_forward(torch::nn::Module& module) {
   if (dynamic_cast<First*>(&module)) return &forward_of<First>;

@@ -19,16 +19,17 @@ namespace palimpsest::nn {
 class Model : public torch::nn::Module {
  public:
   virtual at::Tensor forward(const at::Tensor& images) = 0;
-  virtual bool segments() const = 0;  ///< one label per pixel rather than one per image
+  /// Returns whether the network gives one label per pixel; false: one per image.
+  virtual bool is_segmentation() const = 0;
 
-  /// Channels of the tensor that the classifier reads: (N, classifier_channels()), for segmentation
-  /// (N, classifier_channels(), h, w).
+  /// Returns the channels of the tensor that the classifier reads: (N, classifier_channels()), for
+  /// segmentation (N, classifier_channels(), h, w).
   int64_t classifier_channels() const { return classifier_channels_; }
-  /// False if the network was made without a classifier; forward then returns the features.
+  /// Returns false if the network was made without a classifier; forward then returns the features.
   bool has_classifier() const;
 
-  /// Puts `module` in the place of the classifier, or where a network without one would have it, under the
-  /// classifier's name (`fc`, `classifier` or `cls`). Its forward takes and returns one tensor:
+  /// Puts `module` in the place of the classifier, under the classifier's name (`fc`, `classifier` or `cls`);
+  /// a network without a classifier gets one. The module's forward takes and returns one tensor:
   ///   net->replace_classifier(torch::nn::Linear(net->classifier_channels(), 7));
   template <class Module>
   void replace_classifier(const torch::nn::ModuleHolder<Module>& module) {
@@ -46,8 +47,8 @@ class Model : public torch::nn::Module {
       });
   }
 
-  /// As libtorch's replace_module, for the classifier alone: the network calls its other children by members
-  /// of its own. Throws Error(kUsage) for another name.
+  /// Does the same as libtorch's replace_module, but accepts the classifier's name only: the network calls
+  /// its other children through members of its own. Throws Error(kUsage) for another name.
   template <class Module>
   auto replace_module(const std::string& name, Module module) {
     check_is_classifier(name);
@@ -56,12 +57,13 @@ class Model : public torch::nn::Module {
   }
 
  protected:
-  /// Says how the classifier is called and what it reads; call it after all other children are registered,
-  /// as names come in the order of registration. Without a module the network returns its features.
+  /// Sets the classifier's name and the channels that it reads. Call it after all other children are
+  /// registered, because names come in the order of registration. Without a classifier module the network
+  /// returns its features.
   void declare_classifier(const std::string& name, int64_t channels);
 
-  /// classifier(x). A module that was put in the classifier's place by torch::nn::Module::replace_module is
-  /// used if it is a Linear, Conv2d, Identity or Sequential, else it is an Error(kUsage).
+  /// Returns classifier(x). If torch::nn::Module::replace_module put another module in the classifier's
+  /// place, that module must be a Linear, Conv2d, Identity or Sequential; else throws Error(kUsage).
   at::Tensor classify(const at::Tensor& x);
 
   void rebind_classifier(Clones& clones) { clones(classifier_); }

@@ -4,7 +4,7 @@
 
 namespace palimpsest::nn {
 
-/// The options that all normalizations of a network have in common; blocks and networks take them.
+/// The options that all normalizations of a network have in common. Blocks and networks take them.
 ///   nn::NormOptions{.strategy = nn::Strategy::kStoreY, .activation = nn::Activation::kReLU}
 struct NormOptions {
   Strategy strategy = Strategy::kInplace2;
@@ -12,14 +12,14 @@ struct NormOptions {
   double activation_param = 0.01;  ///< leaky ReLU's slope or ELU's alpha
   bool in_place = true;            ///< false: leaves the input as it is, for an input with a second reader
 
-  /// The same options without an activation.
+  /// Returns the same options without an activation.
   NormOptions identity() const {
     NormOptions copy = *this;
     copy.activation = Activation::kIdentity;
     return copy;
   }
 
-  /// The same options with a fresh output.
+  /// Returns the same options with in_place = false.
   NormOptions out_of_place() const {
     NormOptions copy = *this;
     copy.in_place = false;

@@ -13,11 +13,12 @@ namespace palimpsest::nn {
 /// Tensors by dotted name, in any order: the state dict of a module, or the contents of a file of weights.
 using StateDict = std::vector<std::pair<std::string, at::Tensor>>;
 
-/// Every parameter and buffer with its dotted name, in the order of Python's Module.state_dict(): each
-/// module's parameters, then its buffers, then its children. The tensors are the module's own, not copies.
+/// Returns every parameter and buffer with its dotted name, in the order of Python's Module.state_dict():
+/// each module's parameters, then its buffers, then its children. The tensors are the module's own, not
+/// copies.
 StateDict state_dict(const torch::nn::Module& module);
 
-/// How a state dict differs from the one that a module (or an optimizer) has. The words are torch's.
+/// The differences between a state dict and the one that a module (or an optimizer) has, in torch's words.
 struct StateDictDiff {
   std::vector<std::string> missing;     ///< keys that only the module has
   std::vector<std::string> unexpected;  ///< keys that only the state dict has
@@ -33,33 +34,34 @@ struct StateDictDiff {
 };
 
 struct LoadOptions {
-  /// true: any difference is an error. false: keys that only one side has are left alone and returned; a
-  /// tensor of another shape remains an error.
+  /// true: any difference is an error. false: keys that only one side has are ignored and returned; a tensor
+  /// of another shape is an error all the same.
   bool strict = true;
-  /// true: a tensor of another dtype is a difference. false: any floating dtype converts to any other.
+  /// true: a tensor of another dtype is a difference. false: floating-point dtypes convert to one another.
   bool same_dtype = false;
-  /// Begins the error message: "'resnet50.safetensors'".
+  /// The beginning of the error message: "'resnet50.safetensors'".
   std::string source = "the state dict";
-  /// Ends the error message: what the user can do.
+  /// The end of the error message: the way out.
   std::string way_out = "use the model that it was made with";
 };
 
 /// Compares `dict` with the tensors `wanted`. `missing` and `mismatched` have the order of `wanted`,
 /// `unexpected` is sorted by name. A num_batches_tracked may be missing or left over: it counts batches and
-/// does not change the function of a trained network. With same_dtype one that is there must match.
+/// does not change the function of a trained network. With `same_dtype`, a num_batches_tracked of both sides
+/// must match.
 StateDictDiff compare(const StateDict& dict, const StateDict& wanted, bool same_dtype = false);
 
 /// Copies the tensors of `dict` into the parameters and buffers of `module`, by name; dtypes convert.
-/// Strides, addresses and requires_grad of the module's tensors stay. Throws Error(kCheckpoint) that counts
-/// and names the keys if they differ (see LoadOptions); then the module is unchanged. Returns the difference,
-/// which is empty if strict.
+/// Strides, addresses and requires_grad of the module's tensors stay. Returns the difference, which is empty
+/// if `options.strict`. If the keys differ (see LoadOptions), throws Error(kCheckpoint) that counts and names
+/// them, and leaves the module unchanged.
 StateDictDiff load_state_dict(torch::nn::Module& module, const StateDict& dict,
                               const LoadOptions& options = {});
-/// The same for tensors that state_dict() returned, or for a part of them.
+/// Does the same with tensors that state_dict() returned, or with a part of them, as the destination.
 StateDictDiff load_state_dict(const StateDict& destination, const StateDict& dict,
                               const LoadOptions& options = {});
 
-/// Whether `name` ends with "num_batches_tracked".
+/// Returns whether `name` ends with "num_batches_tracked".
 bool is_batch_counter(std::string_view name);
 
 }  // namespace palimpsest::nn

@@ -7,38 +7,38 @@
 #include <cstdint>
 #include <optional>
 
-/// The fused layer as an operator on tensors: batch normalization, then an activation.
+/// The fused layer as an operator on tensors: batch normalization, then an activation,
 ///   y[n,c,...] = weight[c] * (x[n,c,...] - mean[c]) / sqrt(var[c] + eps) + bias[c] (+ residual[n,c,...])
 ///   z          = act(y)
 /// One full-size tensor is saved for backward; `AbnOptions::saved` chooses which. The default is z: backward
-/// recovers y and the normalized x from z, and the convolution behind the layer saves z in any case.
+/// recovers y and the normalized x from z, and the convolution that reads z saves z in any case.
 /// Python: torch.ops.palimpsest.abn and abn_.
 ///
 /// x:        (N, C), (N, C, L), (N, C, H, W) or (N, C, D, H, W); f32, f64, f16 or bf16; CPU or CUDA.
 ///           Contiguous and channels-last tensors run natively and keep their strides; any other strides cost
 ///           one copy.
-/// norm:     four vectors of C values; statistics and arithmetic are f32 (f64 for f64 x). weight may have any
-///           sign. The normalized x of channels that z cannot give back is saved as well
+/// norm:     four vectors of C values. Arithmetic is f32 (f64 for f64 x). weight may have any sign. If z does
+///           not determine the normalized x of a channel, the normalized x of this channel is saved as well
 ///           (abn_fallback_stats).
 /// residual: shape and dtype of x, any strides; added before the activation. Backward reads the residual
-///           again, so the caller must not change it. (The consumers of z and of the residual save both in
-///           any case.)
-/// Training normalizes with the statistics of the batch and moves the running statistics towards them (the
-/// variance is unbiased there). Otherwise the running statistics normalize: frozen batch normalization, also
-/// differentiable.
-/// Gradients: x, weight, bias and residual, each only where it is required. Double backward is an error.
+///           again, so the caller must not change it. (The readers of z and of the residual save both in any
+///           case.)
+/// Training normalizes with the statistics of the batch and moves the running statistics towards them, with
+/// the unbiased variance. Otherwise the layer normalizes with the running statistics (frozen batch
+/// normalization), and is also differentiable.
+/// Gradients: x, weight, bias and residual, each only if it requires one. Double backward is an error.
 /// Errors: c10::Error "[abn] requirement, got value".
 /// Source: Rota Bulo, Porzi, Kontschieder, "In-Place Activated BatchNorm for Memory-Optimized Training of
 /// DNNs", CVPR 2018.
 namespace palimpsest::ops {
 
-using kernels::Saved;         ///< which full-size tensor is saved for backward
-using kernels::saves_aside;   ///< a tensor beside x and z is saved
-using kernels::saves_output;  ///< z itself is saved; abn_ writes z over x then
+using kernels::Saved;         ///< names the full-size tensor that is saved for backward
+using kernels::saves_aside;   ///< true if a tensor beside x and z is saved
+using kernels::saves_output;  ///< true if z is saved; abn_ then writes z over x
 
-/// The vectors of a batch normalization: (C) each, contiguous or not; f32 (f64 for f64 x; for 16-bit x also
-/// the type of x). An absent weight is 1 and an absent bias is 0. running_mean and running_var are both
-/// present or both absent.
+/// The vectors of a batch normalization: (C) each, any stride; f32 (f64 for f64 x; for 16-bit x also the
+/// dtype of x). An absent weight is 1 and an absent bias is 0. running_mean and running_var are both present
+/// or both absent.
 struct NormalizationTensors {
   std::optional<at::Tensor> weight{}, bias{}, running_mean{}, running_var{};
 };
@@ -55,7 +55,7 @@ struct AbnOptions {
   /// other values accept any activation, but save memory only if the next operator does not save z (use
   /// abn_conv).
   Saved saved = Saved::kOutput;
-  /// Adds max(residual, 0): for a residual whose producer leaves the ReLU to its readers.
+  /// Adds max(residual, 0) instead of the residual, whose producer leaves the ReLU to its readers.
   bool relu_residual = false;
 };
 
@@ -63,26 +63,28 @@ struct AbnOptions {
 at::Tensor abn(const at::Tensor& x, const NormalizationTensors& norm, const AbnOptions& options = {},
                const std::optional<at::Tensor>& residual = std::nullopt);
 
-/// The same, but writes the saved tensor over `x`.
-/// saves_output: x becomes z and is returned. kPreActivation, kNormalized: x becomes y or the normalized x,
-/// and the result is a new tensor; operators that saved x before report it at backward. kInput: an error.
-/// Errors, if a gradient is required: x is a leaf that requires grad, a view of such a leaf, or an output of
-/// chunk, split or unbind. Always: x overlaps itself in memory. Ordinary views are accepted.
-/// Like every in-place operation of libtorch, abn_ leaves no trace in the graph under no_grad: gradients of a
-/// graph that holds such an x are wrong afterwards, without an error.
+/// Does the same, but writes the saved tensor over `x`:
+///   kOutput, kOutputForm1, kOutputBit   x becomes z and is returned
+///   kPreActivation, kNormalized         x becomes y or the normalized x, and the result is a new tensor
+///   kInput                              an error
+/// An operator that saved x before reports the change in its backward. Under no_grad, autograd does not
+/// record the change, as for every in-place operation of libtorch: gradients through x are wrong then,
+/// without an error.
+/// Errors if a gradient is required: x is a leaf that requires grad, a view of such a leaf, a view that was
+/// made under no_grad, or an output of chunk, split or unbind. Errors in any case: x overlaps itself in
+/// memory, or is an inference tensor outside inference mode. Ordinary views are accepted.
 at::Tensor abn_(at::Tensor x, const NormalizationTensors& norm, const AbnOptions& options = {},
                 const std::optional<at::Tensor>& residual = std::nullopt);
 
-/// How often layers saved more than z, because |weight| was too small to recover the normalized x from z
-/// (kernels/formulas/invertibility.h). Counted over all forward passes since the program started or the last
-/// reset.
+/// Counts how often layers saved more than z because |weight| was too small to recover the normalized x from
+/// z (kernels/formulas/invertibility.h), over all forward passes since the program started or the last reset.
 struct AbnFallbackStats {
   /// Passes that saved the normalized x of all channels: more than 1 channel in 32 needed it.
   int64_t layers = 0;
-  /// Channels saved one by one, in passes where at most 1 channel in 32 needed it.
+  /// Channels that were saved one by one, in passes where at most 1 channel in 32 (or one) needed it.
   int64_t channels = 0;
-  /// Channels whose gradient was taken from z although z did not determine it. Only on a GPU, where the host
-  /// decides by the weights of the step before (ops/invertibility/predictor.h).
+  /// Channels whose gradient was computed from z although z did not determine it. Only on a GPU, where the
+  /// host decides by the weights of the previous step (ops/invertibility/predictor.h).
   int64_t late = 0;
 };
 AbnFallbackStats abn_fallback_stats();

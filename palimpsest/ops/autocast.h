@@ -6,31 +6,32 @@
 #include <optional>
 
 /// Autocast for the operators that multiply (convolution, linear). They take f32 parameters and round them to
-/// 16 bits when they run, and again in backward. Only the f32 parameter is saved, which lives in any case:
-/// mixed precision costs no memory for weights but one 16-bit copy in the layer that runs.
+/// 16 bits when they run, and again in backward. Only the f32 parameter is saved, which lives in any case. So
+/// mixed precision needs memory for one 16-bit copy, in the layer that runs.
 namespace palimpsest::ops {
 
 struct ProductPrecision {
-  at::ScalarType storage = at::kHalf;  ///< f16 or bf16: dtype of operands, results and gradients
+  at::ScalarType storage = at::kHalf;  ///< dtype of operands, results and gradients, for autocast f16 or bf16
   bool compute_in_f32 = false;         ///< operands are widened to f32 first (base/compute_in_f32.h)
 
-  /// The dtype of the operands as libtorch gets them.
+  /// Returns the dtype of the operands as libtorch gets them.
   at::ScalarType compute_type() const { return compute_in_f32 ? at::kFloat : storage; }
 };
 
-/// The precision that autocast asks of a product with x; none if autocast is off on the device of x, or x is
-/// f64.
+/// Returns the precision that autocast asks of a product with x; none if autocast is off on the device of x,
+/// or if x is f64.
 std::optional<ProductPrecision> autocast_precision(const at::Tensor& x);
 
-/// The precision of a convolution like that of x. Where libtorch does not give 16-bit tensors of a CPU to
-/// oneDNN (f16 without AVX512-FP16, bf16 without AVX-512), its own loops round partial sums to 16 bits: in the
-/// input's gradient after each tap (3x3: 2.5 times the error of one rounding), in the weight's after each
-/// image (32 of them: 4 times). There it computes in f32 on widened operands, in a tenth of their time.
+/// Returns the precision of a convolution on the device of x: `precision`, but in f32 on widened operands if
+/// libtorch does not give 16-bit convolutions of this CPU to oneDNN (f16 without AVX512-FP16, bf16 without
+/// AVX-512). libtorch's own loops would round partial sums to 16 bits, in the input gradient after each tap
+/// (3x3: 2.5 times the error of one rounding), in the weight gradient after each image (32 images: 4 times),
+/// and take ten times as long.
 ProductPrecision convolution_precision(const ProductPrecision& precision, const at::Tensor& x);
 
-/// The precision of a weight's gradient. On a CPU, f16 gradients are computed in f32 on widened operands
-/// (exact, rounded to f16 once): oneDNN has no f16 kernel for them on processors without AMX-FP16, only
-/// reference loops (30 to 1000 times the time of f32).
+/// Returns the precision of a weight gradient. On a CPU, f16 weight gradients are computed in f32 on widened
+/// operands (exact, rounded to f16 once): oneDNN has no f16 kernel for them on processors without AMX-FP16,
+/// only reference loops (30 to 1000 times the time of f32).
 ProductPrecision weight_gradient_precision(const ProductPrecision& precision, const at::Tensor& x);
 
 }  // namespace palimpsest::ops

@@ -6,19 +6,19 @@
 
 #include <optional>
 
-/// A reader of the features of a densely connected block that saves no tensor of its own for backward: the
-/// concatenation and the normalized concatenation are recomputed there, each in one allocation that is freed
-/// at once. So all layers of a block share two allocations of the size of the largest layer.
+/// Reads the features of a densely connected block and saves no tensor of its own for backward. Backward
+/// recomputes the concatenation and the normalized concatenation, each in one allocation that is freed at
+/// once. So all layers of a block share two allocations of the size of the largest layer.
 /// Source: Pleiss, Chen, Huang, Li, van der Maaten, Weinberger, "Memory-Efficient Implementation of
 /// DenseNets", 2017.
 namespace palimpsest::ops {
 
-/// conv(pool(act(bn(cat(features))))).
-/// features: (N, C_i, H, W) each, concatenated along dimension 1; a single feature is not copied.
-/// norm, options: as for abn_conv (options.saved is ignored); without `norm` there is neither normalization
+/// Returns conv(pool(act(bn(cat(features))))).
+/// features: (N, C_i, H, W) each, concatenated along dimension 1. A single feature is not copied.
+/// norm, options: as for abn_conv; options.saved is ignored. Without `norm` there is neither normalization
 /// nor activation.
-/// pool: average pooling over 2 x 2 pixels (an odd last row or column is left out) before a 1x1 convolution:
-/// the same result as pooling behind it, with a quarter of the products.
+/// pool: true adds average pooling over 2 x 2 pixels (an odd last row or column is left out) before a 1x1
+/// convolution. Pooling after the convolution would give the same result with four times the products.
 /// Gradients: features, weight, bias, conv_weight; bit-identical to those of abn_conv with Saved::kInput.
 /// Double backward is an error. Errors: c10::Error "[concat_abn_conv] requirement, got value".
 at::Tensor concat_abn_conv(at::TensorList features, const std::optional<NormalizationTensors>& norm,

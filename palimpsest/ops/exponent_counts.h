@@ -13,14 +13,15 @@ namespace palimpsest::ops {
 using kernels::kHighestExponent;
 using kernels::kLowestExponent;
 
-/// The numbers of values of a tensor by binary exponent.
+/// How many values of a tensor have each binary exponent.
 struct ExponentCounts {
   int64_t zero = 0, infinite = 0, nan = 0;
   std::vector<int64_t> finite;  ///< element i: values of exponent kLowestExponent + i
 };
 
-/// Counts the values of t: any shape and strides; f32, f16 or bf16, otherwise c10::Error. On a GPU: one
-/// launch, and the host waits for a copy of 2 KB. A tensor on another device is copied to the CPU first.
+/// Counts the values of t, of any shape and strides; f32, f16 or bf16, otherwise throws c10::Error. A GPU
+/// counts in one launch, and the host waits for a copy of 2 KB. A tensor on another device is copied to the
+/// CPU first.
 ExponentCounts exponent_counts(const at::Tensor& t);
 
 }  // namespace palimpsest::ops

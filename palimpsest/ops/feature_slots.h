@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-/// The features of a densely connected block in one buffer, which is also the block's result. Each feature is
-/// a tensor by itself for the operators that read and save it, so saved features and the result take memory
-/// once.
+/// Holds the features of a densely connected block in one buffer, which is also the block's result. Operators
+/// read and save each feature as a separate tensor in this buffer, so saved features and the result take
+/// memory once.
 ///
 ///   FeatureSlots slots(x, total_channels);
 ///   while (...) slots.put(layer(slots.features()));
@@ -22,11 +22,11 @@ class FeatureSlots {
   /// Copies `feature` behind the features so far; differentiable. Raises c10::Error if it does not fit.
   void put(const at::Tensor& feature);
 
-  /// The features so far: strided parts of the buffer.
+  /// Returns the features so far, which are strided parts of the buffer.
   const std::vector<at::Tensor>& features() const { return features_; }
 
-  /// The buffer. Writing over it before backward raises libtorch's error at backward, as the features lie
-  /// there.
+  /// Returns the buffer. If it is written over before backward, backward raises libtorch's error, because the
+  /// features lie in it.
   at::Tensor result() const;
 
  private:

@@ -7,21 +7,23 @@
 
 namespace palimpsest::train {
 
-/// Source of the batches of a training: LoaderBatches, or a class of the user's.
+/// The source of the batches of a training: LoaderBatches, or a class of the user's.
 ///
-/// A resumed run has the bytes of an unbroken one only if a batch is a function of (seed, epoch, position).
+/// A resumed run gives the bytes of an unbroken run only if each batch is a function of (seed, epoch,
+/// position).
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
 
-  /// Batches per epoch, at least 1.
+  /// Returns the batches per epoch, at least 1.
   virtual int64_t batches() const = 0;
   /// Begins `epoch` at its batch `first_batch`.
   virtual void start_epoch(int64_t epoch, int64_t first_batch) = 0;
   /// Returns the next batch, or nothing at the end of the epoch.
   virtual std::optional<data::Batch> next() = 0;
 
-  /// Images per batch, and the seed of the order. A checkpoint holds both; a resumed run must have the same.
+  /// Return the images per batch, and the seed of the order. A checkpoint holds both; a resumed run must have
+  /// the same values.
   virtual int64_t batch_size() const = 0;
   virtual uint64_t seed() const = 0;
 };

@@ -37,7 +37,7 @@ void require_finite(const std::string& name, const at::Tensor& tensor, int64_t s
           name, step));
 }
 
-/// The generator of the GPU that holds the parameters, or nothing.
+/// Returns the generator of the GPU that holds the parameters, or nothing.
 std::optional<at::Generator> gpu_generator(const torch::nn::Module& module) {
   const auto parameters = module.parameters();
   if (parameters.empty() || !parameters[0].is_cuda()) return std::nullopt;
@@ -54,7 +54,7 @@ void set_state(at::Generator generator, const at::Tensor& state, const char* nam
   }
 }
 
-/// The entries of a checkpoint by what they belong to.
+/// The entries of a checkpoint, sorted by their owners.
 struct Parts {
   nn::StateDict module, optimizer;
   at::Tensor generator, gpu_generator;  // undefined where the file has none

@@ -13,16 +13,17 @@
 
 namespace palimpsest::train {
 
-/// The position of a run, besides its tensors. The learning rate is a function of `step`, the order of the
-/// data one of (seed, epoch), and the epoch is step / batches_per_epoch: nothing else needs to be saved.
+/// The state of a run beside its tensors. The learning rate is a function of `step`, the order of the data is
+/// a function of (seed, epoch), and the epoch is step / batches_per_epoch: nothing else needs to be saved.
 struct RunState {
   int64_t step = 0;               ///< steps done
   int64_t batches_per_epoch = 0;  ///< 0: not known; the file then names no epoch
   int64_t batch_size = 0;
   uint64_t seed = 0;
-  /// Entries of the user's: "config" (TOML), "model", "strategy", ... These names are ours: "step", "epoch",
-  /// "batch", "batches_per_epoch", "batch_size", "seed", "format", "palimpsest_checkpoint", "optimizer",
-  /// "precision", "loss_scale", "growth_tracker", "skipped_in_a_row", "skipped_steps", "choose_scale".
+  /// Entries of the user's: "config" (TOML), "model", "strategy", ... These names are reserved: "step",
+  /// "epoch", "batch", "batches_per_epoch", "batch_size", "seed", "format", "palimpsest_checkpoint",
+  /// "optimizer", "precision", "loss_scale", "growth_tracker", "skipped_in_a_row", "skipped_steps",
+  /// "choose_scale".
   std::map<std::string, std::string> metadata = {};
   std::string precision = "f32";                      ///< of the computation
   std::optional<Step::State> scaling = std::nullopt;  ///< f16: state of the loss scale
@@ -30,35 +31,35 @@ struct RunState {
 
 /// Writes a training checkpoint of any module with SGD, Adam, AdamW, RMSprop or Adagrad: a safetensors file
 /// that replaces `path` atomically. The same run gives the same bytes.
-///   tensors   NAME                    every parameter and buffer under libtorch's name, in module order: any
-///                                     safetensors reader sees an ordinary state dict
-///             palimpsest.FIELD.NAME   the optimizer's state of parameter NAME (train/optimizer_state.h)
-///             palimpsest.generator    u8: state of libtorch's default CPU generator
-///             palimpsest.generator.cuda  u8: the same of the GPU that holds the parameters
-///   metadata  palimpsest_checkpoint = 1 (version of this list), format = pt, and the members of RunState.
-///             For
-///             the reader: epoch, and batch (the position in it). Only where they are not the default:
-///             optimizer
-///             (default SGD), precision (default f32), the members of `scaling`
-/// Throws Error(kOutput) if the file cannot be written, Error(kDiverged), naming tensor and step, if a value
-/// is NaN or infinite, and Error(kUsage) for an optimizer whose state cannot be saved, or of parameters that
+///   tensors   NAME                       every parameter and buffer under libtorch's name, in module order:
+///                                        any safetensors reader sees an ordinary state dict
+///             palimpsest.FIELD.NAME      the optimizer's state of parameter NAME (train/optimizer_state.h)
+///             palimpsest.generator       u8: state of libtorch's default CPU generator
+///             palimpsest.generator.cuda  u8: state of the generator of the GPU that holds the parameters
+///   metadata  palimpsest_checkpoint = 1 (version of this list), format = pt, the members of RunState, and
+///             for human readers epoch and batch (the position in the epoch). optimizer (default SGD),
+///             precision (default f32) and the members of `scaling` (default none) are left out if they have
+///             their default.
+/// Throws Error(kOutput) if the file cannot be written; Error(kDiverged), naming tensor and step, if a value
+/// is NaN or infinite; and Error(kUsage) for an optimizer whose state cannot be saved or whose parameters
 /// `module` lacks. The old file then remains.
 void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module& module,
                      const torch::optim::Optimizer& optimizer, const RunState& state);
 
-/// Restores what save_checkpoint wrote, bit for bit: parameters and buffers in place (strides and addresses
-/// stay), optimizer state and generators. Changes nothing unless everything fits. Throws Error(kCheckpoint)
-/// for a missing, truncated or foreign file, for weights without training state, for another optimizer or
-/// dtype, and for another architecture: then it counts and names the missing, unexpected and mismatched keys.
+/// Restores the state that save_checkpoint wrote, bit for bit: parameters and buffers in place (strides and
+/// addresses stay), optimizer state and generators. Changes nothing unless everything fits. Throws
+/// Error(kCheckpoint) for a missing, truncated or foreign file, for weights without training state, for
+/// another optimizer or dtype, and for another architecture, with the number and the names of the missing,
+/// unexpected and mismatched keys.
 RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& module,
                          torch::optim::Optimizer& optimizer);
 
 /// Loads parameters and buffers from a training checkpoint or any state dict: safetensors, or a file of
-/// torch.save (io/state_dict.h). They convert to the module's dtype. num_batches_tracked may be missing or
-/// left over. Same errors.
+/// torch.save (io/state_dict.h). Tensors convert to the module's dtype. num_batches_tracked may be missing or
+/// left over. Throws Error(kCheckpoint) as load_checkpoint does.
 void load_weights(const std::filesystem::path& path, torch::nn::Module& module);
 
-/// Returns a file's metadata: RunState::metadata and our own entries. Empty for a plain state dict.
+/// Returns a file's metadata: RunState::metadata and the reserved entries. A plain state dict has none.
 std::map<std::string, std::string> read_checkpoint_metadata(const std::filesystem::path& path);
 
 }  // namespace palimpsest::train

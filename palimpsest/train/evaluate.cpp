@@ -18,7 +18,7 @@ struct Totals {
   int64_t valid = 0;
 };
 
-/// One label per pixel rather than one per image.
+/// Returns whether there is one label per pixel rather than one per image.
 bool labels_pixels(const at::Tensor& targets) {
   return targets.dim() > 1;
 }
@@ -43,7 +43,7 @@ EvalMode::EvalMode(torch::nn::Module& module) {
 }
 
 EvalMode::~EvalMode() {
-  // Parents come first, and train() reaches all children: the last word is each child's own.
+  // Parents come first, and train() reaches all children: each child's own mode is set last.
   for (auto& [module, training] : modes_) module->train(training);
 }
 

@@ -14,17 +14,18 @@
 
 namespace palimpsest::train {
 
-/// Loss and metrics of a network over one pass of its loader (epoch 0), in eval mode and without gradients.
-/// Afterwards each module is in the mode that it was in. Targets (N) are labels of images, (N, H, W) labels
-/// of pixels. All images of a batch have one size; batches may differ. The mean loss weighs every valid pixel
-/// (image) alike, so "cross_entropy" does not depend on how the images are batched. Throws as `loss`,
-/// `MetricsAccumulator::add` and the loader do, and Error(kMemory).
+/// Computes loss and metrics of a network over one pass of its loader (epoch 0), in eval mode and without
+/// gradients. Converts the network to `format` (train/tensor_format.h). Afterwards each module is in the mode
+/// that it was in. Targets (N) are labels of images, targets (N, H, W) labels of pixels. All images of a
+/// batch have one size; batches may differ in size. The mean loss weighs every valid pixel (image) alike, so
+/// "cross_entropy" does not depend on how the images are batched. Throws as `loss`, `MetricsAccumulator::add`
+/// and the loader do, Error(kUsage) if there is no batch, and Error(kMemory).
 EvaluationRecord evaluate(const Network& network, BatchSource& batches, const LossOptions& loss,
                           const TensorFormat& format);
 EvaluationRecord evaluate(const Network& network, data::Loader& loader, const LossOptions& loss,
                           const TensorFormat& format);
 
-/// The same, but returns nothing if `stopped` returned true after a batch.
+/// Does the same, but returns nothing if `stopped` returned true after a batch.
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
                                                 BatchSource& batches, const LossOptions& loss,
                                                 const TensorFormat& format);
@@ -41,10 +42,11 @@ class EvalMode {
   std::vector<std::pair<torch::nn::Module*, bool>> modes_;
 };
 
-/// `loss` for these targets: a label of an image is never void, so 255 remains a class of a thousand.
+/// Returns `loss` for these targets. The label of an image is never void, so the result for labels of images
+/// ignores no class: 255 remains a class of a thousand.
 LossOptions loss_for(const at::Tensor& targets, LossOptions loss);
 
-/// "16 images of 3 x 512 x 512", for messages.
+/// Returns "16 images of 3 x 512 x 512", for messages.
 std::string describe(const at::Tensor& images);
 
 }  // namespace palimpsest::train

@@ -17,11 +17,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Values per slab: it stays in the second-level cache, and there are few enough slabs that the calls cost
-// nothing (1024 classes: 256 pixels each).
+// Values per slab. A slab of this size stays in the second-level cache, and the number of slabs is so small
+// that the calls cost nothing (1024 classes: 256 pixels each).
 constexpr int64_t kSlabValues = 1 << 18;
 
-/// Values per slab. A GPU streams through its memory and takes all at once.
+/// Returns the values per slab. A GPU streams through its memory, so one slab holds all values.
 int64_t slab_values(const at::Tensor& x) {
   return x.is_cpu() ? kSlabValues : std::max<int64_t>(x.numel(), 1);
 }
@@ -41,8 +41,8 @@ at::Tensor slab(const at::Tensor& tensor, int64_t i, int64_t images, int64_t j, 
   return tensor.narrow(0, i, images).narrow(-1, j, pixels);
 }
 
-/// (N, C, ...) as (N, C, P); a view unless the strides forbid it. P is computed: -1 fails for tensors without
-/// elements.
+/// Returns (N, C, ...) as (N, C, P); a view unless the strides forbid it. P is computed, because -1 fails for
+/// tensors without elements.
 at::Tensor with_pixels(const at::Tensor& logits) {
   return logits.reshape({logits.size(0), logits.size(1), c10::multiply_integers(logits.sizes().slice(2))});
 }

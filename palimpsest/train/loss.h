@@ -17,23 +17,23 @@ struct LossOptions {
   double bootstrap_share = 0.25;
 };
 
-/// Returns the mean loss as a differentiable scalar of the logits' dtype. logits x: (N, C, ...), targets t:
+/// Returns the mean loss as a differentiable scalar of the logits' dtype. logits x: (N, C, ...); targets t:
 /// i64 (N, ...).
 ///   L             = 1/|S| sum_{i in S} (log sum_c exp(x[i,c]) - x[i,t_i])
 ///   dL/dx[i,c]    = (softmax(x[i])_c - [c = t_i]) / |S| for i in S, 0 for any other pixel
 ///   cross_entropy:  S = the pixels that are not void
 ///   bootstrap:      S = those of them that bootstrapping selects
 /// If S is empty (all pixels void), L = 0 and dL/dx = 0, never NaN.
-/// Memory: saved for backward are the logits, one log-sum-exp and one byte per pixel, and the targets; there
-/// is no softmax tensor. Scratch: slabs of 2^18 values, and a few values per pixel while bootstrapping ranks
-/// an image. Backward allocates dL/dx. The losses of the pixels are summed in f64.
+/// Memory: the logits, the targets, and one log-sum-exp and one byte per pixel are saved for backward; there
+/// is no softmax tensor. Scratch: slabs of 2^18 values on a CPU, and a few values per pixel while
+/// bootstrapping ranks an image. Backward allocates dL/dx. The losses of the pixels are summed in f64.
 /// Throws Error(kUsage) as check_loss does, and Error(kData) for a class id that is neither in [0, C) nor the
 /// ignore id.
 /// Source of bootstrapping: Wu, Shen, van den Hengel, "Bridging Category-level and Instance-level Semantic
 /// Image Segmentation", 2016.
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
 
-/// The values of LossOptions::kind.
+/// Returns the values of LossOptions::kind.
 std::vector<std::string> loss_names();
 /// Throws Error(kUsage) for an unknown kind (with the nearest name) or a value out of range.
 void check_loss(const LossOptions& options);

@@ -16,7 +16,7 @@ double share(int64_t part, int64_t whole) {
   return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : kNothing;
 }
 
-/// Returns the targets that are not void. Throws Error(kData) for one that is no class.
+/// Returns the targets that are not void. Throws Error(kData) for a target that is no class.
 at::Tensor valid_targets(const at::Tensor& targets, const at::Tensor& valid, int64_t classes,
                          int64_t ignore_id) {
   at::Tensor truth = targets.masked_select(valid);

@@ -16,19 +16,19 @@ struct Metrics {
   double top1 = 0, top5 = 0;      ///< in [0, 1]
 };
 
-/// Accumulates a confusion matrix (segmentation) or hits (classification) over batches. Void pixels are not
+/// Accumulates a confusion matrix M (segmentation) or hits (classification) over batches. Void pixels are not
 /// counted.
 ///   IoU_k = M[k,k] / (sum_j M[k,j] + sum_j M[j,k] - M[k,k]),  M[truth, prediction]
-/// A top-5 hit has fewer than 5 classes with a higher score than the true one: always so with 5 classes or
-/// fewer. Equal scores rank by class id, as in argmax. A NaN score is a miss.
+/// An image is a top-5 hit if fewer than 5 classes have a higher score than the true class, which always
+/// holds with 5 classes or fewer. Equal scores rank by class id, as in argmax. A NaN score is a miss.
 class MetricsAccumulator {
  public:
   MetricsAccumulator(bool segmentation, int64_t classes, int64_t ignore_id);
-  /// logits (N, C, H, W) and targets i64 (N, H, W), or (N, C) and (N). Throws Error(kData) for a label that
-  /// is neither a class nor the ignore id. Scratch memory: that of one image.
+  /// Adds a batch: logits (N, C, H, W) and targets i64 (N, H, W), or (N, C) and (N). Throws Error(kData) for
+  /// a label that is neither a class nor the ignore id. Needs scratch memory for one image.
   void add(const at::Tensor& logits, const at::Tensor& targets);
   Metrics result() const;
-  /// (classes, classes), row = truth, column = prediction; empty for classification.
+  /// Returns M, (classes, classes), row = truth, column = prediction; empty for classification.
   const std::vector<int64_t>& confusion() const { return confusion_; }
 
  private:

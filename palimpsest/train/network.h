@@ -20,9 +20,9 @@ concept ForwardModule =
       { module.forward(images) } -> std::convertible_to<at::Tensor>;
     };
 
-/// A network as train uses it: a module and its forward pass, images (N, C, H, W) to logits, (N, classes)
-/// for classification or (N, classes, H, W) for segmentation. Any module with forward(Tensor) -> Tensor
-/// converts to it, as a reference, a shared pointer or a holder:
+/// A network as train uses it: a module and its forward pass, which maps images (N, C, H, W) to logits,
+/// (N, classes) for classification or (N, classes, H, W) for segmentation. Any module with
+/// forward(Tensor) -> Tensor converts to it, as a reference, a shared pointer or a holder:
 ///
 ///   torch::nn::Sequential net(torch::nn::Conv2d(3, 8, 3), torch::nn::Flatten(), torch::nn::Linear(288, 10));
 ///   train::train(net, loader, /*validation=*/nullptr, options);
@@ -40,7 +40,7 @@ class Network {
                 [module](const at::Tensor& images) -> at::Tensor { return module->forward(images); }) {}
   template <ForwardModule M>
   /* implicit */ Network(const torch::nn::ModuleHolder<M>& holder) : Network(holder.ptr()) {}
-  /// For a module whose forward() takes or returns something else.
+  /// Makes a network of a module whose forward() takes or returns something else.
   Network(torch::nn::Module& module, std::function<at::Tensor(const at::Tensor& images)> forward)
       : module_(&module), forward_(std::move(forward)) {}
 

@@ -13,18 +13,18 @@ struct OptimizerOptions {
   bool decay_norm = true;      ///< false: no weight decay on weights and biases of normalization layers
 };
 
-/// Makes SGD over the parameters of `model`, in one group, or in two without decay_norm: the second group has
-/// the parameters of normalization layers and no weight decay.
+/// Makes SGD over the parameters of `model`, in one group, or in two groups if decay_norm is false: the
+/// second group has the parameters of normalization layers and no weight decay.
 ///   g <- gradient + weight_decay * p;  v <- momentum * v + g (the first time v = g)
 ///   p <- p - lr * (nesterov ? g + momentum * v : v)
 /// A parameter that two modules share is updated once per step. Throws Error(kUsage) for a value out of
 /// range, for nesterov without momentum, and for a model without parameters.
 torch::optim::SGD make_sgd(const torch::nn::Module& model, const OptimizerOptions& options);
 
-/// Whether `module` itself (not its children) is a normalization layer: its own `weight` has one value per
-/// channel, as in batch, group and instance normalization and in ours, or it is a LayerNorm. PReLU, which has
-/// such a weight, is none. So the bias of a convolution, which is a vector as well, is no parameter of a
-/// normalization.
+/// Returns whether `module` itself (not its children) is a normalization layer: a LayerNorm, or a module with
+/// a `weight` of one value per channel, such as batch, group and instance normalization and ours. PReLU has
+/// such a weight and is no normalization layer. The bias of a convolution is a vector too, but belongs to no
+/// normalization layer.
 bool is_normalization(const torch::nn::Module& module);
 
 /// Sets the learning rate of every group.

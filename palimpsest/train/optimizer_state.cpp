@@ -21,8 +21,8 @@ namespace {
 
 using torch::optim::Optimizer;
 
-// The state that each optimizer keeps per parameter: each() calls visit(name, value) for its fields, needs()
-// says whether a step reads a field, kFromTheStart whether a step fails without a state.
+// The state that each optimizer keeps per parameter. each() calls visit(name, value) for its fields. needs()
+// returns whether a step reads a field. kFromTheStart is true if a step fails without a state.
 
 struct SgdFields {
   using State = torch::optim::SGDParamState;
@@ -98,7 +98,7 @@ auto dispatch(const Optimizer& optimizer, const Action& action) {
               "nn::state_dict");
 }
 
-/// The parameters of the optimizer with the options of their group.
+/// Returns the parameters of the optimizer with the options of their group.
 std::unordered_map<const void*, const torch::optim::OptimizerOptions*> options_by_parameter(
     const Optimizer& optimizer) {
   std::unordered_map<const void*, const torch::optim::OptimizerOptions*> options;
@@ -107,7 +107,7 @@ std::unordered_map<const void*, const torch::optim::OptimizerOptions*> options_b
   return options;
 }
 
-/// The tensors of `module` that `optimizer` updates, by name.
+/// Returns the tensors of `module` that `optimizer` updates, by name.
 nn::StateDict updated_parameters(const Optimizer& optimizer, const torch::nn::Module& module) {
   const auto options = options_by_parameter(optimizer);
   nn::StateDict parameters;
@@ -119,7 +119,7 @@ nn::StateDict updated_parameters(const Optimizer& optimizer, const torch::nn::Mo
   }
   require(found.size() == options.size(),
           fmt::format("a checkpoint needs a module that holds all parameters of the optimizer, got {} of {}: "
-                      "give a module that contains the others, too",
+                      "give a module that contains all of them",
                       found.size(), options.size()));
   return parameters;
 }
@@ -138,7 +138,7 @@ void copy_to(at::Tensor& field, const at::Tensor& source, const at::Tensor& para
   field = at::empty_like(parameter.detach()).copy_(source);
 }
 
-/// A tensor with the shape and dtype that the saved field must have.
+/// Returns a tensor with the shape and dtype that the saved field must have.
 at::Tensor example_of(int64_t, const at::Tensor&) {
   return as_tensor(int64_t{0});
 }

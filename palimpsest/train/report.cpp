@@ -84,7 +84,7 @@ std::string to_json(const Report& report) {
            {score_name, run.score()},
            {std::string(score_name) + "_of_last_3", run.settled_score()},
            {"largest_batch", run.largest_batch}};
-    // Built apart: a new member of an ordered object moves the ones before it and ends references to them.
+    // Built separately: a new member of an ordered object moves the earlier members, and references dangle.
     Json losses = Json::array(), evaluations = Json::array();
     for (const auto& step : run.steps) losses.push_back(step.loss);
     for (const auto& e : run.evaluations)

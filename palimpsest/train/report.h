@@ -46,7 +46,7 @@ struct ReportPicture {
 /// Two or more runs of the same training, side by side. Ratios are to the first run.
 struct Report {
   std::string title;
-  std::vector<std::pair<std::string, std::string>> setup;  ///< name and value of what all runs share
+  std::vector<std::pair<std::string, std::string>> setup;  ///< settings that all runs share: name, value
   std::vector<ReportRun> runs;
   int64_t memory_bytes = 0;  ///< limit of the search for the largest batches
   std::vector<ReportPicture> pictures;
@@ -63,14 +63,14 @@ std::string to_table(const Report& report);
 std::string memory_svg(const Report& report);
 std::string loss_svg(const Report& report);
 
-/// Writes all figures, exact, and the curves of losses and scores as JSON; no timelines, no pictures.
+/// Returns all exact figures and the curves of losses and scores as JSON, without timelines and pictures.
 std::string to_json(const Report& report);
 
-/// Makes the HTML page: one file that refers to no other file, so it opens offline and can be mailed.
+/// Returns the HTML page. It refers to no other file, so it opens offline and can be mailed.
 std::string to_html(const Report& report);
 
 /// Writes index.html, memory.svg, loss.svg and results.json into `folder`, each atomically. Throws
-/// Error(kOutput).
+/// Error(kOutput) if a file cannot be written.
 void write_report(const std::filesystem::path& folder, const Report& report);
 
 }  // namespace palimpsest::train

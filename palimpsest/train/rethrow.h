@@ -4,12 +4,10 @@
 
 namespace palimpsest::train {
 
-/// Call it in a catch block. Rethrows the current exception, as an Error with a way out where the user can do
-/// something about the cause:
-///   memory runs out (the system's, or a limit that was set)   Error(kMemory): a smaller batch or crop, or
-///                                                             strategy
-///                                                             inplace
-///   one value per channel in a normalization that trains      Error(kUsage): a larger batch or crop
+/// Rethrows the current exception; call it in a catch block. Two causes become an Error with a way out:
+///   the system's memory, or a memory limit, is exhausted   Error(kMemory): take a smaller batch or crop, or
+///                                                          strategy inplace
+///   a normalization that trains has one value per channel  Error(kUsage): take a larger batch or crop
 /// Any other exception passes unchanged. `doing` names the work: "step 3 (16 images of 3 x 512 x 512)".
 [[noreturn]] void rethrow_explained(const std::string& doing);
 

@@ -25,15 +25,15 @@ struct ScheduleOptions {
   double power = 0.9;         ///< poly
   int64_t step_epochs = 30;   ///< step: epochs between drops
   double step_factor = 0.1;   ///< step, drops
-  double final_lr = 0;        ///< linear and cosine end here
-  double warmup_epochs = 0;   ///< the rate rises over these epochs; a fraction is rounded to whole steps
+  double final_lr = 0;        ///< linear, cosine: the rate at the end
+  double warmup_epochs = 0;   ///< epochs over which the rate rises, rounded to whole steps
 };
 
 /// Returns the learning rate of step `step` in [0, total_steps). Throws Error(kUsage) as check_schedule does,
 /// and std::invalid_argument for a step out of range.
 double learning_rate(const ScheduleOptions& options, double lr, int64_t step, int64_t total_steps,
                      int64_t steps_per_epoch);
-/// The values of ScheduleOptions::kind.
+/// Returns the values of ScheduleOptions::kind.
 std::vector<std::string> schedule_names();
 
 /// Throws Error(kUsage) for an unknown kind (with the nearest name), a value out of range, or a warm-up that

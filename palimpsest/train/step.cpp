@@ -11,7 +11,7 @@ namespace {
 amp::GradScaler make_scaler(const LossScale& scale) {
   if (scale.kind == LossScale::Kind::kConstant) return amp::GradScaler::constant(scale.constant);
   amp::GradScalerOptions options;
-  // An automatic scale grows by being chosen anew.
+  // An automatic scale grows only when it is chosen again.
   if (scale.kind == LossScale::Kind::kAuto) options.growth_interval = std::numeric_limits<int32_t>::max();
   return amp::GradScaler(options);
 }
@@ -19,7 +19,7 @@ amp::GradScaler make_scaler(const LossScale& scale) {
 }  // namespace
 
 double Step::Observation::recommended_scale() const {
-  // A histogram that holds only zeros recommends nothing.
+  // A histogram of zeros only recommends no scale.
   if (activations.bars().exponents.empty()) return weights.recommended_scale();
   if (weights.bars().exponents.empty()) return activations.recommended_scale();
   return std::min(activations.recommended_scale(), weights.recommended_scale());

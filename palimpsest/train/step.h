@@ -28,16 +28,16 @@ struct StepOptions {
 ///       return train::loss(train::forward(net, batch->images, amp::Precision::kBF16), batch->targets, {});
 ///     });
 ///
-/// In f32 and bf16 this is loss.backward(), optimizer.step(), optimizer.zero_grad(). In f16 the loss is
-/// multiplied by a scale, and a step with a gradient that is not finite is skipped: parameters, optimizer and
-/// running statistics are then as they were before the step.
+/// In f32 and bf16 it calls loss.backward(), optimizer.step() and optimizer.zero_grad(). In f16 the loss is
+/// multiplied by a scale, and a step with a gradient that is not finite is skipped: parameters and optimizer
+/// stay as they were before the step, and so do the buffers of `model` (running statistics), if given.
 class Step {
  public:
   explicit Step(const StepOptions& options = {});
-  /// Also restores the buffers of `model` after a skipped step.
+  /// Calls restore_buffers_of(model).
   explicit Step(const torch::nn::Module& model, const StepOptions& options = {});
-  /// Restores the buffers of `model` after a skipped step. Without it running statistics that an overflow
-  /// made infinite stay so. Needs a copy of the buffers, in f16 only.
+  /// Lets a skipped step restore the buffers of `model`. Otherwise running statistics that an overflow made
+  /// infinite stay infinite. Costs a copy of the buffers, in f16 only.
   void restore_buffers_of(const torch::nn::Module& model);
 
   /// The parts of a step, in their order.
@@ -58,24 +58,26 @@ class Step {
   /// The parts of run(), for several losses or optimizers per step, accumulated gradients or clipping:
   ///   begin; forward pass; for each loss: forward_done, backward; for each optimizer: update, zero_grad; end
   void begin(bool observe = false);
-  /// Call it after the forward pass: libtorch's layers then keep no 16-bit copy of their weights for
-  /// backward.
+  /// Drops the 16-bit copies of weights that libtorch's layers saved for backward. Call it after the forward
+  /// pass.
   void forward_done(const at::Tensor& loss);
   /// Computes the gradients of `loss`, which may be released afterwards.
   void backward(const at::Tensor& loss);
-  /// Calls optimizer.step() unless a gradient is not finite in f16. `change_gradients`, if any, is called
-  /// before it and sees unscaled gradients: clip there. Returns false if the update was skipped.
+  /// Calls optimizer.step(), except in f16 if a gradient is not finite. Before that it calls
+  /// `change_gradients`, if any, which sees unscaled gradients: clip them there. Returns false if the update
+  /// was skipped.
   bool update(torch::optim::Optimizer& optimizer, const std::function<void()>& change_gradients = {});
   /// Ends the step. Returns false if an update was skipped.
   bool end();
 
+  /// Returns whether the precision needs a loss scale.
   bool scales() const { return scaler_.has_value(); }
-  /// Scale of the next step's loss; 1 in f32 and bf16.
+  /// Returns the scale of the next step's loss; 1 in f32 and bf16.
   double loss_scale() const { return scaler_ ? scaler_->get_scale() : 1; }
   int64_t steps_done() const { return steps_done_; }
   int64_t skipped_steps() const { return skipped_steps_; }  ///< of steps_done()
   int64_t skipped_in_a_row() const { return scaler_ ? scaler_->skipped_in_a_row() : 0; }
-  /// Skipped steps in a row after which a smaller scale does not help: 50 halvings leave 2^-34 of 65536.
+  /// Skipped steps in a row after which no smaller scale helps: 50 halvings turn 65536 into 2^-34.
   static constexpr int64_t kHopeless = 50;
   bool is_hopeless() const { return skipped_in_a_row() >= kHopeless; }
 
@@ -84,11 +86,11 @@ class Step {
     amp::ExponentHistogram activations;  ///< of the 16-bit tensors between layers
     amp::ExponentHistogram weights;      ///< of the parameters
 
-    /// The constant scale that serves both; above 0.
+    /// Returns the constant scale, above 0, that is right for both histograms.
     double recommended_scale() const;
   };
-  /// The observation of the step in progress, else of the last one; nothing if it was not observed. An
-  /// automatic loss scale observes the steps in which it is chosen.
+  /// Returns the observation of the step in progress, else of the last step; nothing if that step was not
+  /// observed. Steps in which an automatic loss scale is chosen are observed.
   const std::optional<Observation>& observation() const { return observation_; }
 
   /// The state between two steps, for checkpoints.
@@ -97,10 +99,10 @@ class Step {
     int64_t skipped_steps = 0;
     bool choose = true;  ///< the next step chooses an automatic scale
   };
-  /// Nothing in f32 and bf16.
+  /// Returns nothing in f32 and bf16.
   std::optional<State> state() const;
   /// Continues a training after `steps_done` steps. A checkpoint of f32 or bf16 has no `state`. A constant
-  /// scale remains that of the options.
+  /// scale stays as the options have it.
   void resume(int64_t steps_done, const std::optional<State>& state);
 
  private:

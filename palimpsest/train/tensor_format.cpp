@@ -32,7 +32,7 @@ void TensorFormat::convert(data::Batch& batch) const {
 }
 
 void TensorFormat::convert(torch::nn::Module& network) const {
-  // Not Module::to(dtype), which converts num_batches_tracked as well.
+  // Module::to(dtype) would also convert num_batches_tracked.
   network.apply([this](torch::nn::Module& module) {
     const auto convert_one = [this](at::Tensor& tensor) {
       const at::Tensor plain = tensor.detach();

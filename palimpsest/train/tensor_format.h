@@ -17,16 +17,17 @@ struct TensorFormat {
   amp::Precision precision = amp::Precision::kF32;  ///< of the forward and backward pass (train/network.h)
   c10::Device device = c10::DeviceType::CPU;        ///< of all tensors; a GPU with its index
 
-  /// `dtype` is "f32" or "f64", `precision` one of amp::precision_names(), `device` as in train/device.h.
-  /// Throws Error(kUsage) with the nearest name, and for f64 with a precision other than f32.
+  /// Returns the format with these names. `dtype` is "f32" or "f64", `precision` is one of
+  /// amp::precision_names(), `device` is a text of train/device.h. Throws Error(kUsage) for any other name
+  /// (with the nearest one), and for f64 with a precision other than f32.
   static TensorFormat parse(const std::string& dtype, bool channels_last,
                             const std::string& precision = "f32", const std::string& device = "cpu");
 
-  /// Moves parameters and buffers to the device in place, converts those of floating point (counters stay
-  /// i64), and gives four-dimensional ones the layout of the images. A second call does nothing. Make the
+  /// Moves parameters and buffers to the device in place, converts floating-point tensors (counters stay
+  /// i64), and gives four-dimensional tensors the layout of the images. A second call does nothing. Make the
   /// optimizer afterwards: its state takes the dtype of the parameters.
   void convert(torch::nn::Module& module) const;
-  /// Returns `images` in this format; the same tensor if it already is.
+  /// Returns `images` in this format; the same tensor if it already has this format.
   at::Tensor convert(const at::Tensor& images) const;
   /// Converts the images of a batch and moves its targets to the device.
   void convert(data::Batch& batch) const;

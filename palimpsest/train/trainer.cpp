@@ -87,8 +87,8 @@ class Run {
         source_.start_epoch(steps_done_ / batches_, steps_done_ % batches_);
       positioned = true;
       take_step();
-      // Before the evaluation: a run that is killed during it loses only the evaluation, which the resumed
-      // run repeats.
+      // The checkpoint comes before the evaluation: a run that is killed during the evaluation loses nothing
+      // else, and the resumed run repeats it.
       if (steps_done_ % batches_ == 0 || steps_done_ == last_step_ ||
           (options_.checkpoint_every > 0 && steps_done_ % options_.checkpoint_every == 0))
         save();
@@ -112,12 +112,12 @@ class Run {
       at::manual_seed(options_.seed);
     }
     if (!options_.quiet) progress_.emplace(std::cerr, stderr_columns(), last_step_, options_.epochs);
-    if (progress_ && !resumed_otherwise_.empty()) progress_->note(resumed_otherwise_);
+    if (progress_ && !precision_note_.empty()) progress_->note(precision_note_);
     if (!writes()) return;
     log_.emplace(options_.output / "log.jsonl", options_.resume ? steps_done_ : -1);
     if (!options_.config.empty()) io::write_file_atomically(options_.output / "config.toml", options_.config);
-    // Before the first step: an unwritable folder fails now and not after an epoch, and a run that is killed
-    // early can be resumed and is not mistaken for the earlier run in the folder.
+    // A checkpoint before the first step: an unwritable folder fails now and not after an epoch, and a run
+    // that is killed early can be resumed and is not mistaken for the earlier run in the folder.
     if (!options_.resume) save();
   }
 
@@ -137,7 +137,7 @@ class Run {
     steps_done_ = saved_step_ = state.step;
     step_.resume(state.step, state.scaling);
     if (state.precision != options_.precision)
-      resumed_otherwise_ = fmt::format(
+      precision_note_ = fmt::format(
           "the checkpoint of step {} was trained in {}, the run goes on in {}: parameters and momentum are "
           "{} in both{}",
           steps_done_, state.precision, options_.precision, options_.dtype,
@@ -208,7 +208,8 @@ class Run {
     record.current_bytes = meter->current_bytes();
   }
 
-  std::string what_stays() const {
+  /// Returns the part of an error message that names the last checkpoint.
+  std::string remaining_checkpoint() const {
     return saved_step_ < 0 ? ""
                            : fmt::format("; {} of step {} stays", checkpoint_path().string(), saved_step_);
   }
@@ -219,12 +220,12 @@ class Run {
         fmt::format("diverged: in {} no step of the last {} had finite gradients, up to step {} (loss {}, "
                     "loss scale {}){}; try precision bf16, {}",
                     options_.precision, Step::kHopeless, steps_done_ + 1, record.loss, record.loss_scale,
-                    what_stays(),
+                    remaining_checkpoint(),
                     options_.loss_scale == "dynamic" ? "or a lower lr" : "or a smaller loss scale"));
   }
 
   [[noreturn]] void diverged(const StepRecord& record) const {
-    const std::string kept = what_stays();
+    const std::string kept = remaining_checkpoint();
     throw Error(ErrorKind::kDiverged,
                 fmt::format("diverged: the loss became {} in step {} (epoch {}, lr {:.3g}){}; try a lower lr "
                             "or a longer warm-up",
@@ -259,7 +260,7 @@ class Run {
     if (writes()) io::write_file_atomically(options_.output / "exponents.svg", to_svg(record));
     if (!progress_) return;
     const auto tell = [&](const char* what, const amp::ExponentHistogram& h) {
-      const std::string text = h.text();  // the first line only: log and chart have the bars
+      const std::string text = h.text();  // only its first line is shown: log and chart have the bars
       if (h.values() > 0)
         progress_->note(fmt::format("{} of step {}: {}", what, steps_done_, text.substr(0, text.find('\n'))));
     };
@@ -316,7 +317,7 @@ class Run {
   int64_t interval_images_ = 0;
   double interval_seconds_ = 0, run_seconds_ = 0;
   bool fallback_told_ = false;
-  std::string resumed_otherwise_;  // note on a checkpoint of another precision
+  std::string precision_note_;  // set if the checkpoint has another precision
 };
 
 }  // namespace

@@ -19,9 +19,9 @@ namespace palimpsest::train {
 
 struct TrainerOptions {
   int64_t epochs = 1;  ///< length of the training and of the schedule
-  /// Stop after this many steps in total, on the schedule of all epochs. 0: no limit.
+  /// The run stops after this many steps in total; the schedule still spans all epochs. 0: no limit.
   int64_t max_steps = 0;
-  /// Of libtorch's generator during the training (dropout). The loader has a seed of its own.
+  /// Seed of libtorch's generator during the training (dropout). The loader has its own seed.
   uint64_t seed = 0;
   std::string dtype = "f32";           ///< of parameters and images: "f32" or "f64"
   bool channels_last = false;          ///< train/tensor_format.h
@@ -31,16 +31,16 @@ struct TrainerOptions {
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   LossOptions loss;
-  /// Folder for checkpoint.safetensors, log.jsonl and config.toml. Empty: nothing is written.
+  /// Folder for checkpoint.safetensors, log.jsonl, config.toml and exponents.svg. Empty: nothing is written.
   std::filesystem::path output;
   int64_t log_every = 10;        ///< steps between log lines; the first and the last step always have one
   int64_t checkpoint_every = 0;  ///< steps between checkpoints; 0: at the end of each epoch only
   int64_t histogram_every = 0;   ///< steps between histograms of gradients; 0: never
   int64_t evaluate_every = 1;    ///< epochs between evaluations; one also follows the last step; 0: never
-  bool resume = false;           ///< continue bit-identically from output/checkpoint.safetensors
+  bool resume = false;           ///< continues bit-exactly from output/checkpoint.safetensors
   std::string config;            ///< the effective configuration (TOML), stored beside and in the checkpoint
   /// More entries for the checkpoint's metadata: "model", "strategy", ... Give a run and its resumption the
-  /// same ones: they are part of the bytes.
+  /// same entries: they are part of the file's bytes.
   std::map<std::string, std::string> metadata;
   bool quiet = false;  ///< no progress on the terminal
 };
@@ -49,8 +49,8 @@ struct TrainingOutcome {
   std::vector<StepRecord> steps;  ///< of this run, not of the runs that it resumes
   std::vector<EvaluationRecord> evaluations;
   std::optional<ExponentRecord> exponents;  ///< the last histogram of gradients
-  /// SIGINT or SIGTERM if it ended the run early, with the step completed and a checkpoint saved. 0: the run
-  /// ended normally.
+  /// The signal (SIGINT or SIGTERM) that ended the run early, after the step was completed and a checkpoint
+  /// saved. 0: the run ended normally.
   int signal = 0;
 };
 
@@ -61,36 +61,37 @@ inline const std::atomic<int> kNeverStops{0};
 /// `validation`, which may be null. `stop_signal` is polled after each step and after each batch of an
 /// evaluation; the resumed run repeats an evaluation that was cut short.
 ///
-/// Files: a checkpoint before the first step, at the end of each epoch, every `checkpoint_every` steps, and
-/// when the run ends or is stopped. Each replaces the one before atomically, so there is a complete one at
-/// any moment. A run that does not resume replaces the files of an earlier run in `output`.
+/// Files: a checkpoint is written before the first step, at the end of each epoch, every `checkpoint_every`
+/// steps, and when the run ends or is stopped. Each checkpoint replaces the one before atomically, so there
+/// is a complete checkpoint at any moment. A run that does not resume overwrites the checkpoint and the log
+/// of an earlier run in `output`.
 ///
-/// Histograms of gradients, the first one after step 1, go to log.jsonl; the last one also becomes the chart
-/// exponents.svg.
+/// Histograms of gradients, the first one after step 1, go to log.jsonl. The chart exponents.svg shows the
+/// last one.
 ///
-/// GPU: parameters, momentum and statistics live there, and batches are moved there one by one. Kept and peak
-/// bytes are those of its memory. A checkpoint holds the states of its generator and of the CPU's, and can be
-/// resumed on either device.
+/// GPU: parameters, momentum and statistics live on the GPU, and each batch is moved to it. Kept and peak
+/// bytes are bytes of its memory. A checkpoint holds the states of the generators of GPU and CPU. A run can
+/// be resumed on either device.
 ///
-/// Resuming gives the bytes of an unbroken run, at whatever moment the run was ended, SIGKILL included:
+/// Resuming gives the bytes of an unbroken run, at whatever moment the run was ended, by SIGKILL too:
 /// parameters, buffers, momentum and generator come from the checkpoint, learning rate and data order are
 /// functions of the step, and the log is cut back to the checkpoint. The same seed gives the same bytes with
 /// any number of loader workers, but not with any number of OpenMP threads: the convolutions of libtorch and
 /// oneDNN split sums by thread, so another OMP_NUM_THREADS or another processor changes the last bits.
 ///
-/// f16: a step whose gradients are not all finite is skipped and changes no parameter, momentum or running
+/// f16: a step with a gradient that is not finite is skipped and changes no parameter, momentum or running
 /// statistic. A run may resume a checkpoint of another precision, because parameters are f32 in each; one
 /// line of the progress notes it.
 ///
-/// Throws Error(kDiverged) naming the step if the loss is not finite (f16: if 50 steps in a row were
-/// skipped), or if a parameter is not when it is to be saved; the last good checkpoint stays.
-/// Error(kCheckpoint) if the checkpoint to resume is missing, damaged or of another model. Error(kUsage) for
-/// options that cannot work, which include a resumed run with another seed, batch size or number of batches.
-/// Error(kOutput) for a full disk or a read-only folder. Error(kMemory) if memory runs out. Error(kData) from
-/// the loader.
+/// Throws Error(kDiverged), naming the step, if the loss is not finite (in f16 if 50 steps in a row were
+/// skipped), or if a parameter that is to be saved is not finite; the last good checkpoint stays. Throws
+/// Error(kCheckpoint) if the checkpoint to resume is missing, damaged or of another model; Error(kUsage) for
+/// options that cannot work, and for a resumed run with another seed, batch size or number of batches;
+/// Error(kOutput) for a full disk or a read-only folder; Error(kMemory) if memory runs out; and Error(kData)
+/// from the loader.
 TrainingOutcome train(const Network& network, data::Loader& train, data::Loader* validation,
                       const TrainerOptions& options, const std::atomic<int>& stop_signal = kNeverStops);
-/// The same with batches from another source than a loader.
+/// Does the same with batches from another source than a loader.
 TrainingOutcome train(const Network& network, BatchSource& train, BatchSource* validation,
                       const TrainerOptions& options, const std::atomic<int>& stop_signal = kNeverStops);
 

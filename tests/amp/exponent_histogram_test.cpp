@@ -100,7 +100,8 @@ TEST(ExponentHistogram, SeesActivationAndWeightGradientsOfABackwardPass) {
     loss.backward();
     scaler.unscale_(sgd);
     weights.add_gradients(sgd);
-    // Of the second product's output 2^-20, and of relu's, which is the first one's too, 5 of them.
+    // The second product's output has the gradient 2^-20, relu's (which is the first product's) has 5 times
+    // that.
     EXPECT_EQ(activations.values(), 160 + 2 * 128);
     EXPECT_EQ(activations.count(-20), 160);
     EXPECT_EQ(activations.count(-18), 256);

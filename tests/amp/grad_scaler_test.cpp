@@ -148,7 +148,7 @@ TEST(GradScaler, NothingWaitsForTheDeviceButTheStep) {
 }
 
 TEST(GradScaler, AGroupSkipsTogether) {
-  // Two ranks in turn, as if each waited for the other: the second finds what the first did not.
+  // Two ranks in turn, as if each waited for the other: the second finds the overflow that the first has not.
   Toy first, second;
   GradScaler a(small_options()), b(small_options());
   at::Tensor found_by_second;

@@ -69,7 +69,7 @@ def test_the_network_is_that_of_the_program(model, step):
 
 
 def saved_bytes(side):
-    """Of every tensor but the weights that a loss keeps for its backward pass."""
+    """Returns the bytes of every tensor but the weights that a loss saves for backward."""
     own = {p.untyped_storage().data_ptr() for p in [*side.network.parameters(), side.images]}
     found = {}
 

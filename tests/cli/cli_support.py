@@ -1,4 +1,4 @@
-"""What the tests of the program share: running it, and images small enough to train on in a second."""
+"""The parts that the tests of the program share: running it, and images small enough to train on in a second."""
 import functools
 import os
 import pathlib
@@ -20,7 +20,7 @@ DATA = ROOT.parent / "shared/data"  # real data sets, where someone has put them
 # base/error.h and docs/cli.md
 USAGE, DATA_ERROR, CHECKPOINT, DIVERGED, OUTPUT, MEMORY = 2, 3, 4, 5, 6, 7
 
-# Two steps an epoch of a network small enough for a test; one thread, as bytes are compared.
+# Two steps per epoch of a network small enough for a test; one thread, because bytes are compared.
 TINY = ("--model deeplabv3_resnet18_narrow --data generated --images 8 --val-images 2 --height 48 --width 64 --crop 32 "
         "--batch 4 --threads 1 --evaluate-every 0 --log-every 1").split()
 TINY_CLASSIFIER = "--model resnet18_narrow --data image_folder --batch 4 --threads 1 --evaluate-every 0 --log-every 1".split()

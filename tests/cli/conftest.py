@@ -30,7 +30,7 @@ def trained():
 
 @pytest.fixture(scope="session")
 def trained_classifier():
-    """The same for a classification network: (run folder, data folder)."""
+    """Does the same for a classification network: (run folder, data folder)."""
     with tempfile.TemporaryDirectory(prefix="palimpsest-") as name:
         data = image_folder(pathlib.Path(name) / "data")
         run = pathlib.Path(name) / "run"

@@ -17,13 +17,13 @@ class Forker:
             self.process = subprocess.Popen([server, str(theirs.fileno())], pass_fds=[theirs.fileno()], env=environment)
 
     def fits(self, environment):
-        """Whether a program started with `environment` would load its libraries as this one did."""
+        """Returns whether a program started with `environment` would load its libraries as this one did."""
         def of_libraries(variables):
             return {key: value for key, value in variables.items() if not key.startswith(("PALIMPSEST_", "PYTEST_"))}
         return of_libraries(environment) == of_libraries(self.environment)
 
     def run(self, command, cwd, environment, timeout):
-        """As subprocess.run, with stdout and stderr captured as texts."""
+        """Does the same as subprocess.run, with stdout and stderr captured as texts."""
         texts = [os.fspath(cwd or os.getcwd()), str(len(command)), *map(os.fspath, command)]
         texts += [f"{key}={value}" for key, value in environment.items()]
         with open(os.devnull) as nothing, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

@@ -5,8 +5,8 @@
 // A request (one message on SOCKET, a SOCK_SEQPACKET): texts that each end with a 0 byte: the working
 // directory, the number of arguments, the arguments, and the environment's "NAME=value"s; with it the
 // descriptors of stdin, stdout and stderr. Two messages answer, an int each: the process's id, then how it
-// ended, as waitpid has it. What libraries read of the environment when they are loaded is what this process
-// had.
+// ended, as waitpid has it. Libraries that read the environment when they are loaded see the environment of
+// this process.
 #include "palimpsest/cli/process.h"
 #include "palimpsest/cli/program.h"
 

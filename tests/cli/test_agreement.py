@@ -28,7 +28,7 @@ def test_generated_losses_agree_to_1e_7_over_20_steps_in_f64(folder):
     difference = worst_difference(
         folder, 20, "--model", "deeplabv3_resnet18", "--data", "generated", "--dtype", "f64", "--images", "16",
         "--val-images", "2", "--height", "48", "--width", "64", "--crop", "48", "--batch", "4", "--epochs", "5",
-        "--lr", "0.002")  # at ten times that, so few pixels a channel amplify the last bit to 1e-3
+        "--lr", "0.002")  # at ten times that, so few pixels per channel amplify the last bit to 1e-3
     assert difference <= 1e-7
 
 

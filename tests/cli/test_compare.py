@@ -1,4 +1,4 @@
-"""The same training once per strategy: figures, files, and what is refused."""
+"""The same training once per strategy: figures, files, and refused options."""
 import json
 import re
 import subprocess

@@ -14,7 +14,7 @@ try:
 except Exception as error:  # a torchvision of another torch fails with RuntimeError
     pytest.skip(f"torchvision does not fit this torch: {error}", allow_module_level=True)
 
-# As the program under test: on a busy machine a pool of two threads spins while one of them waits.
+# One thread, like the program under test: on a busy machine a pool of two threads spins while one of them waits.
 torch.set_num_threads(1)
 
 NARROW = "_narrow"

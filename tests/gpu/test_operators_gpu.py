@@ -238,7 +238,7 @@ class DenseCase:
         return [out.detach(), *gradients, *(t for i in (2, 3, 7, 8) for t in lists[i])]
 
     def errors(self):
-        """Of every result, ours and the plain layers'."""
+        """Returns the errors of every result, of ours and of the plain layers."""
         want = self.run(self.plain, torch.float64)
         return [[((r.double() - w).norm() / w.norm()).item() for r, w in zip(self.run(block), want)]
                 for block in (self.ours, self.plain)]

@@ -40,7 +40,7 @@ class Variable {
   bool was_set_ = false;
 };
 
-/// Runs `command` by the shell; what it printed goes to `output`.
+/// Runs `command` by the shell; `output` receives the text that it printed.
 ChildResult shell(const std::string& command, const std::filesystem::path& output) {
   const int descriptor = open(output.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
   const auto result = run_child({"sh", "-c", command}, descriptor);

@@ -207,7 +207,7 @@ void run_cpu(const AbnCase& c, AbnTensors<T, Rounding>& t) {
   kernels::cpu::abn_backward(c.problem<T>(), t.backward(c));
 }
 
-/// The same by the reference.
+/// Runs the same problem by the reference.
 template <class T, class Rounding>
 void run_reference(const AbnCase& c, AbnTensors<T, Rounding>& t) {
   kernels::reference::abn_forward(c.problem<T>(), kEps, t.forward(c));

@@ -1,4 +1,4 @@
-// What the CPU kernels promise besides values: they write in place, give the same bytes for separate calls
+// The promises of the CPU kernels beside values: they write in place, give the same bytes for separate calls
 // and for any number of threads, and keep not-a-number in its channel.
 #include "palimpsest/base/parallel.h"
 #include "tests/kernels/abn_case.h"

@@ -61,7 +61,7 @@ class Abn : public ::testing::Test {
     }
   }
 
-  // The same, and one with two branches, whose bits share bytes between rows.
+  // The same activations, and one with two branches, whose bits share bytes between rows.
   template <class Body>
   static void for_each_kind_and_bits(AbnCase c, const Body& body, Activation branched = Activation::kGELU) {
     for_each_kind(c, body);

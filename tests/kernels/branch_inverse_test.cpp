@@ -98,7 +98,7 @@ TYPED_TEST(BranchInverse, FindsYAndTheSlopeThereAsWellAsZTells) {
       double worst = 0, worst_slope = 0, at = 0;
       for (std::size_t i = 0; i < z.size(); ++i) {
         const Truth<T> want = truth<T>(kind, y[i]);
-        if (std::abs(want.z) < std::numeric_limits<T>::min()) continue;  // what underflowed is gone
+        if (std::abs(want.z) < std::numeric_limits<T>::min()) continue;  // underflow loses the value
         const double allowed = want.doubt + kBranchInverseUlp * kEpsilon * (1 + std::abs(y[i]));
         const double share = std::abs(static_cast<double>(found[i]) - y[i]) / allowed;
         if (!(share <= worst)) worst = share, at = y[i];

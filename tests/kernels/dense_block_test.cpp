@@ -6,7 +6,7 @@
 
 #include <type_traits>
 
-// A layer of a densely connected block: products of normalized features, and what comes back.
+// A layer of a densely connected block: products of normalized features, and their gradients.
 namespace palimpsest::testing {
 namespace {
 

@@ -49,7 +49,7 @@ TEST(ExponentHistogram, CountsF32AsTheReferenceDoesForAnyLengthAndStart) {
   std::copy(std::begin(special), std::end(special), values.begin());
   for (const int64_t n : {0, 1, 3, 12, 1000, 600000})
     for (const int64_t start : {0, 1}) {
-      // Counts are added to what is there.
+      // Counts are added to the counts that are there.
       ExponentHistogram got{}, want{};
       got[kZeroBin] = want[kZeroBin] = 5;
       cpu::exponent_histogram(DType::f32, values.data() + start, n, got);

@@ -17,8 +17,7 @@ namespace {
 using kernels::InvertibilityCriterion;
 
 /// The root mean square error of x-hat, recovered from z in storage S, over normal x-hat; each value counts
-/// as much as it
-/// does in a gradient: by act'(y), as computed from z.
+/// as much as it does in a gradient: by act'(y), as computed from z.
 template <class S>
 double recovery_error(Activation activation, double weight, double bias) {
   constexpr int64_t kCount = 4000;

@@ -13,7 +13,7 @@
 namespace palimpsest::testing {
 namespace {
 
-/// The same for the CPU kernels.
+/// Runs the CPU kernels on the same problem.
 template <class Type, class Draw>
 void expect_reference(const PoolCase& c, Layout layout, int64_t misaligned_by, const Draw& draw) {
   expect_reference<Type>(c, layout, misaligned_by, draw, kernels::cpu::max_pool_forward,

@@ -1,4 +1,4 @@
-// What a unit of one instruction set must not hold: an inline function that is left in the object, where the
+// A unit of one instruction set must not hold this: an inline function that is left in the object, where the
 // linker merges it with others of the same name. This unit proves the check for such symbols; it never runs.
 
 #ifdef PALIMPSEST_WEAK_IN_shared

@@ -99,7 +99,7 @@ TEST(CountingAllocator, AFreedTensorIsRetainedUntilReleased) {
 }
 #endif
 
-/// Sets a limit of `room` bytes above what is live; takes it off again at the end of the scope.
+/// Sets a limit of `room` bytes above the live bytes, and removes it at the end of the scope.
 struct Limit {
   explicit Limit(int64_t room) { set_memory_limit(current() + room); }
   ~Limit() { set_memory_limit(0); }

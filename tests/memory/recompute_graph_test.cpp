@@ -140,7 +140,7 @@ TEST(RecomputeGraph, OurLayerRefusesDoubleBackwardWithinASegmentToo) {
     torch::autograd::grad({loss}, {x}, {}, true, /*create_graph=*/true);
     FAIL() << "nothing was thrown";
   } catch (const c10::Error& error) {
-    EXPECT_TRUE(contains(error.what(), "no second derivative")) << error.what();
+    EXPECT_TRUE(contains(error.what(), "no double backward")) << error.what();
   }
 }
 
@@ -208,7 +208,7 @@ TEST(RecomputeGraph, AnotherEngineMayTakeTheFirstPlace) {
   const auto fn = [&](const at::Tensor& t) { return ++runs, t.exp(); };
   auto x = torch::ones({2}).set_requires_grad(true);
   const auto before = recompute(fn, x);
-  // As Python's engine does when it is loaded into a program.
+  // Python's engine does the same when it is loaded into a program.
   torch::autograd::set_default_engine_stub(torch::autograd::Engine::get_base_engine);
   const auto after = recompute(fn, x);
   EXPECT_EQ(runs, 2);

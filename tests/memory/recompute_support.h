@@ -41,7 +41,7 @@ inline at::Tensor random_state() {
   return at::globalContext().defaultGenerator(at::kCPU).get_state();
 }
 
-/// Gradients of the parameters, then the buffers, then the generator's state: what a training step leaves.
+/// Returns the results of a training step: gradients of the parameters, buffers, the generator's state.
 inline Tensors left_behind(const torch::nn::Module& module) {
   Tensors all;
   for (const auto& parameter : module.parameters()) all.push_back(parameter.grad());

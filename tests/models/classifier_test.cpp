@@ -75,7 +75,7 @@ TEST(Classifier, ReplaceModuleWorksOrFailsLoudly) {
             std::string::npos);
 }
 
-/// As torchvision's networks: empty logits, gradients of zero.
+/// The networks behave like torchvision's: empty logits, zero gradients.
 TEST(EmptyBatch, GivesEmptyLogitsInTrainingAndInEvalMode) {
   for (const char* name :
        {"resnet18_narrow", "densenet_bc16_k4", "alexnet_cifar_narrow", "vgg16_cifar_narrow",

@@ -96,7 +96,7 @@ TEST(Clone, HasTheReplacedClassifierAndNoneWhereThereIsNone) {
   for (const auto& n : kNetworks) {
     const auto model = made(n);
     model->eval();
-    if (!model->segments()) {
+    if (!model->is_segmentation()) {
       model->replace_classifier(torch::nn::Linear(model->classifier_channels(), 7));
       EXPECT_EQ(copy_of(*model)->forward(images).sizes(), at::IntArrayRef({2, 7})) << n.name;
     }

@@ -70,7 +70,7 @@ TEST(DeepLabV3, LogitsHaveTheImagesSizeAlsoWhereTheStrideDoesNotDivideIt) {
   for (const int64_t output_stride : {8, 16}) {
     options.output_stride = output_stride;
     const auto model = make("deeplabv3_resnet18_narrow", options);
-    EXPECT_TRUE(model->segments());
+    EXPECT_TRUE(model->is_segmentation());
     EXPECT_EQ(model->forward(torch::randn({2, 3, 61, 83})).sizes(), at::IntArrayRef({2, 3, 61, 83}));
   }
 }

@@ -61,7 +61,7 @@ TEST_P(KeptBytes, AreThoseOfTheTableAndThePeakFallsWithThem) {
   EXPECT_LE(in_place.kept / standard.kept, claim.kept_ratio);
   EXPECT_NEAR(standard.kept / 1e6, claim.standard_mb, 0.01 * claim.standard_mb);
   EXPECT_NEAR(in_place.kept / 1e6, claim.in_place_mb, 0.01 * claim.in_place_mb);
-  // What is not kept must not come back as a temporary.
+  // Bytes that are not saved must not come back as a temporary.
   const double saved = standard.kept - in_place.kept;
   EXPECT_GE(standard.peak - in_place.peak, 0.95 * saved)
       << "peaks " << standard.peak << " and " << in_place.peak;
@@ -82,8 +82,8 @@ INSTANTIATE_TEST_SUITE_P(
              (info.param.channels_last ? "_channels_last" : "_nchw");
     });
 
-// Half of in place in f32, and no copy of a weight (in 16 bits they would be 44 MB an image more). That is
-// 0.25 of what the standard layers keep in f32: 157.8 MB, as the test above finds.
+// Half of the bytes in place in f32, and no copy of a weight (copies in 16 bits would take 44 MB per image
+// more). That is 0.25 of the bytes that the standard layers save in f32: 157.8 MB, as the test above finds.
 TEST(KeptBytesMixed, InPlaceInSixteenBitsKeepsAQuarter) {
   const auto model = make("resnext101_preact", {});
   const auto images = torch::randn({2, 3, 224, 224}).contiguous(at::MemoryFormat::ChannelsLast);

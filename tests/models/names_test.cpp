@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Models, Torchvision,
                                            Published{"densenet201", 20013928, 0x50873fd8fa3422c6}),
                          [](const auto& info) { return std::string(info.param.name); });
 
-// The first stage of ResNet-18 and the first block of ResNet-50 in plain words: what a digest cannot show.
+// The first stage of ResNet-18 and the first block of ResNet-50 in plain words, which a digest cannot show.
 TEST(Names, AResNetReadsLikeTorchvisions) {
   const auto basic = entries(*make("resnet18", {}));
   EXPECT_EQ(basic[0], "conv1.weight 64x3x7x7");

@@ -48,9 +48,9 @@ TEST(Registry, AModelSaysWhetherItSegmentsAndHasTheClassesAskedFor) {
   ModelOptions options;
   options.classes = 4;
   const auto classifier = make("resnet18", options);
-  EXPECT_FALSE(classifier->segments());
+  EXPECT_FALSE(classifier->is_segmentation());
   EXPECT_EQ(classifier->forward(torch::randn({2, 3, 40, 48})).sizes(), at::IntArrayRef({2, 4}));
-  EXPECT_TRUE(make("deeplabv3_resnet18", options)->segments());
+  EXPECT_TRUE(make("deeplabv3_resnet18", options)->is_segmentation());
 }
 
 TEST(Registry, ImagesOfAnotherShapeOrTypeAreRefused) {

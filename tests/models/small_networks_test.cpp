@@ -116,7 +116,7 @@ TEST(SmallNetworks, TakeImagesOfAnySizeThatTheirPoolingsLeaveSomethingOf) {
   for (const auto* list : {&kPlain, &kNormalized})
     for (const char* name : *list) {
       const auto model = small(name, 5);
-      EXPECT_FALSE(model->segments());
+      EXPECT_FALSE(model->is_segmentation());
       for (const auto& [height, width] : {std::pair{32, 32}, {40, 51}})
         EXPECT_EQ(model->forward(torch::randn({2, 3, height, width})).sizes(), at::IntArrayRef({2, 5}))
             << name;
@@ -135,7 +135,7 @@ TEST(SmallNetworks, WithoutNormalizationTakeNoStrategyButStandard) {
     ModelOptions options;
     options.strategy = nn::Strategy::kStoreY;
     const auto message = usage_error([&] { make(name, options); });
-    EXPECT_NE(message.find("normalizes nothing"), std::string::npos) << message;
+    EXPECT_NE(message.find("has no normalizations"), std::string::npos) << message;
     EXPECT_NE(message.find("got 'store_y'"), std::string::npos) << message;
     options.strategy = nn::Strategy::kStandard;
     EXPECT_NO_THROW(make(name, options));
@@ -153,7 +153,7 @@ TEST(SmallNetworks, AreForClassificationAndHaveNoSegmentationTwin) {
   EXPECT_NE(usage_error([] { make("deeplabv3_vgg16_cifar", {}); }).find("unknown model"), std::string::npos);
 }
 
-// Without normalization values must neither die out nor blow up on their way through the layers.
+// In networks without normalization, values must neither vanish nor grow on their way through the layers.
 TEST(SmallNetworks, WithoutNormalizationStartWithLogitsOfTheSizeOfOne) {
   for (const char* name : kPlain)
     for (const auto activation : {nn::Activation::kReLU, nn::Activation::kLeakyReLU}) {

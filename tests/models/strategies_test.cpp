@@ -78,8 +78,8 @@ TEST_P(Strategies, GiveTheSameLogitsGradientsAndRunningStatistics) {
     const auto want = step(GetParam(), nn::Strategy::kStandard, channels_last);
     for (const auto& name : nn::strategy_names()) {
       const auto strategy = nn::parse_strategy(name);
-      // The others differ from these in what the inner blocks keep; one layout and one head is enough for
-      // them.
+      // The other strategies differ from these in the tensors that the inner blocks save; one layout and one
+      // head is enough for them.
       const bool main = strategy == nn::Strategy::kInplace2 || strategy == nn::Strategy::kStoreY ||
                         strategy == nn::Strategy::kInplaceBit;
       if (strategy == nn::Strategy::kInplaceBit && !kernels::has_branches(GetParam().activation))

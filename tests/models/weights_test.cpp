@@ -108,7 +108,7 @@ class StartFrom : public ::testing::Test {
     return copies_of(*make("resnet18", with_classes(3)));
   }();
 
-  /// Whether the model's entries below `prefix` that `chosen` accepts are those of the file.
+  /// Returns whether the model's entries below `prefix` that `chosen` accepts equal the file's entries.
   template <class Chosen>
   bool holds_file(const nn::Model& model, const std::string& prefix, const Chosen& chosen) {
     auto tensors = copies_of(model);

@@ -77,8 +77,8 @@ TEST(DenseBlockMemory, OnlyNaiveHoldsGradientsAfterBackward) {
   for (const auto& [form, bytes] : held) EXPECT_LE(bytes, 1024) << to_string(form);
 }
 
-/// What libtorch takes for itself while it differentiates conv2 of a memory_block: without AVX2 oneDNN unfolds
-/// an image, to 9 times its bytes.
+/// Returns the scratch memory that libtorch takes while it differentiates conv2 of a memory_block: without
+/// AVX2 oneDNN unfolds an image, to 9 times its bytes.
 int64_t convolution_scratch_bytes() {
   const at::Tensor z = image(at::kFloat, true, 2, 16, 32, 32), df = image(at::kFloat, true, 2, 4, 32, 32),
                    weight = torch::ones({4, 16, 3, 3});
@@ -148,7 +148,7 @@ TEST(DenseBlockMemory, AnExceptionInForwardOrBackwardLeavesNothingBehind) {
     }
     EXPECT_GT(least, 0) << to_string(form);
     EXPECT_GT(refused_forward, 1) << to_string(form);
-    // Of the others not all need more in backward than in forward.
+    // Not all other forms need more memory in backward than in forward.
     if (form == DenseStrategy::kFused) {
       EXPECT_GT(refused_backward, 0);
     }

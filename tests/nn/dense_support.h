@@ -5,7 +5,7 @@
 
 #include <cmath>
 
-/// What the tests of densely connected blocks share.
+/// The parts that the tests of densely connected blocks share.
 namespace palimpsest::nn {
 
 inline constexpr DenseStrategy kDenseForms[] = {DenseStrategy::kNaive, DenseStrategy::kSharedGradient,

@@ -16,7 +16,7 @@ struct MeanColour : Cloneable<MeanColour, Model> {
     const auto mean = images.mean({2, 3});
     return has_classifier() ? classify(mean) : mean;
   }
-  bool segments() const override { return false; }
+  bool is_segmentation() const override { return false; }
 
  private:
   void rebind(Clones& clones) override { rebind_classifier(clones); }
@@ -85,7 +85,7 @@ TEST(Model, ACloneHasTheReplacedClassifier) {
 
 struct Plain : Model {
   at::Tensor forward(const at::Tensor& images) override { return images; }
-  bool segments() const override { return true; }
+  bool is_segmentation() const override { return true; }
 };
 
 TEST(Model, WithoutAPlaceForAClassifierItSaysSo) {

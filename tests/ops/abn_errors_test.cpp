@@ -186,7 +186,7 @@ TEST(AbnErrors, ASecondDerivativeIsRefused) {
     const at::Tensor z = fresh ? abn(leaf, {}) : in_place(leaf + 0);
     expect_error(
         error_of([&] { torch::autograd::grad({z.square().sum()}, {leaf}, {}, true, /*create_graph=*/true); }),
-        {"[abn] the operator has no second derivative", "create_graph"});
+        {"[abn] the operator has no double backward", "create_graph"});
   }
 }
 

@@ -1,5 +1,5 @@
 // Ten thousand layers drawn at random: shape, rank, strides, dtype, weights down to zero, biases up to a
-// hundred times the weights, activation, what is kept, residual, statistics. Each against libtorch's own
+// hundred times the weights, activation, saved tensor, residual, statistics. Each against libtorch's own
 // layers in f64.
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/activation.h"
@@ -42,7 +42,7 @@ Drawn draw_case(Random& random) {
   const int64_t rank = draw(random, 2, 5), channels = draw(random, 1, random.uniform() < 0.1 ? 70 : 20);
   std::vector<int64_t> shape{draw(random, 1, 6), channels};
   for (int64_t i = 2; i < rank; ++i) shape.push_back(draw(random, 1, rank == 5 ? 4 : 9));
-  if (c10::multiply_integers(shape) == channels) shape[0] = 2;  // one value a channel has no variance
+  if (c10::multiply_integers(shape) == channels) shape[0] = 2;  // one value per channel has no variance
 
   const double mean = pick(random, {0.0, 0.7, -30.0});
   c.base = (normal(random, shape) * 1.3 + mean).to(dtype);
@@ -108,7 +108,7 @@ Plain plain(const LayerCase& c) {
   return {y, (weight.defined() ? weight * r : r).abs()};
 }
 
-// Whether rounding to f32 could move a value of y across a kink, where the gradient jumps.
+// Returns whether rounding to f32 could move a value of y across a kink, where the gradient jumps.
 bool near_a_kink(const LayerCase& c, const at::Tensor& y) {
   if (c.base.scalar_type() == at::kDouble) return false;
   const auto near = [&](double kink) {
@@ -126,7 +126,7 @@ bool near_a_kink(const LayerCase& c, const at::Tensor& y) {
   }
 }
 
-// What storing z and a bit costs at the least: y is known to eps |z| / act'(y), near the minimum to the root
+// The least error of storing z and a bit: y is known to eps |z| / act'(y), near the minimum to the root
 // of 2 eps |z| / act''. It reaches dx and the gradients of weight and bias through dy = dz act'(y) and x-hat.
 double branch_error(const LayerCase& c, const at::Tensor& y) {
   if (c.options.saved != Saved::kOutputBit) return 0;

@@ -1,5 +1,5 @@
-// What the layer may saved for backward, every activation, residuals, 16-bit storage: values and gradients
-// against libtorch's own layers in f64.
+// Every tensor that the layer may save for backward, every activation, residuals, 16-bit storage: values and
+// gradients against libtorch's own layers in f64.
 #include "palimpsest/kernels/activation.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "tests/ops/layer_case.h"

@@ -110,7 +110,7 @@ TEST(AbnStrides, TheOutputLiesAsTheInputDoes) {
   EXPECT_EQ(strides_of(volume), volume.strides());
   const at::Tensor sequence = torch::randn({2, 7, 3}).transpose(1, 2);
   EXPECT_EQ(strides_of(sequence), sequence.strides());
-  // What needs a copy gets the dense layout that it is nearest to.
+  // A tensor that needs a copy gets the contiguous layout that is nearest to its own.
   EXPECT_EQ(strides_of(channels_last.slice(1, 0, 2)), (std::vector<int64_t>{40, 1, 10, 2}));
   EXPECT_EQ(strides_of(x.slice(1, 0, 2)), (std::vector<int64_t>{40, 20, 5, 1}));
 }

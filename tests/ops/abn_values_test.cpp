@@ -64,7 +64,7 @@ TEST(AbnValues, MatchWithoutWeightBiasOrRunningStatistics) {
 TEST(AbnValues, MoveTheRunningStatisticsByTheMomentum) {
   for_each_form([](at::ScalarType dtype, bool in_place) {
     for (const double momentum : {0.0, 0.1, 0.75, 1.0}) {
-      LayerCase c = make_case({2, 7, 1, 3}, dtype);  // 6 values a channel: the factor m/(m-1) is 1.2
+      LayerCase c = make_case({2, 7, 1, 3}, dtype);  // 6 values per channel: the factor m/(m-1) is 1.2
       c.options.momentum = momentum;
       c.name = "momentum " + std::to_string(momentum);
       expect_right(c, in_place);
@@ -85,7 +85,7 @@ TEST(AbnValues, UseTheRunningStatisticsWhenFrozenAndDifferentiateThroughThem) {
       c.base = c.base.narrow(0, 0, 1)
                    .narrow(2, 0, 1)
                    .narrow(3, 0, 1)
-                   .contiguous();  // one value a channel is enough
+                   .contiguous();  // one value per channel is enough
       c.dz = c.dz.narrow(0, 0, 1).narrow(2, 0, 1).narrow(3, 0, 1).contiguous();
       expect_right(c, in_place);
     }

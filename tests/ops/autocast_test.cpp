@@ -187,7 +187,7 @@ TEST(Autocast, AForwardPassHoldsTheCopyOfOneLayerAtATime) {
   memory::Meter meter;
   const at::Tensor out = forward();
   meter.forward_done();
-  // The cast, and what a library lays out anew of it.
+  // The cast, and the copies of it in other layouts that a library makes.
   EXPECT_LT(meter.peak_bytes() - meter.base_bytes(), 3 * 256 * 256 * 2) << "of " << kLayers << " copies";
   out.sum().backward();
 }

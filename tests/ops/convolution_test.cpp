@@ -108,7 +108,7 @@ TEST(Convolve, RoundsResultsIn16BitsOnceOnEveryProcessor) {
   for (const ConvolveCase& c : kConvolveCases)
     for (const auto dtype : {at::kHalf, at::kBFloat16})
       for (const bool channels_last : {true, false}) {
-        // Of many images: libtorch's loops round the gradient of the weight after each.
+        // Many images: libtorch's loops round the weight gradient after each image.
         const ConvolveTensors t = tensors_of(c, dtype, channels_last, true, 16);
         const auto wide = [](const at::Tensor& of) { return of.detach().to(at::kDouble).requires_grad_(); };
         const ConvolveTensors exact{wide(t.x), wide(t.weight), wide(*t.bias)};

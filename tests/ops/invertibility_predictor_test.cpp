@@ -1,5 +1,4 @@
-// What the host knows of weights while a device runs behind it; in the program whose operators call CUDA
-// kernels.
+// The host's knowledge of weights while a device runs behind it. The program's operators call CUDA kernels.
 #include "palimpsest/ops/invertibility/predictor.h"
 #include "tests/ops/layer_case.h"
 
@@ -27,7 +26,7 @@ struct Trained {
     return {g[0], g[1], g[2]};
   }
 
-  /// As an optimizer does: one write of each.
+  /// Writes weight and bias once each, as an optimizer does.
   void step(int64_t channel, double to) {
     const at::NoGradGuard no_grad;
     at::Tensor by = torch::zeros_like(weight);
@@ -36,7 +35,7 @@ struct Trained {
     bias.add_(0.001);
   }
 
-  /// As torch::load and load_state_dict do.
+  /// Writes the values as torch::load and load_state_dict do.
   void load(const at::Tensor& values) {
     const at::NoGradGuard no_grad;
     weight.copy_(values);

@@ -16,7 +16,7 @@ using OptionalTensor = std::optional<at::Tensor>;
 constexpr Saved kEverySaved[] = {Saved::kOutput,     Saved::kOutputForm1, Saved::kPreActivation,
                                  Saved::kNormalized, Saved::kInput,       Saved::kOutputBit};
 
-/// Whether backward of a layer with this activation can start from that.
+/// Returns whether backward of a layer with this activation can start from this saved tensor.
 constexpr bool can_save(Activation activation, Saved saved) {
   if (saved == Saved::kOutputBit) return kernels::has_branches(activation);
   return !saves_output(saved) || kernels::is_invertible(activation);
@@ -30,8 +30,8 @@ inline AbnOptions options_with(Saved saved) {
   return options;
 }
 
-/// What to run. `base` is a dense leaf; the layer's input is view(base.clone()), so that in-place calls have
-/// a non-leaf, strides can be odd, and gradients are read at `base`.
+/// A case to run. `base` is a contiguous leaf; the layer's input is view(base.clone()), so that in-place
+/// calls have a non-leaf, strides can be odd, and gradients are read at `base`.
 struct LayerCase {
   std::string name;
   at::Tensor base;

@@ -32,7 +32,7 @@ at::Tensor theirs(const at::Tensor& x, const PoolCase& c) {
   return at::max_pool2d(x, c.kernel_size, c.stride, c.padding, c.dilation, c.ceil_mode);
 }
 
-/// The same bytes of every number; any NaN is any other.
+/// Returns whether all values have the same bytes; any NaN equals any other NaN.
 bool same(const at::Tensor& a, const at::Tensor& b) {
   return a.sizes() == b.sizes() && at::isnan(a).equal(at::isnan(b)) &&
          at::nan_to_num(a).equal(at::nan_to_num(b)) &&
@@ -176,7 +176,7 @@ TEST(MaxPool, ASecondDerivativeIsRefused) {
   const at::Tensor z = ops::max_pool2d(x, 2);
   EXPECT_NE(error_of([&] {
               torch::autograd::grad({z.square().sum()}, {x}, {}, true, true);
-            }).find("[max_pool2d] the operator has no second derivative"),
+            }).find("[max_pool2d] the operator has no double backward"),
             std::string::npos);
 }
 
@@ -188,7 +188,8 @@ TEST(MaxPool, BadArgumentsAreRefusedWithTheirValues) {
     EXPECT_NE(error.find(message), std::string::npos) << error << "\n  lacks " << message;
   };
   expect(
-      "at most 255 positions, as one byte says which was the largest, got kernel_size [16, 16]; take "
+      "at most 255 positions, because one byte holds the place of its maximum, got kernel_size [16, 16]; "
+      "take "
       "at::max_pool2d",
       [&] { ops::max_pool2d(x, {16, 16}); });
   expect("at most 255", [&] { ops::max_pool2d(x, {int64_t{1} << 40, int64_t{1} << 40}); });

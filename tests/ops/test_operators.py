@@ -22,7 +22,7 @@ max_pool2d = torch.ops.palimpsest.max_pool2d
 
 @pytest.fixture(autouse=True)
 def fresh_compiler():
-    """What one test compiled must not count against another's limit of recompilations."""
+    """A compilation of one test must not count against another test's limit of recompilations."""
     torch._dynamo.reset()
 
 

@@ -53,7 +53,7 @@ void signed_overflow() {
   most = most + 1;
 }
 
-// What parallel_tasks forbids: tasks that write the same number.
+// Breaks the rule of parallel_tasks: its tasks write the same number.
 void race() {
   int64_t sum = 0;
   parallel_tasks(1000, [&](int64_t i) { sum += i; });

@@ -1,4 +1,4 @@
-"""What passed under the sanitizers is not run again as it is, and whatever decides it is. CMake and CTest are stand-ins."""
+"""A check that passed under the sanitizers does not run again until one of its inputs changes. CMake and CTest are stand-ins."""
 import json
 import os
 import pathlib

@@ -57,7 +57,7 @@ TEST(Checkpoint, LoadingRestoresParametersBuffersMomentumGeneratorAndState) {
   const auto path = folder / "checkpoint.safetensors";
   Trained saved(1), loaded(2);
   save_checkpoint(path, *saved.model, saved.sgd, kState);
-  const at::Tensor drawn = at::randn({20});  // what the generator gives next
+  const at::Tensor drawn = at::randn({20});  // the generator's next numbers
 
   const RunState state = load_checkpoint(path, *loaded.model, loaded.sgd);
   EXPECT_TRUE(at::randn({20}).equal(drawn));

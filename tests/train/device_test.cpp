@@ -16,7 +16,7 @@ TEST(Device, IsNamedAsLibtorchNamesIt) {
        {"", "gpu", "cud", "cuda:", "cuda:x", "cuda:-1", "cuda:1x", "cuda:128", "cuda:1234"})
     testing::expect_error(ErrorKind::kUsage, {"unknown device '" + std::string(wrong) + "'"},
                           [&] { parse_device(wrong); });
-  // Where a GPU is there this would be no error.
+  // On a machine with a GPU this would be no error.
   if (!at::globalContext().hasCUDA())
     testing::expect_error(ErrorKind::kUsage, {"device 'cuda:1' needs", "cpu"},
                           [] { parse_device("cuda:1"); });

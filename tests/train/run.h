@@ -47,7 +47,7 @@ struct TinyRun {
   void at_step(int64_t step, std::function<at::Tensor(const at::Tensor&)> act) {
     model->hook = only_at(step, std::move(act));
   }
-  /// The same with the images of that pass.
+  /// Does the same with the images of that pass.
   void at_images_of_step(int64_t step, std::function<at::Tensor(const at::Tensor&)> act) {
     model->images_hook = only_at(step, std::move(act));
   }
@@ -74,7 +74,8 @@ inline std::vector<nlohmann::json> read_log(const std::filesystem::path& output)
   return lines;
 }
 
-/// The log without what differs from run to run: times, and bytes that another process holds.
+/// Returns the log without the values that differ from run to run: times, and bytes that depend on the
+/// process.
 inline std::vector<nlohmann::json> reproducible_log(const std::filesystem::path& output) {
   auto lines = read_log(output);
   for (auto& line : lines)

@@ -54,7 +54,7 @@ TEST(Schedule, LinearGoesFromTheBaseToTheFinalRate) {
 }
 
 TEST(Schedule, CosineHasTheShapeOfTheDenseNetPaper) {
-  // 0.05 (cos(pi t / 100) + 1) over 100 epochs, t in epochs; here 20 steps an epoch.
+  // 0.05 (cos(pi t / 100) + 1) over 100 epochs, t in epochs; here 20 steps per epoch.
   for (const int64_t step : {0, 1, 20, 1000, 1500, 1999}) {
     const double t = static_cast<double>(step) / 20;
     EXPECT_NEAR(learning_rate(kind("cosine"), 0.1, step, 2000, 20),

@@ -47,7 +47,7 @@ TEST(TensorFormat, ABatchGoesWithItsTargets) {
   EXPECT_TRUE(batch.targets.is_same(targets));
 }
 
-// The meta device stands for a GPU: what is not moved there stays behind, and shows.
+// The meta device stands for a GPU: a tensor that is not moved there stays on the CPU, and the test sees it.
 TEST(TensorFormat, ABatchGoesToTheDevice) {
   TensorFormat format = TensorFormat::parse("f32", true);
   format.device = c10::Device("meta");

@@ -31,7 +31,7 @@ class TinySegmenter : public nn::Model {
     at::Tensor logits = conv2(dropout(bn1(conv1(images_hook ? images_hook(*this, images) : images)).relu_()));
     return hook ? hook(*this, logits) : logits;
   }
-  bool segments() const override { return true; }
+  bool is_segmentation() const override { return true; }
 
   torch::nn::Conv2d conv1;
   torch::nn::BatchNorm2d bn1;
@@ -51,7 +51,7 @@ class TinyClassifier : public nn::Model {
         fc(register_module("fc", torch::nn::Linear(4, classes))) {}
 
   at::Tensor forward(const at::Tensor& images) override { return fc(bn(conv(images)).relu_().mean({2, 3})); }
-  bool segments() const override { return false; }
+  bool is_segmentation() const override { return false; }
 
   torch::nn::Conv2d conv;
   torch::nn::BatchNorm2d bn;

@@ -58,7 +58,7 @@ class Wide : public nn::Model {
   at::Tensor forward(const at::Tensor& images) override {
     return fc3(fc2(fc1(images.flatten(1)).relu_()).relu_());
   }
-  bool segments() const override { return false; }
+  bool is_segmentation() const override { return false; }
 
   torch::nn::Linear fc1, fc2, fc3;
 };

@@ -142,7 +142,7 @@ class Degenerate : public nn::Model {
     abn->bias.fill_(1);
   }
   at::Tensor forward(const at::Tensor& images) override { return abn(conv(images)); }
-  bool segments() const override { return true; }
+  bool is_segmentation() const override { return true; }
   torch::nn::Conv2d conv;
   nn::InPlaceABN abn;
 };

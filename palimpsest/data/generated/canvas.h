@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <vector>
 
-/// Drawing for generated/streets.h: each pixel has a colour in [0, 1] and a class id, always painted
-/// together. The code uses +, -, *, / and sqrt only, whose results are the same on every machine; the sources
-/// are compiled without contraction to FMA.
+/// Drawing for generated/streets.h: each pixel has a colour in [0, 1] and a class id, which are always
+/// painted together. The code uses only +, -, *, / and sqrt, whose results are the same on every machine; the
+/// sources are compiled without contraction to FMA.
 namespace palimpsest::data::generated {
 
 /// Class ids, in the order of street_class_names().
@@ -46,7 +46,7 @@ inline int floor_int(float x) {
   return i - (x < static_cast<float>(i));
 }
 
-/// A pseudo-random number in [0, 1) for each lattice point.
+/// Returns a pseudo-random number in [0, 1) for each lattice point.
 inline float hash(int x, int y, uint32_t seed) {
   uint32_t h =
       static_cast<uint32_t>(x) * 0x8DA6B343u ^ static_cast<uint32_t>(y) * 0xD8163841u ^ seed * 0xCB1AB31Fu;
@@ -55,7 +55,7 @@ inline float hash(int x, int y, uint32_t seed) {
   return static_cast<float>((h ^ (h >> 15)) >> 8) * 0x1.0p-24f;
 }
 
-/// Value noise in [0, 1): hash at the lattice points, smooth between them.
+/// Returns value noise in [0, 1): a hash at the lattice points, smooth between them.
 inline float noise(float x, float y, uint32_t seed) {
   const int xi = floor_int(x), yi = floor_int(y);
   float fx = x - static_cast<float>(xi), fy = y - static_cast<float>(yi);
@@ -104,7 +104,7 @@ class Canvas {
     });
   }
 
-  /// pixel(x, y, d) with d in [0, 1] the squared distance from the centre in units of the radii.
+  /// Calls pixel(x, y, d), where d in [0, 1] is the squared distance from the centre in units of the radii.
   template <class Pixel>
   void each_in_ellipse(float cx, float cy, float rx, float ry, const Pixel& pixel) const {
     if (rx <= 0 || ry <= 0) return;

@@ -48,7 +48,7 @@ void plan_light(Street& s, Draw& draw) {
   s.grain = draw(0.01f, 0.035f);
 }
 
-// In pieces, so that each is sorted by its own distance.
+// Adds it in pieces, so that each piece is sorted by its own distance.
 void plan_garden_fence(Street& s, Draw& draw, float X, float from, float to) {
   constexpr float kPiece = 2.5f;
   const Rgb color = draw.chance(0.5f) ? kIron : kWood;

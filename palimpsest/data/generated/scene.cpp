@@ -36,7 +36,7 @@ at::Tensor develop(const Canvas& canvas, const Street& s) {
     for (int x = 0; x < width; ++x) {
       const int left = std::max(0, x - 1), right = std::min(width - 1, x + 1);
       const Rgb soft = at(y, x) * 0.6f + (at(up, x) + at(down, x) + at(y, left) + at(y, right)) * 0.1f;
-      // The sum of two hashes has the bell shape of sensor noise, near enough.
+      // The sum of two hashes is close enough to the bell shape of sensor noise.
       const float grain = (hash(x, y, s.seed + 11) + hash(x, y, s.seed + 12) - 1) * s.grain * 2 * 255;
       const float values[3] = {soft.r * gain.r, soft.g * gain.g, soft.b * gain.b};
       uint8_t* pixel = out + 3 * (static_cast<int64_t>(y) * width + x);

@@ -75,7 +75,7 @@ struct Scene {
   at::Tensor image;  ///< u8 (H, W, 3)
   at::Tensor label;  ///< u8 (H, W): Id or kVoid
 };
-/// Draws the scene of (seed, index): the same bytes every time, on every machine. 480x360 takes about 10 ms.
+/// Draws the scene of (seed, index), with the same bytes on every machine. 480x360 pixels take about 10 ms.
 Scene draw_street(uint64_t seed, uint64_t index, int height, int width);
 
 }  // namespace palimpsest::data::generated

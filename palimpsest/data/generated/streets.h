@@ -12,15 +12,15 @@
 /// them.
 namespace palimpsest::data::generated {
 
-/// A segmentation data set of street-like scenes, each drawn from (seed, index) alone: sky, buildings, road,
-/// pavement, trees, cars, people, poles, with textures, and void pixels along object borders. `size` images
-/// of height x width, both between 16 and 8192. The classes are street_class_names(). The ignore id must not
-/// be one of them. Throws Error(kUsage) for values out of range.
+/// Makes a segmentation data set of street-like scenes, each drawn from (seed, index) only: sky, buildings,
+/// road, pavement, trees, cars, people, poles, with textures, and void pixels along object borders. It has
+/// `size` images of height x width pixels, both between 16 and 8192. The classes are street_class_names();
+/// the ignore id must not be one of their ids. Throws Error(kUsage) for values out of range.
 std::shared_ptr<Dataset> streets(int64_t size, int64_t height, int64_t width, uint64_t seed,
                                  const TransformOptions& transform);
 
-/// Sky, Building, Pole, Road, Pavement, Tree, SignSymbol, Fence, Car, Pedestrian, Bicyclist: CamVid's eleven
-/// classes, in CamVid's order.
+/// Returns CamVid's eleven classes in CamVid's order: Sky, Building, Pole, Road, Pavement, Tree, SignSymbol,
+/// Fence, Car, Pedestrian, Bicyclist.
 const std::vector<std::string>& street_class_names();
 
 }  // namespace palimpsest::data::generated

@@ -80,7 +80,7 @@ ChildResult run_child(const std::vector<std::string>& arguments, int output) {
   argv.push_back(nullptr);
   pid_t child = 0;
   require(posix_spawnp(&child, argv[0], actions.get(), nullptr, argv.data(), environ), arguments[0]);
-  to.close();  // else the pipe would never end
+  to.close();  // otherwise the pipe would never end
 
   ChildResult result;
   result.errors = drain(from.get());

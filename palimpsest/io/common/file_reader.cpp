@@ -13,7 +13,7 @@
 namespace palimpsest::io {
 
 FileReader::FileReader(std::filesystem::path path, ErrorKind kind) : path_(std::move(path)), kind_(kind) {
-  // O_NONBLOCK: opening a pipe that nobody writes to would wait forever; for regular files it means nothing.
+  // O_NONBLOCK: opening a pipe without a writer would wait forever. Regular files ignore the flag.
   do {
     descriptor_ = ::open(path_.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
   } while (descriptor_ < 0 && errno == EINTR);

@@ -10,12 +10,12 @@
 /// every call into them runs in a function `attempt`, whose argument owns nothing.
 namespace palimpsest::io::codecs {
 
-/// The picture in `bytes`, u8 (H, W, 3). `path` is for errors.
+/// Decodes the picture in `bytes` to u8 (H, W, 3). `path` is for errors.
 at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path);
 at::Tensor decode_png(std::string_view bytes, const std::filesystem::path& path);
-/// The class ids in `bytes`, u8 (H, W).
+/// Decodes the class ids in `bytes` to u8 (H, W).
 at::Tensor decode_png_labels(std::string_view bytes, const std::filesystem::path& path);
-/// The file of a contiguous u8 picture: (H, W, 3), or for PNG also (H, W).
+/// Return the file of a contiguous u8 picture: (H, W, 3), or for PNG also (H, W).
 std::string encode_jpeg(const at::Tensor& image, int quality);
 std::string encode_png(const at::Tensor& image);
 

@@ -63,7 +63,7 @@ struct JpegDecoder {
   jpeg_decompress_struct codec{};
   JpegErrors errors{};
   JpegDecoder() { codec.err = prepare(errors); }
-  ~JpegDecoder() { jpeg_destroy_decompress(&codec); }  // also right for one that was never created: all zero
+  ~JpegDecoder() { jpeg_destroy_decompress(&codec); }  // also for a codec that was never created (zeros)
 };
 
 struct JpegEncoder {
@@ -78,7 +78,7 @@ struct JpegEncoder {
   }
 };
 
-// Printing inks to RGB. Adobe's programs, which write nearly all such files, store them inverted.
+// Converts printing inks to RGB. Adobe's programs, which write nearly all such files, store inks inverted.
 void cmyk_to_rgb(const unsigned char* cmyk, unsigned char* rgb, int64_t pixels, bool inverted) {
   for (int64_t i = 0; i < pixels; ++i) {
     for (int channel = 0; channel < 3; ++channel) {

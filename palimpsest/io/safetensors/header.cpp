@@ -39,8 +39,8 @@ std::string quoted(const std::string& name) {
   return std::string("'").append(name, 0, 200).append("'");
 }
 
-// JSON allows a name twice, and the parser would drop one of the two: so this watches the parser's events.
-// `names` gets the names of the outermost object in order.
+// JSON allows a repeated name, and the parser would drop one of the two values. So this class watches the
+// parser's events. `names` gets the names of the outermost object in order.
 json parse_without_duplicates(std::string_view text, std::vector<std::string>& names) {
   std::vector<std::set<std::string>> seen;  // per nesting depth
   const auto watch = [&](int depth, json::parse_event_t event, json& value) {
@@ -213,7 +213,7 @@ std::string format_safetensors_header(const Safetensors& contents, std::vector<s
     next += tensors[i].second.nbytes();
   }
 
-  // Written by hand and not from a json value, which would sort the names.
+  // The text is written here and not from a json value, which would sort the names.
   std::string text = "{";
   const auto add = [&](const std::string& key, const std::string& value) {
     text.append(text.size() > 1 ? "," : "").append(to_json(key)).append(":").append(value);

@@ -32,7 +32,7 @@ constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;
 SafetensorsHeader parse_safetensors_header(std::string_view json, uint64_t data_bytes);
 
 /// Returns the header of `contents` after its length, padded so that the values begin at a multiple of 8.
-/// `order` gets the indices of the tensors in the order of their values. Throws as write_safetensors.
+/// `order` gets the indices of the tensors in the order of their values. Throws as write_safetensors does.
 std::string format_safetensors_header(const Safetensors& contents, std::vector<std::size_t>& order);
 
 }  // namespace palimpsest::io

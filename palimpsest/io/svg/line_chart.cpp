@@ -18,7 +18,7 @@ struct Point {
   double x, y;
 };
 
-/// Lowest and highest finite value of all series; 0 and 1 if there is none.
+/// Returns the lowest and the highest finite value of all series; 0 and 1 if there is none.
 std::array<double, 2> extent(const LineChart& chart, std::vector<double> LineChart::Series::* values) {
   double low = std::numeric_limits<double>::infinity(), high = -low;
   for (const auto& series : chart.series) {
@@ -32,7 +32,7 @@ std::array<double, 2> extent(const LineChart& chart, std::vector<double> LineCha
   return {low, high};
 }
 
-/// True if every x is a whole number (steps, epochs): the axis then has no fractions.
+/// Returns whether every x is a whole number (steps, epochs): the axis then has no fractions.
 bool whole_numbers(const LineChart& chart) {
   for (const auto& series : chart.series)
     for (double v : series.x)
@@ -40,7 +40,7 @@ bool whole_numbers(const LineChart& chart) {
   return true;
 }
 
-/// The series in pixels, divided at its gaps.
+/// Returns the series in pixels, divided at its gaps.
 std::vector<std::vector<Point>> runs(const LineChart::Series& series, const Scale& x, const Scale& y) {
   std::vector<std::vector<Point>> result(1);
   for (size_t i = 0; i < series.x.size(); ++i) {
@@ -53,7 +53,7 @@ std::vector<std::vector<Point>> runs(const LineChart::Series& series, const Scal
   return result;
 }
 
-/// First, lowest, highest and last point of each pixel column, in their order.
+/// Returns the first, lowest, highest and last point of each pixel column, in their order.
 std::vector<Point> thin(const std::vector<Point>& points) {
   std::vector<Point> thinned;
   for (size_t begin = 0; begin < points.size();) {
@@ -125,7 +125,7 @@ std::vector<PlacedMark> place(std::vector<LineChart::Mark> marks, const Scale& x
   return placed;
 }
 
-/// Vertical lines with their names above the plot, where there is no curve.
+/// Draws vertical lines with their names above the plot, where there is no curve.
 std::string draw(const std::vector<PlacedMark>& marks, const Scale& x, const Scale& y) {
   std::string svg;
   for (const auto& [mark, row] : marks) {
@@ -183,8 +183,8 @@ std::string to_svg(const LineChart& chart) {
   if (x_high == x_low) x_high = x_low + 1;
   const double legend_y = chart.title.empty() ? 18 : 46;
 
-  // The y axis first: the width of its labels decides the room for x, and x how many lines of labels the
-  // marks need.
+  // The y axis comes first: the width of its labels decides the room for x, and x decides how many lines of
+  // labels the marks need.
   Scale y = vertical_scale(y_low, y_high, chart.height);
   Scale x{round_ticks(x_low, x_high, chart.width / 95), x_low, x_high, 0, 0};
   if (x.step() < 1 && whole_numbers(chart))

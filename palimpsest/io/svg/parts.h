@@ -12,7 +12,7 @@ inline constexpr const char* kFaintInk = "#6b7280";
 inline constexpr const char* kGrid = "#e5e7eb";
 inline constexpr const char* kFont = "font-family=\"Helvetica, Arial, 'Liberation Sans', sans-serif\"";
 
-/// An axis: data values to pixels.
+/// An axis, which maps data values to pixels.
 struct Scale {
   std::vector<double> ticks;
   double low, high;  // data
@@ -25,16 +25,17 @@ std::string text(double x, double y, std::string_view content, const char* ancho
                  const char* color = kInk, const char* more = "");
 std::string line(double x1, double y1, double x2, double y2, const char* color, const char* more = "");
 
-/// The opening tag, a white background, and the title, whose text begins at `title_x`. "</svg>" must follow
-/// the last element.
+/// Returns the opening tag, a white background, and the title, whose text begins at `title_x`. "</svg>" must
+/// follow the last element.
 std::string begin(int width, int height, const std::string& title, double title_x);
-/// Horizontal lines at the ticks of a vertical axis, with their labels left of `from`.
+/// Returns horizontal lines at the ticks of a vertical axis, with their labels left of `from`.
 std::string grid(double from, double to, const Scale& y);
-/// The label of a vertical axis, rotated.
+/// Returns the rotated label of a vertical axis.
 std::string vertical_label(const Scale& y, const std::string& label);
-/// A vertical axis over [low, high] and 0, for a chart of `pixels` height. The caller sets `from` and `to`.
+/// Returns a vertical axis over [low, high] and 0, for a chart of `pixels` height. The caller sets `from` and
+/// `to`.
 Scale vertical_scale(double low, double high, int pixels);
-/// The right end of the tick labels, in pixels.
+/// Returns the right end of the tick labels, in pixels.
 double room_for_labels(const Scale& y);
 
 }  // namespace palimpsest::io::svg

@@ -11,7 +11,7 @@
 
 namespace palimpsest::kernels::cpu {
 
-/// The tables of one compilation of the kernels.
+/// The tables of one instruction set's compilation of the kernels.
 struct InstructionSet {
   const char* name;
   bool (*runs_here)();
@@ -44,14 +44,14 @@ struct InstructionSet {
   }
 };
 
-/// The instruction sets that this library was compiled for, best first.
+/// Returns the instruction sets for which this library was compiled, best first.
 std::span<const InstructionSet> compiled_instruction_sets();
 
-/// The set of that name, or the best one that runs on this processor if `name` is null or empty. Throws
-/// std::invalid_argument, which lists the sets that run here, if none of them has that name.
+/// Returns the set with this name, or the best set that runs on this processor if `name` is null or empty.
+/// Throws std::invalid_argument, which lists the sets that run here, if none of them has the name.
 const InstructionSet& find_instruction_set(const char* name);
 
-/// The set in use: find_instruction_set(getenv("PALIMPSEST_ISA")), evaluated once.
+/// Returns the set in use: find_instruction_set(getenv("PALIMPSEST_ISA")), evaluated once.
 const InstructionSet& current_instruction_set();
 
 }  // namespace palimpsest::kernels::cpu

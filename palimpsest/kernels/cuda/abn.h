@@ -15,21 +15,21 @@
 /// always throws std::invalid_argument.
 namespace palimpsest::kernels::cuda {
 
-/// Bytes of Queue::workspace that calls for `problem` need: for the sums that blocks leave for one another.
+/// Returns the bytes of Queue::workspace that calls for `problem` need, for the sums that blocks exchange.
 int64_t abn_workspace_bytes(const AbnProblem& problem);
 
 void abn_statistics(const AbnProblem& problem, const void* x, double* mean, double* var, const Queue& queue);
 
-/// What frozen statistics put in place of the batch's: mean = running_mean, inv_std = 1 / sqrt(running_var +
-/// eps). running_mean, running_var: (channels), `dtype`, no alignment required. One launch.
+/// Computes the statistics of a frozen layer: mean = running_mean, inv_std = 1 / sqrt(running_var + eps).
+/// running_mean, running_var: (channels), `dtype`, no alignment required. One launch.
 void abn_frozen_statistics(DType dtype, int64_t channels, double eps, const void* running_mean,
                            const void* running_var, double* mean, double* inv_std, Stream stream);
 
 void abn_apply(const AbnProblem& problem, const AbnForward& forward, const Queue& queue);
 
-/// As kernels::cpu::abn_forward; moves the running statistics as well, unless their pointers are null.
-/// One launch that reads x once, if a channel (in channels-last: a few neighbouring channels) fits into the
-/// shared memory of a cluster of blocks; else two launches.
+/// Does the same as kernels::cpu::abn_forward, and moves the running statistics unless their pointers are
+/// null. One launch reads x once if a channel (in channels-last: a few neighbouring channels) fits into the
+/// shared memory of a cluster of blocks; otherwise it makes two launches.
 void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
                  const RunningStatistics& running, const Queue& queue);
 
@@ -37,9 +37,10 @@ void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward, 
 void abn_backward_reduce(const AbnProblem& problem, const AbnBackward& backward, const Queue& queue);
 void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, double m, const Queue& queue);
 
-/// As kernels::cpu::abn_backward. One launch that reads the saved values and dz once, if both fit into shared
-/// memory as abn_forward requires, the activation is leaky ReLU, ReLU or the identity, and the dtype is not
-/// f64. Else two launches, with the bytes of abn_backward_reduce and abn_backward_apply.
+/// Does the same as kernels::cpu::abn_backward. One launch reads the saved values and dz once if both fit
+/// into shared memory as abn_forward requires, the activation is leaky ReLU, ReLU or the identity, and the
+/// dtype is not f64. Otherwise it makes two launches, with the bytes of abn_backward_reduce and
+/// abn_backward_apply.
 void abn_backward(const AbnProblem& problem, const AbnBackward& backward, const Queue& queue);
 
 }  // namespace palimpsest::kernels::cuda

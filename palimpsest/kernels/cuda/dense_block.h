@@ -37,7 +37,7 @@ struct DenseNormalizeBackward {
   void* gradient = nullptr;  ///< (N, total, S), accumulate_t: scale * dy is added; may be null
   void* dweight = nullptr;   ///< (c), accumulate_t: sum of dy * x-hat; may be null
   void* dbias = nullptr;     ///< (c), accumulate_t: sum of dy; may be null
-  /// (c), f64: what DenseCorrection subtracts once all readers have added to it. With m = N * S,
+  /// (c), f64: the vectors of DenseCorrection, to which every reader adds. With m = N * S,
   ///   constant      += scale * sum of dy / m
   ///   per_deviation += scale / (var + eps) * sum of dy * (x - mean) / m
   /// Both are null if the statistics were constants.
@@ -45,14 +45,14 @@ struct DenseNormalizeBackward {
   double* per_deviation = nullptr;
 };
 
-/// Bytes of Queue::workspace that dense_normalize_backward needs.
+/// Returns the bytes of Queue::workspace that dense_normalize_backward needs.
 int64_t dense_workspace_bytes(const DenseProductProblem& problem);
 
 /// Writes those outputs of `backward` that are not null, from dy = dz * act'(y).
 void dense_normalize_backward(const DenseProductProblem& problem, const DenseStatistics& norm,
                               const DenseNormalizeBackward& backward, const Queue& queue);
 
-/// As kernels::cpu::dense_feature_gradient. A null correction.mean means 0.
+/// Does the same as kernels::cpu::dense_feature_gradient. A null correction.mean means 0.
 void dense_feature_gradient(const DenseFeatureProblem& problem, const DenseCorrection& correction,
                             const void* x, const void* gradient, void* df, Stream stream);
 

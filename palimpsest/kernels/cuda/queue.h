@@ -4,11 +4,12 @@
 
 namespace palimpsest::kernels::cuda {
 
-/// Where a call that sums over a tensor runs.
+/// The stream and the memory of a call that sums over a tensor.
 struct Queue {
   Stream stream = nullptr;
-  /// Device memory, as many bytes as ..._workspace_bytes() of the call says. Zero before its first use, and
-  /// used by one stream at a time. Every call leaves it fit for the next one, whatever that call's problem.
+  /// Device memory of ..._workspace_bytes() bytes for the call. It must be zero before its first use, and
+  /// only one stream may use it at a time. Every call leaves it ready for the next call, whatever its
+  /// problem.
   void* workspace = nullptr;
 };
 

@@ -7,10 +7,10 @@ namespace palimpsest::kernels::cuda {
 /// CUDA's cudaStream_t, so that callers do not need CUDA's headers. Null: the default stream.
 using Stream = CUstream_st*;
 
-/// Whether this build has kernels for GPUs. If not, all other functions of kernels/cuda throw.
+/// Returns whether this build has kernels for GPUs. If not, all other functions of kernels/cuda throw.
 bool is_built();
 
-/// Whether the work queued on `stream` is recorded for a CUDA graph instead of being run.
+/// Returns whether the work queued on `stream` is recorded for a CUDA graph instead of being run.
 bool is_capturing(Stream stream);
 
 }  // namespace palimpsest::kernels::cuda

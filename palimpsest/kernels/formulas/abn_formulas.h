@@ -23,14 +23,14 @@ PALIMPSEST_HOST_DEVICE double value_or(const T* values, int64_t c, double absent
   return values ? static_cast<double>(values[c]) : absent;
 }
 
-/// The part of a mean that does not fit into a T.
+/// Returns the part of a mean that does not fit into a T.
 template <class T>
 PALIMPSEST_HOST_DEVICE double low_part(double mean) {
   return mean - static_cast<double>(static_cast<T>(mean));
 }
 
-/// 1 / weight. A weight that became 0 after the host had decided what to save gives 0: the gradient of that
-/// channel is wrong either way, and a NaN would spread to all weights.
+/// Returns 1 / weight, or 0 for a weight that became 0 after the host chose the saved tensor: the gradient of
+/// the channel is wrong in either case, and a NaN would spread to all weights.
 PALIMPSEST_HOST_DEVICE double inverse_or_zero(double weight) {
   return weight == 0 ? 0 : 1 / weight;
 }
@@ -85,7 +85,7 @@ PALIMPSEST_HOST_DEVICE ForwardCoefficients<T> recompute_coefficients(Saved saved
   return forward_coefficients(saved, channel);
 }
 
-/// Whether t = weight * x-hat.
+/// Returns whether t = weight * x-hat.
 PALIMPSEST_HOST_DEVICE constexpr bool is_scaled(Saved saved) {
   return saved == Saved::kOutput || saved == Saved::kOutputBit || saved == Saved::kPreActivation;
 }
@@ -138,7 +138,7 @@ PALIMPSEST_HOST_DEVICE InputGradientCoefficients<T> input_gradient_coefficients(
                                                                                 double mean_dy,
                                                                                 double mean_dy_xhat) {
   const double per_dy = channel.weight() * channel.inv_std();
-  // Where t = weight * x-hat, the weight cancels rather than being divided by.
+  // If t = weight * x-hat, the weight cancels and no division by it is needed.
   const Normalizer of_t = is_scaled(saved) ? Normalizer{0, 1} : normalizer(saved, channel);
   const double per_t = -mean_dy_xhat * (is_scaled(saved) ? channel.inv_std() : per_dy * of_t.scale);
   return {static_cast<T>(per_dy), static_cast<T>(per_t),

@@ -121,12 +121,12 @@ constexpr auto branched_of(ActivationList<Acts...>) {
   return (ActivationList<>{} + ... + list_if_branched<Acts>());
 }
 
-/// Those of AllActivations whose output and one bit determine y.
+/// The activations of AllActivations whose output and one bit determine y.
 template <class T>
 using BranchedActivations = decltype(branched_of(AllActivations<T>{}));
 
-/// The least z - z_min that backward assumes, in units of epsilon * |z_min|: it stands for the middle of
-/// those y that round to the same z at the minimum. Of 0.05 to 1, this value had the least error.
+/// The least z - z_min that backward assumes, in units of epsilon * |z_min|. It stands for the middle of all
+/// y that round to the same z at the minimum. Among values from 0.05 to 1 this value had the least error.
 inline constexpr double kLeastDepth = 0.1;
 
 /// y, and act'(y).
@@ -186,15 +186,15 @@ PALIMPSEST_HOST_DEVICE T minimum_in(ActivationList<Acts...>, Activation kind) {
   return minimum;
 }
 
-/// y at the minimum of an activation with two branches: the bit of a value is y > minimum_at.
+/// Returns y at the minimum of an activation with two branches: the bit of a value is y > minimum_at.
 template <class T>
 PALIMPSEST_HOST_DEVICE T minimum_at(Activation kind) {
   return minimum_in<T>(BranchedActivations<T>{}, kind);
 }
 
-/// The bytes that hold the bits of `elements` values: bit i % 8 (0 is the lowest) of byte i / 8 belongs to
-/// the i-th value in memory. Three bytes are added, so that four can be read at any bit. Int: an integer, or
-/// libtorch's symbolic integer.
+/// Returns the number of bytes that hold the bits of `elements` values: bit i % 8 (0 is the lowest) of byte
+/// i / 8 belongs to the i-th value in memory. Three bytes are added, so that four bytes can be read at any
+/// bit. Int: an integer, or libtorch's symbolic integer.
 template <class Int>
 constexpr Int branch_bytes(Int elements) {
   return (elements + 7) / 8 + 3;

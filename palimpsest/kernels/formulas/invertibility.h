@@ -26,11 +26,11 @@ PALIMPSEST_HOST_DEVICE constexpr StorageError storage_error_of(DType storage) {
   }
 }
 
-/// Whether a channel's normalized x can be recovered from z well enough for gradients of relative error 1e-5
-/// (f32) or 1e-10 (f64): x-hat = (y - bias - residual) / weight, and y is stored with an error of about
-/// ulp(max |y|). A channel is invertible if
+/// Decides whether a channel's normalized x can be recovered from z well enough for gradients of relative
+/// error 1e-5 (f32) or 1e-10 (f64): x-hat = (y - bias - residual) / weight, and y is stored with an error of
+/// about ulp(max |y|). A channel is invertible if
 ///   eps * (|bias| + 4 |weight| + 4 rms(residual)) <= tolerance * |weight|,   weight != 0,
-/// as x-hat reaches four standard deviations. `tolerance` is 1e-10 in f64, else 64 eps (so |bias| <= 60
+/// because x-hat reaches four standard deviations. `tolerance` is 1e-10 in f64, else 64 eps (so |bias| <= 60
 /// |weight|). An activation that saturates stores y with an error that grows as exp(|y|). The root mean
 /// square of that error over a normal x-hat (and residual: spread = weight^2 + rms(residual)^2) must not
 /// exceed tolerance * |weight| either:
@@ -42,7 +42,7 @@ PALIMPSEST_HOST_DEVICE constexpr StorageError storage_error_of(DType storage) {
 /// u = sqrt(2 eps |z_min| / act''(y_min)) and by about as much; and on the falling branch below y_lost, where
 /// z underflows. With y normal around bias and p its density at the minimum, the error is
 ///   eps / 2 + sqrt(p u^3 / 2) / 4 + the root mean square of (y_lost - y) over y < y_lost.
-/// The second term counts a quarter, as that error has either sign and cancels in the sums.
+/// The second term counts a quarter, because this error has either sign and cancels in the sums.
 class InvertibilityCriterion {
  public:
   PALIMPSEST_HOST_DEVICE InvertibilityCriterion(Activation activation, DType storage)
@@ -78,9 +78,8 @@ class InvertibilityCriterion {
     }
   }
 
-  /// For a weight and a bias that have moved by at most so much since they were read: whether the channel is
-  /// invertible as it was and at all ends of the two ranges. Smaller weights lose digits, larger ones
-  /// saturate.
+  /// Returns whether the channel is invertible for the given weight and bias and at all ends of the ranges to
+  /// which they may have moved since they were read. Smaller weights lose digits, larger weights saturate.
   PALIMPSEST_HOST_DEVICE bool is_invertible_within(double weight, double weight_moved, double bias,
                                                    double bias_moved, double residual_rms) const {
     const double size = __builtin_fabs(weight);
@@ -98,7 +97,7 @@ class InvertibilityCriterion {
     return 0.39894228040143267794 * Math<double>::exp(-k * k / 2);
   }
 
-  /// The error of y for an activation with two branches, without eps / 2; y is normal.
+  /// Returns the error of y for an activation with two branches, without eps / 2; y is normally distributed.
   PALIMPSEST_HOST_DEVICE double branch_loss(double mean, double deviation) const {
     const double k = (lost_ - mean) / deviation;
     const double flat = normal_density((minimum_at_ - mean) / deviation) / deviation * width_cubed_ / 2;

@@ -5,8 +5,8 @@
 
 namespace palimpsest::kernels {
 
-/// The resolution of a storage type. Where an activation saturates deeper than z can show, y is lost; the
-/// deepest y that rounds to z takes its place.
+/// The resolution of a storage type. If an activation saturates deeper than z can show, y is lost, and the
+/// deepest y that rounds to z is used instead.
 struct Precision {
   double epsilon;   ///< from 1 to the next larger value
   double smallest;  ///< stands for a positive value that became 0

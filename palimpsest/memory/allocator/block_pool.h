@@ -14,19 +14,19 @@ namespace palimpsest::memory {
 ///
 /// Bound: live and retained large blocks together never exceed bound_bytes() = 1.25 times the highest live
 /// bytes since the start (or the last release()) + 64 MiB. The pool gives back the blocks that were unused
-/// for longest. The quarter serves steps whose block sizes change from one moment to the next.
+/// for longest. The additional quarter is for steps whose block sizes change all the time.
 ///
 /// Huge pages (madvise) did not pay: with retained blocks a convolutional step took 169 to 173 ms with them
 /// and 168 ms without, and the first step took longer.
 ///
-/// Requests of up to 64 KiB go to the system as they are: malloc serves them from its own lists. Under
-/// PALIMPSEST_ADDRESS_SANITIZER all requests do, unrounded: the pool would hide a use after free and an
-/// overrun from the sanitizer.
+/// Requests of up to 64 KiB go to the system, whose malloc serves them from its own lists. Under
+/// PALIMPSEST_ADDRESS_SANITIZER all requests go to the system, unrounded: the pool would hide a use after
+/// free and an overrun from the sanitizer.
 class BlockPool {
  public:
   /// The first 64 bytes of every block; the data follows, aligned to 64 bytes.
   struct alignas(64) Header {
-    int64_t asked_bytes = 0;  ///< for the pool's user
+    int64_t asked_bytes = 0;  ///< the pool's user sets and reads it
     int64_t block_bytes = 0;  ///< of the whole block with its header; 0: small, not pooled
     int32_t size_class = 0;
     // Links of a retained block: within its class, newest first, and by age over all classes.
@@ -53,8 +53,8 @@ class BlockPool {
   static constexpr int64_t kSlackBytes = int64_t{64} << 20;
 
  private:
-  // Eight classes per power of two: 64 KiB, 72, 80, ..., 128, 144, ... At most 1/8 of a block is unused. That
-  // end is never touched, so the system gives no memory to it beyond its first page.
+  // Eight classes per power of two: 64 KiB, 72, 80, ..., 128, 144, ... At most 1/8 of a block, its end, is
+  // unused. The end is never touched, so the system gives it at most one page of memory.
   static constexpr int kClasses = 8 * 48;
 
   static int size_class(int64_t bytes);

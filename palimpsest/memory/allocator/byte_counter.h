@@ -11,8 +11,8 @@ namespace palimpsest::memory {
 /// thread that made the addition raises the peak to that value.
 class ByteCounter {
  public:
-  /// Is told of every change, one at a time and in order. It must not allocate through the allocator that
-  /// uses this counter.
+  /// Receives every change, one at a time and in order. It must not allocate through the allocator that uses
+  /// this counter.
   class Observer {
    public:
     virtual void changed(int64_t current) = 0;
@@ -50,9 +50,9 @@ class ByteCounter {
     raise_peak(current());  // a concurrent addition may have raised the old peak only
   }
 
-  /// Starts to tell `observer` of changes, beginning with the present count; nullptr ends it. Returns false,
-  /// and changes nothing, if there is another observer. After observe(nullptr) returns, no call to the old
-  /// observer is running or will come.
+  /// Reports changes to `observer` from now on, beginning with the present count; nullptr ends the reports.
+  /// Returns false, and changes nothing, if there is another observer. After observe(nullptr) returns, no
+  /// call to the old observer is running or will come.
   bool observe(Observer* observer) {
     std::lock_guard lock(mutex_);
     if (observer && observer_) return false;
@@ -66,7 +66,7 @@ class ByteCounter {
   /// Returns the count after the addition, or -1 if the limit forbids the addition.
   int64_t add_if_allowed(int64_t bytes) {
     int64_t before = current_.load(std::memory_order_relaxed);
-    // Compare and swap rather than add and take back: a refused request must not raise the peak.
+    // Compares and swaps rather than adding and subtracting: a refused request must not raise the peak.
     do {
       const int64_t limit = limit_.load(std::memory_order_relaxed);
       if (limit > 0 && before + bytes > limit) return -1;

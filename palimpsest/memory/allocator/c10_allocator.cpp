@@ -67,7 +67,7 @@ void CountingAllocator::deallocate(void* data) {
   auto* block = static_cast<BlockPool::Header*>(data) - 1;
   CountingAllocator& self = counting_allocator();
   const int64_t asked = block->asked_bytes;
-  // Into the pool first, so that the count is never below the bytes in use.
+  // The block goes to the pool first, so that the count is never below the bytes in use.
   self.pool_.give(block);
   self.live_.remove(asked);
   if (c10::memoryProfilingEnabled())

@@ -32,8 +32,7 @@ class CountingAllocator final : public c10::Allocator {
   std::atomic<int64_t> allocations_{0};
 };
 
-/// The only instance. It is never destroyed, because tensors in static storage are freed after everything
-/// else.
+/// Returns the only instance. It is never destroyed, because tensors in static storage are freed last.
 CountingAllocator& counting_allocator();
 
 /// Throws std::logic_error unless the allocator is installed; the message names `user`, which needs it, and

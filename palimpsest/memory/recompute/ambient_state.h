@@ -9,8 +9,9 @@
 
 namespace palimpsest::memory {
 
-/// The ambient state of a piece of code: autocast and random generators, on which its results depend though
-/// they are no arguments. Taken before the first run, set around the second, on whatever thread that runs.
+/// The ambient state of a piece of code: autocast and random generators. Its results depend on them although
+/// they are no arguments. It is taken before the first run and set around the second run, on whatever thread
+/// the second run is.
 class AmbientState {
  public:
   /// Takes this thread's autocast (enabled, dtype, cache; CPU and CUDA; compute_in_f32()) and, if `random`,

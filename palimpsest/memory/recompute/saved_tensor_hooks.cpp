@@ -72,8 +72,8 @@ bool in_front() {
 }
 
 /// Checks each time, because Python's engine takes the first place if it is loaded after ours. An engine that
-/// leads to ours (of another copy of this library, for example) stays in front: else the two would call each
-/// other for ever.
+/// calls ours (from another copy of this library, for example) stays in front: otherwise the two engines
+/// would call each other for ever.
 void stand_in_front() {
   if (in_front()) return;
   static std::mutex mutex;

@@ -4,11 +4,11 @@
 
 #include <memory>
 
-/// Hooks for every tensor that autograd saves, in C++, as `torch.autograd.graph.saved_tensors_hooks` in
+/// Hooks in C++ for every tensor that autograd saves, like `torch.autograd.graph.saved_tensors_hooks` in
 /// Python. libtorch asks its engine for such hooks whenever an operation saves a tensor for backward, and
-/// only Python's engine has any. So the first guard below puts a thin engine before the present one. The thin
-/// engine hands out the hooks of this thread's innermost guard, and passes every other call, all of backward
-/// included, to the engine behind it. Python's hooks keep working outside of our guards.
+/// only Python's engine has any. So the first guard below puts a thin engine before the present engine. The
+/// thin engine returns the hooks of this thread's innermost guard, and passes every other call, also all of
+/// backward, to the engine behind it. Python's hooks keep working outside of our guards.
 namespace palimpsest::memory {
 
 /// Receives the tensors that autograd saves while a guard names this sink.
@@ -21,8 +21,8 @@ class SavedTensorSink {
   virtual std::unique_ptr<torch::autograd::SavedVariableHooks> next() = 0;
 };
 
-/// Sends the tensors that autograd saves on this thread to `sink` until the end of the scope. Of nested
-/// guards the innermost one counts.
+/// Sends the tensors that autograd saves on this thread to `sink` until the end of the scope. If guards nest,
+/// the innermost guard counts.
 class SavedTensorSinkGuard {
  public:
   explicit SavedTensorSinkGuard(SavedTensorSink& sink);
@@ -34,7 +34,7 @@ class SavedTensorSinkGuard {
   SavedTensorSink* before_;
 };
 
-/// Returns the hooks for a tensor saved now on this thread: those of the innermost guard, else those of the
+/// Returns the hooks for a tensor that is saved now on this thread: from the innermost guard, else from the
 /// engine behind (Python's), else null.
 std::unique_ptr<torch::autograd::SavedVariableHooks> saved_tensor_hooks();
 

@@ -241,7 +241,7 @@ at::Tensor Segment::value(std::size_t index) {
   auto run = runs_.find(pass);
   if (run == runs_.end() || !run->second[index].tensor.defined()) {
     auto saved = run_again();
-    // A pass may not go through every operation; the tensors that it leaves must not outlive it.
+    // A pass may not reach every operation; the tensors that it does not use must not outlive it.
     if (run == runs_.end() && pass >= 0) {
       Engine::get_default_engine().queue_callback([weak = weak_from_this(), pass] {
         if (const auto segment = weak.lock()) segment->forget(pass);

@@ -18,7 +18,7 @@
 
 namespace palimpsest::memory {
 
-/// A tensor and the version of the values that are meant. An in-place operation makes another version.
+/// A tensor and the version that its values must have. An in-place operation makes another version.
 struct Versioned {
   at::Tensor tensor;
   int64_t version = 0;
@@ -60,7 +60,7 @@ class Segment final : public SavedTensorSink, public std::enable_shared_from_thi
   };
   using Forms = std::vector<Form>;
 
-  /// An input, held by reference; within another segment, by that segment's hooks.
+  /// An input, held by reference; within another segment, held by the hooks of that segment.
   struct Input {
     std::unique_ptr<torch::autograd::SavedVariableHooks> hooks;
     Versioned value;  // if there are no hooks

@@ -7,7 +7,7 @@
 namespace palimpsest::models {
 namespace {
 
-/// The factor that keeps the variance through the activation.
+/// Returns the factor that keeps the variance through the activation.
 double gain_of(const nn::NormOptions& norm) {
   if (norm.activation == nn::Activation::kLeakyReLU)
     return std::sqrt(2.0 / (1.0 + norm.activation_param * norm.activation_param));

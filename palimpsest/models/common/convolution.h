@@ -15,17 +15,17 @@ struct SquareConvolution {
   int64_t groups = 1;
 };
 nn::Conv2d conv(const SquareConvolution& shape, nn::ConvolutionBackend backend);
-/// With the strategy's backend.
+/// Makes the convolution with the strategy's backend.
 nn::Conv2d conv(const SquareConvolution& shape, const nn::NormOptions& norm);
 
-/// Kaiming's normal initialization, fan-out, of every convolution without bias below `module`, as in
+/// Initializes every convolution without bias below `module` by Kaiming's normal rule, fan-out, as in
 /// torchvision's ResNets: std = gain / sqrt(out_channels * kernel^2). The gain preserves the variance through
 /// the activation: sqrt(2 / (1 + slope^2)) for leaky ReLU, 1 for the identity. The other activations take
-/// ReLU's sqrt(2): the normalization after each convolution leaves the choice to affect the first steps only.
+/// ReLU's sqrt(2): a normalization follows each convolution, so the gain affects only the first steps.
 void initialize_convolutions(torch::nn::Module& module, const nn::NormOptions& norm);
 
-/// For networks without normalization: the same gain, by fan-in, of every convolution and linear layer below
-/// `module`, so that forward values keep their size through any depth; biases 0.
+/// Initializes every convolution and linear layer below `module` with the same gain by fan-in, and biases
+/// with 0: for networks without normalization, where forward values must keep their size through any depth.
 void initialize_plain_layers(torch::nn::Module& module, const nn::NormOptions& norm);
 
 }  // namespace palimpsest::models

@@ -8,7 +8,7 @@
 namespace palimpsest::models {
 namespace {
 
-/// The first requirement that is not met; empty if all are.
+/// Returns the first requirement that is not met; "" if all are met.
 std::string complaint(const at::Tensor& images) {
   if (images.dim() != 4) return fmt::format("got {} dimensions", images.dim());
   if (images.size(1) != 3) return fmt::format("got {} channels", images.size(1));

@@ -11,15 +11,15 @@ struct StageGeometry {
   int64_t dilation = 1;
 };
 
-/// Plans the stages of a network whose features have a given output stride. Where the output stride is
+/// Plans the stages of a network whose features have a given output stride. When the output stride is
 /// reached, the stride of a stage becomes dilation: its first convolution still reads neighbours at the old
-/// distance, the later ones at the doubled distance. Every output of the strided network is then also an
-/// output of the dilated one (tests/models/atrous_test.cpp).
+/// distance, and the later convolutions at the doubled distance. Every output of the strided network is then
+/// also an output of the dilated network (tests/models/atrous_test.cpp).
 class StagePlanner {
  public:
   /// Throws Error(kUsage) unless output_stride is 8, 16 or 32. The stem has stride 4.
   explicit StagePlanner(int64_t output_stride);
-  /// The next stage, which has `stride` if the output stride is 32.
+  /// Returns the next stage, which has `stride` if the output stride is 32.
   StageGeometry next(int64_t stride);
 
  private:

@@ -8,7 +8,7 @@
 #include <string>
 
 // torch::nn::Module has no public way to replace a buffer or to define an undefined parameter, and its
-// dictionaries are private. Its friends are the specializations of torch::nn::Cloneable; this is one.
+// dictionaries are private. Its friends are the specializations of torch::nn::Cloneable; this class is one.
 namespace palimpsest::nn {
 struct ModuleAccess;
 }
@@ -28,7 +28,7 @@ class torch::nn::Cloneable<palimpsest::nn::ModuleAccess> {
 
 namespace palimpsest::nn {
 
-/// The dictionaries of a module by name: parameters and buffers (undefined ones included) and children.
+/// Gives access to the dictionaries of a module: parameters and buffers (undefined ones included), children.
 struct ModuleAccess : torch::nn::Cloneable<ModuleAccess> {};
 
 }  // namespace palimpsest::nn

@@ -64,7 +64,7 @@ void save(AutogradContext* ctx, at::Tensor saved_values, const ForwardArguments&
                            !requires_grad(settings.weight) && !requires_grad(settings.bias) &&
                            !settings.residual && more.empty();
   if (only_scales) saved_values = at::Tensor();
-  // The branch bits and the saved channels are in the memory order of z: see saved_arguments.
+  // The branch bits and the saved channels have the memory order of z: see saved_arguments.
   if (saves_output(settings.saved) && saved_values.defined())
     ctx->saved_data["channels_last"] = is_channels_last(saved_values);
   variable_list tensors{std::move(saved_values),
@@ -142,11 +142,11 @@ variable_list GradientSlots::in_order(Gradients gradients, std::initializer_list
 namespace {
 
 variable_list differentiate(AutogradContext* ctx, variable_list& gradients) {
-  refuse_double_backward("abn", "batch_norm and an activation of their own");
-  // Moved out of the list: while a second reference lives, the gradient cannot be overwritten.
+  refuse_double_backward("abn", "a separate batch_norm and activation");
+  // The gradient moves out of the list: while a second reference lives, it cannot be overwritten.
   at::Tensor dz = std::move(gradients[0]);
   BackwardArguments arguments = saved_arguments(ctx);
-  // Frozen statistics and identity: dx is a scaled dz, and no values of the input were saved.
+  // With frozen statistics and the identity, dx is a scaled dz, and no values of the input were saved.
   if (!arguments.saved_values.defined()) arguments.saved_values = dz;
   const GradientSlots slots(ctx, arguments, /*first_slot=*/0);
   return slots.in_order(backward_stealing(std::move(dz), arguments), {at::Tensor()});

@@ -11,8 +11,8 @@
 #include <optional>
 
 /// The layer for operators that differentiate by themselves (abn, abn_conv, concat_abn_conv, dense_block):
-/// checks, passes without autograd, and what an autograd Function saves. The passes go through libtorch's
-/// dispatcher, so tracing records them. This is the only header of the folder that other operators include.
+/// checks, passes without autograd, and the saved tensors of an autograd Function. The passes go through
+/// libtorch's dispatcher, so tracing records them. Other operators include this header of the folder only.
 namespace palimpsest::ops::abn_detail {
 
 /// The tensors of one call, as the caller gave them.
@@ -22,24 +22,24 @@ struct Inputs {
   const OptionalTensor& residual;
 };
 
-/// All requirements of the layer. Raises c10::Error "[abn] requirement, got value".
+/// Checks all requirements of the layer. Raises c10::Error "[abn] requirement, got value".
 void check(const Inputs& inputs, const AbnOptions& options);
 
-/// The further requirements of writing over `x`. `recorded`: a gradient is required.
+/// Checks the further requirements of writing over `x`. `recorded`: a gradient is required.
 void check_in_place(const at::Tensor& x, Saved saved, bool recorded);
 
-/// Whether autograd has to record a call with these inputs.
+/// Returns whether autograd has to record a call with these inputs.
 bool requires_gradient(const Inputs& inputs);
 
-/// abn and abn_ after their checks: runs the layer, recorded by autograd if a gradient is required.
+/// Run the layer, after the checks of abn and abn_. Autograd records it if a gradient is required.
 at::Tensor run(const Inputs& inputs, AbnOptions options);
 at::Tensor run_in_place(const Inputs& inputs, AbnOptions options);
 
-/// kNormalized in place of kPreActivation if the layer has a non-invertible channel: y does not determine
-/// x-hat there, and x-hat takes the same memory. Any other `saved` is returned as it is.
+/// Returns kNormalized instead of kPreActivation if the layer has a non-invertible channel: there y does not
+/// determine x-hat, and x-hat takes the same memory. Returns any other `saved` unchanged.
 Saved safe_saved(Saved saved, const Inputs& inputs);
 
-/// What every pass needs to know about the layer.
+/// The settings of the layer for every pass.
 struct Settings {
   OptionalTensor residual, weight, bias;
   Activation activation = Activation::kLeakyReLU;
@@ -58,7 +58,8 @@ struct ForwardArguments {
   bool for_backward = false;  ///< a backward pass may follow: non-invertible channels are saved
 };
 
-/// A recomputed segment passes no running statistics: its first run has moved them.
+/// Returns the arguments of a forward pass. They hold no running statistics in a recomputed segment that
+/// trains: its first run has moved them.
 ForwardArguments forward_arguments(const Inputs& inputs, const AbnOptions& options, bool for_backward);
 
 /// The small results of a forward pass.
@@ -66,11 +67,11 @@ struct Statistics {
   at::Tensor mean;     ///< (C), f64: of the batch, or the running mean
   at::Tensor inv_std;  ///< (C), f64: 1 / sqrt(var + eps)
   /// The normalized x of the non-invertible channels and their indices (invertibility/saved_channels.h). Both
-  /// have shape (0), because shapes in a traced graph must not depend on values; the data lie in the storage
-  /// behind.
+  /// have shape (0), because shapes in a traced graph must not depend on values. The data lie in their
+  /// storage.
   at::Tensor channel_values, channel_index;
-  at::Tensor
-      branch;  ///< kOutputBit: the branch of each value, u8 (branch_bytes(elements)); otherwise undefined
+  /// kOutputBit: the branch of each value, u8, (branch_bytes(elements)); otherwise undefined.
+  at::Tensor branch;
 };
 
 struct ForwardResult {
@@ -83,7 +84,7 @@ ForwardResult forward(const at::Tensor& x, const ForwardArguments& arguments);
 /// Writes the saved tensor over x.
 ForwardResult forward_(const at::Tensor& x, const ForwardArguments& arguments);
 
-/// z from the saved tensor, bit-identical to the z of the forward pass.
+/// Returns z, recomputed from the saved tensor, bit-identical to the z of the forward pass.
 at::Tensor recompute_output(const at::Tensor& saved_values, const Settings& settings, const at::Tensor& mean,
                             const at::Tensor& inv_std);
 
@@ -95,11 +96,11 @@ struct BackwardArguments {
   bool need_sums = true;  ///< the gradients of weight and bias
   bool need_dx = true;
   bool need_dresidual = false;
-  /// z, bit-identical, from the same pass over memory; for tensors saved before the activation.
+  /// true: the same pass over memory also recomputes z, bit-identically; is_before_activation(saved) only.
   bool need_z = false;
 };
 
-/// Undefined where not needed. dweight and dbias: f32, or f64 for f64 layers.
+/// The gradients, and z; undefined where not needed. dweight and dbias: f32, or f64 for f64 layers.
 struct Gradients {
   at::Tensor dx, dweight, dbias, dresidual, z;
 };
@@ -107,15 +108,15 @@ struct Gradients {
 Gradients backward(const at::Tensor& dz, const BackwardArguments& arguments);
 /// Writes dx over dz.
 Gradients backward_(at::Tensor dz, const BackwardArguments& arguments);
-/// backward_ if dz can be overwritten and dx is needed (can_steal_gradient), otherwise backward.
+/// Calls backward_ if dx is needed and may be written over dz (can_steal_gradient), otherwise backward.
 Gradients backward_stealing(at::Tensor dz, const BackwardArguments& arguments);
 
-/// The tensor that backward starts from.
+/// Returns the tensor from which backward starts.
 at::Tensor saved_tensor(Saved saved, const at::Tensor& x, const ForwardResult& result);
 
-/// Saves in `ctx` what `saved_arguments` reads; the tensors of `more` follow as number kSavedTensors and up.
-/// With frozen statistics, identity activation, no residual and no gradient for weight and bias, backward
-/// needs no values of the input, and `saved_values` is not saved.
+/// Saves in `ctx` the arguments that saved_arguments() returns. The tensors of `more` follow from number
+/// kSavedTensors on. With frozen statistics, identity activation, no residual and no gradient for weight and
+/// bias, backward needs no values of the input, and `saved_values` is not saved.
 inline constexpr int kSavedTensors = 9;
 void save(torch::autograd::AutogradContext* ctx, at::Tensor saved_values, const ForwardArguments& arguments,
           const Statistics& statistics, at::ArrayRef<at::Tensor> more = {});
@@ -123,18 +124,18 @@ BackwardArguments saved_arguments(torch::autograd::AutogradContext* ctx);
 BackwardArguments saved_arguments(torch::autograd::AutogradContext* ctx,
                                   const torch::autograd::variable_list& saved);
 
-/// Which of x, weight, bias and residual require a gradient. libtorch numbers only the inputs that are
+/// Knows which of x, weight, bias and residual require a gradient. libtorch numbers only the inputs that are
 /// present; `first_slot` is the number of x.
 class GradientSlots {
  public:
   /// Sets arguments.need_sums, need_dx and need_dresidual.
   GradientSlots(torch::autograd::AutogradContext* ctx, BackwardArguments& arguments, int first_slot);
 
-  /// The number of the first input behind these.
+  /// Returns the number of the first input after these.
   int next() const { return next_; }
 
-  /// The gradients of x, weight, bias and residual in the order of a Function's inputs, in the parameters'
-  /// dtypes, followed by `rest`.
+  /// Returns the gradients of x, weight, bias and residual in the order of a Function's inputs, in the
+  /// parameters' dtypes, followed by `rest`.
   torch::autograd::variable_list in_order(Gradients gradients, std::initializer_list<at::Tensor> rest) const;
 
  private:

@@ -30,7 +30,7 @@ at::Tensor f64_vector(const at::Tensor& x) {
   return at::empty({x.size(1)}, x.options().dtype(at::kDouble));
 }
 
-/// A parameter as the kernels read it: contiguous, in the accumulate type; undefined if absent.
+/// Returns a parameter as the kernels read it: contiguous, in the accumulate type; undefined if absent.
 at::Tensor parameter(const OptionalTensor& t, const at::Tensor& x) {
   return t ? t->to(accumulate_type(x.scalar_type())).contiguous() : at::Tensor();
 }
@@ -41,8 +41,7 @@ void* mutable_data_or_null(const at::Tensor& t) {
   return t.defined() ? t.mutable_data_ptr() : nullptr;
 }
 
-/// One call over tensors that are contiguous in the layout of `like`: the settings, and the same for the
-/// kernels.
+/// One call over tensors that are contiguous in the layout of `like`: its settings, and the kernels' problem.
 struct Call {
   const Settings& settings;
   kernels::AbnProblem problem;
@@ -58,7 +57,7 @@ struct Call {
         bias(parameter(given.bias, like)),
         residual(given.residual ? in_layout_of(like, *given.residual) : at::Tensor()) {}
 
-  /// Zeros for the branch bits, if this call saves them. Without a backward pass no bits are saved.
+  /// Returns zeros for the branch bits if this call saves them. A call without a backward pass saves no bits.
   at::Tensor branch(const at::Tensor& x, bool for_backward) {
     if (settings.saved != Saved::kOutputBit) return {};
     if (!for_backward) {
@@ -76,8 +75,8 @@ struct Call {
   }
 };
 
-/// Ends a write to `t` that went through `written` (t itself, or a contiguous copy). Autograd notices writes
-/// by the version of t, which libtorch's own operators raise by themselves.
+/// Ends a write to `t` through `written` (t itself, or a contiguous copy). Autograd notices writes by the
+/// version of t; copy_ raises it, and a write by our kernels does not.
 void finish_write(const at::Tensor& t, const at::Tensor& written) {
   if (written.is_same(t))
     bump_version(t);
@@ -85,7 +84,7 @@ void finish_write(const at::Tensor& t, const at::Tensor& written) {
     t.copy_(written);
 }
 
-/// Memory for the non-invertible channels of a forward pass over `x`; none unless z is the saved tensor.
+/// Returns memory for the non-invertible channels of a forward pass over `x`; none unless z is saved.
 SavedChannels choose_saved_channels(const Call& call, const at::Tensor& x) {
   if (!saves_output(call.settings.saved) || x.numel() == 0) return {};
   const auto choice = invertibility::choose_channels(call.layer(x), call.tensors(), x);
@@ -105,7 +104,7 @@ void normalize_part(kernels::AbnProblem problem, const at::Tensor& part, const a
   device_for(part).apply(problem, tensors, part);
 }
 
-/// The running statistics that the kernel itself moves; null if the device or the tensors do not allow it.
+/// Returns the running statistics that the kernel moves; null if the device or the tensors do not allow it.
 kernels::RunningStatistics running_in_kernel(const Device& device, const ForwardArguments& a,
                                              const at::Tensor& x) {
   const auto fits = [&](const OptionalTensor& t) {
@@ -125,8 +124,8 @@ void move_running(const kernels::RunningStatistics& in_kernel, const ForwardArgu
   }
 }
 
-/// Normalizes `x` into `z` (which may be x) and writes the saved tensor into `saved_values` (undefined, or a
-/// tensor of its own, or x); all are contiguous in one layout. `branch`: zeros for the bits, or undefined.
+/// Normalizes `x` into `z` (which may be x) and writes the saved tensor into `saved_values` (undefined, a
+/// separate tensor, or x). All are contiguous in one layout. `branch`: zeros for the bits, or undefined.
 Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tensor& saved_values,
                        const at::Tensor& branch, Call& call, const ForwardArguments& a) {
   const Device& device = device_for(x);
@@ -205,8 +204,8 @@ struct BackwardCall {
   }
 };
 
-/// Runs the pass over the saved channels by themselves and puts their results where the pass over all
-/// channels left nothing of use.
+/// Runs the pass over all channels, then over the saved channels alone, and replaces the results of the saved
+/// channels, which the first pass could not compute.
 void run_backward_with_channels(const BackwardCall& all, const SavedChannels& channels) {
   const ChannelView part(channels, all.problem);
   BackwardCall some{part.problem(),
@@ -240,8 +239,8 @@ void run_backward_with_channels(const BackwardCall& all, const SavedChannels& ch
   }
 }
 
-/// Fills `out`, from `dz` in the layout of `saved_values`. out.dx may be dz; it is undefined if neither dx
-/// nor dresidual nor z is needed.
+/// Fills `out` from `dz`, which has the layout of `saved_values`. out.dx may be dz; it is undefined if
+/// neither dx nor dresidual nor z is needed.
 void run_backward(const at::Tensor& dz, const at::Tensor& saved_values, const BackwardArguments& a,
                   Gradients& out) {
   if (saved_values.numel() == 0) {
@@ -266,14 +265,14 @@ void run_backward(const at::Tensor& dz, const at::Tensor& saved_values, const Ba
     all.run();
 }
 
-/// Vectors for the two sums: gradients of weight and bias, or a step on the way to dx.
+/// Returns a vector for one of the two sums, which are the gradients of weight and bias and also lead to dx.
 at::Tensor sums_if(bool needed, const at::Tensor& saved_values) {
   if (!needed) return {};
   return at::empty({saved_values.size(1)},
                    saved_values.options().dtype(accumulate_type(saved_values.scalar_type())));
 }
 
-/// Only the gradients that are needed; the others were steps on the way.
+/// Returns only the gradients that are needed; the others were intermediate results.
 Gradients needed_only(Gradients out, const BackwardArguments& a) {
   if (!a.need_dx) out.dx = at::Tensor();
   if (!a.need_sums) out.dweight = out.dbias = at::Tensor();
@@ -287,7 +286,7 @@ namespace native {
 ForwardResult forward(const at::Tensor& x, const ForwardArguments& a) {
   at::Tensor z = empty_output(x);
   const bool contiguous = native_layout(x.sizes(), x.strides()).has_value();
-  if (!contiguous) z.copy_(x);  // the one copy is the output's memory
+  if (!contiguous) z.copy_(x);  // the one copy lies in the output's memory
   Call call(z, a.settings);
   at::Tensor saved_values = saves_aside(a.settings.saved) ? empty_output(x) : at::Tensor();
   at::Tensor branch = call.branch(x, a.for_backward);
@@ -334,7 +333,7 @@ Gradients backward(const at::Tensor& dz, const BackwardArguments& a) {
   const bool sweeps = a.need_dx || a.need_dresidual || a.need_z;
   const bool reduces = a.need_sums || (a.training && sweeps);
   Gradients out{{}, sums_if(reduces, a.saved_values), sums_if(reduces, a.saved_values), {}, {}};
-  // A converted dz is a tensor of this function: dx may overwrite it.
+  // This function owns a converted dz: dx may overwrite it.
   if (sweeps) out.dx = contiguous_dz.is_same(dz) ? empty_output(contiguous) : contiguous_dz;
   if (a.need_dresidual) out.dresidual = empty_output(contiguous);
   if (a.need_z) out.z = empty_output(contiguous);

@@ -2,8 +2,8 @@
 
 #include "palimpsest/ops/abn/functional.h"
 
-/// The passes of functional.h as schema.cpp registers them: `native` for CPU and CUDA tensors, `meta` for the
-/// shapes and strides that tracing and export see.
+/// The passes of functional.h as schema.cpp registers them: `native` runs on CPU and CUDA tensors, `meta`
+/// gives the shapes and strides that tracing and export see.
 namespace palimpsest::ops::abn_detail {
 
 namespace native {

@@ -110,7 +110,7 @@ void check_numbers(const AbnOptions& options) {
                 param);
 }
 
-/// Which views autograd can follow when one is written over.
+/// Refuses the views that autograd cannot follow when they are written over.
 void check_view(const at::Tensor& x) {
   const auto* view = torch::autograd::impl::get_view_autograd_meta(x);
   if (view == nullptr || !view->has_bw_view()) return;
@@ -118,13 +118,11 @@ void check_view(const at::Tensor& x) {
   const CreationMeta made = view->get_creation_meta();
   TORCH_CHECK(made != CreationMeta::MULTI_OUTPUT_NODE,
               "[abn_] x must not be one of several views made at once (chunk, split, unbind), which autograd "
-              "cannot follow "
-              "when one is written over, got one of shape ",
+              "cannot follow when one is written over, got one of shape ",
               x.sym_sizes(), "; use abn, or narrow or select in place of the split");
   TORCH_CHECK(made == CreationMeta::DEFAULT,
               "[abn_] x must not be a view made under no_grad, inference mode or inside a custom function, "
-              "got one of "
-              "shape ",
+              "got one of shape ",
               x.sym_sizes(), "; use abn, or make the view where gradients are recorded");
   const at::TensorBase& base = x._base();
   TORCH_CHECK(!(base.is_leaf() && base.requires_grad()),
@@ -190,7 +188,7 @@ at::Tensor abn(const at::Tensor& x, const NormalizationTensors& norm, const AbnO
   return run(inputs, options);
 }
 
-// By value: a caller that moves x in gives its memory up.
+// By value: a caller that moves x in gives up its memory.
 // NOLINTNEXTLINE(performance-unnecessary-value-param)
 at::Tensor abn_(at::Tensor x, const NormalizationTensors& norm, const AbnOptions& options,
                 const OptionalTensor& residual) {

@@ -13,9 +13,9 @@
 #include <tuple>
 #include <utility>
 
-/// torch.ops.palimpsest.abn* and the one conversion between the structs of functional.h and the dispatcher's
-/// arguments, both ways. Names of activations and of saved tensors are text only between these two
-/// conversions.
+/// Registers torch.ops.palimpsest.abn*. This file holds the only conversions between the structs of
+/// functional.h and the dispatcher's arguments, both ways. Names of activations and of saved tensors are text
+/// only between the two conversions.
 namespace palimpsest::ops::abn_detail {
 namespace {
 
@@ -39,12 +39,12 @@ struct Meta {
   static constexpr auto backward_ = meta::backward_;
 };
 
-/// A schema's result cannot be undefined: an absent one has shape (0).
+/// Returns t, or a tensor of shape (0) if t is undefined: a schema's result cannot be undefined.
 Tensor or_empty(Tensor t, const Tensor& like, at::ScalarType dtype) {
   return t.defined() ? std::move(t) : at::empty({0}, like.options().dtype(dtype));
 }
 
-/// The second full-size result of a forward pass: the tensor saved aside, or the branch bits, or neither.
+/// Returns the second full-size result of a forward pass: the tensor saved aside, the branch bits, or none.
 Tensor second_result(const Tensor& x, Tensor saved_values, Tensor branch) {
   if (saved_values.defined()) return saved_values;
   return or_empty(std::move(branch), x, x.scalar_type());
@@ -203,8 +203,8 @@ std::tuple<int64_t, int64_t, int64_t> fallback_stats() {
   return {stats.layers, stats.channels, stats.late};
 }
 
-// abn and abn_ are composite: every mode of libtorch (no_grad, inference, tracing, functionalization) takes
-// them apart into the autograd Function and the passes below, which need not know the modes.
+// abn and abn_ are composite: every mode of libtorch (no_grad, inference, tracing, functionalization) splits
+// them into the autograd Function and the passes below, which need not know the modes.
 TORCH_LIBRARY(palimpsest, m) {
   const std::string options =
       "bool training=True, float momentum=0.1, float eps=1e-5, str activation=\"leaky_relu\", "
@@ -268,7 +268,7 @@ TORCH_LIBRARY_IMPL(palimpsest, Meta, m) {
   register_passes<Meta>(m);
 }
 
-// Without these a gradient through a pass would be silently wrong; with them it is an error.
+// These registrations make a gradient through a pass an error. Otherwise it would be silently wrong.
 TORCH_LIBRARY_IMPL(palimpsest, Autograd, m) {
   for (const char* name :
        {"abn_forward", "abn_forward_", "abn_recompute_output", "abn_backward", "abn_backward_"})

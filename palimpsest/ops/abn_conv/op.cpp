@@ -19,9 +19,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-constexpr const char* kInstead = "batch_norm, an activation and a convolution of their own";
+constexpr const char* kInstead = "a separate batch_norm, activation and convolution";
 
-/// What a call needs to know of its convolution.
+/// The convolution of one call.
 struct ConvolutionCall {
   const ConvolutionOptions& options;
   std::optional<ProductPrecision> precision;
@@ -41,19 +41,19 @@ bool has_bias(AutogradContext* ctx) {
   return ctx->saved_data["bias"].toBool();
 }
 
-/// The backward pass of the convolution. dz comes first: the pass from dz to dx reads the saved tensor in any
-/// case and recomputes z for the weight's gradient on its way.
+/// The backward pass of the convolution. dz is computed first: the pass from dz to dx reads the saved tensor
+/// in any case, and the same pass recomputes z for the weight gradient.
 class ConvolutionBackward {
  public:
   ConvolutionBackward(AutogradContext* ctx, const at::Tensor& dout, const at::Tensor& weight)
       : ctx_(ctx), dout_(dout), weight_(weight) {}
 
-  /// dz; needs only the shape and layout of z, which are those of `saved_values`.
+  /// Returns dz. Needs only the shape and layout of z, which are those of `saved_values`.
   at::Tensor input(const at::Tensor& saved_values) const {
     return run(saved_values, {true, false, false}).input.to(saved_values.scalar_type());
   }
 
-  /// The gradients of weight and bias.
+  /// Returns the gradients of weight and bias.
   std::tuple<at::Tensor, at::Tensor> parameters(const at::Tensor& z, bool weight, bool bias) const {
     auto g = run(z, {false, weight, bias});
     return {std::move(g.weight), std::move(g.bias)};
@@ -105,7 +105,7 @@ class AbnConvFunction : public torch::autograd::Function<AbnConvFunction> {
     at::Tensor saved_values;
     abn_detail::ForwardResult result;
     if (call->consume) {
-      saved_values = x.detach();  // shares the version of x: operators that saved x before will notice
+      saved_values = x.detach();  // shares the version of x: operators that saved x before notice the write
       result = forward_(saved_values, call->arguments);
     } else {
       result = abn_detail::forward(x, call->arguments);
@@ -127,7 +127,7 @@ class AbnConvFunction : public torch::autograd::Function<AbnConvFunction> {
     BlockGradients g =
         differentiate({ctx, dout, saved[abn_detail::kSavedTensors]}, arguments, need_weight, need_bias);
     variable_list result = slots.in_order(std::move(g.layer), {});
-    result.pop_back();  // no residual
+    result.pop_back();  // there is no residual
     result.insert(result.end(), {std::move(g.conv_weight), std::move(g.conv_bias), at::Tensor()});
     return result;
   }
@@ -148,7 +148,7 @@ class ActivateConvFunction : public torch::autograd::Function<ActivateConvFuncti
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
-    refuse_double_backward("activate_conv", "an activation and a convolution of their own");
+    refuse_double_backward("activate_conv", "a separate activation and convolution");
     const at::Tensor dout = std::move(gradients[0]);
     const variable_list saved = ctx->get_saved_variables();
     abn_detail::BackwardArguments arguments = abn_detail::saved_arguments(ctx, saved);

@@ -12,7 +12,7 @@
 namespace palimpsest::ops {
 namespace {
 
-/// Whether libtorch gives 16-bit convolutions on a CPU to oneDNN. Neither shapes nor options decide that.
+/// Returns whether libtorch gives 16-bit convolutions on a CPU to oneDNN, whatever their shapes and options.
 bool onednn_convolves(at::ScalarType type) {
   const at::Tensor pixel = at::empty({1, 1, 1, 1}, type);
   const std::array<c10::SymInt, 2> ones{1, 1}, zeros{0, 0};

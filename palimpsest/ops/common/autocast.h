@@ -9,12 +9,12 @@
 
 namespace palimpsest::ops {
 
-/// t rounded to `storage`, then converted to the compute type.
+/// Returns t, rounded to `storage` and then converted to the compute type.
 inline at::Tensor operand(const at::Tensor& t, const ProductPrecision& precision) {
   return t.to(precision.storage).to(precision.compute_type());
 }
 
-/// A tensor of that type with the shape and layout of t, for calls that do not read its values.
+/// Returns a tensor of dtype `type` with the shape and layout of t, for calls that do not read its values.
 at::Tensor shape_of(const at::Tensor& t, at::ScalarType type);
 
 void save_precision(torch::autograd::AutogradContext* ctx, const std::optional<ProductPrecision>& precision);

@@ -16,7 +16,7 @@ bool has_cuda_kernels() {
 }
 
 CudaCall::CudaCall(const at::Tensor& like) : like_(like), guard_(like.device()) {
-  if (!like.is_cuda()) return;  // the tests' emulated kernels
+  if (!like.is_cuda()) return;  // the tests emulate the kernels
   const c10::Stream stream = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(like.device());
   stream_id_ = stream.id();
   stream_ = static_cast<kernels::cuda::Stream>(stream.native_handle());
@@ -34,7 +34,7 @@ void* CudaCall::workspace(int64_t bytes) {
   if (is_capturing()) {
     workspace_ = fresh();
   } else {
-    // Calls on one stream run one after the other, whichever threads they come from.
+    // Calls on one stream run one after the other, whichever threads make them.
     const std::scoped_lock lock(mutex);
     at::Tensor& kept = of_streams[{like_.device().index(), stream_id_}];
     if (!kept.defined() || kept.numel() < bytes) kept = fresh();

@@ -9,18 +9,18 @@
 
 namespace palimpsest::ops {
 
-/// While it lives, the device of `like` is the current one. It needs no CUDA header, so one library serves
-/// machines with and without CUDA.
+/// Makes the device of `like` the current device while this object lives. The class needs no CUDA header, so
+/// one library works on machines with and without CUDA.
 class CudaCall {
  public:
   explicit CudaCall(const at::Tensor& like);
 
-  /// libtorch's current stream of that device.
+  /// Returns libtorch's current stream of the device.
   kernels::cuda::Stream stream() const { return stream_; }
   bool is_capturing() const;
-  /// At least `bytes` of device memory, zero where no kernel has used it yet. There is one workspace per
-  /// stream, which grows and stays; while a CUDA graph is captured there is one per call, which belongs to
-  /// the graph.
+  /// Returns at least `bytes` of device memory, zero where no kernel has used it yet. Each stream has one
+  /// workspace, which grows and stays. While a CUDA graph is captured, each call has a workspace, which
+  /// belongs to the graph.
   void* workspace(int64_t bytes);
 
  private:

@@ -7,8 +7,8 @@
 
 namespace palimpsest::ops {
 
-/// The kernels' name for the type of `t`: f32, f64, f16 or bf16. Raises c10::Error "[op] values must be of a
-/// floating type, got TYPE" for any other; public operators have said so before, in their own words.
+/// Returns the kernels' name for the dtype of `t`: f32, f64, f16 or bf16. Raises c10::Error "[op] values must
+/// be of a floating type, got TYPE" for any other. (Public operators check the dtype before.)
 inline DType dtype_of(const char* op, const at::Tensor& t) {
   switch (t.scalar_type()) {
     case at::kDouble:

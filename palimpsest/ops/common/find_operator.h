@@ -4,8 +4,8 @@
 
 namespace palimpsest::ops {
 
-/// The registered operator `name` ("palimpsest::abn_forward"), whose kernels have the signature of
-/// `Function`; ask once and keep it: find_operator(...) is a search by name, .call(...) on it a dispatch.
+/// Returns the registered operator `name` ("palimpsest::abn_forward"), whose kernels have the signature of
+/// `Function`. Call it once and keep the result: it searches by name, while .call(...) only dispatches.
 template <class Function>
 auto find_operator(const char* name, Function*) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Function>();

@@ -8,7 +8,7 @@ namespace palimpsest::ops {
 
 void refuse_double_backward(const char* op, std::string_view instead) {
   TORCH_CHECK(!c10::GradMode::is_enabled(), "[", op,
-              "] the operator has no second derivative, got a backward pass with create_graph; use ", instead,
+              "] the operator has no double backward, got a backward pass with create_graph; use ", instead,
               " where one is needed");
 }
 

@@ -4,20 +4,20 @@
 
 #include <string_view>
 
-/// What autograd Functions need to know about gradients and versions.
+/// Helpers of autograd Functions for gradients and versions.
 namespace palimpsest::ops {
 
-/// Raises c10::Error "[op] ..." if this backward pass records a graph of its own (create_graph). `instead`:
-/// what to use where a second derivative is needed.
+/// Raises c10::Error "[op] ..." if this backward pass itself is recorded (create_graph). `instead` names the
+/// operators to use where double backward is needed.
 void refuse_double_backward(const char* op, std::string_view instead);
 
-/// Whether backward may write dx over the incoming gradient `dz`: no other owner sees dz, and it has the
-/// dtype, device and strides of `like`. The gradient of a convolution passes; the gradients of sum (expanded)
-/// and of a residual addition (shared with the other branch) do not.
+/// Returns whether backward may write dx over the incoming gradient `dz`: no other owner sees dz, and dz has
+/// the dtype, device and strides of `like`. This holds for the gradient from a convolution, and not for the
+/// gradients from a sum (expanded) and from a residual addition (shared with the other branch).
 bool can_steal_gradient(const at::Tensor& dz, const at::Tensor& like);
 
-/// Tells autograd that the values of `t` were written past libtorch's operators, which raise the version by
-/// themselves.
+/// Tells autograd that our kernels wrote the values of `t`. (libtorch's operators raise the version
+/// themselves.)
 void bump_version(const at::Tensor& t);
 
 }  // namespace palimpsest::ops

@@ -10,13 +10,12 @@
 #include <cstdint>
 #include <optional>
 
-/// From libtorch's sizes and strides to the two dense layouts that the kernels know. Every function takes
-/// numbers or symbolic ones (SymInt), so that the shapes that tracing sees are those that the kernels
-/// produce.
+/// Maps libtorch's sizes and strides to the two contiguous layouts of the kernels. The templates take numbers
+/// or symbolic integers (SymInt), so that tracing sees the shapes that the kernels produce.
 namespace palimpsest::ops {
 
-/// The dimensions of a rank-`rank` tensor from the innermost in memory outwards: NCHW is (rank-1, ..., 1, 0),
-/// channels last (1, rank-1, ..., 2, 0).
+/// Returns the dimensions of a tensor of rank `rank`, from the innermost in memory outwards: NCHW gives
+/// (rank-1, ..., 1, 0), channels-last gives (1, rank-1, ..., 2, 0).
 inline c10::SmallVector<int64_t, 5> memory_order(int64_t rank, Layout layout) {
   c10::SmallVector<int64_t, 5> order;
   if (layout == Layout::kChannelsLast) order.push_back(1);
@@ -25,7 +24,8 @@ inline c10::SmallVector<int64_t, 5> memory_order(int64_t rank, Layout layout) {
   return order;
 }
 
-/// Whether the tensor fills one block of memory in that order. Strides of dimensions of size 1 say nothing.
+/// Returns whether the tensor fills one block of memory in that order. Strides of dimensions of size 1 are
+/// ignored.
 template <class Int>
 bool is_contiguous_in(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides, Layout layout) {
   Int expected = 1;
@@ -38,8 +38,9 @@ bool is_contiguous_in(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides, Layo
   return true;
 }
 
-/// The layout in which the kernels read the tensor, nothing if it must be copied first. Where both fit, one
-/// channel is NCHW and one pixel a channel is channels last: there the inner loops are long.
+/// Returns the layout in which the kernels read the tensor, or nothing if it must be copied first. If both
+/// layouts fit, the result is the one with the longer inner loops: NCHW for one channel, channels-last for
+/// one pixel per channel.
 template <class Int>
 std::optional<Layout> native_layout(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides) {
   const bool nchw = is_contiguous_in(sizes, strides, Layout::kNCHW);
@@ -50,16 +51,16 @@ std::optional<Layout> native_layout(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int>
   return std::nullopt;
 }
 
-/// native_layout, else the layout that a dense copy takes: channels last where neighbouring channels are
-/// neighbours.
+/// Returns native_layout, or else the layout of a contiguous copy: channels-last if neighbouring channels are
+/// neighbours in memory.
 template <class Int>
 Layout preferred_layout(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides) {
   if (const auto layout = native_layout(sizes, strides)) return *layout;
   return strides[1] == 1 && sizes[1] != 1 ? Layout::kChannelsLast : Layout::kNCHW;
 }
 
-/// Strides of the output that goes with such an input: the same where it is dense, else those of the dense
-/// copy.
+/// Returns the strides of the output for such an input: the input's strides if it has a native_layout, else
+/// those of the contiguous copy.
 template <class Int>
 c10::SmallVector<Int, 5> output_strides(c10::ArrayRef<Int> sizes, c10::ArrayRef<Int> strides) {
   if (native_layout(sizes, strides)) return c10::SmallVector<Int, 5>(strides.begin(), strides.end());
@@ -72,7 +73,7 @@ c10::SmallVector<Int, 5> output_strides(c10::ArrayRef<Int> sizes, c10::ArrayRef<
   return result;
 }
 
-/// Strides of a dense tensor of these sizes.
+/// Returns the strides of a contiguous tensor of these sizes.
 template <class Sizes>
 c10::SmallVector<int64_t, 5> contiguous_strides(const Sizes& sizes, Layout layout) {
   c10::SmallVector<int64_t, 5> strides;
@@ -85,25 +86,27 @@ c10::SmallVector<int64_t, 5> contiguous_strides(const Sizes& sizes, Layout layou
   return strides;
 }
 
-/// The type that parameters' gradients and the maths of such a tensor have: f64 for f64, else f32.
+/// Returns the accumulate type of a storage type: f64 for f64, else f32. Gradients of parameters have it.
 inline at::ScalarType accumulate_type(at::ScalarType storage) {
   return storage == at::kDouble ? at::kDouble : at::kFloat;
 }
 
-/// N, C and all spatial positions in one; S = 1 for a matrix.
+/// Returns N, C and the product of the spatial dimensions; S = 1 for a matrix.
 Shape3 shape3(const at::Tensor& t);
-/// An uninitialized dense tensor with output_strides of `like`.
+/// Returns an uninitialized tensor with the output_strides of `like`.
 at::Tensor empty_output(const at::Tensor& like);
-/// `t` itself if it is dense in `layout`, else a copy that is.
+/// Returns `t` itself if it is contiguous in `layout`, else a contiguous copy.
 at::Tensor contiguous_in(Layout layout, const at::Tensor& t);
-/// `t` itself if it is dense in the layout that the kernels would read `like` in, else a copy that is.
+/// Returns `t` itself if it is contiguous in the layout in which the kernels read `like`, else a copy that
+/// is.
 at::Tensor in_layout_of(const at::Tensor& like, const at::Tensor& t);
-/// A tensor in the storage of `of`, of another type, place or shape; `offset` in elements of `dtype`. No view
-/// as autograd knows them: it has a version of its own.
+/// Returns a tensor in the storage of `of`, with another dtype, place or shape; `offset` counts elements of
+/// `dtype`. For autograd it is no view: it has its own version.
 at::Tensor part_of_storage(const at::Tensor& of, at::ScalarType dtype, int64_t offset, at::IntArrayRef sizes,
                            at::IntArrayRef strides);
-/// False only where no two elements can share an address: after sorting by stride, each dimension steps over
-/// all that the faster ones span. (An odd as_strided tensor may be called overlapping though it is not.)
+/// Returns false only if no two elements can share an address: in the order of strides, each dimension steps
+/// over the whole span of the faster dimensions. (For some as_strided tensors the result is true although
+/// they do not overlap.)
 bool may_overlap_itself(const at::Tensor& t);
 
 }  // namespace palimpsest::ops

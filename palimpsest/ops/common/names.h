@@ -6,8 +6,8 @@
 #include <optional>
 #include <string_view>
 
-/// The names that Python and saved graphs use, for enums of the kernels. An unknown name raises c10::Error
-/// with the nearest known name.
+/// The names of the kernels' enums in Python and in saved graphs. An unknown name raises c10::Error with the
+/// nearest known name.
 namespace palimpsest::ops {
 
 /// libtorch's names of activations ("leaky_relu").
@@ -18,8 +18,8 @@ std::string_view activation_name(Activation activation);
 kernels::Saved saved_from_name(std::string_view name);
 std::string_view saved_name(kernels::Saved saved);
 
-/// The value of the arguments `saved` (default "output") and `keep`, the name before "saved"; c10::Error if
-/// both are given.
+/// Returns the value of the argument `saved` (default "output"), or of `keep`, its older name. Raises
+/// c10::Error if both are given.
 kernels::Saved saved_from_arguments(const char* op, std::string_view saved,
                                     const std::optional<std::string_view>& keep);
 

@@ -5,7 +5,7 @@
 #include <optional>
 #include <utility>
 
-/// Between optional tensors (arguments) and tensors that may be undefined (results, saved tensors).
+/// Converts between optional tensors (arguments) and tensors that may be undefined (results, saved tensors).
 namespace palimpsest::ops {
 
 using OptionalTensor = std::optional<at::Tensor>;

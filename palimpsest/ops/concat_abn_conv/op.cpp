@@ -20,7 +20,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Whether the features lie one behind the other in one buffer (ops/feature_slots.h).
+/// Returns whether the features lie one behind the other in one buffer (ops/feature_slots.h).
 bool are_neighbours(at::TensorList features) {
   const at::Tensor& first = features[0];
   int64_t end = first.storage_offset();
@@ -33,7 +33,7 @@ bool are_neighbours(at::TensorList features) {
   return true;
 }
 
-/// The features along dimension 1, contiguous.
+/// Returns the features, concatenated along dimension 1, contiguous.
 at::Tensor concatenated(at::TensorList features) {
   if (features.size() == 1) return features[0];
   if (!are_neighbours(features)) return at::cat(features, 1);
@@ -43,7 +43,7 @@ at::Tensor concatenated(at::TensorList features) {
   for (const auto& f : features) sizes[1] += f.size(1);
   const at::Tensor all =
       part_of_storage(first, first.scalar_type(), first.storage_offset(), sizes, first.strides());
-  // One copy of long rows; cat would copy feature by feature.
+  // This is one copy of long rows; cat would copy feature by feature.
   return contiguous_in(preferred_layout(first.sizes(), first.strides()), all);
 }
 

@@ -18,7 +18,7 @@ at::Tensor empty_channels_last(at::IntArrayRef sizes, const at::Tensor& like) {
   return at::empty(sizes, like.options(), at::MemoryFormat::ChannelsLast);
 }
 
-/// The problem for our kernels; none if they do not take these tensors.
+/// Returns the problem for our kernels; none if they do not take these tensors.
 std::optional<Conv2dProblem> kernel_problem(const at::Tensor& x, const at::Tensor& w,
                                             const ConvolutionOptions& options) {
   const auto fits = [](const at::Tensor& t) {
@@ -44,23 +44,23 @@ std::optional<Conv2dProblem> kernel_problem(const at::Tensor& x, const at::Tenso
   problem.out = {
       out(problem.in.h, problem.kernel_size.h, problem.stride.h, problem.padding.h, problem.dilation.h),
       out(problem.in.w, problem.kernel_size.w, problem.stride.w, problem.padding.w, problem.dilation.w)};
-  if (problem.out.h < 1 || problem.out.w < 1) return std::nullopt;  // libtorch says why
+  if (problem.out.h < 1 || problem.out.w < 1) return std::nullopt;  // libtorch raises the error
   return problem;
 }
 
-/// Whether our kernel takes less time than libtorch's (bench_convolution_time).
+/// Returns whether our kernel takes less time than libtorch's (bench_convolution_time).
 bool is_faster(const Conv2dProblem& problem, Conv2dPass pass) {
   constexpr int64_t kFewPixels = 64;
   if (!kernels::cpu::has_conv2d(problem, pass)) return false;
   const bool strided = problem.stride.h * problem.stride.w > 1;
-  // All passes over narrow groups but one, which takes 1.1 of libtorch's time.
+  // All passes over narrow groups are faster but one, which takes 1.1 of libtorch's time.
   if (problem.group_in() <= 16)
     return !(pass == Conv2dPass::kBackwardWeight && strided && problem.group_in() == 16);
   return problem.kernel_size.h * problem.kernel_size.w == 1 || strided ||
          problem.out.h * problem.out.w <= kFewPixels;
 }
 
-/// Runs in the dtype of the weight.
+/// Runs the forward pass in the dtype of the weight.
 at::Tensor forward_of_type(const at::Tensor& x, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, const ConvolutionOptions& options) {
   const auto problem = kernel_problem(x, weight, options);
@@ -113,7 +113,7 @@ Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at
   return result;
 }
 
-/// Without autocast the weight's dtype.
+/// Returns the precision of a pass; without autocast its storage type is the dtype of the weight.
 ProductPrecision precision_of(const at::Tensor& x, const at::Tensor& weight,
                               const std::optional<ProductPrecision>& autocast) {
   return convolution_precision(autocast.value_or(ProductPrecision{weight.scalar_type()}), x);

@@ -8,14 +8,14 @@
 #include <array>
 #include <optional>
 
-/// The convolution for operators that differentiate by themselves: checks, and passes without autograd. This
-/// is the only header of the folder that other operators include.
-/// `precision` stands for autocast: operands are rounded to its storage type and results have that type.
-/// Without it the convolution runs in the dtype of the weight.
+/// The convolution for operators that differentiate by themselves: checks, and passes without autograd. Other
+/// operators include this header of the folder only.
+/// `precision` stands for autocast: operands are rounded to its storage type, and results have this type.
+/// Without a `precision` the convolution runs in the dtype of the weight.
 namespace palimpsest::ops::convolution_detail {
 
-/// The requirements beyond libtorch's: matching numbers of dimensions, options and channels. Raises
-/// c10::Error "[op] requirement, got value".
+/// Checks that the numbers of dimensions, options and channels match, which libtorch does not check for us.
+/// Raises c10::Error "[op] requirement, got value".
 void check(const char* op, const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options);
 
 at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
@@ -25,14 +25,14 @@ struct Gradients {
   at::Tensor input, weight, bias;  ///< undefined where not needed
 };
 
-/// `needed`: which of input, weight and bias. Only the weight gradient reads the values of x; the input
-/// gradient needs its shape and layout.
+/// `needed` selects the gradients of input, weight and bias. Only the weight gradient reads the values of x;
+/// the input gradient needs only the shape and layout of x.
 Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
                    const ConvolutionOptions& options, std::array<bool, 3> needed,
                    const std::optional<ProductPrecision>& precision);
 
-/// Whether any pass of this convolution is not libtorch's in the tensors' dtype: a kernel of ours runs, or of
-/// 16-bit tensors f32 arithmetic (ops/autocast.h).
+/// Returns whether libtorch does not run every pass of this convolution in the dtype of its tensors: a kernel
+/// of ours runs a pass, or 16-bit tensors are computed in f32 (ops/autocast.h).
 bool has_own_pass(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options);
 
 void save_options(torch::autograd::AutogradContext* ctx, const ConvolutionOptions& options);

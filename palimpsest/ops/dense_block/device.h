@@ -11,10 +11,10 @@
 
 /// How a layer of ops::dense_block reads the features before it: everything in the block that differs between
 /// devices.
-/// CPU: normalization, activation and 1x1 convolution are one kernel, and z stays in the caches
+/// CPU: one kernel runs normalization, activation and 1x1 convolution, and z stays in the caches
 /// (kernels/dense_block.h).
-/// GPU: z takes memory while the 1x1 convolution runs, which is libtorch's (kernels/cuda/dense_block.h). The
-/// host neither copies nor waits.
+/// GPU: z takes memory while libtorch's 1x1 convolution runs (kernels/cuda/dense_block.h). The host neither
+/// copies nor waits.
 namespace palimpsest::ops::dense_block_detail {
 
 /// The features of all layers, and their statistics: mean and biased variance of this batch, f64.
@@ -26,15 +26,16 @@ struct Buffer {
   int64_t per_channel() const { return values.numel() / values.size(1); }
 };
 
-/// An uninitialized tensor with `channels` channels and otherwise the shape, dtype and layout of the buffer.
+/// Returns an uninitialized tensor with `channels` channels and otherwise the shape, dtype and layout of the
+/// buffer.
 at::Tensor empty_channels(const Buffer& buffer, int64_t channels);
 
-/// The sums over the readers of each channel that backward subtracts at the end (kernels::DenseCorrection).
+/// Sums over the readers of each channel, which backward subtracts at the end (kernels::DenseCorrection):
 /// (C_total) each, f64, on the buffer's device.
 struct Corrections {
   at::Tensor constant, per_deviation;
 
-  /// Zeros.
+  /// Begins with zeros.
   explicit Corrections(const Buffer& buffer);
 };
 
@@ -43,11 +44,11 @@ struct Read {
   const Buffer& buffer;
   int64_t channels;
   const DenseLayer& layer;  ///< only norm1, options1 and conv1_weight are used
-  bool normalizes;  ///< pre-activation order; otherwise the convolution reads the features as they are
+  bool normalizes;          ///< pre-activation order; else the convolution reads the features as they are
   const std::optional<ProductPrecision>& precision;
 };
 
-/// Which gradients of a Read are needed.
+/// Selects the gradients of a Read that are needed.
 struct ReadWants {
   bool features = false, weight = false, bias = false, conv_weight = false;
 };
@@ -59,19 +60,19 @@ struct ReadGradients {
 };
 
 struct Device {
-  /// Whether backward draws dropout's masks again from the saved state of the generator; otherwise masks are
+  /// true: backward draws dropout's masks again from the saved state of the generator. false: masks are
   /// saved.
   bool replays_dropout;
-  /// conv1(act1(norm1(features))): a new tensor, contiguous in the buffer's layout. `moves_running`: norm1's
-  /// running statistics move towards the buffer's.
+  /// Returns conv1(act1(norm1(features))), a new tensor that is contiguous in the buffer's layout.
+  /// `moves_running`: norm1's running statistics move towards the buffer's.
   at::Tensor (*forward)(const Read& read, bool moves_running);
-  /// The gradients that `wants` names, from dh (contiguous in the buffer's layout). The features' share is
-  /// added to `gradient` (shape of the buffer, accumulate type) and, with statistics of the batch, to
-  /// `corrections`.
+  /// Returns the gradients that `wants` selects, from dh (contiguous in the buffer's layout). Adds the
+  /// features' share to `gradient` (shape of the buffer, accumulate type) and, with statistics of the batch,
+  /// to `corrections`.
   ReadGradients (*backward)(const Read& read, const at::Tensor& dh, const at::Tensor& gradient,
                             Corrections& corrections, const ReadWants& wants);
-  /// The gradient of `count` channels from `first` on after all readers have added theirs: a new tensor of
-  /// the buffer's dtype and layout.
+  /// Returns the gradient of `count` channels from `first` on, a new tensor with the buffer's dtype and
+  /// layout. Call it after all readers of these channels have added their gradients.
   at::Tensor (*feature_gradient)(const Buffer& buffer, int64_t first, int64_t count,
                                  const at::Tensor& gradient, const Corrections& corrections);
   /// Writes mean and variance of `values` (contiguous in the buffer's layout) for the channels from `first`
@@ -79,7 +80,8 @@ struct Device {
   void (*statistics)(const Buffer& buffer, int64_t first, const at::Tensor& values);
 };
 
-/// The kernels for tensors on the device of `like`; c10::Error unless that is a CPU or a CUDA device.
+/// Returns the kernels for tensors on the device of `like`. Raises c10::Error unless it is a CPU or a CUDA
+/// device.
 const Device& device_for(const at::Tensor& like);
 const Device& cpu_device();
 const Device& cuda_device();

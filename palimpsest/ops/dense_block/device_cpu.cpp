@@ -28,7 +28,7 @@ at::Tensor vector_tensor(const std::vector<double>& values, const at::Tensor& li
   return t;
 }
 
-/// What the kernels need to know of a normalization: c values each.
+/// A normalization as the kernels read it: c values each.
 struct Normalization {
   std::vector<double> mean, inv_std, weight, scale, shift;
 
@@ -59,7 +59,7 @@ Normalization normalization_of(const Read& r) {
   return n;
 }
 
-/// As the kernels of the dense product read it.
+/// Returns conv1's weight as the kernels of the dense product read it.
 at::Tensor conv1_weight_of(const Read& r) {
   const at::Tensor& kernel = r.layer.conv1_weight;
   return (r.precision ? kernel.to(r.precision->storage) : kernel).contiguous();

@@ -30,7 +30,7 @@ kernels::DenseProductProblem shape_of_read(const Read& r) {
           r.layer.options1.activation_param};
 }
 
-/// The normalization's vectors in the types that the kernels read, none of which waits for the device.
+/// The normalization's vectors in the types that the kernels read. No conversion waits for the device.
 class Vectors {
  public:
   explicit Vectors(const Read& r)
@@ -56,7 +56,7 @@ class Vectors {
   double eps_;
 };
 
-/// norm1's running statistics, if the kernels can move them.
+/// Returns norm1's running statistics if the kernels can move them.
 kernels::RunningStatistics running_in_kernel(const Read& r) {
   const auto fits = [&](const std::optional<at::Tensor>& t) {
     return t && t->is_contiguous() && t->scalar_type() == accumulate_type(r.buffer.values.scalar_type());
@@ -71,7 +71,7 @@ at::Tensor features_of(const Read& r) {
   return r.buffer.values.narrow(1, 0, r.channels);
 }
 
-/// What conv1 reads.
+/// Returns the input of conv1.
 at::Tensor normalized(const Read& r, bool moves_running) {
   if (!r.normalizes) return contiguous_in(r.buffer.layout, features_of(r));
   at::Tensor z = empty_channels(r.buffer, r.channels);
@@ -104,9 +104,9 @@ at::Tensor read_forward_on_cuda(const Read& r, bool moves_running) {
                                                    std::nullopt, one_by_one(), r.precision));
 }
 
-/// The gradient of z.
+/// Returns the gradient of z.
 at::Tensor input_gradient(const Read& r, const at::Tensor& dh) {
-  // Of its input the convolution needs shape and layout alone.
+  // The input gradient needs only the shape and layout of the convolution's input.
   return contiguous_in(r.buffer.layout,
                        convolution_detail::backward(dh, features_of(r), r.layer.conv1_weight, one_by_one(),
                                                     {true, false, false}, r.precision)
@@ -126,7 +126,7 @@ ReadGradients read_backward_on_cuda(const Read& r, const at::Tensor& dh, const a
     };
     result.weight = vector(wants.weight);
     result.bias = vector(wants.bias);
-    z = input_gradient(r, dh);  // for now; the kernel leaves z in its place
+    z = input_gradient(r, dh);  // holds dz until the kernel writes z over it
     cuda::DenseNormalizeBackward t;
     t.x = r.buffer.values.const_data_ptr();
     t.dz = z.mutable_data_ptr();

@@ -12,7 +12,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// The feature is what stands in the slot from now on.
+/// Copies a feature into its slot and returns the slot, which stands for the feature from then on.
 class PutFeatureFunction : public torch::autograd::Function<PutFeatureFunction> {
  public:
   static at::Tensor forward(AutogradContext*, const at::Tensor& feature, const at::Tensor* slot) {
@@ -30,7 +30,7 @@ class AllFeaturesFunction : public torch::autograd::Function<AllFeaturesFunction
     std::vector<int64_t> channels;
     for (const auto& f : features) channels.push_back(f.size(1));
     ctx->saved_data["channels"] = channels;
-    ctx->save_for_backward({*buffer});  // for its version alone
+    ctx->save_for_backward({*buffer});  // only to check its version
     return *buffer;
   }
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
@@ -63,7 +63,7 @@ void FeatureSlots::put(const at::Tensor& feature) {
               "[feature_slots] a feature must fit behind the ", filled_, " channels of a buffer of shape ",
               buffer_.sizes(), " and type ", buffer_.scalar_type(), ", got shape ", feature.sizes(), " of ",
               feature.scalar_type());
-  // Not a view, whose version is the buffer's: each later feature would count as a change of this one.
+  // A view would share the buffer's version: each later feature would count as a change of this feature.
   auto sizes = buffer_.sizes().vec();
   sizes[1] = feature.size(1);
   const at::Tensor slot =

@@ -17,12 +17,12 @@ namespace {
 
 const OptionalTensor kNoResidual;
 
-/// act(norm(x)) of a tensor of the layer's own; the saved tensor is written over x where possible.
+/// Returns act(norm(x)) for a tensor inside the layer. Writes the saved tensor over x where possible.
 at::Tensor normalize_own(const at::Tensor& x, const NormalizationTensors& norm, AbnOptions options,
                          bool for_backward, SavedNorm& saved) {
   const abn_detail::Inputs inputs{x, norm, kNoResidual};
   options.saved = safe_saved(options.saved, inputs);
-  if (!for_backward) options.saved = Saved::kInput;  // any activation, and z is a new tensor
+  if (!for_backward) options.saved = Saved::kInput;  // takes any activation; z is a new tensor
   const auto arguments = forward_arguments(inputs, options, for_backward);
   const bool keeps_x = options.saved == Saved::kInput;
   abn_detail::ForwardResult result = keeps_x ? forward(x, arguments) : forward_(x, arguments);
@@ -35,7 +35,7 @@ at::Tensor normalize_own(const at::Tensor& x, const NormalizationTensors& norm, 
   return result.z.defined() ? result.z : x;
 }
 
-/// The gradients from dz, which is overwritten if no other owner sees it.
+/// Returns the gradients from dz, which is overwritten if no other owner sees it.
 abn_detail::Gradients differentiate_own(at::Tensor dz, const NormalizationTensors& norm,
                                         const AbnOptions& options, const SavedNorm& saved, bool need_sums,
                                         bool need_z, Layout layout) {
@@ -48,7 +48,7 @@ abn_detail::Gradients differentiate_own(at::Tensor dz, const NormalizationTensor
   a.channel_values = statistics.channel_values;
   a.channel_index = statistics.channel_index;
   a.inv_std = statistics.inv_std;
-  // A placeholder unless x was saved: only then the mean is read.
+  // The mean is read only if x was saved; otherwise this is a placeholder.
   a.mean = statistics.mean.defined() ? statistics.mean : statistics.inv_std;
   a.training = options.training;
   a.need_sums = need_sums;
@@ -58,8 +58,8 @@ abn_detail::Gradients differentiate_own(at::Tensor dz, const NormalizationTensor
   return gradients;
 }
 
-/// The factors of dropout: drawn from the default generator, or drawn again from `saved`. `saved` becomes the
-/// generator's state if the device `replays` it, otherwise which values stay.
+/// Returns the factors of dropout, drawn from the default generator, or drawn again from `saved`. `saved`
+/// becomes the generator's state if the device `replays` it, otherwise a mask of the values that stay.
 at::Tensor dropout_factors(const at::Tensor& like, double dropout, at::Tensor& saved, bool replays) {
   if (!replays) {
     if (!saved.defined())

@@ -12,14 +12,14 @@
 /// One layer of ops::dense_block without autograd and autocast.
 namespace palimpsest::ops::dense_block_detail {
 
-/// What a normalization over a tensor of the layer's own saves for backward.
+/// The tensors that a normalization inside the layer (not over the buffer) saves for backward.
 struct SavedNorm {
   Saved saved = Saved::kOutput;  ///< which tensor `saved_values` is, as forward chose it
   at::Tensor saved_values;
   abn_detail::Statistics statistics;
 };
 
-/// What a layer saves for backward, beside its parameters and its slot of the buffer.
+/// The tensors that a layer saves for backward, beside its parameters and its slot of the buffer.
 struct SavedLayer {
   SavedNorm bottleneck, features;  ///< `features`: norm2 in post-activation order
   /// Reproduces dropout's factors: the generator's state before it drew them, or one byte per value that
@@ -32,14 +32,15 @@ struct LayerGradients {
   at::Tensor weight1, bias1, conv1_weight, weight2, bias2, conv2_weight;
 };
 
-/// Which of these gradients are needed.
+/// Selects the gradients that are needed.
 struct LayerWants {
   bool weight1 = false, bias1 = false, conv1_weight = false, weight2 = false, bias2 = false,
        conv2_weight = false;
 };
 
-/// A layer that reads the first `channels` of the buffer. With a `precision`, whose storage type is the
-/// buffer's dtype, each pass rounds the convolutions' weights to it; otherwise they have the buffer's dtype.
+/// A layer that reads the first `channels` of the buffer. If `precision` is given, its storage type is the
+/// buffer's dtype, and each pass rounds the convolutions' weights to this type. Otherwise the weights have
+/// the buffer's dtype.
 class LayerPass {
  public:
   LayerPass(const DenseLayer& layer, const DenseBlockOptions& options, int64_t channels,
@@ -65,8 +66,8 @@ class LayerPass {
   const std::optional<ProductPrecision>& precision_;
 };
 
-/// Copies contiguous `values` into the channels from `first` on, and takes their statistics if the buffer has
-/// any.
+/// Copies contiguous `values` into the channels from `first` on, and computes their statistics if the buffer
+/// has any.
 void put_features(Buffer& buffer, int64_t first, const at::Tensor& values);
 
 }  // namespace palimpsest::ops::dense_block_detail

@@ -33,7 +33,7 @@ void for_parameters(Layer& layer, const Visit& visit) {
   visit(layer.conv2_weight);
 }
 
-/// The same order over gradients (LayerGradients) or over which of them are needed (LayerWants).
+/// Calls visit in the same order on the members of LayerGradients or LayerWants.
 template <class Gradients, class Visit>
 void for_gradients(Gradients& gradients, const Visit& visit) {
   visit(gradients.weight1);
@@ -44,7 +44,7 @@ void for_gradients(Gradients& gradients, const Visit& visit) {
   visit(gradients.conv2_weight);
 }
 
-/// Calls visit on every tensor that a layer saves, to write all of them into a list and to read them back.
+/// Calls visit on every tensor that a layer saves: a Writer puts them into a list, a Reader takes them out.
 template <class Layer, class Visit>
 void for_saved_tensors(Layer& layer, SavedLayer& saved, const Visit& visit) {
   for_parameters(layer, visit);
@@ -69,7 +69,7 @@ struct Writer {
   void operator()(const OptionalTensor& t) const { list.push_back(t.value_or(at::Tensor())); }
 };
 
-/// The visitor that takes them out again.
+/// The visitor that takes tensors out of a list.
 struct Reader {
   const variable_list& list;
   std::size_t& at;
@@ -92,9 +92,9 @@ bool takes_statistics(const std::vector<DenseLayer>& layers, const DenseBlockOpt
   return takes;
 }
 
-/// The part of a block that is no tensor, for backward.
+/// The parts of a block that backward needs and that are no tensors.
 struct BlockPlan final : torch::CustomClassHolder {
-  std::vector<DenseLayer> layers;  // without tensors: these are saved as tensors
+  std::vector<DenseLayer> layers;  // without their tensors, which save_for_backward holds
   std::vector<SavedLayer> saved;   // likewise
   DenseBlockOptions options;
   Layout layout = Layout::kNCHW;
@@ -131,7 +131,7 @@ BlockResult run_block(const at::Tensor& x, const std::vector<DenseLayer>& layers
   return result;
 }
 
-/// The gradient buffer of the block: dout itself if no other owner sees it.
+/// Returns the gradient buffer of the block: dout itself if no other owner sees it, else a copy.
 at::Tensor gradient_buffer(at::Tensor dout, const Buffer& buffer) {
   const at::Tensor& values = buffer.values;
   const auto type = accumulate_type(values.scalar_type());
@@ -143,7 +143,7 @@ at::Tensor gradient_buffer(at::Tensor dout, const Buffer& buffer) {
 
 class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> {
  public:
-  /// `parameters`: those of the layers that are present, in the order of for_parameters.
+  /// `parameters`: the parameters of all layers that are present, in the order of for_parameters.
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, at::TensorList /*parameters*/,
                             const std::vector<DenseLayer>* layers, const DenseBlockOptions* options,
                             const std::optional<ProductPrecision>* precision) {
@@ -172,7 +172,7 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
-    refuse_double_backward("dense_block", "another form of the block");
+    refuse_double_backward("dense_block", "dense strategy 'shared_gradient' with strategy 'standard'");
     at::Tensor dout = std::move(gradients[0]);
     const auto list = ctx->get_saved_variables();
     const auto capsule = ctx->saved_data["plan"].toCapsule();
@@ -234,7 +234,7 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
   }
 };
 
-/// `rounded`: autocast rounds the weights to the dtype of x.
+/// `rounded`: autocast rounds the weights to the dtype of x, so they may have another dtype.
 void check_dense_layer(const at::Tensor& x, int64_t channels, const DenseLayer& layer,
                        const DenseBlockOptions& options, bool rounded) {
   const auto vectors = [&](const char* name, const NormalizationTensors& norm, int64_t wanted) {
@@ -268,7 +268,7 @@ void check_dense_layer(const at::Tensor& x, int64_t channels, const DenseLayer& 
   const Activation first = layer.options1.activation;
   TORCH_CHECK(!options.pre_activation || kernels::has_dense_product(first),
               "[dense_block] the activation before conv1 must be 'relu', 'leaky_relu' or 'identity', got '",
-              activation_name(first), "'; take another form of the block for it");
+              activation_name(first), "'; take another dense strategy, such as 'shared'");
   for (const auto* t : {&layer.conv1_weight, &layer.conv2_weight})
     TORCH_CHECK((t->scalar_type() == x.scalar_type() || (rounded && t->is_floating_point())) &&
                     t->device() == x.device(),
@@ -283,7 +283,7 @@ void check_block(const at::Tensor& x, const std::vector<DenseLayer>& layers, con
               x.defined() ? c10::str("shape ", x.sizes()) : "none");
   TORCH_CHECK(x.device().is_cpu() || x.device().is_cuda(),
               "[dense_block] there are kernels for CPU and CUDA, got a tensor on ", x.device(),
-              "; take the form 'shared' or 'checkpoint' of the block there");
+              "; take dense strategy 'shared_gradient' with strategy 'standard' there");
   TORCH_CHECK(options.dropout >= 0 && options.dropout < 1, "[dense_block] dropout must be in [0, 1), got ",
               options.dropout);
   int64_t channels = x.size(1);
@@ -291,7 +291,7 @@ void check_block(const at::Tensor& x, const std::vector<DenseLayer>& layers, con
     check_dense_layer(x, channels, layer, options, rounded);
     channels += layer.conv2_weight.size(0);
   }
-  // What the two normalizations ask of their values, as for any layer; shapes are all that is read.
+  // The requirements of the two normalizations are those of any layer; the check reads only shapes.
   for (const auto& layer : layers) {
     const auto of = [&](const NormalizationTensors& n, AbnOptions o, int64_t count, bool only_reads) {
       auto sizes = x.sizes().vec();

@@ -3,9 +3,10 @@
 
 #include <torch/library.h>
 
-/// torch.ops.palimpsest.dense_block: ops::dense_block with one tensor per layer in each list. kernel1 and
-/// kernel2 are the weights of conv1 and conv2. Composite, as abn is (abn/schema.cpp), but for eager mode
-/// only: a block reads its tensors' memory, and tracing has none.
+/// Registers torch.ops.palimpsest.dense_block: ops::dense_block with one tensor per layer in each list.
+/// kernel1 and kernel2 are the weights of conv1 and conv2. The operator is composite, as abn is
+/// (abn/schema.cpp), but runs in eager mode only: a block reads its tensors' memory, and traced tensors have
+/// none.
 namespace palimpsest::ops::dense_block_detail {
 namespace {
 

@@ -6,7 +6,7 @@
 
 namespace palimpsest::ops::exponent_counts_detail {
 
-/// Counts `values`, which fill one block of memory on a GPU; the host waits for a copy of kExponentBins
+/// Counts `values`, which fill one block of memory on a GPU. The host waits for a copy of kExponentBins
 /// numbers.
 kernels::ExponentHistogram count_on_gpu(const at::Tensor& values);
 

@@ -9,8 +9,8 @@
 
 namespace palimpsest::ops::invertibility {
 
-/// A (C) vector on the host, of any floating type and stride, read one value at a time: no copy of it at a
-/// layer's peak. Of an undefined one every value is `absent`.
+/// A (C) vector on the host, of any floating type and stride, read one value at a time: it needs no copy
+/// while a layer uses most memory. Every value of an undefined vector is `absent`.
 class HostVector {
  public:
   HostVector(const at::Tensor& t, double absent) : absent_(absent) {

@@ -27,7 +27,7 @@ namespace {
 
 std::atomic<int64_t> waits{0};
 
-/// The values that decide: (C) each, on the host, any floating dtype and stride; undefined if absent.
+/// The values that decide: (C) each, on the host, of any floating dtype and stride; undefined if absent.
 struct Values {
   at::Tensor weight, bias, residual_rms;
   /// How far weight and bias may have moved since these values were read. A channel that is non-invertible
@@ -48,7 +48,7 @@ DType dtype_of(at::ScalarType storage) {
   }
 }
 
-/// The channels for which kernels::InvertibilityCriterion says so anywhere within the moves.
+/// Returns the channels that kernels::InvertibilityCriterion finds non-invertible anywhere within the moves.
 std::vector<int64_t> non_invertible_channels(const Layer& layer, const Values& values) {
   const kernels::InvertibilityCriterion criterion(layer.activation, dtype_of(layer.storage));
   const HostVector gamma(values.weight, 1), beta(values.bias, 0), rms(values.residual_rms, 0),
@@ -61,8 +61,8 @@ std::vector<int64_t> non_invertible_channels(const Layer& layer, const Values& v
   return result;
 }
 
-/// The root mean square of each channel over at most 4 images and about 64 pixels of each: within 5 %. (Four
-/// times as many took 1 % of a ResNeXt-50 step.)
+/// Returns the root mean square of each channel over at most 4 images and about 64 pixels of each, which is
+/// exact within 5 %. (Four times as many pixels took 1 % of a ResNeXt-50 step.)
 at::Tensor sampled_rms(const Tensors& tensors) {
   constexpr int64_t kImages = 4, kPixels = 64;
   if (!tensors.residual || tensors.residual->numel() == 0) return {};
@@ -70,7 +70,7 @@ at::Tensor sampled_rms(const Tensors& tensors) {
   t = t.narrow(0, 0, std::min(t.size(0), kImages));
   int64_t pixels = 1;
   for (int64_t d = 2; d < t.dim(); ++d) pixels *= t.size(d);
-  // The same step along every axis; an axis that is shorter gives its first value.
+  // The step is the same along every axis; a shorter axis gives its first value.
   const double share = static_cast<double>(pixels) / kPixels;
   const auto step =
       t.dim() > 2
@@ -96,7 +96,7 @@ at::Tensor index_of(const std::vector<int64_t>& channels, at::Device device) {
   return device.is_cuda() ? index.pin_memory().to(device, /*non_blocking=*/true) : index;
 }
 
-/// One vector as the host knows it.
+/// A vector on the device, and its values that the host knows.
 class WatchedVector {
  public:
   const at::Tensor& known() const { return known_; }
@@ -105,7 +105,7 @@ class WatchedVector {
     return t.defined() == known_.defined() && (!t.defined() || t.size(0) == known_.size(0));
   }
 
-  /// Blocks until the value is on the host.
+  /// Reads the values. Blocks until they are on the host.
   void read(const at::Tensor& t) {
     known_ = t.defined() ? t.to(at::kCPU, at::kDouble, /*non_blocking=*/false, /*copy=*/true).contiguous()
                          : at::Tensor();
@@ -124,8 +124,8 @@ class WatchedVector {
     if (known_.defined()) moved_ = share * known_.abs();
   }
 
-  /// What was queued, which has arrived. moved() is 4 times the change, but at most `share` of the value;
-  /// without a change that of the last one, as a step may take several passes.
+  /// Takes the values that were queued and have arrived. moved() becomes 4 times the change, but at most
+  /// `share` of the value. It stays as it is if nothing changed, because a step may take several passes.
   void take(double share) {
     if (!arriving_.defined()) return;
     const HostVector arrived(arriving_, 0);
@@ -145,7 +145,7 @@ class WatchedVector {
 
  private:
   at::Tensor known_, moved_;  ///< f64
-  at::Tensor arriving_;       ///< page-locked, or a copy would wait
+  at::Tensor arriving_;       ///< page-locked: a copy to other memory would wait
 };
 
 /// The history of one weight (of the bias, if there is no weight).
@@ -218,10 +218,11 @@ class History {
 
  private:
   static constexpr int64_t kPassesOfSample = 16;
-  static constexpr int64_t kMostWritesOfAStep = 4;  // of weight and bias: AdamW writes each twice
-  static constexpr double kShareOfAStep = 0.75;     // that a weight is thought to lose at most
+  static constexpr int64_t kMostWritesOfAStep = 4;  // to weight and bias: AdamW writes each twice
+  static constexpr double kShareOfAStep = 0.75;     // the most that a weight is assumed to lose in a step
 
-  /// The pass before used choice_; what its weight and bias were has arrived by now.
+  /// Reports the non-invertible channels that the previous pass missed: it used choice_, and the values of
+  /// its weight and bias have arrived.
   void report_missed(const Layer& layer) {
     const std::vector<int64_t> want =
         non_invertible_channels(layer, {weight_.known(), bias_.known(), rms_.known(), {}, {}});
@@ -241,7 +242,7 @@ class History {
   WatchedVector weight_, bias_, rms_;
   std::unique_ptr<c10::Event> arriving_;
   std::optional<Choice> choice_;
-  std::vector<at::Tensor> captured_;  ///< indices that graphs read again whenever they are replayed
+  std::vector<at::Tensor> captured_;  ///< indices that CUDA graphs read in every replay
   int64_t version_ = 0, usual_writes_ = 0, passes_ = 0;
   bool always_some_ = false, saw_backward_ = false;
 };
@@ -269,7 +270,7 @@ class Histories {
 
  private:
   std::mutex mutex_;
-  /// A storage's address stays taken while a history refers to it, even weakly.
+  /// The keys are unique: a storage's address stays taken while a history refers to it, even weakly.
   std::map<std::pair<const c10::StorageImpl*, int64_t>, std::shared_ptr<History>> histories_;
   std::size_t room_ = 64;
 };

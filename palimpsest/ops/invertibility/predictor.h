@@ -8,11 +8,11 @@
 #include <optional>
 #include <vector>
 
-/// Which channels of a forward pass are non-invertible, and by which values this is decided: on a CPU by the
-/// values that the tensors hold now; on a GPU by values that the host knows without waiting.
+/// Decides which channels of a forward pass are non-invertible. On a CPU it reads the values that the tensors
+/// hold now, on a GPU values that the host knows without waiting.
 namespace palimpsest::ops::invertibility {
 
-/// The layer whose z is to give its normalized x back.
+/// The layer whose normalized x is to be recovered from z.
 struct Layer {
   Activation activation = Activation::kLeakyReLU;
   at::ScalarType storage = at::kFloat;  ///< dtype of z
@@ -25,8 +25,8 @@ struct Tensors {
   bool relu_residual = false;
 };
 
-/// The non-invertible channels by the values that the tensors hold now; blocks until these are on the host.
-/// rms(residual) is taken over a fixed sample of its pixels.
+/// Returns the non-invertible channels for the values that the tensors hold now. Blocks until these are on
+/// the host. rms(residual) is computed over a fixed sample of its pixels.
 std::vector<int64_t> non_invertible_channels_now(const Layer& layer, const Tensors& tensors);
 
 /// The non-invertible channels of one forward pass.
@@ -35,29 +35,31 @@ struct Choice {
   at::Tensor index;  ///< the same on the device, i64; undefined if there are none
 };
 
-/// The non-invertible channels of a forward pass over `like`.
+/// Returns the non-invertible channels of a forward pass over `like`, or nothing if they are not known.
 /// 1. CPU: reads weight and bias now.
-/// 2. GPU: reads the copy of weight and bias that the previous forward pass of the layer queued; never waits
-///    for more than that pass. Margin: 4 times the last change, at most 75 % of a weight. The residual is
-///    sampled every 16th pass.
-/// 3. The first forward pass, and one before which weight or bias was written more or less often than by an
+/// 2. GPU: reads the copy of weight and bias that the previous forward pass of the layer queued; waits at
+/// most
+///    for this pass. Margin: 4 times the last change, at most 75 % of a weight. The residual is sampled in
+///    every 16th pass.
+/// 3. GPU, first forward pass, or a pass before which weight or bias was written more or less often than by
+/// an
 ///    optimizer's step (values were loaded): waits once for the values. The first writes, up to 4, count as
 ///    an optimizer's step if the layer's backward ran before them. A layer with a residual and neither weight
 ///    nor bias waits in every pass.
-/// 4. While a CUDA graph is captured: the choice of the last pass, which holds for every replay; nothing if
-///    there was no pass.
-/// A channel that becomes non-invertible faster than predicted has an inexact gradient for one step; the next
-/// pass warns once and counts the channel (AbnFallbackStats::late).
+/// 4. While a CUDA graph is captured: returns the choice of the last pass, which holds for every replay;
+///    nothing if there was no pass.
+/// A channel that becomes non-invertible faster than predicted has an inexact gradient for one step. The next
+/// pass warns (once per program) and counts the channel (AbnFallbackStats::late).
 std::optional<Choice> choose_channels(const Layer& layer, const Tensors& tensors, const at::Tensor& like);
 
-/// The layer's backward pass ran: the next writes may be an optimizer's step.
+/// Notes that the layer's backward pass ran: the next writes may be an optimizer's step.
 void saw_backward(const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias);
 
-/// Whether every choice for the present values of `weight` found a non-invertible channel. Includes passes
-/// whose backward is still to come, because the weight must not be written before that.
+/// Returns whether every choice for the present values of `weight` found a non-invertible channel. This
+/// includes passes whose backward has not run yet, because the weight must not be written before it.
 bool always_chose_some(const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias);
 
-/// How often choose_channels has waited for values, since the program started.
+/// Returns how often choose_channels has waited for values since the program started.
 int64_t host_waits();
 
 }  // namespace palimpsest::ops::invertibility

@@ -21,7 +21,7 @@ int64_t most_saved_one_by_one(int64_t channels) {
   return std::max<int64_t>(1, channels / 32);
 }
 
-/// (N, count, ...) for a layer whose saved tensor is `like`.
+/// Returns (N, count, ...) for a layer whose saved tensor is `like`.
 c10::SmallVector<int64_t, 5> channel_sizes(const at::Tensor& like, int64_t count) {
   c10::SmallVector<int64_t, 5> sizes(like.sizes().begin(), like.sizes().end());
   sizes[1] = count;
@@ -40,7 +40,7 @@ SavedChannels::SavedChannels(const at::Tensor& hidden_values, const at::Tensor& 
   const at::Tensor flat = reveal(hidden_values), which = reveal(hidden_index);
   all = which.numel() == 0;
   const int64_t count = all ? like.size(1) : which.numel();
-  // A copy of a hidden tensor has shape (0) and a storage of any size: what does not fit is no saved channel.
+  // A copy of a hidden tensor has shape (0) and a storage of any size: data that do not fit are no channels.
   if (count > (all ? like.size(1) : most_saved_one_by_one(like.size(1))) ||
       flat.numel() != count * (like.numel() / like.size(1))) {
     all = false;
@@ -65,8 +65,8 @@ SavedChannels allocate_saved_channels(const std::optional<Choice>& choice, const
   if (!choice) {
     TORCH_WARN_ONCE(
         "[abn] a CUDA graph captures a layer that has not run before: its weight is not known, and the layer "
-        "saves its "
-        "normalized x beside z, which doubles its memory; run one training step before the capture");
+        "saves its normalized x beside z, which doubles its memory; run one training step before the "
+        "capture");
   }
   const auto count = choice ? static_cast<int64_t>(choice->channels.size()) : x.size(1);
   if (count == 0) return {};
@@ -93,9 +93,8 @@ void check_none_was_saved(const Layer& layer, const Tensors& tensors, const at::
                         : !non_invertible_channels_now(layer, tensors).empty();
   TORCH_CHECK(!lost,
               "[abn] backward needs the normalized x of a layer with a non-invertible channel (a weight near "
-              "zero), and "
-              "it is gone: something copied the tensors saved by a compiled graph; run this layer outside "
-              "that graph");
+              "zero), and it is gone: something copied the tensors saved by a compiled graph; run this layer "
+              "outside that graph");
 }
 
 ChannelView::ChannelView(const SavedChannels& channels, const kernels::AbnProblem& problem)

@@ -22,7 +22,7 @@ at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& weight,
   return at::linear(operand(x, p), operand(weight, p), b).to(p.storage);
 }
 
-/// (..., c) as (rows, c).
+/// Returns (..., c) as (rows, c).
 at::Tensor rows_of(const at::Tensor& t) {
   return t.reshape({-1, t.size(-1)});
 }

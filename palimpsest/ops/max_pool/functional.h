@@ -14,13 +14,13 @@ struct WindowArguments {
   at::IntArrayRef kernel_size, stride, padding, dilation;
 };
 
-/// z and its argmax: one byte per output, in the shape and memory format of z; shape (0) unless
-/// `for_backward`.
-/// x: (N, C, H, W).
+/// Returns z and its argmax: one byte per output, in the shape and memory format of z; shape (0) unless
+/// `for_backward`. x: (N, C, H, W).
 std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const WindowArguments& window, bool ceil_mode,
                                            bool for_backward);
 
-/// The gradient of an x of `height` x `width` pixels, contiguous in the memory format that is asked for.
+/// Returns the gradient of an x of `height` x `width` pixels, contiguous or (if `channels_last`)
+/// channels-last.
 at::Tensor backward(const at::Tensor& dz, const at::Tensor& argmax, const WindowArguments& window,
                     const c10::SymInt& height, const c10::SymInt& width, bool channels_last);
 

@@ -18,8 +18,8 @@ Pair2 pair(at::IntArrayRef numbers) {
   return {numbers[0], numbers[1]};
 }
 
-// max_pool2d has checked the window; memory accesses depend on these requirements, and anybody can call this
-// operator.
+// max_pool2d has checked the window. The checks are repeated here because anybody can call this operator, and
+// memory accesses depend on them.
 kernels::PoolWindow window_of(const WindowArguments& w) {
   const kernels::PoolWindow window{pair(w.kernel_size), pair(w.stride), pair(w.padding), pair(w.dilation)};
   const Pair2 &k = window.kernel_size, &s = window.stride, &d = window.dilation;

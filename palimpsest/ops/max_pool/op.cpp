@@ -45,7 +45,7 @@ Window check_window(at::IntArrayRef kernel_size, at::IntArrayRef stride, at::Int
     TORCH_CHECK(w.kernel_size[d] <= kernels::kMaxPoolPositions &&
                     w.kernel_size[0] * w.kernel_size[1] <= kernels::kMaxPoolPositions,
                 "[max_pool2d] a window must have at most ", kernels::kMaxPoolPositions,
-                " positions, as one byte says which was the largest, got kernel_size ", kernel_size,
+                " positions, because one byte holds the place of its maximum, got kernel_size ", kernel_size,
                 "; take at::max_pool2d (torch.nn.functional.max_pool2d) for larger ones");
   }
   return w;
@@ -130,7 +130,7 @@ at::Tensor max_pool2d(const at::Tensor& x, at::IntArrayRef kernel_size, at::IntA
   const Window window = check_window(kernel_size, stride, padding, dilation);
   check_x(x, window, ceil_mode);
   if (x.dim() == 4) return pool_images(x, window.arguments(), ceil_mode);
-  // libtorch's result for one image is contiguous in any case.
+  // libtorch's result for one image (C, H, W) is always contiguous.
   return pool_images(x.contiguous().unsqueeze(0), window.arguments(), ceil_mode).squeeze(0);
 }
 

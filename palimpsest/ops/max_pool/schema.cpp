@@ -58,7 +58,7 @@ TORCH_LIBRARY_IMPL(palimpsest, Meta, m) {
   m.impl("max_pool2d_backward", &backward_of<meta::backward, c10::SymInt>);
 }
 
-// Without these a gradient through a pass would be silently wrong; with them it is an error.
+// These registrations make a gradient through a pass an error. Otherwise it would be silently wrong.
 TORCH_LIBRARY_IMPL(palimpsest, Autograd, m) {
   for (const char* name : {"max_pool2d_forward", "max_pool2d_backward"})
     m.impl(name, torch::autograd::autogradNotImplementedFallback());

@@ -11,7 +11,7 @@
 namespace palimpsest::train {
 namespace {
 
-/// Makes the bars of a histogram a step curve that begins at the axis' first exponent, `low`.
+/// Turns the bars of a histogram into a step curve that begins at the axis' first exponent, `low`.
 io::LineChart::Series series_of(std::string name, const amp::ExponentHistogram& h, double low) {
   io::LineChart::Series series{std::move(name), {low}, {0}, /*step=*/true};
   const auto bars = h.bars();

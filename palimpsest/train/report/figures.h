@@ -18,16 +18,16 @@ struct FigureRow {
   int decimals;
 };
 std::vector<FigureRow> figure_rows(const Report& report);
-/// The cells of a row as text: the value of the first run, then value and ratio of each other run.
+/// Returns the cells of a row as text: the value of the first run, then value and ratio of each other run.
 std::vector<std::string> figure_cells(const FigureRow& row);
-/// The headings of these cells.
+/// Returns the headings of these cells.
 std::vector<std::string> figure_columns(const Report& report);
 
-/// "12.3"; "-" for a value that is not finite.
+/// Returns "12.3"; "-" for a value that is not finite.
 std::string number_text(double value, int decimals);
-/// Whether the runs label pixels (mean IoU) rather than images (top-1 accuracy).
+/// Returns whether the runs label pixels (mean IoU) rather than images (top-1 accuracy).
 bool is_segmentation(const Report& report);
-/// Mean IoU or top-1 accuracy, in [0, 1].
+/// Returns mean IoU or top-1 accuracy, in [0, 1].
 double score_of(const EvaluationRecord& evaluation);
 
 }  // namespace palimpsest::train

@@ -32,7 +32,7 @@ std::string picture_element(const at::Tensor& rgb, const std::string& what) {
                      base64(io::encode_png(rgb.contiguous())));
 }
 
-/// Class ids (H, W) to u8 (H, W, 3); void is black.
+/// Maps class ids (H, W) to colours, u8 (H, W, 3); void is black.
 at::Tensor paint(const at::Tensor& ids, const at::Tensor& colors) {
   at::Tensor table = at::zeros({256, 3}, at::kByte);
   table.narrow(0, 0, colors.size(0)).copy_(colors);
@@ -53,7 +53,7 @@ std::string table_html(const Report& report) {
   return html + "</tbody></table>\n";
 }
 
-/// Class names with their colour and, where known, the IoU of each run.
+/// Returns the class names with their colours and, if known, the IoU of each run.
 std::string legend_html(const Report& report) {
   const at::Tensor colors = report.class_colors.to(at::kInt).contiguous();
   std::string html = "<table class=\"classes\"><thead><tr><th>class</th>";
@@ -89,14 +89,14 @@ std::string pictures_html(const Report& report) {
   return html + "\n</div>\n" + legend_html(report);
 }
 
-/// The headline in words: how each run compares with the first.
+/// Returns the headline in words: how each run compares with the first.
 std::string summary_html(const Report& report) {
   std::string html;
   for (size_t i = 1; i < report.runs.size(); ++i) {
     const ReportRun &base = report.runs[0], &run = report.runs[i];
     html += fmt::format(
-        "<p class=\"summary\"><b>{}</b> keeps <b>{:.0f} %</b> of what <b>{}</b> keeps for the backward "
-        "pass and peaks at <b>{:.0f} %</b> of its memory",
+        "<p class=\"summary\"><b>{}</b> saves <b>{:.0f} %</b> of the bytes that <b>{}</b> saves for "
+        "backward, and peaks at <b>{:.0f} %</b> of its memory",
         io::escape_xml(run.name), 100.0 * static_cast<double>(run.kept_bytes) / base.kept_bytes,
         io::escape_xml(base.name), 100.0 * static_cast<double>(run.peak_bytes) / base.peak_bytes);
     if (run.largest_batch > 0 && base.largest_batch > 0)

@@ -47,7 +47,7 @@ Progress::~Progress() {
 }
 
 void Progress::line(const std::string& text) {
-  // An open bar is overwritten: back to its start, and clear the rest of the line.
+  // Overwrites an open bar: returns to its start and clears the rest of the line.
   out_ << (bar_open_ ? "\r\x1b[K" : "") << text << "\n" << std::flush;
   bar_open_ = false;
 }

@@ -10,12 +10,10 @@
 namespace palimpsest::train {
 
 /// Shows the progress of a run. A terminal has one line that is redrawn at most ten times per second:
-///   [=======>            ] 37 %  step 370/1000  epoch 4/10  loss 0.8123  lr 0.00731  34.2 images/s  eta
-///                                                                                                   0:12:05
-///                                                                                                   ...
+///   [=======>            ] 37 %  step 370/1000  epoch 4/10  loss 0.8123  lr 0.00731  34.2 images/s  ...
 /// A file or a pipe gets a plain line with the same words for each logged step. Evaluations and notes are
-/// lines of their own. A line ends with "memory 512 MiB now, 840 MiB peak" if the counting allocator is
-/// installed.
+/// lines of their own. After the images per second come "eta 0:12:05" and, if the counting allocator is
+/// installed, "memory 512 MiB now, 840 MiB peak".
 class Progress {
  public:
   /// `columns`: width of the terminal; 0: not a terminal.

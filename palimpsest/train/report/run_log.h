@@ -10,13 +10,13 @@ namespace palimpsest::train {
 
 /// log.jsonl: one JSON object per line, with "type" ("step", "evaluation" or "exponents") and the members of
 /// the record under their own names; a number that is not finite is null. The operating system has a line
-/// before the call returns, so a killed program loses none. A full disk throws Error(kOutput) naming the
-/// file.
+/// before the call returns, so a killed program loses no line. A full disk throws Error(kOutput) that names
+/// the file.
 class RunLog {
  public:
   RunLog() = default;  ///< writes nothing
-  /// Begins an empty log. With step >= 0 it continues one: it removes the lines after `step`, which the
-  /// checkpoint does not know of, and a last line that a kill or a full disk cut off, so that no step appears
+  /// Begins an empty log, or with step >= 0 continues a log: it removes the lines after `step`, which the
+  /// checkpoint does not contain, and a last line that a kill or a full disk cut off. So no step appears
   /// twice.
   explicit RunLog(std::filesystem::path path, int64_t step = -1);
   ~RunLog();
@@ -25,10 +25,10 @@ class RunLog {
 
   void write(const StepRecord& record);
   void write(const EvaluationRecord& record);
-  /// Writes a histogram as its shares (values, zero, lost, recoverable, above) and its bars: `lowest` is the
-  /// exponent of the first of `bars`, each of which is the share of one exponent.
+  /// Writes a histogram as its shares (values, zero, lost, recoverable, above) and its bars. Each of `bars`
+  /// is the share of one exponent; `lowest` is the exponent of the first bar.
   void write(const ExponentRecord& record);
-  /// Step of the last evaluation in the log; -1: none.
+  /// Returns the step of the last evaluation in the log; -1: none.
   int64_t evaluated_step() const { return evaluated_step_; }
 
  private:

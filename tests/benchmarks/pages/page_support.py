@@ -1,4 +1,4 @@
-"""What the tests of the pages share."""
+"""The parts that the tests of the pages share."""
 import json
 import pathlib
 import subprocess

@@ -1,4 +1,4 @@
-"""The command benchmarks/pages/pages: each page is what its measurements give, and a wrong call is one line."""
+"""The command benchmarks/pages/pages: each page agrees with its measurements, and a wrong call is one line."""
 import json
 
 import pytest
@@ -31,7 +31,7 @@ def test_a_changed_page_is_found_and_written_again(results, page):
     path_of(page, results).write_text(committed.replace("| --- |", "| ---- |", 1))
     status, said = pages(page, "--check", "--results", results)
     assert status == 1 and said.count("\n") == 1
-    assert f"{path_of(page, results)} is not what its measurements give: run benchmarks/pages/pages {page}" in said
+    assert f"{path_of(page, results)} does not agree with its measurements: run benchmarks/pages/pages {page}" in said
     assert pages(page, "--results", results) == (0, "")
     assert path_of(page, results).read_text() == committed
 

@@ -13,7 +13,7 @@
 
 namespace palimpsest::testing {
 
-/// What a device makes the operator do, by the shared memory that it has.
+/// The way that the operator takes on a device, which depends on its shared memory.
 enum class Path {
   kTwoLaunches,  ///< no panel stays in shared memory
   kOneBlock,     ///< a panel stays in one block, if it fits
@@ -82,7 +82,7 @@ void run_cuda_forward(const AbnCase& c, AbnTensors<T, Rounding>& t,
   kernels::cuda::abn_forward(problem, kEps, t.forward(c), running, workspace.queue(problem));
 }
 
-/// Forward and, if the activation can be differentiated from what is saved, backward.
+/// Runs forward, and backward if the activation can be differentiated from the saved tensor.
 template <class T, class Rounding>
 void run_cuda(const AbnCase& c, AbnTensors<T, Rounding>& t) {
   WorkspaceMemory workspace;

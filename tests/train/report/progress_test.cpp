@@ -46,7 +46,7 @@ TEST(Progress, OnATerminalOneLineIsRedrawnAndFitsItsWidth) {
     progress.step(record(50), false);
     const auto drawn = out.str().size();
     progress.step(record(51), false);
-    EXPECT_EQ(out.str().size(), drawn) << "at most ten times a second";
+    EXPECT_EQ(out.str().size(), drawn) << "at most ten times per second";
     std::this_thread::sleep_for(std::chrono::milliseconds(120));
     progress.step(record(52), false);
     EXPECT_GT(out.str().size(), drawn);

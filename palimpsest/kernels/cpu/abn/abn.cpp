@@ -63,7 +63,7 @@ class Call {
     } else {
       const int64_t pieces = panels * segments;
       run(pieces, [&](int64_t i) { sweep_first(i % panels, i / panels); });
-      run(problem_.shape.c, between);  // not by panel: often there is one, and this is a tenth of the time
+      run(problem_.shape.c, between);  // by channel: there may be one panel, and this is a tenth of the time
       run_backwards(pieces, [&](int64_t i) { sweep_second(i % panels, i / panels); });
     }
   }
@@ -81,7 +81,7 @@ class Call {
     sweeps_.moments(piece.block, x + piece.offset, first_ + at, second_ + at);
   }
 
-  /// mean and biased variance of a channel from those of its segments (Chan, Golub, LeVeque).
+  /// Computes mean and biased variance of a channel from those of its segments (Chan, Golub, LeVeque).
   void channel_moments(int64_t c, double& mean, double& var) const {
     double count = 0, squares = 0;
     mean = 0;
@@ -169,7 +169,7 @@ class Call {
 
   ActivationChoice activation() const { return {problem_.activation, problem_.activation_param}; }
 
-  /// Of an AbnForward or an AbnBackward.
+  /// Returns the residual of an AbnForward or an AbnBackward.
   template <class Tensors>
   static AbnChannel<T> channel(int64_t c, const Tensors& tensors) {
     return {static_cast<const T*>(tensors.weight), static_cast<const T*>(tensors.bias), tensors.mean,

@@ -114,7 +114,7 @@ PALIMPSEST_HOST_DEVICE StraightActivation<T> straight(ActivationChoice choice) {
   return {T(slope), relu ? T(0) : T(1 / slope), relu ? 0 : -1};
 }
 
-/// Whether sweeps over rows of `width` values use StraightActivation.
+/// Returns whether sweeps over rows of `width` values use StraightActivation.
 template <class S>
 PALIMPSEST_HOST_DEVICE bool is_straight(ActivationChoice choice, int64_t width) {
   using T = accumulate_t<S>;
@@ -123,7 +123,7 @@ PALIMPSEST_HOST_DEVICE bool is_straight(ActivationChoice choice, int64_t width) 
           choice.kind == Activation::kReLU);
 }
 
-/// The form that serves every activation.
+/// The general form, for every activation.
 template <class S>
 PALIMPSEST_HOST_DEVICE AnyActivation<accumulate_t<S>> any(ActivationChoice choice) {
   return {choice.kind, {choice.param, precision_of<S>()}};

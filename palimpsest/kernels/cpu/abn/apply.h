@@ -71,7 +71,7 @@ void branch_rows(Block block, accumulate_t<S> minimum, const ApplyCoefficients<a
   }
 }
 
-/// Both bits and z, chunk by chunk: x, which z may replace, is read from memory once.
+/// Writes both bits and z, chunk by chunk: x, which z may replace, is read from memory once.
 template <class S, bool kPlane>
 void apply_branches(Block block, ActivationChoice activation,
                     const ApplyCoefficients<accumulate_t<S>>& coefficients, const ApplyTensors<S>& tensors,

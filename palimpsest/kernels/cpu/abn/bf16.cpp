@@ -1,7 +1,6 @@
 // The sweeps of one instruction set over bf16 storage. Nothing of std:: may be used here: an inline function
-// of
-// std:: would become a weak symbol with instructions that older machines lack, and the linker might pick that
-// copy for all. The test kernels_symbols checks it.
+// of std:: would become a weak symbol with instructions that older machines lack, and the linker might pick
+// that copy for all. The test kernels_symbols checks it.
 #include "palimpsest/kernels/cpu/abn/apply.h"
 #include "palimpsest/kernels/cpu/abn/gradient.h"
 #include "palimpsest/kernels/cpu/abn/moments.h"

@@ -9,7 +9,7 @@
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::abn {
 
-/// The lanes of a comparison's result, lane 0 in the lowest bit.
+/// Returns the lanes of a comparison's result as bits, lane 0 in the lowest bit.
 template <class T, class Mask>
 PALIMPSEST_HOST_DEVICE uint32_t lane_bits(Mask mask) {
   if constexpr (sizeof(Mask) < 16) {
@@ -36,7 +36,7 @@ PALIMPSEST_HOST_DEVICE uint32_t lane_bits(Mask mask) {
   }
 }
 
-/// The bits from number `first` on, one per lane of V, as a condition for `? :`. Reads 4 bytes.
+/// Returns the bits from number `first` on, one per lane of V, as a condition for `? :`. Reads 4 bytes.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE auto lanes_from_bits(const uint8_t* bytes, int64_t first) {
   uint32_t word;

@@ -62,7 +62,7 @@ class Gradient {
     return y;
   }
 
-  // By value, as gradients themselves are: the compiler then knows that no store of a sweep changes them.
+  // Held by value, as gradients are: the compiler then knows that no store of a sweep changes them.
   Act act_;
   Saved_ saved_;
   Residual_ has_residual_;
@@ -82,8 +82,8 @@ PALIMPSEST_HOST_DEVICE void with_gradient(Block block, ActivationChoice choice, 
                           function(Gradient<S, V, kPlane, Act, decltype(kind), decltype(residual)>(
                               act, kind, residual, coefficients, tensors));
                         };
-  // Sweeps that are bound by memory are compiled for each choice. The others (exponentials; form I, which is
-  // there for comparison; rows shorter than a vector) test their choices for each vector.
+  // Sweeps that are bound by memory are compiled for each choice. The other sweeps (exponentials; form I,
+  // which is only for comparison; rows shorter than a vector) test their choices for each vector.
   if (block.width < lanes<T, Vector<T>>())
     call(T{}, any<S>(choice), saved, has_residual);
   else if (is_straight<S>(choice, block.width) && saved != Saved::kOutputForm1)
@@ -166,12 +166,12 @@ void backward_rows(Block block, Gradient<S, V, kPlane, Choices...> gradient, boo
       block, out.dx,
       [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
         if constexpr (!kPlane) gradient.prefetch(i + ahead);
-        // Each short row of dx is a cache miss, for which stores wait: 7x7: 2.9 -> 2.5 ms.
+        // Each short row of dx is a cache miss, for which stores wait. 7x7: 2.9 -> 2.5 ms.
         if constexpr (kPlane)
           if (short_rows && stores == Stores::kCached) __builtin_prefetch(out.dx + i + kNeighbours, 1);
         const Pair<V> dy_t = gradient.at(i, j);
         InputGradient<V> result{};
-        // With frozen statistics t plays no part; it may be infinite. One formula serves both cases: the
+        // With frozen statistics t has no effect; it may be infinite. Both cases use one formula: the
         // compiler would round two formulas differently in the copies that it makes of this loop.
         const V t = frozen ? V{} : dy_t.b;
         result.dx = dy_t.a * per_dy.at(j) + (t * per_t.at(j) + constant.at(j));

@@ -5,15 +5,15 @@
 namespace palimpsest::kernels::cpu::abn {
 namespace {
 
-constexpr int64_t kStripPlane =
-    100;  // above, at 12x12 and 32 images, strips take 1.2 to 1.5 times as long as planes
+// Pixels. Above this size (12x12, 32 images) strips take 1.2 to 1.5 times as long as planes.
+constexpr int64_t kStripPlane = 100;
 constexpr int64_t kStripColumns = 1024;  // with their sums and arguments, most of the first-level cache
 constexpr int64_t kStripValues = 65536;  // 256 KiB of f32
-constexpr int64_t kLeastStrips = 16;     // work for so many threads
+constexpr int64_t kLeastStrips = 16;     // so that as many threads have work
 
-/// Channels per strip: as many as make its rows long runs of memory and keep the two tensors of a backward
-/// pass in the caches of one core. A power of two, so that most rows are whole cache lines. Returns 1 where
-/// the planes are swept one by one.
+/// Returns the channels per strip: so many that its rows are long runs of memory, and so few that the two
+/// tensors of a backward pass stay in the caches of one core. The number is a power of two, so that most rows
+/// are whole cache lines. 1: the planes are swept one by one.
 int64_t strip_channels(Shape3 shape) {
   if (shape.s > kStripPlane) return 1;
   int64_t channels = 1;
@@ -28,7 +28,7 @@ int64_t strip_channels(Shape3 shape) {
 }  // namespace
 
 Partition::Partition(Shape3 shape, Layout layout) : shape_(shape) {
-  // One pixel per image, or one channel: both layouts are the same bytes, and only one of them has long rows.
+  // With one pixel per image, or one channel, both layouts are the same bytes, and only one has long rows.
   geometry_ =
       shape.c == 1 || (layout == Layout::kNCHW && shape.s > 1) ? Geometry::kPlane : Geometry::kColumns;
   panel_width_ = geometry_ == Geometry::kPlane ? strip_channels(shape) : std::min(shape.c, kMaxColumns);

@@ -7,7 +7,7 @@
 
 namespace palimpsest::kernels::cpu::abn {
 
-/// One piece of a tensor: some channels, some of their values.
+/// One piece of a tensor: some channels, and some of their values.
 struct Piece {
   Block block;
   int64_t offset = 0;         ///< of the block's first value, from the tensor's first
@@ -20,8 +20,8 @@ struct Piece {
 enum class Geometry { kPlane, kStrip, kColumns };
 
 /// Cuts an (N, C, S) tensor into panels (sets of channels) x segments (sets of values). The cut depends on
-/// the
-/// shape alone and partial sums are added in segment order: the bytes do not depend on the number of threads.
+/// the shape alone and partial sums are added in segment order: the bytes do not depend on the number of
+/// threads.
 ///   plane     a panel is one channel; a segment is some of its images, or part of their pixels
 ///   strip     a panel is neighbouring channels whose planes are small; one segment
 ///   columns   a panel is up to kMaxColumns neighbouring channels; a segment is a run of pixels

@@ -17,7 +17,7 @@ PALIMPSEST_HOST_DEVICE void fill(T* columns, int64_t count, T value) {
   for (int64_t j = 0; j < count; ++j) columns[j] = value;
 }
 
-/// A per-channel argument of a strip, once for each of its columns.
+/// A per-channel argument of a strip, repeated for each of its columns.
 template <class T>
 class Spread {
  public:

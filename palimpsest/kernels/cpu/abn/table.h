@@ -7,8 +7,8 @@
 #include <cstdint>
 
 /// The functions that an instruction set provides for the fused layer: single-threaded sweeps over blocks of
-/// one tensor. Each set compiles f32.cpp and its siblings into a namespace of its own and hands out one table
-/// per storage type.
+/// one tensor. Each set compiles f32.cpp and its siblings into its own namespace and provides one table per
+/// storage type.
 ///
 /// Three geometries cover both layouts. In a block (simd/block.h)
 ///   plane    all values belong to one channel        (NCHW: rows are images, width is a part of the pixels)
@@ -19,14 +19,14 @@
 /// Per-channel arguments hold 1 value for a plane, `width / plane` for a strip and `width` for columns.
 namespace palimpsest::kernels::cpu::abn {
 
-/// The kinds of saved values that forward sweeps tell apart, each by one value: kPreActivation and
-/// kNormalized write saved values beside z, kOutputBit writes bits, kOutput stands for all that write z
-/// alone.
+/// Returns the kind of saved values as forward sweeps distinguish them: kPreActivation and kNormalized write
+/// saved values beside z, kOutputBit writes bits, and kOutput stands for all kinds that write only z.
 constexpr Saved forward_kind(Saved saved) {
   return saves_aside(saved) || saved == Saved::kOutputBit ? saved : Saved::kOutput;
 }
 
-/// The same for backward sweeps: kInput stands for x and x-hat, whose y is (v - center) * scale + shift.
+/// Returns the kind of saved values as backward sweeps distinguish them: kInput stands for x and x-hat, whose
+/// y is (v - center) * scale + shift.
 constexpr Saved backward_kind(Saved saved) {
   return saved == Saved::kNormalized ? Saved::kInput : saved;
 }

@@ -21,9 +21,8 @@ struct PartialGradients;
 
 enum class PackedFor { kForward, kTransposed, kTransposedMirrored };
 
-/// The weights (C, ky, kx, i) in the order of GroupedSweep::weights. If transposed, the roles within a group
-/// are
-/// exchanged: lanes are inputs of the convolution, and i counts its outputs.
+/// Packs the weights (C, ky, kx, i) in the order of GroupedSweep::weights. If transposed, the roles in a
+/// group are exchanged: lanes are inputs of the convolution, and i counts its outputs.
 const float* packed_weights(const Conv2dProblem& problem, const float* w, PackedFor purpose) {
   const int64_t lanes = grouped_kernels().lanes, g = problem.group_in(), channel = 9 * g;
   const int64_t vectors = vectors_of(problem.c_in, lanes);
@@ -47,8 +46,8 @@ const float* packed_weights(const Conv2dProblem& problem, const float* w, Packed
   return packed;
 }
 
-/// Calls task(i) for i in [0, count). Threads take runs of neighbouring tasks, since each task prefetches for
-/// the next one.
+/// Calls task(i) for i in [0, count). Threads take runs of neighbouring tasks, because each task prefetches
+/// for the next task.
 template <class Task>
 void parallel_runs(int64_t count, const Task& task) {
   const int64_t runs = std::min<int64_t>(count, int64_t{4} * max_threads());
@@ -58,8 +57,8 @@ void parallel_runs(int64_t count, const Task& task) {
 }
 
 void run_sweep(int64_t images, const GroupedSweep& s) {
-  // So many rows that the two rows which neighbouring blocks both read cost little, and so few that the rows
-  // of all channels, and of the next block, stay in a core's second-level cache.
+  // A block has so many rows that the two rows which neighbouring blocks both read cost little, and so few
+  // that the rows of all channels, and of the next block, stay in a core's second-level cache.
   constexpr int64_t kMaxRows = 8;
   const GroupedKernels& kernels = grouped_kernels();
   const int64_t height = s.result_size.h, blocks = (height + kMaxRows - 1) / kMaxRows;
@@ -79,8 +78,8 @@ struct Segments {
   const Conv2dProblem& problem;
 
   Segments(const Conv2dProblem& convolution, int64_t vectors, int64_t sums) : problem(convolution) {
-    // So few vectors that a patch of them, and the next one, stay in a core's second-level cache, and so many
-    // that their reads of a pixel are a stream.
+    // A chunk has so few vectors that a patch of them, and the next patch, stay in a core's second-level
+    // cache, and so many that their reads of a pixel are a stream.
     constexpr int64_t kMaxChunk = 8, kTasks = 32, kMaxFloats = int64_t{1} << 21;
     chunks = (vectors + kMaxChunk - 1) / kMaxChunk;
     chunk = (vectors + chunks - 1) / chunks;

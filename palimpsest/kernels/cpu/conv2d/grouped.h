@@ -4,9 +4,8 @@
 
 /// Convolutions in narrow groups. A general library turns a group into a small matrix product, which at 2 to
 /// 16 channels leaves most of a vector empty. Formulas, pointers and promises are those of kernels/conv2d.h,
-/// and
-/// more: no product with padding shows in a result, so that a NaN or an infinity appears exactly where the
-/// formula takes it.
+/// and more: no product with padding shows in a result, so that a NaN or an infinity appears exactly where
+/// the formula takes it.
 ///
 /// A vector holds neighbouring channels of one pixel. For input i of the group each pixel is first spread:
 /// every lane gets input i of its own group, by one shuffle inside the vector (or one broadcast where the
@@ -15,9 +14,9 @@
 /// registers.
 namespace palimpsest::kernels::cpu::conv2d {
 
-/// Whether the three functions below take the problem: groups of 2, 4, 8 or 16 channels in and as many out, a
-/// 3x3 window, dilation 1, the same stride of 1 or 2 and a padding of 0 to 2 in each dimension, at least as
-/// many channels as a vector of the instruction set in use has lanes, and at least one output.
+/// Returns whether the three functions below take the problem: groups of 2, 4, 8 or 16 channels in and as
+/// many out, a 3x3 window, dilation 1, the same stride of 1 or 2 and a padding of 0 to 2 in each dimension,
+/// at least as many channels as a vector of the instruction set in use has lanes, and at least one output.
 bool fits_grouped(const Conv2dProblem& problem);
 
 /// Memory: the calling thread keeps the packed weights; grouped_backward_weight takes partial sums of at most

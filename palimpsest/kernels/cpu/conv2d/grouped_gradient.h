@@ -204,7 +204,7 @@ PALIMPSEST_HOST_DEVICE Window inputs_of(const GroupedWeightGradient& g, const Pa
   return window_of(g.x, g.in, g.channels, p.image, p.images, p.in_top, p.in_bottom, p.in_left, p.in_right);
 }
 
-/// Whether a sum is a NaN or infinite.
+/// Returns whether a sum is NaN or infinite.
 PALIMPSEST_HOST_DEVICE bool any_not_finite(const float* sums, int64_t count) {
   F32 zero{};  // NaN where one was not finite
   for (int64_t k = 0; k < count; k += kLanes) zero += load<F32>(sums + k) - load<F32>(sums + k);
@@ -213,7 +213,7 @@ PALIMPSEST_HOST_DEVICE bool any_not_finite(const float* sums, int64_t count) {
   return any;
 }
 
-/// The share of the patch for all inputs of the group.
+/// Adds the share of the patch for all inputs of the group.
 template <int kStride, int kGroup, bool kExact>
 PALIMPSEST_HOST_DEVICE void add_inputs(const GroupedWeightGradient& g, const Patch& patch,
                                        const PackedPatch& packed, float* sums) {
@@ -260,7 +260,7 @@ class Patches {
  public:
   PALIMPSEST_HOST_DEVICE Patches(const GroupedWeightGradient& g, const GroupedSegment& segment)
       : gradient_(g), segment_(segment) {
-    // About square: such patches read the fewest inputs beyond their outputs.
+    // Patches that are about square read the fewest inputs beyond their outputs.
     columns_ = at_most(g.out.w, kStride == 1 ? 28 : 14);
     const int64_t width = columns_ + 2 * kMargin<kStride>;
     const int64_t in_width = (columns_ - 1) * kStride + 3 + 2 * kInMargin<kStride>;

@@ -5,12 +5,11 @@
 #include <cstdint>
 
 /// The functions that an instruction set provides for grouped.cpp: single-threaded sweeps over some rows.
-/// Each set compiles grouped_kernels.cpp into a namespace of its own and hands out one table.
+/// Each set compiles grouped_kernels.cpp into its own namespace and provides one table.
 namespace palimpsest::kernels::cpu::conv2d {
 
 /// Channels are taken one vector at a time. The last vector ends with the last channel and may overlap the
-/// one
-/// before it: both compute the same values.
+/// one before it: both compute the same values.
 constexpr int64_t vectors_of(int64_t channels, int64_t lanes) {
   return (channels + lanes - 1) / lanes;
 }
@@ -21,9 +20,8 @@ constexpr int64_t first_channel(int64_t vector, int64_t channels, int64_t lanes)
 /// A convolution, forward or transposed, from `source` to `result`, both channels-last with `channels`
 /// channels in groups of `group`. Along each dimension tap k (0 to 2) leads
 ///   forward:     from source pixel t * stride - padding + k to result pixel t
-///   transposed:  from source pixel s to result pixel s * stride - padding + k; stride 2 only, as with stride
-///   1
-///                it is a forward convolution with mirrored taps
+///   transposed:  from source pixel s to result pixel s * stride - padding + k; for stride 2 only, because
+///                with stride 1 it is a forward convolution with mirrored taps
 struct GroupedSweep {
   const float* source;   // (N, source_size.h, source_size.w, channels)
   const float* weights;  // (vectors, ky, i, kx, lanes): those of input i of the group of each lane's channel

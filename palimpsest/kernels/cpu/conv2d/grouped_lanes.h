@@ -22,8 +22,8 @@ struct Int {
   constexpr operator int() const { return kValue; }
 };
 
-/// body(Int<kBegin>{}), ..., body(Int<kEnd - 1>{}): a loop whose variable is a constant, so that arrays
-/// indexed by it are registers.
+/// Calls body(Int<kBegin>{}), ..., body(Int<kEnd - 1>{}): a loop whose variable is a constant, so that arrays
+/// that it indexes are registers.
 template <int kBegin, int kEnd, class Body>
 PALIMPSEST_HOST_DEVICE void unrolled(const Body& body) {
   if constexpr (kBegin < kEnd) {
@@ -32,8 +32,8 @@ PALIMPSEST_HOST_DEVICE void unrolled(const Body& body) {
   }
 }
 
-/// The same value in every lane, in one load: the addition in broadcast would take an arithmetic port from
-/// the multiply-adds (a fifth of the time of groups of 16).
+/// Returns the same value in every lane, by one load: the addition in broadcast would take an arithmetic port
+/// from the multiply-adds (a fifth of the time of groups of 16).
 PALIMPSEST_HOST_DEVICE F32 broadcast_load(const float* from) {
   return *from - F32{};
 }
@@ -55,7 +55,7 @@ struct LanesUpTo<0, kLane...> {
   using type = LaneList<kLane...>;
 };
 
-/// Whether a group fills whole vectors, so that all lanes have the same inputs.
+/// Returns whether a group fills whole vectors, so that all lanes have the same inputs.
 template <int kGroup>
 constexpr bool kFillsVectors = kGroup >= kLanes;
 
@@ -63,7 +63,7 @@ template <int kGroup, int kInput, int... kLane>
 PALIMPSEST_HOST_DEVICE F32 spread(F32 x, LaneList<kLane...>) {
   return __builtin_shufflevector(x, x, (kLane / kGroup * kGroup + kInput)...);
 }
-/// In every lane input kInput of the lane's own group; kGroup < kLanes.
+/// Returns in every lane input kInput of the lane's own group; kGroup < kLanes.
 template <int kGroup, int kInput>
 PALIMPSEST_HOST_DEVICE F32 spread(F32 x) {
   return spread<kGroup, kInput>(x, typename LanesUpTo<kLanes>::type{});

@@ -24,7 +24,7 @@ struct ForwardStrip {
   static constexpr int64_t first_source(int64_t column, int64_t padding) {
     return column * kStride - padding;
   }
-  /// The column of the result that tap kx leads to from column m of the source; negative if none.
+  /// Returns the column of the result to which tap kx leads from column m of the source; negative if none.
   static constexpr int target(int m, int kx) {
     const int from_first = m - kx;
     const bool leads = from_first >= 0 && from_first % kStride == 0 && from_first / kStride < kWidth;
@@ -53,9 +53,8 @@ constexpr int kMaxSpan = 16, kBroadcastPitch = 16;
 
 /// The size of one row of the source's strip, ready for the multiply-adds. Where groups fill vectors, it is
 /// (span, kBroadcastPitch), the group's inputs of each pixel; else (inputs, span, lanes), every pixel spread.
-/// One
-/// vector is added: reads of one slot would wait for writes to another slot whole pages away (a third of the
-/// time).
+/// One vector is added: reads of one slot would wait for writes to another slot whole pages away (a third of
+/// the time).
 constexpr int kSlotFloats =
     kMaxSpan * (kLanes * kLanes / 2 > kBroadcastPitch ? kLanes * kLanes / 2 : kBroadcastPitch) + 16;
 
@@ -130,12 +129,12 @@ PALIMPSEST_HOST_DEVICE void fill_slot(const float* x, int64_t pitch, int64_t fir
 
 // ---- Strips down some rows
 
-/// Rows of the result.
+/// Some rows of the result.
 struct ResultRows {
   int64_t image, begin, end;
 };
 
-/// The row of the source from which tap ky leads to `row` of the result; negative if there is none.
+/// Returns the row of the source from which tap ky leads to `row` of the result; negative if there is none.
 PALIMPSEST_HOST_DEVICE int64_t source_row(const GroupedSweep& s, int64_t row, int64_t ky) {
   int64_t y = row * s.stride - s.padding.h + ky;
   if (s.transposed) {
@@ -145,15 +144,15 @@ PALIMPSEST_HOST_DEVICE int64_t source_row(const GroupedSweep& s, int64_t row, in
   return y < s.source_size.h ? y : -1;
 }
 
-/// The distance from the first value of this strip to that of the next one.
+/// Returns the distance from the first value of this strip to the first value of the next strip.
 struct Ahead {
   int64_t source, result;
 };
 
 /// One vector of channels of a strip: each row of the source is spread once. Each call also prefetches its
 /// share of the next strip into the second-level cache. The values of one vector lie too far apart for the
-/// processor
-/// to see a stream, and would each be waited for: twice the time at 56x56 pixels, half of it for the result.
+/// processor to see a stream, and would each be waited for: twice the time at 56x56 pixels, half of it for
+/// the result.
 template <class Strip, int kGroup>
 PALIMPSEST_HOST_DEVICE void sweep_vector(const GroupedSweep& s, ResultRows rows, int64_t column,
                                          int64_t vector, Ahead ahead) {
@@ -205,7 +204,7 @@ __attribute__((noinline)) int64_t sweep_strip(const GroupedSweep& s, ResultRows 
   return Strip::kPixels;
 }
 
-// As wide as the registers allow: each strip spreads two columns beyond its own.
+// Strips are as wide as the registers allow, because each strip spreads two columns beyond its own.
 constexpr int kWide = kManyRegisters ? 14 : 7, kWideTransposed = kManyRegisters ? 14 : 8;
 
 template <int kStride, int kGroup>

@@ -10,19 +10,19 @@
 namespace palimpsest::kernels::cpu::conv2d {
 namespace {
 
-// Pixels per product: with so many the columns of a tile take 24 KiB and stay in the first-level cache.
+// Pixels per product: the columns of a tile then take 24 KiB and stay in the first-level cache.
 constexpr int64_t kPixels = 192;
 // Pixels that are packed together: all their channels in turn, while they stay in the first-level cache.
 constexpr int64_t kPackedAtOnce = 32;
 // Tiles of rows and of columns that a task packs, each once for all tiles of the other side: 192 KiB each, so
-// that they stay in the second-level cache. All columns, if there are so few rows that both take at most 512
-// KiB.
+// that they stay in the second-level cache. A task packs all columns if there are so few rows that both take
+// at most 512 KiB.
 constexpr int64_t kRowTiles = 32;
 constexpr int64_t kColumnTiles = 8;
 constexpr int64_t kPackedBytes = int64_t{512} << 10;
-// Tasks, if there are enough pixels: they occupy many cores, and end at the same time on few.
+// Tasks, if there are enough pixels: so many occupy many cores, and end at about the same time on few cores.
 constexpr int64_t kTasks = 32;
-constexpr int64_t kFewestPixels = 1024;              // of a task
+constexpr int64_t kFewestPixels = 1024;              // per task
 constexpr int64_t kPartialBytes = int64_t{8} << 20;  // the sums of all segments
 
 struct Range {
@@ -30,7 +30,7 @@ struct Range {
   int64_t size() const { return end - begin; }
 };
 
-/// Part `i` of `parts` of [0, count).
+/// Returns part `i` of `parts` equal parts of [0, count).
 Range part(int64_t count, int64_t i, int64_t parts) {
   return {count * i / parts, count * (i + 1) / parts};
 }
@@ -80,13 +80,13 @@ class WeightGradient {
  private:
   int64_t pixels() const { return problem_.n * problem_.out.h * problem_.out.w; }
 
-  /// The size of all rows and columns of a group at kPixels pixels.
+  /// Returns the size of all rows and columns of a group at kPixels pixels.
   int64_t packed_bytes() const {
     return (problem_.group_out() + column_tiles_ * kernels_.columns) * kPixels *
            static_cast<int64_t>(sizeof(float));
   }
 
-  /// The product of some rows and tiles of columns of one group, summed over some pixels.
+  /// Computes the product of some rows and tiles of columns of one group, summed over some pixels.
   void multiply(Range all_pixels, int64_t group, Range rows, Range tiles, float* dw) const {
     const int64_t row_tiles = ceil_divide(rows.size(), kernels_.rows);
     const int64_t a_size = kernels_.rows * kPixels, b_size = kernels_.columns * kPixels;  // of a packed tile
@@ -131,9 +131,9 @@ class WeightGradient {
     return {tile / tiles_each_, first, std::min(kernels_.columns, problem_.group_in() - first)};
   }
 
-  /// The share of the next pixels that call number `call` of `calls` prefetches, so that packing need not
-  /// wait for memory. Only for 1x1 windows, whose next pixels are the next bytes; else `nothing`, memory at
-  /// hand.
+  /// Returns the share of the next pixels that call number `call` of `calls` prefetches, so that packing need
+  /// not wait for memory. Only 1x1 windows prefetch, because their next pixels are the next bytes; for other
+  /// windows the result is `nothing`, memory that is in the cache.
   ReadAhead read_ahead(int64_t pixel, int64_t call, int64_t calls, const float* nothing) const {
     if (!contiguous_ || pixel + kPixels > pixels()) return {nothing, 0};
     const int64_t step = ceil_divide(problem_.c_in + problem_.c_out, calls), at = call * kPixels * step;

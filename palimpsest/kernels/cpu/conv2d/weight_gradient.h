@@ -8,10 +8,11 @@
 /// (bench_convolution_time).
 namespace palimpsest::kernels::cpu::conv2d {
 
-/// Whether groups are wide enough: 32 channels in, 16 out. Any window, stride, padding and dilation.
+/// Returns whether groups are wide enough: 32 channels in, 16 out. Any window, stride, padding and dilation
+/// will do.
 bool fits_weight_gradient(const Conv2dProblem& problem);
 
-/// conv2d_backward_weight of such a problem.
+/// Runs conv2d_backward_weight for such a problem.
 void weight_gradient(const Conv2dProblem& problem, const float* x, const float* dy, float* dw);
 
 }  // namespace palimpsest::kernels::cpu::conv2d

@@ -15,9 +15,9 @@ using V = Vector<float>;
 constexpr int64_t kLanes = lanes<float, V>();
 constexpr int64_t kVectors = 2;
 constexpr int64_t kColumns = kVectors * kLanes;
-// As many sums as registers hold beside two vectors of b, a broadcast and (without fused multiply-add) a
-// product. With 32 registers 8 rows and not 12: they divide the usual numbers of channels, and 16 sums hide
-// the latency of two units.
+// A tile has as many sums as registers hold beside two vectors of b, a broadcast and (without fused
+// multiply-add) a product. With 32 registers it has 8 rows and not 12: 8 divides the usual numbers of
+// channels, and 16 sums hide the latency of two units.
 constexpr int64_t kRows = sizeof(V) == 64 ? 8 : sizeof(V) == 32 ? 6 : 4;
 
 void tile(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
@@ -40,7 +40,7 @@ void tile(int64_t count, const float* a, const float* b, const TileOutput& out, 
       for (int64_t v = 0; v < kVectors; ++v) sums[r][v] += from_a * from_b[v];
     }
   }
-  // Through memory: indexed at run time, the sums would lie in memory all along.
+  // The sums go through memory here: if they were indexed at run time, they would always lie in memory.
   float values[kRows * kColumns];
 #pragma GCC unroll 8
   for (int64_t r = 0; r < kRows; ++r)

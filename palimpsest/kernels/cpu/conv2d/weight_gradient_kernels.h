@@ -3,8 +3,8 @@
 #include <cstdint>
 
 /// The functions that an instruction set provides for weight_gradient.cpp: one tile of a matrix product, and
-/// the packing for it. Each set compiles weight_gradient_kernels.cpp into a namespace of its own and hands
-/// out one table.
+/// the packing for it. Each set compiles weight_gradient_kernels.cpp into its own namespace and provides one
+/// table.
 namespace palimpsest::kernels::cpu::conv2d {
 
 /// The place of a tile in the result: rows x columns values, the rows `stride` values apart.

@@ -12,12 +12,12 @@ namespace palimpsest::kernels::cpu {
 namespace dense_block {
 namespace {
 
-// The size of z, and of dz: both stay in a second-level cache of 1 MiB, with the weights.
+// The size of z, and of dz: both stay in a second-level cache of 1 MiB, beside the weights.
 constexpr int64_t kScratchBytes = int64_t{256} << 10;
 constexpr int64_t kMostPixels = 256;
 constexpr int64_t kFewestPixels = 16;
-// A backward pass is cut into so many segments, each with sums of its own: enough to occupy many cores, and
-// to end at the same time on few.
+// Segments of a backward pass, each with its own sums: so many occupy many cores, and end at about the same
+// time on few cores.
 constexpr int64_t kSegments = 32;
 constexpr int64_t kPartialBytes = int64_t{8} << 20;  // the sums of all segments
 // Below this many products, waking threads costs more than the work.
@@ -39,7 +39,7 @@ T* scratch_of(int64_t count) {
   return reinterpret_cast<T*>(scratch<Purpose>(count * kFloats));
 }
 
-/// The cut of one problem into chunks of pixels, and what all chunks have in common.
+/// The cut of one problem into chunks of pixels, and the data that all chunks share.
 template <class S>
 class Call {
   using T = accumulate_t<S>;
@@ -119,7 +119,7 @@ class Call {
     }
   }
 
-  /// The size of the packed gradient of the weight.
+  /// Returns the size of the packed weight gradient.
   int64_t dw_size() const {
     return channels_last_ ? problem_.out * padded(problem_.c) : problem_.c * padded(problem_.out);
   }
@@ -128,7 +128,8 @@ class Call {
   }
 
  private:
-  /// An odd number of vectors: rows that lie a power of two apart would share the same sets of a cache.
+  /// Returns an odd number of vectors: rows that lie a power of two apart would share the same sets of a
+  /// cache.
   int64_t scratch_stride(int64_t width) const {
     const int64_t vectors = ceil_divide(width, kernels_.lanes);
     return (vectors + 1 - vectors % 2) * kernels_.lanes;

@@ -27,7 +27,7 @@ PALIMPSEST_HOST_DEVICE int64_t padded(int64_t count) {
 
 // ---- The ends of rows
 
-/// The first `count` values, followed by zeros; no value behind them is read.
+/// Returns the first `count` values, followed by zeros. Reads no value behind them.
 template <class V, class S>
 PALIMPSEST_HOST_DEVICE V load_first(const S* from, int64_t count) {
   constexpr int64_t kCount = lanes<accumulate_t<S>, V>();
@@ -59,7 +59,7 @@ PALIMPSEST_HOST_DEVICE void store_first(S* to, V v, int64_t count) {
   __builtin_memcpy(static_cast<void*>(to), values, static_cast<size_t>(count) * sizeof(S));
 }
 
-/// v with all lanes but the first `count` set to zero.
+/// Returns v with all lanes but the first `count` set to zero.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V first_lanes(V v, int64_t count) {
   T values[kLanes<T>];
@@ -88,15 +88,15 @@ void store_rows(int64_t rows, int64_t width, const accumulate_t<S>* from, int64_
 
 // ---- Products of matrices
 
-/// a(row, step), read value by value: b fills the vectors.
+/// The factor a(row, step), which is read value by value; the factor b fills the vectors.
 template <class T>
 struct Left {
   const T* values;
   int64_t row, step;
 };
 
-/// out[r][j] = sum over k < count of a(r, k) * b[k][j] (added to out if `add`), for at most kTileRows rows
-/// and exactly kVectors vectors of columns.
+/// Computes out[r][j] = sum over k < count of a(r, k) * b[k][j] (adds it to out if `add`), for at most
+/// kTileRows rows and exactly kVectors vectors of columns.
 template <class T, int64_t kVectors>
 void tile(int64_t count, int64_t rows, const Left<T>& a, const T* b, int64_t b_stride, T* out,
           int64_t out_stride, bool add) {
@@ -118,7 +118,7 @@ void tile(int64_t count, int64_t rows, const Left<T>& a, const T* b, int64_t b_s
       for (int64_t v = 0; v < kVectors; ++v) sums[r][v] += from_a * from_b[v];
     }
   }
-  // Unrolled: indexed at run time, the sums would lie in memory all along.
+  // Unrolled: if they were indexed at run time, the sums would always lie in memory.
 #pragma GCC unroll 8
   for (int64_t r = 0; r < kTileRows; ++r) {
     if (r >= rows) break;
@@ -130,8 +130,8 @@ void tile(int64_t count, int64_t rows, const Left<T>& a, const T* b, int64_t b_s
   }
 }
 
-/// The whole product, over columns in whole vectors. A strip of b stays in the first-level cache for all
-/// rows.
+/// Computes the whole product, over columns in whole vectors. A strip of b stays in the first-level cache for
+/// all rows.
 template <class T>
 void multiply(int64_t count, int64_t rows, int64_t columns, const Left<T>& a, const T* b, int64_t b_stride,
               T* out, int64_t out_stride, bool add) {
@@ -154,7 +154,7 @@ void multiply(int64_t count, int64_t rows, int64_t columns, const Left<T>& a, co
 
 // ---- Normalization and activation
 
-/// The arguments of one vector: of its columns, or of its row.
+/// Returns the arguments of one vector, which belong to its columns or to its row.
 template <class T>
 PALIMPSEST_HOST_DEVICE Vector<T> argument(const T* values, bool columns, int64_t row, int64_t j) {
   return columns ? load<Vector<T>>(values + j) : broadcast<Vector<T>>(values[row]);
@@ -181,7 +181,7 @@ void normalize_rows(const Chunk<S>& chunk, int64_t rows, int64_t width) {
   }
 }
 
-/// The gradient from dz, and the sums, per column or per row.
+/// Computes the gradient from dz, and the sums per column or per row.
 template <class S, bool kColumns>
 void differentiate_rows(const BackwardChunk<S>& chunk, int64_t rows, int64_t width) {
   using T = accumulate_t<S>;

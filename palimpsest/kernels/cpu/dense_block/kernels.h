@@ -5,10 +5,9 @@
 #include <cstdint>
 
 /// The functions that an instruction set provides for dense_block.cpp: single-threaded, over one chunk of
-/// pixels. Each set compiles kernels.cpp into a namespace of its own and hands out one table per storage
-/// type.
+/// pixels. Each set compiles kernels.cpp into its own namespace and provides one table per storage type.
 ///
-/// Matrices lie as the layout has them: channels-last has a row per pixel and a column per channel, NCHW a
+/// Matrices lie as the layout says: channels-last has a row per pixel and a column per channel, NCHW has a
 /// row per channel and a column per pixel. Scratch is in the accumulate type and begins on the boundary of a
 /// vector; its rows are a whole number of vectors (`padded`), and values behind the last column are
 /// arbitrary.
@@ -52,11 +51,11 @@ struct BackwardChunk : Chunk<S> {
   const S* dh = nullptr;
   T* dz = nullptr;             ///< scratch like z
   T* dh_transposed = nullptr;  ///< scratch, NCHW only: pixels x padded(out); null if dw is
-  const T* per_dy = nullptr;   ///< padded, as the coefficients
+  const T* per_dy = nullptr;   ///< padded, like the coefficients
   T* gradient = nullptr;       ///< may be null
   /// The sums are added to (out, padded(c)) in channels-last, (c, padded(out)) in NCHW; may be null.
   T* dw = nullptr;
-  T* sum_dy = nullptr;  ///< padded(c) values, which are written; both null where they are not needed
+  T* sum_dy = nullptr;  ///< padded(c) values, which are written; both sums are null if not needed
   T* sum_dy_x = nullptr;
 };
 

@@ -1,4 +1,4 @@
-// Compiled once, for all instruction sets: counting, one value after another, takes the time in each.
+// Compiled once for all instruction sets: counting one value after another takes the same time in each.
 #include "palimpsest/kernels/exponent_histogram.h"
 
 #include "palimpsest/base/parallel.h"
@@ -22,7 +22,7 @@ struct Format {
   static constexpr uint32_t kExponents = (kMagnitude >> kMantissaBits) + 1;
   static constexpr uint32_t kInfinity = (kExponents - 1) << kMantissaBits;
 
-  /// The magnitude of value i; `x` may lie at any address.
+  /// Returns the magnitude of value i; `x` may lie at any address.
   static uint32_t magnitude(const char* x, int64_t i) {
     Word word;
     std::memcpy(&word, x + i * static_cast<int64_t>(sizeof word), sizeof word);
@@ -30,7 +30,7 @@ struct Format {
   }
   static uint32_t exponent(uint32_t magnitude) { return magnitude >> kMantissaBits; }
   static int bin(uint32_t exponent) { return bin_of_exponent(static_cast<int>(exponent) - kBias); }
-  /// The bin of a subnormal number, a multiple of the smallest one.
+  /// Returns the bin of a subnormal number, which is a multiple of the smallest one.
   static int subnormal_bin(uint32_t mantissa) {
     constexpr int kLeast = 1 - kBias - kMantissaBits;
     return bin_of_exponent(kLeast + static_cast<int>(std::bit_width(mantissa)) - 1);
@@ -43,7 +43,7 @@ using BF16 = Format<uint16_t, 7, 127>;
 /// Values per round: they stay in the second-level cache for the further passes of the round.
 constexpr int64_t kCachedValues = 16384;
 
-/// The number of values of that magnitude among `n` values at `x`.
+/// Returns the number of values of this magnitude among `n` values at `x`.
 template <class F>
 int64_t count_equal(const char* x, int64_t n, uint32_t magnitude) {
   int64_t result = 0;

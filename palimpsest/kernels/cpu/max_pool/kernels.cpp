@@ -22,7 +22,7 @@ PALIMPSEST_HOST_DEVICE int64_t round_up(int64_t a, int64_t to) {
   return divide_up(a, to) * to;
 }
 
-/// The positions of a window along one dimension that lie in the image: [first, last).
+/// Positions [first, last) of a window along one dimension, which lie in the image.
 struct Inside {
   int64_t first, last;
 };
@@ -64,7 +64,7 @@ class PhaseRows {
     for (int64_t i = 0; i < slots_; ++i) held_[i] = -1;
   }
 
-  /// Row `h` of the plane, ready for position(..).
+  /// Returns row `h` of the plane, ready for position(..).
   const T* row(int64_t h) {
     const int64_t slot = h % slots_;
     T* const to = values_ + slot * phases_ * length_;
@@ -76,7 +76,7 @@ class PhaseRows {
     return to;
   }
 
-  /// Where, in a row, the values at position kx begin.
+  /// Returns the offset in a row at which the values of position kx begin.
   int64_t position(int64_t kx) const {
     const int64_t at = kx * problem_.window.dilation.w;
     return at % phases_ * length_ + at / phases_;
@@ -123,7 +123,7 @@ void forward_planes(const MaxPoolProblem& problem, int64_t planes, const void* x
   rows.place_in(scratch);
   int64_t column[kMaxPoolPositions] = {};
   for (int64_t kx = 0; kx < window.kernel_size.w; ++kx) column[kx] = rows.position(kx);
-  // The first kx inside of the image, -1 where there is none.
+  // The first kx inside of the image; -1 if there is none.
   auto* const first_kx = reinterpret_cast<Position*>(static_cast<char*>(scratch) + rows.bytes());
   for (int64_t ow = 0; ow < round_up(out.w, S::kLanes); ++ow) {
     const Inside w =
@@ -156,7 +156,7 @@ void forward_planes(const MaxPoolProblem& problem, int64_t planes, const void* x
   }
 }
 
-// Whether dx is added up in place: not for 16-bit storage, whose sums are f32.
+// True if dx is added up in place; false for 16-bit storage, whose sums are f32.
 template <class S>
 constexpr bool kSumsInPlace = sizeof(typename S::Sum) == sizeof(typename S::T);
 
@@ -181,7 +181,7 @@ PALIMPSEST_HOST_DEVICE void round_values(const typename S::Sum* from, int64_t va
   }
 }
 
-// Scattered rather than gathered: one addition per output, however many windows overlap.
+// Scatters rather than gathers: one addition per output, however many windows overlap.
 template <class S>
 void backward_planes(const MaxPoolProblem& problem, int64_t planes, const void* dz, const uint8_t* argmax,
                      void* dx, void* scratch) {
@@ -251,7 +251,7 @@ struct Maxima<S, 0> {
   PALIMPSEST_HOST_DEVICE void store(typename S::T*, uint8_t*, int64_t) const {}
 };
 
-/// The same for backward: sums of the gradients of those windows whose maximum is `here`.
+/// The sums of backward: gradients of the windows whose maximum is `here`, for some neighbouring vectors.
 template <class S, int kVectors>
 struct Gradients {
   using T = typename S::T;
@@ -326,7 +326,7 @@ void forward_rows(const MaxPoolProblem& problem, int64_t begin, int64_t end, con
   }
 }
 
-// Gathered: each value of dx is written once, in the order of memory, and threads can share the rows.
+// Gathers: each value of dx is written once, in the order of memory, and threads can share the rows.
 template <class S>
 void backward_rows(const MaxPoolProblem& problem, int64_t begin, int64_t end, Taps rows, Taps columns,
                    const void* dz, const uint8_t* argmax, void* dx) {

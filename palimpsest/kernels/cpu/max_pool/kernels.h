@@ -5,13 +5,13 @@
 #include <cstdint>
 
 /// The functions that an instruction set provides for max_pool.cpp: single-threaded sweeps over some planes
-/// or rows. Each set compiles kernels.cpp into a namespace of its own and hands out one table.
+/// or rows. Each set compiles kernels.cpp into its own namespace and provides one table.
 namespace palimpsest::kernels::cpu::max_pool {
 
 /// One window that holds a given input row (or column).
 struct Tap {
   int32_t out;       ///< the output row (column)
-  int32_t position;  ///< ky (kx): where in that window the input row (column) lies
+  int32_t position;  ///< ky (kx): the position of the input row (column) in the window
 };
 
 /// The windows that hold input row (column) i are taps[first[i]] to taps[first[i + 1] - 1], outputs
@@ -27,15 +27,15 @@ struct Sweeps {
   /// Bytes of `scratch` that the plane sweeps need, aligned for int64_t.
   int64_t (*forward_scratch)(const MaxPoolProblem& problem);
   int64_t (*backward_scratch)(const MaxPoolProblem& problem);
-  /// `planes` planes from the start of x, z and argmax (which may be null).
+  /// Forward over `planes` planes from the start of x, z and argmax (which may be null).
   void (*forward_planes)(const MaxPoolProblem& problem, int64_t planes, const void* x, void* z,
                          uint8_t* argmax, void* scratch);
   void (*backward_planes)(const MaxPoolProblem& problem, int64_t planes, const void* dz,
                           const uint8_t* argmax, void* dx, void* scratch);
-  /// Output rows [begin, end).
+  /// Forward over output rows [begin, end).
   void (*forward_rows)(const MaxPoolProblem& problem, int64_t begin, int64_t end, const void* x, void* z,
                        uint8_t* argmax);
-  /// Input rows [begin, end): each gathers from the windows that hold it.
+  /// Backward over input rows [begin, end): each row gathers from the windows that hold it.
   void (*backward_rows)(const MaxPoolProblem& problem, int64_t begin, int64_t end, Taps rows, Taps columns,
                         const void* dz, const uint8_t* argmax, void* dx);
 };

@@ -11,7 +11,7 @@ namespace palimpsest::kernels::cpu {
 namespace max_pool {
 namespace {
 
-// Values per task: waking a thread costs more than fewer values take.
+// Values per task: for fewer values, waking a thread costs more than the work.
 constexpr int64_t kTaskValues = 32768;
 
 const Sweeps& sweeps_of(DType dtype) {
@@ -28,8 +28,8 @@ const Sweeps& sweeps_of(DType dtype) {
   }
 }
 
-/// Calls body(begin, end) for ranges that together are [0, count), each of about kTaskValues values; the cut
-/// depends on the shape alone.
+/// Calls body(begin, end) for ranges that make up [0, count), each of about kTaskValues values. The cut
+/// depends on the shape only.
 template <class Body>
 void in_tasks(int64_t count, int64_t values_each, const Body& body) {
   const int64_t each = std::max<int64_t>(1, kTaskValues / std::max<int64_t>(1, values_each));
@@ -37,7 +37,8 @@ void in_tasks(int64_t count, int64_t values_each, const Body& body) {
                  [&](int64_t i) { body(i * each, std::min(count, (i + 1) * each)); });
 }
 
-/// The thread keeps this memory: the page faults of fresh memory would cost more than a small plane takes.
+/// Returns memory that the thread keeps: page faults of fresh memory would cost more than a small plane
+/// takes.
 void* scratch(int64_t bytes) {
   thread_local std::vector<int64_t> memory;
   const auto words = static_cast<std::size_t>(bytes + 7) / 8;

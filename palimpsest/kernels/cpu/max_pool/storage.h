@@ -25,7 +25,7 @@ PALIMPSEST_HOST_DEVICE To reinterpret(From from) {
   return to;
 }
 
-/// The first `count` lanes of a vector; whole vectors, which nearly all are, in one instruction.
+/// Returns the first `count` lanes of a vector. Whole vectors, which are nearly all, take one instruction.
 template <class V, class T>
 PALIMPSEST_HOST_DEVICE V load_some(const T* from, int64_t count) {
   if (count * static_cast<int64_t>(sizeof(T)) == sizeof(V)) return load<V>(from);
@@ -41,8 +41,8 @@ PALIMPSEST_HOST_DEVICE void store_some(T* to, V v, int64_t count) {
     __builtin_memcpy(to, &v, static_cast<unsigned long>(count) * sizeof(T));
 }
 
-// In steps: g++ 12 converts between integers by one instruction where the width doubles or halves, but lane
-// by lane where it changes more, which would take 3 times the time of a whole backward pass.
+// Converts in steps: g++ 12 converts between integers by one instruction if the width doubles or halves, but
+// lane by lane if it changes more, which would take 3 times the time of a whole backward pass.
 template <int kBytes>
 struct UnsignedOf;
 template <>
@@ -54,7 +54,7 @@ struct UnsignedOf<4> {
   using type = uint32_t;
 };
 
-/// Bytes as integers that are `kBytes` wide.
+/// Returns bytes as integers of `kBytes` bytes.
 template <int kBytes, int64_t kLanes>
 PALIMPSEST_HOST_DEVICE auto widened(Lanes<uint8_t, kLanes> bytes) {
   if constexpr (kBytes == 2) {
@@ -67,7 +67,7 @@ PALIMPSEST_HOST_DEVICE auto widened(Lanes<uint8_t, kLanes> bytes) {
   }
 }
 
-/// Integers below 256, `kBytes` wide, as bytes.
+/// Returns integers below 256, of `kBytes` bytes, as bytes.
 template <int kBytes, int64_t kLanes, class V>
 PALIMPSEST_HOST_DEVICE Lanes<uint8_t, kLanes> narrowed(V wide) {
   if constexpr (kBytes == 2) {

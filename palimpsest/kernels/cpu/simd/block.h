@@ -4,7 +4,8 @@
 
 namespace palimpsest::kernels::cpu {
 
-/// The part of a tensor that one sweep visits: `rows` runs of `width` contiguous values, `stride` values apart.
+/// The part of a tensor that one sweep visits: `rows` runs of `width` contiguous values, `stride` values
+/// apart.
 struct Block {
   int64_t rows = 0;
   int64_t stride = 0;
@@ -15,8 +16,8 @@ struct Block {
 /// The widest block with sums per column: the sums live on the stack, in the first-level cache.
 inline constexpr int64_t kMaxColumns = 2048;
 
-/// How a sweep writes. A streaming (non-temporal) store skips the read of the line that it replaces, a
-/// quarter of the traffic of a backward sweep. It pays for outputs that would leave the caches before they
+/// How a sweep writes. A streaming (non-temporal) store skips the read of the line that it replaces, which is
+/// a quarter of the traffic of a backward sweep. It pays for outputs that would leave the caches before they
 /// are read.
 enum class Stores { kCached, kStreaming };
 

@@ -60,7 +60,7 @@ PALIMPSEST_HOST_DEVICE auto reduce_by_ln2(V v) {
   return Reduced<V, Int>{k, (v - k * K::kLn2High) - k * K::kLn2Low, (Int)shifted};
 }
 
-/// exp(r) - 1 for |r| <= ln(2) / 2.
+/// Returns exp(r) - 1 for |r| <= ln(2) / 2.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V expm1_polynomial(V r) {
   using K = ExponentialConstants<T>;
@@ -74,7 +74,7 @@ PALIMPSEST_HOST_DEVICE V expm1_polynomial(V r) {
   return r + r * r * p;
 }
 
-/// exp(v) - 1 for v <= 0, within 2 ulp; 0 in lanes above 0, which ELU ignores. NaN stays NaN.
+/// Returns exp(v) - 1 for v <= 0, within 2 ulp; 0 in lanes above 0, which ELU ignores. NaN stays NaN.
 ///   exp(v) - 1 = 2^k (exp(r) - 1) + (2^k - 1): the last term is exact.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V expm1_nonpositive(V v) {
@@ -86,7 +86,7 @@ PALIMPSEST_HOST_DEVICE V expm1_nonpositive(V v) {
   return power * expm1_polynomial<T>(reduced.r) + (power - T(1));
 }
 
-/// exp(v) for v <= 0, within 2 ulp where the result is normal; 1 in lanes above 0. NaN stays NaN.
+/// Returns exp(v) for v <= 0, within 2 ulp if the result is normal; 1 in lanes above 0. NaN stays NaN.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V exp_nonpositive(V v) {
   using K = ExponentialConstants<T>;
@@ -125,7 +125,7 @@ PALIMPSEST_HOST_DEVICE V erfc_polynomial(V x) {
   }
 }
 
-/// erfc(v) for v >= 0: t exp(P(x) - v^2). Its relative error is about (v^2 + 2) half ulp.
+/// Returns erfc(v) for v >= 0: t exp(P(x) - v^2). Its relative error is about (v^2 + 2) half ulp.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V erfc_nonnegative(V v) {
   const V t = T(2) / (v + T(2));
@@ -133,7 +133,7 @@ PALIMPSEST_HOST_DEVICE V erfc_nonnegative(V v) {
   return t * exp_nonpositive<T>(V(p - v * v));
 }
 
-/// e with v / 2^e in [sqrt(1/2), sqrt(2)).
+/// Returns e with v / 2^e in [sqrt(1/2), sqrt(2)).
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE auto exponent_of(V v) {
   using K = ExponentialConstants<T>;
@@ -156,7 +156,7 @@ PALIMPSEST_HOST_DEVICE V log_of_parts(V f, Int e) {
   return exponent * K::kLn2High - ((half_square - tail) - f);
 }
 
-/// log(1 + u) for -1 < u <= 0, within 2 ulp; lanes above 0 are arbitrary. NaN stays NaN.
+/// Returns log(1 + u) for -1 < u <= 0, within 2 ulp; lanes above 0 are arbitrary. NaN stays NaN.
 ///   1 + u = 2^e (1 + f) with 1 + f in [sqrt(1/2), sqrt(2)); f = 2^-e u + (2^-e - 1) rounds once.
 ///   log(1 + f) = 2 atanh(s), s = f / (2 + f), summed as in fdlibm so that its leading term f is exact.
 template <class T, class V>
@@ -168,7 +168,7 @@ PALIMPSEST_HOST_DEVICE V log1p_nonpositive(V u) {
   return log_of_parts<T>(V(u * scale + (scale - T(1))), e);
 }
 
-/// log(v) for normal v > 0 up to infinity, within 2 ulp. NaN stays NaN.
+/// Returns log(v) for normal v > 0 up to infinity, within 2 ulp. NaN stays NaN.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V log_positive(V v) {
   using K = ExponentialConstants<T>;

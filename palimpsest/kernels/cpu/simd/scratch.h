@@ -6,10 +6,9 @@
 
 namespace palimpsest::kernels::cpu {
 
-/// `floats` values that begin on the boundary of a cache line, since a vector across two lines costs two
-/// reads.
-/// The thread keeps the memory, with its values, for its next call with the same Purpose: fresh memory costs
-/// a page fault per 4 KiB.
+/// Returns memory for `floats` values. It begins on the boundary of a cache line, because a vector across two
+/// lines costs two reads. The thread keeps the memory, with its values, for its next call with the same
+/// Purpose: fresh memory costs a page fault per 4 KiB.
 template <class Purpose>
 float* scratch(int64_t floats) {
   struct alignas(64) Line {

@@ -33,7 +33,7 @@ PALIMPSEST_HOST_DEVICE To convert_lanes(From v) {
     return __builtin_convertvector(v, To);
 }
 
-/// f32 from bits that hold 16-bit values in their low halves, lane by lane.
+/// Returns f32 from bits that hold 16-bit values in their low halves, lane by lane.
 template <class V, class U>
 PALIMPSEST_HOST_DEVICE V widen(const BFloat16*, U bits) {
   U wide = bits << 16;
@@ -59,7 +59,7 @@ PALIMPSEST_HOST_DEVICE V widen(const Float16*, U bits) {
   return v;
 }
 
-/// The 16-bit values nearest to those of f32 (ties to even), in the low halves of the lanes.
+/// Returns the 16-bit values nearest to f32 values (ties to even), in the low halves of the lanes.
 template <class U>
 PALIMPSEST_HOST_DEVICE U narrow(const BFloat16*, U bits) {
   const U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
@@ -84,7 +84,7 @@ PALIMPSEST_HOST_DEVICE U narrow(const Float16*, U bits) {
   return (size >= (143u << 23) ? large : finite) | sign;
 }
 
-/// A vector V in the accumulate type from storage in S; no alignment assumed.
+/// Loads a vector V in the accumulate type from storage in S; assumes no alignment.
 template <class V, class S>
 PALIMPSEST_HOST_DEVICE V load_as(const S* from) {
   if constexpr (!kIs16Bit<S>) {
@@ -124,7 +124,7 @@ PALIMPSEST_HOST_DEVICE Lanes<uint16_t, U> upper_halves(U wide) {
 }
 #endif
 
-/// The bits of v rounded to S.
+/// Returns the bits of v rounded to S.
 template <class S, class V>
 PALIMPSEST_HOST_DEVICE Lanes<uint16_t, V> round_to_16(V v) {
 #if defined(__AVX512BW__) && PALIMPSEST_VECTOR_BYTES == 64
@@ -140,7 +140,7 @@ PALIMPSEST_HOST_DEVICE Lanes<uint16_t, V> round_to_16(V v) {
   return convert_lanes<Lanes<uint16_t, V>>(narrow(static_cast<const S*>(nullptr), bits));
 }
 
-/// v rounded to S and widened again.
+/// Returns v, rounded to S and widened again.
 template <class S, class V>
 PALIMPSEST_HOST_DEVICE V as_stored(V v) {
   if constexpr (!kIs16Bit<S>) {

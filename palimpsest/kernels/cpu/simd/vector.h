@@ -80,13 +80,13 @@ PALIMPSEST_HOST_DEVICE void streaming_fence() {
 #endif
 }
 
-/// The same value in every lane.
+/// Returns the same value in every lane.
 template <class V, class T>
 PALIMPSEST_HOST_DEVICE V broadcast(T value) {
   return V{} + value;
 }
 
-/// The square root, correctly rounded.
+/// Returns the square root, correctly rounded.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V square_root(V v) {
   constexpr bool kFloat = sizeof(T) == sizeof(float);
@@ -104,7 +104,7 @@ PALIMPSEST_HOST_DEVICE V square_root(V v) {
   return v;
 }
 
-/// v with its first `count` lanes set to zero.
+/// Returns v with its first `count` lanes set to zero.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V without_first(V v, int64_t count) {
   if constexpr (sizeof(V) == sizeof(T)) {
@@ -117,7 +117,7 @@ PALIMPSEST_HOST_DEVICE V without_first(V v, int64_t count) {
   }
 }
 
-/// The sum over lanes, in double.
+/// Returns the sum over lanes, in double.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE double sum(V v) {
   if constexpr (sizeof(V) == sizeof(T)) {

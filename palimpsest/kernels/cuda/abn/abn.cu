@@ -14,11 +14,11 @@ namespace {
 
 using namespace abn_detail;
 
-// Blocks of a launch that does not sum, as kReduceBlocks.
+// Blocks that a launch without sums aims at; see kReduceBlocks.
 constexpr int64_t kApplyBlocks = 8192;
 
-/// The same memory in the layout that suits the kernels best: without pixels NCHW is channels-last, and a
-/// single channel is one long plane.
+/// Returns the same memory in the layout that suits the kernels best: without pixels NCHW is channels-last,
+/// and a single channel is one long plane.
 AbnProblem simplified(AbnProblem problem) {
   if (problem.shape.c == 1 && problem.shape.per_channel() <= kMostPieces) {
     problem.layout = Layout::kNCHW;
@@ -29,8 +29,8 @@ AbnProblem simplified(AbnProblem problem) {
   return problem;
 }
 
-/// Values from the last multiple of 16 bytes to each address, or -1 if the addresses differ in that. Null
-/// addresses do not count.
+/// Returns the number of values from the last multiple of 16 bytes to each address, or -1 if the addresses
+/// differ in this number. Null addresses do not count.
 template <class S>
 int common_lead(std::initializer_list<const void*> addresses) {
   int lead = -1;
@@ -88,12 +88,13 @@ Geometry whole_panels(const AbnProblem& problem, int lead, int wide) {
   return geometry;
 }
 
-/// Vectors (or single values) per piece of a panel.
+/// Returns the vectors (or single values) per piece of a panel.
 int piece_vectors(const AbnProblem& problem, const Geometry& geometry, int wide) {
   return problem.layout == Layout::kNCHW ? 1 : geometry.vectors ? wide : kScalarPanel;
 }
 
-/// Segments per panel, at most `most`, that make about `blocks` blocks with enough work for each thread.
+/// Returns the segments per panel, at most `most`, for about `blocks` blocks with enough work for each
+/// thread.
 int segments_for(const AbnProblem& problem, const Geometry& geometry, int wide, int64_t blocks,
                  int64_t most) {
   const int64_t vectors = int64_t{geometry.cut.pieces} * piece_vectors(problem, geometry, wide);
@@ -119,7 +120,7 @@ Geometry apply_geometry(const AbnProblem& problem, int lead) {
 }
 
 /// Returns whether the panels of `tensors` tensors fit into shared memory, each panel in one cluster of
-/// blocks; if so, `geometry` says how.
+/// blocks. If so, sets `geometry`.
 template <class S>
 bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, Geometry& geometry) {
   // Shared memory per block that the kernels declare besides, and that the device adds.
@@ -155,8 +156,8 @@ StatisticsOutputs<accumulate_t<S>> outputs_of(double* mean, double* var, double*
       mean, var, inv_std, eps, static_cast<T*>(running.mean), static_cast<T*>(running.var), running.momentum};
 }
 
-/// The arguments of a launch that computes z from `x`, which is what `source` says, and stores what `saved`
-/// says.
+/// Returns the arguments of a launch that computes z from `x`, which is the tensor that `source` names, and
+/// stores the tensor that `saved` names.
 template <class S>
 ApplyArguments<S> apply_arguments(const AbnProblem& problem, const AbnForward& forward, const void* x,
                                   Saved source, Saved saved) {

@@ -4,7 +4,7 @@
 #include "palimpsest/kernels/cuda/abn/table.cuh"
 #include "palimpsest/kernels/formulas/abn_formulas.h"
 
-/// z, and the values that are saved beside z, from x and the statistics.
+/// Computes z, and the values that are saved beside z, from x and the statistics.
 namespace palimpsest::kernels::cuda::abn_detail {
 
 template <class S>
@@ -13,7 +13,7 @@ __device__ __forceinline__ AbnChannel<accumulate_t<S>> channel_of(const ApplyArg
   return {arguments.weight, arguments.bias, arguments.mean, arguments.inv_std, c};
 }
 
-/// The coefficients of channel c, from the statistics in memory.
+/// Returns the coefficients of channel c, from the statistics in memory.
 template <class S>
 __device__ __forceinline__ ForwardCoefficients<accumulate_t<S>> coefficients_of(
     const ApplyArguments<S>& arguments, int64_t c) {
@@ -60,7 +60,7 @@ __device__ __forceinline__ void set_branch_bits(uint8_t* branch, int64_t at, uns
   }
 }
 
-/// Writes z, and what is saved beside it, of the V values `in` at offset `at`.
+/// Writes z, and the values saved beside z, for the V values `in` at offset `at`.
 template <bool kResidual, class S, int V, int kChannels, class Act>
 __device__ __forceinline__ void apply_values(
     const ApplyArguments<S>& arguments, const Act& activation,

@@ -76,13 +76,13 @@ struct ThreadChannels {
   }
 };
 
-/// What backward reads of V values. The results take the same registers.
+/// The inputs of backward for V values. The results take the same registers.
 template <class S, int V>
 struct GradientInputs {
   Stored<S, V> saved_values, dz, residual;
 };
 
-/// The bits of V values from offset `at` on, the first one lowest.
+/// Returns the bits of V values from offset `at` on, the first bit lowest.
 template <int V>
 __device__ __forceinline__ unsigned branch_bits(const uint8_t* branch, int64_t at) {
   // branch_bytes() has a byte behind the last bit, so that both bytes are there.
@@ -90,10 +90,10 @@ __device__ __forceinline__ unsigned branch_bits(const uint8_t* branch, int64_t a
   return (low | high << 8) >> static_cast<unsigned>(at % 8);
 }
 
-/// Calls value(i, e) for each of V values: e is its number, i its place in `in`. Unrolled, i is e, and the
-/// compiler has as many values under way as it likes. Rolled, for arithmetic that takes many registers, a
-/// step does the first kStep places; then `in` rotates, and rotate() does the same with what else there is
-/// per value.
+/// Calls value(i, e) for each of V values: e is its number, i its place in `in`. In the unrolled form i is e,
+/// and the compiler keeps as many values under way as it likes. In the rolled form, for arithmetic that takes
+/// many registers, a step does the first kStep places; then `in` rotates, and rotate() must rotate all other
+/// values.
 template <bool kRolled, int kStep, bool kResidual, class S, int V, class Value, class Rotate>
 __device__ __forceinline__ void for_each_value(GradientInputs<S, V>& in, const Value& value,
                                                const Rotate& rotate) {
@@ -117,12 +117,12 @@ __device__ __forceinline__ void for_each_value(GradientInputs<S, V>& in, const V
 template <class S, int V, class Act>
 inline constexpr int kRolledStep = Act::kLarge ? 1 : Stored<S, V>::kWord;
 
-/// Whether dz and the saved values are read again after the activation, whose arithmetic leaves no registers
+/// True if dz and the saved values are read again after the activation, whose arithmetic leaves no registers
 /// for them.
 template <class S>
 inline constexpr bool kReadsAgain = sizeof(S) == 8;
 
-/// What the residual adds to y.
+/// Returns the value that the residual adds to y.
 template <class S, int V>
 __device__ __forceinline__ accumulate_t<S> residual_part(const BackwardArguments<S>& arguments,
                                                          const GradientInputs<S, V>& in, int i) {
@@ -131,7 +131,7 @@ __device__ __forceinline__ accumulate_t<S> residual_part(const BackwardArguments
   return arguments.relu_residual && residual <= T(0) ? T(0) : residual;
 }
 
-/// y without its residual, from a saved value before the activation; `t` is saved - center.
+/// Returns y without its residual, from a saved value before the activation; `t` is saved - center.
 template <class S, class Channels>
 __device__ __forceinline__ accumulate_t<S> y_before(const BackwardArguments<S>& arguments,
                                                     const Channels& channels, int e, accumulate_t<S> saved,

@@ -3,7 +3,8 @@
 #include "palimpsest/kernels/cuda/abn/resident_backward.cuh"
 #include "palimpsest/kernels/cuda/abn/resident_forward.cuh"
 
-/// Which kernel a launch is, for one storage type: the walk over the layout, the activation, the residual.
+/// Chooses the kernel of a launch for one storage type: the walk over the layout, the activation, the
+/// residual.
 namespace palimpsest::kernels::cuda::abn_detail {
 
 /// Calls function.template operator()<Walk>() with the walk over the layout; in channels-last `kWide` vectors
@@ -123,8 +124,9 @@ void launch_backward_apply(const AbnProblem& problem, const Geometry& geometry,
   });
 }
 
-/// Only memory-bound cases have it: straight activations in steps of 16 bytes. The arithmetic of the others
-/// leaves no registers for the loads that this launch has under way, and they gain less.
+/// Only memory-bound cases have a resident backward: straight activations in steps of 16 bytes. The
+/// arithmetic of the other cases leaves no registers for the loads that this launch has under way, and they
+/// gain less.
 template <class S>
 bool has_resident_backward(const AbnProblem& problem, const Geometry& geometry) {
   return kLanes<S> > 1 && geometry.vectors && StraightActivation<accumulate_t<S>>::covers(problem.activation);

@@ -8,8 +8,8 @@
 /// Mean and sum of squared deviations in one pass. E[x^2] - E[x]^2 would lose all digits where |mean| is
 /// large against the standard deviation: each thread sums x - pivot and (x - pivot)^2 in the accumulate type,
 /// where pivot is the mean of the first values that it reads. Threads, blocks and clusters are added up in
-/// f64 around a common pivot, in a fixed order. A pivot that is an outlier costs digits in proportion to what
-/// the outlier adds to the variance.
+/// f64 around a common pivot, in a fixed order. A pivot that is an outlier costs digits in proportion to its
+/// share of the variance.
 namespace palimpsest::kernels::cuda::abn_detail {
 
 /// The moments of `count` values.

@@ -6,8 +6,8 @@
 /// and dz are read once.
 namespace palimpsest::kernels::cuda::abn_detail {
 
-/// A block's share of the saved values and of dz in shared memory, as they are stored. A thread reads back
-/// only what it wrote.
+/// A block's share of the saved values and of dz in shared memory, as they are stored. A thread reads only
+/// values that it wrote.
 template <class S, int V>
 class GradientStash {
  public:

@@ -6,7 +6,7 @@
 /// Statistics and apply in one launch: a panel stays in the shared memory of one cluster, and x is read once.
 namespace palimpsest::kernels::cuda::abn_detail {
 
-/// A block's share of x in shared memory, as it is stored. A thread reads back only what it wrote.
+/// A block's share of x in shared memory, as it is stored. A thread reads only values that it wrote.
 template <class S, int V>
 class Stash {
  public:

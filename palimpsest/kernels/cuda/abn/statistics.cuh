@@ -41,8 +41,8 @@ __device__ __forceinline__ void add_batch(ThreadMoments<accumulate_t<S>, kChanne
   }
 }
 
-/// Returns the moments of what this thread reads of a segment. `stash` receives every batch and every single
-/// value.
+/// Returns the moments of the values of a segment that this thread reads. `stash` receives every batch and
+/// every single value.
 template <class Walk, class S, class Stash>
 __device__ __forceinline__ ThreadMoments<accumulate_t<S>, Walk::kChannels> thread_moments(
     const Walk& walk, const Cut& cut, int segment, const S* x, const Stash& stash) {

@@ -11,7 +11,7 @@
 /// their type.
 namespace palimpsest::kernels::cuda::abn_detail {
 
-/// Where statistics go; any pointer may be null.
+/// The destinations of statistics; any pointer may be null.
 template <class T>
 struct StatisticsOutputs {
   double* mean;
@@ -30,8 +30,8 @@ struct ApplyArguments {
   S* z;               ///< may be x
   S* saved_values;    ///< null unless saves_aside(saved); may be x
   bool relu_residual;
-  Saved saved;   ///< what this launch stores for backward; kOutput: z alone
-  Saved source;  ///< what x is: kInput, or the kPreActivation or kNormalized from which z is recomputed
+  Saved saved;   ///< the tensor that this launch stores for backward; kOutput: z only
+  Saved source;  ///< the tensor at x: kInput, or the kPreActivation or kNormalized from which z is recomputed
   const accumulate_t<S>* weight;
   const accumulate_t<S>* bias;
   const double* mean;
@@ -65,7 +65,7 @@ struct BackwardArguments {
 /// How a launch divides a tensor.
 struct Geometry {
   Cut cut;
-  bool vectors = true;           ///< whether threads access 16 bytes at a time, or else single values
+  bool vectors = true;           ///< threads access 16 bytes at a time; false: single values
   std::size_t shared_bytes = 0;  ///< resident kernels: for a block's share of the tensor
 };
 
@@ -85,7 +85,7 @@ struct LaunchTable {
                           const BackwardArguments<S>& arguments, const Workspace& workspace, Stream stream);
   void (*backward_apply)(const AbnProblem& problem, const Geometry& geometry,
                          const BackwardArguments<S>& arguments, Stream stream);
-  /// Whether resident_backward can be called; else backward_reduce and backward_apply do the same.
+  /// Returns whether resident_backward can be called; if not, backward_reduce and backward_apply do the same.
   bool (*has_resident_backward)(const AbnProblem& problem, const Geometry& geometry);
   /// backward_reduce and backward_apply in one launch.
   void (*resident_backward)(const AbnProblem& problem, const Geometry& geometry,

@@ -33,7 +33,7 @@ Channels channels_of(const DenseFeatureProblem& problem) {
 struct Geometry {
   BufferCut cut;
   bool planes = true;
-  bool vectors = false;  ///< whether threads access 16 bytes at a time, or else single values
+  bool vectors = false;  ///< threads access 16 bytes at a time; false: single values
 
   LaunchShape shape() const { return {.blocks = int64_t{cut.panels} * cut.segments, .threads = kThreads}; }
 };

@@ -143,8 +143,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1), do_vectors);
 }
 
-/// Writes what follows from the sums of channel c for its parameters and for the features that it was
-/// computed from.
+/// Writes the results that follow from the sums of channel c: gradients of its parameters, and corrections of
+/// its features.
 template <class S>
 __device__ __forceinline__ void write_sums(const BackwardArguments<S>& arguments,
                                            const NormArguments<S>& norm, int64_t c,
@@ -236,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   using T = accumulate_t<S>;
   constexpr int kPanel = Walk::kPanelChannels, V = Walk::kVector, kPerChannel = V / Walk::kChannels;
   constexpr int kUnroll = kUnrollOf<Walk, 2>;
-  PALIMPSEST_SHARED(coefficients, PanelCoefficients<T, kPanel>);  // of what is subtracted from the gradient
+  PALIMPSEST_SHARED(coefficients, PanelCoefficients<T, kPanel>);  // of the term subtracted from the gradient
   const int panel = static_cast<int>(blockIdx.x % cut.panels),
             segment = static_cast<int>(blockIdx.x / cut.panels);
   const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;

@@ -25,7 +25,7 @@ template <class T, int kChannels>
 struct ThreadSums {
   T dy[kChannels] = {}, dy_t[kChannels] = {};
 
-  /// As Stored::rotate, with channels for values.
+  /// Does the same as Stored::rotate, with channels instead of values.
   template <int kStep>
   __device__ __forceinline__ void rotate() {
     if constexpr (kChannels > 1) {
@@ -97,8 +97,8 @@ __device__ __forceinline__ GradientSums sum_segments(const GradientSums* records
   return all;
 }
 
-/// The panel and segment of a block, in shared memory during a pass: what is needed only after the pass would
-/// otherwise occupy registers throughout.
+/// The panel and segment of a block, in shared memory during a pass: they are needed only after the pass, and
+/// would otherwise occupy registers all the time.
 struct BlockPlace {
   int panel, segment;
 };

@@ -14,14 +14,14 @@
 //   forget_memory()                            memory is read again after the call; no barrier
 //   cluster_rank(), cluster_size(),            clusters of blocks; without clusters: 0, 1,
 //   cluster_sync(),                            __syncthreads()
-//   in_cluster_block(shared, rank)             where `shared` of this block lies in block `rank`
+//   in_cluster_block(shared, rank)             the address of block `rank`'s `shared`
 //
 // The host uses:
 //   launch(name, shape, stream, kernel, arguments...)
 //                                              queues kernel(arguments...) on `stream` of the current device
 //                                              and returns; throws std::runtime_error that names `name`
 //   current_device()                           Device; asks once per device and never waits for the device
-//   capture_is_on(stream)                      whether `stream` records a CUDA graph
+//   capture_is_on(stream)                      returns whether `stream` records a CUDA graph
 //
 // Kernels use full warp masks and barriers that all threads of a block reach. They never spin, and they have
 // no inline assembly: the emulator could not execute it.

@@ -2,7 +2,7 @@
 
 #include "palimpsest/kernels/cuda/device/platform.cuh"
 
-/// Sums over a warp and over a block, and how the blocks of a launch hand their results to the last of them.
+/// Sums over a warp and over a block, and the way in which blocks hand their results to the last block.
 /// The order of additions is fixed: every run gives the same bytes.
 namespace palimpsest::kernels::cuda {
 

@@ -9,12 +9,12 @@
 /// which consists of pieces: a piece of Planes is a vector, a piece of Columns is the panel's row of one
 /// pixel. Planes have edges besides: the single values of a row before its first and after its last aligned
 /// vector.
-///   vectors<kUnroll>(first, last, body)   calls body(at, serial) until pieces [first, last) are done; `at` has
-///                                         the offsets of kUnroll vectors, -1 for none, so that a body can have
-///                                         kUnroll loads under way before it uses the first
+///   vectors<kUnroll>(first, last, body)   calls body(at, serial) until pieces [first, last) are done; `at`
+///                                         has the offsets of kUnroll vectors, -1 for none, so that a body
+///                                         can have kUnroll loads under way before it uses the first
 ///   edges(first, last, body)              calls body(at, serial) for each single value
-/// `serial` numbers the vectors (or edges) of the block: a thread meets the same ones in every pass, and
-/// finds in a buffer in shared memory what it put there in the pass before.
+/// `serial` numbers the vectors (or edges) of the block. A thread meets the same numbers in every pass, so it
+/// finds in shared memory the values that it put there in the pass before.
 namespace palimpsest::kernels::cuda {
 
 /// A tensor as one launch cuts it.

@@ -7,10 +7,10 @@
 
 namespace palimpsest::kernels::cuda {
 
-/// Where the blocks of a panel leave their sums for the last one of them (is_last_block).
+/// The memory in which the blocks of a panel leave their sums for the last block (is_last_block).
 struct Workspace {
   unsigned* counters;  ///< one per panel, 0 between launches
-  void* records;       ///< (segments, C): what each segment found per channel
+  void* records;       ///< (segments, C): the sums of each segment per channel
 };
 
 inline constexpr int64_t kCounterBytes = kMostPanelsInSegments * sizeof(unsigned);

@@ -11,8 +11,8 @@
 namespace palimpsest::kernels::cuda {
 namespace {
 
-/// A problem as the kernels see it: `outer` images of (h, w, inner) vectors. In NCHW each plane is an image, and
-/// inner is 1. In channels-last inner is the number of vectors per pixel.
+/// A problem as the kernels see it: `outer` images of (h, w, inner) vectors. In NCHW each plane is an image,
+/// and inner is 1. In channels-last inner is the number of vectors per pixel.
 struct Pool {
   int64_t outer;
   int inner;
@@ -23,7 +23,7 @@ struct Pool {
   __host__ __device__ int64_t outputs() const { return outer * out_h * out_w * inner; }
 };
 
-/// Where the vector with the given number lies.
+/// The place of the vector with the given number.
 struct Place {
   int64_t outer;
   int h, w, inner;
@@ -100,7 +100,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   if (argmax) *reinterpret_cast<Bytes<V>*>(argmax + number * V) = place;
 }
 
-/// max_pool_backward. Grid: one thread per input vector, which adds up the windows around it; else as forward.
+/// max_pool_backward. Grid: one thread per input vector, which adds up the windows around it. The rest is as
+/// in forward.
 template <class S, int V>
 __global__ void __launch_bounds__(kThreads, 4)
     max_pool_backward_kernel(Pool p, const S* dz, const uint8_t* argmax, S* dx) {

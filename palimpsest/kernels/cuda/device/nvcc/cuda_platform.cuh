@@ -78,7 +78,7 @@ __device__ __forceinline__ uint32_t narrowed_pair(float low, float high) {
   return bits;
 }
 
-// No instruction: it only keeps the compiler from holding in registers what memory has.
+// No instruction: it only keeps the compiler from holding values of memory in registers.
 __device__ __forceinline__ void forget_memory() {
   asm volatile("" ::: "memory");
 }
