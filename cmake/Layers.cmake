@@ -78,13 +78,15 @@ function(palimpsest_layer name)
   endif()
 endfunction()
 
-# palimpsest_test(NAME [TORCH_PCH] [UNITY] [CHECKED] SOURCES ... LIBRARIES ...): a GoogleTest program tests_NAME.
-# CHECKED: its own sources, too, are what AddressSanitizer is to check.
+# palimpsest_test(NAME [TORCH_PCH] [UNITY] [CHECKED] SOURCES ... LIBRARIES ... [PREPARE preparation...]): a GoogleTest
+# program tests_NAME. CHECKED: its own sources, too, are what AddressSanitizer is to check. PREPARE: the sources of
+# tests/support that prepare the process (tests/support/main.h).
 function(palimpsest_test name)
-  cmake_parse_arguments(ARG "TORCH_PCH;UNITY;CHECKED" "" "SOURCES;LIBRARIES" ${ARGN})
-  add_executable(tests_${name} ${ARG_SOURCES})
+  cmake_parse_arguments(ARG "TORCH_PCH;UNITY;CHECKED" "" "SOURCES;LIBRARIES;PREPARE" ${ARGN})
+  list(TRANSFORM ARG_PREPARE REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/tests/support/\\1.cpp")
+  add_executable(tests_${name} ${ARG_SOURCES} ${ARG_PREPARE})
   target_include_directories(tests_${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(tests_${name} PRIVATE ${ARG_LIBRARIES} GTest::gtest_main)
+  target_link_libraries(tests_${name} PRIVATE ${ARG_LIBRARIES} tests_main)
   palimpsest_calls_only(tests_${name})
   if(PALIMPSEST_SANITIZE MATCHES "address" AND NOT ARG_CHECKED)
     # What the tests call is checked, in buffers from a checked heap; the tests themselves take half of the time to

@@ -2,7 +2,7 @@
 
 #include "palimpsest/amp/autocast_guard.h"
 #include "palimpsest/memory/recompute.h"
-#include "tests/nn/dense_support.h"
+#include "tests/nn/dense_block_support.h"
 #include "tests/support/error_ratios.h"
 #include "tests/support/tolerance.h"
 
@@ -125,7 +125,7 @@ TEST(DenseBlock, UnderAutocastWeightsStayF32AndGradientsAreAsNearToTheTruth) {
             ratios[form].add(got, plain, truth);
           }
         }
-        const auto limit = testing::tolerance(dtype == at::kHalf ? DType::f16 : DType::bf16).relative_l2;
+        const auto limit = testing::tolerance(dtype).relative_l2;
         for (const auto& [form, of_form] : ratios) {
           SCOPED_TRACE(::testing::Message() << to_string(form) << " " << dtype << (wide ? " wide" : "")
                                             << (channels_last ? " channels-last" : " NCHW"));

@@ -1,4 +1,4 @@
-#include "tests/ops/layer_case.h"
+#include "tests/ops/abn_case.h"
 
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using Layer = std::function<at::Tensor(at::Tensor, const OptionalTensor& weight,
                                        const OptionalTensor& mean, const OptionalTensor& var,
                                        const OptionalTensor& residual)>;
 
-Outcome run(const LayerCase& c, at::ScalarType dtype, const Layer& layer) {
+Outcome run(const AbnCase& c, at::ScalarType dtype, const Layer& layer) {
   // Detached from the case, so that it can run any number of times; strides are kept.
   at::Tensor base = c.base.detach().to(dtype).set_requires_grad(true);
   const auto maths = dtype == at::kDouble ? at::kDouble : at::kFloat;
@@ -45,10 +45,10 @@ Outcome run(const LayerCase& c, at::ScalarType dtype, const Layer& layer) {
 
 }  // namespace
 
-LayerCase make_case(std::vector<int64_t> shape, at::ScalarType dtype, int64_t seed) {
+AbnCase make_case(std::vector<int64_t> shape, at::ScalarType dtype, int64_t seed) {
   torch::manual_seed(seed + 1);
   const int64_t channels = shape[1];
-  LayerCase c;
+  AbnCase c;
   c.base = torch::randn(shape, at::kDouble).mul(1.3).add(0.7).to(dtype);
   const at::Tensor sign = torch::arange(channels).remainder(2).mul(2).sub(1);
   c.weight = torch::rand(channels, at::kDouble).mul(1.2).add(0.3).mul(sign).to(dtype).set_requires_grad(true);
@@ -59,7 +59,7 @@ LayerCase make_case(std::vector<int64_t> shape, at::ScalarType dtype, int64_t se
   return c;
 }
 
-Outcome run_layer(const LayerCase& c, bool in_place) {
+Outcome run_layer(const AbnCase& c, bool in_place) {
   return run(c, c.base.scalar_type(),
              [&](at::Tensor x, const auto& weight, const auto& bias, const auto& mean, const auto& var,
                  const auto& residual) {
@@ -68,7 +68,7 @@ Outcome run_layer(const LayerCase& c, bool in_place) {
              });
 }
 
-Outcome run_truth(const LayerCase& c) {
+Outcome run_truth(const AbnCase& c) {
   return run(c, at::kDouble,
              [&](at::Tensor x, const auto& weight, const auto& bias, const auto& mean, const auto& var,
                  const auto& residual) {
@@ -111,22 +111,11 @@ at::Tensor activate(const at::Tensor& y, Activation activation, double param) {
   return {};
 }
 
-double relative_error(const at::Tensor& got, const at::Tensor& want) {
-  const at::Tensor truth = want.to(at::kDouble);
-  const double difference = (got.to(at::kDouble) - truth).norm().item<double>();
-  const double size = truth.norm().item<double>();
-  return size > 0 ? difference / size : difference;
-}
-
-double tolerance(at::ScalarType dtype) {
-  return dtype == at::kDouble ? 1e-10 : dtype == at::kFloat ? 1e-5 : dtype == at::kHalf ? 2e-2 : 1e-1;
-}
-
-void expect_right(const LayerCase& c, bool in_place) {
+void expect_right(const AbnCase& c, bool in_place) {
   SCOPED_TRACE(c.name + (in_place ? ", in place" : ", out of place") + ", " +
                c10::getDtypeNames(c.base.scalar_type()).first);
   const Outcome got = run_layer(c, in_place), want = run_truth(c);
-  const double limit = tolerance(c.base.scalar_type());
+  const double limit = tolerance_across_kinks(c.base.scalar_type());
   const auto expect_close = [](const char* what, const at::Tensor& g, const at::Tensor& w, double bound) {
     ASSERT_EQ(g.defined(), w.defined()) << what;
     if (!g.defined()) return;
@@ -138,22 +127,13 @@ void expect_right(const LayerCase& c, bool in_place) {
   expect_close("gradient of weight", got.dweight, want.dweight, limit);
   expect_close("gradient of bias", got.dbias, want.dbias, limit);
   expect_close("gradient of residual", got.dresidual, want.dresidual, limit);
-  expect_close("running mean", got.running_mean, want.running_mean, 1e-6);
-  expect_close("running variance", got.running_var, want.running_var, 1e-6);
+  expect_close("running mean", got.running_mean, want.running_mean, testing::kRunningStatistics);
+  expect_close("running variance", got.running_var, want.running_var, testing::kRunningStatistics);
 }
 
 void for_each_form(const std::function<void(at::ScalarType, bool)>& test) {
   for (const auto dtype : {at::kFloat, at::kDouble})
     for (const bool in_place : {false, true}) test(dtype, in_place);
-}
-
-std::string error_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
 }
 
 }  // namespace palimpsest::ops::tests

@@ -1,7 +1,7 @@
 // What the host knows of weights while a device runs behind it; in the program whose operators call CUDA
 // kernels.
 #include "palimpsest/ops/invertibility/predictor.h"
-#include "tests/ops/layer_case.h"
+#include "tests/ops/abn_case.h"
 
 #include <gtest/gtest.h>
 
@@ -10,7 +10,7 @@ namespace {
 
 /// A layer whose weight and bias stay the same tensors from step to step, as those of a module do.
 struct Trained {
-  LayerCase c = make_case({4, 8, 6, 7}, at::kFloat);
+  AbnCase c = make_case({4, 8, 6, 7}, at::kFloat);
   at::Tensor weight = c.weight->detach().abs().set_requires_grad(true),
              bias = c.bias->detach().clone().set_requires_grad(true);
 
@@ -43,21 +43,21 @@ struct Trained {
   }
 
   void expect_right(const Gradients& got) const {
-    LayerCase truth = c;
+    AbnCase truth = c;
     truth.weight = weight;
     truth.bias = bias;
     truth.running_mean = truth.running_var = std::nullopt;
     const Outcome want = run_truth(truth);
     for (const auto& [g, w] :
          {std::pair{got.dx, want.dx}, {got.dweight, want.dweight}, {got.dbias, want.dbias}})
-      EXPECT_LE(relative_error(g, w), 1e-5);
+      EXPECT_LE(relative_error(g, w), tolerance_across_kinks(at::kFloat));
     // And of each channel for itself, where it is no rounding of others'.
     for (int64_t i = 0; i < 8; ++i)
-      EXPECT_LE(relative_error(got.dweight[i], want.dweight[i]), 1e-4) << "channel " << i;
+      EXPECT_LE(relative_error(got.dweight[i], want.dweight[i]), testing::kChannelF32) << "channel " << i;
   }
 };
 
-class InvertibilityPredictor : public testing::Test {
+class InvertibilityPredictor : public ::testing::Test {
  protected:
   void SetUp() override { reset_abn_fallback_stats(); }
 };

@@ -1,6 +1,4 @@
-// In this program the operators run CUDA kernels over CPU tensors: the emulator executes them.
-#include "palimpsest/ops/common/backend.h"
-#include "tests/ops/layer_case.h"
+#include "tests/ops/abn_case.h"
 #include "tests/support/cuda_emulator/emulator.h"
 
 #include <gtest/gtest.h>
@@ -8,16 +6,11 @@
 namespace palimpsest::ops::tests {
 namespace {
 
-[[maybe_unused]] const bool replaced = [] {
-  run_cpu_tensors_on(Backend::kCuda);
-  return true;
-}();
-
 TEST(AbnOnCuda, ALayerIsOneOrTwoLaunchesOfKernelsEachWay) {
   for (const auto& [shape, each] : {std::pair<std::vector<int64_t>, int64_t>{{4, 160, 6, 6}, 1},
                                     std::pair<std::vector<int64_t>, int64_t>{{4, 3, 60, 60}, 2}})
     for (const bool in_place : {false, true}) {
-      LayerCase c = make_case(shape, at::kFloat);
+      AbnCase c = make_case(shape, at::kFloat);
       int64_t before = cuda_emulator::launches();
       run_layer(c, in_place);
       EXPECT_EQ(cuda_emulator::launches() - before, 2 * each);

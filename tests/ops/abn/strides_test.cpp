@@ -1,4 +1,4 @@
-#include "tests/ops/layer_case.h"
+#include "tests/ops/abn_case.h"
 
 #include "palimpsest/ops/common/layout.h"
 
@@ -12,10 +12,10 @@ using at::indexing::None;
 using at::indexing::Slice;
 
 /// A case whose input is `view` of a dense tensor of `shape`; dz takes the shape of the view.
-LayerCase viewed(std::string name, std::vector<int64_t> shape, at::ScalarType dtype,
-                 std::function<at::Tensor(const at::Tensor&)> view) {
+AbnCase viewed(std::string name, std::vector<int64_t> shape, at::ScalarType dtype,
+               std::function<at::Tensor(const at::Tensor&)> view) {
   const at::Tensor sample = view(torch::empty(shape, dtype));
-  LayerCase c = make_case(sample.sizes().vec(), dtype);
+  AbnCase c = make_case(sample.sizes().vec(), dtype);
   c.base = torch::randn(shape, at::kDouble).mul(1.3).add(0.7).to(dtype);
   c.view = std::move(view);
   c.name = std::move(name);
@@ -23,7 +23,7 @@ LayerCase viewed(std::string name, std::vector<int64_t> shape, at::ScalarType dt
 }
 
 /// Every way in which an input may lie in memory.
-std::vector<LayerCase> strided_cases(at::ScalarType dtype) {
+std::vector<AbnCase> strided_cases(at::ScalarType dtype) {
   const auto channels_last = [](const at::Tensor& t) { return t.contiguous(at::MemoryFormat::ChannelsLast); };
   return {
       viewed("channels last", {4, 9, 6, 5}, dtype, channels_last),
@@ -77,7 +77,7 @@ TEST(AbnStrides, AnyStridesGiveTheRightValuesAndGradientsWhenFrozenOrDegenerate)
 TEST(AbnStrides, AnyStridesOfTheIncomingGradientGiveTheRightGradients) {
   for_each_form([](at::ScalarType dtype, bool in_place) {
     for (const bool channels_last : {false, true}) {
-      LayerCase c = make_case({4, 6, 5, 8}, dtype);
+      AbnCase c = make_case({4, 6, 5, 8}, dtype);
       if (channels_last) c.base = c.base.contiguous(at::MemoryFormat::ChannelsLast);
       const at::Tensor dense = c.dz;
       const std::vector<std::pair<std::string, at::Tensor>> gradients{

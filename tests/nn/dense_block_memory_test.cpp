@@ -1,6 +1,6 @@
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
-#include "tests/nn/dense_support.h"
+#include "tests/nn/dense_block_support.h"
 
 #include <algorithm>
 #include <map>

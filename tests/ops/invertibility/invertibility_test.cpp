@@ -1,4 +1,4 @@
-#include "tests/ops/layer_case.h"
+#include "tests/ops/abn_case.h"
 
 #include "palimpsest/base/recomputing.h"
 #include "palimpsest/memory/counting_allocator.h"
@@ -11,8 +11,8 @@
 namespace palimpsest::ops::tests {
 namespace {
 
-LayerCase case_with_weight(at::ScalarType dtype, double weight, double bias) {
-  LayerCase c = make_case({4, 8, 6, 7}, dtype);
+AbnCase case_with_weight(at::ScalarType dtype, double weight, double bias) {
+  AbnCase c = make_case({4, 8, 6, 7}, dtype);
   at::Tensor weights = c.weight->detach(), biases = c.bias->detach();
   weights[3] = weight;
   biases[3] = bias;
@@ -22,7 +22,7 @@ LayerCase case_with_weight(at::ScalarType dtype, double weight, double bias) {
   return c;
 }
 
-TEST(AbnDegenerate, AWeightOfZeroOrNearZeroHasExactGradients) {
+TEST(AbnInvertibility, AWeightOfZeroOrNearZeroHasExactGradients) {
   for_each_form([](at::ScalarType dtype, bool in_place) {
     for (const double weight : {0.0, 1e-30, -1e-12, 1e-7, -1e-4, 1e-2})
       for (const double bias : {0.0, 1.0, -3.0})
@@ -30,13 +30,13 @@ TEST(AbnDegenerate, AWeightOfZeroOrNearZeroHasExactGradients) {
   });
 }
 
-TEST(AbnDegenerate, AtExactlyZeroTheActivationHasTheSlopeThatLibtorchGivesIt) {
+TEST(AbnInvertibility, AtExactlyZeroTheActivationHasTheSlopeThatLibtorchGivesIt) {
   // weight = bias = 0: y is 0 everywhere, and a slope of 1 there instead of libtorch's (the negative side's)
   // would make the channel's gradients 100 times as large.
   for_each_form([](at::ScalarType dtype, bool in_place) {
     for (const auto& [activation, param] :
          {std::pair{Activation::kLeakyReLU, 0.01}, {Activation::kELU, 0.3}, {Activation::kIdentity, 0.0}}) {
-      LayerCase c = case_with_weight(dtype, 0.0, 0.0);
+      AbnCase c = case_with_weight(dtype, 0.0, 0.0);
       c.options.activation = activation;
       c.options.activation_param = param;
       expect_right(c, in_place);
@@ -44,21 +44,22 @@ TEST(AbnDegenerate, AtExactlyZeroTheActivationHasTheSlopeThatLibtorchGivesIt) {
   });
 }
 
-TEST(AbnDegenerate, TheGradientOfTheChannelItselfIsExact) {
+TEST(AbnInvertibility, TheGradientOfTheChannelItselfIsExact) {
   // The error over the whole tensor could hide one channel of many: look at that one.
   for_each_form([](at::ScalarType dtype, bool in_place) {
     for (const double weight : {0.0, 1e-6, -1.0 / 59, 1.0 / 61, -1.0}) {
-      const LayerCase c = case_with_weight(dtype, weight, weight == 0 ? 0.5 : 1.0);
+      const AbnCase c = case_with_weight(dtype, weight, weight == 0 ? 0.5 : 1.0);
       const Outcome got = run_layer(c, in_place), want = run_truth(c);
-      EXPECT_LE(relative_error(got.dweight[3], want.dweight[3]), tolerance(dtype)) << c.name;
-      EXPECT_LE(relative_error(got.dx.select(1, 3), want.dx.select(1, 3)), tolerance(dtype)) << c.name;
+      EXPECT_LE(relative_error(got.dweight[3], want.dweight[3]), tolerance_across_kinks(dtype)) << c.name;
+      EXPECT_LE(relative_error(got.dx.select(1, 3), want.dx.select(1, 3)), tolerance_across_kinks(dtype))
+          << c.name;
     }
   });
 }
 
-TEST(AbnDegenerate, AllWeightsZeroAsAtTheEndOfAResidualBlock) {
+TEST(AbnInvertibility, AllWeightsZeroAsAtTheEndOfAResidualBlock) {
   for_each_form([](at::ScalarType dtype, bool in_place) {
-    LayerCase c = make_case({4, 8, 6, 7}, dtype);
+    AbnCase c = make_case({4, 8, 6, 7}, dtype);
     c.weight = torch::zeros(8, dtype).set_requires_grad(true);
     c.options.activation = Activation::kIdentity;
     c.name = "all zero";
@@ -66,8 +67,8 @@ TEST(AbnDegenerate, AllWeightsZeroAsAtTheEndOfAResidualBlock) {
   });
 }
 
-TEST(AbnDegenerate, ChannelsThatKeptXHatAreCounted) {
-  const auto count = [](const LayerCase& c, bool in_place) {
+TEST(AbnInvertibility, ChannelsThatKeptXHatAreCounted) {
+  const auto count = [](const AbnCase& c, bool in_place) {
     reset_abn_fallback_stats();
     run_layer(c, in_place);
     EXPECT_EQ(abn_fallback_stats().layers, 0);
@@ -83,7 +84,7 @@ TEST(AbnDegenerate, ChannelsThatKeptXHatAreCounted) {
     EXPECT_EQ(count(case_with_weight(dtype, -1.0, 61.0), in_place), dtype == at::kFloat ? 1 : 0);
 
     // Two of 8 are more than one in 32: the layer keeps the normalized x whole.
-    LayerCase two = case_with_weight(dtype, 0.0, 0.0);
+    AbnCase two = case_with_weight(dtype, 0.0, 0.0);
     {
       const at::NoGradGuard no_grad;
       two.weight->index_put_({torch::tensor({6})}, torch::zeros(1, dtype));
@@ -97,10 +98,10 @@ TEST(AbnDegenerate, ChannelsThatKeptXHatAreCounted) {
   EXPECT_EQ(abn_fallback_stats().layers + abn_fallback_stats().channels, 0);
 }
 
-TEST(AbnDegenerate, ALayerThatRunsAgainForItsSegmentIsNotCountedAgain) {
-  LayerCase whole = case_with_weight(at::kFloat, 0.0, 0.0);
+TEST(AbnInvertibility, ALayerThatRunsAgainForItsSegmentIsNotCountedAgain) {
+  AbnCase whole = case_with_weight(at::kFloat, 0.0, 0.0);
   whole.weight = torch::zeros(8).set_requires_grad(true);
-  for (const LayerCase& c : {case_with_weight(at::kFloat, 0.0, 0.0), whole}) {
+  for (const AbnCase& c : {case_with_weight(at::kFloat, 0.0, 0.0), whole}) {
     reset_abn_fallback_stats();
     run_layer(c, false);
     const int64_t fallbacks = abn_fallback_stats().layers, channels = abn_fallback_stats().channels;
@@ -112,15 +113,15 @@ TEST(AbnDegenerate, ALayerThatRunsAgainForItsSegmentIsNotCountedAgain) {
   }
 }
 
-TEST(AbnDegenerate, NothingIsKeptOrCountedWithoutABackwardPass) {
-  const LayerCase c = case_with_weight(at::kFloat, 0.0, 0.0);
+TEST(AbnInvertibility, NothingIsKeptOrCountedWithoutABackwardPass) {
+  const AbnCase c = case_with_weight(at::kFloat, 0.0, 0.0);
   reset_abn_fallback_stats();
   const torch::NoGradGuard no_grad;
   abn(c.base, {c.weight, c.bias, c.running_mean, c.running_var});
   EXPECT_EQ(abn_fallback_stats().layers + abn_fallback_stats().channels, 0);
 }
 
-TEST(AbnDegenerate, TheChannelsXHatIsKeptBesideZForThatStepOnly) {
+TEST(AbnInvertibility, TheChannelsXHatIsKeptBesideZForThatStepOnly) {
   const at::Tensor x = torch::randn({2, 8, 16, 16}).set_requires_grad(true);
   const int64_t bytes = x.numel() * 4, vectors = 8 * 8;  // inv_std in f64
   const int64_t channel = bytes / 8, index = 8;          // on a GPU the host shares the index between passes
@@ -136,11 +137,11 @@ TEST(AbnDegenerate, TheChannelsXHatIsKeptBesideZForThatStepOnly) {
   }
 }
 
-TEST(AbnDegenerate, EluWhoseNegativeSideSaturatesKeepsXHat) {
+TEST(AbnInvertibility, EluWhoseNegativeSideSaturatesKeepsXHat) {
   for_each_form([](at::ScalarType dtype, bool in_place) {
     for (const auto& [weight, bias] :
          std::vector<std::pair<double, double>>{{6.0, 0.0}, {1.0, -20.0}, {2.0, -30.0}, {40.0, 1.0}}) {
-      LayerCase c = case_with_weight(dtype, weight, bias);
+      AbnCase c = case_with_weight(dtype, weight, bias);
       c.options.activation = Activation::kELU;
       c.options.activation_param = 1.0;
       expect_right(c, in_place);
@@ -148,12 +149,13 @@ TEST(AbnDegenerate, EluWhoseNegativeSideSaturatesKeepsXHat) {
       // it.
       if (bias < 0) continue;
       const Outcome got = run_layer(c, in_place), want = run_truth(c);
-      EXPECT_LE(relative_error(got.dx.select(1, 3), want.dx.select(1, 3)), tolerance(dtype)) << c.name;
+      EXPECT_LE(relative_error(got.dx.select(1, 3), want.dx.select(1, 3)), tolerance_across_kinks(dtype))
+          << c.name;
     }
   });
 }
 
-TEST(AbnDegenerate, ABranchWhoseFlatEndsHideYKeepsXHat) {
+TEST(AbnInvertibility, ABranchWhoseFlatEndsHideYKeepsXHat) {
   // Deep on the falling branch z underflows; all around the minimum it hardly moves. Both in the gradients of
   // the channel itself, against a tensor of others.
   struct Hidden {
@@ -166,7 +168,7 @@ TEST(AbnDegenerate, ABranchWhoseFlatEndsHideYKeepsXHat) {
          {Hidden{1, 0, false, false}, Hidden{3, -6, true, tanh}, Hidden{0.5, -12, true, false},
           Hidden{12, 0, true, true}, Hidden{0.05, -0.75, true, false}, Hidden{0.05, -0.4, false, false}}) {
       for_each_form([&](at::ScalarType dtype, bool in_place) {
-        LayerCase c = case_with_weight(dtype, h.weight, h.bias);
+        AbnCase c = case_with_weight(dtype, h.weight, h.bias);
         {
           const at::NoGradGuard no_grad;
           for (const int64_t other : {0, 1, 2, 4, 5, 6, 7}) c.weight->select(0, other).fill_(1);
@@ -179,13 +181,15 @@ TEST(AbnDegenerate, ABranchWhoseFlatEndsHideYKeepsXHat) {
         EXPECT_EQ(abn_fallback_stats().channels, (dtype == at::kFloat ? h.f32 : h.f64) ? 1 : 0) << c.name;
         const Outcome got = run_layer(c, in_place), want = run_truth(c);
         if (want.dx.select(1, 3).norm().item<double>() < 1e-3 * want.dx.norm().item<double>()) return;
-        EXPECT_LE(relative_error(got.dx.select(1, 3), want.dx.select(1, 3)), 2 * tolerance(dtype)) << c.name;
+        EXPECT_LE(relative_error(got.dx.select(1, 3), want.dx.select(1, 3)),
+                  2 * tolerance_across_kinks(dtype))
+            << c.name;
       });
     }
   }
 }
 
-TEST(AbnDegenerate, StridedParametersAreReadAsTheyAre) {
+TEST(AbnInvertibility, StridedParametersAreReadAsTheyAre) {
   const at::Tensor wide = torch::ones({4, 2});
   wide.select(1, 0).zero_();  // every second value, which a reader of dense memory would see
   const auto degenerate = [](const OptionalTensor& weight, const OptionalTensor& bias,
