@@ -1,7 +1,5 @@
 #include "tests/ops/abn_case.h"
 
-#include "palimpsest/ops/common/layout.h"
-
 #include <gtest/gtest.h>
 
 namespace palimpsest::ops::tests {
@@ -123,17 +121,6 @@ TEST(AbnStrides, InPlaceWritesOnlyWhatTheViewShows) {
   EXPECT_TRUE(base.slice(1, 0, 2).equal(before.slice(1, 0, 2)));
   EXPECT_TRUE(base.slice(1, 7, 9).equal(before.slice(1, 7, 9)));
   EXPECT_FALSE(base.slice(1, 2, 7).equal(before.slice(1, 2, 7)));
-}
-
-TEST(Layout, FindsOverlapWhereStridesShareMemory) {
-  const at::Tensor x = torch::randn({2, 3, 4, 5});
-  EXPECT_FALSE(may_overlap_itself(x));
-  EXPECT_FALSE(may_overlap_itself(x.permute({3, 1, 0, 2})));
-  EXPECT_FALSE(may_overlap_itself(x.slice(1, 0, 3, 2)));
-  EXPECT_FALSE(may_overlap_itself(x.slice(1, 0, 1).expand({2, 1, 4, 5})));
-  EXPECT_FALSE(may_overlap_itself(torch::empty({0, 3}).as_strided({0, 3}, {0, 0})));
-  EXPECT_TRUE(may_overlap_itself(x.slice(0, 0, 1).expand({4, 3, 4, 5})));
-  EXPECT_TRUE(may_overlap_itself(torch::randn(10).unfold(0, 4, 2)));
 }
 
 }  // namespace
