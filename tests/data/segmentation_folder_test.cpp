@@ -3,6 +3,7 @@
 #include "tests/support/dataset.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/temporary_folder.h"
+#include "tests/support/tolerance.h"
 
 #include <ATen/ATen.h>
 
@@ -42,7 +43,8 @@ TEST(SegmentationFolder, GivesImageAndLabelOfTheSameName) {
     EXPECT_EQ(sample.target.sizes(), (at::IntArrayRef{4, 6}));
     EXPECT_EQ(sample.target.scalar_type(), at::kLong);
     EXPECT_TRUE(sample.target.eq(i).all().item<bool>());
-    EXPECT_NEAR(sample.image[0][0][0].item<double>(), (static_cast<double>(i) / 255 - 0.485) / 0.229, 1e-6);
+    EXPECT_NEAR(sample.image[0][0][0].item<double>(), (static_cast<double>(i) / 255 - 0.485) / 0.229,
+                testing::kRoundingF32);
     EXPECT_EQ(sample.name, (folder / "train" / ("scene" + std::to_string(i) + ".png")).string());
   }
   EXPECT_EQ(dataset->class_names(), (std::vector<std::string>{"class 0", "class 1", "class 2"}));

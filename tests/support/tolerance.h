@@ -103,8 +103,17 @@ constexpr double kTickRounding = 1e-9;
 /// The loss of a short training in 16 bits against that in f32, absolute.
 constexpr double kSameLoss16Bits = 0.05;
 
-/// A formula of a few operations in f64, absolute, of values up to 1.
+/// A formula of a few operations, absolute, of values up to 1 in f64 and up to 3 in f32.
 constexpr double kRoundingF64 = 1e-15;
+constexpr double kRoundingF32 = 1e-6;
+
+/// Pixels after bilinear interpolation in f32, in levels of 256.
+constexpr double kInterpolatedLevels = 1e-3;
+
+/// The standard deviation of 2.36 million drawn weights, in units of one of fan-out: 15 standard errors.
+constexpr double kDrawnDeviation = 0.01;
+/// Megabytes with three digits, relative.
+constexpr double kPublishedMegabytes = 0.01;
 
 /// Rounding of one form by that of another (error_ratios.h): all results together, and each. Measured of two
 /// equally good forms, whatever is drawn: together 1.0 in 32 draws and 1.17 in 8, each 1.3 in 32 (99.9 %).

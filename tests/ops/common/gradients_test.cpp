@@ -25,6 +25,10 @@ TEST(StealGradient, TakesADenseGradientThatNobodyElseSees) {
   }
   {
     const at::Tensor view = own.view({6, 20});
+    EXPECT_FALSE(can_steal_gradient(own, like)) << "a view";
+  }
+  {
+    const at::Tensor data = own.variable_data();
     EXPECT_FALSE(can_steal_gradient(own, like)) << "a second tensor of the same memory";
   }
   EXPECT_TRUE(can_steal_gradient(own, like));
