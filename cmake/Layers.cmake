@@ -1,4 +1,4 @@
-# One folder = one layer = one target. scripts/check_layers.py checks that the includes say the same.
+# One folder = one layer = one target. scripts/check_layers checks that the includes say the same.
 
 # A precompiled <torch/torch.h>, shared by every target that asks for it: 10 s a unit without.
 function(palimpsest_torch_pch target)
