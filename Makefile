@@ -54,7 +54,7 @@ format: bootstrap
 
 lint: configure
 	@scripts/format
-	@python3 scripts/check_layers.py
+	@scripts/check_layers
 	@scripts/tidy $(BUILD)
 
 clean:

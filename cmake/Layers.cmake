@@ -1,4 +1,4 @@
-# One folder = one layer = one target. scripts/check_layers.py checks that the includes say the same.
+# One folder = one layer = one target. scripts/check_layers checks that the includes say the same.
 
 # A precompiled <torch/torch.h>, which every target that asks for it shares. It saves 10 s per unit.
 function(palimpsest_torch_pch target)
@@ -78,13 +78,15 @@ function(palimpsest_layer name)
   endif()
 endfunction()
 
-# palimpsest_test(NAME [TORCH_PCH] [UNITY] [CHECKED] SOURCES ... LIBRARIES ...): a GoogleTest program tests_NAME.
-# CHECKED: AddressSanitizer checks the test's own sources as well.
+# palimpsest_test(NAME [TORCH_PCH] [UNITY] [CHECKED] SOURCES ... LIBRARIES ... [PREPARE preparation...]): a GoogleTest
+# program tests_NAME. CHECKED: AddressSanitizer checks the test's own sources as well. PREPARE: the sources of
+# tests/support that prepare the process (tests/support/main.h).
 function(palimpsest_test name)
-  cmake_parse_arguments(ARG "TORCH_PCH;UNITY;CHECKED" "" "SOURCES;LIBRARIES" ${ARGN})
-  add_executable(tests_${name} ${ARG_SOURCES})
+  cmake_parse_arguments(ARG "TORCH_PCH;UNITY;CHECKED" "" "SOURCES;LIBRARIES;PREPARE" ${ARGN})
+  list(TRANSFORM ARG_PREPARE REPLACE "(.+)" "${PROJECT_SOURCE_DIR}/tests/support/\\1.cpp")
+  add_executable(tests_${name} ${ARG_SOURCES} ${ARG_PREPARE})
   target_include_directories(tests_${name} PRIVATE ${PROJECT_SOURCE_DIR})
-  target_link_libraries(tests_${name} PRIVATE ${ARG_LIBRARIES} GTest::gtest_main)
+  target_link_libraries(tests_${name} PRIVATE ${ARG_LIBRARIES} tests_main)
   palimpsest_calls_only(tests_${name})
   if(PALIMPSEST_SANITIZE MATCHES "address" AND NOT ARG_CHECKED)
     # The code that the tests call is checked, in buffers from a checked heap. The tests themselves are not: they then

@@ -2,7 +2,7 @@
 
 #include "tests/amp/support.h"
 #include "tests/support/expect_error.h"
-#include "tests/support/tolerance.h"
+#include "tests/support/relative_error.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -10,9 +10,10 @@
 namespace palimpsest::amp {
 namespace {
 
+using palimpsest::testing::dtype_of;
 using palimpsest::testing::expect_error;
-using palimpsest::testing::kSumOfGradientsFloor;
-using palimpsest::testing::sum_of_gradients;
+using palimpsest::testing::kAccumulatedFloor;
+using palimpsest::testing::tolerances;
 using testing::gradients_of;
 using testing::loss_of;
 using testing::UsersNet;
@@ -27,13 +28,11 @@ TEST(AccumulateGradientsIn, GradientsMayAddUpInSixteenBits) {
     for (int pass = 0; pass < 2; ++pass) loss_of(net, at::kBFloat16).backward();
     for (const auto& p : parameters) EXPECT_EQ(p.grad().scalar_type(), type);
     const auto got = gradients_of(net);
-    const double limit = sum_of_gradients(type == at::kFloat  ? DType::f32
-                                          : type == at::kHalf ? DType::f16
-                                                              : DType::bf16);
+    const double limit = tolerances(dtype_of(type)).accumulated;
     for (size_t i = 0; i < got.size(); ++i) {
       const auto both = 2 * want[i];
       EXPECT_LE((got[i].to(at::kFloat) - both).norm().item<double>(),
-                limit * both.norm().item<double>() + kSumOfGradientsFloor);
+                limit * both.norm().item<double>() + kAccumulatedFloor);
     }
   }
   expect_error(ErrorKind::kUsage, {"dtype must be f32, f16 or bf16, got Double"},

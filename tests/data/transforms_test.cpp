@@ -1,6 +1,7 @@
 #include "palimpsest/data/transforms.h"
 
 #include "tests/support/expect_error.h"
+#include "tests/support/tolerance.h"
 
 #include <ATen/ATen.h>
 
@@ -49,8 +50,8 @@ TEST(Normalization, IsValueOver255MinusMeanOverStd) {
   ASSERT_EQ(got.sizes(), (at::IntArrayRef{3, 5, 9}));
   ASSERT_EQ(got.scalar_type(), at::kFloat);
   const double want = (4.0 / 255 - 0.485) / 0.229, want_blue = (7.0 / 255 - 0.406) / 0.225;
-  EXPECT_NEAR(got[0][4][2].item<double>(), want, 1e-6);
-  EXPECT_NEAR(got[2][0][0].item<double>(), want_blue, 1e-6);
+  EXPECT_NEAR(got[0][4][2].item<double>(), want, testing::kRoundingF32);
+  EXPECT_NEAR(got[2][0][0].item<double>(), want_blue, testing::kRoundingF32);
 }
 
 TEST(Scaling, OfImagesIsLibtorchsBilinearInterpolation) {
@@ -62,7 +63,8 @@ TEST(Scaling, OfImagesIsLibtorchsBilinearInterpolation) {
   for (const auto& [height, width] : {std::pair{16, 22}, {23, 31}, {46, 62}, {1, 1}, {24, 30}, {100, 7}}) {
     const at::Tensor got = values(view_image(image, whole(image, height, width), options), options);
     const at::Tensor want = at::upsample_bilinear2d(planes, {height, width}, /*align_corners=*/false)[0];
-    EXPECT_LT((got - want).abs().max().item<double>(), 1e-3) << height << "x" << width;
+    EXPECT_LT((got - want).abs().max().item<double>(), testing::kInterpolatedLevels)
+        << height << "x" << width;
   }
 }
 
@@ -118,7 +120,7 @@ TEST(Views, KeepImageAndLabelTogether) {
     const at::Tensor outside = inside.logical_not();
     EXPECT_TRUE(
         view_image(image, view, options).masked_select(outside.unsqueeze(0)).eq(0).all().item<bool>());
-    EXPECT_LT((seen[2].masked_select(inside) - 7).abs().max().item<double>(), 1e-3);
+    EXPECT_LT((seen[2].masked_select(inside) - 7).abs().max().item<double>(), testing::kInterpolatedLevels);
     padded += outside.any().item<bool>();
     flipped += view.flip;
   }

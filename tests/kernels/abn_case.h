@@ -4,13 +4,12 @@
 #include "palimpsest/kernels/abn.h"
 #include "palimpsest/kernels/activation.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
-#include "tests/support/saved_kinds.h"
+#include "tests/support/grid.h"
 
 #include <cmath>
 #include <cstdint>
 #include <ostream>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <vector>
 
@@ -32,34 +31,6 @@ class Buffer {
  private:
   int64_t begin_ = 0;
   std::vector<T> values_;
-};
-
-template <class T>
-constexpr DType dtype_of() {
-  if constexpr (std::is_same_v<T, double>) return DType::f64;
-  if constexpr (std::is_same_v<T, Float16>) return DType::f16;
-  if constexpr (std::is_same_v<T, BFloat16>) return DType::bf16;
-  return DType::f32;
-}
-
-inline const char* name_of(DType dtype) {
-  switch (dtype) {
-    case DType::f64:
-      return "f64";
-    case DType::f16:
-      return "f16";
-    case DType::bf16:
-      return "bf16";
-    default:
-      return "f32";
-  }
-}
-
-struct TypeName {
-  template <class T>
-  static std::string GetName(int) {
-    return name_of(dtype_of<T>());
-  }
 };
 
 inline double default_param(Activation activation) {

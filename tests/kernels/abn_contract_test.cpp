@@ -13,8 +13,6 @@
 namespace palimpsest::testing {
 namespace {
 
-const Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
-
 // One panel and many, one segment and many, tails and none; small planes side by side.
 const Shape3 kShapes[] = {{3, 20, 49},   {2, 3, 70000}, {5, 33, 1},   {1, 2, 140000},
                           {3, 530, 100}, {40, 5, 3600}, {32, 70, 49}, {150, 130, 4}};

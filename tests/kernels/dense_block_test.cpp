@@ -1,4 +1,4 @@
-#include "tests/kernels/dense_case.h"
+#include "tests/kernels/dense_block_case.h"
 #include "tests/support/compare.h"
 
 #include <gtest/gtest.h>
@@ -37,10 +37,7 @@ void expect_equals_reference(const DenseCase& c) {
 
 template <class S>
 class DenseBlock : public ::testing::Test {};
-using StorageTypes = ::testing::Types<float, double, Float16, BFloat16>;
 TYPED_TEST_SUITE(DenseBlock, StorageTypes, TypeName);
-
-constexpr Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
 
 TYPED_TEST(DenseBlock, EqualsTheReferenceForChannelsAroundVectors) {
   for (const Layout layout : kLayouts)

@@ -3,6 +3,7 @@
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/max_pool.h"
 #include "tests/support/compare.h"
+#include "tests/support/grid.h"
 
 #include <gtest/gtest.h>
 

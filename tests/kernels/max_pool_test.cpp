@@ -25,8 +25,6 @@ class MaxPool : public ::testing::Test {};
 using Types = ::testing::Types<F32, F64, F16, BF16>;
 TYPED_TEST_SUITE(MaxPool, Types);
 
-constexpr Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
-
 TYPED_TEST(MaxPool, IsTheReferenceOnEveryWindowWidthAndLayout) {
   const auto draw = [](Random& random) { return std::floor(random.uniform(-64, 64)) / 16; };
   for (const PoolCase& c : pool_cases())

@@ -94,10 +94,12 @@ TEST(Registry, ConvolutionsStartWithKaimingsDeviation) {
     return model->named_parameters()["layer4.1.conv2.weight"].std().item<double>();
   };
   const double unit = 1 / std::sqrt(512.0 * 9);
-  EXPECT_NEAR(deviation(nn::Activation::kLeakyReLU, 0.01) / unit, std::sqrt(2 / 1.0001), 0.01);
-  EXPECT_NEAR(deviation(nn::Activation::kLeakyReLU, 0.5) / unit, std::sqrt(2 / 1.25), 0.01);
-  EXPECT_NEAR(deviation(nn::Activation::kELU, 1) / unit, std::sqrt(2), 0.01);
-  EXPECT_NEAR(deviation(nn::Activation::kIdentity, 0) / unit, 1, 0.01);
+  EXPECT_NEAR(deviation(nn::Activation::kLeakyReLU, 0.01) / unit, std::sqrt(2 / 1.0001),
+              testing::kDrawnDeviation);
+  EXPECT_NEAR(deviation(nn::Activation::kLeakyReLU, 0.5) / unit, std::sqrt(2 / 1.25),
+              testing::kDrawnDeviation);
+  EXPECT_NEAR(deviation(nn::Activation::kELU, 1) / unit, std::sqrt(2), testing::kDrawnDeviation);
+  EXPECT_NEAR(deviation(nn::Activation::kIdentity, 0) / unit, 1, testing::kDrawnDeviation);
 }
 
 }  // namespace

@@ -4,7 +4,7 @@
 #include "palimpsest/nn/dense_transition.h"
 #include "palimpsest/nn/inplace_abn.h"
 #include "palimpsest/nn/linear.h"
-#include "tests/nn/dense_support.h"
+#include "tests/nn/dense_block_support.h"
 
 #include <torch/nn/parallel/data_parallel.h>
 

@@ -1,20 +1,15 @@
-// In this program densely connected blocks run CUDA kernels over CPU tensors, which the emulator executes: the
-// tests of dense_block_test.cpp, and these.
+// The program of these tests and of dense_block_test.cpp runs CUDA kernels over CPU tensors: the emulator
+// executes them.
 #include "palimpsest/nn/dense_block.h"
 #include "palimpsest/ops/common/backend.h"
 #include "palimpsest/ops/exponent_counts.h"
 #include "palimpsest/ops/exponent_counts/device_cuda.h"
-#include "tests/nn/dense_support.h"
+#include "tests/nn/dense_block_support.h"
 #include "tests/support/cuda_emulator/emulator.h"
 #include "tests/support/tolerance.h"
 
 namespace palimpsest::nn {
 namespace {
-
-[[maybe_unused]] const bool replaced = [] {
-  ops::run_cpu_tensors_on(ops::Backend::kCuda);
-  return true;
-}();
 
 const NormOptions kLeakyOnCuda{Strategy::kInplace2, Activation::kLeakyReLU, 0.1};
 

@@ -1,6 +1,6 @@
 #include "palimpsest/nn/dense_transition.h"
 
-#include "tests/nn/dense_support.h"
+#include "tests/nn/dense_block_support.h"
 
 namespace palimpsest::nn {
 namespace {

@@ -92,7 +92,7 @@ TEST(InPlaceABN, UnderNoGradTheInputIsOverwrittenAsDocumented) {
   layer->eval();
   auto x = torch::full({1, 3, 2, 2}, -1.0);
   layer->forward(x);
-  EXPECT_NEAR(x.max().item<double>(), -0.01, 1e-6);
+  EXPECT_NEAR(x.max().item<double>(), -0.01, testing::kRoundingF32);
 }
 
 // Several batches of different size through `ours` and libtorch's layer: running statistics agree after each.
@@ -178,9 +178,10 @@ TEST(InPlaceABN, OptionsThatMayChangeLaterTakeEffectAtTheNextForward) {
   const auto leaky = layer->forward(x);
   layer->options.activation(Activation::kIdentity).eps(0.1).momentum(1.0);
   const auto wanted = F::batch_norm(x, {}, {}, F::BatchNormFuncOptions().training(true).eps(0.1));
-  EXPECT_TRUE(torch::allclose(layer->forward(x), wanted, 1e-5, 1e-6));
-  EXPECT_FALSE(torch::allclose(leaky, wanted, 1e-5, 1e-6));
-  EXPECT_TRUE(torch::allclose(layer->running_mean, x.mean({0, 2, 3}), 1e-5, 1e-6));
+  EXPECT_TRUE(torch::allclose(layer->forward(x), wanted, testing::kReorderedF32, testing::kRoundingF32));
+  EXPECT_FALSE(torch::allclose(leaky, wanted, testing::kReorderedF32, testing::kRoundingF32));
+  EXPECT_TRUE(
+      torch::allclose(layer->running_mean, x.mean({0, 2, 3}), testing::kReorderedF32, testing::kRoundingF32));
 }
 
 TEST(InPlaceABN, ResetParametersForgets) {

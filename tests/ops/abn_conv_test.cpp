@@ -3,7 +3,7 @@
 #include "palimpsest/kernels/activation.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
-#include "tests/ops/layer_case.h"
+#include "tests/ops/abn_case.h"
 
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
@@ -87,7 +87,7 @@ TEST(AbnConv, EveryStrategyAndActivationHasTheGradientsOfThePlainLayers) {
   for (const Geometry& g : kGeometries) {
     for (const auto& [activation, name, is_listed] : kernels::kActivations) {
       const Gradients want = truth(g, activation, 1);
-      for (const Saved saved : kEverySaved) {
+      for (const Saved saved : kAllSaved) {
         if (!can_save(activation, saved)) continue;
         for (const auto dtype : {at::kFloat, at::kDouble}) {
           for (const bool in_place : {false, true}) {
@@ -103,7 +103,7 @@ TEST(AbnConv, EveryStrategyAndActivationHasTheGradientsOfThePlainLayers) {
                                           return in_place ? abn_conv_(x, n, kernel, bias, g.options, options)
                                                           : abn_conv(x, n, kernel, bias, g.options, options);
                                         });
-              expect_equal(got, want, 2 * tolerance(dtype));
+              expect_equal(got, want, 2 * tolerance_across_kinks(dtype));
             }
           }
         }
@@ -122,7 +122,7 @@ TEST(AbnConv, AWeightOfZeroKeepsTheNormalizedInputInstead) {
       run(at::kDouble, g, false, 0,
           [&](at::Tensor x, const NormalizationTensors& n, const at::Tensor& kernel,
               const OptionalTensor& bias) { return abn_conv_(x, n, kernel, bias, g.options, options); });
-  expect_equal(got, want, tolerance(at::kDouble));
+  expect_equal(got, want, tolerance_across_kinks(at::kDouble));
 }
 
 TEST(AbnConv, ActivateConvKeepsItsInputOnly) {
@@ -135,17 +135,17 @@ TEST(AbnConv, ActivateConvKeepsItsInputOnly) {
     const at::Tensor out = activate_conv(t, kernel, std::nullopt, g.options, activation, 0.3);
     const at::Tensor want = at::conv2d(activate(t, activation, 0.3), kernel, {}, g.options.stride,
                                        g.options.padding, g.options.dilation, 2);
-    EXPECT_LE(relative_error(out, want), tolerance(at::kDouble));
+    EXPECT_LE(relative_error(out, want), tolerance_across_kinks(at::kDouble));
     const at::Tensor dout = torch::randn_like(out);
     const auto got_gradients = torch::autograd::grad({out}, {t, kernel}, {dout});
     const auto want_gradients = torch::autograd::grad({want}, {t, kernel}, {dout});
-    EXPECT_LE(relative_error(got_gradients[0], want_gradients[0]), tolerance(at::kDouble));
-    EXPECT_LE(relative_error(got_gradients[1], want_gradients[1]), tolerance(at::kDouble));
+    EXPECT_LE(relative_error(got_gradients[0], want_gradients[0]), tolerance_across_kinks(at::kDouble));
+    EXPECT_LE(relative_error(got_gradients[1], want_gradients[1]), tolerance_across_kinks(at::kDouble));
   }
 }
 
 TEST(AbnConv, EveryStrategyKeepsOneTensor) {
-  for (const Saved saved : kEverySaved) {
+  for (const Saved saved : kAllSaved) {
     const AbnOptions options = options_with(saved);
     const Geometry& g = kGeometries[2];
     at::Tensor leaf = torch::randn({8, 64, 28, 28}).set_requires_grad(true);
@@ -172,7 +172,7 @@ TEST(AbnConv, EveryStrategyKeepsOneTensor) {
 TEST(AbnConv, UnderAutocastTheConvolutionRunsInItsType) {
   at::autocast::set_autocast_enabled(at::kCPU, true);
   at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
-  for (const Saved saved : kEverySaved) {
+  for (const Saved saved : kAllSaved) {
     const AbnOptions options = options_with(saved);
     const Gradients got = run(at::kFloat, kGeometries[0], false, 1,
                               [&](at::Tensor x, const NormalizationTensors& n, const at::Tensor& kernel,
@@ -182,7 +182,7 @@ TEST(AbnConv, UnderAutocastTheConvolutionRunsInItsType) {
     EXPECT_EQ(got.out.scalar_type(), at::kBFloat16);
     EXPECT_EQ(got.dkernel.scalar_type(), at::kFloat);
     EXPECT_LE(relative_error(got.dx, truth(kGeometries[0], options.activation, 1).dx),
-              tolerance(at::kBFloat16));
+              tolerance_across_kinks(at::kBFloat16));
   }
   at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(at::kCPU, false);
@@ -203,7 +203,7 @@ TEST(AbnConv, AThousandPassesLeaveNothingBehind) {
     const at::Tensor out = layer(x, norm, kernel, {}, kGeometries[0].options, options_with(saved));
     if (form != kWithoutBackward) torch::autograd::grad({out.sum()}, {leaf, *norm.weight, kernel});
   };
-  for (const Saved saved : kEverySaved) {
+  for (const Saved saved : kAllSaved) {
     for (const bool consume : {false, true}) {
       for (const Form form : {kPlain, kView, kWithoutBackward}) {
         pass(saved, consume, form);

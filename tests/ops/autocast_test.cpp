@@ -31,9 +31,7 @@ struct Storage {
   at::ScalarType type;
   bool compute_in_f32;
 
-  double limit() const {
-    return palimpsest::testing::tolerance(type == at::kHalf ? DType::f16 : DType::bf16).relative_l2;
-  }
+  double limit() const { return palimpsest::testing::tolerance(type).relative_l2; }
   amp::AutocastOptions options() const { return {.cache = false, .compute_in_f32 = compute_in_f32}; }
 };
 constexpr Storage kStorages[] = {

@@ -1,7 +1,7 @@
 #include "palimpsest/ops/max_pool.h"
 
 #include "palimpsest/memory/counting_allocator.h"
-#include "tests/ops/layer_case.h"
+#include "tests/ops/abn_case.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,4 @@
-// The main of the test programs that prepare the process: tests/support/main.h. Others link
-// GTest::gtest_main.
+// The main function of every test program.
 #include "tests/support/main.h"
 
 #include <gtest/gtest.h>

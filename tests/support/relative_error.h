@@ -18,12 +18,18 @@ inline double relative_error(const at::Tensor& got, const at::Tensor& want) {
   return relative_error(span(taken), span(wanted));
 }
 
-/// The same limits as tolerance_at_kinks, by libtorch's name of the type.
-inline double tolerance_at_kinks(at::ScalarType dtype) {
-  return tolerance_at_kinks(dtype == at::kDouble     ? DType::f64
-                            : dtype == at::kHalf     ? DType::f16
-                            : dtype == at::kBFloat16 ? DType::bf16
-                                                     : DType::f32);
+/// The table of tests/support/tolerance.h by libtorch's names of the types.
+inline DType dtype_of(at::ScalarType type) {
+  return type == at::kDouble     ? DType::f64
+         : type == at::kHalf     ? DType::f16
+         : type == at::kBFloat16 ? DType::bf16
+                                 : DType::f32;
+}
+inline Tolerance tolerance(at::ScalarType type) {
+  return tolerance(dtype_of(type));
+}
+inline double tolerance_across_kinks(at::ScalarType type) {
+  return tolerance_across_kinks(dtype_of(type));
 }
 
 }  // namespace palimpsest::testing

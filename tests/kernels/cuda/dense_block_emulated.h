@@ -2,7 +2,7 @@
 
 #include "palimpsest/kernels/cuda/dense_block.h"
 #include "tests/kernels/cuda/emulated.h"
-#include "tests/kernels/dense_case.h"
+#include "tests/kernels/dense_block_case.h"
 
 #include <cmath>
 #include <cstddef>

@@ -66,7 +66,6 @@ class CudaDenseBlock : public ::testing::Test {
 
   int cases_ = 0;  // each takes the next order and the next activation
 };
-using StorageTypes = ::testing::Types<float, double, Float16, BFloat16>;
 TYPED_TEST_SUITE(CudaDenseBlock, StorageTypes, TypeName);
 
 TYPED_TEST(CudaDenseBlock, IsTheReferenceForChannelsAroundVectorsAndPanels) {

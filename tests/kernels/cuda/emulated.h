@@ -1,13 +1,11 @@
 #pragma once
 
-#include "palimpsest/base/shape.h"
 #include "tests/support/cuda_emulator/emulator.h"
 
 namespace palimpsest::testing {
 
 using cuda_emulator::Order;
 
-inline constexpr Layout kLayouts[] = {Layout::kNCHW, Layout::kChannelsLast};
 inline constexpr Order kOrders[] = {Order::kForward, Order::kReverse, Order::kRandom};
 
 /// Sets the order of threads and blocks until the end of the scope.

@@ -1,0 +1,117 @@
+#include "palimpsest/kernels/cpu/abn/table.h"
+
+#include "palimpsest/base/random.h"
+#include "palimpsest/kernels/cpu/dispatch.h"
+#include "tests/support/tolerance.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+#include <vector>
+
+namespace palimpsest::testing {
+namespace {
+
+using kernels::Saved;
+
+TEST(AbnTable, StreamingStoresWriteTheSame) {
+  using kernels::cpu::Stores;
+  constexpr int64_t kRows = 5, kGuard = 64;
+  Random random(5);
+  const auto draw = [&](int64_t size) {
+    std::vector<float> values(static_cast<std::size_t>(size));
+    for (float& value : values) value = static_cast<float>(random.uniform(-1, 1));
+    return values;
+  };
+  const kernels::cpu::abn::ActivationChoice leaky{Activation::kLeakyReLU, 0.25};
+  const auto& set = kernels::cpu::current_instruction_set().abn<float>();
+  for (const int64_t width : {1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 100}) {
+    const std::vector<float> z = draw(kRows * width + kGuard), dz = draw(kRows * width + kGuard);
+    const std::vector<float> a = draw(width), b = draw(width), c = draw(width), d = draw(width),
+                             e = draw(width);
+    for (const int64_t start : {0, 1, 5, 15, 16}) {
+      for (const auto* sweeps : {&set.plane, &set.strip, &set.columns}) {
+        const auto run = [&](Stores stores) {
+          // -7 where nothing may be written
+          std::vector<float> out(2 * z.size(), -7), applied(2 * z.size(), -7);
+          sweeps->backward({kRows, width, width, 1}, leaky, Saved::kOutput, false,
+                           {a.data(), a.data(), a.data(), b.data(), c.data(), d.data()},
+                           {z.data(), {nullptr, false}, dz.data()}, {out.data() + start, nullptr, nullptr},
+                           stores);
+          sweeps->apply({kRows, width, width, 1}, leaky, Saved::kOutput,
+                        {a.data(), b.data(), c.data(), d.data(), e.data()},
+                        {z.data(), {nullptr, false}, applied.data() + start, nullptr}, stores);
+          out.insert(out.end(), applied.begin(), applied.end());
+          return out;
+        };
+        EXPECT_EQ(run(Stores::kStreaming), run(Stores::kCached)) << "width " << width << ", start " << start;
+        const std::vector<float> written = run(Stores::kStreaming);
+        EXPECT_EQ(written[start + kRows * width], -7)
+            << "one past the end, width " << width << ", start " << start;
+        if (start > 0) {
+          EXPECT_EQ(written[start - 1], -7) << "one before the start";
+        }
+      }
+    }
+  }
+}
+
+// ELU's forward and inverse are the exponential and the logarithm of the vector kernels themselves.
+template <class T>
+class EluAccuracy : public ::testing::Test {
+ protected:
+  static double ulp(double value) {
+    const T t = static_cast<T>(std::abs(value));
+    return static_cast<double>(std::nextafter(t, std::numeric_limits<T>::infinity()) - t);
+  }
+
+  static constexpr kernels::cpu::abn::ActivationChoice kElu{Activation::kELU, 1};
+  static constexpr int64_t kCount = 200000;
+};
+using Types = ::testing::Types<float, double>;
+TYPED_TEST_SUITE(EluAccuracy, Types);
+
+TYPED_TEST(EluAccuracy, ExponentialIsWithinTwoUlp) {
+  using T = TypeParam;
+  std::vector<T> y(this->kCount), z(this->kCount);
+  Random random(3);
+  for (std::size_t i = 0; i < y.size(); ++i)  // every magnitude, up to saturation
+    y[i] = static_cast<T>(-std::exp(random.uniform(std::log(1e-12), std::log(50.0))));
+  const T zero = 0, one = 1;
+  const auto& sweeps = kernels::cpu::current_instruction_set().abn<T>().plane;
+  sweeps.apply({1, 0, this->kCount}, this->kElu, Saved::kOutput, {&zero, &one, &zero, &one, &zero},
+               {y.data(), {nullptr, false}, z.data(), nullptr}, kernels::cpu::Stores::kCached);
+  double worst = 0, worst_at = 0;
+  for (std::size_t i = 0; i < y.size(); ++i) {
+    const double want = std::expm1(static_cast<double>(y[i]));
+    const double error = std::abs(static_cast<double>(z[i]) - want) / this->ulp(want);
+    if (!(error <= worst)) worst = error, worst_at = static_cast<double>(y[i]);
+  }
+  EXPECT_LE(worst, kExponentialUlp) << "at " << worst_at;
+}
+
+TYPED_TEST(EluAccuracy, LogarithmIsWithinTwoUlp) {
+  using T = TypeParam;
+  std::vector<T> z(this->kCount), dz(this->kCount, 0), y(this->kCount);
+  Random random(4);
+  for (std::size_t i = 0; i < z.size(); ++i)  // close to 0, close to -1, and between
+    z[i] = i % 2 ? static_cast<T>(-std::exp(random.uniform(std::log(1e-12), 0.0)))
+                 : static_cast<T>(-1 + std::exp(random.uniform(std::log(1e-6), 0.0)));
+  const T zero = 0, one = 1;
+  const auto& sweeps = kernels::cpu::current_instruction_set().abn<T>().plane;
+  sweeps.backward({1, 0, this->kCount}, this->kElu, Saved::kOutput, false,
+                  {&zero, &zero, &zero, &zero, &one, &zero}, {z.data(), {nullptr, false}, dz.data()},
+                  {y.data(), nullptr, nullptr}, kernels::cpu::Stores::kCached);
+  double worst = 0, worst_at = 0;
+  for (std::size_t i = 0; i < z.size(); ++i) {
+    if (z[i] <= -1 || z[i] >= 0) continue;
+    const double want = std::log1p(static_cast<double>(z[i]));
+    const double error = std::abs(static_cast<double>(y[i]) - want) / this->ulp(want);
+    if (!(error <= worst)) worst = error, worst_at = static_cast<double>(z[i]);
+  }
+  EXPECT_LE(worst, kExponentialUlp) << "at " << worst_at;
+}
+
+}  // namespace
+}  // namespace palimpsest::testing
