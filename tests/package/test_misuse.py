@@ -25,7 +25,7 @@ WRONG = [
     ("nn::BatchNormActOptions(32).activation(torch::kReLU);", "e.g. nn::Activation::kReLU"),
     ('nn::BatchNormActOptions(32).strategy("store_y");', 'nn::parse_strategy("store_y")'),
     ('models::make("resnet50", 10);', "ModelOptions"),
-    ('models::make("resnet50", {.klasses = 10});', "klasses"),
+    ('models::make("resnet50", {.klasses = 10});', "ModelOptions"),
     ('models::make("resnet50", {.classes = 10})(torch::randn({2, 3, 32, 32}));', "cannot be used as a function"),
     ("net->replace_classifier(torch::nn::LSTM(3, 4));", "must take one tensor and return one"),
     ("nn::DenseBlockOptions(16).dense_strategy(3);", "dense_strategy"),
