@@ -39,12 +39,15 @@ def test_the_manual_mentions_every_flag_of_the_help(command):
     assert not missing
 
 
-def test_the_manual_states_the_defaults_of_the_help():
+def test_the_manual_says_of_each_setting_what_the_help_says():
     manual = (ROOT / "docs/cli.md").read_text()
-    shown = re.findall(r"^\s+(--[a-z-]+)[^\n]*?(?:\n\s{20,}[^\n]*?)?\[default: (.*)\]$", succeeds("train", "--help").stdout, re.M)
+    rows = re.findall(r"^\| `(--[a-z-]+)[^|]*\| `\w+` \| `([^|]*)` \| ([^|]*?) \|", manual, re.M)
+    stated = {flag: (meaning, default) for flag, default, meaning in rows}
+    # A setting is a line of the help, or two: its names fill the first one if they are long.
+    shown = re.findall(r"^  (--[a-z-]+)(?: [^\n]*?)?(?:  +|\n {20,})(\S[^\n]*?)(?: \([a-z0-9_-]+(?:, [a-z0-9_-]+)+\))? \[default: (.*)\]$",
+                       succeeds("train", "--help").stdout, re.M)
     assert len(shown) > 40
-    stated = dict(re.findall(r"^\| `(--[a-z-]+)[^|]*\| `\w+` \| `([^|]*)` \|", manual, re.M))
-    assert {flag: stated.get(flag) for flag, _ in shown} == dict(shown)
+    assert {flag: stated.get(flag) for flag, *_ in shown} == {flag: tuple(rest) for flag, *rest in shown}
 
 
 def test_every_value_in_the_help_has_a_unit():
