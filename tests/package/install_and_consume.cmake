@@ -49,7 +49,7 @@ endforeach()
 
 set(prefix -D CMAKE_PREFIX_PATH=${WORK}/prefix)
 set(of_zip "libtorch of ${WORK}/libtorch")
-configure(zip ${of_zip} -D "CMAKE_PREFIX_PATH=${WORK}/prefix\;${WORK}/libtorch"
+configure(zip ${of_zip} -D "CMAKE_PREFIX_PATH=${WORK}/prefix;${WORK}/libtorch"
   -D CONSUMER_SOURCE=${SOURCE} -D CONSUMER_HEADERS=ON)
 configure(root ${of_zip} ${prefix} -D Libtorch_ROOT=${WORK}/libtorch)
 configure(torch_dir ${of_zip} ${prefix} -D Torch_DIR=${WORK}/libtorch/share/cmake/Torch)
@@ -66,7 +66,7 @@ if(EXISTS ${TORCH}/lib/libtorch_cuda.so)
   # libtorch's own package config insists on nvcc then; this is what it leaves.
   configure(torch_first ${of_zip} ${prefix} -D TORCH_INSTALL_PREFIX=${WORK}/libtorch)
 else()
-  configure(torch_first ${of_zip} -D "CMAKE_PREFIX_PATH=${WORK}/prefix\;${WORK}/libtorch" -D TORCH_FIRST=ON)
+  configure(torch_first ${of_zip} -D "CMAKE_PREFIX_PATH=${WORK}/prefix;${WORK}/libtorch" -D TORCH_FIRST=ON)
 endif()
 run(${CMAKE_COMMAND} -S ${SOURCES}/subdirectory -B ${WORK}/subdirectory -G ${GENERATOR} -D PALIMPSEST=${PROJECT}
   -D CMAKE_CXX_COMPILER=${COMPILER} -D PALIMPSEST_PYTHON=${PYTHON} -D CONSUMER_SOURCE=${SOURCE})
