@@ -1,5 +1,6 @@
 #include "palimpsest/train/evaluate.h"
 
+#include "palimpsest/train/common/label_error.h"
 #include "palimpsest/train/common/require.h"
 #include "palimpsest/train/metrics.h"
 #include "palimpsest/train/rethrow.h"
@@ -7,8 +8,6 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
-
-#include <limits>
 
 namespace palimpsest::train {
 namespace {
@@ -48,7 +47,7 @@ EvalMode::~EvalMode() {
 }
 
 LossOptions loss_for(const at::Tensor& targets, LossOptions loss) {
-  if (!labels_pixels(targets)) loss.ignore_id = std::numeric_limits<int64_t>::min();
+  if (!labels_pixels(targets)) loss.ignore_id = kNoIgnoreId;
   return loss;
 }
 

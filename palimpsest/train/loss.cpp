@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
+#include "palimpsest/train/common/label_error.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -133,14 +134,8 @@ void check_targets(const at::Tensor& logits, const at::Tensor& targets, int64_t 
               logits.sizes(), ", got ", targets.sizes(), " of ", targets.scalar_type());
   const int64_t classes = logits.size(1);
   const at::Tensor wrong = targets.lt(0).logical_or_(targets.ge(classes)).logical_and_(targets.ne(ignore_id));
-  if (wrong.any().item<bool>()) {
-    throw Error(
-        ErrorKind::kData,
-        fmt::format(
-            "label {} is neither a class of the model (0 to {}) nor the ignore id {}: set the number of "
-            "classes or the ignore id to that of the data",
-            targets.masked_select(wrong)[0].item<int64_t>(), classes - 1, ignore_id));
-  }
+  if (wrong.any().item<bool>())
+    throw label_error(targets.masked_select(wrong)[0].item<int64_t>(), classes, ignore_id);
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 #include "palimpsest/train/metrics.h"
 
-#include "palimpsest/base/error.h"
+#include "palimpsest/train/common/label_error.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -22,11 +22,7 @@ at::Tensor valid_targets(const at::Tensor& targets, const at::Tensor& valid, int
   at::Tensor truth = targets.masked_select(valid);
   if (truth.numel() > 0) {
     const int64_t low = truth.min().item<int64_t>(), high = truth.max().item<int64_t>();
-    if (low < 0 || high >= classes) {
-      throw Error(ErrorKind::kData,
-                  fmt::format("label {} is neither a class of the model (0 to {}) nor the ignore id {}",
-                              low < 0 ? low : high, classes - 1, ignore_id));
-    }
+    if (low < 0 || high >= classes) throw label_error(low < 0 ? low : high, classes, ignore_id);
   }
   return truth;
 }

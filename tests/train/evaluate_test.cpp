@@ -95,6 +95,22 @@ TEST(Evaluate, InClassificationTheIgnoreIdIsAClassLikeAnyOther) {
   EXPECT_DOUBLE_EQ(evaluate(model, loader, {}, TensorFormat{}).metrics.top1, 1.0 / 3);
 }
 
+TEST(Evaluate, InClassificationALabelThatIsNoClassIsAnErrorWithoutAnIgnoreId) {
+  TinyClassifier model(3);
+  data::Loader loader(std::make_shared<BrightestColor>(4, 6, /*segmentation=*/false, /*label_offset=*/7),
+                      in_order(2));
+  try {
+    evaluate(model, loader, {}, {});
+    FAIL() << "a label out of range was accepted";
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("is no class of the model (0 to 2): set the number of classes"), std::string::npos)
+        << text;
+    EXPECT_EQ(text.find("ignore id"), std::string::npos) << text;
+    EXPECT_EQ(error.kind(), ErrorKind::kData);
+  }
+}
+
 TEST(Evaluate, NoImageAtAllIsAnError) {
   const auto model = make_tiny(1);
   auto options = in_order(8);
