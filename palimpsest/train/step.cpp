@@ -1,6 +1,9 @@
 #include "palimpsest/train/step.h"
 
 #include "palimpsest/amp/drop_weight_copies.h"
+#include "palimpsest/train/common/require.h"
+
+#include <torch/optim/lbfgs.h>
 
 #include <algorithm>
 #include <limits>
@@ -14,6 +17,13 @@ amp::GradScaler make_scaler(const LossScale& scale) {
   // An automatic scale grows only when it is chosen again.
   if (scale.kind == LossScale::Kind::kAuto) options.growth_interval = std::numeric_limits<int32_t>::max();
   return amp::GradScaler(options);
+}
+
+void refuse_closure(const torch::optim::Optimizer& optimizer) {
+  require(
+      !dynamic_cast<const torch::optim::LBFGS*>(&optimizer),
+      "a training step calls optimizer.step() without a closure, got LBFGS, which needs one: take another "
+      "optimizer, such as SGD or Adam, or call step(closure) of LBFGS yourself instead of train::Step");
 }
 
 }  // namespace
@@ -40,6 +50,7 @@ void Step::restore_buffers_of(const torch::nn::Module& model) {
 
 bool Step::run(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& loss,
                const RunOptions& options) {
+  refuse_closure(optimizer);  // before the work of the forward pass
   const auto enter = [&](Phase phase) {
     if (options.entering) options.entering(phase);
   };
@@ -77,6 +88,7 @@ void Step::backward(const at::Tensor& loss) {
 }
 
 bool Step::update(torch::optim::Optimizer& optimizer, const std::function<void()>& change_gradients) {
+  refuse_closure(optimizer);
   if (scaler_) scaler_->unscale_(optimizer);
   if (observation_) observation_->weights.add_gradients(optimizer);
   if (change_gradients) change_gradients();

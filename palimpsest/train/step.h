@@ -28,6 +28,9 @@ struct StepOptions {
 ///       return train::loss(train::forward(net, batch->images, amp::Precision::kBF16), batch->targets, {});
 ///     });
 ///
+/// It works with any module and with any optimizer whose step() needs no closure. torch::optim::LBFGS needs
+/// one: run() and update() throw Error(kUsage) for it.
+///
 /// In f32 and bf16 it calls loss.backward(), optimizer.step() and optimizer.zero_grad(). In f16 the loss is
 /// multiplied by a scale, and a step with a gradient that is not finite is skipped: parameters and optimizer
 /// stay as they were before the step, and so do the buffers of `model` (running statistics), if given.

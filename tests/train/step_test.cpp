@@ -9,6 +9,7 @@
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/adam.h>
+#include <torch/optim/lbfgs.h>
 #include <torch/optim/sgd.h>
 
 #include <limits>
@@ -109,6 +110,21 @@ TEST(Step, AnExceptionOfTheLossPassesAndTheNextStepWorks) {
   expect_equal(one.values(), before);
   EXPECT_EQ(one.step.steps_done(), 0);
   EXPECT_TRUE(one.step.run(sgd, [&] { return one.loss(); }));
+}
+
+TEST(Step, AnOptimizerThatNeedsAClosureIsAClearErrorBeforeTheForwardPass) {
+  OneBatch one;
+  torch::optim::LBFGS lbfgs(one.model->parameters());
+  const std::vector<std::string> parts{"without a closure, got LBFGS", "SGD or Adam", "step(closure)"};
+  bool ran = false;
+  expect_error(ErrorKind::kUsage, parts, [&] {
+    one.step.run(lbfgs, [&] {
+      ran = true;
+      return one.loss();
+    });
+  });
+  EXPECT_FALSE(ran);
+  expect_error(ErrorKind::kUsage, parts, [&] { one.step.update(lbfgs); });
 }
 
 TEST(Step, TwoLossesWithAnOptimizerEachShareOneScale) {
