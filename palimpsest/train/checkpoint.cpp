@@ -4,6 +4,7 @@
 #include "palimpsest/io/safetensors.h"
 #include "palimpsest/io/state_dict.h"
 #include "palimpsest/nn/state_dict.h"
+#include "palimpsest/train/common/require.h"
 #include "palimpsest/train/optimizer_state.h"
 
 #include <ATen/ATen.h>
@@ -11,6 +12,7 @@
 #include <ATen/Context.h>
 #include <fmt/format.h>
 
+#include <array>
 #include <charconv>
 #include <optional>
 #include <type_traits>
@@ -21,11 +23,22 @@ namespace {
 
 constexpr const char* kVersionKey = "palimpsest_checkpoint";
 constexpr const char* kVersion = "1";
+constexpr const char* kOptimizerKey = "palimpsest_optimizer";
 constexpr const char* kPrefix = "palimpsest.";
 constexpr const char* kDefaultOptimizer = "SGD";  // of a file that names none
 constexpr const char* kWayOut = "use the model, number of classes and dtype that it was made with";
+constexpr const char* kOptimizerWayOut =
+    "use the parameters and options that the optimizer was made with, or begin a new run from the weights "
+    "alone "
+    "(train::load_weights)";
 constexpr const char* kGenerator = "palimpsest.generator";
 constexpr const char* kGpuGenerator = "palimpsest.generator.cuda";
+
+/// The metadata that save_checkpoint writes itself.
+constexpr std::array kReserved{
+    "format",           kVersionKey,     "step",        "epoch",     "batch",      "batches_per_epoch",
+    "batch_size",       "seed",          kOptimizerKey, "precision", "loss_scale", "growth_tracker",
+    "skipped_in_a_row", "skipped_steps", "choose_scale"};
 
 void require_finite(const std::string& name, const at::Tensor& tensor, int64_t step) {
   if (!tensor.is_floating_point() || tensor.isfinite().all().item<bool>()) return;
@@ -105,7 +118,7 @@ void check_version(const std::filesystem::path& path, const std::map<std::string
 
 void check_optimizer(const std::filesystem::path& path, const std::map<std::string, std::string>& metadata,
                      const torch::optim::Optimizer& optimizer) {
-  const auto found = metadata.find("optimizer");
+  const auto found = metadata.find(kOptimizerKey);
   const std::string saved = found == metadata.end() ? kDefaultOptimizer : found->second;
   const std::string given = optimizer_name(optimizer);
   if (saved != given)
@@ -114,6 +127,14 @@ void check_optimizer(const std::filesystem::path& path, const std::map<std::stri
         fmt::format("{} holds the state of the optimizer {}, this run has {}: use {}, or begin a new run "
                     "from the weights alone (train::load_weights)",
                     path.string(), saved, given, saved));
+}
+
+/// Throws unless `diff`, the difference between the file and `what`, is empty.
+void require_fit(const std::filesystem::path& path, const char* what, const nn::StateDictDiff& diff,
+                 const char* way_out) {
+  if (!diff.empty())
+    throw Error(ErrorKind::kCheckpoint,
+                fmt::format("{} does not fit the {}: {}; {}", path.string(), what, diff.text(), way_out));
 }
 
 RunState read_state(const std::filesystem::path& path, const std::map<std::string, std::string>& metadata) {
@@ -131,10 +152,7 @@ RunState read_state(const std::filesystem::path& path, const std::map<std::strin
         number<int64_t>(path, metadata, "skipped_steps"),
         number<int>(path, metadata, "choose_scale") != 0};
   state.metadata = metadata;
-  for (const char* key : {"format", kVersionKey, "step", "epoch", "batch", "batches_per_epoch", "batch_size",
-                          "seed", "optimizer", "precision", "loss_scale", "growth_tracker",
-                          "skipped_in_a_row", "skipped_steps", "choose_scale"})
-    state.metadata.erase(key);
+  for (const char* key : kReserved) state.metadata.erase(key);
   return state;
 }
 
@@ -142,6 +160,12 @@ RunState read_state(const std::filesystem::path& path, const std::map<std::strin
 
 void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module& module,
                      const torch::optim::Optimizer& optimizer, const RunState& state) {
+  for (const char* key : kReserved)
+    require(
+        !state.metadata.contains(key),
+        fmt::format("a checkpoint writes the entry '{}' of its metadata itself, got one of the same name in "
+                    "RunState::metadata: give yours another name",
+                    key));
   io::Safetensors file;
   file.metadata = state.metadata;
   file.metadata["format"] = "pt";
@@ -155,7 +179,7 @@ void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module&
   file.metadata["batch_size"] = std::to_string(state.batch_size);
   file.metadata["seed"] = std::to_string(state.seed);
   const std::string name_of_optimizer = optimizer_name(optimizer);
-  if (name_of_optimizer != kDefaultOptimizer) file.metadata["optimizer"] = name_of_optimizer;
+  if (name_of_optimizer != kDefaultOptimizer) file.metadata[kOptimizerKey] = name_of_optimizer;
   if (state.precision != "f32") file.metadata["precision"] = state.precision;
   if (state.scaling) {
     const amp::GradScalerState& scaler = state.scaling->scaler;
@@ -185,12 +209,16 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
 
   const Parts parts = split(file.tensors);
   const nn::StateDict tensors = nn::state_dict(module);
-  nn::StateDictDiff diff = nn::compare(parts.module, tensors, /*same_dtype=*/true);
-  OptimizerStateLoader optimizer_loader(optimizer, module, parts.optimizer, kPrefix, diff);
-  if (!parts.generator.defined()) diff.missing.emplace_back(kGenerator);
-  if (!diff.empty())
+  const nn::StateDictDiff diff = nn::compare(parts.module, tensors, /*same_dtype=*/true);
+  require_fit(path, "model", diff, kWayOut);
+  nn::StateDictDiff optimizer_diff;
+  OptimizerStateLoader optimizer_loader(optimizer, module, parts.optimizer, kPrefix, optimizer_diff);
+  require_fit(path, "optimizer", optimizer_diff, kOptimizerWayOut);
+  if (!parts.generator.defined())
     throw Error(ErrorKind::kCheckpoint,
-                fmt::format("{} does not fit the model: {}; {}", path.string(), diff.text(), kWayOut));
+                fmt::format("{} lacks the state of libtorch's generator ({}); the file "
+                            "is damaged",
+                            path.string(), kGenerator));
 
   set_state(at::detail::getDefaultCPUGenerator(), parts.generator, kGenerator, path);
   if (const auto generator = gpu_generator(module); generator && parts.gpu_generator.defined())

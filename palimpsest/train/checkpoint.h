@@ -20,10 +20,10 @@ struct RunState {
   int64_t batches_per_epoch = 0;  ///< 0: not known; the file then names no epoch
   int64_t batch_size = 0;
   uint64_t seed = 0;
-  /// Entries of the user's: "config" (TOML), "model", "strategy", ... These names are reserved: "step",
-  /// "epoch", "batch", "batches_per_epoch", "batch_size", "seed", "format", "palimpsest_checkpoint",
-  /// "optimizer", "precision", "loss_scale", "growth_tracker", "skipped_in_a_row", "skipped_steps",
-  /// "choose_scale".
+  /// Entries of the user's: "config" (TOML), "model", "strategy", ... save_checkpoint refuses these reserved
+  /// names: "step", "epoch", "batch", "batches_per_epoch", "batch_size", "seed", "format",
+  /// "palimpsest_checkpoint", "palimpsest_optimizer", "precision", "loss_scale", "growth_tracker",
+  /// "skipped_in_a_row", "skipped_steps", "choose_scale".
   std::map<std::string, std::string> metadata = {};
   std::string precision = "f32";                      ///< of the computation
   std::optional<Step::State> scaling = std::nullopt;  ///< f16: state of the loss scale
@@ -37,20 +37,23 @@ struct RunState {
 ///             palimpsest.generator       u8: state of libtorch's default CPU generator
 ///             palimpsest.generator.cuda  u8: state of the generator of the GPU that holds the parameters
 ///   metadata  palimpsest_checkpoint = 1 (version of this list), format = pt, the members of RunState, and
-///             for human readers epoch and batch (the position in the epoch). optimizer (default SGD),
-///             precision (default f32) and the members of `scaling` (default none) are left out if they have
-///             their default.
+///             for human readers epoch and batch (the position in the epoch). palimpsest_optimizer (default
+///             SGD), precision (default f32) and the members of `scaling` (default none) are left out if they
+///             have their default.
 /// Throws Error(kOutput) if the file cannot be written; Error(kDiverged), naming tensor and step, if a value
-/// is NaN or infinite; and Error(kUsage) for an optimizer whose state cannot be saved or whose parameters
-/// `module` lacks. The old file then remains.
+/// is NaN or infinite; and Error(kUsage) for a reserved name in `state.metadata`, for an optimizer whose
+/// state cannot be saved, and for one with parameters that `module` lacks. The old file then remains.
 void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module& module,
                      const torch::optim::Optimizer& optimizer, const RunState& state);
 
 /// Restores the state that save_checkpoint wrote, bit for bit: parameters and buffers in place (strides and
-/// addresses stay), optimizer state and generators. Changes nothing unless everything fits. Throws
-/// Error(kCheckpoint) for a missing, truncated or foreign file, for weights without training state, for
-/// another optimizer or dtype, and for another architecture, with the number and the names of the missing,
-/// unexpected and mismatched keys.
+/// addresses stay), optimizer state and generators. The optimizer's options stay the caller's: the file does
+/// not hold the learning rate, momentum, amsgrad and so on. State that the options do not use (of amsgrad, of
+/// a momentum) is loaded but not read. State of parameters that `optimizer` does not hold is ignored: it may
+/// hold fewer than the one that was saved. Changes nothing unless everything fits. Throws Error(kCheckpoint)
+/// for a missing, truncated or foreign file, for weights without training state, for another optimizer or
+/// dtype, for options that need state that the file lacks, and for another architecture, with the number and
+/// the names of the missing, unexpected and mismatched keys.
 RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& module,
                          torch::optim::Optimizer& optimizer);
 

@@ -200,6 +200,13 @@ OptimizerStateLoader::OptimizerStateLoader(Optimizer& optimizer, const torch::nn
         diff.missing.insert(diff.missing.end(), missing.begin(), missing.end());
       if (!state.fields.empty()) states_.push_back(std::move(state));
     }
+    for (const auto& [parameter_name, parameter] : nn::state_dict(module)) {
+      if (options.contains(parameter.unsafeGetTensorImpl())) continue;
+      typename Fields::State unused;
+      Fields::each(unused, [&](const char* field, const auto&) {
+        unclaimed.erase(fmt::format("{}{}.{}", prefix, field, parameter_name));
+      });
+    }
   });
   for (const auto& [name, tensor] : unclaimed) diff.unexpected.push_back(name);
 }

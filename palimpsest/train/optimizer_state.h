@@ -29,7 +29,8 @@ nn::StateDict optimizer_state(const torch::optim::Optimizer& optimizer, const to
 class OptimizerStateLoader {
  public:
   /// Notes in `diff` how `saved` differs from the state that `optimizer` needs. The entries of `saved` are
-  /// named `prefix` + FIELD.PARAMETER. `optimizer` must outlive this object. Throws as optimizer_state does.
+  /// named `prefix` + FIELD.PARAMETER; those of parameters of `module` that `optimizer` does not hold are
+  /// ignored. `optimizer` must outlive this object. Throws as optimizer_state does.
   OptimizerStateLoader(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                        const nn::StateDict& saved, const std::string& prefix, nn::StateDictDiff& diff);
   /// Replaces the state by copies of the saved tensors.

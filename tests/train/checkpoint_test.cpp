@@ -90,6 +90,23 @@ TEST(Checkpoint, SavingWhatWasLoadedGivesTheSameBytes) {
   EXPECT_EQ(io::read_file(folder / "a"), io::read_file(folder / "b"));
 }
 
+TEST(Checkpoint, KeepsAnEntryOptimizerOfTheUser) {
+  const TemporaryFolder folder;
+  Trained saved(1), loaded(2);
+  save_checkpoint(folder / "a", *saved.model, saved.sgd, {.metadata = {{"optimizer", "mine"}}});
+  EXPECT_EQ(load_checkpoint(folder / "a", *loaded.model, loaded.sgd).metadata.at("optimizer"), "mine");
+}
+
+TEST(Checkpoint, ReservedNamesInTheMetadataAreErrors) {
+  const TemporaryFolder folder;
+  const Trained run(1);
+  for (const char* name : {"step", "epoch", "format", "palimpsest_optimizer", "choose_scale"}) {
+    expect_error(ErrorKind::kUsage, {"'" + std::string(name) + "'", "another name"},
+                 [&] { save_checkpoint(folder / "a", *run.model, run.sgd, {.metadata = {{name, "mine"}}}); });
+    EXPECT_FALSE(std::filesystem::exists(folder / "a"));
+  }
+}
+
 TEST(Checkpoint, OneMadeOnAGpuGoesOnOnTheProcessor) {
   const TemporaryFolder folder;
   const Trained saved(1);
@@ -224,8 +241,14 @@ TEST(Checkpoint, SpoiledTrainingStateIsAnErrorThatSaysWhat) {
   expect_spoiled([](auto& f) { f.metadata["step"] = "7x"; }, {"'step'", "'7x'"});
   expect_spoiled([](auto& f) { f.metadata.erase("seed"); }, {"'seed'"});
   expect_spoiled([](auto& f) { f.metadata["palimpsest_checkpoint"] = "9"; }, {"format 9", "format 1"});
-  expect_spoiled([](auto& f) { f.tensors.emplace_back("palimpsest.momentum.nowhere", at::zeros({1})); },
-                 {"1 unexpected key (palimpsest.momentum.nowhere)"});
+  expect_spoiled(
+      [](auto& f) { f.tensors.emplace_back("palimpsest.momentum.nowhere", at::zeros({1})); },
+      {"does not fit the optimizer: 1 unexpected key (palimpsest.momentum.nowhere)", "load_weights"});
+  expect_spoiled(
+      [](auto& f) {
+        std::erase_if(f.tensors, [](const auto& t) { return t.first == "palimpsest.generator"; });
+      },
+      {"lacks the state of libtorch's generator"});
   const auto replace = [](io::Safetensors& f, const std::string& name, const at::Tensor& value) {
     for (auto& [key, tensor] : f.tensors)
       if (key == name) tensor = value;

@@ -139,7 +139,9 @@ TEST(OptimizerState, FieldsThatTheOptimizerNeedsMustBeThere) {
   TrainedBy plain(1, all[2]), amsgrad(1, all[3]);
   plain.step(1);
   save_checkpoint(folder / "plain", *plain.model, *plain.optimizer, {});
-  expect_error(ErrorKind::kCheckpoint, {"5 missing keys (palimpsest.max_exp_avg_sq.conv1.weight, "},
+  expect_error(ErrorKind::kCheckpoint,
+               {"does not fit the optimizer: 5 missing keys (palimpsest.max_exp_avg_sq.conv1.weight, ",
+                "options that the optimizer was made with", "load_weights"},
                [&] { load_checkpoint(folder / "plain", *amsgrad.model, *amsgrad.optimizer); });
 
   auto file = io::read_safetensors(folder / "plain");
@@ -148,6 +150,35 @@ TEST(OptimizerState, FieldsThatTheOptimizerNeedsMustBeThere) {
   io::write_safetensors(folder / "spoiled", file);
   expect_error(ErrorKind::kCheckpoint, {"palimpsest.step.bn1.bias is (2) in the file, () in the model"},
                [&] { load_checkpoint(folder / "spoiled", *plain.model, *plain.optimizer); });
+}
+
+TEST(OptimizerState, OfParametersThatTheOptimizerDoesNotHoldIsIgnored) {
+  for (const OptimizerKind& kind : optimizers()) {
+    SCOPED_TRACE(kind.name);
+    const TemporaryFolder folder;
+    TrainedBy all(1, kind), head(2, kind);
+    all.step(1);
+    save_checkpoint(folder / "all", *all.model, *all.optimizer, {.step = 1});
+    head.optimizer = kind.make(head.model->conv2->parameters());
+    EXPECT_EQ(load_checkpoint(folder / "all", *head.model, *head.optimizer).step, 1);
+    EXPECT_EQ(optimizer_state(*head.optimizer, *head.model).size(), 2 * kind.fields.size());
+    EXPECT_TRUE(head.model->conv1->weight.equal(all.model->conv1->weight));
+  }
+}
+
+TEST(OptimizerState, ThatTheOptionsDoNotUseIsLoadedAndNotRead) {
+  const auto all = optimizers();
+  for (const auto& [with, without] : {std::pair{1, 0}, {3, 2}, {6, 5}}) {
+    SCOPED_TRACE(all[with].name);
+    const TemporaryFolder folder;
+    TrainedBy saved(1, all[with]), loaded(2, all[without]);
+    saved.step(1);
+    save_checkpoint(folder / "a", *saved.model, *saved.optimizer, {});
+    load_checkpoint(folder / "a", *loaded.model, *loaded.optimizer);
+    save_checkpoint(folder / "b", *loaded.model, *loaded.optimizer, {});
+    EXPECT_TRUE(io::read_file(folder / "a") == io::read_file(folder / "b"));
+    loaded.step(2);
+  }
 }
 
 TEST(OptimizerState, AModuleAndAnOptimizerOfLibtorchAreEnoughForACheckpoint) {
