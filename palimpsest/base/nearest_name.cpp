@@ -26,7 +26,7 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::string nearest_name(std::string_view name, std::span<const std::string> candidates) {
   std::string best;
-  std::size_t best_distance = (name.size() + 1) / 2 + 1;
+  std::size_t best_distance = (name.size() + 2) / 3 + 1;
   for (const auto& candidate : candidates) {
     const std::size_t distance = edit_distance(name, candidate);
     if (distance < best_distance) {

@@ -24,6 +24,7 @@ TEST(NearestName, IsTheNameItselfWhereItIsKnown) {
 TEST(NearestName, IsEmptyWhereNothingIsNear) {
   EXPECT_EQ(nearest_name("vgg", kNames), "");
   EXPECT_EQ(nearest_name("", kNames), "");
+  EXPECT_EQ(nearest_name("inplace", std::vector<std::string>{"output", "input"}), "");
   EXPECT_EQ(nearest_name("resnet50", {}), "");
 }
 
