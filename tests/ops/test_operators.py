@@ -72,13 +72,13 @@ def test_the_schemas_are_the_contract():
         "palimpsest::abn(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, "
         'bool training=True, float momentum=0.10000000000000001, float eps=1.0000000000000001e-05, '
         'str activation="leaky_relu", float activation_param=0.01, Tensor? residual=None, str group="", '
-        'str saved="output", bool relu_residual=False, str? keep=None) -> Tensor'
+        'str? saved=None, bool relu_residual=False, str? keep=None) -> Tensor'
     )
     assert str(abn_.default._schema) == (
         "palimpsest::abn_(Tensor(a!) x, Tensor? weight, Tensor? bias, Tensor(b!)? running_mean, "
         "Tensor(c!)? running_var, bool training=True, float momentum=0.10000000000000001, "
         'float eps=1.0000000000000001e-05, str activation="leaky_relu", float activation_param=0.01, '
-        'Tensor? residual=None, str group="", str saved="output", bool relu_residual=False, str? keep=None) -> Tensor(a!)'
+        'Tensor? residual=None, str group="", str? saved=None, bool relu_residual=False, str? keep=None) -> Tensor(a!)'
     )
 
 
@@ -281,6 +281,10 @@ def test_keep_and_scaled_are_older_names_of_saved_and_pre_activation():
         assert abn(x, weight, bias, None, None, **old, **options).equal(want)
     with pytest.raises(RuntimeError, match=r"keep is the old name of saved: give one of the two, got saved='input' and keep='scaled'"):
         abn(x, weight, bias, None, None, saved="input", keep="scaled", **options)
+    with pytest.raises(RuntimeError, match=r"got saved='output' and keep='scaled'"):
+        abn(x, weight, bias, None, None, saved="output", keep="scaled", **options)
+    with pytest.raises(RuntimeError, match=r"unknown value of keep 'inplace' \(known: output, "):
+        abn(x, weight, bias, None, None, keep="inplace", **options)
 
 
 def test_what_autocast_hands_over_is_taken_as_it_is():

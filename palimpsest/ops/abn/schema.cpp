@@ -161,8 +161,9 @@ bool saves_branch(const ForwardArguments& a) {
 // ---- The public operators
 
 AbnOptions options_of(bool training, double momentum, double eps, std::string_view activation,
-                      double activation_param, std::string_view group, std::string_view saved,
-                      bool relu_residual, const std::optional<std::string_view>& keep) {
+                      double activation_param, std::string_view group,
+                      const std::optional<std::string_view>& saved, bool relu_residual,
+                      const std::optional<std::string_view>& keep) {
   TORCH_CHECK(group.empty(), "[abn] statistics over a process group are not supported yet, got group '",
               group, "'; leave it empty");
   return {training,
@@ -177,7 +178,7 @@ AbnOptions options_of(bool training, double momentum, double eps, std::string_vi
 Tensor abn_of(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
               const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training,
               double momentum, double eps, std::string_view activation, double activation_param,
-              const OptionalTensor& residual, std::string_view group, std::string_view saved,
+              const OptionalTensor& residual, std::string_view group, std::optional<std::string_view> saved,
               bool relu_residual, std::optional<std::string_view> keep) {
   return abn(
       x, {weight, bias, running_mean, running_var},
@@ -188,8 +189,9 @@ Tensor abn_of(const Tensor& x, const OptionalTensor& weight, const OptionalTenso
 Tensor abn_in_place_of(Tensor x, const OptionalTensor& weight, const OptionalTensor& bias,
                        const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training,
                        double momentum, double eps, std::string_view activation, double activation_param,
-                       const OptionalTensor& residual, std::string_view group, std::string_view saved,
-                       bool relu_residual, std::optional<std::string_view> keep) {
+                       const OptionalTensor& residual, std::string_view group,
+                       std::optional<std::string_view> saved, bool relu_residual,
+                       std::optional<std::string_view> keep) {
   const AbnOptions options =
       options_of(training, momentum, eps, activation, activation_param, group, saved, relu_residual, keep);
   TORCH_CHECK(saves_output(options.saved),
@@ -208,7 +210,7 @@ std::tuple<int64_t, int64_t, int64_t> fallback_stats() {
 TORCH_LIBRARY(palimpsest, m) {
   const std::string options =
       "bool training=True, float momentum=0.1, float eps=1e-5, str activation=\"leaky_relu\", "
-      "float activation_param=0.01, Tensor? residual=None, str group=\"\", str saved=\"output\", "
+      "float activation_param=0.01, Tensor? residual=None, str group=\"\", str? saved=None, "
       "bool relu_residual=False, str? keep=None)";
   m.def(("abn(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, Tensor(b!)? running_var, " +
          options + " -> Tensor")

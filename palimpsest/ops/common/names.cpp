@@ -1,6 +1,7 @@
 #include "palimpsest/ops/common/names.h"
 
 #include "palimpsest/base/named_enum.h"
+#include "palimpsest/base/nearest_name.h"
 
 #include <c10/util/Exception.h>
 
@@ -43,12 +44,14 @@ std::string_view saved_name(Saved saved) {
   return kSaved.name(saved);
 }
 
-Saved saved_from_arguments(const char* op, std::string_view saved,
+Saved saved_from_arguments(const char* op, const std::optional<std::string_view>& saved,
                            const std::optional<std::string_view>& keep) {
-  TORCH_CHECK(!keep || saved == "output", "[", op,
-              "] keep is the old name of saved: give one of the two, got saved='", saved, "' and keep='",
-              keep.value_or(""), "'");
-  return saved_from_name(keep.value_or(saved));
+  if (!keep) return saved_from_name(saved.value_or("output"));
+  TORCH_CHECK(!saved, "[", op, "] keep is the old name of saved: give one of the two, got saved='",
+              saved.value_or(""), "' and keep='", *keep, "'");
+  const auto value = kSaved.find(*keep);
+  TORCH_CHECK(value, "[", op, "] ", unknown_name_message("value of keep", *keep, kSaved.names()));
+  return *value;
 }
 
 }  // namespace palimpsest::ops

@@ -18,9 +18,9 @@ std::string_view activation_name(Activation activation);
 kernels::Saved saved_from_name(std::string_view name);
 std::string_view saved_name(kernels::Saved saved);
 
-/// Returns the value of the argument `saved` (default "output"), or of `keep`, its older name. Raises
-/// c10::Error if both are given.
-kernels::Saved saved_from_arguments(const char* op, std::string_view saved,
+/// Returns the value of the argument `saved`, or of `keep`, its older name; "output" if neither is given.
+/// Raises c10::Error if both are given.
+kernels::Saved saved_from_arguments(const char* op, const std::optional<std::string_view>& saved,
                                     const std::optional<std::string_view>& keep);
 
 }  // namespace palimpsest::ops

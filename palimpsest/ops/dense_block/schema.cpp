@@ -15,8 +15,9 @@ at::Tensor dense_block_of_lists(const at::Tensor& x, at::TensorList weight1, at:
                                 at::TensorList kernel1, at::TensorList weight2, at::TensorList bias2,
                                 at::TensorList running_mean2, at::TensorList running_var2,
                                 at::TensorList kernel2, bool training, double momentum, double eps,
-                                std::string_view activation, double activation_param, std::string_view saved,
-                                bool pre_activation, double dropout, std::optional<std::string_view> keep) {
+                                std::string_view activation, double activation_param,
+                                std::optional<std::string_view> saved, bool pre_activation, double dropout,
+                                std::optional<std::string_view> keep) {
   for (const auto& list :
        {weight1, bias1, running_mean1, running_var1, kernel1, weight2, bias2, running_mean2, running_var2})
     TORCH_CHECK(list.size() == kernel2.size(),
@@ -49,7 +50,7 @@ TORCH_LIBRARY_FRAGMENT(palimpsest, m) {
       "Tensor(b!)[] running_var1, Tensor[] kernel1, Tensor[] weight2, Tensor[] bias2, "
       "Tensor(c!)[] running_mean2, Tensor(d!)[] running_var2, Tensor[] kernel2, bool training=True, "
       "float momentum=0.1, float eps=1e-5, str activation=\"leaky_relu\", float activation_param=0.01, "
-      "str saved=\"output\", bool pre_activation=True, float dropout=0.0, str? keep=None) -> Tensor",
+      "str? saved=None, bool pre_activation=True, float dropout=0.0, str? keep=None) -> Tensor",
       &dense_block_of_lists);
 }
 

@@ -24,8 +24,9 @@ TEST(Names, OfActivationsAndSavedTensorsAreParsedBack) {
 TEST(Names, BeforeThisVocabularyStillWork) {
   EXPECT_EQ(saved_from_name("scaled"), Saved::kPreActivation);
   EXPECT_EQ(saved_name(Saved::kPreActivation), "pre_activation");
-  EXPECT_EQ(saved_from_arguments("abn", "output", "scaled"), Saved::kPreActivation);
+  EXPECT_EQ(saved_from_arguments("abn", std::nullopt, "scaled"), Saved::kPreActivation);
   EXPECT_EQ(saved_from_arguments("abn", "input", std::nullopt), Saved::kInput);
+  EXPECT_EQ(saved_from_arguments("abn", std::nullopt, std::nullopt), Saved::kOutput);
 }
 
 TEST(Names, ThatAreUnknownOrGivenTwiceAreErrors) {
@@ -36,6 +37,11 @@ TEST(Names, ThatAreUnknownOrGivenTwiceAreErrors) {
   EXPECT_TRUE(has(unknown, "'outptu'") && has(unknown, "'output'")) << unknown;
   const std::string twice = testing::error_of([] { saved_from_arguments("abn", "input", "output"); });
   EXPECT_TRUE(has(twice, "saved='input'") && has(twice, "keep='output'")) << twice;
+  const std::string default_twice =
+      testing::error_of([] { saved_from_arguments("abn", "output", "scaled"); });
+  EXPECT_TRUE(has(default_twice, "saved='output' and keep='scaled'")) << default_twice;
+  const std::string old = testing::error_of([] { saved_from_arguments("abn", std::nullopt, "inplace"); });
+  EXPECT_TRUE(has(old, "unknown value of keep 'inplace' (known: output, ")) << old;
 }
 
 }  // namespace
