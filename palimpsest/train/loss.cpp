@@ -129,9 +129,13 @@ void check_targets(const at::Tensor& logits, const at::Tensor& targets, int64_t 
               logits.scalar_type());
   std::vector<int64_t> expected = logits.sizes().vec();
   expected.erase(expected.begin() + 1);
-  TORCH_CHECK(targets.scalar_type() == at::kLong && targets.sizes() == at::IntArrayRef(expected),
-              "[loss] targets need shape ", at::IntArrayRef(expected), " and type i64 for logits of shape ",
-              logits.sizes(), ", got ", targets.sizes(), " of ", targets.scalar_type());
+  TORCH_CHECK(
+      targets.scalar_type() == at::kLong && targets.sizes() == at::IntArrayRef(expected),
+      "[loss] targets need shape ", at::IntArrayRef(expected), " and type i64 for logits of shape ",
+      logits.sizes(), ", got ", targets.sizes(), " of ", targets.scalar_type(),
+      logits.dim() > 2 && targets.dim() == 1
+          ? ": one label per image needs a network with a classifier, and a model of 0 classes has none"
+          : "");
   const int64_t classes = logits.size(1);
   const at::Tensor wrong = targets.lt(0).logical_or_(targets.ge(classes)).logical_and_(targets.ne(ignore_id));
   if (wrong.any().item<bool>())

@@ -240,6 +240,16 @@ TEST(Loss, ShapesAndTypesThatDoNotFitAreRefused) {
   EXPECT_THROW(loss(at::randn({3}), at::zeros({}, at::kLong), {}), c10::Error);
 }
 
+TEST(Loss, FeaturesInPlaceOfLogitsAreAnErrorThatNamesTheClassifier) {
+  try {
+    loss(at::randn({2, 8, 3, 3}), at::zeros({2}, at::kLong), {});
+    FAIL() << "features were accepted";
+  } catch (const c10::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("a model of 0 classes has none"), std::string::npos)
+        << error.what();
+  }
+}
+
 TEST(Loss, UnknownKindsAndValuesOutOfRangeAreErrors) {
   const at::Tensor x = at::randn({1, 3}), t = at::zeros({1}, at::kLong);
   expect_error(ErrorKind::kUsage, {"loss 'bootstrp'", "did you mean 'bootstrap'"},
