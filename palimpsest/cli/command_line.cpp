@@ -92,14 +92,12 @@ void refuse_unknown(const CLI::App& app, const CommandInfo& command) {
     const std::string flag = extra.substr(0, extra.find('='));
     const auto known = flag_names(command.command);
     const std::string nearest = nearest_name(flag, known);
-    std::string message = "unknown option '" + flag + "' for " + command.name;
     const bool elsewhere = std::any_of(settings().begin(), settings().end(),
                                        [&](const Setting& s) { return "--" + s.flag == flag; });
-    if (elsewhere) {
-      message += ", which does not use it";
-    } else if (!nearest.empty()) {
-      message += "; did you mean '" + nearest + "'?";
-    }
+    std::string message = elsewhere ? command.name + std::string(" does not use the option '") + flag + "'"
+                                    : "unknown option '" + flag + "' for " + command.name;
+    if (!elsewhere && !nearest.empty()) message += "; did you mean '" + nearest + "'?";
+    if (command.command == Command::kInfo && flag == "--strategy") message += ": it shows every strategy";
     throw Error(ErrorKind::kUsage, message + " (palimpsest " + command.name + " --help lists all)");
   }
 }

@@ -65,7 +65,7 @@ Safetensors read_safetensors(const std::filesystem::path& path) {
   if (starts_as_pytorch_file({reinterpret_cast<const char*>(length), sizeof length}))
     fail(path,
          "it is a file of torch.save (a zip archive or a pickle), not a safetensors file; convert it with "
-         "'palimpsest import', or read it with io::read_state_dict");
+         "'palimpsest import' (in a program of your own io::read_state_dict reads it)");
   if (file.size() < sizeof length)
     fail(path, "it has " + std::to_string(file.size()) + " bytes: too few for a safetensors file");
   uint64_t header_bytes = 0;

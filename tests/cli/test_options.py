@@ -106,7 +106,7 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     ((), ["command"]),
     (("trian",), ["unknown command 'trian'", "did you mean 'train'"]),
     (("train", "--momentun", "0.9"), ["unknown option '--momentun'", "did you mean '--momentum'"]),
-    (("train", "--json"), ["--json", "train", "does not use it"]),
+    (("train", "--json"), ["train does not use the option '--json'"]),
     (("train", "stray"), ["unexpected argument 'stray'"]),
     (("train", "--lr"), ["--lr"]),
     (("train", "--lr", "fast"), ["--lr must be a number > 0", "'fast'"]),
@@ -131,7 +131,7 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     (("train", "--device", "gpu"), ["unknown device 'gpu'", "cpu", "cuda"]),
     (("train", "--device", "cuda:first"), ["unknown device 'cuda:first'", "cuda:0"]),
     (("train", "--device", "cuda:1"), ["device 'cuda:1'", "use cpu"]),
-    (("compare", "--device", "cpu"), ["--device", "compare", "does not use it"]),
+    (("compare", "--device", "cpu"), ["compare does not use the option '--device'"]),
     (("train", "--slope", "2"), ["slope", "2"]),
     (("train", "--scale-min", "3", "--crop", "32"), ["--scale-min must be at most", "got 3"]),
     (("train", "--scale-max", "2"), ["--scale-max", "--crop"]),
@@ -142,7 +142,8 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     (("eval",), ["checkpoint"]),
     (("import",), ["file"]),
     (("import", "w.pth", "--format", "torchvison"), ["unknown format 'torchvison'", "'torchvision'"]),
-    (("import", "w.pth", "--lr", "1"), ["--lr", "import", "does not use it"]),
+    (("import", "w.pth", "--lr", "1"), ["import does not use the option '--lr'"]),
+    (("info", "--strategy", "inplace_2"), ["info does not use the option '--strategy': it shows every strategy"]),
     (("export",), ["checkpoint"]),
 ])
 def test_a_wrong_command_line_is_named(arguments, says):
