@@ -55,7 +55,7 @@ configure(root ${of_zip} ${prefix} -D Libtorch_ROOT=${WORK}/libtorch)
 configure(torch_dir ${of_zip} ${prefix} -D Torch_DIR=${WORK}/libtorch/share/cmake/Torch)
 configure(python "libtorch of ${PYTHON}" ${prefix} -D PALIMPSEST_PYTHON=${PYTHON})
 configure(as_built "libtorch of ${PYTHON}" ${prefix})
-configure(component "libtorch of ${PYTHON}" ${prefix} -D CONSUMER_COMPONENTS=nn
+configure(component "libtorch of ${PYTHON}" ${prefix} -D CONSUMER_COMPONENTS=nn -D CONSUMER_SOURCE=${SOURCE}
   -D CMAKE_DISABLE_FIND_PACKAGE_JPEG=ON -D CMAKE_DISABLE_FIND_PACKAGE_PNG=ON)
 configure(no_component "palimpsest has no component 'tensors'; it has: base, kernels, ops, memory, amp, nn, models, io, data, train"
   FAILS ${prefix} -D CONSUMER_COMPONENTS=tensors)
