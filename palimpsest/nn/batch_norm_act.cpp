@@ -84,6 +84,7 @@ ops::AbnOptions BatchNormActImpl::begin_operator() {
 }
 
 ops::Saved BatchNormActImpl::saved() const {
+  check_pair(options.strategy(), options.activation());
   // z is y if there is no activation: saving another tensor gains nothing.
   return options.activation() == Activation::kIdentity
              ? ops::Saved::kOutput
