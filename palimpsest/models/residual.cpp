@@ -13,16 +13,18 @@ torch::nn::Sequential projection(const BlockOptions& o, int64_t out) {
 
 /// Ends a block: computes the shortcut and the sum.
 at::Tensor add_shortcut(nn::BatchNormAct& norm, at::Tensor h, const at::Tensor& x,
-                        const nn::DeferredActivation& input, torch::nn::Sequential& downsample) {
-  if (downsample.is_empty()) return norm->forward_residual(std::move(h), x, input);
+                        const nn::DeferredActivation& input, const nn::DeferredActivation& output,
+                        torch::nn::Sequential& downsample) {
+  if (downsample.is_empty()) return norm->forward_residual(std::move(h), x, input, output);
   auto projected = input.forward_into(x, downsample->at<nn::Conv2dImpl>(0));
   const auto shortcut = downsample->at<nn::BatchNormActImpl>(1).forward(std::move(projected));
-  return norm->forward_residual(std::move(h), shortcut);
+  return norm->forward_residual(std::move(h), shortcut, {}, output);
 }
 
 }  // namespace
 
-BasicBlock::BasicBlock(const BlockOptions& o) : input_(o.input) {
+BasicBlock::BasicBlock(const BlockOptions& o)
+    : input_(o.input), output_(nn::DeferredActivation::of_blocks(o.norm)) {
   const int64_t out = o.planes * kExpansion;
   conv1_ = register_module(
       "conv1",
@@ -36,10 +38,11 @@ BasicBlock::BasicBlock(const BlockOptions& o) : input_(o.input) {
 
 at::Tensor BasicBlock::forward(const at::Tensor& x) {
   auto h = bn1_->forward_into(input_.forward_into(x, *conv1_), conv2_);
-  return add_shortcut(bn2_, std::move(h), x, input_, downsample_);
+  return add_shortcut(bn2_, std::move(h), x, input_, output_, downsample_);
 }
 
-Bottleneck::Bottleneck(const BlockOptions& o) : input_(o.input) {
+Bottleneck::Bottleneck(const BlockOptions& o)
+    : input_(o.input), output_(nn::DeferredActivation::of_blocks(o.norm)) {
   const int64_t width = o.planes * o.width_per_group / 64 * o.groups;
   const int64_t out = o.planes * kExpansion;
   conv1_ = register_module("conv1", conv({.in = o.in, .out = width}, o.norm));
@@ -60,7 +63,7 @@ Bottleneck::Bottleneck(const BlockOptions& o) : input_(o.input) {
 at::Tensor Bottleneck::forward(const at::Tensor& x) {
   auto h = bn1_->forward_into(input_.forward_into(x, *conv1_), conv2_);
   h = bn2_->forward_into(std::move(h), conv3_);
-  return add_shortcut(bn3_, std::move(h), x, input_, downsample_);
+  return add_shortcut(bn3_, std::move(h), x, input_, output_, downsample_);
 }
 
 }  // namespace palimpsest::models

@@ -28,8 +28,9 @@ struct BlockOptions {
 };
 
 /// act(bn2(conv2(act(bn1(conv1(x))))) + shortcut) with two 3x3 convolutions. If blocks defer their activation
-/// (nn::defers_activation), the result is the sum without act. The shortcut is x, or its projection
-/// `downsample` (1x1 convolution, normalization) where the shape changes.
+/// (nn::defers_activation), the result is the sum without act; the options at construction decide it, because
+/// the readers are built for it. The shortcut is x, or its projection `downsample` (1x1 convolution,
+/// normalization) where the shape changes.
 class BasicBlock : public nn::Cloneable<BasicBlock> {
  public:
   static constexpr int64_t kExpansion = 1;  ///< channels out / planes
@@ -39,7 +40,7 @@ class BasicBlock : public nn::Cloneable<BasicBlock> {
  private:
   void rebind(nn::Clones& clones) override { clones(conv1_, conv2_, bn1_, bn2_, downsample_); }
 
-  nn::DeferredActivation input_;
+  nn::DeferredActivation input_, output_;  // which activations are deferred is fixed at construction
   nn::Conv2d conv1_{nullptr}, conv2_{nullptr};
   nn::BatchNormAct bn1_{nullptr}, bn2_{nullptr};
   torch::nn::Sequential downsample_{nullptr};  // projection, then its normalization
@@ -56,7 +57,7 @@ class Bottleneck : public nn::Cloneable<Bottleneck> {
  private:
   void rebind(nn::Clones& clones) override { clones(conv1_, conv2_, conv3_, bn1_, bn2_, bn3_, downsample_); }
 
-  nn::DeferredActivation input_;
+  nn::DeferredActivation input_, output_;  // which activations are deferred is fixed at construction
   nn::Conv2d conv1_{nullptr}, conv2_{nullptr}, conv3_{nullptr};
   nn::BatchNormAct bn1_{nullptr}, bn2_{nullptr}, bn3_{nullptr};
   torch::nn::Sequential downsample_{nullptr};  // projection, then its normalization

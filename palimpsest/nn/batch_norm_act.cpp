@@ -1,5 +1,6 @@
 #include "palimpsest/nn/batch_norm_act.h"
 
+#include "palimpsest/base/error.h"
 #include "palimpsest/base/recomputing.h"
 #include "palimpsest/nn/conv2d/functional.h"
 #include "palimpsest/ops/abn_conv.h"
@@ -11,6 +12,15 @@ namespace {
 
 std::optional<at::Tensor> optional(const at::Tensor& tensor) {
   return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
+}
+
+/// The readers of a residual block's result apply the activation for which they were built.
+void check_still_deferred(const DeferredActivation& deferred, Activation activation) {
+  if (deferred.activation == activation) return;
+  throw Error(ErrorKind::kUsage,
+              "[BatchNormAct] the end of a residual block whose readers apply its activation must keep '" +
+                  to_string(deferred.activation) + "', got '" + to_string(activation) +
+                  "' after construction; build the network with the new activation");
 }
 
 }  // namespace
@@ -74,6 +84,7 @@ ops::AbnOptions BatchNormActImpl::begin_operator() {
 }
 
 ops::Saved BatchNormActImpl::saved() const {
+  check_pair(options.strategy(), options.activation());
   // z is y if there is no activation: saving another tensor gains nothing.
   return options.activation() == Activation::kIdentity
              ? ops::Saved::kOutput
@@ -139,10 +150,14 @@ at::Tensor BatchNormActImpl::forward_into(at::Tensor x, torch::nn::Conv2dImpl& c
 }
 
 at::Tensor BatchNormActImpl::forward_residual(at::Tensor x, const at::Tensor& residual,
-                                              const DeferredActivation& residual_activation) {
+                                              const DeferredActivation& residual_activation,
+                                              const std::optional<DeferredActivation>& result_activation) {
   const Strategy strategy = options.strategy();
-  const NormOptions block{strategy, options.activation(), options.activation_param()};
-  const bool defers = defers_activation(block);
+  check_pair(strategy, options.activation());
+  const auto current =
+      DeferredActivation::of_blocks({strategy, options.activation(), options.activation_param()});
+  const bool defers = result_activation.value_or(current).is_deferred;
+  if (defers && result_activation) check_still_deferred(*result_activation, options.activation());
   const Activation activation = defers ? Activation::kIdentity : options.activation();
   const double param = options.activation_param();
   const auto activated_residual = [&] { return residual_activation.apply(residual); };
@@ -153,15 +168,18 @@ at::Tensor BatchNormActImpl::forward_residual(at::Tensor x, const at::Tensor& re
   ops::AbnOptions layer = begin_forward();
   if (strategy == Strategy::kStandard || x.numel() == 0)
     return activate_(forward_standard(x, layer).add_(activated_residual()), activation, param);
-  layer.activation = activation;
+  // The sum cannot be recovered from the activated sum: the activation is a layer of its own.
+  const bool activates_aside = !defers && current.is_deferred;
+  layer.activation = activates_aside ? Activation::kIdentity : activation;
   layer.activation_param = param;
   // The operator applies a deferred ReLU while it reads the residual.
   layer.relu_residual =
       defers && residual_activation.is_deferred && residual_activation.activation == Activation::kReLU;
   // The other readers of the residual save it, so saving z is enough whatever the strategy saves elsewhere.
   const bool is_in_place = strategy == Strategy::kInplace1 || strategy == Strategy::kInplaceBit;
-  layer.saved = is_in_place ? saved_by_strategy(strategy, activation) : ops::Saved::kOutput;
-  return forward_fused(std::move(x), layer, layer.relu_residual ? residual : activated_residual());
+  layer.saved = is_in_place ? saved_by_strategy(strategy, layer.activation) : ops::Saved::kOutput;
+  at::Tensor sum = forward_fused(std::move(x), layer, layer.relu_residual ? residual : activated_residual());
+  return activates_aside ? activate(sum, activation, param) : sum;
 }
 
 void BatchNormActImpl::pretty_print(std::ostream& stream) const {

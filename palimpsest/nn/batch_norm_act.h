@@ -125,11 +125,18 @@ class BatchNormActImpl : public Cloneable<BatchNormActImpl> {
   }
 
   /// Ends a residual block: returns act(bn(x) + act'(residual)), written over x, where act' is the activation
-  /// that the producer of the residual deferred. The result is the sum without act if blocks of this strategy
-  /// and activation defer theirs (defers_activation). Under every strategy but `standard`, backward reads the
-  /// result and the residual, which their other readers save in any case; nothing is saved for x.
+  /// that the producer of the residual deferred. The result is the sum without act if `result_activation` is
+  /// deferred. std::nullopt: if blocks of this strategy and activation defer theirs (defers_activation).
+  /// Under every strategy but `standard`, backward reads the result and the residual, which their other
+  /// readers save in any case; nothing is saved for x.
+  ///
+  /// A network gives the `result_activation` for which it built the readers of the result, so that a later
+  /// change of the strategy changes no result. If the new strategy would defer the activation and the readers
+  /// do not apply it, the sum is saved beside the result. Throws Error(kUsage) if the activation is no longer
+  /// the one that was deferred, and for a strategy that the activation does not fit.
   at::Tensor forward_residual(at::Tensor x, const at::Tensor& residual,
-                              const DeferredActivation& residual_activation = {});
+                              const DeferredActivation& residual_activation = {},
+                              const std::optional<DeferredActivation>& result_activation = std::nullopt);
 
   /// Sets weight 1, bias 0, running mean 0, running variance 1, and the count of batches 0.
   void reset_parameters();

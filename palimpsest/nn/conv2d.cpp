@@ -70,11 +70,12 @@ at::Tensor Conv2dImpl::forward(const at::Tensor& x) {
 }
 
 std::shared_ptr<torch::nn::Module> Conv2dImpl::clone(const std::optional<at::Device>& device) const {
-  auto copy = std::make_shared<Conv2dImpl>(*this);
-  Clones clones(device);
-  clones.replace_tensors_and_children(*copy);
-  clones(copy->weight, copy->bias);
-  return copy;
+  return Clones::clone(
+      *this, device, [this] { return std::make_shared<Conv2dImpl>(*this); },
+      [](torch::nn::Module& copy, Clones& clones) {
+        auto& layer = dynamic_cast<Conv2dImpl&>(copy);
+        clones(layer.weight, layer.bias);
+      });
 }
 
 void Conv2dImpl::pretty_print(std::ostream& stream) const {

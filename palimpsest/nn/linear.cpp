@@ -18,11 +18,12 @@ at::Tensor LinearImpl::forward(const at::Tensor& x) {
 }
 
 std::shared_ptr<torch::nn::Module> LinearImpl::clone(const std::optional<at::Device>& device) const {
-  auto copy = std::make_shared<LinearImpl>(*this);
-  Clones clones(device);
-  clones.replace_tensors_and_children(*copy);
-  clones(copy->weight, copy->bias);
-  return copy;
+  return Clones::clone(
+      *this, device, [this] { return std::make_shared<LinearImpl>(*this); },
+      [](torch::nn::Module& copy, Clones& clones) {
+        auto& layer = dynamic_cast<LinearImpl&>(copy);
+        clones(layer.weight, layer.bias);
+      });
 }
 
 void LinearImpl::pretty_print(std::ostream& stream) const {

@@ -7,6 +7,8 @@
 
 #include <torch/nn/modules/container/sequential.h>
 
+#include <typeinfo>
+
 namespace palimpsest::nn {
 namespace {
 
@@ -17,10 +19,11 @@ at::Tensor forward_of(torch::nn::Module& module, const at::Tensor& x) {
   return static_cast<Module&>(module).forward(x);
 }
 
-/// Returns the forward function of the first class that the module belongs to; nullptr if there is none.
+/// Returns the forward function of the module's class; nullptr if the class is none of these. A derived class
+/// does not count: forward is not virtual, so that the base's would run in the place of the module's own.
 template <class First, class... Rest>
 Forward find_forward(torch::nn::Module& module) {
-  if (dynamic_cast<First*>(&module)) return &forward_of<First>;
+  if (typeid(module) == typeid(First)) return &forward_of<First>;
   if constexpr (sizeof...(Rest) > 0) return find_forward<Rest...>(module);
   return nullptr;
 }

@@ -33,7 +33,7 @@ class Model : public torch::nn::Module {
   ///   net->replace_classifier(torch::nn::Linear(net->classifier_channels(), 7));
   template <class Module>
   void replace_classifier(const torch::nn::ModuleHolder<Module>& module) {
-    replace_classifier(module.ptr());
+    replace_classifier(module.is_empty() ? nullptr : module.ptr());
   }
   template <class Module>
   void replace_classifier(std::shared_ptr<Module> module) {
@@ -63,7 +63,8 @@ class Model : public torch::nn::Module {
   void declare_classifier(const std::string& name, int64_t channels);
 
   /// Returns classifier(x). If torch::nn::Module::replace_module put another module in the classifier's
-  /// place, that module must be a Linear, Conv2d, Identity or Sequential; else throws Error(kUsage).
+  /// place, that module must be a Linear, Conv2d, Identity or Sequential and of no derived class; else throws
+  /// Error(kUsage).
   at::Tensor classify(const at::Tensor& x);
 
   void rebind_classifier(Clones& clones) { clones(classifier_); }

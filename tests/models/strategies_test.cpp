@@ -50,10 +50,13 @@ struct Step {
   std::vector<std::pair<std::string, at::Tensor>> gradients, buffers;
 };
 
-// One forward and backward of a freshly seeded f64 network.
-Step step(const StrategyCase& c, nn::Strategy strategy, bool channels_last) {
+// One forward and backward of a freshly seeded f64 network. `changed`: sets this strategy after construction.
+Step step(const StrategyCase& c, nn::Strategy strategy, bool channels_last,
+          std::optional<nn::Strategy> changed = std::nullopt) {
   torch::manual_seed(3);
   const auto model = build(c.kind, c.output_stride, {strategy, c.activation, c.activation_param});
+  for (const auto& m : model->modules())
+    if (auto* norm = m->as<nn::BatchNormActImpl>(); norm && changed) norm->options.strategy(*changed);
   model->to(torch::kFloat64);
   auto images = torch::randn({2, 3, 64, 64}, torch::kFloat64);
   if (channels_last) images = images.contiguous(at::MemoryFormat::ChannelsLast);
@@ -108,6 +111,45 @@ void expect_same(const Step& got, const Step& want, bool channels_last) {
           << want.buffers[i].first;
     }
   }
+}
+
+/// All pairs of strategies: a change after construction gives the network that is built with the new one.
+TEST(Strategies, AChangeAfterConstructionGivesTheNetworkOfTheNewStrategy) {
+  using nn::Activation;
+  for (const char* kind : {"basic", "bottleneck"})
+    for (const auto activation : {Activation::kReLU, Activation::kGELU, Activation::kSiLU, Activation::kMish,
+                                  Activation::kLeakyReLU}) {
+      const StrategyCase c{kind, 32, activation};
+      std::vector<nn::Strategy> strategies;
+      for (const auto& name : nn::strategy_names())
+        if (name != "inplace" && nn::fits(nn::parse_strategy(name), activation))
+          strategies.push_back(nn::parse_strategy(name));
+      for (const auto to : strategies) {
+        const auto want = step(c, to, false);
+        for (const auto from : strategies) {
+          SCOPED_TRACE(kind + (" " + nn::to_string(activation)) + ": " + nn::to_string(from) + " to " +
+                       nn::to_string(to));
+          if (from != to) expect_same(step(c, from, false, to), want, false);
+        }
+      }
+    }
+}
+
+TEST(Strategies, AChangeThatCannotBeRightIsAnError) {
+  const auto images = torch::randn({2, 3, 32, 32});
+  const auto changed = [&](nn::Strategy from, const auto& change) {
+    const auto model = build("basic", 32, {from, nn::Activation::kReLU});
+    for (const auto& m : model->modules())
+      if (auto* norm = m->as<nn::BatchNormActImpl>();
+          norm && norm->options.activation() == nn::Activation::kReLU)
+        change(*norm);
+    return usage_error([&] { model->forward(images); });
+  };
+  const auto to_gelu = [](auto& norm) { norm.options.activation(nn::Activation::kGELU); };
+  const auto to_inplace = [](auto& norm) { norm.options.strategy(nn::Strategy::kInplace2); };
+  EXPECT_NE(changed(nn::Strategy::kStoreY, to_gelu).find("must keep 'relu', got 'gelu'"), std::string::npos);
+  for (const auto from : {nn::Strategy::kStandard, nn::Strategy::kStoreY})
+    EXPECT_NE(changed(from, to_inplace).find("relu"), std::string::npos);
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -1,6 +1,7 @@
 #include "palimpsest/nn/cloneable.h"
 
 #include "palimpsest/nn/batch_norm_act_conv2d.h"
+#include "palimpsest/nn/common/module_access.h"
 #include "palimpsest/nn/dense_transition.h"
 #include "palimpsest/nn/inplace_abn.h"
 #include "palimpsest/nn/linear.h"
@@ -9,6 +10,9 @@
 #include <torch/nn/parallel/data_parallel.h>
 
 #include <functional>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace palimpsest::nn {
 namespace {
@@ -204,6 +208,158 @@ TEST(Cloneable, MembersWithinContainersAreTheContainersCopies) {
   const auto want = net->forward(x);
   destroy(*net);
   EXPECT_TRUE(torch::equal(copy->forward(x), want));
+}
+
+/// One module with many owners: a member, containers, and a child that is a Cloneable itself.
+struct SharedImpl : Cloneable<SharedImpl> {
+  SharedImpl() {
+    conv = register_module("conv", Conv2d(3, 3, 1));
+    plain = register_module("plain", torch::nn::Conv2d(3, 3, 1));
+    first = register_module("first", torch::nn::Sequential(conv, plain));
+    second = register_module("second", torch::nn::Sequential(plain, conv, torch::nn::ReLU()));
+    using Named = std::vector<std::pair<std::string, std::shared_ptr<torch::nn::Module>>>;
+    dict = register_module("dict", torch::nn::ModuleDict(Named{{"norm", InPlaceABN(3).ptr()}}));
+    norm = std::dynamic_pointer_cast<InPlaceABNImpl>((*dict)["norm"]);
+    block = register_module("block",
+                            BatchNormActConv2d(BatchNormActOptions(3), torch::nn::Conv2dOptions(3, 3, 1)));
+    of_block = block->conv;
+    list = register_module("list", torch::nn::ModuleList(torch::nn::Sequential(block), conv));
+    of_list = (*list)[0]->as<torch::nn::SequentialImpl>()->ptr<BatchNormActConv2dImpl>(0)->norm;
+  }
+  at::Tensor forward(at::Tensor x) {
+    x = second->forward(first->forward(x));
+    return of_block->forward(
+        of_list->forward(block->forward(norm->forward(x + plain->forward(conv->forward(x))))));
+  }
+  void rebind(Clones& clones) override {
+    clones(conv, plain, first, second, dict, norm, block, of_block, list, of_list);
+  }
+  Conv2d conv{nullptr}, of_block{nullptr};
+  torch::nn::Conv2d plain{nullptr};
+  torch::nn::Sequential first{nullptr}, second{nullptr};
+  torch::nn::ModuleDict dict{nullptr};
+  torch::nn::ModuleList list{nullptr};
+  std::shared_ptr<InPlaceABNImpl> norm;
+  BatchNormActConv2d block{nullptr};
+  BatchNormAct of_list{nullptr};
+};
+
+TEST(Cloneable, OneModuleOfManyOwnersStaysOne) {
+  const auto net = std::make_shared<SharedImpl>();
+  net->to(torch::kFloat64);
+  randomize(*net);
+  const auto copy = std::dynamic_pointer_cast<SharedImpl>(net->clone());
+  expect_same_state(*copy, *net, "shared");
+  EXPECT_EQ(copy->named_children()["conv"], copy->conv.ptr());
+  EXPECT_EQ(copy->first->ptr(0), copy->conv.ptr());
+  EXPECT_EQ(copy->second->ptr(1), copy->conv.ptr());
+  EXPECT_EQ(copy->list->ptr(1), copy->conv.ptr());
+  EXPECT_EQ(copy->first->ptr(1), copy->plain.ptr());
+  EXPECT_EQ(copy->second->ptr(0), copy->plain.ptr());
+  EXPECT_EQ((*copy->dict)["norm"], copy->norm);
+  EXPECT_EQ(copy->dict->named_children()["norm"], copy->norm);
+  EXPECT_EQ(copy->of_block.ptr(), copy->block->conv.ptr());
+  EXPECT_EQ(copy->of_list.ptr(), copy->block->norm.ptr());
+  EXPECT_EQ(copy->parameters().size(), net->parameters().size());
+  const auto x = leaf({2, 3, 4, 4}).detach();
+  const auto want = net->forward(x);
+  destroy(*net);
+  EXPECT_TRUE(torch::equal(copy->forward(x), want));
+}
+
+/// A module of the user's own, by libtorch's mechanism, that holds a layer with a second owner.
+struct HolderImpl : torch::nn::Cloneable<HolderImpl> {
+  explicit HolderImpl(torch::nn::Linear layer) : layer(std::move(layer)) { reset(); }
+  void reset() override { register_module("layer", layer = torch::nn::Linear(layer->options)); }
+  torch::nn::Linear layer;
+};
+
+struct UntiedImpl : Cloneable<UntiedImpl> {
+  UntiedImpl() {
+    holder = register_module("holder", std::make_shared<HolderImpl>(torch::nn::Linear(2, 2)));
+    layer = holder->layer;
+  }
+  void rebind(Clones& clones) override { clones(holder, layer); }
+  std::shared_ptr<HolderImpl> holder;
+  torch::nn::Linear layer{nullptr};
+};
+
+struct TiedWeightsImpl : Cloneable<TiedWeightsImpl> {
+  explicit TiedWeightsImpl(bool of_libtorch) {
+    one = register_module("one", Linear(2, 2));
+    other = of_libtorch ? torch::nn::Linear(2, 2).ptr() : Linear(2, 2).ptr();
+    register_module("other", other);
+    other->weight = one->weight;
+    ModuleAccess::parameters(*other)["weight"] = one->weight;
+  }
+  void rebind(Clones& clones) override { clones(one, other); }
+  Linear one{nullptr};
+  std::shared_ptr<torch::nn::LinearImpl> other;
+};
+
+TEST(Cloneable, WhatLibtorchsCloneUntiesIsKeptTiedOrIsAnError) {
+  const auto untied = std::dynamic_pointer_cast<UntiedImpl>(std::make_shared<UntiedImpl>()->clone());
+  EXPECT_EQ(untied->layer.ptr(), untied->holder->layer.ptr());
+  const auto tied =
+      std::dynamic_pointer_cast<TiedWeightsImpl>(std::make_shared<TiedWeightsImpl>(false)->clone());
+  EXPECT_TRUE(tied->one->weight.is_same(tied->other->weight));
+  const auto of_libtorch = std::make_shared<TiedWeightsImpl>(true);
+  EXPECT_NE(
+      usage_error([&] { of_libtorch->clone(); }).find("'weight' of a torch::nn::LinearImpl has two owners"),
+      std::string::npos);
+}
+
+enum class Forgotten { kNothing, kModule, kOfBlock, kTensor };
+
+struct ForgetsImpl : Cloneable<ForgetsImpl> {
+  explicit ForgetsImpl(Forgotten what) : forgotten(what) {
+    conv = register_module("conv", Conv2d(3, 3, 1));
+    block = register_module("block",
+                            BatchNormActConv2d(BatchNormActOptions(3), torch::nn::Conv2dOptions(3, 3, 1)));
+    of_block = block->conv;
+    scale = register_parameter("scale", torch::ones({1}));
+    register_module("by_name", Linear(2, 2));
+  }
+  void rebind(Clones& clones) override {
+    clones(block);
+    if (forgotten != Forgotten::kModule) clones(conv);
+    if (forgotten != Forgotten::kOfBlock) clones(of_block);
+    if (forgotten != Forgotten::kTensor) clones(scale);
+  }
+  Forgotten forgotten;
+  Conv2d conv{nullptr}, of_block{nullptr};
+  BatchNormActConv2d block{nullptr};
+  at::Tensor scale;
+};
+
+TEST(Cloneable, AForgottenMemberIsAnErrorThatNamesIt) {
+  const auto error = [](Forgotten what) {
+    return usage_error([&] { std::make_shared<ForgetsImpl>(what)->clone(); });
+  };
+  EXPECT_NE(error(Forgotten::kModule).find("'conv' of the original"), std::string::npos);
+  EXPECT_NE(error(Forgotten::kOfBlock).find("'block.conv' of the original"), std::string::npos);
+  EXPECT_NE(error(Forgotten::kTensor).find("'scale' of the original"), std::string::npos);
+  EXPECT_TRUE(std::make_shared<ForgetsImpl>(Forgotten::kNothing)->clone());
+}
+
+struct SlicedNorm : BatchNormActImpl {
+  using BatchNormActImpl::BatchNormActImpl;
+};
+struct SlicedConv : Conv2dImpl {
+  using Conv2dImpl::Conv2dImpl;
+};
+struct WholeNorm : Cloneable<WholeNorm, BatchNormActImpl> {
+  using Cloneable::Cloneable;
+  void rebind(Clones& clones) override { BatchNormActImpl::rebind(clones); }
+};
+
+TEST(Cloneable, ADerivedClassWithoutACloneOfItsOwnIsAnError) {
+  EXPECT_NE(
+      usage_error([] { std::make_shared<SlicedNorm>(3)->clone(); }).find("derive it from nn::Cloneable<"),
+      std::string::npos);
+  EXPECT_NE(usage_error([] { std::make_shared<SlicedConv>(3, 3, 1)->clone(); }).find("no clone() of its own"),
+            std::string::npos);
+  EXPECT_TRUE(std::dynamic_pointer_cast<WholeNorm>(std::make_shared<WholeNorm>(3)->clone()));
 }
 
 TEST(Cloneable, AnAverageOfWeightsFollowsATraining) {

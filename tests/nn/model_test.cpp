@@ -74,6 +74,33 @@ TEST(Model, AReplacementThatItCannotCallIsAnErrorInForward) {
   EXPECT_EQ(model->forward(images())[0][0].item<double>(), 2);
 }
 
+struct DoubledLinear : torch::nn::LinearImpl {
+  using torch::nn::LinearImpl::LinearImpl;
+  // NOLINTNEXTLINE(bugprone-derived-method-shadowing-base-method)
+  at::Tensor forward(const at::Tensor& x) { return 2 * torch::nn::LinearImpl::forward(x); }
+};
+
+TEST(Model, AReplacementOfADerivedClassIsCalledByItsOwnForwardOrNotAtAll) {
+  const auto model = std::make_shared<MeanColour>(5);
+  const auto doubled = std::make_shared<DoubledLinear>(3, 6);
+  torch::nn::Module& base = *model;
+  base.replace_module("fc", doubled);
+  EXPECT_NE(usage_error([&] { model->forward(images()); }).find("use replace_classifier()"),
+            std::string::npos);
+  model->replace_classifier(doubled);
+  EXPECT_TRUE(torch::equal(model->forward(images()), doubled->forward(images().mean({2, 3}))));
+  base.replace_module("fc", torch::nn::Linear(3, 4).ptr());
+  EXPECT_EQ(model->forward(images()).size(1), 4);
+}
+
+TEST(Model, NoModuleInThePlaceOfAClassifierIsAnError) {
+  const auto model = std::make_shared<MeanColour>(5);
+  const std::string text = usage_error([&] { model->replace_classifier(torch::nn::Linear(nullptr)); });
+  EXPECT_NE(text.find("must be a module, got none"), std::string::npos);
+  EXPECT_EQ(usage_error([&] { model->replace_classifier(std::shared_ptr<LinearImpl>()); }), text);
+  EXPECT_EQ(usage_error([&] { model->replace_module("fc", Linear(nullptr)); }), text);
+}
+
 TEST(Model, ACloneHasTheReplacedClassifier) {
   const auto model = std::make_shared<MeanColour>(5);
   model->replace_classifier(torch::nn::Linear(3, 7));

@@ -18,6 +18,10 @@ class torch::nn::Cloneable<palimpsest::nn::ModuleAccess> {
  public:
   static OrderedDict<std::string, at::Tensor>& parameters(Module& module) { return module.parameters_; }
   static OrderedDict<std::string, at::Tensor>& buffers(Module& module) { return module.buffers_; }
+  static const OrderedDict<std::string, at::Tensor>& parameters(const Module& module) {
+    return module.parameters_;
+  }
+  static const OrderedDict<std::string, at::Tensor>& buffers(const Module& module) { return module.buffers_; }
   static OrderedDict<std::string, std::shared_ptr<Module>>& children(Module& module) {
     return module.children_;
   }
