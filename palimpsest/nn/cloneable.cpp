@@ -53,7 +53,7 @@ bool share_tensors(const torch::nn::Module& a, const torch::nn::Module& b) {
 }
 
 [[noreturn]] void refuse_sliced(const torch::nn::Module& original) {
-  const std::string name = original.name();
+  const std::string& name = original.name();
   throw Error(ErrorKind::kUsage,
               "[clone] " + name +
                   " has no clone() of its own, and the one that it inherits copies the base "
