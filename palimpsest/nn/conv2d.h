@@ -32,7 +32,9 @@ ConvolutionBackend convolution_backend(Strategy strategy);
 /// kernels.
 ///   nn::Conv2d conv1(torch::nn::Conv2dOptions(3, 64, 7).stride(2).padding(3).bias(false));
 /// x: (N, C_in, H, W) or (C_in, H, W). Padding modes other than zeros, and padding by name, run libtorch's
-/// layer for every backend.
+/// layer for every backend. Double backward is an error where ops::convolution is not libtorch's
+/// (ops/convolution.h). clone() of a torch::nn::Cloneable parent builds the layer anew and copies libtorch's
+/// part only: `backend` is lost there. An nn::Cloneable parent copies it.
 class Conv2dImpl : public torch::nn::Conv2dImpl {
  public:
   Conv2dImpl(int64_t in_channels, int64_t out_channels, torch::ExpandingArray<2> kernel_size);
