@@ -3,6 +3,7 @@
 #include "palimpsest/kernels/formulas/invertibility.h"
 #include "palimpsest/ops/common/backend.h"
 #include "palimpsest/ops/common/cuda_call.h"
+#include "palimpsest/ops/common/dtype.h"
 #include "palimpsest/ops/invertibility/fallback_stats.h"
 #include "palimpsest/ops/invertibility/host_vector.h"
 
@@ -35,22 +36,10 @@ struct Values {
   at::Tensor weight_moved, bias_moved;
 };
 
-DType dtype_of(at::ScalarType storage) {
-  switch (storage) {
-    case at::kDouble:
-      return DType::f64;
-    case at::kHalf:
-      return DType::f16;
-    case at::kBFloat16:
-      return DType::bf16;
-    default:
-      return DType::f32;
-  }
-}
-
 /// Returns the channels that kernels::InvertibilityCriterion finds non-invertible anywhere within the moves.
 std::vector<int64_t> non_invertible_channels(const Layer& layer, const Values& values) {
-  const kernels::InvertibilityCriterion criterion(layer.activation, dtype_of(layer.storage));
+  const kernels::InvertibilityCriterion criterion(layer.activation, storage_dtype(layer.storage),
+                                                  layer.activation_param);
   const HostVector gamma(values.weight, 1), beta(values.bias, 0), rms(values.residual_rms, 0),
       gamma_moved(values.weight_moved, 0), beta_moved(values.bias_moved, 0);
   std::vector<int64_t> result;
