@@ -124,6 +124,8 @@ RunState read_state(const std::filesystem::path& path, const std::map<std::strin
   state.seed = number<uint64_t>(path, metadata, "seed");
   if (const auto precision = metadata.find("precision"); precision != metadata.end())
     state.precision = precision->second;
+  if (const auto order = metadata.find("order"); order != metadata.end()) state.order = order->second;
+  if (const auto data = metadata.find("data"); data != metadata.end()) state.data = data->second;
   if (metadata.contains("loss_scale"))
     state.scaling = {
         {number<double>(path, metadata, "loss_scale"), number<int64_t>(path, metadata, "growth_tracker"),
@@ -132,7 +134,7 @@ RunState read_state(const std::filesystem::path& path, const std::map<std::strin
         number<int>(path, metadata, "choose_scale") != 0};
   state.metadata = metadata;
   for (const char* key : {"format", kVersionKey, "step", "epoch", "batch", "batches_per_epoch", "batch_size",
-                          "seed", "optimizer", "precision", "loss_scale", "growth_tracker",
+                          "seed", "order", "data", "optimizer", "precision", "loss_scale", "growth_tracker",
                           "skipped_in_a_row", "skipped_steps", "choose_scale"})
     state.metadata.erase(key);
   return state;
@@ -156,6 +158,8 @@ void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module&
   file.metadata["seed"] = std::to_string(state.seed);
   const std::string name_of_optimizer = optimizer_name(optimizer);
   if (name_of_optimizer != kDefaultOptimizer) file.metadata["optimizer"] = name_of_optimizer;
+  if (!state.order.empty()) file.metadata["order"] = state.order;
+  if (!state.data.empty()) file.metadata["data"] = state.data;
   if (state.precision != "f32") file.metadata["precision"] = state.precision;
   if (state.scaling) {
     const amp::GradScalerState& scaler = state.scaling->scaler;
