@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 
 namespace palimpsest::cli {
@@ -36,6 +37,12 @@ const std::atomic<int>& install_stop_signals() {
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
   return stop_signal;
+}
+
+std::string signal_name(int signal) {
+  const char* abbreviation = sigabbrev_np(signal);  // "INT"
+  const std::string number = "signal " + std::to_string(signal);
+  return abbreviation ? number + " (SIG" + abbreviation + ")" : number;
 }
 
 void end_process(int exit_status) {

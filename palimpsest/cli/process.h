@@ -3,6 +3,7 @@
 #include "palimpsest/cli/options.h"
 
 #include <atomic>
+#include <string>
 
 // Settings and handlers of the whole process.
 namespace palimpsest::cli {
@@ -13,6 +14,9 @@ void apply_process_options(const Options& options);
 /// Installs handlers for SIGINT and SIGTERM that store the signal's number in the result, which train::train
 /// polls. A second signal ends the program at once. Idempotent.
 const std::atomic<int>& install_stop_signals();
+
+/// Returns "signal 2 (SIGINT)".
+std::string signal_name(int signal);
 
 /// Ends the process. Writes all output, but does not run libtorch's static destructors: to destroy its
 /// registry of operators takes a fifth of the time of a short command.

@@ -23,7 +23,7 @@ int run_train(const Options& given) {
   const auto outcome = train::train(*model, *train_loader, validation_loader.get(),
                                     make_trainer_options(options), stop_signal);
   if (outcome.signal == 0) return 0;
-  std::cerr << "palimpsest: stopped by signal " << outcome.signal << "; checkpoint saved in '"
+  std::cerr << "palimpsest: stopped by " << signal_name(outcome.signal) << "; checkpoint saved in '"
             << options.output.folder << "', continue with --resume" << std::endl;
   return 128 + outcome.signal;
 }

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,8 @@ class Dataset {
   virtual Sample get(int64_t index, Random& random) const = 0;
   /// Returns the names of the classes, or names like "class 3" if none are known.
   virtual const std::vector<std::string>& class_names() const = 0;
+  /// Returns the files and folders beside the examples that the data set does not read, such as .bmp files.
+  virtual std::vector<std::filesystem::path> skipped() const { return {}; }
 };
 
 }  // namespace palimpsest::data

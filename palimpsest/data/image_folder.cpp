@@ -1,7 +1,6 @@
 #include "palimpsest/data/image_folder.h"
 
 #include "palimpsest/data/files.h"
-#include "palimpsest/io/image.h"
 
 #include <ATen/ops/scalar_tensor.h>
 
@@ -19,6 +18,11 @@ class ImageFiles : public Dataset {
     check_transform(transform);
   }
 
+  std::vector<fs::path> skipped() const override { return skipped_; }
+  void add_skipped(const std::vector<fs::path>& files) {
+    skipped_.insert(skipped_.end(), files.begin(), files.end());
+  }
+
   void add_class(std::string name, std::vector<fs::path> files) {
     classes_.resize(files_.size() + files.size(), static_cast<int64_t>(names_.size()));
     names_.push_back(std::move(name));
@@ -33,7 +37,7 @@ class ImageFiles : public Dataset {
 
   Sample get(int64_t index, Random& random) const override {
     const fs::path& path = files_.at(index);
-    const at::Tensor image = io::read_image(path);
+    const at::Tensor image = read_image(path, transform_);
     const View view = choose_view(image.size(0), image.size(1), transform_, random, path.string());
     at::Tensor target;
     if (!classes_.empty()) target = at::scalar_tensor(classes_[index], at::kLong);
@@ -42,7 +46,7 @@ class ImageFiles : public Dataset {
 
  private:
   TransformOptions transform_;
-  std::vector<fs::path> files_;
+  std::vector<fs::path> files_, skipped_;
   std::vector<int64_t> classes_;  // one per file; empty when unlabeled
   std::vector<std::string> names_;
 };
@@ -53,9 +57,11 @@ std::shared_ptr<Dataset> image_folder(const std::string& root, const std::string
                                       const TransformOptions& transform) {
   auto dataset = std::make_shared<ImageFiles>(transform);
   const std::string layout = "images ROOT/" + split + "/CLASS/NAME.jpg (or .png)";
-  for (const fs::path& folder : list_folders(fs::path(root) / split, layout)) {
-    dataset->add_class(folder.filename().string(), list_images(folder, layout));
+  std::vector<fs::path> skipped;
+  for (const fs::path& folder : list_folders(fs::path(root) / split, layout, &skipped)) {
+    dataset->add_class(folder.filename().string(), list_images(folder, layout, &skipped));
   }
+  dataset->add_skipped(skipped);
   return dataset;
 }
 
@@ -64,7 +70,9 @@ std::shared_ptr<Dataset> image_files(const std::string& path, const TransformOpt
   if (fs::exists(path) && !fs::is_directory(path)) {
     dataset->add_unlabeled({path});
   } else {
-    dataset->add_unlabeled(list_images(path, "a folder of images, or one image file"));
+    std::vector<fs::path> skipped;
+    dataset->add_unlabeled(list_images(path, "a folder of images, or one image file", &skipped));
+    dataset->add_skipped(skipped);
   }
   return dataset;
 }

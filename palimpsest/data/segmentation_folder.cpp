@@ -52,7 +52,7 @@ class SegmentationFolder : public Dataset {
     const fs::path labels = root / (split + "annot");
     const std::string layout =
         "images ROOT/" + split + "/NAME.jpg (or .png) with labels ROOT/" + split + "annot/NAME.png";
-    images_ = list_images(root / split, layout);
+    images_ = list_images(root / split, layout, &skipped_);
     for (const fs::path& image : images_) {
       labels_.push_back(labels / image.stem().concat(".png"));
       if (!fs::exists(labels_.back())) {
@@ -73,13 +73,16 @@ class SegmentationFolder : public Dataset {
   int64_t size() const override { return static_cast<int64_t>(images_.size()); }
   const std::vector<std::string>& class_names() const override { return names_; }
 
+  std::vector<fs::path> skipped() const override { return skipped_; }
+
   Sample get(int64_t index, Random& random) const override {
     const fs::path &image_path = images_.at(index), &label_path = labels_.at(index);
-    const at::Tensor image = io::read_image(image_path), label = io::read_label(label_path);
+    const at::Tensor image = read_image(image_path, transform_), label = io::read_label(label_path);
     if (image.size(0) != label.size(0) || image.size(1) != label.size(1)) {
       throw Error(ErrorKind::kData, "image '" + image_path.string() + "' has " + size_text(image) +
                                         " pixels, its label '" + label_path.string() + "' has " +
-                                        size_text(label) + ": they must be the same");
+                                        size_text(label) + ": they must be the same" +
+                                        orientation_hint(image, label));
     }
     check_ids(label, label_path);
     const View view = choose_view(image.size(0), image.size(1), transform_, random, image_path.string());
@@ -88,10 +91,18 @@ class SegmentationFolder : public Dataset {
   }
 
  private:
+  /// A label that was drawn on the pixels as they are stored does not fit a photo that is turned upright.
+  std::string orientation_hint(const at::Tensor& image, const at::Tensor& label) const {
+    const bool turned = image.size(0) == label.size(1) && image.size(1) == label.size(0);
+    if (!turned || !transform_.exif_orientation) return "";
+    return "; if the image is a photo with an Exif orientation, --no-exif-orientation reads it as it is "
+           "stored";
+  }
+
   // Otherwise a lost or renamed image would silently be missing from the training.
-  void check_every_label_has_its_image(const fs::path& folder, const std::string& layout) const {
+  void check_every_label_has_its_image(const fs::path& folder, const std::string& layout) {
     const std::set<fs::path> known(labels_.begin(), labels_.end());
-    for (const fs::path& label : list_images(folder, layout)) {
+    for (const fs::path& label : list_images(folder, layout, &skipped_)) {
       if (known.contains(label)) continue;
       throw Error(ErrorKind::kData,
                   "label '" + label.string() + "' has no image of its name (missing, or a link to " +
@@ -116,7 +127,7 @@ class SegmentationFolder : public Dataset {
 
   int64_t classes_;
   TransformOptions transform_;
-  std::vector<fs::path> images_, labels_;
+  std::vector<fs::path> images_, labels_, skipped_;
   std::vector<std::string> names_;
 };
 

@@ -60,6 +60,9 @@ DenseNet::DenseNet(const DenseNetShape& shape, const BackboneOptions& options)
 
 at::Tensor DenseNet::features(const at::Tensor& images) {
   check_images(shape_.name, images);
+  int64_t least = int64_t{1} << transitions_.size();  // the last transition needs 2 x 2 pixels
+  if (norm0_) least = 4 * (least - 1) + 1;            // the stem leaves a quarter, rounded up
+  check_least_side(shape_.name, images, least);
   at::Tensor x = conv0_->forward(images);
   if (norm0_) x = nn::max_pool2d(norm0_->forward(std::move(x)), norm0_->options.strategy(), 3, 2, 1);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
