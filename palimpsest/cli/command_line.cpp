@@ -129,8 +129,8 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   }
   // import reads files of other programs.
   if (!options.run.checkpoint.empty() && config.empty() && options.run.command != Command::kImport)
-    read_toml(options, stored_config(options.run.checkpoint),
-              options.run.checkpoint + " (stored configuration)");
+    read_stored_toml(options, stored_config(options.run.checkpoint),
+                     options.run.checkpoint + " (stored configuration)");
   if (!config.empty()) {
     read_toml_file(options, config);
   } else if (flags_alone.run.resume && std::filesystem::exists(folder / "config.toml")) {

@@ -1,6 +1,7 @@
 // Options from TOML and to TOML.
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/settings.h"
 #include "palimpsest/io/atomic_file.h"
 
@@ -8,6 +9,8 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <optional>
 #include <sstream>
 
@@ -25,11 +28,25 @@ std::vector<std::string> table_names() {
   return names;
 }
 
+/// Returns whether the machine and the user decide the setting, and not a file that may come from a stranger: where files
+/// are written and read, threads, limits, what is shown. `eval` reads the images that the training read.
+bool belongs_to_machine(const Setting& setting, Command command) {
+  static constexpr std::array kSettings{"model.weights",      "model.reset_classifier", "train.threads",
+                                        "train.memory_limit", "data.workers",           "data.prefetch"};
+  static constexpr std::array kPaths{"data.root", "data.train_split", "data.val_split"};
+  const auto is_one_of = [&](const auto& ids) {
+    const std::string id = setting.id();
+    return std::find(ids.begin(), ids.end(), id) != ids.end();
+  };
+  if (setting.table == "output" || is_one_of(kSettings)) return true;
+  return command != Command::kEval && is_one_of(kPaths);
+}
+
 /// Formats the given value and its type for a message.
 std::string given(const toml::node& node) {
   std::ostringstream text;
   node.visit([&](const auto& n) { text << n; });
-  std::string line = text.str();
+  std::string line = shortened(text.str(), 200);
   std::replace(line.begin(), line.end(), '\n', ' ');
   std::ostringstream type;
   type << node.type();
@@ -76,6 +93,24 @@ std::optional<Value> value_of(const Setting& setting, const toml::node& node) {
       setting.field);
 }
 
+/// Returns the end of the string that begins at `begin`, or the end of the text.
+std::size_t end_of_string(std::string_view text, std::size_t begin) {
+  const char quote = text[begin];
+  const bool many_lines = text.substr(begin).starts_with(std::string(3, quote));
+  for (std::size_t i = begin + (many_lines ? 3 : 1); i < text.size(); ++i) {
+    if (quote == '"' && text[i] == '\\') {
+      ++i;
+    } else if (!many_lines && (text[i] == quote || text[i] == '\n')) {
+      return i + (text[i] == quote);  // a line feed ends it by an error
+    } else if (many_lines && text.substr(i).starts_with(std::string(3, quote))) {
+      i += 3;
+      for (int more = 0; more < 2 && i < text.size() && text[i] == quote; ++more) ++i;  // """a""""" is a""
+      return i;
+    }
+  }
+  return text.size();
+}
+
 void read_table(Options& options, const std::string& table_name, const toml::table& table,
                 const std::string& name) {
   std::vector<std::string> keys;
@@ -96,9 +131,69 @@ void read_table(Options& options, const std::string& table_name, const toml::tab
   }
 }
 
+// A configuration has a few kilobytes. The names of 100,000 classes have 4 MB at most.
+constexpr uint64_t kMostBytes = uint64_t{1} << 22;
+
+void check_size(uint64_t bytes, const std::string& name) {
+  if (bytes > kMostBytes)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{} has {} bytes: a configuration may have {}", name, bytes, kMostBytes));
+}
+
+/// Throws if values or keys are nested deeper than any setting. The parser recurses for each level, and its tables are
+/// destroyed by recursion, so a line of dots (a.a.a.a = 1) would overflow the stack. Strings and comments are skipped by
+/// the rules of TOML. A text that is no TOML may be skipped wrongly, but only behind the error where the parser stops.
+void check_depth(std::string_view text, const std::string& name) {
+  constexpr int kMostLevels = 16;
+  int line = 1, brackets = 0, dots = 0;
+  const auto check = [&](int levels) {
+    if (levels > kMostLevels)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("{}:{}: nested too deeply: a setting is [table] key = value, or an "
+                              "array of values",
+                              name, line));
+  };
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    switch (const char c = text[i]) {
+      case '\n':
+        ++line;
+        dots = 0;
+        break;
+      case '#':
+        i = std::min(text.find('\n', i), text.size()) - 1;
+        break;
+      case '"':
+      case '\'': {
+        const std::size_t end = end_of_string(text, i);
+        line += static_cast<int>(std::count(text.begin() + static_cast<std::ptrdiff_t>(i),
+                                            text.begin() + static_cast<std::ptrdiff_t>(end), '\n'));
+        i = end - 1;
+        break;
+      }
+      case '[':
+      case '{':
+        check(++brackets);
+        dots = 0;
+        break;
+      case ']':
+      case '}':
+        brackets = std::max(brackets - 1, 0);
+        dots = 0;
+        break;
+      case '.':
+        check(++dots);
+        break;
+      default:
+        if (c == '=' || c == ',') dots = 0;
+    }
+  }
+}
+
 }  // namespace
 
 void read_toml(Options& options, const std::string& text, const std::string& name) {
+  check_size(text.size(), name);
+  check_depth(text, name);
   toml::table root;
   try {
     root = toml::parse(text, name);
@@ -123,12 +218,27 @@ void read_toml(Options& options, const std::string& text, const std::string& nam
 void read_toml_file(Options& options, const std::filesystem::path& path) {
   std::string text;
   try {
+    std::error_code ignored;  // a file that is missing has another error
+    check_size(
+        std::filesystem::is_regular_file(path, ignored) ? std::filesystem::file_size(path, ignored) : 0,
+        path.string());
     text = io::read_file(path);
   } catch (const Error& failure) {
     // A wrong configuration is a wrong command and has its exit code.
     throw Error(ErrorKind::kUsage, failure.what());
   }
   read_toml(options, text, path.string());
+}
+
+void read_stored_toml(Options& options, const std::string& text, const std::string& name) {
+  Options stored = options;
+  read_toml(stored, text, name);
+  for (const Setting& s : settings()) {
+    if (!belongs_to_machine(s, options.run.command)) continue;
+    std::visit([&](auto field) { field(stored) = field(options); }, s.field);
+    stored.given.erase(s.id());
+  }
+  options = std::move(stored);
 }
 
 std::string to_toml(const Options& options) {

@@ -94,12 +94,17 @@ StateDictDiff compare(const StateDict& dict, const StateDict& wanted, bool same_
   return diff;
 }
 
-StateDictDiff load_state_dict(const StateDict& destination, const StateDict& dict,
-                              const LoadOptions& options) {
+StateDictDiff check_fit(const StateDict& dict, const StateDict& destination, const LoadOptions& options) {
   StateDictDiff diff = compare(dict, destination, options.same_dtype);
   if (options.strict ? !diff.empty() : !diff.mismatched.empty())
     throw Error(ErrorKind::kCheckpoint, fmt::format("{} does not fit the model: {}; {}", options.source,
                                                     diff.text(), options.way_out));
+  return diff;
+}
+
+StateDictDiff load_state_dict(const StateDict& destination, const StateDict& dict,
+                              const LoadOptions& options) {
+  StateDictDiff diff = check_fit(dict, destination, options);
   const auto tensors = by_name(dict);
   const at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : destination) {

@@ -51,6 +51,10 @@ struct LoadOptions {
 /// must match.
 StateDictDiff compare(const StateDict& dict, const StateDict& wanted, bool same_dtype = false);
 
+/// Throws as load_state_dict does if the names or shapes differ, and returns the difference. Reads no values: `dict` may
+/// be the header of a file.
+StateDictDiff check_fit(const StateDict& dict, const StateDict& destination, const LoadOptions& options = {});
+
 /// Copies the tensors of `dict` into the parameters and buffers of `module`, by name; dtypes convert.
 /// Strides, addresses and requires_grad of the module's tensors stay. Returns the difference, which is empty
 /// if `options.strict`. If the keys differ (see LoadOptions), throws Error(kCheckpoint) that counts and names

@@ -12,6 +12,7 @@
 #include <fmt/format.h>
 
 #include <charconv>
+#include <cmath>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -116,26 +117,64 @@ void check_optimizer(const std::filesystem::path& path, const std::map<std::stri
                     path.string(), saved, given, saved));
 }
 
+/// Returns the entry `key`, which must be a whole number from `low` to `high`: a tampered one would be used as a size or
+/// an index.
+int64_t number_within(const std::filesystem::path& path, const std::map<std::string, std::string>& metadata,
+                      const char* key, int64_t low, int64_t high) {
+  const auto value = number<int64_t>(path, metadata, key);
+  if (value < low || value > high)
+    throw Error(ErrorKind::kCheckpoint,
+                fmt::format("{}: the entry '{}' must be a number from {} to {}, got {}; the file "
+                            "is damaged",
+                            path.string(), key, low, high, value));
+  return value;
+}
+
+amp::GradScalerState read_scaler(const std::filesystem::path& path,
+                                 const std::map<std::string, std::string>& metadata) {
+  constexpr int64_t kMostSteps = INT32_MAX;  // the scaler counts in 32 bits
+  const auto scale = number<double>(path, metadata, "loss_scale");
+  if (!(scale > 0) || !std::isfinite(scale))
+    throw Error(ErrorKind::kCheckpoint,
+                fmt::format("{}: the entry 'loss_scale' must be above 0 and finite, got {}; the "
+                            "file is damaged",
+                            path.string(), scale));
+  return {scale, number_within(path, metadata, "growth_tracker", 0, kMostSteps),
+          number_within(path, metadata, "skipped_in_a_row", 0, kMostSteps)};
+}
+
 RunState read_state(const std::filesystem::path& path, const std::map<std::string, std::string>& metadata) {
   RunState state;
-  state.step = number<int64_t>(path, metadata, "step");
-  state.batches_per_epoch = number<int64_t>(path, metadata, "batches_per_epoch");
-  state.batch_size = number<int64_t>(path, metadata, "batch_size");
+  constexpr int64_t kMost = int64_t{1}
+                            << 48;  // products of two such counts and of sizes stay below 2^63 in practice
+  state.step = number_within(path, metadata, "step", 0, kMost);
+  state.batches_per_epoch = number_within(path, metadata, "batches_per_epoch", 0, kMost);
+  state.batch_size = number_within(path, metadata, "batch_size", 0, kMost);
   state.seed = number<uint64_t>(path, metadata, "seed");
   if (const auto precision = metadata.find("precision"); precision != metadata.end())
     state.precision = precision->second;
   if (metadata.contains("loss_scale"))
-    state.scaling = {
-        {number<double>(path, metadata, "loss_scale"), number<int64_t>(path, metadata, "growth_tracker"),
-         number<int64_t>(path, metadata, "skipped_in_a_row")},
-        number<int64_t>(path, metadata, "skipped_steps"),
-        number<int>(path, metadata, "choose_scale") != 0};
+    state.scaling = {read_scaler(path, metadata), number_within(path, metadata, "skipped_steps", 0, kMost),
+                     number_within(path, metadata, "choose_scale", 0, 1) != 0};
   state.metadata = metadata;
   for (const char* key : {"format", kVersionKey, "step", "epoch", "batch", "batches_per_epoch", "batch_size",
                           "seed", "optimizer", "precision", "loss_scale", "growth_tracker",
                           "skipped_in_a_row", "skipped_steps", "choose_scale"})
     state.metadata.erase(key);
   return state;
+}
+
+/// Throws Error(kCheckpoint) unless module and optimizer have the names, shapes and types of the file.
+OptimizerStateLoader check_fit(const std::filesystem::path& path, const Parts& parts,
+                               const nn::StateDict& tensors, const torch::nn::Module& module,
+                               torch::optim::Optimizer& optimizer) {
+  nn::StateDictDiff diff = nn::compare(parts.module, tensors, /*same_dtype=*/true);
+  OptimizerStateLoader loader(optimizer, module, parts.optimizer, kPrefix, diff);
+  if (!parts.generator.defined()) diff.missing.emplace_back(kGenerator);
+  if (!diff.empty())
+    throw Error(ErrorKind::kCheckpoint,
+                fmt::format("{} does not fit the model: {}; {}", path.string(), diff.text(), kWayOut));
+  return loader;
 }
 
 }  // namespace
@@ -178,19 +217,17 @@ void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module&
 
 RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& module,
                          torch::optim::Optimizer& optimizer) {
-  const io::Safetensors file = io::read_safetensors(path);
-  check_version(path, file.metadata);
-  check_optimizer(path, file.metadata, optimizer);
-  RunState state = read_state(path, file.metadata);
-
-  const Parts parts = split(file.tensors);
+  // The header alone decides whether the file fits: a file of gigabytes is refused at once.
+  const io::Safetensors header = io::read_safetensors_header(path);
+  check_version(path, header.metadata);
+  check_optimizer(path, header.metadata, optimizer);
+  RunState state = read_state(path, header.metadata);
   const nn::StateDict tensors = nn::state_dict(module);
-  nn::StateDictDiff diff = nn::compare(parts.module, tensors, /*same_dtype=*/true);
-  OptimizerStateLoader optimizer_loader(optimizer, module, parts.optimizer, kPrefix, diff);
-  if (!parts.generator.defined()) diff.missing.emplace_back(kGenerator);
-  if (!diff.empty())
-    throw Error(ErrorKind::kCheckpoint,
-                fmt::format("{} does not fit the model: {}; {}", path.string(), diff.text(), kWayOut));
+  check_fit(path, split(header.tensors), tensors, module, optimizer);
+
+  const io::Safetensors file = io::read_safetensors(path);
+  const Parts parts = split(file.tensors);
+  OptimizerStateLoader optimizer_loader = check_fit(path, parts, tensors, module, optimizer);
 
   set_state(at::detail::getDefaultCPUGenerator(), parts.generator, kGenerator, path);
   if (const auto generator = gpu_generator(module); generator && parts.gpu_generator.defined())
@@ -204,11 +241,15 @@ void load_weights(const std::filesystem::path& path, torch::nn::Module& module) 
   nn::LoadOptions options;
   options.source = path.string();
   options.way_out = kWayOut;
-  nn::load_state_dict(module, split(io::read_state_dict(path).tensors).module, options);
+  const nn::StateDict wanted = nn::state_dict(module);
+  const auto check = [&](const io::Safetensors& header) {
+    nn::check_fit(split(header.tensors).module, wanted, options);
+  };
+  nn::load_state_dict(wanted, split(io::read_state_dict(path, check).tensors).module, options);
 }
 
 std::map<std::string, std::string> read_checkpoint_metadata(const std::filesystem::path& path) {
-  return io::read_safetensors(path).metadata;
+  return io::read_safetensors_header(path).metadata;
 }
 
 }  // namespace palimpsest::train
