@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/recomputing.h"
+#include "palimpsest/nn/common/libtorch_layer.h"
 #include "palimpsest/nn/conv2d/functional.h"
 #include "palimpsest/ops/abn_conv.h"
 
@@ -9,10 +10,6 @@
 
 namespace palimpsest::nn {
 namespace {
-
-std::optional<at::Tensor> optional(const at::Tensor& tensor) {
-  return tensor.defined() ? std::optional<at::Tensor>(tensor) : std::nullopt;
-}
 
 /// The readers of a residual block's result apply the activation for which they were built.
 void check_still_deferred(const DeferredActivation& deferred, Activation activation) {
@@ -59,7 +56,7 @@ void BatchNormActImpl::rebind(Clones& clones) {
 }
 
 ops::NormalizationTensors BatchNormActImpl::tensors() const {
-  return {optional(weight), optional(bias), optional(running_mean), optional(running_var)};
+  return {or_none(weight), or_none(bias), or_none(running_mean), or_none(running_var)};
 }
 
 ops::AbnOptions BatchNormActImpl::begin_forward() {

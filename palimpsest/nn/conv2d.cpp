@@ -1,12 +1,10 @@
 #include "palimpsest/nn/conv2d.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/nn/cloneable.h"
+#include "palimpsest/nn/common/libtorch_layer.h"
 #include "palimpsest/nn/conv2d/functional.h"
 #include "palimpsest/ops/autocast.h"
 
-#include <sstream>
-#include <string>
 #include <variant>
 #include <vector>
 
@@ -43,7 +41,7 @@ ops::ConvolutionOptions geometry(const torch::nn::Conv2dImpl& conv) {
 }
 
 std::optional<at::Tensor> bias(const torch::nn::Conv2dImpl& conv) {
-  return conv.bias.defined() ? std::optional<at::Tensor>(conv.bias) : std::nullopt;
+  return or_none(conv.bias);
 }
 
 at::Tensor forward(torch::nn::Conv2dImpl& conv, const at::Tensor& x, ConvolutionBackend backend) {
@@ -70,18 +68,11 @@ at::Tensor Conv2dImpl::forward(const at::Tensor& x) {
 }
 
 std::shared_ptr<torch::nn::Module> Conv2dImpl::clone(const std::optional<at::Device>& device) const {
-  return Clones::clone(
-      *this, device, [this] { return std::make_shared<Conv2dImpl>(*this); },
-      [](torch::nn::Module& copy, Clones& clones) {
-        auto& layer = dynamic_cast<Conv2dImpl&>(copy);
-        clones(layer.weight, layer.bias);
-      });
+  return clone_layer(*this, device);
 }
 
 void Conv2dImpl::pretty_print(std::ostream& stream) const {
-  std::ostringstream text;
-  torch::nn::Conv2dImpl::pretty_print(text);
-  stream << "palimpsest" << text.str().substr(std::string("torch").size());
+  print_as_ours<torch::nn::Conv2dImpl>(*this, stream);
 }
 
 }  // namespace palimpsest::nn

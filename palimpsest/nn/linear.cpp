@@ -1,10 +1,7 @@
 #include "palimpsest/nn/linear.h"
 
-#include "palimpsest/nn/cloneable.h"
+#include "palimpsest/nn/common/libtorch_layer.h"
 #include "palimpsest/ops/linear.h"
-
-#include <sstream>
-#include <string>
 
 namespace palimpsest::nn {
 
@@ -14,22 +11,15 @@ LinearImpl::LinearImpl(int64_t in_features, int64_t out_features)
 LinearImpl::LinearImpl(const torch::nn::LinearOptions& options) : torch::nn::LinearImpl(options) {}
 
 at::Tensor LinearImpl::forward(const at::Tensor& x) {
-  return ops::linear(x, weight, bias.defined() ? std::optional<at::Tensor>(bias) : std::nullopt);
+  return ops::linear(x, weight, or_none(bias));
 }
 
 std::shared_ptr<torch::nn::Module> LinearImpl::clone(const std::optional<at::Device>& device) const {
-  return Clones::clone(
-      *this, device, [this] { return std::make_shared<LinearImpl>(*this); },
-      [](torch::nn::Module& copy, Clones& clones) {
-        auto& layer = dynamic_cast<LinearImpl&>(copy);
-        clones(layer.weight, layer.bias);
-      });
+  return clone_layer(*this, device);
 }
 
 void LinearImpl::pretty_print(std::ostream& stream) const {
-  std::ostringstream text;
-  torch::nn::LinearImpl::pretty_print(text);
-  stream << "palimpsest" << text.str().substr(std::string("torch").size());
+  print_as_ours<torch::nn::LinearImpl>(*this, stream);
 }
 
 }  // namespace palimpsest::nn

@@ -29,8 +29,7 @@ constexpr const char* kDefaultOptimizer = "SGD";  // of a file that names none
 constexpr const char* kWayOut = "use the model, number of classes and dtype that it was made with";
 constexpr const char* kOptimizerWayOut =
     "use the parameters and options that the optimizer was made with, or begin a new run from the weights "
-    "alone "
-    "(train::load_weights)";
+    "alone (train::load_weights)";
 constexpr const char* kGenerator = "palimpsest.generator";
 constexpr const char* kGpuGenerator = "palimpsest.generator.cuda";
 
@@ -216,8 +215,7 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
   require_fit(path, "optimizer", optimizer_diff, kOptimizerWayOut);
   if (!parts.generator.defined())
     throw Error(ErrorKind::kCheckpoint,
-                fmt::format("{} lacks the state of libtorch's generator ({}); the file "
-                            "is damaged",
+                fmt::format("{} lacks the state of libtorch's generator ({}); the file is damaged",
                             path.string(), kGenerator));
 
   set_state(at::detail::getDefaultCPUGenerator(), parts.generator, kGenerator, path);

@@ -7,10 +7,9 @@
 
 namespace palimpsest::ops {
 
-/// Returns the kernels' name for the dtype of `t`: f32, f64, f16 or bf16. Raises c10::Error "[op] values must
-/// be of a floating type, got TYPE" for any other. (Public operators check the dtype before.)
-inline DType dtype_of(const char* op, const at::Tensor& t) {
-  switch (t.scalar_type()) {
+/// Returns the kernels' name for a storage type that was checked before: f64, f16, bf16; f32 for any other.
+inline DType dtype_of(at::ScalarType type) {
+  switch (type) {
     case at::kDouble:
       return DType::f64;
     case at::kHalf:
@@ -18,10 +17,17 @@ inline DType dtype_of(const char* op, const at::Tensor& t) {
     case at::kBFloat16:
       return DType::bf16;
     default:
-      TORCH_CHECK(t.scalar_type() == at::kFloat, "[", op, "] values must be of a floating type, got ",
-                  t.scalar_type());
       return DType::f32;
   }
+}
+
+/// Returns the kernels' name for the dtype of `t`. Raises c10::Error "[op] values must be of a floating type,
+/// got TYPE" unless it is f32, f64, f16 or bf16. (Public operators check the dtype before.)
+inline DType dtype_of(const char* op, const at::Tensor& t) {
+  const DType dtype = dtype_of(t.scalar_type());
+  TORCH_CHECK(dtype != DType::f32 || t.scalar_type() == at::kFloat, "[", op,
+              "] values must be of a floating type, got ", t.scalar_type());
+  return dtype;
 }
 
 }  // namespace palimpsest::ops

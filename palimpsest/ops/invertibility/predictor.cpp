@@ -3,6 +3,7 @@
 #include "palimpsest/kernels/formulas/invertibility.h"
 #include "palimpsest/ops/common/backend.h"
 #include "palimpsest/ops/common/cuda_call.h"
+#include "palimpsest/ops/common/dtype.h"
 #include "palimpsest/ops/invertibility/fallback_stats.h"
 #include "palimpsest/ops/invertibility/host_vector.h"
 
@@ -34,19 +35,6 @@ struct Values {
   /// anywhere within this distance counts as non-invertible.
   at::Tensor weight_moved, bias_moved;
 };
-
-DType dtype_of(at::ScalarType storage) {
-  switch (storage) {
-    case at::kDouble:
-      return DType::f64;
-    case at::kHalf:
-      return DType::f16;
-    case at::kBFloat16:
-      return DType::bf16;
-    default:
-      return DType::f32;
-  }
-}
 
 /// Returns the channels that kernels::InvertibilityCriterion finds non-invertible anywhere within the moves.
 std::vector<int64_t> non_invertible_channels(const Layer& layer, const Values& values) {

@@ -37,15 +37,13 @@ struct Choice {
 
 /// Returns the non-invertible channels of a forward pass over `like`, or nothing if they are not known.
 /// 1. CPU: reads weight and bias now.
-/// 2. GPU: reads the copy of weight and bias that the previous forward pass of the layer queued; waits at
-/// most
-///    for this pass. Margin: 4 times the last change, at most 75 % of a weight. The residual is sampled in
-///    every 16th pass.
+/// 2. GPU: reads the copy of weight and bias that the previous forward pass of the layer queued; waits for
+///    that pass at most. Margin: 4 times the last change, at most 75 % of a weight. The residual is sampled
+///    in every 16th pass.
 /// 3. GPU, first forward pass, or a pass before which weight or bias was written more or less often than by
-/// an
-///    optimizer's step (values were loaded): waits once for the values. The first writes, up to 4, count as
-///    an optimizer's step if the layer's backward ran before them. A layer with a residual and neither weight
-///    nor bias waits in every pass.
+///    an optimizer's step (values were loaded): waits once for the values. The first writes, up to 4, count
+///    as an optimizer's step if the layer's backward ran before them. A layer with a residual and neither
+///    weight nor bias waits in every pass.
 /// 4. While a CUDA graph is captured: returns the choice of the last pass, which holds for every replay;
 ///    nothing if there was no pass.
 /// A channel that becomes non-invertible faster than predicted has an inexact gradient for one step. The next
