@@ -30,6 +30,23 @@ TensorsByName by_name(const StateDict& dict) {
   return tensors;
 }
 
+bool holds_values(const at::Tensor& tensor) {
+  return tensor.defined() && !tensor.is_meta();
+}
+
+std::string name_of(at::ScalarType type) {
+  return c10::getDtypeNames(type).first;  // "float32"
+}
+
+void check_names(const StateDict& dict, const LoadOptions& options) {
+  std::set<std::string_view> names;
+  for (const auto& [name, tensor] : dict)
+    if (!names.insert(name).second)
+      throw Error(
+          ErrorKind::kCheckpoint,
+          fmt::format("{} holds two tensors named {}; every name must be there once", options.source, name));
+}
+
 }  // namespace
 
 StateDict state_dict(const torch::nn::Module& module) {
@@ -40,12 +57,16 @@ StateDict state_dict(const torch::nn::Module& module) {
 
 bool StateDictDiff::matches(const std::string& name, const at::Tensor& got, const at::Tensor& wanted,
                             bool same_dtype) {
-  if (got.sizes() != wanted.sizes()) {
-    mismatched.push_back(fmt::format("{} is ({}) in the file, ({}) in the model", name,
-                                     fmt::join(got.sizes(), ", "), fmt::join(wanted.sizes(), ", ")));
+  if (!got.defined()) {
+    mismatched.push_back(name + " is an undefined tensor");
+  } else if (got.is_meta()) {
+    mismatched.push_back(name + " has no values (device meta)");
+  } else if (got.sizes() != wanted.sizes()) {
+    mismatched.push_back(fmt::format("{} is ({}) instead of ({})", name, fmt::join(got.sizes(), ", "),
+                                     fmt::join(wanted.sizes(), ", ")));
   } else if (same_dtype && got.scalar_type() != wanted.scalar_type()) {
-    mismatched.push_back(fmt::format("{} is {} in the file, {} in the model", name,
-                                     c10::toString(got.scalar_type()), c10::toString(wanted.scalar_type())));
+    mismatched.push_back(fmt::format("{} is {} instead of {}", name, name_of(got.scalar_type()),
+                                     name_of(wanted.scalar_type())));
   } else {
     return true;
   }
@@ -84,7 +105,7 @@ StateDictDiff compare(const StateDict& dict, const StateDict& wanted, bool same_
       diff.missing.push_back(name);
     } else {
       const at::Tensor& got = *found->second;
-      diff.matches(name, got, tensor, same_dtype || !got.is_floating_point());
+      diff.matches(name, got, tensor, same_dtype || (got.defined() && !got.is_floating_point()));
     }
   }
   std::set<std::string_view> unexpected;
@@ -96,6 +117,7 @@ StateDictDiff compare(const StateDict& dict, const StateDict& wanted, bool same_
 
 StateDictDiff load_state_dict(const StateDict& destination, const StateDict& dict,
                               const LoadOptions& options) {
+  check_names(dict, options);
   StateDictDiff diff = compare(dict, destination, options.same_dtype);
   if (options.strict ? !diff.empty() : !diff.mismatched.empty())
     throw Error(ErrorKind::kCheckpoint, fmt::format("{} does not fit the model: {}; {}", options.source,
@@ -105,7 +127,8 @@ StateDictDiff load_state_dict(const StateDict& destination, const StateDict& dic
   for (const auto& [name, tensor] : destination) {
     const auto found = tensors.find(name);
     // Counters were not compared: a file may hold one with shape (1).
-    if (found == tensors.end() || found->second->numel() != tensor.numel()) continue;
+    if (found == tensors.end() || !holds_values(*found->second) || found->second->numel() != tensor.numel())
+      continue;
     at::Tensor(tensor).copy_(found->second->view_as(tensor));
   }
   return diff;

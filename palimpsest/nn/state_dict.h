@@ -22,11 +22,11 @@ StateDict state_dict(const torch::nn::Module& module);
 struct StateDictDiff {
   std::vector<std::string> missing;     ///< keys that only the module has
   std::vector<std::string> unexpected;  ///< keys that only the state dict has
-  std::vector<std::string> mismatched;  ///< "fc.weight is (10, 512) in the file, (1000, 512) in the model"
+  std::vector<std::string> mismatched;  ///< "fc.weight is (10, 512) instead of (1000, 512)"
 
   bool empty() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
-  /// Returns whether `got` has the shape of `wanted`, and its dtype if `same_dtype`. Notes a difference in
-  /// `mismatched`.
+  /// Returns whether `got` has values, the shape of `wanted`, and its dtype if `same_dtype`. Notes a
+  /// difference in `mismatched`.
   bool matches(const std::string& name, const at::Tensor& got, const at::Tensor& wanted, bool same_dtype);
   /// "2 missing keys (a, b); 5 unexpected keys (c, d, e, ...); 1 of another shape or type (...)": the first
   /// three of each.
@@ -54,7 +54,7 @@ StateDictDiff compare(const StateDict& dict, const StateDict& wanted, bool same_
 /// Copies the tensors of `dict` into the parameters and buffers of `module`, by name; dtypes convert.
 /// Strides, addresses and requires_grad of the module's tensors stay. Returns the difference, which is empty
 /// if `options.strict`. If the keys differ (see LoadOptions), throws Error(kCheckpoint) that counts and names
-/// them, and leaves the module unchanged.
+/// them; so does a name that `dict` holds twice. An error leaves the module unchanged.
 StateDictDiff load_state_dict(torch::nn::Module& module, const StateDict& dict,
                               const LoadOptions& options = {});
 /// Does the same with tensors that state_dict() returned, or with a part of them, as the destination.

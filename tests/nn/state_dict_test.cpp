@@ -83,8 +83,7 @@ TEST(StateDict, ADifferenceIsAnErrorThatCountsAndNamesTheKeysAndChangesNothing) 
   EXPECT_EQ(
       diff.text(),
       "1 missing key (conv.weight); 1 unexpected key (extra); 2 of another shape or type (last.weight is "
-      "(5, 4, 1, 1) in the file, (2, 4, 1, 1) in the model, last.bias is Long in the file, Float in the "
-      "model)");
+      "(5, 4, 1, 1) instead of (2, 4, 1, 1), last.bias is int64 instead of float32)");
   LoadOptions options;
   options.source = "'weights'";
   options.way_out = "take another file";
@@ -97,6 +96,36 @@ TEST(StateDict, ADifferenceIsAnErrorThatCountsAndNamesTheKeysAndChangesNothing) 
               "'weights' does not fit the model: " + diff.text() + "; take another file");
   }
   expect_equal(copies_of(*net), before);
+}
+
+TEST(StateDict, TensorsWithoutValuesAndNamesThereTwiceAreErrorsThatChangeNothing) {
+  auto net = make_net(1);
+  const StateDict before = copies_of(*net);
+  const auto expect_refused = [&](const StateDict& dict, const std::string& text) {
+    for (const bool strict : {true, false}) {
+      try {
+        load_state_dict(*net, dict, {.strict = strict});
+        ADD_FAILURE() << "expected an Error: " << text;
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kCheckpoint);
+        EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+      }
+    }
+    expect_equal(copies_of(*net), before);
+  };
+  StateDict dict = copies_of(*make_net(2));
+  of(dict, "conv.weight") = at::Tensor();
+  expect_refused(dict, "conv.weight is an undefined tensor");
+  of(dict, "conv.weight") = torch::empty({4, 3, 1, 1}, torch::kMeta);
+  expect_refused(dict, "conv.weight has no values (device meta)");
+  dict = copies_of(*make_net(2));
+  dict.push_back(dict.front());
+  expect_refused(dict, "the state dict holds two tensors named " + dict.front().first);
+
+  dict = copies_of(*make_net(2));  // a counter is not compared, and not read where it has no value
+  for (auto& [name, tensor] : dict)
+    if (is_batch_counter(name)) tensor = at::Tensor();
+  EXPECT_TRUE(load_state_dict(*net, dict).empty());
 }
 
 TEST(StateDict, WithoutStrictTheKeysThatFitAreLoadedAndTheOthersReturned) {

@@ -162,8 +162,7 @@ TEST(Checkpoint, AnotherArchitectureIsAnErrorThatCountsAndNamesTheKeysAndChanges
   Trained saved(1, /*classes=*/5), other(2);
   save_checkpoint(folder / "a", *saved.model, saved.sgd, kState);
   const auto before = copies(*other.model);
-  const std::vector<std::string> parts{"conv2.weight is (5, 8, 1, 1) in the file, (3, 8, 1, 1) in the model",
-                                       "conv2.bias"};
+  const std::vector<std::string> parts{"conv2.weight is (5, 8, 1, 1) instead of (3, 8, 1, 1)", "conv2.bias"};
   expect_error(ErrorKind::kCheckpoint, parts, [&] { load_weights(folder / "a", *other.model); });
   expect_error(ErrorKind::kCheckpoint, parts,
                [&] { load_checkpoint(folder / "a", *other.model, other.sgd); });
@@ -185,7 +184,7 @@ TEST(Checkpoint, AnotherDtypeCannotBeResumed) {
   const auto wide = make_tiny(2);
   wide->to(at::kDouble);
   auto sgd = make_sgd(*wide, {});
-  expect_error(ErrorKind::kCheckpoint, {"conv1.weight is Float in the file, Double in the model"},
+  expect_error(ErrorKind::kCheckpoint, {"conv1.weight is float32 instead of float64"},
                [&] { load_checkpoint(folder / "a", *wide, sgd); });
 }
 
@@ -254,7 +253,7 @@ TEST(Checkpoint, SpoiledTrainingStateIsAnErrorThatSaysWhat) {
       if (key == name) tensor = value;
   };
   expect_spoiled([&](auto& f) { replace(f, "palimpsest.momentum.conv2.bias", at::zeros({4})); },
-                 {"palimpsest.momentum.conv2.bias is (4) in the file, (3) in the model"});
+                 {"palimpsest.momentum.conv2.bias is (4) instead of (3)"});
   expect_spoiled([&](auto& f) { replace(f, "palimpsest.generator", at::zeros({3}, at::kByte)); },
                  {"generator"});
 }

@@ -148,7 +148,7 @@ TEST(OptimizerState, FieldsThatTheOptimizerNeedsMustBeThere) {
   for (auto& [name, tensor] : file.tensors)
     if (name == "palimpsest.step.bn1.bias") tensor = at::ones({2}, at::kLong);
   io::write_safetensors(folder / "spoiled", file);
-  expect_error(ErrorKind::kCheckpoint, {"palimpsest.step.bn1.bias is (2) in the file, () in the model"},
+  expect_error(ErrorKind::kCheckpoint, {"palimpsest.step.bn1.bias is (2) instead of ()"},
                [&] { load_checkpoint(folder / "spoiled", *plain.model, *plain.optimizer); });
 }
 
