@@ -145,7 +145,9 @@ class BatchNormActImpl : public Cloneable<BatchNormActImpl> {
   /// Return the tensors, and the options of this forward pass, for operators that normalize by themselves
   /// (ops::dense_block, ops::concat_abn_conv). begin_operator() counts the batch, as forward() does.
   ops::NormalizationTensors tensors() const;
+  /// Requires fits_operator(): the strategy is not `standard`, and the normalization was not folded away.
   ops::AbnOptions begin_operator();
+  bool fits_operator() const { return !is_activation_only() && options.strategy() != Strategy::kStandard; }
 
   /// Returns whether the layer applies its activation only: after keep_activation_only (nn/fold.h), in eval
   /// mode.

@@ -91,7 +91,8 @@ at::Tensor DenseLayerImpl::read(const std::vector<at::Tensor>& features) {
 
 at::Tensor DenseLayerImpl::bottleneck(const std::vector<at::Tensor>& features) {
   const bool is_empty = features.front().numel() == 0;
-  if (dense_strategy_ == DenseStrategy::kShared && is_plain() && !is_empty)
+  const bool one_operator = is_plain() && (!pre_activation_ || norm1->fits_operator());
+  if (dense_strategy_ == DenseStrategy::kShared && one_operator && !is_empty)
     return ops::concat_abn_conv(features, pre_activation_ ? std::optional(norm1->tensors()) : std::nullopt,
                                 conv1->weight, conv2d_detail::geometry(*conv1),
                                 pre_activation_ ? norm1->begin_operator() : ops::AbnOptions{});
@@ -113,6 +114,10 @@ at::Tensor DenseLayerImpl::forward(const std::vector<at::Tensor>& features, doub
 bool DenseLayerImpl::is_plain() const {
   return !norm1->is_activation_only() && !norm2->is_activation_only() && !conv1->bias.defined() &&
          !conv2->bias.defined();
+}
+
+bool DenseLayerImpl::fits_block_operator() const {
+  return is_plain() && norm1->fits_operator() && norm2->fits_operator();
 }
 
 ops::DenseLayer DenseLayerImpl::begin_operator() {
@@ -149,7 +154,7 @@ at::Tensor DenseBlockImpl::forward(const at::Tensor& x) {
   const DenseStrategy strategy = options.dense_strategy();
   const bool is_empty = x.numel() == 0;
   bool fused = strategy == DenseStrategy::kFused && !is_empty;
-  for (const auto& layer : layers_) fused = fused && layer->is_plain();
+  for (const auto& layer : layers_) fused = fused && layer->fits_block_operator();
   if (fused) {
     std::vector<ops::DenseLayer> layers;
     layers.reserve(layers_.size());

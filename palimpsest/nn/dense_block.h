@@ -53,14 +53,16 @@ class DenseLayerImpl : public Cloneable<DenseLayerImpl> {
 
   /// Returns the layer as ops::dense_block takes it. Counts the batch in both normalizations.
   ops::DenseLayer begin_operator();
-  /// Returns whether the operators of ops can run the layer. They cannot after a normalization was folded
-  /// away (nn/fold.h).
-  bool is_plain() const;
+  /// Returns whether ops::dense_block can run the layer. It cannot after a normalization was folded away
+  /// (nn/fold.h) or got the strategy `standard`.
+  bool fits_block_operator() const;
 
   BatchNormAct norm1{nullptr}, norm2{nullptr};
   Conv2d conv1{nullptr}, conv2{nullptr};
 
  private:
+  /// No normalization was folded away, and no convolution has a bias.
+  bool is_plain() const;
   at::Tensor bottleneck(const std::vector<at::Tensor>& features);
   at::Tensor read(const std::vector<at::Tensor>& features);
   void rebind(Clones& clones) override { clones(norm1, norm2, conv1, conv2); }

@@ -390,5 +390,18 @@ TEST(DenseBlock, AnswersAWrongInputInOneLine) {
             std::string::npos);
 }
 
+TEST(DenseBlock, ANormalizationSwitchedToStandardIsComputedByLibtorchsLayer) {
+  for (const DenseStrategy strategy : {DenseStrategy::kFused, DenseStrategy::kShared})
+    for (const bool first : {true, false}) {
+      auto block = make_block(small_block(strategy, kLeaky));
+      const at::Tensor x = torch::randn({2, 5, 6, 6}, torch::kFloat64);
+      const at::Tensor want = block->forward(x).detach().clone();
+      auto layer = std::dynamic_pointer_cast<DenseLayerImpl>(block->named_children()["denselayer2"]);
+      ASSERT_TRUE(layer);
+      (first ? layer->norm1 : layer->norm2)->options.strategy(Strategy::kStandard);
+      EXPECT_LE(relative_error(block->forward(x), want), 1e-12) << to_string(strategy) << first;
+    }
+}
+
 }  // namespace
 }  // namespace palimpsest::nn

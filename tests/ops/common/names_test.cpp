@@ -16,7 +16,9 @@ using testing::Saved;
 TEST(Names, OfActivationsAndSavedTensorsAreParsedBack) {
   for (const auto& [activation, name, is_listed] : kernels::kActivations) {
     EXPECT_EQ(activation_from_name(name), activation);
-    if (is_listed) EXPECT_EQ(activation_name(activation), name);
+    if (is_listed) {
+      EXPECT_EQ(activation_name(activation), name);
+    }
   }
   for (const Saved saved : kAllSaved) EXPECT_EQ(saved_from_name(saved_name(saved)), saved);
 }
