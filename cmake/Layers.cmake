@@ -1,24 +1,5 @@
 # One folder = one layer = one target. scripts/check_layers checks that the includes say the same.
 
-# A precompiled <torch/torch.h>, which every target that asks for it shares. It saves 10 s per unit.
-function(palimpsest_torch_pch target)
-  if(PALIMPSEST_SANITIZE)
-    return()  # the header for two to four units, each a whole target, takes longer than it saves
-  endif()
-  if(NOT TARGET palimpsest_torch_pch)
-    file(WRITE "${PROJECT_BINARY_DIR}/torch_pch.cpp" "// Holds the precompiled header of the other targets.\n")
-    add_library(palimpsest_torch_pch OBJECT "${PROJECT_BINARY_DIR}/torch_pch.cpp")
-    target_link_libraries(palimpsest_torch_pch PRIVATE Libtorch::cpu OpenMP::OpenMP_CXX)
-    target_precompile_headers(palimpsest_torch_pch PRIVATE <torch/torch.h>)
-    # No two compilations give the same 700 MB. This text stands for them in the compiler cache (CCACHE_PCH_EXTSUM).
-    find_file(palimpsest_torch_version torch/version.h PATHS ${Libtorch_INCLUDE_DIRS} REQUIRED NO_CACHE NO_DEFAULT_PATH)
-    file(SHA256 "${palimpsest_torch_version}" _torch)
-    file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/palimpsest_torch_pch.dir/cmake_pch.hxx.gch.sum"
-      "${_torch} ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION} ${CMAKE_CXX_FLAGS} ${CMAKE_BUILD_TYPE}\n")
-  endif()
-  target_precompile_headers(${target} REUSE_FROM palimpsest_torch_pch)
-endfunction()
-
 # Several sources of a layer or a test are compiled as one unit: libtorch's headers, even precompiled, take 5 to 10 s
 # per unit, because their templates are instantiated at the end of every unit. So a name in an anonymous namespace must
 # be unique within its outer namespace in a layer, and within a test program. OFF: each source is compiled separately,
@@ -28,7 +9,7 @@ option(PALIMPSEST_UNITY "Compile several sources as one unit" ON)
 function(palimpsest_unity target)
   # Relocatable (CMake 4): a unit that names its sources by absolute paths misses the compiler cache in every clone. The
   # relative paths begin at the top-level project, which is on the include path only if it is this project.
-  if(PALIMPSEST_SANITIZE)
+  if(PALIMPSEST_SANITIZE OR NOT target MATCHES "^tests_")
     set(_sources 0)  # all
   else()
     set(_sources 12)

@@ -9,7 +9,7 @@ namespace palimpsest::cli {
 
 const char* demo_config() {
   return R"(# The settings of `palimpsest demo`: a ResNet-18 DeepLabV3 on generated street scenes, trained once
-# per strategy, in under 4 minutes on two cores. The same by hand, to start from:
+# per strategy, in one to two minutes on two cores. The same by hand, to start from:
 #   palimpsest compare --config examples/demo.toml --output demo
 [model]
 name = "deeplabv3_resnet18"
@@ -19,17 +19,17 @@ output_stride = 16
 
 [data]
 kind = "generated"
-images = 144
+images = 80
 val_images = 24
-height = 128
-width = 160
+height = 112
+width = 144
 data_seed = 1
 flip = 0.5
 workers = 1
 
 [train]
-epochs = 5
-batch = 16
+epochs = 6
+batch = 8
 seed = 1
 channels_last = true
 

@@ -1,5 +1,6 @@
 #include "palimpsest/cli/process.h"
 
+#include "palimpsest/cli/options.h"
 #include "palimpsest/memory/counting_allocator.h"
 
 #include <ATen/Parallel.h>

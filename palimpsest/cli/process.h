@@ -1,11 +1,11 @@
 #pragma once
 
-#include "palimpsest/cli/options.h"
-
 #include <atomic>
 
 // Settings and handlers of the whole process.
 namespace palimpsest::cli {
+
+struct Options;  // cli/options.h, which main.cpp does not need
 
 /// Sets the number of threads and the memory limit. Call it before a command runs.
 void apply_process_options(const Options& options);
