@@ -28,7 +28,7 @@ flip = 0.5
 workers = 1
 
 [train]
-epochs = 6
+epochs = 5
 batch = 8
 seed = 1
 channels_last = true
