@@ -1,9 +1,9 @@
 # One folder = one layer = one target. scripts/check_layers checks that the includes say the same.
 
-# Several sources of a layer or a test are compiled as one unit: libtorch's headers, even precompiled, take 5 to 10 s
-# per unit, because their templates are instantiated at the end of every unit. So a name in an anonymous namespace must
-# be unique within its outer namespace in a layer, and within a test program. OFF: each source is compiled separately,
-# which takes less time after a change of one file, and checks that each source includes what it uses.
+# All sources of a layer, and up to 12 of a test, are compiled as one unit: libtorch's headers, even precompiled, take 5
+# to 10 s per unit, because their templates are instantiated at the end of every unit. So a name in an anonymous
+# namespace must be unique within its outer namespace in a layer, and within a test program. OFF: each source is compiled
+# separately, which takes less time after a change of one file, and checks that each source includes what it uses.
 option(PALIMPSEST_UNITY "Compile several sources as one unit" ON)
 
 function(palimpsest_unity target)
