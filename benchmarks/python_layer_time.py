@@ -56,6 +56,8 @@ def activation_in_place(x, weight, bias, mean, var):
 
 def opponents(package):
     """{name: opponent}. `package`: the layer of inplace_abn, or None."""
+    # A cached program may have been written for another vector width (ATEN_CPU_CAPABILITY); its gradient is then wrong.
+    torch.compiler.config.force_disable_caches = True
     # dynamic=False: programs for exactly these sizes, which are the fastest.
     programs = {f"torch.compile, {mode}": torch.compile(activation_fresh, mode=mode, fullgraph=True, dynamic=False)
                 for mode in ("default", "max-autotune-no-cudagraphs")}

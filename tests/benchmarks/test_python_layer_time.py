@@ -176,8 +176,6 @@ def test_the_layer_is_the_only_owner_of_its_incoming_gradient():
 
 
 def test_programs_of_torch_compile_take_part():
-    # No setting of torch.compile is changed here: a process that compiles for it would not see the change, and could
-    # choose another vector width than the one that the code was written for.
     compiled = benchmark.opponents(None)["compile"].layers
     assert list(compiled) == ["torch.compile, default", "torch.compile, max-autotune-no-cudagraphs"]
     values = benchmark.Values((3, 4, 5, 3), torch.contiguous_format)
