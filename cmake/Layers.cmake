@@ -2,19 +2,14 @@
 
 # All sources of a layer, and up to 12 of a test, are compiled as one unit: libtorch's headers, even precompiled, take 5
 # to 10 s per unit, because their templates are instantiated at the end of every unit. So a name in an anonymous
-# namespace must be unique within its outer namespace in a layer, and within a test program. OFF: each source is compiled
-# separately, which takes less time after a change of one file, and checks that each source includes what it uses.
+# namespace must be unique within its outer namespace in a layer, and within a test program. OFF: each source is a unit,
+# which takes less time after a change of one file, and checks that each source includes what it uses.
 option(PALIMPSEST_UNITY "Compile several sources as one unit" ON)
 
 function(palimpsest_unity target)
   # Relocatable (CMake 4): a unit that names its sources by absolute paths misses the compiler cache in every clone. The
   # relative paths begin at the top-level project, which is on the include path only if it is this project.
-  if(PALIMPSEST_SANITIZE OR NOT target MATCHES "^tests_")
-    set(_sources 0)  # all
-  else()
-    set(_sources 12)
-  endif()
-  set_target_properties(${target} PROPERTIES UNITY_BUILD ${PALIMPSEST_UNITY} UNITY_BUILD_BATCH_SIZE ${_sources}
+  set_target_properties(${target} PROPERTIES UNITY_BUILD ${PALIMPSEST_UNITY} UNITY_BUILD_BATCH_SIZE 0
     UNITY_BUILD_RELOCATABLE ${PROJECT_IS_TOP_LEVEL})
   if(PALIMPSEST_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
     # g++ gives this warning for an included source, as all sources of the unit are, and not for a separate source.
@@ -79,6 +74,9 @@ function(palimpsest_test name)
   endif()
   if(ARG_UNITY)
     palimpsest_unity(tests_${name})
+    if(NOT PALIMPSEST_SANITIZE)
+      set_target_properties(tests_${name} PROPERTIES UNITY_BUILD_BATCH_SIZE 12)
+    endif()
   endif()
   # One CTest entry per program: loading libtorch takes a second, so one process per test case would cost minutes.
   add_test(NAME ${name} COMMAND tests_${name})

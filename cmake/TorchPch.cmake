@@ -1,5 +1,6 @@
 # A precompiled <torch/torch.h>, which every target that asks for it shares. It saves 10 s per unit.
-# It is included before the layers, because Ninja builds what is named first first: half of all units wait for the header.
+# Half of all units wait for the header. So it is defined before the layers: among equals, Ninja begins with what was
+# defined first.
 if(NOT PALIMPSEST_SANITIZE)  # the header for two to four units, each a whole target, takes longer than it saves
   # A target needs a source. Nothing links this one, so it is only preprocessed: with the header, even an empty source
   # takes 5 s to compile.

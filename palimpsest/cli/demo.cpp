@@ -9,7 +9,7 @@ namespace palimpsest::cli {
 
 const char* demo_config() {
   return R"(# The settings of `palimpsest demo`: a ResNet-18 DeepLabV3 on generated street scenes, trained once
-# per strategy, in one to two minutes on two cores. The same by hand, to start from:
+# per strategy, in about a minute on two cores. The same by hand, to start from:
 #   palimpsest compare --config examples/demo.toml --output demo
 [model]
 name = "deeplabv3_resnet18"

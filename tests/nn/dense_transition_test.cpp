@@ -20,6 +20,21 @@ TEST(DenseTransition, EveryFormIsNormalizationActivationConvolutionAndMean) {
   }
 }
 
+TEST(DenseTransition, ANormalizationSwitchedToStandardIsComputedByLibtorchsLayer) {
+  for (const auto form : kDenseForms) {
+    DenseTransition transition(DenseTransitionOptions(6).dense_strategy(form));
+    transition->to(torch::kFloat64);
+    randomize(*transition);
+    const auto x = leaf({2, 6, 5, 7});
+    const auto gradient = [&] { return torch::autograd::grad({transition->forward(x).sin().sum()}, {x})[0]; };
+    const at::Tensor want = gradient();
+    auto norm = std::dynamic_pointer_cast<BatchNormActImpl>(transition->named_children()["norm"]);
+    ASSERT_TRUE(norm);
+    norm->options.strategy(Strategy::kStandard);
+    EXPECT_LE(relative_error(gradient(), want), testing::kReorderedF64) << to_string(form);
+  }
+}
+
 TEST(DenseTransition, TakesAnEmptyBatch) {
   for (const auto form : kDenseForms) {
     DenseTransition transition(DenseTransitionOptions(6).out_channels(5).dense_strategy(form));

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <string>
 
-/// The parts that modules of ours share which have the parameters of a layer of libtorch, or derive from it.
+/// What our modules that stand for a layer of libtorch have in common.
 namespace palimpsest::nn {
 
 /// Returns the parameter, or nothing if it is undefined: operators take optional tensors.
