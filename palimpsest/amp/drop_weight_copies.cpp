@@ -23,29 +23,37 @@ using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 namespace nodes = torch::autograd::generated;
 
-/// A leaf that reaches a node through a cast, and possibly a transposition before or after the cast.
+/// A leaf that reaches a node through casts, and possibly a transposition before or after a cast.
 struct CastLeaf {
   at::Tensor leaf;
   bool transposed = false;
+  int casts = 0;
 
   at::Tensor cast(at::ScalarType type) const {
     const at::Tensor copy = leaf.detach().to(type);
     return transposed ? copy.t() : copy;
   }
+
+  /// Returns whether cast() makes `copy` again, bit-identically: ToCopyBackward0 also stands for a move to
+  /// another device and for another memory order, and two casts round twice.
+  bool makes(const at::Tensor& copy) const {
+    const at::Tensor source = transposed && leaf.dim() == 2 ? leaf.detach().t() : leaf.detach();
+    return casts == 1 && copy.device() == leaf.device() && leaf.is_non_overlapping_and_dense() &&
+           copy.sizes() == source.sizes() && copy.strides() == source.strides();
+  }
 };
 
 std::optional<CastLeaf> cast_leaf(const Edge& edge) {
   CastLeaf found;
-  bool cast = false;
   const Node* node = edge.function.get();
   while (node != nullptr) {
     if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
       found.leaf = leaf->variable;
-      return cast ? std::optional(found) : std::nullopt;
+      return found.casts > 0 ? std::optional(found) : std::nullopt;
     }
     const std::string name = node->name();
     if (name == "ToCopyBackward0") {
-      cast = true;
+      ++found.casts;
     } else if (name == "TBackward0") {
       found.transposed = !found.transposed;
     } else {
@@ -60,7 +68,9 @@ std::optional<CastLeaf> cast_leaf(const Edge& edge) {
 class Recast final : public torch::autograd::SavedVariableHooks {
  public:
   Recast(const CastLeaf& source, at::ScalarType type)
-      : source_{source.leaf.detach(), source.transposed}, version_(source_.leaf._version()), type_(type) {}
+      : source_{source.leaf.detach(), source.transposed, source.casts},
+        version_(source_.leaf._version()),
+        type_(type) {}
 
   void call_pack_hook(const at::Tensor& /*copy*/) override {}
   at::Tensor call_unpack_hook() override {
@@ -118,18 +128,22 @@ class Walk {
  private:
   void handle(Node& node) {
     const auto operands = saved_operands(node);
-    for (const auto& [input, saved] : operands) drop(node.next_edge(input), *saved);
+    for (const auto& [input, saved] : operands) drop(node, node.next_edge(input), *saved);
     if (!operands.empty() || saves_no_operand(node.name())) return;
     for (const Edge& edge : node.next_edges())
       if (cast_leaf(edge)) unknown_.insert(node.name());
   }
 
-  void drop(const Edge& edge, SavedVariable& saved) {
+  void drop(const Node& node, const Edge& edge, SavedVariable& saved) {
     if (saved.has_hooks()) return;  // dropped already, or in a recomputed segment
     const auto source = cast_leaf(edge);
     if (!source) return;
     const at::Tensor copy = saved.unpack();
     if (!copy.defined() || c10::elementSize(copy.scalar_type()) != 2) return;
+    if (!source->makes(copy)) {
+      unknown_.insert(node.name());
+      return;
+    }
     if (copies_.insert(copy.storage().unsafeGetStorageImpl()).second)
       result_.bytes += static_cast<int64_t>(copy.storage().nbytes());
     saved.register_hooks(std::make_unique<Recast>(*source, copy.scalar_type()));
@@ -150,8 +164,10 @@ void warn_of(const std::vector<std::string>& unknown) {
   const std::lock_guard lock(mutex);
   for (const auto& name : unknown)
     if (warned.insert(name).second) {
-      TORCH_WARN("[drop_weight_copies] ", name,
-                 " reads a 16-bit copy of a weight and is not known: it may keep the copy until backward");
+      TORCH_WARN(
+          "[drop_weight_copies] ", name,
+          " reads a 16-bit copy of a weight, and the node or the way of the copy is not known: it may keep "
+          "the copy until backward");
     }
 }
 

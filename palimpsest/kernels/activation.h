@@ -8,8 +8,8 @@ namespace palimpsest {
 /// y = act^-1(z), so the output z is enough for backward. The second group loses y: the layer then saves a
 /// tensor from before the activation, or, if has_branches, z and one bit per element.
 enum class Activation {
-  kLeakyReLU,  ///< y >= 0 ? y : a*y; param a in (0, 1]
-  kELU,        ///< y >= 0 ? y : a*(exp(y)-1); param a > 0
+  kLeakyReLU,  ///< y >= 0 ? y : a*y; param a in [0, 1]
+  kELU,        ///< y >= 0 ? y : a*(exp(y)-1); param a >= 0
   kIdentity,   ///< y
   kSigmoid,    ///< 1 / (1 + exp(-y))
   kTanh,       ///< tanh(y)

@@ -29,11 +29,14 @@ struct PoolWindow {
 
 /// A window has at most this many positions, because argmax is a byte.
 inline constexpr int64_t kMaxPoolPositions = 255;
+/// Strides and dilations are at most this, as libtorch's: no product with a kernel size overflows.
+inline constexpr int64_t kMaxPoolStep = 0x7fffffff;
 /// The argmax of a window that holds no pixel: z is -infinity there and no gradient goes anywhere.
 inline constexpr uint8_t kNoPosition = 255;
 
 /// The problem of one call. Requires: 1 <= window.positions() <= kMaxPoolPositions; kernel_size, stride and
-/// dilation positive; 0 <= padding <= kernel_size / 2; `out` as pooled_size gives it.
+/// dilation positive, the last two at most kMaxPoolStep; 0 <= padding <= kernel_size / 2; `out` as
+/// pooled_size gives it.
 struct MaxPoolProblem {
   int64_t n = 0, c = 0;
   Pair2 in, out;

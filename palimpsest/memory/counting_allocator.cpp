@@ -1,6 +1,9 @@
 #include "palimpsest/memory/counting_allocator.h"
 
 #include "palimpsest/memory/allocator/c10_allocator.h"
+#include "palimpsest/memory/allocator/shared_peak.h"
+
+#include <pthread.h>
 
 #include <atomic>
 #include <mutex>
@@ -12,12 +15,24 @@ namespace {
 
 std::atomic<bool> installed{false};
 
+// A fork copies locks as they are: a child of a fork while another thread held one would wait for ever at its
+// first tensor. (malloc does the same for its own locks.)
+void lock_for_fork() {
+  counting_allocator().live().mutex().lock();
+  counting_allocator().pool().mutex().lock();
+}
+void unlock_after_fork() {
+  counting_allocator().pool().mutex().unlock();
+  counting_allocator().live().mutex().unlock();
+}
+
 }  // namespace
 
 void install_counting_allocator() {
   static std::once_flag once;
   std::call_once(once, [] {
     c10::SetAllocator(c10::DeviceType::CPU, &counting_allocator(), /*priority=*/1);
+    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
     installed = true;
   });
 }
@@ -37,7 +52,7 @@ MemoryStats memory_stats() {
 
 void reset_peak() {
   require_counting_allocator("reset_peak");
-  counting_allocator().live().reset_peak();
+  restart_peak("reset_peak", c10::DeviceType::CPU);
 }
 
 void release_retained() {

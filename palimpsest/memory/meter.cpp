@@ -2,6 +2,7 @@
 
 #include "palimpsest/memory/allocator/c10_allocator.h"
 #include "palimpsest/memory/allocator/device_allocator.h"
+#include "palimpsest/memory/allocator/shared_peak.h"
 #include "palimpsest/memory/counting_allocator.h"
 
 namespace palimpsest::memory {
@@ -11,13 +12,17 @@ int64_t live_bytes(c10::Device device) {
   return device.is_cpu() ? memory_stats().current_bytes : allocated_bytes("Meter", device).current;
 }
 
+c10::Device checked(c10::Device device) {
+  if (device.is_cpu()) require_counting_allocator("Meter");
+  return device;
+}
+
 }  // namespace
 
-Meter::Meter(c10::Device device) : device_(device) {
-  if (device.is_cpu()) require_counting_allocator("Meter");
-  base_ = live_bytes(device);
-  device.is_cpu() ? reset_peak() : device_allocator("Meter", device).resetPeakStats(device.index());
-}
+Meter::Meter(c10::Device device)
+    : device_(checked(device)),
+      peak_(std::make_shared<const SharedPeak>("Meter", device)),
+      base_(live_bytes(device)) {}
 
 void Meter::forward_done() {
   kept_ = live_bytes(device_) - base_;
@@ -27,7 +32,7 @@ int64_t Meter::kept_bytes() const {
   return kept_;
 }
 int64_t Meter::peak_bytes() const {
-  return device_.is_cpu() ? memory_stats().peak_bytes : allocated_bytes("Meter", device_).peak;
+  return peak_->bytes();
 }
 int64_t Meter::base_bytes() const {
   return base_;

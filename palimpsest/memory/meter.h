@@ -3,8 +3,11 @@
 #include <c10/core/Device.h>
 
 #include <cstdint>
+#include <memory>
 
 namespace palimpsest::memory {
+
+class SharedPeak;
 
 /// Measures the memory of one training step (docs/memory.md defines kept and peak bytes):
 ///   Meter meter;
@@ -13,13 +16,14 @@ namespace palimpsest::memory {
 ///   loss.backward(), sgd.step();
 ///   ... meter.kept_bytes(), meter.peak_bytes() ...
 /// On the CPU it reads the counting allocator, on another device libtorch's caching allocator; memory that
-/// these cache for reuse does not count. The peak belongs to the device: a second Meter of the same device,
-/// or reset_peak(), also resets the peak that the first Meter reads.
+/// these cache for reuse does not count. Meters may nest and run in several threads: each reads the bytes of
+/// all threads and has a peak of its own. (On a CUDA device a peak is exact if no other thread allocates
+/// while a Meter is made.)
 /// Throws std::logic_error if the counting allocator is not installed, or if the caching allocator has not
 /// taken any memory of the device yet.
 class Meter {
  public:
-  /// Notes the live bytes of the device and resets its peak.
+  /// Notes the live bytes of the device and starts a peak.
   explicit Meter(c10::Device device = c10::DeviceType::CPU);
   void forward_done();            ///< notes the live bytes again; the loss must be alive
   int64_t kept_bytes() const;     ///< saved for backward: live bytes after forward minus those before
@@ -29,6 +33,7 @@ class Meter {
 
  private:
   c10::Device device_;
+  std::shared_ptr<const SharedPeak> peak_;
   int64_t base_ = 0;
   int64_t kept_ = 0;
 };

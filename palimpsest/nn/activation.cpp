@@ -23,11 +23,10 @@ std::vector<std::string> activation_names() {
 
 void check_activation_param(Activation activation, double param) {
   std::ostringstream message;
-  if (activation == Activation::kLeakyReLU && !(param > 0 && param <= 1)) {
-    message << "leaky_relu needs a slope in (0, 1], got " << param
-            << ": at slope 0 (plain ReLU) the layer cannot be inverted; try 0.01";
-  } else if (activation == Activation::kELU && !(param > 0 && std::isfinite(param))) {
-    message << "elu needs a finite alpha above 0, got " << param << "; try 1";
+  if (activation == Activation::kLeakyReLU && !(param >= 0 && param <= 1)) {
+    message << "leaky_relu needs a slope in [0, 1], got " << param << "; try 0.01";
+  } else if (activation == Activation::kELU && !(param >= 0 && std::isfinite(param))) {
+    message << "elu needs a finite alpha, 0 or above, got " << param << "; try 1";
   } else {
     return;
   }

@@ -18,9 +18,8 @@ Activation parse_activation(std::string_view name);
 std::string to_string(Activation activation);
 std::vector<std::string> activation_names();
 
-/// Throws Error(kUsage) unless the activation can be inverted with `param`: leaky ReLU's slope in (0, 1]
-/// (slope 0, plain ReLU, loses the negative side), ELU's alpha finite and above 0. Other activations ignore
-/// `param`.
+/// Throws Error(kUsage) unless the layer takes the activation with `param`: leaky ReLU's slope in [0, 1] (0
+/// is ReLU), ELU's alpha finite and 0 or above. Other activations ignore `param`.
 void check_activation_param(Activation activation, double param);
 
 /// Returns act(y), computed by libtorch's own operator. Leaky ReLU, ELU, sigmoid, tanh and ReLU, whose

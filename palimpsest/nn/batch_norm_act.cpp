@@ -68,6 +68,9 @@ ops::AbnOptions BatchNormActImpl::begin_forward() {
   layer.activation_param = options.activation_param();
   // A recomputed segment sees the same batch again.
   if (is_training() && num_batches_tracked.defined() && !recomputing()) {
+    // module->to(kBFloat16) casts this buffer, too, and bf16 would count to 256 only.
+    if (num_batches_tracked.scalar_type() != at::kLong)
+      num_batches_tracked.set_data(num_batches_tracked.to(at::kLong));
     num_batches_tracked.add_(1);
     if (!options.momentum()) layer.momentum = 1.0 / static_cast<double>(num_batches_tracked.item<int64_t>());
   }
@@ -104,8 +107,10 @@ at::Tensor BatchNormActImpl::forward_standard(const at::Tensor& x, const ops::Ab
                            .eps(layer.eps));
 }
 
-at::Tensor BatchNormActImpl::forward_fused(at::Tensor x, const ops::AbnOptions& layer,
+at::Tensor BatchNormActImpl::forward_fused(at::Tensor x, ops::AbnOptions layer,
                                            const std::optional<at::Tensor>& residual) const {
+  // abn_ then writes y over x in place of saving it in a new tensor.
+  layer.saved = ops::saved_for(layer, x.scalar_type());
   const ops::NormalizationTensors norm = tensors();
   return options.in_place() && layer.saved != ops::Saved::kInput
              ? ops::abn_(std::move(x), norm, layer, residual)

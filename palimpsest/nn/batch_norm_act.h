@@ -54,8 +54,10 @@ struct BatchNormActOptions {
   /// The activation after the normalization. Default: leaky ReLU. A later change takes effect at the next
   /// forward.
   TORCH_ARG(Activation, activation);
-  /// Leaky ReLU's slope, in (0, 1], or ELU's alpha, above 0. Default: 0.01. A later change takes effect at
-  /// the next forward.
+  /// Leaky ReLU's slope, in [0, 1], or ELU's alpha, 0 or above. Default: 0.01. At 0 (exactly ReLU), or if too
+  /// small for the dtype (ops::saved_for), the output does not determine the input: an inplace strategy then
+  /// saves what store_y saves, the pre-activation over the input, beside the output. A later change takes
+  /// effect at the next forward.
   TORCH_ARG(double, activation_param);
   /// true: writes the saved tensor over the input. false: leaves the input as it is, for an input that has
   /// another reader (a shortcut); one full-size tensor is saved all the same. `standard` always leaves the
@@ -167,7 +169,7 @@ class BatchNormActImpl : public Cloneable<BatchNormActImpl> {
  private:
   ops::AbnOptions begin_forward();
   at::Tensor forward_standard(const at::Tensor& x, const ops::AbnOptions& layer);
-  at::Tensor forward_fused(at::Tensor x, const ops::AbnOptions& layer,
+  at::Tensor forward_fused(at::Tensor x, ops::AbnOptions layer,
                            const std::optional<at::Tensor>& residual = std::nullopt) const;
   at::Tensor activate_only(at::Tensor x) const;
   ops::Saved saved() const;

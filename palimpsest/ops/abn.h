@@ -49,7 +49,8 @@ struct AbnOptions {
   double momentum = 0.1;  ///< running <- (1 - momentum) * running + momentum * batch
   double eps = 1e-5;
   Activation activation = Activation::kLeakyReLU;
-  double activation_param = 0.01;  ///< leaky ReLU's slope or ELU's alpha
+  /// Leaky ReLU's slope, in [0, 1], or ELU's alpha, 0 or above. 0 is exactly ReLU (see saved_for).
+  double activation_param = 0.01;
   /// The full-size tensor that is saved for backward. kOutput and kOutputForm1 need an invertible activation;
   /// kOutputBit saves one more bit per element and needs an activation with two branches (has_branches). The
   /// other values accept any activation, but save memory only if the next operator does not save z (use
@@ -58,6 +59,13 @@ struct AbnOptions {
   /// Adds max(residual, 0) instead of the residual, whose producer leaves the ReLU to its readers.
   bool relu_residual = false;
 };
+
+/// Returns the tensor that the layer saves for an x of this dtype: `options.saved`, or kPreActivation if
+/// `saved` names the output, and leaky ReLU's slope or ELU's alpha is 0 or too small for the dtype to recover
+/// y from z (below 4.8e-7 in f16, 2.4e-38 in bf16, 1.5e-33 in f32, 2.2e-298 in f64). abn then saves y in
+/// place of z: the layer and an operator that saves z keep two full-size tensors. abn_ writes z over x and
+/// saves y in a new tensor. abn_conv saves y alone.
+Saved saved_for(const AbnOptions& options, at::ScalarType dtype);
 
 /// Batch normalization + activation; the output is a new tensor.
 at::Tensor abn(const at::Tensor& x, const NormalizationTensors& norm, const AbnOptions& options = {},
@@ -72,7 +80,8 @@ at::Tensor abn(const at::Tensor& x, const NormalizationTensors& norm, const AbnO
 /// without an error.
 /// Errors if a gradient is required: x is a leaf that requires grad, a view of such a leaf, a view that was
 /// made under no_grad, or an output of chunk, split or unbind. Errors in any case: x overlaps itself in
-/// memory, or is an inference tensor outside inference mode. Ordinary views are accepted.
+/// memory, shares memory with the residual or a vector of `norm`, or is an inference tensor outside
+/// inference mode. Ordinary views are accepted.
 at::Tensor abn_(at::Tensor x, const NormalizationTensors& norm, const AbnOptions& options = {},
                 const std::optional<at::Tensor>& residual = std::nullopt);
 

@@ -39,6 +39,25 @@ TEST(DropWeightCopies, CopiesAreCastAgainAndGradientsStayTheSameToTheLastBit) {
   }
 }
 
+TEST(DropWeightCopies, LeavesCopiesThatOneCastDoesNotMakeAgain) {
+  torch::manual_seed(2);
+  const at::Tensor leaf = torch::randn({8, 4, 3, 3}).set_requires_grad(true);
+  const at::Tensor x = torch::randn({2, 4, 5, 5}).to(at::kBFloat16).set_requires_grad(true);
+  for (const auto& make : {+[](const at::Tensor& t) { return t.to(at::kHalf).to(at::kBFloat16); },
+                           +[](const at::Tensor& t) {
+                             return t.to(t.options().dtype(at::kBFloat16), false, false,
+                                         at::MemoryFormat::ChannelsLast);
+                           }}) {
+    const auto loss_by = [&] { return torch::conv2d(x, make(leaf)).to(at::kFloat).square().sum(); };
+    const at::Tensor want = torch::autograd::grad({loss_by()}, {x})[0];
+    const at::Tensor loss = loss_by();
+    const auto dropped = drop_weight_copies(loss);
+    EXPECT_EQ(dropped.nodes, 0);
+    EXPECT_EQ(dropped.unknown, std::vector<std::string>{"ConvolutionBackward0"});
+    EXPECT_TRUE(torch::autograd::grad({loss}, {x})[0].equal(want));
+  }
+}
+
 TEST(DropWeightCopies, FreesTheCopiesAtOnce) {
   torch::manual_seed(1);
   UsersNet net;

@@ -4,6 +4,12 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <thread>
+#include <vector>
 
 namespace palimpsest::memory {
 namespace {
@@ -41,6 +47,59 @@ TEST(Meter, ANewMeterStartsANewPeak) {
   EXPECT_EQ(first.peak_bytes(), first.base_bytes() + 200'000);
   Meter second;
   EXPECT_EQ(second.peak_bytes(), second.base_bytes());
+}
+
+TEST(Meter, NestedMetersKeepTheirOwnPeaks) {
+  const auto touch = [](int64_t bytes) { at::empty({bytes}, at::kByte); };
+  Meter outer;
+  touch(4'000'000);
+  {
+    const Meter inner;
+    EXPECT_EQ(outer.peak_bytes() - outer.base_bytes(), 4'000'000);
+    touch(1'000'000);
+    EXPECT_EQ(inner.peak_bytes() - inner.base_bytes(), 1'000'000);
+  }
+  reset_peak();
+  EXPECT_EQ(outer.peak_bytes() - outer.base_bytes(), 4'000'000);
+  touch(6'000'000);
+  EXPECT_EQ(outer.peak_bytes() - outer.base_bytes(), 6'000'000);
+}
+
+TEST(Meter, MetersOfManyThreadsMissNoPeak) {
+  std::atomic<bool> done{false};
+  std::vector<std::thread> others;
+  for (int i = 0; i < 3; ++i)
+    others.emplace_back([&] {
+      while (!done) Meter();
+    });
+  for (int i = 0; i < 2000; ++i) {
+    const Meter meter;
+    at::empty({8'000'000}, at::kByte);
+    ASSERT_GE(meter.peak_bytes() - meter.base_bytes(), 8'000'000) << i;
+  }
+  done = true;
+  for (auto& other : others) other.join();
+}
+
+TEST(Fork, AChildOfAForkDuringAllocationsAllocates) {
+  std::atomic<bool> done{false};
+  std::thread other([&] {
+    while (!done) at::empty({100'000}, at::kByte);
+  });
+  for (int i = 0; i < 200; ++i) {
+    const pid_t child = fork();
+    ASSERT_GE(child, 0);
+    if (child == 0) {
+      alarm(5);  // a deadlock ends the child by a signal
+      at::empty({100'000}, at::kByte);
+      _exit(0);
+    }
+    int status = 0;
+    ASSERT_EQ(waitpid(child, &status, 0), child);
+    ASSERT_TRUE(WIFEXITED(status)) << "child " << i << " got signal " << WTERMSIG(status);
+  }
+  done = true;
+  other.join();
 }
 
 }  // namespace

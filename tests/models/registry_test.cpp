@@ -40,8 +40,8 @@ TEST(Registry, AnOptionThatDoesNotFitIsNamedWithItsValue) {
   expect_contains(usage_error([&] { make("deeplabv3_resnet18", options); }), "8 or 16, got 4");
   expect_contains(usage_error([&] { make("resnet18", {.classes = -1}); }), "or 0 for no classifier, got -1");
   options = {};
-  options.activation_param = 0;
-  expect_contains(usage_error([&] { make("resnet18", options); }), "slope in (0, 1], got 0");
+  options.activation_param = -1;
+  expect_contains(usage_error([&] { make("resnet18", options); }), "slope in [0, 1], got -1");
 }
 
 TEST(Registry, AModelSaysWhetherItSegmentsAndHasTheClassesAskedFor) {

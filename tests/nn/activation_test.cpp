@@ -19,13 +19,14 @@ TEST(Activation, AnUnknownNameGetsTheNearestOne) {
 }
 
 TEST(Activation, AParameterThatCannotBeInvertedIsRefusedWithItsValue) {
-  const auto leaky = usage_error([] { check_activation_param(Activation::kLeakyReLU, 0); });
-  EXPECT_NE(leaky.find("slope in (0, 1], got 0"), std::string::npos) << leaky;
+  const auto leaky = usage_error([] { check_activation_param(Activation::kLeakyReLU, -0.5); });
+  EXPECT_NE(leaky.find("slope in [0, 1], got -0.5"), std::string::npos) << leaky;
   usage_error([] { check_activation_param(Activation::kLeakyReLU, 1.5); });
   usage_error([] { check_activation_param(Activation::kLeakyReLU, std::nan("")); });
   usage_error([] { check_activation_param(Activation::kELU, -1); });
   usage_error([] { check_activation_param(Activation::kELU, INFINITY); });
   EXPECT_NO_THROW(check_activation_param(Activation::kLeakyReLU, 1));
+  EXPECT_NO_THROW(check_activation_param(Activation::kLeakyReLU, 0));  // ReLU
   EXPECT_NO_THROW(check_activation_param(Activation::kELU, 2));
   EXPECT_NO_THROW(check_activation_param(Activation::kIdentity, -3));
 }

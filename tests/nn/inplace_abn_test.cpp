@@ -1,4 +1,7 @@
 #include "palimpsest/nn/inplace_abn.h"
+
+#include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/memory/meter.h"
 #include "tests/nn/support.h"
 
 #include <sstream>
@@ -214,7 +217,43 @@ TEST(InPlaceABN, AnActivationThatItCannotInvertIsRefusedWithTheModuleThatTakesIt
 }
 
 TEST(InPlaceABN, ASlopeThatCannotBeInvertedIsRefusedAtConstruction) {
-  usage_error([] { InPlaceABN(InPlaceABNOptions(3).slope(0)); });
+  usage_error([] { InPlaceABN(InPlaceABNOptions(3).slope(-0.1)); });
+}
+
+TEST(InPlaceABN, SlopeZeroIsReLUAndSavesThePreActivationOverTheInput) {
+  std::vector<at::Tensor> results[2];
+  for (const bool relu : {false, true}) {
+    torch::manual_seed(3);
+    const at::Tensor x = torch::randn({4, 6, 5, 5}).set_requires_grad(true);
+    at::Tensor h = x * 2, z;
+    const void* const memory = h.data_ptr();
+    int64_t kept = 0;
+    if (relu) {
+      BatchNormAct layer(BatchNormActOptions(6).strategy(Strategy::kStoreY).activation(Activation::kReLU));
+      const memory::Meter meter;
+      z = layer->forward(std::move(h));
+      kept = memory::memory_stats().current_bytes - meter.base_bytes();
+    } else {
+      InPlaceABN layer(InPlaceABNOptions(6).slope(0));
+      const memory::Meter meter;
+      z = layer->forward(std::move(h));
+      kept = memory::memory_stats().current_bytes - meter.base_bytes();
+      EXPECT_NE(z.data_ptr(), memory) << "y lies there";
+    }
+    const at::Tensor dz = torch::randn(z.sizes());
+    results[relu] = {z.detach(), torch::autograd::grad({z}, {x}, {dz})[0], torch::full({1}, kept)};
+  }
+  for (size_t i = 0; i < 3; ++i) EXPECT_TRUE(results[0][i].equal(results[1][i])) << "result " << i;
+}
+
+TEST(BatchNormAct, CountsBatchesAlsoAsAModuleOfBFloat16) {
+  BatchNormAct layer(BatchNormActOptions(3));
+  layer->num_batches_tracked.fill_(1000);
+  layer->to(torch::kBFloat16);
+  layer->num_batches_tracked.set_data(torch::full({}, 256).to(torch::kBFloat16));
+  layer->forward(torch::randn({4, 3, 2, 2}).to(torch::kBFloat16));
+  layer->forward(torch::randn({4, 3, 2, 2}).to(torch::kBFloat16));
+  EXPECT_EQ(layer->num_batches_tracked.item<int64_t>(), 258);
 }
 
 }  // namespace

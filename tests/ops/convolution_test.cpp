@@ -2,14 +2,21 @@
 #include "palimpsest/ops/convolution.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
+#include "palimpsest/ops/abn_conv.h"
+#include "palimpsest/ops/concat_abn_conv.h"
 #include "palimpsest/ops/convolution/functional.h"
+#include "palimpsest/ops/dense_block.h"
 #include "tests/ops/abn_case.h"
 #include "tests/support/tolerance.h"
 
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <memory>
+#include <string>
+#include <thread>
+#include <vector>
 
 namespace palimpsest::ops::tests {
 namespace {
@@ -201,6 +208,107 @@ TEST(Convolution, RefusesWhatDoesNotFit) {
   EXPECT_THROW(convolution(x, weight, {}, {{1}, {0, 0}, {1, 1}, 1}), c10::Error);
   EXPECT_THROW(convolution(x, weight, {}, {{1, 1}, {0, 0}, {1, 1}, 3}), c10::Error);
   EXPECT_THROW(convolution(x, torch::randn({4, 8, 7, 7}), {}, plain), c10::Error);
+}
+
+/// Every call that takes a convolution refuses this geometry before a kernel computes with it.
+void expect_refused(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& o,
+                    const std::string& part) {
+  for (const auto layout : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+    const at::Tensor input = x.contiguous(layout), w = weight.contiguous(layout);
+    for (const auto& message :
+         {error_of([&] { ops::convolution(input, w, {}, o); }),
+          error_of([&] { ops::abn_conv(input, {}, w, {}, o, options_with(Saved::kPreActivation)); }),
+          error_of([&] { ops::activate_conv(input, w, {}, o, Activation::kReLU, 0); }),
+          error_of([&] { ops::concat_abn_conv({input}, NormalizationTensors{}, w, o, {}, false); })})
+      EXPECT_NE(message.find(part), std::string::npos) << part << " is not in: " << message;
+  }
+}
+
+TEST(Convolve, RefusesWhatItsKernelsWouldMiscompute) {
+  const at::Tensor x = torch::randn({2, 32, 7, 7});
+  const auto weight = [](int64_t out, int64_t in) { return torch::randn({out, in, 3, 3}); };
+  const auto refused = [&](const ConvolutionOptions& o, const std::string& part) {
+    expect_refused(x, weight(32, 8), o, part);
+  };
+  expect_refused(x, weight(35, 8), {{1, 1}, {1, 1}, {1, 1}, 4}, "each of its 4 groups");
+  refused({{0, 1}, {1, 1}, {1, 1}, 4}, "stride must be 1 to");
+  refused({{1, int64_t{1} << 62}, {1, 1}, {1, 1}, 4}, "stride must be 1 to");
+  refused({{1, 1}, {-1, 1}, {1, 1}, 4}, "padding must be 0 to");
+  refused({{1, 1}, {1, 1}, {0, 1}, 4}, "dilation must be 1 to");
+  refused({{1, 1}, {1, 1}, {int64_t{1} << 61, 1}, 4}, "dilation must be 1 to");
+  refused({{1, 1}, {1, 1}, {1, 1}, 0}, "groups");
+  refused({{1, 1}, {1, 1}, {1, 1}, int64_t{1} << 61}, "groups");
+}
+
+TEST(DenseBlockErrors, RefusesAGeometryWhoseSizesOverflow) {
+  const at::Tensor x = torch::randn({1, 4, 6, 6});
+  DenseLayer layer;
+  layer.conv1_weight = torch::randn({8, 4, 1, 1});
+  layer.conv2_weight = torch::randn({2, 8, 5, 5});
+  layer.conv2 = {{1, 1}, {0, 0}, {int64_t{1} << 62, int64_t{1} << 62}, 1};  // dilation * (5 - 1) wraps to 0
+  EXPECT_NE(error_of([&] { dense_block(x, {layer}); }).find("dilation must be 1 to"), std::string::npos);
+  layer.conv2 = {{1, 1}, {-2, -2}, {-1, -1}, 1};
+  EXPECT_NE(error_of([&] { dense_block(x, {layer}); }).find("padding must be 0 to"), std::string::npos);
+}
+
+DenseLayer dense_layer(bool channels_last, at::ScalarType dtype = at::kFloat) {
+  torch::manual_seed(4);
+  DenseLayer layer;
+  layer.conv1_weight = torch::randn({8, 4, 1, 1}, dtype).set_requires_grad(true);
+  layer.conv2_weight = torch::randn({6, 8, 3, 3}, dtype);
+  if (channels_last) layer.conv2_weight = layer.conv2_weight.contiguous(at::MemoryFormat::ChannelsLast);
+  layer.conv2_weight.set_requires_grad(true);
+  layer.conv2 = {{1, 1}, {1, 1}, {1, 1}, 1};
+  return layer;
+}
+
+TEST(DenseBlockDropout, IsDrawnAgainInTheOrderOfMemoryOfForward) {
+  std::vector<at::Tensor> results[2];
+  for (const bool channels_last : {false, true}) {
+    const DenseLayer layer = dense_layer(channels_last);
+    const at::Tensor x = torch::randn({2, 4, 5, 7}).set_requires_grad(true);
+    torch::manual_seed(9);
+    const at::Tensor out = dense_block(x, {layer}, {.dropout = 0.4});
+    torch::manual_seed(10);
+    results[channels_last] =
+        torch::autograd::grad({out}, {x, layer.conv2_weight}, {torch::randn(out.sizes())});
+    results[channels_last].push_back(out.detach());
+  }
+  for (size_t i = 0; i < results[0].size(); ++i)
+    EXPECT_LT(relative_error(results[1][i], results[0][i]), 1e-4) << "result " << i;
+}
+
+TEST(DenseBlockDropout, AnotherThreadMayDrawFromTheDefaultGenerator) {
+  std::atomic<bool> done{false};
+  std::thread other([&] {
+    while (!done) torch::rand({3});
+  });
+  const DenseLayer layer = dense_layer(false, at::kDouble);
+  int wrong = 0;
+  for (int i = 0; i < 300; ++i) {
+    const at::Tensor x = torch::randn({2, 4, 3, 3}, at::kDouble).set_requires_grad(true);
+    const at::Tensor out = dense_block(x, {layer}, {.dropout = 0.5});
+    // The new features are linear in conv2's weight: <out, d out / d weight> gives their sum back.
+    const at::Tensor features = out.narrow(1, 4, 6);
+    const at::Tensor dw = torch::autograd::grad({features.sum()}, {layer.conv2_weight})[0];
+    wrong += relative_error((dw * layer.conv2_weight).sum(), features.sum()) > 1e-6;
+  }
+  done = true;
+  other.join();
+  EXPECT_EQ(wrong, 0);
+}
+
+TEST(DenseBlock, AnEmptyBatchGivesAnEmptyResultAndZeroGradients) {
+  for (const bool pre : {true, false}) {
+    const DenseLayer layer = dense_layer(false);
+    const at::Tensor x = torch::randn({0, 4, 5, 7}).set_requires_grad(true);
+    const at::Tensor out = dense_block(x, {layer}, {.pre_activation = pre});
+    EXPECT_EQ(out.sizes(), (std::vector<int64_t>{0, 10, 5, 7}));
+    const auto grads = torch::autograd::grad({out.sum()}, {x, layer.conv1_weight, layer.conv2_weight});
+    EXPECT_EQ(grads[0].sizes(), x.sizes());
+    EXPECT_TRUE(grads[1].equal(torch::zeros_like(grads[1])));
+    EXPECT_TRUE(grads[2].equal(torch::zeros_like(grads[2])));
+  }
 }
 
 }  // namespace

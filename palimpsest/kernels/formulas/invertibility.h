@@ -12,18 +12,28 @@ namespace palimpsest::kernels {
 struct StorageError {
   double epsilon, tolerance;
   double smallest;  ///< the smallest z that still holds a few digits
+  double lost;      ///< the largest error of a z near 0: some devices round all smaller z to 0
 };
 
 PALIMPSEST_HOST_DEVICE constexpr StorageError storage_error_of(DType storage) {
   const double epsilon = precision_of(storage).epsilon;
   switch (storage) {
     case DType::f64:
-      return {epsilon, 1e-10, 0x1p-1022};
+      return {epsilon, 1e-10, 0x1p-1022, 0x1p-1022};
     case DType::f16:
-      return {epsilon, 64 * epsilon, 0x1p-20};
+      return {epsilon, 64 * epsilon, 0x1p-20, 0x1p-25};
     default:
-      return {epsilon, 64 * epsilon, 0x1p-126};
+      return {epsilon, 64 * epsilon, 0x1p-126, 0x1p-126};
   }
+}
+
+/// Returns whether z of that storage type determines y at all: an invertible activation whose slope or alpha
+/// (`param`) is so large that a layer with |weight| = 1 is not lost among the smallest z,
+///   lost <= param * tolerance:  4.8e-7 in f16, 2.4e-38 in bf16, 1.5e-33 in f32, 2.2e-298 in f64.
+constexpr bool is_invertible_in(DType storage, Activation activation, double param) {
+  const StorageError error = storage_error_of(storage);
+  const bool falls_with_param = activation == Activation::kLeakyReLU || activation == Activation::kELU;
+  return is_invertible(activation) && (!falls_with_param || error.lost <= param * error.tolerance);
 }
 
 /// Decides whether a channel's normalized x can be recovered from z well enough for gradients of relative
@@ -33,8 +43,9 @@ PALIMPSEST_HOST_DEVICE constexpr StorageError storage_error_of(DType storage) {
 /// because x-hat reaches four standard deviations. `tolerance` is 1e-10 in f64, else 64 eps (so |bias| <= 60
 /// |weight|). An activation that saturates stores y with an error that grows as exp(|y|). The root mean
 /// square of that error over a normal x-hat (and residual: spread = weight^2 + rms(residual)^2) must not
-/// exceed tolerance * |weight| either:
-///   ELU       eps * exp(spread - bias)
+/// exceed tolerance * |weight| either (`lost` is the error of a z near 0):
+///   leaky     lost / slope
+///   ELU       max(eps, lost / alpha) * exp(spread - bias)
 ///   sigmoid   eps * exp(spread + bias)
 ///   tanh      eps * exp(4 spread + 2 |bias|) / 4
 ///   softplus  eps * 1.4: z is never small where y is, log(2) / (1/2) at y = 0
@@ -45,8 +56,9 @@ PALIMPSEST_HOST_DEVICE constexpr StorageError storage_error_of(DType storage) {
 /// The second term counts a quarter, because this error has either sign and cancels in the sums.
 class InvertibilityCriterion {
  public:
-  PALIMPSEST_HOST_DEVICE InvertibilityCriterion(Activation activation, DType storage)
-      : activation_(activation), storage_(storage_error_of(storage)) {
+  /// `param`: leaky ReLU's slope or ELU's alpha.
+  PALIMPSEST_HOST_DEVICE InvertibilityCriterion(Activation activation, DType storage, double param = 1)
+      : activation_(activation), storage_(storage_error_of(storage)), lost_share_(storage_.lost / param) {
     dispatch_activation<double>(activation, {0, {}}, [&]<class Act>(const Act& act) {
       if constexpr (InvertibleByBranch<Act>) {
         using B = Branches<Act>;
@@ -64,8 +76,10 @@ class InvertibilityCriterion {
     if (size == 0 || epsilon * (offset + 4 * size + 4 * residual_rms) > limit) return false;
     const double spread = size * size + residual_rms * residual_rms;
     switch (activation_) {
+      case Activation::kLeakyReLU:
+        return !(lost_share_ > limit);
       case Activation::kELU:
-        return !(epsilon * Math<double>::exp(spread - bias) > limit);
+        return !((epsilon < lost_share_ ? lost_share_ : epsilon) * Math<double>::exp(spread - bias) > limit);
       case Activation::kSigmoid:
         return !(epsilon * Math<double>::exp(spread + bias) > limit);
       case Activation::kTanh:
@@ -110,6 +124,7 @@ class InvertibilityCriterion {
 
   Activation activation_;
   StorageError storage_;
+  double lost_share_;       ///< the error of y that a z near 0 leaves
   double minimum_at_ = 0;   ///< y_min
   double width_cubed_ = 0;  ///< u^3
   double lost_ = 0;         ///< y_lost

@@ -45,6 +45,9 @@ class BlockPool {
   /// Gives every retained block back to the system and forgets the highest live bytes.
   void release();
 
+  /// For a fork: no thread is within the pool.
+  std::mutex& mutex() { return mutex_; }
+
   int64_t live_bytes() const;      ///< in large blocks, with headers and rounding
   int64_t retained_bytes() const;  ///< in large blocks
   int64_t bound_bytes() const;

@@ -45,10 +45,15 @@ class ByteCounter {
   int64_t limit() const { return limit_.load(std::memory_order_relaxed); }
   void set_limit(int64_t bytes) { limit_.store(bytes, std::memory_order_relaxed); }
 
-  void reset_peak() {
-    peak_.store(current(), std::memory_order_relaxed);
+  /// Returns the peak until now.
+  int64_t reset_peak() {
+    const int64_t before = peak_.exchange(current(), std::memory_order_relaxed);
     raise_peak(current());  // a concurrent addition may have raised the old peak only
+    return before;
   }
+
+  /// For a fork: no thread is within an observed change.
+  std::mutex& mutex() { return mutex_; }
 
   /// Reports changes to `observer` from now on, beginning with the present count; nullptr ends the reports.
   /// Returns false, and changes nothing, if there is another observer. After observe(nullptr) returns, no

@@ -67,9 +67,10 @@ void CountingAllocator::deallocate(void* data) {
   auto* block = static_cast<BlockPool::Header*>(data) - 1;
   CountingAllocator& self = counting_allocator();
   const int64_t asked = block->asked_bytes;
-  // The block goes to the pool first, so that the count is never below the bytes in use.
-  self.pool_.give(block);
+  // The tensor is dead, so its bytes no longer count. The other order would count the block twice if another
+  // thread took it from the pool at once, and refuse that request near the limit.
   self.live_.remove(asked);
+  self.pool_.give(block);
   if (c10::memoryProfilingEnabled())
     c10::reportMemoryUsageToProfiler(data, -asked, self.live_.current(), self.live_.current(), kCpu);
 }

@@ -2,6 +2,7 @@
 #include "palimpsest/ops/abn/functional.h"
 #include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/common/layout.h"
+#include "palimpsest/ops/common/tracing.h"
 #include "palimpsest/ops/invertibility/predictor.h"
 #include "palimpsest/ops/invertibility/saved_channels.h"
 
@@ -25,13 +26,24 @@ bool is_channels_last(const at::Tensor& t) {
 
 }  // namespace
 
-Saved safe_saved(Saved saved, const Inputs& inputs) {
-  if (saved != Saved::kPreActivation || inputs.x.is_meta()) return saved;
+AbnOptions resolved(AbnOptions options, const Inputs& inputs) {
+  const at::Tensor& x = inputs.x;
+  options.saved = saved_for(options, x.scalar_type());
+  const bool is_relu =
+      (options.activation == Activation::kLeakyReLU || options.activation == Activation::kELU) &&
+      options.activation_param == 0;
+  if (is_relu) options.activation = Activation::kReLU;
+  if (options.saved != Saved::kPreActivation || x.is_meta() || x.sym_numel() == 0) return options;
+  if (is_traced(x)) {
+    options.saved = Saved::kNormalized;
+    return options;
+  }
   const OptionalTensor no_residual;  // y is saved before the residual is added
-  const invertibility::Layer layer{Activation::kIdentity, inputs.x.scalar_type(), inputs.x.size(1)};
+  const invertibility::Layer layer{Activation::kIdentity, x.scalar_type(), x.size(1)};
   const auto choice =
-      invertibility::choose_channels(layer, {inputs.norm.weight, inputs.norm.bias, no_residual}, inputs.x);
-  return choice && choice->channels.empty() ? Saved::kPreActivation : Saved::kNormalized;
+      invertibility::choose_channels(layer, {inputs.norm.weight, inputs.norm.bias, no_residual}, x);
+  if (!choice || !choice->channels.empty()) options.saved = Saved::kNormalized;
+  return options;
 }
 
 ForwardArguments forward_arguments(const Inputs& inputs, const AbnOptions& options, bool for_backward) {
@@ -170,17 +182,19 @@ class AbnFunction : public torch::autograd::Function<AbnFunction> {
   }
 };
 
-/// Writes z over x.
+/// Writes z over x. If z does not determine y, the tensor from before the activation is saved beside x.
 class AbnInPlaceFunction : public torch::autograd::Function<AbnInPlaceFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& /*weight*/,
                             const OptionalTensor& /*bias*/, const OptionalTensor& /*residual*/,
                             const ForwardArguments* arguments) {
-    const ForwardResult result = abn_detail::forward_(x, *arguments);
+    const bool aside = saves_aside(arguments->settings.saved);
+    ForwardResult result = aside ? abn_detail::forward(x, *arguments) : abn_detail::forward_(x, *arguments);
+    if (aside) x.detach().copy_(result.z);
     ctx->mark_dirty({x});
     // Saving x itself would hold the base of a view in a cycle: a leak per iteration. The detached tensor
     // shares the version counter of x, so a later write to x is still noticed.
-    save(ctx, x.detach(), *arguments, result.statistics);
+    save(ctx, aside ? std::move(result.saved_values) : x.detach(), *arguments, result.statistics);
     return x;
   }
 
@@ -209,7 +223,7 @@ class AbnConsumingFunction : public torch::autograd::Function<AbnConsumingFuncti
 }  // namespace
 
 at::Tensor run(const Inputs& inputs, AbnOptions options) {
-  options.saved = safe_saved(options.saved, inputs);
+  options = resolved(options, inputs);
   const bool recorded = requires_gradient(inputs);
   const auto arguments = forward_arguments(inputs, options, recorded);
   const NormalizationTensors& norm = inputs.norm;
@@ -218,18 +232,25 @@ at::Tensor run(const Inputs& inputs, AbnOptions options) {
 }
 
 at::Tensor run_in_place(const Inputs& inputs, AbnOptions options) {
-  options.saved = safe_saved(options.saved, inputs);
+  const Saved wanted = options.saved;
   const bool recorded = requires_gradient(inputs);
-  const auto arguments = forward_arguments(inputs, options, recorded);
+  options = resolved(options, inputs);
+  if (saves_output(wanted) && !recorded) options.saved = wanted;  // forward alone inverts nothing
+  auto arguments = forward_arguments(inputs, options, recorded);
   const at::Tensor& x = inputs.x;
   const NormalizationTensors& norm = inputs.norm;
-  if (!saves_output(options.saved))
+  if (!saves_output(wanted))
     return recorded ? AbnConsumingFunction::apply(x, norm.weight, norm.bias, inputs.residual, &arguments)
                     : forward_(x, arguments).z;
-  if (recorded)
+  if (recorded) {
+    // Another view of the base of x would hold the graph of that base, which contains this node: a cycle. The
+    // detached tensor shares the version counter.
+    OptionalTensor& residual = arguments.settings.residual;
+    if (residual && residual->is_view() && x.is_view()) residual = residual->detach();
     AbnInPlaceFunction::apply(x, norm.weight, norm.bias, inputs.residual, &arguments);
-  else
+  } else {
     forward_(x, arguments);
+  }
   return x;
 }
 

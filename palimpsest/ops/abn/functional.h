@@ -25,8 +25,10 @@ struct Inputs {
 /// Checks all requirements of the layer. Raises c10::Error "[abn] requirement, got value".
 void check(const Inputs& inputs, const AbnOptions& options);
 
-/// Checks the further requirements of writing over `x`. `recorded`: a gradient is required.
-void check_in_place(const at::Tensor& x, Saved saved, bool recorded);
+/// Checks the further requirements of writing over x. `recorded`: a gradient is required.
+void check_in_place(const Inputs& inputs, Saved saved, bool recorded);
+/// Checks that a tensor that backward reads shares no memory with x, which is written over.
+void check_apart_from_x(const char* name, const OptionalTensor& t, const at::Tensor& x);
 
 /// Returns whether autograd has to record a call with these inputs.
 bool requires_gradient(const Inputs& inputs);
@@ -35,9 +37,13 @@ bool requires_gradient(const Inputs& inputs);
 at::Tensor run(const Inputs& inputs, AbnOptions options);
 at::Tensor run_in_place(const Inputs& inputs, AbnOptions options);
 
-/// Returns kNormalized instead of kPreActivation if the layer has a non-invertible channel: there y does not
-/// determine x-hat, and x-hat takes the same memory. Returns any other `saved` unchanged.
-Saved safe_saved(Saved saved, const Inputs& inputs);
+/// Returns the options as the passes take them:
+///  - a leaky ReLU of slope 0 and an ELU of alpha 0 are ReLU;
+///  - `saved` is saved_for(options, dtype of x);
+///  - kPreActivation becomes kNormalized if the layer has a non-invertible channel: there y does not
+///    determine x-hat, and x-hat takes the same memory. A traced graph always takes kNormalized, because its
+///    parameters have no values yet.
+AbnOptions resolved(AbnOptions options, const Inputs& inputs);
 
 /// The settings of the layer for every pass.
 struct Settings {

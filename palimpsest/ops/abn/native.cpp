@@ -68,7 +68,7 @@ struct Call {
   }
 
   invertibility::Layer layer(const at::Tensor& x) const {
-    return {settings.activation, x.scalar_type(), x.size(1)};
+    return {settings.activation, x.scalar_type(), x.size(1), settings.activation_param};
   }
   invertibility::Tensors tensors() const {
     return {settings.weight, settings.bias, settings.residual, settings.relu_residual};
@@ -284,6 +284,7 @@ Gradients needed_only(Gradients out, const BackwardArguments& a) {
 namespace native {
 
 ForwardResult forward(const at::Tensor& x, const ForwardArguments& a) {
+  check_forward_pass(x, a);
   at::Tensor z = empty_output(x);
   const bool contiguous = native_layout(x.sizes(), x.strides()).has_value();
   if (!contiguous) z.copy_(x);  // the one copy lies in the output's memory
@@ -296,6 +297,10 @@ ForwardResult forward(const at::Tensor& x, const ForwardArguments& a) {
 }
 
 ForwardResult forward_(const at::Tensor& x, const ForwardArguments& a) {
+  check_forward_pass(x, a);
+  check_in_place(
+      {x, {a.settings.weight, a.settings.bias, a.running_mean, a.running_var}, a.settings.residual},
+      a.settings.saved, /*recorded=*/false);
   const at::Tensor written = in_layout_of(x, x);
   Call call(written, a.settings);
   const bool aside = saves_aside(a.settings.saved);
@@ -310,6 +315,7 @@ ForwardResult forward_(const at::Tensor& x, const ForwardArguments& a) {
 
 at::Tensor recompute_output(const at::Tensor& saved_values, const Settings& settings, const at::Tensor& mean,
                             const at::Tensor& inv_std) {
+  check_output_pass(saved_values, settings, mean, inv_std);
   const at::Tensor contiguous = in_layout_of(saved_values, saved_values);
   const Call call(contiguous, settings);
   at::Tensor z = empty_output(saved_values);
@@ -328,6 +334,7 @@ at::Tensor recompute_output(const at::Tensor& saved_values, const Settings& sett
 }
 
 Gradients backward(const at::Tensor& dz, const BackwardArguments& a) {
+  check_backward_pass(dz, a, /*in_place=*/false);
   const at::Tensor contiguous = in_layout_of(a.saved_values, a.saved_values);
   const at::Tensor contiguous_dz = in_layout_of(contiguous, dz);
   const bool sweeps = a.need_dx || a.need_dresidual || a.need_z;
@@ -342,6 +349,7 @@ Gradients backward(const at::Tensor& dz, const BackwardArguments& a) {
 }
 
 Gradients backward_(const at::Tensor& dz, const BackwardArguments& a) {
+  check_backward_pass(dz, a, /*in_place=*/true);
   const at::Tensor contiguous = in_layout_of(a.saved_values, a.saved_values);
   const at::Tensor contiguous_dz = in_layout_of(contiguous, dz);
   const bool reduces = a.need_sums || a.training;

@@ -169,18 +169,22 @@ at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor&
   const abn_detail::Inputs inputs{x, norm, no_residual};
   check(inputs, options);
   convolution_detail::check("abn_conv", x, conv_weight, convolution);
+  if (consume) {
+    abn_detail::check_apart_from_x("conv_weight", conv_weight, x);
+    abn_detail::check_apart_from_x("conv_bias", conv_bias, x);
+  }
+  options = resolved(options, inputs);
   const ConvolutionCall convolution_call{convolution, autocast_precision(x)};
   if (saves_output(options.saved)) {
     const at::Tensor z = consume ? abn_(std::move(x), norm, options) : abn(x, norm, options);
     return ops::convolution(convolution_call.precision ? z : z.to(conv_weight.scalar_type()), conv_weight,
                             conv_bias, convolution);
   }
-  options.saved = safe_saved(options.saved, inputs);
   consume = consume && options.saved != Saved::kInput;
   const bool recorded = requires_gradient(inputs) ||
                         (c10::GradMode::is_enabled() &&
                          (conv_weight.requires_grad() || (conv_bias && conv_bias->requires_grad())));
-  if (consume) abn_detail::check_in_place(x, options.saved, recorded);
+  if (consume) abn_detail::check_in_place(inputs, options.saved, recorded);
   const auto arguments = forward_arguments(inputs, options, recorded);
   if (!recorded) {
     const auto result = consume ? forward_(x, arguments) : forward(x, arguments);

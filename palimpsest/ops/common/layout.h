@@ -108,5 +108,8 @@ at::Tensor part_of_storage(const at::Tensor& of, at::ScalarType dtype, int64_t o
 /// over the whole span of the faster dimensions. (For some as_strided tensors the result is true although
 /// they do not overlap.)
 bool may_overlap_itself(const at::Tensor& t);
+/// Returns false only if no element of `a` shares memory with an element of `b`. Views of equal sizes and
+/// strides get an exact answer; for others, ranges of memory that cross are reason enough.
+bool may_share_memory(const at::Tensor& a, const at::Tensor& b);
 
 }  // namespace palimpsest::ops

@@ -160,9 +160,17 @@ at::Tensor concat_abn_conv(at::TensorList given, const std::optional<Normalizati
                            const AbnOptions& given_options, bool pool) {
   using namespace concat_abn_conv_detail;
   TORCH_CHECK(!given.empty(), "[concat_abn_conv] features must be at least one tensor, got none");
+  TORCH_CHECK(conv_weight.defined() && conv_weight.dim() == 4,
+              "[concat_abn_conv] the convolution's weight must have 4 dimensions, got ",
+              conv_weight.defined() ? c10::str("shape ", conv_weight.sizes()) : "none");
   for (const auto& f : given)
-    TORCH_CHECK(f.dim() == 4 && f.size(0) == given[0].size(0) && f.size(2) == given[0].size(2) &&
-                    f.size(3) == given[0].size(3),
+    TORCH_CHECK(f.defined() && f.scalar_type() == given[0].scalar_type() && f.device() == given[0].device(),
+                "[concat_abn_conv] features must be tensors of one dtype on one device, got ",
+                given[0].scalar_type(), " on ", given[0].device(), " and ",
+                f.defined() ? c10::str(f.scalar_type(), " on ", f.device()) : "none");
+  for (const auto& f : given)
+    TORCH_CHECK(f.dim() == 4 && given[0].dim() == 4 && f.size(0) == given[0].size(0) &&
+                    f.size(2) == given[0].size(2) && f.size(3) == given[0].size(3),
                 "[concat_abn_conv] features must be (N, C, H, W) and differ in C alone, got shapes ",
                 given[0].sizes(), " and ", f.sizes());
   TORCH_CHECK(!pool || (conv_weight.size(2) == 1 && conv_weight.size(3) == 1),

@@ -14,8 +14,10 @@
 /// Without a `precision` the convolution runs in the dtype of the weight.
 namespace palimpsest::ops::convolution_detail {
 
-/// Checks that the numbers of dimensions, options and channels match, which libtorch does not check for us.
-/// Raises c10::Error "[op] requirement, got value".
+/// Checks stride, padding and dilation: our kernels compute with them before libtorch sees them. Raises
+/// c10::Error "[op] requirement, got value".
+void check_geometry(const char* op, const ConvolutionOptions& options);
+/// The same, and that the numbers of dimensions, options and channels match.
 void check(const char* op, const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options);
 
 at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,

@@ -8,7 +8,10 @@
 #include <ATen/ops/conv3d.h>
 #include <c10/core/GradMode.h>
 
+#include <cstdint>
+#include <limits>
 #include <utility>
+#include <vector>
 
 namespace palimpsest::ops::convolution_detail {
 namespace {
@@ -49,18 +52,37 @@ class ConvolutionFunction : public torch::autograd::Function<ConvolutionFunction
 
 }  // namespace
 
+void check_geometry(const char* op, const ConvolutionOptions& options) {
+  constexpr int64_t kMost =
+      std::numeric_limits<int32_t>::max();  // no product with a size of an image overflows
+  const auto within = [&](const char* name, const std::vector<int64_t>& values, int64_t least) {
+    for (const int64_t value : values)
+      TORCH_CHECK(value >= least && value <= kMost, "[", op, "] ", name, " must be ", least, " to ", kMost,
+                  ", got ", values);
+  };
+  within("stride", options.stride, 1);
+  within("padding", options.padding, 0);
+  within("dilation", options.dilation, 1);
+}
+
 void check(const char* op, const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options) {
   const auto& [stride, padding, dilation, groups] = options;
-  const auto axes = static_cast<size_t>(x.dim() - 2);
+  TORCH_CHECK(x.defined() && weight.defined(), "[", op,
+              "] x and the convolution's weight must be tensors, got ", x.defined() ? "no weight" : "no x");
   TORCH_CHECK(x.dim() >= 3 && x.dim() <= 5 && weight.dim() == x.dim(), "[", op,
               "] the convolution's weight needs as many dimensions as x, 3 to 5: x has shape ", x.sizes(),
               ", weight has shape ", weight.sizes());
+  const auto axes = static_cast<size_t>(x.dim() - 2);
   TORCH_CHECK(stride.size() == axes && padding.size() == axes && dilation.size() == axes, "[", op,
               "] stride, padding and dilation need one value for each of the ", axes,
               " spatial dimensions, got ", stride.size(), ", ", padding.size(), " and ", dilation.size());
-  TORCH_CHECK(groups > 0 && weight.size(1) * groups == x.size(1), "[", op,
+  check_geometry(op, options);
+  TORCH_CHECK(groups > 0 && x.size(1) % groups == 0 && weight.size(1) == x.size(1) / groups, "[", op,
               "] weight.size(1) * groups must be the channels of x, ", x.size(1), ", got ", weight.size(1),
               " * ", groups);
+  TORCH_CHECK(weight.size(0) % groups == 0, "[", op,
+              "] the convolution makes as many channels in each of its ", groups,
+              " groups, got a weight for ", weight.size(0), " channels, shape ", weight.sizes());
 }
 
 }  // namespace palimpsest::ops::convolution_detail

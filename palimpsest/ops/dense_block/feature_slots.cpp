@@ -30,7 +30,8 @@ class AllFeaturesFunction : public torch::autograd::Function<AllFeaturesFunction
     std::vector<int64_t> channels;
     for (const auto& f : features) channels.push_back(f.size(1));
     ctx->saved_data["channels"] = channels;
-    ctx->save_for_backward({*buffer});  // only to check its version
+    // Only its version is checked, so hooks (save_on_cpu) get no values to copy.
+    ctx->save_for_backward({buffer->detach().narrow(0, 0, 0)});
     return *buffer;
   }
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {

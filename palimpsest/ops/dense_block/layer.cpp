@@ -21,12 +21,13 @@ const OptionalTensor kNoResidual;
 at::Tensor normalize_own(const at::Tensor& x, const NormalizationTensors& norm, AbnOptions options,
                          bool for_backward, SavedNorm& saved) {
   const abn_detail::Inputs inputs{x, norm, kNoResidual};
-  options.saved = safe_saved(options.saved, inputs);
+  options = resolved(options, inputs);
   if (!for_backward) options.saved = Saved::kInput;  // takes any activation; z is a new tensor
   const auto arguments = forward_arguments(inputs, options, for_backward);
   const bool keeps_x = options.saved == Saved::kInput;
   abn_detail::ForwardResult result = keeps_x ? forward(x, arguments) : forward_(x, arguments);
   saved.saved = options.saved;
+  saved.activation = options.activation;
   saved.saved_values = x;
   saved.statistics = std::move(result.statistics);
   if (!keeps_x) saved.statistics.mean = at::Tensor();
@@ -42,7 +43,7 @@ abn_detail::Gradients differentiate_own(at::Tensor dz, const NormalizationTensor
   const abn_detail::Statistics& statistics = saved.statistics;
   const bool is_z = saves_output(saved.saved);
   abn_detail::BackwardArguments a;
-  a.settings = {{}, norm.weight, norm.bias, options.activation, options.activation_param, saved.saved, false};
+  a.settings = {{}, norm.weight, norm.bias, saved.activation, options.activation_param, saved.saved, false};
   a.saved_values = contiguous_in(layout, saved.saved_values);
   a.branch = statistics.branch;
   a.channel_values = statistics.channel_values;
@@ -60,22 +61,29 @@ abn_detail::Gradients differentiate_own(at::Tensor dz, const NormalizationTensor
 
 /// Returns the factors of dropout, drawn from the default generator, or drawn again from `saved`. `saved`
 /// becomes the generator's state if the device `replays` it, otherwise a mask of the values that stay.
+/// `like` must have the same memory order in both passes: the numbers are drawn in memory order.
 at::Tensor dropout_factors(const at::Tensor& like, double dropout, at::Tensor& saved, bool replays) {
   if (!replays) {
     if (!saved.defined())
       saved = at::empty_like(like, like.options().dtype(at::kBool)).bernoulli_(1 - dropout);
     return saved.to(like.scalar_type()).div_(1 - dropout);
   }
-  const bool replay = saved.defined();
-  at::Generator generator = replay ? at::detail::createCPUGenerator() : at::detail::getDefaultCPUGenerator();
   at::Tensor factors = at::empty_like(like);
-  if (replay) {
-    generator.set_state(saved);
+  at::Generator own = at::detail::createCPUGenerator();
+  if (saved.defined()) {
+    own.set_state(saved);
+    factors.bernoulli_(1 - dropout, own);
   } else {
+    // One critical section: another thread may draw from the default generator at any time. The draw goes
+    // through a generator of its own, because it takes the lock of its generator.
+    at::Generator generator = at::detail::getDefaultCPUGenerator();
     const std::lock_guard<std::mutex> lock(generator.mutex());
     saved = generator.get_state();
+    own.set_state(saved);
+    factors.bernoulli_(1 - dropout, own);
+    generator.set_state(own.get_state());
   }
-  return factors.bernoulli_(1 - dropout, generator).div_(1 - dropout);
+  return factors.div_(1 - dropout);
 }
 
 at::Tensor in_type_of(const at::Tensor& t, const OptionalTensor& of) {
@@ -97,14 +105,14 @@ SavedLayer LayerPass::forward(Buffer& buffer, bool for_backward) const {
                      : normalize_own(h, layer_.norm1, layer_.options1, for_backward, saved.bottleneck);
   at::Tensor f = convolution_detail::forward(z, layer_.conv2_weight, std::nullopt, layer_.conv2, precision_);
   z = at::Tensor();
-  if (!pre)
-    f = normalize_own(contiguous_in(buffer.layout, f), layer_.norm2, layer_.options2, for_backward,
-                      saved.features);
+  // libtorch's convolution returns the layout of its weight if that is channels-last.
+  f = contiguous_in(buffer.layout, f);
+  if (!pre) f = normalize_own(f, layer_.norm2, layer_.options2, for_backward, saved.features);
   if (options_.dropout > 0)
     f = f * dropout_factors(f, options_.dropout, saved.dropout, device.replays_dropout);
   put_features(buffer, channels_, contiguous_in(buffer.layout, f));
   // The slot holds norm2's output, unless dropout changed it.
-  if (!pre && saves_output(layer_.options2.saved) && !(options_.dropout > 0))
+  if (!pre && saves_output(saved.features.saved) && !(options_.dropout > 0))
     saved.features.saved_values = at::Tensor();
   if (!for_backward) return {};
   return saved;

@@ -14,7 +14,8 @@ namespace palimpsest::ops::dense_block_detail {
 
 /// The tensors that a normalization inside the layer (not over the buffer) saves for backward.
 struct SavedNorm {
-  Saved saved = Saved::kOutput;  ///< which tensor `saved_values` is, as forward chose it
+  Saved saved = Saved::kOutput;                   ///< which tensor `saved_values` is, as forward chose it
+  Activation activation = Activation::kIdentity;  ///< as forward ran it
   at::Tensor saved_values;
   abn_detail::Statistics statistics;
 };

@@ -5,14 +5,20 @@
 #include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/common/names.h"
+#include "palimpsest/ops/common/tracing.h"
+#include "palimpsest/ops/convolution/functional.h"
 #include "palimpsest/ops/dense_block/layer.h"
 
+#include <ATen/ops/batch_norm.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/conv2d.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/custom_class.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace palimpsest::ops::dense_block_detail {
@@ -162,8 +168,10 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
       for_saved_tensors(layer, result.saved[i], Writer{saved});
       plan->layers.push_back({{}, layer.options1, {}, {}, layer.options2, {}, layer.conv2});
       SavedLayer kinds;
-      kinds.bottleneck.saved = result.saved[i].bottleneck.saved;
-      kinds.features.saved = result.saved[i].features.saved;
+      for (auto norm : {&SavedLayer::bottleneck, &SavedLayer::features}) {
+        (kinds.*norm).saved = (result.saved[i].*norm).saved;
+        (kinds.*norm).activation = (result.saved[i].*norm).activation;
+      }
       plan->saved.push_back(std::move(kinds));
     }
     ctx->save_for_backward(std::move(saved));
@@ -242,11 +250,15 @@ void check_dense_layer(const at::Tensor& x, int64_t channels, const DenseLayer& 
       TORCH_CHECK(!*t || (*t)->numel() == wanted, "[dense_block] ", name, " needs one value for each of its ",
                   wanted, " channels, got shape ", (*t ? (*t)->sizes() : at::IntArrayRef()));
   };
+  TORCH_CHECK(layer.conv1_weight.defined() && layer.conv2_weight.defined(),
+              "[dense_block] every layer needs the weights of conv1 and conv2, got none");
+  convolution_detail::check_geometry("dense_block", layer.conv2);
   TORCH_CHECK(layer.conv1_weight.dim() == 4 && layer.conv1_weight.size(1) == channels &&
                   layer.conv1_weight.size(2) == 1 && layer.conv1_weight.size(3) == 1 &&
                   layer.conv1_weight.size(0) > 0,
               "[dense_block] conv1 must be 1x1 and read all ", channels,
-              " features before it, got a weight of shape ", layer.conv1_weight.sizes());
+              " features before it, got a weight of shape ", layer.conv1_weight.sizes(),
+              " behind an x of shape ", x.sizes());
   TORCH_CHECK(layer.conv2_weight.dim() == 4 && layer.conv2_weight.size(1) == layer.conv1_weight.size(0) &&
                   layer.conv2_weight.size(0) > 0,
               "[dense_block] conv2 must read the ", layer.conv1_weight.size(0),
@@ -278,12 +290,15 @@ void check_dense_layer(const at::Tensor& x, int64_t channels, const DenseLayer& 
 
 void check_block(const at::Tensor& x, const std::vector<DenseLayer>& layers, const DenseBlockOptions& options,
                  bool rounded) {
-  TORCH_CHECK(x.defined() && x.dim() == 4 && x.numel() > 0,
-              "[dense_block] x must be (N, C, H, W) with at least one value, got ",
+  TORCH_CHECK(x.defined() && x.dim() == 4 && std::min({x.size(1), x.size(2), x.size(3)}) > 0,
+              "[dense_block] x must be (N, C, H, W) with at least one channel and one pixel, got ",
               x.defined() ? c10::str("shape ", x.sizes()) : "none");
   TORCH_CHECK(x.device().is_cpu() || x.device().is_cuda(),
               "[dense_block] there are kernels for CPU and CUDA, got a tensor on ", x.device(),
               "; take dense strategy 'shared_gradient' with strategy 'standard' there");
+  TORCH_CHECK(!is_traced(x),
+              "[dense_block] runs in eager mode only, got a tensor of a traced graph; take dense "
+              "strategy 'shared_gradient' with strategy 'standard' there");
   TORCH_CHECK(options.dropout >= 0 && options.dropout < 1, "[dense_block] dropout must be in [0, 1), got ",
               options.dropout);
   int64_t channels = x.size(1);
@@ -307,6 +322,29 @@ void check_block(const at::Tensor& x, const std::vector<DenseLayer>& layers, con
   }
 }
 
+/// The block of an empty batch, by libtorch's layers: an empty result, gradients of zero, no statistics move.
+at::Tensor run_empty_batch(at::Tensor x, const std::vector<DenseLayer>& layers,
+                           const DenseBlockOptions& options) {
+  const auto normalized = [](const at::Tensor& t, const NormalizationTensors& n, const AbnOptions& o) {
+    return at::batch_norm(t, n.weight, n.bias, n.running_mean, n.running_var, o.training, o.momentum, o.eps,
+                          false);
+  };
+  for (const auto& layer : layers) {
+    const bool pre = options.pre_activation;
+    const auto convolved = [&](const at::Tensor& t, const at::Tensor& weight, at::IntArrayRef padding,
+                               at::IntArrayRef dilation) {
+      return at::conv2d(t, weight.to(t.scalar_type()), {}, at::IntArrayRef{1}, padding, dilation);
+    };
+    at::Tensor f = pre ? normalized(x, layer.norm1, layer.options1) : x;
+    f = convolved(f, layer.conv1_weight, {0, 0}, {1, 1});
+    f = pre ? normalized(f, layer.norm2, layer.options2) : normalized(f, layer.norm1, layer.options1);
+    f = convolved(f, layer.conv2_weight, layer.conv2.padding, layer.conv2.dilation);
+    if (!pre) f = normalized(f, layer.norm2, layer.options2);
+    x = at::cat({x, f}, 1);
+  }
+  return x;
+}
+
 bool any_recorded(const at::Tensor& x, const std::vector<DenseLayer>& layers) {
   if (!c10::GradMode::is_enabled()) return false;
   bool any = x.requires_grad();
@@ -328,6 +366,7 @@ at::Tensor dense_block(const at::Tensor& given, const std::vector<DenseLayer>& l
   if (precision) x = x.to(precision->storage);
   check_block(x, layers, options, precision.has_value());
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  if (x.numel() == 0) return run_empty_batch(x, layers, options);
   if (!any_recorded(x, layers)) return run_block(x, layers, options, precision, false).buffer.values;
   torch::autograd::variable_list parameters;
   for (const auto& layer : layers)

@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
 #include <c10/util/Half.h>
 
 #include <cstdint>
@@ -10,11 +11,14 @@
 namespace palimpsest::ops::invertibility {
 
 /// A (C) vector on the host, of any floating type and stride, read one value at a time: it needs no copy
-/// while a layer uses most memory. Every value of an undefined vector is `absent`.
+/// while a layer uses most memory. Every value of an undefined vector is `absent`. A vector without memory
+/// (in a traced graph) is an error: it is not absent.
 class HostVector {
  public:
   HostVector(const at::Tensor& t, double absent) : absent_(absent) {
-    if (!t.defined()) return;
+    if (!t.defined() || t.numel() == 0) return;
+    TORCH_CHECK(t.storage().data() != nullptr, "[abn] the host needs the values of a vector of shape ",
+                t.sizes(), ", got a tensor without memory");
     data_ = static_cast<const char*>(t.const_data_ptr());
     step_ = t.stride(0) * static_cast<int64_t>(t.element_size());
     type_ = t.scalar_type();

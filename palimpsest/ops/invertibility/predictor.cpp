@@ -38,7 +38,8 @@ struct Values {
 
 /// Returns the channels that kernels::InvertibilityCriterion finds non-invertible anywhere within the moves.
 std::vector<int64_t> non_invertible_channels(const Layer& layer, const Values& values) {
-  const kernels::InvertibilityCriterion criterion(layer.activation, dtype_of(layer.storage));
+  const kernels::InvertibilityCriterion criterion(layer.activation, dtype_of(layer.storage),
+                                                  layer.activation_param);
   const HostVector gamma(values.weight, 1), beta(values.bias, 0), rms(values.residual_rms, 0),
       gamma_moved(values.weight_moved, 0), beta_moved(values.bias_moved, 0);
   std::vector<int64_t> result;

@@ -17,6 +17,7 @@ struct Layer {
   Activation activation = Activation::kLeakyReLU;
   at::ScalarType storage = at::kFloat;  ///< dtype of z
   int64_t channels = 0;
+  double activation_param = 1;
 };
 
 /// The tensors of one call of a layer, on its device.

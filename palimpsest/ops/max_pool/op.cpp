@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <array>
+#include <limits>
 #include <string>
 
 namespace palimpsest::ops::max_pool_detail {
@@ -18,11 +19,14 @@ using torch::autograd::variable_list;
 
 using Numbers = std::array<int64_t, 2>;
 
-Numbers two_numbers(const char* name, at::IntArrayRef given, int64_t least) {
+Numbers two_numbers(const char* name, at::IntArrayRef given, int64_t least,
+                    int64_t most = kernels::kMaxPoolStep) {
   TORCH_CHECK(given.size() == 1 || given.size() == 2, "[max_pool2d] ", name,
               " must be one number or two (height, width), got ", given);
   const Numbers numbers{given[0], given.back()};
   TORCH_CHECK(numbers[0] >= least && numbers[1] >= least, "[max_pool2d] ", name, " must be at least ", least,
+              ", got ", given);
+  TORCH_CHECK(numbers[0] <= most && numbers[1] <= most, "[max_pool2d] ", name, " must be at most ", most,
               ", got ", given);
   return numbers;
 }
@@ -35,7 +39,7 @@ struct Window {
 
 Window check_window(at::IntArrayRef kernel_size, at::IntArrayRef stride, at::IntArrayRef padding,
                     at::IntArrayRef dilation) {
-  const Window w{two_numbers("kernel_size", kernel_size, 1),
+  const Window w{two_numbers("kernel_size", kernel_size, 1, std::numeric_limits<int64_t>::max()),
                  two_numbers("stride", stride.empty() ? kernel_size : stride, 1),
                  two_numbers("padding", padding, 0), two_numbers("dilation", dilation, 1)};
   for (const int d : {0, 1}) {
