@@ -3,6 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/cli/demo.h"
+#include "palimpsest/cli/resume.h"
 #include "palimpsest/cli/settings.h"
 #include "palimpsest/train/checkpoint.h"
 
@@ -119,7 +120,9 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   Options flags_alone;  // flags name the files
   for (const auto& [s, text] : flags) set_text(flags_alone, *s, text, "--" + s->flag);
   const std::string config = flags_alone.run.config;
-  const std::filesystem::path folder = flags_alone.output.folder;
+  if (flags_alone.run.resume && flags_alone.output.folder.empty() && !config.empty())
+    read_toml_file(flags_alone, config);  // a recipe names the folder, too
+  const bool resumes = flags_alone.run.resume && !flags_alone.output.folder.empty();
 
   if (options.run.command == Command::kDemo) {
     read_toml(options, demo_config(), "palimpsest demo");
@@ -127,17 +130,23 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   }
   // import reads files of other programs.
   if (!options.run.checkpoint.empty() && config.empty() && options.run.command != Command::kImport)
-    read_toml(options, stored_config(options.run.checkpoint),
-              options.run.checkpoint + " (stored configuration)");
-  if (!config.empty()) {
-    read_toml_file(options, config);
-  } else if (flags_alone.run.resume && std::filesystem::exists(folder / "config.toml")) {
-    read_toml_file(options, folder / "config.toml");
-  }
+    read_toml_of(Scope::kRun, Scope::kRun, options, stored_config(options.run.checkpoint),
+                 options.run.checkpoint + " (stored configuration)");
+  const bool continues = resumes && read_resumed(options, flags_alone.output.folder);
+  const Options resumed = options;
+  if (!config.empty()) read_toml_file(options, config);
   const Options before = options;
   for (const auto& [s, text] : flags) set_text(options, *s, text, "--" + s->flag);
   complete_strategies(options);
   check_combinations(options, before);
+  if (continues) check_resumed(options, resumed);
+}
+
+/// Returns the checkpoint of a folder of a run, or `path` itself.
+std::string checkpoint_of(const std::string& path) {
+  std::error_code ignored;
+  if (!std::filesystem::is_directory(path, ignored)) return path;
+  return (std::filesystem::path(path) / "checkpoint.safetensors").string();
 }
 
 const CommandInfo& find_command(std::string_view name) {
@@ -173,8 +182,9 @@ Invocation parse_command_line(int argc, const char* const* argv) {
     CLI::App* sub = app.add_subcommand(c.name, c.help);
     sub->allow_extras();
     if (c.command == Command::kEval || c.command == Command::kPredict)
-      sub->add_option("checkpoint", options.run.checkpoint, "checkpoint.safetensors of a training run")
-          ->type_name("<file>")
+      sub->add_option("checkpoint", options.run.checkpoint,
+                      "output folder of a training run, or a checkpoint.safetensors")
+          ->type_name("<folder or file>")
           ->required();
     if (c.command == Command::kImport)
       sub->add_option("file", options.run.checkpoint, "state dict or checkpoint: .safetensors, .pth, .pt")
@@ -187,7 +197,7 @@ Invocation parse_command_line(int argc, const char* const* argv) {
           ->required();
     if (c.command == Command::kInfo)
       sub->add_option("checkpoint", options.run.checkpoint, "describe this checkpoint's model")
-          ->type_name("<file>");
+          ->type_name("<folder or file>");
     if (c.command == Command::kPredict)
       sub->add_option("inputs", options.run.inputs, "images, or folders of images")
           ->type_name("<file or folder>")
@@ -214,9 +224,8 @@ Invocation parse_command_line(int argc, const char* const* argv) {
   const CommandInfo& command = find_command(sub->get_name());
   refuse_unknown(*sub, command);
   options.run.command = command.command;
-  if (command.command == Command::kExport && std::filesystem::is_directory(options.run.checkpoint))
-    options.run.checkpoint =
-        (std::filesystem::path(options.run.checkpoint) / "checkpoint.safetensors").string();
+  if (command.command != Command::kImport && !options.run.checkpoint.empty())
+    options.run.checkpoint = checkpoint_of(options.run.checkpoint);
   apply_sources(options, flags);
   return invocation;
 }

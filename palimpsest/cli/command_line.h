@@ -16,8 +16,9 @@ struct Invocation {
 
 /// Reads the command line and the files that it names. A later source overrides an earlier one:
 ///   1. the defaults (demo has defaults of its own, cli/demo.h)
-///   2. the configuration in the checkpoint (eval, predict, export, info CHECKPOINT), or config.toml of the
-///      output folder (train --resume); neither is read if --config is given
+///   2. the configuration in the checkpoint (eval, predict, export, info CHECKPOINT), without settings of a
+///      machine and without the output folder; it is not read if --config is given
+///      train --resume: that of the run in the output folder (cli/resume.h)
 ///   3. --config FILE
 ///   4. the flags
 /// Throws Error(kUsage) for an unknown command or flag (with the nearest name), a value that does not fit, or

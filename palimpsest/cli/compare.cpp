@@ -88,7 +88,8 @@ class Comparison {
     if (options_.output.folder.empty())
       throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: runs and report go there");
     // The check comes before the data is read, so that a wrong folder is an error at once.
-    for (const Options& run : options_of_runs(options_)) check_run_folder(run);
+    const Command command = options_.run.command;
+    for (Options& run : options_of_runs(options_)) folders_.emplace_back(run, command);
     sets_ = make_datasets(options_, Need::kTrainAndValidation);
     runs_ = options_of_runs(options_);  // make_datasets has completed the options
     const auto first = make_model(runs_[0]);
@@ -195,6 +196,7 @@ class Comparison {
           sets_.validation ? make_validation_loader(run, sets_.validation) : nullptr;
       auto outcome = train::train(*model, *train_loader, validation_loader.get(), make_trainer_options(run),
                                   stop_signal_);
+      folders_[i].keep();
       if (outcome.signal != 0) return false;
       report_.runs[i].steps = std::move(outcome.steps);
       report_.runs[i].evaluations = std::move(outcome.evaluations);
@@ -233,6 +235,7 @@ class Comparison {
   }
 
   Options options_;
+  std::deque<RunFolder> folders_;  // one per strategy
   const std::atomic<int>& stop_signal_;
   Datasets sets_;
   std::vector<Options> runs_;

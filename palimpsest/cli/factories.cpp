@@ -112,6 +112,8 @@ std::unique_ptr<data::Loader> make_loader(const Options& options,
   l.seed = static_cast<uint64_t>(options.train.seed);
   l.shuffle = training;
   l.drop_last = training;
+  l.split_by_size = !training;
+  if (options.run.old_shuffle) l.shuffle_stream = data::ShuffleStream::kOfTheFirstExample;
   return std::make_unique<data::Loader>(std::move(dataset), l);
 }
 
@@ -201,7 +203,8 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.evaluate_every = options.output.evaluate_every;
   t.histogram_every = options.output.histogram_every;
   t.resume = options.run.resume;
-  t.config = to_toml(options);
+  t.config = to_toml(options, Scope::kRun);
+  t.config_file = to_toml(options, Scope::kMachine);
   t.metadata = {{"model", options.model.name}, {"strategy", options.model.strategy}};
   if (options.model.name.starts_with("densenet")) t.metadata["dense_strategy"] = options.model.dense_strategy;
   t.quiet = options.output.quiet;

@@ -41,7 +41,8 @@ std::unique_ptr<data::Loader> make_validation_loader(const Options& options,
 train::LossOptions make_loss_options(const Options& options);
 /// Returns dtype, layout, device and precision of the network's tensors.
 train::TensorFormat make_format(const Options& options);
-/// Returns the options of train::train; `config` is to_toml(options), `output` is output.folder.
+/// Returns the options of train::train; `config` and `config_file` are to_toml(options, ...),
+/// `output` is output.folder.
 train::TrainerOptions make_trainer_options(const Options& options);
 
 }  // namespace palimpsest::cli

@@ -110,6 +110,10 @@ struct Options {
     std::string device = "cpu";       ///< train, eval, predict: never stored, because it is no part of a run
     int64_t size = 224;               ///< info: side of the images, pixels
     bool resume = false;
+    /// train --resume: one line per setting that differs from the checkpoint's, or that config.toml wants to
+    /// differ.
+    std::vector<std::string> resume_notes;
+    bool old_shuffle = false;  ///< train --resume: the checkpoint's run shuffles as older programs did
     bool overwrite = false;
     bool dry_run = false;  ///< print the effective configuration, do nothing
     bool json = false;
@@ -120,15 +124,28 @@ struct Options {
   std::map<std::string, std::string> given;
 };
 
-/// Returns the effective configuration as TOML: every setting that has an effect in combination with the
-/// others, except the output folder and the settings that are flags only. read_toml reads it back unchanged.
-std::string to_toml(const Options& options);
+/// What a setting belongs to, from the narrowest to the widest configuration that holds it.
+enum class Scope {
+  kRun,      ///< the run: the checkpoint's configuration and config.toml
+  kMachine,  ///< this machine, such as the number of threads: config.toml alone
+  kTerminal  ///< this call, such as quiet: neither
+};
+
+/// Returns the effective configuration as TOML: every setting up to `widest` that has an effect in
+/// combination with the others, except the output folder and the settings that are flags only. read_toml
+/// reads it back unchanged.
+std::string to_toml(const Options& options, Scope widest = Scope::kTerminal);
 
 /// Sets the settings of a TOML text in `options`. `name` is the file's name for messages. Throws
 /// Error(kUsage) with file, line, key, requirement and given value, for wrong syntax, an unknown table or key
 /// (with the nearest name), a wrong type or a value out of range.
 void read_toml(Options& options, const std::string& text, const std::string& name);
 void read_toml_file(Options& options, const std::filesystem::path& path);
+
+/// Does the same with the settings of the scopes from `narrowest` to `widest`, and ignores all others, after
+/// they were checked. The output folder is always ignored.
+void read_toml_of(Scope narrowest, Scope widest, Options& options, const std::string& text,
+                  const std::string& name);
 
 /// Replaces the default strategy `inplace_2`, where the user gave none, by `store_y` if the activation (ReLU,
 /// say) cannot be inverted, and by `standard` if the network has no normalization.

@@ -90,6 +90,20 @@ class LogitsFile {
   io::Safetensors file_;
 };
 
+/// Throws unless --logits names another file than the checkpoint and the images.
+void check_logits(const Options& options, const std::vector<fs::path>& images) {
+  const fs::path file = options.run.logits;
+  if (file.empty()) return;
+  const auto refuse_same = [&](const fs::path& other, const char* what) {
+    std::error_code missing;
+    if (fs::equivalent(file, other, missing))
+      throw Error(ErrorKind::kUsage,
+                  "--logits must be a file of its own, got " + file.string() + ", which is " + what);
+  };
+  refuse_same(options.run.checkpoint, "the checkpoint");
+  for (const fs::path& image : images) refuse_same(image, "itself an input");
+}
+
 void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const Options& options) {
   LogitsFile logits_file(options);
   const bool pictures = !options.output.folder.empty();
@@ -148,6 +162,7 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
 int run_predict(const Options& given) {
   Options options = given;
   const auto images = list_inputs(options.run.inputs);
+  check_logits(options, images);
   const auto model = load_trained_model(options);
   // A training stores the names; a configuration of the user's need not have them.
   for (int64_t i = options.model.class_names.size(); i < options.model.classes; ++i)

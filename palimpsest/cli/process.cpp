@@ -17,9 +17,12 @@ std::atomic<int> stop_signal{0};
 
 void on_stop_signal(int signal) {
   stop_signal = signal;
-  // The next one, of either kind, ends the program at once.
-  std::signal(SIGINT, SIG_DFL);
-  std::signal(SIGTERM, SIG_DFL);
+  // The next one, of any kind, ends the program at once.
+  for (const int other : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction current{};
+    if (sigaction(other, nullptr, &current) == 0 && current.sa_handler != SIG_IGN)
+      std::signal(other, SIG_DFL);
+  }
 }
 
 }  // namespace
@@ -36,6 +39,9 @@ const std::atomic<int>& install_stop_signals() {
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);
+  struct sigaction hangup{};
+  sigaction(SIGHUP, nullptr, &hangup);
+  if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // ignored: nohup asked for that
   return stop_signal;
 }
 

@@ -10,8 +10,9 @@ struct Options;  // cli/options.h, which main.cpp does not need
 /// Sets the number of threads and the memory limit. Call it before a command runs.
 void apply_process_options(const Options& options);
 
-/// Installs handlers for SIGINT and SIGTERM that store the signal's number in the result, which train::train
-/// polls. A second signal ends the program at once. Idempotent.
+/// Installs handlers for SIGINT, SIGTERM and SIGHUP that store the signal's number in the result, which
+/// train::train polls. A second signal ends the program at once. A SIGHUP that is ignored (nohup) stays so.
+/// Idempotent.
 const std::atomic<int>& install_stop_signals();
 
 /// Ends the process. Writes all output, but does not run libtorch's static destructors: to destroy its

@@ -1,12 +1,43 @@
 #pragma once
 
 #include "palimpsest/cli/options.h"
+#include "palimpsest/io/folder_lock.h"
+
+#include <filesystem>
+#include <optional>
 
 namespace palimpsest::cli {
 
-/// Protects a training run that is already in the output folder: a run begins there only with --resume
-/// (continue it) or --overwrite (replace it). Changes nothing. Throws Error(kUsage) without an output folder,
-/// Error(kOutput) if there is a run and neither flag, and Error(kCheckpoint) if there is nothing to resume.
-void check_run_folder(const Options& options);
+/// The output folder of a training, held by this program alone. It protects the run that is already there: a
+/// run begins there only with --resume (continue it) or --overwrite (replace it). A folder holds a run if it
+/// has a checkpoint, or a log with steps.
+///
+/// Throws Error(kUsage) without an output folder, Error(kOutput) if there is a run and neither flag or if
+/// another program holds the folder, and Error(kCheckpoint) if there is nothing to resume. A program that was
+/// killed before its first checkpoint left config.toml alone; both a plain start and --resume then begin the
+/// run with its first step.
+class RunFolder {
+ public:
+  /// Clears options.run.resume if the run has no checkpoint yet. `command`: the one that the user gave.
+  RunFolder(Options& options, Command command);
+  /// Removes what a run wrote that ended before its first step was done, unless keep() was called or an
+  /// earlier run was in the folder: the corrected command finds the folder as it was.
+  ~RunFolder();
+  RunFolder(const RunFolder&) = delete;
+  RunFolder& operator=(const RunFolder&) = delete;
+
+  /// The run ended normally or by a signal: its files stay.
+  void keep() { kept_ = true; }
+
+ private:
+  bool holds(const char* file) const;
+  bool holds_steps() const;
+  void check(const Options& options, Command command) const;
+
+  std::filesystem::path folder_;
+  std::optional<io::FolderLock> lock_;
+  bool held_run_ = false, held_config_ = false;
+  bool kept_ = false;
+};
 
 }  // namespace palimpsest::cli

@@ -8,6 +8,8 @@
 #include "palimpsest/nn/dense_strategy.h"
 #include "palimpsest/nn/strategy.h"
 
+#include <algorithm>
+#include <initializer_list>
 #include <stdexcept>
 
 namespace palimpsest::cli {
@@ -40,6 +42,7 @@ constexpr Range kAtLeast16{.low = 16};
 constexpr Range kByte{.low = 0, .high = 255};
 constexpr Range kWorkers{.low = 0, .high = 256};
 constexpr Range kThreads{.low = 0, .high = 1024};
+constexpr Range kMiB{.low = 0, .high = 1 << 30};  // the product with 2^20 is far below 2^63
 constexpr Range kImageSide{.low = 16, .high = 8192};
 
 std::vector<std::string> data_kinds() {
@@ -159,7 +162,7 @@ std::vector<Setting> make_settings() {
        PALIMPSEST_FIELD(train.channels_last)},
       {"train", "memory_limit", "memory-limit", "<MiB>",
        "end with exit code 7 if tensors take more memory; 0: no limit", kAll,
-       PALIMPSEST_FIELD(train.memory_limit), kNotNegative},
+       PALIMPSEST_FIELD(train.memory_limit), kMiB},
 
       {"optimizer", "lr", "lr", "<per step>", "highest learning rate of SGD", kTraining,
        PALIMPSEST_FIELD(optimizer.lr), kPositive},
@@ -199,7 +202,7 @@ std::vector<Setting> make_settings() {
        PALIMPSEST_FIELD(compare.strategies), kAny, nn::strategy_names, is_strategy},
       {"compare", "memory", "memory", "<MiB>",
        "memory limit for the largest batch; 0: the peak of the first strategy",
-       Command::kCompare | Command::kDemo, PALIMPSEST_FIELD(compare.memory), kNotNegative},
+       Command::kCompare | Command::kDemo, PALIMPSEST_FIELD(compare.memory), kMiB},
 
       {"output", "folder", "output", "<folder>", "folder for all files that are written",
        kTraining | Command::kPredict, PALIMPSEST_FIELD(output.folder)},
@@ -245,7 +248,20 @@ std::vector<Setting> make_settings() {
 
 #undef PALIMPSEST_FIELD
 
+bool is_one_of(std::initializer_list<std::string_view> ids, const std::string& id) {
+  return std::find(ids.begin(), ids.end(), id) != ids.end();
+}
+
 }  // namespace
+
+Scope Setting::scope() const {
+  if (is_one_of({"output.folder", "output.quiet"}, id())) return Scope::kTerminal;
+  return is_one_of(
+             {"data.workers", "data.prefetch", "train.threads", "train.memory_limit", "output.log_every"},
+             id())
+             ? Scope::kMachine
+             : Scope::kRun;
+}
 
 std::span<const Setting> settings() {
   static const std::vector<Setting> all = make_settings();

@@ -38,6 +38,7 @@ struct Setting {
   std::vector<std::string> (*choices)() = nullptr;  ///< allowed texts
   bool (*is_choice)(const std::string&) = nullptr;  ///< accepts further texts, such as aliases
 
+  Scope scope() const;
   std::string id() const { return table.empty() ? flag : table + "." + key; }
   bool is_switch() const { return std::holds_alternative<bool& (*)(Options&)>(field); }
   bool taken_by(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }
@@ -63,6 +64,9 @@ void set_text(Options& options, const Setting& setting, std::string_view text, c
 std::string required(const Setting& setting);
 /// Formats a value as TOML.
 std::string to_toml(const Value& value);
+
+/// Returns "[schedule] kind (--schedule)": both names, because the user may have used either.
+std::string both_names(const Setting& setting);
 
 /// Returns why a setting has no effect in combination with the others, or "". Example: "needs [schedule] kind
 /// (--schedule) = poly, which is step".

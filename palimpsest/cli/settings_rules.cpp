@@ -15,11 +15,6 @@
 namespace palimpsest::cli {
 namespace {
 
-/// Returns "[schedule] kind (--schedule)": both names, because the user may have used either.
-std::string both_names(const Setting& s) {
-  return s.table.empty() ? "--" + s.flag : "[" + s.table + "] " + s.key + " (--" + s.flag + ")";
-}
-
 /// A rule: `owner` has an effect only if the text of `governor` is one of `values`.
 struct NeedsText {
   std::string_view owner, governor;
@@ -68,6 +63,10 @@ void check_dense_pair(const Options& options, const std::string& strategy) {
 }
 
 }  // namespace
+
+std::string both_names(const Setting& s) {
+  return s.table.empty() ? "--" + s.flag : "[" + s.table + "] " + s.key + " (--" + s.flag + ")";
+}
 
 std::string void_reason(const Options& options, const Setting& s) {
   const std::string id = s.id();
@@ -152,6 +151,11 @@ void check_combinations(const Options& options, const Options& before) {
   if (options.train.dtype == "f64" && options.train.precision != "f32")
     refuse(given_at("train.precision") + " must be f32 with [train] dtype (--dtype) = f64, got " +
            options.train.precision);
+  if (options.train.dtype == "f64" && options.output.histogram_every > 0)
+    refuse(given_at("output.histogram_every") +
+           " must be 0 with [train] dtype (--dtype) = f64: the histograms are those of f32 and 16-bit "
+           "gradients, got " +
+           std::to_string(options.output.histogram_every));
   if (!train::parse_device(options.run.device).is_cpu() && options.train.memory_limit > 0)
     refuse(given_at("train.memory_limit") + " has no effect with --device " + options.run.device +
            ": the limit applies to the memory of the processor");

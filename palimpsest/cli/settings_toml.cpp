@@ -131,10 +131,22 @@ void read_toml_file(Options& options, const std::filesystem::path& path) {
   read_toml(options, text, path.string());
 }
 
-std::string to_toml(const Options& options) {
+void read_toml_of(Scope narrowest, Scope widest, Options& options, const std::string& text,
+                  const std::string& name) {
+  Options read;
+  read_toml(read, text, name);
+  for (const Setting& s : settings()) {
+    const auto where = read.given.find(s.id());
+    if (where == read.given.end() || s.scope() < narrowest || s.scope() > widest || s.id() == "output.folder")
+      continue;
+    set(options, s, get(read, s), where->second);
+  }
+}
+
+std::string to_toml(const Options& options, Scope widest) {
   std::string out, table;
   for (const Setting& s : settings()) {
-    if (s.table.empty() || s.id() == "output.folder") continue;
+    if (s.table.empty() || s.id() == "output.folder" || s.scope() > widest) continue;
     if (!s.taken_by(options.run.command) || !void_reason(options, s).empty()) continue;
     if (s.table != table) {
       out += (out.empty() ? "[" : "\n[") + s.table + "]\n";

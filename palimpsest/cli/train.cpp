@@ -7,10 +7,23 @@
 #include <iostream>
 
 namespace palimpsest::cli {
+namespace {
+
+void tell_complete(const Options& options) {
+  if (options.output.quiet) return;
+  std::cerr << "palimpsest: the run in '" << options.output.folder << "' is complete, nothing was changed: "
+            << (options.train.max_steps > 0
+                    ? "--max-steps N goes on with N > " + std::to_string(options.train.max_steps) +
+                          " or 0, where the epochs allow it"
+                    : "--epochs N goes on with N > " + std::to_string(options.train.epochs))
+            << std::endl;
+}
+
+}  // namespace
 
 int run_train(const Options& given) {
   Options options = given;
-  check_run_folder(options);  // before the data is read, so that a wrong folder is an error at once
+  RunFolder folder(options, Command::kTrain);  // before the data is read: a wrong folder is an error at once
   const Datasets sets = make_datasets(options, Need::kTrainAndValidation);
   const auto model = make_model(options);
   check_task(options, *model);
@@ -18,11 +31,18 @@ int run_train(const Options& given) {
   const auto train_loader = make_train_loader(options, sets.train);
   const auto validation_loader = sets.validation ? make_validation_loader(options, sets.validation) : nullptr;
 
-  if (!options.output.quiet) std::cout << to_toml(options) << std::endl;
+  if (!options.output.quiet) {
+    std::cout << to_toml(options, Scope::kMachine) << std::endl;  // the text of config.toml
+    for (const std::string& note : options.run.resume_notes) std::cerr << "palimpsest: " << note << std::endl;
+  }
   const auto& stop_signal = install_stop_signals();
   const auto outcome = train::train(*model, *train_loader, validation_loader.get(),
                                     make_trainer_options(options), stop_signal);
-  if (outcome.signal == 0) return 0;
+  folder.keep();
+  if (outcome.signal == 0) {
+    if (options.run.resume && outcome.steps.empty() && outcome.evaluations.empty()) tell_complete(options);
+    return 0;
+  }
   std::cerr << "palimpsest: stopped by signal " << outcome.signal << "; checkpoint saved in '"
             << options.output.folder << "', continue with --resume" << std::endl;
   return 128 + outcome.signal;

@@ -76,7 +76,7 @@ void write_weights(const Options& options, const nn::Model& model, nn::StateDict
                    {"classes", std::to_string(options.model.classes)},
                    {"activation", options.model.activation},
                    {"eps", fmt::format("{}", eps_of(model))},
-                   {"config", to_toml(options)}};
+                   {"config", to_toml(options, Scope::kRun)}};
   if (has_slope(options)) file.metadata["slope"] = fmt::format("{}", options.model.slope);
   if (folded) file.metadata["folded"] = "true";
   io::write_safetensors(options.run.file, file);

@@ -26,7 +26,7 @@ void start_from_weights(const Options& options, nn::Model& model);
 void check_weights_file(const Options& options, const std::filesystem::path& source);
 
 /// Writes `tensors` to options.run.file, atomically. Metadata: format = pt, model, classes, activation, slope
-/// (leaky ReLU's, or ELU's alpha), eps of the normalizations, config (to_toml(options), so that eval, predict
+/// (leaky ReLU's, or ELU's alpha), eps of the normalizations, config (to_toml(options, kRun), so that eval, predict
 /// and train accept the file), and folded = true if normalizations were folded into the convolutions.
 void write_weights(const Options& options, const nn::Model& model, nn::StateDict tensors, bool folded);
 

@@ -1,6 +1,7 @@
 #include "palimpsest/data/image_folder.h"
 
 #include "palimpsest/data/files.h"
+#include "palimpsest/data/identity.h"
 #include "palimpsest/io/image.h"
 
 #include <ATen/ops/scalar_tensor.h>
@@ -30,6 +31,7 @@ class ImageFiles : public Dataset {
 
   int64_t size() const override { return static_cast<int64_t>(files_.size()); }
   const std::vector<std::string>& class_names() const override { return names_; }
+  std::string identity() const override { return files_identity({files_}, files_.size()); }
 
   Sample get(int64_t index, Random& random) const override {
     const fs::path& path = files_.at(index);

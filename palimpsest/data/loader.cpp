@@ -31,22 +31,34 @@ struct Job {
   int64_t finished = 0;
   int64_t failed_at = -1;  // lowest failed position: the same error for any number of workers
   std::exception_ptr failure;
-  Batch batch;
+  std::deque<Batch> batches;  // one, or one per size of image
   bool done = false;
 };
 
-Batch stack(std::vector<Sample>& samples) {
+/// The shuffle's place among the streams of an epoch: no example has this index.
+constexpr uint64_t kShuffle = ~uint64_t{0};
+
+bool same_size(const Sample& a, const Sample& b) {
+  return a.image.sizes() == b.image.sizes();
+}
+
+void refuse_sizes(const std::vector<Sample>& samples) {
+  const Sample& first = samples.front();
+  for (const Sample& sample : samples) {
+    if (same_size(sample, first)) continue;
+    std::ostringstream message;
+    message << first.name << " is " << first.image.size(2) << "x" << first.image.size(1) << " pixels and "
+            << sample.name << " " << sample.image.size(2) << "x" << sample.image.size(1)
+            << ": images of one batch must have one size; set a crop, or use a batch of 1";
+    throw Error(ErrorKind::kUsage, message.str());
+  }
+}
+
+/// Stacks samples whose images have one size.
+Batch stack(const std::vector<Sample>& samples) {
   Batch batch;
   std::vector<at::Tensor> images, targets;
-  for (Sample& sample : samples) {
-    const Sample& first = samples.front();
-    if (sample.image.sizes() != first.image.sizes()) {
-      std::ostringstream message;
-      message << first.name << " is " << first.image.size(2) << "x" << first.image.size(1) << " pixels and "
-              << sample.name << " " << sample.image.size(2) << "x" << sample.image.size(1)
-              << ": images of one batch must have one size; set a crop, or use a batch of 1";
-      throw Error(ErrorKind::kUsage, message.str());
-    }
+  for (const Sample& sample : samples) {
     images.push_back(sample.image);
     if (sample.target.defined()) targets.push_back(sample.target);
     batch.names.push_back(sample.name);
@@ -54,6 +66,20 @@ Batch stack(std::vector<Sample>& samples) {
   batch.images = at::stack(images);
   if (!targets.empty()) batch.targets = at::stack(targets);
   return batch;
+}
+
+/// Takes the samples of one batch and returns it, or one batch per size of image.
+std::deque<Batch> stack_by_size(std::vector<Sample>&& samples, bool split) {
+  if (!split) refuse_sizes(samples);
+  std::deque<Batch> batches;
+  while (!samples.empty()) {
+    const Sample first = samples.front();
+    const auto others = std::stable_partition(samples.begin(), samples.end(),
+                                              [&](const Sample& sample) { return same_size(sample, first); });
+    batches.push_back(stack({samples.begin(), others}));
+    samples.erase(samples.begin(), others);
+  }
+  return batches;
 }
 
 }  // namespace
@@ -66,6 +92,7 @@ struct Loader::State {
   // Used by the caller's thread only.
   int64_t epoch = 0, next_batch = 0;  // the next batch to become a job
   std::vector<int64_t> order;         // indices of this epoch; empty before the first epoch
+  std::deque<Batch> ready;            // the rest of a batch that was split by size
 
   std::mutex mutex;                        // guards the members below and the counters of each job
   std::condition_variable work, finished;  // a job or the end arrived; a job is done
@@ -77,7 +104,8 @@ struct Loader::State {
     order.resize(dataset->size());
     std::iota(order.begin(), order.end(), 0);
     if (!options.shuffle) return;
-    Random random = Random::stream(options.seed, static_cast<uint64_t>(epoch));
+    const bool own = options.shuffle_stream == ShuffleStream::kOwn;
+    Random random = Random::stream(options.seed, static_cast<uint64_t>(epoch), own ? kShuffle : 0);
     for (int64_t i = static_cast<int64_t>(order.size()) - 1; i > 0; --i)
       std::swap(order[i], order[random.below(i + 1)]);
   }
@@ -88,7 +116,7 @@ struct Loader::State {
     auto job = std::make_shared<Job>();
     job->epoch = epoch;
     const int64_t begin = next_batch++ * options.batch_size;
-    const int64_t end = std::min(begin + options.batch_size, static_cast<int64_t>(order.size()));
+    const int64_t end = begin + std::min(options.batch_size, static_cast<int64_t>(order.size()) - begin);
     job->indices.assign(order.begin() + begin, order.begin() + end);
     job->samples.resize(job->indices.size());
     return job;
@@ -101,10 +129,17 @@ struct Loader::State {
     return dataset->get(index, random);
   }
 
-  Batch make_batch_here(Job& job) const {
+  void make_batches_here(Job& job) const {
     for (std::size_t i = 0; i < job.indices.size(); ++i)
       job.samples[i] = make_sample(job, static_cast<int64_t>(i));
-    return stack(job.samples);
+    job.batches = stack_by_size(std::move(job.samples), options.split_by_size);
+  }
+
+  // Returns the next batch of those that are ready, which are not empty.
+  Batch take_ready() {
+    Batch batch = std::move(ready.front());
+    ready.pop_front();
+    return batch;
   }
 
   // Returns the oldest job with an example that no worker has begun.
@@ -145,7 +180,7 @@ struct Loader::State {
       if (!job->failure && std::find(jobs.begin(), jobs.end(), job) != jobs.end()) {
         lock.unlock();
         try {
-          job->batch = stack(job->samples);
+          job->batches = stack_by_size(std::move(job->samples), options.split_by_size);
         } catch (...) {
           job->failure = std::current_exception();
         }
@@ -190,8 +225,8 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options)
   const int64_t size = dataset->size();
   state_->dataset = std::move(dataset);
   state_->options = options;
-  state_->batches =
-      options.drop_last ? size / options.batch_size : (size + options.batch_size - 1) / options.batch_size;
+  const bool incomplete = size % options.batch_size != 0;
+  state_->batches = size / options.batch_size + (incomplete && !options.drop_last ? 1 : 0);
   state_->threads.reserve(options.workers);
   try {
     for (int64_t i = 0; i < options.workers; ++i)
@@ -232,6 +267,7 @@ void Loader::start_epoch(int64_t epoch, int64_t first_batch) {
   }
   {
     const std::lock_guard lock(state.mutex);
+    state.ready.clear();
     state.jobs.clear();  // workers finish their current example, which is dropped
     state.epoch = epoch;
     state.next_batch = first_batch;
@@ -243,10 +279,13 @@ void Loader::start_epoch(int64_t epoch, int64_t first_batch) {
 
 std::optional<Batch> Loader::next() {
   State& state = *state_;
+  if (!state.ready.empty()) return state.take_ready();
   if (state.threads.empty()) {
     const auto job = state.make_job();
     if (!job) return std::nullopt;
-    return state.make_batch_here(*job);
+    state.make_batches_here(*job);
+    state.ready = std::move(job->batches);
+    return state.take_ready();
   }
   std::shared_ptr<Job> job;
   {
@@ -259,7 +298,8 @@ std::optional<Batch> Loader::next() {
   }
   state.work.notify_all();
   if (job->failure) std::rethrow_exception(job->failure);
-  return std::move(job->batch);
+  state.ready = std::move(job->batches);
+  return state.take_ready();
 }
 
 }  // namespace palimpsest::data

@@ -16,6 +16,13 @@ struct Batch {
   std::vector<std::string> names;  ///< N
 };
 
+/// The random numbers of a shuffle. They decide the order of the examples, so a run goes on with the stream
+/// that it began with.
+enum class ShuffleStream {
+  kOwn,               ///< a stream that no example has
+  kOfTheFirstExample  ///< that of example 0, as in the programs whose checkpoints name no order
+};
+
 struct LoaderOptions {
   int64_t batch_size = 8;
   int64_t workers = 1;   ///< threads that read and transform; 0: the caller's thread
@@ -23,8 +30,12 @@ struct LoaderOptions {
   uint64_t seed = 0;
   /// Shuffles each epoch. The order depends on (seed, epoch) only, not on the number of workers.
   bool shuffle = true;
+  ShuffleStream shuffle_stream = ShuffleStream::kOwn;
   /// Leaves out an incomplete last batch.
   bool drop_last = true;
+  /// For evaluations: a batch whose images differ in size becomes one batch per size, in the order in which
+  /// the sizes appear. false: such a batch is an error.
+  bool split_by_size = false;
 };
 
 /// Yields the batches of one epoch after another. next() rethrows a worker's error on the caller's thread, in
@@ -37,9 +48,9 @@ struct LoaderOptions {
 ///   }
 ///
 /// Each batch is a function of (seed, epoch, position): the order is a Fisher-Yates shuffle drawn from
-/// Random::stream(seed, epoch), and example i is made with Random::stream(seed, epoch, i). So the bytes do
-/// not depend on the number of workers, and an epoch that is resumed at batch k continues exactly as an
-/// unbroken epoch.
+/// Random::stream(seed, epoch, kShuffle), and example i is made with Random::stream(seed, epoch, i). So the
+/// bytes do not depend on the number of workers, and an epoch that is resumed at batch k continues exactly as
+/// an unbroken epoch.
 ///
 /// Memory: at most `prefetch` batches that are ready or in progress, beside the batches that the caller
 /// holds. A batch is stacked from its examples, so it takes twice its size for a moment. Each worker is one
@@ -53,7 +64,8 @@ class Loader {
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// Returns the batches per epoch; 0 if the data set is empty, or smaller than one batch with drop_last.
+  /// Returns the batches per epoch before any is split by size; 0 if the data set is empty, or smaller than
+  /// one batch with drop_last.
   int64_t batches() const;
   const Dataset& dataset() const;
   const LoaderOptions& options() const;
@@ -62,7 +74,7 @@ class Loader {
   void start_epoch(int64_t epoch, int64_t first_batch = 0);
   /// Returns the next batch, or nothing at the end of the epoch (and before the first start_epoch). After an
   /// error the next call continues with the following batch. Throws Error(kUsage) if the images of a batch
-  /// differ in size.
+  /// differ in size and split_by_size is false.
   std::optional<Batch> next();
 
  private:

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/data/files.h"
+#include "palimpsest/data/identity.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/image.h"
 
@@ -72,6 +73,7 @@ class SegmentationFolder : public Dataset {
 
   int64_t size() const override { return static_cast<int64_t>(images_.size()); }
   const std::vector<std::string>& class_names() const override { return names_; }
+  std::string identity() const override { return files_identity({images_, labels_}, images_.size()); }
 
   Sample get(int64_t index, Random& random) const override {
     const fs::path &image_path = images_.at(index), &label_path = labels_.at(index);

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 namespace palimpsest::train {
 
@@ -26,6 +27,11 @@ class BatchSource {
   /// the same values.
   virtual int64_t batch_size() const = 0;
   virtual uint64_t seed() const = 0;
+
+  /// Return the name of the order that the examples are shuffled in, and the identity of the examples. A
+  /// checkpoint holds both; a resumed run must have the same order, and the same identity unless one is "".
+  virtual std::string order() const { return ""; }
+  virtual std::string identity() const { return ""; }
 };
 
 /// The batches of a loader, which must outlive this object.
@@ -38,6 +44,12 @@ class LoaderBatches : public BatchSource {
   std::optional<data::Batch> next() override { return loader_.next(); }
   int64_t batch_size() const override { return loader_.options().batch_size; }
   uint64_t seed() const override { return loader_.options().seed; }
+  /// Returns "own_stream", or "" for a loader that does not shuffle or that shuffles as older programs did.
+  std::string order() const override {
+    const data::LoaderOptions& options = loader_.options();
+    return options.shuffle && options.shuffle_stream == data::ShuffleStream::kOwn ? "own_stream" : "";
+  }
+  std::string identity() const override { return loader_.dataset().identity(); }
 
  private:
   data::Loader& loader_;

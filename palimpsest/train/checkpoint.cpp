@@ -30,14 +30,16 @@ constexpr const char* kWayOut = "use the model, number of classes and dtype that
 constexpr const char* kOptimizerWayOut =
     "use the parameters and options that the optimizer was made with, or begin a new run from the weights "
     "alone (train::load_weights)";
+constexpr const char* kOrderKey = "palimpsest_order";
+constexpr const char* kDataKey = "palimpsest_data";
 constexpr const char* kGenerator = "palimpsest.generator";
 constexpr const char* kGpuGenerator = "palimpsest.generator.cuda";
 
 /// The metadata that save_checkpoint writes itself.
 constexpr std::array kReserved{
     "format",           kVersionKey,     "step",        "epoch",     "batch",      "batches_per_epoch",
-    "batch_size",       "seed",          kOptimizerKey, "precision", "loss_scale", "growth_tracker",
-    "skipped_in_a_row", "skipped_steps", "choose_scale"};
+    "batch_size",       "seed",          kOrderKey,     kDataKey,    kOptimizerKey,      "precision",
+    "loss_scale",       "growth_tracker", "skipped_in_a_row", "skipped_steps", "choose_scale"};
 
 void require_finite(const std::string& name, const at::Tensor& tensor, int64_t step) {
   if (!tensor.is_floating_point() || tensor.isfinite().all().item<bool>()) return;
@@ -144,6 +146,8 @@ RunState read_state(const std::filesystem::path& path, const std::map<std::strin
   state.seed = number<uint64_t>(path, metadata, "seed");
   if (const auto precision = metadata.find("precision"); precision != metadata.end())
     state.precision = precision->second;
+  if (const auto order = metadata.find(kOrderKey); order != metadata.end()) state.order = order->second;
+  if (const auto data = metadata.find(kDataKey); data != metadata.end()) state.data = data->second;
   if (metadata.contains("loss_scale"))
     state.scaling = {
         {number<double>(path, metadata, "loss_scale"), number<int64_t>(path, metadata, "growth_tracker"),
@@ -179,6 +183,8 @@ void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module&
   file.metadata["seed"] = std::to_string(state.seed);
   const std::string name_of_optimizer = optimizer_name(optimizer);
   if (name_of_optimizer != kDefaultOptimizer) file.metadata[kOptimizerKey] = name_of_optimizer;
+  if (!state.order.empty()) file.metadata[kOrderKey] = state.order;
+  if (!state.data.empty()) file.metadata[kDataKey] = state.data;
   if (state.precision != "f32") file.metadata["precision"] = state.precision;
   if (state.scaling) {
     const amp::GradScalerState& scaler = state.scaling->scaler;

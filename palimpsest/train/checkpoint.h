@@ -22,11 +22,13 @@ struct RunState {
   uint64_t seed = 0;
   /// Entries of the user's: "config" (TOML), "model", "strategy", ... save_checkpoint refuses these reserved
   /// names: "step", "epoch", "batch", "batches_per_epoch", "batch_size", "seed", "format",
-  /// "palimpsest_checkpoint", "palimpsest_optimizer", "precision", "loss_scale", "growth_tracker",
-  /// "skipped_in_a_row", "skipped_steps", "choose_scale".
+  /// "palimpsest_checkpoint", "palimpsest_order", "palimpsest_data", "palimpsest_optimizer", "precision",
+  /// "loss_scale", "growth_tracker", "skipped_in_a_row", "skipped_steps", "choose_scale".
   std::map<std::string, std::string> metadata = {};
   std::string precision = "f32";                      ///< of the computation
   std::optional<Step::State> scaling = std::nullopt;  ///< f16: state of the loss scale
+  std::string order = {};  ///< BatchSource::order(); "" in the files of older programs
+  std::string data = {};   ///< BatchSource::identity(): which examples the run is trained on; "": not known
 };
 
 /// Writes a training checkpoint of any module with SGD, Adam, AdamW, RMSprop or Adagrad: a safetensors file
@@ -38,8 +40,8 @@ struct RunState {
 ///             palimpsest.generator.cuda  u8: state of the generator of the GPU that holds the parameters
 ///   metadata  palimpsest_checkpoint = 1 (version of this list), format = pt, the members of RunState, and
 ///             for human readers epoch and batch (the position in the epoch). palimpsest_optimizer (default
-///             SGD), precision (default f32) and the members of `scaling` (default none) are left out if they
-///             have their default.
+///             SGD), precision (default f32), palimpsest_order and palimpsest_data (default "") and the
+///             members of `scaling` (default none) are left out if they have their default.
 /// Throws Error(kOutput) if the file cannot be written; Error(kDiverged), naming tensor and step, if a value
 /// is NaN or infinite; and Error(kUsage) for a reserved name in `state.metadata`, for an optimizer whose
 /// state cannot be saved, and for one with parameters that `module` lacks. The old file then remains.

@@ -14,7 +14,8 @@ namespace palimpsest::train {
 namespace {
 
 int64_t warmup_steps(const ScheduleOptions& options, int64_t steps_per_epoch) {
-  return std::llround(options.warmup_epochs * static_cast<double>(steps_per_epoch));
+  // The bound is above any training's length: a larger product has no whole number.
+  return std::llround(std::min(options.warmup_epochs * static_cast<double>(steps_per_epoch), 0x1p62));
 }
 
 }  // namespace

@@ -22,6 +22,7 @@
 #include <chrono>
 #include <cmath>
 #include <iostream>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -30,6 +31,9 @@ namespace palimpsest::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+
+/// The name of the order in messages, where a checkpoint of an older program names none.
+const std::string kFirstOrder = "first_example_stream";
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -47,7 +51,17 @@ void check(const TrainerOptions& options, const BatchSource& batches) {
   at_least("histogram_every", options.histogram_every, 0);
   check_loss(options.loss);
   require(batches.batches() > 0, fmt::format("an epoch needs at least one batch, got {}", batches.batches()));
-  check_schedule(options.schedule, options.epochs * batches.batches(), batches.batches());
+  int64_t steps = 0;
+  require(!__builtin_mul_overflow(options.epochs, batches.batches(), &steps),
+          fmt::format("epochs must be at most {} with {} batches per epoch, got {}",
+                      std::numeric_limits<int64_t>::max() / batches.batches(), batches.batches(),
+                      options.epochs));
+  check_schedule(options.schedule, steps, batches.batches());
+  require(options.histogram_every == 0 || options.dtype != "f64",
+          fmt::format(
+              "histogram_every must be 0 with dtype f64, got {}: the histograms are those of f32 and 16-bit "
+              "gradients",
+              options.histogram_every));
   require(!options.resume || !options.output.empty(),
           "resume needs the output folder of the run to continue, got none");
 }
@@ -110,15 +124,23 @@ class Run {
       resume();
     } else {
       at::manual_seed(options_.seed);
+      if (writes()) data_identity_ = source_.identity();
     }
     if (!options_.quiet) progress_.emplace(std::cerr, stderr_columns(), last_step_, options_.epochs);
+    if (progress_ && options_.resume)
+      progress_->note(fmt::format("resumed at step {} of {}", steps_done_, last_step_));
     if (progress_ && !precision_note_.empty()) progress_->note(precision_note_);
     if (!writes()) return;
-    log_.emplace(options_.output / "log.jsonl", options_.resume ? steps_done_ : -1);
-    if (!options_.config.empty()) io::write_file_atomically(options_.output / "config.toml", options_.config);
     // A checkpoint before the first step: an unwritable folder fails now and not after an epoch, and a run
-    // that is killed early can be resumed and is not mistaken for the earlier run in the folder.
-    if (!options_.resume) save();
+    // that is killed early can be resumed. A kill may come between any two of these files. In an empty folder
+    // config.toml comes first: it tells how to begin again. In the folder of an earlier run the checkpoint
+    // comes first: from then on the folder holds this run, whose log has no step.
+    if (!options_.resume) {
+      std::error_code ignored;
+      if (!std::filesystem::exists(checkpoint_path(), ignored)) write_config();
+      save();
+    }
+    log_.emplace(options_.output / "log.jsonl", steps_done_);
   }
 
   void resume() {
@@ -134,6 +156,14 @@ class Run {
     same("seed", state.seed, source_.seed());
     same("batch size", state.batch_size, source_.batch_size());
     same("batches per epoch", state.batches_per_epoch, batches_);
+    same("order", state.order.empty() ? kFirstOrder : state.order,
+         source_.order().empty() ? kFirstOrder : source_.order());
+    data_identity_ = source_.identity();
+    require(state.data.empty() || data_identity_.empty() || state.data == data_identity_,
+            fmt::format(
+                "{} was made with the training data {}, this run reads {} (number, names and sizes of the "
+                "files): restore the data, or begin a new run",
+                checkpoint_path().string(), state.data, data_identity_));
     steps_done_ = saved_step_ = state.step;
     step_.resume(state.step, state.scaling);
     if (state.precision != options_.precision)
@@ -146,11 +176,18 @@ class Run {
 
   void save() {
     if (!writes()) return;
-    RunState state{steps_done_,       batches_,           source_.batch_size(), source_.seed(),
-                   options_.metadata, options_.precision, step_.state()};
+    RunState state{steps_done_,        batches_,      source_.batch_size(), source_.seed(), options_.metadata,
+                   options_.precision, step_.state(), source_.order(),      data_identity_};
     if (!options_.config.empty()) state.metadata["config"] = options_.config;
     save_checkpoint(checkpoint_path(), module_, optimizer_, state);
     saved_step_ = steps_done_;
+    if (!wrote_config_) write_config();
+  }
+
+  void write_config() {
+    wrote_config_ = true;
+    const std::string& text = options_.config_file.empty() ? options_.config : options_.config_file;
+    if (!text.empty()) io::write_file_atomically(options_.output / "config.toml", text);
   }
 
   void take_step() {
@@ -210,8 +247,9 @@ class Run {
 
   /// Returns the part of an error message that names the last checkpoint.
   std::string remaining_checkpoint() const {
-    return saved_step_ < 0 ? ""
-                           : fmt::format("; {} of step {} stays", checkpoint_path().string(), saved_step_);
+    if (saved_step_ <= 0) return "";
+    return fmt::format("; {} of step {} stays{}", checkpoint_path().string(), saved_step_,
+                       bad_evaluation_ == saved_step_ ? ", but its evaluation was not finite already" : "");
   }
 
   [[noreturn]] void overflowed(const StepRecord& record) const {
@@ -289,6 +327,7 @@ class Run {
     if (!record) return;
     record->step = steps_done_;
     record->epoch = steps_done_ / batches_;
+    if (!std::isfinite(record->loss)) bad_evaluation_ = steps_done_;
     if (log_) log_->write(*record);
     if (progress_) progress_->evaluation(*record);
     outcome_.evaluations.push_back(std::move(*record));
@@ -309,8 +348,11 @@ class Run {
   const int64_t fallbacks_before_;
 
   int64_t steps_done_ = 0;
-  int64_t saved_step_ = -1;  // of the checkpoint on disk; -1: this run saved none
-  bool stepped_ = false;     // the last step was not skipped
+  int64_t saved_step_ = -1;      // of the checkpoint on disk; -1: this run saved none
+  int64_t bad_evaluation_ = -1;  // step of the last evaluation whose loss was not finite
+  bool stepped_ = false;         // the last step was not skipped
+  bool wrote_config_ = false;
+  std::string data_identity_;
   std::optional<RunLog> log_;
   std::optional<Progress> progress_;
   TrainingOutcome outcome_;

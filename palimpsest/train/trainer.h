@@ -38,7 +38,9 @@ struct TrainerOptions {
   int64_t histogram_every = 0;   ///< steps between histograms of gradients; 0: never
   int64_t evaluate_every = 1;    ///< epochs between evaluations; one also follows the last step; 0: never
   bool resume = false;           ///< continues bit-exactly from output/checkpoint.safetensors
-  std::string config;            ///< the effective configuration (TOML), stored beside and in the checkpoint
+  std::string config;            ///< the configuration of the run (TOML), stored in the checkpoint
+  /// Text of config.toml, such as `config` with the settings of this machine. Empty: `config`.
+  std::string config_file;
   /// More entries for the checkpoint's metadata: "model", "strategy", ... Give a run and its resumption the
   /// same entries: they are part of the file's bytes.
   std::map<std::string, std::string> metadata;
@@ -49,8 +51,8 @@ struct TrainingOutcome {
   std::vector<StepRecord> steps;  ///< of this run, not of the runs that it resumes
   std::vector<EvaluationRecord> evaluations;
   std::optional<ExponentRecord> exponents;  ///< the last histogram of gradients
-  /// The signal (SIGINT or SIGTERM) that ended the run early, after the step was completed and a checkpoint
-  /// saved. 0: the run ended normally.
+  /// The signal (SIGINT, SIGTERM or SIGHUP) that ended the run early, after the step was completed and a
+  /// checkpoint saved. 0: the run ended normally.
   int signal = 0;
 };
 
@@ -64,7 +66,8 @@ inline const std::atomic<int> kNeverStops{0};
 /// Files: a checkpoint is written before the first step, at the end of each epoch, every `checkpoint_every`
 /// steps, and when the run ends or is stopped. Each checkpoint replaces the one before atomically, so there
 /// is a complete checkpoint at any moment. A run that does not resume overwrites the checkpoint and the log
-/// of an earlier run in `output`.
+/// of an earlier run in `output`. A resumed run writes config.toml after its first checkpoint: a run that
+/// fails or has nothing to do leaves it. Only one run at a time may write into `output`.
 ///
 /// Histograms of gradients, the first one after step 1, go to log.jsonl. The chart exponents.svg shows the
 /// last one.
@@ -86,7 +89,8 @@ inline const std::atomic<int> kNeverStops{0};
 /// Throws Error(kDiverged), naming the step, if the loss is not finite (in f16 if 50 steps in a row were
 /// skipped), or if a parameter that is to be saved is not finite; the last good checkpoint stays. Throws
 /// Error(kCheckpoint) if the checkpoint to resume is missing, damaged or of another model; Error(kUsage) for
-/// options that cannot work, and for a resumed run with another seed, batch size or number of batches;
+/// options that cannot work, and for a resumed run with another seed, batch size, number of batches, order
+/// or identity of the data;
 /// Error(kOutput) for a full disk or a read-only folder; Error(kMemory) if memory runs out; and Error(kData)
 /// from the loader.
 TrainingOutcome train(const Network& network, data::Loader& train, data::Loader* validation,

@@ -3,6 +3,7 @@ import functools
 import os
 import pathlib
 import re
+import shutil
 import struct
 import subprocess
 import zlib
@@ -118,4 +119,15 @@ def image_folder(root, classes=("cat", "dog"), images=4, size=32):
         for name in classes:
             for i in range(images):
                 write(root / split / name / f"{i}.png", png(random.integers(0, 256, (size, size, 3))))
+    return root
+
+
+def mixed_sizes(folder_of, root, **options):
+    """segmentation_folder or image_folder, in which every other image is larger."""
+    folder_of(root, **options)
+    larger = {"height": 57, "width": 73} if folder_of is segmentation_folder else {"size": 41}
+    other = folder_of(root.parent / f"{root.name}-larger", **{**options, **larger})
+    for path in other.rglob("*[13579].png"):
+        path.replace(root / path.relative_to(other))
+    shutil.rmtree(other)
     return root

@@ -6,23 +6,47 @@ import tomllib
 
 import pytest
 
-from cli_support import DATA, ROOT, image_folder, succeeds
+from cli_support import DATA, ROOT, image_folder, mixed_sizes, segmentation_folder, succeeds
 
-FEW_STEPS = "--max-steps 3 --log-every 1 --evaluate-every 0 --quiet".split()
+FEW_STEPS = "--max-steps 3 --log-every 1 --quiet".split()  # and an evaluation
 
 
 def train_a_little(recipe, root, output, *arguments):
     succeeds("train", "--config", ROOT / "examples" / recipe, "--data-root", root, "--output", output, *FEW_STEPS,
              *arguments)
-    losses = [json.loads(line)["loss"] for line in (output / "log.jsonl").read_text().splitlines()]
+    lines = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
+    losses = [line["loss"] for line in lines if line["type"] == "step"]
     assert len(losses) == 3
+    assert lines[-1]["type"] == "evaluation" and lines[-1]["images"] > 0
     return losses
 
 
+def first_images(source, folder, images):
+    """A data set of the first images of each split of `source`, with their labels."""
+    for split in ("train", "val"):
+        for image in sorted((source / split).iterdir())[:images]:
+            for part, name in ((split, image.name), (f"{split}annot", f"{image.stem}.png")):
+                (folder / part).mkdir(parents=True, exist_ok=True)
+                (folder / part / name).symlink_to(source / part / name)
+    return folder
+
+
+def test_one_s_own_images_of_mixed_sizes_train_and_evaluate(folder):
+    """The camvid recipe on noise: every other image is larger, in both splits."""
+    root = mixed_sizes(segmentation_folder, folder / "data", classes=11)
+    train_a_little("camvid.toml", root, folder / "run", "--model", "deeplabv3_resnet18_narrow", "--crop", "32", "--batch", "4")
+
+
+def test_the_imagenet_recipe_evaluates_images_of_mixed_sizes(folder):
+    root = mixed_sizes(image_folder, folder / "data")
+    train_a_little("imagenet_densenet264.toml", root, folder / "run", "--model", "densenet_bc10_k2", "--batch", "4", "--crop",
+                   "32", "--workers", "1")
+
+
 def test_camvid_trains(folder):
-    root = DATA / "camvid"
-    if not root.is_dir():
-        pytest.skip(f"no CamVid at {root}")
+    if not (DATA / "camvid").is_dir():
+        pytest.skip(f"no CamVid at {DATA}/camvid")
+    root = first_images(DATA / "camvid", folder / "camvid", images=8)
     losses = train_a_little("camvid.toml", root, folder / "run", "--crop", "96", "--batch", "4")
     # The hardest quarter of the pixels of an untrained network: worse than guessing among 11 classes, ln 11 = 2.4.
     assert 2.2 < losses[0] < 6

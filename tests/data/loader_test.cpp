@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <limits>
 #include <numeric>
 #include <set>
 #include <stdexcept>
@@ -139,7 +140,7 @@ TEST(Loader, ShufflesEachEpochAnewAndGivesEveryExampleOnce) {
 TEST(Loader, TheShuffleIsFisherYatesOfTheEpochsStream) {
   std::vector<int64_t> want(12);
   std::iota(want.begin(), want.end(), 0);
-  Random random = Random::stream(42, 3);
+  Random random = Random::stream(42, 3, ~uint64_t{0});
   for (int64_t i = 11; i > 0; --i) std::swap(want[i], want[random.below(i + 1)]);
   Loader loader(std::make_shared<Numbers>(12), options_with(4, 1));
   const auto batches = epoch_of(loader, 3);
@@ -149,6 +150,17 @@ TEST(Loader, TheShuffleIsFisherYatesOfTheEpochsStream) {
     EXPECT_EQ(batches[0].images[i][1][0][0].item<float>(),
               static_cast<float>(Random::stream(42, 3, static_cast<uint64_t>(want[i])).uniform()));
   }
+}
+
+TEST(Loader, ARunOfAnOlderProgramKeepsItsOrder) {
+  std::vector<int64_t> want(12);
+  std::iota(want.begin(), want.end(), 0);
+  Random random = Random::stream(42, 3);  // that of example 0
+  for (int64_t i = 11; i > 0; --i) std::swap(want[i], want[random.below(i + 1)]);
+  LoaderOptions options = options_with(4, 1);
+  options.shuffle_stream = ShuffleStream::kOfTheFirstExample;
+  Loader loader(std::make_shared<Numbers>(12), options);
+  EXPECT_EQ(order(epoch_of(loader, 3)), want);
 }
 
 TEST(Loader, WithoutShuffleTheOrderIsTheDataSets) {
@@ -248,6 +260,39 @@ TEST(Loader, ImagesOfDifferentSizeCannotBeOneBatch) {
     expect_error(ErrorKind::kUsage, {"number/4", "3x2", "number/6", "4x2", "crop", "batch of 1"},
                  [&] { loader.next(); });
   }
+}
+
+TEST(Loader, ABatchMayBeSplitByTheSizeOfItsImages) {
+  for (const int64_t workers : {0, 2}) {
+    auto dataset = std::make_shared<Numbers>(10);
+    dataset->wide = 5;
+    LoaderOptions options = options_with(4, workers);
+    options.shuffle = false;
+    options.drop_last = false;
+    options.split_by_size = true;
+    Loader loader(dataset, options);
+    EXPECT_EQ(loader.batches(), 3);
+    for (int64_t epoch = 0; epoch < 2; ++epoch) {
+      const auto batches = epoch_of(loader, epoch);
+      std::vector<std::vector<int64_t>> got;
+      for (const Batch& batch : batches) got.push_back(order({batch}));
+      EXPECT_EQ(got, (std::vector<std::vector<int64_t>>{{0, 1, 2, 3}, {4, 6, 7}, {5}, {8, 9}}));
+      EXPECT_EQ(batches[2].images.sizes(), (at::IntArrayRef{1, 3, 2, 4}));
+      EXPECT_EQ(batches[1].names, (std::vector<std::string>{"number/4", "number/6", "number/7"}));
+    }
+    loader.start_epoch(0, 1);
+    loader.next();
+    expect_same(epoch_of(loader, 0, 2),
+                {epoch_of(loader, 0).back()});  // the rest of a split batch is dropped
+  }
+}
+
+TEST(Loader, TheLargestBatchHoldsTheWholeDataSet) {
+  LoaderOptions options = options_with(std::numeric_limits<int64_t>::max(), 1);
+  options.drop_last = false;
+  Loader loader(std::make_shared<Numbers>(5), options);
+  EXPECT_EQ(loader.batches(), 1);
+  EXPECT_EQ(epoch_of(loader, 0).at(0).images.size(0), 5);
 }
 
 TEST(Loader, WithoutTargetsTheyAreUndefined) {

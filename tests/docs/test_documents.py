@@ -16,7 +16,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release")).resolve()
 sys.path.insert(0, str(ROOT / "tests/cli"))
-from cli_support import image_folder, segmentation_folder, succeeds  # noqa: E402
+from cli_support import image_folder, mixed_sizes, segmentation_folder, succeeds  # noqa: E402
 
 RECIPES = ROOT / "docs/recipes.md"
 OPERATOR = ROOT / "docs/add_an_operator.md"
@@ -24,10 +24,10 @@ DESIGN = ROOT / "docs/design.md"
 SMALL_MODEL = "--model deeplabv3_resnet18_narrow"
 FEW_STEPS = {
     "--weights": "--max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
-    "camvid": f"{SMALL_MODEL} --max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
-    "cifar10": "--max-steps 2 --batch 4 --evaluate-every 0 --threads 1",
+    "camvid": f"{SMALL_MODEL} --max-steps 2 --batch 2 --crop 32 --threads 1",
+    "cifar10": "--max-steps 2 --batch 4 --threads 1",
     "demo": f"{SMALL_MODEL} --max-steps 2 --batch 4 --images 4 --val-images 1 --height 48 --width 64 --evaluate-every 0",
-    "mine.toml": f"{SMALL_MODEL} --max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
+    "mine.toml": f"{SMALL_MODEL} --max-steps 2 --batch 2 --crop 32 --threads 1",
     "runs/mine": "--max-steps 3",
 }
 
@@ -60,8 +60,8 @@ def folder(tmp_path_factory):
     torch, torchvision = pytest.importorskip("torch"), pytest.importorskip("torchvision")
     folder = tmp_path_factory.mktemp("recipes")
     shutil.copytree(ROOT / "examples", folder / "examples")
-    segmentation_folder(folder / "PATH/TO/camvid", classes=11)
-    segmentation_folder(folder / "PATH/TO/mine", classes=3)
+    mixed_sizes(segmentation_folder, folder / "PATH/TO/camvid", classes=11)
+    mixed_sizes(segmentation_folder, folder / "PATH/TO/mine", classes=3)
     cifar10 = image_folder(folder / "PATH/TO/cifar10", classes=[f"class{i}" for i in range(10)], images=1)
     (cifar10 / "val").rename(cifar10 / "test")
     torch.save(torchvision.models.resnet18().state_dict(), folder / "resnet18.pth")

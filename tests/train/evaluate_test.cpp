@@ -36,6 +36,43 @@ TEST(Evaluate, LossAndMetricsDoNotDependOnTheBatches) {
   EXPECT_LT(one.metrics.pixel_accuracy, 1);
 }
 
+/// Images of three sizes in turn.
+class MixedSizes : public data::Dataset {
+ public:
+  explicit MixedSizes(bool segmentation) : segmentation_(segmentation) {}
+  int64_t size() const override { return 8; }
+  const std::vector<std::string>& class_names() const override { return names_; }
+  data::Sample get(int64_t index, Random& random) const override {
+    return BrightestColor(size(), 6 + index % 3, segmentation_).get(index, random);
+  }
+
+ private:
+  bool segmentation_;
+  std::vector<std::string> names_{"red", "green", "blue"};
+};
+
+TEST(Evaluate, ImagesOfMixedSizesGiveTheMetricsOfABatchOfOne) {
+  at::manual_seed(1);
+  const auto classifier = std::make_shared<TinyClassifier>();
+  const auto evaluate_mixed = [&](bool segmentation, int64_t batch_size) {
+    auto options = in_order(batch_size);
+    options.split_by_size = true;
+    data::Loader loader(std::make_shared<MixedSizes>(segmentation), options);
+    const auto format = TensorFormat::parse("f64", false);
+    return segmentation ? evaluate(*make_tiny(1), loader, {}, format)
+                        : evaluate(*classifier, loader, {}, format);
+  };
+  for (const bool segmentation : {true, false}) {
+    const auto one = evaluate_mixed(segmentation, 1), five = evaluate_mixed(segmentation, 5);
+    EXPECT_EQ(five.images, 8);
+    EXPECT_NEAR(five.loss, one.loss, kReorderedF64);
+    EXPECT_EQ(five.metrics.mean_iou, one.metrics.mean_iou);
+    EXPECT_EQ(five.metrics.pixel_accuracy, one.metrics.pixel_accuracy);
+    EXPECT_EQ(five.metrics.top1, one.metrics.top1);
+    EXPECT_EQ(five.metrics.top5, one.metrics.top5);
+  }
+}
+
 TEST(Evaluate, LeavesTheModelItsModesAndTheGeneratorAsTheyWere) {
   const auto model = make_tiny(1);
   model->train();

@@ -41,6 +41,17 @@ TEST(TrainerFailure, ALossThatIsNotANumberStopsTheRunAndTheLastGoodCheckpointSta
   }
 }
 
+TEST(TrainerFailure, ACheckpointWhoseEvaluationWasNotFiniteIsNotCalledGood) {
+  const TemporaryFolder folder;
+  TinyRun run;
+  run.model->hook = [](TinySegmenter& model, const at::Tensor& logits) {
+    const bool bad = !model.is_training() || model.training_steps > kBatches;
+    return bad ? logits * std::numeric_limits<float>::quiet_NaN() : logits;
+  };
+  expect_error(ErrorKind::kDiverged, {"step 6", "of step 5 stays, but its evaluation was not finite already"},
+               [&] { run.train(tiny_options(folder / "run")); });
+}
+
 TEST(TrainerFailure, AGradientThatIsNotANumberDoesNotReachTheCheckpoint) {
   const TemporaryFolder folder;
   auto options = tiny_options(folder / "run");

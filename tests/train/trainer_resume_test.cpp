@@ -1,5 +1,6 @@
 #include "palimpsest/train/trainer.h"
 
+#include "palimpsest/train/checkpoint.h"
 #include "tests/train/run.h"
 
 #include <gtest/gtest.h>
@@ -187,6 +188,75 @@ TEST(TrainerResume, OtherSeedsBatchesOrModelsAreErrorsThatSayWhatDiffers) {
   fails(ErrorKind::kCheckpoint, {"conv2.weight"}, 20, loader_options(4), /*classes=*/4);
   EXPECT_TRUE(checkpoint_bytes(folder / "run") == bytes);
   EXPECT_EQ(read_log(folder / "run").back()["step"], kSteps) << "the log was not touched";
+}
+
+/// The noise of BrightestColor under another name.
+class NamedNoise : public BrightestColor {
+ public:
+  NamedNoise(int64_t size, std::string identity) : BrightestColor(size, 6), identity_(std::move(identity)) {}
+  std::string identity() const override { return identity_; }
+
+ private:
+  std::string identity_;
+};
+
+TEST(TrainerResume, OtherExamplesOrAnotherOrderAreErrors) {
+  const TemporaryFolder folder;
+  auto options = tiny_options(folder / "run");
+  options.max_steps = 1;
+  const auto run = [&](const std::string& identity, data::LoaderOptions loader_options, bool resume) {
+    const auto model = make_tiny(1);
+    data::Loader loader(std::make_shared<NamedNoise>(20, identity), loader_options);
+    train(*model, loader, nullptr, resume ? resuming(options) : options);
+  };
+  run("20 images (a)", loader_options(4), /*resume=*/false);
+  const auto bytes = checkpoint_bytes(folder / "run");
+  expect_error(ErrorKind::kUsage, {"20 images (a)", "this run reads 20 images (b)", "names and sizes"},
+               [&] { run("20 images (b)", loader_options(4), true); });
+  auto old_order = loader_options(4);
+  old_order.shuffle_stream = data::ShuffleStream::kOfTheFirstExample;
+  expect_error(ErrorKind::kUsage, {"order own_stream", "has first_example_stream"},
+               [&] { run("20 images (a)", old_order, true); });
+  EXPECT_TRUE(checkpoint_bytes(folder / "run") == bytes);
+  options.max_steps = 2;
+  run("", loader_options(4), true);  // examples of unknown identity are not compared
+}
+
+TEST(TrainerResume, ARunWithTheOrderOfOlderProgramsNamesNoOrder) {
+  const TemporaryFolder folder;
+  const auto options = tiny_options(folder / "run");
+  const auto metadata = [&] { return read_checkpoint_metadata(folder / "run/checkpoint.safetensors"); };
+  TinyRun run;
+  run.train(options);
+  EXPECT_EQ(metadata().at("order"), "own_stream");
+  auto old_order = loader_options(4);
+  old_order.shuffle_stream = data::ShuffleStream::kOfTheFirstExample;
+  data::Loader loader(std::make_shared<BrightestColor>(20, 6), old_order);
+  train(*make_tiny(1), loader, nullptr, options);
+  EXPECT_FALSE(metadata().contains("order"));
+  train(*make_tiny(2), loader, nullptr, resuming(options));
+}
+
+TEST(TrainerResume, WritesItsConfigurationOnlyAfterACheckpoint) {
+  const TemporaryFolder folder;
+  auto options = tiny_options(folder / "run");
+  options.config_file = "[train]\nthreads = 1\n";
+  TinyRun first;
+  first.train(options);
+  const auto text = [&] { return io::read_file(folder / "run/config.toml"); };
+  EXPECT_EQ(text(), options.config_file);
+  auto other = resuming(options);
+  other.config_file = "[train]\nthreads = 2\n";
+  TinyRun finished(99);
+  finished.train(other);
+  EXPECT_EQ(text(), options.config_file) << "nothing was left to do";
+  other.epochs = 3;
+  TinyRun killed(99);
+  kill_at_step(killed, 1, other);
+  EXPECT_EQ(text(), options.config_file) << "no checkpoint was saved";
+  TinyRun longer(99);
+  longer.train(other);
+  EXPECT_EQ(text(), other.config_file);
 }
 
 TEST(TrainerResume, WithoutACheckpointIsAnErrorThatNamesIt) {

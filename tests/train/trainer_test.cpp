@@ -175,6 +175,9 @@ TEST(Trainer, OptionsThatCannotWorkAreErrorsBeforeTheFirstStep) {
     EXPECT_EQ(run.model->training_steps, 0);
   };
   fails({"epochs", "at least 1", "0"}, [](auto& o) { o.epochs = 0; });
+  fails({"epochs", "at most", "5 batches"}, [](auto& o) { o.epochs = int64_t{1} << 62; });
+  fails({"warmup_epochs", "shorter"}, [](auto& o) { o.schedule.warmup_epochs = 1e300; });
+  fails({"histogram_every", "f64", "got 2"}, [](auto& o) { o.histogram_every = 2, o.dtype = "f64"; });
   fails({"max_steps", "-1"}, [](auto& o) { o.max_steps = -1; });
   fails({"log_every", "0"}, [](auto& o) { o.log_every = 0; });
   fails({"checkpoint_every", "-1"}, [](auto& o) { o.checkpoint_every = -1; });

@@ -1,0 +1,112 @@
+#include "palimpsest/cli/resume.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/cli/settings.h"
+#include "palimpsest/io/atomic_file.h"
+#include "palimpsest/train/checkpoint.h"
+
+#include <algorithm>
+#include <string_view>
+#include <vector>
+
+namespace palimpsest::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The settings without which the parameters, the classes or the order of the data have another meaning.
+constexpr std::string_view kFixed[] = {
+    "model.name",
+    "model.classes",
+    "model.activation",
+    "model.slope",
+    "model.output_stride",
+    "model.weights",
+    "model.reset_classifier",
+    "data.kind",
+    "data.train_split",
+    "data.images",
+    "data.height",
+    "data.width",
+    "data.data_seed",
+    "data.ignore_id",
+    "data.mean",
+    "data.std",
+    "train.batch",
+    "train.seed",
+    "train.dtype",
+};
+
+bool is_fixed(const std::string& id) {
+  return std::find(std::begin(kFixed), std::end(kFixed), id) != std::end(kFixed);
+}
+
+bool has_effect(const Options& options, const Setting& s) {
+  return s.taken_by(Command::kTrain) && void_reason(options, s).empty();
+}
+
+/// Returns the settings of the run in which `a` and `b` differ.
+std::vector<const Setting*> differences(const Options& a, const Options& b) {
+  std::vector<const Setting*> found;
+  for (const Setting& s : settings())
+    if (!s.table.empty() && s.scope() == Scope::kRun && (has_effect(a, s) || has_effect(b, s)) &&
+        get(a, s) != get(b, s))
+      found.push_back(&s);
+  return found;
+}
+
+std::string text_of(const fs::path& path) {
+  try {
+    return io::read_file(path);
+  } catch (const Error& failure) {
+    throw Error(ErrorKind::kUsage, failure.what());
+  }
+}
+
+}  // namespace
+
+bool read_resumed(Options& options, const fs::path& folder) {
+  std::error_code ignored;
+  const fs::path checkpoint = folder / "checkpoint.safetensors", file = folder / "config.toml";
+  const bool has_checkpoint = fs::exists(checkpoint, ignored), has_file = fs::exists(file, ignored);
+  const std::string beside = has_file ? text_of(file) : "";
+  std::string stored;
+  if (has_checkpoint) {
+    const auto metadata = train::read_checkpoint_metadata(checkpoint);
+    options.run.old_shuffle = !metadata.contains("palimpsest_order");
+    if (const auto config = metadata.find("config"); config != metadata.end()) stored = config->second;
+  }
+  if (!stored.empty()) {
+    read_toml_of(Scope::kRun, Scope::kRun, options, stored, checkpoint.string() + " (stored configuration)");
+    Options edited = options;
+    read_toml_of(Scope::kRun, Scope::kRun, edited, beside, file.string());
+    for (const Setting* s : differences(edited, options))
+      options.run.resume_notes.push_back("'" + file.string() + "' says " + to_toml(get(edited, *s)) +
+                                         " for " + both_names(*s) + ", the checkpoint's " +
+                                         to_toml(get(options, *s)) +
+                                         " counts: give changes as flags, or with --config");
+  } else {
+    read_toml_of(Scope::kRun, Scope::kRun, options, beside, file.string());
+  }
+  read_toml_of(Scope::kMachine, Scope::kMachine, options, beside, file.string());
+  options.given.clear();
+  return has_checkpoint && (has_file || !stored.empty());
+}
+
+void check_resumed(Options& options, const Options& resumed) {
+  // Given as "that of the data", which the run has found already.
+  if (options.model.classes == 0) options.model.classes = resumed.model.classes;
+  if (options.model.class_names.empty()) options.model.class_names = resumed.model.class_names;
+  for (const Setting* s : differences(options, resumed)) {
+    const std::string was = to_toml(get(resumed, *s)), is = to_toml(get(options, *s));
+    const auto given = options.given.find(s->id());
+    const std::string where = given == options.given.end() ? both_names(*s) : given->second;
+    if (is_fixed(s->id()))
+      throw Error(ErrorKind::kUsage, where + " must stay " + was + " when a run is resumed, got " + is +
+                                         ": leave it out, or begin a new run in another --output");
+    options.run.resume_notes.push_back("the run goes on with " + both_names(*s) + " = " + is + "; it was " +
+                                       was);
+  }
+}
+
+}  // namespace palimpsest::cli

@@ -1,0 +1,289 @@
+"""Output folders: who may write there, what a refused or killed run leaves, and what a resumed run goes on with."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+import tomllib
+
+import numpy as np
+import pytest
+
+from cli_support import (CHECKPOINT, MEMORY, OUTPUT, PROGRAM, TINY, TINY_CLASSIFIER, USAGE, environment, fails,
+                         image_folder, mixed_sizes, png, segmentation_folder, start, succeeds, write)
+from kill_runs import kill_runs
+
+CHECKPOINT_FILE = "checkpoint.safetensors"
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def config(folder):
+    return tomllib.loads((folder / "config.toml").read_text())
+
+
+def stored_config(checkpoint):
+    data = checkpoint.read_bytes()
+    header = json.loads(data[8:8 + int.from_bytes(data[:8], "little")])
+    return tomllib.loads(header["__metadata__"]["config"])
+
+
+def stop_early(folder, *arguments):
+    """A run of four steps that ended after the first."""
+    succeeds("train", *TINY, "--epochs", "2", "--max-steps", "1", *arguments, "--output", folder)
+    return folder
+
+
+def test_random_kills_resume_to_the_bytes_of_the_unbroken_run():
+    seed = int.from_bytes(os.urandom(4), "little")
+    hits, failures = kill_runs(6, seed)
+    assert not failures
+    assert hits > 0
+
+
+# A second program.
+
+def test_a_folder_serves_one_program_at_a_time(folder):
+    first = start("train", *TINY, "--epochs", "1000", "--output", folder / "run")
+    try:
+        while not (folder / "run" / CHECKPOINT_FILE).exists():
+            assert first.poll() is None
+            time.sleep(0.01)
+        for arguments in (["--resume"], [*TINY, "--overwrite"]):
+            fails(OUTPUT, "train", *arguments, "--output", folder / "run",
+                  says=[folder / "run", "in use", f"process {first.pid}", "--output"])
+    finally:
+        first.kill()
+        first.communicate()
+    succeeds("train", "--resume", "--max-steps", "1", "--output", folder / "run")  # the lock went with the program
+
+
+# What a run that never began leaves.
+
+@pytest.mark.parametrize("code, flags", [(USAGE, ["--batch", "1", "--crop", "16"]), (MEMORY, ["--memory-limit", "1"])])
+def test_a_run_that_is_refused_in_its_first_step_is_not_in_the_way_of_the_corrected_one(folder, code, flags):
+    fails(code, "train", *TINY, *flags, "--output", folder / "deep/run")
+    assert not (folder / "deep").exists()
+    succeeds("train", *TINY, "--max-steps", "1", "--output", folder / "deep/run")
+
+
+def test_a_run_that_is_refused_leaves_what_was_in_the_folder(folder):
+    note = write(folder / "run/note.txt", b"mine")
+    fails(USAGE, "train", *TINY, "--batch", "1", "--crop", "16", "--output", folder / "run")
+    assert contents(folder / "run") == {"note.txt": note.read_bytes()}
+
+
+@pytest.mark.parametrize("arguments", [["--resume"], [*TINY, "--epochs", "2", "--max-steps", "1"]])
+def test_a_run_that_was_killed_before_its_first_checkpoint_begins(folder, arguments):
+    expected = stop_early(folder / "expected")
+    killed = folder / "run"
+    write(killed / "config.toml", (expected / "config.toml").read_bytes())
+    write(killed / "log.jsonl", b"")
+    write(killed / f".{CHECKPOINT_FILE}.0.tmp", b"half")
+    succeeds("train", *arguments, "--output", killed)
+    assert (killed / CHECKPOINT_FILE).read_bytes() == (expected / CHECKPOINT_FILE).read_bytes()
+
+
+def test_a_log_without_its_checkpoint_is_protected_and_not_circular(folder):
+    lost = stop_early(folder / "run")
+    (lost / CHECKPOINT_FILE).unlink()
+    before = contents(lost)
+    for code, arguments in ((CHECKPOINT, ["--resume"]), (OUTPUT, TINY)):
+        line = fails(code, "train", *arguments, "--output", lost, says=[lost / CHECKPOINT_FILE, "--overwrite"])
+        assert "start without it" not in line and "continue it" not in line
+    assert contents(lost) == before
+
+
+def test_compare_does_not_advise_a_flag_that_it_has_not(folder):
+    stop_early(folder / "run/standard")
+    line = fails(OUTPUT, "compare", *TINY, "--output", folder / "run", says=["already holds a run", "--overwrite"])
+    assert "--resume" not in line
+
+
+# What a resumed run goes on with.
+
+def test_a_finished_run_says_so_and_changes_nothing(copy_of_run):
+    before = contents(copy_of_run)
+    result = succeeds("train", "--resume", "--output", copy_of_run, "--lr", "0.5")
+    assert "resumed at step 2 of 2" in result.stderr
+    assert "is complete" in result.stderr and "--epochs N" in result.stderr
+    assert contents(copy_of_run) == before
+
+
+def test_a_resumed_run_says_its_step_and_each_changed_setting(folder):
+    resumed = stop_early(folder / "run")
+    result = succeeds("train", "--resume", "--max-steps", "2", "--lr", "0.5", "--output", resumed)
+    assert "resumed at step 1 of 2" in result.stderr
+    assert "[optimizer] lr (--lr) = 0.5; it was 0.01" in result.stderr
+    assert "[train] max_steps (--max-steps) = 2; it was 1" in result.stderr
+    assert config(resumed)["optimizer"]["lr"] == stored_config(resumed / CHECKPOINT_FILE)["optimizer"]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("flags", ["--activation elu", "--slope 0.2", "--model deeplabv3_resnet18", "--seed 2", "--batch 2",
+                                   "--classes 5", "--images 9", "--height 64", "--dtype f64", "--mean 0,0,0"])
+def test_a_setting_that_makes_it_another_run_is_refused(copy_of_run, flags):
+    before = contents(copy_of_run)
+    flag = flags.split()[0]
+    fails(USAGE, "train", "--resume", "--output", copy_of_run, "--epochs", "2", *flags.split(), says=[flag])
+    assert contents(copy_of_run) == before
+
+
+def test_a_resumed_run_that_fails_leaves_its_configuration(copy_of_run):
+    before = contents(copy_of_run)
+    fails(MEMORY, "train", "--resume", "--output", copy_of_run, "--epochs", "2", "--lr", "0.5", "--memory-limit", "1")
+    assert contents(copy_of_run) == before
+
+
+def test_without_config_toml_the_checkpoints_configuration_counts(folder):
+    succeeds("train", *TINY, "--epochs", "2", "--output", folder / "unbroken")
+    broken = stop_early(folder / "run")
+    (broken / "config.toml").unlink()
+    succeeds("train", "--resume", "--max-steps", "0", "--threads", "1", "--output", broken)
+    assert (broken / CHECKPOINT_FILE).read_bytes() == (folder / "unbroken" / CHECKPOINT_FILE).read_bytes()
+    assert config(broken)["train"]["batch"] == 4
+
+
+def test_an_edited_config_toml_does_not_count_and_is_named(folder):
+    edited = stop_early(folder / "run")
+    text = (edited / "config.toml").read_text()
+    (edited / "config.toml").write_text(text.replace("\nlr = 0.01\n", "\nlr = 0.7\n"))
+    result = succeeds("train", "--resume", "--max-steps", "2", "--output", edited)
+    assert "says 0.7 for [optimizer] lr" in result.stderr and "checkpoint's 0.01 counts" in result.stderr
+    assert config(edited)["optimizer"]["lr"] == 0.01
+
+
+def test_a_recipe_may_be_given_again_with_resume(folder):
+    write(folder / "mine.toml", b'[output]\nfolder = "run"\n[optimizer]\nlr = 0.02\n')
+    succeeds("train", "--config", "mine.toml", *TINY, "--max-steps", "1", cwd=folder)
+    result = succeeds("train", "--config", "mine.toml", "--resume", "--max-steps", "2", cwd=folder)
+    assert "resumed at step 1 of 2" in result.stderr and "[optimizer]" not in result.stderr
+
+
+def test_the_images_must_be_those_of_the_run(folder):
+    data = image_folder(folder / "data", images=4)  # eight training images, two batches
+    succeeds("train", *TINY_CLASSIFIER, "--data-root", data, "--max-steps", "1", "--output", folder / "run")
+    write(data / "train/cat/more.png", png(np.zeros((32, 32, 3))))  # still two batches
+    fails(USAGE, "train", "--resume", "--max-steps", "2", "--output", folder / "run",
+          says=["8 images", "this run reads 9 images", "names and sizes"])
+    (data / "train/cat/more.png").unlink()
+    moved = shutil.move(data, folder / "moved")
+    result = succeeds("train", "--resume", "--max-steps", "2", "--data-root", moved, "--output", folder / "run")
+    assert "[data] root (--data-root)" in result.stderr
+
+
+def test_a_checkpoint_of_an_older_program_keeps_the_order_of_its_data(folder):
+    """It names no order. The header is padded, so that the offsets stay."""
+    old = stop_early(folder / "run")
+    data = (old / CHECKPOINT_FILE).read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = data[8:8 + size].replace(b'"order":"own_stream",', b"")
+    assert len(header) < size
+    (old / CHECKPOINT_FILE).write_bytes(data[:8] + header + b" " * (size - len(header)) + data[8 + size:])
+    succeeds("train", "--resume", "--max-steps", "2", "--output", old)
+    assert b'"order"' not in (old / CHECKPOINT_FILE).read_bytes()[:size]
+
+
+# What a checkpoint hands on.
+
+def test_settings_of_a_machine_and_a_terminal_are_no_part_of_a_checkpoint(folder):
+    plain, special = folder / "plain", folder / "special"
+    succeeds("train", *TINY, "--output", plain)
+    succeeds("train", *TINY, "--log-every", "7", "--workers", "0", "--memory-limit", "5000", "--quiet", "--output", special)
+    assert (plain / CHECKPOINT_FILE).read_bytes() == (special / CHECKPOINT_FILE).read_bytes()
+    stored, beside = stored_config(special / CHECKPOINT_FILE), config(special)
+    assert not {"threads", "memory_limit"} & stored["train"].keys() and "workers" not in stored["data"]
+    assert beside["train"]["threads"] == 1 and beside["train"]["memory_limit"] == 5000
+    assert "quiet" not in beside["output"]
+    assert "resumed at step 2 of 3" in succeeds("train", "--resume", "--epochs", "2", "--max-steps", "3", "--output", special).stderr
+
+
+def test_predict_does_not_write_where_a_checkpoint_says(copy_of_run):
+    """A stored configuration of another's checkpoint: its output folder is ignored."""
+    checkpoint = copy_of_run / CHECKPOINT_FILE
+    data = checkpoint.read_bytes()
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:8 + size])
+    config_text = header["__metadata__"]["config"]
+    assert "[output]\n" in config_text
+    header["__metadata__"]["config"] = config_text.replace("[output]\n", '[output]\nfolder = "PWNED"\n')
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    checkpoint.write_bytes(len(text).to_bytes(8, "little") + text + data[8 + size:])
+    image = write(copy_of_run.parent / "in.png", png(np.zeros((32, 32, 3))))
+    fails(USAGE, "predict", checkpoint, image, says=["--output"], cwd=copy_of_run.parent)
+    assert not (copy_of_run.parent / "PWNED").exists()
+
+
+@pytest.mark.parametrize("command", ["eval", "predict", "info"])
+def test_a_run_folder_stands_for_its_checkpoint(trained, folder, command):
+    image = write(folder / "in.png", png(np.zeros((32, 32, 3))))
+    rest = {"eval": ["--json"], "predict": [image, "--output", folder / "out"], "info": ["--size", "32", "--json"]}[command]
+    assert succeeds(command, trained, *rest).stdout == succeeds(command, trained / CHECKPOINT_FILE, *rest).stdout
+
+
+def test_logits_never_replace_the_checkpoint_or_an_image(copy_of_run):
+    image = write(copy_of_run.parent / "in.png", png(np.zeros((32, 32, 3))))
+    before = contents(copy_of_run)
+    for file in (copy_of_run / CHECKPOINT_FILE, image):
+        fails(USAGE, "predict", copy_of_run, image, "--logits", file, says=["--logits", file])
+    assert contents(copy_of_run) == before and image.read_bytes() == png(np.zeros((32, 32, 3)))
+
+
+# Signals.
+
+def test_a_lost_terminal_saves_the_run(folder):
+    process = start("train", *TINY, "--epochs", "1000", "--output", folder / "run")
+    log = folder / "run/log.jsonl"
+    while not (log.exists() and log.read_text().count("\n") > 1):
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGHUP)
+    _, stderr = process.communicate(timeout=60)
+    assert process.returncode == 129 and "--resume" in stderr.splitlines()[-1]
+    steps = [json.loads(line)["step"] for line in log.read_text().splitlines()]
+    assert f"resumed at step {steps[-1]} of" in succeeds("train", "--resume", "--max-steps", steps[-1] + 1, "--output",
+                                                        folder / "run").stderr
+
+
+def test_nohup_goes_on(folder):
+    process = subprocess.Popen(["nohup", PROGRAM, "train", *TINY, "--epochs", "4", "--output", folder / "run"], env=environment(),
+                               stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL)
+    while not (folder / "run" / CHECKPOINT_FILE).exists():
+        assert process.poll() is None
+        time.sleep(0.005)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=60)
+    assert process.returncode == 0
+
+
+# Numbers.
+
+@pytest.mark.parametrize("flags, says", [
+    ("--dtype f64 --histogram-every 1", ["--histogram-every must be 0", "f64"]),
+    (f"--memory-limit {2**44}", ["--memory-limit", "1073741824", str(2**44)]),
+    (f"--epochs {2**62}", ["epochs must be at most", str(2**62)]),
+])
+def test_numbers_that_cannot_work_are_refused_at_the_start(folder, flags, says):
+    fails(USAGE, "train", *TINY, *flags.split(), "--output", folder / "run", says=says)
+    assert not (folder / "run").exists()
+
+
+# Images of mixed sizes.
+
+@pytest.mark.parametrize("kind", ["segmentation", "classification"])
+def test_images_of_mixed_sizes_train_and_evaluate_as_one_by_one(folder, kind):
+    folder_of, flags = {
+        "segmentation": (segmentation_folder, "--model deeplabv3_resnet18_narrow --data segmentation_folder --classes 3"),
+        "classification": (image_folder, "--model resnet18_narrow --data image_folder")}[kind]
+    data = mixed_sizes(folder_of, folder / "data")
+    succeeds("train", *flags.split(), "--data-root", data, "--crop", "32", "--batch", "4", "--threads", "1", "--output",
+             folder / "run")
+    together, alone = (json.loads(succeeds("eval", folder / "run", "--json", "--threads", "1", "--eval-batch", n).stdout)
+                       for n in (4, 1))
+    assert together.pop("loss") == pytest.approx(alone.pop("loss"), rel=1e-5)
+    assert together == alone
+    fails(USAGE, "train", *flags.split(), "--data-root", data, "--batch", "4", "--output", folder / "whole", says=["set a crop"])
+    assert not (folder / "whole").exists()
