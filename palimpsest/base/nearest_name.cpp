@@ -1,10 +1,16 @@
 #include "palimpsest/base/nearest_name.h"
 
+#include "palimpsest/base/printable.h"
+
 #include <algorithm>
 #include <vector>
 
 namespace palimpsest {
 namespace {
+
+// A longer name is no misspelling. It may be a key of megabytes out of a file, for which the table below would take
+// minutes.
+constexpr std::size_t kLongestName = 100;
 
 // Returns the optimal string alignment distance. Names are short, so the full table is cheap.
 std::size_t edit_distance(std::string_view a, std::string_view b) {
@@ -26,8 +32,10 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 
 std::string nearest_name(std::string_view name, std::span<const std::string> candidates) {
   std::string best;
+  if (name.size() > kLongestName) return best;
   std::size_t best_distance = (name.size() + 2) / 3 + 1;
   for (const auto& candidate : candidates) {
+    if (candidate.size() > kLongestName) continue;
     const std::size_t distance = edit_distance(name, candidate);
     if (distance < best_distance) {
       best = candidate;
@@ -39,7 +47,7 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
 
 std::string unknown_name_message(std::string_view what, std::string_view name,
                                  std::span<const std::string> candidates) {
-  std::string message = "unknown " + std::string(what) + " '" + std::string(name) + "'";
+  std::string message = "unknown " + std::string(what) + " '" + shortened(name, kLongestName) + "'";
   const std::string nearest = nearest_name(name, candidates);
   if (!nearest.empty()) message += "; did you mean '" + nearest + "'?";
   message += " (known: ";

@@ -130,8 +130,8 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   }
   // import reads files of other programs.
   if (!options.run.checkpoint.empty() && config.empty() && options.run.command != Command::kImport)
-    read_toml_of(Scope::kRun, Scope::kRun, options, stored_config(options.run.checkpoint),
-                 options.run.checkpoint + " (stored configuration)");
+    read_stored_toml(options, stored_config(options.run.checkpoint),
+                     options.run.checkpoint + " (stored configuration)");
   const bool continues = resumes && read_resumed(options, flags_alone.output.folder);
   const Options resumed = options;
   if (!config.empty()) read_toml_file(options, config);

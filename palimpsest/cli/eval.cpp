@@ -1,3 +1,4 @@
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/factories.h"
 #include "palimpsest/cli/weights_file.h"
@@ -44,7 +45,7 @@ void print(const train::EvaluationRecord& record, const Options& options) {
   for (std::size_t i = 0; i < m.class_iou.size(); ++i) {
     const std::string iou =
         std::isnan(m.class_iou[i]) ? "does not occur" : fmt::format("{:6.2f} %", 100 * m.class_iou[i]);
-    fmt::print("{:<22} {}\n", options.model.class_names[i], iou);
+    fmt::print("{:<22} {}\n", printable(options.model.class_names[i]), iou);
   }
 }
 

@@ -1,4 +1,5 @@
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/models/fold.h"
@@ -45,7 +46,7 @@ int run_export(const Options& given) {
   if (options.run.fold) model = models::fold(std::move(model), &report);
   write_weights(options, *model, values(*model), options.run.fold);
 
-  fmt::print("{}: {}\n", checkpoint, describe_network(options));
+  fmt::print("{}: {}\n", printable(checkpoint), describe_network(options));
   if (options.run.fold) {
     fmt::print("folded     {} batch normalizations into the convolutions before them\n",
                report.folded.size());
@@ -53,8 +54,9 @@ int run_export(const Options& given) {
       fmt::print("kept       {} that no convolution feeds: {}\n", report.kept.size(),
                  fmt::join(report.kept, ", "));
   }
-  fmt::print("written    {} ({:.1f} MB)\n", options.run.file,
-             static_cast<double>(std::filesystem::file_size(options.run.file)) / 1e6);
+  std::error_code ignored;
+  const auto bytes = std::filesystem::file_size(options.run.file, ignored);
+  fmt::print("written    {} ({:.1f} MB)\n", printable(options.run.file), static_cast<double>(bytes) / 1e6);
   return 0;
 }
 

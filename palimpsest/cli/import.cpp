@@ -1,4 +1,5 @@
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/factories.h"
 #include "palimpsest/cli/weights_file.h"
@@ -77,26 +78,34 @@ int run_import(const Options& given) {
   if (!options.given.contains("model.name"))
     throw Error(ErrorKind::kUsage, "--model is required: it says which network the weights are of");
 
-  nn::StateDict tensors = io::read_state_dict(file).tensors;
+  const auto check = [&](const io::Safetensors& header) {
+    Options judged = options;
+    nn::StateDict shapes = header.tensors;
+    models::unwrap(shapes);
+    complete_classes(judged, shapes);
+    check_class_count(judged, shapes, "'" + file + "'");
+    check_fit(file, judged, shapes, *make_model(judged));
+  };
+  nn::StateDict tensors = io::read_state_dict(file, check).tensors;
   const auto read = tensors.size();
   const int64_t renamed = models::unwrap(tensors);
   complete_classes(options, tensors);
   const auto format = models::weight_format(options.run.format, options.model.name, tensors);
   complete_activation(options, format);
   const auto model = make_model(options);
-  check_fit(file, options, tensors, *model);
   auto plain = models::plain_weights(tensors, *model, format);
   check_values(file, plain.tensors);
   write_weights(options, *model, std::move(plain.tensors), /*folded=*/false);
 
-  fmt::print("{}: {}\n", file, describe_network(options));
+  fmt::print("{}: {}\n", printable(file), describe_network(options));
   fmt::print("tensors    {} read, {} renamed, {} counters added\n", read, renamed, plain.counters);
   fmt::print("format     {}: {}\n", models::to_string(format),
              plain.rescaled == 0
                  ? "weights of normalizations taken as they are"
                  : fmt::format("{} weights of normalizations changed to |weight| + eps", plain.rescaled));
-  fmt::print("written    {} ({:.1f} MB)\n", options.run.file,
-             static_cast<double>(std::filesystem::file_size(options.run.file)) / 1e6);
+  std::error_code ignored;
+  const auto bytes = std::filesystem::file_size(options.run.file, ignored);
+  fmt::print("written    {} ({:.1f} MB)\n", printable(options.run.file), static_cast<double>(bytes) / 1e6);
   return 0;
 }
 

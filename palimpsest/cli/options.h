@@ -138,7 +138,7 @@ std::string to_toml(const Options& options, Scope widest = Scope::kTerminal);
 
 /// Sets the settings of a TOML text in `options`. `name` is the file's name for messages. Throws
 /// Error(kUsage) with file, line, key, requirement and given value, for wrong syntax, an unknown table or key
-/// (with the nearest name), a wrong type or a value out of range.
+/// (with the nearest name), a wrong type, a value out of range, nesting deeper than 16, or more than 4 MiB.
 void read_toml(Options& options, const std::string& text, const std::string& name);
 void read_toml_file(Options& options, const std::filesystem::path& path);
 
@@ -146,6 +146,9 @@ void read_toml_file(Options& options, const std::filesystem::path& path);
 /// they were checked. The output folder is always ignored.
 void read_toml_of(Scope narrowest, Scope widest, Options& options, const std::string& text,
                   const std::string& name);
+/// Does the same with the configuration in a checkpoint, which may come from a stranger. Ignores settings of the machine
+/// and those that choose files: [output], [model] weights and, but for eval, the paths of images.
+void read_stored_toml(Options& options, const std::string& text, const std::string& name);
 
 /// Replaces the default strategy `inplace_2`, where the user gave none, by `store_y` if the activation (ReLU,
 /// say) cannot be inverted, and by `standard` if the network has no normalization.

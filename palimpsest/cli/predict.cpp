@@ -1,4 +1,5 @@
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/factories.h"
 #include "palimpsest/cli/weights_file.h"
@@ -23,12 +24,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Returns the name of a file as JSON and safetensors can hold it: bytes that are not UTF-8 are escaped.
+std::string utf8_name(const fs::path& path) {
+  return is_utf8(path.string()) ? path.string() : printable(path.string());
+}
+
 /// Lists the files as they are named, and the images of each folder sorted by name.
 std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
   std::vector<fs::path> images;
   for (const fs::path input : inputs) {
-    if (!fs::exists(input)) throw Error(ErrorKind::kData, input.string() + ": no such image or folder");
-    if (!fs::is_directory(input)) {
+    if (!data::is_there(input)) throw Error(ErrorKind::kData, input.string() + ": no such image or folder");
+    std::error_code ignored;
+    if (!fs::is_directory(input, ignored)) {
       images.push_back(input);
       continue;
     }
@@ -77,9 +84,10 @@ class LogitsFile {
   bool wanted() const { return !path_.empty(); }
   void add(const fs::path& image, const at::Tensor& logits) {
     if (!wanted()) return;
-    if (file_.find(image.string()))
+    const std::string name = utf8_name(image);
+    if (file_.find(name))
       throw Error(ErrorKind::kUsage, image.string() + " is given twice: --logits holds one entry per image");
-    file_.tensors.emplace_back(image.string(), logits);
+    file_.tensors.emplace_back(name, logits);
   }
   void write() const {
     if (wanted()) io::write_safetensors(path_, file_);
@@ -119,13 +127,14 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
     if (!pictures) continue;
     const at::Tensor ids = logits.argmax(0);
     io::write_png(paths[i], colors.index({ids}).contiguous());
-    if (!options.run.json) std::cout << images[i].string() << " -> " << paths[i].string() << std::endl;
+    if (!options.run.json)
+      std::cout << printable(images[i].string()) << " -> " << printable(paths[i].string()) << std::endl;
   }
   logits_file.write();
   if (!options.run.json || !pictures) return;
   auto list = nlohmann::ordered_json::array();
   for (std::size_t i = 0; i < images.size(); ++i)
-    list.push_back({{"image", images[i].string()}, {"picture", paths[i].string()}});
+    list.push_back({{"image", utf8_name(images[i])}, {"picture", utf8_name(paths[i])}});
   std::cout << list.dump() << std::endl;
 }
 
@@ -144,14 +153,14 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
     const at::Tensor probabilities = logits.to(at::kDouble).softmax(0);
     const auto [best, ids] = probabilities.topk(std::min<int64_t>(5, options.model.classes));
     auto classes = nlohmann::ordered_json::object();
-    std::string line = image.string() + ":";
+    std::string line = printable(image.string()) + ":";
     for (int64_t k = 0; k < best.size(0); ++k) {
       const std::string& name = options.model.class_names.at(ids[k].item<int64_t>());
       classes[name] = best[k].item<double>();
-      line += fmt::format("{} {} {:.4f}", k ? "," : "", name, best[k].item<double>());
+      line += fmt::format("{} {} {:.4f}", k ? "," : "", printable(name), best[k].item<double>());
     }
     if (!options.run.json) std::cout << line << std::endl;
-    list.push_back({{"image", image.string()}, {"probabilities", classes}});
+    list.push_back({{"image", utf8_name(image)}, {"probabilities", classes}});
   }
   logits_file.write();
   if (options.run.json) std::cout << list.dump() << std::endl;

@@ -1,5 +1,6 @@
 #include "palimpsest/cli/process.h"
 
+#include "palimpsest/base/error.h"
 #include "palimpsest/cli/options.h"
 #include "palimpsest/memory/counting_allocator.h"
 
@@ -9,6 +10,11 @@
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
+#include <latch>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
 
 namespace palimpsest::cli {
 namespace {
@@ -25,9 +31,27 @@ void on_stop_signal(int signal) {
   }
 }
 
+/// Throws Error(kMemory) if the system does not start so many threads: OpenMP would end the program.
+void check_threads(int64_t threads) {
+  constexpr int64_t kUnsuspicious = 64;
+  if (threads <= kUnsuspicious) return;
+  std::latch end(1);
+  std::vector<std::jthread> started;
+  try {
+    for (int64_t i = 1; i < threads; ++i) started.emplace_back([&end] { end.wait(); });
+    end.count_down();
+  } catch (const std::system_error&) {
+    end.count_down();
+    throw Error(ErrorKind::kMemory,
+                "[train] threads (--threads) must be at most what the system starts, which is " +
+                    std::to_string(started.size() + 1) + ", got " + std::to_string(threads));
+  }
+}
+
 }  // namespace
 
 void apply_process_options(const Options& options) {
+  check_threads(options.train.threads);
   if (options.train.threads > 0) at::set_num_threads(static_cast<int>(options.train.threads));
   memory::set_memory_limit(options.train.memory_limit * (int64_t{1} << 20));
 }

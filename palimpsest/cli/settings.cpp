@@ -40,6 +40,7 @@ constexpr Range kPositiveShare{.low = 0, .high = 1, .above = true};
 constexpr Range kStride{.low = 8, .high = 16};
 constexpr Range kAtLeast16{.low = 16};
 constexpr Range kByte{.low = 0, .high = 255};
+constexpr Range kClasses{.low = 0, .high = 1e6};
 constexpr Range kWorkers{.low = 0, .high = 256};
 constexpr Range kThreads{.low = 0, .high = 1024};
 constexpr Range kMiB{.low = 0, .high = 1 << 30};  // the product with 2^20 is far below 2^63
@@ -75,7 +76,7 @@ std::vector<Setting> make_settings() {
        models::names, models::is_name},
       {"model", "classes", "classes", "<count>",
        "number of classes; 0: as in the data set (import: in the file)", kNamesModel,
-       PALIMPSEST_FIELD(model.classes), kNotNegative},
+       PALIMPSEST_FIELD(model.classes), kClasses},
       {"model", "class_names", "class-names", "<name,name,...>",
        "names of the classes; empty: as in the data set", kReadsData | Command::kImport,
        PALIMPSEST_FIELD(model.class_names)},

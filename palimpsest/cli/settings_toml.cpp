@@ -1,6 +1,7 @@
 // Options from TOML and to TOML.
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/settings.h"
 #include "palimpsest/io/atomic_file.h"
 
@@ -8,6 +9,8 @@
 #include <toml++/toml.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
 #include <optional>
 #include <sstream>
 
@@ -25,11 +28,21 @@ std::vector<std::string> table_names() {
   return names;
 }
 
+/// Returns whether the setting says which files are read and written. The user decides that, and not a file that may
+/// come from a stranger; but `eval` reads the images that the training read.
+bool chooses_files(const Setting& setting, Command command) {
+  const auto is_one_of = [&](std::initializer_list<std::string_view> ids) {
+    return std::find(ids.begin(), ids.end(), setting.id()) != ids.end();
+  };
+  if (setting.table == "output" || is_one_of({"model.weights", "model.reset_classifier"})) return true;
+  return command != Command::kEval && is_one_of({"data.root", "data.train_split", "data.val_split"});
+}
+
 /// Formats the given value and its type for a message.
 std::string given(const toml::node& node) {
   std::ostringstream text;
   node.visit([&](const auto& n) { text << n; });
-  std::string line = text.str();
+  std::string line = shortened(text.str(), 200);
   std::replace(line.begin(), line.end(), '\n', ' ');
   std::ostringstream type;
   type << node.type();
@@ -76,6 +89,24 @@ std::optional<Value> value_of(const Setting& setting, const toml::node& node) {
       setting.field);
 }
 
+/// Returns the end of the string that begins at `begin`, or the end of the text.
+std::size_t end_of_string(std::string_view text, std::size_t begin) {
+  const char quote = text[begin];
+  const bool many_lines = text.substr(begin).starts_with(std::string(3, quote));
+  for (std::size_t i = begin + (many_lines ? 3 : 1); i < text.size(); ++i) {
+    if (quote == '"' && text[i] == '\\') {
+      ++i;
+    } else if (!many_lines && (text[i] == quote || text[i] == '\n')) {
+      return i + (text[i] == quote);  // a line feed ends it by an error
+    } else if (many_lines && text.substr(i).starts_with(std::string(3, quote))) {
+      i += 3;
+      for (int more = 0; more < 2 && i < text.size() && text[i] == quote; ++more) ++i;  // """a""""" is a""
+      return i;
+    }
+  }
+  return text.size();
+}
+
 void read_table(Options& options, const std::string& table_name, const toml::table& table,
                 const std::string& name) {
   std::vector<std::string> keys;
@@ -96,9 +127,69 @@ void read_table(Options& options, const std::string& table_name, const toml::tab
   }
 }
 
+// A configuration has a few kilobytes. The names of 100,000 classes have 4 MB at most.
+constexpr uint64_t kMostBytes = uint64_t{1} << 22;
+
+void check_size(uint64_t bytes, const std::string& name) {
+  if (bytes > kMostBytes)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("{} has {} bytes: a configuration may have {}", name, bytes, kMostBytes));
+}
+
+/// Throws if values or keys are nested deeper than any setting. The parser recurses for each level, and its tables are
+/// destroyed by recursion, so a line of dots (a.a.a.a = 1) would overflow the stack. Strings and comments are skipped by
+/// the rules of TOML. A text that is no TOML may be skipped wrongly, but only behind the error where the parser stops.
+void check_depth(std::string_view text, const std::string& name) {
+  constexpr int kMostLevels = 16;
+  int line = 1, brackets = 0, dots = 0;
+  const auto check = [&](int levels) {
+    if (levels > kMostLevels)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("{}:{}: nested too deeply: a setting is [table] key = value, or an "
+                              "array of values",
+                              name, line));
+  };
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    switch (const char c = text[i]) {
+      case '\n':
+        ++line;
+        dots = 0;
+        break;
+      case '#':
+        i = std::min(text.find('\n', i), text.size()) - 1;
+        break;
+      case '"':
+      case '\'': {
+        const std::size_t end = end_of_string(text, i);
+        line += static_cast<int>(std::count(text.begin() + static_cast<std::ptrdiff_t>(i),
+                                            text.begin() + static_cast<std::ptrdiff_t>(end), '\n'));
+        i = end - 1;
+        break;
+      }
+      case '[':
+      case '{':
+        check(++brackets);
+        dots = 0;
+        break;
+      case ']':
+      case '}':
+        brackets = std::max(brackets - 1, 0);
+        dots = 0;
+        break;
+      case '.':
+        check(++dots);
+        break;
+      default:
+        if (c == '=' || c == ',') dots = 0;
+    }
+  }
+}
+
 }  // namespace
 
 void read_toml(Options& options, const std::string& text, const std::string& name) {
+  check_size(text.size(), name);
+  check_depth(text, name);
   toml::table root;
   try {
     root = toml::parse(text, name);
@@ -123,6 +214,10 @@ void read_toml(Options& options, const std::string& text, const std::string& nam
 void read_toml_file(Options& options, const std::filesystem::path& path) {
   std::string text;
   try {
+    std::error_code ignored;  // a file that is missing has another error
+    check_size(
+        std::filesystem::is_regular_file(path, ignored) ? std::filesystem::file_size(path, ignored) : 0,
+        path.string());
     text = io::read_file(path);
   } catch (const Error& failure) {
     // A wrong configuration is a wrong command and has its exit code.
@@ -131,16 +226,33 @@ void read_toml_file(Options& options, const std::filesystem::path& path) {
   read_toml(options, text, path.string());
 }
 
-void read_toml_of(Scope narrowest, Scope widest, Options& options, const std::string& text,
+namespace {
+
+/// Reads the settings of which `is_wanted`, but never the output folder.
+template <class Predicate>
+void read_toml_if(const Predicate& is_wanted, Options& options, const std::string& text,
                   const std::string& name) {
   Options read;
   read_toml(read, text, name);
   for (const Setting& s : settings()) {
     const auto where = read.given.find(s.id());
-    if (where == read.given.end() || s.scope() < narrowest || s.scope() > widest || s.id() == "output.folder")
-      continue;
+    if (where == read.given.end() || s.id() == "output.folder" || !is_wanted(s)) continue;
     set(options, s, get(read, s), where->second);
   }
+}
+
+}  // namespace
+
+void read_toml_of(Scope narrowest, Scope widest, Options& options, const std::string& text,
+                  const std::string& name) {
+  read_toml_if([&](const Setting& s) { return s.scope() >= narrowest && s.scope() <= widest; }, options, text,
+               name);
+}
+
+void read_stored_toml(Options& options, const std::string& text, const std::string& name) {
+  const Command command = options.run.command;
+  read_toml_if([&](const Setting& s) { return s.scope() == Scope::kRun && !chooses_files(s, command); },
+               options, text, name);
 }
 
 std::string to_toml(const Options& options, Scope widest) {

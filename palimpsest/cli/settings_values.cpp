@@ -1,6 +1,7 @@
 // Values of settings: from text and TOML, to TOML, with checked ranges.
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/settings.h"
 
 #include <algorithm>
@@ -57,14 +58,18 @@ std::string range_text(const Range& range) {
 
 std::string toml_string(std::string_view text) {
   std::string out = "\"";
-  for (const char c : text) {
-    if (c == '"' || c == '\\') {
-      out += {'\\', c};
-    } else if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-      constexpr char kHex[] = "0123456789ABCDEF";
-      out += {'\\', 'u', '0', '0', kHex[(c >> 4) & 15], kHex[c & 15]};
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = static_cast<unsigned char>(text[i]);
+    constexpr char kHex[] = "0123456789ABCDEF";
+    // A control character of two bytes, which a terminal obeys too, is U+0080 to U+009F.
+    const bool is_c1 = byte == 0xC2 && i + 1 < text.size() && static_cast<unsigned char>(text[i + 1]) < 0xA0;
+    if (text[i] == '"' || text[i] == '\\') {
+      out += {'\\', text[i]};
+    } else if (byte < 0x20 || byte == 0x7f || is_c1) {
+      const auto code = static_cast<unsigned char>(is_c1 ? text[++i] : text[i]);
+      out += {'\\', 'u', '0', '0', kHex[code >> 4], kHex[code & 15]};
     } else {
-      out += c;
+      out += text[i];
     }
   }
   return out + "\"";
@@ -75,6 +80,13 @@ std::string bracketed(const Container& values, const Text& text) {
   std::string out = "[";
   for (const auto& value : values) out += (out.size() > 1 ? ", " : "") + text(value);
   return out + "]";
+}
+
+/// Refuses a text that a checkpoint could not store. Paths on the command line alone may have any bytes.
+void check_utf8(const Setting& setting, const std::string& text, const std::string& where) {
+  if (is_utf8(text) || setting.table.empty() || setting.id() == "output.folder") return;
+  throw Error(ErrorKind::kUsage, where + " must be UTF-8, because checkpoints store it, got '" +
+                                     printable(shortened(text, 200)) + "'");
 }
 
 [[noreturn]] void refuse(const Setting& setting, const std::string& given, const std::string& where) {
@@ -139,9 +151,16 @@ void set(Options& options, const Setting& setting, const Value& value, const std
         if constexpr (std::is_same_v<T, std::array<double, 3>>)
           fits = std::all_of(v.begin(), v.end(), [&](double x) { return within(setting.range, x); });
         if (!fits) refuse(setting, to_toml(value), where);
-        if constexpr (std::is_same_v<T, std::string>) check_choice(setting, v, where);
-        if constexpr (std::is_same_v<T, std::vector<std::string>>)
-          for (const auto& name : v) check_choice(setting, name, where);
+        if constexpr (std::is_same_v<T, std::string>) {
+          check_utf8(setting, v, where);
+          check_choice(setting, v, where);
+        }
+        if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+          for (const auto& name : v) {
+            check_utf8(setting, name, where);
+            check_choice(setting, name, where);
+          }
+        }
         field(options) = v;
       },
       setting.field);

@@ -1,3 +1,4 @@
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/factories.h"
 #include "palimpsest/cli/process.h"
@@ -44,7 +45,7 @@ int run_train(const Options& given) {
     return 0;
   }
   std::cerr << "palimpsest: stopped by signal " << outcome.signal << "; checkpoint saved in '"
-            << options.output.folder << "', continue with --resume" << std::endl;
+            << printable(options.output.folder) << "', continue with --resume" << std::endl;
   return 128 + outcome.signal;
 }
 

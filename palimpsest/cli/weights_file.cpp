@@ -1,6 +1,7 @@
 #include "palimpsest/cli/weights_file.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/factories.h"
 #include "palimpsest/io/safetensors.h"
 #include "palimpsest/models/fold.h"
@@ -8,7 +9,9 @@
 #include "palimpsest/nn/inplace_abn.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <iostream>
 
 namespace palimpsest::cli {
@@ -37,18 +40,42 @@ std::string activation_text(const Options& options) {
 
 }  // namespace
 
+void check_class_count(const Options& options, const nn::StateDict& tensors, const std::string& source) {
+  constexpr int64_t kUnsuspicious =
+      10'000;  // a classifier of so few rows costs little: the whole model is compared
+  if (options.model.classes <= kUnsuspicious) return;
+  Options one_class = options;
+  one_class.model.classes = 1;
+  for (const auto& [key, tensor] : nn::state_dict(*make_model(one_class))) {
+    if (key != "fc.weight" && key != "cls.weight" && key != "classifier.weight") continue;
+    std::vector<int64_t> wanted = tensor.sizes().vec();
+    wanted[0] = options.model.classes;
+    const auto found =
+        std::find_if(tensors.begin(), tensors.end(), [&](const auto& entry) { return entry.first == key; });
+    if (found == tensors.end() || found->second.sizes() != at::IntArrayRef(wanted))
+      throw Error(ErrorKind::kCheckpoint,
+                  fmt::format("{} does not fit the model: {} must be ({}) for {} classes", source, key,
+                              fmt::join(wanted, ", "), options.model.classes));
+  }
+}
+
 std::shared_ptr<nn::Model> load_trained_model(const Options& options) {
   const std::string& path = options.run.checkpoint;
-  io::Safetensors file = io::read_safetensors(path);
-  auto model = make_model(options);
-  make_format(options).convert(*model);
-  model->eval();
-  if (file.metadata.contains("folded")) model = models::fold(std::move(model));
-  models::unwrap(file.tensors);
   nn::LoadOptions load;
   load.source = path;
   load.way_out = "use the model and number of classes that it was made with";
-  nn::load_state_dict(*model, file.tensors, load);
+  io::Safetensors header = io::read_safetensors_header(path);
+  models::unwrap(header.tensors);
+  check_class_count(options, header.tensors, path);
+  auto model = make_model(options);
+  make_format(options).convert(*model);
+  model->eval();
+  if (header.metadata.contains("folded")) model = models::fold(std::move(model));
+  const nn::StateDict wanted = nn::state_dict(*model);
+  nn::check_fit(header.tensors, wanted, load);  // before gigabytes are read
+  io::Safetensors file = io::read_safetensors(path);
+  models::unwrap(file.tensors);
+  nn::load_state_dict(wanted, file.tensors, load);
   return model;
 }
 
@@ -85,15 +112,18 @@ void write_weights(const Options& options, const nn::Model& model, nn::StateDict
 void start_from_weights(const Options& options, nn::Model& model) {
   const std::string& path = options.model.weights;
   if (path.empty()) return;
-  io::Safetensors file = io::read_safetensors(path);
+  io::Safetensors header = io::read_safetensors_header(path);
   const auto entry = [&](const char* key) {
-    const auto found = file.metadata.find(key);
-    return found == file.metadata.end() ? std::string() : found->second;
+    const auto found = header.metadata.find(key);
+    return found == header.metadata.end() ? std::string() : shortened(found->second, 100);
   };
   if (entry("folded") == "true")
     throw Error(ErrorKind::kCheckpoint, "'" + path +
                                             "' is folded for inference and has no batch normalizations to "
                                             "train: export the weights again without --fold");
+  models::unwrap(header.tensors);
+  models::check_start(model, std::move(header.tensors), options.model.reset_classifier, "'" + path + "'");
+  io::Safetensors file = io::read_safetensors(path);
   models::unwrap(file.tensors);
   const auto start =
       models::start_from(model, std::move(file.tensors), options.model.reset_classifier, "'" + path + "'");
@@ -101,10 +131,10 @@ void start_from_weights(const Options& options, nn::Model& model) {
   const char* what = start == models::Start::kBody               ? "the body of the network"
                      : start == models::Start::kAllButClassifier ? "the network without its classifier"
                                                                  : "the whole network";
-  std::cerr << "palimpsest: " << what << " starts from " << path << std::endl;
+  std::cerr << "palimpsest: " << what << " starts from " << printable(path) << std::endl;
   const std::string theirs = activation_text(entry("activation"), entry("slope"));
   if (!entry("activation").empty() && theirs != activation_text(options))
-    std::cerr << "palimpsest: these weights were trained with " << theirs << ", this training has "
+    std::cerr << "palimpsest: these weights were trained with " << printable(theirs) << ", this training has "
               << activation_text(options) << std::endl;
 }
 

@@ -16,6 +16,10 @@ namespace palimpsest::cli {
 /// truncated, foreign, or of another architecture (then it names the keys).
 std::shared_ptr<nn::Model> load_trained_model(const Options& options);
 
+/// Throws Error(kCheckpoint) if the file's tensors, of which only the shapes are read, lack a classifier for that number
+/// of classes. Call it before the model is made: a file of a few bytes may claim classes for terabytes.
+void check_class_count(const Options& options, const nn::StateDict& tensors, const std::string& source);
+
 /// Loads options.model.weights, if any, into a freshly made model. Unless quiet, standard error says which
 /// part was loaded, and whether the file's network had another activation. Throws Error(kCheckpoint) if the
 /// file is missing, damaged, one of torch.save (import it first), folded, or does not fit.

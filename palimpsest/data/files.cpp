@@ -1,6 +1,7 @@
 #include "palimpsest/data/files.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 
 #include <algorithm>
 #include <system_error>
@@ -25,7 +26,8 @@ std::vector<fs::path> list(const fs::path& folder, const char* what, const std::
   };
   std::error_code error;
   const fs::file_status status = fs::status(folder, error);
-  if (!fs::exists(status)) fail("does not exist");
+  if (status.type() == fs::file_type::not_found) fail("does not exist");
+  if (!fs::status_known(status)) fail("cannot be read (" + error.message() + ")");
   if (!fs::is_directory(status)) fail("is not a folder");
   std::vector<fs::path> found;
   fs::directory_iterator entry(folder, error);
@@ -41,6 +43,20 @@ std::vector<fs::path> list(const fs::path& folder, const char* what, const std::
 }
 
 }  // namespace
+
+void check_class_name(const std::string& name, const std::string& source) {
+  if (!is_utf8(name))
+    throw Error(ErrorKind::kData, "the class name '" + printable(name) + "' of '" + source +
+                                      "' must be UTF-8, which checkpoints store: rename it");
+}
+
+bool is_there(const fs::path& path) {
+  std::error_code error;
+  const fs::file_status status = fs::status(path, error);
+  if (status.type() == fs::file_type::not_found) return false;
+  if (fs::status_known(status)) return true;
+  throw Error(ErrorKind::kData, "cannot read '" + path.string() + "': " + error.message());
+}
 
 std::vector<fs::path> list_images(const fs::path& folder, const std::string& layout) {
   return list(folder, ".jpg, .jpeg or .png file", layout,

@@ -56,6 +56,7 @@ std::shared_ptr<Dataset> image_folder(const std::string& root, const std::string
   auto dataset = std::make_shared<ImageFiles>(transform);
   const std::string layout = "images ROOT/" + split + "/CLASS/NAME.jpg (or .png)";
   for (const fs::path& folder : list_folders(fs::path(root) / split, layout)) {
+    check_class_name(folder.filename().string(), (fs::path(root) / split).string());
     dataset->add_class(folder.filename().string(), list_images(folder, layout));
   }
   return dataset;
@@ -63,7 +64,8 @@ std::shared_ptr<Dataset> image_folder(const std::string& root, const std::string
 
 std::shared_ptr<Dataset> image_files(const std::string& path, const TransformOptions& transform) {
   auto dataset = std::make_shared<ImageFiles>(transform);
-  if (fs::exists(path) && !fs::is_directory(path)) {
+  std::error_code ignored;
+  if (is_there(path) && !fs::is_directory(path, ignored)) {
     dataset->add_unlabeled({path});
   } else {
     dataset->add_unlabeled(list_images(path, "a folder of images, or one image file"));

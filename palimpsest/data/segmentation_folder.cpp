@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <map>
 #include <set>
 #include <sstream>
 
@@ -23,14 +24,16 @@ std::string size_text(const at::Tensor& image) {
 std::vector<std::string> read_class_names(const fs::path& root, int64_t classes) {
   std::vector<std::string> names;
   const fs::path file = root / "classes.txt";
-  if (!fs::exists(file)) {
+  if (!is_there(file)) {
     for (int64_t i = 0; i < classes; ++i) names.push_back("class " + std::to_string(i));
     return names;
   }
   std::istringstream lines(io::read_file(file));
   for (std::string line; std::getline(lines, line);) {
     if (line.ends_with('\r')) line.pop_back();
-    if (!line.empty()) names.push_back(line);
+    if (line.empty()) continue;
+    check_class_name(line, file.string());
+    names.push_back(line);
   }
   if (static_cast<int64_t>(names.size()) != classes) {
     throw Error(ErrorKind::kData, "'" + file.string() + "' names " + std::to_string(names.size()) +
@@ -54,16 +57,17 @@ class SegmentationFolder : public Dataset {
     const std::string layout =
         "images ROOT/" + split + "/NAME.jpg (or .png) with labels ROOT/" + split + "annot/NAME.png";
     images_ = list_images(root / split, layout);
+    std::map<fs::path, fs::path>
+        image_of;  // by label: a.jpg and a.png share a.png, and a.k.png sorts between them
     for (const fs::path& image : images_) {
       labels_.push_back(labels / image.stem().concat(".png"));
-      if (!fs::exists(labels_.back())) {
+      if (!is_there(labels_.back())) {
         throw Error(ErrorKind::kData, "image '" + image.string() + "' has no label: '" +
                                           labels_.back().string() + "' does not exist; expected " + layout);
       }
-      // The files are sorted by name, so two images that share a label are neighbours.
-      if (labels_.size() > 1 && labels_.back() == labels_[labels_.size() - 2]) {
-        throw Error(ErrorKind::kData, "image '" + image.string() + "' and '" +
-                                          images_[labels_.size() - 2].string() +
+      const auto [other, is_new] = image_of.emplace(labels_.back(), image);
+      if (!is_new) {
+        throw Error(ErrorKind::kData, "image '" + image.string() + "' and '" + other->second.string() +
                                           "' would share one label: rename or remove one of them");
       }
     }

@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <csignal>
 #include <ctime>
+#include <random>
 #include <stdexcept>
 #include <system_error>
 
@@ -70,8 +71,33 @@ const char* way_out(int error_number) {
 
 bool same_file(int descriptor, const fs::path& path) {
   struct stat open_file, named_file;
-  return fstat(descriptor, &open_file) == 0 && ::stat(path.c_str(), &named_file) == 0 &&
+  return fstat(descriptor, &open_file) == 0 && ::lstat(path.c_str(), &named_file) == 0 &&
          open_file.st_ino == named_file.st_ino && open_file.st_dev == named_file.st_dev;
+}
+
+/// Removes the file if a killed writer of this user left it: nobody holds its lock. Leaves everything else, which others
+/// may have put there: files of other users, pipes, links. Returns whether the name may be free now.
+bool remove_leftover(const fs::path& path) {
+  // O_NONBLOCK: opening a pipe would wait for its other end.
+  const int descriptor =
+      uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK); });
+  if (descriptor < 0) return errno == ENOENT;
+  struct stat status{};
+  const bool is_ours =
+      fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode) && status.st_uid == geteuid();
+  bool removed = is_ours && flock(descriptor, LOCK_EX | LOCK_NB) == 0;
+  // Its writer may have renamed it between our open and our lock: then the name is free, or has a new file.
+  if (removed && same_file(descriptor, path)) removed = ::unlink(path.c_str()) == 0;
+  ::close(descriptor);
+  return removed;
+}
+
+/// Eight letters that nobody can foresee.
+std::string random_letters() {
+  std::random_device random;
+  std::string letters;
+  for (int i = 0; i < 8; ++i) letters += static_cast<char>('a' + random() % 26);
+  return letters;
 }
 
 }  // namespace
@@ -96,27 +122,33 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::open_temporary() {
-  constexpr int kMaxWriters = 64;
+  // Names that a later writer finds again, so that leftovers do not accumulate. Others may have taken all of them.
+  constexpr int kNumbered = 8, kTries = 64;
   const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
   // A file name may have 255 bytes, and the temporary one is a few bytes longer.
   const std::string name = path_.filename().string().substr(0, 200);
-  for (int k = 0; k < kMaxWriters;) {
-    const fs::path candidate = folder / ('.' + name + '.' + std::to_string(k) + ".tmp");
-    const int descriptor = uninterrupted(
-        [&] { return ::open(candidate.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666); });
-    if (descriptor < 0) fail(errno);
-    if (flock(descriptor, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-      ::close(descriptor);
-      ++k;  // a live writer of the same file has this name
-    } else if (!same_file(descriptor, candidate)) {
-      // The file's writer renamed or removed it between our open and our lock: the name is free again.
-      ::close(descriptor);
-    } else {
+  int k = 0;
+  for (int i = 0; i < kTries; ++i) {
+    const fs::path candidate =
+        folder / ('.' + name + '.' + (k < kNumbered ? std::to_string(k) : random_letters()) + ".tmp");
+    // O_EXCL: the file is new and ours. A file that another prepared there might be readable to others, or a pipe.
+    const int descriptor = uninterrupted([&] {
+      return ::open(candidate.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    });
+    if (descriptor < 0 && errno != EEXIST) fail(errno);
+    if (descriptor < 0) {
+      if (!remove_leftover(candidate)) ++k;  // a live writer of the same file has this name, or another user
+      continue;
+    }
+    // Another writer may take the file for a leftover before it is locked.
+    const bool locked =
+        flock(descriptor, LOCK_EX | LOCK_NB) == 0 || errno != EWOULDBLOCK;  // some systems have none
+    if (locked && same_file(descriptor, candidate)) {
       descriptor_ = descriptor;
       temporary_ = candidate;
-      if (uninterrupted([&] { return ftruncate(descriptor, 0); }) != 0) fail(errno);
       return;
     }
+    ::close(descriptor);
   }
   fail(EBUSY);
 }
@@ -139,6 +171,8 @@ void AtomicFile::commit() {
   if (descriptor_ < 0)
     throw std::logic_error("AtomicFile::commit after commit() or an error: " + path_.string());
   if (uninterrupted([&] { return fsync(descriptor_); }) != 0) fail(errno);
+  // In a folder where others may write, the name may have another file by now.
+  if (!same_file(descriptor_, temporary_)) fail(ESTALE);
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail(errno);
   // The file is closed after the rename: until then the lock keeps other writers from truncating it.
   ::close(descriptor_);
@@ -157,7 +191,7 @@ void AtomicFile::commit() {
 
 void AtomicFile::discard() noexcept {
   if (descriptor_ < 0) return;
-  ::unlink(temporary_.c_str());
+  if (same_file(descriptor_, temporary_)) ::unlink(temporary_.c_str());
   ::close(descriptor_);
   descriptor_ = -1;
 }

@@ -25,6 +25,7 @@ namespace {
 constexpr int kNoTorch = 3;
 constexpr int kBadFile = 4;
 constexpr int kBadOutput = 5;
+constexpr int kOldTorch = 6;
 
 /// A file without a name, which the system removes however the program ends.
 class TemporaryFile {
@@ -92,17 +93,21 @@ bool is_pytorch_file(const std::filesystem::path& path) {
 
 Safetensors read_pytorch_file(const std::filesystem::path& path) {
   first_bytes(path);  // throws if the file cannot be read
+  std::error_code error;
+  std::filesystem::path absolute = std::filesystem::absolute(path, error);
+  if (error) absolute = path;  // no current folder: the path is absolute, or Python names it
   const TemporaryFile tensors;
   const std::string interpreter = python();
   ChildResult child;
   try {
-    child = run_child({interpreter, "-c", kStateDictScript, std::filesystem::absolute(path).string()},
-                      tensors.descriptor());
+    // -I: neither PYTHONPATH, nor the current folder, nor packages of the user's home folder decide what runs.
+    child = run_child({interpreter, "-I", "-c", kStateDictScript, absolute.string()}, tensors.descriptor());
   } catch (const std::system_error& error) {
     no_python(path, "'" + interpreter + "' cannot be started (" + error.code().message() + ")");
   }
   const std::string reason = last_line(child.errors);
   if (child.exit_code == kNoTorch) no_python(path, "'" + interpreter + "' has no torch (" + reason + ")");
+  if (child.exit_code == kOldTorch) no_python(path, "'" + interpreter + "' is not safe: " + reason);
   if (child.exit_code == kBadFile)
     throw Error(ErrorKind::kCheckpoint, "cannot load '" + path.string() + "': " + reason);
   if (child.exit_code == kBadOutput) tensors.fail(reason);

@@ -1,6 +1,7 @@
 #include "palimpsest/io/safetensors.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/common/file_reader.h"
 #include "palimpsest/io/pytorch_file.h"
@@ -50,16 +51,8 @@ bool holds_only_bools(const at::Tensor& tensor) {
   return std::all_of(bytes, bytes + tensor.numel(), [](uint8_t byte) { return byte <= 1; });
 }
 
-}  // namespace
-
-const at::Tensor* Safetensors::find(const std::string& name) const {
-  const auto found =
-      std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.first == name; });
-  return found == tensors.end() ? nullptr : &found->second;
-}
-
-Safetensors read_safetensors(const std::filesystem::path& path) {
-  FileReader file(path, ErrorKind::kCheckpoint);
+/// Reads and checks the header. The file then stands at the first value.
+SafetensorsHeader read_header(FileReader& file, const std::filesystem::path& path) {
   unsigned char length[8] = {};
   file.read(length, std::min<uint64_t>(file.size(), sizeof length));
   if (starts_as_pytorch_file({reinterpret_cast<const char*>(length), sizeof length}))
@@ -80,13 +73,36 @@ Safetensors read_safetensors(const std::filesystem::path& path) {
   }
   std::string json(header_bytes, '\0');
   file.read(json.data(), json.size());
-
-  SafetensorsHeader header;
   try {
-    header = parse_safetensors_header(json, file.size() - 8 - header_bytes);
+    return parse_safetensors_header(json, file.size() - 8 - header_bytes);
   } catch (const std::invalid_argument& e) {
     fail(path, e.what());
   }
+}
+
+}  // namespace
+
+const at::Tensor* Safetensors::find(const std::string& name) const {
+  const auto found =
+      std::find_if(tensors.begin(), tensors.end(), [&](const auto& t) { return t.first == name; });
+  return found == tensors.end() ? nullptr : &found->second;
+}
+
+Safetensors read_safetensors_header(const std::filesystem::path& path) {
+  FileReader file(path, ErrorKind::kCheckpoint);
+  SafetensorsHeader header = read_header(file, path);
+  Safetensors contents;
+  contents.metadata = std::move(header.metadata);
+  contents.tensors.reserve(header.entries.size());
+  for (auto& entry : header.entries)
+    contents.tensors.emplace_back(std::move(entry.name),
+                                  at::empty(entry.shape, at::TensorOptions(entry.dtype).device(at::kMeta)));
+  return contents;
+}
+
+Safetensors read_safetensors(const std::filesystem::path& path) {
+  FileReader file(path, ErrorKind::kCheckpoint);
+  SafetensorsHeader header = read_header(file, path);
   Safetensors contents;
   contents.metadata = std::move(header.metadata);
   std::vector<std::size_t> order(header.entries.size());
@@ -99,7 +115,8 @@ Safetensors read_safetensors(const std::filesystem::path& path) {
     at::Tensor tensor = at::empty(entry.shape, entry.dtype);
     file.read(tensor.mutable_data_ptr(), tensor.nbytes());
     if (entry.dtype == at::kBool && !holds_only_bools(tensor)) {
-      fail(path, "tensor '" + entry.name + "' is BOOL and has bytes other than 0 and 1");
+      fail(path,
+           "tensor '" + printable(shortened(entry.name, 200)) + "' is BOOL and has bytes other than 0 and 1");
     }
     contents.tensors[i] = {std::move(entry.name), std::move(tensor)};
   }

@@ -16,14 +16,23 @@ bool starts_as_safetensors(const std::filesystem::path& path) {
   return bytes[8] == '{';
 }
 
-}  // namespace
-
-Safetensors read_state_dict(const std::filesystem::path& path) {
-  if (is_pytorch_file(path)) return read_pytorch_file(path);
+void check_format(const std::filesystem::path& path) {
   // For a damaged .safetensors file, the reader's error names the fault.
   if (path.extension() != ".safetensors" && !starts_as_safetensors(path))
     throw Error(ErrorKind::kCheckpoint, "cannot load '" + path.string() +
                                             "': it is neither a safetensors file nor a file of torch.save");
+}
+
+}  // namespace
+
+Safetensors read_state_dict(const std::filesystem::path& path, const StateDictCheck& check) {
+  if (is_pytorch_file(path)) {
+    Safetensors contents = read_pytorch_file(path);
+    if (check) check(contents);
+    return contents;
+  }
+  check_format(path);
+  if (check) check(read_safetensors_header(path));
   return read_safetensors(path);
 }
 

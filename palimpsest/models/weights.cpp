@@ -1,5 +1,6 @@
 #include "palimpsest/models/weights.h"
 
+#include "palimpsest/base/error.h"
 #include "palimpsest/base/named_enum.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/batch_norm_act.h"
@@ -8,6 +9,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 namespace palimpsest::models {
 namespace {
@@ -61,13 +63,19 @@ int64_t unwrap(nn::StateDict& tensors) {
     }
     changed += key.size() != before;
   }
+  std::set<std::string_view> keys;
+  for (const auto& [key, tensor] : tensors)
+    if (!keys.insert(key).second)
+      throw Error(ErrorKind::kCheckpoint,
+                  "the state dict has two tensors for '" + key +
+                      "', with and without a prefix (module., _orig_mod.): remove one of them");
   return changed;
 }
 
 std::optional<int64_t> class_count(const nn::StateDict& tensors) {
   for (const auto& [key, tensor] : tensors)
     if ((key == "fc.weight" || key == "cls.weight" || key == "classifier.weight") && tensor.dim() > 0 &&
-        tensor.size(0) > 0)
+        tensor.numel() > 0)  // a file of no bytes may claim 10^9 classes of 0 features
       return tensor.size(0);
   return std::nullopt;
 }
@@ -116,7 +124,18 @@ PlainWeights plain_weights(const nn::StateDict& tensors, const torch::nn::Module
   return plain;
 }
 
-Start start_from(nn::Model& model, nn::StateDict tensors, bool reset_classifier, const std::string& source) {
+namespace {
+
+/// The part of a model that a file gives, and the tensors of the file that belong to it.
+struct Matched {
+  Start start;
+  nn::StateDict wanted, tensors;
+  nn::LoadOptions options;
+};
+
+/// Throws Error(kCheckpoint) if they do not fit. Reads no values.
+Matched match(const nn::Model& model, nn::StateDict tensors, bool reset_classifier,
+              const std::string& source) {
   nn::StateDict wanted = nn::state_dict(model);
   const auto has_body = [](const auto& entry) { return entry.first.starts_with(kBody); };
   Start start = reset_classifier ? Start::kAllButClassifier : Start::kAll;
@@ -137,8 +156,21 @@ Start start_from(nn::Model& model, nn::StateDict tensors, bool reset_classifier,
   if (classifier_only)
     options.way_out =
         "reset_classifier (--reset-classifier) leaves the classifier out, for another number of classes";
-  nn::load_state_dict(wanted, tensors, options);
-  return start;
+  nn::check_fit(tensors, wanted, options);
+  return {start, std::move(wanted), std::move(tensors), std::move(options)};
+}
+
+}  // namespace
+
+void check_start(const nn::Model& model, nn::StateDict tensors, bool reset_classifier,
+                 const std::string& source) {
+  match(model, std::move(tensors), reset_classifier, source);
+}
+
+Start start_from(nn::Model& model, nn::StateDict tensors, bool reset_classifier, const std::string& source) {
+  const Matched matched = match(model, std::move(tensors), reset_classifier, source);
+  nn::load_state_dict(matched.wanted, matched.tensors, matched.options);
+  return matched.start;
 }
 
 }  // namespace palimpsest::models

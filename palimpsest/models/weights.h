@@ -31,11 +31,11 @@ std::string to_string(WeightFormat format);
 
 /// Removes the prefixes that wrappers add to keys: "module." (DataParallel) and "_orig_mod." (torch.compile).
 /// Removes also the entries of our training checkpoints that are no part of the network ("palimpsest...").
-/// Returns the number of keys that lost a prefix.
+/// Returns the number of keys that lost a prefix. Throws Error(kCheckpoint) if two keys become one.
 int64_t unwrap(nn::StateDict& tensors);
 
 /// Returns the rows of the classifier (`fc.weight`, `classifier.weight` or `cls.weight`), or nothing if there
-/// is no classifier.
+/// is no classifier, or one without elements.
 std::optional<int64_t> class_count(const nn::StateDict& tensors);
 
 /// Returns the name of a model of the registry that the tensors fit, for any number of classes; "" if there
@@ -54,6 +54,10 @@ PlainWeights plain_weights(const nn::StateDict& tensors, const torch::nn::Module
 
 /// The part of a network that start_from() loaded.
 enum class Start { kAll, kAllButClassifier, kBody };
+
+/// Throws as start_from() does if the tensors do not fit. Reads no values, so the tensors may be those of a header.
+void check_start(const nn::Model& model, nn::StateDict tensors, bool reset_classifier,
+                 const std::string& source);
 
 /// Loads the weights from which a training starts. The tensors of a classification network fill the body of a
 /// segmentation network, whose head stays as it is. With `reset_classifier` the classifier (`fc`, `cls`,

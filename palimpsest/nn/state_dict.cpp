@@ -59,8 +59,6 @@ bool StateDictDiff::matches(const std::string& name, const at::Tensor& got, cons
                             bool same_dtype) {
   if (!got.defined()) {
     mismatched.push_back(name + " is an undefined tensor");
-  } else if (got.is_meta()) {
-    mismatched.push_back(name + " has no values (device meta)");
   } else if (got.sizes() != wanted.sizes()) {
     mismatched.push_back(fmt::format("{} is ({}) instead of ({})", name, fmt::join(got.sizes(), ", "),
                                      fmt::join(wanted.sizes(), ", ")));
@@ -115,14 +113,24 @@ StateDictDiff compare(const StateDict& dict, const StateDict& wanted, bool same_
   return diff;
 }
 
-StateDictDiff load_state_dict(const StateDict& destination, const StateDict& dict,
-                              const LoadOptions& options) {
+StateDictDiff check_fit(const StateDict& dict, const StateDict& destination, const LoadOptions& options) {
   check_names(dict, options);
   StateDictDiff diff = compare(dict, destination, options.same_dtype);
   if (options.strict ? !diff.empty() : !diff.mismatched.empty())
     throw Error(ErrorKind::kCheckpoint, fmt::format("{} does not fit the model: {}; {}", options.source,
                                                     diff.text(), options.way_out));
+  return diff;
+}
+
+StateDictDiff load_state_dict(const StateDict& destination, const StateDict& dict,
+                              const LoadOptions& options) {
+  StateDictDiff diff = check_fit(dict, destination, options);
   const auto tensors = by_name(dict);
+  for (const auto& [name, tensor] : destination)
+    if (const auto found = tensors.find(name);
+        found != tensors.end() && !is_batch_counter(name) && found->second->is_meta())
+      throw Error(ErrorKind::kCheckpoint, fmt::format("{} cannot be loaded: {} has no values (device meta)",
+                                                      options.source, name));
   const at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : destination) {
     const auto found = tensors.find(name);

@@ -25,7 +25,7 @@ struct StateDictDiff {
   std::vector<std::string> mismatched;  ///< "fc.weight is (10, 512) instead of (1000, 512)"
 
   bool empty() const { return missing.empty() && unexpected.empty() && mismatched.empty(); }
-  /// Returns whether `got` has values, the shape of `wanted`, and its dtype if `same_dtype`. Notes a
+  /// Returns whether `got` is defined and has the shape of `wanted`, and its dtype if `same_dtype`. Notes a
   /// difference in `mismatched`.
   bool matches(const std::string& name, const at::Tensor& got, const at::Tensor& wanted, bool same_dtype);
   /// "2 missing keys (a, b); 5 unexpected keys (c, d, e, ...); 1 of another shape or type (...)": the first
@@ -50,6 +50,10 @@ struct LoadOptions {
 /// does not change the function of a trained network. With `same_dtype`, a num_batches_tracked of both sides
 /// must match.
 StateDictDiff compare(const StateDict& dict, const StateDict& wanted, bool same_dtype = false);
+
+/// Throws as load_state_dict does if the names or shapes differ, and returns the difference. Reads no values: `dict` may
+/// be the header of a file.
+StateDictDiff check_fit(const StateDict& dict, const StateDict& destination, const LoadOptions& options = {});
 
 /// Copies the tensors of `dict` into the parameters and buffers of `module`, by name; dtypes convert.
 /// Strides, addresses and requires_grad of the module's tensors stay. Returns the difference, which is empty

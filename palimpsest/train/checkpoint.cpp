@@ -14,6 +14,7 @@
 
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -130,6 +131,30 @@ void check_optimizer(const std::filesystem::path& path, const std::map<std::stri
                     path.string(), saved, given, saved));
 }
 
+/// Returns the entry `key`, which must be a whole number from `low` to `high`: a tampered one would be used as a size or
+/// an index.
+int64_t number_within(const std::filesystem::path& path, const std::map<std::string, std::string>& metadata,
+                      const char* key, int64_t low, int64_t high) {
+  const auto value = number<int64_t>(path, metadata, key);
+  if (value < low || value > high)
+    throw Error(ErrorKind::kCheckpoint,
+                fmt::format("{}: the entry '{}' must be a number from {} to {}, got {}; the file is damaged",
+                            path.string(), key, low, high, value));
+  return value;
+}
+
+amp::GradScalerState read_scaler(const std::filesystem::path& path,
+                                 const std::map<std::string, std::string>& metadata) {
+  constexpr int64_t kMostSteps = INT32_MAX;  // the scaler counts in 32 bits
+  const auto scale = number<double>(path, metadata, "loss_scale");
+  if (!(scale > 0) || !std::isfinite(scale))
+    throw Error(ErrorKind::kCheckpoint,
+                fmt::format("{}: the entry 'loss_scale' must be above 0 and finite, got {}; the file is damaged",
+                            path.string(), scale));
+  return {scale, number_within(path, metadata, "growth_tracker", 0, kMostSteps),
+          number_within(path, metadata, "skipped_in_a_row", 0, kMostSteps)};
+}
+
 /// Throws unless `diff`, the difference between the file and `what`, is empty.
 void require_fit(const std::filesystem::path& path, const char* what, const nn::StateDictDiff& diff,
                  const char* way_out) {
@@ -140,23 +165,36 @@ void require_fit(const std::filesystem::path& path, const char* what, const nn::
 
 RunState read_state(const std::filesystem::path& path, const std::map<std::string, std::string>& metadata) {
   RunState state;
-  state.step = number<int64_t>(path, metadata, "step");
-  state.batches_per_epoch = number<int64_t>(path, metadata, "batches_per_epoch");
-  state.batch_size = number<int64_t>(path, metadata, "batch_size");
+  constexpr int64_t kMost = int64_t{1} << 48;  // a product of such counts stays far below 2^63 in practice
+  state.step = number_within(path, metadata, "step", 0, kMost);
+  state.batches_per_epoch = number_within(path, metadata, "batches_per_epoch", 0, kMost);
+  state.batch_size = number_within(path, metadata, "batch_size", 0, kMost);
   state.seed = number<uint64_t>(path, metadata, "seed");
   if (const auto precision = metadata.find("precision"); precision != metadata.end())
     state.precision = precision->second;
   if (const auto order = metadata.find(kOrderKey); order != metadata.end()) state.order = order->second;
   if (const auto data = metadata.find(kDataKey); data != metadata.end()) state.data = data->second;
   if (metadata.contains("loss_scale"))
-    state.scaling = {
-        {number<double>(path, metadata, "loss_scale"), number<int64_t>(path, metadata, "growth_tracker"),
-         number<int64_t>(path, metadata, "skipped_in_a_row")},
-        number<int64_t>(path, metadata, "skipped_steps"),
-        number<int>(path, metadata, "choose_scale") != 0};
+    state.scaling = {read_scaler(path, metadata), number_within(path, metadata, "skipped_steps", 0, kMost),
+                     number_within(path, metadata, "choose_scale", 0, 1) != 0};
   state.metadata = metadata;
   for (const char* key : kReserved) state.metadata.erase(key);
   return state;
+}
+
+/// Throws Error(kCheckpoint) unless module and optimizer have the names, shapes and types of the file.
+OptimizerStateLoader check_fit(const std::filesystem::path& path, const Parts& parts,
+                               const nn::StateDict& tensors, const torch::nn::Module& module,
+                               torch::optim::Optimizer& optimizer) {
+  require_fit(path, "model", nn::compare(parts.module, tensors, /*same_dtype=*/true), kWayOut);
+  nn::StateDictDiff diff;
+  OptimizerStateLoader loader(optimizer, module, parts.optimizer, kPrefix, diff);
+  require_fit(path, "optimizer", diff, kOptimizerWayOut);
+  if (!parts.generator.defined())
+    throw Error(ErrorKind::kCheckpoint,
+                fmt::format("{} lacks the state of libtorch's generator ({}); the file is damaged",
+                            path.string(), kGenerator));
+  return loader;
 }
 
 }  // namespace
@@ -207,22 +245,17 @@ void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module&
 
 RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& module,
                          torch::optim::Optimizer& optimizer) {
-  const io::Safetensors file = io::read_safetensors(path);
-  check_version(path, file.metadata);
-  check_optimizer(path, file.metadata, optimizer);
-  RunState state = read_state(path, file.metadata);
-
-  const Parts parts = split(file.tensors);
+  // The header alone decides whether the file fits: a file of gigabytes is refused at once.
+  const io::Safetensors header = io::read_safetensors_header(path);
+  check_version(path, header.metadata);
+  check_optimizer(path, header.metadata, optimizer);
+  RunState state = read_state(path, header.metadata);
   const nn::StateDict tensors = nn::state_dict(module);
-  const nn::StateDictDiff diff = nn::compare(parts.module, tensors, /*same_dtype=*/true);
-  require_fit(path, "model", diff, kWayOut);
-  nn::StateDictDiff optimizer_diff;
-  OptimizerStateLoader optimizer_loader(optimizer, module, parts.optimizer, kPrefix, optimizer_diff);
-  require_fit(path, "optimizer", optimizer_diff, kOptimizerWayOut);
-  if (!parts.generator.defined())
-    throw Error(ErrorKind::kCheckpoint,
-                fmt::format("{} lacks the state of libtorch's generator ({}); the file is damaged",
-                            path.string(), kGenerator));
+  check_fit(path, split(header.tensors), tensors, module, optimizer);
+
+  const io::Safetensors file = io::read_safetensors(path);
+  const Parts parts = split(file.tensors);
+  OptimizerStateLoader optimizer_loader = check_fit(path, parts, tensors, module, optimizer);
 
   set_state(at::detail::getDefaultCPUGenerator(), parts.generator, kGenerator, path);
   if (const auto generator = gpu_generator(module); generator && parts.gpu_generator.defined())
@@ -236,11 +269,15 @@ void load_weights(const std::filesystem::path& path, torch::nn::Module& module) 
   nn::LoadOptions options;
   options.source = path.string();
   options.way_out = kWayOut;
-  nn::load_state_dict(module, split(io::read_state_dict(path).tensors).module, options);
+  const nn::StateDict wanted = nn::state_dict(module);
+  const auto check = [&](const io::Safetensors& header) {
+    nn::check_fit(split(header.tensors).module, wanted, options);
+  };
+  nn::load_state_dict(wanted, split(io::read_state_dict(path, check).tensors).module, options);
 }
 
 std::map<std::string, std::string> read_checkpoint_metadata(const std::filesystem::path& path) {
-  return io::read_safetensors(path).metadata;
+  return io::read_safetensors_header(path).metadata;
 }
 
 }  // namespace palimpsest::train

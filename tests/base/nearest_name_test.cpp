@@ -35,5 +35,11 @@ TEST(NearestName, MessageNamesWhatWasGivenTheNearestAndAllThatAreKnown) {
   EXPECT_EQ(unknown_name_message("layout", "zzzzzz", layouts), "unknown layout 'zzzzzz' (known: nchw, nhwc)");
 }
 
+TEST(NearestName, AKeyOfMegabytesCostsNothingAndIsShownShortened) {
+  const std::string key(50 << 20, 'k');
+  EXPECT_EQ(nearest_name(key, kNames), "");
+  EXPECT_LT(unknown_name_message("key", key, kNames).size(), 250u);
+}
+
 }  // namespace
 }  // namespace palimpsest

@@ -37,6 +37,22 @@ TEST(ImageFolder, ClassesAreTheSortedFolderNames) {
   }
 }
 
+TEST(ImageFolder, AClassWhoseNameIsNotUtf8IsRefused) {
+  const TemporaryFolder folder;
+  put_image(folder / "train/cat/1.png", 3, 5);
+  put_image(folder / "train/d\xFFg/1.png", 3, 5);
+  expect_error(ErrorKind::kData, {"d\\xffg", "UTF-8"},
+               [&] { image_folder(folder.path(), "train", plain()); });
+}
+
+TEST(ImageFolder, AFolderThatTheSystemRefusesIsAnErrorOfTheData) {
+  const TemporaryFolder folder;
+  std::filesystem::create_symlink("loop", folder / "loop");
+  expect_error(ErrorKind::kData, {"loop", "symbolic links"}, [&] { image_files(folder / "loop", plain()); });
+  expect_error(ErrorKind::kData, {"name too long"},
+               [&] { image_folder(std::string(5000, 'a'), "train", plain()); });
+}
+
 TEST(ImageFolder, MissingAndEmptyFoldersAreErrors) {
   const TemporaryFolder folder;
   expect_error(ErrorKind::kData, {(folder / "train").string(), "does not exist", "ROOT/train/CLASS/NAME.jpg"},

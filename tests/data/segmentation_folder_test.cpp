@@ -107,6 +107,34 @@ TEST(SegmentationFolder, TwoImagesCannotShareALabel) {
                [&] { segmentation_folder(folder.path(), "train", 3, plain()); });
 }
 
+TEST(SegmentationFolder, TwoImagesOfOneLabelAreAnErrorWhereverTheyLieInTheOrder) {
+  const TemporaryFolder folder;
+  for (const char* name : {"train/a.jpg", "train/a.k.jpg", "train/a.png"}) put_image(folder / name, 4, 6);
+  for (const char* name : {"trainannot/a.png", "trainannot/a.k.png"}) put_label(folder / name, 4, 6, 0);
+  expect_error(ErrorKind::kData, {"a.jpg", "a.png", "share one label"},
+               [&] { segmentation_folder(folder.path(), "train", 3, plain()); });
+}
+
+TEST(SegmentationFolder, APathThatTheSystemRefusesIsAnErrorOfTheData) {
+  const TemporaryFolder folder;
+  put_segmentation(folder);
+  std::filesystem::create_symlink("classes.txt", folder / "classes.txt");  // a loop
+  expect_error(ErrorKind::kData, {"classes.txt", "symbolic links"},
+               [&] { segmentation_folder(folder.path(), "train", 3, plain()); });
+  expect_error(ErrorKind::kData, {"name too long"},
+               [&] { segmentation_folder(std::string(5000, 'a'), "train", 3, plain()); });
+}
+
+TEST(SegmentationFolder, ClassNamesThatAreNotUtf8AreRefused) {
+  const TemporaryFolder folder;
+  put_segmentation(folder);
+  put(folder / "classes.txt",
+      "sky\nro\xFF"
+      "ad\ncar\n");
+  expect_error(ErrorKind::kData, {"classes.txt", "ro\\xffad", "UTF-8"},
+               [&] { segmentation_folder(folder.path(), "train", 3, plain()); });
+}
+
 TEST(SegmentationFolder, DifferentSizesAreAnErrorWithBoth) {
   const TemporaryFolder folder;
   put_segmentation(folder);

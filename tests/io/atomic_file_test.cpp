@@ -147,6 +147,46 @@ TEST(AtomicFile, WhatAKilledWriterLeavesIsReusedAndNeverSeen) {
   EXPECT_EQ(folder.names(), Names{"a"});
 }
 
+TEST(AtomicFile, WhatOthersPreparedInThePlaceOfTheTemporaryFileIsNotUsed) {
+  const TemporaryFolder folder;
+  put(folder / "secret", "untouched");
+  std::filesystem::create_symlink("secret", folder / ".a.0.tmp");
+  ASSERT_EQ(mkfifo((folder / ".a.1.tmp").c_str(), 0666), 0);  // opening it would wait for a reader
+  std::filesystem::create_directory(folder / ".a.2.tmp");
+  put(folder / ".a.3.tmp", "readable to all");
+  const bool foreign = chown((folder / ".a.3.tmp").c_str(), 12345, 12345) == 0;  // only as root
+  write_file_atomically(folder / "a", "new");
+  EXPECT_EQ(bytes_of(folder / "a"), "new");
+  EXPECT_EQ(bytes_of(folder / "secret"), "untouched");
+  struct stat status{};
+  ASSERT_EQ(stat((folder / "a").c_str(), &status), 0);
+  EXPECT_EQ(status.st_uid, geteuid());
+  Names left{".a.0.tmp", ".a.1.tmp", ".a.2.tmp"};
+  if (foreign) left.push_back(".a.3.tmp");
+  left.insert(left.end(), {"a", "secret"});
+  EXPECT_EQ(folder.names(), left);
+}
+
+TEST(AtomicFile, AllNumbersTakenLeaveARandomName) {
+  const TemporaryFolder folder;
+  for (int k = 0; k < 64; ++k)
+    std::filesystem::create_directory(folder / (".a." + std::to_string(k) + ".tmp"));
+  write_file_atomically(folder / "a", "new");
+  EXPECT_EQ(bytes_of(folder / "a"), "new");
+  EXPECT_EQ(folder.names().size(), 65u);
+}
+
+TEST(AtomicFile, ATemporaryFileThatWasExchangedIsNotCommitted) {
+  const TemporaryFolder folder;
+  put(folder / "a", "old");
+  AtomicFile file(folder / "a");
+  file.write("new", 3);
+  std::filesystem::remove(folder / ".a.0.tmp");
+  put(folder / ".a.0.tmp", "exchanged");
+  EXPECT_THROW(file.commit(), Error);
+  EXPECT_EQ(bytes_of(folder / "a"), "old");
+}
+
 TEST(AtomicFile, WritersOfTheSameFileDoNotMixTheirBytes) {
   const TemporaryFolder folder;
   std::atomic<int> mixed{0};

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/random.h"
 #include "palimpsest/io/atomic_file.h"
+#include "tests/io/jpeg_writer.h"
 #include "tests/io/png_writer.h"
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
@@ -163,6 +164,35 @@ TEST(Image, AHeaderThatClaimsGigabytesIsRefusedBeforeTheyAreAllocated) {
   for (int i = 5; i < 9; ++i) bytes[frame + i] = '\xF0';  // height and width 61680
   put(folder / "a.jpg", bytes);
   expect_error(ErrorKind::kData, {"61680x61680"}, [&] { read_image(folder / "a.jpg"); });
+}
+
+TEST(Image, AHeaderThatClaimsMoreThanTheFileHoldsIsRefusedBeforeMemoryIsTaken) {
+  const TemporaryFolder folder;
+  write_jpeg(folder / "a.jpg", smooth_picture(8, 8));
+  std::string bytes = bytes_of(folder / "a.jpg");
+  const auto frame = bytes.find("\xFF\xC0");
+  bytes[frame + 5] = bytes[frame + 7] = '\x3F';  // 16136 x 16136 pixels are allowed
+  put(folder / "a.jpg", bytes);
+  expect_error(ErrorKind::kData, {"16136x16136", "truncated"}, [&] { read_image(folder / "a.jpg"); });
+  // All pixels equal: as small as a picture of its size can be.
+  const at::Tensor plain = at::full({2000, 2000, 3}, 7, at::kByte);
+  write_png(folder / "b.png", plain);
+  EXPECT_TRUE(read_image(folder / "b.png").equal(plain));
+  write_jpeg(folder / "b.jpg", plain, 1);
+  EXPECT_EQ(read_image(folder / "b.jpg").size(0), 2000);
+}
+
+TEST(Jpeg, AProgressiveFileOfManyScansIsRefused) {
+  const TemporaryFolder folder;
+  for (const int scans : {10, 150}) {
+    put(folder / "a.jpg", testing::progressive_jpeg(64, 64, scans));
+    const auto read = [&] { return read_image(folder / "a.jpg"); };
+    if (scans < 100) {
+      EXPECT_EQ(read().sizes(), (at::IntArrayRef{64, 64, 3}));
+    } else {
+      expect_error(ErrorKind::kData, {"more than 100 scans"}, read);
+    }
+  }
 }
 
 TEST(Image, AFileCutOffAnywhereIsAnError) {

@@ -54,6 +54,17 @@ TEST(PytorchFile, WithoutAPythonTheWayOutIsNamed) {
   expect_error(ErrorKind::kUsage, {"has no torch (No module named 'torch')", "set PALIMPSEST_PYTHON"}, read);
 }
 
+TEST(PytorchFile, APythonWithAnOldTorchIsNotSafe) {
+  const TemporaryFolder folder;
+  put(folder / "weights.pth", "PK\x03\x04");
+  put(folder / "python",
+      "#!/bin/sh\n[ \"$1\" = -I ] || exit 9\necho 'torch 2.5.1 can be made to run code' >&2\nexit 6\n");
+  std::filesystem::permissions(folder / "python", std::filesystem::perms::owner_all);
+  const EnvironmentVariable old("PALIMPSEST_PYTHON", (folder / "python").string());
+  expect_error(ErrorKind::kUsage, {"is not safe: torch 2.5.1", "set PALIMPSEST_PYTHON"},
+               [&] { read_pytorch_file(folder / "weights.pth"); });
+}
+
 TEST(PytorchFile, WhatPythonWritesIsReadAndLeavesNoFileBehind) {
   const TemporaryFolder folder;
   const TemporaryFolder temporary;

@@ -168,8 +168,14 @@ TEST(Safetensors, AForeignFileIsAnError) {
   expect_error(ErrorKind::kCheckpoint, {"not a safetensors file"}, [&] { read_safetensors(folder / "a"); });
 }
 
+std::string repeated(const std::string& text, int times) {
+  std::string all;
+  for (int i = 0; i < times; ++i) all += text;
+  return all;
+}
+
 struct BadHeader {
-  const char* header;
+  std::string header;
   const char* complaint;
 };
 void PrintTo(const BadHeader& bad, std::ostream* out) {
@@ -222,7 +228,49 @@ INSTANTIATE_TEST_SUITE_P(
         BadHeader{R"({"__metadata__":{"k":1},"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]}})",
                   "not a text"},
         BadHeader{R"({"a":{"dtype":"BOOL","shape":[8],"data_offsets":[0,8]}})", "BOOL"},
-        BadHeader{R"({"a":[[[[[[[[1]]]]]]]]})", "too deeply"}));
+        BadHeader{R"({"a":[[[[[[[[1]]]]]]]]})", "too deeply"},
+        BadHeader{"{\"a\":{\"dtype\":\"U8\",\"shape\":[1" + repeated(",1", 64) + "],\"data_offsets\":[0,1]}}",
+                  "64"},
+        BadHeader{"{\"" + std::string(1'000'000, 'n') + "\":1}", "nnn...'"},
+        BadHeader{R"({"a\u001b[31m\n":1})", R"('a\x1b[31m\n')"}));
+
+TEST(Safetensors, AMessageIsShortWhateverTheFileHolds) {
+  const TemporaryFolder folder;
+  const std::string million(1'000'000, 'x');
+  for (const std::string& header :
+       {"{\"" + million + "\":1}", R"({"a":{"dtype":")" + million + R"(","shape":[8],"data_offsets":[0,8]}})",
+        R"({"a":{"dtype":"U8","shape":[")" + million + R"("],"data_offsets":[0,8]}})", "{\"" + million}) {
+    put(folder / "a", with_length(header) + "12345678");
+    try {
+      read_safetensors(folder / "a");
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_LT(std::string(error.what()).size(), 1000u);
+    }
+  }
+}
+
+TEST(Safetensors, TheHeaderAloneGivesNamesShapesAndTypes) {
+  const TemporaryFolder folder;
+  const std::string header =
+      R"({"__metadata__":{"k":"v"},"a":{"dtype":"F16","shape":[2,2147483648],"data_offsets":[0,8589934592]}})";
+  put(folder / "a", with_length(header));
+  std::filesystem::resize_file(folder / "a",
+                               8 + header.size() + 8589934592);  // 8 GiB that take no room on the disk
+  const auto contents = read_safetensors_header(folder / "a");
+  ASSERT_EQ(contents.tensors.size(), 1u);
+  EXPECT_EQ(contents.tensors[0].first, "a");
+  EXPECT_EQ(contents.tensors[0].second.sizes(), (at::IntArrayRef{2, 2147483648}));
+  EXPECT_EQ(contents.tensors[0].second.scalar_type(), at::kHalf);
+  EXPECT_EQ(contents.metadata.at("k"), "v");
+}
+
+TEST(Safetensors, AHeaderAbove16MebibytesIsRefusedBeforeItIsParsed) {
+  const TemporaryFolder folder;
+  put(folder / "a", with_length("{" + std::string((16 << 20), ' ') + "}"));
+  expect_error(ErrorKind::kCheckpoint, {"header would have 16777218 bytes"},
+               [&] { read_safetensors(folder / "a"); });
+}
 
 TEST(Safetensors, AHeaderOfManyBracketsEndsInAnError) {
   const TemporaryFolder folder;

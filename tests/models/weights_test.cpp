@@ -47,6 +47,11 @@ TEST(Weights, WrappersAndTrainingStateAreTakenOff) {
   EXPECT_EQ(tensors[2].first, "bn1.module.weight");
 }
 
+TEST(Unwrap, TwoKeysThatBecomeOneAreAnError) {
+  nn::StateDict tensors{{"fc.weight", at::zeros({2})}, {"module.fc.weight", at::ones({2})}};
+  testing::expect_error(ErrorKind::kCheckpoint, {"fc.weight", "two tensors"}, [&] { unwrap(tensors); });
+}
+
 TEST(Weights, OnlyNetworksOfThePackageWithoutCountersAreTakenForItsFiles) {
   const nn::StateDict counted{{"bn_out.num_batches_tracked", torch::zeros({}, torch::kInt64)}};
   const nn::StateDict uncounted{{"bn_out.weight", torch::zeros(1)}};
@@ -67,6 +72,7 @@ TEST(Weights, TheModelThatAFileFitsIsFoundWhateverItsClasses) {
   EXPECT_EQ(fitting_model({{"features.0.weight", torch::zeros({64, 3, 3, 3})}}), "");
   EXPECT_EQ(class_count(copies_of(*make("resnet18", with_classes(7)))), 7);
   EXPECT_EQ(class_count({}), std::nullopt);
+  EXPECT_EQ(class_count({{"fc.weight", at::empty({1'000'000'000, 0})}}), std::nullopt);
 }
 
 TEST(Weights, PlainOnesAreInTheModelsOrderAndPrecision) {

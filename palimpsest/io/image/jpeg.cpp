@@ -45,6 +45,20 @@ void on_message(j_common_ptr codec, int level) {
   }
 }
 
+// A progressive file repeats a pass over the whole picture per scan, and a scan may have few bytes. Encoders write about
+// ten scans.
+constexpr int kMostScans = 100;
+// Of the coefficients that a progressive decoder keeps; the picture has 768 MiB at most.
+constexpr long kMostCodecBytes = 1L << 30;
+
+void check_scans(j_common_ptr codec) {
+  const int scan = reinterpret_cast<j_decompress_ptr>(codec)->input_scan_number;
+  if (scan <= kMostScans) return;
+  std::snprintf(reinterpret_cast<JpegErrors*>(codec->err)->message, JMSG_LENGTH_MAX,
+                "it has more than %d scans", kMostScans);
+  std::longjmp(reinterpret_cast<JpegErrors*>(codec->err)->jump, 1);
+}
+
 jpeg_error_mgr* prepare(JpegErrors& errors) {
   jpeg_std_error(&errors.base);
   errors.base.error_exit = on_error;
@@ -62,6 +76,7 @@ bool attempt(JpegErrors& errors, const Step& step) {
 struct JpegDecoder {
   jpeg_decompress_struct codec{};
   JpegErrors errors{};
+  jpeg_progress_mgr progress{};
   JpegDecoder() { codec.err = prepare(errors); }
   ~JpegDecoder() { jpeg_destroy_decompress(&codec); }  // also for a codec that was never created (zeros)
 };
@@ -99,10 +114,20 @@ at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path
   };
   check(attempt(decoder.errors, [&] {
     jpeg_create_decompress(&codec);
+    codec.mem->max_memory_to_use = kMostCodecBytes;
+    decoder.progress.progress_monitor = check_scans;
+    codec.progress = &decoder.progress;
     jpeg_mem_src(&codec, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
     jpeg_read_header(&codec, TRUE);
   }));
   check_pixels(path, codec.image_height, codec.image_width);
+  // A block of 8 x 8 pixels has at least one bit in a Huffman code. So a header cannot claim what the file cannot hold.
+  constexpr uint64_t kMostPixelsPerByte = 1024;  // twice that, for blocks at the border
+  if (!codec.arith_code &&
+      uint64_t{codec.image_height} * codec.image_width > kMostPixelsPerByte * bytes.size() + 65536)
+    fail_to_read(path, "its header says " + std::to_string(codec.image_width) + "x" +
+                           std::to_string(codec.image_height) + " pixels, which " +
+                           std::to_string(bytes.size()) + " bytes cannot hold: it is truncated");
   const bool cmyk = codec.jpeg_color_space == JCS_CMYK || codec.jpeg_color_space == JCS_YCCK;
   codec.out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
 

@@ -94,6 +94,7 @@ struct Header {
 };
 
 Header read_header(PngDecoder& decoder, const std::filesystem::path& path) {
+  const auto file_bytes = static_cast<int64_t>(decoder.rest.size());
   if (!attempt(decoder.png, [&] { png_read_info(decoder.png, decoder.info); })) {
     fail_to_read(path, decoder.errors.message);
   }
@@ -101,6 +102,13 @@ Header read_header(PngDecoder& decoder, const std::filesystem::path& path) {
       png_get_image_height(decoder.png, decoder.info), png_get_image_width(decoder.png, decoder.info),
       png_get_bit_depth(decoder.png, decoder.info), png_get_color_type(decoder.png, decoder.info)};
   check_pixels(path, header.height, header.width);
+  // A byte of deflate gives at most 1032 bytes. So a header cannot claim what the file cannot hold.
+  constexpr int64_t kMostDeflated = 1032;
+  const auto row_bytes = static_cast<int64_t>(png_get_rowbytes(decoder.png, decoder.info));
+  if (row_bytes * header.height > kMostDeflated * (file_bytes + 64))
+    fail_to_read(path, "its header says " + std::to_string(header.width) + "x" +
+                           std::to_string(header.height) + " pixels, which " + std::to_string(file_bytes) +
+                           " bytes cannot hold: it is truncated");
   return header;
 }
 

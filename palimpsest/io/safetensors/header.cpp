@@ -1,5 +1,7 @@
 #include "palimpsest/io/safetensors/header.h"
 
+#include "palimpsest/base/printable.h"
+
 #include <nlohmann/json.hpp>
 
 #include <algorithm>
@@ -36,22 +38,32 @@ std::string known_dtypes() {
 }
 
 std::string quoted(const std::string& name) {
-  return std::string("'").append(name, 0, 200).append("'");
+  return "'" + printable(shortened(name, 200)) + "'";
+}
+
+// A value of the file for a message: it may have megabytes.
+std::string shown(const json& value) {
+  return printable(shortened(value.dump(), 100));
 }
 
 // JSON allows a repeated name, and the parser would drop one of the two values. So this class watches the
 // parser's events. `names` gets the names of the outermost object in order.
 json parse_without_duplicates(std::string_view text, std::vector<std::string>& names) {
   std::vector<std::set<std::string>> seen;  // per nesting depth
+  std::size_t list_length = 0;              // lists are not nested
   const auto watch = [&](int depth, json::parse_event_t event, json& value) {
     if (event == json::parse_event_t::object_start) {
       // A tensor's entry holds arrays, nothing deeper; the limit keeps "{{{{..." from growing this vector.
       if (depth > 3) invalid("its header is nested too deeply");
       seen.resize(std::max<std::size_t>(seen.size(), depth + 1));
       seen[depth].clear();
-    } else if (event == json::parse_event_t::array_start && depth > 3) {
-      invalid("its header is nested too deeply");
+    } else if (event == json::parse_event_t::array_start) {
+      if (depth > 3) invalid("its header is nested too deeply");
+      list_length = 0;
+    } else if (event == json::parse_event_t::value) {
+      if (++list_length > kMaxDimensions) invalid("its header has a list of more than 64 values");
     } else if (event == json::parse_event_t::key) {
+      list_length = 0;
       const auto& name = value.get_ref<const std::string&>();
       if (!seen[depth - 1].insert(name).second) invalid("its header has " + quoted(name) + " twice");
       if (depth == 1) names.push_back(name);
@@ -61,7 +73,7 @@ json parse_without_duplicates(std::string_view text, std::vector<std::string>& n
   try {
     return json::parse(text.begin(), text.end(), watch);
   } catch (const json::exception& e) {
-    invalid(std::string("its header is not JSON: ") + e.what());
+    invalid("its header is not JSON: " + printable(shortened(e.what(), 300)));
   }
 }
 
@@ -75,7 +87,7 @@ std::vector<uint64_t> numbers(const json& list, const std::string& name, const c
   if (!list.is_array()) invalid("tensor " + quoted(name) + ": " + key + " is not a list of numbers");
   std::vector<uint64_t> values;
   for (const json& value : list) {
-    if (!value.is_number_unsigned()) invalid("tensor " + quoted(name) + ": " + key + " has " + value.dump());
+    if (!value.is_number_unsigned()) invalid("tensor " + quoted(name) + ": " + key + " has " + shown(value));
     values.push_back(value.get<uint64_t>());
   }
   return values;
@@ -87,7 +99,7 @@ at::ScalarType parse_dtype(const json& value, const std::string& name) {
       if (value.get_ref<const std::string&>() == d.name) return d.dtype;
     }
   }
-  invalid("tensor " + quoted(name) + " has the element type " + value.dump() + "; known are " +
+  invalid("tensor " + quoted(name) + " has the element type " + shown(value) + "; known are " +
           known_dtypes());
 }
 

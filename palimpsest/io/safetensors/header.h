@@ -24,8 +24,11 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Longer headers are refused, as in the format's own library. The headers of real models are below 1 MB.
-constexpr uint64_t kMaxSafetensorsHeader = 100'000'000;
+/// Longer headers are refused: a parsed header takes up to 20 times its bytes. The headers of real models are below 1 MB;
+/// the format's own library accepts 100 MB.
+constexpr uint64_t kMaxSafetensorsHeader = uint64_t{1} << 24;
+/// The longest list in a header, and so the most dimensions of a tensor.
+constexpr std::size_t kMaxDimensions = 64;
 
 /// Checks everything but the values; `data_bytes` is the number of bytes after the header. Throws
 /// std::invalid_argument with the fault, to which the caller adds the path.

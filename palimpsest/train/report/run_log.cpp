@@ -69,7 +69,8 @@ Json to_json(const amp::ExponentHistogram& h) {
 
 RunLog::RunLog(std::filesystem::path path, int64_t step) : path_(std::move(path)) {
   std::string kept;
-  if (step >= 0 && std::filesystem::exists(path_)) {
+  std::error_code ignored;  // what is wrong with the path, the write says
+  if (step >= 0 && std::filesystem::exists(path_, ignored)) {
     const std::string text = io::read_file(path_);
     for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
       const Json json =
@@ -77,9 +78,10 @@ RunLog::RunLog(std::filesystem::path path, int64_t step) : path_(std::move(path)
                       text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, /*exceptions=*/false);
       if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
       const auto line_step = json["step"].get<int64_t>();
-      if (line_step > step) continue;
+      if (line_step < 0 || line_step > step) continue;
       kept.append(text, begin, end + 1 - begin);
-      if (json.value("type", "") == "evaluation") evaluated_step_ = std::max(evaluated_step_, line_step);
+      if (json.contains("type") && json["type"] == "evaluation")
+        evaluated_step_ = std::max(evaluated_step_, line_step);
     }
   }
   io::write_file_atomically(path_, kept);
