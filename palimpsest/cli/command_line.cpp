@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <map>
+#include <set>
 
 namespace palimpsest::cli {
 namespace {
@@ -37,11 +38,56 @@ constexpr CommandInfo kCommands[] = {
      "write a trained model's weights as a plain state dict, folded for inference on request"},
 };
 
+/// An argument without a flag. The help of eval names it CHECKPOINT.
+struct Argument {
+  unsigned commands;
+  const char* name;
+  const char* type;
+  const char* help;
+  bool required;
+};
+
+constexpr unsigned bits(std::initializer_list<Command> commands) {
+  unsigned all = 0;
+  for (const Command command : commands) all |= static_cast<unsigned>(command);
+  return all;
+}
+
+constexpr const char* kCheckpointHelp = "checkpoint.safetensors of a training run, or the run's folder";
+constexpr Argument kCheckpointArguments[] = {
+    {bits({Command::kEval, Command::kPredict, Command::kExport}), "CHECKPOINT", "<file or folder>",
+     kCheckpointHelp, true},
+    {bits({Command::kInfo}), "CHECKPOINT", "<file or folder>", kCheckpointHelp, false},
+    {bits({Command::kImport}), "FILE", "<file>", "state dict or checkpoint: .safetensors, .pth, .pt", true},
+};
+constexpr Argument kImagesArgument{bits({Command::kPredict}), "IMAGE", "<file or folder>",
+                                   "images, or folders of images", true};
+
+constexpr const char* kVersion = "palimpsest " PALIMPSEST_VERSION " (libtorch " TORCH_VERSION ")";
+
 /// A flag as the user wrote it. It is applied after the files.
 struct FlagValue {
   const Setting* setting;
   std::string text;
 };
+
+/// Returns the text in lines of at most `columns` characters, broken at spaces.
+std::string wrapped(const std::string& text, std::size_t columns) {
+  std::string lines;
+  std::size_t begin = 0;  // of the last line
+  for (std::size_t at = 0, end; at < text.size(); at = end + 1) {
+    end = std::min(text.find(' ', at), text.size());
+    if (at > 0) {
+      const bool fits = lines.size() + 1 + end - at - begin <= columns;
+      lines += fits ? ' ' : '\n';
+      if (!fits) begin = lines.size();
+    }
+    lines.append(text, at, end - at);
+  }
+  return lines;
+}
+
+constexpr std::size_t kHelpColumn = 30, kHelpColumns = 100;
 
 std::string help_of(const Setting& s) {
   std::string help = s.help;
@@ -50,8 +96,8 @@ std::string help_of(const Setting& s) {
     for (const auto& name : s.choices()) names += (names.empty() ? "" : ", ") + name;
     help += " (" + names + ")";
   }
-  if (s.table.empty()) return help;
-  return help + " [default: " + to_toml(get(Options{}, s)) + "]";
+  if (!s.table.empty()) help += " [default: " + to_toml(get(Options{}, s)) + "]";
+  return wrapped(help, kHelpColumns - kHelpColumn);
 }
 
 void add_flag(CLI::App& app, const Setting& s, std::vector<FlagValue>& given) {
@@ -70,9 +116,18 @@ void add_flag(CLI::App& app, const Setting& s, std::vector<FlagValue>& given) {
                   name, [&given, &s, value](int64_t) { given.push_back({&s, value}); }, help)
         ->group(group);
   };
-  CLI::Option* on = add_switch(flag, "true", help_of(s));
+  add_switch(flag, "true", help_of(s));
   // A switch that only the command line has is an action: it has no form that switches it off.
-  if (!s.table.empty()) add_switch("--no-" + s.flag, "false", "switch it off")->excludes(on);
+  if (!s.table.empty()) add_switch("--no-" + s.flag, "false", "switch it off");
+}
+
+void refuse_opposites(const std::vector<FlagValue>& flags) {
+  std::set<const Setting*> on, off;
+  for (const auto& [s, text] : flags)
+    if (s->is_switch()) (text == "true" ? on : off).insert(s);
+  for (const Setting* s : on)
+    if (off.contains(s))
+      throw Error(ErrorKind::kUsage, "--" + s->flag + " and --no-" + s->flag + " exclude each other");
 }
 
 /// Returns the flags of `command`, for suggestions.
@@ -88,6 +143,7 @@ std::vector<std::string> flag_names(Command command) {
 
 void refuse_unknown(const CLI::App& app, const CommandInfo& command) {
   for (const std::string& extra : app.remaining()) {
+    if (extra == "--") continue;  // after it, an argument may begin with a dash
     if (!extra.starts_with('-'))
       throw Error(ErrorKind::kUsage, "unexpected argument '" + extra + "' for " + command.name);
     const std::string flag = extra.substr(0, extra.find('='));
@@ -142,10 +198,31 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   if (continues) check_resumed(options, resumed);
 }
 
-/// Returns the checkpoint of a folder of a run, or `path` itself.
-std::string checkpoint_of(const std::string& path) {
-  std::error_code ignored;
-  if (!std::filesystem::is_directory(path, ignored)) return path;
+template <class Value>
+void add_argument(CLI::App& app, Command command, const Argument& argument, Value& value) {
+  if ((argument.commands & static_cast<unsigned>(command)) == 0) return;
+  app.add_option(argument.name, value, argument.help)->type_name(argument.type)->required(argument.required);
+}
+
+/// Returns the error of a command line that CLI11 refuses.
+Error refusal(const CLI::App& app, const CLI::ParseError& failure) {
+  const auto chosen = app.get_subcommands();
+  if (chosen.empty())
+    return {ErrorKind::kUsage, std::string(failure.what()) + " (palimpsest --help lists the commands)"};
+  const std::string name = chosen.front()->get_name();
+  const std::string way_out = " (palimpsest " + name + " --help explains it)";
+  if (dynamic_cast<const CLI::RequiredError*>(&failure))
+    for (const CLI::Option* option : chosen.front()->get_options())
+      if (option->get_required() && option->count() == 0)
+        return {ErrorKind::kUsage, name + " needs the argument " + option->get_name() + ": " +
+                                       option->get_description() + way_out};
+  return {ErrorKind::kUsage, failure.what() + way_out};
+}
+
+/// Returns the checkpoint in a run's folder. Any other path is returned unchanged.
+std::string checkpoint_at(const std::string& path) {
+  std::error_code unreadable;  // the reader of the file reports that
+  if (!std::filesystem::is_directory(path, unreadable)) return path;
   return (std::filesystem::path(path) / "checkpoint.safetensors").string();
 }
 
@@ -175,33 +252,16 @@ Invocation parse_command_line(int argc, const char* const* argv) {
   CLI::App app("Trains convolutional networks in a fraction of the memory, with exact gradients.",
                "palimpsest");
   app.set_help_flag("-h,--help", "print this help and stop");
-  app.set_version_flag("--version", "palimpsest " PALIMPSEST_VERSION " (libtorch " TORCH_VERSION ")");
+  app.set_version_flag("-v,--version", kVersion, "print the version of the program and of libtorch");
+  app.get_formatter()->column_width(kHelpColumn);
   app.require_subcommand(1);
   std::vector<FlagValue> flags;
   for (const CommandInfo& c : kCommands) {
     CLI::App* sub = app.add_subcommand(c.name, c.help);
     sub->allow_extras();
-    if (c.command == Command::kEval || c.command == Command::kPredict)
-      sub->add_option("checkpoint", options.run.checkpoint,
-                      "output folder of a training run, or a checkpoint.safetensors")
-          ->type_name("<folder or file>")
-          ->required();
-    if (c.command == Command::kImport)
-      sub->add_option("file", options.run.checkpoint, "state dict or checkpoint: .safetensors, .pth, .pt")
-          ->type_name("<file>")
-          ->required();
-    if (c.command == Command::kExport)
-      sub->add_option("checkpoint", options.run.checkpoint,
-                      "output folder of a training run, or a checkpoint.safetensors")
-          ->type_name("<folder or file>")
-          ->required();
-    if (c.command == Command::kInfo)
-      sub->add_option("checkpoint", options.run.checkpoint, "describe this checkpoint's model")
-          ->type_name("<folder or file>");
-    if (c.command == Command::kPredict)
-      sub->add_option("inputs", options.run.inputs, "images, or folders of images")
-          ->type_name("<file or folder>")
-          ->required();
+    for (const Argument& argument : kCheckpointArguments)
+      add_argument(*sub, c.command, argument, options.run.checkpoint);
+    add_argument(*sub, c.command, kImagesArgument, options.run.inputs);
     for (const Setting& s : settings())
       if (s.taken_by(c.command)) add_flag(*sub, s, flags);
   }
@@ -210,7 +270,20 @@ Invocation parse_command_line(int argc, const char* const* argv) {
     for (const auto& name : command_names()) known += (known.empty() ? "" : ", ") + name;
     throw Error(ErrorKind::kUsage, "a command is required: " + known + " (palimpsest --help explains them)");
   }
-  if (argv[1][0] != '-') find_command(argv[1]);  // its error has a suggestion, CLI11's has none
+  const std::string_view first = argv[1];
+  if (first == "version") {
+    invocation.text = std::string(kVersion) + "\n";
+    return invocation;
+  }
+  if (first == "help") {
+    invocation.text =
+        argc > 2 ? app.get_subcommand(find_command(argv[2]).name)->help(app.get_name()) : app.help();
+    return invocation;
+  }
+  if (!first.starts_with('-')) find_command(first);  // its error has a suggestion, CLI11's has none
+  if (first.starts_with('-') && first != "-h" && first != "--help" && first != "-v" && first != "--version")
+    throw Error(ErrorKind::kUsage, "a command is required before '" + std::string(first) +
+                                       "' (palimpsest --help lists the commands)");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {  // --help, --version
@@ -218,14 +291,14 @@ Invocation parse_command_line(int argc, const char* const* argv) {
         dynamic_cast<const CLI::CallForVersion*>(&request) ? std::string(request.what()) + "\n" : app.help();
     return invocation;
   } catch (const CLI::ParseError& failure) {
-    throw Error(ErrorKind::kUsage, std::string(failure.what()) + " (palimpsest --help lists the commands)");
+    throw refusal(app, failure);
   }
   const CLI::App* sub = app.get_subcommands().front();
   const CommandInfo& command = find_command(sub->get_name());
   refuse_unknown(*sub, command);
+  refuse_opposites(flags);
   options.run.command = command.command;
-  if (command.command != Command::kImport && !options.run.checkpoint.empty())
-    options.run.checkpoint = checkpoint_of(options.run.checkpoint);
+  if (command.command != Command::kImport) options.run.checkpoint = checkpoint_at(options.run.checkpoint);
   apply_sources(options, flags);
   return invocation;
 }

@@ -248,7 +248,7 @@ int compare(Options options, const std::string& title) {
   const std::filesystem::path folder = options.output.folder;
   Comparison comparison(std::move(options), title);
   if (!comparison.run()) {
-    std::cerr << "palimpsest: stopped by signal " << comparison.signal()
+    std::cerr << "palimpsest: stopped by " << signal_name(comparison.signal())
               << " before the comparison was complete: no report; start it again with --overwrite"
               << std::endl;
     return 128 + comparison.signal();

@@ -1,6 +1,7 @@
 #include "palimpsest/cli/factories.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/data/files.h"
 #include "palimpsest/data/generated/streets.h"
 #include "palimpsest/data/image_folder.h"
 #include "palimpsest/data/segmentation_folder.h"
@@ -11,6 +12,8 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <iostream>
 #include <iterator>
 
 namespace palimpsest::cli {
@@ -26,6 +29,7 @@ data::TransformOptions transform(const Options& options, bool training) {
   t.flip_probability = training ? d.flip : 0;
   t.pad = d.pad;
   t.ignore_id = d.ignore_id;
+  t.exif_orientation = d.exif_orientation;
   t.mean = d.mean;
   t.std = d.std;
   return t;
@@ -117,6 +121,16 @@ std::unique_ptr<data::Loader> make_loader(const Options& options,
   return std::make_unique<data::Loader>(std::move(dataset), l);
 }
 
+void tell_skipped(const std::vector<std::shared_ptr<data::Dataset>>& sets) {
+  std::vector<std::filesystem::path> skipped;
+  for (const auto& set : sets) {
+    if (!set) continue;
+    const auto of_set = set->skipped();
+    skipped.insert(skipped.end(), of_set.begin(), of_set.end());
+  }
+  if (!skipped.empty()) std::cerr << "palimpsest: " << data::skipped_text(skipped) << std::endl;
+}
+
 }  // namespace
 
 Datasets make_datasets(Options& options, Need need) {
@@ -132,6 +146,7 @@ Datasets make_datasets(Options& options, Need need) {
   }
   for (const auto& set : {sets.train, sets.validation})
     if (set) complete_classes(options, *set);
+  if (!options.output.quiet) tell_skipped({sets.train, sets.validation});
   if (sets.train && sets.train->size() < options.train.batch)
     throw Error(ErrorKind::kUsage, "[train] batch (--batch) must be at most the number of training images (" +
                                        std::to_string(sets.train->size()) + "), got " +

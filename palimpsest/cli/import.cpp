@@ -21,6 +21,14 @@ namespace {
   throw Error(ErrorKind::kCheckpoint, "cannot import '" + file + "': " + reason);
 }
 
+bool is_torchvisions_deeplab(const nn::StateDict& tensors) {
+  const auto has = [&](std::string_view prefix) {
+    return std::any_of(tensors.begin(), tensors.end(),
+                       [&](const auto& entry) { return entry.first.starts_with(prefix); });
+  };
+  return has("backbone.") && has("classifier.0.convs.");
+}
+
 /// Takes the number of classes from the file unless the user gave one. Every model that we import has a
 /// classifier.
 void complete_classes(Options& options, const nn::StateDict& tensors) {
@@ -42,6 +50,10 @@ void check_fit(const std::string& file, const Options& options, const nn::StateD
                const nn::Model& model) {
   const nn::StateDictDiff diff = nn::compare(tensors, nn::state_dict(model));
   if (diff.empty()) return;
+  if (is_torchvisions_deeplab(tensors))
+    refuse(file,
+           "it is torchvision's DeepLabV3, which has another head than ours; import torchvision's file of "
+           "the ResNet and start from it with train --weights");
   const std::string other = models::fitting_model(tensors);
   std::string way_out = "no other model of ours fits, either";
   if (other == options.model.name) {

@@ -1,3 +1,4 @@
+#include "palimpsest/cli/checkpoint_summary.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/factories.h"
 #include "palimpsest/cli/model_summary.h"
@@ -14,6 +15,7 @@
 #include <fmt/ranges.h>
 #include <torch/torch.h>
 
+#include <cstdio>
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -82,32 +84,43 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return shape.empty() ? "-" : fmt::format("{}", fmt::join(shape, "x"));
 }
 
-void print(const Options& options, const std::vector<LayerSummary>& layers, int64_t parameters,
-           const std::vector<StrategyMemory>& memory) {
+void print_layers(const Options& options, const std::vector<LayerSummary>& layers, int64_t parameters) {
   std::size_t width = 5;
   for (const auto& layer : layers) width = std::max(width, layer.name.size());
   fmt::print("{:<{}}  {:>16}  {:>16}  {:>12}\n", "layer", width, "weight", "output", "parameters");
   for (const auto& layer : layers)
     fmt::print("{:<{}}  {:>16}  {:>16}  {:>12}\n", layer.name, width, layer.shape, shape_text(layer.output),
                layer.parameters);
-  fmt::print("\n{}: {} parameters, {:.1f} MB; outputs are of a batch of {} at {}x{} pixels\n\n",
+  fmt::print("\n{}: {} parameters, {:.1f} MB; outputs are of a batch of {} at {}x{} pixels\n",
              options.model.name, parameters,
              static_cast<double>(parameters) * (options.train.dtype == "f64" ? 8 : 4) / kMB, kImages,
              options.run.size, options.run.size);
-  fmt::print("{:<22}  {:>18}  {:>6}  {:>22}  {:>6}\n", "strategy", "kept MB per image", "ratio",
-             "peak MB, 2 images", "ratio");
-  for (const auto& m : memory)
-    fmt::print("{:<22}  {:>18.1f}  {:>6.2f}  {:>22.1f}  {:>6.2f}\n", m.strategy, m.kept_mb_per_image,
-               m.kept_mb_per_image / memory[0].kept_mb_per_image, m.peak_mb, m.peak_mb / memory[0].peak_mb);
-  fmt::print(
-      "\nkept: tensors saved for backward. peak: highest of a forward and backward pass, with parameters and "
-      "gradients. MB = 10^6 bytes.\n");
 }
 
-nlohmann::ordered_json to_json(const Options& options, const std::vector<LayerSummary>& layers,
-                               int64_t parameters, const std::vector<StrategyMemory>& memory) {
-  nlohmann::ordered_json json{
-      {"model", options.model.name}, {"parameters", parameters}, {"size", options.run.size}};
+/// Prints the row of each strategy as soon as it is measured.
+std::vector<StrategyMemory> measure_all(const Options& options, bool prints) {
+  if (prints)
+    fmt::print("\n{:<22}  {:>18}  {:>6}  {:>22}  {:>6}\n", "strategy", "kept MB per image", "ratio",
+               "peak MB, 2 images", "ratio");
+  std::vector<StrategyMemory> memory;
+  for (const auto& strategy : strategies(options.model)) {
+    std::fflush(stdout);
+    const StrategyMemory& m = memory.emplace_back(measure(options, strategy));
+    if (prints)
+      fmt::print("{:<22}  {:>18.1f}  {:>6.2f}  {:>22.1f}  {:>6.2f}\n", m.strategy, m.kept_mb_per_image,
+                 m.kept_mb_per_image / memory[0].kept_mb_per_image, m.peak_mb, m.peak_mb / memory[0].peak_mb);
+  }
+  if (prints)
+    fmt::print(
+        "\nkept: tensors saved for backward. peak: highest of a forward and backward pass, with parameters "
+        "and gradients. MB = 10^6 bytes.\n");
+  return memory;
+}
+
+/// Adds "size", "layers" and "strategies" to `json`.
+void add_measured(nlohmann::ordered_json& json, const Options& options,
+                  const std::vector<LayerSummary>& layers, const std::vector<StrategyMemory>& memory) {
+  json["size"] = options.run.size;
   auto& layer_list = json["layers"] = nlohmann::ordered_json::array();
   for (const auto& layer : layers)
     layer_list.push_back({{"name", layer.name},
@@ -119,33 +132,46 @@ nlohmann::ordered_json to_json(const Options& options, const std::vector<LayerSu
     strategy_list.push_back({{"strategy", m.strategy},
                              {"kept_mb_per_image", m.kept_mb_per_image},
                              {"peak_mb_of_two_images", m.peak_mb}});
-  return json;
 }
+
+/// Lists the layers of the model and counts its parameters.
+std::vector<LayerSummary> list_layers(const Options& options, int64_t& parameters) {
+  Options listed = options;
+  // `fused` runs a whole block as one operator, which shows no layer.
+  if (options.model.name.starts_with("densenet")) listed.model.dense_strategy = "shared_gradient";
+  const auto model = make_model(listed);
+  const auto format = make_format(listed);
+  format.convert(*model);
+  model->eval();
+  const torch::NoGradGuard no_grad;
+  for (const auto& p : model->parameters()) parameters += p.numel();
+  return summarize(*model, [&] { model->forward(random_images(options, format)); });
+}  // frees the model: its weights would count in every peak
 
 }  // namespace
 
 int run_info(const Options& options) {
-  std::vector<LayerSummary> layers;
-  int64_t parameters = 0;
-  {
-    Options listed = options;
-    // `fused` runs a whole block as one operator, which shows no layer.
-    if (options.model.name.starts_with("densenet")) listed.model.dense_strategy = "shared_gradient";
-    const auto model = make_model(listed);
-    const auto format = make_format(listed);
-    format.convert(*model);
-    model->eval();
-    const torch::NoGradGuard no_grad;
-    layers = summarize(*model, [&] { model->forward(random_images(options, format)); });
-    for (const auto& p : model->parameters()) parameters += p.numel();
-  }  // frees the model: its weights would count in every peak
-  std::vector<StrategyMemory> memory;
-  for (const auto& strategy : strategies(options.model)) memory.push_back(measure(options, strategy));
-  if (options.run.json) {
-    std::cout << to_json(options, layers, parameters, memory).dump() << std::endl;
+  const bool of_file = !options.run.checkpoint.empty(), json_wanted = options.run.json;
+  nlohmann::ordered_json json;
+  if (of_file) {
+    const CheckpointSummary summary = summarize_checkpoint(options);
+    json = to_json(summary, options);
+    if (!json_wanted) fmt::print("{}", to_text(summary));
   } else {
-    print(options, layers, parameters, memory);
+    json["model"] = options.model.name;
   }
+  if (!of_file || options.given.contains("size")) {  // of a checkpoint on request: it takes seconds
+    int64_t parameters = 0;
+    if (of_file && !json_wanted) fmt::print("\n");
+    const auto layers = list_layers(options, parameters);
+    json["parameters"] = parameters;
+    if (!json_wanted) print_layers(options, layers, parameters);
+    add_measured(json, options, layers, measure_all(options, !json_wanted));
+  } else if (!json_wanted) {
+    fmt::print("\nLayers and memory per strategy: palimpsest info {} --size {}\n", options.run.checkpoint,
+               options.run.size);
+  }
+  if (json_wanted) std::cout << json.dump() << std::endl;
   return 0;
 }
 

@@ -57,6 +57,7 @@ struct Options {
     double scale_min = 1, scale_max = 1;
     double flip = 0.5;
     bool pad = true;
+    bool exif_orientation = true;
     int64_t ignore_id = 255;
     std::array<double, 3> mean{0.485, 0.456, 0.406}, std{0.229, 0.224, 0.225};
     int64_t workers = 1;

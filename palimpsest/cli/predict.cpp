@@ -29,9 +29,10 @@ std::string utf8_name(const fs::path& path) {
   return is_utf8(path.string()) ? path.string() : printable(path.string());
 }
 
-/// Lists the files as they are named, and the images of each folder sorted by name.
+/// Lists the files as they are named, and the images of each folder sorted by name. Standard error names what
+/// the folders hold beside images.
 std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
-  std::vector<fs::path> images;
+  std::vector<fs::path> images, skipped;
   for (const fs::path input : inputs) {
     if (!data::is_there(input)) throw Error(ErrorKind::kData, input.string() + ": no such image or folder");
     std::error_code ignored;
@@ -39,9 +40,10 @@ std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
       images.push_back(input);
       continue;
     }
-    const auto found = data::list_images(input, "images to predict");
+    const auto found = data::list_images(input, "images to predict", &skipped);
     images.insert(images.end(), found.begin(), found.end());
   }
+  if (!skipped.empty()) std::cerr << "palimpsest: " << data::skipped_text(skipped) << std::endl;
   return images;
 }
 
@@ -67,19 +69,36 @@ std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const f
 
 /// Reads a whole image as (1, 3, H, W), normalized as the training images were. The networks take any size.
 at::Tensor read_input(const fs::path& path, const Options& options, const train::TensorFormat& format) {
-  const at::Tensor image = io::read_image(path);
-  const int64_t height = image.size(0), width = image.size(1);
-  const data::View whole{height, width, 0, 0, height, width, false};
   data::TransformOptions transform;
+  transform.exif_orientation = options.data.exif_orientation;
   transform.mean = options.data.mean;
   transform.std = options.data.std;
+  const at::Tensor image = data::read_image(path, transform);
+  const int64_t height = image.size(0), width = image.size(1);
+  const data::View whole{height, width, 0, 0, height, width, false};
   return format.convert(data::view_image(image, whole, transform).unsqueeze(0));
 }
 
 /// Collects the logits of each image under the image's name, for --logits FILE.
 class LogitsFile {
  public:
-  explicit LogitsFile(const Options& options) : path_(options.run.logits) { file_.metadata["format"] = "pt"; }
+  /// Throws before the first image is read if the file exists and --overwrite is not given, or if the file is
+  /// the checkpoint or an image.
+  LogitsFile(const Options& options, const std::vector<fs::path>& images) : path_(options.run.logits) {
+    file_.metadata["format"] = "pt";
+    if (!wanted()) return;
+    std::error_code missing;
+    const auto refuse_same = [&](const fs::path& other, const char* what) {
+      if (fs::equivalent(path_, other, missing))
+        throw Error(ErrorKind::kUsage,
+                    "--logits must be a file of its own, got " + path_.string() + ", which is " + what);
+    };
+    refuse_same(options.run.checkpoint, "the checkpoint");
+    for (const fs::path& image : images) refuse_same(image, "itself an input");
+    if (!options.run.overwrite && fs::exists(path_, missing))
+      throw Error(ErrorKind::kOutput,
+                  "'" + path_.string() + "' exists: replace it with --overwrite, or name another --logits");
+  }
 
   bool wanted() const { return !path_.empty(); }
   void add(const fs::path& image, const at::Tensor& logits) {
@@ -98,22 +117,8 @@ class LogitsFile {
   io::Safetensors file_;
 };
 
-/// Throws unless --logits names another file than the checkpoint and the images.
-void check_logits(const Options& options, const std::vector<fs::path>& images) {
-  const fs::path file = options.run.logits;
-  if (file.empty()) return;
-  const auto refuse_same = [&](const fs::path& other, const char* what) {
-    std::error_code missing;
-    if (fs::equivalent(file, other, missing))
-      throw Error(ErrorKind::kUsage,
-                  "--logits must be a file of its own, got " + file.string() + ", which is " + what);
-  };
-  refuse_same(options.run.checkpoint, "the checkpoint");
-  for (const fs::path& image : images) refuse_same(image, "itself an input");
-}
-
 void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const Options& options) {
-  LogitsFile logits_file(options);
+  LogitsFile logits_file(options, images);
   const bool pictures = !options.output.folder.empty();
   if (!pictures && !logits_file.wanted())
     throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: the pictures go there");
@@ -145,7 +150,7 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
                                        " names images, and the names are printed");
   const auto format = make_format(options);
   auto list = nlohmann::ordered_json::array();
-  LogitsFile logits_file(options);
+  LogitsFile logits_file(options, images);
   for (const fs::path& image : images) {
     const at::Tensor logits =
         train::forward(model, read_input(image, options, format), format.precision)[0].cpu();
@@ -171,7 +176,6 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
 int run_predict(const Options& given) {
   Options options = given;
   const auto images = list_inputs(options.run.inputs);
-  check_logits(options, images);
   const auto model = load_trained_model(options);
   // A training stores the names; a configuration of the user's need not have them.
   for (int64_t i = options.model.class_names.size(); i < options.model.classes; ++i)

@@ -9,6 +9,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <iostream>
 #include <latch>
 #include <string>
@@ -67,6 +68,12 @@ const std::atomic<int>& install_stop_signals() {
   sigaction(SIGHUP, nullptr, &hangup);
   if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // ignored: nohup asked for that
   return stop_signal;
+}
+
+std::string signal_name(int signal) {
+  const char* abbreviation = sigabbrev_np(signal);  // "INT"
+  const std::string number = "signal " + std::to_string(signal);
+  return abbreviation ? number + " (SIG" + abbreviation + ")" : number;
 }
 
 void end_process(int exit_status) {

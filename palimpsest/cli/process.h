@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <string>
 
 // Settings and handlers of the whole process.
 namespace palimpsest::cli {
@@ -14,6 +15,9 @@ void apply_process_options(const Options& options);
 /// train::train polls. A second signal ends the program at once. A SIGHUP that is ignored (nohup) stays so.
 /// Idempotent.
 const std::atomic<int>& install_stop_signals();
+
+/// Returns "signal 2 (SIGINT)".
+std::string signal_name(int signal);
 
 /// Ends the process. Writes all output, but does not run libtorch's static destructors: to destroy its
 /// registry of operators takes a fifth of the time of a short command.

@@ -130,6 +130,9 @@ std::vector<Setting> make_settings() {
        PALIMPSEST_FIELD(data.flip), kShare},
       {"data", "pad", "pad", "", "pad an image that is smaller than the crop; otherwise it is an error",
        kTraining, PALIMPSEST_FIELD(data.pad)},
+      {"data", "exif_orientation", "exif-orientation", "",
+       "turn JPEG images as their Exif data say; labels stay as they are", kReadsData | Command::kPredict,
+       PALIMPSEST_FIELD(data.exif_orientation)},
       {"data", "ignore_id", "ignore-id", "<id>", "label of pixels without a class", kReadsData,
        PALIMPSEST_FIELD(data.ignore_id), kByte},
       {"data", "mean", "mean", "<r,g,b>", "subtracted from RGB in [0, 1]", kReadsData | Command::kImport,
@@ -229,8 +232,9 @@ std::vector<Setting> make_settings() {
        Command::kTrain | Command::kEval | Command::kPredict, PALIMPSEST_FIELD(run.device)},
       {"", "resume", "resume", "", "continue the run in the output folder bit-exactly", kOneStrategy,
        PALIMPSEST_FIELD(run.resume)},
-      {"", "overwrite", "overwrite", "", "replace the run in the output folder, or the file (import, export)",
-       kTraining | kWritesWeights, PALIMPSEST_FIELD(run.overwrite)},
+      {"", "overwrite", "overwrite", "",
+       "replace the run in the output folder, or the file (import, export, predict --logits)",
+       kTraining | kWritesWeights | Command::kPredict, PALIMPSEST_FIELD(run.overwrite)},
       {"", "file", "output", "<file>", "the .safetensors file to write", kWritesWeights,
        PALIMPSEST_FIELD(run.file)},
       {"", "format", "format", "<name>", "meaning of the weights of normalizations in the file",
@@ -242,7 +246,9 @@ std::vector<Setting> make_settings() {
        static_cast<unsigned>(Command::kPredict), PALIMPSEST_FIELD(run.logits)},
       {"", "json", "json", "", "print the result as one JSON object",
        Command::kEval | Command::kPredict | Command::kInfo, PALIMPSEST_FIELD(run.json)},
-      {"", "size", "size", "<pixels>", "side of the images for the memory measurement",
+      {"", "size", "size", "<pixels>",
+       "side of the images for layers and memory, 224 if not given; of a CHECKPOINT they are listed if it is "
+       "given",
        static_cast<unsigned>(Command::kInfo), PALIMPSEST_FIELD(run.size), kImageSide},
   };
 }

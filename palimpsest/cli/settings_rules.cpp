@@ -103,6 +103,11 @@ std::string void_reason(const Options& options, const Setting& s) {
            ", which is " + options.model.name;
   if (id == "model.reset_classifier" && options.model.reset_classifier && options.model.weights.empty())
     return "needs " + both_names(setting("model.weights")) + ", which is not given";
+  // A network of generated scenes predicts photos all the same.
+  if (id == "data.exif_orientation" && options.data.kind == "generated" &&
+      options.run.command != Command::kPredict)
+    return "needs " + both_names(setting("data.kind")) +
+           " = image_folder or segmentation_folder, which is generated";
   if (id == "data.pad" && options.data.crop == 0)
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (id == "data.prefetch" && options.data.workers == 0)
@@ -179,6 +184,8 @@ void check_combinations(const Options& options, const Options& before) {
            std::to_string(options.model.classes) + ", got " + std::to_string(names.size()) + " names");
   if (options.run.resume && given_at("model.weights").starts_with("--"))
     refuse("--weights has no effect with --resume: the run in the output folder has its own weights");
+  if (options.run.command == Command::kPredict && options.run.overwrite && options.run.logits.empty())
+    refuse("--overwrite has no effect without --logits: predict replaces pictures in any case");
   if (options.run.resume && options.run.overwrite)
     refuse("--resume continues the run in the output folder, --overwrite replaces it: give one of them");
 }

@@ -35,7 +35,8 @@ bool chooses_files(const Setting& setting, Command command) {
     return std::find(ids.begin(), ids.end(), setting.id()) != ids.end();
   };
   if (setting.table == "output" || is_one_of({"model.weights", "model.reset_classifier"})) return true;
-  return command != Command::kEval && is_one_of({"data.root", "data.train_split", "data.val_split"});
+  if (command == Command::kEval || command == Command::kInfo) return false;  // info names them, and reads none
+  return is_one_of({"data.root", "data.train_split", "data.val_split"});
 }
 
 /// Formats the given value and its type for a message.

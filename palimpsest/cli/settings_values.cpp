@@ -109,8 +109,10 @@ std::string to_toml(const Value& value) {
                         [](int64_t i) { return std::to_string(i); },
                         [](double d) {
                           const std::string text = number_text(d);
-                          // A point or an exponent tells TOML that a number is a fraction.
-                          return text.find_first_of(".e") == std::string::npos ? text + ".0" : text;
+                          // A point or an exponent tells TOML that a number is a fraction. nan and inf are words.
+                          const bool plain =
+                              std::isfinite(d) && text.find_first_of(".e") == std::string::npos;
+                          return plain ? text + ".0" : text;
                         },
                         [](const std::string& s) { return toml_string(s); },
                         [](const std::vector<std::string>& list) {

@@ -44,7 +44,7 @@ int run_train(const Options& given) {
     if (options.run.resume && outcome.steps.empty() && outcome.evaluations.empty()) tell_complete(options);
     return 0;
   }
-  std::cerr << "palimpsest: stopped by signal " << outcome.signal << "; checkpoint saved in '"
+  std::cerr << "palimpsest: stopped by " << signal_name(outcome.signal) << "; checkpoint saved in '"
             << printable(options.output.folder) << "', continue with --resume" << std::endl;
   return 128 + outcome.signal;
 }

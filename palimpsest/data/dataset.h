@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -32,6 +33,8 @@ class Dataset {
   /// Returns a text that is another one for other examples, or "" if that is not known. A checkpoint holds it,
   /// and a resumed run compares it (train/trainer.h). Files: their number, names and sizes (data/identity.h).
   virtual std::string identity() const { return ""; }
+  /// Returns the files and folders beside the examples that the data set does not read, such as .bmp files.
+  virtual std::vector<std::filesystem::path> skipped() const { return {}; }
 };
 
 }  // namespace palimpsest::data

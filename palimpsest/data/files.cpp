@@ -20,7 +20,7 @@ bool is_image(const fs::path& path) {
 
 template <class Wanted>
 std::vector<fs::path> list(const fs::path& folder, const char* what, const std::string& layout,
-                           const Wanted& wanted) {
+                           std::vector<fs::path>* skipped, const Wanted& wanted) {
   const auto fail = [&](const std::string& reason) {
     throw Error(ErrorKind::kData, "data folder '" + folder.string() + "' " + reason + "; expected " + layout);
   };
@@ -29,16 +29,18 @@ std::vector<fs::path> list(const fs::path& folder, const char* what, const std::
   if (status.type() == fs::file_type::not_found) fail("does not exist");
   if (!fs::status_known(status)) fail("cannot be read (" + error.message() + ")");
   if (!fs::is_directory(status)) fail("is not a folder");
-  std::vector<fs::path> found;
+  std::vector<fs::path> found, others;
   fs::directory_iterator entry(folder, error);
   for (; !error && entry != fs::directory_iterator(); entry.increment(error)) {
     std::error_code vanished;  // a dangling link, for instance, is neither a file nor a folder
-    if (entry->path().filename().string().starts_with('.')) continue;
-    if (wanted(*entry, vanished)) found.push_back(entry->path());
+    const bool hidden = entry->path().filename().string().starts_with('.');
+    (!hidden && wanted(*entry, vanished) ? found : others).push_back(entry->path());
   }
   if (error) fail("cannot be listed (" + error.message() + ")");
   if (found.empty()) fail(std::string("holds no ") + what);
   std::sort(found.begin(), found.end());
+  std::sort(others.begin(), others.end());
+  if (skipped) skipped->insert(skipped->end(), others.begin(), others.end());
   return found;
 }
 
@@ -58,17 +60,30 @@ bool is_there(const fs::path& path) {
   throw Error(ErrorKind::kData, "cannot read '" + path.string() + "': " + error.message());
 }
 
-std::vector<fs::path> list_images(const fs::path& folder, const std::string& layout) {
-  return list(folder, ".jpg, .jpeg or .png file", layout,
+std::vector<fs::path> list_images(const fs::path& folder, const std::string& layout,
+                                  std::vector<fs::path>* skipped) {
+  return list(folder, ".jpg, .jpeg or .png file", layout, skipped,
               [](const fs::directory_entry& entry, std::error_code& error) {
                 return is_image(entry.path()) && entry.is_regular_file(error);
               });
 }
 
-std::vector<fs::path> list_folders(const fs::path& folder, const std::string& layout) {
-  return list(folder, "folder", layout, [](const fs::directory_entry& entry, std::error_code& error) {
-    return entry.is_directory(error);
-  });
+std::vector<fs::path> list_folders(const fs::path& folder, const std::string& layout,
+                                   std::vector<fs::path>* skipped) {
+  return list(
+      folder, "folder", layout, skipped,
+      [](const fs::directory_entry& entry, std::error_code& error) { return entry.is_directory(error); });
+}
+
+std::string skipped_text(const std::vector<fs::path>& skipped) {
+  constexpr std::size_t kShown = 3;
+  if (skipped.empty()) return "";
+  std::string text = "skipped " + std::to_string(skipped.size()) +
+                     (skipped.size() == 1 ? " file or folder, which is" : " files or folders, which are") +
+                     " hidden or no .jpg, .jpeg or .png file: ";
+  for (std::size_t i = 0; i < std::min(kShown, skipped.size()); ++i)
+    text += (i ? ", " : "") + skipped[i].string();
+  return text + (skipped.size() > kShown ? ", ..." : "");
 }
 
 }  // namespace palimpsest::data

@@ -2,7 +2,6 @@
 
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/identity.h"
-#include "palimpsest/io/image.h"
 
 #include <ATen/ops/scalar_tensor.h>
 
@@ -20,6 +19,11 @@ class ImageFiles : public Dataset {
     check_transform(transform);
   }
 
+  std::vector<fs::path> skipped() const override { return skipped_; }
+  void add_skipped(const std::vector<fs::path>& files) {
+    skipped_.insert(skipped_.end(), files.begin(), files.end());
+  }
+
   void add_class(std::string name, std::vector<fs::path> files) {
     classes_.resize(files_.size() + files.size(), static_cast<int64_t>(names_.size()));
     names_.push_back(std::move(name));
@@ -35,7 +39,7 @@ class ImageFiles : public Dataset {
 
   Sample get(int64_t index, Random& random) const override {
     const fs::path& path = files_.at(index);
-    const at::Tensor image = io::read_image(path);
+    const at::Tensor image = read_image(path, transform_);
     const View view = choose_view(image.size(0), image.size(1), transform_, random, path.string());
     at::Tensor target;
     if (!classes_.empty()) target = at::scalar_tensor(classes_[index], at::kLong);
@@ -44,7 +48,7 @@ class ImageFiles : public Dataset {
 
  private:
   TransformOptions transform_;
-  std::vector<fs::path> files_;
+  std::vector<fs::path> files_, skipped_;
   std::vector<int64_t> classes_;  // one per file; empty when unlabeled
   std::vector<std::string> names_;
 };
@@ -55,10 +59,12 @@ std::shared_ptr<Dataset> image_folder(const std::string& root, const std::string
                                       const TransformOptions& transform) {
   auto dataset = std::make_shared<ImageFiles>(transform);
   const std::string layout = "images ROOT/" + split + "/CLASS/NAME.jpg (or .png)";
-  for (const fs::path& folder : list_folders(fs::path(root) / split, layout)) {
+  std::vector<fs::path> skipped;
+  for (const fs::path& folder : list_folders(fs::path(root) / split, layout, &skipped)) {
     check_class_name(folder.filename().string(), (fs::path(root) / split).string());
-    dataset->add_class(folder.filename().string(), list_images(folder, layout));
+    dataset->add_class(folder.filename().string(), list_images(folder, layout, &skipped));
   }
+  dataset->add_skipped(skipped);
   return dataset;
 }
 
@@ -68,7 +74,9 @@ std::shared_ptr<Dataset> image_files(const std::string& path, const TransformOpt
   if (is_there(path) && !fs::is_directory(path, ignored)) {
     dataset->add_unlabeled({path});
   } else {
-    dataset->add_unlabeled(list_images(path, "a folder of images, or one image file"));
+    std::vector<fs::path> skipped;
+    dataset->add_unlabeled(list_images(path, "a folder of images, or one image file", &skipped));
+    dataset->add_skipped(skipped);
   }
   return dataset;
 }

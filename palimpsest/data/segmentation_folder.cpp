@@ -56,7 +56,7 @@ class SegmentationFolder : public Dataset {
     const fs::path labels = root / (split + "annot");
     const std::string layout =
         "images ROOT/" + split + "/NAME.jpg (or .png) with labels ROOT/" + split + "annot/NAME.png";
-    images_ = list_images(root / split, layout);
+    images_ = list_images(root / split, layout, &skipped_);
     std::map<fs::path, fs::path>
         image_of;  // by label: a.jpg and a.png share a.png, and a.k.png sorts between them
     for (const fs::path& image : images_) {
@@ -79,13 +79,16 @@ class SegmentationFolder : public Dataset {
   const std::vector<std::string>& class_names() const override { return names_; }
   std::string identity() const override { return files_identity({images_, labels_}, images_.size()); }
 
+  std::vector<fs::path> skipped() const override { return skipped_; }
+
   Sample get(int64_t index, Random& random) const override {
     const fs::path &image_path = images_.at(index), &label_path = labels_.at(index);
-    const at::Tensor image = io::read_image(image_path), label = io::read_label(label_path);
+    const at::Tensor image = read_image(image_path, transform_), label = io::read_label(label_path);
     if (image.size(0) != label.size(0) || image.size(1) != label.size(1)) {
       throw Error(ErrorKind::kData, "image '" + image_path.string() + "' has " + size_text(image) +
                                         " pixels, its label '" + label_path.string() + "' has " +
-                                        size_text(label) + ": they must be the same");
+                                        size_text(label) + ": they must be the same" +
+                                        orientation_hint(image, label));
     }
     check_ids(label, label_path);
     const View view = choose_view(image.size(0), image.size(1), transform_, random, image_path.string());
@@ -94,10 +97,18 @@ class SegmentationFolder : public Dataset {
   }
 
  private:
+  /// A label that was drawn on the pixels as they are stored does not fit a photo that is turned upright.
+  std::string orientation_hint(const at::Tensor& image, const at::Tensor& label) const {
+    const bool turned = image.size(0) == label.size(1) && image.size(1) == label.size(0);
+    if (!turned || !transform_.exif_orientation) return "";
+    return "; if the image is a photo with an Exif orientation, --no-exif-orientation reads it as it is "
+           "stored";
+  }
+
   // Otherwise a lost or renamed image would silently be missing from the training.
-  void check_every_label_has_its_image(const fs::path& folder, const std::string& layout) const {
+  void check_every_label_has_its_image(const fs::path& folder, const std::string& layout) {
     const std::set<fs::path> known(labels_.begin(), labels_.end());
-    for (const fs::path& label : list_images(folder, layout)) {
+    for (const fs::path& label : list_images(folder, layout, &skipped_)) {
       if (known.contains(label)) continue;
       throw Error(ErrorKind::kData,
                   "label '" + label.string() + "' has no image of its name (missing, or a link to " +
@@ -122,7 +133,7 @@ class SegmentationFolder : public Dataset {
 
   int64_t classes_;
   TransformOptions transform_;
-  std::vector<fs::path> images_, labels_;
+  std::vector<fs::path> images_, labels_, skipped_;
   std::vector<std::string> names_;
 };
 

@@ -1,6 +1,7 @@
 #include "palimpsest/data/transforms.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/io/image.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -114,6 +115,11 @@ View choose_view(int64_t height, int64_t width, const TransformOptions& options,
     view.left = place(view.scaled_width, crop, left_at, training);
   }
   return view;
+}
+
+at::Tensor read_image(const std::filesystem::path& path, const TransformOptions& options) {
+  return io::read_image(path,
+                        options.exif_orientation ? io::Orientation::kUpright : io::Orientation::kAsStored);
 }
 
 at::Tensor view_image(const at::Tensor& image, const View& view, const TransformOptions& options) {

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cstdint>
+#include <filesystem>
 #include <string>
 
 namespace palimpsest::data {
@@ -25,6 +26,8 @@ struct TransformOptions {
   /// Pads an image that is smaller than the crop (mean colour, ignore id); false: such an image is an error.
   bool pad = true;
   int64_t ignore_id = 255;
+  /// Turns a JPEG image as its Exif data say (io/image.h). Labels have no such data.
+  bool exif_orientation = true;
   /// RGB in [0, 1]: the image is normalized to (value - mean) / std.
   std::array<double, 3> mean{0.485, 0.456, 0.406};
   std::array<double, 3> std{0.229, 0.224, 0.225};
@@ -51,6 +54,9 @@ void check_transform(const TransformOptions& options);
 /// after an hour.
 View choose_view(int64_t height, int64_t width, const TransformOptions& options, Random& random,
                  const std::string& name);
+
+/// Reads the image file of an example as u8 (H, W, 3): io::read_image with the orientation that `options` want.
+at::Tensor read_image(const std::filesystem::path& path, const TransformOptions& options);
 
 /// Maps u8 (H, W, 3) to normalized f32 (3, view.height, view.width): (value / 255 - mean) / std. Scaling is
 /// bilinear between pixel centres (as in at::upsample_bilinear2d without align_corners), without intermediate

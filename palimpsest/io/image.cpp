@@ -66,9 +66,9 @@ void check_pixels(const std::filesystem::path& path, uint64_t height, uint64_t w
 
 }  // namespace codecs
 
-at::Tensor read_image(const std::filesystem::path& path) {
+at::Tensor read_image(const std::filesystem::path& path, Orientation orientation) {
   const std::string bytes = read_file(path);
-  if (is_jpeg(bytes)) return codecs::decode_jpeg(bytes, path);
+  if (is_jpeg(bytes)) return codecs::decode_jpeg(bytes, path, orientation);
   if (is_png(bytes)) return codecs::decode_png(bytes, path);
   codecs::fail_to_read(path, foreign_format(bytes));
 }

@@ -7,11 +7,17 @@
 
 namespace palimpsest::io {
 
+/// What becomes of the orientation in the Exif data of a JPEG file. Cameras store a photo as the sensor lies.
+enum class Orientation {
+  kUpright,  ///< the picture is turned or mirrored as the Exif data say: as every viewer shows it
+  kAsStored  ///< the Exif data are ignored
+};
+
 /// Reads a JPEG or PNG file as u8 (H, W, 3) RGB. The first bytes decide the format, not the name. Converts
-/// grey, palette and CMYK images, reduces 16 bits to 8, drops alpha, and does not apply an Exif rotation.
+/// grey, palette and CMYK images, reduces 16 bits to 8 and drops alpha. `orientation` concerns JPEG only.
 /// Throws Error(kData), with the path, for a file that is missing, unreadable, truncated (libjpeg alone would
 /// fill the rest with grey), corrupt, of another format, or of more than 2^28 pixels.
-at::Tensor read_image(const std::filesystem::path& path);
+at::Tensor read_image(const std::filesystem::path& path, Orientation orientation = Orientation::kUpright);
 
 /// Reads a PNG label map as u8 (H, W) class ids: the grey values of 1 to 8 bits, or the indices of a palette
 /// image. 16-bit grey is accepted if every value is below 256.

@@ -61,13 +61,9 @@ DenseNet::DenseNet(const DenseNetShape& shape, const BackboneOptions& options)
 
 at::Tensor DenseNet::features(const at::Tensor& images) {
   check_images(shape_.name, images);
-  // Each transition needs 2 x 2 pixels. Before them, the stem of the large networks halves the size twice, rounding up.
-  const int64_t halved = int64_t{1} << transitions_.size(), least = norm0_ ? 4 * halved - 3 : halved;
-  if (std::min(images.size(2), images.size(3)) < least)
-    throw Error(ErrorKind::kUsage, shape_.name + " needs images of at least " + std::to_string(least) +
-                                       " pixels across, which its poolings halve to one, got " +
-                                       std::to_string(images.size(2)) + " x " +
-                                       std::to_string(images.size(3)));
+  int64_t least = int64_t{1} << transitions_.size();  // the last transition needs 2 x 2 pixels
+  if (norm0_) least = 4 * (least - 1) + 1;            // the stem leaves a quarter, rounded up
+  check_least_side(shape_.name, images, least);
   at::Tensor x = conv0_->forward(images);
   if (norm0_) x = nn::max_pool2d(norm0_->forward(std::move(x)), norm0_->options.strategy(), 3, 2, 1);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {

@@ -60,11 +60,7 @@ at::Tensor SequentialNet::features(const at::Tensor& images) {
   check_images(shape_.name, images);
   int64_t least = 1;  // a padded window fits into any image
   for (const auto& c : shape_.convolutions) least *= c.pooled && shape_.pool_kernel == 2 ? 2 : 1;
-  if (std::min(images.size(2), images.size(3)) < least)
-    throw Error(ErrorKind::kUsage, shape_.name + " needs images of at least " + std::to_string(least) +
-                                       " pixels across, which its poolings halve to one, got " +
-                                       std::to_string(images.size(2)) + " x " +
-                                       std::to_string(images.size(3)));
+  check_least_side(shape_.name, images, least);
   at::Tensor x = images;
   for (std::size_t i = 0; i < convs_.size(); ++i) {
     x = nn::activate_(convs_[i]->forward(x), norm_.activation, norm_.activation_param);

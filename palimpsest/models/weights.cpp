@@ -26,6 +26,22 @@ bool is_classifier(const std::string& key) {
   return key.starts_with("fc.") || key.starts_with("cls.") || key.starts_with("classifier.");
 }
 
+/// Removes the point in "denselayer1.norm.1.weight". torchvision's published DenseNet files have it: a module's
+/// name could hold a point when they were written. torchvision renames the keys when it loads them, too.
+void modernize(std::string& key) {
+  constexpr std::string_view kLayer = "denselayer";
+  std::size_t at = key.rfind(kLayer);
+  if (at == std::string::npos) return;
+  at = key.find_first_not_of("0123456789", at + kLayer.size());
+  if (at == std::string::npos) return;
+  for (const std::string_view part : {".norm.", ".conv.", ".relu."}) {
+    const std::size_t number = at + part.size();
+    if (key.compare(at, part.size(), part) != 0 || number + 1 >= key.size()) continue;
+    if ((key[number] == '1' || key[number] == '2') && key[number + 1] == '.') key.erase(number - 1, 1);
+    return;
+  }
+}
+
 std::map<std::string, at::Tensor> by_key(const nn::StateDict& tensors) {
   return {tensors.begin(), tensors.end()};
 }
@@ -52,7 +68,7 @@ int64_t unwrap(nn::StateDict& tensors) {
   std::erase_if(tensors, [](const auto& entry) { return entry.first.starts_with("palimpsest."); });
   int64_t changed = 0;
   for (auto& [key, tensor] : tensors) {
-    const std::size_t before = key.size();
+    const std::size_t before = key.size();  // a change shortens the key
     for (bool again = true; again;) {
       again = false;
       for (const std::string_view prefix : {"module.", "_orig_mod."}) {
@@ -61,6 +77,7 @@ int64_t unwrap(nn::StateDict& tensors) {
         again = true;
       }
     }
+    modernize(key);
     changed += key.size() != before;
   }
   std::set<std::string_view> keys;

@@ -31,7 +31,9 @@ std::string to_string(WeightFormat format);
 
 /// Removes the prefixes that wrappers add to keys: "module." (DataParallel) and "_orig_mod." (torch.compile).
 /// Removes also the entries of our training checkpoints that are no part of the network ("palimpsest...").
-/// Returns the number of keys that lost a prefix. Throws Error(kCheckpoint) if two keys become one.
+/// Gives the keys of torchvision's published DenseNet files their present form: "denselayer1.norm.1.weight"
+/// becomes "denselayer1.norm1.weight". Returns the number of keys that changed. Throws Error(kCheckpoint) if two
+/// keys become one.
 int64_t unwrap(nn::StateDict& tensors);
 
 /// Returns the rows of the classifier (`fc.weight`, `classifier.weight` or `cls.weight`), or nothing if there

@@ -12,7 +12,7 @@ namespace palimpsest::train {
 /// loader threads prefetch; with 0 workers they are exact.
 struct StepRecord {
   int64_t step = 0;   ///< steps done, this one included: the first is 1
-  int64_t epoch = 0;  ///< of the step, from 0
+  int64_t epoch = 1;  ///< in which the step is; the first is 1
   double loss = 0, lr = 0;
   double seconds = 0;            ///< from the arrival of the batch to the updated parameters
   double data_seconds = 0;       ///< waiting time for the batch, before `seconds`

@@ -39,7 +39,7 @@ void check_schedule(const ScheduleOptions& options, int64_t total_steps, int64_t
   require(std::isfinite(options.warmup_epochs) && options.warmup_epochs >= 0,
           fmt::format("warmup_epochs must be at least 0, got {}", options.warmup_epochs));
   require(warmup_steps(options, steps_per_epoch) < total_steps,
-          fmt::format("warmup_epochs must be shorter than the training of {} epochs, got {}",
+          fmt::format("the warm-up must be shorter than the training: warmup_epochs must be below {}, got {}",
                       static_cast<double>(total_steps) / static_cast<double>(steps_per_epoch),
                       options.warmup_epochs));
 }

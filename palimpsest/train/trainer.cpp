@@ -207,7 +207,7 @@ class Run {
       rethrow_explained(doing);
     }
     record.seconds = seconds_since(start) - record.data_seconds;
-    record.epoch = steps_done_ / batches_;
+    record.epoch = steps_done_ / batches_ + 1;
     record.step = ++steps_done_;
     finish(record, images, seconds_since(start));
   }
@@ -267,7 +267,8 @@ class Run {
     throw Error(ErrorKind::kDiverged,
                 fmt::format("diverged: the loss became {} in step {} (epoch {}, lr {:.3g}){}; try a lower lr "
                             "or a longer warm-up",
-                            record.loss, steps_done_ + 1, steps_done_ / batches_ + 1, record.lr, kept));
+                            std::isnan(record.loss) ? "NaN" : "infinite", steps_done_ + 1,
+                            steps_done_ / batches_ + 1, record.lr, kept));
   }
 
   /// Updates pace, log and progress after a step.

@@ -2,6 +2,7 @@
 import json
 import re
 import resource
+import shutil
 import struct
 import subprocess
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, MEMORY, OUTPUT, PROGRAM, TINY, USAGE, environment, error_line,
-                         fails, png, run, succeeds, write)
+                         fails, image_folder, png, run, succeeds, write)
 
 
 def limit_file_size(megabytes):
@@ -140,3 +141,41 @@ def test_predict_does_not_write_one_picture_over_another(trained, folder):
     fails(USAGE, "predict", trained / "checkpoint.safetensors", *images, "--output", folder / "out", says=images)
     fails(USAGE, "predict", trained / "checkpoint.safetensors", images[0], "--output", folder / "a", says=[images[0]])
     assert images[0].read_bytes() == png(np.zeros((32, 32, 3)))
+
+
+def test_logits_replace_no_file_without_a_word(trained, folder):
+    checkpoint = folder / "c.safetensors"
+    shutil.copy(trained / "checkpoint.safetensors", checkpoint)
+    image = write(folder / "a.png", png(np.full((48, 64, 3), 99)))
+    before = checkpoint.read_bytes()
+    for flags in ((), ("--overwrite",)):
+        fails(USAGE, "predict", checkpoint, image, "--logits", checkpoint, *flags, says=["--logits", checkpoint, "is the checkpoint"])
+        fails(USAGE, "predict", checkpoint, image, "--logits", image, *flags, says=[image, "itself an input"])
+    logits = write(folder / "l.safetensors", b"precious")
+    fails(OUTPUT, "predict", checkpoint, image, "--logits", logits, says=[logits, "--overwrite"])
+    assert checkpoint.read_bytes() == before and logits.read_bytes() == b"precious"
+    succeeds("predict", checkpoint, image, "--logits", logits, "--overwrite")
+    assert logits.read_bytes() != b"precious"
+    fails(USAGE, "predict", checkpoint, image, "--overwrite", says=["--overwrite has no effect without --logits"])
+
+
+@pytest.mark.parametrize("name, least", [("densenet_bc10_k2", 4), ("densenet_bc22_k4", 4), ("densenet121", 29)])
+def test_an_image_that_poolings_halve_to_nothing_is_named(folder, name, least):
+    data = image_folder(folder / "data", images=1)
+    run = folder / "run"
+    succeeds("train", "--model", name, "--data", "image_folder", "--data-root", data, "--batch", "2", "--threads", "1",
+             "--max-steps", "1", "--evaluate-every", "0", "--quiet", "--output", run)
+    for width, height in ((1, 1), (least - 1, 300), (300, least - 1)):
+        image = write(folder / "small.png", png(np.full((height, width, 3), 99)))
+        fails(USAGE, "predict", run, image, says=[f"{name} needs images of at least {least} pixels", f"got {height} x {width}"])
+    succeeds("predict", run, write(folder / "least.png", png(np.full((least, least, 3), 99))))
+
+
+def test_the_length_of_the_warm_up_and_the_loss_are_told_in_words(folder):
+    fails(USAGE, "train", *TINY, "--warmup", "1", "--output", folder / "run",
+          says=["the warm-up must be shorter than the training: warmup_epochs must be below 1, got 1"])
+    line = fails(DIVERGED, "train", *TINY, "--lr", "1e30", "--epochs", "9", "--output", folder / "run", "--overwrite",
+                 says=["the loss became "])
+    assert "became NaN in step" in line or "became infinite in step" in line
+    line = fails(MEMORY, "train", *TINY, "--memory-limit", "1", "--output", folder / "other", says=["bytes live would exceed"])
+    assert " ;" not in line and "  " not in line

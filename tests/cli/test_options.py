@@ -5,7 +5,7 @@ import tomllib
 
 import pytest
 
-from cli_support import ROOT, TINY, USAGE, fails, run, succeeds
+from cli_support import CHECKPOINT, ROOT, TINY, USAGE, fails, run, succeeds
 
 COMMANDS = ("train", "eval", "predict", "info", "compare", "demo", "import", "export")
 
@@ -27,6 +27,29 @@ def test_version_names_the_program_and_libtorch():
     assert re.match(r"palimpsest \d+\.\d+\.\d+ \(libtorch 2\.", succeeds("--version").stdout)
 
 
+@pytest.mark.parametrize("arguments", [("-v",), ("version",)])
+def test_other_words_for_version(arguments):
+    assert succeeds(*arguments).stdout == succeeds("--version").stdout
+
+
+def test_other_words_for_help():
+    assert succeeds("help").stdout == succeeds("--help").stdout
+    assert succeeds("help", "eval").stdout == succeeds("eval", "--help").stdout
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_fits_a_terminal_and_has_no_words_of_its_parser(command):
+    text = succeeds(command, "--help").stdout
+    assert max(map(len, text.splitlines())) <= 100
+    assert "Excludes" not in text
+
+
+def test_after_two_dashes_an_argument_may_begin_with_one(folder):
+    fails(CHECKPOINT, "predict", "none.safetensors", "--", "-dash.png", cwd=folder, says=["none.safetensors"])
+    fails(CHECKPOINT, "predict", "none.safetensors", "--output", "o", "--", "-dash.png", cwd=folder,
+          says=["none.safetensors"])
+
+
 def test_help_lists_every_command():
     text = succeeds("--help").stdout
     assert all(re.search(rf"^\s+{command}\s", text, re.M) for command in COMMANDS)
@@ -41,11 +64,16 @@ def test_the_manual_mentions_every_flag_of_the_help(command):
 
 def test_the_manual_says_of_each_setting_what_the_help_says():
     manual = (ROOT / "docs/cli.md").read_text()
+    lines = []
+    for line in succeeds("train", "--help").stdout.splitlines():
+        # A long text is wrapped; a long name has the text in the next line.
+        continues = line.startswith(" " * 30) and lines and re.match(r" {30}|  --\S.*?  +\S", lines[-1])
+        lines[-1:] = [f"{lines[-1]} {line.strip()}"] if continues else [*lines[-1:], line]
     rows = re.findall(r"^\| `(--[a-z-]+)[^|]*\| `\w+` \| `([^|]*)` \| ([^|]*?) \|", manual, re.M)
     stated = {flag: (meaning, default) for flag, default, meaning in rows}
     # A setting is a line of the help, or two: its names fill the first one if they are long.
     shown = re.findall(r"^  (--[a-z-]+)(?: [^\n]*?)?(?:  +|\n {20,})(\S[^\n]*?)(?: \([a-z0-9_-]+(?:, [a-z0-9_-]+)+\))? \[default: (.*)\]$",
-                       succeeds("train", "--help").stdout, re.M)
+                       "\n".join(lines), re.M)
     assert len(shown) > 40
     assert {flag: stated.get(flag) for flag, *_ in shown} == {flag: tuple(rest) for flag, *rest in shown}
 
@@ -112,7 +140,8 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     (("train", "--lr", "fast"), ["--lr must be a number > 0", "'fast'"]),
     (("train", "--lr", "0.1x"), ["--lr must be a number > 0", "'0.1x'"]),
     (("train", "--lr", "-1"), ["--lr must be a number > 0", "-1"]),
-    (("train", "--lr", "nan"), ["--lr must be a number > 0", "nan"]),
+    (("train", "--lr", "nan"), ["--lr must be a number > 0, got nan"]),
+    (("train", "--lr", "inf"), ["--lr must be a number > 0, got inf"]),
     (("train", "--pad", "--no-pad"), ["--pad", "--no-pad"]),
     (("train", "--batch", "0"), ["--batch must be a whole number >= 1", "got 0"]),
     (("train", "--batch", "2.5"), ["--batch must be a whole number >= 1", "'2.5'"]),
@@ -139,12 +168,16 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     (("train", "--classes", "3", "--class-names", "a,b"), ["--class-names", "3", "2 names"]),
     (("train", "--config", "missing.toml"), ["missing.toml"]),
     (("train", "--resume", "--weights", "w.safetensors"), ["--weights", "--resume"]),
-    (("eval",), ["checkpoint"]),
-    (("import",), ["file"]),
+    (("eval",), ["eval needs the argument CHECKPOINT", "the run's folder", "palimpsest eval --help"]),
+    (("predict",), ["predict needs the argument CHECKPOINT", "palimpsest predict --help"]),
+    (("predict", "c.safetensors"), ["predict needs the argument IMAGE", "palimpsest predict --help"]),
+    (("import",), ["import needs the argument FILE", ".pth"]),
+    (("--json", "eval"), ["a command is required", "palimpsest --help"]),
+    (("help", "evel"), ["unknown command 'evel'", "did you mean 'eval'"]),
     (("import", "w.pth", "--format", "torchvison"), ["unknown format 'torchvison'", "'torchvision'"]),
-    (("import", "w.pth", "--lr", "1"), ["import does not use the option '--lr'"]),
-    (("info", "--strategy", "inplace_2"), ["info does not use the option '--strategy': it shows every strategy"]),
-    (("export",), ["checkpoint"]),
+    (("import", "w.pth", "--lr", "1"), ["--lr", "import", "does not use it"]),
+    (("info", "--strategy", "inplace_2"), ["--strategy", "info", "it shows every strategy"]),
+    (("export",), ["export needs the argument CHECKPOINT"]),
 ])
 def test_a_wrong_command_line_is_named(arguments, says):
     dry = ("--dry-run",) if arguments[:1] == ("train",) else ()

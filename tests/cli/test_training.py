@@ -2,11 +2,15 @@
 import json
 import tomllib
 
-import pytest
-
-from cli_support import TINY, fails, png, png_size, succeeds, write
-
 import numpy as np
+import pytest
+import safetensors.numpy
+
+from cli_support import (CHECKPOINT, DATA_ERROR, ROOT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, png, png_size,
+                         segmentation_folder, succeeds, write)
+
+TINY_SEGMENTATION = ("--model deeplabv3_resnet18_narrow --data segmentation_folder --classes 3 --crop 32 --batch 4 --threads 1 "
+                     "--evaluate-every 0").split()
 
 
 def test_a_run_leaves_checkpoint_log_and_configuration(trained):
@@ -128,3 +132,111 @@ def test_an_activation_with_two_branches_has_the_strategy_with_a_bit():
 def test_info_of_a_checkpoint_describes_its_model(trained):
     text = succeeds("info", trained / "checkpoint.safetensors", "--size", "64").stdout
     assert "deeplabv3_resnet18_narrow: " in text and "inplace_2" in text and "kept MB per image" in text
+
+
+def test_info_of_a_run_says_first_what_it_is(trained_classifier):
+    run, data = trained_classifier
+    text = succeeds("info", run).stdout
+    lines = dict(line.split(maxsplit=1) for line in text.splitlines()[:7])
+    assert lines["checkpoint"] == str(run / "checkpoint.safetensors")
+    assert lines["network"] == "resnet18_narrow, 2 classes, leaky_relu with slope 0.01"
+    assert (lines["classes"], lines["strategy"], lines["state"]) == ("cat, dog", "inplace_2", "step 2 of 2, epoch 1 of 1")
+    assert lines["data"].startswith("image_folder") and lines["training"].startswith("batch 4, SGD with lr 0.01")
+    assert "kept MB" not in text and f"palimpsest info {run / 'checkpoint.safetensors'} --size 224" in text
+    measured = succeeds("info", run, "--size", "32").stdout
+    assert measured.startswith("\n".join(text.splitlines()[:7])) and "kept MB" in measured
+
+    said = json.loads(succeeds("info", run, "--json").stdout)
+    assert said["class_names"] == ["cat", "dog"] and "strategies" not in said
+    assert [said[key] for key in ("model", "step", "steps", "epoch", "epochs", "folded")] == \
+        ["resnet18_narrow", 2, 2, 1, 1, False]
+    assert len(json.loads(succeeds("info", run, "--size", "32", "--json").stdout)["strategies"]) > 3
+
+
+def test_info_of_weights_says_that_they_have_no_state(trained_classifier, folder):
+    succeeds("export", trained_classifier[0], "--fold", "--output", folder / "w.safetensors")
+    text = succeeds("info", folder / "w.safetensors").stdout
+    assert "weights folded for inference" in text and "cat, dog" in text and "batch" not in text
+    said = json.loads(succeeds("info", folder / "w.safetensors", "--json").stdout)
+    assert said["folded"] and said["step"] is said["steps"] is said["epoch"] is said["epochs"] is None
+
+
+def test_a_run_is_named_by_its_folder(trained_classifier, folder):
+    run, data = trained_classifier
+    image = data / "val/cat/0.png"
+    for command in (("eval", "--json"), ("predict", image), ("info", "--json")):
+        name, *rest = command
+        assert succeeds(name, run, *rest).stdout == succeeds(name, run / "checkpoint.safetensors", *rest).stdout
+    (folder / "empty").mkdir()
+    fails(CHECKPOINT, "eval", folder / "empty", says=[folder / "empty/checkpoint.safetensors"])
+
+
+def test_epochs_count_from_1_in_the_log_as_on_the_terminal(folder):
+    result = succeeds("train", *TINY, "--epochs", "2", "--evaluate-every", "1", "--output", folder / "run")
+    log = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
+    assert [line["epoch"] for line in log if line["type"] == "step"] == [1, 1, 2, 2]
+    assert [line["epoch"] for line in log if line["type"] == "evaluation"] == [1, 2]
+    assert [f"step {n}/4  epoch {(n + 1) // 2}/2" in result.stderr for n in range(1, 5)] == [True] * 4
+
+
+def test_the_manual_names_the_members_of_the_log(trained, trained_classifier):
+    manual = (ROOT / "docs/cli.md").read_text()
+    manual = manual[manual.index("## log.jsonl"):manual.index("## On a GPU")]
+    for run in (trained, trained_classifier[0]):
+        for line in (run / "log.jsonl").read_text().splitlines():
+            assert [key for key in json.loads(line) if f"`{key}`" not in manual] == []
+
+
+def jpeg(folder, name, orientation, width=20, height=12):
+    """A picture with a bright left half as it is stored, and Exif data that say how it is to be turned."""
+    from PIL import Image
+    pixels = np.zeros((height, width, 3), np.uint8)
+    pixels[:, :width // 2] = 200
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = write(folder / name, b"")
+    Image.fromarray(pixels).save(path, quality=95, exif=exif)
+    return path
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_photo_is_predicted_as_viewers_show_it(trained, folder, orientation):
+    from PIL import Image, ImageOps
+    photo = jpeg(folder / "in", "photo.jpg", orientation)
+    for shown, flags in ((ImageOps.exif_transpose(Image.open(photo)), ()), (Image.open(photo), ("--no-exif-orientation",))):
+        plain = write(folder / "in/plain.png", png(np.asarray(shown)))
+        succeeds("predict", trained, photo, plain, *flags, "--logits", folder / "l.safetensors", "--overwrite")
+        logits = safetensors.numpy.load_file(folder / "l.safetensors")
+        assert np.array_equal(logits[str(photo)], logits[str(plain)])
+
+
+def test_a_label_drawn_on_the_stored_pixels_is_told_the_way_out(folder):
+    data = segmentation_folder(folder / "data")
+    photo = jpeg(data / "train", "0.jpg", 6, 64, 48)
+    (data / "train/0.png").unlink()
+    flags = ("train", *TINY_SEGMENTATION, "--data-root", data, "--output", folder / "run")
+    fails(DATA_ERROR, *flags, says=[photo, "48x64", "64x48", "--no-exif-orientation"])
+    succeeds(*flags, "--no-exif-orientation", "--overwrite")
+    fails(USAGE, "train", *TINY, "--no-exif-orientation", "--dry-run", says=["--no-exif-orientation has no effect", "generated"])
+
+
+def test_files_that_are_no_images_are_counted_and_named_once(trained, trained_classifier, folder):
+    data = segmentation_folder(folder / "data")
+    for name in ("train/a.bmp", "train/.hidden.png", "trainannot/b.webp", "val/more/c.png"):
+        write(data / name, b"x")
+    result = succeeds("train", *TINY_SEGMENTATION, "--data-root", data, "--evaluate-every", "1", "--output", folder / "run")
+    line, = [line for line in result.stderr.splitlines() if "skipped" in line]
+    assert line == ("palimpsest: skipped 4 files or folders, which are hidden or no .jpg, .jpeg or .png file: "
+                    f"{data / 'train/.hidden.png'}, {data / 'train/a.bmp'}, {data / 'trainannot/b.webp'}, ...")
+    quiet = succeeds("train", *TINY_SEGMENTATION, "--data-root", data, "--quiet", "--output", folder / "quiet")
+    assert "skipped" not in quiet.stderr
+
+    told = succeeds("predict", trained, data / "train", "--output", folder / "out").stderr
+    assert told.count("skipped 2 files or folders") == 1 and "a.bmp" in told and ".hidden.png" in told
+    assert "skipped" not in succeeds("predict", trained, data / "train/0.png", "--output", folder / "one").stderr
+
+    classes = image_folder(folder / "classes")
+    write(classes / "train/notes.txt", b"x")
+    write(classes / "train/cat/d.gif", b"x")
+    told = succeeds("train", *TINY_CLASSIFIER, "--data-root", classes, "--output", folder / "classifier").stderr
+    assert "skipped 2 files or folders" in told and "notes.txt" in told and "d.gif" in told

@@ -4,6 +4,7 @@ import io
 import json
 import os
 import pickle
+import re
 import runpy
 
 import pytest
@@ -12,8 +13,8 @@ import torch
 
 from cli_support import CHECKPOINT, OUTPUT, ROOT, TINY, TINY_CLASSIFIER, USAGE, error_line, fails, run, succeeds, write
 from test_failures import limit_file_size
-from weights_support import (TOLERANCE, folded, image, known_activations, load, logits_of, metadata, network, predicted,
-                             relative_error)
+from weights_support import (TOLERANCE, folded, image, known_activations, known_models, load, logits_of, metadata, network,
+                             predicted, relative_error, torchvision)
 
 ACTIVATIONS = {
     "leaky_relu": (torch.nn.LeakyReLU(0.01), ("--activation", "leaky_relu")),
@@ -58,6 +59,49 @@ def test_torchvisions_logits_are_ours(folder, name, activation):
     plain.load_state_dict(load(folder / "folded.safetensors"))
     assert relative_error(logits_of(plain, x), want) < TOLERANCE
     assert relative_error(predicted(folder / "folded.safetensors", picture), want) < TOLERANCE
+
+
+# Every network of torchvision's that has a name of ours; the names are asked of both, so none is forgotten.
+TORCHVISIONS = sorted(set(torchvision.models.list_models(torchvision.models)) & known_models())
+
+
+def published(state):
+    """A state dict with the keys of torchvision's published files: older ones count no batches, and DenseNet's have points."""
+    return {re.sub(r"(denselayer\d+\.(?:norm|conv))(?=[12]\.)", r"\1.", key): tensor
+            for key, tensor in state.items() if not key.endswith("num_batches_tracked")}
+
+
+def test_our_names_of_torchvisions_networks_are_all_tried():
+    assert {"resnet152", "resnext101_64x4d", "densenet121", "densenet161", "densenet169", "densenet201"} < set(TORCHVISIONS)
+    assert len(TORCHVISIONS) == 12
+
+
+@pytest.mark.parametrize("name", TORCHVISIONS)
+def test_a_published_file_of_torchvision_gives_its_logits(folder, name):
+    model = network(name, torch.nn.ReLU())
+    safetensors.torch.save_file(published(model.state_dict()), folder / "in.safetensors")
+    told = succeeds("import", folder / "in.safetensors", "--model", name, "--output", folder / "w.safetensors").stdout
+    assert "0 renamed" not in told if name.startswith("densenet") else "0 renamed" in told
+    picture, x = image(folder, 64, 64)
+    assert relative_error(predicted(folder / "w.safetensors", picture), logits_of(model, x)) < TOLERANCE
+
+
+def test_a_training_starts_from_a_published_densenet(trained_classifier, folder):
+    state = network("densenet121", torch.nn.ReLU()).state_dict()
+    safetensors.torch.save_file(published(state), folder / "in.safetensors")
+    succeeds("train", *TINY_CLASSIFIER, "--model", "densenet121", "--activation", "relu", "--data-root", trained_classifier[1],
+             *STAND_STILL, "--weights", folder / "in.safetensors", "--reset-classifier", "--output", folder / "run")
+    key = "features.denseblock1.denselayer1.norm1.weight"
+    assert torch.equal(load(folder / "run/checkpoint.safetensors")[key], state[key])
+
+
+def test_torchvisions_deeplab_is_named_with_what_of_it_can_be_used(folder):
+    with torch.device("meta"):
+        model = torchvision.models.segmentation.deeplabv3_resnet50(weights=None, weights_backbone=None, aux_loss=True)
+    state = {key: torch.zeros(tensor.shape, dtype=tensor.dtype) for key, tensor in model.state_dict().items()}
+    safetensors.torch.save_file(state, folder / "in.safetensors")
+    import_fails(CHECKPOINT, folder / "in.safetensors", "--model", "deeplabv3_resnet50",
+                 says=["torchvision's DeepLabV3", "another head", "--weights"])
 
 
 @pytest.mark.parametrize("archive, wrap", [

@@ -27,6 +27,12 @@ def known_activations():
     return re.search(r"activation after every normalization \((.*?)\)", text)[1].split(", ")
 
 
+@functools.cache
+def known_models():
+    text = " ".join(succeeds("info", "--help").stdout.split())
+    return set(re.search(r"--model <name> network \((.*?)\)", text)[1].split(", "))
+
+
 def replace_activations(module, activation):
     """torchvision's networks have nn.ReLU modules; ours have one activation throughout."""
     for name, child in module.named_children():
@@ -94,7 +100,7 @@ def image(folder, height=96, width=80):
 def predicted(weights, picture):
     """The program's logits."""
     file = weights.parent / "logits.safetensors"
-    succeeds("predict", weights, picture, "--logits", file)
+    succeeds("predict", weights, picture, "--logits", file, "--overwrite")
     return safetensors.torch.load_file(file)[str(picture)]
 
 

@@ -119,6 +119,22 @@ TEST(DenseNet, WithoutADenseStrategyTheStrategyDecides) {
   EXPECT_NO_THROW(short_network(true, std::nullopt, Strategy::kStandard)->forward(images_by_formula(12)));
 }
 
+TEST(DenseNet, AnImageThatTheTransitionsHalveToNothingIsRefused) {
+  ModelOptions options;
+  options.classes = 3;
+  const torch::NoGradGuard no_grad;
+  for (const auto& [name, least] : {std::pair{"densenet_bc16_k4", 4}, std::pair{"densenet121", 29}}) {
+    const auto model = make(name, options);
+    model->eval();
+    EXPECT_EQ(model->forward(torch::zeros({1, 3, least, least})).size(1), 3);
+    for (const auto& [height, width] : {std::pair{least - 1, 40}, std::pair{40, least - 1}}) {
+      const auto message = usage_error([&] { model->forward(torch::zeros({1, 3, height, width})); });
+      EXPECT_NE(message.find("at least " + std::to_string(least) + " pixels across"), std::string::npos)
+          << message;
+    }
+  }
+}
+
 TEST(DenseNet, TheFormForCifarHasAnyDepthAndGrowth) {
   const auto shape = small_densenet("densenet_bc22_k7");
   ASSERT_TRUE(shape);

@@ -47,9 +47,26 @@ TEST(Weights, WrappersAndTrainingStateAreTakenOff) {
   EXPECT_EQ(tensors[2].first, "bn1.module.weight");
 }
 
-TEST(Unwrap, TwoKeysThatBecomeOneAreAnError) {
+TEST(Weights, TwoKeysThatBecomeOneAreAnError) {
   nn::StateDict tensors{{"fc.weight", at::zeros({2})}, {"module.fc.weight", at::ones({2})}};
   testing::expect_error(ErrorKind::kCheckpoint, {"fc.weight", "two tensors"}, [&] { unwrap(tensors); });
+}
+
+TEST(Weights, OldKeysOfDenseLayersTakeTheirPresentForm) {
+  nn::StateDict tensors;
+  const std::string layer = "features.denseblock4.denselayer16.";
+  for (const std::string& key :
+       {"module." + layer + "norm.1.running_var", layer + "conv.2.weight", layer + "norm2.weight",
+        layer + "norm.3.weight", layer + "norm.1", std::string("features.transition1.norm.1.weight"),
+        std::string("denselayer"), std::string("denselayer1"), std::string("denselayer1.norm.")})
+    tensors.emplace_back(key, torch::zeros(1));
+  EXPECT_EQ(unwrap(tensors), 2);
+  EXPECT_EQ(tensors[0].first, layer + "norm1.running_var");
+  EXPECT_EQ(tensors[1].first, layer + "conv2.weight");
+  EXPECT_EQ(tensors[2].first, layer + "norm2.weight");
+  EXPECT_EQ(tensors[3].first, layer + "norm.3.weight");
+  EXPECT_EQ(tensors[4].first, layer + "norm.1");
+  EXPECT_EQ(tensors[5].first, "features.transition1.norm.1.weight");
 }
 
 TEST(Weights, OnlyNetworksOfThePackageWithoutCountersAreTakenForItsFiles) {

@@ -45,7 +45,7 @@ TEST(Trainer, RecordsWhatEachStepCost) {
   for (int64_t i = 0; i < kSteps; ++i) {
     const auto& record = outcome.steps[i];
     EXPECT_EQ(record.step, i + 1);
-    EXPECT_EQ(record.epoch, i / kBatches);
+    EXPECT_EQ(record.epoch, i / kBatches + 1);
     EXPECT_GT(record.seconds, 0);
     EXPECT_GE(record.data_seconds, 0);
     EXPECT_GT(record.images_per_second, 0);

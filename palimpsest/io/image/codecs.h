@@ -1,5 +1,7 @@
 #pragma once
 
+#include "palimpsest/io/image.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
@@ -11,7 +13,7 @@
 namespace palimpsest::io::codecs {
 
 /// Decodes the picture in `bytes` to u8 (H, W, 3). `path` is for errors.
-at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path);
+at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation);
 at::Tensor decode_png(std::string_view bytes, const std::filesystem::path& path);
 /// Decodes the class ids in `bytes` to u8 (H, W).
 at::Tensor decode_png_labels(std::string_view bytes, const std::filesystem::path& path);

@@ -1,4 +1,5 @@
 #include "palimpsest/io/image/codecs.h"
+#include "palimpsest/io/image/exif.h"
 
 #include <ATen/ops/empty.h>
 
@@ -16,6 +17,8 @@
 
 namespace palimpsest::io::codecs {
 namespace {
+
+constexpr int kExifMarker = JPEG_APP0 + 1;
 
 struct JpegErrors {
   jpeg_error_mgr base;  // first: libjpeg hands its address back to us
@@ -104,9 +107,18 @@ void cmyk_to_rgb(const unsigned char* cmyk, unsigned char* rgb, int64_t pixels, 
   }
 }
 
+/// Returns the orientation of the first Exif segment among the saved markers; 1 (upright) if there is none.
+int stored_orientation(const jpeg_decompress_struct& codec) {
+  for (const jpeg_marker_struct* marker = codec.marker_list; marker != nullptr; marker = marker->next) {
+    const std::string_view segment(reinterpret_cast<const char*>(marker->data), marker->data_length);
+    if (segment.starts_with("Exif")) return exif_orientation(segment);
+  }
+  return 1;
+}
+
 }  // namespace
 
-at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path) {
+at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation) {
   JpegDecoder decoder;
   auto& codec = decoder.codec;
   const auto check = [&](bool succeeded) {
@@ -118,6 +130,7 @@ at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path
     decoder.progress.progress_monitor = check_scans;
     codec.progress = &decoder.progress;
     jpeg_mem_src(&codec, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
+    if (orientation == Orientation::kUpright) jpeg_save_markers(&codec, kExifMarker, 0xFFFF);
     jpeg_read_header(&codec, TRUE);
   }));
   check_pixels(path, codec.image_height, codec.image_width);
@@ -128,6 +141,7 @@ at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path
     fail_to_read(path, "its header says " + std::to_string(codec.image_width) + "x" +
                            std::to_string(codec.image_height) + " pixels, which " +
                            std::to_string(bytes.size()) + " bytes cannot hold: it is truncated");
+  const int turn = stored_orientation(codec);
   const bool cmyk = codec.jpeg_color_space == JCS_CMYK || codec.jpeg_color_space == JCS_YCCK;
   codec.out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
 
@@ -145,7 +159,7 @@ at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path
     }
     jpeg_finish_decompress(&codec);
   }));
-  return image;
+  return upright(image, turn);
 }
 
 std::string encode_jpeg(const at::Tensor& image, int quality) {

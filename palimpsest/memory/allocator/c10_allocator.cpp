@@ -16,10 +16,10 @@ const c10::Device kCpu(c10::DeviceType::CPU);
 [[noreturn]] void throw_out_of_memory(std::size_t bytes, int64_t live, int64_t limit) {
   c10::reportOutOfMemoryToProfiler(static_cast<int64_t>(bytes), live, live, kCpu);
   const std::string state =
-      "an allocation of " + std::to_string(bytes) + " bytes with " + std::to_string(live) + " bytes live ";
+      "an allocation of " + std::to_string(bytes) + " bytes with " + std::to_string(live) + " bytes live";
   const std::string way_out = "; lower the batch size or the crop, or use a strategy that keeps less";
   if (limit > 0)
-    TORCH_CHECK_WITH(OutOfMemoryError, false, "[memory] ", state, "would exceed the limit of ", limit,
+    TORCH_CHECK_WITH(OutOfMemoryError, false, "[memory] ", state, " would exceed the limit of ", limit,
                      " bytes", way_out, ", or raise the limit");
   TORCH_CHECK_WITH(OutOfMemoryError, false, "[memory] the system has no room for ", state, way_out);
 }

@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
+
 namespace palimpsest::models {
 namespace {
 
@@ -28,6 +30,13 @@ void check_images(const std::string& model, const at::Tensor& images) {
       fmt::format("{} needs images of shape (N, 3, H, W) with values of a floating type, {}: shape "
                   "[{}] of {}",
                   model, wrong, fmt::join(images.sizes(), ", "), c10::toString(images.scalar_type())));
+}
+
+void check_least_side(const std::string& model, const at::Tensor& images, int64_t least) {
+  if (std::min(images.size(2), images.size(3)) >= least) return;
+  throw Error(ErrorKind::kUsage, fmt::format("{} needs images of at least {} pixels across, which its "
+                                             "poolings halve to one, got {} x {}",
+                                             model, least, images.size(2), images.size(3)));
 }
 
 }  // namespace palimpsest::models

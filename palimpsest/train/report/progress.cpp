@@ -6,11 +6,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <vector>
 
 namespace palimpsest::train {
 namespace {
 
 constexpr int kBarWidth = 20;
+constexpr int kAllRanks = 8;  // of the parts of a line
 constexpr auto kRedraw = std::chrono::milliseconds(100);
 
 std::string duration(double seconds) {
@@ -22,12 +24,37 @@ double mib(int64_t bytes) {
   return static_cast<double>(bytes) / (1 << 20);
 }
 
-std::string words(const StepRecord& r, int64_t steps, int64_t epochs) {
-  std::string text =
-      fmt::format("step {}/{}  epoch {}/{}  loss {:.4f}  lr {:.3g}  {:.1f} images/s  eta {}", r.step, steps,
-                  r.epoch + 1, epochs, r.loss, r.lr, r.images_per_second, duration(r.eta_seconds));
+std::string bar(int64_t step, int64_t steps) {
+  const auto filled = static_cast<std::size_t>(kBarWidth * step / std::max<int64_t>(steps, 1));
+  std::string text(filled, '=');
+  if (filled < kBarWidth) text += '>';
+  text.resize(kBarWidth, ' ');
+  return "[" + text + "]";
+}
+
+/// A part of a line. A narrow terminal has the parts of the lowest ranks.
+struct Part {
+  int rank;
+  std::string text;
+};
+
+std::vector<Part> words(const StepRecord& r, int64_t steps, int64_t epochs) {
+  std::vector<Part> parts{{0, fmt::format("step {}/{}", r.step, steps)},
+                          {4, fmt::format("epoch {}/{}", r.epoch, epochs)},
+                          {3, fmt::format("loss {:.4f}", r.loss)},
+                          {6, fmt::format("lr {:.3g}", r.lr)},
+                          {2, fmt::format("{:.1f} images/s", r.images_per_second)},
+                          {1, fmt::format("eta {}", duration(r.eta_seconds))}};
   if (r.peak_bytes > 0)
-    text += fmt::format("  memory {:.0f} MiB now, {:.0f} MiB peak", mib(r.current_bytes), mib(r.peak_bytes));
+    parts.push_back(
+        {7, fmt::format("memory {:.0f} MiB now, {:.0f} MiB peak", mib(r.current_bytes), mib(r.peak_bytes))});
+  return parts;
+}
+
+std::string joined(const std::vector<Part>& parts, int last_rank) {
+  std::string text;
+  for (const Part& part : parts)
+    if (part.rank <= last_rank) text.append(text.empty() ? "" : "  ").append(part.text);
   return text;
 }
 
@@ -54,20 +81,19 @@ void Progress::line(const std::string& text) {
 
 void Progress::step(const StepRecord& record, bool logged) {
   if (columns_ == 0) {
-    if (logged) line(words(record, steps_, epochs_));
+    if (logged) line(joined(words(record, steps_, epochs_), kAllRanks));
     return;
   }
   const auto now = std::chrono::steady_clock::now();
   if (bar_open_ && now - drawn_ < kRedraw && record.step != steps_) return;
   drawn_ = now;
-  const auto filled = static_cast<std::size_t>(kBarWidth * record.step / std::max<int64_t>(steps_, 1));
-  std::string bar(filled, '=');
-  if (filled < kBarWidth) bar += '>';
-  bar.resize(kBarWidth, ' ');
-  std::string text = fmt::format("[{}] {} %  {}", bar, 100 * record.step / std::max<int64_t>(steps_, 1),
-                                 words(record, steps_, epochs_));
-  text.resize(
-      std::min(text.size(), static_cast<std::size_t>(columns_ - 1)));  // a full last column would wrap
+  std::vector<Part> parts = words(record, steps_, epochs_);
+  parts.insert(parts.begin(), {{8, bar(record.step, steps_)},
+                               {5, fmt::format("{} %", 100 * record.step / std::max<int64_t>(steps_, 1))}});
+  const auto room = static_cast<std::size_t>(columns_ - 1);  // a full last column would wrap
+  std::string text = joined(parts, kAllRanks);
+  for (int rank = kAllRanks; rank > 0 && text.size() > room; --rank) text = joined(parts, rank - 1);
+  text.resize(std::min(text.size(), room));
   out_ << "\r" << text << "\x1b[K" << std::flush;
   bar_open_ = true;
 }

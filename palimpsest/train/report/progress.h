@@ -10,10 +10,11 @@
 namespace palimpsest::train {
 
 /// Shows the progress of a run. A terminal has one line that is redrawn at most ten times per second:
-///   [=======>            ] 37 %  step 370/1000  epoch 4/10  loss 0.8123  lr 0.00731  34.2 images/s  ...
+///   [=======>            ]  37 %  step 370/1000  epoch 4/10  loss 0.8123  lr 0.00731  34.2 images/s  ...
 /// A file or a pipe gets a plain line with the same words for each logged step. Evaluations and notes are
 /// lines of their own. After the images per second come "eta 0:12:05" and, if the counting allocator is
-/// installed, "memory 512 MiB now, 840 MiB peak".
+/// installed, "memory 512 MiB now, 840 MiB peak". A narrow terminal loses whole parts: the bar first, then
+/// memory, lr, percentage, epoch and loss. 60 columns show step, loss, images per second and eta.
 class Progress {
  public:
   /// `columns`: width of the terminal; 0: not a terminal.

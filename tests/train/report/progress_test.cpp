@@ -10,7 +10,7 @@ namespace palimpsest::train {
 namespace {
 
 StepRecord record(int64_t step) {
-  StepRecord r{.step = step, .epoch = 1, .loss = 0.81234, .lr = 0.0025};
+  StepRecord r{.step = step, .epoch = 2, .loss = 0.81234, .lr = 0.0025};
   r.images_per_second = 34.21;
   r.eta_seconds = 3723;
   r.current_bytes = int64_t{512} << 20;
@@ -52,10 +52,35 @@ TEST(Progress, OnATerminalOneLineIsRedrawnAndFitsItsWidth) {
     EXPECT_GT(out.str().size(), drawn);
   }
   const std::string text = out.str();
-  EXPECT_EQ(text.substr(0, 30), "\r[==========>         ] 50 %  ");
+  EXPECT_EQ(text.substr(0, text.find("\x1b")), "\rstep 50/100  loss 0.8123  34.2 images/s  eta 1:02:03");
   EXPECT_EQ(std::count(text.begin(), text.end(), '\n'), 1) << "the bar is ended once";
   EXPECT_EQ(text.back(), '\n');
   EXPECT_LT(text.find("\x1b[K"), 61u);
+}
+
+std::string line_of(int columns) {
+  std::ostringstream out;
+  Progress progress(out, columns, 1000, 10);
+  StepRecord r = record(370);
+  r.epoch = 4;
+  progress.step(r, true);
+  const std::string text = out.str();
+  return text.substr(1, text.find('\x1b') - 1);
+}
+
+TEST(Progress, ANarrowTerminalLosesWholeParts) {
+  const std::string wide =
+      "[=======>            ]  37 %  step 370/1000  epoch 4/10  loss 0.8123  lr 0.0025  34.2 images/s  eta "
+      "1:02:03  memory 512 MiB now, 840 MiB peak";
+  const auto columns = static_cast<int>(wide.size()) + 1;
+  EXPECT_EQ(line_of(columns), wide);
+  EXPECT_EQ(line_of(columns - 1), wide.substr(24));
+  EXPECT_EQ(line_of(100),
+            "37 %  step 370/1000  epoch 4/10  loss 0.8123  lr 0.0025  34.2 images/s  eta 1:02:03");
+  EXPECT_EQ(line_of(80), "37 %  step 370/1000  epoch 4/10  loss 0.8123  34.2 images/s  eta 1:02:03");
+  EXPECT_EQ(line_of(60), "step 370/1000  loss 0.8123  34.2 images/s  eta 1:02:03");
+  EXPECT_EQ(line_of(30), "step 370/1000  eta 1:02:03");
+  EXPECT_EQ(line_of(10), "step 370/");
 }
 
 TEST(Progress, EvaluationsAndNotesAreLinesOfTheirOwnOverAnOpenBar) {

@@ -1,0 +1,17 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string_view>
+
+namespace palimpsest::io::codecs {
+
+/// Returns the orientation in an APP1 segment of a JPEG file, 1 to 8. Returns 1 (upright) for a segment that is
+/// no Exif data, has no orientation or is damaged: the pixels are whole all the same. Reads the first directory.
+/// Source: CIPA DC-008 (Exif 2.3), tag 0x0112.
+int exif_orientation(std::string_view segment);
+
+/// Turns u8 (H, W, 3), or mirrors it, so that a picture of this orientation is upright: (W, H, 3) from 5 on.
+at::Tensor upright(const at::Tensor& image, int orientation);
+
+}  // namespace palimpsest::io::codecs
