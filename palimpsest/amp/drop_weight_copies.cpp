@@ -166,8 +166,8 @@ void warn_of(const std::vector<std::string>& unknown) {
     if (warned.insert(name).second) {
       TORCH_WARN(
           "[drop_weight_copies] ", name,
-          " reads a 16-bit copy of a weight, and the node or the way of the copy is not known: it may keep "
-          "the copy until backward");
+          " reads a 16-bit copy of a weight and may keep it until backward: the node is not known, or more "
+          "than one plain cast made the copy");
     }
 }
 

@@ -8,8 +8,8 @@
 namespace palimpsest {
 namespace {
 
-// A longer name is no misspelling. It may be a key of megabytes out of a file, for which the table below would take
-// minutes.
+// A longer name is no misspelling. It may be a key of megabytes out of a file, for which the table below
+// would take minutes.
 constexpr std::size_t kLongestName = 100;
 
 // Returns the optimal string alignment distance. Names are short, so the full table is cheap.

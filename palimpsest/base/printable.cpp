@@ -87,6 +87,10 @@ std::string printable(std::string_view text) {
   return line;
 }
 
+std::string as_utf8(const std::string& text) {
+  return is_utf8(text) ? text : printable(text);
+}
+
 std::string shortened(std::string_view text, std::size_t most) {
   if (text.size() <= most) return std::string(text);
   std::size_t end = most;

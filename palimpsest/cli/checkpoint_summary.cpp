@@ -1,5 +1,6 @@
 #include "palimpsest/cli/checkpoint_summary.h"
 
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/train/checkpoint.h"
 
@@ -74,7 +75,7 @@ CheckpointSummary summarize_checkpoint(const Options& options) {
   if (batches > 0) s.epoch = (s.step + batches - 1) / batches;  // of the last step, as in the log
   s.epochs = options.train.epochs;
   s.data = data_text(options.data);
-  if (const auto identity = metadata.find("data"); identity != metadata.end())
+  if (const auto identity = metadata.find("palimpsest_data"); identity != metadata.end())
     s.data += ": " + identity->second;
   s.training = training_text(options);
   return s;
@@ -83,7 +84,7 @@ CheckpointSummary summarize_checkpoint(const Options& options) {
 std::string to_text(const CheckpointSummary& s) {
   std::string text;
   const auto row = [&](const char* name, const std::string& value) {
-    if (!value.empty()) text += fmt::format("{:<11} {}\n", name, value);
+    if (!value.empty()) text += fmt::format("{:<11} {}\n", name, printable(value));
   };
   std::string names;
   for (std::size_t i = 0; i < std::min(kShownClasses, s.class_names.size()); ++i)
@@ -103,7 +104,7 @@ nlohmann::ordered_json to_json(const CheckpointSummary& s, const Options& option
   const auto known = [](int64_t value) {
     return value < 0 ? nlohmann::ordered_json(nullptr) : nlohmann::ordered_json(value);
   };
-  return {{"checkpoint", s.path},
+  return {{"checkpoint", as_utf8(s.path)},
           {"model", options.model.name},
           {"classes", options.model.classes},
           {"class_names", s.class_names},

@@ -9,7 +9,9 @@
 
 #include <torch/version.h>
 
+#include <fmt/format.h>
 #include <CLI/CLI.hpp>
+
 #include <algorithm>
 #include <filesystem>
 #include <map>
@@ -69,6 +71,10 @@ constexpr const char* kVersion = "palimpsest " PALIMPSEST_VERSION " (libtorch " 
 struct FlagValue {
   const Setting* setting;
   std::string text;
+
+  std::string name() const {
+    return (setting->is_switch() && text == "false" ? "--no-" : "--") + setting->flag;
+  }
 };
 
 /// Returns the text in lines of at most `columns` characters, broken at spaces.
@@ -149,8 +155,9 @@ void refuse_unknown(const CLI::App& app, const CommandInfo& command) {
     const std::string flag = extra.substr(0, extra.find('='));
     const auto known = flag_names(command.command);
     const std::string nearest = nearest_name(flag, known);
-    const bool elsewhere = std::any_of(settings().begin(), settings().end(),
-                                       [&](const Setting& s) { return "--" + s.flag == flag; });
+    const bool elsewhere = std::any_of(settings().begin(), settings().end(), [&](const Setting& s) {
+      return "--" + s.flag == flag || "--no-" + s.flag == flag;
+    });
     std::string message = elsewhere ? command.name + std::string(" does not use the option '") + flag + "'"
                                     : "unknown option '" + flag + "' for " + command.name;
     if (!elsewhere && !nearest.empty()) message += "; did you mean '" + nearest + "'?";
@@ -174,7 +181,7 @@ std::string stored_config(const std::string& checkpoint) {
 /// Applies the files, then the flags, to the defaults in `options`.
 void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   Options flags_alone;  // flags name the files
-  for (const auto& [s, text] : flags) set_text(flags_alone, *s, text, "--" + s->flag);
+  for (const FlagValue& flag : flags) set_text(flags_alone, *flag.setting, flag.text, flag.name());
   const std::string config = flags_alone.run.config;
   if (flags_alone.run.resume && flags_alone.output.folder.empty() && !config.empty())
     read_toml_file(flags_alone, config);  // a recipe names the folder, too
@@ -192,10 +199,10 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   const Options resumed = options;
   if (!config.empty()) read_toml_file(options, config);
   const Options before = options;
-  for (const auto& [s, text] : flags) set_text(options, *s, text, "--" + s->flag);
+  for (const FlagValue& flag : flags) set_text(options, *flag.setting, flag.text, flag.name());
   complete_strategies(options);
-  check_combinations(options, before);
   if (continues) check_resumed(options, resumed);
+  check_combinations(options, before);
 }
 
 template <class Value>
@@ -214,8 +221,8 @@ Error refusal(const CLI::App& app, const CLI::ParseError& failure) {
   if (dynamic_cast<const CLI::RequiredError*>(&failure))
     for (const CLI::Option* option : chosen.front()->get_options())
       if (option->get_required() && option->count() == 0)
-        return {ErrorKind::kUsage, name + " needs the argument " + option->get_name() + ": " +
-                                       option->get_description() + way_out};
+        return {ErrorKind::kUsage, fmt::format("{} needs the argument {}: {}{}", name, option->get_name(),
+                                               option->get_description(), way_out)};
   return {ErrorKind::kUsage, failure.what() + way_out};
 }
 

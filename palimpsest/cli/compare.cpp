@@ -9,6 +9,7 @@
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/data/class_colors.h"
 #include "palimpsest/io/atomic_file.h"
+#include "palimpsest/io/folder_lock.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/nn/strategy.h"
 #include "palimpsest/train/report.h"
@@ -22,6 +23,7 @@
 #include <deque>
 #include <fstream>
 #include <iostream>
+#include <optional>
 
 namespace palimpsest::cli {
 namespace {
@@ -88,6 +90,7 @@ class Comparison {
     if (options_.output.folder.empty())
       throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: runs and report go there");
     // The check comes before the data is read, so that a wrong folder is an error at once.
+    folder_.emplace(options_.output.folder);
     const Command command = options_.run.command;
     for (Options& run : options_of_runs(options_)) folders_.emplace_back(run, command);
     sets_ = make_datasets(options_, Need::kTrainAndValidation);
@@ -235,7 +238,8 @@ class Comparison {
   }
 
   Options options_;
-  std::deque<RunFolder> folders_;  // one per strategy
+  std::optional<io::FolderLock> folder_;
+  std::deque<RunFolder> folders_;  // one per strategy, in folder_
   const std::atomic<int>& stop_signal_;
   Datasets sets_;
   std::vector<Options> runs_;

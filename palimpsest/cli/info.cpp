@@ -1,3 +1,4 @@
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/checkpoint_summary.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/factories.h"
@@ -168,8 +169,8 @@ int run_info(const Options& options) {
     if (!json_wanted) print_layers(options, layers, parameters);
     add_measured(json, options, layers, measure_all(options, !json_wanted));
   } else if (!json_wanted) {
-    fmt::print("\nLayers and memory per strategy: palimpsest info {} --size {}\n", options.run.checkpoint,
-               options.run.size);
+    fmt::print("\nLayers and memory per strategy: palimpsest info {} --size {}\n",
+               printable(options.run.checkpoint), options.run.size);
   }
   if (json_wanted) std::cout << json.dump() << std::endl;
   return 0;

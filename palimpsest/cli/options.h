@@ -147,9 +147,13 @@ void read_toml_file(Options& options, const std::filesystem::path& path);
 /// they were checked. The output folder is always ignored.
 void read_toml_of(Scope narrowest, Scope widest, Options& options, const std::string& text,
                   const std::string& name);
-/// Does the same with the configuration in a checkpoint, which may come from a stranger. Ignores settings of the machine
-/// and those that choose files: [output], [model] weights and, but for eval, the paths of images.
+/// Reads the configuration in a checkpoint, which may come from a stranger. Ignores settings of the machine and
+/// those that choose files: [output], [model] weights and, but for eval, the paths of images. A run of an older
+/// program, which read the pixels of photos as they are stored, has no [data] exif_orientation: it is off then.
+/// Throws Error(kCheckpoint) where read_toml throws Error(kUsage).
 void read_stored_toml(Options& options, const std::string& text, const std::string& name);
+/// Does the same for the run that --resume continues, with all settings of the run.
+void read_resumed_toml(Options& options, const std::string& text, const std::string& name);
 
 /// Replaces the default strategy `inplace_2`, where the user gave none, by `store_y` if the activation (ReLU,
 /// say) cannot be inverted, and by `standard` if the network has no normalization.

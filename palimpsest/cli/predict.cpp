@@ -24,11 +24,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Returns the name of a file as JSON and safetensors can hold it: bytes that are not UTF-8 are escaped.
-std::string utf8_name(const fs::path& path) {
-  return is_utf8(path.string()) ? path.string() : printable(path.string());
-}
-
 /// Lists the files as they are named, and the images of each folder sorted by name. Standard error names what
 /// the folders hold beside images.
 std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
@@ -94,7 +89,15 @@ class LogitsFile {
                     "--logits must be a file of its own, got " + path_.string() + ", which is " + what);
     };
     refuse_same(options.run.checkpoint, "the checkpoint");
-    for (const fs::path& image : images) refuse_same(image, "itself an input");
+    std::size_t header_bytes = 0;
+    for (const fs::path& image : images) {
+      refuse_same(image, "itself an input");
+      header_bytes += image.string().size() + kBytesPerEntry;
+    }
+    if (header_bytes > kMostHeaderBytes)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("--logits can hold about {} images, got {}: predict fewer at a time",
+                              images.size() * kMostHeaderBytes / header_bytes, images.size()));
     if (!options.run.overwrite && fs::exists(path_, missing))
       throw Error(ErrorKind::kOutput,
                   "'" + path_.string() + "' exists: replace it with --overwrite, or name another --logits");
@@ -103,7 +106,7 @@ class LogitsFile {
   bool wanted() const { return !path_.empty(); }
   void add(const fs::path& image, const at::Tensor& logits) {
     if (!wanted()) return;
-    const std::string name = utf8_name(image);
+    const std::string name = as_utf8(image.string());
     if (file_.find(name))
       throw Error(ErrorKind::kUsage, image.string() + " is given twice: --logits holds one entry per image");
     file_.tensors.emplace_back(name, logits);
@@ -113,6 +116,9 @@ class LogitsFile {
   }
 
  private:
+  // A header above 16 MiB is refused (io/safetensors.h). An entry names dtype, shape and place of the values.
+  static constexpr std::size_t kMostHeaderBytes = std::size_t{1} << 24, kBytesPerEntry = 120;
+
   fs::path path_;
   io::Safetensors file_;
 };
@@ -139,7 +145,7 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
   if (!options.run.json || !pictures) return;
   auto list = nlohmann::ordered_json::array();
   for (std::size_t i = 0; i < images.size(); ++i)
-    list.push_back({{"image", utf8_name(images[i])}, {"picture", utf8_name(paths[i])}});
+    list.push_back({{"image", as_utf8(images[i].string())}, {"picture", as_utf8(paths[i].string())}});
   std::cout << list.dump() << std::endl;
 }
 
@@ -165,7 +171,7 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
       line += fmt::format("{} {} {:.4f}", k ? "," : "", printable(name), best[k].item<double>());
     }
     if (!options.run.json) std::cout << line << std::endl;
-    list.push_back({{"image", utf8_name(image)}, {"probabilities", classes}});
+    list.push_back({{"image", as_utf8(image.string())}, {"probabilities", classes}});
   }
   logits_file.write();
   if (options.run.json) std::cout << list.dump() << std::endl;

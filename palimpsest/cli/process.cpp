@@ -6,7 +6,9 @@
 
 #include <ATen/Parallel.h>
 
+#include <array>
 #include <csignal>
+#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -58,9 +60,14 @@ void apply_process_options(const Options& options) {
 }
 
 const std::atomic<int>& install_stop_signals() {
+  // The stack pointer of a matrix product that oneDNN compiled points into an array on the heap. A handler on that
+  // stack would write over the heap. The system gives a process's signals to its main thread first.
+  alignas(64) static std::array<std::byte, 1 << 16> handler_stack;
+  const stack_t stack{.ss_sp = handler_stack.data(), .ss_flags = 0, .ss_size = handler_stack.size()};
+  sigaltstack(&stack, nullptr);
   struct sigaction action{};
   action.sa_handler = on_stop_signal;
-  action.sa_flags = SA_RESTART;  // a worker's read goes on
+  action.sa_flags = SA_RESTART | SA_ONSTACK;  // a worker's read goes on
   sigemptyset(&action.sa_mask);
   sigaction(SIGINT, &action, nullptr);
   sigaction(SIGTERM, &action, nullptr);

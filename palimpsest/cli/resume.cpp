@@ -5,6 +5,8 @@
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/train/checkpoint.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <string_view>
 #include <vector>
@@ -69,7 +71,7 @@ bool read_resumed(Options& options, const fs::path& folder) {
   std::error_code ignored;
   const fs::path checkpoint = folder / "checkpoint.safetensors", file = folder / "config.toml";
   const bool has_checkpoint = fs::exists(checkpoint, ignored), has_file = fs::exists(file, ignored);
-  const std::string beside = has_file ? text_of(file) : "";
+  std::string beside = has_file ? text_of(file) : "";
   std::string stored;
   if (has_checkpoint) {
     const auto metadata = train::read_checkpoint_metadata(checkpoint);
@@ -77,9 +79,15 @@ bool read_resumed(Options& options, const fs::path& folder) {
     if (const auto config = metadata.find("config"); config != metadata.end()) stored = config->second;
   }
   if (!stored.empty()) {
-    read_toml_of(Scope::kRun, Scope::kRun, options, stored, checkpoint.string() + " (stored configuration)");
+    read_resumed_toml(options, stored, checkpoint.string() + " (stored configuration)");
     Options edited = options;
-    read_toml_of(Scope::kRun, Scope::kRun, edited, beside, file.string());
+    try {
+      read_toml_of(Scope::kRun, Scope::kRun, edited, beside, file.string());
+    } catch (const Error& error) {
+      options.run.resume_notes.push_back(std::string(error.what()) +
+                                         "; the checkpoint's configuration counts");
+      beside.clear();
+    }
     for (const Setting* s : differences(edited, options))
       options.run.resume_notes.push_back("'" + file.string() + "' says " + to_toml(get(edited, *s)) +
                                          " for " + both_names(*s) + ", the checkpoint's " +
@@ -102,10 +110,12 @@ void check_resumed(Options& options, const Options& resumed) {
     const auto given = options.given.find(s->id());
     const std::string where = given == options.given.end() ? both_names(*s) : given->second;
     if (is_fixed(s->id()))
-      throw Error(ErrorKind::kUsage, where + " must stay " + was + " when a run is resumed, got " + is +
-                                         ": leave it out, or begin a new run in another --output");
-    options.run.resume_notes.push_back("the run goes on with " + both_names(*s) + " = " + is + "; it was " +
-                                       was);
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("{} must stay {} when a run is resumed, got {}: leave it out, or begin a new "
+                              "run in another --output",
+                              where, was, is));
+    options.run.resume_notes.push_back(
+        fmt::format("the run goes on with {} = {}; it was {}", both_names(*s), is, was));
   }
 }
 

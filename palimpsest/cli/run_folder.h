@@ -14,14 +14,15 @@ namespace palimpsest::cli {
 ///
 /// Throws Error(kUsage) without an output folder, Error(kOutput) if there is a run and neither flag or if
 /// another program holds the folder, and Error(kCheckpoint) if there is nothing to resume. A program that was
-/// killed before its first checkpoint left config.toml alone; both a plain start and --resume then begin the
-/// run with its first step.
+/// killed before its first checkpoint left config.toml and its lock; both a plain start and --resume then begin
+/// the run with its first step. A config.toml without a lock is the user's: it is not written over.
 class RunFolder {
  public:
   /// Clears options.run.resume if the run has no checkpoint yet. `command`: the one that the user gave.
   RunFolder(Options& options, Command command);
-  /// Removes what a run wrote that ended before its first step was done, unless keep() was called or an
-  /// earlier run was in the folder: the corrected command finds the folder as it was.
+  /// Unless keep() was called: removes what a run wrote that ended before its first step was done, and restores
+  /// the run that it was to replace, or the config.toml of a killed one. The corrected command finds the folder
+  /// as it was.
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -33,10 +34,16 @@ class RunFolder {
   bool holds(const char* file) const;
   bool holds_steps() const;
   void check(const Options& options, Command command) const;
+  void keep_earlier_run();
+  bool has_earlier_log() const;
+  void restore_earlier_run() noexcept;
+  void forget_earlier_run() noexcept;
 
   std::filesystem::path folder_;
   std::optional<io::FolderLock> lock_;
-  bool held_run_ = false, held_config_ = false;
+  bool was_killed_ = false;  // a program left its lock
+  bool held_run_ = false;
+  bool has_earlier_run_ = false;  // under hidden names: one that --overwrite replaces, or a killed one
   bool kept_ = false;
 };
 

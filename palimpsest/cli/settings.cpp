@@ -36,14 +36,17 @@ constexpr Range kPositive{.low = 0, .above = true};
 constexpr Range kNotNegative{.low = 0};
 constexpr Range kOneOrMore{.low = 1};
 constexpr Range kShare{.low = 0, .high = 1};
+constexpr Range kMomentum{.low = 0, .high = 1, .below = true};
 constexpr Range kPositiveShare{.low = 0, .high = 1, .above = true};
 constexpr Range kStride{.low = 8, .high = 16};
 constexpr Range kAtLeast16{.low = 16};
 constexpr Range kByte{.low = 0, .high = 255};
+constexpr Range kCrop{.low = 0, .high = 16384};  // 2^28 pixels, as for an image that is read
+constexpr Range kGenerated{.low = 1, .high = 1e7};
 constexpr Range kClasses{.low = 0, .high = 1e6};
 constexpr Range kWorkers{.low = 0, .high = 256};
 constexpr Range kThreads{.low = 0, .high = 1024};
-constexpr Range kMiB{.low = 0, .high = 1 << 30};  // the product with 2^20 is far below 2^63
+constexpr Range kMemoryMiB{.low = 0, .high = 1 << 30};  // the product with 2^20 is far below 2^63
 constexpr Range kImageSide{.low = 16, .high = 8192};
 
 std::vector<std::string> data_kinds() {
@@ -87,8 +90,8 @@ std::vector<Setting> make_settings() {
        PALIMPSEST_FIELD(model.dense_strategy), kAny, dense_strategies},
       {"model", "activation", "activation", "<name>", "activation after every normalization", kNamesModel,
        PALIMPSEST_FIELD(model.activation), kAny, nn::activation_names},
-      {"model", "slope", "slope", "<factor>", "leaky ReLU's slope below zero, or ELU's alpha", kNamesModel,
-       PALIMPSEST_FIELD(model.slope), kPositive},
+      {"model", "slope", "slope", "<factor>", "leaky ReLU's slope below zero, or ELU's alpha; 0: ReLU",
+       kNamesModel, PALIMPSEST_FIELD(model.slope), kNotNegative},
       {"model", "output_stride", "output-stride", "<pixels>",
        "pixels per feature of a segmentation model, 8 or 16", kNamesModel,
        PALIMPSEST_FIELD(model.output_stride), kStride},
@@ -108,9 +111,9 @@ std::vector<Setting> make_settings() {
       {"data", "val_split", "val-split", "<name>", "folder below the root with the validation images",
        kReadsData, PALIMPSEST_FIELD(data.val_split)},
       {"data", "images", "images", "<images>", "generated training images", kTraining,
-       PALIMPSEST_FIELD(data.images), kOneOrMore},
+       PALIMPSEST_FIELD(data.images), kGenerated},
       {"data", "val_images", "val-images", "<images>", "generated validation images", kReadsData,
-       PALIMPSEST_FIELD(data.val_images), kOneOrMore},
+       PALIMPSEST_FIELD(data.val_images), kGenerated},
       {"data", "height", "height", "<pixels>", "height of generated images", kReadsData,
        PALIMPSEST_FIELD(data.height), kAtLeast16},
       {"data", "width", "width", "<pixels>", "width of generated images", kReadsData,
@@ -118,10 +121,10 @@ std::vector<Setting> make_settings() {
       {"data", "data_seed", "data-seed", "<number>", "seed of the generated images", kReadsData,
        PALIMPSEST_FIELD(data.data_seed), kNotNegative},
       {"data", "crop", "crop", "<pixels>", "side of the square training crop; 0: the whole image", kTraining,
-       PALIMPSEST_FIELD(data.crop), kNotNegative},
+       PALIMPSEST_FIELD(data.crop), kCrop},
       {"data", "eval_crop", "eval-crop", "<pixels>",
        "side of the square centre crop in evaluations; 0: the whole image", kReadsData,
-       PALIMPSEST_FIELD(data.eval_crop), kNotNegative},
+       PALIMPSEST_FIELD(data.eval_crop), kCrop},
       {"data", "scale_min", "scale-min", "<factor>", "smallest random scale before the crop", kTraining,
        PALIMPSEST_FIELD(data.scale_min), kPositive},
       {"data", "scale_max", "scale-max", "<factor>", "largest random scale before the crop", kTraining,
@@ -166,12 +169,12 @@ std::vector<Setting> make_settings() {
        PALIMPSEST_FIELD(train.channels_last)},
       {"train", "memory_limit", "memory-limit", "<MiB>",
        "end with exit code 7 if tensors take more memory; 0: no limit", kAll,
-       PALIMPSEST_FIELD(train.memory_limit), kMiB},
+       PALIMPSEST_FIELD(train.memory_limit), kMemoryMiB},
 
       {"optimizer", "lr", "lr", "<per step>", "highest learning rate of SGD", kTraining,
        PALIMPSEST_FIELD(optimizer.lr), kPositive},
       {"optimizer", "momentum", "momentum", "<factor>", "share of the last update that is added to the next",
-       kTraining, PALIMPSEST_FIELD(optimizer.momentum), kShare},
+       kTraining, PALIMPSEST_FIELD(optimizer.momentum), kMomentum},
       {"optimizer", "weight_decay", "weight-decay", "<factor>", "L2 penalty added to the gradient", kTraining,
        PALIMPSEST_FIELD(optimizer.weight_decay), kNotNegative},
       {"optimizer", "nesterov", "nesterov", "", "use Nesterov's momentum", kTraining,
@@ -206,7 +209,7 @@ std::vector<Setting> make_settings() {
        PALIMPSEST_FIELD(compare.strategies), kAny, nn::strategy_names, is_strategy},
       {"compare", "memory", "memory", "<MiB>",
        "memory limit for the largest batch; 0: the peak of the first strategy",
-       Command::kCompare | Command::kDemo, PALIMPSEST_FIELD(compare.memory), kMiB},
+       Command::kCompare | Command::kDemo, PALIMPSEST_FIELD(compare.memory), kMemoryMiB},
 
       {"output", "folder", "output", "<folder>", "folder for all files that are written",
        kTraining | Command::kPredict, PALIMPSEST_FIELD(output.folder)},

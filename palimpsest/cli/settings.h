@@ -17,6 +17,7 @@ struct Range {
   double low = -std::numeric_limits<double>::infinity();
   double high = std::numeric_limits<double>::infinity();
   bool above = false;  ///< `low` itself is not allowed
+  bool below = false;  ///< `high` itself is not allowed
 };
 
 /// The accessor of a setting in Options. Its type determines which text and TOML the setting accepts.

@@ -28,14 +28,15 @@ std::vector<std::string> table_names() {
   return names;
 }
 
-/// Returns whether the setting says which files are read and written. The user decides that, and not a file that may
-/// come from a stranger; but `eval` reads the images that the training read.
+/// Returns whether the setting says which files are read and written. The user decides that, and not a file
+/// that may come from a stranger; but `eval` reads the images that the training read.
 bool chooses_files(const Setting& setting, Command command) {
   const auto is_one_of = [&](std::initializer_list<std::string_view> ids) {
     return std::find(ids.begin(), ids.end(), setting.id()) != ids.end();
   };
   if (setting.table == "output" || is_one_of({"model.weights", "model.reset_classifier"})) return true;
-  if (command == Command::kEval || command == Command::kInfo) return false;  // info names them, and reads none
+  if (command == Command::kEval || command == Command::kInfo)
+    return false;  // info names them, and reads none
   return is_one_of({"data.root", "data.train_split", "data.val_split"});
 }
 
@@ -137,9 +138,10 @@ void check_size(uint64_t bytes, const std::string& name) {
                 fmt::format("{} has {} bytes: a configuration may have {}", name, bytes, kMostBytes));
 }
 
-/// Throws if values or keys are nested deeper than any setting. The parser recurses for each level, and its tables are
-/// destroyed by recursion, so a line of dots (a.a.a.a = 1) would overflow the stack. Strings and comments are skipped by
-/// the rules of TOML. A text that is no TOML may be skipped wrongly, but only behind the error where the parser stops.
+/// Throws if values or keys are nested deeper than any setting. The parser recurses for each level, and its
+/// tables are destroyed by recursion, so a line of dots (a.a.a.a = 1) would overflow the stack. Strings and
+/// comments are skipped by the rules of TOML. A text that is no TOML may be skipped wrongly, but only behind
+/// the error where the parser stops.
 void check_depth(std::string_view text, const std::string& name) {
   constexpr int kMostLevels = 16;
   int line = 1, brackets = 0, dots = 0;
@@ -242,6 +244,18 @@ void read_toml_if(const Predicate& is_wanted, Options& options, const std::strin
   }
 }
 
+template <class Predicate>
+void read_checkpoints_toml(const Predicate& is_wanted, Options& options, const std::string& text,
+                           const std::string& name) {
+  try {
+    read_toml_if(is_wanted, options, text, name);
+  } catch (const Error& error) {
+    throw Error(ErrorKind::kCheckpoint, error.what());
+  }
+  if (options.data.kind != "generated" && !options.given.contains("data.exif_orientation"))
+    options.data.exif_orientation = false;
+}
+
 }  // namespace
 
 void read_toml_of(Scope narrowest, Scope widest, Options& options, const std::string& text,
@@ -252,8 +266,13 @@ void read_toml_of(Scope narrowest, Scope widest, Options& options, const std::st
 
 void read_stored_toml(Options& options, const std::string& text, const std::string& name) {
   const Command command = options.run.command;
-  read_toml_if([&](const Setting& s) { return s.scope() == Scope::kRun && !chooses_files(s, command); },
-               options, text, name);
+  read_checkpoints_toml(
+      [&](const Setting& s) { return s.scope() == Scope::kRun && !chooses_files(s, command); }, options, text,
+      name);
+}
+
+void read_resumed_toml(Options& options, const std::string& text, const std::string& name) {
+  read_checkpoints_toml([](const Setting& s) { return s.scope() == Scope::kRun; }, options, text, name);
 }
 
 std::string to_toml(const Options& options, Scope widest) {

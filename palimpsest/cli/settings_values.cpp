@@ -45,15 +45,16 @@ std::vector<std::string> split_commas(std::string_view text) {
 
 bool within(const Range& range, double value) {
   return std::isfinite(value) && (range.above ? value > range.low : value >= range.low) &&
-         value <= range.high;
+         (range.below ? value < range.high : value <= range.high);
 }
 
 std::string range_text(const Range& range) {
   const bool low = std::isfinite(range.low), high = std::isfinite(range.high);
   if (low && high)
-    return (range.above ? " in (" : " in [") + number_text(range.low) + ", " + number_text(range.high) + "]";
+    return (range.above ? " in (" : " in [") + number_text(range.low) + ", " + number_text(range.high) +
+           (range.below ? ")" : "]");
   if (low) return (range.above ? " > " : " >= ") + number_text(range.low);
-  return high ? " <= " + number_text(range.high) : "";
+  return high ? (range.below ? " < " : " <= ") + number_text(range.high) : "";
 }
 
 std::string toml_string(std::string_view text) {
@@ -109,7 +110,8 @@ std::string to_toml(const Value& value) {
                         [](int64_t i) { return std::to_string(i); },
                         [](double d) {
                           const std::string text = number_text(d);
-                          // A point or an exponent tells TOML that a number is a fraction. nan and inf are words.
+                          // A point or an exponent tells TOML that a number is a fraction. nan and inf are
+                          // words.
                           const bool plain =
                               std::isfinite(d) && text.find_first_of(".e") == std::string::npos;
                           return plain ? text + ".0" : text;

@@ -4,20 +4,31 @@
 #include "palimpsest/cli/process.h"
 #include "palimpsest/cli/run_folder.h"
 #include "palimpsest/cli/weights_file.h"
+#include "palimpsest/train/checkpoint.h"
 
+#include <fmt/format.h>
+
+#include <filesystem>
 #include <iostream>
 
 namespace palimpsest::cli {
 namespace {
 
-void tell_complete(const Options& options) {
+/// Says how a run that has no step left goes on. Its checkpoint may be beyond the end that the user gave.
+void tell_complete(const Options& options, int64_t batches_per_epoch) {
   if (options.output.quiet) return;
-  std::cerr << "palimpsest: the run in '" << options.output.folder << "' is complete, nothing was changed: "
-            << (options.train.max_steps > 0
-                    ? "--max-steps N goes on with N > " + std::to_string(options.train.max_steps) +
-                          " or 0, where the epochs allow it"
-                    : "--epochs N goes on with N > " + std::to_string(options.train.epochs))
-            << std::endl;
+  const auto metadata = train::read_checkpoint_metadata(std::filesystem::path(options.output.folder) /
+                                                        "checkpoint.safetensors");
+  const int64_t step = std::stoll(metadata.at("step"));
+  const bool by_steps = options.train.max_steps > 0 && options.train.max_steps <= step;
+  const bool by_epochs = options.train.epochs * batches_per_epoch <= step;
+  const std::string more_epochs = fmt::format("--epochs N with N > {}", step / batches_per_epoch);
+  const std::string more_steps = fmt::format("--max-steps M with M > {}, or 0", step);
+  const std::string way_out = by_steps && by_epochs
+                                  ? more_epochs + " and " + more_steps + ", go on"
+                                  : (by_steps ? more_steps + "," : more_epochs) + " goes on";
+  fmt::print(stderr, "palimpsest: the run in '{}' is complete at step {}, nothing was changed: {}\n",
+             printable(options.output.folder), step, way_out);
 }
 
 }  // namespace
@@ -34,14 +45,16 @@ int run_train(const Options& given) {
 
   if (!options.output.quiet) {
     std::cout << to_toml(options, Scope::kMachine) << std::endl;  // the text of config.toml
-    for (const std::string& note : options.run.resume_notes) std::cerr << "palimpsest: " << note << std::endl;
+    for (const std::string& note : options.run.resume_notes)
+      std::cerr << "palimpsest: " << printable(note) << std::endl;
   }
   const auto& stop_signal = install_stop_signals();
   const auto outcome = train::train(*model, *train_loader, validation_loader.get(),
                                     make_trainer_options(options), stop_signal);
   folder.keep();
   if (outcome.signal == 0) {
-    if (options.run.resume && outcome.steps.empty() && outcome.evaluations.empty()) tell_complete(options);
+    if (options.run.resume && outcome.steps.empty() && outcome.evaluations.empty())
+      tell_complete(options, train_loader->batches());
     return 0;
   }
   std::cerr << "palimpsest: stopped by " << signal_name(outcome.signal) << "; checkpoint saved in '"

@@ -16,8 +16,9 @@ namespace palimpsest::cli {
 /// truncated, foreign, or of another architecture (then it names the keys).
 std::shared_ptr<nn::Model> load_trained_model(const Options& options);
 
-/// Throws Error(kCheckpoint) if the file's tensors, of which only the shapes are read, lack a classifier for that number
-/// of classes. Call it before the model is made: a file of a few bytes may claim classes for terabytes.
+/// Throws Error(kCheckpoint) if the file's tensors, of which only the shapes are read, lack a classifier for
+/// that number of classes. Call it before the model is made: a file of a few bytes may claim classes for
+/// terabytes.
 void check_class_count(const Options& options, const nn::StateDict& tensors, const std::string& source);
 
 /// Loads options.model.weights, if any, into a freshly made model. Unless quiet, standard error says which
@@ -30,8 +31,8 @@ void start_from_weights(const Options& options, nn::Model& model);
 void check_weights_file(const Options& options, const std::filesystem::path& source);
 
 /// Writes `tensors` to options.run.file, atomically. Metadata: format = pt, model, classes, activation, slope
-/// (leaky ReLU's, or ELU's alpha), eps of the normalizations, config (to_toml(options, kRun), so that eval, predict
-/// and train accept the file), and folded = true if normalizations were folded into the convolutions.
+/// (leaky ReLU's, or ELU's alpha), eps of the normalizations, config (to_toml(options, kRun), so that eval,
+/// predict and train accept the file), and folded = true if normalizations were folded into the convolutions.
 void write_weights(const Options& options, const nn::Model& model, nn::StateDict tensors, bool folded);
 
 /// Returns "resnet18, 1000 classes, leaky_relu with slope 0.01".

@@ -30,8 +30,9 @@ class Dataset {
   virtual Sample get(int64_t index, Random& random) const = 0;
   /// Returns the names of the classes, or names like "class 3" if none are known.
   virtual const std::vector<std::string>& class_names() const = 0;
-  /// Returns a text that is another one for other examples, or "" if that is not known. A checkpoint holds it,
-  /// and a resumed run compares it (train/trainer.h). Files: their number, names and sizes (data/identity.h).
+  /// Returns a text that is another one for other examples, or "" if that is not known. A checkpoint holds
+  /// it, and a resumed run compares it (train/trainer.h). Files: their number, names and sizes
+  /// (data/identity.h).
   virtual std::string identity() const { return ""; }
   /// Returns the files and folders beside the examples that the data set does not read, such as .bmp files.
   virtual std::vector<std::filesystem::path> skipped() const { return {}; }

@@ -82,7 +82,7 @@ std::string skipped_text(const std::vector<fs::path>& skipped) {
                      (skipped.size() == 1 ? " file or folder, which is" : " files or folders, which are") +
                      " hidden or no .jpg, .jpeg or .png file: ";
   for (std::size_t i = 0; i < std::min(kShown, skipped.size()); ++i)
-    text += (i ? ", " : "") + skipped[i].string();
+    text += (i ? ", " : "") + printable(skipped[i].string());
   return text + (skipped.size() > kShown ? ", ..." : "");
 }
 

@@ -9,16 +9,18 @@ namespace palimpsest::data {
 /// Throws Error(kData) unless a class name out of `source` is UTF-8: checkpoints and logs store it as text.
 void check_class_name(const std::string& name, const std::string& source);
 
-/// Returns whether there is a file or folder at `path`. Throws Error(kData), with the path and the reason, if the system
-/// does not tell: a folder that may not be searched, a loop of links, a name that is too long.
+/// Returns whether there is a file or folder at `path`. Throws Error(kData), with the path and the reason, if
+/// the system does not tell: a folder that may not be searched, a loop of links, a name that is too long.
 bool is_there(const std::filesystem::path& path);
 
 /// Returns the .jpg, .jpeg and .png files of a folder (upper or lower case), sorted by name. Skips hidden
-/// files, folders and all other files; adds them to `skipped`, if given, sorted by name. Throws Error(kData) if the folder is missing, cannot be listed, or holds no
-/// image; the message ends with `layout`, the files that were expected.
+/// files, folders and all other files; adds them to `skipped`, if given, sorted by name. Throws Error(kData)
+/// if the folder is missing, cannot be listed, or holds no image; the message ends with `layout`, the files
+/// that were expected.
 std::vector<std::filesystem::path> list_images(const std::filesystem::path& folder, const std::string& layout,
                                                std::vector<std::filesystem::path>* skipped = nullptr);
-/// Returns the folders in a folder, sorted by name. Skips hidden folders and files. Throws as list_images does.
+/// Returns the folders in a folder, sorted by name. Skips hidden folders and files. Throws as list_images
+/// does.
 std::vector<std::filesystem::path> list_folders(const std::filesystem::path& folder,
                                                 const std::string& layout,
                                                 std::vector<std::filesystem::path>* skipped = nullptr);

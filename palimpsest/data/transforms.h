@@ -55,7 +55,8 @@ void check_transform(const TransformOptions& options);
 View choose_view(int64_t height, int64_t width, const TransformOptions& options, Random& random,
                  const std::string& name);
 
-/// Reads the image file of an example as u8 (H, W, 3): io::read_image with the orientation that `options` want.
+/// Reads the image file of an example as u8 (H, W, 3): io::read_image with the orientation that `options`
+/// want.
 at::Tensor read_image(const std::filesystem::path& path, const TransformOptions& options);
 
 /// Maps u8 (H, W, 3) to normalized f32 (3, view.height, view.width): (value / 255 - mean) / std. Scaling is

@@ -75,8 +75,9 @@ bool same_file(int descriptor, const fs::path& path) {
          open_file.st_ino == named_file.st_ino && open_file.st_dev == named_file.st_dev;
 }
 
-/// Removes the file if a killed writer of this user left it: nobody holds its lock. Leaves everything else, which others
-/// may have put there: files of other users, pipes, links. Returns whether the name may be free now.
+/// Removes the file if a killed writer of this user left it: nobody holds its lock. Leaves everything else,
+/// which others may have put there: files of other users, pipes, links. Returns whether the name may be free
+/// now.
 bool remove_leftover(const fs::path& path) {
   // O_NONBLOCK: opening a pipe would wait for its other end.
   const int descriptor =
@@ -122,7 +123,8 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::open_temporary() {
-  // Names that a later writer finds again, so that leftovers do not accumulate. Others may have taken all of them.
+  // Names that a later writer finds again, so that leftovers do not accumulate. Others may have taken all of
+  // them.
   constexpr int kNumbered = 8, kTries = 64;
   const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
   // A file name may have 255 bytes, and the temporary one is a few bytes longer.
@@ -131,7 +133,8 @@ void AtomicFile::open_temporary() {
   for (int i = 0; i < kTries; ++i) {
     const fs::path candidate =
         folder / ('.' + name + '.' + (k < kNumbered ? std::to_string(k) : random_letters()) + ".tmp");
-    // O_EXCL: the file is new and ours. A file that another prepared there might be readable to others, or a pipe.
+    // O_EXCL: the file is new and ours. A file that another prepared there might be readable to others, or a
+    // pipe.
     const int descriptor = uninterrupted([&] {
       return ::open(candidate.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
     });

@@ -19,9 +19,10 @@ namespace palimpsest::io {
 /// the system's reason. It then removes the temporary file and leaves the old file. Signals that interrupt
 /// system calls do no harm.
 ///
-/// The temporary file is always new: nobody can prepare it. Its name is ".NAME.K.tmp" with the smallest K that is free.
-/// The next writer removes the file that a killed program of the same user left (nobody holds its flock), so leftovers
-/// do not accumulate. If others have taken the first names, the name has eight random letters in place of K.
+/// The temporary file is always new: nobody can prepare it. Its name is ".NAME.K.tmp" with the smallest K
+/// that is free. The next writer removes the file that a killed program of the same user left (nobody holds
+/// its flock), so leftovers do not accumulate. If others have taken the first names, the name has eight
+/// random letters in place of K.
 class AtomicFile {
  public:
   explicit AtomicFile(std::filesystem::path path);

@@ -18,6 +18,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+/// Other programs may make and remove the folder and the lock meanwhile, each a few times.
+constexpr int kTries = 1000;
+
 bool still_named(int descriptor, const fs::path& path) {
   struct stat open_file, named_file;
   return fstat(descriptor, &open_file) == 0 && ::lstat(path.c_str(), &named_file) == 0 &&
@@ -31,6 +34,15 @@ std::string holder(int descriptor) {
   const std::string number(text, static_cast<std::size_t>(std::max<ssize_t>(count, 0)));
   const bool is_number = !number.empty() && number.find_first_not_of("0123456789") == std::string::npos;
   return is_number ? " (process " + number + ")" : "";
+}
+
+/// Returns whether the file is one that FolderLock makes: a process number, or nothing, under one name. Another
+/// file of that name is somebody's, and must not be written over.
+bool is_ours(int descriptor) {
+  struct stat file;
+  if (fstat(descriptor, &file) != 0 || !S_ISREG(file.st_mode) || file.st_nlink != 1 || file.st_size >= 16)
+    return false;
+  return file.st_size == 0 || !holder(descriptor).empty();
 }
 
 }  // namespace
@@ -66,7 +78,7 @@ void FolderLock::make_folders() {
 }
 
 void FolderLock::lock() {
-  while (true) {
+  for (int i = 0; i < kTries; ++i) {
     make_folders();
     const int descriptor = ::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (descriptor < 0 && (errno == ENOENT || errno == EINTR))
@@ -80,6 +92,12 @@ void FolderLock::lock() {
       throw Error(ErrorKind::kOutput, message);
     }
     if (still_named(descriptor, file_)) {
+      if (!is_ours(descriptor)) {
+        ::close(descriptor);
+        throw Error(
+            ErrorKind::kOutput,
+            "'" + file_.string() + "' is no lock of palimpsest: move it away, or name another --output");
+      }
       descriptor_ = descriptor;
       const std::string number = std::to_string(::getpid());
       // The number is for messages alone: a full disk does not matter.
@@ -89,6 +107,7 @@ void FolderLock::lock() {
     }
     ::close(descriptor);  // its holder removed the name between our open and our lock
   }
+  fail(EBUSY);
 }
 
 void FolderLock::remove_empty_folders() noexcept {

@@ -100,7 +100,8 @@ Safetensors read_pytorch_file(const std::filesystem::path& path) {
   const std::string interpreter = python();
   ChildResult child;
   try {
-    // -I: neither PYTHONPATH, nor the current folder, nor packages of the user's home folder decide what runs.
+    // -I: neither PYTHONPATH, nor the current folder, nor packages of the user's home folder decide what
+    // runs.
     child = run_child({interpreter, "-I", "-c", kStateDictScript, absolute.string()}, tensors.descriptor());
   } catch (const std::system_error& error) {
     no_python(path, "'" + interpreter + "' cannot be started (" + error.code().message() + ")");

@@ -27,13 +27,14 @@ struct Safetensors {
 
 /// Reads all tensors into new CPU memory, and allocates nothing else of the file's size.
 /// Throws Error(kCheckpoint), with the path and the fault, for a file that is missing, truncated or no
-/// safetensors file, for an element type that write_safetensors does not have, for a header above 16 MiB and for more
-/// than 64 dimensions. Every length, name, shape and offset is checked before memory of its size is taken, so a hostile
-/// file does no harm.
+/// safetensors file, for an element type that write_safetensors does not have, for a header above 16 MiB and
+/// for more than 64 dimensions. Every length, name, shape and offset is checked before memory of its size is
+/// taken, so a hostile file does no harm.
 Safetensors read_safetensors(const std::filesystem::path& path);
 
-/// Reads the header alone: the tensors have their names, shapes and types, and no values (they are on the meta device).
-/// Use it to judge a file before gigabytes are read. Checks the whole header, as read_safetensors does.
+/// Reads the header alone: the tensors have their names, shapes and types, and no values (they are on the
+/// meta device). Use it to judge a file before gigabytes are read. Checks the whole header, as
+/// read_safetensors does.
 Safetensors read_safetensors_header(const std::filesystem::path& path);
 
 /// Writes tensors of f32, f64, f16, bf16, i64, i32, i16, u8, i8 or bool, of any strides and on any device.

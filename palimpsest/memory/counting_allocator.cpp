@@ -18,12 +18,14 @@ std::atomic<bool> installed{false};
 // A fork copies locks as they are: a child of a fork while another thread held one would wait for ever at its
 // first tensor. (malloc does the same for its own locks.)
 void lock_for_fork() {
+  shared_peak_mutex().lock();
   counting_allocator().live().mutex().lock();
   counting_allocator().pool().mutex().lock();
 }
 void unlock_after_fork() {
   counting_allocator().pool().mutex().unlock();
   counting_allocator().live().mutex().unlock();
+  shared_peak_mutex().unlock();
 }
 
 }  // namespace

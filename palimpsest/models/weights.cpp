@@ -26,8 +26,9 @@ bool is_classifier(const std::string& key) {
   return key.starts_with("fc.") || key.starts_with("cls.") || key.starts_with("classifier.");
 }
 
-/// Removes the point in "denselayer1.norm.1.weight". torchvision's published DenseNet files have it: a module's
-/// name could hold a point when they were written. torchvision renames the keys when it loads them, too.
+/// Removes the point in "denselayer1.norm.1.weight". torchvision's published DenseNet files have it: a
+/// module's name could hold a point when they were written. torchvision renames the keys when it loads them,
+/// too.
 void modernize(std::string& key) {
   constexpr std::string_view kLayer = "denselayer";
   std::size_t at = key.rfind(kLayer);

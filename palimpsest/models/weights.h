@@ -32,8 +32,8 @@ std::string to_string(WeightFormat format);
 /// Removes the prefixes that wrappers add to keys: "module." (DataParallel) and "_orig_mod." (torch.compile).
 /// Removes also the entries of our training checkpoints that are no part of the network ("palimpsest...").
 /// Gives the keys of torchvision's published DenseNet files their present form: "denselayer1.norm.1.weight"
-/// becomes "denselayer1.norm1.weight". Returns the number of keys that changed. Throws Error(kCheckpoint) if two
-/// keys become one.
+/// becomes "denselayer1.norm1.weight". Returns the number of keys that changed. Throws Error(kCheckpoint) if
+/// two keys become one.
 int64_t unwrap(nn::StateDict& tensors);
 
 /// Returns the rows of the classifier (`fc.weight`, `classifier.weight` or `cls.weight`), or nothing if there
@@ -57,7 +57,8 @@ PlainWeights plain_weights(const nn::StateDict& tensors, const torch::nn::Module
 /// The part of a network that start_from() loaded.
 enum class Start { kAll, kAllButClassifier, kBody };
 
-/// Throws as start_from() does if the tensors do not fit. Reads no values, so the tensors may be those of a header.
+/// Throws as start_from() does if the tensors do not fit. Reads no values, so the tensors may be those of a
+/// header.
 void check_start(const nn::Model& model, nn::StateDict tensors, bool reset_classifier,
                  const std::string& source);
 

@@ -129,8 +129,8 @@ StateDictDiff load_state_dict(const StateDict& destination, const StateDict& dic
   for (const auto& [name, tensor] : destination)
     if (const auto found = tensors.find(name);
         found != tensors.end() && !is_batch_counter(name) && found->second->is_meta())
-      throw Error(ErrorKind::kCheckpoint, fmt::format("{} cannot be loaded: {} has no values (device meta)",
-                                                      options.source, name));
+      throw Error(ErrorKind::kCheckpoint,
+                  fmt::format("{} cannot be loaded: {} has no values (device meta)", options.source, name));
   const at::NoGradGuard no_grad;
   for (const auto& [name, tensor] : destination) {
     const auto found = tensors.find(name);

@@ -51,8 +51,8 @@ struct LoadOptions {
 /// must match.
 StateDictDiff compare(const StateDict& dict, const StateDict& wanted, bool same_dtype = false);
 
-/// Throws as load_state_dict does if the names or shapes differ, and returns the difference. Reads no values: `dict` may
-/// be the header of a file.
+/// Throws as load_state_dict does if the names or shapes differ, and returns the difference. Reads no values:
+/// `dict` may be the header of a file.
 StateDictDiff check_fit(const StateDict& dict, const StateDict& destination, const LoadOptions& options = {});
 
 /// Copies the tensors of `dict` into the parameters and buffers of `module`, by name; dtypes convert.

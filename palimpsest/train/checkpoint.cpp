@@ -37,10 +37,12 @@ constexpr const char* kGenerator = "palimpsest.generator";
 constexpr const char* kGpuGenerator = "palimpsest.generator.cuda";
 
 /// The metadata that save_checkpoint writes itself.
-constexpr std::array kReserved{
-    "format",           kVersionKey,     "step",        "epoch",     "batch",      "batches_per_epoch",
-    "batch_size",       "seed",          kOrderKey,     kDataKey,    kOptimizerKey,      "precision",
-    "loss_scale",       "growth_tracker", "skipped_in_a_row", "skipped_steps", "choose_scale"};
+constexpr std::array kReserved{"format",        kVersionKey,      "step",
+                               "epoch",         "batch",          "batches_per_epoch",
+                               "batch_size",    "seed",           kOrderKey,
+                               kDataKey,        kOptimizerKey,    "precision",
+                               "loss_scale",    "growth_tracker", "skipped_in_a_row",
+                               "skipped_steps", "choose_scale"};
 
 void require_finite(const std::string& name, const at::Tensor& tensor, int64_t step) {
   if (!tensor.is_floating_point() || tensor.isfinite().all().item<bool>()) return;
@@ -131,8 +133,8 @@ void check_optimizer(const std::filesystem::path& path, const std::map<std::stri
                     path.string(), saved, given, saved));
 }
 
-/// Returns the entry `key`, which must be a whole number from `low` to `high`: a tampered one would be used as a size or
-/// an index.
+/// Returns the entry `key`, which must be a whole number from `low` to `high`: a tampered one would be used
+/// as a size or an index.
 int64_t number_within(const std::filesystem::path& path, const std::map<std::string, std::string>& metadata,
                       const char* key, int64_t low, int64_t high) {
   const auto value = number<int64_t>(path, metadata, key);
@@ -148,9 +150,10 @@ amp::GradScalerState read_scaler(const std::filesystem::path& path,
   constexpr int64_t kMostSteps = INT32_MAX;  // the scaler counts in 32 bits
   const auto scale = number<double>(path, metadata, "loss_scale");
   if (!(scale > 0) || !std::isfinite(scale))
-    throw Error(ErrorKind::kCheckpoint,
-                fmt::format("{}: the entry 'loss_scale' must be above 0 and finite, got {}; the file is damaged",
-                            path.string(), scale));
+    throw Error(
+        ErrorKind::kCheckpoint,
+        fmt::format("{}: the entry 'loss_scale' must be above 0 and finite, got {}; the file is damaged",
+                    path.string(), scale));
   return {scale, number_within(path, metadata, "growth_tracker", 0, kMostSteps),
           number_within(path, metadata, "skipped_in_a_row", 0, kMostSteps)};
 }

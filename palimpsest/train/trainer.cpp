@@ -128,7 +128,10 @@ class Run {
     }
     if (!options_.quiet) progress_.emplace(std::cerr, stderr_columns(), last_step_, options_.epochs);
     if (progress_ && options_.resume)
-      progress_->note(fmt::format("resumed at step {} of {}", steps_done_, last_step_));
+      progress_->note(steps_done_ <= last_step_
+                          ? fmt::format("resumed at step {} of {}", steps_done_, last_step_)
+                          : fmt::format("the checkpoint is at step {}, beyond the end of this run at step {}",
+                                        steps_done_, last_step_));
     if (progress_ && !precision_note_.empty()) progress_->note(precision_note_);
     if (!writes()) return;
     // A checkpoint before the first step: an unwritable folder fails now and not after an epoch, and a run

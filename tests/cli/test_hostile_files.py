@@ -66,8 +66,8 @@ def test_a_stored_folder_is_not_written_to(folder, segmenter, image):
 
 
 def test_stored_threads_and_limits_are_those_of_another_machine(folder, segmenter, image):
-    config = config_of(segmenter).replace("threads = 1", "threads = 1000").replace("memory_limit = 0", "memory_limit = 1")
-    assert "threads = 1000" in config and "memory_limit = 1" in config
+    config = config_of(segmenter).replace("[train]", "[train]\nthreads = 1000\nmemory_limit = 1")
+    assert "threads = 1000" in config
     hostile = with_metadata(segmenter, folder / "h.safetensors", config=config)
     succeeds("predict", hostile, image, "--output", folder / "out")
 
@@ -90,7 +90,7 @@ def test_deep_toml_is_refused_before_it_is_parsed(folder, segmenter, image, text
     fails(USAGE, "train", "--config", config, "--dry-run", "--output", folder / "no", says=["d.toml:1", "nested too deeply"])
     hostile = with_metadata(segmenter, folder / "h.safetensors", config=text)
     for command in (["info", hostile], ["predict", hostile, image, "--output", folder / "no"]):
-        fails(USAGE, *command, says=["stored configuration", "nested too deeply"])
+        fails(CHECKPOINT, *command, says=["stored configuration", "nested too deeply"])
 
 
 def test_strings_and_comments_may_have_any_brackets_and_dots(folder):
@@ -149,6 +149,11 @@ def test_escape_sequences_in_names_are_escaped(folder, classifier, image):
     said = succeeds("predict", hostile, evil).stdout
     assert said.count("\n") == 1 and "\x1b" not in said and "\x9b" not in said and "\x07" not in said
     assert "b\\nline\\r2" in said and "\\x1b[31mRED" in said and "e\\x1b[2J\\nvil.png" in said
+    described = succeeds("info", hostile).stdout
+    assert "\x1b" not in described and "\x9b" not in described and "\\x1b[31mRED" in described
+    write(folder / "in/x\x1b[2J\nline.tif", b"")
+    told = succeeds("predict", classifier, folder / "in").stderr
+    assert "skipped 1" in told and "\x1b" not in told and told.count("\n") == 1
     header, values = read_header(classifier)
     header["x\x1b[2J\ny"] = header.pop("fc.bias")
     line = fails(CHECKPOINT, "predict", write_header(folder / "t.safetensors", header, values), image, says=["x\\x1b[2J\\ny"])
@@ -160,6 +165,8 @@ def test_file_names_that_are_not_utf8_work(folder, classifier, segmenter, image)
     bad = write(folder / f"in/{NOT_UTF8}.png", image.read_bytes())
     said = json.loads(succeeds("predict", classifier, bad, "--json").stdout)
     assert said[0]["image"].endswith("bad\\xff\\xfe.png")
+    copy = write(folder / f"{NOT_UTF8}.safetensors", classifier.read_bytes())
+    assert json.loads(succeeds("info", copy, "--json").stdout)["checkpoint"].endswith("bad\\xff\\xfe.safetensors")
     succeeds("predict", classifier, bad, "--logits", folder / "l.safetensors")
     assert any(name.endswith("bad\\xff\\xfe.png") for name in read_header(folder / "l.safetensors")[0])
     succeeds("predict", segmenter, bad, "--output", folder / f"out{NOT_UTF8}", "--json")

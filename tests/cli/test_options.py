@@ -146,6 +146,7 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     (("train", "--batch", "0"), ["--batch must be a whole number >= 1", "got 0"]),
     (("train", "--batch", "2.5"), ["--batch must be a whole number >= 1", "'2.5'"]),
     (("train", "--batch", "99999999999999999999"), ["--batch must be a whole number"]),
+    (("train", "--momentum", "1"), ["--momentum must be a number in [0, 1)", "got 1"]),
     (("train", "--flip", "1.5"), ["--flip must be a number in [0, 1]", "got 1.5"]),
     (("train", "--mean", "1,2"), ["--mean must be three numbers", "'1,2'"]),
     (("train", "--std", "1,0,1"), ["--std must be three numbers (r, g, b) > 0"]),
@@ -175,7 +176,7 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     (("--json", "eval"), ["a command is required", "palimpsest --help"]),
     (("help", "evel"), ["unknown command 'evel'", "did you mean 'eval'"]),
     (("import", "w.pth", "--format", "torchvison"), ["unknown format 'torchvison'", "'torchvision'"]),
-    (("import", "w.pth", "--lr", "1"), ["--lr", "import", "does not use it"]),
+    (("import", "w.pth", "--lr", "1"), ["--lr", "import does not use the option"]),
     (("info", "--strategy", "inplace_2"), ["--strategy", "info", "it shows every strategy"]),
     (("export",), ["export needs the argument CHECKPOINT"]),
 ])
@@ -211,16 +212,16 @@ NO_EFFECT = [
     ("--final-lr 0.1", "final-lr"),
     ("--bootstrap-share 0.5", "bootstrap-share"),
     ("--nesterov --momentum 0", "nesterov"),
-    ("--no-decay-norm --weight-decay 0", "decay-norm"),
+    ("--no-decay-norm --weight-decay 0", "no-decay-norm"),
     ("--model resnet18 --data image_folder --output-stride 8", "output-stride"),
     ("--activation identity --slope 0.1", "slope"),
     ("--data generated --data-root x", "data-root"),
     ("--data image_folder --model resnet18 --images 5", "images"),
     ("--workers 0 --prefetch 3", "prefetch"),
-    ("--no-pad", "pad"),
+    ("--no-pad", "no-pad"),
     ("--reset-classifier", "reset-classifier"),
     ("--model alexnet_cifar --data image_folder --strategy store_y", "strategy"),
-    ("--model vgg16_cifar --data image_folder --no-decay-norm", "decay-norm"),
+    ("--model vgg16_cifar --data image_folder --no-decay-norm", "no-decay-norm"),
 ]
 
 

@@ -82,9 +82,55 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins(folder, argume
     killed = folder / "run"
     write(killed / "config.toml", (expected / "config.toml").read_bytes())
     write(killed / "log.jsonl", b"")
+    write(killed / ".lock", b"4711")
     write(killed / f".{CHECKPOINT_FILE}.0.tmp", b"half")
     succeeds("train", *arguments, "--output", killed)
     assert (killed / CHECKPOINT_FILE).read_bytes() == (expected / CHECKPOINT_FILE).read_bytes()
+
+
+@pytest.mark.parametrize("code, flags", [(USAGE, ["--batch", "1", "--crop", "16"]), (MEMORY, ["--memory-limit", "4"])])
+def test_a_refused_run_leaves_the_run_that_it_was_to_replace(folder, code, flags):
+    stop_early(folder / "run")
+    before = contents(folder / "run")
+    fails(code, "train", *TINY, "--seed", "9", *flags, "--overwrite", "--output", folder / "run")
+    assert contents(folder / "run") == before
+    succeeds("train", *TINY, "--seed", "9", "--max-steps", "1", "--overwrite", "--output", folder / "run")
+    after = contents(folder / "run")
+    assert after.keys() == before.keys() and after[CHECKPOINT_FILE] != before[CHECKPOINT_FILE]
+
+
+def test_a_configuration_of_the_users_in_the_output_folder_is_not_written_over(folder):
+    own = write(folder / "own/config.toml", b"# mine\n[train]\nepochs = 1\n")
+    before = contents(folder / "own")
+    fails(OUTPUT, "train", *TINY, "--config", own, "--output", folder / "own", says=["config.toml", "--overwrite"])
+    line = fails(CHECKPOINT, "train", "--resume", "--output", folder / "own", says=["nothing to --resume", "--overwrite"])
+    assert contents(folder / "own") == before, line
+
+
+def test_a_run_that_dies_early_leaves_the_configuration_of_a_killed_one(folder):
+    killed = folder / "run"
+    text = (stop_early(folder / "expected") / "config.toml").read_bytes()
+    write(killed / "config.toml", text)
+    write(killed / ".lock", b"4711")
+    fails(MEMORY, "train", *TINY, "--memory-limit", "4", "--output", killed)
+    assert (killed / "config.toml").read_bytes() == text and not (killed / CHECKPOINT_FILE).exists()
+
+
+@pytest.mark.parametrize("content", [b"another tool's", b"1" * 20])
+def test_a_lock_of_another_tool_is_left_alone(folder, content):
+    lock = write(folder / "run/.lock", content)
+    fails(OUTPUT, "train", *TINY, "--output", folder / "run", says=[lock, "is no lock of palimpsest"])
+    assert contents(folder / "run") == {".lock": content}
+
+
+def test_a_lock_with_another_name_and_a_pipe_are_left_alone(folder):
+    precious = write(folder / "precious.txt", b"")
+    for make in (lambda lock: os.link(precious, lock), os.mkfifo):
+        (folder / "run").mkdir(exist_ok=True)
+        make(folder / "run/.lock")
+        fails(OUTPUT, "train", *TINY, "--output", folder / "run", says=["is no lock of palimpsest"])
+        assert (folder / "run/.lock").exists() and precious.read_bytes() == b""
+        (folder / "run/.lock").unlink()
 
 
 def test_a_log_without_its_checkpoint_is_protected_and_not_circular(folder):
@@ -174,16 +220,28 @@ def test_the_images_must_be_those_of_the_run(folder):
     assert "[data] root (--data-root)" in result.stderr
 
 
+def test_a_broken_configuration_beside_the_checkpoint_does_not_stop_a_resumed_run(folder):
+    run = stop_early(folder / "run")
+    (run / "config.toml").write_text("garbage [[[ =")
+    said = succeeds("train", "--resume", "--max-steps", "2", "--output", run).stderr
+    assert "config.toml:1" in said and "the checkpoint's configuration counts" in said
+    assert config(run)["train"]["max_steps"] == 2
+
+
+def test_another_number_of_classes_is_refused_by_its_name(folder):
+    fails(USAGE, "train", "--resume", "--classes", "4", "--output", stop_early(folder / "run"), says=["--classes must stay 11", "got 4"])
+
+
 def test_a_checkpoint_of_an_older_program_keeps_the_order_of_its_data(folder):
     """It names no order. The header is padded, so that the offsets stay."""
     old = stop_early(folder / "run")
     data = (old / CHECKPOINT_FILE).read_bytes()
     size = int.from_bytes(data[:8], "little")
-    header = data[8:8 + size].replace(b'"order":"own_stream",', b"")
+    header = data[8:8 + size].replace(b'"palimpsest_order":"own_stream",', b"")
     assert len(header) < size
     (old / CHECKPOINT_FILE).write_bytes(data[:8] + header + b" " * (size - len(header)) + data[8 + size:])
     succeeds("train", "--resume", "--max-steps", "2", "--output", old)
-    assert b'"order"' not in (old / CHECKPOINT_FILE).read_bytes()[:size]
+    assert b'"palimpsest_order"' not in (old / CHECKPOINT_FILE).read_bytes()[:size]
 
 
 # What a checkpoint hands on.

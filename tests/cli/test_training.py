@@ -210,6 +210,40 @@ def test_a_photo_is_predicted_as_viewers_show_it(trained, folder, orientation):
         assert np.array_equal(logits[str(photo)], logits[str(plain)])
 
 
+def test_a_run_of_a_program_that_knew_no_exif_data_reads_the_stored_pixels(folder):
+    """Its configuration does not have the setting. The header is padded, so that the offsets stay."""
+    data = image_folder(folder / "data")
+    for path in list((data / "train").glob("*/*")):
+        jpeg(path.parent, f"{path.stem}.jpg", 6, 24, 16)
+        path.unlink()
+    flags = ("--model", "resnet18_narrow", "--data", "image_folder", "--data-root", data, "--crop", "16", "--batch", "4",
+             "--threads", "1", "--workers", "0", "--evaluate-every", "0", "--epochs", "2")
+    for name, orientation in (("stored", "--no-exif-orientation"), ("shown", "--exif-orientation")):
+        succeeds("train", *flags, orientation, "--output", folder / name)
+    succeeds("train", *flags, "--no-exif-orientation", "--max-steps", "1", "--output", folder / "old")
+    for name in ("checkpoint.safetensors", "config.toml"):
+        file = folder / "old" / name
+        bytes_ = file.read_bytes()
+        header_end = 8 + int.from_bytes(bytes_[:8], "little") if name.startswith("checkpoint") else len(bytes_)
+        line = b"exif_orientation = false\\n" if name.startswith("checkpoint") else b"exif_orientation = false\n"
+        header = bytes_[:header_end].replace(line, b"")
+        assert len(header) < header_end
+        file.write_bytes(header + b" " * (header_end - len(header) if name.startswith("checkpoint") else 0) + bytes_[header_end:])
+    succeeds("train", "--resume", "--max-steps", "0", "--output", folder / "old")
+
+    def tensors(name):
+        return safetensors.numpy.load_file(folder / name / "checkpoint.safetensors")
+    assert all(np.array_equal(tensors("old")[key], value) for key, value in tensors("stored").items())
+    assert not all(np.array_equal(tensors("old")[key], value) for key, value in tensors("shown").items())
+
+
+def test_a_slope_of_0_is_relu(folder):
+    for name, flags in (("slope", ["--activation", "leaky_relu", "--slope", "0"]), ("relu", ["--activation", "relu"])):
+        succeeds("train", *TINY, *flags, "--max-steps", "2", "--output", folder / name)
+    slope, relu = (safetensors.numpy.load_file(folder / name / "checkpoint.safetensors") for name in ("slope", "relu"))
+    assert all(np.allclose(slope[key], value, rtol=1e-4, atol=1e-6) for key, value in relu.items())
+
+
 def test_a_label_drawn_on_the_stored_pixels_is_told_the_way_out(folder):
     data = segmentation_folder(folder / "data")
     photo = jpeg(data / "train", "0.jpg", 6, 64, 48)

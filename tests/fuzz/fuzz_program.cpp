@@ -1,7 +1,8 @@
-// fuzz_program PARSER [INPUTS [SEED]]: gives a parser mutated files, and ends with 1 at the first that it must not end so:
-//   an exception other than the parser's own error (the program's exit code would be 1), or a crash under a sanitizer;
-//   more than 1 s of processor time, or 60 s without an answer;
-//   more memory at a time than Target::most_bytes allows (only under AddressSanitizer, which reports allocations).
+// fuzz_program PARSER [INPUTS [SEED]]: gives a parser mutated files, and ends with 1 at the first that it
+// must not end so:
+//   an exception other than the parser's own error (the program's exit code would be 1), or a crash under a
+//   sanitizer; more than 1 s of processor time, or 60 s without an answer; more memory at a time than
+//   Target::most_bytes allows (only under AddressSanitizer, which reports allocations).
 // The bad input is then in fuzz-PARSER.bin. Prints one JSON object. The same arguments give the same inputs.
 // PARSER is safetensors, settings, json (a run's log), png (behind correct checksums) or jpeg.
 #include "palimpsest/base/error.h"
@@ -99,8 +100,8 @@ struct Target {
   std::function<std::string(const std::string&, Random&)> mutated = nullptr;  ///< by default mutate()
 };
 
-// Both parsers of safetensors and TOML build trees, whose nodes take some hundred bytes; the buffers of a thread, the
-// message of an error and libtorch's own allocations are in the constant.
+// Both parsers of safetensors and TOML build trees, whose nodes take some hundred bytes; the buffers of a
+// thread, the message of an error and libtorch's own allocations are in the constant.
 int64_t tree_bytes(int64_t input) {
   return (int64_t{1} << 20) + 400 * input;
 }
@@ -245,7 +246,8 @@ Target json() {
   return target;
 }
 
-/// The picture, its rows, and what the decoder keeps. `per_byte` is the most pixels that a byte of the file can hold.
+/// The picture, its rows, and what the decoder keeps. `per_byte` is the most pixels that a byte of the file
+/// can hold.
 std::function<int64_t(int64_t)> picture_bytes(int64_t per_byte, int64_t bytes_per_pixel) {
   return [=](int64_t input) {
     return (int64_t{4} << 20) + bytes_per_pixel * std::min(int64_t{1} << 28, per_byte * (input + 64));
@@ -287,11 +289,19 @@ Target jpeg() {
   target.corpus.push_back(testing::jpeg(25, 40, {.arithmetic = true}));
   target.corpus.push_back(testing::jpeg(25, 40, {.restart_rows = 1}));
   target.corpus.push_back(testing::progressive_jpeg(16, 16, 9));
-  for (const char* marker :
-       {"\xFF\xD8", "\xFF\xC0", "\xFF\xC1", "\xFF\xC2", "\xFF\xC4", "\xFF\xC9", "\xFF\xCA", "\xFF\xCC",
-        "\xFF\xD0", "\xFF\xD7", "\xFF\xD9", "\xFF\xDA", "\xFF\xDB", "\xFF\xDD", "\xFF\xE0", "\xFF\xEE"})
+  const std::string plain = testing::jpeg(25, 40, {});
+  for (const bool little_endian : {false, true})
+    target.corpus.push_back(
+        plain.substr(0, 2) +
+        testing::exif_segment(little_endian, {{testing::kOrientationTag, testing::kShort, 1, 6}}) +
+        plain.substr(2));
+  for (const char* marker : {"\xFF\xD8", "\xFF\xC0", "\xFF\xC1", "\xFF\xC2", "\xFF\xC4", "\xFF\xC9",
+                             "\xFF\xCA", "\xFF\xCC", "\xFF\xD0", "\xFF\xD7", "\xFF\xD9", "\xFF\xDA",
+                             "\xFF\xDB", "\xFF\xDD", "\xFF\xE0", "\xFF\xE1", "\xFF\xEE"})
     target.words.emplace_back(marker);
-  target.parse = [](const std::string& bytes) { io::codecs::decode_jpeg(bytes, "fuzz"); };
+  target.parse = [](const std::string& bytes) {
+    io::codecs::decode_jpeg(bytes, "fuzz", io::Orientation::kUpright);
+  };
   // Three bytes, and six of coefficients of a progressive file; of an arithmetic file, any number of pixels.
   target.most_bytes = [](int64_t) {
     return (int64_t{1} << 30) + 3 * (int64_t{1} << 28) + (int64_t{4} << 20);
@@ -321,7 +331,8 @@ double thread_seconds(clockid_t clock) {
   return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
 }
 
-/// Ends the program if one input takes too long. Counts processor time: on a busy machine, a second passes without any.
+/// Ends the program if one input takes too long. Counts processor time: on a busy machine, a second passes
+/// without any.
 class Watchdog {
  public:
   explicit Watchdog(std::string parser) : parser_(std::move(parser)) {

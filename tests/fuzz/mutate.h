@@ -8,8 +8,9 @@
 
 namespace palimpsest::fuzz {
 
-/// Returns `bytes` with 1 to 8 random edits: flipped bits, replaced, removed, repeated or exchanged pieces, pieces of
-/// another example, and words of the format. The result is a function of the arguments and the state of `random`.
+/// Returns `bytes` with 1 to 8 random edits: flipped bits, replaced, removed, repeated or exchanged pieces,
+/// pieces of another example, and words of the format. The result is a function of the arguments and the
+/// state of `random`.
 std::string mutate(std::string bytes, const std::vector<std::string>& corpus,
                    const std::vector<std::string>& words, Random& random);
 

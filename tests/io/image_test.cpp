@@ -139,31 +139,6 @@ TEST(Jpeg, KeepsAPictureWithinAFewLevels) {
   EXPECT_TRUE(read_image(folder / "a").equal(read));
 }
 
-/// Returns an APP1 segment with the entries (tag, type, count, value) in the first directory of its Exif data.
-std::string exif_segment(bool little_endian, const std::vector<std::array<uint32_t, 4>>& entries,
-                         uint32_t directory = 8) {
-  std::string tiff(little_endian ? "II" : "MM");
-  const auto add = [&](uint32_t value, int size) {
-    for (int i = 0; i < size; ++i)
-      tiff += static_cast<char>(value >> 8 * (little_endian ? i : size - 1 - i) & 255);
-  };
-  add(42, 2);
-  add(directory, 4);
-  add(static_cast<uint32_t>(entries.size()), 2);
-  for (const auto& [tag, type, count, value] : entries) {
-    add(tag, 2);
-    add(type, 2);
-    add(count, 4);
-    add(value, 2);
-    add(0, 2);
-  }
-  const std::string body = std::string("Exif\0\0", 6) + tiff;
-  const std::size_t size = body.size() + 2;
-  return {"\xFF\xE1" + std::string{static_cast<char>(size >> 8), static_cast<char>(size & 255)} + body};
-}
-
-constexpr uint32_t kOrientationTag = 0x0112, kShort = 3;
-
 TEST(Image, APhotoIsTurnedAsItsExifDataSay) {
   const TemporaryFolder folder;
   write_jpeg(folder / "plain.jpg", smooth_picture(10, 6), 95);
@@ -174,8 +149,8 @@ TEST(Image, APhotoIsTurnedAsItsExifDataSay) {
                                 exchanged, exchanged.flip(1), exchanged.flip({0, 1}), exchanged.flip(0)};
   for (uint32_t orientation = 1; orientation <= 8; ++orientation) {
     for (const bool little_endian : {true, false}) {
-      const std::string segment =
-          exif_segment(little_endian, {{0x010F, 2, 4, 0}, {kOrientationTag, kShort, 1, orientation}});
+      const std::string segment = testing::exif_segment(
+          little_endian, {{0x010F, 2, 4, 0}, {testing::kOrientationTag, testing::kShort, 1, orientation}});
       put(folder / "turned.jpg", bytes.substr(0, 2) + segment + bytes.substr(2));
       const at::Tensor image = read_image(folder / "turned.jpg");
       EXPECT_TRUE(image.is_contiguous() && image.equal(upright[orientation - 1])) << orientation;
@@ -189,15 +164,16 @@ TEST(Image, DamagedExifDataLeaveAPhotoAsItIsStored) {
   write_jpeg(folder / "plain.jpg", smooth_picture(10, 6), 95);
   const at::Tensor stored = read_image(folder / "plain.jpg");
   const std::string bytes = bytes_of(folder / "plain.jpg");
-  const std::array<uint32_t, 4> turned{kOrientationTag, kShort, 1, 6};
-  std::vector<std::string> segments{exif_segment(true, {}),
-                                    exif_segment(false, {{kOrientationTag, kShort, 1, 0}}),
-                                    exif_segment(true, {{kOrientationTag, kShort, 1, 9}}),
-                                    exif_segment(true, {{kOrientationTag, 4, 1, 6}}),
-                                    exif_segment(true, {{kOrientationTag, kShort, 2, 6}}),
-                                    exif_segment(true, {turned}, 0xFFFFFFFF),
-                                    exif_segment(true, {turned}, 9)};
-  const std::string whole = exif_segment(true, {turned});
+  const std::array<uint32_t, 4> turned{testing::kOrientationTag, testing::kShort, 1, 6};
+  std::vector<std::string> segments{
+      testing::exif_segment(true, {}),
+      testing::exif_segment(false, {{testing::kOrientationTag, testing::kShort, 1, 0}}),
+      testing::exif_segment(true, {{testing::kOrientationTag, testing::kShort, 1, 9}}),
+      testing::exif_segment(true, {{testing::kOrientationTag, 4, 1, 6}}),
+      testing::exif_segment(true, {{testing::kOrientationTag, testing::kShort, 2, 6}}),
+      testing::exif_segment(true, {turned}, 0xFFFFFFFF),
+      testing::exif_segment(true, {turned}, 9)};
+  const std::string whole = testing::exif_segment(true, {turned});
   for (std::size_t size = 4; size < whole.size() - 2; ++size) {  // cut before the value is complete
     std::string cut = whole.substr(0, size);
     cut[2] = 0;

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -56,8 +58,8 @@ inline std::string jpeg(int height, int width, const JpegKind& kind) {
   return file;
 }
 
-/// A progressive file whose last scan, of the highest frequency, is repeated until there are `scans`. The copies hold
-/// the same bits, so a reader would repeat its pass over the whole picture for each.
+/// A progressive file whose last scan, of the highest frequency, is repeated until there are `scans`. The
+/// copies hold the same bits, so a reader would repeat its pass over the whole picture for each.
 inline std::string progressive_jpeg(int height, int width, int scans) {
   std::vector<jpeg_scan_info> list{{3, {0, 1, 2, 0}, 0, 0, 0, 0}};
   for (int component = 0; component < 3; ++component) list.push_back({1, {component, 0, 0, 0}, 1, 63, 0, 0});
@@ -66,6 +68,32 @@ inline std::string progressive_jpeg(int height, int width, int scans) {
   const std::string scan = file.substr(last, file.size() - 2 - last);
   for (int i = 4; i < scans; ++i) file.insert(file.size() - 2, scan);
   return file;
+}
+
+inline constexpr uint32_t kOrientationTag = 0x0112, kShort = 3;
+
+/// Returns an APP1 segment with the entries (tag, type, count, value) in the first directory of its Exif
+/// data.
+inline std::string exif_segment(bool little_endian, const std::vector<std::array<uint32_t, 4>>& entries,
+                                uint32_t directory = 8) {
+  std::string tiff(little_endian ? "II" : "MM");
+  const auto add = [&](uint32_t value, int size) {
+    for (int i = 0; i < size; ++i)
+      tiff += static_cast<char>(value >> 8 * (little_endian ? i : size - 1 - i) & 255);
+  };
+  add(42, 2);
+  add(directory, 4);
+  add(static_cast<uint32_t>(entries.size()), 2);
+  for (const auto& [tag, type, count, value] : entries) {
+    add(tag, 2);
+    add(type, 2);
+    add(count, 4);
+    add(value, 2);
+    add(0, 2);
+  }
+  const std::string body = std::string("Exif\0\0", 6) + tiff;
+  const std::size_t size = body.size() + 2;
+  return "\xFF\xE1" + std::string{static_cast<char>(size >> 8), static_cast<char>(size & 255)} + body;
 }
 
 }  // namespace palimpsest::testing

@@ -228,12 +228,12 @@ TEST(TrainerResume, ARunWithTheOrderOfOlderProgramsNamesNoOrder) {
   const auto metadata = [&] { return read_checkpoint_metadata(folder / "run/checkpoint.safetensors"); };
   TinyRun run;
   run.train(options);
-  EXPECT_EQ(metadata().at("order"), "own_stream");
+  EXPECT_EQ(metadata().at("palimpsest_order"), "own_stream");
   auto old_order = loader_options(4);
   old_order.shuffle_stream = data::ShuffleStream::kOfTheFirstExample;
   data::Loader loader(std::make_shared<BrightestColor>(20, 6), old_order);
   train(*make_tiny(1), loader, nullptr, options);
-  EXPECT_FALSE(metadata().contains("order"));
+  EXPECT_FALSE(metadata().contains("palimpsest_order"));
   train(*make_tiny(2), loader, nullptr, resuming(options));
 }
 

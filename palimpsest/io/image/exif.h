@@ -6,8 +6,9 @@
 
 namespace palimpsest::io::codecs {
 
-/// Returns the orientation in an APP1 segment of a JPEG file, 1 to 8. Returns 1 (upright) for a segment that is
-/// no Exif data, has no orientation or is damaged: the pixels are whole all the same. Reads the first directory.
+/// Returns the orientation in an APP1 segment of a JPEG file, 1 to 8. Returns 1 (upright) for a segment that
+/// is no Exif data, has no orientation or is damaged: the pixels are whole all the same. Reads the first
+/// directory.
 /// Source: CIPA DC-008 (Exif 2.3), tag 0x0112.
 int exif_orientation(std::string_view segment);
 

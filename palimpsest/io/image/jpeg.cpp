@@ -48,8 +48,8 @@ void on_message(j_common_ptr codec, int level) {
   }
 }
 
-// A progressive file repeats a pass over the whole picture per scan, and a scan may have few bytes. Encoders write about
-// ten scans.
+// A progressive file repeats a pass over the whole picture per scan, and a scan may have few bytes. Encoders
+// write about ten scans.
 constexpr int kMostScans = 100;
 // Of the coefficients that a progressive decoder keeps; the picture has 768 MiB at most.
 constexpr long kMostCodecBytes = 1L << 30;
@@ -134,7 +134,8 @@ at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path
     jpeg_read_header(&codec, TRUE);
   }));
   check_pixels(path, codec.image_height, codec.image_width);
-  // A block of 8 x 8 pixels has at least one bit in a Huffman code. So a header cannot claim what the file cannot hold.
+  // A block of 8 x 8 pixels has at least one bit in a Huffman code. So a header cannot claim what the file
+  // cannot hold.
   constexpr uint64_t kMostPixelsPerByte = 1024;  // twice that, for blocks at the border
   if (!codec.arith_code &&
       uint64_t{codec.image_height} * codec.image_width > kMostPixelsPerByte * bytes.size() + 65536)

@@ -49,6 +49,10 @@ void restart_locked(const char* user, c10::Device device) {
 
 }  // namespace
 
+std::mutex& shared_peak_mutex() {
+  return registry().mutex;
+}
+
 SharedPeak::SharedPeak(const char* user, c10::Device device)
     : record_(std::make_shared<Record>(Record{device})) {
   const std::lock_guard lock(registry().mutex);

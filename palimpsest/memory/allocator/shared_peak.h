@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 
 namespace palimpsest::memory {
 
@@ -21,6 +22,9 @@ class SharedPeak {
  private:
   std::shared_ptr<Record> record_;
 };
+
+/// Guards all SharedPeaks. For a fork: no thread is within one.
+std::mutex& shared_peak_mutex();
 
 /// Restarts the device's own peak. Every SharedPeak that is alive keeps what it has seen.
 void restart_peak(const char* user, c10::Device device);

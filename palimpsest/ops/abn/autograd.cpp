@@ -33,11 +33,12 @@ AbnOptions resolved(AbnOptions options, const Inputs& inputs) {
       (options.activation == Activation::kLeakyReLU || options.activation == Activation::kELU) &&
       options.activation_param == 0;
   if (is_relu) options.activation = Activation::kReLU;
-  if (options.saved != Saved::kPreActivation || x.is_meta() || x.sym_numel() == 0) return options;
+  if (options.saved != Saved::kPreActivation || x.is_meta()) return options;
   if (is_traced(x)) {
     options.saved = Saved::kNormalized;
     return options;
   }
+  if (x.numel() == 0) return options;
   const OptionalTensor no_residual;  // y is saved before the residual is added
   const invertibility::Layer layer{Activation::kIdentity, x.scalar_type(), x.size(1)};
   const auto choice =

@@ -9,9 +9,8 @@
 namespace palimpsest::ops {
 
 Saved saved_for(const AbnOptions& options, at::ScalarType dtype) {
-  const bool lost =
-      saves_output(options.saved) && kernels::is_invertible(options.activation) &&
-      !kernels::is_invertible_in(dtype_of(dtype), options.activation, options.activation_param);
+  const bool lost = saves_output(options.saved) && kernels::is_invertible(options.activation) &&
+                    !kernels::is_invertible_in(dtype_of(dtype), options.activation, options.activation_param);
   return lost ? Saved::kPreActivation : options.saved;
 }
 

@@ -164,10 +164,9 @@ at::Tensor concat_abn_conv(at::TensorList given, const std::optional<Normalizati
               "[concat_abn_conv] the convolution's weight must have 4 dimensions, got ",
               conv_weight.defined() ? c10::str("shape ", conv_weight.sizes()) : "none");
   for (const auto& f : given)
-    TORCH_CHECK(f.defined() && f.scalar_type() == given[0].scalar_type() && f.device() == given[0].device(),
-                "[concat_abn_conv] features must be tensors of one dtype on one device, got ",
-                given[0].scalar_type(), " on ", given[0].device(), " and ",
-                f.defined() ? c10::str(f.scalar_type(), " on ", f.device()) : "none");
+    TORCH_CHECK(f.defined() && f.device() == given[0].device(),
+                "[concat_abn_conv] features must be tensors on one device, got ", given[0].device(), " and ",
+                f.defined() ? c10::str(f.device()) : "none");
   for (const auto& f : given)
     TORCH_CHECK(f.dim() == 4 && given[0].dim() == 4 && f.size(0) == given[0].size(0) &&
                     f.size(2) == given[0].size(2) && f.size(3) == given[0].size(3),
@@ -182,6 +181,10 @@ at::Tensor concat_abn_conv(at::TensorList given, const std::optional<Normalizati
   const auto precision = autocast_precision(features[0]);
   if (precision)
     for (auto& f : features) f = f.to(precision->storage);
+  for (const auto& f : features)
+    TORCH_CHECK(f.scalar_type() == features[0].scalar_type(),
+                "[concat_abn_conv] features must have one dtype, got ", features[0].scalar_type(), " and ",
+                f.scalar_type());
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   AbnOptions options = given_options;
   options.saved = Saved::kInput;

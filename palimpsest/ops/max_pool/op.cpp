@@ -39,19 +39,18 @@ struct Window {
 
 Window check_window(at::IntArrayRef kernel_size, at::IntArrayRef stride, at::IntArrayRef padding,
                     at::IntArrayRef dilation) {
-  const Window w{two_numbers("kernel_size", kernel_size, 1, std::numeric_limits<int64_t>::max()),
-                 two_numbers("stride", stride.empty() ? kernel_size : stride, 1),
+  const Numbers size = two_numbers("kernel_size", kernel_size, 1, std::numeric_limits<int64_t>::max());
+  constexpr int64_t kMost = kernels::kMaxPoolPositions;
+  TORCH_CHECK(size[0] <= kMost && size[1] <= kMost && size[0] * size[1] <= kMost,
+              "[max_pool2d] a window must have at most ", kMost,
+              " positions, because one byte holds the place of its maximum, got kernel_size ", kernel_size,
+              "; take at::max_pool2d (torch.nn.functional.max_pool2d) for larger ones");
+  const Window w{size, two_numbers("stride", stride.empty() ? kernel_size : stride, 1),
                  two_numbers("padding", padding, 0), two_numbers("dilation", dilation, 1)};
-  for (const int d : {0, 1}) {
+  for (const int d : {0, 1})
     TORCH_CHECK(w.padding[d] <= w.kernel_size[d] / 2,
                 "[max_pool2d] padding must be at most half the kernel size, got padding ", padding,
                 " and kernel_size ", kernel_size);
-    TORCH_CHECK(w.kernel_size[d] <= kernels::kMaxPoolPositions &&
-                    w.kernel_size[0] * w.kernel_size[1] <= kernels::kMaxPoolPositions,
-                "[max_pool2d] a window must have at most ", kernels::kMaxPoolPositions,
-                " positions, because one byte holds the place of its maximum, got kernel_size ", kernel_size,
-                "; take at::max_pool2d (torch.nn.functional.max_pool2d) for larger ones");
-  }
   return w;
 }
 
