@@ -58,6 +58,16 @@ TEST(DropWeightCopies, LeavesCopiesThatOneCastDoesNotMakeAgain) {
   }
 }
 
+TEST(DropWeightCopies, LeavesACopyThatWasMadeOnAnotherDevice) {
+  const at::Tensor leaf = torch::randn({8, 4}).set_requires_grad(true);
+  const at::Tensor x = torch::empty({2, 4}, at::TensorOptions(at::kMeta).dtype(at::kBFloat16));
+  const at::Tensor copy = leaf.to(at::kMeta).to(at::kBFloat16);
+  const auto dropped = drop_weight_copies(torch::mm(x.set_requires_grad(true), copy.t()).sum());
+  EXPECT_EQ(dropped.nodes, 0);
+  const at::Tensor at_once = leaf.to(at::TensorOptions(at::kMeta).dtype(at::kBFloat16));
+  EXPECT_EQ(drop_weight_copies(torch::mm(x, at_once.t()).sum()).nodes, 0);
+}
+
 TEST(DropWeightCopies, FreesTheCopiesAtOnce) {
   torch::manual_seed(1);
   UsersNet net;

@@ -6,6 +6,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/ScopeExit.h>
 #include <fmt/format.h>
@@ -127,6 +128,21 @@ Segment::Segment(Function fn, const Tensors& inputs, const RecomputeOptions& opt
   }
 }
 
+/// Releases the tensors of a backward pass when it goes.
+class Segment::Forgetter {
+ public:
+  Forgetter(std::weak_ptr<Segment> segment, int pass) : segment_(std::move(segment)), pass_(pass) {}
+  ~Forgetter() {
+    if (const auto segment = segment_.lock()) segment->forget(pass_);
+  }
+  Forgetter(const Forgetter&) = delete;
+  Forgetter& operator=(const Forgetter&) = delete;
+
+ private:
+  std::weak_ptr<Segment> segment_;
+  int pass_;
+};
+
 Segment::Tensors Segment::first_run(const Tensors& inputs) {
   const auto version = [](const at::Tensor& t) { return t.defined() ? t._version() : int64_t{0}; };
   std::vector<int64_t> before;
@@ -161,6 +177,7 @@ std::size_t Segment::promise(const at::Tensor& tensor) {
 }
 
 void Segment::note_parameters(const Tensors& outputs, uint64_t first_node) {
+  const uint64_t this_thread = at::RecordFunction::currentThreadId();
   std::unordered_set<const Node*> seen;
   std::vector<Node*> todo;
   const auto visit = [&](Node* node) {
@@ -174,7 +191,8 @@ void Segment::note_parameters(const Tensors& outputs, uint64_t first_node) {
     todo.pop_back();
     if (const auto* leaf = dynamic_cast<const torch::autograd::AccumulateGrad*>(node)) {
       parameters_.push_back({leaf->variable, leaf->variable._version()});
-    } else if (node->sequence_nr() >= first_node) {  // older nodes are outside of this segment
+    } else if (node->thread_id() == this_thread && node->sequence_nr() >= first_node) {
+      // Others are outside of this segment: older, or of another thread, which has sequence numbers of its own.
       for (const auto& edge : node->next_edges()) visit(edge.function.get());
     }
   }
@@ -243,9 +261,9 @@ at::Tensor Segment::value(std::size_t index) {
     auto saved = run_again();
     // A pass may not reach every operation; the tensors that it does not use must not outlive it.
     if (run == runs_.end() && pass >= 0) {
-      Engine::get_default_engine().queue_callback([weak = weak_from_this(), pass] {
-        if (const auto segment = weak.lock()) segment->forget(pass);
-      });
+      // libtorch runs no callbacks of a pass that failed, but frees them. So it is the owner that forgets.
+      auto owner = std::make_shared<Forgetter>(weak_from_this(), pass);
+      Engine::get_default_engine().queue_callback([owner]() mutable { owner.reset(); });
     }
     run = runs_.insert_or_assign(pass, std::move(saved)).first;
   }

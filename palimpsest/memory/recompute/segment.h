@@ -48,6 +48,8 @@ class Segment final : public SavedTensorSink, public std::enable_shared_from_thi
   std::unique_ptr<torch::autograd::SavedVariableHooks> next() override;
 
  private:
+  class Forgetter;
+
   /// The shape, dtype and device of a tensor.
   struct Form {
     std::vector<int64_t> sizes;

@@ -9,6 +9,7 @@
 #include <ATen/autocast_mode.h>
 
 #include <stdexcept>
+#include <thread>
 
 /// The errors of recompute, and the state after them.
 namespace palimpsest::memory {
@@ -43,6 +44,23 @@ TEST(RecomputeErrors, AParameterChangedBetweenForwardAndBackwardIsNoticed) {
                                        : "parameter of a recomputed segment of shape [4, 3]"))
         << message;
   }
+}
+
+TEST(RecomputeErrors, AParameterBehindAnInputOfAnotherThreadMayChange) {
+  const auto w = torch::ones({3}).set_requires_grad(true);
+  at::Tensor x;
+  std::thread([&] {
+    x = torch::ones({3}) + 0 * w;  // sequence numbers are per thread: these get beyond the segment's
+    for (int i = 0; i < 10000; ++i) x = x + 0;
+    x = x + w;  // saves nothing, so w may change
+  }).join();
+  const auto y = recompute([](const at::Tensor& t) { return t.sin(); }, x);
+  {
+    const torch::NoGradGuard no_grad;
+    w.mul_(2);
+  }
+  y.sum().backward();
+  EXPECT_TRUE(torch::allclose(w.grad(), torch::full({3}, 2.0).cos()));
 }
 
 TEST(RecomputeErrors, ATensorWrittenOverAfterItWasSavedIsAnErrorAsInThePlainRun) {

@@ -4,6 +4,8 @@
 #include "palimpsest/nn/inplace_abn.h"
 #include "tests/memory/recompute_support.h"
 
+#include <stdexcept>
+
 /// The bytes that segments save for backward, counted by the allocator.
 namespace palimpsest::memory {
 namespace {
@@ -146,6 +148,30 @@ TEST(RecomputeMemory, WhatABackwardDoesNotAskForGoesWhenItEnds) {
   const int64_t before = memory_stats().current_bytes;
   torch::autograd::grad({loss}, {w}, {}, /*retain_graph=*/true);  // leaves the inputs of three sines unused
   EXPECT_EQ(memory_stats().current_bytes, before);
+}
+
+TEST(RecomputeMemory, WhatABackwardHeldGoesWhenItFails) {
+  auto x = torch::randn({1000}).set_requires_grad(true);
+  bool fails = true;
+  const auto y = recompute(
+      [&](const at::Tensor& t) {
+        const auto middle = t.sin().sin();
+        if (middle.requires_grad())
+          middle.register_hook([&](const at::Tensor& gradient) {
+            if (fails) throw std::runtime_error("a hook of the user's");
+            return gradient;
+          });
+        return middle.sin().sin();
+      },
+      x);
+  const auto loss = y.sum();
+  const int64_t before = memory_stats().current_bytes;
+  EXPECT_THROW(loss.backward({}, /*retain_graph=*/true), std::runtime_error);
+  EXPECT_EQ(memory_stats().current_bytes, before);
+  fails = false;
+  loss.backward();
+  EXPECT_TRUE(
+      torch::allclose(x.grad(), x.cos() * x.sin().cos() * x.sin().sin().cos() * x.sin().sin().sin().cos()));
 }
 
 }  // namespace
