@@ -57,8 +57,7 @@ void fail_to_read(const std::filesystem::path& path, const std::string& reason) 
 }
 
 void check_pixels(const std::filesystem::path& path, uint64_t height, uint64_t width) {
-  constexpr uint64_t kMaxPixels = uint64_t{1} << 28;  // 768 MiB as RGB; 12 times the largest street scenes
-  if (height * width > kMaxPixels) {                  // no overflow: both formats have 32-bit sizes
+  if (height * width > kMaxPixels) {  // no overflow: both formats have 32-bit sizes
     fail_to_read(path, "its header says " + std::to_string(width) + "x" + std::to_string(height) +
                            " pixels, the limit is " + std::to_string(kMaxPixels) + " in all");
   }

@@ -250,7 +250,8 @@ Target json() {
 /// can hold.
 std::function<int64_t(int64_t)> picture_bytes(int64_t per_byte, int64_t bytes_per_pixel) {
   return [=](int64_t input) {
-    return (int64_t{4} << 20) + bytes_per_pixel * std::min(int64_t{1} << 28, per_byte * (input + 64));
+    return (int64_t{4} << 20) +
+           bytes_per_pixel * std::min(static_cast<int64_t>(io::codecs::kMaxPixels), per_byte * (input + 64));
   };
 }
 
@@ -304,7 +305,7 @@ Target jpeg() {
   };
   // Three bytes, and six of coefficients of a progressive file; of an arithmetic file, any number of pixels.
   target.most_bytes = [](int64_t) {
-    return (int64_t{1} << 30) + 3 * (int64_t{1} << 28) + (int64_t{4} << 20);
+    return (int64_t{1} << 30) + 3 * static_cast<int64_t>(io::codecs::kMaxPixels) + (int64_t{4} << 20);
   };
   return target;
 }

@@ -220,9 +220,9 @@ TEST(Image, AHeaderThatClaimsMoreThanTheFileHoldsIsRefusedBeforeMemoryIsTaken) {
   write_jpeg(folder / "a.jpg", smooth_picture(8, 8));
   std::string bytes = bytes_of(folder / "a.jpg");
   const auto frame = bytes.find("\xFF\xC0");
-  bytes[frame + 5] = bytes[frame + 7] = '\x3F';  // 16136 x 16136 pixels are allowed
+  bytes[frame + 5] = bytes[frame + 7] = '\x2C';  // 11272 x 11272 pixels are allowed
   put(folder / "a.jpg", bytes);
-  expect_error(ErrorKind::kData, {"16136x16136", "truncated"}, [&] { read_image(folder / "a.jpg"); });
+  expect_error(ErrorKind::kData, {"11272x11272", "truncated"}, [&] { read_image(folder / "a.jpg"); });
   // All pixels equal: as small as a picture of its size can be.
   const at::Tensor plain = at::full({2000, 2000, 3}, 7, at::kByte);
   write_png(folder / "b.png", plain);
@@ -242,6 +242,19 @@ TEST(Jpeg, AProgressiveFileOfManyScansIsRefused) {
       expect_error(ErrorKind::kData, {"more than 100 scans"}, read);
     }
   }
+}
+
+TEST(Jpeg, CoefficientsOfMoreThanAGibibyteAreRefused) {
+  const TemporaryFolder folder;
+  std::string bytes = testing::jpeg(8, 8, {.components = 4, .progressive = true});
+  const auto frame = bytes.find("\xFF\xC2");
+  ASSERT_NE(frame, std::string::npos);
+  for (const int i : {5, 7}) {  // 11585 x 11585 pixels, which are fewer than 2^27, of four channels
+    bytes[frame + i] = '\x2D';
+    bytes[frame + i + 1] = '\x41';
+  }
+  put(folder / "a.jpg", bytes + std::string(1 << 18, 'x'));
+  expect_error(ErrorKind::kData, {"a.jpg"}, [&] { read_image(folder / "a.jpg"); });
 }
 
 TEST(Image, AFileCutOffAnywhereIsAnError) {

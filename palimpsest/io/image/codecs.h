@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
@@ -23,7 +24,9 @@ std::string encode_png(const at::Tensor& image);
 
 /// Throws Error(kData): "cannot read image 'PATH': REASON".
 [[noreturn]] void fail_to_read(const std::filesystem::path& path, const std::string& reason);
-/// Throws Error(kData) for more than 2^28 pixels, because a header of a few bytes can claim gigabytes.
+/// The most pixels of a picture: 384 MiB as RGB. The largest cameras and street scenes have 100 million.
+inline constexpr uint64_t kMaxPixels = uint64_t{1} << 27;
+/// Throws Error(kData) for more than kMaxPixels, because a header of a few bytes can claim gigabytes.
 void check_pixels(const std::filesystem::path& path, uint64_t height, uint64_t width);
 
 }  // namespace palimpsest::io::codecs

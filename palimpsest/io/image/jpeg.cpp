@@ -51,7 +51,7 @@ void on_message(j_common_ptr codec, int level) {
 // A progressive file repeats a pass over the whole picture per scan, and a scan may have few bytes. Encoders
 // write about ten scans.
 constexpr int kMostScans = 100;
-// Of the coefficients that a progressive decoder keeps; the picture has 768 MiB at most.
+// Of the coefficients that a progressive decoder keeps: those of three channels of kMaxPixels fit.
 constexpr long kMostCodecBytes = 1L << 30;
 
 void check_scans(j_common_ptr codec) {
