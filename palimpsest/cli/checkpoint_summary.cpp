@@ -75,7 +75,7 @@ CheckpointSummary summarize_checkpoint(const Options& options) {
   if (batches > 0) s.epoch = (s.step + batches - 1) / batches;  // of the last step, as in the log
   s.epochs = options.train.epochs;
   s.data = data_text(options.data);
-  if (const auto identity = metadata.find("palimpsest_data"); identity != metadata.end())
+  if (const auto identity = metadata.find(train::kDataKey); identity != metadata.end())
     s.data += ": " + identity->second;
   s.training = training_text(options);
   return s;

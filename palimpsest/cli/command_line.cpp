@@ -5,6 +5,7 @@
 #include "palimpsest/cli/demo.h"
 #include "palimpsest/cli/resume.h"
 #include "palimpsest/cli/settings.h"
+#include "palimpsest/cli/weights_file.h"
 #include "palimpsest/train/checkpoint.h"
 
 #include <torch/version.h>
@@ -178,6 +179,14 @@ std::string stored_config(const std::string& checkpoint) {
   return config->second;
 }
 
+/// Refuses flags of the network: they would describe another one than the checkpoint's.
+void refuse_stored(const std::vector<FlagValue>& flags, const std::string& checkpoint) {
+  for (const FlagValue& flag : flags)
+    if (flag.setting->table == "model")
+      throw Error(ErrorKind::kUsage, flag.name() + " has no effect: the network is that of " + checkpoint +
+                                         "; leave out one of them");
+}
+
 /// Applies the files, then the flags, to the defaults in `options`.
 void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   Options flags_alone;  // flags name the files
@@ -199,6 +208,8 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   const Options resumed = options;
   if (!config.empty()) read_toml_file(options, config);
   const Options before = options;
+  if (options.run.command == Command::kInfo && !options.run.checkpoint.empty() && config.empty())
+    refuse_stored(flags, options.run.checkpoint);
   for (const FlagValue& flag : flags) set_text(options, *flag.setting, flag.text, flag.name());
   complete_strategies(options);
   if (continues) check_resumed(options, resumed);
@@ -224,13 +235,6 @@ Error refusal(const CLI::App& app, const CLI::ParseError& failure) {
         return {ErrorKind::kUsage, fmt::format("{} needs the argument {}: {}{}", name, option->get_name(),
                                                option->get_description(), way_out)};
   return {ErrorKind::kUsage, failure.what() + way_out};
-}
-
-/// Returns the checkpoint in a run's folder. Any other path is returned unchanged.
-std::string checkpoint_at(const std::string& path) {
-  std::error_code unreadable;  // the reader of the file reports that
-  if (!std::filesystem::is_directory(path, unreadable)) return path;
-  return (std::filesystem::path(path) / "checkpoint.safetensors").string();
 }
 
 const CommandInfo& find_command(std::string_view name) {
@@ -291,6 +295,12 @@ Invocation parse_command_line(int argc, const char* const* argv) {
   if (first.starts_with('-') && first != "-h" && first != "--help" && first != "-v" && first != "--version")
     throw Error(ErrorKind::kUsage, "a command is required before '" + std::string(first) +
                                        "' (palimpsest --help lists the commands)");
+  // CLI11 would take the next flag for the value.
+  for (int i = 2; i < argc && std::string_view(argv[i]) != "--"; ++i)
+    if (const std::string_view text = argv[i]; text.starts_with("--") && text.ends_with('='))
+      throw Error(ErrorKind::kUsage, std::string(text) + " has no value: write " +
+                                         std::string(text.substr(0, text.size() - 1)) +
+                                         " VALUE, or \"\" for an empty text");
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {  // --help, --version

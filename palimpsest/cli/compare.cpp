@@ -12,6 +12,7 @@
 #include "palimpsest/io/folder_lock.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/nn/strategy.h"
+#include "palimpsest/train/checkpoint.h"
 #include "palimpsest/train/report.h"
 #include "palimpsest/train/trainer.h"
 
@@ -128,8 +129,7 @@ class Comparison {
   void check_output() const {
     const auto check = [](const std::filesystem::path& file) { const io::AtomicFile unused(file); };
     check(std::filesystem::path(options_.output.folder) / "index.html");
-    for (const Options& run : runs_)
-      check(std::filesystem::path(run.output.folder) / "checkpoint.safetensors");
+    for (const Options& run : runs_) check(std::filesystem::path(run.output.folder) / train::kCheckpointFile);
   }
 
   void say(const std::string& line) const {

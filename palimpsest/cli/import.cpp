@@ -95,7 +95,7 @@ int run_import(const Options& given) {
     nn::StateDict shapes = header.tensors;
     models::unwrap(shapes);
     complete_classes(judged, shapes);
-    check_class_count(judged, shapes, "'" + file + "'");
+    check_claims(judged, shapes, "'" + file + "'");
     check_fit(file, judged, shapes, *make_model(judged));
   };
   nn::StateDict tensors = io::read_state_dict(file, check).tensors;

@@ -7,6 +7,7 @@
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/image_folder.h"
 #include "palimpsest/data/transforms.h"
+#include "palimpsest/io/folder_lock.h"
 #include "palimpsest/io/image.h"
 #include "palimpsest/io/safetensors.h"
 
@@ -42,9 +43,20 @@ std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
   return images;
 }
 
+/// Throws if `file` exists and --overwrite is not given, or if a training at work holds its folder.
+void check_replaces(const fs::path& file, const char* flag, const Options& options) {
+  std::error_code missing;
+  if (!fs::exists(file, missing)) return;
+  if (!options.run.overwrite)
+    throw Error(ErrorKind::kOutput,
+                "'" + file.string() + "' exists: replace it with --overwrite, or name another " + flag);
+  io::FolderLock::check_free(file.parent_path());
+}
+
 /// Returns FOLDER/STEM.png for each image. Two inputs with one stem are an error: they would overwrite each
 /// other.
-std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const fs::path& folder) {
+std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const Options& options) {
+  const fs::path folder = options.output.folder;
   std::map<fs::path, fs::path> taken;
   std::vector<fs::path> paths;
   for (const fs::path& image : images) {
@@ -57,6 +69,7 @@ std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const f
     std::error_code missing;
     if (fs::equivalent(path, image, missing))
       throw Error(ErrorKind::kUsage, path.string() + " is itself an input; name another --output");
+    check_replaces(path, "--output", options);
     paths.push_back(path);
   }
   return paths;
@@ -94,13 +107,11 @@ class LogitsFile {
       refuse_same(image, "itself an input");
       header_bytes += image.string().size() + kBytesPerEntry;
     }
-    if (header_bytes > kMostHeaderBytes)
+    if (header_bytes > io::kMaxSafetensorsHeader)
       throw Error(ErrorKind::kUsage,
                   fmt::format("--logits can hold about {} images, got {}: predict fewer at a time",
-                              images.size() * kMostHeaderBytes / header_bytes, images.size()));
-    if (!options.run.overwrite && fs::exists(path_, missing))
-      throw Error(ErrorKind::kOutput,
-                  "'" + path_.string() + "' exists: replace it with --overwrite, or name another --logits");
+                              images.size() * io::kMaxSafetensorsHeader / header_bytes, images.size()));
+    check_replaces(path_, "--logits", options);
   }
 
   bool wanted() const { return !path_.empty(); }
@@ -116,8 +127,8 @@ class LogitsFile {
   }
 
  private:
-  // A header above 16 MiB is refused (io/safetensors.h). An entry names dtype, shape and place of the values.
-  static constexpr std::size_t kMostHeaderBytes = std::size_t{1} << 24, kBytesPerEntry = 120;
+  // Of the header, beside the name: dtype, shape and place of the values.
+  static constexpr std::size_t kBytesPerEntry = 120;
 
   fs::path path_;
   io::Safetensors file_;
@@ -128,7 +139,7 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
   const bool pictures = !options.output.folder.empty();
   if (!pictures && !logits_file.wanted())
     throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: the pictures go there");
-  const auto paths = pictures ? picture_paths(images, options.output.folder) : std::vector<fs::path>();
+  const auto paths = pictures ? picture_paths(images, options) : std::vector<fs::path>();
   const auto format = make_format(options);
   const at::Tensor colors = data::class_colors(options.model.classes);
   for (std::size_t i = 0; i < images.size(); ++i) {
@@ -153,6 +164,9 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
   if (const auto it = options.given.find("output.folder");
       it != options.given.end() && it->second.starts_with("--"))
     throw Error(ErrorKind::kUsage, it->second + " has no effect: " + options.model.name +
+                                       " names images, and the names are printed");
+  if (options.run.overwrite && options.run.logits.empty())
+    throw Error(ErrorKind::kUsage, "--overwrite has no effect without --logits: " + options.model.name +
                                        " names images, and the names are printed");
   const auto format = make_format(options);
   auto list = nlohmann::ordered_json::array();

@@ -5,6 +5,8 @@
 #include "palimpsest/memory/counting_allocator.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
 
 #include <array>
 #include <csignal>
@@ -34,21 +36,30 @@ void on_stop_signal(int signal) {
   }
 }
 
+constexpr int64_t kUnsuspicious = 64;  // threads
+
 /// Throws Error(kMemory) if the system does not start so many threads: OpenMP would end the program.
 void check_threads(int64_t threads) {
-  constexpr int64_t kUnsuspicious = 64;
   if (threads <= kUnsuspicious) return;
+  // libtorch has OpenMP's threads and a pool of as many. The rest is room for what they allocate.
+  const int64_t wanted = 2 * threads + threads / 4;
   std::latch end(1);
   std::vector<std::jthread> started;
   try {
-    for (int64_t i = 1; i < threads; ++i) started.emplace_back([&end] { end.wait(); });
+    for (int64_t i = 1; i < wanted; ++i) started.emplace_back([&end] { end.wait(); });
     end.count_down();
   } catch (const std::system_error&) {
     end.count_down();
     throw Error(ErrorKind::kMemory,
                 "[train] threads (--threads) must be at most what the system starts, which is " +
-                    std::to_string(started.size() + 1) + ", got " + std::to_string(threads));
+                    std::to_string((started.size() + 1) * 4 / 9) + ", got " + std::to_string(threads));
   }
+}
+
+/// Makes OpenMP start its threads now: later, tensors may have taken the room for their stacks.
+void start_threads(int64_t threads) {
+  constexpr int64_t kGrain = 32768;  // values of which libtorch gives each thread as many
+  at::empty({threads * kGrain}, at::kByte).fill_(1);
 }
 
 }  // namespace
@@ -56,12 +67,14 @@ void check_threads(int64_t threads) {
 void apply_process_options(const Options& options) {
   check_threads(options.train.threads);
   if (options.train.threads > 0) at::set_num_threads(static_cast<int>(options.train.threads));
+  if (options.train.threads > kUnsuspicious) start_threads(options.train.threads);
   memory::set_memory_limit(options.train.memory_limit * (int64_t{1} << 20));
 }
 
 const std::atomic<int>& install_stop_signals() {
-  // The stack pointer of a matrix product that oneDNN compiled points into an array on the heap. A handler on that
-  // stack would write over the heap. The system gives a process's signals to its main thread first.
+  // While a matrix product that oneDNN compiled runs, the stack pointer points into an array on the heap. A
+  // handler that used it would write over the heap. A stack belongs to one thread: the system gives a process's
+  // signals to the main thread first.
   alignas(64) static std::array<std::byte, 1 << 16> handler_stack;
   const stack_t stack{.ss_sp = handler_stack.data(), .ss_flags = 0, .ss_size = handler_stack.size()};
   sigaltstack(&stack, nullptr);

@@ -13,7 +13,7 @@ void apply_process_options(const Options& options);
 
 /// Installs handlers for SIGINT, SIGTERM and SIGHUP that store the signal's number in the result, which
 /// train::train polls. A second signal ends the program at once. A SIGHUP that is ignored (nohup) stays so.
-/// Idempotent.
+/// Idempotent. Call it on the main thread, whose handlers get a stack of their own.
 const std::atomic<int>& install_stop_signals();
 
 /// Returns "signal 2 (SIGINT)".

@@ -57,31 +57,29 @@ std::vector<const Setting*> differences(const Options& a, const Options& b) {
   return found;
 }
 
-std::string text_of(const fs::path& path) {
-  try {
-    return io::read_file(path);
-  } catch (const Error& failure) {
-    throw Error(ErrorKind::kUsage, failure.what());
-  }
-}
-
 }  // namespace
 
 bool read_resumed(Options& options, const fs::path& folder) {
   std::error_code ignored;
-  const fs::path checkpoint = folder / "checkpoint.safetensors", file = folder / "config.toml";
+  const fs::path checkpoint = folder / train::kCheckpointFile, file = folder / "config.toml";
   const bool has_checkpoint = fs::exists(checkpoint, ignored), has_file = fs::exists(file, ignored);
-  std::string beside = has_file ? text_of(file) : "";
-  std::string stored;
+  std::string beside, stored, unreadable;
+  try {
+    if (has_file) beside = io::read_file(file);
+  } catch (const Error& failure) {
+    unreadable = failure.what();
+  }
   if (has_checkpoint) {
     const auto metadata = train::read_checkpoint_metadata(checkpoint);
-    options.run.old_shuffle = !metadata.contains("palimpsest_order");
+    options.run.old_shuffle = !metadata.contains(train::kOrderKey);
     if (const auto config = metadata.find("config"); config != metadata.end()) stored = config->second;
   }
+  if (stored.empty() && !unreadable.empty()) throw Error(ErrorKind::kUsage, unreadable);
   if (!stored.empty()) {
     read_resumed_toml(options, stored, checkpoint.string() + " (stored configuration)");
     Options edited = options;
     try {
+      if (!unreadable.empty()) throw Error(ErrorKind::kUsage, unreadable);
       read_toml_of(Scope::kRun, Scope::kRun, edited, beside, file.string());
     } catch (const Error& error) {
       options.run.resume_notes.push_back(std::string(error.what()) +

@@ -3,6 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/io/atomic_file.h"
+#include "palimpsest/train/checkpoint.h"
 
 #include <array>
 #include <iostream>
@@ -10,7 +11,7 @@
 namespace palimpsest::cli {
 namespace {
 
-constexpr const char* kCheckpointFile = "checkpoint.safetensors";
+using train::kCheckpointFile;
 constexpr const char* kLogFile = "log.jsonl";
 constexpr const char* kConfigFile = "config.toml";
 constexpr std::array kFiles{kCheckpointFile, kLogFile, kConfigFile};
@@ -26,7 +27,7 @@ RunFolder::RunFolder(Options& options, Command command) : folder_(options.output
   if (folder_.empty())
     throw Error(ErrorKind::kUsage,
                 "[output] folder (--output) is required: checkpoint, log and configuration go there");
-  was_killed_ = holds(".lock");
+  was_killed_ = holds(io::FolderLock::kFile);
   check(options, command);  // first without the lock: a refused command makes no folder
   lock_.emplace(folder_);
   check(options, command);  // what another program did meanwhile
@@ -42,7 +43,7 @@ RunFolder::RunFolder(Options& options, Command command) : folder_(options.output
 
 RunFolder::~RunFolder() {
   if (!lock_) return;
-  const bool has_begun = kept_ || (holds_steps() && !has_earlier_log());
+  const bool has_begun = kept_ || (holds_steps() && !(has_earlier_run_ && has_earlier_log()));
   if (!has_begun && has_earlier_run_) {
     restore_earlier_run();
   } else if (!has_begun && !held_run_) {

@@ -20,9 +20,9 @@ class RunFolder {
  public:
   /// Clears options.run.resume if the run has no checkpoint yet. `command`: the one that the user gave.
   RunFolder(Options& options, Command command);
-  /// Unless keep() was called: removes what a run wrote that ended before its first step was done, and restores
-  /// the run that it was to replace, or the config.toml of a killed one. The corrected command finds the folder
-  /// as it was.
+  /// If the run ended before its first step was done and keep() was not called, the corrected command finds the
+  /// folder as it was: removes the files of the run, and restores the run that --overwrite would have replaced,
+  /// or the config.toml of a killed one. Until then their files lie in the folder under hidden names.
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -43,7 +43,7 @@ class RunFolder {
   std::optional<io::FolderLock> lock_;
   bool was_killed_ = false;  // a program left its lock
   bool held_run_ = false;
-  bool has_earlier_run_ = false;  // under hidden names: one that --overwrite replaces, or a killed one
+  bool has_earlier_run_ = false;  // under hidden names
   bool kept_ = false;
 };
 

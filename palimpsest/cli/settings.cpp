@@ -236,7 +236,7 @@ std::vector<Setting> make_settings() {
       {"", "resume", "resume", "", "continue the run in the output folder bit-exactly", kOneStrategy,
        PALIMPSEST_FIELD(run.resume)},
       {"", "overwrite", "overwrite", "",
-       "replace the run in the output folder, or the file (import, export, predict --logits)",
+       "replace the run in the output folder, or the files (import, export, predict)",
        kTraining | kWritesWeights | Command::kPredict, PALIMPSEST_FIELD(run.overwrite)},
       {"", "file", "output", "<file>", "the .safetensors file to write", kWritesWeights,
        PALIMPSEST_FIELD(run.file)},

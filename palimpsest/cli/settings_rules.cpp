@@ -184,8 +184,6 @@ void check_combinations(const Options& options, const Options& before) {
            std::to_string(options.model.classes) + ", got " + std::to_string(names.size()) + " names");
   if (options.run.resume && given_at("model.weights").starts_with("--"))
     refuse("--weights has no effect with --resume: the run in the output folder has its own weights");
-  if (options.run.command == Command::kPredict && options.run.overwrite && options.run.logits.empty())
-    refuse("--overwrite has no effect without --logits: predict replaces pictures in any case");
   if (options.run.resume && options.run.overwrite)
     refuse("--resume continues the run in the output folder, --overwrite replaces it: give one of them");
 }

@@ -216,6 +216,10 @@ void read_toml(Options& options, const std::string& text, const std::string& nam
 
 void read_toml_file(Options& options, const std::filesystem::path& path) {
   std::string text;
+  if (path.extension() == ".safetensors")
+    throw Error(ErrorKind::kUsage, "--config takes a TOML file, got the weights '" + path.string() +
+                                       "': continue a run with --resume --output FOLDER, or start from its "
+                                       "weights with --weights");
   try {
     std::error_code ignored;  // a file that is missing has another error
     check_size(
@@ -244,9 +248,10 @@ void read_toml_if(const Predicate& is_wanted, Options& options, const std::strin
   }
 }
 
+/// Reads the text of a checkpoint: an error in it is the file's, and older programs wrote other settings.
 template <class Predicate>
-void read_checkpoints_toml(const Predicate& is_wanted, Options& options, const std::string& text,
-                           const std::string& name) {
+void read_toml_in_checkpoint(const Predicate& is_wanted, Options& options, const std::string& text,
+                             const std::string& name) {
   try {
     read_toml_if(is_wanted, options, text, name);
   } catch (const Error& error) {
@@ -266,13 +271,13 @@ void read_toml_of(Scope narrowest, Scope widest, Options& options, const std::st
 
 void read_stored_toml(Options& options, const std::string& text, const std::string& name) {
   const Command command = options.run.command;
-  read_checkpoints_toml(
+  read_toml_in_checkpoint(
       [&](const Setting& s) { return s.scope() == Scope::kRun && !chooses_files(s, command); }, options, text,
       name);
 }
 
 void read_resumed_toml(Options& options, const std::string& text, const std::string& name) {
-  read_checkpoints_toml([](const Setting& s) { return s.scope() == Scope::kRun; }, options, text, name);
+  read_toml_in_checkpoint([](const Setting& s) { return s.scope() == Scope::kRun; }, options, text, name);
 }
 
 std::string to_toml(const Options& options, Scope widest) {

@@ -4,22 +4,17 @@
 #include "palimpsest/cli/process.h"
 #include "palimpsest/cli/run_folder.h"
 #include "palimpsest/cli/weights_file.h"
-#include "palimpsest/train/checkpoint.h"
 
 #include <fmt/format.h>
 
-#include <filesystem>
 #include <iostream>
 
 namespace palimpsest::cli {
 namespace {
 
 /// Says how a run that has no step left goes on. Its checkpoint may be beyond the end that the user gave.
-void tell_complete(const Options& options, int64_t batches_per_epoch) {
+void tell_complete(const Options& options, int64_t step, int64_t batches_per_epoch) {
   if (options.output.quiet) return;
-  const auto metadata = train::read_checkpoint_metadata(std::filesystem::path(options.output.folder) /
-                                                        "checkpoint.safetensors");
-  const int64_t step = std::stoll(metadata.at("step"));
   const bool by_steps = options.train.max_steps > 0 && options.train.max_steps <= step;
   const bool by_epochs = options.train.epochs * batches_per_epoch <= step;
   const std::string more_epochs = fmt::format("--epochs N with N > {}", step / batches_per_epoch);
@@ -54,7 +49,7 @@ int run_train(const Options& given) {
   folder.keep();
   if (outcome.signal == 0) {
     if (options.run.resume && outcome.steps.empty() && outcome.evaluations.empty())
-      tell_complete(options, train_loader->batches());
+      tell_complete(options, outcome.last_step, train_loader->batches());
     return 0;
   }
   std::cerr << "palimpsest: stopped by " << signal_name(outcome.signal) << "; checkpoint saved in '"

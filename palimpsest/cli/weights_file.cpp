@@ -3,16 +3,22 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/factories.h"
+#include "palimpsest/io/folder_lock.h"
 #include "palimpsest/io/safetensors.h"
 #include "palimpsest/models/fold.h"
+#include "palimpsest/models/registry.h"
 #include "palimpsest/models/weights.h"
 #include "palimpsest/nn/inplace_abn.h"
+#include "palimpsest/train/checkpoint.h"
 
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <filesystem>
 #include <iostream>
+#include <system_error>
+#include <vector>
 
 namespace palimpsest::cli {
 namespace {
@@ -40,7 +46,28 @@ std::string activation_text(const Options& options) {
 
 }  // namespace
 
-void check_class_count(const Options& options, const nn::StateDict& tensors, const std::string& source) {
+std::string checkpoint_at(const std::string& path) {
+  std::error_code error;  // the reader of the file reports that
+  if (!fs::is_directory(path, error)) return path;
+  const fs::path file = fs::path(path) / train::kCheckpointFile;
+  if (fs::exists(file, error) || error) return file.string();
+  std::vector<std::string> runs;
+  for (fs::directory_iterator entry(path, error), end; entry != end && !error; entry.increment(error))
+    if (std::error_code ignored; fs::exists(entry->path() / train::kCheckpointFile, ignored))
+      runs.push_back("'" + entry->path().string() + "'");
+  std::sort(runs.begin(), runs.end());
+  std::string message = "'" + path + "' holds no " + train::kCheckpointFile;
+  if (!runs.empty()) message += fmt::format("; these do: {}", fmt::join(runs, ", "));
+  throw Error(ErrorKind::kCheckpoint, message);
+}
+
+void check_claims(const Options& options, const nn::StateDict& tensors, const std::string& source) {
+  int64_t values = 0;
+  for (const auto& [key, tensor] : tensors) values += tensor.numel();
+  if (const int64_t least = models::least_weights(options.model.name); values < least)
+    throw Error(ErrorKind::kCheckpoint,
+                fmt::format("{} does not fit the model: {} has at least {} weights, the file has {} values",
+                            source, options.model.name, least, values));
   constexpr int64_t kUnsuspicious =
       10'000;  // a classifier of so few rows costs little: the whole model is compared
   if (options.model.classes <= kUnsuspicious) return;
@@ -66,7 +93,7 @@ std::shared_ptr<nn::Model> load_trained_model(const Options& options) {
   load.way_out = "use the model and number of classes that it was made with";
   io::Safetensors header = io::read_safetensors_header(path);
   models::unwrap(header.tensors);
-  check_class_count(options, header.tensors, path);
+  check_claims(options, header.tensors, path);
   auto model = make_model(options);
   make_format(options).convert(*model);
   model->eval();
@@ -88,6 +115,7 @@ void check_weights_file(const Options& options, const fs::path& source) {
   if (!options.run.overwrite && fs::exists(file, ignored))
     throw Error(ErrorKind::kOutput,
                 "'" + file.string() + "' exists: replace it with --overwrite, or name another --output");
+  io::FolderLock::check_free(file.parent_path());
 }
 
 std::string describe_network(const Options& options) {
@@ -110,8 +138,8 @@ void write_weights(const Options& options, const nn::Model& model, nn::StateDict
 }
 
 void start_from_weights(const Options& options, nn::Model& model) {
-  const std::string& path = options.model.weights;
-  if (path.empty()) return;
+  if (options.model.weights.empty()) return;
+  const std::string path = checkpoint_at(options.model.weights);
   io::Safetensors header = io::read_safetensors_header(path);
   const auto entry = [&](const char* key) {
     const auto found = header.metadata.find(key);

@@ -16,10 +16,14 @@ namespace palimpsest::cli {
 /// truncated, foreign, or of another architecture (then it names the keys).
 std::shared_ptr<nn::Model> load_trained_model(const Options& options);
 
-/// Throws Error(kCheckpoint) if the file's tensors, of which only the shapes are read, lack a classifier for
-/// that number of classes. Call it before the model is made: a file of a few bytes may claim classes for
-/// terabytes.
-void check_class_count(const Options& options, const nn::StateDict& tensors, const std::string& source);
+/// Returns the checkpoint in a run's folder. Any other path is returned unchanged. Throws Error(kCheckpoint) for a
+/// folder without one, and names those in it: the folder of a comparison holds runs.
+std::string checkpoint_at(const std::string& path);
+
+/// Throws Error(kCheckpoint) if the file's tensors, of which only the shapes are read, are fewer than the network
+/// has or lack a classifier for that number of classes. Call it before the model is made: a file of a few bytes
+/// may claim layers or classes for terabytes.
+void check_claims(const Options& options, const nn::StateDict& tensors, const std::string& source);
 
 /// Loads options.model.weights, if any, into a freshly made model. Unless quiet, standard error says which
 /// part was loaded, and whether the file's network had another activation. Throws Error(kCheckpoint) if the

@@ -96,7 +96,7 @@ View choose_view(int64_t height, int64_t width, const TransformOptions& options,
             << size_text(height, width) << " pixels";
     if (smallest != 1)
       message << " (" << size_text(least_height, least_width) << " at the scale " << smallest << ")";
-    message << ": allow padding, or crop at most " << std::min(least_height, least_width);
+    message << ": set pad, or a crop of at most " << std::min(least_height, least_width);
     throw Error(ErrorKind::kUsage, message.str());
   }
   const double scale = training ? options.scale_min + (options.scale_max - options.scale_min) * scale_at : 1;

@@ -36,8 +36,8 @@ std::string holder(int descriptor) {
   return is_number ? " (process " + number + ")" : "";
 }
 
-/// Returns whether the file is one that FolderLock makes: a process number, or nothing, under one name. Another
-/// file of that name is somebody's, and must not be written over.
+/// Returns whether FolderLock may have made the file: it is empty or holds a process number, and it has one name
+/// alone. Any other file belongs to somebody else and must not be written over.
 bool is_ours(int descriptor) {
   struct stat file;
   if (fstat(descriptor, &file) != 0 || !S_ISREG(file.st_mode) || file.st_nlink != 1 || file.st_size >= 16)
@@ -45,9 +45,28 @@ bool is_ours(int descriptor) {
   return file.st_size == 0 || !holder(descriptor).empty();
 }
 
+[[noreturn]] void fail_foreign(const fs::path& file) {
+  throw Error(ErrorKind::kOutput,
+              "'" + file.string() + "' is no lock of palimpsest: move it away, or name another --output");
+}
+
+[[noreturn]] void fail_held(const fs::path& folder, int descriptor) {
+  const std::string message = "output folder '" + folder.string() + "' is in use by another palimpsest" +
+                              holder(descriptor) + ": wait for its end, or name another --output";
+  ::close(descriptor);
+  throw Error(ErrorKind::kOutput, message);
+}
+
 }  // namespace
 
-FolderLock::FolderLock(fs::path folder) : folder_(std::move(folder)), file_(folder_ / ".lock") {
+void FolderLock::check_free(const fs::path& folder) {
+  const int descriptor = ::open((folder / kFile).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (descriptor < 0) return;
+  if (::flock(descriptor, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) fail_held(folder, descriptor);
+  ::close(descriptor);
+}
+
+FolderLock::FolderLock(fs::path folder) : folder_(std::move(folder)), file_(folder_ / kFile) {
   try {
     lock();
   } catch (...) {
@@ -82,21 +101,15 @@ void FolderLock::lock() {
     make_folders();
     const int descriptor = ::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
     if (descriptor < 0 && (errno == ENOENT || errno == EINTR))
-      continue;  // another program removed its empty folder
+      continue;                                                 // another program removed its empty folder
+    if (descriptor < 0 && errno == ELOOP) fail_foreign(file_);  // a symbolic link
     if (descriptor < 0) fail(errno);
     const bool locked = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
-    if (!locked && errno == EWOULDBLOCK) {
-      const std::string message = "output folder '" + folder_.string() + "' is in use by another palimpsest" +
-                                  holder(descriptor) + ": wait for its end, or name another --output";
-      ::close(descriptor);
-      throw Error(ErrorKind::kOutput, message);
-    }
+    if (!locked && errno == EWOULDBLOCK) fail_held(folder_, descriptor);
     if (still_named(descriptor, file_)) {
       if (!is_ours(descriptor)) {
         ::close(descriptor);
-        throw Error(
-            ErrorKind::kOutput,
-            "'" + file_.string() + "' is no lock of palimpsest: move it away, or name another --output");
+        fail_foreign(file_);
       }
       descriptor_ = descriptor;
       const std::string number = std::to_string(::getpid());

@@ -12,11 +12,16 @@ namespace palimpsest::io {
 /// The lock is a flock of FOLDER/.lock, which holds the process number; a leftover of a killed program is
 /// locked again. Where the file system has no flock there is no lock.
 ///
-/// Throws Error(kOutput) if another program holds the folder, naming its process, or if the folder cannot be
-/// written.
+/// Throws Error(kOutput) if another program holds the folder, naming its process, if FOLDER/.lock is a file of
+/// somebody else, which stays as it is, or if the folder cannot be written.
 class FolderLock {
  public:
+  /// The name of the lock in the folder.
+  static constexpr const char* kFile = ".lock";
+
   explicit FolderLock(std::filesystem::path folder);
+  /// Throws as the constructor does if another program holds the folder now. Makes and changes nothing.
+  static void check_free(const std::filesystem::path& folder);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;

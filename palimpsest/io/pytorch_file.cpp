@@ -115,7 +115,15 @@ Safetensors read_pytorch_file(const std::filesystem::path& path) {
   if (child.exit_code != 0)
     no_python(path, "'" + interpreter + "' ended with exit code " + std::to_string(child.exit_code) + " (" +
                         reason + ")");
-  return read_safetensors(tensors.path());
+  try {
+    return read_safetensors(tensors.path());
+  } catch (const Error& error) {
+    std::string reason = error.what();
+    const std::string name = tensors.path().string();
+    if (const std::size_t at = reason.find(name); at != std::string::npos)
+      reason.replace(at, name.size(), path.string());
+    throw Error(error.kind(), reason);
+  }
 }
 
 }  // namespace palimpsest::io

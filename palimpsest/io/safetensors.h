@@ -25,6 +25,10 @@ struct Safetensors {
   const at::Tensor* find(const std::string& name) const;  ///< nullptr if there is no such tensor
 };
 
+/// Longer headers are neither read nor written: a parsed header takes up to 20 times its bytes. The headers of real
+/// models are below 1 MB; the format's own library accepts 100 MB.
+inline constexpr uint64_t kMaxSafetensorsHeader = uint64_t{1} << 24;
+
 /// Reads all tensors into new CPU memory, and allocates nothing else of the file's size.
 /// Throws Error(kCheckpoint), with the path and the fault, for a file that is missing, truncated or no
 /// safetensors file, for an element type that write_safetensors does not have, for a header above 16 MiB and

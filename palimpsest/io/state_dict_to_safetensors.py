@@ -138,7 +138,7 @@ def main():
     except ImportError as error:
         fail(NO_TORCH, error)
     check_version(torch.__version__)
-    torch.set_num_threads(1)  # a pool of threads takes more than bound_memory leaves, and would wait for ever
+    torch.set_num_threads(1)  # bound_memory leaves no room for a pool, whose start would wait for ever
     check_archive(sys.argv[1])
     bound_memory(os.path.getsize(sys.argv[1]))
     tensors = find_state_dict(torch, load(torch, sys.argv[1]))
@@ -148,7 +148,7 @@ def main():
     except OSError as error:
         fail(BAD_OUTPUT, error.strerror)
     except (RuntimeError, MemoryError) as error:
-        fail(BAD_FILE, f"its tensors take more than {MOST_TIMES} times the memory of the file: {error}")
+        fail(BAD_FILE, f"its tensors cannot be copied: {error}")
 
 
 if __name__ == "__main__":

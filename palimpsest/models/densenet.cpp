@@ -13,6 +13,7 @@ namespace palimpsest::models {
 namespace {
 
 constexpr int64_t kFewestLayers = 10, kMostLayers = 10000, kMostGrowth = 1024;
+constexpr int64_t kMostWeights = int64_t{1} << 31;  // 8 GiB of f32
 
 /// Removes the whole number at the front of `text` and returns it; -1 if there is none.
 int64_t take_number(std::string_view& text) {
@@ -91,7 +92,22 @@ std::optional<DenseNetShape> small_densenet(const std::string& name) {
                                        std::to_string(layers) + " layers and growth " +
                                        std::to_string(growth));
   const int64_t of_each = (layers - 4) / 6;
-  return DenseNetShape{name, {of_each, of_each, of_each}, growth, true};
+  DenseNetShape shape{name, {of_each, of_each, of_each}, growth, true};
+  if (const int64_t weights = shape.bottleneck_weights(); weights > kMostWeights)
+    throw Error(ErrorKind::kUsage, "model '" + name + "' would have " + std::to_string(weights) +
+                                       " weights, the limit is " + std::to_string(kMostWeights) +
+                                       ": take fewer layers or a smaller growth");
+  return shape;
+}
+
+int64_t DenseNetShape::bottleneck_weights() const {
+  int64_t weights = 0, channels = stem_channels();
+  for (const int64_t layers : blocks) {
+    for (int64_t i = 0; i < layers; ++i, channels += growth)
+      weights += 4 * growth * channels + 9 * 4 * growth * growth;
+    channels /= 2;  // by the transition
+  }
+  return weights;
 }
 
 }  // namespace palimpsest::models

@@ -26,6 +26,8 @@ struct DenseNetShape {
   bool small_images = false;
 
   int64_t stem_channels() const { return 2 * growth; }
+  /// The number of weights of the bottlenecks' convolutions: nearly all of the network's.
+  int64_t bottleneck_weights() const;
 };
 
 /// DenseNet-BC: dense blocks with bottlenecks (nn/dense_block.h), and between them transitions that halve the

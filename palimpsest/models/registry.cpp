@@ -190,6 +190,11 @@ bool is_name(const std::string& name) {
   return std::find(all.begin(), all.end(), name) != all.end() || small_densenet(name).has_value();
 }
 
+int64_t least_weights(const std::string& name) {
+  const auto shape = small_densenet(name);
+  return shape ? shape->bottleneck_weights() : 0;
+}
+
 bool normalizes(const std::string& name) {
   const Entry* entry = find(small_networks(), name);
   return !entry || entry->normalizes;

@@ -48,6 +48,9 @@ std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& opt
 std::vector<std::string> names();
 /// Returns whether make() knows the name: one of names(), or any other densenet_bcLAYERS_kGROWTH.
 bool is_name(const std::string& name);
+/// Returns a lower bound of the number of values that the network's weights have, without making it. It grows with
+/// the numbers in densenet_bcLAYERS_kGROWTH, and is 0 for other names: these are all of a modest size.
+int64_t least_weights(const std::string& name);
 /// Returns whether the network normalizes, so that strategies make a difference. All networks do but
 /// alexnet..., vgg16... and googlenet...
 bool normalizes(const std::string& name);

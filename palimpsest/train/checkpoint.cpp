@@ -31,8 +31,6 @@ constexpr const char* kWayOut = "use the model, number of classes and dtype that
 constexpr const char* kOptimizerWayOut =
     "use the parameters and options that the optimizer was made with, or begin a new run from the weights "
     "alone (train::load_weights)";
-constexpr const char* kOrderKey = "palimpsest_order";
-constexpr const char* kDataKey = "palimpsest_data";
 constexpr const char* kGenerator = "palimpsest.generator";
 constexpr const char* kGpuGenerator = "palimpsest.generator.cuda";
 

@@ -13,6 +13,12 @@
 
 namespace palimpsest::train {
 
+/// The name of the checkpoint in the output folder of a training.
+inline constexpr const char* kCheckpointFile = "checkpoint.safetensors";
+/// The entries of a checkpoint's metadata that hold RunState::order and RunState::data.
+inline constexpr const char* kOrderKey = "palimpsest_order";
+inline constexpr const char* kDataKey = "palimpsest_data";
+
 /// The state of a run beside its tensors. The learning rate is a function of `step`, the order of the data is
 /// a function of (seed, epoch), and the epoch is step / batches_per_epoch: nothing else needs to be saved.
 struct RunState {

@@ -9,6 +9,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cmath>
+
 namespace palimpsest::train {
 namespace {
 
@@ -80,6 +82,7 @@ std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& sto
   }
   require(metrics.has_value(), "an evaluation needs at least one batch, got none");
   record.loss = totals.valid > 0 ? totals.loss / static_cast<double>(totals.valid) : 0;
+  if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
   record.metrics = metrics->result();
   return record;
 }

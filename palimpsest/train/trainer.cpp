@@ -110,13 +110,14 @@ class Run {
     }
     if (saved_step_ != steps_done_) save();  // stopped between two checkpoints
     outcome_.signal = stop_signal_.load();
+    outcome_.last_step = steps_done_;
     return std::move(outcome_);
   }
 
  private:
   bool stopped() const { return stop_signal_.load() != 0; }
   bool writes() const { return !options_.output.empty(); }
-  std::filesystem::path checkpoint_path() const { return options_.output / "checkpoint.safetensors"; }
+  std::filesystem::path checkpoint_path() const { return options_.output / kCheckpointFile; }
 
   void begin() {
     module_.train();
@@ -234,6 +235,7 @@ class Run {
       at::Tensor value =
           loss(forward(network_, batch.images, format_.precision), batch.targets, loss_options);
       record.loss = value.item<double>();
+      if (std::isnan(record.loss)) record.loss = std::abs(record.loss);      // "-nan" says nothing more
       if (!std::isfinite(record.loss) && !step_.scales()) diverged(record);  // before it reaches a parameter
       return value;
     };

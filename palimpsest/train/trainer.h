@@ -50,6 +50,7 @@ struct TrainerOptions {
 struct TrainingOutcome {
   std::vector<StepRecord> steps;  ///< of this run, not of the runs that it resumes
   std::vector<EvaluationRecord> evaluations;
+  int64_t last_step = 0;                    ///< that the checkpoint holds, the steps of resumed runs included
   std::optional<ExponentRecord> exponents;  ///< the last histogram of gradients
   /// The signal (SIGINT, SIGTERM or SIGHUP) that ended the run early, after the step was completed and a
   /// checkpoint saved. 0: the run ended normally.

@@ -156,7 +156,34 @@ def test_logits_replace_no_file_without_a_word(trained, folder):
     assert checkpoint.read_bytes() == before and logits.read_bytes() == b"precious"
     succeeds("predict", checkpoint, image, "--logits", logits, "--overwrite")
     assert logits.read_bytes() != b"precious"
-    fails(USAGE, "predict", checkpoint, image, "--overwrite", says=["--overwrite has no effect without --logits"])
+
+
+def test_predict_replaces_no_picture_without_a_word(trained, trained_classifier, folder):
+    image = write(folder / "in/a.png", png(np.full((48, 64, 3), 99)))
+    label = write(folder / "labels/a.png", png(np.zeros((48, 64))))
+    before = label.read_bytes()
+    fails(OUTPUT, "predict", trained, image, "--output", folder / "labels", says=[label, "--overwrite", "another --output"])
+    assert label.read_bytes() == before
+    succeeds("predict", trained, image, "--output", folder / "labels", "--overwrite")
+    assert label.read_bytes() != before
+    fails(USAGE, "predict", trained_classifier[0], image, "--overwrite", says=["--overwrite has no effect without --logits"])
+
+
+def test_a_folder_without_a_checkpoint_names_the_runs_in_it(trained, folder):
+    (folder / "two/plain").mkdir(parents=True)
+    for name in ("b", "a"):
+        shutil.copytree(trained, folder / "two" / name)
+    for command in ("eval", "info", "export"):
+        fails(CHECKPOINT, command, folder / "two",
+              says=[f"'{folder / 'two'}' holds no checkpoint.safetensors; these do: '{folder / 'two/a'}', '{folder / 'two/b'}'"])
+    fails(CHECKPOINT, "train", *TINY, "--weights", folder / "in", "--output", folder / "run", says=[folder / "in"])
+    said = succeeds("train", *TINY, "--max-steps", "1", "--weights", trained, "--output", folder / "run").stderr
+    assert f"the whole network starts from {trained / 'checkpoint.safetensors'}" in said
+
+
+def test_info_shows_the_network_of_the_checkpoint_alone(trained):
+    for flag, value in (("--model", "resnet50"), ("--classes", "9"), ("--slope", "0.5")):
+        fails(USAGE, "info", trained, flag, value, says=[f"{flag} has no effect", "checkpoint.safetensors"])
 
 
 @pytest.mark.parametrize("name, least", [("densenet_bc10_k2", 4), ("densenet_bc22_k4", 4), ("densenet121", 29)])

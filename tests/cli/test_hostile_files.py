@@ -67,9 +67,21 @@ def test_a_stored_folder_is_not_written_to(folder, segmenter, image):
 
 def test_stored_threads_and_limits_are_those_of_another_machine(folder, segmenter, image):
     config = config_of(segmenter).replace("[train]", "[train]\nthreads = 1000\nmemory_limit = 1")
-    assert "threads = 1000" in config
+    assert "threads = 1000" in config and "memory_limit = 1" in config
     hostile = with_metadata(segmenter, folder / "h.safetensors", config=config)
     succeeds("predict", hostile, image, "--output", folder / "out")
+
+
+@pytest.mark.parametrize("name", ["densenet_bc994_k100", "densenet_bc9994_k1", "densenet_bc994_k1024"])
+def test_a_stored_name_of_a_huge_network_costs_nothing(folder, classifier, image, name):
+    config = config_of(classifier).replace('name = "resnet18_narrow"', f'name = "{name}"')
+    assert name in config
+    hostile = with_metadata(classifier, folder / "h.safetensors", config=config)
+    started = time.monotonic()
+    fails(CHECKPOINT, "predict", hostile, image, says=[name, "weights"])
+    assert time.monotonic() - started < 5
+    if name.endswith("1024"):
+        fails(USAGE, "train", "--model", name, "--output", folder / "run", says=[name, "weights, the limit is 2147483648"])
 
 
 def test_stored_paths_are_of_no_use_to_predict(folder, classifier, image):
@@ -193,9 +205,10 @@ def test_an_image_too_small_for_a_densenet_is_refused(folder):
     succeeds("predict", folder / "run/checkpoint.safetensors", write(folder / "four.png", png(np.zeros((4, 4, 3)))))
 
 
-def test_more_threads_than_the_system_starts_are_refused(folder, segmenter, image):
+@pytest.mark.parametrize("gib", [6, 15])
+def test_more_threads_than_the_system_starts_are_refused(folder, segmenter, image, gib):
     def few():
-        resource.setrlimit(resource.RLIMIT_AS, (6 << 30, 6 << 30))
+        resource.setrlimit(resource.RLIMIT_AS, (gib << 30, gib << 30))
     fails(MEMORY, "train", *TINY, "--threads", "1024", "--max-steps", "1", "--output", folder / "run",
           preexec_fn=few, says=["--threads", "1024"])
 

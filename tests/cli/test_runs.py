@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from cli_support import (CHECKPOINT, MEMORY, OUTPUT, PROGRAM, TINY, TINY_CLASSIFIER, USAGE, environment, fails,
-                         image_folder, mixed_sizes, png, segmentation_folder, start, succeeds, write)
+                         image_folder, mixed_sizes, png, run, segmentation_folder, start, succeeds, write)
 from kill_runs import kill_runs
 
 CHECKPOINT_FILE = "checkpoint.safetensors"
@@ -55,10 +55,22 @@ def test_a_folder_serves_one_program_at_a_time(folder):
         for arguments in (["--resume"], [*TINY, "--overwrite"]):
             fails(OUTPUT, "train", *arguments, "--output", folder / "run",
                   says=[folder / "run", "in use", f"process {first.pid}", "--output"])
+        held = [folder / "run", "in use", f"process {first.pid}"]
+        fails(OUTPUT, "compare", *TINY, "--output", folder / "run", says=held)
+        weights = write(folder / "other.safetensors", (folder / "run" / CHECKPOINT_FILE).read_bytes())
+        fails(OUTPUT, "export", weights, "--output", folder / "run" / CHECKPOINT_FILE, "--overwrite", says=held)
     finally:
         first.kill()
         first.communicate()
     succeeds("train", "--resume", "--max-steps", "1", "--output", folder / "run")  # the lock went with the program
+
+
+def test_a_lock_that_is_no_lock_is_left_alone(folder):
+    stop_early(folder / "run")
+    own = write(folder / "mine.txt", b"mine")
+    (folder / "run/.lock").symlink_to(own)
+    fails(OUTPUT, "train", "--resume", "--output", folder / "run", says=[folder / "run/.lock", "is no lock", "move it away"])
+    assert own.read_bytes() == b"mine" and (folder / "run/.lock").is_symlink()
 
 
 # What a run that never began leaves.
@@ -192,6 +204,27 @@ def test_without_config_toml_the_checkpoints_configuration_counts(folder):
     assert config(broken)["train"]["batch"] == 4
 
 
+@pytest.mark.parametrize("flags, says", [
+    (["--max-steps", "2"], ["--max-steps M with M > 3, or 0, goes on"]),
+    (["--epochs", "1", "--max-steps", "0"], ["--epochs N with N > 1 goes on"]),
+    (["--epochs", "1", "--max-steps", "2"], ["--epochs N with N > 1 and --max-steps M with M > 3, or 0, go on"]),
+])
+def test_a_run_beyond_the_given_end_is_told_how_it_goes_on(folder, flags, says):
+    run = folder / "run"
+    succeeds("train", *TINY, "--epochs", "2", "--max-steps", "3", "--output", run)
+    said = succeeds("train", "--resume", *flags, "--output", run).stderr
+    assert "complete at step 3" in said and all(text in said for text in says), said
+
+
+def test_a_config_toml_that_cannot_be_read_does_not_count(folder):
+    held = stop_early(folder / "run")
+    (held / "config.toml").unlink()
+    (held / "config.toml").mkdir()
+    end = run("train", "--resume", "--max-steps", "2", "--output", held)
+    assert "config.toml': Is a directory; the checkpoint's configuration counts" in end.stderr
+    assert end.returncode == OUTPUT and "config.toml" in end.stderr.splitlines()[-1]  # it cannot be written, either
+
+
 def test_an_edited_config_toml_does_not_count_and_is_named(folder):
     edited = stop_early(folder / "run")
     text = (edited / "config.toml").read_text()
@@ -278,7 +311,8 @@ def test_predict_does_not_write_where_a_checkpoint_says(copy_of_run):
 @pytest.mark.parametrize("command", ["eval", "predict", "info"])
 def test_a_run_folder_stands_for_its_checkpoint(trained, folder, command):
     image = write(folder / "in.png", png(np.zeros((32, 32, 3))))
-    rest = {"eval": ["--json"], "predict": [image, "--output", folder / "out"], "info": ["--size", "32", "--json"]}[command]
+    rest = {"eval": ["--json"], "predict": [image, "--output", folder / "out", "--overwrite"],
+            "info": ["--size", "32", "--json"]}[command]
     assert succeeds(command, trained, *rest).stdout == succeeds(command, trained / CHECKPOINT_FILE, *rest).stdout
 
 

@@ -141,7 +141,8 @@ def test_info_of_a_run_says_first_what_it_is(trained_classifier):
     assert lines["checkpoint"] == str(run / "checkpoint.safetensors")
     assert lines["network"] == "resnet18_narrow, 2 classes, leaky_relu with slope 0.01"
     assert (lines["classes"], lines["strategy"], lines["state"]) == ("cat, dog", "inplace_2", "step 2 of 2, epoch 1 of 1")
-    assert lines["data"].startswith("image_folder") and lines["training"].startswith("batch 4, SGD with lr 0.01")
+    assert lines["data"].startswith("image_folder") and " images (" in lines["data"]
+    assert lines["training"].startswith("batch 4, SGD with lr 0.01")
     assert "kept MB" not in text and f"palimpsest info {run / 'checkpoint.safetensors'} --size 224" in text
     measured = succeeds("info", run, "--size", "32").stdout
     assert measured.startswith("\n".join(text.splitlines()[:7])) and "kept MB" in measured
@@ -168,7 +169,7 @@ def test_a_run_is_named_by_its_folder(trained_classifier, folder):
         name, *rest = command
         assert succeeds(name, run, *rest).stdout == succeeds(name, run / "checkpoint.safetensors", *rest).stdout
     (folder / "empty").mkdir()
-    fails(CHECKPOINT, "eval", folder / "empty", says=[folder / "empty/checkpoint.safetensors"])
+    fails(CHECKPOINT, "eval", folder / "empty", says=[f"'{folder / 'empty'}' holds no checkpoint.safetensors"])
 
 
 def test_epochs_count_from_1_in_the_log_as_on_the_terminal(folder):

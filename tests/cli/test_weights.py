@@ -371,7 +371,7 @@ def test_no_file_is_lost(imported, folder, command):
 
 
 def test_what_cannot_be_exported_is_named(imported, folder):
-    fails(CHECKPOINT, "export", folder, "--output", folder / "w.safetensors", says=[folder / "checkpoint.safetensors"])
+    fails(CHECKPOINT, "export", folder, "--output", folder / "w.safetensors", says=[f"'{folder}' holds no checkpoint.safetensors"])
     weights, state = imported
     succeeds("export", weights, "--fold", "--output", folder / "folded.safetensors")
     fails(CHECKPOINT, "export", folder / "folded.safetensors", "--output", folder / "w.safetensors", says=["folded already"])

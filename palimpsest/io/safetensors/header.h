@@ -24,9 +24,6 @@ struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
 };
 
-/// Longer headers are refused: a parsed header takes up to 20 times its bytes. The headers of real models are
-/// below 1 MB; the format's own library accepts 100 MB.
-constexpr uint64_t kMaxSafetensorsHeader = uint64_t{1} << 24;
 /// The longest list in a header, and so the most dimensions of a tensor.
 constexpr std::size_t kMaxDimensions = 64;
 
