@@ -3,10 +3,10 @@
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/settings.h"
+#include "palimpsest/cli/toml.h"
 #include "palimpsest/io/atomic_file.h"
 
 #include <fmt/format.h>
-#include <toml++/toml.h>
 
 #include <algorithm>
 #include <array>

@@ -112,6 +112,16 @@ def test_strings_and_comments_may_have_any_brackets_and_dots(folder):
     succeeds("train", "--config", config, "--dry-run", "--output", folder / "no")
 
 
+@pytest.mark.parametrize("letter", "éぃﷺ漢")
+def test_letters_beyond_ascii_belong_into_quotes(folder, letter):
+    config = write(folder / "c.toml", f"[model]\nclasses = {letter}1\n".encode())
+    fails(USAGE, "train", "--config", config, "--dry-run", "--output", folder / "no", says=["c.toml:2"])
+    names = f'["{letter}", """a\\\n{letter}"""]'  # a backslash at the end of a line skips white space
+    config = write(folder / "c.toml", f"[model]\nclasses = 2\nclass_names = {names}\n".encode())
+    said = succeeds("train", "--config", config, "--dry-run", "--output", folder / "no").stdout
+    assert f'class_names = ["{letter}", "a{letter}"]' in said
+
+
 def test_a_configuration_of_megabytes_is_refused_at_once(folder):
     config = write(folder / "c.toml", b"a" * (50 << 20) + b" = 1\n")
     started = time.monotonic()
