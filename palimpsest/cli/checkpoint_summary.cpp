@@ -14,6 +14,7 @@ namespace palimpsest::cli {
 namespace {
 
 constexpr std::size_t kShownClasses = 20;
+constexpr int64_t kMost = int64_t{1} << 48;  // of steps and batches: no checkpoint of ours has more
 
 /// Returns a number out of the metadata, which are texts; -1 if there is none.
 int64_t number(const std::map<std::string, std::string>& metadata, const char* key) {
@@ -22,7 +23,7 @@ int64_t number(const std::map<std::string, std::string>& metadata, const char* k
   int64_t value = -1;
   const char* end = found->second.data() + found->second.size();
   const auto [stop, error] = std::from_chars(found->second.data(), end, value);
-  return error == std::errc() && stop == end ? value : -1;
+  return error == std::errc() && stop == end && value <= kMost ? value : -1;
 }
 
 int64_t steps_of_run(const Options& options, int64_t batches_per_epoch) {

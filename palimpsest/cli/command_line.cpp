@@ -237,6 +237,23 @@ Error refusal(const CLI::App& app, const CLI::ParseError& failure) {
   return {ErrorKind::kUsage, failure.what() + way_out};
 }
 
+/// Refuses `--SWITCH=VALUE`, where CLI11 has rules of its own, and `--FLAG=`, where it would take the next flag for
+/// the value.
+void check_value(const std::string& argument) {
+  const std::size_t equals = argument.find('=');
+  if (!argument.starts_with("--") || equals == std::string::npos) return;
+  const std::string flag = argument.substr(0, equals);
+  const bool is_switch = flag == "--help" || flag == "--version" ||
+                         std::any_of(settings().begin(), settings().end(), [&](const Setting& s) {
+                           return s.is_switch() && ("--" + s.flag == flag || "--no-" + s.flag == flag);
+                         });
+  if (is_switch)
+    throw Error(ErrorKind::kUsage, flag + " takes no value, got '" + argument.substr(equals) + "'");
+  if (equals + 1 == argument.size())
+    throw Error(ErrorKind::kUsage,
+                argument + " has no value: write " + flag + " VALUE, or \"\" for an empty text");
+}
+
 const CommandInfo& find_command(std::string_view name) {
   for (const CommandInfo& c : kCommands)
     if (name == c.name) return c;
@@ -295,12 +312,7 @@ Invocation parse_command_line(int argc, const char* const* argv) {
   if (first.starts_with('-') && first != "-h" && first != "--help" && first != "-v" && first != "--version")
     throw Error(ErrorKind::kUsage, "a command is required before '" + std::string(first) +
                                        "' (palimpsest --help lists the commands)");
-  // CLI11 would take the next flag for the value.
-  for (int i = 2; i < argc && std::string_view(argv[i]) != "--"; ++i)
-    if (const std::string_view text = argv[i]; text.starts_with("--") && text.ends_with('='))
-      throw Error(ErrorKind::kUsage, std::string(text) + " has no value: write " +
-                                         std::string(text.substr(0, text.size() - 1)) +
-                                         " VALUE, or \"\" for an empty text");
+  for (int i = 2; i < argc && std::string_view(argv[i]) != "--"; ++i) check_value(argv[i]);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {  // --help, --version

@@ -87,7 +87,7 @@ std::vector<std::pair<std::string, std::string>> setup(const Options& o, const d
 class Comparison {
  public:
   Comparison(Options options, const std::string& title)
-      : options_(std::move(options)), stop_signal_(install_stop_signals()) {
+      : options_(std::move(options)), stop_signal_(poll_stop_signals()) {
     if (options_.output.folder.empty())
       throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: runs and report go there");
     // The check comes before the data is read, so that a wrong folder is an error at once.

@@ -2,16 +2,17 @@
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/factories.h"
+#include "palimpsest/cli/output_file.h"
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/data/class_colors.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/image_folder.h"
 #include "palimpsest/data/transforms.h"
-#include "palimpsest/io/folder_lock.h"
 #include "palimpsest/io/image.h"
 #include "palimpsest/io/safetensors.h"
 
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -19,6 +20,8 @@
 #include <iostream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 namespace palimpsest::cli {
 namespace {
@@ -43,20 +46,47 @@ std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
   return images;
 }
 
-/// Throws if `file` exists and --overwrite is not given, or if a training at work holds its folder.
-void check_replaces(const fs::path& file, const char* flag, const Options& options) {
-  std::error_code missing;
-  if (!fs::exists(file, missing)) return;
-  if (!options.run.overwrite)
-    throw Error(ErrorKind::kOutput,
-                "'" + file.string() + "' exists: replace it with --overwrite, or name another " + flag);
-  io::FolderLock::check_free(file.parent_path());
+/// Files that must not be written over, found by their inode: names may be links.
+class Protected {
+ public:
+  void add(const fs::path& file, const char* what) {
+    if (const auto id = identity(file)) files_.try_emplace(*id, what);
+  }
+  /// Returns what the file is, or null.
+  const char* find(const fs::path& file) const {
+    const auto id = identity(file);
+    const auto found = id ? files_.find(*id) : files_.end();
+    return found == files_.end() ? nullptr : found->second;
+  }
+
+ private:
+  using Identity = std::pair<dev_t, ino_t>;
+  static std::optional<Identity> identity(const fs::path& file) {
+    struct stat status{};
+    if (::stat(file.c_str(), &status) != 0) return std::nullopt;
+    return Identity(status.st_dev, status.st_ino);
+  }
+  std::map<Identity, const char*> files_;
+};
+
+fs::path resolved(const fs::path& path) {
+  std::error_code error;
+  fs::path target = fs::weakly_canonical(fs::absolute(path, error), error);
+  return error ? path : target;
+}
+
+Protected inputs_of(const Options& options, const std::vector<fs::path>& images) {
+  Protected inputs;
+  inputs.add(options.run.checkpoint, "the checkpoint");
+  for (const fs::path& image : images) inputs.add(image, "itself an input");
+  return inputs;
 }
 
 /// Returns FOLDER/STEM.png for each image. Two inputs with one stem are an error: they would overwrite each
 /// other.
 std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const Options& options) {
   const fs::path folder = options.output.folder;
+  const Protected inputs = inputs_of(options, images);
   std::map<fs::path, fs::path> taken;
   std::vector<fs::path> paths;
   for (const fs::path& image : images) {
@@ -66,10 +96,12 @@ std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const O
       throw Error(ErrorKind::kUsage, image.string() + " and " + entry->second.string() +
                                          " would both be written to " + path.string() +
                                          "; predict them into two folders");
-    std::error_code missing;
-    if (fs::equivalent(path, image, missing))
-      throw Error(ErrorKind::kUsage, path.string() + " is itself an input; name another --output");
-    check_replaces(path, "--output", options);
+    if (const char* what = inputs.find(path))
+      throw Error(ErrorKind::kUsage, path.string() + " is " + what + "; name another --output");
+    if (!options.run.logits.empty() && resolved(path) == resolved(options.run.logits))
+      throw Error(ErrorKind::kUsage, "--logits must be a file of its own, got " + path.string() +
+                                         ", which is the picture of " + image.string());
+    check_output_file(path, "--output", options);
     paths.push_back(path);
   }
   return paths;
@@ -95,23 +127,16 @@ class LogitsFile {
   LogitsFile(const Options& options, const std::vector<fs::path>& images) : path_(options.run.logits) {
     file_.metadata["format"] = "pt";
     if (!wanted()) return;
-    std::error_code missing;
-    const auto refuse_same = [&](const fs::path& other, const char* what) {
-      if (fs::equivalent(path_, other, missing))
-        throw Error(ErrorKind::kUsage,
-                    "--logits must be a file of its own, got " + path_.string() + ", which is " + what);
-    };
-    refuse_same(options.run.checkpoint, "the checkpoint");
+    if (const char* what = inputs_of(options, images).find(path_))
+      throw Error(ErrorKind::kUsage,
+                  "--logits must be a file of its own, got " + path_.string() + ", which is " + what);
     std::size_t header_bytes = 0;
-    for (const fs::path& image : images) {
-      refuse_same(image, "itself an input");
-      header_bytes += image.string().size() + kBytesPerEntry;
-    }
+    for (const fs::path& image : images) header_bytes += image.string().size() + kBytesPerEntry;
     if (header_bytes > io::kMaxSafetensorsHeader)
       throw Error(ErrorKind::kUsage,
                   fmt::format("--logits can hold about {} images, got {}: predict fewer at a time",
                               images.size() * io::kMaxSafetensorsHeader / header_bytes, images.size()));
-    check_replaces(path_, "--logits", options);
+    check_output_file(path_, "--logits", options);
   }
 
   bool wanted() const { return !path_.empty(); }
@@ -123,7 +148,9 @@ class LogitsFile {
     file_.tensors.emplace_back(name, logits);
   }
   void write() const {
-    if (wanted()) io::write_safetensors(path_, file_);
+    if (!wanted()) return;
+    check_not_in_use(path_);
+    io::write_safetensors(path_, file_);
   }
 
  private:
@@ -148,6 +175,7 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
     logits_file.add(images[i], logits);
     if (!pictures) continue;
     const at::Tensor ids = logits.argmax(0);
+    check_not_in_use(paths[i]);
     io::write_png(paths[i], colors.index({ids}).contiguous());
     if (!options.run.json)
       std::cout << printable(images[i].string()) << " -> " << printable(paths[i].string()) << std::endl;

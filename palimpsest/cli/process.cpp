@@ -8,9 +8,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 
-#include <array>
 #include <csignal>
-#include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -25,15 +23,37 @@ namespace palimpsest::cli {
 namespace {
 
 std::atomic<int> stop_signal{0};
+std::atomic<bool> stops_are_polled{false};
 
-void on_stop_signal(int signal) {
-  stop_signal = signal;
-  // The next one, of any kind, ends the program at once.
-  for (const int other : {SIGINT, SIGTERM, SIGHUP}) {
-    struct sigaction current{};
-    if (sigaction(other, nullptr, &current) == 0 && current.sa_handler != SIG_IGN)
-      std::signal(other, SIG_DFL);
+/// Returns SIGINT, SIGTERM and SIGHUP, but not an ignored SIGHUP: nohup asked for that.
+sigset_t stop_signals() {
+  sigset_t signals;
+  sigemptyset(&signals);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction present{};
+    sigaction(signal, nullptr, &present);
+    if (signal != SIGHUP || present.sa_handler != SIG_IGN) sigaddset(&signals, signal);
   }
+  return signals;
+}
+
+int next_of(const sigset_t& signals) {
+  int signal = 0;
+  while (sigwait(&signals, &signal) != 0) {
+  }
+  return signal;
+}
+
+/// Notes the first signal. Lets any other end the program.
+void wait_for(const sigset_t& signals) {
+  int signal = next_of(signals);
+  if (stops_are_polled) {
+    stop_signal = signal;
+    signal = next_of(signals);
+  }
+  std::signal(signal, SIG_DFL);
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  std::raise(signal);
 }
 
 constexpr int64_t kUnsuspicious = 64;  // threads
@@ -71,22 +91,19 @@ void apply_process_options(const Options& options) {
   memory::set_memory_limit(options.train.memory_limit * (int64_t{1} << 20));
 }
 
-const std::atomic<int>& install_stop_signals() {
-  // While a matrix product that oneDNN compiled runs, the stack pointer points into an array on the heap. A
-  // handler that used it would write over the heap. A stack belongs to one thread: the system gives a process's
-  // signals to the main thread first.
-  alignas(64) static std::array<std::byte, 1 << 16> handler_stack;
-  const stack_t stack{.ss_sp = handler_stack.data(), .ss_flags = 0, .ss_size = handler_stack.size()};
-  sigaltstack(&stack, nullptr);
-  struct sigaction action{};
-  action.sa_handler = on_stop_signal;
-  action.sa_flags = SA_RESTART | SA_ONSTACK;  // a worker's read goes on
-  sigemptyset(&action.sa_mask);
-  sigaction(SIGINT, &action, nullptr);
-  sigaction(SIGTERM, &action, nullptr);
-  struct sigaction hangup{};
-  sigaction(SIGHUP, nullptr, &hangup);
-  if (hangup.sa_handler != SIG_IGN) sigaction(SIGHUP, &action, nullptr);  // ignored: nohup asked for that
+void hold_stop_signals() {
+  static const bool is_held = [] {
+    const sigset_t signals = stop_signals();
+    pthread_sigmask(SIG_BLOCK, &signals, nullptr);  // threads take it over from the thread that starts them
+    std::thread([signals] { wait_for(signals); }).detach();
+    return true;
+  }();
+  static_cast<void>(is_held);
+}
+
+const std::atomic<int>& poll_stop_signals() {
+  hold_stop_signals();
+  stops_are_polled = true;
   return stop_signal;
 }
 

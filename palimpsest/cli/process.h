@@ -3,7 +3,7 @@
 #include <atomic>
 #include <string>
 
-// Settings and handlers of the whole process.
+// Settings and signals of the whole process.
 namespace palimpsest::cli {
 
 struct Options;  // cli/options.h, which main.cpp does not need
@@ -11,10 +11,14 @@ struct Options;  // cli/options.h, which main.cpp does not need
 /// Sets the number of threads and the memory limit. Call it before a command runs.
 void apply_process_options(const Options& options);
 
-/// Installs handlers for SIGINT, SIGTERM and SIGHUP that store the signal's number in the result, which
-/// train::train polls. A second signal ends the program at once. A SIGHUP that is ignored (nohup) stays so.
-/// Idempotent. Call it on the main thread, whose handlers get a stack of their own.
-const std::atomic<int>& install_stop_signals();
+/// Lets one thread of its own receive SIGINT, SIGTERM and SIGHUP. No other thread is interrupted: while a matrix
+/// product that oneDNN compiled runs, the stack pointer points into an array on the heap, which a handler would
+/// write over. Call it before the program starts threads. A SIGHUP that is ignored (nohup) stays so.
+void hold_stop_signals();
+
+/// From now on, stores the number of the first signal in the result, which train::train polls, and lets the second
+/// one end the program at once. Until then the first one does. Idempotent.
+const std::atomic<int>& poll_stop_signals();
 
 /// Returns "signal 2 (SIGINT)".
 std::string signal_name(int signal);

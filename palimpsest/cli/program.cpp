@@ -47,6 +47,9 @@ int run_command_line(int argc, const char* const* argv) {
     return 0;
   }
   kernels::cpu::instruction_set();  // a wrong PALIMPSEST_ISA is an error before anything is written
+  const Command command = invocation.options.run.command;
+  if (command == Command::kTrain || command == Command::kCompare || command == Command::kDemo)
+    hold_stop_signals();
   apply_process_options(invocation.options);
   return run(invocation.options);
 }

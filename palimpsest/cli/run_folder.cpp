@@ -16,9 +16,15 @@ constexpr const char* kLogFile = "log.jsonl";
 constexpr const char* kConfigFile = "config.toml";
 constexpr std::array kFiles{kCheckpointFile, kLogFile, kConfigFile};
 
-/// The name of a file of the earlier run, until the run that replaces it ends.
-std::string earlier(const char* file) {
-  return std::string(".") + file + ".earlier";
+/// Holds the files of the earlier run until the run that replaces it ends.
+constexpr const char* kEarlierFolder = ".earlier";
+
+/// Returns the file that writing to `path` replaces: the target of a symbolic link.
+std::filesystem::path target_of(const std::filesystem::path& path) {
+  std::error_code error;
+  if (!std::filesystem::is_symlink(path, error)) return path;
+  const auto target = std::filesystem::weakly_canonical(path, error);
+  return error ? path : target;
 }
 
 }  // namespace
@@ -27,13 +33,15 @@ RunFolder::RunFolder(Options& options, Command command) : folder_(options.output
   if (folder_.empty())
     throw Error(ErrorKind::kUsage,
                 "[output] folder (--output) is required: checkpoint, log and configuration go there");
-  was_killed_ = holds(io::FolderLock::kFile);
+  io::FolderLock::check_free(folder_);  // first: what a program at work makes of the folder is not known yet
+  was_killed_ = io::FolderLock::was_left(folder_);
   check(options, command);  // first without the lock: a refused command makes no folder
   lock_.emplace(folder_);
-  check(options, command);  // what another program did meanwhile
-  forget_earlier_run();     // of a program that was killed
+  check(options, command);                   // what another program did meanwhile
+  has_earlier_run_ = holds(kEarlierFolder);  // of a program that was killed
+  if (has_earlier_run_ && has_begun()) forget_earlier_run();
   held_run_ = holds(kCheckpointFile) || holds_steps();
-  if (held_run_ ? options.run.overwrite : holds(kConfigFile)) keep_earlier_run();
+  if (!has_earlier_run_ && (held_run_ ? options.run.overwrite : holds(kConfigFile))) keep_earlier_run();
   if (!options.run.resume || holds(kCheckpointFile)) return;
   options.run.resume = false;
   if (!options.output.quiet)
@@ -43,54 +51,69 @@ RunFolder::RunFolder(Options& options, Command command) : folder_(options.output
 
 RunFolder::~RunFolder() {
   if (!lock_) return;
-  const bool has_begun = kept_ || (holds_steps() && !(has_earlier_run_ && has_earlier_log()));
-  if (!has_begun && has_earlier_run_) {
+  if (kept_ || has_begun()) {
+    forget_earlier_run();
+  } else if (has_earlier_run_) {
     restore_earlier_run();
-  } else if (!has_begun && !held_run_) {
+  } else if (!held_run_) {
     std::error_code ignored;
     for (const char* file : kFiles) std::filesystem::remove(folder_ / file, ignored);
   }
-  forget_earlier_run();
 }
 
 void RunFolder::keep_earlier_run() {
+  const std::filesystem::path unfinished = folder_ / (std::string(kEarlierFolder) + ".tmp");
+  std::error_code error;
+  std::filesystem::remove_all(unfinished, error);
+  if (!error) std::filesystem::create_directory(unfinished, error);
   for (const char* file : kFiles) {
-    if (!holds(file)) continue;
-    std::error_code error;
+    if (error || !holds(file)) continue;
+    const auto target = target_of(folder_ / file);
     // A checkpoint is replaced as a whole, so that a second name costs nothing. The log is written in place.
-    if (file == kCheckpointFile)
-      std::filesystem::create_hard_link(folder_ / file, folder_ / earlier(file), error);
-    if (file != kCheckpointFile || error)
-      std::filesystem::copy_file(folder_ / file, folder_ / earlier(file), error);
-    if (!error) continue;
-    forget_earlier_run();
+    if (file == kCheckpointFile) std::filesystem::create_hard_link(target, unfinished / file, error);
+    if (file != kCheckpointFile || error) std::filesystem::copy_file(target, unfinished / file, error);
+  }
+  if (!error) std::filesystem::rename(unfinished, folder_ / kEarlierFolder, error);
+  if (error) {
+    std::error_code ignored;
+    std::filesystem::remove_all(unfinished, ignored);
     throw Error(ErrorKind::kOutput, "cannot write into '" + folder_.string() + "': " + error.message() +
                                         " (the earlier run is kept until the first step of the new one)");
   }
   has_earlier_run_ = true;
 }
 
-bool RunFolder::has_earlier_log() const {
-  try {
-    return io::read_file(folder_ / kLogFile) == io::read_file(folder_ / earlier(kLogFile));
+bool RunFolder::has_begun() const {
+  if (!holds_steps()) return false;
+  if (!has_earlier_run_) return true;
+  try {  // the log is the earlier run's until the new run opens it
+    return io::read_file(folder_ / kLogFile) != io::read_file(folder_ / kEarlierFolder / kLogFile);
   } catch (const Error&) {
-    return false;
+    return true;
   }
 }
 
 void RunFolder::restore_earlier_run() noexcept {
   std::error_code ignored;
   for (const char* file : kFiles) {
-    if (holds(earlier(file).c_str()))
-      std::filesystem::rename(folder_ / earlier(file), folder_ / file, ignored);
-    else
+    const auto kept = folder_ / kEarlierFolder / file, target = target_of(folder_ / file);
+    if (!std::filesystem::exists(kept, ignored)) {
       std::filesystem::remove(folder_ / file, ignored);
+      continue;
+    }
+    std::error_code error;
+    std::filesystem::rename(kept, target, error);
+    if (error)  // a link to another file system
+      std::filesystem::copy_file(kept, target, std::filesystem::copy_options::overwrite_existing, error);
+    if (error) return;  // the next program finds what is left in kEarlierFolder
   }
+  forget_earlier_run();
 }
 
 void RunFolder::forget_earlier_run() noexcept {
   std::error_code ignored;
-  for (const char* file : kFiles) std::filesystem::remove(folder_ / earlier(file), ignored);
+  std::filesystem::remove_all(folder_ / kEarlierFolder, ignored);
+  has_earlier_run_ = false;
 }
 
 bool RunFolder::holds(const char* file) const {

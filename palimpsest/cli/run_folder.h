@@ -22,7 +22,8 @@ class RunFolder {
   RunFolder(Options& options, Command command);
   /// If the run ended before its first step was done and keep() was not called, the corrected command finds the
   /// folder as it was: removes the files of the run, and restores the run that --overwrite would have replaced,
-  /// or the config.toml of a killed one. Until then their files lie in the folder under hidden names.
+  /// or the config.toml of a killed one. Until then their files lie in the hidden folder `.earlier`, where a
+  /// program finds them after a kill.
   ~RunFolder();
   RunFolder(const RunFolder&) = delete;
   RunFolder& operator=(const RunFolder&) = delete;
@@ -35,7 +36,7 @@ class RunFolder {
   bool holds_steps() const;
   void check(const Options& options, Command command) const;
   void keep_earlier_run();
-  bool has_earlier_log() const;
+  bool has_begun() const;
   void restore_earlier_run() noexcept;
   void forget_earlier_run() noexcept;
 
@@ -43,7 +44,7 @@ class RunFolder {
   std::optional<io::FolderLock> lock_;
   bool was_killed_ = false;  // a program left its lock
   bool held_run_ = false;
-  bool has_earlier_run_ = false;  // under hidden names
+  bool has_earlier_run_ = false;  // in the folder .earlier
   bool kept_ = false;
 };
 

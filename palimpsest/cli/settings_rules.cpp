@@ -1,5 +1,6 @@
 // Rules between settings.
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/settings.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/activation.h"
@@ -101,6 +102,9 @@ std::string void_reason(const Options& options, const Setting& s) {
   if (id == "model.dense_strategy" && !is_dense(options))
     return "needs a densely connected network (densenet...) as " + both_names(setting("model.name")) +
            ", which is " + options.model.name;
+  if (id == "loss.kind" && options.loss.kind == "bootstrap" && !segments(options))
+    return "needs a segmentation model (deeplabv3_...) as " + both_names(setting("model.name")) +
+           ", which is " + options.model.name + ", or to be cross_entropy";
   if (id == "model.reset_classifier" && options.model.reset_classifier && options.model.weights.empty())
     return "needs " + both_names(setting("model.weights")) + ", which is not given";
   // A network of generated scenes predicts photos all the same.
@@ -178,6 +182,11 @@ void check_combinations(const Options& options, const Options& before) {
       nn::check_pair(nn::parse_strategy(strategy), activation);
   check_dense_pair(options, options.model.strategy);
   const auto& names = options.model.class_names;
+  if (std::set<std::string> seen; !names.empty())
+    for (const std::string& name : names)
+      if (!seen.insert(name).second)
+        refuse(given_at("model.class_names") + " must differ from each other, got '" + shortened(name, 100) +
+               "' twice");
   if (!names.empty() && options.model.classes > 0 &&
       static_cast<int64_t>(names.size()) != options.model.classes)
     refuse(given_at("model.class_names") + " must have one name per class: [model] classes (--classes) is " +

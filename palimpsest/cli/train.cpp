@@ -43,17 +43,22 @@ int run_train(const Options& given) {
     for (const std::string& note : options.run.resume_notes)
       std::cerr << "palimpsest: " << printable(note) << std::endl;
   }
-  const auto& stop_signal = install_stop_signals();
+  const auto& stop_signal = poll_stop_signals();
   const auto outcome = train::train(*model, *train_loader, validation_loader.get(),
                                     make_trainer_options(options), stop_signal);
-  folder.keep();
+  if (outcome.signal == 0 || outcome.last_step > 0) folder.keep();
   if (outcome.signal == 0) {
     if (options.run.resume && outcome.steps.empty() && outcome.evaluations.empty())
       tell_complete(options, outcome.last_step, train_loader->batches());
     return 0;
   }
-  std::cerr << "palimpsest: stopped by " << signal_name(outcome.signal) << "; checkpoint saved in '"
-            << printable(options.output.folder) << "', continue with --resume" << std::endl;
+  const std::string stopped = "palimpsest: stopped by " + signal_name(outcome.signal);
+  if (outcome.last_step == 0) {
+    std::cerr << stopped << " before the first step; nothing is saved" << std::endl;
+  } else {
+    std::cerr << stopped << "; checkpoint saved in '" << printable(options.output.folder)
+              << "', continue with --resume" << std::endl;
+  }
   return 128 + outcome.signal;
 }
 

@@ -3,7 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/factories.h"
-#include "palimpsest/io/folder_lock.h"
+#include "palimpsest/cli/output_file.h"
 #include "palimpsest/io/safetensors.h"
 #include "palimpsest/models/fold.h"
 #include "palimpsest/models/registry.h"
@@ -112,10 +112,7 @@ void check_weights_file(const Options& options, const fs::path& source) {
   std::error_code ignored;
   if (fs::equivalent(file, source, ignored))
     throw Error(ErrorKind::kUsage, "--output must be another file than the input, got " + file.string());
-  if (!options.run.overwrite && fs::exists(file, ignored))
-    throw Error(ErrorKind::kOutput,
-                "'" + file.string() + "' exists: replace it with --overwrite, or name another --output");
-  io::FolderLock::check_free(file.parent_path());
+  check_output_file(file, "--output", options);
 }
 
 std::string describe_network(const Options& options) {
@@ -134,6 +131,7 @@ void write_weights(const Options& options, const nn::Model& model, nn::StateDict
                    {"config", to_toml(options, Scope::kRun)}};
   if (has_slope(options)) file.metadata["slope"] = fmt::format("{}", options.model.slope);
   if (folded) file.metadata["folded"] = "true";
+  check_not_in_use(options.run.file);
   io::write_safetensors(options.run.file, file);
 }
 

@@ -90,6 +90,12 @@ View choose_view(int64_t height, int64_t width, const TransformOptions& options,
   const double smallest = training ? options.scale_min : 1;
   const int64_t crop = options.crop, least_height = scaled(height, smallest),
                 least_width = scaled(width, smallest);
+  constexpr int64_t kMostPadding = 8, kAlways = 1024;  // times the image's side; pixels
+  if (crop > kAlways && crop > kMostPadding * std::max(least_height, least_width))
+    throw Error(ErrorKind::kUsage, "a crop of " + size_text(crop, crop) +
+                                       " would be padding but for a corner: " + name + " has " +
+                                       size_text(height, width) + " pixels; set a crop of at most " +
+                                       std::to_string(kMostPadding * std::max(least_height, least_width)));
   if (crop > 0 && !options.pad && crop > std::min(least_height, least_width)) {
     std::ostringstream message;
     message << "a crop of " << size_text(crop, crop) << " does not fit into " << name << ", which has "

@@ -110,7 +110,10 @@ AtomicFile::AtomicFile(fs::path path) : path_(std::move(path)) {
     if (!error) path_ = target;
   }
   // The check comes now: rename() would fail too, but only after gigabytes were written.
-  if (path_.filename().empty() || fs::is_directory(path_, error)) fail(EISDIR);
+  const fs::file_status present = fs::status(path_, error);
+  if (path_.filename().empty() || fs::is_directory(present)) fail(EISDIR);
+  if (fs::exists(present) && !fs::is_regular_file(present))
+    throw Error(ErrorKind::kOutput, "cannot write '" + path_.string() + "': it is not a regular file");
   if (path_.has_parent_path()) {
     fs::create_directories(path_.parent_path(), error);
     if (error) fail(error.value());

@@ -15,7 +15,7 @@ namespace palimpsest::io {
 ///   file.write(header.data(), header.size());   // any number of times; not buffered
 ///   file.commit();                              // without this call the old file stays
 ///
-/// Throws Error(kOutput) for a full disk, a read-only folder or a size limit of the shell, with the path and
+/// Throws Error(kOutput) for a pipe or a device in the place of the file, for a full disk, a read-only folder or a size limit of the shell, with the path and
 /// the system's reason. It then removes the temporary file and leaves the old file. Signals that interrupt
 /// system calls do no harm.
 ///

@@ -9,8 +9,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 namespace palimpsest::io {
@@ -66,6 +68,14 @@ void FolderLock::check_free(const fs::path& folder) {
   ::close(descriptor);
 }
 
+bool FolderLock::was_left(const fs::path& folder) {
+  const int descriptor = ::open((folder / kFile).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  if (descriptor < 0) return false;
+  const bool has_number = is_ours(descriptor) && !holder(descriptor).empty();
+  ::close(descriptor);
+  return has_number;
+}
+
 FolderLock::FolderLock(fs::path folder) : folder_(std::move(folder)), file_(folder_ / kFile) {
   try {
     lock();
@@ -97,6 +107,8 @@ void FolderLock::make_folders() {
 }
 
 void FolderLock::lock() {
+  constexpr int kRefusals = 10;
+  int refusals = 0;
   for (int i = 0; i < kTries; ++i) {
     make_folders();
     const int descriptor = ::open(file_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
@@ -105,7 +117,12 @@ void FolderLock::lock() {
     if (descriptor < 0 && errno == ELOOP) fail_foreign(file_);  // a symbolic link
     if (descriptor < 0) fail(errno);
     const bool locked = ::flock(descriptor, LOCK_EX | LOCK_NB) == 0;
-    if (!locked && errno == EWOULDBLOCK) fail_held(folder_, descriptor);
+    if (!locked && errno == EWOULDBLOCK) {
+      if (++refusals >= kRefusals) fail_held(folder_, descriptor);
+      ::close(descriptor);
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));  // check_free() holds it for a moment
+      continue;
+    }
     if (still_named(descriptor, file_)) {
       if (!is_ours(descriptor)) {
         ::close(descriptor);

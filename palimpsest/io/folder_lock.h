@@ -22,6 +22,8 @@ class FolderLock {
   explicit FolderLock(std::filesystem::path folder);
   /// Throws as the constructor does if another program holds the folder now. Makes and changes nothing.
   static void check_free(const std::filesystem::path& folder);
+  /// Returns whether the folder has a lock with a process number, as a killed program leaves it.
+  static bool was_left(const std::filesystem::path& folder);
   ~FolderLock();
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;

@@ -58,7 +58,8 @@
 /// both modes save tensors of the same shapes. An exception of the second run passes through backward;
 /// generators, autocast, buffers and recomputing() are restored.
 ///
-/// Threads: backward may run on another thread than forward. While a segment that draws random numbers runs
+/// Threads: backward may run on another thread than forward. `fn` computes on its own thread: a parameter that it
+/// uses on others alone is not checked for changes. While a segment that draws random numbers runs
 /// again, no other thread may draw from the same default generator.
 ///
 /// Source: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016.

@@ -113,7 +113,7 @@ void check_version(const std::filesystem::path& path, const std::map<std::string
   }
   if (version->second != kVersion) {
     throw Error(ErrorKind::kCheckpoint,
-                fmt::format("{} has checkpoint format {}, this program reads format {}", path.string(),
+                fmt::format("{} has checkpoint format '{}', this program reads format {}", path.string(),
                             version->second, kVersion));
   }
 }
@@ -145,7 +145,7 @@ int64_t number_within(const std::filesystem::path& path, const std::map<std::str
 
 amp::GradScalerState read_scaler(const std::filesystem::path& path,
                                  const std::map<std::string, std::string>& metadata) {
-  constexpr int64_t kMostSteps = INT32_MAX;  // the scaler counts in 32 bits
+  constexpr int64_t kMostSteps = INT32_MAX / 2;  // the scaler counts on in 32 bits
   const auto scale = number<double>(path, metadata, "loss_scale");
   if (!(scale > 0) || !std::isfinite(scale))
     throw Error(

@@ -169,6 +169,22 @@ def test_predict_replaces_no_picture_without_a_word(trained, trained_classifier,
     fails(USAGE, "predict", trained_classifier[0], image, "--overwrite", says=["--overwrite has no effect without --logits"])
 
 
+def test_predict_never_replaces_an_input_through_a_link(trained, folder):
+    checkpoint = folder / "c.safetensors"
+    shutil.copy(trained / "checkpoint.safetensors", checkpoint)
+    images = [write(folder / f"in/{name}.png", png(np.full((48, 64, 3), 99))) for name in ("a", "b")]
+    before = [path.read_bytes() for path in (checkpoint, *images)]
+    out = folder / "out"
+    out.mkdir()
+    for target, what in ((checkpoint, "is the checkpoint"), (images[1], "is itself an input")):
+        (out / "a.png").symlink_to(target)
+        fails(USAGE, "predict", checkpoint, *images, "--output", out, "--overwrite", says=[out / "a.png", what])
+        (out / "a.png").unlink()
+    assert [path.read_bytes() for path in (checkpoint, *images)] == before and not list(out.iterdir())
+    for logits in (out / "b.png", folder / "in/../out/b.png"):
+        fails(USAGE, "predict", checkpoint, *images, "--output", out, "--logits", logits, says=["--logits", "the picture of", images[1]])
+
+
 def test_a_folder_without_a_checkpoint_names_the_runs_in_it(trained, folder):
     (folder / "two/plain").mkdir(parents=True)
     for name in ("b", "a"):

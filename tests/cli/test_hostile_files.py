@@ -51,6 +51,13 @@ def classifier(tmp_path_factory):
     return folder / "run/checkpoint.safetensors"
 
 
+@pytest.fixture(scope="module")
+def in_f16(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("in_f16")
+    succeeds("train", *TINY, "--precision", "f16", "--epochs", "2", "--max-steps", "1", "--output", folder / "run", "--quiet")
+    return folder / "run"
+
+
 @pytest.fixture
 def image(folder):
     return write(folder / "in/a.png", png(np.full((48, 64, 3), 90)))
@@ -242,6 +249,22 @@ def test_a_tampered_number_is_an_error_of_the_checkpoint(folder, segmenter, entr
     write_header(folder / "run/checkpoint.safetensors", header, values)
     write(folder / "run/log.jsonl", b'{"type":5,"step":1}\n')
     fails(CHECKPOINT, "train", "--resume", "--output", folder / "run", "--quiet", says=[entry, "damaged"])
+
+
+@pytest.mark.parametrize("entry, value", [("growth_tracker", str(2**31 - 1)), ("growth_tracker", "-1"), ("growth_tracker", "1e3"),
+                                          ("skipped_in_a_row", "-1"), ("skipped_in_a_row", str(2**40)), ("loss_scale", "nan"),
+                                          ("loss_scale", "inf"), ("loss_scale", "0"), ("loss_scale", "-8")])
+def test_a_tampered_state_of_the_loss_scale_is_an_error_of_the_checkpoint(folder, in_f16, entry, value):
+    header, values = read_header(in_f16 / "checkpoint.safetensors")
+    assert entry in header["__metadata__"]
+    header["__metadata__"][entry] = value
+    write_header(folder / "run/checkpoint.safetensors", header, values)
+    fails(CHECKPOINT, "train", "--resume", "--max-steps", "2", "--output", folder / "run", "--quiet", says=[entry])
+
+
+def test_info_shows_no_number_that_no_checkpoint_has(folder, segmenter):
+    hostile = with_metadata(segmenter, folder / "h.safetensors", step=str(2**63 - 1))
+    assert str(2**63 - 1) not in succeeds("info", hostile).stdout
 
 
 def test_two_keys_that_become_one_are_refused(folder, classifier, image):

@@ -146,6 +146,15 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     (("train", "--batch", "0"), ["--batch must be a whole number >= 1", "got 0"]),
     (("train", "--batch", "2.5"), ["--batch must be a whole number >= 1", "'2.5'"]),
     (("train", "--batch", "99999999999999999999"), ["--batch must be a whole number"]),
+    (("train", "--overwrite=false"), ["--overwrite takes no value, got '=false'"]),
+    (("train", "--quiet=banana"), ["--quiet takes no value"]),
+    (("train", "--no-pad=0"), ["--no-pad takes no value"]),
+    (("train", "--dry-run="), ["--dry-run takes no value"]),
+    (("train", "--help=abc"), ["--help takes no value"]),
+    (("eval", "run", "--json=x"), ["--json takes no value"]),
+    (("export", "run", "--overwrite=99999999999999999999"), ["--overwrite takes no value"]),
+    (("train", "--classes", "2", "--class-names", "a,a"), ["--class-names", "'a' twice"]),
+    (("train", "--loss", "bootstrap", "--model", "resnet18"), ["--loss has no effect", "resnet18", "or to be cross_entropy"]),
     (("train", "--lr=", "--output", "run"), ["--lr= has no value: write --lr VALUE"]),
     (("train", "--config", "run/checkpoint.safetensors"), ["--config takes a TOML file", "--resume", "--weights"]),
     (("train", "--momentum", "1"), ["--momentum must be a number in [0, 1)", "got 1"]),
@@ -189,6 +198,20 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
 def test_a_wrong_command_line_is_named(arguments, says):
     dry = ("--dry-run",) if arguments[:1] == ("train",) else ()
     fails(USAGE, *arguments, *dry, says=says)
+
+
+@pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
+def test_a_number_that_is_none_is_shown_as_it_is(number):
+    assert fails(USAGE, "train", f"--lr={number}", "--dry-run").endswith(f"got {number}")
+
+
+def test_the_size_of_info_is_in_its_help():
+    assert re.search(r"--size <pixels>[^-]*224 if not given", succeeds("info", "--help").stdout)
+
+
+def test_a_value_may_end_with_an_equals_sign():
+    said = succeeds("train", "--classes", "2", "--class-names=a,b=", "--dry-run").stdout
+    assert 'class_names = ["a", "b="]' in said
 
 
 @pytest.mark.parametrize("text, says", [

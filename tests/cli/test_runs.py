@@ -10,7 +10,7 @@ import tomllib
 import numpy as np
 import pytest
 
-from cli_support import (CHECKPOINT, MEMORY, OUTPUT, PROGRAM, TINY, TINY_CLASSIFIER, USAGE, environment, fails,
+from cli_support import (CHECKPOINT, DATA_ERROR, MEMORY, OUTPUT, PROGRAM, TINY, TINY_CLASSIFIER, USAGE, environment, fails,
                          image_folder, mixed_sizes, png, run, segmentation_folder, start, succeeds, write)
 from kill_runs import kill_runs
 
@@ -58,7 +58,10 @@ def test_a_folder_serves_one_program_at_a_time(folder):
         held = [folder / "run", "in use", f"process {first.pid}"]
         fails(OUTPUT, "compare", *TINY, "--output", folder / "run", says=held)
         weights = write(folder / "other.safetensors", (folder / "run" / CHECKPOINT_FILE).read_bytes())
-        fails(OUTPUT, "export", weights, "--output", folder / "run" / CHECKPOINT_FILE, "--overwrite", says=held)
+        (folder / "link.safetensors").symlink_to(folder / "run" / CHECKPOINT_FILE)
+        for target in (folder / "run" / CHECKPOINT_FILE, folder / "link.safetensors"):
+            fails(OUTPUT, "export", weights, "--output", target, "--overwrite", says=held)
+        fails(OUTPUT, "export", weights, "--output", folder / "run/new.safetensors", says=held)
     finally:
         first.kill()
         first.communicate()
@@ -109,6 +112,72 @@ def test_a_refused_run_leaves_the_run_that_it_was_to_replace(folder, code, flags
     succeeds("train", *TINY, "--seed", "9", "--max-steps", "1", "--overwrite", "--output", folder / "run")
     after = contents(folder / "run")
     assert after.keys() == before.keys() and after[CHECKPOINT_FILE] != before[CHECKPOINT_FILE]
+
+
+def test_a_refused_run_leaves_the_files_that_links_name(folder):
+    linked, store = stop_early(folder / "run"), folder / "store"
+    store.mkdir()
+    for name in (CHECKPOINT_FILE, "log.jsonl", "config.toml"):
+        (linked / name).rename(store / name)
+        (linked / name).symlink_to(f"../store/{name}")
+    before = contents(store)
+    fails(USAGE, "train", *TINY, "--batch", "1", "--crop", "16", "--overwrite", "--output", linked)
+    assert contents(store) == before and all(path.is_symlink() for path in linked.iterdir())
+    succeeds("train", *TINY, "--seed", "9", "--max-steps", "1", "--overwrite", "--output", linked)
+    after = contents(store)
+    assert after.keys() == before.keys() and after[CHECKPOINT_FILE] != before[CHECKPOINT_FILE]
+    assert {path.name for path in linked.iterdir()} == set(before)
+
+
+def killed_before_its_first_step(folder, *flags):
+    """A run that --overwrite was to replace, and the files of the new one. Returns the earlier run's contents."""
+    before = contents(stop_early(folder))
+    new = start("train", *TINY, "--images", "20000", "--height", "256", "--width", "256", "--batch", "2000", "--seed", "9",
+                "--overwrite", *flags, "--output", folder)
+    try:
+        while (folder / CHECKPOINT_FILE).read_bytes() == before[CHECKPOINT_FILE]:
+            assert new.poll() is None
+            time.sleep(0.005)
+    finally:
+        new.kill()
+        new.communicate()
+    assert (folder / ".earlier").is_dir()
+    return before
+
+
+def test_a_kill_before_the_first_step_loses_no_earlier_run(folder):
+    run_folder = folder / "run"
+    before = killed_before_its_first_step(run_folder)
+    fails(DATA_ERROR, "train", *TINY_CLASSIFIER, "--data-root", folder / "none", "--overwrite", "--output", run_folder)
+    assert contents(run_folder) == before
+    killed_before_its_first_step(folder / "other")
+    succeeds("train", *TINY, "--seed", "9", "--max-steps", "1", "--overwrite", "--output", folder / "other")
+    assert contents(folder / "other").keys() == before.keys()
+
+
+def test_a_stop_before_the_first_step_leaves_the_earlier_run(folder):
+    before = contents(stop_early(folder / "run"))
+    new = start("train", *TINY, "--images", "20000", "--height", "256", "--width", "256", "--batch", "1000", "--overwrite",
+                "--output", folder / "run")
+    while not (folder / "run/.earlier").is_dir():
+        assert new.poll() is None
+        time.sleep(0.005)
+    new.send_signal(signal.SIGTERM)
+    _, said = new.communicate()
+    # Before the program polls, a signal ends it at once; the next program then finds the earlier run.
+    assert new.returncode in (-signal.SIGTERM, 128 + signal.SIGTERM), said
+    if new.returncode > 0:
+        assert "before the first step" in said or "checkpoint saved" in said
+    fails(USAGE, "train", *TINY, "--batch", "1", "--crop", "16", "--overwrite", "--output", folder / "run")
+    if "checkpoint saved" not in said:
+        assert contents(folder / "run") == before
+
+
+def test_an_empty_lock_is_no_sign_of_a_killed_run(folder):
+    own = write(folder / "own/config.toml", b"# mine\n")
+    write(folder / "own/.lock", b"")
+    fails(OUTPUT, "train", *TINY, "--output", folder / "own", says=["config.toml", "--overwrite"])
+    assert own.read_bytes() == b"# mine\n"
 
 
 def test_a_configuration_of_the_users_in_the_output_folder_is_not_written_over(folder):

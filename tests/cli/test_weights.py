@@ -1,5 +1,6 @@
 """Weights of other programs in, ours out: the same logits in libtorch's own layers, and nothing lost on the way."""
 import argparse
+import contextlib
 import io
 import json
 import os
@@ -314,6 +315,30 @@ def test_the_script_that_import_runs_refuses_it(folder, capsys, content, says):
         script["write"](torch, script["find_state_dict"](torch, script["load"](torch, folder / "in.pth")), io.BytesIO())
     told = capsys.readouterr().err
     assert end.value.code == script["BAD_FILE"] and all(text in told for text in says), told
+
+
+@pytest.mark.parametrize("version, is_safe", [("2.5.1", False), ("2.5.0+cu124", False), ("1.13.1", False), ("garbage", False),
+                                              ("", False), ("2.6.0", True), ("2.11.0+cu130", True), ("10.0", True)])
+def test_import_reads_with_a_torch_that_no_file_gets_round_alone(folder, capsys, monkeypatch, version, is_safe):
+    script = runpy.run_path(str(ROOT / "palimpsest/io/state_dict_to_safetensors.py"))
+    torch.save({"w": torch.zeros(2)}, folder / "in.pth")
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr("sys.argv", ["script", str(folder / "in.pth")])
+    read = []
+    globals_of_main = script["main"].__globals__
+    globals_of_main.update(load=lambda *_: read.append(True) or {}, check_archive=lambda *_: None, bound_memory=lambda *_: None,
+                           find_state_dict=lambda *_: {}, check_bytes=lambda *_: None, write=lambda *_: None)
+    threads, stdout = torch.get_num_threads(), os.dup(1)  # main() changes both
+    try:
+        with contextlib.nullcontext() if is_safe else pytest.raises(SystemExit) as end:
+            script["main"]()
+    finally:
+        torch.set_num_threads(threads)
+        os.dup2(stdout, 1)
+        os.close(stdout)
+    assert bool(read) == is_safe
+    if not is_safe:
+        assert end.value.code == script["OLD_TORCH"] and "torch 2.6 or later is needed" in capsys.readouterr().err
 
 
 def test_a_foreign_file_is_named(folder):

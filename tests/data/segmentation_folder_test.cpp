@@ -178,7 +178,7 @@ TEST(SegmentationFolder, ACropThatDoesNotFitNamesTheImage) {
   TransformOptions options = plain();
   options.crop = 5;
   options.pad = false;
-  expect_error(ErrorKind::kUsage, {"5x5", "scene0.png", "6x4", "padding"},
+  expect_error(ErrorKind::kUsage, {"5x5", "scene0.png", "6x4", "set pad"},
                [&] { get(*segmentation_folder(folder.path(), "train", 3, options), 0); });
 }
 

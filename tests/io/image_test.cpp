@@ -231,6 +231,15 @@ TEST(Image, AHeaderThatClaimsMoreThanTheFileHoldsIsRefusedBeforeMemoryIsTaken) {
   EXPECT_EQ(read_image(folder / "b.jpg").size(0), 2000);
 }
 
+TEST(Png, AChunkThatClaimsMoreThanTheFileHoldsIsRefusedBeforeMemoryIsTaken) {
+  const TemporaryFolder folder;
+  write_png(folder / "a.png", smooth_picture(8, 8));
+  std::string bytes = bytes_of(folder / "a.png");
+  bytes.insert(33, std::string("\x07\0\0\0iTXt", 8));  // behind the header: 112 MiB of text
+  put(folder / "a.png", bytes);
+  expect_error(ErrorKind::kData, {"a.png", "too large"}, [&] { read_image(folder / "a.png"); });
+}
+
 TEST(Jpeg, AProgressiveFileOfManyScansIsRefused) {
   const TemporaryFolder folder;
   for (const int scans : {10, 150}) {
@@ -249,12 +258,12 @@ TEST(Jpeg, CoefficientsOfMoreThanAGibibyteAreRefused) {
   std::string bytes = testing::jpeg(8, 8, {.components = 4, .progressive = true});
   const auto frame = bytes.find("\xFF\xC2");
   ASSERT_NE(frame, std::string::npos);
-  for (const int i : {5, 7}) {  // 11585 x 11585 pixels, which are fewer than 2^27, of four channels
+  for (const int i : {5, 7}) {  // 11585 x 11585 pixels, which are allowed, of four channels
     bytes[frame + i] = '\x2D';
     bytes[frame + i + 1] = '\x41';
   }
   put(folder / "a.jpg", bytes + std::string(1 << 18, 'x'));
-  expect_error(ErrorKind::kData, {"a.jpg"}, [&] { read_image(folder / "a.jpg"); });
+  expect_error(ErrorKind::kData, {"a.jpg", "takes more than 1 GiB"}, [&] { read_image(folder / "a.jpg"); });
 }
 
 TEST(Image, AFileCutOffAnywhereIsAnError) {

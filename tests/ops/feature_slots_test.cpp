@@ -1,6 +1,7 @@
 #include "palimpsest/ops/feature_slots.h"
 
 #include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/memory/recompute/saved_tensor_hooks.h"
 #include "tests/support/error_of.h"
 #include "tests/support/relative_error.h"
 
@@ -8,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -70,6 +72,46 @@ TEST(FeatureSlots, TakeTheMemoryOfTheResultAlone) {
   for (int i = 0; i < 2; ++i) slots.put((slots.features().back() * 2).narrow(1, 0, 2));
   const at::Tensor all = slots.result();
   EXPECT_EQ(live() - before, static_cast<int64_t>(all.nbytes()));
+}
+
+/// Counts the values that autograd's hooks get, as save_on_cpu would copy them.
+class CountingSink : public memory::SavedTensorSink {
+ public:
+  class Hooks : public torch::autograd::SavedVariableHooks {
+   public:
+    explicit Hooks(CountingSink& sink) : sink_(&sink) {}
+    void call_pack_hook(const at::Tensor& tensor) override {
+      ++sink_->tensors;
+      sink_->values += tensor.numel();
+      tensor_ = tensor.detach();
+    }
+    at::Tensor call_unpack_hook() override { return tensor_; }
+
+   private:
+    CountingSink* sink_;
+    at::Tensor tensor_;
+  };
+  std::unique_ptr<torch::autograd::SavedVariableHooks> next() override {
+    return std::make_unique<Hooks>(*this);
+  }
+
+  int64_t tensors = 0, values = 0;
+};
+
+TEST(FeatureSlots, GiveHooksNoValuesToCopy) {
+  const at::Tensor x = image(3).set_requires_grad(true);
+  FeatureSlots slots(x, 5);
+  slots.put(next_feature(slots.features()));
+  CountingSink sink;
+  at::Tensor all;
+  {
+    const memory::SavedTensorSinkGuard guard(sink);
+    all = slots.result();
+  }
+  EXPECT_EQ(sink.tensors, 1);
+  EXPECT_EQ(sink.values, 0);
+  all.sum().backward();
+  EXPECT_TRUE(x.grad().defined());
 }
 
 TEST(FeatureSlots, AResultThatWasWrittenOverIsNoticedAtBackward) {

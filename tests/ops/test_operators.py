@@ -311,7 +311,7 @@ def test_what_autocast_hands_over_is_taken_as_it_is():
         ({"residual": torch.zeros(2)}, r"\[abn\] residual must have the shape of x, .*, got \[2\]"),
         ({"group": "world"}, r"\[abn\] .* process group are not supported yet, got group 'world'"),
         ({"activation_param": -0.1}, r"\[abn\] leaky_relu's slope must be in \[0, 1\], got -0.1"),
-        ({"training": False}, r"\[abn\] training=False .* got none"),
+        ({"training": False}, r"\[abn\] training = false .* got none"),
     ],
 )
 @pytest.mark.parametrize("operator", [abn, abn_])

@@ -239,7 +239,7 @@ void expect_spoiled(const std::function<void(io::Safetensors&)>& change,
 TEST(Checkpoint, SpoiledTrainingStateIsAnErrorThatSaysWhat) {
   expect_spoiled([](auto& f) { f.metadata["step"] = "7x"; }, {"'step'", "'7x'"});
   expect_spoiled([](auto& f) { f.metadata.erase("seed"); }, {"'seed'"});
-  expect_spoiled([](auto& f) { f.metadata["palimpsest_checkpoint"] = "9"; }, {"format 9", "format 1"});
+  expect_spoiled([](auto& f) { f.metadata["palimpsest_checkpoint"] = "9"; }, {"format '9'", "format 1"});
   expect_spoiled(
       [](auto& f) { f.tensors.emplace_back("palimpsest.momentum.nowhere", at::zeros({1})); },
       {"does not fit the optimizer: 1 unexpected key (palimpsest.momentum.nowhere)", "load_weights"});

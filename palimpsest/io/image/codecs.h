@@ -24,8 +24,8 @@ std::string encode_png(const at::Tensor& image);
 
 /// Throws Error(kData): "cannot read image 'PATH': REASON".
 [[noreturn]] void fail_to_read(const std::filesystem::path& path, const std::string& reason);
-/// The most pixels of a picture: 384 MiB as RGB. The largest cameras and street scenes have 100 million.
-inline constexpr uint64_t kMaxPixels = uint64_t{1} << 27;
+/// The most pixels of a picture: 480 MB as RGB. The largest cameras have 151 million.
+inline constexpr uint64_t kMaxPixels = 160'000'000;
 /// Throws Error(kData) for more than kMaxPixels, because a header of a few bytes can claim gigabytes.
 void check_pixels(const std::filesystem::path& path, uint64_t height, uint64_t width);
 

@@ -29,6 +29,9 @@ struct JpegErrors {
 [[noreturn]] void on_error(j_common_ptr codec) {
   auto* errors = reinterpret_cast<JpegErrors*>(codec->err);
   errors->base.format_message(codec, errors->message);
+  // Its words for more memory than it may use.
+  if (codec->err->msg_code == JERR_NO_BACKING_STORE || codec->err->msg_code == JERR_OUT_OF_MEMORY)
+    std::snprintf(errors->message, JMSG_LENGTH_MAX, "its decoding takes more than 1 GiB");
   std::longjmp(errors->jump, 1);
 }
 

@@ -24,7 +24,11 @@ void on_error(png_structp png, png_const_charp message) {
   png_longjmp(png, 1);
 }
 
-void on_warning(png_structp, png_const_charp) {}  // an odd colour profile or text chunk: the pixels are whole
+// An odd colour profile or text chunk: the pixels are whole. But libpng only warns of a chunk that claims more than
+// the limit, and takes memory for it.
+void on_warning(png_structp png, png_const_charp message) {
+  if (std::strstr(message, "chunk data is too large") != nullptr) png_error(png, message);
+}
 
 template <class Step>
 bool attempt(png_structp png, const Step& step) {
@@ -47,6 +51,7 @@ struct PngDecoder {
       png_destroy_read_struct(&png, nullptr, nullptr);
       throw std::bad_alloc();
     }
+    png_set_chunk_malloc_max(png, bytes.size() + 64);
     png_set_read_fn(png, this, [](png_structp p, png_bytep to, size_t count) {
       auto& source = static_cast<PngDecoder*>(png_get_io_ptr(p))->rest;
       if (count > source.size()) png_error(p, "premature end of file");

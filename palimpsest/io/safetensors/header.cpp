@@ -10,6 +10,8 @@
 #include <set>
 #include <stdexcept>
 #include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace palimpsest::io {
 namespace {
@@ -46,36 +48,60 @@ std::string shown(const json& value) {
   return printable(shortened(value.dump(), 100));
 }
 
-// JSON allows a repeated name, and the parser would drop one of the two values. So this class watches the
-// parser's events. `names` gets the names of the outermost object in order.
-json parse_without_duplicates(std::string_view text, std::vector<std::string>& names) {
-  std::vector<std::set<std::string>> seen;  // per nesting depth
-  std::size_t list_length = 0;              // lists are not nested
-  const auto watch = [&](int depth, json::parse_event_t event, json& value) {
-    if (event == json::parse_event_t::object_start) {
-      // A tensor's entry holds arrays, nothing deeper; the limit keeps "{{{{..." from growing this vector.
-      if (depth > 3) invalid("its header is nested too deeply");
-      seen.resize(std::max<std::size_t>(seen.size(), depth + 1));
-      seen[depth].clear();
-    } else if (event == json::parse_event_t::array_start) {
-      if (depth > 3) invalid("its header is nested too deeply");
-      list_length = 0;
-    } else if (event == json::parse_event_t::value) {
-      if (++list_length > kMaxDimensions) invalid("its header has a list of more than 64 values");
-    } else if (event == json::parse_event_t::key) {
-      list_length = 0;
-      const auto& name = value.get_ref<const std::string&>();
-      if (!seen[depth - 1].insert(name).second) invalid("its header has " + quoted(name) + " twice");
-      if (depth == 1) names.push_back(name);
-    }
+/// Reads the events of the parser into the members of the outermost object, in order. The parser's own value would
+/// drop one of two members of one name, and its callbacks take quadratic time.
+class HeaderMembers final : public nlohmann::json_sax<json> {
+ public:
+  std::vector<std::pair<std::string, json>> members;
+
+  bool null() override { return add(nullptr) != nullptr; }
+  bool boolean(bool value) override { return add(value) != nullptr; }
+  bool number_integer(number_integer_t value) override { return add(value) != nullptr; }
+  bool number_unsigned(number_unsigned_t value) override { return add(value) != nullptr; }
+  bool number_float(number_float_t value, const string_t& /*text*/) override { return add(value) != nullptr; }
+  bool string(string_t& value) override { return add(std::move(value)) != nullptr; }
+  bool binary(binary_t& /*value*/) override { return false; }  // JSON has none
+  bool start_object(std::size_t /*elements*/) override { return open(json::object()); }
+  bool start_array(std::size_t /*elements*/) override { return open(json::array()); }
+  bool end_object() override { return close(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& name) override {
+    const bool is_new = open_.size() == 1 ? names_.insert(name).second : !open_.back()->contains(name);
+    if (!is_new) invalid("its header has " + quoted(std::as_const(name)) + " twice");
+    key_ = std::move(name);
     return true;
-  };
-  try {
-    return json::parse(text.begin(), text.end(), watch);
-  } catch (const json::exception& e) {
-    invalid("its header is not JSON: " + printable(shortened(e.what(), 300)));
   }
-}
+  bool parse_error(std::size_t /*position*/, const std::string& /*token*/,
+                   const json::exception& error) override {
+    invalid("its header is not JSON: " + printable(shortened(error.what(), 300)));
+  }
+
+ private:
+  /// Adds a value to the innermost open list or object.
+  json* add(json value) {
+    if (open_.size() == 1) return &members.emplace_back(key_, std::move(value)).second;
+    json& parent = *open_.back();
+    if (!parent.is_array()) return &(parent[key_] = std::move(value));
+    if (parent.size() == kMaxDimensions) invalid("its header has a list of more than 64 values");
+    parent.push_back(std::move(value));
+    return &parent.back();
+  }
+  bool open(json container) {
+    // A tensor's entry holds lists, nothing deeper; the limit keeps "{{{{..." from growing memory.
+    constexpr std::size_t kMostLevels = 4;
+    if (open_.size() == kMostLevels) invalid("its header is nested too deeply");
+    open_.push_back(open_.empty() ? nullptr : add(std::move(container)));
+    return true;
+  }
+  bool close() {
+    open_.pop_back();
+    return true;
+  }
+
+  std::vector<json*> open_;  // the first, the outermost object, is `members`
+  std::set<std::string> names_;
+  std::string key_;
+};
 
 const json& member(const json& entry, const std::string& name, const char* key) {
   const auto found = entry.find(key);
@@ -190,11 +216,10 @@ void check_tensor(const std::string& name, const at::Tensor& tensor) {
 
 SafetensorsHeader parse_safetensors_header(std::string_view text, uint64_t data_bytes) {
   if (!text.starts_with('{')) invalid("its header does not begin with '{': it is not a safetensors file");
-  std::vector<std::string> names;
-  const json root = parse_without_duplicates(text, names);
+  HeaderMembers root;
+  json::sax_parse(text.begin(), text.end(), &root);
   SafetensorsHeader header;
-  for (const std::string& name : names) {
-    const json& value = root[name];
+  for (const auto& [name, value] : root.members) {
     if (name == "__metadata__") {
       header.metadata = parse_metadata(value);
     } else {

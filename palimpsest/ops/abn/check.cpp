@@ -153,10 +153,11 @@ void check(const Inputs& inputs, const AbnOptions& options) {
   if (options.training) {
     TORCH_CHECK(x.sym_numel() > x.sym_size(1) || x.sym_numel() == 0,
                 "[abn] training needs more than one value per channel, got shape ", x.sym_sizes(),
-                "; use a larger batch, or frozen statistics (training=False)");
+                "; use a larger batch, or frozen statistics (training = false)");
   } else {
-    TORCH_CHECK(norm.running_mean, "[abn] training=False normalizes with the running statistics, got none; ",
-                "pass running_mean and running_var, or training=True");
+    TORCH_CHECK(norm.running_mean,
+                "[abn] training = false normalizes with the running statistics, got none; ",
+                "pass running_mean and running_var, or training = true");
   }
 }
 

@@ -40,8 +40,9 @@ TEST(AbnErrors, XOfTheWrongRankTypeOrSize) {
          {"float32, float64, float16 or bfloat16", "got complex64"});
   refuse(torch::ones({2, 3, 4}, at::kComplexFloat), {"got complex64"});
   refuse(torch::ones({2, 0, 4}), {"at least one channel", "[2, 0, 4]"});
-  refuse(torch::ones({1, 3, 1, 1}),
-         {"[abn] training needs more than one value per channel, got shape [1, 3, 1, 1]", "training=False"});
+  refuse(
+      torch::ones({1, 3, 1, 1}),
+      {"[abn] training needs more than one value per channel, got shape [1, 3, 1, 1]", "training = false"});
   EXPECT_NE(error_of([&] { abn(at::Tensor(), {}); }), "");
   expect_error(error_of([&] { abn(torch::ones({2, 3}).to_sparse(), {}); }), {"dense", "Sparse"});
 }
@@ -74,7 +75,7 @@ TEST(AbnErrors, NumbersOutOfRange) {
     set(options);
     expect_refused(x, kNone, kNone, kNone, kNone, options, parts);
   };
-  refuse([](auto& o) { o.training = false; }, {"running statistics, got none", "training=True"});
+  refuse([](auto& o) { o.training = false; }, {"running statistics, got none", "training = true"});
   refuse([](auto& o) { o.eps = -1e-5; }, {"eps must be finite and not negative, got -1e-05"});
   refuse([](auto& o) { o.eps = NAN; }, {"eps", "nan"});
   refuse([](auto& o) { o.momentum = 1.5; }, {"momentum", "[0, 1]", "1.5"});

@@ -7,7 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include <cmath>
+#include <filesystem>
 #include <fstream>
+#include <string>
 
 namespace palimpsest::train {
 namespace {
@@ -108,6 +110,12 @@ TEST(RunLog, AFolderThatCannotBeMadeIsAnErrorThatNamesTheFile) {
   const TemporaryFolder folder;
   std::ofstream(folder / "file") << "a regular file";
   expect_error(ErrorKind::kOutput, {"log.jsonl"}, [&] { RunLog log(folder / "file" / "log.jsonl"); });
+}
+
+TEST(RunLog, APathThatTheSystemRefusesIsAnErrorOfTheOutput) {
+  const TemporaryFolder folder;
+  for (const int64_t step : {-1, 3})
+    expect_error(ErrorKind::kOutput, {"too long"}, [&] { RunLog(folder / std::string(300, 'n'), step); });
 }
 
 }  // namespace
