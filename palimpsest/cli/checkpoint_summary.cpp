@@ -85,7 +85,7 @@ CheckpointSummary summarize_checkpoint(const Options& options) {
 std::string to_text(const CheckpointSummary& s) {
   std::string text;
   const auto row = [&](const char* name, const std::string& value) {
-    if (!value.empty()) text += fmt::format("{:<11} {}\n", name, printable(value));
+    if (!value.empty()) text += fmt::format("{:<11} {}\n", name, printable(shortened(value, 2000)));
   };
   std::string names;
   for (std::size_t i = 0; i < std::min(kShownClasses, s.class_names.size()); ++i)
