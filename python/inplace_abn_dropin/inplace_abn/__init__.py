@@ -1,0 +1,24 @@
+"""The interface of the package inplace_abn, computed by palimpsest: code that imports inplace_abn runs unchanged.
+
+Differences (docs/python.md): the weight keeps its sign, where the original computes |weight| + eps; every layer runs on the CPU
+and in 16 bits; slope 0 is ReLU. palimpsest.load_original() converts weights that the original trained.
+"""
+import importlib.metadata as _metadata
+
+
+def _refuse_original():
+    try:
+        version = _metadata.version("inplace-abn")
+    except _metadata.PackageNotFoundError:
+        return
+    raise ImportError(f"inplace-abn {version} and palimpsest-inplace-abn both install the package inplace_abn: uninstall both "
+                      "(pip uninstall inplace-abn palimpsest-inplace-abn), then install the one that you want")
+
+
+_refuse_original()
+
+from inplace_abn.abn import ABN, InPlaceABN, InPlaceABNSync  # noqa: E402
+from inplace_abn.functions import inplace_abn, inplace_abn_sync  # noqa: E402
+from inplace_abn.group import active_group, set_active_group  # noqa: E402
+
+__all__ = ["ABN", "InPlaceABN", "InPlaceABNSync", "active_group", "inplace_abn", "inplace_abn_sync", "set_active_group"]

@@ -1,0 +1,67 @@
+"""The modules of the original."""
+import torch
+
+from palimpsest import nn
+
+from inplace_abn.functions import activation_of, inplace_abn, inplace_abn_sync
+
+_NEW_ORDER = ("eps", "momentum", "affine", "track_running_stats", "activation", "activation_param")
+_OLD_ORDER = ("eps", "momentum", "affine", "activation", "activation_param")  # before 1.0
+
+
+def _named(kind, arguments, keywords):
+    """The arguments by name, from either positional order: the fifth is track_running_stats, or the activation's name."""
+    order = _OLD_ORDER if len(arguments) > 3 and isinstance(arguments[3], str) else _NEW_ORDER
+    if len(arguments) > len(order):
+        raise TypeError(f"{kind} takes num_features and at most {len(order)} more positional arguments, got {len(arguments)}")
+    named = dict(zip(order, arguments))
+    if "slope" in keywords:  # the name before 1.0
+        keywords["activation_param"] = keywords.pop("slope")
+    for name, value in keywords.items():
+        if name not in _NEW_ORDER:
+            raise TypeError(f"{kind} has no argument '{name}': it takes num_features, {', '.join(_NEW_ORDER)}")
+        if name in named:
+            raise TypeError(f"{kind} got '{name}' twice")
+        named[name] = value
+    return named
+
+
+class _Layer(nn.BatchNormAct):
+    def __init__(self, num_features, *arguments, **keywords):
+        named = _named(type(self).__name__, arguments, keywords)
+        named["activation"] = activation_of(named.get("activation", "leaky_relu"))
+        super().__init__(num_features, in_place=True, **named)
+
+
+class ABN(_Layer):
+    """Batch normalization and activation by torch's own layers: ABN(num_features, eps=1e-5, momentum=0.1, affine=True,
+    track_running_stats=True, activation="leaky_relu", activation_param=0.01)."""
+
+    def __init__(self, num_features, *arguments, **keywords):
+        super().__init__(num_features, *arguments, **keywords)
+        self.strategy = "standard"
+
+
+class InPlaceABN(_Layer):
+    """ABN that writes its output over its input and saves that alone."""
+
+
+class InPlaceABNSync(_Layer):
+    """InPlaceABN with the statistics of all processes of a group."""
+
+    def __init__(self, num_features, *arguments, group=None, **keywords):
+        super().__init__(num_features, *arguments, **keywords)
+        self.group = group
+
+    def set_group(self, group):
+        """Called by set_active_group."""
+        self.group = group
+
+    def forward(self, x):
+        if self.training and torch.distributed.is_available() and torch.distributed.is_initialized() \
+                and torch.distributed.get_world_size(self.group) > 1:
+            inplace_abn_sync(x, self.weight, self.bias, None, None, group=self.group)  # says what is missing
+        return super().forward(x)
+
+
+__all__ = ["ABN", "InPlaceABN", "InPlaceABNSync", "inplace_abn", "inplace_abn_sync"]

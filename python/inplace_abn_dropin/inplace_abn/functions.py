@@ -1,0 +1,41 @@
+"""The layer as a function, in the argument order of the original."""
+import warnings
+
+import torch
+
+from palimpsest import functional
+
+_NAMES = {"none": "identity"}  # an old name
+
+
+def activation_of(name):
+    """Our name of the activation. Raises RuntimeError for one that the original does not have, as the original does."""
+    name = _NAMES.get(name, name)
+    if name not in ("relu", "leaky_relu", "elu", "identity"):
+        raise RuntimeError(f"Unknown activation function {name}: take leaky_relu, elu, relu or identity (none)")
+    return name
+
+
+def _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param):
+    return functional.batch_norm_act(x, running_mean, running_var, weight, bias, training, momentum, eps,
+                                     activation=activation_of(activation), activation_param=activation_param, in_place=True)
+
+
+def inplace_abn(x, weight, bias, running_mean, running_var, training=True, momentum=0.1, eps=1e-05, activation="leaky_relu",
+                activation_param=0.01):
+    """act(weight * (x - mean) / sqrt(var + eps) + bias), written over x, of any shape (N, C, ...)."""
+    return _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param)
+
+
+def inplace_abn_sync(x, weight, bias, running_mean, running_var, training=True, momentum=0.1, eps=1e-05,
+                     activation="leaky_relu", activation_param=0.01, group=None):
+    """inplace_abn with the statistics of all processes of the group. One process alone, or none: inplace_abn.
+
+    Raises NotImplementedError for a group of more processes."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        warnings.warn("inplace_abn_sync without torch.distributed initialized: the statistics are those of this process alone",
+                      RuntimeWarning, stacklevel=2)
+    elif training and torch.distributed.get_world_size(group) > 1:
+        raise NotImplementedError("palimpsest has no statistics over several processes yet: use InPlaceABN, whose statistics "
+                                  "are those of each process, or torch.nn.SyncBatchNorm and an activation")
+    return _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param)

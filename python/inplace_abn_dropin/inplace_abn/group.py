@@ -1,0 +1,26 @@
+"""Groups of the processes that take part in a step."""
+import torch
+
+_groups = {}
+
+
+def active_group(active):
+    """The group of all processes that passed active=True, or None if there is none. Every process calls it."""
+    distributed = torch.distributed
+    flags = [None] * distributed.get_world_size()
+    distributed.all_gather_object(flags, bool(active))
+    ranks = tuple(rank for rank, flag in enumerate(flags) if flag)
+    if not ranks:
+        return None
+    if len(ranks) == len(flags):
+        return distributed.group.WORLD
+    if ranks not in _groups:
+        _groups[ranks] = distributed.new_group(list(ranks))
+    return _groups[ranks]
+
+
+def set_active_group(module, group):
+    """Hands the group to every module within `module` that has a method set_group."""
+    for part in module.modules():
+        if hasattr(part, "set_group"):
+            part.set_group(group)

@@ -1,0 +1,20 @@
+"""Trains convolutional networks in a fraction of the memory, with exact gradients.
+
+    import palimpsest
+    layer = palimpsest.nn.BatchNormAct(64, activation="silu")       # batch normalization and activation, one tensor saved
+    y = palimpsest.checkpoint(block, x)                             # saves x alone, runs block again in backward
+    with palimpsest.memory.measure() as m: step()                   # what a step keeps and needs at its peak
+
+Modules are in palimpsest.nn, functions in palimpsest.functional. The operators are torch.ops.palimpsest.*; help(torch.ops)
+does not know them, docs/python.md does.
+"""
+from palimpsest._library import load as _load
+
+_load()
+
+from palimpsest import functional, memory, nn  # noqa: E402: they use the operators
+from palimpsest._checkpoint import checkpoint  # noqa: E402
+from palimpsest._weights import load_original  # noqa: E402
+
+__all__ = ["checkpoint", "functional", "load_original", "memory", "nn"]
+__version__ = "0.1.0"

@@ -1,0 +1,45 @@
+"""Runs a part of a network again in backward, in place of saving its tensors."""
+import contextlib
+import threading
+
+import torch
+from torch.nn.modules.batchnorm import _NormBase
+from torch.utils.checkpoint import checkpoint as _torch_checkpoint
+
+
+class _StatisticsOnce:
+    """In the second run, gives every normalization of this thread its buffers back: the batch has moved them in the first."""
+
+    def __enter__(self):
+        self._thread = threading.get_ident()
+        self._before = []
+        self._hooks = (torch.nn.modules.module.register_module_forward_pre_hook(self._keep),
+                       torch.nn.modules.module.register_module_forward_hook(self._restore, always_call=True))
+
+    def __exit__(self, *_):
+        for hook in self._hooks:
+            hook.remove()
+
+    def _is_ours(self, module):
+        return isinstance(module, _NormBase) and module.training and threading.get_ident() == self._thread
+
+    def _keep(self, module, _):
+        if self._is_ours(module):
+            self._before.append((module, [(b, b.clone()) for b in module.buffers(recurse=False)]))
+
+    def _restore(self, module, _inputs, _output):
+        if self._is_ours(module) and self._before and self._before[-1][0] is module:
+            with torch.no_grad():
+                for buffer, value in self._before.pop()[1]:
+                    # By data: autograd of the second run saved the buffers, and would see a change of their version.
+                    buffer.data.copy_(value)
+
+
+def checkpoint(fn, *inputs, preserve_rng_state=True, **keywords):
+    """fn(*inputs, **keywords), of which only the inputs are saved; backward runs fn again.
+
+    fn: a function or module. Running statistics of batch normalizations move once, and dropout draws the numbers of the first
+    run again (preserve_rng_state=False: fn draws none). Segments nest. Hooks, torch.autograd.grad and distributed data
+    parallelism work as without it. Everything else is torch.utils.checkpoint with use_reentrant=False."""
+    return _torch_checkpoint(fn, *inputs, use_reentrant=False, preserve_rng_state=preserve_rng_state,
+                             context_fn=lambda: (contextlib.nullcontext(), _StatisticsOnce()), **keywords)

@@ -1,0 +1,125 @@
+"""The layers as functions: batch normalization with activation, max pooling, activations."""
+import torch
+from torch.nn import functional as F
+
+# What the operator saves for backward under each strategy (docs/memory.md). None: torch's own two layers.
+_SAVED = {
+    "standard": None,
+    "checkpoint": "input",
+    "checkpoint_normalized": "normalized",
+    "inplace_1": "output_form1",
+    "inplace_2": "output",
+    "inplace": "output",
+    "inplace_bit": "output_bit",
+    "store_y": "pre_activation",
+}
+_WITHOUT_BRANCHES = ("identity", "leaky_relu", "elu", "sigmoid", "tanh", "softplus")
+
+_ACTIVATIONS = {
+    "identity": lambda x, param: x,
+    "leaky_relu": F.leaky_relu,
+    "elu": F.elu,
+    "relu": lambda x, param: F.relu(x),
+    "gelu": lambda x, param: F.gelu(x),
+    "gelu_tanh": lambda x, param: F.gelu(x, approximate="tanh"),
+    "silu": lambda x, param: F.silu(x),
+    "hardswish": lambda x, param: F.hardswish(x),
+    "mish": lambda x, param: F.mish(x),
+    "sigmoid": lambda x, param: torch.sigmoid(x),
+    "tanh": lambda x, param: torch.tanh(x),
+    "softplus": lambda x, param: F.softplus(x),
+}
+
+
+def strategy_names():
+    """The names that `strategy` may have, beside "auto"."""
+    return tuple(_SAVED)
+
+
+def activation_names():
+    """The names that `activation` may have."""
+    return tuple(_ACTIVATIONS)
+
+
+def _one_of(what, name, names):
+    if name not in names:
+        raise ValueError(f"unknown {what} '{name}': take one of {', '.join(names)}")
+
+
+_resolved = {}  # (strategy, activation) to strategy: a table, which torch.compile reads without a break
+
+
+def resolve_strategy(strategy, activation):
+    """The strategy itself, or for "auto" the one that saves least: inplace_2 if the activation can be inverted, else store_y.
+
+    Raises ValueError for unknown names and for a strategy whose backward cannot handle the activation."""
+    if (strategy, activation) not in _resolved:
+        _resolved[strategy, activation] = _resolve(strategy, activation)
+    return _resolved[strategy, activation]
+
+
+def _resolve(strategy, activation):
+    _one_of("activation", activation, activation_names())
+    if strategy == "auto":
+        return "inplace_2" if activation in _WITHOUT_BRANCHES else "store_y"
+    _one_of("strategy", strategy, ("auto", *strategy_names()))
+    saved = _SAVED[strategy]
+    if saved is not None and activation != "identity":
+        try:  # the operator knows what it can invert
+            values = [torch.empty(1, device="meta") for _ in range(2)]
+            torch.ops.palimpsest.abn(torch.empty(2, 1, device="meta"), *values, None, None, activation=activation,
+                                     saved=saved_by(strategy, activation))
+        except RuntimeError as error:
+            raise ValueError(str(error).split("\n")[0]) from None
+    return strategy
+
+
+def saved_by(strategy, activation):
+    """The operator's `saved` under a strategy that resolve_strategy() returned."""
+    if activation == "identity":
+        return "output"  # z is y: another tensor gains nothing
+    if strategy == "inplace_bit" and activation in _WITHOUT_BRANCHES:
+        return "output"
+    return _SAVED[strategy]
+
+
+def activate(x, activation, activation_param=0.01):
+    """The activation alone, by torch's function. `activation_param`: leaky ReLU's slope or ELU's alpha."""
+    _one_of("activation", activation, activation_names())
+    return _ACTIVATIONS[activation](x, activation_param)
+
+
+def _in_plain_torch(training):
+    """True if an exported program or an ONNX file is made, which must not need our operators."""
+    return not training and (torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export())
+
+
+def batch_norm_act(x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5, *,
+                   activation="leaky_relu", activation_param=0.01, strategy="auto", residual=None, in_place=False):
+    """act(batch_norm(x) + residual), with one tensor saved for backward.
+
+    x: (N, C, ...), f32, f64, f16 or bf16. The first eight arguments are those of torch.nn.functional.batch_norm. `residual`: of
+    x's shape, or None. `in_place`: writes the result over x, whose producer must not need it (a convolution, a sum), under the
+    strategies that save the result.
+    Returns a tensor of x's shape. Raises ValueError for a wrong name or pair, RuntimeError for tensors that do not fit."""
+    strategy = resolve_strategy(strategy, activation)
+    if strategy == "standard" or x.numel() == 0 or _in_plain_torch(training):
+        y = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+        return activate(y if residual is None else y + residual, activation, activation_param)
+    saved = saved_by(strategy, activation)
+    op = torch.ops.palimpsest.abn_ if in_place and saved.startswith("output") else torch.ops.palimpsest.abn
+    return op(x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param, residual,
+              saved=saved)
+
+
+def max_pool2d(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
+    """torch.nn.functional.max_pool2d with one byte saved per output, and neither x nor 64-bit indices.
+
+    x: (N, C, H, W). Sizes are numbers or pairs."""
+    def pair(value):
+        return [value, value] if isinstance(value, int) else list(value)
+
+    if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
+        return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
+    return torch.ops.palimpsest.max_pool2d(x, pair(kernel_size), [] if stride is None else pair(stride), pair(padding),
+                                           pair(dilation), ceil_mode)

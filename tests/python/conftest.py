@@ -1,0 +1,9 @@
+"""The package as it lies in the tree, with the operators of the build."""
+import os
+import pathlib
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
+os.environ.setdefault("PALIMPSEST_LIBRARY", str(BUILD / "libpalimpsest_ops.so"))
+sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python/inplace_abn_dropin")]

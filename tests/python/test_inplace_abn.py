@@ -1,0 +1,111 @@
+"""The drop-in package inplace_abn: the original's names, orders of arguments and weights."""
+import importlib.metadata
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import inplace_abn
+import palimpsest
+
+
+@pytest.mark.parametrize("arguments, keywords, activation, slope", [
+    ((1e-5, 0.1, True, True, "elu", 0.5), {}, "elu", 0.5),
+    ((1e-5, 0.1, True, "elu", 0.5), {}, "elu", 0.5),  # before 1.0
+    ((), dict(activation="none"), "identity", 0.01),
+    ((), dict(activation="leaky_relu", slope=0.2), "leaky_relu", 0.2),
+    ((), dict(activation="leaky_relu", activation_param=0), "leaky_relu", 0.0),
+    ((), {}, "leaky_relu", 0.01),
+])
+@pytest.mark.parametrize("kind", [inplace_abn.ABN, inplace_abn.InPlaceABN, inplace_abn.InPlaceABNSync])
+def test_both_orders_and_all_names_of_the_arguments(kind, arguments, keywords, activation, slope):
+    layer = kind(6, *arguments, **keywords).double()
+    assert (layer.activation, layer.activation_param, layer.track_running_stats) == (activation, slope, True)
+    x = torch.randn(4, 6, 5, 5, dtype=torch.double)
+    y = F.batch_norm(x, None, None, training=True)
+    want = {"elu": lambda: F.elu(y, slope), "identity": lambda: y, "leaky_relu": lambda: F.leaky_relu(y, slope)}[activation]()
+    assert torch.allclose(layer(x.clone()), want)
+    assert list(layer.state_dict()) == list(torch.nn.BatchNorm2d(6).state_dict())
+
+
+def test_the_layer_and_the_function_write_over_their_input():
+    x = torch.randn(4, 6, 5, 5)
+    layer = inplace_abn.InPlaceABN(6)
+    given = x.clone()
+    assert layer(given).data_ptr() == given.data_ptr()
+    given = x.clone()
+    z = inplace_abn.inplace_abn(given, None, None, None, None, True, 0.1, 1e-5, "leaky_relu", 0.01)
+    want = F.leaky_relu(F.batch_norm(x, None, None, training=True))
+    assert z.data_ptr() == given.data_ptr() and torch.allclose(z, want, atol=1e-5)
+
+
+def test_slope_0_is_relu_with_exact_gradients():
+    x = torch.randn(4, 6, 5, 5, dtype=torch.double)
+    gradients = []
+    relu = torch.nn.Sequential(torch.nn.BatchNorm2d(6), torch.nn.ReLU())
+    for layer in (inplace_abn.InPlaceABN(6, activation="leaky_relu", activation_param=0.0), relu):
+        leaf = x.clone().requires_grad_()
+        layer.double()(leaf * 1).square().sum().backward()
+        gradients.append(leaf.grad)
+    assert torch.allclose(*gradients)
+
+
+def test_without_a_group_the_synchronized_layer_is_the_plain_one():
+    x = torch.randn(4, 6, 5, 5)
+    with pytest.warns(RuntimeWarning, match="this process alone"):
+        z = inplace_abn.inplace_abn_sync(x.clone(), None, None, None, None)
+    assert torch.equal(z, inplace_abn.inplace_abn(x.clone(), None, None, None, None))
+    layer = inplace_abn.InPlaceABNSync(6)
+    inplace_abn.set_active_group(torch.nn.Sequential(layer), "a group")
+    assert layer.group == "a group"
+
+
+def test_two_processes_are_refused_with_the_way_out(tmp_path):
+    code = """
+import sys, torch, inplace_abn
+torch.distributed.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=int(sys.argv[2]), world_size=2)
+assert inplace_abn.active_group(True) is torch.distributed.group.WORLD
+assert inplace_abn.active_group(False) is None
+layer = inplace_abn.InPlaceABNSync(3)
+try:
+    layer(torch.randn(2, 3, 4, 4))
+except NotImplementedError as error:
+    assert "use InPlaceABN" in str(error)
+    layer.eval()(torch.randn(2, 3, 4, 4))
+    sys.exit(7)
+"""
+    folders = [str(pathlib.Path(module.__file__).parents[1]) for module in (palimpsest, inplace_abn)]
+    command = [sys.executable, "-c", f"import sys; sys.path[:0] = {folders!r}\n{code}", str(tmp_path / "store")]
+    both = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    for process in both:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 7, errors
+
+
+@pytest.mark.parametrize("call, error, says", [
+    (lambda: inplace_abn.InPlaceABN(6, act=1), TypeError, "no argument 'act'"),
+    (lambda: inplace_abn.InPlaceABN(6, 1e-5, eps=1e-5), TypeError, "'eps' twice"),
+    (lambda: inplace_abn.InPlaceABN(6, 1e-5, 0.1, True, "elu", 0.1, 3), TypeError, "at most 5 more positional"),
+    (lambda: inplace_abn.InPlaceABN(6, activation="gelu"), RuntimeError, "Unknown activation function gelu"),
+    (lambda: inplace_abn.inplace_abn(torch.randn(1, 6, 1, 1), None, None, None, None), RuntimeError, "more than one value"),
+])
+def test_wrong_arguments_are_named(call, error, says):
+    with pytest.raises(error, match=says):
+        call()
+
+
+def test_weights_of_the_original_are_converted():
+    original = {"bn.weight": torch.tensor([-0.5, 0.0, 2.0]), "bn.bias": torch.zeros(3), "bn.running_mean": torch.zeros(3),
+                "bn.running_var": torch.ones(3), "conv.weight": -torch.ones(2, 3, 1, 1)}
+    converted = palimpsest.load_original(original, eps=1e-3)
+    assert torch.allclose(converted["bn.weight"], torch.tensor([0.501, 0.001, 2.001]))
+    assert converted["conv.weight"] is original["conv.weight"] and original["bn.weight"][0] == -0.5
+
+
+def test_beside_the_original_the_import_is_refused(monkeypatch):
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.1.0")
+    with pytest.raises(ImportError, match="inplace-abn 1.1.0 .* uninstall both"):
+        inplace_abn._refuse_original()

@@ -1,0 +1,287 @@
+"""The modules against torch's own: outputs, gradients, statistics, state dicts, and the rest of PyTorch around them."""
+import copy
+import io
+import os
+import pathlib
+import pickle
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import palimpsest
+from palimpsest import functional, nn
+
+ACTIVATIONS = functional.activation_names()
+
+
+def reference(activation):
+    """BatchNorm2d and the activation as torch has them."""
+    class Reference(torch.nn.BatchNorm2d):
+        def forward(self, x, residual=None):
+            y = super().forward(x)
+            return functional.activate(y if residual is None else y + residual, activation)
+    return Reference(6).double()
+
+
+def results(layer, x, residual=None):
+    x = x.detach().clone(memory_format=torch.preserve_format).requires_grad_()
+    leaves = [x]
+    if residual is not None:
+        leaves.append(residual.detach().clone().requires_grad_())
+    z = layer(x + 0, *leaves[1:])
+    z.backward(torch.linspace(-1, 1, z.numel(), dtype=z.dtype).reshape(z.shape))
+    gradients = [leaf.grad for leaf in (*leaves, *layer.parameters())]
+    return [z.detach(), *gradients, *(b.double() for b in layer.buffers())]
+
+
+def assert_same(got, want, bound=1e-9):
+    assert len(got) == len(want)
+    for i, (g, w) in enumerate(zip(got, want)):
+        assert torch.isfinite(g).all() and (g - w).norm() <= bound * (1 + w.norm()), f"result {i}: {(g - w).norm()}"
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_strategy_gives_the_results_of_torchs_layers(activation, layout):
+    torch.manual_seed(1)
+    x, residual = (torch.randn(4, 6, 5, 7, dtype=torch.double).contiguous(memory_format=layout) for _ in range(2))
+    norm = reference(activation)
+    with torch.no_grad():
+        norm.weight.copy_(torch.tensor([1.0, -0.7, 2.0, 0.5, 1.5, -1.0]))
+        norm.bias.uniform_(-1, 1)
+    tried = 0
+    for strategy in ("auto", *functional.strategy_names()):
+        for in_place in (False, True):
+            try:
+                layer = nn.BatchNormAct(6, activation=activation, strategy=strategy, in_place=in_place).double()
+            except ValueError as error:
+                assert activation in str(error) and strategy.startswith("inplace")
+                continue
+            for training in (True, False):
+                for r in (None, residual):
+                    layer.load_state_dict(norm.state_dict())
+                    theirs = copy.deepcopy(norm).train(training)
+                    layer.zero_grad()
+                    assert_same(results(layer.train(training), x, r), results(theirs, x, r))
+            tried += 1
+    assert tried >= 8
+
+
+def test_state_dicts_fit_both_ways_and_names_and_order_are_torchs():
+    ours, theirs = nn.BatchNormAct(6), torch.nn.BatchNorm2d(6)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    theirs.load_state_dict(ours.state_dict())
+    ours.load_state_dict(theirs.state_dict(), strict=True)
+    assert [name for name, _ in ours.named_parameters()] == ["weight", "bias"]
+
+
+def test_torchs_converter_loses_no_activation():
+    network = torch.nn.Sequential(torch.nn.Conv2d(3, 6, 1), nn.BatchNormAct(6))
+    assert isinstance(torch.nn.SyncBatchNorm.convert_sync_batchnorm(network)[1], nn.BatchNormAct)
+
+
+@pytest.mark.parametrize("options", [dict(affine=False), dict(track_running_stats=False), dict(momentum=None)])
+def test_the_options_of_torchs_layer_mean_the_same(options):
+    x = torch.randn(4, 6, 5, 5, dtype=torch.double)
+    ours, theirs = nn.BatchNormAct(6, **options).double(), torch.nn.BatchNorm2d(6, **options).double()
+    for training in (True, True, False):
+        got, want = ours.train(training)(x), F.leaky_relu(theirs.train(training)(x))
+        assert torch.allclose(got, want)
+    assert all(torch.allclose(a.double(), b.double()) for a, b in zip(ours.buffers(), theirs.buffers()))
+
+
+def test_wrong_names_pairs_and_shapes_are_one_clear_exception():
+    for arguments, says in ((dict(activation="rellu"), "unknown activation 'rellu'"),
+                            (dict(strategy="inplaced"), "unknown strategy"),
+                            (dict(activation="relu", strategy="inplace_2"), "invertible activation, got 'relu'")):
+        with pytest.raises(ValueError, match=says):
+            nn.BatchNormAct(6, **arguments)
+    with pytest.raises(ValueError, match=r"needs \(N, 6, ...\), got shape \(2, 5, 3, 3\)"):
+        nn.BatchNormAct(6)(torch.randn(2, 5, 3, 3))
+    with pytest.raises(ValueError, match="no indices"):
+        nn.MaxPool2d(2, return_indices=True)
+    with pytest.raises(ValueError, match="num_layers >= 1"):
+        nn.DenseBlock(0, 8, 4)
+
+
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle", "save"])
+def test_copies_are_layers_of_their_own(copied):
+    layer = nn.InPlaceABN(6, activation="elu", activation_param=0.5)
+    if copied == "deepcopy":
+        other = copy.deepcopy(layer)
+    elif copied == "pickle":
+        other = pickle.loads(pickle.dumps(layer))
+    else:
+        file = io.BytesIO()
+        torch.save(layer, file)
+        file.seek(0)
+        other = torch.load(file, weights_only=False)
+    x = torch.randn(2, 6, 4, 4)
+    assert torch.equal(layer(x.clone()), other(x.clone()))
+    assert other.weight is not layer.weight and repr(other) == repr(layer)
+
+
+def test_functional_call_uses_the_given_parameters():
+    layer = nn.BatchNormAct(6)
+    given = {"weight": torch.full((6,), 2.0), "bias": torch.ones(6)}
+    x = torch.randn(3, 6, 4, 4)
+    want = F.leaky_relu(F.batch_norm(x, None, None, given["weight"], given["bias"], True))
+    assert torch.allclose(torch.func.functional_call(layer, given, x), want, atol=1e-5)
+
+
+def network():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3), nn.BatchNormAct(6, activation="silu"), nn.MaxPool2d(2),
+                               torch.nn.Conv2d(6, 6, 3), nn.InPlaceABN(6))
+
+
+def test_a_compiled_network_has_no_break_and_the_same_gradients():
+    torch.manual_seed(2)
+    eager = network()
+    compiled_source = copy.deepcopy(eager)
+    compiled = torch.compile(compiled_source, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 3, 12, 12)
+    for step in (eager, compiled):
+        step(x).square().sum().backward()
+    for a, b in zip(eager.parameters(), compiled_source.parameters()):
+        assert torch.allclose(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+    assert all(torch.allclose(a.double(), b.double()) for a, b in zip(eager.buffers(), compiled_source.buffers()))
+
+
+def test_an_exported_program_needs_no_operator_of_ours():
+    model = network().eval()
+    x = torch.randn(2, 3, 12, 12)
+    program = torch.export.export(model, (x,))
+    assert "palimpsest" not in str(program.graph)
+    assert torch.allclose(program.module()(x), model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_autocast_keeps_gradients_near_f32s(dtype):
+    torch.manual_seed(3)
+    plain = network()
+    cast = copy.deepcopy(plain)
+    x = torch.randn(4, 3, 12, 12)
+    plain(x).square().mean().backward()
+    with torch.autocast("cpu", dtype):
+        loss = cast(x).float().square().mean()
+    loss.backward()
+    for a, b in zip(plain.parameters(), cast.parameters()):
+        if a.grad.norm() > 1e-3:  # a bias before a normalization has none
+            assert (a.grad - b.grad).norm() < 0.1 * a.grad.norm()
+
+
+@pytest.mark.parametrize("options", [dict(kernel_size=3, stride=2, padding=1), dict(kernel_size=2),
+                                     dict(kernel_size=(2, 3), stride=(1, 2)), dict(kernel_size=3, dilation=2, ceil_mode=True)])
+def test_max_pooling_is_torchs(options):
+    x = torch.randn(2, 3, 11, 13, dtype=torch.double)
+    a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
+    ours, theirs = nn.MaxPool2d(**options)(a), torch.nn.MaxPool2d(**options)(b)
+    assert torch.equal(ours, theirs)
+    ours.square().sum().backward()
+    theirs.square().sum().backward()
+    assert torch.equal(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_dense_block_is_torchvisions(training):
+    densenet = pytest.importorskip("torchvision").models.densenet
+    torch.manual_seed(4)
+    theirs = densenet._DenseBlock(3, 8, 4, 4, 0.0).double()
+    ours = nn.DenseBlock(3, 8, 4).double()
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    ours.load_state_dict(theirs.state_dict())
+    x = torch.randn(2, 8, 6, 6, dtype=torch.double)
+    assert_same(results(ours.train(training), x), results(theirs.train(training), x))
+
+
+def kept(model, x):
+    with palimpsest.memory.measure() as m:
+        y = model(x)
+        m.forward_done()
+        y.sum().backward()
+    return m
+
+
+def test_measure_counts_what_is_kept_and_the_peak():
+    x = torch.randn(4, 16, 32, 32)
+    size = x.nbytes
+    def between(*layers):
+        return torch.nn.Sequential(torch.nn.Conv2d(16, 16, 1), *layers, torch.nn.Conv2d(16, 16, 1))
+
+    relus, ours = between(torch.nn.BatchNorm2d(16), torch.nn.ReLU(inplace=True)), between(nn.InPlaceABN(16))
+    for model in (relus, ours):
+        kept(model, x)  # buffers that libraries keep are made now
+    theirs, mine = kept(relus, x), kept(ours, x)
+    assert 3 * size <= theirs.kept_bytes < 3.2 * size  # the normalization's input, its output, and y
+    assert 2 * size <= mine.kept_bytes < 2.2 * size
+    for m in (theirs, mine):
+        assert m.peak_bytes >= m.kept_bytes and max(b for _, b in m.timeline) == m.peak_bytes
+        assert [t for t, _ in m.timeline] == sorted(t for t, _ in m.timeline)
+
+
+def test_measure_without_forward_done_keeps_nothing_and_hands_on_exceptions():
+    with palimpsest.memory.measure() as m:
+        held = torch.zeros(1000)
+    assert m.kept_bytes == 0 and m.end_bytes == held.nbytes == m.peak_bytes
+    with pytest.raises(KeyError):
+        with palimpsest.memory.measure():
+            raise KeyError("mine")
+
+
+def segment():
+    return torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3), torch.nn.BatchNorm2d(6), torch.nn.ReLU(), torch.nn.Dropout(0.4),
+                               torch.nn.Conv2d(6, 6, 3), nn.BatchNormAct(6, momentum=None))
+
+
+@pytest.mark.parametrize("form", ["plain", "nested", "twice"])
+def test_checkpoint_gives_the_bytes_of_the_plain_run(form):
+    torch.manual_seed(5)
+    x = torch.randn(2, 3, 10, 10)
+    made = segment()
+    seen = []
+    for recomputes in (False, True):
+        part = copy.deepcopy(made)
+        leaf = x.clone().requires_grad_()
+        torch.manual_seed(6)
+
+        def run(value):
+            if form == "nested" and recomputes:
+                return palimpsest.checkpoint(lambda v: part[3:](palimpsest.checkpoint(part[:3], v)), value)
+            return palimpsest.checkpoint(part, value) if recomputes else part(value)
+
+        y = run(leaf)
+        if form == "twice":
+            y = y.sum() + run(leaf.flip(0)).sum()
+        y.sin().sum().backward()
+        seen.append([leaf.grad, *(p.grad for p in part.parameters()), *part.buffers(), torch.get_rng_state()])
+    for a, b in zip(*seen):
+        assert torch.equal(a, b)
+
+
+def test_the_import_names_the_way_out(tmp_path):
+    code = "import torch; torch.__version__ = '2.99.1'\nimport palimpsest"
+    environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(palimpsest.__file__).parents[1])}
+    for library, says in ((None, "no operators for torch 2.99"),
+                          (str(tmp_path / "none.so"), "PALIMPSEST_LIBRARY must name the file")):
+        environment.pop("PALIMPSEST_LIBRARY", None)
+        if library:
+            environment["PALIMPSEST_LIBRARY"] = library
+        end = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert end.returncode == 1 and says in end.stderr.splitlines()[-1]
+    (tmp_path / "bad.so").write_bytes(b"no library")
+    environment["PALIMPSEST_LIBRARY"] = str(tmp_path / "bad.so")
+    end = subprocess.run([sys.executable, "-c", "import palimpsest"], env=environment, capture_output=True, text=True)
+    assert end.returncode == 1 and "do not fit torch" in end.stderr
+
+
+def test_all_places_name_one_version():
+    root = pathlib.Path(palimpsest.__file__).parents[2]
+    version = re.search(r"project\(palimpsest VERSION ([0-9.]+)", (root / "CMakeLists.txt").read_text())[1]
+    assert palimpsest.__version__ == version
+    dropin = tomllib.loads((root / "python/inplace_abn_dropin/pyproject.toml").read_text())["project"]
+    assert (dropin["version"], dropin["dependencies"]) == (version, [f"palimpsest=={version}"])
