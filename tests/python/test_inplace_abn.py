@@ -1,5 +1,6 @@
 """The drop-in package inplace_abn: the original's names, orders of arguments and weights."""
 import importlib.metadata
+import os
 import pathlib
 import subprocess
 import sys
@@ -79,7 +80,8 @@ except NotImplementedError as error:
 """
     folders = [str(pathlib.Path(module.__file__).parents[1]) for module in (palimpsest, inplace_abn)]
     command = [sys.executable, "-c", f"import sys; sys.path[:0] = {folders!r}\n{code}", str(tmp_path / "store")]
-    both = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}  # the machine's name need not have an address
+    both = [subprocess.Popen([*command, str(rank)], env=environment, stderr=subprocess.PIPE, text=True) for rank in range(2)]
     for process in both:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 7, errors
