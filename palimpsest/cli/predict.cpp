@@ -69,6 +69,7 @@ class Protected {
   std::map<Identity, const char*> files_;
 };
 
+/// Returns the file that `path` names, through links and relative parts; it need not exist.
 fs::path resolved(const fs::path& path) {
   std::error_code error;
   fs::path target = fs::weakly_canonical(fs::absolute(path, error), error);
@@ -87,6 +88,7 @@ Protected inputs_of(const Options& options, const std::vector<fs::path>& images)
 std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const Options& options) {
   const fs::path folder = options.output.folder;
   const Protected inputs = inputs_of(options, images);
+  const fs::path logits = options.run.logits.empty() ? fs::path() : resolved(options.run.logits);
   std::map<fs::path, fs::path> taken;
   std::vector<fs::path> paths;
   for (const fs::path& image : images) {
@@ -98,7 +100,7 @@ std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const O
                                          "; predict them into two folders");
     if (const char* what = inputs.find(path))
       throw Error(ErrorKind::kUsage, path.string() + " is " + what + "; name another --output");
-    if (!options.run.logits.empty() && resolved(path) == resolved(options.run.logits))
+    if (!logits.empty() && resolved(path) == logits)
       throw Error(ErrorKind::kUsage, "--logits must be a file of its own, got " + path.string() +
                                          ", which is the picture of " + image.string());
     check_output_file(path, "--output", options);

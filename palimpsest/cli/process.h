@@ -11,7 +11,7 @@ struct Options;  // cli/options.h, which main.cpp does not need
 /// Sets the number of threads and the memory limit. Call it before a command runs.
 void apply_process_options(const Options& options);
 
-/// Lets one thread of its own receive SIGINT, SIGTERM and SIGHUP. No other thread is interrupted: while a matrix
+/// Starts a thread that receives SIGINT, SIGTERM and SIGHUP. They interrupt no other thread: while a matrix
 /// product that oneDNN compiled runs, the stack pointer points into an array on the heap, which a handler would
 /// write over. Call it before the program starts threads. A SIGHUP that is ignored (nohup) stays so.
 void hold_stop_signals();

@@ -79,13 +79,13 @@ bool read_resumed(Options& options, const fs::path& folder) {
     read_resumed_toml(options, stored, checkpoint.string() + " (stored configuration)");
     Options edited = options;
     try {
-      if (!unreadable.empty()) throw Error(ErrorKind::kUsage, unreadable);
       read_toml_of(Scope::kRun, Scope::kRun, edited, beside, file.string());
     } catch (const Error& error) {
-      options.run.resume_notes.push_back(std::string(error.what()) +
-                                         "; the checkpoint's configuration counts");
+      unreadable = error.what();
       beside.clear();
     }
+    if (!unreadable.empty())
+      options.run.resume_notes.push_back(unreadable + "; the checkpoint's configuration counts");
     for (const Setting* s : differences(edited, options))
       options.run.resume_notes.push_back("'" + file.string() + "' says " + to_toml(get(edited, *s)) +
                                          " for " + both_names(*s) + ", the checkpoint's " +

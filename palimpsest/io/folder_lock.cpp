@@ -47,6 +47,11 @@ bool is_ours(int descriptor) {
   return file.st_size == 0 || !holder(descriptor).empty();
 }
 
+/// Opens a lock that is there, to look at it. Returns -1 if there is none.
+int open_present(const fs::path& file) {
+  return ::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+}
+
 [[noreturn]] void fail_foreign(const fs::path& file) {
   throw Error(ErrorKind::kOutput,
               "'" + file.string() + "' is no lock of palimpsest: move it away, or name another --output");
@@ -62,14 +67,14 @@ bool is_ours(int descriptor) {
 }  // namespace
 
 void FolderLock::check_free(const fs::path& folder) {
-  const int descriptor = ::open((folder / kFile).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  const int descriptor = open_present(folder / kFile);
   if (descriptor < 0) return;
   if (::flock(descriptor, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK) fail_held(folder, descriptor);
   ::close(descriptor);
 }
 
 bool FolderLock::was_left(const fs::path& folder) {
-  const int descriptor = ::open((folder / kFile).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+  const int descriptor = open_present(folder / kFile);
   if (descriptor < 0) return false;
   const bool has_number = is_ours(descriptor) && !holder(descriptor).empty();
   ::close(descriptor);

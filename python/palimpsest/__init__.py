@@ -5,8 +5,7 @@
     y = palimpsest.checkpoint(block, x)                             # saves x alone, runs block again in backward
     with palimpsest.memory.measure() as m: step()                   # what a step keeps and needs at its peak
 
-Modules are in palimpsest.nn, functions in palimpsest.functional. The operators are torch.ops.palimpsest.*; help(torch.ops)
-does not know them, docs/python.md does.
+Modules are in palimpsest.nn, functions in palimpsest.functional.
 """
 from palimpsest._library import load as _load
 

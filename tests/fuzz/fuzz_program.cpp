@@ -109,6 +109,13 @@ int64_t tree_bytes(int64_t input) {
   return (int64_t{1} << 20) + 400 * input;
 }
 
+/// Returns the marks of JSON, then `more`.
+std::vector<std::string> json_words(const std::vector<std::string>& more) {
+  std::vector<std::string> words{"{", "}", "[", "]", ",", ":", "\""};
+  words.insert(words.end(), more.begin(), more.end());
+  return words;
+}
+
 std::string safetensors_bytes(const io::Safetensors& contents) {
   const std::filesystem::path path =
       std::filesystem::temp_directory_path() / fmt::format("fuzz-{}.safetensors", getpid());
@@ -129,32 +136,10 @@ Target safetensors() {
   all.metadata = {{"format", "pt"}, {"config", "[model]\nname = \"resnet18\"\n"}};
   target.corpus = {safetensors_bytes({}), safetensors_bytes(all),
                    safetensors_bytes({{{"fc.weight", at::zeros({4, 8})}, {"fc.bias", at::zeros({4})}}, {}})};
-  target.words = {"{",
-                  "}",
-                  "[",
-                  "]",
-                  ",",
-                  ":",
-                  "\"",
-                  "\\u0000",
-                  "\\u001b[2J",
-                  "-1",
-                  "1e999",
-                  "0.5",
-                  "null",
-                  "true",
-                  "\"dtype\"",
-                  "\"shape\"",
-                  "\"F32\"",
-                  "\"U8\"",
-                  "[0,0]",
-                  "4294967296",
-                  "9223372036854775807",
-                  "18446744073709551615",
-                  "\"__metadata__\"",
-                  "{\"a\":",
-                  "[[[[",
-                  "\"data_offsets\""};
+  target.words =
+      json_words({"\\u0000", "\\u001b[2J", "-1", "1e999", "0.5", "null", "true", "\"dtype\"", "\"shape\"",
+                  "\"F32\"", "\"U8\"", "[0,0]", "4294967296", "9223372036854775807", "18446744073709551615",
+                  "\"__metadata__\"", "{\"a\":", "[[[[", "\"data_offsets\""});
   target.parse = [file](const std::string& bytes) {
     file->put(bytes);
     io::read_safetensors_header(file->path());
@@ -216,26 +201,9 @@ Target json() {
       "\n",
       "{\"type\":\"exponents\",\"step\":3,\"weights\":{\"values\":7,\"lowest\":-24,\"bars\":[0.1,0.9]}}\n",
       "\n\n{}\n[]\n"};
-  target.words = {"{",
-                  "}",
-                  "[",
-                  "]",
-                  ",",
-                  ":",
-                  "\"",
-                  "\n",
-                  "null",
-                  "true",
-                  "-1",
-                  "1e999",
-                  "18446744073709551615",
-                  "\"step\":",
-                  "\"type\":",
-                  "\"evaluation\"",
-                  "\\ud800",
-                  "\\u0000",
-                  "[[[[[[[[",
-                  "{\"a\":{\"a\":"};
+  target.words = json_words({"\n", "null", "true", "-1", "1e999", "18446744073709551615",
+                             "\"step\":", "\"type\":", "\"evaluation\"", "\\ud800", "\\u0000", "[[[[[[[[",
+                             "{\"a\":{\"a\":"});
   target.parse = [folder](const std::string& text) {
     {
       const int file = ::open((folder / "log.jsonl").c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
