@@ -35,7 +35,7 @@ bool holds_values(const at::Tensor& tensor) {
 }
 
 std::string name_of(at::ScalarType type) {
-  return c10::getDtypeNames(type).first;  // "float32"
+  return std::string(c10::getDtypeNames(type).first);  // "float32"
 }
 
 void check_names(const StateDict& dict, const LoadOptions& options) {
