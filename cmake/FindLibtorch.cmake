@@ -134,10 +134,7 @@ find_package_handle_standard_args(Libtorch
 
 if(Libtorch_FOUND AND NOT TARGET Libtorch::cpu)
   add_library(Libtorch::cpu INTERFACE IMPORTED)
-  set(_link_options "")
-  if(NOT DEFINED SKBUILD)  # in a wheel torch is loaded before
-    list(APPEND _link_options -Wl,-rpath,${Libtorch_LIBRARY_DIR})
-  endif()
+  set(_link_options -Wl,-rpath,${Libtorch_LIBRARY_DIR})
   foreach(_directory IN LISTS Libtorch_NVIDIA_DIRS)
     list(APPEND _link_options -Wl,-rpath-link,${_directory})
   endforeach()
