@@ -26,10 +26,11 @@ def find():
     path = FOLDER / f"torch-{wanted}" / NAME
     if path.is_file():
         return str(path)
-    names = [folder.name.removeprefix("torch-") for folder in FOLDER.glob("torch-*")]
-    built = ", ".join(sorted(names, key=lambda name: [int(n) for n in name.split(".")])) or "none"
-    raise ImportError(f"palimpsest has no operators for torch {wanted}, but for {built}: install one of these, or build "
-                      "palimpsest for this torch, by pip install . in a clone")
+    built = [folder.name.removeprefix("torch-") for folder in FOLDER.glob("torch-*")]
+    built.sort(key=lambda name: [int(n) for n in name.split(".")])
+    other = f"but for {', '.join(built)}: pip install 'torch=={built[-1]}.*'" if built else "nor for any other"
+    raise ImportError(f"palimpsest has no operators for torch {wanted}, {other}, or build palimpsest for torch {wanted}: "
+                      "pip install . in a clone")
 
 
 def load():

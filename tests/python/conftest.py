@@ -1,9 +1,10 @@
-"""The package as it lies in the tree, with the operators of the build."""
+"""The package as it lies in the tree, with the operators of the build. PALIMPSEST_INSTALLED=1: the installed packages."""
 import os
 import pathlib
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
-os.environ.setdefault("PALIMPSEST_LIBRARY", str(BUILD / "libpalimpsest_ops.so"))
-sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python/inplace_abn_dropin")]
+if not os.environ.get("PALIMPSEST_INSTALLED"):
+    os.environ.setdefault("PALIMPSEST_LIBRARY", str(BUILD / "libpalimpsest_ops.so"))
+    sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python/inplace_abn_dropin")]

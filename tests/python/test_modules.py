@@ -280,7 +280,7 @@ def test_the_import_names_the_way_out(tmp_path):
 
 
 def test_all_places_name_one_version():
-    root = pathlib.Path(palimpsest.__file__).parents[2]
+    root = pathlib.Path(__file__).parents[2]
     version = re.search(r"project\(palimpsest VERSION ([0-9.]+)", (root / "CMakeLists.txt").read_text())[1]
     assert palimpsest.__version__ == version
     dropin = tomllib.loads((root / "python/inplace_abn_dropin/pyproject.toml").read_text())["project"]
