@@ -21,6 +21,7 @@
 /// | kInput         | x                  | z = act(weight * (x - mean) * inv_std + bias)           |
 /// The recomputed z is bit-identical, so the gradients are those of the separate layers. Double backward is
 /// an error. Errors: c10::Error "[abn] ..." and "[abn_conv] requirement, got value".
+/// Python: torch.ops.palimpsest.abn_conv, abn_conv_ and activate_conv.
 /// Sources: Rota Bulo et al., CVPR 2018, figure 2 (b: kInput; c: kNormalized; d: kOutputForm1; e: kOutput);
 /// kPreActivation and kOutputBit are ours.
 namespace palimpsest::ops {

@@ -9,6 +9,7 @@
 /// Reads the features of a densely connected block and saves no tensor of its own for backward. Backward
 /// recomputes the concatenation and the normalized concatenation, each in one allocation that is freed at
 /// once. So all layers of a block share two allocations of the size of the largest layer.
+/// Python: torch.ops.palimpsest.concat_abn_conv.
 /// Source: Pleiss, Chen, Huang, Li, van der Maaten, Weinberger, "Memory-Efficient Implementation of
 /// DenseNets", 2017.
 namespace palimpsest::ops {

@@ -28,6 +28,7 @@ struct ConvolutionOptions {
 /// (C_out) or none. Under autocast it runs in autocast's dtype, whatever the dtypes of x and weight are,
 /// unless x is f64. Double backward is an error under autocast and where a pass is not libtorch's, e.g. in
 /// f16 on a CPU for which oneDNN has no f16 kernel.
+/// Python: torch.ops.palimpsest.convolution.
 /// Errors: c10::Error "[convolution] requirement, got value".
 at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                        const ConvolutionOptions& options);

@@ -221,7 +221,43 @@ class AbnConsumingFunction : public torch::autograd::Function<AbnConsumingFuncti
   }
 };
 
+/// AbnFunction or AbnConsumingFunction, which tells the caller what it saved.
+class AbnRecomputableFunction : public torch::autograd::Function<AbnRecomputableFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& /*weight*/,
+                            const OptionalTensor& /*bias*/, const OptionalTensor& /*residual*/,
+                            const ForwardArguments* arguments, bool consume, Recomputable* told) {
+    told->saved_values = x.detach();
+    ForwardResult result =
+        consume ? forward_(told->saved_values, *arguments) : abn_detail::forward(x, *arguments);
+    if (!consume) told->saved_values = std::move(result.saved_values);
+    told->mean = result.statistics.mean;
+    told->inv_std = result.statistics.inv_std;
+    save(ctx, told->saved_values, *arguments, result.statistics);
+    return result.z;
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
+    variable_list result = differentiate(ctx, gradients);
+    result.insert(result.end(), {at::Tensor(), at::Tensor()});
+    return result;
+  }
+};
+
 }  // namespace
+
+Recomputable run_recomputable(const Inputs& inputs, AbnOptions options, bool consume) {
+  options = resolved(options, inputs);
+  const bool recorded = requires_gradient(inputs);
+  const auto arguments = forward_arguments(inputs, options, recorded);
+  const NormalizationTensors& norm = inputs.norm;
+  Recomputable result;
+  result.saved = options.saved;
+  result.z = recorded ? AbnRecomputableFunction::apply(inputs.x, norm.weight, norm.bias, inputs.residual,
+                                                       &arguments, consume, &result)
+                      : forward(inputs.x, arguments).z;
+  return result;
+}
 
 at::Tensor run(const Inputs& inputs, AbnOptions options) {
   options = resolved(options, inputs);

@@ -37,6 +37,16 @@ bool requires_gradient(const Inputs& inputs);
 at::Tensor run(const Inputs& inputs, AbnOptions options);
 at::Tensor run_in_place(const Inputs& inputs, AbnOptions options);
 
+/// A layer's output, and what recompute_output() makes it from. Without a gradient `saved_values` is
+/// undefined: nothing is kept.
+struct Recomputable {
+  at::Tensor z, saved_values, mean, inv_std;
+  Saved saved = Saved::kPreActivation;  ///< as resolved() chose it
+};
+/// Runs the layer and shows what it saves, so that a reader of z can save that in place of z.
+/// options.saved: kPreActivation or kNormalized. `consume`: saved_values is written over x.
+Recomputable run_recomputable(const Inputs& inputs, AbnOptions options, bool consume);
+
 /// Returns the options as the passes take them:
 ///  - a leaky ReLU of slope 0 and an ELU of alpha 0 are ReLU;
 ///  - `saved` is saved_for(options, dtype of x);

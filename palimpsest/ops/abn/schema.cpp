@@ -200,6 +200,44 @@ Tensor abn_in_place_of(Tensor x, const OptionalTensor& weight, const OptionalTen
   return abn_(std::move(x), {weight, bias, running_mean, running_var}, options, residual);
 }
 
+using RecomputableTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, bool>;
+
+/// The layer, with what abn_recompute_output makes its output from; the last value says that saved_values is
+/// the normalized x, not y. Without a gradient all but z are empty.
+RecomputableTensors abn_recomputable_of(const Tensor& x, const OptionalTensor& weight,
+                                        const OptionalTensor& bias, const OptionalTensor& running_mean,
+                                        const OptionalTensor& running_var, bool training, double momentum,
+                                        double eps, std::string_view activation, double activation_param,
+                                        bool consume) {
+  const NormalizationTensors norm{weight, bias, running_mean, running_var};
+  const OptionalTensor no_residual;
+  const Inputs inputs{x, norm, no_residual};
+  const AbnOptions options{
+      training, momentum, eps, activation_from_name(activation), activation_param, Saved::kPreActivation};
+  check(inputs, options);
+  if (consume) check_in_place(inputs, options.saved, requires_gradient(inputs));
+  Recomputable r = run_recomputable(inputs, options, consume);
+  return {std::move(r.z), or_empty(std::move(r.saved_values), x, x.scalar_type()),
+          or_empty(std::move(r.mean), x, at::kDouble), or_empty(std::move(r.inv_std), x, at::kDouble),
+          r.saved == Saved::kNormalized};
+}
+
+RecomputableTensors abn_recomputable(const Tensor& x, const OptionalTensor& weight,
+                                     const OptionalTensor& bias, const OptionalTensor& running_mean,
+                                     const OptionalTensor& running_var, bool training, double momentum,
+                                     double eps, std::string_view activation, double activation_param) {
+  return abn_recomputable_of(x, weight, bias, running_mean, running_var, training, momentum, eps, activation,
+                             activation_param, /*consume=*/false);
+}
+
+RecomputableTensors abn_recomputable_(const Tensor& x, const OptionalTensor& weight,
+                                      const OptionalTensor& bias, const OptionalTensor& running_mean,
+                                      const OptionalTensor& running_var, bool training, double momentum,
+                                      double eps, std::string_view activation, double activation_param) {
+  return abn_recomputable_of(x, weight, bias, running_mean, running_var, training, momentum, eps, activation,
+                             activation_param, /*consume=*/true);
+}
+
 std::tuple<int64_t, int64_t, int64_t> fallback_stats() {
   const AbnFallbackStats stats = abn_fallback_stats();
   return {stats.layers, stats.channels, stats.late};
@@ -221,6 +259,20 @@ TORCH_LIBRARY(palimpsest, m) {
          options + " -> Tensor(a!)")
             .c_str(),
         &abn_in_place_of);
+  const std::string layer =
+      "bool training=True, float momentum=0.1, float eps=1e-5, str activation=\"relu\", "
+      "float activation_param=0.01) -> (Tensor z, Tensor saved_values, Tensor mean, Tensor inv_std, "
+      "bool normalized)";
+  m.def(("abn_recomputable(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
+         "Tensor(b!)? running_var, " +
+         layer)
+            .c_str(),
+        &abn_recomputable);
+  m.def(("abn_recomputable_(Tensor(a!) x, Tensor? weight, Tensor? bias, Tensor(b!)? running_mean, "
+         "Tensor(c!)? running_var, " +
+         layer)
+            .c_str(),
+        &abn_recomputable_);
   m.def("abn_fallback_stats() -> (int layers, int channels, int late)", &fallback_stats);
   m.def("reset_abn_fallback_stats() -> ()", &reset_abn_fallback_stats);
   // The names before abn_fallback_stats.

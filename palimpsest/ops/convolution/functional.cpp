@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/conv2d.h"
 #include "palimpsest/ops/common/layout.h"
+#include "palimpsest/ops/common/tracing.h"
 
 #include <ATen/autocast_mode.h>
 #include <ATen/ops/convolution.h>
@@ -21,6 +22,7 @@ at::Tensor empty_channels_last(at::IntArrayRef sizes, const at::Tensor& like) {
 /// Returns the problem for our kernels; none if they do not take these tensors.
 std::optional<Conv2dProblem> kernel_problem(const at::Tensor& x, const at::Tensor& w,
                                             const ConvolutionOptions& options) {
+  if (is_traced(x) || is_traced(w)) return std::nullopt;
   const auto fits = [](const at::Tensor& t) {
     return t.dim() == 4 && t.numel() > 0 && t.device().is_cpu() && t.scalar_type() == at::kFloat &&
            t.layout() == at::kStrided;

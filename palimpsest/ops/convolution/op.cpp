@@ -70,19 +70,20 @@ void check(const char* op, const at::Tensor& x, const at::Tensor& weight, const 
   TORCH_CHECK(x.defined() && weight.defined(), "[", op,
               "] x and the convolution's weight must be tensors, got ", x.defined() ? "no weight" : "no x");
   TORCH_CHECK(x.dim() >= 3 && x.dim() <= 5 && weight.dim() == x.dim(), "[", op,
-              "] the convolution's weight needs as many dimensions as x, 3 to 5: x has shape ", x.sizes(),
-              ", weight has shape ", weight.sizes());
+              "] the convolution's weight needs as many dimensions as x, 3 to 5: x has shape ", x.sym_sizes(),
+              ", weight has shape ", weight.sym_sizes());
   const auto axes = static_cast<size_t>(x.dim() - 2);
   TORCH_CHECK(stride.size() == axes && padding.size() == axes && dilation.size() == axes, "[", op,
               "] stride, padding and dilation need one value for each of the ", axes,
               " spatial dimensions, got ", stride.size(), ", ", padding.size(), " and ", dilation.size());
   check_geometry(op, options);
-  TORCH_CHECK(groups > 0 && x.size(1) % groups == 0 && weight.size(1) == x.size(1) / groups, "[", op,
-              "] weight.size(1) * groups must be the channels of x, ", x.size(1), ", got ", weight.size(1),
+  const c10::SymInt channels = x.sym_size(1), group_channels = weight.sym_size(1);
+  TORCH_CHECK(groups > 0 && channels == group_channels * groups, "[", op,
+              "] weight.size(1) * groups must be the channels of x, ", channels, ", got ", group_channels,
               " * ", groups);
-  TORCH_CHECK(weight.size(0) % groups == 0, "[", op,
+  TORCH_CHECK(weight.sym_size(0) % groups == 0, "[", op,
               "] the convolution makes as many channels in each of its ", groups,
-              " groups, got a weight for ", weight.size(0), " channels, shape ", weight.sizes());
+              " groups, got a weight for ", weight.sym_size(0), " channels, shape ", weight.sym_sizes());
 }
 
 }  // namespace palimpsest::ops::convolution_detail
