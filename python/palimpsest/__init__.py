@@ -13,7 +13,8 @@ _load()
 
 from palimpsest import functional, memory, nn  # noqa: E402: they use the operators
 from palimpsest._checkpoint import checkpoint  # noqa: E402
+from palimpsest._convert import convert, revert  # noqa: E402
 from palimpsest._weights import load_original  # noqa: E402
 
-__all__ = ["checkpoint", "functional", "load_original", "memory", "nn"]
+__all__ = ["checkpoint", "convert", "functional", "load_original", "memory", "nn", "revert"]
 __version__ = "0.1.0"

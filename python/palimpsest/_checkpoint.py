@@ -7,16 +7,26 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint as _torch_checkpoint
 
 
+_this_thread = threading.local()
+
+
+def running_again():
+    """Whether this thread runs a segment again, in which running statistics must not move."""
+    return getattr(_this_thread, "depth", 0) > 0
+
+
 class _StatisticsOnce:
     """In the second run, gives every normalization of this thread its buffers back: the batch has moved them in the first."""
 
     def __enter__(self):
+        _this_thread.depth = getattr(_this_thread, "depth", 0) + 1
         self._thread = threading.get_ident()
         self._before = []
         self._hooks = (torch.nn.modules.module.register_module_forward_pre_hook(self._keep),
                        torch.nn.modules.module.register_module_forward_hook(self._restore, always_call=True))
 
     def __exit__(self, *_):
+        _this_thread.depth -= 1
         for hook in self._hooks:
             hook.remove()
 

@@ -89,9 +89,11 @@ def activate(x, activation, activation_param=0.01):
     return _ACTIVATIONS[activation](x, activation_param)
 
 
-def _in_plain_torch(training):
-    """True if an exported program or an ONNX file is made, which must not need our operators."""
-    return not training and (torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export())
+def is_exporting():
+    """Whether an exported program or an ONNX file is made, which must not need our operators.
+
+    The flag itself: torch.compiler.is_exporting() is also True while torch.compile traces."""
+    return torch.compiler._is_exporting_flag or torch.onnx.is_in_onnx_export()
 
 
 def batch_norm_act(x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5, *,
@@ -103,7 +105,7 @@ def batch_norm_act(x, running_mean, running_var, weight=None, bias=None, trainin
     strategies that save the result.
     Returns a tensor of x's shape. Raises ValueError for a wrong name or pair, RuntimeError for tensors that do not fit."""
     strategy = resolve_strategy(strategy, activation)
-    if strategy == "standard" or x.numel() == 0 or _in_plain_torch(training):
+    if strategy == "standard" or x.numel() == 0 or (not training and is_exporting()):
         y = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
         return activate(y if residual is None else y + residual, activation, activation_param)
     saved = saved_by(strategy, activation)
@@ -119,7 +121,7 @@ def max_pool2d(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=Fal
     def pair(value):
         return [value, value] if isinstance(value, int) else list(value)
 
-    if torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export():
+    if is_exporting():
         return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
     return torch.ops.palimpsest.max_pool2d(x, pair(kernel_size), [] if stride is None else pair(stride), pair(padding),
                                            pair(dilation), ceil_mode)

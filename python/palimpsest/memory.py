@@ -1,6 +1,7 @@
 """What a training step keeps for backward and needs at its peak, on the CPU, without another allocator."""
 import contextlib
 import dataclasses
+import gc
 
 import torch
 from torch.autograd.profiler import profile
@@ -35,6 +36,7 @@ def measure():
 
     It reads the events of torch's profiler, which slows the step; take the time of another one. Measurements do not nest."""
     result = Measurement()
+    gc.collect()  # garbage from before, freed in between, would count as negative bytes
     with profile(profile_memory=True, use_kineto=True) as profiled:
         yield result
     events = profiled.kineto_results.events()

@@ -1,0 +1,14 @@
+"""convert() and revert(): the layers of a network replaced in what its forward computes, not in its tree of modules.
+
+    tracing.py   the graph of a module's forward, and when it may be used
+    layers.py    which modules and functions are which layer
+    rewrite.py   a graph with fused layers in place of the network's own
+    runtime.py   what the rewritten graph calls
+    region.py    a module that runs its rewritten graph
+    proof.py     compares a converted network with the original
+    report.py    what was converted, and why the rest was not
+    api.py       convert() and revert()
+"""
+from palimpsest._convert.api import convert, revert
+
+__all__ = ["convert", "revert"]

@@ -1,0 +1,185 @@
+"""Which modules and functions are a normalization, an activation, a convolution, a pooling, a dense block."""
+import operator
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+_ACTIVATION_MODULES = {
+    nn.ReLU: lambda m: ("relu", 0.0),
+    nn.ReLU6: lambda m: ("relu6", 0.0),
+    nn.LeakyReLU: lambda m: ("leaky_relu", m.negative_slope),
+    nn.ELU: lambda m: ("elu", m.alpha),
+    nn.GELU: lambda m: ("gelu_tanh" if m.approximate == "tanh" else "gelu", 0.0),
+    nn.SiLU: lambda m: ("silu", 0.0),
+    nn.Hardswish: lambda m: ("hardswish", 0.0),
+    nn.Mish: lambda m: ("mish", 0.0),
+    nn.Sigmoid: lambda m: ("sigmoid", 0.0),
+    nn.Tanh: lambda m: ("tanh", 0.0),
+    nn.Softplus: lambda m: ("softplus", 0.0) if (m.beta, m.threshold) == (1, 20) else None,
+}
+
+# Function to the name, the parameter's place and default.
+_ACTIVATION_FUNCTIONS = {
+    **dict.fromkeys((F.relu, torch.relu, F.relu_, torch.relu_), ("relu", None, 0.0)),
+    **dict.fromkeys((F.leaky_relu, F.leaky_relu_), ("leaky_relu", "negative_slope", 0.01)),
+    **dict.fromkeys((F.elu, F.elu_), ("elu", "alpha", 1.0)),
+    F.relu6: ("relu6", None, 0.0),
+    F.silu: ("silu", None, 0.0),
+    F.hardswish: ("hardswish", None, 0.0),
+    F.mish: ("mish", None, 0.0),
+    **dict.fromkeys((torch.sigmoid, F.sigmoid), ("sigmoid", None, 0.0)),
+    **dict.fromkeys((torch.tanh, F.tanh), ("tanh", None, 0.0)),
+}
+_ACTIVATION_METHODS = {name: name.removesuffix("_") for name in ("relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_")}
+
+_ADDITIONS = (operator.add, operator.iadd, torch.add)
+_IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow, operator.setitem)
+
+# Functions, methods and modules whose backward does not read their full-size input.
+_SAVES_NO_INPUT = {
+    operator.add, operator.iadd, operator.sub, torch.add, torch.sub, torch.cat, torch.concat, torch.flatten, torch.mean,
+    torch.sum, torch.chunk, torch.split, torch.permute, torch.transpose, F.adaptive_avg_pool2d, F.avg_pool2d, F.interpolate,
+    F.pad, F.dropout, F.dropout2d, getattr, operator.getitem,
+}
+_METHODS_SAVE_NO_INPUT = {"add", "add_", "sub", "mean", "sum", "flatten", "view", "reshape", "size", "dim", "permute",
+                          "transpose", "chunk", "split", "contiguous", "detach"}
+_MODULES_SAVE_NO_INPUT = (nn.AdaptiveAvgPool2d, nn.AvgPool2d, nn.Dropout, nn.Dropout2d, nn.Flatten, nn.Upsample, nn.Identity)
+
+
+def has_hooks(module):
+    """Whether somebody listens to calls of the module, or replaced its forward: then it must be called."""
+    d = module.__dict__
+    return bool(d["_forward_hooks"] or d["_forward_pre_hooks"] or d["_backward_hooks"] or d["_backward_pre_hooks"]
+                or "forward" in d)
+
+
+def is_norm_with_act(module):
+    """A batch normalization that holds its activation, as timm's BatchNormAct2d."""
+    return (isinstance(module, nn.BatchNorm2d) and type(module).__name__ == "BatchNormAct2d"
+            and isinstance(getattr(module, "act", None), nn.Module) and type(getattr(module, "drop", None)) is nn.Identity)
+
+
+def is_norm(module):
+    """A batch normalization of torch's, or one with its activation."""
+    return type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) or is_norm_with_act(module)
+
+
+def activation_of_module(module):
+    """(name, parameter) of an activation that we know, or None."""
+    known = _ACTIVATION_MODULES.get(type(module))
+    return known(module) if known else None
+
+
+def activation_of(node, modules):
+    """(name, parameter) of a node that applies an activation we know to its first argument, or None."""
+    if node.op == "call_module":
+        return activation_of_module(modules[node.target])
+    if node.op == "call_method":
+        name = _ACTIVATION_METHODS.get(node.target)
+        return (name, 0.0) if name else None
+    if node.op != "call_function":
+        return None
+    if node.target is F.gelu:
+        return "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu", 0.0
+    known = _ACTIVATION_FUNCTIONS.get(node.target)
+    if known is None or not node.args:
+        return None
+    name, keyword, default = known
+    param = node.args[1] if keyword and len(node.args) > 1 else node.kwargs.get(keyword, default)
+    return (name, float(param)) if isinstance(param, (int, float)) else None
+
+
+def is_convolution(module):
+    """A convolution that our operators can take the place of."""
+    return (type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and module.padding_mode == "zeros"
+            and isinstance(module.padding, tuple))
+
+
+def is_max_pool(module):
+    return type(module) is nn.MaxPool2d and not module.return_indices
+
+
+def is_dense_block(module):
+    """torchvision's _DenseBlock: layers of norm1, relu1, conv1, norm2, relu2, conv2, each on all features before it."""
+    if type(module).__name__ != "_DenseBlock" or not type(module).__module__.startswith("torchvision."):
+        return False
+    layers = list(module.children())
+    return bool(layers) and all(_is_dense_layer(layer, layers[0]) for layer in layers)
+
+
+def _is_dense_layer(layer, first):
+    parts = [getattr(layer, name, None) for name in ("norm1", "conv1", "norm2", "conv2", "relu1", "relu2")]
+    if any(part is None or has_hooks(part) for part in parts) or has_hooks(layer):
+        return False
+    norm1, conv1, norm2, conv2, relu1, relu2 = parts
+    norms = all(type(n) is nn.BatchNorm2d and n.eps == first.norm1.eps and n.momentum == first.norm1.momentum
+                and n.momentum is not None and n.affine and n.track_running_stats and n.training == first.norm1.training
+                for n in (norm1, norm2))
+    return (norms and type(relu1) is type(relu2) is nn.ReLU and is_convolution(conv1) and is_convolution(conv2)
+            and conv1.kernel_size == conv1.stride == (1, 1) and conv1.padding == (0, 0)
+            and conv2.stride == conv2.dilation == (1, 1) and conv2.padding == tuple(k // 2 for k in conv2.kernel_size)
+            and conv1.groups == conv2.groups == 1 and conv1.bias is None and conv2.bias is None
+            and layer.drop_rate == first.drop_rate)
+
+
+def added(node):
+    """The two tensors that a node adds, or None."""
+    is_addition = (node.op == "call_function" and node.target in _ADDITIONS) or \
+        (node.op == "call_method" and node.target in ("add", "add_"))
+    if not is_addition or len(node.args) != 2 or node.kwargs:
+        return None
+    a, b = node.args
+    both = all(isinstance(x, torch.fx.Node) for x in (a, b))
+    return (a, b) if both and a is not b else None
+
+
+def writes_over(node, value, modules):
+    """Whether a node changes its argument `value` in place."""
+    if not node.args or node.args[0] is not value:
+        return False
+    if node.op == "call_module":
+        return bool(getattr(modules[node.target], "inplace", False))
+    if node.op == "call_method":
+        return node.target.endswith("_") and not node.target.endswith("__")
+    if node.op == "call_function":
+        name = getattr(node.target, "__name__", "")
+        positional = node.target in (F.relu, F.relu6, F.silu, F.hardswish, F.mish) and node.args[1:2] == (True,)
+        return (node.target in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+                or node.kwargs.get("inplace") is True or positional)
+    return False
+
+
+def saves_input(node, value, modules):
+    """Whether backward of a node may need `value`, its argument, so that autograd saves it."""
+    if node.op == "output":
+        return False
+    if node.op == "call_module":
+        module = modules[node.target]
+        return not (type(module) in _MODULES_SAVE_NO_INPUT or is_max_pool(module))
+    if node.op == "call_method":
+        return node.target not in _METHODS_SAVE_NO_INPUT
+    return node.target not in _SAVES_NO_INPUT
+
+
+def is_split(node):
+    """chunk or split of a tensor."""
+    return (node.op == "call_function" and node.target in (torch.chunk, torch.split)) or \
+        (node.op == "call_method" and node.target in ("chunk", "split"))
+
+
+def parts_of_split(node):
+    """The number of parts of a chunk, or of a split into a list of sizes; None if it is not known."""
+    if not is_split(node) or len(node.args) < 2:
+        return None
+    name = node.target if node.op == "call_method" else node.target.__name__
+    argument = node.args[1]
+    if name == "chunk" and isinstance(argument, int):
+        return argument
+    return len(argument) if name == "split" and isinstance(argument, (list, tuple)) else None
+
+
+def is_product(node):
+    """x * y of two tensors: squeeze and excitation."""
+    return (node.op == "call_function" and node.target in (operator.mul, torch.mul)) or \
+        (node.op == "call_method" and node.target == "mul")

@@ -1,0 +1,33 @@
+"""What convert() did."""
+import dataclasses
+
+
+@dataclasses.dataclass
+class Report:
+    """Prints as a table."""
+    layers: list                     #: rewrite.Layer: name, kind, converted, how
+    kept_bytes_before: int = None    #: saved for backward by one step with example_inputs; None without them
+    kept_bytes_after: int = None
+    notes: list = dataclasses.field(default_factory=list)  #: lines that concern the network as a whole
+
+    @property
+    def converted(self):
+        """The names of the converted layers."""
+        return [layer.name for layer in self.layers if layer.converted]
+
+    @property
+    def left(self):
+        """Name to reason of the layers that were left alone."""
+        return {layer.name: layer.how for layer in self.layers if not layer.converted}
+
+    def __str__(self):
+        rows = [("layer", "kind", "", "how, or why not")]
+        rows += [(layer.name, layer.kind, "converted" if layer.converted else "left", layer.how) for layer in self.layers]
+        widths = [max(len(row[i]) for row in rows) for i in range(3)]
+        lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]).rstrip() for row in rows]
+        lines.append(f"{len(self.converted)} of {len(self.layers)} layers converted")
+        if self.kept_bytes_before:
+            ratio = self.kept_bytes_after / self.kept_bytes_before
+            lines.append(f"saved for backward with example_inputs: {self.kept_bytes_after / 1e6:.1f} MB, "
+                         f"{self.kept_bytes_before / 1e6:.1f} MB before ({ratio:.2f})")
+        return "\n".join(lines + self.notes)

@@ -1,0 +1,397 @@
+"""Puts fused layers into the graph of a forward."""
+import dataclasses
+import operator
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from palimpsest import functional
+from palimpsest._convert import layers, runtime
+
+_MAKES_NEW_TENSOR = (runtime.convolution, runtime.act_conv, runtime.norm_act_conv, runtime.norm_act_conv_of)
+
+
+@dataclasses.dataclass
+class Options:
+    """What the caller of convert() asked for. accepts(module, name relative to the region): False leaves a layer alone."""
+    strategy: str = "auto"
+    accepts: object = lambda module, name: True
+
+
+@dataclasses.dataclass
+class Layer:
+    """A layer of the network and what became of it."""
+    name: str
+    kind: str
+    converted: bool
+    how: str  #: what it is now, or why it was left alone
+
+
+class _Norm:
+    """A batch normalization in a graph, with the sum and the activation behind it."""
+
+    def __init__(self, node, modules):
+        self.node = self.last = node
+        self.module = modules[node.target]
+        self.activation, self.param, self.addition = "identity", 0.0, None
+        if layers.is_norm_with_act(self.module):
+            if type(self.module.act) is not nn.Identity:
+                self.activation, self.param = layers.activation_of_module(self.module.act) or (None, 0.0)
+            return
+        self._take_addition(modules)
+        self._take_activation(modules)
+
+    def _only_reader(self):
+        return next(iter(self.last.users)) if len(self.last.users) == 1 else None
+
+    def _take_addition(self, modules):
+        reader = self._only_reader()
+        terms = layers.added(reader) if reader else None
+        if not terms:
+            return
+        other = terms[1] if terms[0] is self.node else terms[0]
+        if any(layers.writes_over(user, other, modules) for user in other.users) and len(other.users) > 1:
+            return  # other changes in place, and somebody reads it again
+        module = modules[other.target] if other.op == "call_module" else None
+        if module and layers.is_norm(module) and not layers.has_hooks(module) and len(other.users) == 1:
+            # Of two normalizations one takes the sum: that which it is written over, or the later one.
+            is_written = [layers.writes_over(reader, term, modules) for term in (self.node, other)]
+            if is_written[1] or (not is_written[0] and _position(self.node) < _position(other)):
+                return
+        self.addition, self.last = reader, reader
+
+    def _take_activation(self, modules):
+        reader = self._only_reader()
+        known = layers.activation_of(reader, modules) if reader else None
+        if known and not (reader.op == "call_module" and layers.has_hooks(modules[reader.target])):
+            (self.activation, self.param), self.last = known, reader
+
+    @property
+    def residual(self):
+        return next(term for term in self.addition.args if term is not self.node)
+
+    def what(self):
+        words = [type(self.module).__name__] + (["+ residual"] if self.addition else [])
+        return " ".join(words + ([f"+ {self.activation}"] if self.activation != "identity" else []))
+
+
+def _position(node):
+    return node.graph._palimpsest_order[node]
+
+
+def rewrite(graph, modules, options):
+    """Changes the graph. modules: name to module of the region. Returns a Layer for each that it met."""
+    graph._palimpsest_order = {node: i for i, node in enumerate(graph.nodes)}
+    _skip_identities(graph, modules)
+    report, norms, taken = [], [], set()
+    for node in graph.nodes:
+        if node.op == "call_module" and layers.is_norm(modules[node.target]):
+            norm = _Norm(node, modules)
+            reason = _reason_to_leave(norm, modules, options, taken)
+            if reason:
+                report.append(Layer(node.target, type(norm.module).__name__, False, reason))
+            else:
+                if norm.activation not in runtime.ASIDE:
+                    functional.resolve_strategy(options.strategy, norm.activation)
+                taken.update(n for n in (norm.addition, norm.last) if n is not None and n is not node)
+                norms.append(norm)
+    for node in list(graph.nodes):
+        if node.op == "call_module" and layers.is_dense_block(modules[node.target]):
+            report.append(_put_dense_block(graph, node, modules, options))
+    writer = _Writer(graph, modules, options)
+    for norm in norms:
+        report.append(Layer(norm.node.target, norm.what(), True, writer.put(norm)))
+    writer.finish()
+    report.extend(_put_pools(graph, modules, options))
+    return report
+
+
+def _reason_to_leave(norm, modules, options, taken):
+    if layers.has_hooks(norm.module):
+        return "hooks listen to its calls"
+    if norm.activation is None:
+        return f"its activation, {type(norm.module.act).__name__}, has no fused form"
+    if not options.accepts(norm.module, norm.node.target):
+        return "not selected"
+    if norm.addition in taken or (norm.last is not norm.node and norm.last in taken):
+        return "its sum belongs to another normalization"
+    if any(layers.writes_over(user, norm.last, modules) for user in norm.last.users) and norm.activation == "identity":
+        return "its result is changed in place"
+    x = norm.node.args[0] if norm.node.args else None
+    if x is None or norm.node.kwargs:
+        return "it is called with keywords"
+    if any(layers.writes_over(user, x, modules) for user in x.users):
+        return "its input is changed in place"
+    return None
+
+
+def _skip_identities(graph, modules):
+    for node in list(graph.nodes):
+        module = modules[node.target] if node.op == "call_module" else None
+        if type(module) is nn.Identity and not layers.has_hooks(module):
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _put_dense_block(graph, node, modules, options):
+    name = node.target
+    if layers.has_hooks(modules[name]):
+        return Layer(name, "_DenseBlock", False, "hooks listen to its calls")
+    if not options.accepts(modules[name], name) or options.strategy not in ("auto", "store_y"):
+        return Layer(name, "_DenseBlock", False, "not selected")
+    with graph.inserting_before(node):
+        node.replace_all_uses_with(new := graph.call_function(runtime.dense_block, (graph.get_attr(name), node.args[0])))
+    new.meta["kept"] = True
+    graph.erase_node(node)
+    return Layer(name, "_DenseBlock", True, "one operator, which saves the features once")
+
+
+def _put_pools(graph, modules, options):
+    report = []
+    for node in list(graph.nodes):
+        if node.op == "call_module" and layers.is_max_pool(modules[node.target]):
+            pool = modules[node.target]
+            reason = "hooks listen to its calls" if layers.has_hooks(pool) else \
+                None if options.accepts(pool, node.target) else "not selected"
+            report.append(Layer(node.target, "MaxPool2d", reason is None, reason or "saves one byte per output"))
+            if reason:
+                continue
+            with graph.inserting_before(node):
+                new = graph.call_function(runtime.max_pool, (graph.get_attr(node.target), node.args[0]))
+        elif node.op == "call_function" and node.target is F.max_pool2d and not node.kwargs.get("return_indices") \
+                and len(node.args) <= 6:
+            report.append(Layer(str(node), "max_pool2d", True, "saves one byte per output"))
+            with graph.inserting_before(node):
+                new = graph.call_function(functional.max_pool2d, node.args,
+                                          {k: v for k, v in node.kwargs.items() if k != "return_indices"})
+        else:
+            continue
+        node.replace_all_uses_with(new)
+        graph.erase_node(node)
+    return report
+
+
+class _Writer:
+    """Writes fused layers into a graph, in the order of the graph."""
+
+    def __init__(self, graph, modules, options):
+        self.graph, self.modules = graph, modules
+        self.strategy, self.accepts = options.strategy, options.accepts
+
+    # ---- Questions about nodes
+
+    def _convolution(self, node):
+        """The convolution that a node calls, if our operators may take its place."""
+        if node.op != "call_module" or len(node.args) != 1 or node.kwargs:
+            return None
+        module = self.modules[node.target]
+        return module if layers.is_convolution(module) and not layers.has_hooks(module) else None
+
+    def _is_new(self, x):
+        """Whether nobody else holds the tensor, nor needs it for backward: the layer may write over it."""
+        return len(x.users) == 1 and (self._convolution(x) is not None or
+                                      (x.op == "call_function" and x.target in _MAKES_NEW_TENSOR))
+
+    def _is_kept(self, x, reader):
+        """Whether x stays in memory for backward whatever the reader saves."""
+        return x.meta.get("kept", False) or \
+            any(layers.saves_input(user, x, self.modules) for user in x.users if user is not reader)
+
+    def _is_changed(self, value):
+        return any(layers.writes_over(user, value, self.modules) for user in value.users)
+
+    # ---- Nodes
+
+    def _call(self, before, function, *arguments):
+        with self.graph.inserting_before(before):
+            return self.graph.call_function(function, arguments)
+
+    def _module(self, before, name):
+        with self.graph.inserting_before(before):
+            return self.graph.get_attr(name)
+
+    def _replace(self, old, new):
+        old.replace_all_uses_with(new)
+        self._erase(old)
+
+    def _erase(self, node):
+        """Erases what nobody reads any more, from the last node of a layer to its first."""
+        sources = [n for n in node.all_input_nodes if n.target not in _MAKES_NEW_TENSOR]
+        self.graph.erase_node(node)
+        for source in sources:
+            is_of_layer = source.op == "call_module" and layers.is_norm(self.modules[source.target]) or layers.added(source)
+            if is_of_layer and not source.users:
+                self._erase(source)
+
+    # ---- Layers
+
+    def put(self, norm):
+        """Writes one layer. Returns what it is now, in words."""
+        if norm.addition is not None:
+            return self._put_sum(norm)
+        node, last, activation, param = norm.node, norm.last, norm.activation, norm.param
+        x = node.args[0]
+        if activation in runtime.ASIDE:
+            return self._put_aside(norm)
+        strategy = functional.resolve_strategy(self.strategy, activation)
+        saved = functional.saved_by(strategy, activation)
+        is_auto = self.strategy in ("auto", "store_y")
+        readers = list(last.users)
+        if is_auto and self._is_kept(x, node) and not (saved == "output" and self._is_new(x)):
+            saved = "input"
+        is_changed = self._is_changed(last)
+        if is_changed and saved.startswith("output"):
+            saved = "pre_activation"
+        consume = self._is_new(x) and saved != "input"
+        convolutions = [self._convolution(reader) for reader in readers]
+        before_activation = not saved.startswith("output")
+        if len(readers) == 1 and convolutions[0] is not None and before_activation and not is_changed:
+            return self._put_with_convolution(norm, readers[0], convolutions[0], saved, consume, is_auto)
+        reference = self._module(node, node.target)
+        if is_auto and saved == "pre_activation" and not is_changed:
+            if len(readers) == 1 and self._parts(readers[0]):
+                y = self._call(node, runtime.norm_act, reference, x, "identity", 0.0, "output", consume)
+                return self._put_before_split(norm, y, readers[0])
+            if len(readers) > 1 and all(c is not None for c in convolutions):
+                y = self._call(node, runtime.norm_act, reference, x, "identity", 0.0, "output", consume)
+                self._replace(last, self._deferred(last, y, activation, param))
+                return "saves y, which its convolutions activate"
+            if any(c is not None for c in convolutions) or any(layers.is_product(r) for r in readers):
+                pair = self._call(node, runtime.norm_act_shared, reference, x, activation, param, consume)
+                z, source = self._call(last, operator.getitem, pair, 0), self._call(last, operator.getitem, pair, 1)
+                z.meta["source"] = source
+                self._replace(last, z)
+                return "saves y, for its readers too"
+        z = self._call(node, runtime.norm_act, reference, x, activation, param, saved, consume)
+        self._replace(last, z)
+        return f"saves its {'input, which is kept anyway' if saved == 'input' and is_auto else saved.replace('_', ' ')}"
+
+    def _parts(self, node):
+        """The parts into which a node splits its input; an empty list if it does not, or if somebody writes over a part."""
+        parts = list(node.users)
+        is_split = layers.is_split(node) and all(part.op == "call_function" and part.target is operator.getitem
+                                                 and isinstance(part.args[1], int) for part in parts)
+        return parts if is_split and not any(self._is_changed(part) for part in parts) else []
+
+    def _put_before_split(self, norm, y, split):
+        """The activation goes behind the split, where each part is activated by its readers."""
+        parts = self._parts(split)
+        self._replace(norm.last, y)
+        for part in parts:
+            with self.graph.inserting_after(part):
+                z = self.graph.call_function(runtime.activated, (part, norm.activation, norm.param))
+            part.replace_all_uses_with(z, delete_user_cb=lambda user: user is not z)
+            z.meta["deferred"] = (part, norm.activation, norm.param)
+        return "saves y, whose parts its readers activate"
+
+    def _put_aside(self, norm):
+        node, last = norm.node, norm.last
+        y = self._call(node, runtime.norm_act, self._module(node, node.target), node.args[0], "identity", 0.0, "output",
+                       self._is_new(node.args[0]))
+        z = self._deferred(last, y, norm.activation, norm.param)
+        if self._is_changed(last):
+            del z.meta["deferred"]
+        self._replace(last, z)
+        return "saves y, for its readers too"
+
+    def _put_with_convolution(self, norm, reader, conv, saved, consume, is_auto):
+        node, last = norm.node, norm.last
+        x = node.args[0]
+        references = self._module(reader, node.target), self._module(reader, reader.target)
+        is_plain_2d = type(conv) is nn.Conv2d and conv.bias is None
+        if is_auto and is_plain_2d and x.op == "call_function" and x.target in (torch.cat, torch.concat) and len(x.users) == 1 \
+                and isinstance(x.args[0], (list, tuple)) and (x.args[1:] == (1,) or x.kwargs == {"dim": 1}):
+            new = self._call(reader, runtime.norm_act_conv_of, *references, list(x.args[0]), norm.activation, norm.param)
+            words = f"with {reader.target}, saves nothing of its own"
+        elif is_auto and saved == "input" and is_plain_2d and self._is_halved(reader, conv):
+            pool = next(iter(reader.users))
+            new = self._call(reader, runtime.norm_act_conv_pool, *references, x, norm.activation, norm.param)
+            self._replace(pool, reader)
+            words = f"with {reader.target}, saves nothing of its own"
+        else:
+            new = self._call(reader, runtime.norm_act_conv, *references, x, norm.activation, norm.param, saved, consume)
+            words = f"with {reader.target}, saves {'nothing of its own' if saved == 'input' and is_auto else saved}"
+        reader.replace_all_uses_with(new)
+        self.graph.erase_node(reader)
+        if last is not node:
+            self.graph.erase_node(last)
+        self._erase(node)
+        if not x.users and x.op == "call_function" and x.target in (torch.cat, torch.concat):
+            self.graph.erase_node(x)
+        return words
+
+    def _is_halved(self, node, conv):
+        """Whether a 1x1 convolution goes to an average pooling over 2 x 2 pixels alone."""
+        if (conv.kernel_size, conv.stride, conv.padding, conv.groups) != ((1, 1), (1, 1), (0, 0), 1) or len(node.users) != 1:
+            return False
+        reader = next(iter(node.users))
+        if reader.op != "call_module" or type(self.modules[reader.target]) is not nn.AvgPool2d:
+            return False
+        pool = self.modules[reader.target]
+        return (not layers.has_hooks(pool) and pool.kernel_size in (2, (2, 2)) and pool.stride in (2, (2, 2))
+                and pool.padding in (0, (0, 0)) and not pool.ceil_mode and pool.divisor_override is None)
+
+    def _put_sum(self, norm):
+        addition, last, activation, param = norm.addition, norm.last, norm.activation, norm.param
+        x, residual = norm.node.args[0], norm.residual
+        deferred = residual.meta.get("deferred")
+        relu_residual = deferred is not None and deferred[1] == "relu"
+        if relu_residual:
+            residual = deferred[0]
+        inverse = activation not in runtime.ASIDE and functional.resolve_strategy("auto", activation) == "inplace_2"
+        # The sum cannot be made from the activated sum: it is what is saved, and its readers activate it.
+        fused, fused_param = (activation, param) if inverse else ("identity", 0.0)
+        saved = "output" if not (inverse and activation != "identity" and self._is_changed(last)) else "pre_activation"
+        s = self._call(addition, runtime.norm_add, self._module(addition, norm.node.target), x, residual, fused, fused_param,
+                       saved, self._is_new(x), relu_residual)
+        if inverse:
+            self._replace(last, s)
+            return "saves the sum" if activation == "identity" else "saves its output"
+        z = self._deferred(last, s, activation, param)
+        if self._is_changed(last):
+            del z.meta["deferred"]
+        self._replace(last, z)
+        return "saves the sum, which its readers activate"
+
+    def _deferred(self, before, y, activation, param):
+        z = self._call(before, runtime.activated, y, activation, param)
+        z.meta["deferred"] = (y, activation, param)
+        return z
+
+    # ---- The readers
+
+    def finish(self):
+        """Convolutions and products save what their input is made from."""
+        for node in list(self.graph.nodes):
+            conv = self._convolution(node)
+            if conv is not None and self.accepts(conv, node.target):
+                self._put_convolution(node)
+            elif layers.is_product(node):
+                z = next((a for a in node.all_input_nodes if "source" in a.meta or "deferred" in a.meta), None)
+                if z is not None and all(isinstance(a, torch.fx.Node) for a in node.args) and not node.kwargs:
+                    node.replace_all_uses_with(self._call(node, runtime.product_of, self._source(node, z), z, *node.args))
+                    self.graph.erase_node(node)
+        for node in reversed(list(self.graph.nodes)):
+            is_ours = node.target in (runtime.activated, runtime.source_of, operator.getitem) and \
+                (node.target is not operator.getitem or node.args[0].target is runtime.norm_act_shared)
+            if node.op == "call_function" and is_ours and not node.users:
+                self.graph.erase_node(node)
+            elif node.op == "get_attr" and not node.users:
+                self.graph.erase_node(node)
+
+    def _source(self, before, z):
+        if "source" in z.meta:
+            return z.meta["source"]
+        return self._call(before, runtime.source_of, *z.meta["deferred"])
+
+    def _put_convolution(self, node):
+        z, reference = node.args[0], self._module(node, node.target)
+        if "deferred" in z.meta and z.meta["deferred"][1] not in runtime.ASIDE:
+            new = self._call(node, runtime.act_conv, reference, *z.meta["deferred"])
+        elif "source" in z.meta or "deferred" in z.meta:
+            new = self._call(node, runtime.convolution_of, self._source(node, z), reference, z)
+        else:
+            new = self._call(node, runtime.convolution, reference, z)
+        node.replace_all_uses_with(new)
+        self.graph.erase_node(node)

@@ -1,0 +1,228 @@
+"""What a rewritten graph calls. Every function reads parameters, buffers and settings of the network's modules when it runs."""
+import torch
+from torch.nn import functional as F
+
+from palimpsest import _checkpoint, functional
+from palimpsest._convert.tracing import saved_tensors_hooks
+
+_ops = torch.ops.palimpsest
+
+
+def _settings(norm):
+    """(weight, bias, running_mean, running_var, training, momentum, eps); counts the batch, as torch's forward does."""
+    parameters, buffers = norm._parameters, norm._buffers
+    mean, var = buffers["running_mean"], buffers["running_var"]
+    momentum = norm.momentum
+    training = norm.training
+    if training:
+        batches = buffers["num_batches_tracked"]
+        if _checkpoint.running_again():
+            mean = var = None
+        elif batches is not None and norm.track_running_stats:
+            batches.add_(1)
+        if momentum is None and batches is not None:
+            momentum = 1.0 / float(batches)
+        if not norm.track_running_stats:
+            mean = var = None
+    momentum = 0.0 if momentum is None else momentum
+    return parameters["weight"], parameters["bias"], mean, var, training or mean is None, momentum, norm.eps
+
+
+def _plain(norm, x):
+    """torch's normalization alone, also of a module that holds its activation."""
+    weight, bias, mean, var, training, momentum, eps = _settings(norm)
+    return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
+
+
+def _bias(conv):
+    return conv._parameters["bias"]
+
+
+def convolution(conv, x):
+    return _ops.convolution(x, conv._parameters["weight"], _bias(conv), conv.stride, conv.padding, conv.dilation, conv.groups)
+
+
+def norm_act(norm, x, activation, param, saved, consume):
+    """act(norm(x)). consume: x may be written over."""
+    if x.numel() == 0:
+        return functional.activate(_plain(norm, x), activation, param)
+    if consume and saved == "pre_activation":
+        return _ops.abn_recomputable_(x, *_settings(norm), activation, param)[0]  # y over x
+    op = _ops.abn_ if consume and saved.startswith("output") else _ops.abn
+    return op(x, *_settings(norm), activation, param, saved=saved)
+
+
+def norm_act_conv(norm, conv, x, activation, param, saved, consume):
+    """conv(act(norm(x))), with one tensor saved."""
+    if x.numel() == 0:
+        return convolution(conv, functional.activate(_plain(norm, x), activation, param))
+    op = _ops.abn_conv_ if consume else _ops.abn_conv
+    weight, bias, mean, var, training, momentum, eps = _settings(norm)
+    return op(x, weight, bias, mean, var, conv._parameters["weight"], _bias(conv), conv.stride, conv.padding, conv.dilation,
+              conv.groups, training, momentum, eps, activation, param, saved)
+
+
+def norm_act_conv_of(norm, conv, features, activation, param):
+    """conv(act(norm(cat(features)))), with nothing saved but the features."""
+    if torch.compiler.is_compiling() or features[0].numel() == 0 or features[0].dim() != 4:
+        x = features[0] if len(features) == 1 else torch.cat(features, 1)
+        return norm_act_conv(norm, conv, x, activation, param, "input", False)
+    weight, bias, mean, var, training, momentum, eps = _settings(norm)
+    return _ops.concat_abn_conv(features, weight, bias, mean, var, conv._parameters["weight"], conv.stride, conv.padding,
+                                conv.dilation, conv.groups, training, momentum, eps, activation, param)
+
+
+def norm_act_conv_pool(norm, conv, x, activation, param):
+    """avg_pool(conv(act(norm(x))), 2): pools first, which is the same for a 1x1 convolution, and saves nothing but x."""
+    if torch.compiler.is_compiling() or x.dim() != 4 or min(x.shape) == 0 or min(x.shape[2:]) < 2:
+        return F.avg_pool2d(norm_act_conv(norm, conv, x, activation, param, "input", False), 2, 2)
+    weight, bias, mean, var, training, momentum, eps = _settings(norm)
+    return _ops.concat_abn_conv([x], weight, bias, mean, var, conv._parameters["weight"], conv.stride, conv.padding,
+                                conv.dilation, conv.groups, training, momentum, eps, activation, param, True)
+
+
+def norm_add(norm, x, residual, activation, param, saved, consume, relu_residual):
+    """act(norm(x) + residual). relu_residual: the residual is what its ReLU is still to be applied to."""
+    if x.numel() == 0 or x.shape != residual.shape or x.dtype != residual.dtype:
+        r = F.relu(residual) if relu_residual else residual
+        return functional.activate(_plain(norm, x) + r, activation, param)
+    op = _ops.abn_ if consume and saved.startswith("output") else _ops.abn
+    return op(x, *_settings(norm), activation, param, residual, saved=saved, relu_residual=relu_residual)
+
+
+# Not among the operators' activations: made from y in backward, by torch's function.
+ASIDE = {"relu6": F.relu6}
+
+
+def activated(y, activation, param):
+    """act(y), which saves y and not the result."""
+    if activation in ASIDE:
+        return ASIDE[activation](y)
+    # threshold, because the gradient of clamp_min at 0 is 1.
+    return F.threshold(y, 0.0, 0.0) if activation == "relu" else functional.activate(y, activation, param)
+
+
+def act_conv(conv, y, activation, param):
+    """conv(act(y)), with y saved."""
+    return _ops.activate_conv(y, conv._parameters["weight"], _bias(conv), conv.stride, conv.padding, conv.dilation, conv.groups,
+                              activation, param)
+
+
+def max_pool(pool, x):
+    return functional.max_pool2d(x, pool.kernel_size, pool.stride, pool.padding, pool.dilation, pool.ceil_mode)
+
+
+def dense_block(block, x):
+    """torchvision's dense block in one operator (functional.dense_block)."""
+    layers = list(block._modules.values())
+    if torch.compiler.is_compiling() or x.numel() == 0 or x.dim() != 4:
+        return type(block).forward(block, x)
+    norm1 = [_settings(layer.norm1) for layer in layers]
+    norm2 = [_settings(layer.norm2) for layer in layers]
+    training, momentum, eps = norm1[0][4:]
+    first = layers[0]
+
+    def column(rows, i):
+        return [row[i] for row in rows]
+
+    if training and norm1[0][2] is None:  # runs again: buffers that nobody reads take the statistics
+        norm1 = [(*row[:2], torch.zeros_like(row[0]), torch.ones_like(row[0])) for row in norm1]
+        norm2 = [(*row[:2], torch.zeros_like(row[0]), torch.ones_like(row[0])) for row in norm2]
+    kernels1, kernels2 = [layer.conv1.weight for layer in layers], [layer.conv2.weight for layer in layers]
+    return _ops.dense_block(
+        x, *[column(norm1, i) for i in range(4)], kernels1, *[column(norm2, i) for i in range(4)], kernels2, training, momentum,
+        eps, "relu", 0.0, saved="pre_activation", dropout=float(first.drop_rate) if block.training else 0.0)
+
+
+class _Source:
+    """What a tensor is made from again in backward, in place of being saved."""
+
+    __slots__ = ("inputs", "make")
+
+    def __init__(self, inputs, make):
+        self.inputs = [(t, t._version) for t in inputs if t is not None]
+        self.make = make
+
+    def __call__(self):
+        for tensor, version in self.inputs:
+            _check_version(tensor, version)
+        with torch.no_grad():
+            return self.make()
+
+
+class _Kept:
+    """A saved tensor with autograd's check that nobody changed it, which hooks go without."""
+
+    __slots__ = ("tensor", "version")
+
+    def __init__(self, tensor):
+        self.tensor = tensor.detach()
+        self.version = tensor._version
+
+    def __call__(self):
+        _check_version(self.tensor, self.version)
+        return self.tensor
+
+
+def _check_version(tensor, version):
+    if tensor._version != version:
+        raise RuntimeError("one of the variables needed for gradient computation has been modified by an inplace operation: a "
+                           f"tensor of shape {tuple(tensor.shape)} is at version {tensor._version}, expected version {version}")
+
+
+def _hooks_are_free():
+    """False under a checkpoint or other hooks of the caller, which must see every tensor that is saved."""
+    return not torch.compiler.is_compiling() and torch.is_grad_enabled() and \
+        saved_tensors_hooks() is None
+
+
+def norm_act_shared(norm, x, activation, param, consume):
+    """(z, source): act(norm(x)), and what it is made from, for readers that would save z."""
+    if not _hooks_are_free() or x.numel() == 0:
+        return norm_act(norm, x, activation, param, "pre_activation", consume), None
+    op = _ops.abn_recomputable_ if consume else _ops.abn_recomputable
+    settings = _settings(norm)
+    z, saved, mean, inv_std, normalized = op(x, *settings, activation, param)
+    if saved.numel() == 0:
+        return z, None
+    weight, bias = (t.detach() if t is not None else None for t in settings[:2])
+    name = "normalized" if normalized else "pre_activation"
+
+    def make():
+        return _ops.abn_recompute_output(saved, None, weight, bias, activation, param, name, False, mean, inv_std)
+
+    return z, _Source([saved, weight, bias] if normalized else [saved], make)
+
+
+def source_of(y, activation, param):
+    """The source of activated(y)."""
+    if not _hooks_are_free() or not y.requires_grad:
+        return None
+    kept = y.detach()
+    return _Source([kept], lambda: activated(kept, activation, param))
+
+
+def _read(source, z, function, *arguments):
+    """function(*arguments), z among them: autograd saves z's source in place of z."""
+    if source is None or not _hooks_are_free():
+        return function(*arguments)
+    like = (z.data_ptr(), z.shape, z.stride(), z.dtype)
+    others = {(a.data_ptr(), a.shape): a for a in arguments if isinstance(a, torch.Tensor) and a is not z}
+
+    def pack(t):
+        if (t.data_ptr(), t.shape, t.stride(), t.dtype) == like:
+            return source
+        return _Kept(others.get((t.data_ptr(), t.shape), t))
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept()):
+        return function(*arguments)
+
+
+def convolution_of(source, conv, z):
+    """convolution(conv, z), which saves z's source."""
+    return _read(source, z, convolution, conv, z)
+
+
+def product_of(source, z, a, b):
+    """a * b, of which one is z: saves z's source."""
+    return _read(source, z, torch.mul, a, b)
