@@ -103,6 +103,20 @@ def _input_changed(m, x):
     return m.conv2(F.silu(m.bn1(y)))
 
 
+def _input_changed_through_a_view(m, x):
+    y = m.conv1(x)
+    part = y[:, :3]
+    part.mul_(2)
+    return m.conv2(F.silu(m.bn1(y)))
+
+
+def _feature_changed(m, x):
+    a, b = m.conv1(x), m.conv2(m.conv1(x))
+    y = m.bn12(torch.cat([a, b], 1))
+    a.mul_(2)
+    return m.double_conv(F.relu(y)) + a
+
+
 def _input_changed_by_another_name(m, x):
     y = m.conv1(x)
     again = y
@@ -158,12 +172,17 @@ PATTERNS = {
     "input changed by another name": _input_changed_by_another_name,
     "a dict": lambda m, x: {"a": m.relu(m.bn1(m.conv1(x))), "b": m.bn2(m.conv1(x))},
     "no_grad inside": lambda m, x: m.relu(m.bn1(m.conv1(x))) + _without_grad(m, x),
+    "an optional input": lambda m, x, scale=None: m.conv2(F.silu(m.bn1(m.conv1(x)))),
+    "input changed through a view": _input_changed_through_a_view,
+    "feature changed": _feature_changed,
+    "added to a number": lambda m, x: F.relu(m.bn1(m.conv1(x)) + x.size(0)),
     "random numbers": lambda m, x: m.conv2(F.dropout(F.silu(m.bn1(m.conv1(x))), 0.5, m.training)),
 }
 
 
 # What these do to the tensors of the layer would be lost, or an error of autograd, so that bn1 stays as it is.
-LEFT = ("in place on identity", "in place on a sum", "input changed by another name", "no_grad inside")
+LEFT = ("in place on identity", "in place on a sum", "input changed by another name",
+        "input changed through a view", "no_grad inside")
 
 
 def _without_grad(m, x):
@@ -175,7 +194,7 @@ def _without_grad(m, x):
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_a_pattern_equals_the_original(name, channels_last):
     model = Forward(PATTERNS[name])
-    if name == "concatenated":
+    if name in ("concatenated", "feature changed"):
         model.bn12 = nn.BatchNorm2d(12).double()
     x = X
     if channels_last:
@@ -272,6 +291,32 @@ def test_a_layer_that_is_replaced_later():
     assert_same(model, converted)
 
 
+def test_compile_sees_what_changed_later():
+    torch._dynamo.reset()
+    model = small()
+    converted, _ = convert_copy(model)
+
+    def compiled():
+        return torch.compile(converted, fullgraph=True, backend="aot_eager")
+
+    assert_same(model, compiled())
+    for m in (model, converted):
+        torch.manual_seed(3)
+        m[5] = nn.Tanh()
+    assert_same(model, compiled())
+    for m in (model, converted):
+        m[2] = nn.LeakyReLU(0.5)
+    assert_same(model, compiled())
+    for m in (model, converted):
+        m[2].negative_slope = 0.1
+    assert_same(model, compiled())
+    seen = []
+    converted[2].register_forward_hook(lambda *_: seen.append(1))
+    torch._dynamo.reset()  # torch.compile itself does not look for new hooks
+    assert_same(model, compiled())
+    assert seen
+
+
 def test_an_attribute_that_changes_later():
     class Scaled(Forward):
         scale = 1.0
@@ -301,7 +346,9 @@ def test_optional_inputs():
     mask = torch.rand(4, 1, 8, 8, dtype=torch.float64)
     calls = (((X,), {}), ((X, mask), {}), ((X,), {"mask": mask}), ((X, None, True), {}), ((X,), {"twice": True}))
     for arguments, keywords in calls:
-        a, b = model(*arguments, **keywords), converted(*arguments, **keywords)
+        with warnings.catch_warnings():  # of a graph without the layer
+            warnings.simplefilter("error", RuntimeWarning)
+            a, b = model(*arguments, **keywords), converted(*arguments, **keywords)
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-10)
 
 

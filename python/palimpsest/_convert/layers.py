@@ -150,6 +150,26 @@ def writes_over(node, value, modules):
     return False
 
 
+# What returns another tensor on the memory of its input, or its input.
+_VIEW_FUNCTIONS = {operator.getitem, torch.chunk, torch.split, torch.flatten, torch.permute, torch.transpose, torch.unbind,
+                   torch.squeeze, torch.unsqueeze, F.dropout, F.dropout2d, getattr}
+_VIEW_METHODS = {"view", "reshape", "flatten", "permute", "transpose", "chunk", "split", "unbind", "narrow", "select",
+                 "squeeze", "unsqueeze", "expand", "contiguous", "detach", "view_as", "to", "float", "t"}
+_VIEW_MODULES = (nn.Flatten, nn.Dropout, nn.Dropout2d, nn.Identity, nn.Unflatten)
+
+
+def _is_view(node, modules):
+    if node.op == "call_module":
+        return isinstance(modules[node.target], _VIEW_MODULES)
+    return node.target in (_VIEW_METHODS if node.op == "call_method" else _VIEW_FUNCTIONS)
+
+
+def is_changed(value, modules):
+    """Whether a reader of `value`, or of a view of it, changes it in place."""
+    return any(writes_over(user, value, modules) or (_is_view(user, modules) and is_changed(user, modules))
+               for user in value.users)
+
+
 def saves_input(node, value, modules):
     """Whether backward of a node may need `value`, its argument, so that autograd saves it."""
     if node.op == "output":

@@ -21,7 +21,7 @@ class Settings:
         self.left = frozenset(left)  #: names of layers, relative to the region, that stay as they are
         self.warn = warn
         self.plans = {}              #: key to function
-        self.compiled = {}           #: (training, number of inputs) to function, for torch.compile
+        self.compiled = {}           #: (training, number of inputs) to (function, conditions), for torch.compile
         self.converted = 0           #: layers in the plan that convert() made
 
     def __getstate__(self):
@@ -40,8 +40,8 @@ def _forward_of(original):
     def forward(self, *arguments, **keywords):
         if torch.compiler.is_compiling():
             if not functional.is_exporting():
-                plan = self._palimpsest_settings.compiled.get((self.training, len(arguments)))
-                if plan is not None and not keywords:
+                plan, planned = self._palimpsest_settings.compiled.get((self.training, len(arguments)), (None, ()))
+                if plan is not None and not keywords and tracing.is_as_planned(self, planned):
                     return plan(self, *arguments)
             return self._palimpsest_forward(*arguments, **keywords)
         if not torch.is_grad_enabled() or _needs_own_forward():
@@ -55,7 +55,8 @@ class _Region:
     """In front of the class of a module that runs plans."""
 
     def __reduce_ex__(self, protocol):
-        return _new, (self._palimpsest_class,), self.__dict__
+        _, _, *state = super().__reduce_ex__(protocol)
+        return _new, (self._palimpsest_class,), *state
 
     def __setstate__(self, state):
         super().__setstate__(state)
@@ -117,13 +118,12 @@ def constants_of(region, arguments, keywords):
     return {name: value for name, value in bound.arguments.items() if type(value) in tracing._CONSTANTS}
 
 
-def make_plan(module, settings, constants=None):
+def make_plan(module, settings, constants):
     """(function, layers): the forward of a module with fused layers, or its own if it has no graph."""
     options = Options(settings.strategy, lambda _, name: name not in settings.left)
     own = type(module)._palimpsest_forward if is_region(module) else type(module).forward
     try:
-        opaque = tracing.find_opaque(module)
-        graph = tracing.trace(module, opaque, constants)
+        graph = tracing.trace(module, tracing.find_opaque(module, constants), constants)
     except tracing.NotTraceable:
         return own, []
     layers = rewrite(graph, dict(module.named_modules(remove_duplicate=False)), options)
@@ -136,23 +136,10 @@ def make_plan(module, settings, constants=None):
     return namespace["forward"], layers
 
 
-def _usual_constants(module):
-    """(number of inputs, constants) of a call with nothing but what forward requires."""
-    forward = getattr(module, tracing.FORWARD, module.forward)
-    constants, inputs = {}, 0
-    for parameter in inspect.signature(forward).parameters.values():
-        if parameter.default is not parameter.empty:
-            if type(parameter.default) in tracing._CONSTANTS:
-                constants[parameter.name] = parameter.default
-        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
-            inputs += 1
-    return inputs, constants
-
-
 def make_usual_plans(region):
     """Plans for training and evaluation, called with tensors alone. Returns the layers of the one for its mode now."""
     settings = region._palimpsest_settings
-    inputs, constants = _usual_constants(region)
+    inputs, constants = tracing.usual_call(region)
     modes = {m: m.training for m in region.modules()}
     found = []
     for training in (not region.training, region.training):
@@ -162,9 +149,11 @@ def make_usual_plans(region):
         try:
             plan, layers = make_plan(region, settings, constants)
             key = (tuple([None] * inputs), tracing.signature(region))
+            planned = tracing.plan_conditions(region)
         finally:
             for m, was in modes.items():
                 m.training = was
-        settings.plans[key] = settings.compiled[training, inputs] = plan
+        settings.plans[key] = plan
+        settings.compiled[training, inputs] = plan, planned
         found = layers
     return found

@@ -51,7 +51,7 @@ class _Norm:
         if not terms:
             return
         other = terms[1] if terms[0] is self.node else terms[0]
-        if any(layers.writes_over(user, other, modules) for user in other.users) and len(other.users) > 1:
+        if layers.is_changed(other, modules) and len(other.users) > 1:
             return  # other changes in place, and somebody reads it again
         module = modules[other.target] if other.op == "call_module" else None
         if module and layers.is_norm(module) and not layers.has_hooks(module) and len(other.users) == 1:
@@ -63,7 +63,7 @@ class _Norm:
 
     def _take_activation(self, modules):
         reader = self._only_reader()
-        known = layers.activation_of(reader, modules) if reader else None
+        known = layers.activation_of(reader, modules) if reader and reader.args[:1] == (self.last,) else None
         if known and not (reader.op == "call_module" and layers.has_hooks(modules[reader.target])):
             (self.activation, self.param), self.last = known, reader
 
@@ -116,12 +116,12 @@ def _reason_to_leave(norm, modules, options, taken):
         return "not selected"
     if norm.addition in taken or (norm.last is not norm.node and norm.last in taken):
         return "its sum belongs to another normalization"
-    if any(layers.writes_over(user, norm.last, modules) for user in norm.last.users) and norm.activation == "identity":
+    if layers.is_changed(norm.last, modules) and norm.activation == "identity":
         return "its result is changed in place"
     x = norm.node.args[0] if norm.node.args else None
     if x is None or norm.node.kwargs:
         return "it is called with keywords"
-    if any(layers.writes_over(user, x, modules) for user in x.users):
+    if layers.is_changed(x, modules):
         return "its input is changed in place"
     return None
 
@@ -199,7 +199,7 @@ class _Writer:
             any(layers.saves_input(user, x, self.modules) for user in x.users if user is not reader)
 
     def _is_changed(self, value):
-        return any(layers.writes_over(user, value, self.modules) for user in value.users)
+        return layers.is_changed(value, self.modules)
 
     # ---- Nodes
 
@@ -301,7 +301,8 @@ class _Writer:
         references = self._module(reader, node.target), self._module(reader, reader.target)
         is_plain_2d = type(conv) is nn.Conv2d and conv.bias is None
         if is_auto and is_plain_2d and x.op == "call_function" and x.target in (torch.cat, torch.concat) and len(x.users) == 1 \
-                and isinstance(x.args[0], (list, tuple)) and (x.args[1:] == (1,) or x.kwargs == {"dim": 1}):
+                and isinstance(x.args[0], (list, tuple)) and (x.args[1:] == (1,) or x.kwargs == {"dim": 1}) \
+                and not any(self._is_changed(feature) for feature in x.all_input_nodes):
             new = self._call(reader, runtime.norm_act_conv_of, *references, list(x.args[0]), norm.activation, norm.param)
             words = f"with {reader.target}, saves nothing of its own"
         elif is_auto and saved == "input" and is_plain_2d and self._is_halved(reader, conv):

@@ -83,7 +83,8 @@ def norm_act_conv_pool(norm, conv, x, activation, param):
 
 def norm_add(norm, x, residual, activation, param, saved, consume, relu_residual):
     """act(norm(x) + residual). relu_residual: the residual is what its ReLU is still to be applied to."""
-    if x.numel() == 0 or x.shape != residual.shape or x.dtype != residual.dtype:
+    is_tensor = isinstance(residual, torch.Tensor)
+    if not is_tensor or x.numel() == 0 or x.shape != residual.shape or x.dtype != residual.dtype:
         r = F.relu(residual) if relu_residual else residual
         return functional.activate(_plain(norm, x) + r, activation, param)
     op = _ops.abn_ if consume and saved.startswith("output") else _ops.abn
@@ -115,7 +116,9 @@ def max_pool(pool, x):
 def dense_block(block, x):
     """torchvision's dense block in one operator (functional.dense_block)."""
     layers = list(block._modules.values())
-    if torch.compiler.is_compiling() or x.numel() == 0 or x.dim() != 4:
+    norms = [norm for layer in layers for norm in (layer.norm1, layer.norm2)]
+    differ = len({(n.training, n.momentum, n.eps, n.track_running_stats) for n in norms}) > 1 or norms[0].momentum is None
+    if differ or torch.compiler.is_compiling() or x.numel() == 0 or x.dim() != 4:
         return type(block).forward(block, x)
     norm1 = [_settings(layer.norm1) for layer in layers]
     norm2 = [_settings(layer.norm2) for layer in layers]

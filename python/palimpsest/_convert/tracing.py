@@ -1,4 +1,5 @@
 """The graph of a module's forward, by torch.fx, and the conditions under which it stands for the forward."""
+import inspect
 import operator
 import random
 
@@ -120,6 +121,12 @@ def trace(module, opaque=(), constants=None):
         problem = "its forward draws random numbers to decide"
     if problem is not None:
         raise NotTraceable(problem)
+    names = list(inspect.signature(getattr(module, tracer.traced_func_name)).parameters)
+    inputs = [node for node in graph.nodes if node.op == "placeholder"]
+    if len(inputs) != len(names) or any(node.target.startswith("*") for node in inputs):
+        raise NotTraceable("its forward takes any number of inputs")
+    for node, name in zip(inputs, names):  # torch.fx gives constants another name
+        node.target = name
     for node in list(graph.nodes):  # torch.fx compares the constants again at each call; the key of a plan has them (region.py)
         if node.op == "call_function" and node.target in (torch._assert, fx._symbolic_trace._assert_is_none):
             arguments = node.all_input_nodes
@@ -130,18 +137,34 @@ def trace(module, opaque=(), constants=None):
     return graph
 
 
-def find_opaque(module):
-    """The submodules that trace() must not enter for `module` to have a graph; raises NotTraceable if it has none."""
+def usual_call(module):
+    """(number of inputs, constants) of a call with nothing but what forward requires."""
+    forward = getattr(module, FORWARD, module.forward)
+    constants, inputs = {}, 0
+    for parameter in inspect.signature(forward).parameters.values():
+        if parameter.default is not parameter.empty:
+            if type(parameter.default) in _CONSTANTS:
+                constants[parameter.name] = parameter.default
+        elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            inputs += 1
+    return inputs, constants
+
+
+def find_opaque(module, constants=None):
+    """The submodules that trace() must not enter for `module` to have a graph; raises NotTraceable if it has none.
+
+    constants: as for trace(); those of the usual call if None."""
     if "forward" in module.__dict__:
         raise NotTraceable("its forward was replaced")
+    constants = usual_call(module)[1] if constants is None else constants
     try:
-        trace(module)
+        trace(module, (), constants)
         return []
     except NotTraceable:
         opaque = [m for child in module.children() for m in _opaque_within(child)]
         if not opaque:
             raise
-        trace(module, opaque)
+        trace(module, opaque, constants)
         return opaque
 
 
@@ -188,6 +211,40 @@ _SIMPLE = (*_CONSTANTS, list, tuple)
 # Their attributes are read when the graph runs.
 _CONVOLUTIONS = frozenset((nn.Conv1d, nn.Conv2d, nn.Conv3d))
 _PLAIN = frozenset((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Linear))
+
+
+def plan_conditions(root):
+    """What signature() says, in a form that torch.compile can check while it traces: path, type, attributes of each module."""
+    conditions, stack = [], [((), root)]
+    while stack:
+        path, module = stack.pop()
+        kind = type(module)
+        is_listened = module is not root and layers.has_hooks(module)
+        is_read_when_run = is_listened or kind in _PLAIN or kind in _CONVOLUTIONS
+        attributes = () if is_read_when_run else tuple((k, v) for k, v in module.__dict__.items()
+                                                       if type(v) in _CONSTANTS and not k.startswith("_"))
+        conditions.append((path, kind, is_listened, attributes, () if is_listened else tuple(module._modules)))
+        if not is_listened:
+            stack.extend(((*path, name), child) for name, child in module._modules.items() if child is not None)
+    return tuple(conditions)
+
+
+def is_as_planned(root, conditions):
+    """Whether the modules are still those of plan_conditions()."""
+    for path, kind, is_listened, attributes, names in conditions:
+        module = root
+        for name in path:
+            module = getattr(module, name)
+        if type(module) is not kind:
+            return False
+        if path and bool(module._forward_hooks or module._forward_pre_hooks) != is_listened:
+            return False
+        if not is_listened and tuple(module._modules.keys()) != names:
+            return False
+        for name, value in attributes:
+            if getattr(module, name) != value:
+                return False
+    return True
 
 
 def _kind(value):
