@@ -5,8 +5,8 @@
 #include <cstdint>
 
 /// Two-dimensional convolution in groups, f32, channels-last, without bias, for geometries where a special
-/// kernel takes less time than a general library: narrow groups (2 to 16 channels, as in ResNeXt), and the
-/// weight gradient of any convolution whose channels fill vectors.
+/// kernel takes less time than a general library: narrow groups (2 to 16 channels, as in ResNeXt), the weight
+/// gradient of depthwise convolutions, and that of any convolution whose channels fill vectors.
 ///   y[n,oh,ow,o]  = sum over ky, kx, i of x[n, ih, iw, g * C_in / groups + i] * w[o,ky,kx,i]
 ///   dx[n,ih,iw,c] = sum over the (o, ky, kx, oh, ow) that read x[n,ih,iw,c] of dy[n,oh,ow,o] * w[o,ky,kx,i]
 ///   dw[o,ky,kx,i] = sum over n, oh, ow of dy[n,oh,ow,o] * x[n, ih, iw, g * C_in / groups + i]

@@ -17,6 +17,7 @@ struct ConvolutionOptions {
 /// Convolution. libtorch runs it, except for passes where a kernel of ours takes less time (kernels/conv2d.h;
 /// benchmarks/convolution_time.cpp measures them). These passes are f32 on a CPU, channels-last, with two
 /// spatial dimensions:
+///   depthwise                    the weight gradient, if the kernel is 3, 5 or 7 pixels wide
 ///   groups of 2 to 16 channels   forward (without bias) and both gradients
 ///   wider groups                 the weight gradient, if the kernel is 1x1 or strided or the output has few
 ///                                pixels

@@ -25,6 +25,7 @@ namespace palimpsest::kernels::cpu {
   namespace isa::conv2d {                                          \
   extern const cpu::conv2d::WeightGradientKernels kWeightGradient; \
   extern const cpu::conv2d::GroupedKernels kGrouped;               \
+  extern const cpu::conv2d::DepthwiseKernels kDepthwise;           \
   }                                                                \
   namespace isa::dense_block {                                     \
   extern const cpu::dense_block::Kernels<float> kF32;              \
@@ -51,6 +52,7 @@ std::span<const InstructionSet> compiled_instruction_sets() {
    isa::max_pool::kKernels,                   \
    isa::conv2d::kWeightGradient,              \
    isa::conv2d::kGrouped,                     \
+   isa::conv2d::kDepthwise,                   \
    isa::dense_block::kF32,                    \
    isa::dense_block::kF64,                    \
    isa::dense_block::kF16,                    \

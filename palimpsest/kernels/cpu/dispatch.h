@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/kernels/cpu/abn/table.h"
+#include "palimpsest/kernels/cpu/conv2d/depthwise_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/grouped_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/weight_gradient_kernels.h"
 #include "palimpsest/kernels/cpu/dense_block/kernels.h"
@@ -22,6 +23,7 @@ struct InstructionSet {
   max_pool::Kernels max_pool;
   conv2d::WeightGradientKernels weight_gradient;
   conv2d::GroupedKernels grouped_conv2d;
+  conv2d::DepthwiseKernels depthwise_conv2d;
   dense_block::Kernels<float> dense_f32;
   dense_block::Kernels<double> dense_f64;
   dense_block::Kernels<Float16> dense_f16;

@@ -52,14 +52,15 @@ std::optional<Conv2dProblem> kernel_problem(const at::Tensor& x, const at::Tenso
 
 /// Returns whether our kernel takes less time than libtorch's (bench_convolution_time).
 bool is_faster(const Conv2dProblem& problem, Conv2dPass pass) {
-  constexpr int64_t kFewPixels = 64;
+  constexpr int64_t kFewPixels = 64, kFewChannels = 64;
   if (!kernels::cpu::has_conv2d(problem, pass)) return false;
   const bool strided = problem.stride.h * problem.stride.w > 1;
+  const bool is_1x1 = problem.kernel_size.h * problem.kernel_size.w == 1;
   // All passes over narrow groups are faster but one, which takes 1.1 of libtorch's time.
   if (problem.group_in() <= 16)
     return !(pass == Conv2dPass::kBackwardWeight && strided && problem.group_in() == 16);
-  return problem.kernel_size.h * problem.kernel_size.w == 1 || strided ||
-         problem.out.h * problem.out.w <= kFewPixels;
+  if (is_1x1 && !strided) return problem.group_in() >= kFewChannels;
+  return is_1x1 || strided || problem.out.h * problem.out.w <= kFewPixels;
 }
 
 /// Runs the forward pass in the dtype of the weight.

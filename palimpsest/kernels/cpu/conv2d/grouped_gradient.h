@@ -9,8 +9,8 @@
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
 
 using cpu::conv2d::first_channel;
-using cpu::conv2d::GroupedSegment;
 using cpu::conv2d::GroupedWeightGradient;
+using cpu::conv2d::Segment;
 
 namespace {
 
@@ -258,7 +258,7 @@ void add_vectors(const GroupedWeightGradient& g, const Patch& patch, const Patch
 template <int kStride>
 class Patches {
  public:
-  PALIMPSEST_HOST_DEVICE Patches(const GroupedWeightGradient& g, const GroupedSegment& segment)
+  PALIMPSEST_HOST_DEVICE Patches(const GroupedWeightGradient& g, const Segment& segment)
       : gradient_(g), segment_(segment) {
     // Patches that are about square read the fewest inputs beyond their outputs.
     columns_ = at_most(g.out.w, kStride == 1 ? 28 : 14);
@@ -294,12 +294,12 @@ class Patches {
 
  private:
   const GroupedWeightGradient& gradient_;
-  const GroupedSegment& segment_;
+  const Segment& segment_;
   int64_t images_, rows_, columns_, across_, down_, count_;
 };
 
 template <int kStride, int kGroup>
-void add_segment(const GroupedWeightGradient& g, const GroupedSegment& segment, const GroupedSegment& next,
+void add_segment(const GroupedWeightGradient& g, const Segment& segment, const Segment& next,
                  VectorRange range, float* sums) {
   const Patches<kStride> patches(g, segment), patches_after(g, next);
   for (int64_t i = 0; i < patches.count(); ++i)

@@ -24,9 +24,8 @@ void sweep(const GroupedSweep& s, int64_t image, int64_t begin, int64_t end) {
 }
 
 template <int kGroup>
-void weight_gradient_in_groups(const GroupedWeightGradient& g, const GroupedSegment& segment,
-                               const GroupedSegment& next, int64_t first_vector, int64_t last_vector,
-                               float* sums) {
+void weight_gradient_in_groups(const GroupedWeightGradient& g, const Segment& segment, const Segment& next,
+                               int64_t first_vector, int64_t last_vector, float* sums) {
   const auto size = static_cast<unsigned long>((last_vector - first_vector) * 9 * kGroup * kLanes);
   __builtin_memset(sums, 0, size * sizeof(float));
   if (g.stride == 1)
@@ -35,8 +34,8 @@ void weight_gradient_in_groups(const GroupedWeightGradient& g, const GroupedSegm
     add_segment<2, kGroup>(g, segment, next, {first_vector, last_vector}, sums);
 }
 
-void weight_gradient(const GroupedWeightGradient& g, const GroupedSegment& segment,
-                     const GroupedSegment& next, int64_t first_vector, int64_t last_vector, float* sums) {
+void weight_gradient(const GroupedWeightGradient& g, const Segment& segment, const Segment& next,
+                     int64_t first_vector, int64_t last_vector, float* sums) {
   switch (g.group) {
     case 2:
       return weight_gradient_in_groups<2>(g, segment, next, first_vector, last_vector, sums);

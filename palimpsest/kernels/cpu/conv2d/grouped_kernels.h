@@ -1,21 +1,13 @@
 #pragma once
 
 #include "palimpsest/base/shape.h"
+#include "palimpsest/kernels/cpu/conv2d/channel_vectors.h"
 
 #include <cstdint>
 
 /// The functions that an instruction set provides for grouped.cpp: single-threaded sweeps over some rows.
 /// Each set compiles grouped_kernels.cpp into its own namespace and provides one table.
 namespace palimpsest::kernels::cpu::conv2d {
-
-/// Channels are taken one vector at a time. The last vector ends with the last channel and may overlap the
-/// one before it: both compute the same values.
-constexpr int64_t vectors_of(int64_t channels, int64_t lanes) {
-  return (channels + lanes - 1) / lanes;
-}
-constexpr int64_t first_channel(int64_t vector, int64_t channels, int64_t lanes) {
-  return vector * lanes < channels - lanes ? vector * lanes : channels - lanes;
-}
 
 /// A convolution, forward or transposed, from `source` to `result`, both channels-last with `channels`
 /// channels in groups of `group`. Along each dimension tap k (0 to 2) leads
@@ -42,11 +34,6 @@ struct GroupedWeightGradient {
   Pair2 padding;
 };
 
-/// The outputs behind one share of the weight's gradient: rows [top, bottom) of some images.
-struct GroupedSegment {
-  int64_t first_image, last_image, top, bottom;
-};
-
 struct GroupedKernels {
   int64_t lanes;  ///< channels in a vector
   /// Rows [begin, end) of the result, of one image.
@@ -54,8 +41,8 @@ struct GroupedKernels {
   /// Writes sums (vectors, i, ky, kx, lanes) for vectors [first_vector, last_vector): the segment's share of
   /// the weight's gradient from input i of each lane's group. Prefetches `next`, the segment that is read
   /// after it.
-  void (*weight_gradient)(const GroupedWeightGradient& gradient, const GroupedSegment& segment,
-                          const GroupedSegment& next, int64_t first_vector, int64_t last_vector, float* sums);
+  void (*weight_gradient)(const GroupedWeightGradient& gradient, const Segment& segment, const Segment& next,
+                          int64_t first_vector, int64_t last_vector, float* sums);
 };
 
 }  // namespace palimpsest::kernels::cpu::conv2d

@@ -20,9 +20,11 @@ constexpr int64_t kPackedAtOnce = 32;
 constexpr int64_t kRowTiles = 32;
 constexpr int64_t kColumnTiles = 8;
 constexpr int64_t kPackedBytes = int64_t{512} << 10;
-// Tasks, if there are enough pixels: so many occupy many cores, and end at about the same time on few cores.
+// Tasks, if there are enough pixels and columns: so many occupy many cores, and end at about the same time on
+// few cores.
 constexpr int64_t kTasks = 32;
-constexpr int64_t kFewestPixels = 1024;              // per task
+constexpr int64_t kFewestPixels = 384;               // per task
+constexpr int64_t kFewestColumnTiles = 4;            // per task, unless there are fewer
 constexpr int64_t kPartialBytes = int64_t{8} << 20;  // the sums of all segments
 
 struct Range {
@@ -52,11 +54,15 @@ class WeightGradient {
         column_tiles_(problem_.kernel_size.h * problem_.kernel_size.w * tiles_each_),
         row_blocks_(ceil_divide(problem_.group_out(), kRowTiles * kernels_.rows)),
         column_blocks_(packed_bytes() <= kPackedBytes ? 1 : ceil_divide(column_tiles_, kColumnTiles)) {
-    const int64_t blocks = problem_.groups * row_blocks_ * column_blocks_;
     const int64_t room = kPartialBytes / static_cast<int64_t>(sizeof(float)) / problem_.weights();
-    contiguous_ = blocks == 1 && problem_.kernel_size.h * problem_.kernel_size.w == 1 &&
+    const auto blocks = [&] { return problem_.groups * row_blocks_ * column_blocks_; };
+    segments_ =
+        std::max<int64_t>(1, std::min({ceil_divide(kTasks, blocks()), pixels() / kFewestPixels, room}));
+    if (const int64_t tasks = segments_ * blocks(); tasks < kTasks)
+      column_blocks_ = std::clamp(column_blocks_ * kTasks / tasks, column_blocks_,
+                                  std::max(column_blocks_, column_tiles_ / kFewestColumnTiles));
+    contiguous_ = blocks() == 1 && problem_.kernel_size.h * problem_.kernel_size.w == 1 &&
                   problem_.in.h == problem_.out.h && problem_.in.w == problem_.out.w;
-    segments_ = std::max<int64_t>(1, std::min({ceil_divide(kTasks, blocks), pixels() / kFewestPixels, room}));
   }
 
   void write(float* dw) const {
@@ -178,9 +184,9 @@ class WeightGradient {
   const WeightGradientKernels& kernels_;
   const float* const x_;
   const float* const dy_;
-  const int64_t tiles_each_, column_tiles_, row_blocks_, column_blocks_;
+  const int64_t tiles_each_, column_tiles_, row_blocks_;
+  int64_t column_blocks_, segments_;
   bool contiguous_;
-  int64_t segments_;
 };
 
 }  // namespace

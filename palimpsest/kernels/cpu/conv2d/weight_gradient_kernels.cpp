@@ -20,8 +20,10 @@ constexpr int64_t kColumns = kVectors * kLanes;
 // channels, and 16 sums hide the latency of two units.
 constexpr int64_t kRows = sizeof(V) == 64 ? 8 : sizeof(V) == 32 ? 6 : 4;
 
-void tile(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
-  V sums[kRows][kVectors] = {};
+/// kUsed: the vectors of b that hold the tile's columns.
+template <int64_t kUsed>
+void tile_of(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
+  V sums[kRows][kUsed] = {};
   // Other tiles were summed since the last visit: these values have left the first-level cache.
   for (int64_t r = 0; r < out.rows; ++r) {
     __builtin_prefetch(out.values + r * out.stride, 1);
@@ -29,28 +31,34 @@ void tile(int64_t count, const float* a, const float* b, const TileOutput& out, 
   }
   for (int64_t k = 0; k < count; ++k) {
     __builtin_prefetch(ahead.from + k * ahead.step, 0, 2);
-    V from_b[kVectors];
+    V from_b[kUsed];
 #pragma GCC unroll 2
-    for (int64_t v = 0; v < kVectors; ++v) from_b[v] = load<V>(b + k * kColumns + v * kLanes);
+    for (int64_t v = 0; v < kUsed; ++v) from_b[v] = load<V>(b + k * kColumns + v * kLanes);
 #pragma GCC unroll 8
     for (int64_t r = 0; r < kRows; ++r) {
       const V from_a =
           a[k * kRows + r] - V{};  // a broadcast: subtracting 0 changes no value, adding it changes -0
 #pragma GCC unroll 2
-      for (int64_t v = 0; v < kVectors; ++v) sums[r][v] += from_a * from_b[v];
+      for (int64_t v = 0; v < kUsed; ++v) sums[r][v] += from_a * from_b[v];
     }
   }
   // The sums go through memory here: if they were indexed at run time, they would always lie in memory.
-  float values[kRows * kColumns];
+  constexpr int64_t kWidth = kUsed * kLanes;
+  float values[kRows * kWidth];
 #pragma GCC unroll 8
   for (int64_t r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
-    for (int64_t v = 0; v < kVectors; ++v) store(values + r * kColumns + v * kLanes, sums[r][v]);
+    for (int64_t v = 0; v < kUsed; ++v) store(values + r * kWidth + v * kLanes, sums[r][v]);
   for (int64_t r = 0; r < out.rows; ++r) {
     float* const to = out.values + r * out.stride;
-    const float* const from = values + r * kColumns;
+    const float* const from = values + r * kWidth;
     for (int64_t j = 0; j < out.columns; ++j) to[j] = out.add ? to[j] + from[j] : from[j];
   }
+}
+
+void tile(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
+  return out.columns <= kLanes ? tile_of<1>(count, a, b, out, ahead)
+                               : tile_of<kVectors>(count, a, b, out, ahead);
 }
 
 template <int64_t kWidth>
