@@ -118,6 +118,11 @@ void apply(Block block, ActivationChoice activation, Saved saved,
                                              tensors, stores);
           });
         });
+  } else if (is_inline_silu<S>(activation, block.width) && saved != Saved::kNormalized && !has_residual) {
+    with_constant<Saved::kOutput, Saved::kPreActivation>(saved, [&](auto kind) PALIMPSEST_INLINE_LAMBDA {
+      apply_rows<S, Vector<T>, kPlane>(block, inline_silu<T>(), kind, Constant<false>{}, coefficients,
+                                       tensors, stores);
+    });
   } else {
     with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
       apply_rows<S, V, kPlane>(block, any<S>(activation), saved, has_residual, coefficients, tensors, stores);

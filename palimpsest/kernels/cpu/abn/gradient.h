@@ -93,6 +93,8 @@ PALIMPSEST_HOST_DEVICE void with_gradient(Block block, ActivationChoice choice, 
             call(Vector<T>{}, straight<T>(choice), kind, residual);
           });
         });
+  else if (is_inline_silu<S>(choice, block.width) && saved == Saved::kPreActivation && !has_residual)
+    call(Vector<T>{}, inline_silu<T>(), Constant<Saved::kPreActivation>{}, Constant<false>{});
   else
     with_constant<Saved::kOutput, Saved::kOutputForm1, Saved::kPreActivation, Saved::kInput,
                   Saved::kOutputBit>(saved, [&](auto kind) PALIMPSEST_INLINE_LAMBDA {

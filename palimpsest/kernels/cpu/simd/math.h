@@ -86,6 +86,17 @@ PALIMPSEST_HOST_DEVICE V expm1_nonpositive(V v) {
   return power * expm1_polynomial<T>(reduced.r) + (power - T(1));
 }
 
+#ifdef __AVX512F__
+/// Returns v * 2^k for whole numbers k, rounded once.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V times_power_of_two(V v, V k) {
+  if constexpr (sizeof(T) == sizeof(float))
+    return (V)_mm512_maskz_scalef_ps(0xffff, (__m512)v, (__m512)k);
+  else
+    return (V)_mm512_maskz_scalef_pd(0xff, (__m512d)v, (__m512d)k);
+}
+#endif
+
 /// Returns exp(v) for v <= 0, within 2 ulp if the result is normal; 1 in lanes above 0. NaN stays NaN.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V exp_nonpositive(V v) {
@@ -94,6 +105,10 @@ PALIMPSEST_HOST_DEVICE V exp_nonpositive(V v) {
   v = v > T(0) ? V{} : v;
   v = v < K::kExpUnderflow ? broadcast<V>(K::kExpUnderflow) : v;
   const auto reduced = reduce_by_ln2<T>(v);
+#ifdef __AVX512F__
+  if constexpr (sizeof(V) == 64)
+    return times_power_of_two<T>(expm1_polynomial<T>(reduced.r) + T(1), reduced.k);
+#endif
   // 2^k in two factors: a single one could not be subnormal.
   const V high = reduced.k < K::kLowestExponent ? broadcast<V>(K::kLowestExponent) : reduced.k;
   const Int high_bits = (Int)(high + K::kShifter), low_bits = (Int)((reduced.k - high) + K::kShifter);
