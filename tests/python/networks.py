@@ -106,7 +106,7 @@ NETWORKS = {
     "resnet50": (_torchvision("resnet50"), 64, 0.56),
     "resnext50": (_torchvision("resnext50_32x4d"), 64, 0.56),
     "densenet121": (_torchvision("densenet121"), 64, 0.35),
-    "efficientnet_b0": (_torchvision("efficientnet_b0"), 64, 0.45),
+    "efficientnet_b0": (_torchvision("efficientnet_b0"), 64, 0.36),
     "mobilenet_v3_large": (_torchvision("mobilenet_v3_large"), 64, 0.56),
     "mobilenet_v2": (_torchvision("mobilenet_v2"), 64, 0.56),
     "deeplabv3_resnet50": (from_package("torchvision.models.segmentation",

@@ -371,11 +371,11 @@ class _Writer:
             elif layers.is_product(node):
                 z = next((a for a in node.all_input_nodes if "source" in a.meta or "deferred" in a.meta), None)
                 if z is not None and all(isinstance(a, torch.fx.Node) for a in node.args) and not node.kwargs:
-                    node.replace_all_uses_with(self._call(node, runtime.product_of, self._source(node, z), z, *node.args))
-                    self.graph.erase_node(node)
+                    self._put_product(node, z)
         for node in reversed(list(self.graph.nodes)):
             is_ours = node.target in (runtime.activated, runtime.source_of, operator.getitem) and \
-                (node.target is not operator.getitem or node.args[0].target is runtime.norm_act_shared)
+                (node.target is not operator.getitem
+                 or node.args[0].target in (runtime.norm_act_shared, runtime.product_shared))
             if node.op == "call_function" and is_ours and not node.users:
                 self.graph.erase_node(node)
             elif node.op == "get_attr" and not node.users:
@@ -385,6 +385,17 @@ class _Writer:
         if "source" in z.meta:
             return z.meta["source"]
         return self._call(before, runtime.source_of, *z.meta["deferred"])
+
+    def _put_product(self, node, z):
+        arguments = self._source(node, z), z, *node.args
+        if any(self._convolution(reader) is not None for reader in node.users) and not self._is_changed(node):
+            pair = self._call(node, runtime.product_shared, *arguments)
+            product, source = self._call(node, operator.getitem, pair, 0), self._call(node, operator.getitem, pair, 1)
+            product.meta["source"] = source
+        else:
+            product = self._call(node, runtime.product_of, *arguments)
+        node.replace_all_uses_with(product)
+        self.graph.erase_node(node)
 
     def _put_convolution(self, node):
         z, reference = node.args[0], self._module(node, node.target)

@@ -140,17 +140,29 @@ def dense_block(block, x):
 class _Source:
     """What a tensor is made from again in backward, in place of being saved."""
 
-    __slots__ = ("inputs", "make")
+    __slots__ = ("inputs", "make", "lent")
 
     def __init__(self, inputs, make):
         self.inputs = [(t, t._version) for t in inputs if t is not None]
         self.make = make
+        self.lent = None
 
-    def __call__(self):
+    def check(self):
         for tensor, version in self.inputs:
             _check_version(tensor, version)
+
+    def __call__(self):
+        self.check()
+        made, self.lent = self.lent, None
+        if made is not None:
+            return made
         with torch.no_grad():
             return self.make()
+
+    def lend(self):
+        """The same, which the next call returns again: for two nodes of which backward runs one after the other."""
+        self.lent = self()
+        return self.lent
 
 
 class _Kept:
@@ -229,3 +241,20 @@ def convolution_of(source, conv, z):
 def product_of(source, z, a, b):
     """a * b, of which one is z: saves z's source."""
     return _read(source, z, torch.mul, a, b)
+
+
+def product_shared(source, z, a, b):
+    """(a * b, its source): saves z's source, for convolutions that would save the product."""
+    product = product_of(source, z, a, b)
+    z_is_first = a is z
+    other = b if z_is_first else a
+    if source is None or not _hooks_are_free() or not isinstance(other, torch.Tensor) or not z.requires_grad:
+        return product, None
+    factor = other.detach()
+    # The product's own node needs z only for the gradient of the other factor, right after the convolution.
+    made = source.lend if other.requires_grad else source
+
+    def make():  # holds neither z nor the product
+        return torch.mul(made(), factor) if z_is_first else torch.mul(factor, made())
+
+    return product, _Source([factor], make)
