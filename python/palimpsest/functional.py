@@ -114,14 +114,28 @@ def batch_norm_act(x, running_mean, running_var, weight=None, bias=None, trainin
               saved=saved)
 
 
+def _pair(size):
+    return [size, size] if isinstance(size, int) else list(size)
+
+
 def max_pool2d(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
     """torch.nn.functional.max_pool2d with one byte saved per output, and neither x nor 64-bit indices.
 
     x: (N, C, H, W). Sizes are numbers or pairs."""
-    def pair(value):
-        return [value, value] if isinstance(value, int) else list(value)
-
     if is_exporting():
         return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
-    return torch.ops.palimpsest.max_pool2d(x, pair(kernel_size), [] if stride is None else pair(stride), pair(padding),
-                                           pair(dilation), ceil_mode)
+    return torch.ops.palimpsest.max_pool2d(x, _pair(kernel_size), [] if stride is None else _pair(stride), _pair(padding),
+                                           _pair(dilation), ceil_mode)
+
+
+def conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride=1, padding=0, dilation=1,
+           groups: int = 1) -> torch.Tensor:
+    """torch.nn.functional.conv2d, with kernels of ours for the passes in which they take less time: f32, channels-last, on a
+    CPU; groups of 2 to 16 channels, and the weight gradient of depthwise, 1x1, strided and small convolutions.
+
+    x: (N, C, H, W); weight: (C_out, C / groups, h, w); bias: (C_out) or None. Sizes are numbers or pairs; padding may be
+    "same" or "valid". The same tensors are saved, and results differ in rounding only. A second derivative is an error where a
+    kernel of ours runs. Raises RuntimeError for tensors that do not fit."""
+    if is_exporting() or isinstance(padding, str) or x.dim() != 4:
+        return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
+    return torch.ops.palimpsest.convolution(x, weight, bias, *(_pair(size) for size in (stride, padding, dilation)), groups)

@@ -56,6 +56,17 @@ class InPlaceABN(BatchNormAct):
                          activation_param=activation_param, strategy=strategy, in_place=True, device=device, dtype=dtype)
 
 
+class Conv2d(torch.nn.Conv2d):
+    """torch.nn.Conv2d on functional.conv2d: less time where a kernel of ours runs, and the same tensors saved.
+
+    x: (N, C, H, W). Padding other than zeros is torch's."""
+
+    def _conv_forward(self, input: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        if self.padding_mode != "zeros":
+            return super()._conv_forward(input, weight, bias)
+        return functional.conv2d(input, weight, bias, self.stride, self.padding, self.dilation, self.groups)
+
+
 class MaxPool2d(torch.nn.MaxPool2d):
     """torch.nn.MaxPool2d with one byte saved per output."""
 
