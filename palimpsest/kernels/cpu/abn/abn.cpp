@@ -32,10 +32,10 @@ class Call {
       : problem_(problem),
         partition_(problem.shape, problem.layout),
         sweeps_(sweeps(partition_.geometry())),
-        first_(scratch(0, partition_.segments() * problem.shape.c)),
-        second_(scratch(1, partition_.segments() * problem.shape.c)) {
-    for (int k = 0; k < kCoefficients; ++k)
-      coefficients_[k] = reinterpret_cast<T*>(scratch(2 + k, problem.shape.c));
+        columns_(problem.shape.c * partition_.pixels_per_row()),
+        first_(scratch(0, partition_.segments() * columns_)),
+        second_(scratch(1, partition_.segments() * columns_)) {
+    for (int k = 0; k < kCoefficients; ++k) coefficients_[k] = reinterpret_cast<T*>(scratch(2 + k, columns_));
   }
 
   /// Calls first(piece, segment) for every piece, then between(channel) for every channel, then
@@ -77,22 +77,21 @@ class Call {
   // ---- Statistics
 
   void moments(const Piece& piece, int64_t segment, const S* x) {
-    const int64_t at = segment * problem_.shape.c + piece.first_channel;
+    const int64_t at = segment * columns_ + piece.first_channel;
     sweeps_.moments(piece.block, x + piece.offset, first_ + at, second_ + at);
   }
 
-  /// Computes mean and biased variance of a channel from those of its segments (Chan, Golub, LeVeque).
+  /// Computes mean and biased variance of a channel from those of its parts (Chan, Golub, LeVeque).
   void channel_moments(int64_t c, double& mean, double& var) const {
     double count = 0, squares = 0;
     mean = 0;
-    for (int64_t segment = 0; segment < partition_.segments(); ++segment) {
-      const int64_t at = segment * problem_.shape.c + c;
+    for_parts(c, [&](int64_t segment, int64_t at) {
       const double added = static_cast<double>(partition_.values(segment));
       const double share = added / (count + added), delta = first_[at] - mean;
       mean += delta * share;
       squares += second_[at] + delta * delta * count * share;
       count += added;
-    }
+    });
     var = squares / count;
   }
 
@@ -121,17 +120,17 @@ class Call {
   }
 
   void reduce(const Piece& piece, int64_t segment, const AbnBackward& backward) {
-    const int64_t at = segment * problem_.shape.c + piece.first_channel;
+    const int64_t at = segment * columns_ + piece.first_channel;
     sweeps_.reduce(piece.block, activation(), backward_kind(problem_.saved), backward_coefficients(piece),
                    gradient_tensors(piece, backward), first_ + at, second_ + at);
   }
 
   void channel_sums(int64_t c, const AbnBackward& backward) const {
     double dy = 0, dy_t = 0;
-    for (int64_t segment = 0; segment < partition_.segments(); ++segment) {
-      dy += first_[segment * problem_.shape.c + c];
-      dy_t += second_[segment * problem_.shape.c + c];
-    }
+    for_parts(c, [&](int64_t, int64_t at) {
+      dy += first_[at];
+      dy_t += second_[at];
+    });
     static_cast<T*>(backward.sum_dy)[c] = static_cast<T>(dy);
     static_cast<T*>(backward.sum_dy_xhat)[c] =
         static_cast<T>(normalizer(problem_.saved, channel(c, backward)).sum_dy_xhat(dy, dy_t));
@@ -167,6 +166,14 @@ class Call {
 
   static bool is_frozen(const AbnBackward& backward) { return !backward.sum_dy || !backward.sum_dy_xhat; }
 
+  /// Calls part(segment, place in first_ and second_) for every part of a channel's sums.
+  template <class Part>
+  void for_parts(int64_t c, const Part& part) const {
+    for (int64_t segment = 0; segment < partition_.segments(); ++segment)
+      for (int64_t column = c; column < columns_; column += problem_.shape.c)
+        part(segment, segment * columns_ + column);
+  }
+
   ActivationChoice activation() const { return {problem_.activation, problem_.activation_param}; }
 
   /// Returns the residual of an AbnForward or an AbnBackward.
@@ -182,7 +189,10 @@ class Call {
   void set(int64_t c, const CenterCoefficients<T>& k) { set(0, c, {k.center, k.scale, k.shift}); }
   void set(int64_t c, const InputGradientCoefficients<T>& k) { set(3, c, {k.per_dy, k.per_t, k.constant}); }
   void set(int first, int64_t c, std::initializer_list<T> values) {
-    for (const T value : values) coefficients_[first++][c] = value;
+    for (const T value : values) {
+      for (int64_t column = c; column < columns_; column += problem_.shape.c) coefficients_[first][column] = value;
+      ++first;
+    }
   }
 
   Residual<S> residual(const Piece& piece, const void* values) const {
@@ -271,9 +281,10 @@ class Call {
   const AbnProblem& problem_;
   Partition partition_;
   const Sweeps<S>& sweeps_;
-  double* first_;                   // (segments, C): means, or sums of dy
-  double* second_;                  // (segments, C): squared deviations, or sums of dy * t
-  T* coefficients_[kCoefficients];  // (C) each
+  const int64_t columns_;           // C, or C times the pixels of a row
+  double* first_;                   // (segments, columns): means, or sums of dy
+  double* second_;                  // (segments, columns): squared deviations, or sums of dy * t
+  T* coefficients_[kCoefficients];  // (columns) each
 };
 
 }  // namespace

@@ -25,12 +25,26 @@ int64_t strip_channels(Shape3 shape) {
   return channels;
 }
 
+/// Returns how many neighbouring pixels are one row of columns. Rows of few channels leave vectors empty, and the
+/// start of a row costs more than its values: with SiLU and 8 channels five times as much as rows of 128 values.
+int64_t pixels_per_row_of(int64_t channels, int64_t pixels) {
+  constexpr int64_t kShortRow = 64, kRow = 128;
+  if (channels >= kShortRow) return 1;
+  int64_t count = std::min(kRow / channels, pixels);
+  while (pixels % count != 0) --count;
+  return count;
+}
+
 }  // namespace
 
 Partition::Partition(Shape3 shape, Layout layout) : shape_(shape) {
   // With one pixel per image, or one channel, both layouts are the same bytes, and only one has long rows.
   geometry_ =
       shape.c == 1 || (layout == Layout::kNCHW && shape.s > 1) ? Geometry::kPlane : Geometry::kColumns;
+  if (geometry_ == Geometry::kColumns) {
+    pixels_per_row_ = pixels_per_row_of(shape.c, shape.n * shape.s);
+    shape = shape_ = {1, shape.c * pixels_per_row_, shape.n * shape.s / pixels_per_row_};
+  }
   panel_width_ = geometry_ == Geometry::kPlane ? strip_channels(shape) : std::min(shape.c, kMaxColumns);
   panels_ = ceil_divide(shape.c, panel_width_);
   const int64_t values = shape.per_channel();

@@ -24,15 +24,18 @@ enum class Geometry { kPlane, kStrip, kColumns };
 /// threads.
 ///   plane     a panel is one channel; a segment is some of its images, or part of their pixels
 ///   strip     a panel is neighbouring channels whose planes are small; one segment
-///   columns   a panel is up to kMaxColumns neighbouring channels; a segment is a run of pixels
+///   columns   a panel is up to kMaxColumns neighbouring channels; a segment is a run of pixels. Where there are few
+///             channels, neighbouring pixels are one row: column j belongs to channel j % C, and what is said of
+///             channels here is said of columns
 class Partition {
  public:
   Partition(Shape3 shape, Layout layout);
 
   Geometry geometry() const { return geometry_; }
   int64_t panels() const { return panels_; }
+  int64_t pixels_per_row() const { return pixels_per_row_; }  ///< 1 but for columns of few channels
   int64_t segments() const { return segments_; }
-  int64_t values(int64_t segment) const;  ///< per channel
+  int64_t values(int64_t segment) const;  ///< per channel, or column
   Piece piece(int64_t panel, int64_t segment) const;
 
  private:
@@ -40,6 +43,7 @@ class Partition {
   Geometry geometry_;
   int64_t panels_, panel_width_, segments_;
   int64_t pixel_parts_ = 1;  ///< plane: segments that share their images
+  int64_t pixels_per_row_ = 1;
 };
 
 }  // namespace palimpsest::kernels::cpu::abn
