@@ -15,7 +15,7 @@ import palimpsest
 
 @pytest.mark.parametrize("arguments, keywords, activation, slope", [
     ((1e-5, 0.1, True, True, "elu", 0.5), {}, "elu", 0.5),
-    ((1e-5, 0.1, True, "elu", 0.5), {}, "elu", 0.5),  # before 1.0
+    ((1e-5, 0.1, True, "elu", 0.5), {}, "elu", 0.5),  # before 1.1
     ((), dict(activation="none"), "identity", 0.01),
     ((), dict(activation="leaky_relu", slope=0.2), "leaky_relu", 0.2),
     ((), dict(activation="leaky_relu", activation_param=0), "leaky_relu", 0.0),

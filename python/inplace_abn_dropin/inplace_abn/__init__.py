@@ -1,7 +1,7 @@
 """The interface of the package inplace_abn, computed by palimpsest: code that imports inplace_abn runs unchanged.
 
-Differences (docs/python.md): the weight keeps its sign, where the original computes |weight| + eps; every layer runs on the CPU
-and in 16 bits; slope 0 is ReLU. palimpsest.load_original() converts weights that the original trained.
+Differences (docs/inplace_abn.md): the weight keeps its sign, where the original computes |weight| + eps; every layer runs
+on the CPU and in 16 bits; slope 0 is ReLU. palimpsest.load_original() converts weights that the original trained.
 """
 import importlib.metadata as _metadata
 

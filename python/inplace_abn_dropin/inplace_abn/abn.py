@@ -6,11 +6,11 @@ from palimpsest import nn
 from inplace_abn.functions import activation_of, inplace_abn, inplace_abn_sync
 
 _NEW_ORDER = ("eps", "momentum", "affine", "track_running_stats", "activation", "activation_param")
-_OLD_ORDER = ("eps", "momentum", "affine", "activation", "activation_param")  # before 1.0
+_OLD_ORDER = ("eps", "momentum", "affine", "activation", "activation_param")  # before 1.1
 
 
 def _named(kind, arguments, keywords):
-    """The arguments by name, from either positional order: the fifth is track_running_stats, or the activation's name."""
+    """The arguments by name, from either order: behind affine stands track_running_stats, or the activation's name."""
     order = _OLD_ORDER if len(arguments) > 3 and isinstance(arguments[3], str) else _NEW_ORDER
     if len(arguments) > len(order):
         raise TypeError(f"{kind} takes num_features and at most {len(order)} more positional arguments, got {len(arguments)}")
