@@ -111,3 +111,19 @@ def test_beside_the_original_the_import_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.1.0")
     with pytest.raises(ImportError, match="inplace-abn 1.1.0 .* uninstall both"):
         inplace_abn._refuse_original()
+
+
+def test_the_classes_derive_as_the_original_s_do():
+    """Code that initializes weights asks isinstance(module, ABN)."""
+    for kind in (inplace_abn.InPlaceABN, inplace_abn.InPlaceABNSync):
+        layer = kind(3)
+        assert isinstance(layer, inplace_abn.ABN) and layer.strategy == "auto"
+    assert inplace_abn.ABN(3).strategy == "standard" and not isinstance(inplace_abn.ABN(3), inplace_abn.InPlaceABN)
+
+
+def test_the_group_may_stand_last():
+    group = object()
+    layer = inplace_abn.InPlaceABNSync(3, 1e-5, 0.1, True, True, "leaky_relu", 0.01, group)
+    assert layer.group is group and layer.activation_param == 0.01
+    with pytest.raises(TypeError):
+        inplace_abn.InPlaceABNSync(3, 1e-5, 0.1, True, True, "leaky_relu", 0.01, None, None)

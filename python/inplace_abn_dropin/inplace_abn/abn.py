@@ -26,30 +26,32 @@ def _named(kind, arguments, keywords):
     return named
 
 
-class _Layer(nn.BatchNormAct):
-    def __init__(self, num_features, *arguments, **keywords):
-        named = _named(type(self).__name__, arguments, keywords)
-        named["activation"] = activation_of(named.get("activation", "leaky_relu"))
-        super().__init__(num_features, in_place=True, **named)
-
-
-class ABN(_Layer):
+class ABN(nn.BatchNormAct):
     """Batch normalization and activation by torch's own layers: ABN(num_features, eps=1e-5, momentum=0.1, affine=True,
     track_running_stats=True, activation="leaky_relu", activation_param=0.01)."""
 
+    _strategy = "standard"
+
     def __init__(self, num_features, *arguments, **keywords):
-        super().__init__(num_features, *arguments, **keywords)
-        self.strategy = "standard"
+        named = _named(type(self).__name__, arguments, keywords)
+        named["activation"] = activation_of(named.get("activation", "leaky_relu"))
+        super().__init__(num_features, in_place=True, strategy=self._strategy, **named)
 
 
-class InPlaceABN(_Layer):
+class InPlaceABN(ABN):
     """ABN that writes its output over its input and saves that alone."""
 
+    _strategy = "auto"
 
-class InPlaceABNSync(_Layer):
+
+class InPlaceABNSync(ABN):
     """InPlaceABN with the statistics of all processes of a group."""
 
+    _strategy = "auto"
+
     def __init__(self, num_features, *arguments, group=None, **keywords):
+        if len(arguments) == len(_NEW_ORDER) + 1 and group is None:  # the group by position, as in the original
+            *arguments, group = arguments
         super().__init__(num_features, *arguments, **keywords)
         self.group = group
 

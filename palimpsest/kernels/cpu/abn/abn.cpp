@@ -190,7 +190,8 @@ class Call {
   void set(int64_t c, const InputGradientCoefficients<T>& k) { set(3, c, {k.per_dy, k.per_t, k.constant}); }
   void set(int first, int64_t c, std::initializer_list<T> values) {
     for (const T value : values) {
-      for (int64_t column = c; column < columns_; column += problem_.shape.c) coefficients_[first][column] = value;
+      for (int64_t column = c; column < columns_; column += problem_.shape.c)
+        coefficients_[first][column] = value;
       ++first;
     }
   }
