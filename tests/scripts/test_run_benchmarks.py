@@ -10,7 +10,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 @pytest.fixture
 def tree(tmp_path):
-    """The scripts, a build with two benchmarks that hold, and a stand-in for the one in Python."""
+    """The scripts, a build with two benchmarks that hold, and stand-ins for the two in Python."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(ROOT / "scripts/run_benchmarks", tmp_path / "scripts")
     shutil.copytree(ROOT / "benchmarks/pages", tmp_path / "benchmarks/pages")
@@ -28,9 +28,10 @@ def program(path, status):
     path.chmod(0o755)
 
 
-def python_status(tree, status):
+def python_status(tree, status, names=("python_layer_time", "convert_step")):
     text = f"import sys\nprint('python', *sys.argv[1:])\nsys.exit({status})\n"
-    (tree / "benchmarks/python_layer_time.py").write_text(text)
+    for name in names:
+        (tree / f"benchmarks/{name}.py").write_text(text)
 
 
 def run(tree, *arguments):
@@ -44,7 +45,8 @@ def test_each_benchmark_runs_and_writes_below_the_output_folder(tree):
     assert result.stdout.splitlines() == [
         "== first", "bench_first --check --json results/first.json",
         "== second", "bench_second --check --json results/second.json",
-        "== python_layer_time", "python --build build --check --json results/python_layer_time.json"]
+        "== python_layer_time", "python --build build --check --json results/python_layer_time.json",
+        "== convert_step", "python --build build --check --json results/convert_step.json"]
     assert (tree / "results/paper.md").read_text() == (ROOT / "docs/results/paper.md").read_text()
 
 
@@ -56,14 +58,15 @@ def test_the_output_folder_is_by_default_in_the_build(tree):
 
 @pytest.mark.parametrize("breaks", [
     lambda tree: program(tree / "build/bench_first", 1),
-    lambda tree: python_status(tree, 1),
+    lambda tree: python_status(tree, 1, ["python_layer_time"]),
+    lambda tree: python_status(tree, 1, ["convert_step"]),
     lambda tree: (tree / "results/kept_bytes.json").unlink(),
 ])
 def test_one_failure_is_the_exit_status_and_the_rest_still_runs(tree, breaks):
     breaks(tree)
     result = run(tree, "build", "results")
     assert result.returncode == 1
-    assert "bench_second" in result.stdout and "python --build" in result.stdout
+    assert "bench_second" in result.stdout and result.stdout.count("python --build") == 2
 
 
 @pytest.mark.parametrize("arguments, said", [
