@@ -37,7 +37,8 @@ RunFolder::RunFolder(Options& options, Command command) : folder_(options.output
   was_killed_ = io::FolderLock::was_left(folder_);
   check(options, command);  // first without the lock: a refused command makes no folder
   lock_.emplace(folder_);
-  check(options, command);                   // what another program did meanwhile
+  check(options, command);  // what another program did meanwhile
+  for (const char* file : kFiles) io::remove_leftovers(target_of(folder_ / file));
   has_earlier_run_ = holds(kEarlierFolder);  // of a program that was killed
   if (has_earlier_run_ && has_begun()) forget_earlier_run();
   held_run_ = holds(kCheckpointFile) || holds_steps();

@@ -93,6 +93,16 @@ bool remove_leftover(const fs::path& path) {
   return removed;
 }
 
+// Temporary names that a later writer finds again, so that leftovers do not accumulate.
+constexpr int kNumbered = 8;
+
+/// Returns the temporary file of `path` with this K.
+fs::path temporary_file(const fs::path& path, const std::string& k) {
+  const fs::path folder = path.has_parent_path() ? path.parent_path() : fs::path(".");
+  // A file name may have 255 bytes, and the temporary one is a few bytes longer.
+  return folder / ('.' + path.filename().string().substr(0, 200) + '.' + k + ".tmp");
+}
+
 /// Eight letters that nobody can foresee.
 std::string random_letters() {
   std::random_device random;
@@ -126,16 +136,10 @@ AtomicFile::~AtomicFile() {
 }
 
 void AtomicFile::open_temporary() {
-  // Names that a later writer finds again, so that leftovers do not accumulate. Others may have taken all of
-  // them.
-  constexpr int kNumbered = 8, kTries = 64;
-  const fs::path folder = path_.has_parent_path() ? path_.parent_path() : fs::path(".");
-  // A file name may have 255 bytes, and the temporary one is a few bytes longer.
-  const std::string name = path_.filename().string().substr(0, 200);
-  int k = 0;
+  constexpr int kTries = 64;
+  int k = 0;  // others may have taken all of the numbered names
   for (int i = 0; i < kTries; ++i) {
-    const fs::path candidate =
-        folder / ('.' + name + '.' + (k < kNumbered ? std::to_string(k) : random_letters()) + ".tmp");
+    const fs::path candidate = temporary_file(path_, k < kNumbered ? std::to_string(k) : random_letters());
     // O_EXCL: the file is new and ours. A file that another prepared there might be readable to others, or a
     // pipe.
     const int descriptor = uninterrupted([&] {
@@ -206,6 +210,10 @@ void AtomicFile::fail(int error_number) {
   discard();
   throw Error(ErrorKind::kOutput, "cannot write '" + path_.string() + "': " +
                                       std::generic_category().message(error_number) + way_out(error_number));
+}
+
+void remove_leftovers(const fs::path& path) {
+  for (int k = 0; k < kNumbered; ++k) remove_leftover(temporary_file(path, std::to_string(k)));
 }
 
 void write_file_atomically(const fs::path& path, std::string_view bytes) {

@@ -44,6 +44,9 @@ class AtomicFile {
   int descriptor_ = -1;  // open from the constructor to commit() or the first error
 };
 
+/// Removes the temporary files of `path` that killed programs of this user left. Never throws for files that it
+/// cannot remove.
+void remove_leftovers(const std::filesystem::path& path);
 /// Writes `bytes` as an AtomicFile does.
 void write_file_atomically(const std::filesystem::path& path, std::string_view bytes);
 /// Returns the contents of a file. Throws Error(kData) with the path and the system's reason.

@@ -148,6 +148,7 @@ def killed_before_its_first_step(folder, *flags):
 def test_a_kill_before_the_first_step_loses_no_earlier_run(folder):
     run_folder = folder / "run"
     before = killed_before_its_first_step(run_folder)
+    (run_folder / ".config.toml.0.tmp").write_text("half of a fi")  # a kill may come while a file is written
     fails(DATA_ERROR, "train", *TINY_CLASSIFIER, "--data-root", folder / "none", "--overwrite", "--output", run_folder)
     assert contents(run_folder) == before
     killed_before_its_first_step(folder / "other")
