@@ -607,7 +607,7 @@ def _one_of_two(rank, file, results):
 @pytest.mark.skipif(not torch.distributed.is_available(), reason="torch has no distributed package")
 def test_distributed_data_parallel(tmp_path, monkeypatch):
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    context = torch.multiprocessing.get_context("fork")
+    context = torch.multiprocessing.get_context("spawn")  # a fork after a backward with threads is refused
     results = context.SimpleQueue()
     processes = [context.Process(target=_one_of_two, args=(rank, tmp_path / "meeting", results)) for rank in range(2)]
     for process in processes:
