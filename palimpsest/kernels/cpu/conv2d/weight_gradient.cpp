@@ -10,16 +10,17 @@
 namespace palimpsest::kernels::cpu::conv2d {
 namespace {
 
-// Pixels per product: the columns of a tile then take 24 KiB and stay in the first-level cache.
-constexpr int64_t kPixels = 192;
+// Most pixels per product. A task divides its pixels into equal chunks: a short one at the end would read and
+// write all sums once more for little work.
+constexpr int64_t kMostPixels = 256;
 // Pixels that are packed together: all their channels in turn, while they stay in the first-level cache.
 constexpr int64_t kPackedAtOnce = 32;
-// Tiles of rows and of columns that a task packs, each once for all tiles of the other side: 192 KiB each, so
+// Tiles of rows and of columns that a task packs, each once for all tiles of the other side: 256 KiB each, so
 // that they stay in the second-level cache. A task packs all columns if there are so few rows that both take
-// at most 512 KiB.
+// at most 640 KiB.
 constexpr int64_t kRowTiles = 32;
 constexpr int64_t kColumnTiles = 8;
-constexpr int64_t kPackedBytes = int64_t{512} << 10;
+constexpr int64_t kPackedBytes = int64_t{640} << 10;
 // Tasks, if there are enough pixels and columns: so many occupy many cores, and end at about the same time on
 // few cores.
 constexpr int64_t kTasks = 32;
@@ -53,7 +54,9 @@ class WeightGradient {
         tiles_each_(ceil_divide(problem_.group_in(), kernels_.columns)),
         column_tiles_(problem_.kernel_size.h * problem_.kernel_size.w * tiles_each_),
         row_blocks_(ceil_divide(problem_.group_out(), kRowTiles * kernels_.rows)),
-        column_blocks_(packed_bytes() <= kPackedBytes ? 1 : ceil_divide(column_tiles_, kColumnTiles)) {
+        column_blocks_(packed_bytes() <= kPackedBytes ? 1 : ceil_divide(column_tiles_, kColumnTiles)),
+        same_pixels_(problem_.stride.h * problem_.stride.w == 1 && problem_.in.h == problem_.out.h &&
+                     problem_.in.w == problem_.out.w) {
     const int64_t room = kPartialBytes / static_cast<int64_t>(sizeof(float)) / problem_.weights();
     const auto blocks = [&] { return problem_.groups * row_blocks_ * column_blocks_; };
     segments_ =
@@ -61,8 +64,6 @@ class WeightGradient {
     if (const int64_t tasks = segments_ * blocks(); tasks < kTasks)
       column_blocks_ = std::clamp(column_blocks_ * kTasks / tasks, column_blocks_,
                                   std::max(column_blocks_, column_tiles_ / kFewestColumnTiles));
-    contiguous_ = blocks() == 1 && problem_.kernel_size.h * problem_.kernel_size.w == 1 &&
-                  problem_.in.h == problem_.out.h && problem_.in.w == problem_.out.w;
   }
 
   void write(float* dw) const {
@@ -86,23 +87,31 @@ class WeightGradient {
  private:
   int64_t pixels() const { return problem_.n * problem_.out.h * problem_.out.w; }
 
-  /// Returns the size of all rows and columns of a group at kPixels pixels.
+  /// Returns the size of all rows and columns of a group at kMostPixels pixels.
   int64_t packed_bytes() const {
-    return (problem_.group_out() + column_tiles_ * kernels_.columns) * kPixels *
+    return (problem_.group_out() + column_tiles_ * kernels_.columns) * kMostPixels *
            static_cast<int64_t>(sizeof(float));
   }
 
   /// Computes the product of some rows and tiles of columns of one group, summed over some pixels.
   void multiply(Range all_pixels, int64_t group, Range rows, Range tiles, float* dw) const {
     const int64_t row_tiles = ceil_divide(rows.size(), kernels_.rows);
-    const int64_t a_size = kernels_.rows * kPixels, b_size = kernels_.columns * kPixels;  // of a packed tile
+    const int64_t chunks = ceil_divide(all_pixels.size(), kMostPixels);
+    const auto chunk = [&](int64_t i) {
+      const Range some = part(all_pixels.size(), i, chunks);
+      return Range{all_pixels.begin + some.begin, all_pixels.begin + some.end};
+    };
+    const int64_t most = ceil_divide(all_pixels.size(), chunks);
+    const int64_t a_size = kernels_.rows * most, b_size = kernels_.columns * most;  // of a packed tile
     float* const a = scratch<PackedRows>(row_tiles * a_size);
     float* const b = scratch<PackedColumns>(tiles.size() * b_size);
     const int64_t row_size = problem_.kernel_size.h * problem_.kernel_size.w * problem_.group_in();
     const int64_t first_row = group * problem_.group_out() + rows.begin;
+    const Range channels = channels_of(group, tiles);
     const auto height = [&](int64_t r) { return std::min(kernels_.rows, rows.size() - r * kernels_.rows); };
-    for (int64_t p = all_pixels.begin; p < all_pixels.end; p += kPixels) {
-      const Range pixels{p, std::min(p + kPixels, all_pixels.end)};
+    for (int64_t i = 0; i < chunks; ++i) {
+      const Range pixels = chunk(i);
+      const int64_t p = pixels.begin;
       for (int64_t q = p; q < pixels.end; q += kPackedAtOnce) {
         const Range some{q, std::min(q + kPackedAtOnce, pixels.end)};
         for (int64_t r = 0; r < row_tiles; ++r)
@@ -119,10 +128,10 @@ class WeightGradient {
         for (int64_t r = 0; r < row_tiles; ++r) {
           float* const to =
               dw + (first_row + r * kernels_.rows) * row_size + c.position * problem_.group_in() + c.first;
-          kernels_.tile(
-              pixels.size(), a + r * a_size, b + (t - tiles.begin) * b_size,
-              {to, row_size, height(r), c.width, p > all_pixels.begin},
-              read_ahead(pixels.end, (t - tiles.begin) * row_tiles + r, tiles.size() * row_tiles, a));
+          kernels_.tile(pixels.size(), a + r * a_size, b + (t - tiles.begin) * b_size,
+                        {to, row_size, height(r), c.width, i > 0},
+                        read_ahead(i + 1 < chunks ? pixels.end : -1, (t - tiles.begin) * row_tiles + r,
+                                   {first_row, first_row + rows.size()}, channels, a));
         }
       }
     }
@@ -137,16 +146,27 @@ class WeightGradient {
     return {tile / tiles_each_, first, std::min(kernels_.columns, problem_.group_in() - first)};
   }
 
-  /// Returns the share of the next pixels that call number `call` of `calls` prefetches, so that packing need
-  /// not wait for memory. Only 1x1 windows prefetch, because their next pixels are the next bytes; for other
-  /// windows the result is `nothing`, memory that is in the cache.
-  ReadAhead read_ahead(int64_t pixel, int64_t call, int64_t calls, const float* nothing) const {
-    if (!contiguous_ || pixel + kPixels > pixels()) return {nothing, 0};
-    const int64_t step = ceil_divide(problem_.c_in + problem_.c_out, calls), at = call * kPixels * step;
-    const int64_t of_input = kPixels * problem_.c_in;
-    if (at < of_input) return {x_ + pixel * problem_.c_in + at, step};
-    if (at - of_input < kPixels * problem_.c_out) return {dy_ + pixel * problem_.c_out + at - of_input, step};
-    return {nothing, 0};
+  /// Returns the input channels of some tiles of columns; those of the whole group if the tiles lie at several
+  /// positions of the window.
+  Range channels_of(int64_t group, Range tiles) const {
+    const Column first = column(tiles.begin), last = column(tiles.end - 1);
+    const int64_t channel = group * problem_.group_in();
+    return first.position == last.position ? Range{channel + first.first, channel + last.first + last.width}
+                                           : Range{channel, channel + problem_.group_in()};
+  }
+
+  /// Returns the share of the next chunk, which begins at `pixel`, that call number `call` prefetches, so that
+  /// packing need not wait for memory: one cache line of each pixel, first those of dy, then those of x where
+  /// an output's pixel is the input's. All other calls, and those of the last chunk (-1), get `nothing`,
+  /// memory that is in the cache.
+  ReadAhead read_ahead(int64_t pixel, int64_t call, Range rows, Range channels, const float* nothing) const {
+    constexpr int64_t kLine = 16;
+    const int64_t row_lines = ceil_divide(rows.size(), kLine);
+    if (pixel < 0) return {nothing, 0};
+    if (call < row_lines) return {dy_ + pixel * problem_.c_out + rows.begin + call * kLine, problem_.c_out};
+    const int64_t at = (call - row_lines) * kLine;
+    if (!same_pixels_ || at >= channels.size()) return {nothing, 0};
+    return {x_ + pixel * problem_.c_in + channels.begin + at, problem_.c_in};
   }
 
   /// Packs the input that position (ky, kx) of the window meets at these outputs: channels [channel, channel
@@ -186,7 +206,7 @@ class WeightGradient {
   const float* const dy_;
   const int64_t tiles_each_, column_tiles_, row_blocks_;
   int64_t column_blocks_, segments_;
-  bool contiguous_;
+  const bool same_pixels_;
 };
 
 }  // namespace
