@@ -107,6 +107,50 @@ def test_weights_of_the_original_are_converted():
     assert converted["conv.weight"] is original["conv.weight"] and original["bn.weight"][0] == -0.5
 
 
+def test_weights_of_some_layers_are_converted():
+    """The original's ABN and torch's layers use the weight as it is."""
+    model = torch.nn.Sequential(inplace_abn.InPlaceABN(2), inplace_abn.ABN(2), torch.nn.BatchNorm2d(2),
+                                inplace_abn.InPlaceABN(2, affine=False), inplace_abn.InPlaceABNSync(2))
+    original = {name: -value if name.endswith("weight") else value for name, value in model.state_dict().items()}
+    for layers in (model, ["0", "4"], iter(("0", "4"))):
+        converted = palimpsest.load_original(original, eps=1e-3, layers=layers)
+        for name in original:
+            want = torch.full((2,), 1.001) if name in ("0.weight", "4.weight") else original[name]
+            assert torch.equal(converted[name], want), name
+        model.load_state_dict(converted)
+    alone = palimpsest.load_original(model[0].state_dict(), layers=model[0])  # its name is ""
+    assert torch.equal(alone["weight"], model[0].weight.abs() + 1e-5)
+    for layers, says in ((["0", "9"], "no '9.weight'"), (["3"], "no '3.weight'"), ("0", r"one string '0'; write \['0'\]"),
+                         (torch.nn.Sequential(torch.nn.BatchNorm2d(2)), "a Sequential, has no InPlaceABN")):
+        with pytest.raises(ValueError, match=says):
+            palimpsest.load_original(original, layers=layers)
+
+
+def test_both_names_of_the_parameter_of_the_functions():
+    x = torch.randn(4, 3, 5, 5)
+    y = F.batch_norm(x, None, None, training=True)
+    for keywords, slope in ((dict(slope=0.3), 0.3), (dict(activation_param=0.3), 0.3), ({}, 0.01), (dict(slope=0), 0.0)):
+        z = inplace_abn.inplace_abn(x.clone(), None, None, None, None, **keywords)
+        assert torch.allclose(z, F.leaky_relu(y, slope), atol=1e-5)
+        with pytest.warns(RuntimeWarning, match="this process alone"):
+            assert torch.equal(inplace_abn.inplace_abn_sync(x.clone(), None, None, None, None, **keywords), z)
+    with pytest.raises(TypeError, match="two names of one argument"):
+        inplace_abn.inplace_abn(x, None, None, None, None, activation_param=0.1, slope=0.1)
+
+
+@pytest.mark.parametrize("arguments, keywords", [(([0, 1],), {}), ((None, 1e-5), {}), (((0,),), {}), ((), dict(devices=[0]))])
+def test_devices_are_refused_at_construction(arguments, keywords):
+    with pytest.raises(TypeError, match="no argument 'devices'.*one process per device"):
+        inplace_abn.InPlaceABNSync(4, *arguments, **keywords)
+
+
+def test_convert_reports_layers_that_are_in_place_already():
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3), inplace_abn.InPlaceABN(4), torch.nn.Conv2d(4, 4, 3),
+                                inplace_abn.ABN(4), torch.nn.Conv2d(4, 4, 3), torch.nn.BatchNorm2d(4), torch.nn.ReLU())
+    _, report = palimpsest.convert(model)
+    assert report.left == {"1": "in place already", "3": "not a layer that is converted"}
+
+
 def test_beside_the_original_the_import_is_refused(monkeypatch):
     monkeypatch.setattr(importlib.metadata, "version", lambda name: "1.1.0")
     with pytest.raises(ImportError, match="inplace-abn 1.1.0 .* uninstall both"):

@@ -50,6 +50,9 @@ class InPlaceABNSync(ABN):
     _strategy = "auto"
 
     def __init__(self, num_features, *arguments, group=None, **keywords):
+        if "devices" in keywords or (arguments and (arguments[0] is None or isinstance(arguments[0], (list, tuple)))):
+            raise TypeError("InPlaceABNSync has no argument 'devices', which it had before 1.0: leave it out, run one process "
+                            "per device under torch.distributed, and pass the process group as group=")
         if len(arguments) == len(_NEW_ORDER) + 1 and group is None:  # the group by position, as in the original
             *arguments, group = arguments
         super().__init__(num_features, *arguments, **keywords)

@@ -16,19 +16,32 @@ def activation_of(name):
     return name
 
 
+def _parameter(activation_param, slope):
+    """The activation's parameter, under its name or the name before 1.0."""
+    if slope is None:
+        return 0.01 if activation_param is None else activation_param
+    if activation_param is not None:
+        raise TypeError("inplace_abn got 'activation_param' and 'slope', two names of one argument: pass activation_param "
+                        "alone")
+    return slope
+
+
 def _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param):
     return functional.batch_norm_act(x, running_mean, running_var, weight, bias, training, momentum, eps,
                                      activation=activation_of(activation), activation_param=activation_param, in_place=True)
 
 
 def inplace_abn(x, weight, bias, running_mean, running_var, training=True, momentum=0.1, eps=1e-05, activation="leaky_relu",
-                activation_param=0.01):
-    """act(weight * (x - mean) / sqrt(var + eps) + bias), written over x, of any shape (N, C, ...)."""
-    return _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param)
+                activation_param=None, *, slope=None):
+    """act(weight * (x - mean) / sqrt(var + eps) + bias), written over x, of any shape (N, C, ...).
+
+    activation_param: 0.01 by default; `slope` is its name before 1.0. Raises TypeError if both are given."""
+    return _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, activation,
+                  _parameter(activation_param, slope))
 
 
 def inplace_abn_sync(x, weight, bias, running_mean, running_var, training=True, momentum=0.1, eps=1e-05,
-                     activation="leaky_relu", activation_param=0.01, group=None):
+                     activation="leaky_relu", activation_param=None, group=None, *, slope=None):
     """inplace_abn with the statistics of all processes of the group. One process alone, or none: inplace_abn.
 
     Raises NotImplementedError for a group of more processes."""
@@ -38,4 +51,5 @@ def inplace_abn_sync(x, weight, bias, running_mean, running_var, training=True, 
     elif training and torch.distributed.get_world_size(group) > 1:
         raise NotImplementedError("palimpsest has no statistics over several processes yet: use InPlaceABN, whose statistics "
                                   "are those of each process, or torch.nn.SyncBatchNorm and an activation")
-    return _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param)
+    return _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, activation,
+                  _parameter(activation_param, slope))

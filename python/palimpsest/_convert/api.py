@@ -6,6 +6,7 @@ from palimpsest import functional
 from palimpsest._convert import layers, proof, region, tracing
 from palimpsest._convert.report import Report
 from palimpsest._convert.rewrite import Layer
+from palimpsest.nn import BatchNormAct
 
 
 def convert(model, example_inputs=None, *, strategy="auto", module_filter_fn=None):
@@ -162,7 +163,8 @@ def _complete(model, found, reasons, left, failed):
         if name in known or inside or not (is_norm or isinstance(module, nn.MaxPool2d) or layers.is_dense_block(module)):
             continue
         if not (layers.is_norm(module) or layers.is_max_pool(module) or layers.is_dense_block(module)):
-            reason = "not a layer that is converted"
+            in_place = isinstance(module, BatchNormAct) and module.strategy != "standard"
+            reason = "in place already" if in_place else "not a layer that is converted"
         else:
             within = [r for prefix, r in reasons.items() if name.startswith(prefix)]
             reason = "not selected" if name in left else within[-1] if within else "forward does not call it"
