@@ -1,6 +1,8 @@
 """Runs a part of a network again in backward, in place of saving its tensors."""
 import contextlib
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch.nn.modules.batchnorm import _NormBase
@@ -45,7 +47,7 @@ class _StatisticsOnce:
                     buffer.data.copy_(value)
 
 
-def checkpoint(fn, *inputs, preserve_rng_state=True, **keywords):
+def checkpoint(fn: Callable[..., Any], *inputs: Any, preserve_rng_state: bool = True, **keywords: Any) -> Any:
     """fn(*inputs, **keywords), of which only the inputs are saved; backward runs fn again.
 
     fn: a function or module. Running statistics of batch normalizations move once, and dropout draws the numbers of the first

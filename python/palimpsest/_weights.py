@@ -1,11 +1,13 @@
 """Weights of other programs."""
-import torch
+from collections.abc import Iterable, Mapping
 
+import torch
 
 from palimpsest import nn
 
 
-def load_original(state_dict, eps=1e-5, *, layers=None):
+def load_original(state_dict: Mapping[str, torch.Tensor], eps: float = 1e-5, *,
+                  layers: torch.nn.Module | Iterable[str] | None = None) -> dict[str, torch.Tensor]:
     """The state dict of a network that the package inplace_abn trained, for our layers, which use the weight as it is.
 
     The original's in-place layers compute |weight| + eps. Returns a new dict in which that is stored. `eps`: that of the

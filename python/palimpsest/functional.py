@@ -1,4 +1,6 @@
 """The layers as functions: batch normalization with activation, max pooling, activations."""
+from collections.abc import Sequence
+
 import torch
 from torch.nn import functional as F
 
@@ -31,12 +33,12 @@ _ACTIVATIONS = {
 }
 
 
-def strategy_names():
+def strategy_names() -> tuple[str, ...]:
     """The names that `strategy` may have, beside "auto"."""
     return tuple(_SAVED)
 
 
-def activation_names():
+def activation_names() -> tuple[str, ...]:
     """The names that `activation` may have."""
     return tuple(_ACTIVATIONS)
 
@@ -49,7 +51,7 @@ def _one_of(what, name, names):
 _resolved = {}  # (strategy, activation) to strategy: a table, which torch.compile reads without a break
 
 
-def resolve_strategy(strategy, activation):
+def resolve_strategy(strategy: str, activation: str) -> str:
     """The strategy itself, or for "auto" the one that saves least: inplace_2 if the activation can be inverted, else store_y.
 
     Raises ValueError for unknown names and for a strategy whose backward cannot handle the activation."""
@@ -74,7 +76,7 @@ def _resolve(strategy, activation):
     return strategy
 
 
-def saved_by(strategy, activation):
+def saved_by(strategy: str, activation: str) -> str:
     """The operator's `saved` under a strategy that resolve_strategy() returned."""
     if activation == "identity":
         return "output"  # z is y: another tensor gains nothing
@@ -83,21 +85,23 @@ def saved_by(strategy, activation):
     return _SAVED[strategy]
 
 
-def activate(x, activation, activation_param=0.01):
+def activate(x: torch.Tensor, activation: str, activation_param: float = 0.01) -> torch.Tensor:
     """The activation alone, by torch's function. `activation_param`: leaky ReLU's slope or ELU's alpha."""
     _one_of("activation", activation, activation_names())
     return _ACTIVATIONS[activation](x, activation_param)
 
 
-def is_exporting():
+def is_exporting() -> bool:
     """Whether an exported program or an ONNX file is made, which must not need our operators.
 
     The flag itself: torch.compiler.is_exporting() is also True while torch.compile traces."""
     return torch.compiler._is_exporting_flag or torch.onnx.is_in_onnx_export()
 
 
-def batch_norm_act(x, running_mean, running_var, weight=None, bias=None, training=False, momentum=0.1, eps=1e-5, *,
-                   activation="leaky_relu", activation_param=0.01, strategy="auto", residual=None, in_place=False):
+def batch_norm_act(x: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None,
+                   weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, training: bool = False,
+                   momentum: float = 0.1, eps: float = 1e-5, *, activation: str = "leaky_relu", activation_param: float = 0.01,
+                   strategy: str = "auto", residual: torch.Tensor | None = None, in_place: bool = False) -> torch.Tensor:
     """act(batch_norm(x) + residual), with one tensor saved for backward.
 
     x: (N, C, ...), f32, f64, f16 or bf16. The first eight arguments are those of torch.nn.functional.batch_norm. `residual`: of
@@ -118,7 +122,8 @@ def _pair(size):
     return [size, size] if isinstance(size, int) else list(size)
 
 
-def max_pool2d(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=False):
+def max_pool2d(x: torch.Tensor, kernel_size: int | Sequence[int], stride: int | Sequence[int] | None = None,
+               padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, ceil_mode: bool = False) -> torch.Tensor:
     """torch.nn.functional.max_pool2d with one byte saved per output, and neither x nor 64-bit indices.
 
     x: (N, C, H, W). Sizes are numbers or pairs."""
@@ -128,8 +133,8 @@ def max_pool2d(x, kernel_size, stride=None, padding=0, dilation=1, ceil_mode=Fal
                                            _pair(dilation), ceil_mode)
 
 
-def conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride=1, padding=0, dilation=1,
-           groups: int = 1) -> torch.Tensor:
+def conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: int | Sequence[int] = 1,
+           padding: int | Sequence[int] | str = 0, dilation: int | Sequence[int] = 1, groups: int = 1) -> torch.Tensor:
     """torch.nn.functional.conv2d, with kernels of ours for the passes in which they take less time: f32, channels-last, on a
     CPU; groups of 2 to 16 channels, and the weight gradient of depthwise, 1x1, strided and small convolutions.
 

@@ -2,6 +2,7 @@
 import contextlib
 import dataclasses
 import gc
+from collections.abc import Iterator
 
 import torch
 from torch.autograd.profiler import profile
@@ -16,16 +17,17 @@ class Measurement:
     peak_bytes: int = 0   #: the most bytes of tensors at a time
     end_bytes: int = 0    #: at the end
     kept_bytes: int = 0   #: at forward_done(): what the graph keeps for backward, with the output; 0 if it was not called
-    timeline: list = dataclasses.field(default_factory=list)  #: (seconds since the begin, bytes) at each change
+    #: (seconds since the begin, bytes) at each change
+    timeline: list[tuple[float, int]] = dataclasses.field(default_factory=list)
 
-    def forward_done(self):
+    def forward_done(self) -> None:
         """Marks the end of the forward pass, for kept_bytes."""
         with torch.profiler.record_function(_MARK):
             pass
 
 
 @contextlib.contextmanager
-def measure():
+def measure() -> Iterator[Measurement]:
     """Counts the bytes of tensors that are allocated and freed on the CPU, on every thread of the step.
 
         with palimpsest.memory.measure() as m:

@@ -1,4 +1,6 @@
 """Modules that take the place of torch's: the same parameters, buffers, gradients and state dicts, with less saved."""
+from collections.abc import Sequence
+
 import torch
 from torch.nn.modules.batchnorm import _NormBase
 
@@ -16,8 +18,10 @@ class BatchNormAct(_NormBase):
     producer must not need it, under the strategies that save the result. Raises ValueError for a strategy whose backward
     cannot handle the activation."""
 
-    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, *, activation="leaky_relu",
-                 activation_param=0.01, strategy="auto", in_place=False, device=None, dtype=None):
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True, *, activation: str = "leaky_relu", activation_param: float = 0.01,
+                 strategy: str = "auto", in_place: bool = False, device: torch.device | str | None = None,
+                 dtype: torch.dtype | None = None) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         functional.resolve_strategy(strategy, activation)
         self.activation = activation
@@ -29,7 +33,7 @@ class BatchNormAct(_NormBase):
         if x.dim() < 2 or x.size(1) != self.num_features:
             raise ValueError(f"BatchNormAct needs (N, {self.num_features}, ...), got shape {tuple(x.shape)}")
 
-    def forward(self, x, residual=None):
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """act(bn(x) + residual), of x's shape. `residual`: of x's shape, or None."""
         self._check_input_dim(x)
         uses_batch = self.training or self.running_mean is None
@@ -43,15 +47,17 @@ class BatchNormAct(_NormBase):
             activation=self.activation, activation_param=self.activation_param, strategy=self.strategy, residual=residual,
             in_place=self.in_place)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
+        """What repr() shows: torch's line, the activation and the strategy."""
         return f"{super().extra_repr()}, activation={self.activation}, strategy={self.strategy}"
 
 
 class InPlaceABN(BatchNormAct):
     """BatchNormAct that writes its output over its input: the layer of Rota Bulo, Porzi, Kontschieder (CVPR 2018)."""
 
-    def __init__(self, num_features, eps=1e-5, momentum=0.1, affine=True, track_running_stats=True, *, activation="leaky_relu",
-                 activation_param=0.01, strategy="auto", device=None, dtype=None):
+    def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
+                 track_running_stats: bool = True, *, activation: str = "leaky_relu", activation_param: float = 0.01,
+                 strategy: str = "auto", device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, activation=activation,
                          activation_param=activation_param, strategy=strategy, in_place=True, device=device, dtype=dtype)
 
@@ -70,12 +76,15 @@ class Conv2d(torch.nn.Conv2d):
 class MaxPool2d(torch.nn.MaxPool2d):
     """torch.nn.MaxPool2d with one byte saved per output."""
 
-    def __init__(self, kernel_size, stride=None, padding=0, dilation=1, return_indices=False, ceil_mode=False):
+    def __init__(self, kernel_size: int | Sequence[int], stride: int | Sequence[int] | None = None,
+                 padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, return_indices: bool = False,
+                 ceil_mode: bool = False) -> None:
         if return_indices:
             raise ValueError("palimpsest.nn.MaxPool2d saves one byte per output and no indices: use torch.nn.MaxPool2d")
         super().__init__(kernel_size, stride, padding, dilation, return_indices, ceil_mode)
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """The largest value of each window. x: (N, C, H, W)."""
         return functional.max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
@@ -97,8 +106,8 @@ class DenseBlock(torch.nn.Module):
     tensor; nothing else of their size is saved. Parameters have the names of torchvision's (denselayer1.norm1.weight, ...).
     Source: Pleiss, Chen, Huang, Li, van der Maaten, Weinberger, "Memory-Efficient Implementation of DenseNets", 2017."""
 
-    def __init__(self, num_layers, in_channels, growth_rate, bn_size=4, drop_rate=0.0, *, activation="relu",
-                 activation_param=0.01):
+    def __init__(self, num_layers: int, in_channels: int, growth_rate: int, bn_size: int = 4, drop_rate: float = 0.0, *,
+                 activation: str = "relu", activation_param: float = 0.01) -> None:
         super().__init__()
         if num_layers < 1:
             raise ValueError(f"DenseBlock needs num_layers >= 1, got {num_layers}")
@@ -107,7 +116,8 @@ class DenseBlock(torch.nn.Module):
         for i in range(num_layers):
             self.add_module(f"denselayer{i + 1}", _DenseLayer(in_channels + i * growth_rate, growth_rate, bn_size))
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x and the features of each layer, along the channels."""
         layers = list(self.children())
         first = layers[0].norm1
         if self.training:

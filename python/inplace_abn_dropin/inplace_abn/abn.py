@@ -1,4 +1,6 @@
 """The modules of the original."""
+from typing import Any
+
 import torch
 
 from palimpsest import nn
@@ -32,7 +34,7 @@ class ABN(nn.BatchNormAct):
 
     _strategy = "standard"
 
-    def __init__(self, num_features, *arguments, **keywords):
+    def __init__(self, num_features: int, *arguments: Any, **keywords: Any) -> None:
         named = _named(type(self).__name__, arguments, keywords)
         named["activation"] = activation_of(named.get("activation", "leaky_relu"))
         super().__init__(num_features, in_place=True, strategy=self._strategy, **named)
@@ -49,7 +51,8 @@ class InPlaceABNSync(ABN):
 
     _strategy = "auto"
 
-    def __init__(self, num_features, *arguments, group=None, **keywords):
+    def __init__(self, num_features: int, *arguments: Any, group: "torch.distributed.ProcessGroup | None" = None,
+                 **keywords: Any) -> None:
         if "devices" in keywords or (arguments and (arguments[0] is None or isinstance(arguments[0], (list, tuple)))):
             raise TypeError("InPlaceABNSync has no argument 'devices', which it had before 1.0: leave it out, run one process "
                             "per device under torch.distributed, and pass the process group as group=")
@@ -58,15 +61,16 @@ class InPlaceABNSync(ABN):
         super().__init__(num_features, *arguments, **keywords)
         self.group = group
 
-    def set_group(self, group):
+    def set_group(self, group: "torch.distributed.ProcessGroup | None") -> None:
         """Called by set_active_group."""
         self.group = group
 
-    def forward(self, x):
+    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
+        """As of InPlaceABN. Raises NotImplementedError in training with a group of several processes."""
         if self.training and torch.distributed.is_available() and torch.distributed.is_initialized() \
                 and torch.distributed.get_world_size(self.group) > 1:
             inplace_abn_sync(x, self.weight, self.bias, None, None, group=self.group)  # says what is missing
-        return super().forward(x)
+        return super().forward(x, residual)
 
 
 __all__ = ["ABN", "InPlaceABN", "InPlaceABNSync", "inplace_abn", "inplace_abn_sync"]

@@ -8,7 +8,7 @@ from palimpsest import functional
 _NAMES = {"none": "identity"}  # an old name
 
 
-def activation_of(name):
+def activation_of(name: str) -> str:
     """Our name of the activation. Raises RuntimeError for one that the original does not have, as the original does."""
     name = _NAMES.get(name, name)
     if name not in ("relu", "leaky_relu", "elu", "identity"):
@@ -31,8 +31,10 @@ def _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, 
                                      activation=activation_of(activation), activation_param=activation_param, in_place=True)
 
 
-def inplace_abn(x, weight, bias, running_mean, running_var, training=True, momentum=0.1, eps=1e-05, activation="leaky_relu",
-                activation_param=None, *, slope=None):
+def inplace_abn(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, running_mean: torch.Tensor | None,
+                running_var: torch.Tensor | None, training: bool = True, momentum: float = 0.1, eps: float = 1e-05,
+                activation: str = "leaky_relu", activation_param: float | None = None, *,
+                slope: float | None = None) -> torch.Tensor:
     """act(weight * (x - mean) / sqrt(var + eps) + bias), written over x, of any shape (N, C, ...).
 
     activation_param: 0.01 by default; `slope` is its name before 1.0. Raises TypeError if both are given."""
@@ -40,8 +42,10 @@ def inplace_abn(x, weight, bias, running_mean, running_var, training=True, momen
                   _parameter(activation_param, slope))
 
 
-def inplace_abn_sync(x, weight, bias, running_mean, running_var, training=True, momentum=0.1, eps=1e-05,
-                     activation="leaky_relu", activation_param=None, group=None, *, slope=None):
+def inplace_abn_sync(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, running_mean: torch.Tensor | None,
+                     running_var: torch.Tensor | None, training: bool = True, momentum: float = 0.1, eps: float = 1e-05,
+                     activation: str = "leaky_relu", activation_param: float | None = None,
+                     group: "torch.distributed.ProcessGroup | None" = None, *, slope: float | None = None) -> torch.Tensor:
     """inplace_abn with the statistics of all processes of the group. One process alone, or none: inplace_abn.
 
     Raises NotImplementedError for a group of more processes."""

@@ -4,7 +4,7 @@ import torch
 _groups = {}
 
 
-def active_group(active):
+def active_group(active: bool) -> "torch.distributed.ProcessGroup | None":
     """The group of all processes that passed active=True, or None if there is none. Every process calls it."""
     distributed = torch.distributed
     flags = [None] * distributed.get_world_size()
@@ -19,7 +19,7 @@ def active_group(active):
     return _groups[ranks]
 
 
-def set_active_group(module, group):
+def set_active_group(module: torch.nn.Module, group: "torch.distributed.ProcessGroup | None") -> None:
     """Hands the group to every module within `module` that has a method set_group."""
     for part in module.modules():
         if hasattr(part, "set_group"):

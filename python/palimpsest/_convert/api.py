@@ -1,4 +1,7 @@
 """convert() and revert()."""
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import nn
 
@@ -8,8 +11,11 @@ from palimpsest._convert.report import Report
 from palimpsest._convert.rewrite import Layer
 from palimpsest.nn import BatchNormAct
 
+Model = TypeVar("Model", bound=nn.Module)
 
-def convert(model, example_inputs=None, *, strategy="auto", module_filter_fn=None):
+
+def convert(model: Model, example_inputs: Any = None, *, strategy: str = "auto",
+            module_filter_fn: Callable[[nn.Module, str], bool] | None = None) -> tuple[Model, Report]:
     """Makes the network keep less for backward: the same names, weights and gradients.
 
         model, report = palimpsest.convert(model, example_inputs)
@@ -51,7 +57,7 @@ def convert(model, example_inputs=None, *, strategy="auto", module_filter_fn=Non
     return model, report
 
 
-def revert(model):
+def revert(model: Model) -> Model:
     """The network as it was before convert(), with its weights of now. Raises ValueError if it is not converted."""
     regions = [m for m in model.modules() if region.is_region(m)]
     if not regions:

@@ -1,26 +1,28 @@
 """What convert() did."""
 import dataclasses
 
+from palimpsest._convert.rewrite import Layer
+
 
 @dataclasses.dataclass
 class Report:
     """Prints as a table."""
-    layers: list                     #: rewrite.Layer: name, kind, converted, how
-    kept_bytes_before: int = None    #: saved for backward by one step with example_inputs; None without them
-    kept_bytes_after: int = None
-    notes: list = dataclasses.field(default_factory=list)  #: lines that concern the network as a whole
+    layers: list[Layer]
+    kept_bytes_before: int | None = None  #: saved for backward by one step with example_inputs; None without them
+    kept_bytes_after: int | None = None
+    notes: list[str] = dataclasses.field(default_factory=list)  #: lines that concern the network as a whole
 
     @property
-    def converted(self):
+    def converted(self) -> list[str]:
         """The names of the converted layers."""
         return [layer.name for layer in self.layers if layer.converted]
 
     @property
-    def left(self):
+    def left(self) -> dict[str, str]:
         """Name to reason of the layers that were left alone."""
         return {layer.name: layer.how for layer in self.layers if not layer.converted}
 
-    def __str__(self):
+    def __str__(self) -> str:
         rows = [("layer", "kind", "", "how, or why not")]
         rows += [(layer.name, layer.kind, "converted" if layer.converted else "left", layer.how) for layer in self.layers]
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
