@@ -5,8 +5,9 @@
 #include <cstdint>
 
 /// Two-dimensional convolution in groups, f32, channels-last, without bias, for geometries where a special
-/// kernel takes less time than a general library: narrow groups (2 to 16 channels, as in ResNeXt), the weight
-/// gradient of depthwise convolutions, and that of any convolution whose channels fill vectors.
+/// kernel takes less time than a general library: narrow groups (2 to 16 channels, as in ResNeXt), 1x1
+/// windows, the weight gradient of depthwise convolutions, and that of any convolution whose channels fill
+/// vectors.
 ///   y[n,oh,ow,o]  = sum over ky, kx, i of x[n, ih, iw, g * C_in / groups + i] * w[o,ky,kx,i]
 ///   dx[n,ih,iw,c] = sum over the (o, ky, kx, oh, ow) that read x[n,ih,iw,c] of dy[n,oh,ow,o] * w[o,ky,kx,i]
 ///   dw[o,ky,kx,i] = sum over n, oh, ow of dy[n,oh,ow,o] * x[n, ih, iw, g * C_in / groups + i]
@@ -25,6 +26,9 @@ namespace palimpsest::kernels {
 struct Conv2dProblem {
   int64_t n = 0, c_in = 0, c_out = 0, groups = 1;
   Pair2 in, out, kernel_size, stride, padding{0, 0}, dilation;
+  /// The convolution reads max(x, 0) in place of x, whose producer left the ReLU to its readers: dw and dx are
+  /// those of this function of x, and dx is 0 where x <= 0. has_conv2d says which kernels do so.
+  bool relu_x = false;
 
   int64_t group_in() const { return c_in / groups; }
   int64_t group_out() const { return c_out / groups; }
@@ -50,8 +54,10 @@ bool has_conv2d(const Conv2dProblem& problem, Conv2dPass pass);
 /// The three passes. Memory: a packed copy of the weights; for conv2d_backward_weight at most 8 MiB (or one
 /// dw) of partial sums, and packed blocks of x and dy per thread. The threads keep this memory for their next
 /// calls.
+/// `x` of conv2d_backward_input is read if problem.relu_x, and may be null otherwise.
 void conv2d_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y);
-void conv2d_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, float* dx);
+void conv2d_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, const float* x,
+                           float* dx);
 void conv2d_backward_weight(const Conv2dProblem& problem, const float* x, const float* dy, float* dw);
 
 }  // namespace cpu
@@ -60,7 +66,8 @@ void conv2d_backward_weight(const Conv2dProblem& problem, const float* x, const 
 namespace reference {
 
 void conv2d_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y);
-void conv2d_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, float* dx);
+void conv2d_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, const float* x,
+                           float* dx);
 void conv2d_backward_weight(const Conv2dProblem& problem, const float* x, const float* dy, float* dw);
 
 }  // namespace reference

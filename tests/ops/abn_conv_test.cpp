@@ -15,6 +15,7 @@ struct Geometry {
   int64_t kernel = 1, groups = 1;
   ConvolutionOptions options{{1, 1}, {0, 0}, {1, 1}, 1};
   bool bias = false;
+  int64_t channels = 8;
 };
 
 const Geometry kGeometries[] = {
@@ -30,18 +31,28 @@ struct Gradients {
 using Block = std::function<at::Tensor(at::Tensor x, const NormalizationTensors&, const at::Tensor& kernel,
                                        const OptionalTensor& kernel_bias)>;
 
+/// Channels-last in f32, kernels of ours read the ReLU of y in some or all passes.
+const Geometry kWideGeometries[] = {
+    {1, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, false, 64},  // all
+    {1, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, true, 64},   // backward
+    {1, 1, {{2, 2}, {0, 0}, {1, 1}, 1}, false, 64},  // all but the gradient of y
+    {3, 1, {{2, 2}, {1, 1}, {1, 1}, 1}, true, 64},   // the gradient of the kernel
+    {3, 1, {{1, 1}, {1, 1}, {1, 1}, 1}, false, 32},  // the same, because there are few pixels
+};
+
 Gradients run(at::ScalarType dtype, const Geometry& g, bool channels_last, double weight_scale,
               const Block& block) {
   torch::manual_seed(7);
-  at::Tensor base = torch::randn({3, 8, 9, 10}, at::kDouble).mul(1.5).add(0.3).to(at::kFloat).to(dtype);
+  at::Tensor base =
+      torch::randn({3, g.channels, 9, 10}, at::kDouble).mul(1.5).add(0.3).to(at::kFloat).to(dtype);
   if (channels_last) base = base.contiguous(at::MemoryFormat::ChannelsLast);
   base.set_requires_grad(true);
   const auto vector = [&](double scale) {
-    return torch::randn(8, at::kDouble).mul(scale).to(at::kFloat).to(dtype);
+    return torch::randn(g.channels, at::kDouble).mul(scale).to(at::kFloat).to(dtype);
   };
   NormalizationTensors norm{vector(weight_scale).set_requires_grad(true), vector(0.4).set_requires_grad(true),
                             vector(1), vector(1).abs()};
-  const at::Tensor kernel = torch::randn({16, 8 / g.groups, g.kernel, g.kernel}, at::kDouble)
+  const at::Tensor kernel = torch::randn({16, g.channels / g.groups, g.kernel, g.kernel}, at::kDouble)
                                 .to(at::kFloat)
                                 .to(dtype)
                                 .set_requires_grad(true);
@@ -110,6 +121,75 @@ TEST(AbnConv, EveryStrategyAndActivationHasTheGradientsOfThePlainLayers) {
       }
     }
   }
+}
+
+TEST(AbnConv, AConvolutionThatAppliesTheReLUHasTheGradientsOfThePlainLayers) {
+  AbnOptions options;
+  options.activation = Activation::kReLU;
+  options.saved = Saved::kPreActivation;
+  for (const Geometry& g : kWideGeometries) {
+    const Gradients want = truth(g, Activation::kReLU, 1);
+    for (const bool in_place : {false, true}) {
+      SCOPED_TRACE(c10::str(g.kernel, "x", g.kernel, ", strides ", g.options.stride, g.bias ? ", bias" : "",
+                            in_place ? ", in place" : ""));
+      const Gradients got = run(at::kFloat, g, /*channels_last=*/true, 1,
+                                [&](at::Tensor x, const NormalizationTensors& n, const at::Tensor& kernel,
+                                    const OptionalTensor& bias) {
+                                  return in_place ? abn_conv_(x, n, kernel, bias, g.options, options)
+                                                  : abn_conv(x, n, kernel, bias, g.options, options);
+                                });
+      expect_equal(got, want, 2 * tolerance_across_kinks(at::kFloat));
+    }
+  }
+}
+
+TEST(AbnConv, ActivateConvThatAppliesTheReLUHasTheGradientsOfThePlainLayers) {
+  for (const Geometry& g : kWideGeometries) {
+    SCOPED_TRACE(c10::str(g.kernel, "x", g.kernel, ", strides ", g.options.stride, g.bias ? ", bias" : ""));
+    torch::manual_seed(3);
+    const at::Tensor y = torch::randn({3, g.channels, 9, 10})
+                             .contiguous(at::MemoryFormat::ChannelsLast)
+                             .set_requires_grad(true);
+    const at::Tensor kernel = torch::randn({16, g.channels, g.kernel, g.kernel}).set_requires_grad(true);
+    OptionalTensor bias;
+    if (g.bias) bias = torch::randn(16).set_requires_grad(true);
+    const at::Tensor out = activate_conv(y, kernel, bias, g.options, Activation::kReLU, 0);
+    OptionalTensor bias64;
+    if (bias) bias64 = bias->to(at::kDouble);
+    const at::Tensor want = at::conv2d(at::relu(y.to(at::kDouble)), kernel.to(at::kDouble), bias64,
+                                       g.options.stride, g.options.padding, g.options.dilation);
+    EXPECT_LE(relative_error(out, want), tolerance_across_kinks(at::kFloat));
+    const at::Tensor dout = torch::randn_like(out);
+    // All gradients, and each alone: each choice takes other kernels.
+    for (const std::vector<at::Tensor>& wanted :
+         {std::vector<at::Tensor>{y, kernel}, std::vector<at::Tensor>{y}, std::vector<at::Tensor>{kernel}}) {
+      std::vector<at::Tensor> all = wanted;
+      if (bias) all.push_back(*bias);
+      const auto got_gradients = torch::autograd::grad({out}, all, {dout}, /*retain_graph=*/true);
+      const auto want_gradients =
+          torch::autograd::grad({want}, all, {dout.to(at::kDouble)}, /*retain_graph=*/true);
+      for (size_t i = 0; i < all.size(); ++i)
+        EXPECT_LE(relative_error(got_gradients[i], want_gradients[i]), tolerance_across_kinks(at::kFloat))
+            << i;
+    }
+  }
+}
+
+TEST(AbnConv, AConvolutionThatAppliesTheReLUAllocatesNoActivatedTensor) {
+  AbnOptions options;
+  options.activation = Activation::kReLU;
+  options.saved = Saved::kPreActivation;
+  const NormalizationTensors norm{torch::ones(64).set_requires_grad(true), torch::zeros(64), torch::zeros(64),
+                                  torch::ones(64)};
+  const at::Tensor kernel = torch::randn({16, 64, 1, 1}).set_requires_grad(true);
+  const at::Tensor leaf =
+      torch::randn({4, 64, 56, 56}).contiguous(at::MemoryFormat::ChannelsLast).set_requires_grad(true);
+  at::Tensor x = leaf + 1;
+  const int64_t before = memory::memory_stats().current_bytes;
+  memory::Meter meter;
+  const at::Tensor out =
+      abn_conv_(std::move(x), norm, kernel, std::nullopt, kWideGeometries[0].options, options);
+  EXPECT_LT(meter.peak_bytes() - before, out.numel() * 4 + leaf.numel());  // far less than another tensor
 }
 
 TEST(AbnConv, AWeightOfZeroKeepsTheNormalizedInputInstead) {

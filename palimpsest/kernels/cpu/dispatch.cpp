@@ -12,26 +12,26 @@
 namespace palimpsest::kernels::cpu {
 
 // Each namespace `isa` is one compilation of the sources that cmake/InstructionSets.cmake is given.
-#define PALIMPSEST_DECLARE_SET(isa, name)                          \
-  namespace isa::abn {                                             \
-  extern const cpu::abn::Kernels<float> kF32;                      \
-  extern const cpu::abn::Kernels<double> kF64;                     \
-  extern const cpu::abn::Kernels<Float16> kF16;                    \
-  extern const cpu::abn::Kernels<BFloat16> kBF16;                  \
-  }                                                                \
-  namespace isa::max_pool {                                        \
-  extern const cpu::max_pool::Kernels kKernels;                    \
-  }                                                                \
-  namespace isa::conv2d {                                          \
-  extern const cpu::conv2d::WeightGradientKernels kWeightGradient; \
-  extern const cpu::conv2d::GroupedKernels kGrouped;               \
-  extern const cpu::conv2d::DepthwiseKernels kDepthwise;           \
-  }                                                                \
-  namespace isa::dense_block {                                     \
-  extern const cpu::dense_block::Kernels<float> kF32;              \
-  extern const cpu::dense_block::Kernels<double> kF64;             \
-  extern const cpu::dense_block::Kernels<Float16> kF16;            \
-  extern const cpu::dense_block::Kernels<BFloat16> kBF16;          \
+#define PALIMPSEST_DECLARE_SET(isa, name)                 \
+  namespace isa::abn {                                    \
+  extern const cpu::abn::Kernels<float> kF32;             \
+  extern const cpu::abn::Kernels<double> kF64;            \
+  extern const cpu::abn::Kernels<Float16> kF16;           \
+  extern const cpu::abn::Kernels<BFloat16> kBF16;         \
+  }                                                       \
+  namespace isa::max_pool {                               \
+  extern const cpu::max_pool::Kernels kKernels;           \
+  }                                                       \
+  namespace isa::conv2d {                                 \
+  extern const cpu::conv2d::MatrixKernels kMatrix;        \
+  extern const cpu::conv2d::GroupedKernels kGrouped;      \
+  extern const cpu::conv2d::DepthwiseKernels kDepthwise;  \
+  }                                                       \
+  namespace isa::dense_block {                            \
+  extern const cpu::dense_block::Kernels<float> kF32;     \
+  extern const cpu::dense_block::Kernels<double> kF64;    \
+  extern const cpu::dense_block::Kernels<Float16> kF16;   \
+  extern const cpu::dense_block::Kernels<BFloat16> kBF16; \
   }
 PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
@@ -50,7 +50,7 @@ std::span<const InstructionSet> compiled_instruction_sets() {
    isa::abn::kF16,                            \
    isa::abn::kBF16,                           \
    isa::max_pool::kKernels,                   \
-   isa::conv2d::kWeightGradient,              \
+   isa::conv2d::kMatrix,                      \
    isa::conv2d::kGrouped,                     \
    isa::conv2d::kDepthwise,                   \
    isa::dense_block::kF32,                    \

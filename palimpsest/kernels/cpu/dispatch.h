@@ -3,7 +3,7 @@
 #include "palimpsest/kernels/cpu/abn/table.h"
 #include "palimpsest/kernels/cpu/conv2d/depthwise_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/grouped_kernels.h"
-#include "palimpsest/kernels/cpu/conv2d/weight_gradient_kernels.h"
+#include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
 #include "palimpsest/kernels/cpu/dense_block/kernels.h"
 #include "palimpsest/kernels/cpu/max_pool/kernels.h"
 
@@ -21,7 +21,7 @@ struct InstructionSet {
   abn::Kernels<Float16> abn_f16;
   abn::Kernels<BFloat16> abn_bf16;
   max_pool::Kernels max_pool;
-  conv2d::WeightGradientKernels weight_gradient;
+  conv2d::MatrixKernels matrix;
   conv2d::GroupedKernels grouped_conv2d;
   conv2d::DepthwiseKernels depthwise_conv2d;
   dense_block::Kernels<float> dense_f32;

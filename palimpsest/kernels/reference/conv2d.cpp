@@ -29,6 +29,11 @@ void for_products(const Conv2dProblem& problem, const Visit& visit) {
           }
 }
 
+/// The value of x that the products read.
+float read(const Conv2dProblem& problem, float x) {
+  return problem.relu_x && x <= 0 ? 0 : x;
+}
+
 void round(const std::vector<double>& sums, float* result) {
   for (const double sum : sums) *result++ = static_cast<float>(sum);
 }
@@ -41,19 +46,26 @@ std::vector<double> zeros(int64_t count) {
 
 void conv2d_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y) {
   auto sums = zeros(problem.n * problem.out.h * problem.out.w * problem.c_out);
-  for_products(problem, [&](int64_t i, int64_t k, int64_t o) { sums[o] += double{x[i]} * double{w[k]}; });
+  for_products(problem, [&](int64_t i, int64_t k, int64_t o) {
+    sums[o] += double{read(problem, x[i])} * double{w[k]};
+  });
   round(sums, y);
 }
 
-void conv2d_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, float* dx) {
+void conv2d_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, const float* x,
+                           float* dx) {
   auto sums = zeros(problem.n * problem.in.h * problem.in.w * problem.c_in);
   for_products(problem, [&](int64_t i, int64_t k, int64_t o) { sums[i] += double{dy[o]} * double{w[k]}; });
+  for (std::size_t i = 0; problem.relu_x && i < sums.size(); ++i)
+    if (x[i] <= 0) sums[i] = 0;
   round(sums, dx);
 }
 
 void conv2d_backward_weight(const Conv2dProblem& problem, const float* x, const float* dy, float* dw) {
   auto sums = zeros(problem.weights());
-  for_products(problem, [&](int64_t i, int64_t k, int64_t o) { sums[k] += double{dy[o]} * double{x[i]}; });
+  for_products(problem, [&](int64_t i, int64_t k, int64_t o) {
+    sums[k] += double{dy[o]} * double{read(problem, x[i])};
+  });
   round(sums, dw);
 }
 

@@ -16,18 +16,33 @@
 namespace palimpsest::ops::abn_conv_detail {
 namespace {
 
+using convolution_detail::Reads;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 constexpr const char* kInstead = "a separate batch_norm, activation and convolution";
+
+/// Returns whether z is the ReLU of the saved tensor.
+bool is_relu_of_saved(const abn_detail::Settings& settings) {
+  return settings.activation == Activation::kReLU && settings.saved == Saved::kPreActivation;
+}
 
 /// The convolution of one call.
 struct ConvolutionCall {
   const ConvolutionOptions& options;
   std::optional<ProductPrecision> precision;
 
-  at::Tensor forward(const at::Tensor& z, const at::Tensor& weight, const OptionalTensor& bias) const {
-    return convolution_detail::forward(z, weight, bias, options, precision);
+  at::Tensor forward(const at::Tensor& z, const at::Tensor& weight, const OptionalTensor& bias,
+                     Reads reads = Reads::kX) const {
+    return convolution_detail::forward(z, weight, bias, options, precision, reads);
+  }
+
+  /// Returns whether the convolution applies the activation itself to y, which lies or will lie in a tensor
+  /// like `like`: then z is never a tensor.
+  bool activates(const abn_detail::Settings& settings, const at::Tensor& like, const at::Tensor& weight,
+                 const OptionalTensor& bias) const {
+    return is_relu_of_saved(settings) &&
+           convolution_detail::forward_reads_relu(like, weight, bias, options, precision);
   }
 };
 
@@ -54,15 +69,33 @@ class ConvolutionBackward {
   }
 
   /// Returns the gradients of weight and bias.
-  std::tuple<at::Tensor, at::Tensor> parameters(const at::Tensor& z, bool weight, bool bias) const {
-    auto g = run(z, {false, weight, bias});
+  std::tuple<at::Tensor, at::Tensor> parameters(const at::Tensor& z, bool weight, bool bias,
+                                                Reads reads = Reads::kX) const {
+    auto g = run(z, {false, weight, bias}, reads);
     return {std::move(g.weight), std::move(g.bias)};
   }
 
+  /// Returns all gradients of conv(relu(y)), by kernels that read y; none if there are no such kernels.
+  std::optional<convolution_detail::Gradients> of_relu(const at::Tensor& y,
+                                                       std::array<bool, 3> needed) const {
+    if (!convolution_detail::backward_reads_relu(y, weight_, convolution_detail::saved_options(ctx_),
+                                                 saved_precision(ctx_)))
+      return std::nullopt;
+    return run(y, needed, Reads::kReluOfX);
+  }
+
+  /// Returns whether the weight gradient applies the activation itself to the saved tensor.
+  bool activates(const abn_detail::BackwardArguments& layer) const {
+    return is_relu_of_saved(layer.settings) &&
+           convolution_detail::weight_gradient_reads_relu(
+               layer.saved_values, weight_, convolution_detail::saved_options(ctx_), saved_precision(ctx_));
+  }
+
  private:
-  convolution_detail::Gradients run(const at::Tensor& z, std::array<bool, 3> needed) const {
+  convolution_detail::Gradients run(const at::Tensor& z, std::array<bool, 3> needed,
+                                    Reads reads = Reads::kX) const {
     return convolution_detail::backward(dout_, z, weight_, convolution_detail::saved_options(ctx_), needed,
-                                        saved_precision(ctx_));
+                                        saved_precision(ctx_), reads);
   }
 
   AutogradContext* ctx_;
@@ -77,11 +110,15 @@ struct BlockGradients {
 BlockGradients differentiate(const ConvolutionBackward& convolution, abn_detail::BackwardArguments& layer,
                              bool need_weight, bool need_bias) {
   BlockGradients result;
+  const bool activates = need_weight && convolution.activates(layer);
+  if (activates)  // before dz, while dout is in the cache
+    std::tie(result.conv_weight, result.conv_bias) =
+        convolution.parameters(layer.saved_values, need_weight, need_bias, Reads::kReluOfX);
   if (layer.need_dx || layer.need_sums) {
-    layer.need_z = need_weight && layer.need_dx;
+    layer.need_z = need_weight && layer.need_dx && !activates;
     result.layer = backward_stealing(convolution.input(layer.saved_values), layer);
   }
-  if (need_weight || need_bias) {
+  if (!activates && (need_weight || need_bias)) {
     at::Tensor z = std::move(result.layer.z);
     if (!z.defined())  // the bias alone needs no values of z
       z = need_weight ? recompute_output(layer.saved_values, layer.settings, layer.mean, layer.inv_std)
@@ -102,18 +139,26 @@ class AbnConvFunction : public torch::autograd::Function<AbnConvFunction> {
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& x, const OptionalTensor& /*weight*/,
                             const OptionalTensor& /*bias*/, const at::Tensor& conv_weight,
                             const OptionalTensor& conv_bias, AbnConvCall* call) {
+    abn_detail::ForwardArguments arguments = call->arguments;
+    const bool activates = call->convolution.activates(arguments.settings, x, conv_weight, conv_bias);
+    if (activates) {  // the layer writes y alone
+      arguments.settings.activation = Activation::kIdentity;
+      arguments.settings.saved = Saved::kOutput;
+      arguments.for_backward = false;  // no channel is non-invertible, or resolved() had chosen x-hat
+    }
     at::Tensor saved_values;
     abn_detail::ForwardResult result;
     if (call->consume) {
       saved_values = x.detach();  // shares the version of x: operators that saved x before notice the write
-      result = forward_(saved_values, call->arguments);
+      result = forward_(saved_values, arguments);
     } else {
-      result = abn_detail::forward(x, call->arguments);
-      saved_values = abn_detail::saved_tensor(call->arguments.settings.saved, x, result);
+      result = abn_detail::forward(x, arguments);
+      saved_values = abn_detail::saved_tensor(arguments.settings.saved, x, result);
     }
     save(ctx, saved_values, call->arguments, result.statistics, {conv_weight});
     save_convolution(ctx, call->convolution, conv_bias.has_value());
-    return call->convolution.forward(result.z, conv_weight, conv_bias);
+    return activates ? call->convolution.forward(saved_values, conv_weight, conv_bias, Reads::kReluOfX)
+                     : call->convolution.forward(result.z, conv_weight, conv_bias);
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
@@ -144,6 +189,8 @@ class ActivateConvFunction : public torch::autograd::Function<ActivateConvFuncti
          {conv_weight});
     ctx->saved_data["training"] = false;
     save_convolution(ctx, *convolution, conv_bias.has_value());
+    if (convolution->activates(arguments->settings, y, conv_weight, conv_bias))
+      return convolution->forward(y, conv_weight, conv_bias, Reads::kReluOfX);
     return convolution->forward(recompute_output(y, arguments->settings, ones, ones), conv_weight, conv_bias);
   }
 
@@ -154,9 +201,13 @@ class ActivateConvFunction : public torch::autograd::Function<ActivateConvFuncti
     abn_detail::BackwardArguments arguments = abn_detail::saved_arguments(ctx, saved);
     arguments.need_sums = false;
     arguments.need_dx = ctx->needs_input_grad(0);
+    const bool need_weight = ctx->needs_input_grad(1);
     const bool need_bias = has_bias(ctx) && ctx->needs_input_grad(2);
-    BlockGradients g = differentiate({ctx, dout, saved[abn_detail::kSavedTensors]}, arguments,
-                                     ctx->needs_input_grad(1), need_bias);
+    const ConvolutionBackward convolution(ctx, dout, saved[abn_detail::kSavedTensors]);
+    if (is_relu_of_saved(arguments.settings))
+      if (auto g = convolution.of_relu(arguments.saved_values, {arguments.need_dx, need_weight, need_bias}))
+        return {std::move(g->input), std::move(g->weight), std::move(g->bias), at::Tensor(), at::Tensor()};
+    BlockGradients g = differentiate(convolution, arguments, need_weight, need_bias);
     return {std::move(g.layer.dx), std::move(g.conv_weight), std::move(g.conv_bias), at::Tensor(),
             at::Tensor()};
   }

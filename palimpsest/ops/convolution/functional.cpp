@@ -9,6 +9,9 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
+#include <initializer_list>
+
 namespace palimpsest::ops::convolution_detail {
 namespace {
 
@@ -21,7 +24,7 @@ at::Tensor empty_channels_last(at::IntArrayRef sizes, const at::Tensor& like) {
 
 /// Returns the problem for our kernels; none if they do not take these tensors.
 std::optional<Conv2dProblem> kernel_problem(const at::Tensor& x, const at::Tensor& w,
-                                            const ConvolutionOptions& options) {
+                                            const ConvolutionOptions& options, Reads reads = Reads::kX) {
   if (is_traced(x) || is_traced(w)) return std::nullopt;
   const auto fits = [](const at::Tensor& t) {
     return t.dim() == 4 && t.numel() > 0 && t.device().is_cpu() && t.scalar_type() == at::kFloat &&
@@ -47,6 +50,7 @@ std::optional<Conv2dProblem> kernel_problem(const at::Tensor& x, const at::Tenso
       out(problem.in.h, problem.kernel_size.h, problem.stride.h, problem.padding.h, problem.dilation.h),
       out(problem.in.w, problem.kernel_size.w, problem.stride.w, problem.padding.w, problem.dilation.w)};
   if (problem.out.h < 1 || problem.out.w < 1) return std::nullopt;  // libtorch raises the error
+  problem.relu_x = reads == Reads::kReluOfX;
   return problem;
 }
 
@@ -65,8 +69,9 @@ bool is_faster(const Conv2dProblem& problem, Conv2dPass pass) {
 
 /// Runs the forward pass in the dtype of the weight.
 at::Tensor forward_of_type(const at::Tensor& x, const at::Tensor& weight,
-                           const std::optional<at::Tensor>& bias, const ConvolutionOptions& options) {
-  const auto problem = kernel_problem(x, weight, options);
+                           const std::optional<at::Tensor>& bias, const ConvolutionOptions& options,
+                           Reads reads) {
+  const auto problem = kernel_problem(x, weight, options, reads);
   if (!bias && problem && is_faster(*problem, Conv2dPass::kForward)) {
     const at::Tensor w = contiguous_in(Layout::kChannelsLast, weight);
     at::Tensor y = empty_channels_last({problem->n, problem->c_out, problem->out.h, problem->out.w}, x);
@@ -74,6 +79,7 @@ at::Tensor forward_of_type(const at::Tensor& x, const at::Tensor& weight,
                                  y.mutable_data_ptr<float>());
     return y;
   }
+  TORCH_INTERNAL_ASSERT(reads == Reads::kX);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const std::vector<int64_t> output_padding(options.stride.size(), 0);
   return at::convolution(x, weight, bias, options.stride, options.padding, options.dilation,
@@ -81,10 +87,11 @@ at::Tensor forward_of_type(const at::Tensor& x, const at::Tensor& weight,
 }
 
 Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
-                           const ConvolutionOptions& options, std::array<bool, 3> needed) {
+                           const ConvolutionOptions& options, std::array<bool, 3> needed, Reads reads) {
   Gradients result;
   auto& [need_input, need_weight, need_bias] = needed;
-  if (const auto problem = kernel_problem(x, weight, options); problem && dout.scalar_type() == at::kFloat) {
+  if (const auto problem = kernel_problem(x, weight, options, reads);
+      problem && dout.scalar_type() == at::kFloat) {
     const bool own_input = need_input && is_faster(*problem, Conv2dPass::kBackwardInput);
     const bool own_weight = need_weight && is_faster(*problem, Conv2dPass::kBackwardWeight);
     at::Tensor dy;
@@ -93,6 +100,7 @@ Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at
       const at::Tensor w = contiguous_in(Layout::kChannelsLast, weight);
       result.input = empty_channels_last(x.sizes(), x);
       kernels::cpu::conv2d_backward_input(*problem, dy.const_data_ptr<float>(), w.const_data_ptr<float>(),
+                                          problem->relu_x ? x.const_data_ptr<float>() : nullptr,
                                           result.input.mutable_data_ptr<float>());
       need_input = false;
     }
@@ -104,6 +112,7 @@ Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at
     }
   }
   if (!need_input && !need_weight && !need_bias) return result;
+  TORCH_INTERNAL_ASSERT(reads == Reads::kX || !(need_input || need_weight));
   const std::vector<int64_t> output_padding(options.stride.size(), 0);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   auto [dx, dweight, dbias] =
@@ -125,33 +134,65 @@ ProductPrecision precision_of(const at::Tensor& x, const at::Tensor& weight,
 }  // namespace
 
 at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                   const ConvolutionOptions& options, const std::optional<ProductPrecision>& precision) {
+                   const ConvolutionOptions& options, const std::optional<ProductPrecision>& precision,
+                   Reads reads) {
   const ProductPrecision p = precision_of(x, weight, precision);
-  if (!precision && !p.compute_in_f32) return forward_of_type(x.to(p.storage), weight, bias, options);
+  if (!precision && !p.compute_in_f32) return forward_of_type(x.to(p.storage), weight, bias, options, reads);
   const auto b = bias ? std::optional(operand(*bias, p)) : std::nullopt;
-  return forward_of_type(operand(x, p), operand(weight, p), b, options).to(p.storage);
+  return forward_of_type(operand(x, p), operand(weight, p), b, options, reads).to(p.storage);
 }
 
 Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
                    const ConvolutionOptions& options, std::array<bool, 3> needed,
-                   const std::optional<ProductPrecision>& precision) {
+                   const std::optional<ProductPrecision>& precision, Reads reads) {
   const auto [need_input, need_weight, need_bias] = needed;
   const ProductPrecision p = precision_of(x, weight, precision), q = weight_gradient_precision(p, x);
   if (!precision && !q.compute_in_f32)
     return backward_of_type(dout, need_weight ? x.to(p.storage) : shape_of(x, p.storage), weight, options,
-                            needed);
+                            needed, reads);
   Gradients result;
   if (need_input)
     result.input = backward_of_type(operand(dout, p), shape_of(x, p.compute_type()), operand(weight, p),
-                                    options, {true, false, false})
+                                    options, {true, false, false}, Reads::kX)
                        .input.to(p.storage);
   if (need_weight || need_bias) {
-    auto g = backward_of_type(operand(dout, q), need_weight ? operand(x, q) : shape_of(x, q.compute_type()),
-                              shape_of(weight, q.compute_type()), options, {false, need_weight, need_bias});
+    auto g =
+        backward_of_type(operand(dout, q), need_weight ? operand(x, q) : shape_of(x, q.compute_type()),
+                         shape_of(weight, q.compute_type()), options, {false, need_weight, need_bias}, reads);
     if (need_weight) result.weight = g.weight.to(p.storage);
     if (need_bias) result.bias = g.bias.to(p.storage);
   }
   return result;
+}
+
+namespace {
+
+bool kernels_read_relu(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options,
+                       const std::optional<ProductPrecision>& precision,
+                       std::initializer_list<Conv2dPass> passes) {
+  if (precision) return false;
+  const auto problem = kernel_problem(x, weight, options, Reads::kReluOfX);
+  return problem && std::all_of(passes.begin(), passes.end(),
+                                [&](Conv2dPass pass) { return is_faster(*problem, pass); });
+}
+
+}  // namespace
+
+bool forward_reads_relu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                        const ConvolutionOptions& options, const std::optional<ProductPrecision>& precision) {
+  return !bias && kernels_read_relu(x, weight, options, precision, {Conv2dPass::kForward});
+}
+
+bool weight_gradient_reads_relu(const at::Tensor& x, const at::Tensor& weight,
+                                const ConvolutionOptions& options,
+                                const std::optional<ProductPrecision>& precision) {
+  return kernels_read_relu(x, weight, options, precision, {Conv2dPass::kBackwardWeight});
+}
+
+bool backward_reads_relu(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options,
+                         const std::optional<ProductPrecision>& precision) {
+  return kernels_read_relu(x, weight, options, precision,
+                           {Conv2dPass::kBackwardInput, Conv2dPass::kBackwardWeight});
 }
 
 bool has_own_pass(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options) {

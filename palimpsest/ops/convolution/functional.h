@@ -20,8 +20,12 @@ void check_geometry(const char* op, const ConvolutionOptions& options);
 /// The same, and that the numbers of dimensions, options and channels match.
 void check(const char* op, const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options);
 
+/// What the products read: x, or max(x, 0) without a tensor of it.
+enum class Reads { kX, kReluOfX };
+
 at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
-                   const ConvolutionOptions& options, const std::optional<ProductPrecision>& precision);
+                   const ConvolutionOptions& options, const std::optional<ProductPrecision>& precision,
+                   Reads reads = Reads::kX);
 
 struct Gradients {
   at::Tensor input, weight, bias;  ///< undefined where not needed
@@ -31,7 +35,17 @@ struct Gradients {
 /// the input gradient needs only the shape and layout of x.
 Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
                    const ConvolutionOptions& options, std::array<bool, 3> needed,
-                   const std::optional<ProductPrecision>& precision);
+                   const std::optional<ProductPrecision>& precision, Reads reads = Reads::kX);
+
+/// Return whether forward, the weight gradient of backward, and both its gradients take Reads::kReluOfX:
+/// kernels of ours run. The gradient of the input is then that of x, 0 where x <= 0.
+bool forward_reads_relu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
+                        const ConvolutionOptions& options, const std::optional<ProductPrecision>& precision);
+bool weight_gradient_reads_relu(const at::Tensor& x, const at::Tensor& weight,
+                                const ConvolutionOptions& options,
+                                const std::optional<ProductPrecision>& precision);
+bool backward_reads_relu(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options,
+                         const std::optional<ProductPrecision>& precision);
 
 /// Returns whether libtorch does not run every pass of this convolution in the dtype of its tensors: a kernel
 /// of ours runs a pass, or 16-bit tensors are computed in f32 (ops/autocast.h).

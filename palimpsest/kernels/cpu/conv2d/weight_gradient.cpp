@@ -1,7 +1,8 @@
 #include "palimpsest/kernels/cpu/conv2d/weight_gradient.h"
 
 #include "palimpsest/base/parallel.h"
-#include "palimpsest/kernels/cpu/conv2d/weight_gradient_kernels.h"
+#include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
+#include "palimpsest/kernels/cpu/conv2d/range.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
 #include "palimpsest/kernels/cpu/simd/scratch.h"
 
@@ -28,16 +29,6 @@ constexpr int64_t kFewestPixels = 384;               // per task
 constexpr int64_t kFewestColumnTiles = 4;            // per task, unless there are fewer
 constexpr int64_t kPartialBytes = int64_t{8} << 20;  // the sums of all segments
 
-struct Range {
-  int64_t begin, end;
-  int64_t size() const { return end - begin; }
-};
-
-/// Returns part `i` of `parts` equal parts of [0, count).
-Range part(int64_t count, int64_t i, int64_t parts) {
-  return {count * i / parts, count * (i + 1) / parts};
-}
-
 struct PartialSums;
 struct PackedRows;
 struct PackedColumns;
@@ -48,7 +39,7 @@ class WeightGradient {
  public:
   WeightGradient(const Conv2dProblem& problem, const float* x, const float* dy)
       : problem_(problem),
-        kernels_(current_instruction_set().weight_gradient),
+        kernels_(current_instruction_set().matrix),
         x_(x),
         dy_(dy),
         tiles_each_(ceil_divide(problem_.group_in(), kernels_.columns)),
@@ -191,7 +182,7 @@ class WeightGradient {
         const int64_t pixel =
             (row / problem_.out.h * problem_.in.h + ih) * problem_.in.w + begin * problem_.stride.w + shift_w;
         kernels_.pack_columns(end - begin, x_ + pixel * problem_.c_in + channel,
-                              problem_.stride.w * problem_.c_in, width, to);
+                              problem_.stride.w * problem_.c_in, width, problem_.relu_x, to);
         to += (end - begin) * kernels_.columns;
       }
       zeros(ow + run - end);
@@ -201,7 +192,7 @@ class WeightGradient {
   }
 
   const Conv2dProblem& problem_;
-  const WeightGradientKernels& kernels_;
+  const MatrixKernels& kernels_;
   const float* const x_;
   const float* const dy_;
   const int64_t tiles_each_, column_tiles_, row_blocks_;

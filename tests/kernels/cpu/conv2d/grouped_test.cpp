@@ -122,7 +122,10 @@ struct ConvPasses {
 constexpr ConvPasses kGrouped{kernels::cpu::conv2d::grouped_forward,
                               kernels::cpu::conv2d::grouped_backward_input,
                               kernels::cpu::conv2d::grouped_backward_weight};
-constexpr ConvPasses kReference{kernels::reference::conv2d_forward, kernels::reference::conv2d_backward_input,
+constexpr ConvPasses kReference{kernels::reference::conv2d_forward,
+                                [](const Conv2dProblem& problem, const float* dy, const float* w, float* dx) {
+                                  kernels::reference::conv2d_backward_input(problem, dy, w, nullptr, dx);
+                                },
                                 kernels::reference::conv2d_backward_weight};
 
 /// The result of that pass.

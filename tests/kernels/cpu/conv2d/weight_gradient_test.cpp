@@ -60,6 +60,15 @@ TEST(Conv2dWeight, EqualsTheReferenceForWideGroups) {
   expect_equals_reference(conv2d_problem(2, 96, 48, 3, {6, 5}, {3, 3}, {1, 1}, {1, 1}));
 }
 
+TEST(Conv2dWeight, ReadsTheReLUOfItsInput) {
+  for (const int64_t c_in : {32, 40, 65})
+    for (const Pair2 kernel_size : {Pair2{1, 1}, {3, 3}}) {
+      Conv2dProblem problem = conv2d_problem(2, c_in, 24, 1, {6, 7}, kernel_size, {2, 1}, {1, 1});
+      problem.relu_x = true;
+      expect_equals_reference(problem);
+    }
+}
+
 TEST(Conv2dWeight, EqualsTheReferenceInManyTasks) {
   // More rows and columns of tiles than one task takes; more pixels than one takes.
   expect_equals_reference(conv2d_problem(1, 352, 272, 1, {3, 4}, {1, 1}));
@@ -90,6 +99,18 @@ TEST(Conv2dWeight, NotANumberStaysInItsRowOrColumn) {
   for (int64_t o = 0; o < problem.c_out; ++o)
     for (int64_t i = 0; i < problem.c_in; ++i)
       EXPECT_EQ(std::isfinite(dw.data()[o * problem.c_in + i]), o != 3 && i != 7) << o << ", " << i;
+}
+
+TEST(Conv2dWeight, OtherKernelsReadNoReLU) {
+  Conv2dProblem grouped = conv2d_problem(1, 32, 32, 8, {5, 5}, {3, 3}, {1, 1}, {1, 1});
+  Conv2dProblem depthwise = conv2d_problem(1, 32, 32, 32, {5, 5}, {3, 3}, {1, 1}, {1, 1});
+  for (Conv2dProblem* problem : {&grouped, &depthwise}) {
+    EXPECT_TRUE(kernels::cpu::has_conv2d(*problem, Conv2dPass::kBackwardWeight));
+    problem->relu_x = true;
+    for (const Conv2dPass pass :
+         {Conv2dPass::kForward, Conv2dPass::kBackwardInput, Conv2dPass::kBackwardWeight})
+      EXPECT_FALSE(kernels::cpu::has_conv2d(*problem, pass));
+  }
 }
 
 TEST(Conv2dWeight, IsNotOfferedForNarrowChannels) {

@@ -1,0 +1,143 @@
+// A unit of one instruction set: nothing of std:: may be used (see cpu/abn/f32.cpp).
+#include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
+
+#include "palimpsest/kernels/cpu/simd/vector.h"
+
+namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
+
+using cpu::conv2d::MatrixKernels;
+using cpu::conv2d::ReadAhead;
+using cpu::conv2d::TileOutput;
+
+namespace {
+
+using V = Vector<float>;
+constexpr int64_t kLanes = lanes<float, V>();
+constexpr int64_t kVectors = 2;
+constexpr int64_t kColumns = kVectors * kLanes;
+// A tile has as many sums as registers hold beside two vectors of b, a broadcast and (without fused
+// multiply-add) a product. With 32 registers it has 8 rows and not 12: 8 divides the usual numbers of
+// channels, and 16 sums hide the latency of two units.
+constexpr int64_t kRows = sizeof(V) == 64 ? 8 : sizeof(V) == 32 ? 6 : 4;
+// kDepth steps of all columns of b take 32 KiB or less.
+constexpr int64_t kDepth = 256;
+
+/// Where step k finds the value of row r.
+struct StepMajor {
+  static constexpr bool kMasks = false;
+  static int64_t at(int64_t k, int64_t r) { return k * kRows + r; }
+};
+struct RowMajor {
+  static constexpr bool kMasks = true;
+  static int64_t at(int64_t k, int64_t r) { return r * kDepth + k; }
+};
+
+/// kUsed: the vectors of b that hold the tile's columns.
+template <class Order, int64_t kUsed>
+void tile_of(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
+  constexpr int64_t kWidth = kUsed * kLanes;
+  V sums[kRows][kUsed] = {};
+  // Other tiles were summed since the last visit: these values have left the first-level cache.
+  for (int64_t r = 0; r < out.rows; ++r) {
+    __builtin_prefetch(out.values + r * out.stride, 1);
+    __builtin_prefetch(out.values + r * out.stride + out.columns - 1, 1);
+  }
+  for (int64_t k = 0; k < count; ++k) {
+    __builtin_prefetch(ahead.from + k * ahead.step, 0, 2);
+    V from_b[kUsed];
+#pragma GCC unroll 2
+    for (int64_t v = 0; v < kUsed; ++v) from_b[v] = load<V>(b + k * kColumns + v * kLanes);
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < kRows; ++r) {
+      const V from_a =
+          a[Order::at(k, r)] - V{};  // a broadcast: subtracting 0 changes no value, adding it changes -0
+#pragma GCC unroll 2
+      for (int64_t v = 0; v < kUsed; ++v) sums[r][v] += from_a * from_b[v];
+    }
+  }
+  if (out.rows == kRows && out.columns == kWidth) {
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+      for (int64_t v = 0; v < kUsed; ++v) {
+        float* const to = out.values + r * out.stride + v * kLanes;
+        V value = out.add ? load<V>(to) + sums[r][v] : sums[r][v];
+        if (Order::kMasks && out.mask)
+          value = load<V>(out.mask + r * out.stride + v * kLanes) <= V{} ? V{} : value;
+        store(to, value);
+      }
+    return;
+  }
+  // The sums go through memory here: if they were indexed at run time, they would always lie in memory.
+  float values[kRows * kWidth];
+#pragma GCC unroll 8
+  for (int64_t r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int64_t v = 0; v < kUsed; ++v) store(values + r * kWidth + v * kLanes, sums[r][v]);
+  for (int64_t r = 0; r < out.rows; ++r) {
+    float* const to = out.values + r * out.stride;
+    const float* const from = values + r * kWidth;
+    for (int64_t j = 0; j < out.columns; ++j) to[j] = out.add ? to[j] + from[j] : from[j];
+    if (Order::kMasks && out.mask)
+      for (int64_t j = 0; j < out.columns; ++j)
+        if (out.mask[r * out.stride + j] <= 0) to[j] = 0;
+  }
+}
+
+template <class Order>
+void tile(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
+  return out.columns <= kLanes ? tile_of<Order, 1>(count, a, b, out, ahead)
+                               : tile_of<Order, kVectors>(count, a, b, out, ahead);
+}
+
+/// Keeps NaN, as libtorch's ReLU does.
+template <class T>
+T relu_of(T value) {
+  return value <= T{} ? T{} : value;
+}
+
+/// Copies `width` values, or their ReLU.
+void copy(const float* from, int64_t width, bool relu, float* to) {
+  if (!relu) {
+    __builtin_memcpy(to, from, 4 * width);
+    return;
+  }
+  int64_t j = 0;
+  for (; j + kLanes <= width; j += kLanes) store(to + j, relu_of(load<V>(from + j)));
+  for (; j < width; ++j) to[j] = relu_of(from[j]);
+}
+
+template <int64_t kWidth>
+void pack(int64_t count, const float* from, int64_t stride, int64_t width, bool relu, float* to) {
+  if (width == kWidth) {
+    for (int64_t k = 0; k < count; ++k) copy(from + k * stride, kWidth, relu, to + k * kWidth);
+  } else {
+    for (int64_t k = 0; k < count; ++k) {
+      copy(from + k * stride, width, relu, to + k * kWidth);
+      for (int64_t j = width; j < kWidth; ++j) to[k * kWidth + j] = 0;
+    }
+  }
+}
+
+void pack_rows(int64_t count, const float* from, int64_t stride, int64_t width, float* to) {
+  pack<kRows>(count, from, stride, width, false, to);
+}
+
+void pack_transposed(int64_t count, const float* from, int64_t stride, int64_t width, float* to) {
+  for (int64_t j = 0; j < width; ++j)
+    for (int64_t k = 0; k < count; ++k) to[k * kColumns + j] = from[j * stride + k];
+  for (int64_t j = width; j < kColumns; ++j)
+    for (int64_t k = 0; k < count; ++k) to[k * kColumns + j] = 0;
+}
+
+void copy_rows(int64_t count, const float* from, int64_t stride, int64_t width, bool relu, float* to) {
+  for (int64_t r = 0; r < count; ++r) copy(from + r * stride, width, relu, to + r * kDepth);
+}
+
+}  // namespace
+
+extern const MatrixKernels kMatrix;
+const MatrixKernels kMatrix{kRows,     kColumns,       kDepth,          tile<StepMajor>, tile<RowMajor>,
+                            pack_rows, pack<kColumns>, pack_transposed, copy_rows};
+
+}  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

@@ -1,0 +1,164 @@
+#include "palimpsest/kernels/cpu/conv2d/pointwise.h"
+
+#include "palimpsest/base/parallel.h"
+#include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
+#include "palimpsest/kernels/cpu/conv2d/range.h"
+#include "palimpsest/kernels/cpu/dispatch.h"
+#include "palimpsest/kernels/cpu/simd/scratch.h"
+
+#include <algorithm>
+
+namespace palimpsest::kernels::cpu::conv2d {
+namespace {
+
+// Tiles of pixels that are copied together; they and a tile of the weights stay in the second-level cache.
+constexpr int64_t kMostRowTiles = 12;
+// Tiles of columns per task if their sums are read again: with kMostRowTiles they take 192 KiB.
+constexpr int64_t kMostColumnTiles = 16;
+constexpr int64_t kFewestColumnTiles = 2;  // per task: each copies its pixels
+constexpr int64_t kTasks = 32;             // so many occupy many cores, and end at about the same time on few
+
+struct PackedWeights;
+struct CopiedPixels;
+
+/// to = from * w, or from * transposed w. Rows are pixels.
+class PointwiseProduct {
+ public:
+  /// depth: the channels of `from`; width: those of `to`.
+  /// relu: reads max(from, 0). mask: null, or of the size of `to`, which becomes 0 where mask <= 0.
+  PointwiseProduct(const Conv2dProblem& problem, const float* from, int64_t depth, int64_t width, bool relu,
+                   const float* mask, float* to)
+      : problem_(problem),
+        kernels_(current_instruction_set().matrix),
+        from_(from),
+        mask_(mask),
+        to_(to),
+        depth_(depth),
+        width_(width),
+        relu_(relu),
+        every_pixel_(problem.stride.h * problem.stride.w == 1),
+        row_tiles_(ceil_divide(pixels(), kernels_.rows)),
+        column_tiles_(ceil_divide(width, kernels_.columns)),
+        chunks_(ceil_divide(depth, kernels_.depth)),
+        blocks_(ceil_divide(row_tiles_, kMostRowTiles)) {}
+
+  /// transposed: w is (width, depth), else (depth, width).
+  void write(const float* w, bool transposed) const {
+    float* const b = scratch<PackedWeights>(column_tiles_ * depth_ * kernels_.columns);
+    parallel_tasks(column_tiles_, [&](int64_t t) {
+      const int64_t first = t * kernels_.columns, some = std::min(kernels_.columns, width_ - first);
+      float* const to = b + first * depth_;
+      if (transposed)
+        kernels_.pack_transposed(depth_, w + first * depth_, depth_, some, to);
+      else
+        kernels_.pack_columns(depth_, w + first, width_, some, /*relu=*/false, to);
+    });
+    const int64_t row_tasks = std::min(blocks_, kTasks);
+    const int64_t fewest = chunks_ > 1 ? ceil_divide(column_tiles_, kMostColumnTiles) : 1;
+    const int64_t column_tasks =
+        std::clamp(kTasks / row_tasks, fewest, std::max(fewest, column_tiles_ / kFewestColumnTiles));
+    parallel_tasks(row_tasks * column_tasks, [&](int64_t i) {
+      multiply(part(blocks_, i / column_tasks, row_tasks),
+               part(column_tiles_, i % column_tasks, column_tasks), b);
+    });
+  }
+
+ private:
+  int64_t pixels() const { return problem_.n * problem_.out.h * problem_.out.w; }
+  Range pixels_of(int64_t block) const {
+    const Range tiles = part(row_tiles_, block, blocks_);
+    return {tiles.begin * kernels_.rows, std::min(tiles.end * kernels_.rows, pixels())};
+  }
+
+  void multiply(Range blocks, Range tiles, const float* b) const {
+    float* const a = scratch<CopiedPixels>(kMostRowTiles * kernels_.rows * kernels_.depth);
+    for (int64_t block = blocks.begin; block < blocks.end; ++block) {
+      const Range pixels = pixels_of(block);
+      const int64_t row_tiles = ceil_divide(pixels.size(), kernels_.rows);
+      for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
+        const Range depth = part(depth_, chunk, chunks_);
+        copy(pixels, depth, a);
+        const bool is_last = chunk + 1 == chunks_;
+        const Range next_pixels = !is_last                 ? pixels
+                                  : block + 1 < blocks.end ? pixels_of(block + 1)
+                                                           : Range{0, 0};
+        const Range next_depth = part(depth_, is_last ? 0 : chunk + 1, chunks_);
+        for (int64_t t = tiles.begin; t < tiles.end; ++t) {
+          const int64_t column = t * kernels_.columns, columns = std::min(kernels_.columns, width_ - column);
+          for (int64_t r = 0; r < row_tiles; ++r) {
+            const int64_t row = r * kernels_.rows, rows = std::min(kernels_.rows, pixels.size() - row);
+            const int64_t at = (pixels.begin + row) * width_ + column;
+            kernels_.tile_of_rows(
+                depth.size(), a + row * kernels_.depth, b + column * depth_ + depth.begin * kernels_.columns,
+                {to_ + at, width_, rows, columns, chunk > 0, mask_ && is_last ? mask_ + at : nullptr},
+                read_ahead(next_pixels, next_depth, depth.size(), (t - tiles.begin) * row_tiles + r, a));
+          }
+        }
+      }
+    }
+  }
+
+  /// Returns the share of the next pixels that call number `call` prefetches in `steps` steps: one cache line
+  /// of so many pixels. Calls without a share get `nothing`, memory that is in the cache.
+  ReadAhead read_ahead(Range pixels, Range depth, int64_t steps, int64_t call, const float* nothing) const {
+    constexpr int64_t kLine = 16;
+    const int64_t lines = ceil_divide(depth.size(), kLine);
+    const int64_t pixel = pixels.begin + call / lines * steps;
+    if (!every_pixel_ || pixel >= pixels.end) return {nothing, 0};
+    return {from_ + pixel * depth_ + depth.begin + call % lines * kLine, depth_};
+  }
+
+  /// Copies some channels of the pixels that these outputs read.
+  void copy(Range pixels, Range depth, float* to) const {
+    if (every_pixel_) {
+      kernels_.copy_rows(pixels.size(), from_ + pixels.begin * depth_ + depth.begin, depth_, depth.size(),
+                         relu_, to);
+      return;
+    }
+    for (int64_t p = pixels.begin; p < pixels.end;) {
+      const int64_t row = p / problem_.out.w, ow = p % problem_.out.w,
+                    run = std::min(problem_.out.w - ow, pixels.end - p);
+      const int64_t ih = row % problem_.out.h * problem_.stride.h;
+      const int64_t pixel =
+          (row / problem_.out.h * problem_.in.h + ih) * problem_.in.w + ow * problem_.stride.w;
+      kernels_.copy_rows(run, from_ + pixel * depth_ + depth.begin, problem_.stride.w * depth_, depth.size(),
+                         relu_, to);
+      to += run * kernels_.depth;
+      p += run;
+    }
+  }
+
+  const Conv2dProblem& problem_;
+  const MatrixKernels& kernels_;
+  const float* const from_;
+  const float* const mask_;
+  float* const to_;
+  const int64_t depth_, width_;
+  const bool relu_, every_pixel_;
+  const int64_t row_tiles_, column_tiles_, chunks_, blocks_;
+};
+
+}  // namespace
+
+bool fits_pointwise_forward(const Conv2dProblem& problem) {
+  return problem.groups == 1 && problem.kernel_size.h * problem.kernel_size.w == 1 &&
+         problem.padding.h == 0 && problem.padding.w == 0 && problem.c_in >= 16 && problem.c_out >= 16;
+}
+
+bool fits_pointwise_backward_input(const Conv2dProblem& problem) {
+  return fits_pointwise_forward(problem) && problem.stride.h * problem.stride.w == 1;
+}
+
+void pointwise_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y) {
+  PointwiseProduct(problem, x, problem.c_in, problem.c_out, problem.relu_x, /*mask=*/nullptr, y)
+      .write(w, /*transposed=*/true);
+}
+
+void pointwise_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, const float* x,
+                              float* dx) {
+  const float* const mask = problem.relu_x ? x : nullptr;
+  PointwiseProduct(problem, dy, problem.c_out, problem.c_in, /*relu=*/false, mask, dx)
+      .write(w, /*transposed=*/false);
+}
+
+}  // namespace palimpsest::kernels::cpu::conv2d
