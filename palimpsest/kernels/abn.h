@@ -115,8 +115,9 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward);
 
 /// The forward pass in training: abn_statistics, inv_std = 1 / sqrt(var + eps), abn_apply. In NCHW a channel
 /// stays in cache between the steps. Writes z, the saved values, mean, var and inv_std, with the bytes of the
-/// separate calls.
-void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward);
+/// separate calls. Moves the running statistics whose pointers are not null.
+void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
+                 const RunningStatistics& running = {});
 
 /// Computes z again, with the bytes that forward wrote, from saved_values (which may be z), residual, mean
 /// and inv_std; ignores x. Requires is_before_activation(problem.saved).
@@ -143,7 +144,8 @@ namespace reference {
 
 void abn_statistics(const AbnProblem& problem, const void* x, double* mean, double* var);
 void abn_apply(const AbnProblem& problem, const AbnForward& forward);
-void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward);
+void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
+                 const RunningStatistics& running = {});
 void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward);
 void abn_backward_reduce(const AbnProblem& problem, const AbnBackward& backward);
 void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, double m);

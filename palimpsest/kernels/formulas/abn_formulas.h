@@ -109,6 +109,12 @@ PALIMPSEST_HOST_DEVICE CenterCoefficients<T> center_coefficients(Saved saved, co
   return {static_cast<T>(center), static_cast<T>(scale), static_cast<T>(shift)};
 }
 
+/// running <- (1 - momentum) * running + momentum * batch, rounded once.
+template <class T>
+PALIMPSEST_HOST_DEVICE void move_running(T& running, double batch, double momentum) {
+  running = static_cast<T>((1 - momentum) * static_cast<double>(running) + momentum * batch);
+}
+
 /// x-hat = (t - offset) * scale.
 struct Normalizer {
   double offset, scale;

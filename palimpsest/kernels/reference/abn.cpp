@@ -1,5 +1,6 @@
 #include "palimpsest/kernels/abn.h"
 
+#include "palimpsest/kernels/formulas/abn_formulas.h"
 #include "palimpsest/kernels/formulas/activation.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 #include "palimpsest/kernels/formulas/precision.h"
@@ -154,8 +155,20 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward) {
     for_each(problem, c, [&](int64_t i) { apply_element(problem, forward, c, i); });
 }
 
-void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward) {
+void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
+                 const RunningStatistics& running) {
   abn_statistics(problem, forward.x, forward.mean, forward.var);
+  const auto m = static_cast<double>(problem.shape.per_channel());
+  dispatch_float(problem.dtype, [&]<class S>() {
+    using T = accumulate_t<S>;
+    const auto move = [&](void* moved, int64_t c, double batch) {
+      if (moved) move_running(static_cast<T*>(moved)[c], batch, running.momentum);
+    };
+    for (int64_t c = 0; c < problem.shape.c; ++c) {
+      move(running.mean, c, forward.mean[c]);
+      move(running.var, c, forward.var[c] * m / (m - 1));
+    }
+  });
   for (int64_t c = 0; c < problem.shape.c; ++c) forward.inv_std[c] = 1 / std::sqrt(forward.var[c] + eps);
   abn_apply(problem, forward);
 }

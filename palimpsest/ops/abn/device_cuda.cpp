@@ -26,7 +26,6 @@ void with_workspace(const AbnProblem& problem, const at::Tensor& like, const Wor
 
 const Device& cuda_device() {
   static constexpr Device device{
-      .moves_running = true,
       .frozen_statistics =
           [](const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
              const at::Tensor& mean, const at::Tensor& inv_std) {

@@ -104,13 +104,12 @@ void normalize_part(kernels::AbnProblem problem, const at::Tensor& part, const a
   device_for(part).apply(problem, tensors, part);
 }
 
-/// Returns the running statistics that the kernel moves; null if the device or the tensors do not allow it.
-kernels::RunningStatistics running_in_kernel(const Device& device, const ForwardArguments& a,
-                                             const at::Tensor& x) {
+/// Returns the running statistics that the kernel moves; null if the tensors do not allow it.
+kernels::RunningStatistics running_in_kernel(const ForwardArguments& a, const at::Tensor& x) {
   const auto fits = [&](const OptionalTensor& t) {
     return t && t->is_contiguous() && t->scalar_type() == accumulate_type(x.scalar_type());
   };
-  if (!device.moves_running || !fits(a.running_mean) || !fits(a.running_var)) return {};
+  if (!fits(a.running_mean) || !fits(a.running_var)) return {};
   return {a.running_mean->mutable_data_ptr(), a.running_var->mutable_data_ptr(), a.momentum};
 }
 
@@ -157,7 +156,7 @@ Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tenso
   if (!a.training) {
     device.apply(call.problem, tensors, x);
   } else {
-    const kernels::RunningStatistics running = running_in_kernel(device, a, x);
+    const kernels::RunningStatistics running = running_in_kernel(a, x);
     const at::Tensor var = f64_vector(x);
     tensors.var = var.mutable_data_ptr<double>();
     device.forward(call.problem, a.eps, tensors, running, x);
@@ -377,8 +376,8 @@ const Device& cpu_device() {
       .apply = [](const AbnProblem& problem, const AbnForward& tensors,
                   const at::Tensor&) { kernels::cpu::abn_apply(problem, tensors); },
       .forward = [](const AbnProblem& problem, double eps, const AbnForward& tensors,
-                    const kernels::RunningStatistics&,
-                    const at::Tensor&) { kernels::cpu::abn_forward(problem, eps, tensors); },
+                    const kernels::RunningStatistics& running,
+                    const at::Tensor&) { kernels::cpu::abn_forward(problem, eps, tensors, running); },
       .recompute_output = [](const AbnProblem& problem, const AbnForward& tensors,
                              const at::Tensor&) { kernels::cpu::abn_recompute_output(problem, tensors); },
       .backward_reduce = [](const AbnProblem& problem, const AbnBackward& tensors,

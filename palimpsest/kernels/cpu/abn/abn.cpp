@@ -309,14 +309,22 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward) {
   });
 }
 
-void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward) {
+void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
+                 const RunningStatistics& running) {
+  const auto m = static_cast<double>(problem.shape.per_channel());
   dispatch_float(problem.dtype, [&]<class S>() {
+    using T = accumulate_t<S>;
+    auto* const running_mean = static_cast<T*>(running.mean);
+    auto* const running_var = static_cast<T*>(running.var);
     abn::Call<S> call(problem);
     call.two_sweeps([&](const abn::Piece& piece,
                         int64_t segment) { call.moments(piece, segment, static_cast<const S*>(forward.x)); },
                     [&](int64_t c) {
                       call.channel_moments(c, forward.mean[c], forward.var[c]);
                       forward.inv_std[c] = 1 / std::sqrt(forward.var[c] + eps);
+                      if (running_mean) move_running(running_mean[c], forward.mean[c], running.momentum);
+                      if (running_var)
+                        move_running(running_var[c], forward.var[c] * m / (m - 1), running.momentum);
                       call.set_forward(c, forward);
                     },
                     [&](const abn::Piece& piece) { call.apply(piece, forward); });

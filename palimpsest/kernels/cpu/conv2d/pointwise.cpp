@@ -55,8 +55,8 @@ class PointwiseProduct {
     });
     const int64_t row_tasks = std::min(blocks_, kTasks);
     const int64_t fewest = chunks_ > 1 ? ceil_divide(column_tiles_, kMostColumnTiles) : 1;
-    const int64_t column_tasks =
-        std::clamp(kTasks / row_tasks, fewest, std::max(fewest, column_tiles_ / kFewestColumnTiles));
+    const int64_t column_tasks = std::clamp(ceil_divide(kTasks, row_tasks), fewest,
+                                            std::max(fewest, column_tiles_ / kFewestColumnTiles));
     parallel_tasks(row_tasks * column_tasks, [&](int64_t i) {
       multiply(part(blocks_, i / column_tasks, row_tasks),
                part(column_tiles_, i % column_tasks, column_tasks), b);

@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/cuda/abn/moments.cuh"
 #include "palimpsest/kernels/cuda/abn/table.cuh"
+#include "palimpsest/kernels/formulas/abn_formulas.h"
 
 /// The mean and variance of each channel, in one pass over x.
 namespace palimpsest::kernels::cuda::abn_detail {
@@ -91,12 +92,9 @@ __device__ __forceinline__ void write_statistics(const StatisticsOutputs<T>& out
   if (outputs.mean) outputs.mean[c] = moments.mean;
   if (outputs.var) outputs.var[c] = moments.squares / moments.count;
   if (outputs.inv_std) outputs.inv_std[c] = inv_std_of(moments, outputs.eps);
-  const auto moved = [&](T running, double batch) {
-    return static_cast<T>((1 - outputs.momentum) * static_cast<double>(running) + outputs.momentum * batch);
-  };
-  if (outputs.running_mean) outputs.running_mean[c] = moved(outputs.running_mean[c], moments.mean);
+  if (outputs.running_mean) move_running(outputs.running_mean[c], moments.mean, outputs.momentum);
   if (outputs.running_var)
-    outputs.running_var[c] = moved(outputs.running_var[c], moments.squares / (moments.count - 1));
+    move_running(outputs.running_var[c], moments.squares / (moments.count - 1), outputs.momentum);
 }
 
 /// abn_statistics. Grid: block b of kThreads threads does segment b / panels of panel b % panels, so that
