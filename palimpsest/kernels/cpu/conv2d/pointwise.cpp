@@ -14,9 +14,9 @@ namespace {
 // Tiles of pixels that are copied together; they and a tile of the weights stay in the second-level cache.
 constexpr int64_t kMostRowTiles = 12;
 // Tiles of columns per task if their sums are read again: with kMostRowTiles they take 192 KiB.
-constexpr int64_t kMostColumnTiles = 16;
-constexpr int64_t kFewestColumnTiles = 2;  // per task: each copies its pixels
-constexpr int64_t kTasks = 32;             // so many occupy many cores, and end at about the same time on few
+constexpr int64_t kMostTilesPerTask = 16;
+constexpr int64_t kFewestTilesPerTask = 2;  // per task: each copies its pixels
+constexpr int64_t kProductTasks = 32;  // so many occupy many cores, and end at about the same time on few
 
 struct PackedWeights;
 struct CopiedPixels;
@@ -53,10 +53,10 @@ class PointwiseProduct {
       else
         kernels_.pack_columns(depth_, w + first, width_, some, /*relu=*/false, to);
     });
-    const int64_t row_tasks = std::min(blocks_, kTasks);
-    const int64_t fewest = chunks_ > 1 ? ceil_divide(column_tiles_, kMostColumnTiles) : 1;
-    const int64_t column_tasks = std::clamp(ceil_divide(kTasks, row_tasks), fewest,
-                                            std::max(fewest, column_tiles_ / kFewestColumnTiles));
+    const int64_t row_tasks = std::min(blocks_, kProductTasks);
+    const int64_t fewest = chunks_ > 1 ? ceil_divide(column_tiles_, kMostTilesPerTask) : 1;
+    const int64_t column_tasks = std::clamp(ceil_divide(kProductTasks, row_tasks), fewest,
+                                            std::max(fewest, column_tiles_ / kFewestTilesPerTask));
     parallel_tasks(row_tasks * column_tasks, [&](int64_t i) {
       multiply(part(blocks_, i / column_tasks, row_tasks),
                part(column_tiles_, i % column_tasks, column_tasks), b);
