@@ -17,6 +17,11 @@ def running_again():
     return getattr(_this_thread, "depth", 0) > 0
 
 
+def statistics_to_move(*buffers):
+    """The running statistics that a forward in training moves: in a second run copies, which nobody reads."""
+    return tuple(b if b is None else b.clone() for b in buffers) if running_again() else buffers
+
+
 class _StatisticsOnce:
     """In the second run, gives every normalization of this thread its buffers back: the batch has moved them in the first."""
 

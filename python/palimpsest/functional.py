@@ -4,9 +4,11 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as F
 
-# What the operator saves for backward under each strategy (docs/memory.md). None: torch's own two layers.
+from palimpsest._checkpoint import statistics_to_move
+
+# What the operator saves for backward under each strategy (docs/memory.md). Empty: torch's own two layers.
 _SAVED = {
-    "standard": None,
+    "standard": "",
     "checkpoint": "input",
     "checkpoint_normalized": "normalized",
     "inplace_1": "output_form1",
@@ -48,7 +50,7 @@ def _one_of(what, name, names):
         raise ValueError(f"unknown {what} '{name}': take one of {', '.join(names)}")
 
 
-_resolved = {}  # (strategy, activation) to strategy: a table, which torch.compile reads without a break
+_resolved: dict[tuple[str, str], str] = {}  # (strategy, activation) to strategy: a table, which torch.compile reads without a break
 
 
 def resolve_strategy(strategy: str, activation: str) -> str:
@@ -66,7 +68,7 @@ def _resolve(strategy, activation):
         return "inplace_2" if activation in _WITHOUT_BRANCHES else "store_y"
     _one_of("strategy", strategy, ("auto", *strategy_names()))
     saved = _SAVED[strategy]
-    if saved is not None and activation != "identity":
+    if saved and activation != "identity":
         try:  # the operator knows what it can invert
             values = [torch.empty(1, device="meta") for _ in range(2)]
             torch.ops.palimpsest.abn(torch.empty(2, 1, device="meta"), *values, None, None, activation=activation,
@@ -109,6 +111,8 @@ def batch_norm_act(x: torch.Tensor, running_mean: torch.Tensor | None, running_v
     strategies that save the result.
     Returns a tensor of x's shape. Raises ValueError for a wrong name or pair, RuntimeError for tensors that do not fit."""
     strategy = resolve_strategy(strategy, activation)
+    if training:
+        running_mean, running_var = statistics_to_move(running_mean, running_var)
     if strategy == "standard" or x.numel() == 0 or (not training and is_exporting()):
         y = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
         return activate(y if residual is None else y + residual, activation, activation_param)
@@ -126,11 +130,12 @@ def max_pool2d(x: torch.Tensor, kernel_size: int | Sequence[int], stride: int | 
                padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, ceil_mode: bool = False) -> torch.Tensor:
     """torch.nn.functional.max_pool2d with one byte saved per output, and neither x nor 64-bit indices.
 
-    x: (N, C, H, W). Sizes are numbers or pairs."""
-    if is_exporting():
-        return F.max_pool2d(x, kernel_size, stride, padding, dilation, ceil_mode)
-    return torch.ops.palimpsest.max_pool2d(x, _pair(kernel_size), [] if stride is None else _pair(stride), _pair(padding),
-                                           _pair(dilation), ceil_mode)
+    x: (N, C, H, W). Sizes are numbers or pairs. A window of more than 255 positions, which one byte cannot tell apart, is
+    torch's."""
+    window = _pair(kernel_size)
+    is_torchs = window[0] * window[-1] > 255 or is_exporting()
+    pool = F.max_pool2d if is_torchs else torch.ops.palimpsest.max_pool2d
+    return pool(x, window, [] if stride is None else _pair(stride), _pair(padding), _pair(dilation), ceil_mode)
 
 
 def conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, stride: int | Sequence[int] = 1,

@@ -1,10 +1,47 @@
 """Modules that take the place of torch's: the same parameters, buffers, gradients and state dicts, with less saved."""
+import operator
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _NormBase
 
 from palimpsest import functional
+from palimpsest._checkpoint import running_again, statistics_to_move
+
+__all__ = ["BatchNormAct", "Conv2d", "DenseBlock", "InPlaceABN", "MaxPool2d"]
+
+
+def weight_and_bias(module: torch.nn.Module) -> tuple[Any, Any]:
+    """The tensors, also where they are plain attributes in place of parameters, as in a replica of DataParallel."""
+    parameters = module._parameters  # getattr(module, "weight") takes 10 times as long
+    try:
+        return parameters["weight"], parameters["bias"]
+    except KeyError:
+        return module.weight, module.bias
+
+
+def settings_of(norm: _NormBase) -> tuple[Any, Any, Any, Any, bool, float, float]:
+    """(weight, bias, running_mean, running_var, training, momentum, eps) of a batch normalization that runs now.
+
+    Counts the batch, as torch's forward does."""
+    weight, bias = weight_and_bias(norm)
+    buffers = norm._buffers
+    mean, var = buffers["running_mean"], buffers["running_var"]
+    momentum, training = norm.momentum, norm.training
+    if training:
+        if not norm.track_running_stats:
+            mean = var = None
+        else:
+            batches = buffers["num_batches_tracked"]
+            if running_again():
+                mean, var = statistics_to_move(mean, var)
+            elif batches is not None:
+                batches.add_(1)
+                if momentum is None:
+                    momentum = 1.0 / float(batches)
+    return weight, bias, mean, var, training or mean is None, 0.0 if momentum is None else momentum, norm.eps
 
 
 class BatchNormAct(_NormBase):
@@ -36,16 +73,10 @@ class BatchNormAct(_NormBase):
     def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
         """act(bn(x) + residual), of x's shape. `residual`: of x's shape, or None."""
         self._check_input_dim(x)
-        uses_batch = self.training or self.running_mean is None
-        momentum = 0.0 if self.momentum is None else self.momentum
-        if self.training and self.num_batches_tracked is not None:
-            self.num_batches_tracked.add_(1)
-            if self.momentum is None:
-                momentum = 1.0 / float(self.num_batches_tracked)
+        weight, bias, mean, var, uses_batch, momentum, eps = settings_of(self)
         return functional.batch_norm_act(
-            x, self.running_mean, self.running_var, self.weight, self.bias, uses_batch, momentum, self.eps,
-            activation=self.activation, activation_param=self.activation_param, strategy=self.strategy, residual=residual,
-            in_place=self.in_place)
+            x, mean, var, weight, bias, uses_batch, momentum, eps, activation=self.activation, activation_param=self.activation_param,
+            strategy=self.strategy, residual=residual, in_place=self.in_place)
 
     def extra_repr(self) -> str:
         """What repr() shows: torch's line, the activation and the strategy."""
@@ -76,8 +107,8 @@ class Conv2d(torch.nn.Conv2d):
 class MaxPool2d(torch.nn.MaxPool2d):
     """torch.nn.MaxPool2d with one byte saved per output."""
 
-    def __init__(self, kernel_size: int | Sequence[int], stride: int | Sequence[int] | None = None,
-                 padding: int | Sequence[int] = 0, dilation: int | Sequence[int] = 1, return_indices: bool = False,
+    def __init__(self, kernel_size: int | tuple[int, ...], stride: int | tuple[int, ...] | None = None,
+                 padding: int | tuple[int, ...] = 0, dilation: int | tuple[int, ...] = 1, return_indices: bool = False,
                  ceil_mode: bool = False) -> None:
         if return_indices:
             raise ValueError("palimpsest.nn.MaxPool2d saves one byte per output and no indices: use torch.nn.MaxPool2d")
@@ -89,7 +120,7 @@ class MaxPool2d(torch.nn.MaxPool2d):
 
 
 class _DenseLayer(torch.nn.Module):
-    """Holds the parameters of a layer; DenseBlock computes."""
+    """Holds the parameters of a layer, for which DenseBlock computes. forward is for what its operator cannot do."""
 
     def __init__(self, channels, growth, bottleneck):
         super().__init__()
@@ -98,12 +129,62 @@ class _DenseLayer(torch.nn.Module):
         self.norm2 = torch.nn.BatchNorm2d(bottleneck * growth)
         self.conv2 = torch.nn.Conv2d(bottleneck * growth, growth, 3, padding=1, bias=False)
 
+    def forward(self, x, activation, param, drop_rate):
+        x = self.conv1(functional.activate(self.norm1(x), activation, param))
+        x = self.conv2(functional.activate(self.norm2(x), activation, param))
+        return F.dropout(x, drop_rate, self.training)
+
+
+_norm_state = operator.attrgetter("training", "momentum", "eps", "track_running_stats")
+_conv_state = operator.attrgetter("stride", "dilation", "groups", "padding_mode")
+
+
+def dense_block_fits(layers: Sequence[Any]) -> bool:
+    """Whether dense_block computes what the layers' modules say now: these can be replaced, frozen, given a bias."""
+    state = _norm_state(layers[0].norm1)
+    if state[1] is None or not state[3]:
+        return False
+    for layer in layers:
+        parts = layer._modules
+        norm1, conv1, norm2, conv2 = parts["norm1"], parts["conv1"], parts["norm2"], parts["conv2"]
+        for norm in (norm1, norm2):
+            weight, bias = weight_and_bias(norm)
+            if type(norm) is not torch.nn.BatchNorm2d or _norm_state(norm) != state or weight is None or bias is None \
+                    or norm._buffers["running_mean"] is None:
+                return False
+        for conv in (conv1, conv2):
+            if type(conv) is not torch.nn.Conv2d or _conv_state(conv) != ((1, 1), (1, 1), 1, "zeros") \
+                    or weight_and_bias(conv)[1] is not None:
+                return False
+        height, width = conv2.kernel_size
+        if conv1.kernel_size != (1, 1) or conv1.padding != (0, 0) or conv2.padding != (height // 2, width // 2):
+            return False
+    return True
+
+
+def dense_block(x: torch.Tensor, layers: Sequence[Any], activation: str, activation_param: float,
+                dropout: float) -> torch.Tensor:
+    """x and the features of each layer, by one operator. dense_block_fits(layers) must hold."""
+    norm1, norm2 = (list(zip(*(settings_of(layer._modules[name]) for layer in layers))) for name in ("norm1", "norm2"))
+    conv1, conv2 = ([weight_and_bias(layer._modules[name])[0] for layer in layers] for name in ("conv1", "conv2"))
+    training, momentum, eps = (column[0] for column in norm1[4:])
+    saved = functional.saved_by(functional.resolve_strategy("auto", activation), activation)
+    return torch.ops.palimpsest.dense_block(x, *norm1[:4], conv1, *norm2[:4], conv2, training, momentum, eps, activation,
+                                            activation_param, saved=saved, dropout=dropout)
+
+
+def _is_listened(module):
+    d = module.__dict__
+    return bool(d["_forward_hooks"] or d["_forward_pre_hooks"] or d["_backward_hooks"] or d["_backward_pre_hooks"])
+
 
 class DenseBlock(torch.nn.Module):
     """A dense block with bottlenecks (norm, ReLU, 1x1 convolution, norm, ReLU, 3x3 convolution), in linear memory.
 
     x: (N, in_channels, H, W) to (N, in_channels + num_layers * growth_rate, H, W). The features are written once, in one
     tensor; nothing else of their size is saved. Parameters have the names of torchvision's (denselayer1.norm1.weight, ...).
+    The layers run one by one, which saves more, under torch.compile, with hooks, where the normalizations differ in
+    training, momentum or eps, and where a module was replaced (SyncBatchNorm.convert_sync_batchnorm).
     Source: Pleiss, Chen, Huang, Li, van der Maaten, Weinberger, "Memory-Efficient Implementation of DenseNets", 2017."""
 
     def __init__(self, num_layers: int, in_channels: int, growth_rate: int, bn_size: int = 4, drop_rate: float = 0.0, *,
@@ -119,18 +200,12 @@ class DenseBlock(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x and the features of each layer, along the channels."""
         layers = list(self.children())
-        first = layers[0].norm1
-        if self.training:
-            for layer in layers:
-                layer.norm1.num_batches_tracked.add_(1)
-                layer.norm2.num_batches_tracked.add_(1)
-
-        def all_of(norm, name):
-            return [getattr(getattr(layer, norm), name) for layer in layers]
-
-        names = ("weight", "bias", "running_mean", "running_var")
-        norm1, norm2 = ([all_of(norm, name) for name in names] for norm in ("norm1", "norm2"))
-        saved = functional.saved_by(functional.resolve_strategy("auto", self.activation), self.activation)
-        return torch.ops.palimpsest.dense_block(
-            x, *norm1, all_of("conv1", "weight"), *norm2, all_of("conv2", "weight"), self.training, first.momentum, first.eps,
-            self.activation, self.activation_param, saved=saved, dropout=self.drop_rate if self.training else 0.0)
+        rates = {self.drop_rate if layer.training else 0.0 for layer in layers}
+        is_plain = len(rates) > 1 or torch.compiler.is_compiling() or functional.is_exporting() \
+            or any(_is_listened(module) for layer in layers for module in layer.modules())
+        if not is_plain and dense_block_fits(layers):
+            return dense_block(x, layers, self.activation, self.activation_param, rates.pop())
+        features = [x]
+        for layer in layers:
+            features.append(layer(torch.cat(features, 1), self.activation, self.activation_param, self.drop_rate))
+        return torch.cat(features, 1)

@@ -136,6 +136,11 @@ def test_both_names_of_the_parameter_of_the_functions():
             assert torch.equal(inplace_abn.inplace_abn_sync(x.clone(), None, None, None, None, **keywords), z)
     with pytest.raises(TypeError, match="two names of one argument"):
         inplace_abn.inplace_abn(x, None, None, None, None, activation_param=0.1, slope=0.1)
+    for kind in (inplace_abn.ABN, inplace_abn.InPlaceABN, inplace_abn.InPlaceABNSync):
+        with pytest.raises(TypeError, match=f"{kind.__name__} got .* two names of one argument"):
+            kind(3, activation_param=0.1, slope=0.2)
+        with pytest.raises(TypeError, match="'activation_param' twice"):
+            kind(3, 1e-5, 0.1, True, True, "elu", 0.1, slope=0.2)
 
 
 @pytest.mark.parametrize("arguments, keywords", [(([0, 1],), {}), ((None, 1e-5), {}), (((0,),), {}), ((), dict(devices=[0]))])

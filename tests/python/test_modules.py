@@ -19,13 +19,19 @@ from palimpsest import functional, nn
 ACTIVATIONS = functional.activation_names()
 
 
-def reference(activation):
+class Reference(torch.nn.BatchNorm2d):
     """BatchNorm2d and the activation as torch has them."""
-    class Reference(torch.nn.BatchNorm2d):
-        def forward(self, x, residual=None):
-            y = super().forward(x)
-            return functional.activate(y if residual is None else y + residual, activation)
-    return Reference(6).double()
+    activation = "leaky_relu"
+
+    def forward(self, x, residual=None):
+        y = super().forward(x)
+        return functional.activate(y if residual is None else y + residual, self.activation)
+
+
+def reference(activation):
+    norm = Reference(6).double()
+    norm.activation = activation
+    return norm
 
 
 def results(layer, x, residual=None):
@@ -87,12 +93,15 @@ def test_torchs_converter_loses_no_activation():
 
 @pytest.mark.parametrize("options", [dict(affine=False), dict(track_running_stats=False), dict(momentum=None)])
 def test_the_options_of_torchs_layer_mean_the_same(options):
-    x = torch.randn(4, 6, 5, 5, dtype=torch.double)
-    ours, theirs = nn.BatchNormAct(6, **options).double(), torch.nn.BatchNorm2d(6, **options).double()
-    for training in (True, True, False):
-        got, want = ours.train(training)(x), F.leaky_relu(theirs.train(training)(x))
-        assert torch.allclose(got, want)
-    assert all(torch.allclose(a.double(), b.double()) for a, b in zip(ours.buffers(), theirs.buffers()))
+    torch.manual_seed(7)
+    ours, theirs = nn.BatchNormAct(6, **options).double(), Reference(6, **options).double()
+    for training in (True, True, False, None):
+        if training is None:  # switched off later: the batch's statistics, and none move
+            ours.track_running_stats = theirs.track_running_stats = False
+        x = torch.randn(4, 6, 5, 5, dtype=torch.double)
+        for layer in (ours, theirs):
+            layer.train(training is not False).zero_grad()
+        assert_same(results(ours, x), results(theirs, x))
 
 
 def test_wrong_names_pairs_and_shapes_are_one_clear_exception():
@@ -176,7 +185,8 @@ def test_autocast_keeps_gradients_near_f32s(dtype):
 
 
 @pytest.mark.parametrize("options", [dict(kernel_size=3, stride=2, padding=1), dict(kernel_size=2),
-                                     dict(kernel_size=(2, 3), stride=(1, 2)), dict(kernel_size=3, dilation=2, ceil_mode=True)])
+                                     dict(kernel_size=(2, 3), stride=(1, 2)), dict(kernel_size=3, dilation=2, ceil_mode=True),
+                                     dict(kernel_size=17, stride=1, padding=8), dict(kernel_size=(16, 16), padding=8)])
 def test_max_pooling_is_torchs(options):
     x = torch.randn(2, 3, 11, 13, dtype=torch.double)
     a, b = x.clone().requires_grad_(), x.clone().requires_grad_()
@@ -197,6 +207,75 @@ def test_a_dense_block_is_torchvisions(training):
     ours.load_state_dict(theirs.state_dict())
     x = torch.randn(2, 8, 6, 6, dtype=torch.double)
     assert_same(results(ours.train(training), x), results(theirs.train(training), x))
+
+
+def freeze_all(block):
+    for module in block.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.eval()
+
+
+CHANGES = {  # of a dense block and of torchvision's alike
+    "all norms frozen": freeze_all,
+    "one norm frozen": lambda block: block.denselayer2.norm1.eval(),
+    "momentum of one": lambda block: setattr(block.denselayer2.norm1, "momentum", 0.7),
+    "momentum None": lambda block: [setattr(layer.norm2, "momentum", None) for layer in block.children()],
+    "eps of one": lambda block: setattr(block.denselayer1.norm2, "eps", 0.3),
+    "eps of all": lambda block: [setattr(norm, "eps", 0.3) for layer in block.children() for norm in (layer.norm1, layer.norm2)],
+    "no tracking": lambda block: setattr(block.denselayer1.norm1, "track_running_stats", False),
+    "bias of a convolution": lambda block: setattr(block.denselayer2.conv2, "bias", torch.nn.Parameter(torch.ones(4).double())),
+    "dilation": lambda block: [setattr(block.denselayer1.conv2, name, (2, 2)) for name in ("dilation", "padding")],
+    "a hook": lambda block: block.denselayer1.norm1.register_forward_hook(lambda module, x, y: y * 2) and None,
+    "a layer in eval": lambda block: block.denselayer1.eval(),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_dense_block_that_was_changed_is_torchvisions(change):
+    densenet = pytest.importorskip("torchvision").models.densenet
+    torch.manual_seed(4)
+    theirs = densenet._DenseBlock(3, 8, 4, 4, 0.0).double()
+    ours = nn.DenseBlock(3, 8, 4).double()
+    ours.load_state_dict(theirs.state_dict())
+    for block in (ours, theirs):
+        CHANGES[change](block)
+    x = torch.randn(2, 8, 6, 6, dtype=torch.double)
+    for _ in range(2):
+        assert_same(results(ours, x), results(theirs, x))
+
+
+def test_a_dense_block_drops_in_the_layers_that_train():
+    torch.manual_seed(4)
+    dropping, plain = nn.DenseBlock(2, 8, 4, drop_rate=0.5).double(), nn.DenseBlock(2, 8, 4).double()
+    plain.load_state_dict(dropping.state_dict())
+    x = torch.randn(2, 8, 6, 6, dtype=torch.double)
+    for block in (dropping, plain):
+        for layer in block.children():
+            layer.eval()
+    assert_same(results(dropping, x), results(plain, x))
+    for block in (dropping, plain):
+        block.denselayer2.train()
+    dropped = (dropping(x)[:, -4:] == 0).double().mean()
+    assert 0.3 < dropped < 0.7 and torch.allclose(dropping(x)[:, :12], plain(x)[:, :12])
+
+
+def test_a_dense_block_synchronizes_where_torch_says_so(monkeypatch):
+    block = torch.nn.SyncBatchNorm.convert_sync_batchnorm(nn.DenseBlock(2, 8, 4))
+    synchronized = []
+    monkeypatch.setattr(torch.nn.SyncBatchNorm, "forward", lambda self, x: synchronized.append(self) or x)
+    block(torch.randn(2, 8, 6, 6))
+    assert len(synchronized) == 4
+
+
+def test_a_compiled_dense_block_has_the_gradients_of_the_plain_one():
+    torch.manual_seed(4)
+    plain = nn.DenseBlock(2, 8, 4, activation="leaky_relu").double()
+    compiled = copy.deepcopy(plain)
+    x = torch.randn(2, 8, 6, 6, dtype=torch.double)
+    want = results(plain, x)
+    run = torch.compile(compiled, fullgraph=True, backend="aot_eager")
+    run(x).backward(torch.linspace(-1, 1, want[0].numel(), dtype=torch.double).reshape(want[0].shape))
+    assert_same([p.grad for p in compiled.parameters()], want[2:2 + len(list(plain.parameters()))])
 
 
 def kept(model, x):
@@ -261,6 +340,39 @@ def test_checkpoint_gives_the_bytes_of_the_plain_run(form):
         seen.append([leaf.grad, *(p.grad for p in part.parameters()), *part.buffers(), torch.get_rng_state()])
     for a, b in zip(*seen):
         assert torch.equal(a, b)
+
+
+def _function(strategy):
+    norm = nn.BatchNormAct(6, strategy=strategy)
+    return norm, lambda x: functional.batch_norm_act(x, norm.running_mean, norm.running_var, norm.weight, norm.bias, True,
+                                                     activation="silu", strategy=strategy)
+
+
+def _direct(**options):  # no hook of a module sees this call
+    norm = nn.BatchNormAct(6, **options)
+    return norm, norm.forward
+
+
+def _dense():
+    block = nn.DenseBlock(2, 6, 4, drop_rate=0.3)
+    return block, block
+
+
+@pytest.mark.parametrize("make", [lambda: _function("auto"), lambda: _function("standard"), lambda: _direct(activation="silu"),
+                                  lambda: _direct(momentum=None), lambda: _direct(strategy="standard"), _dense])
+def test_statistics_move_once_under_checkpoint(make):
+    torch.manual_seed(5)
+    x = torch.randn(2, 6, 5, 5)
+    seen = []
+    for recomputes in (False, True):
+        torch.manual_seed(6)
+        module, run = make()
+        leaf = x.clone().requires_grad_()
+        y = palimpsest.checkpoint(lambda v: run(v).sin(), leaf) if recomputes else run(leaf).sin()
+        y.sum().backward()
+        seen.append([leaf.grad, *(p.grad for p in module.parameters()), *module.buffers()])
+    for plain, again in zip(*seen):
+        assert torch.equal(plain, again)
 
 
 def test_the_import_names_the_way_out(tmp_path):

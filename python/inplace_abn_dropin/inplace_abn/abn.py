@@ -18,6 +18,8 @@ def _named(kind, arguments, keywords):
         raise TypeError(f"{kind} takes num_features and at most {len(order)} more positional arguments, got {len(arguments)}")
     named = dict(zip(order, arguments))
     if "slope" in keywords:  # the name before 1.0
+        if "activation_param" in keywords:
+            raise TypeError(f"{kind} got 'activation_param' and 'slope', two names of one argument: pass activation_param alone")
         keywords["activation_param"] = keywords.pop("slope")
     for name, value in keywords.items():
         if name not in _NEW_ORDER:
@@ -57,7 +59,7 @@ class InPlaceABNSync(ABN):
             raise TypeError("InPlaceABNSync has no argument 'devices', which it had before 1.0: leave it out, run one process "
                             "per device under torch.distributed, and pass the process group as group=")
         if len(arguments) == len(_NEW_ORDER) + 1 and group is None:  # the group by position, as in the original
-            *arguments, group = arguments
+            arguments, group = arguments[:-1], arguments[-1]
         super().__init__(num_features, *arguments, **keywords)
         self.group = group
 

@@ -1,7 +1,9 @@
 """Groups of the processes that take part in a step."""
+from typing import Any
+
 import torch
 
-_groups = {}
+_groups: dict[tuple[int, ...], Any] = {}
 
 
 def active_group(active: bool) -> "torch.distributed.ProcessGroup | None":
@@ -22,5 +24,6 @@ def active_group(active: bool) -> "torch.distributed.ProcessGroup | None":
 def set_active_group(module: torch.nn.Module, group: "torch.distributed.ProcessGroup | None") -> None:
     """Hands the group to every module within `module` that has a method set_group."""
     for part in module.modules():
-        if hasattr(part, "set_group"):
-            part.set_group(group)
+        set_group: Any = getattr(part, "set_group", None)
+        if set_group is not None:
+            set_group(group)

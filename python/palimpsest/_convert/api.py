@@ -1,4 +1,6 @@
 """convert() and revert()."""
+import contextlib
+import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -26,11 +28,13 @@ def convert(model: Model, example_inputs: Any = None, *, strategy: str = "auto",
     modules' parameters. Where no gradients are recorded the network's own forward runs.
 
     example_inputs: a tensor, a tuple of arguments or a dict of keywords. With it the conversion proves itself: outputs,
-    gradients and buffers of the converted network equal the original's, and a layer for which they do not is left alone; the
-    report has the bytes saved for backward before and after. Needs the time of some steps, and memory for a copy of the
-    network in f64.
+    gradients and buffers of the converted network equal the original's, in training, in evaluation and in the model's own
+    modes if they are mixed, and a layer for which they do not is left alone; the report has the bytes saved for backward
+    before and after. Needs the time of some steps, and memory for two copies of the network in f64.
     strategy: what each layer saves (functional.strategy_names()); "auto" is the one that saves least.
     module_filter_fn(module, name): False leaves a normalization, max pooling or dense block as it is.
+
+    A module that another model shares computes the same there, with less kept; convert() of that model leaves it alone.
 
     Changes model in place, and returns it with a report. Raises ValueError, with the model as it was, for a model that is
     converted already, compiled by TorchScript, quantized, without a parameter that requires a gradient or on several devices,
@@ -38,34 +42,59 @@ def convert(model: Model, example_inputs: Any = None, *, strategy: str = "auto",
     if strategy not in ("auto", *functional.strategy_names()) or strategy == "standard":
         names = ", ".join(("auto", *(name for name in functional.strategy_names() if name != "standard")))
         raise ValueError(f"convert: strategy must be one of {names}, got '{strategy}'")
+    if module_filter_fn is not None and not callable(module_filter_fn):
+        raise ValueError(f"convert: module_filter_fn must be a function, got {type(module_filter_fn).__name__}")
     _check(model)
     left = set(_names_refused(model, module_filter_fn))
-    before = proof.Before(model, example_inputs) if example_inputs is not None else None
-    report = _convert(model, strategy, left)
-    if before is None or not report.converted:
-        return model, report
-    try:
-        failed = before.failures(lambda copied, names: _converted(copied, strategy, left | set(names)), report.converted)
-        if failed:
-            revert(model)
-            report = _convert(model, strategy, left | failed.keys(), failed)
-        before.measure(model, report)
-    except BaseException:
-        if any(region.is_region(m) for m in model.modules()):
-            revert(model)
-        raise
+    if example_inputs is None:
+        report, made = _convert(model, strategy, left)
+    else:
+        report, made = _convert_proven(model, strategy, left, proof.Proof(model, example_inputs))
+    if any(_is_of_another(m, model) for m in model.modules()):
+        model.__dict__[_SHARES] = True
     return model, report
 
 
 def revert(model: Model) -> Model:
     """The network as it was before convert(), with its weights of now. Raises ValueError if it is not converted."""
-    regions = [m for m in model.modules() if region.is_region(m)]
-    if not regions:
+    regions = [m for m in model.modules() if region.is_region(m) and not _is_of_another(m, model)]
+    if not regions and _SHARES not in model.__dict__:
         raise ValueError("revert: the model is not converted")
+    _undo(regions)
+    model.__dict__.pop(_SHARES, None)
+    return model
+
+
+_THROUGH = "_palimpsest_through"  # of a region: the model that it was converted with
+_SHARES = "_palimpsest_shares"    # of a model: parts of it were converted with another model before it
+
+
+class _Through:
+    """A weak reference to the model that a region was converted with; in a copy of that model, to the copy."""
+
+    def __init__(self, model=None):
+        self.model = weakref.ref(model) if model is not None else lambda: None
+
+    def __deepcopy__(self, memo):
+        model = self.model()
+        return _Through(memo.get(id(model), model))
+
+    def __reduce__(self):  # a file holds the region, not the model
+        return _Through, ()
+
+
+def _is_of_another(module, model):
+    """Whether a module is a region that was converted with a model that is neither around `model` nor in it."""
+    through = module.__dict__[_THROUGH].model() if _THROUGH in module.__dict__ else None
+    return through is not None and not any(m is model for m in through.modules()) \
+        and not any(m is through for m in model.modules())
+
+
+def _undo(regions):
     for module in regions:
         module.__class__ = module._palimpsest_class
-        del module.__dict__["_palimpsest_settings"]
-    return model
+        for name in ("_palimpsest_settings", _THROUGH):
+            module.__dict__.pop(name, None)
 
 
 def _check(model):
@@ -73,7 +102,7 @@ def _check(model):
         raise ValueError(f"convert needs a torch.nn.Module, got {type(model).__name__}")
     for name, module in model.named_modules():
         where = f"'{name}'" if name else "the model"
-        if region.is_region(module):
+        if region.is_region(module) and not _is_of_another(module, model):
             raise ValueError(f"convert: {where} is converted already: call palimpsest.revert first")
         if isinstance(module, torch.jit.ScriptModule):
             raise ValueError(f"convert: {where} is compiled by TorchScript, whose forward cannot change: convert before "
@@ -101,14 +130,37 @@ def _names_refused(model, module_filter_fn):
             yield name
 
 
-def _converted(model, strategy, left):
-    _convert(model, strategy, left)
-    return model
+def _convert_proven(model, strategy, left, proven):
+    """_convert() of what can be proven."""
+    @contextlib.contextmanager
+    def converted(judge, names):
+        report, made = _convert(judge, strategy, left | set(names))
+        try:
+            yield report
+        finally:
+            _undo(made)
+
+    failed, note = proven.failures(converted)
+    report, made = _convert(model, strategy, left | failed.keys(), failed)
+    try:
+        proven.measure(report)
+    except BaseException as error:
+        _undo(made)
+        if not isinstance(error, Exception):
+            raise
+        # Right in f64, it raises in the model's own dtype.
+        note = f"the converted network raises with example_inputs: {proof.in_words(error)}"
+        failed |= dict.fromkeys(report.converted, "the network raises with the layers converted")
+        report, made = _convert(model, strategy, left | failed.keys(), failed)
+        proven.measure(report)
+    report.notes.extend([note] if note else [])
+    return report, made
 
 
 def _convert(model, strategy, left, failed=None):
-    """Makes regions of the largest parts of the model that have a graph."""
+    """Makes regions of the largest parts of the model that have a graph. Returns a report and the regions."""
     report, made, reasons = [], [], {}
+    earlier = [name for name, m in model.named_modules() if region.is_region(m)]
 
     def visit(module, prefix):
         if region.is_region(module) or layers.is_norm(module):
@@ -126,18 +178,19 @@ def _convert(model, strategy, left, failed=None):
         for child in opaque + [m for m in module.modules() if m is not module and layers.has_hooks(m)]:
             visit(child, f"{prefix}{names[child]}.")
         found = _make_region(module, prefix, strategy, left)
-        if found is not None:
+        report.extend(found)
+        if region.is_region(module):
             made.append(module)
-            report.extend(found)
+            module.__dict__[_THROUGH] = _Through(model)
 
     try:
         visit(model, "")
-    except ValueError as error:
-        for module in made:
-            module.__class__ = module._palimpsest_class
-            del module.__dict__["_palimpsest_settings"]
-        raise ValueError(f"convert: {error}") from None
-    return _complete(model, report, reasons, left, failed or {})
+        return _complete(model, report, reasons, left, failed or {}, earlier), made
+    except BaseException as error:
+        _undo(made)
+        if isinstance(error, ValueError):
+            raise ValueError(f"convert: {error}") from None
+        raise
 
 
 def _make_region(module, prefix, strategy, left):
@@ -157,8 +210,8 @@ def _make_region(module, prefix, strategy, left):
     return found
 
 
-def _complete(model, found, reasons, left, failed):
-    """The report: also the layers that no graph has."""
+def _complete(model, found, reasons, left, failed, earlier):
+    """The report: also the layers that no graph has. earlier: the names of regions that another model shares."""
     known = {layer.name for layer in found}
     for layer in found:
         if layer.name in failed:
@@ -168,7 +221,9 @@ def _complete(model, found, reasons, left, failed):
         inside = any(layer.converted and layer.kind == "_DenseBlock" and name.startswith(layer.name + ".") for layer in found)
         if name in known or inside or not (is_norm or isinstance(module, nn.MaxPool2d) or layers.is_dense_block(module)):
             continue
-        if not (layers.is_norm(module) or layers.is_max_pool(module) or layers.is_dense_block(module)):
+        if any(name == region_name or name.startswith(region_name + ".") for region_name in earlier):
+            reason = "converted already, with another model"
+        elif not (layers.is_norm(module) or layers.is_max_pool(module) or layers.is_dense_block(module)):
             in_place = isinstance(module, BatchNormAct) and module.strategy != "standard"
             reason = "in place already" if in_place else "not a layer that is converted"
         else:

@@ -5,11 +5,18 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+
+def _checked(name, param):
+    """(name, parameter), or None for a parameter that the operator refuses."""
+    is_known = isinstance(param, (int, float)) and 0 <= param <= (1 if name == "leaky_relu" else 1e30)
+    return (name, float(param)) if is_known else None
+
+
 _ACTIVATION_MODULES = {
     nn.ReLU: lambda m: ("relu", 0.0),
     nn.ReLU6: lambda m: ("relu6", 0.0),
-    nn.LeakyReLU: lambda m: ("leaky_relu", m.negative_slope),
-    nn.ELU: lambda m: ("elu", m.alpha),
+    nn.LeakyReLU: lambda m: _checked("leaky_relu", m.negative_slope),
+    nn.ELU: lambda m: _checked("elu", m.alpha),
     nn.GELU: lambda m: ("gelu_tanh" if m.approximate == "tanh" else "gelu", 0.0),
     nn.SiLU: lambda m: ("silu", 0.0),
     nn.Hardswish: lambda m: ("hardswish", 0.0),
@@ -34,7 +41,6 @@ _ACTIVATION_FUNCTIONS = {
 _ACTIVATION_METHODS = {name: name.removesuffix("_") for name in ("relu", "relu_", "sigmoid", "sigmoid_", "tanh", "tanh_")}
 
 _ADDITIONS = (operator.add, operator.iadd, torch.add)
-_IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ipow, operator.setitem)
 
 # Functions, methods and modules whose backward does not read their full-size input.
 _SAVES_NO_INPUT = {
@@ -65,6 +71,10 @@ def is_norm(module):
     return type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d) or is_norm_with_act(module)
 
 
+# Activations whose result autograd saves: nobody may write over it.
+SAVED_BY_AUTOGRAD = ("relu", "sigmoid", "tanh")
+
+
 def activation_of_module(module):
     """(name, parameter) of an activation that we know, or None."""
     known = _ACTIVATION_MODULES.get(type(module))
@@ -87,7 +97,7 @@ def activation_of(node, modules):
         return None
     name, keyword, default = known
     param = node.args[1] if keyword and len(node.args) > 1 else node.kwargs.get(keyword, default)
-    return (name, float(param)) if isinstance(param, (int, float)) else None
+    return _checked(name, param) if keyword else (name, param)
 
 
 def is_convolution(module):
@@ -132,42 +142,6 @@ def added(node):
     a, b = node.args
     both = all(isinstance(x, torch.fx.Node) for x in (a, b))
     return (a, b) if both and a is not b else None
-
-
-def writes_over(node, value, modules):
-    """Whether a node changes its argument `value` in place."""
-    if not node.args or node.args[0] is not value:
-        return False
-    if node.op == "call_module":
-        return bool(getattr(modules[node.target], "inplace", False))
-    if node.op == "call_method":
-        return node.target.endswith("_") and not node.target.endswith("__")
-    if node.op == "call_function":
-        name = getattr(node.target, "__name__", "")
-        positional = node.target in (F.relu, F.relu6, F.silu, F.hardswish, F.mish) and node.args[1:2] == (True,)
-        return (node.target in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
-                or node.kwargs.get("inplace") is True or positional)
-    return False
-
-
-# What returns another tensor on the memory of its input, or its input.
-_VIEW_FUNCTIONS = {operator.getitem, torch.chunk, torch.split, torch.flatten, torch.permute, torch.transpose, torch.unbind,
-                   torch.squeeze, torch.unsqueeze, F.dropout, F.dropout2d, getattr}
-_VIEW_METHODS = {"view", "reshape", "flatten", "permute", "transpose", "chunk", "split", "unbind", "narrow", "select",
-                 "squeeze", "unsqueeze", "expand", "contiguous", "detach", "view_as", "to", "float", "t"}
-_VIEW_MODULES = (nn.Flatten, nn.Dropout, nn.Dropout2d, nn.Identity, nn.Unflatten)
-
-
-def _is_view(node, modules):
-    if node.op == "call_module":
-        return isinstance(modules[node.target], _VIEW_MODULES)
-    return node.target in (_VIEW_METHODS if node.op == "call_method" else _VIEW_FUNCTIONS)
-
-
-def is_changed(value, modules):
-    """Whether a reader of `value`, or of a view of it, changes it in place."""
-    return any(writes_over(user, value, modules) or (_is_view(user, modules) and is_changed(user, modules))
-               for user in value.users)
 
 
 def saves_input(node, value, modules):

@@ -4,12 +4,15 @@ import inspect
 import warnings
 
 import torch
+from torch.nn.modules import module as torchs_module
 
-from palimpsest import functional
+from palimpsest import _checkpoint, functional
 from palimpsest._convert import tracing
+from palimpsest._convert import watch as watching
 from palimpsest._convert.rewrite import Options, rewrite
 
-_MOST_PLANS = 16  # of one region: a model that is called with ever new numbers runs its own forward
+_MOST_PLANS = 16  # of one region: a plan takes the time of some steps to make, and a kilobyte per node of the graph
+_FEW_PLANS = 4    # with more, modules whose attributes keep changing are called: their attributes need no other plan
 _classes = {}     # a module's class to the class that it has as a region
 
 
@@ -20,16 +23,21 @@ class Settings:
         self.strategy = strategy
         self.left = frozenset(left)  #: names of layers, relative to the region, that stay as they are
         self.warn = warn
-        self.plans = {}              #: key to function
+        self.plans = {}              #: (kinds of inputs, signature) to function; the one that was used last is the last
         self.compiled = {}           #: (training, number of inputs) to (function, conditions), for torch.compile
         self.converted = 0           #: layers in the plan that convert() made
+        self.read = set()            #: names of attributes that a plan may depend on
+        self.called = {True: set(), False: set()}  #: root's training to paths of modules that plans call and do not enter
+        self.watch = None            #: watching.Watch of the region as it was in the last forward
 
     def __getstate__(self):
-        return {**self.__dict__, "plans": {}, "compiled": {}}
+        return {**self.__dict__, "plans": {}, "compiled": {}, "watch": None}
 
     def __deepcopy__(self, memo):
         copied = Settings(self.strategy, self.left, self.warn)
         copied.plans, copied.compiled, copied.converted = dict(self.plans), dict(self.compiled), self.converted
+        copied.read = set(self.read)
+        copied.called = {training: set(paths) for training, paths in self.called.items()}
         return copied
 
 
@@ -39,13 +47,13 @@ def _forward_of(original):
     @functools.wraps(original.forward)
     def forward(self, *arguments, **keywords):
         if torch.compiler.is_compiling():
-            if not functional.is_exporting():
+            if torch.is_grad_enabled() and not functional.is_exporting() and not keywords and _are_tensors(arguments):
                 plan, planned = self._palimpsest_settings.compiled.get((self.training, len(arguments)), (None, ()))
-                if plan is not None and not keywords and tracing.is_as_planned(self, planned):
+                if plan is not None and not _somebody_listens() and watching.is_as_planned(self, planned):
                     return plan(self, *arguments)
-            return self._palimpsest_forward(*arguments, **keywords)
-        if not torch.is_grad_enabled() or _needs_own_forward():
-            return self._palimpsest_forward(*arguments, **keywords)
+            return self._palimpsest_class.forward(self, *arguments, **keywords)
+        if not torch.is_grad_enabled() or _needs_own_forward() or _somebody_listens():
+            return self._palimpsest_class.forward(self, *arguments, **keywords)
         return _plan_of(self, arguments, keywords)(self, *arguments, **keywords)
 
     return forward
@@ -70,13 +78,30 @@ def _needs_own_forward():
             or torch.autograd.forward_ad._current_level >= 0)
 
 
+def _are_tensors(arguments):
+    for argument in arguments:
+        if not isinstance(argument, torch.Tensor):
+            return False
+    return True
+
+
+def _somebody_listens():
+    """Whether there are hooks on the calls of all modules, other than those with which checkpoint() runs a part again."""
+    return bool(torchs_module._global_forward_hooks or torchs_module._global_forward_pre_hooks
+                or torchs_module._global_backward_hooks or torchs_module._global_backward_pre_hooks) and any(
+        not isinstance(getattr(hook, "__self__", None), _checkpoint._StatisticsOnce)
+        for hooks in (torchs_module._global_forward_hooks, torchs_module._global_forward_pre_hooks,
+                      torchs_module._global_backward_hooks, torchs_module._global_backward_pre_hooks)
+        for hook in hooks.values())
+
+
 def _new(original):
     return region_class(original).__new__(region_class(original))
 
 
 def region_class(original):
     """The subclass of a module's class that runs plans. It has its name, so that what prints a network prints the same."""
-    if original not in _classes:
+    if original not in _classes or _classes[original].__dict__[tracing.FORWARD] is not original.forward:
         body = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__,
                 "forward": _forward_of(original), "_palimpsest_class": original, tracing.FORWARD: original.forward}
         _classes[original] = type(original.__name__, (_Region, original), body)
@@ -88,25 +113,66 @@ def is_region(module):
 
 
 def _plan_of(region, arguments, keywords):
+    watch = region._palimpsest_settings.watch
+    if watch is None or watch.root is not region or not watch.holds():
+        watch = _watch(region)
+    kinds = tracing.call_key(arguments, keywords)
+    return watch.plans.get(kinds) or _plan_for(region, watch, kinds, arguments, keywords)
+
+
+def _watch(region):
     settings = region._palimpsest_settings
-    key = (tracing.call_key(arguments, keywords), tracing.signature(region))
-    plan = settings.plans.get(key)
-    if plan is None:
-        if hasattr(region, "_is_replica") or len(settings.plans) >= _MOST_PLANS:
-            return type(region)._palimpsest_forward
-        plan = settings.plans[key] = _later_plan(region, arguments, keywords)
+    if type(region)._palimpsest_forward is not region._palimpsest_class.forward:  # somebody replaced the class's
+        type(region)._palimpsest_forward = region._palimpsest_class.forward
+    watch = watching.Watch(region, settings.read, settings.called[region.training])
+    if not hasattr(region, "_is_replica"):  # a replica of data parallelism lives for one forward
+        settings.watch = watch
+    return watch
+
+
+def _plan_for(region, watch, kinds, arguments, keywords):
+    """The plan for a signature that is not that of the last forward, or for other inputs."""
+    settings = region._palimpsest_settings
+    with tracing.lock:
+        plan = settings.plans.pop((kinds, watch.signature), None)
+        if plan is None:
+            if hasattr(region, "_is_replica"):
+                return type(region)._palimpsest_forward
+            _make_room(settings, region.training)
+            plan = _later_plan(region, arguments, keywords)
+            watch = _watch(region)  # the plan may depend on more than those before it
+        settings.plans[kinds, watch.signature] = plan
+        if len(watch.plans) >= _MOST_PLANS:
+            watch.plans.clear()
+        watch.plans[kinds] = plan
     return plan
+
+
+def _make_room(settings, training):
+    """Before one more plan: sees to it that attributes that keep changing do not need one each."""
+    if len(settings.plans) >= _FEW_PLANS:
+        paths = watching.changing(signature for _, signature in settings.plans) - settings.called[training]
+        if paths:
+            settings.called[training] |= paths
+            settings.plans.clear()
+    if len(settings.plans) >= _MOST_PLANS:
+        del settings.plans[next(iter(settings.plans))]
+        if settings.warn:
+            settings.warn = False
+            warnings.warn(f"palimpsest: the network is called in more than {_MOST_PLANS} ways, or attributes that its forward "
+                          "reads keep changing: each time its graph is made anew, which takes time", RuntimeWarning,
+                          stacklevel=6)
 
 
 def _later_plan(region, arguments, keywords):
     """A plan for a network that changed since it was converted, or that is called in another way."""
-    plan, layers = make_plan(region, region._palimpsest_settings, constants_of(region, arguments, keywords))
-    converted = sum(layer.converted for layer in layers)
     settings = region._palimpsest_settings
+    plan, layers = make_plan(region, settings, constants_of(region, arguments, keywords))
+    converted = sum(layer.converted for layer in layers)
     if converted < settings.converted and settings.warn:
         warnings.warn(f"palimpsest: {region._palimpsest_class.__name__} was changed, or is called in another way, since it was "
                       f"converted: {converted} of its layers are converted now, {settings.converted} were; the others take "
-                      "as much memory as before convert()", RuntimeWarning, stacklevel=5)
+                      "as much memory as before convert()", RuntimeWarning, stacklevel=6)
     return plan
 
 
@@ -115,18 +181,23 @@ def constants_of(region, arguments, keywords):
     forward = getattr(region, tracing.FORWARD, region.forward)
     bound = inspect.signature(forward).bind(*arguments, **keywords)
     bound.apply_defaults()
-    return {name: value for name, value in bound.arguments.items() if type(value) in tracing._CONSTANTS}
+    return {name: value for name, value in bound.arguments.items() if type(value) in tracing.CONSTANTS}
 
 
 def make_plan(module, settings, constants):
     """(function, layers): the forward of a module with fused layers, or its own if it has no graph."""
     options = Options(settings.strategy, lambda _, name: name not in settings.left)
     own = type(module)._palimpsest_forward if is_region(module) else type(module).forward
-    try:
-        graph = tracing.trace(module, tracing.find_opaque(module, constants), constants)
-    except tracing.NotTraceable:
-        return own, []
-    layers = rewrite(graph, dict(module.named_modules(remove_duplicate=False)), options)
+    modules = dict(module.named_modules(remove_duplicate=False))
+    called = settings.called[module.training]
+    with watching.recorded_reads(settings.read):
+        try:
+            opaque = tracing.find_opaque(module, constants, [modules[path] for path in called if path in modules])
+            graph = tracing.trace(module, opaque, constants)
+        except tracing.NotTraceable:
+            return own, []
+        called.update(path for path, part in modules.items() if part in opaque)
+        layers = rewrite(graph, modules, options)
     if not any(layer.converted for layer in layers):
         return own, layers
     graph.lint()
@@ -141,19 +212,28 @@ def make_usual_plans(region):
     settings = region._palimpsest_settings
     inputs, constants = tracing.usual_call(region)
     modes = {m: m.training for m in region.modules()}
-    found = []
-    for training in (not region.training, region.training):
-        if training != region.training:
-            for m in modes:
-                m.training = training
-        try:
-            plan, layers = make_plan(region, settings, constants)
-            key = (tuple([None] * inputs), tracing.signature(region))
-            planned = tracing.plan_conditions(region)
-        finally:
-            for m, was in modes.items():
-                m.training = was
-        settings.plans[key] = plan
-        settings.compiled[training, inputs] = plan, planned
-        found = layers
-    return found
+    made = {}
+
+    def in_each_mode(function):
+        for training in (not region.training, region.training):
+            try:
+                if training != region.training:
+                    for m in modes:
+                        m.training = training
+                function(training)
+            finally:
+                for m, was in modes.items():
+                    m.training = was
+
+    def make(training):
+        made[training] = make_plan(region, settings, constants)
+
+    def keep(training):  # after both are made, when it is known what they depend on
+        plan = made[training][0]
+        called = settings.called[training]
+        settings.plans[tuple([None] * inputs), watching.Watch(region, settings.read, called).signature] = plan
+        settings.compiled[training, inputs] = plan, watching.plan_conditions(region, settings.read, called)
+
+    in_each_mode(make)
+    in_each_mode(keep)
+    return made[region.training][1]

@@ -28,7 +28,7 @@ class Report:
         widths = [max(len(row[i]) for row in rows) for i in range(3)]
         lines = ["  ".join([*(cell.ljust(width) for cell, width in zip(row, widths)), row[3]]).rstrip() for row in rows]
         lines.append(f"{len(self.converted)} of {len(self.layers)} layers converted")
-        if self.kept_bytes_before:
+        if self.kept_bytes_before and self.kept_bytes_after is not None:
             ratio = self.kept_bytes_after / self.kept_bytes_before
             lines.append(f"saved for backward with example_inputs: {self.kept_bytes_after / 1e6:.1f} MB, "
                          f"{self.kept_bytes_before / 1e6:.1f} MB before ({ratio:.2f})")

@@ -1,4 +1,5 @@
 """Puts fused layers into the graph of a forward."""
+import collections
 import dataclasses
 import operator
 
@@ -8,6 +9,7 @@ from torch.nn import functional as F
 
 from palimpsest import functional
 from palimpsest._convert import layers, runtime
+from palimpsest._convert.aliases import Aliases, writes_over
 
 _MAKES_NEW_TENSOR = (runtime.convolution, runtime.act_conv, runtime.norm_act_conv, runtime.norm_act_conv_of)
 
@@ -31,7 +33,9 @@ class Layer:
 class _Norm:
     """A batch normalization in a graph, with the sum and the activation behind it."""
 
-    def __init__(self, node, modules):
+    def __init__(self, node, modules, aliases, is_shared):
+        self.aliases, self.modules = aliases, modules
+        self.is_shared = is_shared  #: called several times: the calls must keep their order, so none is moved
         self.node = self.last = node
         self.module = modules[node.target]
         self.activation, self.param, self.addition = "identity", 0.0, None
@@ -39,7 +43,8 @@ class _Norm:
             if type(self.module.act) is not nn.Identity:
                 self.activation, self.param = layers.activation_of_module(self.module.act) or (None, 0.0)
             return
-        self._take_addition(modules)
+        if not is_shared:
+            self._take_addition(modules)
         self._take_activation(modules)
 
     def _only_reader(self):
@@ -51,13 +56,17 @@ class _Norm:
         if not terms:
             return
         other = terms[1] if terms[0] is self.node else terms[0]
-        if layers.is_changed(other, modules) and len(other.users) > 1:
-            return  # other changes in place, and somebody reads it again
+        if writes_over(reader, other, modules):
+            if not self.aliases.ends_with(other, reader):
+                return  # somebody sees the sum in other's memory
+        elif self.aliases.is_changed(other):
+            return  # backward reads it
         module = modules[other.target] if other.op == "call_module" else None
         if module and layers.is_norm(module) and not layers.has_hooks(module) and len(other.users) == 1:
             # Of two normalizations one takes the sum: that which it is written over, or the later one.
-            is_written = [layers.writes_over(reader, term, modules) for term in (self.node, other)]
-            if is_written[1] or (not is_written[0] and _position(self.node) < _position(other)):
+            is_written = [writes_over(reader, term, modules) for term in (self.node, other)]
+            earlier = self.aliases.position(self.node) < self.aliases.position(other)
+            if is_written[1] or (not is_written[0] and earlier):
                 return
         self.addition, self.last = reader, reader
 
@@ -71,23 +80,28 @@ class _Norm:
     def residual(self):
         return next(term for term in self.addition.args if term is not self.node)
 
+    @property
+    def written(self):
+        """Which term the sum is written over: "norm", "residual" or None."""
+        terms = self.addition.args
+        if not writes_over(self.addition, terms[0], self.modules):
+            return None
+        return "norm" if terms[0] is self.node else "residual"
+
     def what(self):
         words = [type(self.module).__name__] + (["+ residual"] if self.addition else [])
         return " ".join(words + ([f"+ {self.activation}"] if self.activation != "identity" else []))
 
 
-def _position(node):
-    return node.graph._palimpsest_order[node]
-
-
 def rewrite(graph, modules, options):
     """Changes the graph. modules: name to module of the region. Returns a Layer for each that it met."""
-    graph._palimpsest_order = {node: i for i, node in enumerate(graph.nodes)}
     _skip_identities(graph, modules)
+    aliases = Aliases(graph, modules)
+    calls = collections.Counter(modules[node.target] for node in graph.nodes if node.op == "call_module")
     report, norms, taken = [], [], set()
     for node in graph.nodes:
         if node.op == "call_module" and layers.is_norm(modules[node.target]):
-            norm = _Norm(node, modules)
+            norm = _Norm(node, modules, aliases, calls[modules[node.target]] > 1)
             reason = _reason_to_leave(norm, modules, options, taken)
             if reason:
                 report.append(Layer(node.target, type(norm.module).__name__, False, reason))
@@ -99,7 +113,7 @@ def rewrite(graph, modules, options):
     for node in list(graph.nodes):
         if node.op == "call_module" and layers.is_dense_block(modules[node.target]):
             report.append(_put_dense_block(graph, node, modules, options))
-    writer = _Writer(graph, modules, options)
+    writer = _Writer(graph, modules, options, aliases)
     for norm in norms:
         report.append(Layer(norm.node.target, norm.what(), True, writer.put(norm)))
     writer.finish()
@@ -108,20 +122,23 @@ def rewrite(graph, modules, options):
 
 
 def _reason_to_leave(norm, modules, options, taken):
-    if layers.has_hooks(norm.module):
+    if any(layers.has_hooks(m) for m in norm.module.modules()):
         return "hooks listen to its calls"
+    x = norm.node.args[0] if norm.node.args else None
+    if x is None or norm.node.kwargs:
+        return "it is called with keywords"
     if norm.activation is None:
         return f"its activation, {type(norm.module.act).__name__}, has no fused form"
     if not options.accepts(norm.module, norm.node.target):
         return "not selected"
     if norm.addition in taken or (norm.last is not norm.node and norm.last in taken):
         return "its sum belongs to another normalization"
-    if layers.is_changed(norm.last, modules) and norm.activation == "identity":
+    if norm.activation == "identity" and norm.aliases.is_changed(norm.last):
         return "its result is changed in place"
-    x = norm.node.args[0] if norm.node.args else None
-    if x is None or norm.node.kwargs:
-        return "it is called with keywords"
-    if layers.is_changed(x, modules):
+    if norm.activation == "identity" and norm.aliases.is_returned(norm.last) \
+            and not any(layers.saves_input(reader, norm.last, modules) for reader in norm.last.users):
+        return "its result is returned, and may be changed in place"
+    if norm.aliases.is_changed(x):
         return "its input is changed in place"
     return None
 
@@ -129,7 +146,7 @@ def _reason_to_leave(norm, modules, options, taken):
 def _skip_identities(graph, modules):
     for node in list(graph.nodes):
         module = modules[node.target] if node.op == "call_module" else None
-        if type(module) is nn.Identity and not layers.has_hooks(module):
+        if type(module) is nn.Identity and not layers.has_hooks(module) and node.args:
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 
@@ -143,6 +160,7 @@ def _put_dense_block(graph, node, modules, options):
     with graph.inserting_before(node):
         node.replace_all_uses_with(new := graph.call_function(runtime.dense_block, (graph.get_attr(name), node.args[0])))
     new.meta["kept"] = True
+    Aliases.replaces(new, node)
     graph.erase_node(node)
     return Layer(name, "_DenseBlock", True, "one operator, which saves the features once")
 
@@ -150,7 +168,7 @@ def _put_dense_block(graph, node, modules, options):
 def _put_pools(graph, modules, options):
     report = []
     for node in list(graph.nodes):
-        if node.op == "call_module" and layers.is_max_pool(modules[node.target]):
+        if node.op == "call_module" and layers.is_max_pool(modules[node.target]) and node.args:
             pool = modules[node.target]
             reason = "hooks listen to its calls" if layers.has_hooks(pool) else \
                 None if options.accepts(pool, node.target) else "not selected"
@@ -175,8 +193,8 @@ def _put_pools(graph, modules, options):
 class _Writer:
     """Writes fused layers into a graph, in the order of the graph."""
 
-    def __init__(self, graph, modules, options):
-        self.graph, self.modules = graph, modules
+    def __init__(self, graph, modules, options, aliases):
+        self.graph, self.modules, self.aliases = graph, modules, aliases
         self.strategy, self.accepts = options.strategy, options.accepts
 
     # ---- Questions about nodes
@@ -198,8 +216,12 @@ class _Writer:
         return x.meta.get("kept", False) or \
             any(layers.saves_input(user, x, self.modules) for user in x.users if user is not reader)
 
-    def _is_changed(self, value):
-        return layers.is_changed(value, self.modules)
+    def _is_changed(self, value, activation="identity"):
+        """Whether somebody writes over the result of an activation, or may do so outside of the graph, as autograd allows."""
+        if self.aliases.is_changed(value):
+            return True
+        return self.aliases.is_returned(value) and activation not in layers.SAVED_BY_AUTOGRAD \
+            and not any(layers.saves_input(reader, value, self.modules) for reader in value.users)
 
     # ---- Nodes
 
@@ -212,6 +234,7 @@ class _Writer:
             return self.graph.get_attr(name)
 
     def _replace(self, old, new):
+        Aliases.replaces(new, old)
         old.replace_all_uses_with(new)
         self._erase(old)
 
@@ -240,13 +263,13 @@ class _Writer:
         readers = list(last.users)
         if is_auto and self._is_kept(x, node) and not (saved == "output" and self._is_new(x)):
             saved = "input"
-        is_changed = self._is_changed(last)
+        is_changed = self._is_changed(last, activation)
         if is_changed and saved.startswith("output"):
             saved = "pre_activation"
         consume = self._is_new(x) and saved != "input"
         convolutions = [self._convolution(reader) for reader in readers]
         before_activation = not saved.startswith("output")
-        if len(readers) == 1 and convolutions[0] is not None and before_activation and not is_changed:
+        if len(readers) == 1 and convolutions[0] is not None and before_activation and not is_changed and not norm.is_shared:
             return self._put_with_convolution(norm, readers[0], convolutions[0], saved, consume, is_auto)
         reference = self._module(node, node.target)
         if is_auto and saved == "pre_activation" and not is_changed:
@@ -272,7 +295,7 @@ class _Writer:
         parts = list(node.users)
         is_split = layers.is_split(node) and all(part.op == "call_function" and part.target is operator.getitem
                                                  and isinstance(part.args[1], int) for part in parts)
-        return parts if is_split and not any(self._is_changed(part) for part in parts) else []
+        return parts if is_split and not any(self.aliases.is_changed(part) for part in parts) else []
 
     def _put_before_split(self, norm, y, split):
         """The activation goes behind the split, where each part is activated by its readers."""
@@ -290,7 +313,7 @@ class _Writer:
         y = self._call(node, runtime.norm_act, self._module(node, node.target), node.args[0], "identity", 0.0, "output",
                        self._is_new(node.args[0]))
         z = self._deferred(last, y, norm.activation, norm.param)
-        if self._is_changed(last):
+        if self._is_changed(last, norm.activation):
             del z.meta["deferred"]
         self._replace(last, z)
         return "saves y, for its readers too"
@@ -302,7 +325,7 @@ class _Writer:
         is_plain_2d = type(conv) is nn.Conv2d and conv.bias is None
         if is_auto and is_plain_2d and x.op == "call_function" and x.target in (torch.cat, torch.concat) and len(x.users) == 1 \
                 and isinstance(x.args[0], (list, tuple)) and (x.args[1:] == (1,) or x.kwargs == {"dim": 1}) \
-                and not any(self._is_changed(feature) for feature in x.all_input_nodes):
+                and not any(self.aliases.is_changed(feature) for feature in x.all_input_nodes):
             new = self._call(reader, runtime.norm_act_conv_of, *references, list(x.args[0]), norm.activation, norm.param)
             words = f"with {reader.target}, saves nothing of its own"
         elif is_auto and saved == "input" and is_plain_2d and self._is_halved(reader, conv):
@@ -313,6 +336,7 @@ class _Writer:
         else:
             new = self._call(reader, runtime.norm_act_conv, *references, x, norm.activation, norm.param, saved, consume)
             words = f"with {reader.target}, saves {'nothing of its own' if saved == 'input' and is_auto else saved}"
+        Aliases.replaces(new, reader)
         reader.replace_all_uses_with(new)
         self.graph.erase_node(reader)
         if last is not node:
@@ -343,14 +367,15 @@ class _Writer:
         inverse = activation not in runtime.ASIDE and functional.resolve_strategy("auto", activation) == "inplace_2"
         # The sum cannot be made from the activated sum: it is what is saved, and its readers activate it.
         fused, fused_param = (activation, param) if inverse else ("identity", 0.0)
-        saved = "output" if not (inverse and activation != "identity" and self._is_changed(last)) else "pre_activation"
+        is_changed = self._is_changed(last, activation)
+        saved = "pre_activation" if inverse and activation != "identity" and is_changed else "output"
         s = self._call(addition, runtime.norm_add, self._module(addition, norm.node.target), x, residual, fused, fused_param,
-                       saved, self._is_new(x), relu_residual)
+                       saved, self._is_new(x), relu_residual, norm.written)
         if inverse:
             self._replace(last, s)
             return "saves the sum" if activation == "identity" else "saves its output"
         z = self._deferred(last, s, activation, param)
-        if self._is_changed(last):
+        if is_changed:
             del z.meta["deferred"]
         self._replace(last, z)
         return "saves the sum, which its readers activate"
@@ -388,7 +413,7 @@ class _Writer:
 
     def _put_product(self, node, z):
         arguments = self._source(node, z), z, *node.args
-        if any(self._convolution(reader) is not None for reader in node.users) and not self._is_changed(node):
+        if any(self._convolution(reader) is not None for reader in node.users) and not self.aliases.is_changed(node):
             pair = self._call(node, runtime.product_shared, *arguments)
             product, source = self._call(node, operator.getitem, pair, 0), self._call(node, operator.getitem, pair, 1)
             product.meta["source"] = source

@@ -2,30 +2,11 @@
 import torch
 from torch.nn import functional as F
 
-from palimpsest import _checkpoint, functional
+from palimpsest import functional, nn
 from palimpsest._convert.tracing import saved_tensors_hooks
 
 _ops = torch.ops.palimpsest
-
-
-def _settings(norm):
-    """(weight, bias, running_mean, running_var, training, momentum, eps); counts the batch, as torch's forward does."""
-    parameters, buffers = norm._parameters, norm._buffers
-    mean, var = buffers["running_mean"], buffers["running_var"]
-    momentum = norm.momentum
-    training = norm.training
-    if training:
-        batches = buffers["num_batches_tracked"]
-        if _checkpoint.running_again():
-            mean = var = None
-        elif batches is not None and norm.track_running_stats:
-            batches.add_(1)
-        if momentum is None and batches is not None:
-            momentum = 1.0 / float(batches)
-        if not norm.track_running_stats:
-            mean = var = None
-    momentum = 0.0 if momentum is None else momentum
-    return parameters["weight"], parameters["bias"], mean, var, training or mean is None, momentum, norm.eps
+_settings = nn.settings_of
 
 
 def _plain(norm, x):
@@ -34,12 +15,17 @@ def _plain(norm, x):
     return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
 
 
-def _bias(conv):
-    return conv._parameters["bias"]
-
-
 def convolution(conv, x):
-    return _ops.convolution(x, conv._parameters["weight"], _bias(conv), conv.stride, conv.padding, conv.dilation, conv.groups)
+    weight, bias = nn.weight_and_bias(conv)
+    if x.dim() != weight.dim():  # one image without a batch
+        return conv._conv_forward(x, weight, bias)
+    return _ops.convolution(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+
+
+def _is_narrowed(x):
+    """Whether a fused operator under autocast would round x before the normalization, which torch runs in the dtype of x."""
+    device = x.device.type
+    return torch.is_autocast_enabled(device) and x.dtype not in (torch.get_autocast_dtype(device), torch.float64)
 
 
 def norm_act(norm, x, activation, param, saved, consume):
@@ -58,35 +44,46 @@ def norm_act_conv(norm, conv, x, activation, param, saved, consume):
         return convolution(conv, functional.activate(_plain(norm, x), activation, param))
     op = _ops.abn_conv_ if consume else _ops.abn_conv
     weight, bias, mean, var, training, momentum, eps = _settings(norm)
-    return op(x, weight, bias, mean, var, conv._parameters["weight"], _bias(conv), conv.stride, conv.padding, conv.dilation,
-              conv.groups, training, momentum, eps, activation, param, saved)
+    return op(x, weight, bias, mean, var, *nn.weight_and_bias(conv), conv.stride, conv.padding, conv.dilation, conv.groups,
+              training, momentum, eps, activation, param, saved)
 
 
 def norm_act_conv_of(norm, conv, features, activation, param):
     """conv(act(norm(cat(features)))), with nothing saved but the features."""
-    if torch.compiler.is_compiling() or features[0].numel() == 0 or features[0].dim() != 4:
+    first = features[0]
+    kernel, kernel_bias = nn.weight_and_bias(conv)
+    if torch.compiler.is_compiling() or kernel_bias is not None or first.numel() == 0 or first.dim() != 4 \
+            or any(f.dtype != first.dtype for f in features) or _is_narrowed(first):
         x = features[0] if len(features) == 1 else torch.cat(features, 1)
         return norm_act_conv(norm, conv, x, activation, param, "input", False)
     weight, bias, mean, var, training, momentum, eps = _settings(norm)
-    return _ops.concat_abn_conv(features, weight, bias, mean, var, conv._parameters["weight"], conv.stride, conv.padding,
-                                conv.dilation, conv.groups, training, momentum, eps, activation, param)
+    return _ops.concat_abn_conv(features, weight, bias, mean, var, kernel, conv.stride, conv.padding, conv.dilation, conv.groups,
+                                training, momentum, eps, activation, param)
 
 
 def norm_act_conv_pool(norm, conv, x, activation, param):
     """avg_pool(conv(act(norm(x))), 2): pools first, which is the same for a 1x1 convolution, and saves nothing but x."""
-    if torch.compiler.is_compiling() or x.dim() != 4 or min(x.shape) == 0 or min(x.shape[2:]) < 2:
+    kernel, kernel_bias = nn.weight_and_bias(conv)
+    if torch.compiler.is_compiling() or kernel_bias is not None or x.dim() != 4 or min(x.shape) == 0 \
+            or min(x.shape[2:]) < 2 or _is_narrowed(x):
         return F.avg_pool2d(norm_act_conv(norm, conv, x, activation, param, "input", False), 2, 2)
     weight, bias, mean, var, training, momentum, eps = _settings(norm)
-    return _ops.concat_abn_conv([x], weight, bias, mean, var, conv._parameters["weight"], conv.stride, conv.padding,
-                                conv.dilation, conv.groups, training, momentum, eps, activation, param, True)
+    return _ops.concat_abn_conv([x], weight, bias, mean, var, kernel, conv.stride, conv.padding, conv.dilation, conv.groups,
+                                training, momentum, eps, activation, param, True)
 
 
-def norm_add(norm, x, residual, activation, param, saved, consume, relu_residual):
-    """act(norm(x) + residual). relu_residual: the residual is what its ReLU is still to be applied to."""
+def norm_add(norm, x, residual, activation, param, saved, consume, relu_residual, written=None):
+    """act(norm(x) + residual). relu_residual: the residual is what its ReLU is still to be applied to.
+
+    written: "norm" or "residual", the term of an in-place sum that the sum is written over, whose dtype holds."""
     is_tensor = isinstance(residual, torch.Tensor)
     if not is_tensor or x.numel() == 0 or x.shape != residual.shape or x.dtype != residual.dtype:
         r = F.relu(residual) if relu_residual else residual
-        return functional.activate(_plain(norm, x) + r, activation, param)
+        y = _plain(norm, x)
+        total = y + r
+        if written is not None:
+            total = total.to((y if written == "norm" else r).dtype)
+        return functional.activate(total, activation, param)
     op = _ops.abn_ if consume and saved.startswith("output") else _ops.abn
     return op(x, *_settings(norm), activation, param, residual, saved=saved, relu_residual=relu_residual)
 
@@ -105,8 +102,8 @@ def activated(y, activation, param):
 
 def act_conv(conv, y, activation, param):
     """conv(act(y)), with y saved."""
-    return _ops.activate_conv(y, conv._parameters["weight"], _bias(conv), conv.stride, conv.padding, conv.dilation, conv.groups,
-                              activation, param)
+    return _ops.activate_conv(y, *nn.weight_and_bias(conv), conv.stride, conv.padding, conv.dilation, conv.groups, activation,
+                              param)
 
 
 def max_pool(pool, x):
@@ -114,27 +111,13 @@ def max_pool(pool, x):
 
 
 def dense_block(block, x):
-    """torchvision's dense block in one operator (functional.dense_block)."""
+    """torchvision's dense block in one operator, or by its own forward where the operator computes something else."""
     layers = list(block._modules.values())
-    norms = [norm for layer in layers for norm in (layer.norm1, layer.norm2)]
-    differ = len({(n.training, n.momentum, n.eps, n.track_running_stats) for n in norms}) > 1 or norms[0].momentum is None
-    if differ or torch.compiler.is_compiling() or x.numel() == 0 or x.dim() != 4:
+    rates = {float(layer.drop_rate) if layer.training else 0.0 for layer in layers}
+    if len(rates) > 1 or torch.compiler.is_compiling() or x.numel() == 0 or x.dim() != 4 or _is_narrowed(x) \
+            or not nn.dense_block_fits(layers):
         return type(block).forward(block, x)
-    norm1 = [_settings(layer.norm1) for layer in layers]
-    norm2 = [_settings(layer.norm2) for layer in layers]
-    training, momentum, eps = norm1[0][4:]
-    first = layers[0]
-
-    def column(rows, i):
-        return [row[i] for row in rows]
-
-    if training and norm1[0][2] is None:  # runs again: buffers that nobody reads take the statistics
-        norm1 = [(*row[:2], torch.zeros_like(row[0]), torch.ones_like(row[0])) for row in norm1]
-        norm2 = [(*row[:2], torch.zeros_like(row[0]), torch.ones_like(row[0])) for row in norm2]
-    kernels1, kernels2 = [layer.conv1.weight for layer in layers], [layer.conv2.weight for layer in layers]
-    return _ops.dense_block(
-        x, *[column(norm1, i) for i in range(4)], kernels1, *[column(norm2, i) for i in range(4)], kernels2, training, momentum,
-        eps, "relu", 0.0, saved="pre_activation", dropout=float(first.drop_rate) if block.training else 0.0)
+    return nn.dense_block(x, layers, "relu", 0.0, rates.pop())
 
 
 class _Source:

@@ -1,25 +1,38 @@
 """The graph of a module's forward, by torch.fx, and the conditions under which it stands for the forward."""
+import argparse
+import collections
+import contextlib
+import dataclasses
 import inspect
 import operator
 import random
+import sys
+import threading
+import types
 
 import torch
 from torch import fx, nn
+from torch.overrides import TorchFunctionMode
 
 from palimpsest._convert import layers
 
 FORWARD = "_palimpsest_forward"  #: the name of a converted module's own forward
-_CONSTANTS = (bool, int, float, str, type(None))
+CONSTANTS = (bool, int, float, str, type(None))
+OF_EVERY_MODULE = frozenset(nn.Module().__dict__)
+lock = threading.RLock()  #: torch.fx changes nn.Module while it traces
 
 
 class NotTraceable(Exception):
     """The forward of a module has no graph that is its own for all inputs; says why."""
 
 
+_is_autocast_enabled = torch.is_autocast_enabled
+
+
 def _context():
     hooks = saved_tensors_hooks()
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), hooks and tuple(map(id, hooks)),
-            *((torch.is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")))
+            *((_is_autocast_enabled(device), torch.get_autocast_dtype(device)) for device in ("cpu", "cuda")))
 
 
 def saved_tensors_hooks():
@@ -27,8 +40,30 @@ def saved_tensors_hooks():
     return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
-class _Value(fx.Proxy):
+# ---- Values
+
+
+class _Untyped:
+    """isinstance() of a stand-in has no answer: "no" would be wrong, and "a tensor" makes C++ read it as one."""
+
+    @property
+    def __class__(self):
+        self.tracer.refuse("its forward asks for the type of a value, or keeps one")
+
+
+class _Attribute(_Untyped, fx.proxy.Attribute):
+    pass
+
+
+class _Value(_Untyped, fx.Proxy):
     """A value of which x += y is recorded as such: torch.fx records x = x + y, and other names of x keep the old value."""
+
+    def __getattr__(self, name):
+        return _Attribute(self, name)
+
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        return fx.Proxy.__torch_function__(function, types, args, kwargs)  # looks for any Proxy, and not for this class
 
 
 def _in_place(operation):
@@ -50,22 +85,48 @@ class _Parts(_Value):
         return iter([self[i] for i in range(len(self))])
 
 
+# ---- Tracing
+
+
 class _Tracer(fx.Tracer):
     """Goes into every module but torch's own, those that somebody listens to, and `opaque` ones."""
+
+    proxy_buffer_attributes = True
 
     def __init__(self, opaque):
         super().__init__()
         self._opaque = opaque
         self._context = _context()
+        self._thread = threading.get_ident()
+        self.problem = None  #: why there is no graph; the forward may have caught the error
+
+    def refuse(self, problem):
+        self.problem = self.problem or problem
+        raise NotTraceable(problem)
+
+    def is_tracing(self):
+        """Whether this thread is the one that traces."""
+        return threading.get_ident() == self._thread
 
     def create_node(self, *arguments, **keywords):
         """Refuses what a forward does under no_grad, autocast, a checkpoint or in a Function: a graph has no contexts."""
         if _context() != self._context:
-            raise NotTraceable("its forward changes the gradient mode, autocast or what autograd saves")
+            self.refuse("its forward changes the gradient mode, autocast or what autograd saves")
         return super().create_node(*arguments, **keywords)
+
+    def create_arg(self, a):
+        return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
 
     def proxy(self, node):
         return (_Value if layers.parts_of_split(node) is None else _Parts)(node, self)
+
+    def call_module(self, module, forward, args, kwargs):
+        if not self.is_tracing():
+            return forward(*args, **kwargs)
+        return super().call_module(module, module.forward, args, kwargs)  # without the hooks on all modules
+
+    def getattr(self, name, value, cache):
+        return super().getattr(name, value, cache) if self.is_tracing() else value
 
     def is_leaf_module(self, module, name):
         return (super().is_leaf_module(module, name) or module in self._opaque or layers.has_hooks(module)
@@ -73,48 +134,167 @@ class _Tracer(fx.Tracer):
                 or type(module).__module__.startswith(("palimpsest.", "inplace_abn")))
 
 
+class _OwnTensors(TorchFunctionMode):
+    """Refuses a forward that computes with tensors of the module now, rather than when the graph runs."""
+
+    def __init__(self, tracer, modules):
+        super().__init__()
+        self._tracer = tracer
+        values = [v for m in modules for v in (*m._parameters.values(), *m._buffers.values(), *_own(m).values())]
+        self._tensors = {id(t): t for t in _leaves(values) if isinstance(t, torch.Tensor)}
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        given = list(_leaves((args, kwargs)))
+        if any(issubclass(type(a), fx.Proxy) for a in given):
+            return fx.Proxy.__torch_function__(function, types, args, kwargs)
+        if any(id(a) in self._tensors for a in given):
+            self._tracer.refuse("its forward reads or writes a tensor of its own while it is traced")
+        return function(*args, **(kwargs or {}))
+
+
+def _leaves(value):
+    if type(value) in (list, tuple):
+        for part in value:
+            yield from _leaves(part)
+    elif type(value) is dict:
+        yield from _leaves(list(value.values()))
+    elif type(value) is slice:
+        yield from (value.start, value.stop, value.step)
+    else:
+        yield value
+
+
+@contextlib.contextmanager
+def _without_surroundings(tracer):
+    """Refuses a forward that asks for what may be another when the graph runs."""
+    places = [(torch, "is_autocast_enabled"), (torch, "is_autocast_cpu_enabled")]
+    places += [(torch.distributed, name) for name in ("is_initialized", "get_rank", "get_world_size")
+               if hasattr(torch.distributed, name)]
+    originals = [getattr(place, name) for place, name in places]
+
+    def refusing(name, original):
+        def ask(*arguments, **keywords):
+            if tracer.is_tracing():
+                tracer.refuse(f"its forward asks {name}")
+            return original(*arguments, **keywords)
+        return ask
+
+    try:
+        for (place, name), original in zip(places, originals):
+            setattr(place, name, refusing(name, original))
+        yield
+    finally:
+        for (place, name), original in zip(places, originals):
+            setattr(place, name, original)
+
+
+def _own(module):
+    return {k: v for k, v in module.__dict__.items() if k not in OF_EVERY_MODULE}
+
+
+def containers_of(value, depth=4):
+    """The lists, dicts, sets in a value, and the attributes of simple objects."""
+    if isinstance(value, (list, dict, set, collections.deque)):
+        yield value
+    elif is_record(value):
+        value = vars(value)
+        yield value
+    elif not isinstance(value, tuple):
+        return
+    if depth:
+        for part in list(value.values() if isinstance(value, dict) else value):
+            yield from containers_of(part, depth - 1)
+
+
+def is_record(value):
+    return hasattr(value, "__dict__") and not isinstance(value, type) and (
+        isinstance(value, (types.SimpleNamespace, argparse.Namespace)) or dataclasses.is_dataclass(value))
+
+
+def contents_of(container):
+    return [part for pair in container.items() for part in pair] if isinstance(container, dict) else list(container)
+
+
+def _are_same(a, b):
+    return len(a) == len(b) and all(map(operator.is_, a, b))
+
+
 def _state(modules):
-    return [(m, dict(m.__dict__), {k: dict(v) for k, v in m.__dict__.items() if k in ("_parameters", "_buffers", "_modules")})
-            for m in modules]
+    """The attributes of modules and what they hold, by name."""
+    found, classes = {}, {}
+    for module in modules:
+        d = module.__dict__
+        found.update({id(t): (k, t) for k, t in d.items() if k in ("_parameters", "_buffers", "_modules")})
+        found[id(d)] = ("an attribute", d)
+        classes.update({c: None for c in type(module).__mro__[:-2] if not c.__module__.startswith("torch.")})
+        for name, value in _own(module).items():
+            found.update({id(c): (name, c) for c in containers_of(value)})
+            if hasattr(value, "__dict__") and not isinstance(value, (nn.Module, torch.Tensor, type, types.FunctionType,
+                                                                     types.ModuleType)):
+                found[id(vars(value))] = (name, vars(value))
+    for kind in classes:
+        for name, value in vars(kind).items():
+            found.update({id(c): (name, c) for c in containers_of(value) if not name.startswith("__")})
+    return [(name, container, contents_of(container)) for name, container in found.values() if container is not None]
 
 
 def _restored(before):
-    """Puts the attributes back that tracing changed. Returns the name of one, or None."""
+    """Puts back what tracing changed. Returns the name of an attribute, or None."""
     changed = None
-    for module, attributes, tables in before:
-        for name in [n for n in module.__dict__ if n not in attributes]:
-            changed = name
-            del module.__dict__[name]
-        for name, value in attributes.items():
-            if module.__dict__.get(name) is not value:
-                changed = name
-                module.__dict__[name] = value
-        for name, table in tables.items():
-            if [(k, id(v)) for k, v in module.__dict__[name].items()] != [(k, id(v)) for k, v in table.items()]:
-                changed = name
-                module.__dict__[name].clear()
-                module.__dict__[name].update(table)
+    for name, container, contents in before:
+        now = contents_of(container)
+        if _are_same(now, contents):
+            continue
+        changed = changed or name
+        if name == "an attribute":
+            was = dict(zip(contents[::2], contents[1::2]))
+            changed = next((k for k in {**container, **was} if k not in was or container.get(k) is not was[k]), changed)
+        container.clear()
+        if isinstance(container, dict):
+            container.update(zip(contents[::2], contents[1::2]))
+        else:
+            (container.update if isinstance(container, set) else container.extend)(contents)
     return changed
+
+
+def _random_states():
+    """(state, function that sets it) of each source of random numbers."""
+    states = [(torch.get_rng_state(), torch.set_rng_state), (random.getstate(), random.setstate)]
+    if torch.cuda.is_initialized():
+        states.append((torch.cuda.get_rng_state(), torch.cuda.set_rng_state))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and hasattr(numpy, "random"):
+        kind, keys, *rest = numpy.random.get_state()
+        states.append(((kind, keys.tobytes(), *rest), lambda _: numpy.random.set_state((kind, keys, *rest))))
+    return states
+
+
+def _graph(tracer, module, constants):
+    """(graph, None), or (None, why there is none)."""
+    try:
+        with torch.enable_grad(), _without_surroundings(tracer), _OwnTensors(tracer, module.modules()):
+            tracer._context = _context()
+            return tracer.trace(module, concrete_args=constants or None), tracer.problem
+    except Exception as error:  # noqa: BLE001: whatever the forward of a stranger raises on a stand-in for a tensor
+        return None, tracer.problem or str(error).strip().split("\n")[0] or type(error).__name__
 
 
 def trace(module, opaque=(), constants=None):
     """The graph of module.forward with the tensors as inputs and `constants` (name to value) as they are.
 
     Raises NotTraceable, also for a forward whose graph would not stand for it: one that draws random numbers by itself, keeps
-    tensors or changes attributes. The module is what it was afterwards."""
-    tracer = _Tracer(set(opaque))
-    tracer.traced_func_name = FORWARD if hasattr(module, FORWARD) else "forward"
-    before = _state(module.modules())
-    random_state, python_state = torch.get_rng_state(), random.getstate()
-    try:
-        graph = tracer.trace(module, concrete_args=constants or None)
-        problem = None
-    except Exception as error:  # noqa: BLE001: whatever the forward of a stranger raises on a stand-in for a tensor
-        graph, problem = None, str(error).strip().split("\n")[0] or type(error).__name__
-    changed = _restored(before)
-    drew = not torch.equal(random_state, torch.get_rng_state()) or python_state != random.getstate()
-    torch.set_rng_state(random_state)
-    random.setstate(python_state)
+    tensors, changes attributes, or depends on values of its tensors. The module is what it was afterwards."""
+    with lock:
+        tracer = _Tracer(set(opaque))
+        tracer.traced_func_name = FORWARD if hasattr(module, FORWARD) else "forward"
+        before, numbers = _state(module.modules()), _random_states()
+        graph, problem = _graph(tracer, module, constants)
+        changed = _restored(before)
+        drew = False
+        for (was, restore), (now, _) in zip(numbers, _random_states()):
+            if not (torch.equal(was, now) if isinstance(was, torch.Tensor) else was == now):
+                drew = True
+                restore(was)
     if problem is None and changed:
         problem = f"its forward sets {changed}"
     if problem is None and drew:
@@ -143,29 +323,30 @@ def usual_call(module):
     constants, inputs = {}, 0
     for parameter in inspect.signature(forward).parameters.values():
         if parameter.default is not parameter.empty:
-            if type(parameter.default) in _CONSTANTS:
+            if type(parameter.default) in CONSTANTS:
                 constants[parameter.name] = parameter.default
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             inputs += 1
     return inputs, constants
 
 
-def find_opaque(module, constants=None):
+def find_opaque(module, constants=None, called=()):
     """The submodules that trace() must not enter for `module` to have a graph; raises NotTraceable if it has none.
 
-    constants: as for trace(); those of the usual call if None."""
+    constants: as for trace(); those of the usual call if None. called: submodules that it must not enter anyway."""
     if "forward" in module.__dict__:
         raise NotTraceable("its forward was replaced")
     constants = usual_call(module)[1] if constants is None else constants
+    opaque = list(called)
     try:
-        trace(module, (), constants)
-        return []
-    except NotTraceable:
-        opaque = [m for child in module.children() for m in _opaque_within(child)]
-        if not opaque:
-            raise
         trace(module, opaque, constants)
-        return opaque
+    except NotTraceable:
+        found = [m for child in module.children() if child not in opaque for m in _opaque_within(child)]
+        if not found:
+            raise
+        opaque += found
+        trace(module, opaque, constants)
+    return opaque
 
 
 def _opaque_within(module):
@@ -179,78 +360,10 @@ def _opaque_within(module):
         return [module]
 
 
-def signature(root):
-    """All that a graph of root.forward depends on beside its inputs: types, simple attributes and listeners of the modules.
-
-    Two modules with one signature may use one graph, which reads parameters and buffers by name when it runs."""
-    parts = []
-    stack = [root]
-    while stack:
-        module = stack.pop()
-        d = module.__dict__
-        kind = type(module)
-        if module is not root and (d["_forward_hooks"] or d["_forward_pre_hooks"] or d["_backward_hooks"]
-                                   or d["_backward_pre_hooks"] or "forward" in d):
-            parts.append((kind, "listened"))
-            continue
-        if kind in _PLAIN:
-            parts.append(kind)
-            continue
-        if kind in _CONVOLUTIONS:
-            parts.append((kind, d["padding_mode"], type(d["padding"])))
-            continue
-        parts.append((kind, tuple([(k, v if type(v) in _CONSTANTS else str(v)) for k, v in d.items() if type(v) in _SIMPLE])))
-        children = d["_modules"]
-        if children:
-            parts.append(tuple(children))
-            stack.extend([child for child in children.values() if child is not None])
-    return tuple(parts)
-
-
-_SIMPLE = (*_CONSTANTS, list, tuple)
-# Their attributes are read when the graph runs.
-_CONVOLUTIONS = frozenset((nn.Conv1d, nn.Conv2d, nn.Conv3d))
-_PLAIN = frozenset((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Linear))
-
-
-def plan_conditions(root):
-    """What signature() says, in a form that torch.compile can check while it traces: path, type, attributes of each module."""
-    conditions, stack = [], [((), root)]
-    while stack:
-        path, module = stack.pop()
-        kind = type(module)
-        is_listened = module is not root and layers.has_hooks(module)
-        is_read_when_run = is_listened or kind in _PLAIN or kind in _CONVOLUTIONS
-        attributes = () if is_read_when_run else tuple((k, v) for k, v in module.__dict__.items()
-                                                       if type(v) in _CONSTANTS and not k.startswith("_"))
-        conditions.append((path, kind, is_listened, attributes, () if is_listened else tuple(module._modules)))
-        if not is_listened:
-            stack.extend(((*path, name), child) for name, child in module._modules.items() if child is not None)
-    return tuple(conditions)
-
-
-def is_as_planned(root, conditions):
-    """Whether the modules are still those of plan_conditions()."""
-    for path, kind, is_listened, attributes, names in conditions:
-        module = root
-        for name in path:
-            module = getattr(module, name)
-        if type(module) is not kind:
-            return False
-        if path and bool(module._forward_hooks or module._forward_pre_hooks) != is_listened:
-            return False
-        if not is_listened and tuple(module._modules.keys()) != names:
-            return False
-        for name, value in attributes:
-            if getattr(module, name) != value:
-                return False
-    return True
-
-
 def _kind(value):
     if isinstance(value, torch.Tensor):
         return None
-    return (type(value), value) if type(value) in _CONSTANTS else type(value)
+    return (type(value), value) if type(value) in CONSTANTS else type(value)
 
 
 def call_key(arguments, keywords):

@@ -1,0 +1,203 @@
+"""convert() where tensors share memory and change in place: whoever reads them must see what the original's readers see."""
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import palimpsest
+from test_convert import X, Forward, assert_same, convert_copy
+
+
+class _WritesItsInput(nn.Module):
+    """Has no graph, so that nobody knows what it writes."""
+
+    def forward(self, x):
+        return x.mul_(2) if float(x.detach().sum()) < 1e9 else x
+
+
+def _written_by(write):
+    """Writes over the result of an activation whose layer saves what lies before it; then a convolution reads the result."""
+    def forward(m, x):
+        z = F.silu(m.bn1(m.conv1(x)))
+        write(z)
+        return m.conv2(z) + z.mean((2, 3), keepdim=True)
+    return forward
+
+
+def _sum_in_a_view(m, x):
+    h = m.conv1(x)
+    part = h[:, :]
+    part += m.bn1(m.conv2(x * 2) if m.conv2.in_channels == x.shape[1] else m.bn2(h * 0.5))
+    return h * 1.0
+
+
+def _base_of_a_feature_changes(m, x):
+    h = m.conv1(x)
+    y = m.bn1(torch.cat([h[:, :4], h[:, 4:] * 3.0], 1))
+    h.mul_(2)  # cat has copied it
+    return m.conv2(F.relu(y)) + h
+
+
+def _old_name_of_a_feature(m, x):
+    p = m.conv1(x)
+    t = p
+    t += 1
+    y = m.bn1(torch.cat([t[:, :4], t[:, 4:]], 1))
+    p.mul_(3)
+    return m.conv2(F.relu(y))
+
+
+def _one_layer_twice(m, x):
+    p, q = m.bn1(m.conv1(x)), m.bn1(m.conv1(x * 3 + 1))
+    return F.relu(p + p.detach()) + F.relu(q)
+
+
+def _one_layer_before_two_convolutions(m, x):
+    p, q = F.relu(m.bn1(m.conv1(x))), F.relu(m.bn1(m.conv1(x * 3 + 1)))
+    return m.conv2(q) + m.conv2(p)
+
+
+PATTERNS = {
+    "narrow": _written_by(lambda z: torch.narrow(z, 1, 0, 2).mul_(2)),
+    "select": _written_by(lambda z: z.select(1, 0).mul_(2)),
+    "reshape": _written_by(lambda z: torch.reshape(z, z.shape).mul_(2)),
+    "a cast that is none": _written_by(lambda z: z.double().mul_(2)),
+    "movedim": _written_by(lambda z: z.movedim(1, 0)[0].mul_(2)),
+    "unfold": _written_by(lambda z: z.unfold(2, 1, 1)[:, 0].mul_(2)),
+    "tensor_split": _written_by(lambda z: torch.tensor_split(z, 2, 1)[0].mul_(2)),
+    "diagonal": _written_by(lambda z: z.diagonal(0, 2, 3).mul_(2)),
+    "dropout that is none": _written_by(lambda z: F.dropout3d(z, 0.5, False).mul_(2)),
+    "out=": _written_by(lambda z: torch.mul(z.detach(), 2, out=z.detach())),
+    "a sum in a view": _sum_in_a_view,
+    "the base of a feature changes": _base_of_a_feature_changes,
+    "the old name of a feature": _old_name_of_a_feature,
+    "one layer twice": _one_layer_twice,
+    "one layer before two convolutions": _one_layer_before_two_convolutions,
+}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_writes_are_seen(name):
+    model = Forward(PATTERNS[name])
+    converted, _ = convert_copy(model)
+    for training in (True, False):
+        assert_same(model.train(training), converted.train(training), X)
+
+
+def test_a_module_without_a_graph_may_write():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU(), _WritesItsInput(), nn.Conv2d(8, 4, 1)).double()
+    converted, report = convert_copy(model)
+    assert report.converted == ["1"]
+    for training in (True, False):
+        assert_same(model.train(training), converted.train(training), X)
+
+
+class _Branch(nn.Module):
+    def __init__(self, last):
+        super().__init__()
+        self.conv1, self.bn1 = nn.Conv2d(3, 8, 1), nn.BatchNorm2d(8)
+        self.conv2, self.bn2 = nn.Conv2d(8, 3, 1), nn.BatchNorm2d(3)
+        self.last = last
+
+    def forward(self, x):
+        return self.last(self.bn2(self.conv2(F.relu(self.bn1(self.conv1(x))))))
+
+
+class _SumsWithoutGraph(nn.Module):
+    """A residual block that branches on values: its branch is converted alone, and the sum is written over the result."""
+
+    def __init__(self, last):
+        super().__init__()
+        self.branch = _Branch(last)
+
+    def forward(self, x):
+        if float(x.detach().sum()) > 1e9:
+            return x
+        out = self.branch(x)
+        out += x
+        return out
+
+
+@pytest.mark.parametrize("last", [nn.Identity(), nn.SiLU(), nn.LeakyReLU(), nn.GELU()], ids=lambda m: type(m).__name__)
+def test_the_caller_may_write_over_a_result(last):
+    torch.manual_seed(0)
+    model = _SumsWithoutGraph(last).double()
+    converted, report = convert_copy(model)
+    assert "branch.bn1" in report.converted
+    for training in (True, False):
+        assert_same(model.train(training), converted.train(training), X)
+    branch, converted_branch = model.branch, palimpsest.convert(copy.deepcopy(model.branch))[0]
+    results = [m(X).div_(2).square().sum() for m in (branch, converted_branch)]
+    torch.testing.assert_close(*results)
+    results[1].backward()
+
+
+def test_a_sum_into_an_argument_is_seen_by_the_caller():
+    class Adds(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)
+
+        def forward(self, x, total):
+            total += self.bn(self.conv(x))
+            return total
+
+    torch.manual_seed(0)
+    model = Adds().double()
+    converted, _ = convert_copy(model)
+    totals = [X * 1.0 for _ in range(2)]
+    for m, total in zip((model, converted), totals):
+        m(X, total)
+    torch.testing.assert_close(*totals)
+
+
+def test_hooks_of_an_activation_within_a_normalization_are_called():
+    class BatchNormAct2d(nn.BatchNorm2d):  # as timm's
+        def __init__(self, n):
+            super().__init__(n)
+            self.drop, self.act = nn.Identity(), nn.SiLU()
+
+        def forward(self, x):
+            return self.act(self.drop(super().forward(x)))
+
+    for before in (True, False):
+        calls = []
+        model = nn.Sequential(nn.Conv2d(3, 4, 1), BatchNormAct2d(4), nn.Conv2d(4, 4, 1), BatchNormAct2d(4)).double()
+        if before:
+            model[1].act.register_forward_hook(lambda *_: calls.append(1))
+        palimpsest.convert(model)
+        if not before:
+            model[1].act.register_forward_hook(lambda *_: calls.append(1))
+        model(X)
+        assert calls == [1]
+
+
+@pytest.mark.parametrize("act", [nn.LeakyReLU(2.0), nn.LeakyReLU(-0.5), nn.ELU(-1.0)], ids=repr)
+def test_an_activation_that_the_operator_refuses_stays(act):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), act, nn.Conv2d(8, 4, 1)).double()
+    converted, _ = convert_copy(model)
+    assert_same(model, converted, X)
+
+
+def test_modules_that_are_called_with_keywords():
+    torch.manual_seed(0)
+    model = Forward(lambda m, x: m.pool(input=m.same(input=m.relu(input=m.bn1(m.conv1(x))))))
+    model.same = nn.Identity()
+    converted, _ = convert_copy(model)
+    assert_same(model, converted, X)
+
+
+def test_efficientnet_without_stochastic_depth():
+    """Where no path is dropped, torchvision's function returns its input, and the sum is written over it."""
+    models = pytest.importorskip("torchvision.models")
+    torch.manual_seed(0)
+    model = models.efficientnet_b0(stochastic_depth_prob=0.0, dropout=0.0).double()
+    x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    converted, report = convert_copy(model)
+    assert report.converted
+    for training in (True, False):
+        assert_same(model.train(training), converted.train(training), x)

@@ -1,0 +1,237 @@
+"""Layers of a converted network whose settings change after convert(), and inputs of other dtypes, shapes and sizes."""
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import palimpsest
+from palimpsest._convert import runtime
+
+
+def step(model, x, seed=1):
+    """Output, gradients and buffers of a step."""
+    torch.manual_seed(seed)
+    model.zero_grad()
+    x = x.clone().requires_grad_()
+    y = model(x)
+    y.backward(torch.linspace(-1, 1, y.numel(), dtype=y.dtype).view_as(y))
+    return [y.detach(), x.grad, *(p.grad for p in model.parameters()), *(b.clone() for b in model.buffers())]
+
+
+def assert_same_after(model, x, change=lambda model: None):
+    """Steps before and after a change of the network are those of the network that is not converted."""
+    converted, report = palimpsest.convert(copy.deepcopy(model))
+    assert report.converted
+    for _ in range(2):
+        for got, want in zip(step(converted, x), step(model, x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10, equal_nan=False)
+        for network in (model, converted):
+            change(network)
+
+
+class Dense(nn.Module):
+    def __init__(self, drop_rate=0.0):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv = nn.Conv2d(8, 8, 1)
+        self.block = pytest.importorskip("torchvision").models.densenet._DenseBlock(3, 8, 4, 4, drop_rate)
+
+    def forward(self, x):
+        return self.block(self.conv(x))
+
+
+def _norms(model):
+    return [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
+
+
+def _biases(model):
+    for layer in model.block.children():
+        layer.norm2.eval()  # which would take a bias away
+        layer.conv1.bias = nn.Parameter(torch.ones(16, dtype=torch.double))
+
+
+CHANGES = {
+    "bias": _biases,
+    "dilation": lambda model: [setattr(model.block.denselayer1.conv2, name, (2, 2)) for name in ("dilation", "padding")],
+    "frozen": lambda model: [norm.eval() for norm in _norms(model)],
+    "one frozen": lambda model: model.block.denselayer2.norm1.eval(),
+    "momentum": lambda model: setattr(model.block.denselayer2.norm1, "momentum", None),
+    "eps": lambda model: setattr(model.block.denselayer2.norm2, "eps", 0.5),
+    "no tracking": lambda model: [setattr(norm, "track_running_stats", False) for norm in _norms(model)],
+    "no statistics": lambda model: [setattr(norm, name, None) for norm in _norms(model)
+                                    for name in ("running_mean", "running_var")],
+    "no weight": lambda model: setattr(model.block.denselayer1.norm1, "weight", None),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_dense_block_computes_what_its_layers_say_now(change):
+    assert_same_after(Dense().double(), torch.randn(2, 8, 6, 6, dtype=torch.double), CHANGES[change])
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_dense_layers_in_eval_drop_nothing(count):
+    model = Dense(drop_rate=0.5).double().train()
+    for layer in list(model.block.children())[:count]:
+        layer.eval()
+    if count == 1:  # own forward, with torch's random numbers
+        assert_same_after(model, torch.randn(2, 8, 6, 6, dtype=torch.double))
+        return
+    plain = Dense().double()
+    plain.load_state_dict(model.state_dict())
+    for layer in plain.block.children():
+        layer.eval()
+    converted, _ = palimpsest.convert(model)
+    x = torch.randn(2, 8, 6, 6, dtype=torch.double)
+    for got, want in zip(step(converted, x), step(plain, x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+class Cat(nn.Module):
+    """cat, normalization, ReLU, convolution; `features` makes what is concatenated."""
+
+    def __init__(self, features=lambda conv, x: [x, conv(x)], **options):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm, self.last = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(8, **options), nn.Conv2d(8, 4, 1, bias=False)
+        self.features = features
+
+    def forward(self, x):
+        return self.last(F.relu(self.norm(torch.cat(self.features(self.conv, x), 1))))
+
+
+def test_a_bias_that_is_set_later_is_added_behind_cat():
+    def change(model):
+        model.last.bias = nn.Parameter(torch.arange(4, dtype=torch.double))
+
+    assert_same_after(Cat().double(), torch.randn(2, 4, 6, 6, dtype=torch.double), change)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_rounds_no_feature_before_the_normalization(dtype):
+    """1e6 has no place in f16."""
+    model = Cat(lambda conv, x: [x * 1e6, conv(x)])
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    x = torch.randn(2, 4, 6, 6)
+    with torch.autocast("cpu", dtype):
+        got, want = step(converted, x), step(model, x)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype and a.isfinite().all()
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.05 * b.abs().max().item())
+
+
+def test_autocast_leaves_the_dtype_of_a_dense_blocks_features():
+    model = Dense()
+    model.conv = nn.Identity()
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    x = torch.randn(2, 8, 6, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        got, want = step(converted, x), step(model, x)
+    for a, b in zip(got, want, strict=True):
+        assert a.dtype == b.dtype
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.05 * b.abs().max().item())
+
+
+def test_features_of_two_dtypes():
+    model = Cat(lambda conv, x: [x.bfloat16(), conv(x)])
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    x = torch.randn(2, 4, 6, 6)
+    for got, want in zip(step(converted, x), step(model, x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("written", ["norm", "residual", None])
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_an_in_place_sum_keeps_the_dtype_of_its_left_side(dtypes, written):
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(4)
+    x, residual = (torch.randn(2, 4, 5, 5).to(dtype).requires_grad_() for dtype in dtypes)
+    results = []
+    for ours in (True, False):
+        if ours:
+            y = runtime.norm_add(norm, x, residual, "identity", 0.0, "output", False, False, written)
+        else:
+            y, r = norm(x), residual * 1
+            y = y.add_(r) if written == "norm" else r.add_(y) if written == "residual" else y + r
+        results.append([y, *torch.autograd.grad(y.float().sin().sum(), [x, residual, norm.weight, norm.bias])])
+    for got, want in zip(*results):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("window", [dict(kernel_size=17, stride=1, padding=8), dict(kernel_size=(16, 16), padding=7)])
+def test_a_pool_of_more_than_255_positions(window):
+    model = nn.Sequential(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.MaxPool2d(**window)).double()
+    assert_same_after(model, torch.randn(2, 4, 20, 20, dtype=torch.double))
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_tracking_that_is_switched_off_later(momentum):
+    def change(model):
+        model.norm.track_running_stats = False
+        model.norm.reset_running_stats()
+        model.norm.num_batches_tracked.zero_()
+
+    for model in (Cat(momentum=momentum), Cat(lambda conv, x: [conv(x), x.relu()], momentum=momentum)):
+        assert_same_after(model.double(), torch.randn(2, 4, 6, 6, dtype=torch.double), change)
+
+
+class OneImage(nn.Module):
+    """A convolution of one image without a batch, beside a layer that is converted."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm, self.last = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3)
+
+    def forward(self, x):
+        return self.last(F.silu(self.norm(self.conv(x))).sum(0))
+
+
+def test_a_convolution_of_one_image_without_a_batch():
+    assert_same_after(OneImage().double(), torch.randn(2, 4, 6, 6, dtype=torch.double))
+
+
+def test_weights_that_are_attributes_in_place_of_parameters():
+    """As in a replica of DataParallel."""
+    def change(model):
+        for module in (model.norm, model.conv):
+            for name in ("weight", "bias"):
+                if name in module._parameters:
+                    value = module._parameters.pop(name)
+                    setattr(module, name, value.detach() * 2)
+
+    class Plain(OneImage):
+        def forward(self, x):
+            return F.silu(self.norm(self.conv(x)))
+
+    assert_same_after(Plain().double(), torch.randn(2, 4, 6, 6, dtype=torch.double), change)
+
+
+class Broadcast(nn.Module):
+    """A sum that no operator of ours takes."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.norm = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4)
+
+    def forward(self, x):
+        return F.relu(self.norm(self.conv(x)) + x.mean((2, 3), keepdim=True)).sin()
+
+
+def test_checkpoint_saves_the_same_tensors_again_where_torchs_normalization_runs():
+    model = Broadcast().double()
+    converted, _ = palimpsest.convert(copy.deepcopy(model))
+    x = torch.randn(2, 4, 6, 6, dtype=torch.double)
+
+    class Again(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.part = converted
+
+        def forward(self, x):
+            return palimpsest.checkpoint(self.part, x)
+
+    for got, want in zip(step(Again(), x), step(model, x), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)

@@ -1,0 +1,440 @@
+"""Which forwards convert() takes as a graph, and when it makes the graph anew."""
+import copy
+import random
+import threading
+import types
+import warnings
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import palimpsest
+from palimpsest._convert import region, tracing, watch
+
+X = torch.randn(2, 3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+class Block(nn.Module):
+    """A convolution, a normalization and an activation, with a forward of the test's own."""
+
+    def __init__(self, forward=lambda m, x: m.body(x), **attributes):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.bn, self.act = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.SiLU()
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        self.register_buffer("center", torch.ones(4))
+        self.register_buffer("alpha", torch.ones(()))
+        self.function = forward
+        for name, value in attributes.items():
+            setattr(self, name, value)
+        self.double()
+
+    def body(self, x):
+        return self.act(self.bn(self.conv(x)))
+
+    def forward(self, x):
+        return self.function(self, x)
+
+
+def converted(model):
+    return palimpsest.convert(copy.deepcopy(model))
+
+
+def layers_in(out):
+    """The names of autograd's nodes behind a tensor."""
+    found, stack = set(), [out.grad_fn]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            stack += [before for before, _ in node.next_functions]
+    return {node.name() for node in found}
+
+
+def is_converted(out):
+    return any("Abn" in name for name in layers_in(out))
+
+
+def assert_close(a, b):
+    torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-10)
+
+
+# ---- What a forward does while it is traced
+
+
+def _counts(m, x):
+    if m.training:
+        m.steps.add_(1)
+        m.center.mul_(0.9).add_(x.detach().mean() * 0.1)
+    return m.body(x) * m.center.mean()
+
+
+def test_buffers_change_in_forwards_alone():
+    model = Block(_counts)
+    other, report = converted(model)
+    assert report.converted == ["bn"]
+    assert other.steps == 0 and torch.equal(other.center, model.center)
+    for _ in range(3):
+        assert_close(model(X), other(X))
+    assert other.steps == 3
+    assert_close(model.center, other.center)
+
+
+@pytest.mark.parametrize("forward", [lambda m, x: m.body(x) * m.alpha.item(),
+                                     lambda m, x: m.body(x) * 2 if m.alpha > 0.5 else m.body(x),
+                                     lambda m, x: m.body(x) * float(m.plain),
+                                     lambda m, x: m.body(x.to(m.plain.dtype)).double(),
+                                     lambda m, x: m.body(x) * float(m.many[0].sum()),
+                                     lambda m, x: m.body(x) * float(m._buffers["alpha"])],
+                         ids=["item", "branch", "plain tensor", "dtype", "in a dict", "table"])
+def test_values_of_own_tensors_are_read_in_each_forward(forward):
+    model = Block(forward, plain=torch.ones((), dtype=torch.float64), many={0: torch.ones(2)})
+    other, _ = converted(model)
+    for m in (model, other):
+        with torch.no_grad():
+            m.alpha.fill_(0.25)
+            m.plain.fill_(0.5)
+            m.many[0].fill_(0.75)
+    assert_close(model(X), other(X))
+    for m in (model, other):
+        m.plain = m.plain.float()
+        m.float()
+    torch.testing.assert_close(model(X.float()), other(X.float()))
+
+
+def test_own_tensors_without_a_name_are_not_written():
+    def forward(m, x):
+        m.plain.add_(1)
+        return m.body(x)
+
+    other, _ = converted(Block(forward, plain=torch.zeros(())))
+    assert other.plain == 0
+    other(X)
+    assert other.plain == 1
+
+
+def test_a_caught_refusal_is_one():
+    def forward(m, x):
+        try:
+            return m.body(x) * float(m._buffers["alpha"])
+        except Exception:  # noqa: BLE001
+            return m.body(x) * 7
+
+    model = Block(forward)
+    assert_close(model(X), converted(model)[0](X))
+
+
+class Meter:
+    total = 0
+
+
+@pytest.mark.parametrize("name", ["list", "dict", "set", "nested", "object", "of the class"])
+def test_a_forward_that_fills_a_container_runs_itself(name):
+    class Filling(Block):
+        of_all = []
+
+    def forward(m, x):
+        y = m.body(x)
+        if name == "list":
+            m.feats.append(y)
+        elif name == "dict":
+            m.table["last"] = y
+        elif name == "set":
+            m.names.add(len(m.names))
+        elif name == "nested":
+            m.table["deep"][0].append(1)
+        elif name == "object":
+            m.meter.total += 1
+        else:
+            m.of_all.append(y)
+        return y
+
+    model = Filling(forward, feats=[], table={"deep": ([],)}, names=set(), meter=Meter())
+    other, report = converted(model)
+    assert not report.converted and type(other) is Filling
+    assert (other.feats, other.table, other.names, other.meter.total, Filling.of_all) == ([], {"deep": ([],)}, set(), 0, [])
+    other(X)
+    count = {"list": lambda: len(other.feats), "dict": lambda: len(other.table) - 1, "set": lambda: len(other.names),
+             "nested": lambda: len(other.table["deep"][0]), "object": lambda: other.meter.total,
+             "of the class": lambda: len(Filling.of_all)}
+    assert count[name]() == 1
+
+
+@pytest.mark.parametrize("forward", [lambda m, x: m.body(x * 2 if isinstance(x, torch.Tensor) else x),
+                                     lambda m, x: m.body(x * 2 if torch.is_tensor(x) else x),
+                                     lambda m, x: m.body(x * 2 if isinstance(x.shape, tuple) else x),
+                                     lambda m, x: m.body(x * 2 if isinstance(x.size(0), int) else x)],
+                         ids=["isinstance", "is_tensor", "shape", "size"])
+def test_isinstance_of_a_value(forward):
+    model = Block(forward)
+    assert_close(model(X), converted(model)[0](X))
+
+
+def test_values_go_to_functions_and_methods_of_torch():
+    """Which look for the stand-ins among their arguments by isinstance."""
+    def forward(m, x):
+        a, b = m.body(x).chunk(2, 1)
+        y = torch.stack([a, torch.where(b > 0, b, a)]).sum(0)
+        return torch.cat([F.interpolate(y, size=x.shape[-2:]), m.extra + a], 1) * torch.sigmoid(m.alpha)
+
+    model = Block(forward, extra=torch.ones(2, 1, 1, dtype=torch.float64))
+    other, report = converted(model)
+    assert report.converted
+    assert_close(model(X), other(X))
+
+
+@pytest.mark.parametrize("draw", [random.random, lambda: float(torch.rand(())),
+                                  lambda: float(pytest.importorskip("numpy").random.rand())], ids=["python", "torch", "numpy"])
+def test_a_forward_that_draws_to_decide_runs_itself(draw):
+    draw()
+    _, report = converted(Block(lambda m, x: m.body(x) * (2 if draw() < 0.5 else 1)))
+    assert not report.converted
+
+
+def test_autocast_asked_for_is_that_of_the_forward():
+    model = Block(lambda m, x: m.body(x) * (3 if torch.is_autocast_enabled("cpu") else 1)).float()
+    other, _ = converted(model)
+    torch.testing.assert_close(model(X.float()), other(X.float()))
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(model(X.float()), other(X.float()))
+
+
+def test_conversion_under_no_grad():
+    model = Block(lambda m, x: m.body(x) * (3 if torch.is_grad_enabled() else 1))
+    with torch.no_grad():
+        other, report = converted(model)
+    assert report.converted
+    assert_close(model(X), other(X))
+
+
+def test_another_thread_runs_while_a_graph_is_made():
+    """torch.fx replaces nn.Module.__call__ for all threads."""
+    model = Block()
+    stop, problems, expected = threading.Event(), [], model(X)
+
+    def run():
+        while not stop.is_set():
+            if type(model(X)) is not torch.Tensor or model.training is not True:
+                problems.append("traced")
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        for _ in range(5):
+            converted(Block())
+    finally:
+        stop.set()
+        thread.join()
+    assert not problems
+    assert_close(expected, model(X))
+
+
+# ---- When a graph is made anew
+
+
+def _set(path, value):
+    def change(m):
+        *parents, name = path.split(".")
+        for parent in parents:
+            m = getattr(m, parent)
+        setattr(m, name, value() if callable(value) and name == "bias" else value)
+    return change
+
+
+CHANGES = {
+    "a dict": (dict(opt={"k": 1.0}), lambda m, x: m.body(x) * m.opt["k"], lambda m: m.opt.update(k=3.0)),
+    "a list": (dict(w=[1.0]), lambda m, x: m.body(x) * m.w[0], lambda m: m.w.__setitem__(0, 3.0)),
+    "a nested list": (dict(w=[[1.0]]), lambda m, x: m.body(x) * m.w[0][0], lambda m: m.w[0].__setitem__(0, 3.0)),
+    "a record": (dict(c=types.SimpleNamespace(k=1.0)), lambda m, x: m.body(x) * m.c.k, lambda m: setattr(m.c, "k", 3.0)),
+    "a function": (dict(f=F.relu), lambda m, x: m.f(m.bn(m.conv(x))), _set("f", torch.neg)),
+    "a private attribute": (dict(_k=1.0), lambda m, x: m.body(x) * m._k, _set("_k", 3.0)),
+    "an int that becomes a float": (dict(k=2), lambda m, x: m.body(x) * (x.size(0) // m.k), _set("k", 2.0)),
+    "None that becomes a tensor": (dict(k=None), lambda m, x: m.body(x) * (1 if m.k is None else m.k),
+                                   _set("k", torch.full((), 3.0, dtype=torch.float64))),
+    "a buffer that becomes None": ({}, lambda m, x: m.body(x) * (2 if m.alpha is None else m.alpha), _set("alpha", None)),
+    "a new attribute": ({}, lambda m, x: m.body(x) * getattr(m, "k", 1.0), _set("k", 3.0)),
+    "a bias": ({}, lambda m, x: m.act(m.bn(m.conv(torch.cat([x[:, :2], x[:, :1]], 1)))),
+               _set("conv.bias", lambda: nn.Parameter(torch.ones(4).double()))),
+    "padding": ({}, lambda m, x: m.body(x), _set("conv.padding", (1, 1))),
+    "stride": ({}, lambda m, x: m.body(x), _set("conv.stride", (2, 2))),
+    "a forward of a part": ({}, lambda m, x: m.body(x), lambda m: setattr(m.act, "forward", lambda x: x * 3)),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_after_convert_counts(name):
+    attributes, forward, change = CHANGES[name]
+    model = Block(forward, **attributes)
+    other, report = converted(model)
+    assert report.converted
+    assert_close(model(X), other(X))
+    change(model), change(other)
+    assert_close(model(X), other(X))
+    torch._dynamo.reset()
+    compiled, _ = converted(Block(forward, **copy.deepcopy(attributes)))
+    if name not in ("a dict", "a list", "a nested list", "a record"):  # shared by the copies above
+        change(compiled)
+    model.load_state_dict(compiled.state_dict(), strict=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert_close(copy.deepcopy(compiled)(X), torch.compile(compiled, backend="aot_eager")(X))
+
+
+def test_an_attribute_that_the_forward_does_not_read_changes_nothing():
+    other, _ = converted(Block(history=[]))
+    other(X)
+    plans = dict(other._palimpsest_settings.plans)
+    for i in range(3):
+        other.history.append(i)
+        other.loss = float(i)
+        other(X)
+    assert other._palimpsest_settings.plans == plans
+
+
+def test_a_tensor_attribute_is_not_kept():
+    other, _ = converted(Block(lambda m, x: m.body(x) * m.mask, mask=torch.ones(1, dtype=torch.float64)))
+    other(X)
+    sentinel = torch.full((1,), 2.0, dtype=torch.float64)
+    other.mask = sentinel
+    other(X)
+    assert "mask" in other._palimpsest_settings.read
+    assert not any(value is sentinel for value in watch.Watch(other, {"mask"}, ())._values)
+
+
+def test_a_method_of_a_class_that_is_replaced():
+    class Own(Block):
+        scale = 1.0
+
+        def forward(self, x):
+            return self.body(x) * self.scale
+
+    model = Own()
+    other, _ = converted(model)
+    other(X)
+    Own.scale = 2.0
+    assert_close(model(X), other(X))
+    Own.body = lambda self, x: self.conv(x)
+    assert_close(model(X), other(X))
+    Own.forward = lambda self, x: self.conv(x) * 5
+    assert_close(model(X), other(X))
+    with torch.no_grad():
+        assert_close(model(X), other(X))
+        assert_close(model(X), converted(Own())[0](X))
+
+
+class Drop(nn.Module):
+    """timm's DropPath."""
+
+    def __init__(self, rate):
+        super().__init__()
+        self.rate = rate
+
+    def forward(self, x):
+        if self.rate == 0.0 or not self.training:
+            return x
+        return x * x.new_empty(x.shape[0], 1, 1, 1).bernoulli_(1 - self.rate) / (1 - self.rate)
+
+
+@pytest.mark.parametrize("make", [lambda: nn.Dropout(0.0), lambda: Drop(0.0)])
+def test_rates_with_a_schedule_stay_converted(make):
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.SiLU(), make(), nn.Conv2d(4, 4, 1)).double()
+    other, _ = converted(model)
+    name = "p" if isinstance(model[3], nn.Dropout) else "rate"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for i in range(20):
+            for m in (model, other):
+                setattr(m[3], name, i / 100)
+            torch.manual_seed(i)
+            expected = model(X)
+            torch.manual_seed(i)
+            out = other(X)
+            assert is_converted(out)
+            assert_close(expected, out)
+    assert len(other._palimpsest_settings.plans) <= region._FEW_PLANS + 1
+
+
+def test_ever_new_numbers_stay_converted_and_are_warned_of_once():
+    class Scaled(Block):
+        def forward(self, x, scale=1.0):
+            return self.body(x) * scale
+
+    model = Scaled()
+    other, _ = converted(model)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(region._MOST_PLANS + 6):
+            out = other(X, i / 7)
+            assert is_converted(out)
+            assert_close(model(X, i / 7), out)
+    assert [w.category for w in caught if "palimpsest" in str(w.message)] == [RuntimeWarning]
+    assert len(other._palimpsest_settings.plans) <= region._MOST_PLANS
+
+
+def test_a_part_that_changes_itself_needs_no_new_plans():
+    class Counting(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.SiLU(), Counting()).double()
+    other, _ = converted(model)
+    for _ in range(6):
+        out = other(X)
+        assert_close(model(X), out)
+        assert is_converted(out)
+    assert other[3].calls == 6 and len(other._palimpsest_settings.plans) <= 2
+
+
+# ---- Hooks and compilation
+
+
+def test_hooks_on_all_modules_hear_each():
+    other, _ = converted(Block())
+    seen = []
+    handle = nn.modules.module.register_module_forward_hook(lambda m, *_: seen.append(type(m).__name__))
+    try:
+        other(X)
+        assert sorted(seen) == ["BatchNorm2d", "Block", "Conv2d", "SiLU"]
+        seen.clear()
+        converted(Block())
+        assert not seen
+    finally:
+        handle.remove()
+    assert is_converted(other(X))
+
+
+def test_checkpoint_runs_the_plan_again():
+    model = Block()
+    other, _ = converted(model)
+    x = X.clone().requires_grad_(True)
+    palimpsest.checkpoint(other, x).square().sum().backward()
+    model(X).square().sum().backward()
+    for p, q in zip(model.parameters(), other.parameters()):
+        assert_close(p.grad, q.grad)
+    assert_close(model.bn.running_mean, other.bn.running_mean)
+
+
+def test_compile_asks_for_the_kinds_of_inputs_and_the_gradient_mode():
+    class Joined(Block):
+        def forward(self, x, skip):
+            return self.body(x if skip is None else x + skip)
+
+    model = Joined()
+    other, _ = converted(model)
+    torch._dynamo.reset()
+    assert_close(model(X, None), torch.compile(other, backend="aot_eager")(X, None))
+    seen = []
+
+    def backend(module, _):
+        seen.extend(str(node.target) for node in module.graph.nodes)
+        return module.forward
+
+    torch._dynamo.reset()
+    with torch.no_grad():
+        assert_close(model.eval()(X, X), torch.compile(other.eval(), backend=backend)(X, X))
+    assert seen and not any("palimpsest" in target for target in seen)
