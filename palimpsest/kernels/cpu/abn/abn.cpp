@@ -15,7 +15,7 @@ namespace abn {
 namespace {
 
 // Below this many values, waking threads costs more than the work.
-constexpr int64_t kSerialValues = 32768;
+constexpr int64_t kSerialValues = 16384;
 
 // Larger results are written with streaming stores: with its inputs, a result of this size fills the cache
 // that a group of cores shares.
