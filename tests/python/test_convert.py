@@ -524,8 +524,8 @@ def test_the_proof_leaves_a_wrong_layer_alone(monkeypatch):
     from palimpsest._convert import runtime
     right = runtime._settings
 
-    def wrong(norm):
-        weight, *rest = right(norm)
+    def wrong(norm, x):
+        weight, *rest = right(norm, x)
         return (weight * 2 if norm.eps == 2e-5 else weight), *rest
 
     monkeypatch.setattr(runtime, "_settings", wrong)

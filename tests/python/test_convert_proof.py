@@ -42,7 +42,7 @@ def make_wrong(monkeypatch, wrong):
     """wrong(norm, settings) in place of the settings of the marked normalization."""
     right = runtime._settings
     monkeypatch.setattr(runtime, "_settings",
-                        lambda norm: wrong(norm, right(norm)) if norm.eps == 2e-5 else right(norm))
+                        lambda norm, x: wrong(norm, right(norm, x)) if norm.eps == 2e-5 else right(norm, x))
 
 
 def twice_the_weight(norm, settings):
@@ -79,7 +79,7 @@ def test_a_layer_that_raises_is_left_alone(monkeypatch):
 
 
 def test_no_layer_is_converted_if_all_raise(monkeypatch):
-    def refuse(norm):
+    def refuse(norm, x):
         raise RuntimeError("no such layer")
 
     monkeypatch.setattr(runtime, "_settings", refuse)
@@ -301,10 +301,10 @@ def test_the_modes_of_the_model_itself_are_proven(monkeypatch):
     """A layer that is wrong only where one normalization is frozen and the other is not."""
     seen, right = {}, runtime._settings
 
-    def settings(norm):
+    def settings(norm, x):
         seen[norm.eps] = norm.training
         is_mixed = len(set(seen.values())) > 1
-        return twice_the_weight(norm, right(norm)) if norm.eps != 2e-5 and is_mixed else right(norm)
+        return twice_the_weight(norm, right(norm, x)) if norm.eps != 2e-5 and is_mixed else right(norm, x)
 
     monkeypatch.setattr(runtime, "_settings", settings)
     assert len(palimpsest.convert(marked(), X)[1].converted) == 2

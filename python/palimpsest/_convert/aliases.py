@@ -5,6 +5,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from palimpsest._convert import layers
+
 _CALLER = "caller"  # the memory of all inputs and attributes: they may share it among themselves
 
 # Every other function, method and module may return its input, or a view of it.
@@ -47,7 +49,7 @@ def writes_over(node, value, modules):
         module = modules[node.target]
         is_torchs = type(module).__module__.startswith("torch.nn.modules.") and not any(True for _ in module.children())
         if not is_torchs or module._forward_hooks or module._forward_pre_hooks:
-            return not _is_known_norm(module)
+            return not _is_known(module)
         return is_first and bool(getattr(module, "inplace", False))
     if node.op == "call_method":
         return is_first and node.target.endswith("_") and not node.target.endswith("__")
@@ -62,17 +64,17 @@ def writes_over(node, value, modules):
     return is_first and (node.target in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")) or inplace)
 
 
-def _is_known_norm(module):
-    """timm's BatchNormAct2d, which a graph does not enter (layers.is_norm)."""
-    return isinstance(module, nn.BatchNorm2d) and type(module).__name__ == "BatchNormAct2d" \
-        and not getattr(getattr(module, "act", None), "_forward_hooks", None)
+def _is_known(module):
+    """A module of another package that a graph does not enter, and that writes nothing."""
+    return (layers.is_norm_with_act(module) or layers.is_torchs_convolution(module)) \
+        and not any(layers.has_hooks(m) for m in module.modules())
 
 
 def _is_new(node, modules):
     """Whether a node is known to return memory of its own."""
     if node.op == "call_module":
         module = modules[node.target]
-        is_new = type(module).__module__ in _NEW_MODULES or type(module) is nn.Linear or _is_known_norm(module)
+        is_new = type(module).__module__ in _NEW_MODULES or type(module) is nn.Linear or _is_known(module)
         return is_new and not module._forward_hooks
     if node.op == "call_method":
         return node.target in _NEW_NAMES

@@ -57,6 +57,8 @@ def convert(model: Model, example_inputs: Any = None, *, strategy: str = "auto",
 
 def revert(model: Model) -> Model:
     """The network as it was before convert(), with its weights of now. Raises ValueError if it is not converted."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"revert needs a torch.nn.Module, got {type(model).__name__}")
     regions = [m for m in model.modules() if region.is_region(m) and not _is_of_another(m, model)]
     if not regions and _SHARES not in model.__dict__:
         raise ValueError("revert: the model is not converted")
@@ -110,7 +112,7 @@ def _check(model):
         if ".quantized" in type(module).__module__:
             raise ValueError(f"convert: {where} is quantized ({type(module).__name__}), and has no gradients: convert the "
                              "float model")
-        if isinstance(module, torch._dynamo.eval_frame.OptimizedModule):
+        if isinstance(module, torch._dynamo.eval_frame.OptimizedModule) or module._compiled_call_impl is not None:
             raise ValueError(f"convert: {where} is compiled: convert before torch.compile")
     parameters = list(model.parameters())
     if parameters and not any(p.requires_grad for p in parameters):
@@ -166,11 +168,15 @@ def _convert(model, strategy, left, failed=None):
         if region.is_region(module) or layers.is_norm(module):
             return
         try:
-            opaque = None if isinstance(module, (nn.ModuleList, nn.ModuleDict)) else tracing.find_opaque(module)
+            if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
+                raise tracing.NotTraceable
+            opaque = tracing.find_opaque(module)
+            if prefix and tracing.optional_inputs(module):  # its parent passes them or not: both calls need a graph
+                tracing.find_opaque(module, {})
+            _check_class(module)
         except tracing.NotTraceable as error:
-            opaque = None
-            reasons[prefix] = f"the forward of {type(module).__name__} has no graph ({error})"
-        if opaque is None:
+            if str(error):
+                reasons[prefix] = f"the forward of {type(module).__name__} has no graph ({error})"
             for name, child in module.named_children():
                 visit(child, f"{prefix}{name}.")
             return
@@ -191,6 +197,16 @@ def _convert(model, strategy, left, failed=None):
         if isinstance(error, ValueError):
             raise ValueError(f"convert: {error}") from None
         raise
+
+
+def _check_class(module):
+    """Raises NotTraceable for a class of which no object can be a region: one that keeps a register of subclasses, say."""
+    original = type(module)
+    try:
+        module.__class__ = region.region_class(original)
+        module.__class__ = original
+    except Exception as error:  # noqa: BLE001: whatever the class of a stranger raises
+        raise tracing.NotTraceable(f"its class takes no subclass: {proof.in_words(error)}") from None
 
 
 def _make_region(module, prefix, strategy, left):

@@ -100,10 +100,31 @@ def activation_of(node, modules):
     return _checked(name, param) if keyword else (name, param)
 
 
+_CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
+def is_torchs_convolution(module):
+    """torch's convolution, or a class of it that computes the same, as torchvision's Conv3DSimple."""
+    kind = type(module)
+    return kind in _CONVOLUTIONS or (
+        isinstance(module, _CONVOLUTIONS) and "forward" not in module.__dict__ and not hasattr(module, "parametrizations")
+        and any(kind.forward is c.forward and kind._conv_forward is c._conv_forward for c in _CONVOLUTIONS))
+
+
 def is_convolution(module):
     """A convolution that our operators can take the place of."""
-    return (type(module) in (nn.Conv1d, nn.Conv2d, nn.Conv3d) and module.padding_mode == "zeros"
-            and isinstance(module.padding, tuple))
+    return is_torchs_convolution(module) and module.padding_mode == "zeros" and padding_of(module) is not None
+
+
+def padding_of(conv):
+    """The zeros on both sides of each dimension; None if the sides differ, as under "same" with an even window."""
+    padding = conv.padding
+    if not isinstance(padding, str):
+        return padding
+    if padding == "valid":
+        return (0,) * len(conv.kernel_size)
+    whole = [d * (k - 1) for d, k in zip(conv.dilation, conv.kernel_size)]
+    return None if any(w % 2 for w in whole) else tuple(w // 2 for w in whole)
 
 
 def is_max_pool(module):

@@ -59,23 +59,10 @@ def _forward_of(original):
     return forward
 
 
-class _Region:
-    """In front of the class of a module that runs plans."""
-
-    def __reduce_ex__(self, protocol):
-        _, _, *state = super().__reduce_ex__(protocol)
-        return _new, (self._palimpsest_class,), *state
-
-    def __setstate__(self, state):
-        super().__setstate__(state)
-        if not self._palimpsest_settings.plans:
-            make_usual_plans(self)
-
-
 def _needs_own_forward():
     """Transforms that our operators have no rules for, and tracers that want torch's operators."""
     return (torch._C._functorch.maybe_current_level() is not None or torch.jit.is_tracing() or functional.is_exporting()
-            or torch.autograd.forward_ad._current_level >= 0)
+            or torch.autograd.forward_ad._current_level >= 0 or torch.fx._symbolic_trace.is_fx_symbolic_tracing())
 
 
 def _are_tensors(arguments):
@@ -100,16 +87,31 @@ def _new(original):
 
 
 def region_class(original):
-    """The subclass of a module's class that runs plans. It has its name, so that what prints a network prints the same."""
-    if original not in _classes or _classes[original].__dict__[tracing.FORWARD] is not original.forward:
-        body = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__,
-                "forward": _forward_of(original), "_palimpsest_class": original, tracing.FORWARD: original.forward}
-        _classes[original] = type(original.__name__, (_Region, original), body)
+    """The subclass of a module's class that runs plans. It has its name, so that what prints a network prints the same.
+
+    It has no other base: an object may take another class only if both have the same layout. Raises what a class raises that
+    allows no subclasses."""
+    if original in _classes and _classes[original].__dict__[tracing.FORWARD] is original.forward:
+        return _classes[original]
+
+    def reduce_ex(self, protocol):
+        _, _, *state = original.__reduce_ex__(self, protocol)
+        return _new, (original,), *state
+
+    def setstate(self, state):
+        original.__setstate__(self, state)
+        if not self._palimpsest_settings.plans:
+            make_usual_plans(self)
+
+    body = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__,
+            "__reduce_ex__": reduce_ex, "__setstate__": setstate, "forward": _forward_of(original),
+            "_palimpsest_class": original, tracing.FORWARD: original.forward}
+    _classes[original] = type(original)(original.__name__, (original,), body)
     return _classes[original]
 
 
 def is_region(module):
-    return isinstance(module, _Region)
+    return hasattr(type(module), "_palimpsest_class")
 
 
 def _plan_of(region, arguments, keywords):

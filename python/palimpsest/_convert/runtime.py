@@ -3,15 +3,25 @@ import torch
 from torch.nn import functional as F
 
 from palimpsest import functional, nn
+from palimpsest._convert import layers
 from palimpsest._convert.tracing import saved_tensors_hooks
 
 _ops = torch.ops.palimpsest
-_settings = nn.settings_of
+
+
+def _settings(norm, x):
+    norm._check_input_dim(x)  # torch's error
+    return nn.settings_of(norm)
+
+
+def _geometry(conv):
+    padding = conv.padding
+    return conv.stride, layers.padding_of(conv) if isinstance(padding, str) else padding, conv.dilation, conv.groups
 
 
 def _plain(norm, x):
     """torch's normalization alone, also of a module that holds its activation."""
-    weight, bias, mean, var, training, momentum, eps = _settings(norm)
+    weight, bias, mean, var, training, momentum, eps = _settings(norm, x)
     return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
 
 
@@ -19,7 +29,7 @@ def convolution(conv, x):
     weight, bias = nn.weight_and_bias(conv)
     if x.dim() != weight.dim():  # one image without a batch
         return conv._conv_forward(x, weight, bias)
-    return _ops.convolution(x, weight, bias, conv.stride, conv.padding, conv.dilation, conv.groups)
+    return _ops.convolution(x, weight, bias, *_geometry(conv))
 
 
 def _is_narrowed(x):
@@ -33,9 +43,9 @@ def norm_act(norm, x, activation, param, saved, consume):
     if x.numel() == 0:
         return functional.activate(_plain(norm, x), activation, param)
     if consume and saved == "pre_activation":
-        return _ops.abn_recomputable_(x, *_settings(norm), activation, param)[0]  # y over x
+        return _ops.abn_recomputable_(x, *_settings(norm, x), activation, param)[0]  # y over x
     op = _ops.abn_ if consume and saved.startswith("output") else _ops.abn
-    return op(x, *_settings(norm), activation, param, saved=saved)
+    return op(x, *_settings(norm, x), activation, param, saved=saved)
 
 
 def norm_act_conv(norm, conv, x, activation, param, saved, consume):
@@ -43,9 +53,9 @@ def norm_act_conv(norm, conv, x, activation, param, saved, consume):
     if x.numel() == 0:
         return convolution(conv, functional.activate(_plain(norm, x), activation, param))
     op = _ops.abn_conv_ if consume else _ops.abn_conv
-    weight, bias, mean, var, training, momentum, eps = _settings(norm)
-    return op(x, weight, bias, mean, var, *nn.weight_and_bias(conv), conv.stride, conv.padding, conv.dilation, conv.groups,
-              training, momentum, eps, activation, param, saved)
+    weight, bias, mean, var, training, momentum, eps = _settings(norm, x)
+    return op(x, weight, bias, mean, var, *nn.weight_and_bias(conv), *_geometry(conv), training, momentum, eps, activation,
+              param, saved)
 
 
 def norm_act_conv_of(norm, conv, features, activation, param):
@@ -56,9 +66,9 @@ def norm_act_conv_of(norm, conv, features, activation, param):
             or any(f.dtype != first.dtype for f in features) or _is_narrowed(first):
         x = features[0] if len(features) == 1 else torch.cat(features, 1)
         return norm_act_conv(norm, conv, x, activation, param, "input", False)
-    weight, bias, mean, var, training, momentum, eps = _settings(norm)
-    return _ops.concat_abn_conv(features, weight, bias, mean, var, kernel, conv.stride, conv.padding, conv.dilation, conv.groups,
-                                training, momentum, eps, activation, param)
+    weight, bias, mean, var, training, momentum, eps = _settings(norm, first)
+    return _ops.concat_abn_conv(features, weight, bias, mean, var, kernel, *_geometry(conv), training, momentum, eps,
+                                activation, param)
 
 
 def norm_act_conv_pool(norm, conv, x, activation, param):
@@ -67,9 +77,9 @@ def norm_act_conv_pool(norm, conv, x, activation, param):
     if torch.compiler.is_compiling() or kernel_bias is not None or x.dim() != 4 or min(x.shape) == 0 \
             or min(x.shape[2:]) < 2 or _is_narrowed(x):
         return F.avg_pool2d(norm_act_conv(norm, conv, x, activation, param, "input", False), 2, 2)
-    weight, bias, mean, var, training, momentum, eps = _settings(norm)
-    return _ops.concat_abn_conv([x], weight, bias, mean, var, kernel, conv.stride, conv.padding, conv.dilation, conv.groups,
-                                training, momentum, eps, activation, param, True)
+    weight, bias, mean, var, training, momentum, eps = _settings(norm, x)
+    return _ops.concat_abn_conv([x], weight, bias, mean, var, kernel, *_geometry(conv), training, momentum, eps, activation,
+                                param, True)
 
 
 def norm_add(norm, x, residual, activation, param, saved, consume, relu_residual, written=None):
@@ -85,7 +95,7 @@ def norm_add(norm, x, residual, activation, param, saved, consume, relu_residual
             total = total.to((y if written == "norm" else r).dtype)
         return functional.activate(total, activation, param)
     op = _ops.abn_ if consume and saved.startswith("output") else _ops.abn
-    return op(x, *_settings(norm), activation, param, residual, saved=saved, relu_residual=relu_residual)
+    return op(x, *_settings(norm, x), activation, param, residual, saved=saved, relu_residual=relu_residual)
 
 
 # Not among the operators' activations: made from y in backward, by torch's function.
@@ -102,8 +112,7 @@ def activated(y, activation, param):
 
 def act_conv(conv, y, activation, param):
     """conv(act(y)), with y saved."""
-    return _ops.activate_conv(y, *nn.weight_and_bias(conv), conv.stride, conv.padding, conv.dilation, conv.groups, activation,
-                              param)
+    return _ops.activate_conv(y, *nn.weight_and_bias(conv), *_geometry(conv), activation, param)
 
 
 def max_pool(pool, x):
@@ -179,7 +188,7 @@ def norm_act_shared(norm, x, activation, param, consume):
     if not _hooks_are_free() or x.numel() == 0:
         return norm_act(norm, x, activation, param, "pre_activation", consume), None
     op = _ops.abn_recomputable_ if consume else _ops.abn_recomputable
-    settings = _settings(norm)
+    settings = _settings(norm, x)
     z, saved, mean, inv_std, normalized = op(x, *settings, activation, param)
     if saved.numel() == 0:
         return z, None

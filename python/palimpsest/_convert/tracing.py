@@ -131,6 +131,7 @@ class _Tracer(fx.Tracer):
     def is_leaf_module(self, module, name):
         return (super().is_leaf_module(module, name) or module in self._opaque or layers.has_hooks(module)
                 or layers.is_norm(module) or layers.is_dense_block(module) or hasattr(module, FORWARD)
+                or layers.is_torchs_convolution(module)
                 or type(module).__module__.startswith(("palimpsest.", "inplace_abn")))
 
 
@@ -328,6 +329,12 @@ def usual_call(module):
         elif parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             inputs += 1
     return inputs, constants
+
+
+def optional_inputs(module):
+    """The names of the inputs that may be None."""
+    forward = getattr(module, FORWARD, module.forward)
+    return [p.name for p in inspect.signature(forward).parameters.values() if p.default is None]
 
 
 def find_opaque(module, constants=None, called=()):

@@ -28,7 +28,6 @@ def recorded_reads(names):
 
 _hooks_of = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 # Convolutions: their part of a plan is chosen by these. Normalizations and linear layers: all is read when the plan runs.
-_CONVOLUTIONS = frozenset((nn.Conv1d, nn.Conv2d, nn.Conv3d))
 _OF_CONVOLUTION = ("padding_mode", "kernel_size", "stride", "padding", "dilation", "groups")
 _PLAIN = frozenset((nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.Linear))
 _values_of_convolution = operator.itemgetter(*_OF_CONVOLUTION, "_parameters")
@@ -149,7 +148,7 @@ class Watch:
         self._sized.append(d)
         if kind in _PLAIN:
             return (), ()
-        if kind in _CONVOLUTIONS:
+        if layers.is_torchs_convolution(module):
             self._convolutions.append(d)
             return (_frozen(_values_of_convolution(d)[:-1]), d["_parameters"].get("bias") is None), ()
         names = _names_read(module, read)
@@ -201,12 +200,12 @@ def plan_conditions(root, read, called):
         is_called = module is not root and (name in called or hasattr(module, tracing.FORWARD))
         is_listened = module is not root and not is_called and layers.has_hooks(module)
         names = () if is_called or is_listened or kind in _PLAIN else \
-            _OF_CONVOLUTION if kind in _CONVOLUTIONS else ("training", *_names_read(module, read))
+            _OF_CONVOLUTION if layers.is_torchs_convolution(module) else ("training", *_names_read(module, read))
         values = [(k, module.__dict__[k]) for k in names]
         attributes = tuple((k, v) for k, v in values if _is_comparable(v))
         objects = tuple((k, v) for k, v in values if not _is_comparable(v) and not isinstance(v, torch.Tensor))
         parts = None if is_called or is_listened else tuple(module._modules)
-        tensors = None if parts is None or (_is_torchs(kind) and kind not in _CONVOLUTIONS) else \
+        tensors = None if parts is None or (_is_torchs(kind) and not layers.is_torchs_convolution(module)) else \
             tuple((k, getattr(module, k) is None) for k in (*module._parameters, *module._buffers))
         absent = () if parts is None or _is_torchs(kind) else tuple(k for k in sorted(read) if not hasattr(module, k))
         conditions.append((path, kind, is_listened, is_called, attributes, objects, tensors or (), absent, parts))
