@@ -60,8 +60,7 @@ bool is_faster(const Conv2dProblem& problem, Conv2dPass pass) {
   if (!kernels::cpu::has_conv2d(problem, pass)) return false;
   const bool strided = problem.stride.h * problem.stride.w > 1;
   const bool is_1x1 = problem.kernel_size.h * problem.kernel_size.w == 1;
-  if (is_1x1 && !(strided && pass == Conv2dPass::kBackwardWeight))
-    return problem.group_in() >= kFewChannels;
+  if (is_1x1 && !(strided && pass == Conv2dPass::kBackwardWeight)) return problem.group_in() >= kFewChannels;
   // All passes over narrow groups are faster but one, which takes 1.1 of libtorch's time.
   if (problem.group_in() <= 16)
     return !(pass == Conv2dPass::kBackwardWeight && strided && problem.group_in() == 16);
