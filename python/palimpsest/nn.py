@@ -183,7 +183,7 @@ class DenseBlock(torch.nn.Module):
 
     x: (N, in_channels, H, W) to (N, in_channels + num_layers * growth_rate, H, W). The features are written once, in one
     tensor; nothing else of their size is saved. Parameters have the names of torchvision's (denselayer1.norm1.weight, ...).
-    The layers run one by one, which saves more, under torch.compile, with hooks, where the normalizations differ in
+    The layers run one by one, and save more tensors, under torch.compile, with hooks, where the normalizations differ in
     training, momentum or eps, and where a module was replaced (SyncBatchNorm.convert_sync_batchnorm).
     Source: Pleiss, Chen, Huang, Li, van der Maaten, Weinberger, "Memory-Efficient Implementation of DenseNets", 2017."""
 

@@ -22,9 +22,10 @@ _NEW_FUNCTIONS = {
 }
 _NEW_MODULES = tuple(f"torch.nn.modules.{name}" for name in ("conv", "batchnorm", "instancenorm", "normalization", "pooling",
                                                              "activation"))
-_IN_PLACE_OPERATORS = (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod,
-                       operator.ipow, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift,
-                       operator.setitem)
+#: those of x += y and its like
+ARITHMETIC_IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod,
+                       operator.ipow, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift)
+_IN_PLACE_OPERATORS = (*ARITHMETIC_IN_PLACE, operator.setitem)
 _INPLACE_SECOND = (F.relu, F.relu6, F.silu, F.hardswish, F.mish, F.hardsigmoid, F.selu)  # their second argument is `inplace`
 # Functions of no tensor library that are known to write nothing, though they may return their input.
 _WRITE_NOTHING = {"torchvision.ops.stochastic_depth.stochastic_depth", "timm.layers.drop.drop_path"}

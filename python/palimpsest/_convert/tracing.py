@@ -14,7 +14,7 @@ import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
-from palimpsest._convert import layers
+from palimpsest._convert import aliases, layers
 
 FORWARD = "_palimpsest_forward"  #: the name of a converted module's own forward
 CONSTANTS = (bool, int, float, str, type(None))
@@ -70,8 +70,7 @@ def _in_place(operation):
     return lambda self, other: self.tracer.create_proxy("call_function", operation, (self, other), {})
 
 
-for _operation in (operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod,
-                   operator.ipow, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift):
+for _operation in aliases.ARITHMETIC_IN_PLACE:
     setattr(_Value, f"__{_operation.__name__}__", _in_place(_operation))
 
 
