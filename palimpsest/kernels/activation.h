@@ -16,6 +16,7 @@ enum class Activation {
   kSoftplus,   ///< log(1 + exp(y)) for every y; libtorch's is y above 20, a difference of 2e-9
 
   kReLU,       ///< max(y, 0)
+  kReLU6,      ///< min(max(y, 0), 6)
   kGELU,       ///< y * (1 + erf(y / sqrt(2))) / 2
   kGELUTanh,   ///< y * (1 + tanh(sqrt(2/pi) * (y + 0.044715 y^3))) / 2
   kSiLU,       ///< y / (1 + exp(-y))
@@ -46,6 +47,7 @@ inline constexpr NamedEnum kActivations{"activation",
                                          {Activation::kTanh, "tanh"},
                                          {Activation::kSoftplus, "softplus"},
                                          {Activation::kReLU, "relu"},
+                                         {Activation::kReLU6, "relu6"},
                                          {Activation::kGELU, "gelu"},
                                          {Activation::kGELUTanh, "gelu_tanh"},
                                          {Activation::kSiLU, "silu"},

@@ -5,9 +5,9 @@
 #include <cstdint>
 
 /// Two-dimensional convolution in groups, f32, channels-last, without bias, for geometries where a special
-/// kernel takes less time than a general library: narrow groups (2 to 16 channels, as in ResNeXt), 1x1
-/// windows, the weight gradient of depthwise convolutions, and that of any convolution whose channels fill
-/// vectors.
+/// kernel takes less time than a general library: 3x3 windows, narrow groups (2 to 16 channels, as in
+/// ResNeXt), 1x1 windows, the weight gradient of depthwise convolutions, and that of any convolution whose
+/// channels fill vectors.
 ///   y[n,oh,ow,o]  = sum over ky, kx, i of x[n, ih, iw, g * C_in / groups + i] * w[o,ky,kx,i]
 ///   dx[n,ih,iw,c] = sum over the (o, ky, kx, oh, ow) that read x[n,ih,iw,c] of dy[n,oh,ow,o] * w[o,ky,kx,i]
 ///   dw[o,ky,kx,i] = sum over n, oh, ow of dy[n,oh,ow,o] * x[n, ih, iw, g * C_in / groups + i]
@@ -18,7 +18,8 @@
 /// kernel_size.w, C_in / groups); contiguous in this order, which is libtorch's channels-last; aligned as
 /// floats. Every element of the result is written.
 /// NaN and infinity spread as in the formula, except at the padding: a zero of the padding may be multiplied,
-/// and gives NaN if the other factor is NaN or infinite.
+/// and gives NaN if the other factor is NaN or infinite; and except that has_winograd's problems may give NaN
+/// for infinity.
 /// Sums are f32, in an order that depends on the shape only, so any number of threads gives the same bytes.
 namespace palimpsest::kernels {
 
@@ -51,9 +52,13 @@ namespace cpu {
 /// kernel, n >= 1, and `out` as convolved_size gives it.
 bool has_conv2d(const Conv2dProblem& problem, Conv2dPass pass);
 
-/// The three passes. Memory: a packed copy of the weights; for conv2d_backward_weight at most 8 MiB (or one
-/// dw) of partial sums, and packed blocks of x and dy per thread. The threads keep this memory for their next
-/// calls.
+/// Returns whether all three passes run with 4/9 of the multiplications (cpu/conv2d/winograd.h): 3x3 windows,
+/// stride 1, one group, multiples of 16 channels, and enough pixels.
+bool has_winograd(const Conv2dProblem& problem);
+
+/// The three passes. Memory: a packed copy of the weights, or at most 8 MiB (or 32 channels) of transformed
+/// ones; for conv2d_backward_weight at most 8 MiB (or one dw) of partial sums; and packed blocks of x and dy
+/// per thread. The threads keep this memory for their next calls.
 /// `x` of conv2d_backward_input is read if problem.relu_x, and may be null otherwise.
 void conv2d_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y);
 void conv2d_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, const float* x,

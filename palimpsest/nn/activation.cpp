@@ -66,6 +66,8 @@ at::Tensor activate(const at::Tensor& y, Activation activation, double param) {
       return at::softplus(y);
     case Activation::kReLU:
       return at::relu(y);
+    case Activation::kReLU6:
+      return at::relu6(y);
     case Activation::kGELU:
       return at::gelu(y);
     case Activation::kGELUTanh:

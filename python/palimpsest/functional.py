@@ -24,6 +24,7 @@ _ACTIVATIONS = {
     "leaky_relu": F.leaky_relu,
     "elu": F.elu,
     "relu": lambda x, param: F.relu(x),
+    "relu6": lambda x, param: F.relu6(x),
     "gelu": lambda x, param: F.gelu(x),
     "gelu_tanh": lambda x, param: F.gelu(x, approximate="tanh"),
     "silu": lambda x, param: F.silu(x),

@@ -24,6 +24,7 @@ namespace palimpsest::kernels::cpu {
   }                                                       \
   namespace isa::conv2d {                                 \
   extern const cpu::conv2d::MatrixKernels kMatrix;        \
+  extern const cpu::conv2d::WinogradKernels kWinograd;    \
   extern const cpu::conv2d::GroupedKernels kGrouped;      \
   extern const cpu::conv2d::DepthwiseKernels kDepthwise;  \
   }                                                       \
@@ -51,6 +52,7 @@ std::span<const InstructionSet> compiled_instruction_sets() {
    isa::abn::kBF16,                           \
    isa::max_pool::kKernels,                   \
    isa::conv2d::kMatrix,                      \
+   isa::conv2d::kWinograd,                    \
    isa::conv2d::kGrouped,                     \
    isa::conv2d::kDepthwise,                   \
    isa::dense_block::kF32,                    \

@@ -4,6 +4,7 @@
 #include "palimpsest/kernels/cpu/conv2d/depthwise_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/grouped_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
+#include "palimpsest/kernels/cpu/conv2d/winograd_kernels.h"
 #include "palimpsest/kernels/cpu/dense_block/kernels.h"
 #include "palimpsest/kernels/cpu/max_pool/kernels.h"
 
@@ -22,6 +23,7 @@ struct InstructionSet {
   abn::Kernels<BFloat16> abn_bf16;
   max_pool::Kernels max_pool;
   conv2d::MatrixKernels matrix;
+  conv2d::WinogradKernels winograd;
   conv2d::GroupedKernels grouped_conv2d;
   conv2d::DepthwiseKernels depthwise_conv2d;
   dense_block::Kernels<float> dense_f32;

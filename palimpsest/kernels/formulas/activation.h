@@ -107,6 +107,25 @@ struct ReLU {
   }
 };
 
+/// z = min(max(y, 0), 6).
+template <class T>
+struct ReLU6 {
+  static constexpr Activation kKind = Activation::kReLU6;
+
+  PALIMPSEST_HOST_DEVICE explicit ReLU6(ActivationArguments) {}
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    const V above = y <= T(0) ? V{} : y;
+    return above > T(6) ? (V{} + T(6)) : above;
+  }
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
+    const V below = y < T(6) ? (V{} + T(1)) : V{};
+    return y > T(0) ? below : V{};
+  }
+};
+
 /// z = y >= 0 ? y : alpha * (exp(y) - 1).
 template <class T>
 struct ELU {
@@ -414,7 +433,8 @@ struct ActivationList {};
 /// Every activation, over T. The reference and the kernels of all devices take their activations from here.
 template <class T>
 using AllActivations = ActivationList<LeakyReLU<T>, ELU<T>, Identity<T>, Sigmoid<T>, Tanh<T>, Softplus<T>,
-                                      ReLU<T>, GELU<T>, GELUTanh<T>, SiLU<T>, HardSwish<T>, Mish<T>>;
+                                      ReLU<T>, ReLU6<T>, GELU<T>, GELUTanh<T>, SiLU<T>, HardSwish<T>,
+                                      Mish<T>>;
 
 template <class... Acts, class Function>
 PALIMPSEST_HOST_DEVICE void dispatch_in(ActivationList<Acts...>, Activation kind,

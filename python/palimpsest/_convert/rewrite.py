@@ -106,8 +106,7 @@ def rewrite(graph, modules, options):
             if reason:
                 report.append(Layer(node.target, type(norm.module).__name__, False, reason))
             else:
-                if norm.activation not in runtime.ASIDE:
-                    functional.resolve_strategy(options.strategy, norm.activation)
+                functional.resolve_strategy(options.strategy, norm.activation)
                 taken.update(n for n in (norm.addition, norm.last) if n is not None and n is not node)
                 norms.append(norm)
     for node in list(graph.nodes):
@@ -255,8 +254,6 @@ class _Writer:
             return self._put_sum(norm)
         node, last, activation, param = norm.node, norm.last, norm.activation, norm.param
         x = node.args[0]
-        if activation in runtime.ASIDE:
-            return self._put_aside(norm)
         strategy = functional.resolve_strategy(self.strategy, activation)
         saved = functional.saved_by(strategy, activation)
         is_auto = self.strategy in ("auto", "store_y")
@@ -308,16 +305,6 @@ class _Writer:
             z.meta["deferred"] = (part, norm.activation, norm.param)
         return "saves y, whose parts its readers activate"
 
-    def _put_aside(self, norm):
-        node, last = norm.node, norm.last
-        y = self._call(node, runtime.norm_act, self._module(node, node.target), node.args[0], "identity", 0.0, "output",
-                       self._is_new(node.args[0]))
-        z = self._deferred(last, y, norm.activation, norm.param)
-        if self._is_changed(last, norm.activation):
-            del z.meta["deferred"]
-        self._replace(last, z)
-        return "saves y, for its readers too"
-
     def _put_with_convolution(self, norm, reader, conv, saved, consume, is_auto):
         node, last = norm.node, norm.last
         x = node.args[0]
@@ -364,7 +351,7 @@ class _Writer:
         relu_residual = deferred is not None and deferred[1] == "relu"
         if relu_residual:
             residual = deferred[0]
-        inverse = activation not in runtime.ASIDE and functional.resolve_strategy("auto", activation) == "inplace_2"
+        inverse = functional.resolve_strategy("auto", activation) == "inplace_2"
         # The sum cannot be made from the activated sum: it is what is saved, and its readers activate it.
         fused, fused_param = (activation, param) if inverse else ("identity", 0.0)
         is_changed = self._is_changed(last, activation)
@@ -424,9 +411,9 @@ class _Writer:
 
     def _put_convolution(self, node):
         z, reference = node.args[0], self._module(node, node.target)
-        if "deferred" in z.meta and z.meta["deferred"][1] not in runtime.ASIDE:
+        if "deferred" in z.meta:
             new = self._call(node, runtime.act_conv, reference, *z.meta["deferred"])
-        elif "source" in z.meta or "deferred" in z.meta:
+        elif "source" in z.meta:
             new = self._call(node, runtime.convolution_of, self._source(node, z), reference, z)
         else:
             new = self._call(node, runtime.convolution, reference, z)

@@ -98,14 +98,8 @@ def norm_add(norm, x, residual, activation, param, saved, consume, relu_residual
     return op(x, *_settings(norm, x), activation, param, residual, saved=saved, relu_residual=relu_residual)
 
 
-# Not among the operators' activations: made from y in backward, by torch's function.
-ASIDE = {"relu6": F.relu6}
-
-
 def activated(y, activation, param):
     """act(y), which saves y and not the result."""
-    if activation in ASIDE:
-        return ASIDE[activation](y)
     # threshold, because the gradient of clamp_min at 0 is 1.
     return F.threshold(y, 0.0, 0.0) if activation == "relu" else functional.activate(y, activation, param)
 

@@ -42,6 +42,8 @@ long double definition(Activation activation, long double y) {
       return softplus(y);
     case Activation::kReLU:
       return std::max(y, 0.0L);
+    case Activation::kReLU6:
+      return std::clamp(y, 0.0L, 6.0L);
     case Activation::kGELU:
       return y * std::erfc(-y / std::sqrt(2.0L)) / 2;
     case Activation::kGELUTanh:
@@ -59,7 +61,7 @@ long double definition(Activation activation, long double y) {
 // By differences over five points; NaN where one of them lies on the other side of a kink.
 long double slope(Activation activation, long double y) {
   constexpr long double h = 0x1p-13L;
-  for (const int kink : {-3, 0, 3})
+  for (const int kink : {-3, 0, 3, 6})
     if (std::abs(y - kink) <= 2 * h) return std::numeric_limits<long double>::quiet_NaN();
   const auto at = [&](int steps) { return definition(activation, y + steps * h); };
   return (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * h);

@@ -119,6 +119,8 @@ bool near_a_kink(const AbnCase& c, const at::Tensor& y) {
     case Activation::kReLU:
     case Activation::kELU:
       return near(0);
+    case Activation::kReLU6:
+      return near(0) || near(6);
     case Activation::kHardSwish:
       return near(-3) || near(3);
     default:

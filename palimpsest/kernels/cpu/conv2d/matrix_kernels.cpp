@@ -25,7 +25,8 @@ constexpr int64_t kDepth = 256;
 /// Where step k finds the value of row r.
 struct StepMajor {
   static constexpr bool kMasks = false;
-  static int64_t at(int64_t k, int64_t r) { return k * kRows + r; }
+  int64_t step;
+  int64_t at(int64_t k, int64_t r) const { return k * step + r; }
 };
 struct RowMajor {
   static constexpr bool kMasks = true;
@@ -34,7 +35,8 @@ struct RowMajor {
 
 /// kUsed: the vectors of b that hold the tile's columns.
 template <class Order, int64_t kUsed>
-void tile_of(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
+void tile_of(Order order, int64_t count, const float* a, const float* b, const TileOutput& out,
+             ReadAhead ahead) {
   constexpr int64_t kWidth = kUsed * kLanes;
   V sums[kRows][kUsed] = {};
   // Other tiles were summed since the last visit: these values have left the first-level cache.
@@ -50,7 +52,7 @@ void tile_of(int64_t count, const float* a, const float* b, const TileOutput& ou
 #pragma GCC unroll 8
     for (int64_t r = 0; r < kRows; ++r) {
       const V from_a =
-          a[Order::at(k, r)] - V{};  // a broadcast: subtracting 0 changes no value, adding it changes -0
+          a[order.at(k, r)] - V{};  // a broadcast: subtracting 0 changes no value, adding it changes -0
 #pragma GCC unroll 2
       for (int64_t v = 0; v < kUsed; ++v) sums[r][v] += from_a * from_b[v];
     }
@@ -85,9 +87,18 @@ void tile_of(int64_t count, const float* a, const float* b, const TileOutput& ou
 }
 
 template <class Order>
-void tile(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
-  return out.columns <= kLanes ? tile_of<Order, 1>(count, a, b, out, ahead)
-                               : tile_of<Order, kVectors>(count, a, b, out, ahead);
+void tile_of_any_width(Order order, int64_t count, const float* a, const float* b, const TileOutput& out,
+                       ReadAhead ahead) {
+  return out.columns <= kLanes ? tile_of<Order, 1>(order, count, a, b, out, ahead)
+                               : tile_of<Order, kVectors>(order, count, a, b, out, ahead);
+}
+
+void tile(int64_t count, const float* a, int64_t step, const float* b, const TileOutput& out, ReadAhead ahead) {
+  tile_of_any_width(StepMajor{step}, count, a, b, out, ahead);
+}
+
+void tile_of_rows(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
+  tile_of_any_width(RowMajor{}, count, a, b, out, ahead);
 }
 
 /// Keeps NaN, as libtorch's ReLU does.
@@ -137,7 +148,7 @@ void copy_rows(int64_t count, const float* from, int64_t stride, int64_t width, 
 }  // namespace
 
 extern const MatrixKernels kMatrix;
-const MatrixKernels kMatrix{kRows,     kColumns,       kDepth,          tile<StepMajor>, tile<RowMajor>,
+const MatrixKernels kMatrix{kRows,     kColumns,       kDepth,          tile,         tile_of_rows,
                             pack_rows, pack<kColumns>, pack_transposed, copy_rows};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

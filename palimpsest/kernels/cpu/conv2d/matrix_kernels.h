@@ -28,8 +28,10 @@ struct MatrixKernels {
   int64_t columns;  ///< of a tile: values in vectors
   int64_t depth;    ///< the most steps of tile_of_rows: the distance of the rows of its `a`
 
-  /// out[r][j] = sum over k < count of a[k][r] * b[k][j], where a has `rows` values per step and b `columns`.
-  void (*tile)(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead);
+  /// out[r][j] = sum over k < count of a[k * step + r] * b[k * columns + j]. Reads `rows` values of each step
+  /// of `a`, even if `out` has fewer rows.
+  void (*tile)(int64_t count, const float* a, int64_t step, const float* b, const TileOutput& out,
+               ReadAhead ahead);
   /// The same with a[r][k], where a has `depth` values per row.
   void (*tile_of_rows)(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead);
 

@@ -1,0 +1,201 @@
+#include "palimpsest/kernels/cpu/conv2d/winograd.h"
+
+#include "tests/kernels/cpu/conv2d/weight_gradient_case.h"
+#include "tests/support/compare.h"
+
+#include <gtest/gtest.h>
+#include <omp.h>
+
+#include <cmath>
+#include <limits>
+
+// 3x3 convolutions with 4/9 of the multiplications: all three passes.
+namespace palimpsest::testing {
+namespace {
+
+using kernels::Conv2dPass;
+using kernels::Conv2dProblem;
+
+constexpr uint64_t kWinogradSeed = 31;
+constexpr Conv2dPass kPasses[] = {Conv2dPass::kForward, Conv2dPass::kBackwardInput,
+                                  Conv2dPass::kBackwardWeight};
+
+Conv2dProblem windows(int64_t n, int64_t c_in, int64_t c_out, Pair2 in, Pair2 padding = {1, 1},
+                      Pair2 dilation = {1, 1}) {
+  return conv2d_problem(n, c_in, c_out, 1, in, {3, 3}, {1, 1}, padding, dilation);
+}
+
+struct Tensors {
+  GuardedFloats x, w, dy;
+
+  explicit Tensors(const Conv2dProblem& p)
+      : x(p.n * p.in.h * p.in.w * p.c_in, Random::stream(kWinogradSeed, 0)),
+        w(p.weights(), Random::stream(kWinogradSeed, 1)),
+        dy(p.n * p.out.h * p.out.w * p.c_out, Random::stream(kWinogradSeed, 2)) {}
+
+  int64_t result_size(Conv2dPass pass) const {
+    return static_cast<int64_t>((pass == Conv2dPass::kForward ? dy : pass == Conv2dPass::kBackwardInput ? x : w)
+                                    .span()
+                                    .size());
+  }
+};
+
+GuardedFloats computed(const Conv2dProblem& problem, Conv2dPass pass, const Tensors& t) {
+  using namespace kernels::cpu::conv2d;
+  GuardedFloats result(t.result_size(pass), std::numeric_limits<float>::quiet_NaN());
+  switch (pass) {
+    case Conv2dPass::kForward:
+      winograd_forward(problem, t.x.data(), t.w.data(), result.data());
+      break;
+    case Conv2dPass::kBackwardInput:
+      winograd_backward_input(problem, t.dy.data(), t.w.data(), problem.relu_x ? t.x.data() : nullptr,
+                              result.data());
+      break;
+    case Conv2dPass::kBackwardWeight:
+      winograd_backward_weight(problem, t.x.data(), t.dy.data(), result.data());
+      break;
+  }
+  EXPECT_TRUE(result.guards_hold()) << problem;
+  return result;
+}
+
+GuardedFloats wanted(const Conv2dProblem& problem, Conv2dPass pass, const Tensors& t) {
+  using namespace kernels::reference;
+  GuardedFloats result(t.result_size(pass));
+  switch (pass) {
+    case Conv2dPass::kForward:
+      conv2d_forward(problem, t.x.data(), t.w.data(), result.data());
+      break;
+    case Conv2dPass::kBackwardInput:
+      conv2d_backward_input(problem, t.dy.data(), t.w.data(), t.x.data(), result.data());
+      break;
+    case Conv2dPass::kBackwardWeight:
+      conv2d_backward_weight(problem, t.x.data(), t.dy.data(), result.data());
+      break;
+  }
+  return result;
+}
+
+/// With and without the ReLU of x.
+void expect_equals_reference(Conv2dProblem problem) {
+  ASSERT_TRUE(kernels::cpu::conv2d::fits_winograd(problem)) << problem;
+  for (const bool relu_x : {false, true}) {
+    problem.relu_x = relu_x;
+    const Tensors t(problem);
+    for (const Conv2dPass pass : kPasses) {
+      const GuardedFloats got = computed(problem, pass, t), want = wanted(problem, pass, t);
+      EXPECT_TRUE(close(got.span(), want.span(), tolerance(DType::f32), kWinogradSeed))
+          << problem << ", pass " << static_cast<int>(pass) << (relu_x ? ", ReLU" : "");
+    }
+  }
+}
+
+TEST(Winograd, EqualsTheReferenceForImagesOfWholeAndPartialTiles) {
+  for (int64_t height = 1; height <= 5; ++height)
+    for (int64_t width = 1; width <= 9; ++width) expect_equals_reference(windows(2, 16, 32, {height, width}));
+}
+
+TEST(Winograd, EqualsTheReferenceForChannelsAroundTiles) {
+  for (const int64_t c_in : {16, 32, 48, 64, 80, 128, 144})
+    for (const int64_t c_out : {16, 48, 64, 112}) expect_equals_reference(windows(1, c_in, c_out, {5, 6}));
+}
+
+TEST(Winograd, EqualsTheReferenceForSumsInSeveralParts) {
+  for (const int64_t deep : {240, 256, 272, 528}) {
+    expect_equals_reference(windows(1, deep, 32, {4, 3}));
+    expect_equals_reference(windows(1, 32, deep, {4, 3}));
+  }
+}
+
+TEST(Winograd, EqualsTheReferenceForEveryPaddingAndDilation) {
+  for (const Pair2 padding : {Pair2{0, 0}, {1, 1}, {2, 0}, {0, 3}, {5, 5}, {9, 8}})
+    for (const Pair2 dilation : {Pair2{1, 1}, {2, 2}, {1, 3}, {4, 2}, {12, 12}})
+      if (const auto problem = windows(2, 16, 16, {9, 10}, padding, dilation);
+          problem.out.h > 0 && problem.out.w > 0)
+        expect_equals_reference(problem);
+}
+
+TEST(Winograd, EqualsTheReferenceInManyTasks) {
+  expect_equals_reference(windows(2, 32, 48, {71, 67}));     // more tiles than one task takes
+  expect_equals_reference(windows(1, 528, 528, {3, 3}));     // weights in several parts
+}
+
+TEST(Winograd, HasTheSameBytesForAnyNumberOfThreads) {
+  const int before = omp_get_max_threads();
+  const Conv2dProblem problem = windows(3, 64, 80, {35, 31});
+  const Tensors t(problem);
+  for (const Conv2dPass pass : kPasses) {
+    omp_set_num_threads(1);
+    const GuardedFloats one = computed(problem, pass, t);
+    for (const int threads : {2, 3, 5}) {
+      omp_set_num_threads(threads);
+      const GuardedFloats some = computed(problem, pass, t);
+      EXPECT_TRUE(same_bytes(some.span(), one.span())) << threads << " threads";
+    }
+  }
+  omp_set_num_threads(before);
+}
+
+TEST(Winograd, NotANumberReachesTheWindowsThatReadItAlone) {
+  const Conv2dProblem problem = windows(1, 16, 16, {7, 8});
+  for (const Conv2dPass pass : {Conv2dPass::kForward, Conv2dPass::kBackwardInput})
+    for (int64_t place = 0; place < 56; ++place) {
+      Tensors t(problem);
+      (pass == Conv2dPass::kForward ? t.x : t.dy).data()[place * 16 + 5] =
+          std::numeric_limits<float>::quiet_NaN();
+      const GuardedFloats got = computed(problem, pass, t);
+      for (int64_t p = 0; p < 56; ++p) {
+        const bool reads = std::abs(p / 8 - place / 8) <= 1 && std::abs(p % 8 - place % 8) <= 1;
+        EXPECT_EQ(std::isnan(got.data()[p * 16 + 3]), reads) << place << " in " << p;
+      }
+    }
+}
+
+TEST(Winograd, TheErrorIsThatOfAPlainSum) {
+  // Normal values, whose squares the largest of many thousand outputs is made of. A plain sum of f32 values, one
+  // after the other, is what the limit is taken from.
+  const Conv2dProblem problem = windows(1, 64, 64, {24, 24});
+  Tensors t(problem);
+  const GuardedFloats got = computed(problem, Conv2dPass::kForward, t),
+                      want = wanted(problem, Conv2dPass::kForward, t);
+  double ours = 0, plain = 0;
+  for (int64_t oh = 0; oh < 24; ++oh)
+    for (int64_t ow = 0; ow < 24; ++ow)
+      for (int64_t o = 0; o < 64; ++o) {
+        float sum = 0;
+        for (int64_t k = 0; k < 9; ++k) {
+          const int64_t ih = oh + k / 3 - 1, iw = ow + k % 3 - 1;
+          if (ih < 0 || ih >= 24 || iw < 0 || iw >= 24) continue;
+          for (int64_t i = 0; i < 64; ++i)
+            sum += t.x.data()[(ih * 24 + iw) * 64 + i] * t.w.data()[(o * 9 + k) * 64 + i];
+        }
+        const int64_t at = (oh * 24 + ow) * 64 + o;
+        ours = std::max(ours, std::abs(double{got.data()[at]} - want.data()[at]));
+        plain = std::max(plain, std::abs(double{sum} - want.data()[at]));
+      }
+  EXPECT_LE(ours, plain);
+}
+
+TEST(WinogradFits, TakesThreeByThreeWindowsOfStrideOne) {
+  using kernels::cpu::conv2d::fits_winograd;
+  EXPECT_TRUE(fits_winograd(windows(1, 16, 32, {3, 3})));
+  EXPECT_FALSE(fits_winograd(windows(1, 24, 32, {3, 3})));
+  EXPECT_FALSE(fits_winograd(windows(1, 16, 40, {3, 3})));
+  EXPECT_FALSE(fits_winograd(conv2d_problem(1, 16, 16, 1, {9, 9}, {3, 3}, {2, 1}, {1, 1})));
+  EXPECT_FALSE(fits_winograd(conv2d_problem(1, 16, 16, 1, {9, 9}, {3, 1}, {1, 1}, {1, 1})));
+  EXPECT_FALSE(fits_winograd(conv2d_problem(1, 32, 32, 2, {9, 9}, {3, 3}, {1, 1}, {1, 1})));
+}
+
+TEST(WinogradFits, IsTakenForManyPixels) {
+  for (const Conv2dPass pass : kPasses) {
+    Conv2dProblem problem = windows(8, 64, 64, {28, 28});
+    problem.relu_x = true;
+    EXPECT_TRUE(kernels::cpu::has_conv2d(problem, pass));
+  }
+  EXPECT_TRUE(kernels::cpu::has_winograd(windows(8, 64, 64, {28, 28})));
+  EXPECT_FALSE(kernels::cpu::has_winograd(windows(1, 512, 512, {7, 7})));
+  EXPECT_FALSE(kernels::cpu::has_conv2d(windows(1, 512, 512, {7, 7}), Conv2dPass::kForward));
+}
+
+}  // namespace
+}  // namespace palimpsest::testing
