@@ -6,7 +6,7 @@
 //           margin is noise).
 //
 // The convolutions are those of ResNet-50, a U-Net's first, dilated ones of DeepLabV3, those of ResNeXt-50 (32
-// groups), the in-place paper's modules (64 groups) and EfficientNet-B0 (depthwise), batch 16 (32 for the paper's), f32, channels-last. Both sides have the same tensors, allocator (which
+// groups) and RegNetY (9 and 24), the in-place paper's modules (64 groups) and EfficientNet-B0 (depthwise), batch 16 (32 for the paper's), f32, channels-last. Both sides have the same tensors, allocator (which
 // retains freed blocks) and threads; the incoming gradient is channels-last, as it is before a normalization.
 // Before the timing, output and gradients are compared with libtorch's in f64.
 #include "benchmarks/support.h"
@@ -42,8 +42,9 @@ constexpr Problem kProblems[] = {
     {16, 1024, 2048, 14, 1, 2, 1}, {16, 128, 128, 56, 3, 2, 1},     {16, 512, 512, 14, 3, 2, 1},
     {16, 64, 64, 56, 3, 1, 1},     {16, 128, 128, 28, 3, 1, 1},     {16, 256, 256, 14, 3, 1, 1},
     {16, 512, 512, 7, 3, 1, 1},    {4, 64, 64, 224, 3, 1, 1},       {4, 256, 256, 28, 3, 1, 1, 2},
-    {4, 512, 512, 28, 3, 1, 1, 4}, {16, 128, 32, 28, 3, 1, 1},      {16, 128, 128, 56, 3, 1, 32},    {16, 256, 256, 56, 3, 2, 32},
-    {16, 256, 256, 28, 3, 1, 32},  {16, 512, 512, 28, 3, 2, 32},    {16, 512, 512, 14, 3, 1, 32},
+    {4, 512, 512, 28, 3, 1, 1, 4}, {16, 128, 32, 28, 3, 1, 1},      {16, 128, 128, 56, 3, 1, 32},
+    {16, 256, 256, 56, 3, 2, 32},  {16, 256, 256, 28, 3, 1, 32},    {16, 512, 512, 28, 3, 2, 32},
+    {16, 512, 512, 14, 3, 1, 32},  {16, 216, 216, 28, 3, 1, 9},     {16, 576, 576, 14, 3, 1, 24},
     {32, 128, 128, 56, 3, 1, 64},  {32, 256, 256, 28, 3, 1, 64},    {32, 512, 512, 14, 3, 1, 64},
     {32, 1024, 1024, 7, 3, 1, 64}, {16, 96, 96, 112, 3, 2, 96},     {16, 144, 144, 56, 3, 1, 144},
     {16, 144, 144, 56, 5, 2, 144}, {16, 240, 240, 28, 5, 1, 240},   {16, 480, 480, 14, 3, 1, 480},
@@ -117,7 +118,8 @@ Row measure(const Problem& problem, int repeats) {
   row.opponent = times[1];
   const bool depthwise = problem.groups == problem.c_in;
   const bool narrow = problem.groups > 1 && !depthwise && problem.c_in / problem.groups <= 4;
-  const bool windows = problem.groups == 1 && problem.kernel == 3 && problem.stride == 1 && problem.side >= 14;
+  const bool windows =
+      problem.groups == 1 && problem.kernel == 3 && problem.stride == 1 && problem.side >= 14;
   row.limit = narrow                            ? kLimitNarrow
               : depthwise && problem.kernel > 3 ? kLimitDepthwise
               : windows                         ? kLimitWindows

@@ -53,7 +53,7 @@ namespace cpu {
 bool has_conv2d(const Conv2dProblem& problem, Conv2dPass pass);
 
 /// Returns whether all three passes run with 4/9 of the multiplications (cpu/conv2d/winograd.h): 3x3 windows,
-/// stride 1, one group, multiples of 16 channels, and enough pixels.
+/// stride 1, groups of 16 channels or more, and enough pixels.
 bool has_winograd(const Conv2dProblem& problem);
 
 /// The three passes. Memory: a packed copy of the weights, or at most 8 MiB (or 32 channels) of transformed

@@ -432,9 +432,9 @@ struct ActivationList {};
 
 /// Every activation, over T. The reference and the kernels of all devices take their activations from here.
 template <class T>
-using AllActivations = ActivationList<LeakyReLU<T>, ELU<T>, Identity<T>, Sigmoid<T>, Tanh<T>, Softplus<T>,
-                                      ReLU<T>, ReLU6<T>, GELU<T>, GELUTanh<T>, SiLU<T>, HardSwish<T>,
-                                      Mish<T>>;
+using AllActivations =
+    ActivationList<LeakyReLU<T>, ELU<T>, Identity<T>, Sigmoid<T>, Tanh<T>, Softplus<T>, ReLU<T>, ReLU6<T>,
+                   GELU<T>, GELUTanh<T>, SiLU<T>, HardSwish<T>, Mish<T>>;
 
 template <class... Acts, class Function>
 PALIMPSEST_HOST_DEVICE void dispatch_in(ActivationList<Acts...>, Activation kind,

@@ -9,7 +9,8 @@
 namespace palimpsest::kernels::cpu {
 
 bool has_winograd(const Conv2dProblem& problem) {
-  return conv2d::fits_winograd(problem) && conv2d::winograd_saves_time(problem);
+  return conv2d::fits_winograd(problem) && !conv2d::fits_grouped(problem) &&
+         conv2d::winograd_saves_time(problem);
 }
 
 bool has_conv2d(const Conv2dProblem& problem, Conv2dPass pass) {
@@ -21,7 +22,7 @@ bool has_conv2d(const Conv2dProblem& problem, Conv2dPass pass) {
       return has_winograd(problem) || conv2d::fits_pointwise_backward_input(problem) ||
              (conv2d::fits_grouped(problem) && !problem.relu_x);
     case Conv2dPass::kBackwardWeight:
-      return conv2d::fits_weight_gradient(problem) ||
+      return has_winograd(problem) || conv2d::fits_weight_gradient(problem) ||
              ((conv2d::fits_depthwise(problem) || conv2d::fits_grouped(problem)) && !problem.relu_x);
   }
   return false;

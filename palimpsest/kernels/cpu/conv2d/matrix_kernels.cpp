@@ -22,14 +22,15 @@ constexpr int64_t kRows = sizeof(V) == 64 ? 8 : sizeof(V) == 32 ? 6 : 4;
 // kDepth steps of all columns of b take 32 KiB or less.
 constexpr int64_t kDepth = 256;
 
-/// Where step k finds the value of row r.
+/// Where step k finds the value of row r, and its vectors.
 struct StepMajor {
   static constexpr bool kMasks = false;
-  int64_t step;
-  int64_t at(int64_t k, int64_t r) const { return k * step + r; }
+  int64_t a_step, b_step;
+  int64_t at(int64_t k, int64_t r) const { return k * a_step + r; }
 };
 struct RowMajor {
   static constexpr bool kMasks = true;
+  static constexpr int64_t b_step = kColumns;
   static int64_t at(int64_t k, int64_t r) { return r * kDepth + k; }
 };
 
@@ -48,7 +49,7 @@ void tile_of(Order order, int64_t count, const float* a, const float* b, const T
     __builtin_prefetch(ahead.from + k * ahead.step, 0, 2);
     V from_b[kUsed];
 #pragma GCC unroll 2
-    for (int64_t v = 0; v < kUsed; ++v) from_b[v] = load<V>(b + k * kColumns + v * kLanes);
+    for (int64_t v = 0; v < kUsed; ++v) from_b[v] = load<V>(b + k * order.b_step + v * kLanes);
 #pragma GCC unroll 8
     for (int64_t r = 0; r < kRows; ++r) {
       const V from_a =
@@ -93,8 +94,9 @@ void tile_of_any_width(Order order, int64_t count, const float* a, const float* 
                                : tile_of<Order, kVectors>(order, count, a, b, out, ahead);
 }
 
-void tile(int64_t count, const float* a, int64_t step, const float* b, const TileOutput& out, ReadAhead ahead) {
-  tile_of_any_width(StepMajor{step}, count, a, b, out, ahead);
+void tile(int64_t count, const float* a, int64_t a_step, const float* b, int64_t b_step,
+          const TileOutput& out, ReadAhead ahead) {
+  tile_of_any_width(StepMajor{a_step, b_step}, count, a, b, out, ahead);
 }
 
 void tile_of_rows(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
@@ -148,7 +150,7 @@ void copy_rows(int64_t count, const float* from, int64_t stride, int64_t width, 
 }  // namespace
 
 extern const MatrixKernels kMatrix;
-const MatrixKernels kMatrix{kRows,     kColumns,       kDepth,          tile,         tile_of_rows,
+const MatrixKernels kMatrix{kRows,     kColumns,       kDepth,          tile,     tile_of_rows,
                             pack_rows, pack<kColumns>, pack_transposed, copy_rows};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

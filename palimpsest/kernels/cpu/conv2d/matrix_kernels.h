@@ -28,11 +28,11 @@ struct MatrixKernels {
   int64_t columns;  ///< of a tile: values in vectors
   int64_t depth;    ///< the most steps of tile_of_rows: the distance of the rows of its `a`
 
-  /// out[r][j] = sum over k < count of a[k * step + r] * b[k * columns + j]. Reads `rows` values of each step
-  /// of `a`, even if `out` has fewer rows.
-  void (*tile)(int64_t count, const float* a, int64_t step, const float* b, const TileOutput& out,
-               ReadAhead ahead);
-  /// The same with a[r][k], where a has `depth` values per row.
+  /// out[r][j] = sum over k < count of a[k * a_step + r] * b[k * b_step + j]. Reads all rows and all vectors of
+  /// each step, even if `out` has fewer rows and its last vector fewer columns.
+  void (*tile)(int64_t count, const float* a, int64_t a_step, const float* b, int64_t b_step,
+               const TileOutput& out, ReadAhead ahead);
+  /// The same with a[r * depth + k] and b[k * columns + j].
   void (*tile_of_rows)(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead);
 
   // The packing. `relu`: packs max(from, 0), so that a product reads what an activation would have written.

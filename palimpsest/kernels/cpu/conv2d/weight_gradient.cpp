@@ -120,7 +120,7 @@ class WeightGradient {
           float* const to =
               dw + (first_row + r * kernels_.rows) * row_size + c.position * problem_.group_in() + c.first;
           kernels_.tile(pixels.size(), a + r * a_size, kernels_.rows, b + (t - tiles.begin) * b_size,
-                        {to, row_size, height(r), c.width, i > 0},
+                        kernels_.columns, {to, row_size, height(r), c.width, i > 0},
                         read_ahead(i + 1 < chunks ? pixels.end : -1, (t - tiles.begin) * row_tiles + r,
                                    {first_row, first_row + rows.size()}, channels, a));
         }

@@ -2,13 +2,13 @@
 
 #include "palimpsest/kernels/conv2d.h"
 
-/// 3x3 convolutions of stride 1 with 4/9 of the multiplications: outputs are computed in tiles of 2x2, from
+/// 3x3 convolutions of stride 1, in wide groups or none, with 4/9 of the multiplications: outputs are computed in tiles of 2x2, from
 /// transformed inputs and weights (winograd_kernels.h). Rounding errors are those of the plain sum or smaller,
 /// measured against the largest terms of the sum (docs/numerics.md). An infinite input may give NaN where the
 /// plain sum gives infinity.
 namespace palimpsest::kernels::cpu::conv2d {
 
-/// Returns whether all three passes take the problem: a 3x3 window, stride 1, one group, and multiples of 16
+/// Returns whether all three passes take the problem: a 3x3 window, stride 1, and groups of 16 or more
 /// channels on both sides. Any padding and dilation will do.
 bool fits_winograd(const Conv2dProblem& problem);
 /// Returns whether such a problem has enough pixels to make up for the transforms of the weights.

@@ -20,12 +20,23 @@ WinogradVector pixel(const float* from) {
   return value <= WinogradVector{} ? WinogradVector{} : value;  // keeps NaN, as libtorch's ReLU does
 }
 
-/// Calls write(c, offset) for each vector of channels, at its offset in a row.
-template <class Write>
-void for_each_vector(int64_t channels, const TileRow& row, const Write& write) {
-  for (int64_t first = 0, panel = 0; first < channels; first += row.width, panel += row.distance)
-    for (int64_t c = 0; c < row.width && first + c < channels; c += kWinogradLanes)
-      write(first + c, panel + c);
+/// Calls visit(c) for vectors that cover the channels. The last one ends with them, and may overlap the one
+/// before it: both write the same values.
+template <class Visit>
+void for_each_vector(int64_t channels, const Visit& visit) {
+  int64_t c = 0;
+  for (; c + kWinogradLanes <= channels; c += kWinogradLanes) visit(c);
+  if (c < channels) visit(channels - kWinogradLanes);
+}
+
+/// The same in panels: visit(c, offset in a row).
+template <class Visit>
+void for_each_vector(int64_t channels, const TileRow& row, const Visit& visit) {
+  for (int64_t first = 0, panel = 0; first < channels; first += row.width, panel += row.distance) {
+    const int64_t rest = channels - first;
+    for_each_vector(rest < row.width ? rest : row.width,
+                    [&](int64_t c) PALIMPSEST_INLINE_LAMBDA { visit(first + c, panel + c); });
+  }
 }
 
 template <bool kReLU, class Combine>
@@ -83,7 +94,7 @@ void gradient_row(int64_t r, const float* const dy[4], int64_t channels, const T
 }
 
 void output(const float* m, int64_t step, int64_t channels, float* const y[4], const float* const* mask) {
-  for (int64_t c = 0; c < channels; c += kWinogradLanes) {
+  for_each_vector(channels, [&](int64_t c) PALIMPSEST_INLINE_LAMBDA {
     WinogradVector rows[2][4];
 #pragma GCC unroll 4
     for (int64_t j = 0; j < 4; ++j) {
@@ -107,12 +118,12 @@ void output(const float* m, int64_t step, int64_t channels, float* const y[4], c
         store(y[2 * i + j] + c, value);
       }
     }
-  }
+  });
 }
 
 void weights(const float* w, int64_t distance, int64_t channels, bool rotate, float* to, int64_t step) {
   const float half = 0.5F;
-  for (int64_t c = 0; c < channels; c += kWinogradLanes) {
+  for_each_vector(channels, [&](int64_t c) PALIMPSEST_INLINE_LAMBDA {
     WinogradVector rows[4][3];
 #pragma GCC unroll 3
     for (int64_t j = 0; j < 3; ++j) {
@@ -135,12 +146,12 @@ void weights(const float* w, int64_t distance, int64_t channels, bool rotate, fl
       store(row + 2 * step, outer - inner);
       store(row + 3 * step, rows[i][2]);
     }
-  }
+  });
 }
 
 void weight_gradient(const float* s, int64_t step, int64_t channels, float* dw, int64_t distance) {
   const float half = 0.5F;
-  for (int64_t c = 0; c < channels; c += kWinogradLanes) {
+  for_each_vector(channels, [&](int64_t c) PALIMPSEST_INLINE_LAMBDA {
     WinogradVector rows[3][4];
 #pragma GCC unroll 4
     for (int64_t j = 0; j < 4; ++j) {
@@ -161,7 +172,7 @@ void weight_gradient(const float* s, int64_t step, int64_t channels, float* dw, 
       store(row + distance, (r[1] - r[2]) * half);
       store(row + 2 * distance, sum + r[3]);
     }
-  }
+  });
 }
 
 }  // namespace

@@ -2,9 +2,8 @@
 
 #include <cstdint>
 
-/// The functions that an instruction set provides for winograd.cpp: the transforms of one tile, for all its
+/// The functions that an instruction set provides for winograd.cpp: the transforms of one tile, for 16 or more
 /// channels. Each set compiles winograd_kernels.cpp into its own namespace and provides one table.
-/// Channels fill vectors: their numbers are multiples of 16.
 ///
 /// With the matrices B^T, G and A^T below, four outputs of one dimension are, for inputs d and weights g,
 ///   y = A^T [(G g) * (B^T d)], elementwise in the brackets; in two dimensions y = A^T [(G g G^T) * (B^T d B)] A
@@ -19,7 +18,7 @@ namespace palimpsest::kernels::cpu::conv2d {
 ///   to[q][c / width * distance + c % width].
 struct TileRow {
   float* to[4];
-  int64_t width;     ///< of a panel of channels, a multiple of 16
+  int64_t width;     ///< of a panel of channels; the last panel has 16 channels or more
   int64_t distance;  ///< of panels
 };
 

@@ -34,7 +34,9 @@ struct Tensors {
         dy(p.n * p.out.h * p.out.w * p.c_out, Random::stream(kWinogradSeed, 2)) {}
 
   int64_t result_size(Conv2dPass pass) const {
-    return static_cast<int64_t>((pass == Conv2dPass::kForward ? dy : pass == Conv2dPass::kBackwardInput ? x : w)
+    return static_cast<int64_t>((pass == Conv2dPass::kForward         ? dy
+                                 : pass == Conv2dPass::kBackwardInput ? x
+                                                                      : w)
                                     .span()
                                     .size());
   }
@@ -96,12 +98,22 @@ TEST(Winograd, EqualsTheReferenceForImagesOfWholeAndPartialTiles) {
 }
 
 TEST(Winograd, EqualsTheReferenceForChannelsAroundTiles) {
-  for (const int64_t c_in : {16, 32, 48, 64, 80, 128, 144})
-    for (const int64_t c_out : {16, 48, 64, 112}) expect_equals_reference(windows(1, c_in, c_out, {5, 6}));
+  for (const int64_t c_in : {16, 17, 24, 31, 32, 33, 40, 48, 63, 64, 65, 72, 128, 144})
+    for (const int64_t c_out : {16, 23, 32, 40, 47, 64, 65, 72, 112})
+      expect_equals_reference(windows(1, c_in, c_out, {5, 6}));
+}
+
+TEST(Winograd, EqualsTheReferenceForGroups) {
+  for (const int64_t group_in : {16, 24, 40, 64, 130, 272})
+    for (const int64_t group_out : {16, 24, 33, 80})
+      for (const int64_t groups : {2, 3, 5, 12})
+        expect_equals_reference(
+            conv2d_problem(1, groups * group_in, groups * group_out, groups, {4, 5}, {3, 3}, {1, 1}, {1, 1}));
+  expect_equals_reference(conv2d_problem(3, 216, 216, 9, {28, 28}, {3, 3}, {1, 1}, {2, 2}, {2, 2}));
 }
 
 TEST(Winograd, EqualsTheReferenceForSumsInSeveralParts) {
-  for (const int64_t deep : {240, 256, 272, 528}) {
+  for (const int64_t deep : {240, 255, 256, 257, 272, 513, 528}) {
     expect_equals_reference(windows(1, deep, 32, {4, 3}));
     expect_equals_reference(windows(1, 32, deep, {4, 3}));
   }
@@ -116,21 +128,24 @@ TEST(Winograd, EqualsTheReferenceForEveryPaddingAndDilation) {
 }
 
 TEST(Winograd, EqualsTheReferenceInManyTasks) {
-  expect_equals_reference(windows(2, 32, 48, {71, 67}));     // more tiles than one task takes
-  expect_equals_reference(windows(1, 528, 528, {3, 3}));     // weights in several parts
+  expect_equals_reference(windows(2, 32, 48, {71, 67}));                                    // of tiles
+  expect_equals_reference(windows(1, 528, 528, {3, 3}));                                    // of weights
+  expect_equals_reference(conv2d_problem(1, 900, 900, 3, {3, 3}, {3, 3}, {1, 1}, {1, 1}));  // of groups
 }
 
 TEST(Winograd, HasTheSameBytesForAnyNumberOfThreads) {
   const int before = omp_get_max_threads();
-  const Conv2dProblem problem = windows(3, 64, 80, {35, 31});
-  const Tensors t(problem);
-  for (const Conv2dPass pass : kPasses) {
-    omp_set_num_threads(1);
-    const GuardedFloats one = computed(problem, pass, t);
-    for (const int threads : {2, 3, 5}) {
-      omp_set_num_threads(threads);
-      const GuardedFloats some = computed(problem, pass, t);
-      EXPECT_TRUE(same_bytes(some.span(), one.span())) << threads << " threads";
+  for (const auto& problem :
+       {windows(3, 64, 80, {35, 31}), conv2d_problem(2, 120, 168, 3, {35, 31}, {3, 3}, {1, 1}, {1, 1})}) {
+    const Tensors t(problem);
+    for (const Conv2dPass pass : kPasses) {
+      omp_set_num_threads(1);
+      const GuardedFloats one = computed(problem, pass, t);
+      for (const int threads : {2, 3, 5}) {
+        omp_set_num_threads(threads);
+        const GuardedFloats some = computed(problem, pass, t);
+        EXPECT_TRUE(same_bytes(some.span(), one.span())) << problem << ", " << threads << " threads";
+      }
     }
   }
   omp_set_num_threads(before);
@@ -179,16 +194,20 @@ TEST(Winograd, TheErrorIsThatOfAPlainSum) {
 TEST(WinogradFits, TakesThreeByThreeWindowsOfStrideOne) {
   using kernels::cpu::conv2d::fits_winograd;
   EXPECT_TRUE(fits_winograd(windows(1, 16, 32, {3, 3})));
-  EXPECT_FALSE(fits_winograd(windows(1, 24, 32, {3, 3})));
-  EXPECT_FALSE(fits_winograd(windows(1, 16, 40, {3, 3})));
+  EXPECT_TRUE(fits_winograd(conv2d_problem(1, 32, 48, 2, {9, 9}, {3, 3}, {1, 1}, {1, 1})));
+  EXPECT_FALSE(fits_winograd(windows(1, 15, 32, {3, 3})));
+  EXPECT_FALSE(fits_winograd(windows(1, 16, 15, {3, 3})));
   EXPECT_FALSE(fits_winograd(conv2d_problem(1, 16, 16, 1, {9, 9}, {3, 3}, {2, 1}, {1, 1})));
   EXPECT_FALSE(fits_winograd(conv2d_problem(1, 16, 16, 1, {9, 9}, {3, 1}, {1, 1}, {1, 1})));
-  EXPECT_FALSE(fits_winograd(conv2d_problem(1, 32, 32, 2, {9, 9}, {3, 3}, {1, 1}, {1, 1})));
+  EXPECT_FALSE(fits_winograd(conv2d_problem(1, 32, 32, 4, {9, 9}, {3, 3}, {1, 1}, {1, 1})));
 }
 
 TEST(WinogradFits, IsTakenForManyPixels) {
   for (const Conv2dPass pass : kPasses) {
     Conv2dProblem problem = windows(8, 64, 64, {28, 28});
+    problem.relu_x = true;
+    EXPECT_TRUE(kernels::cpu::has_conv2d(problem, pass));
+    problem = conv2d_problem(8, 72, 72, 3, {28, 28}, {3, 3}, {1, 1}, {1, 1});
     problem.relu_x = true;
     EXPECT_TRUE(kernels::cpu::has_conv2d(problem, pass));
   }

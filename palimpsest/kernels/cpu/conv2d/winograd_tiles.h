@@ -1,0 +1,90 @@
+#pragma once
+
+#include "palimpsest/base/shape.h"
+#include "palimpsest/kernels/cpu/conv2d/winograd_kernels.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+/// What both kinds of products of winograd.h share: the tiles of images, and their transformed inputs.
+namespace palimpsest::kernels::cpu::conv2d {
+
+inline constexpr int64_t kElements = 16;  ///< of a transformed tile
+/// So many tasks occupy many cores, and end at about the same time on few.
+inline constexpr int64_t kWinogradTasks = 32;
+/// Transformed weights, or sums of the weight gradient, that exist at one time.
+inline constexpr int64_t kWeightFloats = int64_t{2} << 20;
+
+inline int64_t round_down(int64_t value, int64_t unit) {
+  return value / unit * unit;
+}
+
+/// The images of one tensor. Pixels outside of an image read as zeros.
+class Images {
+ public:
+  Images(const float* values, Pair2 size, int64_t channels)
+      : values_(values), size_(size), channels_(channels), zeros_(static_cast<std::size_t>(channels)) {}
+
+  /// Returns the offset of a pixel's first channel; -1 if it lies outside.
+  int64_t offset(int64_t image, int64_t h, int64_t w) const {
+    if (h < 0 || h >= size_.h || w < 0 || w >= size_.w) return -1;
+    return ((image * size_.h + h) * size_.w + w) * channels_;
+  }
+  const float* pixel(int64_t image, int64_t h, int64_t w) const {
+    const int64_t at = offset(image, h, w);
+    return at < 0 ? zeros_.data() : values_ + at;
+  }
+
+ private:
+  const float* const values_;
+  const Pair2 size_;
+  const int64_t channels_;
+  const std::vector<float> zeros_;
+};
+
+/// The tiles of an output: 2x2 pixels each, `dilation` apart.
+class Tiles {
+ public:
+  Tiles(int64_t images, Pair2 out, Pair2 dilation)
+      : images_(images), rows_(origins(out.h, dilation.h)), columns_(origins(out.w, dilation.w)) {}
+
+  struct Tile {
+    int64_t image, h, w;  ///< of the first output
+  };
+  int64_t count() const { return images_ * per_image(); }
+  Tile tile(int64_t i) const {
+    const auto columns = static_cast<int64_t>(columns_.size());
+    const int64_t place = i % per_image();
+    return {i / per_image(), rows_[place / columns], columns_[place % columns]};
+  }
+
+ private:
+  static std::vector<int64_t> origins(int64_t size, int64_t dilation) {
+    std::vector<int64_t> result;
+    for (int64_t first = 0; first < std::min(size, dilation); ++first)
+      for (int64_t i = first; i < size; i += 2 * dilation) result.push_back(i);
+    return result;
+  }
+  int64_t per_image() const { return static_cast<int64_t>(rows_.size() * columns_.size()); }
+
+  const int64_t images_;
+  const std::vector<int64_t> rows_, columns_;
+};
+
+/// Writes row r of the transformed inputs of a tile whose first input pixel is (h, w): channels [channel,
+/// channel + channels).
+inline void transform_input(const WinogradKernels& kernels, const Images& images, Tiles::Tile input,
+                            Pair2 dilation, int64_t r, int64_t channel, int64_t channels, bool relu,
+                            const TileRow& row) {
+  constexpr int64_t kFirst[4] = {0, 1, 2, 1}, kSecond[4] = {2, 2, 1, 3};
+  const float *first[4], *second[4];
+  for (int64_t j = 0; j < 4; ++j) {
+    const int64_t w = input.w + j * dilation.w;
+    first[j] = images.pixel(input.image, input.h + kFirst[r] * dilation.h, w) + channel;
+    second[j] = images.pixel(input.image, input.h + kSecond[r] * dilation.h, w) + channel;
+  }
+  kernels.input_row(r, first, second, channels, relu, row);
+}
+
+}  // namespace palimpsest::kernels::cpu::conv2d
