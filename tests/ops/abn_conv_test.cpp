@@ -15,7 +15,7 @@ struct Geometry {
   int64_t kernel = 1, groups = 1;
   ConvolutionOptions options{{1, 1}, {0, 0}, {1, 1}, 1};
   bool bias = false;
-  int64_t channels = 8;
+  int64_t channels = 8, outputs = 16, images = 3;
 };
 
 const Geometry kGeometries[] = {
@@ -33,18 +33,21 @@ using Block = std::function<at::Tensor(at::Tensor x, const NormalizationTensors&
 
 /// Channels-last in f32, kernels of ours read the ReLU of y in some or all passes.
 const Geometry kWideGeometries[] = {
-    {1, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, false, 64},  // all
-    {1, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, true, 64},   // backward
-    {1, 1, {{2, 2}, {0, 0}, {1, 1}, 1}, false, 64},  // all but the gradient of y
-    {3, 1, {{2, 2}, {1, 1}, {1, 1}, 1}, true, 64},   // the gradient of the kernel
-    {3, 1, {{1, 1}, {1, 1}, {1, 1}, 1}, false, 32},  // the same, because there are few pixels
+    {1, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, false, 64},         // all
+    {1, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, true, 64},          // backward
+    {1, 1, {{2, 2}, {0, 0}, {1, 1}, 1}, false, 64},         // all but the gradient of y
+    {3, 1, {{2, 2}, {1, 1}, {1, 1}, 1}, true, 64},          // the gradient of the kernel
+    {3, 1, {{1, 1}, {1, 1}, {1, 1}, 1}, false, 32},         // the same, because there are few pixels
+    {3, 1, {{1, 1}, {1, 1}, {1, 1}, 1}, false, 40, 33, 7},  // all
+    {3, 1, {{1, 1}, {2, 2}, {2, 2}, 1}, true, 32, 32, 7},   // backward
+    {3, 2, {{1, 1}, {1, 1}, {1, 1}, 2}, false, 48, 36, 7},  // all
 };
 
 Gradients run(at::ScalarType dtype, const Geometry& g, bool channels_last, double weight_scale,
               const Block& block) {
   torch::manual_seed(7);
   at::Tensor base =
-      torch::randn({3, g.channels, 9, 10}, at::kDouble).mul(1.5).add(0.3).to(at::kFloat).to(dtype);
+      torch::randn({g.images, g.channels, 9, 10}, at::kDouble).mul(1.5).add(0.3).to(at::kFloat).to(dtype);
   if (channels_last) base = base.contiguous(at::MemoryFormat::ChannelsLast);
   base.set_requires_grad(true);
   const auto vector = [&](double scale) {
@@ -52,12 +55,13 @@ Gradients run(at::ScalarType dtype, const Geometry& g, bool channels_last, doubl
   };
   NormalizationTensors norm{vector(weight_scale).set_requires_grad(true), vector(0.4).set_requires_grad(true),
                             vector(1), vector(1).abs()};
-  const at::Tensor kernel = torch::randn({16, g.channels / g.groups, g.kernel, g.kernel}, at::kDouble)
+  const at::Tensor kernel = torch::randn({g.outputs, g.channels / g.groups, g.kernel, g.kernel}, at::kDouble)
                                 .to(at::kFloat)
                                 .to(dtype)
                                 .set_requires_grad(true);
   OptionalTensor kernel_bias;
-  if (g.bias) kernel_bias = torch::randn(16, at::kDouble).to(at::kFloat).to(dtype).set_requires_grad(true);
+  if (g.bias)
+    kernel_bias = torch::randn(g.outputs, at::kDouble).to(at::kFloat).to(dtype).set_requires_grad(true);
   const at::Tensor out = block(base * 1, norm, kernel, kernel_bias);
   const at::Tensor dout = torch::randn(out.sizes(), at::kDouble).to(at::kFloat).to(dtype);
   out.backward(dout);
@@ -147,17 +151,18 @@ TEST(AbnConv, ActivateConvThatAppliesTheReLUHasTheGradientsOfThePlainLayers) {
   for (const Geometry& g : kWideGeometries) {
     SCOPED_TRACE(c10::str(g.kernel, "x", g.kernel, ", strides ", g.options.stride, g.bias ? ", bias" : ""));
     torch::manual_seed(3);
-    const at::Tensor y = torch::randn({3, g.channels, 9, 10})
+    const at::Tensor y = torch::randn({g.images, g.channels, 9, 10})
                              .contiguous(at::MemoryFormat::ChannelsLast)
                              .set_requires_grad(true);
-    const at::Tensor kernel = torch::randn({16, g.channels, g.kernel, g.kernel}).set_requires_grad(true);
+    const at::Tensor kernel =
+        torch::randn({g.outputs, g.channels / g.groups, g.kernel, g.kernel}).set_requires_grad(true);
     OptionalTensor bias;
-    if (g.bias) bias = torch::randn(16).set_requires_grad(true);
+    if (g.bias) bias = torch::randn(g.outputs).set_requires_grad(true);
     const at::Tensor out = activate_conv(y, kernel, bias, g.options, Activation::kReLU, 0);
     OptionalTensor bias64;
     if (bias) bias64 = bias->to(at::kDouble);
     const at::Tensor want = at::conv2d(at::relu(y.to(at::kDouble)), kernel.to(at::kDouble), bias64,
-                                       g.options.stride, g.options.padding, g.options.dilation);
+                                       g.options.stride, g.options.padding, g.options.dilation, g.groups);
     EXPECT_LE(relative_error(out, want), tolerance_across_kinks(at::kFloat));
     const at::Tensor dout = torch::randn_like(out);
     // All gradients, and each alone: each choice takes other kernels.

@@ -25,15 +25,17 @@ struct ConvolveCase {
   int64_t c_in, c_out, kernel;
   ConvolutionOptions options;
   bool own;  // whether a pass of ours runs in f32, channels-last
+  int64_t images = 2;
 };
 
 const ConvolveCase kConvolveCases[] = {
-    {64, 48, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, true},  {64, 64, 1, {{2, 1}, {0, 0}, {1, 1}, 1}, true},
-    {64, 32, 1, {{1, 1}, {1, 1}, {1, 1}, 1}, true},  {16, 48, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, false},
-    {32, 16, 3, {{2, 2}, {1, 1}, {1, 1}, 1}, true},  {32, 48, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, false},
-    {32, 32, 5, {{1, 1}, {2, 2}, {1, 1}, 32}, true}, {64, 64, 3, {{1, 1}, {1, 1}, {1, 1}, 2}, false},
-    {3, 16, 3, {{1, 1}, {1, 1}, {1, 1}, 1}, false},  {32, 32, 3, {{1, 1}, {1, 1}, {1, 1}, 8}, true},
-    {64, 64, 3, {{2, 2}, {1, 1}, {1, 1}, 4}, true},
+    {64, 48, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, true},    {64, 64, 1, {{2, 1}, {0, 0}, {1, 1}, 1}, true},
+    {64, 32, 1, {{1, 1}, {1, 1}, {1, 1}, 1}, true},    {16, 48, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, false},
+    {32, 16, 3, {{2, 2}, {1, 1}, {1, 1}, 1}, true},    {32, 48, 1, {{1, 1}, {0, 0}, {1, 1}, 1}, false},
+    {32, 32, 5, {{1, 1}, {2, 2}, {1, 1}, 32}, true},   {64, 64, 3, {{1, 1}, {1, 1}, {1, 1}, 2}, false},
+    {3, 16, 3, {{1, 1}, {1, 1}, {1, 1}, 1}, false},    {32, 32, 3, {{1, 1}, {1, 1}, {1, 1}, 8}, true},
+    {64, 64, 3, {{2, 2}, {1, 1}, {1, 1}, 4}, true},    {40, 32, 3, {{1, 1}, {1, 1}, {1, 1}, 1}, true, 8},
+    {48, 60, 3, {{1, 1}, {3, 2}, {2, 1}, 2}, true, 8},
 };
 
 struct ConvolveTensors {
@@ -78,11 +80,11 @@ TEST(Convolution, HasTheResultsOfLibtorch) {
         for (const bool with_bias : {false, true}) {
           SCOPED_TRACE(c10::str(c.c_in, " to ", c.c_out, " in ", c.options.groups, " groups, ", dtype,
                                 channels_last ? ", channels-last" : "", with_bias ? ", bias" : ""));
-          const ConvolveTensors t = tensors_of(c, dtype, channels_last, with_bias);
+          const ConvolveTensors t = tensors_of(c, dtype, channels_last, with_bias, c.images);
           EXPECT_EQ(convolution_detail::has_own_pass(t.x, t.weight, c.options),
                     c.own && channels_last && dtype == at::kFloat);
           const auto got = with_gradients(convolution(t.x, t.weight, t.bias, c.options), t);
-          const ConvolveTensors exact = tensors_of(c, at::kDouble, channels_last, with_bias);
+          const ConvolveTensors exact = tensors_of(c, at::kDouble, channels_last, with_bias, c.images);
           const auto want = with_gradients(libtorchs(exact, c.options), exact);
           ASSERT_EQ(got.size(), want.size());
           for (size_t i = 0; i < got.size(); ++i) {
@@ -143,7 +145,7 @@ TEST(Convolution, RoundsResultsIn16BitsOnceOnEveryProcessor) {
 
 TEST(Convolution, TakesWeightsAndGradientsOfAnyStrides) {
   for (const ConvolveCase& c : kConvolveCases) {
-    ConvolveTensors t = tensors_of(c, at::kFloat, true, false);
+    ConvolveTensors t = tensors_of(c, at::kFloat, true, false, c.images);
     t.weight = t.weight.detach().contiguous().set_requires_grad(true);
     const at::Tensor got = convolution(t.x, t.weight, {}, c.options), want = libtorchs(t, c.options);
     // The gradient of a sum has no strides at all.
@@ -159,7 +161,7 @@ TEST(Convolution, KeepsItsInputOnly) {
   if (!memory::counting_allocator_installed()) GTEST_SKIP() << "needs the counting allocator";
   for (const ConvolveCase& c : kConvolveCases)
     for (const auto dtype : {at::kFloat, at::kHalf}) {
-      const ConvolveTensors t = tensors_of(c, dtype, true, false);
+      const ConvolveTensors t = tensors_of(c, dtype, true, false, c.images);
       memory::Meter meter;
       const at::Tensor out = convolution(t.x, t.weight, {}, c.options);
       meter.forward_done();
@@ -211,6 +213,13 @@ TEST(Convolution, RefusesWhatDoesNotFit) {
   EXPECT_THROW(convolution(x, weight, {}, {{1}, {0, 0}, {1, 1}, 1}), c10::Error);
   EXPECT_THROW(convolution(x, weight, {}, {{1, 1}, {0, 0}, {1, 1}, 3}), c10::Error);
   EXPECT_THROW(convolution(x, torch::randn({4, 8, 7, 7}), {}, plain), c10::Error);
+  // A bias, also where kernels of ours would run.
+  const at::Tensor wide = torch::randn({8, 32, 28, 28}).contiguous(at::MemoryFormat::ChannelsLast);
+  for (const at::Tensor& bias :
+       {torch::randn(1), torch::randn(33), torch::randn({32, 1}), torch::randn(32, at::kDouble)})
+    EXPECT_THROW(convolution(wide, torch::randn({32, 32, 3, 3}), bias, {{1, 1}, {1, 1}, {1, 1}, 1}),
+                 c10::Error)
+        << bias.sizes();
 }
 
 /// Every call that takes a convolution refuses this geometry before a kernel computes with it.

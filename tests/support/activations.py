@@ -8,7 +8,7 @@ def activations():
     try:
         torch.ops.palimpsest.abn(torch.ones(2, 1, 2), None, None, None, None, activation="?")
     except RuntimeError as error:
-        return re.search(r"unknown activation '\?' \(known: ([a-z_, ]+)\)", str(error))[1].split(", ")
+        return re.search(r"unknown activation '\?' \(known: ([a-z0-9_, ]+)\)", str(error))[1].split(", ")
     raise AssertionError("'?' is an activation")
 
 

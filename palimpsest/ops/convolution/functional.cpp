@@ -9,9 +9,6 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
 
-#include <algorithm>
-#include <initializer_list>
-
 namespace palimpsest::ops::convolution_detail {
 namespace {
 
@@ -69,16 +66,25 @@ bool is_faster(const Conv2dProblem& problem, Conv2dPass pass) {
   return is_1x1 || strided || problem.out.h * problem.out.w <= kFewPixels;
 }
 
+/// Returns whether our kernel runs the forward pass. A bias is added afterwards, which costs what only some
+/// kernels gain. A bias that does not fit is libtorch's to refuse.
+bool runs_forward(const Conv2dProblem& problem, const std::optional<at::Tensor>& bias) {
+  if (!is_faster(problem, Conv2dPass::kForward)) return false;
+  return !bias || (kernels::cpu::has_winograd(problem) && bias->scalar_type() == at::kFloat &&
+                   bias->device().is_cpu() && bias->dim() == 1 && bias->size(0) == problem.c_out);
+}
+
 /// Runs the forward pass in the dtype of the weight.
 at::Tensor forward_of_type(const at::Tensor& x, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, const ConvolutionOptions& options,
                            Reads reads) {
   const auto problem = kernel_problem(x, weight, options, reads);
-  if (!bias && problem && is_faster(*problem, Conv2dPass::kForward)) {
+  if (problem && runs_forward(*problem, bias)) {
     const at::Tensor w = contiguous_in(Layout::kChannelsLast, weight);
     at::Tensor y = empty_channels_last({problem->n, problem->c_out, problem->out.h, problem->out.w}, x);
     kernels::cpu::conv2d_forward(*problem, x.const_data_ptr<float>(), w.const_data_ptr<float>(),
                                  y.mutable_data_ptr<float>());
+    if (bias) y.add_(bias->view({-1, 1, 1}));
     return y;
   }
   TORCH_INTERNAL_ASSERT(reads == Reads::kX);
@@ -169,32 +175,33 @@ Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor
 
 namespace {
 
-bool kernels_read_relu(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options,
-                       const std::optional<ProductPrecision>& precision,
-                       std::initializer_list<Conv2dPass> passes) {
-  if (precision) return false;
-  const auto problem = kernel_problem(x, weight, options, Reads::kReluOfX);
-  return problem && std::all_of(passes.begin(), passes.end(),
-                                [&](Conv2dPass pass) { return is_faster(*problem, pass); });
+/// Returns the problem of a convolution of relu(x) for our kernels; none if they do not take these tensors.
+std::optional<Conv2dProblem> relu_problem(const at::Tensor& x, const at::Tensor& weight,
+                                          const ConvolutionOptions& options,
+                                          const std::optional<ProductPrecision>& precision) {
+  return precision ? std::nullopt : kernel_problem(x, weight, options, Reads::kReluOfX);
 }
 
 }  // namespace
 
 bool forward_reads_relu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                         const ConvolutionOptions& options, const std::optional<ProductPrecision>& precision) {
-  return !bias && kernels_read_relu(x, weight, options, precision, {Conv2dPass::kForward});
+  const auto problem = relu_problem(x, weight, options, precision);
+  return problem && runs_forward(*problem, bias);
 }
 
 bool weight_gradient_reads_relu(const at::Tensor& x, const at::Tensor& weight,
                                 const ConvolutionOptions& options,
                                 const std::optional<ProductPrecision>& precision) {
-  return kernels_read_relu(x, weight, options, precision, {Conv2dPass::kBackwardWeight});
+  const auto problem = relu_problem(x, weight, options, precision);
+  return problem && is_faster(*problem, Conv2dPass::kBackwardWeight);
 }
 
 bool backward_reads_relu(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options,
                          const std::optional<ProductPrecision>& precision) {
-  return kernels_read_relu(x, weight, options, precision,
-                           {Conv2dPass::kBackwardInput, Conv2dPass::kBackwardWeight});
+  const auto problem = relu_problem(x, weight, options, precision);
+  return problem && is_faster(*problem, Conv2dPass::kBackwardInput) &&
+         is_faster(*problem, Conv2dPass::kBackwardWeight);
 }
 
 bool has_own_pass(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options) {
