@@ -18,8 +18,9 @@
 /// kernel_size.w, C_in / groups); contiguous in this order, which is libtorch's channels-last; aligned as
 /// floats. Every element of the result is written.
 /// NaN and infinity spread as in the formula, except at the padding: a zero of the padding may be multiplied,
-/// and gives NaN if the other factor is NaN or infinite; and except that has_winograd's problems may give NaN
-/// for infinity.
+/// and gives NaN if the other factor is NaN or infinite; and except for has_winograd's problems, which may give
+/// NaN for values that are infinite or above a quarter of the largest float, and spread NaN over all nine
+/// weights of a pair of channels in dw.
 /// Sums are f32, in an order that depends on the shape only, so any number of threads gives the same bytes.
 namespace palimpsest::kernels {
 

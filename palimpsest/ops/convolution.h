@@ -19,10 +19,10 @@ struct ConvolutionOptions {
 /// spatial dimensions:
 ///   depthwise                    the weight gradient, if the kernel is 3, 5 or 7 pixels wide
 ///   groups of 2 to 16 channels   forward (without bias) and both gradients
-///   wider groups                 forward and both gradients of 3x3 kernels of stride 1 over many pixels, if
-///                                there are groups or 32 channels; forward (without bias) and both gradients
-///                                of 1x1 kernels from 64 channels on; the weight gradient, if the kernel is
-///                                1x1 or strided or the output has few pixels
+///   wider groups                 forward and both gradients of 3x3 kernels of stride 1 over many pixels, from
+///                                16 channels on; forward (without bias) and both gradients of 1x1 kernels
+///                                from 64 channels on; the weight gradient, if the kernel is 1x1 or strided
+///                                or the output has few pixels
 /// 16-bit passes for which oneDNN has no kernel on this CPU are computed in f32 (ops/autocast.h).
 /// Results differ from libtorch's in rounding only, and the same tensors are saved for backward. Under
 /// autocast the f32 weight is saved, not a 16-bit copy (ops/autocast.h).

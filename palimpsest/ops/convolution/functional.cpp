@@ -53,10 +53,9 @@ std::optional<Conv2dProblem> kernel_problem(const at::Tensor& x, const at::Tenso
 
 /// Returns whether our kernel takes less time than libtorch's (bench_convolution_time).
 bool is_faster(const Conv2dProblem& problem, Conv2dPass pass) {
-  constexpr int64_t kFewPixels = 64, kFewChannels = 64, kFewestWide = 32;
+  constexpr int64_t kFewPixels = 64, kFewChannels = 64;
   if (!kernels::cpu::has_conv2d(problem, pass)) return false;
-  if (kernels::cpu::has_winograd(problem))
-    return problem.groups > 1 || (problem.c_in >= kFewestWide && problem.c_out >= kFewestWide);
+  if (kernels::cpu::has_winograd(problem)) return true;
   const bool strided = problem.stride.h * problem.stride.w > 1;
   const bool is_1x1 = problem.kernel_size.h * problem.kernel_size.w == 1;
   if (is_1x1 && !(strided && pass == Conv2dPass::kBackwardWeight)) return problem.group_in() >= kFewChannels;

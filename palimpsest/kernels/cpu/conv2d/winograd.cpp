@@ -37,7 +37,9 @@ class WinogradProduct {
         to_(arguments.to, arguments.out, arguments.groups * arguments.width),
         tiles_(arguments.images, arguments.out, arguments.dilation),
         column_tiles_(ceil_divide(arguments.width, matrix_.columns)),
-        groups_at_once_(std::clamp<int64_t>(matrix_.depth / arguments.depth, 1, arguments.groups)),
+        groups_at_once_(std::clamp<int64_t>(
+            std::min(matrix_.depth / arguments.depth, kWeightFloats / (column_tiles_ * weights_per_tile())),
+            1, arguments.groups)),
         chunks_(ceil_divide(arguments.depth, matrix_.depth)),
         chunk_(ceil_divide(groups_at_once_ * arguments.depth, chunks_)),
         per_row_(std::clamp<int64_t>(matrix_.depth / chunk_, 1, kElements)),
@@ -49,7 +51,7 @@ class WinogradProduct {
   /// forward: w is (groups * width, 3, 3, depth); else (groups * depth, 3, 3, width), and is turned.
   void write(const float* w, bool forward) const {
     // Columns are those of all groups. Those of groups_at_once_ groups stay together.
-    const int64_t unit = arguments_.groups > 1 ? groups_at_once_ * column_tiles_ : 1;
+    const int64_t unit = groups_at_once_ > 1 ? groups_at_once_ * column_tiles_ : 1;
     const int64_t columns = arguments_.groups * column_tiles_;
     const int64_t at_once = std::max(unit, round_down(kWeightFloats / weights_per_tile(), unit));
     for (int64_t begin = 0; begin < columns; begin += at_once) {
@@ -212,8 +214,10 @@ class WinogradProduct {
 }  // namespace
 
 bool fits_winograd(const Conv2dProblem& problem) {
+  constexpr int64_t kFewest = 16, kMost = 16384;  // channels of a group: a vector in every part of the depth
+  const auto fits = [](int64_t channels) { return channels >= kFewest && channels <= kMost; };
   return problem.kernel_size.h == 3 && problem.kernel_size.w == 3 &&
-         problem.stride.h * problem.stride.w == 1 && problem.group_in() >= 16 && problem.group_out() >= 16;
+         problem.stride.h * problem.stride.w == 1 && fits(problem.group_in()) && fits(problem.group_out());
 }
 
 bool winograd_saves_time(const Conv2dProblem& problem) {

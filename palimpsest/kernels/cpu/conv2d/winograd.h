@@ -8,8 +8,8 @@
 /// plain sum gives infinity.
 namespace palimpsest::kernels::cpu::conv2d {
 
-/// Returns whether all three passes take the problem: a 3x3 window, stride 1, and groups of 16 or more
-/// channels on both sides. Any padding and dilation will do.
+/// Returns whether all three passes take the problem: a 3x3 window, stride 1, and groups of 16 to
+/// 16,384 channels on both sides. Any padding and dilation will do.
 bool fits_winograd(const Conv2dProblem& problem);
 /// Returns whether such a problem has enough pixels to make up for the transforms of the weights.
 bool winograd_saves_time(const Conv2dProblem& problem);

@@ -130,6 +130,7 @@ TEST(Winograd, EqualsTheReferenceForEveryPaddingAndDilation) {
 TEST(Winograd, EqualsTheReferenceInManyTasks) {
   expect_equals_reference(windows(2, 32, 48, {71, 67}));                                    // of tiles
   expect_equals_reference(windows(1, 528, 528, {3, 3}));                                    // of weights
+  expect_equals_reference(conv2d_problem(1, 48, 3000, 3, {3, 2}, {3, 3}, {1, 1}, {1, 1}));  // of wide groups
   expect_equals_reference(conv2d_problem(1, 900, 900, 3, {3, 3}, {3, 3}, {1, 1}, {1, 1}));  // of groups
 }
 
@@ -196,6 +197,9 @@ TEST(WinogradFits, TakesThreeByThreeWindowsOfStrideOne) {
   EXPECT_TRUE(fits_winograd(windows(1, 16, 32, {3, 3})));
   EXPECT_TRUE(fits_winograd(conv2d_problem(1, 32, 48, 2, {9, 9}, {3, 3}, {1, 1}, {1, 1})));
   EXPECT_FALSE(fits_winograd(windows(1, 15, 32, {3, 3})));
+  EXPECT_TRUE(fits_winograd(windows(1, 16384, 16, {3, 3})));
+  EXPECT_FALSE(fits_winograd(windows(1, 16385, 16, {3, 3})));
+  EXPECT_FALSE(fits_winograd(windows(1, 16, 16385, {3, 3})));
   EXPECT_FALSE(fits_winograd(windows(1, 16, 15, {3, 3})));
   EXPECT_FALSE(fits_winograd(conv2d_problem(1, 16, 16, 1, {9, 9}, {3, 3}, {2, 1}, {1, 1})));
   EXPECT_FALSE(fits_winograd(conv2d_problem(1, 16, 16, 1, {9, 9}, {3, 1}, {1, 1}, {1, 1})));
