@@ -71,7 +71,10 @@ def measure_time(name, models, x, repeats, report):
     sides = {(layout, which): step_of(copy.deepcopy(model).to(memory_format=memory_format),
                                       x.contiguous(memory_format=memory_format))
              for layout, memory_format in LAYOUTS.items() for which, model in models.items()}
-    times = dict(zip(sides, interleave(list(sides.values()), repeats)))
+    # As many steps as fit into the time of `repeats` steps of 400 ms: a short one is lost in the noise of the machine.
+    seconds = max(1e-3 * side() for side in sides.values())
+    count = min(max(round(0.4 * repeats / seconds), (repeats + 4) // 5), repeats)
+    times = dict(zip(sides, interleave(list(sides.values()), count)))
     best = min(LAYOUTS, key=lambda layout: times[layout, "eager"].median)
     for layout in LAYOUTS:
         report.add(Row(f"{name} step, {layout}", "eager", opponent=times[layout, "eager"], measured=times[layout, "converted"],
@@ -145,7 +148,6 @@ def main():
     import palimpsest
     import pytest
     report = Report("convert_step", options)
-    repeats = (options.repeats + 4) // 5  # a step of a network takes as long as twenty of a layer
     for name in options.networks if {"time", "bytes"} & set(options.what) else []:
         torch.manual_seed(0)
         try:
@@ -155,7 +157,7 @@ def main():
             continue
         models = {"eager": eager, "converted": palimpsest.convert(copy.deepcopy(eager))[0]}
         if "time" in options.what:
-            measure_time(name, models, torch.randn(options.batch, 3, options.size, options.size), repeats, report)
+            measure_time(name, models, torch.randn(options.batch, 3, options.size, options.size), options.repeats, report)
         if "bytes" in options.what:
             measure_bytes(palimpsest, name, models, torch.randn(2, 3, options.size, options.size), report)
     if "layer" in options.what:
