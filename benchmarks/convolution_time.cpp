@@ -2,12 +2,13 @@
 //           than libtorch's convolution if its groups have 2 or 4 channels, if it is depthwise with a 5x5
 //           window, or if it has 3x3 windows of stride 1 over many pixels, and no more time otherwise.
 // Opponent: at::conv2d.
-// Limit:    0.80 for groups of 2 and 4 channels; 0.50 for depthwise 5x5; 0.75 for 3x3 windows; 1.05 for all other convolutions (the
-//           margin is noise).
+// Limit:    0.80 for groups of 2 and 4 channels; 0.50 for depthwise 5x5; 0.75 for 3x3 windows; 1.05 for all
+//           other convolutions (the margin is noise).
 //
-// The convolutions are those of ResNet-50, a U-Net's first, dilated ones of DeepLabV3, those of ResNeXt-50 (32
-// groups) and RegNetY (9 and 24), the in-place paper's modules (64 groups) and EfficientNet-B0 (depthwise), batch 16 (32 for the paper's), f32, channels-last. Both sides have the same tensors, allocator (which
-// retains freed blocks) and threads; the incoming gradient is channels-last, as it is before a normalization.
+// The convolutions are those of ResNet-50, a U-Net, DeepLabV3 (dilated), DenseNet-121, ResNeXt-50 (32 groups),
+// RegNetY (9 and 24 groups), the in-place paper's modules (64 groups) and EfficientNet-B0 (depthwise), in f32,
+// channels-last. Both sides have the same tensors, allocator (which retains freed blocks) and threads; the
+// incoming gradient is channels-last, as it is before a normalization.
 // Before the timing, output and gradients are compared with libtorch's in f64.
 #include "benchmarks/support.h"
 

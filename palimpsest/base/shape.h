@@ -27,6 +27,14 @@ constexpr int64_t ceil_divide(int64_t a, int64_t b) {
   return (a + b - 1) / b;
 }
 
+/// Return `value` rounded to a multiple of `unit`, for value >= 0 and unit > 0.
+constexpr int64_t round_up(int64_t value, int64_t unit) {
+  return ceil_divide(value, unit) * unit;
+}
+constexpr int64_t round_down(int64_t value, int64_t unit) {
+  return value / unit * unit;
+}
+
 /// One number per spatial dimension: height, width.
 struct Pair2 {
   int64_t h = 1;

@@ -39,7 +39,7 @@ const Geometry kWideGeometries[] = {
     {3, 1, {{2, 2}, {1, 1}, {1, 1}, 1}, true, 64},          // the gradient of the kernel
     {3, 1, {{1, 1}, {1, 1}, {1, 1}, 1}, false, 32},         // the same, because there are few pixels
     {3, 1, {{1, 1}, {1, 1}, {1, 1}, 1}, false, 40, 33, 7},  // all
-    {3, 1, {{1, 1}, {2, 2}, {2, 2}, 1}, true, 32, 32, 7},   // backward
+    {3, 1, {{1, 1}, {2, 2}, {2, 2}, 1}, true, 32, 32, 7},   // all, also with a bias
     {3, 2, {{1, 1}, {1, 1}, {1, 1}, 2}, false, 48, 36, 7},  // all
 };
 

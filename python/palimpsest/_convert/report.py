@@ -30,10 +30,10 @@ class Report:
         lines.append(f"{len(self.converted)} of {len(self.layers)} layers converted")
         if self.kept_bytes_before and self.kept_bytes_after is not None:
             ratio = self.kept_bytes_after / self.kept_bytes_before
-            lines.append(f"saved for backward with example_inputs: {_in_words(self.kept_bytes_after)}, "
-                         f"{_in_words(self.kept_bytes_before)} before ({ratio:.2f})")
+            lines.append(f"saved for backward with example_inputs: {_size_in_words(self.kept_bytes_after)}, "
+                         f"{_size_in_words(self.kept_bytes_before)} before ({ratio:.2f})")
         return "\n".join(lines + self.notes)
 
 
-def _in_words(count):
+def _size_in_words(count):
     return f"{count / 1e6:.1f} MB" if count >= 1e6 else f"{count / 1e3:.1f} kB"

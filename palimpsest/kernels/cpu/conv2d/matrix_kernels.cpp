@@ -103,21 +103,15 @@ void tile_of_rows(int64_t count, const float* a, const float* b, const TileOutpu
   tile_of_any_width(RowMajor{}, count, a, b, out, ahead);
 }
 
-/// Keeps NaN, as libtorch's ReLU does.
-template <class T>
-T relu_of(T value) {
-  return value <= T{} ? T{} : value;
-}
-
 /// Copies `width` values, or their ReLU.
-void copy(const float* from, int64_t width, bool relu, float* to) {
-  if (!relu) {
+void copy(const float* from, int64_t width, bool of_relu, float* to) {
+  if (!of_relu) {
     __builtin_memcpy(to, from, 4 * width);
     return;
   }
   int64_t j = 0;
-  for (; j + kLanes <= width; j += kLanes) store(to + j, relu_of(load<V>(from + j)));
-  for (; j < width; ++j) to[j] = relu_of(from[j]);
+  for (; j + kLanes <= width; j += kLanes) store(to + j, relu(load<V>(from + j)));
+  for (; j < width; ++j) to[j] = relu(from[j]);
 }
 
 template <int64_t kWidth>
@@ -150,7 +144,7 @@ void copy_rows(int64_t count, const float* from, int64_t stride, int64_t width, 
 }  // namespace
 
 extern const MatrixKernels kMatrix;
-const MatrixKernels kMatrix{kRows,     kColumns,       kDepth,          tile,     tile_of_rows,
-                            pack_rows, pack<kColumns>, pack_transposed, copy_rows};
+const MatrixKernels kMatrix{kRows,        kColumns,  kColumns / kVectors, kDepth,          tile,
+                            tile_of_rows, pack_rows, pack<kColumns>,      pack_transposed, copy_rows};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

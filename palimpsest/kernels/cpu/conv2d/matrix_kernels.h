@@ -26,6 +26,7 @@ struct ReadAhead {
 struct MatrixKernels {
   int64_t rows;     ///< of a tile: values that are broadcast one by one
   int64_t columns;  ///< of a tile: values in vectors
+  int64_t lanes;    ///< of a vector
   int64_t depth;    ///< the most steps of tile_of_rows: the distance of the rows of its `a`
 
   /// out[r][j] = sum over k < count of a[k * a_step + r] * b[k * b_step + j]. Reads all rows and all vectors of

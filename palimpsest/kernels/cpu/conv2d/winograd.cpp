@@ -85,10 +85,10 @@ class WinogradProduct {
   /// Returns the channels of a tile of columns within its group. The last tile has a vector or more: it takes
   /// a vector from the one before it, if need be.
   Range channels_of(int64_t column) const {
-    const int64_t lanes = matrix_.columns / 2, tile = column % column_tiles_;
+    const int64_t tile = column % column_tiles_;
     const auto begin = [&](int64_t i) {
       const int64_t rest = arguments_.width - i * matrix_.columns;
-      return i * matrix_.columns - (i > 0 && rest > 0 && rest < lanes ? lanes : 0);
+      return i * matrix_.columns - (i > 0 && rest > 0 && rest < matrix_.lanes ? matrix_.lanes : 0);
     };
     return {begin(tile), std::min(begin(tile + 1), arguments_.width)};
   }
@@ -159,7 +159,7 @@ class WinogradProduct {
   /// `to` holds whole tiles, of which the last rows and columns may be meaningless.
   void multiply_element(int64_t p, int64_t tiles, int64_t columns, const float* input, const float* panels,
                         float* to) const {
-    const int64_t row_tiles = ceil_divide(tiles, matrix_.rows), lanes = matrix_.columns / 2;
+    const int64_t row_tiles = ceil_divide(tiles, matrix_.rows);
     for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
       const Range depth{chunk * chunk_, std::min((chunk + 1) * chunk_, arguments_.depth)};
       const float* const panel = panels + (p * arguments_.depth + depth.begin) * matrix_.columns;
@@ -170,7 +170,7 @@ class WinogradProduct {
         matrix_.tile_of_rows(
             depth.size(), input + row_offset(p, chunk, row), panel,
             {to + row * matrix_.columns, matrix_.columns, matrix_.rows,
-             columns > lanes ? matrix_.columns : lanes, chunk > 0},
+             columns > matrix_.lanes ? matrix_.columns : matrix_.lanes, chunk > 0},
             ahead < lines ? ReadAhead{panel + (lines + ahead) * 16, 16} : ReadAhead{panel, 0});
       }
     }
@@ -223,7 +223,8 @@ bool fits_winograd(const Conv2dProblem& problem) {
 bool winograd_saves_time(const Conv2dProblem& problem) {
   // Multiplications per pair of channels, and what the transforms of a pair's weights take in that unit.
   constexpr int64_t kTransforms = 1024;
-  const int64_t tiles = Tiles(problem.n, problem.out, problem.dilation).count();
+  const int64_t tiles = problem.n * Tiles::along(problem.out.h, problem.dilation.h) *
+                        Tiles::along(problem.out.w, problem.dilation.w);
   return kElements * tiles + kTransforms < 8 * problem.n * problem.out.h * problem.out.w;
 }
 

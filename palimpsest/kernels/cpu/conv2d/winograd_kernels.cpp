@@ -16,8 +16,7 @@ constexpr int64_t kWinogradLanes = lanes<float, WinogradVector>();
 template <bool kReLU>
 WinogradVector pixel(const float* from) {
   const auto value = load<WinogradVector>(from);
-  if (!kReLU) return value;
-  return value <= WinogradVector{} ? WinogradVector{} : value;  // keeps NaN, as libtorch's ReLU does
+  return kReLU ? relu(value) : value;
 }
 
 /// Calls visit(c) for vectors that cover the channels. The last one ends with them, and may overlap the one
@@ -93,85 +92,85 @@ void gradient_row(int64_t r, const float* const dy[4], int64_t channels, const T
   }
 }
 
+// The transforms in one dimension (winograd_kernels.h).
+
+/// to = A^T m.
+PALIMPSEST_HOST_DEVICE void apply_output(const WinogradVector m[4], WinogradVector to[2]) {
+  to[0] = m[0] + (m[1] + m[2]);
+  to[1] = (m[1] - m[2]) - m[3];
+}
+/// to = G g.
+PALIMPSEST_HOST_DEVICE void apply_weights(const WinogradVector g[3], WinogradVector to[4]) {
+  const WinogradVector outer = (g[0] + g[2]) * 0.5F, inner = g[1] * 0.5F;
+  to[0] = g[0];
+  to[1] = outer + inner;
+  to[2] = outer - inner;
+  to[3] = g[2];
+}
+/// to = G^T s.
+PALIMPSEST_HOST_DEVICE void apply_weight_gradient(const WinogradVector s[4], WinogradVector to[3]) {
+  const WinogradVector sum = (s[1] + s[2]) * 0.5F;
+  to[0] = s[0] + sum;
+  to[1] = (s[1] - s[2]) * 0.5F;
+  to[2] = sum + s[3];
+}
+
+/// Applies a transform to the columns of a square of `kFrom` x `kFrom` vectors, then to the rows. read(i, j)
+/// returns an element, write(i, j, value) takes one of the result.
+template <int64_t kFrom, int64_t kTo, auto kTransform, class Read, class Write>
+PALIMPSEST_HOST_DEVICE void apply_twice(const Read& read, const Write& write) {
+  WinogradVector rows[kTo][kFrom];
+#pragma GCC unroll 4
+  for (int64_t j = 0; j < kFrom; ++j) {
+    WinogradVector column[kFrom], to[kTo];
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kFrom; ++i) column[i] = read(i, j);
+    kTransform(column, to);
+#pragma GCC unroll 4
+    for (int64_t i = 0; i < kTo; ++i) rows[i][j] = to[i];
+  }
+#pragma GCC unroll 4
+  for (int64_t i = 0; i < kTo; ++i) {
+    WinogradVector to[kTo];
+    kTransform(rows[i], to);
+#pragma GCC unroll 4
+    for (int64_t j = 0; j < kTo; ++j) write(i, j, to[j]);
+  }
+}
+
 void output(const float* m, int64_t step, int64_t channels, float* const y[4], const float* const* mask) {
   for_each_vector(channels, [&](int64_t c) PALIMPSEST_INLINE_LAMBDA {
-    WinogradVector rows[2][4];
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < 4; ++j) {
-      const auto at = [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
-        return load<WinogradVector>(m + (4 * i + j) * step + c);
-      };
-      const WinogradVector m1 = at(1), m2 = at(2);
-      rows[0][j] = at(0) + (m1 + m2);
-      rows[1][j] = (m1 - m2) - at(3);
-    }
-#pragma GCC unroll 2
-    for (int64_t i = 0; i < 2; ++i) {
-      const WinogradVector* const r = rows[i];
-      const WinogradVector pair[2] = {r[0] + (r[1] + r[2]), (r[1] - r[2]) - r[3]};
-#pragma GCC unroll 2
-      for (int64_t j = 0; j < 2; ++j) {
-        if (!y[2 * i + j]) continue;
-        WinogradVector value = pair[j];
-        if (mask)
-          value = load<WinogradVector>(mask[2 * i + j] + c) <= WinogradVector{} ? WinogradVector{} : value;
-        store(y[2 * i + j] + c, value);
-      }
-    }
+    apply_twice<4, 2, apply_output>(
+        [&](int64_t i, int64_t j)
+            PALIMPSEST_INLINE_LAMBDA { return load<WinogradVector>(m + (4 * i + j) * step + c); },
+        [&](int64_t i, int64_t j, WinogradVector value) PALIMPSEST_INLINE_LAMBDA {
+          const int64_t k = 2 * i + j;
+          if (!y[k]) return;
+          if (mask) value = load<WinogradVector>(mask[k] + c) <= WinogradVector{} ? WinogradVector{} : value;
+          store(y[k] + c, value);
+        });
   });
 }
 
 void weights(const float* w, int64_t distance, int64_t channels, bool rotate, float* to, int64_t step) {
-  const float half = 0.5F;
   for_each_vector(channels, [&](int64_t c) PALIMPSEST_INLINE_LAMBDA {
-    WinogradVector rows[4][3];
-#pragma GCC unroll 3
-    for (int64_t j = 0; j < 3; ++j) {
-      const auto at = [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
-        const int64_t k = 3 * i + j;
-        return load<WinogradVector>(w + (rotate ? 8 - k : k) * distance + c);
-      };
-      const WinogradVector outer = (at(0) + at(2)) * half, inner = at(1) * half;
-      rows[0][j] = at(0);
-      rows[1][j] = outer + inner;
-      rows[2][j] = outer - inner;
-      rows[3][j] = at(2);
-    }
-#pragma GCC unroll 4
-    for (int64_t i = 0; i < 4; ++i) {
-      const WinogradVector outer = (rows[i][0] + rows[i][2]) * half, inner = rows[i][1] * half;
-      float* const row = to + 4 * i * step + c;
-      store(row, rows[i][0]);
-      store(row + step, outer + inner);
-      store(row + 2 * step, outer - inner);
-      store(row + 3 * step, rows[i][2]);
-    }
+    apply_twice<3, 4, apply_weights>(
+        [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
+          const int64_t k = 3 * i + j;
+          return load<WinogradVector>(w + (rotate ? 8 - k : k) * distance + c);
+        },
+        [&](int64_t i, int64_t j, WinogradVector value)
+            PALIMPSEST_INLINE_LAMBDA { store(to + (4 * i + j) * step + c, value); });
   });
 }
 
 void weight_gradient(const float* s, int64_t step, int64_t channels, float* dw, int64_t distance) {
-  const float half = 0.5F;
   for_each_vector(channels, [&](int64_t c) PALIMPSEST_INLINE_LAMBDA {
-    WinogradVector rows[3][4];
-#pragma GCC unroll 4
-    for (int64_t j = 0; j < 4; ++j) {
-      const auto at = [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
-        return load<WinogradVector>(s + (4 * i + j) * step + c);
-      };
-      const WinogradVector sum = (at(1) + at(2)) * half;
-      rows[0][j] = at(0) + sum;
-      rows[1][j] = (at(1) - at(2)) * half;
-      rows[2][j] = sum + at(3);
-    }
-#pragma GCC unroll 3
-    for (int64_t i = 0; i < 3; ++i) {
-      const WinogradVector* const r = rows[i];
-      const WinogradVector sum = (r[1] + r[2]) * half;
-      float* const row = dw + 3 * i * distance + c;
-      store(row, r[0] + sum);
-      store(row + distance, (r[1] - r[2]) * half);
-      store(row + 2 * distance, sum + r[3]);
-    }
+    apply_twice<4, 3, apply_weight_gradient>(
+        [&](int64_t i, int64_t j)
+            PALIMPSEST_INLINE_LAMBDA { return load<WinogradVector>(s + (4 * i + j) * step + c); },
+        [&](int64_t i, int64_t j, WinogradVector value)
+            PALIMPSEST_INLINE_LAMBDA { store(dw + (3 * i + j) * distance + c, value); });
   });
 }
 

@@ -16,10 +16,6 @@ inline constexpr int64_t kWinogradTasks = 32;
 /// Transformed weights, or sums of the weight gradient, that exist at one time.
 inline constexpr int64_t kWeightFloats = int64_t{2} << 20;
 
-inline int64_t round_down(int64_t value, int64_t unit) {
-  return value / unit * unit;
-}
-
 /// The images of one tensor. Pixels outside of an image read as zeros.
 class Images {
  public:
@@ -49,6 +45,12 @@ class Tiles {
   Tiles(int64_t images, Pair2 out, Pair2 dilation)
       : images_(images), rows_(origins(out.h, dilation.h)), columns_(origins(out.w, dilation.w)) {}
 
+  /// Returns the tiles along one dimension of `size` outputs.
+  static int64_t along(int64_t size, int64_t dilation) {
+    const int64_t both = 2 * dilation;
+    return size / both * dilation + std::min(size % both, dilation);
+  }
+
   struct Tile {
     int64_t image, h, w;  ///< of the first output
   };
@@ -62,6 +64,7 @@ class Tiles {
  private:
   static std::vector<int64_t> origins(int64_t size, int64_t dilation) {
     std::vector<int64_t> result;
+    result.reserve(static_cast<std::size_t>(along(size, dilation)));
     for (int64_t first = 0; first < std::min(size, dilation); ++first)
       for (int64_t i = first; i < size; i += 2 * dilation) result.push_back(i);
     return result;

@@ -16,10 +16,6 @@ struct TransformedInput;
 struct TransformedGradient;
 struct WeightSums;
 
-int64_t round_up(int64_t value, int64_t unit) {
-  return ceil_divide(value, unit) * unit;
-}
-
 /// dw from sums over the tiles of products of transformed dy and x.
 class WinogradWeightGradient {
  public:
@@ -30,7 +26,7 @@ class WinogradWeightGradient {
         x_(x, problem.in, problem.c_in),
         dy_(dy, problem.out, problem.c_out),
         tiles_(problem.n, problem.out, problem.dilation),
-        columns_(round_up(problem.group_in(), matrix_.columns / 2)),
+        columns_(round_up(problem.group_in(), matrix_.lanes)),
         segments_(std::clamp<int64_t>(std::min(tiles_.count() / kFewestTilesPerTask,
                                                kWeightFloats / (kElements * columns_ * problem.c_out)),
                                       1, kWinogradTasks / 4)),

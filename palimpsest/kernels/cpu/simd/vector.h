@@ -86,6 +86,12 @@ PALIMPSEST_HOST_DEVICE V broadcast(T value) {
   return V{} + value;
 }
 
+/// Returns max(v, 0), lane by lane. Keeps NaN, as libtorch's ReLU does.
+template <class V>
+PALIMPSEST_HOST_DEVICE V relu(V v) {
+  return v <= V{} ? V{} : v;
+}
+
 /// Returns the square root, correctly rounded.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V square_root(V v) {

@@ -1,6 +1,6 @@
 #include "palimpsest/kernels/cpu/conv2d/depthwise.h"
 
-#include "tests/kernels/cpu/conv2d/weight_gradient_case.h"
+#include "tests/kernels/cpu/conv2d/conv2d_case.h"
 #include "tests/support/compare.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tests/kernels/cpu/conv2d/weight_gradient_case.h"
+#include "tests/kernels/cpu/conv2d/conv2d_case.h"
 #include "tests/support/compare.h"
 
 #include <gtest/gtest.h>
@@ -16,42 +16,15 @@ using kernels::Conv2dProblem;
 
 constexpr uint64_t kPointwiseSeed = 23;
 
-int64_t in_size(const Conv2dProblem& problem) {
-  return problem.n * problem.in.h * problem.in.w * problem.c_in;
-}
-int64_t out_size(const Conv2dProblem& problem) {
-  return problem.n * problem.out.h * problem.out.w * problem.c_out;
-}
-
-struct Tensors {
-  GuardedFloats x, w, dy;
-
-  explicit Tensors(const Conv2dProblem& problem)
-      : x(in_size(problem), Random::stream(kPointwiseSeed, 0)),
-        w(problem.weights(), Random::stream(kPointwiseSeed, 1)),
-        dy(out_size(problem), Random::stream(kPointwiseSeed, 2)) {}
-};
-
-GuardedFloats computed(const Conv2dProblem& problem, Conv2dPass pass, const Tensors& t) {
+GuardedFloats computed(const Conv2dProblem& problem, Conv2dPass pass, const Conv2dTensors& t) {
   const bool forward = pass == Conv2dPass::kForward;
-  GuardedFloats result(forward ? out_size(problem) : in_size(problem),
-                       std::numeric_limits<float>::quiet_NaN());
+  GuardedFloats result(t.result_size(pass), std::numeric_limits<float>::quiet_NaN());
   if (forward)
     kernels::cpu::conv2d_forward(problem, t.x.data(), t.w.data(), result.data());
   else
     kernels::cpu::conv2d_backward_input(problem, t.dy.data(), t.w.data(),
                                         problem.relu_x ? t.x.data() : nullptr, result.data());
   EXPECT_TRUE(result.guards_hold()) << problem;
-  return result;
-}
-
-GuardedFloats wanted(const Conv2dProblem& problem, Conv2dPass pass, const Tensors& t) {
-  const bool forward = pass == Conv2dPass::kForward;
-  GuardedFloats result(forward ? out_size(problem) : in_size(problem));
-  if (forward)
-    kernels::reference::conv2d_forward(problem, t.x.data(), t.w.data(), result.data());
-  else
-    kernels::reference::conv2d_backward_input(problem, t.dy.data(), t.w.data(), t.x.data(), result.data());
   return result;
 }
 
@@ -62,8 +35,9 @@ class Pointwise : public ::testing::TestWithParam<Conv2dPass> {
     for (const bool relu_x : {false, true}) {
       problem.relu_x = relu_x;
       ASSERT_TRUE(kernels::cpu::has_conv2d(problem, GetParam())) << problem;
-      const Tensors t(problem);
-      const GuardedFloats got = computed(problem, GetParam(), t), want = wanted(problem, GetParam(), t);
+      const Conv2dTensors t(problem, kPointwiseSeed);
+      const GuardedFloats got = computed(problem, GetParam(), t),
+                          want = conv2d_reference(problem, GetParam(), t);
       EXPECT_TRUE(close(got.span(), want.span(), tolerance(DType::f32), kPointwiseSeed))
           << problem << (relu_x ? ", ReLU" : "");
     }
@@ -97,7 +71,7 @@ TEST_P(Pointwise, EqualsTheReferenceInManyTasks) {
 TEST_P(Pointwise, HasTheSameBytesForAnyNumberOfThreads) {
   const int before = omp_get_max_threads();
   const Conv2dProblem problem = conv2d_problem(2, 300, 290, 1, {37, 17}, {1, 1});
-  const Tensors t(problem);
+  const Conv2dTensors t(problem, kPointwiseSeed);
   omp_set_num_threads(1);
   const GuardedFloats one = computed(problem, GetParam(), t);
   for (const int threads : {2, 3, 5}) {
@@ -112,7 +86,7 @@ TEST_P(Pointwise, NotANumberStaysInItsPixel) {
   const Conv2dProblem problem = conv2d_problem(1, 24, 40, 1, {3, 7}, {1, 1});
   const bool forward = GetParam() == Conv2dPass::kForward;
   for (const float value : {std::numeric_limits<float>::quiet_NaN(), HUGE_VALF}) {
-    Tensors t(problem);
+    Conv2dTensors t(problem, kPointwiseSeed);
     const int64_t channels = forward ? problem.c_in : problem.c_out;
     (forward ? t.x : t.dy).data()[9 * channels + 7] = value;
     const GuardedFloats got = computed(problem, GetParam(), t);
@@ -134,9 +108,9 @@ TEST(PointwiseForward, EqualsTheReferenceForEveryStride) {
     for (const bool relu_x : {false, true}) {
       Conv2dProblem problem = conv2d_problem(2, 33, 40, 1, {9, 14}, {1, 1}, stride);
       problem.relu_x = relu_x;
-      const Tensors t(problem);
+      const Conv2dTensors t(problem, kPointwiseSeed);
       const GuardedFloats got = computed(problem, Conv2dPass::kForward, t),
-                          want = wanted(problem, Conv2dPass::kForward, t);
+                          want = conv2d_reference(problem, Conv2dPass::kForward, t);
       EXPECT_TRUE(close(got.span(), want.span(), tolerance(DType::f32), kPointwiseSeed)) << problem;
     }
 }
@@ -144,7 +118,7 @@ TEST(PointwiseForward, EqualsTheReferenceForEveryStride) {
 TEST(PointwiseForward, TheReLUKeepsNotANumber) {
   Conv2dProblem problem = conv2d_problem(1, 16, 16, 1, {1, 2}, {1, 1});
   problem.relu_x = true;
-  Tensors t(problem);
+  Conv2dTensors t(problem, kPointwiseSeed);
   t.x.data()[3] = std::numeric_limits<float>::quiet_NaN();
   const GuardedFloats y = computed(problem, Conv2dPass::kForward, t);
   EXPECT_TRUE(std::isnan(y.data()[0]));

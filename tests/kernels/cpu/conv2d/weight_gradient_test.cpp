@@ -1,4 +1,4 @@
-#include "tests/kernels/cpu/conv2d/weight_gradient_case.h"
+#include "tests/kernels/cpu/conv2d/conv2d_case.h"
 #include "tests/support/compare.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 #include "palimpsest/kernels/cpu/conv2d/winograd.h"
 
-#include "tests/kernels/cpu/conv2d/weight_gradient_case.h"
+#include "tests/kernels/cpu/conv2d/conv2d_case.h"
 #include "tests/support/compare.h"
 
 #include <gtest/gtest.h>
@@ -25,24 +25,7 @@ Conv2dProblem windows(int64_t n, int64_t c_in, int64_t c_out, Pair2 in, Pair2 pa
   return conv2d_problem(n, c_in, c_out, 1, in, {3, 3}, {1, 1}, padding, dilation);
 }
 
-struct Tensors {
-  GuardedFloats x, w, dy;
-
-  explicit Tensors(const Conv2dProblem& p)
-      : x(p.n * p.in.h * p.in.w * p.c_in, Random::stream(kWinogradSeed, 0)),
-        w(p.weights(), Random::stream(kWinogradSeed, 1)),
-        dy(p.n * p.out.h * p.out.w * p.c_out, Random::stream(kWinogradSeed, 2)) {}
-
-  int64_t result_size(Conv2dPass pass) const {
-    return static_cast<int64_t>((pass == Conv2dPass::kForward         ? dy
-                                 : pass == Conv2dPass::kBackwardInput ? x
-                                                                      : w)
-                                    .span()
-                                    .size());
-  }
-};
-
-GuardedFloats computed(const Conv2dProblem& problem, Conv2dPass pass, const Tensors& t) {
+GuardedFloats computed(const Conv2dProblem& problem, Conv2dPass pass, const Conv2dTensors& t) {
   using namespace kernels::cpu::conv2d;
   GuardedFloats result(t.result_size(pass), std::numeric_limits<float>::quiet_NaN());
   switch (pass) {
@@ -61,31 +44,14 @@ GuardedFloats computed(const Conv2dProblem& problem, Conv2dPass pass, const Tens
   return result;
 }
 
-GuardedFloats wanted(const Conv2dProblem& problem, Conv2dPass pass, const Tensors& t) {
-  using namespace kernels::reference;
-  GuardedFloats result(t.result_size(pass));
-  switch (pass) {
-    case Conv2dPass::kForward:
-      conv2d_forward(problem, t.x.data(), t.w.data(), result.data());
-      break;
-    case Conv2dPass::kBackwardInput:
-      conv2d_backward_input(problem, t.dy.data(), t.w.data(), t.x.data(), result.data());
-      break;
-    case Conv2dPass::kBackwardWeight:
-      conv2d_backward_weight(problem, t.x.data(), t.dy.data(), result.data());
-      break;
-  }
-  return result;
-}
-
 /// With and without the ReLU of x.
 void expect_equals_reference(Conv2dProblem problem) {
   ASSERT_TRUE(kernels::cpu::conv2d::fits_winograd(problem)) << problem;
   for (const bool relu_x : {false, true}) {
     problem.relu_x = relu_x;
-    const Tensors t(problem);
+    const Conv2dTensors t(problem, kWinogradSeed);
     for (const Conv2dPass pass : kPasses) {
-      const GuardedFloats got = computed(problem, pass, t), want = wanted(problem, pass, t);
+      const GuardedFloats got = computed(problem, pass, t), want = conv2d_reference(problem, pass, t);
       EXPECT_TRUE(close(got.span(), want.span(), tolerance(DType::f32), kWinogradSeed))
           << problem << ", pass " << static_cast<int>(pass) << (relu_x ? ", ReLU" : "");
     }
@@ -138,7 +104,7 @@ TEST(Winograd, HasTheSameBytesForAnyNumberOfThreads) {
   const int before = omp_get_max_threads();
   for (const auto& problem :
        {windows(3, 64, 80, {35, 31}), conv2d_problem(2, 120, 168, 3, {35, 31}, {3, 3}, {1, 1}, {1, 1})}) {
-    const Tensors t(problem);
+    const Conv2dTensors t(problem, kWinogradSeed);
     for (const Conv2dPass pass : kPasses) {
       omp_set_num_threads(1);
       const GuardedFloats one = computed(problem, pass, t);
@@ -156,7 +122,7 @@ TEST(Winograd, NotANumberReachesTheWindowsThatReadItAlone) {
   const Conv2dProblem problem = windows(1, 16, 16, {7, 8});
   for (const Conv2dPass pass : {Conv2dPass::kForward, Conv2dPass::kBackwardInput})
     for (int64_t place = 0; place < 56; ++place) {
-      Tensors t(problem);
+      Conv2dTensors t(problem, kWinogradSeed);
       (pass == Conv2dPass::kForward ? t.x : t.dy).data()[place * 16 + 5] =
           std::numeric_limits<float>::quiet_NaN();
       const GuardedFloats got = computed(problem, pass, t);
@@ -168,12 +134,11 @@ TEST(Winograd, NotANumberReachesTheWindowsThatReadItAlone) {
 }
 
 TEST(Winograd, TheErrorIsThatOfAPlainSum) {
-  // Normal values, whose squares the largest of many thousand outputs is made of. A plain sum of f32 values, one
-  // after the other, is what the limit is taken from.
+  // The limit is the error of a sum of f32 products, added one after the other.
   const Conv2dProblem problem = windows(1, 64, 64, {24, 24});
-  Tensors t(problem);
+  const Conv2dTensors t(problem, kWinogradSeed);
   const GuardedFloats got = computed(problem, Conv2dPass::kForward, t),
-                      want = wanted(problem, Conv2dPass::kForward, t);
+                      want = conv2d_reference(problem, Conv2dPass::kForward, t);
   double ours = 0, plain = 0;
   for (int64_t oh = 0; oh < 24; ++oh)
     for (int64_t ow = 0; ow < 24; ++ow)

@@ -71,4 +71,37 @@ class GuardedFloats {
   std::vector<float> values_;
 };
 
+/// Random tensors of a problem: the arguments of all three passes.
+struct Conv2dTensors {
+  GuardedFloats x, w, dy;
+
+  Conv2dTensors(const kernels::Conv2dProblem& p, uint64_t seed)
+      : x(p.n * p.in.h * p.in.w * p.c_in, Random::stream(seed, 0)),
+        w(p.weights(), Random::stream(seed, 1)),
+        dy(p.n * p.out.h * p.out.w * p.c_out, Random::stream(seed, 2)) {}
+
+  int64_t result_size(kernels::Conv2dPass pass) const {
+    using enum kernels::Conv2dPass;
+    return static_cast<int64_t>((pass == kForward ? dy : pass == kBackwardInput ? x : w).span().size());
+  }
+};
+
+/// Returns the reference's result of a pass.
+inline GuardedFloats conv2d_reference(const kernels::Conv2dProblem& problem, kernels::Conv2dPass pass,
+                                      const Conv2dTensors& t) {
+  GuardedFloats result(t.result_size(pass));
+  switch (pass) {
+    case kernels::Conv2dPass::kForward:
+      kernels::reference::conv2d_forward(problem, t.x.data(), t.w.data(), result.data());
+      break;
+    case kernels::Conv2dPass::kBackwardInput:
+      kernels::reference::conv2d_backward_input(problem, t.dy.data(), t.w.data(), t.x.data(), result.data());
+      break;
+    case kernels::Conv2dPass::kBackwardWeight:
+      kernels::reference::conv2d_backward_weight(problem, t.x.data(), t.dy.data(), result.data());
+      break;
+  }
+  return result;
+}
+
 }  // namespace palimpsest::testing
