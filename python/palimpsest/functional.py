@@ -68,15 +68,23 @@ def _resolve(strategy, activation):
     if strategy == "auto":
         return "inplace_2" if activation in _WITHOUT_BRANCHES else "store_y"
     _one_of("strategy", strategy, ("auto", *strategy_names()))
-    saved = _SAVED[strategy]
-    if saved and activation != "identity":
-        try:  # the operator knows what it can invert
-            values = [torch.empty(1, device="meta") for _ in range(2)]
-            torch.ops.palimpsest.abn(torch.empty(2, 1, device="meta"), *values, None, None, activation=activation,
-                                     saved=saved_by(strategy, activation))
-        except RuntimeError as error:
-            raise ValueError(str(error).split("\n")[0]) from None
+    if not _fits(strategy, activation):
+        names = ", ".join(name for name in ("auto", *strategy_names()) if name == "auto" or _fits(name, activation))
+        raise ValueError(f"strategy '{strategy}' does not fit the activation '{activation}', which its backward cannot invert: "
+                         f"take one of {names}")
     return strategy
+
+
+def _fits(strategy, activation):
+    if not _SAVED[strategy] or activation == "identity":
+        return True
+    try:  # the operator knows what it can invert
+        values = [torch.empty(1, device="meta") for _ in range(2)]
+        torch.ops.palimpsest.abn(torch.empty(2, 1, device="meta"), *values, None, None, activation=activation,
+                                 saved=saved_by(strategy, activation))
+    except RuntimeError:
+        return False
+    return True
 
 
 def saved_by(strategy: str, activation: str) -> str:

@@ -272,8 +272,9 @@ def test_hooks_before_and_after():
     assert report.converted == ["4"] and "hooks" in report.left["1"]
     converted(X)
     handle = converted[4].register_forward_hook(lambda *_: seen.append("after"))
-    with pytest.warns(RuntimeWarning, match="1 were"):
+    with pytest.warns(RuntimeWarning, match="1 were") as caught:
         converted(X)
+    assert caught[0].filename == __file__
     assert seen == ["before", "before", "after"]
     handle.remove()
     with warnings.catch_warnings():
@@ -542,6 +543,9 @@ def test_nothing_to_convert():
     same, report = palimpsest.convert(model)
     assert same is model and type(model) is nn.Sequential and not report.converted
     assert "nothing was converted" in str(report) and report.left == {"2": "not a layer that is converted"}
+    assert palimpsest.revert(model) is model
+    with pytest.raises(ValueError, match="not converted"):
+        palimpsest.revert(model)
 
 
 class _Refusal:
@@ -556,7 +560,7 @@ class _Refusal:
         "inputs": (small, {"example_inputs": torch.randn(2, 5, 8, 8)}, "refuses example_inputs"),
         "strategy": (small, {"strategy": "fast"}, "strategy must be one of auto"),
         "standard": (small, {"strategy": "standard"}, "strategy must be one of auto"),
-        "pair": (small, {"strategy": "inplace_1"}, "relu"),
+        "pair": (small, {"strategy": "inplace_1"}, "'inplace_1' does not fit the activation 'relu'.* take one of auto, .*store_y"),
         "no module": (lambda: torch.relu, {}, "needs a torch.nn.Module"),
         "compiled": (lambda: torch.compile(small()), {}, "before torch.compile"),
     }

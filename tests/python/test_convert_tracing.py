@@ -369,7 +369,7 @@ def test_ever_new_numbers_stay_converted_and_are_warned_of_once():
             out = other(X, i / 7)
             assert is_converted(out)
             assert_close(model(X, i / 7), out)
-    assert [w.category for w in caught if "palimpsest" in str(w.message)] == [RuntimeWarning]
+    assert [(w.category, w.filename) for w in caught if "palimpsest" in str(w.message)] == [(RuntimeWarning, __file__)]
     assert len(other._palimpsest_settings.plans) <= region._MOST_PLANS
 
 

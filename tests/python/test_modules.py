@@ -107,7 +107,7 @@ def test_the_options_of_torchs_layer_mean_the_same(options):
 def test_wrong_names_pairs_and_shapes_are_one_clear_exception():
     for arguments, says in ((dict(activation="rellu"), "unknown activation 'rellu'"),
                             (dict(strategy="inplaced"), "unknown strategy"),
-                            (dict(activation="relu", strategy="inplace_2"), "invertible activation, got 'relu'")):
+                            (dict(activation="relu", strategy="inplace_2"), "does not fit the activation 'relu'")):
         with pytest.raises(ValueError, match=says):
             nn.BatchNormAct(6, **arguments)
     with pytest.raises(ValueError, match=r"needs \(N, 6, ...\), got shape \(2, 5, 3, 3\)"):

@@ -52,23 +52,27 @@ def convert(model: Model, example_inputs: Any = None, *, strategy: str = "auto",
         report, made = _convert_proven(model, strategy, left, proof.Proof(model, example_inputs))
     if any(_is_of_another(m, model) for m in model.modules()):
         model.__dict__[_SHARES] = True
+    if not made:
+        _unchanged[id(model)] = model
     return model, report
 
 
 def revert(model: Model) -> Model:
-    """The network as it was before convert(), with its weights of now. Raises ValueError if it is not converted."""
+    """The network as it was before convert(), with its weights of now. Raises ValueError if convert() was not called."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"revert needs a torch.nn.Module, got {type(model).__name__}")
     regions = [m for m in model.modules() if region.is_region(m) and not _is_of_another(m, model)]
-    if not regions and _SHARES not in model.__dict__:
+    if not regions and _SHARES not in model.__dict__ and _unchanged.get(id(model)) is not model:
         raise ValueError("revert: the model is not converted")
     _undo(regions)
+    _unchanged.pop(id(model), None)
     model.__dict__.pop(_SHARES, None)
     return model
 
 
 _THROUGH = "_palimpsest_through"  # of a region: the model that it was converted with
 _SHARES = "_palimpsest_shares"    # of a model: parts of it were converted with another model before it
+_unchanged = weakref.WeakValueDictionary()  # by id, models in which convert() converted nothing: revert() has nothing to do
 
 
 class _Through:

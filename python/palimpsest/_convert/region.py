@@ -1,6 +1,7 @@
 """A module of a converted network that runs its rewritten graph in training, and its own forward otherwise."""
 import functools
 import inspect
+import sys
 import warnings
 
 import torch
@@ -161,9 +162,8 @@ def _make_room(settings, training):
         del settings.plans[next(iter(settings.plans))]
         if settings.warn:
             settings.warn = False
-            warnings.warn(f"palimpsest: the network is called in more than {_MOST_PLANS} ways, or attributes that its forward "
-                          "reads keep changing: each time its graph is made anew, which takes time", RuntimeWarning,
-                          stacklevel=6)
+            _warn(f"the network is called in more than {_MOST_PLANS} ways, or attributes that its forward reads keep changing: "
+                  "each time its graph is made anew, which takes time")
 
 
 def _later_plan(region, arguments, keywords):
@@ -172,10 +172,18 @@ def _later_plan(region, arguments, keywords):
     plan, layers = make_plan(region, settings, constants_of(region, arguments, keywords))
     converted = sum(layer.converted for layer in layers)
     if converted < settings.converted and settings.warn:
-        warnings.warn(f"palimpsest: {region._palimpsest_class.__name__} was changed, or is called in another way, since it was "
-                      f"converted: {converted} of its layers are converted now, {settings.converted} were; the others take "
-                      "as much memory as before convert()", RuntimeWarning, stacklevel=6)
+        _warn(f"{region._palimpsest_class.__name__} was changed, or is called in another way, since it was converted: "
+              f"{converted} of its layers are converted now, {settings.converted} were; the others take as much memory as "
+              "before convert()")
     return plan
+
+
+def _warn(message):
+    """A warning at the line that called the network: the first above torch's code and ours."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back and frame.f_globals.get("__name__", "").split(".")[0] in ("torch", "palimpsest"):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(f"palimpsest: {message}", RuntimeWarning, stacklevel=level)
 
 
 def constants_of(region, arguments, keywords):
