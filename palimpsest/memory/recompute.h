@@ -38,6 +38,8 @@
 ///  - the default random generators of the CPU and of the inputs' devices, so dropout draws the same numbers.
 ///    They are restored afterwards. Their state, 5 kB, is saved only if the first run drew a number;
 ///  - autocast: enabled, dtype, cache, compute_in_f32;
+///  - statistics over a process group (ops::AbnOptions::group): the second run takes those of the first, and
+///    waits for no other rank. They stay in memory, 3 numbers per channel;
 ///  - running statistics: the layers of ops and nn leave theirs as they are in a second run (recomputing()).
 ///    Those of libtorch's own BatchNorm must be listed in RecomputeOptions::buffers.
 ///

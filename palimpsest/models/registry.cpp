@@ -156,7 +156,10 @@ void refuse_dense_strategy(const std::string& name, const ModelOptions& options)
 
 std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& options) {
   const bool segments = name.starts_with(kDeepLabPrefix);
-  const nn::NormOptions norm{strategy_of(name, options), options.activation, options.activation_param};
+  const nn::NormOptions norm{.strategy = strategy_of(name, options),
+                             .activation = options.activation,
+                             .activation_param = options.activation_param,
+                             .group = options.group};
   const Entry* body = find(bodies(), segments ? name.substr(kDeepLabPrefix.size()) : name);
   const Entry* small = find(small_networks(), name);
   if (body || small) {

@@ -24,6 +24,7 @@ struct ModelOptions {
   int64_t output_stride = 16;      ///< segmentation only: 8 or 16
   /// Only the names densenet... take it. Default: nn::default_dense_strategy.
   std::optional<nn::DenseStrategy> dense_strategy = std::nullopt;
+  std::string group = {};  ///< of all normalizations: nn::NormOptions::group
 };
 
 /// Makes the network with this name, freshly initialized from libtorch's global generator (seed it first):

@@ -66,6 +66,7 @@ ops::AbnOptions BatchNormActImpl::begin_forward() {
   layer.eps = options.eps();
   layer.activation = options.activation();
   layer.activation_param = options.activation_param();
+  if (layer.training) layer.group = options.group();
   // A recomputed segment sees the same batch again.
   if (is_training() && num_batches_tracked.defined() && !recomputing()) {
     // module->to(kBFloat16) casts this buffer, too, and bf16 would count to 256 only.
@@ -91,7 +92,17 @@ ops::Saved BatchNormActImpl::saved() const {
              : saved_by_strategy(options.strategy(), options.activation());
 }
 
+bool BatchNormActImpl::is_empty(const at::Tensor& x) const {
+  return x.numel() == 0 && !shares_statistics();
+}
+
 at::Tensor BatchNormActImpl::forward_standard(const at::Tensor& x, const ops::AbnOptions& layer) {
+  if (!layer.group.empty()) {
+    ops::AbnOptions alone = layer;
+    alone.activation = Activation::kIdentity;
+    alone.saved = ops::Saved::kInput;
+    return ops::abn(x, tensors(), alone);
+  }
   // The functional form, unlike at::batch_norm, refuses one value per channel, as the fused layer does.
   namespace F = torch::nn::functional;
   // A recomputed batch must not move the running statistics again. They are copies, not undefined tensors:
@@ -127,7 +138,7 @@ at::Tensor BatchNormActImpl::forward(at::Tensor x) {
   if (is_activation_only()) return activate_only(std::move(x));
   ops::AbnOptions layer = begin_forward();
   // libtorch's layer handles an empty batch: empty results, zero gradients, no statistics.
-  if (options.strategy() == Strategy::kStandard || x.numel() == 0)
+  if (options.strategy() == Strategy::kStandard || is_empty(x))
     return activate_(forward_standard(x, layer), layer.activation, layer.activation_param);
   layer.saved = saved();
   return forward_fused(std::move(x), layer);
@@ -137,7 +148,7 @@ at::Tensor BatchNormActImpl::forward_into(at::Tensor x, torch::nn::Conv2dImpl& c
   const Strategy strategy = options.strategy();
   const bool is_fused = strategy == Strategy::kCheckpoint || strategy == Strategy::kCheckpointNormalized ||
                         strategy == Strategy::kStoreY;
-  if (!is_fused || is_activation_only() || x.numel() == 0) {
+  if (!is_fused || is_activation_only() || is_empty(x)) {
     auto* ours = dynamic_cast<Conv2dImpl*>(&conv);
     at::Tensor z = forward(std::move(x));
     return ours ? ours->forward(z) : conv2d_detail::forward(conv, z, convolution_backend(strategy));
@@ -168,7 +179,7 @@ at::Tensor BatchNormActImpl::forward_residual(at::Tensor x, const at::Tensor& re
     return activate_(options.in_place() ? x.add_(r) : x + r, activation, param);
   }
   ops::AbnOptions layer = begin_forward();
-  if (strategy == Strategy::kStandard || x.numel() == 0)
+  if (strategy == Strategy::kStandard || is_empty(x))
     return activate_(forward_standard(x, layer).add_(activated_residual()), activation, param);
   // The sum cannot be recovered from the activated sum: the activation is a layer of its own.
   const bool activates_aside = !defers && current.is_deferred;

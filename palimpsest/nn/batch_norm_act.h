@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <optional>
 #include <ostream>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -29,7 +30,8 @@ struct BatchNormActOptions {
         strategy_(norm.strategy),
         activation_(norm.activation),
         activation_param_(norm.activation_param),
-        in_place_(norm.in_place) {}
+        in_place_(norm.in_place),
+        group_(norm.group) {}
 
   /// Sets leaky ReLU's slope: another name for activation_param, for code that has only that activation.
   BatchNormActOptions& slope(double slope) { return activation_param(slope); }
@@ -64,6 +66,12 @@ struct BatchNormActOptions {
   /// input as it is; so does `checkpoint`, except without an activation and in forward_residual. Default:
   /// true. A later change takes effect at the next forward.
   TORCH_ARG(bool, in_place);
+  /// The name of a process group (distributed::Group::name) whose ranks normalize with the statistics of all
+  /// their batches together. Default: "", the statistics of this process. Every rank must then run the layer
+  /// in each step, with an empty batch if need be. Eval mode ignores it. `standard` then runs the fused layer
+  /// too, because libtorch has no such layer, but saves x and z all the same. A later change takes effect at
+  /// the next forward.
+  TORCH_ARG(std::string, group);
 
  public:
   template <class Other>
@@ -94,7 +102,8 @@ struct BatchNormActOptions {
 ///   nn::BatchNormAct(64);   nn::BatchNormAct(nn::BatchNormActOptions(64).strategy(nn::Strategy::kStoreY));
 ///
 /// x: (N, C, ...) of rank 2 to 5, f32, f64, f16 or bf16, any strides (NCHW and channels-last run natively).
-/// Training needs at least two values per channel, or an empty batch (N = 0), which moves no statistics.
+/// Training needs at least two values per channel, or an empty batch (N = 0), which moves no statistics. With
+/// a group, these are the values of all ranks.
 /// Train mode normalizes with the statistics of the batch and moves the running statistics towards them; eval
 /// mode normalizes with the running statistics.
 ///
@@ -155,6 +164,12 @@ class BatchNormActImpl : public Cloneable<BatchNormActImpl> {
   /// mode.
   bool is_activation_only() const { return activation_only && !is_training(); }
 
+  /// Returns whether this forward pass takes statistics over options.group(). Then an empty batch runs the
+  /// operators that the other ranks run.
+  bool shares_statistics() const {
+    return !options.group().empty() && (is_training() || !running_mean.defined());
+  }
+
   void pretty_print(std::ostream& stream) const override;
 
   BatchNormActOptions options;
@@ -168,6 +183,7 @@ class BatchNormActImpl : public Cloneable<BatchNormActImpl> {
 
  private:
   ops::AbnOptions begin_forward();
+  bool is_empty(const at::Tensor& x) const;
   at::Tensor forward_standard(const at::Tensor& x, const ops::AbnOptions& layer);
   at::Tensor forward_fused(at::Tensor x, ops::AbnOptions layer,
                            const std::optional<at::Tensor>& residual = std::nullopt) const;

@@ -90,7 +90,7 @@ at::Tensor DenseLayerImpl::read(const std::vector<at::Tensor>& features) {
 }
 
 at::Tensor DenseLayerImpl::bottleneck(const std::vector<at::Tensor>& features) {
-  const bool is_empty = features.front().numel() == 0;
+  const bool is_empty = features.front().numel() == 0 && !norm1->shares_statistics();
   const bool one_operator = is_plain() && (!pre_activation_ || norm1->fits_operator());
   if (dense_strategy_ == DenseStrategy::kShared && one_operator && !is_empty)
     return ops::concat_abn_conv(features, pre_activation_ ? std::optional(norm1->tensors()) : std::nullopt,
@@ -109,6 +109,10 @@ at::Tensor DenseLayerImpl::forward(const std::vector<at::Tensor>& features, doub
   at::Tensor f = (pre_activation_ ? norm2 : norm1)->forward_into(std::move(h), conv2);
   if (!pre_activation_) f = norm2->forward(std::move(f));
   return dropout > 0 ? at::dropout(f, dropout, is_training()) : f;
+}
+
+bool DenseLayerImpl::shares_statistics() const {
+  return norm1->shares_statistics() || norm2->shares_statistics();
 }
 
 bool DenseLayerImpl::is_plain() const {
@@ -152,7 +156,8 @@ at::Tensor DenseBlockImpl::forward(const at::Tensor& x) {
                  std::to_string(x.size(1)) + " in x of shape " + shape.str());
   }
   const DenseStrategy strategy = options.dense_strategy();
-  const bool is_empty = x.numel() == 0;
+  // All ranks of a group must run the same operators.
+  const bool is_empty = x.numel() == 0 && !layers_.front()->shares_statistics();
   bool fused = strategy == DenseStrategy::kFused && !is_empty;
   for (const auto& layer : layers_) fused = fused && layer->fits_block_operator();
   if (fused) {

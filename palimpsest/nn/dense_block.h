@@ -56,6 +56,7 @@ class DenseLayerImpl : public Cloneable<DenseLayerImpl> {
   /// Returns whether ops::dense_block can run the layer. It cannot after a normalization was folded away
   /// (nn/fold.h) or got the strategy `standard`.
   bool fits_block_operator() const;
+  bool shares_statistics() const;
 
   BatchNormAct norm1{nullptr}, norm2{nullptr};
   Conv2d conv1{nullptr}, conv2{nullptr};

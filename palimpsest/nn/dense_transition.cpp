@@ -29,7 +29,8 @@ DenseTransitionImpl::DenseTransitionImpl(const DenseTransitionOptions& o) : opti
 }
 
 at::Tensor DenseTransitionImpl::forward(const at::Tensor& x) {
-  if (runs_libtorch_layers(options.dense_strategy()) || !norm_->fits_operator() || x.numel() == 0)
+  const bool is_empty = x.numel() == 0 && !norm_->shares_statistics();
+  if (runs_libtorch_layers(options.dense_strategy()) || !norm_->fits_operator() || is_empty)
     return at::avg_pool2d(conv_->forward(norm_->forward(x)), {2, 2});
   return ops::concat_abn_conv({x}, norm_->tensors(), conv_->weight, conv2d_detail::geometry(*conv_),
                               norm_->begin_operator(), /*pool=*/true);

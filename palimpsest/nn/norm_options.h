@@ -2,6 +2,8 @@
 
 #include "palimpsest/nn/strategy.h"
 
+#include <string>
+
 namespace palimpsest::nn {
 
 /// The options that all normalizations of a network have in common. Blocks and networks take them.
@@ -11,6 +13,9 @@ struct NormOptions {
   Activation activation = Activation::kLeakyReLU;
   double activation_param = 0.01;  ///< leaky ReLU's slope or ELU's alpha
   bool in_place = true;            ///< false: leaves the input as it is, for an input with a second reader
+  /// The process group whose ranks share the statistics of a batch (ops::AbnOptions::group). Empty: each
+  /// process has its own.
+  std::string group = {};
 
   /// Returns the same options without an activation.
   NormOptions identity() const {

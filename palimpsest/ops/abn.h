@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 /// The fused layer as an operator on tensors: batch normalization, then an activation,
 ///   y[n,c,...] = weight[c] * (x[n,c,...] - mean[c]) / sqrt(var[c] + eps) + bias[c] (+ residual[n,c,...])
@@ -27,6 +28,12 @@
 /// the unbiased variance. Otherwise the layer normalizes with the running statistics (frozen batch
 /// normalization), and is also differentiable.
 /// Gradients: x, weight, bias and residual, each only if it requires one. Double backward is an error.
+/// Statistics over a process group (AbnOptions::group): the ranks of the group normalize with mean and
+/// variance of all their batches together, which may differ in size and be empty. Forward gathers 2 C + 1
+/// numbers per rank, backward adds 2 C: one collective each. Every rank gets the same statistics and running
+/// statistics, to the last bit. The gradients of weight and bias are those of the rank's own batch, as
+/// torch.nn.SyncBatchNorm has them: data parallelism adds them up. A segment that backward runs again makes
+/// no second collective (base/segment_log.h).
 /// Errors: c10::Error "[abn] requirement, got value".
 /// Source: Rota Bulo, Porzi, Kontschieder, "In-Place Activated BatchNorm for Memory-Optimized Training of
 /// DNNs", CVPR 2018.
@@ -58,6 +65,10 @@ struct AbnOptions {
   Saved saved = Saved::kOutput;
   /// Adds max(residual, 0) instead of the residual, whose producer leaves the ReLU to its readers.
   bool relu_residual = false;
+  /// The name of a process group (distributed/process_group.h; in Python: group.group_name) whose ranks share
+  /// the statistics of the batch. Empty: the statistics are those of this process. Without effect if
+  /// `training` is false.
+  std::string group{};
 };
 
 /// Returns the tensor that the layer saves for an x of this dtype: `options.saved`, or kPreActivation if

@@ -23,9 +23,16 @@ def statistics_to_move(*buffers):
 
 
 class _StatisticsOnce:
-    """In the second run, gives every normalization of this thread its buffers back: the batch has moved them in the first."""
+    """In the second run, gives every normalization of this thread its buffers back: the batch has moved them in the first.
+
+    log: the statistics over process groups of the first run, or None."""
+
+    def __init__(self, log):
+        self._log = log
 
     def __enter__(self):
+        if self._log is not None:
+            self._log.begin_replay()
         _this_thread.depth = getattr(_this_thread, "depth", 0) + 1
         self._thread = threading.get_ident()
         self._before = []
@@ -33,6 +40,8 @@ class _StatisticsOnce:
                        torch.nn.modules.module.register_module_forward_hook(self._restore, always_call=True))
 
     def __exit__(self, *_):
+        if self._log is not None:
+            self._log.end()
         _this_thread.depth -= 1
         for hook in self._hooks:
             hook.remove()
@@ -52,11 +61,32 @@ class _StatisticsOnce:
                     buffer.data.copy_(value)
 
 
+class _Recorded:
+    """In the first run, keeps what process groups agree on."""
+
+    def __init__(self, log):
+        self._log = log
+
+    def __enter__(self):
+        self._log.begin_recording()
+
+    def __exit__(self, *_):
+        self._log.end()
+
+
+def _contexts():
+    """The contexts of the two runs."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return contextlib.nullcontext(), _StatisticsOnce(None)
+    log = torch.classes.palimpsest.SegmentLog()
+    return _Recorded(log), _StatisticsOnce(log)
+
+
 def checkpoint(fn: Callable[..., Any], *inputs: Any, preserve_rng_state: bool = True, **keywords: Any) -> Any:
     """fn(*inputs, **keywords), of which only the inputs are saved; backward runs fn again.
 
     fn: a function or module. Running statistics of batch normalizations move once, and dropout draws the numbers of the first
-    run again (preserve_rng_state=False: fn draws none). Segments nest. Hooks, torch.autograd.grad and distributed data
+    run again (preserve_rng_state=False: fn draws none). Statistics over a process group are gathered once. Segments nest. Hooks, torch.autograd.grad and distributed data
     parallelism work as without it. Everything else is torch.utils.checkpoint with use_reentrant=False."""
     return _torch_checkpoint(fn, *inputs, use_reentrant=False, preserve_rng_state=preserve_rng_state,
-                             context_fn=lambda: (contextlib.nullcontext(), _StatisticsOnce()), **keywords)
+                             context_fn=_contexts, **keywords)

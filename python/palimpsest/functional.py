@@ -109,26 +109,45 @@ def is_exporting() -> bool:
     return torch.compiler._is_exporting_flag or torch.onnx.is_in_onnx_export()
 
 
+def group_name(group: "torch.distributed.ProcessGroup | str | None") -> str:
+    """The name under which operators find a process group; "" for None. Raises ValueError for what is no group."""
+    if group is None or isinstance(group, str):
+        return group or ""
+    name = getattr(group, "group_name", None)
+    if not isinstance(name, str):
+        raise ValueError("group must be a torch.distributed.ProcessGroup that this process belongs to, its name or None, got "
+                         f"{type(group).__name__}")
+    return name
+
+
 def batch_norm_act(x: torch.Tensor, running_mean: torch.Tensor | None, running_var: torch.Tensor | None,
                    weight: torch.Tensor | None = None, bias: torch.Tensor | None = None, training: bool = False,
                    momentum: float = 0.1, eps: float = 1e-5, *, activation: str = "leaky_relu", activation_param: float = 0.01,
-                   strategy: str = "auto", residual: torch.Tensor | None = None, in_place: bool = False) -> torch.Tensor:
+                   strategy: str = "auto", residual: torch.Tensor | None = None, in_place: bool = False,
+                   group: "torch.distributed.ProcessGroup | str | None" = None) -> torch.Tensor:
     """act(batch_norm(x) + residual), with one tensor saved for backward.
 
     x: (N, C, ...), f32, f64, f16 or bf16. The first eight arguments are those of torch.nn.functional.batch_norm. `residual`: of
     x's shape, or None. `in_place`: writes the result over x, whose producer must not need it (a convolution, a sum), under the
     strategies that save the result.
+    group: the processes that share the statistics of a batch in training, as a group of torch.distributed or its name
+    (group_name). On a CPU, too; their batches may differ in size and be empty. All processes of the group make the call.
     Returns a tensor of x's shape. Raises ValueError for a wrong name or pair, RuntimeError for tensors that do not fit."""
     strategy = resolve_strategy(strategy, activation)
+    shared = group_name(group) if training else ""
     if training:
         running_mean, running_var = statistics_to_move(running_mean, running_var)
-    if strategy == "standard" or x.numel() == 0 or (not training and is_exporting()):
+    if shared and strategy == "standard":
+        y = torch.ops.palimpsest.abn(x, weight, bias, running_mean, running_var, training, momentum, eps, "identity", 0.0, None,
+                                     shared, saved="input")
+        return activate(y if residual is None else y + residual, activation, activation_param)
+    if strategy == "standard" or (x.numel() == 0 and not shared) or (not training and is_exporting()):
         y = F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
         return activate(y if residual is None else y + residual, activation, activation_param)
     saved = saved_by(strategy, activation)
     op = torch.ops.palimpsest.abn_ if in_place and saved.startswith("output") else torch.ops.palimpsest.abn
     return op(x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param, residual,
-              saved=saved)
+              shared, saved=saved)
 
 
 def _pair(size):

@@ -52,12 +52,14 @@ class BatchNormAct(_NormBase):
 
     strategy: which tensor is saved for backward; "auto" saves the output if the activation can be inverted, else y.
     functional.strategy_names() lists them, docs/memory.md explains them. in_place: writes the result over x, whose
-    producer must not need it, under the strategies that save the result. Raises ValueError for a strategy whose backward
+    producer must not need it, under the strategies that save the result. group: the processes that share the statistics of
+    a batch (functional.batch_norm_act); the module keeps the group's name. Raises ValueError for a strategy whose backward
     cannot handle the activation."""
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
                  track_running_stats: bool = True, *, activation: str = "leaky_relu", activation_param: float = 0.01,
-                 strategy: str = "auto", in_place: bool = False, device: torch.device | str | None = None,
+                 strategy: str = "auto", in_place: bool = False,
+                 group: "torch.distributed.ProcessGroup | str | None" = None, device: torch.device | str | None = None,
                  dtype: torch.dtype | None = None) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         functional.resolve_strategy(strategy, activation)
@@ -65,6 +67,7 @@ class BatchNormAct(_NormBase):
         self.activation_param = activation_param
         self.strategy = strategy
         self.in_place = in_place
+        self.group = functional.group_name(group)
 
     def _check_input_dim(self, x):
         if x.dim() < 2 or x.size(1) != self.num_features:
@@ -76,11 +79,16 @@ class BatchNormAct(_NormBase):
         weight, bias, mean, var, uses_batch, momentum, eps = settings_of(self)
         return functional.batch_norm_act(
             x, mean, var, weight, bias, uses_batch, momentum, eps, activation=self.activation, activation_param=self.activation_param,
-            strategy=self.strategy, residual=residual, in_place=self.in_place)
+            strategy=self.strategy, residual=residual, in_place=self.in_place,
+            group=self._statistics_group())
+
+    def _statistics_group(self):
+        return self.group
 
     def extra_repr(self) -> str:
         """What repr() shows: torch's line, the activation and the strategy."""
-        return f"{super().extra_repr()}, activation={self.activation}, strategy={self.strategy}"
+        group = f", group={self.group!r}" if self.group else ""
+        return f"{super().extra_repr()}, activation={self.activation}, strategy={self.strategy}{group}"
 
 
 class InPlaceABN(BatchNormAct):
@@ -88,9 +96,11 @@ class InPlaceABN(BatchNormAct):
 
     def __init__(self, num_features: int, eps: float = 1e-5, momentum: float | None = 0.1, affine: bool = True,
                  track_running_stats: bool = True, *, activation: str = "leaky_relu", activation_param: float = 0.01,
-                 strategy: str = "auto", device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
+                 strategy: str = "auto", group: "torch.distributed.ProcessGroup | str | None" = None,
+                 device: torch.device | str | None = None, dtype: torch.dtype | None = None) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, activation=activation,
-                         activation_param=activation_param, strategy=strategy, in_place=True, device=device, dtype=dtype)
+                         activation_param=activation_param, strategy=strategy, in_place=True, group=group, device=device,
+                         dtype=dtype)
 
 
 class Conv2d(torch.nn.Conv2d):
@@ -119,14 +129,33 @@ class MaxPool2d(torch.nn.MaxPool2d):
         return functional.max_pool2d(x, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
+class _SharedBatchNorm2d(torch.nn.BatchNorm2d):
+    """BatchNorm2d with the statistics of a group."""
+
+    def __init__(self, channels, group):
+        super().__init__(channels)
+        self.group = group
+
+    def forward(self, x):
+        if not self.training:
+            return super().forward(x)
+        weight, bias, mean, var, uses_batch, momentum, eps = settings_of(self)
+        return functional.batch_norm_act(x, mean, var, weight, bias, uses_batch, momentum, eps, activation="identity",
+                                         strategy="standard", group=self.group)
+
+
 class _DenseLayer(torch.nn.Module):
     """Holds the parameters of a layer, for which DenseBlock computes. forward is for what its operator cannot do."""
 
-    def __init__(self, channels, growth, bottleneck):
+    def __init__(self, channels, growth, bottleneck, group):
         super().__init__()
-        self.norm1 = torch.nn.BatchNorm2d(channels)
+
+        def norm(features):
+            return _SharedBatchNorm2d(features, group) if group else torch.nn.BatchNorm2d(features)
+
+        self.norm1 = norm(channels)
         self.conv1 = torch.nn.Conv2d(channels, bottleneck * growth, 1, bias=False)
-        self.norm2 = torch.nn.BatchNorm2d(bottleneck * growth)
+        self.norm2 = norm(bottleneck * growth)
         self.conv2 = torch.nn.Conv2d(bottleneck * growth, growth, 3, padding=1, bias=False)
 
     def forward(self, x, activation, param, drop_rate):
@@ -149,7 +178,7 @@ def dense_block_fits(layers: Sequence[Any]) -> bool:
         norm1, conv1, norm2, conv2 = parts["norm1"], parts["conv1"], parts["norm2"], parts["conv2"]
         for norm in (norm1, norm2):
             weight, bias = weight_and_bias(norm)
-            if type(norm) is not torch.nn.BatchNorm2d or _norm_state(norm) != state or weight is None or bias is None \
+            if type(norm) not in (torch.nn.BatchNorm2d, _SharedBatchNorm2d) or _norm_state(norm) != state or weight is None or bias is None \
                     or norm._buffers["running_mean"] is None:
                 return False
         for conv in (conv1, conv2):
@@ -163,14 +192,14 @@ def dense_block_fits(layers: Sequence[Any]) -> bool:
 
 
 def dense_block(x: torch.Tensor, layers: Sequence[Any], activation: str, activation_param: float,
-                dropout: float) -> torch.Tensor:
+                dropout: float, group: str = "") -> torch.Tensor:
     """x and the features of each layer, by one operator. dense_block_fits(layers) must hold."""
     norm1, norm2 = (list(zip(*(settings_of(layer._modules[name]) for layer in layers))) for name in ("norm1", "norm2"))
     conv1, conv2 = ([weight_and_bias(layer._modules[name])[0] for layer in layers] for name in ("conv1", "conv2"))
     training, momentum, eps = (column[0] for column in norm1[4:])
     saved = functional.saved_by(functional.resolve_strategy("auto", activation), activation)
     return torch.ops.palimpsest.dense_block(x, *norm1[:4], conv1, *norm2[:4], conv2, training, momentum, eps, activation,
-                                            activation_param, saved=saved, dropout=dropout)
+                                            activation_param, saved=saved, dropout=dropout, group=group if training else "")
 
 
 def _is_listened(module):
@@ -183,19 +212,22 @@ class DenseBlock(torch.nn.Module):
 
     x: (N, in_channels, H, W) to (N, in_channels + num_layers * growth_rate, H, W). The features are written once, in one
     tensor; nothing else of their size is saved. Parameters have the names of torchvision's (denselayer1.norm1.weight, ...).
+    group: the processes that share the statistics of a batch (functional.batch_norm_act).
     The layers run one by one, and save more tensors, under torch.compile, with hooks, where the normalizations differ in
     training, momentum or eps, and where a module was replaced (SyncBatchNorm.convert_sync_batchnorm).
     Source: Pleiss, Chen, Huang, Li, van der Maaten, Weinberger, "Memory-Efficient Implementation of DenseNets", 2017."""
 
     def __init__(self, num_layers: int, in_channels: int, growth_rate: int, bn_size: int = 4, drop_rate: float = 0.0, *,
-                 activation: str = "relu", activation_param: float = 0.01) -> None:
+                 activation: str = "relu", activation_param: float = 0.01,
+                 group: "torch.distributed.ProcessGroup | str | None" = None) -> None:
         super().__init__()
         if num_layers < 1:
             raise ValueError(f"DenseBlock needs num_layers >= 1, got {num_layers}")
         functional.resolve_strategy("auto", activation)
         self.drop_rate, self.activation, self.activation_param = drop_rate, activation, activation_param
+        self.group = functional.group_name(group)
         for i in range(num_layers):
-            self.add_module(f"denselayer{i + 1}", _DenseLayer(in_channels + i * growth_rate, growth_rate, bn_size))
+            self.add_module(f"denselayer{i + 1}", _DenseLayer(in_channels + i * growth_rate, growth_rate, bn_size, self.group))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x and the features of each layer, along the channels."""
@@ -204,7 +236,7 @@ class DenseBlock(torch.nn.Module):
         is_plain = len(rates) > 1 or torch.compiler.is_compiling() or functional.is_exporting() \
             or any(_is_listened(module) for layer in layers for module in layer.modules())
         if not is_plain and dense_block_fits(layers):
-            return dense_block(x, layers, self.activation, self.activation_param, rates.pop())
+            return dense_block(x, layers, self.activation, self.activation_param, rates.pop(), self.group)
         features = [x]
         for layer in layers:
             features.append(layer(torch.cat(features, 1), self.activation, self.activation_param, self.drop_rate))

@@ -151,6 +151,7 @@ Segment::Tensors Segment::first_run(const Tensors& inputs) {
   Tensors outputs;
   {
     const SavedTensorSinkGuard to_us(*this);
+    const SegmentLog::Recording recording(log_);
     outputs = fn_(inputs);
   }
   for (std::size_t i = 0; i < inputs.size(); ++i) {
@@ -225,6 +226,7 @@ std::vector<Versioned> Segment::run_again() {
     const BufferSnapshot buffers(buffers_);
     const auto restore_buffers = c10::make_scope_exit([&] { buffers.restore(); });
     const SavedTensorSinkGuard to_collector(collector);
+    const SegmentLog::Replay replay(log_);
     outputs = fn_(inputs);
   }
   Forms saved;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "palimpsest/base/segment_log.h"
 #include "palimpsest/memory/recompute.h"
 #include "palimpsest/memory/recompute/ambient_state.h"
 #include "palimpsest/memory/recompute/saved_tensor_hooks.h"
@@ -78,6 +79,7 @@ class Segment final : public SavedTensorSink, public std::enable_shared_from_thi
   const Function fn_;
   const Tensors buffers_;
   AmbientState ambient_state_;
+  SegmentLog log_;  // what the first run computed with other processes
   std::vector<Input> inputs_;
   std::vector<Versioned> parameters_;
   Forms outputs_, saved_;

@@ -5,6 +5,7 @@
 #include "palimpsest/ops/common/tracing.h"
 #include "palimpsest/ops/invertibility/predictor.h"
 #include "palimpsest/ops/invertibility/saved_channels.h"
+#include "palimpsest/ops/synchronization/process_group.h"
 
 #include <c10/core/GradMode.h>
 
@@ -50,6 +51,8 @@ AbnOptions resolved(AbnOptions options, const Inputs& inputs) {
 ForwardArguments forward_arguments(const Inputs& inputs, const AbnOptions& options, bool for_backward) {
   const NormalizationTensors& norm = inputs.norm;
   const bool has_moved = options.training && recomputing();
+  const bool is_shared =
+      options.training && !options.group.empty() && synchronization::size(options.group) > 1;
   return {{inputs.residual, norm.weight, norm.bias, options.activation, options.activation_param,
            options.saved, options.relu_residual},
           has_moved ? std::nullopt : norm.running_mean,
@@ -57,7 +60,8 @@ ForwardArguments forward_arguments(const Inputs& inputs, const AbnOptions& optio
           options.training,
           options.momentum,
           options.eps,
-          for_backward};
+          for_backward,
+          is_shared ? options.group : ""};
 }
 
 Gradients backward_stealing(at::Tensor dz, const BackwardArguments& arguments) {
@@ -88,7 +92,8 @@ void save(AutogradContext* ctx, at::Tensor saved_values, const ForwardArguments&
                         or_undefined(settings.weight),
                         or_undefined(settings.bias),
                         or_undefined(settings.residual),
-                        statistics.branch};
+                        statistics.branch,
+                        statistics.count};
   tensors.insert(tensors.end(), more.begin(), more.end());
   ctx->save_for_backward(std::move(tensors));
   ctx->saved_data["training"] = arguments.training;
@@ -96,6 +101,7 @@ void save(AutogradContext* ctx, at::Tensor saved_values, const ForwardArguments&
   ctx->saved_data["activation_param"] = settings.activation_param;
   ctx->saved_data["saved"] = static_cast<int64_t>(settings.saved);
   ctx->saved_data["relu_residual"] = settings.relu_residual;
+  if (!arguments.group.empty()) ctx->saved_data["group"] = arguments.group;
 }
 
 BackwardArguments saved_arguments(AutogradContext* ctx) {
@@ -118,6 +124,8 @@ BackwardArguments saved_arguments(AutogradContext* ctx, const variable_list& sav
                 static_cast<Saved>(ctx->saved_data["saved"].toInt()),
                 ctx->saved_data["relu_residual"].toBool()};
   a.training = ctx->saved_data["training"].toBool();
+  a.count = saved[9];
+  if (a.count.defined()) a.group = ctx->saved_data["group"].toStringRef();
   // Hooks that copy saved tensors may change the memory order of z.
   const bool in_memory_order = a.branch.defined() || a.channel_values.sym_numel() != 0;
   if (in_memory_order && saves_output(a.settings.saved) && a.saved_values.defined()) {

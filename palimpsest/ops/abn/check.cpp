@@ -3,6 +3,7 @@
 #include "palimpsest/ops/abn/native.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/common/names.h"
+#include "palimpsest/ops/synchronization/process_group.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -151,9 +152,11 @@ void check(const Inputs& inputs, const AbnOptions& options) {
   check_saved(options);
   check_numbers(options);
   if (options.training) {
-    TORCH_CHECK(x.sym_numel() > x.sym_size(1) || x.sym_numel() == 0,
-                "[abn] training needs more than one value per channel, got shape ", x.sym_sizes(),
-                "; use a larger batch, or frozen statistics (training = false)");
+    // A group knows how many values it has when it has gathered the statistics.
+    const bool is_shared = !options.group.empty() && synchronization::size(options.group) > 1;
+    TORCH_CHECK_VALUE(is_shared || x.sym_numel() > x.sym_size(1) || x.sym_numel() == 0,
+                      "[abn] training needs more than one value per channel, got shape ", x.sym_sizes(),
+                      "; use a larger batch, or frozen statistics (training = false)");
   } else {
     TORCH_CHECK(norm.running_mean,
                 "[abn] training = false normalizes with the running statistics, got none; ",
@@ -238,7 +241,7 @@ void check_forward_pass(const at::Tensor& x, const ForwardArguments& a) {
   const Settings& s = a.settings;
   check({x, {s.weight, s.bias, a.running_mean, a.running_var}, s.residual},
         {a.training, a.momentum, a.eps, s.activation, s.activation_param,
-         a.for_backward ? s.saved : Saved::kInput, s.relu_residual});
+         a.for_backward ? s.saved : Saved::kInput, s.relu_residual, a.group});
   if (a.for_backward) check_inverse(x, s);
 }
 
@@ -263,6 +266,11 @@ void check_backward_pass(const at::Tensor& dz, const BackwardArguments& a, bool 
               "[abn] backward computes z only from 'pre_activation', 'normalized' or 'input', got saved='",
               saved_name(s.saved), "'");
   TORCH_CHECK(!a.need_dresidual || s.residual, "[abn] there is no residual to differentiate");
+  TORCH_CHECK(!is_synchronized(a) || (a.count.scalar_type() == at::kDouble && a.count.numel() == 1 &&
+                                      a.count.device() == values.device()),
+              "[abn] count must be one float64 value on ", values.device(), ", got ",
+              a.count.defined() ? c10::str(a.count.sizes(), " ", name_of(a.count), " on ", a.count.device())
+                                : "none");
   const auto bytes = kernels::branch_bytes(values.numel());
   TORCH_CHECK(s.saved != Saved::kOutputBit ||
                   (a.branch.defined() && a.branch.scalar_type() == at::kByte && a.branch.is_contiguous() &&

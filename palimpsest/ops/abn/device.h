@@ -12,6 +12,8 @@ struct Device {
   /// (C) running statistics, contiguous, of any floating dtype -> mean and 1/sqrt(var + eps), f64.
   void (*frozen_statistics)(const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
                             const at::Tensor& mean, const at::Tensor& inv_std);
+  void (*statistics)(const kernels::AbnProblem& problem, const void* x, double* mean, double* var,
+                     const at::Tensor& like);
   void (*apply)(const kernels::AbnProblem& problem, const kernels::AbnForward& tensors,
                 const at::Tensor& like);
   void (*forward)(const kernels::AbnProblem& problem, double eps, const kernels::AbnForward& tensors,

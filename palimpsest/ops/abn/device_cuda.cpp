@@ -36,6 +36,12 @@ const Device& cuda_device() {
                                         mean.mutable_data_ptr<double>(), inv_std.mutable_data_ptr<double>(),
                                         call.stream());
           },
+      .statistics =
+          [](const AbnProblem& problem, const void* x, double* mean, double* var, const at::Tensor& like) {
+            with_workspace(problem, like, [&](const cuda::Queue& queue) {
+              cuda::abn_statistics(problem, x, mean, var, queue);
+            });
+          },
       .apply =
           [](const AbnProblem& problem, const AbnForward& tensors, const at::Tensor& like) {
             const CudaCall call(like);

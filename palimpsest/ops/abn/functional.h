@@ -9,6 +9,7 @@
 
 #include <initializer_list>
 #include <optional>
+#include <string>
 
 /// The layer for operators that differentiate by themselves (abn, abn_conv, concat_abn_conv, dense_block):
 /// checks, passes without autograd, and the saved tensors of an autograd Function. The passes go through
@@ -72,6 +73,8 @@ struct ForwardArguments {
   double momentum = 0.1;
   double eps = 1e-5;
   bool for_backward = false;  ///< a backward pass may follow: non-invertible channels are saved
+  /// The group that shares the statistics; empty if there is none, if it has one rank, or unless `training`.
+  std::string group{};
 };
 
 /// Returns the arguments of a forward pass. They hold no running statistics in a recomputed segment that
@@ -88,6 +91,7 @@ struct Statistics {
   at::Tensor channel_values, channel_index;
   /// kOutputBit: the branch of each value, u8, (branch_bytes(elements)); otherwise undefined.
   at::Tensor branch;
+  at::Tensor count{};  ///< (1), f64: values per channel in the group's batch; undefined without a group
 };
 
 struct ForwardResult {
@@ -114,7 +118,14 @@ struct BackwardArguments {
   bool need_dresidual = false;
   /// true: the same pass over memory also recomputes z, bit-identically; is_before_activation(saved) only.
   bool need_z = false;
+  std::string group{};  ///< as forward had it
+  at::Tensor count{};   ///< Statistics::count
 };
+
+/// Returns whether backward adds its sums over a group.
+inline bool is_synchronized(const BackwardArguments& a) {
+  return a.training && !a.group.empty();
+}
 
 /// The gradients, and z; undefined where not needed. dweight and dbias: f32, or f64 for f64 layers.
 struct Gradients {
@@ -133,7 +144,7 @@ at::Tensor saved_tensor(Saved saved, const at::Tensor& x, const ForwardResult& r
 /// Saves in `ctx` the arguments that saved_arguments() returns. The tensors of `more` follow from number
 /// kSavedTensors on. With frozen statistics, identity activation, no residual and no gradient for weight and
 /// bias, backward needs no values of the input, and `saved_values` is not saved.
-inline constexpr int kSavedTensors = 9;
+inline constexpr int kSavedTensors = 10;
 void save(torch::autograd::AutogradContext* ctx, at::Tensor saved_values, const ForwardArguments& arguments,
           const Statistics& statistics, at::ArrayRef<at::Tensor> more = {});
 BackwardArguments saved_arguments(torch::autograd::AutogradContext* ctx);

@@ -29,8 +29,14 @@ Statistics statistics_of(const at::Tensor& x, const ForwardArguments& arguments)
   at::Tensor branch;
   if (arguments.settings.saved == Saved::kOutputBit && arguments.for_backward)
     branch = at::empty_symint({kernels::branch_bytes(x.sym_numel())}, x.options().dtype(at::kByte));
-  return {vector_if(true, x, at::kDouble), vector_if(true, x, at::kDouble), hidden(x.scalar_type()),
-          hidden(at::kLong), std::move(branch)};
+  at::Tensor count;
+  if (!arguments.group.empty()) count = at::empty({1}, x.options().dtype(at::kDouble));
+  return {vector_if(true, x, at::kDouble),
+          vector_if(true, x, at::kDouble),
+          hidden(x.scalar_type()),
+          hidden(at::kLong),
+          std::move(branch),
+          std::move(count)};
 }
 
 }  // namespace

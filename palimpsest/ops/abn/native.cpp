@@ -9,11 +9,15 @@
 #include "palimpsest/ops/common/running_statistics.h"
 #include "palimpsest/ops/invertibility/predictor.h"
 #include "palimpsest/ops/invertibility/saved_channels.h"
+#include "palimpsest/ops/synchronization/process_group.h"
+#include "palimpsest/ops/synchronization/statistics.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/zeros.h>
 
+#include <optional>
 #include <utility>
 
 namespace palimpsest::ops::abn_detail {
@@ -113,8 +117,10 @@ kernels::RunningStatistics running_in_kernel(const ForwardArguments& a, const at
   return {a.running_mean->mutable_data_ptr(), a.running_var->mutable_data_ptr(), a.momentum};
 }
 
+/// `m`: the number of values per channel, as a number or as a tensor.
+template <class Count>
 void move_running(const kernels::RunningStatistics& in_kernel, const ForwardArguments& a,
-                  const at::Tensor& batch_mean, const at::Tensor& batch_var, double m) {
+                  const at::Tensor& batch_mean, const at::Tensor& batch_var, const Count& m) {
   if (in_kernel.mean) {
     bump_version(*a.running_mean);
     bump_version(*a.running_var);
@@ -123,16 +129,35 @@ void move_running(const kernels::RunningStatistics& in_kernel, const ForwardArgu
   }
 }
 
+/// Gathers the statistics of all batches of the group into `result`, and moves the running statistics.
+void synchronize(const at::Tensor& x, const Call& call, const ForwardArguments& a, Statistics& result) {
+  const auto own = [&](double* mean, double* var) {
+    device_for(x).statistics(call.problem, x.const_data_ptr(), mean, var, x);
+  };
+  const kernels::RunningStatistics running = running_in_kernel(a, x);
+  const DType running_dtype = x.scalar_type() == at::kDouble ? DType::f64 : DType::f32;
+  const int64_t values = x.numel() == 0 ? 0 : call.problem.shape.per_channel();
+  synchronization::GroupStatistics group =
+      synchronization::whole_batch(a.group, {x, x.size(1), values, own}, a.eps, running_dtype, running);
+  move_running(running, a, group.mean, group.var, group.count);
+  result.mean = std::move(group.mean);
+  result.inv_std = std::move(group.inv_std);
+  result.count = std::move(group.count);
+}
+
 /// Normalizes `x` into `z` (which may be x) and writes the saved tensor into `saved_values` (undefined, a
 /// separate tensor, or x). All are contiguous in one layout. `branch`: zeros for the bits, or undefined.
 Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tensor& saved_values,
                        const at::Tensor& branch, Call& call, const ForwardArguments& a) {
   const Device& device = device_for(x);
   const SavedChannels channels = a.for_backward ? choose_saved_channels(call, x) : SavedChannels{};
-  Statistics result{f64_vector(x), f64_vector(x), channels.hidden_values(x), channels.hidden_index(x), {}};
+  const bool is_shared = !a.group.empty();
+  const auto own_vector = [&] { return is_shared ? at::Tensor() : f64_vector(x); };
+  Statistics result{own_vector(), own_vector(), channels.hidden_values(x), channels.hidden_index(x), {}};
   if (!a.training)
     device.frozen_statistics(a.running_mean->contiguous(), a.running_var->contiguous(), a.eps, result.mean,
                              result.inv_std);
+  if (is_shared) synchronize(x, call, a, result);  // also with an empty batch: the other ranks wait
   if (x.numel() == 0) return result;
 
   kernels::AbnForward tensors;
@@ -153,7 +178,7 @@ Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tenso
   } else if (some) {
     channels.values.copy_(ChannelView(channels, call.problem).gather(x));  // before x is written over
   }
-  if (!a.training) {
+  if (!a.training || is_shared) {
     device.apply(call.problem, tensors, x);
   } else {
     const kernels::RunningStatistics running = running_in_kernel(a, x);
@@ -170,6 +195,11 @@ Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tenso
   return result;
 }
 
+/// The sums of dy * x-hat and of dy over the batch, (C) each.
+struct Sums {
+  at::Tensor dy_xhat, dy;
+};
+
 /// The tensors of one backward pass over some channels, contiguous in one layout. `out.dx` may be `dz`.
 struct BackwardCall {
   kernels::AbnProblem problem;
@@ -177,7 +207,27 @@ struct BackwardCall {
   bool training, need_sums;
   Gradients out;
 
+  /// The whole pass, with the statistics of this process.
   void run() const {
+    const kernels::AbnBackward tensors = pointers({out.dweight, out.dbias});
+    const Device& device = device_for(saved_values);
+    if (training && tensors.dx) return device.backward(problem, tensors, saved_values);
+    if (need_sums) reduce();  // before dx, which may overwrite dz
+    if (tensors.dx) apply({}, static_cast<double>(problem.shape.per_channel()));
+  }
+
+  /// Writes out.dweight and out.dbias.
+  void reduce() const {
+    device_for(saved_values).backward_reduce(problem, pointers({out.dweight, out.dbias}), saved_values);
+  }
+
+  /// Writes the other gradients, from sums over `m` values per channel; without sums for frozen statistics.
+  void apply(const Sums& sums, double m) const {
+    device_for(saved_values).backward_apply(problem, pointers(sums), m, saved_values);
+  }
+
+ private:
+  kernels::AbnBackward pointers(const Sums& sums) const {
     kernels::AbnBackward tensors;
     tensors.saved_values = saved_values.const_data_ptr();
     tensors.branch = branch.defined() ? branch.const_data_ptr<uint8_t>() : nullptr;
@@ -187,55 +237,93 @@ struct BackwardCall {
     tensors.bias = data_or_null(bias);
     tensors.mean = mean.const_data_ptr<double>();
     tensors.inv_std = inv_std.const_data_ptr<double>();
-    tensors.sum_dy_xhat = mutable_data_or_null(out.dweight);
-    tensors.sum_dy = mutable_data_or_null(out.dbias);
+    tensors.sum_dy_xhat = mutable_data_or_null(sums.dy_xhat);
+    tensors.sum_dy = mutable_data_or_null(sums.dy);
     tensors.dx = mutable_data_or_null(out.dx);
     tensors.dresidual = mutable_data_or_null(out.dresidual);
     tensors.z = mutable_data_or_null(out.z);
-    const Device& device = device_for(saved_values);
-    if (training && tensors.dx) return device.backward(problem, tensors, saved_values);
-    if (need_sums)
-      device.backward_reduce(problem, tensors, saved_values);  // before dx, which may overwrite dz
-    if (tensors.dx) {
-      tensors.sum_dy = tensors.sum_dy_xhat = nullptr;
-      device.backward_apply(problem, tensors, static_cast<double>(problem.shape.per_channel()), saved_values);
-    }
+    return tensors;
   }
 };
 
-/// Runs the pass over all channels, then over the saved channels alone, and replaces the results of the saved
-/// channels, which the first pass could not compute.
-void run_backward_with_channels(const BackwardCall& all, const SavedChannels& channels) {
-  const ChannelView part(channels, all.problem);
-  BackwardCall some{part.problem(),
-                    channels.values,
-                    {},
-                    all.residual.defined() ? part.gather(all.residual) : at::Tensor(),
-                    part.gather(all.dz),  // before dx may be written over dz
-                    part.gather_vector(all.weight),
-                    part.gather_vector(all.bias),
-                    part.gather_vector(all.mean),
-                    part.gather_vector(all.inv_std),
-                    all.training,
-                    all.need_sums,
-                    {}};
-  some.problem.saved = Saved::kNormalized;
-  const auto like_part = [&](const at::Tensor& t) {
-    return t.defined() ? at::empty_like(some.dz) : at::Tensor();
-  };
-  all.run();
-  some.out = {like_part(all.out.dx),
-              part.gather_vector(all.out.dweight),
-              part.gather_vector(all.out.dbias),
-              like_part(all.out.dresidual),
-              {}};
-  some.run();
-  if (all.out.dx.defined()) part.scatter(some.out.dx, all.out.dx);
-  if (all.out.dresidual.defined()) part.scatter(some.out.dresidual, all.out.dresidual);
-  if (all.out.dweight.defined()) {
-    part.scatter_vector(some.out.dweight, all.out.dweight);
-    part.scatter_vector(some.out.dbias, all.out.dbias);
+/// The pass over the saved channels alone. It gives their results, which the pass over all channels cannot
+/// compute.
+class SavedChannelsCall {
+ public:
+  SavedChannelsCall(const BackwardCall& all, const SavedChannels& channels)
+      : all_(all),
+        part_(channels, all.problem),
+        call_{part_.problem(),
+              channels.values,
+              {},
+              all.residual.defined() ? part_.gather(all.residual) : at::Tensor(),
+              part_.gather(all.dz),  // before dx may be written over dz
+              part_.gather_vector(all.weight),
+              part_.gather_vector(all.bias),
+              part_.gather_vector(all.mean),
+              part_.gather_vector(all.inv_std),
+              all.training,
+              all.need_sums,
+              {}} {
+    call_.problem.saved = Saved::kNormalized;
+    const auto like_part = [&](const at::Tensor& t) {
+      return t.defined() ? at::empty_like(call_.dz) : at::Tensor();
+    };
+    call_.out = {like_part(all.out.dx),
+                 part_.gather_vector(all.out.dweight),
+                 part_.gather_vector(all.out.dbias),
+                 like_part(all.out.dresidual),
+                 {}};
   }
+
+  void run() {
+    call_.run();
+    replace_sums();
+    replace_gradients();
+  }
+  void reduce() {
+    call_.reduce();
+    replace_sums();
+  }
+  void apply(const Sums& of_all, double m) {
+    call_.apply({part_.gather_vector(of_all.dy_xhat), part_.gather_vector(of_all.dy)}, m);
+    replace_gradients();
+  }
+
+ private:
+  void replace_sums() {
+    if (!all_.out.dweight.defined()) return;
+    part_.scatter_vector(call_.out.dweight, all_.out.dweight);
+    part_.scatter_vector(call_.out.dbias, all_.out.dbias);
+  }
+  void replace_gradients() {
+    if (all_.out.dx.defined()) part_.scatter(call_.out.dx, all_.out.dx);
+    if (all_.out.dresidual.defined()) part_.scatter(call_.out.dresidual, all_.out.dresidual);
+  }
+
+  const BackwardCall& all_;
+  const ChannelView part_;
+  BackwardCall call_;
+};
+
+/// Returns the means over the whole batch of the group, by one collective.
+Sums means_over_group(const Gradients& own, const BackwardArguments& a) {
+  const at::Tensor sums = at::cat({own.dweight, own.dbias});
+  synchronization::all_reduce(sums, a.group);
+  sums.div_(a.count);
+  const int64_t channels = own.dbias.numel();
+  return {sums.narrow(0, 0, channels), sums.narrow(0, channels, channels)};
+}
+
+/// Runs the pass with statistics over a group: the sums go to the other ranks before dx is computed.
+void run_synchronized(const BackwardCall& all, std::optional<SavedChannelsCall>& some,
+                      const BackwardArguments& a) {
+  all.reduce();
+  if (some) some->reduce();
+  if (!all.out.dx.defined()) return;
+  const Sums means = means_over_group(all.out, a);
+  all.apply(means, 1);
+  if (some) some->apply(means, 1);
 }
 
 /// Fills `out` from `dz`, which has the layout of `saved_values`. out.dx may be dz; it is undefined if
@@ -244,6 +332,7 @@ void run_backward(const at::Tensor& dz, const at::Tensor& saved_values, const Ba
                   Gradients& out) {
   if (saved_values.numel() == 0) {
     if (out.dweight.defined()) out.dweight.zero_(), out.dbias.zero_();
+    if (is_synchronized(a) && out.dx.defined()) means_over_group(out, a);  // the other ranks wait for it
     return;
   }
   const Call call(saved_values, a.settings);
@@ -258,10 +347,11 @@ void run_backward(const at::Tensor& dz, const at::Tensor& saved_values, const Ba
     all.problem.saved = Saved::kNormalized;
     all.saved_values = channels.values;
   }
-  if (channels.any() && !channels.all)
-    run_backward_with_channels(all, channels);
-  else
-    all.run();
+  std::optional<SavedChannelsCall> some;
+  if (channels.any() && !channels.all) some.emplace(all, channels);
+  if (is_synchronized(a)) return run_synchronized(all, some, a);
+  all.run();
+  if (some) some->run();
 }
 
 /// Returns a vector for one of the two sums, which are the gradients of weight and bias and also lead to dx.
@@ -373,6 +463,8 @@ const Device& cpu_device() {
             mean.copy_(running_mean);
             inv_std.copy_(running_var).add_(eps).rsqrt_();
           },
+      .statistics = [](const AbnProblem& problem, const void* x, double* mean, double* var,
+                       const at::Tensor&) { kernels::cpu::abn_statistics(problem, x, mean, var); },
       .apply = [](const AbnProblem& problem, const AbnForward& tensors,
                   const at::Tensor&) { kernels::cpu::abn_apply(problem, tensors); },
       .forward = [](const AbnProblem& problem, double eps, const AbnForward& tensors,

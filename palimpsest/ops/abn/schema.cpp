@@ -51,11 +51,11 @@ Tensor second_result(const Tensor& x, Tensor saved_values, Tensor branch) {
 }
 
 template <class Pass>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_of(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_of(
     const Tensor& x, const OptionalTensor& residual, const OptionalTensor& weight, const OptionalTensor& bias,
     std::string_view activation, double activation_param, std::string_view saved, bool relu_residual,
     const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training, double momentum,
-    double eps, bool for_backward) {
+    double eps, bool for_backward, std::string_view group) {
   auto [z, saved_values, s] = Pass::forward(x, {{residual, weight, bias, activation_from_name(activation),
                                                  activation_param, saved_from_name(saved), relu_residual},
                                                 running_mean,
@@ -63,21 +63,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_of(
                                                 training,
                                                 momentum,
                                                 eps,
-                                                for_backward});
+                                                for_backward,
+                                                std::string(group)});
   return {std::move(z),
           second_result(x, std::move(saved_values), std::move(s.branch)),
           std::move(s.channel_values),
           std::move(s.channel_index),
           std::move(s.mean),
-          std::move(s.inv_std)};
+          std::move(s.inv_std),
+          or_empty(std::move(s.count), x, at::kDouble)};
 }
 
 template <class Pass>
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_in_place_of(
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> forward_in_place_of(
     const Tensor& x, const OptionalTensor& residual, const OptionalTensor& weight, const OptionalTensor& bias,
     std::string_view activation, double activation_param, std::string_view saved, bool relu_residual,
     const OptionalTensor& running_mean, const OptionalTensor& running_var, bool training, double momentum,
-    double eps, bool for_backward) {
+    double eps, bool for_backward, std::string_view group) {
   auto [z, saved_values, s] = Pass::forward_(x, {{residual, weight, bias, activation_from_name(activation),
                                                   activation_param, saved_from_name(saved), relu_residual},
                                                  running_mean,
@@ -85,9 +87,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> forward_in_place_of(
                                                  training,
                                                  momentum,
                                                  eps,
-                                                 for_backward});
-  return {second_result(x, std::move(z), std::move(s.branch)), std::move(s.channel_values),
-          std::move(s.channel_index), std::move(s.mean), std::move(s.inv_std)};
+                                                 for_backward,
+                                                 std::string(group)});
+  return {second_result(x, std::move(z), std::move(s.branch)),
+          std::move(s.channel_values),
+          std::move(s.channel_index),
+          std::move(s.mean),
+          std::move(s.inv_std),
+          or_empty(std::move(s.count), x, at::kDouble)};
 }
 
 template <class Pass>
@@ -107,7 +114,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_of(
     const Tensor& channel_index, const OptionalTensor& residual, const OptionalTensor& weight,
     const OptionalTensor& bias, std::string_view activation, double activation_param, std::string_view saved,
     bool relu_residual, const Tensor& mean, const Tensor& inv_std, bool training, bool need_sums, bool need_z,
-    bool need_dx, bool need_dresidual) {
+    bool need_dx, bool need_dresidual, std::string_view group, const OptionalTensor& count) {
   auto g = Pass::backward(dz, {{residual, weight, bias, activation_from_name(activation), activation_param,
                                 saved_from_name(saved), relu_residual},
                                saved_values,
@@ -120,7 +127,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> backward_of(
                                need_sums,
                                need_dx,
                                need_dresidual,
-                               need_z});
+                               need_z,
+                               std::string(group),
+                               or_undefined(count)});
   const Tensor& like = saved_values;
   const auto type = like.scalar_type(), sums = accumulate_type(type);
   return {or_empty(std::move(g.dx), like, type), or_empty(std::move(g.dweight), like, sums),
@@ -134,7 +143,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_in_place_of(
     const Tensor& channel_index, const OptionalTensor& residual, const OptionalTensor& weight,
     const OptionalTensor& bias, std::string_view activation, double activation_param, std::string_view saved,
     bool relu_residual, const Tensor& mean, const Tensor& inv_std, bool training, bool need_sums, bool need_z,
-    bool need_dresidual) {
+    bool need_dresidual, std::string_view group, const OptionalTensor& count) {
   auto g = Pass::backward_(dz, {{residual, weight, bias, activation_from_name(activation), activation_param,
                                  saved_from_name(saved), relu_residual},
                                 saved_values,
@@ -147,7 +156,9 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward_in_place_of(
                                 need_sums,
                                 /*need_dx=*/true,
                                 need_dresidual,
-                                need_z});
+                                need_z,
+                                std::string(group),
+                                or_undefined(count)});
   const Tensor& like = saved_values;
   const auto type = like.scalar_type(), sums = accumulate_type(type);
   return {or_empty(std::move(g.dweight), like, sums), or_empty(std::move(g.dbias), like, sums),
@@ -164,15 +175,14 @@ AbnOptions options_of(bool training, double momentum, double eps, std::string_vi
                       double activation_param, std::string_view group,
                       const std::optional<std::string_view>& saved, bool relu_residual,
                       const std::optional<std::string_view>& keep) {
-  TORCH_CHECK(group.empty(), "[abn] statistics over a process group are not supported yet, got group '",
-              group, "'; leave it empty");
   return {training,
           momentum,
           eps,
           activation_from_name(activation),
           activation_param,
           saved_from_arguments("abn", saved, keep),
-          relu_residual};
+          relu_residual,
+          std::string(group)};
 }
 
 Tensor abn_of(const Tensor& x, const OptionalTensor& weight, const OptionalTensor& bias,
@@ -208,12 +218,18 @@ RecomputableTensors abn_recomputable_of(const Tensor& x, const OptionalTensor& w
                                         const OptionalTensor& bias, const OptionalTensor& running_mean,
                                         const OptionalTensor& running_var, bool training, double momentum,
                                         double eps, std::string_view activation, double activation_param,
-                                        bool consume) {
+                                        std::string_view group, bool consume) {
   const NormalizationTensors norm{weight, bias, running_mean, running_var};
   const OptionalTensor no_residual;
   const Inputs inputs{x, norm, no_residual};
-  const AbnOptions options{
-      training, momentum, eps, activation_from_name(activation), activation_param, Saved::kPreActivation};
+  const AbnOptions options{training,
+                           momentum,
+                           eps,
+                           activation_from_name(activation),
+                           activation_param,
+                           Saved::kPreActivation,
+                           /*relu_residual=*/false,
+                           std::string(group)};
   check(inputs, options);
   if (consume) check_in_place(inputs, options.saved, requires_gradient(inputs));
   Recomputable r = run_recomputable(inputs, options, consume);
@@ -225,17 +241,19 @@ RecomputableTensors abn_recomputable_of(const Tensor& x, const OptionalTensor& w
 RecomputableTensors abn_recomputable(const Tensor& x, const OptionalTensor& weight,
                                      const OptionalTensor& bias, const OptionalTensor& running_mean,
                                      const OptionalTensor& running_var, bool training, double momentum,
-                                     double eps, std::string_view activation, double activation_param) {
+                                     double eps, std::string_view activation, double activation_param,
+                                     std::string_view group) {
   return abn_recomputable_of(x, weight, bias, running_mean, running_var, training, momentum, eps, activation,
-                             activation_param, /*consume=*/false);
+                             activation_param, group, /*consume=*/false);
 }
 
 RecomputableTensors abn_recomputable_(const Tensor& x, const OptionalTensor& weight,
                                       const OptionalTensor& bias, const OptionalTensor& running_mean,
                                       const OptionalTensor& running_var, bool training, double momentum,
-                                      double eps, std::string_view activation, double activation_param) {
+                                      double eps, std::string_view activation, double activation_param,
+                                      std::string_view group) {
   return abn_recomputable_of(x, weight, bias, running_mean, running_var, training, momentum, eps, activation,
-                             activation_param, /*consume=*/true);
+                             activation_param, group, /*consume=*/true);
 }
 
 std::tuple<int64_t, int64_t, int64_t> fallback_stats() {
@@ -261,8 +279,8 @@ TORCH_LIBRARY(palimpsest, m) {
         &abn_in_place_of);
   const std::string layer =
       "bool training=True, float momentum=0.1, float eps=1e-5, str activation=\"relu\", "
-      "float activation_param=0.01) -> (Tensor z, Tensor saved_values, Tensor mean, Tensor inv_std, "
-      "bool normalized)";
+      "float activation_param=0.01, str group=\"\") -> (Tensor z, Tensor saved_values, Tensor mean, "
+      "Tensor inv_std, bool normalized)";
   m.def(("abn_recomputable(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
          "Tensor(b!)? running_var, " +
          layer)
@@ -284,23 +302,25 @@ TORCH_LIBRARY(palimpsest, m) {
   const std::string settings =
       "Tensor? residual, Tensor? weight, Tensor? bias, str activation, float activation_param, str saved, "
       "bool relu_residual, ";
-  const std::string forward = "bool training, float momentum, float eps, bool for_backward) -> ";
+  const std::string forward =
+      "bool training, float momentum, float eps, bool for_backward, str group=\"\") -> ";
   const std::string backward =
       "Tensor saved_values, Tensor? branch, Tensor channel_values, Tensor channel_index, " + settings +
       "Tensor mean, Tensor inv_std, bool training, bool need_sums, ";
+  const std::string group = "str group=\"\", Tensor? count=None";
   m.def(("abn_forward(Tensor x, " + settings + "Tensor(a!)? running_mean, Tensor(b!)? running_var, " +
-         forward + "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
+         forward + "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
             .c_str());
   m.def(("abn_forward_(Tensor(a!) x, " + settings + "Tensor(b!)? running_mean, Tensor(c!)? running_var, " +
-         forward + "(Tensor, Tensor, Tensor, Tensor, Tensor)")
+         forward + "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)")
             .c_str());
   m.def(("abn_recompute_output(Tensor saved_values, " + settings + "Tensor mean, Tensor inv_std) -> Tensor")
             .c_str());
-  m.def(("abn_backward(Tensor dz, " + backward +
-         "bool need_z, bool need_dx, bool need_dresidual) -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
+  m.def(("abn_backward(Tensor dz, " + backward + "bool need_z, bool need_dx, bool need_dresidual, " + group +
+         ") -> (Tensor, Tensor, Tensor, Tensor, Tensor)")
             .c_str());
-  m.def(("abn_backward_(Tensor(a!) dz, " + backward +
-         "bool need_z, bool need_dresidual) -> (Tensor, Tensor, Tensor, Tensor)")
+  m.def(("abn_backward_(Tensor(a!) dz, " + backward + "bool need_z, bool need_dresidual, " + group +
+         ") -> (Tensor, Tensor, Tensor, Tensor)")
             .c_str());
 }
 
@@ -334,27 +354,27 @@ TORCH_LIBRARY_IMPL(palimpsest, Autograd, m) {
 ForwardResult forward(const Tensor& x, const ForwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_forward", forward_of<Native>);
   const Settings& s = a.settings;
-  auto [z, second, channel_values, channel_index, mean, inv_std] = op.call(
+  auto [z, second, channel_values, channel_index, mean, inv_std, count] = op.call(
       x, s.residual, s.weight, s.bias, activation_name(s.activation), s.activation_param, saved_name(s.saved),
-      s.relu_residual, a.running_mean, a.running_var, a.training, a.momentum, a.eps, a.for_backward);
+      s.relu_residual, a.running_mean, a.running_var, a.training, a.momentum, a.eps, a.for_backward, a.group);
   Tensor branch = defined_if(saves_branch(a), second);
   return {std::move(z),
           defined_if(saves_aside(s.saved), std::move(second)),
           {std::move(mean), std::move(inv_std), std::move(channel_values), std::move(channel_index),
-           std::move(branch)}};
+           std::move(branch), defined_if(!a.group.empty(), std::move(count))}};
 }
 
 ForwardResult forward_(const Tensor& x, const ForwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_forward_", forward_in_place_of<Native>);
   const Settings& s = a.settings;
-  auto [second, channel_values, channel_index, mean, inv_std] = op.call(
+  auto [second, channel_values, channel_index, mean, inv_std, count] = op.call(
       x, s.residual, s.weight, s.bias, activation_name(s.activation), s.activation_param, saved_name(s.saved),
-      s.relu_residual, a.running_mean, a.running_var, a.training, a.momentum, a.eps, a.for_backward);
+      s.relu_residual, a.running_mean, a.running_var, a.training, a.momentum, a.eps, a.for_backward, a.group);
   Tensor branch = defined_if(saves_branch(a), second);
   return {defined_if(saves_aside(s.saved), std::move(second)),
           {},
           {std::move(mean), std::move(inv_std), std::move(channel_values), std::move(channel_index),
-           std::move(branch)}};
+           std::move(branch), defined_if(!a.group.empty(), std::move(count))}};
 }
 
 Tensor recompute_output(const Tensor& saved_values, const Settings& s, const Tensor& mean,
@@ -367,10 +387,10 @@ Tensor recompute_output(const Tensor& saved_values, const Settings& s, const Ten
 Gradients backward(const Tensor& dz, const BackwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_backward", backward_of<Native>);
   const Settings& s = a.settings;
-  auto [dx, dweight, dbias, dresidual, z] =
-      op.call(dz, a.saved_values, or_none(a.branch), a.channel_values, a.channel_index, s.residual, s.weight,
-              s.bias, activation_name(s.activation), s.activation_param, saved_name(s.saved), s.relu_residual,
-              a.mean, a.inv_std, a.training, a.need_sums, a.need_z, a.need_dx, a.need_dresidual);
+  auto [dx, dweight, dbias, dresidual, z] = op.call(
+      dz, a.saved_values, or_none(a.branch), a.channel_values, a.channel_index, s.residual, s.weight, s.bias,
+      activation_name(s.activation), s.activation_param, saved_name(s.saved), s.relu_residual, a.mean,
+      a.inv_std, a.training, a.need_sums, a.need_z, a.need_dx, a.need_dresidual, a.group, or_none(a.count));
   return {defined_if(a.need_dx, std::move(dx)), defined_if(a.need_sums, std::move(dweight)),
           defined_if(a.need_sums, std::move(dbias)), defined_if(a.need_dresidual, std::move(dresidual)),
           defined_if(a.need_z, std::move(z))};
@@ -379,10 +399,10 @@ Gradients backward(const Tensor& dz, const BackwardArguments& a) {
 Gradients backward_(Tensor dz, const BackwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_backward_", backward_in_place_of<Native>);
   const Settings& s = a.settings;
-  auto [dweight, dbias, dresidual, z] =
-      op.call(dz, a.saved_values, or_none(a.branch), a.channel_values, a.channel_index, s.residual, s.weight,
-              s.bias, activation_name(s.activation), s.activation_param, saved_name(s.saved), s.relu_residual,
-              a.mean, a.inv_std, a.training, a.need_sums, a.need_z, a.need_dresidual);
+  auto [dweight, dbias, dresidual, z] = op.call(
+      dz, a.saved_values, or_none(a.branch), a.channel_values, a.channel_index, s.residual, s.weight, s.bias,
+      activation_name(s.activation), s.activation_param, saved_name(s.saved), s.relu_residual, a.mean,
+      a.inv_std, a.training, a.need_sums, a.need_z, a.need_dresidual, a.group, or_none(a.count));
   return {std::move(dz), defined_if(a.need_sums, std::move(dweight)),
           defined_if(a.need_sums, std::move(dbias)), defined_if(a.need_dresidual, std::move(dresidual)),
           defined_if(a.need_z, std::move(z))};

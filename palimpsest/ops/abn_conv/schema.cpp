@@ -22,11 +22,12 @@ at::Tensor abn_conv_of(const at::Tensor& x, const OptionalTensor& weight, const 
                        const at::Tensor& conv_weight, const OptionalTensor& conv_bias, Numbers stride,
                        Numbers padding, Numbers dilation, int64_t groups, bool training, double momentum,
                        double eps, std::string_view activation, double activation_param,
-                       std::optional<std::string_view> saved) {
-  return kConvolve(x, {weight, bias, running_mean, running_var}, conv_weight, conv_bias,
-                   {std::move(stride), std::move(padding), std::move(dilation), groups},
-                   {training, momentum, eps, activation_from_name(activation), activation_param,
-                    saved_from_arguments("abn_conv", saved, std::nullopt)});
+                       std::optional<std::string_view> saved, std::string_view group) {
+  return kConvolve(
+      x, {weight, bias, running_mean, running_var}, conv_weight, conv_bias,
+      {std::move(stride), std::move(padding), std::move(dilation), groups},
+      {training, momentum, eps, activation_from_name(activation), activation_param,
+       saved_from_arguments("abn_conv", saved, std::nullopt), /*relu_residual=*/false, std::string(group)});
 }
 
 at::Tensor activate_conv_of(const at::Tensor& y, const at::Tensor& conv_weight,
@@ -43,7 +44,7 @@ TORCH_LIBRARY_FRAGMENT(palimpsest, m) {
       "Tensor conv_weight, Tensor? conv_bias, int[] stride, int[] padding, int[] dilation, int groups=1, ";
   const std::string layer =
       "bool training=True, float momentum=0.1, float eps=1e-5, str activation=\"leaky_relu\", "
-      "float activation_param=0.01, str? saved=None) -> Tensor";
+      "float activation_param=0.01, str? saved=None, str group=\"\") -> Tensor";
   m.def(("abn_conv(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
          "Tensor(b!)? running_var, " +
          convolution + layer)

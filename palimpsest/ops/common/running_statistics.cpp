@@ -11,4 +11,18 @@ void move_running_statistics(const std::optional<at::Tensor>& running_mean,
   running_var->lerp_((var * (m / (m - 1))).to(running_var->scalar_type()), momentum);
 }
 
+void move_running_statistics(const std::optional<at::Tensor>& running_mean,
+                             const std::optional<at::Tensor>& running_var, double momentum,
+                             const at::Tensor& mean, const at::Tensor& var, const at::Tensor& m) {
+  if (!running_mean) return;
+  const at::NoGradGuard no_grad;
+  const at::Tensor weight = (m >= 2).to(at::kDouble).mul_(momentum);
+  const at::Tensor unbiased = var * (m / (m - 1).clamp_min_(1));
+  const auto move = [&](const at::Tensor& running, const at::Tensor& batch) {
+    running.lerp_(batch.to(running.scalar_type()), weight.to(running.scalar_type()));
+  };
+  move(*running_mean, mean);
+  move(*running_var, unbiased);
+}
+
 }  // namespace palimpsest::ops

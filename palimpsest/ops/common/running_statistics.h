@@ -13,5 +13,9 @@ namespace palimpsest::ops {
 void move_running_statistics(const std::optional<at::Tensor>& running_mean,
                              const std::optional<at::Tensor>& running_var, double momentum,
                              const at::Tensor& mean, const at::Tensor& var, double m);
+/// The same with `m` as a (1) f64 tensor, which may lie on a GPU. Below 2 values nothing moves.
+void move_running_statistics(const std::optional<at::Tensor>& running_mean,
+                             const std::optional<at::Tensor>& running_var, double momentum,
+                             const at::Tensor& mean, const at::Tensor& var, const at::Tensor& m);
 
 }  // namespace palimpsest::ops

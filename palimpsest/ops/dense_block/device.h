@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <string>
 
 /// How a layer of ops::dense_block reads the features before it: everything in the block that differs between
 /// devices.
@@ -17,10 +18,12 @@
 /// copies nor waits.
 namespace palimpsest::ops::dense_block_detail {
 
-/// The features of all layers, and their statistics: mean and biased variance of this batch, f64.
+/// The features of all layers, and their statistics: mean and biased variance of the batch, f64.
 struct Buffer {
   at::Tensor values;     ///< (N, C_total, H, W), contiguous in `layout`
   at::Tensor mean, var;  ///< (C_total); undefined if no normalization needs them
+  std::string group{};   ///< the process group whose batches the statistics are of; empty: this process
+  at::Tensor count{};    ///< (1), f64: values per channel in the group's batch; undefined without a group
   Layout layout = Layout::kNCHW;
 
   int64_t per_channel() const { return values.numel() / values.size(1); }
@@ -31,7 +34,8 @@ struct Buffer {
 at::Tensor empty_channels(const Buffer& buffer, int64_t channels);
 
 /// Sums over the readers of each channel, which backward subtracts at the end (kernels::DenseCorrection):
-/// (C_total) each, f64, on the buffer's device.
+/// (C_total) each, f64, on the buffer's device. They are means over the values of this process; synchronize()
+/// makes them means over the group's.
 struct Corrections {
   at::Tensor constant, per_deviation;
 
@@ -75,9 +79,8 @@ struct Device {
   /// layout. Call it after all readers of these channels have added their gradients.
   at::Tensor (*feature_gradient)(const Buffer& buffer, int64_t first, int64_t count,
                                  const at::Tensor& gradient, const Corrections& corrections);
-  /// Writes mean and variance of `values` (contiguous in the buffer's layout) for the channels from `first`
-  /// on.
-  void (*statistics)(const Buffer& buffer, int64_t first, const at::Tensor& values);
+  /// Writes mean and biased variance of `values`, one value per channel. They are contiguous in `layout`.
+  void (*statistics)(const at::Tensor& values, Layout layout, double* mean, double* var);
 };
 
 /// Returns the kernels for tensors on the device of `like`. Raises c10::Error unless it is a CPU or a CUDA

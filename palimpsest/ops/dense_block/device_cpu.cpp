@@ -146,13 +146,12 @@ at::Tensor feature_gradient_on_cpu(const Buffer& buffer, int64_t first, int64_t 
   return df;
 }
 
-void statistics_on_cpu(const Buffer& buffer, int64_t first, const at::Tensor& values) {
+void statistics_on_cpu(const at::Tensor& values, Layout layout, double* mean, double* var) {
   kernels::AbnProblem layer;
   layer.shape = shape3(values);
-  layer.layout = buffer.layout;
+  layer.layout = layout;
   layer.dtype = dtype_of("dense_block", values);
-  kernels::cpu::abn_statistics(layer, values.const_data_ptr(), buffer.mean.mutable_data_ptr<double>() + first,
-                               buffer.var.mutable_data_ptr<double>() + first);
+  kernels::cpu::abn_statistics(layer, values.const_data_ptr(), mean, var);
 }
 
 }  // namespace

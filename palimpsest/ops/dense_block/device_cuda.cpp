@@ -167,15 +167,14 @@ at::Tensor feature_gradient_on_cuda(const Buffer& buffer, int64_t first, int64_t
   return df;
 }
 
-void statistics_on_cuda(const Buffer& buffer, int64_t first, const at::Tensor& values) {
+void statistics_on_cuda(const at::Tensor& values, Layout layout, double* mean, double* var) {
   kernels::AbnProblem layer;
   layer.shape = shape3(values);
-  layer.layout = buffer.layout;
+  layer.layout = layout;
   layer.dtype = dtype_of("dense_block", values);
   CudaCall call(values);
   void* const workspace = call.workspace(cuda::abn_workspace_bytes(layer));
-  cuda::abn_statistics(layer, values.const_data_ptr(), buffer.mean.mutable_data_ptr<double>() + first,
-                       buffer.var.mutable_data_ptr<double>() + first, {call.stream(), workspace});
+  cuda::abn_statistics(layer, values.const_data_ptr(), mean, var, {call.stream(), workspace});
 }
 
 }  // namespace

@@ -2,12 +2,17 @@
 
 #include "palimpsest/base/recomputing.h"
 #include "palimpsest/ops/common/layout.h"
+#include "palimpsest/ops/common/running_statistics.h"
 #include "palimpsest/ops/convolution/functional.h"
 #include "palimpsest/ops/invertibility/saved_channels.h"
+#include "palimpsest/ops/synchronization/process_group.h"
+#include "palimpsest/ops/synchronization/statistics.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 
 #include <mutex>
 #include <utility>
@@ -52,6 +57,8 @@ abn_detail::Gradients differentiate_own(at::Tensor dz, const NormalizationTensor
   // The mean is read only if x was saved; otherwise this is a placeholder.
   a.mean = statistics.mean.defined() ? statistics.mean : statistics.inv_std;
   a.training = options.training;
+  a.count = statistics.count;
+  if (a.count.defined()) a.group = options.group;
   a.need_sums = need_sums;
   a.need_z = need_z && !is_z;
   abn_detail::Gradients gradients = backward_stealing(std::move(dz), a);
@@ -90,6 +97,30 @@ at::Tensor in_type_of(const at::Tensor& t, const OptionalTensor& of) {
   return t.to(of->scalar_type());
 }
 
+/// Returns the gradients of norm1 and conv1 of an empty batch.
+ReadGradients zero_gradients(const Read& r, const at::Tensor& gradient, const ReadWants& wants) {
+  const auto vector = [&](bool wanted) {
+    return wanted ? at::zeros({r.channels}, gradient.options()) : at::Tensor();
+  };
+  return {vector(wants.weight), vector(wants.bias),
+          wants.conv_weight ? at::zeros_like(r.layer.conv1_weight) : at::Tensor()};
+}
+
+void synchronize(const Buffer& buffer, int64_t first, int64_t count, const Corrections& corrections) {
+  const at::Tensor constant = corrections.constant.narrow(0, first, count),
+                   per_deviation = corrections.per_deviation.narrow(0, first, count);
+  at::Tensor sums = at::cat({constant, per_deviation});
+  // From means over this rank's values to sums; those of an empty batch are 0 / 0.
+  if (buffer.values.numel() == 0)
+    sums.zero_();
+  else
+    sums.mul_(static_cast<double>(buffer.per_channel()));
+  synchronization::all_reduce(sums, buffer.group);
+  sums.div_(buffer.count);
+  constant.copy_(sums.narrow(0, 0, count));
+  per_deviation.copy_(sums.narrow(0, count, count));
+}
+
 }  // namespace
 
 Read LayerPass::read(const Buffer& buffer) const {
@@ -100,7 +131,14 @@ SavedLayer LayerPass::forward(Buffer& buffer, bool for_backward) const {
   SavedLayer saved;
   const bool pre = options_.pre_activation;
   const Device& device = device_for(buffer.values);
-  at::Tensor h = device.forward(read(buffer), pre && layer_.options1.training && !recomputing());
+  const bool is_shared = !buffer.group.empty();
+  const bool moves_running = pre && layer_.options1.training && !recomputing();
+  at::Tensor h = buffer.values.numel() == 0 ? empty_channels(buffer, layer_.conv1_weight.size(0))
+                                            : device.forward(read(buffer), moves_running && !is_shared);
+  if (moves_running && is_shared)
+    move_running_statistics(layer_.norm1.running_mean, layer_.norm1.running_var, layer_.options1.momentum,
+                            buffer.mean.narrow(0, 0, channels_), buffer.var.narrow(0, 0, channels_),
+                            buffer.count);
   at::Tensor z = pre ? normalize_own(h, layer_.norm2, layer_.options2, for_backward, saved.bottleneck)
                      : normalize_own(h, layer_.norm1, layer_.options1, for_backward, saved.bottleneck);
   at::Tensor f = convolution_detail::forward(z, layer_.conv2_weight, std::nullopt, layer_.conv2, precision_);
@@ -127,7 +165,7 @@ LayerGradients LayerPass::backward(const Buffer& buffer, const SavedLayer& saved
   const auto& bottleneck = pre ? layer_.norm2 : layer_.norm1;
   const AbnOptions& bottleneck_options = pre ? layer_.options2 : layer_.options1;
   const Device& device = device_for(buffer.values);
-  at::Tensor df = device.feature_gradient(buffer, channels_, k, gradient, corrections);
+  at::Tensor df = feature_gradient(buffer, channels_, k, gradient, corrections);
   if (options_.dropout > 0) {
     at::Tensor drawn = saved.dropout;
     df.mul_(dropout_factors(df, options_.dropout, drawn, device.replays_dropout));
@@ -161,7 +199,9 @@ LayerGradients LayerPass::backward(const Buffer& buffer, const SavedLayer& saved
 
   const ReadWants wants{to_features, pre && wanted.weight1, pre && wanted.bias1, wanted.conv1_weight};
   ReadGradients own =
-      device.backward(read(buffer), contiguous_in(buffer.layout, g.dx), gradient, corrections, wants);
+      buffer.values.numel() == 0
+          ? zero_gradients(read(buffer), gradient, wants)
+          : device.backward(read(buffer), contiguous_in(buffer.layout, g.dx), gradient, corrections, wants);
   if (wants.weight) result.weight1 = in_type_of(own.weight, layer_.norm1.weight);
   if (wants.bias) result.bias1 = in_type_of(own.bias, layer_.norm1.bias);
   result.conv1_weight = std::move(own.conv_weight);
@@ -170,7 +210,26 @@ LayerGradients LayerPass::backward(const Buffer& buffer, const SavedLayer& saved
 
 void put_features(Buffer& buffer, int64_t first, const at::Tensor& values) {
   buffer.values.narrow(1, first, values.size(1)).copy_(values);
-  if (buffer.mean.defined()) device_for(values).statistics(buffer, first, values);
+  if (!buffer.mean.defined()) return;
+  const auto own = [&](double* mean, double* var) {
+    device_for(values).statistics(values, buffer.layout, mean, var);
+  };
+  if (buffer.group.empty())
+    return own(buffer.mean.mutable_data_ptr<double>() + first, buffer.var.mutable_data_ptr<double>() + first);
+  const int64_t channels = values.size(1);
+  const int64_t count = values.numel() == 0 ? 0 : values.numel() / channels;
+  const synchronization::GroupStatistics s =
+      synchronization::whole_batch(buffer.group, {values, channels, count, own}, /*eps=*/0);
+  buffer.mean.narrow(0, first, channels).copy_(s.mean);
+  buffer.var.narrow(0, first, channels).copy_(s.var);
+  buffer.count = s.count;
+}
+
+at::Tensor feature_gradient(const Buffer& buffer, int64_t first, int64_t count, const at::Tensor& gradient,
+                            const Corrections& corrections) {
+  if (!buffer.group.empty()) synchronize(buffer, first, count, corrections);
+  if (buffer.values.numel() == 0) return empty_channels(buffer, count);
+  return device_for(buffer.values).feature_gradient(buffer, first, count, gradient, corrections);
 }
 
 }  // namespace palimpsest::ops::dense_block_detail

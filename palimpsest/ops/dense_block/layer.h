@@ -68,7 +68,12 @@ class LayerPass {
 };
 
 /// Copies contiguous `values` into the channels from `first` on, and computes their statistics if the buffer
-/// has any.
+/// has any: with a group, by one collective.
 void put_features(Buffer& buffer, int64_t first, const at::Tensor& values);
+
+/// Returns the gradient of `count` channels from `first` on, after all their readers have added theirs. With
+/// a group it first adds the corrections of these channels over the ranks, by one collective.
+at::Tensor feature_gradient(const Buffer& buffer, int64_t first, int64_t count, const at::Tensor& gradient,
+                            const Corrections& corrections);
 
 }  // namespace palimpsest::ops::dense_block_detail

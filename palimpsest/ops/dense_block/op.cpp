@@ -8,6 +8,7 @@
 #include "palimpsest/ops/common/tracing.h"
 #include "palimpsest/ops/convolution/functional.h"
 #include "palimpsest/ops/dense_block/layer.h"
+#include "palimpsest/ops/synchronization/process_group.h"
 
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/cat.h>
@@ -62,7 +63,7 @@ void for_saved_tensors(Layer& layer, SavedLayer& saved, const Visit& visit) {
     visit(norm->saved_values);
     auto& statistics = norm->statistics;
     for (auto* t : {&statistics.mean, &statistics.inv_std, &statistics.channel_values,
-                    &statistics.channel_index, &statistics.branch})
+                    &statistics.channel_index, &statistics.branch, &statistics.count})
       visit(*t);
   }
   visit(saved.dropout);
@@ -98,6 +99,14 @@ bool takes_statistics(const std::vector<DenseLayer>& layers, const DenseBlockOpt
   return takes;
 }
 
+/// Returns whether a normalization of the block shares its statistics with other ranks.
+bool is_shared(const std::vector<DenseLayer>& layers) {
+  for (const auto& layer : layers)
+    for (const AbnOptions* o : {&layer.options1, &layer.options2})
+      if (o->training && !o->group.empty() && synchronization::size(o->group) > 1) return true;
+  return false;
+}
+
 /// The parts of a block that backward needs and that are no tensors.
 struct BlockPlan final : torch::CustomClassHolder {
   std::vector<DenseLayer> layers;  // without their tensors, which save_for_backward holds
@@ -106,6 +115,7 @@ struct BlockPlan final : torch::CustomClassHolder {
   Layout layout = Layout::kNCHW;
   std::optional<ProductPrecision> precision;
   int64_t in = 0;
+  std::string group;
 };
 
 struct BlockResult {
@@ -125,6 +135,7 @@ BlockResult run_block(const at::Tensor& x, const std::vector<DenseLayer>& layers
   if (takes_statistics(layers, options)) {
     buffer.mean = at::empty({sizes[1]}, x.options().dtype(at::kDouble));
     buffer.var = at::empty_like(buffer.mean);
+    if (is_shared(layers)) buffer.group = layers.front().options1.group;
   }
   put_features(buffer, 0, contiguous_in(buffer.layout, x));
   int64_t channels = x.size(1);
@@ -159,7 +170,8 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
     plan->precision = *precision;
     plan->layout = result.buffer.layout;
     plan->in = x.size(1);
-    variable_list saved{result.buffer.values, result.buffer.mean, result.buffer.var};
+    plan->group = result.buffer.group;
+    variable_list saved{result.buffer.values, result.buffer.mean, result.buffer.var, result.buffer.count};
     for (std::size_t i = 0; i < layers->size(); ++i) {
       DenseLayer layer = (*layers)[i];
       // Backward reads running statistics only if they are frozen.
@@ -190,7 +202,8 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
     const Reader read{list, at};
     Buffer buffer;
     buffer.layout = plan.layout;
-    for (at::Tensor* t : {&buffer.values, &buffer.mean, &buffer.var}) read(*t);
+    buffer.group = plan.group;
+    for (at::Tensor* t : {&buffer.values, &buffer.mean, &buffer.var, &buffer.count}) read(*t);
     buffer.values = contiguous_in(plan.layout, buffer.values);
     std::vector<DenseLayer> layers = plan.layers;
     std::vector<SavedLayer> saved = plan.saved;
@@ -209,8 +222,7 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
       saved[i] = {};
     }
     variable_list flat(1);
-    if (need_dx)
-      flat[0] = device_for(buffer.values).feature_gradient(buffer, 0, plan.in, gradient, corrections);
+    if (need_dx) flat[0] = feature_gradient(buffer, 0, plan.in, gradient, corrections);
     for (std::size_t i = 0; i < layers.size(); ++i) append_present(layers[i], result[i], flat);
     flat.insert(flat.end(), {at::Tensor(), at::Tensor(), at::Tensor()});
     return flat;
@@ -304,6 +316,12 @@ void check_block(const at::Tensor& x, const std::vector<DenseLayer>& layers, con
   int64_t channels = x.size(1);
   for (const auto& layer : layers) {
     check_dense_layer(x, channels, layer, options, rounded);
+    const AbnOptions& first = layers.front().options1;
+    for (const AbnOptions* o : {&layer.options1, &layer.options2})
+      TORCH_CHECK(o->group == first.group, "[dense_block] all normalizations must have one group, got '",
+                  first.group, "' and '", o->group, "'");
+    TORCH_CHECK(layer.options1.training == first.training || first.group.empty(),
+                "[dense_block] with a group all layers must train, or none, got both");
     channels += layer.conv2_weight.size(0);
   }
   // The requirements of the two normalizations are those of any layer; the check reads only shapes.
@@ -366,7 +384,7 @@ at::Tensor dense_block(const at::Tensor& given, const std::vector<DenseLayer>& l
   if (precision) x = x.to(precision->storage);
   check_block(x, layers, options, precision.has_value());
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  if (x.numel() == 0) return run_empty_batch(x, layers, options);
+  if (x.numel() == 0 && !is_shared(layers)) return run_empty_batch(x, layers, options);
   if (!any_recorded(x, layers)) return run_block(x, layers, options, precision, false).buffer.values;
   torch::autograd::variable_list parameters;
   for (const auto& layer : layers)

@@ -17,7 +17,7 @@ at::Tensor dense_block_of_lists(const at::Tensor& x, at::TensorList weight1, at:
                                 at::TensorList kernel2, bool training, double momentum, double eps,
                                 std::string_view activation, double activation_param,
                                 std::optional<std::string_view> saved, bool pre_activation, double dropout,
-                                std::optional<std::string_view> keep) {
+                                std::optional<std::string_view> keep, std::string_view group) {
   for (const auto& list :
        {weight1, bias1, running_mean1, running_var1, kernel1, weight2, bias2, running_mean2, running_var2})
     TORCH_CHECK(list.size() == kernel2.size(),
@@ -28,7 +28,9 @@ at::Tensor dense_block_of_lists(const at::Tensor& x, at::TensorList weight1, at:
                         eps,
                         activation_from_name(activation),
                         activation_param,
-                        saved_from_arguments("dense_block", saved, keep)};
+                        saved_from_arguments("dense_block", saved, keep),
+                        /*relu_residual=*/false,
+                        std::string(group)};
   std::vector<DenseLayer> layers;
   for (std::size_t i = 0; i < kernel2.size(); ++i) {
     const at::Tensor& k = kernel2[i];
@@ -50,7 +52,8 @@ TORCH_LIBRARY_FRAGMENT(palimpsest, m) {
       "Tensor(b!)[] running_var1, Tensor[] kernel1, Tensor[] weight2, Tensor[] bias2, "
       "Tensor(c!)[] running_mean2, Tensor(d!)[] running_var2, Tensor[] kernel2, bool training=True, "
       "float momentum=0.1, float eps=1e-5, str activation=\"leaky_relu\", float activation_param=0.01, "
-      "str? saved=None, bool pre_activation=True, float dropout=0.0, str? keep=None) -> Tensor",
+      "str? saved=None, bool pre_activation=True, float dropout=0.0, str? keep=None, str group=\"\") "
+      "-> Tensor",
       &dense_block_of_lists);
 }
 

@@ -49,7 +49,7 @@ class InPlaceABN(ABN):
 
 
 class InPlaceABNSync(ABN):
-    """InPlaceABN with the statistics of all processes of a group."""
+    """InPlaceABN with the statistics of all processes of a group: by default of torch.distributed's, if it is initialized."""
 
     _strategy = "auto"
 
@@ -67,12 +67,10 @@ class InPlaceABNSync(ABN):
         """Called by set_active_group."""
         self.group = group
 
-    def forward(self, x: torch.Tensor, residual: torch.Tensor | None = None) -> torch.Tensor:
-        """As of InPlaceABN. Raises NotImplementedError in training with a group of several processes."""
-        if self.training and torch.distributed.is_available() and torch.distributed.is_initialized() \
-                and torch.distributed.get_world_size(self.group) > 1:
-            inplace_abn_sync(x, self.weight, self.bias, None, None, group=self.group)  # says what is missing
-        return super().forward(x, residual)
+    def _statistics_group(self):
+        if self.group is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+            return torch.distributed.group.WORLD
+        return self.group
 
 
 __all__ = ["ABN", "InPlaceABN", "InPlaceABNSync", "inplace_abn", "inplace_abn_sync"]

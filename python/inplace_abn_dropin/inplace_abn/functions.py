@@ -26,9 +26,21 @@ def _parameter(activation_param, slope):
     return slope
 
 
-def _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param):
+def _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, activation, activation_param, group=None):
     return functional.batch_norm_act(x, running_mean, running_var, weight, bias, training, momentum, eps,
-                                     activation=activation_of(activation), activation_param=activation_param, in_place=True)
+                                     activation=activation_of(activation), activation_param=activation_param, in_place=True,
+                                     group=group)
+
+
+def statistics_group(group):
+    """The group whose processes share the statistics: `group`, by default all processes; None in a process alone.
+
+    Warns if torch.distributed is not initialized."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        warnings.warn("inplace_abn_sync without torch.distributed initialized: the statistics are those of this process alone",
+                      RuntimeWarning, stacklevel=3)
+        return None
+    return torch.distributed.group.WORLD if group is None else group
 
 
 def inplace_abn(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, running_mean: torch.Tensor | None,
@@ -46,14 +58,9 @@ def inplace_abn_sync(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.T
                      running_var: torch.Tensor | None, training: bool = True, momentum: float = 0.1, eps: float = 1e-05,
                      activation: str = "leaky_relu", activation_param: float | None = None,
                      group: "torch.distributed.ProcessGroup | None" = None, *, slope: float | None = None) -> torch.Tensor:
-    """inplace_abn with the statistics of all processes of the group. One process alone, or none: inplace_abn.
+    """inplace_abn with the statistics of all processes of the group in training. Every process of it makes the call.
 
-    Raises NotImplementedError for a group of more processes."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        warnings.warn("inplace_abn_sync without torch.distributed initialized: the statistics are those of this process alone",
-                      RuntimeWarning, stacklevel=2)
-    elif training and torch.distributed.get_world_size(group) > 1:
-        raise NotImplementedError("palimpsest has no statistics over several processes yet: use InPlaceABN, whose statistics "
-                                  "are those of each process, or torch.nn.SyncBatchNorm and an activation")
+    group: by default all processes of torch.distributed; without it, this process alone, with a warning. On a CPU, too, and
+    with batches that differ in size or are empty."""
     return _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, activation,
-                  _parameter(activation_param, slope))
+                  _parameter(activation_param, slope), statistics_group(group))

@@ -2,6 +2,7 @@
 #include "palimpsest/kernels/cuda/abn.h"
 #include "palimpsest/kernels/cuda/dense_block.h"
 #include "palimpsest/kernels/cuda/exponent_histogram.h"
+#include "palimpsest/kernels/cuda/group_statistics.h"
 #include "palimpsest/kernels/cuda/max_pool.h"
 
 #include <gtest/gtest.h>
@@ -45,6 +46,7 @@ TEST(NoCuda, EveryKernelSaysThatThereIsNoCudaAndWhatToDo) {
                  [] { cuda::dense_feature_gradient({}, {}, nullptr, nullptr, nullptr, nullptr); });
   expect_refused("exponent_histogram",
                  [] { cuda::exponent_histogram(DType::f32, nullptr, 1, nullptr, nullptr); });
+  expect_refused("merge_statistics", [] { cuda::merge_statistics({}, 1e-5, {}, DType::f32, {}, nullptr); });
   expect_refused("is_capturing", [] { cuda::is_capturing(nullptr); });
   expect_refused("max_pool_forward", [] { cuda::max_pool_forward({}, nullptr, nullptr, nullptr, nullptr); });
   expect_refused("max_pool_backward",

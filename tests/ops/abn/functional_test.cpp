@@ -242,6 +242,7 @@ TEST(AbnSavedArguments, AreThoseOfTheForwardPass) {
       EXPECT_EQ(s.saved, t.saved);
       EXPECT_EQ(s.relu_residual, t.relu_residual);
       EXPECT_EQ(got.training, a.training);
+      EXPECT_TRUE(got.group.empty());
       for (const auto& [ours, given] :
            {std::pair{s.weight, t.weight}, {s.bias, t.bias}, {s.residual, t.residual}}) {
         ASSERT_EQ(ours.has_value(), given.has_value());
