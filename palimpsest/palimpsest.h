@@ -36,8 +36,11 @@
 ///   amp::accumulate_gradients_in   accumulates gradients in 16 bits
 ///   amp::MasterWeights             16-bit parameters with f32 masters
 ///   amp::ExponentHistogram         shows which gradients f16 loses
+/// distributed/   several processes
+///   distributed::launch_from_environment, distributed::Group   the ranks that torchrun or srun started
+///   distributed::DataParallel      averages gradients over the ranks while backward runs
 /// base/
-///   Error                          the error of models, nn, memory and amp; operators throw c10::Error
+///   Error                          the error of models, nn, memory, distributed and amp; operators throw c10::Error
 ///
 /// Training loops, data and files have headers of their own: palimpsest/{train,data,io}/.
 #include "palimpsest/amp/autocast_guard.h"
@@ -48,6 +51,9 @@
 #include "palimpsest/amp/master_weights.h"
 #include "palimpsest/amp/precision.h"
 #include "palimpsest/base/error.h"
+#include "palimpsest/distributed/data_parallel.h"
+#include "palimpsest/distributed/launch.h"
+#include "palimpsest/distributed/process_group.h"
 #include "palimpsest/memory/buffer_snapshot.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"

@@ -14,6 +14,7 @@ enum class ErrorKind {
   kDiverged = 5,    ///< the loss became NaN or infinite
   kOutput = 6,      ///< a result cannot be written: full disk, read-only folder
   kMemory = 7,      ///< out of memory, or above the user's limit
+  kPeer = 8,        ///< another process of a distributed run is gone, late, or has failed
 };
 
 /// An error whose message is one line: the requirement, the value that was given, its file or key, and the

@@ -9,21 +9,36 @@
 
 namespace palimpsest::kernels {
 
-/// Merges channel c of all parts. `T`: the type of the running statistics, float or double.
+/// How a part counts beside the parts before it; the same for all channels.
+struct PartWeight {
+  double added = 0;   ///< values per channel of the part
+  double before = 0;  ///< of the parts before it
+  double share = 0;   ///< added / (added + before)
+  double spread = 0;  ///< before * share
+};
+
+/// Returns the weight of a part behind `before` values; all 0 for an empty batch.
+PALIMPSEST_HOST_DEVICE PartWeight part_weight(const GroupParts& parts, int64_t rank, double before) {
+  const double added = parts.values[rank * (2 * parts.channels + 1) + 2 * parts.channels];
+  if (!(added > 0)) return {0, before, 0, 0};
+  const double share = added / (before + added);
+  return {added, before, share, before * share};
+}
+
+/// Adds a part to the mean of a channel and to the sum of squares around it.
+PALIMPSEST_HOST_DEVICE void add_part(const PartWeight& weight, double part_mean, double part_var,
+                                     double& mean, double& squares) {
+  const double delta = part_mean - mean;
+  mean += delta * weight.share;
+  squares += part_var * weight.added + delta * delta * weight.spread;
+}
+
+/// Writes the results of channel c, whose parts are all added. `T`: the type of the running statistics, float
+/// or double.
 template <class T>
-PALIMPSEST_HOST_DEVICE void merge_channel(const GroupParts& parts, double eps, const GroupStatistics& merged,
-                                          const RunningStatistics& running, int64_t c) {
-  double count = 0, mean = 0, squares = 0;
-  const int64_t size = 2 * parts.channels + 1;
-  for (int64_t rank = 0; rank < parts.ranks; ++rank) {
-    const double* const part = parts.values + rank * size;
-    const double added = part[2 * parts.channels];
-    if (!(added > 0)) continue;
-    const double share = added / (count + added), delta = part[c] - mean;
-    mean += delta * share;
-    squares += part[parts.channels + c] * added + delta * delta * count * share;
-    count += added;
-  }
+PALIMPSEST_HOST_DEVICE void finish_channel(double count, double mean, double squares, double eps,
+                                           const GroupStatistics& merged, const RunningStatistics& running,
+                                           int64_t c) {
   const double var = count > 0 ? squares / count : 0;
   merged.mean[c] = mean;
   merged.var[c] = var;

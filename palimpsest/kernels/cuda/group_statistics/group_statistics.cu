@@ -13,7 +13,16 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     merge_statistics_kernel(GroupParts parts, double eps, GroupStatistics merged, RunningStatistics running) {
   const int64_t c = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (c < parts.channels) merge_channel<T>(parts, eps, merged, running, c);
+  if (c >= parts.channels) return;
+  double count = 0, mean = 0, squares = 0;
+  for (int64_t rank = 0; rank < parts.ranks; ++rank) {
+    const PartWeight weight = part_weight(parts, rank, count);
+    if (weight.added == 0) continue;  // the variance of an empty batch may be NaN
+    const double* const part = parts.values + rank * (2 * parts.channels + 1);
+    add_part(weight, part[c], part[parts.channels + c], mean, squares);
+    count += weight.added;
+  }
+  finish_channel<T>(count, mean, squares, eps, merged, running, c);
 }
 
 }  // namespace

@@ -1,0 +1,269 @@
+#include "palimpsest/distributed/process_group.h"
+#include "tests/distributed/ranks.h"
+
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+#include <unistd.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <chrono>
+#include <csignal>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace palimpsest::distributed {
+namespace {
+
+using testing::Outcome;
+using testing::Place;
+using testing::RankBody;
+using testing::run_ranks;
+using Clock = std::chrono::steady_clock;
+
+void expect_parts(const Outcome& outcome, ErrorKind kind, const std::vector<std::string>& parts) {
+  ASSERT_TRUE(outcome.error) << outcome.message();
+  EXPECT_EQ(outcome.error->kind(), kind) << outcome.message();
+  EXPECT_EQ(outcome.message().find('\n'), std::string::npos) << outcome.message();
+  for (const auto& part : parts)
+    EXPECT_NE(outcome.message().find(part), std::string::npos)
+        << "no '" << part << "' in: " << outcome.message();
+}
+
+/// Ten steps; rank `argument` kills itself in the middle.
+const RankBody kKilled{"killed", [](const Place& place) {
+                         Group group(place.launch, place.options());
+                         const at::Tensor values = torch::ones({100000});
+                         for (int step = 0; step < 10; ++step) {
+                           if (step == 5 && place.launch.rank == std::stoi(place.argument))
+                             ::kill(::getpid(), SIGKILL);
+                           group.all_reduce_sum(values, fmt::format("the gradients of step {}", step));
+                         }
+                         return std::string("all steps");
+                       }};
+
+TEST(KilledRank, IsNamedWithTheOperation) {
+  const auto start = Clock::now();
+  const auto outcomes = run_ranks("killed", 3, {.argument = "1"});
+  EXPECT_EQ(outcomes[1].signal, SIGKILL);
+  for (const int rank : {0, 2})
+    expect_parts(outcomes[rank], ErrorKind::kPeer, {"the gradients of step 5", "rank 1 of 3 is gone"});
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(15)) << "half of the timeout";
+}
+
+TEST(KilledRank, IsNamedIfItHeldTheStore) {
+  const auto outcomes = run_ranks("killed", 3, {.argument = "0"});
+  EXPECT_EQ(outcomes[0].signal, SIGKILL);
+  for (const int rank : {1, 2})
+    expect_parts(outcomes[rank], ErrorKind::kPeer, {"the gradients of step 5", "rank 0 of 3", "gone"});
+}
+
+/// Rank `argument` fails while the others wait for it.
+const RankBody kFails{"fails", [](const Place& place) {
+                        Group group(place.launch, place.options());
+                        group.barrier("the start");
+                        if (place.launch.rank == std::stoi(place.argument)) {
+                          group.fail("the loss is NaN in step 12\nsecond line", ErrorKind::kDiverged);
+                          throw Error(ErrorKind::kDiverged, "own message");
+                        }
+                        group.all_reduce_sum(torch::ones({10}), "the metrics");
+                        return std::string("done");
+                      }};
+
+TEST(Fail, EndsAnOperationOfTheOthersWithTheMessage) {
+  for (const int failing : {0, 2}) {
+    const auto outcomes = run_ranks("fails", 3, {.argument = std::to_string(failing)});
+    for (int rank = 0; rank < 3; ++rank)
+      if (rank == failing)
+        expect_parts(outcomes[rank], ErrorKind::kDiverged, {"own message"});
+      else
+        expect_parts(outcomes[rank], ErrorKind::kDiverged,
+                     {fmt::format("rank {} of 3: the loss is NaN in step 12 second line", failing)});
+  }
+}
+
+/// The failing rank keeps its connections until the other has ended: only the store carries the message.
+const RankBody kFailsAndStays{
+    "fails_and_stays", [](const Place& place) {
+      GroupOptions options = place.options();
+      std::string handled;
+      options.on_fault = [&](const Error& error) { handled = error.what(); };
+      Group group(place.launch, options);
+      group.barrier("the start");
+      if (place.launch.rank == 0) {
+        group.fail("disk full", ErrorKind::kOutput);  // returns when the others have read it
+        std::string text;
+        try {
+          group.barrier("more");
+        } catch (const Error& error) {
+          text = error.what();
+        }
+        return text + (handled.empty() ? "" : " handler called");
+      }
+      const auto start = Clock::now();
+      std::string text;
+      try {
+        group.all_reduce_sum(torch::ones({10}), "the metrics");
+      } catch (const Error& error) {
+        text = error.what();
+      }
+      const bool soon = Clock::now() - start < std::chrono::seconds(10);
+      return fmt::format("{}{}{}", text, handled == text ? ", handled" : "", soon ? ", soon" : "");
+    }};
+
+TEST(Fail, NeedsNoClosedConnection) {
+  const auto outcomes = run_ranks("fails_and_stays", 2);
+  EXPECT_EQ(outcomes[0].result, "rank 0 of 2: disk full") << outcomes[0].message();
+  EXPECT_EQ(outcomes[1].result, "rank 0 of 2: disk full, handled, soon") << outcomes[1].message();
+}
+
+const RankBody kHandlerEnds{"handler_ends", [](const Place& place) {
+                              GroupOptions options = place.options();
+                              options.on_fault = [](const Error& error) {
+                                const std::string text = std::string("rhandler: ") + error.what();
+                                if (::write(101, text.data(), text.size()) < 0) std::abort();
+                                std::_Exit(0);
+                              };
+                              Group group(place.launch, options);
+                              if (place.launch.rank == 1) {
+                                group.fail("image 17 is truncated", ErrorKind::kData);
+                                return std::string("failed");
+                              }
+                              group.all_reduce_sum(torch::ones({10}), "the metrics");
+                              return std::string("not reached");
+                            }};
+
+TEST(Fail, LetsAProgramEndInItsHandler) {
+  const auto outcomes = run_ranks("handler_ends", 3);
+  EXPECT_EQ(outcomes[1].result, "failed");
+  for (const int rank : {0, 2})
+    EXPECT_EQ(outcomes[rank].result, "handler: rank 1 of 3: image 17 is truncated");
+}
+
+const RankBody kThrows{"throws", [](const Place& place) {
+                         Group group(place.launch, place.options());
+                         if (place.launch.rank == 1) throw Error(ErrorKind::kData, "own message");
+                         group.all_reduce_sum(torch::ones({10}), "the metrics");
+                         return std::string("done");
+                       }};
+
+TEST(Group, TellsTheOthersThatAnExceptionEndedARank) {
+  const auto outcomes = run_ranks("throws", 2);
+  expect_parts(outcomes[0], ErrorKind::kPeer, {"rank 1 of 2", "left the group by an exception"});
+  expect_parts(outcomes[1], ErrorKind::kData, {"own message"});
+}
+
+const RankBody kLeavesEarly{"leaves_early", [](const Place& place) {
+                              Group group(place.launch, place.options());
+                              if (place.launch.rank == 1) return std::string("left");
+                              group.all_reduce_sum(torch::ones({10}), "the metrics");
+                              return std::string("done");
+                            }};
+
+TEST(Group, NamesARankThatHasLeft) {
+  const auto outcomes = run_ranks("leaves_early", 2);
+  expect_parts(outcomes[0], ErrorKind::kPeer, {"the metrics", "rank 1 of 2 has left the group"});
+  EXPECT_EQ(outcomes[1].result, "left");
+}
+
+/// Rank 1 lives, but does not come to the collective before the others have given up.
+const RankBody kHangs{"hangs", [](const Place& place) {
+                        GroupOptions options = place.options();
+                        options.timeout = std::chrono::milliseconds(1000);
+                        Group group(place.launch, options);
+                        group.barrier("the start");
+                        if (place.launch.rank == 1)
+                          while (true) {
+                            group.check();
+                            std::this_thread::sleep_for(std::chrono::milliseconds(10));
+                          }
+                        group.all_reduce_sum(torch::ones({10}), "the metrics");
+                        return std::string("done");
+                      }};
+
+TEST(Timeout, NamesTheRankThatHasNotReachedTheOperation) {
+  for (const auto& outcome : run_ranks("hangs", 2))
+    expect_parts(
+        outcome, ErrorKind::kPeer,
+        {"the metrics", "did not end within 1 s", "rank 1 of 2 lives but has not reached it", "the start"});
+}
+
+/// The ranks call different collectives.
+const RankBody kDisordered{"disordered", [](const Place& place) {
+                             GroupOptions options = place.options();
+                             options.timeout = std::chrono::milliseconds(1000);
+                             Group group(place.launch, options);
+                             if (place.launch.rank == 1)
+                               group.barrier("the end");
+                             else
+                               group.sum(1., "the metrics");
+                             return std::string("done");
+                           }};
+
+TEST(Timeout, NamesCollectivesThatDoNotFit) {
+  for (const auto& outcome : run_ranks("disordered", 2))
+    expect_parts(outcome, ErrorKind::kPeer,
+                 {"did not end within 1 s", "has begun", "the metrics", "the end"});
+}
+
+/// Rank 1 is stopped as a whole: neither its watcher nor its kernel closes anything.
+const RankBody kStopped{"stopped", [](const Place& place) {
+                          GroupOptions options = place.options();
+                          options.timeout = std::chrono::milliseconds(1000);
+                          auto group = std::make_unique<Group>(place.launch, options);
+                          const auto pids =
+                              group->all_gather_bytes(std::to_string(::getpid()), "process numbers");
+                          if (place.launch.rank == 1) ::raise(SIGSTOP);
+                          try {
+                            group->all_reduce_sum(torch::ones({10}), "the metrics");
+                          } catch (const Error&) {
+                            if (place.launch.rank == 0) {
+                              group.reset();
+                              ::kill(std::stoi(pids[1]), SIGKILL);
+                            }
+                            throw;
+                          }
+                          return std::string("done");
+                        }};
+
+TEST(Timeout, NamesAStoppedRank) {
+  const auto outcomes = run_ranks("stopped", 2);
+  expect_parts(outcomes[0], ErrorKind::kPeer, {"the metrics", "rank 1 of 2 is gone"});
+  EXPECT_EQ(outcomes[1].signal, SIGKILL);
+}
+
+/// Collectives of others go through the same guard: they throw, and their futures carry the error.
+const RankBody kOthersWork{"others_work", [](const Place& place) {
+                             Group group(place.launch, place.options());
+                             group.barrier("the start");
+                             if (place.launch.rank == 0) {
+                               group.fail("no more data");
+                               return std::string("failed");
+                             }
+                             std::string text;
+                             std::vector<at::Tensor> tensors{torch::ones({10})};
+                             c10::intrusive_ptr<c10::ivalue::Future> future;
+                             try {
+                               const OperationName name("statistics of layer 3");
+                               const auto work = group.process_group()->allreduce(tensors);
+                               future = work->getFuture();
+                               work->wait();
+                             } catch (const Error& error) {
+                               text = error.what();
+                             }
+                             if (!future) return "early: " + text;  // the message was faster
+                             future->wait();
+                             return "late: " + text + (future->hasError() ? ", future" : "");
+                           }};
+
+TEST(Fail, ReachesCollectivesOfOthers) {
+  const auto outcomes = run_ranks("others_work", 2);
+  EXPECT_TRUE(outcomes[1].result == "late: rank 0 of 2: no more data, future" ||
+              outcomes[1].result == "early: rank 0 of 2: no more data")
+      << outcomes[1].message();
+}
+
+}  // namespace
+}  // namespace palimpsest::distributed
