@@ -192,8 +192,14 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   Options flags_alone;  // flags name the files
   for (const FlagValue& flag : flags) set_text(flags_alone, *flag.setting, flag.text, flag.name());
   const std::string config = flags_alone.run.config;
-  if (flags_alone.run.resume && flags_alone.output.folder.empty() && !config.empty())
+  const bool may_resume = flags_alone.run.resume || flags_alone.run.resume_if_possible;
+  if (may_resume && flags_alone.output.folder.empty() && !config.empty())
     read_toml_file(flags_alone, config);  // a recipe names the folder, too
+  std::error_code ignored;
+  if (flags_alone.run.resume_if_possible &&
+      std::filesystem::exists(std::filesystem::path(flags_alone.output.folder) / train::kCheckpointFile,
+                              ignored))
+    flags_alone.run.resume = true;
   const bool resumes = flags_alone.run.resume && !flags_alone.output.folder.empty();
 
   if (options.run.command == Command::kDemo) {
@@ -211,6 +217,7 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   if (options.run.command == Command::kInfo && !options.run.checkpoint.empty() && config.empty())
     refuse_stored(flags, options.run.checkpoint);
   for (const FlagValue& flag : flags) set_text(options, *flag.setting, flag.text, flag.name());
+  options.run.resume = flags_alone.run.resume;
   complete_strategies(options);
   if (continues) check_resumed(options, resumed);
   check_combinations(options, before);
@@ -237,8 +244,8 @@ Error refusal(const CLI::App& app, const CLI::ParseError& failure) {
   return {ErrorKind::kUsage, failure.what() + way_out};
 }
 
-/// Refuses `--SWITCH=VALUE`, where CLI11 has rules of its own, and `--FLAG=`, where it would take the next flag for
-/// the value.
+/// Refuses `--SWITCH=VALUE`, where CLI11 has rules of its own, and `--FLAG=`, where it would take the next
+/// flag for the value.
 void check_value(const std::string& argument) {
   const std::size_t equals = argument.find('=');
   if (!argument.starts_with("--") || equals == std::string::npos) return;

@@ -1,6 +1,7 @@
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/factories.h"
+#include "palimpsest/cli/processes.h"
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/train/evaluate.h"
 
@@ -49,21 +50,32 @@ void print(const train::EvaluationRecord& record, const Options& options) {
   }
 }
 
-}  // namespace
-
-int run_eval(const Options& given) {
-  Options options = given;
+int evaluate(Options options, distributed::Group* group) {
   const Datasets sets = make_datasets(options, Need::kValidation);
   const auto model = load_trained_model(options);
   check_task(options, *model);
   const auto loader = make_validation_loader(options, sets.validation);
-  const auto record = train::evaluate(*model, *loader, make_loss_options(options), make_format(options));
+  if (group) {
+    auto tensors = model->parameters();
+    for (const at::Tensor& buffer : model->buffers()) tensors.push_back(buffer);
+    group->broadcast(tensors, "the weights");
+  }
+  const auto record =
+      train::evaluate(*model, *loader, make_loss_options(options), make_format(options), group);
+  if (group && group->rank() > 0) return 0;
   if (options.run.json) {
     std::cout << to_json(record, options).dump() << std::endl;
   } else {
     print(record, options);
   }
   return 0;
+}
+
+}  // namespace
+
+int run_eval(const Options& options) {
+  const auto group = connect(options);
+  return run_together(group.get(), [&] { return evaluate(options, group.get()); });
 }
 
 }  // namespace palimpsest::cli

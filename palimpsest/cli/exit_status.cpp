@@ -35,6 +35,8 @@ ExitStatus exit_status_of(const std::exception_ptr& failure) {
     std::rethrow_exception(failure);
   } catch (const Error& error) {
     return {one_line(error.what()), error.exit_code()};
+  } catch (const c10::DistError& error) {
+    return {first_line(error.what_without_backtrace()), code(ErrorKind::kPeer)};
   } catch (const c10::OutOfMemoryError& error) {
     return {first_line(error.what_without_backtrace()), code(ErrorKind::kMemory)};
   } catch (const c10::Error& error) {

@@ -9,6 +9,7 @@
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/nn/strategy.h"
 
+#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -117,8 +118,24 @@ std::unique_ptr<data::Loader> make_loader(const Options& options,
   l.shuffle = training;
   l.drop_last = training;
   l.split_by_size = !training;
+  if (options.run.launch) {
+    l.rank = options.run.launch->rank;
+    l.ranks = options.run.launch->size;
+    l.share_whole_batches = !training;
+  }
   if (options.run.old_shuffle) l.shuffle_stream = data::ShuffleStream::kOfTheFirstExample;
   return std::make_unique<data::Loader>(std::move(dataset), l);
+}
+
+/// Returns the factor of the learning rates: a batch of twice the images takes a step of twice the length.
+double learning_rate_factor(const Options& options) {
+  if (options.optimizer.lr_for_batch == 0) return 1;
+  return static_cast<double>(options.train.batch) / static_cast<double>(options.optimizer.lr_for_batch);
+}
+
+distributed::Compression compression_of(const std::string& name) {
+  if (name == "bf16") return distributed::Compression::kBF16;
+  return name == "f16" ? distributed::Compression::kF16 : distributed::Compression::kNone;
 }
 
 void tell_skipped(const std::vector<std::shared_ptr<data::Dataset>>& sets) {
@@ -154,7 +171,7 @@ Datasets make_datasets(Options& options, Need need) {
   return sets;
 }
 
-std::shared_ptr<nn::Model> make_model(const Options& options) {
+std::shared_ptr<nn::Model> make_model(const Options& options, const std::string& group) {
   const Options::Model& m = options.model;
   models::ModelOptions model_options;
   model_options.classes = m.classes > 0 ? m.classes : model_options.classes;
@@ -162,6 +179,7 @@ std::shared_ptr<nn::Model> make_model(const Options& options) {
   model_options.activation = nn::parse_activation(m.activation);
   model_options.activation_param = m.slope;
   model_options.output_stride = m.output_stride;
+  model_options.group = group;
   if (m.dense_strategy != "auto") model_options.dense_strategy = nn::parse_dense_strategy(m.dense_strategy);
   torch::manual_seed(static_cast<uint64_t>(options.train.seed));
   return models::make(m.name, model_options);
@@ -211,6 +229,9 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.loss_scale = options.train.loss_scale;
   t.optimizer = options.optimizer;
   t.schedule = options.schedule;
+  t.optimizer.lr *= learning_rate_factor(options);
+  t.schedule.final_lr *= learning_rate_factor(options);
+  t.gradient_compression = compression_of(options.train.gradient_compression);
   t.loss = make_loss_options(options);
   t.output = options.output.folder;
   t.log_every = options.output.log_every;
@@ -224,6 +245,17 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   if (options.model.name.starts_with("densenet")) t.metadata["dense_strategy"] = options.model.dense_strategy;
   t.quiet = options.output.quiet;
   return t;
+}
+
+std::string learning_rate_text(const Options& options) {
+  if (options.optimizer.lr_for_batch == 0) return "";
+  const double lr = options.optimizer.lr, factor = learning_rate_factor(options);
+  std::string text = fmt::format("lr {:g} for {} images -> {:g} for {}", lr, options.optimizer.lr_for_batch,
+                                 lr * factor, options.train.batch);
+  if (options.schedule.final_lr > 0)
+    text +=
+        fmt::format("; final_lr {:g} -> {:g}", options.schedule.final_lr, options.schedule.final_lr * factor);
+  return text;
 }
 
 }  // namespace palimpsest::cli

@@ -7,6 +7,7 @@
 #include "palimpsest/train/trainer.h"
 
 #include <memory>
+#include <string>
 
 // Functions that make the objects of a command from its options. Call them in this order: make_datasets
 // (completes the options), make_model, check_task, make_*_loader, make_trainer_options.
@@ -28,11 +29,13 @@ enum class Need { kTrainAndValidation, kValidation };
 Datasets make_datasets(Options& options, Need need);
 
 /// Makes a model with random weights. libtorch's generator is seeded with train.seed first, so two strategies
-/// start from the same weights. Throws Error(kUsage) as models::make does.
-std::shared_ptr<nn::Model> make_model(const Options& options);
+/// start from the same weights. `group` names the process group whose ranks share the statistics of
+/// normalizations; "": none. Throws Error(kUsage) as models::make does.
+std::shared_ptr<nn::Model> make_model(const Options& options, const std::string& group = "");
 /// Throws Error(kUsage) unless model and data agree on whether pixels or images have labels.
 void check_task(const Options& options, const nn::Model& model);
 
+// The loaders yield the share of run.launch, if it is set.
 std::unique_ptr<data::Loader> make_train_loader(const Options& options,
                                                 std::shared_ptr<const data::Dataset> dataset);
 std::unique_ptr<data::Loader> make_validation_loader(const Options& options,
@@ -43,7 +46,11 @@ train::LossOptions make_loss_options(const Options& options);
 /// Returns dtype, layout, device and precision of the network's tensors.
 train::TensorFormat make_format(const Options& options);
 /// Returns the options of train::train; `config` and `config_file` are to_toml(options, ...),
-/// `output` is output.folder.
+/// `output` is output.folder. The learning rates are scaled to the batch (optimizer.lr_for_batch). `group` is
+/// null.
 train::TrainerOptions make_trainer_options(const Options& options);
+
+/// Returns "lr 0.1 for 256 images -> 0.4 for 1024", or "" if optimizer.lr_for_batch is 0.
+std::string learning_rate_text(const Options& options);
 
 }  // namespace palimpsest::cli

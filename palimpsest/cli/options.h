@@ -1,5 +1,6 @@
 #pragma once
 
+#include "palimpsest/distributed/launch.h"
 #include "palimpsest/train/loss.h"
 #include "palimpsest/train/optimizer.h"
 #include "palimpsest/train/schedule.h"
@@ -8,6 +9,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -75,10 +77,14 @@ struct Options {
     std::string precision = "f32";
     std::string loss_scale = "dynamic";  ///< or auto, or a number
     bool channels_last = false;
-    int64_t memory_limit = 0;  ///< MiB that tensors may take; 0: no limit
+    int64_t memory_limit = 0;                   ///< MiB that tensors may take; 0: no limit
+    bool sync_norm = false;                     ///< normalizations share the statistics of all processes
+    std::string gradient_compression = "none";  ///< "none", "bf16", "f16": the type in which gradients travel
   } train;
 
-  train::OptimizerOptions optimizer;
+  struct Optimizer : train::OptimizerOptions {
+    int64_t lr_for_batch = 0;  ///< images per batch that the learning rates are given for; 0: any number
+  } optimizer;
   train::ScheduleOptions schedule;
   train::LossOptions loss;  ///< its ignore_id follows data.ignore_id (cli/factories.h)
 
@@ -111,6 +117,7 @@ struct Options {
     std::string device = "cpu";       ///< train, eval, predict: never stored, because it is no part of a run
     int64_t size = 224;               ///< info: side of the images, pixels
     bool resume = false;
+    bool resume_if_possible = false;  ///< sets resume if the output folder has a checkpoint
     /// train --resume: one line per setting that differs from the checkpoint's, or that config.toml wants to
     /// differ.
     std::vector<std::string> resume_notes;
@@ -118,6 +125,10 @@ struct Options {
     bool overwrite = false;
     bool dry_run = false;  ///< print the effective configuration, do nothing
     bool json = false;
+    int64_t timeout = 600;  ///< seconds that a process waits for the others
+    /// The place of this process among several; nothing for a run of one process (cli/processes.h).
+    std::optional<distributed::Launch> launch;
+    int64_t threads = 0;  ///< of one of several processes, if train.threads is 0; 0: libtorch's number
   } run;
 
   /// The origin of each setting that the user gave: "optimizer.lr" -> "--lr" or
@@ -147,10 +158,10 @@ void read_toml_file(Options& options, const std::filesystem::path& path);
 /// they were checked. The output folder is always ignored.
 void read_toml_of(Scope narrowest, Scope widest, Options& options, const std::string& text,
                   const std::string& name);
-/// Reads the configuration in a checkpoint, which may come from a stranger. Ignores settings of the machine and
-/// those that choose files: [output], [model] weights and, but for eval, the paths of images. A run of an older
-/// program, which read the pixels of photos as they are stored, has no [data] exif_orientation: it is off then.
-/// Throws Error(kCheckpoint) where read_toml throws Error(kUsage).
+/// Reads the configuration in a checkpoint, which may come from a stranger. Ignores settings of the machine
+/// and those that choose files: [output], [model] weights and, but for eval, the paths of images. A run of an
+/// older program, which read the pixels of photos as they are stored, has no [data] exif_orientation: it is
+/// off then. Throws Error(kCheckpoint) where read_toml throws Error(kUsage).
 void read_stored_toml(Options& options, const std::string& text, const std::string& name);
 /// Does the same for the run that --resume continues, with all settings of the run.
 void read_resumed_toml(Options& options, const std::string& text, const std::string& name);

@@ -86,7 +86,8 @@ void start_threads(int64_t threads) {
 
 void apply_process_options(const Options& options) {
   check_threads(options.train.threads);
-  if (options.train.threads > 0) at::set_num_threads(static_cast<int>(options.train.threads));
+  const int64_t threads = options.train.threads > 0 ? options.train.threads : options.run.threads;
+  if (threads > 0) at::set_num_threads(static_cast<int>(threads));
   if (options.train.threads > kUnsuspicious) start_threads(options.train.threads);
   memory::set_memory_limit(options.train.memory_limit * (int64_t{1} << 20));
 }

@@ -5,6 +5,7 @@
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/exit_status.h"
 #include "palimpsest/cli/process.h"
+#include "palimpsest/cli/processes.h"
 #include "palimpsest/kernels/cpu.h"
 #include "palimpsest/memory/counting_allocator.h"
 
@@ -37,21 +38,23 @@ int run(const Options& options) {
 }
 
 int run_command_line(int argc, const char* const* argv) {
-  const Invocation invocation = parse_command_line(argc, argv);
+  Invocation invocation = parse_command_line(argc, argv);
   if (!invocation.text.empty()) {
     std::cout << invocation.text;
     return 0;
   }
-  if (invocation.options.run.dry_run) {
-    std::cout << to_toml(invocation.options);
+  Options& options = invocation.options;
+  if (const auto launch = distributed::launch_from_environment()) place(options, *launch);
+  if (options.run.dry_run) {
+    if (!options.run.launch || options.run.launch->rank == 0) std::cout << to_toml(options);
     return 0;
   }
   kernels::cpu::instruction_set();  // a wrong PALIMPSEST_ISA is an error before anything is written
-  const Command command = invocation.options.run.command;
+  const Command command = options.run.command;
   if (command == Command::kTrain || command == Command::kCompare || command == Command::kDemo)
     hold_stop_signals();
-  apply_process_options(invocation.options);
-  return run(invocation.options);
+  apply_process_options(options);
+  return run(options);
 }
 
 }  // namespace

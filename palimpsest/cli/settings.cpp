@@ -47,6 +47,7 @@ constexpr Range kClasses{.low = 0, .high = 1e6};
 constexpr Range kWorkers{.low = 0, .high = 256};
 constexpr Range kThreads{.low = 0, .high = 1024};
 constexpr Range kMemoryMiB{.low = 0, .high = 1 << 30};  // the product with 2^20 is far below 2^63
+constexpr Range kTimeout{.low = 1, .high = 1e6};
 constexpr Range kImageSide{.low = 16, .high = 8192};
 
 std::vector<std::string> data_kinds() {
@@ -54,6 +55,9 @@ std::vector<std::string> data_kinds() {
 }
 std::vector<std::string> dtypes() {
   return {"f32", "f64"};
+}
+std::vector<std::string> gradient_compressions() {
+  return {"none", "bf16", "f16"};
 }
 std::vector<std::string> dense_strategies() {
   auto names = nn::dense_strategy_names();
@@ -170,9 +174,17 @@ std::vector<Setting> make_settings() {
       {"train", "memory_limit", "memory-limit", "<MiB>",
        "end with exit code 7 if tensors take more memory; 0: no limit", kAll,
        PALIMPSEST_FIELD(train.memory_limit), kMemoryMiB},
+      {"train", "sync_norm", "sync-norm", "", "normalize with the statistics of the batch of all processes",
+       kOneStrategy, PALIMPSEST_FIELD(train.sync_norm)},
+      {"train", "gradient_compression", "gradient-compression", "<type>",
+       "type in which processes exchange gradients", kOneStrategy,
+       PALIMPSEST_FIELD(train.gradient_compression), kAny, gradient_compressions},
 
       {"optimizer", "lr", "lr", "<per step>", "highest learning rate of SGD", kTraining,
        PALIMPSEST_FIELD(optimizer.lr), kPositive},
+      {"optimizer", "lr_for_batch", "lr-for-batch", "<images>",
+       "batch that --lr and --final-lr are meant for: both are multiplied by --batch / this number",
+       kOneStrategy, PALIMPSEST_FIELD(optimizer.lr_for_batch), kOneOrMore},
       {"optimizer", "momentum", "momentum", "<factor>", "share of the last update that is added to the next",
        kTraining, PALIMPSEST_FIELD(optimizer.momentum), kMomentum},
       {"optimizer", "weight_decay", "weight-decay", "<factor>", "L2 penalty added to the gradient", kTraining,
@@ -235,6 +247,12 @@ std::vector<Setting> make_settings() {
        Command::kTrain | Command::kEval | Command::kPredict, PALIMPSEST_FIELD(run.device)},
       {"", "resume", "resume", "", "continue the run in the output folder bit-exactly", kOneStrategy,
        PALIMPSEST_FIELD(run.resume)},
+      {"", "resume_if_possible", "resume-if-possible", "",
+       "continue the run in the output folder if it has a checkpoint, else begin it", kOneStrategy,
+       PALIMPSEST_FIELD(run.resume_if_possible)},
+      {"", "timeout", "timeout", "<seconds>",
+       "how long one of several processes waits for the others, 600 if not given",
+       Command::kTrain | Command::kEval, PALIMPSEST_FIELD(run.timeout), kTimeout},
       {"", "overwrite", "overwrite", "",
        "replace the run in the output folder, or the files (import, export, predict)",
        kTraining | kWritesWeights | Command::kPredict, PALIMPSEST_FIELD(run.overwrite)},
@@ -271,6 +289,10 @@ Scope Setting::scope() const {
              id())
              ? Scope::kMachine
              : Scope::kRun;
+}
+
+bool Setting::hides_default() const {
+  return is_one_of({"train.sync_norm", "train.gradient_compression", "optimizer.lr_for_batch"}, id());
 }
 
 std::span<const Setting> settings() {

@@ -40,6 +40,9 @@ struct Setting {
   bool (*is_choice)(const std::string&) = nullptr;  ///< accepts further texts, such as aliases
 
   Scope scope() const;
+  /// Returns whether a configuration leaves the setting out while it has its default. So runs without these
+  /// settings have the configuration, and the checkpoint, that they always had.
+  bool hides_default() const;
   std::string id() const { return table.empty() ? flag : table + "." + key; }
   bool is_switch() const { return std::holds_alternative<bool& (*)(Options&)>(field); }
   bool taken_by(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }

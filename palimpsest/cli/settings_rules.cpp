@@ -91,6 +91,9 @@ std::string void_reason(const Options& options, const Setting& s) {
       nn::parse_strategy(options.model.strategy) != nn::Strategy::kStandard)
     return "needs a network with normalizations as " + both_names(setting("model.name")) + ", which is " +
            options.model.name + ", or to be standard";
+  if (id == "train.sync_norm" && options.train.sync_norm && !models::normalizes(options.model.name))
+    return "needs a network with normalizations as " + both_names(setting("model.name")) + ", which is " +
+           options.model.name;
   if (id == "optimizer.decay_norm" && !models::normalizes(options.model.name))
     return "needs a network with normalizations as " + both_names(setting("model.name")) + ", which is " +
            options.model.name;
@@ -191,8 +194,12 @@ void check_combinations(const Options& options, const Options& before) {
       static_cast<int64_t>(names.size()) != options.model.classes)
     refuse(given_at("model.class_names") + " must have one name per class: [model] classes (--classes) is " +
            std::to_string(options.model.classes) + ", got " + std::to_string(names.size()) + " names");
-  if (options.run.resume && given_at("model.weights").starts_with("--"))
+  if (options.run.resume && !options.run.resume_if_possible && given_at("model.weights").starts_with("--"))
     refuse("--weights has no effect with --resume: the run in the output folder has its own weights");
+  if (options.run.resume_if_possible && options.run.overwrite)
+    refuse(
+        "--resume-if-possible continues the run in the output folder, --overwrite replaces it: give one of "
+        "them");
   if (options.run.resume && options.run.overwrite)
     refuse("--resume continues the run in the output folder, --overwrite replaces it: give one of them");
 }

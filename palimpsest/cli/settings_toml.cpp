@@ -285,6 +285,7 @@ std::string to_toml(const Options& options, Scope widest) {
   for (const Setting& s : settings()) {
     if (s.table.empty() || s.id() == "output.folder" || s.scope() > widest) continue;
     if (!s.taken_by(options.run.command) || !void_reason(options, s).empty()) continue;
+    if (s.hides_default() && get(options, s) == get(Options{}, s)) continue;
     if (s.table != table) {
       out += (out.empty() ? "[" : "\n[") + s.table + "]\n";
       table = s.table;

@@ -2,12 +2,16 @@
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/factories.h"
 #include "palimpsest/cli/process.h"
+#include "palimpsest/cli/processes.h"
 #include "palimpsest/cli/run_folder.h"
 #include "palimpsest/cli/weights_file.h"
+#include "palimpsest/train/device.h"
 
+#include <c10/core/DeviceGuard.h>
 #include <fmt/format.h>
 
 #include <iostream>
+#include <optional>
 
 namespace palimpsest::cli {
 namespace {
@@ -26,15 +30,31 @@ void tell_complete(const Options& options, int64_t step, int64_t batches_per_epo
              printable(options.output.folder), step, way_out);
 }
 
-}  // namespace
+/// Throws Error(kUsage) if the processes have found different data.
+void check_same_data(distributed::Group& group, const Options& options, const Datasets& sets) {
+  Options same = options;
+  same.data.root.clear();
+  std::string text = fmt::format("{}training images {}\n", to_toml(same, Scope::kRun), sets.train->size());
+  if (sets.validation) text += fmt::format("validation images {}\n", sets.validation->size());
+  group.require_same(text, "the data");
+}
 
-int run_train(const Options& given) {
-  Options options = given;
-  RunFolder folder(options, Command::kTrain);  // before the data is read: a wrong folder is an error at once
+/// Trains in the output folder, which rank 0 holds.
+int train_in_folder(Options options, distributed::Group* group) {
+  const bool leads = !group || group->rank() == 0;
+  std::optional<RunFolder> folder;
+  if (leads)
+    folder.emplace(options, Command::kTrain);  // before the data is read: a wrong folder is an error at once
+  if (group) {
+    options.run.resume = group->any(leads && options.run.resume, "whether to resume");
+    options.run.old_shuffle = group->any(leads && options.run.old_shuffle, "the order of the data");
+  }
   const Datasets sets = make_datasets(options, Need::kTrainAndValidation);
-  const auto model = make_model(options);
+  if (group) check_same_data(*group, options, sets);
+  const auto model = make_model(options, group && options.train.sync_norm ? group->name() : "");
   check_task(options, *model);
-  if (!options.run.resume) start_from_weights(options, *model);  // a resumed run takes the checkpoint's
+  // A resumed run takes the checkpoint's. The other processes take those of rank 0.
+  if (!options.run.resume && leads) start_from_weights(options, *model);
   const auto train_loader = make_train_loader(options, sets.train);
   const auto validation_loader = sets.validation ? make_validation_loader(options, sets.validation) : nullptr;
 
@@ -42,11 +62,16 @@ int run_train(const Options& given) {
     std::cout << to_toml(options, Scope::kMachine) << std::endl;  // the text of config.toml
     for (const std::string& note : options.run.resume_notes)
       std::cerr << "palimpsest: " << printable(note) << std::endl;
+    if (const std::string text = learning_rate_text(options); !text.empty())
+      std::cerr << "palimpsest: " << text << std::endl;
+    if (group) tell_processes(options);
   }
   const auto& stop_signal = poll_stop_signals();
-  const auto outcome = train::train(*model, *train_loader, validation_loader.get(),
-                                    make_trainer_options(options), stop_signal);
-  if (outcome.signal == 0 || outcome.last_step > 0) folder.keep();
+  train::TrainerOptions trainer = make_trainer_options(options);
+  trainer.group = group;
+  const auto outcome = train::train(*model, *train_loader, validation_loader.get(), trainer, stop_signal);
+  if (!leads) return outcome.signal == 0 ? 0 : 128 + outcome.signal;
+  if (outcome.signal == 0 || outcome.last_step > 0) folder->keep();
   if (outcome.signal == 0) {
     if (options.run.resume && outcome.steps.empty() && outcome.evaluations.empty())
       tell_complete(options, outcome.last_step, train_loader->batches());
@@ -60,6 +85,22 @@ int run_train(const Options& given) {
               << "', continue with --resume" << std::endl;
   }
   return 128 + outcome.signal;
+}
+
+}  // namespace
+
+int run_train(const Options& options) {
+  // The GPU of this process also holds what libtorch allocates without naming a device.
+  c10::OptionalDeviceGuard gpu;
+  if (const auto device = train::parse_device(options.run.device); options.run.launch && device.is_cuda())
+    gpu.reset_device(device);
+  const auto group = connect(options);
+  return run_together(group.get(), [&] {
+    const int status = train_in_folder(options, group.get());
+    // A launcher ends all processes as soon as one has left with the status of a signal.
+    if (group) group->barrier("the end of the run");
+    return status;
+  });
 }
 
 }  // namespace palimpsest::cli

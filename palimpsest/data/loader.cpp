@@ -38,6 +38,18 @@ struct Job {
 /// The shuffle's place among the streams of an epoch: no example has this index.
 constexpr uint64_t kShuffle = ~uint64_t{0};
 
+/// Positions from `begin` up to `end`.
+struct Span {
+  int64_t begin, end;
+};
+
+/// Returns the part of a rank of `count` examples.
+Span part_of(int64_t count, int64_t rank, int64_t ranks) {
+  const int64_t least = count / ranks, larger = count % ranks;  // parts of one example more
+  const int64_t begin = rank * least + std::min(rank, larger);
+  return {begin, begin + least + (rank < larger ? 1 : 0)};
+}
+
 bool same_size(const Sample& a, const Sample& b) {
   return a.image.sizes() == b.image.sizes();
 }
@@ -82,6 +94,19 @@ std::deque<Batch> stack_by_size(std::vector<Sample>&& samples, bool split) {
   return batches;
 }
 
+/// Throws unless each rank has a part of each batch.
+void check_parts(int64_t size, const LoaderOptions& options) {
+  const int64_t last = options.drop_last ? 0 : size % options.batch_size;
+  const bool lacks = options.batch_size < options.ranks;
+  if (!lacks && (last == 0 || last >= options.ranks)) return;
+  throw Error(ErrorKind::kUsage, std::string("loader: ") + (lacks ? "a batch" : "the last batch") +
+                                     " must have at least one image for each of the " +
+                                     std::to_string(options.ranks) + " processes, got " +
+                                     std::to_string(lacks ? options.batch_size : last) +
+                                     ": use fewer processes, or " +
+                                     (lacks ? "a larger batch" : "leave out the incomplete batch"));
+}
+
 }  // namespace
 
 struct Loader::State {
@@ -112,12 +137,16 @@ struct Loader::State {
 
   // Returns the next batch of the epoch as a job, or no job at the end of the epoch.
   std::shared_ptr<Job> make_job() {
+    if (options.share_whole_batches)  // go to this rank's next one
+      next_batch += (options.rank - next_batch % options.ranks + options.ranks) % options.ranks;
     if (order.empty() || next_batch >= batches) return nullptr;
     auto job = std::make_shared<Job>();
     job->epoch = epoch;
     const int64_t begin = next_batch++ * options.batch_size;
-    const int64_t end = begin + std::min(options.batch_size, static_cast<int64_t>(order.size()) - begin);
-    job->indices.assign(order.begin() + begin, order.begin() + end);
+    const int64_t count = std::min(options.batch_size, static_cast<int64_t>(order.size()) - begin);
+    const Span part =
+        options.share_whole_batches ? Span{0, count} : part_of(count, options.rank, options.ranks);
+    job->indices.assign(order.begin() + begin + part.begin, order.begin() + begin + part.end);
     job->samples.resize(job->indices.size());
     return job;
   }
@@ -222,7 +251,12 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options)
   at_least("the batch size", options.batch_size, 1);
   at_least("the number of workers", options.workers, 0);
   at_least("the number of prefetched batches", options.prefetch, 1);
+  at_least("the number of ranks", options.ranks, 1);
+  if (options.rank < 0 || options.rank >= options.ranks)
+    throw Error(ErrorKind::kUsage, "loader: the rank must be from 0 to " + std::to_string(options.ranks - 1) +
+                                       ", got " + std::to_string(options.rank));
   const int64_t size = dataset->size();
+  if (!options.share_whole_batches) check_parts(size, options);
   state_->dataset = std::move(dataset);
   state_->options = options;
   const bool incomplete = size % options.batch_size != 0;

@@ -33,6 +33,14 @@ struct LoaderOptions {
   ShuffleStream shuffle_stream = ShuffleStream::kOwn;
   /// Leaves out an incomplete last batch.
   bool drop_last = true;
+  /// The share of one process of a run: `rank` of `ranks`. The shares of all ranks together are the batches
+  /// that one process reads, with the same bytes, whatever the number of ranks; batch_size is the number of
+  /// images of all ranks together.
+  int64_t rank = 0, ranks = 1;
+  /// false, for a training: each rank reads its part of each batch. The parts are contiguous, in rank order,
+  /// and the first (batch mod ranks) of them have one image more than the others. No part may be empty.
+  /// true, for an evaluation: rank r reads the batches i with i mod ranks = r as a whole. It may have none.
+  bool share_whole_batches = false;
   /// For evaluations: a batch whose images differ in size becomes one batch per size, in the order in which
   /// the sizes appear. false: such a batch is an error.
   bool split_by_size = false;
@@ -49,8 +57,8 @@ struct LoaderOptions {
 ///
 /// Each batch is a function of (seed, epoch, position): the order is a Fisher-Yates shuffle drawn from
 /// Random::stream(seed, epoch, kShuffle), and example i is made with Random::stream(seed, epoch, i). So the
-/// bytes do not depend on the number of workers, and an epoch that is resumed at batch k continues exactly as
-/// an unbroken epoch.
+/// bytes do not depend on the number of workers or of ranks, and an epoch that is resumed at batch k
+/// continues exactly as an unbroken epoch.
 ///
 /// Memory: at most `prefetch` batches that are ready or in progress, beside the batches that the caller
 /// holds. A batch is stacked from its examples, so it takes twice its size for a moment. Each worker is one
@@ -58,23 +66,23 @@ struct LoaderOptions {
 /// loader at any point of an epoch.
 class Loader {
  public:
-  /// Throws Error(kUsage) for options out of range.
+  /// Throws Error(kUsage) for options out of range, and if a rank would have no part of a batch.
   Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options);
   ~Loader();
   Loader(const Loader&) = delete;
   Loader& operator=(const Loader&) = delete;
 
-  /// Returns the batches per epoch before any is split by size; 0 if the data set is empty, or smaller than
-  /// one batch with drop_last.
+  /// Returns the batches per epoch of all ranks before any is split by size; 0 if the data set is empty, or
+  /// smaller than one batch with drop_last.
   int64_t batches() const;
   const Dataset& dataset() const;
   const LoaderOptions& options() const;
-  /// Begins `epoch` at its batch `first_batch` (for resuming). Drops all prefetched batches.
-  /// Throws Error(kUsage) if an epoch has no batch.
+  /// Begins `epoch` at its batch `first_batch` (for resuming), counted over all ranks. Drops all prefetched
+  /// batches. Throws Error(kUsage) if an epoch has no batch.
   void start_epoch(int64_t epoch, int64_t first_batch = 0);
-  /// Returns the next batch, or nothing at the end of the epoch (and before the first start_epoch). After an
-  /// error the next call continues with the following batch. Throws Error(kUsage) if the images of a batch
-  /// differ in size and split_by_size is false.
+  /// Returns this rank's share of the next batch, or nothing at the end of the epoch (and before the first
+  /// start_epoch). After an error the next call continues with the following batch. Throws Error(kUsage) if
+  /// the images of a batch differ in size and split_by_size is false.
   std::optional<Batch> next();
 
  private:

@@ -12,6 +12,11 @@ namespace palimpsest::train {
 ///
 /// A resumed run gives the bytes of an unbroken run only if each batch is a function of (seed, epoch,
 /// position).
+///
+/// In a run of several processes each one has a source of its own, which yields its share (share()).
+/// batches(), batch_size() and `first_batch` count the batches of all processes together and are the same on
+/// all of them. In a training each process has a part of each batch. In an evaluation the processes share out
+/// the batches, and one may have none.
 class BatchSource {
  public:
   virtual ~BatchSource() = default;
@@ -32,6 +37,14 @@ class BatchSource {
   /// checkpoint holds both; a resumed run must have the same order, and the same identity unless one is "".
   virtual std::string order() const { return ""; }
   virtual std::string identity() const { return ""; }
+
+  /// Process number `rank` of `ranks`.
+  struct Share {
+    int64_t rank = 0, ranks = 1;
+    bool operator==(const Share&) const = default;
+  };
+  /// Returns whose share the source yields: by default all of it, for a run of one process.
+  virtual Share share() const { return {}; }
 };
 
 /// The batches of a loader, which must outlive this object.
@@ -50,6 +63,7 @@ class LoaderBatches : public BatchSource {
     return options.shuffle && options.shuffle_stream == data::ShuffleStream::kOwn ? "own_stream" : "";
   }
   std::string identity() const override { return loader_.dataset().identity(); }
+  Share share() const override { return {loader_.options().rank, loader_.options().ranks}; }
 
  private:
   data::Loader& loader_;

@@ -15,6 +15,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <cstring>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -33,6 +34,8 @@ constexpr const char* kOptimizerWayOut =
     "alone (train::load_weights)";
 constexpr const char* kGenerator = "palimpsest.generator";
 constexpr const char* kGpuGenerator = "palimpsest.generator.cuda";
+constexpr const char* kRankGenerators = "palimpsest.generator.ranks";
+constexpr const char* kRankGpuGenerators = "palimpsest.generator.cuda.ranks";
 
 /// The metadata that save_checkpoint writes itself.
 constexpr std::array kReserved{"format",        kVersionKey,      "step",
@@ -59,20 +62,52 @@ std::optional<at::Generator> gpu_generator(const torch::nn::Module& module) {
   return at::globalContext().defaultGenerator(parameters[0].device());
 }
 
-void set_state(at::Generator generator, const at::Tensor& state, const char* name,
-               const std::filesystem::path& path) {
+void set_state(at::Generator generator, const at::Tensor& state, const char* name, const std::string& where) {
   try {
     generator.set_state(state);
   } catch (const c10::Error& error) {
-    throw Error(ErrorKind::kCheckpoint, fmt::format("{}: {} is no state of libtorch's generator: {}",
-                                                    path.string(), name, error.what_without_backtrace()));
+    throw Error(ErrorKind::kCheckpoint, fmt::format("{}: {} is no state of libtorch's generator: {}", where,
+                                                    name, error.what_without_backtrace()));
   }
+}
+
+std::string bytes_of(const at::Tensor& state) {
+  const at::Tensor plain = state.contiguous();
+  return {static_cast<const char*>(plain.const_data_ptr()), static_cast<std::size_t>(plain.numel())};
+}
+
+at::Tensor tensor_of(const std::string& bytes) {
+  const at::Tensor tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+  std::memcpy(tensor.data_ptr(), bytes.data(), bytes.size());
+  return tensor;
+}
+
+/// Returns the member of each rank's states as the rows of one tensor.
+at::Tensor rows_of(const std::vector<GeneratorStates>& ranks, std::string GeneratorStates::* member) {
+  std::vector<at::Tensor> rows;
+  for (const GeneratorStates& states : ranks) rows.push_back(tensor_of(states.*member));
+  return at::stack(rows);
+}
+
+/// Puts the rows of one tensor into the member of each rank's states.
+void read_rows(const at::Tensor& rows, std::string GeneratorStates::* member,
+               std::vector<GeneratorStates>& ranks, const std::filesystem::path& path) {
+  if (!rows.defined()) return;
+  if (rows.dim() != 2 || rows.scalar_type() != at::kByte ||
+      (!ranks.empty() && rows.size(0) != static_cast<int64_t>(ranks.size())))
+    throw Error(ErrorKind::kCheckpoint,
+                fmt::format("{}: the states of the generators of the ranks must be bytes, one row per rank; "
+                            "the file is damaged",
+                            path.string()));
+  ranks.resize(static_cast<std::size_t>(rows.size(0)));
+  for (std::size_t i = 0; i < ranks.size(); ++i) ranks[i].*member = bytes_of(rows[static_cast<int64_t>(i)]);
 }
 
 /// The entries of a checkpoint, sorted by their owners.
 struct Parts {
   nn::StateDict module, optimizer;
-  at::Tensor generator, gpu_generator;  // undefined where the file has none
+  // Undefined where the file has none.
+  at::Tensor generator, gpu_generator, rank_generators, rank_gpu_generators;
 };
 
 Parts split(const nn::StateDict& tensors) {
@@ -82,6 +117,10 @@ Parts split(const nn::StateDict& tensors) {
       parts.generator = tensor;
     } else if (name == kGpuGenerator) {
       parts.gpu_generator = tensor;
+    } else if (name == kRankGenerators) {
+      parts.rank_generators = tensor;
+    } else if (name == kRankGpuGenerators) {
+      parts.rank_gpu_generators = tensor;
     } else {
       (name.starts_with(kPrefix) ? parts.optimizer : parts.module).emplace_back(name, tensor);
     }
@@ -200,6 +239,19 @@ OptimizerStateLoader check_fit(const std::filesystem::path& path, const Parts& p
 
 }  // namespace
 
+GeneratorStates generator_states(const torch::nn::Module& module) {
+  GeneratorStates states{bytes_of(at::detail::getDefaultCPUGenerator().get_state()), ""};
+  if (const auto generator = gpu_generator(module)) states.gpu = bytes_of(generator->get_state());
+  return states;
+}
+
+void set_generator_states(const torch::nn::Module& module, const GeneratorStates& states,
+                          const std::string& where) {
+  set_state(at::detail::getDefaultCPUGenerator(), tensor_of(states.cpu), kGenerator, where);
+  if (const auto generator = gpu_generator(module); generator && !states.gpu.empty())
+    set_state(*generator, tensor_of(states.gpu), kGpuGenerator, where);
+}
+
 void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module& module,
                      const torch::optim::Optimizer& optimizer, const RunState& state) {
   for (const char* key : kReserved)
@@ -241,6 +293,11 @@ void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module&
   file.tensors.emplace_back(kGenerator, at::detail::getDefaultCPUGenerator().get_state());
   if (const auto generator = gpu_generator(module))
     file.tensors.emplace_back(kGpuGenerator, generator->get_state());
+  if (!state.other_ranks.empty()) {
+    file.tensors.emplace_back(kRankGenerators, rows_of(state.other_ranks, &GeneratorStates::cpu));
+    if (!state.other_ranks[0].gpu.empty())
+      file.tensors.emplace_back(kRankGpuGenerators, rows_of(state.other_ranks, &GeneratorStates::gpu));
+  }
   io::write_safetensors(path, file);
 }
 
@@ -258,9 +315,11 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
   const Parts parts = split(file.tensors);
   OptimizerStateLoader optimizer_loader = check_fit(path, parts, tensors, module, optimizer);
 
-  set_state(at::detail::getDefaultCPUGenerator(), parts.generator, kGenerator, path);
+  read_rows(parts.rank_generators, &GeneratorStates::cpu, state.other_ranks, path);
+  read_rows(parts.rank_gpu_generators, &GeneratorStates::gpu, state.other_ranks, path);
+  set_state(at::detail::getDefaultCPUGenerator(), parts.generator, kGenerator, path.string());
   if (const auto generator = gpu_generator(module); generator && parts.gpu_generator.defined())
-    set_state(*generator, parts.gpu_generator, kGpuGenerator, path);
+    set_state(*generator, parts.gpu_generator, kGpuGenerator, path.string());
   nn::load_state_dict(tensors, parts.module);
   optimizer_loader.load();
   return state;

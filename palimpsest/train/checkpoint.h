@@ -10,6 +10,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace palimpsest::train {
 
@@ -18,6 +19,19 @@ inline constexpr const char* kCheckpointFile = "checkpoint.safetensors";
 /// The entries of a checkpoint's metadata that hold RunState::order and RunState::data.
 inline constexpr const char* kOrderKey = "palimpsest_order";
 inline constexpr const char* kDataKey = "palimpsest_data";
+
+/// The states of libtorch's default generators of one process, as bytes.
+struct GeneratorStates {
+  std::string cpu;
+  std::string gpu;  ///< of the GPU that holds the parameters; "" without one
+};
+/// Returns the states in this process; `module` decides whether there is a GPU's.
+GeneratorStates generator_states(const torch::nn::Module& module);
+/// Restores states that generator_states returned. Leaves the generator of the GPU as it is if there is no
+/// state of it, or no GPU now. Throws Error(kCheckpoint), whose text begins with `where`, for bytes that are
+/// no state.
+void set_generator_states(const torch::nn::Module& module, const GeneratorStates& states,
+                          const std::string& where);
 
 /// The state of a run beside its tensors. The learning rate is a function of `step`, the order of the data is
 /// a function of (seed, epoch), and the epoch is step / batches_per_epoch: nothing else needs to be saved.
@@ -35,6 +49,9 @@ struct RunState {
   std::optional<Step::State> scaling = std::nullopt;  ///< f16: state of the loss scale
   std::string order = {};  ///< BatchSource::order(); "" in the files of older programs
   std::string data = {};   ///< BatchSource::identity(): which examples the run is trained on; "": not known
+  /// In a run of several processes: the generators of ranks 1, 2, ... The process that saves and loads is
+  /// rank 0. All have a state of a GPU, or none has.
+  std::vector<GeneratorStates> other_ranks = {};
 };
 
 /// Writes a training checkpoint of any module with SGD, Adam, AdamW, RMSprop or Adagrad: a safetensors file
@@ -44,6 +61,9 @@ struct RunState {
 ///             palimpsest.FIELD.NAME      the optimizer's state of parameter NAME (train/optimizer_state.h)
 ///             palimpsest.generator       u8: state of libtorch's default CPU generator
 ///             palimpsest.generator.cuda  u8: state of the generator of the GPU that holds the parameters
+///             palimpsest.generator.ranks, palimpsest.generator.cuda.ranks
+///                                        u8 (ranks - 1, bytes): those of ranks 1, 2, ...; if there are
+///                                        several ranks
 ///   metadata  palimpsest_checkpoint = 1 (version of this list), format = pt, the members of RunState, and
 ///             for human readers epoch and batch (the position in the epoch). palimpsest_optimizer (default
 ///             SGD), precision (default f32), palimpsest_order and palimpsest_data (default "") and the

@@ -32,6 +32,10 @@ int gpu_index(std::string_view text) {
   throw Error(ErrorKind::kUsage, fmt::format("device '{}' {}", text, why));
 }
 
+int gpu_count() {
+  return at::globalContext().hasCUDA() ? at::detail::getCUDAHooks().deviceCount() : 0;
+}
+
 }  // namespace
 
 c10::Device parse_device(const std::string& text) {
@@ -44,13 +48,23 @@ c10::Device parse_device(const std::string& text) {
     refuse(text,
            "needs a build with kernels for GPUs, and this one has none: build with 'cmake --preset cuda', "
            "which needs nvcc 12.8 or later, or use cpu");
-  const int count = at::globalContext().hasCUDA() ? at::detail::getCUDAHooks().deviceCount() : 0;
+  const int count = gpu_count();
   if (count == 0) refuse(text, "needs an NVIDIA GPU, and libtorch finds none: use cpu");
   if (index >= count)
     refuse(text, fmt::format("is not there: libtorch finds {}",
                              count == 1 ? std::string("one GPU, cuda:0")
                                         : fmt::format("{} GPUs, cuda:0 to cuda:{}", count, count - 1)));
   return {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index)};
+}
+
+std::string device_of_process(const std::string& text, int local_rank) {
+  if (parse_device(text).is_cpu()) return text;
+  if (text != "cuda")
+    refuse(text,
+           "would be shared by several processes: use cuda, and each process takes the GPU of its number");
+  const std::string own = fmt::format("cuda:{}", gpu_count() == 1 ? 0 : local_rank);
+  parse_device(own);
+  return own;
 }
 
 }  // namespace palimpsest::train

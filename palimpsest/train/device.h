@@ -11,4 +11,10 @@ namespace palimpsest::train {
 /// does not find.
 c10::Device parse_device(const std::string& text);
 
+/// Returns the device of process number `local_rank` of a machine in a run of several processes, as such a
+/// text: for "cuda" the GPU of this number, or the only GPU that the process sees (srun --gpus-per-task);
+/// "cpu" stays. Throws Error(kUsage) as parse_device does, and for a GPU by its number, which all processes
+/// would share.
+std::string device_of_process(const std::string& text, int local_rank);
+
 }  // namespace palimpsest::train

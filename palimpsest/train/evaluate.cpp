@@ -10,18 +10,46 @@
 #include <fmt/ranges.h>
 
 #include <cmath>
+#include <span>
+#include <vector>
 
 namespace palimpsest::train {
 namespace {
 
 struct Totals {
-  double loss = 0;
-  int64_t valid = 0;
+  double loss = 0;  // times the number of valid pixels (images)
+  int64_t valid = 0, images = 0;
 };
 
 /// Returns whether there is one label per pixel rather than one per image.
 bool labels_pixels(const at::Tensor& targets) {
   return targets.dim() > 1;
+}
+
+/// Replaces totals and metrics by those of all ranks. A rank without a batch has no metrics and does not know
+/// their kind.
+void sum_over_ranks(distributed::Group& group, std::optional<MetricsAccumulator>& metrics, Totals& totals,
+                    int64_t ignore_id) {
+  const int64_t kind = group.max(metrics ? 2 * metrics->classes() + metrics->is_segmentation() : 0,
+                                 "the kind of the evaluation");
+  if (kind == 0) return;
+  if (!metrics) metrics.emplace(kind % 2 != 0, kind / 2, ignore_id);
+  std::vector<int64_t> counters = metrics->counters();
+  counters.insert(counters.end(), {totals.valid, totals.images});
+  counters = group.sum(std::span<const int64_t>(counters), "the metrics of the evaluation");
+  totals = {group.sum(totals.loss, "the loss of the evaluation"), counters.end()[-2], counters.end()[-1]};
+  counters.resize(counters.size() - 2);
+  metrics->set_counters(counters);
+}
+
+/// What the ranks do after a batch.
+enum class AfterBatch { kNext, kEnd, kStop };
+
+/// Ranks may have different numbers of batches: one goes on until none has a batch.
+AfterBatch agree_after_batch(distributed::Group& group, bool had_batch, bool stopped) {
+  const int64_t flags[] = {had_batch, stopped};
+  const auto ranks = group.sum(std::span<const int64_t>(flags), "the progress of the evaluation");
+  return ranks[1] > 0 ? AfterBatch::kStop : ranks[0] > 0 ? AfterBatch::kNext : AfterBatch::kEnd;
 }
 
 void add_batch(const Network& network, data::Batch& batch, const LossOptions& given,
@@ -32,6 +60,7 @@ void add_batch(const Network& network, data::Batch& batch, const LossOptions& gi
   const int64_t valid = batch.targets.ne(options.ignore_id).sum().item<int64_t>();
   totals.loss += loss(logits, batch.targets, options).item<double>() * static_cast<double>(valid);
   totals.valid += valid;
+  totals.images += batch.images.size(0);
   if (!metrics) metrics.emplace(labels_pixels(batch.targets), logits.size(1), options.ignore_id);
   metrics->add(logits, batch.targets);
 }
@@ -59,28 +88,38 @@ std::string describe(const at::Tensor& images) {
 
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
                                                 BatchSource& batches, const LossOptions& loss,
-                                                const TensorFormat& format) {
+                                                const TensorFormat& format, distributed::Group* group) {
+  check_share(batches, group, "the batches of the evaluation");
   const at::NoGradGuard no_grad;
   const EvalMode eval_mode(network.module());
   format.convert(network.module());
 
   std::optional<MetricsAccumulator> metrics;
   Totals totals;
-  EvaluationRecord record;
   batches.start_epoch(0, 0);
   std::string doing = "the evaluation";
   try {
-    while (auto batch = batches.next()) {
-      doing = "the evaluation of " + describe(batch->images);
-      record.images += batch->images.size(0);
-      record.segmentation = labels_pixels(batch->targets);
-      add_batch(network, *batch, loss, format, metrics, totals);
-      if (stopped()) return std::nullopt;
+    for (auto then = AfterBatch::kNext; then != AfterBatch::kEnd;) {
+      auto batch = batches.next();
+      if (batch) {
+        doing = "the evaluation of " + describe(batch->images);
+        add_batch(network, *batch, loss, format, metrics, totals);
+      }
+      if (group) {
+        then = agree_after_batch(*group, batch.has_value(), stopped());
+      } else {
+        then = !batch ? AfterBatch::kEnd : stopped() ? AfterBatch::kStop : AfterBatch::kNext;
+      }
+      if (then == AfterBatch::kStop) return std::nullopt;
     }
+    if (group) sum_over_ranks(*group, metrics, totals, loss.ignore_id);
   } catch (...) {
     rethrow_explained(doing);
   }
   require(metrics.has_value(), "an evaluation needs at least one batch, got none");
+  EvaluationRecord record;
+  record.images = totals.images;
+  record.segmentation = metrics->is_segmentation();
   record.loss = totals.valid > 0 ? totals.loss / static_cast<double>(totals.valid) : 0;
   if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
   record.metrics = metrics->result();
@@ -88,14 +127,24 @@ std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& sto
 }
 
 EvaluationRecord evaluate(const Network& network, BatchSource& batches, const LossOptions& loss,
-                          const TensorFormat& format) {
-  return *evaluate_unless([] { return false; }, network, batches, loss, format);
+                          const TensorFormat& format, distributed::Group* group) {
+  return *evaluate_unless([] { return false; }, network, batches, loss, format, group);
 }
 
 EvaluationRecord evaluate(const Network& network, data::Loader& loader, const LossOptions& loss,
-                          const TensorFormat& format) {
+                          const TensorFormat& format, distributed::Group* group) {
   LoaderBatches batches(loader);
-  return evaluate(network, batches, loss, format);
+  return evaluate(network, batches, loss, format, group);
+}
+
+void check_share(const BatchSource& batches, const distributed::Group* group, const std::string& what) {
+  const BatchSource::Share wanted =
+      group ? BatchSource::Share{group->rank(), group->size()} : BatchSource::Share{};
+  const BatchSource::Share share = batches.share();
+  require(share == wanted,
+          fmt::format("{} must be the share of process {} of {}, got that of process {} of {} "
+                      "(LoaderOptions::rank and ranks, or BatchSource::share)",
+                      what, wanted.rank, wanted.ranks, share.rank, share.ranks));
 }
 
 }  // namespace palimpsest::train

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "palimpsest/distributed/process_group.h"
 #include "palimpsest/train/batch_source.h"
 #include "palimpsest/train/loss.h"
 #include "palimpsest/train/network.h"
@@ -20,15 +21,27 @@ namespace palimpsest::train {
 /// batch have one size; batches may differ in size. The mean loss weighs every valid pixel (image) alike, so
 /// "cross_entropy" does not depend on how the images are batched. Throws as `loss`, `MetricsAccumulator::add`
 /// and the loader do, Error(kUsage) if there is no batch, and Error(kMemory).
+///
+/// With a `group` each of its ranks calls this with the same network and its own share of the batches, and
+/// gets the record of all batches. Images and metrics are sums of whole numbers: the same bits as in one
+/// process. The loss is added in rank order and differs by rounding in f64. One collective per round of
+/// batches, three more at the end. Throws Error(kUsage) if `batches` is not the share of this rank, and as
+/// Group does.
 EvaluationRecord evaluate(const Network& network, BatchSource& batches, const LossOptions& loss,
-                          const TensorFormat& format);
+                          const TensorFormat& format, distributed::Group* group = nullptr);
 EvaluationRecord evaluate(const Network& network, data::Loader& loader, const LossOptions& loss,
-                          const TensorFormat& format);
+                          const TensorFormat& format, distributed::Group* group = nullptr);
 
-/// Does the same, but returns nothing if `stopped` returned true after a batch.
+/// Does the same, but returns nothing if `stopped` returned true after a batch; with a group, on all ranks if
+/// it did so on one.
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
                                                 BatchSource& batches, const LossOptions& loss,
-                                                const TensorFormat& format);
+                                                const TensorFormat& format,
+                                                distributed::Group* group = nullptr);
+
+/// Throws Error(kUsage) unless `batches` yields the share of this rank of `group`, or of the only process if
+/// there is none. `what`: "the training batches".
+void check_share(const BatchSource& batches, const distributed::Group* group, const std::string& what);
 
 /// Puts a module and its children into eval mode; the destructor puts each back into the mode that it was in.
 class EvalMode {

@@ -69,7 +69,7 @@ at::Tensor select(const at::Tensor& valid, const at::Tensor& losses, const LossO
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& targets,
-                            const LossOptions& options) {
+                            const LossOptions& options, int64_t* selected_count) {
     const at::Tensor x = with_pixels(logits);
     const int64_t n = x.size(0), p = x.size(2);
     const at::Tensor t = targets.reshape({n, p});
@@ -88,7 +88,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     });
 
     const at::Tensor selected = select(valid, losses, options);
-    const int64_t count = selected.sum().item<int64_t>();
+    const int64_t count = *selected_count = selected.sum().item<int64_t>();
     context->save_for_backward({logits, log_sum_exp, targets, selected});
     context->saved_data["count"] = count;
     const at::Tensor total = losses.masked_fill_(selected.logical_not(), 0).sum(at::kDouble);
@@ -119,7 +119,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
       d.scatter_(1, truth, d.gather(1, truth).sub_(1));  // minus one at the true class
       d.mul_(mask.to(x.scalar_type()).mul_(scale).unsqueeze(1));
     });
-    return {dx.view(logits.sizes()), at::Tensor(), at::Tensor()};
+    return {dx.view(logits.sizes()), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -160,10 +160,16 @@ void check_loss(const LossOptions& options) {
   in_unit("bootstrap_share", options.bootstrap_share);
 }
 
-at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
+CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
   check_loss(options);
   check_targets(logits, targets, options.ignore_id);
-  return CrossEntropy::apply(logits, targets, options);
+  CountedLoss result;
+  result.mean = CrossEntropy::apply(logits, targets, options, &result.count);
+  return result;
+}
+
+at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
+  return counted_loss(logits, targets, options).mean;
 }
 
 }  // namespace palimpsest::train

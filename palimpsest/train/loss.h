@@ -33,6 +33,16 @@ struct LossOptions {
 /// Image Segmentation", 2016.
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
 
+/// A mean loss and the number of pixels (images) that it is the mean of: |S|.
+struct CountedLoss {
+  at::Tensor mean;
+  int64_t count = 0;
+};
+
+/// Does the same as loss() and returns |S|, too: the loss of several batches together is the mean of their
+/// means weighted by |S|, because bootstrapping ranks the pixels of each image by itself.
+CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
+
 /// Returns the values of LossOptions::kind.
 std::vector<std::string> loss_names();
 /// Throws Error(kUsage) for an unknown kind (with the nearest name) or a value out of range.

@@ -70,6 +70,20 @@ void MetricsAccumulator::add_labels(const at::Tensor& logits, const at::Tensor& 
   count_ += truth.size(0);
 }
 
+std::vector<int64_t> MetricsAccumulator::counters() const {
+  return segmentation_ ? confusion_ : std::vector<int64_t>{top1_, top5_, count_};
+}
+
+void MetricsAccumulator::set_counters(const std::vector<int64_t>& counters) {
+  TORCH_CHECK(counters.size() == (segmentation_ ? confusion_.size() : 3), "[metrics] needs ",
+              segmentation_ ? confusion_.size() : 3, " counters, got ", counters.size());
+  if (segmentation_) {
+    confusion_ = counters;
+  } else {
+    top1_ = counters[0], top5_ = counters[1], count_ = counters[2];
+  }
+}
+
 Metrics MetricsAccumulator::result() const {
   Metrics metrics;
   if (!segmentation_) {

@@ -28,6 +28,13 @@ class MetricsAccumulator {
   /// a label that is neither a class nor the ignore id. Needs scratch memory for one image.
   void add(const at::Tensor& logits, const at::Tensor& targets);
   Metrics result() const;
+  /// Returns all counters, which metrics are computed from: M, or the hits and the number of images. Those of
+  /// several accumulators of the same kind may be added and set: the metrics are then those of all their
+  /// batches.
+  std::vector<int64_t> counters() const;
+  void set_counters(const std::vector<int64_t>& counters);
+  bool is_segmentation() const { return segmentation_; }
+  int64_t classes() const { return classes_; }
   /// Returns M, (classes, classes), row = truth, column = prediction; empty for classification.
   const std::vector<int64_t>& confusion() const { return confusion_; }
 

@@ -6,7 +6,10 @@
 #include <torch/optim/lbfgs.h>
 
 #include <algorithm>
+#include <cstring>
 #include <limits>
+#include <string>
+#include <type_traits>
 
 namespace palimpsest::train {
 namespace {
@@ -17,6 +20,20 @@ amp::GradScaler make_scaler(const LossScale& scale) {
   // An automatic scale grows only when it is chosen again.
   if (scale.kind == LossScale::Kind::kAuto) options.growth_interval = std::numeric_limits<int32_t>::max();
   return amp::GradScaler(options);
+}
+
+/// Returns the sum of the histograms of all ranks.
+amp::ExponentHistogram add_ranks(distributed::Group& group, const amp::ExponentHistogram& mine) {
+  static_assert(std::is_trivially_copyable_v<amp::ExponentHistogram>);
+  std::string bytes(sizeof mine, '\0');
+  std::memcpy(bytes.data(), &mine, sizeof mine);
+  amp::ExponentHistogram all;
+  for (const std::string& of_rank : group.all_gather_bytes(bytes, "the histogram of the gradients")) {
+    amp::ExponentHistogram one;
+    std::memcpy(&one, of_rank.data(), sizeof one);
+    all.add(one);
+  }
+  return all;
 }
 
 void refuse_closure(const torch::optim::Optimizer& optimizer) {
@@ -46,6 +63,11 @@ Step::Step(const torch::nn::Module& model, const StepOptions& options) : Step(op
 
 void Step::restore_buffers_of(const torch::nn::Module& model) {
   if (scaler_) buffers_.emplace(model.buffers());
+}
+
+void Step::synchronize(distributed::Group& group, distributed::DataParallel& parallel) {
+  group_ = &group;
+  parallel_ = &parallel;
 }
 
 bool Step::run(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& loss,
@@ -82,6 +104,7 @@ void Step::forward_done(const at::Tensor& loss) {
 }
 
 void Step::backward(const at::Tensor& loss) {
+  if (parallel_) parallel_->prepare(loss);
   const at::Tensor scaled = scaler_ ? scaler_->scale(loss) : loss;
   if (observation_) amp::observe_activation_gradients(scaled, observation_->activations, loss_scale());
   scaled.backward();
@@ -103,6 +126,8 @@ bool Step::update(torch::optim::Optimizer& optimizer, const std::function<void()
 
 bool Step::end() {
   ++steps_done_;
+  // The weights' gradients are the same on all ranks already.
+  if (group_ && observation_) observation_->activations = add_ranks(*group_, observation_->activations);
   if (!scaler_) return true;
   if (skipped_) {
     if (buffers_) buffers_->restore();

@@ -3,6 +3,7 @@
 #include "palimpsest/amp/exponent_histogram.h"
 #include "palimpsest/amp/grad_scaler.h"
 #include "palimpsest/amp/precision.h"
+#include "palimpsest/distributed/data_parallel.h"
 #include "palimpsest/memory/buffer_snapshot.h"
 #include "palimpsest/train/loss_scale.h"
 
@@ -43,6 +44,12 @@ class Step {
   /// infinite stay infinite. Costs a copy of the buffers, in f16 only.
   void restore_buffers_of(const torch::nn::Module& model);
 
+  /// Lets the ranks of `group` take the same steps. From now on backward() calls parallel.prepare(loss), so
+  /// that gradients are averages over the ranks: all ranks then skip the same steps, because they see the
+  /// same gradients. The histograms of an observation count the gradients of all ranks, so that all choose
+  /// the same automatic scale. Both objects must outlive this one. Every rank runs each step.
+  void synchronize(distributed::Group& group, distributed::DataParallel& parallel);
+
   /// The parts of a step, in their order.
   enum class Phase { kForward, kBackward, kUpdate };
   struct RunOptions {
@@ -70,7 +77,8 @@ class Step {
   /// `change_gradients`, if any, which sees unscaled gradients: clip them there. Returns false if the update
   /// was skipped.
   bool update(torch::optim::Optimizer& optimizer, const std::function<void()>& change_gradients = {});
-  /// Ends the step. Returns false if an update was skipped.
+  /// Ends the step. Returns false if an update was skipped. With a group, an observed step has 2 collectives
+  /// here.
   bool end();
 
   /// Returns whether the precision needs a loss scale.
@@ -112,6 +120,8 @@ class Step {
   StepOptions options_;
   std::optional<amp::GradScaler> scaler_;
   std::optional<memory::BufferSnapshot> buffers_;
+  distributed::Group* group_ = nullptr;  // null: this process alone
+  distributed::DataParallel* parallel_ = nullptr;
   int64_t steps_done_ = 0, skipped_steps_ = 0;
   bool choose_;           // an automatic scale, in this step or the next
   bool skipped_ = false;  // an update of this step

@@ -6,6 +6,7 @@
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/ops/abn.h"
 #include "palimpsest/train/checkpoint.h"
+#include "palimpsest/train/common/ranks.h"
 #include "palimpsest/train/common/require.h"
 #include "palimpsest/train/evaluate.h"
 #include "palimpsest/train/report/exponent_chart.h"
@@ -25,6 +26,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
+#include <span>
 #include <utility>
 
 namespace palimpsest::train {
@@ -37,6 +39,11 @@ const std::string kFirstOrder = "first_example_stream";
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
+}
+
+/// Returns the group if there is more than one process.
+distributed::Group* group_of(const TrainerOptions& options) {
+  return options.group && options.group->size() > 1 ? options.group : nullptr;
 }
 
 void check(const TrainerOptions& options, const BatchSource& batches) {
@@ -64,6 +71,7 @@ void check(const TrainerOptions& options, const BatchSource& batches) {
               options.histogram_every));
   require(!options.resume || !options.output.empty(),
           "resume needs the output folder of the run to continue, got none");
+  check_share(batches, group_of(options), "the training batches");
 }
 
 torch::optim::SGD prepare(torch::nn::Module& module, const TensorFormat& format,
@@ -84,6 +92,7 @@ class Run {
         validation_(validation),
         options_(options),
         stop_signal_(stop_signal),
+        group_(group_of(options)),
         format_(TensorFormat::parse(options.dtype, options.channels_last, options.precision, options.device)),
         optimizer_(prepare(module_, format_, options.optimizer)),
         step_(module_, {format_.precision, parse_loss_scale(options.loss_scale)}),
@@ -94,6 +103,7 @@ class Run {
 
   TrainingOutcome run() {
     begin();
+    if (group_) agree_on_signal();
     evaluate_if_due();  // a run may have been ended before its evaluation
     bool positioned = false;
     while (steps_done_ < last_step_ && !stopped()) {
@@ -109,14 +119,24 @@ class Run {
       evaluate_if_due();
     }
     if (saved_step_ != steps_done_) save();  // stopped between two checkpoints
-    outcome_.signal = stop_signal_.load();
+    // A launcher ends all ranks as soon as one has left with the status of a signal: first, rank 0 must have
+    // saved.
+    if (group_) group_->barrier("the end of the training");
+    outcome_.signal = signal();
     outcome_.last_step = steps_done_;
     return std::move(outcome_);
   }
 
  private:
-  bool stopped() const { return stop_signal_.load() != 0; }
-  bool writes() const { return !options_.output.empty(); }
+  /// The signal that stops the run. With a group it is the one that all ranks know of.
+  int signal() const { return group_ ? agreed_signal_ : stop_signal_.load(); }
+  bool stopped() const { return signal() != 0; }
+  void agree_on_signal() {
+    agreed_signal_ = static_cast<int>(group_->max(stop_signal_.load(), "the signal to stop"));
+  }
+  int rank() const { return group_ ? group_->rank() : 0; }
+  int ranks() const { return group_ ? group_->size() : 1; }
+  bool writes() const { return !options_.output.empty() && rank() == 0; }
   std::filesystem::path checkpoint_path() const { return options_.output / kCheckpointFile; }
 
   void begin() {
@@ -124,30 +144,78 @@ class Run {
     if (options_.resume) {
       resume();
     } else {
-      at::manual_seed(options_.seed);
+      at::manual_seed(rank_seed(options_.seed, 0, rank()));
       if (writes()) data_identity_ = source_.identity();
     }
-    if (!options_.quiet) progress_.emplace(std::cerr, stderr_columns(), last_step_, options_.epochs);
+    if (group_) {
+      parallel_.emplace(*group_, module_,
+                        distributed::DataParallelOptions{.compression = options_.gradient_compression});
+      step_.synchronize(*group_, *parallel_);
+    }
+    if (!options_.quiet && rank() == 0)
+      progress_.emplace(std::cerr, stderr_columns(), last_step_, options_.epochs);
     if (progress_ && options_.resume)
       progress_->note(steps_done_ <= last_step_
                           ? fmt::format("resumed at step {} of {}", steps_done_, last_step_)
                           : fmt::format("the checkpoint is at step {}, beyond the end of this run at step {}",
                                         steps_done_, last_step_));
-    if (progress_ && !precision_note_.empty()) progress_->note(precision_note_);
-    if (!writes()) return;
+    for (const std::string& note : notes_)
+      if (progress_) progress_->note(note);
+    if (!options_.output.empty()) begin_files();
+    if (group_) evaluated_step_ = group_->max(evaluated_step_, "the step of the last evaluation");
+  }
+
+  void begin_files() {
     // A checkpoint before the first step: an unwritable folder fails now and not after an epoch, and a run
     // that is killed early can be resumed. A kill may come between any two of these files. In an empty folder
     // config.toml comes first: it tells how to begin again. In the folder of an earlier run the checkpoint
     // comes first: from then on the folder holds this run, whose log has no step.
     if (!options_.resume) {
       std::error_code ignored;
-      if (!std::filesystem::exists(checkpoint_path(), ignored)) write_config();
+      if (writes() && !std::filesystem::exists(checkpoint_path(), ignored)) write_config();
       save();
     }
+    if (!writes()) return;
     log_.emplace(options_.output / "log.jsonl", steps_done_);
+    evaluated_step_ = log_->evaluated_step();
   }
 
   void resume() {
+    RunState state;
+    if (rank() == 0) state = load();
+    const auto ranks_before = [&] { return static_cast<int>(state.other_ranks.size()) + 1; };
+    if (group_) {
+      share_state(*group_, state);
+      share_optimizer_state(*group_, optimizer_, module_);
+      if (rank() > 0) at::manual_seed(rank_seed(options_.seed, state.step, rank()));
+      if (rank() > 0 && rank() < ranks_before())
+        set_generator_states(module_, state.other_ranks[static_cast<std::size_t>(rank() - 1)],
+                             checkpoint_path().string());
+    }
+    steps_done_ = saved_step_ = state.step;
+    step_.resume(state.step, state.scaling);
+    if (rank() == 0 && state.precision != options_.precision)
+      notes_.push_back(fmt::format(
+          "the checkpoint of step {} was trained in {}, the run goes on in {}: parameters and momentum are "
+          "{} in both{}",
+          steps_done_, state.precision, options_.precision, options_.dtype,
+          step_.scales() ? fmt::format(", the loss scale is {}", step_.loss_scale()) : ""));
+    if (ranks_before() == ranks()) return;
+    notes_.push_back(fmt::format(
+        "the checkpoint is of a run of {}, this one has {}: the order of the images goes "
+        "on, the last bits of sums may differ{}",
+        processes(ranks_before()), ranks(),
+        ranks_before() < ranks()
+            ? fmt::format(", and processes from number {} on draw new random numbers", ranks_before())
+            : ""));
+  }
+
+  static std::string processes(int count) {
+    return fmt::format("{} process{}", count, count == 1 ? "" : "es");
+  }
+
+  /// Loads the checkpoint into this process.
+  RunState load() {
     at::manual_seed(options_.seed);  // a checkpoint made on the CPU has no state for a GPU's generator
     const RunState state = load_checkpoint(checkpoint_path(), module_, optimizer_);
     const auto same = [&](const char* what, auto saved, auto now) {
@@ -168,24 +236,25 @@ class Run {
                 "{} was made with the training data {}, this run reads {} (number, names and sizes of the "
                 "files): restore the data, or begin a new run",
                 checkpoint_path().string(), state.data, data_identity_));
-    steps_done_ = saved_step_ = state.step;
-    step_.resume(state.step, state.scaling);
-    if (state.precision != options_.precision)
-      precision_note_ = fmt::format(
-          "the checkpoint of step {} was trained in {}, the run goes on in {}: parameters and momentum are "
-          "{} in both{}",
-          steps_done_, state.precision, options_.precision, options_.dtype,
-          step_.scales() ? fmt::format(", the loss scale is {}", step_.loss_scale()) : "");
+    return state;
   }
 
   void save() {
-    if (!writes()) return;
-    RunState state{steps_done_,        batches_,      source_.batch_size(), source_.seed(), options_.metadata,
-                   options_.precision, step_.state(), source_.order(),      data_identity_};
-    if (!options_.config.empty()) state.metadata["config"] = options_.config;
-    save_checkpoint(checkpoint_path(), module_, optimizer_, state);
+    if (options_.output.empty()) return;
+    std::vector<GeneratorStates> other_ranks;
+    if (group_) {
+      parallel_->broadcast_buffers();
+      other_ranks = gather_generator_states(*group_, module_);
+    }
+    if (writes()) {
+      RunState state{
+          steps_done_,        batches_,      source_.batch_size(), source_.seed(), options_.metadata,
+          options_.precision, step_.state(), source_.order(),      data_identity_, std::move(other_ranks)};
+      if (!options_.config.empty()) state.metadata["config"] = options_.config;
+      save_checkpoint(checkpoint_path(), module_, optimizer_, state);
+    }
     saved_step_ = steps_done_;
-    if (!wrote_config_) write_config();
+    if (writes() && !wrote_config_) write_config();
   }
 
   void write_config() {
@@ -198,13 +267,12 @@ class Run {
     const auto start = Clock::now();
     StepRecord record;
     std::string doing = fmt::format("step {}", steps_done_ + 1);
-    int64_t images = 0;
     try {
       std::optional<data::Batch> batch = source_.next();
       require(batch.has_value(),
               fmt::format("an epoch needs {} batches, got only {}", batches_, steps_done_ % batches_));
       record.data_seconds = seconds_since(start);
-      images = batch->images.size(0);
+      step_images_ = batch->images.size(0);
       doing += " (" + describe(batch->images) + ")";
       update(*batch, record);
     } catch (...) {
@@ -213,7 +281,8 @@ class Run {
     record.seconds = seconds_since(start) - record.data_seconds;
     record.epoch = steps_done_ / batches_ + 1;
     record.step = ++steps_done_;
-    finish(record, images, seconds_since(start));
+    finish(record, seconds_since(start));
+    if (stop_seen_) agree_on_signal();
   }
 
   void update(data::Batch& batch, StepRecord& record) {
@@ -232,9 +301,11 @@ class Run {
       if (meter && phase == Step::Phase::kBackward) meter->forward_done();
     };
     const auto loss_of_batch = [&] {
-      at::Tensor value =
-          loss(forward(network_, batch.images, format_.precision), batch.targets, loss_options);
+      CountedLoss counted =
+          counted_loss(forward(network_, batch.images, format_.precision), batch.targets, loss_options);
+      at::Tensor value = std::move(counted.mean);
       record.loss = value.item<double>();
+      if (group_) value = value * share_loss(record, counted.count);
       if (std::isnan(record.loss)) record.loss = std::abs(record.loss);      // "-nan" says nothing more
       if (!std::isfinite(record.loss) && !step_.scales()) diverged(record);  // before it reaches a parameter
       return value;
@@ -248,6 +319,21 @@ class Run {
     record.kept_bytes = meter->kept_bytes();
     record.peak_bytes = meter->peak_bytes();
     record.current_bytes = meter->current_bytes();
+  }
+
+  /// Replaces the mean loss of this rank's `count` pixels (images) in the record by the mean of all ranks.
+  /// Returns the factor of this rank's loss with which the average of all gradients is the gradient of that
+  /// mean. Also counts the images of the step, and tells the others of a signal. A loss that is not finite
+  /// makes the sum so on all ranks.
+  double share_loss(StepRecord& record, int64_t count) {
+    const double mine[] = {record.loss * static_cast<double>(count), static_cast<double>(count),
+                           static_cast<double>(step_images_), stop_signal_.load() != 0 ? 1.0 : 0.0};
+    const auto all = group_->sum(std::span<const double>(mine), "the loss");
+    const auto total = static_cast<int64_t>(all[1]);
+    step_images_ = static_cast<int64_t>(all[2]);
+    stop_seen_ = all[3] > 0;
+    record.loss = total > 0 ? all[0] / all[1] : 0;
+    return total > 0 ? parallel_->loss_factor(count, total) : 1;
   }
 
   /// Returns the part of an error message that names the last checkpoint.
@@ -277,8 +363,8 @@ class Run {
   }
 
   /// Updates pace, log and progress after a step.
-  void finish(StepRecord record, int64_t images, double seconds) {
-    interval_images_ += images;
+  void finish(StepRecord record, double seconds) {
+    interval_images_ += step_images_;
     interval_seconds_ += seconds;
     run_seconds_ += seconds;
     record.images_per_second = static_cast<double>(interval_images_) / std::max(interval_seconds_, 1e-9);
@@ -327,10 +413,15 @@ class Run {
     const bool epoch_due =
         steps_done_ % batches_ == 0 && steps_done_ / batches_ % options_.evaluate_every == 0;
     if (!epoch_due && steps_done_ != last_step_) return;
-    if (log_ && log_->evaluated_step() == steps_done_) return;
-    auto record =
-        evaluate_unless([this] { return stopped(); }, network_, *validation_, options_.loss, format_);
-    if (!record) return;
+    if (evaluated_step_ == steps_done_) return;
+    if (group_ && saved_step_ != steps_done_) parallel_->broadcast_buffers();  // the network that is saved
+    auto record = evaluate_unless([this] { return stop_signal_.load() != 0; }, network_, *validation_,
+                                  options_.loss, format_, group_);
+    if (!record) {
+      if (group_) agree_on_signal();
+      return;
+    }
+    evaluated_step_ = steps_done_;
     record->step = steps_done_;
     record->epoch = steps_done_ / batches_;
     if (!std::isfinite(record->loss)) bad_evaluation_ = steps_done_;
@@ -345,18 +436,24 @@ class Run {
   BatchSource* validation_;
   const TrainerOptions& options_;
   const std::atomic<int>& stop_signal_;
+  distributed::Group* const group_;  // null: this process alone
   const TensorFormat format_;
   torch::optim::SGD optimizer_;
   Step step_;
-  const int64_t batches_;         // per epoch
-  const int64_t schedule_steps_;  // of all epochs
-  const int64_t last_step_;       // where this run ends
+  std::optional<distributed::DataParallel> parallel_;  // with a group
+  const int64_t batches_;                              // per epoch
+  const int64_t schedule_steps_;                       // of all epochs
+  const int64_t last_step_;                            // where this run ends
   const int64_t fallbacks_before_;
 
   int64_t steps_done_ = 0;
   int64_t saved_step_ = -1;      // of the checkpoint on disk; -1: this run saved none
   int64_t bad_evaluation_ = -1;  // step of the last evaluation whose loss was not finite
+  int64_t evaluated_step_ = -1;  // of the last evaluation, which the log holds
   bool stepped_ = false;         // the last step was not skipped
+  int64_t step_images_ = 0;      // of this step, of all ranks
+  bool stop_seen_ = false;       // a rank had a signal in this step
+  int agreed_signal_ = 0;        // of all ranks
   bool wrote_config_ = false;
   std::string data_identity_;
   std::optional<RunLog> log_;
@@ -365,7 +462,7 @@ class Run {
   int64_t interval_images_ = 0;
   double interval_seconds_ = 0, run_seconds_ = 0;
   bool fallback_told_ = false;
-  std::string precision_note_;  // set if the checkpoint has another precision
+  std::vector<std::string> notes_;  // of a resumed run
 };
 
 }  // namespace

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "palimpsest/distributed/data_parallel.h"
+#include "palimpsest/distributed/process_group.h"
 #include "palimpsest/train/batch_source.h"
 #include "palimpsest/train/loss.h"
 #include "palimpsest/train/network.h"
@@ -45,6 +47,9 @@ struct TrainerOptions {
   /// same entries: they are part of the file's bytes.
   std::map<std::string, std::string> metadata;
   bool quiet = false;  ///< no progress on the terminal
+  /// The processes that train together, which must outlive the call. null: this process alone.
+  distributed::Group* group = nullptr;
+  distributed::Compression gradient_compression = distributed::Compression::kNone;
 };
 
 struct TrainingOutcome {
@@ -86,6 +91,27 @@ inline const std::atomic<int> kNeverStops{0};
 /// f16: a step with a gradient that is not finite is skipped and changes no parameter, momentum or running
 /// statistic. A run may resume a checkpoint of another precision, because parameters are f32 in each; one
 /// line of the progress notes it.
+///
+/// Several processes: every rank of `group` calls train() with the same options, the same network and its
+/// share of the batches (BatchSource::share). The network of rank 0 is copied to the others. Each step is
+/// that of the whole batch: every rank computes the gradients of its part, weighted by the number of its
+/// pixels (images) that count, and the gradients are averaged. Loss, images per second and evaluations are
+/// those of all ranks, on all ranks; times and bytes are those of the rank itself. A step has one collective
+/// beside those of the gradients and of the layers.
+///
+/// Rank 0 alone reads and writes in `output`, and shows progress. Each rank has the running statistics of its
+/// own part, unless the network's normalizations name the group; those of rank 0 are evaluated and saved.
+///
+/// A stop signal on one rank stops all ranks after the same step; TrainingOutcome::signal is the same on all.
+/// When train() returns, the last checkpoint is complete.
+///
+/// A checkpoint also holds the generators of the other ranks: dropout draws other numbers on each rank. A
+/// resumed run gives the bytes of an unbroken run if it has the same number of ranks. With another number the
+/// order of the data goes on; ranks that the checkpoint has no generator of begin a new one. One line of the
+/// progress says so.
+///
+/// An exception on one rank does not end the others: tell them with Group::fail, and end the process. If the
+/// loss is not finite, all ranks throw the same Error(kDiverged). Throws as Group does.
 ///
 /// Throws Error(kDiverged), naming the step, if the loss is not finite (in f16 if 50 steps in a row were
 /// skipped), or if a parameter that is to be saved is not finite; the last good checkpoint stays. Throws

@@ -353,6 +353,93 @@ TEST(Loader, WorkersDoNotFanOutAndTheCallerKeepsItsThreads) {
   omp_set_num_threads(openmp_before);
 }
 
+LoaderOptions share_of(LoaderOptions options, int64_t rank, int64_t ranks) {
+  options.rank = rank;
+  options.ranks = ranks;
+  return options;
+}
+
+TEST(Loader, ThePartsOfTheRanksAreTheBatchesInOrder) {
+  const auto dataset = std::make_shared<Numbers>(24);
+  Loader alone(dataset, options_with(7, 0));
+  const auto whole = epoch_of(alone, 1);
+  ASSERT_EQ(whole.size(), 3u);
+  for (int64_t ranks = 1; ranks <= 5; ++ranks) {
+    for (const int64_t workers : {0, 2}) {
+      for (std::size_t first = 0; first < whole.size();
+           ++first) {  // 1, 2: resumed in the middle of the epoch
+        SCOPED_TRACE(std::to_string(ranks) + " ranks, " + std::to_string(workers) + " workers, from batch " +
+                     std::to_string(first));
+        std::vector<std::vector<Batch>> parts;
+        for (int64_t rank = 0; rank < ranks; ++rank) {
+          Loader loader(dataset, share_of(options_with(7, workers), rank, ranks));
+          EXPECT_EQ(loader.batches(), 3);
+          parts.push_back(epoch_of(loader, 1, static_cast<int64_t>(first)));
+          ASSERT_EQ(parts.back().size(), whole.size() - first);
+        }
+        for (std::size_t k = first; k < whole.size(); ++k) {
+          Batch joined;
+          std::vector<at::Tensor> images, targets;
+          for (const auto& of_rank : parts) {
+            const Batch& part = of_rank[k - first];
+            const int64_t more = part.images.size(0) - 7 / ranks;
+            EXPECT_TRUE(more == 0 || more == 1) << part.images.size(0);
+            images.push_back(part.images);
+            targets.push_back(part.targets);
+            joined.names.insert(joined.names.end(), part.names.begin(), part.names.end());
+          }
+          joined.images = at::cat(images);
+          joined.targets = at::cat(targets);
+          expect_same({joined}, {whole[k]});
+        }
+      }
+    }
+  }
+}
+
+TEST(Loader, RanksThatShareWholeBatchesTakeThemInTurn) {
+  const auto dataset = std::make_shared<Numbers>(11);
+  LoaderOptions options = options_with(4, 0);
+  options.drop_last = false;
+  options.shuffle = false;
+  Loader alone(dataset, options);
+  const auto whole = epoch_of(alone, 0);
+  ASSERT_EQ(whole.size(), 3u);
+  options.share_whole_batches = true;
+  for (const int64_t workers : {0, 2}) {
+    options.workers = workers;
+    for (int64_t ranks = 1; ranks <= 5; ++ranks) {
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        SCOPED_TRACE(std::to_string(rank) + " of " + std::to_string(ranks));
+        std::vector<Batch> want;
+        for (std::size_t i = static_cast<std::size_t>(rank); i < whole.size();
+             i += static_cast<std::size_t>(ranks))
+          want.push_back(whole[i]);
+        Loader loader(dataset, share_of(options, rank, ranks));
+        EXPECT_EQ(loader.batches(), 3);
+        expect_same(epoch_of(loader, 0), want);
+        expect_same(epoch_of(loader, 0), want);
+      }
+    }
+  }
+}
+
+TEST(Loader, ARankWithoutAnImageIsAUsageError) {
+  const auto refused = [](std::initializer_list<std::string> parts, const LoaderOptions& options) {
+    expect_error(ErrorKind::kUsage, parts, [&] { Loader(std::make_shared<Numbers>(10), options); });
+  };
+  refused({"a batch must have", "5 processes", "got 4", "fewer processes"},
+          share_of(options_with(4, 0), 0, 5));
+  LoaderOptions keep = share_of(options_with(4, 0), 0, 3);
+  keep.drop_last = false;
+  refused({"the last batch must have", "3 processes", "got 2", "leave out"}, keep);
+  keep.share_whole_batches = true;
+  EXPECT_NO_THROW(Loader(std::make_shared<Numbers>(10), keep));
+  refused({"rank must be from 0 to 1", "got 2"}, share_of(options_with(4, 0), 2, 2));
+  refused({"rank must be from 0 to 1", "got -1"}, share_of(options_with(4, 0), -1, 2));
+  refused({"number of ranks must be at least 1", "got 0"}, share_of(options_with(4, 0), 0, 0));
+}
+
 TEST(Loader, ImpossibleOptionsAreUsageErrors) {
   const auto refused = [](std::initializer_list<std::string> parts, LoaderOptions options,
                           int64_t size = 10) {

@@ -1,0 +1,357 @@
+"""Several processes train one network: as one process would, bit for bit when resumed, and together when one of them fails."""
+import json
+import os
+import random
+import resource
+import signal
+import struct
+import time
+
+import numpy as np
+import pytest
+
+from cli_support import (DATA_ERROR, DIVERGED, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, succeeds)
+from ranks import Ranks, children, run_ranks, succeed_on_ranks, torchrun
+
+PEER = 8
+CHECKPOINT_FILE = "checkpoint.safetensors"
+LONG = [*TINY, "--epochs", "50", "--checkpoint-every", "1"]  # a hundred steps: long enough for a signal
+F64 = "--dtype f64 --epochs 12 --lr 0.002 --evaluate-every 6".split()  # at a high rate rounding grows from step to step
+
+
+def log(folder, kind="step"):
+    try:
+        lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
+    except (FileNotFoundError, json.JSONDecodeError):  # not there yet, or half a line
+        return []
+    return [line for line in lines if line["type"] == kind]
+
+
+def steps(folder):
+    return [line["step"] for line in log(folder)]
+
+
+def checkpoint(folder):
+    return (folder / CHECKPOINT_FILE).read_bytes()
+
+
+def tensors(folder):
+    """The floating-point tensors of a checkpoint."""
+    data = checkpoint(folder)
+    size, = struct.unpack("<Q", data[:8])
+    header = json.loads(data[8:8 + size])
+    types = {"F32": np.float32, "F64": np.float64}
+    return {name: np.frombuffer(data[8 + size:][slice(*entry["data_offsets"])], types[entry["dtype"]])
+            for name, entry in header.items() if name != "__metadata__" and entry["dtype"] in types}
+
+
+def wait_for_step(folder, step, *processes):
+    deadline = time.monotonic() + 100
+    while len(steps(folder)) < step:
+        assert time.monotonic() < deadline
+        for process in processes:
+            assert process.poll() is None, process.communicate()
+        time.sleep(0.002)
+
+
+def error_lines(text):
+    return [line for line in text.splitlines() if line.startswith("palimpsest: error: ")]
+
+
+# The same training.
+
+@pytest.mark.parametrize("size, batch", [(2, 4), (3, 8)])
+def test_the_losses_and_weights_are_those_of_one_process(folder, size, batch):
+    command = ["train", *TINY, "--images", "16", "--batch", batch, *F64, "--output"]
+    succeeds(*command, folder / "one")
+    succeed_on_ranks(size, *command, folder / "many", "--sync-norm")
+    assert len(steps(folder / "one")) == 12 * 16 // batch >= 20
+    for one, many in zip(log(folder / "one"), log(folder / "many"), strict=True):
+        assert many["step"] == one["step"] and many["loss"] == pytest.approx(one["loss"], rel=1e-10)
+    want, got = tensors(folder / "one"), tensors(folder / "many")
+    assert got.keys() == want.keys()
+    for name, values in want.items():
+        assert np.abs(got[name] - values).max() <= 1e-9 * max(np.abs(values).max(), 1e-3), name
+    for one, many in zip(log(folder / "one", "evaluation"), log(folder / "many", "evaluation"), strict=True):
+        assert many["loss"] == pytest.approx(one["loss"], rel=1e-9)
+        assert many["images"] == one["images"]
+
+
+def test_the_order_of_the_images_does_not_depend_on_the_number_of_processes(folder):
+    """Without synchronized statistics the runs differ, but the first loss of the same weights is nearly the same."""
+    data = image_folder(folder / "data")
+    command = ["train", *TINY_CLASSIFIER, "--data-root", data, "--batch", "8", "--dtype", "f64", "--sync-norm", "--output"]
+    succeed_on_ranks(2, *command, folder / "two")
+    succeed_on_ranks(4, *command, folder / "four")
+    assert log(folder / "two")[0]["loss"] == pytest.approx(log(folder / "four")[0]["loss"], rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_an_evaluation_is_that_of_one_process(trained, trained_classifier, folder, size):
+    run_folder, data = trained_classifier
+    for arguments in (["eval", trained, "--val-images", "5", "--eval-batch", "2", "--dtype", "f64"],
+                      ["eval", run_folder, "--data-root", data, "--eval-batch", "1"]):
+        want = json.loads(succeeds(*arguments, "--json").stdout)
+        out, _ = succeed_on_ranks(size, *arguments, "--json")
+        got = json.loads(out[0])
+        assert got.pop("loss") == pytest.approx(want.pop("loss"), rel=1e-12)
+        assert got == want
+        assert out[1:] == [""] * (size - 1)
+
+
+def test_one_process_of_a_launcher_is_a_run_without_one(folder):
+    succeeds("train", *TINY, "--output", folder / "alone")
+    succeed_on_ranks(1, "train", *TINY, "--output", folder / "one")
+    assert checkpoint(folder / "one") == checkpoint(folder / "alone")
+
+
+def test_torchrun_starts_them_and_the_first_alone_speaks(folder):
+    with torchrun("train", *TINY, "--threads", "0", "--lr", "0.1", "--lr-for-batch", "8",
+                  "--output", "run", cwd=folder) as process:
+        out, err = process.communicate(timeout=120)
+    assert process.returncode == 0, err
+    assert out.count("[model]") == 1 and "lr_for_batch = 8" in out
+    threads = max(len(os.sched_getaffinity(0)) // 2, 1)
+    assert f"palimpsest: 2 processes (torchrun), 2 on this machine, {threads} thread{'s' * (threads > 1)} each\n" in err
+    assert "palimpsest: lr 0.1 for 8 images -> 0.05 for 4\n" in err
+    assert sum(line.startswith("step 1/2 ") for line in err.splitlines()) == 1
+    assert {path.name for path in (folder / "run").iterdir()} == {CHECKPOINT_FILE, "log.jsonl", "config.toml"}
+    assert log(folder / "run")[0]["lr"] == pytest.approx(0.05)
+
+
+@pytest.mark.parametrize("compression", ["none", "bf16", "f16"])
+def test_gradients_may_travel_in_16_bits(folder, compression):
+    succeed_on_ranks(2, "train", *TINY, "--epochs", "5", "--gradient-compression", compression, "--output", folder / "run")
+    losses = [line["loss"] for line in log(folder / "run")]
+    assert len(losses) == 10 and losses[-1] < losses[0]
+
+
+# Resuming.
+
+@pytest.mark.parametrize("flags", [[], ["--sync-norm"]])
+def test_a_run_that_is_resumed_on_as_many_processes_has_the_bytes_of_an_unbroken_one(folder, flags):
+    command = ["train", *TINY, *flags, "--epochs", "3", "--evaluate-every", "1"]
+    succeed_on_ranks(2, *command, "--output", "unbroken", cwd=folder)
+    succeed_on_ranks(2, *command, "--output", "broken", "--max-steps", "3", cwd=folder)
+    succeed_on_ranks(2, "train", "--resume", "--max-steps", "0", "--output", "broken", cwd=folder)
+    assert checkpoint(folder / "broken") == checkpoint(folder / "unbroken")
+    assert steps(folder / "broken") == list(range(1, 7))
+
+
+def test_a_run_goes_on_with_another_number_of_processes(folder):
+    run_folder = folder / "run"
+    succeed_on_ranks(2, "train", *TINY, "--images", "12", "--batch", "6", "--epochs", "4", "--max-steps", "2", "--output", run_folder)
+    said = succeeds("train", "--resume", "--max-steps", "4", "--output", run_folder).stderr
+    assert said.count("note: the checkpoint is of a run of 2 processes, this one has 1") == 1
+    _, err = succeed_on_ranks(3, "train", "--resume", "--max-steps", "6", "--output", run_folder)
+    assert err[0].count("note: the checkpoint is of a run of 1 process, this one has 3") == 1
+    assert "processes from number 1 on draw new random numbers" in err[0]
+    _, err = succeed_on_ranks(3, "train", "--resume", "--max-steps", "8", "--output", run_folder)
+    assert "the checkpoint is of a run" not in err[0]
+    assert steps(run_folder) == list(range(1, 9))
+
+
+def test_only_the_first_needs_the_output_folder(folder):
+    def command(*flags):
+        return lambda rank: ["train", *TINY, "--epochs", "2", "--resume-if-possible", *flags, "--output", folder / str(rank) / "run"]
+
+    for flags in (["--max-steps", "2"], ["--max-steps", "0"]):
+        with Ranks(2, command(*flags)) as ranks:
+            codes, _, err = ranks.wait()
+        assert codes == [0, 0], err
+    assert "resumed at step 2 of 4" in err[0]
+    assert not (folder / "1").exists()
+    succeed_on_ranks(2, "train", *TINY, "--epochs", "2", "--output", folder / "unbroken")
+    assert steps(folder / "0/run") == [1, 2, 3, 4]
+    want, got = tensors(folder / "unbroken"), tensors(folder / "0/run")
+    assert all(np.array_equal(got[name], values) for name, values in want.items())
+
+
+def test_resume_if_possible_begins_or_continues(folder):
+    command = ["train", *TINY, "--epochs", "2", "--resume-if-possible", "--output", "run"]
+    succeeds(*command, "--max-steps", "1", cwd=folder)
+    assert "resumed at step 1 of 4" in succeeds(*command, "--max-steps", "0", cwd=folder).stderr
+    assert steps(folder / "run") == [1, 2, 3, 4]
+    assert "is complete at step 4" in succeeds(*command, cwd=folder).stderr
+    fails(USAGE, *command, "--overwrite", cwd=folder, says=["--resume-if-possible", "--overwrite"])
+
+
+def test_weights_to_start_from_do_not_prevent_resume_if_possible(trained, folder):
+    command = ["train", *TINY, "--epochs", "2", "--resume-if-possible", "--weights", trained / CHECKPOINT_FILE, "--output", "run"]
+    succeeds(*command, "--max-steps", "1", cwd=folder)
+    assert "resumed at step 1 of 4" in succeeds(*command, "--max-steps", "0", cwd=folder).stderr
+
+
+# Stopping and failing.
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_sigterm_on_one_stops_both_after_the_same_step(folder, rank):
+    with Ranks(2, ["train", *LONG, "--output", "run"], cwd=folder) as ranks:
+        wait_for_step(folder / "run", 3, *ranks.processes)
+        ranks.processes[rank].send_signal(signal.SIGTERM)
+        codes, _, err = ranks.wait()
+    assert codes == [143, 143], err
+    assert "stopped by signal 15 (SIGTERM)" in err[0] and "--resume" in err[0].splitlines()[-1]
+    assert "palimpsest" not in err[1]
+    done = steps(folder / "run")
+    assert 3 <= len(done) < 100
+    succeed_on_ranks(2, "train", "--resume", "--max-steps", len(done) + 2, "--output", "run", cwd=folder)
+    succeed_on_ranks(2, "train", *LONG, "--max-steps", len(done) + 2, "--output", "unbroken", cwd=folder)
+    assert steps(folder / "run") == list(range(1, len(done) + 3))
+    want, got = tensors(folder / "unbroken"), tensors(folder / "run")
+    assert all(np.array_equal(got[name], values) for name, values in want.items())
+
+
+def test_torchrun_passes_sigterm_on_and_the_run_is_saved(folder):
+    with torchrun("train", *LONG, "--output", "run", cwd=folder) as process:
+        wait_for_step(folder / "run", 2, process)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert "stopped by signal 15 (SIGTERM); checkpoint saved" in err
+    done = steps(folder / "run")
+    assert 2 <= len(done) < 100
+    succeed_on_ranks(2, "train", "--resume", "--max-steps", len(done) + 1, "--output", "run", cwd=folder)
+    assert steps(folder / "run") == list(range(1, len(done) + 2))
+
+
+def test_a_killed_process_ends_the_other_with_a_line_that_names_it(folder):
+    with Ranks(2, ["train", *LONG, "--output", "run"], cwd=folder) as ranks:
+        wait_for_step(folder / "run", 2, *ranks.processes)
+        ranks.processes[1].kill()
+        codes, _, err = ranks.wait(timeout=60)
+    assert codes == [PEER, -signal.SIGKILL], err
+    line, = error_lines(err[0])
+    assert "rank 1" in line
+
+
+def test_bad_data_of_one_ends_both_with_its_message(folder):
+    data = image_folder(folder / "data")
+    bad = data / "train/cat/1.png"
+    bad.write_bytes(b"no image")
+    codes, _, err = run_ranks(2, "train", *TINY_CLASSIFIER, "--data-root", data, "--output", folder / "run")
+    assert codes == [DATA_ERROR, DATA_ERROR], err
+    assert all(str(bad) in text for text in err), err
+    assert sum(len(error_lines(text)) for text in err) == 1, err
+    assert not (folder / "run").exists(), "a run that ended before its first step leaves nothing"
+
+
+def test_a_loss_that_is_no_number_ends_both_with_one_message(folder):
+    codes, _, err = run_ranks(2, "train", *TINY, "--epochs", "4", "--lr", "1e30", "--schedule", "constant", "--output", folder / "run")
+    assert codes == [DIVERGED, DIVERGED], err
+    line, = error_lines(err[0])
+    assert "diverged" in line and error_lines(err[1]) == []
+
+
+def test_a_full_disk_of_the_first_ends_both(folder):
+    def limit(rank):
+        size = 1_000_000
+        return {"preexec_fn": lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))} if rank == 0 else {}
+
+    codes, _, err = run_ranks(2, "train", *TINY, "--output", folder / "run", options=limit)
+    assert codes == [OUTPUT, OUTPUT], err
+    assert len(error_lines(err[0])) == 1 and "rank 0 of 2" in err[1]
+
+
+def test_other_settings_on_one_are_told_at_once(folder):
+    begin = time.monotonic()
+    with Ranks(2, lambda rank: ["train", *TINY, "--lr", 0.1 * (rank + 1), "--output", "run"], cwd=folder) as ranks:
+        codes, _, err = ranks.wait(timeout=60)
+    assert codes == [USAGE, USAGE], err
+    assert all("lr = 0.1" in text and "lr = 0.2" in text for text in err), err
+    assert time.monotonic() - begin < 30, "not after the timeout"
+    assert not (folder / "run").exists()
+
+
+def test_other_data_on_one_is_told(folder):
+    for rank in (0, 1):
+        image_folder(folder / str(rank), images=4 + rank)
+    with Ranks(2, lambda rank: ["train", *TINY_CLASSIFIER, "--data-root", str(rank), "--output", "run"], cwd=folder) as ranks:
+        codes, _, err = ranks.wait(timeout=60)
+    assert codes == [USAGE, USAGE], err
+    assert all("training images 8" in text and "training images 10" in text for text in err), err
+
+
+def test_a_folder_that_holds_a_run_ends_both(copy_of_run):
+    before = {path: path.read_bytes() for path in copy_of_run.iterdir()}
+    codes, _, err = run_ranks(2, "train", *TINY, "--output", copy_of_run)
+    assert codes == [OUTPUT, OUTPUT], err
+    assert all("already holds a run" in text for text in err)
+    assert {path: path.read_bytes() for path in copy_of_run.iterdir()} == before
+
+
+def test_what_cannot_be_shared_is_a_usage_error(folder):
+    for arguments, says in ((["compare", *TINY, "--output", "run"], "compare runs in one process"),
+                            (["info", "--size", "32"], "info runs in one process"),
+                            (["train", *TINY, "--batch", "1", "--output", "run"], "at least one image for each of the 2 processes")):
+        codes, _, err = run_ranks(2, *arguments, cwd=folder)
+        assert codes == [USAGE, USAGE], err
+        assert all(says in text for text in err), err
+    assert not (folder / "run").exists()
+    fails(USAGE, "train", *TINY, "--output", "run", cwd=folder, variables={"RANK": "0"}, says=["WORLD_SIZE"])
+
+
+def test_a_process_that_never_comes_is_named(folder):
+    with Ranks(1, ["train", *TINY, "--timeout", "2", "--output", "run"], cwd=folder,
+               variables=lambda rank: {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}) as ranks:
+        codes, _, err = ranks.wait(timeout=60)
+    assert codes == [PEER], err
+    assert len(error_lines(err[0])) == 1 and "1" in err[0]
+
+
+# Settings.
+
+def test_the_new_settings_stand_in_the_configuration_if_they_are_given(folder):
+    plain = succeeds("train", "--dry-run").stdout
+    assert not any(key in plain for key in ("sync_norm", "gradient_compression", "lr_for_batch"))
+    given = succeeds("train", "--dry-run", "--sync-norm", "--gradient-compression", "bf16", "--lr-for-batch", "256").stdout
+    for line in ("sync_norm = true", 'gradient_compression = "bf16"', "lr_for_batch = 256"):
+        assert line in given
+    (folder / "given.toml").write_text(given)
+    assert succeeds("train", "--dry-run", "--config", folder / "given.toml").stdout == given
+
+
+@pytest.mark.parametrize("flags, says", [
+    (["--lr-for-batch", "0"], ["--lr-for-batch must be a whole number >= 1, got 0"]),
+    (["--lr-for-batch", "-8"], ["--lr-for-batch must be a whole number >= 1, got -8"]),
+    (["--gradient-compression", "f15"], ["gradient-compression", "'f15'", "f16"]),
+    (["--timeout", "0"], ["--timeout must be a whole number in [1, "]),
+    (["--sync-norm", "--no-sync-norm"], ["exclude each other"]),
+    (["--model", "alexnet_cifar_narrow", "--data", "image_folder", "--data-root", "d", "--sync-norm"],
+     ["--sync-norm has no effect", "normalizations"]),
+])
+def test_a_setting_that_cannot_work_is_named(flags, says):
+    fails(USAGE, "train", *flags, "--output", "run", says=says)
+
+
+def test_a_learning_rate_for_another_batch_grows_with_the_batch(folder):
+    said = succeeds("train", *TINY, "--lr", "0.1", "--lr-for-batch", "2", "--schedule", "linear", "--final-lr", "0.02", "--output",
+                    folder / "run").stderr
+    assert "palimpsest: lr 0.1 for 2 images -> 0.2 for 4; final_lr 0.02 -> 0.04\n" in said
+    assert log(folder / "run")[0]["lr"] == pytest.approx(0.2)
+
+
+# Chaos.
+
+@pytest.mark.parametrize("kills", [2])
+def test_torchrun_restarts_killed_processes_and_the_run_has_the_bytes_of_an_unbroken_one(folder, kills):
+    command = ["train", *TINY, "--epochs", "10", "--checkpoint-every", "1", "--resume-if-possible", "--output"]
+    succeed_on_ranks(2, *command, "unbroken", cwd=folder)
+    seed = int.from_bytes(os.urandom(4), "little")
+    draw = random.Random(seed)
+    moments = sorted(draw.sample(range(1, 18), kills))
+    victims = [draw.randrange(2) for _ in moments]
+    print(f"seed {seed}: kills ranks {victims} after steps {moments}")  # shown if the test fails
+    with torchrun(*command, "broken", cwd=folder, flags=[f"--max-restarts={kills}"]) as process:
+        for step, victim in zip(moments, victims):
+            wait_for_step(folder / "broken", step, process)
+            known = children(process.pid)
+            while len(known) < 2:  # between two starts
+                assert process.poll() is None
+                known = children(process.pid)
+            os.kill(known[victim], signal.SIGKILL)
+            while known[victim] in children(process.pid):  # a zombie has no program
+                assert process.poll() is None
+        _, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert checkpoint(folder / "broken") == checkpoint(folder / "unbroken")
+    assert steps(folder / "broken") == list(range(1, 21))
