@@ -57,7 +57,7 @@ configure(python "libtorch of ${PYTHON}" ${prefix} -D PALIMPSEST_PYTHON=${PYTHON
 configure(as_built "libtorch of ${PYTHON}" ${prefix})
 configure(component "libtorch of ${PYTHON}" ${prefix} -D CONSUMER_COMPONENTS=nn -D CONSUMER_SOURCE=${SOURCE}
   -D CMAKE_DISABLE_FIND_PACKAGE_JPEG=ON -D CMAKE_DISABLE_FIND_PACKAGE_PNG=ON)
-configure(no_component "palimpsest has no component 'tensors'; it has: base, kernels, ops, memory, amp, nn, models, io, data, train"
+configure(no_component "palimpsest has no component 'tensors'; it has: base, kernels, ops, memory, amp, distributed, nn, models, io, data, train"
   FAILS ${prefix} -D CONSUMER_COMPONENTS=tensors)
 configure(no_libtorch "put an unpacked libtorch on CMAKE_PREFIX_PATH or into Libtorch_ROOT" FAILS ${prefix}
   -D PALIMPSEST_PYTHON=/bin/false)

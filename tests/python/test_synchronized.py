@@ -234,6 +234,26 @@ def test_one_collective_per_layer_and_direction(ranks):
                           ((1, gather), (2, gather + 2 * 33 * 8)), ((1, gather), (1, gather))]
 
 
+def _kept(group, rank):
+    x = torch.randn(4, 256, 28, 28).requires_grad_()
+    kept = []
+    for strategy in ("inplace_2", "store_y", "checkpoint"):
+        for module in pair(group, 256, torch.float32, strategy=strategy):
+            module(x * 1)  # what is made once
+            with palimpsest.memory.measure() as measured:
+                z = module(x * 1)
+                measured.forward_done()
+                z.sum().backward()
+            kept.append(measured.kept_bytes)
+    return kept
+
+
+def test_a_rank_keeps_what_one_process_keeps(ranks):
+    for kept in ranks.run(2, _kept):
+        for shared, alone in zip(kept[::2], kept[1::2]):
+            assert alone <= shared <= alone + 64  # the number of values
+
+
 def _alone(group, rank):
     shared, one = pair(group, 9, torch.float32)
     ops.reset_group_traffic()

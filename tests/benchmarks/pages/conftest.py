@@ -10,5 +10,6 @@ from page_support import ROOT
 def results(tmp_path):
     """A copy of the committed measurements and their pages."""
     folder = pathlib.Path(shutil.copytree(ROOT / "docs/results", tmp_path / "docs/results"))
-    shutil.copy(ROOT / "docs/numerics.md", folder.parent)
+    for page in ("numerics", "distributed"):
+        shutil.copy(ROOT / f"docs/{page}.md", folder.parent)
     return folder

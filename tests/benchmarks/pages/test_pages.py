@@ -8,6 +8,7 @@ from page_support import ROOT, pages
 MEASUREMENTS = {
     "camvid": ["memory/deeplabv3_resnet18.json", "training/camvid.json"],
     "densenet": ["densenet_time.json", "densenet_bytes.json", "densenet_depth.json", "densenet_accuracy.json"],
+    "distributed": ["synchronization_time.json"],
     "mixed_precision": ["mixed_precision/ssd.json", "mixed_precision/googlenet.json"],
     "numerics": ["numerics.json"],
     "paper": ["block_time.json", "kept_bytes.json", "model_step.json", "memory/deeplabv3_resnet18.json"],
@@ -17,7 +18,7 @@ MAY_BE_MISSING = [("mixed_precision", "mixed_precision/googlenet.json"), ("paper
 
 
 def path_of(page, results):
-    return (results.parent if page == "numerics" else results) / f"{page}.md"
+    return (results.parent if page in ("numerics", "distributed") else results) / f"{page}.md"
 
 
 @pytest.mark.parametrize("page", MEASUREMENTS)
@@ -73,7 +74,7 @@ def test_a_page_without_its_marks_is_an_error_of_one_line(results, page):
 
 @pytest.mark.parametrize("arguments, said", [
     (["--chek"], "unrecognized arguments: --chek"),
-    (["papr"], "got 'papr', wanted camvid, densenet, mixed_precision, numerics, paper"),
+    (["papr"], "got 'papr', wanted camvid, densenet, distributed, mixed_precision, numerics, paper"),
     (["train"], "the following arguments are required: table, BUILD"),
     (["train", "everything", "build"], "invalid choice: 'everything'"),
     (["train", "programs", "build", "sdd"], "got 'sdd', wanted ssd, speech, translation, language_model, dcgan"),
