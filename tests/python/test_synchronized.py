@@ -138,6 +138,63 @@ def test_inputs_of_any_rank(ranks, shape):
     ranks.run(3, _other_ranks, shape)
 
 
+def _views(group, rank):
+    for view in (lambda x: x.transpose(2, 3), lambda x: x[..., ::2], lambda x: x.transpose(2, 3).contiguous().transpose(2, 3)):
+        shared, one = pair(group, 6, torch.float64, in_place=False)
+
+        def call(module, x, view=view):
+            return module(view(x))
+
+        steps_like_one_process(group, rank, (shared, call), (one, call), [images(group, 6, 4, 6)])
+
+
+def test_views(ranks):
+    ranks.run(3, _views)
+
+
+def _options(group, rank):
+    for momentum in (None, 0.0, 1.0):
+        shared, one = pair(group, 6, torch.float64)
+        shared.momentum = one.momentum = momentum
+        steps_like_one_process(group, rank, (shared, through_copy), (one, through_copy), [images(group, 6, 4, 6)])
+    shared, one = pair(group, 6, torch.float64)
+    for module in (shared, one):
+        for name in ("running_mean", "running_var"):  # the kernel writes to contiguous ones
+            setattr(module, name, getattr(module, name).repeat_interleave(2)[::2])
+    steps_like_one_process(group, rank, (shared, through_copy), (one, through_copy), [images(group, 6, 4, 6)])
+    plain = palimpsest.nn.BatchNormAct(6, affine=False, track_running_stats=False).double()
+    shared = copy.deepcopy(plain)
+    shared.group = group.group_name
+    for mode in (True, False):  # without running statistics, eval mode takes those of the batch
+        shared.train(mode), plain.train(mode)
+        steps_like_one_process(group, rank, (shared, through_copy), (plain, through_copy), [images(group, 6, 4, 6)])
+
+
+def test_momentum_running_statistics_and_parameters_of_any_kind(ranks):
+    ranks.run(3, _options)
+
+
+def _twice(group, rank):
+    shared, one = pair(group, 6, torch.float64)
+
+    def call(module, x):
+        return module(module(x * 1) * 2)
+
+    steps_like_one_process(group, rank, (shared, call), (one, call), [images(group, 6, 4, 6)])
+    x = images(group, 6, 4, 4)
+    part, whole = part_of(x, group, rank), x.clone().requires_grad_()
+    for module, values in ((shared, part), (one, whole)):
+        module.requires_grad_(False)
+        loss = module(values * 1).square().sum()
+        loss.backward(retain_graph=True)
+        loss.backward()
+    assert_close(part.grad, part_of(whole.grad, group, rank).detach(), 1e-12, "two backward passes")
+
+
+def test_a_layer_used_twice_and_two_backward_passes(ranks):
+    ranks.run(3, _twice)
+
+
 def _residual(group, rank):
     shared, one = pair(group, 8, torch.float64)
     inputs = [images(group, 8, 3, 3), images(group, 8, 3, 3, seed=5)]

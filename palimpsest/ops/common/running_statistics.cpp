@@ -19,7 +19,7 @@ void move_running_statistics(const std::optional<at::Tensor>& running_mean,
   const at::Tensor weight = (m >= 2).to(at::kDouble).mul_(momentum);
   const at::Tensor unbiased = var * (m / (m - 1).clamp_min_(1));
   const auto move = [&](const at::Tensor& running, const at::Tensor& batch) {
-    running.lerp_(batch.to(running.scalar_type()), weight.to(running.scalar_type()));
+    running.copy_(running.to(at::kDouble).lerp(batch, weight));  // one rounding, also in 16 bits
   };
   move(*running_mean, mean);
   move(*running_var, unbiased);
