@@ -13,6 +13,7 @@
 #include <algorithm>
 #include <cctype>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 
 namespace palimpsest::distributed {
@@ -129,8 +130,9 @@ class DataParallel::Impl {
     auto all = module.parameters();
     for (const auto& buffer : module.buffers()) all.push_back(buffer);
     group.broadcast(all, "the first weights");
+    std::unordered_set<const at::TensorImpl*> known;  // a shared parameter has several names
     for (const auto& item : module.named_parameters())
-      if (item.value().requires_grad()) {
+      if (item.value().requires_grad() && known.insert(item.value().unsafeGetTensorImpl()).second) {
         names.push_back(item.key());
         parameters.push_back(item.value());
       }

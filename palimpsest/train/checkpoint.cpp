@@ -85,6 +85,7 @@ at::Tensor tensor_of(const std::string& bytes) {
 /// Returns the member of each rank's states as the rows of one tensor.
 at::Tensor rows_of(const std::vector<GeneratorStates>& ranks, std::string GeneratorStates::* member) {
   std::vector<at::Tensor> rows;
+  rows.reserve(ranks.size());
   for (const GeneratorStates& states : ranks) rows.push_back(tensor_of(states.*member));
   return at::stack(rows);
 }

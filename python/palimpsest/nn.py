@@ -137,7 +137,7 @@ class _SharedBatchNorm2d(torch.nn.BatchNorm2d):
         self.group = group
 
     def forward(self, x):
-        if not self.training:
+        if not self.training and self.track_running_stats:
             return super().forward(x)
         weight, bias, mean, var, uses_batch, momentum, eps = settings_of(self)
         return functional.batch_norm_act(x, mean, var, weight, bias, uses_batch, momentum, eps, activation="identity",

@@ -199,6 +199,7 @@ Watcher::RollCall Watcher::call_roll(milliseconds patience) {
     std::this_thread::sleep_for(milliseconds(kAnswerStep));
   }
   roll.gone = missing;
+  const std::lock_guard lock(gone_mutex_);
   gone_.insert(missing.begin(), missing.end());
   return roll;
 }
@@ -324,6 +325,7 @@ void Watcher::erase_with(std::set<int>& others, std::initializer_list<const char
 }
 
 std::set<int> Watcher::others_alive() const {
+  const std::lock_guard lock(gone_mutex_);
   std::set<int> others;
   for (int rank = 0; rank < options_.size; ++rank)
     if (rank != options_.rank && !gone_.contains(rank)) others.insert(rank);

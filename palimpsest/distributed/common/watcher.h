@@ -109,6 +109,7 @@ class Watcher {
 
   std::mutex store_mutex_;  // one exchange of several requests at a time
   int64_t last_notice_ = 0;
+  mutable std::mutex gone_mutex_;
   std::set<int> gone_;  // did not answer a roll call
 
   mutable std::mutex mutex_;
