@@ -1,20 +1,14 @@
 #pragma once
 
-#include <ATen/core/Tensor.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
-#include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include "tests/support/local_group.h"
 
 #include <atomic>
 #include <barrier>
-#include <chrono>
 #include <exception>
 #include <memory>
 #include <stdexcept>
 #include <string>
 #include <thread>
-#include <utility>
 #include <vector>
 
 namespace palimpsest::testing {
@@ -33,7 +27,7 @@ class ThreadRanks {
     for (int rank = 0; rank < size; ++rank)
       threads.emplace_back([&, rank] {
         try {
-          body(rank, ranks.name(rank));
+          body(rank, name(rank));
         } catch (...) {
           errors[static_cast<std::size_t>(rank)] = std::current_exception();
           ranks.failed_ = true;
@@ -42,7 +36,7 @@ class ThreadRanks {
       });
     for (std::thread& thread : threads) thread.join();
     for (const auto& error : errors)
-      if (error && !ranks.is_consequence(error)) std::rethrow_exception(error);
+      if (error && !is_consequence(error)) std::rethrow_exception(error);
   }
 
  private:
@@ -50,52 +44,22 @@ class ThreadRanks {
     Gone() : std::runtime_error("another rank has failed") {}
   };
 
-  /// A collective that is complete when it returns.
-  class DoneWork : public c10d::Work {
+  class ThreadBackend : public LocalBackend {
    public:
-    bool wait(std::chrono::milliseconds) override { return true; }
-    bool isCompleted() override { return true; }
-    bool isSuccess() const override { return true; }
-  };
-
-  class ThreadBackend : public c10d::Backend {
-   public:
-    ThreadBackend(ThreadRanks& ranks, int rank, int size) : c10d::Backend(rank, size), ranks_(ranks) {}
-    const std::string getBackendName() const override { return "threads"; }
-
-    c10::intrusive_ptr<c10d::Work> _allgather_base(at::Tensor& all, at::Tensor& mine,
-                                                   const c10d::AllgatherOptions&) override {
-      const auto parts = ranks_.exchange(getRank(), mine);
-      at::Tensor out = all.view({getSize(), -1});
-      for (int rank = 0; rank < getSize(); ++rank) out[rank].copy_(parts[static_cast<std::size_t>(rank)]);
-      return c10::make_intrusive<DoneWork>();
-    }
-    c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
-                                             const c10d::AllreduceOptions&) override {
-      const auto parts = ranks_.exchange(getRank(), tensors[0]);
-      tensors[0].zero_();
-      for (const at::Tensor& part : parts) tensors[0].add_(part);
-      return c10::make_intrusive<DoneWork>();
-    }
+    ThreadBackend(ThreadRanks& ranks, int rank, int size) : LocalBackend(rank, size), ranks_(ranks) {}
 
    private:
+    std::vector<at::Tensor> exchange(const at::Tensor& mine) override {
+      return ranks_.exchange(getRank(), mine);
+    }
+
     ThreadRanks& ranks_;
   };
 
   explicit ThreadRanks(int size) : barrier_(size), slots_(static_cast<std::size_t>(size)) {
-    for (int rank = 0; rank < size; ++rank) {
-      auto group =
-          c10::make_intrusive<c10d::ProcessGroup>(c10::make_intrusive<c10d::HashStore>(), rank, size);
-      group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM,
-                        c10::make_intrusive<ThreadBackend>(*this, rank, size));
-      group->setGroupName(name(rank));
-      c10d::register_process_group(name(rank), group);
-      groups_.push_back(std::move(group));  // the registry holds weak references
-    }
-  }
-  ~ThreadRanks() {
-    for (std::size_t rank = 0; rank < slots_.size(); ++rank)
-      c10d::unregister_process_group(name(static_cast<int>(rank)));
+    for (int rank = 0; rank < size; ++rank)
+      groups_.push_back(
+          std::make_unique<LocalGroup>(name(rank), c10::make_intrusive<ThreadBackend>(*this, rank, size)));
   }
 
   static std::string name(int rank) { return "thread_rank_" + std::to_string(rank); }
@@ -107,7 +71,6 @@ class ThreadRanks {
     }
   }
 
-  /// Returns copies of what all ranks have handed in, in their order.
   std::vector<at::Tensor> exchange(int rank, const at::Tensor& mine) {
     slots_[static_cast<std::size_t>(rank)] = mine.clone();
     barrier_.arrive_and_wait();
@@ -124,7 +87,7 @@ class ThreadRanks {
   std::barrier<> barrier_;
   std::atomic<bool> failed_{false};
   std::vector<at::Tensor> slots_;
-  std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups_;
+  std::vector<std::unique_ptr<LocalGroup>> groups_;
 };
 
 }  // namespace palimpsest::testing

@@ -12,17 +12,16 @@ namespace palimpsest::kernels {
 /// How a part counts beside the parts before it; the same for all channels.
 struct PartWeight {
   double added = 0;   ///< values per channel of the part
-  double before = 0;  ///< of the parts before it
-  double share = 0;   ///< added / (added + before)
-  double spread = 0;  ///< before * share
+  double share = 0;   ///< added / (values of this part and of those before it)
+  double spread = 0;  ///< values of the parts before it * share
 };
 
 /// Returns the weight of a part behind `before` values; all 0 for an empty batch.
 PALIMPSEST_HOST_DEVICE PartWeight part_weight(const GroupParts& parts, int64_t rank, double before) {
   const double added = parts.values[rank * (2 * parts.channels + 1) + 2 * parts.channels];
-  if (!(added > 0)) return {0, before, 0, 0};
+  if (!(added > 0)) return {};
   const double share = added / (before + added);
-  return {added, before, share, before * share};
+  return {added, share, before * share};
 }
 
 /// Adds a part to the mean of a channel and to the sum of squares around it.

@@ -5,7 +5,6 @@
 #include "palimpsest/ops/common/tracing.h"
 #include "palimpsest/ops/invertibility/predictor.h"
 #include "palimpsest/ops/invertibility/saved_channels.h"
-#include "palimpsest/ops/synchronization/process_group.h"
 
 #include <c10/core/GradMode.h>
 
@@ -51,8 +50,6 @@ AbnOptions resolved(AbnOptions options, const Inputs& inputs) {
 ForwardArguments forward_arguments(const Inputs& inputs, const AbnOptions& options, bool for_backward) {
   const NormalizationTensors& norm = inputs.norm;
   const bool has_moved = options.training && recomputing();
-  const bool is_shared =
-      options.training && !options.group.empty() && synchronization::size(options.group) > 1;
   return {{inputs.residual, norm.weight, norm.bias, options.activation, options.activation_param,
            options.saved, options.relu_residual},
           has_moved ? std::nullopt : norm.running_mean,
@@ -61,7 +58,7 @@ ForwardArguments forward_arguments(const Inputs& inputs, const AbnOptions& optio
           options.momentum,
           options.eps,
           for_backward,
-          is_shared ? options.group : ""};
+          shares_statistics(options) ? options.group : ""};
 }
 
 Gradients backward_stealing(at::Tensor dz, const BackwardArguments& arguments) {

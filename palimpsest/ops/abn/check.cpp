@@ -132,6 +132,10 @@ void check_view(const at::Tensor& x) {
 
 }  // namespace
 
+bool shares_statistics(const AbnOptions& options) {
+  return options.training && !options.group.empty() && synchronization::size(options.group) > 1;
+}
+
 bool requires_gradient(const Inputs& inputs) {
   return c10::GradMode::is_enabled() && (inputs.x.requires_grad() || wants_gradient(inputs.norm.weight) ||
                                          wants_gradient(inputs.norm.bias) || wants_gradient(inputs.residual));
@@ -153,8 +157,7 @@ void check(const Inputs& inputs, const AbnOptions& options) {
   check_numbers(options);
   if (options.training) {
     // A group knows how many values it has when it has gathered the statistics.
-    const bool is_shared = !options.group.empty() && synchronization::size(options.group) > 1;
-    TORCH_CHECK_VALUE(is_shared || x.sym_numel() > x.sym_size(1) || x.sym_numel() == 0,
+    TORCH_CHECK_VALUE(shares_statistics(options) || x.sym_numel() > x.sym_size(1) || x.sym_numel() == 0,
                       "[abn] training needs more than one value per channel, got shape ", x.sym_sizes(),
                       "; use a larger batch, or frozen statistics (training = false)");
   } else {

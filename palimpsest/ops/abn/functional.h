@@ -26,6 +26,10 @@ struct Inputs {
 /// Checks all requirements of the layer. Raises c10::Error "[abn] requirement, got value".
 void check(const Inputs& inputs, const AbnOptions& options);
 
+/// Returns whether a layer takes its statistics over a group of several ranks. Raises c10::Error if a layer
+/// that trains names a group that does not exist.
+bool shares_statistics(const AbnOptions& options);
+
 /// Checks the further requirements of writing over x. `recorded`: a gradient is required.
 void check_in_place(const Inputs& inputs, Saved saved, bool recorded);
 /// Checks that a tensor that backward reads shares no memory with x, which is written over.

@@ -8,7 +8,6 @@
 #include "palimpsest/ops/common/tracing.h"
 #include "palimpsest/ops/convolution/functional.h"
 #include "palimpsest/ops/dense_block/layer.h"
-#include "palimpsest/ops/synchronization/process_group.h"
 
 #include <ATen/ops/batch_norm.h>
 #include <ATen/ops/cat.h>
@@ -100,10 +99,10 @@ bool takes_statistics(const std::vector<DenseLayer>& layers, const DenseBlockOpt
 }
 
 /// Returns whether a normalization of the block shares its statistics with other ranks.
-bool is_shared(const std::vector<DenseLayer>& layers) {
+bool any_shares_statistics(const std::vector<DenseLayer>& layers) {
   for (const auto& layer : layers)
-    for (const AbnOptions* o : {&layer.options1, &layer.options2})
-      if (o->training && !o->group.empty() && synchronization::size(o->group) > 1) return true;
+    if (abn_detail::shares_statistics(layer.options1) || abn_detail::shares_statistics(layer.options2))
+      return true;
   return false;
 }
 
@@ -135,7 +134,7 @@ BlockResult run_block(const at::Tensor& x, const std::vector<DenseLayer>& layers
   if (takes_statistics(layers, options)) {
     buffer.mean = at::empty({sizes[1]}, x.options().dtype(at::kDouble));
     buffer.var = at::empty_like(buffer.mean);
-    if (is_shared(layers)) buffer.group = layers.front().options1.group;
+    if (any_shares_statistics(layers)) buffer.group = layers.front().options1.group;
   }
   put_features(buffer, 0, contiguous_in(buffer.layout, x));
   int64_t channels = x.size(1);
@@ -384,7 +383,7 @@ at::Tensor dense_block(const at::Tensor& given, const std::vector<DenseLayer>& l
   if (precision) x = x.to(precision->storage);
   check_block(x, layers, options, precision.has_value());
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-  if (x.numel() == 0 && !is_shared(layers)) return run_empty_batch(x, layers, options);
+  if (x.numel() == 0 && !any_shares_statistics(layers)) return run_empty_batch(x, layers, options);
   if (!any_recorded(x, layers)) return run_block(x, layers, options, precision, false).buffer.values;
   torch::autograd::variable_list parameters;
   for (const auto& layer : layers)

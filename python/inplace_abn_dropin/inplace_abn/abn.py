@@ -5,7 +5,7 @@ import torch
 
 from palimpsest import nn
 
-from inplace_abn.functions import activation_of, inplace_abn, inplace_abn_sync
+from inplace_abn.functions import activation_of, group_or_all, inplace_abn, inplace_abn_sync
 
 _NEW_ORDER = ("eps", "momentum", "affine", "track_running_stats", "activation", "activation_param")
 _OLD_ORDER = ("eps", "momentum", "affine", "activation", "activation_param")  # before 1.1
@@ -68,9 +68,7 @@ class InPlaceABNSync(ABN):
         self.group = group
 
     def _statistics_group(self):
-        if self.group is None and torch.distributed.is_available() and torch.distributed.is_initialized():
-            return torch.distributed.group.WORLD
-        return self.group
+        return group_or_all(self.group)
 
 
 __all__ = ["ABN", "InPlaceABN", "InPlaceABNSync", "inplace_abn", "inplace_abn_sync"]

@@ -32,15 +32,13 @@ def _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, 
                                      group=group)
 
 
-def statistics_group(group):
-    """The group whose processes share the statistics: `group`, by default all processes; None in a process alone.
+def is_distributed():
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
-    Warns if torch.distributed is not initialized."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        warnings.warn("inplace_abn_sync without torch.distributed initialized: the statistics are those of this process alone",
-                      RuntimeWarning, stacklevel=3)
-        return None
-    return torch.distributed.group.WORLD if group is None else group
+
+def group_or_all(group):
+    """The group whose processes share the statistics: `group`, by default all processes of torch.distributed."""
+    return torch.distributed.group.WORLD if group is None and is_distributed() else group
 
 
 def inplace_abn(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.Tensor | None, running_mean: torch.Tensor | None,
@@ -62,5 +60,9 @@ def inplace_abn_sync(x: torch.Tensor, weight: torch.Tensor | None, bias: torch.T
 
     group: by default all processes of torch.distributed; without it, this process alone, with a warning. On a CPU, too, and
     with batches that differ in size or are empty."""
+    if not is_distributed():
+        warnings.warn("inplace_abn_sync without torch.distributed initialized: the statistics are those of this process alone",
+                      RuntimeWarning, stacklevel=2)
+        group = None
     return _layer(x, weight, bias, running_mean, running_var, training, momentum, eps, activation,
-                  _parameter(activation_param, slope), statistics_group(group))
+                  _parameter(activation_param, slope), group_or_all(group))
