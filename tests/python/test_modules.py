@@ -1,5 +1,6 @@
 """The modules against torch's own: outputs, gradients, statistics, state dicts, and the rest of PyTorch around them."""
 import copy
+import functools
 import io
 import os
 import pathlib
@@ -373,6 +374,41 @@ def test_statistics_move_once_under_checkpoint(make):
         seen.append([leaf.grad, *(p.grad for p in module.parameters()), *module.buffers()])
     for plain, again in zip(*seen):
         assert torch.equal(plain, again)
+
+
+def _nested(last):
+    first, second = torch.nn.Sequential(torch.nn.Conv2d(6, 6, 1), last()), last()
+    return lambda x: palimpsest.checkpoint(second, palimpsest.checkpoint(first, x))
+
+
+_LAST_LAYERS = {
+    **{strategy: functools.partial(nn.BatchNormAct, 6, strategy=strategy) for strategy in functional.strategy_names()},
+    "inplace_bit of silu": lambda: nn.BatchNormAct(6, strategy="inplace_bit", activation="silu"),
+    "identity": lambda: nn.BatchNormAct(6, activation="identity"),
+    "eval": lambda: nn.BatchNormAct(6).eval(),
+    "in place": lambda: nn.InPlaceABN(6),
+    "function": lambda: lambda x: functional.batch_norm_act(x, None, None, training=True, strategy="inplace"),
+    "dense block": lambda: nn.DenseBlock(2, 6, 4),
+    "convolution": lambda: nn.Conv2d(6, 6, 3, padding=1, groups=3),
+    "max pooling": lambda: nn.MaxPool2d(2),
+    "nested": lambda: _nested(lambda: nn.BatchNormAct(6, strategy="inplace")),
+}
+
+
+@pytest.mark.parametrize("last", _LAST_LAYERS)
+def test_a_checkpoint_keeps_nothing_when_backward_is_done(last):
+    """The second run stops by an exception while its last layer saves its tensors, which may be its output."""
+    first, layer = torch.nn.Conv2d(6, 6, 1), _LAST_LAYERS[last]()
+    x = torch.randn(2, 6, 16, 16, requires_grad=True)
+
+    def steps(number):
+        for _ in range(number):
+            palimpsest.checkpoint(lambda v: layer(first(v)), x).sum().backward()
+
+    steps(2)  # makes the gradients, and what libraries keep
+    with palimpsest.memory.measure() as m:
+        steps(25)
+    assert m.end_bytes < x.nbytes
 
 
 def test_the_import_names_the_way_out(tmp_path):

@@ -68,7 +68,9 @@ Gradients backward_stealing(at::Tensor dz, const BackwardArguments& arguments) {
 
 at::Tensor saved_tensor(Saved saved, const at::Tensor& x, const ForwardResult& result) {
   if (saved == Saved::kInput) return x;
-  return saves_aside(saved) ? result.saved_values : result.z;
+  // z would hold its node, and the node holds what it saves until all is packed: a leak when a hook throws, as
+  // that of torch.utils.checkpoint does to stop early. The detached tensor shares the version counter.
+  return saves_aside(saved) ? result.saved_values : result.z.detach();
 }
 
 void save(AutogradContext* ctx, at::Tensor saved_values, const ForwardArguments& arguments,

@@ -170,7 +170,9 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
     plan->layout = result.buffer.layout;
     plan->in = x.size(1);
     plan->group = result.buffer.group;
-    variable_list saved{result.buffer.values, result.buffer.mean, result.buffer.var, result.buffer.count};
+    // Detached, as in abn_detail::saved_tensor().
+    variable_list saved{result.buffer.values.detach(), result.buffer.mean, result.buffer.var,
+                        result.buffer.count};
     for (std::size_t i = 0; i < layers->size(); ++i) {
       DenseLayer layer = (*layers)[i];
       // Backward reads running statistics only if they are frozen.
