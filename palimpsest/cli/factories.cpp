@@ -62,8 +62,9 @@ void complete_classes(Options& options, const data::Dataset& dataset) {
   if (options.model.classes == 0) options.model.classes = count;
   if (options.model.classes != count)
     throw Error(ErrorKind::kUsage, "[model] classes (--classes) must be the data set's " +
-                                       std::to_string(count) + " (" + options.data.kind + " " +
-                                       options.data.root + "), got " + std::to_string(options.model.classes));
+                                       std::to_string(count) + " (" + options.data.kind +
+                                       (options.data.root.empty() ? "" : " ") + options.data.root +
+                                       "), got " + std::to_string(options.model.classes));
   if (options.model.class_names.empty()) options.model.class_names = names;
   if (static_cast<int64_t>(options.model.class_names.size()) != count)
     throw Error(ErrorKind::kUsage, "[model] class_names (--class-names) must have " + std::to_string(count) +

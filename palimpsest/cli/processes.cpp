@@ -8,6 +8,7 @@
 #include "palimpsest/train/device.h"
 
 #include <ATen/Parallel.h>
+#include <c10/util/Logging.h>
 #include <fmt/format.h>
 
 #include <sched.h>
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <cstdlib>
 #include <exception>
 #include <iostream>
 #include <optional>
@@ -49,6 +51,15 @@ std::string identity(const Options& options) {
                      to_toml(same, Scope::kRun), cpu ? "cpu" : "cuda");
 }
 
+/// c10d prints a stack trace for each attempt that fails; our errors say what failed. TORCH_CPP_LOG_LEVEL shows
+/// them again.
+void quieten_c10d() {
+  if (std::getenv("TORCH_CPP_LOG_LEVEL"))  // NOLINT(concurrency-mt-unsafe)
+    c10::initLogging();
+  else
+    FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+}
+
 }  // namespace
 
 int64_t threads_per_process(const distributed::Launch& launch, int64_t processors,
@@ -81,10 +92,20 @@ void place(Options& options, const distributed::Launch& launch) {
 
 std::unique_ptr<distributed::Group> connect(const Options& options) {
   if (!options.run.launch) return nullptr;
+  quieten_c10d();
   distributed::GroupOptions group;
   group.timeout = std::chrono::seconds(options.run.timeout);
   group.identity = identity(options);
-  return std::make_unique<distributed::Group>(*options.run.launch, group);
+  try {
+    return std::make_unique<distributed::Group>(*options.run.launch, group);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUsage || !(options.run.resume || options.run.resume_if_possible)) throw;
+    throw Error(
+        error.kind(),
+        fmt::format("{}; with {} each process takes the settings of the run in its output folder: let "
+                    "all see the same folder, or give all the same settings",
+                    error.what(), options.run.resume_if_possible ? "--resume-if-possible" : "--resume"));
+  }
 }
 
 int run_together(distributed::Group* group, const std::function<int()>& command) {

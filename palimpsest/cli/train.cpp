@@ -34,8 +34,12 @@ void tell_complete(const Options& options, int64_t step, int64_t batches_per_epo
 void check_same_data(distributed::Group& group, const Options& options, const Datasets& sets) {
   Options same = options;
   same.data.root.clear();
-  std::string text = fmt::format("{}training images {}\n", to_toml(same, Scope::kRun), sets.train->size());
-  if (sets.validation) text += fmt::format("validation images {}\n", sets.validation->size());
+  std::string text = to_toml(same, Scope::kRun);
+  const auto describe = [&](const char* name, const data::Dataset& set) {
+    text += fmt::format("{} {} ({})\n", name, set.size(), set.identity());
+  };
+  describe("training images", *sets.train);
+  if (sets.validation) describe("validation images", *sets.validation);
   group.require_same(text, "the data");
 }
 

@@ -101,7 +101,7 @@ bool truth(const Variables& variables, const std::string& name) {
 
 Launch from_torchrun(const Variables& variables) {
   Launch launch;
-  launch.launcher = "torchrun";
+  launch.launcher = variables.has("TORCHELASTIC_RUN_ID") ? "torchrun" : "a launcher";
   launch.size = variables.number("WORLD_SIZE", 1);
   launch.rank = variables.number("RANK", 0);
   check_below(variables, "RANK", launch.rank, "WORLD_SIZE", launch.size);

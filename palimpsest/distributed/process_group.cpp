@@ -1,10 +1,11 @@
 #include "palimpsest/distributed/process_group.h"
 
 #include "palimpsest/base/printable.h"
+#include "palimpsest/distributed/common/abandonable_thread.h"
 #include "palimpsest/distributed/common/guarded_backend.h"
 #include "palimpsest/distributed/common/libtorch.h"
+#include "palimpsest/distributed/common/message_text.h"
 #include "palimpsest/distributed/common/rendezvous.h"
-#include "palimpsest/distributed/common/text_difference.h"
 #include "palimpsest/distributed/common/watcher.h"
 
 #include <ATen/ATen.h>
@@ -31,6 +32,10 @@ using std::chrono::milliseconds;
 /// How long a rank that leaves waits for the others: until they have read what it sent in the last
 /// collective.
 constexpr milliseconds kFarewell{2000};
+/// The operation in which Gloo's connections are made, and what to do where it fails between ranks that live.
+constexpr const char* kConnecting = "connecting the ranks to each other";
+constexpr const char* kReachable =
+    "each rank must have an address that the others reach: GLOO_SOCKET_IFNAME names the network interface";
 constexpr int64_t kPieceBytes = int64_t{25} << 20;
 
 void check_launch(const Launch& launch, const GroupOptions& options) {
@@ -84,11 +89,6 @@ class NameTaken {
 
 }  // namespace
 
-OperationName::OperationName(std::string what) : outer_(std::exchange(operation_name(), std::move(what))) {}
-OperationName::~OperationName() {
-  operation_name() = std::move(outer_);
-}
-
 class Group::State {
  public:
   State(const Launch& launch, const GroupOptions& options);
@@ -118,6 +118,7 @@ class Group::State {
 
  private:
   void make_process_group();
+  c10::intrusive_ptr<c10d::Backend> connect_gloo(const c10::intrusive_ptr<c10d::Store>& store);
   void leave() noexcept;
 };
 
@@ -133,38 +134,54 @@ Group::State::State(const Launch& launch_, const GroupOptions& options_)
     watching.store_owner = meeting.store_owner;
     watching.timeout = options.timeout;
     watching.on_fault = options.on_fault;
-    guard->watcher = std::make_shared<Watcher>(meeting.watcher_store, std::move(watching));
+    guard->watcher =
+        std::make_shared<Watcher>(meeting.watcher_connection, meeting.watcher_store, std::move(watching));
   }
   try {
     make_process_group();
   } catch (const std::exception& error) {
-    const std::string text = error.what();
-    const std::string line = fmt::format("the ranks met, but cannot connect to each other: {}",
-                                         printable(text.substr(0, text.find('\n'))));
-    if (guard->watcher) {
-      guard->watcher->publish(line, ErrorKind::kPeer);
-      const auto fault = guard->watcher->fault();
-      leave();
-      if (fault) throw Error(*fault);
-    }
-    throw Error(ErrorKind::kPeer, "[distributed] " + line);
+    const auto watcher = guard->watcher;
+    if (watcher && !watcher->fault()) watcher->transport_failed(kConnecting, error.what(), kReachable);
+    const auto fault = watcher ? watcher->fault() : std::nullopt;
+    leave();
+    if (fault) throw Error(*fault);
+    throw Error(ErrorKind::kPeer, fmt::format("[distributed] {} failed: {}; {}", kConnecting,
+                                              reason_of(error.what()), kReachable));
   }
+}
+
+/// Connects the ranks to each other. Gloo waits for each of them up to the timeout, and does not look whether
+/// it lives.
+c10::intrusive_ptr<c10d::Backend> Group::State::connect_gloo(const c10::intrusive_ptr<c10d::Store>& store) {
+  const std::function<c10::intrusive_ptr<c10d::Backend>()> connect =
+      [store, rank = launch.rank, size = launch.size, timeout = options.timeout,
+       one_machine = launch.local_size == launch.size] {
+        return make_gloo(store, rank, size, timeout, one_machine);
+      };
+  const auto watcher = guard->watcher;
+  if (!watcher) return connect();
+  const auto thread = std::make_shared<AbandonableThread>("pal_connect");
+  watcher->begin(kConnecting);
+  const int64_t id = watcher->add(kConnecting, [thread](const std::exception_ptr&) { thread->abandon(); });
+  // Gloo's own timeout counts for each connection.
+  auto gloo = thread->call(connect, 2 * options.timeout);
+  watcher->remove(id);
+  if (gloo) return std::move(*gloo);
+  if (const auto fault = watcher->fault()) throw Error(*fault);
+  throw Error(ErrorKind::kPeer, "timed out");
 }
 
 void Group::State::make_process_group() {
   const auto store_of = [&](const std::string& transport) -> c10::intrusive_ptr<c10d::Store> {
     return c10::make_intrusive<c10d::PrefixStore>(transport, meeting.store);
   };
-  const bool one_machine = launch.local_size == launch.size;
   process_group = c10::make_intrusive<c10d::ProcessGroup>(store_of("group"), launch.rank, launch.size);
   const auto add = [&](c10::DeviceType device, c10d::ProcessGroup::BackendType type,
                        c10::intrusive_ptr<c10d::Backend> backend, bool host_waits) {
     process_group->setBackend(device, type,
                               c10::make_intrusive<GuardedBackend>(std::move(backend), guard, host_waits));
   };
-  add(c10::kCPU, c10d::ProcessGroup::GLOO,
-      make_gloo(store_of("gloo"), launch.rank, launch.size, options.timeout, one_machine),
-      /*host_waits=*/true);
+  add(c10::kCPU, c10d::ProcessGroup::GLOO, connect_gloo(store_of("gloo")), /*host_waits=*/true);
   process_group->setDefaultBackend(c10d::ProcessGroup::GLOO);
   cuda = has_nccl();
   if (cuda) {

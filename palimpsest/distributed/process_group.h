@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/operation_name.h"
 #include "palimpsest/distributed/launch.h"
 
 #include <ATen/core/Tensor.h>
@@ -79,19 +80,6 @@ struct Traffic {
   Traffic operator-(const Traffic& earlier) const {
     return {collectives - earlier.collectives, bytes - earlier.bytes};
   }
-};
-
-/// Names the collectives that this thread starts without a name of their own until the end of the scope, for
-/// messages: those of c10d and of operators. Scopes nest; the innermost counts.
-class OperationName {
- public:
-  explicit OperationName(std::string what);
-  ~OperationName();
-  OperationName(const OperationName&) = delete;
-  OperationName& operator=(const OperationName&) = delete;
-
- private:
-  std::string outer_;
 };
 
 /// The ranks of a run, from the connection to the end of the object. Collectives may be called from several

@@ -39,7 +39,8 @@ at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
   if (is_training() && features.size(0) == 1 && !global_pooling_bn_->shares_statistics()) {
     throw Error(ErrorKind::kUsage,
                 "DeepLabV3 needs a batch of at least 2 images in training, got 1: its global branch "
-                "normalizes one value per image and channel; raise the batch size");
+                "normalizes one value per image and channel; raise the batch size, or synchronize the "
+                "statistics of several processes (--sync-norm)");
   }
   std::vector<at::Tensor> branches;
   branches.reserve(map_convs_.size());

@@ -1,10 +1,13 @@
 """Several processes train one network: as one process would, bit for bit when resumed, and together when one of them fails."""
+import contextlib
 import json
 import os
 import random
 import resource
 import signal
+import socket
 import struct
+import threading
 import time
 
 import numpy as np
@@ -271,6 +274,16 @@ def test_other_data_on_one_is_told(folder):
     assert all("training images 8" in text and "training images 10" in text for text in err), err
 
 
+def test_other_data_of_the_same_size_on_one_is_told(folder):
+    for rank in (0, 1):
+        image_folder(folder / str(rank), images=4)
+    renamed = next((folder / "1" / "train").rglob("*.png"))
+    renamed.rename(renamed.with_name("renamed.png"))
+    with Ranks(2, lambda rank: ["train", *TINY_CLASSIFIER, "--data-root", str(rank), "--output", "run"], cwd=folder) as ranks:
+        codes, _, err = ranks.wait(timeout=60)
+    assert codes == [USAGE, USAGE] and all("training images 8 (" in text for text in err), err
+
+
 def test_a_folder_that_holds_a_run_ends_both(copy_of_run):
     before = {path: path.read_bytes() for path in copy_of_run.iterdir()}
     codes, _, err = run_ranks(2, "train", *TINY, "--output", copy_of_run)
@@ -295,7 +308,54 @@ def test_a_process_that_never_comes_is_named(folder):
                variables=lambda rank: {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}) as ranks:
         codes, _, err = ranks.wait(timeout=60)
     assert codes == [PEER], err
-    assert len(error_lines(err[0])) == 1 and "1" in err[0]
+    assert len(error_lines(err[0])) == 1 and "rank 1 of 2 did not connect" in err[0]
+
+
+def test_a_process_that_hangs_is_named_also_if_the_others_met_in_it(folder):
+    with Ranks(2, ["train", *LONG, "--timeout", "3", "--output", "run"], cwd=folder) as ranks:
+        wait_for_step(folder / "run", 2, *ranks.processes)
+        ranks.processes[0].send_signal(signal.SIGSTOP)
+        begin = time.monotonic()
+        _, err = ranks.processes[1].communicate(timeout=60)
+        assert ranks.processes[1].returncode == PEER, err
+    assert time.monotonic() - begin < 30
+    assert len(error_lines(err)) == 1 and "rank 0 of 2" in err and "no answer" in err, err
+
+
+@pytest.mark.parametrize("greeting", [None, b"SSH-2.0-server\r\n"], ids=["silent", "talks"])
+def test_another_program_at_the_port_is_told_in_one_line(folder, greeting):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        def serve():
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    if greeting:
+                        connection.sendall(greeting)
+                        connection.close()
+        threading.Thread(target=serve, daemon=True).start()
+        port = str(server.getsockname()[1])
+        with Ranks(1, ["train", *TINY, "--timeout", "3", "--output", "run"], cwd=folder,
+                   variables=lambda _: {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "LOCAL_RANK": "1",
+                                        "MASTER_PORT": port}) as ranks:
+            codes, _, err = ranks.wait(timeout=60)
+        server.shutdown(socket.SHUT_RDWR)
+    assert codes == [PEER], err
+    assert len(err[0].splitlines()) == 1 and f"127.0.0.1:{port}" in err[0] and "MASTER_PORT" in err[0], err
+
+
+def test_a_process_that_does_not_see_the_run_to_resume_is_told_so(folder):
+    succeed_on_ranks(2, "train", *TINY, "--output", "run", cwd=folder)
+    with Ranks(2, lambda rank: ["train", "--resume", "--epochs", 9, "--output", ["run", "elsewhere"][rank]],
+               cwd=folder) as ranks:
+        codes, _, err = ranks.wait(timeout=60)
+    assert codes == [USAGE, USAGE], err
+    assert all("let all see the same folder" in text for text in err), err
+
+
+def test_one_image_per_process_is_too_few_for_a_global_branch(folder):
+    codes, _, err = run_ranks(2, "train", *TINY, "--batch", 2, "--output", "run", cwd=folder)
+    assert codes == [USAGE, USAGE] and all("--sync-norm" in text for text in err), err
+    succeed_on_ranks(2, "train", *TINY, "--batch", 2, "--sync-norm", "--output", "other", cwd=folder)
 
 
 # Settings.

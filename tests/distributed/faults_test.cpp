@@ -1,3 +1,4 @@
+#include "palimpsest/distributed/common/rendezvous.h"
 #include "palimpsest/distributed/process_group.h"
 #include "tests/distributed/ranks.h"
 
@@ -9,6 +10,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <thread>
@@ -205,23 +207,25 @@ const RankBody kDisordered{"disordered", [](const Place& place) {
 TEST(Timeout, NamesCollectivesThatDoNotFit) {
   for (const auto& outcome : run_ranks("disordered", 2))
     expect_parts(outcome, ErrorKind::kPeer,
-                 {"did not end within 1 s", "has begun", "the metrics", "the end"});
+                 {"all ranks live, but rank", "has begun", "the metrics", "the end"});
 }
 
-/// Rank 1 is stopped as a whole: neither its watcher nor its kernel closes anything.
+/// Rank `argument` is stopped as a whole: neither its watcher nor its kernel closes anything.
 const RankBody kStopped{"stopped", [](const Place& place) {
                           GroupOptions options = place.options();
                           options.timeout = std::chrono::milliseconds(1000);
                           auto group = std::make_unique<Group>(place.launch, options);
                           const auto pids =
                               group->all_gather_bytes(std::to_string(::getpid()), "process numbers");
-                          if (place.launch.rank == 1) ::raise(SIGSTOP);
+                          const int stopped = std::stoi(place.argument);
+                          if (place.launch.rank == stopped) ::raise(SIGSTOP);
                           try {
                             group->all_reduce_sum(torch::ones({10}), "the metrics");
                           } catch (const Error&) {
-                            if (place.launch.rank == 0) {
-                              group.reset();
-                              ::kill(std::stoi(pids[1]), SIGKILL);
+                            group.reset();  // ends, although the store may not answer
+                            if (place.launch.rank == (stopped + 1) % 3) {
+                              std::this_thread::sleep_for(std::chrono::milliseconds(500));
+                              ::kill(std::stoi(pids[static_cast<std::size_t>(stopped)]), SIGKILL);
                             }
                             throw;
                           }
@@ -229,9 +233,79 @@ const RankBody kStopped{"stopped", [](const Place& place) {
                         }};
 
 TEST(Timeout, NamesAStoppedRank) {
-  const auto outcomes = run_ranks("stopped", 2);
-  expect_parts(outcomes[0], ErrorKind::kPeer, {"the metrics", "rank 1 of 2 is gone"});
+  const auto outcomes = run_ranks("stopped", 3, {.argument = "1"});
+  for (const int rank : {0, 2})
+    expect_parts(outcomes[rank], ErrorKind::kPeer, {"the metrics", "rank 1 of 3 is gone"});
   EXPECT_EQ(outcomes[1].signal, SIGKILL);
+}
+
+TEST(Timeout, NamesAStoppedRankThatHoldsTheStore) {
+  const auto start = Clock::now();
+  const auto outcomes = run_ranks("stopped", 3, {.argument = "0"});
+  for (const int rank : {1, 2})
+    expect_parts(outcomes[rank], ErrorKind::kPeer,
+                 {"the metrics (all-reduce) failed: rank 0 of 3, which holds the store at",
+                  "is gone (no answer: it hangs"});
+  EXPECT_EQ(outcomes[0].signal, SIGKILL);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));
+}
+
+/// Rank 0 is stopped when all have done their work.
+const RankBody kStoppedAtTheEnd{
+    "stopped_at_the_end", [](const Place& place) {
+      pid_t first = 0;
+      {
+        Group group(place.launch, place.options());
+        first = std::stoi(group.all_gather_bytes(std::to_string(::getpid()), "process numbers")[0]);
+        if (place.launch.rank == 0) ::raise(SIGSTOP);
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      }
+      ::kill(first, SIGKILL);
+      return std::string("left");
+    }};
+
+TEST(Group, EndsWhereTheHolderOfTheStoreHangs) {
+  const auto start = Clock::now();
+  const auto outcomes = run_ranks("stopped_at_the_end", 2);
+  EXPECT_EQ(outcomes[1].result, "left") << outcomes[1].message();
+  EXPECT_EQ(outcomes[0].signal, SIGKILL);
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20)) << "less than the timeout";
+}
+
+/// Rank 2 meets the others and does not answer any more.
+const RankBody kSilentWhenConnecting{"silent_when_connecting", [](const Place& place) {
+                                       GroupOptions options = place.options();
+                                       options.timeout = std::chrono::milliseconds(2000);
+                                       if (place.launch.rank == 2) {
+                                         const Meeting meeting = meet(place.launch, options);
+                                         std::this_thread::sleep_for(std::chrono::seconds(6));
+                                         return std::string("slept");
+                                       }
+                                       const Group group(place.launch, options);
+                                       return std::string("connected");
+                                     }};
+
+TEST(Timeout, NamesARankThatIsSilentWhenTheOthersConnect) {
+  const auto outcomes = run_ranks("silent_when_connecting", 3);
+  for (const int rank : {0, 1})
+    expect_parts(outcomes[rank], ErrorKind::kPeer,
+                 {"connecting the ranks to each other failed: rank 2 of 3 is gone"});
+  EXPECT_EQ(outcomes[2].result, "slept") << outcomes[2].message();
+}
+
+const RankBody kNoInterface{"no_interface", [](const Place& place) {
+                              if (place.launch.rank == 1) ::setenv("GLOO_SOCKET_IFNAME", "nowhere0", 1);
+                              const Group group(place.launch, place.options());
+                              return std::string("connected");
+                            }};
+
+TEST(Fail, EndsTheOthersWhileTheyConnect) {
+  const auto start = Clock::now();
+  for (const auto& outcome : run_ranks("no_interface", 3))
+    expect_parts(
+        outcome, ErrorKind::kPeer,
+        {"connecting the ranks to each other failed on rank 1 of 3", "nowhere0", "GLOO_SOCKET_IFNAME"});
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(15)) << "half of the timeout";
 }
 
 /// Collectives of others go through the same guard: they throw, and their futures carry the error.

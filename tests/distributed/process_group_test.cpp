@@ -5,6 +5,8 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <torch/torch.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -255,6 +257,64 @@ TEST(Group, CanBeMadeAgainOnTheSamePortAndLeavesNothing) {
 
 TEST(Group, MeetsInTheStoreOfALauncher) {
   EXPECT_EQ(common_result(run_ranks("again", 3, {.agent_store = true})), "true 3 true 3 true 3 ");
+}
+
+/// A launcher starts the processes again with the same number of restarts, as torchrun does when a machine
+/// joins: its store still holds what the first ones left there.
+const RankBody kNextRound{"next_round", [](const Place& place) {
+                            if (place.round == 1 && place.launch.rank == 1)
+                              std::this_thread::sleep_for(std::chrono::milliseconds(800));
+                            Group group(place.launch, place.options());
+                            const auto ranks = group.sum(int64_t{1}, "ranks");
+                            if (place.round == 0 && place.launch.rank == 2) group.fail("of the first round");
+                            return fmt::format("round {}: {} ranks", place.round, ranks);
+                          }};
+
+TEST(Group, TakesNothingFromAnEarlierRoundInTheSameStore) {
+  EXPECT_EQ(common_result(run_ranks("next_round", 3, {.agent_store = true, .rounds = 2})),
+            "round 1: 3 ranks");
+}
+
+/// A program that is no store listens at the port: it says nothing, or hangs up.
+std::string knock(bool hangs_up) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  if (::bind(fd, reinterpret_cast<sockaddr*>(&address), length) != 0 || ::listen(fd, 64) != 0 ||
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0)
+    return "no socket";
+  std::thread program([&] {
+    while (hangs_up) {
+      const int connection = ::accept(fd, nullptr, nullptr);
+      if (connection < 0) return;
+      ::close(connection);
+    }
+  });
+  std::string message = "connected";
+  GroupOptions options;
+  options.timeout = std::chrono::milliseconds(1500);
+  try {
+    const Group group({.rank = 1, .size = 2, .port = ntohs(address.sin_port)}, options);
+  } catch (const Error& error) {
+    message = error.what();
+  }
+  ::shutdown(fd, SHUT_RDWR);
+  program.join();
+  ::close(fd);
+  return message;
+}
+
+TEST(Group, SaysThatAnotherProgramListensAtThePort) {
+  for (const bool hangs_up : {false, true}) {
+    const auto start = std::chrono::steady_clock::now();
+    const std::string message = knock(hangs_up);
+    for (const char* part : {"[rank 1 of 2] what listens at 127.0.0.1:", "MASTER_ADDR and MASTER_PORT"})
+      EXPECT_NE(message.find(part), std::string::npos) << message;
+    EXPECT_EQ(message.find('\n'), std::string::npos) << message;
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(10));
+  }
 }
 
 const RankBody kDifferentTexts{"different_texts", [](const Place& place) {

@@ -71,6 +71,7 @@ const palimpsest::testing::Prepare kRunBody{[] {
   place.launch.agent_store = !variable("PALIMPSEST_TEST_AGENT_STORE").empty();
   if (place.launch.rank == 0 && !place.launch.agent_store) place.listen_fd = kListenFd;
   place.argument = variable("PALIMPSEST_TEST_ARGUMENT");
+  place.round = std::stoi(variable("PALIMPSEST_TEST_ROUND"));
   std::string answer;
   int status = 0;
   try {
@@ -125,7 +126,7 @@ struct Process {
   std::string answer;
 };
 
-Process start(const std::string& body, int rank, int size, const Listener& listener,
+Process start(const std::string& body, int rank, int size, int round, const Listener& listener,
               const RunOptions& options) {
   int ends[2];
   if (::pipe2(ends, O_CLOEXEC) != 0) system_failure("pipe2");
@@ -139,6 +140,7 @@ Process start(const std::string& body, int rank, int size, const Listener& liste
       fmt::format("PALIMPSEST_TEST_SIZE={}", size),
       fmt::format("PALIMPSEST_TEST_PORT={}", listener.port),
       "PALIMPSEST_TEST_ARGUMENT=" + options.argument,
+      fmt::format("PALIMPSEST_TEST_ROUND={}", round),
       std::string("PALIMPSEST_TEST_AGENT_STORE=") + (options.agent_store ? "1" : ""),
       "OMP_NUM_THREADS=1",
   };
@@ -219,25 +221,21 @@ RankBody::RankBody(std::string name, Body body) {
   bodies().emplace(std::move(name), std::move(body));
 }
 
-std::vector<Outcome> run_ranks(const std::string& body, int size, const RunOptions& options) {
-  const Listener listener = listen_anywhere();
+namespace {
+
+/// Starts the processes of one round. Those of a round without a launcher inherit the listener.
+std::vector<Process> start_all(const std::string& body, int size, int round, const Listener& listener,
+                               const RunOptions& options) {
   std::vector<Process> processes;
   for (int rank = 0; rank < size; ++rank) {
     if (std::find(options.absent.begin(), options.absent.end(), rank) != options.absent.end()) continue;
     const bool misled = rank == size - 1 && options.size_of_last > 0;
-    processes.push_back(start(body, rank, misled ? options.size_of_last : size, listener, options));
+    processes.push_back(start(body, rank, misled ? options.size_of_last : size, round, listener, options));
   }
-  c10::intrusive_ptr<c10d::TCPStore> agent;
-  if (options.agent_store) {
-    c10d::TCPStoreOptions serving;
-    serving.port = listener.port;
-    serving.isServer = true;
-    serving.waitWorkers = false;
-    serving.masterListenFd = listener.fd;  // the store closes it
-    agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", serving);
-  } else {
-    ::close(listener.fd);
-  }
+  return processes;
+}
+
+std::vector<Outcome> await_all(const std::string& body, std::vector<Process>& processes) {
   const std::string trouble = read_answers(processes);
   std::vector<Outcome> outcomes;
   for (auto& process : processes) {
@@ -250,6 +248,30 @@ std::vector<Outcome> run_ranks(const std::string& body, int size, const RunOptio
     outcomes.push_back(outcome_of(process, status));
   }
   if (!trouble.empty()) ADD_FAILURE() << body << ": " << trouble;
+  return outcomes;
+}
+
+}  // namespace
+
+std::vector<Outcome> run_ranks(const std::string& body, int size, const RunOptions& options) {
+  const Listener listener = listen_anywhere();
+  std::vector<Process> processes = start_all(body, size, /*round=*/0, listener, options);
+  c10::intrusive_ptr<c10d::TCPStore> agent;
+  if (options.agent_store) {
+    c10d::TCPStoreOptions serving;
+    serving.port = listener.port;
+    serving.isServer = true;
+    serving.waitWorkers = false;
+    serving.masterListenFd = listener.fd;  // the store closes it
+    agent = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", serving);
+  } else {
+    ::close(listener.fd);
+  }
+  std::vector<Outcome> outcomes = await_all(body, processes);
+  for (int round = 1; round < options.rounds; ++round) {
+    processes = start_all(body, size, round, listener, options);
+    outcomes = await_all(body, processes);
+  }
   agent.reset();
   const int port_again = bound_socket(listener.port);
   EXPECT_GE(port_again, 0) << body << ": the port " << listener.port << " is still in use";

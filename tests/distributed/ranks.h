@@ -14,6 +14,7 @@ struct Place {
   Launch launch;       ///< all ranks are on this machine; rank 0 listens
   int listen_fd = -1;  ///< rank 0's socket, bound to a port that the system chose
   std::string argument;
+  int round = 0;  ///< of RunOptions::rounds
 
   /// Options for the first group of the process.
   GroupOptions options() const {
@@ -43,13 +44,14 @@ struct RunOptions {
   std::string argument = {};
   std::vector<int> absent = {};  ///< ranks that are not started
   bool agent_store = false;      ///< this process holds the store, as torchrun's agent does
+  int rounds = 1;                ///< the processes are started that often, one set after the other has ended
   int size_of_last = 0;          ///< the number of ranks that the last rank believes in; 0: the true one
 };
 
 /// Runs a body in `size` processes and returns when all have ended. The processes are this program, started
 /// anew: to fork a process that has libtorch's threads is unsafe. If one ends in another way than by a
 /// result, an Error or a signal, or if 60 s pass, it kills all and adds a failure. Checks that the port is
-/// free afterwards.
+/// free afterwards. Returns the outcomes of the last round.
 std::vector<Outcome> run_ranks(const std::string& body, int size, const RunOptions& options = {});
 
 /// Expects that no rank has thrown, and that all results are equal. Returns the result.

@@ -1,5 +1,7 @@
 #include "palimpsest/distributed/common/guarded_backend.h"
 
+#include "palimpsest/base/operation_name.h"
+
 #include <ATen/core/ivalue.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
@@ -97,11 +99,6 @@ class GuardedWork : public c10d::Work {
 
 }  // namespace
 
-std::string& operation_name() {
-  static thread_local std::string name;
-  return name;
-}
-
 GuardedBackend::GuardedBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Guard> guard,
                                bool host_waits)
     : Backend(inner->getRank(), inner->getSize()),
@@ -120,7 +117,7 @@ GuardedBackend::~GuardedBackend() {
 
 Pending GuardedBackend::start(const char* kind, int64_t bytes, const std::function<Pending()>& call) {
   const bool counted = bytes >= 0;
-  const std::string& name = operation_name();
+  const std::string& name = operation_name_now;
   const std::string what = !name.empty() ? fmt::format("{} ({})", name, kind)
                            : counted     ? fmt::format("{} of {} bytes", kind, bytes)
                                          : std::string(kind);

@@ -20,9 +20,6 @@ struct Guard {
   std::atomic<int64_t> collectives{0}, bytes{0};
 };
 
-/// The name that an OperationName of this thread has given; "" if none.
-std::string& operation_name();
-
 /// Passes collectives on to a backend of c10d, counts them, and ends them at a fault: whoever waits, in
 /// wait() or on the future, gets the watcher's error. The host waits in Gloo's collectives (`host_waits`).
 /// It does not wait in NCCL's, which are aborted at a fault.

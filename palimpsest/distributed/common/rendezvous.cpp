@@ -1,12 +1,12 @@
 #include "palimpsest/distributed/common/rendezvous.h"
 
 #include "palimpsest/base/printable.h"
-#include "palimpsest/distributed/common/text_difference.h"
+#include "palimpsest/distributed/common/message_text.h"
 
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 #include <netdb.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <torch/version.h>
 #include <unistd.h>
@@ -20,6 +20,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -64,15 +65,33 @@ double seconds(milliseconds time) {
   return std::chrono::duration<double>(time).count();
 }
 
-std::string first_line_of(const std::string& text) {
-  return printable(text.substr(0, text.find('\n')));
+/// Returns why no connection to one of the addresses could be made until `end`, or nothing.
+std::optional<std::string> try_to_connect(const addrinfo& address, Clock::time_point end) {
+  const auto reason = [](int code) { return std::generic_category().message(code); };
+  const int connection =
+      ::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, address.ai_protocol);
+  if (connection < 0) return reason(errno);
+  int status = ::connect(connection, address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
+  if (status == EINPROGRESS) {
+    // A machine that is off does not answer: the system's own limit is two minutes.
+    const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now()).count();
+    pollfd waiting{connection, POLLOUT, 0};
+    socklen_t length = sizeof status;
+    if (::poll(&waiting, 1, static_cast<int>(std::max<int64_t>(left, 0))) <= 0)
+      status = ETIMEDOUT;
+    else
+      ::getsockopt(connection, SOL_SOCKET, SO_ERROR, &status, &length);
+  }
+  ::close(connection);
+  if (status == 0) return std::nullopt;
+  return reason(status);
 }
 
 /// Waits until something listens at address:port, and returns the last failure if that does not happen.
 /// c10d's own client waits a second between two attempts and prints a warning for each.
 std::optional<std::string> wait_for_listener(const std::string& address, uint16_t port,
                                              Clock::time_point end) {
-  std::string failure = "no attempt was made";
+  std::optional<std::string> failure;
   do {
     addrinfo hints{};
     hints.ai_socktype = SOCK_STREAM;
@@ -81,13 +100,8 @@ std::optional<std::string> wait_for_listener(const std::string& address, uint16_
       failure = gai_strerror(status);
     } else {
       const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
-      for (const addrinfo* one = found; one != nullptr; one = one->ai_next) {
-        const int connection = ::socket(one->ai_family, one->ai_socktype | SOCK_CLOEXEC, one->ai_protocol);
-        const bool connected = connection >= 0 && ::connect(connection, one->ai_addr, one->ai_addrlen) == 0;
-        if (!connected) failure = std::generic_category().message(errno);
-        if (connection >= 0) ::close(connection);
-        if (connected) return std::nullopt;
-      }
+      for (const addrinfo* one = found; one != nullptr; one = one->ai_next)
+        if (failure = try_to_connect(*one, end); !failure) return std::nullopt;
     }
     std::this_thread::sleep_for(kRetry);
   } while (Clock::now() < end);
@@ -103,6 +117,18 @@ int next_generation(const std::string& name) {
 }
 
 /// One rank on its way into the group.
+///
+/// A launcher's store outlives a round of its processes, and a rank may meet the store of an earlier group on
+/// the port: what others left there must not be taken for an answer. So each process takes a number that
+/// none has had before, and rank 0 tells it the round.
+///   round                 the number of the last round; rank 0 takes it
+///   ticket/RANK           how many processes with this rank have come
+///   welcome/RANK/TICKET   the round; rank 0 writes it for each ticket
+///   ROUND/greeting/RANK   the greeting of a process that was welcomed
+///   ROUND/claim/RANK      how many processes with this rank were welcomed
+///   ROUND/verdict         "ok", or the kind of the error, 'u' or 'p', and its text
+///   ROUND/read            how many have read the verdict
+/// All later keys of the group belong to the round, too.
 class Arrival {
  public:
   Arrival(const Launch& launch, const GroupOptions& options)
@@ -118,16 +144,18 @@ class Arrival {
     while (true) {
       connect();
       try {
-        greet();
-        if (launch_.rank == 0) judge();
-        await_verdict();
+        if (launch_.rank == 0)
+          judge();
+        else
+          introduce();
+        obey_verdict();
         return meeting();
       } catch (const c10::Error& error) {
         // The store ended. It may have been that of an earlier group on the same port, whose rank 0 was
         // about to leave.
-        if (serves_ || Clock::now() >= end_)
-          throw Error(ErrorKind::kPeer, fmt::format("{} the store at {} ended the connection: {}", me(),
-                                                    where(), first_line_of(error.what_without_backtrace())));
+        if (serves_ || time_is_over())
+          throw Error(ErrorKind::kPeer, fmt::format("{} {} is gone: {}", me(), owner(),
+                                                    reason_of(error.what_without_backtrace())));
         std::this_thread::sleep_for(kRetry);
       }
     }
@@ -136,21 +164,45 @@ class Arrival {
  private:
   std::string me() const { return fmt::format("[rank {} of {}]", launch_.rank, launch_.size); }
   std::string where() const { return fmt::format("{}:{}", launch_.address, port_); }
+  std::string owner() const {
+    return launch_.agent_store
+               ? fmt::format("the launcher's store at {}", where())
+               : fmt::format("rank 0 of {}, which holds the store at {},", launch_.size, where());
+  }
   bool time_is_over() const { return Clock::now() >= end_; }
+  /// For requests: rank 0 may be busy at the end of the time.
+  milliseconds time_left() const {
+    return std::max(milliseconds(2000), std::chrono::duration_cast<milliseconds>(end_ - Clock::now()));
+  }
+  void pause(milliseconds time) {
+    std::this_thread::sleep_for(time);
+    connection_->set_limit(time_left());
+  }
 
-  c10::intrusive_ptr<c10d::TCPStore> tcp_store(bool is_server) const {
+  c10::intrusive_ptr<BoundedStore> tcp_store(bool is_server) {
     c10d::TCPStoreOptions options;
     options.port = port_;
     options.isServer = is_server;
     options.waitWorkers = false;
-    options.timeout = options_.timeout;
+    options.timeout = time_left();
     if (is_server && options_.listen_fd >= 0) options.masterListenFd = options_.listen_fd;
-    return c10::make_intrusive<c10d::TCPStore>(launch_.address, options);
+    const auto port = std::make_shared<uint16_t>();
+    auto store = c10::make_intrusive<BoundedStore>(
+        [address = launch_.address, options, port]() -> c10::intrusive_ptr<c10d::Store> {
+          auto tcp = c10::make_intrusive<c10d::TCPStore>(address, options);
+          *port = tcp->getPort();
+          return tcp;
+        },
+        time_left());
+    port_ = *port;
+    store->setTimeout(options_.timeout);
+    return store;
   }
 
   void connect() {
     store_.reset();
-    tcp_.reset();
+    round_.reset();
+    connection_.reset();
     port_ = launch_.port;
     if (!serves_) {
       if (const auto failure = wait_for_listener(launch_.address, port_, end_))
@@ -158,83 +210,121 @@ class Arrival {
             ErrorKind::kPeer,
             fmt::format("{} cannot reach {} at {} within {} s ({}): start rank 0, or look at its error", me(),
                         launch_.agent_store ? "the launcher's store" : "the store of rank 0", where(),
-                        seconds(options_.timeout), failure->c_str()));
+                        seconds(options_.timeout), *failure));
     }
     try {
-      tcp_ = tcp_store(serves_);
+      connection_ = tcp_store(serves_);
     } catch (const c10::Error& error) {
-      throw Error(serves_ ? ErrorKind::kUsage : ErrorKind::kPeer,
-                  fmt::format("{} cannot {} {}: {}", me(), serves_ ? "listen at" : "connect to", where(),
-                              first_line_of(error.what_without_backtrace())));
+      const std::string why = reason_of(error.what_without_backtrace());
+      if (serves_)
+        throw Error(ErrorKind::kUsage, fmt::format("{} cannot listen at {}: {}", me(), where(), why));
+      throw Error(ErrorKind::kPeer,
+                  fmt::format("{} what listens at {} does not answer as the store of {} does within {} s "
+                              "({}): MASTER_ADDR and MASTER_PORT must be the same on all ranks, and the port "
+                              "free of other programs",
+                              me(), where(), launch_.agent_store ? "a launcher" : "rank 0",
+                              seconds(options_.timeout), why));
     }
-    port_ = tcp_->getPort();
-    store_ = c10::make_intrusive<c10d::PrefixStore>(prefix_, tcp_);
+    store_ = c10::make_intrusive<c10d::PrefixStore>(prefix_, connection_);
   }
 
-  void greet() {
-    if (store_->add(fmt::format("claim/{}", launch_.rank), 1) > 1) {
-      conclude(fmt::format("u each process needs a rank of its own: two processes of {} have rank {}",
-                           launch_.size, launch_.rank));
-    } else {
-      store_->set(hello(launch_.rank), greeting_);
-    }
+  static std::string ticket_key(int rank) { return fmt::format("ticket/{}", rank); }
+  static std::string welcome_key(int rank, int64_t ticket) {
+    return fmt::format("welcome/{}/{}", rank, ticket);
+  }
+  static std::string greeting_key(int rank) { return fmt::format("greeting/{}", rank); }
+  static std::string claim_key(int rank) { return fmt::format("claim/{}", rank); }
+
+  void enter_round(const std::string& number) {
+    round_prefix_ = fmt::format("{}{}/", prefix_, number);
+    round_ = c10::make_intrusive<c10d::PrefixStore>(round_prefix_, connection_);
+    round_->set(greeting_key(launch_.rank), greeting_);
+    if (round_->add(claim_key(launch_.rank), 1) > 1) conclude(shared_rank());
   }
 
-  static std::string hello(int rank) { return fmt::format("hello/{}", rank); }
+  /// Publishes the verdict; the first counts.
+  void conclude(const std::string& verdict) { round_->compareSet("verdict", "", verdict); }
 
-  /// Publishes the verdict, "" or the kind of the error, 'u' or 'p', and its text. The first counts.
-  void conclude(const std::string& verdict) {
-    store_->compareSet("verdict", "", verdict.empty() ? "ok" : verdict);
+  std::string shared_rank() const {
+    return fmt::format("u each process needs a rank of its own: two processes of {} have rank {}",
+                       launch_.size, launch_.rank);
   }
 
+  /// Looks for a second: a wrong number of ranks may be in the millions.
   std::vector<int> missing() const {
     std::vector<int> ranks;
-    for (int rank = 0; rank < launch_.size; ++rank)
-      if (!store_->check({hello(rank)})) ranks.push_back(rank);
+    const auto end = Clock::now() + std::chrono::seconds(1);
+    for (int rank = 0; rank < launch_.size && Clock::now() < end; ++rank)
+      if (!round_->check({claim_key(rank)})) ranks.push_back(rank);
     return ranks;
   }
 
   std::string absence(const std::vector<int>& ranks) const {
-    return fmt::format("p {} {} of {} did not connect to {} within {} s: start {}, or look at {} error",
-                       ranks.size() == 1 ? "rank" : "ranks", fmt::join(ranks, ", "), launch_.size, where(),
-                       seconds(options_.timeout), ranks.size() == 1 ? "it" : "them",
-                       ranks.size() == 1 ? "its" : "their");
+    return fmt::format("p {} did not connect to {} within {} s: start {}, or look at {} error",
+                       rank_list(ranks, launch_.size), where(), seconds(options_.timeout),
+                       ranks.size() == 1 ? "it" : "them", ranks.size() == 1 ? "its" : "their");
   }
 
-  /// Rank 0 compares each rank with itself as soon as that rank is there.
+  /// Rank 0 welcomes each process, and compares it with itself.
   void judge() {
+    const int64_t number = store_->add("round", 1);
+    enter_round(std::to_string(number));
+    std::vector<int64_t> welcomed(static_cast<std::size_t>(launch_.size));  // the last ticket of each rank
     std::vector<int> awaited;
     for (int rank = 1; rank < launch_.size; ++rank) awaited.push_back(rank);
-    while (!store_->check({"verdict"})) {
+    while (!round_->check({"verdict"})) {
+      if (store_->add("round", 0) != number) conclude(shared_rank());
+      for (int rank = 1; rank < launch_.size && !time_is_over(); ++rank)
+        for (auto& last = welcomed[static_cast<std::size_t>(rank)]; last < store_->add(ticket_key(rank), 0);)
+          store_->set(welcome_key(rank, ++last), std::to_string(number));
       std::optional<std::string> found;
       std::erase_if(awaited, [&](int rank) {
-        if (found || !store_->check({hello(rank)})) return false;
-        found = conflict(0, greeting_, rank, store_->get_to_str(hello(rank)));
+        if (found || time_is_over() || !round_->check({claim_key(rank)})) return false;
+        found = conflict(0, greeting_, rank, round_->get_to_str(greeting_key(rank)));
         return true;
       });
       if (found)
         conclude("u " + *found);
       else if (awaited.empty())
-        conclude("");
+        conclude("ok");
       else if (time_is_over())
         conclude(absence(awaited));
       else
-        std::this_thread::sleep_for(kRetry);
+        pause(kRetry);
     }
   }
 
-  void await_verdict() {
+  /// Returns when rank 0 has welcomed this process and the round has a verdict.
+  void introduce() {
+    const int rank = launch_.rank;
+    const std::string welcome = welcome_key(rank, store_->add(ticket_key(rank), 1));
     // At most 1,600 requests per second from all ranks together.
-    const milliseconds pause = std::clamp(kRetry * launch_.size / 32, kRetry, milliseconds(500));
-    while (!store_->check({"verdict"})) {
-      if (time_is_over()) {
-        store_->add("read", 1);
-        refuse(absence(missing()));
-      }
-      std::this_thread::sleep_for(pause);
+    const milliseconds between = std::clamp(kRetry * launch_.size / 32, kRetry, milliseconds(500));
+    std::string number;
+    while (true) {
+      // A rank 0 that ends may have welcomed this process; the next one does so again.
+      if (store_->check({welcome}))
+        if (const std::string last = store_->get_to_str(welcome); last != number) enter_round(number = last);
+      if (round_ && round_->check({"verdict"})) return;
+      if (time_is_over()) refuse_without_verdict();
+      pause(between);
     }
-    const std::string verdict = store_->get_to_str("verdict");
-    store_->add("read", 1);
+  }
+
+  [[noreturn]] void refuse_without_verdict() {
+    if (!round_)
+      throw Error(
+          ErrorKind::kPeer,
+          fmt::format("[distributed] rank 0 of {} did not answer rank {} over the store at {} within {} "
+                      "s: it was not started, it hangs, or another process has rank {}",
+                      launch_.size, launch_.rank, where(), seconds(options_.timeout), launch_.rank));
+    round_->add("read", 1);
+    refuse(absence(missing()));
+  }
+
+  void obey_verdict() {
+    const std::string verdict = round_->get_to_str("verdict");
+    round_->add("read", 1);
     if (verdict == "ok") return;
     if (serves_) await_readers(/*some_are_missing=*/verdict[0] == 'p');
     refuse(verdict);
@@ -249,18 +339,20 @@ class Arrival {
   void await_readers(bool some_are_missing) {
     const auto readers = launch_.size - static_cast<int64_t>(some_are_missing ? missing().size() : 0);
     const auto end = Clock::now() + kVerdictPatience;
-    while (store_->add("read", 0) < readers && Clock::now() < end) std::this_thread::sleep_for(kRetry);
+    while (round_->add("read", 0) < readers && Clock::now() < end) std::this_thread::sleep_for(kRetry);
   }
 
   Meeting meeting() {
     Meeting meeting;
-    meeting.store = store_;
-    meeting.watcher_store = c10::make_intrusive<c10d::PrefixStore>(prefix_, tcp_store(/*is_server=*/false));
+    meeting.connection = connection_;
+    meeting.watcher_connection = tcp_store(/*is_server=*/false);
+    for (const auto& connection : {meeting.connection, meeting.watcher_connection})
+      connection->set_limit(options_.timeout);
+    meeting.store = round_;
+    meeting.watcher_store = c10::make_intrusive<c10d::PrefixStore>(round_prefix_, meeting.watcher_connection);
     meeting.holds_store = serves_;
     meeting.port = port_;
-    meeting.store_owner = launch_.agent_store ? fmt::format("the launcher's store at {}", where())
-                                              : fmt::format("rank 0 of {}, which holds the store at {},",
-                                                            launch_.size, where());
+    meeting.store_owner = owner();
     return meeting;
   }
 
@@ -270,8 +362,9 @@ class Arrival {
   const Clock::time_point end_;
   const std::string prefix_, greeting_;
   uint16_t port_ = 0;
-  c10::intrusive_ptr<c10d::TCPStore> tcp_;
-  StorePtr store_;
+  c10::intrusive_ptr<BoundedStore> connection_;
+  std::string round_prefix_;
+  StorePtr store_, round_;  // the keys of this name of a group, and those of the round
 };
 
 }  // namespace

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "palimpsest/distributed/common/bounded_store.h"
 #include "palimpsest/distributed/process_group.h"
 
 #include <c10/util/intrusive_ptr.h>
@@ -14,6 +15,8 @@ namespace palimpsest::distributed {
 struct Meeting {
   /// Keys of this group only. The second has a connection of its own.
   c10::intrusive_ptr<c10d::Store> store, watcher_store;
+  /// The connections behind them; none for one rank alone.
+  c10::intrusive_ptr<BoundedStore> connection, watcher_connection;
   bool holds_store = false;  ///< the server is in this process and ends with `store`
   std::string store_owner;   ///< for messages: "rank 0 of 4, which holds the store at host:port,"
   uint16_t port = 0;

@@ -1,5 +1,7 @@
 #include "palimpsest/distributed/common/watcher.h"
 
+#include "palimpsest/distributed/common/message_text.h"
+
 #include <c10/util/Exception.h>
 #include <c10/util/thread_name.h>
 #include <fmt/format.h>
@@ -23,6 +25,8 @@ constexpr milliseconds kShortestInterval{200};
 constexpr milliseconds kReaderPatience{1500};
 /// The same for the last request of ranks that have left: they wait 2 s for each other at most.
 constexpr milliseconds kDonePatience{4000};
+/// How long a rank that has something to report, or that leaves, waits for the store's answer.
+constexpr milliseconds kStorePatience{5000};
 constexpr int kAnswerStep = 20;  // ms between two looks for answers
 
 /// The server answers about 10^5 requests per second: 300 ranks per second leave it idle.
@@ -32,24 +36,18 @@ milliseconds interval_for(int size) {
 
 std::string one_line_of(const std::string& text) {
   std::string line = text.substr(0, 2000);
-  for (char& c : line)
-    if (c == '\n' || c == '\r') c = ' ';
+  std::replace_if(line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
   return line;
-}
-
-std::string ranks(const std::vector<int>& numbers, int size) {
-  return fmt::format("{} {} of {}", numbers.size() == 1 ? "rank" : "ranks", fmt::join(numbers, ", "), size);
-}
-
-std::string first_line_of(const char* text) {
-  const std::string_view all(text);
-  return std::string(all.substr(0, all.find('\n')));
 }
 
 }  // namespace
 
-Watcher::Watcher(c10::intrusive_ptr<c10d::Store> store, Options options)
-    : store_(std::move(store)), options_(std::move(options)), interval_(interval_for(options_.size)) {
+Watcher::Watcher(c10::intrusive_ptr<BoundedStore> connection, c10::intrusive_ptr<c10d::Store> store,
+                 Options options)
+    : connection_(std::move(connection)),
+      store_(std::move(store)),
+      options_(std::move(options)),
+      interval_(interval_for(options_.size)) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -106,17 +104,16 @@ void Watcher::at_fault(std::function<void()> action) {
   at_fault_ = std::move(action);
 }
 
-void Watcher::transport_failed(const std::string& what, const std::string& message) {
+void Watcher::transport_failed(const std::string& what, const std::string& message,
+                               const std::string& advice) {
   std::unique_lock lock(mutex_);
   if (fault_) return;
-  if (!broken_) broken_ = Broken{what, message};
+  if (!broken_) broken_ = Broken{what, message, advice};
   changed_.notify_all();
-  // The store may not answer either: the machine that holds it has no power.
-  if (changed_.wait_for(lock, std::chrono::seconds(10), [&] { return fault_ || stopping_; })) return;
+  if (changed_.wait_for(lock, kStorePatience + interval_, [&] { return fault_ || stopping_; })) return;
   lock.unlock();
-  conclude(Error(ErrorKind::kPeer,
-                 fmt::format("{} failed, and the store does not answer: {}", what, one_line_of(message))),
-           /*own=*/false);
+  connection_->give_up();
+  store_is_gone(BoundedStore::kNoAnswer);
 }
 
 void Watcher::run() {
@@ -135,7 +132,7 @@ void Watcher::run() {
       else
         poll();
     } catch (const std::exception& error) {
-      store_is_gone(first_line_of(error.what()));
+      store_is_gone(error.what());
     }
     lock.lock();
   }
@@ -208,34 +205,36 @@ std::string Watcher::description(const Broken& broken, const RollCall& roll) con
   const int size = options_.size;
   if (!roll.gone.empty())
     return fmt::format("{} failed: {} {} gone (killed, stopped, or its machine is unreachable)", broken.what,
-                       ranks(roll.gone, size), roll.gone.size() == 1 ? "is" : "are");
+                       rank_list(roll.gone, size), roll.gone.size() == 1 ? "is" : "are");
   if (!roll.left.empty())
-    return fmt::format("{} failed: {} {} left the group", broken.what, ranks(roll.left, size),
+    return fmt::format("{} failed: {} {} left the group", broken.what, rank_list(roll.left, size),
                        roll.left.size() == 1 ? "has" : "have");
-  if (broken.message.find("imed out") == std::string::npos &&
-      broken.message.find("imeout") == std::string::npos)
-    return fmt::format("{} failed between ranks that live: {}", broken.what, one_line_of(broken.message));
   int64_t begun = 0;
   {
     const std::lock_guard lock(mutex_);
     begun = begun_;
   }
   std::vector<int> behind;
+  std::string
+      elsewhere;  // ranks that are as far, but in another collective: the order of their calls differs
   for (const auto& [rank, answer] : roll.answers)
-    if (answer.first < begun) behind.push_back(rank);
+    if (answer.first < begun)
+      behind.push_back(rank);
+    else if (elsewhere.empty() && answer.second != broken.what)
+      elsewhere = fmt::format(", but rank {} has begun {}", rank, answer.second);
+  const std::string advice = broken.advice.empty() ? "" : "; " + broken.advice;
+  if (broken.message.find("imed out") == std::string::npos &&
+      broken.message.find("imeout") == std::string::npos)
+    return fmt::format("{} failed on {}, and all ranks live{}: {}{}", broken.what,
+                       rank_list({options_.rank}, size), elsewhere, reason_of(broken.message), advice);
   const double seconds = std::chrono::duration<double>(options_.timeout).count();
-  if (behind.empty()) {
-    // Ranks that are as far, but in another collective: the order of their calls differs.
-    std::string elsewhere;
-    for (const auto& [rank, answer] : roll.answers)
-      if (elsewhere.empty() && answer.second != broken.what)
-        elsewhere = fmt::format(", but rank {} has begun {}", rank, answer.second);
-    return fmt::format("{} did not end within {} s, and all ranks live{}", broken.what, seconds, elsewhere);
-  }
+  if (behind.empty())
+    return fmt::format("{} did not end within {} s, and all ranks live{}{}", broken.what, seconds, elsewhere,
+                       advice);
   const std::string& last = roll.answers.at(behind[0]).second;
   return fmt::format(
       "{} did not end within {} s: {} live{} but {} not reached it (last operation of rank {}: {})",
-      broken.what, seconds, ranks(behind, size), behind.size() == 1 ? "s" : "",
+      broken.what, seconds, rank_list(behind, size), behind.size() == 1 ? "s" : "",
       behind.size() == 1 ? "has" : "have", behind[0], last.empty() ? "none" : last);
 }
 
@@ -274,7 +273,7 @@ void Watcher::store_is_gone(const std::string& why) {
       what = waiting_.begin()->second.what + " failed: ";
   }
   conclude(
-      Error(ErrorKind::kPeer, fmt::format("{}{} is gone ({})", what, options_.store_owner, one_line_of(why))),
+      Error(ErrorKind::kPeer, fmt::format("{}{} is gone ({})", what, options_.store_owner, reason_of(why))),
       /*own=*/false);
 }
 
@@ -347,8 +346,10 @@ void Watcher::leave() noexcept {
   {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
-    if (store_gone_) return;
   }
+  // The process that holds the store may hang, or be out of reach: then nobody is told.
+  connection_->shorten_limit(kStorePatience);
+  if (store_is_known_gone()) return;
   try {
     const std::lock_guard exchange(store_mutex_);
     store_->set(fmt::format("left/{}", options_.rank), "1");

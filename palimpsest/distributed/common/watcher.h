@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/distributed/common/bounded_store.h"
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -42,8 +43,9 @@ class Watcher {
     std::function<void(const Error&)> on_fault;
   };
 
-  /// `store` must not be used by others that block in it: give the watcher a connection of its own.
-  Watcher(c10::intrusive_ptr<c10d::Store> store, Options options);
+  /// `store` holds the group's keys, over `connection`. Others must not use the connection: they may block it.
+  Watcher(c10::intrusive_ptr<BoundedStore> connection, c10::intrusive_ptr<c10d::Store> store,
+          Options options);
   ~Watcher();
   Watcher(const Watcher&) = delete;
   Watcher& operator=(const Watcher&) = delete;
@@ -56,14 +58,15 @@ class Watcher {
   int64_t add(const std::string& what, End end);
   void remove(int64_t id);
 
-  /// Reports that the transport failed in the collective `what`. Returns when the fault is known, after
-  /// 10 s at the latest.
-  void transport_failed(const std::string& what, const std::string& message);
+  /// Reports that the transport failed in the collective `what`. Returns when the fault is known. That takes
+  /// 5 s and an interval at most: where the store does not answer, this is the fault. `advice`: what to do if
+  /// all ranks live.
+  void transport_failed(const std::string& what, const std::string& message, const std::string& advice = "");
 
   /// Publishes a fault of this rank; the first of the group counts. Does not call on_fault.
   void publish(const std::string& message, ErrorKind kind) noexcept;
 
-  /// Tells the others that this rank has left. Then faults are no longer reported.
+  /// Tells the others that this rank has left. Then faults are no longer reported, and requests end soon.
   void leave() noexcept;
   /// Returns when all others have left, and after `limit` at the latest.
   void await_farewells(std::chrono::milliseconds limit) noexcept;
@@ -83,7 +86,7 @@ class Watcher {
     std::map<int, std::pair<int64_t, std::string>> answers;  // collectives begun, name of the last
   };
   struct Broken {
-    std::string what, message;
+    std::string what, message, advice;
   };
 
   void run();
@@ -103,6 +106,7 @@ class Watcher {
   bool store_is_known_gone() const;
   bool store_has(const std::string& key);
 
+  const c10::intrusive_ptr<BoundedStore> connection_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const Options options_;
   const std::chrono::milliseconds interval_;

@@ -1,5 +1,6 @@
 #include "palimpsest/ops/synchronization/process_group.h"
 
+#include "palimpsest/base/operation_name.h"
 #include "palimpsest/ops/group_traffic.h"
 
 #include <ATen/ops/empty.h>
@@ -9,6 +10,7 @@
 
 #include <atomic>
 #include <exception>
+#include <string>
 #include <vector>
 
 namespace palimpsest::ops {
@@ -26,19 +28,21 @@ c10::intrusive_ptr<c10d::ProcessGroup> find(const std::string& group) {
   }
 }
 
-[[noreturn]] void fail(const char* operation, const std::string& group, const c10d::ProcessGroup& found,
-                       const char* reason) {
+[[noreturn]] void fail(const std::string& operation, const std::string& group,
+                       const c10d::ProcessGroup& found, std::string reason) {
+  reason = reason.substr(0, reason.find('\n'));
   TORCH_CHECK(false, "[abn] ", operation, " over the group '", group, "' failed on rank ", found.getRank(),
               " of ", found.getSize(), ": ", reason);
 }
 
 /// Runs a collective on `sent`, this rank's values.
 template <class Collective>
-void run(const char* operation, const at::Tensor& sent, const std::string& group,
+void run(const std::string& operation, const at::Tensor& sent, const std::string& group,
          const Collective& collective) {
   const auto found = find(group);
   ++collectives;
   bytes += static_cast<int64_t>(sent.nbytes());
+  const OperationName name(operation);
   try {
     collective(*found)->wait();
   } catch (const c10::Error& error) {

@@ -2,8 +2,18 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
+/// Parts of messages.
 namespace palimpsest::distributed {
+
+/// Returns "rank 3 of 8", "ranks 1, 2 of 8", or of many ranks the first ones and how many more there are.
+std::string rank_list(const std::vector<int>& ranks, int size);
+
+/// Returns the first line of a message of c10d or Gloo, without the place in their source that some begin
+/// with, in a form that a terminal shows as one line.
+std::string reason_of(std::string_view message);
 
 /// The first line in which two texts differ.
 struct TextDifference {
