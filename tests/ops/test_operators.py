@@ -20,6 +20,10 @@ abn_ = torch.ops.palimpsest.abn_
 max_pool2d = torch.ops.palimpsest.max_pool2d
 
 
+# Before torch 2.12 compiled guards may crash as Python exits: see tests/python/conftest.py.
+torch._dynamo.config.use_recursive_dict_tags_for_guards = False
+
+
 @pytest.fixture(autouse=True)
 def fresh_compiler():
     """A compilation of one test must not count against another test's limit of recompilations."""
