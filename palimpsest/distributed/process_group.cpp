@@ -32,6 +32,7 @@ using std::chrono::milliseconds;
 /// How long a rank that leaves waits for the others: until they have read what it sent in the last
 /// collective.
 constexpr milliseconds kFarewell{2000};
+constexpr milliseconds kLongestTimeout = std::chrono::hours(24 * 365);
 /// The operation in which Gloo's connections are made, and what to do where it fails between ranks that live.
 constexpr const char* kConnecting = "connecting the ranks to each other";
 constexpr const char* kReachable =
@@ -45,6 +46,9 @@ void check_launch(const Launch& launch, const GroupOptions& options) {
   if (options.timeout <= milliseconds::zero())
     throw Error(ErrorKind::kUsage,
                 fmt::format("[distributed] timeout must be above 0, got {} ms", options.timeout.count()));
+  if (options.timeout > kLongestTimeout)
+    throw Error(ErrorKind::kUsage, fmt::format("[distributed] timeout must be at most a year, got {} ms",
+                                               options.timeout.count()));
   if (options.name.empty())
     throw Error(ErrorKind::kUsage, "[distributed] the name of a group must not be empty, got ''");
 }
@@ -130,7 +134,7 @@ Group::State::State(const Launch& launch_, const GroupOptions& options_)
     Watcher::Options watching;
     watching.rank = launch.rank;
     watching.size = launch.size;
-    watching.holds_store = meeting.holds_store;
+    watching.holds_store = meeting.server != nullptr;
     watching.store_owner = meeting.store_owner;
     watching.timeout = options.timeout;
     watching.on_fault = options.on_fault;
@@ -207,6 +211,7 @@ void Group::State::leave() noexcept {
   watcher->leave();
   watcher->await_farewells(kFarewell);
   watcher->at_fault(nullptr);
+  meeting.connection->shorten_limit(kStorePatience);  // NCCL's threads ask over it until they end
   process_group.reset();
   watcher->finish(options.timeout);
 }

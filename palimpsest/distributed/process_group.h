@@ -37,7 +37,7 @@ class ProcessGroup;  // <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 ///  - A rank calls fail(message): the others throw Error with that message and its kind.
 ///  - A rank is killed, or leaves while others wait for it: the others throw Error(kPeer), which names the
 ///    rank and the collective. Gloo notices at once that a connection has closed; the watcher then calls
-///    the roll and names the ranks that do not answer in 1.5 s. Without Gloo's notice (a machine without
+///    the roll and names the ranks that do not answer in 1.5 s (more than 60 ranks: longer). Without Gloo's notice (a machine without
 ///    power, a GPU's collective) this takes until the timeout.
 ///  - A collective takes longer than the timeout: Error(kPeer) names the ranks that are not there, or those
 ///    that have not reached the collective.
@@ -51,7 +51,7 @@ namespace palimpsest::distributed {
 struct GroupOptions {
   /// How long a rank waits for the others, when it connects and in each collective. It ends waiting for ranks
   /// that hang; ranks that are killed are noticed without it. 10 minutes: longer than a rank 0 that writes a
-  /// checkpoint to a slow disk, shorter than an operator's patience. Above 0.
+  /// checkpoint to a slow disk, shorter than an operator's patience. Above 0, at most a year.
   std::chrono::milliseconds timeout = std::chrono::minutes(10);
   /// The name under which operators find the group (c10d::resolve_process_group). It must be unique among the
   /// groups that are alive in a process, and the same on all ranks.

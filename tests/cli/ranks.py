@@ -64,11 +64,11 @@ def succeed_on_ranks(size, *arguments, **options):
 
 
 @contextlib.contextmanager
-def torchrun(*arguments, cwd, size=2, flags=()):
-    """torchrun and its processes, which are gone afterwards."""
+def torchrun(*arguments, cwd, size=2, flags=(), rendezvous=("--standalone",)):
+    """torchrun and its `size` processes, which are gone afterwards. `rendezvous`: the flags with which agents meet."""
     # In a session of its own: workers that outlive torchrun are in it, too.
     process = subprocess.Popen(
-        [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={size}", *flags, "--no-python",
+        [sys.executable, "-m", "torch.distributed.run", *rendezvous, f"--nproc-per-node={size}", *flags, "--no-python",
          PROGRAM, *map(str, arguments)],
         cwd=cwd, env={key: value for key, value in environment().items() if key != "OMP_NUM_THREADS"}, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, start_new_session=True)

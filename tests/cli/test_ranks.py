@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from cli_support import (DATA_ERROR, DIVERGED, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, succeeds)
-from ranks import Ranks, children, run_ranks, succeed_on_ranks, torchrun
+from ranks import Ranks, children, free_port, run_ranks, succeed_on_ranks, torchrun
 
 PEER = 8
 CHECKPOINT_FILE = "checkpoint.safetensors"
@@ -417,3 +417,18 @@ def test_torchrun_restarts_killed_processes_and_the_run_has_the_bytes_of_an_unbr
     assert process.returncode == 0, err
     assert checkpoint(folder / "broken") == checkpoint(folder / "unbroken")
     assert steps(folder / "broken") == list(range(1, 2 * epochs + 1))
+
+
+def test_two_agents_of_torchrun_meet_again_when_a_process_of_one_was_killed(folder):
+    command = ["train", *TINY, "--epochs", "10", "--checkpoint-every", "1", "--resume-if-possible", "--timeout", "60", "--output"]
+    succeed_on_ranks(2, *command, "unbroken", cwd=folder)
+    # Agents count restarts each for themselves: the ranks of the second start have other numbers.
+    meet = ("--nnodes=2", "--rdzv-id=run", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+    options = {"cwd": folder, "size": 1, "flags": ["--max-restarts=2"], "rendezvous": meet}
+    with torchrun(*command, "broken", **options) as first, torchrun(*command, "broken", **options) as second:
+        wait_for_step(folder / "broken", 5, first, second)
+        os.kill(children(second.pid)[0], signal.SIGKILL)
+        for process in (first, second):
+            _, err = process.communicate(timeout=100)
+            assert process.returncode == 0, err
+    assert checkpoint(folder / "broken") == checkpoint(folder / "unbroken")

@@ -308,6 +308,104 @@ TEST(Fail, EndsTheOthersWhileTheyConnect) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(15)) << "half of the timeout";
 }
 
+/// Rank 0, which holds the store, is stopped and rank 2 dies; rank 1 is in a collective, or leaves while one
+/// runs.
+void stop_one_and_kill_another(Group& group, int rank) {
+  group.barrier("the start");
+  if (rank == 0) ::raise(SIGSTOP);
+  if (rank != 2) return;
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));
+  ::raise(SIGKILL);
+}
+
+const RankBody kSlowHandler{
+    "slow_handler", [](const Place& place) {
+      GroupOptions options = place.options();
+      std::string handled = "not called";
+      options.on_fault = [&](const Error&) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+        handled = "called";
+      };
+      auto group = std::make_unique<Group>(place.launch, options);
+      const int first = std::stoi(group->all_gather_bytes(std::to_string(::getpid()), "process numbers")[0]);
+      stop_one_and_kill_another(*group, place.launch.rank);
+      std::string text;
+      try {
+        group->all_reduce_sum(torch::ones({10}), "the metrics");
+      } catch (const Error& error) {
+        text = error.what();
+      }
+      group.reset();
+      ::kill(first, SIGKILL);
+      return handled + ", " + text;
+    }};
+
+TEST(Fault, EndsARankWhoseHandlerIsSlowWhereTheStoreHangs) {
+  const auto start = Clock::now();
+  const auto outcomes = run_ranks("slow_handler", 3);
+  EXPECT_EQ(outcomes[1].result.find("called, the metrics (all-reduce) failed: rank 0 of 3"), 0u)
+      << outcomes[1].message();
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(20));
+}
+
+const RankBody kLeavesWork{
+    "leaves_work", [](const Place& place) {
+      int first = 0;
+      {
+        Group group(place.launch, place.options());
+        first = std::stoi(group.all_gather_bytes(std::to_string(::getpid()), "process numbers")[0]);
+        stop_one_and_kill_another(group, place.launch.rank);
+        std::vector<at::Tensor> tensors{torch::ones({10})};
+        const auto work = group.process_group()->allreduce(tensors);
+      }
+      ::kill(first, SIGKILL);
+      return std::string("left");
+    }};
+
+TEST(Fault, DoesNotHoldARankThatLeavesWhereTheStoreHangs) {
+  const auto start = Clock::now();
+  const auto outcomes = run_ranks("leaves_work", 3);
+  EXPECT_EQ(outcomes[1].result, "left") << outcomes[1].message();
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(25));
+}
+
+const RankBody kFailsWithoutStore{
+    "fails_without_store", [](const Place& place) {
+      auto group = std::make_unique<Group>(place.launch, place.options());
+      const int first = std::stoi(group->all_gather_bytes(std::to_string(::getpid()), "process numbers")[0]);
+      if (place.launch.rank == 0) ::raise(SIGSTOP);
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      const auto start = Clock::now();
+      group->fail("image 3 is truncated", ErrorKind::kData);
+      const bool soon = Clock::now() - start < std::chrono::seconds(12);
+      group.reset();
+      ::kill(first, SIGKILL);
+      return std::string(soon ? "soon" : "late");
+    }};
+
+TEST(Fail, ReturnsSoonWhereTheStoreHangs) {
+  EXPECT_EQ(run_ranks("fails_without_store", 2)[1].result, "soon");
+}
+
+/// Rank 0 meets again on its port after a fault between the meeting and the first collective.
+const RankBody kConnectsAgain{"connects_again", [](const Place& place) {
+                                GroupOptions options = place.options();
+                                if (place.launch.rank == 1) ::setenv("GLOO_SOCKET_IFNAME", "nowhere0", 1);
+                                try {
+                                  const Group group(place.launch, options);
+                                  return std::string("connected");
+                                } catch (const Error&) {
+                                  ::unsetenv("GLOO_SOCKET_IFNAME");
+                                }
+                                options.listen_fd = -1;
+                                Group group(place.launch, options);
+                                return fmt::format("{} ranks", group.sum(int64_t{1}, "ranks"));
+                              }};
+
+TEST(Group, CanBeMadeAgainAfterAFaultWhileTheRanksConnected) {
+  EXPECT_EQ(testing::common_result(run_ranks("connects_again", 3)), "3 ranks");
+}
+
 /// Collectives of others go through the same guard: they throw, and their futures carry the error.
 const RankBody kOthersWork{"others_work", [](const Place& place) {
                              Group group(place.launch, place.options());

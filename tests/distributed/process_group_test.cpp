@@ -275,6 +275,80 @@ TEST(Group, TakesNothingFromAnEarlierRoundInTheSameStore) {
             "round 1: 3 ranks");
 }
 
+/// torchrun's agents count restarts each for themselves.
+const RankBody kOtherRestarts{"other_restarts", [](const Place& place) {
+                                Launch launch = place.launch;
+                                launch.restart = launch.rank;
+                                Group group(launch, place.options());
+                                return fmt::format("{} ranks", group.sum(int64_t{1}, "ranks"));
+                              }};
+
+TEST(Group, MeetsWhereTheRanksCountOtherRestarts) {
+  EXPECT_EQ(common_result(run_ranks("other_restarts", 3, {.agent_store = true})), "3 ranks");
+}
+
+/// Ranks 0 and 2 do not fit; rank 1 starts when they have seen it.
+const RankBody kLateForTheVerdict{"late_for_the_verdict", [](const Place& place) {
+                                    GroupOptions options = place.options();
+                                    options.identity = place.launch.rank == 2 ? "lr = 1" : "lr = 2";
+                                    if (place.launch.rank == 1)
+                                      std::this_thread::sleep_for(std::chrono::milliseconds(500));
+                                    const Group group(place.launch, options);
+                                    return std::string("connected");
+                                  }};
+
+TEST(Group, TellsALateRankWhyTheOthersWereRefused) {
+  for (const bool agent_store : {false, true}) {
+    const auto start = std::chrono::steady_clock::now();
+    for (const auto& outcome : run_ranks("late_for_the_verdict", 3, {.agent_store = agent_store}))
+      EXPECT_NE(outcome.message().find("'lr = 2' and 'lr = 1'"), std::string::npos) << outcome.message();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15)) << "half of the timeout";
+  }
+}
+
+const RankBody kTooManyRanks{"too_many_ranks", [](const Place& place) {
+                               Launch launch = place.launch;
+                               launch.size = launch.rank == 0 ? 2 : 4;
+                               launch.local_size = launch.size;
+                               const Group group(launch, place.options());
+                               return std::string("connected");
+                             }};
+
+TEST(Group, TellsRanksBeyondTheSizeOfRankZero) {
+  const auto start = std::chrono::steady_clock::now();
+  for (const auto& outcome : run_ranks("too_many_ranks", 4))
+    EXPECT_NE(outcome.message().find("differ in the number of ranks: '2' and '4'"), std::string::npos)
+        << outcome.message();
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(15)) << "half of the timeout";
+}
+
+/// Ranks 0 and 1 are a group when a second rank 1 comes.
+const RankBody kLateTwin{"late_twin", [](const Place& place) {
+                           Launch launch = place.launch;
+                           launch.size = launch.local_size = 2;
+                           GroupOptions options = place.options();
+                           options.timeout = std::chrono::milliseconds(4000);
+                           if (launch.rank == 2) {
+                             launch.rank = 1;
+                             options.timeout = std::chrono::milliseconds(1000);
+                             std::this_thread::sleep_for(std::chrono::milliseconds(1000));
+                           }
+                           Group group(launch, options);
+                           for (int i = 0; i < 30; ++i) {
+                             std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                             group.barrier("a step");
+                           }
+                           return std::string("done");
+                         }};
+
+TEST(Group, RefusesASecondProcessOfARankThatComesLate) {
+  const auto outcomes = run_ranks("late_twin", 3);
+  EXPECT_EQ(outcomes[0].result, "done") << outcomes[0].message();
+  EXPECT_EQ(outcomes[1].result, "done") << outcomes[1].message();
+  EXPECT_NE(outcomes[2].message().find("another process has rank 1"), std::string::npos)
+      << outcomes[2].message();
+}
+
 /// A program that is no store listens at the port: it says nothing, or hangs up.
 std::string knock(bool hangs_up) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);

@@ -65,7 +65,7 @@ std::vector<uint8_t> BoundedStore::compareSet(const std::string& key, const std:
   return ask([=](Store& store) { return store.compareSet(key, current, desired); });
 }
 std::vector<uint8_t> BoundedStore::get(const std::string& key) {
-  return ask([=](Store& store) { return store.get(key); }, timeout_);
+  return ask([=](Store& store) { return store.get(key); });
 }
 int64_t BoundedStore::add(const std::string& key, int64_t value) {
   return ask([=](Store& store) { return store.add(key, value); });
@@ -93,7 +93,7 @@ void BoundedStore::append(const std::string& key, const std::vector<uint8_t>& va
   ask([=](Store& store) { store.append(key, value); });
 }
 std::vector<std::vector<uint8_t>> BoundedStore::multiGet(const std::vector<std::string>& keys) {
-  return ask([=](Store& store) { return store.multiGet(keys); }, timeout_);
+  return ask([=](Store& store) { return store.multiGet(keys); });
 }
 void BoundedStore::multiSet(const std::vector<std::string>& keys,
                             const std::vector<std::vector<uint8_t>>& values) {

@@ -14,11 +14,14 @@
 
 namespace palimpsest::distributed {
 
+/// How long a rank that has something to report, or that leaves, waits for an answer.
+inline constexpr std::chrono::milliseconds kStorePatience{5000};
+
 /// A store whose requests end. c10d::TCPStore waits for an answer without limit, if the process with the
 /// server hangs or the network between them is cut.
 ///
-/// A request throws c10::DistStoreError where no answer comes within the limit, and for requests that wait
-/// for a key within the limit and their own timeout. No later request is sent then.
+/// A request throws c10::DistStoreError where no answer comes within the limit; wait() where none comes within
+/// the limit and its own timeout. No later request is sent then.
 class BoundedStore : public c10d::Store {
  public:
   using Milliseconds = std::chrono::milliseconds;

@@ -16,10 +16,12 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <system_error>
 #include <thread>
 #include <utility>
@@ -33,6 +35,8 @@ using Clock = std::chrono::steady_clock;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr milliseconds kRetry{20};
+/// How much longer than the timeout a rank that was welcomed waits for rank 0 to say who is missing.
+constexpr milliseconds kVerdictGrace{2000};
 /// How long rank 0 keeps its store for the others to read that the ranks do not fit.
 constexpr milliseconds kVerdictPatience{3000};
 
@@ -108,6 +112,12 @@ std::optional<std::string> wait_for_listener(const std::string& address, uint16_
   return failure;
 }
 
+/// Returns the text before the first blank and the text after it.
+std::pair<std::string, std::string> split(const std::string& text) {
+  const auto blank = text.find(' ');
+  return {text.substr(0, blank), text.substr(blank + 1)};
+}
+
 /// Returns how many groups of this name the process has made. Their keys in a launcher's store must differ.
 int next_generation(const std::string& name) {
   static std::mutex mutex;
@@ -119,15 +129,18 @@ int next_generation(const std::string& name) {
 /// One rank on its way into the group.
 ///
 /// A launcher's store outlives a round of its processes, and a rank may meet the store of an earlier group on
-/// the port: what others left there must not be taken for an answer. So each process takes a number that
-/// none has had before, and rank 0 tells it the round.
-///   round                 the number of the last round; rank 0 takes it
-///   ticket/RANK           how many processes with this rank have come
-///   welcome/RANK/TICKET   the round; rank 0 writes it for each ticket
-///   ROUND/greeting/RANK   the greeting of a process that was welcomed
-///   ROUND/claim/RANK      how many processes with this rank were welcomed
-///   ROUND/verdict         "ok", or the kind of the error, 'u' or 'p', and its text
-///   ROUND/read            how many have read the verdict
+/// the port: what others left there must not be taken for an answer. So each process takes a ticket that none
+/// has had before, and rank 0 tells it the round. (The number of restarts would not do: torchrun's agents
+/// count their own.)
+///   round             the number of the last round; rank 0 takes it
+///   tickets           how many processes have come
+///   welcome/TICKET    the round; rank 0 writes it for each ticket
+///   refused           the verdict of the last round that was refused
+///   ROUND/entered     how many processes were welcomed and have entered
+///   ROUND/entry/I     "<rank> <greeting>" of the I-th of them
+///   ROUND/verdict     "ok" and the entries that make the group, or the kind of the error, 'u' or 'p', and its
+///                     text
+///   ROUND/read        how many have read the verdict
 /// All later keys of the group belong to the round, too.
 class Arrival {
  public:
@@ -136,8 +149,8 @@ class Arrival {
         options_(options),
         serves_(launch.rank == 0 && !launch.agent_store),
         end_(Clock::now() + options.timeout),
-        prefix_(fmt::format("palimpsest/{}/{}/{}/{}/", launch.run_id, launch.restart, options.name,
-                            next_generation(options.name))),
+        prefix_(
+            fmt::format("palimpsest/{}/{}/{}/", launch.run_id, options.name, next_generation(options.name))),
         greeting_(greeting_of(launch, options)) {}
 
   Meeting meet() {
@@ -228,76 +241,80 @@ class Arrival {
     store_ = c10::make_intrusive<c10d::PrefixStore>(prefix_, connection_);
   }
 
-  static std::string ticket_key(int rank) { return fmt::format("ticket/{}", rank); }
-  static std::string welcome_key(int rank, int64_t ticket) {
-    return fmt::format("welcome/{}/{}", rank, ticket);
-  }
-  static std::string greeting_key(int rank) { return fmt::format("greeting/{}", rank); }
-  static std::string claim_key(int rank) { return fmt::format("claim/{}", rank); }
+  static std::string welcome_key(int64_t ticket) { return fmt::format("welcome/{}", ticket); }
+  static std::string entry_key(int64_t entry) { return fmt::format("entry/{}", entry); }
 
   void enter_round(const std::string& number) {
     round_prefix_ = fmt::format("{}{}/", prefix_, number);
     round_ = c10::make_intrusive<c10d::PrefixStore>(round_prefix_, connection_);
-    round_->set(greeting_key(launch_.rank), greeting_);
-    if (round_->add(claim_key(launch_.rank), 1) > 1) conclude(shared_rank());
+    entry_ = round_->add("entered", 1);
+    round_->set(entry_key(entry_), fmt::format("{} {}", launch_.rank, greeting_));
   }
 
   /// Publishes the verdict; the first counts.
   void conclude(const std::string& verdict) { round_->compareSet("verdict", "", verdict); }
 
-  std::string shared_rank() const {
+  std::string shared_rank(int rank) const {
     return fmt::format("u each process needs a rank of its own: two processes of {} have rank {}",
-                       launch_.size, launch_.rank);
+                       launch_.size, rank);
   }
 
-  /// Looks for a second: a wrong number of ranks may be in the millions.
-  std::vector<int> missing() const {
+  std::string absence(const std::map<int, int64_t>& there) const {
     std::vector<int> ranks;
-    const auto end = Clock::now() + std::chrono::seconds(1);
-    for (int rank = 0; rank < launch_.size && Clock::now() < end; ++rank)
-      if (!round_->check({claim_key(rank)})) ranks.push_back(rank);
-    return ranks;
-  }
-
-  std::string absence(const std::vector<int>& ranks) const {
+    for (int rank = 0; rank < launch_.size; ++rank)
+      if (!there.contains(rank)) ranks.push_back(rank);
     return fmt::format("p {} did not connect to {} within {} s: start {}, or look at {} error",
                        rank_list(ranks, launch_.size), where(), seconds(options_.timeout),
                        ranks.size() == 1 ? "it" : "them", ranks.size() == 1 ? "its" : "their");
   }
 
+  /// Rank 0 tells each process that has come the round.
+  void welcome() {
+    for (const int64_t last = store_->add("tickets", 0); welcomed_ < last;)
+      store_->set(welcome_key(++welcomed_), round_number_);
+  }
+
   /// Rank 0 welcomes each process, and compares it with itself.
   void judge() {
     const int64_t number = store_->add("round", 1);
-    enter_round(std::to_string(number));
-    std::vector<int64_t> welcomed(static_cast<std::size_t>(launch_.size));  // the last ticket of each rank
-    std::vector<int> awaited;
-    for (int rank = 1; rank < launch_.size; ++rank) awaited.push_back(rank);
+    round_number_ = std::to_string(number);
+    welcomed_ = 0;
+    enter_round(round_number_);
+    std::map<int, int64_t> there;  // ranks and their entries
+    std::set<int64_t> unread;
+    int64_t entered = 0;
     while (!round_->check({"verdict"})) {
-      if (store_->add("round", 0) != number) conclude(shared_rank());
-      for (int rank = 1; rank < launch_.size && !time_is_over(); ++rank)
-        for (auto& last = welcomed[static_cast<std::size_t>(rank)]; last < store_->add(ticket_key(rank), 0);)
-          store_->set(welcome_key(rank, ++last), std::to_string(number));
-      std::optional<std::string> found;
-      std::erase_if(awaited, [&](int rank) {
-        if (found || time_is_over() || !round_->check({claim_key(rank)})) return false;
-        found = conflict(0, greeting_, rank, round_->get_to_str(greeting_key(rank)));
+      if (store_->add("round", 0) != number) conclude(shared_rank(0));
+      welcome();
+      for (const int64_t last = round_->add("entered", 0); entered < last;) unread.insert(++entered);
+      std::erase_if(unread, [&](int64_t entry) {
+        if (!round_->check({entry_key(entry)})) return false;
+        const auto [number_text, greeting] = split(round_->get_to_str(entry_key(entry)));
+        const int rank = std::atoi(number_text.c_str());
+        if (const auto found = conflict(0, greeting_, rank, greeting))
+          conclude("u " + *found);
+        else if (!there.emplace(rank, entry).second)
+          conclude(shared_rank(rank));
         return true;
       });
-      if (found)
-        conclude("u " + *found);
-      else if (awaited.empty())
-        conclude("ok");
+      if (static_cast<int>(there.size()) == launch_.size)
+        conclude(group_of(there));
       else if (time_is_over())
-        conclude(absence(awaited));
+        conclude(absence(there));
       else
         pause(kRetry);
     }
   }
 
+  static std::string group_of(const std::map<int, int64_t>& there) {
+    std::string verdict = "ok";
+    for (const auto& [rank, entry] : there) verdict += fmt::format(" {}", entry);
+    return verdict + " ";
+  }
+
   /// Returns when rank 0 has welcomed this process and the round has a verdict.
   void introduce() {
-    const int rank = launch_.rank;
-    const std::string welcome = welcome_key(rank, store_->add(ticket_key(rank), 1));
+    const std::string welcome = welcome_key(store_->add("tickets", 1));
     // At most 1,600 requests per second from all ranks together.
     const milliseconds between = std::clamp(kRetry * launch_.size / 32, kRetry, milliseconds(500));
     std::string number;
@@ -306,27 +323,36 @@ class Arrival {
       if (store_->check({welcome}))
         if (const std::string last = store_->get_to_str(welcome); last != number) enter_round(number = last);
       if (round_ && round_->check({"verdict"})) return;
-      if (time_is_over()) refuse_without_verdict();
+      if (!round_ && time_is_over()) refuse(silence());
+      // Rank 0 knows who is missing, and may have begun a little later. Without it, all should give up now.
+      if (Clock::now() > end_ + kVerdictGrace) return conclude(silence());
       pause(between);
     }
   }
 
-  [[noreturn]] void refuse_without_verdict() {
-    if (!round_)
-      throw Error(
-          ErrorKind::kPeer,
-          fmt::format("[distributed] rank 0 of {} did not answer rank {} over the store at {} within {} "
-                      "s: it was not started, it hangs, or another process has rank {}",
-                      launch_.size, launch_.rank, where(), seconds(options_.timeout), launch_.rank));
-    round_->add("read", 1);
-    refuse(absence(missing()));
+  /// Rank 0 has not said whether there is a group.
+  std::string silence() {
+    std::string text = fmt::format(
+        "p rank 0 of {} did not answer rank {} over the store at {} within {} s: it was not started, it "
+        "hangs, "
+        "or another process has rank {}",
+        launch_.size, launch_.rank, where(), seconds(options_.timeout), launch_.rank);
+    if (store_->check({"refused"}))
+      text += "; the processes that met before were refused: " + store_->get_to_str("refused");
+    return text;
   }
 
   void obey_verdict() {
     const std::string verdict = round_->get_to_str("verdict");
     round_->add("read", 1);
-    if (verdict == "ok") return;
-    if (serves_) await_readers(/*some_are_missing=*/verdict[0] == 'p');
+    if (verdict.starts_with("ok ")) {
+      if (verdict.find(fmt::format(" {} ", entry_)) != verdict.npos) return;
+      refuse(shared_rank(launch_.rank));  // the group was complete without this process
+    }
+    if (launch_.rank == 0) {
+      store_->set("refused", verdict.substr(2));
+      await_readers();
+    }
     refuse(verdict);
   }
 
@@ -335,22 +361,30 @@ class Arrival {
                 "[distributed] " + verdict.substr(2));
   }
 
-  /// All ranks should read that two of them do not fit, even those that start a little later.
-  void await_readers(bool some_are_missing) {
-    const auto readers = launch_.size - static_cast<int64_t>(some_are_missing ? missing().size() : 0);
+  /// All ranks should read the verdict, even those that start a little later.
+  void await_readers() {
     const auto end = Clock::now() + kVerdictPatience;
-    while (round_->add("read", 0) < readers && Clock::now() < end) std::this_thread::sleep_for(kRetry);
+    while (Clock::now() < end) {
+      welcome();
+      const int64_t entered = round_->add("entered", 0);
+      if (entered >= launch_.size && round_->add("read", 0) >= entered) return;
+      std::this_thread::sleep_for(kRetry);
+    }
   }
 
   Meeting meeting() {
     Meeting meeting;
-    meeting.connection = connection_;
+    if (serves_) {
+      meeting.server = connection_;
+      meeting.connection = tcp_store(/*is_server=*/false);
+    } else {
+      meeting.connection = connection_;
+    }
     meeting.watcher_connection = tcp_store(/*is_server=*/false);
     for (const auto& connection : {meeting.connection, meeting.watcher_connection})
       connection->set_limit(options_.timeout);
-    meeting.store = round_;
+    meeting.store = c10::make_intrusive<c10d::PrefixStore>(round_prefix_, meeting.connection);
     meeting.watcher_store = c10::make_intrusive<c10d::PrefixStore>(round_prefix_, meeting.watcher_connection);
-    meeting.holds_store = serves_;
     meeting.port = port_;
     meeting.store_owner = owner();
     return meeting;
@@ -363,8 +397,10 @@ class Arrival {
   const std::string prefix_, greeting_;
   uint16_t port_ = 0;
   c10::intrusive_ptr<BoundedStore> connection_;
-  std::string round_prefix_;
+  std::string round_prefix_, round_number_;
   StorePtr store_, round_;  // the keys of this name of a group, and those of the round
+  int64_t entry_ = 0;       // of this process in the round
+  int64_t welcomed_ = 0;    // rank 0: the last ticket
 };
 
 }  // namespace

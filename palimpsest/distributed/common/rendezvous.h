@@ -13,12 +13,13 @@ namespace palimpsest::distributed {
 
 /// The store where the ranks have met.
 struct Meeting {
-  /// Keys of this group only. The second has a connection of its own.
-  c10::intrusive_ptr<c10d::Store> store, watcher_store;
-  /// The connections behind them; none for one rank alone.
+  /// The server of the store, if it is in this process. Nothing else keeps it alive.
+  c10::intrusive_ptr<BoundedStore> server;
+  /// Connections of the transport and of the watcher; none for one rank alone.
   c10::intrusive_ptr<BoundedStore> connection, watcher_connection;
-  bool holds_store = false;  ///< the server is in this process and ends with `store`
-  std::string store_owner;   ///< for messages: "rank 0 of 4, which holds the store at host:port,"
+  /// Keys of this group only, over these connections.
+  c10::intrusive_ptr<c10d::Store> store, watcher_store;
+  std::string store_owner;  ///< for messages: "rank 0 of 4, which holds the store at host:port,"
   uint16_t port = 0;
 };
 

@@ -18,20 +18,20 @@ namespace {
 using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
-/// A rank that lives answers within one interval of its watcher; 1.5 s leaves room for a busy machine.
-constexpr milliseconds kRollCallPatience{1500};
 constexpr milliseconds kShortestInterval{200};
-/// How long the rank with the store waits until all have read a fault: some of their intervals.
-constexpr milliseconds kReaderPatience{1500};
-/// The same for the last request of ranks that have left: they wait 2 s for each other at most.
+/// How long rank 0 waits for the last request of ranks that have left: they wait 2 s for each other at most.
 constexpr milliseconds kDonePatience{4000};
-/// How long a rank that has something to report, or that leaves, waits for the store's answer.
-constexpr milliseconds kStorePatience{5000};
 constexpr int kAnswerStep = 20;  // ms between two looks for answers
 
 /// The server answers about 10^5 requests per second: 300 ranks per second leave it idle.
 milliseconds interval_for(int size) {
   return std::max(kShortestInterval, milliseconds(size * 10 / 3));
+}
+
+/// How long a rank waits for others to read something, or to answer it. One that lives does so within an
+/// interval of its watcher; the rest is room for a busy machine.
+milliseconds patience_for(int size) {
+  return interval_for(size) + milliseconds(1300);
 }
 
 std::string one_line_of(const std::string& text) {
@@ -47,7 +47,8 @@ Watcher::Watcher(c10::intrusive_ptr<BoundedStore> connection, c10::intrusive_ptr
     : connection_(std::move(connection)),
       store_(std::move(store)),
       options_(std::move(options)),
-      interval_(interval_for(options_.size)) {
+      interval_(interval_for(options_.size)),
+      patience_(patience_for(options_.size)) {
   thread_ = std::thread([this] { run(); });
 }
 
@@ -107,23 +108,29 @@ void Watcher::at_fault(std::function<void()> action) {
 void Watcher::transport_failed(const std::string& what, const std::string& message,
                                const std::string& advice) {
   std::unique_lock lock(mutex_);
-  if (fault_) return;
+  const auto over = [&] { return fault_ || stopping_ || (leaving_ && store_gone_); };
+  if (over()) return;
   if (!broken_) broken_ = Broken{what, message, advice};
   changed_.notify_all();
-  if (changed_.wait_for(lock, kStorePatience + interval_, [&] { return fault_ || stopping_; })) return;
-  lock.unlock();
-  connection_->give_up();
-  store_is_gone(BoundedStore::kNoAnswer);
+  // The thread of the watcher finds out who is missing. It needs a round of requests and a roll call.
+  changed_.wait_for(lock, kStorePatience + patience_, [&] { return over() || concluding_ || store_gone_; });
+  if (!over() && !concluding_ && !store_gone_) {
+    lock.unlock();
+    connection_->give_up();  // its request ends, and it reports that the store is gone
+    lock.lock();
+  }
+  changed_.wait(lock, over);
 }
 
 void Watcher::run() {
   c10::setThreadName("pal_watcher");
   std::unique_lock lock(mutex_);
   while (!stopping_) {
-    changed_.wait_for(lock, interval_, [&] { return stopping_ || (broken_ && !fault_); });
+    const auto must_diagnose = [&] { return broken_ && !fault_ && !concluding_ && !store_gone_; };
+    changed_.wait_for(lock, interval_, [&] { return stopping_ || must_diagnose(); });
     if (stopping_) return;
-    const auto broken = fault_ ? std::nullopt : broken_;
     if (store_gone_) continue;
+    const auto broken = must_diagnose() ? broken_ : std::nullopt;
     lock.unlock();
     try {
       const std::lock_guard exchange(store_mutex_);
@@ -139,8 +146,11 @@ void Watcher::run() {
 }
 
 void Watcher::note_that_store_is_gone() {
-  const std::lock_guard lock(mutex_);
-  store_gone_ = true;
+  {
+    const std::lock_guard lock(mutex_);
+    store_gone_ = true;
+  }
+  changed_.notify_all();
 }
 
 bool Watcher::store_is_known_gone() const {
@@ -241,7 +251,7 @@ std::string Watcher::description(const Broken& broken, const RollCall& roll) con
 void Watcher::diagnose(const Broken& broken) {
   poll();  // a rank that fails publishes why before its connections close
   if (fault()) return;
-  const RollCall roll = call_roll(kRollCallPatience);
+  const RollCall roll = call_roll(patience_);
   if (fault()) return;
   const std::string mine =
       fmt::format("{}|{}", static_cast<int>(ErrorKind::kPeer), description(broken, roll));
@@ -257,7 +267,7 @@ void Watcher::adopt(const std::string& encoded, bool own) {
   const Error error(static_cast<ErrorKind>(kind), read.ptr == end ? encoded : std::string(read.ptr + 1));
   store_->set(fmt::format("seen/{}", options_.rank), "1");
   // The handler may end the process, and the store with it.
-  if (options_.holds_store && options_.on_fault && !own) await_readers(kReaderPatience);
+  if (options_.holds_store && options_.on_fault && !own) await_readers(patience_);
   conclude(error, own);
 }
 
@@ -266,6 +276,7 @@ void Watcher::store_is_gone(const std::string& why) {
   {
     const std::lock_guard lock(mutex_);
     store_gone_ = true;
+    changed_.notify_all();
     if (leaving_ || stopping_ || fault_) return;
     if (broken_)
       what = broken_->what + " failed: ";
@@ -303,6 +314,8 @@ void Watcher::conclude(const Error& error, bool own) {
 void Watcher::publish(const std::string& message, ErrorKind kind) noexcept {
   const std::string text =
       fmt::format("rank {} of {}: {}", options_.rank, options_.size, one_line_of(message));
+  if (fault()) return;
+  connection_->shorten_limit(kStorePatience);
   try {
     const std::lock_guard exchange(store_mutex_);
     if (fault()) return;
@@ -310,7 +323,7 @@ void Watcher::publish(const std::string& message, ErrorKind kind) noexcept {
         store_->compareSet("fault", "", fmt::format("{}|{}", static_cast<int>(kind), text));
     store_->add("notice", 1);
     adopt(first, /*own=*/true);
-    if (options_.holds_store) await_readers(kReaderPatience);
+    if (options_.holds_store) await_readers(patience_);
   } catch (const std::exception&) {
     conclude(Error(kind, text), /*own=*/true);
   }
@@ -347,6 +360,7 @@ void Watcher::leave() noexcept {
     const std::lock_guard lock(mutex_);
     leaving_ = true;
   }
+  changed_.notify_all();
   // The process that holds the store may hang, or be out of reach: then nobody is told.
   connection_->shorten_limit(kStorePatience);
   if (store_is_known_gone()) return;
@@ -393,14 +407,14 @@ void Watcher::finish(milliseconds limit) noexcept {
         const std::lock_guard exchange(store_mutex_);
         erase_with(others, {"left"});
         if (!others.empty() && Clock::now() >= next_roll) {
-          for (const int rank : call_roll(kRollCallPatience).gone) others.erase(rank);
+          for (const int rank : call_roll(patience_).gone) others.erase(rank);
           next_roll = Clock::now() + milliseconds(2000);
         }
       }
       if (!others.empty()) std::this_thread::sleep_for(milliseconds(kAnswerStep / 2));
     }
     stop();
-    if (fault()) return await_readers(kReaderPatience);
+    if (fault()) return await_readers(patience_);
     others = others_alive();
     const auto end_of_requests = Clock::now() + kDonePatience;
     while (!others.empty() && Clock::now() < end_of_requests) {

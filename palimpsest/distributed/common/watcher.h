@@ -58,8 +58,8 @@ class Watcher {
   int64_t add(const std::string& what, End end);
   void remove(int64_t id);
 
-  /// Reports that the transport failed in the collective `what`. Returns when the fault is known. That takes
-  /// 5 s and an interval at most: where the store does not answer, this is the fault. `advice`: what to do if
+  /// Reports that the transport failed in the collective `what`. Returns when the fault is known, or this rank
+  /// has left. Where the store does not answer within some seconds, this is the fault. `advice`: what to do if
   /// all ranks live.
   void transport_failed(const std::string& what, const std::string& message, const std::string& advice = "");
 
@@ -109,7 +109,7 @@ class Watcher {
   const c10::intrusive_ptr<BoundedStore> connection_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const Options options_;
-  const std::chrono::milliseconds interval_;
+  const std::chrono::milliseconds interval_, patience_;
 
   std::mutex store_mutex_;  // one exchange of several requests at a time
   int64_t last_notice_ = 0;
