@@ -223,8 +223,9 @@ class Comparison {
       const data::Sample sample = sets_.validation->get(k * size / count, random);
       if (first) report_.pictures.push_back({sample.name, picture(sample.image, run), sample.target, {}});
       const at::Tensor logits =
-          train::forward(model, format.convert(sample.image.unsqueeze(0)), format.precision);
-      report_.pictures[static_cast<size_t>(k)].predictions.push_back(logits[0].argmax(0).to(at::kByte));
+          train::coarse_logits(model, format.convert(sample.image.unsqueeze(0)), format.precision);
+      report_.pictures[static_cast<size_t>(k)].predictions.push_back(
+          train::predicted_classes(logits, sample.target.sizes())[0].to(at::kByte));
     }
   }
 

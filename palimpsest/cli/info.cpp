@@ -59,8 +59,8 @@ StrategyMemory measure(Options options, const std::string& strategy) {
     if (phase == train::Step::Phase::kBackward) meter.forward_done();
   };
   step.run(
-      optimizer, [&] { return train::loss(train::forward(*model, images, format.precision), targets, {}); },
-      run);
+      optimizer,
+      [&] { return train::loss(train::coarse_logits(*model, images, format.precision), targets, {}); }, run);
   return {strategy, static_cast<double>(meter.kept_bytes()) / kMB / kImages,
           static_cast<double>(meter.peak_bytes()) / kMB};
 }

@@ -172,11 +172,16 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
   const auto format = make_format(options);
   const at::Tensor colors = data::class_colors(options.model.classes);
   for (std::size_t i = 0; i < images.size(); ++i) {
-    const at::Tensor logits =
-        train::forward(model, read_input(images[i], options, format), format.precision)[0].cpu();
-    logits_file.add(images[i], logits);
+    const at::Tensor input = read_input(images[i], options, format);
+    at::Tensor logits;
+    if (logits_file.wanted()) {
+      logits = train::forward(model, input, format.precision).cpu();
+      logits_file.add(images[i], logits[0]);
+    } else {
+      logits = train::coarse_logits(model, input, format.precision);
+    }
     if (!pictures) continue;
-    const at::Tensor ids = logits.argmax(0);
+    const at::Tensor ids = train::predicted_classes(logits, input.sizes().slice(2))[0].cpu();
     check_not_in_use(paths[i]);
     io::write_png(paths[i], colors.index({ids}).contiguous());
     if (!options.run.json)

@@ -104,7 +104,7 @@ void StepProbe::step(const data::Batch& batch, const train::Step::RunOptions& ru
   step_.run(
       *optimizer_,
       [&] {
-        return train::loss(train::forward(*model_, batch.images, format_.precision), batch.targets,
+        return train::loss(train::coarse_logits(*model_, batch.images, format_.precision), batch.targets,
                            train::loss_for(batch.targets, loss_));
       },
       run);

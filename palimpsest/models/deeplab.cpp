@@ -70,10 +70,14 @@ DeepLabV3::DeepLabV3(std::shared_ptr<Backbone> body, int64_t classes, const nn::
   replace_classifier(cls);
 }
 
-at::Tensor DeepLabV3::forward(const at::Tensor& images) {
+at::Tensor DeepLabV3::coarse_logits(const at::Tensor& images) {
   at::Tensor x = head_->forward(body_->features(images));
+  return has_classifier() ? classify(x) : x;
+}
+
+at::Tensor DeepLabV3::forward(const at::Tensor& images) {
+  const at::Tensor x = coarse_logits(images);
   if (!has_classifier()) return x;
-  x = classify(x);
   return at::upsample_bilinear2d(x, {images.size(2), images.size(3)}, /*align_corners=*/false);
 }
 

@@ -63,6 +63,7 @@ class DeepLabV3 : public nn::Cloneable<DeepLabV3, nn::Model> {
   /// Maps (N, 3, H, W) to logits (N, classes, H, W). Without a classifier returns the context,
   /// (N, classifier_channels(), h, w).
   at::Tensor forward(const at::Tensor& images) override;
+  at::Tensor coarse_logits(const at::Tensor& images) override;
   bool is_segmentation() const override { return true; }
 
  private:

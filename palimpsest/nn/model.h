@@ -19,6 +19,10 @@ namespace palimpsest::nn {
 class Model : public torch::nn::Module {
  public:
   virtual at::Tensor forward(const at::Tensor& images) = 0;
+  /// Returns the logits before they are upsampled to the size of the images: forward() is
+  /// at::upsample_bilinear2d of them, without align_corners, or they themselves if the network does not
+  /// upsample. ops::upsampled_cross_entropy takes them, and no tensor of the images' size is made.
+  virtual at::Tensor coarse_logits(const at::Tensor& images) { return forward(images); }
   /// Returns whether the network gives one label per pixel; false: one per image.
   virtual bool is_segmentation() const = 0;
 

@@ -56,7 +56,7 @@ void add_batch(const Network& network, data::Batch& batch, const LossOptions& gi
                const TensorFormat& format, std::optional<MetricsAccumulator>& metrics, Totals& totals) {
   format.convert(batch);
   const LossOptions options = loss_for(batch.targets, given);
-  const at::Tensor logits = forward(network, batch.images, format.precision);
+  const at::Tensor logits = coarse_logits(network, batch.images, format.precision);
   const int64_t valid = batch.targets.ne(options.ignore_id).sum().item<int64_t>();
   totals.loss += loss(logits, batch.targets, options).item<double>() * static_cast<double>(valid);
   totals.valid += valid;

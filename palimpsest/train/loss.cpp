@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
+#include "palimpsest/ops/upsampled_loss.h"
 #include "palimpsest/train/common/label_error.h"
 
 #include <ATen/ATen.h>
@@ -123,6 +124,21 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   }
 };
 
+void check_labels(const at::Tensor& targets, int64_t classes, int64_t ignore_id) {
+  const at::Tensor wrong = targets.lt(0).logical_or_(targets.ge(classes)).logical_and_(targets.ne(ignore_id));
+  if (wrong.any().item<bool>())
+    throw label_error(targets.masked_select(wrong)[0].item<int64_t>(), classes, ignore_id);
+}
+
+void check_types(const at::Tensor& logits, const at::Tensor& targets) {
+  TORCH_CHECK(
+      targets.scalar_type() == at::kLong && targets.size(0) == logits.size(0) &&
+          targets.size(1) >= logits.size(2) && targets.size(2) >= logits.size(3),
+      "[loss] targets need type i64 and shape (N, H, W) with H >= h and W >= w for logits (N, C, h, w) of "
+      "shape ",
+      logits.sizes(), ", got ", targets.sizes(), " of ", targets.scalar_type());
+}
+
 void check_targets(const at::Tensor& logits, const at::Tensor& targets, int64_t ignore_id) {
   TORCH_CHECK(logits.dim() >= 2 && logits.is_floating_point(),
               "[loss] logits need shape (N, C, ...) and a floating-point type, got ", logits.sizes(), " of ",
@@ -136,10 +152,27 @@ void check_targets(const at::Tensor& logits, const at::Tensor& targets, int64_t 
       logits.dim() > 2 && targets.dim() == 1
           ? ": one label per image needs a network with a classifier, and a model of 0 classes has none"
           : "");
-  const int64_t classes = logits.size(1);
-  const at::Tensor wrong = targets.lt(0).logical_or_(targets.ge(classes)).logical_and_(targets.ne(ignore_id));
-  if (wrong.any().item<bool>())
-    throw label_error(targets.masked_select(wrong)[0].item<int64_t>(), classes, ignore_id);
+  check_labels(targets, logits.size(1), ignore_id);
+}
+
+bool is_f32_or_f64(const at::Tensor& logits) {
+  return logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kDouble;
+}
+
+CountedLoss loss_of_images(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
+  check_types(logits, targets);
+  const bool bootstraps = options.kind == "bootstrap";
+  ops::UpsampledCrossEntropyOptions o;
+  o.ignore_index = options.ignore_id;
+  o.bootstrap_share = bootstraps ? options.bootstrap_share : 1;
+  o.bootstrap_probability = bootstraps ? options.bootstrap_probability : 1;
+  try {
+    const auto result = ops::upsampled_cross_entropy(logits, targets, o);
+    return {result.loss, static_cast<int64_t>(result.weight.item<double>())};
+  } catch (const c10::IndexError&) {
+    check_labels(targets, logits.size(1), options.ignore_id);
+    throw;
+  }
 }
 
 }  // namespace
@@ -162,6 +195,13 @@ void check_loss(const LossOptions& options) {
 
 CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
   check_loss(options);
+  const bool of_images = logits.dim() == 4 && targets.dim() == 3;
+  if (of_images && logits.is_cpu() && is_f32_or_f64(logits)) return loss_of_images(logits, targets, options);
+  if (of_images && logits.sizes().slice(2) != targets.sizes().slice(1)) {
+    check_types(logits, targets);
+    return counted_loss(at::upsample_bilinear2d(logits, targets.sizes().slice(1), /*align_corners=*/false),
+                        targets, options);
+  }
   check_targets(logits, targets, options.ignore_id);
   CountedLoss result;
   result.mean = CrossEntropy::apply(logits, targets, options, &result.count);

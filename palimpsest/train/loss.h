@@ -18,15 +18,17 @@ struct LossOptions {
 };
 
 /// Returns the mean loss as a differentiable scalar of the logits' dtype. logits x: (N, C, ...); targets t:
-/// i64 (N, ...).
+/// i64 (N, ...). For images the logits may be coarser than the targets, (N, C, h, w) and (N, H, W) with h <= H
+/// and w <= W: x is then at::upsample_bilinear2d of them, without align_corners.
 ///   L             = 1/|S| sum_{i in S} (log sum_c exp(x[i,c]) - x[i,t_i])
 ///   dL/dx[i,c]    = (softmax(x[i])_c - [c = t_i]) / |S| for i in S, 0 for any other pixel
 ///   cross_entropy:  S = the pixels that are not void
 ///   bootstrap:      S = those of them that bootstrapping selects
 /// If S is empty (all pixels void), L = 0 and dL/dx = 0, never NaN.
-/// Memory: the logits, the targets, and one log-sum-exp and one byte per pixel are saved for backward; there
-/// is no softmax tensor. Scratch: slabs of 2^18 values on a CPU, and a few values per pixel while
-/// bootstrapping ranks an image. Backward allocates dL/dx. The losses of the pixels are summed in f64.
+/// Memory, for images on a CPU: the gradient of the logits as they are given is saved for backward, and no
+/// tensor of the targets' size is made, but for a number and a byte per pixel while bootstrapping ranks them
+/// (ops/upsampled_loss.h). Elsewhere the (upsampled) logits, the targets, and one log-sum-exp and one byte per
+/// pixel are saved; there is no softmax tensor. The losses of the pixels are summed in f64.
 /// Throws Error(kUsage) as check_loss does, and Error(kData) for a class id that is neither in [0, C) nor the
 /// ignore id.
 /// Source of bootstrapping: Wu, Shen, van den Hengel, "Bridging Category-level and Instance-level Semantic

@@ -1,5 +1,6 @@
 #include "palimpsest/train/metrics.h"
 
+#include "palimpsest/ops/upsampled_loss.h"
 #include "palimpsest/train/common/label_error.h"
 
 #include <ATen/ATen.h>
@@ -29,6 +30,12 @@ at::Tensor valid_targets(const at::Tensor& targets, const at::Tensor& valid, int
 
 }  // namespace
 
+at::Tensor predicted_classes(const at::Tensor& logits, at::IntArrayRef size) {
+  if (logits.is_cpu()) return ops::upsampled_argmax(logits, size);
+  if (logits.sizes().slice(2) == size) return logits.argmax(1);
+  return at::upsample_bilinear2d(logits, size, /*align_corners=*/false).argmax(1);
+}
+
 MetricsAccumulator::MetricsAccumulator(bool segmentation, int64_t classes, int64_t ignore_id)
     : segmentation_(segmentation),
       classes_(classes),
@@ -49,7 +56,8 @@ void MetricsAccumulator::add(const at::Tensor& logits, const at::Tensor& targets
 void MetricsAccumulator::add_image(const at::Tensor& logits, const at::Tensor& target) {
   const at::Tensor valid = target.ne(ignore_id_);
   const at::Tensor truth = valid_targets(target, valid, classes_, ignore_id_);
-  const at::Tensor predicted = logits.argmax(0).masked_select(valid);
+  const at::Tensor predicted =
+      predicted_classes(logits.unsqueeze(0), target.sizes()).squeeze(0).masked_select(valid);
   const at::Tensor counts = (truth * classes_ + predicted).bincount({}, classes_ * classes_).cpu();
   const int64_t* values = counts.const_data_ptr<int64_t>();
   for (std::size_t k = 0; k < confusion_.size(); ++k) confusion_[k] += values[k];

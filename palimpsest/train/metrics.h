@@ -16,6 +16,10 @@ struct Metrics {
   double top1 = 0, top5 = 0;      ///< in [0, 1]
 };
 
+/// Returns the class with the largest logit of each pixel of images of `size`, (N, H, W) of i64; the first of
+/// equal ones. logits: (N, C, h, w), which are upsampled as in loss().
+at::Tensor predicted_classes(const at::Tensor& logits, at::IntArrayRef size);
+
 /// Accumulates a confusion matrix M (segmentation) or hits (classification) over batches. Void pixels are not
 /// counted.
 ///   IoU_k = M[k,k] / (sum_j M[k,j] + sum_j M[j,k] - M[k,k]),  M[truth, prediction]
@@ -24,8 +28,9 @@ struct Metrics {
 class MetricsAccumulator {
  public:
   MetricsAccumulator(bool segmentation, int64_t classes, int64_t ignore_id);
-  /// Adds a batch: logits (N, C, H, W) and targets i64 (N, H, W), or (N, C) and (N). Throws Error(kData) for
-  /// a label that is neither a class nor the ignore id. Needs scratch memory for one image.
+  /// Adds a batch: logits (N, C, H, W) and targets i64 (N, H, W), or (N, C) and (N). Logits may be coarser than
+  /// the targets, (N, C, h, w), as in loss(). Throws Error(kData) for a label that is neither a class nor the
+  /// ignore id. Needs scratch memory for one image.
   void add(const at::Tensor& logits, const at::Tensor& targets);
   Metrics result() const;
   /// Returns all counters, which metrics are computed from: M, or the hits and the number of images. Those of

@@ -302,7 +302,7 @@ class Run {
     };
     const auto loss_of_batch = [&] {
       CountedLoss counted =
-          counted_loss(forward(network_, batch.images, format_.precision), batch.targets, loss_options);
+          counted_loss(coarse_logits(network_, batch.images, format_.precision), batch.targets, loss_options);
       at::Tensor value = std::move(counted.mean);
       record.loss = value.item<double>();
       if (group_) value = value * share_loss(record, counted.count);

@@ -33,6 +33,9 @@ namespace palimpsest::kernels::cpu {
   extern const cpu::dense_block::Kernels<double> kF64;    \
   extern const cpu::dense_block::Kernels<Float16> kF16;   \
   extern const cpu::dense_block::Kernels<BFloat16> kBF16; \
+  }                                                       \
+  namespace isa::upsampled_loss {                         \
+  extern const cpu::upsampled_loss::Kernels kKernels;     \
   }
 PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
@@ -58,7 +61,8 @@ std::span<const InstructionSet> compiled_instruction_sets() {
    isa::dense_block::kF32,                    \
    isa::dense_block::kF64,                    \
    isa::dense_block::kF16,                    \
-   isa::dense_block::kBF16},
+   isa::dense_block::kBF16,                   \
+   isa::upsampled_loss::kKernels},
   static const InstructionSet sets[] = {PALIMPSEST_FOR_EACH_SET(PALIMPSEST_SET)};
   return sets;
 }

@@ -7,6 +7,7 @@
 #include "palimpsest/kernels/cpu/conv2d/winograd_kernels.h"
 #include "palimpsest/kernels/cpu/dense_block/kernels.h"
 #include "palimpsest/kernels/cpu/max_pool/kernels.h"
+#include "palimpsest/kernels/cpu/upsampled_loss/kernels.h"
 
 #include <span>
 #include <type_traits>
@@ -30,6 +31,7 @@ struct InstructionSet {
   dense_block::Kernels<double> dense_f64;
   dense_block::Kernels<Float16> dense_f16;
   dense_block::Kernels<BFloat16> dense_bf16;
+  upsampled_loss::Kernels upsampled_loss;
 
   template <class S>
   const dense_block::Kernels<S>& dense() const {

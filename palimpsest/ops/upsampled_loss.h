@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/ArrayRef.h>
+
+#include <cstdint>
+#include <optional>
+
+/// The head of a segmentation network without tensors of the image's size: bilinear upsampling of the logits,
+/// softmax and cross-entropy as one operator, and upsampling and argmax as another. The formulas are in
+/// kernels/upsampled_loss.h.
+/// Python: torch.ops.palimpsest.upsampled_cross_entropy, torch.ops.palimpsest.upsampled_argmax.
+namespace palimpsest::ops {
+
+struct UpsampledCrossEntropyOptions {
+  std::optional<at::Tensor> weight;  ///< one number >= 0 per class; none: all are 1
+  int64_t ignore_index = 255;        ///< class id of void pixels, which do not count
+  double label_smoothing = 0;        ///< in [0, 1]
+  bool align_corners = false;        ///< as of at::upsample_bilinear2d
+  /// Online bootstrapping: per image, the hardest ceil(share * n) of its n valid pixels count, and of these
+  /// only those whose class has a probability below bootstrap_probability. Both in (0, 1]; 1: all count.
+  double bootstrap_share = 1;
+  double bootstrap_probability = 1;
+};
+
+struct UpsampledCrossEntropy {
+  at::Tensor loss;  ///< the mean, a scalar; 0 if no pixel counts
+  at::Tensor
+      weight;  ///< f64 scalar: the weights of the pixels that count, summed; without weights their number
+};
+
+/// Returns at::cross_entropy_loss(at::upsample_bilinear2d(logits, targets' size), targets), with
+/// bootstrapping if it is asked for. No tensor of (N, C, H, W) is made: forward writes the gradient of the
+/// small logits, which is all that is saved for backward, in f32 (f64 for f64).
+///
+/// logits:  (N, C, h, w); f32, f64, f16 or bf16, on the CPU. Contiguous and channels-last tensors run
+///          natively. 16-bit logits are widened to f32 first. The loss is f32 then, else of the logits' dtype.
+/// targets: (N, H, W), i64 or u8: class ids in [0, C), or ignore_index.
+/// Gradient: logits. Double backward is an error.
+/// Errors: c10::Error "[upsampled_cross_entropy] requirement, got value"; c10::IndexError for a target that is
+///         neither a class nor ignored.
+UpsampledCrossEntropy upsampled_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
+                                              const UpsampledCrossEntropyOptions& options = {});
+
+/// Returns at::upsample_bilinear2d(logits, size).argmax(1), (N, H, W) of i64, without the upsampled logits. Of
+/// equal logits the first class counts; NaN is above any number. Not differentiable.
+at::Tensor upsampled_argmax(const at::Tensor& logits, at::IntArrayRef size, bool align_corners = false);
+
+}  // namespace palimpsest::ops
