@@ -1,4 +1,6 @@
-"""The layers as functions: batch normalization with activation, max pooling, activations."""
+"""The layers as functions: batch normalization with activation, max pooling, activations, the loss of a segmentation network."""
+import math
+import warnings
 from collections.abc import Sequence
 
 import torch
@@ -177,3 +179,64 @@ def conv2d(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = No
     if is_exporting() or isinstance(padding, str) or x.dim() != 4:
         return F.conv2d(x, weight, bias, stride, padding, dilation, groups)
     return torch.ops.palimpsest.convolution(x, weight, bias, *(_pair(size) for size in (stride, padding, dilation)), groups)
+
+
+def upsampled_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, weight: torch.Tensor | None = None,
+                            ignore_index: int = -100, label_smoothing: float = 0.0, align_corners: bool = False,
+                            bootstrap_share: float = 1.0, bootstrap_probability: float = 1.0) -> torch.Tensor:
+    """The mean cross-entropy of bilinearly upsampled logits, without the upsampled logits and their gradient:
+    F.cross_entropy(F.interpolate(logits, targets.shape[1:], mode="bilinear"), targets).
+
+    logits: (N, C, h, w); targets: (N, H, W), int64 or uint8. What is kept for backward is the gradient of the small logits.
+    weight: one number >= 0 per class. bootstrap_share: per image, the share of its pixels that counts, the hardest ones;
+    bootstrap_probability: of these only pixels whose class has a lower probability. 0 if no pixel counts, where torch gives NaN.
+    A second derivative is an error. On a GPU torch's operators compute the same, with their memory, and a warning says so
+    once. Raises RuntimeError for tensors that do not fit, IndexError for a target that is no class."""
+    if logits.is_cpu and not is_exporting():
+        return torch.ops.palimpsest.upsampled_cross_entropy(logits, targets, weight, ignore_index, label_smoothing, align_corners,
+                                                            bootstrap_share, bootstrap_probability)[0]
+    if not is_exporting():
+        _warn_of_full_size("upsampled_cross_entropy")
+    return _torchs_upsampled_cross_entropy(logits, targets, weight, ignore_index, label_smoothing, align_corners, bootstrap_share,
+                                           bootstrap_probability)
+
+
+def upsampled_argmax(logits: torch.Tensor, size: Sequence[int], align_corners: bool = False) -> torch.Tensor:
+    """F.interpolate(logits, size, mode="bilinear").argmax(1) without the upsampled logits: the predicted class of each pixel.
+
+    logits: (N, C, h, w). Returns (N, *size) of int64. Of equal logits the first class counts. On a GPU see
+    upsampled_cross_entropy."""
+    if logits.is_cpu and not is_exporting():
+        return torch.ops.palimpsest.upsampled_argmax(logits, list(size), align_corners)
+    if not is_exporting():
+        _warn_of_full_size("upsampled_argmax")
+    return F.interpolate(logits, list(size), mode="bilinear", align_corners=align_corners).argmax(1)
+
+
+_warned: set[str] = set()
+
+
+def _warn_of_full_size(name):
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(f"palimpsest: {name} has no kernel for this device yet: torch's operators make tensors of the images' size",
+                      RuntimeWarning, stacklevel=3)
+
+
+def _torchs_upsampled_cross_entropy(logits, targets, weight, ignore_index, label_smoothing, align_corners, share, probability):
+    z = F.interpolate(logits.float() if logits.element_size() == 2 else logits, list(targets.shape[1:]), mode="bilinear",
+                      align_corners=align_corners)
+    ids = targets.long()
+    valid = ids != ignore_index
+    losses = F.cross_entropy(z, ids, weight, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none")
+    if share < 1 or probability < 1:
+        with torch.no_grad():
+            hardness = F.cross_entropy(z, ids, ignore_index=ignore_index, reduction="none").flatten(1)
+            places = hardness.masked_fill(~valid.flatten(1), -torch.inf).sort(dim=1, descending=True, stable=True).indices
+            ranks = torch.empty_like(places).scatter_(1, places, torch.arange(places.shape[1], device=z.device).expand_as(places))
+            most = (valid.flatten(1).sum(1, keepdim=True) * share).ceil()
+            chosen = (ranks < most) & ((hardness > -math.log(probability)) if probability < 1 else True)
+            valid = valid & chosen.view_as(valid)
+    weights = valid.to(losses.dtype) if weight is None else weight.to(losses)[ids.masked_fill(~valid, 0)] * valid
+    total = weights.sum()
+    return torch.where(valid, losses, 0).sum() / torch.where(total > 0, total, 1)

@@ -475,3 +475,57 @@ def test_the_inner_operators_of_max_pooling_refuse_windows_that_their_memory_is_
     for window in (([16, 16], [1, 1], [0, 0], [1, 1]), ([2, 2], [0, 1], [0, 0], [1, 1]), ([2], [1, 1], [0, 0], [1, 1])):
         with pytest.raises(RuntimeError, match=r"\[max_pool2d\]"):
             torch.ops.palimpsest.max_pool2d_forward(x, *window, False, True)
+
+
+# ---- The loss of upsampled logits
+
+upsampled_cross_entropy = torch.ops.palimpsest.upsampled_cross_entropy
+
+
+def upsampled_inputs(dtype=torch.float64, channels_last=False, classes=5):
+    generator = torch.Generator().manual_seed(6)
+    logits = torch.randn(2, classes, 3, 4, generator=generator, dtype=torch.float64).to(dtype)
+    if channels_last:
+        logits = logits.contiguous(memory_format=torch.channels_last)
+    targets = torch.randint(classes, (2, 8, 10), generator=generator)
+    targets[0, :2] = 255
+    return logits.requires_grad_(), targets
+
+
+def test_the_schema_of_the_upsampled_loss_is_the_contract():
+    assert str(upsampled_cross_entropy.default._schema) == (
+        "palimpsest::upsampled_cross_entropy(Tensor logits, Tensor targets, Tensor? weight=None, int ignore_index=255, "
+        "float label_smoothing=0., bool align_corners=False, float bootstrap_share=1., float bootstrap_probability=1.) "
+        "-> (Tensor, Tensor)")
+    assert str(torch.ops.palimpsest.upsampled_argmax.default._schema) == (
+        "palimpsest::upsampled_argmax(Tensor logits, SymInt[2] size, bool align_corners=False) -> Tensor")
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_the_gradient_of_the_upsampled_loss_is_that_of_finite_differences(channels_last, share):
+    logits, targets = upsampled_inputs(channels_last=channels_last)
+    weight = torch.rand(5, dtype=torch.float64)
+    assert gradcheck(lambda x: upsampled_cross_entropy(x, targets, weight, 255, 0.1, True, share)[0], (logits,))
+
+
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_opcheck_passes_for_the_upsampled_loss(channels_last, dtype):
+    logits, targets = upsampled_inputs(dtype, channels_last)
+    opcheck(upsampled_cross_entropy.default, (logits, targets))
+    for for_backward in (True, False):
+        opcheck(torch.ops.palimpsest.upsampled_cross_entropy_forward.default,
+                (logits.detach(), targets, None, 255, 0.0, False, 1.0, 1.0, for_backward))
+    opcheck(torch.ops.palimpsest.upsampled_argmax.default, (logits.detach(), [8, 10]))
+
+
+def test_the_upsampled_loss_compiles_without_a_break():
+    logits, targets = upsampled_inputs(torch.float32)
+
+    def step(x):
+        return upsampled_cross_entropy(x * 2, targets, bootstrap_share=0.5)[0] + 1
+
+    (want,) = torch.autograd.grad(step(logits), logits)
+    (got,) = torch.autograd.grad(torch.compile(step, fullgraph=True, backend="aot_eager")(logits), logits)
+    assert got.equal(want)
