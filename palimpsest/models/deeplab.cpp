@@ -76,7 +76,7 @@ at::Tensor DeepLabV3::coarse_logits(const at::Tensor& images) {
 }
 
 at::Tensor DeepLabV3::forward(const at::Tensor& images) {
-  const at::Tensor x = coarse_logits(images);
+  at::Tensor x = coarse_logits(images);
   if (!has_classifier()) return x;
   return at::upsample_bilinear2d(x, {images.size(2), images.size(3)}, /*align_corners=*/false);
 }

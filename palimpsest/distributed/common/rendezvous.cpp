@@ -15,8 +15,8 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
-#include <cstdlib>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -289,8 +289,9 @@ class Arrival {
       for (const int64_t last = round_->add("entered", 0); entered < last;) unread.insert(++entered);
       std::erase_if(unread, [&](int64_t entry) {
         if (!round_->check({entry_key(entry)})) return false;
-        const auto [number_text, greeting] = split(round_->get_to_str(entry_key(entry)));
-        const int rank = std::atoi(number_text.c_str());
+        const auto [digits, greeting] = split(round_->get_to_str(entry_key(entry)));
+        int rank = -1;
+        std::from_chars(digits.data(), digits.data() + digits.size(), rank);
         if (const auto found = conflict(0, greeting_, rank, greeting))
           conclude("u " + *found);
         else if (!there.emplace(rank, entry).second)
