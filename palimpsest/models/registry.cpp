@@ -9,6 +9,7 @@
 #include "palimpsest/models/resnet_preact.h"
 #include "palimpsest/models/resnext_preact.h"
 #include "palimpsest/models/sequential_net.h"
+#include "palimpsest/models/wide_resnet.h"
 
 #include <algorithm>
 #include <array>
@@ -37,6 +38,11 @@ Entry preact(const std::string& name, std::array<int64_t, 4> blocks) {
   return {name, [name, blocks](const BackboneOptions& o) {
             return std::make_shared<PreactResNeXt>(name, blocks, o);
           }};
+}
+
+Entry wide(const std::string& name, std::array<int64_t, 6> blocks) {
+  return {name,
+          [name, blocks](const BackboneOptions& o) { return std::make_shared<WideResNet>(name, blocks, o); }};
 }
 
 Entry dense(const DenseNetShape& shape) {
@@ -74,6 +80,9 @@ const std::vector<Entry>& bodies() {
       preact("resnext50_preact", {3, 4, 6, 3}),
       preact("resnext101_preact", {3, 4, 23, 3}),
       preact("resnext152_preact", {3, 8, 36, 3}),
+      wide("wide_resnet16", {1, 1, 1, 1, 1, 1}),
+      wide("wide_resnet20", {1, 1, 1, 3, 1, 1}),
+      wide("wide_resnet38", {3, 3, 6, 3, 1, 1}),
   };
   return entries;
 }

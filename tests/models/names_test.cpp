@@ -173,9 +173,43 @@ INSTANTIATE_TEST_SUITE_P(Models, Preact,
                                            std::pair{"resnext152_preact", Blocks{3, 8, 36, 3}}),
                          [](const auto& info) { return std::string(info.param.first); });
 
+TEST(Names, AWideResNetHasTheNamesAndParametersOfThePapersRelease) {
+  const auto model = make("wide_resnet38", {});
+  const int64_t blocks[] = {3, 3, 6, 3, 1, 1};
+  const std::vector<std::vector<int64_t>> widths = {{128, 128},  {256, 256},        {512, 512},
+                                                    {512, 1024}, {512, 1024, 2048}, {1024, 2048, 4096}};
+  int64_t total = 64 * 3 * 9, in = 64;
+  std::vector<std::string> convolutions{"mod1.conv1.weight"};
+  for (std::size_t i = 0; i < widths.size(); ++i) {
+    const bool bottleneck = widths[i].size() == 3;
+    const int64_t out = widths[i].back();
+    for (int64_t b = 1; b <= blocks[i]; ++b) {
+      const std::string block = "mod" + std::to_string(i + 2) + ".block" + std::to_string(b);
+      int64_t c = in;
+      for (std::size_t k = 0; k < widths[i].size(); ++k) {
+        const int64_t taps = bottleneck && k != 1 ? 1 : 9;
+        total += c * widths[i][k] * taps + 2 * c;  // the convolution, the normalization before it
+        c = widths[i][k];
+        convolutions.push_back(block + ".convs.conv" + std::to_string(k + 1) + ".weight");
+      }
+      if (in != out) {
+        total += in * out;
+        convolutions.push_back(block + ".proj_conv.weight");
+      }
+      in = out;
+    }
+  }
+  EXPECT_EQ(parameter_count(*model), total + 2 * in + in * 1000 + 1000);
+  std::vector<std::string> got;
+  for (const auto& [key, tensor] : nn::state_dict(*model))
+    if (tensor.dim() == 4) got.push_back(key);
+  EXPECT_EQ(got, convolutions);
+}
+
 TEST(Names, DoNotDependOnTheStrategy) {
-  for (const char* name : {"resnet18", "resnext50_32x4d", "resnext50_preact", "deeplabv3_resnet18",
-                           "densenet_bc16_k4", "inception_v3_cifar_narrow", "resnet29_preact_cifar"}) {
+  for (const char* name :
+       {"resnet18", "resnext50_32x4d", "resnext50_preact", "wide_resnet16", "deeplabv3_resnet18",
+        "densenet_bc16_k4", "inception_v3_cifar_narrow", "resnet29_preact_cifar"}) {
     ModelOptions standard, in_place;
     standard.strategy = nn::Strategy::kStandard;
     in_place.strategy = nn::Strategy::kInplace2;

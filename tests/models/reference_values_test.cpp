@@ -8,8 +8,8 @@ namespace {
 
 // Logits (0,0), (0,1), (1,0), (1,999) of networks filled by formula, in training mode, then in eval mode with
 // the running statistics that this one batch left. Post-activation rows: torchvision 0.26 with every ReLU
-// replaced by LeakyReLU(0.01). Pre-activation row: the paper's network in plain PyTorch, stride in the 3x3
-// convolution. f64.
+// replaced by LeakyReLU(0.01). Pre-activation and wide rows: the paper's networks in plain PyTorch, stride in the
+// 3x3 convolution. f64.
 struct Row {
   const char* name;
   std::array<double, 4> training, evaluation;
@@ -54,7 +54,10 @@ INSTANTIATE_TEST_SUITE_P(
             {-0.06355788018062504, -0.0924947530266368, -0.064339470173998894, -0.01768755117692055}},
         Row{"resnext50_preact",
             {-0.432888909611103, -0.306663404787708, -0.310810959680943, -0.491736282724343},
-            {-0.300168257156581, -0.124127762725181, -0.324200626038181, -0.0350516353531664}}),
+            {-0.300168257156581, -0.124127762725181, -0.324200626038181, -0.0350516353531664}},
+        Row{"wide_resnet16",
+            {-0.32331668697403254, 0.4581075289113147, 0.361976585843396, -0.35818919676022787},
+            {-0.010015885748572123, 0.12396412016607561, -0.010222700865947884, -0.12249209624024926}}),
     [](const auto& info) { return std::string(info.param.name); });
 
 }  // namespace
