@@ -4,6 +4,7 @@
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/command_line.h"
 #include "palimpsest/cli/exit_status.h"
+#include "palimpsest/cli/process.h"
 #include "palimpsest/cli/settings.h"
 #include "palimpsest/train/device.h"
 
@@ -14,6 +15,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
 #include <chrono>
 #include <cstdlib>
@@ -96,9 +98,19 @@ std::unique_ptr<distributed::Group> connect(const Options& options) {
   distributed::GroupOptions group;
   group.timeout = std::chrono::seconds(options.run.timeout);
   group.identity = identity(options);
+  const std::atomic<int>* stop_signal = nullptr;
+  if (options.run.command == Command::kTrain) {
+    stop_signal = &poll_stop_signals();
+    group.gives_up = [stop_signal] { return stop_signal->load() != 0; };
+  }
   try {
     return std::make_unique<distributed::Group>(*options.run.launch, group);
   } catch (const Error& error) {
+    if (stop_signal && stop_signal->load() != 0) {
+      std::cerr << "palimpsest: " << signal_name(stop_signal->load()) << ": " << printable(error.what())
+                << std::endl;
+      end_process(128 + stop_signal->load());
+    }
     if (error.kind() != ErrorKind::kUsage || !(options.run.resume || options.run.resume_if_possible)) throw;
     throw Error(
         error.kind(),

@@ -36,11 +36,14 @@ void check_same_data(distributed::Group& group, const Options& options, const Da
   same.data.root.clear();
   std::string text = to_toml(same, Scope::kRun);
   const auto describe = [&](const char* name, const data::Dataset& set) {
-    text += fmt::format("{} {} ({})\n", name, set.size(), set.identity());
+    const std::string identity = set.identity();
+    text += fmt::format("{} {}{}\n", name, set.size(), identity.empty() ? "" : ", of the files: " + identity);
   };
   describe("training images", *sets.train);
   if (sets.validation) describe("validation images", *sets.validation);
-  group.require_same(text, "the data");
+  group.require_same(text,
+                     "the data (number, names and sizes of the files; copy them again, or give all ranks one "
+                     "folder)");
 }
 
 /// Trains in the output folder, which rank 0 holds.
@@ -50,7 +53,13 @@ int train_in_folder(Options options, distributed::Group* group) {
   if (leads)
     folder.emplace(options, Command::kTrain);  // before the data is read: a wrong folder is an error at once
   if (group) {
-    options.run.resume = group->any(leads && options.run.resume, "whether to resume");
+    const bool finds_run = options.run.resume;
+    options.run.resume = group->any(leads && finds_run, "whether to resume");
+    if (options.run.resume_if_possible && !options.run.resume && group->any(finds_run, "a run to resume"))
+      throw Error(ErrorKind::kCheckpoint,
+                  "--resume-if-possible: another process finds a run in its output folder, and rank 0 finds "
+                  "none: let "
+                  "rank 0 see it, or remove it there");
     options.run.old_shuffle = group->any(leads && options.run.old_shuffle, "the order of the data");
   }
   const Datasets sets = make_datasets(options, Need::kTrainAndValidation);

@@ -102,7 +102,7 @@ bool truth(const Variables& variables, const std::string& name) {
 Launch from_torchrun(const Variables& variables) {
   Launch launch;
   launch.launcher = variables.has("TORCHELASTIC_RUN_ID") ? "torchrun" : "a launcher";
-  launch.size = variables.number("WORLD_SIZE", 1);
+  launch.size = variables.number("WORLD_SIZE", 1, kMostRanks);
   launch.rank = variables.number("RANK", 0);
   check_below(variables, "RANK", launch.rank, "WORLD_SIZE", launch.size);
   if (variables.has("LOCAL_RANK") || variables.has("LOCAL_WORLD_SIZE")) {
@@ -148,7 +148,7 @@ Launch from_slurm(const Variables& variables) {
   Launch launch;
   launch.launcher = "Slurm";
   const std::string size_name = variables.first_of({"SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"});
-  launch.size = variables.number(size_name, 1);
+  launch.size = variables.number(size_name, 1, kMostRanks);
   launch.rank = variables.number("SLURM_PROCID", 0);
   check_below(variables, "SLURM_PROCID", launch.rank, size_name, launch.size);
   launch.local_rank = variables.number("SLURM_LOCALID", 0);

@@ -9,6 +9,9 @@
 /// variables.
 namespace palimpsest::distributed {
 
+/// A group has at most this many ranks; a larger number is a mistake.
+inline constexpr int kMostRanks = 1 << 16;
+
 /// One process of a run. The processes are called ranks; each rank has a number.
 struct Launch {
   int rank = 0;                       ///< the number of this process, in [0, size)

@@ -11,12 +11,14 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <fmt/format.h>
+#include <sys/resource.h>
 #include <torch/csrc/distributed/c10d/GroupRegistry.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <atomic>
+#include <csignal>
 #include <cstring>
 #include <exception>
 #include <map>
@@ -43,6 +45,9 @@ void check_launch(const Launch& launch, const GroupOptions& options) {
   if (launch.size < 1 || launch.rank < 0 || launch.rank >= launch.size)
     throw Error(ErrorKind::kUsage, fmt::format("[distributed] a rank must be in [0, size), got rank {} of {}",
                                                launch.rank, launch.size));
+  if (launch.size > kMostRanks)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("[distributed] there must be at most {} ranks, got {}", kMostRanks, launch.size));
   if (options.timeout <= milliseconds::zero())
     throw Error(ErrorKind::kUsage,
                 fmt::format("[distributed] timeout must be above 0, got {} ms", options.timeout.count()));
@@ -51,6 +56,30 @@ void check_launch(const Launch& launch, const GroupOptions& options) {
                                                options.timeout.count()));
   if (options.name.empty())
     throw Error(ErrorKind::kUsage, "[distributed] the name of a group must not be empty, got ''");
+}
+
+/// Gloo writes to connections that a rank may have closed: the signal would end the process before the error is
+/// known. A handler of the program stays.
+void ignore_broken_pipes() {
+  struct sigaction now{};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) std::signal(SIGPIPE, SIG_IGN);
+}
+
+/// Raises the soft limit of open files to what the ranks of a group need. Throws Error(kUsage) if the hard
+/// limit is lower. The store of rank 0 has two connections per rank, Gloo has one to each other rank.
+void allow_open_files(const Launch& launch) {
+  constexpr rlim_t kOther = 128;  // libraries, images, and what the program itself has open
+  const auto needed = static_cast<rlim_t>(launch.size) * (launch.rank == 0 ? 4 : 1) + kOther;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  if (limit.rlim_max < needed)
+    throw Error(
+        ErrorKind::kUsage,
+        fmt::format("[distributed] rank {} of {} needs {} open files at once, and may have {}: raise the "
+                    "limit (ulimit -n)",
+                    launch.rank, launch.size, needed, limit.rlim_max));
+  limit.rlim_cur = needed;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 /// The names that are in use. c10d's registry would replace a group of the same name.
@@ -129,6 +158,10 @@ class Group::State {
 Group::State::State(const Launch& launch_, const GroupOptions& options_)
     : launch(launch_), options(options_), name_taken(options_.name) {
   const bool alone = launch.size == 1 && !launch.agent_store;
+  if (!alone) {
+    ignore_broken_pipes();
+    allow_open_files(launch);
+  }
   meeting = alone ? meet_nobody() : meet(launch, options);
   if (!alone) {
     Watcher::Options watching;

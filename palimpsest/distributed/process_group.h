@@ -43,6 +43,8 @@ class ProcessGroup;  // <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 ///    that have not reached the collective.
 /// All ranks report the fault that was noticed first. After a fault every collective throws it again; the way
 /// out is to end the process, and to let the launcher start all ranks again.
+/// A group of several ranks makes the process ignore SIGPIPE, unless the program handles it: writing to a rank
+/// that is gone is an error, not the end. It raises the soft limit of open files if the group needs more.
 /// Collectives of others over process_group() (c10d::Reducer, operators with `group=`) end in the same way. A
 /// GPU's collective runs on the GPU: the host does not wait in it, and at a fault NCCL's communicators are
 /// aborted, so that the host wakes where it waits for the GPU.
@@ -63,6 +65,9 @@ struct GroupOptions {
   /// binds Launch::port. A process that starts the ranks itself can bind port 0, so that no other program
   /// takes the port, and hand the socket to rank 0.
   int listen_fd = -1;
+  /// Asked while the ranks meet, every 20 ms or so: true ends the meeting on all ranks that have come, with
+  /// Error(kPeer) that names this rank. A program gives up there at a signal. Empty: never.
+  std::function<bool()> gives_up = {};
   /// Called once on the watcher's thread for a fault that this rank did not publish itself, before running
   /// collectives end. It may end the process: a program prints one line and calls std::_Exit. Empty:
   /// collectives throw. Must not call the group.

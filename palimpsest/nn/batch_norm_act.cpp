@@ -66,7 +66,7 @@ ops::AbnOptions BatchNormActImpl::begin_forward() {
   layer.eps = options.eps();
   layer.activation = options.activation();
   layer.activation_param = options.activation_param();
-  if (layer.training) layer.group = options.group();
+  if (is_training()) layer.group = options.group();
   // A recomputed segment sees the same batch again.
   if (is_training() && num_batches_tracked.defined() && !recomputing()) {
     // module->to(kBFloat16) casts this buffer, too, and bf16 would count to 256 only.

@@ -166,9 +166,7 @@ class BatchNormActImpl : public Cloneable<BatchNormActImpl> {
 
   /// Returns whether this forward pass takes statistics over options.group(). Then an empty batch runs the
   /// operators that the other ranks run.
-  bool shares_statistics() const {
-    return !options.group().empty() && (is_training() || !running_mean.defined());
-  }
+  bool shares_statistics() const { return !options.group().empty() && is_training(); }
 
   void pretty_print(std::ostream& stream) const override;
 

@@ -80,7 +80,7 @@ class BatchNormAct(_NormBase):
         return functional.batch_norm_act(
             x, mean, var, weight, bias, uses_batch, momentum, eps, activation=self.activation, activation_param=self.activation_param,
             strategy=self.strategy, residual=residual, in_place=self.in_place,
-            group=self._statistics_group())
+            group=self._statistics_group() if self.training else None)
 
     def _statistics_group(self):
         return self.group

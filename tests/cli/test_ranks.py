@@ -2,6 +2,7 @@
 import contextlib
 import json
 import os
+import pathlib
 import random
 import resource
 import signal
@@ -13,7 +14,7 @@ import time
 import numpy as np
 import pytest
 
-from cli_support import (DATA_ERROR, DIVERGED, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, succeeds)
+from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, succeeds)
 from ranks import Ranks, children, free_port, run_ranks, succeed_on_ranks, torchrun
 
 PEER = 8
@@ -55,6 +56,13 @@ def wait_for_step(folder, step, *processes):
         for process in processes:
             assert process.poll() is None, process.communicate()
         time.sleep(0.002)
+
+
+def wait_for_thread(process, name):
+    deadline = time.monotonic() + 60
+    while name not in (file.read_text().strip() for file in pathlib.Path(f"/proc/{process.pid}/task").glob("*/comm")):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.01)
 
 
 def error_lines(text):
@@ -281,7 +289,7 @@ def test_other_data_of_the_same_size_on_one_is_told(folder):
     renamed.rename(renamed.with_name("renamed.png"))
     with Ranks(2, lambda rank: ["train", *TINY_CLASSIFIER, "--data-root", str(rank), "--output", "run"], cwd=folder) as ranks:
         codes, _, err = ranks.wait(timeout=60)
-    assert codes == [USAGE, USAGE] and all("training images 8 (" in text for text in err), err
+    assert codes == [USAGE, USAGE] and all("training images 8, of the files" in text for text in err), err
 
 
 def test_a_folder_that_holds_a_run_ends_both(copy_of_run):
@@ -320,6 +328,27 @@ def test_a_process_that_hangs_is_named_also_if_the_others_met_in_it(folder):
         assert ranks.processes[1].returncode == PEER, err
     assert time.monotonic() - begin < 30
     assert len(error_lines(err)) == 1 and "rank 0 of 2" in err and "no answer" in err, err
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_signal_before_all_have_met_ends_those_that_have_come(folder, rank):
+    with Ranks(2, ["train", *TINY, "--timeout", "60", "--output", "run"], cwd=folder,
+               variables=lambda _: {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}) as ranks:
+        for process in ranks.processes:
+            wait_for_thread(process, "pal_store")  # it asks the store: the process is about to wait for the third
+        begin = time.monotonic()
+        ranks.processes[rank].send_signal(signal.SIGTERM)
+        codes, _, err = ranks.wait(timeout=50)
+    assert codes[rank] == 128 + signal.SIGTERM and codes[1 - rank] == PEER, err
+    assert time.monotonic() - begin < 20 and all(f"rank {rank} of 3 was stopped" in text for text in err), err
+
+
+def test_a_run_that_rank_0_does_not_see_is_not_begun_anew(folder):
+    succeed_on_ranks(2, "train", *TINY, "--output", "run", cwd=folder)
+    with Ranks(2, lambda rank: ["train", *TINY, "--resume-if-possible", "--output", ["lost", "run"][rank]], cwd=folder) as ranks:
+        codes, _, err = ranks.wait(timeout=60)
+    assert codes == [CHECKPOINT, CHECKPOINT], err
+    assert all("rank 0 finds none" in text for text in err), err
 
 
 @pytest.mark.parametrize("greeting", [None, b"SSH-2.0-server\r\n"], ids=["silent", "talks"])

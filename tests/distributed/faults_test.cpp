@@ -4,10 +4,12 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <torch/torch.h>
 #include <unistd.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <cerrno>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
@@ -385,6 +387,50 @@ const RankBody kFailsWithoutStore{
 
 TEST(Fail, ReturnsSoonWhereTheStoreHangs) {
   EXPECT_EQ(run_ranks("fails_without_store", 2)[1].result, "soon");
+}
+
+/// A signal of the program comes while the ranks wait for rank 2.
+const RankBody kGivesUp{"gives_up", [](const Place& place) {
+                          GroupOptions options = place.options();
+                          const auto start = Clock::now();
+                          options.gives_up = [&] {
+                            return place.launch.rank == 1 &&
+                                   Clock::now() - start > std::chrono::milliseconds(300);
+                          };
+                          const Group group(place.launch, options);
+                          return std::string("connected");
+                        }};
+
+TEST(Group, EndsTheMeetingWhereARankGivesUp) {
+  const auto start = Clock::now();
+  for (const auto& outcome : run_ranks("gives_up", 3, {.absent = {2}}))
+    expect_parts(outcome, ErrorKind::kPeer, {"rank 1 of 3 was stopped before all ranks had met"});
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(15)) << "half of the timeout";
+}
+
+const RankBody kFewFiles{"few_files", [](const Place& place) {
+                           const rlimit limit{60, 60};
+                           if (place.launch.rank == 1) ::setrlimit(RLIMIT_NOFILE, &limit);
+                           const Group group(place.launch, place.options());
+                           return std::string("connected");
+                         }};
+
+TEST(Group, SaysHowManyOpenFilesItNeeds) {
+  const auto outcomes = run_ranks("few_files", 2, {.absent = {0}});
+  expect_parts(outcomes[0], ErrorKind::kUsage, {"rank 1 of 2 needs 130 open files", "60", "ulimit -n"});
+}
+
+const RankBody kBrokenPipe{
+    "broken_pipe", [](const Place& place) {
+      const Group group(place.launch, place.options());
+      int ends[2];
+      if (::pipe(ends) != 0) return std::string("no pipe");
+      ::close(ends[0]);
+      return std::string(::write(ends[1], "x", 1) < 0 && errno == EPIPE ? "lives" : "?");
+    }};
+
+TEST(Group, MakesAWriteToARankThatIsGoneAnError) {
+  EXPECT_EQ(testing::common_result(run_ranks("broken_pipe", 2)), "lives");
 }
 
 /// Rank 0 meets again on its port after a fault between the meeting and the first collective.

@@ -166,9 +166,7 @@ def _options(group, rank):
     plain = palimpsest.nn.BatchNormAct(6, affine=False, track_running_stats=False).double()
     shared = copy.deepcopy(plain)
     shared.group = group.group_name
-    for mode in (True, False):  # without running statistics, eval mode takes those of the batch
-        shared.train(mode), plain.train(mode)
-        steps_like_one_process(group, rank, (shared, through_copy), (plain, through_copy), [images(group, 6, 4, 6)])
+    steps_like_one_process(group, rank, (shared, through_copy), (plain, through_copy), [images(group, 6, 4, 6)])
 
 
 def test_momentum_running_statistics_and_parameters_of_any_kind(ranks):
@@ -269,6 +267,18 @@ def _frozen(group, rank):
 
 def test_eval_mode_and_frozen_statistics_send_nothing(ranks):
     ranks.run(2, _frozen)
+
+
+def _without_running_statistics(group, rank):
+    layer = palimpsest.nn.InPlaceABN(5, track_running_stats=False, group=group).eval()
+    ops.reset_group_traffic()
+    if rank == 0:  # the others are not asked
+        layer(torch.randn(3, 5, 2, 2))
+    assert ops.group_traffic() == (0, 0)
+
+
+def test_a_layer_without_running_statistics_asks_nobody_in_eval_mode(ranks):
+    ranks.run(2, _without_running_statistics)
 
 
 def _traffic(group, rank):

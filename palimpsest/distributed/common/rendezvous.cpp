@@ -190,6 +190,15 @@ class Arrival {
   void pause(milliseconds time) {
     std::this_thread::sleep_for(time);
     connection_->set_limit(time_left());
+    if (!gives_up_at_ && options_.gives_up && options_.gives_up())
+      gives_up_at_ = Clock::now() + kVerdictGrace;
+    if (!gives_up_at_) return;
+    const std::string verdict =
+        fmt::format("p rank {} of {} was stopped before all ranks had met", launch_.rank, launch_.size);
+    if (round_)
+      conclude(verdict);
+    else if (Clock::now() > *gives_up_at_)  // rank 0 would have welcomed this process, and told the others
+      refuse(verdict);
   }
 
   c10::intrusive_ptr<BoundedStore> tcp_store(bool is_server) {
@@ -200,8 +209,10 @@ class Arrival {
     options.timeout = time_left();
     if (is_server && options_.listen_fd >= 0) options.masterListenFd = options_.listen_fd;
     const auto port = std::make_shared<uint16_t>();
+    // MASTER_ADDR may be an address that rank 0's machine itself does not reach.
+    const std::string address = serves_ && options_.listen_fd < 0 ? "127.0.0.1" : launch_.address;
     auto store = c10::make_intrusive<BoundedStore>(
-        [address = launch_.address, options, port]() -> c10::intrusive_ptr<c10d::Store> {
+        [address, options, port]() -> c10::intrusive_ptr<c10d::Store> {
           auto tcp = c10::make_intrusive<c10d::TCPStore>(address, options);
           *port = tcp->getPort();
           return tcp;
@@ -229,6 +240,15 @@ class Arrival {
       connection_ = tcp_store(serves_);
     } catch (const c10::Error& error) {
       const std::string why = reason_of(error.what_without_backtrace());
+      if (serves_ && why == BoundedStore::kNoAnswer)
+        throw Error(ErrorKind::kPeer, fmt::format("{} its own store at {} did not answer within {} s", me(),
+                                                  where(), seconds(options_.timeout)));
+      if (serves_ && why.find("EADDRINUSE") != why.npos)
+        throw Error(
+            ErrorKind::kUsage,
+            fmt::format("{} cannot listen at {}: the port is in use; set another MASTER_PORT on all ranks, "
+                        "or look for a second process with rank 0",
+                        me(), where()));
       if (serves_)
         throw Error(ErrorKind::kUsage, fmt::format("{} cannot listen at {}: {}", me(), where(), why));
       throw Error(ErrorKind::kPeer,
@@ -401,7 +421,8 @@ class Arrival {
   std::string round_prefix_, round_number_;
   StorePtr store_, round_;  // the keys of this name of a group, and those of the round
   int64_t entry_ = 0;       // of this process in the round
-  int64_t welcomed_ = 0;    // rank 0: the last ticket
+  std::optional<Clock::time_point> gives_up_at_;
+  int64_t welcomed_ = 0;  // rank 0: the last ticket
 };
 
 }  // namespace

@@ -233,15 +233,23 @@ std::string Watcher::description(const Broken& broken, const RollCall& roll) con
     else if (elsewhere.empty() && answer.second != broken.what)
       elsewhere = fmt::format(", but rank {} has begun {}", rank, answer.second);
   const std::string advice = broken.advice.empty() ? "" : "; " + broken.advice;
-  if (broken.message.find("imed out") == std::string::npos &&
-      broken.message.find("imeout") == std::string::npos)
+  const bool timed_out = broken.message.find("imed out") != std::string::npos ||
+                         broken.message.find("imeout") != std::string::npos;
+  if (!timed_out || !broken.advice.empty())  // Gloo's connections say so after one attempt, too
     return fmt::format("{} failed on {}, and all ranks live{}: {}{}", broken.what,
                        rank_list({options_.rank}, size), elsewhere, reason_of(broken.message), advice);
   const double seconds = std::chrono::duration<double>(options_.timeout).count();
   if (behind.empty())
-    return fmt::format("{} did not end within {} s, and all ranks live{}{}", broken.what, seconds, elsewhere,
-                       advice);
+    return fmt::format(
+        "{} did not end within {} s, and all ranks live{}", broken.what, seconds,
+        elsewhere.empty() ? " and have begun it: a link between two of them may be cut" : elsewhere);
   const std::string& last = roll.answers.at(behind[0]).second;
+  if (last == broken.what)
+    return fmt::format(
+        "{} did not end within {} s: {} live{}, in an earlier operation of this name; a link between two "
+        "ranks "
+        "may be cut",
+        broken.what, seconds, rank_list(behind, size), behind.size() == 1 ? "s" : "");
   return fmt::format(
       "{} did not end within {} s: {} live{} but {} not reached it (last operation of rank {}: {})",
       broken.what, seconds, rank_list(behind, size), behind.size() == 1 ? "s" : "",
