@@ -33,12 +33,13 @@ struct UpsampledCrossEntropy {
 /// bootstrapping if it is asked for. No tensor of (N, C, H, W) is made: forward writes the gradient of the
 /// small logits, which is all that is saved for backward, in f32 (f64 for f64).
 ///
-/// logits:  (N, C, h, w); f32, f64, f16 or bf16, on the CPU. Contiguous and channels-last tensors run
+/// logits:  (N, C, h, w); f32, f64, f16 or bf16, on the CPU or a GPU. Contiguous and channels-last tensors run
 ///          natively. 16-bit logits are widened to f32 first. The loss is f32 then, else of the logits' dtype.
 /// targets: (N, H, W), i64 or u8: class ids in [0, C), or ignore_index.
 /// Gradient: logits. Double backward is an error.
 /// Errors: c10::Error "[upsampled_cross_entropy] requirement, got value"; c10::IndexError for a target that is
-///         neither a class nor ignored.
+///         neither a class nor ignored. On a GPU the host waits once to know that; while a CUDA graph is
+///         captured such a target is treated as ignored. There the weights are not checked.
 UpsampledCrossEntropy upsampled_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                               const UpsampledCrossEntropyOptions& options = {});
 

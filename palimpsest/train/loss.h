@@ -25,9 +25,9 @@ struct LossOptions {
 ///   cross_entropy:  S = the pixels that are not void
 ///   bootstrap:      S = those of them that bootstrapping selects
 /// If S is empty (all pixels void), L = 0 and dL/dx = 0, never NaN.
-/// Memory, for images on a CPU: the gradient of the logits as they are given is saved for backward, and no
+/// Memory, for images: the gradient of the logits as they are given is saved for backward, and no
 /// tensor of the targets' size is made, but for a number and a byte per pixel while bootstrapping ranks them
-/// (ops/upsampled_loss.h). Elsewhere the (upsampled) logits, the targets, and one log-sum-exp and one byte per
+/// (ops/upsampled_loss.h). For other shapes the logits, the targets, and one log-sum-exp and one byte per
 /// pixel are saved; there is no softmax tensor. The losses of the pixels are summed in f64.
 /// Throws Error(kUsage) as check_loss does, and Error(kData) for a class id that is neither in [0, C) nor the
 /// ignore id.

@@ -190,9 +190,9 @@ def upsampled_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, weig
     logits: (N, C, h, w); targets: (N, H, W), int64 or uint8. What is kept for backward is the gradient of the small logits.
     weight: one number >= 0 per class. bootstrap_share: per image, the share of its pixels that counts, the hardest ones;
     bootstrap_probability: of these only pixels whose class has a lower probability. 0 if no pixel counts, where torch gives NaN.
-    A second derivative is an error. On a GPU torch's operators compute the same, with their memory, and a warning says so
-    once. Raises RuntimeError for tensors that do not fit, IndexError for a target that is no class."""
-    if logits.is_cpu and not is_exporting():
+    A second derivative is an error. On a device that is neither a CPU nor a CUDA GPU torch's operators compute the same, with
+    their memory, and a warning says so once. Raises RuntimeError for tensors that do not fit, IndexError for a target that is no class."""
+    if (logits.is_cpu or logits.is_cuda) and not is_exporting():
         return torch.ops.palimpsest.upsampled_cross_entropy(logits, targets, weight, ignore_index, label_smoothing, align_corners,
                                                             bootstrap_share, bootstrap_probability)[0]
     if not is_exporting():
@@ -204,9 +204,9 @@ def upsampled_cross_entropy(logits: torch.Tensor, targets: torch.Tensor, *, weig
 def upsampled_argmax(logits: torch.Tensor, size: Sequence[int], align_corners: bool = False) -> torch.Tensor:
     """F.interpolate(logits, size, mode="bilinear").argmax(1) without the upsampled logits: the predicted class of each pixel.
 
-    logits: (N, C, h, w). Returns (N, *size) of int64. Of equal logits the first class counts. On a GPU see
+    logits: (N, C, h, w). Returns (N, *size) of int64. Of equal logits the first class counts. Devices as of
     upsampled_cross_entropy."""
-    if logits.is_cpu and not is_exporting():
+    if (logits.is_cpu or logits.is_cuda) and not is_exporting():
         return torch.ops.palimpsest.upsampled_argmax(logits, list(size), align_corners)
     if not is_exporting():
         _warn_of_full_size("upsampled_argmax")

@@ -387,3 +387,26 @@ def test_another_device():
         if isinstance(value, torch.Tensor):
             setattr(case, name, value.to("cuda:1"))
     assert all(torch.equal(a.cpu(), b.cpu()) for a, b in zip(case.run(layer_of("elu")), want))
+
+
+def test_the_loss_of_upsampled_logits_is_libtorchs():
+    torch.manual_seed(5)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        for share in (1.0, 0.25):
+            logits = torch.randn(2, 19, 9, 12).contiguous(memory_format=layout).to(DEVICE).requires_grad_()
+            targets = torch.randint(19, (2, 70, 90)).to(DEVICE)
+            targets[0, :9] = 255
+            loss, weight = torch.ops.palimpsest.upsampled_cross_entropy(logits, targets, bootstrap_share=share)
+            (got,) = torch.autograd.grad(loss, logits)
+            wide = functional.interpolate(logits.double(), targets.shape[1:], mode="bilinear")
+            losses = functional.cross_entropy(wide, targets, ignore_index=255, reduction="none").flatten(1)
+            most = (targets != 255).flatten(1).sum(1).mul(share).ceil().long().tolist()
+            want = torch.cat([of_image.topk(count).values for of_image, count in zip(losses, most)]).mean()
+            (gradient,) = torch.autograd.grad(want, logits)
+            assert weight == sum(most)
+            torch.testing.assert_close(loss.double(), want, rtol=1e-6, atol=0)
+            assert (got - gradient).abs().max() <= 1e-6 * gradient.abs().max()
+            ids = torch.ops.palimpsest.upsampled_argmax(logits.detach(), list(targets.shape[1:]))
+            assert (wide.amax(1) - wide.gather(1, ids.unsqueeze(1)).squeeze(1)).max() <= 1e-5
+    with pytest.raises(IndexError, match="got 77"):
+        torch.ops.palimpsest.upsampled_cross_entropy(logits, targets.masked_fill(targets == 3, 77))

@@ -1,89 +1,19 @@
-#include "palimpsest/kernels/upsampled_loss.h"
-
-#include "palimpsest/base/random.h"
-#include "tests/support/grid.h"
+#include "tests/kernels/upsampled_loss_case.h"
 
 #include <gtest/gtest.h>
 #include <omp.h>
 
 #include <algorithm>
 #include <cmath>
-#include <cstdint>
 #include <limits>
-#include <ostream>
-#include <string>
-#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace palimpsest::testing {
 namespace {
 
-using kernels::CrossEntropyRules;
-using kernels::CrossEntropySums;
-using kernels::CrossEntropyTargets;
-using kernels::UpsampledProblem;
-
-struct Case {
-  int64_t n, c;
-  Pair2 in, out;
-};
-
-std::ostream& operator<<(std::ostream& out, const Case& c) {
-  return out << "(" << c.n << ", " << c.c << ", " << c.in.h << ", " << c.in.w << ") to " << c.out.h << "x"
-             << c.out.w;
-}
-
-/// Channels around the widths of vectors; maps of one pixel; scales below, at and above 1, whole and broken.
-const std::vector<Case>& cases() {
-  static const std::vector<Case> all = [] {
-    std::vector<Case> cases{{2, 19, {5, 7}, {40, 56}}, {1, 150, {3, 4}, {24, 32}},
-                            {1, 3, {1, 1}, {9, 5}},    {2, 5, {6, 6}, {6, 6}},
-                            {1, 4, {9, 11}, {4, 3}},   {3, 21, {4, 5}, {13, 29}},
-                            {1, 2, {1, 8}, {1, 60}},   {1, 7, {8, 1}, {61, 1}},
-                            {1, 6, {7, 7}, {1, 1}},    {2, 12, {20, 30}, {80, 240}}};
-    for (const int64_t c : {1, 8, 9, 15, 16, 17, 31, 32, 33, 48, 49, 64, 65, 129})
-      cases.push_back({1, c, {3, 3}, {8, 11}});
-    return cases;
-  }();
-  return all;
-}
-
 template <class T>
-struct Inputs {
-  UpsampledProblem problem;
-  std::vector<T> x;
-  std::vector<int64_t> ids;
-  std::vector<double> weight;
-
-  Inputs(const Case& c, Layout layout, bool align_corners, double largest, uint64_t seed = 3) {
-    problem = {c.n,          c.c, c.in, c.out, layout, std::is_same_v<T, double> ? DType::f64 : DType::f32,
-               align_corners};
-    Random random(seed);
-    x.resize(static_cast<std::size_t>(c.n * c.c * c.in.h * c.in.w));
-    for (T& value : x) value = static_cast<T>(random.uniform(-largest, largest));
-    ids.resize(static_cast<std::size_t>(c.n * c.out.h * c.out.w));
-    for (int64_t& id : ids)
-      id = random.uniform(0, 1) < 0.1 ? 255
-                                      : static_cast<int64_t>(random.uniform(0, static_cast<double>(c.c)));
-    for (int64_t i = 0; i < c.c; ++i) weight.push_back(random.uniform(0, 2));
-  }
-
-  CrossEntropyTargets targets() const { return {ids.data(), false, 255}; }
-};
-
-template <class T>
-double largest_difference(const std::vector<T>& a, const std::vector<T>& b) {
-  double difference = 0, scale = 1;
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    difference = std::max(difference, std::abs(static_cast<double>(a[i]) - static_cast<double>(b[i])));
-    scale = std::max(scale, std::abs(static_cast<double>(b[i])));
-    if (std::isnan(a[i]) != std::isnan(b[i])) return std::numeric_limits<double>::infinity();
-  }
-  return difference / scale;
-}
-
-template <class T>
-void expect_reference(const Inputs<T>& inputs, const CrossEntropyRules& rules, double tolerance) {
+void expect_reference(const UpsampledInputs<T>& inputs, const CrossEntropyRules& rules, double tolerance) {
   std::vector<T> gradient(inputs.x.size(), T(7)), truth(inputs.x.size());
   const CrossEntropySums sums = kernels::cpu::upsampled_cross_entropy(
       inputs.problem, inputs.x.data(), inputs.targets(), rules, gradient.data());
@@ -108,12 +38,12 @@ class UpsampledLoss : public ::testing::Test {
   /// Calls test(inputs) for all cases, layouts and rules for corners.
   template <class Test>
   static void on_all(const Test& test) {
-    for (const Case& c : cases())
+    for (const UpsampledCase& c : upsampled_cases())
       for (const Layout layout : kLayouts)
         for (const bool align_corners : {false, true}) {
           SCOPED_TRACE(::testing::PrintToString(c) + (align_corners ? " corners" : "") +
                        (layout == Layout::kNCHW ? " NCHW" : " channels-last"));
-          test(Inputs<T>(c, layout, align_corners, 4));
+          test(UpsampledInputs<T>(c, layout, align_corners, 4));
         }
   }
 };
@@ -139,13 +69,13 @@ TYPED_TEST(UpsampledLoss, IsTheReferenceWithBootstrapping) {
 }
 
 TYPED_TEST(UpsampledLoss, OfEquallyHardPixelsTheFirstCount) {
-  Inputs<TypeParam> inputs({2, 5, {4, 4}, {16, 16}}, Layout::kNCHW, false, 0);  // all logits are 0
+  UpsampledInputs<TypeParam> inputs({2, 5, {4, 4}, {16, 16}}, Layout::kNCHW, false, 0);  // all logits are 0
   expect_reference(inputs, {.share = 0.3}, this->kTolerance);
 }
 
 TYPED_TEST(UpsampledLoss, HoldsWhereLogitsAreLarge) {
   for (const double largest : {30., 1e3, 1e30}) {
-    const Inputs<TypeParam> inputs({1, 19, {4, 5}, {32, 40}}, Layout::kChannelsLast, false, largest);
+    const UpsampledInputs<TypeParam> inputs({1, 19, {4, 5}, {32, 40}}, Layout::kChannelsLast, false, largest);
     expect_reference(inputs, {}, std::is_same_v<TypeParam, double> ? 1e-11 : 2e-5 * largest / 30);
   }
 }
@@ -153,7 +83,7 @@ TYPED_TEST(UpsampledLoss, HoldsWhereLogitsAreLarge) {
 TYPED_TEST(UpsampledLoss, ANumberThatIsNoneReachesTheLossAndTheGradient) {
   for (const double bad : {static_cast<double>(NAN), HUGE_VAL}) {
     for (const CrossEntropyRules& rules : {CrossEntropyRules{}, CrossEntropyRules{.share = 0.25}}) {
-      Inputs<TypeParam> inputs({1, 5, {3, 3}, {9, 9}}, Layout::kNCHW, false, 1);
+      UpsampledInputs<TypeParam> inputs({1, 5, {3, 3}, {9, 9}}, Layout::kNCHW, false, 1);
       inputs.x[2] = static_cast<TypeParam>(bad);
       std::fill(inputs.ids.begin(), inputs.ids.end(), 0);
       std::vector<TypeParam> gradient(inputs.x.size());
@@ -166,7 +96,7 @@ TYPED_TEST(UpsampledLoss, ANumberThatIsNoneReachesTheLossAndTheGradient) {
 }
 
 TYPED_TEST(UpsampledLoss, WithoutPixelsIsZero) {
-  Inputs<TypeParam> inputs({2, 3, {2, 2}, {8, 8}}, Layout::kNCHW, false, 1);
+  UpsampledInputs<TypeParam> inputs({2, 3, {2, 2}, {8, 8}}, Layout::kNCHW, false, 1);
   std::fill(inputs.ids.begin(), inputs.ids.end(), 255);
   for (const CrossEntropyRules& rules : {CrossEntropyRules{}, CrossEntropyRules{.share = 0.25}}) {
     std::vector<TypeParam> gradient(inputs.x.size(), TypeParam(1));
@@ -179,7 +109,7 @@ TYPED_TEST(UpsampledLoss, WithoutPixelsIsZero) {
 }
 
 TYPED_TEST(UpsampledLoss, NamesTheFirstWrongTarget) {
-  Inputs<TypeParam> inputs({2, 3, {2, 2}, {8, 8}}, Layout::kNCHW, false, 1);
+  UpsampledInputs<TypeParam> inputs({2, 3, {2, 2}, {8, 8}}, Layout::kNCHW, false, 1);
   for (const int64_t wrong : {int64_t{3}, int64_t{-1}, std::numeric_limits<int64_t>::max()}) {
     auto bad = inputs;
     bad.ids[100] = bad.ids[77] = wrong;
@@ -192,7 +122,7 @@ TYPED_TEST(UpsampledLoss, NamesTheFirstWrongTarget) {
 }
 
 TYPED_TEST(UpsampledLoss, TakesTargetsOfOneByte) {
-  const Inputs<TypeParam> inputs({2, 19, {4, 6}, {32, 48}}, Layout::kNCHW, false, 3);
+  const UpsampledInputs<TypeParam> inputs({2, 19, {4, 6}, {32, 48}}, Layout::kNCHW, false, 3);
   const std::vector<uint8_t> bytes(inputs.ids.begin(), inputs.ids.end());
   std::vector<TypeParam> a(inputs.x.size()), b(inputs.x.size());
   const auto wide = kernels::cpu::upsampled_cross_entropy(inputs.problem, inputs.x.data(), inputs.targets(),
@@ -206,7 +136,7 @@ TYPED_TEST(UpsampledLoss, TakesTargetsOfOneByte) {
 TYPED_TEST(UpsampledLoss, TheNumberOfThreadsDoesNotChangeAByte) {
   const int before = omp_get_max_threads();
   for (const Layout layout : kLayouts) {
-    const Inputs<TypeParam> inputs({2, 19, {40, 40}, {200, 210}}, layout, false, 3);
+    const UpsampledInputs<TypeParam> inputs({2, 19, {40, 40}, {200, 210}}, layout, false, 3);
     for (const double share : {1.0, 0.25}) {
       std::vector<TypeParam> first;
       double loss = 0;
@@ -243,7 +173,7 @@ TYPED_TEST(UpsampledLoss, ArgmaxIsTheReference) {
 }
 
 TYPED_TEST(UpsampledLoss, ArgmaxAtScaleOneTakesTheFirstMaximumAndNaN) {
-  Inputs<TypeParam> inputs({1, 40, {4, 4}, {4, 4}}, Layout::kChannelsLast, false, 1);
+  UpsampledInputs<TypeParam> inputs({1, 40, {4, 4}, {4, 4}}, Layout::kChannelsLast, false, 1);
   for (std::size_t i = 0; i < inputs.x.size(); ++i) inputs.x[i] = static_cast<TypeParam>(i % 40 % 7);
   inputs.x[40 + 33] = inputs.x[40 + 35] = static_cast<TypeParam>(NAN);
   std::vector<int64_t> ids(16);

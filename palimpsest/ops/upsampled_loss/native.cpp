@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/upsampled_loss.h"
 #include "palimpsest/ops/common/dtype.h"
+#include "palimpsest/ops/upsampled_loss/device_cuda.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -21,8 +22,8 @@ struct Map {
 Map map_of(const char* op, const at::Tensor& logits, Pair2 out, bool align_corners) {
   TORCH_CHECK(logits.dim() == 4 && logits.layout() == at::kStrided, "[", op,
               "] logits must be a dense tensor of (N, C, h, w), got shape ", logits.sizes());
-  TORCH_CHECK(logits.is_cpu(), "[", op, "] logits must be on the CPU, got ", logits.device(),
-              "; on a GPU take at::upsample_bilinear2d");
+  TORCH_CHECK(logits.is_cpu() || logits.is_cuda(), "[", op,
+              "] logits must be on the CPU or on a CUDA device, got ", logits.device());
   const DType dtype = dtype_of(op, logits);
   for (const int d : {1, 2, 3})
     TORCH_CHECK(logits.size(d) > 0, "[", op, "] logits need at least one class and one pixel, got shape ",
@@ -31,6 +32,9 @@ Map map_of(const char* op, const at::Tensor& logits, Pair2 out, bool align_corne
               out.w);
   TORCH_CHECK(std::max({logits.size(1), logits.size(2), logits.size(3)}) < (int64_t{1} << 31), "[", op,
               "] a size must be below 2^31, got shape ", logits.sizes());
+  TORCH_CHECK(
+      std::max(out.h, out.w) < (int64_t{1} << 31) && (logits.is_cpu() || out.h < (int64_t{1} << 31) / out.w),
+      "[", op, "] the image must have below 2^31 pixels, got ", out.h, " x ", out.w);
   const auto format = logits.suggest_memory_format();
   Map map;
   map.values = logits.to(dtype == DType::f64 ? at::kDouble : at::kFloat).contiguous(format);
@@ -73,15 +77,28 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& logits, const at::T
     TORCH_CHECK(arguments.weight->dim() == 1 && arguments.weight->size(0) == logits.size(1), "[", kOp,
                 "] weight must have one number per class, ", logits.size(1), ", got shape ",
                 arguments.weight->sizes());
-    weight = arguments.weight->detach().to(at::kCPU, at::kDouble).contiguous();
-    const double* const values = weight.const_data_ptr<double>();
-    for (int64_t c = 0; c < weight.numel(); ++c)
-      TORCH_CHECK(values[c] >= 0 && std::isfinite(values[c]), "[", kOp,
-                  "] weight must be finite and at least 0, got ", values[c], " for class ", c);
+    weight = arguments.weight->detach().to(logits.device(), at::kDouble).contiguous();
+    if (logits.is_cpu()) {
+      const double* const values = weight.const_data_ptr<double>();
+      for (int64_t c = 0; c < weight.numel(); ++c)
+        TORCH_CHECK(values[c] >= 0 && std::isfinite(values[c]), "[", kOp,
+                    "] weight must be finite and at least 0, got ", values[c], " for class ", c);
+    }
+  }
+  const at::Tensor ids = targets.contiguous();
+  const auto check = [&](int64_t first_wrong) {
+    TORCH_CHECK_INDEX(first_wrong < 0, "[", kOp, "] a target must be a class in [0, ", logits.size(1),
+                      ") or ignore_index ", arguments.ignore_index, ", got ",
+                      ids.reshape({-1})[first_wrong].item<int64_t>());
+  };
+  if (logits.is_cuda()) {
+    int64_t first_wrong = -1;
+    auto result = forward_on_gpu(map.problem, map.values, ids, weight, arguments, for_backward, first_wrong);
+    check(first_wrong);
+    return result;
   }
   at::Tensor sums = at::empty({3}, logits.options().dtype(at::kDouble).memory_format(std::nullopt));
   at::Tensor gradient = for_backward ? at::empty_like(map.values) : at::empty({0}, map.values.options());
-  const at::Tensor ids = targets.contiguous();
   kernels::CrossEntropySums result;
   if (map.problem.n > 0)
     result = kernels::cpu::upsampled_cross_entropy(
@@ -90,9 +107,7 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& logits, const at::T
         {weight.defined() ? weight.const_data_ptr<double>() : nullptr, arguments.label_smoothing,
          arguments.bootstrap_share, arguments.bootstrap_probability},
         for_backward ? gradient.mutable_data_ptr() : nullptr);
-  TORCH_CHECK_INDEX(result.first_wrong < 0, "[", kOp, "] a target must be a class in [0, ", logits.size(1),
-                    ") or ignore_index ", arguments.ignore_index, ", got ",
-                    ids.reshape({-1})[result.first_wrong].item<int64_t>());
+  check(result.first_wrong);
   auto* const values = sums.mutable_data_ptr<double>();
   values[0] = result.loss;
   values[1] = result.weight;
@@ -105,7 +120,9 @@ at::Tensor argmax(const at::Tensor& logits, at::IntArrayRef size, bool align_cor
   const Map map = map_of("upsampled_argmax", logits, {size[0], size[1]}, align_corners);
   at::Tensor ids = at::empty({logits.size(0), size[0], size[1]},
                              logits.options().dtype(at::kLong).memory_format(std::nullopt));
-  if (ids.numel() > 0)
+  if (logits.is_cuda())
+    argmax_on_gpu(map.problem, map.values, ids);
+  else if (ids.numel() > 0)
     kernels::cpu::upsampled_argmax(map.problem, map.values.const_data_ptr(), /*bytes=*/false,
                                    ids.mutable_data_ptr());
   return ids;

@@ -114,9 +114,15 @@ TORCH_LIBRARY_FRAGMENT(palimpsest, m) {
   m.def("upsampled_argmax(Tensor logits, SymInt[2] size, bool align_corners=False) -> Tensor");
 }
 
-TORCH_LIBRARY_IMPL(palimpsest, CPU, m) {
+void register_native(torch::Library& m) {
   m.impl("upsampled_cross_entropy_forward", &forward_of<native::forward>);
   m.impl("upsampled_argmax", &native::argmax);
+}
+TORCH_LIBRARY_IMPL(palimpsest, CPU, m) {
+  register_native(m);
+}
+TORCH_LIBRARY_IMPL(palimpsest, CUDA, m) {
+  register_native(m);
 }
 TORCH_LIBRARY_IMPL(palimpsest, Meta, m) {
   m.impl("upsampled_cross_entropy_forward", &forward_of<meta::forward>);

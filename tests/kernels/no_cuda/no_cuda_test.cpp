@@ -4,6 +4,7 @@
 #include "palimpsest/kernels/cuda/exponent_histogram.h"
 #include "palimpsest/kernels/cuda/group_statistics.h"
 #include "palimpsest/kernels/cuda/max_pool.h"
+#include "palimpsest/kernels/cuda/upsampled_loss.h"
 
 #include <gtest/gtest.h>
 
@@ -51,6 +52,12 @@ TEST(NoCuda, EveryKernelSaysThatThereIsNoCudaAndWhatToDo) {
   expect_refused("max_pool_forward", [] { cuda::max_pool_forward({}, nullptr, nullptr, nullptr, nullptr); });
   expect_refused("max_pool_backward",
                  [] { cuda::max_pool_backward({}, nullptr, nullptr, nullptr, nullptr); });
+  expect_refused("upsampled_losses_workspace_bytes", [] { cuda::upsampled_losses_workspace_bytes({}); });
+  expect_refused("upsampled_losses",
+                 [] { cuda::upsampled_losses({}, nullptr, {}, {}, nullptr, {}, nullptr); });
+  expect_refused("upsampled_gradient",
+                 [] { cuda::upsampled_gradient({}, nullptr, {}, {}, nullptr, nullptr, nullptr, nullptr); });
+  expect_refused("upsampled_argmax", [] { cuda::upsampled_argmax({}, nullptr, nullptr, nullptr); });
 }
 
 }  // namespace

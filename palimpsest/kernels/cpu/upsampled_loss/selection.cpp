@@ -1,6 +1,6 @@
 #include "palimpsest/kernels/cpu/upsampled_loss/selection.h"
 
-#include "palimpsest/kernels/cpu/upsampled_loss/geometry.h"
+#include "palimpsest/kernels/formulas/upsampling.h"
 
 #include <algorithm>
 #include <cmath>

@@ -3,9 +3,9 @@
 #include "palimpsest/base/parallel.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
 #include "palimpsest/kernels/cpu/simd/scratch.h"
-#include "palimpsest/kernels/cpu/upsampled_loss/geometry.h"
 #include "palimpsest/kernels/cpu/upsampled_loss/kernels.h"
 #include "palimpsest/kernels/cpu/upsampled_loss/selection.h"
+#include "palimpsest/kernels/formulas/upsampling.h"
 
 #include <algorithm>
 #include <cmath>

@@ -1,8 +1,8 @@
 #pragma once
 
+#include "palimpsest/base/host_device.h"
 #include "palimpsest/kernels/upsampled_loss.h"
 
-#include <algorithm>
 #include <cstdint>
 
 namespace palimpsest::kernels {
@@ -13,25 +13,27 @@ struct Source {
   double weight = 0;  ///< of the next one; 0 at the last
 };
 
-inline Source source_of(int64_t pixel, int64_t in, int64_t out, bool align_corners) {
+PALIMPSEST_HOST_DEVICE Source source_of(int64_t pixel, int64_t in, int64_t out, bool align_corners) {
   double at = 0;
-  if (align_corners)
-    at =
-        out > 1 ? static_cast<double>(pixel) * static_cast<double>(in - 1) / static_cast<double>(out - 1) : 0;
-  else
-    at = std::max(
-        (static_cast<double>(pixel) + 0.5) * static_cast<double>(in) / static_cast<double>(out) - 0.5, 0.0);
-  const int64_t first = std::min(static_cast<int64_t>(at), in - 1);
+  if (align_corners) {
+    if (out > 1) at = static_cast<double>(pixel) * static_cast<double>(in - 1) / static_cast<double>(out - 1);
+  } else {
+    at = (static_cast<double>(pixel) + 0.5) * static_cast<double>(in) / static_cast<double>(out) - 0.5;
+    if (at < 0) at = 0;
+  }
+  auto first = static_cast<int64_t>(at);
+  if (first > in - 1) first = in - 1;
   return {first, first + 1 < in ? at - static_cast<double>(first) : 0};
 }
 
 /// Returns the place of a value of the small map.
-inline int64_t map_index(const UpsampledProblem& p, int64_t n, int64_t c, int64_t h, int64_t w) {
+PALIMPSEST_HOST_DEVICE int64_t map_index(const UpsampledProblem& p, int64_t n, int64_t c, int64_t h,
+                                         int64_t w) {
   return p.layout == Layout::kNCHW ? ((n * p.c + c) * p.in.h + h) * p.in.w + w
                                    : ((n * p.in.h + h) * p.in.w + w) * p.c + c;
 }
 
-inline int64_t target_at(const CrossEntropyTargets& targets, int64_t i) {
+PALIMPSEST_HOST_DEVICE int64_t target_at(const CrossEntropyTargets& targets, int64_t i) {
   return targets.bytes ? static_cast<const uint8_t*>(targets.ids)[i]
                        : static_cast<const int64_t*>(targets.ids)[i];
 }
