@@ -38,7 +38,7 @@ constexpr milliseconds kRetry{20};
 /// How much longer than the timeout a rank that was welcomed waits for rank 0 to say who is missing.
 constexpr milliseconds kVerdictGrace{2000};
 /// How long rank 0 keeps its store for the others to read that the ranks do not fit.
-constexpr milliseconds kVerdictPatience{3000};
+constexpr milliseconds kVerdictPatience{5000};
 
 /// The lines of a greeting before the identity, and their names in messages.
 const char* const kGreetingLines[] = {"the version of palimpsest", "the version of libtorch",
@@ -47,6 +47,15 @@ constexpr int kGreetingSize = std::size(kGreetingLines);
 
 std::string greeting_of(const Launch& launch, const GroupOptions& options) {
   return fmt::format("{}\n{}\n{}\n{}", PALIMPSEST_VERSION, TORCH_VERSION, launch.size, options.identity);
+}
+
+/// Returns the number of ranks that a greeting names.
+int64_t size_in(const std::string& greeting) {
+  std::size_t begin = 0;
+  for (int line = 1; line < kGreetingSize; ++line) begin = greeting.find('\n', begin) + 1;
+  int64_t size = 0;
+  std::from_chars(greeting.data() + begin, greeting.data() + greeting.size(), size);
+  return std::min<int64_t>(size, kMostRanks);
 }
 
 /// Returns what differs between the greetings of two ranks, as one line; nothing if they are equal.
@@ -299,6 +308,7 @@ class Arrival {
     const int64_t number = store_->add("round", 1);
     round_number_ = std::to_string(number);
     welcomed_ = 0;
+    expected_ = launch_.size;
     enter_round(round_number_);
     std::map<int, int64_t> there;  // ranks and their entries
     std::set<int64_t> unread;
@@ -312,6 +322,7 @@ class Arrival {
         const auto [digits, greeting] = split(round_->get_to_str(entry_key(entry)));
         int rank = -1;
         std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+        expected_ = std::max(expected_, size_in(greeting));
         if (const auto found = conflict(0, greeting_, rank, greeting))
           conclude("u " + *found);
         else if (!there.emplace(rank, entry).second)
@@ -388,7 +399,7 @@ class Arrival {
     while (Clock::now() < end) {
       welcome();
       const int64_t entered = round_->add("entered", 0);
-      if (entered >= launch_.size && round_->add("read", 0) >= entered) return;
+      if (entered >= expected_ && round_->add("read", 0) >= entered) return;
       std::this_thread::sleep_for(kRetry);
     }
   }
@@ -423,6 +434,7 @@ class Arrival {
   int64_t entry_ = 0;       // of this process in the round
   std::optional<Clock::time_point> gives_up_at_;
   int64_t welcomed_ = 0;  // rank 0: the last ticket
+  int64_t expected_ = 0;  // rank 0: the processes, as the one counts that believes in the most
 };
 
 }  // namespace
