@@ -44,6 +44,13 @@ int next_of(const sigset_t& signals) {
   return signal;
 }
 
+void raise_by_default(int signal) {
+  std::signal(signal, SIG_DFL);
+  const sigset_t signals = stop_signals();
+  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
+  std::raise(signal);
+}
+
 /// Notes the first signal. Lets any other end the program.
 void wait_for(const sigset_t& signals) {
   int signal = next_of(signals);
@@ -51,9 +58,7 @@ void wait_for(const sigset_t& signals) {
     stop_signal = signal;
     signal = next_of(signals);
   }
-  std::signal(signal, SIG_DFL);
-  pthread_sigmask(SIG_UNBLOCK, &signals, nullptr);
-  std::raise(signal);
+  raise_by_default(signal);
 }
 
 constexpr int64_t kUnsuspicious = 64;  // threads
@@ -106,6 +111,12 @@ const std::atomic<int>& poll_stop_signals() {
   hold_stop_signals();
   stops_are_polled = true;
   return stop_signal;
+}
+
+void end_at_stop_signals() {
+  stops_are_polled = false;
+  const int signal = stop_signal.exchange(0);
+  if (signal != 0) raise_by_default(signal);
 }
 
 std::string signal_name(int signal) {

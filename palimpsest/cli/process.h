@@ -20,6 +20,9 @@ void hold_stop_signals();
 /// one end the program at once. Until then the first one does. Idempotent.
 const std::atomic<int>& poll_stop_signals();
 
+/// Undoes poll_stop_signals(): the first signal ends the program, at once if it has come already.
+void end_at_stop_signals();
+
 /// Returns "signal 2 (SIGINT)".
 std::string signal_name(int signal);
 

@@ -104,7 +104,9 @@ std::unique_ptr<distributed::Group> connect(const Options& options) {
     group.gives_up = [stop_signal] { return stop_signal->load() != 0; };
   }
   try {
-    return std::make_unique<distributed::Group>(*options.run.launch, group);
+    auto connected = std::make_unique<distributed::Group>(*options.run.launch, group);
+    if (stop_signal) end_at_stop_signals();  // until training polls them again
+    return connected;
   } catch (const Error& error) {
     if (stop_signal && stop_signal->load() != 0) {
       std::cerr << "palimpsest: " << signal_name(stop_signal->load()) << ": " << printable(error.what())

@@ -55,7 +55,8 @@ int train_in_folder(Options options, distributed::Group* group) {
   if (group) {
     const bool finds_run = options.run.resume;
     options.run.resume = group->any(leads && finds_run, "whether to resume");
-    if (options.run.resume_if_possible && !options.run.resume && group->any(finds_run, "a run to resume"))
+    const bool any_finds_run = group->any(options.run.resume_if_possible && finds_run, "a run to resume");
+    if (!options.run.resume && any_finds_run)
       throw Error(ErrorKind::kCheckpoint,
                   "--resume-if-possible: another process finds a run in its output folder, and rank 0 finds "
                   "none: let "

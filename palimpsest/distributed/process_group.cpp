@@ -201,9 +201,11 @@ c10::intrusive_ptr<c10d::Backend> Group::State::connect_gloo(const c10::intrusiv
   watcher->begin(kConnecting);
   const int64_t id = watcher->add(kConnecting, [thread](const std::exception_ptr&) { thread->abandon(); });
   // Gloo's own timeout counts for each connection.
-  auto gloo = thread->call(connect, 2 * options.timeout);
+  auto gloo = thread->call(connect, 2 * options.timeout, options.gives_up);
   watcher->remove(id);
   if (gloo) return std::move(*gloo);
+  if (options.gives_up && options.gives_up())
+    watcher->publish("was stopped while the ranks connected to each other", ErrorKind::kPeer);
   if (const auto fault = watcher->fault()) throw Error(*fault);
   throw Error(ErrorKind::kPeer, "timed out");
 }

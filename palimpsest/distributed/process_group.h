@@ -65,7 +65,7 @@ struct GroupOptions {
   /// binds Launch::port. A process that starts the ranks itself can bind port 0, so that no other program
   /// takes the port, and hand the socket to rank 0.
   int listen_fd = -1;
-  /// Asked while the ranks meet, every 20 ms or so: true ends the meeting on all ranks that have come, with
+  /// Asked some times per second until the ranks are connected: true ends that on all ranks that have come, with
   /// Error(kPeer) that names this rank. A program gives up there at a signal. Empty: never.
   std::function<bool()> gives_up = {};
   /// Called once on the watcher's thread for a fault that this rank did not publish itself, before running

@@ -141,7 +141,7 @@ class _SharedBatchNorm2d(torch.nn.BatchNorm2d):
             return super().forward(x)
         weight, bias, mean, var, uses_batch, momentum, eps = settings_of(self)
         return functional.batch_norm_act(x, mean, var, weight, bias, uses_batch, momentum, eps, activation="identity",
-                                         strategy="standard", group=self.group)
+                                         strategy="standard", group=self.group if self.training else None)
 
 
 class _DenseLayer(torch.nn.Module):

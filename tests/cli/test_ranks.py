@@ -343,6 +343,23 @@ def test_a_signal_before_all_have_met_ends_those_that_have_come(folder, rank):
     assert time.monotonic() - begin < 20 and all(f"rank {rank} of 3 was stopped" in text for text in err), err
 
 
+def test_a_signal_ends_a_process_that_waits_for_the_first_one(folder):
+    with Ranks(1, ["train", *TINY, "--timeout", "60", "--output", "run"], cwd=folder,
+               variables=lambda _: {"RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}) as ranks:
+        process = ranks.processes[0]
+        catches = lambda: int(next(line for line in pathlib.Path(f"/proc/{process.pid}/status").read_text().splitlines()
+                                   if line.startswith("SigBlk")).split()[1], 16) >> (signal.SIGTERM - 1) & 1
+        deadline = time.monotonic() + 60
+        while not catches():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.01)
+        begin = time.monotonic()
+        process.send_signal(signal.SIGTERM)
+        codes, _, err = ranks.wait(timeout=50)
+    assert codes[0] in (128 + signal.SIGTERM, -signal.SIGTERM), err  # before it is polled, the first one ends the program
+    assert time.monotonic() - begin < 20
+
+
 def test_a_run_that_rank_0_does_not_see_is_not_begun_anew(folder):
     succeed_on_ranks(2, "train", *TINY, "--output", "run", cwd=folder)
     with Ranks(2, lambda rank: ["train", *TINY, "--resume-if-possible", "--output", ["lost", "run"][rank]], cwd=folder) as ranks:

@@ -408,6 +408,38 @@ TEST(Group, EndsTheMeetingWhereARankGivesUp) {
   EXPECT_LT(Clock::now() - start, std::chrono::seconds(15)) << "half of the timeout";
 }
 
+TEST(Group, ARankGivesUpThatWaitsForRankZero) {
+  const auto start = Clock::now();
+  expect_parts(run_ranks("gives_up", 3, {.absent = {0, 2}})[0], ErrorKind::kPeer,
+               {"rank 1 of 3 was stopped before all ranks had met"});
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(15)) << "half of the timeout";
+}
+
+/// Rank 2 meets the others and hangs; rank 1 is stopped while it connects to it.
+const RankBody kStoppedConnecting{"stopped_connecting", [](const Place& place) {
+                                    GroupOptions options = place.options();
+                                    if (place.launch.rank == 2) {
+                                      const Meeting meeting = meet(place.launch, options);
+                                      std::this_thread::sleep_for(std::chrono::seconds(5));
+                                      return std::string("slept");
+                                    }
+                                    const auto start = Clock::now();
+                                    options.gives_up = [&] {
+                                      return place.launch.rank == 1 &&
+                                             Clock::now() - start > std::chrono::milliseconds(1500);
+                                    };
+                                    const Group group(place.launch, options);
+                                    return std::string("connected");
+                                  }};
+
+TEST(Group, EndsConnectingWhereARankGivesUp) {
+  const auto start = Clock::now();
+  const auto outcomes = run_ranks("stopped_connecting", 3);
+  for (const int rank : {0, 1})
+    expect_parts(outcomes[rank], ErrorKind::kPeer, {"rank 1 of 3", "was stopped"});
+  EXPECT_LT(Clock::now() - start, std::chrono::seconds(15)) << "half of the timeout";
+}
+
 const RankBody kFewFiles{"few_files", [](const Place& place) {
                            const rlimit limit{60, 60};
                            if (place.launch.rank == 1) ::setrlimit(RLIMIT_NOFILE, &limit);

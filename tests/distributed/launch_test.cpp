@@ -97,7 +97,7 @@ TEST(LaunchFromEnvironment, RefusesWhatItCannotUseAndNamesTheVariable) {
     for (const char* value : {"two", "3x", "-1", "99999999999", "1.5", " 1"})
       refuses({{name, value}}, {name, "'" + std::string(value) + "'", "torchrun"});
   refuses({{"RANK", "8"}}, {"RANK", "WORLD_SIZE", "8"});
-  refuses({{"WORLD_SIZE", "0"}}, {"WORLD_SIZE", "at least 1", "'0'"});
+  refuses({{"WORLD_SIZE", "0"}}, {"WORLD_SIZE", "from 1 to 65536", "'0'"});
   refuses({{"LOCAL_RANK", "4"}}, {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "4"});
   refuses({{"LOCAL_WORLD_SIZE", "9"}}, {"LOCAL_WORLD_SIZE", "9", "8"});
   refuses({{"RANK", "0"}}, {"LOCAL_RANK", "1", "rank 0"});

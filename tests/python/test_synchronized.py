@@ -272,8 +272,13 @@ def test_eval_mode_and_frozen_statistics_send_nothing(ranks):
 def _without_running_statistics(group, rank):
     layer = palimpsest.nn.InPlaceABN(5, track_running_stats=False, group=group).eval()
     ops.reset_group_traffic()
+    block = palimpsest.nn.DenseBlock(2, 5, 4, group=group).eval()
+    for module in block.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.track_running_stats, module.running_mean, module.running_var = False, None, None
     if rank == 0:  # the others are not asked
         layer(torch.randn(3, 5, 2, 2))
+        block(torch.randn(3, 5, 2, 2))
     assert ops.group_traffic() == (0, 0)
 
 

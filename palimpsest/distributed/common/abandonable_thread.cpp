@@ -10,6 +10,12 @@
 
 namespace palimpsest::distributed {
 
+namespace {
+
+constexpr std::chrono::milliseconds kBetweenLooks{100};
+
+}  // namespace
+
 struct AbandonableThread::Shared {
   struct Call {
     std::function<void()> function;
@@ -85,7 +91,8 @@ void AbandonableThread::shorten(std::chrono::milliseconds limit) noexcept {
   shared_->changed.notify_all();
 }
 
-bool AbandonableThread::run(std::function<void()> function, std::chrono::milliseconds limit) {
+bool AbandonableThread::run(std::function<void()> function, std::chrono::milliseconds limit,
+                            const std::function<bool()>& gives_up) {
   const auto begin = Clock::now();
   const auto call = std::make_shared<Shared::Call>();
   call->function = std::move(function);
@@ -95,11 +102,11 @@ bool AbandonableThread::run(std::function<void()> function, std::chrono::millise
   shared_->changed.notify_all();
   while (!call->ended && !shared_->abandoned) {
     const auto end = begin + std::min(limit, shared_->longest);
-    if (Clock::now() >= end) {
+    if (Clock::now() >= end || (gives_up && gives_up())) {
       shared_->abandoned = true;
       shared_->changed.notify_all();
     } else {
-      shared_->changed.wait_until(lock, end);
+      shared_->changed.wait_until(lock, gives_up ? std::min(end, Clock::now() + kBetweenLooks) : end);
     }
   }
   if (!call->ended) return false;

@@ -22,13 +22,16 @@ class AbandonableThread {
   AbandonableThread& operator=(const AbandonableThread&) = delete;
 
   /// Returns what `function` returns, or throws what it throws. Returns nothing if the call was given up: by
-  /// abandon(), or `limit` after it was asked for. Once a call was given up no other is made.
+  /// abandon(), `limit` after it was asked for, or when gives_up(), which is asked ten times per second, is true. Once a
+  /// call was given up no other is made.
   ///
   /// `function` may outlive the caller: it must own all that it refers to.
   template <class Result>
-  std::optional<Result> call(std::function<Result()> function, std::chrono::milliseconds limit) {
+  std::optional<Result> call(std::function<Result()> function, std::chrono::milliseconds limit,
+                             const std::function<bool()>& gives_up = {}) {
     const auto result = std::make_shared<std::optional<Result>>();
-    if (!run([result, function = std::move(function)] { *result = function(); }, limit)) return std::nullopt;
+    if (!run([result, function = std::move(function)] { *result = function(); }, limit, gives_up))
+      return std::nullopt;
     return std::move(*result);
   }
 
@@ -40,7 +43,8 @@ class AbandonableThread {
 
  private:
   struct Shared;
-  bool run(std::function<void()> function, std::chrono::milliseconds limit);
+  bool run(std::function<void()> function, std::chrono::milliseconds limit,
+           const std::function<bool()>& gives_up);
 
   const std::shared_ptr<Shared> shared_;
 };

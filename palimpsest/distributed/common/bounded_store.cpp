@@ -19,8 +19,9 @@ using std::chrono::milliseconds;
 
 }  // namespace
 
-BoundedStore::BoundedStore(Make make, Milliseconds limit) : limit_(limit) {
-  auto made = thread_.call(std::move(make), limit);
+BoundedStore::BoundedStore(Make make, Milliseconds limit, const std::function<bool()>& gives_up)
+    : limit_(limit) {
+  auto made = thread_.call(std::move(make), limit, gives_up);
   if (!made) no_answer();
   inner_ = std::move(*made);
   extended_ = inner_->hasExtendedApi();

@@ -31,7 +31,8 @@ class BoundedStore : public c10d::Store {
   static constexpr const char* kNoAnswer = "no answer: it hangs, or its machine is unreachable";
 
   /// Calls `make`, which must own all that it refers to, as the first request.
-  BoundedStore(Make make, Milliseconds limit);
+  /// `gives_up` ends this request only.
+  BoundedStore(Make make, Milliseconds limit, const std::function<bool()>& gives_up = {});
 
   void set_limit(Milliseconds limit) noexcept { limit_ = limit; }
   /// The limit of all requests, also of those that wait for their answer now.

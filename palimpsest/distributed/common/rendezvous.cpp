@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <charconv>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -35,6 +36,8 @@ using Clock = std::chrono::steady_clock;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr milliseconds kRetry{20};
+/// How often a rank that waits for something else looks whether it should give up, in ms.
+constexpr int kSlice = 100;
 /// How much longer than the timeout a rank that was welcomed waits for rank 0 to say who is missing.
 constexpr milliseconds kVerdictGrace{2000};
 /// How long rank 0 keeps its store for the others to read that the ranks do not fit.
@@ -79,7 +82,8 @@ double seconds(milliseconds time) {
 }
 
 /// Returns why no connection to one of the addresses could be made until `end`, or nothing.
-std::optional<std::string> try_to_connect(const addrinfo& address, Clock::time_point end) {
+std::optional<std::string> try_to_connect(const addrinfo& address, Clock::time_point end,
+                                          const std::function<bool()>& gives_up) {
   const auto reason = [](int code) { return std::generic_category().message(code); };
   const int connection =
       ::socket(address.ai_family, address.ai_socktype | SOCK_CLOEXEC | SOCK_NONBLOCK, address.ai_protocol);
@@ -87,13 +91,14 @@ std::optional<std::string> try_to_connect(const addrinfo& address, Clock::time_p
   int status = ::connect(connection, address.ai_addr, address.ai_addrlen) == 0 ? 0 : errno;
   if (status == EINPROGRESS) {
     // A machine that is off does not answer: the system's own limit is two minutes.
-    const auto left = std::chrono::duration_cast<milliseconds>(end - Clock::now()).count();
+    status = ETIMEDOUT;
     pollfd waiting{connection, POLLOUT, 0};
-    socklen_t length = sizeof status;
-    if (::poll(&waiting, 1, static_cast<int>(std::max<int64_t>(left, 0))) <= 0)
-      status = ETIMEDOUT;
-    else
+    while (Clock::now() < end && !(gives_up && gives_up())) {
+      if (::poll(&waiting, 1, kSlice) <= 0) continue;
+      socklen_t length = sizeof status;
       ::getsockopt(connection, SOL_SOCKET, SO_ERROR, &status, &length);
+      break;
+    }
   }
   ::close(connection);
   if (status == 0) return std::nullopt;
@@ -102,8 +107,8 @@ std::optional<std::string> try_to_connect(const addrinfo& address, Clock::time_p
 
 /// Waits until something listens at address:port, and returns the last failure if that does not happen.
 /// c10d's own client waits a second between two attempts and prints a warning for each.
-std::optional<std::string> wait_for_listener(const std::string& address, uint16_t port,
-                                             Clock::time_point end) {
+std::optional<std::string> wait_for_listener(const std::string& address, uint16_t port, Clock::time_point end,
+                                             const std::function<bool()>& gives_up) {
   std::optional<std::string> failure;
   do {
     addrinfo hints{};
@@ -114,10 +119,10 @@ std::optional<std::string> wait_for_listener(const std::string& address, uint16_
     } else {
       const std::unique_ptr<addrinfo, decltype(&freeaddrinfo)> addresses(found, freeaddrinfo);
       for (const addrinfo* one = found; one != nullptr; one = one->ai_next)
-        if (failure = try_to_connect(*one, end); !failure) return std::nullopt;
+        if (failure = try_to_connect(*one, end, gives_up); !failure) return std::nullopt;
     }
     std::this_thread::sleep_for(kRetry);
-  } while (Clock::now() < end);
+  } while (Clock::now() < end && !(gives_up && gives_up()));
   return failure;
 }
 
@@ -202,12 +207,14 @@ class Arrival {
     if (!gives_up_at_ && options_.gives_up && options_.gives_up())
       gives_up_at_ = Clock::now() + kVerdictGrace;
     if (!gives_up_at_) return;
-    const std::string verdict =
-        fmt::format("p rank {} of {} was stopped before all ranks had met", launch_.rank, launch_.size);
     if (round_)
-      conclude(verdict);
+      conclude(stopped());
     else if (Clock::now() > *gives_up_at_)  // rank 0 would have welcomed this process, and told the others
-      refuse(verdict);
+      refuse(stopped());
+  }
+
+  std::string stopped() const {
+    return fmt::format("p rank {} of {} was stopped before all ranks had met", launch_.rank, launch_.size);
   }
 
   c10::intrusive_ptr<BoundedStore> tcp_store(bool is_server) {
@@ -226,7 +233,7 @@ class Arrival {
           *port = tcp->getPort();
           return tcp;
         },
-        time_left());
+        time_left(), options_.gives_up);
     port_ = *port;
     store->setTimeout(options_.timeout);
     return store;
@@ -238,17 +245,20 @@ class Arrival {
     connection_.reset();
     port_ = launch_.port;
     if (!serves_) {
-      if (const auto failure = wait_for_listener(launch_.address, port_, end_))
+      if (const auto failure = wait_for_listener(launch_.address, port_, end_, options_.gives_up)) {
+        if (options_.gives_up && options_.gives_up()) refuse(stopped());
         throw Error(
             ErrorKind::kPeer,
             fmt::format("{} cannot reach {} at {} within {} s ({}): start rank 0, or look at its error", me(),
                         launch_.agent_store ? "the launcher's store" : "the store of rank 0", where(),
                         seconds(options_.timeout), *failure));
+      }
     }
     try {
       connection_ = tcp_store(serves_);
     } catch (const c10::Error& error) {
       const std::string why = reason_of(error.what_without_backtrace());
+      if (options_.gives_up && options_.gives_up()) refuse(stopped());
       if (serves_ && why == BoundedStore::kNoAnswer)
         throw Error(ErrorKind::kPeer, fmt::format("{} its own store at {} did not answer within {} s", me(),
                                                   where(), seconds(options_.timeout)));
@@ -320,8 +330,7 @@ class Arrival {
       std::erase_if(unread, [&](int64_t entry) {
         if (!round_->check({entry_key(entry)})) return false;
         const auto [digits, greeting] = split(round_->get_to_str(entry_key(entry)));
-        int rank = -1;
-        std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+        const int rank = rank_in(digits);
         expected_ = std::max(expected_, size_in(greeting));
         if (const auto found = conflict(0, greeting_, rank, greeting))
           conclude("u " + *found);
@@ -357,9 +366,24 @@ class Arrival {
       if (round_ && round_->check({"verdict"})) return;
       if (!round_ && time_is_over()) refuse(silence());
       // Rank 0 knows who is missing, and may have begun a little later. Without it, all should give up now.
-      if (Clock::now() > end_ + kVerdictGrace) return conclude(silence());
+      if (Clock::now() > end_ + kVerdictGrace) return conclude(what_is_missing());
       pause(between);
     }
+  }
+
+  /// The verdict of a rank other than 0 whose time is over: rank 0 may have begun much later.
+  std::string what_is_missing() {
+    std::map<int, int64_t> there;
+    for (int64_t entry = 1, last = round_->add("entered", 0); entry <= last; ++entry)
+      if (round_->check({entry_key(entry)}))
+        there.emplace(rank_in(round_->get_to_str(entry_key(entry))), entry);
+    return static_cast<int>(there.size()) < launch_.size ? absence(there) : silence();
+  }
+
+  static int rank_in(const std::string& entry) {
+    int rank = -1;
+    std::from_chars(entry.data(), entry.data() + entry.size(), rank);
+    return rank;
   }
 
   /// Rank 0 has not said whether there is a group.

@@ -113,7 +113,8 @@ void Watcher::transport_failed(const std::string& what, const std::string& messa
   if (!broken_) broken_ = Broken{what, message, advice};
   changed_.notify_all();
   // The thread of the watcher finds out who is missing. It needs a round of requests and a roll call.
-  changed_.wait_for(lock, kStorePatience + patience_, [&] { return over() || concluding_ || store_gone_; });
+  changed_.wait_for(lock, kStorePatience + 2 * patience_,
+                    [&] { return over() || concluding_ || store_gone_; });
   if (!over() && !concluding_ && !store_gone_) {
     lock.unlock();
     connection_->give_up();  // its request ends, and it reports that the store is gone
@@ -170,7 +171,7 @@ void Watcher::poll() {
   std::string answer;
   {
     const std::lock_guard lock(mutex_);
-    answer = fmt::format("{}|{}|{}", notice, begun_, last_);
+    answer = fmt::format("{}|{}|{}|{}", notice, begun_, waiting_.empty() ? 0 : 1, last_);
   }
   store_->set(fmt::format("here/{}", options_.rank), answer);
   if (store_has("fault")) adopt(store_->get_to_str("fault"), /*own=*/false);
@@ -194,12 +195,15 @@ Watcher::RollCall Watcher::call_roll(milliseconds patience) {
       const std::string key = fmt::format("here/{}", rank);
       if (!store_has(key)) return false;
       const std::string answer = store_->get_to_str(key);
-      int64_t heard = 0, begun = 0;
-      const char* end_of_answer = answer.data() + answer.size();
-      const auto first = std::from_chars(answer.data(), end_of_answer, heard);
-      if (heard < call || first.ptr == end_of_answer) return false;
-      const auto second = std::from_chars(first.ptr + 1, end_of_answer, begun);
-      roll.answers[rank] = {begun, second.ptr == end_of_answer ? "" : std::string(second.ptr + 1)};
+      int64_t heard = 0, begun = 0, waits = 0;
+      const char* at = answer.data();
+      const char* const end_of_answer = at + answer.size();
+      for (int64_t* const field : {&heard, &begun, &waits}) {
+        at = std::from_chars(at, end_of_answer, *field).ptr;
+        if (at != end_of_answer) ++at;  // the bar
+      }
+      if (heard < call) return false;
+      roll.answers[rank] = {begun, waits != 0, std::string(at, end_of_answer)};
       return true;
     });
     if (missing.empty() || Clock::now() >= end) break;
@@ -228,10 +232,10 @@ std::string Watcher::description(const Broken& broken, const RollCall& roll) con
   std::string
       elsewhere;  // ranks that are as far, but in another collective: the order of their calls differs
   for (const auto& [rank, answer] : roll.answers)
-    if (answer.first < begun)
+    if (answer.begun < begun)
       behind.push_back(rank);
-    else if (elsewhere.empty() && answer.second != broken.what)
-      elsewhere = fmt::format(", but rank {} has begun {}", rank, answer.second);
+    else if (elsewhere.empty() && answer.last != broken.what)
+      elsewhere = fmt::format(", but rank {} has begun {}", rank, answer.last);
   const std::string advice = broken.advice.empty() ? "" : "; " + broken.advice;
   const bool timed_out = broken.message.find("imed out") != std::string::npos ||
                          broken.message.find("imeout") != std::string::npos;
@@ -243,8 +247,8 @@ std::string Watcher::description(const Broken& broken, const RollCall& roll) con
     return fmt::format(
         "{} did not end within {} s, and all ranks live{}", broken.what, seconds,
         elsewhere.empty() ? " and have begun it: a link between two of them may be cut" : elsewhere);
-  const std::string& last = roll.answers.at(behind[0]).second;
-  if (last == broken.what)
+  const auto& [first_begun, waits, last] = roll.answers.at(behind[0]);
+  if (last == broken.what && waits)
     return fmt::format(
         "{} did not end within {} s: {} live{}, in an earlier operation of this name; a link between two "
         "ranks "

@@ -29,7 +29,8 @@ namespace palimpsest::distributed {
 ///   notice          a counter; whoever writes something that all should read adds 1. Reading the counter is
 ///                   the one request that a rank sends while nothing happens
 ///   fault           the first fault: "<kind>|<message>". The first writer wins
-///   here/RANK       the answer to a roll call: "<notice>|<collectives begun>|<name of the last one>"
+///   here/RANK       the answer to a roll call: "<notice>|<collectives begun>|<waits in one: 0 or 1>|<name of
+///                   the last one>"
 ///   seen/RANK       RANK has read the fault
 ///   left/RANK       RANK has left the group: it takes part in no collective any more
 ///   done/RANK       RANK sends no request any more
@@ -83,7 +84,12 @@ class Watcher {
  private:
   struct RollCall {
     std::vector<int> gone, left;
-    std::map<int, std::pair<int64_t, std::string>> answers;  // collectives begun, name of the last
+    struct Answer {
+      int64_t begun;  // collectives
+      bool waits;     // in one of them
+      std::string last;
+    };
+    std::map<int, Answer> answers;
   };
   struct Broken {
     std::string what, message, advice;
