@@ -173,13 +173,11 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
   const at::Tensor colors = data::class_colors(options.model.classes);
   for (std::size_t i = 0; i < images.size(); ++i) {
     const at::Tensor input = read_input(images[i], options, format);
-    at::Tensor logits;
-    if (logits_file.wanted()) {
-      logits = train::forward(model, input, format.precision).cpu();
-      logits_file.add(images[i], logits[0]);
-    } else {
-      logits = train::coarse_logits(model, input, format.precision);
-    }
+    const at::Tensor logits = train::coarse_logits(model, input, format.precision);
+    if (logits_file.wanted())
+      logits_file.add(
+          images[i],
+          at::upsample_bilinear2d(logits, input.sizes().slice(2), /*align_corners=*/false)[0].cpu());
     if (!pictures) continue;
     const at::Tensor ids = train::predicted_classes(logits, input.sizes().slice(2))[0].cpu();
     check_not_in_use(paths[i]);

@@ -23,8 +23,9 @@
 ///
 /// Pointers: x, gradient (N, C, h, w) contiguous in `layout`, f32 or f64; no alignment is required. targets
 /// (N, H, W), i64 or u8.
-/// Memory of a call: a few rows of the small map per thread; with bootstrapping a number and a byte per pixel
-/// of the images, too.
+/// Memory of a call: a few rows of the small map per thread, and of each band of its rows one; channels are
+/// padded to whole vectors. With bootstrapping two numbers and a byte per pixel of the images, too, and two
+/// numbers more for each that is as hard as the last one chosen.
 /// The result has the same bytes for any number of threads.
 namespace palimpsest::kernels {
 

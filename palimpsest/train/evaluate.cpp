@@ -17,8 +17,8 @@ namespace palimpsest::train {
 namespace {
 
 struct Totals {
-  double loss = 0;  // times the number of valid pixels (images)
-  int64_t valid = 0, images = 0;
+  double loss = 0;  // times the number of pixels (images) that count
+  int64_t counted = 0, images = 0;
 };
 
 /// Returns whether there is one label per pixel rather than one per image.
@@ -35,7 +35,7 @@ void sum_over_ranks(distributed::Group& group, std::optional<MetricsAccumulator>
   if (kind == 0) return;
   if (!metrics) metrics.emplace(kind % 2 != 0, kind / 2, ignore_id);
   std::vector<int64_t> counters = metrics->counters();
-  counters.insert(counters.end(), {totals.valid, totals.images});
+  counters.insert(counters.end(), {totals.counted, totals.images});
   counters = group.sum(std::span<const int64_t>(counters), "the metrics of the evaluation");
   totals = {group.sum(totals.loss, "the loss of the evaluation"), counters.end()[-2], counters.end()[-1]};
   counters.resize(counters.size() - 2);
@@ -57,9 +57,9 @@ void add_batch(const Network& network, data::Batch& batch, const LossOptions& gi
   format.convert(batch);
   const LossOptions options = loss_for(batch.targets, given);
   const at::Tensor logits = coarse_logits(network, batch.images, format.precision);
-  const int64_t valid = batch.targets.ne(options.ignore_id).sum().item<int64_t>();
-  totals.loss += loss(logits, batch.targets, options).item<double>() * static_cast<double>(valid);
-  totals.valid += valid;
+  const CountedLoss loss = counted_loss(logits, batch.targets, options);
+  totals.loss += loss.mean.item<double>() * static_cast<double>(loss.count);
+  totals.counted += loss.count;
   totals.images += batch.images.size(0);
   if (!metrics) metrics.emplace(labels_pixels(batch.targets), logits.size(1), options.ignore_id);
   metrics->add(logits, batch.targets);
@@ -120,7 +120,7 @@ std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& sto
   EvaluationRecord record;
   record.images = totals.images;
   record.segmentation = metrics->is_segmentation();
-  record.loss = totals.valid > 0 ? totals.loss / static_cast<double>(totals.valid) : 0;
+  record.loss = totals.counted > 0 ? totals.loss / static_cast<double>(totals.counted) : 0;
   if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
   record.metrics = metrics->result();
   return record;

@@ -228,10 +228,12 @@ def _torchs_upsampled_cross_entropy(logits, targets, weight, ignore_index, label
                       align_corners=align_corners)
     ids = targets.long()
     valid = ids != ignore_index
+    weight = None if weight is None else weight.to(z.dtype)
     losses = F.cross_entropy(z, ids, weight, ignore_index=ignore_index, label_smoothing=label_smoothing, reduction="none")
     if share < 1 or probability < 1:
         with torch.no_grad():
-            hardness = F.cross_entropy(z, ids, ignore_index=ignore_index, reduction="none").flatten(1)
+            hardness = F.cross_entropy(z.double(), ids, ignore_index=ignore_index, reduction="none").flatten(1)
+            hardness = hardness.nan_to_num(nan=torch.inf, posinf=torch.inf)
             places = hardness.masked_fill(~valid.flatten(1), -torch.inf).sort(dim=1, descending=True, stable=True).indices
             ranks = torch.empty_like(places).scatter_(1, places, torch.arange(places.shape[1], device=z.device).expand_as(places))
             most = (valid.flatten(1).sum(1, keepdim=True) * share).ceil()
@@ -239,4 +241,4 @@ def _torchs_upsampled_cross_entropy(logits, targets, weight, ignore_index, label
             valid = valid & chosen.view_as(valid)
     weights = valid.to(losses.dtype) if weight is None else weight.to(losses)[ids.masked_fill(~valid, 0)] * valid
     total = weights.sum()
-    return torch.where(valid, losses, 0).sum() / torch.where(total > 0, total, 1)
+    return torch.where(total > 0, torch.where(valid, losses, 0).sum() / total, 0)

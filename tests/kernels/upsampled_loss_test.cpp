@@ -95,6 +95,46 @@ TYPED_TEST(UpsampledLoss, ANumberThatIsNoneReachesTheLossAndTheGradient) {
   }
 }
 
+TYPED_TEST(UpsampledLoss, InfinityDoesNotHideFromBootstrapping) {
+  for (const double share : {1.0, 0.5, 0.01})
+    for (const double probability : {1.0, 0.9}) {
+      UpsampledInputs<TypeParam> inputs({2, 12, {4, 4}, {16, 16}}, Layout::kNCHW, false, 1);
+      for (int i = 0; i < 12 * 16; ++i)
+        inputs.x[static_cast<std::size_t>(i)] = static_cast<TypeParam>(HUGE_VAL);
+      std::vector<TypeParam> gradient(inputs.x.size());
+      const auto sums = kernels::cpu::upsampled_cross_entropy(
+          inputs.problem, inputs.x.data(), inputs.targets(), {.share = share, .probability = probability},
+          gradient.data());
+      EXPECT_FALSE(std::isfinite(sums.loss)) << share << " " << probability;
+      EXPECT_TRUE(std::isnan(gradient[0])) << share << " " << probability;
+    }
+}
+
+TYPED_TEST(UpsampledLoss, AClassThatCannotBeIsNoNaN) {
+  for (const int64_t classes : {5, 12, 40}) {
+    for (const Pair2 out : {Pair2{4, 4}, Pair2{8, 8}}) {
+      UpsampledInputs<TypeParam> inputs({1, classes, {4, 4}, out}, Layout::kChannelsLast, false, 1);
+      for (std::size_t i = 3; i < inputs.x.size(); i += static_cast<std::size_t>(classes))
+        inputs.x[i] = static_cast<TypeParam>(-HUGE_VAL);
+      for (int64_t& id : inputs.ids) id = id == 3 ? 2 : id;
+      for (const CrossEntropyRules& rules : {CrossEntropyRules{}, CrossEntropyRules{.share = 0.3}})
+        expect_reference(inputs, rules, this->kTolerance);
+      std::vector<int64_t> ids(inputs.ids.size());
+      kernels::cpu::upsampled_argmax(inputs.problem, inputs.x.data(), false, ids.data());
+      EXPECT_EQ(std::count(ids.begin(), ids.end(), 3), 0);
+    }
+  }
+}
+
+TYPED_TEST(UpsampledLoss, ANeighbourOfNoWeightIsNotRead) {
+  UpsampledInputs<TypeParam> inputs({1, 4, {4, 4}, {4, 4}}, Layout::kNCHW, false, 0);
+  for (std::size_t c = 0; c < 4; ++c) inputs.x[c * 16 + 5] = static_cast<TypeParam>(NAN);
+  std::fill(inputs.ids.begin(), inputs.ids.end(), 0);
+  const auto sums = kernels::cpu::upsampled_cross_entropy(inputs.problem, inputs.x.data(), inputs.targets(),
+                                                          {.share = 1, .probability = 0.9}, nullptr);
+  EXPECT_EQ(sums.count, 16);
+}
+
 TYPED_TEST(UpsampledLoss, WithoutPixelsIsZero) {
   UpsampledInputs<TypeParam> inputs({2, 3, {2, 2}, {8, 8}}, Layout::kNCHW, false, 1);
   std::fill(inputs.ids.begin(), inputs.ids.end(), 255);

@@ -46,6 +46,19 @@ def test_what_other_devices_compute_is_the_same(options):
     torch.testing.assert_close(gradients(ours, logits), gradients(theirs, logits), rtol=0, atol=1e-14)
 
 
+@pytest.mark.parametrize("change", [{"weight": torch.ones(6, dtype=torch.int64)}, {"weight": torch.zeros(6)},
+                                    {"nan": True, "probability": 0.9}])
+def test_what_other_devices_compute_is_the_same_at_the_edges(change):
+    logits, targets = inputs(torch.float32, ignore_index=255)
+    if change.pop("nan", False):
+        logits = torch.full_like(logits, torch.nan)
+    arguments = {"weight": None, "ignore_index": 255, "label_smoothing": 0.1, "align_corners": False, "share": 1.0,
+                 "probability": 1.0} | change
+    ours = functional.upsampled_cross_entropy(logits, targets, weight=arguments["weight"], ignore_index=255, label_smoothing=0.1,
+                                              bootstrap_probability=arguments["probability"])
+    torch.testing.assert_close(functional._torchs_upsampled_cross_entropy(logits, targets, **arguments), ours, equal_nan=True)
+
+
 def test_nothing_counts():
     logits, targets = inputs(torch.float32)
     loss = functional.upsampled_cross_entropy(logits, torch.full_like(targets, -100))

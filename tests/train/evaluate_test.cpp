@@ -19,9 +19,10 @@ data::LoaderOptions in_order(int64_t batch_size) {
   return options;
 }
 
-EvaluationRecord evaluate_tiny(TinySegmenter& model, int64_t batch_size, const std::string& dtype = "f32") {
+EvaluationRecord evaluate_tiny(TinySegmenter& model, int64_t batch_size, const std::string& dtype = "f32",
+                               const LossOptions& loss = {}) {
   data::Loader loader(std::make_shared<BrightestColor>(7, 6), in_order(batch_size));
-  return evaluate(model, loader, {}, TensorFormat::parse(dtype, false));
+  return evaluate(model, loader, loss, TensorFormat::parse(dtype, false));
 }
 
 TEST(Evaluate, LossAndMetricsDoNotDependOnTheBatches) {
@@ -30,6 +31,10 @@ TEST(Evaluate, LossAndMetricsDoNotDependOnTheBatches) {
   EXPECT_EQ(one.images, 7);
   EXPECT_TRUE(one.segmentation);
   EXPECT_NEAR(one.loss, three.loss, kReorderedF64);
+  // Bootstrapping counts another number of pixels in each image.
+  const LossOptions hard{.kind = "bootstrap", .bootstrap_probability = 0.33, .bootstrap_share = 1};
+  EXPECT_NEAR(evaluate_tiny(*model, 1, "f64", hard).loss, evaluate_tiny(*model, 3, "f64", hard).loss,
+              kReorderedF64);
   EXPECT_EQ(one.metrics.mean_iou, three.metrics.mean_iou);
   EXPECT_EQ(one.metrics.class_iou.size(), 3u);
   EXPECT_GT(one.metrics.pixel_accuracy, 0);

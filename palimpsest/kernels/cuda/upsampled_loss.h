@@ -16,8 +16,9 @@ namespace palimpsest::kernels::cuda {
 int64_t upsampled_losses_workspace_bytes(const UpsampledProblem& problem);
 
 struct UpsampledLosses {
-  /// (N, H, W), f32 or f64 as the problem: log sum_c exp(z[c]), for upsampled_gradient; 0 where no pixel counts.
-  void* log_sum = nullptr;
+  /// (N, H, W): log sum_c exp(z[c]), for upsampled_gradient; 0 where no pixel counts. In f64: in f32 large logits
+  /// would leave no digits to the probabilities.
+  double* log_sum = nullptr;
   /// (N, H, W), f64: -log p[t], computed in f64, and -infinity for an ignored pixel; +infinity for NaN. Null:
   /// not asked for.
   double* hardness = nullptr;
@@ -36,7 +37,7 @@ void upsampled_losses(const UpsampledProblem& problem, const void* x, const Cros
 /// Writes the gradient of the sum of l over the pixels that count with x. `log_sum` comes from
 /// upsampled_losses with the same `selected`.
 void upsampled_gradient(const UpsampledProblem& problem, const void* x, const CrossEntropyTargets& targets,
-                        const CrossEntropyRules& rules, const uint8_t* selected, const void* log_sum,
+                        const CrossEntropyRules& rules, const uint8_t* selected, const double* log_sum,
                         void* gradient, Stream stream);
 
 /// Writes class ids as i64.

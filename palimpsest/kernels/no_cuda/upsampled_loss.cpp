@@ -13,7 +13,7 @@ void upsampled_losses(const UpsampledProblem&, const void*, const CrossEntropyTa
   refuse("upsampled_losses");
 }
 void upsampled_gradient(const UpsampledProblem&, const void*, const CrossEntropyTargets&,
-                        const CrossEntropyRules&, const uint8_t*, const void*, void*, Stream) {
+                        const CrossEntropyRules&, const uint8_t*, const double*, void*, Stream) {
   refuse("upsampled_gradient");
 }
 void upsampled_argmax(const UpsampledProblem&, const void*, int64_t*, Stream) {

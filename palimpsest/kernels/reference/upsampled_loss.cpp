@@ -114,7 +114,9 @@ CrossEntropySums upsampled_cross_entropy(const UpsampledProblem& p, const void* 
         sums.loss += (1 - e) * weight(t) * (log_sum - z[static_cast<std::size_t>(t)]);
         double all = 0;
         for (int64_t c = 0; c < p.c; ++c) {
-          sums.loss += e / static_cast<double>(p.c) * weight(c) * (log_sum - z[static_cast<std::size_t>(c)]);
+          if (e > 0)
+            sums.loss +=
+                e / static_cast<double>(p.c) * weight(c) * (log_sum - z[static_cast<std::size_t>(c)]);
           all += weight(c);
         }
         for (int64_t c = 0; c < p.c; ++c) {

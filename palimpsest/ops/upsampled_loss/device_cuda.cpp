@@ -41,7 +41,7 @@ std::tuple<at::Tensor, at::Tensor> forward_on_gpu(const kernels::UpsampledProble
   CudaCall call(values);
   const auto plain = values.options().memory_format(std::nullopt);
   at::Tensor sums = at::empty({4}, plain.dtype(at::kDouble));
-  const at::Tensor log_sum = at::empty(ids.sizes(), plain);
+  const at::Tensor log_sum = at::empty(ids.sizes(), plain.dtype(at::kDouble));
   const bool bootstraps = arguments.bootstrap_share < 1 || arguments.bootstrap_probability < 1;
   const at::Tensor hardness =
       bootstraps ? at::empty({problem.n, problem.out.h * problem.out.w}, plain.dtype(at::kDouble))
@@ -52,7 +52,7 @@ std::tuple<at::Tensor, at::Tensor> forward_on_gpu(const kernels::UpsampledProble
       .weight = weight.defined() ? weight.const_data_ptr<double>() : nullptr,
       .label_smoothing = arguments.label_smoothing};
   kernels::cuda::UpsampledLosses out;
-  out.log_sum = log_sum.mutable_data_ptr();
+  out.log_sum = log_sum.mutable_data_ptr<double>();
   out.hardness = bootstraps ? hardness.mutable_data_ptr<double>() : nullptr;
   out.sums = sums.mutable_data_ptr<double>();
   const at::Tensor workspace =
@@ -75,9 +75,9 @@ std::tuple<at::Tensor, at::Tensor> forward_on_gpu(const kernels::UpsampledProble
                                     call.stream());
   }
   if (for_backward)
-    kernels::cuda::upsampled_gradient(problem, x, targets, rules,
-                                      bootstraps ? selected.const_data_ptr<uint8_t>() : nullptr,
-                                      log_sum.const_data_ptr(), gradient.mutable_data_ptr(), call.stream());
+    kernels::cuda::upsampled_gradient(
+        problem, x, targets, rules, bootstraps ? selected.const_data_ptr<uint8_t>() : nullptr,
+        log_sum.const_data_ptr<double>(), gradient.mutable_data_ptr(), call.stream());
   return {sums.narrow(0, 0, 3).clone(), std::move(gradient)};
 }
 

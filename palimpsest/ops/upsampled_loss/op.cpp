@@ -81,6 +81,8 @@ std::tuple<at::Tensor, at::Tensor> loss_and_weight(const at::Tensor& logits, con
                                                    const std::optional<at::Tensor>& weight,
                                                    int64_t ignore_index, double label_smoothing,
                                                    bool align_corners, double share, double probability) {
+  TORCH_CHECK(!(c10::GradMode::is_enabled() && weight && weight->defined() && weight->requires_grad()),
+              "[upsampled_cross_entropy] weight has no gradient: pass weight.detach()");
   if (c10::GradMode::is_enabled() && logits.requires_grad()) {
     const auto results = LossFunction::apply(logits, targets, weight, ignore_index, label_smoothing,
                                              align_corners, share, probability);

@@ -23,7 +23,7 @@ template <class T>
 Result<T> run(const UpsampledInputs<T>& inputs, const CrossEntropyRules& rules,
               const std::vector<uint8_t>& selected = {}) {
   Result<T> result{{}, std::vector<T>(inputs.x.size()), std::vector<double>(inputs.ids.size())};
-  std::vector<T> log_sum(inputs.ids.size());
+  std::vector<double> log_sum(inputs.ids.size());
   std::vector<uint64_t> workspace(
       static_cast<std::size_t>(kernels::cuda::upsampled_losses_workspace_bytes(inputs.problem) / 8));
   double sums[4];
@@ -110,6 +110,24 @@ TYPED_TEST(CudaUpsampledLoss, TheOrderOfThreadsDoesNotChangeAByte) {
     EXPECT_EQ(again.gradient, first.gradient);
     EXPECT_EQ(again.sums.loss, first.sums.loss);
   }
+}
+
+TYPED_TEST(CudaUpsampledLoss, AClassThatCannotBeIsNoNaNAndLargeLogitsKeepTheirDigits) {
+  UpsampledInputs<TypeParam> inputs({1, 5, {4, 4}, {8, 8}}, Layout::kChannelsLast, false, 1);
+  for (std::size_t i = 3; i < inputs.x.size(); i += 5) inputs.x[i] = static_cast<TypeParam>(-HUGE_VAL);
+  for (int64_t& id : inputs.ids) id = id == 3 ? 2 : id;
+  std::vector<TypeParam> truth(inputs.x.size());
+  const auto want = kernels::reference::upsampled_cross_entropy(inputs.problem, inputs.x.data(),
+                                                                inputs.targets(), {}, truth.data());
+  const Result<TypeParam> got = run(inputs, {});
+  EXPECT_NEAR(got.sums.loss, want.loss, this->kTolerance * (1 + want.loss));
+  EXPECT_LE(largest_difference(got.gradient, truth), this->kTolerance);
+
+  UpsampledInputs<TypeParam> large({1, 5, {4, 4}, {4, 4}}, Layout::kNCHW, false, 1);
+  for (TypeParam& value : large.x) value += static_cast<TypeParam>(1e5);
+  kernels::reference::upsampled_cross_entropy(large.problem, large.x.data(), large.targets(), {},
+                                              truth.data());
+  EXPECT_LE(largest_difference(run(large, {}).gradient, truth), this->kTolerance);
 }
 
 TYPED_TEST(CudaUpsampledLoss, ArgmaxIsTheReference) {

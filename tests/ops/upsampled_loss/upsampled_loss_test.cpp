@@ -146,7 +146,8 @@ TEST(UpsampledCrossEntropy, SaysWhatWasRequiredAndGiven) {
   expect("at least one class", at::zeros({2, 0, 4, 4}), t);
   expect("at least one pixel", x, at::zeros({2, 0, 8}, at::kLong));
   expect("one number per class, 5, got shape [4]", x, t, {.weight = at::ones({4})});
-  expect("at least 0, got -1", x, t, {.weight = -at::ones({5})});
+  expect("0 or in [1e-30, 1e30], got -1", x, t, {.weight = -at::ones({5})});
+  expect("weight has no gradient", x, t, {.weight = at::ones({5}).requires_grad_()});
   expect("label_smoothing must be in [0, 1], got 1.5", x, t, {.label_smoothing = 1.5});
   expect("bootstrap_share must be in (0, 1], got 0", x, t, {.bootstrap_share = 0});
   expect("bootstrap_probability must be in (0, 1], got 2", x, t, {.bootstrap_probability = 2});

@@ -106,14 +106,14 @@ PALIMPSEST_HOST_DEVICE void losses_of(const Row<T>& row, const PixelLosses<T>& a
     V largest = broadcast<V>(kLowest<T>);
     for (int64_t k = 0; k < vectors; ++k) {
       const T* const from = left + k * kLanes;
-      const V z = load<V>(from) * v + load<V>(from + right) * u;
+      const V z = right == 0 ? load<V>(from) : V(load<V>(from) * v + load<V>(from + right) * u);
       put(k, z);
       largest = Larger()(largest, z);
     }
     const T top = across_lanes<T>(largest, Larger());
     T z_of_target;
     if constexpr (kVectors > 0)
-      z_of_target = left[t] * v + left[right + t] * u;
+      z_of_target = right == 0 ? left[t] : left[t] * v + left[right + t] * u;
     else
       z_of_target = memory[t];
     V sum{}, smooth{};
@@ -239,11 +239,11 @@ void argmax(const Row<T>& row, int32_t* ids) {
     const T* const left = row.blended + row.left[j] * row.stride;
     const T u = row.right_weight[j], v = 1 - u;
     const int64_t right = u == 0 ? 0 : row.stride;
-    V best = load<V>(left) * v + load<V>(left + right) * u;
+    V best = right == 0 ? load<V>(left) : V(load<V>(left) * v + load<V>(left + right) * u);
     Int place{};
     for (int64_t k = 1; k < row.stride / kLanes; ++k) {
       const T* const from = left + k * kLanes;
-      const V z = load<V>(from) * v + load<V>(from + right) * u;
+      const V z = right == 0 ? load<V>(from) : V(load<V>(from) * v + load<V>(from + right) * u);
       const Int better = (z > best) | ((z != z) & (best == best));
       best = better ? z : best;
       place = better ? Int{} + static_cast<typename Bits<T>::type>(k) : place;

@@ -10,34 +10,43 @@
 namespace palimpsest::kernels::cpu::upsampled_loss {
 namespace {
 
-/// Returns -log p[t] of pixel `at` of image n in f64.
+/// NaN is harder than any number, so that a diverged loss shows.
+double rank_of(double loss) {
+  return std::isnan(loss) ? std::numeric_limits<double>::infinity() : loss;
+}
+
+/// Returns -log p[t] of pixel `at` of image n in f64, ranked.
 template <class T>
 double exact_loss(const UpsampledProblem& p, const T* x, int64_t n, int64_t at, int64_t t,
                   std::vector<double>& z) {
   const Source v = source_of(at / p.out.w, p.in.h, p.out.h, p.align_corners),
                u = source_of(at % p.out.w, p.in.w, p.out.w, p.align_corners);
-  const int64_t bottom = std::min(v.first + 1, p.in.h - 1), right = std::min(u.first + 1, p.in.w - 1);
+  // With a weight of 0 there is no other row (column): what lies there might be NaN.
+  const int64_t bottom = v.weight == 0 ? v.first : v.first + 1, right = u.weight == 0 ? u.first : u.first + 1;
   z.resize(static_cast<std::size_t>(p.c));
   double largest = -std::numeric_limits<double>::infinity();
   for (int64_t c = 0; c < p.c; ++c) {
     const auto value = [&](int64_t h, int64_t w) { return static_cast<double>(x[map_index(p, n, c, h, w)]); };
-    const double top = (1 - u.weight) * value(v.first, u.first) + u.weight * value(v.first, right);
-    const double low = (1 - u.weight) * value(bottom, u.first) + u.weight * value(bottom, right);
-    const double logit = (1 - v.weight) * top + v.weight * low;
+    const auto blend = [](double a, double b, double weight) {
+      return weight == 0 ? a : (1 - weight) * a + weight * b;
+    };
+    const double top = blend(value(v.first, u.first), value(v.first, right), u.weight);
+    const double low = blend(value(bottom, u.first), value(bottom, right), u.weight);
+    const double logit = blend(top, low, v.weight);
     z[static_cast<std::size_t>(c)] = logit;
     largest = std::max(largest, logit);
   }
   double sum = 0;
   for (const double logit : z) sum += std::exp(logit - largest);
-  return std::log(sum) + largest - z[static_cast<std::size_t>(t)];
+  return rank_of(std::log(sum) + largest - z[static_cast<std::size_t>(t)]);
 }
 
 template <class T>
-double largest_logit(const UpsampledProblem& p, const T* x, int64_t n) {
+double largest_finite_logit(const UpsampledProblem& p, const T* x, int64_t n) {
   const int64_t each = p.c * p.in.h * p.in.w;
   double largest = 0;
   for (int64_t i = n * each; i < (n + 1) * each; ++i)
-    largest = std::max(largest, std::abs(static_cast<double>(x[i])));
+    if (std::isfinite(x[i])) largest = std::max(largest, std::abs(static_cast<double>(x[i])));
   return largest;
 }
 
@@ -47,20 +56,21 @@ template <class T>
 void select_hardest(const UpsampledProblem& problem, const T* x, const CrossEntropyTargets& targets,
                     const CrossEntropyRules& rules, int64_t n, const T* losses, uint8_t* selected) {
   const int64_t pixels = problem.out.h * problem.out.w;
-  const auto rank = [](double loss) {
-    return std::isnan(loss) ? std::numeric_limits<double>::infinity() : loss;
-  };
   std::vector<T> ranked;
   ranked.reserve(static_cast<std::size_t>(pixels));
   for (int64_t i = 0; i < pixels; ++i)
-    if (selected[i]) ranked.push_back(static_cast<T>(rank(static_cast<double>(losses[i]))));
+    if (selected[i]) ranked.push_back(static_cast<T>(rank_of(static_cast<double>(losses[i]))));
   if (ranked.empty()) return;
   const auto most = static_cast<std::size_t>(std::ceil(rules.share * static_cast<double>(ranked.size())));
   const auto last = ranked.begin() + static_cast<std::ptrdiff_t>(std::min(most, ranked.size()) - 1);
   std::nth_element(ranked.begin(), last, ranked.end(), std::greater<>());
   const auto threshold = static_cast<double>(*last);
-  // The error of a loss in f32 is some ulp of the largest logit; f64 is taken as it is.
-  const double error = sizeof(T) == sizeof(float) ? 1e-6 * (1 + largest_logit(problem, x, n)) : 0;
+  // The error of a loss in f32: some ulp of the largest logit and of log C, and of the sum over C classes. f64 is
+  // taken as it is, and so is infinity.
+  const auto classes = static_cast<double>(problem.c);
+  const bool exact = sizeof(T) == sizeof(double) || !std::isfinite(threshold);
+  const double error =
+      exact ? 0 : 1e-6 * (1 + largest_finite_logit(problem, x, n) + std::log(classes)) + 1e-8 * classes;
 
   struct Pixel {
     double loss;
@@ -72,10 +82,9 @@ void select_hardest(const UpsampledProblem& problem, const T* x, const CrossEntr
   const double easy = -std::log(rules.probability);
   for (int64_t i = 0; i < pixels; ++i) {
     if (!selected[i]) continue;
-    const double loss = rank(static_cast<double>(losses[i]));
+    const double loss = rank_of(static_cast<double>(losses[i]));
     if (loss > threshold + error) {
       ++harder;
-      // NaN passes, so that a diverged loss shows.
       if (rules.probability < 1 && loss - error <= easy)
         selected[i] = exact_loss(problem, x, n, i, target_at(targets, n * pixels + i), z) > easy;
     } else {

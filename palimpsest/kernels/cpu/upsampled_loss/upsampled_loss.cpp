@@ -19,6 +19,8 @@ namespace {
 
 /// Pixels of the image per task: for fewer, waking a thread costs more than the work.
 constexpr int64_t kTaskPixels = 4096;
+/// Tasks of a call: each keeps a row of the small map.
+constexpr int64_t kMostTasks = 128;
 
 template <class T>
 const Sweeps<T>& sweeps() {
@@ -56,7 +58,8 @@ class Plan {
     // Bands of whole map rows, cut by the shape only.
     const int64_t pixels_per_map_row = std::max<int64_t>(1, problem.out.h * problem.out.w / problem.in.h);
     const int64_t rows = std::max<int64_t>(1, kTaskPixels / pixels_per_map_row);
-    bands = ceil_divide(problem.in.h, rows);
+    const int64_t most = ceil_divide(kMostTasks, std::max<int64_t>(1, problem.n));
+    bands = std::min(ceil_divide(problem.in.h, rows), most);
   }
 
   int64_t band_begin(int64_t band) const { return problem.in.h * band / bands; }

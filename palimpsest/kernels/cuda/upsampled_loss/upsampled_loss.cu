@@ -84,10 +84,14 @@ struct Corners {
     to_bottom = v > 0 ? g.to_row : 0;
   }
   __device__ __forceinline__ T logit(int64_t offset) const {
+    // Rows first, as in the gradient.
     const S* const at = top_left + offset;
-    const T top = static_cast<T>(at[0]) * (1 - u) + static_cast<T>(at[to_right]) * u;
-    const S* const below = at + to_bottom;
-    return top * (1 - v) + (static_cast<T>(below[0]) * (1 - u) + static_cast<T>(below[to_right]) * u) * v;
+    const T left = along(at, to_bottom, v);
+    return u > 0 ? left * (1 - u) + along(at + to_right, to_bottom, v) * u : left;
+  }
+  __device__ __forceinline__ static T along(const S* at, int64_t to_next, T weight) {
+    const T first = static_cast<T>(at[0]);
+    return weight > 0 ? first * (1 - weight) + static_cast<T>(at[to_next]) * weight : first;
   }
 };
 
@@ -141,7 +145,7 @@ __device__ __forceinline__ void write_block_sums(double (&sums)[kSums - 1], doub
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     upsampled_losses_kernel(Geometry g, const T* x, CrossEntropyTargets targets, CrossEntropyRules rules,
-                            const uint8_t* selected, T* log_sums, double* parts) {
+                            const uint8_t* selected, double* log_sums, double* parts) {
   const int64_t pixels = g.n * g.pixels();
   double sums[kSums - 1] = {0, 0, 0}, wrong = kNoPlace;
   PALIMPSEST_NO_UNROLL
@@ -156,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     const Corners<T, T> corners(g, x, pixel);
     T log_sum = 0;
     const T largest = largest_logit(g, corners, log_sum);
-    log_sums[pixel] = largest + log_sum;
+    log_sums[pixel] = static_cast<double>(largest) + static_cast<double>(log_sum);
     const double w = weight_of(rules, t), e = rules.label_smoothing;
     sums[0] += (1 - e) * w * (static_cast<double>(largest - corners.logit(t * g.to_class)) + log_sum);
     sums[1] += w;
@@ -221,7 +225,7 @@ __device__ __forceinline__ int first_pixel(const Axis& axis, int at) {
 template <class T>
 __global__ void __launch_bounds__(kThreads, 4)
     upsampled_gradient_kernel(Geometry g, const T* x, CrossEntropyTargets targets, CrossEntropyRules rules,
-                              const uint8_t* selected, const T* log_sums, T* gradient) {
+                              const uint8_t* selected, const double* log_sums, T* gradient) {
   const int64_t i = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (i >= g.n * g.map_values()) return;
   const int n = static_cast<int>(i / g.map_values());
@@ -260,7 +264,8 @@ __global__ void __launch_bounds__(kThreads, 4)
         const T u = static_cast<T>(source(g.columns, column, first));
         const T z = u > 0 ? left * (1 - u) + right * u : left;
         const T hit = (1 - e) * static_cast<T>(weight_of(rules, t));
-        T d = Math<T>::exp(z - log_sums[row + column]) * (hit + even) - offset;
+        T d = Math<T>::exp(static_cast<T>(static_cast<double>(z) - log_sums[row + column])) * (hit + even) -
+              offset;
         d = t == c ? d - hit : d;
         of_row += d * (before ? u : 1 - u);
       }
@@ -315,8 +320,7 @@ void upsampled_losses(const UpsampledProblem& problem, const void* x, const Cros
   dispatch(problem.dtype, [&]<class T>(T) {
     if (parts == 0) return;
     launch("upsampled_losses", {.blocks = parts, .threads = kThreads}, stream, upsampled_losses_kernel<T>,
-           geometry_of(problem), static_cast<const T*>(x), targets, rules, selected,
-           static_cast<T*>(out.log_sum), workspace);
+           geometry_of(problem), static_cast<const T*>(x), targets, rules, selected, out.log_sum, workspace);
     if (out.hardness != nullptr)
       launch("upsampled_losses", blocks_for(pixels_of(problem)), stream, upsampled_hardness_kernel<T>,
              geometry_of(problem), static_cast<const T*>(x), targets, out.hardness);
@@ -326,14 +330,14 @@ void upsampled_losses(const UpsampledProblem& problem, const void* x, const Cros
 }
 
 void upsampled_gradient(const UpsampledProblem& problem, const void* x, const CrossEntropyTargets& targets,
-                        const CrossEntropyRules& rules, const uint8_t* selected, const void* log_sum,
+                        const CrossEntropyRules& rules, const uint8_t* selected, const double* log_sum,
                         void* gradient, Stream stream) {
   const int64_t values = problem.n * problem.c * problem.in.h * problem.in.w;
   if (values == 0) return;
   dispatch(problem.dtype, [&]<class T>(T) {
     launch("upsampled_gradient", blocks_for(values), stream, upsampled_gradient_kernel<T>,
-           geometry_of(problem), static_cast<const T*>(x), targets, rules, selected,
-           static_cast<const T*>(log_sum), static_cast<T*>(gradient));
+           geometry_of(problem), static_cast<const T*>(x), targets, rules, selected, log_sum,
+           static_cast<T*>(gradient));
   });
 }
 
