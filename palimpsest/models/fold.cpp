@@ -4,9 +4,9 @@
 #include "palimpsest/models/deeplab.h"
 #include "palimpsest/models/densenet.h"
 #include "palimpsest/models/inception.h"
+#include "palimpsest/models/preact_block.h"
 #include "palimpsest/models/residual.h"
 #include "palimpsest/models/resnet.h"
-#include "palimpsest/models/resnext_preact.h"
 #include "palimpsest/nn/fold.h"
 
 #include <algorithm>
@@ -31,7 +31,12 @@ std::vector<Site> sites(const torch::nn::Module& module) {
     return {{{"conv1"}, "bn1"}, {{"conv2"}, "bn2"}, {{"downsample.0"}, "downsample.1"}};
   if (module.as<Bottleneck>())
     return {{{"conv1"}, "bn1"}, {{"conv2"}, "bn2"}, {{"conv3"}, "bn3"}, {{"downsample.0"}, "downsample.1"}};
-  if (module.as<PreactBottleneck>()) return {{{"convs.conv1"}, "convs.bn2"}, {{"convs.conv2"}, "convs.bn3"}};
+  if (const auto* block = module.as<PreactBlock>()) {
+    std::vector<Site> between;
+    for (std::size_t i = 1; i < block->depth(); ++i)
+      between.push_back({{"convs.conv" + std::to_string(i)}, "convs.bn" + std::to_string(i + 1)});
+    return between;
+  }
   if (module.as<DenseNet>()) return {{{"features.conv0"}, "features.norm0"}};
   if (module.as<nn::DenseLayerImpl>()) return {{{"conv1"}, "norm2"}};
   if (module.as<DeepLabV3Head>())

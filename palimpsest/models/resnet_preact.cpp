@@ -2,7 +2,7 @@
 
 #include "palimpsest/models/common/convolution.h"
 #include "palimpsest/models/common/images.h"
-#include "palimpsest/models/resnext_preact.h"
+#include "palimpsest/models/preact_block.h"
 
 namespace palimpsest::models {
 
@@ -14,14 +14,11 @@ PreactResNet::PreactResNet(std::string name, int64_t blocks_of_stage, const Back
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     torch::nn::Sequential layer;
     for (int64_t b = 0; b < blocks_of_stage; ++b) {
-      PreactBottleneck::Options o;
-      o.in = channels;
-      o.channels = {16 << i, 16 << i, 64 << i};
-      o.stride = i > 0 && b == 0 ? 2 : 1;
-      o.groups = 1;
-      o.norm = options.norm;
-      layer->push_back(std::make_shared<PreactBottleneck>(o));
-      channels = o.channels[2];
+      const int64_t inner = 16 << i, outer = 64 << i;
+      const PreactBlock::Convolution middle{inner, 3, i > 0 && b == 0 ? 2 : 1};
+      layer->push_back(std::make_shared<PreactBlock>(
+          PreactBlock::Options{channels, {{inner}, middle, {outer}}, options.norm}));
+      channels = outer;
     }
     layers_[i] = register_module("layer" + std::to_string(i + 1), layer);
   }

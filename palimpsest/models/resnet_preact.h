@@ -14,7 +14,7 @@
 namespace palimpsest::models {
 
 /// A pre-activation ResNet with 9n + 2 layers for images of 32 pixels: a 3x3 convolution to 16 channels,
-/// three stages of n pre-activation bottlenecks (models/resnext_preact.h, without groups), and a final
+/// three stages of n pre-activation bottlenecks (models/preact_block.h), and a final
 /// normalization. The stages have 16, 32, 64 inner and 64, 128, 256 outer channels; the last two have stride
 /// 2. The paper trains ResNet-164, n = 18. The mixed precision paper's ResNet-50 has the same blocks at the
 /// scale of ImageNet.

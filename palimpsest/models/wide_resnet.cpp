@@ -3,46 +3,34 @@
 #include "palimpsest/models/common/convolution.h"
 #include "palimpsest/models/common/images.h"
 #include "palimpsest/models/common/stage_planner.h"
-#include "palimpsest/models/resnext_preact.h"
+#include "palimpsest/models/preact_block.h"
 #include "palimpsest/nn/max_pool.h"
+
+#include <vector>
 
 namespace palimpsest::models {
 
-PreactBlock::PreactBlock(const Options& o) {
-  const auto [c1, c2] = o.channels;
-  const bool projects = o.stride != 1 || o.in != c2;
-  bn1_ = register_module("bn1", nn::BatchNormAct(o.in, projects ? o.norm : o.norm.out_of_place()));
-  bn2_ = nn::BatchNormAct(c1, o.norm);
-  conv1_ =
-      conv({.in = o.in, .out = c1, .kernel = 3, .stride = o.stride, .dilation = o.first_dilation}, o.norm);
-  conv2_ = conv({.in = c1, .out = c2, .kernel = 3, .dilation = o.dilation}, o.norm);
-  auto convs = register_module("convs", torch::nn::Sequential());
-  convs->push_back("conv1", conv1_);
-  convs->push_back("bn2", bn2_);
-  convs->push_back("conv2", conv2_);
-  if (projects)
-    proj_conv_ = register_module("proj_conv", conv({.in = o.in, .out = c2, .stride = o.stride}, o.norm));
-}
-
-at::Tensor PreactBlock::forward(const at::Tensor& x) {
-  at::Tensor h, shortcut = x;
-  if (proj_conv_.is_empty()) {
-    h = bn1_->forward_into(x, conv1_);
-  } else {
-    const auto z = bn1_->forward(x);
-    h = conv1_->forward(z);
-    shortcut = proj_conv_->forward(z);
-  }
-  // Nothing reads conv2's output in backward, so the sum may take its place.
-  return bn2_->forward_into(std::move(h), conv2_).add_(shortcut);
-}
-
 namespace {
 
-constexpr std::array<std::array<int64_t, 2>, 4> kBlocks = {{{128, 128}, {256, 256}, {512, 512}, {512, 1024}}};
-constexpr std::array<std::array<int64_t, 3>, 2> kBottlenecks = {{{512, 1024, 2048}, {1024, 2048, 4096}}};
+/// Channels of the convolutions of a block: 3x3 twice, or a bottleneck.
+const std::array<std::vector<int64_t>, 6> kWidths = {
+    {{128, 128}, {256, 256}, {512, 512}, {512, 1024}, {512, 1024, 2048}, {1024, 2048, 4096}}};
 constexpr std::size_t kPooled = 2;  // mod2 and mod3 are behind a pooling
 constexpr std::array<int64_t, 6> kStrides = {1, 1, 2, 2, 2, 1};
+
+std::vector<PreactBlock::Convolution> convolutions_of(const std::vector<int64_t>& widths, bool first,
+                                                      const StageGeometry& geometry) {
+  const bool bottleneck = widths.size() == 3;
+  std::vector<PreactBlock::Convolution> all;
+  for (const int64_t width : widths)
+    all.push_back({width, bottleneck ? 1 : 3, 1, bottleneck ? 1 : geometry.dilation});
+  // The 3x3 convolution that may change the size.
+  PreactBlock::Convolution& strided = all[bottleneck ? 1 : 0];
+  strided.kernel = 3;
+  strided.stride = first ? geometry.stride : 1;
+  strided.dilation = first ? geometry.first_dilation : geometry.dilation;
+  return all;
+}
 
 }  // namespace
 
@@ -57,20 +45,10 @@ WideResNet::WideResNet(std::string name, const std::array<int64_t, 6>& blocks, c
     const StageGeometry geometry = i < kPooled ? StageGeometry{} : planner.next(kStrides[i]);
     torch::nn::Sequential module;
     for (int64_t b = 0; b < blocks[i]; ++b) {
-      const int64_t stride = b == 0 ? geometry.stride : 1;
-      const int64_t first_dilation = b == 0 ? geometry.first_dilation : geometry.dilation;
-      const std::string block = "block" + std::to_string(b + 1);
-      if (i < kBlocks.size()) {
-        module->push_back(
-            block, std::make_shared<PreactBlock>(PreactBlock::Options{
-                       channels, kBlocks[i], stride, first_dilation, geometry.dilation, options.norm}));
-        channels = kBlocks[i].back();
-      } else {
-        const auto& widths = kBottlenecks[i - kBlocks.size()];
-        module->push_back(block, std::make_shared<PreactBottleneck>(PreactBottleneck::Options{
-                                     channels, widths, stride, first_dilation, /*groups=*/1, options.norm}));
-        channels = widths.back();
-      }
+      module->push_back("block" + std::to_string(b + 1),
+                        std::make_shared<PreactBlock>(PreactBlock::Options{
+                            channels, convolutions_of(kWidths[i], b == 0, geometry), options.norm}));
+      channels = kWidths[i].back();
     }
     modules_[i] = register_module("mod" + std::to_string(i + 2), module);
   }

@@ -13,33 +13,8 @@
 
 namespace palimpsest::models {
 
-/// A pre-activation block of two 3x3 convolutions: x + conv2(act(bn2(conv1(act(bn1(x)))))), with no
-/// normalization after the sum. If the shape changes, the shortcut is proj_conv(act(bn1(x))) instead of x, and
-/// bn1 may write over x; otherwise it writes a new tensor, as in PreactBottleneck.
-///
-/// Channels saved for backward, with C outer and W inner channels: 2C + 2W under `standard`, C + W in place.
-class PreactBlock : public nn::Cloneable<PreactBlock> {
- public:
-  struct Options {
-    int64_t in = 0;
-    std::array<int64_t, 2> channels = {};  ///< out of conv1, conv2
-    int64_t stride = 1;                    ///< of conv1 and the projection
-    int64_t first_dilation = 1;            ///< of conv1
-    int64_t dilation = 1;                  ///< of conv2
-    nn::NormOptions norm = {};
-  };
-  explicit PreactBlock(const Options& options);
-  at::Tensor forward(const at::Tensor& x);
-
- private:
-  void rebind(nn::Clones& clones) override { clones(bn1_, bn2_, conv1_, conv2_, proj_conv_); }
-
-  nn::BatchNormAct bn1_{nullptr}, bn2_{nullptr};
-  nn::Conv2d conv1_{nullptr}, conv2_{nullptr}, proj_conv_{nullptr};
-};
-
 /// WideResNet-16/20/38: wide and shallow. A 3x3 stem of 64 channels at the resolution of the image, and six
-/// modules of pre-activation blocks, mod2 to mod7. 3x3 max pooling of stride 2 before mod2 and mod3; mod4, mod5
+/// modules of pre-activation blocks (models/preact_block.h), mod2 to mod7. 3x3 max pooling of stride 2 before mod2 and mod3; mod4, mod5
 /// and mod6 begin with stride 2. mod2 to mod5 have blocks of two 3x3 convolutions, of widths (128, 128),
 /// (256, 256), (512, 512), (512, 1024); mod6 and mod7 have bottlenecks (512, 1024, 2048) and (1024, 2048, 4096).
 /// A final normalization `bn_out`. For output stride 8 mod5 has dilation 2, mod6 and mod7 have dilation 4.

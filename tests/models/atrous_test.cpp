@@ -1,6 +1,7 @@
 #include "palimpsest/models/common/stage_planner.h"
 #include "palimpsest/models/resnet.h"
 #include "palimpsest/models/resnext_preact.h"
+#include "palimpsest/models/wide_resnet.h"
 #include "tests/models/support.h"
 
 #include <functional>
@@ -47,21 +48,23 @@ TEST_P(Atrous, EveryFeatureOfTheStridedNetworkIsAFeatureOfTheDilatedOne) {
 const ResNetShape kBasic{"resnet18", false, {2, 2, 2, 2}, 1, 64, 16};
 const ResNetShape kBottleneck{"resnet26", true, {2, 2, 2, 2}, 1, 64, 16};
 
-INSTANTIATE_TEST_SUITE_P(Blocks, Atrous,
-                         ::testing::Values(AtrousCase{"BasicBlock",
-                                                      [](const BackboneOptions& o) {
-                                                        return std::make_shared<ResNet>(kBasic, o);
-                                                      }},
-                                           AtrousCase{"Bottleneck",
-                                                      [](const BackboneOptions& o) {
-                                                        return std::make_shared<ResNet>(kBottleneck, o);
-                                                      }},
-                                           AtrousCase{"PreactBottleneck",
-                                                      [](const BackboneOptions& o) {
-                                                        return std::make_shared<PreactResNeXt>(
-                                                            "small", std::array<int64_t, 4>{2, 2, 2, 2}, o);
-                                                      }}),
-                         [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(
+    Blocks, Atrous,
+    ::testing::Values(
+        AtrousCase{"BasicBlock",
+                   [](const BackboneOptions& o) { return std::make_shared<ResNet>(kBasic, o); }},
+        AtrousCase{"Bottleneck",
+                   [](const BackboneOptions& o) { return std::make_shared<ResNet>(kBottleneck, o); }},
+        AtrousCase{"PreactBlock",
+                   [](const BackboneOptions& o) {
+                     return std::make_shared<WideResNet>("small", std::array<int64_t, 6>{1, 1, 2, 2, 1, 1},
+                                                         o);
+                   }},
+        AtrousCase{"PreactBottleneck",
+                   [](const BackboneOptions& o) {
+                     return std::make_shared<PreactResNeXt>("small", std::array<int64_t, 4>{2, 2, 2, 2}, o);
+                   }}),
+    [](const auto& info) { return std::string(info.param.name); });
 
 TEST(StagePlanner, OtherOutputStridesAreRefused) {
   EXPECT_NE(usage_error([] { StagePlanner(12); }).find("8, 16 or 32, got 12"), std::string::npos);

@@ -66,6 +66,8 @@ INSTANTIATE_TEST_SUITE_P(
     ::testing::Combine(
         ::testing::Values(Expected{"resnet18_narrow", 20, 0}, Expected{"resnet50", 53, 0},
                           Expected{"resnext50_32x4d", 53, 0}, Expected{"resnext50_preact", 32, 17},
+                          // Four blocks of two convolutions, two of three.
+                          Expected{"wide_resnet16", 4 + 2 * 2, 7},
                           Expected{"deeplabv3_resnet18_narrow", 23, 0},
                           // Three blocks of two layers; two transitions, norm_final.
                           Expected{"densenet_bc16_k4", 6, 9},
