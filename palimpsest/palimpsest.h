@@ -4,7 +4,7 @@
 /// (docs/library.md has a table). `namespace pal = palimpsest;` shortens the names.
 ///
 /// models/   networks by name
-///   models::make(name, {...})      ResNet, ResNeXt, DeepLabV3, DenseNet, Inception, AlexNet, VGG. One word,
+///   models::make(name, {...})      ResNet, ResNeXt, WideResNet, DeepLabV3, DenseNet, Inception, AlexNet, VGG. One word,
 ///                                  ModelOptions::strategy, says how the whole network spends memory: the
 ///                                  same weights, the same gradients
 /// nn/       modules; each has clone(), and the state-dict keys of libtorch's module
@@ -24,6 +24,7 @@
 ///   ops::convolution, ops::linear  save no 16-bit copy of the weight under autocast
 ///   ops::dense_block, ops::concat_abn_conv, ops::FeatureSlots   densely connected blocks
 ///   ops::max_pool2d                saves one byte per output
+///   ops::upsampled_cross_entropy, ops::upsampled_argmax   a segmentation head without full-size logits
 ///   ops::abn_fallback_stats        how often a layer had to save more than its output
 /// memory/   measuring and saving memory
 ///   memory::install_counting_allocator   counts bytes; call it before any tensor exists
@@ -80,3 +81,4 @@
 #include "palimpsest/ops/feature_slots.h"
 #include "palimpsest/ops/linear.h"
 #include "palimpsest/ops/max_pool.h"
+#include "palimpsest/ops/upsampled_loss.h"

@@ -21,9 +21,9 @@ constexpr std::array<int64_t, 6> kStrides = {1, 1, 2, 2, 2, 1};
 std::vector<PreactBlock::Convolution> convolutions_of(const std::vector<int64_t>& widths, bool first,
                                                       const StageGeometry& geometry) {
   const bool bottleneck = widths.size() == 3;
-  std::vector<PreactBlock::Convolution> all;
-  for (const int64_t width : widths)
-    all.push_back({width, bottleneck ? 1 : 3, 1, bottleneck ? 1 : geometry.dilation});
+  std::vector<PreactBlock::Convolution> all(widths.size());
+  for (std::size_t i = 0; i < widths.size(); ++i)
+    all[i] = {widths[i], bottleneck ? 1 : 3, 1, bottleneck ? 1 : geometry.dilation};
   // The 3x3 convolution that may change the size.
   PreactBlock::Convolution& strided = all[bottleneck ? 1 : 0];
   strided.kernel = 3;

@@ -197,8 +197,8 @@ void check_loss(const LossOptions& options) {
 CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
   check_loss(options);
   const bool of_images = logits.dim() == 4 && targets.dim() == 3;
-  const bool has_kernel = logits.is_cpu() || (logits.is_cuda() && ops::has_cuda_kernels());
-  if (of_images && has_kernel && is_f32_or_f64(logits)) return loss_of_images(logits, targets, options);
+  if (of_images && ops::has_kernels_for(logits.device()) && is_f32_or_f64(logits))
+    return loss_of_images(logits, targets, options);
   if (of_images && logits.sizes().slice(2) != targets.sizes().slice(1)) {
     check_types(logits, targets);
     return counted_loss(at::upsample_bilinear2d(logits, targets.sizes().slice(1), /*align_corners=*/false),

@@ -32,8 +32,7 @@ at::Tensor valid_targets(const at::Tensor& targets, const at::Tensor& valid, int
 }  // namespace
 
 at::Tensor predicted_classes(const at::Tensor& logits, at::IntArrayRef size) {
-  if (logits.is_cpu() || (logits.is_cuda() && ops::has_cuda_kernels()))
-    return ops::upsampled_argmax(logits, size);
+  if (ops::has_kernels_for(logits.device())) return ops::upsampled_argmax(logits, size);
   if (logits.sizes().slice(2) == size) return logits.argmax(1);
   return at::upsample_bilinear2d(logits, size, /*align_corners=*/false).argmax(1);
 }

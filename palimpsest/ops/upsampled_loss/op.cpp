@@ -1,36 +1,15 @@
-#include "palimpsest/ops/common/find_operator.h"
-#include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/upsampled_loss.h"
-#include "palimpsest/ops/upsampled_loss/native.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
+#include "palimpsest/ops/common/gradients.h"
+#include "palimpsest/ops/upsampled_loss/functional.h"
+
+#include <ATen/TensorOperators.h>
 #include <ATen/ops/where.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
-#include <torch/library.h>
 
 namespace palimpsest::ops::upsampled_loss_detail {
-namespace meta {
-
-std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& logits, const at::Tensor& /*targets*/,
-                                           const LossArguments& /*arguments*/, bool for_backward) {
-  const auto type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return {at::empty({3}, logits.options().dtype(at::kDouble).memory_format(std::nullopt)),
-          for_backward ? at::empty_like(logits, logits.options().dtype(type), logits.suggest_memory_format())
-                       : at::empty({0}, logits.options().dtype(type).memory_format(std::nullopt))};
-}
-
-at::Tensor argmax(const at::Tensor& logits, c10::SymIntArrayRef size, bool /*align_corners*/) {
-  TORCH_CHECK(size.size() == 2, "[upsampled_argmax] size must be two numbers (height, width), got ", size);
-  return at::empty_symint({logits.sym_size(0), size[0], size[1]},
-                          logits.options().dtype(at::kLong).memory_format(std::nullopt));
-}
-
-}  // namespace meta
-
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -77,73 +56,19 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
   }
 };
 
-std::tuple<at::Tensor, at::Tensor> loss_and_weight(const at::Tensor& logits, const at::Tensor& targets,
-                                                   const std::optional<at::Tensor>& weight,
-                                                   int64_t ignore_index, double label_smoothing,
-                                                   bool align_corners, double share, double probability) {
-  TORCH_CHECK(!(c10::GradMode::is_enabled() && weight && weight->defined() && weight->requires_grad()),
-              "[upsampled_cross_entropy] weight has no gradient: pass weight.detach()");
-  if (c10::GradMode::is_enabled() && logits.requires_grad()) {
-    const auto results = LossFunction::apply(logits, targets, weight, ignore_index, label_smoothing,
-                                             align_corners, share, probability);
-    return {results[0], results[1]};
-  }
-  const at::Tensor sums = std::get<0>(
-      forward(logits, targets, {weight, ignore_index, label_smoothing, align_corners, share, probability},
-              /*for_backward=*/false));
-  return {mean_loss(sums, logits), sums.select(0, 1).clone()};
-}
-
-template <auto kForward>
-std::tuple<at::Tensor, at::Tensor> forward_of(const at::Tensor& logits, const at::Tensor& targets,
-                                              const std::optional<at::Tensor>& weight, int64_t ignore_index,
-                                              double label_smoothing, bool align_corners, double share,
-                                              double probability, bool for_backward) {
-  return kForward(logits, targets, {weight, ignore_index, label_smoothing, align_corners, share, probability},
-                  for_backward);
-}
-
-TORCH_LIBRARY_FRAGMENT(palimpsest, m) {
-  m.def(
-      "upsampled_cross_entropy(Tensor logits, Tensor targets, Tensor? weight=None, int ignore_index=255, "
-      "float label_smoothing=0., bool align_corners=False, float bootstrap_share=1., "
-      "float bootstrap_probability=1.) -> (Tensor, Tensor)",
-      &loss_and_weight);
-  m.def(
-      "upsampled_cross_entropy_forward(Tensor logits, Tensor targets, Tensor? weight, int ignore_index, "
-      "float label_smoothing, bool align_corners, float bootstrap_share, float bootstrap_probability, "
-      "bool for_backward) -> (Tensor, Tensor)");
-  m.def("upsampled_argmax(Tensor logits, SymInt[2] size, bool align_corners=False) -> Tensor");
-}
-
-void register_native(torch::Library& m) {
-  m.impl("upsampled_cross_entropy_forward", &forward_of<native::forward>);
-  m.impl("upsampled_argmax", &native::argmax);
-}
-TORCH_LIBRARY_IMPL(palimpsest, CPU, m) {
-  register_native(m);
-}
-TORCH_LIBRARY_IMPL(palimpsest, CUDA, m) {
-  register_native(m);
-}
-TORCH_LIBRARY_IMPL(palimpsest, Meta, m) {
-  m.impl("upsampled_cross_entropy_forward", &forward_of<meta::forward>);
-  m.impl("upsampled_argmax", &meta::argmax);
-}
-
-// A gradient through the inner pass is an error. Otherwise it would be silently wrong.
-TORCH_LIBRARY_IMPL(palimpsest, Autograd, m) {
-  m.impl("upsampled_cross_entropy_forward", torch::autograd::autogradNotImplementedFallback());
-}
-
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& logits, const at::Tensor& targets,
-                                           const LossArguments& a, bool for_backward) {
-  static const auto op =
-      find_operator("palimpsest::upsampled_cross_entropy_forward", forward_of<native::forward>);
-  return op.call(logits, targets, a.weight, a.ignore_index, a.label_smoothing, a.align_corners,
-                 a.bootstrap_share, a.bootstrap_probability, for_backward);
+std::tuple<at::Tensor, at::Tensor> loss_and_weight(const at::Tensor& logits, const at::Tensor& targets,
+                                                   const LossArguments& a) {
+  TORCH_CHECK(!(c10::GradMode::is_enabled() && a.weight && a.weight->defined() && a.weight->requires_grad()),
+              "[upsampled_cross_entropy] weight has no gradient: pass weight.detach()");
+  if (c10::GradMode::is_enabled() && logits.requires_grad()) {
+    const auto results = LossFunction::apply(logits, targets, a.weight, a.ignore_index, a.label_smoothing,
+                                             a.align_corners, a.bootstrap_share, a.bootstrap_probability);
+    return {results[0], results[1]};
+  }
+  const at::Tensor sums = std::get<0>(forward(logits, targets, a, /*for_backward=*/false));
+  return {mean_loss(sums, logits), sums.select(0, 1).clone()};
 }
 
 }  // namespace palimpsest::ops::upsampled_loss_detail
@@ -153,14 +78,10 @@ namespace palimpsest::ops {
 UpsampledCrossEntropy upsampled_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                               const UpsampledCrossEntropyOptions& o) {
   auto [loss, weight] =
-      upsampled_loss_detail::loss_and_weight(logits, targets, o.weight, o.ignore_index, o.label_smoothing,
-                                             o.align_corners, o.bootstrap_share, o.bootstrap_probability);
+      upsampled_loss_detail::loss_and_weight(logits, targets,
+                                             {o.weight, o.ignore_index, o.label_smoothing, o.align_corners,
+                                              o.bootstrap_share, o.bootstrap_probability});
   return {std::move(loss), std::move(weight)};
-}
-
-at::Tensor upsampled_argmax(const at::Tensor& logits, at::IntArrayRef size, bool align_corners) {
-  static const auto op = find_operator("palimpsest::upsampled_argmax", upsampled_loss_detail::meta::argmax);
-  return op.call(logits, c10::fromIntArrayRefSlow(size), align_corners);
 }
 
 }  // namespace palimpsest::ops

@@ -8,8 +8,6 @@
 #include "palimpsest/kernels/formulas/upsampling.h"
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <type_traits>
 #include <vector>
 
@@ -121,8 +119,8 @@ T* task_memory(int64_t values) {
   return reinterpret_cast<T*>(scratch<Purpose>(values * static_cast<int64_t>(sizeof(T) / sizeof(float))));
 }
 
-/// Calls visit(row, y, map row j) for the rows of the image in a band of image n; after the rows of each map
-/// row, done(j). `memory`: 4 map rows.
+/// Calls visit(row, y) for the rows y of image n whose top row lies in the band; behind those of each map row j,
+/// done(j). `memory`: 4 map rows.
 template <class T, class Visit, class Done>
 void sweep_band(const Plan<T>& plan, const T* x, int64_t n, int64_t band, T* memory, const Visit& visit,
                 const Done& done) {
