@@ -59,8 +59,7 @@ int train_in_folder(Options options, distributed::Group* group) {
     if (!options.run.resume && any_finds_run)
       throw Error(ErrorKind::kCheckpoint,
                   "--resume-if-possible: another process finds a run in its output folder, and rank 0 finds "
-                  "none: let "
-                  "rank 0 see it, or remove it there");
+                  "none: let rank 0 see it, or remove it there");
     options.run.old_shuffle = group->any(leads && options.run.old_shuffle, "the order of the data");
   }
   const Datasets sets = make_datasets(options, Need::kTrainAndValidation);

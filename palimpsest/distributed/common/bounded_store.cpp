@@ -1,17 +1,13 @@
 #include "palimpsest/distributed/common/bounded_store.h"
 
 #include <c10/util/Exception.h>
-#include <fmt/format.h>
 
-#include <algorithm>
-#include <optional>
 #include <type_traits>
 #include <utility>
+#include <variant>
 
 namespace palimpsest::distributed {
 namespace {
-
-using std::chrono::milliseconds;
 
 [[noreturn]] void no_answer() {
   C10_THROW_ERROR(DistStoreError, BoundedStore::kNoAnswer);

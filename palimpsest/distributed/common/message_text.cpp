@@ -29,6 +29,12 @@ std::string reason_of(std::string_view message) {
   return printable(shortened(message.substr(0, message.find_first_of("\r\n")), 500));
 }
 
+std::string one_line_of(const std::string& text) {
+  std::string line = text.substr(0, 2000);
+  std::replace_if(line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
+  return line;
+}
+
 std::optional<TextDifference> first_difference(const std::string& left, const std::string& right) {
   if (left == right) return std::nullopt;
   std::istringstream left_lines(left), right_lines(right);

@@ -15,6 +15,9 @@ std::string rank_list(const std::vector<int>& ranks, int size);
 /// with, in a form that a terminal shows as one line.
 std::string reason_of(std::string_view message);
 
+/// Returns a message with its lines joined, at most 2,000 bytes of it.
+std::string one_line_of(const std::string& text);
+
 /// The first line in which two texts differ.
 struct TextDifference {
   int line;                 ///< counts from 1

@@ -197,6 +197,7 @@ class Arrival {
                : fmt::format("rank 0 of {}, which holds the store at {},", launch_.size, where());
   }
   bool time_is_over() const { return Clock::now() >= end_; }
+  bool gives_up() const { return options_.gives_up && options_.gives_up(); }
   /// For requests: rank 0 may be busy at the end of the time.
   milliseconds time_left() const {
     return std::max(milliseconds(2000), std::chrono::duration_cast<milliseconds>(end_ - Clock::now()));
@@ -204,8 +205,7 @@ class Arrival {
   void pause(milliseconds time) {
     std::this_thread::sleep_for(time);
     connection_->set_limit(time_left());
-    if (!gives_up_at_ && options_.gives_up && options_.gives_up())
-      gives_up_at_ = Clock::now() + kVerdictGrace;
+    if (!gives_up_at_ && gives_up()) gives_up_at_ = Clock::now() + kVerdictGrace;
     if (!gives_up_at_) return;
     if (round_)
       conclude(stopped());
@@ -246,7 +246,7 @@ class Arrival {
     port_ = launch_.port;
     if (!serves_) {
       if (const auto failure = wait_for_listener(launch_.address, port_, end_, options_.gives_up)) {
-        if (options_.gives_up && options_.gives_up()) refuse(stopped());
+        if (gives_up()) refuse(stopped());
         throw Error(
             ErrorKind::kPeer,
             fmt::format("{} cannot reach {} at {} within {} s ({}): start rank 0, or look at its error", me(),
@@ -258,7 +258,7 @@ class Arrival {
       connection_ = tcp_store(serves_);
     } catch (const c10::Error& error) {
       const std::string why = reason_of(error.what_without_backtrace());
-      if (options_.gives_up && options_.gives_up()) refuse(stopped());
+      if (gives_up()) refuse(stopped());
       if (serves_ && why == BoundedStore::kNoAnswer)
         throw Error(ErrorKind::kPeer, fmt::format("{} its own store at {} did not answer within {} s", me(),
                                                   where(), seconds(options_.timeout)));
@@ -390,8 +390,7 @@ class Arrival {
   std::string silence() {
     std::string text = fmt::format(
         "p rank 0 of {} did not answer rank {} over the store at {} within {} s: it was not started, it "
-        "hangs, "
-        "or another process has rank {}",
+        "hangs, or another process has rank {}",
         launch_.size, launch_.rank, where(), seconds(options_.timeout), launch_.rank);
     if (store_->check({"refused"}))
       text += "; the processes that met before were refused: " + store_->get_to_str("refused");

@@ -34,12 +34,6 @@ milliseconds patience_for(int size) {
   return interval_for(size) + milliseconds(1300);
 }
 
-std::string one_line_of(const std::string& text) {
-  std::string line = text.substr(0, 2000);
-  std::replace_if(line.begin(), line.end(), [](char c) { return c == '\n' || c == '\r'; }, ' ');
-  return line;
-}
-
 }  // namespace
 
 Watcher::Watcher(c10::intrusive_ptr<BoundedStore> connection, c10::intrusive_ptr<c10d::Store> store,
@@ -251,8 +245,7 @@ std::string Watcher::description(const Broken& broken, const RollCall& roll) con
   if (last == broken.what && waits)
     return fmt::format(
         "{} did not end within {} s: {} live{}, in an earlier operation of this name; a link between two "
-        "ranks "
-        "may be cut",
+        "ranks may be cut",
         broken.what, seconds, rank_list(behind, size), behind.size() == 1 ? "s" : "");
   return fmt::format(
       "{} did not end within {} s: {} live{} but {} not reached it (last operation of rank {}: {})",
