@@ -13,7 +13,7 @@
 namespace palimpsest::ops {
 
 struct UpsampledCrossEntropyOptions {
-  std::optional<at::Tensor> weight;  ///< one number >= 0 per class; none: all are 1
+  std::optional<at::Tensor> weight{};  ///< one number >= 0 per class; none: all are 1
   int64_t ignore_index = 255;        ///< class id of void pixels, which do not count
   double label_smoothing = 0;        ///< in [0, 1]
   bool align_corners = false;        ///< as of at::upsample_bilinear2d

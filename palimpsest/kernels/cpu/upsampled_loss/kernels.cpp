@@ -218,6 +218,8 @@ void losses(const Row<T>& row, const PixelLosses<T>& asked) {
                   kFewClasses>(row.channels, [&](auto classes) { losses_of_few<T, classes>(row, asked); });
   else
     with_vectors<T>(row.stride, [&](auto vectors) { losses_of<T, vectors>(row, asked); });
+  // The last vector's lanes past the row hold logarithms of the row before, which may be negative.
+  for (int64_t j = row.pixels; j % kLanes != 0; ++j) asked.log_sum[j] = 1;
   for (int64_t j = 0; j < row.pixels; j += kLanes)
     store(asked.log_sum + j, log_positive<T>(load<V>(asked.log_sum + j)));
   if (!asked.row_gradient) return;
