@@ -6,12 +6,12 @@
 #include "palimpsest/cli/process.h"
 #include "palimpsest/cli/run_folder.h"
 #include "palimpsest/cli/step_probe.h"
+#include "palimpsest/cli/variants.h"
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/data/class_colors.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/folder_lock.h"
 #include "palimpsest/memory/counting_allocator.h"
-#include "palimpsest/nn/strategy.h"
 #include "palimpsest/train/checkpoint.h"
 #include "palimpsest/train/report.h"
 #include "palimpsest/train/trainer.h"
@@ -21,6 +21,7 @@
 #include <torch/version.h>
 
 #include <algorithm>
+#include <chrono>
 #include <deque>
 #include <fstream>
 #include <iostream>
@@ -32,30 +33,8 @@ namespace {
 constexpr int kWarmSteps = 2;    // the first step allocates the momentum
 constexpr int kTimedRounds = 9;  // odd, so the median is one of them
 constexpr int64_t kPictures = 4;
+constexpr int64_t kCropUnit = 8;  // pixels: the networks divide by 8 or more
 constexpr double kMiB = 1 << 20;
-
-/// Returns the options of one training per strategy, otherwise equal. Throws Error(kUsage) unless there are
-/// at least two different strategies.
-std::vector<Options> options_of_runs(const Options& options) {
-  std::vector<Options> runs;
-  std::vector<std::string> names;
-  for (const std::string& given : options.compare.strategies) {
-    const std::string name = nn::to_string(nn::parse_strategy(given));
-    if (std::find(names.begin(), names.end(), name) != names.end())
-      throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies) must differ, got " + name +
-                                         " twice" +
-                                         (given == name ? "" : " ('" + given + "' is another name for it)"));
-    names.push_back(name);
-    Options& run = runs.emplace_back(options);
-    run.run.command = Command::kTrain;
-    run.model.strategy = name;
-    run.output.folder = (std::filesystem::path(options.output.folder) / name).string();
-  }
-  if (runs.size() < 2)
-    throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies) must name at least two, got " +
-                                       (names.empty() ? std::string("none") : "only " + names[0]));
-  return runs;
-}
 
 std::string processor() {
   std::ifstream info("/proc/cpuinfo");
@@ -93,9 +72,9 @@ class Comparison {
     // The check comes before the data is read, so that a wrong folder is an error at once.
     folder_.emplace(options_.output.folder);
     const Command command = options_.run.command;
-    for (Options& run : options_of_runs(options_)) folders_.emplace_back(run, command);
+    for (Options& run : options_of_variants(options_)) folders_.emplace_back(run, command);
     sets_ = make_datasets(options_, Need::kTrainAndValidation);
-    runs_ = options_of_runs(options_);  // make_datasets has completed the options
+    runs_ = options_of_variants(options_);  // make_datasets has completed the options
     const auto first = make_model(runs_[0]);
     check_task(options_, *first);
     Options silent = options_;
@@ -104,7 +83,7 @@ class Comparison {
     check_output();
     report_.title = title;
     report_.class_names = options_.model.class_names;
-    for (const Options& run : runs_) report_.runs.emplace_back().name = run.model.strategy;
+    for (const Options& run : runs_) report_.runs.emplace_back().name = name_of(run);
   }
 
   /// Returns false if a signal stopped the comparison.
@@ -132,6 +111,10 @@ class Comparison {
     for (const Options& run : runs_) check(std::filesystem::path(run.output.folder) / train::kCheckpointFile);
   }
 
+  static std::string name_of(const Options& run) {
+    return std::filesystem::path(run.output.folder).filename().string();
+  }
+
   void say(const std::string& line) const {
     if (!options_.output.quiet) std::cout << line << std::endl;
   }
@@ -157,15 +140,61 @@ class Comparison {
       say(fmt::format("  {:<12} keeps {:.1f} MiB, peaks at {:.1f} MiB, fits a batch of {} in {:.1f} MiB",
                       run.name, run.kept_bytes / kMiB, run.peak_bytes / kMiB, run.largest_batch,
                       report_.memory_bytes / kMiB));
+      if (i > 0) spend(runs_[i], run);
     }
+    if (options_.compare.spend != "nothing") report_.setup.emplace_back("trained on", spent());
     memory::release_retained();
     return !stopped();
+  }
+
+  /// Lets a run train on the largest batch or crop in the memory of the first one. Its step was measured with
+  /// the batch of all.
+  void spend(Options& run, const train::ReportRun& measured) {
+    if (options_.compare.spend == "batch") {
+      run.train.batch = std::min(measured.largest_batch, sets_.train->size());
+      if (run.train.batch == 0)
+        throw Error(ErrorKind::kMemory, fmt::format("{}: not even one image fits in {:.1f} MiB; give more [compare] "
+                                                    "memory (--memory)", measured.name, report_.memory_bytes / kMiB));
+    } else if (options_.compare.spend == "crop") {
+      const int64_t most = largest_fitting(run.data.crop / kCropUnit, [&](int64_t units) {
+        if (stopped()) return false;
+        Options trial = run;
+        trial.data.crop = units * kCropUnit;
+        trial.output.quiet = true;
+        trial.output.evaluate_every = 0;
+        const RepeatedBatch source(trial, make_datasets(trial, Need::kTrainAndValidation).train);
+        return StepProbe(trial, source).fits(trial.train.batch, report_.memory_bytes);
+      });
+      run.data.crop = std::max(most * kCropUnit, run.data.crop);
+    }
+    if (options_.compare.spend != "nothing")
+      say(fmt::format("  {:<12} trains on {}", measured.name, trained_on(run)));
+  }
+
+  static int64_t pixels(const Options& run) { return run.train.batch * run.data.crop * run.data.crop; }
+
+  /// Returns "14 x 240 x 240 pixels [+75 %]".
+  std::string trained_on(const Options& run) const {
+    std::string text = std::to_string(run.train.batch);
+    text += run.data.crop > 0 ? fmt::format(" x {0} x {0} pixels", run.data.crop) : " images";
+    const double more = options_.data.crop > 0
+                            ? static_cast<double>(pixels(run)) / static_cast<double>(pixels(options_)) - 1
+                            : static_cast<double>(run.train.batch) / static_cast<double>(options_.train.batch) - 1;
+    return text + fmt::format(" [{:+.0f} %]", 100 * more);
+  }
+
+  std::string spent() const {
+    std::string text;
+    for (const Options& run : runs_) text += (text.empty() ? "" : "; ") + name_of(run) + ": " + trained_on(run);
+    return text;
   }
 
   bool measure_time(const RepeatedBatch& source) {
     say("seconds per step, the strategies in turn");
     std::deque<StepProbe> probes;
-    for (const Options& run : runs_) probes.emplace_back(run, source);
+    std::vector<Options> same = runs_;  // one batch for all, whatever each trains on
+    for (Options& run : same) run.train.batch = options_.train.batch;
+    for (const Options& run : same) probes.emplace_back(run, source);
     std::vector<std::vector<double>> seconds(runs_.size());
     for (int round = -kWarmSteps; round < kTimedRounds && !stopped(); ++round) {
       for (size_t k = 0; k < runs_.size(); ++k) {
@@ -180,7 +209,7 @@ class Comparison {
     for (size_t i = 0; i < runs_.size(); ++i) {
       report_.runs[i].seconds_per_step = median(seconds[i]);
       const auto [low, high] = std::minmax_element(seconds[i].begin(), seconds[i].end());
-      say(fmt::format("  {:<12} {:.3f} s (median of {}, {:.3f} to {:.3f})", runs_[i].model.strategy,
+      say(fmt::format("  {:<12} {:.3f} s (median of {}, {:.3f} to {:.3f})", name_of(runs_[i]),
                       median(seconds[i]), kTimedRounds, *low, *high));
     }
     probes.clear();
@@ -191,14 +220,17 @@ class Comparison {
   bool train_all() {
     for (size_t i = 0; i < runs_.size(); ++i) {
       const Options& run = runs_[i];
-      say(fmt::format("training {} of {}: {}", i + 1, runs_.size(), run.model.strategy));
+      say(fmt::format("training {} of {}: {}", i + 1, runs_.size(), name_of(run)));
       const auto model = make_model(run);
       start_from_weights(run, *model);
-      const auto train_loader = make_train_loader(run, sets_.train);
+      const auto train_loader = make_train_loader(run, training_set(run));
       const auto validation_loader =
           sets_.validation ? make_validation_loader(run, sets_.validation) : nullptr;
+      const auto start = std::chrono::steady_clock::now();
       auto outcome = train::train(*model, *train_loader, validation_loader.get(), make_trainer_options(run),
                                   stop_signal_);
+      report_.runs[i].training_seconds =
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
       folders_[i].keep();
       if (outcome.signal != 0) return false;
       report_.runs[i].steps = std::move(outcome.steps);
@@ -208,6 +240,14 @@ class Comparison {
       memory::release_retained();
     }
     return true;
+  }
+
+  std::shared_ptr<data::Dataset> training_set(const Options& run) const {
+    if (run.data.crop == options_.data.crop) return sets_.train;
+    Options own = run;
+    own.output.quiet = true;
+    own.output.evaluate_every = 0;
+    return make_datasets(own, Need::kTrainAndValidation).train;
   }
 
   /// Adds the predictions of `model` for a few validation images, spread over the set.

@@ -91,6 +91,7 @@ struct Options {
   struct Compare {
     std::vector<std::string> strategies{"standard", "inplace_2"};
     int64_t memory = 0;  ///< MiB for the largest batch; 0: the first strategy's peak at train.batch
+    std::string spend = "nothing";  ///< what the saved memory is spent on: "batch" or "crop"
   } compare;
 
   struct Output {

@@ -2,6 +2,7 @@
 
 #include "palimpsest/amp/precision.h"
 #include "palimpsest/base/error.h"
+#include "palimpsest/cli/variants.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/models/weights.h"
 #include "palimpsest/nn/activation.h"
@@ -217,11 +218,16 @@ std::vector<Setting> make_settings() {
        PALIMPSEST_FIELD(loss.bootstrap_share), kPositiveShare},
 
       {"compare", "strategies", "strategies", "<name,name,...>",
-       "strategies to compare; ratios are to the first one", Command::kCompare | Command::kDemo,
-       PALIMPSEST_FIELD(compare.strategies), kAny, nn::strategy_names, is_strategy},
+       "strategies to compare, or STRATEGY+PRECISION, +DENSE STRATEGY, +ACTIVATION; ratios are to the first one",
+       Command::kCompare | Command::kDemo, PALIMPSEST_FIELD(compare.strategies), kAny, nn::strategy_names,
+       begins_with_strategy},
       {"compare", "memory", "memory", "<MiB>",
        "memory limit for the largest batch; 0: the peak of the first strategy",
        Command::kCompare | Command::kDemo, PALIMPSEST_FIELD(compare.memory), kMemoryMiB},
+      {"compare", "spend", "spend", "<name>",
+       "what the others train on in the same memory: the same data, the largest batch, or the largest crop",
+       Command::kCompare | Command::kDemo, PALIMPSEST_FIELD(compare.spend), kAny,
+       [] { return std::vector<std::string>{"nothing", "batch", "crop"}; }},
 
       {"output", "folder", "output", "<folder>", "folder for all files that are written",
        kTraining | Command::kPredict, PALIMPSEST_FIELD(output.folder)},

@@ -2,6 +2,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/settings.h"
+#include "palimpsest/cli/variants.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/nn/dense_block.h"
@@ -63,6 +64,22 @@ void check_dense_pair(const Options& options, const std::string& strategy) {
   throw Error(ErrorKind::kUsage, message);
 }
 
+/// Throws unless a training of a comparison can work; `run` has the variant's settings.
+void check_variant(const Options& run, const std::string& variant, const std::string& model_at) {
+  const auto strategy = nn::parse_strategy(run.model.strategy);
+  const std::string where = "[compare] strategies (--strategies), '" + variant + "': ";
+  if (strategy != nn::Strategy::kStandard && !models::normalizes(run.model.name))
+    refuse(model_at + " must be a network with normalizations, because strategies are compared; " + run.model.name +
+           " has none");
+  if (variant.find('+') != std::string::npos && run.model.dense_strategy != "auto" && !is_dense(run))
+    refuse(where + run.model.dense_strategy + " needs a densely connected network (densenet...), and the model is " +
+           run.model.name);
+  if (run.train.precision != "f32" && run.train.dtype == "f64")
+    refuse(where + run.train.precision + " needs [train] dtype (--dtype) = f32, got f64");
+  nn::check_pair(strategy, nn::parse_activation(run.model.activation));
+  check_dense_pair(run, run.model.strategy);
+}
+
 }  // namespace
 
 std::string both_names(const Setting& s) {
@@ -115,6 +132,8 @@ std::string void_reason(const Options& options, const Setting& s) {
       options.run.command != Command::kPredict)
     return "needs " + both_names(setting("data.kind")) +
            " = image_folder or segmentation_folder, which is generated";
+  if (id == "compare.spend" && options.compare.spend == "crop" && options.data.crop == 0)
+    return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (id == "data.pad" && options.data.crop == 0)
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (id == "data.prefetch" && options.data.workers == 0)
@@ -134,6 +153,7 @@ void complete_strategies(Options& options) {
     if (!nn::fits(nn::parse_strategy(strategy), activation)) strategy = nn::to_string(nn::Strategy::kStoreY);
   };
   complete("model.strategy", options.model.strategy);
+  if (options.given.contains("compare.strategies")) return;
   for (auto& strategy : options.compare.strategies) complete("compare.strategies", strategy);
 }
 
@@ -176,13 +196,10 @@ void check_combinations(const Options& options, const Options& before) {
   nn::check_activation_param(activation, options.model.slope);
   nn::check_pair(nn::parse_strategy(options.model.strategy), activation);
   const bool compares = options.run.command == Command::kCompare || options.run.command == Command::kDemo;
-  if (compares && !models::normalizes(options.model.name))
-    refuse(given_at("model.name") +
-           " must be a network with normalizations, because strategies are compared; " + options.model.name +
-           " has none");
-  if (models::normalizes(options.model.name))  // otherwise no command reads them
-    for (const auto& strategy : options.compare.strategies)
-      nn::check_pair(nn::parse_strategy(strategy), activation);
+  for (const std::string& variant : options.compare.strategies) {
+    const Options run = with_variant(options, variant);
+    if (compares) check_variant(run, variant, given_at("model.name"));
+  }
   check_dense_pair(options, options.model.strategy);
   const auto& names = options.model.class_names;
   if (std::set<std::string> seen; !names.empty())

@@ -80,6 +80,7 @@ std::string to_json(const Report& report) {
            {"kept_bytes", run.kept_bytes},
            {"peak_bytes", run.peak_bytes},
            {"seconds_per_step", run.seconds_per_step},
+           {"training_seconds", run.training_seconds},
            {"loss", run.loss()},
            {score_name, run.score()},
            {std::string(score_name) + "_of_last_3", run.settled_score()},

@@ -22,6 +22,7 @@ struct ReportRun {
   std::optional<ExponentRecord> exponents;         ///< the last histogram of the training's gradients, if any
   int64_t kept_bytes = 0, peak_bytes = 0;          ///< of one step (memory/meter.h)
   double seconds_per_step = 0;                     ///< median
+  double training_seconds = 0;                     ///< of the training with its evaluations; 0: not measured
   int64_t largest_batch = 0;                       ///< that fits in Report::memory_bytes; 0: not searched
   std::vector<memory::Timeline::Sample> timeline;  ///< of one step
   std::vector<memory::Timeline::Mark> marks;

@@ -168,3 +168,61 @@ def test_the_recipe_of_the_demonstration_is_its_built_in_settings(folder):
     with_file, without = (succeeds("demo", *arguments, "--dry-run", "--output", folder / "demo").stdout
                           for arguments in (("--config", ROOT / "examples/demo.toml"), ()))
     assert with_file == without
+
+
+SPENDS = [*TINY, *"--model deeplabv3_resnet18 --height 96 --width 96 --crop 64 --batch 8 --channels-last --max-steps 1 "
+          "--evaluate-every 1 --quiet".split()]
+
+
+@pytest.mark.parametrize("spend", ["batch", "crop"])
+def test_saved_memory_is_spent_on_more_pixels(spend, folder):
+    succeeds("compare", *SPENDS, "--spend", spend, "--output", folder / "run")
+    report = results(folder / "run")
+    standard, inplace = (tomllib.loads((folder / "run" / name / "config.toml").read_text())
+                         for name in ("standard", "inplace_2"))
+    assert (standard["train"]["batch"], standard["data"]["crop"]) == (8, 64)
+    if spend == "batch":
+        assert inplace["train"]["batch"] == report["runs"][1]["largest_batch"] > 8
+        assert inplace["data"]["crop"] == 64
+    else:
+        assert inplace["data"]["crop"] > 64 and inplace["data"]["crop"] % 8 == 0
+        assert inplace["train"]["batch"] == 8
+    crop, batch = inplace["data"]["crop"], inplace["train"]["batch"]
+    more = 100 * (batch * crop**2 / (8 * 64**2) - 1)
+    assert report["setup"]["trained on"] == (
+        f"standard: 8 x 64 x 64 pixels [+0 %]; inplace_2: {batch} x {crop} x {crop} pixels [+{more:.0f} %]")
+    assert all(run["training_seconds"] > 0 for run in report["runs"])
+
+
+def test_variants_differ_in_precision_and_activation(folder):
+    succeeds("compare", *COMPARE, "--strategies", "standard,inplace+bf16,standard+relu", "--output", folder / "run")
+    assert [run["name"] for run in results(folder / "run")["runs"]] == ["standard", "inplace_2+bf16", "standard+relu"]
+    configs = {name: tomllib.loads((folder / "run" / name / "config.toml").read_text())
+               for name in ("standard", "inplace_2+bf16", "standard+relu")}
+    assert configs["inplace_2+bf16"]["train"]["precision"] == "bf16"
+    assert configs["standard"]["train"].get("precision", "f32") == "f32"
+    assert configs["standard+relu"]["model"]["activation"] == "relu"
+
+
+def test_a_network_without_normalizations_compares_precisions(folder):
+    root = image_folder(folder / "data", classes=["a", "b"], images=4)
+    succeeds("compare", "--model", "alexnet_cifar_narrow", "--data", "image_folder", "--data-root", root, "--crop", "32", "--batch", "4",
+             "--strategies", "standard,standard+bf16", "--max-steps", "1", "--quiet", "--output", folder / "run")
+    assert [run["name"] for run in results(folder / "run")["runs"]] == ["standard", "standard+bf16"]
+
+
+@pytest.mark.parametrize("variants,message", [
+    ("standard,inplace_2+bf61", "unknown precision, dense strategy or activation 'bf61'; did you mean 'bf16'?"),
+    ("standard,inplace_2+bf16+f16", "bf16 and f16 exclude each other"),
+    ("standard,inplace_2+fused", "fused needs a densely connected network"),
+    ("inplace,inplace_2", "must differ, got inplace_2 twice"),
+    ("standard,inplace_2+relu", "relu"),
+])
+def test_variants_that_cannot_work_are_refused(variants, message, folder):
+    assert message in fails(USAGE, "compare", *COMPARE, "--strategies", variants, "--output", folder / "run")
+    assert not (folder / "run").exists()
+
+
+def test_spending_on_a_crop_needs_a_crop(folder):
+    line = fails(USAGE, "compare", *TINY, "--crop", "0", "--spend", "crop", "--output", folder / "run")
+    assert "--spend has no effect: it needs [data] crop (--crop) > 0, which is 0" in line

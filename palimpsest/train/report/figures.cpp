@@ -54,6 +54,8 @@ std::vector<FigureRow> figure_rows(const Report& report) {
   add("kept MiB", 1, [](const ReportRun& r) { return static_cast<double>(r.kept_bytes) / kMiB; });
   add("peak MiB", 1, [](const ReportRun& r) { return static_cast<double>(r.peak_bytes) / kMiB; });
   add("seconds per step", 3, [](const ReportRun& r) { return r.seconds_per_step; });
+  if (std::all_of(report.runs.begin(), report.runs.end(), [](const ReportRun& r) { return r.training_seconds > 0; }))
+    add("minutes of training", 1, [](const ReportRun& r) { return r.training_seconds / 60; });
   add("loss", 4, [](const ReportRun& r) { return r.loss(); });
   add(is_segmentation(report) ? "mean IoU, %" : "top-1 accuracy, %", 1,
       [](const ReportRun& r) { return 100 * r.score(); });
