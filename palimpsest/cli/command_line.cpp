@@ -3,6 +3,8 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/cli/demo.h"
+#include "palimpsest/cli/paper_rows.h"
+#include "palimpsest/cli/reproduce.h"
 #include "palimpsest/cli/resume.h"
 #include "palimpsest/cli/settings.h"
 #include "palimpsest/cli/weights_file.h"
@@ -39,6 +41,7 @@ constexpr CommandInfo kCommands[] = {
      "convert weights of torchvision or inplace_abn to a file for eval, predict and train"},
     {Command::kExport, "export",
      "write a trained model's weights as a plain state dict, folded for inference on request"},
+    {Command::kReproduce, "reproduce", "run a row of the papers' tables, or its shape at a size for two cores"},
 };
 
 /// An argument without a flag. The help of eval names it CHECKPOINT.
@@ -65,6 +68,9 @@ constexpr Argument kCheckpointArguments[] = {
 };
 constexpr Argument kImagesArgument{bits({Command::kPredict}), "IMAGE", "<file or folder>",
                                    "images, or folders of images", true};
+
+constexpr Argument kRowArgument{bits({Command::kReproduce}), "ROW", "<name>", "a row of the papers; --list names them",
+                                false};
 
 constexpr const char* kVersion = "palimpsest " PALIMPSEST_VERSION " (libtorch " TORCH_VERSION ")";
 
@@ -137,6 +143,10 @@ void refuse_opposites(const std::vector<FlagValue>& flags) {
       throw Error(ErrorKind::kUsage, "--" + s->flag + " and --no-" + s->flag + " exclude each other");
 }
 
+bool is_of_reproduce_alone(const Setting& s) {
+  return s.commands == static_cast<unsigned>(Command::kReproduce);
+}
+
 /// Returns the flags of `command`, for suggestions.
 std::vector<std::string> flag_names(Command command) {
   std::vector<std::string> names{"--help"};
@@ -187,14 +197,49 @@ void refuse_stored(const std::vector<FlagValue>& flags, const std::string& check
                                          "; leave out one of them");
 }
 
+/// Reads the recipe that the command itself has. Its settings are defaults of the command, not the user's.
+void read_own_recipe(Options& options) {
+  if (options.run.command == Command::kDemo) read_toml(options, demo_config(), "palimpsest demo");
+  if (!options.run.row.empty()) {
+    const RowRecipe recipe = row_recipe(options);
+    read_toml(options, recipe.text, recipe.name);
+    if (options.run.small) set_small_flags(options);
+  }
+  options.given.clear();
+}
+
+/// Makes `reproduce` the command that the row needs.
+void become_train_or_compare(Options& options, const std::vector<FlagValue>& flags) {
+  for (const FlagValue& flag : flags) {
+    options.run.small = options.run.small || flag.setting->flag == "small";
+    options.run.list = options.run.list || flag.setting->flag == "list";
+  }
+  options.run.command = options.run.small ? Command::kCompare : Command::kTrain;
+  if (options.run.list) return;
+  if (options.run.row.empty())
+    throw Error(ErrorKind::kUsage, "reproduce needs the argument ROW: a row of the papers (palimpsest reproduce --list "
+                                   "names all)");
+  paper_row(options.run.row);
+  for (const FlagValue& flag : flags) {
+    if (flag.setting->flag == "config")
+      throw Error(ErrorKind::kUsage, "reproduce has the recipe of its row: leave out --config, or use palimpsest train "
+                                     "--config FILE");
+    if (!flag.setting->taken_by(options.run.command) && !is_of_reproduce_alone(*flag.setting))
+      throw Error(ErrorKind::kUsage, std::string(options.run.small ? "reproduce --small" : "reproduce without --small") +
+                                         " does not use the option '" + flag.name() + "'");
+  }
+}
+
 /// Applies the files, then the flags, to the defaults in `options`.
 void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   Options flags_alone;  // flags name the files
   for (const FlagValue& flag : flags) set_text(flags_alone, *flag.setting, flag.text, flag.name());
   const std::string config = flags_alone.run.config;
   const bool may_resume = flags_alone.run.resume || flags_alone.run.resume_if_possible;
-  if (may_resume && flags_alone.output.folder.empty() && !config.empty())
-    read_toml_file(flags_alone, config);  // a recipe names the folder, too
+  if (may_resume && flags_alone.output.folder.empty()) {  // a recipe names the folder, too
+    if (!config.empty()) read_toml_file(flags_alone, config);
+    if (!options.run.row.empty()) read_toml(flags_alone, row_recipe(options).text, row_recipe(options).name);
+  }
   std::error_code ignored;
   if (flags_alone.run.resume_if_possible &&
       std::filesystem::exists(std::filesystem::path(flags_alone.output.folder) / train::kCheckpointFile,
@@ -202,10 +247,7 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
     flags_alone.run.resume = true;
   const bool resumes = flags_alone.run.resume && !flags_alone.output.folder.empty();
 
-  if (options.run.command == Command::kDemo) {
-    read_toml(options, demo_config(), "palimpsest demo");
-    options.given.clear();  // they are defaults of this command, not settings of the user
-  }
+  read_own_recipe(options);
   // import reads files of other programs.
   if (!options.run.checkpoint.empty() && config.empty() && options.run.command != Command::kImport)
     read_stored_toml(options, stored_config(options.run.checkpoint),
@@ -297,6 +339,7 @@ Invocation parse_command_line(int argc, const char* const* argv) {
     for (const Argument& argument : kCheckpointArguments)
       add_argument(*sub, c.command, argument, options.run.checkpoint);
     add_argument(*sub, c.command, kImagesArgument, options.run.inputs);
+    add_argument(*sub, c.command, kRowArgument, options.run.row);
     for (const Setting& s : settings())
       if (s.taken_by(c.command)) add_flag(*sub, s, flags);
   }
@@ -335,6 +378,10 @@ Invocation parse_command_line(int argc, const char* const* argv) {
   refuse_opposites(flags);
   options.run.command = command.command;
   if (command.command != Command::kImport) options.run.checkpoint = checkpoint_at(options.run.checkpoint);
+  if (command.command == Command::kReproduce) {
+    become_train_or_compare(options, flags);
+    if (options.run.list) return invocation;
+  }
   apply_sources(options, flags);
   return invocation;
 }

@@ -24,5 +24,8 @@ int run_import(const Options& options);
 int run_export(const Options& options);
 /// Runs the comparison of demo_config() and writes an HTML page with pictures into the output folder.
 int run_demo(const Options& options);
+/// Runs a row of the papers' tables (cli/paper_rows.h): its training, or with run.small a comparison of its shape
+/// at a size for two cores. Prints what the paper reports beside what came out.
+int run_reproduce(const Options& options);
 
 }  // namespace palimpsest::cli

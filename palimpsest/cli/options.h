@@ -25,6 +25,7 @@ enum class Command : unsigned {
   kDemo = 32,
   kImport = 64,
   kExport = 128,
+  kReproduce = 1024,  ///< becomes kTrain, or kCompare with run.small, once its settings are read
 };
 
 /// All settings of a user. A group is a TOML table. A member is a key of this table and a flag of the command
@@ -109,6 +110,9 @@ struct Options {
     /// training kTrain and a model.strategy, so that the configuration in the checkpoint names the strategy.
     Command command = Command::kTrain;
     std::string config;               ///< TOML file
+    std::string row;                  ///< reproduce: a row of the papers (cli/paper_rows.h)
+    bool small = false;               ///< reproduce: at a size for two cores
+    bool list = false;                ///< reproduce: only name the rows
     std::string checkpoint;           ///< eval, predict, info, export; import: the file of weights
     std::vector<std::string> inputs;  ///< predict: image files or folders
     std::string file;                 ///< import, export: the file to write

@@ -16,6 +16,7 @@ namespace palimpsest::cli {
 namespace {
 
 int run(const Options& options) {
+  if (!options.run.row.empty() || options.run.list) return run_reproduce(options);
   switch (options.run.command) {
     case Command::kTrain:
       return run_train(options);
@@ -33,6 +34,8 @@ int run(const Options& options) {
       return run_import(options);
     case Command::kExport:
       return run_export(options);
+    case Command::kReproduce:  // has become train or compare
+      break;
   }
   return 1;
 }

@@ -273,6 +273,11 @@ std::vector<Setting> make_settings() {
        static_cast<unsigned>(Command::kPredict), PALIMPSEST_FIELD(run.logits)},
       {"", "json", "json", "", "print the result as one JSON object",
        Command::kEval | Command::kPredict | Command::kInfo, PALIMPSEST_FIELD(run.json)},
+      {"", "small", "small", "",
+       "compare at a size for two cores, on CamVid or CIFAR-10, instead of training the row",
+       static_cast<unsigned>(Command::kReproduce), PALIMPSEST_FIELD(run.small)},
+      {"", "list", "list", "", "name all rows and what the papers report, and stop",
+       static_cast<unsigned>(Command::kReproduce), PALIMPSEST_FIELD(run.list)},
       {"", "size", "size", "<pixels>",
        "side of the images for layers and memory, 224 if not given; of a CHECKPOINT they are listed if it is "
        "given",
@@ -295,6 +300,13 @@ Scope Setting::scope() const {
              id())
              ? Scope::kMachine
              : Scope::kRun;
+}
+
+bool Setting::taken_by(Command command) const {
+  const unsigned taking = command == Command::kReproduce
+                              ? Command::kReproduce | Command::kTrain | Command::kCompare
+                              : static_cast<unsigned>(command);
+  return (commands & taking) != 0;
 }
 
 bool Setting::hides_default() const {

@@ -45,7 +45,8 @@ struct Setting {
   bool hides_default() const;
   std::string id() const { return table.empty() ? flag : table + "." + key; }
   bool is_switch() const { return std::holds_alternative<bool& (*)(Options&)>(field); }
-  bool taken_by(Command command) const { return (commands & static_cast<unsigned>(command)) != 0; }
+  /// reproduce takes what train or compare takes, and flags of its own.
+  bool taken_by(Command command) const;
 };
 
 /// Returns all settings, with the tables in the order of the effective configuration.

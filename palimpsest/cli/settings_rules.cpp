@@ -149,11 +149,10 @@ void complete_strategies(Options& options) {
   }
   const auto activation = nn::parse_activation(options.model.activation);
   const auto complete = [&](const char* id, std::string& strategy) {
-    if (options.given.contains(id)) return;
+    if (options.given.contains(id) || strategy.find('+') != std::string::npos) return;
     if (!nn::fits(nn::parse_strategy(strategy), activation)) strategy = nn::to_string(nn::Strategy::kStoreY);
   };
   complete("model.strategy", options.model.strategy);
-  if (options.given.contains("compare.strategies")) return;
   for (auto& strategy : options.compare.strategies) complete("compare.strategies", strategy);
 }
 

@@ -1,0 +1,17 @@
+# cmake -DSOURCE_DIR=... -DOUTPUT=... -P EmbedRecipes.cmake: writes the recipes of examples/paper as C++.
+function(_recipes FUNCTION FOLDER TEXT)
+  file(GLOB _files "${FOLDER}/*.toml")
+  list(SORT _files)
+  set(_text "${${TEXT}}\nstd::span<const Recipe> ${FUNCTION}() {\n  static constexpr Recipe kRecipes[] = {\n")
+  foreach(_file IN LISTS _files)
+    get_filename_component(_name "${_file}" NAME_WE)
+    file(READ "${_file}" _content)
+    string(APPEND _text "      {\"${_name}\", R\"toml(${_content})toml\"},\n")
+  endforeach()
+  set(${TEXT} "${_text}  };\n  return kRecipes;\n}\n" PARENT_SCOPE)
+endfunction()
+
+set(_source "// Written by cmake/EmbedRecipes.cmake.\n#include \"palimpsest/cli/paper_recipes.h\"\n\nnamespace palimpsest::cli {\n")
+_recipes(paper_recipes "${SOURCE_DIR}/examples/paper" _source)
+_recipes(small_recipes "${SOURCE_DIR}/examples/paper/small" _source)
+file(WRITE "${OUTPUT}" "${_source}\n}  // namespace palimpsest::cli\n")

@@ -1,0 +1,130 @@
+#include "palimpsest/cli/reproduce.h"
+
+#include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/compare.h"
+#include "palimpsest/cli/factories.h"
+#include "palimpsest/cli/paper_rows.h"
+#include "palimpsest/cli/settings.h"
+#include "palimpsest/cli/variants.h"
+#include "palimpsest/io/atomic_file.h"
+#include "palimpsest/train/checkpoint.h"
+#include "palimpsest/train/evaluate.h"
+
+#include <fmt/format.h>
+
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+namespace palimpsest::cli {
+namespace {
+
+int list_rows() {
+  for (const PaperRow& row : paper_rows())
+    fmt::print("{}\n  {}\n  the paper: {}{}\n", row.name, row.title, row.paper,
+               row.baseline.empty() ? "" : "\n  against:   " + row.baseline);
+  return 0;
+}
+
+/// Prints what the paper reports for a row.
+void print_paper(const PaperRow& row) {
+  fmt::print("\n{}\n  the paper: {}\n", row.title, row.paper);
+  if (!row.baseline.empty()) fmt::print("  against:   {}\n", row.baseline);
+}
+
+/// Prints the last evaluation of a finished run beside the paper's figure.
+void print_result(const Options& options, const PaperRow& row) {
+  std::ifstream log(std::filesystem::path(options.output.folder) / "log.jsonl");
+  nlohmann::json last;
+  for (std::string line; std::getline(log, line);) {
+    auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (record.is_object() && record.value("type", "") == "evaluation") last = std::move(record);
+  }
+  print_paper(row);
+  if (last.is_null()) return;
+  const auto per_cent = [&](const char* key) {
+    return last.contains(key) && last[key].is_number() ? fmt::format("{:.2f} %", 100 * last[key].get<double>())
+                                                       : std::string("not known");
+  };
+  const std::string score = last.contains("mean_iou")
+                                ? "mean IoU " + per_cent("mean_iou")
+                                : "top-1 " + per_cent("top1") + ", top-5 " + per_cent("top5");
+  fmt::print("  here:      {} after epoch {}\n", score, last.value("epoch", 0));
+}
+
+/// Evaluates the trained variants, which differ in their activations, with each of these activations: the
+/// exchange of the in-place paper's table 1.
+void print_exchange(const Options& options) {
+  const auto runs = options_of_variants(options);
+  Options common = options;
+  common.output.quiet = true;
+  const Datasets sets = make_datasets(common, Need::kValidation);
+  fmt::print("\ntop-1 accuracy, {:<24}", "trained with");
+  for (const Options& evaluated : runs) fmt::print(" evaluated with {:<10}", evaluated.model.activation);
+  fmt::print("\n");
+  auto rows = nlohmann::ordered_json::array();
+  for (const Options& trained : runs) {
+    fmt::print("                {:<24}", trained.model.activation);
+    for (const Options& evaluated : runs) {
+      Options o = common;
+      o.model.strategy = evaluated.model.strategy;
+      o.model.activation = evaluated.model.activation;
+      const auto model = make_model(o);
+      train::load_weights(std::filesystem::path(trained.output.folder) / train::kCheckpointFile, *model);
+      const auto loader = make_validation_loader(o, sets.validation);
+      const auto record = train::evaluate(*model, *loader, make_loss_options(o), make_format(o));
+      fmt::print(" {:>7.2f} %{:<15}", 100 * record.metrics.top1, "");
+      rows.push_back({{"trained", trained.model.activation},
+                      {"evaluated", evaluated.model.activation},
+                      {"top1", record.metrics.top1},
+                      {"top5", record.metrics.top5}});
+    }
+    fmt::print("\n");
+  }
+  io::write_file_atomically(std::filesystem::path(options.output.folder) / "exchange.json", rows.dump(2) + "\n");
+}
+
+bool activations_differ(const Options& options) {
+  const auto runs = options_of_variants(options);
+  for (const Options& run : runs)
+    if (run.model.activation != runs[0].model.activation) return true;
+  return false;
+}
+
+}  // namespace
+
+RowRecipe row_recipe(const Options& options) {
+  const PaperRow& row = paper_row(options.run.row);
+  if (!options.run.small) return {row.recipe, "examples/paper/" + row.name + ".toml"};
+  return {small_recipe(row.small.at(0)), "examples/paper/small/" + row.small.at(0) + ".toml"};
+}
+
+void set_small_flags(Options& options) {
+  const PaperRow& row = paper_row(options.run.row);
+  for (size_t i = 1; i + 1 < row.small.size(); i += 2) {
+    const std::string flag = row.small[i].substr(2);
+    for (const Setting& s : settings())
+      if (s.flag == flag) set_text(options, s, row.small[i + 1], "examples/paper/" + row.name + ".toml: --" + flag);
+  }
+  options.output.folder = "runs/paper/" + row.name + "_small";
+}
+
+int run_reproduce(const Options& options) {
+  if (options.run.list) return list_rows();
+  const PaperRow& row = paper_row(options.run.row);
+  if (!options.run.small) {
+    const int status = run_train(options);
+    const bool leads = !options.run.launch || options.run.launch->rank == 0;
+    if (status == 0 && leads) print_result(options, row);
+    return status;
+  }
+  if (!options.output.quiet) std::cout << to_toml(options) << std::endl;
+  const int status = compare(options, row.title + " At a size for two cores");
+  if (status != 0) return status;
+  if (activations_differ(options)) print_exchange(options);
+  print_paper(row);
+  return 0;
+}
+
+}  // namespace palimpsest::cli

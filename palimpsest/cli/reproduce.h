@@ -1,0 +1,17 @@
+#pragma once
+
+#include "palimpsest/cli/options.h"
+
+#include <string>
+
+namespace palimpsest::cli {
+
+/// The recipe of options.run.row, or its small form: the text, and its name for messages.
+struct RowRecipe {
+  std::string text, name;
+};
+RowRecipe row_recipe(const Options& options);
+/// Sets what the row's small form changes in its recipe: the flags in the row's file.
+void set_small_flags(Options& options);
+
+}  // namespace palimpsest::cli
