@@ -45,10 +45,11 @@ struct Options {
   } model;
 
   struct Data {
-    std::string kind = "generated";  ///< "generated", "segmentation_folder", "image_folder"
+    std::string kind = "generated";  ///< also "segmentation_folder", "image_folder", a kind of data/layouts.h
     std::string root;                ///< folder of the data set; not for generated
     std::string train_split = "train";
     std::string val_split = "val";
+    std::string annotations = "fine";  ///< cityscapes: "fine" or "coarse"
     int64_t images = 64;  ///< generated: training images
     int64_t val_images = 16;
     int64_t height = 120;

@@ -3,6 +3,7 @@
 #include "palimpsest/amp/precision.h"
 #include "palimpsest/base/error.h"
 #include "palimpsest/cli/variants.h"
+#include "palimpsest/data/layouts.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/models/weights.h"
 #include "palimpsest/nn/activation.h"
@@ -52,7 +53,12 @@ constexpr Range kTimeout{.low = 1, .high = 1e6};
 constexpr Range kImageSide{.low = 16, .high = 8192};
 
 std::vector<std::string> data_kinds() {
-  return {"generated", "segmentation_folder", "image_folder"};
+  std::vector<std::string> kinds{"generated", "segmentation_folder", "image_folder"};
+  for (const data::Layout& layout : data::published_layouts()) kinds.push_back(layout.kind);
+  return kinds;
+}
+std::vector<std::string> annotations() {
+  return {"fine", "coarse"};
 }
 std::vector<std::string> dtypes() {
   return {"f32", "f64"};
@@ -115,6 +121,8 @@ std::vector<Setting> make_settings() {
        kTraining, PALIMPSEST_FIELD(data.train_split)},
       {"data", "val_split", "val-split", "<name>", "folder below the root with the validation images",
        kReadsData, PALIMPSEST_FIELD(data.val_split)},
+      {"data", "annotations", "annotations", "<name>", "labels of cityscapes", kReadsData,
+       PALIMPSEST_FIELD(data.annotations), kAny, annotations},
       {"data", "images", "images", "<images>", "generated training images", kTraining,
        PALIMPSEST_FIELD(data.images), kGenerated},
       {"data", "val_images", "val-images", "<images>", "generated validation images", kReadsData,
