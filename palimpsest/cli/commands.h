@@ -24,5 +24,8 @@ int run_import(const Options& options);
 int run_export(const Options& options);
 /// Runs the comparison of demo_config() and writes an HTML page with pictures into the output folder.
 int run_demo(const Options& options);
+/// Looks through the data set in a folder and prints what was expected and what is there. Throws Error(kData) after
+/// it printed faults.
+int run_data(const Options& options);
 
 }  // namespace palimpsest::cli

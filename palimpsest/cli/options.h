@@ -25,6 +25,7 @@ enum class Command : unsigned {
   kDemo = 32,
   kImport = 64,
   kExport = 128,
+  kData = 256,
 };
 
 /// All settings of a user. A group is a TOML table. A member is a key of this table and a flag of the command
@@ -50,7 +51,7 @@ struct Options {
     std::string train_split = "train";
     std::string val_split = "val";
     std::string annotations = "fine";  ///< cityscapes: "fine" or "coarse"
-    int64_t images = 64;  ///< generated: training images
+    int64_t images = 64;               ///< generated: training images
     int64_t val_images = 16;
     int64_t height = 120;
     int64_t width = 160;
@@ -112,6 +113,10 @@ struct Options {
     std::string config;               ///< TOML file
     std::string checkpoint;           ///< eval, predict, info, export; import: the file of weights
     std::vector<std::string> inputs;  ///< predict: image files or folders
+    std::string action;               ///< data: "check"
+    std::string folder;               ///< data: of the data set
+    std::string data_kind;            ///< data: the layout; empty: recognized
+    bool full = false;                ///< data: decode every file
     std::string file;                 ///< import, export: the file to write
     std::string format = "auto";      ///< import: meaning of the weights of normalizations
     bool fold = false;                ///< export: normalizations into convolutions

@@ -33,6 +33,8 @@ int run(const Options& options) {
       return run_import(options);
     case Command::kExport:
       return run_export(options);
+    case Command::kData:
+      return run_data(options);
   }
   return 1;
 }

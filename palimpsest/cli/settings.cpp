@@ -3,6 +3,7 @@
 #include "palimpsest/amp/precision.h"
 #include "palimpsest/base/error.h"
 #include "palimpsest/cli/variants.h"
+#include "palimpsest/data/check.h"
 #include "palimpsest/data/layouts.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/models/weights.h"
@@ -170,8 +171,8 @@ std::vector<Setting> make_settings() {
        kReadsData, PALIMPSEST_FIELD(train.eval_batch), kNotNegative},
       {"train", "seed", "seed", "<number>", "seed of weights, order and augmentation", kMakesModel,
        PALIMPSEST_FIELD(train.seed), kNotNegative},
-      {"train", "threads", "threads", "<threads>", "threads that compute; 0: one per core", kAll,
-       PALIMPSEST_FIELD(train.threads), kThreads},
+      {"train", "threads", "threads", "<threads>", "threads that compute; 0: one per core",
+       kAll | Command::kData, PALIMPSEST_FIELD(train.threads), kThreads},
       {"train", "dtype", "dtype", "<type>", "type of parameters and images", kAll,
        PALIMPSEST_FIELD(train.dtype), kAny, dtypes},
       {"train", "precision", "precision", "<name>", "precision of the computation; parameters stay f32", kAll,
@@ -280,7 +281,11 @@ std::vector<Setting> make_settings() {
       {"", "logits", "logits", "<file>", "write the raw logits of each image to this .safetensors file",
        static_cast<unsigned>(Command::kPredict), PALIMPSEST_FIELD(run.logits)},
       {"", "json", "json", "", "print the result as one JSON object",
-       Command::kEval | Command::kPredict | Command::kInfo, PALIMPSEST_FIELD(run.json)},
+       Command::kEval | Command::kPredict | Command::kInfo | Command::kData, PALIMPSEST_FIELD(run.json)},
+      {"", "data_kind", "data-kind", "<kind>", "layout of the folder; if not given, it is recognized",
+       static_cast<unsigned>(Command::kData), PALIMPSEST_FIELD(run.data_kind), kAny, data::checked_kinds},
+      {"", "full", "full", "", "decode every file: sizes, pixels per class, ids without a class",
+       static_cast<unsigned>(Command::kData), PALIMPSEST_FIELD(run.full)},
       {"", "size", "size", "<pixels>",
        "side of the images for layers and memory, 224 if not given; of a CHECKPOINT they are listed if it is "
        "given",

@@ -24,7 +24,7 @@ using testing::TemporaryFolder;
 
 namespace fs = std::filesystem;
 
-/// Writes one image with a label of one id in each of two splits.
+/// Writes an image and its label of one id.
 void put_pair(const fs::path& image, const fs::path& label, int id) {
   put_image(image, 4, 6, 50);
   put_label(label, 4, 6, id);

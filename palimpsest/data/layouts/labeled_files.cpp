@@ -125,7 +125,7 @@ void add_folder(LabeledFiles& files, const fs::path& images, const fs::path& lab
 }
 
 void add_listed(LabeledFiles& files, const fs::path& list, const fs::path& images, const fs::path& labels,
-                const std::string& layout) {
+                const std::string& layout, bool needs_labels) {
   if (!is_there(list))
     throw Error(ErrorKind::kData, "the list '" + list.string() + "' does not exist; expected " + layout);
   const std::size_t before = files.images.size();
@@ -141,7 +141,7 @@ void add_listed(LabeledFiles& files, const fs::path& list, const fs::path& image
                              list.string() + "' lists it: restore the image or remove its line");
     if (is_there(files.labels.back()))
       ++files.label_count;
-    else
+    else if (needs_labels)
       files.faults.push_back(no_label(files.images.back(), files.labels.back(), layout));
   }
   if (files.images.size() == before)

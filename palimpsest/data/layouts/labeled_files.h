@@ -55,9 +55,9 @@ void add_folder(LabeledFiles& files, const std::filesystem::path& images, const 
 
 /// Adds the images that a text file lists, in its order: one name per line, with or without folder and suffix.
 /// The first word of a line counts. Image and label are IMAGES/NAME.jpg and LABELS/NAME.png. A name without
-/// image or label is a fault. Throws Error(kData) if the list is missing or empty.
+/// image is a fault, and one without label if `needs_labels`. Throws Error(kData) if the list is missing or empty.
 void add_listed(LabeledFiles& files, const std::filesystem::path& list, const std::filesystem::path& images,
-                const std::filesystem::path& labels, const std::string& layout);
+                const std::filesystem::path& labels, const std::string& layout, bool needs_labels = true);
 
 /// Throws Error(kData) with the first fault and the number of the others.
 void require_no_fault(const LabeledFiles& files);

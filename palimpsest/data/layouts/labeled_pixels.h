@@ -14,6 +14,10 @@ namespace palimpsest::data::layouts {
 /// The files of segmentation_folder, without the meaning of their ids. Throws as add_folder does.
 LabeledFiles find_segmentation_folder(const std::filesystem::path& root, const std::string& split);
 
+/// Returns the lines of ROOT/classes.txt, or none if there is no such file. Throws Error(kData) for a name that is
+/// not UTF-8.
+std::vector<std::string> read_class_names(const std::filesystem::path& root);
+
 /// Returns the data set of these files; `names` are those of the classes. Throws Error(kData) for the first
 /// fault, and when an example is read as segmentation_folder does.
 ///

@@ -32,7 +32,7 @@ LabeledFiles find_cityscapes(const Layout& layout, const fs::path& root, const S
                 "the split train_extra of cityscapes has coarse labels only: set [data] annotations "
                 "(--annotations) = coarse");
   const std::string truth = coarse ? "gtCoarse" : "gtFine", expected = expected_files(layout, split);
-  const fs::path images = root / "leftImg8bit" / split.name, labels = root / truth / split.name;
+  const fs::path images = split_place(layout, root, split), labels = root / truth / split.name;
   LabeledFiles files;
   files.ids = official_ids(*class_set(layout.kind), layout.kind);
   const bool without_labels = !split.has_labels && !is_there(labels);
@@ -65,32 +65,24 @@ LabeledFiles find_cityscapes(const Layout& layout, const fs::path& root, const S
 }
 
 LabeledFiles find_cocostuff(const Layout& layout, const fs::path& root, const Split& split) {
+  const fs::path place = split_place(layout, root, split);
   const std::string expected = expected_files(layout, split);
   LabeledFiles files;
-  if (layout.kind == "cocostuff10k") {
-    add_listed(files, root / "imageLists" / (split.name + ".txt"), root / "images", root / "annotations",
+  if (layout.kind == "cocostuff10k")
+    add_listed(files, place, root / "images", root / "annotations", expected);
+  else
+    add_folder(files, place,
+               first_there({root / "stuffthingmaps" / split.name, root / "annotations" / split.name}), {},
                expected);
-  } else {
-    add_split(files, first_there({root / "images" / split.name, root / split.name}),
-              first_there({root / "stuffthingmaps" / split.name, root / "annotations" / split.name}), {},
-              split, expected);
-  }
   return files;
 }
 
 LabeledFiles find_voc(const Layout& layout, const fs::path& root, const Split& split) {
-  const fs::path lists = root / "ImageSets/Segmentation";
-  const bool augmented = split.name == "train_aug";
-  const fs::path list = augmented ? first_there({lists / "train_aug.txt", lists / "trainaug.txt"})
-                                  : lists / (split.name + ".txt");
+  const char* labels = split.name == "train_aug" ? "SegmentationClassAug" : "SegmentationClass";
   LabeledFiles files;
-  add_listed(files, list, root / "JPEGImages",
-             root / (augmented ? "SegmentationClassAug" : "SegmentationClass"),
-             expected_files(layout, split));
-  if (split.has_labels || files.label_count > 0) return files;
-  files.labels.clear();
-  std::erase_if(files.faults,
-                [](const std::string& fault) { return fault.find("has no label") != std::string::npos; });
+  add_listed(files, split_place(layout, root, split), root / "JPEGImages", root / labels,
+             expected_files(layout, split), split.has_labels);
+  if (!split.has_labels && files.label_count == 0) files.labels.clear();
   return files;
 }
 
@@ -101,6 +93,21 @@ std::string expected_files(const Layout& layout, const Split& split) {
   for (std::size_t at = text.find("SPLIT"); at != std::string::npos; at = text.find("SPLIT", at))
     text.replace(at, 5, split.name);
   return text;
+}
+
+fs::path split_place(const Layout& layout, const fs::path& root, const Split& split) {
+  const std::string &kind = layout.kind, &name = split.name;
+  if (kind == "cityscapes") return root / "leftImg8bit" / name;
+  if (kind == "cocostuff10k") return root / "imageLists" / (name + ".txt");
+  if (kind == "cocostuff164k") return first_there({root / "images" / name, root / name});
+  if (kind == "vistas") return root / name / "images";
+  if (kind == "ade20k") return root / "images" / name;
+  if (kind == "cifar10") return root / (name == "train" ? "data_batch_1.bin" : "test_batch.bin");
+  if (kind == "cifar100") return root / (name + ".bin");
+  if (kind != "voc") return root / name;
+  const fs::path lists = root / "ImageSets/Segmentation";
+  if (split.other_name.empty()) return lists / (name + ".txt");
+  return first_there({lists / (name + ".txt"), lists / (split.other_name + ".txt")});
 }
 
 LabeledFiles find_labeled_files(const Layout& layout, const fs::path& root, const Split& split,
@@ -114,13 +121,14 @@ LabeledFiles find_labeled_files(const Layout& layout, const fs::path& root, cons
     files = find_cocostuff(layout, root, split);
   } else if (layout.kind == "vistas") {
     // Version 1.2 came alone, and comes beside 2.0 today.
-    add_split(files, root / split.name / "images",
+    add_split(files, split_place(layout, root, split),
               first_there({root / split.name / "labels", root / split.name / "v1.2/labels"}), {}, split,
               expected);
   } else if (layout.kind == "voc") {
     files = find_voc(layout, root, split);
   } else if (layout.kind == "ade20k") {
-    add_split(files, root / "images" / split.name, root / "annotations" / split.name, {}, split, expected);
+    add_split(files, split_place(layout, root, split), root / "annotations" / split.name, {}, split,
+              expected);
   } else {
     throw Error(ErrorKind::kInternal, layout.kind + " has no label per pixel");
   }
