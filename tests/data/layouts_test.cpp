@@ -299,6 +299,7 @@ TEST(ImageNet, AFlatValTakesTheNumbersOfTheDevelopmentKit) {
   const TemporaryFolder root;
   for (int i = 1; i <= 3; ++i)
     put_image(root / ("val/ILSVRC2012_val_0000000" + std::to_string(i) + ".JPEG"), 4, 6);
+  fs::create_directories(root / "val/thumbnails");  // no class folder
   const auto open = [&] { return open_copy(root, "imagenet", "val"); };
   expect_error(ErrorKind::kData,
                {"lie in no class folders", "ILSVRC2012_validation_ground_truth.txt", "missing"}, open);

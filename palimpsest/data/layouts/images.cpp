@@ -95,12 +95,12 @@ class CifarImages : public Dataset {
 
 ClassifiedFiles find_imagenet(const fs::path& root, const Split& split) {
   const std::string expected = "images ROOT/" + split.name + "/nXXXXXXXX/*.JPEG";
-  std::error_code ignored;
   const fs::path folder = root / split.name;
   bool is_flat = false;
-  if (split.name == "val" && fs::is_directory(folder, ignored))
-    is_flat = std::none_of(fs::directory_iterator(folder, ignored), fs::directory_iterator(),
-                           [&](const fs::directory_entry& entry) { return entry.is_directory(ignored); });
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error); !error && !is_flat && entry != fs::directory_iterator();
+       entry.increment(error))
+    is_flat = entry->path().filename().string().starts_with("ILSVRC2012_val_");
   if (!is_flat) return find_image_folder(root.string(), split.name);
 
   ClassifiedFiles found;
