@@ -85,7 +85,7 @@ std::vector<Layout> make_layouts() {
 fs::path root_nearby(const Layout& layout, const fs::path& root) {
   std::error_code ignored;
   const fs::path normal = fs::absolute(root, ignored).lexically_normal();
-  const fs::path above = (normal / "..").lexically_normal();
+  fs::path above = (normal / "..").lexically_normal();
   if (is_root(layout, above)) return above;
   std::vector<fs::path> below;
   for (fs::directory_iterator entry(root, ignored); !ignored && entry != fs::directory_iterator();

@@ -194,6 +194,14 @@ TEST(Cityscapes, OfficialIdsAreTakenWhereBothKindsOfLabelsLie) {
   EXPECT_EQ(get(*dataset, 0).target[0][0].item<int64_t>(), 18);
 }
 
+TEST(Cityscapes, ACityWithoutLabelsIsMissedByItsImages) {
+  const TemporaryFolder root;
+  put_copy(root, kCopies[0]);
+  put_image(root / "leftImg8bit/train/bonn/bonn_000000_000019_leftImg8bit.png", 4, 6);
+  expect_error(ErrorKind::kData, {"bonn_000000_000019_leftImg8bit.png", "has no label", "gtFine/train/bonn"},
+               [&] { open_copy(root, "cityscapes", "train"); });
+}
+
 TEST(Vistas, TheLabelsOfTheTestImagesAreNotPublished) {
   const TemporaryFolder root;
   put_copy(root, kCopies[6]);

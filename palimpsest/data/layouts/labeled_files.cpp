@@ -111,6 +111,7 @@ void add_folder(LabeledFiles& files, const fs::path& images, const fs::path& lab
                            "' would share one label: rename or remove one of them");
   }
   // Otherwise a lost or renamed image would silently be missing from the training.
+  if (!is_there(labels)) return;  // each image is a fault already
   std::vector<fs::path> foreign;  // label pictures of other kinds, such as *_color.png
   for (const fs::path& label : list_images(labels, layout, &foreign)) {
     const bool is_label = endings.label == ".png" || !base_name(label, endings.label).empty();

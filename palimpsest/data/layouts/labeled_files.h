@@ -49,7 +49,7 @@ struct Endings {
 
 /// Adds the images of a folder, sorted by name, with the labels of theirs in another folder. Each image without
 /// label, label without image, and label of two images is a fault. `layout`: the files that were expected.
-/// Throws Error(kData) if a folder is missing or empty.
+/// Throws Error(kData) if the folder of images is missing, or a folder is empty.
 void add_folder(LabeledFiles& files, const std::filesystem::path& images, const std::filesystem::path& labels,
                 const Endings& endings, const std::string& layout);
 
