@@ -42,6 +42,7 @@ constexpr CommandInfo kCommands[] = {
     {Command::kExport, "export",
      "write a trained model's weights as a plain state dict, folded for inference on request"},
     {Command::kReproduce, "reproduce", "run a row of the papers' tables, or its shape at a size for two cores"},
+    {Command::kData, "data", "check the folder of a data set: what was expected, and what is there"},
 };
 
 /// An argument without a flag. The help of eval names it CHECKPOINT.
@@ -66,6 +67,9 @@ constexpr Argument kCheckpointArguments[] = {
     {bits({Command::kInfo}), "CHECKPOINT", "<file or folder>", kCheckpointHelp, false},
     {bits({Command::kImport}), "FILE", "<file>", "state dict or checkpoint: .safetensors, .pth, .pt", true},
 };
+constexpr Argument kActionArgument{bits({Command::kData}), "ACTION", "<check>", "what to do: check", true};
+constexpr Argument kFolderArgument{bits({Command::kData}), "PATH", "<folder>", "the folder of the data set",
+                                   true};
 constexpr Argument kImagesArgument{bits({Command::kPredict}), "IMAGE", "<file or folder>",
                                    "images, or folders of images", true};
 
@@ -340,6 +344,8 @@ Invocation parse_command_line(int argc, const char* const* argv) {
       add_argument(*sub, c.command, argument, options.run.checkpoint);
     add_argument(*sub, c.command, kImagesArgument, options.run.inputs);
     add_argument(*sub, c.command, kRowArgument, options.run.row);
+    add_argument(*sub, c.command, kActionArgument, options.run.action);
+    add_argument(*sub, c.command, kFolderArgument, options.run.folder);
     for (const Setting& s : settings())
       if (s.taken_by(c.command)) add_flag(*sub, s, flags);
   }

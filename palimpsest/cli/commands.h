@@ -27,5 +27,8 @@ int run_demo(const Options& options);
 /// Runs a row of the papers' tables (cli/paper_rows.h): its training, or with run.small a comparison of its shape
 /// at a size for two cores. Prints what the paper reports beside what came out.
 int run_reproduce(const Options& options);
+/// Looks through the data set in a folder and prints what was expected and what is there. Throws Error(kData) after
+/// it printed faults.
+int run_data(const Options& options);
 
 }  // namespace palimpsest::cli

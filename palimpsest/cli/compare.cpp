@@ -255,7 +255,7 @@ class Comparison {
     const auto format = make_format(run);
     const int64_t size = sets_.validation->size(), count = std::min(kPictures, size);
     const bool first = report_.pictures.empty();
-    if (first) report_.class_colors = data::class_colors(run.model.classes);
+    if (first) report_.class_colors = data::class_colors(run.data.kind, run.model.classes);
     model.eval();
     const torch::NoGradGuard no_grad;
     for (int64_t k = 0; k < count; ++k) {

@@ -4,6 +4,7 @@
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/generated/streets.h"
 #include "palimpsest/data/image_folder.h"
+#include "palimpsest/data/layouts.h"
 #include "palimpsest/data/segmentation_folder.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/activation.h"
@@ -49,6 +50,8 @@ std::shared_ptr<data::Dataset> open(const Options& options, bool training) {
                 "[data] kind = " + d.kind + " needs the folder of the data set: give --data-root");
   const std::string& split = training ? d.train_split : d.val_split;
   if (d.kind == "image_folder") return data::image_folder(d.root, split, t);
+  if (const data::Layout* layout = data::find_layout(d.kind))
+    return data::open_layout(*layout, d.root, split, d.annotations, t);
   if (options.model.classes == 0)
     throw Error(
         ErrorKind::kUsage,
@@ -155,7 +158,7 @@ Datasets make_datasets(Options& options, Need need) {
   Datasets sets;
   if (need == Need::kTrainAndValidation) sets.train = open(options, true);
   if (need == Need::kValidation || options.output.evaluate_every > 0) sets.validation = open(options, false);
-  if (options.data.kind == "image_folder") {
+  if (options.data.kind == "image_folder" || options.data.kind == "imagenet") {
     const auto folder = [&](const std::string& split) { return options.data.root + "/" + split; };
     if (sets.train && sets.validation)
       check_same_classes(sets.train->class_names(), folder(options.data.train_split),
@@ -187,7 +190,8 @@ std::shared_ptr<nn::Model> make_model(const Options& options, const std::string&
 }
 
 void check_task(const Options& options, const nn::Model& model) {
-  const bool labels_pixels = options.data.kind != "image_folder";
+  const data::Layout* layout = data::find_layout(options.data.kind);
+  const bool labels_pixels = layout ? layout->labels_pixels : options.data.kind != "image_folder";
   if (model.is_segmentation() == labels_pixels) return;
   throw Error(ErrorKind::kUsage, "[model] name (--model) must be " +
                                      std::string(labels_pixels ? "a segmentation" : "a classification") +

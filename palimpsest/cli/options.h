@@ -26,6 +26,7 @@ enum class Command : unsigned {
   kImport = 64,
   kExport = 128,
   kReproduce = 1024,  ///< becomes kTrain, or kCompare with run.small, once its settings are read
+  kData = 256,
 };
 
 /// All settings of a user. A group is a TOML table. A member is a key of this table and a flag of the command
@@ -46,11 +47,12 @@ struct Options {
   } model;
 
   struct Data {
-    std::string kind = "generated";  ///< "generated", "segmentation_folder", "image_folder"
+    std::string kind = "generated";  ///< also "segmentation_folder", "image_folder", a kind of data/layouts.h
     std::string root;                ///< folder of the data set; not for generated
     std::string train_split = "train";
     std::string val_split = "val";
-    int64_t images = 64;  ///< generated: training images
+    std::string annotations = "fine";  ///< cityscapes: "fine" or "coarse"
+    int64_t images = 64;               ///< generated: training images
     int64_t val_images = 16;
     int64_t height = 120;
     int64_t width = 160;
@@ -115,6 +117,10 @@ struct Options {
     bool list = false;                ///< reproduce: only name the rows
     std::string checkpoint;           ///< eval, predict, info, export; import: the file of weights
     std::vector<std::string> inputs;  ///< predict: image files or folders
+    std::string action;               ///< data: "check"
+    std::string folder;               ///< data: of the data set
+    std::string data_kind;            ///< data: the layout; empty: recognized
+    bool full = false;                ///< data: decode every file
     std::string file;                 ///< import, export: the file to write
     std::string format = "auto";      ///< import: meaning of the weights of normalizations
     bool fold = false;                ///< export: normalizations into convolutions

@@ -170,7 +170,7 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
     throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: the pictures go there");
   const auto paths = pictures ? picture_paths(images, options) : std::vector<fs::path>();
   const auto format = make_format(options);
-  const at::Tensor colors = data::class_colors(options.model.classes);
+  const at::Tensor colors = data::class_colors(options.data.kind, options.model.classes);
   for (std::size_t i = 0; i < images.size(); ++i) {
     const at::Tensor input = read_input(images[i], options, format);
     const at::Tensor logits = train::coarse_logits(model, input, format.precision);

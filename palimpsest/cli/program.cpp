@@ -36,6 +36,8 @@ int run(const Options& options) {
       return run_export(options);
     case Command::kReproduce:  // has become train or compare
       break;
+    case Command::kData:
+      return run_data(options);
   }
   return 1;
 }

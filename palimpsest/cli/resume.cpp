@@ -27,6 +27,7 @@ constexpr std::string_view kFixed[] = {
     "model.reset_classifier",
     "data.kind",
     "data.train_split",
+    "data.annotations",
     "data.images",
     "data.height",
     "data.width",

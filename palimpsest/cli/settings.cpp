@@ -3,6 +3,8 @@
 #include "palimpsest/amp/precision.h"
 #include "palimpsest/base/error.h"
 #include "palimpsest/cli/variants.h"
+#include "palimpsest/data/check.h"
+#include "palimpsest/data/layouts.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/models/weights.h"
 #include "palimpsest/nn/activation.h"
@@ -52,7 +54,12 @@ constexpr Range kTimeout{.low = 1, .high = 1e6};
 constexpr Range kImageSide{.low = 16, .high = 8192};
 
 std::vector<std::string> data_kinds() {
-  return {"generated", "segmentation_folder", "image_folder"};
+  std::vector<std::string> kinds{"generated", "segmentation_folder", "image_folder"};
+  for (const data::Layout& layout : data::published_layouts()) kinds.push_back(layout.kind);
+  return kinds;
+}
+std::vector<std::string> annotations() {
+  return {"fine", "coarse"};
 }
 std::vector<std::string> dtypes() {
   return {"f32", "f64"};
@@ -115,6 +122,8 @@ std::vector<Setting> make_settings() {
        kTraining, PALIMPSEST_FIELD(data.train_split)},
       {"data", "val_split", "val-split", "<name>", "folder below the root with the validation images",
        kReadsData, PALIMPSEST_FIELD(data.val_split)},
+      {"data", "annotations", "annotations", "<name>", "labels of cityscapes", kReadsData,
+       PALIMPSEST_FIELD(data.annotations), kAny, annotations},
       {"data", "images", "images", "<images>", "generated training images", kTraining,
        PALIMPSEST_FIELD(data.images), kGenerated},
       {"data", "val_images", "val-images", "<images>", "generated validation images", kReadsData,
@@ -162,8 +171,8 @@ std::vector<Setting> make_settings() {
        kReadsData, PALIMPSEST_FIELD(train.eval_batch), kNotNegative},
       {"train", "seed", "seed", "<number>", "seed of weights, order and augmentation", kMakesModel,
        PALIMPSEST_FIELD(train.seed), kNotNegative},
-      {"train", "threads", "threads", "<threads>", "threads that compute; 0: one per core", kAll,
-       PALIMPSEST_FIELD(train.threads), kThreads},
+      {"train", "threads", "threads", "<threads>", "threads that compute; 0: one per core",
+       kAll | Command::kData, PALIMPSEST_FIELD(train.threads), kThreads},
       {"train", "dtype", "dtype", "<type>", "type of parameters and images", kAll,
        PALIMPSEST_FIELD(train.dtype), kAny, dtypes},
       {"train", "precision", "precision", "<name>", "precision of the computation; parameters stay f32", kAll,
@@ -272,12 +281,16 @@ std::vector<Setting> make_settings() {
       {"", "logits", "logits", "<file>", "write the raw logits of each image to this .safetensors file",
        static_cast<unsigned>(Command::kPredict), PALIMPSEST_FIELD(run.logits)},
       {"", "json", "json", "", "print the result as one JSON object",
-       Command::kEval | Command::kPredict | Command::kInfo, PALIMPSEST_FIELD(run.json)},
+       Command::kEval | Command::kPredict | Command::kInfo | Command::kData, PALIMPSEST_FIELD(run.json)},
       {"", "small", "small", "",
        "compare at a size for two cores, on CamVid or CIFAR-10, instead of training the row",
        static_cast<unsigned>(Command::kReproduce), PALIMPSEST_FIELD(run.small)},
       {"", "list", "list", "", "name all rows and what the papers report, and stop",
        static_cast<unsigned>(Command::kReproduce), PALIMPSEST_FIELD(run.list)},
+      {"", "data_kind", "data-kind", "<kind>", "layout of the folder; if not given, it is recognized",
+       static_cast<unsigned>(Command::kData), PALIMPSEST_FIELD(run.data_kind), kAny, data::checked_kinds},
+      {"", "full", "full", "", "decode every file: sizes, pixels per class, ids without a class",
+       static_cast<unsigned>(Command::kData), PALIMPSEST_FIELD(run.full)},
       {"", "size", "size", "<pixels>",
        "side of the images for layers and memory, 224 if not given; of a CHECKPOINT they are listed if it is "
        "given",

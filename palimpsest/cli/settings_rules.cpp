@@ -34,9 +34,7 @@ const std::vector<NeedsText>& text_rules() {
       {"model.slope", "model.activation", {"leaky_relu", "elu"}},
       {"train.loss_scale", "train.precision", {"f16", "f16-pseudo"}},
       {"data.ignore_id", "data.kind", {"generated", "segmentation_folder"}},
-      {"data.root", "data.kind", {"segmentation_folder", "image_folder"}},
-      {"data.train_split", "data.kind", {"segmentation_folder", "image_folder"}},
-      {"data.val_split", "data.kind", {"segmentation_folder", "image_folder"}},
+      {"data.annotations", "data.kind", {"cityscapes"}},
       {"data.images", "data.kind", {"generated"}},
       {"data.val_images", "data.kind", {"generated"}},
       {"data.height", "data.kind", {"generated"}},
@@ -102,6 +100,9 @@ std::string void_reason(const Options& options, const Setting& s) {
         .append(", which is ")
         .append(value);
   }
+  const bool in_folder = id == "data.root" || id == "data.train_split" || id == "data.val_split";
+  if (in_folder && options.data.kind == "generated")
+    return "needs the layout of a folder as " + both_names(setting("data.kind")) + ", which is generated";
   if (id == "optimizer.nesterov" && options.optimizer.nesterov && options.optimizer.momentum == 0)
     return "needs " + both_names(setting("optimizer.momentum")) + " > 0, which is 0";
   if (id == "model.strategy" && !models::normalizes(options.model.name) &&
@@ -128,10 +129,10 @@ std::string void_reason(const Options& options, const Setting& s) {
   if (id == "model.reset_classifier" && options.model.reset_classifier && options.model.weights.empty())
     return "needs " + both_names(setting("model.weights")) + ", which is not given";
   // A network of generated scenes predicts photos all the same.
-  if (id == "data.exif_orientation" && options.data.kind == "generated" &&
-      options.run.command != Command::kPredict)
-    return "needs " + both_names(setting("data.kind")) +
-           " = image_folder or segmentation_folder, which is generated";
+  const bool no_photos = options.data.kind == "generated" || options.data.kind.starts_with("cifar");
+  if (id == "data.exif_orientation" && no_photos && options.run.command != Command::kPredict)
+    return "needs a folder of images as " + both_names(setting("data.kind")) + ", which is " +
+           options.data.kind;
   if (id == "compare.spend" && options.compare.spend == "crop" && options.data.crop == 0)
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (id == "data.pad" && options.data.crop == 0)

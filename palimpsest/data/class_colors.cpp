@@ -1,7 +1,10 @@
 #include "palimpsest/data/class_colors.h"
 
+#include "palimpsest/data/class_set.h"
+
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <string>
 
@@ -10,15 +13,14 @@ namespace palimpsest::data {
 at::Tensor class_colors(int64_t classes) {
   if (classes < 0)
     throw std::invalid_argument("class_colors needs classes >= 0, got " + std::to_string(classes));
-  constexpr uint8_t kCamVid[11][3] = {{128, 128, 128}, {128, 0, 0},   {192, 192, 128}, {128, 64, 128},
-                                      {60, 40, 222},   {128, 128, 0}, {192, 128, 128}, {64, 64, 128},
-                                      {64, 0, 128},    {64, 64, 0},   {0, 128, 192}};
+  const auto& camvid = class_set("camvid")->colors;
+  const auto known = static_cast<int64_t>(camvid.size());
   at::Tensor colors = at::empty({classes, 3}, at::kByte);
   auto* out = colors.mutable_data_ptr<uint8_t>();
   for (int64_t id = 0; id < classes; ++id) {
     for (int64_t c = 0; c < 3; ++c) {
-      if (id < 11) {
-        out[3 * id + c] = kCamVid[id][c];
+      if (id < known) {
+        out[3 * id + c] = camvid[id][c];
         continue;
       }
       // The bits of the id are spread over the channels from the top down, as in Pascal VOC's palette, so
@@ -28,6 +30,15 @@ at::Tensor class_colors(int64_t classes) {
       out[3 * id + c] = static_cast<uint8_t>(value);
     }
   }
+  return colors;
+}
+
+at::Tensor class_colors(std::string_view class_set_name, int64_t classes) {
+  const ClassSet* set = class_set(class_set_name);
+  if (!set || static_cast<int64_t>(set->colors.size()) != classes) return class_colors(classes);
+  at::Tensor colors = at::empty({classes, 3}, at::kByte);
+  auto* out = colors.mutable_data_ptr<uint8_t>();
+  for (const auto& color : set->colors) out = std::copy(color.begin(), color.end(), out);
   return colors;
 }
 

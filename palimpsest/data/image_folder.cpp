@@ -55,17 +55,29 @@ class ImageFiles : public Dataset {
 
 }  // namespace
 
+ClassifiedFiles find_image_folder(const std::string& root, const std::string& split) {
+  const std::string layout = "images ROOT/" + split + "/CLASS/NAME.jpg (or .png)";
+  ClassifiedFiles found;
+  for (const fs::path& folder : list_folders(fs::path(root) / split, layout, &found.skipped)) {
+    check_class_name(folder.filename().string(), (fs::path(root) / split).string());
+    found.names.push_back(folder.filename().string());
+    found.files.push_back(list_images(folder, layout, &found.skipped));
+  }
+  return found;
+}
+
+std::shared_ptr<Dataset> classified_images(ClassifiedFiles files, const TransformOptions& transform) {
+  auto dataset = std::make_shared<ImageFiles>(transform);
+  for (std::size_t i = 0; i < files.names.size(); ++i)
+    dataset->add_class(std::move(files.names[i]), std::move(files.files[i]));
+  dataset->add_skipped(files.skipped);
+  return dataset;
+}
+
 std::shared_ptr<Dataset> image_folder(const std::string& root, const std::string& split,
                                       const TransformOptions& transform) {
-  auto dataset = std::make_shared<ImageFiles>(transform);
-  const std::string layout = "images ROOT/" + split + "/CLASS/NAME.jpg (or .png)";
-  std::vector<fs::path> skipped;
-  for (const fs::path& folder : list_folders(fs::path(root) / split, layout, &skipped)) {
-    check_class_name(folder.filename().string(), (fs::path(root) / split).string());
-    dataset->add_class(folder.filename().string(), list_images(folder, layout, &skipped));
-  }
-  dataset->add_skipped(skipped);
-  return dataset;
+  check_transform(transform);
+  return classified_images(find_image_folder(root, split), transform);
 }
 
 std::shared_ptr<Dataset> image_files(const std::string& path, const TransformOptions& transform) {

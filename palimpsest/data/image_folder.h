@@ -3,8 +3,10 @@
 #include "palimpsest/data/dataset.h"
 #include "palimpsest/data/transforms.h"
 
+#include <filesystem>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace palimpsest::data {
 
@@ -14,6 +16,18 @@ namespace palimpsest::data {
 /// not fit while `pad` is false.
 std::shared_ptr<Dataset> image_folder(const std::string& root, const std::string& split,
                                       const TransformOptions& transform);
+
+/// The images of each class, and their names.
+struct ClassifiedFiles {
+  std::vector<std::string> names;
+  std::vector<std::vector<std::filesystem::path>> files;  ///< one list per class; a list may be empty
+  std::vector<std::filesystem::path> skipped;             ///< files beside them that are not read
+};
+
+/// Returns the files of image_folder, with its errors.
+ClassifiedFiles find_image_folder(const std::string& root, const std::string& split);
+/// Opens images with their classes. Throws as image_folder does when an example is read.
+std::shared_ptr<Dataset> classified_images(ClassifiedFiles files, const TransformOptions& transform);
 
 /// Opens the images of a folder (sorted by name), or a single file, without targets and class names. Throws
 /// as image_folder does.

@@ -3,14 +3,13 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/identity.h"
+#include "palimpsest/data/layouts/labeled_pixels.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/image.h"
 
-#include <algorithm>
 #include <filesystem>
-#include <map>
-#include <set>
 #include <sstream>
+#include <utility>
 
 namespace palimpsest::data {
 namespace {
@@ -21,20 +20,11 @@ std::string size_text(const at::Tensor& image) {
   return std::to_string(image.size(1)) + "x" + std::to_string(image.size(0));
 }
 
-std::vector<std::string> read_class_names(const fs::path& root, int64_t classes) {
-  std::vector<std::string> names;
+std::vector<std::string> class_names(const fs::path& root, int64_t classes) {
   const fs::path file = root / "classes.txt";
-  if (!is_there(file)) {
+  std::vector<std::string> names = layouts::read_class_names(root);
+  if (!is_there(file))
     for (int64_t i = 0; i < classes; ++i) names.push_back("class " + std::to_string(i));
-    return names;
-  }
-  std::istringstream lines(io::read_file(file));
-  for (std::string line; std::getline(lines, line);) {
-    if (line.ends_with('\r')) line.pop_back();
-    if (line.empty()) continue;
-    check_class_name(line, file.string());
-    names.push_back(line);
-  }
   if (static_cast<int64_t>(names.size()) != classes) {
     throw Error(ErrorKind::kData, "'" + file.string() + "' names " + std::to_string(names.size()) +
                                       " classes, " + std::to_string(classes) +
@@ -43,54 +33,31 @@ std::vector<std::string> read_class_names(const fs::path& root, int64_t classes)
   return names;
 }
 
-class SegmentationFolder : public Dataset {
+class LabeledPixels : public Dataset {
  public:
-  SegmentationFolder(const fs::path& root, const std::string& split, int64_t classes,
-                     const TransformOptions& transform)
-      : classes_(classes), transform_(transform) {
-    check_transform(transform);
-    if (classes < 1) {
-      throw Error(ErrorKind::kUsage,
-                  "a segmentation data set needs at least 1 class, got " + std::to_string(classes));
-    }
-    const fs::path labels = root / (split + "annot");
-    const std::string layout =
-        "images ROOT/" + split + "/NAME.jpg (or .png) with labels ROOT/" + split + "annot/NAME.png";
-    images_ = list_images(root / split, layout, &skipped_);
-    std::map<fs::path, fs::path>
-        image_of;  // by label: a.jpg and a.png share a.png, and a.k.png sorts between them
-    for (const fs::path& image : images_) {
-      labels_.push_back(labels / image.stem().concat(".png"));
-      if (!is_there(labels_.back())) {
-        throw Error(ErrorKind::kData, "image '" + image.string() + "' has no label: '" +
-                                          labels_.back().string() + "' does not exist; expected " + layout);
-      }
-      const auto [other, is_new] = image_of.emplace(labels_.back(), image);
-      if (!is_new) {
-        throw Error(ErrorKind::kData, "image '" + image.string() + "' and '" + other->second.string() +
-                                          "' would share one label: rename or remove one of them");
-      }
-    }
-    check_every_label_has_its_image(labels, layout);
-    names_ = read_class_names(root, classes);
-  }
+  LabeledPixels(layouts::LabeledFiles files, std::vector<std::string> names,
+                const TransformOptions& transform)
+      : files_(std::move(files)), names_(std::move(names)), transform_(transform) {}
 
-  int64_t size() const override { return static_cast<int64_t>(images_.size()); }
+  int64_t size() const override { return static_cast<int64_t>(files_.images.size()); }
   const std::vector<std::string>& class_names() const override { return names_; }
-  std::string identity() const override { return files_identity({images_, labels_}, images_.size()); }
-
-  std::vector<fs::path> skipped() const override { return skipped_; }
+  std::string identity() const override {
+    return files_identity({files_.images, files_.labels}, files_.images.size());
+  }
+  std::vector<fs::path> skipped() const override { return files_.skipped; }
 
   Sample get(int64_t index, Random& random) const override {
-    const fs::path &image_path = images_.at(index), &label_path = labels_.at(index);
-    const at::Tensor image = read_image(image_path, transform_), label = io::read_label(label_path);
+    const fs::path &image_path = files_.images.at(index), &label_path = files_.labels.at(index);
+    const at::Tensor image = read_image(image_path, transform_);
+    at::Tensor label = io::read_label(label_path);
     if (image.size(0) != label.size(0) || image.size(1) != label.size(1)) {
       throw Error(ErrorKind::kData, "image '" + image_path.string() + "' has " + size_text(image) +
                                         " pixels, its label '" + label_path.string() + "' has " +
                                         size_text(label) + ": they must be the same" +
                                         orientation_hint(image, label));
     }
-    check_ids(label, label_path);
+    // The whole label and not the crop, so that an error shows in the first epoch, whatever the crop.
+    layouts::map_to_train_ids(label, files_.ids, transform_.ignore_id, label_path);
     const View view = choose_view(image.size(0), image.size(1), transform_, random, image_path.string());
     return {view_image(image, view, transform_), view_label(label, view, transform_.ignore_id),
             image_path.string()};
@@ -105,43 +72,56 @@ class SegmentationFolder : public Dataset {
            "stored";
   }
 
-  // Otherwise a lost or renamed image would silently be missing from the training.
-  void check_every_label_has_its_image(const fs::path& folder, const std::string& layout) {
-    const std::set<fs::path> known(labels_.begin(), labels_.end());
-    for (const fs::path& label : list_images(folder, layout, &skipped_)) {
-      if (known.contains(label)) continue;
-      throw Error(ErrorKind::kData,
-                  "label '" + label.string() + "' has no image of its name (missing, or a link to " +
-                      "nowhere); expected " + layout + ": restore the image or remove the label");
-    }
-  }
-
-  // Checks the whole label and not the crop, so that an error shows in the first epoch, whatever the crop.
-  void check_ids(const at::Tensor& label, const fs::path& path) const {
-    const auto* ids = label.const_data_ptr<uint8_t>();
-    const auto* end = ids + label.numel();
-    const auto* bad =
-        std::find_if(ids, end, [&](uint8_t id) { return id >= classes_ && id != transform_.ignore_id; });
-    if (bad == end) return;
-    throw Error(ErrorKind::kData, "label '" + path.string() + "' has class id " + std::to_string(*bad) +
-                                      " at row " + std::to_string((bad - ids) / label.size(1)) + ", column " +
-                                      std::to_string((bad - ids) % label.size(1)) + "; allowed are 0 to " +
-                                      std::to_string(classes_ - 1) + " and the ignore id " +
-                                      std::to_string(transform_.ignore_id) +
-                                      ": correct the label, the number of classes or the ignore id");
-  }
-
-  int64_t classes_;
-  TransformOptions transform_;
-  std::vector<fs::path> images_, labels_, skipped_;
+  layouts::LabeledFiles files_;
   std::vector<std::string> names_;
+  TransformOptions transform_;
 };
 
 }  // namespace
 
+namespace layouts {
+
+LabeledFiles find_segmentation_folder(const fs::path& root, const std::string& split) {
+  const std::string layout =
+      "images ROOT/" + split + "/NAME.jpg (or .png) with labels ROOT/" + split + "annot/NAME.png";
+  LabeledFiles files;
+  add_folder(files, root / split, root / (split + "annot"), {}, layout);
+  return files;
+}
+
+std::vector<std::string> read_class_names(const fs::path& root) {
+  std::vector<std::string> names;
+  const fs::path file = root / "classes.txt";
+  if (!is_there(file)) return names;
+  std::istringstream lines(io::read_file(file));
+  for (std::string line; std::getline(lines, line);) {
+    if (line.ends_with('\r')) line.pop_back();
+    if (line.empty()) continue;
+    check_class_name(line, file.string());
+    names.push_back(line);
+  }
+  return names;
+}
+
+std::shared_ptr<Dataset> labeled_pixels(LabeledFiles files, std::vector<std::string> names,
+                                        const TransformOptions& transform) {
+  check_transform(transform);
+  require_no_fault(files);
+  return std::make_shared<LabeledPixels>(std::move(files), std::move(names), transform);
+}
+
+}  // namespace layouts
+
 std::shared_ptr<Dataset> segmentation_folder(const std::string& root, const std::string& split,
                                              int64_t classes, const TransformOptions& transform) {
-  return std::make_shared<SegmentationFolder>(root, split, classes, transform);
+  check_transform(transform);
+  if (classes < 1)
+    throw Error(ErrorKind::kUsage,
+                "a segmentation data set needs at least 1 class, got " + std::to_string(classes));
+  layouts::LabeledFiles files = layouts::find_segmentation_folder(root, split);
+  files.ids = layouts::plain_ids(classes, transform.ignore_id);
+  layouts::require_no_fault(files);
+  return layouts::labeled_pixels(std::move(files), class_names(root, classes), transform);
 }
 
 }  // namespace palimpsest::data

@@ -3,6 +3,7 @@
 The commands of the recipes run in their order, on images made here. A training takes two steps, and a small network unless a later
 command names another one.
 """
+import json
 import os
 import pathlib
 import re
@@ -17,8 +18,10 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release")).resolve()
 sys.path.insert(0, str(ROOT / "tests/cli"))
 from cli_support import image_folder, mixed_sizes, segmentation_folder, succeeds  # noqa: E402
+from layouts_support import CLASSES, published  # noqa: E402
 
 RECIPES = ROOT / "docs/recipes.md"
+DATA_SETS = ROOT / "docs/data.md"
 OPERATOR = ROOT / "docs/add_an_operator.md"
 DESIGN = ROOT / "docs/design.md"
 SMALL_MODEL = "--model deeplabv3_resnet18_narrow"
@@ -26,6 +29,7 @@ FEW_STEPS = {
     "--weights": "--max-steps 2 --batch 2 --crop 32 --evaluate-every 0 --threads 1",
     "camvid": f"{SMALL_MODEL} --max-steps 2 --batch 2 --crop 32 --threads 1",
     "cifar10": "--max-steps 2 --batch 4 --threads 1",
+    "cityscapes": f"{SMALL_MODEL} --max-steps 1 --batch 2 --crop 32 --threads 1",
     "demo": f"{SMALL_MODEL} --max-steps 2 --batch 4 --images 4 --val-images 1 --height 48 --width 64 --evaluate-every 0",
     "mine.toml": f"{SMALL_MODEL} --max-steps 2 --batch 2 --crop 32 --threads 1",
     "runs/mine": "--max-steps 3",
@@ -86,6 +90,28 @@ def test_the_python_of_the_recipes_reads_what_its_commands_wrote(folder):
     result = subprocess.run([sys.executable, "-c", block], cwd=folder, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
     assert 0 <= int(result.stdout) < 10
+
+
+def test_the_commands_about_data_sets_run(tmp_path):
+    published("cityscapes", tmp_path / "PATH/TO/cityscapes")
+    for command in commands(DATA_SETS):
+        succeeds(*short(command), cwd=tmp_path)
+    assert (tmp_path / "runs/cityscapes/config.toml").exists()
+
+
+def test_the_page_about_data_sets_says_what_the_program_says(tmp_path):
+    """The published numbers of images, the number of classes, and all layouts."""
+    text = DATA_SETS.read_text()
+    kinds = re.search(r"it is recognized \(([a-z0-9_, ]+)\)", " ".join(succeeds("data", "--help").stdout.split()))[1].split(", ")
+    assert set(CLASSES) < set(kinds)
+    assert [kind for kind in kinds if f"\n| `{kind}` |" not in text] == []
+    for kind, classes in CLASSES.items():
+        root = published(kind, tmp_path / kind)
+        result = json.loads(succeeds("data", "check", root, "--data-kind", kind, "--json").stdout)
+        rows = "".join(re.findall(rf"^\| `{kind}` .*", text, flags=re.M))
+        for split in result["splits"]:
+            assert f"{split['name']} {split['published_images']}" in rows, (kind, split["name"])
+        assert kind == "imagenet" or f"| {classes} |" in rows, kind
 
 
 def test_the_python_about_operators_runs(tmp_path):

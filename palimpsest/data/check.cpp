@@ -1,0 +1,379 @@
+#include "palimpsest/data/check.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/base/nearest_name.h"
+#include "palimpsest/data/class_set.h"
+#include "palimpsest/data/files.h"
+#include "palimpsest/data/image_folder.h"
+#include "palimpsest/data/layouts.h"
+#include "palimpsest/data/layouts/images.h"
+#include "palimpsest/data/layouts/labeled_pixels.h"
+#include "palimpsest/data/layouts/pixels.h"
+#include "palimpsest/data/transforms.h"
+#include "palimpsest/io/atomic_file.h"
+#include "palimpsest/io/image.h"
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace palimpsest::data {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// Returns the folders in a folder, sorted; none if it cannot be listed.
+std::vector<fs::path> folders_in(const fs::path& folder) {
+  std::vector<fs::path> found;
+  std::error_code error;
+  for (fs::directory_iterator entry(folder, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    std::error_code vanished;
+    if (entry->is_directory(vanished) && !entry->path().filename().string().starts_with('.'))
+      found.push_back(entry->path());
+  }
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+bool is_synset(const fs::path& folder) {
+  const std::string name = folder.filename().string();
+  return name.size() == 9 && name[0] == 'n' &&
+         std::all_of(name.begin() + 1, name.end(), [](char c) { return c >= '0' && c <= '9'; });
+}
+
+/// Returns the splits of a segmentation_folder: folders X beside a folder Xannot.
+std::vector<std::string> annotated_folders(const fs::path& root) {
+  std::vector<std::string> splits;
+  std::error_code ignored;
+  for (const fs::path& folder : folders_in(root))
+    if (fs::is_directory(fs::path(folder).concat("annot"), ignored))
+      splits.push_back(folder.filename().string());
+  return splits;
+}
+
+/// Returns the splits of an image_folder: folders that hold folders.
+std::vector<std::string> folders_of_folders(const fs::path& root) {
+  std::vector<std::string> splits;
+  for (const fs::path& folder : folders_in(root))
+    if (!folders_in(folder).empty()) splits.push_back(folder.filename().string());
+  return splits;
+}
+
+/// Returns whether `root` holds this data set. The markers of imagenet and camvid are those of any folder of
+/// images.
+bool looks_like(const Layout& layout, const fs::path& root) {
+  if (!is_root(layout, root)) return false;
+  if (layout.kind == "imagenet") {
+    const auto train = folders_in(root / "train"), val = folders_in(root / "val");
+    return std::any_of(train.begin(), train.end(), is_synset) ||
+           std::any_of(val.begin(), val.end(), is_synset);
+  }
+  if (layout.kind != "camvid") return true;
+  std::error_code ignored;
+  std::string name = fs::weakly_canonical(root, ignored).filename().string();
+  std::transform(name.begin(), name.end(), name.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  return name.starts_with("camvid");
+}
+
+/// Returns the kind of the data set at `root`, or "".
+std::string kind_at(const fs::path& root) {
+  for (const Layout& layout : published_layouts())
+    if (looks_like(layout, root)) return layout.kind;
+  if (!annotated_folders(root).empty()) return "segmentation_folder";
+  return folders_of_folders(root).empty() ? "" : "image_folder";
+}
+
+std::string recognize(const fs::path& root) {
+  const std::string kind = kind_at(root);
+  // A folder of folders is anything: a data set one folder further down is more likely.
+  if (!kind.empty() && kind != "image_folder") return kind;
+  std::error_code ignored;
+  std::vector<fs::path> nearby = folders_in(root);
+  nearby.push_back((fs::absolute(root, ignored).lexically_normal() / "..").lexically_normal());
+  for (const fs::path& other : nearby) {
+    const std::string found = kind_at(other);
+    if (find_layout(found))
+      throw Error(ErrorKind::kData, "'" + root.string() + "' is no data set, but '" + other.string() +
+                                        "' looks like " + found + ": give that folder");
+  }
+  if (kind.empty())
+    throw Error(ErrorKind::kData, "'" + root.string() +
+                                      "' has none of the layouts of docs/data.md: give the folder that "
+                                      "holds the splits, or name the layout with --data-kind");
+  return kind;
+}
+
+/// What one thread found, or all of them together.
+struct Findings {
+  std::vector<std::pair<std::size_t, std::string>> faults;  // position of the image, text
+  int64_t unreadable = 0, voids = 0;
+  std::array<int64_t, 2> smallest{}, largest{};
+  std::array<int64_t, 256> ids{};
+
+  static int64_t pixels(const std::array<int64_t, 2>& size) { return size[0] * size[1]; }
+
+  void add_size(const std::array<int64_t, 2>& size) {
+    if (pixels(size) == 0) return;
+    // Equal numbers of pixels: the narrower one, so that the order of the threads does not matter.
+    if (pixels(smallest) == 0 || std::pair(pixels(size), size) < std::pair(pixels(smallest), smallest))
+      smallest = size;
+    if (std::pair(pixels(size), size) > std::pair(pixels(largest), largest)) largest = size;
+  }
+
+  void add(Findings other) {
+    faults.insert(faults.end(), other.faults.begin(), other.faults.end());
+    unreadable += other.unreadable;
+    add_size(other.smallest);
+    add_size(other.largest);
+    for (std::size_t id = 0; id < ids.size(); ++id) ids[id] += other.ids[id];
+  }
+};
+
+/// Decodes an image and its label, if it has one.
+void examine(const fs::path& image_path, const fs::path* label_path, const layouts::LabelIds* ids,
+             std::size_t position, Findings& found) {
+  at::Tensor image, label;
+  const auto decode = [&](const fs::path& path, at::Tensor& to, const auto& read) {
+    std::error_code ignored;
+    if (!fs::exists(path, ignored)) return;  // a fault already
+    try {
+      to = read();
+    } catch (const Error& error) {
+      found.faults.emplace_back(position, error.what());
+      ++found.unreadable;
+    }
+  };
+  decode(image_path, image, [&] { return io::read_image(image_path); });
+  if (label_path) decode(*label_path, label, [&] { return io::read_label(*label_path); });
+  if (image.defined()) found.add_size({image.size(1), image.size(0)});
+  if (!label.defined()) return;
+  const auto* pixels = label.const_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < label.numel(); ++i) ++found.ids[pixels[i]];
+  if (image.defined() && (image.size(0) != label.size(0) || image.size(1) != label.size(1)))
+    found.faults.emplace_back(
+        position, "image '" + image_path.string() + "' has " + std::to_string(image.size(1)) + "x" +
+                      std::to_string(image.size(0)) + " pixels, its label has " +
+                      std::to_string(label.size(1)) + "x" + std::to_string(label.size(0)));
+  try {
+    layouts::map_to_train_ids(label, *ids, 255, *label_path);
+  } catch (const Error& error) {
+    found.faults.emplace_back(position, error.what());
+  }
+}
+
+/// Decodes all images and labels of a split in several threads.
+Findings examine_all(const std::vector<fs::path>& images, const layouts::LabeledFiles* labeled,
+                     const std::string& split, const CheckOptions& options) {
+  std::atomic<std::size_t> next{0};
+  std::mutex mutex;  // of everything below
+  Findings all;
+  int64_t done = 0;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    Findings own;
+    try {
+      for (std::size_t i = next++; i < images.size(); i = next++) {
+        const fs::path* label = labeled && !labeled->labels.empty() ? &labeled->labels[i] : nullptr;
+        examine(images[i], label, labeled ? &labeled->ids : nullptr, i, own);
+        const std::lock_guard lock(mutex);
+        ++done;
+        if (options.progress) options.progress(split, done, static_cast<int64_t>(images.size()));
+      }
+    } catch (...) {
+      next = images.size();
+      const std::lock_guard lock(mutex);
+      failure = std::current_exception();
+    }
+    const std::lock_guard lock(mutex);
+    all.add(std::move(own));
+  };
+  std::vector<std::thread> threads;
+  for (int64_t i = 1; i < options.threads; ++i) threads.emplace_back(work);
+  work();
+  for (std::thread& thread : threads) thread.join();
+  if (failure) std::rethrow_exception(failure);
+  std::stable_sort(all.faults.begin(), all.faults.end(),
+                   [](const auto& a, const auto& b) { return a.first < b.first; });
+  return all;
+}
+
+void add_findings(SplitCheck& check, const Findings& found) {
+  for (const auto& [position, fault] : found.faults) check.faults.push_back(fault);
+  check.unreadable = found.unreadable;
+  check.smallest = found.smallest;
+  check.largest = found.largest;
+}
+
+void check_labeled(SplitCheck& check, const layouts::LabeledFiles& files, std::size_t classes,
+                   const CheckOptions& options) {
+  check.images = static_cast<int64_t>(files.images.size());
+  check.labels = files.label_count;
+  check.skipped = static_cast<int64_t>(files.skipped.size());
+  check.faults = files.faults;
+  if (!options.full) return;
+  const Findings found = examine_all(files.images, &files, check.name, options);
+  add_findings(check, found);
+  check.class_counts.assign(classes, 0);
+  for (int64_t id = 0; id < 256; ++id) {
+    const int64_t train_id = files.ids.train_ids[id];
+    if (train_id == ClassSet::kVoid) check.void_pixels += found.ids[id];
+    if (train_id >= 0) check.class_counts.at(train_id) += found.ids[id];
+    if (train_id == ClassSet::kNoClass && found.ids[id] > 0) check.ids_without_class[id] = found.ids[id];
+  }
+}
+
+void check_classified(SplitCheck& check, const ClassifiedFiles& files, const CheckOptions& options) {
+  std::vector<fs::path> images;
+  for (const auto& of_class : files.files) {
+    check.class_counts.push_back(static_cast<int64_t>(of_class.size()));
+    images.insert(images.end(), of_class.begin(), of_class.end());
+  }
+  check.images = check.labels = static_cast<int64_t>(images.size());
+  check.skipped = static_cast<int64_t>(files.skipped.size());
+  if (options.full) add_findings(check, examine_all(images, nullptr, check.name, options));
+}
+
+void check_cifar(SplitCheck& check, const layouts::CifarFiles& cifar) {
+  check.class_counts.assign(cifar.names.size(), 0);
+  for (const fs::path& file : cifar.files) {
+    try {
+      for (const int64_t label : layouts::cifar_labels(cifar, file, io::read_file(file)))
+        ++check.class_counts[label];
+    } catch (const Error& error) {
+      check.faults.emplace_back(error.what());
+      ++check.unreadable;
+    }
+  }
+  check.images = check.labels =
+      std::accumulate(check.class_counts.begin(), check.class_counts.end(), int64_t{0});
+  if (check.images > 0) check.smallest = check.largest = {32, 32};
+}
+
+/// Notes the names of a split's classes. Those of the first split count.
+void take_names(DataCheck& result, SplitCheck& check, const std::vector<std::string>& names) {
+  if (result.class_names.empty()) result.class_names = names;
+  if (result.class_names != names)
+    check.faults.push_back("the classes of " + check.name + " (" + std::to_string(names.size()) +
+                           ") must be those of " + result.splits.front().name + " (" +
+                           std::to_string(result.class_names.size()) + "), in the same order");
+}
+
+void check_split(DataCheck& result, SplitCheck& check, const Layout& layout, const fs::path& root,
+                 const Split& split, const std::string& annotations, const CheckOptions& options) {
+  if (layout.labels_pixels) {
+    check_labeled(check, layouts::find_labeled_files(layout, root, split, annotations),
+                  result.class_names.size(), options);
+  } else if (layout.kind == "imagenet") {
+    const ClassifiedFiles files = layouts::find_imagenet(root, split);
+    take_names(result, check, files.names);
+    check_classified(check, files, options);
+  } else {
+    const auto cifar = layouts::find_cifar(layout, root, split);
+    take_names(result, check, cifar.names);
+    check_cifar(check, cifar);
+  }
+}
+
+/// Runs `check`. An error becomes a fault of the split.
+template <class Check>
+void add_split(DataCheck& result, SplitCheck split, const Check& check) {
+  try {
+    check(split);
+  } catch (const Error& error) {
+    split.faults.emplace_back(error.what());
+  }
+  result.splits.push_back(std::move(split));
+}
+
+void check_published(DataCheck& result, const Layout& layout, const fs::path& root,
+                     const CheckOptions& options) {
+  check_root(layout, root);
+  result.labels_pixels = layout.labels_pixels;
+  result.expected = layout.expected;
+  if (const ClassSet* set = class_set(layout.kind)) result.class_names = set->names;
+  for (const Split& split : layout.splits) {
+    if (!is_there(layouts::split_place(layout, root, split))) {
+      result.missing.push_back(split.name);
+      continue;
+    }
+    SplitCheck check;
+    check.name = split.name;
+    check.published_images = split.images;
+    check.published_labels = split.has_labels;
+    const auto with = [&](const std::string& annotations) {
+      add_split(result, check,
+                [&](SplitCheck& c) { check_split(result, c, layout, root, split, annotations, options); });
+    };
+    const bool has_coarse = layout.kind == "cityscapes" && is_there(root / "gtCoarse" / split.name);
+    if (!has_coarse || is_there(root / "gtFine" / split.name)) with("fine");
+    if (!has_coarse) continue;
+    check.name += ", coarse";
+    with("coarse");
+  }
+}
+
+void check_folders(DataCheck& result, const fs::path& root, const CheckOptions& options) {
+  result.labels_pixels = result.kind == "segmentation_folder";
+  result.expected = result.labels_pixels
+                        ? "images ROOT/SPLIT/NAME.jpg (or .png) with labels ROOT/SPLITannot/NAME.png"
+                        : "images ROOT/SPLIT/CLASS/NAME.jpg (or .png)";
+  const auto splits = result.labels_pixels ? annotated_folders(root) : folders_of_folders(root);
+  if (splits.empty())
+    throw Error(ErrorKind::kData,
+                "'" + root.string() + "' is no " + result.kind + "; expected " + result.expected);
+  if (result.labels_pixels) result.class_names = layouts::read_class_names(root);
+  for (const std::string& name : splits) {
+    SplitCheck check;
+    check.name = name;
+    add_split(result, check, [&](SplitCheck& c) {
+      if (result.labels_pixels) {
+        layouts::LabeledFiles files = layouts::find_segmentation_folder(root, name);
+        const auto known = static_cast<int64_t>(result.class_names.size());
+        files.ids = layouts::plain_ids(known > 0 ? known : 255, 255);
+        check_labeled(c, files, known > 0 ? known : 255, options);
+      } else {
+        const ClassifiedFiles files = find_image_folder(root.string(), name);
+        take_names(result, c, files.names);
+        check_classified(c, files, options);
+      }
+    });
+  }
+}
+
+}  // namespace
+
+int64_t DataCheck::faults() const {
+  int64_t count = 0;
+  for (const SplitCheck& split : splits) count += static_cast<int64_t>(split.faults.size());
+  return count;
+}
+
+DataCheck check_data(const fs::path& root, const CheckOptions& options) {
+  if (!is_there(root)) throw Error(ErrorKind::kData, "data folder '" + root.string() + "' does not exist");
+  const auto kinds = checked_kinds();
+  if (!options.kind.empty() && std::find(kinds.begin(), kinds.end(), options.kind) == kinds.end())
+    throw Error(ErrorKind::kUsage, unknown_name_message("layout", options.kind, kinds));
+  DataCheck result;
+  result.recognized = options.kind.empty();
+  result.kind = result.recognized ? recognize(root) : options.kind;
+  if (const Layout* layout = find_layout(result.kind))
+    check_published(result, *layout, root, options);
+  else
+    check_folders(result, root, options);
+  return result;
+}
+
+std::vector<std::string> checked_kinds() {
+  std::vector<std::string> kinds{"segmentation_folder", "image_folder"};
+  for (const Layout& layout : published_layouts()) kinds.push_back(layout.kind);
+  return kinds;
+}
+
+}  // namespace palimpsest::data

@@ -1,0 +1,29 @@
+#pragma once
+
+#include "palimpsest/data/dataset.h"
+#include "palimpsest/data/layouts/labeled_files.h"
+#include "palimpsest/data/transforms.h"
+
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace palimpsest::data::layouts {
+
+/// The files of segmentation_folder, without the meaning of their ids. Throws as add_folder does.
+LabeledFiles find_segmentation_folder(const std::filesystem::path& root, const std::string& split);
+
+/// Returns the lines of ROOT/classes.txt, or none if there is no such file. Throws Error(kData) for a name that is
+/// not UTF-8.
+std::vector<std::string> read_class_names(const std::filesystem::path& root);
+
+/// Returns the data set of these files; `names` are those of the classes. Throws Error(kData) for the first
+/// fault, and when an example is read as segmentation_folder does.
+///
+/// Memory per example in work: the file's bytes, 3 bytes per pixel of the image and 1 of the label, then the
+/// view of the transform.
+std::shared_ptr<Dataset> labeled_pixels(LabeledFiles files, std::vector<std::string> names,
+                                        const TransformOptions& transform);
+
+}  // namespace palimpsest::data::layouts

@@ -1,0 +1,222 @@
+"""Published data sets in their official layouts: training, evaluation and `data check` on small copies, and on damaged ones."""
+import json
+import struct
+import zlib
+
+import numpy as np
+import pytest
+
+from cli_support import (DATA, DATA_ERROR, USAGE, fails, image_folder, png, png_size, run, segmentation_folder,
+                         succeeds, write)
+from layouts_support import CLASSES, IDS, published
+
+NETWORK = {True: "--model deeplabv3_resnet18_narrow --crop 32 --batch 2", False: "--model resnet18_narrow --batch 2"}
+SHORT = "--threads 1 --workers 1 --max-steps 1 --quiet".split()
+
+
+def flags(kind):
+    return ["--data", kind, *NETWORK[kind in IDS].split(), *SHORT]
+
+
+def check(*arguments):
+    """The result of `data check`, which finds no fault."""
+    return json.loads(succeeds("data", "check", *arguments, "--json").stdout)
+
+
+def faulty(*arguments):
+    """The result of `data check`, which ends with the exit code of bad data."""
+    result = run("data", "check", *arguments, "--json")
+    assert result.returncode == DATA_ERROR, result.stderr
+    assert "which the check names" in result.stderr
+    return json.loads(result.stdout)
+
+
+def split_of(result, name):
+    return next(split for split in result["splits"] if split["name"] == name)
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_a_published_data_set_trains_and_is_evaluated_with_its_classes(kind, folder):
+    root = published(kind, folder / "camvid")
+    succeeds("train", *flags(kind), "--data-root", root, "--output", folder / "run")
+    values = json.loads(succeeds("eval", folder / "run", "--data-root", root, "--json").stdout)
+    assert values["images"] == (2 if kind != "imagenet" else 6)
+    assert len(values.get("class_iou", {})) == (CLASSES[kind] if kind in IDS else 0)
+    info = json.loads(succeeds("info", folder / "run", "--json").stdout)
+    assert len(info["class_names"]) == CLASSES[kind]
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_the_check_recognizes_a_published_data_set_and_counts_its_files(kind, folder):
+    root = published(kind, folder / "CamVid")
+    result = check(root, "--full")
+    assert (result["kind"], result["recognized"]) == (kind, True)
+    assert result["expected"] and len(result["classes"]) == CLASSES[kind]
+    train = result["splits"][0]
+    assert train["images"] == train["labels"] == {"cifar10": 10, "imagenet": 6}.get(kind, 2)
+    assert train["published_images"] > 300 and train["faults"] == []
+    assert train["smallest"] == train["largest"] == ([32, 32] if kind.startswith("cifar") else [64, 48])
+    counted = sum(train["class_counts"].values()) + train.get("void_pixels", 0)
+    assert counted == (2 * 48 * 64 if kind in IDS else train["images"])
+    assert kind not in IDS or 0 < train["void_pixels"] < counted
+
+
+def test_the_check_says_the_same_in_words(folder):
+    text = succeeds("data", "check", published("voc", folder / "voc"), "--full").stdout
+    for part in ("layout    voc (recognized)", "ImageSets/Segmentation", "classes   21", "no split  trainval", "published: 1464",
+                 "sizes       64x48 to 64x48", "unreadable  0", "aeroplane", "void"):
+        assert part in text
+    brief = succeeds("data", "check", folder / "voc").stdout
+    assert "aeroplane" not in brief and "published: 1464" in brief
+
+
+@pytest.mark.parametrize("make, kind", [(segmentation_folder, "segmentation_folder"), (image_folder, "image_folder")])
+def test_the_check_recognizes_folders_of_ones_own(make, kind, folder):
+    result = check(make(folder / "mine"), "--full")
+    assert result["kind"] == kind
+    assert [split["name"] for split in result["splits"]] == ["train", "val"]
+    assert split_of(result, "train")["published_images"] is None
+    assert sum(split_of(result, "train")["class_counts"].values()) == (4 * 48 * 64 if kind == "segmentation_folder" else 8)
+
+
+def test_an_asked_layout_is_not_guessed(folder):
+    root = published("camvid", folder / "streets")
+    assert check(root)["kind"] == "segmentation_folder"
+    result = check(root, "--data-kind", "camvid")
+    assert (result["kind"], result["recognized"], result["missing_splits"]) == ("camvid", False, ["test"])
+    fails(DATA_ERROR, "data", "check", root, "--data-kind", "vistas", says=["is not the folder of vistas", "training/images"])
+    fails(USAGE, "data", "check", root, "--data-kind", "camvit", says=["did you mean 'camvid'"])
+
+
+def test_a_folder_too_high_or_too_low_names_the_right_one(folder):
+    root = published("cityscapes", folder / "cityscapes")
+    for wrong in (folder, root / "leftImg8bit"):
+        fails(DATA_ERROR, "data", "check", wrong, says=[root, "looks like cityscapes"])
+    fails(DATA_ERROR, "train", *flags("cityscapes"), "--data-root", folder, "--output", folder / "run",
+          says=["is not the folder of cityscapes", root])
+    fails(DATA_ERROR, "data", "check", folder / "nowhere", says=["nowhere", "does not exist"])
+    (folder / "empty").mkdir()
+    (folder / "empty/none").mkdir()
+    fails(DATA_ERROR, "data", "check", folder / "empty", says=["none of the layouts", "--data-kind"])
+
+
+def test_the_check_names_missing_partners_without_decoding(folder):
+    root = published("vistas", folder / "vistas")
+    (root / "training/labels/scene-0.png").unlink()
+    (root / "validation/images/scene-1.jpg").unlink()
+    result = faulty(root)
+    assert ["scene-0.jpg" in fault and "has no label" in fault for fault in split_of(result, "training")["faults"]] == [True]
+    assert ["scene-1.png" in fault and "has no image" in fault for fault in split_of(result, "validation")["faults"]] == [True]
+
+
+def test_the_full_check_counts_what_training_would_meet(folder):
+    root = published("ade20k", folder / "ade20k", images=5)
+    images, labels = root / "images/training", root / "annotations/training"
+    write(images / "ADE_train_00000001.jpg", png(np.zeros((48, 64, 3)))[:60])
+    wrong = np.ones((48, 64))
+    wrong[3, 4] = wrong[5, 6] = 151
+    write(labels / "ADE_train_00000002.png", png(wrong))
+    write(labels / "ADE_train_00000003.png", png(np.ones((48, 63))))
+    write(images / "ADE_train_00000004.jpg", png(np.zeros((1, 1, 3))))
+    write(labels / "ADE_train_00000004.png", png(np.ones((1, 1))))
+    assert check(root)["splits"][0]["faults"] == []
+    train = split_of(faulty(root, "--full"), "training")
+    assert train["unreadable"] == 1 and len(train["faults"]) == 3
+    for fault, parts in zip(train["faults"], [["00000001.jpg"], ["00000002.png", "151", "2 pixels"], ["64x48", "63x48"]]):
+        assert all(part in fault for part in parts), fault
+    assert train["ids_without_class"] == {"151": 2}
+    assert train["smallest"] == [1, 1] and train["largest"] == [64, 48]
+    result = run("data", "check", root, "--full")
+    assert result.returncode == DATA_ERROR
+    assert "3 faults" in result.stderr and "the id 151 has no class: 2 pixels" in result.stdout
+
+
+def test_the_check_is_the_same_for_any_number_of_threads(folder):
+    root = published("camvid", folder / "camvid", images=7)
+    for i in (1, 4):
+        write(root / f"trainannot/0001TP_00000{i}.png", png(np.full((48, 64), 200)))
+    results = [run("data", "check", root, "--full", "--json", "--threads", threads).stdout for threads in (1, 3)]
+    assert results[0] == results[1] and len(json.loads(results[0])["splits"][0]["faults"]) == 2
+
+
+def test_a_truncated_file_of_cifar_is_named(folder):
+    root = published("cifar10", folder / "cifar10")
+    batch = root / "data_batch_3.bin"
+    batch.write_bytes(batch.read_bytes()[:-1])
+    train = split_of(faulty(root), "train")
+    assert train["images"] == 8 and "data_batch_3.bin" in train["faults"][0] and "truncated" in train["faults"][0]
+    fails(DATA_ERROR, "train", *flags("cifar10"), "--data-root", root, "--output", folder / "run",
+          says=["data_batch_3.bin", "3073 bytes"])
+
+
+def test_an_id_outside_the_mapping_ends_a_training_with_file_id_and_count(folder):
+    root = published("cityscapes", folder / "cityscapes")
+    for label in (root / "gtFine/train").rglob("*.png"):
+        write(label, png(np.full((48, 64), 40)))
+    fails(DATA_ERROR, "train", *flags("cityscapes"), "--data-root", root, "--output", folder / "run",
+          says=["gtFine_labelIds.png", "class id 40", "3072 pixels", "0 to 33 and 255"])
+
+
+def test_labels_of_16_bits_are_named(folder):
+    root = published("cocostuff164k", folder / "coco")
+    rows = b"".join(b"\0" + struct.pack(">64H", *[300] * 64) for _ in range(48))
+
+    def chunk(kind, body):
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    header = chunk(b"IHDR", struct.pack(">IIBBBBB", 64, 48, 16, 0, 0, 0, 0))
+    write(root / "stuffthingmaps/train2017/000000000001.png",
+          b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b""))
+    train = split_of(faulty(root, "--full"), "train2017")
+    assert len(train["faults"]) == 1
+    assert "000000000001.png" in train["faults"][0] and "16 bits per pixel" in train["faults"][0]
+
+
+def test_settings_of_published_data_sets(folder):
+    root = published("voc", folder / "voc")
+    out = ("--output", folder / "run")
+    fails(USAGE, "train", *flags("voc"), "--data-root", root, *out, "--train-split", "tran",
+          says=["unknown split of voc 'tran'", "did you mean 'train'"])
+    fails(USAGE, "train", *flags("voc"), "--data-root", root, *out, "--classes", "20", says=["the data set's 21", "got 20"])
+    fails(USAGE, "train", *flags("voc"), "--data-root", root, *out, "--annotations", "coarse",
+          says=["--annotations has no effect", "cityscapes", "voc"])
+    fails(USAGE, "train", *flags("voc"), "--data-root", root, *out, "--ignore-id", "7", says=["--ignore-id has no effect"])
+    fails(USAGE, "train", *flags("cifar10"), "--no-exif-orientation", *out, says=["exif-orientation has no effect", "cifar10"])
+    fails(USAGE, "train", *flags("voc"), "--model", "resnet18_narrow", "--data-root", root, *out, says=["segmentation", "voc"])
+    fails(USAGE, "train", *flags("voc"), *out, says=["--data-root"])
+
+
+def test_a_run_cannot_go_on_with_other_annotations(folder):
+    root = published("cityscapes", folder / "cityscapes")
+    succeeds("train", *flags("cityscapes"), "--data-root", root, "--output", folder / "run")
+    assert 'annotations = "fine"' in (folder / "run/config.toml").read_text()
+    fails(USAGE, "train", "--resume", "--output", folder / "run", "--annotations", "coarse", "--max-steps", "2",
+          says=["--annotations must stay", "fine"])
+
+
+def test_predictions_have_the_official_colours(folder):
+    root = published("cityscapes", folder / "cityscapes")
+    succeeds("train", *flags("cityscapes"), "--data-root", root, "--output", folder / "run")
+    succeeds("predict", folder / "run", root / "leftImg8bit/val/lindau", "--output", folder / "out")
+    picture = next((folder / "out").glob("*.png"))
+    assert png_size(picture) == (64, 48, 2)
+    torchvision = pytest.importorskip("torchvision")
+    colors = set(map(tuple, torchvision.io.read_image(str(picture)).flatten(1).T.tolist()))
+    cityscapes = {(128, 64, 128), (244, 35, 232), (70, 70, 70), (102, 102, 156), (190, 153, 153), (153, 153, 153), (250, 170, 30),
+                  (220, 220, 0), (107, 142, 35), (152, 251, 152), (70, 130, 180), (220, 20, 60), (255, 0, 0), (0, 0, 142),
+                  (0, 0, 70), (0, 60, 100), (0, 80, 100), (0, 0, 230), (119, 11, 32)}
+    assert colors and colors <= cityscapes
+
+
+def test_the_action_of_data_is_checked(folder):
+    fails(USAGE, "data", "chekc", folder, says=["unknown action of data 'chekc'", "did you mean 'check'"])
+    fails(USAGE, "data", "check", says=["PATH"])
+    fails(USAGE, "data", "check", folder, "--crop", "3", says=["data does not use the option '--crop'"])
+
+
+def test_the_real_camvid_has_no_fault():
+    if not (DATA / "camvid").is_dir():
+        pytest.skip(f"no CamVid at {DATA}")
+    result = check(DATA / "camvid")
+    assert result["kind"] == "camvid"
+    assert [(split["images"], split["published_images"]) for split in result["splits"]] == [(367, 367), (101, 101), (233, 233)]
