@@ -99,6 +99,10 @@ class Comparison {
   }
 
   const train::Report& report() const { return report_; }
+  /// Returns a line that says what each variant trained on, or "" if all trained on the same.
+  std::string trained_on_text() const {
+    return options_.compare.spend == "nothing" ? "" : "\ntrained on: " + spent() + "\n";
+  }
   int signal() const { return stop_signal_.load(); }
 
  private:
@@ -299,7 +303,7 @@ int compare(Options options, const std::string& title) {
     return 128 + comparison.signal();
   }
   std::cout << "\n"
-            << train::to_table(comparison.report()) << "\nreport: " << (folder / "index.html").string()
+            << train::to_table(comparison.report()) << comparison.trained_on_text() << "\nreport: " << (folder / "index.html").string()
             << std::endl;
   return 0;
 }

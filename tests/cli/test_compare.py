@@ -170,7 +170,7 @@ def test_the_recipe_of_the_demonstration_is_its_built_in_settings(folder):
     assert with_file == without
 
 
-SPENDS = [*TINY, *"--model deeplabv3_resnet18 --height 96 --width 96 --crop 64 --batch 8 --channels-last --max-steps 1 "
+SPENDS = [*TINY, *"--images 64 --model deeplabv3_resnet18 --height 96 --width 96 --crop 64 --batch 8 --channels-last --max-steps 1 "
           "--evaluate-every 1 --quiet".split()]
 
 

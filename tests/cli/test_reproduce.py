@@ -1,0 +1,99 @@
+"""`palimpsest reproduce`: every row is listed, parses, and its small form compares what the row compares."""
+import json
+import re
+import tomllib
+
+import pytest
+
+from cli_support import ROOT, USAGE, fails, image_folder, succeeds
+from layouts_support import published
+
+PAPER = ROOT / "examples/paper"
+ROWS = sorted(path.stem for path in PAPER.glob("*.toml"))
+TINY_SCENES = "--model deeplabv3_resnet18_narrow --crop 32 --batch 2 --max-steps 1 --workers 0 --threads 1 --quiet".split()
+TINY_CIFAR = "--batch 4 --max-steps 1 --workers 0 --threads 1 --quiet".split()
+
+
+def comments(row):
+    return dict(re.findall(r"^# (paper|baseline|small): (.*)$", (PAPER / f"{row}.toml").read_text(), flags=re.M))
+
+
+def test_every_row_is_listed_with_what_the_paper_reports():
+    listed = succeeds("reproduce", "--list").stdout
+    assert re.findall(r"^(\w+)$", listed, flags=re.M) == ROWS
+    for row in ROWS:
+        assert comments(row)["paper"] in listed
+        baseline = comments(row).get("baseline", "")
+        named = re.match(r"(table|figure)\w+", baseline)
+        assert not named or named[0] in ROWS, f"{row}: no row {named[0]}"
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_recipe_of_a_row_is_what_the_program_carries(row):
+    """reproduce and train --config have the same settings, and each row is a whole one: nothing has to be guessed."""
+    effective = succeeds("reproduce", row, "--data-root", "ROOT", "--dry-run").stdout
+    assert succeeds("train", "--config", PAPER / f"{row}.toml", "--data-root", "ROOT", "--dry-run").stdout == effective
+    settings = tomllib.loads(effective)
+    assert settings["train"]["seed"] == 1
+    text = (PAPER / f"{row}.toml").read_text()
+    assert text.startswith("# ") and f"palimpsest reproduce {row} --data-root PATH/TO/" in text
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_the_small_form_of_a_row_has_settings_that_work(row):
+    settings = tomllib.loads(succeeds("reproduce", row, "--small", "--data-root", "ROOT", "--dry-run").stdout)
+    assert len(settings["compare"]["strategies"]) == 2
+    flags = comments(row)["small"].split()[1:]
+    assert "--spend" not in flags or settings["compare"]["spend"] == flags[flags.index("--spend") + 1]
+    assert "--model" not in flags or settings["model"]["name"] == flags[flags.index("--model") + 1]
+
+
+@pytest.mark.parametrize("row", ["table3_resnext101_cityscapes_fixed_crop", "table4_wide_resnet38_cityscapes_872_class_uniform"])
+def test_small_segmentation_spends_the_memory_as_the_row_does(row, folder):
+    root = published("camvid", folder / "camvid", images=4)
+    printed = succeeds("reproduce", row, "--small", "--data-root", root, "--output", folder / "run", *TINY_SCENES).stdout
+    standard, inplace = (tomllib.loads((folder / "run" / name / "config.toml").read_text())
+                         for name in ("standard", "inplace_2"))
+    spent = "batch" if row.endswith("fixed_crop") else "crop"
+    table = "train" if spent == "batch" else "data"
+    assert inplace[table][spent] > standard[table][spent]
+    assert "trained on: standard: 2 x 32 x 32 pixels [+0 %]; inplace_2: " in printed
+    assert printed.rstrip().endswith(f"the paper: {comments(row)['paper']}\n  against:   {comments(row)['baseline']}")
+
+
+@pytest.fixture(scope="module")
+def cifar10(tmp_path_factory):
+    root = image_folder(tmp_path_factory.mktemp("data") / "cifar10", classes=[f"class{i}" for i in range(10)], images=1)
+    (root / "val").rename(root / "test")
+    return root
+
+
+def test_small_activation_rows_exchange_the_activations(cifar10, folder):
+    printed = succeeds("reproduce", "table1_relu", "--small", "--data-root", cifar10, "--output", folder / "run", *TINY_CIFAR).stdout
+    rows = json.loads((folder / "run/exchange.json").read_text())
+    assert [(r["trained"], r["evaluated"]) for r in rows] == [
+        ("relu", "relu"), ("relu", "leaky_relu"), ("leaky_relu", "relu"), ("leaky_relu", "leaky_relu")]
+    runs = json.loads((folder / "run/results.json").read_text())["runs"]
+    assert [rows[0]["top1"], rows[3]["top1"]] == [run["top1"] for run in runs]  # not exchanged: that of the training
+    assert "evaluated with relu" in printed and comments("table1_relu")["paper"] in printed
+
+
+@pytest.mark.parametrize("row", ["table2_resnext101_inplace", "figure6_densenet264", "mixed_precision_vgg16"])
+def test_small_classification_rows_compare(row, cifar10, folder):
+    printed = succeeds("reproduce", row, "--small", "--data-root", cifar10, "--output", folder / "run", *TINY_CIFAR).stdout
+    assert len(json.loads((folder / "run/results.json").read_text())["runs"]) == 2
+    assert comments(row)["paper"] in printed
+
+
+@pytest.mark.parametrize("arguments,message", [
+    ([], "reproduce needs the argument ROW"),
+    (["table3_resnext101_cityscapes_fixed_crap"], "did you mean 'table3_resnext101_cityscapes_fixed_crop'?"),
+    (["table1_relu", "--config", "x.toml"], "reproduce has the recipe of its row: leave out --config"),
+    (["table1_relu", "--small", "--resume"], "reproduce --small does not use the option '--resume'"),
+    (["table1_relu", "--spend", "batch"], "reproduce without --small does not use the option '--spend'"),
+    (["table1_relu", "--spent", "batch"], "unknown option '--spent' for reproduce; did you mean '--spend'?"),
+    (["table1_relu"], "needs the folder of the data set: give --data-root"),
+])
+def test_a_wrong_call_is_one_line(arguments, message, folder):
+    assert message in fails(USAGE, "reproduce", *arguments, cwd=folder)
+    assert not any(folder.iterdir())
