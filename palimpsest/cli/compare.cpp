@@ -126,29 +126,33 @@ class Comparison {
   bool measure_memory(const RepeatedBatch& source) {
     say("memory of one step, and the largest batch in the same memory");
     for (size_t i = 0; i < runs_.size() && !stopped(); ++i) {
-      memory::release_retained();  // no strategy starts with the blocks of another
-      StepProbe probe(runs_[i], source);
-      for (int step = 0; step < kWarmSteps; ++step) probe.time_step();
-      StepMemory memory = probe.measure_step();
-      train::ReportRun& run = report_.runs[i];
-      run.kept_bytes = memory.kept_bytes;
-      run.peak_bytes = memory.peak_bytes;
-      run.timeline = std::move(memory.timeline);
-      run.marks = std::move(memory.marks);
-      if (i == 0)
-        report_.memory_bytes =
-            options_.compare.memory > 0 ? options_.compare.memory * (int64_t{1} << 20) : run.peak_bytes;
-      run.largest_batch = largest_fitting(options_.train.batch, [&](int64_t size) {
-        return !stopped() && probe.fits(size, report_.memory_bytes);
-      });
-      say(fmt::format("  {:<12} keeps {:.1f} MiB, peaks at {:.1f} MiB, fits a batch of {} in {:.1f} MiB",
-                      run.name, run.kept_bytes / kMiB, run.peak_bytes / kMiB, run.largest_batch,
-                      report_.memory_bytes / kMiB));
-      if (i > 0) spend(runs_[i], run);
+      measure_memory_of(i, source);
+      if (i > 0) spend(runs_[i], report_.runs[i]);
     }
     if (options_.compare.spend != "nothing") report_.setup.emplace_back("trained on", spent());
     memory::release_retained();
     return !stopped();
+  }
+
+  void measure_memory_of(size_t i, const RepeatedBatch& source) {
+    memory::release_retained();  // no strategy starts with the blocks of another
+    StepProbe probe(runs_[i], source);
+    for (int step = 0; step < kWarmSteps; ++step) probe.time_step();
+    StepMemory memory = probe.measure_step();
+    train::ReportRun& run = report_.runs[i];
+    run.kept_bytes = memory.kept_bytes;
+    run.peak_bytes = memory.peak_bytes;
+    run.timeline = std::move(memory.timeline);
+    run.marks = std::move(memory.marks);
+    if (i == 0)
+      report_.memory_bytes =
+          options_.compare.memory > 0 ? options_.compare.memory * (int64_t{1} << 20) : run.peak_bytes;
+    run.largest_batch = largest_fitting(options_.train.batch, [&](int64_t size) {
+      return !stopped() && probe.fits(size, report_.memory_bytes);
+    });
+    say(fmt::format("  {:<12} keeps {:.1f} MiB, peaks at {:.1f} MiB, fits a batch of {} in {:.1f} MiB",
+                    run.name, run.kept_bytes / kMiB, run.peak_bytes / kMiB, run.largest_batch,
+                    report_.memory_bytes / kMiB));
   }
 
   /// Lets a run train on the largest batch or crop in the memory of the first one. Its step was measured with
