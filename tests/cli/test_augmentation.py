@@ -117,7 +117,7 @@ WRONG = [
     ("--crop 8 --scale-min 2 --scale-max 1", ["--scale-min must be at most [data] scale_max"]),
     ("--crop 8 --crop-mode area --area-min 0.5 --area-max 0.2", ["--area-min must be at most [data] area_max", "0.2"]),
     ("--crop 8 --crop-mode area --aspect-max 0.5", ["--aspect-max must be", "0.5"]),
-    ("--crop 8 --crop-mode circle", ["--crop-mode: unknown crop_mode 'circle'", "window, area"]),
+    ("--crop 8 --crop-mode circle", ["--crop-mode: unknown crop-mode 'circle'", "window, area"]),
     ("--resize lanczos", ["--resize: unknown resize 'lanczos'", "bicubic"]),
     ("--sampler class_unifrom", ["--sampler: unknown sampler", "did you mean 'class_uniform'"]),
     ("--crop-mode area", ["--crop-mode has no effect", "crop (--crop) > 0"]),
