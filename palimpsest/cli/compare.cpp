@@ -244,6 +244,7 @@ class Comparison {
     return true;
   }
 
+  /// Returns the training data with the crop of `run`, and the sampler of all runs.
   Datasets training_sets(const Options& run) const {
     if (run.data.crop == options_.data.crop) return sets_;
     Options own = run;
