@@ -159,9 +159,9 @@ std::string void_reason(const Options& options, const Setting& s) {
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (options.data.crop_mode == "area" && (id == "data.short_side" || id == "data.pad"))
     return "needs " + both_names(setting("data.crop_mode")) + " = window, which is area";
-  if (id == "data.reduce_jpeg" && options.data.kind == "generated")
-    return "needs " + both_names(setting("data.kind")) +
-           " = image_folder or segmentation_folder, which is generated";
+  if (id == "data.reduce_jpeg" && no_photos)
+    return "needs a folder of images as " + both_names(setting("data.kind")) + ", which is " +
+           options.data.kind;
   if (id == "data.pad" && options.data.crop == 0)
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (id == "data.prefetch" && options.data.workers == 0)

@@ -52,7 +52,7 @@ class LabeledPixels : public Dataset {
   Sample get_with_class(int64_t index, int64_t class_id, Random& random) const override {
     const fs::path &image_path = files_.images.at(index), &label_path = files_.labels.at(index);
     const io::ImageFile image = open_image(image_path, transform_);
-    const at::Tensor label = io::read_label(label_path);
+    at::Tensor label = io::read_label(label_path);
     check_sizes(image.size(), {label.size(0), label.size(1)}, image_path, label_path);
     // The whole label and not the crop, so that an error shows in the first epoch, whatever the crop.
     layouts::map_to_train_ids(label, files_.ids, transform_.ignore_id, label_path);
@@ -61,7 +61,7 @@ class LabeledPixels : public Dataset {
 
   std::vector<int64_t> class_pixels(int64_t index) const override {
     const fs::path& path = files_.labels.at(index);
-    const at::Tensor label = io::read_label(path);
+    at::Tensor label = io::read_label(path);
     layouts::map_to_train_ids(label, files_.ids, transform_.ignore_id, path);
     std::vector<int64_t> pixels(256);
     const auto* ids = label.const_data_ptr<uint8_t>();
