@@ -89,7 +89,7 @@ class Comparison {
   /// Returns false if a signal stopped the comparison.
   bool run() {
     {
-      const RepeatedBatch source(options_, sets_.train);
+      const RepeatedBatch source(options_, sets_);
       report_.setup = setup(options_, source.make(options_.train.batch));
       if (!measure_memory(source) || !measure_time(source)) return false;
     }
@@ -168,9 +168,7 @@ class Comparison {
         if (stopped()) return false;
         Options trial = run;
         trial.data.crop = units * kCropUnit;
-        trial.output.quiet = true;
-        trial.output.evaluate_every = 0;
-        const RepeatedBatch source(trial, make_datasets(trial, Need::kTrainAndValidation).train);
+        const RepeatedBatch source(trial, training_sets(trial));
         return StepProbe(trial, source).fits(trial.train.batch, report_.memory_bytes);
       });
       run.data.crop = std::max(most * kCropUnit, run.data.crop);
@@ -231,7 +229,7 @@ class Comparison {
       say(fmt::format("training {} of {}: {}", i + 1, runs_.size(), name_of(run)));
       const auto model = make_model(run);
       start_from_weights(run, *model);
-      const auto train_loader = make_train_loader(run, training_set(run));
+      const auto train_loader = make_train_loader(run, training_sets(run));
       const auto validation_loader =
           sets_.validation ? make_validation_loader(run, sets_.validation) : nullptr;
       const auto start = std::chrono::steady_clock::now();
@@ -250,12 +248,16 @@ class Comparison {
     return true;
   }
 
-  std::shared_ptr<data::Dataset> training_set(const Options& run) const {
-    if (run.data.crop == options_.data.crop) return sets_.train;
+  /// Returns the training data with the crop of `run`, and the sampler of all runs.
+  Datasets training_sets(const Options& run) const {
+    if (run.data.crop == options_.data.crop) return sets_;
     Options own = run;
     own.output.quiet = true;
     own.output.evaluate_every = 0;
-    return make_datasets(own, Need::kTrainAndValidation).train;
+    own.data.sampler = "shuffle";  // the index of classes is that of sets_
+    Datasets sets = make_datasets(own, Need::kTrainAndValidation);
+    sets.sampler = sets_.sampler;
+    return sets;
   }
 
   /// Adds the predictions of `model` for a few validation images, spread over the set.
@@ -268,7 +270,9 @@ class Comparison {
     const torch::NoGradGuard no_grad;
     for (int64_t k = 0; k < count; ++k) {
       Random random(0);  // validation uses none
-      const data::Sample sample = sets_.validation->get(k * size / count, random);
+      data::Sample sample = sets_.validation->get(k * size / count, random);
+      sample.image = data::normalized(sample.image, sample.normalization);
+      sample.target = sample.target.to(at::kLong);
       if (first) report_.pictures.push_back({sample.name, picture(sample.image, run), sample.target, {}});
       const at::Tensor logits =
           train::coarse_logits(model, format.convert(sample.image.unsqueeze(0)), format.precision);

@@ -1,6 +1,8 @@
 #include "palimpsest/cli/factories.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/cli/class_index.h"
+#include "palimpsest/data/class_uniform.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/generated/streets.h"
 #include "palimpsest/data/image_folder.h"
@@ -28,6 +30,17 @@ data::TransformOptions transform(const Options& options, bool training) {
   t.crop = training ? d.crop : d.eval_crop;
   t.scale_min = training ? d.scale_min : 1;
   t.scale_max = training ? d.scale_max : 1;
+  t.short_side = training ? d.short_side : d.eval_short_side;
+  t.area_crop = training && d.crop_mode == "area";
+  t.area_min = d.area_min;
+  t.area_max = d.area_max;
+  t.aspect_max = d.aspect_max;
+  const std::string resize = resize_of(options);
+  t.resampling = resize == "bilinear"  ? data::Resampling::kBilinear
+                 : resize == "bicubic" ? data::Resampling::kBicubic
+                                       : data::Resampling::kInterpolate;
+  t.reduce_jpeg = d.reduce_jpeg;
+  if (training) t.colors = {d.brightness, d.contrast, d.saturation, d.lighting};
   t.flip_probability = training ? d.flip : 0;
   t.pad = d.pad;
   t.ignore_id = d.ignore_id;
@@ -113,13 +126,15 @@ void check_stored_classes(const Options& options, const data::Dataset& dataset) 
 }
 
 std::unique_ptr<data::Loader> make_loader(const Options& options,
-                                          std::shared_ptr<const data::Dataset> dataset, bool training) {
+                                          std::shared_ptr<const data::Dataset> dataset, bool training,
+                                          std::shared_ptr<const data::Sampler> sampler = nullptr) {
   data::LoaderOptions l;
   l.batch_size = training || options.train.eval_batch == 0 ? options.train.batch : options.train.eval_batch;
   l.workers = options.data.workers;
   l.prefetch = options.data.prefetch;
   l.seed = static_cast<uint64_t>(options.train.seed);
   l.shuffle = training;
+  l.sampler = std::move(sampler);
   l.drop_last = training;
   l.split_by_size = !training;
   if (options.run.launch) {
@@ -172,6 +187,8 @@ Datasets make_datasets(Options& options, Need need) {
     throw Error(ErrorKind::kUsage, "[train] batch (--batch) must be at most the number of training images (" +
                                        std::to_string(sets.train->size()) + "), got " +
                                        std::to_string(options.train.batch));
+  if (sets.train && options.data.sampler == "class_uniform")
+    sets.sampler = data::class_uniform_sampler(class_index(options, *sets.train));
   return sets;
 }
 
@@ -201,9 +218,8 @@ void check_task(const Options& options, const nn::Model& model) {
                                      (labels_pixels ? "deeplabv3_resnet18" : "resnet18") + ")");
 }
 
-std::unique_ptr<data::Loader> make_train_loader(const Options& options,
-                                                std::shared_ptr<const data::Dataset> dataset) {
-  return make_loader(options, std::move(dataset), true);
+std::unique_ptr<data::Loader> make_train_loader(const Options& options, const Datasets& sets) {
+  return make_loader(options, sets.train, true, sets.sampler);
 }
 
 std::unique_ptr<data::Loader> make_validation_loader(const Options& options,

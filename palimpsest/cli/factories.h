@@ -14,8 +14,9 @@
 namespace palimpsest::cli {
 
 struct Datasets {
-  std::shared_ptr<data::Dataset> train;       ///< null if it is not needed
-  std::shared_ptr<data::Dataset> validation;  ///< null if it is not needed, or if evaluate_every is 0
+  std::shared_ptr<data::Dataset> train;          ///< null if it is not needed
+  std::shared_ptr<data::Dataset> validation;     ///< null if it is not needed, or if evaluate_every is 0
+  std::shared_ptr<const data::Sampler> sampler;  ///< of the training; null for data.sampler = shuffle
 };
 
 /// The data sets that a command needs.
@@ -24,7 +25,8 @@ enum class Need { kTrainAndValidation, kValidation };
 /// Opens the data sets and completes the options that depend on them: model.classes if it is 0, and
 /// model.class_names. Throws Error(kUsage) if the root is missing or the number of classes contradicts the
 /// data, and Error(kData) for anything else. Class folders must be the same in both splits and in the
-/// checkpoint: their order defines the class ids. Unless quiet, standard error counts the files that are no
+/// checkpoint: their order defines the class ids. The sampler's index of classes is read from its file, or
+/// built and written there by rank 0 (cli/class_index.h). Unless quiet, standard error counts the files that are no
 /// images and names the first ones.
 Datasets make_datasets(Options& options, Need need);
 
@@ -36,8 +38,7 @@ std::shared_ptr<nn::Model> make_model(const Options& options, const std::string&
 void check_task(const Options& options, const nn::Model& model);
 
 // The loaders yield the share of run.launch, if it is set.
-std::unique_ptr<data::Loader> make_train_loader(const Options& options,
-                                                std::shared_ptr<const data::Dataset> dataset);
+std::unique_ptr<data::Loader> make_train_loader(const Options& options, const Datasets& sets);
 std::unique_ptr<data::Loader> make_validation_loader(const Options& options,
                                                      std::shared_ptr<const data::Dataset> dataset);
 

@@ -59,12 +59,21 @@ struct Options {
     int64_t data_seed = 1;  ///< generated: the scenes do not depend on the training seed
     int64_t crop = 0;       ///< side of the square training crop, pixels; 0: the whole image
     int64_t eval_crop = 0;
+    std::string crop_mode = "window";  ///< or "area"
     double scale_min = 1, scale_max = 1;
+    double area_min = 0.08, area_max = 1, aspect_max = 4.0 / 3;
+    int64_t short_side = 0;  ///< of the scaled training image; 0: as it is
+    int64_t eval_short_side = 0;
+    std::string resize = "auto";  ///< or "interpolate", "bilinear", "bicubic"
+    bool reduce_jpeg = false;
     double flip = 0.5;
+    double brightness = 0, contrast = 0, saturation = 0, lighting = 0;
     bool pad = true;
     bool exif_orientation = true;
     int64_t ignore_id = 255;
     std::array<double, 3> mean{0.485, 0.456, 0.406}, std{0.229, 0.224, 0.225};
+    std::string sampler = "shuffle";  ///< or "class_uniform"
+    std::string cache;                ///< folder of the sampler's index; empty: the output folder
     int64_t workers = 1;
     int64_t prefetch = 2;
   } data;
@@ -180,6 +189,10 @@ void read_resumed_toml(Options& options, const std::string& text, const std::str
 /// Replaces the default strategy `inplace_2`, where the user gave none, by `store_y` if the activation (ReLU,
 /// say) cannot be inverted, and by `standard` if the network has no normalization.
 void complete_strategies(Options& options);
+
+/// Returns data.resize, or what it is if it is "auto": "bilinear" if a setting that needs images of bytes is in
+/// use, else "interpolate".
+std::string resize_of(const Options& options);
 
 /// Throws Error(kUsage) for combinations that cannot work, and for a given setting that has no effect in
 /// combination with the others. `before` holds the options before the flags: it is no error if a flag makes a

@@ -35,6 +35,7 @@ constexpr std::string_view kFixed[] = {
     "data.ignore_id",
     "data.mean",
     "data.std",
+    "data.sampler",
     "train.batch",
     "train.seed",
     "train.dtype",

@@ -45,6 +45,9 @@ constexpr Range kStride{.low = 8, .high = 16};
 constexpr Range kAtLeast16{.low = 16};
 constexpr Range kByte{.low = 0, .high = 255};
 constexpr Range kCrop{.low = 0, .high = 16384};  // 2^28 pixels, as for an image that is read
+constexpr Range kScale{.low = 0.01, .high = 100};
+constexpr Range kAspect{.low = 1, .high = 100};
+constexpr Range kLighting{.low = 0, .high = 10};
 constexpr Range kGenerated{.low = 1, .high = 1e7};
 constexpr Range kClasses{.low = 0, .high = 1e6};
 constexpr Range kWorkers{.low = 0, .high = 256};
@@ -60,6 +63,15 @@ std::vector<std::string> data_kinds() {
 }
 std::vector<std::string> annotations() {
   return {"fine", "coarse"};
+}
+std::vector<std::string> crop_modes() {
+  return {"window", "area"};
+}
+std::vector<std::string> resizes() {
+  return {"auto", "interpolate", "bilinear", "bicubic"};
+}
+std::vector<std::string> samplers() {
+  return {"shuffle", "class_uniform"};
 }
 std::vector<std::string> dtypes() {
   return {"f32", "f64"};
@@ -139,12 +151,44 @@ std::vector<Setting> make_settings() {
       {"data", "eval_crop", "eval-crop", "<pixels>",
        "side of the square centre crop in evaluations; 0: the whole image", kReadsData,
        PALIMPSEST_FIELD(data.eval_crop), kCrop},
+      {"data", "crop_mode", "crop-mode", "<name>",
+       "training crop: a window of the scaled image, or a part of random area and aspect, scaled to the crop",
+       kTraining, PALIMPSEST_FIELD(data.crop_mode), kAny, crop_modes},
       {"data", "scale_min", "scale-min", "<factor>", "smallest random scale before the crop", kTraining,
-       PALIMPSEST_FIELD(data.scale_min), kPositive},
+       PALIMPSEST_FIELD(data.scale_min), kScale},
       {"data", "scale_max", "scale-max", "<factor>", "largest random scale before the crop", kTraining,
-       PALIMPSEST_FIELD(data.scale_max), kPositive},
+       PALIMPSEST_FIELD(data.scale_max), kScale},
+      {"data", "area_min", "area-min", "<share>", "area: smallest share of the image's area", kTraining,
+       PALIMPSEST_FIELD(data.area_min), kPositiveShare},
+      {"data", "area_max", "area-max", "<share>", "area: largest share of the image's area", kTraining,
+       PALIMPSEST_FIELD(data.area_max), kPositiveShare},
+      {"data", "aspect_max", "aspect-max", "<ratio>", "area: largest ratio of the sides", kTraining,
+       PALIMPSEST_FIELD(data.aspect_max), kAspect},
+      {"data", "short_side", "short-side", "<pixels>",
+       "scale the shorter side of training images to this before the crop; 0: as it is", kTraining,
+       PALIMPSEST_FIELD(data.short_side), kCrop},
+      {"data", "eval_short_side", "eval-short-side", "<pixels>", "the same for the images of evaluations",
+       kReadsData, PALIMPSEST_FIELD(data.eval_short_side), kCrop},
+      {"data", "resize", "resize", "<name>",
+       "how images are scaled; auto: interpolate, but bilinear if another setting needs bytes", kReadsData,
+       PALIMPSEST_FIELD(data.resize), kAny, resizes},
+      {"data", "reduce_jpeg", "reduce-jpeg", "",
+       "decode a JPEG image at the smallest eighth of its size that has the pixels of the view", kReadsData,
+       PALIMPSEST_FIELD(data.reduce_jpeg)},
       {"data", "flip", "flip", "<probability>", "probability of a left-right flip", kTraining,
        PALIMPSEST_FIELD(data.flip), kShare},
+      {"data", "brightness", "brightness", "<strength>",
+       "the brightness of a training image changes by up to this share", kTraining,
+       PALIMPSEST_FIELD(data.brightness), kShare},
+      {"data", "contrast", "contrast", "<strength>",
+       "the contrast of a training image changes by up to this share", kTraining,
+       PALIMPSEST_FIELD(data.contrast), kShare},
+      {"data", "saturation", "saturation", "<strength>",
+       "the saturation of a training image changes by up to this share", kTraining,
+       PALIMPSEST_FIELD(data.saturation), kShare},
+      {"data", "lighting", "lighting", "<deviation>",
+       "standard deviation of the change of light along the principal colours of ImageNet", kTraining,
+       PALIMPSEST_FIELD(data.lighting), kLighting},
       {"data", "pad", "pad", "", "pad an image that is smaller than the crop; otherwise it is an error",
        kTraining, PALIMPSEST_FIELD(data.pad)},
       {"data", "exif_orientation", "exif-orientation", "",
@@ -156,6 +200,12 @@ std::vector<Setting> make_settings() {
        PALIMPSEST_FIELD(data.mean)},
       {"data", "std", "std", "<r,g,b>", "divides RGB after the mean", kReadsData | Command::kImport,
        PALIMPSEST_FIELD(data.std), kPositive},
+      {"data", "sampler", "sampler", "<name>",
+       "which images an epoch has: each once, or each class equally often", kTraining,
+       PALIMPSEST_FIELD(data.sampler), kAny, samplers},
+      {"data", "cache", "cache", "<folder>",
+       "class_uniform: folder for the index of classes, for several runs; empty: the output folder",
+       kTraining, PALIMPSEST_FIELD(data.cache)},
       {"data", "workers", "workers", "<threads>", "threads that read images; 0: the training thread",
        kReadsData, PALIMPSEST_FIELD(data.workers), kWorkers},
       {"data", "prefetch", "prefetch", "<batches>", "batches made ahead", kReadsData,
@@ -308,9 +358,9 @@ bool is_one_of(std::initializer_list<std::string_view> ids, const std::string& i
 
 Scope Setting::scope() const {
   if (is_one_of({"output.folder", "output.quiet"}, id())) return Scope::kTerminal;
-  return is_one_of(
-             {"data.workers", "data.prefetch", "train.threads", "train.memory_limit", "output.log_every"},
-             id())
+  return is_one_of({"data.cache", "data.workers", "data.prefetch", "train.threads", "train.memory_limit",
+                    "output.log_every"},
+                   id())
              ? Scope::kMachine
              : Scope::kRun;
 }
@@ -323,7 +373,11 @@ bool Setting::taken_by(Command command) const {
 }
 
 bool Setting::hides_default() const {
-  return is_one_of({"train.sync_norm", "train.gradient_compression", "optimizer.lr_for_batch"}, id());
+  return is_one_of(
+      {"data.crop_mode", "data.short_side", "data.eval_short_side", "data.resize", "data.reduce_jpeg",
+       "data.brightness", "data.contrast", "data.saturation", "data.lighting", "data.sampler", "data.cache",
+       "train.sync_norm", "train.gradient_compression", "optimizer.lr_for_batch"},
+      id());
 }
 
 std::span<const Setting> settings() {

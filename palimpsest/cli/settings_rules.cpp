@@ -33,6 +33,12 @@ const std::vector<NeedsText>& text_rules() {
       {"loss.bootstrap_share", "loss.kind", {"bootstrap"}},
       {"model.slope", "model.activation", {"leaky_relu", "elu"}},
       {"train.loss_scale", "train.precision", {"f16", "f16-pseudo"}},
+      {"data.scale_min", "data.crop_mode", {"window"}},
+      {"data.scale_max", "data.crop_mode", {"window"}},
+      {"data.area_min", "data.crop_mode", {"area"}},
+      {"data.area_max", "data.crop_mode", {"area"}},
+      {"data.aspect_max", "data.crop_mode", {"area"}},
+      {"data.cache", "data.sampler", {"class_uniform"}},
       {"data.ignore_id", "data.kind", {"generated", "segmentation_folder"}},
       {"data.annotations", "data.kind", {"cityscapes"}},
       {"data.images", "data.kind", {"generated"}},
@@ -42,6 +48,18 @@ const std::vector<NeedsText>& text_rules() {
       {"data.data_seed", "data.kind", {"generated"}},
   };
   return rules;
+}
+
+/// Returns whether a setting other than its default needs images of bytes.
+bool needs_bytes(const Options::Data& data, std::string_view id) {
+  if (id == "data.crop_mode") return data.crop_mode != "window";
+  if (id == "data.short_side") return data.short_side > 0;
+  if (id == "data.eval_short_side") return data.eval_short_side > 0;
+  if (id == "data.reduce_jpeg") return data.reduce_jpeg;
+  if (id == "data.brightness") return data.brightness > 0;
+  if (id == "data.contrast") return data.contrast > 0;
+  if (id == "data.saturation") return data.saturation > 0;
+  return id == "data.lighting" && data.lighting > 0;
 }
 
 bool segments(const Options& options) {
@@ -135,11 +153,27 @@ std::string void_reason(const Options& options, const Setting& s) {
            options.data.kind;
   if (id == "compare.spend" && options.compare.spend == "crop" && options.data.crop == 0)
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
+  if (options.data.resize == "interpolate" && needs_bytes(options.data, id))
+    return "needs " + both_names(setting("data.resize")) + " = bilinear or bicubic, which is interpolate";
+  if (id == "data.crop_mode" && options.data.crop_mode == "area" && options.data.crop == 0)
+    return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
+  if (options.data.crop_mode == "area" && (id == "data.short_side" || id == "data.pad"))
+    return "needs " + both_names(setting("data.crop_mode")) + " = window, which is area";
+  if (id == "data.reduce_jpeg" && no_photos)
+    return "needs a folder of images as " + both_names(setting("data.kind")) + ", which is " +
+           options.data.kind;
   if (id == "data.pad" && options.data.crop == 0)
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (id == "data.prefetch" && options.data.workers == 0)
     return "needs " + both_names(setting("data.workers")) + " > 0, which is 0";
   return "";
+}
+
+std::string resize_of(const Options& options) {
+  if (options.data.resize != "auto") return options.data.resize;
+  for (const Setting& s : settings())
+    if (needs_bytes(options.data, s.id())) return "bilinear";
+  return "interpolate";
 }
 
 void complete_strategies(Options& options) {
@@ -176,6 +210,9 @@ void check_combinations(const Options& options, const Options& before) {
   if (options.data.scale_min > options.data.scale_max)
     refuse(given_at("data.scale_min") + " must be at most [data] scale_max (" +
            to_toml(options.data.scale_max) + "), got " + to_toml(options.data.scale_min));
+  if (options.data.area_min > options.data.area_max)
+    refuse(given_at("data.area_min") + " must be at most [data] area_max (" + to_toml(options.data.area_max) +
+           "), got " + to_toml(options.data.area_min));
   if (options.data.scale_min != options.data.scale_max && options.data.crop == 0 && options.train.batch > 1)
     refuse(given_at("data.scale_max") +
            ": random scales give images of different sizes, which cannot share a batch; "

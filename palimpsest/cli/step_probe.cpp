@@ -1,7 +1,6 @@
 #include "palimpsest/cli/step_probe.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/cli/factories.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/train/evaluate.h"
@@ -64,16 +63,17 @@ const char* phase_name(train::Step::Phase phase) {
 
 }  // namespace
 
-RepeatedBatch::RepeatedBatch(const Options& options, std::shared_ptr<const data::Dataset> dataset) {
+RepeatedBatch::RepeatedBatch(const Options& options, const Datasets& sets) {
   Options here = options;
   here.data.workers = 0;
-  const auto loader = make_train_loader(here, std::move(dataset));
+  const auto loader = make_train_loader(here, sets);
   loader->start_epoch(0);
   const std::optional<data::Batch> batch = loader->next();
   TORCH_INTERNAL_ASSERT(batch, "make_datasets refuses a data set that is smaller than a batch");
   image_shape_ = batch->images.sizes().vec();
   target_shape_ = batch->targets.sizes().vec();
-  const at::Tensor images = batch->images.contiguous(), targets = batch->targets.contiguous();
+  const at::Tensor images = data::normalized(batch->images, batch->normalization).contiguous();
+  const at::Tensor targets = batch->targets.to(at::kLong).contiguous();
   images_.assign(images.data_ptr<float>(), images.data_ptr<float>() + images.numel());
   targets_.assign(targets.data_ptr<int64_t>(), targets.data_ptr<int64_t>() + targets.numel());
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "palimpsest/cli/factories.h"
 #include "palimpsest/cli/options.h"
 #include "palimpsest/data/loader.h"
 #include "palimpsest/memory/timeline.h"
@@ -21,7 +22,7 @@ namespace palimpsest::cli {
 class RepeatedBatch {
  public:
   /// Draws `options.train.batch` examples as the training would.
-  RepeatedBatch(const Options& options, std::shared_ptr<const data::Dataset> dataset);
+  RepeatedBatch(const Options& options, const Datasets& sets);
   data::Batch make(int64_t size) const;
 
  private:

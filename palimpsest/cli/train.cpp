@@ -68,7 +68,7 @@ int train_in_folder(Options options, distributed::Group* group) {
   check_task(options, *model);
   // A resumed run takes the checkpoint's. The other processes take those of rank 0.
   if (!options.run.resume && leads) start_from_weights(options, *model);
-  const auto train_loader = make_train_loader(options, sets.train);
+  const auto train_loader = make_train_loader(options, sets);
   const auto validation_loader = sets.validation ? make_validation_loader(options, sets.validation) : nullptr;
 
   if (!options.output.quiet) {

@@ -1,7 +1,9 @@
 #include "palimpsest/data/image_folder.h"
 
+#include "palimpsest/data/example.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/identity.h"
+#include "palimpsest/io/image.h"
 
 #include <ATen/ops/scalar_tensor.h>
 
@@ -39,11 +41,15 @@ class ImageFiles : public Dataset {
 
   Sample get(int64_t index, Random& random) const override {
     const fs::path& path = files_.at(index);
-    const at::Tensor image = read_image(path, transform_);
-    const View view = choose_view(image.size(0), image.size(1), transform_, random, path.string());
-    at::Tensor target;
-    if (!classes_.empty()) target = at::scalar_tensor(classes_[index], at::kLong);
-    return {view_image(image, view, transform_), target, path.string()};
+    Sample sample = make_example(open_image(path, transform_), {}, transform_, random, path.string());
+    if (!classes_.empty()) sample.target = at::scalar_tensor(classes_[index], at::kLong);
+    return sample;
+  }
+
+  std::vector<int64_t> class_pixels(int64_t index) const override {
+    std::vector<int64_t> pixels(names_.size());
+    if (!classes_.empty()) pixels[classes_.at(index)] = 1;
+    return pixels;
   }
 
  private:

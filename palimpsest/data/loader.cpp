@@ -12,7 +12,6 @@
 #include <deque>
 #include <exception>
 #include <mutex>
-#include <numeric>
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
@@ -25,9 +24,10 @@ namespace {
 /// after the loader began another epoch; the result is then dropped.
 struct Job {
   int64_t epoch = 0;
-  std::vector<int64_t> indices;  // positions in the data set
-  std::vector<Sample> samples;   // one per index
-  int64_t claimed = 0;           // examples that workers have begun
+  std::vector<Draw> draws;      // of the data set
+  int64_t first = 0;            // position of the first one in the epoch
+  std::vector<Sample> samples;  // one per draw
+  int64_t claimed = 0;          // examples that workers have begun
   int64_t finished = 0;
   int64_t failed_at = -1;  // lowest failed position: the same error for any number of workers
   std::exception_ptr failure;
@@ -76,6 +76,7 @@ Batch stack(const std::vector<Sample>& samples) {
     batch.names.push_back(sample.name);
   }
   batch.images = at::stack(images);
+  batch.normalization = samples.front().normalization;
   if (!targets.empty()) batch.targets = at::stack(targets);
   return batch;
 }
@@ -116,7 +117,7 @@ struct Loader::State {
 
   // Used by the caller's thread only.
   int64_t epoch = 0, next_batch = 0;  // the next batch to become a job
-  std::vector<int64_t> order;         // indices of this epoch; empty before the first epoch
+  std::vector<Draw> order;            // of this epoch; empty before the first epoch
   std::deque<Batch> ready;            // the rest of a batch that was split by size
 
   std::mutex mutex;                        // guards the members below and the counters of each job
@@ -126,8 +127,14 @@ struct Loader::State {
   std::vector<std::thread> threads;
 
   void shuffle() {
-    order.resize(dataset->size());
-    std::iota(order.begin(), order.end(), 0);
+    if (options.sampler) {
+      order = options.sampler->epoch(options.seed, epoch);
+      if (static_cast<int64_t>(order.size()) != dataset->size())
+        throw std::logic_error("a sampler must draw as many examples as the data set has");
+      return;
+    }
+    order.clear();
+    for (int64_t i = 0; i < dataset->size(); ++i) order.push_back({i});
     if (!options.shuffle) return;
     const bool own = options.shuffle_stream == ShuffleStream::kOwn;
     Random random = Random::stream(options.seed, static_cast<uint64_t>(epoch), own ? kShuffle : 0);
@@ -146,20 +153,23 @@ struct Loader::State {
     const int64_t count = std::min(options.batch_size, static_cast<int64_t>(order.size()) - begin);
     const Span part =
         options.share_whole_batches ? Span{0, count} : part_of(count, options.rank, options.ranks);
-    job->indices.assign(order.begin() + begin + part.begin, order.begin() + begin + part.end);
-    job->samples.resize(job->indices.size());
+    job->first = begin + part.begin;
+    job->draws.assign(order.begin() + job->first, order.begin() + begin + part.end);
+    job->samples.resize(job->draws.size());
     return job;
   }
 
   Sample make_sample(const Job& job, int64_t position) const {
-    const int64_t index = job.indices[position];
+    const Draw draw = job.draws[position];
+    const int64_t own = options.sampler ? job.first + position : draw.index;
     Random random =
-        Random::stream(options.seed, static_cast<uint64_t>(job.epoch), static_cast<uint64_t>(index));
-    return dataset->get(index, random);
+        Random::stream(options.seed, static_cast<uint64_t>(job.epoch), static_cast<uint64_t>(own));
+    return draw.class_id < 0 ? dataset->get(draw.index, random)
+                             : dataset->get_with_class(draw.index, draw.class_id, random);
   }
 
   void make_batches_here(Job& job) const {
-    for (std::size_t i = 0; i < job.indices.size(); ++i)
+    for (std::size_t i = 0; i < job.draws.size(); ++i)
       job.samples[i] = make_sample(job, static_cast<int64_t>(i));
     job.batches = stack_by_size(std::move(job.samples), options.split_by_size);
   }
@@ -174,7 +184,7 @@ struct Loader::State {
   // Returns the oldest job with an example that no worker has begun.
   std::shared_ptr<Job> claimable() const {
     for (const auto& job : jobs) {
-      if (job->claimed < static_cast<int64_t>(job->indices.size())) return job;
+      if (job->claimed < static_cast<int64_t>(job->draws.size())) return job;
     }
     return nullptr;
   }
@@ -204,7 +214,7 @@ struct Loader::State {
         job->failed_at = position;
         job->failure = failure;
       }
-      if (++job->finished < static_cast<int64_t>(job->indices.size())) continue;
+      if (++job->finished < static_cast<int64_t>(job->draws.size())) continue;
       // The last worker stacks the batch; other workers and the caller continue.
       if (!job->failure && std::find(jobs.begin(), jobs.end(), job) != jobs.end()) {
         lock.unlock();

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/data/dataset.h"
+#include "palimpsest/data/sampler.h"
 
 #include <cstdint>
 #include <memory>
@@ -11,9 +12,12 @@
 namespace palimpsest::data {
 
 struct Batch {
-  at::Tensor images;               ///< f32 (N, 3, H, W)
-  at::Tensor targets;              ///< i64 (N, H, W) or (N); undefined for a data set without targets
-  std::vector<std::string> names;  ///< N
+  /// f32 (N, 3, H, W), normalized; or bytes (data/dataset.h), which train::TensorFormat normalizes on the device.
+  at::Tensor images;
+  /// i64 (N, H, W) or (N); u8 (N, H, W) beside images of bytes; undefined for a data set without targets.
+  at::Tensor targets;
+  std::vector<std::string> names;    ///< N
+  Normalization normalization = {};  ///< of images of bytes
 };
 
 /// The random numbers of a shuffle. They decide the order of the examples, so a run goes on with the stream
@@ -31,6 +35,9 @@ struct LoaderOptions {
   /// Shuffles each epoch. The order depends on (seed, epoch) only, not on the number of workers.
   bool shuffle = true;
   ShuffleStream shuffle_stream = ShuffleStream::kOwn;
+  /// Chooses the examples of each epoch in place of the shuffle; null: none. Then the same example may come
+  /// twice, and the example at position p of the epoch is made with Random::stream(seed, epoch, p).
+  std::shared_ptr<const Sampler> sampler = nullptr;
   /// Leaves out an incomplete last batch.
   bool drop_last = true;
   /// The share of one process of a run: `rank` of `ranks`. The shares of all ranks together are the batches

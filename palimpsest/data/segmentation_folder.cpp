@@ -1,6 +1,7 @@
 #include "palimpsest/data/segmentation_folder.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/data/example.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/identity.h"
 #include "palimpsest/data/layouts/labeled_pixels.h"
@@ -16,8 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string size_text(const at::Tensor& image) {
-  return std::to_string(image.size(1)) + "x" + std::to_string(image.size(0));
+std::string size_text(io::ImageSize size) {
+  return std::to_string(size.width) + "x" + std::to_string(size.height);
 }
 
 std::vector<std::string> class_names(const fs::path& root, int64_t classes) {
@@ -46,27 +47,43 @@ class LabeledPixels : public Dataset {
   }
   std::vector<fs::path> skipped() const override { return files_.skipped; }
 
-  Sample get(int64_t index, Random& random) const override {
+  Sample get(int64_t index, Random& random) const override { return get_with_class(index, -1, random); }
+
+  Sample get_with_class(int64_t index, int64_t class_id, Random& random) const override {
     const fs::path &image_path = files_.images.at(index), &label_path = files_.labels.at(index);
-    const at::Tensor image = read_image(image_path, transform_);
+    const io::ImageFile image = open_image(image_path, transform_);
     at::Tensor label = io::read_label(label_path);
-    if (image.size(0) != label.size(0) || image.size(1) != label.size(1)) {
-      throw Error(ErrorKind::kData, "image '" + image_path.string() + "' has " + size_text(image) +
-                                        " pixels, its label '" + label_path.string() + "' has " +
-                                        size_text(label) + ": they must be the same" +
-                                        orientation_hint(image, label));
-    }
+    check_sizes(image.size(), {label.size(0), label.size(1)}, image_path, label_path);
     // The whole label and not the crop, so that an error shows in the first epoch, whatever the crop.
     layouts::map_to_train_ids(label, files_.ids, transform_.ignore_id, label_path);
-    const View view = choose_view(image.size(0), image.size(1), transform_, random, image_path.string());
-    return {view_image(image, view, transform_), view_label(label, view, transform_.ignore_id),
-            image_path.string()};
+    return make_example(image, label, transform_, random, image_path.string(), class_id);
+  }
+
+  std::vector<int64_t> class_pixels(int64_t index) const override {
+    const fs::path& path = files_.labels.at(index);
+    at::Tensor label = io::read_label(path);
+    layouts::map_to_train_ids(label, files_.ids, transform_.ignore_id, path);
+    std::vector<int64_t> pixels(256);
+    const auto* ids = label.const_data_ptr<uint8_t>();
+    for (int64_t i = 0; i < label.numel(); ++i) ++pixels[ids[i]];
+    if (transform_.ignore_id >= 0 && transform_.ignore_id < 256) pixels[transform_.ignore_id] = 0;
+    pixels.resize(names_.size());
+    return pixels;
   }
 
  private:
+  void check_sizes(io::ImageSize image, io::ImageSize label, const fs::path& image_path,
+                   const fs::path& label_path) const {
+    if (image == label) return;
+    throw Error(ErrorKind::kData, "image '" + image_path.string() + "' has " + size_text(image) +
+                                      " pixels, its label '" + label_path.string() + "' has " +
+                                      size_text(label) + ": they must be the same" +
+                                      orientation_hint(image, label));
+  }
+
   /// A label that was drawn on the pixels as they are stored does not fit a photo that is turned upright.
-  std::string orientation_hint(const at::Tensor& image, const at::Tensor& label) const {
-    const bool turned = image.size(0) == label.size(1) && image.size(1) == label.size(0);
+  std::string orientation_hint(io::ImageSize image, io::ImageSize label) const {
+    const bool turned = image.height == label.width && image.width == label.height;
     if (!turned || !transform_.exif_orientation) return "";
     return "; if the image is a photo with an Exif orientation, --no-exif-orientation reads it as it is "
            "stored";

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <sstream>
 #include <stdexcept>
+#include <utility>
 
 namespace palimpsest::io {
 namespace {
@@ -65,11 +66,49 @@ void check_pixels(const std::filesystem::path& path, uint64_t height, uint64_t w
 
 }  // namespace codecs
 
+ImageSize reduced_size(ImageSize size, int eighths) {
+  return {(size.height * eighths + 7) / 8, (size.width * eighths + 7) / 8};
+}
+
+ImageFile::ImageFile(const std::filesystem::path& path, Orientation orientation)
+    : ImageFile(read_file(path), path, orientation) {}
+
+ImageFile::ImageFile(std::string bytes, std::filesystem::path name, Orientation orientation)
+    : bytes_(std::move(bytes)),
+      name_(std::move(name)),
+      orientation_(orientation),
+      is_jpeg_(is_jpeg(bytes_)),
+      size_{} {
+  if (!is_jpeg_ && !is_png(bytes_)) codecs::fail_to_read(name_, foreign_format(bytes_));
+  size_ = is_jpeg_ ? codecs::size_of_jpeg(bytes_, name_, orientation_) : codecs::size_of_png(bytes_, name_);
+}
+
+at::Tensor ImageFile::decode() const {
+  return is_jpeg_ ? codecs::decode_jpeg(bytes_, name_, orientation_, nullptr)
+                  : codecs::decode_png(bytes_, name_);
+}
+
+at::Tensor ImageFile::decode(const ImagePart& part) const {
+  const bool scales = part.eighths == 8 || (is_jpeg_ && part.eighths >= 1 && part.eighths < 8);
+  const ImageSize whole = reduced_size(size_, part.eighths);
+  if (!scales || part.height < 1 || part.width < 1 || part.top < 0 || part.left < 0 ||
+      part.height > whole.height - part.top || part.width > whole.width - part.left) {
+    std::ostringstream message;
+    message << "ImageFile::decode needs a part of " << (is_jpeg_ ? "1/8 to 8/8" : "8/8") << " of '"
+            << name_.string() << "', got " << part.width << "x" << part.height << " at (" << part.left << ", "
+            << part.top << ") of " << part.eighths << "/8, which has " << whole.width << "x" << whole.height
+            << " pixels";
+    throw std::invalid_argument(message.str());
+  }
+  if (is_jpeg_) return codecs::decode_jpeg(bytes_, name_, orientation_, &part);
+  return codecs::decode_png(bytes_, name_)
+      .narrow(0, part.top, part.height)
+      .narrow(1, part.left, part.width)
+      .contiguous();
+}
+
 at::Tensor read_image(const std::filesystem::path& path, Orientation orientation) {
-  const std::string bytes = read_file(path);
-  if (is_jpeg(bytes)) return codecs::decode_jpeg(bytes, path, orientation);
-  if (is_png(bytes)) return codecs::decode_png(bytes, path);
-  codecs::fail_to_read(path, foreign_format(bytes));
+  return ImageFile(path, orientation).decode();
 }
 
 at::Tensor read_label(const std::filesystem::path& path) {

@@ -19,6 +19,50 @@ enum class Orientation {
 /// fill the rest with grey), corrupt, of another format, or of more than 2^28 pixels.
 at::Tensor read_image(const std::filesystem::path& path, Orientation orientation = Orientation::kUpright);
 
+/// The height and width of a picture in pixels.
+struct ImageSize {
+  int64_t height, width;
+  bool operator==(const ImageSize&) const = default;
+};
+
+/// A part of a picture. A JPEG file can be decoded at `eighths` / 8 of its size, 1 to 8, each side rounded up
+/// (reduced_size); other files cannot, so their `eighths` is 8. The part is the window of height x width
+/// pixels at (top, left) of the reduced, upright picture.
+struct ImagePart {
+  int eighths;
+  int64_t top, left, height, width;
+};
+
+/// Returns the size of a picture at `eighths` / 8.
+ImageSize reduced_size(ImageSize size, int eighths);
+
+/// An image file in memory whose header is read and whose pixels are not.
+///
+/// decode(part) has the pixels that the whole picture at these eighths has there. It takes the memory of the
+/// part and a few rows; a progressive JPEG or a PNG takes the memory of the whole. Rows outside the part are
+/// read, so that damage shows whatever the part, but their pixels are not computed.
+class ImageFile {
+ public:
+  /// Throws Error(kData) as read_image does.
+  explicit ImageFile(const std::filesystem::path& path, Orientation orientation = Orientation::kUpright);
+  /// The same of the bytes of a file. `name` is for errors.
+  ImageFile(std::string bytes, std::filesystem::path name, Orientation orientation = Orientation::kUpright);
+
+  ImageSize size() const { return size_; }        ///< of the upright picture
+  bool is_reducible() const { return is_jpeg_; }  ///< whether `eighths` below 8 are allowed
+  at::Tensor decode() const;                      ///< u8 (H, W, 3), as read_image
+  /// Returns u8 (part.height, part.width, 3). Throws std::invalid_argument for a part that is empty or not
+  /// inside the picture.
+  at::Tensor decode(const ImagePart& part) const;
+
+ private:
+  std::string bytes_;
+  std::filesystem::path name_;
+  Orientation orientation_;
+  bool is_jpeg_;
+  ImageSize size_;
+};
+
 /// Reads a PNG label map as u8 (H, W) class ids: the grey values of 1 to 8 bits, or the indices of a palette
 /// image. 16-bit grey is accepted if every value is below 256.
 /// Throws Error(kData) as read_image does, and for pictures without ids: RGB, alpha, JPEG.

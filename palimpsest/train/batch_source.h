@@ -57,9 +57,11 @@ class LoaderBatches : public BatchSource {
   std::optional<data::Batch> next() override { return loader_.next(); }
   int64_t batch_size() const override { return loader_.options().batch_size; }
   uint64_t seed() const override { return loader_.options().seed; }
-  /// Returns "own_stream", or "" for a loader that does not shuffle or that shuffles as older programs did.
+  /// Returns the name of the sampler, or "own_stream", or "" for a loader that does not shuffle or that shuffles
+  /// as older programs did.
   std::string order() const override {
     const data::LoaderOptions& options = loader_.options();
+    if (options.sampler) return options.sampler->name();
     return options.shuffle && options.shuffle_stream == data::ShuffleStream::kOwn ? "own_stream" : "";
   }
   std::string identity() const override { return loader_.dataset().identity(); }

@@ -27,8 +27,9 @@ at::Tensor TensorFormat::convert(const at::Tensor& images) const {
 }
 
 void TensorFormat::convert(data::Batch& batch) const {
-  batch.images = convert(batch.images);
+  batch.images = convert(data::normalized(batch.images.to(device), batch.normalization));
   batch.targets = batch.targets.to(device);
+  if (batch.targets.scalar_type() == at::kByte) batch.targets = batch.targets.to(at::kLong);
 }
 
 void TensorFormat::convert(torch::nn::Module& network) const {

@@ -272,7 +272,10 @@ Target jpeg() {
                              "\xFF\xDB", "\xFF\xDD", "\xFF\xE0", "\xFF\xE1", "\xFF\xEE"})
     target.words.emplace_back(marker);
   target.parse = [](const std::string& bytes) {
-    io::codecs::decode_jpeg(bytes, "fuzz", io::Orientation::kUpright);
+    const io::ImageFile file(bytes, "fuzz");
+    const io::ImageSize size = io::reduced_size(file.size(), 3);
+    file.decode({3, size.height / 2, size.width / 3, 1, 1});
+    file.decode();
   };
   // Three bytes, and six of coefficients of a progressive file; of an arithmetic file, any number of pixels.
   target.most_bytes = [](int64_t) {

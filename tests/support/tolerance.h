@@ -95,6 +95,9 @@ constexpr double kClippedNorm = 1e-5;
 /// rings.
 constexpr double kJpegMeanError = 3;
 constexpr double kJpegWorstError = 40;
+/// A smooth JPEG that is decoded at an eighth of its size and then scaled, against one that is only scaled, in
+/// levels.
+constexpr double kReducedJpegLevels = 4;
 /// The heights of bars in an SVG, whose numbers have one decimal, in pixels; the last tick of an axis,
 /// relative.
 constexpr double kBarPixels = 0.2;

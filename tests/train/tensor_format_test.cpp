@@ -47,6 +47,21 @@ TEST(TensorFormat, ABatchGoesWithItsTargets) {
   EXPECT_TRUE(batch.targets.is_same(targets));
 }
 
+TEST(TensorFormat, ABatchOfBytesIsNormalizedAndItsTargetsCount) {
+  data::Batch batch{
+      at::arange(2 * 3 * 4 * 5, at::kByte).view({2, 3, 4, 5}), at::full({2, 4, 5}, 255, at::kByte), {}};
+  batch.normalization = {{0.5, 0.25, 0}, {0.5, 2, 1}};
+  const at::Tensor bytes = batch.images.to(at::kDouble) / 255;
+  TensorFormat::parse("f64", true).convert(batch);
+  EXPECT_TRUE(batch.images.is_contiguous(at::MemoryFormat::ChannelsLast));
+  const double mean[] = {0.5, 0.25, 0}, deviation[] = {0.5, 2, 1};
+  for (int64_t c = 0; c < 3; ++c) {
+    const at::Tensor error = batch.images.select(1, c) - (bytes.select(1, c) - mean[c]) / deviation[c];
+    EXPECT_LT(error.abs().max().item<double>(), palimpsest::testing::kRoundingF32);
+  }
+  EXPECT_TRUE(batch.targets.equal(at::full({2, 4, 5}, 255, at::kLong)));
+}
+
 // The meta device stands for a GPU: a tensor that is not moved there stays on the CPU, and the test sees it.
 TEST(TensorFormat, ABatchGoesToTheDevice) {
   TensorFormat format = TensorFormat::parse("f32", true);

@@ -1,6 +1,7 @@
 #include "palimpsest/data/generated/streets.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/data/example.h"
 #include "palimpsest/data/generated/scene.h"
 
 #include <ATen/core/Tensor.h>
@@ -31,20 +32,42 @@ class Streets : public Dataset {
   int64_t size() const override { return size_; }
   const std::vector<std::string>& class_names() const override { return street_class_names(); }
 
-  Sample get(int64_t index, Random& random) const override {
-    const Scene scene =
-        draw_street(seed_, static_cast<uint64_t>(index), static_cast<int>(height_), static_cast<int>(width_));
-    std::string name = "generated/" + std::to_string(index);
-    const View view = choose_view(height_, width_, transform_, random, name);
-    at::Tensor label = view_label(scene.label, view, transform_.ignore_id);
+  Sample get(int64_t index, Random& random) const override { return get_with_class(index, -1, random); }
+
+  Sample get_with_class(int64_t index, int64_t class_id, Random& random) const override {
+    const Scene scene = draw(index);
+    Sample sample = make_example(scene.image, scene.label, transform_, random,
+                                 "generated/" + std::to_string(index), class_id);
     if (transform_.ignore_id != kVoid) {
-      auto* ids = label.mutable_data_ptr<int64_t>();
-      std::replace(ids, ids + label.numel(), int64_t{kVoid}, transform_.ignore_id);
+      if (sample.target.scalar_type() == at::kByte) {
+        replace_void(sample.target.mutable_data_ptr<uint8_t>(), sample.target.numel());
+      } else {
+        replace_void(sample.target.mutable_data_ptr<int64_t>(), sample.target.numel());
+      }
     }
-    return {view_image(scene.image, view, transform_), label, std::move(name)};
+    return sample;
+  }
+
+  std::vector<int64_t> class_pixels(int64_t index) const override {
+    const at::Tensor label = draw(index).label;
+    std::vector<int64_t> pixels(256);
+    const auto* ids = label.const_data_ptr<uint8_t>();
+    for (int64_t i = 0; i < label.numel(); ++i) ++pixels[ids[i]];
+    pixels.resize(class_names().size());
+    return pixels;
   }
 
  private:
+  Scene draw(int64_t index) const {
+    return draw_street(seed_, static_cast<uint64_t>(index), static_cast<int>(height_),
+                       static_cast<int>(width_));
+  }
+
+  template <class Id>
+  void replace_void(Id* ids, int64_t count) const {
+    std::replace(ids, ids + count, static_cast<Id>(kVoid), static_cast<Id>(transform_.ignore_id));
+  }
+
   int64_t size_, height_, width_;
   uint64_t seed_;
   TransformOptions transform_;

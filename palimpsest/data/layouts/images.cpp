@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
+#include "palimpsest/data/example.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/identity.h"
 #include "palimpsest/io/atomic_file.h"
@@ -74,8 +75,15 @@ class CifarImages : public Dataset {
     auto* out = image.mutable_data_ptr<uint8_t>();
     for (int64_t i = 0; i < kSide * kSide; ++i)
       for (int64_t c = 0; c < 3; ++c) out[3 * i + c] = static_cast<uint8_t>(planes[c * kSide * kSide + i]);
-    const View view = choose_view(kSide, kSide, transform_, random, name);
-    return {view_image(image, view, transform_), at::scalar_tensor(record.label, at::kLong), name};
+    Sample sample = make_example(image, {}, transform_, random, name);
+    sample.target = at::scalar_tensor(record.label, at::kLong);
+    return sample;
+  }
+
+  std::vector<int64_t> class_pixels(int64_t index) const override {
+    std::vector<int64_t> pixels(names_.size());
+    pixels[records_.at(index).label] = 1;
+    return pixels;
   }
 
  private:

@@ -21,8 +21,8 @@ std::vector<std::string> read_class_names(const std::filesystem::path& root);
 /// Returns the data set of these files; `names` are those of the classes. Throws Error(kData) for the first
 /// fault, and when an example is read as segmentation_folder does.
 ///
-/// Memory per example in work: the file's bytes, 3 bytes per pixel of the image and 1 of the label, then the
-/// view of the transform.
+/// Memory per example in work: the file's bytes, 1 byte per pixel of the label, and 3 bytes per pixel of the
+/// image, or of the part that the view needs (data/example.h).
 std::shared_ptr<Dataset> labeled_pixels(LabeledFiles files, std::vector<std::string> names,
                                         const TransformOptions& transform);
 

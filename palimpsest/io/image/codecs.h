@@ -13,8 +13,12 @@
 /// every call into them runs in a function `attempt`, whose argument owns nothing.
 namespace palimpsest::io::codecs {
 
-/// Decodes the picture in `bytes` to u8 (H, W, 3). `path` is for errors.
-at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation);
+/// Return the size of the upright picture in `bytes`. `path` is for errors.
+ImageSize size_of_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation);
+ImageSize size_of_png(std::string_view bytes, const std::filesystem::path& path);
+/// Decode the picture in `bytes` to u8 (H, W, 3): the whole one if `part` is null.
+at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation,
+                       const ImagePart* part);
 at::Tensor decode_png(std::string_view bytes, const std::filesystem::path& path);
 /// Decodes the class ids in `bytes` to u8 (H, W).
 at::Tensor decode_png_labels(std::string_view bytes, const std::filesystem::path& path);

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <utility>
 
 namespace palimpsest::io::codecs {
 namespace {
@@ -67,6 +68,20 @@ at::Tensor upright(const at::Tensor& image, int orientation) {
       break;
   }
   return turned.contiguous();
+}
+
+ImagePart as_stored(const ImagePart& part, ImageSize stored, int orientation) {
+  ImagePart found = part;
+  if (orientation >= 5) {
+    std::swap(found.top, found.left);
+    std::swap(found.height, found.width);
+  }
+  // Which of the stored axes runs backwards in the upright picture.
+  const bool rows = orientation == 3 || orientation == 4 || orientation == 6 || orientation == 7;
+  const bool columns = orientation == 2 || orientation == 3 || orientation == 7 || orientation == 8;
+  if (rows) found.top = stored.height - found.top - found.height;
+  if (columns) found.left = stored.width - found.left - found.width;
+  return found;
 }
 
 }  // namespace palimpsest::io::codecs

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "palimpsest/io/image.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <string_view>
@@ -14,5 +16,9 @@ int exif_orientation(std::string_view segment);
 
 /// Turns u8 (H, W, 3), or mirrors it, so that a picture of this orientation is upright: (W, H, 3) from 5 on.
 at::Tensor upright(const at::Tensor& image, int orientation);
+
+/// Returns where the pixels of `part`, a part of the upright picture, lie in the picture as it is stored,
+/// which has `stored` pixels.
+ImagePart as_stored(const ImagePart& part, ImageSize stored, int orientation);
 
 }  // namespace palimpsest::io::codecs

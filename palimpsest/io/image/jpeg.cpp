@@ -6,6 +6,7 @@
 #include <csetjmp>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <stdexcept>
 #include <vector>
 
@@ -119,15 +120,17 @@ int stored_orientation(const jpeg_decompress_struct& codec) {
   return 1;
 }
 
-}  // namespace
+/// Calls `step`, which calls libjpeg, and throws what libjpeg reports.
+template <class Step>
+void run(JpegDecoder& decoder, const std::filesystem::path& path, const Step& step) {
+  if (!attempt(decoder.errors, step)) fail_to_read(path, decoder.errors.message);
+}
 
-at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation) {
-  JpegDecoder decoder;
+/// Reads the header and checks the size that it claims.
+void read_header(JpegDecoder& decoder, std::string_view bytes, const std::filesystem::path& path,
+                 Orientation orientation) {
   auto& codec = decoder.codec;
-  const auto check = [&](bool succeeded) {
-    if (!succeeded) fail_to_read(path, decoder.errors.message);
-  };
-  check(attempt(decoder.errors, [&] {
+  run(decoder, path, [&] {
     jpeg_create_decompress(&codec);
     codec.mem->max_memory_to_use = kMostCodecBytes;
     decoder.progress.progress_monitor = check_scans;
@@ -135,7 +138,7 @@ at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path
     jpeg_mem_src(&codec, reinterpret_cast<const unsigned char*>(bytes.data()), bytes.size());
     if (orientation == Orientation::kUpright) jpeg_save_markers(&codec, kExifMarker, 0xFFFF);
     jpeg_read_header(&codec, TRUE);
-  }));
+  });
   check_pixels(path, codec.image_height, codec.image_width);
   // A block of 8 x 8 pixels has at least one bit in a Huffman code. So a header cannot claim what the file
   // cannot hold.
@@ -145,24 +148,62 @@ at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path
     fail_to_read(path, "its header says " + std::to_string(codec.image_width) + "x" +
                            std::to_string(codec.image_height) + " pixels, which " +
                            std::to_string(bytes.size()) + " bytes cannot hold: it is truncated");
+}
+
+ImageSize turned(ImageSize stored, int orientation) {
+  return orientation >= 5 ? ImageSize{stored.width, stored.height} : stored;
+}
+
+}  // namespace
+
+ImageSize size_of_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation) {
+  JpegDecoder decoder;
+  read_header(decoder, bytes, path, orientation);
+  return turned({decoder.codec.image_height, decoder.codec.image_width}, stored_orientation(decoder.codec));
+}
+
+at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation,
+                       const ImagePart* part) {
+  JpegDecoder decoder;
+  auto& codec = decoder.codec;
+  read_header(decoder, bytes, path, orientation);
   const int turn = stored_orientation(codec);
   const bool cmyk = codec.jpeg_color_space == JCS_CMYK || codec.jpeg_color_space == JCS_YCCK;
   codec.out_color_space = cmyk ? JCS_CMYK : JCS_RGB;
+  const int eighths = part != nullptr ? part->eighths : 8;
+  const ImageSize stored = reduced_size({codec.image_height, codec.image_width}, eighths);
+  codec.scale_num = static_cast<unsigned>(eighths);
+  codec.scale_denom = 8;
+  const ImagePart window = part != nullptr ? as_stored(*part, stored, turn)
+                                           : ImagePart{eighths, 0, 0, stored.height, stored.width};
 
-  const int64_t height = codec.image_height, width = codec.image_width;
-  at::Tensor image = at::empty({height, width, 3}, at::kByte);
+  at::Tensor image = at::empty({window.height, window.width, 3}, at::kByte);
   auto* pixels = image.mutable_data_ptr<uint8_t>();
-  std::vector<unsigned char> inks(cmyk ? 4 * width : 0);  // (width, 4) one row
-  check(attempt(decoder.errors, [&] {
+  const int64_t channels = cmyk ? 4 : 3;
+  std::vector<unsigned char> line(stored.width * channels);  // (width, channels) one row
+  std::vector<unsigned char> rgb(cmyk ? stored.width * 3 : 0);
+  run(decoder, path, [&] {
     jpeg_start_decompress(&codec);
-    while (codec.output_scanline < codec.output_height) {
-      unsigned char* rgb = pixels + static_cast<int64_t>(codec.output_scanline) * width * 3;
-      JSAMPROW row = cmyk ? inks.data() : rgb;
+    const auto next_row = [&] {
+      JSAMPROW row = line.data();
       jpeg_read_scanlines(&codec, &row, 1);
-      if (cmyk) cmyk_to_rgb(row, rgb, width, codec.saw_Adobe_marker);
+    };
+    const auto skip = [&](int64_t rows) {
+      if (rows > 0) jpeg_skip_scanlines(&codec, static_cast<JDIMENSION>(rows));
+    };
+    skip(window.top);
+    for (int64_t y = 0; y < window.height; ++y) {
+      next_row();
+      if (cmyk) cmyk_to_rgb(line.data(), rgb.data(), stored.width, codec.saw_Adobe_marker);
+      const auto* from = (cmyk ? rgb.data() : line.data()) + 3 * window.left;
+      std::memcpy(pixels + y * window.width * 3, from, 3 * window.width);
     }
+    // libjpeg would not read what is skipped up to the end, so the last row is read.
+    const int64_t below = stored.height - window.top - window.height;
+    skip(below - 1);
+    if (below > 0) next_row();
     jpeg_finish_decompress(&codec);
-  }));
+  });
   return upright(image, turn);
 }
 

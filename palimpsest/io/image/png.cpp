@@ -152,6 +152,12 @@ const char* color_name(int color) {
 
 }  // namespace
 
+ImageSize size_of_png(std::string_view bytes, const std::filesystem::path& path) {
+  PngDecoder decoder(bytes);
+  const Header header = read_header(decoder, path);
+  return {header.height, header.width};
+}
+
 at::Tensor decode_png(std::string_view bytes, const std::filesystem::path& path) {
   PngDecoder decoder(bytes);
   const Header header = read_header(decoder, path);
