@@ -33,7 +33,8 @@ const std::vector<NeedsText>& text_rules() {
       {"loss.bootstrap_share", "loss.kind", {"bootstrap"}},
       {"model.slope", "model.activation", {"leaky_relu", "elu"}},
       {"train.loss_scale", "train.precision", {"f16", "f16-pseudo"}},
-      {"data.ignore_id", "data.kind", {"generated", "segmentation_folder"}},
+      {"data.shuffle_buffer", "data.kind", {"webdataset"}},
+      {"data.shard_streams", "data.kind", {"webdataset"}},
       {"data.annotations", "data.kind", {"cityscapes"}},
       {"data.images", "data.kind", {"generated"}},
       {"data.val_images", "data.kind", {"generated"}},
@@ -86,6 +87,9 @@ std::string both_names(const Setting& s) {
 
 std::string void_reason(const Options& options, const Setting& s) {
   const std::string id = s.id();
+  if (id == "data.ignore_id" && options.data.kind == "webdataset" && !segments(options))
+    return "needs a segmentation model (deeplabv3_...) as " + both_names(setting("model.name")) +
+           ", which is " + options.model.name;
   for (const NeedsText& rule : text_rules()) {
     if (rule.owner != id) continue;
     const Setting& governor = setting(rule.governor);
@@ -100,7 +104,8 @@ std::string void_reason(const Options& options, const Setting& s) {
         .append(", which is ")
         .append(value);
   }
-  const bool in_folder = id == "data.root" || id == "data.train_split" || id == "data.val_split";
+  const bool in_folder =
+      id == "data.root" || id == "data.train_split" || id == "data.val_split" || id == "data.bad_images";
   if (in_folder && options.data.kind == "generated")
     return "needs the layout of a folder as " + both_names(setting("data.kind")) + ", which is generated";
   if (id == "optimizer.nesterov" && options.optimizer.nesterov && options.optimizer.momentum == 0)

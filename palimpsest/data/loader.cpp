@@ -17,6 +17,7 @@
 #include <stdexcept>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 namespace palimpsest::data {
 namespace {
@@ -25,9 +26,10 @@ namespace {
 /// after the loader began another epoch; the result is then dropped.
 struct Job {
   int64_t epoch = 0;
-  std::vector<int64_t> indices;  // positions in the data set
-  std::vector<Sample> samples;   // one per index
-  int64_t claimed = 0;           // examples that workers have begun
+  std::vector<int64_t> indices;                // positions in the data set
+  std::vector<Sample> samples;                 // one per index; without an image if it is left out
+  std::vector<std::optional<BadExample>> bad;  // one per index
+  int64_t claimed = 0;                         // examples that workers have begun
   int64_t finished = 0;
   int64_t failed_at = -1;  // lowest failed position: the same error for any number of workers
   std::exception_ptr failure;
@@ -37,6 +39,9 @@ struct Job {
 
 /// The shuffle's place among the streams of an epoch: no example has this index.
 constexpr uint64_t kShuffle = ~uint64_t{0};
+
+/// If half of the examples are bad, one in 2^100 finds no other in its place.
+constexpr int kMostReplacements = 100;
 
 /// Positions from `begin` up to `end`.
 struct Span {
@@ -80,9 +85,11 @@ Batch stack(const std::vector<Sample>& samples) {
   return batch;
 }
 
-/// Takes the samples of one batch and returns it, or one batch per size of image.
+/// Takes the samples of one batch and returns it, or one batch per size of image. Leaves out samples without
+/// an image.
 std::deque<Batch> stack_by_size(std::vector<Sample>&& samples, bool split) {
-  if (!split) refuse_sizes(samples);
+  std::erase_if(samples, [](const Sample& sample) { return !sample.image.defined(); });
+  if (!split && !samples.empty()) refuse_sizes(samples);
   std::deque<Batch> batches;
   while (!samples.empty()) {
     const Sample first = samples.front();
@@ -118,6 +125,7 @@ struct Loader::State {
   int64_t epoch = 0, next_batch = 0;  // the next batch to become a job
   std::vector<int64_t> order;         // indices of this epoch; empty before the first epoch
   std::deque<Batch> ready;            // the rest of a batch that was split by size
+  std::vector<BadExample> bad;        // of the batches that were returned
 
   std::mutex mutex;                        // guards the members below and the counters of each job
   std::condition_variable work, finished;  // a job or the end arrived; a job is done
@@ -126,13 +134,14 @@ struct Loader::State {
   std::vector<std::thread> threads;
 
   void shuffle() {
-    order.resize(dataset->size());
-    std::iota(order.begin(), order.end(), 0);
-    if (!options.shuffle) return;
+    if (!options.shuffle) {
+      order.resize(dataset->size());
+      std::iota(order.begin(), order.end(), 0);
+      return;
+    }
     const bool own = options.shuffle_stream == ShuffleStream::kOwn;
     Random random = Random::stream(options.seed, static_cast<uint64_t>(epoch), own ? kShuffle : 0);
-    for (int64_t i = static_cast<int64_t>(order.size()) - 1; i > 0; --i)
-      std::swap(order[i], order[random.below(i + 1)]);
+    order = dataset->shuffled(random, options.batch_size);
   }
 
   // Returns the next batch of the epoch as a job, or no job at the end of the epoch.
@@ -148,27 +157,65 @@ struct Loader::State {
         options.share_whole_batches ? Span{0, count} : part_of(count, options.rank, options.ranks);
     job->indices.assign(order.begin() + begin + part.begin, order.begin() + begin + part.end);
     job->samples.resize(job->indices.size());
+    job->bad.resize(job->indices.size());
     return job;
   }
 
-  Sample make_sample(const Job& job, int64_t position) const {
+  // Makes the sample at a position of the job, and notes there if its example is bad.
+  void make_sample(Job& job, int64_t position) const {
     const int64_t index = job.indices[position];
-    Random random =
-        Random::stream(options.seed, static_cast<uint64_t>(job.epoch), static_cast<uint64_t>(index));
-    return dataset->get(index, random);
+    const auto stream = [&] {
+      return Random::stream(options.seed, static_cast<uint64_t>(job.epoch), static_cast<uint64_t>(index));
+    };
+    try {
+      Random random = stream();
+      job.samples[position] = dataset->get(index, random);
+      return;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kData || options.bad_examples == BadExamples::kFail) throw;
+      job.bad[position] = BadExample{index, error.what()};
+    }
+    if (options.bad_examples == BadExamples::kLeaveOut) return;
+    Random random = stream();
+    for (int attempt = 1;; ++attempt) {
+      const int64_t other = random.below(dataset->size());
+      try {
+        job.samples[position] = dataset->get(other, random);
+        return;
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::kData) throw;
+        if (attempt == kMostReplacements)
+          throw Error(ErrorKind::kData,
+                      std::to_string(kMostReplacements + 1) +
+                          " examples in a row could not be read, too many to be left out; " +
+                          "the last one: " + error.what());
+      }
+    }
   }
 
   void make_batches_here(Job& job) const {
-    for (std::size_t i = 0; i < job.indices.size(); ++i)
-      job.samples[i] = make_sample(job, static_cast<int64_t>(i));
+    for (std::size_t i = 0; i < job.indices.size(); ++i) make_sample(job, static_cast<int64_t>(i));
     job.batches = stack_by_size(std::move(job.samples), options.split_by_size);
   }
 
-  // Returns the next batch of those that are ready, which are not empty.
-  Batch take_ready() {
-    Batch batch = std::move(ready.front());
-    ready.pop_front();
-    return batch;
+  // Returns the next finished job, or none at the end of the epoch.
+  std::shared_ptr<Job> next_job() {
+    if (threads.empty()) {
+      auto job = make_job();
+      if (job) make_batches_here(*job);
+      return job;
+    }
+    std::shared_ptr<Job> job;
+    {
+      std::unique_lock lock(mutex);
+      if (jobs.empty()) return nullptr;
+      job = jobs.front();
+      finished.wait(lock, [&] { return job->done; });
+      jobs.pop_front();
+      fill();
+    }
+    work.notify_all();
+    return job;
   }
 
   // Returns the oldest job with an example that no worker has begun.
@@ -195,7 +242,7 @@ struct Loader::State {
       lock.unlock();
       std::exception_ptr failure;
       try {
-        job->samples[position] = make_sample(*job, position);
+        make_sample(*job, position);
       } catch (...) {
         failure = std::current_exception();
       }
@@ -313,27 +360,21 @@ void Loader::start_epoch(int64_t epoch, int64_t first_batch) {
 
 std::optional<Batch> Loader::next() {
   State& state = *state_;
-  if (!state.ready.empty()) return state.take_ready();
-  if (state.threads.empty()) {
-    const auto job = state.make_job();
+  while (state.ready.empty()) {  // again for a batch of bad examples alone
+    const auto job = state.next_job();
     if (!job) return std::nullopt;
-    state.make_batches_here(*job);
+    if (job->failure) std::rethrow_exception(job->failure);
+    for (auto& bad : job->bad)
+      if (bad) state.bad.push_back(std::move(*bad));
     state.ready = std::move(job->batches);
-    return state.take_ready();
   }
-  std::shared_ptr<Job> job;
-  {
-    std::unique_lock lock(state.mutex);
-    if (state.jobs.empty()) return std::nullopt;
-    job = state.jobs.front();
-    state.finished.wait(lock, [&] { return job->done; });
-    state.jobs.pop_front();
-    state.fill();
-  }
-  state.work.notify_all();
-  if (job->failure) std::rethrow_exception(job->failure);
-  state.ready = std::move(job->batches);
-  return state.take_ready();
+  Batch batch = std::move(state.ready.front());
+  state.ready.pop_front();
+  return batch;
+}
+
+std::vector<BadExample> Loader::take_bad() {
+  return std::exchange(state_->bad, {});
 }
 
 }  // namespace palimpsest::data

@@ -20,19 +20,6 @@ std::string size_text(const at::Tensor& image) {
   return std::to_string(image.size(1)) + "x" + std::to_string(image.size(0));
 }
 
-std::vector<std::string> class_names(const fs::path& root, int64_t classes) {
-  const fs::path file = root / "classes.txt";
-  std::vector<std::string> names = layouts::read_class_names(root);
-  if (!is_there(file))
-    for (int64_t i = 0; i < classes; ++i) names.push_back("class " + std::to_string(i));
-  if (static_cast<int64_t>(names.size()) != classes) {
-    throw Error(ErrorKind::kData, "'" + file.string() + "' names " + std::to_string(names.size()) +
-                                      " classes, " + std::to_string(classes) +
-                                      " were asked for: give one name per line, or remove the file");
-  }
-  return names;
-}
-
 class LabeledPixels : public Dataset {
  public:
   LabeledPixels(layouts::LabeledFiles files, std::vector<std::string> names,
@@ -103,6 +90,19 @@ std::vector<std::string> read_class_names(const fs::path& root) {
   return names;
 }
 
+std::vector<std::string> class_names(const fs::path& root, int64_t classes) {
+  const fs::path file = root / "classes.txt";
+  std::vector<std::string> names = read_class_names(root);
+  if (!is_there(file))
+    for (int64_t i = 0; i < classes; ++i) names.push_back("class " + std::to_string(i));
+  if (static_cast<int64_t>(names.size()) != classes) {
+    throw Error(ErrorKind::kData, "'" + file.string() + "' names " + std::to_string(names.size()) +
+                                      " classes, " + std::to_string(classes) +
+                                      " were asked for: give one name per line, or remove the file");
+  }
+  return names;
+}
+
 std::shared_ptr<Dataset> labeled_pixels(LabeledFiles files, std::vector<std::string> names,
                                         const TransformOptions& transform) {
   check_transform(transform);
@@ -121,7 +121,7 @@ std::shared_ptr<Dataset> segmentation_folder(const std::string& root, const std:
   layouts::LabeledFiles files = layouts::find_segmentation_folder(root, split);
   files.ids = layouts::plain_ids(classes, transform.ignore_id);
   layouts::require_no_fault(files);
-  return layouts::labeled_pixels(std::move(files), class_names(root, classes), transform);
+  return layouts::labeled_pixels(std::move(files), layouts::class_names(root, classes), transform);
 }
 
 }  // namespace palimpsest::data

@@ -66,16 +66,22 @@ void check_pixels(const std::filesystem::path& path, uint64_t height, uint64_t w
 }  // namespace codecs
 
 at::Tensor read_image(const std::filesystem::path& path, Orientation orientation) {
-  const std::string bytes = read_file(path);
-  if (is_jpeg(bytes)) return codecs::decode_jpeg(bytes, path, orientation);
-  if (is_png(bytes)) return codecs::decode_png(bytes, path);
-  codecs::fail_to_read(path, foreign_format(bytes));
+  return decode_image(read_file(path), path, orientation);
+}
+
+at::Tensor decode_image(std::string_view bytes, const std::filesystem::path& name, Orientation orientation) {
+  if (is_jpeg(bytes)) return codecs::decode_jpeg(bytes, name, orientation);
+  if (is_png(bytes)) return codecs::decode_png(bytes, name);
+  codecs::fail_to_read(name, foreign_format(bytes));
 }
 
 at::Tensor read_label(const std::filesystem::path& path) {
-  const std::string bytes = read_file(path);
-  if (is_png(bytes)) return codecs::decode_png_labels(bytes, path);
-  codecs::fail_to_read(path, is_jpeg(bytes)
+  return decode_label(read_file(path), path);
+}
+
+at::Tensor decode_label(std::string_view bytes, const std::filesystem::path& name) {
+  if (is_png(bytes)) return codecs::decode_png_labels(bytes, name);
+  codecs::fail_to_read(name, is_jpeg(bytes)
                                  ? "it is a JPEG, which does not keep class ids exactly; labels must be PNG"
                                  : foreign_format(bytes) + "; labels must be PNG");
 }

@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 namespace palimpsest::io {
 
@@ -19,10 +20,16 @@ enum class Orientation {
 /// fill the rest with grey), corrupt, of another format, or of more than 2^28 pixels.
 at::Tensor read_image(const std::filesystem::path& path, Orientation orientation = Orientation::kUpright);
 
+/// Decodes the bytes of such a file; `name` is for errors.
+at::Tensor decode_image(std::string_view bytes, const std::filesystem::path& name,
+                        Orientation orientation = Orientation::kUpright);
+
 /// Reads a PNG label map as u8 (H, W) class ids: the grey values of 1 to 8 bits, or the indices of a palette
 /// image. 16-bit grey is accepted if every value is below 256.
 /// Throws Error(kData) as read_image does, and for pictures without ids: RGB, alpha, JPEG.
 at::Tensor read_label(const std::filesystem::path& path);
+/// Decodes the bytes of such a file; `name` is for errors.
+at::Tensor decode_label(std::string_view bytes, const std::filesystem::path& name);
 
 /// Returns the PNG file of a u8 (H, W, 3) RGB or (H, W) grey image, of any strides. The same image gives the
 /// same bytes. Throws std::invalid_argument for any other tensor.

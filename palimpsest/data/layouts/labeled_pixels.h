@@ -17,6 +17,9 @@ LabeledFiles find_segmentation_folder(const std::filesystem::path& root, const s
 /// Returns the lines of ROOT/classes.txt, or none if there is no such file. Throws Error(kData) for a name that is
 /// not UTF-8.
 std::vector<std::string> read_class_names(const std::filesystem::path& root);
+/// Returns the same, or "class 0", "class 1", ... if there is no such file. Throws Error(kData) unless it has
+/// one line per class.
+std::vector<std::string> class_names(const std::filesystem::path& root, int64_t classes);
 
 /// Returns the data set of these files; `names` are those of the classes. Throws Error(kData) for the first
 /// fault, and when an example is read as segmentation_folder does.
