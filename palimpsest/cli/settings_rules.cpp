@@ -35,6 +35,7 @@ const std::vector<NeedsText>& text_rules() {
       {"train.loss_scale", "train.precision", {"f16", "f16-pseudo"}},
       {"data.shuffle_buffer", "data.kind", {"webdataset"}},
       {"data.shard_streams", "data.kind", {"webdataset"}},
+      {"data.ignore_id", "data.kind", {"generated", "segmentation_folder", "webdataset"}},
       {"data.annotations", "data.kind", {"cityscapes"}},
       {"data.images", "data.kind", {"generated"}},
       {"data.val_images", "data.kind", {"generated"}},
