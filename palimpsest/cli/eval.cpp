@@ -21,6 +21,7 @@ nlohmann::ordered_json number_or_null(double value) {
 nlohmann::ordered_json to_json(const train::EvaluationRecord& record, const Options& options) {
   const train::Metrics& m = record.metrics;
   nlohmann::ordered_json json{{"images", record.images}, {"loss", number_or_null(record.loss)}};
+  if (options.data.bad_images == "skip") json["bad_images"] = record.bad_images;
   if (!record.segmentation) {
     json["top1"] = m.top1;
     json["top5"] = m.top5;
@@ -36,7 +37,9 @@ nlohmann::ordered_json to_json(const train::EvaluationRecord& record, const Opti
 
 void print(const train::EvaluationRecord& record, const Options& options) {
   const train::Metrics& m = record.metrics;
-  fmt::print("images          {}\nloss            {:.4f}\n", record.images, record.loss);
+  fmt::print("images          {}\n", record.images);
+  if (record.bad_images > 0) fmt::print("bad images      {}, left out\n", record.bad_images);
+  fmt::print("loss            {:.4f}\n", record.loss);
   if (!record.segmentation) {
     fmt::print("top-1           {:.2f} %\ntop-5           {:.2f} %\n", 100 * m.top1, 100 * m.top5);
     return;
@@ -63,6 +66,8 @@ int evaluate(Options options, distributed::Group* group) {
   const auto record =
       train::evaluate(*model, *loader, make_loss_options(options), make_format(options), group);
   if (group && group->rank() > 0) return 0;
+  for (const std::string& reason : record.bad)
+    std::cerr << "palimpsest: left out: " << printable(reason) << std::endl;
   if (options.run.json) {
     std::cout << to_json(record, options).dump() << std::endl;
   } else {

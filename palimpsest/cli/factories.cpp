@@ -1,6 +1,7 @@
 #include "palimpsest/cli/factories.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/class_index.h"
 #include "palimpsest/data/class_uniform.h"
 #include "palimpsest/data/files.h"
@@ -8,6 +9,7 @@
 #include "palimpsest/data/image_folder.h"
 #include "palimpsest/data/layouts.h"
 #include "palimpsest/data/segmentation_folder.h"
+#include "palimpsest/data/webdataset.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/nn/strategy.h"
@@ -50,6 +52,14 @@ data::TransformOptions transform(const Options& options, bool training) {
   return t;
 }
 
+/// Returns whether the data has one label per pixel. The shards of a webdataset may have labels of both
+/// kinds: the network decides which ones are read.
+bool labels_pixels(const Options& options) {
+  if (options.data.kind == "webdataset") return options.model.name.starts_with("deeplabv3_");
+  const data::Layout* layout = data::find_layout(options.data.kind);
+  return layout ? layout->labels_pixels : options.data.kind != "image_folder";
+}
+
 std::shared_ptr<data::Dataset> open(const Options& options, bool training) {
   const Options::Data& d = options.data;
   const auto t = transform(options, training);
@@ -66,9 +76,16 @@ std::shared_ptr<data::Dataset> open(const Options& options, bool training) {
   if (const data::Layout* layout = data::find_layout(d.kind))
     return data::open_layout(*layout, d.root, split, d.annotations, t);
   if (options.model.classes == 0)
-    throw Error(
-        ErrorKind::kUsage,
-        "[data] kind = segmentation_folder needs the number of classes: give [model] classes (--classes)");
+    throw Error(ErrorKind::kUsage,
+                "[data] kind = " + d.kind + " needs the number of classes: give [model] classes (--classes)");
+  if (d.kind == "webdataset")
+    return data::webdataset(d.root, split,
+                            {.classes = options.model.classes,
+                             .labels_pixels = labels_pixels(options),
+                             .shuffle_buffer = d.shuffle_buffer,
+                             .streams = d.shard_streams,
+                             .skip_bad = d.bad_images == "skip"},
+                            t);
   return data::segmentation_folder(d.root, split, options.model.classes, t);
 }
 
@@ -137,6 +154,8 @@ std::unique_ptr<data::Loader> make_loader(const Options& options,
   l.sampler = std::move(sampler);
   l.drop_last = training;
   l.split_by_size = !training;
+  if (options.data.bad_images == "skip")
+    l.bad_examples = training ? data::BadExamples::kReplace : data::BadExamples::kLeaveOut;
   if (options.run.launch) {
     l.rank = options.run.launch->rank;
     l.ranks = options.run.launch->size;
@@ -167,6 +186,18 @@ void tell_skipped(const std::vector<std::shared_ptr<data::Dataset>>& sets) {
   if (!skipped.empty()) std::cerr << "palimpsest: " << data::skipped_text(skipped) << std::endl;
 }
 
+void tell_faults(const std::vector<std::shared_ptr<data::Dataset>>& sets) {
+  std::vector<std::string> faults;
+  for (const auto& set : sets) {
+    if (!set) continue;
+    const auto of_set = set->faults();
+    faults.insert(faults.end(), of_set.begin(), of_set.end());
+  }
+  if (!faults.empty())
+    std::cerr << "palimpsest: left out for " << faults.size()
+              << (faults.size() == 1 ? " fault: " : " faults: ") << printable(listed(faults)) << std::endl;
+}
+
 }  // namespace
 
 Datasets make_datasets(Options& options, Need need) {
@@ -182,7 +213,10 @@ Datasets make_datasets(Options& options, Need need) {
   }
   for (const auto& set : {sets.train, sets.validation})
     if (set) complete_classes(options, *set);
-  if (!options.output.quiet) tell_skipped({sets.train, sets.validation});
+  if (!options.output.quiet) {
+    tell_skipped({sets.train, sets.validation});
+    tell_faults({sets.train, sets.validation});
+  }
   if (sets.train && sets.train->size() < options.train.batch)
     throw Error(ErrorKind::kUsage, "[train] batch (--batch) must be at most the number of training images (" +
                                        std::to_string(sets.train->size()) + "), got " +
@@ -207,15 +241,13 @@ std::shared_ptr<nn::Model> make_model(const Options& options, const std::string&
 }
 
 void check_task(const Options& options, const nn::Model& model) {
-  const data::Layout* layout = data::find_layout(options.data.kind);
-  const bool labels_pixels = layout ? layout->labels_pixels : options.data.kind != "image_folder";
-  if (model.is_segmentation() == labels_pixels) return;
-  throw Error(ErrorKind::kUsage, "[model] name (--model) must be " +
-                                     std::string(labels_pixels ? "a segmentation" : "a classification") +
-                                     " model for [data] kind = " + options.data.kind +
-                                     ", which has one label per " + (labels_pixels ? "pixel" : "image") +
-                                     "; got " + options.model.name + " (try " +
-                                     (labels_pixels ? "deeplabv3_resnet18" : "resnet18") + ")");
+  const bool pixels = labels_pixels(options);
+  if (model.is_segmentation() == pixels) return;
+  throw Error(ErrorKind::kUsage,
+              "[model] name (--model) must be " +
+                  std::string(pixels ? "a segmentation" : "a classification") + " model for [data] kind = " +
+                  options.data.kind + ", which has one label per " + (pixels ? "pixel" : "image") + "; got " +
+                  options.model.name + " (try " + (pixels ? "deeplabv3_resnet18" : "resnet18") + ")");
 }
 
 std::unique_ptr<data::Loader> make_train_loader(const Options& options, const Datasets& sets) {

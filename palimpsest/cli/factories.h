@@ -27,7 +27,7 @@ enum class Need { kTrainAndValidation, kValidation };
 /// data, and Error(kData) for anything else. Class folders must be the same in both splits and in the
 /// checkpoint: their order defines the class ids. The sampler's index of classes is read from its file, or
 /// built and written there by rank 0 (cli/class_index.h). Unless quiet, standard error counts the files that are no
-/// images and names the first ones.
+/// images, and the faults for which examples are left out, and names the first ones.
 Datasets make_datasets(Options& options, Need need);
 
 /// Makes a model with random weights. libtorch's generator is seeded with train.seed first, so two strategies

@@ -47,7 +47,7 @@ struct Options {
   } model;
 
   struct Data {
-    std::string kind = "generated";  ///< also "segmentation_folder", "image_folder", a kind of data/layouts.h
+    std::string kind = "generated";  ///< also "segmentation_folder", "image_folder", "webdataset", a kind of data/layouts.h
     std::string root;                ///< folder of the data set; not for generated
     std::string train_split = "train";
     std::string val_split = "val";
@@ -70,6 +70,9 @@ struct Options {
     double brightness = 0, contrast = 0, saturation = 0, lighting = 0;
     bool pad = true;
     bool exif_orientation = true;
+    std::string bad_images = "fail";  ///< "fail", "skip"
+    int64_t shuffle_buffer = 1000;    ///< webdataset: examples per stream
+    int64_t shard_streams = 1;        ///< webdataset: shards read side by side
     int64_t ignore_id = 255;
     std::array<double, 3> mean{0.485, 0.456, 0.406}, std{0.229, 0.224, 0.225};
     std::string sampler = "shuffle";  ///< or "class_uniform"

@@ -32,6 +32,8 @@ constexpr std::string_view kFixed[] = {
     "data.height",
     "data.width",
     "data.data_seed",
+    "data.shuffle_buffer",
+    "data.shard_streams",
     "data.ignore_id",
     "data.mean",
     "data.std",

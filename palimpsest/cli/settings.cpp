@@ -51,13 +51,15 @@ constexpr Range kLighting{.low = 0, .high = 10};
 constexpr Range kGenerated{.low = 1, .high = 1e7};
 constexpr Range kClasses{.low = 0, .high = 1e6};
 constexpr Range kWorkers{.low = 0, .high = 256};
+constexpr Range kShuffleBuffer{.low = 1, .high = 1e9};
+constexpr Range kStreams{.low = 1, .high = 1e5};
 constexpr Range kThreads{.low = 0, .high = 1024};
 constexpr Range kMemoryMiB{.low = 0, .high = 1 << 30};  // the product with 2^20 is far below 2^63
 constexpr Range kTimeout{.low = 1, .high = 1e6};
 constexpr Range kImageSide{.low = 16, .high = 8192};
 
 std::vector<std::string> data_kinds() {
-  std::vector<std::string> kinds{"generated", "segmentation_folder", "image_folder"};
+  std::vector<std::string> kinds{"generated", "segmentation_folder", "image_folder", "webdataset"};
   for (const data::Layout& layout : data::published_layouts()) kinds.push_back(layout.kind);
   return kinds;
 }
@@ -72,6 +74,9 @@ std::vector<std::string> resizes() {
 }
 std::vector<std::string> samplers() {
   return {"shuffle", "class_uniform"};
+}
+std::vector<std::string> bad_image_policies() {
+  return {"fail", "skip"};
 }
 std::vector<std::string> dtypes() {
   return {"f32", "f64"};
@@ -126,7 +131,7 @@ std::vector<Setting> make_settings() {
        "start with a random classifier, for other classes than the weights have", kStartsTraining,
        PALIMPSEST_FIELD(model.reset_classifier)},
 
-      {"data", "kind", "data", "<kind>", "generated scenes, or the layout of a folder of images", kReadsData,
+      {"data", "kind", "data", "<kind>", "generated scenes, or the layout of the images", kReadsData,
        PALIMPSEST_FIELD(data.kind), kAny, data_kinds},
       {"data", "root", "data-root", "<folder>", "folder of the data set", kReadsData,
        PALIMPSEST_FIELD(data.root)},
@@ -194,6 +199,15 @@ std::vector<Setting> make_settings() {
       {"data", "exif_orientation", "exif-orientation", "",
        "turn JPEG images as their Exif data say; labels stay as they are", kReadsData | Command::kPredict,
        PALIMPSEST_FIELD(data.exif_orientation)},
+      {"data", "bad_images", "bad-images", "<policy>",
+       "fail at an image that cannot be read, or skip and count it", kReadsData,
+       PALIMPSEST_FIELD(data.bad_images), kAny, bad_image_policies},
+      {"data", "shuffle_buffer", "shuffle-buffer", "<examples>",
+       "examples of shards that a training draws the next one from", kTraining,
+       PALIMPSEST_FIELD(data.shuffle_buffer), kShuffleBuffer},
+      {"data", "shard_streams", "shard-streams", "<streams>",
+       "parts of a training batch, each from shards of its own", kTraining,
+       PALIMPSEST_FIELD(data.shard_streams), kStreams},
       {"data", "ignore_id", "ignore-id", "<id>", "label of pixels without a class", kReadsData,
        PALIMPSEST_FIELD(data.ignore_id), kByte},
       {"data", "mean", "mean", "<r,g,b>", "subtracted from RGB in [0, 1]", kReadsData | Command::kImport,
@@ -376,7 +390,7 @@ bool Setting::hides_default() const {
   return is_one_of(
       {"data.crop_mode", "data.short_side", "data.eval_short_side", "data.resize", "data.reduce_jpeg",
        "data.brightness", "data.contrast", "data.saturation", "data.lighting", "data.sampler", "data.cache",
-       "train.sync_norm", "train.gradient_compression", "optimizer.lr_for_batch"},
+       "data.bad_images", "train.sync_norm", "train.gradient_compression", "optimizer.lr_for_batch"},
       id());
 }
 

@@ -39,7 +39,9 @@ const std::vector<NeedsText>& text_rules() {
       {"data.area_max", "data.crop_mode", {"area"}},
       {"data.aspect_max", "data.crop_mode", {"area"}},
       {"data.cache", "data.sampler", {"class_uniform"}},
-      {"data.ignore_id", "data.kind", {"generated", "segmentation_folder"}},
+      {"data.shuffle_buffer", "data.kind", {"webdataset"}},
+      {"data.shard_streams", "data.kind", {"webdataset"}},
+      {"data.ignore_id", "data.kind", {"generated", "segmentation_folder", "webdataset"}},
       {"data.annotations", "data.kind", {"cityscapes"}},
       {"data.images", "data.kind", {"generated"}},
       {"data.val_images", "data.kind", {"generated"}},
@@ -104,6 +106,9 @@ std::string both_names(const Setting& s) {
 
 std::string void_reason(const Options& options, const Setting& s) {
   const std::string id = s.id();
+  if (id == "data.ignore_id" && options.data.kind == "webdataset" && !segments(options))
+    return "needs a segmentation model (deeplabv3_...) as " + both_names(setting("model.name")) +
+           ", which is " + options.model.name;
   for (const NeedsText& rule : text_rules()) {
     if (rule.owner != id) continue;
     const Setting& governor = setting(rule.governor);
@@ -118,7 +123,8 @@ std::string void_reason(const Options& options, const Setting& s) {
         .append(", which is ")
         .append(value);
   }
-  const bool in_folder = id == "data.root" || id == "data.train_split" || id == "data.val_split";
+  const bool in_folder =
+      id == "data.root" || id == "data.train_split" || id == "data.val_split" || id == "data.bad_images";
   if (in_folder && options.data.kind == "generated")
     return "needs the layout of a folder as " + both_names(setting("data.kind")) + ", which is generated";
   if (id == "optimizer.nesterov" && options.optimizer.nesterov && options.optimizer.momentum == 0)

@@ -55,6 +55,12 @@ class Dataset {
   /// it, and a resumed run compares it (train/trainer.h). Files: their number, names and sizes
   /// (data/identity.h).
   virtual std::string identity() const { return ""; }
+  /// Returns the indices of all examples in the order of a shuffled epoch, which is a function of `random` and
+  /// batch_size: by default a Fisher-Yates shuffle, whatever the batch size.
+  virtual std::vector<int64_t> shuffled(Random& random, int64_t batch_size) const;
+  /// Returns one line for each fault of the files for which examples were left out when the data set was
+  /// opened. A data set that may not leave out any throws instead.
+  virtual std::vector<std::string> faults() const { return {}; }
   /// Returns the files and folders beside the examples that the data set does not read, such as .bmp files.
   virtual std::vector<std::filesystem::path> skipped() const { return {}; }
 };

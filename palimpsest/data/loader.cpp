@@ -16,6 +16,7 @@
 #include <stdexcept>
 #include <system_error>
 #include <thread>
+#include <utility>
 
 namespace palimpsest::data {
 namespace {
@@ -24,10 +25,11 @@ namespace {
 /// after the loader began another epoch; the result is then dropped.
 struct Job {
   int64_t epoch = 0;
-  std::vector<Draw> draws;      // of the data set
-  int64_t first = 0;            // position of the first one in the epoch
-  std::vector<Sample> samples;  // one per draw
-  int64_t claimed = 0;          // examples that workers have begun
+  std::vector<Draw> draws;                     // of the data set
+  int64_t first = 0;                           // position of the first one in the epoch
+  std::vector<Sample> samples;                 // one per draw; without an image if it is left out
+  std::vector<std::optional<BadExample>> bad;  // one per draw
+  int64_t claimed = 0;                         // examples that workers have begun
   int64_t finished = 0;
   int64_t failed_at = -1;  // lowest failed position: the same error for any number of workers
   std::exception_ptr failure;
@@ -37,6 +39,9 @@ struct Job {
 
 /// The shuffle's place among the streams of an epoch: no example has this index.
 constexpr uint64_t kShuffle = ~uint64_t{0};
+
+/// If half of the examples are bad, one in 2^100 finds no other in its place.
+constexpr int kMostReplacements = 100;
 
 /// Positions from `begin` up to `end`.
 struct Span {
@@ -81,9 +86,11 @@ Batch stack(const std::vector<Sample>& samples) {
   return batch;
 }
 
-/// Takes the samples of one batch and returns it, or one batch per size of image.
+/// Takes the samples of one batch and returns it, or one batch per size of image. Leaves out samples without
+/// an image.
 std::deque<Batch> stack_by_size(std::vector<Sample>&& samples, bool split) {
-  if (!split) refuse_sizes(samples);
+  std::erase_if(samples, [](const Sample& sample) { return !sample.image.defined(); });
+  if (!split && !samples.empty()) refuse_sizes(samples);
   std::deque<Batch> batches;
   while (!samples.empty()) {
     const Sample first = samples.front();
@@ -119,6 +126,7 @@ struct Loader::State {
   int64_t epoch = 0, next_batch = 0;  // the next batch to become a job
   std::vector<Draw> order;            // of this epoch; empty before the first epoch
   std::deque<Batch> ready;            // the rest of a batch that was split by size
+  std::vector<BadExample> bad;        // of the batches that were returned
 
   std::mutex mutex;                        // guards the members below and the counters of each job
   std::condition_variable work, finished;  // a job or the end arrived; a job is done
@@ -127,19 +135,20 @@ struct Loader::State {
   std::vector<std::thread> threads;
 
   void shuffle() {
+    order.clear();
     if (options.sampler) {
       order = options.sampler->epoch(options.seed, epoch);
       if (static_cast<int64_t>(order.size()) != dataset->size())
         throw std::logic_error("a sampler must draw as many examples as the data set has");
       return;
     }
-    order.clear();
-    for (int64_t i = 0; i < dataset->size(); ++i) order.push_back({i});
-    if (!options.shuffle) return;
+    if (!options.shuffle) {
+      for (int64_t i = 0; i < dataset->size(); ++i) order.push_back({i});
+      return;
+    }
     const bool own = options.shuffle_stream == ShuffleStream::kOwn;
     Random random = Random::stream(options.seed, static_cast<uint64_t>(epoch), own ? kShuffle : 0);
-    for (int64_t i = static_cast<int64_t>(order.size()) - 1; i > 0; --i)
-      std::swap(order[i], order[random.below(i + 1)]);
+    for (const int64_t index : dataset->shuffled(random, options.batch_size)) order.push_back({index});
   }
 
   // Returns the next batch of the epoch as a job, or no job at the end of the epoch.
@@ -156,29 +165,70 @@ struct Loader::State {
     job->first = begin + part.begin;
     job->draws.assign(order.begin() + job->first, order.begin() + begin + part.end);
     job->samples.resize(job->draws.size());
+    job->bad.resize(job->draws.size());
     return job;
   }
 
-  Sample make_sample(const Job& job, int64_t position) const {
+  // Makes the sample at a position of the job, and notes there if its example is bad.
+  void make_sample(Job& job, int64_t position) const {
     const Draw draw = job.draws[position];
     const int64_t own = options.sampler ? job.first + position : draw.index;
-    Random random =
-        Random::stream(options.seed, static_cast<uint64_t>(job.epoch), static_cast<uint64_t>(own));
-    return draw.class_id < 0 ? dataset->get(draw.index, random)
-                             : dataset->get_with_class(draw.index, draw.class_id, random);
+    const auto stream = [&] {
+      return Random::stream(options.seed, static_cast<uint64_t>(job.epoch), static_cast<uint64_t>(own));
+    };
+    const auto get = [&](int64_t index, Random& random) {
+      return draw.class_id < 0 ? dataset->get(index, random)
+                               : dataset->get_with_class(index, draw.class_id, random);
+    };
+    try {
+      Random random = stream();
+      job.samples[position] = get(draw.index, random);
+      return;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kData || options.bad_examples == BadExamples::kFail) throw;
+      job.bad[position] = BadExample{draw.index, error.what()};
+    }
+    if (options.bad_examples == BadExamples::kLeaveOut) return;
+    Random random = stream();
+    for (int attempt = 1;; ++attempt) {
+      const int64_t other = random.below(dataset->size());
+      try {
+        job.samples[position] = get(other, random);
+        return;
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::kData) throw;
+        if (attempt == kMostReplacements)
+          throw Error(ErrorKind::kData,
+                      std::to_string(kMostReplacements + 1) +
+                          " examples in a row could not be read, too many to be left out; " +
+                          "the last one: " + error.what());
+      }
+    }
   }
 
   void make_batches_here(Job& job) const {
-    for (std::size_t i = 0; i < job.draws.size(); ++i)
-      job.samples[i] = make_sample(job, static_cast<int64_t>(i));
+    for (std::size_t i = 0; i < job.draws.size(); ++i) make_sample(job, static_cast<int64_t>(i));
     job.batches = stack_by_size(std::move(job.samples), options.split_by_size);
   }
 
-  // Returns the next batch of those that are ready, which are not empty.
-  Batch take_ready() {
-    Batch batch = std::move(ready.front());
-    ready.pop_front();
-    return batch;
+  // Returns the next finished job, or none at the end of the epoch.
+  std::shared_ptr<Job> next_job() {
+    if (threads.empty()) {
+      auto job = make_job();
+      if (job) make_batches_here(*job);
+      return job;
+    }
+    std::shared_ptr<Job> job;
+    {
+      std::unique_lock lock(mutex);
+      if (jobs.empty()) return nullptr;
+      job = jobs.front();
+      finished.wait(lock, [&] { return job->done; });
+      jobs.pop_front();
+      fill();
+    }
+    work.notify_all();
+    return job;
   }
 
   // Returns the oldest job with an example that no worker has begun.
@@ -205,7 +255,7 @@ struct Loader::State {
       lock.unlock();
       std::exception_ptr failure;
       try {
-        job->samples[position] = make_sample(*job, position);
+        make_sample(*job, position);
       } catch (...) {
         failure = std::current_exception();
       }
@@ -323,27 +373,21 @@ void Loader::start_epoch(int64_t epoch, int64_t first_batch) {
 
 std::optional<Batch> Loader::next() {
   State& state = *state_;
-  if (!state.ready.empty()) return state.take_ready();
-  if (state.threads.empty()) {
-    const auto job = state.make_job();
+  while (state.ready.empty()) {  // again for a batch of bad examples alone
+    const auto job = state.next_job();
     if (!job) return std::nullopt;
-    state.make_batches_here(*job);
+    if (job->failure) std::rethrow_exception(job->failure);
+    for (auto& bad : job->bad)
+      if (bad) state.bad.push_back(std::move(*bad));
     state.ready = std::move(job->batches);
-    return state.take_ready();
   }
-  std::shared_ptr<Job> job;
-  {
-    std::unique_lock lock(state.mutex);
-    if (state.jobs.empty()) return std::nullopt;
-    job = state.jobs.front();
-    state.finished.wait(lock, [&] { return job->done; });
-    state.jobs.pop_front();
-    state.fill();
-  }
-  state.work.notify_all();
-  if (job->failure) std::rethrow_exception(job->failure);
-  state.ready = std::move(job->batches);
-  return state.take_ready();
+  Batch batch = std::move(state.ready.front());
+  state.ready.pop_front();
+  return batch;
+}
+
+std::vector<BadExample> Loader::take_bad() {
+  return std::exchange(state_->bad, {});
 }
 
 }  // namespace palimpsest::data

@@ -27,6 +27,20 @@ enum class ShuffleStream {
   kOfTheFirstExample  ///< that of example 0, as in the programs whose checkpoints name no order
 };
 
+/// What becomes of an example that cannot be read (Error of kind kData).
+enum class BadExamples {
+  kFail,  ///< next() throws the error
+  /// For trainings: another example, drawn at random, takes its place. So batches keep their size.
+  kReplace,
+  kLeaveOut  ///< for evaluations: its batch is smaller
+};
+
+/// An example that could not be read.
+struct BadExample {
+  int64_t index;       ///< in the data set
+  std::string reason;  ///< the error, which names the file
+};
+
 struct LoaderOptions {
   int64_t batch_size = 8;
   int64_t workers = 1;   ///< threads that read and transform; 0: the caller's thread
@@ -51,6 +65,7 @@ struct LoaderOptions {
   /// For evaluations: a batch whose images differ in size becomes one batch per size, in the order in which
   /// the sizes appear. false: such a batch is an error.
   bool split_by_size = false;
+  BadExamples bad_examples = BadExamples::kFail;
 };
 
 /// Yields the batches of one epoch after another. next() rethrows a worker's error on the caller's thread, in
@@ -62,10 +77,12 @@ struct LoaderOptions {
 ///     while (auto batch = loader.next()) step(*batch);
 ///   }
 ///
-/// Each batch is a function of (seed, epoch, position): the order is a Fisher-Yates shuffle drawn from
-/// Random::stream(seed, epoch, kShuffle), and example i is made with Random::stream(seed, epoch, i). So the
-/// bytes do not depend on the number of workers or of ranks, and an epoch that is resumed at batch k
-/// continues exactly as an unbroken epoch.
+/// Each batch is a function of (seed, epoch, position): the order is Dataset::shuffled, by default a
+/// Fisher-Yates shuffle, drawn from Random::stream(seed, epoch, kShuffle), and example i is made with
+/// Random::stream(seed, epoch, i). If example i is bad, that stream begins again and draws the index of the
+/// example in its place, again if that one is bad too, at most 100 times. So the bytes do not depend on the
+/// number of workers or of ranks, and an epoch that is resumed at batch k continues exactly as an unbroken
+/// epoch.
 ///
 /// Memory: at most `prefetch` batches that are ready or in progress, beside the batches that the caller
 /// holds. A batch is stacked from its examples, so it takes twice its size for a moment. Each worker is one
@@ -91,6 +108,9 @@ class Loader {
   /// start_epoch). After an error the next call continues with the following batch. Throws Error(kUsage) if
   /// the images of a batch differ in size and split_by_size is false.
   std::optional<Batch> next();
+  /// Returns the bad examples of the batches that next() has returned since the last call, in their order;
+  /// those of batches that were left out as a whole, too.
+  std::vector<BadExample> take_bad();
 
  private:
   struct State;

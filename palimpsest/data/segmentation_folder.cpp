@@ -17,23 +17,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string size_text(io::ImageSize size) {
-  return std::to_string(size.width) + "x" + std::to_string(size.height);
-}
-
-std::vector<std::string> class_names(const fs::path& root, int64_t classes) {
-  const fs::path file = root / "classes.txt";
-  std::vector<std::string> names = layouts::read_class_names(root);
-  if (!is_there(file))
-    for (int64_t i = 0; i < classes; ++i) names.push_back("class " + std::to_string(i));
-  if (static_cast<int64_t>(names.size()) != classes) {
-    throw Error(ErrorKind::kData, "'" + file.string() + "' names " + std::to_string(names.size()) +
-                                      " classes, " + std::to_string(classes) +
-                                      " were asked for: give one name per line, or remove the file");
-  }
-  return names;
-}
-
 class LabeledPixels : public Dataset {
  public:
   LabeledPixels(layouts::LabeledFiles files, std::vector<std::string> names,
@@ -63,21 +46,16 @@ class LabeledPixels : public Dataset {
     const fs::path& path = files_.labels.at(index);
     at::Tensor label = io::read_label(path);
     layouts::map_to_train_ids(label, files_.ids, transform_.ignore_id, path);
-    std::vector<int64_t> pixels(256);
-    const auto* ids = label.const_data_ptr<uint8_t>();
-    for (int64_t i = 0; i < label.numel(); ++i) ++pixels[ids[i]];
-    if (transform_.ignore_id >= 0 && transform_.ignore_id < 256) pixels[transform_.ignore_id] = 0;
-    pixels.resize(names_.size());
-    return pixels;
+    return layouts::pixels_per_class(label, names_.size(), transform_.ignore_id);
   }
 
  private:
   void check_sizes(io::ImageSize image, io::ImageSize label, const fs::path& image_path,
                    const fs::path& label_path) const {
     if (image == label) return;
-    throw Error(ErrorKind::kData, "image '" + image_path.string() + "' has " + size_text(image) +
+    throw Error(ErrorKind::kData, "image '" + image_path.string() + "' has " + layouts::size_text(image) +
                                       " pixels, its label '" + label_path.string() + "' has " +
-                                      size_text(label) + ": they must be the same" +
+                                      layouts::size_text(label) + ": they must be the same" +
                                       orientation_hint(image, label));
   }
 
@@ -97,6 +75,19 @@ class LabeledPixels : public Dataset {
 }  // namespace
 
 namespace layouts {
+
+std::string size_text(io::ImageSize size) {
+  return std::to_string(size.width) + "x" + std::to_string(size.height);
+}
+
+std::vector<int64_t> pixels_per_class(const at::Tensor& label, std::size_t classes, int64_t ignore_id) {
+  std::vector<int64_t> pixels(256);
+  const auto* ids = label.const_data_ptr<uint8_t>();
+  for (int64_t i = 0; i < label.numel(); ++i) ++pixels[ids[i]];
+  if (ignore_id >= 0 && ignore_id < 256) pixels[ignore_id] = 0;
+  pixels.resize(classes);
+  return pixels;
+}
 
 LabeledFiles find_segmentation_folder(const fs::path& root, const std::string& split) {
   const std::string layout =
@@ -120,6 +111,19 @@ std::vector<std::string> read_class_names(const fs::path& root) {
   return names;
 }
 
+std::vector<std::string> class_names(const fs::path& root, int64_t classes) {
+  const fs::path file = root / "classes.txt";
+  std::vector<std::string> names = read_class_names(root);
+  if (!is_there(file))
+    for (int64_t i = 0; i < classes; ++i) names.push_back("class " + std::to_string(i));
+  if (static_cast<int64_t>(names.size()) != classes) {
+    throw Error(ErrorKind::kData, "'" + file.string() + "' names " + std::to_string(names.size()) +
+                                      " classes, " + std::to_string(classes) +
+                                      " were asked for: give one name per line, or remove the file");
+  }
+  return names;
+}
+
 std::shared_ptr<Dataset> labeled_pixels(LabeledFiles files, std::vector<std::string> names,
                                         const TransformOptions& transform) {
   check_transform(transform);
@@ -138,7 +142,7 @@ std::shared_ptr<Dataset> segmentation_folder(const std::string& root, const std:
   layouts::LabeledFiles files = layouts::find_segmentation_folder(root, split);
   files.ids = layouts::plain_ids(classes, transform.ignore_id);
   layouts::require_no_fault(files);
-  return layouts::labeled_pixels(std::move(files), class_names(root, classes), transform);
+  return layouts::labeled_pixels(std::move(files), layouts::class_names(root, classes), transform);
 }
 
 }  // namespace palimpsest::data

@@ -112,9 +112,12 @@ at::Tensor read_image(const std::filesystem::path& path, Orientation orientation
 }
 
 at::Tensor read_label(const std::filesystem::path& path) {
-  const std::string bytes = read_file(path);
-  if (is_png(bytes)) return codecs::decode_png_labels(bytes, path);
-  codecs::fail_to_read(path, is_jpeg(bytes)
+  return decode_label(read_file(path), path);
+}
+
+at::Tensor decode_label(std::string_view bytes, const std::filesystem::path& name) {
+  if (is_png(bytes)) return codecs::decode_png_labels(bytes, name);
+  codecs::fail_to_read(name, is_jpeg(bytes)
                                  ? "it is a JPEG, which does not keep class ids exactly; labels must be PNG"
                                  : foreign_format(bytes) + "; labels must be PNG");
 }

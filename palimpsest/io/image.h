@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <string>
+#include <string_view>
 
 namespace palimpsest::io {
 
@@ -67,6 +68,8 @@ class ImageFile {
 /// image. 16-bit grey is accepted if every value is below 256.
 /// Throws Error(kData) as read_image does, and for pictures without ids: RGB, alpha, JPEG.
 at::Tensor read_label(const std::filesystem::path& path);
+/// Decodes the bytes of such a file; `name` is for errors.
+at::Tensor decode_label(std::string_view bytes, const std::filesystem::path& name);
 
 /// Returns the PNG file of a u8 (H, W, 3) RGB or (H, W) grey image, of any strides. The same image gives the
 /// same bytes. Throws std::invalid_argument for any other tensor.

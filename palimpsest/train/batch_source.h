@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace palimpsest::train {
 
@@ -27,6 +28,9 @@ class BatchSource {
   virtual void start_epoch(int64_t epoch, int64_t first_batch) = 0;
   /// Returns the next batch, or nothing at the end of the epoch.
   virtual std::optional<data::Batch> next() = 0;
+  /// Returns the examples that could not be read, and that were replaced or left out, since the last call
+  /// (data/loader.h).
+  virtual std::vector<data::BadExample> take_bad() { return {}; }
 
   /// Return the images per batch, and the seed of the order. A checkpoint holds both; a resumed run must have
   /// the same values.
@@ -55,6 +59,7 @@ class LoaderBatches : public BatchSource {
   int64_t batches() const override { return loader_.batches(); }
   void start_epoch(int64_t epoch, int64_t first_batch) override { loader_.start_epoch(epoch, first_batch); }
   std::optional<data::Batch> next() override { return loader_.next(); }
+  std::vector<data::BadExample> take_bad() override { return loader_.take_bad(); }
   int64_t batch_size() const override { return loader_.options().batch_size; }
   uint64_t seed() const override { return loader_.options().seed; }
   /// Returns the name of the sampler, or "own_stream", or "" for a loader that does not shuffle or that shuffles

@@ -1,5 +1,6 @@
 #include "palimpsest/train/evaluate.h"
 
+#include "palimpsest/train/common/bad_images.h"
 #include "palimpsest/train/common/label_error.h"
 #include "palimpsest/train/common/require.h"
 #include "palimpsest/train/metrics.h"
@@ -9,8 +10,10 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
 #include <span>
+#include <utility>
 #include <vector>
 
 namespace palimpsest::train {
@@ -18,7 +21,7 @@ namespace {
 
 struct Totals {
   double loss = 0;  // times the number of pixels (images) that count
-  int64_t counted = 0, images = 0;
+  int64_t counted = 0, images = 0, bad_images = 0;
 };
 
 /// Returns whether there is one label per pixel rather than one per image.
@@ -35,10 +38,11 @@ void sum_over_ranks(distributed::Group& group, std::optional<MetricsAccumulator>
   if (kind == 0) return;
   if (!metrics) metrics.emplace(kind % 2 != 0, kind / 2, ignore_id);
   std::vector<int64_t> counters = metrics->counters();
-  counters.insert(counters.end(), {totals.counted, totals.images});
+  counters.insert(counters.end(), {totals.counted, totals.images, totals.bad_images});
   counters = group.sum(std::span<const int64_t>(counters), "the metrics of the evaluation");
-  totals = {group.sum(totals.loss, "the loss of the evaluation"), counters.end()[-2], counters.end()[-1]};
-  counters.resize(counters.size() - 2);
+  totals = {group.sum(totals.loss, "the loss of the evaluation"), counters.end()[-3], counters.end()[-2],
+            counters.end()[-1]};
+  counters.resize(counters.size() - 3);
   metrics->set_counters(counters);
 }
 
@@ -98,9 +102,11 @@ std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& sto
   Totals totals;
   batches.start_epoch(0, 0);
   std::string doing = "the evaluation";
+  std::vector<data::BadExample> bad;
   try {
     for (auto then = AfterBatch::kNext; then != AfterBatch::kEnd;) {
       auto batch = batches.next();
+      for (data::BadExample& example : batches.take_bad()) bad.push_back(std::move(example));
       if (batch) {
         doing = "the evaluation of " + describe(batch->images);
         add_batch(network, *batch, loss, format, metrics, totals);
@@ -112,12 +118,16 @@ std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& sto
       }
       if (then == AfterBatch::kStop) return std::nullopt;
     }
+    totals.bad_images = static_cast<int64_t>(bad.size());
     if (group) sum_over_ranks(*group, metrics, totals, loss.ignore_id);
   } catch (...) {
     rethrow_explained(doing);
   }
   require(metrics.has_value(), "an evaluation needs at least one batch, got none");
   EvaluationRecord record;
+  record.bad_images = totals.bad_images;
+  if (totals.bad_images > 0) record.bad = reasons_of_all(bad, group);
+  record.bad.resize(std::min(record.bad.size(), kNamedBadImages));
   record.images = totals.images;
   record.segmentation = metrics->is_segmentation();
   record.loss = totals.counted > 0 ? totals.loss / static_cast<double>(totals.counted) : 0;

@@ -25,7 +25,7 @@ namespace palimpsest::train {
 /// With a `group` each of its ranks calls this with the same network and its own share of the batches, and
 /// gets the record of all batches. Images and metrics are sums of whole numbers: the same bits as in one
 /// process. The loss is added in rank order and differs by rounding in f64. One collective per round of
-/// batches, three more at the end. Throws Error(kUsage) if `batches` is not the share of this rank, and as
+/// batches, three more at the end, and two if images could not be read. Throws Error(kUsage) if `batches` is not the share of this rank, and as
 /// Group does.
 EvaluationRecord evaluate(const Network& network, BatchSource& batches, const LossOptions& loss,
                           const TensorFormat& format, distributed::Group* group = nullptr);

@@ -4,6 +4,8 @@
 #include "palimpsest/train/metrics.h"
 
 #include <cstdint>
+#include <string>
+#include <vector>
 
 // The records of a training, which are the lines of log.jsonl.
 namespace palimpsest::train {
@@ -35,12 +37,20 @@ struct ExponentRecord {
   double recommended_scale = 1;  ///< for both histograms
 };
 
+/// An image that could not be read, at its first appearance in a run.
+struct BadImageRecord {
+  int64_t step = 0;
+  std::string reason;  ///< names the file
+};
+
 struct EvaluationRecord {
   int64_t step = 0, epoch = 0;  ///< steps and epochs done; 0 outside of a training run
   double loss = 0;              ///< mean over all valid pixels (images) of the pass
   Metrics metrics;              ///< mean and per-class IoU, or top-1 and top-5
   int64_t images = 0;
-  bool segmentation = false;  ///< which fields of `metrics` are set
+  int64_t bad_images = 0;        ///< that could not be read, and are not among `images`
+  std::vector<std::string> bad;  ///< why, of at most the first 3
+  bool segmentation = false;     ///< which fields of `metrics` are set
 };
 
 }  // namespace palimpsest::train

@@ -6,6 +6,7 @@
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/ops/abn.h"
 #include "palimpsest/train/checkpoint.h"
+#include "palimpsest/train/common/bad_images.h"
 #include "palimpsest/train/common/ranks.h"
 #include "palimpsest/train/common/require.h"
 #include "palimpsest/train/evaluate.h"
@@ -122,6 +123,8 @@ class Run {
     // A launcher ends all ranks as soon as one has left with the status of a signal: first, rank 0 must have
     // saved.
     if (group_) group_->barrier("the end of the training");
+    if (bad_images_.count() > 0 && progress_) progress_->note(bad_images_.summary());
+    outcome_.bad_images = bad_images_.count();
     outcome_.signal = signal();
     outcome_.last_step = steps_done_;
     return std::move(outcome_);
@@ -272,6 +275,8 @@ class Run {
       require(batch.has_value(),
               fmt::format("an epoch needs {} batches, got only {}", batches_, steps_done_ % batches_));
       record.data_seconds = seconds_since(start);
+      bad_ = source_.take_bad();
+      step_bad_ = static_cast<int64_t>(bad_.size());
       step_images_ = batch->images.size(0);
       doing += " (" + describe(batch->images) + ")";
       update(*batch, record);
@@ -327,11 +332,13 @@ class Run {
   /// makes the sum so on all ranks.
   double share_loss(StepRecord& record, int64_t count) {
     const double mine[] = {record.loss * static_cast<double>(count), static_cast<double>(count),
-                           static_cast<double>(step_images_), stop_signal_.load() != 0 ? 1.0 : 0.0};
+                           static_cast<double>(step_images_), stop_signal_.load() != 0 ? 1.0 : 0.0,
+                           static_cast<double>(step_bad_)};
     const auto all = group_->sum(std::span<const double>(mine), "the loss");
     const auto total = static_cast<int64_t>(all[1]);
     step_images_ = static_cast<int64_t>(all[2]);
     stop_seen_ = all[3] > 0;
+    step_bad_ = static_cast<int64_t>(all[4]);
     record.loss = total > 0 ? all[0] / all[1] : 0;
     return total > 0 ? parallel_->loss_factor(count, total) : 1;
   }
@@ -380,6 +387,7 @@ class Run {
     if (progress_) progress_->step(record, logged);
     if (options_.histogram_every > 0 && stepped_ && step_.observation()) show(*step_.observation());
     if (record.abn_fallbacks > 0 && !fallback_told_) tell_fallback(record.abn_fallbacks);
+    if (step_bad_ > 0) tell_bad();
     if (logged) interval_images_ = 0, interval_seconds_ = 0;
   }
 
@@ -396,6 +404,16 @@ class Run {
     };
     tell("weights", seen.weights);
     tell("activations", seen.activations);
+  }
+
+  /// Names the images that could not be read in this step, on any rank, unless an earlier step had them.
+  void tell_bad() {
+    for (const std::string& reason : reasons_of_all(bad_, group_)) {
+      if (!bad_images_.add(reason)) continue;
+      if (log_) log_->write(BadImageRecord{steps_done_, reason});
+      if (progress_ && bad_images_.count() <= static_cast<int64_t>(kNamedBadImages))
+        progress_->note("another image takes the place of one that cannot be read: " + reason);
+    }
   }
 
   void tell_fallback(int64_t count) {
@@ -447,13 +465,16 @@ class Run {
   const int64_t fallbacks_before_;
 
   int64_t steps_done_ = 0;
-  int64_t saved_step_ = -1;      // of the checkpoint on disk; -1: this run saved none
-  int64_t bad_evaluation_ = -1;  // step of the last evaluation whose loss was not finite
-  int64_t evaluated_step_ = -1;  // of the last evaluation, which the log holds
-  bool stepped_ = false;         // the last step was not skipped
-  int64_t step_images_ = 0;      // of this step, of all ranks
-  bool stop_seen_ = false;       // a rank had a signal in this step
-  int agreed_signal_ = 0;        // of all ranks
+  int64_t saved_step_ = -1;            // of the checkpoint on disk; -1: this run saved none
+  int64_t bad_evaluation_ = -1;        // step of the last evaluation whose loss was not finite
+  int64_t evaluated_step_ = -1;        // of the last evaluation, which the log holds
+  bool stepped_ = false;               // the last step was not skipped
+  int64_t step_images_ = 0;            // of this step, of all ranks
+  std::vector<data::BadExample> bad_;  // of this step, of this rank
+  int64_t step_bad_ = 0;               // of this step, of all ranks
+  BadImages bad_images_;               // since this run began or was resumed
+  bool stop_seen_ = false;             // a rank had a signal in this step
+  int agreed_signal_ = 0;              // of all ranks
   bool wrote_config_ = false;
   std::string data_identity_;
   std::optional<RunLog> log_;

@@ -55,7 +55,8 @@ struct TrainerOptions {
 struct TrainingOutcome {
   std::vector<StepRecord> steps;  ///< of this run, not of the runs that it resumes
   std::vector<EvaluationRecord> evaluations;
-  int64_t last_step = 0;                    ///< that the checkpoint holds, the steps of resumed runs included
+  int64_t bad_images = 0;  ///< different ones that could not be read in this run, of all ranks
+  int64_t last_step = 0;   ///< that the checkpoint holds, the steps of resumed runs included
   std::optional<ExponentRecord> exponents;  ///< the last histogram of gradients
   /// The signal (SIGINT, SIGTERM or SIGHUP) that ended the run early, after the step was completed and a
   /// checkpoint saved. 0: the run ended normally.
@@ -97,10 +98,14 @@ inline const std::atomic<int> kNeverStops{0};
 /// that of the whole batch: every rank computes the gradients of its part, weighted by the number of its
 /// pixels (images) that count, and the gradients are averaged. Loss, images per second and evaluations are
 /// those of all ranks, on all ranks; times and bytes are those of the rank itself. A step has one collective
-/// beside those of the gradients and of the layers.
+/// beside those of the gradients and of the layers, and two more if images could not be read.
 ///
 /// Rank 0 alone reads and writes in `output`, and shows progress. Each rank has the running statistics of its
 /// own part, unless the network's normalizations name the group; those of rank 0 are evaluated and saved.
+///
+/// Images that cannot be read and that the source replaces (BatchSource::take_bad) go to log.jsonl, each at its
+/// first appearance since the run began or was resumed; the progress names the first ones, and at the end the
+/// number.
 ///
 /// A stop signal on one rank stops all ranks after the same step; TrainingOutcome::signal is the same on all.
 /// When train() returns, the last checkpoint is complete.

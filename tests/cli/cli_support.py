@@ -1,11 +1,13 @@
 """The parts that the tests of the program share: running it, and images small enough to train on in a second."""
 import functools
+import io
 import os
 import pathlib
 import re
 import shutil
 import struct
 import subprocess
+import tarfile
 import zlib
 
 import numpy as np
@@ -119,6 +121,27 @@ def image_folder(root, classes=("cat", "dog"), images=4, size=32):
         for name in classes:
             for i in range(images):
                 write(root / split / name / f"{i}.png", png(random.integers(0, 256, (size, size, 3))))
+    return root
+
+
+def write_shard(path, members):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path, "w") as archive:
+        for name, contents in members:
+            member = tarfile.TarInfo(name)
+            member.size = len(contents)
+            archive.addfile(member, io.BytesIO(contents))
+
+
+def shards(root, count=3, examples=8):
+    """ROOT/train-00000K.tar and ROOT/val/0.tar, with labels of images and of pixels."""
+    random = np.random.default_rng(1)
+    for path in [root / f"train-{i:06}.tar" for i in range(count)] + [root / "val/0.tar"]:
+        members = []
+        for i in range(examples):
+            members += [(f"{i}.cls", f"{i % 3}\n".encode()), (f"{i}.png", png(random.integers(0, 256, (32, 40, 3)))),
+                        (f"{i}.seg.png", png(random.integers(0, 3, (32, 40)))), (f"{i}.json", b"{}")]
+        write_shard(path, members)
     return root
 
 

@@ -17,7 +17,7 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release")).resolve()
 sys.path.insert(0, str(ROOT / "tests/cli"))
-from cli_support import image_folder, mixed_sizes, segmentation_folder, succeeds  # noqa: E402
+from cli_support import image_folder, mixed_sizes, segmentation_folder, shards, succeeds  # noqa: E402
 from layouts_support import CLASSES, published  # noqa: E402
 
 RECIPES = ROOT / "docs/recipes.md"
@@ -33,6 +33,7 @@ FEW_STEPS = {
     "demo": f"{SMALL_MODEL} --max-steps 2 --batch 4 --images 4 --val-images 1 --height 48 --width 64 --evaluate-every 0",
     "mine.toml": f"{SMALL_MODEL} --max-steps 2 --batch 2 --crop 32 --threads 1",
     "runs/mine": "--max-steps 3",
+    "PATH/TO/shards": "--model resnet18_narrow --max-steps 2 --batch 2 --crop 32 --threads 1",
 }
 
 
@@ -66,6 +67,7 @@ def folder(tmp_path_factory):
     shutil.copytree(ROOT / "examples", folder / "examples")
     mixed_sizes(segmentation_folder, folder / "PATH/TO/camvid", classes=11)
     mixed_sizes(segmentation_folder, folder / "PATH/TO/mine", classes=3)
+    shards(folder / "PATH/TO/shards", count=12)
     cifar10 = image_folder(folder / "PATH/TO/cifar10", classes=[f"class{i}" for i in range(10)], images=1)
     (cifar10 / "val").rename(cifar10 / "test")
     torch.save(torchvision.models.resnet18().state_dict(), folder / "resnet18.pth")

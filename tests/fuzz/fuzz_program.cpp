@@ -4,7 +4,8 @@
 //   sanitizer; more than 1 s of processor time, or 60 s without an answer; more memory at a time than
 //   Target::most_bytes allows (only under AddressSanitizer, which reports allocations).
 // The bad input is then in fuzz-PARSER.bin. Prints one JSON object. The same arguments give the same inputs.
-// PARSER is safetensors, settings, json (a run's log), png (behind correct checksums) or jpeg.
+// PARSER is safetensors, settings, json (a run's log), png (behind correct checksums), jpeg or
+// tar (behind correct checksums).
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/base/random.h"
@@ -14,9 +15,11 @@
 #include "palimpsest/io/image.h"
 #include "palimpsest/io/image/codecs.h"
 #include "palimpsest/io/safetensors.h"
+#include "palimpsest/io/tar.h"
 #include "palimpsest/train/report/run_log.h"
 #include "tests/fuzz/mutate.h"
 #include "tests/io/jpeg_writer.h"
+#include "tests/support/tar.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -284,13 +287,63 @@ Target jpeg() {
   return target;
 }
 
+/// Changes an archive and corrects the checksums of three blocks in four, so that the changes are read.
+std::string mutate_tar(const std::string& bytes, const std::vector<std::string>& corpus,
+                       const std::vector<std::string>& words, Random& random) {
+  std::string changed = mutate(bytes, corpus, words, random);
+  for (std::size_t at = 0; at + 512 <= changed.size(); at += 512)
+    if (random.below(4) > 0 && changed.compare(at + 257, 5, "ustar") == 0)
+      changed.replace(at, 512, testing::with_checksum(changed.substr(at, 512)));
+  return changed;
+}
+
+Target tar() {
+  auto file = std::make_shared<MemoryFile>();
+  Target target;
+  const std::string name(150, 'n');
+  target.corpus = {
+      testing::tar({}), testing::tar({{"a.jpg", "xyz"}, {"a.cls", "7"}, {"b/c.png", std::string(600, 'p')}}),
+      testing::tar_member("long", name + '\0', 'L') + testing::tar({{"a", "b"}}),
+      testing::tar_member("pax", "9 path=a\n10 size=2\n", 'x') + testing::tar({{"a", "bc"}}),
+      testing::tar_header("folder", 0, '5') + testing::tar_header("link", 9, '2') + testing::tar({})};
+  target.words = {"path=",
+                  "size=",
+                  "GNU.sparse.major=1",
+                  "\n",
+                  "20 ",
+                  "99999999999999999999",
+                  "77777777777",
+                  std::string("\x80\0\0\0\0\0\0\0\0\0\0\1", 12),
+                  std::string("\xFF\xFF\xFF\xFF\xFF\xFF\xFF\xFF", 8),
+                  std::string(512, '\0'),
+                  "L",
+                  "K",
+                  "x",
+                  "g",
+                  "S",
+                  "7"};
+  target.parse = [file](const std::string& bytes) {
+    file->put(bytes);
+    io::TarReader archive(file->path());
+    while (const auto member = archive.next()) (void)archive.read(*member);
+  };
+  target.mutated = [corpus = target.corpus, words = target.words](const std::string& bytes, Random& random) {
+    return mutate_tar(bytes, corpus, words, random);
+  };
+  // A member, and the texts of the headers before it.
+  target.most_bytes = [](int64_t input) { return (int64_t{1} << 20) + 4 * input; };
+  return target;
+}
+
 Target target_of(const std::string& parser) {
   if (parser == "safetensors") return safetensors();
   if (parser == "settings") return settings();
   if (parser == "json") return json();
   if (parser == "png") return png();
   if (parser == "jpeg") return jpeg();
-  throw Error(ErrorKind::kUsage, "unknown parser '" + parser + "': safetensors, settings, json, png or jpeg");
+  if (parser == "tar") return tar();
+  throw Error(ErrorKind::kUsage,
+              "unknown parser '" + parser + "': safetensors, settings, json, png, jpeg or tar");
 }
 
 void keep(const std::string& parser, const std::string& input) {

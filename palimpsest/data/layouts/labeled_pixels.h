@@ -3,6 +3,7 @@
 #include "palimpsest/data/dataset.h"
 #include "palimpsest/data/layouts/labeled_files.h"
 #include "palimpsest/data/transforms.h"
+#include "palimpsest/io/image.h"
 
 #include <filesystem>
 #include <memory>
@@ -17,6 +18,14 @@ LabeledFiles find_segmentation_folder(const std::filesystem::path& root, const s
 /// Returns the lines of ROOT/classes.txt, or none if there is no such file. Throws Error(kData) for a name that is
 /// not UTF-8.
 std::vector<std::string> read_class_names(const std::filesystem::path& root);
+/// Returns the same, or "class 0", "class 1", ... if there is no such file. Throws Error(kData) unless it has
+/// one line per class.
+std::vector<std::string> class_names(const std::filesystem::path& root, int64_t classes);
+
+/// Returns "640x480": width and height.
+std::string size_text(io::ImageSize size);
+/// Returns the number of pixels of each class in a label of train ids, u8. The ignore id is no class.
+std::vector<int64_t> pixels_per_class(const at::Tensor& label, std::size_t classes, int64_t ignore_id);
 
 /// Returns the data set of these files; `names` are those of the classes. Throws Error(kData) for the first
 /// fault, and when an example is read as segmentation_folder does.

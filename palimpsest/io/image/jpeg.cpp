@@ -100,13 +100,15 @@ struct JpegEncoder {
   }
 };
 
-// Converts printing inks to RGB. Adobe's programs, which write nearly all such files, store inks inverted.
+// Converts printing inks to RGB, rounded as Pillow rounds. Adobe's programs, which write nearly all such files,
+// store inks inverted.
 void cmyk_to_rgb(const unsigned char* cmyk, unsigned char* rgb, int64_t pixels, bool inverted) {
+  const int flip = inverted ? 255 : 0;
   for (int64_t i = 0; i < pixels; ++i) {
+    const int light = 255 - (cmyk[4 * i + 3] ^ flip);  // that black leaves
     for (int channel = 0; channel < 3; ++channel) {
-      const int ink = cmyk[4 * i + channel], black = cmyk[4 * i + 3];
-      rgb[3 * i + channel] =
-          static_cast<unsigned char>((inverted ? ink * black : (255 - ink) * (255 - black)) / 255);
+      const int ink = cmyk[4 * i + channel] ^ flip;
+      rgb[3 * i + channel] = static_cast<unsigned char>(light - (2 * ink * light + 255) / 510);
     }
   }
 }

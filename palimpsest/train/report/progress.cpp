@@ -104,7 +104,8 @@ void Progress::evaluation(const EvaluationRecord& record) {
        (record.segmentation ? fmt::format("mean IoU {:.2f} %  pixel accuracy {:.2f} %", 100 * m.mean_iou,
                                           100 * m.pixel_accuracy)
                             : fmt::format("top-1 {:.2f} %  top-5 {:.2f} %", 100 * m.top1, 100 * m.top5)) +
-       fmt::format("  ({} images)", record.images));
+       fmt::format("  ({} images{})", record.images,
+                   record.bad_images > 0 ? fmt::format(", {} bad ones left out", record.bad_images) : ""));
 }
 
 void Progress::note(const std::string& text) {

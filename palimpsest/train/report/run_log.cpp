@@ -1,6 +1,7 @@
 #include "palimpsest/train/report/run_log.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/io/atomic_file.h"
 
 #include <fcntl.h>
@@ -47,6 +48,7 @@ Json to_json(const EvaluationRecord& r) {
     json["top1"] = r.metrics.top1;
     json["top5"] = r.metrics.top5;
   }
+  if (r.bad_images > 0) json["bad_images"] = r.bad_images;
   return json;
 }
 
@@ -113,6 +115,11 @@ void RunLog::write(const ExponentRecord& record) {
                      {"recommended_scale", record.recommended_scale},
                      {"weights", to_json(record.weights)},
                      {"activations", to_json(record.activations)}};
+  write_line(json.dump() + "\n");
+}
+
+void RunLog::write(const BadImageRecord& record) {
+  const Json json = {{"type", "bad_image"}, {"step", record.step}, {"reason", as_utf8(record.reason)}};
   write_line(json.dump() + "\n");
 }
 

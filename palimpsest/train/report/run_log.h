@@ -8,7 +8,8 @@
 
 namespace palimpsest::train {
 
-/// log.jsonl: one JSON object per line, with "type" ("step", "evaluation" or "exponents") and the members of
+/// log.jsonl: one JSON object per line, with "type" ("step", "evaluation", "exponents" or
+/// "bad_image") and the members of
 /// the record under their own names; a number that is not finite is null. The operating system has a line
 /// before the call returns, so a killed program loses no line. A full disk throws Error(kOutput) that names
 /// the file.
@@ -28,6 +29,7 @@ class RunLog {
   /// Writes a histogram as its shares (values, zero, lost, recoverable, above) and its bars. Each of `bars`
   /// is the share of one exponent; `lowest` is the exponent of the first bar.
   void write(const ExponentRecord& record);
+  void write(const BadImageRecord& record);
   /// Returns the step of the last evaluation in the log; -1: none.
   int64_t evaluated_step() const { return evaluated_step_; }
 

@@ -1,0 +1,173 @@
+#include "palimpsest/data/webdataset/shard.h"
+
+#include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
+#include "palimpsest/io/atomic_file.h"
+
+#include <algorithm>
+#include <chrono>
+#include <optional>
+#include <sstream>
+#include <string_view>
+#include <system_error>
+
+namespace palimpsest::data::shards {
+namespace {
+
+namespace fs = std::filesystem;
+
+/// The members of a shard, and what ended the reading before its end.
+struct Members {
+  std::vector<io::TarMember> list;
+  std::string fault;
+};
+
+Members read_headers(io::TarReader& archive) {
+  Members members;
+  try {
+    while (auto member = archive.next()) members.list.push_back(std::move(*member));
+  } catch (const Error& error) {
+    members.fault = error.what();
+  }
+  return members;
+}
+
+/// Returns the first line of the index of a shard, which another shard of the same name does not have.
+std::string index_title(const fs::path& shard) {
+  std::error_code error;
+  const auto size = fs::file_size(shard, error);
+  const auto time = fs::last_write_time(shard, error).time_since_epoch();
+  return "palimpsest index 1 of a tar archive of " + std::to_string(size) + " bytes, time " +
+         std::to_string(std::chrono::duration_cast<std::chrono::nanoseconds>(time).count());
+}
+
+fs::path index_path(const fs::path& shard) {
+  return shard.string() + ".index";
+}
+
+/// The index has the title, a line "OFFSET SIZE NAME" per member, and a line "end".
+std::optional<Members> read_index(const fs::path& shard) {
+  std::error_code error;
+  if (!fs::is_regular_file(index_path(shard), error)) return std::nullopt;
+  Members members;
+  try {
+    std::istringstream lines(io::read_file(index_path(shard)));
+    std::string line;
+    if (!std::getline(lines, line) || line != index_title(shard)) return std::nullopt;
+    while (std::getline(lines, line) && line != "end") {
+      std::istringstream words(line);
+      io::TarMember member;
+      if (!(words >> member.offset >> member.size) || words.get() != ' ' || !std::getline(words, member.name))
+        return std::nullopt;
+      members.list.push_back(std::move(member));
+    }
+    if (line != "end") return std::nullopt;
+  } catch (const Error&) {
+    return std::nullopt;  // then the headers are read
+  }
+  return members;
+}
+
+void write_index(const fs::path& shard, const Members& members) {
+  std::string text = index_title(shard) + "\n";
+  for (const io::TarMember& member : members.list) {
+    if (member.name.find('\n') != std::string::npos) return;
+    text += std::to_string(member.offset) + " " + std::to_string(member.size) + " " + member.name + "\n";
+  }
+  try {
+    io::write_file_atomically(index_path(shard), text + "end\n");
+  } catch (const Error&) {  // a folder that may not be written
+  }
+}
+
+/// Returns the length of the key in a member's name: up to the first dot behind the last slash.
+std::size_t key_length(std::string_view name) {
+  const std::size_t slash = name.rfind('/');
+  const std::size_t dot = name.find('.', slash == std::string_view::npos ? 0 : slash);
+  return std::min(dot, name.size());
+}
+
+std::string lower_case(std::string_view text) {
+  std::string lower(text);
+  std::transform(lower.begin(), lower.end(), lower.begin(),
+                 [](char c) { return c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c; });
+  return lower;
+}
+
+/// The members of one example.
+struct Group {
+  const io::TarMember *image = nullptr, *id = nullptr, *map = nullptr;  // .cls, .seg.png
+
+  void add(const io::TarMember& member) {
+    const std::string ending = lower_case(std::string_view(member.name).substr(key_length(member.name)));
+    if (ending == ".jpg" || ending == ".jpeg" || ending == ".png") image = &member;
+    if (ending == ".cls") id = &member;
+    if (ending == ".seg.png") map = &member;
+  }
+};
+
+/// `is_cut`: the shard ends behind the group because it is damaged, so the group may lack members.
+void add_example(Shard& shard, const Group& group, std::string_view key, bool labels_pixels, bool is_cut) {
+  const io::TarMember* label = labels_pixels ? group.map : group.id;
+  const io::TarMember* other = labels_pixels ? group.id : group.map;
+  if (is_cut && (!group.image || !label)) return;
+  const std::string example = "'" + printable(key) + "' of '" + shard.path.string() + "'";
+  if (!group.image) {
+    if (label)
+      shard.faults.push_back("example " + example + " has a label and no image (.jpg, .jpeg or .png)");
+    return;
+  }
+  if (!label) {
+    const std::string wanted = labels_pixels ? ".seg.png, one class id per pixel" : ".cls, its class id";
+    const std::string hint = !other          ? ""
+                             : labels_pixels ? "; it has a .cls, for a classification model"
+                                             : "; it has a .seg.png, for a segmentation model";
+    shard.faults.push_back("example " + example + " has no label (" + wanted + ")" + hint);
+    return;
+  }
+  constexpr std::size_t kMostNames = std::size_t{1} << 31;
+  if (shard.names.size() + group.image->name.size() > kMostNames)
+    throw Error(ErrorKind::kData, "shard '" + shard.path.string() + "' has names of more than 2 GiB");
+  const auto begin = static_cast<uint32_t>(shard.names.size());
+  shard.names += group.image->name;
+  shard.examples.push_back({{group.image->offset, group.image->size},
+                            {label->offset, label->size},
+                            begin,
+                            static_cast<uint32_t>(shard.names.size())});
+}
+
+}  // namespace
+
+std::string Shard::name_of(const Example& example) const {
+  return path.string() + ": " + names.substr(example.name_begin, example.name_end - example.name_begin);
+}
+
+Shard find_examples(const fs::path& path, bool labels_pixels) {
+  Shard shard{path, {}, {}, {}};
+  io::TarReader archive(path);
+  std::optional<Members> members = read_index(path);
+  if (!members) {
+    members = read_headers(archive);
+    if (members->fault.empty()) write_index(path, *members);
+  }
+  for (std::size_t i = 0; i < members->list.size();) {
+    const std::string_view name = members->list[i].name;
+    const std::string_view key = name.substr(0, key_length(name));
+    Group group;
+    for (; i < members->list.size(); ++i) {
+      const io::TarMember& member = members->list[i];
+      if (std::string_view(member.name).substr(0, key_length(member.name)) != key) break;
+      group.add(member);
+    }
+    const bool is_cut = !members->fault.empty() && i == members->list.size();
+    add_example(shard, group, key, labels_pixels, is_cut);
+  }
+  if (!members->fault.empty()) {
+    const std::size_t found = shard.examples.size();
+    shard.faults.insert(shard.faults.begin(), members->fault + "; its first " + std::to_string(found) +
+                                                  (found == 1 ? " example is" : " examples are") + " whole");
+  }
+  return shard;
+}
+
+}  // namespace palimpsest::data::shards
