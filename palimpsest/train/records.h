@@ -4,6 +4,7 @@
 #include "palimpsest/train/metrics.h"
 
 #include <cstdint>
+#include <vector>
 
 // The records of a training, which are the lines of log.jsonl.
 namespace palimpsest::train {
@@ -41,6 +42,9 @@ struct EvaluationRecord {
   Metrics metrics;              ///< mean and per-class IoU, or top-1 and top-5
   int64_t images = 0;
   bool segmentation = false;  ///< which fields of `metrics` are set
+  /// (classes, classes): the pixels (images) of a true class, the row, by predicted class, the column. Empty
+  /// for classification unless EvaluationOptions::confusion asks for it.
+  std::vector<int64_t> confusion;
 };
 
 }  // namespace palimpsest::train
