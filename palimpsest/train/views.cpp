@@ -14,7 +14,8 @@
 namespace palimpsest::train {
 namespace {
 
-constexpr double kLargestScale = 16;
+constexpr double kLargestScale = 4;
+constexpr std::size_t kMostScales = 64;
 constexpr int64_t kBandValues = 1 << 20;  // 4 MiB in f32: what the next operator reads is still in the cache
 
 /// One window along one axis.
@@ -187,6 +188,8 @@ bool ViewOptions::is_single() const {
 
 void check_views(const ViewOptions& options) {
   require(!options.scales.empty(), "the scales of an evaluation must be at least one number, got none");
+  require(options.scales.size() <= kMostScales,
+          fmt::format("an evaluation may have {} scales, got {}", kMostScales, options.scales.size()));
   for (const double scale : options.scales)
     require(scale > 0 && scale <= kLargestScale,
             fmt::format("each scale of an evaluation must be in (0, {:g}], got {:g}", kLargestScale, scale));

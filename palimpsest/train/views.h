@@ -15,7 +15,7 @@ namespace palimpsest::train {
 /// The views of an image for a segmentation network: the image at each of `scales`, in windows if `window` > 0,
 /// and the mirror image of each view if `flip`.
 struct ViewOptions {
-  std::vector<double> scales{1.0};  ///< factors of the image's height and width; each in (0, 16]
+  std::vector<double> scales{1.0};  ///< factors of the image's height and width; at most 64, each in (0, 4]
   bool flip = false;
   /// Side of the square windows, pixels of the scaled image; 0: the whole image. On an axis where the scaled
   /// image is shorter, the window shrinks to the image, and nothing is padded.
@@ -28,7 +28,7 @@ struct ViewOptions {
   bool is_single() const;
 };
 
-/// Throws Error(kUsage) for options out of range: no scale, a scale outside of (0, 16], a stride larger than
+/// Throws Error(kUsage) for options out of range: no scale, more than 64, a scale outside of (0, 4], a stride larger than
 /// the window, or a stride without a window.
 void check_views(const ViewOptions& options);
 

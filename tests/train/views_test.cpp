@@ -295,8 +295,9 @@ TEST(Views, OptionsThatCannotWorkAreOneLine) {
     expect_error(ErrorKind::kUsage, says, [&] { probabilities_of(*network, image, options); });
   };
   fails({"scales", "at least one", "none"}, {.scales = {}});
-  fails({"each scale", "(0, 16]", "got 0"}, {.scales = {1, 0}});
+  fails({"each scale", "(0, 4]", "got 0"}, {.scales = {1, 0}});
   fails({"each scale", "got -1"}, {.scales = {-1}});
+  fails({"64 scales", "got 65"}, {.scales = std::vector<double>(65, 1.0)});
   fails({"each scale", "got nan"}, {.scales = {std::nan("")}});
   fails({"scale 0.04 leaves no pixel", "20 x 10 pixels", "at least 0.05"}, {.scales = {1, 0.04}});
   fails({"stride", "window", "stride 9 and window 8"}, {.window = 8, .stride = 9});
