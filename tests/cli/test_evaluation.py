@@ -190,7 +190,7 @@ def test_an_empty_list_of_scales_is_one_line(trained, folder):
     ("--protocol=ten_crop", ["ten_crop needs", "--eval-crop", "which is 0"]),
     ("--protocol=ten_crop --eval-crop=33", ["ten crops of 33 x 33", "got 32 x 32"]),
     ("--labels=train --output=o", ["--labels has no effect", "resnet18_narrow"]),
-    ("--activation=softplus", ["activation", "softplus"]),
+    ("--activation=rellu", ["did you mean 'relu'"]),
 ])
 def test_what_cannot_work_for_classification_is_one_line(trained_classifier, folder, flags, says):
     run, _ = trained_classifier
