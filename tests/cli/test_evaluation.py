@@ -21,8 +21,8 @@ def run21(tmp_path_factory):
     """(run folder, data folder) of a segmentation network of 21 classes."""
     folder = tmp_path_factory.mktemp("run21")
     data = segmentation_folder(folder / "data", classes=21)
-    succeeds("train", *TINY[:2], *"--data segmentation_folder --classes 21 --crop 32 --batch 4 --threads 1 --evaluate-every 0".split(),
-             "--data-root", data, "--output", folder / "run")
+    flags = "--data segmentation_folder --classes 21 --crop 32 --batch 4 --threads 1 --evaluate-every 0".split()
+    succeeds("train", *TINY[:2], *flags, "--data-root", data, "--output", folder / "run")
     return folder / "run", data
 
 
@@ -34,6 +34,12 @@ def test_views_do_not_depend_on_the_batch_and_change_the_result(run21):
     run, _ = run21
     one = evaluation(run, *VIEWS, "--eval-batch", "1")
     assert one == evaluation(run, *VIEWS, "--eval-batch", "3") != evaluation(run)
+
+
+@pytest.mark.parametrize("flags", ["--channels-last", "--precision bf16", "--dtype f64"])
+def test_every_format_has_views(run21, flags):
+    said, f32 = evaluation(run21[0], *VIEWS, *flags.split()), evaluation(run21[0], *VIEWS)
+    assert said["loss"] == pytest.approx(f32["loss"], rel=0.05 if "bf16" in flags else 1e-4)
 
 
 def test_a_run_stores_its_views_and_eval_and_predict_use_them(folder):
@@ -86,7 +92,8 @@ def test_label_images_of_eval_and_predict_are_the_same(run21, folder):
     run, data = run21
     for views in ((), VIEWS):
         for command, images in (("eval", ()), ("predict", (data / "val",))):
-            succeeds(command, run, *images, *views, "--labels", "train", "--output", folder / command, "--threads", "1", "--overwrite")
+            succeeds(command, run, *images, *views, "--labels", "train", "--output", folder / command, "--overwrite",
+                     "--threads", "1")
         for image in (data / "val").iterdir():
             assert png_size(folder / "eval" / image.name) == (64, 48, 0)
             assert (folder / "eval" / image.name).read_bytes() == (folder / "predict" / image.name).read_bytes()

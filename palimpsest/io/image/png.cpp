@@ -218,6 +218,7 @@ std::string encode_png(const at::Tensor& image) {
 
 std::string encode_png_labels(const at::Tensor& labels, const std::vector<std::array<uint8_t, 3>>& palette) {
   std::vector<png_color> colors;
+  colors.reserve(palette.size());
   for (const auto& [red, green, blue] : palette) colors.push_back({red, green, blue});
   return encode(labels, palette.empty() ? PNG_COLOR_TYPE_GRAY : PNG_COLOR_TYPE_PALETTE, colors);
 }
