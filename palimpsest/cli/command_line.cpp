@@ -234,6 +234,16 @@ void become_train_or_compare(Options& options, const std::vector<FlagValue>& fla
   }
 }
 
+/// Lets eval build the network with another activation than that of its training, `trained`. A stored strategy
+/// decides memory alone, so one that does not fit the activation gives way.
+void exchange_activation(Options& options, const Options& trained) {
+  if (activation_text(options) == activation_text(trained)) return;
+  options.run.trained_activation = activation_text(trained);
+  options.given.erase("model.strategy");
+  options.given.erase("model.dense_strategy");
+  options.model.dense_strategy = "auto";
+}
+
 /// Applies the files, then the flags, to the defaults in `options`.
 void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   Options flags_alone;  // flags name the files
@@ -264,6 +274,7 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
     refuse_stored(flags, options.run.checkpoint);
   for (const FlagValue& flag : flags) set_text(options, *flag.setting, flag.text, flag.name());
   options.run.resume = flags_alone.run.resume;
+  if (options.run.command == Command::kEval) exchange_activation(options, before);
   complete_strategies(options);
   if (continues) check_resumed(options, resumed);
   check_combinations(options, before);

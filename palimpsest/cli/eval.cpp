@@ -1,14 +1,21 @@
+#include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/confusion_file.h"
 #include "palimpsest/cli/factories.h"
+#include "palimpsest/cli/label_files.h"
+#include "palimpsest/cli/output_file.h"
 #include "palimpsest/cli/processes.h"
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/train/evaluate.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <iostream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 namespace palimpsest::cli {
@@ -22,6 +29,10 @@ nlohmann::ordered_json to_json(const train::EvaluationRecord& record, const Opti
   const train::Metrics& m = record.metrics;
   nlohmann::ordered_json json{{"images", record.images}, {"loss", number_or_null(record.loss)}};
   if (options.data.bad_images == "skip") json["bad_images"] = record.bad_images;
+  if (!options.run.trained_activation.empty())
+    json["activation"] = {{"trained", options.run.trained_activation},
+                          {"evaluated", activation_text(options)}};
+  if (!record.confusion.empty()) json["confusion"] = confusion_rows(record.confusion);
   if (!record.segmentation) {
     json["top1"] = m.top1;
     json["top5"] = m.top5;
@@ -37,6 +48,9 @@ nlohmann::ordered_json to_json(const train::EvaluationRecord& record, const Opti
 
 void print(const train::EvaluationRecord& record, const Options& options) {
   const train::Metrics& m = record.metrics;
+  if (!options.run.trained_activation.empty())
+    fmt::print("activation      trained with {}, evaluated with {}\n",
+               printable(options.run.trained_activation), activation_text(options));
   fmt::print("images          {}\n", record.images);
   if (record.bad_images > 0) fmt::print("bad images      {}, left out\n", record.bad_images);
   fmt::print("loss            {:.4f}\n", record.loss);
@@ -53,7 +67,52 @@ void print(const train::EvaluationRecord& record, const Options& options) {
   }
 }
 
+/// Returns whether `folder` is `parent` or lies in it, through links.
+bool lies_in(const std::filesystem::path& folder, const std::filesystem::path& parent) {
+  std::error_code error;
+  const auto inner = std::filesystem::weakly_canonical(folder / "", error).parent_path(),
+             outer = std::filesystem::weakly_canonical(parent / "", error).parent_path();
+  return !error && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
+}
+
+/// Refuses flags that have no effect, and files that cannot be written.
+void check_files(const Options& options) {
+  const auto output = options.given.find("output.folder");
+  const bool labels = !options.run.labels.empty();
+  if (labels && options.output.folder.empty())
+    throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: the label images go there");
+  if (!labels && output != options.given.end() && output->second.starts_with("--"))
+    throw Error(ErrorKind::kUsage, output->second + " has no effect without --labels");
+  if (!labels && options.run.confusion.empty() && options.run.overwrite)
+    throw Error(ErrorKind::kUsage, "--overwrite has no effect without --labels or --confusion");
+  if (labels && options.data.eval_crop > 0)
+    throw Error(ErrorKind::kUsage,
+                "--labels needs whole images: set [data] eval_crop (--eval-crop) to 0, which is " +
+                    std::to_string(options.data.eval_crop));
+  if (labels && !options.data.root.empty() && lies_in(options.output.folder, options.data.root))
+    throw Error(ErrorKind::kUsage, "--output must be a folder outside of the data set " + options.data.root +
+                                       ", whose labels are the truth; got " + options.output.folder);
+  check_confusion_file(options);
+}
+
+/// Returns a receiver that writes FOLDER/NAME.png per image. Two images of one name are an error.
+auto label_writer(const Options& options) {
+  return [&options, encoding = make_label_encoding(options),
+          images = std::map<std::filesystem::path, std::string>()](const std::string& name,
+                                                                   const at::Tensor& classes) mutable {
+    const auto path = std::filesystem::path(options.output.folder) / data::label_file_name(name);
+    const auto [first, fresh] = images.emplace(path, name);
+    if (!fresh)
+      throw Error(ErrorKind::kUsage, "the labels of " + name + " and " + first->second +
+                                         " would both be written to " + path.string() +
+                                         ": rename one of them");
+    check_output_file(path, "--output", options);
+    data::write_labels(path, classes, encoding);
+  };
+}
+
 int evaluate(Options options, distributed::Group* group) {
+  check_files(options);
   const Datasets sets = make_datasets(options, Need::kValidation);
   const auto model = load_trained_model(options);
   check_task(options, *model);
@@ -63,11 +122,21 @@ int evaluate(Options options, distributed::Group* group) {
     for (const at::Tensor& buffer : model->buffers()) tensors.push_back(buffer);
     group->broadcast(tensors, "the weights");
   }
-  const auto record =
-      train::evaluate(*model, *loader, make_loss_options(options), make_format(options), group);
+  train::EvaluationOptions evaluation{.loss = make_loss_options(options),
+                                      .format = make_format(options),
+                                      .views = make_views(options),
+                                      .confusion = !options.run.confusion.empty()};
+  if (options.eval.protocol == "ten_crop") evaluation.ten_crop = options.data.eval_crop;
+  if (!options.run.labels.empty() && !model->is_segmentation())
+    throw Error(ErrorKind::kUsage,
+                "--labels has no effect: " + options.model.name + " labels images, not pixels");
+  if (!options.run.labels.empty()) evaluation.labels = label_writer(options);
+  train::LoaderBatches batches(*loader);
+  const auto record = train::evaluate(*model, batches, evaluation, group);
   if (group && group->rank() > 0) return 0;
   for (const std::string& reason : record.bad)
     std::cerr << "palimpsest: left out: " << printable(reason) << std::endl;
+  if (!options.run.confusion.empty()) write_confusion(options, record.confusion);
   if (options.run.json) {
     std::cout << to_json(record, options).dump() << std::endl;
   } else {

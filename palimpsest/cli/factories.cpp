@@ -29,7 +29,9 @@ data::TransformOptions transform(const Options& options, bool training) {
   const Options::Data& d = options.data;
   data::TransformOptions t;
   t.training = training;
-  t.crop = training ? d.crop : d.eval_crop;
+  // The evaluation itself cuts ten crops out of the whole image.
+  const bool crops_later = options.run.command == Command::kEval && options.eval.protocol == "ten_crop";
+  t.crop = training ? d.crop : crops_later ? 0 : d.eval_crop;
   t.scale_min = training ? d.scale_min : 1;
   t.scale_max = training ? d.scale_max : 1;
   t.short_side = training ? d.short_side : d.eval_short_side;
@@ -268,6 +270,11 @@ train::LossOptions make_loss_options(const Options& options) {
 train::TensorFormat make_format(const Options& options) {
   return train::TensorFormat::parse(options.train.dtype, options.train.channels_last, options.train.precision,
                                     options.run.device);
+}
+
+train::ViewOptions make_views(const Options& options) {
+  const Options::Eval& e = options.eval;
+  return {.scales = e.scales, .flip = e.flip, .window = e.window, .stride = e.stride};
 }
 
 train::TrainerOptions make_trainer_options(const Options& options) {

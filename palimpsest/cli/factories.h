@@ -5,6 +5,7 @@
 #include "palimpsest/nn/model.h"
 #include "palimpsest/train/tensor_format.h"
 #include "palimpsest/train/trainer.h"
+#include "palimpsest/train/views.h"
 
 #include <memory>
 #include <string>
@@ -46,6 +47,8 @@ std::unique_ptr<data::Loader> make_validation_loader(const Options& options,
 train::LossOptions make_loss_options(const Options& options);
 /// Returns dtype, layout, device and precision of the network's tensors.
 train::TensorFormat make_format(const Options& options);
+/// Returns the views of an image in eval and predict.
+train::ViewOptions make_views(const Options& options);
 /// Returns the options of train::train; `config` and `config_file` are to_toml(options, ...),
 /// `output` is output.folder. The learning rates are scaled to the batch (optimizer.lr_for_batch). `group` is
 /// null.

@@ -103,6 +103,15 @@ struct Options {
   train::ScheduleOptions schedule;
   train::LossOptions loss;  ///< its ignore_id follows data.ignore_id (cli/factories.h)
 
+  /// The views of an image in eval and predict. A training stores them; its own evaluations have one view.
+  struct Eval {
+    std::string protocol = "centre";  ///< classification: "centre" or "ten_crop", of data.eval_crop pixels
+    std::vector<double> scales{1};    ///< segmentation
+    bool flip = false;
+    int64_t window = 0;
+    int64_t stride = 0;
+  } eval;
+
   struct Compare {
     std::vector<std::string> strategies{"standard", "inplace_2"};
     int64_t memory = 0;  ///< MiB for the largest batch; 0: the first strategy's peak at train.batch
@@ -137,6 +146,9 @@ struct Options {
     std::string format = "auto";      ///< import: meaning of the weights of normalizations
     bool fold = false;                ///< export: normalizations into convolutions
     std::string logits;               ///< predict: file for the raw logits
+    std::string labels;               ///< eval, predict: encoding of the label images; empty: none
+    std::string confusion;            ///< eval: file for the confusion matrix
+    std::string trained_activation;   ///< eval: in words, if the evaluation has another one
     std::string device = "cpu";       ///< train, eval, predict: never stored, because it is no part of a run
     int64_t size = 224;               ///< info: side of the images, pixels
     bool resume = false;

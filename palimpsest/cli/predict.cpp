@@ -2,6 +2,7 @@
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/factories.h"
+#include "palimpsest/cli/label_files.h"
 #include "palimpsest/cli/output_file.h"
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/data/class_colors.h"
@@ -92,7 +93,7 @@ std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const O
   std::map<fs::path, fs::path> taken;
   std::vector<fs::path> paths;
   for (const fs::path& image : images) {
-    const fs::path path = folder / (image.stem().string() + ".png");
+    const fs::path path = folder / data::label_file_name(image);
     const auto [entry, fresh] = taken.emplace(path, image);
     if (!fresh)
       throw Error(ErrorKind::kUsage, image.string() + " and " + entry->second.string() +
@@ -170,18 +171,31 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
     throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: the pictures go there");
   const auto paths = pictures ? picture_paths(images, options) : std::vector<fs::path>();
   const auto format = make_format(options);
+  const train::ViewOptions views = make_views(options);
+  std::optional<data::LabelEncoding> labels;
+  if (!options.run.labels.empty()) labels = make_label_encoding(options);
+  if (labels && !pictures)
+    throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: the label images go there");
   const at::Tensor colors = data::class_colors(options.data.kind, options.model.classes);
   for (std::size_t i = 0; i < images.size(); ++i) {
     const at::Tensor input = read_input(images[i], options, format);
-    const at::Tensor logits = train::coarse_logits(model, input, format.precision);
+    at::Tensor logits;
+    if (views.is_single() || logits_file.wanted())
+      logits = train::coarse_logits(model, input, format.precision);
     if (logits_file.wanted())
       logits_file.add(
           images[i],
           at::upsample_bilinear2d(logits, input.sizes().slice(2), /*align_corners=*/false)[0].cpu());
     if (!pictures) continue;
-    const at::Tensor ids = train::predicted_classes(logits, input.sizes().slice(2))[0].cpu();
+    const at::Tensor ids = views.is_single()
+                               ? train::predicted_classes(logits, input.sizes().slice(2))[0].cpu()
+                               : train::classes_of_views(model, input[0], views, format);
     check_not_in_use(paths[i]);
-    io::write_png(paths[i], colors.index({ids}).contiguous());
+    if (labels) {
+      data::write_labels(paths[i], ids.to(at::kByte), *labels);
+    } else {
+      io::write_png(paths[i], colors.index({ids}).contiguous());
+    }
     if (!options.run.json)
       std::cout << printable(images[i].string()) << " -> " << printable(paths[i].string()) << std::endl;
   }
@@ -198,6 +212,9 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
       it != options.given.end() && it->second.starts_with("--"))
     throw Error(ErrorKind::kUsage, it->second + " has no effect: " + options.model.name +
                                        " names images, and the names are printed");
+  if (!options.run.labels.empty())
+    throw Error(ErrorKind::kUsage,
+                "--labels has no effect: " + options.model.name + " names images, and the names are printed");
   if (options.run.overwrite && options.run.logits.empty())
     throw Error(ErrorKind::kUsage, "--overwrite has no effect without --logits: " + options.model.name +
                                        " names images, and the names are printed");

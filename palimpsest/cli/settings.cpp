@@ -4,6 +4,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/cli/variants.h"
 #include "palimpsest/data/check.h"
+#include "palimpsest/data/class_set.h"
 #include "palimpsest/data/layouts.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/models/weights.h"
@@ -34,10 +35,14 @@ constexpr unsigned kStartsTraining = Command::kTrain | Command::kCompare;
 constexpr unsigned kNamesModel = kMakesModel | Command::kImport;
 constexpr unsigned kWritesWeights = Command::kImport | Command::kExport;
 
+constexpr unsigned kLabelsImages = Command::kEval | Command::kPredict;
+constexpr unsigned kStoresViews = kLabelsImages | Command::kTrain;
+
 constexpr Range kAny{};
 constexpr Range kPositive{.low = 0, .above = true};
 constexpr Range kNotNegative{.low = 0};
 constexpr Range kOneOrMore{.low = 1};
+constexpr Range kViewScale{.low = 0, .high = 4, .above = true};
 constexpr Range kShare{.low = 0, .high = 1};
 constexpr Range kMomentum{.low = 0, .high = 1, .below = true};
 constexpr Range kPositiveShare{.low = 0, .high = 1, .above = true};
@@ -78,6 +83,15 @@ std::vector<std::string> samplers() {
 std::vector<std::string> bad_image_policies() {
   return {"fail", "skip"};
 }
+std::vector<std::string> protocols() {
+  return {"centre", "ten_crop"};
+}
+std::vector<std::string> label_encodings() {
+  return {"train", "official"};
+}
+bool is_class_set(const std::string& name) {
+  return data::class_set(name) != nullptr;
+}
 std::vector<std::string> dtypes() {
   return {"f32", "f64"};
 }
@@ -117,10 +131,10 @@ std::vector<Setting> make_settings() {
       {"model", "dense_strategy", "dense-strategy", "<name>",
        "how a block of a densenet spends memory; auto: chosen by the strategy", kMakesModel,
        PALIMPSEST_FIELD(model.dense_strategy), kAny, dense_strategies},
-      {"model", "activation", "activation", "<name>", "activation after every normalization", kNamesModel,
-       PALIMPSEST_FIELD(model.activation), kAny, nn::activation_names},
+      {"model", "activation", "activation", "<name>", "activation after every normalization",
+       kNamesModel | Command::kEval, PALIMPSEST_FIELD(model.activation), kAny, nn::activation_names},
       {"model", "slope", "slope", "<factor>", "leaky ReLU's slope below zero, or ELU's alpha; 0: ReLU",
-       kNamesModel, PALIMPSEST_FIELD(model.slope), kNotNegative},
+       kNamesModel | Command::kEval, PALIMPSEST_FIELD(model.slope), kNotNegative},
       {"model", "output_stride", "output-stride", "<pixels>",
        "pixels per feature of a segmentation model, 8 or 16", kNamesModel,
        PALIMPSEST_FIELD(model.output_stride), kStride},
@@ -290,8 +304,24 @@ std::vector<Setting> make_settings() {
        "bootstrap: at most this share of an image's valid pixels counts", kReadsData,
        PALIMPSEST_FIELD(loss.bootstrap_share), kPositiveShare},
 
+      {"eval", "protocol", "protocol", "<name>",
+       "classification: the centre of an image, or ten crops of it, of --eval-crop pixels", kStoresViews,
+       PALIMPSEST_FIELD(eval.protocol), kAny, protocols},
+      {"eval", "scales", "eval-scales", "<factor,factor,...>",
+       "segmentation: scales of an image whose probabilities are averaged", kStoresViews,
+       PALIMPSEST_FIELD(eval.scales), kViewScale},
+      {"eval", "flip", "eval-flip", "", "segmentation: average with the mirror image, too", kStoresViews,
+       PALIMPSEST_FIELD(eval.flip)},
+      {"eval", "window", "window", "<pixels>",
+       "segmentation: side of sliding windows over the scaled image; 0: the whole image", kStoresViews,
+       PALIMPSEST_FIELD(eval.window), kCrop},
+      {"eval", "stride", "window-stride", "<pixels>",
+       "pixels between neighbouring windows; 0: two thirds of the window", kStoresViews,
+       PALIMPSEST_FIELD(eval.stride), kCrop},
+
       {"compare", "strategies", "strategies", "<name,name,...>",
-       "strategies to compare, or STRATEGY+PRECISION, +DENSE STRATEGY, +ACTIVATION; ratios are to the first one",
+       "strategies to compare, or STRATEGY+PRECISION, +DENSE STRATEGY, +ACTIVATION; ratios are to the first "
+       "one",
        Command::kCompare | Command::kDemo, PALIMPSEST_FIELD(compare.strategies), kAny, nn::strategy_names,
        begins_with_strategy},
       {"compare", "memory", "memory", "<MiB>",
@@ -303,7 +333,7 @@ std::vector<Setting> make_settings() {
        [] { return std::vector<std::string>{"nothing", "batch", "crop"}; }},
 
       {"output", "folder", "output", "<folder>", "folder for all files that are written",
-       kTraining | Command::kPredict, PALIMPSEST_FIELD(output.folder)},
+       kTraining | kLabelsImages, PALIMPSEST_FIELD(output.folder)},
       {"output", "log_every", "log-every", "<steps>", "steps between progress lines", kTraining,
        PALIMPSEST_FIELD(output.log_every), kOneOrMore},
       {"output", "checkpoint_every", "checkpoint-every", "<steps>",
@@ -333,8 +363,8 @@ std::vector<Setting> make_settings() {
        "how long one of several processes waits for the others, 600 if not given",
        Command::kTrain | Command::kEval, PALIMPSEST_FIELD(run.timeout), kTimeout},
       {"", "overwrite", "overwrite", "",
-       "replace the run in the output folder, or the files (import, export, predict)",
-       kTraining | kWritesWeights | Command::kPredict, PALIMPSEST_FIELD(run.overwrite)},
+       "replace the run in the output folder, or the files (import, export, predict, eval)",
+       kTraining | kWritesWeights | kLabelsImages, PALIMPSEST_FIELD(run.overwrite)},
       {"", "file", "output", "<file>", "the .safetensors file to write", kWritesWeights,
        PALIMPSEST_FIELD(run.file)},
       {"", "format", "format", "<name>", "meaning of the weights of normalizations in the file",
@@ -344,6 +374,13 @@ std::vector<Setting> make_settings() {
        static_cast<unsigned>(Command::kExport), PALIMPSEST_FIELD(run.fold)},
       {"", "logits", "logits", "<file>", "write the raw logits of each image to this .safetensors file",
        static_cast<unsigned>(Command::kPredict), PALIMPSEST_FIELD(run.logits)},
+      {"", "labels", "labels", "<encoding>",
+       "write the predicted classes of each image to --output as an 8-bit PNG: train ids, the official ids "
+       "of the data set, or those of a named one",
+       kLabelsImages, PALIMPSEST_FIELD(run.labels), kAny, label_encodings, is_class_set},
+      {"", "confusion", "confusion", "<file>",
+       "write the confusion matrix to this .csv or .json file, a row per true class",
+       static_cast<unsigned>(Command::kEval), PALIMPSEST_FIELD(run.confusion)},
       {"", "json", "json", "", "print the result as one JSON object",
        Command::kEval | Command::kPredict | Command::kInfo | Command::kData, PALIMPSEST_FIELD(run.json)},
       {"", "small", "small", "",
@@ -387,11 +424,12 @@ bool Setting::taken_by(Command command) const {
 }
 
 bool Setting::hides_default() const {
-  return is_one_of(
-      {"data.crop_mode", "data.short_side", "data.eval_short_side", "data.resize", "data.reduce_jpeg",
-       "data.brightness", "data.contrast", "data.saturation", "data.lighting", "data.sampler", "data.cache",
-       "data.bad_images", "train.sync_norm", "train.gradient_compression", "optimizer.lr_for_batch"},
-      id());
+  return table == "eval" ||
+         is_one_of(
+             {"data.crop_mode", "data.short_side", "data.eval_short_side", "data.resize", "data.reduce_jpeg",
+              "data.brightness", "data.contrast", "data.saturation", "data.lighting", "data.sampler", "data.cache",
+              "data.bad_images", "train.sync_norm", "train.gradient_compression", "optimizer.lr_for_batch"},
+             id());
 }
 
 std::span<const Setting> settings() {

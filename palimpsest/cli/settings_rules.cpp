@@ -87,11 +87,11 @@ void check_variant(const Options& run, const std::string& variant, const std::st
   const auto strategy = nn::parse_strategy(run.model.strategy);
   const std::string where = "[compare] strategies (--strategies), '" + variant + "': ";
   if (strategy != nn::Strategy::kStandard && !models::normalizes(run.model.name))
-    refuse(model_at + " must be a network with normalizations, because strategies are compared; " + run.model.name +
-           " has none");
+    refuse(model_at + " must be a network with normalizations, because strategies are compared; " +
+           run.model.name + " has none");
   if (variant.find('+') != std::string::npos && run.model.dense_strategy != "auto" && !is_dense(run))
-    refuse(where + run.model.dense_strategy + " needs a densely connected network (densenet...), and the model is " +
-           run.model.name);
+    refuse(where + run.model.dense_strategy +
+           " needs a densely connected network (densenet...), and the model is " + run.model.name);
   if (run.train.precision != "f32" && run.train.dtype == "f64")
     refuse(where + run.train.precision + " needs [train] dtype (--dtype) = f32, got f64");
   nn::check_pair(strategy, nn::parse_activation(run.model.activation));
@@ -147,6 +147,14 @@ std::string void_reason(const Options& options, const Setting& s) {
   if (id == "model.dense_strategy" && !is_dense(options))
     return "needs a densely connected network (densenet...) as " + both_names(setting("model.name")) +
            ", which is " + options.model.name;
+  if (id == "eval.protocol" && options.eval.protocol != "centre" && segments(options))
+    return "needs a classification model as " + both_names(setting("model.name")) + ", which is " +
+           options.model.name + ", or to be centre";
+  if (s.table == "eval" && id != "eval.protocol" && !segments(options))
+    return "needs a segmentation model (deeplabv3_...) as " + both_names(setting("model.name")) +
+           ", which is " + options.model.name;
+  if (id == "eval.stride" && options.eval.window == 0)
+    return "needs " + both_names(setting("eval.window")) + " > 0, which is 0";
   if (id == "loss.kind" && options.loss.kind == "bootstrap" && !segments(options))
     return "needs a segmentation model (deeplabv3_...) as " + both_names(setting("model.name")) +
            ", which is " + options.model.name + ", or to be cross_entropy";
@@ -223,6 +231,14 @@ void check_combinations(const Options& options, const Options& before) {
     refuse(given_at("data.scale_max") +
            ": random scales give images of different sizes, which cannot share a batch; "
            "set [data] crop (--crop) > 0");
+  if (options.eval.scales.empty()) refuse(given_at("eval.scales") + " must be at least one factor, got none");
+  if (options.eval.window > 0 && options.eval.stride > options.eval.window)
+    refuse(given_at("eval.stride") + " must be at most " + both_names(setting("eval.window")) +
+           ", which is " + std::to_string(options.eval.window) +
+           ": pixels between windows would have no class; got " + std::to_string(options.eval.stride));
+  if (options.eval.protocol == "ten_crop" && !segments(options) && options.data.eval_crop == 0)
+    refuse(given_at("eval.protocol") + " = ten_crop needs " + both_names(setting("data.eval_crop")) +
+           " > 0, the side of the crops, which is 0");
   if (options.train.dtype == "f64" && options.train.precision != "f32")
     refuse(given_at("train.precision") + " must be f32 with [train] dtype (--dtype) = f64, got " +
            options.train.precision);

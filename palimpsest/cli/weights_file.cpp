@@ -39,11 +39,6 @@ std::string activation_text(const std::string& name, const std::string& slope) {
   return slope.empty() ? name : name + " with " + (name == "elu" ? "alpha " : "slope ") + slope;
 }
 
-std::string activation_text(const Options& options) {
-  return activation_text(options.model.activation,
-                         has_slope(options) ? fmt::format("{}", options.model.slope) : "");
-}
-
 }  // namespace
 
 std::string checkpoint_at(const std::string& path) {
@@ -113,6 +108,11 @@ void check_weights_file(const Options& options, const fs::path& source) {
   if (fs::equivalent(file, source, ignored))
     throw Error(ErrorKind::kUsage, "--output must be another file than the input, got " + file.string());
   check_output_file(file, "--output", options);
+}
+
+std::string activation_text(const Options& options) {
+  return activation_text(options.model.activation,
+                         has_slope(options) ? fmt::format("{}", options.model.slope) : "");
 }
 
 std::string describe_network(const Options& options) {

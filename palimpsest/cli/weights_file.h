@@ -39,6 +39,9 @@ void check_weights_file(const Options& options, const std::filesystem::path& sou
 /// predict and train accept the file), and folded = true if normalizations were folded into the convolutions.
 void write_weights(const Options& options, const nn::Model& model, nn::StateDict tensors, bool folded);
 
+/// Returns "relu", or "leaky_relu with slope 0.01".
+std::string activation_text(const Options& options);
+
 /// Returns "resnet18, 1000 classes, leaky_relu with slope 0.01".
 std::string describe_network(const Options& options);
 

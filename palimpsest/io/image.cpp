@@ -4,6 +4,7 @@
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/image/codecs.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <sstream>
 #include <stdexcept>
@@ -124,6 +125,18 @@ at::Tensor decode_label(std::string_view bytes, const std::filesystem::path& nam
 
 std::string encode_png(const at::Tensor& image) {
   return codecs::encode_png(contiguous_picture(image, "encode_png", /*grey_allowed=*/true));
+}
+
+std::string encode_png_labels(const at::Tensor& labels, const std::vector<std::array<uint8_t, 3>>& palette) {
+  if (!labels.defined() || labels.dim() != 2)
+    throw std::invalid_argument("encode_png_labels needs a u8 (H, W) tensor on the CPU");
+  const at::Tensor ids = contiguous_picture(labels, "encode_png_labels", /*grey_allowed=*/true);
+  const auto* values = ids.const_data_ptr<uint8_t>();
+  const int most = *std::max_element(values, values + ids.numel());
+  if (palette.size() > 256 || (!palette.empty() && most >= static_cast<int>(palette.size())))
+    throw std::invalid_argument("encode_png_labels needs a palette of more than " + std::to_string(most) +
+                                " and at most 256 colours, got " + std::to_string(palette.size()));
+  return codecs::encode_png_labels(ids, palette);
 }
 
 void write_png(const std::filesystem::path& path, const at::Tensor& image) {

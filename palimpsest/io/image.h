@@ -2,9 +2,12 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <array>
+#include <cstdint>
 #include <filesystem>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace palimpsest::io {
 
@@ -74,6 +77,11 @@ at::Tensor decode_label(std::string_view bytes, const std::filesystem::path& nam
 /// Returns the PNG file of a u8 (H, W, 3) RGB or (H, W) grey image, of any strides. The same image gives the
 /// same bytes. Throws std::invalid_argument for any other tensor.
 std::string encode_png(const at::Tensor& image);
+/// Returns the PNG file of class ids, u8 (H, W): a palette image if there is a palette, RGB of each id, else a
+/// grey one. Throws std::invalid_argument for any other tensor, and for an id beyond the palette.
+std::string encode_png_labels(const at::Tensor& labels,
+                              const std::vector<std::array<uint8_t, 3>>& palette = {});
+
 /// Writes encode_png(image) as an AtomicFile (io/atomic_file.h), with its errors.
 void write_png(const std::filesystem::path& path, const at::Tensor& image);
 

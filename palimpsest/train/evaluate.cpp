@@ -12,6 +12,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <span>
 #include <utility>
 #include <vector>
@@ -32,11 +33,11 @@ bool labels_pixels(const at::Tensor& targets) {
 /// Replaces totals and metrics by those of all ranks. A rank without a batch has no metrics and does not know
 /// their kind.
 void sum_over_ranks(distributed::Group& group, std::optional<MetricsAccumulator>& metrics, Totals& totals,
-                    int64_t ignore_id) {
+                    const EvaluationOptions& options) {
   const int64_t kind = group.max(metrics ? 2 * metrics->classes() + metrics->is_segmentation() : 0,
                                  "the kind of the evaluation");
   if (kind == 0) return;
-  if (!metrics) metrics.emplace(kind % 2 != 0, kind / 2, ignore_id);
+  if (!metrics) metrics.emplace(kind % 2 != 0, kind / 2, options.loss.ignore_id, options.confusion);
   std::vector<int64_t> counters = metrics->counters();
   counters.insert(counters.end(), {totals.counted, totals.images, totals.bad_images});
   counters = group.sum(std::span<const int64_t>(counters), "the metrics of the evaluation");
@@ -56,17 +57,155 @@ AfterBatch agree_after_batch(distributed::Group& group, bool had_batch, bool sto
   return ranks[1] > 0 ? AfterBatch::kStop : ranks[0] > 0 ? AfterBatch::kNext : AfterBatch::kEnd;
 }
 
-void add_batch(const Network& network, data::Batch& batch, const LossOptions& given,
-               const TensorFormat& format, std::optional<MetricsAccumulator>& metrics, Totals& totals) {
-  format.convert(batch);
-  const LossOptions options = loss_for(batch.targets, given);
-  const at::Tensor logits = coarse_logits(network, batch.images, format.precision);
-  const CountedLoss loss = counted_loss(logits, batch.targets, options);
-  totals.loss += loss.mean.item<double>() * static_cast<double>(loss.count);
-  totals.counted += loss.count;
-  totals.images += batch.images.size(0);
-  if (!metrics) metrics.emplace(labels_pixels(batch.targets), logits.size(1), options.ignore_id);
-  metrics->add(logits, batch.targets);
+/// Computes losses and metrics of batches, and adds them up.
+class Evaluation {
+ public:
+  Evaluation(const Network& network, const EvaluationOptions& options)
+      : network_(network), options_(options) {}
+
+  void add(data::Batch& batch) {
+    options_.format.convert(batch);
+    check_task(batch.targets);
+    totals_.images += batch.images.size(0);
+    if (!options_.views.is_single()) return add_views(batch);
+    const LossOptions loss_options = loss_for(batch.targets, options_.loss);
+    const at::Tensor logits =
+        options_.ten_crop > 0 ? ten_crop_logits(network_, batch.images, options_.ten_crop, options_.format)
+                              : coarse_logits(network_, batch.images, options_.format.precision);
+    add_loss(counted_loss(logits, batch.targets, loss_options));
+    MetricsAccumulator& metrics = metrics_of(batch.targets, logits.size(1));
+    if (!options_.labels) return metrics.add(logits, batch.targets);
+    for (int64_t i = 0; i < logits.size(0); ++i) {
+      const at::Tensor classes = predicted_classes(logits.narrow(0, i, 1), batch.targets.sizes().slice(1));
+      metrics.add_classes(classes, batch.targets.narrow(0, i, 1));
+      options_.labels(batch.names.at(i), classes[0].to(at::kCPU, at::kByte));
+    }
+  }
+
+  std::optional<MetricsAccumulator>& metrics() { return metrics_; }
+  Totals& totals() { return totals_; }
+
+ private:
+  void check_task(const at::Tensor& targets) const {
+    const bool pixels = labels_pixels(targets);
+    require(!pixels || options_.ten_crop == 0,
+            "ten crops are for images that have one label each, and these have one label per pixel");
+    require(pixels || (options_.views.is_single() && !options_.labels),
+            "scales, flip, windows and label images are for labels of pixels, and these images have one "
+            "label each");
+  }
+
+  MetricsAccumulator& metrics_of(const at::Tensor& targets, int64_t classes) {
+    if (!metrics_)
+      metrics_.emplace(labels_pixels(targets), classes, loss_for(targets, options_.loss).ignore_id,
+                       options_.confusion);
+    require(!options_.labels || classes <= 256,
+            fmt::format("label images hold at most 256 classes, got {}", classes));
+    return *metrics_;
+  }
+
+  void add_loss(const CountedLoss& loss) {
+    totals_.loss += loss.mean.item<double>() * static_cast<double>(loss.count);
+    totals_.counted += loss.count;
+  }
+
+  void add_views(const data::Batch& batch) {
+    for (int64_t i = 0; i < batch.images.size(0); ++i) {
+      const at::Tensor classes = add_image(batch.images[i], batch.targets.narrow(0, i, 1));
+      if (options_.labels) options_.labels(batch.names.at(i), classes);
+    }
+  }
+
+  /// Returns the predicted classes, u8 (H, W), if they are asked for.
+  at::Tensor add_image(const at::Tensor& image, const at::Tensor& target) {
+    const bool ranks_pixels = options_.loss.kind == "bootstrap";
+    std::vector<at::Tensor> losses;
+    at::Tensor labels;
+    if (options_.labels) labels = at::empty(target.sizes().slice(1), at::kByte);
+    for_each_band(
+        network_, image, options_.views, options_.format, [&](int64_t top, const at::Tensor& probabilities) {
+          const int64_t rows = probabilities.size(1);
+          const at::Tensor truth = target.narrow(1, top, rows);
+          const at::Tensor classes = predicted_classes(probabilities.unsqueeze(0), truth.sizes().slice(1));
+          metrics_of(target, probabilities.size(0)).add_classes(classes, truth);
+          if (options_.labels) labels.narrow(0, top, rows).copy_(classes[0]);
+          const at::Tensor of_band = pixel_losses(probabilities, truth);
+          if (ranks_pixels) {
+            losses.push_back(of_band);
+          } else {
+            add_loss_of_pixels(of_band, truth);
+          }
+        });
+    if (ranks_pixels) add_loss_of_pixels(at::cat(losses, 1), target);
+    return labels;
+  }
+
+  void add_loss_of_pixels(const at::Tensor& losses, const at::Tensor& truth) {
+    const at::Tensor valid = truth.ne(options_.loss.ignore_id).view(losses.sizes());
+    add_loss(counted_loss_of_pixels(losses, valid, options_.loss));
+  }
+
+  /// Returns -log p of each pixel's true class, (1, pixels); void pixels have any number.
+  at::Tensor pixel_losses(const at::Tensor& probabilities, const at::Tensor& truth) const {
+    const at::Tensor ids = truth.masked_fill(truth.eq(options_.loss.ignore_id), 0);
+    const at::Tensor of_truth = probabilities.gather(0, ids);
+    constexpr double kSmallest = std::numeric_limits<float>::min();
+    return of_truth.clamp_min_(kSmallest).log_().neg_().view({1, -1});
+  }
+
+  const Network& network_;
+  const EvaluationOptions& options_;
+  std::optional<MetricsAccumulator> metrics_;
+  Totals totals_;
+};
+
+std::optional<EvaluationRecord> run_unless(const std::function<bool()>& stopped, const Network& network,
+                                           BatchSource& batches, const EvaluationOptions& options,
+                                           distributed::Group* group) {
+  check_share(batches, group, "the batches of the evaluation");
+  check_views(options.views);
+  const at::NoGradGuard no_grad;
+  const EvalMode eval_mode(network.module());
+  options.format.convert(network.module());
+
+  Evaluation evaluation(network, options);
+  std::optional<MetricsAccumulator>& metrics = evaluation.metrics();
+  Totals& totals = evaluation.totals();
+  batches.start_epoch(0, 0);
+  std::string doing = "the evaluation";
+  std::vector<data::BadExample> bad;
+  try {
+    for (auto then = AfterBatch::kNext; then != AfterBatch::kEnd;) {
+      auto batch = batches.next();
+      for (data::BadExample& example : batches.take_bad()) bad.push_back(std::move(example));
+      if (batch) {
+        doing = "the evaluation of " + describe(batch->images);
+        evaluation.add(*batch);
+      }
+      if (group) {
+        then = agree_after_batch(*group, batch.has_value(), stopped());
+      } else {
+        then = !batch ? AfterBatch::kEnd : stopped() ? AfterBatch::kStop : AfterBatch::kNext;
+      }
+      if (then == AfterBatch::kStop) return std::nullopt;
+    }
+    totals.bad_images = static_cast<int64_t>(bad.size());
+    if (group) sum_over_ranks(*group, metrics, totals, options);
+  } catch (...) {
+    rethrow_explained(doing);
+  }
+  require(metrics.has_value(), "an evaluation needs at least one batch, got none");
+  EvaluationRecord record;
+  record.bad_images = totals.bad_images;
+  if (totals.bad_images > 0) record.bad = reasons_of_all(bad, group);
+  record.bad.resize(std::min(record.bad.size(), kNamedBadImages));
+  record.images = totals.images;
+  record.segmentation = metrics->is_segmentation();
+  record.loss = totals.counted > 0 ? totals.loss / static_cast<double>(totals.counted) : 0;
+  if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
+  record.metrics = metrics->result();
+  record.confusion = metrics->confusion();
+  return record;
 }
 
 }  // namespace
@@ -93,47 +232,12 @@ std::string describe(const at::Tensor& images) {
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
                                                 BatchSource& batches, const LossOptions& loss,
                                                 const TensorFormat& format, distributed::Group* group) {
-  check_share(batches, group, "the batches of the evaluation");
-  const at::NoGradGuard no_grad;
-  const EvalMode eval_mode(network.module());
-  format.convert(network.module());
+  return run_unless(stopped, network, batches, {.loss = loss, .format = format}, group);
+}
 
-  std::optional<MetricsAccumulator> metrics;
-  Totals totals;
-  batches.start_epoch(0, 0);
-  std::string doing = "the evaluation";
-  std::vector<data::BadExample> bad;
-  try {
-    for (auto then = AfterBatch::kNext; then != AfterBatch::kEnd;) {
-      auto batch = batches.next();
-      for (data::BadExample& example : batches.take_bad()) bad.push_back(std::move(example));
-      if (batch) {
-        doing = "the evaluation of " + describe(batch->images);
-        add_batch(network, *batch, loss, format, metrics, totals);
-      }
-      if (group) {
-        then = agree_after_batch(*group, batch.has_value(), stopped());
-      } else {
-        then = !batch ? AfterBatch::kEnd : stopped() ? AfterBatch::kStop : AfterBatch::kNext;
-      }
-      if (then == AfterBatch::kStop) return std::nullopt;
-    }
-    totals.bad_images = static_cast<int64_t>(bad.size());
-    if (group) sum_over_ranks(*group, metrics, totals, loss.ignore_id);
-  } catch (...) {
-    rethrow_explained(doing);
-  }
-  require(metrics.has_value(), "an evaluation needs at least one batch, got none");
-  EvaluationRecord record;
-  record.bad_images = totals.bad_images;
-  if (totals.bad_images > 0) record.bad = reasons_of_all(bad, group);
-  record.bad.resize(std::min(record.bad.size(), kNamedBadImages));
-  record.images = totals.images;
-  record.segmentation = metrics->is_segmentation();
-  record.loss = totals.counted > 0 ? totals.loss / static_cast<double>(totals.counted) : 0;
-  if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
-  record.metrics = metrics->result();
-  return record;
+EvaluationRecord evaluate(const Network& network, BatchSource& batches, const EvaluationOptions& options,
+                          distributed::Group* group) {
+  return *run_unless([] { return false; }, network, batches, options, group);
 }
 
 EvaluationRecord evaluate(const Network& network, BatchSource& batches, const LossOptions& loss,

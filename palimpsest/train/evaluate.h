@@ -6,6 +6,7 @@
 #include "palimpsest/train/network.h"
 #include "palimpsest/train/records.h"
 #include "palimpsest/train/tensor_format.h"
+#include "palimpsest/train/views.h"
 
 #include <functional>
 #include <optional>
@@ -32,7 +33,31 @@ EvaluationRecord evaluate(const Network& network, BatchSource& batches, const Lo
 EvaluationRecord evaluate(const Network& network, data::Loader& loader, const LossOptions& loss,
                           const TensorFormat& format, distributed::Group* group = nullptr);
 
-/// Does the same, but returns nothing if `stopped` returned true after a batch; with a group, on all ranks if
+/// What an evaluation computes beyond one view of each image.
+struct EvaluationOptions {
+  LossOptions loss{};
+  TensorFormat format{};
+  /// Segmentation: the class of a pixel is that of its probability, averaged over these views.
+  ViewOptions views{};
+  /// Classification: the side of the ten crops whose logits are averaged; 0: the image itself.
+  int64_t ten_crop = 0;
+  bool confusion = false;  ///< counts the pairs of true and predicted class in classification, too
+  /// Segmentation: receives the predicted classes of each image, u8 (H, W) on the CPU, in the order of the
+  /// batches; on each rank those of its own batches. Needs at most 256 classes.
+  std::function<void(const std::string& name, const at::Tensor& classes)> labels{};
+};
+
+/// Does the same with several views of each image (train/views.h). If `views` is one view, metrics and loss
+/// are those of the function above. With several the loss is -log of the averaged probability of the true
+/// class, where a probability below the smallest normal number counts as that number; images are computed one
+/// by one, and the result has the same bits for any batch. Cross-entropy needs a band of the image only;
+/// bootstrapping, which ranks the pixels of an image, one number more per pixel.
+/// Throws Error(kUsage) as check_views, for_each_band and ten_crop_logits do, and for views or labels with
+/// images that have one label, and ten crops with labels of pixels.
+EvaluationRecord evaluate(const Network& network, BatchSource& batches, const EvaluationOptions& options,
+                          distributed::Group* group = nullptr);
+
+/// Does the same as the first function, but returns nothing if `stopped` returned true after a batch; with a group, on all ranks if
 /// it did so on one.
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
                                                 BatchSource& batches, const LossOptions& loss,

@@ -210,6 +210,14 @@ CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, co
   return result;
 }
 
+CountedLoss counted_loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid,
+                                   const LossOptions& options) {
+  check_loss(options);
+  const at::Tensor selected = losses.masked_select(select(valid, losses, options));
+  const at::Tensor sum = selected.sum(at::kDouble);
+  return {sum.div(std::max<int64_t>(selected.numel(), 1)), selected.numel()};
+}
+
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
   return counted_loss(logits, targets, options).mean;
 }

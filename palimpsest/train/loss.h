@@ -45,6 +45,11 @@ struct CountedLoss {
 /// means weighted by |S|, because bootstrapping ranks the pixels of each image by itself.
 CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
 
+/// Does the same where the loss of each pixel is known already: losses (N, P) are -log p of the true class,
+/// `valid` (N, P) is false for void pixels.
+CountedLoss counted_loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid,
+                                   const LossOptions& options);
+
 /// Returns the values of LossOptions::kind.
 std::vector<std::string> loss_names();
 /// Throws Error(kUsage) for an unknown kind (with the nearest name) or a value out of range.

@@ -37,11 +37,12 @@ at::Tensor predicted_classes(const at::Tensor& logits, at::IntArrayRef size) {
   return at::upsample_bilinear2d(logits, size, /*align_corners=*/false).argmax(1);
 }
 
-MetricsAccumulator::MetricsAccumulator(bool segmentation, int64_t classes, int64_t ignore_id)
+MetricsAccumulator::MetricsAccumulator(bool segmentation, int64_t classes, int64_t ignore_id,
+                                       bool counts_pairs)
     : segmentation_(segmentation),
       classes_(classes),
       ignore_id_(ignore_id),
-      confusion_(segmentation ? static_cast<std::size_t>(classes * classes) : 0) {}
+      confusion_(segmentation || counts_pairs ? static_cast<std::size_t>(classes * classes) : 0) {}
 
 void MetricsAccumulator::add(const at::Tensor& logits, const at::Tensor& targets) {
   const at::NoGradGuard no_grad;
@@ -51,14 +52,19 @@ void MetricsAccumulator::add(const at::Tensor& logits, const at::Tensor& targets
               segmentation_ ? ", H, W) and targets (N, H, W)" : ") and targets (N)", ", got ", logits.sizes(),
               " and ", targets.sizes());
   if (!segmentation_) return add_labels(logits, targets);
-  for (int64_t i = 0; i < logits.size(0); ++i) add_image(logits[i], targets[i]);
+  for (int64_t i = 0; i < logits.size(0); ++i)
+    add_classes(predicted_classes(logits.narrow(0, i, 1), targets.sizes().slice(1)), targets.narrow(0, i, 1));
 }
 
-void MetricsAccumulator::add_image(const at::Tensor& logits, const at::Tensor& target) {
-  const at::Tensor valid = target.ne(ignore_id_);
-  const at::Tensor truth = valid_targets(target, valid, classes_, ignore_id_);
-  const at::Tensor predicted =
-      predicted_classes(logits.unsqueeze(0), target.sizes()).squeeze(0).masked_select(valid);
+void MetricsAccumulator::add_classes(const at::Tensor& predicted, const at::Tensor& targets) {
+  TORCH_CHECK(segmentation_ && predicted.sizes() == targets.sizes(),
+              "[metrics] needs predicted classes and targets of pixels, of one shape, got ",
+              predicted.sizes(), " and ", targets.sizes());
+  const at::Tensor valid = targets.ne(ignore_id_);
+  count_pairs(valid_targets(targets, valid, classes_, ignore_id_), predicted.masked_select(valid));
+}
+
+void MetricsAccumulator::count_pairs(const at::Tensor& truth, const at::Tensor& predicted) {
   const at::Tensor counts = (truth * classes_ + predicted).bincount({}, classes_ * classes_).cpu();
   const int64_t* values = counts.const_data_ptr<int64_t>();
   for (std::size_t k = 0; k < confusion_.size(); ++k) confusion_[k] += values[k];
@@ -77,20 +83,22 @@ void MetricsAccumulator::add_labels(const at::Tensor& logits, const at::Tensor& 
   top1_ += rank.lt(1).sum().item<int64_t>();
   top5_ += rank.lt(5).sum().item<int64_t>();
   count_ += truth.size(0);
+  if (!confusion_.empty()) count_pairs(truth.squeeze(1), scores.argmax(1));
 }
 
 std::vector<int64_t> MetricsAccumulator::counters() const {
-  return segmentation_ ? confusion_ : std::vector<int64_t>{top1_, top5_, count_};
+  if (segmentation_) return confusion_;
+  std::vector<int64_t> all{top1_, top5_, count_};
+  all.insert(all.end(), confusion_.begin(), confusion_.end());
+  return all;
 }
 
 void MetricsAccumulator::set_counters(const std::vector<int64_t>& counters) {
-  TORCH_CHECK(counters.size() == (segmentation_ ? confusion_.size() : 3), "[metrics] needs ",
-              segmentation_ ? confusion_.size() : 3, " counters, got ", counters.size());
-  if (segmentation_) {
-    confusion_ = counters;
-  } else {
-    top1_ = counters[0], top5_ = counters[1], count_ = counters[2];
-  }
+  const std::size_t before = segmentation_ ? 0 : 3;
+  TORCH_CHECK(counters.size() == before + confusion_.size(), "[metrics] needs ", before + confusion_.size(),
+              " counters, got ", counters.size());
+  confusion_.assign(counters.begin() + static_cast<std::ptrdiff_t>(before), counters.end());
+  if (!segmentation_) top1_ = counters[0], top5_ = counters[1], count_ = counters[2];
 }
 
 Metrics MetricsAccumulator::result() const {

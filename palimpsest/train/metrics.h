@@ -27,24 +27,29 @@ at::Tensor predicted_classes(const at::Tensor& logits, at::IntArrayRef size);
 /// holds with 5 classes or fewer. Equal scores rank by class id, as in argmax. A NaN score is a miss.
 class MetricsAccumulator {
  public:
-  MetricsAccumulator(bool segmentation, int64_t classes, int64_t ignore_id);
+  /// `counts_pairs`: classification has a confusion matrix, too. Segmentation always has one.
+  MetricsAccumulator(bool segmentation, int64_t classes, int64_t ignore_id, bool counts_pairs = false);
   /// Adds a batch: logits (N, C, H, W) and targets i64 (N, H, W), or (N, C) and (N). Logits may be coarser than
   /// the targets, (N, C, h, w), as in loss(). Throws Error(kData) for a label that is neither a class nor the
   /// ignore id. Needs scratch memory for one image.
   void add(const at::Tensor& logits, const at::Tensor& targets);
+  /// Adds the pixels of images whose classes are predicted already: both i64 (N, H, W). Throws as add() does.
+  void add_classes(const at::Tensor& predicted, const at::Tensor& targets);
   Metrics result() const;
-  /// Returns all counters, which metrics are computed from: M, or the hits and the number of images. Those of
+  /// Returns all counters, which metrics are computed from: M, or the hits, the number of images, and M
+  /// if pairs are counted. Those of
   /// several accumulators of the same kind may be added and set: the metrics are then those of all their
   /// batches.
   std::vector<int64_t> counters() const;
   void set_counters(const std::vector<int64_t>& counters);
   bool is_segmentation() const { return segmentation_; }
   int64_t classes() const { return classes_; }
-  /// Returns M, (classes, classes), row = truth, column = prediction; empty for classification.
+  /// Returns M, (classes, classes), row = truth, column = prediction; empty for classification
+  /// without counts_pairs.
   const std::vector<int64_t>& confusion() const { return confusion_; }
 
  private:
-  void add_image(const at::Tensor& logits, const at::Tensor& target);
+  void count_pairs(const at::Tensor& truth, const at::Tensor& predicted);
   void add_labels(const at::Tensor& logits, const at::Tensor& targets);
 
   bool segmentation_;

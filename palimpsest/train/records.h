@@ -51,6 +51,9 @@ struct EvaluationRecord {
   int64_t bad_images = 0;        ///< that could not be read, and are not among `images`
   std::vector<std::string> bad;  ///< why, of at most the first 3
   bool segmentation = false;     ///< which fields of `metrics` are set
+  /// (classes, classes): the pixels (images) of a true class, the row, by predicted class, the column. Empty
+  /// for classification unless EvaluationOptions::confusion asks for it.
+  std::vector<int64_t> confusion;
 };
 
 }  // namespace palimpsest::train

@@ -101,7 +101,10 @@ def test_the_order_of_the_images_does_not_depend_on_the_number_of_processes(fold
 def test_an_evaluation_is_that_of_one_process(trained, trained_classifier, folder, size):
     run_folder, data = trained_classifier
     for arguments in (["eval", trained, "--val-images", "5", "--eval-batch", "2", "--dtype", "f64"],
-                      ["eval", run_folder, "--data-root", data, "--eval-batch", "1"]):
+                      ["eval", trained, "--val-images", "3", "--eval-batch", "1", "--eval-scales", "0.75,1.25", "--eval-flip",
+                       "--window", "32", "--labels", "train", "--output", folder / "labels", "--overwrite"],
+                      ["eval", run_folder, "--data-root", data, "--eval-batch", "1"],
+                      ["eval", run_folder, "--data-root", data, "--confusion", folder / "c.csv", "--overwrite"]):
         want = json.loads(succeeds(*arguments, "--json").stdout)
         out, _ = succeed_on_ranks(size, *arguments, "--json")
         got = json.loads(out[0])

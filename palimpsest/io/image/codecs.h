@@ -25,6 +25,7 @@ at::Tensor decode_png_labels(std::string_view bytes, const std::filesystem::path
 /// Return the file of a contiguous u8 picture: (H, W, 3), or for PNG also (H, W).
 std::string encode_jpeg(const at::Tensor& image, int quality);
 std::string encode_png(const at::Tensor& image);
+std::string encode_png_labels(const at::Tensor& labels, const std::vector<std::array<uint8_t, 3>>& palette);
 
 /// Throws Error(kData): "cannot read image 'PATH': REASON".
 [[noreturn]] void fail_to_read(const std::filesystem::path& path, const std::string& reason);

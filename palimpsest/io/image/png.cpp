@@ -193,23 +193,40 @@ at::Tensor decode_png_labels(std::string_view bytes, const std::filesystem::path
   return raw.select(2, 1).contiguous();
 }
 
-std::string encode_png(const at::Tensor& image) {
+namespace {
+
+/// Encodes contiguous pixels of `color_type`, with a palette for PNG_COLOR_TYPE_PALETTE.
+std::string encode(const at::Tensor& image, int color_type, const std::vector<png_color>& palette) {
   PngEncoder encoder;
   const int64_t height = image.size(0), width = image.size(1);
-  const bool grey = image.dim() == 2;
   const auto* pixels = image.const_data_ptr<uint8_t>();
   std::vector<png_bytep> rows(height);
-  for (int64_t y = 0; y < height; ++y) rows[y] = const_cast<png_bytep>(pixels + y * width * (grey ? 1 : 3));
+  for (int64_t y = 0; y < height; ++y)
+    rows[y] = const_cast<png_bytep>(pixels + y * width * (image.dim() == 2 ? 1 : 3));
   const bool succeeded = attempt(encoder.png, [&] {
     png_set_IHDR(encoder.png, encoder.info, static_cast<png_uint_32>(width), static_cast<png_uint_32>(height),
-                 8, grey ? PNG_COLOR_TYPE_GRAY : PNG_COLOR_TYPE_RGB, PNG_INTERLACE_NONE,
-                 PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
+                 8, color_type, PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
+    if (!palette.empty())
+      png_set_PLTE(encoder.png, encoder.info, palette.data(), static_cast<int>(palette.size()));
     png_write_info(encoder.png, encoder.info);
     png_write_image(encoder.png, rows.data());
     png_write_end(encoder.png, nullptr);
   });
   if (!succeeded) throw std::invalid_argument(std::string("cannot encode a PNG: ") + encoder.errors.message);
   return std::move(encoder.bytes);
+}
+
+}  // namespace
+
+std::string encode_png(const at::Tensor& image) {
+  return encode(image, image.dim() == 2 ? PNG_COLOR_TYPE_GRAY : PNG_COLOR_TYPE_RGB, {});
+}
+
+std::string encode_png_labels(const at::Tensor& labels, const std::vector<std::array<uint8_t, 3>>& palette) {
+  std::vector<png_color> colors;
+  colors.reserve(palette.size());
+  for (const auto& [red, green, blue] : palette) colors.push_back({red, green, blue});
+  return encode(labels, palette.empty() ? PNG_COLOR_TYPE_GRAY : PNG_COLOR_TYPE_PALETTE, colors);
 }
 
 }  // namespace palimpsest::io::codecs
