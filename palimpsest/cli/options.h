@@ -47,8 +47,9 @@ struct Options {
   } model;
 
   struct Data {
-    std::string kind = "generated";  ///< also "segmentation_folder", "image_folder", "webdataset", a kind of data/layouts.h
-    std::string root;                ///< folder of the data set; not for generated
+    /// Also "segmentation_folder", "image_folder", "webdataset", or a kind of data/layouts.h.
+    std::string kind = "generated";
+    std::string root;  ///< folder of the data set; not for generated
     std::string train_split = "train";
     std::string val_split = "val";
     std::string annotations = "fine";  ///< cityscapes: "fine" or "coarse"
