@@ -166,6 +166,7 @@ void read_stored_toml(Options& options, const std::string& text, const std::stri
 /// Does the same for the run that --resume continues, with all settings of the run.
 void read_resumed_toml(Options& options, const std::string& text, const std::string& name);
 
+/// Replaces the default activation, where the user gave none, by that of the network (SiLU for EfficientNet).
 /// Replaces the default strategy `inplace_2`, where the user gave none, by `store_y` if the activation (ReLU,
 /// say) cannot be inverted, and by `standard` if the network has no normalization.
 void complete_strategies(Options& options);

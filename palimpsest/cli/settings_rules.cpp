@@ -123,6 +123,8 @@ std::string void_reason(const Options& options, const Setting& s) {
 }
 
 void complete_strategies(Options& options) {
+  if (!options.given.contains("model.activation"))
+    options.model.activation = nn::to_string(models::default_activation(options.model.name));
   if (!models::normalizes(options.model.name)) {
     if (!options.given.contains("model.strategy"))
       options.model.strategy = nn::to_string(nn::Strategy::kStandard);

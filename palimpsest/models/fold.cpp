@@ -4,6 +4,7 @@
 #include "palimpsest/models/deeplab.h"
 #include "palimpsest/models/densenet.h"
 #include "palimpsest/models/inception.h"
+#include "palimpsest/models/inverted_residual.h"
 #include "palimpsest/models/preact_block.h"
 #include "palimpsest/models/residual.h"
 #include "palimpsest/models/resnet.h"
@@ -37,6 +38,7 @@ std::vector<Site> sites(const torch::nn::Module& module) {
       between.push_back({{"convs.conv" + std::to_string(i)}, "convs.bn" + std::to_string(i + 1)});
     return between;
   }
+  if (module.as<ConvNormAct>()) return {{{"0"}, "1"}};
   if (module.as<DenseNet>()) return {{{"features.conv0"}, "features.norm0"}};
   if (module.as<nn::DenseLayerImpl>()) return {{{"conv1"}, "norm2"}};
   if (module.as<DeepLabV3Head>())

@@ -4,7 +4,9 @@
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/models/deeplab.h"
 #include "palimpsest/models/densenet.h"
+#include "palimpsest/models/efficientnet.h"
 #include "palimpsest/models/inception.h"
+#include "palimpsest/models/mobilenet_v3.h"
 #include "palimpsest/models/resnet.h"
 #include "palimpsest/models/resnet_preact.h"
 #include "palimpsest/models/resnext_preact.h"
@@ -26,6 +28,7 @@ struct Entry {
   std::string name;
   std::function<std::shared_ptr<Backbone>(const BackboneOptions&)> make;
   bool normalizes = true;
+  nn::Activation activation = nn::Activation::kLeakyReLU;  ///< the default
 };
 
 Entry resnet(std::string name, bool bottleneck, std::array<int64_t, 4> blocks, int64_t groups = 1,
@@ -59,6 +62,17 @@ Entry inception(const InceptionShape& shape) {
           shape.normalized};
 }
 
+Entry efficient(const std::string& name) {
+  return {name,
+          [name](const BackboneOptions& o) { return std::make_shared<EfficientNet>(name, o); },
+          /*normalizes=*/true, nn::Activation::kSiLU};
+}
+
+Entry mobile(const MobileNetV3Shape& shape) {
+  return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<MobileNetV3>(shape, o); },
+          /*normalizes=*/true, nn::Activation::kHardSwish};
+}
+
 Entry small_preact(const std::string& name, int64_t blocks) {
   return {name, [name, blocks](const BackboneOptions& o) {
             return std::make_shared<PreactResNet>(name, blocks, o);
@@ -83,6 +97,9 @@ const std::vector<Entry>& bodies() {
       wide("wide_resnet16", {1, 1, 1, 1, 1, 1}),
       wide("wide_resnet20", {1, 1, 1, 3, 1, 1}),
       wide("wide_resnet38", {3, 3, 6, 3, 1, 1}),
+      efficient("efficientnet_b0"),
+      mobile(mobilenet_v3_large()),
+      mobile(mobilenet_v3_small()),
   };
   return entries;
 }
@@ -123,8 +140,19 @@ const Entry* find(const std::vector<Entry>& entries, const std::string& name) {
   return found == entries.end() ? nullptr : &*found;
 }
 
+std::string without_prefix(const std::string& name) {
+  return name.starts_with(kDeepLabPrefix) ? name.substr(kDeepLabPrefix.size()) : name;
+}
+
+nn::Activation activation_of(const std::string& name, const ModelOptions& options) {
+  return options.activation.value_or(default_activation(name));
+}
+
 nn::Strategy strategy_of(const std::string& name, const ModelOptions& options) {
-  return options.strategy.value_or(normalizes(name) ? nn::Strategy::kInplace2 : nn::Strategy::kStandard);
+  if (options.strategy) return *options.strategy;
+  if (!normalizes(name)) return nn::Strategy::kStandard;
+  const bool fits = options.activation || nn::fits(nn::Strategy::kInplace2, default_activation(name));
+  return fits ? nn::Strategy::kInplace2 : nn::Strategy::kStoreY;
 }
 
 void check(const std::string& name, bool segments, const ModelOptions& options) {
@@ -133,13 +161,13 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
                                        "' needs classes = 1 or more, or 0 for no classifier, got " +
                                        std::to_string(options.classes));
   }
-  nn::check_activation_param(options.activation, options.activation_param);
+  nn::check_activation_param(activation_of(name, options), options.activation_param);
   const nn::Strategy strategy = strategy_of(name, options);
   if (!normalizes(name) && strategy != nn::Strategy::kStandard)
     throw Error(ErrorKind::kUsage, "model '" + name +
                                        "' has no normalizations and takes only strategy 'standard', got '" +
                                        nn::to_string(strategy) + "'; leave it out");
-  nn::check_pair(strategy, options.activation);
+  nn::check_pair(strategy, activation_of(name, options));
   const auto stride = options.output_stride;
   if (segments && stride != 8 && stride != 16) {
     throw Error(ErrorKind::kUsage,
@@ -166,10 +194,10 @@ void refuse_dense_strategy(const std::string& name, const ModelOptions& options)
 std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& options) {
   const bool segments = name.starts_with(kDeepLabPrefix);
   const nn::NormOptions norm{.strategy = strategy_of(name, options),
-                             .activation = options.activation,
+                             .activation = activation_of(name, options),
                              .activation_param = options.activation_param,
                              .group = options.group};
-  const Entry* body = find(bodies(), segments ? name.substr(kDeepLabPrefix.size()) : name);
+  const Entry* body = find(bodies(), without_prefix(name));
   const Entry* small = find(small_networks(), name);
   if (body || small) {
     check(name, segments, options);
@@ -205,6 +233,11 @@ bool is_name(const std::string& name) {
 int64_t least_weights(const std::string& name) {
   const auto shape = small_densenet(name);
   return shape ? shape->bottleneck_weights() : 0;
+}
+
+nn::Activation default_activation(const std::string& name) {
+  const Entry* body = find(bodies(), without_prefix(name));
+  return body ? body->activation : nn::Activation::kLeakyReLU;
 }
 
 bool normalizes(const std::string& name) {

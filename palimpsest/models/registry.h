@@ -17,9 +17,11 @@ namespace palimpsest::models {
 struct ModelOptions {
   /// 0: no classifier; forward then returns the features, (N, C, h, w) (models/backbone.h).
   int64_t classes = 1000;
-  /// Default: `inplace_2`. Networks without normalization take only `standard`, which is their default.
+  /// Default: `inplace_2`; `store_y` if the default activation cannot be inverted. Networks without
+  /// normalization take only `standard`, which is their default.
   std::optional<nn::Strategy> strategy = std::nullopt;
-  nn::Activation activation = nn::Activation::kLeakyReLU;
+  /// Default: default_activation(name).
+  std::optional<nn::Activation> activation = std::nullopt;
   double activation_param = 0.01;  ///< leaky ReLU's slope or ELU's alpha
   int64_t output_stride = 16;      ///< segmentation only: 8 or 16
   /// Only the names densenet... take it. Default: nn::default_dense_strategy.
@@ -35,6 +37,8 @@ struct ModelOptions {
 /// | resnext50_32x4d, resnext101_32x8d, resnext101_64x4d           | torchvision's ResNeXts               |
 /// | resnext50_preact, resnext101_preact, resnext152_preact        | the In-Place ABN paper's networks    |
 /// | resnet18_narrow                                               | ResNet-18 with 1/4 of its channels   |
+/// | efficientnet_b0                                               | EfficientNet (SiLU)                  |
+/// | mobilenet_v3_large, mobilenet_v3_small                        | MobileNetV3 (hard swish)             |
 /// | deeplabv3_NAME for each of these                              | segmentation                         |
 /// | densenet121, 161, 169, 201                                    | torchvision's DenseNets              |
 /// | densenet232, 264, 232_k48, 264_k48                            | deeper DenseNets, k = 32 or 48       |
@@ -52,6 +56,9 @@ bool is_name(const std::string& name);
 /// Returns a lower bound of the number of values that the network's weights have, without making it. It grows with
 /// the numbers in densenet_bcLAYERS_kGROWTH, and is 0 for other names: these are all of a modest size.
 int64_t least_weights(const std::string& name);
+/// Returns the activation that the network takes if none is given: leaky ReLU; for EfficientNet SiLU and for
+/// MobileNetV3 hard swish, also within deeplabv3_NAME.
+nn::Activation default_activation(const std::string& name);
 /// Returns whether the network normalizes, so that strategies make a difference. All networks do but
 /// alexnet..., vgg16... and googlenet...
 bool normalizes(const std::string& name);

@@ -22,8 +22,15 @@ constexpr NamedEnum kWeightFormats{"format",
 constexpr std::string_view kBody = "body.";
 constexpr std::string_view kDense = "features.denseblock1.";
 
+// "classifier.0" of MobileNetV3 is a hidden layer, of the same shape for any number of classes.
 bool is_classifier(const std::string& key) {
-  return key.starts_with("fc.") || key.starts_with("cls.") || key.starts_with("classifier.");
+  return key.starts_with("fc.") || key.starts_with("cls.") ||
+         (key.starts_with("classifier.") && !key.starts_with("classifier.0."));
+}
+
+bool is_classifier_weight(const std::string& key) {
+  return key == "fc.weight" || key == "cls.weight" || key == "classifier.weight" ||
+         key == "classifier.1.weight" || key == "classifier.3.weight";
 }
 
 /// Removes the point in "denselayer1.norm.1.weight". torchvision's published DenseNet files have it: a
@@ -92,8 +99,7 @@ int64_t unwrap(nn::StateDict& tensors) {
 
 std::optional<int64_t> class_count(const nn::StateDict& tensors) {
   for (const auto& [key, tensor] : tensors)
-    if ((key == "fc.weight" || key == "cls.weight" || key == "classifier.weight") && tensor.dim() > 0 &&
-        tensor.numel() > 0)  // a file of no bytes may claim 10^9 classes of 0 features
+    if (is_classifier_weight(key) && tensor.dim() > 0 && tensor.numel() > 0)  // a file of no bytes may claim 10^9 classes of 0 features
       return tensor.size(0);
   return std::nullopt;
 }
@@ -160,7 +166,9 @@ Matched match(const nn::Model& model, nn::StateDict tensors, bool reset_classifi
   if (model.is_segmentation() && std::none_of(tensors.begin(), tensors.end(), has_body)) {
     start = Start::kBody;
     std::erase_if(wanted, [&](const auto& entry) { return !has_body(entry); });
-    std::erase_if(tensors, [](const auto& entry) { return is_classifier(entry.first); });
+    std::erase_if(tensors, [](const auto& entry) {
+      return is_classifier(entry.first) || entry.first.starts_with("classifier.");  // no body has these
+    });
     for (auto& [key, tensor] : tensors) key.insert(0, kBody);
   } else if (reset_classifier) {
     for (auto* list : {&wanted, &tensors})

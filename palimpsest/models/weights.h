@@ -36,7 +36,8 @@ std::string to_string(WeightFormat format);
 /// two keys become one.
 int64_t unwrap(nn::StateDict& tensors);
 
-/// Returns the rows of the classifier (`fc.weight`, `classifier.weight` or `cls.weight`), or nothing if there
+/// Returns the rows of the classifier (`fc.weight`, `cls.weight`, `classifier.weight`, and with a number,
+/// `classifier.1.weight`), or nothing if there
 /// is no classifier, or one without elements.
 std::optional<int64_t> class_count(const nn::StateDict& tensors);
 

@@ -74,7 +74,8 @@ def published(state):
 
 def test_our_names_of_torchvisions_networks_are_all_tried():
     assert {"resnet152", "resnext101_64x4d", "densenet121", "densenet161", "densenet169", "densenet201"} < set(TORCHVISIONS)
-    assert len(TORCHVISIONS) == 12
+    assert {"efficientnet_b0", "mobilenet_v3_large", "mobilenet_v3_small"} < set(TORCHVISIONS)
+    assert len(TORCHVISIONS) == 15
 
 
 @pytest.mark.parametrize("name", TORCHVISIONS)
