@@ -22,6 +22,8 @@ struct BackboneOptions {
   nn::NormOptions norm = {};
   /// Only DenseNets read it. Default: nn::default_dense_strategy(norm).
   std::optional<nn::DenseStrategy> dense_strategy = std::nullopt;
+  /// Only DenseNets read it. false: normalization and activation follow each convolution.
+  bool pre_activation = true;
   /// Probability of dropout where the network has it. Default: the network's own. ResNets and ResNeXts of any
   /// kind ignore it.
   std::optional<double> dropout = std::nullopt;

@@ -13,6 +13,8 @@
 #include "palimpsest/models/sequential_net.h"
 #include "palimpsest/models/wide_resnet.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <array>
 #include <functional>
@@ -29,6 +31,8 @@ struct Entry {
   std::function<std::shared_ptr<Backbone>(const BackboneOptions&)> make;
   bool normalizes = true;
   nn::Activation activation = nn::Activation::kLeakyReLU;  ///< the default
+  bool drops_out = false;
+  bool has_stochastic_depth = false;
 };
 
 Entry resnet(std::string name, bool bottleneck, std::array<int64_t, 4> blocks, int64_t groups = 1,
@@ -54,23 +58,23 @@ Entry dense(const DenseNetShape& shape) {
 
 Entry sequential(const SequentialShape& shape) {
   return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<SequentialNet>(shape, o); },
-          /*normalizes=*/false};
+          /*normalizes=*/false, nn::Activation::kLeakyReLU, /*drops_out=*/true};
 }
 
 Entry inception(const InceptionShape& shape) {
   return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<Inception>(shape, o); },
-          shape.normalized};
+          shape.normalized, nn::Activation::kLeakyReLU, /*drops_out=*/shape.dropout > 0};
 }
 
 Entry efficient(const std::string& name) {
   return {name,
           [name](const BackboneOptions& o) { return std::make_shared<EfficientNet>(name, o); },
-          /*normalizes=*/true, nn::Activation::kSiLU};
+          /*normalizes=*/true, nn::Activation::kSiLU, /*drops_out=*/true, /*has_stochastic_depth=*/true};
 }
 
 Entry mobile(const MobileNetV3Shape& shape) {
   return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<MobileNetV3>(shape, o); },
-          /*normalizes=*/true, nn::Activation::kHardSwish};
+          /*normalizes=*/true, nn::Activation::kHardSwish, /*drops_out=*/true};
 }
 
 Entry small_preact(const std::string& name, int64_t blocks) {
@@ -155,6 +159,23 @@ nn::Strategy strategy_of(const std::string& name, const ModelOptions& options) {
   return fits ? nn::Strategy::kInplace2 : nn::Strategy::kStoreY;
 }
 
+void check_probability(const std::string& name, const char* option, const std::optional<double>& p,
+                       bool has_it, const char* who) {
+  if (!p) return;
+  if (!has_it)
+    throw Error(ErrorKind::kUsage, fmt::format("model '{}' takes no {}, got {}; leave it out, or take {}",
+                                               name, option, *p, who));
+  if (!(*p >= 0 && *p < 1))
+    throw Error(ErrorKind::kUsage, fmt::format("model '{}' needs a {} in [0, 1), got {}", name, option, *p));
+}
+
+void check_probabilities(const std::string& name, const ModelOptions& options) {
+  check_probability(name, "dropout", options.dropout, drops_out(name),
+                    "a densenet, an efficientnet or a mobilenet");
+  check_probability(name, "stochastic depth", options.stochastic_depth, has_stochastic_depth(name),
+                    "an efficientnet");
+}
+
 void check(const std::string& name, bool segments, const ModelOptions& options) {
   if (options.classes < 0) {
     throw Error(ErrorKind::kUsage, "model '" + name +
@@ -168,6 +189,7 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
                                        "' has no normalizations and takes only strategy 'standard', got '" +
                                        nn::to_string(strategy) + "'; leave it out");
   nn::check_pair(strategy, activation_of(name, options));
+  check_probabilities(name, options);
   const auto stride = options.output_stride;
   if (segments && stride != 8 && stride != 16) {
     throw Error(ErrorKind::kUsage,
@@ -182,7 +204,11 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
   }
 }
 
-void refuse_dense_strategy(const std::string& name, const ModelOptions& options) {
+void refuse_dense_options(const std::string& name, const ModelOptions& options) {
+  if (!options.pre_activation)
+    throw Error(ErrorKind::kUsage, "model '" + name +
+                                       "' has no densely connected blocks and takes no post-activation order; "
+                                       "leave it out, or take a densenet");
   if (!options.dense_strategy) return;
   throw Error(ErrorKind::kUsage,
               "model '" + name + "' has no densely connected blocks and takes no dense strategy, got " +
@@ -201,15 +227,22 @@ std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& opt
   const Entry* small = find(small_networks(), name);
   if (body || small) {
     check(name, segments, options);
-    refuse_dense_strategy(name, options);
-    if (!segments) return (body ? body : small)->make({.classes = options.classes, .norm = norm});
-    return std::make_shared<DeepLabV3>(
-        body->make({.classes = 0, .output_stride = options.output_stride, .norm = norm}), options.classes,
-        norm);
+    refuse_dense_options(name, options);
+    BackboneOptions backbone{.classes = options.classes, .norm = norm};
+    backbone.dropout = options.dropout;
+    backbone.stochastic_depth = options.stochastic_depth;
+    if (!segments) return (body ? body : small)->make(backbone);
+    backbone.classes = 0;
+    backbone.output_stride = options.output_stride;
+    return std::make_shared<DeepLabV3>(body->make(backbone), options.classes, norm);
   }
   const auto make_dense = [&](const Entry& entry) {
     check(name, false, options);
-    return entry.make({.classes = options.classes, .norm = norm, .dense_strategy = options.dense_strategy});
+    BackboneOptions backbone{.classes = options.classes, .norm = norm};
+    backbone.dense_strategy = options.dense_strategy;
+    backbone.pre_activation = options.pre_activation;
+    backbone.dropout = options.dropout;
+    return entry.make(backbone);
   };
   if (const Entry* entry = find(densenets(), name)) return make_dense(*entry);
   if (const auto shape = small_densenet(name)) return make_dense(dense(*shape));
@@ -238,6 +271,18 @@ int64_t least_weights(const std::string& name) {
 nn::Activation default_activation(const std::string& name) {
   const Entry* body = find(bodies(), without_prefix(name));
   return body ? body->activation : nn::Activation::kLeakyReLU;
+}
+
+bool drops_out(const std::string& name) {
+  if (name.starts_with(kDeepLabPrefix)) return false;  // dropout is before the classifier
+  const Entry* body = find(bodies(), name);
+  const Entry* small = find(small_networks(), name);
+  return body ? body->drops_out : small ? small->drops_out : name.starts_with("densenet");
+}
+
+bool has_stochastic_depth(const std::string& name) {
+  const Entry* body = find(bodies(), without_prefix(name));
+  return body && body->has_stochastic_depth;
 }
 
 bool normalizes(const std::string& name) {

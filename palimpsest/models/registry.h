@@ -26,6 +26,15 @@ struct ModelOptions {
   int64_t output_stride = 16;      ///< segmentation only: 8 or 16
   /// Only the names densenet... take it. Default: nn::default_dense_strategy.
   std::optional<nn::DenseStrategy> dense_strategy = std::nullopt;
+  /// Only the names densenet... take false: normalization and activation then follow each convolution
+  /// (models/densenet.h).
+  bool pre_activation = true;
+  /// Probability of dropout, in [0, 1). Only networks that drops_out() names take it. Default: the network's own,
+  /// 0 for DenseNets, 0.2 for EfficientNet and MobileNetV3.
+  std::optional<double> dropout = std::nullopt;
+  /// Only EfficientNets take it, also within deeplabv3_NAME: in [0, 1), the probability with which the last of its
+  /// blocks leaves its branch out, if it has a shortcut. Default: 0.2.
+  std::optional<double> stochastic_depth = std::nullopt;
   std::string group = {};  ///< of all normalizations: nn::NormOptions::group
 };
 
@@ -59,6 +68,11 @@ int64_t least_weights(const std::string& name);
 /// Returns the activation that the network takes if none is given: leaky ReLU; for EfficientNet SiLU and for
 /// MobileNetV3 hard swish, also within deeplabv3_NAME.
 nn::Activation default_activation(const std::string& name);
+/// Returns whether the network has dropout: densenet..., efficientnet..., mobilenet..., alexnet..., vgg16...,
+/// googlenet... and inception_v3...
+bool drops_out(const std::string& name);
+/// Returns whether the network has stochastic depth: efficientnet..., also as the body of deeplabv3_NAME.
+bool has_stochastic_depth(const std::string& name);
 /// Returns whether the network normalizes, so that strategies make a difference. All networks do but
 /// alexnet..., vgg16... and googlenet...
 bool normalizes(const std::string& name);

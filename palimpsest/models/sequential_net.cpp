@@ -36,6 +36,7 @@ SequentialShape vgg16(const std::string& name, int64_t divisor) {
 
 SequentialNet::SequentialNet(const SequentialShape& shape, const BackboneOptions& options)
     : shape_(shape), norm_(options.norm) {
+  shape_.dropout = options.dropout.value_or(shape.dropout);
   int64_t channels = 3;
   for (const auto& c : shape.convolutions) {
     convs_.push_back(register_module(

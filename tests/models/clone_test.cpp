@@ -57,6 +57,8 @@ const Network kNetworks[] = {
     {"googlenet_cifar_narrow", nn::Strategy::kStandard, nn::Activation::kReLU},
     {"inception_v3_cifar_narrow", nn::Strategy::kCheckpoint, nn::Activation::kGELU},
     {"resnet29_preact_cifar", nn::Strategy::kInplace2, nn::Activation::kLeakyReLU},
+    {"efficientnet_b0", nn::Strategy::kInplaceBit, nn::Activation::kSiLU},
+    {"mobilenet_v3_small", nn::Strategy::kStoreY, nn::Activation::kHardSwish},
 };
 
 std::shared_ptr<nn::Model> made(const Network& n) {

@@ -12,6 +12,7 @@ std::shared_ptr<nn::Model> filled(const std::string& name, nn::Strategy strategy
   ModelOptions options;
   options.classes = 5;
   options.strategy = strategy;
+  options.activation = nn::Activation::kLeakyReLU;
   auto model = make(name, options);
   fill_by_formula(*model);
   const torch::NoGradGuard no_grad;
@@ -74,7 +75,10 @@ INSTANTIATE_TEST_SUITE_P(
                           // Three and five in the stem; chains and a stack in each block.
                           Expected{"inception_v2_cifar_narrow", 3 + 10 * 4, 0},
                           Expected{"inception_v3_cifar_narrow", 5 + 3 * 4 + 3 + 4 * 7 + 5 + 2 * 4, 0},
-                          Expected{"resnet29_preact_cifar", 18, 10}),
+                          Expected{"resnet29_preact_cifar", 18, 10},
+                          // First and last; three per block, two in the one block that does not expand.
+                          Expected{"efficientnet_b0", 2 + 3 * 16 - 1, 0},
+                          Expected{"mobilenet_v3_small", 2 + 3 * 11 - 1, 0}),
         ::testing::Values(nn::Strategy::kStandard, nn::Strategy::kInplace2)),
     [](const auto& info) {
       return std::string(std::get<0>(info.param).name) + "_" + nn::to_string(std::get<1>(info.param));

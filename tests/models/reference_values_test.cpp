@@ -8,7 +8,7 @@ namespace {
 
 // Logits (0,0), (0,1), (1,0), (1,999) of networks filled by formula, in training mode, then in eval mode with
 // the running statistics that this one batch left. Post-activation rows: torchvision 0.26 with every ReLU
-// replaced by LeakyReLU(0.01). Pre-activation and wide rows: the paper's networks in plain PyTorch, stride in the
+// replaced by LeakyReLU(0.01). EfficientNet and MobileNetV3: torchvision 0.26, without dropout. Pre-activation and wide rows: the paper's networks in plain PyTorch, stride in the
 // 3x3 convolution. f64.
 struct Row {
   const char* name;
@@ -23,7 +23,10 @@ class ReferenceValues : public ::testing::TestWithParam<Row> {};
 
 TEST_P(ReferenceValues, LogitsAreThoseOfThePythonModels) {
   const auto& row = GetParam();
-  const auto model = make(row.name, {});
+  ModelOptions options;
+  if (drops_out(row.name)) options.dropout = 0;
+  if (has_stochastic_depth(row.name)) options.stochastic_depth = 0;
+  const auto model = make(row.name, options);
   fill_by_formula(*model);
   torch::NoGradGuard no_grad;
   for (const bool training : {true, false}) {
@@ -52,6 +55,15 @@ INSTANTIATE_TEST_SUITE_P(
         Row{"densenet121",
             {-0.2619632028779536, -0.00233529066482938, -0.33226274290917823, 0.44114921394857126},
             {-0.06355788018062504, -0.0924947530266368, -0.064339470173998894, -0.01768755117692055}},
+        Row{"efficientnet_b0",
+            {-0.4695558052855761, 0.10143429452000452, 0.12051983247944657, -0.30466495368625124},
+            {-0.049023368231424, 0.00423233056656469, -0.04902336863824477, 0.13232610161483616}},
+        Row{"mobilenet_v3_large",
+            {-0.10153489231125712, -0.20496768111241548, 0.09995286473727084, -0.08575543385171187},
+            {-0.09232987772409353, -0.005761159440982298, -0.09232991269552494, -0.05483683047370105}},
+        Row{"mobilenet_v3_small",
+            {0.029912163258997898, -0.08523780591174351, 0.23394313199019098, 0.05619807916210087},
+            {0.03492276306739894, 0.00724316692481651, 0.034923230215020376, -0.03590896120664885}},
         Row{"resnext50_preact",
             {-0.432888909611103, -0.306663404787708, -0.310810959680943, -0.491736282724343},
             {-0.300168257156581, -0.124127762725181, -0.324200626038181, -0.0350516353531664}},

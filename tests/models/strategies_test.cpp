@@ -1,6 +1,8 @@
 #include "palimpsest/amp/precision.h"
 #include "palimpsest/models/deeplab.h"
+#include "palimpsest/models/efficientnet.h"
 #include "palimpsest/models/inception.h"
+#include "palimpsest/models/mobilenet_v3.h"
 #include "palimpsest/models/resnet.h"
 #include "palimpsest/models/resnet_preact.h"
 #include "palimpsest/models/resnext_preact.h"
@@ -20,8 +22,15 @@ std::shared_ptr<nn::Model> build(const std::string& kind, int64_t output_stride,
   const BackboneOptions options{segments ? 0 : kClasses, output_stride, norm};
   if (kind == "inception_v2") return std::make_shared<Inception>(inception_v2(kind, 16), options);
   if (kind == "inception_v3") return std::make_shared<Inception>(inception_v3(kind, 16), options);
+  // Shape by shape, MobileNetV3's first six blocks have every form that there is.
+  if (kind == "mobile") {
+    MobileNetV3Shape shape = mobilenet_v3_small();
+    shape.blocks.resize(6);
+    return std::make_shared<MobileNetV3>(shape, options);
+  }
   if (kind == "small_preact") return std::make_shared<PreactResNet>(kind, 1, options);
   std::shared_ptr<Backbone> body;
+  if (kind == "efficient") body = std::make_shared<EfficientNet>(kind, options);
   if (kind == "basic")
     body = std::make_shared<ResNet>(ResNetShape{kind, false, {1, 2, 1, 1}, 1, 64, 16}, options);
   if (kind == "bottleneck")
@@ -166,7 +175,10 @@ INSTANTIATE_TEST_SUITE_P(
                       StrategyCase{"preact", 32, nn::Activation::kGELUTanh},
                       StrategyCase{"basic", 32, nn::Activation::kSigmoid}, StrategyCase{"inception_v2"},
                       StrategyCase{"inception_v2", 32, nn::Activation::kReLU}, StrategyCase{"inception_v3"},
-                      StrategyCase{"inception_v3", 32, nn::Activation::kGELU}, StrategyCase{"small_preact"}),
+                      StrategyCase{"inception_v3", 32, nn::Activation::kGELU}, StrategyCase{"small_preact"},
+                      StrategyCase{"efficient", 32, nn::Activation::kSiLU},
+                      StrategyCase{"efficient", 16, nn::Activation::kSiLU},
+                      StrategyCase{"efficient"}, StrategyCase{"mobile", 32, nn::Activation::kHardSwish}),
     [](const auto& info) {
       return std::string(info.param.kind) + "_" + nn::to_string(info.param.activation) + "_" +
              std::to_string(info.param.output_stride);
