@@ -75,7 +75,8 @@ std::vector<std::string> strategies(const Options::Model& model) {
     if (!models::normalizes(model.name) && strategy != nn::Strategy::kStandard) continue;
     const bool fits = model.dense_strategy == "auto"
                           ? nn::fits(strategy, activation)
-                          : nn::fits(nn::parse_dense_strategy(model.dense_strategy), strategy, activation);
+                          : nn::fits(nn::parse_dense_strategy(model.dense_strategy), strategy, activation,
+                                     model.pre_activation);
     if (fits && seen.insert(strategy).second) names.push_back(name);
   }
   return names;

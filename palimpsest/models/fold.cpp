@@ -40,7 +40,13 @@ std::vector<Site> sites(const torch::nn::Module& module) {
   }
   if (module.as<ConvNormAct>()) return {{{"0"}, "1"}};
   if (module.as<DenseNet>()) return {{{"features.conv0"}, "features.norm0"}};
-  if (module.as<nn::DenseLayerImpl>()) return {{{"conv1"}, "norm2"}};
+  if (const auto* layer = module.as<nn::DenseLayerImpl>()) {
+    if (layer->is_pre_activation()) return {{{"conv1"}, "norm2"}};
+    return {{{"conv1"}, "norm1"}, {{"conv2"}, "norm2"}};
+  }
+  if (const auto* transition = module.as<nn::DenseTransitionImpl>();
+      transition && !transition->options.pre_activation())
+    return {{{"conv"}, "norm"}};
   if (module.as<DeepLabV3Head>())
     return {{{"map_convs.0", "map_convs.1", "map_convs.2", "map_convs.3"}, "map_bn"},
             {{"global_pooling_conv"}, "global_pooling_bn"},
