@@ -11,8 +11,9 @@
 
 namespace palimpsest::models {
 
-ConvNormAct::ConvNormAct(const nn::Conv2d& conv_, const nn::BatchNormActOptions& norm_)
-    : conv(register_module("0", conv_)), norm(register_module("1", nn::BatchNormAct(norm_))) {}
+ConvNormAct::ConvNormAct(const nn::Conv2d& conv_, const nn::BatchNormActOptions& norm_,
+                         const std::string& conv_name, const std::string& norm_name)
+    : conv(register_module(conv_name, conv_)), norm(register_module(norm_name, nn::BatchNormAct(norm_))) {}
 
 at::Tensor ConvNormAct::forward(const at::Tensor& x) {
   return norm->forward(conv->forward(x));

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 
 namespace palimpsest::models {
 
@@ -21,10 +22,12 @@ struct NormConstants {
   double eps = 1e-5, momentum = 0.1;
 };
 
-/// A convolution and its normalization, under torchvision's names "0" and "1".
+/// A convolution and its normalization, under torchvision's names: "0" and "1", in its Inception networks "conv"
+/// and "bn".
 class ConvNormAct : public nn::Cloneable<ConvNormAct> {
  public:
-  ConvNormAct(const nn::Conv2d& conv, const nn::BatchNormActOptions& norm);
+  ConvNormAct(const nn::Conv2d& conv, const nn::BatchNormActOptions& norm, const std::string& conv_name = "0",
+              const std::string& norm_name = "1");
   /// Returns act(bn(conv(x))).
   at::Tensor forward(const at::Tensor& x);
 
@@ -82,7 +85,8 @@ class InvertedResidual : public nn::Cloneable<InvertedResidual> {
 };
 
 /// Returns BatchNormActOptions(channels, norm) with these constants.
-nn::BatchNormActOptions norm_of(int64_t channels, const nn::NormOptions& norm, const NormConstants& constants);
+nn::BatchNormActOptions norm_of(int64_t channels, const nn::NormOptions& norm,
+                                const NormConstants& constants);
 
 /// Initializes the convolutions below `module` as torchvision does, those of squeeze and excitation too: by
 /// Kaiming's normal rule, fan-out (common/convolution.h), and biases with 0.

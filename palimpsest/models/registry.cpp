@@ -11,6 +11,7 @@
 #include "palimpsest/models/resnet_preact.h"
 #include "palimpsest/models/resnext_preact.h"
 #include "palimpsest/models/sequential_net.h"
+#include "palimpsest/models/torchvision_inception.h"
 #include "palimpsest/models/wide_resnet.h"
 
 #include <fmt/format.h>
@@ -69,7 +70,10 @@ Entry inception(const InceptionShape& shape) {
 Entry efficient(const std::string& name) {
   return {name,
           [name](const BackboneOptions& o) { return std::make_shared<EfficientNet>(name, o); },
-          /*normalizes=*/true, nn::Activation::kSiLU, /*drops_out=*/true, /*has_stochastic_depth=*/true};
+          /*normalizes=*/true,
+          nn::Activation::kSiLU,
+          /*drops_out=*/true,
+          /*has_stochastic_depth=*/true};
 }
 
 Entry mobile(const MobileNetV3Shape& shape) {
@@ -77,10 +81,14 @@ Entry mobile(const MobileNetV3Shape& shape) {
           /*normalizes=*/true, nn::Activation::kHardSwish, /*drops_out=*/true};
 }
 
-Entry small_preact(const std::string& name, int64_t blocks) {
-  return {name, [name, blocks](const BackboneOptions& o) {
-            return std::make_shared<PreactResNet>(name, blocks, o);
-          }};
+Entry torchvision_inception(const TorchvisionInceptionShape& shape) {
+  return {shape.name,
+          [shape](const BackboneOptions& o) { return std::make_shared<TorchvisionInception>(shape, o); },
+          /*normalizes=*/true, nn::Activation::kLeakyReLU, /*drops_out=*/true};
+}
+
+Entry preact_resnet(const PreactResNetShape& shape) {
+  return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<PreactResNet>(shape, o); }};
 }
 
 /// The networks that deeplabv3_... takes as its body.
@@ -119,9 +127,18 @@ const std::vector<Entry>& densenets() {
   return entries;
 }
 
-/// The networks for images of 32 pixels.
+/// The networks for classification alone: those of the mixed precision paper's ImageNet table, and those for
+/// images of 32 pixels.
 const std::vector<Entry>& small_networks() {
   static const std::vector<Entry> entries = {
+      sequential(alexnet_imagenet()),
+      sequential(vgg16_imagenet()),
+      torchvision_inception(googlenet_imagenet()),
+      inception(inception_v2_imagenet()),
+      torchvision_inception(inception_v3_imagenet()),
+      preact_resnet({"resnet50_preact", {3, 4, 6, 3}}),
+      preact_resnet({"resnet101_preact", {3, 4, 23, 3}}),
+      preact_resnet({"resnet152_preact", {3, 8, 36, 3}}),
       sequential(alexnet("alexnet_cifar", 1)),
       sequential(alexnet("alexnet_cifar_narrow", 2)),
       sequential(vgg16("vgg16_cifar", 1)),
@@ -132,8 +149,8 @@ const std::vector<Entry>& small_networks() {
       inception(inception_v2("inception_v2_cifar_narrow", 4)),
       inception(inception_v3("inception_v3_cifar", 1)),
       inception(inception_v3("inception_v3_cifar_narrow", 4)),
-      small_preact("resnet29_preact_cifar", 3),
-      small_preact("resnet164_preact_cifar", 18),
+      preact_resnet(small_preact_resnet("resnet29_preact_cifar", 3)),
+      preact_resnet(small_preact_resnet("resnet164_preact_cifar", 18)),
   };
   return entries;
 }
@@ -206,9 +223,10 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
 
 void refuse_dense_options(const std::string& name, const ModelOptions& options) {
   if (!options.pre_activation)
-    throw Error(ErrorKind::kUsage, "model '" + name +
-                                       "' has no densely connected blocks and takes no post-activation order; "
-                                       "leave it out, or take a densenet");
+    throw Error(ErrorKind::kUsage,
+                "model '" + name +
+                    "' has no densely connected blocks and takes no post-activation order; "
+                    "leave it out, or take a densenet");
   if (!options.dense_strategy) return;
   throw Error(ErrorKind::kUsage,
               "model '" + name + "' has no densely connected blocks and takes no dense strategy, got " +

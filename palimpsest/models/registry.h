@@ -52,6 +52,10 @@ struct ModelOptions {
 /// | densenet121, 161, 169, 201                                    | torchvision's DenseNets              |
 /// | densenet232, 264, 232_k48, 264_k48                            | deeper DenseNets, k = 32 or 48       |
 /// | densenet_bcLAYERS_kGROWTH                                     | for CIFAR, with any depth and growth |
+/// | alexnet, vgg16, googlenet, inception_v3                       | torchvision's, without auxiliary     |
+/// |                                                               | classifiers                          |
+/// | inception_v2                                                  | BN-Inception, 224 pixels             |
+/// | resnet50_preact, resnet101_preact, resnet152_preact           | He et al.'s pre-activation ResNets   |
 /// | alexnet, vgg16, googlenet, inception_v2, inception_v3 +_cifar | for images of 32 pixels              |
 /// | the same +_cifar_narrow                                       | 1/2 (AlexNet) or 1/4 of the channels |
 /// | resnet29_preact_cifar, resnet164_preact_cifar                 | pre-activation, images of 32 pixels  |
@@ -63,7 +67,7 @@ std::vector<std::string> names();
 /// Returns whether make() knows the name: one of names(), or any other densenet_bcLAYERS_kGROWTH.
 bool is_name(const std::string& name);
 /// Returns a lower bound of the number of values that the network's weights have, without making it. It grows with
-/// the numbers in densenet_bcLAYERS_kGROWTH, and is 0 for other names: these are all of a modest size.
+/// the numbers in densenet_bcLAYERS_kGROWTH, and is 0 for other names: none has more than 200 million.
 int64_t least_weights(const std::string& name);
 /// Returns the activation that the network takes if none is given: leaky ReLU; for EfficientNet SiLU and for
 /// MobileNetV3 hard swish, also within deeplabv3_NAME.
@@ -74,7 +78,7 @@ bool drops_out(const std::string& name);
 /// Returns whether the network has stochastic depth: efficientnet..., also as the body of deeplabv3_NAME.
 bool has_stochastic_depth(const std::string& name);
 /// Returns whether the network normalizes, so that strategies make a difference. All networks do but
-/// alexnet..., vgg16... and googlenet...
+/// alexnet..., vgg16... and googlenet_cifar...
 bool normalizes(const std::string& name);
 
 }  // namespace palimpsest::models

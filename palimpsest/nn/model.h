@@ -29,11 +29,14 @@ class Model : public torch::nn::Module {
   /// Returns the channels of the tensor that the classifier reads: (N, classifier_channels()), for
   /// segmentation (N, classifier_channels(), h, w).
   int64_t classifier_channels() const { return classifier_channels_; }
+  /// Returns the name of the classifier, also where there is none.
+  const std::string& classifier_name() const { return classifier_name_; }
   /// Returns false if the network was made without a classifier; forward then returns the features.
   bool has_classifier() const;
 
   /// Puts `module` in the place of the classifier, under the classifier's name (`fc`, `classifier`, `cls`,
-  /// `classifier.1` or `classifier.3`); a network without a classifier gets one. The module's forward takes and returns one tensor:
+  /// `classifier.1`, ...); a network without a classifier gets one. The module's forward takes and returns one
+  /// tensor:
   ///   net->replace_classifier(torch::nn::Linear(net->classifier_channels(), 7));
   template <class Module>
   void replace_classifier(const torch::nn::ModuleHolder<Module>& module) {

@@ -8,11 +8,13 @@ namespace {
 
 // Logits (0,0), (0,1), (1,0), (1,999) of networks filled by formula, in training mode, then in eval mode with
 // the running statistics that this one batch left. Post-activation rows: torchvision 0.26 with every ReLU
-// replaced by LeakyReLU(0.01). EfficientNet and MobileNetV3: torchvision 0.26, without dropout. Pre-activation and wide rows: the paper's networks in plain PyTorch, stride in the
+// replaced by LeakyReLU(0.01), without auxiliary classifiers and dropout. EfficientNet and MobileNetV3: torchvision
+// 0.26, without dropout. Pre-activation and wide rows: the paper's networks in plain PyTorch, stride in the
 // 3x3 convolution. f64.
 struct Row {
   const char* name;
   std::array<double, 4> training, evaluation;
+  int64_t side = 64;  ///< of the images
 };
 
 std::ostream& operator<<(std::ostream& stream, const Row& row) {
@@ -31,7 +33,7 @@ TEST_P(ReferenceValues, LogitsAreThoseOfThePythonModels) {
   torch::NoGradGuard no_grad;
   for (const bool training : {true, false}) {
     model->train(training);
-    const auto y = model->forward(images_by_formula());
+    const auto y = model->forward(images_by_formula(row.side));
     const auto got = torch::stack({y[0][0], y[0][1], y[1][0], y[1][999]});
     const auto& want = training ? row.training : row.evaluation;
     EXPECT_LE(relative_error(got, torch::tensor(at::ArrayRef<double>(want), torch::kFloat64)),
@@ -64,6 +66,16 @@ INSTANTIATE_TEST_SUITE_P(
         Row{"mobilenet_v3_small",
             {0.029912163258997898, -0.08523780591174351, 0.23394313199019098, 0.05619807916210087},
             {0.03492276306739894, 0.00724316692481651, 0.034923230215020376, -0.03590896120664885}},
+        Row{"googlenet",
+            {-0.428858123700938, 0.0953831782838686, -0.32044372027087, -1.03852893399267},
+            {-0.0686598361786818, 0.0448855553607239, -0.0686160889644684, -0.0957774043131147}},
+        Row{"inception_v3",
+            {0.51140522163455, -0.518012438847174, 0.0601494420158413, -0.735955423137569},
+            {0.0139966237358148, 0.0580215976770696, 0.0139968082155785, -0.142296695458932},
+            75},
+        Row{"resnet50_preact",
+            {-0.221022085340806, -0.324995371465698, -0.559527678765831, -0.616605003392034},
+            {-0.146495617806011, -0.0393917673536692, -0.162252759555719, -0.126379806985516}},
         Row{"resnext50_preact",
             {-0.432888909611103, -0.306663404787708, -0.310810959680943, -0.491736282724343},
             {-0.300168257156581, -0.124127762725181, -0.324200626038181, -0.0350516353531664}},

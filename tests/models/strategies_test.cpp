@@ -6,6 +6,7 @@
 #include "palimpsest/models/resnet.h"
 #include "palimpsest/models/resnet_preact.h"
 #include "palimpsest/models/resnext_preact.h"
+#include "palimpsest/models/torchvision_inception.h"
 #include "tests/models/support.h"
 
 #include <algorithm>
@@ -29,7 +30,13 @@ std::shared_ptr<nn::Model> build(const std::string& kind, int64_t output_stride,
     shape.blocks.resize(6);
     return std::make_shared<MobileNetV3>(shape, options);
   }
-  if (kind == "small_preact") return std::make_shared<PreactResNet>(kind, 1, options);
+  if (kind == "small_preact") return std::make_shared<PreactResNet>(small_preact_resnet(kind, 1), options);
+  if (kind == "large_preact")
+    return std::make_shared<PreactResNet>(PreactResNetShape{kind, {2, 1, 1, 1}, 16}, options);
+  if (kind == "torchvision_v1")
+    return std::make_shared<TorchvisionInception>(googlenet_imagenet(16), options);
+  if (kind == "torchvision_v3")
+    return std::make_shared<TorchvisionInception>(inception_v3_imagenet(16), options);
   std::shared_ptr<Backbone> body;
   if (kind == "efficient") body = std::make_shared<EfficientNet>(kind, options);
   if (kind == "basic")
@@ -68,7 +75,8 @@ Step step(const StrategyCase& c, nn::Strategy strategy, bool channels_last,
   for (const auto& m : model->modules())
     if (auto* norm = m->as<nn::BatchNormActImpl>(); norm && changed) norm->options.strategy(*changed);
   model->to(torch::kFloat64);
-  auto images = torch::randn({2, 3, 64, 64}, torch::kFloat64);
+  const int64_t side = std::string(c.kind) == "torchvision_v3" ? 107 : 64;  // of which it leaves 2 x 2 pixels
+  auto images = torch::randn({2, 3, side, side}, torch::kFloat64);
   if (channels_last) images = images.contiguous(at::MemoryFormat::ChannelsLast);
   Step result;
   result.logits = model->forward(images);
@@ -181,9 +189,13 @@ INSTANTIATE_TEST_SUITE_P(
                       StrategyCase{"basic", 32, nn::Activation::kSigmoid}, StrategyCase{"inception_v2"},
                       StrategyCase{"inception_v2", 32, nn::Activation::kReLU}, StrategyCase{"inception_v3"},
                       StrategyCase{"inception_v3", 32, nn::Activation::kGELU}, StrategyCase{"small_preact"},
+                      StrategyCase{"large_preact"}, StrategyCase{"torchvision_v1"},
+                      StrategyCase{"torchvision_v1", 32, nn::Activation::kReLU},
+                      StrategyCase{"torchvision_v3"},
+                      StrategyCase{"torchvision_v3", 32, nn::Activation::kSiLU},
                       StrategyCase{"efficient", 32, nn::Activation::kSiLU},
-                      StrategyCase{"efficient", 16, nn::Activation::kSiLU},
-                      StrategyCase{"efficient"}, StrategyCase{"mobile", 32, nn::Activation::kHardSwish}),
+                      StrategyCase{"efficient", 16, nn::Activation::kSiLU}, StrategyCase{"efficient"},
+                      StrategyCase{"mobile", 32, nn::Activation::kHardSwish}),
     [](const auto& info) {
       return std::string(info.param.kind) + "_" + nn::to_string(info.param.activation) + "_" +
              std::to_string(info.param.output_stride);
