@@ -117,6 +117,28 @@ TEST(ImagenetNetworks, DropOutInTrainingAloneAndByTheSeed) {
   for (const char* name : {"inception_v2", "resnet50_preact"}) EXPECT_FALSE(drops_out(name)) << name;
 }
 
+// VGG's hidden layers are half a gigabyte; their code is AlexNet's, which tests/cli/test_weights.py compares.
+TEST(ImagenetNetworks, Vgg16HasTheConvolutionsAndPoolingsOfConfigurationD) {
+  const at::NoGradGuard no_grad;
+  torch::manual_seed(1);
+  const auto model = make("vgg16", {.classes = 0});
+  const auto w = model->named_parameters();
+  auto images = torch::randn({1, 3, 224, 224});
+  const auto got = model->forward(images);
+  int place = 0;
+  at::Tensor x = images;
+  for (const int convolutions : {2, 2, 3, 3, 3}) {
+    for (int i = 0; i < convolutions; ++i, place += 2) {
+      const std::string name = "features." + std::to_string(place);
+      x = torch::leaky_relu(torch::conv2d(x, w[name + ".weight"], w[name + ".bias"], 1, 1), 0.01);
+    }
+    x = torch::max_pool2d(x, 2);
+    ++place;
+  }
+  EXPECT_EQ(got.sizes(), at::IntArrayRef({1, 512, 7, 7}));
+  EXPECT_LE(relative_error(got, x), testing::tolerance(DType::f32).relative_l2);
+}
+
 // A network without normalization must start with logits of the size of one, whatever its depth.
 TEST(ImagenetNetworks, WithoutNormalizationStartWithLogitsOfTheSizeOfOne) {
   torch::manual_seed(1);
