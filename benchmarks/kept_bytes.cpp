@@ -27,10 +27,14 @@ struct Claim {
 
 // Limits are the counts by hand, rounded up: 76.7 / 157.8 for the paper's network, 45.5 / 85.3 for ResNet-50.
 constexpr Claim kClaims[] = {
-    {"resnet50", 0.55},          {"resnet50", 0.55, nn::Strategy::kStoreY, nn::Activation::kReLU},
-    {"resnet101", 0.55},         {"resnext50_32x4d", 0.55},
-    {"resnext101_64x4d", 0.55},  {"resnext50_preact", 0.49},
-    {"resnext101_preact", 0.49}, {"resnext152_preact", 0.50},
+    {"resnet50", 0.55},
+    {"resnet50", 0.55, nn::Strategy::kStoreY, nn::Activation::kReLU},
+    {"resnet101", 0.55},
+    {"resnext50_32x4d", 0.55},
+    {"resnext101_64x4d", 0.55},
+    {"resnext50_preact", 0.49},
+    {"resnext101_preact", 0.49},
+    {"resnext152_preact", 0.50},
     {"efficientnet_b0", 0.45, nn::Strategy::kStoreY, nn::Activation::kSiLU},
     {"efficientnet_b0", 0.45, nn::Strategy::kInplaceBit, nn::Activation::kSiLU},
     {"mobilenet_v3_large", 0.56, nn::Strategy::kStoreY, nn::Activation::kHardSwish},

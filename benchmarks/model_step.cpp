@@ -37,7 +37,8 @@ Training make_training(const std::string& name, std::optional<nn::Strategy> stra
 }
 
 Row measure(const std::string& name, double limit, int steps) {
-  Training standard = make_training(name, nn::Strategy::kStandard), in_place = make_training(name, std::nullopt);
+  Training standard = make_training(name, nn::Strategy::kStandard),
+           in_place = make_training(name, std::nullopt);
   // The same seed for both: dropout and stochastic depth draw from libtorch's generator.
   const auto first_loss = [](Training& training) {
     torch::manual_seed(1);

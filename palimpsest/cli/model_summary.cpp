@@ -18,7 +18,7 @@ thread_local std::unordered_map<const c10::TensorImpl*, Reading>* observed = nul
 struct Reader : at::ObserverContext {
   LayerSummary* layer = nullptr;
   at::Tensor weight;
-  std::vector<int64_t> input;  // shape of the first tensor
+  std::vector<int64_t> input;   // shape of the first tensor
   std::vector<int64_t> kernel;  // shape of the module's own weight
 };
 
@@ -83,8 +83,7 @@ std::vector<LayerSummary> summarize(const torch::nn::Module& model, const std::f
     layers.push_back(std::move(layer));
   }
   std::unordered_map<const c10::TensorImpl*, Reading> readers;
-  for (const auto& [weight, index] : weights)
-    readers[weight] = {&layers[index], weight->sizes().vec()};
+  for (const auto& [weight, index] : weights) readers[weight] = {&layers[index], weight->sizes().vec()};
 
   observed = &readers;
   const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(on_enter, on_exit)

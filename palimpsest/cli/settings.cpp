@@ -299,8 +299,8 @@ Scope Setting::scope() const {
 }
 
 bool Setting::hides_default() const {
-  return is_one_of({"train.sync_norm", "train.gradient_compression", "optimizer.lr_for_batch", "model.pre_activation",
-                    "model.dropout"},
+  return is_one_of({"train.sync_norm", "train.gradient_compression", "optimizer.lr_for_batch",
+                    "model.pre_activation", "model.dropout"},
                    id());
 }
 

@@ -41,21 +41,21 @@ DenseNet::DenseNet(const DenseNetShape& shape, const BackboneOptions& options)
   if (!small || !pre) norm0_ = parts_->register_module("norm0", nn::BatchNormAct(channels, options.norm));
   for (std::size_t i = 0; i < shape.blocks.size(); ++i) {
     const std::string number = std::to_string(i + 1);
-    blocks_.push_back(
-        parts_->register_module("denseblock" + number, nn::DenseBlock(nn::DenseBlockOptions(channels)
-                                                                          .layers(shape.blocks[i])
-                                                                          .growth(shape.growth)
-                                                                          .dense_strategy(strategy)
-                                                                          .norm(options.norm)
-                                                                          .pre_activation(pre)
-                                                                          .dropout(options.dropout.value_or(0)))));
+    blocks_.push_back(parts_->register_module("denseblock" + number,
+                                              nn::DenseBlock(nn::DenseBlockOptions(channels)
+                                                                 .layers(shape.blocks[i])
+                                                                 .growth(shape.growth)
+                                                                 .dense_strategy(strategy)
+                                                                 .norm(options.norm)
+                                                                 .pre_activation(pre)
+                                                                 .dropout(options.dropout.value_or(0)))));
     channels = blocks_.back()->out_channels();
     if (i + 1 == shape.blocks.size()) break;
-    transitions_.push_back(parts_->register_module(
-        "transition" + number,
-        nn::DenseTransition(
-            nn::DenseTransitionOptions(channels).dense_strategy(strategy).norm(options.norm).pre_activation(
-                pre))));
+    transitions_.push_back(parts_->register_module("transition" + number,
+                                                   nn::DenseTransition(nn::DenseTransitionOptions(channels)
+                                                                           .dense_strategy(strategy)
+                                                                           .norm(options.norm)
+                                                                           .pre_activation(pre))));
     channels /= 2;
   }
   if (pre)
@@ -68,7 +68,7 @@ DenseNet::DenseNet(const DenseNetShape& shape, const BackboneOptions& options)
 
 at::Tensor DenseNet::features(const at::Tensor& images) {
   check_images(shape_.name, images);
-  int64_t least = int64_t{1} << transitions_.size();  // the last transition needs 2 x 2 pixels
+  int64_t least = int64_t{1} << transitions_.size();      // the last transition needs 2 x 2 pixels
   if (!shape_.small_images) least = 4 * (least - 1) + 1;  // the stem leaves a quarter, rounded up
   check_least_side(shape_.name, images, least);
   at::Tensor x = conv0_->forward(images);

@@ -38,10 +38,10 @@ EfficientNet::EfficientNet(std::string name, const BackboneOptions& options)
   // The first block has no shortcut: the depthwise convolution is the only reader of the stem.
   const auto stem = nn::DeferredActivation::of_blocks(norm);
   stem_ = features_->register_module(
-      "0", std::make_shared<ConvNormAct>(
-               conv({.in = 3, .out = kEfficientStem, .kernel = 3, .stride = 2},
-                    nn::ConvolutionBackend::kLibtorch),
-               nn::BatchNormActOptions(kEfficientStem, stem.is_deferred ? norm.identity() : norm)));
+      "0",
+      std::make_shared<ConvNormAct>(
+          conv({.in = 3, .out = kEfficientStem, .kernel = 3, .stride = 2}, nn::ConvolutionBackend::kLibtorch),
+          nn::BatchNormActOptions(kEfficientStem, stem.is_deferred ? norm.identity() : norm)));
   StagePlanner planner(options.output_stride, /*reached=*/2);
   const double blocks = std::accumulate(kStages.begin(), kStages.end(), 0.0,
                                         [](double sum, const Stage& s) { return sum + s.blocks; });

@@ -104,8 +104,8 @@ MobileNetV3::MobileNetV3(const MobileNetV3Shape& shape, const BackboneOptions& o
     classifier_ = register_module("classifier", std::make_shared<torch::nn::Module>("classifier"));
     hidden_ = classifier_->register_module("0", nn::Linear(last, shape.hidden));
   }
-  const nn::Linear classifier = register_classifier(
-      last, hidden_.is_empty() ? last : shape.hidden, options.classes, "classifier.3");
+  const nn::Linear classifier =
+      register_classifier(last, hidden_.is_empty() ? last : shape.hidden, options.classes, "classifier.3");
   initialize_mobile(*this, norm);
   if (classifier.is_empty()) return;
   start(hidden_);

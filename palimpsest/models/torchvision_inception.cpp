@@ -1,6 +1,7 @@
 #include "palimpsest/models/torchvision_inception.h"
 
 #include "palimpsest/models/common/convolution.h"
+#include "palimpsest/models/common/images.h"
 #include "palimpsest/models/common/module_place.h"
 #include "palimpsest/nn/max_pool.h"
 #include "palimpsest/nn/stacked_norms.h"

@@ -1,7 +1,6 @@
 #pragma once
 
 #include "palimpsest/models/backbone.h"
-#include "palimpsest/models/common/images.h"
 #include "palimpsest/models/inception.h"
 #include "palimpsest/models/inverted_residual.h"
 #include "palimpsest/nn/batch_norm_act.h"

@@ -22,7 +22,8 @@ NormOptions reader_of_block(const NormOptions& norm, DenseStrategy strategy) {
 
 DenseTransitionImpl::DenseTransitionImpl(const DenseTransitionOptions& o) : options(o) {
   const NormOptions norm = o.pre_activation() ? reader_of_block(o.norm(), o.dense_strategy()) : o.norm();
-  norm_ = register_module("norm", BatchNormAct(o.pre_activation() ? o.in_channels() : o.out_channels(), norm));
+  norm_ =
+      register_module("norm", BatchNormAct(o.pre_activation() ? o.in_channels() : o.out_channels(), norm));
   conv_ = register_module("conv",
                           Conv2d(torch::nn::Conv2dOptions(o.in_channels(), o.out_channels(), 1).bias(false),
                                  convolution_backend(norm.strategy)));

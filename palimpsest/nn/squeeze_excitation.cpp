@@ -32,12 +32,11 @@ at::Tensor SqueezeExcitationImpl::forward(const at::Tensor& x) {
 
 at::Tensor SqueezeExcitationImpl::forward_into(const at::Tensor& t, const DeferredActivation& input,
                                                Conv2dImpl& conv) {
-  return ops::squeeze_excite_conv(t,
-                                  {fc1->weight, fc1->bias, fc2->weight, fc2->bias,
-                                   options.squeeze_activation, options.gate_activation},
-                                  conv.weight, conv2d_detail::bias(conv), conv2d_detail::geometry(conv),
-                                  input.is_deferred ? input.activation : Activation::kIdentity,
-                                  input.activation_param);
+  return ops::squeeze_excite_conv(
+      t,
+      {fc1->weight, fc1->bias, fc2->weight, fc2->bias, options.squeeze_activation, options.gate_activation},
+      conv.weight, conv2d_detail::bias(conv), conv2d_detail::geometry(conv),
+      input.is_deferred ? input.activation : Activation::kIdentity, input.activation_param);
 }
 
 void SqueezeExcitationImpl::pretty_print(std::ostream& stream) const {

@@ -33,13 +33,14 @@ TEST_P(MultiplyAdds, AreThePublishedOnes) {
   EXPECT_NEAR(static_cast<double>(sum) / 1e9, GetParam().giga, 0.0055);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    Models, MultiplyAdds,
-    ::testing::Values(Published{"resnet18", 1.81}, Published{"resnet50", 4.09},
-                      Published{"resnext50_32x4d", 4.23}, Published{"resnext101_32x8d", 16.41},
-                      Published{"densenet121", 2.83}, Published{"efficientnet_b0", 0.39},
-                      Published{"mobilenet_v3_large", 0.219}, Published{"mobilenet_v3_small", 0.056}),
-    [](const auto& info) { return std::string(info.param.name); });
+INSTANTIATE_TEST_SUITE_P(Models, MultiplyAdds,
+                         ::testing::Values(Published{"resnet18", 1.81}, Published{"resnet50", 4.09},
+                                           Published{"resnext50_32x4d", 4.23},
+                                           Published{"resnext101_32x8d", 16.41},
+                                           Published{"densenet121", 2.83}, Published{"efficientnet_b0", 0.39},
+                                           Published{"mobilenet_v3_large", 0.219},
+                                           Published{"mobilenet_v3_small", 0.056}),
+                         [](const auto& info) { return std::string(info.param.name); });
 
 TEST(MultiplyAddsOfLayers, ArePerImageAndOnlyOfProducts) {
   const auto model = models::make("resnet18_narrow", {.classes = 10, .strategy = nn::Strategy::kStandard});

@@ -48,7 +48,8 @@ class PlainStack {
       for (int l = 1; has(layer(b, l) + "conv1.weight"); ++l) {
         const std::string name = layer(b, l);
         at::Tensor h = at::conv2d(post ? x : act(name + "norm1", x, training), get(name + "conv1.weight"));
-        h = at::conv2d(act(name + (post ? "norm1" : "norm2"), h, training), get(name + "conv2.weight"), {}, 1, 1);
+        h = at::conv2d(act(name + (post ? "norm1" : "norm2"), h, training), get(name + "conv2.weight"), {}, 1,
+                       1);
         if (post) h = act(name + "norm2", h, training);
         x = at::cat({x, h}, 1);
       }
@@ -174,8 +175,8 @@ TEST(DenseNet, AnOptionThatDoesNotFitIsNamed) {
 
 TEST(PostActivation, EqualsAPlainStackByEveryDenseStrategy) {
   for (const bool small : {false, true})
-    for (const auto form : {nn::DenseStrategy::kNaive, nn::DenseStrategy::kShared, nn::DenseStrategy::kCheckpoint,
-                            nn::DenseStrategy::kFused}) {
+    for (const auto form : {nn::DenseStrategy::kNaive, nn::DenseStrategy::kShared,
+                            nn::DenseStrategy::kCheckpoint, nn::DenseStrategy::kFused}) {
       BackboneOptions options;
       options.classes = 5;
       options.norm = {nn::Strategy::kStoreY, nn::Activation::kReLU};

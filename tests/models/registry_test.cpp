@@ -108,11 +108,13 @@ TEST(Registry, ConvolutionsStartWithKaimingsDeviation) {
 
 TEST(Registry, OptionsOfOtherNetworksAreRefused) {
   expect_contains(usage_error([] { make("resnet18", {.dropout = 0.2}); }), "takes no dropout, got 0.2");
-  expect_contains(usage_error([] { make("deeplabv3_efficientnet_b0", {.dropout = 0.2}); }), "takes no dropout");
+  expect_contains(usage_error([] { make("deeplabv3_efficientnet_b0", {.dropout = 0.2}); }),
+                  "takes no dropout");
   expect_contains(usage_error([] { make("efficientnet_b0", {.dropout = 1}); }), "dropout in [0, 1), got 1");
   expect_contains(usage_error([] { make("mobilenet_v3_small", {.stochastic_depth = 0.1}); }),
                   "takes no stochastic depth, got 0.1");
-  expect_contains(usage_error([] { make("resnet18", {.pre_activation = false}); }), "no post-activation order");
+  expect_contains(usage_error([] { make("resnet18", {.pre_activation = false}); }),
+                  "no post-activation order");
 }
 
 TEST(Registry, TheDefaultActivationIsThePapers) {

@@ -21,8 +21,12 @@ std::vector<at::Tensor> tensors_of(int64_t channels, at::ScalarType dtype, bool 
                                    int64_t images = 3) {
   torch::manual_seed(7);
   const auto make = [&](at::IntArrayRef sizes) { return torch::randn(sizes, at::kDouble); };
-  std::vector<at::Tensor> all{make({images, channels, 7, 5}), make({6, channels, 1, 1}), make({6}),
-                              make({channels, 6, 1, 1}),      make({channels}),          make({8, channels, 1, 1}),
+  std::vector<at::Tensor> all{make({images, channels, 7, 5}),
+                              make({6, channels, 1, 1}),
+                              make({6}),
+                              make({channels, 6, 1, 1}),
+                              make({channels}),
+                              make({8, channels, 1, 1}),
                               make({8})};
   for (at::Tensor& t : all) t = t.to(dtype);
   if (channels_last) all[0] = all[0].contiguous(at::MemoryFormat::ChannelsLast);
@@ -32,7 +36,8 @@ std::vector<at::Tensor> tensors_of(int64_t channels, at::ScalarType dtype, bool 
 
 at::Tensor ours(const std::vector<at::Tensor>& t, Activation activation, SqueezeActivation squeeze,
                 GateActivation gate) {
-  return squeeze_excite_conv(t[0], {t[1], t[2], t[3], t[4], squeeze, gate}, t[5], t[6], k1x1, activation, 0.1);
+  return squeeze_excite_conv(t[0], {t[1], t[2], t[3], t[4], squeeze, gate}, t[5], t[6], k1x1, activation,
+                             0.1);
 }
 
 at::Tensor activate(const at::Tensor& y, Activation activation) {
@@ -106,7 +111,8 @@ TEST(SqueezeExciteConv, TakesAnEmptyBatch) {
   const auto t = tensors_of(32, at::kFloat, true, /*images=*/0);
   const at::Tensor out = ours(t, Activation::kSiLU, {}, {});
   EXPECT_EQ(out.sizes(), at::IntArrayRef({0, 8, 7, 5}));
-  for (const at::Tensor& g : torch::autograd::grad({out.sum()}, t)) EXPECT_EQ(g.abs().sum().item<double>(), 0);
+  for (const at::Tensor& g : torch::autograd::grad({out.sum()}, t))
+    EXPECT_EQ(g.abs().sum().item<double>(), 0);
 }
 
 TEST(SqueezeExciteConv, NamesWhatIsWrong) {
@@ -118,7 +124,8 @@ TEST(SqueezeExciteConv, NamesWhatIsWrong) {
   const auto contains = [](const std::string& text, const std::string& part) {
     EXPECT_NE(text.find(part), std::string::npos) << text;
   };
-  contains(message(0, torch::zeros({3, 32})), "[squeeze_excite_conv] y must be (N, C, H, W), got shape [3, 32]");
+  contains(message(0, torch::zeros({3, 32})),
+           "[squeeze_excite_conv] y must be (N, C, H, W), got shape [3, 32]");
   contains(message(0, torch::zeros({3, 32, 0, 5})), "needs at least one pixel");
   contains(message(1, torch::zeros({6, 31})), "squeeze_weight must be (R, 32)");
   contains(message(2, torch::zeros({5})), "squeeze_bias needs one value per output, 6, got shape [5]");

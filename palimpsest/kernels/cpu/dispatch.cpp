@@ -65,7 +65,7 @@ std::span<const InstructionSet> compiled_instruction_sets() {
    isa::dense_block::kF64,                    \
    isa::dense_block::kF16,                    \
    isa::dense_block::kBF16,                   \
-   isa::upsampled_loss::kKernels,            \
+   isa::upsampled_loss::kKernels,             \
    isa::gates::kKernels},
   static const InstructionSet sets[] = {PALIMPSEST_FOR_EACH_SET(PALIMPSEST_SET)};
   return sets;

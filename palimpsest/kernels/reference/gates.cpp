@@ -13,10 +13,9 @@ struct Activated {
 
 Activated activate(const GatesProblem& problem, float y) {
   Activated result{};
-  dispatch_activation<double>(problem.activation, {problem.activation_param, precision_of<float>()},
-                              [&](const auto& act) {
-                                result = {act.forward(double{y}), act.derivative_at(double{y})};
-                              });
+  dispatch_activation<double>(
+      problem.activation, {problem.activation_param, precision_of<float>()},
+      [&](const auto& act) { result = {act.forward(double{y}), act.derivative_at(double{y})}; });
   return result;
 }
 
@@ -38,7 +37,9 @@ void activation_means(const GatesProblem& problem, const float* y, float* means)
   double sum = 0;
   for_channels(
       problem.shape, [&] { sum = 0; }, [&](int64_t i, int64_t) { sum += activate(problem, y[i]).z; },
-      [&](int64_t channel) { means[channel] = static_cast<float>(sum / static_cast<double>(problem.shape.s)); });
+      [&](int64_t channel) {
+        means[channel] = static_cast<float>(sum / static_cast<double>(problem.shape.s));
+      });
 }
 
 void gated_forward(const GatesProblem& problem, const float* y, const float* gate, float* product) {

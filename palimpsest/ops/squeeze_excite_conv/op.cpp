@@ -90,8 +90,7 @@ class GatedActivation {
   /// Returns the gradient of y, written over dproduct. `dmean`: the gradient that each pixel gets through the
   /// means.
   at::Tensor backward(at::Tensor dproduct, const at::Tensor& gate, const at::Tensor& dmean) const {
-    if (!own_)
-      return backward_activation(dproduct.mul_(per_image(gate, y_)).add_(per_image(dmean, y_)));
+    if (!own_) return backward_activation(dproduct.mul_(per_image(gate, y_)).add_(per_image(dmean, y_)));
     dproduct = like_y(dproduct);
     const at::Tensor m = dmean.contiguous();
     auto* const written = dproduct.mutable_data_ptr<float>();
@@ -205,7 +204,8 @@ class SqueezeExciteConvFunction : public torch::autograd::Function<SqueezeExcite
     GatedActivation activation(y, call->activation, call->activation_param);
     const at::Tensor pooled = activation.means();
     const at::Tensor gate = Gates(call->excitation, pooled.scalar_type()).forward(pooled);
-    ctx->save_for_backward({y, squeeze_weight, squeeze_bias, excite_weight, excite_bias, conv_weight, pooled});
+    ctx->save_for_backward(
+        {y, squeeze_weight, squeeze_bias, excite_weight, excite_bias, conv_weight, pooled});
     ctx->saved_data["bias"] = conv_bias.has_value();
     ctx->saved_data["activation"] = static_cast<int64_t>(call->activation);
     ctx->saved_data["param"] = call->activation_param;

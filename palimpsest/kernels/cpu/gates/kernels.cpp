@@ -54,9 +54,8 @@ void forward(const Part& part, const float* y, const float* gate, float* product
   with_activation(part, [&](const auto& act) PALIMPSEST_INLINE_LAMBDA {
     map_rows<kLanes>(
         part.block, product,
-        [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-          return F(act.forward(load<F>(y + i)) * load<F>(gate + j));
-        },
+        [&](int64_t i, int64_t j)
+            PALIMPSEST_INLINE_LAMBDA { return F(act.forward(load<F>(y + i)) * load<F>(gate + j)); },
         [&](int64_t i, F value, bool) PALIMPSEST_INLINE_LAMBDA { store(product + i, value); });
   });
 }
