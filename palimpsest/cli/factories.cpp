@@ -236,6 +236,8 @@ std::shared_ptr<nn::Model> make_model(const Options& options, const std::string&
   model_options.activation = nn::parse_activation(m.activation);
   model_options.activation_param = m.slope;
   model_options.output_stride = m.output_stride;
+  model_options.pre_activation = m.pre_activation;
+  if (m.dropout >= 0) model_options.dropout = m.dropout;
   model_options.group = group;
   if (m.dense_strategy != "auto") model_options.dense_strategy = nn::parse_dense_strategy(m.dense_strategy);
   torch::manual_seed(static_cast<uint64_t>(options.train.seed));

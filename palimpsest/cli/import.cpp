@@ -72,10 +72,11 @@ void check_values(const std::string& file, const nn::StateDict& tensors) {
   }
 }
 
-/// Sets the activation of the file's network, unless the user gave one: torchvision's networks have ReLU; the
-/// package's layers have leaky ReLU with slope 0.01, which is the default.
+/// Sets the activation of the file's network, unless the user gave one: torchvision's networks have ReLU where
+/// ours have leaky ReLU by default, and the package's layers have leaky ReLU with slope 0.01.
 void complete_activation(Options& options, models::WeightFormat format) {
   if (options.given.contains("model.activation") || format == models::WeightFormat::kInplaceAbn) return;
+  if (models::default_activation(options.model.name) != nn::Activation::kLeakyReLU) return;
   options.model.activation = "relu";
   if (!options.given.contains("model.strategy") && models::normalizes(options.model.name))
     options.model.strategy = "store_y";

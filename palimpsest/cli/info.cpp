@@ -26,7 +26,7 @@ namespace {
 
 /// Two images, because a branch that pools an image to one value cannot be normalized over a batch of one.
 constexpr int64_t kImages = 2;
-constexpr double kMB = 1e6;
+constexpr double kMB = 1e6, kGiga = 1e9;
 
 struct StrategyMemory {
   std::string strategy;
@@ -75,7 +75,8 @@ std::vector<std::string> strategies(const Options::Model& model) {
     if (!models::normalizes(model.name) && strategy != nn::Strategy::kStandard) continue;
     const bool fits = model.dense_strategy == "auto"
                           ? nn::fits(strategy, activation)
-                          : nn::fits(nn::parse_dense_strategy(model.dense_strategy), strategy, activation);
+                          : nn::fits(nn::parse_dense_strategy(model.dense_strategy), strategy, activation,
+                                     model.pre_activation);
     if (fits && seen.insert(strategy).second) names.push_back(name);
   }
   return names;
@@ -85,17 +86,26 @@ std::string shape_text(const std::vector<int64_t>& shape) {
   return shape.empty() ? "-" : fmt::format("{}", fmt::join(shape, "x"));
 }
 
+int64_t multiply_adds_of(const std::vector<LayerSummary>& layers) {
+  int64_t sum = 0;
+  for (const auto& layer : layers) sum += layer.multiply_adds;
+  return sum;
+}
+
 void print_layers(const Options& options, const std::vector<LayerSummary>& layers, int64_t parameters) {
   std::size_t width = 5;
   for (const auto& layer : layers) width = std::max(width, layer.name.size());
-  fmt::print("{:<{}}  {:>16}  {:>16}  {:>12}\n", "layer", width, "weight", "output", "parameters");
+  fmt::print("{:<{}}  {:>16}  {:>16}  {:>12}  {:>14}\n", "layer", width, "weight", "output", "parameters",
+             "multiply-adds");
   for (const auto& layer : layers)
-    fmt::print("{:<{}}  {:>16}  {:>16}  {:>12}\n", layer.name, width, layer.shape, shape_text(layer.output),
-               layer.parameters);
+    fmt::print("{:<{}}  {:>16}  {:>16}  {:>12}  {:>14}\n", layer.name, width, layer.shape,
+               shape_text(layer.output), layer.parameters, layer.multiply_adds);
   fmt::print("\n{}: {} parameters, {:.1f} MB; outputs are of a batch of {} at {}x{} pixels\n",
              options.model.name, parameters,
              static_cast<double>(parameters) * (options.train.dtype == "f64" ? 8 : 4) / kMB, kImages,
              options.run.size, options.run.size);
+  fmt::print("multiply-adds of convolutions and linear layers, per image: {:.3f} G\n",
+             static_cast<double>(multiply_adds_of(layers)) / kGiga);
 }
 
 /// Prints the row of each strategy as soon as it is measured.
@@ -118,16 +128,18 @@ std::vector<StrategyMemory> measure_all(const Options& options, bool prints) {
   return memory;
 }
 
-/// Adds "size", "layers" and "strategies" to `json`.
+/// Adds "size", "multiply_adds" (per image), "layers" and "strategies" to `json`.
 void add_measured(nlohmann::ordered_json& json, const Options& options,
                   const std::vector<LayerSummary>& layers, const std::vector<StrategyMemory>& memory) {
   json["size"] = options.run.size;
+  json["multiply_adds"] = multiply_adds_of(layers);
   auto& layer_list = json["layers"] = nlohmann::ordered_json::array();
   for (const auto& layer : layers)
     layer_list.push_back({{"name", layer.name},
                           {"weight", layer.shape},
                           {"output", layer.output},
-                          {"parameters", layer.parameters}});
+                          {"parameters", layer.parameters},
+                          {"multiply_adds", layer.multiply_adds}});
   auto& strategy_list = json["strategies"] = nlohmann::ordered_json::array();
   for (const auto& m : memory)
     strategy_list.push_back({{"strategy", m.strategy},
@@ -138,7 +150,8 @@ void add_measured(nlohmann::ordered_json& json, const Options& options,
 /// Lists the layers of the model and counts its parameters.
 std::vector<LayerSummary> list_layers(const Options& options, int64_t& parameters) {
   Options listed = options;
-  // `fused` runs a whole block as one operator, which shows no layer.
+  // Other strategies run several layers as one operator, which shows one of them or none.
+  listed.model.strategy = nn::to_string(nn::Strategy::kStandard);
   if (options.model.name.starts_with("densenet")) listed.model.dense_strategy = "shared_gradient";
   const auto model = make_model(listed);
   const auto format = make_format(listed);

@@ -40,7 +40,9 @@ struct Options {
     std::string strategy = "inplace_2";
     std::string dense_strategy = "auto";
     std::string activation = "leaky_relu";
-    double slope = 0.01;  ///< leaky ReLU's slope or ELU's alpha
+    bool pre_activation = true;  ///< densenet...: false: normalization and activation follow each convolution
+    double dropout = -1;         ///< -1: the network's own
+    double slope = 0.01;         ///< leaky ReLU's slope or ELU's alpha
     int64_t output_stride = 16;
     std::string weights;  ///< a training starts from this file; empty: from random weights
     bool reset_classifier = false;
@@ -202,6 +204,7 @@ void read_stored_toml(Options& options, const std::string& text, const std::stri
 /// Does the same for the run that --resume continues, with all settings of the run.
 void read_resumed_toml(Options& options, const std::string& text, const std::string& name);
 
+/// Replaces the default activation, where the user gave none, by that of the network (SiLU for EfficientNet).
 /// Replaces the default strategy `inplace_2`, where the user gave none, by `store_y` if the activation (ReLU,
 /// say) cannot be inverted, and by `standard` if the network has no normalization.
 void complete_strategies(Options& options);

@@ -22,6 +22,8 @@ constexpr std::string_view kFixed[] = {
     "model.classes",
     "model.activation",
     "model.slope",
+    "model.pre_activation",
+    "model.dropout",
     "model.output_stride",
     "model.weights",
     "model.reset_classifier",

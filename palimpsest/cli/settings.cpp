@@ -44,6 +44,7 @@ constexpr Range kNotNegative{.low = 0};
 constexpr Range kOneOrMore{.low = 1};
 constexpr Range kViewScale{.low = 0, .high = 4, .above = true};
 constexpr Range kShare{.low = 0, .high = 1};
+constexpr Range kDropout{.low = -1, .high = 1, .below = true};
 constexpr Range kMomentum{.low = 0, .high = 1, .below = true};
 constexpr Range kPositiveShare{.low = 0, .high = 1, .above = true};
 constexpr Range kStride{.low = 8, .high = 16};
@@ -135,6 +136,12 @@ std::vector<Setting> make_settings() {
        kNamesModel | Command::kEval, PALIMPSEST_FIELD(model.activation), kAny, nn::activation_names},
       {"model", "slope", "slope", "<factor>", "leaky ReLU's slope below zero, or ELU's alpha; 0: ReLU",
        kNamesModel | Command::kEval, PALIMPSEST_FIELD(model.slope), kNotNegative},
+      {"model", "pre_activation", "pre-activation", "",
+       "densenet: normalize and activate before each convolution; otherwise after it", kNamesModel,
+       PALIMPSEST_FIELD(model.pre_activation)},
+      {"model", "dropout", "dropout", "<probability>",
+       "share of values that dropout sets to zero; -1: the network's own", kNamesModel,
+       PALIMPSEST_FIELD(model.dropout), kDropout},
       {"model", "output_stride", "output-stride", "<pixels>",
        "pixels per feature of a segmentation model, 8 or 16", kNamesModel,
        PALIMPSEST_FIELD(model.output_stride), kStride},
@@ -428,7 +435,8 @@ bool Setting::hides_default() const {
          is_one_of(
              {"data.crop_mode", "data.short_side", "data.eval_short_side", "data.resize", "data.reduce_jpeg",
               "data.brightness", "data.contrast", "data.saturation", "data.lighting", "data.sampler", "data.cache",
-              "data.bad_images", "train.sync_norm", "train.gradient_compression", "optimizer.lr_for_batch"},
+              "data.bad_images", "train.sync_norm", "train.gradient_compression", "optimizer.lr_for_batch",
+              "model.pre_activation", "model.dropout"},
              id());
 }
 

@@ -75,7 +75,7 @@ bool is_dense(const Options& options) {
 void check_dense_pair(const Options& options, const std::string& strategy) {
   if (!is_dense(options) || options.model.dense_strategy == "auto") return;
   nn::check_dense(nn::parse_dense_strategy(options.model.dense_strategy), nn::parse_strategy(strategy),
-                  nn::parse_activation(options.model.activation));
+                  nn::parse_activation(options.model.activation), options.model.pre_activation);
 }
 
 [[noreturn]] void refuse(const std::string& message) {
@@ -144,6 +144,13 @@ std::string void_reason(const Options& options, const Setting& s) {
   if (id == "model.output_stride" && !segments(options))
     return "needs a segmentation model (deeplabv3_...) as " + both_names(setting("model.name")) +
            ", which is " + options.model.name;
+  if (id == "model.dropout" && options.model.dropout >= 0 && !models::drops_out(options.model.name))
+    return "needs a network with dropout (densenet..., efficientnet..., mobilenet..., alexnet..., vgg16..., "
+           "googlenet..., inception_v3...) as " +
+           both_names(setting("model.name")) + ", which is " + options.model.name;
+  if (id == "model.pre_activation" && !options.model.pre_activation && !is_dense(options))
+    return "needs a densely connected network (densenet...) as " + both_names(setting("model.name")) +
+           ", which is " + options.model.name;
   if (id == "model.dense_strategy" && !is_dense(options))
     return "needs a densely connected network (densenet...) as " + both_names(setting("model.name")) +
            ", which is " + options.model.name;
@@ -191,6 +198,8 @@ std::string resize_of(const Options& options) {
 }
 
 void complete_strategies(Options& options) {
+  if (!options.given.contains("model.activation"))
+    options.model.activation = nn::to_string(models::default_activation(options.model.name));
   if (!models::normalizes(options.model.name)) {
     if (!options.given.contains("model.strategy"))
       options.model.strategy = nn::to_string(nn::Strategy::kStandard);
@@ -221,6 +230,9 @@ void check_combinations(const Options& options, const Options& before) {
   if (segments(options) && options.model.output_stride != 8 && options.model.output_stride != 16)
     refuse(given_at("model.output_stride") + " must be 8 or 16, got " +
            std::to_string(options.model.output_stride));
+  if (options.model.dropout < 0 && options.model.dropout != -1)
+    refuse(given_at("model.dropout") + " must be in [0, 1), or -1 for the network's own, got " +
+           to_toml(options.model.dropout));
   if (options.data.scale_min > options.data.scale_max)
     refuse(given_at("data.scale_min") + " must be at most [data] scale_max (" +
            to_toml(options.data.scale_max) + "), got " + to_toml(options.data.scale_min));

@@ -1,7 +1,5 @@
 #include "palimpsest/models/backbone.h"
 
-#include "palimpsest/nn/linear.h"
-
 namespace palimpsest::models {
 
 at::Tensor Backbone::forward(const at::Tensor& images) {
@@ -11,11 +9,14 @@ at::Tensor Backbone::forward(const at::Tensor& images) {
   return classify(activated.mean({2, 3}));
 }
 
-void Backbone::register_classifier(int64_t feature_channels, int64_t inputs, int64_t classes,
-                                   const std::string& name) {
+nn::Linear Backbone::register_classifier(int64_t feature_channels, int64_t inputs, int64_t classes,
+                                         const std::string& name) {
   feature_channels_ = feature_channels;
   declare_classifier(name, inputs);
-  if (classes > 0) replace_classifier(nn::Linear(inputs, classes));
+  if (classes == 0) return nullptr;
+  nn::Linear classifier(inputs, classes);
+  replace_classifier(classifier);
+  return classifier;
 }
 
 }  // namespace palimpsest::models

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/nn/dense_strategy.h"
+#include "palimpsest/nn/linear.h"
 #include "palimpsest/nn/model.h"
 #include "palimpsest/nn/norm_options.h"
 
@@ -21,6 +22,13 @@ struct BackboneOptions {
   nn::NormOptions norm = {};
   /// Only DenseNets read it. Default: nn::default_dense_strategy(norm).
   std::optional<nn::DenseStrategy> dense_strategy = std::nullopt;
+  /// Only DenseNets read it. false: normalization and activation follow each convolution.
+  bool pre_activation = true;
+  /// Probability of dropout where the network has it. Default: the network's own. ResNets and ResNeXts of any
+  /// kind ignore it.
+  std::optional<double> dropout = std::nullopt;
+  /// Only EfficientNets read it: the probability with which the last block would leave its branch out.
+  std::optional<double> stochastic_depth = std::nullopt;
 };
 
 /// A classification network whose features can also serve another kind of head.
@@ -37,13 +45,13 @@ class Backbone : public nn::Model {
   bool is_segmentation() const override { return false; }
 
  protected:
-  /// Registers the classifier, a linear layer from `inputs` values, unless `classes` is 0. Call it last:
-  /// names come in the order of registration.
-  void register_classifier(int64_t feature_channels, int64_t classes, const std::string& name = "fc") {
-    register_classifier(feature_channels, feature_channels, classes, name);
+  /// Registers the classifier, a linear layer from `inputs` values, and returns it; nothing if `classes` is 0.
+  /// Call it last: names come in the order of registration.
+  nn::Linear register_classifier(int64_t feature_channels, int64_t classes, const std::string& name = "fc") {
+    return register_classifier(feature_channels, feature_channels, classes, name);
   }
-  void register_classifier(int64_t feature_channels, int64_t inputs, int64_t classes,
-                           const std::string& name);
+  nn::Linear register_classifier(int64_t feature_channels, int64_t inputs, int64_t classes,
+                                 const std::string& name);
 
  private:
   int64_t feature_channels_ = 0;

@@ -36,42 +36,49 @@ DenseNet::DenseNet(const DenseNetShape& shape, const BackboneOptions& options)
   conv0_ = parts_->register_module(
       "conv0", conv({.in = 3, .out = channels, .kernel = small ? 3 : 7, .stride = small ? 1 : 2},
                     nn::ConvolutionBackend::kLibtorch));
-  if (!small) norm0_ = parts_->register_module("norm0", nn::BatchNormAct(channels, options.norm));
+  // In post-activation order every reader takes activated features, so the stem's are, and the last are already.
+  const bool pre = options.pre_activation;
+  if (!small || !pre) norm0_ = parts_->register_module("norm0", nn::BatchNormAct(channels, options.norm));
   for (std::size_t i = 0; i < shape.blocks.size(); ++i) {
     const std::string number = std::to_string(i + 1);
-    blocks_.push_back(
-        parts_->register_module("denseblock" + number, nn::DenseBlock(nn::DenseBlockOptions(channels)
-                                                                          .layers(shape.blocks[i])
-                                                                          .growth(shape.growth)
-                                                                          .dense_strategy(strategy)
-                                                                          .norm(options.norm))));
+    blocks_.push_back(parts_->register_module("denseblock" + number,
+                                              nn::DenseBlock(nn::DenseBlockOptions(channels)
+                                                                 .layers(shape.blocks[i])
+                                                                 .growth(shape.growth)
+                                                                 .dense_strategy(strategy)
+                                                                 .norm(options.norm)
+                                                                 .pre_activation(pre)
+                                                                 .dropout(options.dropout.value_or(0)))));
     channels = blocks_.back()->out_channels();
     if (i + 1 == shape.blocks.size()) break;
-    transitions_.push_back(parts_->register_module(
-        "transition" + number,
-        nn::DenseTransition(
-            nn::DenseTransitionOptions(channels).dense_strategy(strategy).norm(options.norm))));
+    transitions_.push_back(parts_->register_module("transition" + number,
+                                                   nn::DenseTransition(nn::DenseTransitionOptions(channels)
+                                                                           .dense_strategy(strategy)
+                                                                           .norm(options.norm)
+                                                                           .pre_activation(pre))));
     channels /= 2;
   }
-  last_norm_ =
-      parts_->register_module(small ? "norm_final" : "norm5",
-                              nn::BatchNormAct(channels, nn::reader_of_block(options.norm, strategy)));
+  if (pre)
+    last_norm_ =
+        parts_->register_module(small ? "norm_final" : "norm5",
+                                nn::BatchNormAct(channels, nn::reader_of_block(options.norm, strategy)));
   register_classifier(channels, options.classes, "classifier");
   initialize_convolutions(*this, options.norm);
 }
 
 at::Tensor DenseNet::features(const at::Tensor& images) {
   check_images(shape_.name, images);
-  int64_t least = int64_t{1} << transitions_.size();  // the last transition needs 2 x 2 pixels
-  if (norm0_) least = 4 * (least - 1) + 1;            // the stem leaves a quarter, rounded up
+  int64_t least = int64_t{1} << transitions_.size();      // the last transition needs 2 x 2 pixels
+  if (!shape_.small_images) least = 4 * (least - 1) + 1;  // the stem leaves a quarter, rounded up
   check_least_side(shape_.name, images, least);
   at::Tensor x = conv0_->forward(images);
-  if (norm0_) x = nn::max_pool2d(norm0_->forward(std::move(x)), norm0_->options.strategy(), 3, 2, 1);
+  if (norm0_) x = norm0_->forward(std::move(x));
+  if (!shape_.small_images) x = nn::max_pool2d(x, norm0_->options.strategy(), 3, 2, 1);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     x = blocks_[i]->forward(x);
     if (i < transitions_.size()) x = transitions_[i]->forward(x);
   }
-  return last_norm_->forward(std::move(x));
+  return last_norm_ ? last_norm_->forward(std::move(x)) : x;
 }
 
 std::optional<DenseNetShape> small_densenet(const std::string& name) {

@@ -39,6 +39,15 @@ struct DenseNetShape {
 /// `naive` and `shared_gradient`, transitions and the last normalization are libtorch's layers; under the
 /// other dense strategies they save only their input, which the block saves in any case.
 /// `options.norm.strategy` is the strategy of the bottlenecks and of the stem.
+///
+/// With `options.pre_activation` = false, normalization and activation follow each convolution, in layers,
+/// transitions and stem; there is no last normalization, because the features are activated. This is the order
+/// that the second paper compares. Its networks have keys of their own: norm1 has the channels of conv1's output,
+/// and so on. `options.dropout` drops new features behind each 3x3 convolution of a block, as torchvision's
+/// drop_rate does; the first paper, which trains so on CIFAR without augmentation (0.2), also drops behind the 1x1
+/// convolutions.
+/// Initialization: convolutions by He's normal rule with the fan-out of common/convolution.h, as in torchvision's
+/// ResNets; normalizations with weight 1 and bias 0; the classifier by libtorch's rule.
 /// Sources: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks", CVPR 2017;
 /// Pleiss et al., "Memory-Efficient Implementation of DenseNets", 2017 (232 and 264 layers, k = 48).
 class DenseNet : public nn::Cloneable<DenseNet, Backbone> {

@@ -4,9 +4,11 @@
 #include "palimpsest/models/deeplab.h"
 #include "palimpsest/models/densenet.h"
 #include "palimpsest/models/inception.h"
+#include "palimpsest/models/inverted_residual.h"
 #include "palimpsest/models/preact_block.h"
 #include "palimpsest/models/residual.h"
 #include "palimpsest/models/resnet.h"
+#include "palimpsest/models/resnet_preact.h"
 #include "palimpsest/nn/fold.h"
 
 #include <algorithm>
@@ -26,7 +28,7 @@ struct Site {
 
 /// Returns the places in `module` where convolutions feed a normalization and nothing else.
 std::vector<Site> sites(const torch::nn::Module& module) {
-  if (module.as<ResNet>()) return {{{"conv1"}, "bn1"}};
+  if (module.as<ResNet>() || module.as<PreactResNet>()) return {{{"conv1"}, "bn1"}};
   if (module.as<BasicBlock>())
     return {{{"conv1"}, "bn1"}, {{"conv2"}, "bn2"}, {{"downsample.0"}, "downsample.1"}};
   if (module.as<Bottleneck>())
@@ -37,8 +39,15 @@ std::vector<Site> sites(const torch::nn::Module& module) {
       between.push_back({{"convs.conv" + std::to_string(i)}, "convs.bn" + std::to_string(i + 1)});
     return between;
   }
+  if (module.as<ConvNormAct>()) return {{{"0"}, "1"}, {{"conv"}, "bn"}};
   if (module.as<DenseNet>()) return {{{"features.conv0"}, "features.norm0"}};
-  if (module.as<nn::DenseLayerImpl>()) return {{{"conv1"}, "norm2"}};
+  if (const auto* layer = module.as<nn::DenseLayerImpl>()) {
+    if (layer->is_pre_activation()) return {{{"conv1"}, "norm2"}};
+    return {{{"conv1"}, "norm1"}, {{"conv2"}, "norm2"}};
+  }
+  if (const auto* transition = module.as<nn::DenseTransitionImpl>();
+      transition && !transition->options.pre_activation())
+    return {{{"conv"}, "norm"}};
   if (module.as<DeepLabV3Head>())
     return {{{"map_convs.0", "map_convs.1", "map_convs.2", "map_convs.3"}, "map_bn"},
             {{"global_pooling_conv"}, "global_pooling_bn"},

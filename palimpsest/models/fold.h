@@ -20,9 +20,12 @@ struct FoldReport {
 /// | network          | folded normalizations                                                               |
 /// | ---------------- | ----------------------------------------------------------------------------------- |
 /// | ResNet, ResNeXt  | all: bn1 into conv1, downsample.1 into downsample.0, ...                            |
-/// | pre-activation   | convs.bn2 and convs.bn3; bn1 and bn_out follow sums and stay                        |
+/// | pre-activation   | convs.bn2 and convs.bn3; bn1 of a block and bn_out follow sums and stay             |
 /// | DenseNet         | norm0, and norm2 of every layer; the others follow concatenations and stay          |
+/// |                  | (in post-activation order all)                                                      |
+/// | EfficientNet, MobileNetV3 | all: 0.1 into 0.0, block.0.1 into block.0.0, ...                           |
 /// | Inception v2, v3 | all: a block's bn goes to the convolutions that end its branches                    |
+/// | torchvision's GoogLeNet, Inception v3 | all: bn into conv of every unit                                |
 /// | DeepLabV3's head | all: map_bn into the four map_convs; red_bn's scale into red_conv and pool_red_conv |
 /// Changes the model's weights in place, so do not use `model` itself afterwards. Set dtype, device and
 /// classifier before the call. forward() of the result throws Error(kUsage) in training mode.

@@ -128,6 +128,7 @@ std::vector<NormalizedNames> InceptionBlock::normalizations() const {
 
 Inception::Inception(const InceptionShape& shape, const BackboneOptions& options)
     : shape_(shape), norm_(options.norm) {
+  shape_.dropout = options.dropout.value_or(shape.dropout);
   int64_t channels = 3;
   for (const auto& s : shape.stem) {
     const std::string number = std::to_string(convs_.size() + 1);

@@ -52,7 +52,8 @@ struct InceptionShape {
   double dropout = 0;
 };
 
-// The three networks at the scale of images of 32 pixels. The blocks are those of the papers, with channels
+// The three networks at the scale of images of 32 pixels; at that of ImageNet v1 and v3 are in
+// models/torchvision_inception.h. The blocks are those of the papers, with channels
 // divided by `divisor`. The stem halves the image once and not three times, so the blocks work on 16, 8 and 4
 // pixels. Convolutions of stride 1 keep the size. There are no auxiliary classifiers and no local response
 // normalization.
@@ -63,6 +64,9 @@ InceptionShape googlenet(const std::string& name, int64_t divisor);
 /// Reducing Internal Covariate Shift", ICML 2015, appendix. The paper's blocks 4c and 4d make 608 channels
 /// and its block 4e makes 1056, although it prints 576 and 1024. Like the paper's network it has no dropout.
 InceptionShape inception_v2(const std::string& name, int64_t divisor);
+/// The same network for images of 224 pixels: a 7x7 convolution and two poolings come before the blocks, which
+/// work on 28, 14 and 7 pixels. torchvision does not have it.
+InceptionShape inception_v2_imagenet();
 /// Inception v3: Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", CVPR 2016. 1x7
 /// and 7x1 convolutions stand for 7x7, and 1x3 beside 3x1 for the last 3x3. The channels are torchvision's.
 InceptionShape inception_v3(const std::string& name, int64_t divisor);

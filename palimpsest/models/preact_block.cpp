@@ -13,7 +13,12 @@ PreactBlock::PreactBlock(const Options& o) {
   int64_t stride = 1;
   for (const Convolution& c : o.convolutions) stride *= c.stride;
   const bool projects = stride != 1 || o.in != o.convolutions.back().out;
-  norms_.push_back(register_module("bn1", nn::BatchNormAct(o.in, projects ? o.norm : o.norm.out_of_place())));
+  if (o.activated) {
+    norms_.emplace_back(nullptr);
+  } else {
+    norms_.push_back(
+        register_module("bn1", nn::BatchNormAct(o.in, projects ? o.norm : o.norm.out_of_place())));
+  }
   auto convs = register_module("convs", torch::nn::Sequential());
   int64_t channels = o.in;
   for (const Convolution& c : o.convolutions) {
@@ -35,7 +40,7 @@ at::Tensor PreactBlock::forward(const at::Tensor& x) {
   if (proj_conv_.is_empty()) {
     h = norms_[0]->forward_into(x, convs_[0]);
   } else {
-    const auto z = norms_[0]->forward(x);
+    const auto z = norms_[0].is_empty() ? x : norms_[0]->forward(x);
     h = convs_[0]->forward(z);
     shortcut = proj_conv_->forward(z);
   }

@@ -16,6 +16,7 @@ namespace palimpsest::models {
 /// A bottleneck has three convolutions, a basic block two. If the shape changes, the shortcut is
 /// proj_conv(act(bn1(x))) instead of x, and bn1 may write over x. Otherwise x has two readers, so bn1 writes a
 /// new tensor; it does not save x, and no copy of x is made.
+/// Behind a stem that activates its output (`Options::activated`), both paths read the input itself.
 /// Names: bn1, convs.conv1, convs.bn2, convs.conv2, ..., proj_conv.
 ///
 /// Channels saved for backward, with C outer and W inner channels: the inputs and outputs of the normalizations
@@ -33,6 +34,7 @@ class PreactBlock : public nn::Cloneable<PreactBlock> {
     std::vector<Convolution> convolutions =
         {};  ///< at least one; the projection has the product of the strides
     nn::NormOptions norm = {};
+    bool activated = false;  ///< the input is activated already: there is no bn1, and the block projects
   };
   explicit PreactBlock(const Options& options);
   at::Tensor forward(const at::Tensor& x);
@@ -43,7 +45,8 @@ class PreactBlock : public nn::Cloneable<PreactBlock> {
  private:
   void rebind(nn::Clones& clones) override { clones(norms_, convs_, proj_conv_); }
 
-  std::vector<nn::BatchNormAct> norms_;  ///< each before the convolution of the same place
+  std::vector<nn::BatchNormAct>
+      norms_;  ///< each before the convolution of the same place; the first may be empty
   std::vector<nn::Conv2d> convs_;
   nn::Conv2d proj_conv_{nullptr};
 };

@@ -4,12 +4,17 @@
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/models/deeplab.h"
 #include "palimpsest/models/densenet.h"
+#include "palimpsest/models/efficientnet.h"
 #include "palimpsest/models/inception.h"
+#include "palimpsest/models/mobilenet_v3.h"
 #include "palimpsest/models/resnet.h"
 #include "palimpsest/models/resnet_preact.h"
 #include "palimpsest/models/resnext_preact.h"
 #include "palimpsest/models/sequential_net.h"
+#include "palimpsest/models/torchvision_inception.h"
 #include "palimpsest/models/wide_resnet.h"
+
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
@@ -26,6 +31,9 @@ struct Entry {
   std::string name;
   std::function<std::shared_ptr<Backbone>(const BackboneOptions&)> make;
   bool normalizes = true;
+  nn::Activation activation = nn::Activation::kLeakyReLU;  ///< the default
+  bool drops_out = false;
+  bool has_stochastic_depth = false;
 };
 
 Entry resnet(std::string name, bool bottleneck, std::array<int64_t, 4> blocks, int64_t groups = 1,
@@ -51,18 +59,36 @@ Entry dense(const DenseNetShape& shape) {
 
 Entry sequential(const SequentialShape& shape) {
   return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<SequentialNet>(shape, o); },
-          /*normalizes=*/false};
+          /*normalizes=*/false, nn::Activation::kLeakyReLU, /*drops_out=*/true};
 }
 
 Entry inception(const InceptionShape& shape) {
   return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<Inception>(shape, o); },
-          shape.normalized};
+          shape.normalized, nn::Activation::kLeakyReLU, /*drops_out=*/shape.dropout > 0};
 }
 
-Entry small_preact(const std::string& name, int64_t blocks) {
-  return {name, [name, blocks](const BackboneOptions& o) {
-            return std::make_shared<PreactResNet>(name, blocks, o);
-          }};
+Entry efficient(const std::string& name) {
+  return {name,
+          [name](const BackboneOptions& o) { return std::make_shared<EfficientNet>(name, o); },
+          /*normalizes=*/true,
+          nn::Activation::kSiLU,
+          /*drops_out=*/true,
+          /*has_stochastic_depth=*/true};
+}
+
+Entry mobile(const MobileNetV3Shape& shape) {
+  return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<MobileNetV3>(shape, o); },
+          /*normalizes=*/true, nn::Activation::kHardSwish, /*drops_out=*/true};
+}
+
+Entry torchvision_inception(const TorchvisionInceptionShape& shape) {
+  return {shape.name,
+          [shape](const BackboneOptions& o) { return std::make_shared<TorchvisionInception>(shape, o); },
+          /*normalizes=*/true, nn::Activation::kLeakyReLU, /*drops_out=*/true};
+}
+
+Entry preact_resnet(const PreactResNetShape& shape) {
+  return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<PreactResNet>(shape, o); }};
 }
 
 /// The networks that deeplabv3_... takes as its body.
@@ -83,6 +109,9 @@ const std::vector<Entry>& bodies() {
       wide("wide_resnet16", {1, 1, 1, 1, 1, 1}),
       wide("wide_resnet20", {1, 1, 1, 3, 1, 1}),
       wide("wide_resnet38", {3, 3, 6, 3, 1, 1}),
+      efficient("efficientnet_b0"),
+      mobile(mobilenet_v3_large()),
+      mobile(mobilenet_v3_small()),
   };
   return entries;
 }
@@ -98,9 +127,18 @@ const std::vector<Entry>& densenets() {
   return entries;
 }
 
-/// The networks for images of 32 pixels.
+/// The networks for classification alone: those of the mixed precision paper's ImageNet table, and those for
+/// images of 32 pixels.
 const std::vector<Entry>& small_networks() {
   static const std::vector<Entry> entries = {
+      sequential(alexnet_imagenet()),
+      sequential(vgg16_imagenet()),
+      torchvision_inception(googlenet_imagenet()),
+      inception(inception_v2_imagenet()),
+      torchvision_inception(inception_v3_imagenet()),
+      preact_resnet({"resnet50_preact", {3, 4, 6, 3}}),
+      preact_resnet({"resnet101_preact", {3, 4, 23, 3}}),
+      preact_resnet({"resnet152_preact", {3, 8, 36, 3}}),
       sequential(alexnet("alexnet_cifar", 1)),
       sequential(alexnet("alexnet_cifar_narrow", 2)),
       sequential(vgg16("vgg16_cifar", 1)),
@@ -111,8 +149,8 @@ const std::vector<Entry>& small_networks() {
       inception(inception_v2("inception_v2_cifar_narrow", 4)),
       inception(inception_v3("inception_v3_cifar", 1)),
       inception(inception_v3("inception_v3_cifar_narrow", 4)),
-      small_preact("resnet29_preact_cifar", 3),
-      small_preact("resnet164_preact_cifar", 18),
+      preact_resnet(small_preact_resnet("resnet29_preact_cifar", 3)),
+      preact_resnet(small_preact_resnet("resnet164_preact_cifar", 18)),
   };
   return entries;
 }
@@ -123,8 +161,36 @@ const Entry* find(const std::vector<Entry>& entries, const std::string& name) {
   return found == entries.end() ? nullptr : &*found;
 }
 
+std::string without_prefix(const std::string& name) {
+  return name.starts_with(kDeepLabPrefix) ? name.substr(kDeepLabPrefix.size()) : name;
+}
+
+nn::Activation activation_of(const std::string& name, const ModelOptions& options) {
+  return options.activation.value_or(default_activation(name));
+}
+
 nn::Strategy strategy_of(const std::string& name, const ModelOptions& options) {
-  return options.strategy.value_or(normalizes(name) ? nn::Strategy::kInplace2 : nn::Strategy::kStandard);
+  if (options.strategy) return *options.strategy;
+  if (!normalizes(name)) return nn::Strategy::kStandard;
+  const bool fits = options.activation || nn::fits(nn::Strategy::kInplace2, default_activation(name));
+  return fits ? nn::Strategy::kInplace2 : nn::Strategy::kStoreY;
+}
+
+void check_probability(const std::string& name, const char* option, const std::optional<double>& p,
+                       bool has_it, const char* who) {
+  if (!p) return;
+  if (!has_it)
+    throw Error(ErrorKind::kUsage, fmt::format("model '{}' takes no {}, got {}; leave it out, or take {}",
+                                               name, option, *p, who));
+  if (!(*p >= 0 && *p < 1))
+    throw Error(ErrorKind::kUsage, fmt::format("model '{}' needs a {} in [0, 1), got {}", name, option, *p));
+}
+
+void check_probabilities(const std::string& name, const ModelOptions& options) {
+  check_probability(name, "dropout", options.dropout, drops_out(name),
+                    "a densenet, an efficientnet or a mobilenet");
+  check_probability(name, "stochastic depth", options.stochastic_depth, has_stochastic_depth(name),
+                    "an efficientnet");
 }
 
 void check(const std::string& name, bool segments, const ModelOptions& options) {
@@ -133,13 +199,14 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
                                        "' needs classes = 1 or more, or 0 for no classifier, got " +
                                        std::to_string(options.classes));
   }
-  nn::check_activation_param(options.activation, options.activation_param);
+  nn::check_activation_param(activation_of(name, options), options.activation_param);
   const nn::Strategy strategy = strategy_of(name, options);
   if (!normalizes(name) && strategy != nn::Strategy::kStandard)
     throw Error(ErrorKind::kUsage, "model '" + name +
                                        "' has no normalizations and takes only strategy 'standard', got '" +
                                        nn::to_string(strategy) + "'; leave it out");
-  nn::check_pair(strategy, options.activation);
+  nn::check_pair(strategy, activation_of(name, options));
+  check_probabilities(name, options);
   const auto stride = options.output_stride;
   if (segments && stride != 8 && stride != 16) {
     throw Error(ErrorKind::kUsage,
@@ -154,7 +221,12 @@ void check(const std::string& name, bool segments, const ModelOptions& options) 
   }
 }
 
-void refuse_dense_strategy(const std::string& name, const ModelOptions& options) {
+void refuse_dense_options(const std::string& name, const ModelOptions& options) {
+  if (!options.pre_activation)
+    throw Error(ErrorKind::kUsage,
+                "model '" + name +
+                    "' has no densely connected blocks and takes no post-activation order; "
+                    "leave it out, or take a densenet");
   if (!options.dense_strategy) return;
   throw Error(ErrorKind::kUsage,
               "model '" + name + "' has no densely connected blocks and takes no dense strategy, got " +
@@ -166,22 +238,29 @@ void refuse_dense_strategy(const std::string& name, const ModelOptions& options)
 std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& options) {
   const bool segments = name.starts_with(kDeepLabPrefix);
   const nn::NormOptions norm{.strategy = strategy_of(name, options),
-                             .activation = options.activation,
+                             .activation = activation_of(name, options),
                              .activation_param = options.activation_param,
                              .group = options.group};
-  const Entry* body = find(bodies(), segments ? name.substr(kDeepLabPrefix.size()) : name);
+  const Entry* body = find(bodies(), without_prefix(name));
   const Entry* small = find(small_networks(), name);
   if (body || small) {
     check(name, segments, options);
-    refuse_dense_strategy(name, options);
-    if (!segments) return (body ? body : small)->make({.classes = options.classes, .norm = norm});
-    return std::make_shared<DeepLabV3>(
-        body->make({.classes = 0, .output_stride = options.output_stride, .norm = norm}), options.classes,
-        norm);
+    refuse_dense_options(name, options);
+    BackboneOptions backbone{.classes = options.classes, .norm = norm};
+    backbone.dropout = options.dropout;
+    backbone.stochastic_depth = options.stochastic_depth;
+    if (!segments) return (body ? body : small)->make(backbone);
+    backbone.classes = 0;
+    backbone.output_stride = options.output_stride;
+    return std::make_shared<DeepLabV3>(body->make(backbone), options.classes, norm);
   }
   const auto make_dense = [&](const Entry& entry) {
     check(name, false, options);
-    return entry.make({.classes = options.classes, .norm = norm, .dense_strategy = options.dense_strategy});
+    BackboneOptions backbone{.classes = options.classes, .norm = norm};
+    backbone.dense_strategy = options.dense_strategy;
+    backbone.pre_activation = options.pre_activation;
+    backbone.dropout = options.dropout;
+    return entry.make(backbone);
   };
   if (const Entry* entry = find(densenets(), name)) return make_dense(*entry);
   if (const auto shape = small_densenet(name)) return make_dense(dense(*shape));
@@ -205,6 +284,23 @@ bool is_name(const std::string& name) {
 int64_t least_weights(const std::string& name) {
   const auto shape = small_densenet(name);
   return shape ? shape->bottleneck_weights() : 0;
+}
+
+nn::Activation default_activation(const std::string& name) {
+  const Entry* body = find(bodies(), without_prefix(name));
+  return body ? body->activation : nn::Activation::kLeakyReLU;
+}
+
+bool drops_out(const std::string& name) {
+  if (name.starts_with(kDeepLabPrefix)) return false;  // dropout is before the classifier
+  const Entry* body = find(bodies(), name);
+  const Entry* small = find(small_networks(), name);
+  return body ? body->drops_out : small ? small->drops_out : name.starts_with("densenet");
+}
+
+bool has_stochastic_depth(const std::string& name) {
+  const Entry* body = find(bodies(), without_prefix(name));
+  return body && body->has_stochastic_depth;
 }
 
 bool normalizes(const std::string& name) {

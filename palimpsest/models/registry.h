@@ -17,13 +17,24 @@ namespace palimpsest::models {
 struct ModelOptions {
   /// 0: no classifier; forward then returns the features, (N, C, h, w) (models/backbone.h).
   int64_t classes = 1000;
-  /// Default: `inplace_2`. Networks without normalization take only `standard`, which is their default.
+  /// Default: `inplace_2`; `store_y` if the default activation cannot be inverted. Networks without
+  /// normalization take only `standard`, which is their default.
   std::optional<nn::Strategy> strategy = std::nullopt;
-  nn::Activation activation = nn::Activation::kLeakyReLU;
+  /// Default: default_activation(name).
+  std::optional<nn::Activation> activation = std::nullopt;
   double activation_param = 0.01;  ///< leaky ReLU's slope or ELU's alpha
   int64_t output_stride = 16;      ///< segmentation only: 8 or 16
   /// Only the names densenet... take it. Default: nn::default_dense_strategy.
   std::optional<nn::DenseStrategy> dense_strategy = std::nullopt;
+  /// Only the names densenet... take false: normalization and activation then follow each convolution
+  /// (models/densenet.h).
+  bool pre_activation = true;
+  /// Probability of dropout, in [0, 1). Only networks that drops_out() names take it. Default: the network's own,
+  /// 0 for DenseNets, 0.2 for EfficientNet and MobileNetV3.
+  std::optional<double> dropout = std::nullopt;
+  /// Only EfficientNets take it, also within deeplabv3_NAME: in [0, 1), the probability with which the last of its
+  /// blocks leaves its branch out, if it has a shortcut. Default: 0.2.
+  std::optional<double> stochastic_depth = std::nullopt;
   std::string group = {};  ///< of all normalizations: nn::NormOptions::group
 };
 
@@ -35,10 +46,16 @@ struct ModelOptions {
 /// | resnext50_32x4d, resnext101_32x8d, resnext101_64x4d           | torchvision's ResNeXts               |
 /// | resnext50_preact, resnext101_preact, resnext152_preact        | the In-Place ABN paper's networks    |
 /// | resnet18_narrow                                               | ResNet-18 with 1/4 of its channels   |
+/// | efficientnet_b0                                               | EfficientNet (SiLU)                  |
+/// | mobilenet_v3_large, mobilenet_v3_small                        | MobileNetV3 (hard swish)             |
 /// | deeplabv3_NAME for each of these                              | segmentation                         |
 /// | densenet121, 161, 169, 201                                    | torchvision's DenseNets              |
 /// | densenet232, 264, 232_k48, 264_k48                            | deeper DenseNets, k = 32 or 48       |
 /// | densenet_bcLAYERS_kGROWTH                                     | for CIFAR, with any depth and growth |
+/// | alexnet, vgg16, googlenet, inception_v3                       | torchvision's, without auxiliary     |
+/// |                                                               | classifiers                          |
+/// | inception_v2                                                  | BN-Inception, 224 pixels             |
+/// | resnet50_preact, resnet101_preact, resnet152_preact           | He et al.'s pre-activation ResNets   |
 /// | alexnet, vgg16, googlenet, inception_v2, inception_v3 +_cifar | for images of 32 pixels              |
 /// | the same +_cifar_narrow                                       | 1/2 (AlexNet) or 1/4 of the channels |
 /// | resnet29_preact_cifar, resnet164_preact_cifar                 | pre-activation, images of 32 pixels  |
@@ -50,10 +67,18 @@ std::vector<std::string> names();
 /// Returns whether make() knows the name: one of names(), or any other densenet_bcLAYERS_kGROWTH.
 bool is_name(const std::string& name);
 /// Returns a lower bound of the number of values that the network's weights have, without making it. It grows with
-/// the numbers in densenet_bcLAYERS_kGROWTH, and is 0 for other names: these are all of a modest size.
+/// the numbers in densenet_bcLAYERS_kGROWTH, and is 0 for other names: none has more than 200 million.
 int64_t least_weights(const std::string& name);
+/// Returns the activation that the network takes if none is given: leaky ReLU; for EfficientNet SiLU and for
+/// MobileNetV3 hard swish, also within deeplabv3_NAME.
+nn::Activation default_activation(const std::string& name);
+/// Returns whether the network has dropout: densenet..., efficientnet..., mobilenet..., alexnet..., vgg16...,
+/// googlenet... and inception_v3...
+bool drops_out(const std::string& name);
+/// Returns whether the network has stochastic depth: efficientnet..., also as the body of deeplabv3_NAME.
+bool has_stochastic_depth(const std::string& name);
 /// Returns whether the network normalizes, so that strategies make a difference. All networks do but
-/// alexnet..., vgg16... and googlenet...
+/// alexnet..., vgg16... and googlenet_cifar...
 bool normalizes(const std::string& name);
 
 }  // namespace palimpsest::models

@@ -8,6 +8,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,16 +22,24 @@ struct SequentialShape {
     int64_t channels = 0;
     int64_t kernel = 3;
     int64_t stride = 1;
-    bool pooled = false;  ///< max pooling follows the activation
+    bool pooled = false;                  ///< max pooling follows the activation
+    std::optional<int64_t> padding = {};  ///< default: kernel / 2
+  };
+  struct Hidden {
+    std::string name;
+    int64_t units = 0;
   };
   std::string name;  ///< for messages
   std::vector<Convolution> convolutions;
-  /// 2; or 3: the windows overlap, and one pixel of padding lets odd sizes halve as well.
-  int64_t pool_kernel = 2;
-  int64_t grid = 1;             ///< the fully connected layers read grid x grid pixels
-  std::vector<int64_t> hidden;  ///< fully connected layers before the classifier: fc6, fc7
-  double dropout = 0.5;         ///< after each hidden layer
+  int64_t pool_kernel = 2;        ///< 2; or 3: the windows overlap
+  int64_t pool_padding = 0;       ///< 1 lets odd sizes halve as well
+  int64_t grid = 1;               ///< the fully connected layers read grid x grid pixels
+  std::vector<Hidden> hidden;     ///< fully connected layers before the classifier
+  std::string classifier = "fc";  ///< its name
+  double dropout = 0.5;           ///< after each hidden layer
 };
+
+// The names of convolutions, hidden layers and classifier may have two parts: "features.0".
 
 /// AlexNet for images of 32 pixels. The channels of the paper are divided by `divisor` (2: one of its two
 /// towers). A 5x5 convolution of stride 2 stands for 11x11 of stride 4, and 1024 hidden units for 4096. The
@@ -46,8 +55,19 @@ SequentialShape alexnet(const std::string& name, int64_t divisor);
 /// 2015.
 SequentialShape vgg16(const std::string& name, int64_t divisor);
 
-/// AlexNet and VGG. Parameters have the names of Caffe's releases: conv1 .. conv5, conv1_1 .. conv5_3, fc6,
-/// fc7, and `fc` for the classifier. The initialization is Kaiming's normal one by fan-in, with biases 0;
+/// AlexNet for images of 224 pixels, in torchvision's form, with its names and shapes, so that its weights load
+/// unchanged: features.0, ..., classifier.1, classifier.4, classifier.6. The least image has 63 pixels.
+/// Source: Krizhevsky, "One weird trick for parallelizing convolutional neural networks", 2014, whose channels
+/// (64, 192, 384, 256, 256) torchvision has.
+SequentialShape alexnet_imagenet();
+
+/// VGG-16 (configuration D) for images of 224 pixels, with torchvision's names and shapes: features.0, ...,
+/// classifier.0, classifier.3, classifier.6. The least image has 32 pixels.
+SequentialShape vgg16_imagenet();
+
+/// AlexNet and VGG. At the scale of 32 pixels parameters have the names of Caffe's releases: conv1 .. conv5,
+/// conv1_1 .. conv5_3, fc6, fc7, and `fc` for the classifier. Dropout follows each hidden layer, as in Caffe;
+/// torchvision's AlexNet has it before them. The initialization is Kaiming's normal one by fan-in, with biases 0;
 /// without normalization the initialization decides whether 16 layers train at all. Features of larger images
 /// are averaged to the grid that the fully connected layers read. Each convolution saves its activated output
 /// for backward, and each pooling one byte per output (ops/max_pool.h). Dropout draws from libtorch's
@@ -73,6 +93,7 @@ class SequentialNet : public nn::Cloneable<SequentialNet, Backbone> {
 
   SequentialShape shape_;
   nn::NormOptions norm_;
+  int64_t least_side_ = 1;
   std::vector<nn::Conv2d> convs_;
   std::vector<nn::Linear> hidden_;
 };

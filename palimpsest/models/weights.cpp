@@ -8,6 +8,8 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <charconv>
+#include <iterator>
 #include <map>
 #include <set>
 
@@ -21,9 +23,22 @@ constexpr NamedEnum kWeightFormats{"format",
 
 constexpr std::string_view kBody = "body.";
 constexpr std::string_view kDense = "features.denseblock1.";
+constexpr std::string_view kPlain = "features.0.weight";  // of AlexNet and VGG
+constexpr std::string_view kAuxiliary[] = {"aux1.", "aux2.", "AuxLogits."};
 
-bool is_classifier(const std::string& key) {
-  return key.starts_with("fc.") || key.starts_with("cls.") || key.starts_with("classifier.");
+/// Returns whether the key is that of a classifier's weight and not below `place`, the greatest one so far: the
+/// layers of "classifier" are numbered, and the last one is the classifier.
+bool is_later_classifier_weight(const std::string& key, int& place) {
+  if (key == "fc.weight" || key == "cls.weight" || key == "classifier.weight") return true;
+  constexpr std::string_view kFirst = "classifier.", kLast = ".weight";
+  if (!key.starts_with(kFirst) || !key.ends_with(kLast) || key.size() <= kFirst.size() + kLast.size())
+    return false;
+  const char* end = key.data() + key.size() - kLast.size();
+  int number = -1;
+  const auto [stop, error] = std::from_chars(key.data() + kFirst.size(), end, number);
+  if (error != std::errc() || stop != end || number <= place) return false;
+  place = number;
+  return true;
 }
 
 /// Removes the point in "denselayer1.norm.1.weight". torchvision's published DenseNet files have it: a
@@ -58,7 +73,8 @@ WeightFormat weight_format(std::string_view name, const std::string& model, cons
   if (format != WeightFormat::kAuto) return format;
   const bool counts = std::any_of(tensors.begin(), tensors.end(),
                                   [](const auto& entry) { return nn::is_batch_counter(entry.first); });
-  return model.ends_with("_preact") && !counts ? WeightFormat::kInplaceAbn : WeightFormat::kTorchvision;
+  const bool of_the_package = model.ends_with("_preact") && model.find("resnext") != std::string::npos;
+  return of_the_package && !counts ? WeightFormat::kInplaceAbn : WeightFormat::kTorchvision;
 }
 
 std::string to_string(WeightFormat format) {
@@ -81,6 +97,10 @@ int64_t unwrap(nn::StateDict& tensors) {
     modernize(key);
     changed += key.size() != before;
   }
+  std::erase_if(tensors, [](const auto& entry) {
+    return std::any_of(std::begin(kAuxiliary), std::end(kAuxiliary),
+                       [&](std::string_view prefix) { return entry.first.starts_with(prefix); });
+  });
   std::set<std::string_view> keys;
   for (const auto& [key, tensor] : tensors)
     if (!keys.insert(key).second)
@@ -91,11 +111,13 @@ int64_t unwrap(nn::StateDict& tensors) {
 }
 
 std::optional<int64_t> class_count(const nn::StateDict& tensors) {
+  std::optional<int64_t> classes;
+  int place = -1;
   for (const auto& [key, tensor] : tensors)
-    if ((key == "fc.weight" || key == "cls.weight" || key == "classifier.weight") && tensor.dim() > 0 &&
-        tensor.numel() > 0)  // a file of no bytes may claim 10^9 classes of 0 features
-      return tensor.size(0);
-  return std::nullopt;
+    // A file of no bytes may claim 10^9 classes of 0 features.
+    if (tensor.dim() > 0 && tensor.numel() > 0 && is_later_classifier_weight(key, place))
+      classes = tensor.size(0);
+  return classes;
 }
 
 std::string fitting_model(const nn::StateDict& tensors) {
@@ -105,8 +127,11 @@ std::string fitting_model(const nn::StateDict& tensors) {
                                     [](const auto& entry) { return entry.first.starts_with(kBody); });
   const bool dense = std::any_of(tensors.begin(), tensors.end(),
                                  [](const auto& entry) { return entry.first.starts_with(kDense); });
+  const bool plain =
+      std::any_of(tensors.begin(), tensors.end(), [](const auto& entry) { return entry.first == kPlain; });
   for (const std::string& name : names()) {
     if (name.starts_with("deeplabv3_") != segments || name.starts_with("densenet") != dense) continue;
+    if ((name == "alexnet" || name == "vgg16") != plain) continue;
     ModelOptions options;
     options.classes = *classes;
     if (nn::compare(tensors, nn::state_dict(*make(name, options))).empty()) return name;
@@ -156,15 +181,21 @@ Matched match(const nn::Model& model, nn::StateDict tensors, bool reset_classifi
               const std::string& source) {
   nn::StateDict wanted = nn::state_dict(model);
   const auto has_body = [](const auto& entry) { return entry.first.starts_with(kBody); };
+  const auto is_classifier = [&](const std::string& key) {
+    return !model.classifier_name().empty() && key.starts_with(model.classifier_name() + ".");
+  };
   Start start = reset_classifier ? Start::kAllButClassifier : Start::kAll;
   if (model.is_segmentation() && std::none_of(tensors.begin(), tensors.end(), has_body)) {
     start = Start::kBody;
     std::erase_if(wanted, [&](const auto& entry) { return !has_body(entry); });
-    std::erase_if(tensors, [](const auto& entry) { return is_classifier(entry.first); });
+    std::erase_if(tensors, [](const auto& entry) {  // no body has these
+      return entry.first.starts_with("fc.") || entry.first.starts_with("cls.") ||
+             entry.first.starts_with("classifier.");
+    });
     for (auto& [key, tensor] : tensors) key.insert(0, kBody);
   } else if (reset_classifier) {
     for (auto* list : {&wanted, &tensors})
-      std::erase_if(*list, [](const auto& entry) { return is_classifier(entry.first); });
+      std::erase_if(*list, [&](const auto& entry) { return is_classifier(entry.first); });
   }
   const nn::StateDictDiff diff = nn::compare(tensors, wanted);
   const bool classifier_only = diff.missing.empty() && diff.unexpected.empty() &&

@@ -32,12 +32,14 @@ std::string to_string(WeightFormat format);
 /// Removes the prefixes that wrappers add to keys: "module." (DataParallel) and "_orig_mod." (torch.compile).
 /// Removes also the entries of our training checkpoints that are no part of the network ("palimpsest...").
 /// Gives the keys of torchvision's published DenseNet files their present form: "denselayer1.norm.1.weight"
-/// becomes "denselayer1.norm1.weight". Returns the number of keys that changed. Throws Error(kCheckpoint) if
+/// becomes "denselayer1.norm1.weight". Removes the auxiliary classifiers of torchvision's GoogLeNet and Inception
+/// v3, which its published files have. Returns the number of keys that changed. Throws Error(kCheckpoint) if
 /// two keys become one.
 int64_t unwrap(nn::StateDict& tensors);
 
-/// Returns the rows of the classifier (`fc.weight`, `classifier.weight` or `cls.weight`), or nothing if there
-/// is no classifier, or one without elements.
+/// Returns the rows of the classifier (`fc.weight`, `cls.weight`, `classifier.weight`, or the last of
+/// `classifier.0.weight`, `classifier.1.weight`, ...), or nothing if there is no classifier, or one without
+/// elements.
 std::optional<int64_t> class_count(const nn::StateDict& tensors);
 
 /// Returns the name of a model of the registry that the tensors fit, for any number of classes; "" if there
@@ -63,8 +65,8 @@ void check_start(const nn::Model& model, nn::StateDict tensors, bool reset_class
                  const std::string& source);
 
 /// Loads the weights from which a training starts. The tensors of a classification network fill the body of a
-/// segmentation network, whose head stays as it is. With `reset_classifier` the classifier (`fc`, `cls`,
-/// `classifier`) stays as it is, so the number of classes may differ. If any other tensor does not fit,
+/// segmentation network, whose head stays as it is. With `reset_classifier` the classifier
+/// (nn::Model::classifier_name) stays as it is, so the number of classes may differ. If any other tensor does not fit,
 /// throws Error(kCheckpoint) that names `source` and the keys, and leaves the model unchanged.
 Start start_from(nn::Model& model, nn::StateDict tensors, bool reset_classifier, const std::string& source);
 

@@ -57,6 +57,7 @@ class DenseLayerImpl : public Cloneable<DenseLayerImpl> {
   /// (nn/fold.h) or got the strategy `standard`.
   bool fits_block_operator() const;
   bool shares_statistics() const;
+  bool is_pre_activation() const { return pre_activation_; }
 
   BatchNormAct norm1{nullptr}, norm2{nullptr};
   Conv2d conv1{nullptr}, conv2{nullptr};

@@ -21,14 +21,16 @@ NormOptions reader_of_block(const NormOptions& norm, DenseStrategy strategy) {
 }
 
 DenseTransitionImpl::DenseTransitionImpl(const DenseTransitionOptions& o) : options(o) {
-  const NormOptions norm = reader_of_block(o.norm(), o.dense_strategy());
-  norm_ = register_module("norm", BatchNormAct(o.in_channels(), norm));
+  const NormOptions norm = o.pre_activation() ? reader_of_block(o.norm(), o.dense_strategy()) : o.norm();
+  norm_ =
+      register_module("norm", BatchNormAct(o.pre_activation() ? o.in_channels() : o.out_channels(), norm));
   conv_ = register_module("conv",
                           Conv2d(torch::nn::Conv2dOptions(o.in_channels(), o.out_channels(), 1).bias(false),
                                  convolution_backend(norm.strategy)));
 }
 
 at::Tensor DenseTransitionImpl::forward(const at::Tensor& x) {
+  if (!options.pre_activation()) return at::avg_pool2d(norm_->forward(conv_->forward(x)), {2, 2});
   const bool is_empty = x.numel() == 0 && !norm_->shares_statistics();
   if (runs_libtorch_layers(options.dense_strategy()) || !norm_->fits_operator() || is_empty)
     return at::avg_pool2d(conv_->forward(norm_->forward(x)), {2, 2});

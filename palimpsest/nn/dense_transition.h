@@ -28,6 +28,9 @@ struct DenseTransitionOptions {
   /// Only the activation and its parameter are read: the strategy follows from dense_strategy. Default: leaky
   /// ReLU with slope 0.01.
   TORCH_ARG(NormOptions, norm) = {};
+  /// true: normalization and activation precede the convolution. false: they follow it, before the mean, and
+  /// norm().strategy says what is saved. Default: true.
+  TORCH_ARG(bool, pre_activation) = true;
 };
 
 /// Returns the options of a normalization that reads the result of a densely connected block. `naive` and

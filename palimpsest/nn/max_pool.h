@@ -11,9 +11,10 @@ namespace palimpsest::nn {
 /// saves its input and eight bytes per output. The other strategies save one byte per output. x: (N, C, H, W)
 /// or (C, H, W); the arguments are those of ops::max_pool2d.
 inline at::Tensor max_pool2d(const at::Tensor& x, Strategy strategy, at::IntArrayRef kernel_size,
-                             at::IntArrayRef stride = {}, at::IntArrayRef padding = 0) {
-  return strategy == Strategy::kStandard ? at::max_pool2d(x, kernel_size, stride, padding)
-                                         : ops::max_pool2d(x, kernel_size, stride, padding);
+                             at::IntArrayRef stride = {}, at::IntArrayRef padding = 0,
+                             bool ceil_mode = false) {
+  return strategy == Strategy::kStandard ? at::max_pool2d(x, kernel_size, stride, padding, 1, ceil_mode)
+                                         : ops::max_pool2d(x, kernel_size, stride, padding, 1, ceil_mode);
 }
 
 }  // namespace palimpsest::nn

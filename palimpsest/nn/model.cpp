@@ -30,8 +30,24 @@ Forward find_forward(torch::nn::Module& module) {
 
 }  // namespace
 
+/// Returns the module that has or would have the classifier, and the classifier's name there; nullptr if there
+/// is no such module.
+std::pair<const torch::nn::Module*, std::string> Model::classifier_place() const {
+  const auto dot = classifier_name_.find('.');
+  if (dot == std::string::npos) return {this, classifier_name_};
+  const auto* holder = ModuleAccess::children(*this).find(classifier_name_.substr(0, dot));
+  return {holder ? holder->get() : nullptr, classifier_name_.substr(dot + 1)};
+}
+
+std::shared_ptr<torch::nn::Module> Model::find_classifier() const {
+  const auto [holder, name] = classifier_place();
+  if (!holder || name.empty()) return nullptr;
+  const auto* classifier = ModuleAccess::children(*holder).find(name);
+  return classifier ? *classifier : nullptr;
+}
+
 bool Model::has_classifier() const {
-  return !classifier_name_.empty() && ModuleAccess::children(*this).contains(classifier_name_);
+  return find_classifier() != nullptr;
 }
 
 void Model::declare_classifier(const std::string& name, int64_t channels) {
@@ -52,17 +68,23 @@ void Model::set_classifier(std::shared_ptr<torch::nn::Module> module, Forward fo
   check_is_classifier(classifier_name_);
   if (!module)
     throw Error(ErrorKind::kUsage, "[" + name() + "] the new classifier must be a module, got none");
+  if (!classifier_place().first) {
+    const std::string holder = classifier_name_.substr(0, classifier_name_.find('.'));
+    register_module(holder, std::make_shared<torch::nn::Module>(holder));
+  }
+  const auto [place, name] = classifier_place();
+  auto& holder = const_cast<torch::nn::Module&>(*place);  // of this module, which is not const
   if (has_classifier()) {
-    ModuleAccess::children(*this)[classifier_name_] = module;
+    ModuleAccess::children(holder)[name] = module;
   } else {
-    register_module(classifier_name_, module);
+    holder.register_module(name, module);
   }
   classifier_ = std::move(module);
   forward_ = forward;
 }
 
 at::Tensor Model::classify(const at::Tensor& x) {
-  const auto& current = ModuleAccess::children(*this)[classifier_name_];
+  const std::shared_ptr<torch::nn::Module> current = find_classifier();
   if (current != classifier_) {
     const Forward forward = find_forward<LinearImpl, Conv2dImpl, torch::nn::LinearImpl, torch::nn::Conv2dImpl,
                                          torch::nn::IdentityImpl, torch::nn::SequentialImpl>(*current);

@@ -29,11 +29,14 @@ class Model : public torch::nn::Module {
   /// Returns the channels of the tensor that the classifier reads: (N, classifier_channels()), for
   /// segmentation (N, classifier_channels(), h, w).
   int64_t classifier_channels() const { return classifier_channels_; }
+  /// Returns the name of the classifier, also where there is none.
+  const std::string& classifier_name() const { return classifier_name_; }
   /// Returns false if the network was made without a classifier; forward then returns the features.
   bool has_classifier() const;
 
-  /// Puts `module` in the place of the classifier, under the classifier's name (`fc`, `classifier` or `cls`);
-  /// a network without a classifier gets one. The module's forward takes and returns one tensor:
+  /// Puts `module` in the place of the classifier, under the classifier's name (`fc`, `classifier`, `cls`,
+  /// `classifier.1`, ...); a network without a classifier gets one. The module's forward takes and returns one
+  /// tensor:
   ///   net->replace_classifier(torch::nn::Linear(net->classifier_channels(), 7));
   template <class Module>
   void replace_classifier(const torch::nn::ModuleHolder<Module>& module) {
@@ -61,9 +64,9 @@ class Model : public torch::nn::Module {
   }
 
  protected:
-  /// Sets the classifier's name and the channels that it reads. Call it after all other children are
-  /// registered, because names come in the order of registration. Without a classifier module the network
-  /// returns its features.
+  /// Sets the classifier's name and the channels that it reads. A name of two parts, "classifier.1", is that
+  /// of a child of a child. Call it after all other children are registered, because names come in the order
+  /// of registration. Without a classifier module the network returns its features.
   void declare_classifier(const std::string& name, int64_t channels);
 
   /// Returns classifier(x). If torch::nn::Module::replace_module put another module in the classifier's
@@ -77,6 +80,8 @@ class Model : public torch::nn::Module {
   using Forward = at::Tensor (*)(torch::nn::Module&, const at::Tensor&);
   void check_is_classifier(const std::string& name) const;
   void set_classifier(std::shared_ptr<torch::nn::Module> module, Forward forward);
+  std::pair<const torch::nn::Module*, std::string> classifier_place() const;
+  std::shared_ptr<torch::nn::Module> find_classifier() const;
 
   std::string classifier_name_;
   int64_t classifier_channels_ = 0;

@@ -101,6 +101,8 @@ def test_info_lists_layers_parameters_and_what_each_strategy_keeps():
     assert sum(layer["parameters"] for layer in result["layers"]) == result["parameters"]
     layers = {layer["name"]: layer for layer in result["layers"]}
     assert layers["conv1"]["weight"] == "64x3x7x7" and layers["conv1"]["output"] == [2, 64, 32, 32]
+    assert layers["conv1"]["multiply_adds"] == 64 * 3 * 7 * 7 * 32 * 32  # of one image
+    assert sum(layer["multiply_adds"] for layer in result["layers"]) == result["multiply_adds"]
     assert layers["bn1"]["output"] == [2, 64, 32, 32] and layers["fc"]["output"] == [2, 1000]
     standard, *others = result["strategies"]
     names = ["checkpoint", "checkpoint_normalized", "inplace_1", "inplace_2", "inplace_bit", "store_y"]

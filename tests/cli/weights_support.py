@@ -18,6 +18,8 @@ except Exception as error:  # a torchvision of another torch fails with RuntimeE
 torch.set_num_threads(1)
 
 NARROW = "_narrow"
+# Their own initial values, which nobody reads, take seconds.
+ARGUMENTS = {"googlenet": {"init_weights": False}, "inception_v3": {"init_weights": False}}
 TOLERANCE = 1e-5  # ||got - want|| / ||want||, the same network in another program, f32
 
 
@@ -51,7 +53,7 @@ def random_weights(name, classes):
         return {key: tensor[tuple(slice(size // 4 if size >= 64 else size) for size in tensor.shape)].clone()
                 for key, tensor in wide.items()}
     torch.manual_seed(1)
-    model = getattr(torchvision.models, name)(num_classes=classes)
+    model = getattr(torchvision.models, name)(num_classes=classes, **ARGUMENTS.get(name, {}))
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, torch.nn.BatchNorm2d):
@@ -66,7 +68,9 @@ def random_weights(name, classes):
 def network(name, activation, classes=7):
     """A network of torchvision with random_weights of its own, in eval mode; a narrow one in torchvision's layers."""
     with torch.device("meta"):  # the weights that it would draw itself take 0.2 to 0.4 s
-        model = replace_activations(getattr(torchvision.models, name.removesuffix(NARROW))(num_classes=classes), activation)
+        wide = name.removesuffix(NARROW)
+        model = getattr(torchvision.models, wide)(num_classes=classes, **ARGUMENTS.get(wide, {}))
+        replace_activations(model, activation)
     for key, tensor in random_weights(name, classes).items():
         owner, _, last = key.rpartition(".")
         module = model.get_submodule(owner)

@@ -6,13 +6,25 @@
 namespace palimpsest::models {
 namespace {
 
-constexpr const char* kClassifying[] = {
-    "resnet18_narrow",        "densenet_bc16_k4",          "alexnet_cifar_narrow", "vgg16_cifar_narrow",
-    "googlenet_cifar_narrow", "inception_v2_cifar_narrow", "resnet29_preact_cifar"};
+constexpr const char* kClassifying[] = {"resnet18_narrow",
+                                        "densenet_bc16_k4",
+                                        "alexnet_cifar_narrow",
+                                        "vgg16_cifar_narrow",
+                                        "googlenet_cifar_narrow",
+                                        "inception_v2_cifar_narrow",
+                                        "resnet29_preact_cifar",
+                                        "efficientnet_b0",
+                                        "mobilenet_v3_small",
+                                        "alexnet",
+                                        "googlenet"};
+
+at::Tensor small_images(const std::string& name) {
+  return torch::randn({2, 3, small_side(name), small_side(name)});
+}
 
 TEST(Classifier, WithoutOneForwardGivesTheFeatures) {
-  const auto images = torch::randn({2, 3, 32, 32});
   for (const char* name : kClassifying) {
+    const auto images = small_images(name);
     torch::manual_seed(1);
     const auto model = make(name, {.classes = 0});
     model->eval();
@@ -42,13 +54,12 @@ TEST(Classifier, WithoutOneASegmentationNetworkGivesItsContext) {
 }
 
 TEST(Classifier, OfOnesOwnIsUsedAndTrained) {
-  const auto images = torch::randn({2, 3, 32, 32});
   for (const char* name : kClassifying)
     for (const int64_t classes : {0, 3}) {
       const auto model = make(name, {.classes = classes});
       model->replace_classifier(torch::nn::Sequential(torch::nn::Linear(model->classifier_channels(), 5),
                                                       torch::nn::ReLU(), torch::nn::Linear(5, 7)));
-      const auto logits = model->forward(images);
+      const auto logits = model->forward(small_images(name));
       EXPECT_EQ(logits.sizes(), at::IntArrayRef({2, 7})) << name;
       logits.square().sum().backward();
       for (const auto& p : model->named_parameters()) EXPECT_TRUE(p.value().grad().defined()) << p.key();
@@ -80,13 +91,15 @@ TEST(EmptyBatch, GivesEmptyLogitsInTrainingAndInEvalMode) {
   for (const char* name :
        {"resnet18_narrow", "densenet_bc16_k4", "alexnet_cifar_narrow", "vgg16_cifar_narrow",
         "googlenet_cifar_narrow", "inception_v2_cifar_narrow", "inception_v3_cifar_narrow",
-        "resnet29_preact_cifar", "resnext50_preact", "deeplabv3_resnet18_narrow"})
+        "resnet29_preact_cifar", "resnext50_preact", "deeplabv3_resnet18_narrow", "efficientnet_b0",
+        "mobilenet_v3_small", "googlenet", "inception_v3", "resnet50_preact"})
     for (const bool training : {true, false})
       for (const auto strategy : {nn::Strategy::kStandard, nn::Strategy::kInplace2, nn::Strategy::kStoreY}) {
         if (!normalizes(name) && strategy != nn::Strategy::kStandard) continue;
+        if (!nn::fits(strategy, default_activation(name))) continue;
         const auto model = make(name, {.classes = 5, .strategy = strategy});
         model->train(training);
-        const auto logits = model->forward(torch::zeros({0, 3, 32, 32}));
+        const auto logits = model->forward(torch::zeros({0, 3, small_side(name), small_side(name)}));
         EXPECT_EQ(logits.size(0), 0) << name;
         EXPECT_EQ(logits.size(1), 5) << name;
         logits.sum().backward();

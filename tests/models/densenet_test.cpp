@@ -1,4 +1,5 @@
 #include "palimpsest/models/densenet.h"
+#include "palimpsest/models/fold.h"
 
 #include "tests/models/support.h"
 #include "tests/support/tolerance.h"
@@ -35,25 +36,31 @@ class PlainStack {
 
   at::Tensor logits(const at::Tensor& images, bool training) {
     at::Tensor x;
-    if (has("features.norm0.weight")) {
+    if (get("features.conv0.weight").size(2) == 7) {
       x = at::conv2d(images, get("features.conv0.weight"), {}, 2, 3);
       x = at::max_pool2d(act("features.norm0", x, training), 3, 2, 1);
     } else {
       x = at::conv2d(images, get("features.conv0.weight"), {}, 1, 1);
     }
+    const bool post = !has("features.norm5.weight") && !has("features.norm_final.weight");
+    if (post && x.size(2) == images.size(2)) x = act("features.norm0", x, training);
     for (int b = 1; has(layer(b, 1) + "conv1.weight"); ++b) {
       for (int l = 1; has(layer(b, l) + "conv1.weight"); ++l) {
         const std::string name = layer(b, l);
-        at::Tensor h = at::conv2d(act(name + "norm1", x, training), get(name + "conv1.weight"));
-        h = at::conv2d(act(name + "norm2", h, training), get(name + "conv2.weight"), {}, 1, 1);
+        at::Tensor h = at::conv2d(post ? x : act(name + "norm1", x, training), get(name + "conv1.weight"));
+        h = at::conv2d(act(name + (post ? "norm1" : "norm2"), h, training), get(name + "conv2.weight"), {}, 1,
+                       1);
+        if (post) h = act(name + "norm2", h, training);
         x = at::cat({x, h}, 1);
       }
       const std::string name = "features.transition" + std::to_string(b);
-      if (has(name + ".conv.weight"))
+      if (has(name + ".conv.weight") && post)
+        x = at::avg_pool2d(act(name + ".norm", at::conv2d(x, get(name + ".conv.weight")), training), 2);
+      else if (has(name + ".conv.weight"))
         x = at::avg_pool2d(at::conv2d(act(name + ".norm", x, training), get(name + ".conv.weight")), 2);
     }
     const std::string last = has("features.norm5.weight") ? "features.norm5" : "features.norm_final";
-    x = at::adaptive_avg_pool2d(act(last, x, training), {1, 1}).flatten(1);
+    x = at::adaptive_avg_pool2d(post ? x : act(last, x, training), {1, 1}).flatten(1);
     return at::linear(x, get("classifier.weight"), get("classifier.bias"));
   }
 
@@ -164,6 +171,60 @@ TEST(DenseNet, AnOptionThatDoesNotFitIsNamed) {
   options.output_stride = 8;
   EXPECT_NE(usage_error([&] { make("densenet_bc16_k4", options); }).find("takes no output stride"),
             std::string::npos);
+}
+
+TEST(PostActivation, EqualsAPlainStackByEveryDenseStrategy) {
+  for (const bool small : {false, true})
+    for (const auto form : {nn::DenseStrategy::kNaive, nn::DenseStrategy::kShared,
+                            nn::DenseStrategy::kCheckpoint, nn::DenseStrategy::kFused}) {
+      BackboneOptions options;
+      options.classes = 5;
+      options.norm = {nn::Strategy::kStoreY, nn::Activation::kReLU};
+      options.dense_strategy = form;
+      options.pre_activation = false;
+      DenseNet model(DenseNetShape{"short", {2, 3, 2}, 4, small}, options);
+      fill_by_formula(model);
+      PlainStack plain(model);
+      const auto images = images_by_formula(32);
+      const auto got = model.forward(images), want = plain.logits(images, true);
+      EXPECT_LE(relative_error(got, want), kReorderedNetworkF64) << nn::to_string(form) << small;
+      got.sin().sum().backward();
+      want.sin().sum().backward();
+      for (const auto& p : model.named_parameters()) {
+        const auto exact = plain.get(p.key()).grad();
+        EXPECT_LE((p.value().grad() - exact).norm().item<double>(),
+                  kReorderedNetworkF64 * std::max(exact.norm().item<double>(), testing::kVanishingF64))
+            << p.key() << " " << nn::to_string(form);
+      }
+    }
+}
+
+TEST(PostActivation, FoldsEveryNormalization) {
+  auto model = make("densenet_bc16_k4", {.classes = 3, .pre_activation = false});
+  model->eval();
+  const at::NoGradGuard no_grad;
+  const auto images = torch::randn({1, 3, 32, 32});
+  const auto want = model->forward(images);
+  FoldReport report;
+  const auto folded = fold(model, &report);
+  EXPECT_TRUE(report.kept.empty()) << ::testing::PrintToString(report.kept);
+  EXPECT_LE(relative_error(folded->forward(images), want), testing::kReorderedF32);
+}
+
+TEST(DenseNetDropout, DropsInTrainingByTheSeed) {
+  const auto images = torch::randn({2, 3, 32, 32});
+  for (const bool pre : {true, false}) {
+    torch::manual_seed(1);
+    const auto model = make("densenet_bc16_k4", {.classes = 3, .pre_activation = pre, .dropout = 0.5});
+    const auto logits = [&](uint64_t seed) {
+      torch::manual_seed(seed);
+      return model->forward(images);
+    };
+    EXPECT_TRUE(torch::equal(logits(2), logits(2)));
+    EXPECT_FALSE(torch::equal(logits(2), logits(3)));
+    model->eval();
+    EXPECT_TRUE(torch::equal(logits(2), logits(3)));
+  }
 }
 
 }  // namespace

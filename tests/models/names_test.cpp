@@ -58,6 +58,14 @@ INSTANTIATE_TEST_SUITE_P(Models, Torchvision,
                                            Published{"resnext50_32x4d", 25028904, 0x9d01f1e851323d7f},
                                            Published{"resnext101_32x8d", 88791336, 0x6b389f4caf2fa86a},
                                            Published{"resnext101_64x4d", 83455272, 0x7c25cee4f50e5397},
+                                           Published{"efficientnet_b0", 5288548, 0x86ed7a27b3f4c67f},
+                                           Published{"mobilenet_v3_large", 5483032, 0xa2117d91da5616ad},
+                                           Published{"mobilenet_v3_small", 2542856, 0x3ca215d69bc3e785},
+                                           Published{"alexnet", 61100840, 0xe51f670ed71c74f0},
+                                           Published{"vgg16", 138357544, 0xc3c36606220a7498},
+                                           // Without auxiliary classifiers.
+                                           Published{"googlenet", 6624904, 0x5a158e7ea067a7d9},
+                                           Published{"inception_v3", 23834568, 0x488e97753c76be94},
                                            Published{"densenet121", 7978856, 0xe935261397013d52},
                                            Published{"densenet161", 28681000, 0x32437cccc8a2cf19},
                                            Published{"densenet169", 14149480, 0x5fbe16b7d4f826a4},
@@ -207,9 +215,9 @@ TEST(Names, AWideResNetHasTheNamesAndParametersOfThePapersRelease) {
 }
 
 TEST(Names, DoNotDependOnTheStrategy) {
-  for (const char* name :
-       {"resnet18", "resnext50_32x4d", "resnext50_preact", "wide_resnet16", "deeplabv3_resnet18",
-        "densenet_bc16_k4", "inception_v3_cifar_narrow", "resnet29_preact_cifar"}) {
+  for (const char* name : {"resnet18", "resnext50_32x4d", "resnext50_preact", "wide_resnet16",
+                           "deeplabv3_resnet18", "densenet_bc16_k4", "inception_v3_cifar_narrow",
+                           "resnet29_preact_cifar", "googlenet", "resnet50_preact"}) {
     ModelOptions standard, in_place;
     standard.strategy = nn::Strategy::kStandard;
     in_place.strategy = nn::Strategy::kInplace2;

@@ -8,11 +8,13 @@ namespace {
 
 // Logits (0,0), (0,1), (1,0), (1,999) of networks filled by formula, in training mode, then in eval mode with
 // the running statistics that this one batch left. Post-activation rows: torchvision 0.26 with every ReLU
-// replaced by LeakyReLU(0.01). Pre-activation and wide rows: the paper's networks in plain PyTorch, stride in the
+// replaced by LeakyReLU(0.01), without auxiliary classifiers and dropout. EfficientNet and MobileNetV3: torchvision
+// 0.26, without dropout. Pre-activation and wide rows: the paper's networks in plain PyTorch, stride in the
 // 3x3 convolution. f64.
 struct Row {
   const char* name;
   std::array<double, 4> training, evaluation;
+  int64_t side = 64;  ///< of the images
 };
 
 std::ostream& operator<<(std::ostream& stream, const Row& row) {
@@ -23,12 +25,15 @@ class ReferenceValues : public ::testing::TestWithParam<Row> {};
 
 TEST_P(ReferenceValues, LogitsAreThoseOfThePythonModels) {
   const auto& row = GetParam();
-  const auto model = make(row.name, {});
+  ModelOptions options;
+  if (drops_out(row.name)) options.dropout = 0;
+  if (has_stochastic_depth(row.name)) options.stochastic_depth = 0;
+  const auto model = make(row.name, options);
   fill_by_formula(*model);
   torch::NoGradGuard no_grad;
   for (const bool training : {true, false}) {
     model->train(training);
-    const auto y = model->forward(images_by_formula());
+    const auto y = model->forward(images_by_formula(row.side));
     const auto got = torch::stack({y[0][0], y[0][1], y[1][0], y[1][999]});
     const auto& want = training ? row.training : row.evaluation;
     EXPECT_LE(relative_error(got, torch::tensor(at::ArrayRef<double>(want), torch::kFloat64)),
@@ -52,6 +57,25 @@ INSTANTIATE_TEST_SUITE_P(
         Row{"densenet121",
             {-0.2619632028779536, -0.00233529066482938, -0.33226274290917823, 0.44114921394857126},
             {-0.06355788018062504, -0.0924947530266368, -0.064339470173998894, -0.01768755117692055}},
+        Row{"efficientnet_b0",
+            {-0.4695558052855761, 0.10143429452000452, 0.12051983247944657, -0.30466495368625124},
+            {-0.049023368231424, 0.00423233056656469, -0.04902336863824477, 0.13232610161483616}},
+        Row{"mobilenet_v3_large",
+            {-0.10153489231125712, -0.20496768111241548, 0.09995286473727084, -0.08575543385171187},
+            {-0.09232987772409353, -0.005761159440982298, -0.09232991269552494, -0.05483683047370105}},
+        Row{"mobilenet_v3_small",
+            {0.029912163258997898, -0.08523780591174351, 0.23394313199019098, 0.05619807916210087},
+            {0.03492276306739894, 0.00724316692481651, 0.034923230215020376, -0.03590896120664885}},
+        Row{"googlenet",
+            {-0.428858123700938, 0.0953831782838686, -0.32044372027087, -1.03852893399267},
+            {-0.0686598361786818, 0.0448855553607239, -0.0686160889644684, -0.0957774043131147}},
+        Row{"inception_v3",
+            {0.51140522163455, -0.518012438847174, 0.0601494420158413, -0.735955423137569},
+            {0.0139966237358148, 0.0580215976770696, 0.0139968082155785, -0.142296695458932},
+            75},
+        Row{"resnet50_preact",
+            {-0.221022085340806, -0.324995371465698, -0.559527678765831, -0.616605003392034},
+            {-0.146495617806011, -0.0393917673536692, -0.162252759555719, -0.126379806985516}},
         Row{"resnext50_preact",
             {-0.432888909611103, -0.306663404787708, -0.310810959680943, -0.491736282724343},
             {-0.300168257156581, -0.124127762725181, -0.324200626038181, -0.0350516353531664}},

@@ -12,10 +12,14 @@ void expect_contains(const std::string& message, const std::string& part) {
 
 TEST(Registry, EveryBackboneButTheDenseAndTheSmallOnesHasASegmentationTwin) {
   const auto all = names();
-  EXPECT_EQ(all.size(), 52u);
+  EXPECT_EQ(all.size(), 66u);
   for (const auto& name : all) {
     if (name.starts_with("deeplabv3_")) continue;
-    const bool classifies = name.starts_with("densenet") || name.find("_cifar") != std::string::npos;
+    constexpr std::string_view kOfImages[] = {"alexnet",          "vgg16",           "googlenet",
+                                              "inception_v2",     "inception_v3",    "resnet50_preact",
+                                              "resnet101_preact", "resnet152_preact"};
+    const bool classifies = name.starts_with("densenet") || name.find("_cifar") != std::string::npos ||
+                            std::count(std::begin(kOfImages), std::end(kOfImages), name) > 0;
     EXPECT_EQ(std::count(all.begin(), all.end(), "deeplabv3_" + name), !classifies) << name;
   }
 }
@@ -100,6 +104,41 @@ TEST(Registry, ConvolutionsStartWithKaimingsDeviation) {
               testing::kDrawnDeviation);
   EXPECT_NEAR(deviation(nn::Activation::kELU, 1) / unit, std::sqrt(2), testing::kDrawnDeviation);
   EXPECT_NEAR(deviation(nn::Activation::kIdentity, 0) / unit, 1, testing::kDrawnDeviation);
+}
+
+TEST(Registry, OptionsOfOtherNetworksAreRefused) {
+  expect_contains(usage_error([] { make("resnet18", {.dropout = 0.2}); }), "takes no dropout, got 0.2");
+  expect_contains(usage_error([] { make("deeplabv3_efficientnet_b0", {.dropout = 0.2}); }),
+                  "takes no dropout");
+  expect_contains(usage_error([] { make("efficientnet_b0", {.dropout = 1}); }), "dropout in [0, 1), got 1");
+  expect_contains(usage_error([] { make("mobilenet_v3_small", {.stochastic_depth = 0.1}); }),
+                  "takes no stochastic depth, got 0.1");
+  expect_contains(usage_error([] { make("resnet18", {.pre_activation = false}); }),
+                  "no post-activation order");
+}
+
+TEST(Registry, TheDefaultActivationIsThePapers) {
+  EXPECT_EQ(default_activation("resnet50"), nn::Activation::kLeakyReLU);
+  EXPECT_EQ(default_activation("efficientnet_b0"), nn::Activation::kSiLU);
+  EXPECT_EQ(default_activation("deeplabv3_mobilenet_v3_large"), nn::Activation::kHardSwish);
+}
+
+// torchvision's rules: deviation sqrt(2 / (k k C_out)) for convolutions, those of squeeze and excitation too;
+// uniform in +-1 / sqrt(classes), or deviation 0.01, for linear layers.
+TEST(Registry, MobileNetworksStartWithTorchvisionsDeviations) {
+  torch::manual_seed(1);
+  const auto deviation = [](const nn::Model& model, const std::string& key) {
+    return model.named_parameters()[key].std().item<double>();
+  };
+  const auto efficient = make("efficientnet_b0"), mobile = make("mobilenet_v3_large");
+  const double drawn = testing::kDrawnDeviation;
+  EXPECT_NEAR(deviation(*efficient, "features.8.0.weight") / std::sqrt(2.0 / 1280), 1, drawn);
+  EXPECT_NEAR(deviation(*efficient, "features.7.0.block.2.fc2.weight") / std::sqrt(2.0 / 1152), 1, drawn);
+  EXPECT_NEAR(deviation(*efficient, "classifier.1.weight") / std::sqrt(1 / (3.0 * 1000)), 1, drawn);
+  EXPECT_NEAR(deviation(*mobile, "features.16.0.weight") / std::sqrt(2.0 / 960), 1, drawn);
+  EXPECT_NEAR(deviation(*mobile, "classifier.0.weight") / 0.01, 1, drawn);
+  EXPECT_NEAR(deviation(*mobile, "classifier.3.weight") / 0.01, 1, drawn);
+  EXPECT_EQ(mobile->named_parameters()["classifier.3.bias"].abs().sum().item<double>(), 0);
 }
 
 }  // namespace

@@ -1,11 +1,15 @@
 #include "palimpsest/amp/precision.h"
 #include "palimpsest/models/deeplab.h"
+#include "palimpsest/models/efficientnet.h"
 #include "palimpsest/models/inception.h"
+#include "palimpsest/models/mobilenet_v3.h"
 #include "palimpsest/models/resnet.h"
 #include "palimpsest/models/resnet_preact.h"
 #include "palimpsest/models/resnext_preact.h"
+#include "palimpsest/models/torchvision_inception.h"
 #include "tests/models/support.h"
 
+#include <algorithm>
 #include <ostream>
 
 namespace palimpsest::models {
@@ -20,8 +24,21 @@ std::shared_ptr<nn::Model> build(const std::string& kind, int64_t output_stride,
   const BackboneOptions options{segments ? 0 : kClasses, output_stride, norm};
   if (kind == "inception_v2") return std::make_shared<Inception>(inception_v2(kind, 16), options);
   if (kind == "inception_v3") return std::make_shared<Inception>(inception_v3(kind, 16), options);
-  if (kind == "small_preact") return std::make_shared<PreactResNet>(kind, 1, options);
+  // Shape by shape, MobileNetV3's first six blocks have every form that there is.
+  if (kind == "mobile") {
+    MobileNetV3Shape shape = mobilenet_v3_small();
+    shape.blocks.resize(6);
+    return std::make_shared<MobileNetV3>(shape, options);
+  }
+  if (kind == "small_preact") return std::make_shared<PreactResNet>(small_preact_resnet(kind, 1), options);
+  if (kind == "large_preact")
+    return std::make_shared<PreactResNet>(PreactResNetShape{kind, {2, 1, 1, 1}, 16}, options);
+  if (kind == "torchvision_v1")
+    return std::make_shared<TorchvisionInception>(googlenet_imagenet(16), options);
+  if (kind == "torchvision_v3")
+    return std::make_shared<TorchvisionInception>(inception_v3_imagenet(16), options);
   std::shared_ptr<Backbone> body;
+  if (kind == "efficient") body = std::make_shared<EfficientNet>(kind, options);
   if (kind == "basic")
     body = std::make_shared<ResNet>(ResNetShape{kind, false, {1, 2, 1, 1}, 1, 64, 16}, options);
   if (kind == "bottleneck")
@@ -58,7 +75,8 @@ Step step(const StrategyCase& c, nn::Strategy strategy, bool channels_last,
   for (const auto& m : model->modules())
     if (auto* norm = m->as<nn::BatchNormActImpl>(); norm && changed) norm->options.strategy(*changed);
   model->to(torch::kFloat64);
-  auto images = torch::randn({2, 3, 64, 64}, torch::kFloat64);
+  const int64_t side = std::string(c.kind) == "torchvision_v3" ? 107 : 64;  // of which it leaves 2 x 2 pixels
+  auto images = torch::randn({2, 3, side, side}, torch::kFloat64);
   if (channels_last) images = images.contiguous(at::MemoryFormat::ChannelsLast);
   Step result;
   result.logits = model->forward(images);
@@ -97,17 +115,21 @@ TEST_P(Strategies, GiveTheSameLogitsGradientsAndRunningStatistics) {
   }
 }
 
+double error_of_tensor(const at::Tensor& got, const at::Tensor& want) {
+  return (got - want).norm().item<double>() / std::max(want.norm().item<double>(), testing::kVanishingF64);
+}
+
 void expect_same(const Step& got, const Step& want, bool channels_last) {
   {
     EXPECT_LE(relative_error(got.logits, want.logits), kReorderedNetworkF64);
     ASSERT_EQ(got.gradients.size(), want.gradients.size());
     for (std::size_t i = 0; i < want.gradients.size(); ++i) {
       ASSERT_TRUE(got.gradients[i].second.defined()) << want.gradients[i].first;
-      EXPECT_LE(relative_error(got.gradients[i].second, want.gradients[i].second), kReorderedNetworkF64)
+      EXPECT_LE(error_of_tensor(got.gradients[i].second, want.gradients[i].second), kReorderedNetworkF64)
           << want.gradients[i].first << (channels_last ? ", channels-last" : ", NCHW");
     }
     for (std::size_t i = 0; i < want.buffers.size(); ++i) {
-      EXPECT_LE(relative_error(got.buffers[i].second, want.buffers[i].second), kReorderedNetworkF64)
+      EXPECT_LE(error_of_tensor(got.buffers[i].second, want.buffers[i].second), kReorderedNetworkF64)
           << want.buffers[i].first;
     }
   }
@@ -166,7 +188,14 @@ INSTANTIATE_TEST_SUITE_P(
                       StrategyCase{"preact", 32, nn::Activation::kGELUTanh},
                       StrategyCase{"basic", 32, nn::Activation::kSigmoid}, StrategyCase{"inception_v2"},
                       StrategyCase{"inception_v2", 32, nn::Activation::kReLU}, StrategyCase{"inception_v3"},
-                      StrategyCase{"inception_v3", 32, nn::Activation::kGELU}, StrategyCase{"small_preact"}),
+                      StrategyCase{"inception_v3", 32, nn::Activation::kGELU}, StrategyCase{"small_preact"},
+                      StrategyCase{"large_preact"}, StrategyCase{"torchvision_v1"},
+                      StrategyCase{"torchvision_v1", 32, nn::Activation::kReLU},
+                      StrategyCase{"torchvision_v3"},
+                      StrategyCase{"torchvision_v3", 32, nn::Activation::kSiLU},
+                      StrategyCase{"efficient", 32, nn::Activation::kSiLU},
+                      StrategyCase{"efficient", 16, nn::Activation::kSiLU}, StrategyCase{"efficient"},
+                      StrategyCase{"mobile", 32, nn::Activation::kHardSwish}),
     [](const auto& info) {
       return std::string(info.param.kind) + "_" + nn::to_string(info.param.activation) + "_" +
              std::to_string(info.param.output_stride);

@@ -49,6 +49,11 @@ inline void fill_by_formula(torch::nn::Module& model) {
   }
 }
 
+/// Returns the side of small images for the network: 32, or the least that it takes.
+inline int64_t small_side(const std::string& name) {
+  return name == "alexnet" ? 63 : name == "inception_v3" ? 75 : 32;
+}
+
 /// Two f64 images: values_by_formula(size, 0).
 inline at::Tensor images_by_formula(int64_t side = 64) {
   return values_by_formula(2 * 3 * side * side, 0).reshape({2, 3, side, side});

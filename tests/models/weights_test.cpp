@@ -47,6 +47,41 @@ TEST(Weights, WrappersAndTrainingStateAreTakenOff) {
   EXPECT_EQ(tensors[2].first, "bn1.module.weight");
 }
 
+TEST(Weights, AuxiliaryClassifiersAreTakenOff) {
+  nn::StateDict tensors{{"module.aux1.conv.conv.weight", torch::zeros(1)},
+                        {"aux2.fc2.bias", torch::zeros(1)},
+                        {"AuxLogits.fc.weight", torch::zeros(1)},
+                        {"conv1.conv.weight", torch::zeros(1)}};
+  unwrap(tensors);
+  ASSERT_EQ(tensors.size(), 1u);
+  EXPECT_EQ(tensors[0].first, "conv1.conv.weight");
+}
+
+TEST(Weights, TheClassifierOfNumberedLayersIsTheLast) {
+  const auto layer = [](int number, int64_t rows) {
+    return std::pair{"classifier." + std::to_string(number) + ".weight", torch::zeros({rows, 2})};
+  };
+  EXPECT_EQ(class_count({layer(0, 9), layer(3, 8), layer(6, 7)}), 7);
+  EXPECT_EQ(class_count({layer(10, 7), layer(4, 8)}), 7);
+  EXPECT_EQ(class_count({{"classifier.x.weight", torch::zeros({3, 2})},
+                         {"classifier..weight", torch::zeros({3, 2})}}),
+            std::nullopt);
+}
+
+// AlexNet's hidden layers are classifier.1 and classifier.4; only classifier.6 is reset.
+TEST(Weights, ResettingANumberedClassifierKeepsTheHiddenLayersBeforeIt) {
+  const auto file = copies_of(*make("alexnet", with_classes(7)));
+  EXPECT_EQ(class_count(file), 7);
+  const auto model = make("alexnet", with_classes(3));
+  const auto message = checkpoint_error([&] { check_start(*model, file, false, "w"); });
+  EXPECT_NE(message.find("classifier.6.weight is (7, 4096)"), std::string::npos) << message;
+  EXPECT_NE(message.find("--reset-classifier"), std::string::npos) << message;
+  EXPECT_EQ(start_from(*model, file, true, "w"), Start::kAllButClassifier);
+  auto expected = file;
+  for (const auto& [key, tensor] : nn::state_dict(*model))
+    EXPECT_TRUE(key.starts_with("classifier.6.") || torch::equal(tensor, of(expected, key))) << key;
+}
+
 TEST(Weights, TwoKeysThatBecomeOneAreAnError) {
   nn::StateDict tensors{{"fc.weight", at::zeros({2})}, {"module.fc.weight", at::ones({2})}};
   testing::expect_error(ErrorKind::kCheckpoint, {"fc.weight", "two tensors"}, [&] { unwrap(tensors); });
@@ -76,6 +111,7 @@ TEST(Weights, OnlyNetworksOfThePackageWithoutCountersAreTakenForItsFiles) {
   EXPECT_EQ(weight_format("auto", "deeplabv3_resnext50_preact", uncounted), WeightFormat::kInplaceAbn);
   EXPECT_EQ(weight_format("auto", "resnext50_preact", counted), WeightFormat::kTorchvision);
   EXPECT_EQ(weight_format("auto", "resnet50", uncounted), WeightFormat::kTorchvision);
+  EXPECT_EQ(weight_format("auto", "resnet50_preact", uncounted), WeightFormat::kTorchvision);
   EXPECT_EQ(weight_format("inplace_abn", "resnet50", counted), WeightFormat::kInplaceAbn);
   for (const auto& name : weight_format_names())
     EXPECT_NO_THROW(weight_format(name, "resnet50", counted)) << name;

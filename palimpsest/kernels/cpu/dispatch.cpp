@@ -36,6 +36,9 @@ namespace palimpsest::kernels::cpu {
   }                                                       \
   namespace isa::upsampled_loss {                         \
   extern const cpu::upsampled_loss::Kernels kKernels;     \
+  }                                                       \
+  namespace isa::gates {                                  \
+  extern const cpu::gates::Kernels kKernels;              \
   }
 PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_SET)
 
@@ -62,7 +65,8 @@ std::span<const InstructionSet> compiled_instruction_sets() {
    isa::dense_block::kF64,                    \
    isa::dense_block::kF16,                    \
    isa::dense_block::kBF16,                   \
-   isa::upsampled_loss::kKernels},
+   isa::upsampled_loss::kKernels,             \
+   isa::gates::kKernels},
   static const InstructionSet sets[] = {PALIMPSEST_FOR_EACH_SET(PALIMPSEST_SET)};
   return sets;
 }

@@ -6,6 +6,7 @@
 #include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/winograd_kernels.h"
 #include "palimpsest/kernels/cpu/dense_block/kernels.h"
+#include "palimpsest/kernels/cpu/gates/kernels.h"
 #include "palimpsest/kernels/cpu/max_pool/kernels.h"
 #include "palimpsest/kernels/cpu/upsampled_loss/kernels.h"
 
@@ -32,6 +33,7 @@ struct InstructionSet {
   dense_block::Kernels<Float16> dense_f16;
   dense_block::Kernels<BFloat16> dense_bf16;
   upsampled_loss::Kernels upsampled_loss;
+  gates::Kernels gates;
 
   template <class S>
   const dense_block::Kernels<S>& dense() const {

@@ -32,10 +32,20 @@ void check_images(const std::string& model, const at::Tensor& images) {
                   model, wrong, fmt::join(images.sizes(), ", "), c10::toString(images.scalar_type())));
 }
 
+int64_t least_side(const std::vector<Window>& windows) {
+  int64_t side = 1;
+  for (auto w = windows.rbegin(); w != windows.rend(); ++w) {
+    const int64_t beyond = w->ceil_mode ? w->stride - 1 : 0;
+    side = std::max<int64_t>(1, (side - 1) * w->stride + w->kernel - 2 * w->padding - beyond);
+  }
+  return side;
+}
+
 void check_least_side(const std::string& model, const at::Tensor& images, int64_t least) {
   if (std::min(images.size(2), images.size(3)) >= least) return;
-  throw Error(ErrorKind::kUsage, fmt::format("{} needs images of at least {} pixels across, which its "
-                                             "poolings halve to one, got {} x {}",
+  throw Error(ErrorKind::kUsage, fmt::format("{} needs images of at least {} pixels across, because its "
+                                             "convolutions and poolings leave no pixel of a smaller one, "
+                                             "got {} x {}",
                                              model, least, images.size(2), images.size(3)));
 }
 

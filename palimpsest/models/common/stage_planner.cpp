@@ -4,7 +4,8 @@
 
 namespace palimpsest::models {
 
-StagePlanner::StagePlanner(int64_t output_stride) : output_stride_(output_stride) {
+StagePlanner::StagePlanner(int64_t output_stride, int64_t reached)
+    : output_stride_(output_stride), reached_(reached) {
   if (output_stride == 8 || output_stride == 16 || output_stride == 32) return;
   throw Error(ErrorKind::kUsage, "output stride must be 8, 16 or 32, got " + std::to_string(output_stride));
 }

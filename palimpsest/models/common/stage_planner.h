@@ -17,14 +17,14 @@ struct StageGeometry {
 /// also an output of the dilated network (tests/models/atrous_test.cpp).
 class StagePlanner {
  public:
-  /// Throws Error(kUsage) unless output_stride is 8, 16 or 32. The stem has stride 4.
-  explicit StagePlanner(int64_t output_stride);
+  /// Throws Error(kUsage) unless output_stride is 8, 16 or 32. `reached`: the stride of the stem.
+  explicit StagePlanner(int64_t output_stride, int64_t reached = 4);
   /// Returns the next stage, which has `stride` if the output stride is 32.
   StageGeometry next(int64_t stride);
 
  private:
   int64_t output_stride_;
-  int64_t reached_ = 4;
+  int64_t reached_;
   int64_t dilation_ = 1;
 };
 
