@@ -53,7 +53,8 @@ EfficientNet::EfficientNet(std::string name, const BackboneOptions& options)
     for (int64_t b = 0; b < s.blocks; ++b, ++number) {
       InvertedResidualOptions o{.in = channels, .expanded = channels * s.expansion, .out = s.out};
       o.kernel = s.kernel;
-      o.geometry = b == 0 ? geometry : StageGeometry{1, geometry.dilation, geometry.dilation};
+      o.stride = b == 0 ? geometry.stride : 1;
+      o.dilation = b == 0 ? geometry.first_dilation : geometry.dilation;
       o.squeeze = nn::SqueezeExcitationOptions{.squeezed = std::max<int64_t>(1, channels / 4),
                                                .squeeze_activation = ops::SqueezeActivation::kSiLU,
                                                .gate_activation = ops::GateActivation::kSigmoid};

@@ -26,7 +26,7 @@ nn::BatchNormActOptions norm_of(int64_t channels, const nn::NormOptions& norm,
 
 InvertedResidual::InvertedResidual(const InvertedResidualOptions& o)
     : input_(o.input),
-      has_shortcut_(o.geometry.stride == 1 && o.in == o.out),
+      has_shortcut_(o.stride == 1 && o.in == o.out),
       stochastic_depth_(has_shortcut_ ? o.stochastic_depth : 0),
       block_(register_module("block", std::make_shared<torch::nn::Module>("block"))) {
   int parts = 0;
@@ -42,8 +42,8 @@ InvertedResidual::InvertedResidual(const InvertedResidualOptions& o)
   depthwise_ = make({.in = o.expanded,
                      .out = o.expanded,
                      .kernel = o.kernel,
-                     .stride = o.geometry.stride,
-                     .dilation = o.geometry.first_dilation,
+                     .stride = o.stride,
+                     .dilation = o.dilation,
                      .groups = o.expanded},
                     squeezed_.is_deferred ? o.norm.identity() : o.norm);
   if (o.squeeze) {

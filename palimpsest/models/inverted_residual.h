@@ -1,6 +1,5 @@
 #pragma once
 
-#include "palimpsest/models/common/stage_planner.h"
 #include "palimpsest/nn/batch_norm_act.h"
 #include "palimpsest/nn/cloneable.h"
 #include "palimpsest/nn/conv2d.h"
@@ -42,7 +41,7 @@ class ConvNormAct : public nn::Cloneable<ConvNormAct> {
 struct InvertedResidualOptions {
   int64_t in = 0, expanded = 0, out = 0;  ///< channels; in = expanded: there is no expansion
   int64_t kernel = 3;                     ///< of the depthwise convolution
-  StageGeometry geometry = {};            ///< its stride and dilation are stride and first_dilation
+  int64_t stride = 1, dilation = 1;       ///< of the depthwise convolution, too
   /// Its channels are those of the expansion. Nothing: the block has no squeeze and excitation.
   std::optional<nn::SqueezeExcitationOptions> squeeze = std::nullopt;
   /// The probability with which an image of a training batch leaves a block out that has a shortcut.

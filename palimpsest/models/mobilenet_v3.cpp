@@ -87,7 +87,9 @@ MobileNetV3::MobileNetV3(const MobileNetV3Shape& shape, const BackboneOptions& o
   for (const MobileNetV3Shape::Block& b : shape.blocks) {
     InvertedResidualOptions o{.in = channels, .expanded = b.expanded, .out = b.out};
     o.kernel = b.kernel;
-    o.geometry = planner.next(b.stride);
+    const StageGeometry geometry = planner.next(b.stride);
+    o.stride = geometry.stride;
+    o.dilation = geometry.first_dilation;
     if (b.squeezes)
       o.squeeze = nn::SqueezeExcitationOptions{.squeezed = squeezed_channels(b.expanded),
                                                .gate_activation = ops::GateActivation::kHardSigmoid};

@@ -77,9 +77,9 @@ constexpr double kReorderedF32 = 1e-5;
 constexpr double kReorderedDeepF64 = 1e-10;
 /// The same of a whole network by two of its strategies.
 constexpr double kReorderedNetworkF64 = 1e-9;
-// The norm below which a tensor of a network is compared in absolute terms: it may be zero but for rounding, such
-// as the gradient of a bias before the next normalization.
-constexpr double kVanishingF64 = 1e-3;
+/// The norm below which a tensor of a network is compared in absolute terms: it may be zero but for rounding, such
+/// as the gradient of a bias before the next normalization.
+constexpr double kVanishingF64 = 1e-2;
 /// Gradients of a network in 16 bits against f64, and how far 16 bits move its logits: the rounding of a value
 /// times what the layers make of it.
 constexpr double kBF16Gradients = 0.6, kF16Gradients = 0.2;
