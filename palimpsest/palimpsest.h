@@ -72,6 +72,7 @@
 #include "palimpsest/nn/linear.h"
 #include "palimpsest/nn/max_pool.h"
 #include "palimpsest/nn/model.h"
+#include "palimpsest/nn/squeeze_excitation.h"
 #include "palimpsest/nn/state_dict.h"
 #include "palimpsest/ops/abn.h"
 #include "palimpsest/ops/abn_conv.h"
@@ -81,4 +82,5 @@
 #include "palimpsest/ops/feature_slots.h"
 #include "palimpsest/ops/linear.h"
 #include "palimpsest/ops/max_pool.h"
+#include "palimpsest/ops/squeeze_excite_conv.h"
 #include "palimpsest/ops/upsampled_loss.h"

@@ -201,15 +201,16 @@ void refuse_stored(const std::vector<FlagValue>& flags, const std::string& check
                                          "; leave out one of them");
 }
 
-/// Reads the recipe that the command itself has. Its settings are defaults of the command, not the user's.
+/// Reads the recipe that the command itself has.
 void read_own_recipe(Options& options) {
-  if (options.run.command == Command::kDemo) read_toml(options, demo_config(), "palimpsest demo");
-  if (!options.run.row.empty()) {
-    const RowRecipe recipe = row_recipe(options);
-    read_toml(options, recipe.text, recipe.name);
-    if (options.run.small) set_small_flags(options);
+  if (options.run.command == Command::kDemo) {
+    read_toml(options, demo_config(), "palimpsest demo");
+    options.given.clear();  // they are defaults of this command, not settings of the user
   }
-  options.given.clear();
+  if (options.run.row.empty()) return;
+  const RowRecipe recipe = row_recipe(options);
+  read_toml(options, recipe.text, recipe.name);
+  if (options.run.small) set_small_flags(options);
 }
 
 /// Makes `reproduce` the command that the row needs.
@@ -263,7 +264,9 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
 
   read_own_recipe(options);
   // import reads files of other programs.
-  if (!options.run.checkpoint.empty() && config.empty() && options.run.command != Command::kImport)
+  const bool is_stored =
+      !options.run.checkpoint.empty() && config.empty() && options.run.command != Command::kImport;
+  if (is_stored)
     read_stored_toml(options, stored_config(options.run.checkpoint),
                      options.run.checkpoint + " (stored configuration)");
   const bool continues = resumes && read_resumed(options, flags_alone.output.folder);
@@ -275,6 +278,7 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   for (const FlagValue& flag : flags) set_text(options, *flag.setting, flag.text, flag.name());
   options.run.resume = flags_alone.run.resume;
   if (options.run.command == Command::kEval) exchange_activation(options, before);
+  if (!is_stored && !continues) complete_activation(options);
   complete_strategies(options);
   if (continues) check_resumed(options, resumed);
   check_combinations(options, before);

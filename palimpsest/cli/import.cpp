@@ -74,7 +74,7 @@ void check_values(const std::string& file, const nn::StateDict& tensors) {
 
 /// Sets the activation of the file's network, unless the user gave one: torchvision's networks have ReLU where
 /// ours have leaky ReLU by default, and the package's layers have leaky ReLU with slope 0.01.
-void complete_activation(Options& options, models::WeightFormat format) {
+void take_activation(Options& options, models::WeightFormat format) {
   if (options.given.contains("model.activation") || format == models::WeightFormat::kInplaceAbn) return;
   if (models::default_activation(options.model.name) != nn::Activation::kLeakyReLU) return;
   options.model.activation = "relu";
@@ -104,7 +104,7 @@ int run_import(const Options& given) {
   const int64_t renamed = models::unwrap(tensors);
   complete_classes(options, tensors);
   const auto format = models::weight_format(options.run.format, options.model.name, tensors);
-  complete_activation(options, format);
+  take_activation(options, format);
   const auto model = make_model(options);
   auto plain = models::plain_weights(tensors, *model, format);
   check_values(file, plain.tensors);

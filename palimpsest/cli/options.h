@@ -205,6 +205,9 @@ void read_stored_toml(Options& options, const std::string& text, const std::stri
 void read_resumed_toml(Options& options, const std::string& text, const std::string& name);
 
 /// Replaces the default activation, where the user gave none, by that of the network (SiLU for EfficientNet).
+/// Not for options from a stored configuration, which has the activation.
+void complete_activation(Options& options);
+
 /// Replaces the default strategy `inplace_2`, where the user gave none, by `store_y` if the activation (ReLU,
 /// say) cannot be inverted, and by `standard` if the network has no normalization.
 void complete_strategies(Options& options);

@@ -197,9 +197,12 @@ std::string resize_of(const Options& options) {
   return "interpolate";
 }
 
-void complete_strategies(Options& options) {
+void complete_activation(Options& options) {
   if (!options.given.contains("model.activation"))
     options.model.activation = nn::to_string(models::default_activation(options.model.name));
+}
+
+void complete_strategies(Options& options) {
   if (!models::normalizes(options.model.name)) {
     if (!options.given.contains("model.strategy"))
       options.model.strategy = nn::to_string(nn::Strategy::kStandard);
