@@ -95,6 +95,11 @@ struct Options {
     int64_t memory_limit = 0;                   ///< MiB that tensors may take; 0: no limit
     bool sync_norm = false;                     ///< normalizations share the statistics of all processes
     std::string gradient_compression = "none";  ///< "none", "bf16", "f16": the type in which gradients travel
+    int64_t accumulate = 1;                     ///< parts of a batch, each with its own passes
+    double ema_decay = 0;                       ///< of the averages of the parameters; 0: none
+    std::vector<std::string> freeze;            ///< layers that stay as they are
+    bool freeze_norm = false;                   ///< normalizations keep their running statistics
+    int64_t patience = 0;  ///< evaluations without a better one before the end; 0: no end
   } train;
 
   struct Optimizer : train::OptimizerOptions {
@@ -115,6 +120,8 @@ struct Options {
     int64_t checkpoint_every = 0;
     int64_t evaluate_every = 1;
     int64_t histogram_every = 0;
+    std::string keep_best =
+        "none";  ///< "metric", "loss": which evaluation is the best; "none": no best.safetensors
     bool quiet = false;
   } output;
 
@@ -136,6 +143,7 @@ struct Options {
     std::string file;                 ///< import, export: the file to write
     std::string format = "auto";      ///< import: meaning of the weights of normalizations
     bool fold = false;                ///< export: normalizations into convolutions
+    bool without_average = false;     ///< eval, predict, export: the weights as trained, not their averages
     std::string logits;               ///< predict: file for the raw logits
     std::string device = "cpu";       ///< train, eval, predict: never stored, because it is no part of a run
     int64_t size = 224;               ///< info: side of the images, pixels

@@ -23,7 +23,7 @@ struct Range {
 /// The accessor of a setting in Options. Its type determines which text and TOML the setting accepts.
 using Field = std::variant<bool& (*)(Options&), int64_t& (*)(Options&), double& (*)(Options&),
                            std::string& (*)(Options&), std::vector<std::string>& (*)(Options&),
-                           std::array<double, 3>& (*)(Options&)>;
+                           std::vector<double>& (*)(Options&), std::array<double, 3>& (*)(Options&)>;
 
 /// One setting: TOML key `[table] key` and flag `--flag`. All code that reads, checks, prints or explains
 /// settings uses one table of these, so files and command line cannot differ.
@@ -54,8 +54,8 @@ std::span<const Setting> settings();
 /// Returns the setting with this id(), "table.key". Throws std::logic_error if there is none.
 const Setting& setting(std::string_view id);
 
-using Value =
-    std::variant<bool, int64_t, double, std::string, std::vector<std::string>, std::array<double, 3>>;
+using Value = std::variant<bool, int64_t, double, std::string, std::vector<std::string>, std::vector<double>,
+                           std::array<double, 3>>;
 
 Value get(const Options& options, const Setting& setting);
 /// Checks range and choices, stores the value, which must have the type of the field, and notes `where`

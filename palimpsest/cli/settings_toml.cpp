@@ -74,6 +74,16 @@ std::optional<Value> value_of(const Setting& setting, const toml::node& node) {
             three[i] = *part;
           }
           return three;
+        } else if constexpr (std::is_same_v<T, std::vector<double>>) {
+          const toml::array* array = node.as_array();
+          std::vector<double> list;
+          if (!array) return std::nullopt;
+          for (const toml::node& element : *array) {
+            const auto part = number(element);
+            if (!part) return std::nullopt;
+            list.push_back(*part);
+          }
+          return list;
         } else if constexpr (std::is_same_v<T, std::vector<std::string>>) {
           const toml::array* array = node.as_array();
           std::vector<std::string> list;

@@ -120,6 +120,7 @@ std::string to_toml(const Value& value) {
                         [](const std::vector<std::string>& list) {
                           return bracketed(list, [](const std::string& s) { return toml_string(s); });
                         },
+                        [](const std::vector<double>& list) { return bracketed(list, number_text); },
                         [](const std::array<double, 3>& three) { return bracketed(three, number_text); },
                     },
                     value);
@@ -134,6 +135,7 @@ std::string required(const Setting& setting) {
           [&](double& (*)(Options&)) { return "a number" + range; },
           [](std::string& (*)(Options&)) -> std::string { return "a text"; },
           [](std::vector<std::string>& (*)(Options&)) -> std::string { return "a list of texts"; },
+          [&](std::vector<double>& (*)(Options&)) { return "a list of numbers" + range; },
           [&](std::array<double, 3>& (*)(Options&)) { return "three numbers (r, g, b)" + range; },
       },
       setting.field);
@@ -152,7 +154,7 @@ void set(Options& options, const Setting& setting, const Value& value, const std
         bool fits = true;
         if constexpr (std::is_same_v<T, int64_t> || std::is_same_v<T, double>)
           fits = within(setting.range, static_cast<double>(v));
-        if constexpr (std::is_same_v<T, std::array<double, 3>>)
+        if constexpr (std::is_same_v<T, std::vector<double>> || std::is_same_v<T, std::array<double, 3>>)
           fits = std::all_of(v.begin(), v.end(), [&](double x) { return within(setting.range, x); });
         if (!fits) refuse(setting, to_toml(value), where);
         if constexpr (std::is_same_v<T, std::string>) {
@@ -188,6 +190,12 @@ void set_text(Options& options, const Setting& setting, std::string_view text, c
                      [&](double& (*)(Options&)) -> Value { return number(text, double{}); },
                      [&](std::string& (*)(Options&)) -> Value { return std::string(text); },
                      [&](std::vector<std::string>& (*)(Options&)) -> Value { return split_commas(text); },
+                     [&](std::vector<double>& (*)(Options&)) -> Value {
+                       std::vector<double> list;
+                       for (const std::string& part : split_commas(text))
+                         list.push_back(number(part, double{}));
+                       return list;
+                     },
                      [&](std::array<double, 3>& (*)(Options&)) -> Value {
                        const auto parts = split_commas(text);
                        if (parts.size() != 3) bad();

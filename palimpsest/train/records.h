@@ -4,6 +4,7 @@
 #include "palimpsest/train/metrics.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ struct StepRecord {
   /// Forward passes of layers, since this run began or was resumed, that saved the normalized input beside
   /// the output because a |weight| was too small (ops/abn.h). Each costs one more tensor.
   int64_t abn_fallbacks = 0;
+  /// With clip_norm: the norm of all gradients of the step before they were clipped (train/clip.h). NaN or
+  /// infinite in a skipped step.
+  std::optional<double> gradient_norm = std::nullopt;
 };
 
 /// The gradients of one step by binary exponent (amp/exponent_histogram.h).
@@ -51,6 +55,8 @@ struct EvaluationRecord {
   int64_t bad_images = 0;        ///< that could not be read, and are not among `images`
   std::vector<std::string> bad;  ///< why, of at most the first 3
   bool segmentation = false;     ///< which fields of `metrics` are set
+  /// With keep_best: whether this is the best evaluation of the run so far (train/best.h).
+  std::optional<bool> best = std::nullopt;
 };
 
 }  // namespace palimpsest::train

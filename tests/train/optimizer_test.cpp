@@ -37,21 +37,21 @@ TEST(Optimizer, UpdatesFollowTheFormulaWithAndWithoutNesterovAndDecayOfNormaliza
     for (const bool decay_norm : {false, true}) {
       Pair model;
       model.to(at::kDouble);
-      auto sgd = make_sgd(
+      const auto sgd = make_optimizer(
           model,
           {.lr = 0.1, .momentum = 0.9, .weight_decay = 0.01, .nesterov = nesterov, .decay_norm = decay_norm});
-      EXPECT_EQ(sgd.param_groups().size(), decay_norm ? 1u : 2u);
+      EXPECT_EQ(sgd.optimizer->param_groups().size(), decay_norm ? 1u : 2u);
       std::map<std::string, ByHand> by_hand;
       for (const auto& p : model.named_parameters()) by_hand[p.key()].p = p.value().detach().clone();
       for (int step = 0; step < 3; ++step) {
         const double lr = 0.1 / (step + 1);
-        set_learning_rate(sgd, lr);
+        sgd.set_learning_rate(lr);
         for (auto& p : model.named_parameters()) {
           p.value().mutable_grad() = at::randn_like(p.value());
           const bool decays = decay_norm || p.key().starts_with("linear");
           by_hand[p.key()].step(p.value().grad(), lr, 0.9, decays ? 0.01 : 0, nesterov);
         }
-        sgd.step();
+        sgd.optimizer->step();
       }
       for (const auto& p : model.named_parameters())
         EXPECT_LE(testing::relative_error(p.value(), by_hand[p.key()].p), testing::kReorderedF64) << p.key();
