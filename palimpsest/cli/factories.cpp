@@ -284,7 +284,7 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.ema_decay = options.train.ema_decay;
   t.freeze = options.train.freeze;
   t.freeze_norm = options.train.freeze_norm;
-  t.keep_best = options.output.keep_best;
+  t.keep_best = options.train.keep_best;
   t.patience = options.train.patience;
   t.optimizer = options.optimizer;
   t.schedule = options.schedule;

@@ -99,7 +99,8 @@ struct Options {
     double ema_decay = 0;                       ///< of the averages of the parameters; 0: none
     std::vector<std::string> freeze;            ///< layers that stay as they are
     bool freeze_norm = false;                   ///< normalizations keep their running statistics
-    int64_t patience = 0;  ///< evaluations without a better one before the end; 0: no end
+    std::string keep_best = "none";  ///< "metric", "loss": of best.safetensors; "none": no such file
+    int64_t patience = 0;            ///< evaluations without a better one before the end; 0: no end
   } train;
 
   struct Optimizer : train::OptimizerOptions {
@@ -120,8 +121,6 @@ struct Options {
     int64_t checkpoint_every = 0;
     int64_t evaluate_every = 1;
     int64_t histogram_every = 0;
-    std::string keep_best =
-        "none";  ///< "metric", "loss": which evaluation is the best; "none": no best.safetensors
     bool quiet = false;
   } output;
 

@@ -265,6 +265,9 @@ std::vector<Setting> make_settings() {
       {"train", "freeze_norm", "freeze-norm", "",
        "normalize with the running statistics, which stay as they are", kTraining,
        PALIMPSEST_FIELD(train.freeze_norm)},
+      {"train", "keep_best", "keep-best", "<name>",
+       "what decides which checkpoint is kept as best.safetensors", kTraining,
+       PALIMPSEST_FIELD(train.keep_best), kAny, train::best_names},
       {"train", "patience", "patience", "<evaluations>",
        "end after this many evaluations without a better one; 0: never", kTraining,
        PALIMPSEST_FIELD(train.patience), kNotNegative},
@@ -352,9 +355,6 @@ std::vector<Setting> make_settings() {
       {"output", "histogram_every", "histogram-every", "<steps>",
        "steps between histograms of the gradients' exponents; 0: never", kTraining,
        PALIMPSEST_FIELD(output.histogram_every), kNotNegative},
-      {"output", "keep_best", "keep-best", "<name>",
-       "what decides which checkpoint is kept as best.safetensors", kTraining,
-       PALIMPSEST_FIELD(output.keep_best), kAny, train::best_names},
       {"output", "quiet", "quiet", "", "show no progress on the terminal", kTraining,
        PALIMPSEST_FIELD(output.quiet)},
 
@@ -436,9 +436,9 @@ bool Setting::hides_default() const {
        "data.brightness", "data.contrast", "data.saturation", "data.lighting", "data.sampler", "data.cache",
        "data.bad_images",
        "train.sync_norm", "train.gradient_compression", "train.accumulate", "train.ema_decay", "train.freeze",
-       "train.freeze_norm", "train.patience", "optimizer.kind", "optimizer.lr_for_batch",
+       "train.freeze_norm", "train.keep_best", "train.patience", "optimizer.kind", "optimizer.lr_for_batch",
        "optimizer.decay_bias", "optimizer.beta1", "optimizer.beta2", "optimizer.eps", "optimizer.lr_factors",
-       "optimizer.clip_norm", "loss.label_smoothing", "loss.class_weights", "output.keep_best"},
+       "optimizer.clip_norm", "loss.label_smoothing", "loss.class_weights"},
       id());
 }
 

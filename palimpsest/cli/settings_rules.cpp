@@ -36,7 +36,7 @@ const std::vector<NeedsText>& text_rules() {
       {"optimizer.beta1", "optimizer.kind", {"adamw"}},
       {"optimizer.beta2", "optimizer.kind", {"adamw"}},
       {"optimizer.eps", "optimizer.kind", {"adamw"}},
-      {"train.patience", "output.keep_best", {"loss", "metric"}},
+      {"train.patience", "train.keep_best", {"loss", "metric"}},
       {"model.slope", "model.activation", {"leaky_relu", "elu"}},
       {"train.loss_scale", "train.precision", {"f16", "f16-pseudo"}},
       {"data.scale_min", "data.crop_mode", {"window"}},
@@ -119,7 +119,7 @@ std::string void_reason(const Options& options, const Setting& s) {
     if (rule.owner != id) continue;
     const Setting& governor = setting(rule.governor);
     const auto value = std::get<std::string>(get(options, governor));
-    if (rule.values.contains(value)) return "";
+    if (rule.values.contains(value)) continue;
     std::string wanted;
     for (const auto& v : rule.values) wanted.append(wanted.empty() ? "" : " or ").append(v);
     return std::string("needs ")
@@ -149,7 +149,7 @@ std::string void_reason(const Options& options, const Setting& s) {
            options.model.name;
   if (id == "train.sync_norm" && options.train.sync_norm && options.train.freeze_norm)
     return "needs " + both_names(setting("train.freeze_norm")) + " = false, which is true";
-  if (id == "output.keep_best" && options.output.keep_best != "none" && options.output.evaluate_every == 0)
+  if (id == "train.keep_best" && options.train.keep_best != "none" && options.output.evaluate_every == 0)
     return "needs " + both_names(setting("output.evaluate_every")) + " > 0, which is 0";
   if ((id == "optimizer.decay_norm" || id == "optimizer.decay_bias") && options.optimizer.weight_decay == 0)
     return "needs " + both_names(setting("optimizer.weight_decay")) + " > 0, which is 0";

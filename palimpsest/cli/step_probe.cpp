@@ -10,7 +10,6 @@
 #include "palimpsest/train/optimizer.h"
 #include "palimpsest/train/rethrow.h"
 #include "palimpsest/train/step_loss.h"
-#include "palimpsest/train/step_loss.h"
 
 #include <torch/torch.h>
 
@@ -19,6 +18,7 @@
 #include <exception>
 #include <optional>
 #include <thread>
+#include <utility>
 
 namespace palimpsest::cli {
 namespace {
@@ -125,8 +125,9 @@ StepMemory StepProbe::measure_step() {
   memory::Timeline timeline;
   memory::Meter meter;
   train::Step::RunOptions run;
+  bool forward_done = false;  // of the first part: the gradients of a part live on in the next one
   run.entering = [&](train::Step::Phase phase) {
-    if (phase == train::Step::Phase::kBackward) meter.forward_done();
+    if (phase == train::Step::Phase::kBackward && !std::exchange(forward_done, true)) meter.forward_done();
     timeline.mark(phase_name(phase));
   };
   step(batch, run);
