@@ -332,7 +332,8 @@ std::vector<Setting> make_settings() {
        kNotNegative},
 
       {"compare", "strategies", "strategies", "<name,name,...>",
-       "strategies to compare, or STRATEGY+PRECISION, +DENSE STRATEGY, +ACTIVATION; ratios are to the first one",
+       "strategies to compare, or STRATEGY+PRECISION, +DENSE STRATEGY, +ACTIVATION; ratios are to the first "
+       "one",
        Command::kCompare | Command::kDemo, PALIMPSEST_FIELD(compare.strategies), kAny, nn::strategy_names,
        begins_with_strategy},
       {"compare", "memory", "memory", "<MiB>",
@@ -431,15 +432,22 @@ bool Setting::taken_by(Command command) const {
 }
 
 bool Setting::hides_default() const {
-  return is_one_of(
-      {"data.crop_mode", "data.short_side", "data.eval_short_side", "data.resize", "data.reduce_jpeg",
-       "data.brightness", "data.contrast", "data.saturation", "data.lighting", "data.sampler", "data.cache",
-       "data.bad_images",
-       "train.sync_norm", "train.gradient_compression", "train.accumulate", "train.ema_decay", "train.freeze",
-       "train.freeze_norm", "train.keep_best", "train.patience", "optimizer.kind", "optimizer.lr_for_batch",
-       "optimizer.decay_bias", "optimizer.beta1", "optimizer.beta2", "optimizer.eps", "optimizer.lr_factors",
-       "optimizer.clip_norm", "loss.label_smoothing", "loss.class_weights"},
-      id());
+  return is_one_of({"data.crop_mode",       "data.short_side",
+                    "data.eval_short_side", "data.resize",
+                    "data.reduce_jpeg",     "data.brightness",
+                    "data.contrast",        "data.saturation",
+                    "data.lighting",        "data.sampler",
+                    "data.cache",           "data.bad_images",
+                    "train.sync_norm",      "train.gradient_compression",
+                    "train.accumulate",     "train.ema_decay",
+                    "train.freeze",         "train.freeze_norm",
+                    "train.keep_best",      "train.patience",
+                    "optimizer.kind",       "optimizer.lr_for_batch",
+                    "optimizer.decay_bias", "optimizer.beta1",
+                    "optimizer.beta2",      "optimizer.eps",
+                    "optimizer.lr_factors", "optimizer.clip_norm",
+                    "loss.label_smoothing", "loss.class_weights"},
+                   id());
 }
 
 std::span<const Setting> settings() {
