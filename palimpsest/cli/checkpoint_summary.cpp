@@ -43,8 +43,12 @@ std::string data_text(const Options::Data& d) {
 }
 
 std::string training_text(const Options& o) {
-  return fmt::format("batch {}, SGD with lr {} and momentum {}, {} schedule, {}, seed {}", o.train.batch,
-                     o.optimizer.lr, o.optimizer.momentum, o.schedule.kind,
+  const std::string optimizer =
+      o.optimizer.kind == "sgd"
+          ? fmt::format("SGD with lr {} and momentum {}", o.optimizer.lr, o.optimizer.momentum)
+          : fmt::format("AdamW with lr {}, beta1 {} and beta2 {}", o.optimizer.lr, o.optimizer.beta1,
+                        o.optimizer.beta2);
+  return fmt::format("batch {}, {}, {} schedule, {}, seed {}", o.train.batch, optimizer, o.schedule.kind,
                      o.train.precision == "f32" ? o.train.dtype : o.train.precision, o.train.seed);
 }
 

@@ -45,21 +45,23 @@ std::string processor() {
 
 std::vector<std::pair<std::string, std::string>> setup(const Options& o, const data::Batch& batch) {
   const auto& shape = batch.images.sizes();
-  return {
-      {"model",
-       fmt::format("{}, {} classes, activation {}", o.model.name, o.model.classes, o.model.activation)},
-      {"data", o.data.kind == "generated"
-                   ? fmt::format("generated street scenes: {} for training, {} for validation", o.data.images,
-                                 o.data.val_images)
-                   : o.data.kind + " " + o.data.root},
-      {"batch", fmt::format("{} images of {} x {} pixels, {}, {}", shape[0], shape[3], shape[2],
-                            o.train.precision == "f32" ? o.train.dtype : o.train.precision,
-                            o.train.channels_last ? "channels-last" : "NCHW")},
-      {"training", fmt::format("{} epochs, SGD, lr {}, momentum {}, weight decay {}, {} schedule, seed {}",
-                               o.train.epochs, o.optimizer.lr, o.optimizer.momentum, o.optimizer.weight_decay,
-                               o.schedule.kind, o.train.seed)},
-      {"machine",
-       fmt::format("{}, {} threads, libtorch {}", processor(), at::get_num_threads(), TORCH_VERSION)}};
+  return {{"model",
+           fmt::format("{}, {} classes, activation {}", o.model.name, o.model.classes, o.model.activation)},
+          {"data", o.data.kind == "generated"
+                       ? fmt::format("generated street scenes: {} for training, {} for validation",
+                                     o.data.images, o.data.val_images)
+                       : o.data.kind + " " + o.data.root},
+          {"batch", fmt::format("{} images of {} x {} pixels, {}, {}", shape[0], shape[3], shape[2],
+                                o.train.precision == "f32" ? o.train.dtype : o.train.precision,
+                                o.train.channels_last ? "channels-last" : "NCHW")},
+          {"training",
+           fmt::format("{} epochs, {}, weight decay {}, {} schedule, seed {}", o.train.epochs,
+                       o.optimizer.kind == "sgd"
+                           ? fmt::format("SGD, lr {}, momentum {}", o.optimizer.lr, o.optimizer.momentum)
+                           : fmt::format("AdamW, lr {}", o.optimizer.lr),
+                       o.optimizer.weight_decay, o.schedule.kind, o.train.seed)},
+          {"machine",
+           fmt::format("{}, {} threads, libtorch {}", processor(), at::get_num_threads(), TORCH_VERSION)}};
 }
 
 /// One comparison in progress: options, data and the results so far.

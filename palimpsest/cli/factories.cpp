@@ -289,6 +289,12 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.channels_last = options.train.channels_last;
   t.precision = options.train.precision;
   t.loss_scale = options.train.loss_scale;
+  t.accumulate = options.train.accumulate;
+  t.ema_decay = options.train.ema_decay;
+  t.freeze = options.train.freeze;
+  t.freeze_norm = options.train.freeze_norm;
+  t.keep_best = options.train.keep_best;
+  t.patience = options.train.patience;
   t.optimizer = options.optimizer;
   t.schedule = options.schedule;
   t.optimizer.lr *= learning_rate_factor(options);

@@ -98,6 +98,12 @@ struct Options {
     int64_t memory_limit = 0;                   ///< MiB that tensors may take; 0: no limit
     bool sync_norm = false;                     ///< normalizations share the statistics of all processes
     std::string gradient_compression = "none";  ///< "none", "bf16", "f16": the type in which gradients travel
+    int64_t accumulate = 1;                     ///< parts of a batch, each with its own passes
+    double ema_decay = 0;                       ///< of the averages of the parameters; 0: none
+    std::vector<std::string> freeze;            ///< layers that stay as they are
+    bool freeze_norm = false;                   ///< normalizations keep their running statistics
+    std::string keep_best = "none";  ///< "metric", "loss": of best.safetensors; "none": no such file
+    int64_t patience = 0;            ///< evaluations without a better one before the end; 0: no end
   } train;
 
   struct Optimizer : train::OptimizerOptions {
@@ -148,6 +154,7 @@ struct Options {
     std::string file;                 ///< import, export: the file to write
     std::string format = "auto";      ///< import: meaning of the weights of normalizations
     bool fold = false;                ///< export: normalizations into convolutions
+    bool without_average = false;     ///< eval, predict, export: the weights as trained, not their averages
     std::string logits;               ///< predict: file for the raw logits
     std::string labels;               ///< eval, predict: encoding of the label images; empty: none
     std::string confusion;            ///< eval: file for the confusion matrix

@@ -11,10 +11,11 @@
 namespace palimpsest::cli {
 namespace {
 
+using train::kBestFile;
 using train::kCheckpointFile;
 constexpr const char* kLogFile = "log.jsonl";
 constexpr const char* kConfigFile = "config.toml";
-constexpr std::array kFiles{kCheckpointFile, kLogFile, kConfigFile};
+constexpr std::array kFiles{kCheckpointFile, kBestFile, kLogFile, kConfigFile};
 
 /// Holds the files of the earlier run until the run that replaces it ends.
 constexpr const char* kEarlierFolder = ".earlier";
@@ -71,8 +72,9 @@ void RunFolder::keep_earlier_run() {
     if (error || !holds(file)) continue;
     const auto target = target_of(folder_ / file);
     // A checkpoint is replaced as a whole, so that a second name costs nothing. The log is written in place.
-    if (file == kCheckpointFile) std::filesystem::create_hard_link(target, unfinished / file, error);
-    if (file != kCheckpointFile || error) std::filesystem::copy_file(target, unfinished / file, error);
+    const bool replaced = file == kCheckpointFile || file == kBestFile;
+    if (replaced) std::filesystem::create_hard_link(target, unfinished / file, error);
+    if (!replaced || error) std::filesystem::copy_file(target, unfinished / file, error);
   }
   if (!error) std::filesystem::rename(unfinished, folder_ / kEarlierFolder, error);
   if (error) {

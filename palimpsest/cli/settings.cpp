@@ -11,6 +11,7 @@
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/nn/dense_strategy.h"
 #include "palimpsest/nn/strategy.h"
+#include "palimpsest/train/best.h"
 
 #include <algorithm>
 #include <initializer_list>
@@ -45,7 +46,7 @@ constexpr Range kOneOrMore{.low = 1};
 constexpr Range kViewScale{.low = 0, .high = 4, .above = true};
 constexpr Range kShare{.low = 0, .high = 1};
 constexpr Range kDropout{.low = -1, .high = 1, .below = true};
-constexpr Range kMomentum{.low = 0, .high = 1, .below = true};
+constexpr Range kBelowOne{.low = 0, .high = 1, .below = true};
 constexpr Range kPositiveShare{.low = 0, .high = 1, .above = true};
 constexpr Range kStride{.low = 8, .high = 16};
 constexpr Range kAtLeast16{.low = 16};
@@ -274,20 +275,54 @@ std::vector<Setting> make_settings() {
       {"train", "gradient_compression", "gradient-compression", "<type>",
        "type in which processes exchange gradients", kOneStrategy,
        PALIMPSEST_FIELD(train.gradient_compression), kAny, gradient_compressions},
+      {"train", "accumulate", "accumulate", "<parts>",
+       "parts of a batch, each with its own forward and backward pass: memory of a part, step of the batch",
+       kTraining, PALIMPSEST_FIELD(train.accumulate), kOneOrMore},
+      {"train", "ema_decay", "ema-decay", "<factor>",
+       "decay of the averages of the parameters, which are evaluated; 0: no averages", kTraining,
+       PALIMPSEST_FIELD(train.ema_decay), kBelowOne},
+      {"train", "freeze", "freeze", "<layer,layer,...>", "layers that stay as they are", kTraining,
+       PALIMPSEST_FIELD(train.freeze)},
+      {"train", "freeze_norm", "freeze-norm", "",
+       "normalize with the running statistics, which stay as they are", kTraining,
+       PALIMPSEST_FIELD(train.freeze_norm)},
+      {"train", "keep_best", "keep-best", "<name>",
+       "what decides which checkpoint is kept as best.safetensors", kTraining,
+       PALIMPSEST_FIELD(train.keep_best), kAny, train::best_names},
+      {"train", "patience", "patience", "<evaluations>",
+       "end after this many evaluations without a better one; 0: never", kTraining,
+       PALIMPSEST_FIELD(train.patience), kNotNegative},
 
-      {"optimizer", "lr", "lr", "<per step>", "highest learning rate of SGD", kTraining,
+      {"optimizer", "kind", "optimizer", "<name>", "how gradients change the parameters", kTraining,
+       PALIMPSEST_FIELD(optimizer.kind), kAny, train::optimizer_names},
+      {"optimizer", "lr", "lr", "<per step>", "highest learning rate", kTraining,
        PALIMPSEST_FIELD(optimizer.lr), kPositive},
       {"optimizer", "lr_for_batch", "lr-for-batch", "<images>",
        "batch that --lr and --final-lr are meant for: both are multiplied by --batch / this number",
        kOneStrategy, PALIMPSEST_FIELD(optimizer.lr_for_batch), kOneOrMore},
-      {"optimizer", "momentum", "momentum", "<factor>", "share of the last update that is added to the next",
-       kTraining, PALIMPSEST_FIELD(optimizer.momentum), kMomentum},
-      {"optimizer", "weight_decay", "weight-decay", "<factor>", "L2 penalty added to the gradient", kTraining,
+      {"optimizer", "momentum", "momentum", "<factor>",
+       "sgd: share of the last update that is added to the next", kTraining,
+       PALIMPSEST_FIELD(optimizer.momentum), kBelowOne},
+      {"optimizer", "weight_decay", "weight-decay", "<factor>",
+       "sgd: L2 penalty added to the gradient; adamw: share of lr by which parameters shrink", kTraining,
        PALIMPSEST_FIELD(optimizer.weight_decay), kNotNegative},
-      {"optimizer", "nesterov", "nesterov", "", "use Nesterov's momentum", kTraining,
+      {"optimizer", "nesterov", "nesterov", "", "sgd: use Nesterov's momentum", kTraining,
        PALIMPSEST_FIELD(optimizer.nesterov)},
       {"optimizer", "decay_norm", "decay-norm", "", "apply weight decay to normalization layers too",
        kTraining, PALIMPSEST_FIELD(optimizer.decay_norm)},
+      {"optimizer", "decay_bias", "decay-bias", "", "apply weight decay to biases of other layers too",
+       kTraining, PALIMPSEST_FIELD(optimizer.decay_bias)},
+      {"optimizer", "beta1", "beta1", "<factor>", "adamw: decay of the mean of the gradients", kTraining,
+       PALIMPSEST_FIELD(optimizer.beta1), kBelowOne},
+      {"optimizer", "beta2", "beta2", "<factor>", "adamw: decay of the mean of the gradients' squares",
+       kTraining, PALIMPSEST_FIELD(optimizer.beta2), kBelowOne},
+      {"optimizer", "eps", "eps", "<number>", "adamw: added to the root of the mean of squares", kTraining,
+       PALIMPSEST_FIELD(optimizer.eps), kPositive},
+      {"optimizer", "lr_factors", "lr-factors", "<layer=factor,...>",
+       "factors of the learning rate of some layers", kTraining, PALIMPSEST_FIELD(optimizer.lr_factors)},
+      {"optimizer", "clip_norm", "clip-norm", "<norm>",
+       "largest norm of all gradients together, larger ones are scaled down; 0: any", kTraining,
+       PALIMPSEST_FIELD(optimizer.clip_norm), kNotNegative},
 
       {"schedule", "kind", "schedule", "<name>", "how the learning rate falls", kTraining,
        PALIMPSEST_FIELD(schedule.kind), kAny, train::schedule_names},
@@ -310,6 +345,12 @@ std::vector<Setting> make_settings() {
       {"loss", "bootstrap_share", "bootstrap-share", "<share>",
        "bootstrap: at most this share of an image's valid pixels counts", kReadsData,
        PALIMPSEST_FIELD(loss.bootstrap_share), kPositiveShare},
+      {"loss", "label_smoothing", "label-smoothing", "<share>",
+       "share of the target that is spread over all classes", kReadsData,
+       PALIMPSEST_FIELD(loss.label_smoothing), kBelowOne},
+      {"loss", "class_weights", "class-weights", "<number,number,...>",
+       "weight of each class in the loss; empty: all are 1", kReadsData, PALIMPSEST_FIELD(loss.class_weights),
+       kNotNegative},
 
       {"eval", "protocol", "protocol", "<name>",
        "classification: the centre of an image, or ten crops of it, of --eval-crop pixels", kStoresViews,
@@ -379,6 +420,9 @@ std::vector<Setting> make_settings() {
        models::weight_format_names},
       {"", "fold", "fold", "", "move batch normalizations into the convolutions before them, for inference",
        static_cast<unsigned>(Command::kExport), PALIMPSEST_FIELD(run.fold)},
+      {"", "without_average", "without-average", "",
+       "take the weights as trained, not their averages (train --ema-decay)",
+       Command::kEval | Command::kPredict | Command::kExport, PALIMPSEST_FIELD(run.without_average)},
       {"", "logits", "logits", "<file>", "write the raw logits of each image to this .safetensors file",
        static_cast<unsigned>(Command::kPredict), PALIMPSEST_FIELD(run.logits)},
       {"", "labels", "labels", "<encoding>",
@@ -432,12 +476,23 @@ bool Setting::taken_by(Command command) const {
 
 bool Setting::hides_default() const {
   return table == "eval" ||
-         is_one_of(
-             {"data.crop_mode", "data.short_side", "data.eval_short_side", "data.resize", "data.reduce_jpeg",
-              "data.brightness", "data.contrast", "data.saturation", "data.lighting", "data.sampler", "data.cache",
-              "data.bad_images", "train.sync_norm", "train.gradient_compression", "optimizer.lr_for_batch",
-              "model.pre_activation", "model.dropout"},
-             id());
+         is_one_of({"data.crop_mode",       "data.short_side",
+                    "data.eval_short_side", "data.resize",
+                    "data.reduce_jpeg",     "data.brightness",
+                    "data.contrast",        "data.saturation",
+                    "data.lighting",        "data.sampler",
+                    "data.cache",           "data.bad_images",
+                    "model.pre_activation", "model.dropout",
+                    "train.sync_norm",      "train.gradient_compression",
+                    "train.accumulate",     "train.ema_decay",
+                    "train.freeze",         "train.freeze_norm",
+                    "train.keep_best",      "train.patience",
+                    "optimizer.kind",       "optimizer.lr_for_batch",
+                    "optimizer.decay_bias", "optimizer.beta1",
+                    "optimizer.beta2",      "optimizer.eps",
+                    "optimizer.lr_factors", "optimizer.clip_norm",
+                    "loss.label_smoothing", "loss.class_weights"},
+                   id());
 }
 
 std::span<const Setting> settings() {

@@ -31,6 +31,12 @@ const std::vector<NeedsText>& text_rules() {
       {"schedule.final_lr", "schedule.kind", {"linear", "cosine"}},
       {"loss.bootstrap_probability", "loss.kind", {"bootstrap"}},
       {"loss.bootstrap_share", "loss.kind", {"bootstrap"}},
+      {"optimizer.momentum", "optimizer.kind", {"sgd"}},
+      {"optimizer.nesterov", "optimizer.kind", {"sgd"}},
+      {"optimizer.beta1", "optimizer.kind", {"adamw"}},
+      {"optimizer.beta2", "optimizer.kind", {"adamw"}},
+      {"optimizer.eps", "optimizer.kind", {"adamw"}},
+      {"train.patience", "train.keep_best", {"loss", "metric"}},
       {"model.slope", "model.activation", {"leaky_relu", "elu"}},
       {"train.loss_scale", "train.precision", {"f16", "f16-pseudo"}},
       {"data.scale_min", "data.crop_mode", {"window"}},
@@ -113,7 +119,7 @@ std::string void_reason(const Options& options, const Setting& s) {
     if (rule.owner != id) continue;
     const Setting& governor = setting(rule.governor);
     const auto value = std::get<std::string>(get(options, governor));
-    if (rule.values.contains(value)) return "";
+    if (rule.values.contains(value)) continue;
     std::string wanted;
     for (const auto& v : rule.values) wanted.append(wanted.empty() ? "" : " or ").append(v);
     return std::string("needs ")
@@ -133,13 +139,19 @@ std::string void_reason(const Options& options, const Setting& s) {
       nn::parse_strategy(options.model.strategy) != nn::Strategy::kStandard)
     return "needs a network with normalizations as " + both_names(setting("model.name")) + ", which is " +
            options.model.name + ", or to be standard";
-  if (id == "train.sync_norm" && options.train.sync_norm && !models::normalizes(options.model.name))
+  if (((id == "train.sync_norm" && options.train.sync_norm) ||
+       (id == "train.freeze_norm" && options.train.freeze_norm)) &&
+      !models::normalizes(options.model.name))
     return "needs a network with normalizations as " + both_names(setting("model.name")) + ", which is " +
            options.model.name;
   if (id == "optimizer.decay_norm" && !models::normalizes(options.model.name))
     return "needs a network with normalizations as " + both_names(setting("model.name")) + ", which is " +
            options.model.name;
-  if (id == "optimizer.decay_norm" && options.optimizer.weight_decay == 0)
+  if (id == "train.sync_norm" && options.train.sync_norm && options.train.freeze_norm)
+    return "needs " + both_names(setting("train.freeze_norm")) + " = false, which is true";
+  if (id == "train.keep_best" && options.train.keep_best != "none" && options.output.evaluate_every == 0)
+    return "needs " + both_names(setting("output.evaluate_every")) + " > 0, which is 0";
+  if ((id == "optimizer.decay_norm" || id == "optimizer.decay_bias") && options.optimizer.weight_decay == 0)
     return "needs " + both_names(setting("optimizer.weight_decay")) + " > 0, which is 0";
   if (id == "model.output_stride" && !segments(options))
     return "needs a segmentation model (deeplabv3_...) as " + both_names(setting("model.name")) +
@@ -265,6 +277,15 @@ void check_combinations(const Options& options, const Options& before) {
   if (!train::parse_device(options.run.device).is_cpu() && options.train.memory_limit > 0)
     refuse(given_at("train.memory_limit") + " has no effect with --device " + options.run.device +
            ": the limit applies to the memory of the processor");
+  if (options.train.accumulate > options.train.batch)
+    refuse(given_at("train.accumulate") + " must be at most [train] batch (--batch), the images of a step (" +
+           std::to_string(options.train.batch) + "), got " + std::to_string(options.train.accumulate));
+  const auto& weights = options.loss.class_weights;
+  if (!weights.empty() && options.model.classes > 0 &&
+      static_cast<int64_t>(weights.size()) != options.model.classes)
+    refuse(given_at("loss.class_weights") +
+           " must have one number per class: [model] classes (--classes) is " +
+           std::to_string(options.model.classes) + ", got " + std::to_string(weights.size()) + " numbers");
   train::parse_loss_scale(options.train.loss_scale, given_at("train.loss_scale"));
   const auto activation = nn::parse_activation(options.model.activation);
   nn::check_activation_param(activation, options.model.slope);

@@ -9,6 +9,7 @@
 #include "palimpsest/train/network.h"
 #include "palimpsest/train/optimizer.h"
 #include "palimpsest/train/rethrow.h"
+#include "palimpsest/train/step_loss.h"
 
 #include <torch/torch.h>
 
@@ -17,6 +18,7 @@
 #include <exception>
 #include <optional>
 #include <thread>
+#include <utility>
 
 namespace palimpsest::cli {
 namespace {
@@ -93,21 +95,20 @@ StepProbe::StepProbe(const Options& options, const RepeatedBatch& source)
       step_({format_.precision, train::parse_loss_scale(options.train.loss_scale)}) {
   format_.convert(*model_);
   model_->train();
+  frozen_.emplace(*model_, train::FrozenOptions{options.train.freeze, options.train.freeze_norm});
+  if (options.train.ema_decay > 0) average_.emplace(*model_, options.train.ema_decay);
   train::OptimizerOptions optimizer = options.optimizer;
   // Uses the rate of the first steps: with the full rate, training on a single batch might diverge.
   optimizer.lr *= 0.1;
-  optimizer_ = std::make_unique<torch::optim::SGD>(train::make_sgd(*model_, optimizer));
+  optimizer_ = train::make_optimizer(*model_, optimizer);
   step_.restore_buffers_of(*model_);
 }
 
 void StepProbe::step(const data::Batch& batch, const train::Step::RunOptions& run) {
-  step_.run(
-      *optimizer_,
-      [&] {
-        return train::loss(train::coarse_logits(*model_, batch.images, format_.precision), batch.targets,
-                           train::loss_for(batch.targets, loss_));
-      },
-      run);
+  const int64_t parts = std::min(options_.train.accumulate, batch.images.size(0));
+  const train::Network network(*model_);
+  train::StepLoss loss(network, batch, train::loss_for(batch.targets, loss_), format_.precision, parts);
+  step_.run_parts(*optimizer_.optimizer, parts, [&](int64_t part) { return loss.part(part); }, run);
 }
 
 double StepProbe::time_step() {
@@ -124,8 +125,9 @@ StepMemory StepProbe::measure_step() {
   memory::Timeline timeline;
   memory::Meter meter;
   train::Step::RunOptions run;
+  bool forward_done = false;  // of the first part: the gradients of a part live on in the next one
   run.entering = [&](train::Step::Phase phase) {
-    if (phase == train::Step::Phase::kBackward) meter.forward_done();
+    if (phase == train::Step::Phase::kBackward && !std::exchange(forward_done, true)) meter.forward_done();
     timeline.mark(phase_name(phase));
   };
   step(batch, run);
@@ -148,7 +150,7 @@ bool StepProbe::fits(int64_t size, int64_t limit) {
     }
   }).join();
   if (!failure) return true;
-  optimizer_->zero_grad();  // an interrupted backward pass leaves gradients
+  optimizer_.optimizer->zero_grad();  // an interrupted backward pass leaves gradients
   try {
     std::rethrow_exception(failure);
   } catch (...) {

@@ -5,14 +5,16 @@
 #include "palimpsest/data/loader.h"
 #include "palimpsest/memory/timeline.h"
 #include "palimpsest/nn/model.h"
+#include "palimpsest/train/ema.h"
+#include "palimpsest/train/frozen.h"
+#include "palimpsest/train/optimizer.h"
 #include "palimpsest/train/step.h"
 #include "palimpsest/train/tensor_format.h"
-
-#include <torch/optim/sgd.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace palimpsest::cli {
@@ -60,7 +62,9 @@ class StepProbe {
   train::TensorFormat format_;
   train::LossOptions loss_;
   std::shared_ptr<nn::Model> model_;
-  std::unique_ptr<torch::optim::SGD> optimizer_;
+  std::optional<train::Frozen> frozen_;
+  std::optional<train::Average> average_;  // only its memory counts
+  train::GroupedOptimizer optimizer_;
   train::Step step_;
 };
 

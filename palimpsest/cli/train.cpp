@@ -30,6 +30,16 @@ void tell_complete(const Options& options, int64_t step, int64_t batches_per_epo
              printable(options.output.folder), step, way_out);
 }
 
+/// Says how a run goes on that --patience has ended before.
+void tell_stopped_early(const Options& options, int64_t step) {
+  if (options.output.quiet) return;
+  fmt::print(
+      stderr,
+      "palimpsest: the run in '{}' stopped early at step {}, nothing was changed: --patience N with N > "
+      "{}, or 0, goes on\n",
+      printable(options.output.folder), step, options.train.patience);
+}
+
 /// Throws Error(kUsage) if the processes have found different data.
 void check_same_data(distributed::Group& group, const Options& options, const Datasets& sets) {
   Options same = options;
@@ -86,8 +96,13 @@ int train_in_folder(Options options, distributed::Group* group) {
   if (!leads) return outcome.signal == 0 ? 0 : 128 + outcome.signal;
   if (outcome.signal == 0 || outcome.last_step > 0) folder->keep();
   if (outcome.signal == 0) {
-    if (options.run.resume && outcome.steps.empty() && outcome.evaluations.empty())
-      tell_complete(options, outcome.last_step, train_loader->batches());
+    if (options.run.resume && outcome.steps.empty() && outcome.evaluations.empty()) {
+      if (outcome.stopped_early) {
+        tell_stopped_early(options, outcome.last_step);
+      } else {
+        tell_complete(options, outcome.last_step, train_loader->batches());
+      }
+    }
     return 0;
   }
   const std::string stopped = "palimpsest: stopped by " + signal_name(outcome.signal);

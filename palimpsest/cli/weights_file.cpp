@@ -39,6 +39,19 @@ std::string activation_text(const std::string& name, const std::string& slope) {
   return slope.empty() ? name : name + " with " + (name == "elu" ? "alpha " : "slope ") + slope;
 }
 
+/// Leaves the tensors of the network in those of a file: the averages, if `averaged` and there are any.
+void take_network(nn::StateDict& tensors, bool averaged = true) {
+  if (averaged) train::take_averages(tensors);
+  models::unwrap(tensors);
+}
+
+/// Throws Error(kUsage) if the user asks for other weights than the averages of a file without any.
+void require_averages(const Options& options, nn::StateDict tensors) {
+  if (options.run.without_average && !train::take_averages(tensors))
+    throw Error(ErrorKind::kUsage, "--without-average has no effect: '" + options.run.checkpoint +
+                                       "' has no averages (train --ema-decay)");
+}
+
 }  // namespace
 
 std::string checkpoint_at(const std::string& path) {
@@ -87,7 +100,8 @@ std::shared_ptr<nn::Model> load_trained_model(const Options& options) {
   load.source = path;
   load.way_out = "use the model and number of classes that it was made with";
   io::Safetensors header = io::read_safetensors_header(path);
-  models::unwrap(header.tensors);
+  require_averages(options, header.tensors);
+  take_network(header.tensors, !options.run.without_average);
   check_claims(options, header.tensors, path);
   auto model = make_model(options);
   make_format(options).convert(*model);
@@ -96,7 +110,7 @@ std::shared_ptr<nn::Model> load_trained_model(const Options& options) {
   const nn::StateDict wanted = nn::state_dict(*model);
   nn::check_fit(header.tensors, wanted, load);  // before gigabytes are read
   io::Safetensors file = io::read_safetensors(path);
-  models::unwrap(file.tensors);
+  take_network(file.tensors, !options.run.without_average);
   nn::load_state_dict(wanted, file.tensors, load);
   return model;
 }
@@ -147,10 +161,10 @@ void start_from_weights(const Options& options, nn::Model& model) {
     throw Error(ErrorKind::kCheckpoint, "'" + path +
                                             "' is folded for inference and has no batch normalizations to "
                                             "train: export the weights again without --fold");
-  models::unwrap(header.tensors);
+  take_network(header.tensors);
   models::check_start(model, std::move(header.tensors), options.model.reset_classifier, "'" + path + "'");
   io::Safetensors file = io::read_safetensors(path);
-  models::unwrap(file.tensors);
+  take_network(file.tensors);
   const auto start =
       models::start_from(model, std::move(file.tensors), options.model.reset_classifier, "'" + path + "'");
   if (options.output.quiet) return;

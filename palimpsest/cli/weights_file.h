@@ -11,7 +11,8 @@
 namespace palimpsest::cli {
 
 /// Makes the model of options.run.checkpoint with its weights, in eval mode, with the options' dtype and
-/// layout; folded (models/fold.h) if the weights in the file are. The options must already hold the
+/// layout. The weights are the averages (train/ema.h) if the file has any, unless run.without_average; that
+/// without any is an Error(kUsage). The model is folded (models/fold.h) if the weights in the file are. The options must already hold the
 /// configuration of the checkpoint (cli/command_line.h). Throws Error(kCheckpoint) if the file is missing,
 /// truncated, foreign, or of another architecture (then it names the keys).
 std::shared_ptr<nn::Model> load_trained_model(const Options& options);
@@ -25,7 +26,7 @@ std::string checkpoint_at(const std::string& path);
 /// may claim layers or classes for terabytes.
 void check_claims(const Options& options, const nn::StateDict& tensors, const std::string& source);
 
-/// Loads options.model.weights, if any, into a freshly made model. Unless quiet, standard error says which
+/// Loads options.model.weights, if any, into a freshly made model: the averages, if the file has any. Unless quiet, standard error says which
 /// part was loaded, and whether the file's network had another activation. Throws Error(kCheckpoint) if the
 /// file is missing, damaged, one of torch.save (import it first), folded, or does not fit.
 void start_from_weights(const Options& options, nn::Model& model);

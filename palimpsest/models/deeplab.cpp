@@ -36,11 +36,12 @@ DeepLabV3Head::DeepLabV3Head(int64_t in, int64_t channels, const nn::NormOptions
 }
 
 at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
-  if (is_training() && features.size(0) == 1 && !global_pooling_bn_->shares_statistics()) {
+  if (global_pooling_bn_->is_training() && features.size(0) == 1 &&
+      !global_pooling_bn_->shares_statistics()) {
     throw Error(ErrorKind::kUsage,
                 "DeepLabV3 needs a batch of at least 2 images in training, got 1: its global branch "
-                "normalizes one value per image and channel; raise the batch size, or synchronize the "
-                "statistics of several processes (--sync-norm)");
+                "normalizes one value per image and channel; raise the batch size, freeze the "
+                "statistics (--freeze-norm), or synchronize those of several processes (--sync-norm)");
   }
   std::vector<at::Tensor> branches;
   branches.reserve(map_convs_.size());

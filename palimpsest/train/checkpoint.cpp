@@ -16,7 +16,9 @@
 #include <charconv>
 #include <cmath>
 #include <cstring>
+#include <map>
 #include <optional>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -27,6 +29,11 @@ constexpr const char* kVersionKey = "palimpsest_checkpoint";
 constexpr const char* kVersion = "1";
 constexpr const char* kOptimizerKey = "palimpsest_optimizer";
 constexpr const char* kPrefix = "palimpsest.";
+constexpr const char* kAveragePrefix = "palimpsest.ema.";
+constexpr const char* kBestValueKey = "palimpsest_best_value";
+constexpr const char* kNoBest = "none";
+constexpr const char* kBestStepKey = "palimpsest_best_step";
+constexpr const char* kBestAgeKey = "palimpsest_best_age";
 constexpr const char* kDefaultOptimizer = "SGD";  // of a file that names none
 constexpr const char* kWayOut = "use the model, number of classes and dtype that it was made with";
 constexpr const char* kOptimizerWayOut =
@@ -43,7 +50,8 @@ constexpr std::array kReserved{"format",        kVersionKey,      "step",
                                "batch_size",    "seed",           kOrderKey,
                                kDataKey,        kOptimizerKey,    "precision",
                                "loss_scale",    "growth_tracker", "skipped_in_a_row",
-                               "skipped_steps", "choose_scale"};
+                               "skipped_steps", "choose_scale",   kBestValueKey,
+                               kBestStepKey,    kBestAgeKey};
 
 void require_finite(const std::string& name, const at::Tensor& tensor, int64_t step) {
   if (!tensor.is_floating_point() || tensor.isfinite().all().item<bool>()) return;
@@ -106,7 +114,7 @@ void read_rows(const at::Tensor& rows, std::string GeneratorStates::* member,
 
 /// The entries of a checkpoint, sorted by their owners.
 struct Parts {
-  nn::StateDict module, optimizer;
+  nn::StateDict module, optimizer, averages;
   // Undefined where the file has none.
   at::Tensor generator, gpu_generator, rank_generators, rank_gpu_generators;
 };
@@ -122,6 +130,8 @@ Parts split(const nn::StateDict& tensors) {
       parts.rank_generators = tensor;
     } else if (name == kRankGpuGenerators) {
       parts.rank_gpu_generators = tensor;
+    } else if (name.starts_with(kAveragePrefix)) {
+      parts.averages.emplace_back(name.substr(std::string_view(kAveragePrefix).size()), tensor);
     } else {
       (name.starts_with(kPrefix) ? parts.optimizer : parts.module).emplace_back(name, tensor);
     }
@@ -218,6 +228,12 @@ RunState read_state(const std::filesystem::path& path, const std::map<std::strin
   if (metadata.contains("loss_scale"))
     state.scaling = {read_scaler(path, metadata), number_within(path, metadata, "skipped_steps", 0, kMost),
                      number_within(path, metadata, "choose_scale", 0, 1) != 0};
+  if (const auto best = metadata.find(kBestValueKey); best != metadata.end()) {
+    state.best.emplace();
+    if (best->second != kNoBest) state.best->value = number<double>(path, metadata, kBestValueKey);
+    state.best->step = number_within(path, metadata, kBestStepKey, 0, kMost);
+    state.best->evaluations_since = number_within(path, metadata, kBestAgeKey, 0, kMost);
+  }
   state.metadata = metadata;
   for (const char* key : kReserved) state.metadata.erase(key);
   return state;
@@ -228,6 +244,12 @@ OptimizerStateLoader check_fit(const std::filesystem::path& path, const Parts& p
                                const nn::StateDict& tensors, const torch::nn::Module& module,
                                torch::optim::Optimizer& optimizer) {
   require_fit(path, "model", nn::compare(parts.module, tensors, /*same_dtype=*/true), kWayOut);
+  if (!parts.averages.empty()) {
+    nn::StateDict averaged = tensors;
+    std::erase_if(averaged, [](const auto& entry) { return !entry.second.is_floating_point(); });
+    require_fit(path, "averages of the model", nn::compare(parts.averages, averaged, /*same_dtype=*/true),
+                kWayOut);
+  }
   nn::StateDictDiff diff;
   OptimizerStateLoader loader(optimizer, module, parts.optimizer, kPrefix, diff);
   require_fit(path, "optimizer", diff, kOptimizerWayOut);
@@ -287,9 +309,16 @@ void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module&
     file.metadata["choose_scale"] = state.scaling->choose ? "1" : "0";
   }
 
+  if (state.best) {
+    file.metadata[kBestValueKey] = state.best->value ? fmt::format("{}", *state.best->value) : kNoBest;
+    file.metadata[kBestStepKey] = std::to_string(state.best->step);
+    file.metadata[kBestAgeKey] = std::to_string(state.best->evaluations_since);
+  }
+
   for (const auto& [name, tensor] : nn::state_dict(module)) file.tensors.emplace_back(name, tensor.detach());
   for (auto& [name, tensor] : optimizer_state(optimizer, module))
     file.tensors.emplace_back(kPrefix + name, std::move(tensor));
+  for (const auto& [name, tensor] : state.averages) file.tensors.emplace_back(kAveragePrefix + name, tensor);
   for (const auto& [name, tensor] : file.tensors) require_finite(name, tensor, state.step);
   file.tensors.emplace_back(kGenerator, at::detail::getDefaultCPUGenerator().get_state());
   if (const auto generator = gpu_generator(module))
@@ -313,7 +342,7 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
   check_fit(path, split(header.tensors), tensors, module, optimizer);
 
   const io::Safetensors file = io::read_safetensors(path);
-  const Parts parts = split(file.tensors);
+  Parts parts = split(file.tensors);
   OptimizerStateLoader optimizer_loader = check_fit(path, parts, tensors, module, optimizer);
 
   read_rows(parts.rank_generators, &GeneratorStates::cpu, state.other_ranks, path);
@@ -323,6 +352,7 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
     set_state(*generator, parts.gpu_generator, kGpuGenerator, path.string());
   nn::load_state_dict(tensors, parts.module);
   optimizer_loader.load();
+  state.averages = std::move(parts.averages);
   return state;
 }
 
@@ -335,6 +365,18 @@ void load_weights(const std::filesystem::path& path, torch::nn::Module& module) 
     nn::check_fit(split(header.tensors).module, wanted, options);
   };
   nn::load_state_dict(wanted, split(io::read_state_dict(path, check).tensors).module, options);
+}
+
+bool take_averages(nn::StateDict& tensors) {
+  std::map<std::string, at::Tensor> averages;
+  std::erase_if(tensors, [&](const auto& entry) {
+    if (!entry.first.starts_with(kAveragePrefix)) return false;
+    averages.emplace(entry.first.substr(std::string_view(kAveragePrefix).size()), entry.second);
+    return true;
+  });
+  for (auto& [name, tensor] : tensors)
+    if (const auto average = averages.find(name); average != averages.end()) tensor = average->second;
+  return !averages.empty();
 }
 
 std::map<std::string, std::string> read_checkpoint_metadata(const std::filesystem::path& path) {

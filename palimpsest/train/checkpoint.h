@@ -1,5 +1,7 @@
 #pragma once
 
+#include "palimpsest/nn/state_dict.h"
+#include "palimpsest/train/best.h"
 #include "palimpsest/train/step.h"
 
 #include <torch/nn/module.h>
@@ -43,7 +45,8 @@ struct RunState {
   /// Entries of the user's: "config" (TOML), "model", "strategy", ... save_checkpoint refuses these reserved
   /// names: "step", "epoch", "batch", "batches_per_epoch", "batch_size", "seed", "format",
   /// "palimpsest_checkpoint", "palimpsest_order", "palimpsest_data", "palimpsest_optimizer", "precision",
-  /// "loss_scale", "growth_tracker", "skipped_in_a_row", "skipped_steps", "choose_scale".
+  /// "palimpsest_best_value", "palimpsest_best_step", "palimpsest_best_age", "loss_scale", "growth_tracker",
+  /// "skipped_in_a_row", "skipped_steps", "choose_scale".
   std::map<std::string, std::string> metadata = {};
   std::string precision = "f32";                      ///< of the computation
   std::optional<Step::State> scaling = std::nullopt;  ///< f16: state of the loss scale
@@ -52,6 +55,10 @@ struct RunState {
   /// In a run of several processes: the generators of ranks 1, 2, ... The process that saves and loads is
   /// rank 0. All have a state of a GPU, or none has.
   std::vector<GeneratorStates> other_ranks = {};
+  /// Averages of parameters and buffers, by their names (train/ema.h); empty: the run has none.
+  nn::StateDict averages = {};
+  /// The best evaluation before the checkpoint; nothing: the run looks for none.
+  std::optional<BestState> best = std::nullopt;
 };
 
 /// Writes a training checkpoint of any module with SGD, Adam, AdamW, RMSprop or Adagrad: a safetensors file
@@ -59,6 +66,7 @@ struct RunState {
 ///   tensors   NAME                       every parameter and buffer under libtorch's name, in module order:
 ///                                        any safetensors reader sees an ordinary state dict
 ///             palimpsest.FIELD.NAME      the optimizer's state of parameter NAME (train/optimizer_state.h)
+///             palimpsest.ema.NAME        RunState::averages
 ///             palimpsest.generator       u8: state of libtorch's default CPU generator
 ///             palimpsest.generator.cuda  u8: state of the generator of the GPU that holds the parameters
 ///             palimpsest.generator.ranks, palimpsest.generator.cuda.ranks
@@ -66,8 +74,9 @@ struct RunState {
 ///                                        several ranks
 ///   metadata  palimpsest_checkpoint = 1 (version of this list), format = pt, the members of RunState, and
 ///             for human readers epoch and batch (the position in the epoch). palimpsest_optimizer (default
-///             SGD), precision (default f32), palimpsest_order and palimpsest_data (default "") and the
-///             members of `scaling` (default none) are left out if they have their default.
+///             SGD), precision (default f32), palimpsest_order and palimpsest_data (default ""), the members
+///             of `best` (palimpsest_best_...) and of `scaling` (default none) are left out if they have
+///             their default.
 /// Throws Error(kOutput) if the file cannot be written; Error(kDiverged), naming tensor and step, if a value
 /// is NaN or infinite; and Error(kUsage) for a reserved name in `state.metadata`, for an optimizer whose
 /// state cannot be saved, and for one with parameters that `module` lacks. The old file then remains.
@@ -75,7 +84,7 @@ void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module&
                      const torch::optim::Optimizer& optimizer, const RunState& state);
 
 /// Restores the state that save_checkpoint wrote, bit for bit: parameters and buffers in place (strides and
-/// addresses stay), optimizer state and generators. The optimizer's options stay the caller's: the file does
+/// addresses stay), optimizer state and generators. Returns the averages as tensors of the file. The optimizer's options stay the caller's: the file does
 /// not hold the learning rate, momentum, amsgrad and so on. State that the options do not use (of amsgrad, of
 /// a momentum) is loaded but not read. State of parameters that `optimizer` does not hold is ignored: it may
 /// hold fewer than the one that was saved. Changes nothing unless everything fits. Throws Error(kCheckpoint)
@@ -89,6 +98,10 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
 /// torch.save (io/state_dict.h). Tensors convert to the module's dtype. num_batches_tracked may be missing or
 /// left over. Throws Error(kCheckpoint) as load_checkpoint does.
 void load_weights(const std::filesystem::path& path, torch::nn::Module& module);
+
+/// Replaces the tensors of a checkpoint that have an average (palimpsest.ema.NAME) by it: the averaged network.
+/// Removes the averages. Returns whether there were any; if not, changes nothing.
+bool take_averages(nn::StateDict& tensors);
 
 /// Returns a file's metadata: RunState::metadata and the reserved entries. A plain state dict has none.
 std::map<std::string, std::string> read_checkpoint_metadata(const std::filesystem::path& path);

@@ -21,8 +21,8 @@ namespace palimpsest::train {
 namespace {
 
 struct Totals {
-  double loss = 0;  // times the number of pixels (images) that count
-  int64_t counted = 0, images = 0, bad_images = 0;
+  double loss = 0, weight = 0;  // the loss is that of all pixels (images) that count, times their weight
+  int64_t images = 0, bad_images = 0;
 };
 
 /// Returns whether there is one label per pixel rather than one per image.
@@ -39,11 +39,12 @@ void sum_over_ranks(distributed::Group& group, std::optional<MetricsAccumulator>
   if (kind == 0) return;
   if (!metrics) metrics.emplace(kind % 2 != 0, kind / 2, options.loss.ignore_id, options.confusion);
   std::vector<int64_t> counters = metrics->counters();
-  counters.insert(counters.end(), {totals.counted, totals.images, totals.bad_images});
+  counters.insert(counters.end(), {totals.images, totals.bad_images});
   counters = group.sum(std::span<const int64_t>(counters), "the metrics of the evaluation");
-  totals = {group.sum(totals.loss, "the loss of the evaluation"), counters.end()[-3], counters.end()[-2],
-            counters.end()[-1]};
-  counters.resize(counters.size() - 3);
+  const double mine[] = {totals.loss, totals.weight};
+  const auto all = group.sum(std::span<const double>(mine), "the loss of the evaluation");
+  totals = {all[0], all[1], counters.end()[-2], counters.end()[-1]};
+  counters.resize(counters.size() - 2);
   metrics->set_counters(counters);
 }
 
@@ -105,8 +106,8 @@ class Evaluation {
   }
 
   void add_loss(const CountedLoss& loss) {
-    totals_.loss += loss.mean.item<double>() * static_cast<double>(loss.count);
-    totals_.counted += loss.count;
+    totals_.loss += loss.mean.item<double>() * loss.weight;
+    totals_.weight += loss.weight;
   }
 
   void add_views(const data::Batch& batch) {
@@ -201,7 +202,7 @@ std::optional<EvaluationRecord> run_unless(const std::function<bool()>& stopped,
   record.bad.resize(std::min(record.bad.size(), kNamedBadImages));
   record.images = totals.images;
   record.segmentation = metrics->is_segmentation();
-  record.loss = totals.counted > 0 ? totals.loss / static_cast<double>(totals.counted) : 0;
+  record.loss = totals.weight > 0 ? totals.loss / totals.weight : 0;
   if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
   record.metrics = metrics->result();
   record.confusion = metrics->confusion();

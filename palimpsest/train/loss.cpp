@@ -156,6 +156,14 @@ void check_targets(const at::Tensor& logits, const at::Tensor& targets, int64_t 
   check_labels(targets, logits.size(1), ignore_id);
 }
 
+bool is_weighted(const LossOptions& options) {
+  return options.label_smoothing > 0 || !options.class_weights.empty();
+}
+
+at::Tensor weights_of(const LossOptions& options, const c10::Device& device) {
+  return at::tensor(options.class_weights, at::kDouble).to(device);
+}
+
 bool is_f32_or_f64(const at::Tensor& logits) {
   return logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kDouble;
 }
@@ -167,9 +175,11 @@ CountedLoss loss_of_images(const at::Tensor& logits, const at::Tensor& targets, 
   o.ignore_index = options.ignore_id;
   o.bootstrap_share = bootstraps ? options.bootstrap_share : 1;
   o.bootstrap_probability = bootstraps ? options.bootstrap_probability : 1;
+  o.label_smoothing = options.label_smoothing;
+  if (!options.class_weights.empty()) o.weight = weights_of(options, logits.device());
   try {
     const auto result = ops::upsampled_cross_entropy(logits, targets, o);
-    return {result.loss, static_cast<int64_t>(result.weight.item<double>())};
+    return {result.loss, result.weight.item<double>()};
   } catch (const c10::IndexError&) {
     check_labels(targets, logits.size(1), options.ignore_id);
     throw;
@@ -192,10 +202,45 @@ void check_loss(const LossOptions& options) {
   };
   in_unit("bootstrap_probability", options.bootstrap_probability);
   in_unit("bootstrap_share", options.bootstrap_share);
+  if (!(options.label_smoothing >= 0 && options.label_smoothing < 1))
+    throw Error(ErrorKind::kUsage,
+                fmt::format("label_smoothing must be in [0, 1), got {}", options.label_smoothing));
+  const auto& weights = options.class_weights;
+  for (const double weight : weights)
+    if (!(weight >= 0 && std::isfinite(weight)))
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("class_weights must be numbers of at least 0, got {}", weight));
+  if (!weights.empty() && *std::max_element(weights.begin(), weights.end()) == 0)
+    throw Error(ErrorKind::kUsage, "class_weights must not all be 0: no class would count");
+}
+
+double expected_weight(const at::Tensor& targets, const LossOptions& options) {
+  const at::Tensor valid = targets.ne(options.ignore_id);
+  double weight = 0;
+  if (options.class_weights.empty()) {
+    weight = static_cast<double>(valid.sum().item<int64_t>());
+  } else {
+    const auto classes = static_cast<int64_t>(options.class_weights.size());
+    const at::Tensor counted =
+        targets.masked_select(valid.logical_and_(targets.ge(0)).logical_and_(targets.lt(classes)));
+    weight = at::bincount(counted, {}, classes)
+                 .to(at::kDouble)
+                 .mul(weights_of(options, targets.device()))
+                 .sum()
+                 .item<double>();
+  }
+  return options.kind == "bootstrap" ? options.bootstrap_share * weight : weight;
 }
 
 CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
   check_loss(options);
+  const auto& weights = options.class_weights;
+  if (!weights.empty() && logits.dim() >= 2 && static_cast<int64_t>(weights.size()) != logits.size(1))
+    throw Error(
+        ErrorKind::kUsage,
+        fmt::format("class_weights must have one number per class: the network has {} classes, got {} "
+                    "numbers",
+                    logits.size(1), weights.size()));
   const bool of_images = logits.dim() == 4 && targets.dim() == 3;
   if (of_images && ops::has_kernels_for(logits.device()) && is_f32_or_f64(logits))
     return loss_of_images(logits, targets, options);
@@ -205,8 +250,18 @@ CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, co
                         targets, options);
   }
   check_targets(logits, targets, options.ignore_id);
-  CountedLoss result;
-  result.mean = CrossEntropy::apply(logits, targets, options, &result.count);
+  if (is_weighted(options)) {
+    if (!ops::has_kernels_for(logits.device()))
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("label_smoothing and class_weights need kernels for the device {}, and this "
+                              "program was built without them",
+                              logits.device().str()));
+    const at::Tensor x = with_pixels(logits);
+    return loss_of_images(x.unsqueeze(-1), targets.reshape({x.size(0), x.size(2), 1}), options);
+  }
+  int64_t count = 0;
+  CountedLoss result{CrossEntropy::apply(logits, targets, options, &count)};
+  result.weight = static_cast<double>(count);
   return result;
 }
 
@@ -215,7 +270,7 @@ CountedLoss counted_loss_of_pixels(const at::Tensor& losses, const at::Tensor& v
   check_loss(options);
   const at::Tensor selected = losses.masked_select(select(valid, losses, options));
   const at::Tensor sum = selected.sum(at::kDouble);
-  return {sum.div(std::max<int64_t>(selected.numel(), 1)), selected.numel()};
+  return {sum.div(std::max<int64_t>(selected.numel(), 1)), static_cast<double>(selected.numel())};
 }
 
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {

@@ -15,6 +15,9 @@ struct LossOptions {
   double bootstrap_probability = 1.0;
   /// m in (0, 1]: bootstrap selects at most the hardest ceil(m * n) of an image's n valid pixels.
   double bootstrap_share = 0.25;
+  double label_smoothing = 0;  ///< e in [0, 1): share of the loss that all classes have in common
+  /// w: one number >= 0 per class, not all 0; empty: all are 1. Rare classes get larger weights.
+  std::vector<double> class_weights = {};
 };
 
 /// Returns the mean loss as a differentiable scalar of the logits' dtype. logits x: (N, C, ...); targets t:
@@ -24,31 +27,39 @@ struct LossOptions {
 ///   dL/dx[i,c]    = (softmax(x[i])_c - [c = t_i]) / |S| for i in S, 0 for any other pixel
 ///   cross_entropy:  S = the pixels that are not void
 ///   bootstrap:      S = those of them that bootstrapping selects
+/// With label smoothing e and class weights w (ops/upsampled_loss.h), as at::cross_entropy_loss:
+///   L             = 1/W sum_{i in S} ((1-e) w[t_i] l(i,t_i) + e/C sum_c w[c] l(i,c))
+///                   with l(i,c) = log sum_k exp(x[i,k]) - x[i,c] and W = sum_{i in S} w[t_i]
+/// Bootstrapping ranks the pixels by l(i,t_i), whatever e and w are.
 /// If S is empty (all pixels void), L = 0 and dL/dx = 0, never NaN.
 /// Memory, for images: the gradient of the logits as they are given is saved for backward, and no
 /// tensor of the targets' size is made, but for a number and a byte per pixel while bootstrapping ranks them
-/// (ops/upsampled_loss.h). For other shapes the logits, the targets, and one log-sum-exp and one byte per
+/// (ops/upsampled_loss.h). With e or w that is so for all shapes. For other shapes the logits, the targets, and one log-sum-exp and one byte per
 /// pixel are saved; there is no softmax tensor. The losses of the pixels are summed in f64.
 /// Throws Error(kUsage) as check_loss does, and Error(kData) for a class id that is neither in [0, C) nor the
-/// ignore id.
+/// ignore id; Error(kUsage) for class_weights of another number of classes.
 /// Source of bootstrapping: Wu, Shen, van den Hengel, "Bridging Category-level and Instance-level Semantic
 /// Image Segmentation", 2016.
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
 
-/// A mean loss and the number of pixels (images) that it is the mean of: |S|.
+/// A mean loss and what it was divided by: W, which is the number of pixels (images) |S| without class weights.
 struct CountedLoss {
   at::Tensor mean;
-  int64_t count = 0;
+  double weight = 0;
 };
 
-/// Does the same as loss() and returns |S|, too: the loss of several batches together is the mean of their
-/// means weighted by |S|, because bootstrapping ranks the pixels of each image by itself.
+/// Does the same as loss() and returns W, too: the loss of several batches together is the mean of their
+/// means weighted by W, because bootstrapping ranks the pixels of each image by itself.
 CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
 
 /// Does the same where the loss of each pixel is known already: losses (N, P) are -log p of the true class,
-/// `valid` (N, P) is false for void pixels.
+/// `valid` (N, P) is false for void pixels. Class weights and label smoothing do not count.
 CountedLoss counted_loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid,
                                    const LossOptions& options);
+
+/// Returns an estimate of the W of counted_loss() that needs no logits: exact but for bootstrapping, whose
+/// choice it does not know.
+double expected_weight(const at::Tensor& targets, const LossOptions& options);
 
 /// Returns the values of LossOptions::kind.
 std::vector<std::string> loss_names();

@@ -1,32 +1,78 @@
 #include "palimpsest/train/optimizer.h"
 
+#include "palimpsest/base/nearest_name.h"
+#include "palimpsest/train/common/parameter_groups.h"
 #include "palimpsest/train/common/require.h"
 
 #include <fmt/format.h>
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/normalization.h>
+#include <torch/optim/adamw.h>
 
+#include <algorithm>
 #include <cmath>
-#include <memory>
-#include <set>
+#include <tuple>
 #include <utility>
-#include <vector>
 
 namespace palimpsest::train {
 namespace {
 
-void check(const OptimizerOptions& options) {
-  require(std::isfinite(options.lr) && options.lr >= 0,
-          fmt::format("lr must be at least 0, got {}", options.lr));
-  require(options.momentum >= 0 && options.momentum < 1,
-          fmt::format("momentum must be in [0, 1), got {}", options.momentum));
-  require(std::isfinite(options.weight_decay) && options.weight_decay >= 0,
-          fmt::format("weight_decay must be at least 0, got {}", options.weight_decay));
-  require(!options.nesterov || options.momentum > 0,
-          "nesterov needs momentum > 0, got momentum 0: set momentum (0.9 is usual) or leave nesterov out");
+torch::optim::SGDOptions sgd_options(const OptimizerOptions& o, const ParameterGroup& group) {
+  return torch::optim::SGDOptions(o.lr * group.lr_factor)
+      .momentum(o.momentum)
+      .weight_decay(group.decays ? o.weight_decay : 0)
+      .nesterov(o.nesterov);
+}
+
+torch::optim::AdamWOptions adamw_options(const OptimizerOptions& o, const ParameterGroup& group) {
+  return torch::optim::AdamWOptions(o.lr * group.lr_factor)
+      .betas(std::make_tuple(o.beta1, o.beta2))
+      .eps(o.eps)
+      .weight_decay(group.decays ? o.weight_decay : 0);
+}
+
+template <class Options>
+std::vector<torch::optim::OptimizerParamGroup> with_options(std::vector<ParameterGroup> groups,
+                                                            const OptimizerOptions& o,
+                                                            Options (*options_of)(const OptimizerOptions&,
+                                                                                  const ParameterGroup&)) {
+  std::vector<torch::optim::OptimizerParamGroup> result;
+  for (ParameterGroup& group : groups) {
+    auto options = std::make_unique<Options>(options_of(o, group));
+    result.emplace_back(std::move(group.parameters), std::move(options));
+  }
+  return result;
 }
 
 }  // namespace
+
+std::vector<std::string> optimizer_names() {
+  return {"sgd", "adamw"};
+}
+
+void check_optimizer(const OptimizerOptions& options) {
+  const auto in_unit = [](const char* name, double value) {
+    require(value >= 0 && value < 1, fmt::format("{} must be in [0, 1), got {}", name, value));
+  };
+  const auto not_negative = [](const char* name, double value) {
+    require(std::isfinite(value) && value >= 0, fmt::format("{} must be at least 0, got {}", name, value));
+  };
+  const auto names = optimizer_names();
+  require(std::find(names.begin(), names.end(), options.kind) != names.end(),
+          unknown_name_message("optimizer", options.kind, names));
+  not_negative("lr", options.lr);
+  in_unit("momentum", options.momentum);
+  not_negative("weight_decay", options.weight_decay);
+  in_unit("beta1", options.beta1);
+  in_unit("beta2", options.beta2);
+  require(std::isfinite(options.eps) && options.eps > 0,
+          fmt::format("eps must be above 0, got {}", options.eps));
+  not_negative("clip_norm", options.clip_norm);
+  require(!options.nesterov || options.kind == "sgd",
+          fmt::format("nesterov needs kind sgd, got {}", options.kind));
+  require(!options.nesterov || options.momentum > 0,
+          "nesterov needs momentum > 0, got momentum 0: set momentum (0.9 is usual) or leave nesterov out");
+}
 
 bool is_normalization(const torch::nn::Module& module) {
   if (dynamic_cast<const torch::nn::LayerNormImpl*>(&module) != nullptr) return true;
@@ -37,32 +83,30 @@ bool is_normalization(const torch::nn::Module& module) {
 }
 
 torch::optim::SGD make_sgd(const torch::nn::Module& model, const OptimizerOptions& options) {
-  check(options);
-  std::vector<at::Tensor> decayed, normalization;
-  std::set<const void*> seen;
-  model.apply([&](const torch::nn::Module& module) {
-    auto& group = !options.decay_norm && is_normalization(module) ? normalization : decayed;
-    for (const auto& parameter : module.named_parameters(/*recurse=*/false))
-      if (parameter.value().defined() && seen.insert(parameter.value().unsafeGetTensorImpl()).second)
-        group.push_back(parameter.value());
-  });
-  require(!seen.empty(), "the model has no parameters: there is nothing to train");
-
-  auto sgd = torch::optim::SGDOptions(options.lr)
-                 .momentum(options.momentum)
-                 .weight_decay(options.weight_decay)
-                 .nesterov(options.nesterov);
-  std::vector<torch::optim::OptimizerParamGroup> groups;
-  groups.emplace_back(std::move(decayed), std::make_unique<torch::optim::SGDOptions>(sgd));
-  if (!normalization.empty()) {
-    groups.emplace_back(std::move(normalization), std::make_unique<torch::optim::SGDOptions>(
-                                                      torch::optim::SGDOptions(sgd).weight_decay(0)));
-  }
-  return torch::optim::SGD(groups, sgd);
+  check_optimizer(options);
+  require(options.kind == "sgd", fmt::format("make_sgd needs kind sgd, got {}", options.kind));
+  return torch::optim::SGD(with_options(parameter_groups(model, options), options, sgd_options),
+                           sgd_options(options, {}));
 }
 
-void set_learning_rate(torch::optim::SGD& optimizer, double lr) {
-  for (auto& group : optimizer.param_groups()) group.options().set_lr(lr);
+GroupedOptimizer make_optimizer(const torch::nn::Module& model, const OptimizerOptions& options) {
+  check_optimizer(options);
+  auto groups = parameter_groups(model, options);
+  GroupedOptimizer result;
+  for (const ParameterGroup& group : groups) result.lr_factors.push_back(group.lr_factor);
+  if (options.kind == "sgd") {
+    result.optimizer = std::make_unique<torch::optim::SGD>(
+        with_options(std::move(groups), options, sgd_options), sgd_options(options, {}));
+  } else {
+    result.optimizer = std::make_unique<torch::optim::AdamW>(
+        with_options(std::move(groups), options, adamw_options), adamw_options(options, {}));
+  }
+  return result;
+}
+
+void GroupedOptimizer::set_learning_rate(double lr) const {
+  auto& groups = optimizer->param_groups();
+  for (std::size_t i = 0; i < groups.size(); ++i) groups[i].options().set_lr(lr * lr_factors[i]);
 }
 
 }  // namespace palimpsest::train

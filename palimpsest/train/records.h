@@ -4,6 +4,7 @@
 #include "palimpsest/train/metrics.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,9 @@ struct StepRecord {
   /// Forward passes of layers, since this run began or was resumed, that saved the normalized input beside
   /// the output because a |weight| was too small (ops/abn.h). Each costs one more tensor.
   int64_t abn_fallbacks = 0;
+  /// With clip_norm: the norm of all gradients of the step before they were clipped (train/clip.h). NaN or
+  /// infinite in a skipped step.
+  std::optional<double> gradient_norm = std::nullopt;
 };
 
 /// The gradients of one step by binary exponent (amp/exponent_histogram.h).
@@ -54,6 +58,8 @@ struct EvaluationRecord {
   /// (classes, classes): the pixels (images) of a true class, the row, by predicted class, the column. Empty
   /// for classification unless EvaluationOptions::confusion asks for it.
   std::vector<int64_t> confusion;
+  /// With keep_best: whether this is the best evaluation of the run so far (train/best.h).
+  std::optional<bool> best = std::nullopt;
 };
 
 }  // namespace palimpsest::train

@@ -72,19 +72,31 @@ void Step::synchronize(distributed::Group& group, distributed::DataParallel& par
 
 bool Step::run(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& loss,
                const RunOptions& options) {
+  return run_parts(optimizer, 1, [&](int64_t /*part*/) { return loss(); }, options);
+}
+
+bool Step::run_parts(torch::optim::Optimizer& optimizer, int64_t parts,
+                     const std::function<at::Tensor(int64_t part)>& loss_of_part, const RunOptions& options) {
   refuse_closure(optimizer);  // before the work of the forward pass
   const auto enter = [&](Phase phase) {
     if (options.entering) options.entering(phase);
   };
-  enter(Phase::kForward);
-  begin(options.observe);
-  at::Tensor value = loss();
-  forward_done(value);
-  enter(Phase::kBackward);
-  backward(value);
-  value.reset();
+  for (int64_t part = 0; part < parts; ++part) {
+    enter(Phase::kForward);
+    if (part == 0) begin(options.observe);
+    at::Tensor value;
+    try {
+      value = loss_of_part(part);
+    } catch (...) {
+      if (part > 0) optimizer.zero_grad();  // the next step must not add to the gradients of this one
+      throw;
+    }
+    forward_done(value);
+    enter(Phase::kBackward);
+    backward(value, part == parts - 1);
+  }
   enter(Phase::kUpdate);
-  update(optimizer);
+  update(optimizer, options.change_gradients);
   const bool stepped = end();
   optimizer.zero_grad();
   return stepped;
@@ -103,8 +115,17 @@ void Step::forward_done(const at::Tensor& loss) {
   if (options_.precision != amp::Precision::kF32) amp::drop_weight_copies(loss);
 }
 
-void Step::backward(const at::Tensor& loss) {
+void Step::backward(const at::Tensor& loss, bool is_last) {
+  if (parallel_ && !is_last) {
+    const auto apart = parallel_->no_sync();
+    compute_gradients(loss);
+    return;
+  }
   if (parallel_) parallel_->prepare(loss);
+  compute_gradients(loss);
+}
+
+void Step::compute_gradients(const at::Tensor& loss) {
   const at::Tensor scaled = scaler_ ? scaler_->scale(loss) : loss;
   if (observation_) amp::observe_activation_gradients(scaled, observation_->activations, loss_scale());
   scaled.backward();

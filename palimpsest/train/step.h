@@ -53,8 +53,9 @@ class Step {
   /// The parts of a step, in their order.
   enum class Phase { kForward, kBackward, kUpdate };
   struct RunOptions {
-    bool observe = false;                      ///< fills observation()
-    std::function<void(Phase)> entering = {};  ///< called at the beginning of each phase
+    bool observe = false;                         ///< fills observation()
+    std::function<void(Phase)> entering = {};     ///< called at the beginning of each phase
+    std::function<void()> change_gradients = {};  ///< update() calls it
   };
   /// Runs one step: computes the loss, its gradients and the update, and frees the gradients, so that the
   /// next forward pass can use their memory. Returns false if the step was skipped. An exception of `loss`
@@ -64,6 +65,12 @@ class Step {
   bool run(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& loss) {
     return run(optimizer, loss, {});
   }
+  /// Does the same with gradients that are the sums of those of `parts` losses: calls loss_of_part(0),
+  /// loss_of_part(1), ..., and computes the gradients of each before it calls the next (train/step_loss.h).
+  /// Each part enters the phases kForward and kBackward. With several ranks, gradients are averaged in the last
+  /// part.
+  bool run_parts(torch::optim::Optimizer& optimizer, int64_t parts,
+                 const std::function<at::Tensor(int64_t part)>& loss_of_part, const RunOptions& options);
 
   /// The parts of run(), for several losses or optimizers per step, accumulated gradients or clipping:
   ///   begin; forward pass; for each loss: forward_done, backward; for each optimizer: update, zero_grad; end
@@ -71,8 +78,9 @@ class Step {
   /// Drops the 16-bit copies of weights that libtorch's layers saved for backward. Call it after the forward
   /// pass.
   void forward_done(const at::Tensor& loss);
-  /// Computes the gradients of `loss`, which may be released afterwards.
-  void backward(const at::Tensor& loss);
+  /// Computes the gradients of `loss`, which may be released afterwards, and adds them to those of earlier
+  /// calls. With several ranks, gradients are averaged only if `is_last`: the last call of a step.
+  void backward(const at::Tensor& loss, bool is_last = true);
   /// Calls optimizer.step(), except in f16 if a gradient is not finite. Before that it calls
   /// `change_gradients`, if any, which sees unscaled gradients: clip them there. Returns false if the update
   /// was skipped.
@@ -117,6 +125,8 @@ class Step {
   void resume(int64_t steps_done, const std::optional<State>& state);
 
  private:
+  void compute_gradients(const at::Tensor& loss);
+
   StepOptions options_;
   std::optional<amp::GradScaler> scaler_;
   std::optional<memory::BufferSnapshot> buffers_;

@@ -5,16 +5,23 @@
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/ops/abn.h"
+#include "palimpsest/train/best.h"
 #include "palimpsest/train/checkpoint.h"
+#include "palimpsest/train/clip.h"
 #include "palimpsest/train/common/bad_images.h"
+#include "palimpsest/train/common/check_options.h"
+#include "palimpsest/train/common/divergence.h"
 #include "palimpsest/train/common/ranks.h"
 #include "palimpsest/train/common/require.h"
+#include "palimpsest/train/ema.h"
 #include "palimpsest/train/evaluate.h"
+#include "palimpsest/train/frozen.h"
 #include "palimpsest/train/report/exponent_chart.h"
 #include "palimpsest/train/report/progress.h"
 #include "palimpsest/train/report/run_log.h"
 #include "palimpsest/train/rethrow.h"
 #include "palimpsest/train/step.h"
+#include "palimpsest/train/step_loss.h"
 #include "palimpsest/train/tensor_format.h"
 
 #include <ATen/ATen.h>
@@ -24,10 +31,8 @@
 #include <chrono>
 #include <cmath>
 #include <iostream>
-#include <limits>
 #include <memory>
 #include <optional>
-#include <span>
 #include <utility>
 
 namespace palimpsest::train {
@@ -42,43 +47,11 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-/// Returns the group if there is more than one process.
-distributed::Group* group_of(const TrainerOptions& options) {
-  return options.group && options.group->size() > 1 ? options.group : nullptr;
-}
-
-void check(const TrainerOptions& options, const BatchSource& batches) {
-  const auto at_least = [](const char* name, int64_t value, int64_t least) {
-    require(value >= least, fmt::format("{} must be at least {}, got {}", name, least, value));
-  };
-  at_least("epochs", options.epochs, 1);
-  at_least("max_steps", options.max_steps, 0);
-  at_least("log_every", options.log_every, 1);
-  at_least("checkpoint_every", options.checkpoint_every, 0);
-  at_least("evaluate_every", options.evaluate_every, 0);
-  at_least("histogram_every", options.histogram_every, 0);
-  check_loss(options.loss);
-  require(batches.batches() > 0, fmt::format("an epoch needs at least one batch, got {}", batches.batches()));
-  int64_t steps = 0;
-  require(!__builtin_mul_overflow(options.epochs, batches.batches(), &steps),
-          fmt::format("epochs must be at most {} with {} batches per epoch, got {}",
-                      std::numeric_limits<int64_t>::max() / batches.batches(), batches.batches(),
-                      options.epochs));
-  check_schedule(options.schedule, steps, batches.batches());
-  require(options.histogram_every == 0 || options.dtype != "f64",
-          fmt::format(
-              "histogram_every must be 0 with dtype f64, got {}: the histograms are those of f32 and 16-bit "
-              "gradients",
-              options.histogram_every));
-  require(!options.resume || !options.output.empty(),
-          "resume needs the output folder of the run to continue, got none");
-  check_share(batches, group_of(options), "the training batches");
-}
-
-torch::optim::SGD prepare(torch::nn::Module& module, const TensorFormat& format,
-                          const OptimizerOptions& options) {
-  format.convert(module);  // first: the optimizer's momentum has the type of the parameters
-  return make_sgd(module, options);
+/// Returns the module in training mode, with parameters of the format: the optimizer's state has their type.
+torch::nn::Module& prepared(torch::nn::Module& module, const TensorFormat& format) {
+  format.convert(module);
+  module.train();
+  return module;
 }
 
 /// One call of train(). Between two steps the state of a run is `steps_done_`, the module, the optimizer, the
@@ -95,19 +68,22 @@ class Run {
         stop_signal_(stop_signal),
         group_(group_of(options)),
         format_(TensorFormat::parse(options.dtype, options.channels_last, options.precision, options.device)),
-        optimizer_(prepare(module_, format_, options.optimizer)),
+        frozen_(prepared(module_, format_), {options.freeze, options.freeze_norm}),
+        optimizer_(make_optimizer(module_, options.optimizer)),
         step_(module_, {format_.precision, parse_loss_scale(options.loss_scale)}),
         batches_(source.batches()),
         schedule_steps_(options.epochs * batches_),
         last_step_(options.max_steps > 0 ? std::min(options.max_steps, schedule_steps_) : schedule_steps_),
-        fallbacks_before_(ops::abn_fallback_stats().layers) {}
+        fallbacks_before_(ops::abn_fallback_stats().layers) {
+    if (options.keep_best != "none") best_.emplace(options.keep_best, options.patience);
+  }
 
   TrainingOutcome run() {
     begin();
     if (group_) agree_on_signal();
     evaluate_if_due();  // a run may have been ended before its evaluation
     bool positioned = false;
-    while (steps_done_ < last_step_ && !stopped()) {
+    while (steps_done_ < last_step_ && !stopped() && !is_exhausted()) {
       if (!positioned || steps_done_ % batches_ == 0)
         source_.start_epoch(steps_done_ / batches_, steps_done_ % batches_);
       positioned = true;
@@ -125,6 +101,8 @@ class Run {
     if (group_) group_->barrier("the end of the training");
     if (bad_images_.count() > 0 && progress_) progress_->note(bad_images_.summary());
     outcome_.bad_images = bad_images_.count();
+    if (is_exhausted()) tell_early_stop();
+    if (average_) outcome_.averages = average_->tensors();
     outcome_.signal = signal();
     outcome_.last_step = steps_done_;
     return std::move(outcome_);
@@ -134,6 +112,7 @@ class Run {
   /// The signal that stops the run. With a group it is the one that all ranks know of.
   int signal() const { return group_ ? agreed_signal_ : stop_signal_.load(); }
   bool stopped() const { return signal() != 0; }
+  bool is_exhausted() const { return best_ && best_->is_exhausted(); }
   void agree_on_signal() {
     agreed_signal_ = static_cast<int>(group_->max(stop_signal_.load(), "the signal to stop"));
   }
@@ -143,9 +122,9 @@ class Run {
   std::filesystem::path checkpoint_path() const { return options_.output / kCheckpointFile; }
 
   void begin() {
-    module_.train();
+    RunState state;
     if (options_.resume) {
-      resume();
+      state = resume();
     } else {
       at::manual_seed(rank_seed(options_.seed, 0, rank()));
       if (writes()) data_identity_ = source_.identity();
@@ -155,6 +134,7 @@ class Run {
                         distributed::DataParallelOptions{.compression = options_.gradient_compression});
       step_.synchronize(*group_, *parallel_);
     }
+    begin_average(state.averages);
     if (!options_.quiet && rank() == 0)
       progress_.emplace(std::cerr, stderr_columns(), last_step_, options_.epochs);
     if (progress_ && options_.resume)
@@ -166,6 +146,30 @@ class Run {
       if (progress_) progress_->note(note);
     if (!options_.output.empty()) begin_files();
     if (group_) evaluated_step_ = group_->max(evaluated_step_, "the step of the last evaluation");
+    if (best_ && options_.resume) resume_best(state.best);
+  }
+
+  /// Begins the average of all ranks, after they have the same parameters.
+  void begin_average(const nn::StateDict& saved) {
+    if (options_.ema_decay == 0) return;
+    average_.emplace(module_, options_.ema_decay);
+    if (!saved.empty()) nn::load_state_dict(average_->tensors(), saved);
+    if (!group_) return;
+    std::vector<at::Tensor> tensors;
+    for (const auto& [name, tensor] : average_->tensors()) tensors.push_back(tensor);
+    group_->broadcast(tensors, "the averages");
+  }
+
+  /// The checkpoint was written before the evaluation of its step, which the log holds if it was completed.
+  void resume_best(const std::optional<BestState>& saved) {
+    if (saved) {
+      best_->resume(*saved);
+      if (log_ && evaluated_step_ == steps_done_) best_->add(*log_->last_evaluation());
+    }
+    if (!group_) return;
+    BestState state = best_->state();
+    share_best(*group_, state);
+    best_->resume(state);
   }
 
   void begin_files() {
@@ -180,16 +184,20 @@ class Run {
     }
     if (!writes()) return;
     log_.emplace(options_.output / "log.jsonl", steps_done_);
+    if (!options_.resume) {
+      std::error_code none;  // of an earlier run
+      std::filesystem::remove(options_.output / kBestFile, none);
+    }
     evaluated_step_ = log_->evaluated_step();
   }
 
-  void resume() {
+  RunState resume() {
     RunState state;
     if (rank() == 0) state = load();
     const auto ranks_before = [&] { return static_cast<int>(state.other_ranks.size()) + 1; };
     if (group_) {
       share_state(*group_, state);
-      share_optimizer_state(*group_, optimizer_, module_);
+      share_optimizer_state(*group_, *optimizer_.optimizer, module_);
       if (rank() > 0) at::manual_seed(rank_seed(options_.seed, state.step, rank()));
       if (rank() > 0 && rank() < ranks_before())
         set_generator_states(module_, state.other_ranks[static_cast<std::size_t>(rank() - 1)],
@@ -203,7 +211,7 @@ class Run {
           "{} in both{}",
           steps_done_, state.precision, options_.precision, options_.dtype,
           step_.scales() ? fmt::format(", the loss scale is {}", step_.loss_scale()) : ""));
-    if (ranks_before() == ranks()) return;
+    if (ranks_before() == ranks()) return state;
     notes_.push_back(fmt::format(
         "the checkpoint is of a run of {}, this one has {}: the order of the images goes "
         "on, the last bits of sums may differ{}",
@@ -211,6 +219,7 @@ class Run {
         ranks_before() < ranks()
             ? fmt::format(", and processes from number {} on draw new random numbers", ranks_before())
             : ""));
+    return state;
   }
 
   static std::string processes(int count) {
@@ -220,7 +229,7 @@ class Run {
   /// Loads the checkpoint into this process.
   RunState load() {
     at::manual_seed(options_.seed);  // a checkpoint made on the CPU has no state for a GPU's generator
-    const RunState state = load_checkpoint(checkpoint_path(), module_, optimizer_);
+    const RunState state = load_checkpoint(checkpoint_path(), module_, *optimizer_.optimizer);
     const auto same = [&](const char* what, auto saved, auto now) {
       require(
           saved == now,
@@ -244,20 +253,25 @@ class Run {
 
   void save() {
     if (options_.output.empty()) return;
+    write_checkpoint(checkpoint_path());
+    saved_step_ = steps_done_;
+    if (writes() && !wrote_config_) write_config();
+  }
+
+  void write_checkpoint(const std::filesystem::path& path) {
     std::vector<GeneratorStates> other_ranks;
     if (group_) {
       parallel_->broadcast_buffers();
       other_ranks = gather_generator_states(*group_, module_);
     }
-    if (writes()) {
-      RunState state{
-          steps_done_,        batches_,      source_.batch_size(), source_.seed(), options_.metadata,
-          options_.precision, step_.state(), source_.order(),      data_identity_, std::move(other_ranks)};
-      if (!options_.config.empty()) state.metadata["config"] = options_.config;
-      save_checkpoint(checkpoint_path(), module_, optimizer_, state);
-    }
-    saved_step_ = steps_done_;
-    if (writes() && !wrote_config_) write_config();
+    if (!writes()) return;
+    RunState state{
+        steps_done_,        batches_,      source_.batch_size(), source_.seed(), options_.metadata,
+        options_.precision, step_.state(), source_.order(),      data_identity_, std::move(other_ranks)};
+    if (!options_.config.empty()) state.metadata["config"] = options_.config;
+    if (average_) state.averages = average_->tensors();
+    if (best_) state.best = best_->state();
+    save_checkpoint(path, module_, *optimizer_.optimizer, state);
   }
 
   void write_config() {
@@ -269,7 +283,9 @@ class Run {
   void take_step() {
     const auto start = Clock::now();
     StepRecord record;
-    std::string doing = fmt::format("step {}", steps_done_ + 1);
+    record.step = steps_done_ + 1;
+    record.epoch = steps_done_ / batches_ + 1;
+    std::string doing = fmt::format("step {}", record.step);
     try {
       std::optional<data::Batch> batch = source_.next();
       require(batch.has_value(),
@@ -284,8 +300,7 @@ class Run {
       rethrow_explained(doing);
     }
     record.seconds = seconds_since(start) - record.data_seconds;
-    record.epoch = steps_done_ / batches_ + 1;
-    record.step = ++steps_done_;
+    ++steps_done_;
     finish(record, seconds_since(start));
     if (stop_seen_) agree_on_signal();
   }
@@ -293,31 +308,46 @@ class Run {
   void update(data::Batch& batch, StepRecord& record) {
     record.lr =
         learning_rate(options_.schedule, options_.optimizer.lr, steps_done_, schedule_steps_, batches_);
-    set_learning_rate(optimizer_, record.lr);
+    optimizer_.set_learning_rate(record.lr);
     format_.convert(batch);
     const LossOptions loss_options = loss_for(batch.targets, options_.loss);
     std::optional<memory::Meter> meter;
     if (!format_.device.is_cpu() || memory::counting_allocator_installed()) meter.emplace(format_.device);
 
     record.loss_scale = step_.loss_scale();
+    StepLoss loss(network_, batch, loss_options, format_.precision, options_.accumulate, group_);
     Step::RunOptions run;
     run.observe = options_.histogram_every > 0 && steps_done_ % options_.histogram_every == 0;
+    bool forward_done = false;
     run.entering = [&](Step::Phase phase) {
-      if (meter && phase == Step::Phase::kBackward) meter->forward_done();
+      if (meter && phase == Step::Phase::kBackward && !std::exchange(forward_done, true))
+        meter->forward_done();
     };
-    const auto loss_of_batch = [&] {
-      CountedLoss counted =
-          counted_loss(coarse_logits(network_, batch.images, format_.precision), batch.targets, loss_options);
-      at::Tensor value = std::move(counted.mean);
-      record.loss = value.item<double>();
-      if (group_) value = value * share_loss(record, counted.count);
-      if (std::isnan(record.loss)) record.loss = std::abs(record.loss);      // "-nan" says nothing more
-      if (!std::isfinite(record.loss) && !step_.scales()) diverged(record);  // before it reaches a parameter
+    run.change_gradients = [&] {
+      if (loss.gradient_factor() != 1) scale_gradients(*optimizer_.optimizer, loss.gradient_factor());
+      if (options_.optimizer.clip_norm > 0)
+        record.gradient_norm = clip_gradients(*optimizer_.optimizer, options_.optimizer.clip_norm);
+    };
+    const auto loss_of_part = [&](int64_t part) {
+      at::Tensor value = loss.part(part, [this]() -> std::vector<double> {
+        return {stop_signal_.load() != 0 ? 1.0 : 0.0, static_cast<double>(step_bad_)};
+      });
+      if (part + 1 < options_.accumulate) return value;
+      record.loss = loss.mean();
+      step_images_ = loss.images();
+      if (group_) {
+        stop_seen_ = loss.sums().at(0) > 0;
+        step_bad_ = static_cast<int64_t>(loss.sums().at(1));
+      }
+      if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
+      if (!std::isfinite(record.loss) && !step_.scales())
+        throw divergence(record, remaining_checkpoint());  // before it reaches a parameter
       return value;
     };
-    stepped_ = step_.run(optimizer_, loss_of_batch, run);
-    if (stepped_ && !std::isfinite(record.loss)) diverged(record);
-    if (step_.is_hopeless()) overflowed(record);
+    stepped_ = step_.run_parts(*optimizer_.optimizer, options_.accumulate, loss_of_part, run);
+    if (stepped_ && average_) average_->update(record.step);
+    if (stepped_ && !std::isfinite(record.loss)) throw divergence(record, remaining_checkpoint());
+    if (step_.is_hopeless()) throw overflow(options_, record, remaining_checkpoint());
     record.skipped_steps = step_.skipped_steps();
 
     if (!meter) return;
@@ -326,47 +356,11 @@ class Run {
     record.current_bytes = meter->current_bytes();
   }
 
-  /// Replaces the mean loss of this rank's `count` pixels (images) in the record by the mean of all ranks.
-  /// Returns the factor of this rank's loss with which the average of all gradients is the gradient of that
-  /// mean. Also counts the images of the step, and tells the others of a signal. A loss that is not finite
-  /// makes the sum so on all ranks.
-  double share_loss(StepRecord& record, int64_t count) {
-    const double mine[] = {record.loss * static_cast<double>(count), static_cast<double>(count),
-                           static_cast<double>(step_images_), stop_signal_.load() != 0 ? 1.0 : 0.0,
-                           static_cast<double>(step_bad_)};
-    const auto all = group_->sum(std::span<const double>(mine), "the loss");
-    const auto total = static_cast<int64_t>(all[1]);
-    step_images_ = static_cast<int64_t>(all[2]);
-    stop_seen_ = all[3] > 0;
-    step_bad_ = static_cast<int64_t>(all[4]);
-    record.loss = total > 0 ? all[0] / all[1] : 0;
-    return total > 0 ? parallel_->loss_factor(count, total) : 1;
-  }
-
   /// Returns the part of an error message that names the last checkpoint.
   std::string remaining_checkpoint() const {
     if (saved_step_ <= 0) return "";
     return fmt::format("; {} of step {} stays{}", checkpoint_path().string(), saved_step_,
                        bad_evaluation_ == saved_step_ ? ", but its evaluation was not finite already" : "");
-  }
-
-  [[noreturn]] void overflowed(const StepRecord& record) const {
-    throw Error(
-        ErrorKind::kDiverged,
-        fmt::format("diverged: in {} no step of the last {} had finite gradients, up to step {} (loss {}, "
-                    "loss scale {}){}; try precision bf16, {}",
-                    options_.precision, Step::kHopeless, steps_done_ + 1, record.loss, record.loss_scale,
-                    remaining_checkpoint(),
-                    options_.loss_scale == "dynamic" ? "or a lower lr" : "or a smaller loss scale"));
-  }
-
-  [[noreturn]] void diverged(const StepRecord& record) const {
-    const std::string kept = remaining_checkpoint();
-    throw Error(ErrorKind::kDiverged,
-                fmt::format("diverged: the loss became {} in step {} (epoch {}, lr {:.3g}){}; try a lower lr "
-                            "or a longer warm-up",
-                            std::isnan(record.loss) ? "NaN" : "infinite", steps_done_ + 1,
-                            steps_done_ / batches_ + 1, record.lr, kept));
   }
 
   /// Updates pace, log and progress after a step.
@@ -432,9 +426,7 @@ class Run {
         steps_done_ % batches_ == 0 && steps_done_ / batches_ % options_.evaluate_every == 0;
     if (!epoch_due && steps_done_ != last_step_) return;
     if (evaluated_step_ == steps_done_) return;
-    if (group_ && saved_step_ != steps_done_) parallel_->broadcast_buffers();  // the network that is saved
-    auto record = evaluate_unless([this] { return stop_signal_.load() != 0; }, network_, *validation_,
-                                  options_.loss, format_, group_);
+    auto record = evaluate();
     if (!record) {
       if (group_) agree_on_signal();
       return;
@@ -443,9 +435,27 @@ class Run {
     record->step = steps_done_;
     record->epoch = steps_done_ / batches_;
     if (!std::isfinite(record->loss)) bad_evaluation_ = steps_done_;
+    if (best_) record->best = best_->add(*record);
+    // Before the log: a run that is killed here evaluates again when it is resumed.
+    if (record->best.value_or(false) && !options_.output.empty())
+      write_checkpoint(options_.output / kBestFile);
     if (log_) log_->write(*record);
     if (progress_) progress_->evaluation(*record);
     outcome_.evaluations.push_back(std::move(*record));
+  }
+
+  /// Evaluates the network that is saved, or its average if there is one. Returns nothing if a signal came.
+  std::optional<EvaluationRecord> evaluate() {
+    std::optional<Average::Exchange> exchanged;
+    if (average_) exchanged.emplace(*average_);
+    if (group_ && (average_ || saved_step_ != steps_done_)) parallel_->broadcast_buffers();
+    return evaluate_unless([this] { return stop_signal_.load() != 0; }, network_, *validation_, options_.loss,
+                           format_, group_);
+  }
+
+  void tell_early_stop() {
+    outcome_.stopped_early = true;
+    if (progress_) progress_->note(fmt::format("stopped early at step {}: {}", steps_done_, best_->text()));
   }
 
   const Network network_;
@@ -456,9 +466,12 @@ class Run {
   const std::atomic<int>& stop_signal_;
   distributed::Group* const group_;  // null: this process alone
   const TensorFormat format_;
-  torch::optim::SGD optimizer_;
+  const Frozen frozen_;
+  const GroupedOptimizer optimizer_;
   Step step_;
   std::optional<distributed::DataParallel> parallel_;  // with a group
+  std::optional<Average> average_;                     // with ema_decay
+  std::optional<Best> best_;                           // with keep_best
   const int64_t batches_;                              // per epoch
   const int64_t schedule_steps_;                       // of all epochs
   const int64_t last_step_;                            // where this run ends
@@ -490,7 +503,7 @@ class Run {
 
 TrainingOutcome train(const Network& network, BatchSource& train, BatchSource* validation,
                       const TrainerOptions& options, const std::atomic<int>& stop_signal) {
-  check(options, train);
+  check_options(options, train, validation);
   return Run(network, train, validation, options, stop_signal).run();
 }
 

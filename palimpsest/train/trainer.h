@@ -2,6 +2,7 @@
 
 #include "palimpsest/distributed/data_parallel.h"
 #include "palimpsest/distributed/process_group.h"
+#include "palimpsest/nn/state_dict.h"
 #include "palimpsest/train/batch_source.h"
 #include "palimpsest/train/loss.h"
 #include "palimpsest/train/network.h"
@@ -30,6 +31,19 @@ struct TrainerOptions {
   std::string device = "cpu";          ///< train/device.h
   std::string precision = "f32";       ///< of the computation: amp/precision.h
   std::string loss_scale = "dynamic";  ///< f16: "dynamic", "auto" or a number (train/loss_scale.h)
+  /// Parts of each batch, with a forward and a backward pass each, whose gradients are added: memory of a part,
+  /// step of the batch (train/step_loss.h). A normalization in training mode normalizes each part by itself.
+  int64_t accumulate = 1;
+  /// In (0, 1): parameters and running statistics are averaged (train/ema.h), evaluations take the averages,
+  /// and checkpoints hold both. 0: no average.
+  double ema_decay = 0;
+  std::vector<std::string> freeze = {};  ///< layers that stay as they are (train/frozen.h)
+  bool freeze_norm = false;              ///< normalizations keep their running statistics (train/frozen.h)
+  /// "metric" or "loss": best.safetensors is the checkpoint of the best evaluation (train/best.h). "none": there
+  /// is no such file.
+  std::string keep_best = "none";
+  /// The run ends normally after this many evaluations in a row without a better one. 0: never. Needs keep_best.
+  int64_t patience = 0;
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   LossOptions loss;
@@ -58,6 +72,10 @@ struct TrainingOutcome {
   int64_t bad_images = 0;  ///< different ones that could not be read in this run, of all ranks
   int64_t last_step = 0;   ///< that the checkpoint holds, the steps of resumed runs included
   std::optional<ExponentRecord> exponents;  ///< the last histogram of gradients
+  /// With ema_decay: the averages by the names of parameters and buffers. The module holds the parameters that
+  /// were trained; nn::load_state_dict with LoadOptions::strict = false loads the averages into it.
+  nn::StateDict averages;
+  bool stopped_early = false;  ///< by `patience`, in this run or the runs that it resumes
   /// The signal (SIGINT, SIGTERM or SIGHUP) that ended the run early, after the step was completed and a
   /// checkpoint saved. 0: the run ended normally.
   int signal = 0;
@@ -66,7 +84,7 @@ struct TrainingOutcome {
 /// A stop signal that never comes.
 inline const std::atomic<int> kNeverStops{0};
 
-/// Trains any module that maps images to logits (train/network.h) on `train`, with SGD, and evaluates it on
+/// Trains any module that maps images to logits (train/network.h) on `train`, and evaluates it on
 /// `validation`, which may be null. `stop_signal` is polled after each step and after each batch of an
 /// evaluation; the resumed run repeats an evaluation that was cut short.
 ///
@@ -84,7 +102,8 @@ inline const std::atomic<int> kNeverStops{0};
 /// be resumed on either device.
 ///
 /// Resuming gives the bytes of an unbroken run, at whatever moment the run was ended, by SIGKILL too:
-/// parameters, buffers, momentum and generator come from the checkpoint, learning rate and data order are
+/// parameters, buffers, averages, momentum, generator and best evaluation come from the checkpoint (that of the
+/// checkpoint's own step from the log), learning rate and data order are
 /// functions of the step, and the log is cut back to the checkpoint. The same seed gives the same bytes with
 /// any number of loader workers, but not with any number of OpenMP threads: the convolutions of libtorch and
 /// oneDNN split sums by thread, so another OMP_NUM_THREADS or another processor changes the last bits.
@@ -96,9 +115,10 @@ inline const std::atomic<int> kNeverStops{0};
 /// Several processes: every rank of `group` calls train() with the same options, the same network and its
 /// share of the batches (BatchSource::share). The network of rank 0 is copied to the others. Each step is
 /// that of the whole batch: every rank computes the gradients of its part, weighted by the number of its
-/// pixels (images) that count, and the gradients are averaged. Loss, images per second and evaluations are
+/// pixels (images) that count, and the gradients are averaged, then clipped. Loss, images per second and evaluations are
 /// those of all ranks, on all ranks; times and bytes are those of the rank itself. A step has one collective
-/// beside those of the gradients and of the layers, and two more if images could not be read.
+/// beside those of the gradients and of the layers, with accumulate > 1 two, and two more if images could not
+/// be read.
 ///
 /// Rank 0 alone reads and writes in `output`, and shows progress. Each rank has the running statistics of its
 /// own part, unless the network's normalizations name the group; those of rank 0 are evaluated and saved.

@@ -100,6 +100,56 @@ TEST(Loss, ValueAndGradientAreThoseOfPlainLoopsInEveryLayout) {
   }
 }
 
+TEST(Loss, LabelSmoothingAndClassWeightsAreThoseOfLibtorchOfTheChosenPixels) {
+  at::manual_seed(8);
+  for (const double smoothing : {0.0, 0.2})
+    for (const bool weighted : {false, true})
+      for (LossOptions options : kinds())
+        for (const std::vector<int64_t>& shape :
+             std::vector<std::vector<int64_t>>{{6, 4}, {3, 4, 5, 7}, {2, 4, 2, 3, 4}}) {
+          std::vector<int64_t> of_targets = shape;
+          of_targets.erase(of_targets.begin() + 1);
+          const at::Tensor targets = some_targets(of_targets, 4);
+          const at::Tensor x = at::randn(shape, at::kDouble).requires_grad_(),
+                           y = x.detach().clone().requires_grad_();
+          const Want chosen =
+              by_loops(x.detach().reshape({shape[0], 4, -1}), targets.reshape({shape[0], -1}), options);
+          const at::Tensor counts = chosen.gradient.abs().sum(1).gt(0).reshape(of_targets);
+          options.label_smoothing = smoothing;
+          if (weighted) options.class_weights = {1, 0, 2.5, 0.25};
+          const at::Tensor weight = at::tensor(std::vector<double>{1, 0, 2.5, 0.25}, at::kDouble);
+          const at::Tensor counted = targets.masked_fill(counts.logical_not(), 255);
+          const at::Tensor want =
+              at::cross_entropy_loss(y, counted, weighted ? c10::optional<at::Tensor>(weight) : c10::nullopt,
+                                     at::Reduction::Mean, 255, smoothing);
+          const CountedLoss got = counted_loss(x, targets, options);
+          got.mean.backward();
+          want.backward();
+          const at::Tensor valid = counted.masked_select(counts);
+          EXPECT_NEAR(got.weight,
+                      weighted ? weight.index_select(0, valid).sum().item<double>()
+                               : static_cast<double>(valid.numel()),
+                      kReorderedF64);
+          EXPECT_NEAR(got.mean.item<double>(), want.item<double>(), kReorderedF64);
+          EXPECT_LE(relative_error(x.grad(), y.grad()), kReorderedF64);
+          if (options.kind == "cross_entropy") {
+            EXPECT_NEAR(expected_weight(targets, options), got.weight, kReorderedF64);
+          }
+        }
+}
+
+TEST(Loss, WrongSmoothingAndWeightsAreErrors) {
+  const auto fails = [](const LossOptions& options, const std::vector<std::string>& parts) {
+    expect_error(ErrorKind::kUsage, parts,
+                 [&] { loss(at::randn({2, 3}), at::zeros({2}, at::kLong), options); });
+  };
+  fails({.label_smoothing = 1}, {"label_smoothing", "[0, 1)", "1"});
+  fails({.label_smoothing = -0.1}, {"label_smoothing", "-0.1"});
+  fails({.class_weights = {1, -2, 1}}, {"class_weights", "-2"});
+  fails({.class_weights = {0, 0, 0}}, {"class_weights", "all be 0"});
+  fails({.class_weights = {1, 2}}, {"class_weights", "3 classes", "2 numbers"});
+}
+
 TEST(Loss, SlabsOfPixelsAndOfImagesLeaveNoSeam) {
   at::manual_seed(2);
   for (const auto& options : kinds()) {
@@ -221,7 +271,7 @@ TEST(Loss, OfCoarseLogitsIsThatOfTheUpsampledOnes) {
         counted_loss(at::upsample_bilinear2d(upsampled, {48, 50}, false), targets, options);
     ours.mean.backward();
     whole.mean.backward();
-    EXPECT_EQ(ours.count, whole.count);
+    EXPECT_EQ(ours.weight, whole.weight);
     EXPECT_LE(relative_error(ours.mean, whole.mean), kReorderedF64);
     EXPECT_LE(relative_error(coarse.grad(), upsampled.grad()), kReorderedF64);
   }

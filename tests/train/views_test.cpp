@@ -268,7 +268,7 @@ TEST(Views, LossMetricsAndLabelsAreThoseOfTheAverage) {
 
     MetricsAccumulator metrics(true, 5, 255);
     double loss = 0;
-    int64_t counted = 0;
+    double counted = 0;
     loader.start_epoch(0);
     std::size_t image_number = 0;
     while (const auto batch = loader.next())
@@ -276,12 +276,12 @@ TEST(Views, LossMetricsAndLabelsAreThoseOfTheAverage) {
         const at::Tensor p =
             plain_average(*network, batch->images[i].to(at::kDouble), options.views).unsqueeze(0);
         const CountedLoss of_image = counted_loss(p.log(), batch->targets.narrow(0, i, 1), options.loss);
-        loss += of_image.mean.item<double>() * static_cast<double>(of_image.count);
-        counted += of_image.count;
+        loss += of_image.mean.item<double>() * of_image.weight;
+        counted += of_image.weight;
         metrics.add(p, batch->targets.narrow(0, i, 1));
         EXPECT_TRUE(labels.at(image_number).equal(p[0].argmax(0).to(at::kByte)));
       }
-    EXPECT_NEAR(record.loss, loss / static_cast<double>(counted), kReorderedF64 * 10);
+    EXPECT_NEAR(record.loss, loss / counted, kReorderedF64 * 10);
     EXPECT_EQ(record.confusion, metrics.confusion());
     EXPECT_EQ(record.metrics.mean_iou, metrics.result().mean_iou);
     EXPECT_EQ(record.images, 3);

@@ -108,6 +108,16 @@ void share_optimizer_state(distributed::Group& group, torch::optim::Optimizer& o
   loader.load();
 }
 
+void share_best(distributed::Group& group, BestState& state) {
+  Json json{{"value", nullptr}, {"step", state.step}, {"evaluations_since", state.evaluations_since}};
+  if (state.value) json["value"] = *state.value;
+  json = Json::parse(group.broadcast_bytes(json.dump(), "the best evaluation"));
+  state.value.reset();
+  if (!json.at("value").is_null()) state.value = json["value"].get<double>();
+  state.step = json.at("step");
+  state.evaluations_since = json.at("evaluations_since");
+}
+
 std::vector<GeneratorStates> gather_generator_states(distributed::Group& group,
                                                      const torch::nn::Module& module) {
   const GeneratorStates mine = generator_states(module);

@@ -23,6 +23,9 @@ void share_state(distributed::Group& group, RunState& state);
 void share_optimizer_state(distributed::Group& group, torch::optim::Optimizer& optimizer,
                            const torch::nn::Module& module);
 
+/// Overwrites `state` with that of rank 0.
+void share_best(distributed::Group& group, BestState& state);
+
 /// Returns the states of the generators of ranks 1, 2, ...
 std::vector<GeneratorStates> gather_generator_states(distributed::Group& group,
                                                      const torch::nn::Module& module);

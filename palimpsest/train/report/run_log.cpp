@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
+#include <limits>
 #include <utility>
 
 namespace palimpsest::train {
@@ -20,21 +21,23 @@ namespace {
 using Json = nlohmann::ordered_json;  // keeps the order of the record's members; NaN and infinity become null
 
 Json to_json(const StepRecord& r) {
-  return {{"type", "step"},
-          {"step", r.step},
-          {"epoch", r.epoch},
-          {"loss", r.loss},
-          {"lr", r.lr},
-          {"seconds", r.seconds},
-          {"data_seconds", r.data_seconds},
-          {"images_per_second", r.images_per_second},
-          {"eta_seconds", r.eta_seconds},
-          {"kept_bytes", r.kept_bytes},
-          {"current_bytes", r.current_bytes},
-          {"peak_bytes", r.peak_bytes},
-          {"loss_scale", r.loss_scale},
-          {"skipped_steps", r.skipped_steps},
-          {"abn_fallbacks", r.abn_fallbacks}};
+  Json json = {{"type", "step"},
+               {"step", r.step},
+               {"epoch", r.epoch},
+               {"loss", r.loss},
+               {"lr", r.lr},
+               {"seconds", r.seconds},
+               {"data_seconds", r.data_seconds},
+               {"images_per_second", r.images_per_second},
+               {"eta_seconds", r.eta_seconds},
+               {"kept_bytes", r.kept_bytes},
+               {"current_bytes", r.current_bytes},
+               {"peak_bytes", r.peak_bytes},
+               {"loss_scale", r.loss_scale},
+               {"skipped_steps", r.skipped_steps},
+               {"abn_fallbacks", r.abn_fallbacks}};
+  if (r.gradient_norm) json["gradient_norm"] = *r.gradient_norm;
+  return json;
 }
 
 Json to_json(const EvaluationRecord& r) {
@@ -49,7 +52,23 @@ Json to_json(const EvaluationRecord& r) {
     json["top5"] = r.metrics.top5;
   }
   if (r.bad_images > 0) json["bad_images"] = r.bad_images;
+  if (r.best) json["best"] = *r.best;
   return json;
+}
+
+/// Returns the members of an evaluation's line that decide which evaluation is the best.
+EvaluationRecord evaluation_of(const Json& json) {
+  const auto number = [&](const char* name) {  // null is a number that is not finite
+    return json.contains(name) && json[name].is_number() ? json[name].get<double>()
+                                                         : std::numeric_limits<double>::quiet_NaN();
+  };
+  EvaluationRecord record;
+  record.step = json["step"].get<int64_t>();
+  record.loss = number("loss");
+  record.segmentation = json.contains("mean_iou");
+  record.metrics.mean_iou = number("mean_iou");
+  record.metrics.top1 = number("top1");
+  return record;
 }
 
 Json to_json(const amp::ExponentHistogram& h) {
@@ -82,8 +101,8 @@ RunLog::RunLog(std::filesystem::path path, int64_t step) : path_(std::move(path)
       const auto line_step = json["step"].get<int64_t>();
       if (line_step < 0 || line_step > step) continue;
       kept.append(text, begin, end + 1 - begin);
-      if (json.contains("type") && json["type"] == "evaluation")
-        evaluated_step_ = std::max(evaluated_step_, line_step);
+      if (json.contains("type") && json["type"] == "evaluation" && line_step >= evaluated_step())
+        last_evaluation_ = evaluation_of(json);
     }
   }
   io::write_file_atomically(path_, kept);
@@ -125,7 +144,7 @@ void RunLog::write(const BadImageRecord& record) {
 
 void RunLog::write(const EvaluationRecord& record) {
   write_line(to_json(record).dump() + "\n");
-  evaluated_step_ = record.step;
+  last_evaluation_ = record;
 }
 
 }  // namespace palimpsest::train

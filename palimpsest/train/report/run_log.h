@@ -4,13 +4,14 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
 
 namespace palimpsest::train {
 
-/// log.jsonl: one JSON object per line, with "type" ("step", "evaluation", "exponents" or
-/// "bad_image") and the members of
-/// the record under their own names; a number that is not finite is null. The operating system has a line
+/// log.jsonl: one JSON object per line, with "type" ("step", "evaluation", "exponents" or "bad_image") and the
+/// members of the record under their own names; a number that is not finite is null, and an optional member
+/// without a value is left out. The operating system has a line
 /// before the call returns, so a killed program loses no line. A full disk throws Error(kOutput) that names
 /// the file.
 class RunLog {
@@ -31,14 +32,17 @@ class RunLog {
   void write(const ExponentRecord& record);
   void write(const BadImageRecord& record);
   /// Returns the step of the last evaluation in the log; -1: none.
-  int64_t evaluated_step() const { return evaluated_step_; }
+  int64_t evaluated_step() const { return last_evaluation_ ? last_evaluation_->step : -1; }
+  /// Returns the last evaluation in the log. One of an earlier run has step, loss, segmentation, mean IoU and
+  /// top-1 only; an infinite loss has become NaN.
+  const std::optional<EvaluationRecord>& last_evaluation() const { return last_evaluation_; }
 
  private:
   void write_line(const std::string& line);
 
   std::filesystem::path path_;
   int descriptor_ = -1;
-  int64_t evaluated_step_ = -1;
+  std::optional<EvaluationRecord> last_evaluation_;
 };
 
 }  // namespace palimpsest::train

@@ -1,0 +1,68 @@
+#include "palimpsest/train/step_loss.h"
+
+#include "palimpsest/train/common/require.h"
+
+#include <ATen/ATen.h>
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <span>
+
+namespace palimpsest::train {
+
+StepLoss::StepLoss(const Network& network, const data::Batch& batch, const LossOptions& options,
+                   amp::Precision precision, int64_t parts, distributed::Group* group)
+    : network_(network),
+      batch_(batch),
+      options_(options),
+      precision_(precision),
+      parts_(parts),
+      group_(group),
+      images_(batch.images.size(0)) {
+  require(parts >= 1 && parts <= images_,
+          fmt::format("a batch needs at least one image per part{}, got {} images for {} parts (accumulate)",
+                      group ? " on each process" : "", images_, parts));
+}
+
+data::Batch StepLoss::narrow(int64_t part) const {
+  const int64_t images = batch_.images.size(0), each = images / parts_, larger = images % parts_;
+  const int64_t first = part * each + std::min(part, larger), size = each + (part < larger ? 1 : 0);
+  return {batch_.images.narrow(0, first, size), batch_.targets.narrow(0, first, size), {}};
+}
+
+at::Tensor StepLoss::part(int64_t index, const std::function<std::vector<double>()>& shared) {
+  if (parts_ > 1 && index == 0) {
+    expected_ = expected_weight(batch_.targets, options_);
+    if (group_) expected_ = group_->sum(expected_, "the pixels of the step");
+  }
+  const data::Batch part = parts_ > 1 ? narrow(index) : batch_;
+  CountedLoss counted =
+      counted_loss(coarse_logits(network_, part.images, precision_), part.targets, options_);
+  loss_ += counted.mean.item<double>() * counted.weight;
+  weight_ += counted.weight;
+  const bool alone = parts_ == 1 && !group_;
+  if (alone) mean_ = counted.mean.item<double>();
+  if (index == parts_ - 1 && !alone) finish(shared);
+  if (alone) return counted.mean;
+  // Averages over the ranks divide by their number.
+  const double ranks = group_ ? group_->size() : 1;
+  return expected_ > 0 ? counted.mean * (counted.weight * ranks / expected_) : counted.mean;
+}
+
+void StepLoss::finish(const std::function<std::vector<double>()>& shared) {
+  if (group_) {
+    std::vector<double> mine{loss_, weight_, static_cast<double>(images_)};
+    if (shared)
+      for (const double number : shared()) mine.push_back(number);
+    const auto all = group_->sum(std::span<const double>(mine), "the loss");
+    loss_ = all[0];
+    weight_ = all[1];
+    images_ = static_cast<int64_t>(all[2]);
+    sums_.assign(all.begin() + 3, all.end());
+  }
+  if (parts_ == 1) expected_ = weight_;
+  mean_ = weight_ > 0 ? loss_ / weight_ : 0;
+  gradient_factor_ = weight_ > 0 ? expected_ / weight_ : 1;
+}
+
+}  // namespace palimpsest::train

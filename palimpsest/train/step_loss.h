@@ -1,0 +1,68 @@
+#pragma once
+
+#include "palimpsest/amp/precision.h"
+#include "palimpsest/data/loader.h"
+#include "palimpsest/distributed/process_group.h"
+#include "palimpsest/train/loss.h"
+#include "palimpsest/train/network.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace palimpsest::train {
+
+/// The loss of the batch of one training step, in parts, each of which has its own forward and backward pass:
+/// a step of N parts has the activations of one part only. With a group it is the loss of the batches of all
+/// ranks.
+///
+///   StepLoss loss(net, batch, options, precision, /*parts=*/4);
+///   step.run_parts(sgd, 4, [&](int64_t part) { return loss.part(part); },
+///                  {.change_gradients = [&] { scale_gradients(sgd, loss.gradient_factor()); }});
+///
+/// The gradients are those of the whole batch, up to rounding, if no layer uses the statistics of its batch:
+/// each part is weighted with its pixels (images) that count. A normalization in training mode sees one part
+/// at a time.
+/// The first n % parts parts of a batch of n images have one image more than the others.
+class StepLoss {
+ public:
+  /// `network` and `group` must outlive this object. group: null for this process alone. Throws Error(kUsage)
+  /// if there are more parts than images.
+  StepLoss(const Network& network, const data::Batch& batch, const LossOptions& options,
+           amp::Precision precision, int64_t parts = 1, distributed::Group* group = nullptr);
+
+  /// Runs the forward pass of part 0, 1, ... and returns its loss, times a factor. With the backward pass of
+  /// each, the sum of the gradients, averaged over the ranks, is the gradient of mean() / gradient_factor().
+  /// With a group all ranks call it. The last part has one collective, and the first one another if there
+  /// are several parts. `shared` returns what this rank adds to sums(); it is called after the last forward pass.
+  at::Tensor part(int64_t index, const std::function<std::vector<double>()>& shared = {});
+
+  // The results of all parts and ranks, after the forward pass of the last part.
+  double mean() const { return mean_; }  ///< the mean loss of the batch; 0 if no pixel counts
+  int64_t images() const { return images_; }
+  /// With a group: the sums over the ranks of the numbers of `shared`.
+  const std::vector<double>& sums() const { return sums_; }
+  /// The factor of the gradients of all parts together. 1, but for bootstrapping in parts: how many pixels
+  /// count is not known before the last forward pass.
+  double gradient_factor() const { return gradient_factor_; }
+
+ private:
+  data::Batch narrow(int64_t part) const;
+  void finish(const std::function<std::vector<double>()>& shared);
+
+  const Network& network_;
+  const data::Batch& batch_;
+  const LossOptions options_;
+  const amp::Precision precision_;
+  const int64_t parts_;
+  distributed::Group* const group_;
+  double expected_ = 0;           // weight of all parts and ranks, before their forward passes
+  double loss_ = 0, weight_ = 0;  // of the parts so far; the loss times the weight
+  double mean_ = 0, gradient_factor_ = 1;
+  int64_t images_;
+  std::vector<double> sums_;
+};
+
+}  // namespace palimpsest::train
