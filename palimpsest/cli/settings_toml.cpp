@@ -190,16 +190,42 @@ void check_depth(std::string_view text, const std::string& name) {
 
 }  // namespace
 
-void read_toml(Options& options, const std::string& text, const std::string& name) {
+namespace {
+
+/// Throws Error(kUsage) for wrong syntax, deep nesting and a long text.
+toml::table parse(const std::string& text, const std::string& name) {
   check_size(text.size(), name);
   check_depth(text, name);
-  toml::table root;
   try {
-    root = toml::parse(text, name);
+    return toml::parse(text, name);
   } catch (const toml::parse_error& failure) {
     throw Error(ErrorKind::kUsage,
                 at_line(name, failure.source()) + ": " + std::string(failure.description()));
   }
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> toml_entries(const std::string& text,
+                                                              const std::string& name) {
+  std::vector<std::pair<std::string, std::string>> entries;
+  const auto add = [&](const std::string& key, const toml::node& node) {
+    std::ostringstream value;
+    node.visit([&](const auto& n) { value << n; });
+    entries.emplace_back(key, value.str());
+  };
+  for (const auto& [key, node] : parse(text, name)) {
+    if (!node.is_table())
+      add(std::string(key.str()), node);
+    else
+      for (const auto& [inner, value] : *node.as_table())
+        add(std::string(key.str()) + "." + std::string(inner.str()), value);
+  }
+  return entries;
+}
+
+void read_toml(Options& options, const std::string& text, const std::string& name) {
+  const toml::table root = parse(text, name);
   const auto tables = table_names();
   for (const auto& [key, node] : root) {
     const std::string table_name(key.str());

@@ -49,18 +49,6 @@ at::Tensor repeat_rows(const std::vector<T>& values, std::vector<int64_t> shape,
   return batch;
 }
 
-const char* phase_name(train::Step::Phase phase) {
-  switch (phase) {
-    case train::Step::Phase::kForward:
-      return "forward";
-    case train::Step::Phase::kBackward:
-      return "backward";
-    case train::Step::Phase::kUpdate:
-      return "step";
-  }
-  return "?";
-}
-
 }  // namespace
 
 RepeatedBatch::RepeatedBatch(const Options& options, const Datasets& sets) {
@@ -126,7 +114,7 @@ StepMemory StepProbe::measure_step() {
   train::Step::RunOptions run;
   run.entering = [&](train::Step::Phase phase) {
     if (phase == train::Step::Phase::kBackward) meter.forward_done();
-    timeline.mark(phase_name(phase));
+    timeline.mark(train::Step::name_of(phase));
   };
   step(batch, run);
   timeline.stop();

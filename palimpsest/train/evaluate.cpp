@@ -57,7 +57,8 @@ AfterBatch agree_after_batch(distributed::Group& group, bool had_batch, bool sto
 }
 
 void add_batch(const Network& network, data::Batch& batch, const LossOptions& given,
-               const TensorFormat& format, std::optional<MetricsAccumulator>& metrics, Totals& totals) {
+               const TensorFormat& format, std::optional<MetricsAccumulator>& metrics, Totals& totals,
+               const EvaluationObserver& observe) {
   format.convert(batch);
   const LossOptions options = loss_for(batch.targets, given);
   const at::Tensor logits = coarse_logits(network, batch.images, format.precision);
@@ -67,6 +68,7 @@ void add_batch(const Network& network, data::Batch& batch, const LossOptions& gi
   totals.images += batch.images.size(0);
   if (!metrics) metrics.emplace(labels_pixels(batch.targets), logits.size(1), options.ignore_id);
   metrics->add(logits, batch.targets);
+  if (observe) observe(batch, logits);
 }
 
 }  // namespace
@@ -92,7 +94,8 @@ std::string describe(const at::Tensor& images) {
 
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
                                                 BatchSource& batches, const LossOptions& loss,
-                                                const TensorFormat& format, distributed::Group* group) {
+                                                const TensorFormat& format, distributed::Group* group,
+                                                const EvaluationObserver& observe) {
   check_share(batches, group, "the batches of the evaluation");
   const at::NoGradGuard no_grad;
   const EvalMode eval_mode(network.module());
@@ -109,7 +112,7 @@ std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& sto
       for (data::BadExample& example : batches.take_bad()) bad.push_back(std::move(example));
       if (batch) {
         doing = "the evaluation of " + describe(batch->images);
-        add_batch(network, *batch, loss, format, metrics, totals);
+        add_batch(network, *batch, loss, format, metrics, totals, observe);
       }
       if (group) {
         then = agree_after_batch(*group, batch.has_value(), stopped());

@@ -32,12 +32,17 @@ EvaluationRecord evaluate(const Network& network, BatchSource& batches, const Lo
 EvaluationRecord evaluate(const Network& network, data::Loader& loader, const LossOptions& loss,
                           const TensorFormat& format, distributed::Group* group = nullptr);
 
+/// Sees each batch of this rank, in the format of the network, with its logits, which may be coarser than the
+/// images (train/network.h).
+using EvaluationObserver = std::function<void(const data::Batch& batch, const at::Tensor& logits)>;
+
 /// Does the same, but returns nothing if `stopped` returned true after a batch; with a group, on all ranks if
-/// it did so on one.
+/// it did so on one. Calls `observe`, if any, for each batch.
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
                                                 BatchSource& batches, const LossOptions& loss,
                                                 const TensorFormat& format,
-                                                distributed::Group* group = nullptr);
+                                                distributed::Group* group = nullptr,
+                                                const EvaluationObserver& observe = {});
 
 /// Throws Error(kUsage) unless `batches` yields the share of this rank of `group`, or of the only process if
 /// there is none. `what`: "the training batches".

@@ -7,6 +7,7 @@
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <limits>
 
 namespace palimpsest::train {
@@ -41,7 +42,8 @@ MetricsAccumulator::MetricsAccumulator(bool segmentation, int64_t classes, int64
     : segmentation_(segmentation),
       classes_(classes),
       ignore_id_(ignore_id),
-      confusion_(segmentation ? static_cast<std::size_t>(classes * classes) : 0) {}
+      confusion_(segmentation || classes <= kMostCountedClasses ? static_cast<std::size_t>(classes * classes)
+                                                                 : 0) {}
 
 void MetricsAccumulator::add(const at::Tensor& logits, const at::Tensor& targets) {
   const at::NoGradGuard no_grad;
@@ -77,24 +79,28 @@ void MetricsAccumulator::add_labels(const at::Tensor& logits, const at::Tensor& 
   top1_ += rank.lt(1).sum().item<int64_t>();
   top5_ += rank.lt(5).sum().item<int64_t>();
   count_ += truth.size(0);
+  if (confusion_.empty() || truth.size(0) == 0) return;
+  const at::Tensor cells = (truth.squeeze(1) * classes_ + scores.argmax(1)).cpu();
+  for (int64_t i = 0; i < cells.size(0); ++i)
+    ++confusion_[static_cast<std::size_t>(cells.const_data_ptr<int64_t>()[i])];
 }
 
 std::vector<int64_t> MetricsAccumulator::counters() const {
-  return segmentation_ ? confusion_ : std::vector<int64_t>{top1_, top5_, count_};
+  std::vector<int64_t> all = confusion_;
+  if (!segmentation_) all.insert(all.end(), {top1_, top5_, count_});
+  return all;
 }
 
 void MetricsAccumulator::set_counters(const std::vector<int64_t>& counters) {
-  TORCH_CHECK(counters.size() == (segmentation_ ? confusion_.size() : 3), "[metrics] needs ",
-              segmentation_ ? confusion_.size() : 3, " counters, got ", counters.size());
-  if (segmentation_) {
-    confusion_ = counters;
-  } else {
-    top1_ = counters[0], top5_ = counters[1], count_ = counters[2];
-  }
+  const std::size_t size = confusion_.size() + (segmentation_ ? 0 : 3);
+  TORCH_CHECK(counters.size() == size, "[metrics] needs ", size, " counters, got ", counters.size());
+  std::copy_n(counters.begin(), confusion_.size(), confusion_.begin());
+  if (!segmentation_) top1_ = counters.end()[-3], top5_ = counters.end()[-2], count_ = counters.end()[-1];
 }
 
 Metrics MetricsAccumulator::result() const {
   Metrics metrics;
+  metrics.confusion = confusion_;
   if (!segmentation_) {
     metrics.top1 = share(top1_, count_);
     metrics.top5 = share(top5_, count_);

@@ -1,17 +1,21 @@
 #include "palimpsest/train/trainer.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/data/class_colors.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
+#include "palimpsest/memory/timeline.h"
 #include "palimpsest/ops/abn.h"
 #include "palimpsest/train/checkpoint.h"
 #include "palimpsest/train/common/bad_images.h"
 #include "palimpsest/train/common/ranks.h"
 #include "palimpsest/train/common/require.h"
 #include "palimpsest/train/evaluate.h"
+#include "palimpsest/train/report/details.h"
 #include "palimpsest/train/report/exponent_chart.h"
 #include "palimpsest/train/report/progress.h"
+#include "palimpsest/train/report/run_files.h"
 #include "palimpsest/train/report/run_log.h"
 #include "palimpsest/train/rethrow.h"
 #include "palimpsest/train/step.h"
@@ -28,6 +32,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <utility>
 
 namespace palimpsest::train {
@@ -180,6 +185,7 @@ class Run {
     }
     if (!writes()) return;
     log_.emplace(options_.output / "log.jsonl", steps_done_);
+    files_.emplace(options_.output, options_.tensorboard, steps_done_);
     evaluated_step_ = log_->evaluated_step();
   }
 
@@ -302,7 +308,11 @@ class Run {
     record.loss_scale = step_.loss_scale();
     Step::RunOptions run;
     run.observe = options_.histogram_every > 0 && steps_done_ % options_.histogram_every == 0;
+    auto timeline = meter && files_ && files_->wants_timeline(static_cast<int64_t>(outcome_.steps.size()))
+                        ? start_timeline()
+                        : nullptr;
     run.entering = [&](Step::Phase phase) {
+      if (timeline) timeline->mark(Step::name_of(phase));
       if (meter && phase == Step::Phase::kBackward) meter->forward_done();
     };
     const auto loss_of_batch = [&] {
@@ -319,11 +329,24 @@ class Run {
     if (stepped_ && !std::isfinite(record.loss)) diverged(record);
     if (step_.is_hopeless()) overflowed(record);
     record.skipped_steps = step_.skipped_steps();
+    if (timeline) {
+      timeline->stop();
+      files_->write(StepTimeline{steps_done_ + 1, timeline->samples(), timeline->marks()});
+    }
 
     if (!meter) return;
     record.kept_bytes = meter->kept_bytes();
     record.peak_bytes = meter->peak_bytes();
     record.current_bytes = meter->current_bytes();
+  }
+
+  /// Returns null if another Timeline or a profiler records already.
+  std::unique_ptr<memory::Timeline> start_timeline() const {
+    try {
+      return std::make_unique<memory::Timeline>(format_.device);
+    } catch (const std::logic_error&) {
+      return nullptr;
+    }
   }
 
   /// Replaces the mean loss of this rank's `count` pixels (images) in the record by the mean of all ranks.
@@ -384,6 +407,7 @@ class Run {
     const bool logged =
         steps_done_ == 1 || steps_done_ % options_.log_every == 0 || steps_done_ == last_step_;
     if (logged && log_) log_->write(record);
+    if (files_) files_->write(record, logged);
     if (progress_) progress_->step(record, logged);
     if (options_.histogram_every > 0 && stepped_ && step_.observation()) show(*step_.observation());
     if (record.abn_fallbacks > 0 && !fallback_told_) tell_fallback(record.abn_fallbacks);
@@ -395,6 +419,7 @@ class Run {
     const ExponentRecord record{steps_done_, seen.activations, seen.weights, seen.recommended_scale()};
     outcome_.exponents = record;
     if (log_) log_->write(record);
+    if (files_) files_->write(record);
     if (writes()) io::write_file_atomically(options_.output / "exponents.svg", to_svg(record));
     if (!progress_) return;
     const auto tell = [&](const char* what, const amp::ExponentHistogram& h) {
@@ -433,8 +458,11 @@ class Run {
     if (!epoch_due && steps_done_ != last_step_) return;
     if (evaluated_step_ == steps_done_) return;
     if (group_ && saved_step_ != steps_done_) parallel_->broadcast_buffers();  // the network that is saved
-    auto record = evaluate_unless([this] { return stop_signal_.load() != 0; }, network_, *validation_,
-                                  options_.loss, format_, group_);
+    PictureSampler sampler(options_.report, validation_->batches() * validation_->batch_size() / ranks(),
+                           options_.loss.ignore_id);
+    auto record = evaluate_unless(
+        [this] { return stop_signal_.load() != 0; }, network_, *validation_, options_.loss, format_, group_,
+        [&](const data::Batch& batch, const at::Tensor& logits) { sampler.add(batch, logits); });
     if (!record) {
       if (group_) agree_on_signal();
       return;
@@ -444,8 +472,26 @@ class Run {
     record->epoch = steps_done_ / batches_;
     if (!std::isfinite(record->loss)) bad_evaluation_ = steps_done_;
     if (log_) log_->write(*record);
+    outcome_.details = details_of(*record, sampler.take());
+    if (files_) files_->write(*record, *outcome_.details);
     if (progress_) progress_->evaluation(*record);
     outcome_.evaluations.push_back(std::move(*record));
+  }
+
+  /// Moves the confusion matrix out of the record: a thousand records would hold a thousand of them.
+  EvaluationDetails details_of(EvaluationRecord& record, std::vector<EvaluationPicture> pictures) const {
+    EvaluationDetails details{record.step, record.epoch, record.segmentation, options_.report.class_names,
+                              options_.report.class_colors, {}, std::move(pictures)};
+    const auto counts = std::exchange(record.metrics.confusion, {});
+    const auto classes = counts.empty() ? static_cast<int64_t>(details.class_names.size())
+                                        : std::llround(std::sqrt(static_cast<double>(counts.size())));
+    details.class_names.resize(static_cast<size_t>(classes));
+    for (size_t i = options_.report.class_names.size(); i < details.class_names.size(); ++i)
+      details.class_names[i] = fmt::format("class {}", i);
+    if (!details.class_colors.defined() || details.class_colors.size(0) != classes)
+      details.class_colors = data::class_colors(classes);
+    if (!counts.empty()) details.confusion = at::tensor(counts, at::kLong).view({classes, classes});
+    return details;
   }
 
   const Network network_;
@@ -478,6 +524,7 @@ class Run {
   bool wrote_config_ = false;
   std::string data_identity_;
   std::optional<RunLog> log_;
+  std::optional<RunFiles> files_;  // of the rank that writes
   std::optional<Progress> progress_;
   TrainingOutcome outcome_;
   int64_t interval_images_ = 0;
