@@ -204,15 +204,27 @@ toml::table parse(const std::string& text, const std::string& name) {
   }
 }
 
+/// Formats a value, numbers with as few digits as they need.
+std::string value_text(const toml::node& node) {
+  if (const toml::array* array = node.as_array()) {
+    std::string text;
+    for (const toml::node& part : *array) text += (text.empty() ? "" : ", ") + value_text(part);
+    return "[" + text + "]";
+  }
+  if (const auto number = node.value_exact<double>()) return to_toml(*number);
+  if (const auto word = node.value_exact<std::string>()) return to_toml(*word);
+  std::ostringstream text;
+  node.visit([&](const auto& n) { text << n; });
+  return text.str();
+}
+
 }  // namespace
 
 std::vector<std::pair<std::string, std::string>> toml_entries(const std::string& text,
                                                               const std::string& name) {
   std::vector<std::pair<std::string, std::string>> entries;
   const auto add = [&](const std::string& key, const toml::node& node) {
-    std::ostringstream value;
-    node.visit([&](const auto& n) { value << n; });
-    entries.emplace_back(key, value.str());
+    entries.emplace_back(key, value_text(node));
   };
   for (const auto& [key, node] : parse(text, name)) {
     if (!node.is_table())

@@ -458,7 +458,7 @@ class Run {
     if (!epoch_due && steps_done_ != last_step_) return;
     if (evaluated_step_ == steps_done_) return;
     if (group_ && saved_step_ != steps_done_) parallel_->broadcast_buffers();  // the network that is saved
-    PictureSampler sampler(options_.report, validation_->batches() * validation_->batch_size() / ranks(),
+    PictureSampler sampler(options_.report, std::max<int64_t>(1, validation_->images() / ranks()),
                            options_.loss.ignore_id);
     auto record = evaluate_unless(
         [this] { return stop_signal_.load() != 0; }, network_, *validation_, options_.loss, format_, group_,

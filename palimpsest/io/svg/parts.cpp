@@ -29,7 +29,11 @@ std::string begin(int width, int height, const std::string& title, double title_
   if (!title.empty()) svg += "<title>" + escape_xml(title) + "</title>\n";
   if (!description.empty()) svg += "<desc>" + escape_xml(description) + "</desc>\n";
   svg += fmt::format("<rect width=\"{}\" height=\"{}\" fill=\"{}\"/>\n", width, height, kPaper);
-  if (!title.empty()) svg += text(title_x, 24, title, "start", 16, kInk, " font-weight=\"bold\"");
+  if (title.empty()) return svg;
+  // Bold text is a tenth wider.
+  const double room = width - title_x - 8, wanted = 1.1 * text_width(title, 16);
+  const int size = std::max(10, static_cast<int>(16 * std::min(1.0, room / wanted)));
+  svg += text(title_x, 24, fitted(title, room / 1.1, size), "start", size, kInk, " font-weight=\"bold\"");
   return svg;
 }
 

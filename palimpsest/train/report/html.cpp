@@ -41,7 +41,7 @@ a { color: inherit }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums }
 th { font-weight: normal; text-align: left } thead th { vertical-align: bottom }
 .figures th, .figures td { padding: .4rem .8rem; text-align: right; border-bottom: 1px solid var(--line) }
-.figures th { overflow-wrap: break-word; max-width: 16rem } .figures tbody th { text-align: left }
+.figures td { white-space: nowrap } .figures th { min-width: 4.5rem; max-width: 16rem } .figures tbody th { text-align: left }
 .figures thead th { border-bottom: 2px solid var(--ink) } .figures .ratio { font-weight: bold }
 .classes, .pairs, .counts { font-size: .9rem }
 .classes th, .classes td, .pairs th, .pairs td, .counts th, .counts td { padding: .15rem 1.2rem .15rem 0 }
@@ -54,9 +54,9 @@ th { font-weight: normal; text-align: left } thead th { vertical-align: bottom }
   border: 1px solid var(--faint); vertical-align: -.05em }
 .settings { font-size: .9rem; width: 100% }
 .settings th, .settings td { padding: .15rem 1.2rem .15rem 0; vertical-align: top; min-width: 6rem }
-.settings th { color: var(--faint); width: 14rem } .settings thead th { color: var(--ink) }
+.settings th { color: var(--faint); width: 14rem; min-width: 9.5rem } .settings thead th { color: var(--ink) }
 .settings .differs td { background: var(--mark) }
-.charts { display: grid; gap: .6rem 1.6rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 27rem), 1fr)) }
+.charts { display: grid; gap: .6rem 1.6rem; grid-template-columns: repeat(auto-fill, minmax(min(100%, 27rem), 1fr)) }
 .charts > * { min-width: 0 }
 svg { display: block; width: 100%; height: auto }
 .scroll { overflow-x: auto; max-width: 100%; margin: .4rem 0 }
@@ -69,7 +69,8 @@ summary { cursor: pointer; margin: .6rem 0 }
 .labelled { display: grid; gap: .8rem; grid-template-columns: repeat(auto-fill, minmax(11rem, 1fr)) }
 .labelled figure { margin: 0; min-width: 0; font-size: .9rem } .labelled img { width: 100%; max-width: 16rem;
   image-rendering: pixelated; display: block }
-@media (max-width: 40rem) { .figures th, .figures td { padding: .3rem .4rem } .bar { width: 4rem } }
+@media (max-width: 40rem) { .figures th, .figures td { padding: .3rem .4rem } .figures tbody th { min-width: 6rem }
+  .bar { width: 4rem } }
 )";
 
 std::string colors() {
@@ -93,7 +94,7 @@ std::string html_page(const std::string& title, const std::string& body) {
       "img-src data:\">\n"
       "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n"
       "<title>{0}</title>\n<style>{1}{2}</style></head>\n<body>\n<h1>{0}</h1>\n{3}</body></html>\n",
-      io::escape_xml(title), colors(), kStyle, body);
+      io::escape_xml(title), kStyle, colors(), body);
 }
 
 std::string html_section(const std::string& title, const std::string& content) {

@@ -42,8 +42,7 @@ void add_progress_note(ReportRun& run) {
     run.notes.push_back(fmt::format("Unfinished: {} steps are done, in epoch {}; about {} of training are left.",
                                     last.step, last.epoch, duration_text(last.eta_seconds)));
   else
-    run.notes.push_back(fmt::format("Complete: {} steps, {} epoch{}.", last.step, last.epoch,
-                                    last.epoch == 1 ? "" : "s"));
+    run.notes.push_back(fmt::format("Complete: {} steps, the last one in epoch {}.", last.step, last.epoch));
   if (!std::isfinite(last.loss)) run.notes.emplace_back("The last loss in the log is not finite.");
 }
 
@@ -63,7 +62,7 @@ void read_part(ReportRun& run, const std::filesystem::path& folder, const char* 
 }
 
 void read_log_into(ReportRun& run, const std::filesystem::path& path) {
-  LogContents log = read_log(path);
+  LogContents log = read_run_log(path);
   run.steps = std::move(log.steps);
   run.evaluations = std::move(log.evaluations);
   run.exponents = std::move(log.exponents);

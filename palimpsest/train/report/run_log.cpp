@@ -226,7 +226,7 @@ void RunLog::write(const EvaluationRecord& record) {
   evaluated_step_ = record.step;
 }
 
-LogContents read_log(const std::filesystem::path& path) {
+LogContents read_run_log(const std::filesystem::path& path) {
   LogContents log;
   const std::string text = io::read_file(path);
   int64_t number = 0;

@@ -55,6 +55,6 @@ struct LogContents {
 /// Reads a log, of an older program too: members that a line lacks keep their defaults, lines of another type
 /// are passed over, and a last line that is being written is left out. Throws Error(kData) if the file cannot
 /// be read.
-LogContents read_log(const std::filesystem::path& path);
+LogContents read_run_log(const std::filesystem::path& path);
 
 }  // namespace palimpsest::train
