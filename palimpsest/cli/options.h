@@ -194,7 +194,8 @@ void read_resumed_toml(Options& options, const std::string& text, const std::str
 
 /// Returns every value of a TOML text as ("table.key", value), in the form of TOML, also those that are no
 /// settings of this program. Throws Error(kUsage) for wrong syntax, nesting deeper than 16, or more than 4 MiB.
-std::vector<std::pair<std::string, std::string>> toml_entries(const std::string& text, const std::string& name);
+std::vector<std::pair<std::string, std::string>> toml_entries(const std::string& text,
+                                                              const std::string& name);
 
 /// Replaces the default strategy `inplace_2`, where the user gave none, by `store_y` if the activation (ReLU,
 /// say) cannot be inverted, and by `standard` if the network has no normalization.

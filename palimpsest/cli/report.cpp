@@ -44,14 +44,16 @@ void check_run(const fs::path& run) {
     if (!run.has_parent_path())
       for (std::string& other : others) other = fs::path(other).filename().string();
     const std::string nearest = nearest_name(run.string(), others);
-    throw Error(ErrorKind::kCheckpoint, fmt::format("{}, {} does not exist{}", kWanted, name,
-                                                    nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
+    throw Error(ErrorKind::kCheckpoint,
+                fmt::format("{}, {} does not exist{}", kWanted, name,
+                            nearest.empty() ? "" : "; did you mean '" + nearest + "'?"));
   }
   if (!fs::is_directory(run, error)) {
     const fs::path parent = run.has_parent_path() ? run.parent_path() : fs::path(".");
-    throw Error(ErrorKind::kCheckpoint,
-                fmt::format("{}, {} is a file{}", kWanted, name,
-                            train::is_run_folder(parent) ? "; name its folder '" + parent.string() + "'" : ""));
+    throw Error(
+        ErrorKind::kCheckpoint,
+        fmt::format("{}, {} is a file{}", kWanted, name,
+                    train::is_run_folder(parent) ? "; name its folder '" + parent.string() + "'" : ""));
   }
   if (train::is_run_folder(run)) return;
   const auto below = runs_below(run);
@@ -80,11 +82,13 @@ std::vector<std::string> names_of(const std::vector<std::string>& runs) {
 void add_settings(train::ReportRun& run, const std::string& text, const std::string& file) {
   try {
     for (auto& entry : toml_entries(text, file)) {
-      const bool known = std::ranges::any_of(run.settings, [&](const auto& s) { return s.first == entry.first; });
+      const bool known =
+          std::ranges::any_of(run.settings, [&](const auto& s) { return s.first == entry.first; });
       if (!known) run.settings.push_back(std::move(entry));
     }
     Options options;
-    read_toml(options, text, file);  // fails for the settings of another version, which the page shows all the same
+    read_toml(options, text,
+              file);  // fails for the settings of another version, which the page shows all the same
     if (run.class_names.empty()) run.class_names = options.model.class_names;
   } catch (const Error& error) {
     if (run.settings.empty()) run.notes.push_back(fmt::format("Settings were left out: {}.", error.what()));
@@ -110,7 +114,8 @@ void read_settings(train::ReportRun& run, const fs::path& folder) {
       run.notes.push_back(fmt::format("Settings were left out: {}.", failure.what()));
     }
   }
-  std::ranges::stable_sort(run.settings, {}, [](const auto& s) { return s.first.substr(0, s.first.find('.')); });
+  std::ranges::stable_sort(run.settings, {},
+                           [](const auto& s) { return s.first.substr(0, s.first.find('.')); });
 }
 
 std::string title_of(const std::vector<std::string>& names) {
@@ -127,7 +132,8 @@ int run_report(const Options& options) {
     for (size_t k = 0; k < i; ++k)
       if (std::error_code error; fs::equivalent(runs[i], runs[k], error))
         throw Error(ErrorKind::kUsage, "the run '" + runs[i] + "' is given twice");
-  const fs::path page = options.run.file.empty() ? fs::path(runs[0]) / "report.html" : fs::path(options.run.file);
+  const fs::path page =
+      options.run.file.empty() ? fs::path(runs[0]) / "report.html" : fs::path(options.run.file);
   if (std::error_code error; !options.run.overwrite && fs::exists(fs::symlink_status(page, error)))
     throw Error(ErrorKind::kOutput,
                 "'" + page.string() + "' exists: replace it with --overwrite, or name another --output");
@@ -146,7 +152,8 @@ int run_report(const Options& options) {
   file.write(html.data(), html.size());
   file.commit();
   for (const auto& run : report.runs)
-    for (const std::string& note : run.notes) std::cerr << "palimpsest: " << run.name << ": " << note << std::endl;
+    for (const std::string& note : run.notes)
+      std::cerr << "palimpsest: " << run.name << ": " << note << std::endl;
   std::cout << "report: " << printable(page.string()) << std::endl;
   return 0;
 }

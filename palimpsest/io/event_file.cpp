@@ -164,8 +164,8 @@ EventFile& EventFile::operator=(EventFile&& other) noexcept {
 
 void EventFile::write_event(int64_t step, const std::string& fields) {
   if (descriptor_ < 0) return;
-  const std::string bytes = record(double_field(1, seconds_since_1970()) +
-                                   varint_field(2, static_cast<uint64_t>(step)) + fields);
+  const std::string bytes =
+      record(double_field(1, seconds_since_1970()) + varint_field(2, static_cast<uint64_t>(step)) + fields);
   for (std::size_t done = 0; done < bytes.size();) {
     const ssize_t count = ::write(descriptor_, bytes.data() + done, bytes.size() - done);
     if (count < 0 && errno == EINTR) continue;
@@ -174,7 +174,8 @@ void EventFile::write_event(int64_t step, const std::string& fields) {
   }
 }
 
-void EventFile::add_scalars(int64_t step, const std::vector<std::pair<std::string, double>>& tags_and_values) {
+void EventFile::add_scalars(int64_t step,
+                            const std::vector<std::pair<std::string, double>>& tags_and_values) {
   std::string values;
   for (const auto& [tag, value] : tags_and_values)
     values += summary_value(tag, float_field(2, static_cast<float>(value)));
@@ -184,16 +185,16 @@ void EventFile::add_scalars(int64_t step, const std::vector<std::pair<std::strin
 void EventFile::add_png(int64_t step, const std::string& tag, const std::string& png, int64_t height,
                         int64_t width) {
   const std::string image = varint_field(1, static_cast<uint64_t>(height)) +
-                            varint_field(2, static_cast<uint64_t>(width)) +
-                            varint_field(3, 3) +  // RGB
+                            varint_field(2, static_cast<uint64_t>(width)) + varint_field(3, 3) +  // RGB
                             bytes_field(4, png);
   write_event(step, bytes_field(kEventSummary, summary_value(tag, bytes_field(4, image))));
 }
 
 void EventFile::add_histogram(int64_t step, const std::string& tag, const Histogram& h) {
   if (h.upper_limits.size() != h.counts.size())
-    throw std::invalid_argument(fmt::format("[events] histogram '{}' needs as many counts as limits, got {} and {}",
-                                            tag, h.counts.size(), h.upper_limits.size()));
+    throw std::invalid_argument(
+        fmt::format("[events] histogram '{}' needs as many counts as limits, got {} and {}", tag,
+                    h.counts.size(), h.upper_limits.size()));
   double values = 0;
   for (double count : h.counts) values += count;
   const std::string message = double_field(1, h.low) + double_field(2, h.high) + double_field(3, values) +

@@ -42,8 +42,8 @@ class EventFile {
   void add_png(int64_t step, const std::string& tag, const std::string& png, int64_t height, int64_t width);
   /// A histogram: counts[i] values lie above upper_limits[i - 1] and up to upper_limits[i].
   struct Histogram {
-    double low = 0, high = 0;               ///< smallest and largest value
-    double sum = 0, sum_of_squares = 0;     ///< of all values
+    double low = 0, high = 0;                  ///< smallest and largest value
+    double sum = 0, sum_of_squares = 0;        ///< of all values
     std::vector<double> upper_limits, counts;  ///< same length, limits ascending
   };
   /// Throws std::invalid_argument if limits and counts differ in number.

@@ -44,7 +44,8 @@ std::string dark_chart_style() {
   for (const Ink& ink : kSeriesInks) add(ink);
   for (const Ink& ink : kOtherInks) add(ink);
   css += fmt::format("svg rect[fill=\"{}\"]{{fill:{}}}\n", svg::kPaper, kDarkPaper);
-  return css + "svg text[fill=\"white\"]{fill:black}\nsvg text[fill=\"black\"]{fill:white}\n";  // in heat maps
+  return css +
+         "svg text[fill=\"white\"]{fill:black}\nsvg text[fill=\"black\"]{fill:white}\n";  // in heat maps
 }
 
 std::vector<double> round_ticks(double low, double high, int count) {

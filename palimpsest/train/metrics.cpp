@@ -43,7 +43,7 @@ MetricsAccumulator::MetricsAccumulator(bool segmentation, int64_t classes, int64
       classes_(classes),
       ignore_id_(ignore_id),
       confusion_(segmentation || classes <= kMostCountedClasses ? static_cast<std::size_t>(classes * classes)
-                                                                 : 0) {}
+                                                                : 0) {}
 
 void MetricsAccumulator::add(const at::Tensor& logits, const at::Tensor& targets) {
   const at::NoGradGuard no_grad;

@@ -69,7 +69,7 @@ struct EvaluationDetails {
   bool segmentation = false;
   std::vector<std::string> class_names;  ///< one per class
   at::Tensor class_colors;               ///< u8 (classes, 3)
-  at::Tensor confusion;                  ///< i64 (classes, classes), [truth, prediction]; undefined: not counted
+  at::Tensor confusion;  ///< i64 (classes, classes), [truth, prediction]; undefined: not counted
   std::vector<EvaluationPicture> pictures;
 };
 

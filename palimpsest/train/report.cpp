@@ -57,7 +57,10 @@ std::string memory_svg(const Report& report) {
 }
 
 std::string loss_svg(const Report& report) {
-  io::LineChart chart{.title = "Training loss", .x_label = "step", .y_label = "loss", .width = kChartWidth,
+  io::LineChart chart{.title = "Training loss",
+                      .x_label = "step",
+                      .y_label = "loss",
+                      .width = kChartWidth,
                       .height = kChartHeight};
   for (const auto& run : report.runs) {
     io::LineChart::Series series{run.name, {}, {}};

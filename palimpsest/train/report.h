@@ -16,13 +16,13 @@ namespace palimpsest::train {
 
 /// One of the runs of a report. What is not known is empty, 0 or NaN, and the page says so or leaves it out.
 struct ReportRun {
-  std::string name;                                ///< e.g. the strategy, or the run's folder
-  std::vector<std::string> notes;                  ///< sentences about the run: "unfinished: ..."
+  std::string name;                                           ///< e.g. the strategy, or the run's folder
+  std::vector<std::string> notes;                             ///< sentences about the run: "unfinished: ..."
   std::vector<std::pair<std::string, std::string>> settings;  ///< name, value
-  std::vector<std::string> class_names;            ///< of `evaluations` without `details`
-  std::vector<StepRecord> steps;                   ///< of the training
-  std::vector<EvaluationRecord> evaluations;       ///< of the training
-  std::optional<EvaluationDetails> details;        ///< of the last evaluation
+  std::vector<std::string> class_names;                       ///< of `evaluations` without `details`
+  std::vector<StepRecord> steps;                              ///< of the training
+  std::vector<EvaluationRecord> evaluations;                  ///< of the training
+  std::optional<EvaluationDetails> details;                   ///< of the last evaluation
   std::optional<ExponentRecord> exponents;         ///< the last histogram of the training's gradients, if any
   int64_t kept_bytes = 0, peak_bytes = 0;          ///< of one step (memory/meter.h)
   double seconds_per_step = 0;                     ///< median; 0: not known

@@ -480,8 +480,13 @@ class Run {
 
   /// Moves the confusion matrix out of the record: a thousand records would hold a thousand of them.
   EvaluationDetails details_of(EvaluationRecord& record, std::vector<EvaluationPicture> pictures) const {
-    EvaluationDetails details{record.step, record.epoch, record.segmentation, options_.report.class_names,
-                              options_.report.class_colors, {}, std::move(pictures)};
+    EvaluationDetails details{record.step,
+                              record.epoch,
+                              record.segmentation,
+                              options_.report.class_names,
+                              options_.report.class_colors,
+                              {},
+                              std::move(pictures)};
     const auto counts = std::exchange(record.metrics.confusion, {});
     const auto classes = counts.empty() ? static_cast<int64_t>(details.class_names.size())
                                         : std::llround(std::sqrt(static_cast<double>(counts.size())));

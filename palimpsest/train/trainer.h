@@ -24,9 +24,9 @@ namespace palimpsest::train {
 
 /// The properties of the data that pictures and tables of reports need.
 struct ReportOptions {
-  int64_t pictures = 4;                  ///< of each evaluation: image, truth and prediction
-  std::vector<std::string> class_names;  ///< empty: "class 0", ...
-  at::Tensor class_colors;               ///< u8 (classes, 3); undefined: data::class_colors
+  int64_t pictures = 4;                        ///< of each evaluation: image, truth and prediction
+  std::vector<std::string> class_names;        ///< empty: "class 0", ...
+  at::Tensor class_colors;                     ///< u8 (classes, 3); undefined: data::class_colors
   std::array<double, 3> mean{}, std{1, 1, 1};  ///< of the normalization of the images: (RGB - mean) / std
 };
 
@@ -53,8 +53,8 @@ struct TrainerOptions {
   int64_t evaluate_every = 1;    ///< epochs between evaluations; one also follows the last step; 0: never
   bool tensorboard = false;      ///< writes event files (io/event_file.h) into `output`
   ReportOptions report = {};
-  bool resume = false;           ///< continues bit-exactly from output/checkpoint.safetensors
-  std::string config;            ///< the configuration of the run (TOML), stored in the checkpoint
+  bool resume = false;  ///< continues bit-exactly from output/checkpoint.safetensors
+  std::string config;   ///< the configuration of the run (TOML), stored in the checkpoint
   /// Text of config.toml, such as `config` with the settings of this machine. Empty: `config`.
   std::string config_file;
   /// More entries for the checkpoint's metadata: "model", "strategy", ... Give a run and its resumption the
@@ -67,7 +67,7 @@ struct TrainerOptions {
 };
 
 struct TrainingOutcome {
-  std::vector<StepRecord> steps;  ///< of this run, not of the runs that it resumes
+  std::vector<StepRecord> steps;              ///< of this run, not of the runs that it resumes
   std::vector<EvaluationRecord> evaluations;  ///< without their confusion matrices
   std::optional<EvaluationDetails> details;   ///< of the last evaluation
   int64_t bad_images = 0;  ///< different ones that could not be read in this run, of all ranks

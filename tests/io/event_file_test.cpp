@@ -55,14 +55,17 @@ TEST(EventFile, EachCallIsARecordWithChecksums) {
   EXPECT_EQ(events.path().filename(), "events.out.tfevents.0000000000.palimpsest");
   events.add_scalars(300, {{"loss", 0.5}, {"lr", 0.25}});
   events.add_png(301, "picture", "PNG", 2, 3);
-  events.add_histogram(302, "h", {.low = 1, .high = 2, .sum = 3, .sum_of_squares = 5, .upper_limits = {2}, .counts = {4}});
+  events.add_histogram(
+      302, "h", {.low = 1, .high = 2, .sum = 3, .sum_of_squares = 5, .upper_limits = {2}, .counts = {4}});
   const auto records = messages(events.path());  // the file is still open: nothing waits in a buffer
   ASSERT_EQ(records.size(), 4u);
-  EXPECT_NE(records[0].find("\x1a\x0d" "brain.Event:2"), std::string::npos);
+  EXPECT_NE(records[0].find("\x1a\x0d"
+                            "brain.Event:2"),
+            std::string::npos);
   // Field 1 is the time; field 2 the step, 300 = 0xac 0x02; field 5 the summary with two values.
   const std::string half("\0\0\0\x3f", 4), quarter("\0\0\x80\x3e", 4);
-  EXPECT_EQ(records[1].substr(9), std::string("\x10\xac\x02\x2a\x18", 5) +
-                                      "\x0a\x0b\x0a\x04loss\x15" + half + "\x0a\x09\x0a\x02lr\x15" + quarter);
+  EXPECT_EQ(records[1].substr(9), std::string("\x10\xac\x02\x2a\x18", 5) + "\x0a\x0b\x0a\x04loss\x15" + half +
+                                      "\x0a\x09\x0a\x02lr\x15" + quarter);
   events.add_scalars(303, {});
   EXPECT_EQ(messages(events.path()).size(), 4u) << "no value, no record";
 }
@@ -73,7 +76,8 @@ TEST(EventFile, ALaterFileMarksTheRestartAndReplacesThoseThatBeginThereOrLater) 
   for (const int64_t step : {0, 11, 21}) EventFile(folder / "", step).add_scalars(step, {{"loss", 1}});
   const EventFile again(folder / "", 11);
   EXPECT_EQ(messages(again.path()).size(), 2u);
-  EXPECT_EQ(messages(again.path())[1].substr(9), std::string("\x10\x0b\x3a\x02\x08\x01", 6));  // SessionLog START
+  EXPECT_EQ(messages(again.path())[1].substr(9),
+            std::string("\x10\x0b\x3a\x02\x08\x01", 6));  // SessionLog START
   EXPECT_TRUE(std::filesystem::exists(folder / "events.out.tfevents.0000000000.palimpsest"));
   EXPECT_FALSE(std::filesystem::exists(folder / "events.out.tfevents.0000000021.palimpsest"));
   remove_event_files(folder / "");

@@ -195,7 +195,8 @@ TEST(LineChart, WhatWasNotMeasuredIsDashedInTheColourOfItsSeries) {
 
 TEST(LineChart, ALongLegendTakesMoreLinesAndALongNameIsShortened) {
   LineChart chart{.title = "t", .width = 400};
-  for (int i = 0; i < 4; ++i) chart.series.push_back({std::string(30, static_cast<char>('a' + i)), {0, 1}, {0, 1}});
+  for (int i = 0; i < 4; ++i)
+    chart.series.push_back({std::string(30, static_cast<char>('a' + i)), {0, 1}, {0, 1}});
   chart.series.push_back({std::string(500, 'x'), {0, 1}, {0, 1}});
   const std::string svg = to_svg(chart);
   const auto x = numbers(svg, "<text x=\"([0-9.]+)\"[^>]*>(?:[abcd]{30}|x+\u2026)<");
@@ -209,7 +210,8 @@ TEST(LineChart, ReadersWhoSeeNoCurveHearItsValues) {
   chart.series.push_back({"run", {1, 2, 3}, {4, 0.5, 2}});
   const std::string svg = to_svg(chart);
   EXPECT_NE(svg.find("<title>Loss</title>"), std::string::npos);
-  EXPECT_NE(svg.find("<desc>loss over step. run: from 4 to 2, lowest 0.5, highest 4.</desc>"), std::string::npos);
+  EXPECT_NE(svg.find("<desc>loss over step. run: from 4 to 2, lowest 0.5, highest 4.</desc>"),
+            std::string::npos);
 }
 
 TEST(DarkChartStyle, HasARuleForEveryColourOfACurve) {
@@ -234,7 +236,8 @@ TEST(HeatMap, EachCellHasItsShareAsColourTextAndTooltip) {
 
 TEST(HeatMap, ManyNamesAreSmallAndTheirCellsAreFewElements) {
   HeatMap map;
-  for (int i = 0; i < 150; ++i) map.names.push_back("a class with a very long name, number " + std::to_string(i));
+  for (int i = 0; i < 150; ++i)
+    map.names.push_back("a class with a very long name, number " + std::to_string(i));
   map.values.assign(150 * 150, 1.0 / 150);
   const std::string svg = to_svg(map);
   EXPECT_EQ(count(svg, "<path"), 1);

@@ -248,7 +248,8 @@ TEST(Report, SettingsThatDifferComeBeforeThoseThatAllRunsShare) {
   report.runs[1].settings = {{"optimizer.lr", "0.2"}, {"train.batch", "8"}};
   const std::string html = to_html(report);
   EXPECT_NE(html.find("<th scope=\"row\">optimizer.lr</th><td>0.1</td><td>0.2</td>"), std::string::npos);
-  EXPECT_NE(html.find("<th scope=\"row\">loss.kind</th><td>&lt;bootstrap&gt;</td><td>-</td>"), std::string::npos);
+  EXPECT_NE(html.find("<th scope=\"row\">loss.kind</th><td>&lt;bootstrap&gt;</td><td>-</td>"),
+            std::string::npos);
   EXPECT_NE(html.find("<summary>1 settings that all runs share</summary>"), std::string::npos);
 }
 

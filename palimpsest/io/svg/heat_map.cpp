@@ -22,7 +22,10 @@ struct Grid {
   double cell, left, top;
   explicit Grid(const HeatMap& map)
       : count(static_cast<int>(map.names.size())),
-        cell(count <= 12 ? 36 : count <= kMostPercentages ? 27 : count <= kMostTooltips ? 16 : 8),
+        cell(count <= 12                 ? 36
+             : count <= kMostPercentages ? 27
+             : count <= kMostTooltips    ? 16
+                                         : 8),
         left(kNames + kSide),
         top((map.title.empty() ? 0 : 34) + kSide + kNames) {}
   double x(int column) const { return left + cell * column; }
@@ -56,7 +59,8 @@ std::string single_cells(const HeatMap& map, const Grid& grid) {
       if (!(share > 0)) continue;
       const std::string number = grid.count <= kMostPercentages ? percentage(share) : "";
       svg += fmt::format(
-          "<g><title>{}</title><rect x=\"{:.0f}\" y=\"{:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" fill=\"{}\" "
+          "<g><title>{}</title><rect x=\"{:.0f}\" y=\"{:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" "
+          "fill=\"{}\" "
           "fill-opacity=\"{:.3f}\"/>",
           escape_xml(cell_title(map, row, column, share)), grid.x(column), grid.y(row), grid.cell, grid.cell,
           series_color(1), opacity(share));
@@ -77,8 +81,8 @@ std::string merged_cells(const HeatMap& map, const Grid& grid) {
       const double share = map.values[static_cast<size_t>(row * grid.count + column)];
       if (!(share > 0)) continue;
       const int depth = std::max(1, static_cast<int>(std::lround(kDepths * opacity(share))));
-      paths[depth] += fmt::format("M{:.0f},{:.0f}h{:.0f}v{:.0f}h-{:.0f}z", grid.x(column), grid.y(row), grid.cell,
-                                  grid.cell, grid.cell);
+      paths[depth] += fmt::format("M{:.0f},{:.0f}h{:.0f}v{:.0f}h-{:.0f}z", grid.x(column), grid.y(row),
+                                  grid.cell, grid.cell, grid.cell);
     }
   std::string svg;
   for (const auto& [depth, path] : paths)
@@ -113,8 +117,9 @@ std::string scale(const Grid& grid) {
   std::string svg;
   double x = grid.left;
   for (double share : {0.01, 0.05, 0.25, 0.5, 1.0}) {
-    svg += fmt::format("<rect x=\"{:.0f}\" y=\"{:.0f}\" width=\"14\" height=\"14\" fill=\"{}\" fill-opacity=\"{:.3f}\"/>\n",
-                       x, grid.y(grid.count) + 18, series_color(1), opacity(share));
+    svg += fmt::format(
+        "<rect x=\"{:.0f}\" y=\"{:.0f}\" width=\"14\" height=\"14\" fill=\"{}\" fill-opacity=\"{:.3f}\"/>\n",
+        x, grid.y(grid.count) + 18, series_color(1), opacity(share));
     svg += text(x + 18, grid.y(grid.count) + 29, fmt::format("{:.0f} %", 100 * share), "start", 11);
     x += 52;
   }
@@ -140,8 +145,8 @@ std::string to_svg(const HeatMap& map) {
   svg += names(map, grid);
   svg += grid.count <= kMostTooltips ? single_cells(map, grid) : merged_cells(map, grid);
   svg += fmt::format(
-      "<rect x=\"{:.0f}\" y=\"{:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" fill=\"none\" stroke=\"{}\"/>\n", grid.left,
-      grid.top, side, side, kFaintInk);
+      "<rect x=\"{:.0f}\" y=\"{:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" fill=\"none\" stroke=\"{}\"/>\n",
+      grid.left, grid.top, side, side, kFaintInk);
   svg += text(grid.left, grid.top - kNames - 8, map.column_label, "start", 12, kFaintInk);
   const double y = grid.top + std::min(side / 2, 150.0);
   svg += text(16, y, map.row_label, "middle", 12, kFaintInk,

@@ -185,8 +185,8 @@ std::string description(const LineChart& chart) {
       low = std::min(low, v), high = std::max(high, v), last = v;
     }
     if (series.name.empty()) continue;
-    words += any ? fmt::format(" {}: from {:.4g} to {:.4g}, lowest {:.4g}, highest {:.4g}.", series.name, first,
-                               last, low, high)
+    words += any ? fmt::format(" {}: from {:.4g} to {:.4g}, lowest {:.4g}, highest {:.4g}.", series.name,
+                               first, last, low, high)
                  : " " + series.name + ": no data.";
   }
   return words;

@@ -33,8 +33,9 @@ std::string iou_cell(const ReportRun& run, size_t number, size_t c) {
   const double percent = c < iou.size() ? 100 * iou[c] : std::numeric_limits<double>::quiet_NaN();
   const double width = std::isfinite(percent) ? std::clamp(percent, 0.0, 100.0) : 0;
   return fmt::format(
-      "<td><span class=\"bar\"><i style=\"width:{:.1f}%;background:var(--series{})\"></i></span>{}</td>", width,
-      number % io::kSeriesColors, number_text(percent, 1));
+      "<td><span class=\"bar\"><i "
+      "style=\"width:{:.1f}%;background:var(--series{})\"></i></span><b>{}</b></td>",
+      width, number % io::kSeriesColors, number_text(percent, 1));
 }
 
 /// Returns the table of the runs with these numbers, which have the same classes.
@@ -49,12 +50,15 @@ std::string iou_table(const Report& report, const std::vector<size_t>& numbers) 
     html += "<th scope=\"col\">" + io::escape_xml(report.runs[i].name) + ", IoU %</th>";
   html += "</tr></thead><tbody>\n";
   for (size_t c = 0; c < names.size(); ++c) {
-    html += "<tr><th scope=\"row\">" + (details ? color_of(*details, c) : "") + io::escape_xml(names[c]) + "</th>";
+    html += "<tr><th scope=\"row\">" + (details ? color_of(*details, c) : "") + io::escape_xml(names[c]) +
+            "</th>";
     for (const size_t i : numbers) html += iou_cell(report.runs[i], i, c);
     html += "</tr>\n";
   }
   if (details)
-    html += "<tr><th scope=\"row\"><i class=\"swatch\" style=\"background:#000\"></i>void (not counted)</th></tr>\n";
+    html +=
+        "<tr><th scope=\"row\"><i class=\"swatch\" style=\"background:#000\"></i>void (not "
+        "counted)</th></tr>\n";
   html = html_scroll_box("IoU per class", html + "</tbody></table>\n");
   if (names.size() > kTallTable) html.insert(html.find("scroll") + 6, " tall");
   return html;
@@ -133,12 +137,14 @@ std::string confusion_of(const ReportRun& run) {
     for (size_t c = 0; c < confusion.classes; ++c) map.values.push_back(confusion.share(r, c));
   std::string html = fmt::format("<div><h3>{}</h3>\n", io::escape_xml(run.name));
   if (confusion.classes <= kMostClassesOfAMap)
-    html += html_scroll_box("confusion matrix of " + run.name,
-                            fmt::format("<div style=\"width:{}px\">{}</div>\n", io::width_of(map), io::to_svg(map)));
+    html += html_scroll_box(
+        "confusion matrix of " + run.name,
+        fmt::format("<div style=\"width:{}px\">{}</div>\n", io::width_of(map), io::to_svg(map)));
   else
-    html += fmt::format("<p class=\"note\">{} classes are too many for a map; the table has the most frequent "
-                        "confusions.</p>\n",
-                        confusion.classes);
+    html += fmt::format(
+        "<p class=\"note\">{} classes are too many for a map; the table has the most frequent "
+        "confusions.</p>\n",
+        confusion.classes);
   html += confusions_table(confusion, details.class_names, details.segmentation ? "pixels" : "images");
   if (confusion.classes <= kMostClassesOfATable) html += whole_table(confusion, details.class_names);
   return html + "</div>\n";
@@ -178,7 +184,8 @@ std::string confusion_html(const Report& report) {
     if (run.details && run.details->confusion.defined() && !run.details->class_names.empty())
       html += confusion_of(run);
   if (html.empty()) return html;
-  return "<p class=\"note\">Rows are normalized: a cell is the share of the truth that is predicted as the class of "
+  return "<p class=\"note\">Rows are normalized: a cell is the share of the truth that is predicted as the "
+         "class of "
          "its column. Grey: a class that does not occur.</p>\n<div class=\"charts\">\n" +
          html + "</div>\n";
 }

@@ -63,8 +63,9 @@ class Contents {
   }
   at::Tensor tensor(const std::string& name, at::ScalarType type, int64_t dimensions) const {
     const at::Tensor found = find(name);
-    check(found.defined() && found.scalar_type() == type && found.dim() == dimensions,
-          fmt::format("needs the tensor '{}' of {} with {} dimensions", name, at::toString(type), dimensions));
+    check(
+        found.defined() && found.scalar_type() == type && found.dim() == dimensions,
+        fmt::format("needs the tensor '{}' of {} with {} dimensions", name, at::toString(type), dimensions));
     return found;
   }
 
@@ -133,7 +134,8 @@ EvaluationDetails read_evaluation(const std::filesystem::path& path) {
     details.confusion = file.tensor("confusion", at::kLong, 2);
     file.check(details.confusion.sizes() == at::IntArrayRef{classes, classes},
                fmt::format("confusion needs {} rows and columns, as there are classes", classes));
-    file.check(classes == 0 || details.confusion.min().item<int64_t>() >= 0, "confusion has a negative count");
+    file.check(classes == 0 || details.confusion.min().item<int64_t>() >= 0,
+               "confusion has a negative count");
   }
   const auto names = file.texts("picture_names");
   file.check(static_cast<int64_t>(names.size()) <= kMostPictures,
@@ -145,10 +147,10 @@ EvaluationDetails read_evaluation(const std::filesystem::path& path) {
     picture.truth = file.tensor(key_of(i, "truth"), type, dimensions);
     picture.prediction = file.tensor(key_of(i, "prediction"), type, dimensions);
     const auto image = picture.image.sizes();
-    file.check(image[2] == 3 && image[0] > 0 && image[1] > 0 && image[0] <= kLongestSide &&
-                   image[1] <= kLongestSide,
-               fmt::format("'{}' must be an image of RGB with 1 to {} pixels a side", key_of(i, "image"),
-                           kLongestSide));
+    file.check(
+        image[2] == 3 && image[0] > 0 && image[1] > 0 && image[0] <= kLongestSide && image[1] <= kLongestSide,
+        fmt::format("'{}' must be an image of RGB with 1 to {} pixels a side", key_of(i, "image"),
+                    kLongestSide));
     for (const at::Tensor& ids : {picture.truth, picture.prediction})
       file.check(!details.segmentation || ids.sizes() == image.slice(0, 2),
                  fmt::format("picture {} needs class ids of the size of its image", i));
@@ -181,11 +183,11 @@ StepTimeline read_step_memory(const std::filesystem::path& path) {
   const Contents file(path);
   StepTimeline timeline;
   timeline.step = file.number("step");
-  const at::Tensor seconds = file.tensor("seconds", at::kDouble, 1), bytes = file.tensor("bytes", at::kLong, 1);
+  const at::Tensor seconds = file.tensor("seconds", at::kDouble, 1),
+                   bytes = file.tensor("bytes", at::kLong, 1);
   file.check(seconds.sizes() == bytes.sizes(), "needs as many seconds as bytes");
   for (int64_t i = 0; i < seconds.size(0); ++i)
-    timeline.samples.push_back(
-        {seconds.const_data_ptr<double>()[i], bytes.const_data_ptr<int64_t>()[i]});
+    timeline.samples.push_back({seconds.const_data_ptr<double>()[i], bytes.const_data_ptr<int64_t>()[i]});
   const at::Tensor marks = file.tensor("mark_seconds", at::kDouble, 1);
   const auto names = file.texts("mark_names");
   file.check(marks.size(0) == static_cast<int64_t>(names.size()), "needs as many mark_names as mark_seconds");
@@ -205,7 +207,8 @@ bool PictureSampler::wants(int64_t index) const {
 }
 
 void PictureSampler::add(const data::Batch& batch, const at::Tensor& logits) {
-  if (batch.images.dim() != 4 || batch.images.size(1) != 3) return;  // a network of the user's for other inputs
+  if (batch.images.dim() != 4 || batch.images.size(1) != 3)
+    return;  // a network of the user's for other inputs
   const int64_t height = batch.images.size(2), width = batch.images.size(3);
   const int64_t longest = std::max(height, width);
   const auto reduced = [&](int64_t side) {

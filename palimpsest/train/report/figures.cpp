@@ -60,7 +60,8 @@ std::vector<FigureRow> figure_rows(const Report& report) {
   add("loss", 4, [](const ReportRun& r) { return r.loss(); });
   const auto add_score = [&](bool segmentation) {
     add(segmentation ? "mean IoU, %" : "top-1 accuracy, %", 1, [=](const ReportRun& r) {
-      return r.evaluations.empty() || r.evaluations.back().segmentation == segmentation ? 100 * r.score() : kNaN;
+      return r.evaluations.empty() || r.evaluations.back().segmentation == segmentation ? 100 * r.score()
+                                                                                        : kNaN;
     });
   };
   add_score(is_segmentation(report));

@@ -9,7 +9,7 @@ namespace palimpsest::train {
 
 inline constexpr double kMiB = 1 << 20;
 inline constexpr int kChartWidth = 480, kChartHeight = 300;  ///< pixels of a chart: its text fits a telephone
-inline constexpr int kLossSteps = 10;          ///< steps that ReportRun::loss() averages
+inline constexpr int kLossSteps = 10;                        ///< steps that ReportRun::loss() averages
 inline constexpr int kSettledEvaluations = 3;  ///< evaluations that ReportRun::settled_score() averages
 
 /// One line of the table of figures.

@@ -49,7 +49,7 @@ th { font-weight: normal; text-align: left } thead th { vertical-align: bottom }
 .classes tbody th, .pairs tbody th { min-width: 8rem; max-width: 22rem }
 .classes thead th, .pairs thead th, .counts thead th { color: var(--faint) }
 .bar { display: inline-block; width: 7rem; height: .6rem; margin-right: .6rem; background: var(--line) }
-.bar i { display: block; height: 100% }
+.bar i { display: block; height: 100% } .bar + b { display: inline-block; min-width: 2.7rem; font-weight: normal }
 .swatch { display: inline-block; flex: none; width: 1.2em; height: .9em; margin-right: .5em;
   border: 1px solid var(--faint); vertical-align: -.05em }
 .settings { font-size: .9rem; width: 100% }
@@ -80,7 +80,8 @@ std::string colors() {
     dark += fmt::format("--series{}:{};", i, io::dark_series_color(i));
   }
   return fmt::format(
-      ":root{{{}}}\n@media (prefers-color-scheme: dark) {{\n:root{{--ink:#e5e7eb;--faint:#9ca3af;--line:#374151;"
+      ":root{{{}}}\n@media (prefers-color-scheme: dark) "
+      "{{\n:root{{--ink:#e5e7eb;--faint:#9ca3af;--line:#374151;"
       "--paper:#111827;--mark:#453a12;{}}}\n{}}}\n",
       light, dark, io::dark_chart_style());
 }
@@ -136,7 +137,8 @@ std::string html_picture(const at::Tensor& rgb, const std::string& what) {
 }
 
 std::string html_swatch(size_t run) {
-  return fmt::format("<i class=\"swatch\" style=\"background:var(--series{})\"></i>", run % io::kSeriesColors);
+  return fmt::format("<i class=\"swatch\" style=\"background:var(--series{})\"></i>",
+                     run % io::kSeriesColors);
 }
 
 std::string html_swatch(const int* rgb) {

@@ -43,7 +43,8 @@ std::string runs_html(const Report& report) {
   for (size_t i = 0; i < report.runs.size(); ++i) {
     const ReportRun& run = report.runs[i];
     html += "<li>" + html_swatch(i) + "<b>" + io::escape_xml(run.name) + "</b>";
-    for (const std::string& note : run.notes) html += "<br><span class=\"note\">" + io::escape_xml(note) + "</span>";
+    for (const std::string& note : run.notes)
+      html += "<br><span class=\"note\">" + io::escape_xml(note) + "</span>";
     html += "</li>\n";
   }
   return html.empty() ? "<p>No run.</p>\n" : "<ul>\n" + html + "</ul>\n";
@@ -51,7 +52,8 @@ std::string runs_html(const Report& report) {
 
 std::string figures_html(const Report& report) {
   std::string html = "<table class=\"figures\"><thead><tr><td></td>";
-  for (const auto& name : figure_columns(report)) html += "<th scope=\"col\">" + io::escape_xml(name) + "</th>";
+  for (const auto& name : figure_columns(report))
+    html += "<th scope=\"col\">" + io::escape_xml(name) + "</th>";
   html += "</tr></thead><tbody>\n";
   for (const auto& row : figure_rows(report)) {
     html += "<tr><th scope=\"row\">" + io::escape_xml(row.label) + "</th>";
@@ -62,11 +64,12 @@ std::string figures_html(const Report& report) {
   }
   html = html_scroll_box("figures", html + "</tbody></table>\n");
   html += fmt::format(
-      "<p class=\"note\">kept: bytes saved for the backward pass. peak: highest live bytes of a step, parameters, "
+      "<p class=\"note\">kept: bytes saved for the backward pass. peak: highest live bytes of a step, "
+      "parameters, "
       "gradients, momentum and batch included. MiB = 2<sup>20</sup> bytes, counted by the allocator of the "
       "device. {}loss: mean of the last {} training steps{}. A dash: not known.",
-      report.time_note.empty() ? "" : "seconds per step: " + io::escape_xml(report.time_note) + ". ", kLossSteps,
-      report.memory_bytes == 0 ? " of the log" : "");
+      report.time_note.empty() ? "" : "seconds per step: " + io::escape_xml(report.time_note) + ". ",
+      kLossSteps, report.memory_bytes == 0 ? " of the log" : "");
   if (report.runs.size() > 1) html += " ratio: to " + io::escape_xml(report.runs[0].name) + ".";
   return html + "</p>\n";
 }
@@ -74,8 +77,8 @@ std::string figures_html(const Report& report) {
 /// Returns the chart of one value per logged step; "" if no run has the value.
 std::string steps_svg(const Report& report, const char* title, const char* y_label,
                       const std::function<double(const StepRecord&)>& value) {
-  io::LineChart chart{.title = title, .x_label = "step", .y_label = y_label, .width = kChartWidth,
-                      .height = kChartHeight};
+  io::LineChart chart{
+      .title = title, .x_label = "step", .y_label = y_label, .width = kChartWidth, .height = kChartHeight};
   bool any = false;
   for (const auto& run : report.runs) {
     io::LineChart::Series series{run.name, {}, {}};
@@ -91,12 +94,12 @@ std::string steps_svg(const Report& report, const char* title, const char* y_lab
 
 /// Returns the chart of the score of the runs with this task; "" if there is none.
 std::string score_svg(const Report& report, bool segmentation) {
-  io::LineChart chart{.title = segmentation ? "Mean IoU on the validation images"
-                                            : "Top-1 accuracy on the validation images",
-                      .x_label = "epoch",
-                      .y_label = segmentation ? "mean IoU, %" : "top-1, %",
-                      .width = kChartWidth,
-                      .height = kChartHeight};
+  io::LineChart chart{
+      .title = segmentation ? "Mean IoU on the validation images" : "Top-1 accuracy on the validation images",
+      .x_label = "epoch",
+      .y_label = segmentation ? "mean IoU, %" : "top-1, %",
+      .width = kChartWidth,
+      .height = kChartHeight};
   bool any = false;
   for (const auto& run : report.runs) {
     // A run of the other task has no curve and no name, but its colour.
@@ -120,7 +123,8 @@ std::string curves_html(const Report& report) {
   std::string html = html_charts(
       {loss_svg(report), score_svg(report, true), score_svg(report, false),
        steps_svg(report, "Learning rate", "learning rate", [](const StepRecord& r) { return r.lr; }),
-       steps_svg(report, "Throughput", "images per second", [](const StepRecord& r) { return r.images_per_second; }),
+       steps_svg(report, "Throughput", "images per second",
+                 [](const StepRecord& r) { return r.images_per_second; }),
        steps_svg(report, "Peak memory of each step", "peak, MiB",
                  [](const StepRecord& r) { return static_cast<double>(r.peak_bytes) / kMiB; })});
   if (evaluated.empty()) html += "<p class=\"note\">There is no evaluation.</p>\n";
@@ -136,8 +140,8 @@ std::string exponents_html(const Report& report) {
   std::string html;
   for (const auto& run : report.runs)
     if (run.exponents)
-      html += fmt::format("<div><p>{}, step {}</p>\n{}</div>\n", io::escape_xml(run.name), run.exponents->step,
-                          to_svg(*run.exponents));
+      html += fmt::format("<div><p>{}, step {}</p>\n{}</div>\n", io::escape_xml(run.name),
+                          run.exponents->step, to_svg(*run.exponents));
   return html.empty() ? html : "<div class=\"charts\">\n" + html + "</div>\n";
 }
 
@@ -172,10 +176,10 @@ std::string settings_html(const Report& report) {
     else
       different.push_back(std::move(row));
   }
-  std::string html =
-      different.empty() ? "<p>All settings are the same.</p>\n"
-                        : "<h3>Settings that differ</h3>\n" +
-                              html_scroll_box("settings that differ", html_table("settings", head, different));
+  std::string html = different.empty() ? "<p>All settings are the same.</p>\n"
+                                       : "<h3>Settings that differ</h3>\n" +
+                                             html_scroll_box("settings that differ",
+                                                             html_table("settings", head, different));
   if (same.empty()) return html;
   return html + fmt::format("<details><summary>{} settings that all runs share</summary>\n{}</details>\n",
                             same.size(), settings_table(same));

@@ -50,8 +50,9 @@ std::string pixels_html(const Report& report, const std::vector<SharedPicture>& 
     if (shared.runs != columns) {
       html += columns.empty() ? "" : "\n</div>\n";
       columns = shared.runs;
-      html += fmt::format("<div class=\"pictures\" style=\"grid-template-columns:repeat({},minmax(0,1fr))\">\n",
-                          2 + columns.size());
+      html +=
+          fmt::format("<div class=\"pictures\" style=\"grid-template-columns:repeat({},minmax(0,1fr))\">\n",
+                      2 + columns.size());
       html += "<b>image</b><b>truth</b>";
       for (const size_t run : columns) html += "<b>" + io::escape_xml(report.runs[run].name) + "</b>";
     }
@@ -60,8 +61,9 @@ std::string pixels_html(const Report& report, const std::vector<SharedPicture>& 
     html += '\n' + html_picture(first.image, first.name);
     html += html_picture(paint(first.truth, colors), first.name + ", truth");
     for (size_t i = 0; i < shared.runs.size(); ++i)
-      html += html_picture(paint(shared.pictures[i]->prediction, report.runs[shared.runs[i]].details->class_colors),
-                           first.name + ", " + report.runs[shared.runs[i]].name);
+      html += html_picture(
+          paint(shared.pictures[i]->prediction, report.runs[shared.runs[i]].details->class_colors),
+          first.name + ", " + report.runs[shared.runs[i]].name);
   }
   return columns.empty() ? "" : html + "\n</div>\n";
 }
@@ -84,8 +86,9 @@ std::string labels_html(const Report& report, const std::vector<SharedPicture>& 
     for (size_t i = 0; i < shared.runs.size(); ++i) {
       const ReportRun& run = report.runs[shared.runs[i]];
       const std::string predicted = class_name(*run.details, shared.pictures[i]->prediction);
-      html += "<br>" + (report.runs.size() > 1 ? html_swatch(shared.runs[i]) + io::escape_xml(run.name)
-                                               : std::string("predicted")) +
+      html += "<br>" +
+              (report.runs.size() > 1 ? html_swatch(shared.runs[i]) + io::escape_xml(run.name)
+                                      : std::string("predicted")) +
               ": " + io::escape_xml(predicted);
     }
     html += "</figcaption></figure>\n";
@@ -105,7 +108,8 @@ at::Tensor paint(const at::Tensor& ids, const at::Tensor& colors) {
 at::Tensor picture_strip(const EvaluationPicture& picture, const at::Tensor& colors) {
   if (picture.truth.dim() == 0) return picture.image;
   const at::Tensor gap = at::full({picture.image.size(0), 4, 3}, 255, at::kByte);
-  return at::cat({picture.image, gap, paint(picture.truth, colors), gap, paint(picture.prediction, colors)}, 1);
+  return at::cat({picture.image, gap, paint(picture.truth, colors), gap, paint(picture.prediction, colors)},
+                 1);
 }
 
 std::string pictures_html(const Report& report) {

@@ -39,8 +39,9 @@ void add_progress_note(ReportRun& run) {
   }
   const StepRecord& last = run.steps.back();
   if (last.eta_seconds > 0)
-    run.notes.push_back(fmt::format("Unfinished: {} steps are done, in epoch {}; about {} of training are left.",
-                                    last.step, last.epoch, duration_text(last.eta_seconds)));
+    run.notes.push_back(
+        fmt::format("Unfinished: {} steps are done, in epoch {}; about {} of training are left.", last.step,
+                    last.epoch, duration_text(last.eta_seconds)));
   else
     run.notes.push_back(fmt::format("Complete: {} steps, the last one in epoch {}.", last.step, last.epoch));
   if (!std::isfinite(last.loss)) run.notes.emplace_back("The last loss in the log is not finite.");
@@ -67,8 +68,8 @@ void read_log_into(ReportRun& run, const std::filesystem::path& path) {
   run.evaluations = std::move(log.evaluations);
   run.exponents = std::move(log.exponents);
   if (log.damaged_lines > 0)
-    run.notes.push_back(fmt::format("{} has {} damaged line{}, which {} left out; the first is line {}.", kLog,
-                                    log.damaged_lines, log.damaged_lines == 1 ? "" : "s",
+    run.notes.push_back(fmt::format("{} has {} damaged line{}, which {} left out; the first is line {}.",
+                                    kLog, log.damaged_lines, log.damaged_lines == 1 ? "" : "s",
                                     log.damaged_lines == 1 ? "is" : "are", log.first_damaged_line));
   for (const StepRecord& step : run.steps) {
     run.kept_bytes = std::max(run.kept_bytes, step.kept_bytes);
@@ -101,9 +102,10 @@ ReportRun read_run(const std::filesystem::path& folder, const std::string& name)
   read_part(run, folder, kEvaluationFile, "confusion and pictures are not known",
             [&](const auto& path) { run.details = read_evaluation(path); });
   if (const int64_t step = run.evaluations.back().step; run.details && run.details->step != step)
-    run.notes.push_back(fmt::format("Confusion and pictures are of the evaluation after step {}, not of the last one "
-                                    "after step {}.",
-                                    run.details->step, step));
+    run.notes.push_back(
+        fmt::format("Confusion and pictures are of the evaluation after step {}, not of the last one "
+                    "after step {}.",
+                    run.details->step, step));
   return run;
 }
 

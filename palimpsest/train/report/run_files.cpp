@@ -81,14 +81,13 @@ void RunFiles::write(const EvaluationRecord& r, const EvaluationDetails& details
       if (std::isfinite(r.metrics.class_iou[c]))
         scalars.emplace_back("class_iou/" + details.class_names[c], r.metrics.class_iou[c]);
   } else {
-    scalars.insert(scalars.end(),
-                   {{"evaluation/top1", r.metrics.top1}, {"evaluation/top5", r.metrics.top5}});
+    scalars.insert(scalars.end(), {{"evaluation/top1", r.metrics.top1}, {"evaluation/top5", r.metrics.top5}});
   }
   events_.add_scalars(r.step, scalars);
   for (size_t i = 0; i < details.pictures.size(); ++i) {
     const at::Tensor strip = picture_strip(details.pictures[i], details.class_colors);
-    events_.add_png(r.step, fmt::format("image, truth, prediction/{}", i), io::encode_png(strip), strip.size(0),
-                    strip.size(1));
+    events_.add_png(r.step, fmt::format("image, truth, prediction/{}", i), io::encode_png(strip),
+                    strip.size(0), strip.size(1));
   }
 }
 

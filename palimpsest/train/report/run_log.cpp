@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -70,8 +71,8 @@ class Line {
 
   /// Returns whether the line may be a record: an object with a type and a step.
   bool is_record() const {
-    return json_.is_object() && json_.contains("type") && json_["type"].is_string() && json_.contains("step") &&
-           json_["step"].is_number_integer();
+    return json_.is_object() && json_.contains("type") && json_["type"].is_string() &&
+           json_.contains("step") && json_["step"].is_number_integer();
   }
   std::string type() const { return json_["type"].get<std::string>(); }
   void read(const char* key, double& value) const {
@@ -135,8 +136,8 @@ EvaluationRecord evaluation_of(const Line& line) {
 }
 
 amp::ExponentHistogram histogram_of(const Line& line) {
-  int64_t values = 0, lowest = 0;
-  double zero = 0;
+  int64_t values = 0;
+  double zero = 0, lowest = 0;
   amp::ExponentHistogram::Bars bars;
   line.read("values", values);
   line.read("zero", zero);
@@ -144,7 +145,8 @@ amp::ExponentHistogram histogram_of(const Line& line) {
   line.read("bars", bars.shares);
   for (double& share : bars.shares) {
     if (!(share >= 0 && share <= 1)) share = 0;
-    bars.exponents.push_back(static_cast<double>(lowest + static_cast<int64_t>(bars.exponents.size())));
+    const double exponent = lowest + static_cast<double>(bars.exponents.size());
+    bars.exponents.push_back(std::isfinite(exponent) ? std::clamp(exponent, -1000.0, 1000.0) : 0);
   }
   if (!(zero >= 0 && zero <= 1)) zero = 0;
   return amp::ExponentHistogram::from_bars(bars, std::max<int64_t>(0, values), zero);
@@ -232,8 +234,9 @@ LogContents read_run_log(const std::filesystem::path& path) {
   int64_t number = 0;
   for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
     ++number;
-    const Json json = Json::parse(text.begin() + static_cast<std::ptrdiff_t>(begin),
-                                  text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, /*exceptions=*/false);
+    const Json json =
+        Json::parse(text.begin() + static_cast<std::ptrdiff_t>(begin),
+                    text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, /*exceptions=*/false);
     const Line line(json);
     if (!line.is_record()) {
       if (log.damaged_lines++ == 0) log.first_damaged_line = number;

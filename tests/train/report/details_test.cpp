@@ -17,7 +17,8 @@ using testing::expect_error;
 using testing::TemporaryFolder;
 
 EvaluationDetails sample_details() {
-  EvaluationDetails details{30, 2, true, {"a", "\u00e9 \"quoted\""}, at::arange(6, at::kByte).view({2, 3}), {}, {}};
+  EvaluationDetails details{30, 2, true, {"a", "\u00e9 \"quoted\""}, at::arange(6, at::kByte).view({2, 3}),
+                            {}, {}};
   details.confusion = at::tensor({5, 1, 0, 7}, at::kLong).view({2, 2});
   details.pictures = {{"scene", at::arange(18, at::kByte).view({2, 3, 3}), at::zeros({2, 3}, at::kByte),
                        at::ones({2, 3}, at::kByte)}};
@@ -59,17 +60,21 @@ TEST(EvaluationFile, OtherContentsAreRefusedByName) {
   refused("'step'", [](auto& file) { file.metadata.erase("step"); });
   refused("must be a whole number, got '3x'", [](auto& file) { file.metadata["epoch"] = "3x"; });
   refused("'class_names' must be a JSON list", [](auto& file) { file.metadata["class_names"] = "[1]"; });
-  refused("class_colors for each of 3", [](auto& file) { file.metadata["class_names"] = R"(["a","b","c"])"; });
+  refused("class_colors for each of 3",
+          [](auto& file) { file.metadata["class_names"] = R"(["a","b","c"])"; });
   refused("confusion needs 2", [&](auto& file) { tensor(file, "confusion") = at::zeros({2, 3}, at::kLong); });
   refused("negative", [&](auto& file) { tensor(file, "confusion") = at::full({2, 2}, -1, at::kLong); });
   refused("'picture.1.image'", [](auto& file) { file.metadata["picture_names"] = R"(["a","b"])"; });
-  refused("image of RGB", [&](auto& file) { tensor(file, "picture.0.image") = at::zeros({2, 3, 4}, at::kByte); });
-  refused("size of its image", [&](auto& file) { tensor(file, "picture.0.truth") = at::zeros({3, 3}, at::kByte); });
+  refused("image of RGB",
+          [&](auto& file) { tensor(file, "picture.0.image") = at::zeros({2, 3, 4}, at::kByte); });
+  refused("size of its image",
+          [&](auto& file) { tensor(file, "picture.0.truth") = at::zeros({3, 3}, at::kByte); });
 }
 
 TEST(StepMemoryFile, GivesBackWhatWasWritten) {
   const TemporaryFolder folder;
-  write_step_memory(folder / "m", {2, {{0.0, 10}, {0.5, 30}, {1.0, 20}}, {{0.0, "forward"}, {0.5, "backward"}}});
+  write_step_memory(folder / "m",
+                    {2, {{0.0, 10}, {0.5, 30}, {1.0, 20}}, {{0.0, "forward"}, {0.5, "backward"}}});
   const StepTimeline read = read_step_memory(folder / "m");
   EXPECT_EQ(read.step, 2);
   ASSERT_EQ(read.samples.size(), 3u);
@@ -77,7 +82,7 @@ TEST(StepMemoryFile, GivesBackWhatWasWritten) {
   EXPECT_EQ(read.samples[1].current_bytes, 30);
   ASSERT_EQ(read.marks.size(), 2u);
   EXPECT_EQ(read.marks[1].name, "backward");
-  expect_error(ErrorKind::kCheckpoint, {"needs the metadata"}, [&] {
+  expect_error(ErrorKind::kCheckpoint, {"needs the tensor 'seconds'"}, [&] {
     write_evaluation(folder / "e", {});
     read_step_memory(folder / "e");
   });

@@ -17,7 +17,8 @@ using testing::tiny_options;
 using testing::TinyRun;
 
 bool notes_say(const ReportRun& run, const std::string& text) {
-  return std::ranges::any_of(run.notes, [&](const std::string& note) { return note.find(text) != std::string::npos; });
+  return std::ranges::any_of(run.notes,
+                             [&](const std::string& note) { return note.find(text) != std::string::npos; });
 }
 
 TEST(ReadRun, ARunIsReadFromItsFiles) {
@@ -49,7 +50,8 @@ TEST(ReadRun, WhatIsMissingOrDamagedIsSaidAndTheRestIsRead) {
   EXPECT_TRUE(notes_say(run, "evaluation.safetensors was left out: "));
   EXPECT_TRUE(notes_say(run, "1 damaged line, which is left out; the first is line 1"));
   EXPECT_EQ(run.steps.size(), 6u);
-  EXPECT_NE(to_html({.title = "t", .setup = {}, .runs = {run}, .time_note = {}}).find("</html>"), std::string::npos);
+  EXPECT_NE(to_html({.title = "t", .setup = {}, .runs = {run}, .time_note = {}}).find("</html>"),
+            std::string::npos);
 }
 
 TEST(ReadRun, ARunThatWasStoppedIsUnfinished) {
