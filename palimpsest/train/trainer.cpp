@@ -471,9 +471,10 @@ class Run {
     record->step = steps_done_;
     record->epoch = steps_done_ / batches_;
     if (!std::isfinite(record->loss)) bad_evaluation_ = steps_done_;
-    if (log_) log_->write(*record);
     outcome_.details = details_of(*record, sampler.take());
+    // The log comes last: a run that is killed before its line repeats the evaluation.
     if (files_) files_->write(*record, *outcome_.details);
+    if (log_) log_->write(*record);
     if (progress_) progress_->evaluation(*record);
     outcome_.evaluations.push_back(std::move(*record));
   }
