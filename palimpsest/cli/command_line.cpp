@@ -76,8 +76,8 @@ constexpr Argument kImagesArgument{bits({Command::kPredict}), "IMAGE", "<file or
 
 constexpr Argument kRowArgument{bits({Command::kReproduce}), "ROW", "<name>", "a row of the papers; --list names them",
                                 false};
-constexpr Argument kRunsArgument{bits({Command::kReport}), "RUN", "<folder>",
-                                 "output folders of trainings", true};
+constexpr Argument kRunsArgument{bits({Command::kReport}), "RUN", "<folder>", "output folders of trainings",
+                                 true};
 
 constexpr const char* kVersion = "palimpsest " PALIMPSEST_VERSION " (libtorch " TORCH_VERSION ")";
 

@@ -55,7 +55,8 @@ std::vector<FigureRow> figure_rows(const Report& report) {
   add("kept MiB", 1, [&](const ReportRun& r) { return known(r.kept_bytes) / kMiB; });
   add("peak MiB", 1, [&](const ReportRun& r) { return known(r.peak_bytes) / kMiB; });
   add("seconds per step", 3, [&](const ReportRun& r) { return known(r.seconds_per_step); });
-  if (std::all_of(report.runs.begin(), report.runs.end(), [](const ReportRun& r) { return r.training_seconds > 0; }))
+  if (std::all_of(report.runs.begin(), report.runs.end(),
+                  [](const ReportRun& r) { return r.training_seconds > 0; }))
     add("minutes of training", 1, [](const ReportRun& r) { return r.training_seconds / 60; });
   add("loss", 4, [](const ReportRun& r) { return r.loss(); });
   const auto add_score = [&](bool segmentation) {
