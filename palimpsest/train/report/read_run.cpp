@@ -99,6 +99,9 @@ ReportRun read_run(const std::filesystem::path& folder, const std::string& name)
     run.notes.emplace_back("No evaluation is logged.");
     return run;
   }
+  if (const int64_t bad = run.evaluations.back().bad_images; bad > 0)
+    run.notes.push_back(fmt::format("The last evaluation left out {} image{} that could not be read.", bad,
+                                    bad == 1 ? "" : "s"));
   read_part(run, folder, kEvaluationFile, "confusion and pictures are not known",
             [&](const auto& path) { run.details = read_evaluation(path); });
   if (const int64_t step = run.evaluations.back().step; run.details && run.details->step != step)

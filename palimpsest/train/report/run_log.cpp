@@ -125,6 +125,7 @@ EvaluationRecord evaluation_of(const Line& line) {
   line.read("step", r.step);
   line.read("epoch", r.epoch);
   line.read("images", r.images);
+  line.read("bad_images", r.bad_images);
   line.read("loss", r.loss);
   r.segmentation = line.contains("mean_iou");
   line.read("mean_iou", r.metrics.mean_iou);

@@ -44,11 +44,14 @@ TEST(ReadRun, WhatIsMissingOrDamagedIsSaidAndTheRestIsRead) {
   std::filesystem::remove(folder / "run" / kStepMemoryFile);  // as in a run of an older program
   io::write_file_atomically(folder / "run" / kEvaluationFile, "damaged");
   const std::string log = io::read_file(folder / "run" / "log.jsonl");
-  io::write_file_atomically(folder / "run" / "log.jsonl", "no json\n" + log);
+  io::write_file_atomically(
+      folder / "run" / "log.jsonl",
+      "no json\n" + log + R"({"type": "evaluation", "step": 10, "bad_images": 2})" + "\n");
   const ReportRun run = read_run(folder / "run", "run");
   EXPECT_TRUE(notes_say(run, "no step_memory.safetensors"));
   EXPECT_TRUE(notes_say(run, "evaluation.safetensors was left out: "));
   EXPECT_TRUE(notes_say(run, "1 damaged line, which is left out; the first is line 1"));
+  EXPECT_TRUE(notes_say(run, "left out 2 images that could not be read"));
   EXPECT_EQ(run.steps.size(), 6u);
   EXPECT_NE(to_html({.title = "t", .setup = {}, .runs = {run}, .time_note = {}}).find("</html>"),
             std::string::npos);
