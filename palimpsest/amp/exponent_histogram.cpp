@@ -92,6 +92,22 @@ ExponentHistogram::Bars ExponentHistogram::bars() const {
   return bars;
 }
 
+ExponentHistogram ExponentHistogram::from_bars(const Bars& bars, int64_t values, double zero) {
+  ExponentHistogram h;
+  const auto count_of = [&](double share) { return std::llround(share * static_cast<double>(values)); };
+  h.values_ = values;
+  h.zero_ = count_of(zero);
+  h.not_finite_ = values - h.zero_;
+  for (size_t i = 0; i < bars.exponents.size(); ++i) {
+    const auto exponent = static_cast<int>(bars.exponents[i]);
+    if (exponent < kLowest || exponent > kHighest) continue;
+    h.counts_[static_cast<size_t>(exponent - kLowest)] = count_of(bars.shares[i]);
+    h.not_finite_ -= count_of(bars.shares[i]);
+  }
+  h.not_finite_ = std::max<int64_t>(0, h.not_finite_);
+  return h;
+}
+
 std::string ExponentHistogram::text() const {
   const Shares s = shares();
   std::string text = fmt::format(

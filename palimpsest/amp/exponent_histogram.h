@@ -67,6 +67,9 @@ class ExponentHistogram {
     std::vector<double> exponents, shares;
   };
   Bars bars() const;
+  /// Returns the histogram that has these bars, as far as a log holds it: the other of its `values` are zero
+  /// (the share `zero`) or not finite.
+  static ExponentHistogram from_bars(const Bars& bars, int64_t values, double zero);
 
  private:
   std::array<int64_t, kHighest - kLowest + 1> counts_{};

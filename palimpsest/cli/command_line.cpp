@@ -43,6 +43,7 @@ constexpr CommandInfo kCommands[] = {
      "write a trained model's weights as a plain state dict, folded for inference on request"},
     {Command::kReproduce, "reproduce", "run a row of the papers' tables, or its shape at a size for two cores"},
     {Command::kData, "data", "check the folder of a data set: what was expected, and what is there"},
+    {Command::kReport, "report", "write one HTML page about one run, or about several side by side"},
 };
 
 /// An argument without a flag. The help of eval names it CHECKPOINT.
@@ -75,6 +76,8 @@ constexpr Argument kImagesArgument{bits({Command::kPredict}), "IMAGE", "<file or
 
 constexpr Argument kRowArgument{bits({Command::kReproduce}), "ROW", "<name>", "a row of the papers; --list names them",
                                 false};
+constexpr Argument kRunsArgument{bits({Command::kReport}), "RUN", "<folder>", "output folders of trainings",
+                                 true};
 
 constexpr const char* kVersion = "palimpsest " PALIMPSEST_VERSION " (libtorch " TORCH_VERSION ")";
 
@@ -361,6 +364,7 @@ Invocation parse_command_line(int argc, const char* const* argv) {
     add_argument(*sub, c.command, kRowArgument, options.run.row);
     add_argument(*sub, c.command, kActionArgument, options.run.action);
     add_argument(*sub, c.command, kFolderArgument, options.run.folder);
+    add_argument(*sub, c.command, kRunsArgument, options.run.inputs);
     for (const Setting& s : settings())
       if (s.taken_by(c.command)) add_flag(*sub, s, flags);
   }

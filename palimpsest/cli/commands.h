@@ -31,4 +31,7 @@ int run_reproduce(const Options& options);
 /// it printed faults.
 int run_data(const Options& options);
 
+/// Writes an HTML page about the runs in some folders. Reads neither data nor networks.
+int run_report(const Options& options);
+
 }  // namespace palimpsest::cli

@@ -8,7 +8,6 @@
 #include "palimpsest/cli/step_probe.h"
 #include "palimpsest/cli/variants.h"
 #include "palimpsest/cli/weights_file.h"
-#include "palimpsest/data/class_colors.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/folder_lock.h"
 #include "palimpsest/memory/counting_allocator.h"
@@ -32,7 +31,6 @@ namespace {
 
 constexpr int kWarmSteps = 2;    // the first step allocates the momentum
 constexpr int kTimedRounds = 9;  // odd, so the median is one of them
-constexpr int64_t kPictures = 4;
 constexpr int64_t kCropUnit = 8;  // pixels: the networks divide by 8 or more
 constexpr double kMiB = 1 << 20;
 
@@ -84,8 +82,11 @@ class Comparison {
     start_from_weights(silent, *first);  // wrong weights are an error before the first measurement
     check_output();
     report_.title = title;
-    report_.class_names = options_.model.class_names;
-    for (const Options& run : runs_) report_.runs.emplace_back().name = name_of(run);
+    report_.time_note = "median over the steps of the runs in turn";
+    for (const Options& run : runs_) {
+      report_.runs.emplace_back().name = name_of(run);
+      report_.runs.back().class_names = options_.model.class_names;
+    }
   }
 
   /// Returns false if a signal stopped the comparison.
@@ -244,7 +245,7 @@ class Comparison {
       report_.runs[i].steps = std::move(outcome.steps);
       report_.runs[i].evaluations = std::move(outcome.evaluations);
       report_.runs[i].exponents = outcome.exponents;
-      if (sets_.validation && model->is_segmentation()) add_predictions(*model, run);
+      report_.runs[i].details = std::move(outcome.details);
       memory::release_retained();
     }
     return true;
@@ -260,36 +261,6 @@ class Comparison {
     Datasets sets = make_datasets(own, Need::kTrainAndValidation);
     sets.sampler = sets_.sampler;
     return sets;
-  }
-
-  /// Adds the predictions of `model` for a few validation images, spread over the set.
-  void add_predictions(nn::Model& model, const Options& run) {
-    const auto format = make_format(run);
-    const int64_t size = sets_.validation->size(), count = std::min(kPictures, size);
-    const bool first = report_.pictures.empty();
-    if (first) report_.class_colors = data::class_colors(run.data.kind, run.model.classes);
-    model.eval();
-    const torch::NoGradGuard no_grad;
-    for (int64_t k = 0; k < count; ++k) {
-      Random random(0);  // validation uses none
-      data::Sample sample = sets_.validation->get(k * size / count, random);
-      sample.image = data::normalized(sample.image, sample.normalization);
-      sample.target = sample.target.to(at::kLong);
-      if (first) report_.pictures.push_back({sample.name, picture(sample.image, run), sample.target, {}});
-      const at::Tensor logits =
-          train::coarse_logits(model, format.convert(sample.image.unsqueeze(0)), format.precision);
-      report_.pictures[static_cast<size_t>(k)].predictions.push_back(
-          train::predicted_classes(logits, sample.target.sizes())[0].to(at::kByte));
-    }
-  }
-
-  /// Undoes the normalization of an image: u8 (H, W, 3), as in the file.
-  static at::Tensor picture(const at::Tensor& image, const Options& options) {
-    const auto per_channel = [](const std::array<double, 3>& v) {
-      return at::tensor({v[0], v[1], v[2]}, at::kFloat).view({3, 1, 1});
-    };
-    const at::Tensor rgb = image * per_channel(options.data.std) + per_channel(options.data.mean);
-    return (rgb * 255).round().clamp(0, 255).to(at::kByte).permute({1, 2, 0}).contiguous();
   }
 
   Options options_;

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 
@@ -125,7 +126,9 @@ int evaluate(Options options, distributed::Group* group) {
   train::EvaluationOptions evaluation{.loss = make_loss_options(options),
                                       .format = make_format(options),
                                       .views = make_views(options),
-                                      .confusion = !options.run.confusion.empty()};
+                                      .confusion_classes = options.run.confusion.empty()
+                                                               ? 0
+                                                               : std::numeric_limits<int64_t>::max()};
   if (options.eval.protocol == "ten_crop") evaluation.ten_crop = options.data.eval_crop;
   if (!options.run.labels.empty() && !model->is_segmentation())
     throw Error(ErrorKind::kUsage,

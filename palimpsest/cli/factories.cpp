@@ -3,6 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/class_index.h"
+#include "palimpsest/data/class_colors.h"
 #include "palimpsest/data/class_uniform.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/generated/streets.h"
@@ -306,6 +307,11 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.checkpoint_every = options.output.checkpoint_every;
   t.evaluate_every = options.output.evaluate_every;
   t.histogram_every = options.output.histogram_every;
+  t.tensorboard = options.output.tensorboard;
+  t.report.class_names = options.model.class_names;
+  t.report.class_colors = data::class_colors(options.data.kind, options.model.classes);
+  t.report.mean = options.data.mean;
+  t.report.std = options.data.std;
   t.resume = options.run.resume;
   t.config = to_toml(options, Scope::kRun);
   t.config_file = to_toml(options, Scope::kMachine);

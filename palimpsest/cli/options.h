@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace palimpsest::cli {
@@ -27,6 +28,7 @@ enum class Command : unsigned {
   kExport = 128,
   kReproduce = 1024,  ///< becomes kTrain, or kCompare with run.small, once its settings are read
   kData = 256,
+  kReport = 512,
 };
 
 /// All settings of a user. A group is a TOML table. A member is a key of this table and a flag of the command
@@ -133,6 +135,7 @@ struct Options {
     int64_t checkpoint_every = 0;
     int64_t evaluate_every = 1;
     int64_t histogram_every = 0;
+    bool tensorboard = false;
     bool quiet = false;
   } output;
 
@@ -146,12 +149,12 @@ struct Options {
     bool small = false;               ///< reproduce: at a size for two cores
     bool list = false;                ///< reproduce: only name the rows
     std::string checkpoint;           ///< eval, predict, info, export; import: the file of weights
-    std::vector<std::string> inputs;  ///< predict: image files or folders
+    std::vector<std::string> inputs;  ///< predict: image files or folders; report: folders of runs
     std::string action;               ///< data: "check"
     std::string folder;               ///< data: of the data set
     std::string data_kind;            ///< data: the layout; empty: recognized
     bool full = false;                ///< data: decode every file
-    std::string file;                 ///< import, export: the file to write
+    std::string file;                 ///< import, export, report: the file to write
     std::string format = "auto";      ///< import: meaning of the weights of normalizations
     bool fold = false;                ///< export: normalizations into convolutions
     bool without_average = false;     ///< eval, predict, export: the weights as trained, not their averages
@@ -214,6 +217,11 @@ void read_resumed_toml(Options& options, const std::string& text, const std::str
 /// Replaces the default activation, where the user gave none, by that of the network (SiLU for EfficientNet).
 /// Not for options from a stored configuration, which has the activation.
 void complete_activation(Options& options);
+
+/// Returns every value of a TOML text as ("table.key", value), in the form of TOML, also those that are no
+/// settings of this program. Throws Error(kUsage) for wrong syntax, nesting deeper than 16, or more than 4 MiB.
+std::vector<std::pair<std::string, std::string>> toml_entries(const std::string& text,
+                                                              const std::string& name);
 
 /// Replaces the default strategy `inplace_2`, where the user gave none, by `store_y` if the activation (ReLU,
 /// say) cannot be inverted, and by `standard` if the network has no normalization.

@@ -38,6 +38,8 @@ int run(const Options& options) {
       break;
     case Command::kData:
       return run_data(options);
+    case Command::kReport:
+      return run_report(options);
   }
   return 1;
 }

@@ -34,6 +34,7 @@ constexpr unsigned kMakesModel = kTraining | Command::kInfo;
 constexpr unsigned kAll = kReadsData | Command::kPredict | Command::kInfo;
 constexpr unsigned kStartsTraining = Command::kTrain | Command::kCompare;
 constexpr unsigned kNamesModel = kMakesModel | Command::kImport;
+constexpr unsigned kWritesFile = Command::kImport | Command::kExport | Command::kReport;
 constexpr unsigned kWritesWeights = Command::kImport | Command::kExport;
 
 constexpr unsigned kLabelsImages = Command::kEval | Command::kPredict;
@@ -392,6 +393,9 @@ std::vector<Setting> make_settings() {
       {"output", "histogram_every", "histogram-every", "<steps>",
        "steps between histograms of the gradients' exponents; 0: never", kTraining,
        PALIMPSEST_FIELD(output.histogram_every), kNotNegative},
+      {"output", "tensorboard", "tensorboard", "",
+       "write events for TensorBoard into the output folder: scalars, pictures, histograms", kTraining,
+       PALIMPSEST_FIELD(output.tensorboard)},
       {"output", "quiet", "quiet", "", "show no progress on the terminal", kTraining,
        PALIMPSEST_FIELD(output.quiet)},
 
@@ -411,10 +415,11 @@ std::vector<Setting> make_settings() {
        "how long one of several processes waits for the others, 600 if not given",
        Command::kTrain | Command::kEval, PALIMPSEST_FIELD(run.timeout), kTimeout},
       {"", "overwrite", "overwrite", "",
-       "replace the run in the output folder, or the files (import, export, predict, eval)",
-       kTraining | kWritesWeights | kLabelsImages, PALIMPSEST_FIELD(run.overwrite)},
-      {"", "file", "output", "<file>", "the .safetensors file to write", kWritesWeights,
-       PALIMPSEST_FIELD(run.file)},
+       "replace the run in the output folder, or the files (import, export, predict, eval, report)",
+       kTraining | kWritesFile | kLabelsImages, PALIMPSEST_FIELD(run.overwrite)},
+      {"", "file", "output", "<file>",
+       "the file to write: .safetensors; report: the HTML page, report.html in the first RUN if not given",
+       kWritesFile, PALIMPSEST_FIELD(run.file)},
       {"", "format", "format", "<name>", "meaning of the weights of normalizations in the file",
        static_cast<unsigned>(Command::kImport), PALIMPSEST_FIELD(run.format), kAny,
        models::weight_format_names},
@@ -461,7 +466,7 @@ bool is_one_of(std::initializer_list<std::string_view> ids, const std::string& i
 Scope Setting::scope() const {
   if (is_one_of({"output.folder", "output.quiet"}, id())) return Scope::kTerminal;
   return is_one_of({"data.cache", "data.workers", "data.prefetch", "train.threads", "train.memory_limit",
-                    "output.log_every"},
+                    "output.log_every", "output.tensorboard"},
                    id())
              ? Scope::kMachine
              : Scope::kRun;
@@ -491,7 +496,8 @@ bool Setting::hides_default() const {
                     "optimizer.decay_bias", "optimizer.beta1",
                     "optimizer.beta2",      "optimizer.eps",
                     "optimizer.lr_factors", "optimizer.clip_norm",
-                    "loss.label_smoothing", "loss.class_weights"},
+                    "loss.label_smoothing", "loss.class_weights",
+                    "output.tensorboard"},
                    id());
 }
 

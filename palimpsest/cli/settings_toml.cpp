@@ -200,16 +200,54 @@ void check_depth(std::string_view text, const std::string& name) {
 
 }  // namespace
 
-void read_toml(Options& options, const std::string& text, const std::string& name) {
+namespace {
+
+/// Throws Error(kUsage) for wrong syntax, deep nesting and a long text.
+toml::table parse(const std::string& text, const std::string& name) {
   check_size(text.size(), name);
   check_depth(text, name);
-  toml::table root;
   try {
-    root = toml::parse(text, name);
+    return toml::parse(text, name);
   } catch (const toml::parse_error& failure) {
     throw Error(ErrorKind::kUsage,
                 at_line(name, failure.source()) + ": " + std::string(failure.description()));
   }
+}
+
+/// Formats a value, numbers with as few digits as they need.
+std::string value_text(const toml::node& node) {
+  if (const toml::array* array = node.as_array()) {
+    std::string text;
+    for (const toml::node& part : *array) text += (text.empty() ? "" : ", ") + value_text(part);
+    return "[" + text + "]";
+  }
+  if (const auto number = node.value_exact<double>()) return to_toml(*number);
+  if (const auto word = node.value_exact<std::string>()) return to_toml(*word);
+  std::ostringstream text;
+  node.visit([&](const auto& n) { text << n; });
+  return text.str();
+}
+
+}  // namespace
+
+std::vector<std::pair<std::string, std::string>> toml_entries(const std::string& text,
+                                                              const std::string& name) {
+  std::vector<std::pair<std::string, std::string>> entries;
+  const auto add = [&](const std::string& key, const toml::node& node) {
+    entries.emplace_back(key, value_text(node));
+  };
+  for (const auto& [key, node] : parse(text, name)) {
+    if (!node.is_table())
+      add(std::string(key.str()), node);
+    else
+      for (const auto& [inner, value] : *node.as_table())
+        add(std::string(key.str()) + "." + std::string(inner.str()), value);
+  }
+  return entries;
+}
+
+void read_toml(Options& options, const std::string& text, const std::string& name) {
+  const toml::table root = parse(text, name);
   const auto tables = table_names();
   for (const auto& [key, node] : root) {
     const std::string table_name(key.str());

@@ -51,18 +51,6 @@ at::Tensor repeat_rows(const std::vector<T>& values, std::vector<int64_t> shape,
   return batch;
 }
 
-const char* phase_name(train::Step::Phase phase) {
-  switch (phase) {
-    case train::Step::Phase::kForward:
-      return "forward";
-    case train::Step::Phase::kBackward:
-      return "backward";
-    case train::Step::Phase::kUpdate:
-      return "step";
-  }
-  return "?";
-}
-
 }  // namespace
 
 RepeatedBatch::RepeatedBatch(const Options& options, const Datasets& sets) {
@@ -128,7 +116,7 @@ StepMemory StepProbe::measure_step() {
   bool forward_done = false;  // of the first part: the gradients of a part live on in the next one
   run.entering = [&](train::Step::Phase phase) {
     if (phase == train::Step::Phase::kBackward && !std::exchange(forward_done, true)) meter.forward_done();
-    timeline.mark(phase_name(phase));
+    timeline.mark(train::Step::name_of(phase));
   };
   step(batch, run);
   timeline.stop();

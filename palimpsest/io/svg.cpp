@@ -1,5 +1,7 @@
 #include "palimpsest/io/svg.h"
 
+#include "palimpsest/io/svg/parts.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -8,10 +10,42 @@
 
 namespace palimpsest::io {
 
+namespace {
+
+struct Ink {
+  const char *light, *dark;  // on white, on kDarkPaper
+};
+// Blue and orange stay apart for colour-blind readers, and in grey.
+constexpr std::array<Ink, kSeriesColors> kSeriesInks{{{"#d9730d", "#f0883e"},
+                                                      {"#1d4ed8", "#3b82f6"},
+                                                      {"#15803d", "#4ade80"},
+                                                      {"#9333ea", "#c084fc"},
+                                                      {"#be123c", "#fb7185"},
+                                                      {"#0e7490", "#22d3ee"}}};
+constexpr Ink kOtherInks[] = {{svg::kInk, "#e5e7eb"}, {svg::kFaintInk, "#9ca3af"}, {svg::kGrid, "#374151"}};
+constexpr const char* kDarkPaper = "#111827";
+
+}  // namespace
+
 std::string series_color(std::size_t index) {
-  // Blue and orange stay apart for colour-blind readers, and in grey.
-  static constexpr std::array kColors{"#d9730d", "#1d4ed8", "#15803d", "#9333ea", "#be123c", "#0e7490"};
-  return kColors[index % kColors.size()];
+  return kSeriesInks[index % kSeriesInks.size()].light;
+}
+
+std::string dark_series_color(std::size_t index) {
+  return kSeriesInks[index % kSeriesInks.size()].dark;
+}
+
+std::string dark_chart_style() {
+  std::string css;
+  const auto add = [&](const Ink& ink) {
+    for (const char* attribute : {"fill", "stroke"})
+      css += fmt::format("svg [{0}=\"{1}\"]{{{0}:{2}}}\n", attribute, ink.light, ink.dark);
+  };
+  for (const Ink& ink : kSeriesInks) add(ink);
+  for (const Ink& ink : kOtherInks) add(ink);
+  css += fmt::format("svg rect[fill=\"{}\"]{{fill:{}}}\n", svg::kPaper, kDarkPaper);
+  return css +
+         "svg text[fill=\"white\"]{fill:black}\nsvg text[fill=\"black\"]{fill:white}\n";  // in heat maps
 }
 
 std::vector<double> round_ticks(double low, double high, int count) {

@@ -54,8 +54,32 @@ struct BarChart {
 /// Returns the chart as text that starts with "<svg". A value that is not finite has a label and no bar.
 std::string to_svg(const BarChart& chart);
 
-/// Returns the colour of the i-th series as "#rrggbb", for tables beside a chart.
+/// A square table of shares, one row and one column per name. The colour of a cell deepens with the square
+/// root of its share, so that one percent can be seen. Up to 24 names a cell has its percentage as text, up to
+/// 50 as a tooltip.
+struct HeatMap {
+  std::string title{}, description{};
+  std::string row_label{}, column_label{};  ///< what the rows and the columns are: "truth", "prediction"
+  std::vector<std::string> names{};         ///< long ones are shortened, their tooltip is whole
+  std::vector<double> values{};             ///< (names, names), row-major, in [0, 1]; NaN: no data
+};
+
+/// Returns the map as text that starts with "<svg", with a scale of its colours. Its width and height follow
+/// from the number of names: 8 pixels per name or more. Throws std::invalid_argument unless there are
+/// names * names values.
+std::string to_svg(const HeatMap& map);
+/// Returns the width of to_svg(map) in pixels.
+int width_of(const HeatMap& map);
+
+/// Returns the colour of the i-th series as "#rrggbb", for tables beside a chart. After kSeriesColors series
+/// the colours begin again.
+inline constexpr std::size_t kSeriesColors = 6;
 std::string series_color(std::size_t index);
+/// Returns the same colour for a dark page.
+std::string dark_series_color(std::size_t index);
+/// Returns the rules of a style sheet that show the charts of a page light on dark, for a page that follows
+/// the reader's choice (@media (prefers-color-scheme: dark)). The paper is "#111827".
+std::string dark_chart_style();
 
 /// Returns about `count` round positions that cover [low, high]: the first is <= low, the last >= high. Their
 /// distance is 1, 2 or 5 times a power of ten.

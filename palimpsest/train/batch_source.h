@@ -42,6 +42,9 @@ class BatchSource {
   virtual std::string order() const { return ""; }
   virtual std::string identity() const { return ""; }
 
+  /// Returns the images of an epoch, or a few more.
+  virtual int64_t images() const { return batches() * batch_size(); }
+
   /// Process number `rank` of `ranks`.
   struct Share {
     int64_t rank = 0, ranks = 1;
@@ -61,6 +64,7 @@ class LoaderBatches : public BatchSource {
   std::optional<data::Batch> next() override { return loader_.next(); }
   std::vector<data::BadExample> take_bad() override { return loader_.take_bad(); }
   int64_t batch_size() const override { return loader_.options().batch_size; }
+  int64_t images() const override { return loader_.dataset().size(); }
   uint64_t seed() const override { return loader_.options().seed; }
   /// Returns the name of the sampler, or "own_stream", or "" for a loader that does not shuffle or that shuffles
   /// as older programs did.

@@ -37,7 +37,7 @@ void sum_over_ranks(distributed::Group& group, std::optional<MetricsAccumulator>
   const int64_t kind = group.max(metrics ? 2 * metrics->classes() + metrics->is_segmentation() : 0,
                                  "the kind of the evaluation");
   if (kind == 0) return;
-  if (!metrics) metrics.emplace(kind % 2 != 0, kind / 2, options.loss.ignore_id, options.confusion);
+  if (!metrics) metrics.emplace(kind % 2 != 0, kind / 2, options.loss.ignore_id, kind / 2 <= options.confusion_classes);
   std::vector<int64_t> counters = metrics->counters();
   counters.insert(counters.end(), {totals.images, totals.bad_images});
   counters = group.sum(std::span<const int64_t>(counters), "the metrics of the evaluation");
@@ -75,6 +75,7 @@ class Evaluation {
                               : coarse_logits(network_, batch.images, options_.format.precision);
     add_loss(counted_loss(logits, batch.targets, loss_options));
     MetricsAccumulator& metrics = metrics_of(batch.targets, logits.size(1));
+    if (options_.observe) options_.observe(batch, logits);
     if (!options_.labels) return metrics.add(logits, batch.targets);
     for (int64_t i = 0; i < logits.size(0); ++i) {
       const at::Tensor classes = predicted_classes(logits.narrow(0, i, 1), batch.targets.sizes().slice(1));
@@ -99,7 +100,7 @@ class Evaluation {
   MetricsAccumulator& metrics_of(const at::Tensor& targets, int64_t classes) {
     if (!metrics_)
       metrics_.emplace(labels_pixels(targets), classes, loss_for(targets, options_.loss).ignore_id,
-                       options_.confusion);
+                       classes <= options_.confusion_classes);
     require(!options_.labels || classes <= 256,
             fmt::format("label images hold at most 256 classes, got {}", classes));
     return *metrics_;
@@ -232,8 +233,11 @@ std::string describe(const at::Tensor& images) {
 
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
                                                 BatchSource& batches, const LossOptions& loss,
-                                                const TensorFormat& format, distributed::Group* group) {
-  return run_unless(stopped, network, batches, {.loss = loss, .format = format}, group);
+                                                const TensorFormat& format, distributed::Group* group,
+                                                const EvaluationObserver& observe) {
+  const EvaluationOptions options{
+      .loss = loss, .format = format, .confusion_classes = kMostCountedClasses, .observe = observe};
+  return run_unless(stopped, network, batches, options, group);
 }
 
 EvaluationRecord evaluate(const Network& network, BatchSource& batches, const EvaluationOptions& options,

@@ -33,6 +33,10 @@ EvaluationRecord evaluate(const Network& network, BatchSource& batches, const Lo
 EvaluationRecord evaluate(const Network& network, data::Loader& loader, const LossOptions& loss,
                           const TensorFormat& format, distributed::Group* group = nullptr);
 
+/// Sees each batch of this rank, in the format of the network, with its logits, which may be coarser than the
+/// images (train/network.h).
+using EvaluationObserver = std::function<void(const data::Batch& batch, const at::Tensor& logits)>;
+
 /// What an evaluation computes beyond one view of each image.
 struct EvaluationOptions {
   LossOptions loss{};
@@ -41,10 +45,12 @@ struct EvaluationOptions {
   ViewOptions views{};
   /// Classification: the side of the ten crops whose logits are averaged; 0: the image itself.
   int64_t ten_crop = 0;
-  bool confusion = false;  ///< counts the pairs of true and predicted class in classification, too
+  /// Classification: counts the pairs of true and predicted class if there are at most so many classes.
+  int64_t confusion_classes = 0;
   /// Segmentation: receives the predicted classes of each image, u8 (H, W) on the CPU, in the order of the
   /// batches; on each rank those of its own batches. Needs at most 256 classes.
   std::function<void(const std::string& name, const at::Tensor& classes)> labels{};
+  EvaluationObserver observe{};  ///< with one view of each image
 };
 
 /// Does the same with several views of each image (train/views.h). If `views` is one view, metrics and loss
@@ -57,12 +63,14 @@ struct EvaluationOptions {
 EvaluationRecord evaluate(const Network& network, BatchSource& batches, const EvaluationOptions& options,
                           distributed::Group* group = nullptr);
 
-/// Does the same as the first function, but returns nothing if `stopped` returned true after a batch; with a group, on all ranks if
-/// it did so on one.
+/// Does the same as the first function, but returns nothing if `stopped` returned true after a batch; with a
+/// group, on all ranks if it did so on one. Calls `observe`, if any, for each batch, and counts pairs of classes
+/// up to kMostCountedClasses (train/metrics.h).
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
                                                 BatchSource& batches, const LossOptions& loss,
                                                 const TensorFormat& format,
-                                                distributed::Group* group = nullptr);
+                                                distributed::Group* group = nullptr,
+                                                const EvaluationObserver& observe = {});
 
 /// Throws Error(kUsage) unless `batches` yields the share of this rank of `group`, or of the only process if
 /// there is none. `what`: "the training batches".

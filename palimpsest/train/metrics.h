@@ -10,18 +10,20 @@ namespace palimpsest::train {
 /// Results of an evaluation; only the fields of the task are set. A value without data (no valid pixel, no
 /// image) is NaN, and null in log.jsonl.
 struct Metrics {
-  double mean_iou = 0;            ///< over the classes that occur in truth or prediction, in [0, 1]
-  std::vector<double> class_iou;  ///< NaN for a class that does not occur
-  double pixel_accuracy = 0;      ///< share of valid pixels whose class is predicted
-  double top1 = 0, top5 = 0;      ///< in [0, 1]
+  double mean_iou = 0;             ///< over the classes that occur in truth or prediction, in [0, 1]
+  std::vector<double> class_iou;   ///< NaN for a class that does not occur
+  double pixel_accuracy = 0;       ///< share of valid pixels whose class is predicted
+  double top1 = 0, top5 = 0;       ///< in [0, 1]
 };
 
 /// Returns the class with the largest logit of each pixel of images of `size`, (N, H, W) of i64; the first of
 /// equal ones. logits: (N, C, h, w), which are upsampled as in loss().
 at::Tensor predicted_classes(const at::Tensor& logits, at::IntArrayRef size);
 
-/// Accumulates a confusion matrix M (segmentation) or hits (classification) over batches. Void pixels are not
-/// counted.
+/// The most classes of a classification whose confusion the evaluations of a training count: 8 MB of counters.
+inline constexpr int64_t kMostCountedClasses = 1000;
+
+/// Accumulates a confusion matrix M and, for a classification, hits over batches. Void pixels are not counted.
 ///   IoU_k = M[k,k] / (sum_j M[k,j] + sum_j M[j,k] - M[k,k]),  M[truth, prediction]
 /// An image is a top-5 hit if fewer than 5 classes have a higher score than the true class, which always
 /// holds with 5 classes or fewer. Equal scores rank by class id, as in argmax. A NaN score is a miss.
@@ -36,10 +38,9 @@ class MetricsAccumulator {
   /// Adds the pixels of images whose classes are predicted already: both i64 (N, H, W). Throws as add() does.
   void add_classes(const at::Tensor& predicted, const at::Tensor& targets);
   Metrics result() const;
-  /// Returns all counters, which metrics are computed from: M, or the hits, the number of images, and M
-  /// if pairs are counted. Those of
-  /// several accumulators of the same kind may be added and set: the metrics are then those of all their
-  /// batches.
+  /// Returns all counters, which metrics are computed from: M, or the hits, the number of images, and M if pairs
+  /// are counted. Those of several accumulators of the same kind may be added and set: the metrics are then
+  /// those of all their batches.
   std::vector<int64_t> counters() const;
   void set_counters(const std::vector<int64_t>& counters);
   bool is_segmentation() const { return segmentation_; }

@@ -1,14 +1,17 @@
 #pragma once
 
 #include "palimpsest/amp/exponent_histogram.h"
+#include "palimpsest/memory/timeline.h"
 #include "palimpsest/train/metrics.h"
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
 
-// The records of a training, which are the lines of log.jsonl.
+// The records of a training. Steps, exponents and evaluations are the lines of log.jsonl.
 namespace palimpsest::train {
 
 /// One step. On a CPU, bytes are 0 if the counting allocator is not installed, and include the batches that
@@ -60,6 +63,30 @@ struct EvaluationRecord {
   std::vector<int64_t> confusion;
   /// With keep_best: whether this is the best evaluation of the run so far (train/best.h).
   std::optional<bool> best = std::nullopt;
+};
+
+/// An image of an evaluation with its truth and the prediction, at most 512 pixels high and wide.
+struct EvaluationPicture {
+  std::string name;
+  at::Tensor image;              ///< u8 (H, W, 3)
+  at::Tensor truth, prediction;  ///< class ids: u8 (H, W), 255 for void; i64 scalars for labels of images
+};
+
+/// The part of an evaluation that a log has no room for: the file evaluation.safetensors (report/details.h).
+struct EvaluationDetails {
+  int64_t step = 0, epoch = 0;
+  bool segmentation = false;
+  std::vector<std::string> class_names;  ///< one per class
+  at::Tensor class_colors;               ///< u8 (classes, 3)
+  at::Tensor confusion;  ///< i64 (classes, classes), [truth, prediction]; undefined: not counted
+  std::vector<EvaluationPicture> pictures;
+};
+
+/// The live bytes over the time of one step: the file step_memory.safetensors (report/details.h).
+struct StepTimeline {
+  int64_t step = 0;
+  std::vector<memory::Timeline::Sample> samples;
+  std::vector<memory::Timeline::Mark> marks;  ///< "forward", "backward", "step"
 };
 
 }  // namespace palimpsest::train

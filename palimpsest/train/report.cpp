@@ -2,6 +2,7 @@
 
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/svg.h"
+#include "palimpsest/train/report/classes.h"
 #include "palimpsest/train/report/figures.h"
 
 #include <fmt/format.h>
@@ -36,14 +37,13 @@ std::string to_table(const Report& report) {
 std::string memory_svg(const Report& report) {
   io::LineChart chart{.title = "Live memory during one training step",
                       .x_label = "seconds since the forward pass began",
-                      .y_label = "live tensors, MiB"};
+                      .y_label = "live tensors, MiB",
+                      .width = kChartWidth,
+                      .height = kChartHeight};
   for (size_t i = 0; i < report.runs.size(); ++i) {
     const ReportRun& run = report.runs[i];
-    io::LineChart::Series series{
-        fmt::format("{}, peak {:.0f} MiB", run.name, static_cast<double>(run.peak_bytes) / kMiB),
-        {},
-        {},
-        true};
+    const std::string peak = fmt::format(", peak {:.0f} MiB", static_cast<double>(run.peak_bytes) / kMiB);
+    io::LineChart::Series series{run.timeline.empty() ? "" : run.name + peak, {}, {}, true};
     for (const auto& sample : run.timeline) {
       series.x.push_back(sample.seconds);
       series.y.push_back(static_cast<double>(sample.current_bytes) / kMiB);
@@ -57,7 +57,11 @@ std::string memory_svg(const Report& report) {
 }
 
 std::string loss_svg(const Report& report) {
-  io::LineChart chart{.title = "Training loss", .x_label = "step", .y_label = "loss"};
+  io::LineChart chart{.title = "Training loss",
+                      .x_label = "step",
+                      .y_label = "loss",
+                      .width = kChartWidth,
+                      .height = kChartHeight};
   for (const auto& run : report.runs) {
     io::LineChart::Series series{run.name, {}, {}};
     for (const auto& step : run.steps) {
@@ -72,7 +76,7 @@ std::string loss_svg(const Report& report) {
 std::string to_json(const Report& report) {
   Json json{{"title", report.title}, {"setup", Json::object()}, {"memory_bytes", report.memory_bytes}};
   for (const auto& [name, value] : report.setup) json["setup"][name] = value;
-  json["class_names"] = report.class_names;
+  json["class_names"] = report.runs.empty() ? std::vector<std::string>() : class_names_of(report.runs[0]);
   Json runs = Json::array();
   const char* score_name = is_segmentation(report) ? "mean_iou" : "top1";
   for (const auto& run : report.runs) {

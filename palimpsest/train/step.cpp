@@ -70,6 +70,18 @@ void Step::synchronize(distributed::Group& group, distributed::DataParallel& par
   parallel_ = &parallel;
 }
 
+const char* Step::name_of(Phase phase) {
+  switch (phase) {
+    case Phase::kForward:
+      return "forward";
+    case Phase::kBackward:
+      return "backward";
+    case Phase::kUpdate:
+      return "step";
+  }
+  return "?";
+}
+
 bool Step::run(torch::optim::Optimizer& optimizer, const std::function<at::Tensor()>& loss,
                const RunOptions& options) {
   return run_parts(optimizer, 1, [&](int64_t /*part*/) { return loss(); }, options);

@@ -52,6 +52,8 @@ class Step {
 
   /// The parts of a step, in their order.
   enum class Phase { kForward, kBackward, kUpdate };
+  /// Returns "forward", "backward" or "step", as marks of a memory::Timeline have it.
+  static const char* name_of(Phase phase);
   struct RunOptions {
     bool observe = false;                         ///< fills observation()
     std::function<void(Phase)> entering = {};     ///< called at the beginning of each phase

@@ -1,9 +1,11 @@
 #include "palimpsest/train/trainer.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/data/class_colors.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
+#include "palimpsest/memory/timeline.h"
 #include "palimpsest/ops/abn.h"
 #include "palimpsest/train/best.h"
 #include "palimpsest/train/checkpoint.h"
@@ -16,8 +18,10 @@
 #include "palimpsest/train/ema.h"
 #include "palimpsest/train/evaluate.h"
 #include "palimpsest/train/frozen.h"
+#include "palimpsest/train/report/details.h"
 #include "palimpsest/train/report/exponent_chart.h"
 #include "palimpsest/train/report/progress.h"
+#include "palimpsest/train/report/run_files.h"
 #include "palimpsest/train/report/run_log.h"
 #include "palimpsest/train/rethrow.h"
 #include "palimpsest/train/step.h"
@@ -33,6 +37,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 namespace palimpsest::train {
@@ -188,6 +193,7 @@ class Run {
       std::error_code none;  // of an earlier run
       std::filesystem::remove(options_.output / kBestFile, none);
     }
+    files_.emplace(options_.output, options_.tensorboard, steps_done_);
     evaluated_step_ = log_->evaluated_step();
   }
 
@@ -318,8 +324,12 @@ class Run {
     StepLoss loss(network_, batch, loss_options, format_.precision, options_.accumulate, group_);
     Step::RunOptions run;
     run.observe = options_.histogram_every > 0 && steps_done_ % options_.histogram_every == 0;
+    auto timeline = meter && files_ && files_->wants_timeline(static_cast<int64_t>(outcome_.steps.size()))
+                        ? start_timeline()
+                        : nullptr;
     bool forward_done = false;
     run.entering = [&](Step::Phase phase) {
+      if (timeline) timeline->mark(Step::name_of(phase));
       if (meter && phase == Step::Phase::kBackward && !std::exchange(forward_done, true))
         meter->forward_done();
     };
@@ -349,11 +359,24 @@ class Run {
     if (stepped_ && !std::isfinite(record.loss)) throw divergence(record, remaining_checkpoint());
     if (step_.is_hopeless()) throw overflow(options_, record, remaining_checkpoint());
     record.skipped_steps = step_.skipped_steps();
+    if (timeline) {
+      timeline->stop();
+      files_->write(StepTimeline{steps_done_ + 1, timeline->samples(), timeline->marks()});
+    }
 
     if (!meter) return;
     record.kept_bytes = meter->kept_bytes();
     record.peak_bytes = meter->peak_bytes();
     record.current_bytes = meter->current_bytes();
+  }
+
+  /// Returns null if another Timeline or a profiler records already.
+  std::unique_ptr<memory::Timeline> start_timeline() const {
+    try {
+      return std::make_unique<memory::Timeline>(format_.device);
+    } catch (const std::logic_error&) {
+      return nullptr;
+    }
   }
 
   /// Returns the part of an error message that names the last checkpoint.
@@ -378,6 +401,7 @@ class Run {
     const bool logged =
         steps_done_ == 1 || steps_done_ % options_.log_every == 0 || steps_done_ == last_step_;
     if (logged && log_) log_->write(record);
+    if (files_) files_->write(record, logged);
     if (progress_) progress_->step(record, logged);
     if (options_.histogram_every > 0 && stepped_ && step_.observation()) show(*step_.observation());
     if (record.abn_fallbacks > 0 && !fallback_told_) tell_fallback(record.abn_fallbacks);
@@ -389,6 +413,7 @@ class Run {
     const ExponentRecord record{steps_done_, seen.activations, seen.weights, seen.recommended_scale()};
     outcome_.exponents = record;
     if (log_) log_->write(record);
+    if (files_) files_->write(record);
     if (writes()) io::write_file_atomically(options_.output / "exponents.svg", to_svg(record));
     if (!progress_) return;
     const auto tell = [&](const char* what, const amp::ExponentHistogram& h) {
@@ -426,7 +451,9 @@ class Run {
         steps_done_ % batches_ == 0 && steps_done_ / batches_ % options_.evaluate_every == 0;
     if (!epoch_due && steps_done_ != last_step_) return;
     if (evaluated_step_ == steps_done_) return;
-    auto record = evaluate();
+    PictureSampler sampler(options_.report, std::max<int64_t>(1, validation_->images() / ranks()),
+                           options_.loss.ignore_id);
+    auto record = evaluate(sampler);
     if (!record) {
       if (group_) agree_on_signal();
       return;
@@ -436,26 +463,50 @@ class Run {
     record->epoch = steps_done_ / batches_;
     if (!std::isfinite(record->loss)) bad_evaluation_ = steps_done_;
     if (best_) record->best = best_->add(*record);
-    // Before the log: a run that is killed here evaluates again when it is resumed.
+    // Before the log, which comes last: a run that is killed here evaluates again when it is resumed.
     if (record->best.value_or(false) && !options_.output.empty())
       write_checkpoint(options_.output / kBestFile);
+    outcome_.details = details_of(*record, sampler.take());
+    if (files_) files_->write(*record, *outcome_.details);
     if (log_) log_->write(*record);
     if (progress_) progress_->evaluation(*record);
     outcome_.evaluations.push_back(std::move(*record));
   }
 
   /// Evaluates the network that is saved, or its average if there is one. Returns nothing if a signal came.
-  std::optional<EvaluationRecord> evaluate() {
+  std::optional<EvaluationRecord> evaluate(PictureSampler& sampler) {
     std::optional<Average::Exchange> exchanged;
     if (average_) exchanged.emplace(*average_);
     if (group_ && (average_ || saved_step_ != steps_done_)) parallel_->broadcast_buffers();
-    return evaluate_unless([this] { return stop_signal_.load() != 0; }, network_, *validation_, options_.loss,
-                           format_, group_);
+    return evaluate_unless(
+        [this] { return stop_signal_.load() != 0; }, network_, *validation_, options_.loss, format_, group_,
+        [&](const data::Batch& batch, const at::Tensor& logits) { sampler.add(batch, logits); });
   }
 
   void tell_early_stop() {
     outcome_.stopped_early = true;
     if (progress_) progress_->note(fmt::format("stopped early at step {}: {}", steps_done_, best_->text()));
+  }
+
+  /// Moves the confusion matrix out of the record: a thousand records would hold a thousand of them.
+  EvaluationDetails details_of(EvaluationRecord& record, std::vector<EvaluationPicture> pictures) const {
+    EvaluationDetails details{record.step,
+                              record.epoch,
+                              record.segmentation,
+                              options_.report.class_names,
+                              options_.report.class_colors,
+                              {},
+                              std::move(pictures)};
+    const auto counts = std::exchange(record.confusion, {});
+    const auto classes = counts.empty() ? static_cast<int64_t>(details.class_names.size())
+                                        : std::llround(std::sqrt(static_cast<double>(counts.size())));
+    details.class_names.resize(static_cast<size_t>(classes));
+    for (size_t i = options_.report.class_names.size(); i < details.class_names.size(); ++i)
+      details.class_names[i] = fmt::format("class {}", i);
+    if (!details.class_colors.defined() || details.class_colors.size(0) != classes)
+      details.class_colors = data::class_colors(classes);
+    if (!counts.empty()) details.confusion = at::tensor(counts, at::kLong).view({classes, classes});
+    return details;
   }
 
   const Network network_;
@@ -491,6 +542,7 @@ class Run {
   bool wrote_config_ = false;
   std::string data_identity_;
   std::optional<RunLog> log_;
+  std::optional<RunFiles> files_;  // of the rank that writes
   std::optional<Progress> progress_;
   TrainingOutcome outcome_;
   int64_t interval_images_ = 0;

@@ -10,6 +10,9 @@
 #include "palimpsest/train/records.h"
 #include "palimpsest/train/schedule.h"
 
+#include <ATen/core/Tensor.h>
+
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <filesystem>
@@ -19,6 +22,14 @@
 #include <vector>
 
 namespace palimpsest::train {
+
+/// The properties of the data that pictures and tables of reports need.
+struct ReportOptions {
+  int64_t pictures = 4;                        ///< of each evaluation: image, truth and prediction
+  std::vector<std::string> class_names;        ///< empty: "class 0", ...
+  at::Tensor class_colors;                     ///< u8 (classes, 3); undefined: data::class_colors
+  std::array<double, 3> mean{}, std{1, 1, 1};  ///< of the normalization of the images: (RGB - mean) / std
+};
 
 struct TrainerOptions {
   int64_t epochs = 1;  ///< length of the training and of the schedule
@@ -47,14 +58,17 @@ struct TrainerOptions {
   OptimizerOptions optimizer;
   ScheduleOptions schedule;
   LossOptions loss;
-  /// Folder for checkpoint.safetensors, log.jsonl, config.toml and exponents.svg. Empty: nothing is written.
+  /// Folder for checkpoint.safetensors, log.jsonl, config.toml, exponents.svg and the files of reports
+  /// (train/report/run_files.h). Empty: nothing is written.
   std::filesystem::path output;
   int64_t log_every = 10;        ///< steps between log lines; the first and the last step always have one
   int64_t checkpoint_every = 0;  ///< steps between checkpoints; 0: at the end of each epoch only
   int64_t histogram_every = 0;   ///< steps between histograms of gradients; 0: never
   int64_t evaluate_every = 1;    ///< epochs between evaluations; one also follows the last step; 0: never
-  bool resume = false;           ///< continues bit-exactly from output/checkpoint.safetensors
-  std::string config;            ///< the configuration of the run (TOML), stored in the checkpoint
+  bool tensorboard = false;      ///< writes event files (io/event_file.h) into `output`
+  ReportOptions report = {};
+  bool resume = false;  ///< continues bit-exactly from output/checkpoint.safetensors
+  std::string config;   ///< the configuration of the run (TOML), stored in the checkpoint
   /// Text of config.toml, such as `config` with the settings of this machine. Empty: `config`.
   std::string config_file;
   /// More entries for the checkpoint's metadata: "model", "strategy", ... Give a run and its resumption the
@@ -67,8 +81,9 @@ struct TrainerOptions {
 };
 
 struct TrainingOutcome {
-  std::vector<StepRecord> steps;  ///< of this run, not of the runs that it resumes
-  std::vector<EvaluationRecord> evaluations;
+  std::vector<StepRecord> steps;              ///< of this run, not of the runs that it resumes
+  std::vector<EvaluationRecord> evaluations;  ///< without their confusion matrices
+  std::optional<EvaluationDetails> details;   ///< of the last evaluation
   int64_t bad_images = 0;  ///< different ones that could not be read in this run, of all ranks
   int64_t last_step = 0;   ///< that the checkpoint holds, the steps of resumed runs included
   std::optional<ExponentRecord> exponents;  ///< the last histogram of gradients
@@ -96,6 +111,11 @@ inline const std::atomic<int> kNeverStops{0};
 ///
 /// Histograms of gradients, the first one after step 1, go to log.jsonl. The chart exponents.svg shows the
 /// last one.
+///
+/// For reports, evaluation.safetensors holds the confusion matrix and a few pictures of the last evaluation,
+/// and step_memory.safetensors the live bytes over the second step. A recording that another Timeline or a
+/// profiler makes impossible is left out. With `tensorboard`, event files hold the log, the pictures and the
+/// histograms too; a resumed run begins a new event file.
 ///
 /// GPU: parameters, momentum and statistics live on the GPU, and each batch is moved to it. Kept and peak
 /// bytes are bytes of its memory. A checkpoint holds the states of the generators of GPU and CPU. A run can

@@ -90,7 +90,8 @@ def one_round(draw, cwd, expected, old, seconds):
             return hit, f"the run had not begun, and its command ended with {code}"
     got = result_of(folder)
     wrong = [what for what in ("checkpoint", "log") if getattr(got, what) != getattr(expected, what)]
-    leftovers = {path.name for path in folder.iterdir()} - {NAME, "log.jsonl", "config.toml"}
+    leftovers = {path.name for path in folder.iterdir()} - {NAME, "log.jsonl", "config.toml", "evaluation.safetensors",
+                                                       "step_memory.safetensors"}
     return hit, " and ".join(f"another {what}" for what in wrong) + (f" leftovers {leftovers}" if leftovers else "")
 
 

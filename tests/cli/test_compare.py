@@ -85,7 +85,8 @@ def test_both_start_from_the_same_weights_and_see_the_same_images(compared):
 
 def test_the_page_is_one_file_with_curves_and_pictures(compared):
     html = (compared[0] / "index.html").read_text()
-    assert html.count("<svg") == html.count("</svg>") == 3
+    # Memory over a step, loss, score, learning rate, throughput, peak memory, and two confusions.
+    assert html.count("<svg") == html.count("</svg>") == 8
     assert html.count("src=\"data:image/png;base64,") == html.count("src=") == 2 * 4  # both images of validation
     assert "Road" in html
 

@@ -7,7 +7,7 @@ import pytest
 
 from cli_support import CHECKPOINT, ROOT, TINY, USAGE, fails, run, succeeds
 
-COMMANDS = ("train", "eval", "predict", "info", "compare", "demo", "import", "export", "data")
+COMMANDS = ("train", "eval", "predict", "info", "compare", "demo", "import", "export", "data", "report")
 
 
 def effective(*arguments, cwd=None):

@@ -129,7 +129,8 @@ def test_torchrun_starts_them_and_the_first_alone_speaks(folder):
     assert f"palimpsest: 2 processes (torchrun), 2 on this machine, {threads} thread{'s' * (threads > 1)} each\n" in err
     assert "palimpsest: lr 0.1 for 8 images -> 0.05 for 4\n" in err
     assert sum(line.startswith("step 1/2 ") for line in err.splitlines()) == 1
-    assert {path.name for path in (folder / "run").iterdir()} == {CHECKPOINT_FILE, "log.jsonl", "config.toml"}
+    assert {path.name for path in (folder / "run").iterdir()} == {CHECKPOINT_FILE, "log.jsonl", "config.toml",
+                                                                   "step_memory.safetensors"}
     assert log(folder / "run")[0]["lr"] == pytest.approx(0.05)
 
 

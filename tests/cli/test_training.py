@@ -14,7 +14,8 @@ TINY_SEGMENTATION = ("--model deeplabv3_resnet18_narrow --data segmentation_fold
 
 
 def test_a_run_leaves_checkpoint_log_and_configuration(trained):
-    assert {path.name for path in trained.iterdir()} == {"checkpoint.safetensors", "log.jsonl", "config.toml"}
+    assert {path.name for path in trained.iterdir()} == {"checkpoint.safetensors", "log.jsonl", "config.toml",
+                                                         "step_memory.safetensors"}
     steps = [json.loads(line) for line in (trained / "log.jsonl").read_text().splitlines()]
     assert [line["step"] for line in steps if line["type"] == "step"] == [1, 2]
     assert all(np.isfinite(line["loss"]) and line["peak_bytes"] > line["kept_bytes"] > 0 for line in steps)

@@ -193,6 +193,64 @@ TEST(LineChart, WhatWasNotMeasuredIsDashedInTheColourOfItsSeries) {
   EXPECT_EQ(count(svg, "<circle"), 2) << "points of what was measured alone";
 }
 
+TEST(LineChart, ALongLegendTakesMoreLinesAndALongNameIsShortened) {
+  LineChart chart{.title = "t", .width = 400};
+  for (int i = 0; i < 4; ++i)
+    chart.series.push_back({std::string(30, static_cast<char>('a' + i)), {0, 1}, {0, 1}});
+  chart.series.push_back({std::string(500, 'x'), {0, 1}, {0, 1}});
+  const std::string svg = to_svg(chart);
+  const auto x = numbers(svg, "<text x=\"([0-9.]+)\"[^>]*>(?:[abcd]{30}|x+\u2026)<");
+  EXPECT_EQ(x.size(), 5u);
+  EXPECT_EQ(std::count(x.begin(), x.end(), x[0]), 5);  // each line has room for one
+  EXPECT_EQ(count(svg, std::string(100, 'x') + "<"), 0);
+}
+
+TEST(LineChart, ReadersWhoSeeNoCurveHearItsValues) {
+  LineChart chart{.title = "Loss", .x_label = "step", .y_label = "loss"};
+  chart.series.push_back({"run", {1, 2, 3}, {4, 0.5, 2}});
+  const std::string svg = to_svg(chart);
+  EXPECT_NE(svg.find("<title>Loss</title>"), std::string::npos);
+  EXPECT_NE(svg.find("<desc>loss over step. run: from 4 to 2, lowest 0.5, highest 4.</desc>"),
+            std::string::npos);
+}
+
+TEST(DarkChartStyle, HasARuleForEveryColourOfACurve) {
+  const std::string css = dark_chart_style();
+  for (size_t i = 0; i < kSeriesColors; ++i) {
+    EXPECT_NE(css.find("svg [stroke=\"" + series_color(i) + "\"]{stroke:" + dark_series_color(i) + "}"),
+              std::string::npos);
+    EXPECT_NE(series_color(i), dark_series_color(i));
+  }
+}
+
+TEST(HeatMap, EachCellHasItsShareAsColourTextAndTooltip) {
+  HeatMap map{.row_label = "truth", .column_label = "prediction", .names = {"a", "<b>"}};
+  map.values = {0.75, 0.25, std::nan(""), std::nan("")};
+  const std::string svg = to_svg(map);
+  EXPECT_EQ(count(svg, "<title>truth a, prediction &lt;b&gt;: 25.00 %</title>"), 1);
+  EXPECT_EQ(count(svg, ">25</text>"), 1);
+  EXPECT_EQ(count(svg, "fill-opacity=\"0.500\"/><text"), 1);  // the root of 0.25
+  EXPECT_EQ(count(svg, "truth &lt;b&gt;, "), 0) << "a row without data";
+  EXPECT_EQ(svg.find("nan"), std::string::npos);
+}
+
+TEST(HeatMap, ManyNamesAreSmallAndTheirCellsAreFewElements) {
+  HeatMap map;
+  for (int i = 0; i < 150; ++i)
+    map.names.push_back("a class with a very long name, number " + std::to_string(i));
+  map.values.assign(150 * 150, 1.0 / 150);
+  const std::string svg = to_svg(map);
+  EXPECT_EQ(count(svg, "<path"), 1);
+  EXPECT_LT(svg.size(), 1'000'000u);
+  EXPECT_LT(width_of(map), 1500);
+  EXPECT_EQ(count(svg, "<title>a class with a very long name, number 149</title>"), 2);  // beside and above
+  EXPECT_EQ(count(svg, ">a class with a very long name, number 149</text>"), 0);
+}
+
+TEST(HeatMap, ValuesThatAreNoSquareAreRefused) {
+  EXPECT_THROW(to_svg(HeatMap{.names = {"a", "b"}, .values = {1, 2, 3}}), std::invalid_argument);
+}
+
 /// Height of every bar, in pixels.
 std::vector<double> bars(const std::string& svg) {
   return numbers(svg, "<rect x=[^>]*height=\"([0-9.]+)\" fill=\"#");

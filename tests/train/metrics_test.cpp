@@ -47,6 +47,21 @@ TEST(Metrics, AClassThatIsOnlyPredictedCountsWithZero) {
   EXPECT_DOUBLE_EQ(metrics.result().mean_iou, (0.5 + 0) / 2);
 }
 
+TEST(Metrics, AClassificationCountsItsConfusionIfAsked) {
+  MetricsAccumulator metrics(/*segmentation=*/false, 3, -1, /*counts_pairs=*/true);
+  const at::Tensor scores = at::eye(3).index_select(0, at::tensor({0, 2, 2, 1}));
+  metrics.add(scores, at::tensor({0, 0, 2, 2}));
+  const std::vector<int64_t> expected{1, 0, 1,   // truth 0: once right, once taken for 2
+                                      0, 0, 0,   //
+                                      0, 1, 1};  //
+  EXPECT_EQ(metrics.confusion(), expected);
+  MetricsAccumulator sum(false, 3, -1, true);
+  sum.set_counters(metrics.counters());
+  EXPECT_EQ(sum.confusion(), expected);
+  EXPECT_DOUBLE_EQ(sum.result().top1, 0.5);
+  EXPECT_TRUE(MetricsAccumulator(false, 3, -1).confusion().empty());
+}
+
 TEST(Metrics, BatchesAndLayoutsMakeNoDifference) {
   at::manual_seed(3);
   const at::Tensor logits = at::randn({4, 5, 6, 7});

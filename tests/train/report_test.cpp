@@ -60,14 +60,16 @@ Report sample_report() {
   report.runs = {sample_run("standard", 100 * kMiB, 200 * kMiB, 0.5, 0.6, 8),
                  sample_run("inplace_2", 50 * kMiB, 150 * kMiB, 0.45, 0.63, 12)};
   report.memory_bytes = 200 * kMiB;
-  report.class_names = {"road", "sky"};
-  report.class_colors = at::tensor({128, 64, 128, 70, 130, 180}, at::kByte).view({2, 3});
-  ReportPicture picture;
-  picture.name = "scene 0";
-  picture.image = at::arange(4 * 5 * 3, at::kByte).view({4, 5, 3});
-  picture.truth = at::tensor({0, 0, 1, 1, 255}, at::kLong).repeat({4, 1});
-  picture.predictions = {at::zeros({4, 5}, at::kByte), at::ones({4, 5}, at::kLong)};
-  report.pictures = {picture};
+  for (int i = 0; i < 2; ++i) {
+    EvaluationDetails& details = report.runs[i].details.emplace();
+    details.segmentation = true;
+    details.class_names = {"road", "sky"};
+    details.class_colors = at::tensor({128, 64, 128, 70, 130, 180}, at::kByte).view({2, 3});
+    details.confusion = at::tensor({30, 10, 0, 0}, at::kLong).view({2, 2});
+    details.pictures = {{"scene 0", at::arange(4 * 5 * 3, at::kByte).view({4, 5, 3}),
+                         at::tensor({0, 0, 1, 1, 255}, at::kByte).repeat({4, 1}),
+                         at::full({4, 5}, i, at::kByte)}};
+  }
   return report;
 }
 
@@ -143,8 +145,8 @@ TEST(Report, WhatIsNotKnownIsADash) {
 
 TEST(Report, AClassificationShowsItsAccuracy) {
   Report report = sample_report();
-  report.pictures.clear();
   for (auto& run : report.runs) {
+    run.details.reset();
     for (auto& e : run.evaluations) {
       e.segmentation = false;
       e.metrics = {};
@@ -157,11 +159,12 @@ TEST(Report, AClassificationShowsItsAccuracy) {
 TEST(Report, ThePageOpensOffline) {
   const std::string html = to_html(sample_report());
   EXPECT_EQ(html.rfind("<!DOCTYPE html>", 0), 0u);
-  EXPECT_EQ(count(html, "<svg"), 3);
-  EXPECT_EQ(count(html, "</svg>"), 3);
+  EXPECT_EQ(count(html, "<svg"), 5);  // memory, loss, score, and the confusion of both runs
+  EXPECT_EQ(count(html, "</svg>"), 5);
   // Nothing is fetched: every source is inline, and the only address is the name of the SVG format.
   EXPECT_EQ(count(html, "src="), count(html, "src=\"data:image/png;base64,"));
-  EXPECT_EQ(count(html, "http"), count(html, "xmlns=\"http://www.w3.org/2000/svg\""));
+  EXPECT_EQ(count(html, "://"), count(html, "xmlns=\"http://www.w3.org/2000/svg\""));
+  EXPECT_EQ(count(html, "default-src 'none'"), 1);
   for (const char* part : {"<script", "<link", "@import", "url(", "href"})
     EXPECT_EQ(count(html, part), 0) << part;
   EXPECT_EQ(count(html, "<inplace>"), 0);  // names are escaped
@@ -176,7 +179,7 @@ TEST(Report, HistogramsOfGradientsAreChartsOfTheirRuns) {
   record.weights.add(at::full({8}, 0.5));
   report.runs[1].exponents = record;
   const std::string html = to_html(report);
-  EXPECT_EQ(count(html, "<svg"), 4);
+  EXPECT_EQ(count(html, "<svg"), 6);
   EXPECT_EQ(count(html, "<h2>Gradients by exponent</h2>"), 1);
   EXPECT_NE(html.find(to_svg(record)), std::string::npos);
 }
@@ -185,8 +188,9 @@ TEST(Report, PicturesAreImageTruthAndOnePredictionARunInTheClassColours) {
   const Report report = sample_report();
   const auto pictures = pictures_of(to_html(report));
   ASSERT_EQ(pictures.size(), 4u);
-  EXPECT_TRUE(at::equal(pictures[0], report.pictures[0].image));
-  const at::Tensor road = report.class_colors[0], sky = report.class_colors[1],
+  const EvaluationDetails& details = *report.runs[0].details;
+  EXPECT_TRUE(at::equal(pictures[0], details.pictures[0].image));
+  const at::Tensor road = details.class_colors[0], sky = details.class_colors[1],
                    black = at::zeros({3}, at::kByte);
   EXPECT_TRUE(at::equal(pictures[1][0][0], road));
   EXPECT_TRUE(at::equal(pictures[1][3][2], sky));
@@ -221,6 +225,61 @@ TEST(Report, TheJsonHoldsTheExactFigures) {
   EXPECT_DOUBLE_EQ(run["mean_iou"], 0.63);
   EXPECT_TRUE(run["class_iou"][1].is_null());
   EXPECT_DOUBLE_EQ(json["ratios_to_first"]["kept MiB"][1], 0.5);
+}
+
+TEST(Report, RunsThatSawOtherPicturesHaveRowsOfTheirOwn) {
+  Report report = sample_report();
+  EvaluationPicture& other = report.runs[1].details->pictures[0];
+  other.image = other.image + 1;
+  EXPECT_EQ(pictures_of(to_html(report)).size(), 6u);  // image, truth and prediction of each run
+}
+
+TEST(Report, TheConfusionOfARunIsNormalizedByTheTruth) {
+  const std::string html = to_html(sample_report());
+  EXPECT_EQ(count(html, "truth road, prediction road: 75.00 %"), 2);
+  EXPECT_EQ(count(html, "truth road, prediction sky: 25.00 %"), 2);
+  EXPECT_EQ(count(html, "truth sky, prediction"), 0);  // the class does not occur
+  EXPECT_EQ(count(html, "<th scope=\"row\">road \u2192 sky</th><td>25.0</td><td>10</td>"), 2);
+}
+
+TEST(Report, SettingsThatDifferComeBeforeThoseThatAllRunsShare) {
+  Report report = sample_report();
+  report.runs[0].settings = {{"optimizer.lr", "0.1"}, {"train.batch", "8"}, {"loss.kind", "<bootstrap>"}};
+  report.runs[1].settings = {{"optimizer.lr", "0.2"}, {"train.batch", "8"}};
+  const std::string html = to_html(report);
+  EXPECT_NE(html.find("<th scope=\"row\">optimizer.lr</th><td>0.1</td><td>0.2</td>"), std::string::npos);
+  EXPECT_NE(html.find("<th scope=\"row\">loss.kind</th><td>&lt;bootstrap&gt;</td><td>-</td>"),
+            std::string::npos);
+  EXPECT_NE(html.find("<summary>1 settings that all runs share</summary>"), std::string::npos);
+}
+
+TEST(Report, RunsOfBothTasksHaveAScoreAndAChartOfTheirOwn) {
+  Report report = sample_report();
+  report.memory_bytes = 0;
+  report.runs[1].details.reset();
+  for (auto& e : report.runs[1].evaluations) {
+    e.segmentation = false;
+    e.metrics = {};
+    e.metrics.top1 = 0.25;
+  }
+  const std::string table = to_table(report), html = to_html(report);
+  EXPECT_EQ(row(table, "mean IoU, %"), (Words{"60.0", "-", "-"}));
+  EXPECT_EQ(row(table, "top-1 accuracy, %"), (Words{"-", "25.0", "-"}));
+  EXPECT_EQ(count(html, "<title>Mean IoU on the validation images</title>"), 1);
+  EXPECT_EQ(count(html, "<title>Top-1 accuracy on the validation images</title>"), 1);
+  EXPECT_EQ(count(html, "class=\"summary\""), 0) << "networks that differ are not compared in a sentence";
+}
+
+TEST(Report, LabelledImagesShowTheNamesOfTruthAndPrediction) {
+  Report report;
+  ReportRun& run = report.runs.emplace_back();
+  run.name = "run";
+  run.details.emplace();
+  run.details->class_names = {"cat", "<dog>"};
+  run.details->class_colors = at::zeros({2, 3}, at::kByte);
+  run.details->pictures = {{"photo", at::zeros({2, 2, 3}, at::kByte), at::tensor(1), at::tensor(0)}};
+  const std::string html = to_html(report);
+  EXPECT_NE(html.find("truth: <b>&lt;dog&gt;</b><br>predicted: cat"), std::string::npos);
 }
 
 TEST(Report, WritingItMakesTheFourFiles) {

@@ -82,7 +82,8 @@ TEST(TrainerFailure, ADiskThatIsFullWhenACheckpointIsSavedIsAnErrorAndTheOldOneS
   EXPECT_EQ(saved_step(folder / "run"), "0");
   for (const auto& entry : std::filesystem::directory_iterator(folder / "run"))
     EXPECT_TRUE(entry.path().filename() == "checkpoint.safetensors" ||
-                entry.path().filename() == "log.jsonl" || entry.path().filename() == "config.toml")
+                entry.path().filename() == "log.jsonl" || entry.path().filename() == "config.toml" ||
+                entry.path().filename() == "step_memory.safetensors")
         << "left behind: " << entry.path();
   expect_resumable(options);
 }

@@ -345,7 +345,7 @@ TEST(TenCrop, AnEvaluationRanksTheMeanLogits) {
   data::Loader loader(std::make_shared<BrightestColor>(7, 12, /*segmentation=*/false), o);
   LoaderBatches batches(loader);
   const EvaluationRecord record =
-      evaluate(model, batches, {.format = kF64, .ten_crop = 8, .confusion = true});
+      evaluate(model, batches, {.format = kF64, .ten_crop = 8, .confusion_classes = 3});
   const at::NoGradGuard no_grad;
   double loss = 0;
   std::vector<int64_t> confusion(9);

@@ -105,7 +105,7 @@ struct PlacedMark {
 };
 
 double label_width(const std::string& name) {
-  return 6.2 * static_cast<double>(name.size()) + 8;
+  return text_width(name, 11) + 8;
 }
 
 /// Places every mark of the axis, from left to right, in the lowest line where its name covers no other name.
@@ -133,7 +133,7 @@ std::string draw(const std::vector<PlacedMark>& marks, const Scale& x, const Sca
     const double at = x(mark.x), label = std::min(at, x.to - label_width(mark.name));
     const double height = y.to - 4 - kMarkRow * row;
     svg += line(at, y.from, at, height - 9, color.c_str(), " stroke-dasharray=\"3 3\"");
-    svg += text(label + 4, height, mark.name, "start", 11, color.c_str());
+    svg += text(label + 4, height, mark.name, "start", 11);
   }
   return svg;
 }
@@ -143,15 +143,53 @@ std::string color_of(const LineChart& chart, std::size_t series) {
   return series_color(as < 0 ? series : static_cast<std::size_t>(as));
 }
 
-std::string legend(const LineChart& chart, double x, double y) {
+constexpr double kLegendRow = 18;  // pixels per line of the legend
+
+struct Legend {
   std::string svg;
+  int rows = 1;
+};
+
+/// Draws the names of the series from `x` to `right`, in as many lines as they need. A name that is longer
+/// than a line is shortened.
+Legend legend(const LineChart& chart, double from, double right, double y) {
+  constexpr double kSample = 26, kGap = 22;
+  Legend result;
+  double x = from;
   for (size_t i = 0; i < chart.series.size(); ++i) {
     if (chart.series[i].name.empty()) continue;
-    svg += line(x, y - 4, x + 20, y - 4, color_of(chart, i).c_str(), " stroke-width=\"3\"");
-    svg += text(x + 26, y, chart.series[i].name);
-    x += 48 + 6.8 * static_cast<double>(chart.series[i].name.size());
+    const std::string name = fitted(chart.series[i].name, right - from - kSample);
+    const double end = x + kSample + text_width(name);
+    if (x > from && end > right) {
+      ++result.rows;
+      y += kLegendRow;
+      x = from;
+    }
+    result.svg += line(x, y - 4, x + 20, y - 4, color_of(chart, i).c_str(), " stroke-width=\"3\"");
+    result.svg += text(x + kSample, y, name);
+    x += kSample + text_width(name) + kGap;
   }
-  return svg;
+  return result;
+}
+
+/// Describes the curves in words, for readers who do not see them.
+std::string description(const LineChart& chart) {
+  std::string words = chart.y_label + " over " + chart.x_label + ".";
+  for (const auto& series : chart.series) {
+    double low = 0, high = 0, first = 0, last = 0;
+    bool any = false;
+    for (double v : series.y) {
+      if (!std::isfinite(v)) continue;
+      if (!any) low = high = first = v;
+      any = true;
+      low = std::min(low, v), high = std::max(high, v), last = v;
+    }
+    if (series.name.empty()) continue;
+    words += any ? fmt::format(" {}: from {:.4g} to {:.4g}, lowest {:.4g}, highest {:.4g}.", series.name,
+                               first, last, low, high)
+                 : " " + series.name + ": no data.";
+  }
+  return words;
 }
 
 std::string curve(const LineChart::Series& series, const std::string& color, const Scale& x, const Scale& y) {
@@ -181,7 +219,6 @@ std::string to_svg(const LineChart& chart) {
   auto [x_low, x_high] = extent(chart, &LineChart::Series::x);
   auto [y_low, y_high] = extent(chart, &LineChart::Series::y);
   if (x_high == x_low) x_high = x_low + 1;
-  const double legend_y = chart.title.empty() ? 18 : 46;
 
   // The y axis comes first: the width of its labels decides the room for x, and x decides how many lines of
   // labels the marks need.
@@ -193,10 +230,12 @@ std::string to_svg(const LineChart& chart) {
   const auto placed = place(chart.marks, x);
   int rows = 0;
   for (const auto& mark : placed) rows = std::max(rows, mark.row + 1);
-  y.from = chart.height - 48, y.to = legend_y + 16 + kMarkRow * rows;
+  const double legend_y = chart.title.empty() ? 18 : 46;
+  const Legend names = legend(chart, x.from, x.to, legend_y);
+  y.from = chart.height - 48, y.to = legend_y + kLegendRow * (names.rows - 1) + 16 + kMarkRow * rows;
 
-  std::string svg = begin(chart.width, chart.height, chart.title, x.from);
-  svg += legend(chart, x.from, legend_y);
+  std::string svg = begin(chart.width, chart.height, chart.title, x.from, description(chart));
+  svg += names.svg;
   svg += axes(chart, x, y);
   svg += draw(placed, x, y);
   bool any = false;

@@ -20,14 +20,37 @@ std::string line(double x1, double y1, double x2, double y2, const char* color, 
                      y1, x2, y2, color, more);
 }
 
-std::string begin(int width, int height, const std::string& title, double title_x) {
+std::string begin(int width, int height, const std::string& title, double title_x,
+                  const std::string& description) {
   std::string svg = fmt::format(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{0}\" height=\"{1}\" viewBox=\"0 0 {0} {1}\" "
-      "role=\"img\" "
-      "aria-label=\"{2}\" {3}>\n<rect width=\"{0}\" height=\"{1}\" fill=\"white\"/>\n",
-      width, height, escape_xml(title), kFont);
-  if (!title.empty()) svg += text(title_x, 24, title, "start", 16, kInk, " font-weight=\"bold\"");
+      "role=\"img\" {2}>\n",
+      width, height, kFont);
+  if (!title.empty()) svg += "<title>" + escape_xml(title) + "</title>\n";
+  if (!description.empty()) svg += "<desc>" + escape_xml(description) + "</desc>\n";
+  svg += fmt::format("<rect width=\"{}\" height=\"{}\" fill=\"{}\"/>\n", width, height, kPaper);
+  if (title.empty()) return svg;
+  // Bold text is a tenth wider.
+  const double room = width - title_x - 8, wanted = 1.1 * text_width(title, 16);
+  const int size = std::max(10, static_cast<int>(16 * std::min(1.0, room / wanted)));
+  svg += text(title_x, 24, fitted(title, room / 1.1, size), "start", size, kInk, " font-weight=\"bold\"");
   return svg;
+}
+
+double text_width(std::string_view name, int size) {
+  // The characters of UTF-8 are its bytes without the continuations.
+  const auto characters = std::count_if(name.begin(), name.end(), [](char c) { return (c & 0xc0) != 0x80; });
+  return 0.57 * size * static_cast<double>(characters);
+}
+
+std::string fitted(const std::string& name, double pixels, int size) {
+  if (text_width(name, size) <= pixels) return name;
+  std::string_view kept = name;
+  while (!kept.empty() && text_width(kept, size) + text_width(".", size) > pixels) {
+    kept.remove_suffix(1);
+    while (!kept.empty() && (name[kept.size()] & 0xc0) == 0x80) kept.remove_suffix(1);
+  }
+  return std::string(kept) + "\u2026";
 }
 
 std::string grid(double from, double to, const Scale& y) {

@@ -34,6 +34,7 @@ double first_exponent(const amp::ExponentHistogram& h) {
 
 std::string to_svg(const ExponentRecord& record) {
   io::LineChart chart;
+  chart.width = 520;
   chart.title = fmt::format("Gradients of step {}; recommended constant loss scale {}", record.step,
                             record.recommended_scale);
   chart.x_label = "binary exponent of |gradient|";

@@ -51,16 +51,28 @@ std::vector<FigureRow> figure_rows(const Report& report) {
     for (const auto& run : report.runs) row.values.push_back(value(run));
     result.push_back(std::move(row));
   };
-  add("kept MiB", 1, [](const ReportRun& r) { return static_cast<double>(r.kept_bytes) / kMiB; });
-  add("peak MiB", 1, [](const ReportRun& r) { return static_cast<double>(r.peak_bytes) / kMiB; });
-  add("seconds per step", 3, [](const ReportRun& r) { return r.seconds_per_step; });
-  if (std::all_of(report.runs.begin(), report.runs.end(), [](const ReportRun& r) { return r.training_seconds > 0; }))
+  const auto known = [](auto value) { return value > 0 ? static_cast<double>(value) : kNaN; };
+  add("kept MiB", 1, [&](const ReportRun& r) { return known(r.kept_bytes) / kMiB; });
+  add("peak MiB", 1, [&](const ReportRun& r) { return known(r.peak_bytes) / kMiB; });
+  add("seconds per step", 3, [&](const ReportRun& r) { return known(r.seconds_per_step); });
+  if (std::all_of(report.runs.begin(), report.runs.end(),
+                  [](const ReportRun& r) { return r.training_seconds > 0; }))
     add("minutes of training", 1, [](const ReportRun& r) { return r.training_seconds / 60; });
   add("loss", 4, [](const ReportRun& r) { return r.loss(); });
-  add(is_segmentation(report) ? "mean IoU, %" : "top-1 accuracy, %", 1,
-      [](const ReportRun& r) { return 100 * r.score(); });
-  if (std::all_of(report.runs.begin(), report.runs.end(),
-                  [](const ReportRun& r) { return std::isfinite(r.settled_score()); }))
+  const auto add_score = [&](bool segmentation) {
+    add(segmentation ? "mean IoU, %" : "top-1 accuracy, %", 1, [=](const ReportRun& r) {
+      return r.evaluations.empty() || r.evaluations.back().segmentation == segmentation ? 100 * r.score()
+                                                                                        : kNaN;
+    });
+  };
+  add_score(is_segmentation(report));
+  const auto has_other_task = [&](const ReportRun& r) {
+    return !r.evaluations.empty() && r.evaluations.back().segmentation != is_segmentation(report);
+  };
+  const bool mixed = std::ranges::any_of(report.runs, has_other_task);
+  if (mixed) add_score(!is_segmentation(report));
+  if (!mixed && std::all_of(report.runs.begin(), report.runs.end(),
+                            [](const ReportRun& r) { return std::isfinite(r.settled_score()); }))
     add("  of the last 3 evaluations", 1, [](const ReportRun& r) { return 100 * r.settled_score(); });
   if (report.memory_bytes > 0)
     add(fmt::format("largest batch in {:.0f} MiB", static_cast<double>(report.memory_bytes) / kMiB), 0,

@@ -8,7 +8,8 @@
 namespace palimpsest::train {
 
 inline constexpr double kMiB = 1 << 20;
-inline constexpr int kLossSteps = 10;          ///< steps that ReportRun::loss() averages
+inline constexpr int kChartWidth = 480, kChartHeight = 300;  ///< pixels of a chart: its text fits a telephone
+inline constexpr int kLossSteps = 10;                        ///< steps that ReportRun::loss() averages
 inline constexpr int kSettledEvaluations = 3;  ///< evaluations that ReportRun::settled_score() averages
 
 /// One line of the table of figures.
@@ -25,7 +26,8 @@ std::vector<std::string> figure_columns(const Report& report);
 
 /// Returns "12.3"; "-" for a value that is not finite.
 std::string number_text(double value, int decimals);
-/// Returns whether the runs label pixels (mean IoU) rather than images (top-1 accuracy).
+/// Returns whether the first run that was evaluated labels pixels (mean IoU) rather than images (top-1
+/// accuracy).
 bool is_segmentation(const Report& report);
 /// Returns mean IoU or top-1 accuracy, in [0, 1].
 double score_of(const EvaluationRecord& evaluation);

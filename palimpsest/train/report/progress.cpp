@@ -15,11 +15,6 @@ constexpr int kBarWidth = 20;
 constexpr int kAllRanks = 8;  // of the parts of a line
 constexpr auto kRedraw = std::chrono::milliseconds(100);
 
-std::string duration(double seconds) {
-  const auto s = static_cast<int64_t>(std::llround(std::max(seconds, 0.0)));
-  return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
-}
-
 double mib(int64_t bytes) {
   return static_cast<double>(bytes) / (1 << 20);
 }
@@ -44,7 +39,7 @@ std::vector<Part> words(const StepRecord& r, int64_t steps, int64_t epochs) {
                           {3, fmt::format("loss {:.4f}", r.loss)},
                           {6, fmt::format("lr {:.3g}", r.lr)},
                           {2, fmt::format("{:.1f} images/s", r.images_per_second)},
-                          {1, fmt::format("eta {}", duration(r.eta_seconds))}};
+                          {1, fmt::format("eta {}", duration_text(r.eta_seconds))}};
   if (r.peak_bytes > 0)
     parts.push_back(
         {7, fmt::format("memory {:.0f} MiB now, {:.0f} MiB peak", mib(r.current_bytes), mib(r.peak_bytes))});
@@ -59,6 +54,11 @@ std::string joined(const std::vector<Part>& parts, int last_rank) {
 }
 
 }  // namespace
+
+std::string duration_text(double seconds) {
+  const auto s = static_cast<int64_t>(std::llround(std::clamp(seconds, 0.0, 1e12)));
+  return fmt::format("{}:{:02}:{:02}", s / 3600, s / 60 % 60, s % 60);
+}
 
 int stderr_columns() {
   if (::isatty(STDERR_FILENO) == 0) return 0;

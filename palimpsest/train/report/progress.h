@@ -37,6 +37,9 @@ class Progress {
   std::chrono::steady_clock::time_point drawn_;
 };
 
+/// Returns "12:05:09": hours, minutes and seconds.
+std::string duration_text(double seconds);
+
 /// Width in characters of the terminal behind stderr; 0 if stderr is not a terminal.
 int stderr_columns();
 

@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <utility>
@@ -81,6 +82,105 @@ Json to_json(const amp::ExponentHistogram& h) {
       {"bars", bars.shares}};
 }
 
+/// A line of a log. Its members may be missing or of any type.
+class Line {
+ public:
+  explicit Line(const Json& json) : json_(json) {}
+
+  /// Returns whether the line may be a record: an object with a type and a step.
+  bool is_record() const {
+    return json_.is_object() && json_.contains("type") && json_["type"].is_string() &&
+           json_.contains("step") && json_["step"].is_number_integer();
+  }
+  std::string type() const { return json_["type"].get<std::string>(); }
+  void read(const char* key, double& value) const {
+    if (!json_.contains(key)) return;
+    value = number(json_[key]);
+  }
+  void read(const char* key, int64_t& value) const {
+    if (json_.contains(key) && json_[key].is_number_integer()) value = json_[key].get<int64_t>();
+  }
+  void read(const char* key, std::vector<double>& values) const {
+    if (!json_.contains(key) || !json_[key].is_array()) return;
+    values.clear();
+    for (const Json& value : json_[key]) values.push_back(number(value));
+  }
+  bool contains(const char* key) const { return json_.contains(key); }
+  Line of(const char* key) const {
+    static const Json kNothing = Json::object();
+    return Line(json_.contains(key) && json_[key].is_object() ? json_[key] : kNothing);
+  }
+
+ private:
+  /// null stands for a number that is not finite.
+  static double number(const Json& value) {
+    return value.is_number() ? value.get<double>() : std::numeric_limits<double>::quiet_NaN();
+  }
+  const Json& json_;
+};
+
+StepRecord step_of(const Line& line) {
+  StepRecord r;
+  line.read("step", r.step);
+  line.read("epoch", r.epoch);
+  line.read("loss", r.loss);
+  line.read("lr", r.lr);
+  line.read("seconds", r.seconds);
+  line.read("data_seconds", r.data_seconds);
+  line.read("images_per_second", r.images_per_second);
+  line.read("eta_seconds", r.eta_seconds);
+  line.read("kept_bytes", r.kept_bytes);
+  line.read("current_bytes", r.current_bytes);
+  line.read("peak_bytes", r.peak_bytes);
+  line.read("loss_scale", r.loss_scale);
+  line.read("skipped_steps", r.skipped_steps);
+  line.read("abn_fallbacks", r.abn_fallbacks);
+  return r;
+}
+
+EvaluationRecord evaluation_of(const Line& line) {
+  EvaluationRecord r;
+  line.read("step", r.step);
+  line.read("epoch", r.epoch);
+  line.read("images", r.images);
+  line.read("bad_images", r.bad_images);
+  line.read("loss", r.loss);
+  r.segmentation = line.contains("mean_iou");
+  line.read("mean_iou", r.metrics.mean_iou);
+  line.read("class_iou", r.metrics.class_iou);
+  line.read("pixel_accuracy", r.metrics.pixel_accuracy);
+  line.read("top1", r.metrics.top1);
+  line.read("top5", r.metrics.top5);
+  return r;
+}
+
+amp::ExponentHistogram histogram_of(const Line& line) {
+  int64_t values = 0;
+  double zero = 0, lowest = 0;
+  amp::ExponentHistogram::Bars bars;
+  line.read("values", values);
+  line.read("zero", zero);
+  line.read("lowest", lowest);
+  line.read("bars", bars.shares);
+  for (double& share : bars.shares) {
+    if (!(share >= 0 && share <= 1)) share = 0;
+    const double exponent = lowest + static_cast<double>(bars.exponents.size());
+    bars.exponents.push_back(std::isfinite(exponent) ? std::clamp(exponent, -1000.0, 1000.0) : 0);
+  }
+  if (!(zero >= 0 && zero <= 1)) zero = 0;
+  return amp::ExponentHistogram::from_bars(bars, std::max<int64_t>(0, values), zero);
+}
+
+ExponentRecord exponents_of(const Line& line) {
+  ExponentRecord r;
+  line.read("step", r.step);
+  line.read("recommended_scale", r.recommended_scale);
+  if (!(r.recommended_scale > 0)) r.recommended_scale = 1;
+  r.weights = histogram_of(line.of("weights"));
+  r.activations = histogram_of(line.of("activations"));
+  return r;
+}
+
 [[noreturn]] void fail(const std::filesystem::path& path) {
   const int reason = errno;
   throw Error(ErrorKind::kOutput, fmt::format("cannot write {}: {}", path.string(), std::strerror(reason)));
@@ -145,6 +245,29 @@ void RunLog::write(const BadImageRecord& record) {
 void RunLog::write(const EvaluationRecord& record) {
   write_line(to_json(record).dump() + "\n");
   last_evaluation_ = record;
+}
+
+LogContents read_run_log(const std::filesystem::path& path) {
+  LogContents log;
+  const std::string text = io::read_file(path);
+  int64_t number = 0;
+  for (std::size_t begin = 0, end; (end = text.find('\n', begin)) != std::string::npos; begin = end + 1) {
+    ++number;
+    const Json json =
+        Json::parse(text.begin() + static_cast<std::ptrdiff_t>(begin),
+                    text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, /*exceptions=*/false);
+    const Line line(json);
+    if (!line.is_record()) {
+      if (log.damaged_lines++ == 0) log.first_damaged_line = number;
+    } else if (line.type() == "step") {
+      log.steps.push_back(step_of(line));
+    } else if (line.type() == "evaluation") {
+      log.evaluations.push_back(evaluation_of(line));
+    } else if (line.type() == "exponents") {
+      log.exponents = exponents_of(line);
+    }
+  }
+  return log;
 }
 
 }  // namespace palimpsest::train

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace palimpsest::train {
 
@@ -44,5 +45,19 @@ class RunLog {
   int descriptor_ = -1;
   std::optional<EvaluationRecord> last_evaluation_;
 };
+
+/// The records of a log.
+struct LogContents {
+  std::vector<StepRecord> steps;
+  std::vector<EvaluationRecord> evaluations;
+  std::optional<ExponentRecord> exponents;  ///< the last ones
+  int64_t damaged_lines = 0;                ///< that were left out
+  int64_t first_damaged_line = 0;           ///< counted from 1
+};
+
+/// Reads a log, of an older program too: members that a line lacks keep their defaults, lines of another type
+/// are passed over, and a last line that is being written is left out. Throws Error(kData) if the file cannot
+/// be read.
+LogContents read_run_log(const std::filesystem::path& path);
 
 }  // namespace palimpsest::train

@@ -3,6 +3,7 @@
 #include "palimpsest/io/atomic_file.h"
 #include "tests/train/support.h"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <nlohmann/json.hpp>
 
@@ -116,6 +117,58 @@ TEST(RunLog, APathThatTheSystemRefusesIsAnErrorOfTheOutput) {
   const TemporaryFolder folder;
   for (const int64_t step : {-1, 3})
     expect_error(ErrorKind::kOutput, {"too long"}, [&] { RunLog(folder / std::string(300, 'n'), step); });
+}
+
+TEST(ReadLog, GivesTheRecordsThatWereWritten) {
+  const TemporaryFolder folder;
+  ExponentRecord exponents;
+  exponents.step = 3;
+  exponents.weights.add(at::tensor({0.0, 0.5, 0.75, 0x1p-30}, at::kFloat));
+  exponents.recommended_scale = 16;
+  {
+    RunLog log(folder / "log.jsonl");
+    StepRecord record{.step = 3, .epoch = 2, .loss = std::nan(""), .lr = 1e-3};
+    record.peak_bytes = 123;
+    log.write(record);
+    log.write(exponents);
+    log.write(evaluation(3));
+    log.write(evaluation(4, /*segmentation=*/false));
+  }
+  const LogContents log = read_run_log(folder / "log.jsonl");
+  EXPECT_EQ(log.damaged_lines, 0);
+  ASSERT_EQ(log.steps.size(), 1u);
+  EXPECT_EQ(log.steps[0].epoch, 2);
+  EXPECT_TRUE(std::isnan(log.steps[0].loss));
+  EXPECT_EQ(log.steps[0].lr, 1e-3);
+  EXPECT_EQ(log.steps[0].peak_bytes, 123);
+  ASSERT_EQ(log.evaluations.size(), 2u);
+  EXPECT_TRUE(log.evaluations[0].segmentation);
+  EXPECT_EQ(log.evaluations[0].metrics.class_iou[0], 0.25);
+  EXPECT_TRUE(std::isnan(log.evaluations[0].metrics.class_iou[1]));
+  EXPECT_FALSE(log.evaluations[1].segmentation);
+  EXPECT_EQ(log.evaluations[1].metrics.top5, 0.75);
+  ASSERT_TRUE(log.exponents);
+  EXPECT_EQ(log.exponents->recommended_scale, 16);
+  EXPECT_EQ(log.exponents->weights.text(), exponents.weights.text());
+}
+
+TEST(ReadLog, LeavesOutDamagedLinesUnknownTypesAndTheLineThatIsBeingWritten) {
+  const TemporaryFolder folder;
+  io::write_file_atomically(folder / "log.jsonl",
+                            R"({"type": "step", "step": 1, "loss": "much", "epoch": {}})"
+                            "\n{\"type\": \"st\n\xff\xff\n[1, 2]\n"
+                            R"({"type": "weather", "step": 2})"
+                            "\n"
+                            R"({"type": "step", "step": 2, "loss": 0.5})"
+                            "\n"
+                            R"({"type": "step", "step": 3)");
+  const LogContents log = read_run_log(folder / "log.jsonl");
+  EXPECT_EQ(log.damaged_lines, 3);
+  EXPECT_EQ(log.first_damaged_line, 2);
+  ASSERT_EQ(log.steps.size(), 2u);
+  EXPECT_TRUE(std::isnan(log.steps[0].loss));
+  EXPECT_EQ(log.steps[0].epoch, 1);
+  EXPECT_EQ(log.steps[1].loss, 0.5);
 }
 
 }  // namespace
