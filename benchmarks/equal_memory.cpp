@@ -93,8 +93,9 @@ at::Tensor libtorch_loss(const at::Tensor& coarse, const at::Tensor& targets) {
 class OperatorPeaks {
  public:
   OperatorPeaks()
-      : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&start, &end).scopes(
-            {at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}))) {
+      : handle_(at::addThreadLocalCallback(
+            at::RecordFunctionCallback(&start, &end)
+                .scopes({at::RecordScope::FUNCTION, at::RecordScope::BACKWARD_FUNCTION}))) {
     bytes_.clear();
     depth_ = 0;
     memory::reset_peak();
@@ -171,7 +172,8 @@ struct Formula {
   double peak(int64_t batch, int64_t crop) const {
     const auto n = static_cast<double>(batch), s = static_cast<double>(crop);
     double most = 0;
-    for (const Part& p : parts) most = std::max(most, p.fixed + n * ((p.square * s + p.linear) * s + p.constant));
+    for (const Part& p : parts)
+      most = std::max(most, p.fixed + n * ((p.square * s + p.linear) * s + p.constant));
     return most;
   }
 };
@@ -181,8 +183,8 @@ Formula formula_of(const char* network, int64_t classes, const Form& form, bool 
   for (size_t i = 0; i < live.size(); ++i) {
     live[i] = peaks_of(network, classes, form, our_loss, kFitted[i]);
     if (live[i].size() != live[0].size())
-      throw std::runtime_error(std::string(network) + ": " + std::to_string(live[0].size()) + " operators, but " +
-                               std::to_string(live[i].size()) + " at another size");
+      throw std::runtime_error(std::string(network) + ": " + std::to_string(live[0].size()) +
+                               " operators, but " + std::to_string(live[i].size()) + " at another size");
   }
   // Kept in the order of kFitted: the second size differs from the first in its batch only, the others in
   // their crops only.
@@ -192,7 +194,8 @@ Formula formula_of(const char* network, int64_t classes, const Form& form, bool 
   Formula f;
   for (size_t k = 0; k < live[0].size(); ++k) {
     const double per_image = (live[1][k] - live[0][k]) / (more - n);
-    const double first = (live[2][k] - live[0][k]) / n / (s1 - s0), second = (live[3][k] - live[2][k]) / n / (s2 - s1);
+    const double first = (live[2][k] - live[0][k]) / n / (s1 - s0),
+                 second = (live[3][k] - live[2][k]) / n / (s2 - s1);
     Formula::Part p{};
     p.fixed = live[0][k] - n * per_image;
     p.square = (second - first) / (s2 - s0);
@@ -215,12 +218,15 @@ int64_t largest(int64_t unit, double bytes, const Peak& peak) {
 
 /// Per cent.
 double gained(int64_t batch, int64_t crop, const Setting& over) {
-  return 100 * (static_cast<double>(batch * crop * crop) / static_cast<double>(over.batch * over.crop * over.crop) - 1);
+  return 100 *
+         (static_cast<double>(batch * crop * crop) / static_cast<double>(over.batch * over.crop * over.crop) -
+          1);
 }
 
 int run_program(int argc, char** argv) {
   const Options options = parse_options(
-      argc, argv, "Counts the pixels that fit into the memory of the standard layers; it takes some minutes.");
+      argc, argv,
+      "Counts the pixels that fit into the memory of the standard layers; it takes some minutes.");
   memory::install_counting_allocator();
   std::printf("%-28s %-10s %-12s %-15s %8s %12s %12s %9s %9s\n", "network", "data", "loss", "form", "peak GB",
               "fixed crop", "fixed batch", "limit", "error");
@@ -242,9 +248,9 @@ int run_program(int argc, char** argv) {
           const bool holds = by_batch >= limit && by_crop >= limit && std::abs(f.error) <= kLargestError;
           pass = pass && holds;
           std::printf("%-28s %-10s %-12s %-15s %8.2f %3lld %+7.1f %% %4lld %+6.1f %% %+7.0f %% %+7.2f %%%s\n",
-                      c.network, s.data, our_loss ? "ours" : "libtorch's", form.name, f.peak(s.batch, s.crop) / 1e9,
-                      static_cast<long long>(most), by_batch, static_cast<long long>(side), by_crop, limit,
-                      100 * f.error, holds ? "" : "  FAIL");
+                      c.network, s.data, our_loss ? "ours" : "libtorch's", form.name,
+                      f.peak(s.batch, s.crop) / 1e9, static_cast<long long>(most), by_batch,
+                      static_cast<long long>(side), by_crop, limit, 100 * f.error, holds ? "" : "  FAIL");
           std::fflush(stdout);
           rows.push_back({{"network", c.network},
                           {"data", s.data},
@@ -267,12 +273,9 @@ int run_program(int argc, char** argv) {
   std::printf("%s\n", pass ? "every claim holds" : "a claim FAILS");
   if (!options.json.empty()) {
     try {
-      const nlohmann::ordered_json json{{"benchmark", "equal_memory"},
-                                        {"processor", processor_name()},
-                                        {"threads", at::get_num_threads()},
-                                        {"libtorch", TORCH_VERSION},
-                                        {"rows", std::move(rows)},
-                                        {"pass", pass}};
+      const nlohmann::ordered_json json{{"benchmark", "equal_memory"},      {"processor", processor_name()},
+                                        {"threads", at::get_num_threads()}, {"libtorch", TORCH_VERSION},
+                                        {"rows", std::move(rows)},          {"pass", pass}};
       io::write_file_atomically(options.json, json.dump(2) + "\n");
     } catch (const std::exception& error) {
       std::fprintf(stderr, "equal_memory: %s\n", error.what());

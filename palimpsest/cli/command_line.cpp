@@ -41,7 +41,8 @@ constexpr CommandInfo kCommands[] = {
      "convert weights of torchvision or inplace_abn to a file for eval, predict and train"},
     {Command::kExport, "export",
      "write a trained model's weights as a plain state dict, folded for inference on request"},
-    {Command::kReproduce, "reproduce", "run a row of the papers' tables, or its shape at a size for two cores"},
+    {Command::kReproduce, "reproduce",
+     "run a row of the papers' tables, or its shape at a size for two cores"},
     {Command::kData, "data", "check the folder of a data set: what was expected, and what is there"},
     {Command::kReport, "report", "write one HTML page about one run, or about several side by side"},
 };
@@ -74,8 +75,8 @@ constexpr Argument kFolderArgument{bits({Command::kData}), "PATH", "<folder>", "
 constexpr Argument kImagesArgument{bits({Command::kPredict}), "IMAGE", "<file or folder>",
                                    "images, or folders of images", true};
 
-constexpr Argument kRowArgument{bits({Command::kReproduce}), "ROW", "<name>", "a row of the papers; --list names them",
-                                false};
+constexpr Argument kRowArgument{bits({Command::kReproduce}), "ROW", "<name>",
+                                "a row of the papers; --list names them", false};
 constexpr Argument kRunsArgument{bits({Command::kReport}), "RUN", "<folder>", "output folders of trainings",
                                  true};
 
@@ -225,16 +226,19 @@ void become_train_or_compare(Options& options, const std::vector<FlagValue>& fla
   options.run.command = options.run.small ? Command::kCompare : Command::kTrain;
   if (options.run.list) return;
   if (options.run.row.empty())
-    throw Error(ErrorKind::kUsage, "reproduce needs the argument ROW: a row of the papers (palimpsest reproduce --list "
-                                   "names all)");
+    throw Error(ErrorKind::kUsage,
+                "reproduce needs the argument ROW: a row of the papers (palimpsest reproduce --list "
+                "names all)");
   paper_row(options.run.row);
   for (const FlagValue& flag : flags) {
     if (flag.setting->flag == "config")
-      throw Error(ErrorKind::kUsage, "reproduce has the recipe of its row: leave out --config, or use palimpsest train "
-                                     "--config FILE");
+      throw Error(ErrorKind::kUsage,
+                  "reproduce has the recipe of its row: leave out --config, or use palimpsest train "
+                  "--config FILE");
     if (!flag.setting->taken_by(options.run.command) && !is_of_reproduce_alone(*flag.setting))
-      throw Error(ErrorKind::kUsage, std::string(options.run.small ? "reproduce --small" : "reproduce without --small") +
-                                         " does not use the option '" + flag.name() + "'");
+      throw Error(ErrorKind::kUsage,
+                  std::string(options.run.small ? "reproduce --small" : "reproduce without --small") +
+                      " does not use the option '" + flag.name() + "'");
   }
 }
 

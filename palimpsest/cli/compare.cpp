@@ -29,8 +29,8 @@
 namespace palimpsest::cli {
 namespace {
 
-constexpr int kWarmSteps = 2;    // the first step allocates the momentum
-constexpr int kTimedRounds = 9;  // odd, so the median is one of them
+constexpr int kWarmSteps = 2;     // the first step allocates the momentum
+constexpr int kTimedRounds = 9;   // odd, so the median is one of them
 constexpr int64_t kCropUnit = 8;  // pixels: the networks divide by 8 or more
 constexpr double kMiB = 1 << 20;
 
@@ -164,8 +164,10 @@ class Comparison {
     if (options_.compare.spend == "batch") {
       run.train.batch = std::min(measured.largest_batch, sets_.train->size());
       if (run.train.batch == 0)
-        throw Error(ErrorKind::kMemory, fmt::format("{}: not even one image fits in {:.1f} MiB; give more [compare] "
-                                                    "memory (--memory)", measured.name, report_.memory_bytes / kMiB));
+        throw Error(ErrorKind::kMemory,
+                    fmt::format("{}: not even one image fits in {:.1f} MiB; give more [compare] "
+                                "memory (--memory)",
+                                measured.name, report_.memory_bytes / kMiB));
     } else if (options_.compare.spend == "crop") {
       const int64_t most = largest_fitting(run.data.crop / kCropUnit, [&](int64_t units) {
         if (stopped()) return false;
@@ -186,15 +188,17 @@ class Comparison {
   std::string trained_on(const Options& run) const {
     std::string text = std::to_string(run.train.batch);
     text += run.data.crop > 0 ? fmt::format(" x {0} x {0} pixels", run.data.crop) : " images";
-    const double more = options_.data.crop > 0
-                            ? static_cast<double>(pixels(run)) / static_cast<double>(pixels(options_)) - 1
-                            : static_cast<double>(run.train.batch) / static_cast<double>(options_.train.batch) - 1;
+    const double more =
+        options_.data.crop > 0
+            ? static_cast<double>(pixels(run)) / static_cast<double>(pixels(options_)) - 1
+            : static_cast<double>(run.train.batch) / static_cast<double>(options_.train.batch) - 1;
     return text + fmt::format(" [{:+.0f} %]", 100 * more);
   }
 
   std::string spent() const {
     std::string text;
-    for (const Options& run : runs_) text += (text.empty() ? "" : "; ") + name_of(run) + ": " + trained_on(run);
+    for (const Options& run : runs_)
+      text += (text.empty() ? "" : "; ") + name_of(run) + ": " + trained_on(run);
     return text;
   }
 
@@ -284,8 +288,8 @@ int compare(Options options, const std::string& title) {
     return 128 + comparison.signal();
   }
   std::cout << "\n"
-            << train::to_table(comparison.report()) << comparison.trained_on_text() << "\nreport: " << (folder / "index.html").string()
-            << std::endl;
+            << train::to_table(comparison.report()) << comparison.trained_on_text()
+            << "\nreport: " << (folder / "index.html").string() << std::endl;
   return 0;
 }
 

@@ -123,12 +123,11 @@ int evaluate(Options options, distributed::Group* group) {
     for (const at::Tensor& buffer : model->buffers()) tensors.push_back(buffer);
     group->broadcast(tensors, "the weights");
   }
-  train::EvaluationOptions evaluation{.loss = make_loss_options(options),
-                                      .format = make_format(options),
-                                      .views = make_views(options),
-                                      .confusion_classes = options.run.confusion.empty()
-                                                               ? 0
-                                                               : std::numeric_limits<int64_t>::max()};
+  train::EvaluationOptions evaluation{
+      .loss = make_loss_options(options),
+      .format = make_format(options),
+      .views = make_views(options),
+      .confusion_classes = options.run.confusion.empty() ? 0 : std::numeric_limits<int64_t>::max()};
   if (options.eval.protocol == "ten_crop") evaluation.ten_crop = options.data.eval_crop;
   if (!options.run.labels.empty() && !model->is_segmentation())
     throw Error(ErrorKind::kUsage,

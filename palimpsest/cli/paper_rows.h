@@ -8,9 +8,9 @@ namespace palimpsest::cli {
 
 /// One row of a table of the papers: a file of examples/paper, which the program carries.
 struct PaperRow {
-  std::string name;   ///< the file's name without .toml: "table3_wide_resnet38_cityscapes_fixed_crop"
-  std::string title;  ///< its first line: paper, table, network, data
-  std::string paper;  ///< "# paper:": what the paper reports
+  std::string name;      ///< the file's name without .toml: "table3_wide_resnet38_cityscapes_fixed_crop"
+  std::string title;     ///< its first line: paper, table, network, data
+  std::string paper;     ///< "# paper:": what the paper reports
   std::string baseline;  ///< "# baseline:": the row, or the figure, that the paper compares it with; "": none
   /// "# small:": a file of examples/paper/small, then flags that differ from it: {"segmentation", "--spend",
   /// "batch"}.

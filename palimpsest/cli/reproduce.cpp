@@ -44,8 +44,9 @@ void print_result(const Options& options, const PaperRow& row) {
   print_paper(row);
   if (last.is_null()) return;
   const auto per_cent = [&](const char* key) {
-    return last.contains(key) && last[key].is_number() ? fmt::format("{:.2f} %", 100 * last[key].get<double>())
-                                                       : std::string("not known");
+    return last.contains(key) && last[key].is_number()
+               ? fmt::format("{:.2f} %", 100 * last[key].get<double>())
+               : std::string("not known");
   };
   const std::string score = last.contains("mean_iou")
                                 ? "mean IoU " + per_cent("mean_iou")
@@ -82,7 +83,8 @@ void print_exchange(const Options& options) {
     }
     fmt::print("\n");
   }
-  io::write_file_atomically(std::filesystem::path(options.output.folder) / "exchange.json", rows.dump(2) + "\n");
+  io::write_file_atomically(std::filesystem::path(options.output.folder) / "exchange.json",
+                            rows.dump(2) + "\n");
 }
 
 bool activations_differ(const Options& options) {
@@ -105,7 +107,8 @@ void set_small_flags(Options& options) {
   for (size_t i = 1; i + 1 < row.small.size(); i += 2) {
     const std::string flag = row.small[i].substr(2);
     for (const Setting& s : settings())
-      if (s.flag == flag) set_text(options, s, row.small[i + 1], "examples/paper/" + row.name + ".toml: --" + flag);
+      if (s.flag == flag)
+        set_text(options, s, row.small[i + 1], "examples/paper/" + row.name + ".toml: --" + flag);
   }
   options.output.folder = "runs/paper/" + row.name + "_small";
 }

@@ -480,25 +480,24 @@ bool Setting::taken_by(Command command) const {
 }
 
 bool Setting::hides_default() const {
-  return table == "eval" ||
-         is_one_of({"data.crop_mode",       "data.short_side",
-                    "data.eval_short_side", "data.resize",
-                    "data.reduce_jpeg",     "data.brightness",
-                    "data.contrast",        "data.saturation",
-                    "data.lighting",        "data.sampler",
-                    "data.cache",           "data.bad_images",
-                    "model.pre_activation", "model.dropout",
-                    "train.sync_norm",      "train.gradient_compression",
-                    "train.accumulate",     "train.ema_decay",
-                    "train.freeze",         "train.freeze_norm",
-                    "train.keep_best",      "train.patience",
-                    "optimizer.kind",       "optimizer.lr_for_batch",
-                    "optimizer.decay_bias", "optimizer.beta1",
-                    "optimizer.beta2",      "optimizer.eps",
-                    "optimizer.lr_factors", "optimizer.clip_norm",
-                    "loss.label_smoothing", "loss.class_weights",
-                    "output.tensorboard"},
-                   id());
+  return table == "eval" || is_one_of({"data.crop_mode",       "data.short_side",
+                                       "data.eval_short_side", "data.resize",
+                                       "data.reduce_jpeg",     "data.brightness",
+                                       "data.contrast",        "data.saturation",
+                                       "data.lighting",        "data.sampler",
+                                       "data.cache",           "data.bad_images",
+                                       "model.pre_activation", "model.dropout",
+                                       "train.sync_norm",      "train.gradient_compression",
+                                       "train.accumulate",     "train.ema_decay",
+                                       "train.freeze",         "train.freeze_norm",
+                                       "train.keep_best",      "train.patience",
+                                       "optimizer.kind",       "optimizer.lr_for_batch",
+                                       "optimizer.decay_bias", "optimizer.beta1",
+                                       "optimizer.beta2",      "optimizer.eps",
+                                       "optimizer.lr_factors", "optimizer.clip_norm",
+                                       "loss.label_smoothing", "loss.class_weights",
+                                       "output.tensorboard"},
+                                      id());
 }
 
 std::span<const Setting> settings() {

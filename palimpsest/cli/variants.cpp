@@ -29,8 +29,9 @@ std::string& setting_of(Options& options, const std::string& part, const std::st
   std::vector<std::string> all = precisions;
   all.insert(all.end(), dense.begin(), dense.end());
   all.insert(all.end(), activations.begin(), activations.end());
-  throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies), '" + variant + "': " +
-                                     unknown_name_message("precision, dense strategy or activation", part, all));
+  throw Error(ErrorKind::kUsage,
+              "[compare] strategies (--strategies), '" + variant +
+                  "': " + unknown_name_message("precision, dense strategy or activation", part, all));
 }
 
 std::vector<std::string> parts_of(const std::string& variant) {
@@ -51,8 +52,8 @@ Options with_variant(Options options, const std::string& variant) {
   for (std::size_t i = 1; i < parts.size(); ++i) {
     std::string& setting = setting_of(options, parts[i], variant);
     if (!settings.insert(&setting).second)
-      throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies), '" + variant + "': " + setting + " and " +
-                                         parts[i] + " exclude each other");
+      throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies), '" + variant + "': " + setting +
+                                         " and " + parts[i] + " exclude each other");
     setting = parts[i];
   }
   return options;
@@ -78,7 +79,8 @@ std::vector<Options> options_of_variants(const Options& options) {
   for (const std::string& given : options.compare.strategies) {
     const std::string name = canonical_variant(given);
     if (contains(names, name))
-      throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies) must differ, got " + name + " twice" +
+      throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies) must differ, got " + name +
+                                         " twice" +
                                          (given == name ? "" : " ('" + given + "' is another name for it)"));
     names.push_back(name);
     Options& run = runs.emplace_back(with_variant(options, given));

@@ -164,10 +164,12 @@ class WebDataset : public Dataset {
     const auto [shard, example] = example_at(index);
     const std::string name = shard.name_of(example);
     const std::string label_bytes = open_.read(shard, example.label, "label of " + name);
-    const io::ImageFile image(open_.read(shard, example.image, name), name,
-                              transform_.exif_orientation ? io::Orientation::kUpright : io::Orientation::kAsStored);
+    const io::ImageFile image(
+        open_.read(shard, example.image, name), name,
+        transform_.exif_orientation ? io::Orientation::kUpright : io::Orientation::kAsStored);
     if (options_.labels_pixels)
-      return make_example(image, label_of_pixels(label_bytes, image.size(), name), transform_, random, name, class_id);
+      return make_example(image, label_of_pixels(label_bytes, image.size(), name), transform_, random, name,
+                          class_id);
     const int64_t id = class_of(label_bytes, name);
     Sample sample = make_example(image, {}, transform_, random, name);
     sample.target = at::scalar_tensor(id, at::kLong);
@@ -219,11 +221,13 @@ class WebDataset : public Dataset {
   }
 
   /// `size`: of the image, which the label must have; none: not compared.
-  at::Tensor label_of_pixels(std::string_view bytes, std::optional<io::ImageSize> size, const std::string& name) const {
+  at::Tensor label_of_pixels(std::string_view bytes, std::optional<io::ImageSize> size,
+                             const std::string& name) const {
     at::Tensor label = io::decode_label(bytes, "label of " + name);
     if (size && *size != io::ImageSize{label.size(0), label.size(1)})
-      throw Error(ErrorKind::kData, "image '" + name + "' has " + layouts::size_text(*size) + " pixels, its label has " +
-                                        layouts::size_text({label.size(0), label.size(1)}) + ": they must be the same");
+      throw Error(ErrorKind::kData,
+                  "image '" + name + "' has " + layouts::size_text(*size) + " pixels, its label has " +
+                      layouts::size_text({label.size(0), label.size(1)}) + ": they must be the same");
     layouts::map_to_train_ids(label, ids_, transform_.ignore_id, "label of " + name);
     return label;
   }

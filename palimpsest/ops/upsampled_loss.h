@@ -14,9 +14,9 @@ namespace palimpsest::ops {
 
 struct UpsampledCrossEntropyOptions {
   std::optional<at::Tensor> weight{};  ///< one number >= 0 per class; none: all are 1
-  int64_t ignore_index = 255;        ///< class id of void pixels, which do not count
-  double label_smoothing = 0;        ///< in [0, 1]
-  bool align_corners = false;        ///< as of at::upsample_bilinear2d
+  int64_t ignore_index = 255;          ///< class id of void pixels, which do not count
+  double label_smoothing = 0;          ///< in [0, 1]
+  bool align_corners = false;          ///< as of at::upsample_bilinear2d
   /// Online bootstrapping: per image, the hardest ceil(share * n) of its n valid pixels count, and of these
   /// only those whose class has a probability below bootstrap_probability. Both in (0, 1]; 1: all count.
   double bootstrap_share = 1;

@@ -37,7 +37,8 @@ void sum_over_ranks(distributed::Group& group, std::optional<MetricsAccumulator>
   const int64_t kind = group.max(metrics ? 2 * metrics->classes() + metrics->is_segmentation() : 0,
                                  "the kind of the evaluation");
   if (kind == 0) return;
-  if (!metrics) metrics.emplace(kind % 2 != 0, kind / 2, options.loss.ignore_id, kind / 2 <= options.confusion_classes);
+  if (!metrics)
+    metrics.emplace(kind % 2 != 0, kind / 2, options.loss.ignore_id, kind / 2 <= options.confusion_classes);
   std::vector<int64_t> counters = metrics->counters();
   counters.insert(counters.end(), {totals.images, totals.bad_images});
   counters = group.sum(std::span<const int64_t>(counters), "the metrics of the evaluation");

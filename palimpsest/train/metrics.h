@@ -10,10 +10,10 @@ namespace palimpsest::train {
 /// Results of an evaluation; only the fields of the task are set. A value without data (no valid pixel, no
 /// image) is NaN, and null in log.jsonl.
 struct Metrics {
-  double mean_iou = 0;             ///< over the classes that occur in truth or prediction, in [0, 1]
-  std::vector<double> class_iou;   ///< NaN for a class that does not occur
-  double pixel_accuracy = 0;       ///< share of valid pixels whose class is predicted
-  double top1 = 0, top5 = 0;       ///< in [0, 1]
+  double mean_iou = 0;            ///< over the classes that occur in truth or prediction, in [0, 1]
+  std::vector<double> class_iou;  ///< NaN for a class that does not occur
+  double pixel_accuracy = 0;      ///< share of valid pixels whose class is predicted
+  double top1 = 0, top5 = 0;      ///< in [0, 1]
 };
 
 /// Returns the class with the largest logit of each pixel of images of `size`, (N, H, W) of i64; the first of
