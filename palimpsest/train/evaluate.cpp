@@ -144,16 +144,14 @@ class Evaluation {
   }
 
   void add_loss_of_pixels(const at::Tensor& losses, const at::Tensor& truth) {
-    const at::Tensor valid = truth.ne(options_.loss.ignore_id).view(losses.sizes());
-    add_loss(counted_loss_of_pixels(losses, valid, options_.loss));
+    const at::Tensor valid = truth.ne(options_.loss.ignore_id).view({1, -1});
+    add_loss(counted_loss_of_pixels(losses.unsqueeze(1), valid, options_.loss));
   }
 
-  /// Returns -log p of each pixel's true class, (1, pixels); void pixels have any number.
+  /// Returns the losses of each pixel (losses_of_pixels), (rows, pixels); void pixels have any numbers.
   at::Tensor pixel_losses(const at::Tensor& probabilities, const at::Tensor& truth) const {
     const at::Tensor ids = truth.masked_fill(truth.eq(options_.loss.ignore_id), 0);
-    const at::Tensor of_truth = probabilities.gather(0, ids);
-    constexpr double kSmallest = std::numeric_limits<float>::min();
-    return of_truth.clamp_min_(kSmallest).log_().neg_().view({1, -1});
+    return losses_of_pixels(probabilities, ids, options_.loss);
   }
 
   const Network& network_;

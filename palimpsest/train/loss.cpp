@@ -160,6 +160,16 @@ bool is_weighted(const LossOptions& options) {
   return options.label_smoothing > 0 || !options.class_weights.empty();
 }
 
+void check_class_weights(const LossOptions& options, int64_t classes) {
+  const auto& weights = options.class_weights;
+  if (!weights.empty() && static_cast<int64_t>(weights.size()) != classes)
+    throw Error(
+        ErrorKind::kUsage,
+        fmt::format("class_weights must have one number per class: the network has {} classes, got {} "
+                    "numbers",
+                    classes, weights.size()));
+}
+
 at::Tensor weights_of(const LossOptions& options, const c10::Device& device) {
   return at::tensor(options.class_weights, at::kDouble).to(device);
 }
@@ -234,13 +244,7 @@ double expected_weight(const at::Tensor& targets, const LossOptions& options) {
 
 CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
   check_loss(options);
-  const auto& weights = options.class_weights;
-  if (!weights.empty() && logits.dim() >= 2 && static_cast<int64_t>(weights.size()) != logits.size(1))
-    throw Error(
-        ErrorKind::kUsage,
-        fmt::format("class_weights must have one number per class: the network has {} classes, got {} "
-                    "numbers",
-                    logits.size(1), weights.size()));
+  if (logits.dim() >= 2) check_class_weights(options, logits.size(1));
   const bool of_images = logits.dim() == 4 && targets.dim() == 3;
   if (of_images && ops::has_kernels_for(logits.device()) && is_f32_or_f64(logits))
     return loss_of_images(logits, targets, options);
@@ -265,12 +269,34 @@ CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, co
   return result;
 }
 
+at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& targets,
+                            const LossOptions& options) {
+  check_class_weights(options, probabilities.size(0));
+  constexpr double kSmallest = std::numeric_limits<float>::min();
+  const auto losses_of = [&](const at::Tensor& p) { return p.clamp_min(kSmallest).log_().neg_(); };
+  const at::Tensor of_truth = losses_of(probabilities.gather(0, targets)).view({1, -1});
+  if (!is_weighted(options)) return of_truth;
+  const int64_t classes = probabilities.size(0);
+  const at::Tensor weights = (options.class_weights.empty() ? at::ones({classes}, at::kDouble)
+                                                            : at::tensor(options.class_weights, at::kDouble))
+                                 .to(of_truth.options());
+  const at::Tensor of_class = weights.index_select(0, targets.flatten()).view({1, -1});
+  const at::Tensor of_all =
+      losses_of(probabilities).view({classes, -1}).mul_(weights.view({-1, 1})).sum(0, true);
+  const double e = options.label_smoothing;
+  const at::Tensor loss = of_class * of_truth * (1 - e) + of_all * (e / static_cast<double>(classes));
+  return at::cat({of_truth, loss, of_class});
+}
+
 CountedLoss counted_loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid,
                                    const LossOptions& options) {
   check_loss(options);
-  const at::Tensor selected = losses.masked_select(select(valid, losses, options));
-  const at::Tensor sum = selected.sum(at::kDouble);
-  return {sum.div(std::max<int64_t>(selected.numel(), 1)), static_cast<double>(selected.numel())};
+  const at::Tensor selected = select(valid, losses[0], options);
+  const bool weighted = is_weighted(options);
+  const at::Tensor sum = losses[weighted ? 1 : 0].masked_select(selected).sum(at::kDouble);
+  const double weight = weighted ? losses[2].masked_select(selected).sum(at::kDouble).item<double>()
+                                 : static_cast<double>(selected.sum().item<int64_t>());
+  return {weight > 0 ? sum.div(weight) : sum, weight};
 }
 
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {

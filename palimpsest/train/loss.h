@@ -52,8 +52,13 @@ struct CountedLoss {
 /// means weighted by W, because bootstrapping ranks the pixels of each image by itself.
 CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
 
-/// Does the same where the loss of each pixel is known already: losses (N, P) are -log p of the true class,
-/// `valid` (N, P) is false for void pixels. Class weights and label smoothing do not count.
+/// Returns what counted_loss_of_pixels() needs of pixels with probabilities p (C, H, W) and targets (1, H, W),
+/// which must be classes: a row -log p of the true class; with label smoothing or class weights (see loss())
+/// two rows more, the loss of the pixel and the weight of its class. (rows, H * W).
+at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& targets,
+                            const LossOptions& options);
+/// Does the same as counted_loss() where the losses of each pixel are known already: losses (rows, N, P) are
+/// those of losses_of_pixels(), `valid` (N, P) is false for void pixels.
 CountedLoss counted_loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid,
                                    const LossOptions& options);
 

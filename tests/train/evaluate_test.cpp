@@ -162,5 +162,23 @@ TEST(Evaluate, NoImageAtAllIsAnError) {
                [&] { evaluate(*model, loader, {}, TensorFormat{}); });
 }
 
+TEST(Evaluate, TheWeightedLossOfAWindowAsLargeAsTheImageIsThatOfTheImage) {
+  for (const char* kind : {"cross_entropy", "bootstrap"}) {
+    const LossOptions loss{
+        .kind = kind, .bootstrap_share = 0.4, .label_smoothing = 0.1, .class_weights = {1, 3, 0.5}};
+    const auto loss_of = [&](const ViewOptions& views) {
+      data::Loader loader(std::make_shared<testing::BrightestColor>(4, 6), testing::loader_options(2));
+      LoaderBatches batches(loader);
+      EvaluationOptions options;
+      options.loss = loss;
+      options.format = TensorFormat::parse("f64", false);
+      options.views = views;
+      return evaluate(*testing::make_tiny(1), batches, options).loss;
+    };
+    const double whole = loss_of({}), windows = loss_of({.window = 100});
+    EXPECT_NEAR(windows, whole, testing::kReorderedF64) << kind;
+  }
+}
+
 }  // namespace
 }  // namespace palimpsest::train
