@@ -7,6 +7,8 @@
 #include "palimpsest/nn/dense_strategy.h"
 #include "palimpsest/nn/strategy.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <set>
@@ -52,8 +54,9 @@ Options with_variant(Options options, const std::string& variant) {
   for (std::size_t i = 1; i < parts.size(); ++i) {
     std::string& setting = setting_of(options, parts[i], variant);
     if (!settings.insert(&setting).second)
-      throw Error(ErrorKind::kUsage, "[compare] strategies (--strategies), '" + variant + "': " + setting +
-                                         " and " + parts[i] + " exclude each other");
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("[compare] strategies (--strategies), '{}': {} and {} exclude each other",
+                              variant, setting, parts[i]));
     setting = parts[i];
   }
   return options;

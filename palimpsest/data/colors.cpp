@@ -28,7 +28,7 @@ uint8_t mixed(int from, int to, float factor) {
 int mean_grey(const uint8_t* pixels, int64_t count) {
   int64_t sum = 0;
   for (int64_t i = 0; i < count; ++i) sum += grey(pixels + 3 * i);
-  return static_cast<int>(static_cast<double>(sum) / static_cast<double>(count) + 0.5);
+  return static_cast<int>(std::trunc(static_cast<double>(sum) / static_cast<double>(count) + 0.5));
 }
 
 }  // namespace

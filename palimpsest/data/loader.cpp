@@ -318,16 +318,16 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options)
   const int64_t size = dataset->size();
   if (!options.share_whole_batches) check_parts(size, options);
   state_->dataset = std::move(dataset);
-  state_->options = options;
-  const bool incomplete = size % options.batch_size != 0;
-  state_->batches = size / options.batch_size + (incomplete && !options.drop_last ? 1 : 0);
-  state_->threads.reserve(options.workers);
+  state_->options = std::move(options);
+  const LoaderOptions& own = state_->options;
+  const bool incomplete = size % own.batch_size != 0;
+  state_->batches = size / own.batch_size + (incomplete && !own.drop_last ? 1 : 0);
+  state_->threads.reserve(own.workers);
   try {
-    for (int64_t i = 0; i < options.workers; ++i)
-      state_->threads.emplace_back(&State::run_worker, state_.get());
+    for (int64_t i = 0; i < own.workers; ++i) state_->threads.emplace_back(&State::run_worker, state_.get());
   } catch (const std::system_error& error) {
     state_->stop();
-    throw Error(ErrorKind::kUsage, "loader: cannot start " + std::to_string(options.workers) +
+    throw Error(ErrorKind::kUsage, "loader: cannot start " + std::to_string(own.workers) +
                                        " workers: " + error.code().message() + "; use fewer");
   }
 }

@@ -89,8 +89,8 @@ ResizeAxis::ResizeAxis(const Mapping& mapping, Filter filter) {
   std::vector<double> exact(most_taps_);
   for (int64_t i = 0; i < wanted.size(); ++i) {
     const double centre = low + (static_cast<double>(wanted.begin + i) + 0.5) * scale;
-    const auto begin = std::max<int64_t>(0, static_cast<int64_t>(centre - reach + 0.5));
-    const auto end = std::min(visible.size(), static_cast<int64_t>(centre + reach + 0.5));
+    const auto begin = std::max<int64_t>(0, static_cast<int64_t>(std::trunc(centre - reach + 0.5)));
+    const auto end = std::min(visible.size(), static_cast<int64_t>(std::trunc(centre + reach + 0.5)));
     double sum = 0;
     for (int64_t t = begin; t < end; ++t)
       sum += exact[t - begin] = weight_at((static_cast<double>(t) - centre + 0.5) * (1 / widened), filter);

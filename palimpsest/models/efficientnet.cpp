@@ -87,7 +87,7 @@ at::Tensor EfficientNet::features(const at::Tensor& images) {
 }
 
 at::Tensor EfficientNet::forward(const at::Tensor& images) {
-  const at::Tensor x = features(images);
+  at::Tensor x = features(images);
   if (!has_classifier()) return x;
   return classify(at::dropout(x.mean({2, 3}), dropout_, is_training()));
 }

@@ -274,7 +274,7 @@ at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& t
   check_class_weights(options, probabilities.size(0));
   constexpr double kSmallest = std::numeric_limits<float>::min();
   const auto losses_of = [&](const at::Tensor& p) { return p.clamp_min(kSmallest).log_().neg_(); };
-  const at::Tensor of_truth = losses_of(probabilities.gather(0, targets)).view({1, -1});
+  at::Tensor of_truth = losses_of(probabilities.gather(0, targets)).view({1, -1});
   if (!is_weighted(options)) return of_truth;
   const int64_t classes = probabilities.size(0);
   const at::Tensor weights = (options.class_weights.empty() ? at::ones({classes}, at::kDouble)

@@ -1,17 +1,34 @@
 """`palimpsest reproduce`: every row is listed, parses, and its small form compares what the row compares."""
 import json
+import math
 import re
+import subprocess
 import tomllib
 
 import pytest
 
-from cli_support import ROOT, USAGE, fails, image_folder, succeeds
+from cli_support import BUILD, ROOT, USAGE, environment, fails, image_folder, succeeds
 from layouts_support import published
 
 PAPER = ROOT / "examples/paper"
 ROWS = sorted(path.stem for path in PAPER.glob("*.toml"))
 TINY_SCENES = "--model deeplabv3_resnet18_narrow --crop 32 --batch 2 --max-steps 1 --workers 0 --threads 1 --quiet".split()
 TINY_CIFAR = "--batch 4 --max-steps 1 --workers 0 --threads 1 --quiet".split()
+
+
+def test_every_row_takes_two_steps_and_an_evaluation(folder):
+    """With its own network, loss, precision, sampler and optimizer, on generated data of its layout."""
+    for kind in ("imagenet", "cityscapes", "cocostuff164k", "vistas"):
+        published(kind, folder / kind, images=4)
+    result = subprocess.run([BUILD / "tests/cli/recipe_steps_program", folder], capture_output=True, text=True,
+                            env=environment(), cwd=folder)
+    assert result.returncode == 0, result.stderr
+    rows = {line["row"]: line for line in map(json.loads, result.stdout.splitlines())}
+    assert sorted(rows) == ROWS
+    assert {row: line["error"] for row, line in rows.items() if "error" in line} == {}
+    for row, line in rows.items():
+        assert len(line["losses"]) == 2 and all(math.isfinite(loss) for loss in line["losses"]), row
+        assert line["evaluated"] == (12 if "imagenet" in (PAPER / f"{row}.toml").read_text() else 4), row
 
 
 def comments(row):

@@ -76,7 +76,7 @@ void write_index(const fs::path& shard, const Members& members) {
   }
   try {
     io::write_file_atomically(index_path(shard), text + "end\n");
-  } catch (const Error&) {  // a folder that may not be written
+  } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a folder that may not be written has no index
   }
 }
 

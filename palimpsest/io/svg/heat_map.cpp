@@ -55,7 +55,8 @@ std::string single_cells(const HeatMap& map, const Grid& grid) {
   std::string svg;
   for (int row = 0; row < grid.count; ++row)
     for (int column = 0; column < grid.count; ++column) {
-      const double share = map.values[static_cast<size_t>(row * grid.count + column)];
+      const double share = map.values[static_cast<size_t>(row) * static_cast<size_t>(grid.count) +
+                                      static_cast<size_t>(column)];
       if (!(share > 0)) continue;
       const std::string number = grid.count <= kMostPercentages ? percentage(share) : "";
       svg += fmt::format(
@@ -78,7 +79,8 @@ std::string merged_cells(const HeatMap& map, const Grid& grid) {
   std::map<int, std::string> paths;
   for (int row = 0; row < grid.count; ++row)
     for (int column = 0; column < grid.count; ++column) {
-      const double share = map.values[static_cast<size_t>(row * grid.count + column)];
+      const double share = map.values[static_cast<size_t>(row) * static_cast<size_t>(grid.count) +
+                                      static_cast<size_t>(column)];
       if (!(share > 0)) continue;
       const int depth = std::max(1, static_cast<int>(std::lround(kDepths * opacity(share))));
       paths[depth] += fmt::format("M{:.0f},{:.0f}h{:.0f}v{:.0f}h-{:.0f}z", grid.x(column), grid.y(row),
@@ -99,7 +101,7 @@ std::string names(const HeatMap& map, const Grid& grid) {
     const std::string& name = map.names[static_cast<size_t>(i)];
     const std::string shown = fitted(name, kNames - 10, size);
     const std::string tooltip = "<g><title>" + escape_xml(name) + "</title>";
-    if (std::isnan(map.values[static_cast<size_t>(i * grid.count)]))
+    if (std::isnan(map.values[static_cast<size_t>(i) * static_cast<size_t>(grid.count)]))
       svg += fmt::format("<rect x=\"{:.0f}\" y=\"{:.0f}\" width=\"{:.0f}\" height=\"{:.0f}\" fill=\"{}\"/>\n",
                          grid.left, grid.y(i), grid.cell * grid.count, grid.cell, kGrid);
     const double middle = grid.y(i) + grid.cell / 2 + 0.36 * size;

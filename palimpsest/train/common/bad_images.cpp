@@ -9,6 +9,7 @@ namespace palimpsest::train {
 
 std::vector<std::string> reasons_of_all(const std::vector<data::BadExample>& bad, distributed::Group* group) {
   std::vector<std::string> reasons;
+  reasons.reserve(bad.size());
   for (const data::BadExample& example : bad) reasons.push_back(printable(example.reason));  // one line each
   if (!group) return reasons;
   const std::string text = reasons.empty() ? "" : fmt::format("{}\n", fmt::join(reasons, "\n"));

@@ -51,7 +51,7 @@ LayerFactor parse_layer_factor(std::string_view text) {
   }
   require(good, fmt::format("lr_factors must be LAYER=FACTOR with a FACTOR > 0, such as classifier=10, got "
                             "'{}' (to keep a layer as it is, freeze it)",
-                            printable(shortened(std::string(text), 100))));
+                            printable(shortened(text, 100))));
   return parsed;
 }
 
@@ -89,6 +89,7 @@ std::vector<ParameterGroup> parameter_groups(const torch::nn::Module& model,
                         "factors of their own",
                         entry.layer));
   std::vector<ParameterGroup> result;
+  result.reserve(groups.size());
   for (auto& [key, group] : groups) result.push_back(std::move(group));
   return result;
 }

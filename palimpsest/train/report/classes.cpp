@@ -103,6 +103,7 @@ std::string confusions_table(const Confusion& confusion, const std::vector<std::
   std::partial_sort(cells.begin(), cells.begin() + static_cast<std::ptrdiff_t>(most), cells.end(),
                     [](const Cell& a, const Cell& b) { return a.share > b.share; });
   std::vector<std::vector<std::string>> rows;
+  rows.reserve(most);
   for (size_t i = 0; i < most; ++i)
     rows.push_back({names[cells[i].row] + " \u2192 " + names[cells[i].column], percent_text(cells[i].share),
                     std::to_string(confusion.count(cells[i].row, cells[i].column))});
@@ -157,6 +158,7 @@ std::vector<std::string> class_names_of(const ReportRun& run) {
   const auto& known = run.details ? run.details->class_names : run.class_names;
   if (classes == 0 || known.size() == classes) return known;
   std::vector<std::string> names;
+  names.reserve(classes);
   for (size_t c = 0; c < classes; ++c) names.push_back(fmt::format("class {}", c));
   return names;
 }

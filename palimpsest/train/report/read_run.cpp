@@ -66,7 +66,7 @@ void read_log_into(ReportRun& run, const std::filesystem::path& path) {
   LogContents log = read_run_log(path);
   run.steps = std::move(log.steps);
   run.evaluations = std::move(log.evaluations);
-  run.exponents = std::move(log.exponents);
+  run.exponents = log.exponents;
   if (log.damaged_lines > 0)
     run.notes.push_back(fmt::format("{} has {} damaged line{}, which {} left out; the first is line {}.",
                                     kLog, log.damaged_lines, log.damaged_lines == 1 ? "" : "s",
