@@ -150,6 +150,11 @@ void GradScaler::end_iteration() {
   optimizers_.clear();
 }
 
+void GradScaler::abandon() {
+  optimizers_.clear();
+  skipped_ = false;
+}
+
 double GradScaler::get_scale() const {
   return scale_.defined() ? static_cast<double>(scale_.item<float>()) : initial_scale_;
 }

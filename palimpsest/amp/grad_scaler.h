@@ -71,6 +71,9 @@ class GradScaler {
   /// Ends the iteration and sets the scale.
   void update(double new_scale);
 
+  /// Forgets an iteration that an exception cut short; scale and counts stay.
+  void abandon();
+
   /// Makes all ranks of a group skip the same steps: every unscale_ calls `reduce` with a scalar f32 tensor,
   /// which is above 0 if this rank found an overflow, else 0. `reduce` must overwrite it with the sum or the
   /// maximum over the group.

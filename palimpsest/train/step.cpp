@@ -116,6 +116,7 @@ bool Step::run_parts(torch::optim::Optimizer& optimizer, int64_t parts,
 
 void Step::begin(bool observe) {
   if (buffers_) buffers_->save();
+  if (scaler_) scaler_->abandon();  // a step that an exception cut short, such as one without memory
   if (options_.loss_scale.kind == LossScale::Kind::kAuto && steps_done_ % LossScale::kChooseEvery == 0)
     choose_ = true;
   skipped_ = false;

@@ -14,6 +14,7 @@
 
 #include <limits>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace palimpsest::train {
@@ -110,6 +111,32 @@ TEST(Step, AnExceptionOfTheLossPassesAndTheNextStepWorks) {
   expect_equal(one.values(), before);
   EXPECT_EQ(one.step.steps_done(), 0);
   EXPECT_TRUE(one.step.run(sgd, [&] { return one.loss(); }));
+}
+
+/// Has no memory for its state in its first step.
+class FailsOnce : public torch::optim::SGD {
+ public:
+  using SGD::SGD;
+  at::Tensor step(LossClosure closure = nullptr) override {
+    if (!std::exchange(failed_, true)) throw std::runtime_error("no memory");
+    return SGD::step(std::move(closure));
+  }
+
+ private:
+  bool failed_ = false;
+};
+
+TEST(Step, AnExceptionOfTheOptimizerPassesAndTheNextStepWorks) {
+  for (const StepOptions& options : {StepOptions{}, kConstantScale}) {
+    OneBatch net(options);
+    FailsOnce sgd(net.model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    const auto before = net.values();
+    EXPECT_THROW(net.step.run(sgd, [&] { return net.loss(); }), std::runtime_error);
+    sgd.zero_grad();
+    EXPECT_TRUE(net.step.run(sgd, [&] { return net.loss(); }));
+    EXPECT_FALSE(net.values()[0].equal(before[0]));
+    EXPECT_EQ(net.step.steps_done(), 1);
+  }
 }
 
 TEST(Step, AnOptimizerThatNeedsAClosureIsAClearErrorBeforeTheForwardPass) {
