@@ -22,6 +22,7 @@ from layouts_support import CLASSES, published  # noqa: E402
 
 RECIPES = ROOT / "docs/recipes.md"
 DATA_SETS = ROOT / "docs/data.md"
+REPRODUCE = ROOT / "docs/reproduce.md"
 OPERATOR = ROOT / "docs/add_an_operator.md"
 DESIGN = ROOT / "docs/design.md"
 SMALL_MODEL = "--model deeplabv3_resnet18_narrow"
@@ -51,7 +52,7 @@ def short(command):
     """Returns the arguments of a command, with flags that shorten a training. The last of a repeated flag counts."""
     arguments = shlex.split(command)
     assert arguments.pop(0) == "palimpsest", command
-    if arguments[0] in ("train", "compare", "demo"):
+    if arguments[0] in ("train", "compare", "demo", "reproduce"):
         for name, flags in FEW_STEPS.items():
             if name in command:
                 return arguments + shlex.split(flags)
@@ -99,6 +100,15 @@ def test_the_commands_about_data_sets_run(tmp_path):
     for command in commands(DATA_SETS):
         succeeds(*short(command), cwd=tmp_path)
     assert (tmp_path / "runs/cityscapes/config.toml").exists()
+
+
+def test_the_commands_about_the_papers_experiments_run(tmp_path):
+    published("cityscapes", tmp_path / "PATH/TO/cityscapes")
+    published("camvid", tmp_path / "PATH/TO/camvid")
+    for command in commands(REPRODUCE):
+        succeeds(*short(command), cwd=tmp_path)
+    assert (tmp_path / "runs/paper/table3_wide_resnet38_cityscapes_fixed_crop/log.jsonl").exists()
+    assert (tmp_path / "runs/paper/table3_wide_resnet38_cityscapes_fixed_crop_small/index.html").exists()
 
 
 def test_the_page_about_data_sets_says_what_the_program_says(tmp_path):
