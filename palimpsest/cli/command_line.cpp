@@ -269,14 +269,23 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
     flags_alone.run.resume = true;
   const bool resumes = flags_alone.run.resume && !flags_alone.output.folder.empty();
 
-  read_own_recipe(options);
+  // A run that continues has all its settings in its folder. The recipe would change those that the stored
+  // configuration leaves out because they have their defaults.
+  Options stored = options;
+  const bool continues = resumes && read_resumed(stored, flags_alone.output.folder);
+  if (continues) {
+    options = stored;
+    if (!options.run.row.empty()) options.output.folder = flags_alone.output.folder;
+  } else {
+    read_own_recipe(options);
+    if (resumes) read_resumed(options, flags_alone.output.folder);
+  }
   // import reads files of other programs.
   const bool is_stored =
       !options.run.checkpoint.empty() && config.empty() && options.run.command != Command::kImport;
   if (is_stored)
     read_stored_toml(options, stored_config(options.run.checkpoint),
                      options.run.checkpoint + " (stored configuration)");
-  const bool continues = resumes && read_resumed(options, flags_alone.output.folder);
   const Options resumed = options;
   if (!config.empty()) read_toml_file(options, config);
   const Options before = options;

@@ -264,6 +264,12 @@ std::unique_ptr<data::Loader> make_validation_loader(const Options& options,
   return make_loader(options, std::move(dataset), false);
 }
 
+train::OptimizerOptions make_optimizer_options(const Options& options) {
+  train::OptimizerOptions optimizer = options.optimizer;
+  if (optimizer.kind != "sgd") optimizer.nesterov = false;
+  return optimizer;
+}
+
 train::LossOptions make_loss_options(const Options& options) {
   train::LossOptions loss = options.loss;
   loss.ignore_id = options.data.ignore_id;
@@ -296,7 +302,7 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.freeze_norm = options.train.freeze_norm;
   t.keep_best = options.train.keep_best;
   t.patience = options.train.patience;
-  t.optimizer = options.optimizer;
+  t.optimizer = make_optimizer_options(options);
   t.schedule = options.schedule;
   t.optimizer.lr *= learning_rate_factor(options);
   t.schedule.final_lr *= learning_rate_factor(options);

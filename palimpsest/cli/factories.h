@@ -43,6 +43,8 @@ std::unique_ptr<data::Loader> make_train_loader(const Options& options, const Da
 std::unique_ptr<data::Loader> make_validation_loader(const Options& options,
                                                      std::shared_ptr<const data::Dataset> dataset);
 
+/// Returns the optimizer's options, without Nesterov's momentum for AdamW: a flag chose it over a file's SGD.
+train::OptimizerOptions make_optimizer_options(const Options& options);
 /// Returns the loss options with the ignore id of the data.
 train::LossOptions make_loss_options(const Options& options);
 /// Returns dtype, layout, device and precision of the network's tensors.

@@ -6,6 +6,7 @@
 #include "palimpsest/cli/paper_rows.h"
 #include "palimpsest/cli/settings.h"
 #include "palimpsest/cli/variants.h"
+#include "palimpsest/cli/weights_file.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/train/checkpoint.h"
 #include "palimpsest/train/evaluate.h"
@@ -69,10 +70,11 @@ void print_exchange(const Options& options) {
     fmt::print("                {:<24}", trained.model.activation);
     for (const Options& evaluated : runs) {
       Options o = common;
+      o.train.precision = trained.train.precision;
       o.model.strategy = evaluated.model.strategy;
       o.model.activation = evaluated.model.activation;
-      const auto model = make_model(o);
-      train::load_weights(std::filesystem::path(trained.output.folder) / train::kCheckpointFile, *model);
+      o.run.checkpoint = (std::filesystem::path(trained.output.folder) / train::kCheckpointFile).string();
+      const auto model = load_trained_model(o);
       const auto loader = make_validation_loader(o, sets.validation);
       const auto record = train::evaluate(*model, *loader, make_loss_options(o), make_format(o));
       fmt::print(" {:>7.2f} %{:<15}", 100 * record.metrics.top1, "");

@@ -43,6 +43,7 @@ constexpr std::string_view kFixed[] = {
     "train.batch",
     "train.seed",
     "train.dtype",
+    "train.keep_best",
 };
 
 bool is_fixed(const std::string& id) {

@@ -85,7 +85,7 @@ StepProbe::StepProbe(const Options& options, const RepeatedBatch& source)
   model_->train();
   frozen_.emplace(*model_, train::FrozenOptions{options.train.freeze, options.train.freeze_norm});
   if (options.train.ema_decay > 0) average_.emplace(*model_, options.train.ema_decay);
-  train::OptimizerOptions optimizer = options.optimizer;
+  train::OptimizerOptions optimizer = make_optimizer_options(options);
   // Uses the rate of the first steps: with the full rate, training on a single batch might diverge.
   optimizer.lr *= 0.1;
   optimizer_ = train::make_optimizer(*model_, optimizer);

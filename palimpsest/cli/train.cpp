@@ -1,3 +1,4 @@
+#include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/factories.h"
@@ -59,6 +60,12 @@ void check_same_data(distributed::Group& group, const Options& options, const Da
 /// Trains in the output folder, which rank 0 holds.
 int train_in_folder(Options options, distributed::Group* group) {
   const bool leads = !group || group->rank() == 0;
+  if (!group && options.train.sync_norm && options.train.accumulate > 1)
+    throw Error(
+        ErrorKind::kUsage,
+        "[train] sync_norm (--sync-norm) shares the statistics of processes, not those of the parts of "
+        "[train] accumulate (--accumulate), and this is one process: start several, or leave out one of "
+        "the two");
   std::optional<RunFolder> folder;
   if (leads)
     folder.emplace(options, Command::kTrain);  // before the data is read: a wrong folder is an error at once

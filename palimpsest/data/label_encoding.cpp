@@ -60,7 +60,11 @@ void write_labels(const std::filesystem::path& path, const at::Tensor& classes,
 }
 
 std::string label_file_name(const std::filesystem::path& image) {
-  return image.stem().string() + ".png";
+  // An example of a shard is named "SHARD.tar: MEMBER".
+  const std::string name = image.string(), in_shard = ".tar: ";
+  const std::size_t member = name.rfind(in_shard);
+  if (member == std::string::npos) return image.stem().string() + ".png";
+  return std::filesystem::path(name.substr(member + in_shard.size())).stem().string() + ".png";
 }
 
 }  // namespace palimpsest::data

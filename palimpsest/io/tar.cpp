@@ -151,7 +151,7 @@ std::optional<TarMember> TarReader::next() {
       PaxValues of_all;  // the paths and sizes of a global header make no sense
       if ((header->type == 'x' && !parse_pax(text, pax)) || (header->type == 'g' && !parse_pax(text, of_all)))
         fail("its pax header is damaged", at);
-      extended = true;
+      extended = extended || header->type != 'g';  // the last header may be a global one
       continue;
     }
     TarMember member{pax.path    ? *pax.path

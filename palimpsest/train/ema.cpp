@@ -6,6 +6,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace palimpsest::train {
 
@@ -32,7 +33,10 @@ void Average::update(int64_t step) {
 
 void Average::exchange() {
   const at::NoGradGuard no_grad;
-  for (std::size_t i = 0; i < values_.size(); ++i) {
+  // A tensor with two names is exchanged twice: the way back must be the reverse.
+  const bool back = std::exchange(exchanged_, !exchanged_);
+  for (std::size_t k = 0; k < values_.size(); ++k) {
+    const std::size_t i = back ? values_.size() - 1 - k : k;
     const at::Tensor value = values_[i].clone();
     values_[i].copy_(averages_[i].second);
     averages_[i].second.copy_(value);

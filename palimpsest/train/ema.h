@@ -46,6 +46,8 @@ class Average {
  private:
   void exchange();
 
+  bool exchanged_ = false;  // the module has the averages
+
   double decay_;
   std::vector<at::Tensor> values_;  // of the module
   nn::StateDict averages_;

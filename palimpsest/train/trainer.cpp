@@ -106,7 +106,7 @@ class Run {
     if (group_) group_->barrier("the end of the training");
     if (bad_images_.count() > 0 && progress_) progress_->note(bad_images_.summary());
     outcome_.bad_images = bad_images_.count();
-    if (is_exhausted()) tell_early_stop();
+    if (is_exhausted() && steps_done_ < last_step_) tell_early_stop();
     if (average_) outcome_.averages = average_->tensors();
     outcome_.signal = signal();
     outcome_.last_step = steps_done_;

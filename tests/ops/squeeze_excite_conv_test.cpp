@@ -136,5 +136,29 @@ TEST(SqueezeExciteConv, NamesWhatIsWrong) {
   contains(message(5, torch::zeros({8, 31, 1, 1})), "[squeeze_excite_conv]");
 }
 
+TEST(SqueezeExciteConv, AutocastRoundsTheConvolutionAndNotTheGates) {
+  for (const auto dtype : {at::kFloat, at::kBFloat16}) {
+    auto t = tensors_of(64, at::kFloat, /*channels_last=*/true, 2);
+    t[0] = t[0].detach().to(dtype).contiguous(at::MemoryFormat::ChannelsLast).set_requires_grad(true);
+    const auto run = [&] {
+      return ours(t, Activation::kSiLU, SqueezeActivation::kSiLU, GateActivation::kSigmoid);
+    };
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
+    const at::Tensor got = run();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    EXPECT_EQ(got.scalar_type(), at::kBFloat16);
+    std::vector<at::Tensor> exact;
+    for (const at::Tensor& v : t) exact.push_back(v.detach().to(at::kDouble).set_requires_grad(true));
+    const at::Tensor want =
+        layers(exact, Activation::kSiLU, SqueezeActivation::kSiLU, GateActivation::kSigmoid);
+    EXPECT_LE(testing::relative_error(got, want), 0.02);
+    const auto dgot = torch::autograd::grad({got.to(at::kFloat).square().sum()}, t);
+    const auto dwant = torch::autograd::grad({want.square().sum()}, exact);
+    for (size_t i = 0; i < t.size(); ++i)
+      EXPECT_LE(testing::relative_error(dgot[i], dwant[i]), 0.05) << "gradient " << i;
+  }
+}
+
 }  // namespace
 }  // namespace palimpsest::ops::tests

@@ -53,6 +53,7 @@ class Streets : public Dataset {
     std::vector<int64_t> pixels(256);
     const auto* ids = label.const_data_ptr<uint8_t>();
     for (int64_t i = 0; i < label.numel(); ++i) ++pixels[ids[i]];
+    if (transform_.ignore_id >= 0 && transform_.ignore_id < 256) pixels[transform_.ignore_id] = 0;
     pixels.resize(class_names().size());
     return pixels;
   }

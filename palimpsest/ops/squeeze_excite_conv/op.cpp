@@ -6,6 +6,7 @@
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/convolution/functional.h"
 
+#include <ATen/autocast_mode.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -219,6 +220,7 @@ class SqueezeExciteConvFunction : public torch::autograd::Function<SqueezeExcite
 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
     refuse_double_backward(kName, "separate activation, gates and convolution");
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const at::Tensor dout = std::move(gradients[0]);
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &y = saved[0], &conv_weight = saved[5], &pooled = saved[6];
@@ -307,6 +309,8 @@ at::Tensor squeeze_excite_conv(const at::Tensor& y, const SqueezeExcitation& exc
   check(y, excitation);
   convolution_detail::check(kName, y, conv_weight, convolution);
   const Call call{excitation, convolution, autocast_precision(y), activation, activation_param};
+  // The precision of the call decides: libtorch's autocast would round the gates to 16 bits.
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return SqueezeExciteConvFunction::apply(y, excitation.squeeze_weight, excitation.squeeze_bias,
                                           excitation.excite_weight, excitation.excite_bias, conv_weight,
                                           conv_bias, &call);
