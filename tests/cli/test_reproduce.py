@@ -102,6 +102,18 @@ def test_small_classification_rows_compare(row, cifar10, folder):
     assert comments(row)["paper"] in printed
 
 
+def test_a_resumed_row_keeps_the_settings_of_its_run(folder):
+    root = published("imagenet", folder / "imagenet", images=2)
+    row = ["reproduce", "table1_relu", "--data-root", root, "--output", folder / "run", "--workers", "0", "--quiet"]
+    succeeds(*row, "--model", "resnet18_narrow", "--brightness", "0", "--lighting", "0", "--crop", "32", "--short-side", "0",
+             "--batch", "2", "--max-steps", "1", "--threads", "1")
+    printed = succeeds(*row, "--resume", "--max-steps", "2").stdout
+    data = tomllib.loads((folder / "run/config.toml").read_text())["data"]
+    assert (data.get("brightness", 0), data.get("lighting", 0), data.get("short_side", 0)) == (0, 0, 0)
+    assert data["contrast"] == 0.4  # the recipe's
+    assert "here:      top-1 " in printed
+
+
 @pytest.mark.parametrize("arguments,message", [
     ([], "reproduce needs the argument ROW"),
     (["table3_resnext101_cityscapes_fixed_crap"], "did you mean 'table3_resnext101_cityscapes_fixed_crop'?"),
