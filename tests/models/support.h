@@ -54,6 +54,19 @@ inline int64_t small_side(const std::string& name) {
   return name == "alexnet" ? 63 : name == "inception_v3" ? 75 : 32;
 }
 
+/// Expects dropout: in training the logits follow libtorch's generator, in eval mode they do not.
+inline void expect_dropout(nn::Model& model, const at::Tensor& images, const std::string& name) {
+  const at::NoGradGuard no_grad;
+  const auto logits = [&](uint64_t seed) {
+    torch::manual_seed(seed);
+    return model.forward(images);
+  };
+  EXPECT_TRUE(torch::equal(logits(2), logits(2))) << name;
+  EXPECT_FALSE(torch::equal(logits(2), logits(3))) << name;
+  model.eval();
+  EXPECT_TRUE(torch::equal(logits(2), logits(3))) << name;
+}
+
 /// Two f64 images: values_by_formula(size, 0).
 inline at::Tensor images_by_formula(int64_t side = 64) {
   return values_by_formula(2 * 3 * side * side, 0).reshape({2, 3, side, side});
