@@ -61,14 +61,9 @@ const PaperRow& paper_row(std::string_view name) {
                                      " (palimpsest reproduce --list names all)");
 }
 
-const std::string& small_recipe(std::string_view name) {
-  static const std::vector<std::pair<std::string, std::string>> all = [] {
-    std::vector<std::pair<std::string, std::string>> texts;
-    for (const Recipe& file : small_recipes()) texts.emplace_back(file.name, file.text);
-    return texts;
-  }();
-  for (const auto& [known, text] : all)
-    if (known == name) return text;
+std::string small_recipe(std::string_view name) {
+  for (const Recipe& file : small_recipes())
+    if (file.name == name) return std::string(file.text);
   throw Error(ErrorKind::kInternal, "examples/paper/small has no file '" + std::string(name) + ".toml'");
 }
 

@@ -23,6 +23,6 @@ const std::vector<PaperRow>& paper_rows();
 /// Throws Error(kUsage) with the nearest name for an unknown row.
 const PaperRow& paper_row(std::string_view name);
 /// Returns the text of the small recipe that a row names: examples/paper/small/NAME.toml.
-const std::string& small_recipe(std::string_view name);
+std::string small_recipe(std::string_view name);
 
 }  // namespace palimpsest::cli

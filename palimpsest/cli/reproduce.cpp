@@ -1,5 +1,6 @@
 #include "palimpsest/cli/reproduce.h"
 
+#include "palimpsest/base/error.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/compare.h"
 #include "palimpsest/cli/factories.h"
@@ -10,11 +11,13 @@
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/train/checkpoint.h"
 #include "palimpsest/train/evaluate.h"
+#include "palimpsest/train/report.h"
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
@@ -36,23 +39,17 @@ void print_paper(const PaperRow& row) {
 
 /// Prints the last evaluation of a finished run beside the paper's figure.
 void print_result(const Options& options, const PaperRow& row) {
-  std::ifstream log(std::filesystem::path(options.output.folder) / "log.jsonl");
-  nlohmann::json last;
-  for (std::string line; std::getline(log, line);) {
-    auto record = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (record.is_object() && record.value("type", "") == "evaluation") last = std::move(record);
-  }
   print_paper(row);
-  if (last.is_null()) return;
-  const auto per_cent = [&](const char* key) {
-    return last.contains(key) && last[key].is_number()
-               ? fmt::format("{:.2f} %", 100 * last[key].get<double>())
-               : std::string("not known");
+  const auto run = train::read_run(options.output.folder, row.name);
+  if (run.evaluations.empty()) return;
+  const train::EvaluationRecord& last = run.evaluations.back();
+  const auto per_cent = [](double share) {
+    return std::isfinite(share) ? fmt::format("{:.2f} %", 100 * share) : std::string("not known");
   };
-  const std::string score = last.contains("mean_iou")
-                                ? "mean IoU " + per_cent("mean_iou")
-                                : "top-1 " + per_cent("top1") + ", top-5 " + per_cent("top5");
-  fmt::print("  here:      {} after epoch {}\n", score, last.value("epoch", 0));
+  const std::string score =
+      last.segmentation ? "mean IoU " + per_cent(last.metrics.mean_iou)
+                        : "top-1 " + per_cent(last.metrics.top1) + ", top-5 " + per_cent(last.metrics.top5);
+  fmt::print("  here:      {} after epoch {}\n", score, last.epoch);
 }
 
 /// Evaluates the trained variants, which differ in their activations, with each of these activations: the
@@ -107,10 +104,12 @@ RowRecipe row_recipe(const Options& options) {
 void set_small_flags(Options& options) {
   const PaperRow& row = paper_row(options.run.row);
   for (size_t i = 1; i + 1 < row.small.size(); i += 2) {
-    const std::string flag = row.small[i].substr(2);
-    for (const Setting& s : settings())
-      if (s.flag == flag)
-        set_text(options, s, row.small[i + 1], "examples/paper/" + row.name + ".toml: --" + flag);
+    const std::string& flag = row.small[i];
+    const auto named = std::find_if(settings().begin(), settings().end(),
+                                    [&](const Setting& s) { return "--" + s.flag == flag; });
+    const std::string where = "examples/paper/" + row.name + ".toml: " + flag;
+    if (named == settings().end()) throw Error(ErrorKind::kInternal, where + " is no setting");
+    set_text(options, *named, row.small[i + 1], where);
   }
   options.output.folder = "runs/paper/" + row.name + "_small";
 }
