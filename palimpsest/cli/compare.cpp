@@ -129,17 +129,17 @@ class Comparison {
   bool measure_memory(const RepeatedBatch& source) {
     say("memory of one step, and the largest batch in the same memory");
     for (size_t i = 0; i < runs_.size() && !stopped(); ++i) {
-      measure_memory_of(i, source);
-      if (i > 0) spend(runs_[i], report_.runs[i]);
+      memory::release_retained();  // no strategy starts with the blocks of another
+      StepProbe probe(runs_[i], source);
+      measure_memory_of(i, source, probe);
+      if (i > 0) spend(runs_[i], report_.runs[i], probe);
     }
     if (options_.compare.spend != "nothing") report_.setup.emplace_back("trained on", spent());
     memory::release_retained();
     return !stopped();
   }
 
-  void measure_memory_of(size_t i, const RepeatedBatch& source) {
-    memory::release_retained();  // no strategy starts with the blocks of another
-    StepProbe probe(runs_[i], source);
+  void measure_memory_of(size_t i, const RepeatedBatch& source, StepProbe& probe) {
     for (int step = 0; step < kWarmSteps; ++step) probe.time_step();
     StepMemory memory = probe.measure_step();
     train::ReportRun& run = report_.runs[i];
@@ -151,16 +151,16 @@ class Comparison {
       report_.memory_bytes =
           options_.compare.memory > 0 ? options_.compare.memory * (int64_t{1} << 20) : run.peak_bytes;
     run.largest_batch = largest_fitting(options_.train.batch, [&](int64_t size) {
-      return !stopped() && probe.fits(size, report_.memory_bytes);
+      return !stopped() && probe.fits(source, size, report_.memory_bytes);
     });
     say(fmt::format("  {:<12} keeps {:.1f} MiB, peaks at {:.1f} MiB, fits a batch of {} in {:.1f} MiB",
                     run.name, run.kept_bytes / kMiB, run.peak_bytes / kMiB, run.largest_batch,
                     report_.memory_bytes / kMiB));
   }
 
-  /// Lets a run train on the largest batch or crop in the memory of the first one. Its step was measured with
-  /// the batch of all.
-  void spend(Options& run, const train::ReportRun& measured) {
+  /// Lets a run train on the largest batch or crop in the memory of the first one. `probe` measured its step
+  /// with the batch of all.
+  void spend(Options& run, const train::ReportRun& measured, StepProbe& probe) {
     if (options_.compare.spend == "batch") {
       run.train.batch = std::min(measured.largest_batch, sets_.train->size());
       if (run.train.batch == 0)
@@ -173,8 +173,8 @@ class Comparison {
         if (stopped()) return false;
         Options trial = run;
         trial.data.crop = units * kCropUnit;
-        const RepeatedBatch source(trial, training_sets(trial));
-        return StepProbe(trial, source).fits(trial.train.batch, report_.memory_bytes);
+        return probe.fits(RepeatedBatch(trial, training_sets(trial)), trial.train.batch,
+                          report_.memory_bytes);
       });
       run.data.crop = std::max(most * kCropUnit, run.data.crop);
     }

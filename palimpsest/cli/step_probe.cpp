@@ -123,14 +123,14 @@ StepMemory StepProbe::measure_step() {
   return {meter.kept_bytes(), meter.peak_bytes(), timeline.samples(), timeline.marks()};
 }
 
-bool StepProbe::fits(int64_t size, int64_t limit) {
+bool StepProbe::fits(const RepeatedBatch& source, int64_t size, int64_t limit) {
   const ScopedLimit scope(limit, options_);
   std::exception_ptr failure;
   // Runs on a separate thread: after an interrupted backward pass, libtorch's queue of the thread still holds
   // the branches that had not run, with their part of the graph, and the next trial would lack this memory.
   std::thread([&] {
     try {
-      data::Batch batch = source_.make(size);
+      data::Batch batch = source.make(size);
       format_.convert(batch);
       step(batch);
     } catch (...) {

@@ -51,8 +51,9 @@ class StepProbe {
   /// Measures the memory of one step. Call it while no other probe lives in the process, and after a step has
   /// allocated the momentum.
   StepMemory measure_step();
-  /// Returns whether a step with a batch of `size` runs with at most `limit` live bytes, model included.
-  bool fits(int64_t size, int64_t limit);
+  /// Returns whether a step on `size` images of `source` runs with at most `limit` live bytes, model included.
+  /// Call it after a step has allocated the momentum, which counts.
+  bool fits(const RepeatedBatch& source, int64_t size, int64_t limit);
 
  private:
   void step(const data::Batch& batch, const train::Step::RunOptions& run = train::Step::RunOptions());

@@ -195,6 +195,18 @@ def test_saved_memory_is_spent_on_more_pixels(spend, folder):
     assert all(run["training_seconds"] > 0 for run in report["runs"])
 
 
+def test_the_largest_crop_is_the_last_one_whose_peak_fits(folder):
+    """The peak of a step with momentum: the memory of a first step is less."""
+    succeeds("compare", *SPENDS, "--spend", "crop", "--output", folder / "run")
+    crop = tomllib.loads((folder / "run/inplace_2/config.toml").read_text())["data"]["crop"]
+
+    def peak(side):
+        succeeds("compare", *SPENDS, "--crop", side, "--strategies", "inplace_2,standard", "--output", folder / f"crop{side}")
+        return results(folder / f"crop{side}")["runs"][0]["peak_bytes"]
+
+    assert peak(crop) <= results(folder / "run")["memory_bytes"] < peak(crop + 8)
+
+
 def test_variants_differ_in_precision_and_activation(folder):
     succeeds("compare", *COMPARE, "--strategies", "standard,inplace+bf16,standard+relu", "--output", folder / "run")
     assert [run["name"] for run in results(folder / "run")["runs"]] == ["standard", "inplace_2+bf16", "standard+relu"]
