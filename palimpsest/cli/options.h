@@ -75,6 +75,8 @@ struct Options {
     double brightness = 0, contrast = 0, saturation = 0, lighting = 0;
     bool pad = true;
     bool exif_orientation = true;
+    /// Whether the images are photos in files of their own, which may have an orientation.
+    bool has_photos() const { return kind != "generated" && !kind.starts_with("cifar"); }
     std::string bad_images = "fail";  ///< "fail", "skip"
     int64_t shuffle_buffer = 1000;    ///< webdataset: examples per stream
     int64_t shard_streams = 1;        ///< webdataset: shards read side by side

@@ -77,6 +77,7 @@ void print_exchange(const Options& options) {
       fmt::print(" {:>7.2f} %{:<15}", 100 * record.metrics.top1, "");
       rows.push_back({{"trained", trained.model.activation},
                       {"evaluated", evaluated.model.activation},
+                      {"loss", record.loss},
                       {"top1", record.metrics.top1},
                       {"top5", record.metrics.top5}});
     }

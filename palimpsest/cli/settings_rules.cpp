@@ -180,8 +180,7 @@ std::string void_reason(const Options& options, const Setting& s) {
   if (id == "model.reset_classifier" && options.model.reset_classifier && options.model.weights.empty())
     return "needs " + both_names(setting("model.weights")) + ", which is not given";
   // A network of generated scenes predicts photos all the same.
-  const bool no_photos = options.data.kind == "generated" || options.data.kind.starts_with("cifar");
-  if (id == "data.exif_orientation" && no_photos && options.run.command != Command::kPredict)
+  if (id == "data.exif_orientation" && !options.data.has_photos() && options.run.command != Command::kPredict)
     return "needs a folder of images as " + both_names(setting("data.kind")) + ", which is " +
            options.data.kind;
   if (id == "compare.spend" && options.compare.spend == "crop" && options.data.crop == 0)

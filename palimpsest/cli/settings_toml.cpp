@@ -305,7 +305,7 @@ void read_toml_in_checkpoint(const Predicate& is_wanted, Options& options, const
   } catch (const Error& error) {
     throw Error(ErrorKind::kCheckpoint, error.what());
   }
-  if (options.data.kind != "generated" && !options.given.contains("data.exif_orientation"))
+  if (options.data.has_photos() && !options.given.contains("data.exif_orientation"))
     options.data.exif_orientation = false;
 }
 

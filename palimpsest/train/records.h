@@ -50,6 +50,12 @@ struct BadImageRecord {
   std::string reason;  ///< names the file
 };
 
+/// The end of a run before its last step.
+struct EndRecord {
+  int64_t step = 0, epoch = 0;  ///< done
+  std::string reason;           ///< "no better loss than 0.25 of step 30 in 3 evaluations"
+};
+
 struct EvaluationRecord {
   int64_t step = 0, epoch = 0;  ///< steps and epochs done; 0 outside of a training run
   double loss = 0;              ///< mean over all valid pixels (images) of the pass

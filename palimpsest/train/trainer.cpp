@@ -106,7 +106,7 @@ class Run {
     if (group_) group_->barrier("the end of the training");
     if (bad_images_.count() > 0 && progress_) progress_->note(bad_images_.summary());
     outcome_.bad_images = bad_images_.count();
-    if (is_exhausted() && steps_done_ < last_step_) tell_early_stop();
+    if (best_) tell_end_of_search();
     if (average_) outcome_.averages = average_->tensors();
     outcome_.signal = signal();
     outcome_.last_step = steps_done_;
@@ -165,11 +165,19 @@ class Run {
     group_->broadcast(tensors, "the averages");
   }
 
+  /// Whether the evaluation after `steps_done_` may be the best one: any that a run without --max-steps has too, so
+  /// that a run in parts finds the same.
+  bool is_compared() const { return is_evaluation_epoch() || steps_done_ == schedule_steps_; }
+  bool is_evaluation_epoch() const {
+    return options_.evaluate_every > 0 && steps_done_ % batches_ == 0 &&
+           steps_done_ / batches_ % options_.evaluate_every == 0;
+  }
+
   /// The checkpoint was written before the evaluation of its step, which the log holds if it was completed.
   void resume_best(const std::optional<BestState>& saved) {
     if (saved) {
       best_->resume(*saved);
-      if (log_ && evaluated_step_ == steps_done_) best_->add(*log_->last_evaluation());
+      if (log_ && evaluated_step_ == steps_done_ && is_compared()) best_->add(*log_->last_evaluation());
     }
     if (!group_) return;
     BestState state = best_->state();
@@ -447,9 +455,7 @@ class Run {
 
   void evaluate_if_due() {
     if (validation_ == nullptr || options_.evaluate_every == 0 || steps_done_ == 0 || stopped()) return;
-    const bool epoch_due =
-        steps_done_ % batches_ == 0 && steps_done_ / batches_ % options_.evaluate_every == 0;
-    if (!epoch_due && steps_done_ != last_step_) return;
+    if (!is_evaluation_epoch() && steps_done_ != last_step_) return;
     if (evaluated_step_ == steps_done_) return;
     PictureSampler sampler(options_.report, std::max<int64_t>(1, validation_->images() / ranks()),
                            options_.loss.ignore_id);
@@ -462,7 +468,7 @@ class Run {
     record->step = steps_done_;
     record->epoch = steps_done_ / batches_;
     if (!std::isfinite(record->loss)) bad_evaluation_ = steps_done_;
-    if (best_) record->best = best_->add(*record);
+    if (best_ && is_compared()) record->best = best_->add(*record);
     // Before the log, which comes last: a run that is killed here evaluates again when it is resumed.
     if (record->best.value_or(false) && !options_.output.empty())
       write_checkpoint(options_.output / kBestFile);
@@ -483,9 +489,18 @@ class Run {
         [&](const data::Batch& batch, const at::Tensor& logits) { sampler.add(batch, logits); });
   }
 
-  void tell_early_stop() {
-    outcome_.stopped_early = true;
-    if (progress_) progress_->note(fmt::format("stopped early at step {}: {}", steps_done_, best_->text()));
+  /// Tells how the search for the best evaluation ended, if that is not obvious.
+  void tell_end_of_search() {
+    if (is_exhausted() && steps_done_ < last_step_) {
+      outcome_.stopped_early = true;
+      if (log_) log_->write(EndRecord{steps_done_, steps_done_ / batches_, best_->text()});
+      if (progress_) progress_->note(fmt::format("stopped early at step {}: {}", steps_done_, best_->text()));
+    } else if (!best_->state().value && !is_compared() && steps_done_ == last_step_ && progress_) {
+      progress_->note(
+          fmt::format("there is no {} yet: the evaluation where --max-steps ends a run is not one of "
+                      "the schedule, and is not compared",
+                      kBestFile));
+    }
   }
 
   /// Moves the confusion matrix out of the record: a thousand records would hold a thousand of them.

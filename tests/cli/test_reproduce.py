@@ -56,6 +56,64 @@ def test_the_recipe_of_a_row_is_what_the_program_carries(row):
     assert text.startswith("# ") and f"palimpsest reproduce {row} --data-root PATH/TO/" in text
 
 
+# What the papers print: (batch of all GPUs, crop, epochs, learning rate, figures in per cent).
+IMAGENET, CITYSCAPES, COCO, VISTAS = (90, 0.1), (360, 2.5e-3), (30, 2.5e-3), (90, 3.5e-3)
+PRINTED = {
+    "table1_relu": (256, 224, *IMAGENET, "77.74 79.21 79.17 76.88 78.74 78.37"),
+    "table1_leaky_relu": (256, 224, *IMAGENET, "77.04 78.72 77.92 76.81 78.46 77.84"),
+    "table2_resnext101_standard": (256, 224, *IMAGENET, "77.04 78.72 77.92"),
+    "table2_resnext101_inplace": (512, 224, *IMAGENET, "78.08 79.52 79.38"),
+    "table2_resnext152_inplace": (256, 224, *IMAGENET, "78.28 79.73 79.56"),
+    "table2_wide_resnet38_inplace": (256, 224, *IMAGENET, "79.72 81.03 80.69"),
+    "table1_densenet264_inplace": (256, 224, *IMAGENET, "78.57 79.72 79.49"),
+    "table2_resnext101_sync": (256, 224, *IMAGENET, "77.70 79.18 78.98"),
+    "table3_resnext101_cityscapes_standard": (16, 512, *CITYSCAPES, "74.42"),
+    "table3_resnext101_cityscapes_fixed_crop": (28, 512, *CITYSCAPES, "75.80"),
+    "table3_resnext101_cityscapes_fixed_batch": (16, 672, *CITYSCAPES, "77.04"),
+    "table3_resnext101_cityscapes_sync": (16, 672, *CITYSCAPES, "77.58"),
+    "table3_resnext101_cocostuff_standard": (16, 480, *COCO, "20.30"),
+    "table3_resnext101_cocostuff_fixed_crop": (24, 480, *COCO, "22.63"),
+    "table3_resnext101_cocostuff_fixed_batch": (16, 600, *COCO, "23.35"),
+    "table3_resnext101_cocostuff_sync": (16, 600, *COCO, "24.91"),
+    "table3_wide_resnet38_cityscapes_standard": (20, 512, *CITYSCAPES, "75.82"),
+    "table3_wide_resnet38_cityscapes_fixed_crop": (28, 512, *CITYSCAPES, "77.75"),
+    "table3_wide_resnet38_cityscapes_fixed_batch": (20, 640, *CITYSCAPES, "78.31"),
+    "table3_wide_resnet38_cityscapes_sync": (20, 640, *CITYSCAPES, "78.06"),
+    "table3_wide_resnet38_cocostuff_standard": (20, 496, *COCO, "22.44"),
+    "table3_wide_resnet38_cocostuff_fixed_crop": (28, 496, *COCO, "22.96"),
+    "table3_wide_resnet38_cocostuff_fixed_batch": (20, 576, *COCO, "24.10"),
+    "table3_wide_resnet38_cocostuff_sync": (20, 576, *COCO, "25.11"),
+    "table4_resnext152_cityscapes_680_sync": (12, 680, *CITYSCAPES, "78.49"),
+    "table4_wide_resnet38_cityscapes_712": (16, 712, *CITYSCAPES, "78.45"),
+    "table4_wide_resnet38_cityscapes_712_sync": (16, 712, *CITYSCAPES, "79.02"),
+    "table4_wide_resnet38_cityscapes_872_sync": (12, 872, *CITYSCAPES, "79.16"),
+    "table4_wide_resnet38_cityscapes_872_class_uniform": (12, 872, *CITYSCAPES, "79.40"),
+    "table4_wide_resnet38_vistas_776_class_uniform": (12, 776, *VISTAS, "53.12"),
+    "mixed_precision_alexnet": (None, None, None, None, "56.93 56.77"),
+    "mixed_precision_vgg16": (None, None, None, None, "65.43 65.40"),
+    "mixed_precision_googlenet": (None, None, None, None, "68.43 68.33"),
+    "mixed_precision_inception_v2": (None, None, None, None, "70.02 70.03"),
+    "mixed_precision_inception_v3": (None, None, None, None, "74.13 73.85"),
+    "mixed_precision_resnet50": (None, None, None, None, "76.04 75.92"),
+}
+
+
+@pytest.mark.parametrize("row", PRINTED)
+def test_a_row_has_what_the_paper_prints(row):
+    batch, crop, epochs, lr, figures = PRINTED[row]
+    settings = tomllib.loads((PAPER / f"{row}.toml").read_text())
+    if batch:
+        assert (settings["train"]["batch"], settings["data"]["crop"]) == (batch, crop)
+        assert (settings["train"]["epochs"], settings["optimizer"]["lr"]) == (epochs, lr)
+    said = " ".join(comments(row).get(name, "") for name in ("paper", "baseline"))
+    for figure in figures.split():
+        assert figure in said, f"{row}: {figure} % is not in '{said}'"
+
+
+def test_every_row_of_a_table_is_compared_with_what_the_paper_prints():
+    assert [row for row in ROWS if row not in PRINTED and not row.startswith("figure6")] == []
+
+
 @pytest.mark.parametrize("row", ROWS)
 def test_the_small_form_of_a_row_has_settings_that_work(row):
     settings = tomllib.loads(succeeds("reproduce", row, "--small", "--data-root", "ROOT", "--dry-run").stdout)
@@ -92,6 +150,8 @@ def test_small_activation_rows_exchange_the_activations(cifar10, folder):
         ("relu", "relu"), ("relu", "leaky_relu"), ("leaky_relu", "relu"), ("leaky_relu", "leaky_relu")]
     runs = json.loads((folder / "run/results.json").read_text())["runs"]
     assert [rows[0]["top1"], rows[3]["top1"]] == [run["top1"] for run in runs]  # not exchanged: that of the training
+    assert [rows[0]["loss"], rows[3]["loss"]] == [run["evaluations"][-1]["loss"] for run in runs]
+    assert rows[0]["loss"] != rows[1]["loss"] and rows[2]["loss"] != rows[3]["loss"]
     assert "evaluated with relu" in printed and comments("table1_relu")["paper"] in printed
 
 

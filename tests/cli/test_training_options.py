@@ -88,10 +88,35 @@ def test_a_classifier_stops_early_and_says_so_when_it_is_resumed(folder):
                "--keep-best", "metric", "--patience", "1", "--class-weights", "1,2.5", "--freeze-norm", "--ema-decay", "0.5"]
     told = succeeds(*command, "--output", folder / "run").stderr
     assert "stopped early at step 4: no better metric than" in told and "of step 2 in 1 evaluation" in told
+    end, = log(folder / "run", "end")
+    assert end["step"] == 4 and end["epoch"] == 2 and end["reason"].startswith("no better metric than")
+    succeeds("report", folder / "run", "--output", folder / "page")
+    page = (folder / "page/index.html").read_text()
+    assert "Ended early: 4 steps, in epoch 2; no better metric than" in page and "Unfinished" not in page
     again = succeeds("train", "--resume", "--output", folder / "run").stderr
+    assert len(log(folder / "run", "end")) == 1
     assert "stopped early at step 4" in again and "--patience N with N > 1" in again
     succeeds("train", "--resume", "--output", folder / "run", "--patience", "2")
     assert log(folder / "run", "step")[-1]["step"] == 6
+    end, = log(folder / "run", "end")
+    assert end["step"] == 6
+
+
+def test_a_run_in_parts_finds_the_best_checkpoint_of_the_whole(folder):
+    command = ["train", *TINY, "--max-steps", "0", "--epochs", "4", "--evaluate-every", "1", "--keep-best", "metric", "--patience", "3"]
+    succeeds(*command, "--output", folder / "whole")
+    per_epoch = log(folder / "whole", "evaluation")[0]["step"]
+    assert per_epoch > 1  # so that a part can end within an epoch
+    told = succeeds(*command, "--max-steps", "1", "--output", folder / "parts").stderr
+    assert "there is no best.safetensors yet: the evaluation where --max-steps ends a run" in told
+    assert "best" not in log(folder / "parts", "evaluation")[0]
+    succeeds("train", "--resume", "--max-steps", str(per_epoch + 1), "--output", folder / "parts")
+    succeeds("train", "--resume", "--max-steps", "0", "--output", folder / "parts")
+    whole, parts = ({line["step"]: line["best"] for line in log(folder / name, "evaluation") if "best" in line}
+                    for name in ("whole", "parts"))
+    assert whole == parts
+    for name in ("best.safetensors", "checkpoint.safetensors"):
+        assert (folder / "whole" / name).read_bytes() == (folder / "parts" / name).read_bytes()
 
 
 def test_overwrite_replaces_the_best_checkpoint_too_or_keeps_it(averaged, folder):

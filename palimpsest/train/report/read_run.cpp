@@ -32,13 +32,16 @@ double median_seconds(const std::vector<StepRecord>& steps) {
   return *middle;
 }
 
-void add_progress_note(ReportRun& run) {
+void add_progress_note(ReportRun& run, const std::optional<EndRecord>& end) {
   if (run.steps.empty()) {
     run.notes.emplace_back("No step is logged yet.");
     return;
   }
   const StepRecord& last = run.steps.back();
-  if (last.eta_seconds > 0)
+  if (end)
+    run.notes.push_back(
+        fmt::format("Ended early: {} steps, in epoch {}; {}.", end->step, end->epoch, end->reason));
+  else if (last.eta_seconds > 0)
     run.notes.push_back(
         fmt::format("Unfinished: {} steps are done, in epoch {}; about {} of training are left.", last.step,
                     last.epoch, duration_text(last.eta_seconds)));
@@ -62,7 +65,8 @@ void read_part(ReportRun& run, const std::filesystem::path& folder, const char* 
   }
 }
 
-void read_log_into(ReportRun& run, const std::filesystem::path& path) {
+/// Returns the record of the end, if the log has one.
+std::optional<EndRecord> read_log_into(ReportRun& run, const std::filesystem::path& path) {
   LogContents log = read_run_log(path);
   run.steps = std::move(log.steps);
   run.evaluations = std::move(log.evaluations);
@@ -76,6 +80,7 @@ void read_log_into(ReportRun& run, const std::filesystem::path& path) {
     run.peak_bytes = std::max(run.peak_bytes, step.peak_bytes);
   }
   run.seconds_per_step = median_seconds(run.steps);
+  return log.end;
 }
 
 }  // namespace
@@ -87,8 +92,9 @@ bool is_run_folder(const std::filesystem::path& folder) {
 ReportRun read_run(const std::filesystem::path& folder, const std::string& name) {
   ReportRun run;
   run.name = name;
-  if (holds(folder, kLog)) read_log_into(run, folder / kLog);
-  add_progress_note(run);
+  std::optional<EndRecord> end;
+  if (holds(folder, kLog)) end = read_log_into(run, folder / kLog);
+  add_progress_note(run, end);
   if (run.steps.size() > 1)
     read_part(run, folder, kStepMemoryFile, "the memory over one step is not known", [&](const auto& path) {
       StepTimeline timeline = read_step_memory(path);

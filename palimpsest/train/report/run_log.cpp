@@ -105,6 +105,9 @@ class Line {
     values.clear();
     for (const Json& value : json_[key]) values.push_back(number(value));
   }
+  void read(const char* key, std::string& text) const {
+    if (json_.contains(key) && json_[key].is_string()) text = json_[key].get<std::string>();
+  }
   bool contains(const char* key) const { return json_.contains(key); }
   Line of(const char* key) const {
     static const Json kNothing = Json::object();
@@ -181,6 +184,14 @@ ExponentRecord exponents_of(const Line& line) {
   return r;
 }
 
+EndRecord end_of(const Line& line) {
+  EndRecord r;
+  line.read("step", r.step);
+  line.read("epoch", r.epoch);
+  line.read("reason", r.reason);
+  return r;
+}
+
 [[noreturn]] void fail(const std::filesystem::path& path) {
   const int reason = errno;
   throw Error(ErrorKind::kOutput, fmt::format("cannot write {}: {}", path.string(), std::strerror(reason)));
@@ -199,7 +210,7 @@ RunLog::RunLog(std::filesystem::path path, int64_t step) : path_(std::move(path)
                       text.begin() + static_cast<std::ptrdiff_t>(end), nullptr, /*exceptions=*/false);
       if (!json.is_object() || !json.contains("step") || !json["step"].is_number_integer()) continue;
       const auto line_step = json["step"].get<int64_t>();
-      if (line_step < 0 || line_step > step) continue;
+      if (line_step < 0 || line_step > step || (json.contains("type") && json["type"] == "end")) continue;
       kept.append(text, begin, end + 1 - begin);
       if (json.contains("type") && json["type"] == "evaluation" && line_step >= evaluated_step())
         last_evaluation_ = evaluation_of(json);
@@ -242,6 +253,12 @@ void RunLog::write(const BadImageRecord& record) {
   write_line(json.dump() + "\n");
 }
 
+void RunLog::write(const EndRecord& record) {
+  const Json json = {
+      {"type", "end"}, {"step", record.step}, {"epoch", record.epoch}, {"reason", record.reason}};
+  write_line(json.dump() + "\n");
+}
+
 void RunLog::write(const EvaluationRecord& record) {
   write_line(to_json(record).dump() + "\n");
   last_evaluation_ = record;
@@ -265,6 +282,8 @@ LogContents read_run_log(const std::filesystem::path& path) {
       log.evaluations.push_back(evaluation_of(line));
     } else if (line.type() == "exponents") {
       log.exponents = exponents_of(line);
+    } else if (line.type() == "end") {
+      log.end = end_of(line);
     }
   }
   return log;
