@@ -106,6 +106,26 @@ TEST(Registry, ConvolutionsStartWithKaimingsDeviation) {
   EXPECT_NEAR(deviation(nn::Activation::kIdentity, 0) / unit, 1, testing::kDrawnDeviation);
 }
 
+// The deviation of n drawn values is off by 1 / sqrt(2 n), relatively.
+TEST(Registry, EveryConvolutionOfThePapersNetworksStartsWithKaimingsDeviation) {
+  for (const char* name : {"resnext50_preact", "wide_resnet16", "densenet_bc40_k12", "deeplabv3_resnet18"}) {
+    torch::manual_seed(1);
+    const auto model = make(name);
+    int64_t convolutions = 0;
+    for (const auto& module : model->named_modules("", /*include_self=*/false)) {
+      const auto* convolution = module.value()->as<torch::nn::Conv2d>();
+      if (!convolution || convolution->bias.defined()) continue;
+      const at::Tensor& weight = convolution->weight;
+      const auto drawn = static_cast<double>(weight.numel());
+      const double expected = std::sqrt(2 / 1.0001 / (drawn / static_cast<double>(weight.size(1))));
+      const double deviation = std::sqrt(weight.detach().to(at::kDouble).square().mean().item<double>());
+      EXPECT_NEAR(deviation / expected, 1, 6 / std::sqrt(2 * drawn)) << name << " " << module.key();
+      ++convolutions;
+    }
+    EXPECT_GT(convolutions, 15) << name;
+  }
+}
+
 TEST(Registry, OptionsOfOtherNetworksAreRefused) {
   expect_contains(usage_error([] { make("resnet18", {.dropout = 0.2}); }), "takes no dropout, got 0.2");
   expect_contains(usage_error([] { make("deeplabv3_efficientnet_b0", {.dropout = 0.2}); }),
