@@ -26,18 +26,24 @@ def begin_with_retaining_malloc():
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **RETAINING_MALLOC})
 
 
-class Options(argparse.ArgumentParser):
-    """The options of every benchmark: --json PATH, --check, --repeats N. A wrong option ends the program with status 2
-    and one line."""
+class Parser(argparse.ArgumentParser):
+    """The option --repeats N. A wrong option ends the program with status 2 and one line."""
 
     def __init__(self, description):
         super().__init__(description=description, allow_abbrev=False)
-        self.add_argument("--json", metavar="PATH", help="also write the table to this JSON file")
-        self.add_argument("--check", action="store_true", help="exit status 1 if a claim fails")
         self.add_argument("--repeats", metavar="N", type=positive, default=25, help="timed runs of each side [25]")
 
     def error(self, message):
         self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+
+
+class Options(Parser):
+    """The options of a benchmark that ends with a table: --json PATH, --check, --repeats N."""
+
+    def __init__(self, description):
+        super().__init__(description)
+        self.add_argument("--json", metavar="PATH", help="also write the table to this JSON file")
+        self.add_argument("--check", action="store_true", help="exit status 1 if a claim fails")
 
 
 def positive(text):
