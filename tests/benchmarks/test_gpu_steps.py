@@ -17,6 +17,7 @@ import densenet  # noqa: E402
 import preact_resnext  # noqa: E402
 from gpu import measuring, steps  # noqa: E402
 from gpu_support import context_on_the_cpu, work  # noqa: E402
+from support import interleave  # noqa: E402
 
 torch.set_num_threads(1)
 torch.ops.load_library(str(BUILD / "libpalimpsest_ops.so"))
@@ -93,6 +94,8 @@ def test_in_place_keeps_less_than_half():
 @pytest.fixture
 def context(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", iter([100, 300, 100, 200]).__next__)
+    monkeypatch.setattr(steps, "FEWEST_REPEATS", 1)
+    monkeypatch.setattr(steps, "interleave", lambda sides, repeats: interleave(sides, repeats, warm_up=0))
     return context_on_the_cpu(monkeypatch)
 
 
