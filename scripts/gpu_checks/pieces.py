@@ -66,14 +66,15 @@ def carried(interpreter, folder, environment):
 
 
 def pytest(interpreter):
-    return (interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu_checks.pytest_rows")
+    return (interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "gpu_checks.pytest_rows",
+            "--continue-on-collection-errors")
 
 
 SHARES = 3  # of the tests, which mostly wait for the host
 
 
 def tests(interpreter, environment):
-    return [Stage("tests", f"tests {number} of {SHARES}", (*pytest(interpreter), "--share", f"{number}/{SHARES}", "tests/gpu"),
+    return [Stage("tests", f"tests {number} of {SHARES}", (*pytest(interpreter), "--share", f"{number}/{SHARES}", ROOT / "tests/gpu"),
                   40, START, 150, environment=environment, beside=True) for number in range(1, SHARES + 1)]
 
 
@@ -109,7 +110,7 @@ def sanitizer(interpreter, environment):
     environment = {**environment, "PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
     return [Stage("sanitizer", tool, (program, "--tool", tool, *only_ours, "--report-api-errors", "no", "--error-exitcode",
                                       str(DEFECT), *pytest(interpreter), "--without-cudnn", "-x", "-k", SANITIZED,
-                                      "tests/gpu"),
+                                      ROOT / "tests/gpu"),
                   60, START, 100, writes_rows=False, verdict=sanitizer_verdict, environment=environment, beside=True)
             for tool in ("memcheck", "racecheck")]
 

@@ -14,6 +14,7 @@ from gpu import row_log  # noqa: E402  first: the budget counts from here
 import argparse  # noqa: E402
 import dataclasses  # noqa: E402
 import json  # noqa: E402
+import math  # noqa: E402
 import random  # noqa: E402
 import statistics  # noqa: E402
 import struct  # noqa: E402
@@ -98,9 +99,10 @@ class Program:
         return self.helps[command]
 
     def run(self, command, *arguments):
+        left = self.budget.left()
         try:
             said = subprocess.run([self.path, command, *arguments], capture_output=True, text=True,
-                                  timeout=max(1, self.budget.left()))
+                                  timeout=None if math.isinf(left) else max(1, left))
         except subprocess.TimeoutExpired as error:
             raise TimeoutError from error
         if said.returncode:

@@ -35,7 +35,8 @@ def reason_of(report):
         return report.longrepr[2].removeprefix("Skipped: ")
     crash = getattr(report.longrepr, "reprcrash", None)
     text = crash.message if crash else str(report.longrepr)
-    return (text.strip().splitlines() or ["it says nothing"])[0]
+    of_error = [line.removeprefix("E").strip() for line in text.splitlines() if line.startswith("E ")]
+    return of_error[-1] if of_error else (text.strip().splitlines() or ["it says nothing"])[0]
 
 
 class Rows:
