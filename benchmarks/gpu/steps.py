@@ -71,7 +71,7 @@ def step(context, work, network, batch, size=SIZE, **arguments):
         standard, inplace = interleave(clocks, repeats_of(context))
     return [timed_row(work.name, "standard layers", standard, inplace, work.limits.get("time")),
             timed_row(f"{work.name}: kept", "standard layers", *kept, work.limits.get("kept"), unit="MB"),
-            figure_row(f"{work.name}: host", clocks[1].queued[0], "ms")]
+            figure_row(f"{work.name}: host", clocks[1].queued, "ms")]
 
 
 def precisions(context, work, batch, size=SIZE):

@@ -17,7 +17,7 @@ class HostClock:
             prepare()
             return milliseconds_of(work)
 
-        run.queued = [1.0]
+        run.queued = 1.0
         return run
 
 
