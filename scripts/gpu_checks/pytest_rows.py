@@ -7,6 +7,8 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "benchmarks"))
 from gpu import row_log  # noqa: E402
 
+import pytest  # noqa: E402
+
 PIECE = "tests"
 INTERNAL_ERROR = 70  # pytest's own 3 means that something was left out
 
@@ -48,6 +50,7 @@ class Rows:
         self.log.add(PIECE, name, {"row": name, **row})
         self.written.append(row)
 
+    @pytest.hookimpl(trylast=True)  # after -k
     def pytest_collection_modifyitems(self, config, items):
         done = self.log.done()
         # By their order in the files: the same share in a run that goes on with another's rows.

@@ -56,6 +56,7 @@ def test_every_test_has_a_row_and_a_failure_is_status_1(tests):
 def test_tests_that_have_rows_do_not_run_again(tests):
     tests("-k", "many")
     status, found, lines = tests("-k", "many or right")
+    assert [len(line["works"]) for line in lines if line["type"] == "plan"] == [4, 1], "-k decides before the plan"
     assert status == 0 and found == {"test_right": ("passed", ""), **MANY}
     assert sum(line["type"] == "row" for line in lines) == 5
     assert tests("-k", "many")[0] == 0, "all have rows: nothing is left to fail"
