@@ -147,9 +147,9 @@ def processor_name():
 class Report:
     """A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch), rows, pass."""
 
-    def __init__(self, name, options, processor=None):
+    def __init__(self, name, options):
         self.name, self.options, self.rows = name, options, []
-        self.machine = {"processor": processor or processor_name(), "threads": torch.get_num_threads(),
+        self.machine = {"processor": processor_name(), "threads": torch.get_num_threads(),
                         "libtorch": torch.__version__.split("+")[0]}
         print(f"{name}: {self.machine['processor']}, {self.machine['threads']} threads, "
               f"libtorch {self.machine['libtorch']}")
