@@ -1,5 +1,6 @@
 """The rows of layers on a GPU, measured on a machine that has none: what they hold, what they refuse, and what they say of a
 wrong result. The figures mean nothing here."""
+import json
 import os
 import pathlib
 import sys
@@ -12,7 +13,7 @@ BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/releas
 sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests/benchmarks")]
 import gpu_time  # noqa: E402
 import inplace_abn_package  # noqa: E402
-from gpu import device_time, layers, measuring, row_log  # noqa: E402
+from gpu import device_time, layers, measuring, plan, row_log  # noqa: E402
 from gpu_support import context_on_the_cpu, work  # noqa: E402
 
 torch.set_num_threads(1)
@@ -226,6 +227,29 @@ def test_a_package_that_must_be_compiled_needs_the_time(tmp_path):
     _, options, _ = gpu_time.options_of([])
     options.inplace_abn = None
     assert gpu_time.package_of(options, row_log.Budget()).startswith("name a folder with the package")
+
+
+def test_a_run_appends_rows_and_the_next_one_measures_what_is_missing(context, monkeypatch, tmp_path, capsys):
+    units = [plan.Work("layers", "layer", name, plan.FIRST, 0, SMALL) for name in ("one", "two")]
+    units.append(plan.Work("layers", "layer", "long", plan.FIRST, 1e6, SMALL))
+    monkeypatch.setattr(plan, "PLAN", units)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "a device")
+    monkeypatch.setattr(measuring, "Context", lambda *_: context)
+    context.budget = row_log.Budget(1e4)
+    arguments = ["--build", str(BUILD), "--rows", str(tmp_path / "rows.jsonl"), "--budget", "10000", "--repeats", "2"]
+    assert gpu_time.main(arguments) == 3
+    lines = [json.loads(line) for line in (tmp_path / "rows.jsonl").read_text().splitlines()]
+    assert [line["type"] for line in lines] == ["run", "plan", *5 * ["row"]]
+    assert lines[0]["device"] == "a device" and lines[1]["works"] == ["one", "two", "long"]
+    assert [line["work"] for line in lines[2:]] == ["one", "one", "two", "two", "long"]
+    assert len({line["library"] for line in lines if "library" in line}) == 1
+    assert lines[-1]["reason"].startswith("it did not fit in the budget: ")
+    capsys.readouterr()
+    context.budget = row_log.Budget(1e9)
+    assert gpu_time.main(arguments) == 0
+    said = capsys.readouterr().out.splitlines()
+    assert len(said) == 2 and all(" long: " in line for line in said), said
 
 
 @pytest.mark.parametrize("arguments, line", [
