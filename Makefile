@@ -6,7 +6,7 @@ CMAKE := .venv/bin/cmake
 RESULTS ?= $(if $(filter release,$(PRESET)),docs/results,$(BUILD)/results)
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-.PHONY: help bootstrap configure build demo test sanitize fuzz bench pages format lint clean
+.PHONY: help bootstrap configure build demo test sanitize fuzz bench carried pages format lint clean
 
 help:
 	@echo "make demo    trains one network twice, standard and in place, and writes demo/index.html"
@@ -14,6 +14,7 @@ help:
 	@echo "make build   the program $(BUILD)/palimpsest and the operator library $(BUILD)/libpalimpsest_ops.so"
 	@echo "make fuzz    gives every parser 1,000,000 mutated files under the sanitizers: hours"
 	@echo "make bench   measures every claim: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
+	@echo "make carried [ARCHITECTURES=90]  the program with the kernels for GPUs, to be carried to a machine with one: docs/gpu.md"
 	@echo "make pages   writes the pages of docs/results again from the JSON files beside them"
 	@echo "make format  formats all C++ files;  make lint  checks format, layers and clang-tidy"
 	@echo "make clean   removes build/ and demo/"
@@ -49,6 +50,9 @@ fuzz: bootstrap
 
 bench: build
 	@scripts/run_benchmarks $(BUILD) $(RESULTS)
+
+carried: bootstrap
+	@scripts/build_carried "$(or $(ARCHITECTURES),OFF)"
 
 pages:
 	@python3 benchmarks/pages/pages

@@ -26,18 +26,24 @@ def begin_with_retaining_malloc():
         os.execve(sys.executable, [sys.executable, *sys.argv], {**os.environ, **RETAINING_MALLOC})
 
 
-class Options(argparse.ArgumentParser):
-    """The options of every benchmark: --json PATH, --check, --repeats N. A wrong option ends the program with status 2
-    and one line."""
+class Parser(argparse.ArgumentParser):
+    """The option --repeats N. A wrong option ends the program with status 2 and one line."""
 
     def __init__(self, description):
         super().__init__(description=description, allow_abbrev=False)
-        self.add_argument("--json", metavar="PATH", help="also write the table to this JSON file")
-        self.add_argument("--check", action="store_true", help="exit status 1 if a claim fails")
         self.add_argument("--repeats", metavar="N", type=positive, default=25, help="timed runs of each side [25]")
 
     def error(self, message):
         self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
+
+
+class Options(Parser):
+    """The options of a benchmark that ends with a table: --json PATH, --check, --repeats N."""
+
+    def __init__(self, description):
+        super().__init__(description)
+        self.add_argument("--json", metavar="PATH", help="also write the table to this JSON file")
+        self.add_argument("--check", action="store_true", help="exit status 1 if a claim fails")
 
 
 def positive(text):
@@ -141,9 +147,9 @@ def processor_name():
 class Report:
     """A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch), rows, pass."""
 
-    def __init__(self, name, options, processor=None):
+    def __init__(self, name, options):
         self.name, self.options, self.rows = name, options, []
-        self.machine = {"processor": processor or processor_name(), "threads": torch.get_num_threads(),
+        self.machine = {"processor": processor_name(), "threads": torch.get_num_threads(),
                         "libtorch": torch.__version__.split("+")[0]}
         print(f"{name}: {self.machine['processor']}, {self.machine['threads']} threads, "
               f"libtorch {self.machine['libtorch']}")

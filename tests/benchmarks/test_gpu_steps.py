@@ -1,10 +1,9 @@
-"""The benchmark of GPUs on a machine that has none: its network, its rows, and what it says. Nothing here is timed."""
+"""The training steps that a GPU is timed with, on a machine that has none: their networks and their rows."""
 import json
 import os
 import pathlib
 import subprocess
 import sys
-import types
 
 import pytest
 import torch
@@ -12,12 +11,13 @@ from torch.nn import functional
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
-sys.path.insert(0, str(ROOT / "benchmarks"))
+sys.path[:0] = [str(ROOT / "benchmarks"), str(ROOT / "tests/benchmarks")]
 import autocast  # noqa: E402
 import densenet  # noqa: E402
-import gpu_time as benchmark  # noqa: E402
 import preact_resnext  # noqa: E402
-import support  # noqa: E402
+from gpu import measuring, steps  # noqa: E402
+from gpu_support import context_on_the_cpu, work  # noqa: E402
+from support import interleave  # noqa: E402
 
 torch.set_num_threads(1)
 torch.ops.load_library(str(BUILD / "libpalimpsest_ops.so"))
@@ -59,12 +59,13 @@ def test_in_bf16_weights_are_and_normalizations_are_not():
         assert side.step().isfinite()
 
 
-@pytest.mark.parametrize("model, step", (("resnext101_preact", benchmark.RESNEXT), ("densenet121", benchmark.DENSENET)))
-def test_the_network_is_that_of_the_program(model, step):
+@pytest.mark.parametrize("model, make", (("resnext101_preact", lambda: preact_resnext.Network(NORMS[0])),
+                                          ("densenet121", lambda: densenet.Network(False))))
+def test_the_network_is_that_of_the_program(model, make):
     said = subprocess.run([BUILD / "palimpsest", "info", "--model", model, "--json"], capture_output=True, text=True,
                           check=True).stdout
     with torch.device("meta"):
-        network = step.network(step.kinds[0])
+        network = make()
     assert sum(p.numel() for p in network.parameters()) == json.loads(said)["parameters"]
 
 
@@ -91,65 +92,41 @@ def test_in_place_keeps_less_than_half():
 
 
 @pytest.fixture
-def on_the_cpu(monkeypatch, capsys):
-    """A report whose rows are measured on the CPU, and what was printed."""
-    monkeypatch.setattr(benchmark, "DEVICE", "cpu")
-    monkeypatch.setattr(benchmark, "milliseconds_on_the_device", support.milliseconds_of)
-    monkeypatch.setattr(torch, "compile", lambda layer, **options: layer)
+def context(monkeypatch):
     monkeypatch.setattr(torch.cuda, "memory_allocated", iter([100, 300, 100, 200]).__next__)
-    report = support.Report("gpu_time", types.SimpleNamespace(json=None, repeats=2, check=False))
-    return report, capsys
+    monkeypatch.setattr(steps, "FEWEST_REPEATS", 1)
+    monkeypatch.setattr(steps, "interleave", lambda sides, repeats: interleave(sides, repeats, warm_up=0))
+    return context_on_the_cpu(monkeypatch)
 
 
-def claims(report):
-    return [(row.opponent_name, row.limit, row.not_measured) for row in report.rows]
-
-
-def test_a_layer_has_a_row_for_each_opponent(on_the_cpu, monkeypatch):
-    report, _ = on_the_cpu
-    shape = (4, 8, 6, 5)
-    monkeypatch.setattr(benchmark, "SHAPES", [shape, (1, 1, 1, 1)])
-    benchmark.measure(shape, "channels-last", torch.float32, 0.6, 0.95, 1e9, benchmark.fresh, 2, report)
-    eager, compiled, bandwidth, package = claims(report)
-    assert eager[0].startswith("batch_norm + leaky_relu") and eager[1] == 0.6
-    assert compiled == ("torch.compile", 0.95, "")
-    assert bandwidth == ("5 passes of a copy", 1 / 0.85, "")
-    assert package == ("inplace_abn", 0.6, "")
-    assert all(row.ratio > 0 for row in report.rows)
-
-
-def test_a_package_that_is_not_there_or_cannot_or_is_wrong_is_not_measured(on_the_cpu):
-    report, _ = on_the_cpu
-
-    def refuses(*tensors):
-        raise RuntimeError("no kernel for this dtype\nand more")
-
-    values = benchmark.Values((4, 8, 6, 5), "NCHW", torch.float32)
-    for package in ("name a folder", refuses, lambda x, *rest: benchmark.fresh(2 * x, *rest) * 2):
-        benchmark.measure_package(package, "claim", values, 2, report)
-    said = [row.not_measured for row in report.rows]
-    assert said[:2] == ["name a folder", "no kernel for this dtype"]
-    assert said[2].startswith("inplace_abn: output differs from libtorch's in f64 by")
-
-
-def test_a_step_has_a_row_of_time_and_one_of_bytes(on_the_cpu, monkeypatch):
-    report, _ = on_the_cpu
+def test_a_step_has_rows_of_time_of_bytes_and_of_the_host(context, monkeypatch):
     side = preact_resnext.Side
     monkeypatch.setattr(preact_resnext, "Side", lambda *arguments: side(*arguments, **SMALL))
-    benchmark.measure_step(benchmark.RESNEXT, 4, 64, 2, report)
-    time, kept = report.rows
-    assert (time.claim, time.limit) == ("ResNeXt-101 step, batch 4, bf16", 0.92)
-    assert (kept.claim, kept.unit, kept.ratio, kept.limit) == ("ResNeXt-101 step, batch 4, bf16, kept", "MB", 0.5, 0.52)
+    unit = work("step", "ResNeXt", dict(network="resnext101", batch=4, size=64), time=1e9, kept=0.52)
+    time, kept, host = measuring.rows_of(unit, steps.KINDS, context)
+    assert (time["row"], time["opponent_name"], time["outcome"]) == ("ResNeXt", "standard layers", "passed")
+    assert (kept["row"], kept["unit"], kept["ratio"], kept["limit"], kept["pass"]) == ("ResNeXt: kept", "MB", 0.5, 0.52, True)
+    assert (host["row"], host["unit"], host["measured"]["median"]) == ("ResNeXt: host", "ms", 1.0)
 
 
-def test_a_precision_has_a_row_against_f32_and_one_against_the_standard_layers(on_the_cpu, monkeypatch):
-    report, _ = on_the_cpu
+def test_a_loss_that_differs_is_a_failure(context, monkeypatch):
+    class Wrong(preact_resnext.Side):
+        def step(self):
+            return super().step() * (2 if self.network.bn_out.__class__ is NORMS[1] else 1)
+
+    monkeypatch.setattr(preact_resnext, "Side", lambda *arguments: Wrong(*arguments, **SMALL))
+    unit = work("step", "ResNeXt", dict(network="resnext101", batch=4, size=64))
+    row, = measuring.rows_of(unit, steps.KINDS, context)
+    assert row["outcome"] == "failed" and row["reason"].startswith("ResNeXt: the sides have losses of ")
+
+
+def test_16_bits_have_a_row_against_f32_and_f16_one_against_the_standard_layers(context, monkeypatch):
     monkeypatch.setattr(autocast, "RESNET50", {**TINY, "classes": 1000})
-    benchmark.measure_precisions(4, 32, 1, report)
-    assert [(row.claim, row.opponent_name, row.limit) for row in report.rows] == [
-        (f"ResNet-50 step, batch 4, {precision}", opponent, limit) for precision in ("bf16", "f16")
-        for opponent, limit in (("ours in f32", 0.5), ("standard layers", 0.95))]
-    assert all(row.ratio > 0 for row in report.rows)
+    unit = work("precisions", "ResNet-50, batch 4, f32 and 16 bits", dict(batch=4, size=32), f32=0.5, f16=0.95)
+    assert [(row["row"], row["opponent_name"], row["limit"]) for row in measuring.rows_of(unit, steps.KINDS, context)] == [
+        ("ResNet-50, batch 4, bf16 against f32", "ours in f32", 0.5),
+        ("ResNet-50, batch 4, f16 against f32", "ours in f32", 0.5),
+        ("ResNet-50, batch 4, f16 autocast", "standard layers", 0.95)]
 
 
 def test_under_autocast_weights_stay_f32_and_gradients_are_unscaled():
@@ -184,32 +161,10 @@ def test_resnet50_has_its_parameters():
     assert sum(p.numel() for p in network.parameters() if p.dim() == 4) == 23_454_912
 
 
-def test_too_little_memory_is_said(on_the_cpu, monkeypatch):
-    report, _ = on_the_cpu
-
+def test_too_little_memory_is_said(context, monkeypatch):
     def fails(*_):
         raise torch.OutOfMemoryError("out of memory")
 
     monkeypatch.setattr(preact_resnext, "Side", fails)
-    benchmark.measure_step(benchmark.DENSENET, 2, 32, 2, report)
-    assert claims(report) == [("standard layers", None, "the device has too little memory for it")]
-
-
-def test_a_checkout_is_compiled_and_one_that_does_not_compile_says_why(tmp_path):
-    package = benchmark.inplace_abn_package
-    (tmp_path / "inplace_abn").mkdir()
-    (tmp_path / "src").mkdir()
-    with pytest.raises(ImportError, match="neither a compiled package nor its sources"):
-        package.build(tmp_path, tmp_path / "build", cuda=False)
-    (tmp_path / "src/broken.cpp").write_text("#error the wrong compiler\n")
-    with pytest.raises(ImportError, match="do not compile: .*the wrong compiler"):
-        package.build(tmp_path, tmp_path / "build", cuda=False)
-    assert not (tmp_path / "inplace_abn/_backend.py").exists()
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_measures_nothing(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gpu_time.py", "--build", str(BUILD)])
-    with pytest.raises(SystemExit) as end:
-        benchmark.main()
-    assert end.value.code == 2 and "no CUDA device" in capsys.readouterr().err
+    row, = measuring.rows_of(work("step", "step", dict(network="densenet121", batch=2)), steps.KINDS, context)
+    assert (row["outcome"], row["reason"]) == ("not run", "the device has too little memory for it")
