@@ -7,7 +7,7 @@ namespace palimpsest::cli {
 
 /// Returns the classes of the training images for the sampler class_uniform: from the file
 /// class_presence.safetensors in data.cache, or in the output folder if that is empty. A file that is missing,
-/// damaged or of other data is built again by data.workers threads, with a line of progress unless quiet, and
+/// damaged, of other data or of another ignore id is built again by data.workers threads, with a line of progress unless quiet, and
 /// written by rank 0. The index of generated scenes is built each time.
 data::ClassPresence class_index(const Options& options, const data::Dataset& dataset);
 

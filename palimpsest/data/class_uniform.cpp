@@ -36,6 +36,7 @@ std::map<std::string, std::string> metadata_of(const Dataset& dataset) {
   return {{"format", kFormat},
           {"data", dataset.identity()},
           {"images", std::to_string(dataset.size())},
+          {"ignore_id", std::to_string(dataset.ignore_id())},
           {"class_names", joined(dataset.class_names())}};
 }
 
@@ -151,7 +152,15 @@ ClassPresence ClassPresence::read(const std::filesystem::path& path, const Datas
     refuse(error.what());
   }
   const int64_t images = dataset.size(), classes = static_cast<int64_t>(dataset.class_names().size());
-  if (file.metadata != metadata_of(dataset)) refuse("it is of other data or of another program");
+  const auto wanted = metadata_of(dataset);
+  if (file.metadata != wanted) {
+    auto other = file.metadata;
+    std::string& ignore_id = other["ignore_id"];
+    const std::string stored = std::exchange(ignore_id, wanted.at("ignore_id"));
+    if (other == wanted && !stored.empty())
+      refuse("it was made with the ignore id " + stored + ", the data set has " + ignore_id);
+    refuse("it is of other data or of another program");
+  }
   const at::Tensor* image = file.find("image");
   const at::Tensor* class_id = file.find("class");
   const at::Tensor* pixels = file.find("pixels");

@@ -20,10 +20,11 @@ class ClassPresence {
   /// Error(kUsage) if the data set does not know its classes.
   static ClassPresence build(const Dataset& dataset, int64_t threads,
                              const std::function<void(int64_t)>& progress = nullptr);
-  /// Reads a file of write(). Throws Error(kData) if it is missing, damaged, or of other data.
+  /// Reads a file of write(). Throws Error(kData) if it is missing, damaged, of other data, or of another
+  /// ignore id.
   static ClassPresence read(const std::filesystem::path& path, const Dataset& dataset);
   /// Writes a safetensors file, atomically: `image`, `class` (i32) and `pixels` (i64), one entry per class that
-  /// an image has; the metadata hold the identity of the data and the names of the classes.
+  /// an image has; the metadata hold the identity of the data, the names of the classes and the ignore id.
   void write(const std::filesystem::path& path, const Dataset& dataset) const;
 
   /// One class in one image.

@@ -49,6 +49,8 @@ class Dataset {
   virtual Sample get_with_class(int64_t index, int64_t /*class_id*/, Random& random) const {
     return get(index, random);
   }
+  /// Returns the id of the pixels in a target that have no class, or -1 if the targets have no such id.
+  virtual int64_t ignore_id() const { return -1; }
   /// Returns the names of the classes, or names like "class 3" if none are known.
   virtual const std::vector<std::string>& class_names() const = 0;
   /// Returns a text that is another one for other examples, or "" if that is not known. A checkpoint holds

@@ -25,6 +25,7 @@ class LabeledPixels : public Dataset {
 
   int64_t size() const override { return static_cast<int64_t>(files_.images.size()); }
   const std::vector<std::string>& class_names() const override { return names_; }
+  int64_t ignore_id() const override { return transform_.ignore_id; }
   std::string identity() const override {
     return files_identity({files_.images, files_.labels}, files_.images.size());
   }

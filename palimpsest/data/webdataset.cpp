@@ -152,6 +152,7 @@ class WebDataset : public Dataset {
 
   int64_t size() const override { return first_.back(); }
   const std::vector<std::string>& class_names() const override { return names_; }
+  int64_t ignore_id() const override { return options_.labels_pixels ? transform_.ignore_id : -1; }
   std::string identity() const override { return files_identity({paths_}, static_cast<std::size_t>(size())); }
   std::vector<std::string> faults() const override { return faults_; }
   std::vector<int64_t> shuffled(Random& random, int64_t batch_size) const override {

@@ -95,6 +95,8 @@ def test_the_index_of_classes_is_read_again_and_built_again_if_it_is_damaged_or_
     shutil.copy(scenes / "trainannot/0.png", scenes / "trainannot/9.png")
     told = succeeds("train", *arguments, "--overwrite", "--output", folder / "second").stderr
     assert "other data" in told and "7 of 7 labels read" in told
+    told = succeeds("train", *arguments, "--ignore-id", "2", "--overwrite", "--output", folder / "second").stderr
+    assert "ignore id 255, the data set has 2; it is built again" in told and "7 of 7 labels read" in told
 
 
 def test_generated_scenes_have_classes_too(folder):

@@ -96,6 +96,22 @@ TEST(ClassPresence, IsReadBackAndRefusedForOtherDataAndDamage) {
   expect_error(ErrorKind::kData, {"out of range"}, [&] { ClassPresence::read(file, *dataset); });
 }
 
+TEST(ClassPresence, IsRefusedForAnotherIgnoreId) {
+  const TemporaryFolder folder;
+  put_rare_class(folder);
+  testing::put_label(folder / "trainannot/e.png", 20, 24, 1);
+  TransformOptions options = cropped();
+  const auto with = [&](int64_t ignore_id) {
+    options.ignore_id = ignore_id;
+    return segmentation_folder(folder.path().string(), "train", 3, options);
+  };
+  const auto file = folder / "presence.safetensors";
+  ClassPresence::build(*with(1), 2).write(file, *with(1));
+  EXPECT_NO_THROW(ClassPresence::read(file, *with(1)));
+  expect_error(ErrorKind::kData, {file.string(), "ignore id 1", "has 255"},
+               [&] { ClassPresence::read(file, *with(255)); });
+}
+
 TEST(ClassUniform, DrawsEachClassEquallyOftenInEachEpoch) {
   const auto streets = generated::streets(40, 48, 64, 1, cropped());
   const auto presence = ClassPresence::build(*streets, 2);

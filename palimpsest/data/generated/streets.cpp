@@ -31,6 +31,7 @@ class Streets : public Dataset {
 
   int64_t size() const override { return size_; }
   const std::vector<std::string>& class_names() const override { return street_class_names(); }
+  int64_t ignore_id() const override { return transform_.ignore_id; }
 
   Sample get(int64_t index, Random& random) const override { return get_with_class(index, -1, random); }
 
