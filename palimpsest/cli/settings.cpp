@@ -354,8 +354,8 @@ std::vector<Setting> make_settings() {
        kNotNegative},
 
       {"eval", "protocol", "protocol", "<name>",
-       "classification: the centre of an image, or ten crops of it, of --eval-crop pixels", kStoresViews,
-       PALIMPSEST_FIELD(eval.protocol), kAny, protocols},
+       "classification: the centre of an image, or ten crops of it, of --eval-crop pixels",
+       Command::kTrain | Command::kEval, PALIMPSEST_FIELD(eval.protocol), kAny, protocols},
       {"eval", "scales", "eval-scales", "<factor,factor,...>",
        "segmentation: scales of an image whose probabilities are averaged", kStoresViews,
        PALIMPSEST_FIELD(eval.scales), kViewScale},
