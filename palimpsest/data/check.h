@@ -11,7 +11,8 @@
 namespace palimpsest::data {
 
 struct CheckOptions {
-  std::string kind;     ///< a kind of data/layouts.h, segmentation_folder or image_folder; "": recognize it
+  std::string
+      kind;  ///< a kind of data/layouts.h, segmentation_folder or image_folder; "": recognize it
   bool full = false;    ///< decode every file
   int64_t threads = 1;  ///< that decode
   /// Is called by the threads, one at a time, with the files of a split that are done and the number of all.
@@ -51,8 +52,8 @@ struct DataCheck {
 };
 
 /// Looks through the data set in a folder. Faults do not end the check: the result names each. Throws
-/// Error(kUsage) for an unknown kind and Error(kData) if the folder is missing, has another layout, or none
-/// that is known.
+/// Error(kUsage) for an unknown kind, Error(kData) if the folder is missing, has another layout, or none that is
+/// known, and Error(kMemory) if the system does not start the threads.
 ///
 /// Memory with `full`: one image and one label per thread, 4 bytes per pixel, beside the two files.
 DataCheck check_data(const std::filesystem::path& root, const CheckOptions& options);

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/random.h"
+#include "palimpsest/data/common/threads.h"
 #include "palimpsest/io/safetensors.h"
 
 #include <ATen/ops/empty.h>
@@ -10,9 +11,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <map>
 #include <mutex>
-#include <numeric>
-#include <thread>
+#include <string>
 #include <utility>
 
 namespace palimpsest::data {
@@ -120,9 +121,12 @@ ClassPresence ClassPresence::build(const Dataset& dataset, int64_t threads,
     --at_work;
     changed.notify_one();
   };
-  std::vector<std::thread> workers;
-  for (int64_t i = 0; i < std::max<int64_t>(1, threads); ++i) workers.emplace_back(work);
   {
+    const auto stop = [&] {
+      const std::lock_guard lock(mutex);
+      next = failed_at;
+    };
+    const auto workers = start_threads(at_work, "the index of classes", "--workers", work, stop);
     std::unique_lock lock(mutex);
     while (!changed.wait_for(lock, std::chrono::milliseconds(250), [&] { return at_work == 0; })) {
       const int64_t now = done;
@@ -131,7 +135,6 @@ ClassPresence ClassPresence::build(const Dataset& dataset, int64_t threads,
       lock.lock();
     }
   }
-  for (std::thread& worker : workers) worker.join();
   if (failure) std::rethrow_exception(failure);
   if (progress) progress(size);
   ClassPresence presence;

@@ -16,8 +16,9 @@ namespace palimpsest::data {
 class ClassPresence {
  public:
   /// Reads all labels with `threads` threads, at least 1. `progress` is called on the caller's thread a few
-  /// times per second with the number of labels that are read. Throws the error of the first bad label, and
-  /// Error(kUsage) if the data set does not know its classes.
+  /// times per second with the number of labels that are read. Throws the error of the first bad label,
+  /// Error(kUsage) if the data set does not know its classes, and Error(kMemory) if the system does not start the
+  /// threads.
   static ClassPresence build(const Dataset& dataset, int64_t threads,
                              const std::function<void(int64_t)>& progress = nullptr);
   /// Reads a file of write(). Throws Error(kData) if it is missing, damaged, of other data, or of another

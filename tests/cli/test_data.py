@@ -1,12 +1,13 @@
 """Published data sets in their official layouts: training, evaluation and `data check` on small copies, and on damaged ones."""
 import json
+import resource
 import struct
 import zlib
 
 import numpy as np
 import pytest
 
-from cli_support import (DATA, DATA_ERROR, USAGE, fails, image_folder, png, png_size, run, segmentation_folder,
+from cli_support import (DATA, DATA_ERROR, MEMORY, USAGE, fails, image_folder, png, png_size, run, segmentation_folder,
                          succeeds, write)
 from layouts_support import CLASSES, IDS, published
 
@@ -77,6 +78,21 @@ def test_the_check_recognizes_folders_of_ones_own(make, kind, folder):
     assert [split["name"] for split in result["splits"]] == ["train", "val"]
     assert split_of(result, "train")["published_images"] is None
     assert sum(split_of(result, "train")["class_counts"].values()) == (4 * 48 * 64 if kind == "segmentation_folder" else 8)
+
+
+@pytest.mark.parametrize("command", ["check", "index"])
+def test_threads_that_the_system_does_not_start_are_one_line(folder, command):
+    def few():  # each thread has a stack of 1 GiB
+        resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+    root = segmentation_folder(folder / "data", images=40)
+    if command == "check":
+        fails(MEMORY, "data", "check", root, "--full", "--threads", "60", preexec_fn=few,
+              says=["data check cannot start 59 threads", "--threads", "ulimit -u"])
+    else:
+        fails(MEMORY, "train", "--model", "deeplabv3_resnet18_narrow", "--data", "segmentation_folder", "--classes", "3", *SHORT,
+              "--workers", "60", "--sampler", "class_uniform", "--data-root", root, "--output", folder / "run", preexec_fn=few,
+              says=["cannot start 60 threads", "--workers", "ulimit -u"])
 
 
 def test_an_asked_layout_is_not_guessed(folder):
