@@ -128,7 +128,7 @@ void check_labeled(SplitCheck& check, const layouts::LabeledFiles& files, std::s
   check.images = static_cast<int64_t>(files.images.size());
   check.labels = files.label_count;
   check.skipped = static_cast<int64_t>(files.skipped.size());
-  check.faults = files.faults;
+  for (const layouts::Fault& fault : files.faults) check.faults.push_back(fault.text);
   if (!options.full) return;
   const checks::Findings found = decode_all(files.images, &files, check.name, options);
   checks::add_findings(check, found);

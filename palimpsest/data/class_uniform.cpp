@@ -89,9 +89,11 @@ class ClassUniform : public Sampler {
 }  // namespace
 
 ClassPresence ClassPresence::build(const Dataset& dataset, int64_t threads,
-                                   const std::function<void(int64_t)>& progress) {
+                                   const std::function<void(int64_t)>& progress,
+                                   std::vector<std::string>* bad) {
   const int64_t size = dataset.size();
   std::vector<std::vector<Entry>> found(size);
+  std::vector<std::string> errors(bad ? size : 0);
   std::mutex mutex;  // guards the members below
   std::condition_variable changed;
   int64_t next = 0, done = 0, failed_at = size, at_work = std::max<int64_t>(1, threads);
@@ -109,6 +111,11 @@ ClassPresence ClassPresence::build(const Dataset& dataset, int64_t threads,
                       "the sampler class_uniform needs a data set that knows the classes of its images");
         for (std::size_t id = 0; id < pixels.size(); ++id)
           if (pixels[id] > 0) found[index].push_back({index, static_cast<int64_t>(id), pixels[id]});
+      } catch (const Error& of_label) {
+        if (bad && of_label.kind() == ErrorKind::kData)
+          errors[index] = of_label.what();
+        else
+          error = std::current_exception();
       } catch (...) {
         error = std::current_exception();
       }
@@ -137,6 +144,8 @@ ClassPresence ClassPresence::build(const Dataset& dataset, int64_t threads,
   }
   if (failure) std::rethrow_exception(failure);
   if (progress) progress(size);
+  for (std::string& text : errors)
+    if (!text.empty()) bad->push_back(std::move(text));
   ClassPresence presence;
   presence.images_ = size;
   for (const auto& entries : found)

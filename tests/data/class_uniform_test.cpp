@@ -72,6 +72,22 @@ TEST(ClassPresence, TheFirstBadLabelIsTheErrorForAnyNumberOfThreads) {
                  [&] { ClassPresence::build(*open(folder), threads); });
 }
 
+TEST(ClassPresence, BadLabelsHaveNoClassIfTheyMayBeLeftOut) {
+  const TemporaryFolder folder;
+  put_rare_class(folder);
+  testing::put_label(folder / "trainannot/d.png", 20, 24, 7);
+  testing::put(folder / "trainannot/g.png", "no picture");
+  for (const int64_t threads : {1, 4}) {
+    std::vector<std::string> bad;
+    const auto presence = ClassPresence::build(*open(folder), threads, nullptr, &bad);
+    ASSERT_EQ(bad.size(), 2);
+    EXPECT_NE(bad[0].find("d.png"), std::string::npos) << bad[0];
+    EXPECT_NE(bad[1].find("g.png"), std::string::npos) << bad[1];
+    EXPECT_EQ(presence.images(), 9);
+    for (const auto& entry : presence.entries()) EXPECT_TRUE(entry.image != 3 && entry.image != 6);
+  }
+}
+
 TEST(ClassPresence, IsReadBackAndRefusedForOtherDataAndDamage) {
   const TemporaryFolder folder, other;
   put_rare_class(folder);

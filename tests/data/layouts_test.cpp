@@ -226,6 +226,11 @@ TEST(Voc, AListMayNameFilesAndMissesNoFault) {
       "/JPEGImages/2007_000033.jpg /SegmentationClassAug/2007_000033.png\ngone\nlost\n");
   expect_error(ErrorKind::kData, {"JPEGImages/gone.jpg", "does not exist", "3 faults more", "data check"},
                [&] { open_copy(root, "voc", "val"); });
+  const auto skipping =
+      open_layout(*find_layout("voc"), root.path(), "val", "fine", plain(), /*skip_bad=*/true);
+  ASSERT_EQ(skipping->size(), 3);
+  EXPECT_NO_THROW(get(*skipping, 0));
+  expect_error(ErrorKind::kData, {"JPEGImages/lost.jpg", "does not exist"}, [&] { get(*skipping, 2); });
   put(root / "ImageSets/Segmentation/val.txt", "\n");
   expect_error(ErrorKind::kData, {"val.txt", "names no image"}, [&] { open_copy(root, "voc", "val"); });
   fs::remove(root / "ImageSets/Segmentation/val.txt");
