@@ -41,6 +41,8 @@ class Dataset {
   virtual int64_t size() const = 0;
   /// Returns the example at `index` in [0, size()). `random` is the example's own stream for this epoch.
   virtual Sample get(int64_t index, Random& random) const = 0;
+  /// Returns the name of the example at `index` (Sample::name) without reading it, or "" if it is not known.
+  virtual std::string name(int64_t /*index*/) const { return ""; }
   /// Returns the pixels of each class in the example at `index`, before any transform; for classification 1
   /// for its class. Returns nothing if the data set does not know them. Reads the label.
   virtual std::vector<int64_t> class_pixels(int64_t /*index*/) const { return {}; }

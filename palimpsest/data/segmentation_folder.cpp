@@ -29,6 +29,7 @@ class LabeledPixels : public Dataset {
 
   int64_t size() const override { return static_cast<int64_t>(files_.images.size()); }
   const std::vector<std::string>& class_names() const override { return names_; }
+  std::string name(int64_t index) const override { return files_.images.at(index).string(); }
   int64_t ignore_id() const override { return transform_.ignore_id; }
   std::string identity() const override {
     return files_identity({files_.images, files_.labels}, files_.images.size());
@@ -51,7 +52,7 @@ class LabeledPixels : public Dataset {
     check_sizes(image.size(), {label.size(0), label.size(1)}, image_path, label_path);
     // The whole label and not the crop, so that an error shows in the first epoch, whatever the crop.
     layouts::map_to_train_ids(label, files_.ids, transform_.ignore_id, label_path);
-    return make_example(image, label, transform_, random, image_path.string(), class_id);
+    return make_example(image, label, transform_, random, name(index), class_id);
   }
 
   std::vector<int64_t> class_pixels(int64_t index) const override {

@@ -152,6 +152,10 @@ class WebDataset : public Dataset {
 
   int64_t size() const override { return first_.back(); }
   const std::vector<std::string>& class_names() const override { return names_; }
+  std::string name(int64_t index) const override {
+    const auto [shard, example] = example_at(index);
+    return shard.name_of(example);
+  }
   int64_t ignore_id() const override { return options_.labels_pixels ? transform_.ignore_id : -1; }
   std::string identity() const override { return files_identity({paths_}, static_cast<std::size_t>(size())); }
   std::vector<std::string> faults() const override { return faults_; }

@@ -240,5 +240,8 @@ def test_labels_never_overwrite_the_truth_or_each_other(run21, folder):
     fails(USAGE, "eval", run, "--labels", "train", "--overwrite", "--output", data / "valannot", says=["outside of the data set"])
     fails(USAGE, "eval", run, "--labels", "train", "--output", data, says=["outside of the data set"])
     assert (data / "valannot/0.png").read_bytes() == truth
+    beside = f"{data.parent}/labels/"
+    succeeds("eval", run, "--labels", "train", "--output", beside, "--threads", "1")
+    fails(OUTPUT, "eval", run, "--labels", "train", "--output", beside, says=["exists", "--overwrite"])
     succeeds("eval", run, "--labels", "train", "--output", folder / "o", "--threads", "1")
     fails(OUTPUT, "eval", run, "--labels", "train", "--output", folder / "o", says=["exists", "--overwrite"])
