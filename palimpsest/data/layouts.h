@@ -45,7 +45,8 @@ void check_root(const Layout& layout, const std::filesystem::path& root);
 
 /// Opens a split of a published data set. Labels become train ids, void becomes the ignore id, which must not
 /// be a class. `annotations`: "fine" or "coarse", for cityscapes.
-/// Throws Error(kUsage) for an unknown split, or one without published labels; Error(kData) at once for a
+/// Throws Error(kUsage) for an unknown split, or one without published labels, and for an ignore id that is a class or
+/// no byte; Error(kData) at once for a
 /// wrong root, missing or empty folders, an image without label or a label without image (skip_bad: as
 /// segmentation_folder does); and when an example is read, for an unreadable file, for sizes that differ, or for an id that the data set does not use.
 ///

@@ -147,6 +147,7 @@ std::vector<std::string> class_names(const fs::path& root, int64_t classes) {
 std::shared_ptr<Dataset> labeled_pixels(LabeledFiles files, std::vector<std::string> names,
                                         const TransformOptions& transform, bool skip_bad) {
   check_transform(transform);
+  check_ignore_id(files.ids, transform.ignore_id);
   check_faults(files, skip_bad);
   return std::make_shared<LabeledPixels>(std::move(files), std::move(names), transform);
 }

@@ -65,7 +65,21 @@ LabelIds official_ids(const ClassSet& set, const std::string& name) {
   return ids;
 }
 
+void check_ignore_id(const LabelIds& ids, int64_t ignore_id) {
+  const auto has = [&](int64_t train_id) {
+    return std::find(ids.train_ids.begin(), ids.train_ids.end(), train_id) != ids.train_ids.end();
+  };
+  if (!has(ClassSet::kVoid)) return;
+  if (ignore_id < 0 || ignore_id > 255)
+    throw Error(ErrorKind::kUsage, "the ignore id of labels with void pixels must be in [0, 255], got " +
+                                       std::to_string(ignore_id) + ": use 255");
+  if (has(ignore_id))
+    throw Error(ErrorKind::kUsage, "the ignore id must be no class of the labels, got the class " +
+                                       std::to_string(ignore_id) + ": use 255");
+}
+
 void map_to_train_ids(at::Tensor& label, const LabelIds& ids, int64_t ignore_id, const fs::path& path) {
+  check_ignore_id(ids, ignore_id);
   std::array<uint8_t, 256> target{};
   std::array<bool, 256> has_class{};
   for (int64_t id = 0; id < 256; ++id) {

@@ -68,12 +68,15 @@ std::optional<Members> read_index(const fs::path& shard) {
   return members;
 }
 
-void write_index(const fs::path& shard, const Members& members) {
-  std::string text = index_title(shard) + "\n";
+/// `title`: of the shard before its headers were read. A shard that was replaced since then has another one, and
+/// gets no index.
+void write_index(const fs::path& shard, const std::string& title, const Members& members) {
+  std::string text = title + "\n";
   for (const io::TarMember& member : members.list) {
     if (member.name.find('\n') != std::string::npos) return;
     text += std::to_string(member.offset) + " " + std::to_string(member.size) + " " + member.name + "\n";
   }
+  if (index_title(shard) != title) return;
   try {
     io::write_file_atomically(index_path(shard), text + "end\n");
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a folder that may not be written has no index
@@ -144,11 +147,12 @@ std::string Shard::name_of(const Example& example) const {
 
 Shard find_examples(const fs::path& path, bool labels_pixels) {
   Shard shard{path, {}, {}, {}};
+  const std::string title = index_title(path);
   io::TarReader archive(path);
   std::optional<Members> members = read_index(path);
   if (!members) {
     members = read_headers(archive);
-    if (members->fault.empty()) write_index(path, *members);
+    if (members->fault.empty()) write_index(path, title, *members);
   }
   for (std::size_t i = 0; i < members->list.size();) {
     const std::string_view name = members->list[i].name;
