@@ -3,6 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/data/check/findings.h"
+#include "palimpsest/data/check/shards.h"
 #include "palimpsest/data/class_set.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/image_folder.h"
@@ -83,7 +84,8 @@ std::string kind_at(const fs::path& root) {
   for (const Layout& layout : published_layouts())
     if (looks_like(layout, root)) return layout.kind;
   if (!annotated_folders(root).empty()) return "segmentation_folder";
-  return folders_of_folders(root).empty() ? "" : "image_folder";
+  if (!folders_of_folders(root).empty()) return "image_folder";
+  return checks::holds_shards(root) ? "webdataset" : "";
 }
 
 std::string recognize(const fs::path& root) {
@@ -95,7 +97,7 @@ std::string recognize(const fs::path& root) {
   nearby.push_back((fs::absolute(root, ignored).lexically_normal() / "..").lexically_normal());
   for (const fs::path& other : nearby) {
     const std::string found = kind_at(other);
-    if (find_layout(found))
+    if (find_layout(found) || (kind.empty() && found == "webdataset"))
       throw Error(ErrorKind::kData, "'" + root.string() + "' is no data set, but '" + other.string() +
                                         "' looks like " + found + ": give that folder");
   }
@@ -202,7 +204,6 @@ void add_split(DataCheck& result, SplitCheck split, const Check& check) {
 void check_published(DataCheck& result, const Layout& layout, const fs::path& root,
                      const CheckOptions& options) {
   check_root(layout, root);
-  result.labels_pixels = layout.labels_pixels;
   result.expected = layout.expected;
   if (const ClassSet* set = class_set(layout.kind)) result.class_names = set->names;
   for (const Split& split : layout.splits) {
@@ -212,6 +213,7 @@ void check_published(DataCheck& result, const Layout& layout, const fs::path& ro
     }
     SplitCheck check;
     check.name = split.name;
+    check.labels_pixels = layout.labels_pixels;
     check.published_images = split.images;
     check.published_labels = split.has_labels;
     const auto with = [&](const std::string& annotations) {
@@ -228,7 +230,6 @@ void check_published(DataCheck& result, const Layout& layout, const fs::path& ro
 
 void check_folders(DataCheck& result, const fs::path& root, const CheckOptions& options) {
   const bool labels_pixels = result.kind == "segmentation_folder";
-  result.labels_pixels = labels_pixels;
   result.expected = labels_pixels
                         ? "images ROOT/SPLIT/NAME.jpg (or .png) with labels ROOT/SPLITannot/NAME.png"
                         : "images ROOT/SPLIT/CLASS/NAME.jpg (or .png)";
@@ -240,6 +241,7 @@ void check_folders(DataCheck& result, const fs::path& root, const CheckOptions& 
   for (const std::string& name : splits) {
     SplitCheck check;
     check.name = name;
+    check.labels_pixels = labels_pixels;
     add_split(result, check, [&](SplitCheck& c) {
       if (labels_pixels) {
         layouts::LabeledFiles files = layouts::find_segmentation_folder(root, name);
@@ -273,13 +275,15 @@ DataCheck check_data(const fs::path& root, const CheckOptions& options) {
   result.kind = result.recognized ? recognize(root) : options.kind;
   if (const Layout* layout = find_layout(result.kind))
     check_published(result, *layout, root, options);
+  else if (result.kind == "webdataset")
+    checks::check_shards(result, root, options);
   else
     check_folders(result, root, options);
   return result;
 }
 
 std::vector<std::string> checked_kinds() {
-  std::vector<std::string> kinds{"segmentation_folder", "image_folder"};
+  std::vector<std::string> kinds{"segmentation_folder", "image_folder", "webdataset"};
   for (const Layout& layout : published_layouts()) kinds.push_back(layout.kind);
   return kinds;
 }
