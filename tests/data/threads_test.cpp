@@ -1,10 +1,12 @@
 #include "palimpsest/data/common/threads.h"
 
+#include "palimpsest/data/check.h"
 #include "palimpsest/data/class_uniform.h"
 #include "palimpsest/data/generated/streets.h"
 #include "palimpsest/data/loader.h"
 #include "tests/support/dataset.h"
 #include "tests/support/expect_error.h"
+#include "tests/support/temporary_folder.h"
 
 #include <gtest/gtest.h>
 #include <pthread.h>
@@ -75,11 +77,16 @@ TEST(StartThreads, ThatTheSystemDoesNotStartStopTheOthersAndAreOneLine) {
 
 TEST(StartThreads, ItsUsersSayWhichOptionStartsFewer) {
   const auto streets = generated::streets(kMany, 48, 64, 1, testing::plain());
+  const testing::TemporaryFolder folder;
+  testing::put_image(folder / "train/a.png", 4, 4);
+  testing::put_label(folder / "trainannot/a.png", 4, 4, 0);
   const RoomForFewThreads room;
   expect_error(ErrorKind::kMemory, {"the index of classes cannot start 64 threads", "--workers"},
                [&] { ClassPresence::build(*streets, kMany); });
   expect_error(ErrorKind::kMemory, {"the loader cannot start 64 threads", "--workers"},
                [&] { Loader(streets, {.batch_size = 2, .workers = kMany}); });
+  expect_error(ErrorKind::kMemory, {"data check cannot start 63 threads", "--threads"},
+               [&] { check_data(folder.path(), {.kind = "", .full = true, .threads = kMany}); });
 }
 
 }  // namespace
