@@ -240,6 +240,7 @@ std::shared_ptr<nn::Model> make_model(const Options& options, const std::string&
   model_options.output_stride = m.output_stride;
   model_options.pre_activation = m.pre_activation;
   if (m.dropout >= 0) model_options.dropout = m.dropout;
+  if (m.stochastic_depth >= 0) model_options.stochastic_depth = m.stochastic_depth;
   model_options.group = group;
   if (m.dense_strategy != "auto") model_options.dense_strategy = nn::parse_dense_strategy(m.dense_strategy);
   torch::manual_seed(static_cast<uint64_t>(options.train.seed));

@@ -14,6 +14,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace palimpsest::cli {
@@ -182,6 +183,10 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
     return "needs a network with dropout (densenet..., efficientnet..., mobilenet..., alexnet..., vgg16..., "
            "googlenet..., inception_v3...) as " +
            both_names(setting("model.name")) + ", which is " + options.model.name;
+  if (id == "model.stochastic_depth" && options.model.stochastic_depth >= 0 &&
+      !models::has_stochastic_depth(options.model.name))
+    return "needs a network with stochastic depth (efficientnet..., deeplabv3_efficientnet...) as " +
+           both_names(setting("model.name")) + ", which is " + options.model.name;
   if (id == "model.pre_activation" && !options.model.pre_activation && !is_dense(options))
     return "needs a densely connected network (densenet...) as " + both_names(setting("model.name")) +
            ", which is " + options.model.name;
@@ -285,9 +290,10 @@ void check_combinations(const Options& options, const Options& before) {
   if (segments(options) && options.model.output_stride != 8 && options.model.output_stride != 16)
     refuse(given_at("model.output_stride") + " must be 8 or 16, got " +
            std::to_string(options.model.output_stride));
-  if (options.model.dropout < 0 && options.model.dropout != -1)
-    refuse(given_at("model.dropout") + " must be in [0, 1), or -1 for the network's own, got " +
-           to_toml(options.model.dropout));
+  for (const auto& [id, probability] : {std::pair("model.dropout", options.model.dropout),
+                                        std::pair("model.stochastic_depth", options.model.stochastic_depth)})
+    if (probability < 0 && probability != -1)
+      refuse(given_at(id) + " must be in [0, 1), or -1 for the network's own, got " + to_toml(probability));
   if (options.data.scale_min > options.data.scale_max)
     refuse(given_at("data.scale_min") + " must be at most [data] scale_max (" +
            to_toml(options.data.scale_max) + "), got " + to_toml(options.data.scale_min));
