@@ -2,7 +2,6 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/data/check.h"
-#include "palimpsest/data/layouts/labeled_files.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -12,6 +11,10 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+namespace palimpsest::data::layouts {
+struct LabelIds;  // data/layouts/labeled_files.h
+}
 
 // What `data check` finds in the examples of a split.
 namespace palimpsest::data::checks {
