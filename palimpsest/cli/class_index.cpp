@@ -9,6 +9,8 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <string>
+#include <vector>
 
 namespace palimpsest::cli {
 namespace {
@@ -38,6 +40,14 @@ class IndexProgress {
   int64_t shown_ = -1;
 };
 
+void tell_bad(const std::vector<std::string>& bad) {
+  constexpr std::size_t kNamed = 3;
+  std::string text = fmt::format("palimpsest: no class is drawn of {} {} that cannot be used: ", bad.size(),
+                                 bad.size() == 1 ? "image" : "images");
+  for (std::size_t i = 0; i < std::min(kNamed, bad.size()); ++i) text += (i ? ", " : "") + printable(bad[i]);
+  std::cerr << text << (bad.size() > kNamed ? ", ..." : "") << std::endl;
+}
+
 }  // namespace
 
 data::ClassPresence class_index(const Options& options, const data::Dataset& dataset) {
@@ -56,8 +66,14 @@ data::ClassPresence class_index(const Options& options, const data::Dataset& dat
     }
   }
   IndexProgress progress(dataset.size(), options.output.quiet || !leads);
-  auto presence = data::ClassPresence::build(dataset, std::max<int64_t>(1, options.data.workers),
-                                             [&](int64_t done) { progress.show(done); });
+  std::vector<std::string> bad;
+  auto presence = data::ClassPresence::build(
+      dataset, std::max<int64_t>(1, options.data.workers), [&](int64_t done) { progress.show(done); },
+      options.data.bad_images == "skip" ? &bad : nullptr);
+  if (!bad.empty()) {
+    if (leads && !options.output.quiet) tell_bad(bad);
+    return presence;  // not stored, so that each run names them
+  }
   if (stores && leads) presence.write(file, dataset);
   return presence;
 }

@@ -71,10 +71,10 @@ void print_classes(const DataCheck& check, const SplitCheck& split) {
     fmt::print("    {:<28} {:>14}  {:6.2f} %\n", printable(name), count,
                100 * static_cast<double>(count) / static_cast<double>(std::max<int64_t>(sum, 1)));
   };
-  fmt::print("  {} per class\n", check.labels_pixels ? "pixels" : "images");
+  fmt::print("  {} per class\n", split.labels_pixels ? "pixels" : "images");
   for (std::size_t id = 0; id < shown_classes(check, split); ++id)
     line(class_name(check, id), split.class_counts[id]);
-  if (check.labels_pixels) line("void", split.void_pixels);
+  if (split.labels_pixels) line("void", split.void_pixels);
 }
 
 void print_split(const DataCheck& check, const SplitCheck& split, bool full) {
@@ -126,7 +126,7 @@ nlohmann::ordered_json to_json(const DataCheck& check, const SplitCheck& split, 
     for (std::size_t id = 0; id < shown_classes(check, split); ++id)
       counts[class_name(check, id)] = split.class_counts[id];
   }
-  if (full && check.labels_pixels) {
+  if (full && split.labels_pixels) {
     json["void_pixels"] = split.void_pixels;
     auto& others = json["ids_without_class"] = nlohmann::ordered_json::object();
     for (const auto& [id, pixels] : split.ids_without_class) others[std::to_string(id)] = pixels;

@@ -16,8 +16,9 @@
 #include <filesystem>
 #include <iostream>
 #include <limits>
-#include <map>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <unordered_map>
 
 namespace palimpsest::cli {
 namespace {
@@ -71,8 +72,12 @@ void print(const train::EvaluationRecord& record, const Options& options) {
 /// Returns whether `folder` is `parent` or lies in it, through links.
 bool lies_in(const std::filesystem::path& folder, const std::filesystem::path& parent) {
   std::error_code error;
-  const auto inner = std::filesystem::weakly_canonical(folder / "", error).parent_path(),
-             outer = std::filesystem::weakly_canonical(parent / "", error).parent_path();
+  const auto resolved = [&](const std::filesystem::path& path) {
+    const auto target = std::filesystem::weakly_canonical(std::filesystem::absolute(path), error);
+    return target.has_filename() ? target
+                                 : target.parent_path();  // a folder that does not exist keeps its slash
+  };
+  const auto inner = resolved(folder), outer = resolved(parent);
   return !error && std::mismatch(outer.begin(), outer.end(), inner.begin(), inner.end()).first == outer.end();
 }
 
@@ -96,17 +101,28 @@ void check_files(const Options& options) {
   check_confusion_file(options);
 }
 
-/// Returns a receiver that writes FOLDER/NAME.png per image. Two images of one name are an error.
+std::filesystem::path label_path(const Options& options, const std::string& image) {
+  return std::filesystem::path(options.output.folder) / data::label_file_name(image);
+}
+
+/// Throws if the labels of two images have one file. Each of several processes looks at all images, so all end
+/// before one of them writes.
+void check_label_files(const Options& options, const data::Dataset& dataset) {
+  std::unordered_map<std::string, int64_t> first;  // by file
+  for (int64_t i = 0; i < dataset.size(); ++i) {
+    const std::string name = dataset.name(i), path = label_path(options, name).string();
+    const auto [other, fresh] = first.emplace(path, i);
+    if (fresh) continue;
+    throw Error(ErrorKind::kUsage, "the labels of " + name + " and " + dataset.name(other->second) +
+                                       " would both be written to " + path + ": rename one of them");
+  }
+}
+
+/// Returns a receiver that writes FOLDER/NAME.png per image.
 auto label_writer(const Options& options) {
-  return [&options, encoding = make_label_encoding(options),
-          images = std::map<std::filesystem::path, std::string>()](const std::string& name,
-                                                                   const at::Tensor& classes) mutable {
-    const auto path = std::filesystem::path(options.output.folder) / data::label_file_name(name);
-    const auto [first, fresh] = images.emplace(path, name);
-    if (!fresh)
-      throw Error(ErrorKind::kUsage, "the labels of " + name + " and " + first->second +
-                                         " would both be written to " + path.string() +
-                                         ": rename one of them");
+  return [&options, encoding = make_label_encoding(options)](const std::string& name,
+                                                             const at::Tensor& classes) {
+    const auto path = label_path(options, name);
     check_output_file(path, "--output", options);
     data::write_labels(path, classes, encoding);
   };
@@ -132,7 +148,10 @@ int evaluate(Options options, distributed::Group* group) {
   if (!options.run.labels.empty() && !model->is_segmentation())
     throw Error(ErrorKind::kUsage,
                 "--labels has no effect: " + options.model.name + " labels images, not pixels");
-  if (!options.run.labels.empty()) evaluation.labels = label_writer(options);
+  if (!options.run.labels.empty()) {
+    check_label_files(options, *sets.validation);
+    evaluation.labels = label_writer(options);
+  }
   train::LoaderBatches batches(*loader);
   const auto record = train::evaluate(*model, batches, evaluation, group);
   if (group && group->rank() > 0) return 0;

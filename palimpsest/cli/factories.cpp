@@ -75,9 +75,10 @@ std::shared_ptr<data::Dataset> open(const Options& options, bool training) {
     throw Error(ErrorKind::kUsage,
                 "[data] kind = " + d.kind + " needs the folder of the data set: give --data-root");
   const std::string& split = training ? d.train_split : d.val_split;
+  const bool skip_bad = d.bad_images == "skip";
   if (d.kind == "image_folder") return data::image_folder(d.root, split, t);
   if (const data::Layout* layout = data::find_layout(d.kind))
-    return data::open_layout(*layout, d.root, split, d.annotations, t);
+    return data::open_layout(*layout, d.root, split, d.annotations, t, skip_bad);
   if (options.model.classes == 0)
     throw Error(ErrorKind::kUsage,
                 "[data] kind = " + d.kind + " needs the number of classes: give [model] classes (--classes)");
@@ -87,9 +88,9 @@ std::shared_ptr<data::Dataset> open(const Options& options, bool training) {
                              .labels_pixels = labels_pixels(options),
                              .shuffle_buffer = d.shuffle_buffer,
                              .streams = d.shard_streams,
-                             .skip_bad = d.bad_images == "skip"},
+                             .skip_bad = skip_bad},
                             t);
-  return data::segmentation_folder(d.root, split, options.model.classes, t);
+  return data::segmentation_folder(d.root, split, options.model.classes, t, skip_bad);
 }
 
 void complete_classes(Options& options, const data::Dataset& dataset) {
@@ -239,6 +240,7 @@ std::shared_ptr<nn::Model> make_model(const Options& options, const std::string&
   model_options.output_stride = m.output_stride;
   model_options.pre_activation = m.pre_activation;
   if (m.dropout >= 0) model_options.dropout = m.dropout;
+  if (m.stochastic_depth >= 0) model_options.stochastic_depth = m.stochastic_depth;
   model_options.group = group;
   if (m.dense_strategy != "auto") model_options.dense_strategy = nn::parse_dense_strategy(m.dense_strategy);
   torch::manual_seed(static_cast<uint64_t>(options.train.seed));

@@ -44,7 +44,8 @@ struct Options {
     std::string activation = "leaky_relu";
     bool pre_activation = true;  ///< densenet...: false: normalization and activation follow each convolution
     double dropout = -1;         ///< -1: the network's own
-    double slope = 0.01;         ///< leaky ReLU's slope or ELU's alpha
+    double stochastic_depth = -1;  ///< of the last block (models/registry.h); -1: the network's own
+    double slope = 0.01;           ///< leaky ReLU's slope or ELU's alpha
     int64_t output_stride = 16;
     std::string weights;  ///< a training starts from this file; empty: from random weights
     bool reset_classifier = false;

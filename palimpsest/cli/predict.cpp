@@ -11,6 +11,7 @@
 #include "palimpsest/data/transforms.h"
 #include "palimpsest/io/image.h"
 #include "palimpsest/io/safetensors.h"
+#include "palimpsest/train/views.h"
 
 #include <fmt/format.h>
 #include <sys/stat.h>
@@ -19,6 +20,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <iostream>
+#include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -122,7 +124,33 @@ at::Tensor read_input(const fs::path& path, const Options& options, const train:
   return format.convert(data::view_image(image, whole, transform).unsqueeze(0));
 }
 
-/// Collects the logits of each image under the image's name, for --logits FILE.
+/// What the averaged views of an image say.
+struct ViewResult {
+  at::Tensor classes;            ///< (H, W) of i64 on the CPU
+  at::Tensor log_probabilities;  ///< (C, H, W) on the CPU, if they are wanted
+};
+
+ViewResult predict_views(nn::Model& model, const at::Tensor& image, const train::ViewOptions& views,
+                         const train::TensorFormat& format, bool wants_probabilities) {
+  if (!wants_probabilities) return {train::classes_of_views(model, image, views, format), {}};
+  const int64_t height = image.size(1), width = image.size(2);
+  ViewResult result{at::empty({height, width}, at::kLong), {}};
+  train::for_each_band(model, image, views, format, [&](int64_t top, const at::Tensor& probabilities) {
+    const int64_t rows = probabilities.size(1);
+    if (!result.log_probabilities.defined())
+      result.log_probabilities =
+          at::empty({probabilities.size(0), height, width}, probabilities.options().device(at::kCPU));
+    result.classes.narrow(0, top, rows)
+        .copy_(train::predicted_classes(probabilities.unsqueeze(0), {rows, width})[0]);
+    // A probability that rounds to 0 has a finite logarithm, as a logit has.
+    result.log_probabilities.narrow(1, top, rows)
+        .copy_(probabilities.clamp_min(std::numeric_limits<float>::min()).log());
+  });
+  return result;
+}
+
+/// Collects the logits of each image under the image's name, for --logits FILE. For several views these are
+/// the logarithms of the averaged probabilities, of which softmax gives the probabilities as it does of logits.
 class LogitsFile {
  public:
   /// Throws before the first image is read if the file exists and --overwrite is not given, or if the file is
@@ -143,6 +171,7 @@ class LogitsFile {
   }
 
   bool wanted() const { return !path_.empty(); }
+  void note_views() { file_.metadata["values"] = "logarithms of the probabilities averaged over the views"; }
   void add(const fs::path& image, const at::Tensor& logits) {
     if (!wanted()) return;
     const std::string name = as_utf8(image.string());
@@ -172,6 +201,7 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
   const auto paths = pictures ? picture_paths(images, options) : std::vector<fs::path>();
   const auto format = make_format(options);
   const train::ViewOptions views = make_views(options);
+  if (!views.is_single()) logits_file.note_views();
   std::optional<data::LabelEncoding> labels;
   if (!options.run.labels.empty()) labels = make_label_encoding(options);
   if (labels && !pictures)
@@ -179,17 +209,19 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
   const at::Tensor colors = data::class_colors(options.data.kind, options.model.classes);
   for (std::size_t i = 0; i < images.size(); ++i) {
     const at::Tensor input = read_input(images[i], options, format);
-    at::Tensor logits;
-    if (views.is_single() || logits_file.wanted())
-      logits = train::coarse_logits(model, input, format.precision);
-    if (logits_file.wanted())
-      logits_file.add(
-          images[i],
-          at::upsample_bilinear2d(logits, input.sizes().slice(2), /*align_corners=*/false)[0].cpu());
+    at::Tensor ids;
+    if (views.is_single()) {
+      const at::IntArrayRef size = input.sizes().slice(2);
+      const at::Tensor logits = train::coarse_logits(model, input, format.precision);
+      if (logits_file.wanted())
+        logits_file.add(images[i], at::upsample_bilinear2d(logits, size, /*align_corners=*/false)[0].cpu());
+      if (pictures) ids = train::predicted_classes(logits, size)[0].cpu();
+    } else {
+      ViewResult result = predict_views(model, input[0], views, format, logits_file.wanted());
+      ids = result.classes;
+      if (logits_file.wanted()) logits_file.add(images[i], result.log_probabilities);
+    }
     if (!pictures) continue;
-    const at::Tensor ids = views.is_single()
-                               ? train::predicted_classes(logits, input.sizes().slice(2))[0].cpu()
-                               : train::classes_of_views(model, input[0], views, format);
     check_not_in_use(paths[i]);
     if (labels) {
       data::write_labels(paths[i], ids.to(at::kByte), *labels);

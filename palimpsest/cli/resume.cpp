@@ -24,6 +24,7 @@ constexpr std::string_view kFixed[] = {
     "model.slope",
     "model.pre_activation",
     "model.dropout",
+    "model.stochastic_depth",
     "model.output_stride",
     "model.weights",
     "model.reset_classifier",

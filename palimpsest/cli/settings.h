@@ -74,7 +74,7 @@ std::string to_toml(const Value& value);
 std::string both_names(const Setting& setting);
 
 /// Returns why a setting has no effect in combination with the others, or "". Example: "needs [schedule] kind
-/// (--schedule) = poly, which is step".
+/// (--schedule) = poly, which is step". In a comparison a setting has an effect if it has one in a variant.
 std::string void_reason(const Options& options, const Setting& setting);
 
 }  // namespace palimpsest::cli

@@ -10,9 +10,12 @@
 #include "palimpsest/train/device.h"
 #include "palimpsest/train/loss_scale.h"
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 namespace palimpsest::cli {
 namespace {
@@ -100,17 +103,37 @@ void check_variant(const Options& run, const std::string& variant, const std::st
            " needs a densely connected network (densenet...), and the model is " + run.model.name);
   if (run.train.precision != "f32" && run.train.dtype == "f64")
     refuse(where + run.train.precision + " needs [train] dtype (--dtype) = f32, got f64");
-  nn::check_pair(strategy, nn::parse_activation(run.model.activation));
+  const auto activation = nn::parse_activation(run.model.activation);
+  nn::check_activation_param(activation, run.model.slope);
+  nn::check_pair(strategy, activation);
   check_dense_pair(run, run.model.strategy);
 }
 
-}  // namespace
-
-std::string both_names(const Setting& s) {
-  return s.table.empty() ? "--" + s.flag : "[" + s.table + "] " + s.key + " (--" + s.flag + ")";
+bool compares(const Options& options) {
+  return options.run.command == Command::kCompare || options.run.command == Command::kDemo;
 }
 
-std::string void_reason(const Options& options, const Setting& s) {
+/// Returns the options of each training of a comparison whose variants differ in more than the strategy.
+/// Leaves out variants that check_combinations refuses.
+std::vector<Options> varied(const Options& options) {
+  std::vector<Options> runs;
+  const auto& variants = options.compare.strategies;
+  if (!compares(options) || std::none_of(variants.begin(), variants.end(), [](const std::string& variant) {
+        return variant.find('+') != std::string::npos;
+      }))
+    return runs;
+  for (const std::string& variant : variants) {
+    try {
+      runs.push_back(with_variant(options, variant));
+    } catch (const Error&) {
+      continue;
+    }
+  }
+  return runs;
+}
+
+/// Does what void_reason does, for one training.
+std::string void_reason_of_run(const Options& options, const Setting& s) {
   const std::string id = s.id();
   if (id == "data.ignore_id" && options.data.kind == "webdataset" && !segments(options))
     return "needs a segmentation model (deeplabv3_...) as " + both_names(setting("model.name")) +
@@ -160,6 +183,10 @@ std::string void_reason(const Options& options, const Setting& s) {
     return "needs a network with dropout (densenet..., efficientnet..., mobilenet..., alexnet..., vgg16..., "
            "googlenet..., inception_v3...) as " +
            both_names(setting("model.name")) + ", which is " + options.model.name;
+  if (id == "model.stochastic_depth" && options.model.stochastic_depth >= 0 &&
+      !models::has_stochastic_depth(options.model.name))
+    return "needs a network with stochastic depth (efficientnet..., deeplabv3_efficientnet...) as " +
+           both_names(setting("model.name")) + ", which is " + options.model.name;
   if (id == "model.pre_activation" && !options.model.pre_activation && !is_dense(options))
     return "needs a densely connected network (densenet...) as " + both_names(setting("model.name")) +
            ", which is " + options.model.name;
@@ -199,6 +226,24 @@ std::string void_reason(const Options& options, const Setting& s) {
   if (id == "data.prefetch" && options.data.workers == 0)
     return "needs " + both_names(setting("data.workers")) + " > 0, which is 0";
   return "";
+}
+
+}  // namespace
+
+std::string both_names(const Setting& s) {
+  return s.table.empty() ? "--" + s.flag : "[" + s.table + "] " + s.key + " (--" + s.flag + ")";
+}
+
+std::string void_reason(const Options& options, const Setting& s) {
+  const auto runs = varied(options);
+  if (runs.empty()) return void_reason_of_run(options, s);
+  std::string first;
+  for (const Options& run : runs) {
+    const std::string reason = void_reason_of_run(run, s);
+    if (reason.empty()) return "";
+    if (first.empty()) first = reason;
+  }
+  return first + "; no variant of " + both_names(setting("compare.strategies")) + " uses it";
 }
 
 std::string resize_of(const Options& options) {
@@ -244,9 +289,10 @@ void check_combinations(const Options& options, const Options& before) {
   if (segments(options) && options.model.output_stride != 8 && options.model.output_stride != 16)
     refuse(given_at("model.output_stride") + " must be 8 or 16, got " +
            std::to_string(options.model.output_stride));
-  if (options.model.dropout < 0 && options.model.dropout != -1)
-    refuse(given_at("model.dropout") + " must be in [0, 1), or -1 for the network's own, got " +
-           to_toml(options.model.dropout));
+  for (const auto& [id, probability] : {std::pair("model.dropout", options.model.dropout),
+                                        std::pair("model.stochastic_depth", options.model.stochastic_depth)})
+    if (probability < 0 && probability != -1)
+      refuse(given_at(id) + " must be in [0, 1), or -1 for the network's own, got " + to_toml(probability));
   if (options.data.scale_min > options.data.scale_max)
     refuse(given_at("data.scale_min") + " must be at most [data] scale_max (" +
            to_toml(options.data.scale_max) + "), got " + to_toml(options.data.scale_min));
@@ -289,10 +335,9 @@ void check_combinations(const Options& options, const Options& before) {
   const auto activation = nn::parse_activation(options.model.activation);
   nn::check_activation_param(activation, options.model.slope);
   nn::check_pair(nn::parse_strategy(options.model.strategy), activation);
-  const bool compares = options.run.command == Command::kCompare || options.run.command == Command::kDemo;
   for (const std::string& variant : options.compare.strategies) {
     const Options run = with_variant(options, variant);
-    if (compares) check_variant(run, variant, given_at("model.name"));
+    if (compares(options)) check_variant(run, variant, given_at("model.name"));
   }
   check_dense_pair(options, options.model.strategy);
   const auto& names = options.model.class_names;

@@ -2,6 +2,8 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/nearest_name.h"
+#include "palimpsest/data/check/findings.h"
+#include "palimpsest/data/check/shards.h"
 #include "palimpsest/data/class_set.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/image_folder.h"
@@ -9,17 +11,12 @@
 #include "palimpsest/data/layouts/images.h"
 #include "palimpsest/data/layouts/labeled_pixels.h"
 #include "palimpsest/data/layouts/pixels.h"
-#include "palimpsest/data/transforms.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/image.h"
 
 #include <algorithm>
-#include <atomic>
-#include <exception>
-#include <mutex>
 #include <numeric>
 #include <system_error>
-#include <thread>
 #include <utility>
 
 namespace palimpsest::data {
@@ -87,7 +84,8 @@ std::string kind_at(const fs::path& root) {
   for (const Layout& layout : published_layouts())
     if (looks_like(layout, root)) return layout.kind;
   if (!annotated_folders(root).empty()) return "segmentation_folder";
-  return folders_of_folders(root).empty() ? "" : "image_folder";
+  if (!folders_of_folders(root).empty()) return "image_folder";
+  return checks::holds_shards(root) ? "webdataset" : "";
 }
 
 std::string recognize(const fs::path& root) {
@@ -99,7 +97,7 @@ std::string recognize(const fs::path& root) {
   nearby.push_back((fs::absolute(root, ignored).lexically_normal() / "..").lexically_normal());
   for (const fs::path& other : nearby) {
     const std::string found = kind_at(other);
-    if (find_layout(found))
+    if (find_layout(found) || (kind.empty() && found == "webdataset"))
       throw Error(ErrorKind::kData, "'" + root.string() + "' is no data set, but '" + other.string() +
                                         "' looks like " + found + ": give that folder");
   }
@@ -110,105 +108,21 @@ std::string recognize(const fs::path& root) {
   return kind;
 }
 
-/// What one thread found, or all of them together.
-struct Findings {
-  std::vector<std::pair<std::size_t, std::string>> faults;  // position of the image, text
-  int64_t unreadable = 0, voids = 0;
-  std::array<int64_t, 2> smallest{}, largest{};
-  std::array<int64_t, 256> ids{};
-
-  static int64_t pixels(const std::array<int64_t, 2>& size) { return size[0] * size[1]; }
-
-  void add_size(const std::array<int64_t, 2>& size) {
-    if (pixels(size) == 0) return;
-    // Equal numbers of pixels: the narrower one, so that the order of the threads does not matter.
-    if (pixels(smallest) == 0 || std::pair(pixels(size), size) < std::pair(pixels(smallest), smallest))
-      smallest = size;
-    if (std::pair(pixels(size), size) > std::pair(pixels(largest), largest)) largest = size;
-  }
-
-  void add(Findings other) {
-    faults.insert(faults.end(), other.faults.begin(), other.faults.end());
-    unreadable += other.unreadable;
-    add_size(other.smallest);
-    add_size(other.largest);
-    for (std::size_t id = 0; id < ids.size(); ++id) ids[id] += other.ids[id];
-  }
-};
-
-/// Decodes an image and its label, if it has one.
-void examine(const fs::path& image_path, const fs::path* label_path, const layouts::LabelIds* ids,
-             std::size_t position, Findings& found) {
-  at::Tensor image, label;
-  const auto decode = [&](const fs::path& path, at::Tensor& to, const auto& read) {
-    std::error_code ignored;
-    if (!fs::exists(path, ignored)) return;  // a fault already
-    try {
-      to = read();
-    } catch (const Error& error) {
-      found.faults.emplace_back(position, error.what());
-      ++found.unreadable;
-    }
+/// Decodes the images of a split, and their labels if they have any. A file that is missing is a fault already.
+checks::Findings decode_all(const std::vector<fs::path>& images, const layouts::LabeledFiles* labeled,
+                            const std::string& split, const CheckOptions& options) {
+  const auto examine = [&](int64_t i, checks::Findings& found) {
+    const auto decode = [&](const fs::path& path, const auto& read) {
+      std::error_code ignored;
+      return fs::exists(path, ignored) ? found.try_read(i, [&] { return read(path); }) : at::Tensor();
+    };
+    const at::Tensor image = decode(images[i], [](const fs::path& path) { return io::read_image(path); });
+    if (!labeled || labeled->labels.empty()) return found.examine(i, image, images[i], {}, "", nullptr);
+    const fs::path& path = labeled->labels[i];
+    found.examine(i, image, images[i], decode(path, [](const fs::path& p) { return io::read_label(p); }),
+                  path, &labeled->ids);
   };
-  decode(image_path, image, [&] { return io::read_image(image_path); });
-  if (label_path) decode(*label_path, label, [&] { return io::read_label(*label_path); });
-  if (image.defined()) found.add_size({image.size(1), image.size(0)});
-  if (!label.defined()) return;
-  const auto* pixels = label.const_data_ptr<uint8_t>();
-  for (int64_t i = 0; i < label.numel(); ++i) ++found.ids[pixels[i]];
-  if (image.defined() && (image.size(0) != label.size(0) || image.size(1) != label.size(1)))
-    found.faults.emplace_back(
-        position, "image '" + image_path.string() + "' has " + std::to_string(image.size(1)) + "x" +
-                      std::to_string(image.size(0)) + " pixels, its label has " +
-                      std::to_string(label.size(1)) + "x" + std::to_string(label.size(0)));
-  try {
-    layouts::map_to_train_ids(label, *ids, 255, *label_path);
-  } catch (const Error& error) {
-    found.faults.emplace_back(position, error.what());
-  }
-}
-
-/// Decodes all images and labels of a split in several threads.
-Findings examine_all(const std::vector<fs::path>& images, const layouts::LabeledFiles* labeled,
-                     const std::string& split, const CheckOptions& options) {
-  std::atomic<std::size_t> next{0};
-  std::mutex mutex;  // of everything below
-  Findings all;
-  int64_t done = 0;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    Findings own;
-    try {
-      for (std::size_t i = next++; i < images.size(); i = next++) {
-        const fs::path* label = labeled && !labeled->labels.empty() ? &labeled->labels[i] : nullptr;
-        examine(images[i], label, labeled ? &labeled->ids : nullptr, i, own);
-        const std::lock_guard lock(mutex);
-        ++done;
-        if (options.progress) options.progress(split, done, static_cast<int64_t>(images.size()));
-      }
-    } catch (...) {
-      next = images.size();
-      const std::lock_guard lock(mutex);
-      failure = std::current_exception();
-    }
-    const std::lock_guard lock(mutex);
-    all.add(std::move(own));
-  };
-  std::vector<std::thread> threads;
-  for (int64_t i = 1; i < options.threads; ++i) threads.emplace_back(work);
-  work();
-  for (std::thread& thread : threads) thread.join();
-  if (failure) std::rethrow_exception(failure);
-  std::stable_sort(all.faults.begin(), all.faults.end(),
-                   [](const auto& a, const auto& b) { return a.first < b.first; });
-  return all;
-}
-
-void add_findings(SplitCheck& check, const Findings& found) {
-  for (const auto& [position, fault] : found.faults) check.faults.push_back(fault);
-  check.unreadable = found.unreadable;
-  check.smallest = found.smallest;
-  check.largest = found.largest;
+  return checks::examine_all(static_cast<int64_t>(images.size()), split, options, examine);
 }
 
 void check_labeled(SplitCheck& check, const layouts::LabeledFiles& files, std::size_t classes,
@@ -216,17 +130,11 @@ void check_labeled(SplitCheck& check, const layouts::LabeledFiles& files, std::s
   check.images = static_cast<int64_t>(files.images.size());
   check.labels = files.label_count;
   check.skipped = static_cast<int64_t>(files.skipped.size());
-  check.faults = files.faults;
+  for (const layouts::Fault& fault : files.faults) check.faults.push_back(fault.text);
   if (!options.full) return;
-  const Findings found = examine_all(files.images, &files, check.name, options);
-  add_findings(check, found);
-  check.class_counts.assign(classes, 0);
-  for (int64_t id = 0; id < 256; ++id) {
-    const int64_t train_id = files.ids.train_ids[id];
-    if (train_id == ClassSet::kVoid) check.void_pixels += found.ids[id];
-    if (train_id >= 0) check.class_counts.at(train_id) += found.ids[id];
-    if (train_id == ClassSet::kNoClass && found.ids[id] > 0) check.ids_without_class[id] = found.ids[id];
-  }
+  const checks::Findings found = decode_all(files.images, &files, check.name, options);
+  checks::add_findings(check, found);
+  checks::add_pixels(check, found, files.ids, classes);
 }
 
 void check_classified(SplitCheck& check, const ClassifiedFiles& files, const CheckOptions& options) {
@@ -237,7 +145,7 @@ void check_classified(SplitCheck& check, const ClassifiedFiles& files, const Che
   }
   check.images = check.labels = static_cast<int64_t>(images.size());
   check.skipped = static_cast<int64_t>(files.skipped.size());
-  if (options.full) add_findings(check, examine_all(images, nullptr, check.name, options));
+  if (options.full) checks::add_findings(check, decode_all(images, nullptr, check.name, options));
 }
 
 void check_cifar(SplitCheck& check, const layouts::CifarFiles& cifar) {
@@ -281,12 +189,13 @@ void check_split(DataCheck& result, SplitCheck& check, const Layout& layout, con
   }
 }
 
-/// Runs `check`. An error becomes a fault of the split.
+/// Runs `check`. An error becomes a fault of the split, but for threads that the system does not start.
 template <class Check>
 void add_split(DataCheck& result, SplitCheck split, const Check& check) {
   try {
     check(split);
   } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kMemory) throw;
     split.faults.emplace_back(error.what());
   }
   result.splits.push_back(std::move(split));
@@ -295,7 +204,6 @@ void add_split(DataCheck& result, SplitCheck split, const Check& check) {
 void check_published(DataCheck& result, const Layout& layout, const fs::path& root,
                      const CheckOptions& options) {
   check_root(layout, root);
-  result.labels_pixels = layout.labels_pixels;
   result.expected = layout.expected;
   if (const ClassSet* set = class_set(layout.kind)) result.class_names = set->names;
   for (const Split& split : layout.splits) {
@@ -305,6 +213,7 @@ void check_published(DataCheck& result, const Layout& layout, const fs::path& ro
     }
     SplitCheck check;
     check.name = split.name;
+    check.labels_pixels = layout.labels_pixels;
     check.published_images = split.images;
     check.published_labels = split.has_labels;
     const auto with = [&](const std::string& annotations) {
@@ -320,20 +229,21 @@ void check_published(DataCheck& result, const Layout& layout, const fs::path& ro
 }
 
 void check_folders(DataCheck& result, const fs::path& root, const CheckOptions& options) {
-  result.labels_pixels = result.kind == "segmentation_folder";
-  result.expected = result.labels_pixels
+  const bool labels_pixels = result.kind == "segmentation_folder";
+  result.expected = labels_pixels
                         ? "images ROOT/SPLIT/NAME.jpg (or .png) with labels ROOT/SPLITannot/NAME.png"
                         : "images ROOT/SPLIT/CLASS/NAME.jpg (or .png)";
-  const auto splits = result.labels_pixels ? annotated_folders(root) : folders_of_folders(root);
+  const auto splits = labels_pixels ? annotated_folders(root) : folders_of_folders(root);
   if (splits.empty())
     throw Error(ErrorKind::kData,
                 "'" + root.string() + "' is no " + result.kind + "; expected " + result.expected);
-  if (result.labels_pixels) result.class_names = layouts::read_class_names(root);
+  if (labels_pixels) result.class_names = layouts::read_class_names(root);
   for (const std::string& name : splits) {
     SplitCheck check;
     check.name = name;
+    check.labels_pixels = labels_pixels;
     add_split(result, check, [&](SplitCheck& c) {
-      if (result.labels_pixels) {
+      if (labels_pixels) {
         layouts::LabeledFiles files = layouts::find_segmentation_folder(root, name);
         const auto known = static_cast<int64_t>(result.class_names.size());
         files.ids = layouts::plain_ids(known > 0 ? known : 255, 255);
@@ -365,13 +275,15 @@ DataCheck check_data(const fs::path& root, const CheckOptions& options) {
   result.kind = result.recognized ? recognize(root) : options.kind;
   if (const Layout* layout = find_layout(result.kind))
     check_published(result, *layout, root, options);
+  else if (result.kind == "webdataset")
+    checks::check_shards(result, root, options);
   else
     check_folders(result, root, options);
   return result;
 }
 
 std::vector<std::string> checked_kinds() {
-  std::vector<std::string> kinds{"segmentation_folder", "image_folder"};
+  std::vector<std::string> kinds{"segmentation_folder", "image_folder", "webdataset"};
   for (const Layout& layout : published_layouts()) kinds.push_back(layout.kind);
   return kinds;
 }

@@ -11,7 +11,8 @@
 namespace palimpsest::data {
 
 struct CheckOptions {
-  std::string kind;     ///< a kind of data/layouts.h, segmentation_folder or image_folder; "": recognize it
+  std::string
+      kind;  ///< a kind of data/layouts.h, segmentation_folder, image_folder or webdataset; "": recognize it
   bool full = false;    ///< decode every file
   int64_t threads = 1;  ///< that decode
   /// Is called by the threads, one at a time, with the files of a split that are done and the number of all.
@@ -21,6 +22,7 @@ struct CheckOptions {
 /// What lies in one split.
 struct SplitCheck {
   std::string name;              ///< "train", or "train, coarse"
+  bool labels_pixels = false;    ///< each pixel has a label; otherwise each image
   int64_t images = 0;            ///< that the folders or lists name
   int64_t labels = 0;            ///< files; of a classification data set: labels
   int64_t published_images = 0;  ///< 0: not a published data set
@@ -40,8 +42,7 @@ struct SplitCheck {
 
 struct DataCheck {
   std::string kind;
-  bool recognized = false;  ///< CheckOptions::kind was ""
-  bool labels_pixels = false;
+  bool recognized = false;               ///< CheckOptions::kind was ""
   std::string expected;                  ///< the files of a split
   std::vector<std::string> class_names;  ///< empty: unknown
   std::vector<SplitCheck> splits;        ///< those that are there
@@ -51,8 +52,8 @@ struct DataCheck {
 };
 
 /// Looks through the data set in a folder. Faults do not end the check: the result names each. Throws
-/// Error(kUsage) for an unknown kind and Error(kData) if the folder is missing, has another layout, or none
-/// that is known.
+/// Error(kUsage) for an unknown kind, Error(kData) if the folder is missing, has another layout, or none that is
+/// known, and Error(kMemory) if the system does not start the threads.
 ///
 /// Memory with `full`: one image and one label per thread, 4 bytes per pixel, beside the two files.
 DataCheck check_data(const std::filesystem::path& root, const CheckOptions& options);

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/random.h"
+#include "palimpsest/data/common/threads.h"
 #include "palimpsest/io/safetensors.h"
 
 #include <ATen/ops/empty.h>
@@ -10,9 +11,9 @@
 #include <chrono>
 #include <condition_variable>
 #include <exception>
+#include <map>
 #include <mutex>
-#include <numeric>
-#include <thread>
+#include <string>
 #include <utility>
 
 namespace palimpsest::data {
@@ -36,6 +37,7 @@ std::map<std::string, std::string> metadata_of(const Dataset& dataset) {
   return {{"format", kFormat},
           {"data", dataset.identity()},
           {"images", std::to_string(dataset.size())},
+          {"ignore_id", std::to_string(dataset.ignore_id())},
           {"class_names", joined(dataset.class_names())}};
 }
 
@@ -87,9 +89,11 @@ class ClassUniform : public Sampler {
 }  // namespace
 
 ClassPresence ClassPresence::build(const Dataset& dataset, int64_t threads,
-                                   const std::function<void(int64_t)>& progress) {
+                                   const std::function<void(int64_t)>& progress,
+                                   std::vector<std::string>* bad) {
   const int64_t size = dataset.size();
   std::vector<std::vector<Entry>> found(size);
+  std::vector<std::string> errors(bad ? size : 0);
   std::mutex mutex;  // guards the members below
   std::condition_variable changed;
   int64_t next = 0, done = 0, failed_at = size, at_work = std::max<int64_t>(1, threads);
@@ -107,6 +111,11 @@ ClassPresence ClassPresence::build(const Dataset& dataset, int64_t threads,
                       "the sampler class_uniform needs a data set that knows the classes of its images");
         for (std::size_t id = 0; id < pixels.size(); ++id)
           if (pixels[id] > 0) found[index].push_back({index, static_cast<int64_t>(id), pixels[id]});
+      } catch (const Error& of_label) {
+        if (bad && of_label.kind() == ErrorKind::kData)
+          errors[index] = of_label.what();
+        else
+          error = std::current_exception();
       } catch (...) {
         error = std::current_exception();
       }
@@ -119,9 +128,12 @@ ClassPresence ClassPresence::build(const Dataset& dataset, int64_t threads,
     --at_work;
     changed.notify_one();
   };
-  std::vector<std::thread> workers;
-  for (int64_t i = 0; i < std::max<int64_t>(1, threads); ++i) workers.emplace_back(work);
   {
+    const auto stop = [&] {
+      const std::lock_guard lock(mutex);
+      next = failed_at;
+    };
+    const auto workers = start_threads(at_work, "the index of classes", "--workers", work, stop);
     std::unique_lock lock(mutex);
     while (!changed.wait_for(lock, std::chrono::milliseconds(250), [&] { return at_work == 0; })) {
       const int64_t now = done;
@@ -130,9 +142,10 @@ ClassPresence ClassPresence::build(const Dataset& dataset, int64_t threads,
       lock.lock();
     }
   }
-  for (std::thread& worker : workers) worker.join();
   if (failure) std::rethrow_exception(failure);
   if (progress) progress(size);
+  for (std::string& text : errors)
+    if (!text.empty()) bad->push_back(std::move(text));
   ClassPresence presence;
   presence.images_ = size;
   for (const auto& entries : found)
@@ -151,7 +164,15 @@ ClassPresence ClassPresence::read(const std::filesystem::path& path, const Datas
     refuse(error.what());
   }
   const int64_t images = dataset.size(), classes = static_cast<int64_t>(dataset.class_names().size());
-  if (file.metadata != metadata_of(dataset)) refuse("it is of other data or of another program");
+  const auto wanted = metadata_of(dataset);
+  if (file.metadata != wanted) {
+    auto other = file.metadata;
+    std::string& ignore_id = other["ignore_id"];
+    const std::string stored = std::exchange(ignore_id, wanted.at("ignore_id"));
+    if (other == wanted && !stored.empty())
+      refuse("it was made with the ignore id " + stored + ", the data set has " + ignore_id);
+    refuse("it is of other data or of another program");
+  }
   const at::Tensor* image = file.find("image");
   const at::Tensor* class_id = file.find("class");
   const at::Tensor* pixels = file.find("pixels");

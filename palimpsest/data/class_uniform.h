@@ -16,14 +16,18 @@ namespace palimpsest::data {
 class ClassPresence {
  public:
   /// Reads all labels with `threads` threads, at least 1. `progress` is called on the caller's thread a few
-  /// times per second with the number of labels that are read. Throws the error of the first bad label, and
-  /// Error(kUsage) if the data set does not know its classes.
+  /// times per second with the number of labels that are read. Throws the error of the first bad label,
+  /// Error(kUsage) if the data set does not know its classes, and Error(kMemory) if the system does not start the
+  /// threads.
+  /// With `bad`, a label that cannot be read (Error of kind kData) has no class, and its error is appended to `bad`.
   static ClassPresence build(const Dataset& dataset, int64_t threads,
-                             const std::function<void(int64_t)>& progress = nullptr);
-  /// Reads a file of write(). Throws Error(kData) if it is missing, damaged, or of other data.
+                             const std::function<void(int64_t)>& progress = nullptr,
+                             std::vector<std::string>* bad = nullptr);
+  /// Reads a file of write(). Throws Error(kData) if it is missing, damaged, of other data, or of another
+  /// ignore id.
   static ClassPresence read(const std::filesystem::path& path, const Dataset& dataset);
   /// Writes a safetensors file, atomically: `image`, `class` (i32) and `pixels` (i64), one entry per class that
-  /// an image has; the metadata hold the identity of the data and the names of the classes.
+  /// an image has; the metadata hold the identity of the data, the names of the classes and the ignore id.
   void write(const std::filesystem::path& path, const Dataset& dataset) const;
 
   /// One class in one image.

@@ -41,6 +41,8 @@ class Dataset {
   virtual int64_t size() const = 0;
   /// Returns the example at `index` in [0, size()). `random` is the example's own stream for this epoch.
   virtual Sample get(int64_t index, Random& random) const = 0;
+  /// Returns the name of the example at `index` (Sample::name) without reading it, or "" if it is not known.
+  virtual std::string name(int64_t /*index*/) const { return ""; }
   /// Returns the pixels of each class in the example at `index`, before any transform; for classification 1
   /// for its class. Returns nothing if the data set does not know them. Reads the label.
   virtual std::vector<int64_t> class_pixels(int64_t /*index*/) const { return {}; }
@@ -49,6 +51,8 @@ class Dataset {
   virtual Sample get_with_class(int64_t index, int64_t /*class_id*/, Random& random) const {
     return get(index, random);
   }
+  /// Returns the id of the pixels in a target that have no class, or -1 if the targets have no such id.
+  virtual int64_t ignore_id() const { return -1; }
   /// Returns the names of the classes, or names like "class 3" if none are known.
   virtual const std::vector<std::string>& class_names() const = 0;
   /// Returns a text that is another one for other examples, or "" if that is not known. A checkpoint holds

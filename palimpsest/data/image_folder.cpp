@@ -37,11 +37,12 @@ class ImageFiles : public Dataset {
 
   int64_t size() const override { return static_cast<int64_t>(files_.size()); }
   const std::vector<std::string>& class_names() const override { return names_; }
+  std::string name(int64_t index) const override { return files_.at(index).string(); }
   std::string identity() const override { return files_identity({files_}, files_.size()); }
 
   Sample get(int64_t index, Random& random) const override {
     const fs::path& path = files_.at(index);
-    Sample sample = make_example(open_image(path, transform_), {}, transform_, random, path.string());
+    Sample sample = make_example(open_image(path, transform_), {}, transform_, random, name(index));
     if (!classes_.empty()) sample.target = at::scalar_tensor(classes_[index], at::kLong);
     return sample;
   }

@@ -134,7 +134,8 @@ void check_root(const Layout& layout, const fs::path& root) {
 }
 
 std::shared_ptr<Dataset> open_layout(const Layout& layout, const std::string& root, const std::string& name,
-                                     const std::string& annotations, const TransformOptions& transform) {
+                                     const std::string& annotations, const TransformOptions& transform,
+                                     bool skip_bad) {
   check_transform(transform);
   const Split& split = find_split(layout, name);
   check_root(layout, root);
@@ -145,7 +146,7 @@ std::shared_ptr<Dataset> open_layout(const Layout& layout, const std::string& ro
   if (files.labels.empty())
     throw Error(ErrorKind::kUsage, "the labels of the split " + split.name + " of " + layout.kind +
                                        " are not published: predict takes its images, train and eval do not");
-  return layouts::labeled_pixels(std::move(files), class_set(layout.kind)->names, transform);
+  return layouts::labeled_pixels(std::move(files), class_set(layout.kind)->names, transform, skip_bad);
 }
 
 }  // namespace palimpsest::data

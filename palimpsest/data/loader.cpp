@@ -1,6 +1,7 @@
 #include "palimpsest/data/loader.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/data/common/threads.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/ops/stack.h>
@@ -14,7 +15,6 @@
 #include <mutex>
 #include <sstream>
 #include <stdexcept>
-#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -132,7 +132,7 @@ struct Loader::State {
   std::condition_variable work, finished;  // a job or the end arrived; a job is done
   std::deque<std::shared_ptr<Job>> jobs;   // in the order of the epoch
   bool stopping = false;
-  std::vector<std::thread> threads;
+  std::vector<std::jthread> threads;
 
   void shuffle() {
     order.clear();
@@ -289,14 +289,12 @@ struct Loader::State {
     }
   }
 
-  void stop() {
+  void stop_workers() {
     {
       const std::lock_guard lock(mutex);
       stopping = true;
     }
     work.notify_all();
-    for (auto& thread : threads) thread.join();
-    threads.clear();
   }
 };
 
@@ -322,18 +320,13 @@ Loader::Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options)
   const LoaderOptions& own = state_->options;
   const bool incomplete = size % own.batch_size != 0;
   state_->batches = size / own.batch_size + (incomplete && !own.drop_last ? 1 : 0);
-  state_->threads.reserve(own.workers);
-  try {
-    for (int64_t i = 0; i < own.workers; ++i) state_->threads.emplace_back(&State::run_worker, state_.get());
-  } catch (const std::system_error& error) {
-    state_->stop();
-    throw Error(ErrorKind::kUsage, "loader: cannot start " + std::to_string(own.workers) +
-                                       " workers: " + error.code().message() + "; use fewer");
-  }
+  state_->threads = start_threads(
+      own.workers, "the loader", "--workers", [state = state_.get()] { state->run_worker(); },
+      [this] { state_->stop_workers(); });
 }
 
 Loader::~Loader() {
-  state_->stop();
+  state_->stop_workers();  // its threads, its last members, are joined before anything that they use ends
 }
 
 int64_t Loader::batches() const {

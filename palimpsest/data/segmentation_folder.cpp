@@ -10,6 +10,7 @@
 
 #include <filesystem>
 #include <sstream>
+#include <unordered_map>
 #include <utility>
 
 namespace palimpsest::data {
@@ -21,28 +22,41 @@ class LabeledPixels : public Dataset {
  public:
   LabeledPixels(layouts::LabeledFiles files, std::vector<std::string> names,
                 const TransformOptions& transform)
-      : files_(std::move(files)), names_(std::move(names)), transform_(transform) {}
+      : files_(std::move(files)), names_(std::move(names)), transform_(transform) {
+    for (const layouts::Fault& fault : files_.faults)
+      if (fault.kind == layouts::Fault::Kind::kExample) bad_.emplace(fault.image, fault.text);
+  }
 
   int64_t size() const override { return static_cast<int64_t>(files_.images.size()); }
   const std::vector<std::string>& class_names() const override { return names_; }
+  std::string name(int64_t index) const override { return files_.images.at(index).string(); }
+  int64_t ignore_id() const override { return transform_.ignore_id; }
   std::string identity() const override {
     return files_identity({files_.images, files_.labels}, files_.images.size());
   }
   std::vector<fs::path> skipped() const override { return files_.skipped; }
+  std::vector<std::string> faults() const override {
+    std::vector<std::string> faults;
+    for (const layouts::Fault& fault : files_.faults)
+      if (fault.kind == layouts::Fault::Kind::kLabel) faults.push_back(fault.text);
+    return faults;
+  }
 
   Sample get(int64_t index, Random& random) const override { return get_with_class(index, -1, random); }
 
   Sample get_with_class(int64_t index, int64_t class_id, Random& random) const override {
+    check_files(index);
     const fs::path &image_path = files_.images.at(index), &label_path = files_.labels.at(index);
     const io::ImageFile image = open_image(image_path, transform_);
     at::Tensor label = io::read_label(label_path);
     check_sizes(image.size(), {label.size(0), label.size(1)}, image_path, label_path);
     // The whole label and not the crop, so that an error shows in the first epoch, whatever the crop.
     layouts::map_to_train_ids(label, files_.ids, transform_.ignore_id, label_path);
-    return make_example(image, label, transform_, random, image_path.string(), class_id);
+    return make_example(image, label, transform_, random, name(index), class_id);
   }
 
   std::vector<int64_t> class_pixels(int64_t index) const override {
+    check_files(index);
     const fs::path& path = files_.labels.at(index);
     at::Tensor label = io::read_label(path);
     layouts::map_to_train_ids(label, files_.ids, transform_.ignore_id, path);
@@ -50,6 +64,11 @@ class LabeledPixels : public Dataset {
   }
 
  private:
+  void check_files(int64_t index) const {
+    const auto bad = bad_.find(static_cast<std::size_t>(index));
+    if (bad != bad_.end()) throw Error(ErrorKind::kData, bad->second);
+  }
+
   void check_sizes(io::ImageSize image, io::ImageSize label, const fs::path& image_path,
                    const fs::path& label_path) const {
     if (image == label) return;
@@ -68,6 +87,7 @@ class LabeledPixels : public Dataset {
   }
 
   layouts::LabeledFiles files_;
+  std::unordered_map<std::size_t, std::string> bad_;  // the fault of an example
   std::vector<std::string> names_;
   TransformOptions transform_;
 };
@@ -125,24 +145,26 @@ std::vector<std::string> class_names(const fs::path& root, int64_t classes) {
 }
 
 std::shared_ptr<Dataset> labeled_pixels(LabeledFiles files, std::vector<std::string> names,
-                                        const TransformOptions& transform) {
+                                        const TransformOptions& transform, bool skip_bad) {
   check_transform(transform);
-  require_no_fault(files);
+  check_ignore_id(files.ids, transform.ignore_id);
+  check_faults(files, skip_bad);
   return std::make_shared<LabeledPixels>(std::move(files), std::move(names), transform);
 }
 
 }  // namespace layouts
 
 std::shared_ptr<Dataset> segmentation_folder(const std::string& root, const std::string& split,
-                                             int64_t classes, const TransformOptions& transform) {
+                                             int64_t classes, const TransformOptions& transform,
+                                             bool skip_bad) {
   check_transform(transform);
   if (classes < 1)
     throw Error(ErrorKind::kUsage,
                 "a segmentation data set needs at least 1 class, got " + std::to_string(classes));
   layouts::LabeledFiles files = layouts::find_segmentation_folder(root, split);
   files.ids = layouts::plain_ids(classes, transform.ignore_id);
-  layouts::require_no_fault(files);
-  return layouts::labeled_pixels(std::move(files), layouts::class_names(root, classes), transform);
+  layouts::check_faults(files, skip_bad);
+  return layouts::labeled_pixels(std::move(files), layouts::class_names(root, classes), transform, skip_bad);
 }
 
 }  // namespace palimpsest::data

@@ -17,6 +17,7 @@ namespace palimpsest::data {
 namespace {
 
 constexpr double kLeastScale = 0.01;
+constexpr int64_t kMostShortSide = 1 << 20;  // times the 2^28 pixels of an image: far below 2^63
 
 void require(bool condition, const std::string& what, double got) {
   if (condition) return;
@@ -145,8 +146,8 @@ void check_transform(const TransformOptions& options) {
           "the largest scale must be between the smallest and 100", options.scale_max);
   require(options.flip_probability >= 0 && options.flip_probability <= 1,
           "the flip probability must be in [0, 1]", options.flip_probability);
-  require(options.short_side >= 0, "the short side must be at least 0 pixels",
-          static_cast<double>(options.short_side));
+  require(options.short_side >= 0 && options.short_side <= kMostShortSide,
+          "the short side must be in [0, 1048576] pixels", static_cast<double>(options.short_side));
   require(options.area_min > 0, "the smallest area must be above 0", options.area_min);
   require(options.area_max >= options.area_min && options.area_max <= 1,
           "the largest area must be between the smallest and 1", options.area_max);

@@ -1,13 +1,13 @@
 #include "palimpsest/data/webdataset.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/base/printable.h"
 #include "palimpsest/data/example.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/identity.h"
 #include "palimpsest/data/layouts/labeled_files.h"
 #include "palimpsest/data/layouts/labeled_pixels.h"
 #include "palimpsest/data/webdataset/braces.h"
+#include "palimpsest/data/webdataset/open_shards.h"
 #include "palimpsest/data/webdataset/shard.h"
 #include "palimpsest/data/webdataset/shuffle.h"
 #include "palimpsest/io/image.h"
@@ -15,10 +15,7 @@
 #include <ATen/ops/scalar_tensor.h>
 
 #include <algorithm>
-#include <charconv>
-#include <deque>
 #include <filesystem>
-#include <mutex>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -28,28 +25,18 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string shard_layout(bool labels_pixels) {
-  return std::string(
-             "tar archives ROOT/SPLIT/NAME.tar, or ROOT/NAME-{000..146}.tar, with KEY.jpg (or .png) and ") +
-         (labels_pixels ? "KEY.seg.png" : "KEY.cls") + " for each example";
-}
-
 /// Returns the archives of a split.
 std::vector<fs::path> list_shards(const fs::path& root, const std::string& split, bool labels_pixels) {
   const auto fail = [&](const std::string& reason) {
-    throw Error(ErrorKind::kData, reason + "; expected " + shard_layout(labels_pixels));
+    throw Error(ErrorKind::kData, reason + "; expected " + shards::expected_files(labels_pixels));
   };
   std::vector<fs::path> found;
   std::error_code error;
   if (fs::is_directory(root / split, error)) {
-    for (fs::directory_iterator entry(root / split, error), end; !error && entry != end;
-         entry.increment(error))
-      if (entry->path().extension() == ".tar" && !entry->path().filename().string().starts_with('.'))
-        found.push_back(entry->path());
+    found = shards::archives_in(root / split, error);
     if (error)
       fail("data folder '" + (root / split).string() + "' cannot be listed (" + error.message() + ")");
     if (found.empty()) fail("data folder '" + (root / split).string() + "' holds no .tar file");
-    std::sort(found.begin(), found.end());
     return found;
   }
   std::size_t missing = 0;
@@ -66,62 +53,6 @@ std::vector<fs::path> list_shards(const fs::path& root, const std::string& split
               : ""));
   return found;
 }
-
-/// The archives that are open, a few at a time. The system is told to read a stretch of an archive at its
-/// first example.
-class OpenShards {
- public:
-  std::string read(const shards::Shard& shard, const shards::Piece& piece, const std::string& name) {
-    return open(shard, piece)->read({name, piece.offset, piece.size});
-  }
-
- private:
-  static constexpr std::size_t kMost = 64;  // a process may open 1024 files in all
-  static constexpr uint64_t kStretch = 8 << 20;
-
-  struct Open {
-    const shards::Shard* shard;
-    std::shared_ptr<io::TarReader> archive;
-    std::vector<bool> told;  // of each stretch
-    std::size_t reads = 0;   // since `told` was cleared
-  };
-
-  std::shared_ptr<io::TarReader> open(const shards::Shard& shard, const shards::Piece& piece) {
-    const uint64_t stretch = piece.offset / kStretch;
-    std::shared_ptr<io::TarReader> archive;
-    {
-      const std::lock_guard lock(mutex_);
-      Open& found = most_recent(shard);
-      archive = found.archive;
-      // After two pieces per example begins another epoch, and the system may have dropped what it has read.
-      if (found.reads++ == 2 * shard.examples.size()) {
-        found.told.assign(found.told.size(), false);
-        found.reads = 1;
-      }
-      if (stretch >= found.told.size() || found.told[stretch]) return archive;
-      found.told[stretch] = true;
-    }
-    archive->will_read(stretch * kStretch, kStretch);
-    return archive;
-  }
-
-  Open& most_recent(const shards::Shard& shard) {
-    const auto at =
-        std::find_if(open_.begin(), open_.end(), [&](const Open& open) { return open.shard == &shard; });
-    if (at == open_.end()) {
-      auto archive = std::make_shared<io::TarReader>(shard.path);
-      const uint64_t stretches = archive->size() / kStretch + 1;
-      open_.push_front({&shard, std::move(archive), std::vector<bool>(stretches), 0});
-      if (open_.size() > kMost) open_.pop_back();
-    } else {
-      std::rotate(open_.begin(), at, at + 1);
-    }
-    return open_.front();
-  }
-
-  std::mutex mutex_;
-  std::deque<Open> open_;
-};
 
 class WebDataset : public Dataset {
  public:
@@ -145,13 +76,19 @@ class WebDataset : public Dataset {
     }
     if (size() == 0)
       throw Error(ErrorKind::kData, "the shards '" + (root / split).string() +
-                                        "' hold no example; expected " + shard_layout(options.labels_pixels));
+                                        "' hold no example; expected " +
+                                        shards::expected_files(options.labels_pixels));
     ids_ = layouts::plain_ids(options.classes, transform.ignore_id);
     names_ = layouts::class_names(root, options.classes);
   }
 
   int64_t size() const override { return first_.back(); }
   const std::vector<std::string>& class_names() const override { return names_; }
+  std::string name(int64_t index) const override {
+    const auto [shard, example] = example_at(index);
+    return shard.name_of(example);
+  }
+  int64_t ignore_id() const override { return options_.labels_pixels ? transform_.ignore_id : -1; }
   std::string identity() const override { return files_identity({paths_}, static_cast<std::size_t>(size())); }
   std::vector<std::string> faults() const override { return faults_; }
   std::vector<int64_t> shuffled(Random& random, int64_t batch_size) const override {
@@ -170,7 +107,7 @@ class WebDataset : public Dataset {
     if (options_.labels_pixels)
       return make_example(image, label_of_pixels(label_bytes, image.size(), name), transform_, random, name,
                           class_id);
-    const int64_t id = class_of(label_bytes, name);
+    const int64_t id = shards::class_of(label_bytes, options_.classes, name);
     Sample sample = make_example(image, {}, transform_, random, name);
     sample.target = at::scalar_tensor(id, at::kLong);
     return sample;
@@ -182,7 +119,7 @@ class WebDataset : public Dataset {
     const std::string bytes = open_.read(shard, example.label, "label of " + name);
     std::vector<int64_t> pixels(static_cast<std::size_t>(options_.classes));
     if (!options_.labels_pixels) {
-      pixels[static_cast<std::size_t>(class_of(bytes, name))] = 1;
+      pixels[static_cast<std::size_t>(shards::class_of(bytes, options_.classes, name))] = 1;
       return pixels;
     }
     return layouts::pixels_per_class(label_of_pixels(bytes, {}, name),
@@ -206,20 +143,6 @@ class WebDataset : public Dataset {
     return {shard, shard.examples.at(index - first_[shard_at])};
   }
 
-  int64_t class_of(std::string_view text, const std::string& name) const {
-    const std::string_view given = text;
-    while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' '))
-      text.remove_suffix(1);
-    int64_t id = -1;
-    const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
-    if (error == std::errc{} && end == text.data() + text.size() && id >= 0 && id < options_.classes)
-      return id;
-    throw Error(ErrorKind::kData, "the class of '" + name + "' must be a number from 0 to " +
-                                      std::to_string(options_.classes - 1) + ", got '" +
-                                      shortened(printable(given), 40) +
-                                      "': correct the .cls, or the number of classes");
-  }
-
   /// `size`: of the image, which the label must have; none: not compared.
   at::Tensor label_of_pixels(std::string_view bytes, std::optional<io::ImageSize> size,
                              const std::string& name) const {
@@ -239,7 +162,7 @@ class WebDataset : public Dataset {
   std::vector<int64_t> first_{0};  // of each shard, and behind the last one
   std::vector<std::string> names_, faults_;
   layouts::LabelIds ids_;  // of labels of pixels
-  mutable OpenShards open_;
+  mutable shards::OpenShards open_;
 };
 
 }  // namespace

@@ -1,12 +1,13 @@
 """The augmentations of the papers and the class-uniform sampler, from settings to a run."""
 import json
+import resource
 import shutil
 import tomllib
 
 import numpy as np
 import pytest
 
-from cli_support import (DATA_ERROR, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, png,
+from cli_support import (DATA_ERROR, MEMORY, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, png,
                          segmentation_folder, succeeds, write)
 
 IMAGENET = ("--short-side 40 --crop 32 --eval-short-side 40 --eval-crop 32 --brightness 0.4 --contrast 0.4 --saturation 0.4 "
@@ -95,6 +96,16 @@ def test_the_index_of_classes_is_read_again_and_built_again_if_it_is_damaged_or_
     shutil.copy(scenes / "trainannot/0.png", scenes / "trainannot/9.png")
     told = succeeds("train", *arguments, "--overwrite", "--output", folder / "second").stderr
     assert "other data" in told and "7 of 7 labels read" in told
+    told = succeeds("train", *arguments, "--ignore-id", "2", "--overwrite", "--output", folder / "second").stderr
+    assert "ignore id 255, the data set has 2; it is built again" in told and "7 of 7 labels read" in told
+
+
+def test_threads_of_the_index_that_the_system_does_not_start_are_one_line(scenes, folder):
+    def few():  # each thread has a stack of 1 GiB
+        resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, resource.getrlimit(resource.RLIMIT_STACK)[1]))
+        resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+    fails(MEMORY, "train", *UNIFORM, "--data-root", scenes, "--workers", "60", "--output", folder / "run", preexec_fn=few,
+          says=["the index of classes cannot start 60 threads", "--workers", "ulimit -u"])
 
 
 def test_generated_scenes_have_classes_too(folder):

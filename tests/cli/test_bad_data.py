@@ -1,4 +1,6 @@
 """Images, labels and folders that are not as they must be: one line that names them, exit code 3, nothing written."""
+import json
+
 import numpy as np
 import pytest
 
@@ -40,6 +42,32 @@ def test_an_empty_folder_is_named(data):
 def test_a_missing_label_is_named(data):
     (data / "trainannot/2.png").unlink()
     train_fails(DATA_ERROR, data, says=["trainannot/2"])
+
+
+def test_a_missing_label_is_counted_and_named_as_other_bad_images_are(data):
+    (data / "trainannot/2.png").unlink()
+    (data / "valannot/1.png").unlink()
+    run, loud = data.parent / "run", [option for option in OPTIONS if option != "--quiet"]
+    flags = (*loud, "--data-root", data, "--bad-images", "skip", "--crop", "32", "--output", run)
+    told = succeeds("train", *flags, "--epochs", "2").stderr
+    assert "train/2.png' has no label" in told
+    records = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    reasons = [record["reason"] for record in records if record["type"] == "bad_image"]
+    assert len(reasons) == 1 and "train/2.png' has no label" in reasons[0]
+    evaluated = succeeds("eval", run, "--json")
+    assert (json.loads(evaluated.stdout)["images"], json.loads(evaluated.stdout)["bad_images"]) == (3, 1)
+    assert "val/1.png' has no label" in evaluated.stderr
+
+    told = succeeds("train", *flags, "--sampler", "class_uniform", "--overwrite").stderr
+    assert "no class is drawn of 1 image that cannot be used: image" in told and "train/2.png' has no label" in told
+    assert not (run / "class_presence.safetensors").exists()
+
+
+def test_labels_that_are_all_missing_are_an_error_with_either_policy(data):
+    for label in (data / "trainannot").iterdir():
+        label.rename(label.with_name(f"x{label.name}"))
+    for policy in ("fail", "skip"):
+        train_fails(DATA_ERROR, data, "--bad-images", policy, says=["train/0.png", "has no label", "7 faults more"])
 
 
 def test_a_missing_image_is_named_by_its_label(data):

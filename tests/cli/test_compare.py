@@ -217,6 +217,27 @@ def test_variants_differ_in_precision_and_activation(folder):
     assert configs["standard+relu"]["model"]["activation"] == "relu"
 
 
+def test_a_setting_that_one_variant_uses_has_an_effect(folder):
+    flags = ("compare", *COMPARE, "--activation", "relu", "--strategies", "standard,store_y+f16+leaky_relu", "--loss-scale", "64",
+             "--slope", "0.2")
+    shown = succeeds(*flags, "--output", folder / "run", "--dry-run").stdout
+    assert 'loss_scale = "64"' in shown and "slope = 0.2" in shown
+    succeeds(*flags, "--output", folder / "run", "--max-steps", "1", "--quiet")
+    standard, other = (tomllib.loads((folder / "run" / name / "config.toml").read_text())
+                       for name in ("standard", "store_y+f16+leaky_relu"))
+    assert "loss_scale" not in standard["train"] and "slope" not in standard["model"]
+    assert other["train"]["loss_scale"] == "64" and other["model"]["slope"] == 0.2
+    fails(USAGE, *flags[:-1], "2", "--output", folder / "run", "--overwrite", says=["slope in [0, 1]", "got 2"])
+
+
+@pytest.mark.parametrize("strategies", ["standard,inplace_2", "standard,store_y+bf16", "standard+f32,inplace_2+bf16"])
+def test_a_setting_that_no_variant_uses_is_refused(strategies, folder):
+    precision = ("--precision", "f16") if "+f32" in strategies else ()
+    line = fails(USAGE, "compare", *COMPARE, *precision, "--strategies", strategies, "--loss-scale", "64", "--output", folder / "run",
+                 says=["--loss-scale has no effect", "f16 or f16-pseudo, which is f32"])
+    assert ("no variant of [compare] strategies (--strategies) uses it" in line) == ("+" in strategies)
+
+
 def test_a_network_without_normalizations_compares_precisions(folder):
     root = image_folder(folder / "data", classes=["a", "b"], images=4)
     succeeds("compare", "--model", "alexnet_cifar_narrow", "--data", "image_folder", "--data-root", root, "--crop", "32", "--batch", "4",

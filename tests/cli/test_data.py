@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cli_support import (DATA, DATA_ERROR, USAGE, fails, image_folder, png, png_size, run, segmentation_folder,
-                         succeeds, write)
+                         shards, succeeds, write, write_shard)
 from layouts_support import CLASSES, IDS, published
 
 NETWORK = {True: "--model deeplabv3_resnet18_narrow --crop 32 --batch 2", False: "--model resnet18_narrow --batch 2"}
@@ -77,6 +77,55 @@ def test_the_check_recognizes_folders_of_ones_own(make, kind, folder):
     assert [split["name"] for split in result["splits"]] == ["train", "val"]
     assert split_of(result, "train")["published_images"] is None
     assert sum(split_of(result, "train")["class_counts"].values()) == (4 * 48 * 64 if kind == "segmentation_folder" else 8)
+
+
+def test_the_check_recognizes_shards_and_counts_both_kinds_of_labels(folder):
+    root = shards(folder / "data")
+    write(root / "classes.txt", b"a\nb\nc\n")
+    result = check(root)
+    assert (result["kind"], result["recognized"], result["classes"]) == ("webdataset", True, ["a", "b", "c"])
+    assert "KEY.cls" in result["expected"] and "KEY.seg.png" in result["expected"]
+    names = ["train-{000000..000002}.tar", "val"]
+    assert [split["name"] for split in result["splits"]] == [f"{name}, {label}" for name in names for label in (".cls", ".seg.png")]
+    of_images = split_of(result, f"{names[0]}, .cls")
+    assert (of_images["images"], of_images["labels"], of_images["class_counts"]) == (24, 24, {"a": 9, "b": 9, "c": 6})
+    full = check(root, "--full", "--threads", "2")
+    of_pixels = split_of(full, f"{names[0]}, .seg.png")
+    assert sum(of_pixels["class_counts"].values()) == 24 * 32 * 40 and of_pixels["void_pixels"] == 0
+    assert of_pixels["smallest"] == of_pixels["largest"] == [40, 32]
+    assert not list(root.rglob("*.index"))
+    assert split_of(check(root / "val"), "0.tar, .cls")["images"] == 8  # PATH may be the folder of the shards
+    text = succeeds("data", "check", root, "--full").stdout
+    assert "layout    webdataset (recognized)" in text and "images per class" in text and "pixels per class" in text
+
+
+def test_the_check_names_what_is_wrong_with_shards_by_shard_and_key(folder):
+    root, picture = folder / "data", png(np.zeros((32, 40, 3)))
+    for i in range(5):
+        members = [(f"{i}{k}.{ending}", contents) for k in range(4) for ending, contents in (("png", picture), ("cls", b"1"))]
+        write_shard(root / f"train-{i:02}.tar", members)
+    (root / "train-03.tar").unlink()
+    write_shard(root / "train-01.tar", [("a.png", picture), ("b.png", picture), ("b.cls", b"3"), ("c.cls", b"0"), ("d.png", picture[:60]),
+                                        ("d.cls", b"-1")])
+    whole = (root / "train-02.tar").read_bytes()
+    write(root / "train-02.tar", whole[:whole.index(b"22.png") + 600])
+    write(root / "classes.txt", b"a\nb\nc\n")
+    split = faulty(root)["splits"][0]
+    assert split["name"] == "train-{00..04}.tar" and (split["images"], split["labels"]) == (13, 12)
+    wanted = [["train-03.tar", "does not exist"], ["'a' of", "train-01.tar", "no label"], ["'c' of", "train-01.tar", "no image"],
+              ["train-02.tar", "truncated", "its first 2 examples are whole"], ["train-01.tar: b.png", "from 0 to 2", "'3'"],
+              ["train-01.tar: d.png", "from 0 to 2", "'-1'"]]
+    for fault, parts in zip(split["faults"], wanted, strict=True):
+        assert all(part in fault for part in parts), (fault, parts)
+    full = faulty(root, "--full")["splits"][0]
+    assert full["unreadable"] == 1 and len(full["faults"]) == 7
+    assert "train-01.tar: d.png" in full["faults"][5]
+
+    write_shard(root / "maps/0.tar", [("a.png", picture), ("a.seg.png", png(np.full((32, 40), 7)))])
+    of_pixels = split_of(faulty(root, "--full"), "maps")
+    assert of_pixels["ids_without_class"] == {"7": 32 * 40}
+    assert "label of " in of_pixels["faults"][0] and "maps/0.tar: a.png" in of_pixels["faults"][0]
+    fails(DATA_ERROR, "data", "check", image_folder(folder / "images"), "--data-kind", "webdataset", says=["holds no .tar file"])
 
 
 def test_an_asked_layout_is_not_guessed(folder):

@@ -99,6 +99,35 @@ def test_label_images_of_eval_and_predict_are_the_same(run21, folder):
             assert (folder / "eval" / image.name).read_bytes() == (folder / "predict" / image.name).read_bytes()
 
 
+def test_logits_of_several_views_are_the_logarithms_of_their_mean_probabilities(run21, folder):
+    run, data = run21
+    image = data / "val/0.png"
+
+    def predicted(name, *flags):
+        succeeds("predict", run, image, *flags, "--logits", folder / name, "--labels", "train", "--output", folder / f"{name}.out",
+                 "--threads", "1")
+        with safetensors.safe_open(folder / name, "pt") as file:
+            labels = np.array(Image.open(folder / f"{name}.out/0.png"))
+            return file.get_tensor(str(image)), labels, file.metadata().get("values")
+
+    plain, _, values = predicted("plain")
+    assert values is None
+    mirrored, labels, values = predicted("mirrored", "--eval-flip")
+    assert values == "logarithms of the probabilities averaged over the views"
+    assert mirrored.shape == plain.shape and (mirrored.argmax(0).numpy() == labels).mean() > 0.999  # but for ties
+    torch.testing.assert_close(mirrored.exp().sum(0), torch.ones(48, 64))
+    Image.open(image).transpose(Image.Transpose.FLIP_LEFT_RIGHT).save(folder / "0.png")
+    succeeds("predict", run, folder / "0.png", "--logits", folder / "of_mirror", "--threads", "1")
+    of_mirror = safetensors.torch.load_file(folder / "of_mirror")[str(folder / "0.png")].flip(2)
+    torch.testing.assert_close(mirrored.exp(), (plain.softmax(0) + of_mirror.softmax(0)) / 2, rtol=1e-3, atol=1e-5)
+
+
+def test_predict_takes_whole_images_and_has_no_protocol(trained_classifier):
+    run, data = trained_classifier
+    fails(USAGE, "predict", run, data / "val/cat/0.png", "--protocol", "ten_crop",
+          says=["predict does not use the option '--protocol'"])
+
+
 def test_official_label_images_have_the_palette_of_the_data_set(run21, folder):
     run, data = run21
     for encoding in ("train", "voc"):
@@ -211,5 +240,8 @@ def test_labels_never_overwrite_the_truth_or_each_other(run21, folder):
     fails(USAGE, "eval", run, "--labels", "train", "--overwrite", "--output", data / "valannot", says=["outside of the data set"])
     fails(USAGE, "eval", run, "--labels", "train", "--output", data, says=["outside of the data set"])
     assert (data / "valannot/0.png").read_bytes() == truth
+    beside = f"{data.parent}/labels/"
+    succeeds("eval", run, "--labels", "train", "--output", beside, "--threads", "1")
+    fails(OUTPUT, "eval", run, "--labels", "train", "--output", beside, says=["exists", "--overwrite"])
     succeeds("eval", run, "--labels", "train", "--output", folder / "o", "--threads", "1")
     fails(OUTPUT, "eval", run, "--labels", "train", "--output", folder / "o", says=["exists", "--overwrite"])

@@ -14,7 +14,8 @@ import time
 import numpy as np
 import pytest
 
-from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, succeeds)
+from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, png,
+                         succeeds, write_shard)
 from ranks import Ranks, children, free_port, run_ranks, succeed_on_ranks, torchrun
 
 PEER = 8
@@ -111,6 +112,20 @@ def test_an_evaluation_is_that_of_one_process(trained, trained_classifier, folde
         assert got.pop("loss") == pytest.approx(want.pop("loss"), rel=1e-12)
         assert got == want
         assert out[1:] == [""] * (size - 1)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_labels_of_equal_names_are_an_error_of_each_process_before_one_is_written(trained, folder, size):
+    """The two images of a name are in the parts of different processes."""
+    for shard in ("a", "b"):
+        write_shard(folder / f"data/{shard}.tar", [(f"{shard}/{i}.{ending}", png(np.zeros(shape))) for i in range(3)
+                                                   for ending, shape in (("png", (32, 40, 3)), ("seg.png", (32, 40)))])
+    statuses, _, errors = run_ranks(size, "eval", trained, "--data", "webdataset", "--data-root", folder / "data", "--val-split",
+                                    "{a,b}.tar", "--eval-batch", "1", "--labels", "train", "--output", folder / "labels")
+    assert statuses == [USAGE] * size
+    for error in errors:
+        assert "b.tar: b/0.png and " in error and "a.tar: a/0.png would both be written to " in error
+    assert not (folder / "labels").exists()
 
 
 def test_one_process_of_a_launcher_is_a_run_without_one(folder):

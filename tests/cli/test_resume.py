@@ -90,6 +90,17 @@ def test_dropout_goes_on_with_the_masks_of_the_unbroken_run(folder):
     assert unbroken == broken
 
 
+def test_stochastic_depth_is_a_setting_of_the_run(folder):
+    data = image_folder(folder / "data")
+    command = [*TINY_CLASSIFIER, "--data-root", data, "--model", "efficientnet_b0", "--dropout", "0"]
+    for depth in ("0", "0.9"):
+        succeeds("train", *command, "--stochastic-depth", depth, "--output", folder / depth)
+    assert "stochastic_depth = 0.9" in (folder / "0.9/config.toml").read_text()
+    losses = [[json.loads(line)["loss"] for line in (folder / depth / "log.jsonl").read_text().splitlines()] for depth in ("0", "0.9")]
+    assert losses[0][0] != losses[1][0]  # of the same weights and images
+    fails(USAGE, "train", "--resume", "--output", folder / "0.9", "--stochastic-depth", "0.5", says=["--stochastic-depth must stay"])
+
+
 def test_a_run_in_the_folder_is_protected(copy_of_run):
     before = {path: path.read_bytes() for path in copy_of_run.iterdir()}
     fails(OUTPUT, "train", *TINY, "--output", copy_of_run,

@@ -72,6 +72,22 @@ TEST(ClassPresence, TheFirstBadLabelIsTheErrorForAnyNumberOfThreads) {
                  [&] { ClassPresence::build(*open(folder), threads); });
 }
 
+TEST(ClassPresence, BadLabelsHaveNoClassIfTheyMayBeLeftOut) {
+  const TemporaryFolder folder;
+  put_rare_class(folder);
+  testing::put_label(folder / "trainannot/d.png", 20, 24, 7);
+  testing::put(folder / "trainannot/g.png", "no picture");
+  for (const int64_t threads : {1, 4}) {
+    std::vector<std::string> bad;
+    const auto presence = ClassPresence::build(*open(folder), threads, nullptr, &bad);
+    ASSERT_EQ(bad.size(), 2);
+    EXPECT_NE(bad[0].find("d.png"), std::string::npos) << bad[0];
+    EXPECT_NE(bad[1].find("g.png"), std::string::npos) << bad[1];
+    EXPECT_EQ(presence.images(), 9);
+    for (const auto& entry : presence.entries()) EXPECT_TRUE(entry.image != 3 && entry.image != 6);
+  }
+}
+
 TEST(ClassPresence, IsReadBackAndRefusedForOtherDataAndDamage) {
   const TemporaryFolder folder, other;
   put_rare_class(folder);
@@ -94,6 +110,22 @@ TEST(ClassPresence, IsReadBackAndRefusedForOtherDataAndDamage) {
   std::fill(wrong.end() - 8, wrong.end(), '\x7F');
   std::ofstream(file, std::ios::binary) << wrong;
   expect_error(ErrorKind::kData, {"out of range"}, [&] { ClassPresence::read(file, *dataset); });
+}
+
+TEST(ClassPresence, IsRefusedForAnotherIgnoreId) {
+  const TemporaryFolder folder;
+  put_rare_class(folder);
+  testing::put_label(folder / "trainannot/e.png", 20, 24, 1);
+  TransformOptions options = cropped();
+  const auto with = [&](int64_t ignore_id) {
+    options.ignore_id = ignore_id;
+    return segmentation_folder(folder.path().string(), "train", 3, options);
+  };
+  const auto file = folder / "presence.safetensors";
+  ClassPresence::build(*with(1), 2).write(file, *with(1));
+  EXPECT_NO_THROW(ClassPresence::read(file, *with(1)));
+  expect_error(ErrorKind::kData, {file.string(), "ignore id 1", "has 255"},
+               [&] { ClassPresence::read(file, *with(255)); });
 }
 
 TEST(ClassUniform, DrawsEachClassEquallyOftenInEachEpoch) {

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <set>
 #include <stdexcept>
 
@@ -304,6 +305,7 @@ TEST(TransformOptions, OfBytesOutOfRangeAreUsageErrorsWithTheValue) {
     expect_error(ErrorKind::kUsage, {"transform", value}, [&] { check_transform(options); });
   };
   refused("-1", [](auto& o) { o.short_side = -1; });
+  refused("[0, 1048576]", [](auto& o) { o.short_side = std::numeric_limits<int64_t>::max() / 4; });
   refused("0.001", [](auto& o) { o.scale_min = 0.001; });
   refused("0", [](auto& o) { o.area_min = 0; });
   refused("0.05", [](auto& o) { o.area_max = 0.05; });

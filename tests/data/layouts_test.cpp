@@ -174,6 +174,16 @@ TEST_P(Layouts, ARootOneFolderUpOrDownNamesTheRightOne) {
                [&] { open(root / "notes"); });
 }
 
+TEST(Layout, TheIgnoreIdMustBeAByteThatIsNoClass) {
+  const TemporaryFolder root;
+  put_copy(root, kCopies[8]);
+  for (const auto& [ignore_id, says] : {std::pair(-1, "in [0, 255], got -1"), std::pair(1000, "got 1000"),
+                                        std::pair(20, "no class of the labels, got the class 20")})
+    expect_error(ErrorKind::kUsage, {"ignore id", says},
+                 [&] { open_layout(*find_layout("voc"), root.path(), "val", "fine", plain(ignore_id)); });
+  EXPECT_NO_THROW(open_layout(*find_layout("voc"), root.path(), "val", "fine", plain(21)));
+}
+
 TEST(Cityscapes, CoarseLabelsAreChosenByTheirName) {
   const TemporaryFolder root;
   const std::string image = "train_extra/bonn/bonn_000000_000001_";
@@ -226,6 +236,11 @@ TEST(Voc, AListMayNameFilesAndMissesNoFault) {
       "/JPEGImages/2007_000033.jpg /SegmentationClassAug/2007_000033.png\ngone\nlost\n");
   expect_error(ErrorKind::kData, {"JPEGImages/gone.jpg", "does not exist", "3 faults more", "data check"},
                [&] { open_copy(root, "voc", "val"); });
+  const auto skipping =
+      open_layout(*find_layout("voc"), root.path(), "val", "fine", plain(), /*skip_bad=*/true);
+  ASSERT_EQ(skipping->size(), 3);
+  EXPECT_NO_THROW(get(*skipping, 0));
+  expect_error(ErrorKind::kData, {"JPEGImages/lost.jpg", "does not exist"}, [&] { get(*skipping, 2); });
   put(root / "ImageSets/Segmentation/val.txt", "\n");
   expect_error(ErrorKind::kData, {"val.txt", "names no image"}, [&] { open_copy(root, "voc", "val"); });
   fs::remove(root / "ImageSets/Segmentation/val.txt");

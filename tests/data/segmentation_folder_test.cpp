@@ -89,6 +89,32 @@ TEST(SegmentationFolder, MissingThingsAreErrorsAtOnce) {
                [&] { segmentation_folder(folder.path(), "train", 0, plain()); });
 }
 
+TEST(SegmentationFolder, WithSkipBadAnImageWithoutLabelIsABadExample) {
+  const TemporaryFolder folder;
+  put_segmentation(folder);
+  const auto open = [&] {
+    return segmentation_folder(folder.path(), "train", 3, plain(), /*skip_bad=*/true);
+  };
+  std::filesystem::remove(folder / "trainannot/scene1.png");
+  put_label(folder / "trainannot/lost.png", 4, 6, 0);
+  const auto dataset = open();
+  ASSERT_EQ(dataset->size(), 3);
+  EXPECT_TRUE(get(*dataset, 2).target.eq(2).all().item<bool>());
+  expect_error(ErrorKind::kData, {"train/scene1.png", "has no label"}, [&] { get(*dataset, 1); });
+  expect_error(ErrorKind::kData, {"train/scene1.png", "has no label"}, [&] { dataset->class_pixels(1); });
+  const auto faults = dataset->faults();
+  ASSERT_EQ(faults.size(), 1);
+  EXPECT_NE(faults[0].find("trainannot/lost.png' has no image"), std::string::npos) << faults[0];
+
+  put_image(folder / "train/scene2.jpg", 4, 6);  // which of two images has the label, nobody can tell
+  expect_error(ErrorKind::kData, {"scene2.jpg", "share one label"}, open);
+  std::filesystem::remove(folder / "train/scene2.jpg");
+  std::filesystem::remove(folder / "trainannot/scene0.png");
+  std::filesystem::remove(folder / "trainannot/scene2.png");
+  expect_error(ErrorKind::kData,
+               {"no image can be used", "train/scene0.png", "has no label", "3 faults more"}, open);
+}
+
 TEST(SegmentationFolder, AnImageThatIsGoneIsMissedByItsLabel) {
   const TemporaryFolder folder;
   put_segmentation(folder);

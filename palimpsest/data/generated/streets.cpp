@@ -31,13 +31,14 @@ class Streets : public Dataset {
 
   int64_t size() const override { return size_; }
   const std::vector<std::string>& class_names() const override { return street_class_names(); }
+  std::string name(int64_t index) const override { return "generated/" + std::to_string(index); }
+  int64_t ignore_id() const override { return transform_.ignore_id; }
 
   Sample get(int64_t index, Random& random) const override { return get_with_class(index, -1, random); }
 
   Sample get_with_class(int64_t index, int64_t class_id, Random& random) const override {
     const Scene scene = draw(index);
-    Sample sample = make_example(scene.image, scene.label, transform_, random,
-                                 "generated/" + std::to_string(index), class_id);
+    Sample sample = make_example(scene.image, scene.label, transform_, random, name(index), class_id);
     if (transform_.ignore_id != kVoid) {
       if (sample.target.scalar_type() == at::kByte) {
         replace_void(sample.target.mutable_data_ptr<uint8_t>(), sample.target.numel());

@@ -66,16 +66,20 @@ class CifarImages : public Dataset {
   const std::vector<std::string>& class_names() const override { return names_; }
   std::string identity() const override { return files_identity({files_}, records_.size()); }
 
+  std::string name(int64_t index) const override {
+    const Record& record = records_.at(index);
+    return files_[record.file].string() + "/" + std::to_string(record.position);
+  }
+
   Sample get(int64_t index, Random& random) const override {
     const Record& record = records_.at(index);
-    const std::string name = files_[record.file].string() + "/" + std::to_string(record.position);
     const char* planes =
         bytes_[record.file].data() + record.position * (label_bytes_ + kPixels) + label_bytes_;
     at::Tensor image = at::empty({kSide, kSide, 3}, at::kByte);
     auto* out = image.mutable_data_ptr<uint8_t>();
     for (int64_t i = 0; i < kSide * kSide; ++i)
       for (int64_t c = 0; c < 3; ++c) out[3 * i + c] = static_cast<uint8_t>(planes[c * kSide * kSide + i]);
-    Sample sample = make_example(image, {}, transform_, random, name);
+    Sample sample = make_example(image, {}, transform_, random, name(index));
     sample.target = at::scalar_tensor(record.label, at::kLong);
     return sample;
   }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <sstream>
 
 namespace palimpsest::data::layouts {
@@ -64,7 +65,21 @@ LabelIds official_ids(const ClassSet& set, const std::string& name) {
   return ids;
 }
 
+void check_ignore_id(const LabelIds& ids, int64_t ignore_id) {
+  const auto has = [&](int64_t train_id) {
+    return std::find(ids.train_ids.begin(), ids.train_ids.end(), train_id) != ids.train_ids.end();
+  };
+  if (!has(ClassSet::kVoid)) return;
+  if (ignore_id < 0 || ignore_id > 255)
+    throw Error(ErrorKind::kUsage, "the ignore id of labels with void pixels must be in [0, 255], got " +
+                                       std::to_string(ignore_id) + ": use 255");
+  if (has(ignore_id))
+    throw Error(ErrorKind::kUsage, "the ignore id must be no class of the labels, got the class " +
+                                       std::to_string(ignore_id) + ": use 255");
+}
+
 void map_to_train_ids(at::Tensor& label, const LabelIds& ids, int64_t ignore_id, const fs::path& path) {
+  check_ignore_id(ids, ignore_id);
   std::array<uint8_t, 256> target{};
   std::array<bool, 256> has_class{};
   for (int64_t id = 0; id < 256; ++id) {
@@ -102,13 +117,15 @@ void add_folder(LabeledFiles& files, const fs::path& images, const fs::path& lab
     files.images.push_back(image);
     files.labels.push_back(labels / (base + endings.label));
     if (!is_there(files.labels.back())) {
-      files.faults.push_back(no_label(image, files.labels.back(), layout));
+      files.faults.push_back(
+          {Fault::Kind::kExample, no_label(image, files.labels.back(), layout), files.images.size() - 1});
       continue;
     }
     const auto [other, is_new] = image_of.emplace(files.labels.back(), image);
     if (is_new) continue;
-    files.faults.push_back("image '" + image.string() + "' and '" + other->second.string() +
-                           "' would share one label: rename or remove one of them");
+    files.faults.push_back({Fault::Kind::kName, "image '" + image.string() + "' and '" +
+                                                    other->second.string() +
+                                                    "' would share one label: rename or remove one of them"});
   }
   // Otherwise a lost or renamed image would silently be missing from the training.
   if (!is_there(labels)) return;  // each image is a fault already
@@ -118,9 +135,10 @@ void add_folder(LabeledFiles& files, const fs::path& images, const fs::path& lab
     if (!is_label) continue;
     ++files.label_count;
     if (image_of.contains(label)) continue;
-    files.faults.push_back("label '" + label.string() +
-                           "' has no image of its name (missing, or a link to nowhere); expected " + layout +
-                           ": restore the image or remove the label");
+    files.faults.push_back(
+        {Fault::Kind::kLabel, "label '" + label.string() +
+                                  "' has no image of its name (missing, or a link to nowhere); expected " +
+                                  layout + ": restore the image or remove the label"});
   }
   if (endings.image.empty()) files.skipped.insert(files.skipped.end(), foreign.begin(), foreign.end());
 }
@@ -137,23 +155,40 @@ void add_listed(LabeledFiles& files, const fs::path& list, const fs::path& image
     const std::string name = fs::path(word).stem().string();  // a list names no file of another folder
     files.images.push_back(images / (name + ".jpg"));
     files.labels.push_back(labels / (name + ".png"));
+    const std::size_t position = files.images.size() - 1;
     if (!is_there(files.images.back()))
-      files.faults.push_back("image '" + files.images.back().string() + "' does not exist, but '" +
-                             list.string() + "' lists it: restore the image or remove its line");
+      files.faults.push_back({Fault::Kind::kExample,
+                              "image '" + files.images.back().string() + "' does not exist, but '" +
+                                  list.string() + "' lists it: restore the image or remove its line",
+                              position});
     if (is_there(files.labels.back()))
       ++files.label_count;
     else if (needs_labels)
-      files.faults.push_back(no_label(files.images.back(), files.labels.back(), layout));
+      files.faults.push_back(
+          {Fault::Kind::kExample, no_label(files.images.back(), files.labels.back(), layout), position});
   }
   if (files.images.size() == before)
     throw Error(ErrorKind::kData, "the list '" + list.string() + "' names no image; expected " + layout);
 }
 
-void require_no_fault(const LabeledFiles& files) {
+void check_faults(const LabeledFiles& files, bool skip_bad) {
   if (files.faults.empty()) return;
+  const Fault* fault = &files.faults.front();
+  std::string none_left;
+  if (skip_bad) {
+    std::set<std::size_t> bad;
+    fault = nullptr;
+    for (const Fault& one : files.faults) {
+      if (one.kind == Fault::Kind::kName && !fault) fault = &one;
+      if (one.kind == Fault::Kind::kExample) bad.insert(one.image);
+    }
+    if (!fault && bad.size() < files.images.size()) return;
+    if (!fault) none_left = "no image can be used: ";
+    if (!fault) fault = &files.faults.front();
+  }
   const std::size_t more = files.faults.size() - 1;
   throw Error(ErrorKind::kData,
-              files.faults.front() +
+              none_left + fault->text +
                   (more == 0 ? ""
                              : " (and " + std::to_string(more) + (more == 1 ? " fault" : " faults") +
                                    " more: palimpsest data check lists them)"));

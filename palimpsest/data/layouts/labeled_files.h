@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <string>
@@ -26,18 +27,33 @@ LabelIds plain_ids(int64_t classes, int64_t ignore_id);
 /// The official ids of a published data set.
 LabelIds official_ids(const ClassSet& set, const std::string& name);
 
+/// Throws Error(kUsage) if void pixels cannot have this ignore id: labels are bytes, and it must be no class.
+void check_ignore_id(const LabelIds& ids, int64_t ignore_id);
+
 /// Replaces each id of a u8 (H, W) label by its train id, and void by `ignore_id`, in place. Throws
-/// Error(kData) with file, first place and number of pixels, if an id has no class.
+/// Error(kData) with file, first place and number of pixels, if an id has no class; and as check_ignore_id does.
 void map_to_train_ids(at::Tensor& label, const LabelIds& ids, int64_t ignore_id,
                       const std::filesystem::path& path);
+
+/// What is wrong with a file of a split.
+struct Fault {
+  enum class Kind {
+    kExample,  ///< an image has no label, or a list names an image that is not there
+    kLabel,    ///< a label has no image
+    kName      ///< two images have one label, which may be that of either
+  };
+  Kind kind;
+  std::string text;       ///< one line
+  std::size_t image = 0;  ///< kExample: its position
+};
 
 /// The images of a split and their labels.
 struct LabeledFiles {
   std::vector<std::filesystem::path> images;
   std::vector<std::filesystem::path> labels;   ///< one per image; empty: the split has none
   std::vector<std::filesystem::path> skipped;  ///< files beside them that are not read
-  std::vector<std::string> faults;             ///< one line for each image without label, and the like
-  int64_t label_count = 0;                     ///< labels that are there, also those without image
+  std::vector<Fault> faults;
+  int64_t label_count = 0;  ///< labels that are there, also those without image
   LabelIds ids;
 };
 
@@ -59,7 +75,8 @@ void add_folder(LabeledFiles& files, const std::filesystem::path& images, const 
 void add_listed(LabeledFiles& files, const std::filesystem::path& list, const std::filesystem::path& images,
                 const std::filesystem::path& labels, const std::string& layout, bool needs_labels = true);
 
-/// Throws Error(kData) with the first fault and the number of the others.
-void require_no_fault(const LabeledFiles& files);
+/// Throws Error(kData) with the first fault and the number of the others. With `skip_bad` only for a fault of
+/// kind kName, and if no image is without a fault.
+void check_faults(const LabeledFiles& files, bool skip_bad);
 
 }  // namespace palimpsest::data::layouts

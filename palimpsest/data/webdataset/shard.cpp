@@ -5,11 +5,13 @@
 #include "palimpsest/io/atomic_file.h"
 
 #include <algorithm>
+#include <charconv>
 #include <chrono>
 #include <optional>
 #include <sstream>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 namespace palimpsest::data::shards {
 namespace {
@@ -68,12 +70,15 @@ std::optional<Members> read_index(const fs::path& shard) {
   return members;
 }
 
-void write_index(const fs::path& shard, const Members& members) {
-  std::string text = index_title(shard) + "\n";
+/// `title`: of the shard before its headers were read. A shard that was replaced since then has another one, and
+/// gets no index.
+void write_index(const fs::path& shard, const std::string& title, const Members& members) {
+  std::string text = title + "\n";
   for (const io::TarMember& member : members.list) {
     if (member.name.find('\n') != std::string::npos) return;
     text += std::to_string(member.offset) + " " + std::to_string(member.size) + " " + member.name + "\n";
   }
+  if (index_title(shard) != title) return;
   try {
     io::write_file_atomically(index_path(shard), text + "end\n");
   } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a folder that may not be written has no index
@@ -111,6 +116,7 @@ void add_example(Shard& shard, const Group& group, std::string_view key, bool la
   const io::TarMember* label = labels_pixels ? group.map : group.id;
   const io::TarMember* other = labels_pixels ? group.id : group.map;
   if (is_cut && (!group.image || !label)) return;
+  shard.images += group.image != nullptr;
   const std::string example = "'" + printable(key) + "' of '" + shard.path.string() + "'";
   if (!group.image) {
     if (label)
@@ -136,38 +142,77 @@ void add_example(Shard& shard, const Group& group, std::string_view key, bool la
                             static_cast<uint32_t>(shard.names.size())});
 }
 
+Shard examples_of(const fs::path& path, const Members& members, bool labels_pixels) {
+  Shard shard;
+  shard.path = path;
+  for (std::size_t i = 0; i < members.list.size();) {
+    const std::string_view name = members.list[i].name;
+    const std::string_view key = name.substr(0, key_length(name));
+    Group group;
+    for (; i < members.list.size(); ++i) {
+      const io::TarMember& member = members.list[i];
+      if (std::string_view(member.name).substr(0, key_length(member.name)) != key) break;
+      group.add(member);
+    }
+    const bool is_cut = !members.fault.empty() && i == members.list.size();
+    add_example(shard, group, key, labels_pixels, is_cut);
+  }
+  if (!members.fault.empty()) {
+    const std::size_t found = shard.examples.size();
+    shard.faults.insert(shard.faults.begin(), members.fault + "; its first " + std::to_string(found) +
+                                                  (found == 1 ? " example is" : " examples are") + " whole");
+  }
+  return shard;
+}
+
 }  // namespace
 
 std::string Shard::name_of(const Example& example) const {
   return path.string() + ": " + names.substr(example.name_begin, example.name_end - example.name_begin);
 }
 
+std::string expected_files(bool labels_pixels) {
+  return std::string(
+             "tar archives ROOT/SPLIT/NAME.tar, or ROOT/NAME-{000..146}.tar, with KEY.jpg (or .png) and ") +
+         (labels_pixels ? "KEY.seg.png" : "KEY.cls") + " for each example";
+}
+
+std::vector<fs::path> archives_in(const fs::path& folder, std::error_code& error) {
+  std::vector<fs::path> found;
+  for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error))
+    if (entry->path().extension() == ".tar" && !entry->path().filename().string().starts_with('.'))
+      found.push_back(entry->path());
+  std::sort(found.begin(), found.end());
+  return found;
+}
+
+int64_t class_of(std::string_view text, int64_t classes, const std::string& example) {
+  const std::string_view given = text;
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r' || text.back() == ' '))
+    text.remove_suffix(1);
+  int64_t id = -1;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
+  if (error == std::errc{} && end == text.data() + text.size() && id >= 0 && id < classes) return id;
+  throw Error(ErrorKind::kData, "the class of '" + example + "' must be a number from 0 to " +
+                                    std::to_string(classes - 1) + ", got '" +
+                                    shortened(printable(given), 40) +
+                                    "': correct the .cls, or the number of classes");
+}
+
+Shard read_examples(const fs::path& path, bool labels_pixels) {
+  io::TarReader archive(path);
+  return examples_of(path, read_headers(archive), labels_pixels);
+}
+
 Shard find_examples(const fs::path& path, bool labels_pixels) {
-  Shard shard{path, {}, {}, {}};
+  const std::string title = index_title(path);
   io::TarReader archive(path);
   std::optional<Members> members = read_index(path);
   if (!members) {
     members = read_headers(archive);
-    if (members->fault.empty()) write_index(path, *members);
+    if (members->fault.empty()) write_index(path, title, *members);
   }
-  for (std::size_t i = 0; i < members->list.size();) {
-    const std::string_view name = members->list[i].name;
-    const std::string_view key = name.substr(0, key_length(name));
-    Group group;
-    for (; i < members->list.size(); ++i) {
-      const io::TarMember& member = members->list[i];
-      if (std::string_view(member.name).substr(0, key_length(member.name)) != key) break;
-      group.add(member);
-    }
-    const bool is_cut = !members->fault.empty() && i == members->list.size();
-    add_example(shard, group, key, labels_pixels, is_cut);
-  }
-  if (!members->fault.empty()) {
-    const std::size_t found = shard.examples.size();
-    shard.faults.insert(shard.faults.begin(), members->fault + "; its first " + std::to_string(found) +
-                                                  (found == 1 ? " example is" : " examples are") + " whole");
-  }
-  return shard;
+  return examples_of(path, *members, labels_pixels);
 }
 
 }  // namespace palimpsest::data::shards

@@ -9,7 +9,9 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
 #include <set>
+#include <thread>
 
 namespace palimpsest::data::webdataset_tests {
 namespace {
@@ -165,6 +167,29 @@ TEST(WebDataset, TheIndexIsReadInsteadOfTheHeadersWhileItFits) {
   }
   put_shards(folder, {2});
   EXPECT_EQ(open(folder, "train-0.tar")->size(), 2);
+}
+
+TEST(WebDataset, AShardThatIsReplacedWhileItsHeadersAreReadGetsNoIndexOfTheOldOne) {
+  const TemporaryFolder folder;
+  const auto many = [](int examples) {
+    Members members;
+    for (int i = 0; i < examples; ++i) {
+      members.emplace_back(std::to_string(i) + ".png", "");
+      members.emplace_back(std::to_string(i) + ".cls", "0");
+    }
+    return tar(members);
+  };
+  const std::string before = many(400), after = many(300);
+  for (int round = 0; round < 100; ++round) {
+    put(folder / "a.tar", before);
+    put(folder / "next", after);
+    std::filesystem::remove(folder / "a.tar.index");
+    std::jthread reader([&] { open(folder, "a.tar"); });
+    std::this_thread::sleep_for(std::chrono::microseconds(10 * round));
+    std::filesystem::rename(folder / "next", folder / "a.tar");
+    reader.join();
+    ASSERT_EQ(open(folder, "a.tar")->size(), 300) << "round " << round;
+  }
 }
 
 /// All batches of an epoch.
