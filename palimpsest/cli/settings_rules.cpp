@@ -218,7 +218,7 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (options.data.crop_mode == "area" && (id == "data.short_side" || id == "data.pad"))
     return "needs " + both_names(setting("data.crop_mode")) + " = window, which is area";
-  if (id == "data.reduce_jpeg" && no_photos)
+  if (id == "data.reduce_jpeg" && !options.data.has_photos())
     return "needs a folder of images as " + both_names(setting("data.kind")) + ", which is " +
            options.data.kind;
   if (id == "data.pad" && options.data.crop == 0)
