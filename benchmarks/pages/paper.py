@@ -1,6 +1,6 @@
 """docs/results/paper.md: the figures of the In-Place Activated BatchNorm paper beside the figures measured here.
 
-Made from block_time.json, kept_bytes.json, model_step.json and memory/*.json.
+Made from block_time.json, kept_bytes.json, model_step.json, equal_memory.json and memory/*.json.
 """
 import re
 
@@ -13,6 +13,9 @@ TITLE = "docs/results/paper.md: the figures of the In-Place Activated BatchNorm 
 MODULES = [("CONV1", 128, 56, 1.8, 4.0), ("CONV2", 256, 28, 2.0, 3.7), ("CONV3", 512, 14, 1.6, 3.1),
            ("CONV4", 1024, 7, 0.8, 1.2)]
 BLOCK = re.compile(r"\((\d+), (\d+)\) (\S+ ?(?:grouped)?) (\w+)")
+
+EQUAL_MEMORY = "build/release/equal_memory --json docs/results/equal_memory.json"
+NOT_COMPLETE = "The program was\ncut short: the rows that it has not measured are missing here."
 
 PAGE = """# The paper's figures beside ours
 
@@ -38,7 +41,21 @@ of 224x224 (`kept_bytes.json`):
 
 {memory}
 
-## Batch that fits into the memory of the standard layers
+## Pixels that fit into the memory of the standard layers, at the paper's sizes
+
+The memory is the peak of a training step per GPU, with the standard layers, at the batch and the crop of the paper's
+table 3: DeepLabV3 with output stride 8, the mean loss over each image's hardest quarter of the pixels, parameters,
+gradients and momentum included. The table shows the largest batch of the same crop, and the largest crop of the same
+batch, that fit in that memory, and the gained pixels; brackets hold the paper's gain. `loss`: our loss without full-size
+logits (`ops/upsampled_loss.h`) on both sides, or libtorch's `interpolate` and `cross_entropy` on both.
+
+Each peak was counted at {fitted}; a formula through them gives the peak at the paper's
+size. Its error was measured at {checked} (`equal_memory.json`, `{equal_memory_command}`). {missing}
+
+
+{equal_memory}
+
+## Batch that fits into the memory of the standard layers, small networks
 
 The memory is the peak of a training step with the standard layers and the batch in the column `standard` (`memory/`). Byte
 counts do not depend on the machine. Both sides have our loss without full-size logits (`ops/upsampled_loss.h`); the paper's
@@ -89,10 +106,36 @@ def batch_table(comparisons):
     return table(["network", "`standard`", "in place", "more"], rows)
 
 
+def equal_memory_table(measured):
+    rows = []
+    for row in measured["rows"]:
+        standard = row["limit"] == 0
+        batch, crop = row["largest_batch"], row["largest_crop"]
+        pixels = row["batch"] * row["crop"] ** 2
+
+        def cell(count, gained, paper):
+            gain = 100 * (gained / pixels - 1)
+            return str(count) if standard else f"{count}: {percent(gain)} [{percent(paper)}]"
+        rows.append([row["network"], row["data"], row["loss"], f"`{row['form']}`", f"{row['peak'] / 1e9:.2f} GB",
+                     cell(row["batch"] if standard else batch, batch * row["crop"] ** 2, row["paper_batch_gain"]),
+                     cell(row["crop"] if standard else crop, row["batch"] * crop ** 2, row["paper_crop_gain"]),
+                     "" if standard else f"{percent(row['limit'])}{'' if row['pass'] else ': FAIL'}",
+                     f"{100 * row['error']:+.2f} %"])
+    return table(["network", "data", "loss", "form", "peak", "batch", "crop", "limit", "error of the formula"], rows, numbers=5)
+
+
+def sizes(named):
+    return ", ".join(f"{batch} x {crop}²" for batch, crop in named)
+
+
 def write(results):
     blocks, kept, steps = (read(results / f"{name}.json") for name in ("block_time", "kept_bytes", "model_step"))
     ratios = ", ".join(f"{row['claim'].split(' ')[0]} {percent(100 * (row['ratio'] - 1))}" for row in steps["rows"])
+    equal = read(results / "equal_memory.json", EQUAL_MEMORY)
     text = PAGE.format(**{key: blocks[key] for key in ("processor", "threads", "libtorch", "repeats")},
                        time=time_table(blocks), steps=ratios, memory=memory_table(kept),
+                       equal_memory=equal_memory_table(equal), equal_memory_command=EQUAL_MEMORY,
+                       missing=NOT_COMPLETE if not equal["complete"] else "Every row was measured.",
+                       fitted=sizes(equal["fitted"]), checked=sizes([equal["checked"]]),
                        batch=batch_table(sorted((results / "memory").glob("*.json"))))
     return {results / "paper.md": text}

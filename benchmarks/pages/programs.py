@@ -13,7 +13,7 @@ import subprocess
 import tempfile
 import typing
 
-import loss_panels
+import panels
 import result_page
 
 POINTS = 60
@@ -167,11 +167,11 @@ def table(measured):
 
 
 def chart(measured):
-    panels = []
+    charts = []
     for name, by_setting in measured.items():
-        curves = [(color, run["loss"]) for color, runs in zip(loss_panels.COLORS, by_setting.values()) for run in runs]
-        panels.append((PROGRAMS[name].title, curves))
-    return loss_panels.chart(SETTINGS, panels)
+        curves = [(color, run["loss"]) for color, runs in zip(panels.COLORS, by_setting.values()) for run in runs]
+        charts.append((PROGRAMS[name].title, curves))
+    return panels.chart(SETTINGS, charts)
 
 
 def read(results, name):

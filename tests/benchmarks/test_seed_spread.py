@@ -67,6 +67,19 @@ def test_a_variant_that_is_farther_away_than_the_seeds_move_it_fails(tmp_path, m
     assert benchmark.main() == 0
 
 
+def test_a_variant_that_may_gain_fails_only_where_it_loses(tmp_path, monkeypatch):
+    reached = {"base-1": 0.70, "base-2": 0.72, "better-1": 0.80, "better-2": 0.81, "worse-1": 0.60, "worse-2": 0.61}
+
+    def trained(command, folder):
+        return [{"type": "step", "loss": 1.0}, {"type": "evaluation", "top1": reached[folder.name]}]
+
+    monkeypatch.setattr(benchmark, "train", trained)
+    for name, may_gain, status in (("better", [], 1), ("better", ["--may-gain"], 0), ("worse", ["--may-gain"], 1)):
+        monkeypatch.setattr(sys, "argv", ["seed_spread.py", "--output", str(tmp_path), "--seeds", "1,2", "--check", *may_gain,
+                                          "--variant", "base:", "--variant", f"{name}: --lr 1"])
+        assert benchmark.main() == status
+
+
 def test_where_the_data_lie_is_not_recorded():
     assert benchmark.recorded(["--config", "a.toml", "--data-root", "/home/me/my cifar10", "--lr", "1"]) == \
         "--config a.toml --data-root 'PATH/TO/my cifar10' --lr 1"

@@ -31,3 +31,14 @@ def test_a_network_that_joins_the_memory_joins_the_page(results):
         "deeplabv3_resnet18", "another_network"))
     assert pages("paper", "--results", results) == (0, "")
     assert "; `inplace_2` | 8 | 14 | +75.0 % |" in line_of(results / "paper.md", "| another_network")
+
+
+def test_a_formula_that_is_off_fails_in_the_page(results):
+    def off(content):
+        row = content["rows"][1]
+        row["pass"], row["error"], row["largest_batch"] = False, 0.02, 2 * row["batch"]
+
+    change(results / "equal_memory.json", off)
+    assert pages("paper", "--results", results) == (0, "")
+    line = next(line for line in (results / "paper.md").read_text().splitlines() if ": FAIL" in line)
+    assert ": +100.0 % [+75.0 %] |" in line and "| +2.00 % |" in line

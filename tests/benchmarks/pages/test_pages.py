@@ -6,15 +6,17 @@ import pytest
 from page_support import ROOT, pages
 
 MEASUREMENTS = {
-    "camvid": ["memory/deeplabv3_resnet18.json", "training/camvid.json"],
+    "camvid": ["memory/deeplabv3_resnet18.json", "training/camvid.json", "training/camvid_seeds.json"],
+    "cifar10": [],
     "densenet": ["densenet_time.json", "densenet_bytes.json", "densenet_depth.json", "densenet_accuracy.json"],
     "distributed": ["synchronization_time.json"],
     "mixed_precision": ["mixed_precision/ssd.json", "mixed_precision/googlenet.json"],
     "numerics": ["numerics.json"],
-    "paper": ["block_time.json", "kept_bytes.json", "model_step.json", "memory/deeplabv3_resnet18.json"],
+    "paper": ["block_time.json", "kept_bytes.json", "model_step.json", "equal_memory.json",
+              "memory/deeplabv3_resnet18.json"],
 }
 ALL = [(page, name) for page, names in MEASUREMENTS.items() for name in names]
-MAY_BE_MISSING = [("mixed_precision", "mixed_precision/googlenet.json"), ("paper", "memory/deeplabv3_resnet18.json")]
+MAY_BE_MISSING = [("camvid", "training/camvid_seeds.json"), ("mixed_precision", "mixed_precision/googlenet.json"), ("paper", "memory/deeplabv3_resnet18.json")]
 
 
 def path_of(page, results):
@@ -74,7 +76,7 @@ def test_a_page_without_its_marks_is_an_error_of_one_line(results, page):
 
 @pytest.mark.parametrize("arguments, said", [
     (["--chek"], "unrecognized arguments: --chek"),
-    (["papr"], "got 'papr', wanted camvid, densenet, distributed, mixed_precision, numerics, paper"),
+    (["papr"], "got 'papr', wanted camvid, cifar10, densenet, distributed, mixed_precision, numerics, paper"),
     (["train"], "the following arguments are required: table, BUILD"),
     (["train", "everything", "build"], "invalid choice: 'everything'"),
     (["train", "programs", "build", "sdd"], "got 'sdd', wanted ssd, speech, translation, language_model, dcgan"),
@@ -92,7 +94,7 @@ def test_of_a_comparison_the_parts_that_hold_anywhere_are_taken(tmp_path):
     run = {"name": "standard", "kept_bytes": 4, "peak_bytes": 8, "largest_batch": 2, "seconds_per_step": 0.25, "loss": 1.5,
            "mean_iou": 0.5, "losses": [2.0, 1.5], "evaluations": [{"epoch": 1, "mean_iou": 0.5}]}
     comparison = {"setup": {"model": "m", "data": "segmentation_folder /home/me/camvid", "batch": "1 image", "training": "t",
-                            "machine": "here"}, "memory_bytes": 8, "runs": [run, {**run, "name": "inplace_2"}]}
+                            "machine": "here", "trained on": "standard: 1 image"}, "memory_bytes": 8, "runs": [run, {**run, "name": "inplace_2"}]}
     folder, results = tmp_path / "compared", tmp_path / "results"
     folder.mkdir()
     results.mkdir()
@@ -103,7 +105,7 @@ def test_of_a_comparison_the_parts_that_hold_anywhere_are_taken(tmp_path):
     assert (results / "training/small.svg").read_text() == "losses"
     memory, training = (json.loads((results / part / "small.json").read_text()) for part in ("memory", "training"))
     assert memory["runs"][1] == {"name": "inplace_2", "kept_bytes": 4, "peak_bytes": 8, "largest_batch": 2}
-    assert memory["setup"] == {"model": "m", "batch": "1 image"} and memory["memory_bytes"] == 8
+    assert memory["setup"] == {"model": "m", "batch": "1 image", "trained on": "standard: 1 image"} and memory["memory_bytes"] == 8
     assert training["setup"]["data"] == "segmentation_folder PATH/TO/camvid"
     assert training["runs"][0] == {key: run[key] for key in ("name", "loss", "mean_iou", "losses", "evaluations")}
 
