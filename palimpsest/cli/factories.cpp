@@ -3,6 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/class_index.h"
+#include "palimpsest/data/check.h"
 #include "palimpsest/data/class_colors.h"
 #include "palimpsest/data/class_uniform.h"
 #include "palimpsest/data/files.h"
@@ -63,7 +64,7 @@ bool labels_pixels(const Options& options) {
   return layout ? layout->labels_pixels : options.data.kind != "image_folder";
 }
 
-std::shared_ptr<data::Dataset> open(const Options& options, bool training) {
+std::shared_ptr<data::Dataset> open_kind(const Options& options, bool training) {
   const Options::Data& d = options.data;
   const auto t = transform(options, training);
   if (d.kind == "generated") {
@@ -91,6 +92,19 @@ std::shared_ptr<data::Dataset> open(const Options& options, bool training) {
                              .skip_bad = skip_bad},
                             t);
   return data::segmentation_folder(d.root, split, options.model.classes, t, skip_bad);
+}
+
+/// Opens the data set. An error says if the folder has another layout than [data] kind.
+std::shared_ptr<data::Dataset> open(const Options& options, bool training) {
+  try {
+    return open_kind(options, training);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kData || options.data.root.empty()) throw;
+    const std::string kind = data::recognized_kind(options.data.root);
+    if (!data::find_layout(kind) || kind == options.data.kind) throw;
+    throw Error(ErrorKind::kData,
+                std::string(error.what()) + ". The folder looks like " + kind + ": give --data " + kind);
+  }
 }
 
 void complete_classes(Options& options, const data::Dataset& dataset) {

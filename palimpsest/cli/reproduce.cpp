@@ -116,7 +116,12 @@ void set_small_flags(Options& options) {
 }
 
 int run_reproduce(const Options& options) {
-  if (options.run.list) return list_rows();
+  if (options.run.list) {
+    if (!options.run.row.empty())
+      throw Error(ErrorKind::kUsage,
+                  "reproduce --list lists all rows: leave out ROW, got '" + options.run.row + "'");
+    return list_rows();
+  }
   const PaperRow& row = paper_row(options.run.row);
   if (!options.run.small) {
     const int status = run_train(options);

@@ -221,11 +221,16 @@ void check_published(DataCheck& result, const Layout& layout, const fs::path& ro
                 [&](SplitCheck& c) { check_split(result, c, layout, root, split, annotations, options); });
     };
     const bool has_coarse = layout.kind == "cityscapes" && is_there(root / "gtCoarse" / split.name);
-    if (!has_coarse || is_there(root / "gtFine" / split.name)) with("fine");
+    const bool has_fine = is_there(root / "gtFine" / split.name);
+    if (!has_coarse || has_fine) with("fine");
     if (!has_coarse) continue;
+    if (!has_fine) result.missing.push_back(split.name + ", fine");
     check.name += ", coarse";
     with("coarse");
   }
+  if (result.splits.empty())
+    throw Error(ErrorKind::kData,
+                "'" + root.string() + "' has no split of " + layout.kind + "; expected " + layout.expected);
 }
 
 void check_folders(DataCheck& result, const fs::path& root, const CheckOptions& options) {
@@ -280,6 +285,10 @@ DataCheck check_data(const fs::path& root, const CheckOptions& options) {
   else
     check_folders(result, root, options);
   return result;
+}
+
+std::string recognized_kind(const fs::path& root) {
+  return kind_at(root);
 }
 
 std::vector<std::string> checked_kinds() {

@@ -58,6 +58,9 @@ struct DataCheck {
 /// Memory with `full`: one image and one label per thread, 4 bytes per pixel, beside the two files.
 DataCheck check_data(const std::filesystem::path& root, const CheckOptions& options);
 
+/// Returns the kind of the data set in a folder, as check_data recognizes it; "" if it has no known layout.
+std::string recognized_kind(const std::filesystem::path& root);
+
 /// Returns the kinds that check_data takes.
 std::vector<std::string> checked_kinds();
 

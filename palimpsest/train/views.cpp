@@ -49,23 +49,30 @@ Axis split(int64_t size, double scale, const ViewOptions& options) {
   if (axis.scaled == 0) return axis;
   const int64_t window = options.window > 0 ? std::min(options.window, axis.scaled) : axis.scaled;
   const int64_t stride = options.window > 0 ? stride_of(options) : window;
-  const auto overlap = static_cast<double>(window - std::min(stride, window));
+  std::vector<int64_t> firsts;
+  for (int64_t at = 0; at < axis.scaled - window; at += stride) firsts.push_back(at);
+  firsts.push_back(axis.scaled - window);
   const auto length = static_cast<double>(window);
   std::vector<double> sums(size, 0);
-  for (int64_t at = 0;; at += stride) {
-    const int64_t first = std::min(at, axis.scaled - window);
-    Piece piece{first, window, size, 0, {}};
+  for (std::size_t k = 0; k < firsts.size(); ++k) {
+    // The last window overlaps more than the others.
+    const auto overlap = [&](std::size_t left) {
+      return static_cast<double>(firsts[left] + window - firsts[left + 1]);
+    };
+    const double before = k > 0 ? overlap(k - 1) : 0, after = k + 1 < firsts.size() ? overlap(k) : 0;
+    Piece piece{firsts[k], window, size, 0, {}};
     for (int64_t i = 0; i < size; ++i) {
-      const double offset = axis.scaled_position(i) - static_cast<double>(first);
+      const double offset = axis.scaled_position(i) - static_cast<double>(firsts[k]);
       if (offset < 0 || offset >= length) continue;
       piece.begin = std::min(piece.begin, i);
       piece.end = i + 1;
-      const double share = overlap > 0 ? std::min({1.0, offset / overlap, (length - offset) / overlap}) : 1;
+      double share = 1;
+      if (before > 0) share = std::min(share, offset / before);
+      if (after > 0) share = std::min(share, (length - offset) / after);
       piece.share.push_back(share);
       sums[i] += share;
     }
     if (piece.begin < piece.end) axis.pieces.push_back(std::move(piece));
-    if (first == axis.scaled - window) break;
   }
   for (Piece& piece : axis.pieces)
     for (int64_t i = piece.begin; i < piece.end; ++i) piece.share[i - piece.begin] /= sums[i];

@@ -221,6 +221,34 @@ def test_labels_of_16_bits_are_named(folder):
     assert "000000000001.png" in train["faults"][0] and "16 bits per pixel" in train["faults"][0]
 
 
+def test_a_data_set_without_its_splits_is_none(folder):
+    root = published("cityscapes", folder / "cityscapes")
+    (root / "gtFine").rename(root / "gtCoarse")
+    for label in list(root.glob("gtCoarse/*/*/*_gtFine_labelIds.png")):
+        label.rename(label.with_name(label.name.replace("gtFine", "gtCoarse")))
+    assert "no split  train, fine" in succeeds("data", "check", root).stdout
+    camvid = folder / "camvid"
+    camvid.mkdir()
+    fails(DATA_ERROR, "data", "check", camvid, "--data-kind", "camvid", says=["has no split of camvid", "expected"])
+
+
+def test_a_list_with_a_control_character_is_refused(folder):
+    root = published("voc", folder / "voc")
+    name = next(root.glob("**/ImageSets/Segmentation/train.txt"))
+    name.write_bytes(name.read_bytes() + b"\0\0\n")
+    assert "has a control character in line 3" in split_of(faulty(root), "train")["faults"][0]
+    fails(DATA_ERROR, "train", *flags("voc"), "--data-root", root, "--output", folder / "run", says=["control character in line 3"])
+
+
+def test_an_error_names_the_layout_that_the_folder_has(folder):
+    root = published("cifar10", folder / "cifar10")
+    fails(DATA_ERROR, "train", *flags("cifar10"), "--data", "image_folder", "--data-root", root, "--output", folder / "run",
+          says=["train' does not exist", "The folder looks like cifar10: give --data cifar10"])
+    file = next(root.glob("**/data_batch_1.bin"))
+    file.write_bytes(b"")
+    fails(DATA_ERROR, "train", *flags("cifar10"), "--data-root", root, "--output", folder / "run", says=[file.name, "is empty"])
+
+
 def test_settings_of_published_data_sets(folder):
     root = published("voc", folder / "voc")
     out = ("--output", folder / "run")

@@ -188,6 +188,7 @@ def test_a_network_of_relu_is_evaluated_with_leaky_relu(folder):
 
 
 @pytest.mark.parametrize("flags, says", [
+    ("--eval-scales=0.5 --resize=bicubic", ["--resize has no effect", "--eval-short-side"]),
     ("--eval-scales=0", ["--eval-scales", "(0, 4]", "[0]"]),
     ("--eval-scales=-1,1", ["--eval-scales", "(0, 4]"]),
     ("--eval-scales=5", ["--eval-scales", "(0, 4]"]),

@@ -153,6 +153,7 @@ WRONG = [
     ("--class-weights 1,2", ["class_weights", "one number per class", "2 numbers"]),
     ("--classes 3 --class-weights 1,2", ["--class-weights", "one number per class", "3", "2 numbers"]),
     ("--class-weights 1,x", ["--class-weights", "a list of numbers", "1,x"]),
+    ("--classes 11 --class-weights 1e31" + 10 * ",1", ["class_weights must be 0 or from 1e-30 to 1e30", "1e+31"]),
     ("--class-weights 1,-1", ["--class-weights", ">= 0", "-1"]),
     ("--label-smoothing 1", ["--label-smoothing", "[0, 1)", "1"]),
     ("--clip-norm -1", ["--clip-norm", ">= 0", "-1"]),

@@ -120,15 +120,28 @@ at::Tensor plain_windows(Strided& network, const at::Tensor& image, int64_t wind
     all.push_back(size - window);
     return all;
   };
-  const auto overlap = static_cast<double>(window - stride);
-  at::Tensor ramp = at::ones({window}, at::kDouble);
-  for (int64_t i = 0; i < window && overlap > 0; ++i)
-    ramp[i] = std::min(
-        {1.0, (static_cast<double>(i) + 0.5) / overlap, (static_cast<double>(window - i) - 0.5) / overlap});
+  // The weights of window k along an axis: they rise over the overlap with the window before it, and fall over
+  // that with the window after it.
+  const auto ramp = [&](const std::vector<int64_t>& all, std::size_t k) {
+    at::Tensor result = at::ones({window}, at::kDouble);
+    for (int64_t i = 0; i < window; ++i) {
+      double value = 1;
+      if (k > 0 && all[k - 1] + window > all[k])
+        value = std::min(value,
+                         (static_cast<double>(i) + 0.5) / static_cast<double>(all[k - 1] + window - all[k]));
+      if (k + 1 < all.size() && all[k] + window > all[k + 1])
+        value = std::min(value, (static_cast<double>(window - i) - 0.5) /
+                                    static_cast<double>(all[k] + window - all[k + 1]));
+      result[i] = value;
+    }
+    return result;
+  };
   at::Tensor sum, weights = at::zeros({image.size(1), image.size(2)}, at::kDouble);
-  const at::Tensor weight = ramp.unsqueeze(1) * ramp;
-  for (const int64_t y : starts(image.size(1)))
-    for (const int64_t x : starts(image.size(2))) {
+  const std::vector<int64_t> rows = starts(image.size(1)), columns = starts(image.size(2));
+  for (std::size_t r = 0; r < rows.size(); ++r)
+    for (std::size_t c = 0; c < columns.size(); ++c) {
+      const int64_t y = rows[r], x = columns[c];
+      const at::Tensor weight = ramp(rows, r).unsqueeze(1) * ramp(columns, c);
       const at::Tensor view = image.narrow(1, y, window).narrow(2, x, window).unsqueeze(0);
       const at::Tensor p = network.forward(view).softmax(1)[0];
       if (!sum.defined()) sum = at::zeros({p.size(0), image.size(1), image.size(2)}, at::kDouble);
@@ -171,6 +184,11 @@ TEST(Views, NoSeamShowsWhereWindowsMeet) {
   const double step = p.diff(1, 2).abs().max().item<double>(), all = (p.max() - p.min()).item<double>();
   EXPECT_GT(all, 0.1);
   EXPECT_LE(step, 1.0 / 20);  // a probability changes by at most 1 over the 20 pixels of the overlap
+  // Three windows side by side on 100 pixels: the last one overlaps by 20.
+  const at::Tensor narrow = image.narrow(2, 0, 100);
+  const at::Tensor last =
+      probabilities_of(per_window, narrow, {.window = 40, .stride = 40}).narrow(2, 45, 55);
+  EXPECT_LE(last.diff(1, 2).abs().max().item<double>(), 1.0 / 20);
   const ViewOptions side_by_side{.window = 40, .stride = 40};
   EXPECT_GT(probabilities_of(per_window, image, side_by_side).diff(1, 2).abs().max().item<double>(),
             1.0 / 20);

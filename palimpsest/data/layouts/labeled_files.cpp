@@ -149,9 +149,14 @@ void add_listed(LabeledFiles& files, const fs::path& list, const fs::path& image
     throw Error(ErrorKind::kData, "the list '" + list.string() + "' does not exist; expected " + layout);
   const std::size_t before = files.images.size();
   std::istringstream lines(io::read_file(list));
+  int64_t number = 0;
   for (std::string line; std::getline(lines, line);) {
+    ++number;
     std::string word;
     if (!(std::istringstream(line) >> word)) continue;
+    if (std::any_of(word.begin(), word.end(), [](unsigned char c) { return c < ' '; }))
+      throw Error(ErrorKind::kData, "the list '" + list.string() + "' has a control character in line " +
+                                        std::to_string(number) + ": restore the list; expected " + layout);
     const std::string name = fs::path(word).stem().string();  // a list names no file of another folder
     files.images.push_back(images / (name + ".jpg"));
     files.labels.push_back(labels / (name + ".png"));

@@ -49,7 +49,7 @@ Map map_of(const char* op, const at::Tensor& logits, Pair2 out, bool align_corne
 }
 
 /// Their sums and inverses are numbers in f32, too.
-constexpr double kLeastWeight = 1e-30;
+constexpr double kLeastWeight = 1e-30, kMostWeight = 1e30;
 
 void check_share(const char* name, double value) {
   TORCH_CHECK(value > 0 && value <= 1, "[upsampled_cross_entropy] ", name, " must be in (0, 1], got ", value);
@@ -84,7 +84,7 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& logits, const at::T
     if (logits.is_cpu()) {
       const double* const values = weight.const_data_ptr<double>();
       for (int64_t c = 0; c < weight.numel(); ++c)
-        TORCH_CHECK(values[c] == 0 || (values[c] >= kLeastWeight && values[c] <= 1 / kLeastWeight), "[", kOp,
+        TORCH_CHECK(values[c] == 0 || (values[c] >= kLeastWeight && values[c] <= kMostWeight), "[", kOp,
                     "] weight must be 0 or in [1e-30, 1e30], got ", values[c], " for class ", c);
     }
   }
