@@ -185,11 +185,9 @@ Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tenso
   tensors.mean = result.mean.mutable_data_ptr<double>();
   tensors.inv_std = result.inv_std.mutable_data_ptr<double>();
 
+  // A pass of its own, also for all channels: z has the same bits whether channels are saved or not.
   std::optional<ChannelView> part;
-  if (channels.all && saves_output(call.settings.saved)) {
-    call.problem.saved = Saved::kNormalized;
-    tensors.saved_values = channels.values.mutable_data_ptr();
-  } else if (channels.any()) {
+  if (channels.any()) {
     part.emplace(view_of(channels, call.problem, x));
     channels.values.copy_(part->gather(x));  // before x is written over
   }
