@@ -18,9 +18,9 @@
 /// x:        (N, C), (N, C, L), (N, C, H, W) or (N, C, D, H, W); f32, f64, f16 or bf16; CPU or CUDA.
 ///           Contiguous and channels-last tensors run natively and keep their strides; any other strides cost
 ///           one copy.
-/// norm:     four vectors of C values. Arithmetic is f32 (f64 for f64 x). weight may have any sign. If z does
-///           not determine the normalized x of a channel, the normalized x of this channel is saved as well
-///           (abn_fallback_stats).
+/// norm:     four vectors of C values. Arithmetic is f32 (f64 for f64 x). weight may have any sign. If the
+///           saved tensor (z or y) does not determine the normalized x of a channel, the normalized x of this
+///           channel is saved as well (abn_fallback_stats).
 /// residual: shape and dtype of x, any strides; added before the activation. Backward reads the residual
 ///           again, so the caller must not change it. (The readers of z and of the residual save both in any
 ///           case.)
@@ -96,15 +96,18 @@ at::Tensor abn(const at::Tensor& x, const NormalizationTensors& norm, const AbnO
 at::Tensor abn_(at::Tensor x, const NormalizationTensors& norm, const AbnOptions& options = {},
                 const std::optional<at::Tensor>& residual = std::nullopt);
 
-/// Counts how often layers saved more than z because |weight| was too small to recover the normalized x from
-/// z (kernels/formulas/invertibility.h), over all forward passes since the program started or the last reset.
+/// Counts how often layers saved more than one tensor because |weight| was too small to recover the normalized
+/// x from z or y (kernels/formulas/invertibility.h), over all forward passes since the program started or the
+/// last reset.
 struct AbnFallbackStats {
   /// Passes that saved the normalized x of all channels: more than 1 channel in 32 needed it.
   int64_t layers = 0;
-  /// Channels that were saved one by one, in passes where at most 1 channel in 32 (or one) needed it.
+  /// Channels that were saved one by one, in passes where at most 1 channel in 32 (or one) needed it. On a GPU
+  /// the slots of channels that may need it within a step are counted, too.
   int64_t channels = 0;
-  /// Channels whose gradient was computed from z although z did not determine it. Only on a GPU, where the
-  /// host decides by the weights of the previous step (ops/invertibility/predictor.h).
+  /// Channels whose gradient was computed from z or y although it did not determine their normalized x, as far
+  /// as the device has reported them. Only on a GPU, where the host plans the slots before it knows the values
+  /// (ops/invertibility/slot_plan.h).
   int64_t late = 0;
 };
 AbnFallbackStats abn_fallback_stats();

@@ -28,8 +28,7 @@ namespace palimpsest::ops {
 
 /// Returns conv(act(bn(x))). x: (N, C, spatial...); conv_weight: (C_out, C / groups, spatial...); conv_bias:
 /// (C_out) or none. Under autocast the convolution runs in autocast's dtype, and the f32 conv_weight is
-/// saved, not a 16-bit copy (ops/autocast.h). With kPreActivation, a layer that has a non-invertible channel
-/// saves x-hat instead of y.
+/// saved, not a 16-bit copy (ops/autocast.h).
 at::Tensor abn_conv(const at::Tensor& x, const NormalizationTensors& norm, const at::Tensor& conv_weight,
                     const std::optional<at::Tensor>& conv_bias, const ConvolutionOptions& convolution,
                     const AbnOptions& options = {});

@@ -33,7 +33,7 @@
 /// Gradients and running statistics are those of the plain layers, but for rounding. Double backward is an
 /// error, and so is a second backward pass without retain_graph (libtorch's own error).
 /// On a GPU the host waits for values only where the bottleneck's normalization does
-/// (ops/invertibility/predictor.h), and a CUDA graph can hold both passes.
+/// (ops/invertibility/slot_plan.h), and a CUDA graph can hold both passes.
 /// Python: torch.ops.palimpsest.dense_block, with one tensor per layer in each list.
 /// Sources: Huang et al., "Densely Connected Convolutional Networks", CVPR 2017; Pleiss, Chen, Huang, Li, van
 /// der Maaten, Weinberger, "Memory-Efficient Implementation of DenseNets", 2017, whose shared storages this

@@ -197,17 +197,52 @@ TEST(AbnConv, AConvolutionThatAppliesTheReLUAllocatesNoActivatedTensor) {
   EXPECT_LT(meter.peak_bytes() - before, out.numel() * 4 + leaf.numel());  // far less than another tensor
 }
 
-TEST(AbnConv, AWeightOfZeroKeepsTheNormalizedInputInstead) {
-  const Geometry& g = kGeometries[0];
-  const Gradients want = truth(g, Activation::kReLU, 0);
+TEST(AbnConv, WeightsOfZeroSaveTheNormalizedInputBesideY) {
+  // Every channel has a weight of 0, or one of them; kernels of ours apply the ReLU, or libtorch's do not.
+  const auto with_zero = [](const Block& block, bool one) {
+    return [block, one](at::Tensor x, const NormalizationTensors& n, const at::Tensor& kernel,
+                        const OptionalTensor& bias) {
+      if (one) {
+        const at::NoGradGuard no_grad;
+        at::Tensor(*n.weight).abs_().add_(0.5).select(0, 5).zero_();
+      }
+      return block(std::move(x), n, kernel, bias);
+    };
+  };
   AbnOptions options;
-  options.activation = Activation::kReLU;
   options.saved = Saved::kPreActivation;
-  const Gradients got =
-      run(at::kDouble, g, false, 0,
-          [&](at::Tensor x, const NormalizationTensors& n, const at::Tensor& kernel,
-              const OptionalTensor& bias) { return abn_conv_(x, n, kernel, bias, g.options, options); });
-  expect_equal(got, want, tolerance_across_kinks(at::kDouble));
+  for (const Activation activation : {Activation::kReLU, Activation::kGELU})
+    for (const auto& [dtype, channels_last, geometry] :
+         {std::tuple{at::kDouble, false, kGeometries[0]}, std::tuple{at::kFloat, true, kWideGeometries[0]},
+          std::tuple{at::kFloat, true, kWideGeometries[3]}})
+      for (const bool in_place : {false, true})
+        for (const bool one : {false, true}) {
+          const Geometry& g = geometry;
+          options.activation = activation;
+          const Gradients want =
+              run(at::kDouble, g, false, one ? 1 : 0,
+                  with_zero(
+                      [&](const at::Tensor& x, const NormalizationTensors& n, const at::Tensor& kernel,
+                          const OptionalTensor& bias) {
+                        const at::Tensor y = at::batch_norm(x, n.weight, n.bias, n.running_mean,
+                                                            n.running_var, true, 0.1, 1e-5, false);
+                        return at::conv2d(activate(y, activation, 0.01), kernel, bias, g.options.stride,
+                                          g.options.padding, g.options.dilation, g.options.groups);
+                      },
+                      one));
+          reset_abn_fallback_stats();
+          const Gradients got = run(dtype, g, channels_last, one ? 1 : 0,
+                                    with_zero(
+                                        [&](at::Tensor x, const NormalizationTensors& n,
+                                            const at::Tensor& kernel, const OptionalTensor& bias) {
+                                          return in_place ? abn_conv_(x, n, kernel, bias, g.options, options)
+                                                          : abn_conv(x, n, kernel, bias, g.options, options);
+                                        },
+                                        one));
+          EXPECT_EQ(abn_fallback_stats().channels, one ? 1 : 0);
+          EXPECT_EQ(abn_fallback_stats().layers, one ? 0 : 1);
+          expect_equal(got, want, 2 * tolerance_across_kinks(dtype));
+        }
 }
 
 TEST(AbnConv, ActivateConvKeepsItsInputOnly) {

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <cstddef>
+
 struct CUstream_st;
 
 namespace palimpsest::kernels::cuda {
@@ -9,6 +11,9 @@ using Stream = CUstream_st*;
 
 /// Returns whether this build has kernels for GPUs. If not, all other functions of kernels/cuda throw.
 bool is_built();
+
+/// Returns zeroed memory of the host that the device writes while the host reads it. It is never freed.
+void* mapped_host_memory(std::size_t bytes);
 
 /// Returns whether the work queued on `stream` is recorded for a CUDA graph instead of being run.
 bool is_capturing(Stream stream);

@@ -29,8 +29,8 @@ PALIMPSEST_HOST_DEVICE double low_part(double mean) {
   return mean - static_cast<double>(static_cast<T>(mean));
 }
 
-/// Returns 1 / weight, or 0 for a weight that became 0 after the host chose the saved tensor: the gradient of
-/// the channel is wrong in either case, and a NaN would spread to all weights.
+/// Returns 1 / weight, or 0 for a weight of 0 whose channel has its results from a slot, or found none: then
+/// its gradient is wrong in either case, and a NaN would spread to all weights.
 PALIMPSEST_HOST_DEVICE double inverse_or_zero(double weight) {
   return weight == 0 ? 0 : 1 / weight;
 }

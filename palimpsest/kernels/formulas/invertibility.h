@@ -36,6 +36,9 @@ constexpr bool is_invertible_in(DType storage, Activation activation, double par
   return is_invertible(activation) && (!falls_with_param || error.lost <= param * error.tolerance);
 }
 
+/// What is to be expected of a channel: kNear if it may become non-invertible within a step.
+enum class Outlook { kInvertible, kNear, kNonInvertible };
+
 /// Decides whether a channel's normalized x can be recovered from z well enough for gradients of relative
 /// error 1e-5 (f32) or 1e-10 (f64): x-hat = (y - bias - residual) / weight, and y is stored with an error of
 /// about ulp(max |y|). A channel is invertible if
@@ -63,6 +66,7 @@ class InvertibilityCriterion {
       if constexpr (InvertibleByBranch<Act>) {
         using B = Branches<Act>;
         const double width = Math<double>::sqrt(-2 * storage_.epsilon * B::kMinimum / B::kCurvature);
+        has_branches_ = true;
         minimum_at_ = B::kMinimumAt;
         width_cubed_ = width * width * width;
         lost_ = recover<double>(act, precision_of<double>(), -storage_.smallest, /*rising=*/false).y;
@@ -87,23 +91,24 @@ class InvertibilityCriterion {
       case Activation::kSoftplus:
         return !(epsilon * 1.4 > limit);
       default:
-        return !has_branches(activation_) ||
-               !(epsilon / 2 + branch_loss(bias, Math<double>::sqrt(spread)) > limit);
+        return !has_branches_ || !(epsilon / 2 + branch_loss(bias, Math<double>::sqrt(spread)) > limit);
     }
   }
 
-  /// Returns whether the channel is invertible for the given weight and bias and at all ends of the ranges to
-  /// which they may have moved since they were read. Smaller weights lose digits, larger weights saturate.
-  PALIMPSEST_HOST_DEVICE bool is_invertible_within(double weight, double weight_moved, double bias,
-                                                   double bias_moved, double residual_rms) const {
-    const double size = __builtin_fabs(weight);
-    if (!is_invertible(size, bias, residual_rms)) return false;
-    if (weight_moved == 0 && bias_moved == 0) return true;
-    const double least = size - weight_moved < 0 ? 0 : size - weight_moved, most = size + weight_moved;
-    return is_invertible(least, bias - bias_moved, residual_rms) &&
-           is_invertible(least, bias + bias_moved, residual_rms) &&
-           is_invertible(most, bias - bias_moved, residual_rms) &&
-           is_invertible(most, bias + bias_moved, residual_rms);
+  /// Returns kNear if the channel is invertible, but no longer if one step of an optimizer halves its weight,
+  /// or lets weight or bias grow by a sixteenth. (More would count every tanh with a weight of 1.)
+  /// `looks_ahead` = false: never kNear.
+  PALIMPSEST_HOST_DEVICE Outlook outlook(double weight, double bias, double residual_rms,
+                                         bool looks_ahead) const {
+    // The present values, and four ends of what a step does.
+    for (int corner = 0; corner < (looks_ahead ? 5 : 1); ++corner) {
+      const double grown = corner == 0 ? 1 : 17.0 / 16;
+      const double weight_by = corner == 1 || corner == 2 ? 0.5 : grown,
+                   bias_by = corner % 2 == 1 ? 15.0 / 16 : grown;
+      if (!is_invertible(weight_by * weight, bias_by * bias, residual_rms))
+        return corner == 0 ? Outlook::kNonInvertible : Outlook::kNear;
+    }
+    return Outlook::kInvertible;
   }
 
  private:
@@ -124,7 +129,8 @@ class InvertibilityCriterion {
 
   Activation activation_;
   StorageError storage_;
-  double lost_share_;       ///< the error of y that a z near 0 leaves
+  double lost_share_;  ///< the error of y that a z near 0 leaves
+  bool has_branches_ = false;
   double minimum_at_ = 0;   ///< y_min
   double width_cubed_ = 0;  ///< u^3
   double lost_ = 0;         ///< y_lost

@@ -9,6 +9,10 @@ bool is_built() {
   return false;
 }
 
+void* mapped_host_memory(std::size_t) {
+  refuse("mapped_host_memory");
+}
+
 bool is_capturing(Stream) {
   refuse("is_capturing");
 }

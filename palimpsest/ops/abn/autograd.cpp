@@ -2,8 +2,6 @@
 #include "palimpsest/ops/abn/functional.h"
 #include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/common/layout.h"
-#include "palimpsest/ops/common/tracing.h"
-#include "palimpsest/ops/invertibility/predictor.h"
 #include "palimpsest/ops/invertibility/saved_channels.h"
 
 #include <c10/core/GradMode.h>
@@ -26,24 +24,12 @@ bool is_channels_last(const at::Tensor& t) {
 
 }  // namespace
 
-AbnOptions resolved(AbnOptions options, const Inputs& inputs) {
-  const at::Tensor& x = inputs.x;
-  options.saved = saved_for(options, x.scalar_type());
+AbnOptions resolved(AbnOptions options, at::ScalarType dtype) {
+  options.saved = saved_for(options, dtype);
   const bool is_relu =
       (options.activation == Activation::kLeakyReLU || options.activation == Activation::kELU) &&
       options.activation_param == 0;
   if (is_relu) options.activation = Activation::kReLU;
-  if (options.saved != Saved::kPreActivation || x.is_meta()) return options;
-  if (is_traced(x)) {
-    options.saved = Saved::kNormalized;
-    return options;
-  }
-  if (x.numel() == 0) return options;
-  const OptionalTensor no_residual;  // y is saved before the residual is added
-  const invertibility::Layer layer{Activation::kIdentity, x.scalar_type(), x.size(1)};
-  const auto choice =
-      invertibility::choose_channels(layer, {inputs.norm.weight, inputs.norm.bias, no_residual}, x);
-  if (!choice || !choice->channels.empty()) options.saved = Saved::kNormalized;
   return options;
 }
 
@@ -80,9 +66,8 @@ void save(AutogradContext* ctx, at::Tensor saved_values, const ForwardArguments&
                            !requires_grad(settings.weight) && !requires_grad(settings.bias) &&
                            !settings.residual && more.empty();
   if (only_scales) saved_values = at::Tensor();
-  // The branch bits and the saved channels have the memory order of z: see saved_arguments.
-  if (saves_output(settings.saved) && saved_values.defined())
-    ctx->saved_data["channels_last"] = is_channels_last(saved_values);
+  // The branch bits and the saved channels have the memory order of the saved tensor: see saved_arguments.
+  if (saved_values.defined()) ctx->saved_data["channels_last"] = is_channels_last(saved_values);
   variable_list tensors{std::move(saved_values),
                         invertibility::reveal(statistics.channel_values),
                         invertibility::reveal(statistics.channel_index),
@@ -125,9 +110,9 @@ BackwardArguments saved_arguments(AutogradContext* ctx, const variable_list& sav
   a.training = ctx->saved_data["training"].toBool();
   a.count = saved[9];
   if (a.count.defined()) a.group = ctx->saved_data["group"].toStringRef();
-  // Hooks that copy saved tensors may change the memory order of z.
+  // Hooks that copy saved tensors may change the memory order.
   const bool in_memory_order = a.branch.defined() || a.channel_values.sym_numel() != 0;
-  if (in_memory_order && saves_output(a.settings.saved) && a.saved_values.defined()) {
+  if (in_memory_order && a.saved_values.defined()) {
     const bool channels_last = ctx->saved_data["channels_last"].toBool();
     if (is_channels_last(a.saved_values) != channels_last)
       a.saved_values = contiguous_in(channels_last ? Layout::kChannelsLast : Layout::kNCHW, a.saved_values);
@@ -254,12 +239,11 @@ class AbnRecomputableFunction : public torch::autograd::Function<AbnRecomputable
 }  // namespace
 
 Recomputable run_recomputable(const Inputs& inputs, AbnOptions options, bool consume) {
-  options = resolved(options, inputs);
+  options = resolved(options, inputs.x.scalar_type());
   const bool recorded = requires_gradient(inputs);
   const auto arguments = forward_arguments(inputs, options, recorded);
   const NormalizationTensors& norm = inputs.norm;
   Recomputable result;
-  result.saved = options.saved;
   result.z = recorded ? AbnRecomputableFunction::apply(inputs.x, norm.weight, norm.bias, inputs.residual,
                                                        &arguments, consume, &result)
                       : forward(inputs.x, arguments).z;
@@ -267,7 +251,7 @@ Recomputable run_recomputable(const Inputs& inputs, AbnOptions options, bool con
 }
 
 at::Tensor run(const Inputs& inputs, AbnOptions options) {
-  options = resolved(options, inputs);
+  options = resolved(options, inputs.x.scalar_type());
   const bool recorded = requires_gradient(inputs);
   const auto arguments = forward_arguments(inputs, options, recorded);
   const NormalizationTensors& norm = inputs.norm;
@@ -278,7 +262,7 @@ at::Tensor run(const Inputs& inputs, AbnOptions options) {
 at::Tensor run_in_place(const Inputs& inputs, AbnOptions options) {
   const Saved wanted = options.saved;
   const bool recorded = requires_gradient(inputs);
-  options = resolved(options, inputs);
+  options = resolved(options, inputs.x.scalar_type());
   if (saves_output(wanted) && !recorded) options.saved = wanted;  // forward alone inverts nothing
   auto arguments = forward_arguments(inputs, options, recorded);
   const at::Tensor& x = inputs.x;

@@ -1,4 +1,5 @@
 #include "palimpsest/kernels/cuda/abn.h"
+#include "palimpsest/kernels/cuda/channel_slots.h"
 
 #include "palimpsest/ops/abn/device.h"
 #include "palimpsest/ops/common/cuda_call.h"
@@ -14,12 +15,18 @@ namespace cuda = kernels::cuda;
 
 namespace {
 
+/// Calls work(queue) with a workspace of that size.
+template <class Work>
+void with_workspace(int64_t bytes, const at::Tensor& like, const Work& work) {
+  CudaCall call(like);
+  void* const workspace = call.workspace(bytes);
+  work(cuda::Queue{call.stream(), workspace});
+}
+
 /// Calls work(queue) with the workspace that the reductions of `problem` need.
 template <class Work>
 void with_workspace(const AbnProblem& problem, const at::Tensor& like, const Work& work) {
-  CudaCall call(like);
-  void* const workspace = call.workspace(cuda::abn_workspace_bytes(problem));
-  work(cuda::Queue{call.stream(), workspace});
+  with_workspace(cuda::abn_workspace_bytes(problem), like, work);
 }
 
 }  // namespace
@@ -35,6 +42,12 @@ const Device& cuda_device() {
                                         running_mean.const_data_ptr(), var.const_data_ptr(),
                                         mean.mutable_data_ptr<double>(), inv_std.mutable_data_ptr<double>(),
                                         call.stream());
+          },
+      .choose_slots =
+          [](const kernels::ChannelSlotsProblem& problem, const kernels::ChannelSlots& tensors,
+             const at::Tensor& like) {
+            with_workspace(cuda::choose_slots_workspace_bytes(problem), like,
+                           [&](const cuda::Queue& queue) { cuda::choose_slots(problem, tensors, queue); });
           },
       .statistics =
           [](const AbnProblem& problem, const void* x, double* mean, double* var, const at::Tensor& like) {

@@ -46,7 +46,6 @@ at::Tensor run_in_place(const Inputs& inputs, AbnOptions options);
 /// undefined: nothing is kept.
 struct Recomputable {
   at::Tensor z, saved_values, mean, inv_std;
-  Saved saved = Saved::kPreActivation;  ///< as resolved() chose it
 };
 /// Runs the layer and shows what it saves, so that a reader of z can save that in place of z.
 /// options.saved: kPreActivation or kNormalized. `consume`: saved_values is written over x.
@@ -54,11 +53,9 @@ Recomputable run_recomputable(const Inputs& inputs, AbnOptions options, bool con
 
 /// Returns the options as the passes take them:
 ///  - a leaky ReLU of slope 0 and an ELU of alpha 0 are ReLU;
-///  - `saved` is saved_for(options, dtype of x);
-///  - kPreActivation becomes kNormalized if the layer has a non-invertible channel: there y does not
-///    determine x-hat, and x-hat takes the same memory. A traced graph always takes kNormalized, because its
-///    parameters have no values yet.
-AbnOptions resolved(AbnOptions options, const Inputs& inputs);
+///  - `saved` is saved_for(options, dtype).
+/// `dtype`: of x.
+AbnOptions resolved(AbnOptions options, at::ScalarType dtype);
 
 /// The settings of the layer for every pass.
 struct Settings {

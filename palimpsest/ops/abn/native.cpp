@@ -7,7 +7,6 @@
 #include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/common/running_statistics.h"
-#include "palimpsest/ops/invertibility/predictor.h"
 #include "palimpsest/ops/invertibility/saved_channels.h"
 #include "palimpsest/ops/synchronization/process_group.h"
 #include "palimpsest/ops/synchronization/statistics.h"
@@ -71,13 +70,28 @@ struct Call {
     return at::zeros({kernels::branch_bytes(x.numel())}, x.options().dtype(at::kByte));
   }
 
-  invertibility::Layer layer(const at::Tensor& x) const {
-    return {settings.activation, x.scalar_type(), x.size(1), settings.activation_param};
-  }
-  invertibility::Tensors tensors() const {
-    return {settings.weight, settings.bias, settings.residual, settings.relu_residual};
+  /// Returns the layer as the choice of non-invertible channels sees it. `like`: a tensor of its shape.
+  invertibility::Layer invertibility_layer(const at::Tensor& like) const {
+    kernels::ChannelSlotsProblem p{
+        problem.shape,         problem.layout, problem.dtype, settings.activation, settings.activation_param,
+        settings.relu_residual};
+    const bool inverts = saves_output(settings.saved);
+    if (!inverts) p.activation = Activation::kIdentity;  // y is saved, without the residual
+    const void* const added = inverts ? data_or_null(residual) : nullptr;
+    return {p, settings.weight, settings.bias, added != nullptr,
+            [this, p, added, like](kernels::ChannelSlots c) {
+              c.weight = data_or_null(weight);
+              c.bias = data_or_null(bias);
+              c.residual = added;
+              device_for(like).choose_slots(p, c, like);
+            }};
   }
 };
+
+/// Returns whether backward divides by the weight, so that x-hat of non-invertible channels is saved.
+bool needs_slots(Saved saved) {
+  return saves_output(saved) || saved == Saved::kPreActivation;
+}
 
 /// Ends a write to `t` through `written` (t itself, or a contiguous copy). Autograd notices writes by the
 /// version of t; copy_ raises it, and a write by our kernels does not.
@@ -88,12 +102,10 @@ void finish_write(const at::Tensor& t, const at::Tensor& written) {
     t.copy_(written);
 }
 
-/// Returns memory for the non-invertible channels of a forward pass over `x`; none unless z is saved.
-SavedChannels choose_saved_channels(const Call& call, const at::Tensor& x) {
-  if (!saves_output(call.settings.saved) || x.numel() == 0) return {};
-  const auto choice = invertibility::choose_channels(call.layer(x), call.tensors(), x);
-  if (choice && choice->channels.empty()) return {};
-  return invertibility::allocate_saved_channels(choice, x);
+/// Returns the saved channels as a layer. On a CPU the host knows how many there are: no slot is unused.
+ChannelView view_of(const SavedChannels& channels, const kernels::AbnProblem& problem,
+                    const at::Tensor& like) {
+  return {channels, problem, host_runs_ahead(backend_of("abn", like))};
 }
 
 /// Normalizes `part`, some channels of x, in place: the layer with neither weight nor activation.
@@ -150,7 +162,9 @@ void synchronize(const at::Tensor& x, const Call& call, const ForwardArguments& 
 Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tensor& saved_values,
                        const at::Tensor& branch, Call& call, const ForwardArguments& a) {
   const Device& device = device_for(x);
-  const SavedChannels channels = a.for_backward ? choose_saved_channels(call, x) : SavedChannels{};
+  const bool has_slots = a.for_backward && needs_slots(call.settings.saved) && x.numel() > 0;
+  const SavedChannels channels =
+      has_slots ? choose_saved_channels(call.invertibility_layer(x), x) : SavedChannels{};
   const bool is_shared = !a.group.empty();
   const auto own_vector = [&] { return is_shared ? at::Tensor() : f64_vector(x); };
   Statistics result{own_vector(), own_vector(), channels.hidden_values(x), channels.hidden_index(x), {}};
@@ -171,12 +185,11 @@ Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tenso
   tensors.mean = result.mean.mutable_data_ptr<double>();
   tensors.inv_std = result.inv_std.mutable_data_ptr<double>();
 
-  const bool some = channels.any() && !channels.all;
-  if (channels.all) {
-    call.problem.saved = Saved::kNormalized;
-    tensors.saved_values = channels.values.mutable_data_ptr();
-  } else if (some) {
-    channels.values.copy_(ChannelView(channels, call.problem).gather(x));  // before x is written over
+  // A pass of its own, also for all channels: z has the same bits whether channels are saved or not.
+  std::optional<ChannelView> part;
+  if (channels.any()) {
+    part.emplace(view_of(channels, call.problem, x));
+    channels.values.copy_(part->gather(x));  // before x is written over
   }
   if (!a.training || is_shared) {
     device.apply(call.problem, tensors, x);
@@ -187,11 +200,9 @@ Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tenso
     device.forward(call.problem, a.eps, tensors, running, x);
     move_running(running, a, result.mean, var, static_cast<double>(call.problem.shape.per_channel()));
   }
-  if (some) {
-    const ChannelView part(channels, call.problem);
-    normalize_part(part.problem(), channels.values, part.gather_vector(result.mean),
-                   part.gather_vector(result.inv_std));
-  }
+  if (part)
+    normalize_part(part->problem(), channels.values, part->gather_vector(result.mean),
+                   part->gather_vector(result.inv_std));
   return result;
 }
 
@@ -252,7 +263,7 @@ class SavedChannelsCall {
  public:
   SavedChannelsCall(const BackwardCall& all, const SavedChannels& channels)
       : all_(all),
-        part_(channels, all.problem),
+        part_(view_of(channels, all.problem, all.saved_values)),
         call_{part_.problem(),
               channels.values,
               {},
@@ -315,6 +326,21 @@ Sums means_over_group(const Gradients& own, const BackwardArguments& a) {
   return {sums.narrow(0, 0, channels), sums.narrow(0, channels, channels)};
 }
 
+/// Writes z, computed from the saved tensor with the bytes of forward.
+void write_output(const Call& call, const at::Tensor& saved_values, const at::Tensor& mean,
+                  const at::Tensor& inv_std, const at::Tensor& z) {
+  kernels::AbnForward tensors;
+  tensors.x = saved_values.const_data_ptr();
+  tensors.saved_values = const_cast<void*>(saved_values.const_data_ptr());  // only read
+  tensors.residual = data_or_null(call.residual);
+  tensors.weight = data_or_null(call.weight);
+  tensors.bias = data_or_null(call.bias);
+  tensors.z = z.mutable_data_ptr();
+  tensors.mean = const_cast<double*>(mean.const_data_ptr<double>());
+  tensors.inv_std = const_cast<double*>(inv_std.const_data_ptr<double>());
+  device_for(saved_values).recompute_output(call.problem, tensors, saved_values);
+}
+
 /// Runs the pass with statistics over a group: the sums go to the other ranks before dx is computed.
 void run_synchronized(const BackwardCall& all, std::optional<SavedChannelsCall>& some,
                       const BackwardArguments& a) {
@@ -336,14 +362,17 @@ void run_backward(const at::Tensor& dz, const at::Tensor& saved_values, const Ba
     return;
   }
   const Call call(saved_values, a.settings);
-  if (host_runs_ahead(backend_of("abn", saved_values)))
-    invertibility::saw_backward(a.settings.weight, a.settings.bias);
+  const bool has_slots = needs_slots(a.settings.saved);
+  if (has_slots && host_runs_ahead(backend_of("abn", saved_values)))
+    invertibility::note_backward(a.settings.weight, a.settings.bias);
   const SavedChannels channels(a.channel_values, a.channel_index, saved_values);
-  if (!channels.any() && saves_output(a.settings.saved))
-    invertibility::check_none_was_saved(call.layer(saved_values), call.tensors(), saved_values);
+  if (has_slots && !channels.any())
+    invertibility::check_none_was_saved(call.invertibility_layer(saved_values), saved_values);
   BackwardCall all{call.problem, saved_values, a.branch,  call.residual, dz,          call.weight,
                    call.bias,    a.mean,       a.inv_std, a.training,    a.need_sums, out};
   if (channels.all) {
+    if (out.z.defined()) write_output(call, saved_values, a.mean, a.inv_std, out.z);  // forward made it of y
+    all.out.z = at::Tensor();
     all.problem.saved = Saved::kNormalized;
     all.saved_values = channels.values;
   }
@@ -408,17 +437,7 @@ at::Tensor recompute_output(const at::Tensor& saved_values, const Settings& sett
   const at::Tensor contiguous = in_layout_of(saved_values, saved_values);
   const Call call(contiguous, settings);
   at::Tensor z = empty_output(saved_values);
-  if (z.numel() == 0) return z;
-  kernels::AbnForward tensors;
-  tensors.x = contiguous.const_data_ptr();
-  tensors.saved_values = const_cast<void*>(contiguous.const_data_ptr());  // only read
-  tensors.residual = data_or_null(call.residual);
-  tensors.weight = data_or_null(call.weight);
-  tensors.bias = data_or_null(call.bias);
-  tensors.z = z.mutable_data_ptr();
-  tensors.mean = const_cast<double*>(mean.const_data_ptr<double>());
-  tensors.inv_std = const_cast<double*>(inv_std.const_data_ptr<double>());
-  device_for(contiguous).recompute_output(call.problem, tensors, contiguous);
+  if (z.numel() > 0) write_output(call, contiguous, mean, inv_std, z);
   return z;
 }
 
@@ -451,35 +470,5 @@ Gradients backward_(const at::Tensor& dz, const BackwardArguments& a) {
 }
 
 }  // namespace native
-
-const Device& cpu_device() {
-  using kernels::AbnBackward;
-  using kernels::AbnForward;
-  using kernels::AbnProblem;
-  static constexpr Device device{
-      .frozen_statistics =
-          [](const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
-             const at::Tensor& mean, const at::Tensor& inv_std) {
-            mean.copy_(running_mean);
-            inv_std.copy_(running_var).add_(eps).rsqrt_();
-          },
-      .statistics = [](const AbnProblem& problem, const void* x, double* mean, double* var,
-                       const at::Tensor&) { kernels::cpu::abn_statistics(problem, x, mean, var); },
-      .apply = [](const AbnProblem& problem, const AbnForward& tensors,
-                  const at::Tensor&) { kernels::cpu::abn_apply(problem, tensors); },
-      .forward = [](const AbnProblem& problem, double eps, const AbnForward& tensors,
-                    const kernels::RunningStatistics& running,
-                    const at::Tensor&) { kernels::cpu::abn_forward(problem, eps, tensors, running); },
-      .recompute_output = [](const AbnProblem& problem, const AbnForward& tensors,
-                             const at::Tensor&) { kernels::cpu::abn_recompute_output(problem, tensors); },
-      .backward_reduce = [](const AbnProblem& problem, const AbnBackward& tensors,
-                            const at::Tensor&) { kernels::cpu::abn_backward_reduce(problem, tensors); },
-      .backward_apply = [](const AbnProblem& problem, const AbnBackward& tensors, double m,
-                           const at::Tensor&) { kernels::cpu::abn_backward_apply(problem, tensors, m); },
-      .backward = [](const AbnProblem& problem, const AbnBackward& tensors,
-                     const at::Tensor&) { kernels::cpu::abn_backward(problem, tensors); },
-  };
-  return device;
-}
 
 }  // namespace palimpsest::ops::abn_detail

@@ -210,10 +210,10 @@ Tensor abn_in_place_of(Tensor x, const OptionalTensor& weight, const OptionalTen
   return abn_(std::move(x), {weight, bias, running_mean, running_var}, options, residual);
 }
 
-using RecomputableTensors = std::tuple<Tensor, Tensor, Tensor, Tensor, bool>;
+using RecomputableTensors = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-/// The layer, with what abn_recompute_output makes its output from; the last value says that saved_values is
-/// the normalized x, not y. Without a gradient all but z are empty.
+/// The layer, with what abn_recompute_output makes its output from: saved_values is y. Without a gradient all
+/// but z are empty.
 RecomputableTensors abn_recomputable_of(const Tensor& x, const OptionalTensor& weight,
                                         const OptionalTensor& bias, const OptionalTensor& running_mean,
                                         const OptionalTensor& running_var, bool training, double momentum,
@@ -234,8 +234,7 @@ RecomputableTensors abn_recomputable_of(const Tensor& x, const OptionalTensor& w
   if (consume) check_in_place(inputs, options.saved, requires_gradient(inputs));
   Recomputable r = run_recomputable(inputs, options, consume);
   return {std::move(r.z), or_empty(std::move(r.saved_values), x, x.scalar_type()),
-          or_empty(std::move(r.mean), x, at::kDouble), or_empty(std::move(r.inv_std), x, at::kDouble),
-          r.saved == Saved::kNormalized};
+          or_empty(std::move(r.mean), x, at::kDouble), or_empty(std::move(r.inv_std), x, at::kDouble)};
 }
 
 RecomputableTensors abn_recomputable(const Tensor& x, const OptionalTensor& weight,
@@ -280,7 +279,7 @@ TORCH_LIBRARY(palimpsest, m) {
   const std::string layer =
       "bool training=True, float momentum=0.1, float eps=1e-5, str activation=\"relu\", "
       "float activation_param=0.01, str group=\"\") -> (Tensor z, Tensor saved_values, Tensor mean, "
-      "Tensor inv_std, bool normalized)";
+      "Tensor inv_std)";
   m.def(("abn_recomputable(Tensor x, Tensor? weight, Tensor? bias, Tensor(a!)? running_mean, "
          "Tensor(b!)? running_var, " +
          layer)

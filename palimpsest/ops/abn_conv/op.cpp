@@ -144,7 +144,6 @@ class AbnConvFunction : public torch::autograd::Function<AbnConvFunction> {
     if (activates) {  // the layer writes y alone
       arguments.settings.activation = Activation::kIdentity;
       arguments.settings.saved = Saved::kOutput;
-      arguments.for_backward = false;  // no channel is non-invertible, or resolved() had chosen x-hat
     }
     at::Tensor saved_values;
     abn_detail::ForwardResult result;
@@ -224,7 +223,7 @@ at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor&
     abn_detail::check_apart_from_x("conv_weight", conv_weight, x);
     abn_detail::check_apart_from_x("conv_bias", conv_bias, x);
   }
-  options = resolved(options, inputs);
+  options = abn_detail::resolved(options, x.scalar_type());
   const ConvolutionCall convolution_call{convolution, autocast_precision(x)};
   if (saves_output(options.saved)) {
     const at::Tensor z = consume ? abn_(std::move(x), norm, options) : abn(x, norm, options);

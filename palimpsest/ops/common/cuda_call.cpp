@@ -22,8 +22,16 @@ CudaCall::CudaCall(const at::Tensor& like) : like_(like), guard_(like.device()) 
   stream_ = static_cast<kernels::cuda::Stream>(stream.native_handle());
 }
 
+void* CudaCall::mapped_memory(std::size_t bytes) {
+  return kernels::cuda::mapped_host_memory(bytes);
+}
+
 bool CudaCall::is_capturing() const {
   return kernels::cuda::is_capturing(stream_);
+}
+
+void CudaCall::synchronize() const {
+  if (like_.is_cuda()) c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(like_.device()).synchronize();
 }
 
 void* CudaCall::workspace(int64_t bytes) {

@@ -5,6 +5,7 @@
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceGuard.h>
 
+#include <cstddef>
 #include <cstdint>
 
 namespace palimpsest::ops {
@@ -15,9 +16,14 @@ class CudaCall {
  public:
   explicit CudaCall(const at::Tensor& like);
 
+  /// Returns zeroed memory of the host that devices write while the host reads it. It is never freed.
+  static void* mapped_memory(std::size_t bytes);
+
   /// Returns libtorch's current stream of the device.
   kernels::cuda::Stream stream() const { return stream_; }
   bool is_capturing() const;
+  /// Blocks until all work that is queued on the stream has run.
+  void synchronize() const;
   /// Returns at least `bytes` of device memory, zero where no kernel has used it yet. Each stream has one
   /// workspace, which grows and stays. While a CUDA graph is captured, each call has a workspace, which
   /// belongs to the graph.

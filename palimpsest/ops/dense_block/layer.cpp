@@ -26,7 +26,7 @@ const OptionalTensor kNoResidual;
 at::Tensor normalize_own(const at::Tensor& x, const NormalizationTensors& norm, AbnOptions options,
                          bool for_backward, SavedNorm& saved) {
   const abn_detail::Inputs inputs{x, norm, kNoResidual};
-  options = resolved(options, inputs);
+  options = abn_detail::resolved(options, x.scalar_type());
   if (!for_backward) options.saved = Saved::kInput;  // takes any activation; z is a new tensor
   const auto arguments = forward_arguments(inputs, options, for_backward);
   const bool keeps_x = options.saved == Saved::kInput;

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/recomputing.h"
 #include "palimpsest/ops/abn.h"
+#include "palimpsest/ops/invertibility/slot_plan.h"
 
 #include <atomic>
 
@@ -9,7 +10,7 @@ namespace palimpsest::ops {
 namespace invertibility {
 namespace {
 
-std::atomic<int64_t> saved_layers{0}, saved_channels{0}, late_channels{0};
+std::atomic<int64_t> saved_layers{0}, saved_channels{0}, late_before{0};  // late_before: until the last reset
 
 }  // namespace
 
@@ -19,20 +20,18 @@ void count_saved_layer() {
 void count_saved_channels(int64_t channels) {
   if (!recomputing()) saved_channels += channels;
 }
-void count_late_channels(int64_t channels) {
-  late_channels += channels;
-}
 
 }  // namespace invertibility
 
 AbnFallbackStats abn_fallback_stats() {
-  return {invertibility::saved_layers, invertibility::saved_channels, invertibility::late_channels};
+  return {invertibility::saved_layers, invertibility::saved_channels,
+          invertibility::late_channels() - invertibility::late_before};
 }
 
 void reset_abn_fallback_stats() {
   invertibility::saved_layers = 0;
   invertibility::saved_channels = 0;
-  invertibility::late_channels = 0;
+  invertibility::late_before = invertibility::late_channels();
 }
 
 }  // namespace palimpsest::ops

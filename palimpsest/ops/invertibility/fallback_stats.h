@@ -7,6 +7,5 @@ namespace palimpsest::ops::invertibility {
 
 void count_saved_layer();
 void count_saved_channels(int64_t channels);
-void count_late_channels(int64_t channels);
 
 }  // namespace palimpsest::ops::invertibility

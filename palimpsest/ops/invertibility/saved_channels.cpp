@@ -1,24 +1,22 @@
 #include "palimpsest/ops/invertibility/saved_channels.h"
 
+#include "palimpsest/kernels/formulas/invertibility.h"
 #include "palimpsest/ops/common/backend.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/invertibility/fallback_stats.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/where.h>
 
-#include <algorithm>
 #include <cstdint>
+#include <vector>
 
 namespace palimpsest::ops::invertibility {
 namespace {
 
 Layout layout_of(const at::Tensor& t) {
   return preferred_layout(t.sizes(), t.strides());
-}
-
-int64_t most_saved_one_by_one(int64_t channels) {
-  return std::max<int64_t>(1, channels / 32);
 }
 
 /// Returns (N, count, ...) for a layer whose saved tensor is `like`.
@@ -33,6 +31,19 @@ at::Tensor hide(const at::Tensor& t, const at::Tensor& like, at::ScalarType dtyp
   return part_of_storage(t, dtype, t.storage_offset(), {0}, {1});
 }
 
+/// Returns the number of channels that are non-invertible now, on a CPU.
+int64_t wanted_now(const Layer& layer) {
+  kernels::SlotReport report;
+  layer.choose_slots({.report = &report, .counts_near = false});
+  return kernels::unpack_counts(report.counts).wanted;
+}
+
+/// Returns whether the channels of a layer with neither weight nor bias nor residual are invertible.
+bool is_invertible_without_parameters(const Layer& layer) {
+  const kernels::ChannelSlotsProblem& p = layer.problem;
+  return kernels::InvertibilityCriterion(p.activation, p.dtype, p.activation_param).is_invertible(1, 0, 0);
+}
+
 }  // namespace
 
 SavedChannels::SavedChannels(const at::Tensor& hidden_values, const at::Tensor& hidden_index,
@@ -41,8 +52,7 @@ SavedChannels::SavedChannels(const at::Tensor& hidden_values, const at::Tensor& 
   all = which.numel() == 0;
   const int64_t count = all ? like.size(1) : which.numel();
   // A copy of a hidden tensor has shape (0) and a storage of any size: data that do not fit are no channels.
-  if (count > (all ? like.size(1) : most_saved_one_by_one(like.size(1))) ||
-      flat.numel() != count * (like.numel() / like.size(1))) {
+  if (slots_for(count, like.size(1)) != count || flat.numel() != count * (like.numel() / like.size(1))) {
     all = false;
     return;
   }
@@ -61,21 +71,37 @@ at::Tensor SavedChannels::hidden_index(const at::Tensor& like) const {
   return hide(index, like, at::kLong);
 }
 
-SavedChannels allocate_saved_channels(const std::optional<Choice>& choice, const at::Tensor& x) {
-  if (!choice) {
-    TORCH_WARN_ONCE(
-        "[abn] a CUDA graph captures a layer that has not run before: its weight is not known, and the layer "
-        "saves its normalized x beside z, which doubles its memory; run one training step before the "
-        "capture");
+SavedChannels choose_saved_channels(const Layer& layer, const at::Tensor& x) {
+  if (!host_runs_ahead(backend_of("abn", x))) {
+    const int64_t wanted = wanted_now(layer);
+    SavedChannels result = allocate_saved_channels(slots_for(wanted, x.size(1)), x);
+    kernels::SlotReport report;
+    if (result.index.defined())
+      layer.choose_slots({.slots = wanted,
+                          .index = result.index.mutable_data_ptr<int64_t>(),
+                          .report = &report,
+                          .counts_near = false});
+    return result;
   }
-  const auto count = choice ? static_cast<int64_t>(choice->channels.size()) : x.size(1);
-  if (count == 0) return {};
+  if (!layer.weight && !layer.bias && !layer.has_residual)  // the same for all values
+    return allocate_saved_channels(is_invertible_without_parameters(layer) ? 0 : x.size(1), x);
+  const PlannedSlots planned = plan_slots(layer, x);
+  SavedChannels result = allocate_saved_channels(planned.count, x);
+  layer.choose_slots({.slots = planned.count,
+                      .index = result.index.defined() ? result.index.mutable_data_ptr<int64_t>() : nullptr,
+                      .report = planned.report,
+                      .counts_late = !planned.runs_again});
+  return result;
+}
+
+SavedChannels allocate_saved_channels(int64_t slots, const at::Tensor& x) {
+  if (slots == 0) return {};
   SavedChannels result;
-  result.all = !choice || count > most_saved_one_by_one(x.size(1));
-  const auto sizes = channel_sizes(x, result.all ? x.size(1) : count);
+  result.all = slots == x.size(1);
+  const auto sizes = channel_sizes(x, slots);
   result.values = at::empty_strided(sizes, contiguous_strides(sizes, layout_of(x)), x.options());
-  if (!result.all) result.index = choice->index;
-  result.all ? count_saved_layer() : count_saved_channels(count);
+  if (!result.all) result.index = at::empty({slots}, x.options().dtype(at::kLong));
+  result.all ? count_saved_layer() : count_saved_channels(slots);
   return result;
 }
 
@@ -87,35 +113,46 @@ at::Tensor reveal(const at::Tensor& hidden) {
   return result;
 }
 
-void check_none_was_saved(const Layer& layer, const Tensors& tensors, const at::Tensor& saved_values) {
+void check_none_was_saved(const Layer& layer, const at::Tensor& saved_values) {
   const bool lost = host_runs_ahead(backend_of("abn", saved_values))
-                        ? always_chose_some(tensors.weight, tensors.bias)
-                        : !non_invertible_channels_now(layer, tensors).empty();
+                        ? always_had_slots(layer.weight, layer.bias)
+                        : wanted_now(layer) > 0;
   TORCH_CHECK(!lost,
               "[abn] backward needs the normalized x of a layer with a non-invertible channel (a weight near "
               "zero), and it is gone: something copied the tensors saved by a compiled graph; run this layer "
               "outside that graph");
 }
 
-ChannelView::ChannelView(const SavedChannels& channels, const kernels::AbnProblem& problem)
+ChannelView::ChannelView(const SavedChannels& channels, const kernels::AbnProblem& problem, bool has_unused)
     : problem_(problem), index_(channels.index) {
-  problem_.shape.c = channels.index.numel();
+  if (!index_.defined()) return;
+  problem_.shape.c = index_.numel();
+  if (!has_unused) return;
+  used_ = index_.ge(0);
+  index_ = index_.remainder(problem.shape.c);
 }
 
 at::Tensor ChannelView::gather(const at::Tensor& full) const {
-  return contiguous_in(problem_.layout, full.index_select(1, index_));
+  return index_.defined() ? contiguous_in(problem_.layout, full.index_select(1, index_)) : full;
 }
 
 at::Tensor ChannelView::gather_vector(const at::Tensor& vector) const {
-  return vector.defined() ? vector.index_select(0, index_) : vector;
+  return vector.defined() && index_.defined() ? vector.index_select(0, index_) : vector;
+}
+
+at::Tensor ChannelView::only_used(const at::Tensor& part, const at::Tensor& full, int64_t dim) const {
+  if (!used_.defined()) return part;
+  std::vector<int64_t> sizes(static_cast<std::size_t>(part.dim()), 1);
+  sizes[static_cast<std::size_t>(dim)] = used_.numel();
+  return at::where(used_.view(sizes), part, full.index_select(dim, index_));
 }
 
 void ChannelView::scatter(const at::Tensor& part, const at::Tensor& full) const {
-  at::Tensor(full).index_copy_(1, index_, part);
+  at::Tensor(full).index_copy_(1, index_, only_used(part, full, 1));
 }
 
 void ChannelView::scatter_vector(const at::Tensor& part, const at::Tensor& vector) const {
-  at::Tensor(vector).index_copy_(0, index_, part);
+  at::Tensor(vector).index_copy_(0, index_, only_used(part, vector, 0));
 }
 
 }  // namespace palimpsest::ops::invertibility

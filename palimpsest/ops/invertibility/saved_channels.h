@@ -1,22 +1,23 @@
 #pragma once
 
 #include "palimpsest/kernels/abn.h"
-#include "palimpsest/ops/invertibility/predictor.h"
+#include "palimpsest/ops/invertibility/slot_plan.h"
 
 #include <ATen/core/Tensor.h>
 
 namespace palimpsest::ops::invertibility {
 
-/// The normalized x of the non-invertible channels of one layer, saved for backward beside z. Up to 1 channel
-/// in 32 (or one) is saved alone; if there are more (a weight that starts at zero), the whole tensor is
-/// saved.
+/// The normalized x of the non-invertible channels of one layer, in slots that are saved for backward beside
+/// the layer's saved tensor. Up to 1 channel in 32 (or one) is saved alone; if there are more (a weight that
+/// starts at zero), the whole tensor is saved.
 ///
 /// The number of channels depends on values; shapes in a traced graph must not. So the operators carry both
 /// tensors hidden: with shape (0), while the data lie in their storage.
 struct SavedChannels {
   bool all = false;   ///< every channel is saved
   at::Tensor values;  ///< (N, count, ...) in the layout of x; undefined if no channel is saved
-  at::Tensor index;   ///< (count), i64: which channels; undefined if all are saved
+  /// (count), i64: the channel of each slot, as kernels::choose_slots writes it; undefined if all are saved.
+  at::Tensor index;
 
   SavedChannels() = default;
   /// Takes the tensors of a forward pass, hidden or revealed, for a layer whose saved tensor is `like`.
@@ -28,22 +29,27 @@ struct SavedChannels {
   at::Tensor hidden_index(const at::Tensor& like) const;
 };
 
-/// Allocates memory for the non-invertible channels of a forward pass over `x`, and counts them
-/// (AbnFallbackStats). All channels are saved if there is no choice.
-SavedChannels allocate_saved_channels(const std::optional<Choice>& choice, const at::Tensor& x);
+/// Chooses the channels of a forward pass over `x`, allocates their memory, and counts them
+/// (AbnFallbackStats). On a CPU there are as many slots as non-invertible channels. On a GPU the device
+/// chooses, and plan_slots decides the number of slots.
+SavedChannels choose_saved_channels(const Layer& layer, const at::Tensor& x);
+
+/// Allocates `slots` slots for a pass over `x`.
+SavedChannels allocate_saved_channels(int64_t slots, const at::Tensor& x);
 
 /// Returns the same data flat with its real size: code that copies saved tensors (hooks) would lose hidden
 /// data. Returns tensors that are not hidden unchanged.
 at::Tensor reveal(const at::Tensor& hidden);
 
 /// Raises c10::Error if the forward pass must have saved channels. For a backward pass that received none.
-void check_none_was_saved(const Layer& layer, const Tensors& tensors, const at::Tensor& saved_values);
+void check_none_was_saved(const Layer& layer, const at::Tensor& saved_values);
 
 /// The saved channels as a separate layer: parts of full-size tensors and of (C) vectors, contiguous in one
-/// layout.
+/// layout. If all channels are saved, the parts are the whole. `has_unused`: there may be unused slots, whose
+/// channels scatter() leaves as they are.
 class ChannelView {
  public:
-  ChannelView(const SavedChannels& channels, const kernels::AbnProblem& problem);
+  ChannelView(const SavedChannels& channels, const kernels::AbnProblem& problem, bool has_unused);
 
   /// Returns the problem with these channels only.
   const kernels::AbnProblem& problem() const { return problem_; }
@@ -54,8 +60,12 @@ class ChannelView {
   void scatter_vector(const at::Tensor& part, const at::Tensor& vector) const;
 
  private:
+  /// Returns `part`, with what `full` has for unused slots. `index_` selects along `dim`.
+  at::Tensor only_used(const at::Tensor& part, const at::Tensor& full, int64_t dim) const;
+
   kernels::AbnProblem problem_;
   at::Tensor index_;
+  at::Tensor used_;  ///< (count), bool; undefined if all slots are used
 };
 
 }  // namespace palimpsest::ops::invertibility

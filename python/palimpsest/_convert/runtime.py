@@ -183,16 +183,16 @@ def norm_act_shared(norm, x, activation, param, consume):
         return norm_act(norm, x, activation, param, "pre_activation", consume), None
     op = _ops.abn_recomputable_ if consume else _ops.abn_recomputable
     settings = _settings(norm, x)
-    z, saved, mean, inv_std, normalized = op(x, *settings, activation, param)
+    z, saved, mean, inv_std = op(x, *settings, activation, param)
     if saved.numel() == 0:
         return z, None
     weight, bias = (t.detach() if t is not None else None for t in settings[:2])
-    name = "normalized" if normalized else "pre_activation"
 
     def make():
-        return _ops.abn_recompute_output(saved, None, weight, bias, activation, param, name, False, mean, inv_std)
+        return _ops.abn_recompute_output(saved, None, weight, bias, activation, param, "pre_activation", False, mean,
+                                         inv_std)
 
-    return z, _Source([saved, weight, bias] if normalized else [saved], make)
+    return z, _Source([saved], make)
 
 
 def source_of(y, activation, param):

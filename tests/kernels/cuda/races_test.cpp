@@ -1,6 +1,8 @@
 // Every kernel with few values, for ThreadSanitizer, whose report fails the program. Without it the values
 // are checked.
+#include "palimpsest/kernels/cuda/channel_slots.h"
 #include "palimpsest/kernels/cuda/exponent_histogram.h"
+#include "tests/kernels/channel_slots_case.h"
 #include "tests/kernels/cuda/abn_emulated.h"
 #include "tests/kernels/cuda/dense_block_emulated.h"
 #include "tests/support/compare.h"
@@ -44,6 +46,17 @@ TEST(CudaRaces, NoneWhereAPanelStaysInOneBlock) {
 TEST(CudaRaces, NoneWhereAPanelStaysInACluster) {
   expect_right({.shape = {2, 1, 514}}, Path::kClusters, 1);
   expect_right({.shape = {1, 8, 70}, .layout = Layout::kChannelsLast}, Path::kClusters, 1);
+}
+
+TEST(CudaRaces, NoneWhereTheLastBlockNumbersTheSlots) {
+  const WithOrder order(Order::kRandom);
+  std::vector<uint64_t> workspace(2000);
+  expect_slots_equal_the_reference(
+      {DType::f32, {1, 20, 3}, Layout::kNCHW, 3, 5, true, true},
+      [&](const kernels::ChannelSlotsProblem& problem, const kernels::ChannelSlots& tensors) {
+        ASSERT_LE(kernels::cuda::choose_slots_workspace_bytes(problem), 8 * 2000);
+        kernels::cuda::choose_slots(problem, tensors, {nullptr, workspace.data()});
+      });
 }
 
 TEST(CudaRaces, NoneWhereTheLastBlockAddsUpTheSumsOfADenseBlocksLayer) {

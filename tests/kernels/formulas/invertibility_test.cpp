@@ -105,21 +105,29 @@ TEST(InvertibilityCriterion, FollowsTheFormulasOfSaturation) {
   EXPECT_FALSE(InvertibilityCriterion(Activation::kSoftplus, DType::f32).is_invertible(1.39 / 64, 0, 0));
 }
 
-TEST(InvertibilityCriterion, MayMoveWithinARange) {
+TEST(InvertibilityCriterion, LooksAStepAhead) {
+  using kernels::Outlook;
   Random random(5);
   for (const Activation activation : recoverable_activations()) {
     const InvertibilityCriterion criterion(activation, DType::f32);
     for (int i = 0; i < 2000; ++i) {
-      const double weight = random.uniform(-3, 3), bias = random.uniform(-8, 8), rms = random.uniform(0, 1);
-      const double by = random.uniform(0, 1) * (i % 3), bias_by = random.uniform(0, 4) * (i % 2);
-      bool everywhere = criterion.is_invertible(weight, bias, rms);
-      if (by > 0 || bias_by > 0)
-        for (const double w : {std::max(std::abs(weight) - by, 0.0), std::abs(weight) + by})
-          for (const double b : {bias - bias_by, bias + bias_by})
-            everywhere = everywhere && criterion.is_invertible(w, b, rms);
-      EXPECT_EQ(criterion.is_invertible_within(weight, by, bias, bias_by, rms), everywhere);
+      const double weight = random.uniform(-3, 3), bias = random.uniform(-80, 80), rms = random.uniform(0, 1);
+      bool stays = true;
+      for (const double w : {weight / 2, weight * 17 / 16})
+        for (const double b : {bias * 15 / 16, bias * 17 / 16})
+          stays = stays && criterion.is_invertible(w, b, rms);
+      const bool now = criterion.is_invertible(weight, bias, rms);
+      EXPECT_EQ(criterion.outlook(weight, bias, rms, true), !now    ? Outlook::kNonInvertible
+                                                            : stays ? Outlook::kInvertible
+                                                                    : Outlook::kNear);
+      EXPECT_EQ(criterion.outlook(weight, bias, rms, false),
+                now ? Outlook::kInvertible : Outlook::kNonInvertible);
     }
   }
+  // A layer as it starts is not near, whatever its activation.
+  for (const Activation activation : recoverable_activations())
+    EXPECT_EQ(InvertibilityCriterion(activation, DType::f32).outlook(1, 0, 0, true), Outlook::kInvertible)
+        << kernels::kActivations.name(activation);
 }
 
 }  // namespace

@@ -1,5 +1,6 @@
 // Every function of kernels/cuda throws the same error in a build without CUDA.
 #include "palimpsest/kernels/cuda/abn.h"
+#include "palimpsest/kernels/cuda/channel_slots.h"
 #include "palimpsest/kernels/cuda/dense_block.h"
 #include "palimpsest/kernels/cuda/exponent_histogram.h"
 #include "palimpsest/kernels/cuda/group_statistics.h"
@@ -40,6 +41,8 @@ TEST(NoCuda, EveryKernelSaysThatThereIsNoCudaAndWhatToDo) {
   expect_refused("abn_backward_reduce", [] { cuda::abn_backward_reduce({}, {}, {}); });
   expect_refused("abn_backward_apply", [] { cuda::abn_backward_apply({}, {}, 1, {}); });
   expect_refused("abn_backward", [] { cuda::abn_backward({}, {}, {}); });
+  expect_refused("choose_slots_workspace_bytes", [] { cuda::choose_slots_workspace_bytes({}); });
+  expect_refused("choose_slots", [] { cuda::choose_slots({}, {}, {}); });
   expect_refused("dense_normalize", [] { cuda::dense_normalize({}, {}, {}, nullptr, nullptr, nullptr); });
   expect_refused("dense_workspace_bytes", [] { cuda::dense_workspace_bytes({}); });
   expect_refused("dense_normalize_backward", [] { cuda::dense_normalize_backward({}, {}, {}, {}); });
@@ -48,6 +51,7 @@ TEST(NoCuda, EveryKernelSaysThatThereIsNoCudaAndWhatToDo) {
   expect_refused("exponent_histogram",
                  [] { cuda::exponent_histogram(DType::f32, nullptr, 1, nullptr, nullptr); });
   expect_refused("merge_statistics", [] { cuda::merge_statistics({}, 1e-5, {}, DType::f32, {}, nullptr); });
+  expect_refused("mapped_host_memory", [] { cuda::mapped_host_memory(8); });
   expect_refused("is_capturing", [] { cuda::is_capturing(nullptr); });
   expect_refused("max_pool_forward", [] { cuda::max_pool_forward({}, nullptr, nullptr, nullptr, nullptr); });
   expect_refused("max_pool_backward",

@@ -19,14 +19,12 @@ at::Tensor image(int64_t channels, bool channels_last = false) {
       .contiguous(channels_last ? at::MemoryFormat::ChannelsLast : at::MemoryFormat::Contiguous);
 }
 
-Choice chosen(const std::vector<int64_t>& channels) {
-  return {channels, torch::tensor(channels, at::kLong)};
-}
-
 /// The saved channels of a forward pass over x, filled.
 SavedChannels filled(const std::vector<int64_t>& channels, const at::Tensor& x) {
-  SavedChannels saved = allocate_saved_channels(chosen(channels), x);
+  SavedChannels saved =
+      allocate_saved_channels(slots_for(static_cast<int64_t>(channels.size()), x.size(1)), x);
   if (saved.any()) saved.values.copy_(torch::randn(saved.values.sizes()));
+  if (saved.index.defined()) saved.index.copy_(torch::tensor(channels, at::kLong));
   return saved;
 }
 
@@ -81,15 +79,19 @@ TEST(SavedChannels, ACopyOfAHiddenTensorHoldsNone) {
 
 TEST(SavedChannels, UpToOneChannelIn32IsSavedByItself) {
   reset_abn_fallback_stats();
-  for (const auto& [channels, count, all] : std::vector<std::tuple<int64_t, int64_t, bool>>{
-           {1, 1, false}, {8, 1, false}, {8, 2, true}, {64, 2, false}, {64, 3, true}, {96, 3, false}}) {
+  for (const auto& [channels, count, all] : std::vector<std::tuple<int64_t, int64_t, bool>>{{1, 1, true},
+                                                                                            {2, 1, false},
+                                                                                            {8, 1, false},
+                                                                                            {8, 2, true},
+                                                                                            {64, 2, false},
+                                                                                            {64, 3, true},
+                                                                                            {96, 3, false}}) {
     const SavedChannels saved = filled(first(count), image(channels));
     EXPECT_EQ(saved.all, all) << count << " of " << channels;
     EXPECT_EQ(saved.values.size(1), all ? channels : count);
   }
-  EXPECT_EQ(abn_fallback_stats().layers, 2);
+  EXPECT_EQ(abn_fallback_stats().layers, 3);
   EXPECT_EQ(abn_fallback_stats().channels, 1 + 1 + 2 + 3);
-  EXPECT_TRUE(allocate_saved_channels(std::nullopt, image(64)).all) << "no choice: a captured graph";
 }
 
 TEST(SavedChannels, NoneTakeNoMemory) {
@@ -103,20 +105,21 @@ TEST(SavedChannels, NoneTakeNoMemory) {
 }
 
 TEST(SavedChannels, ABackwardPassThatLostThemIsRefused) {
-  const Layer layer{Activation::kLeakyReLU, at::kFloat, 8};
-  const std::optional<at::Tensor> ones = torch::ones(8), zeros = torch::zeros(8), none;
-  const at::Tensor z = image(8);
-  EXPECT_EQ(error_of([&] { check_none_was_saved(layer, {ones, zeros, none}, z); }), "");
-  EXPECT_EQ(error_of([&] { check_none_was_saved(layer, {none, none, none}, z); }), "");
-  EXPECT_NE(error_of([&] { check_none_was_saved(layer, {zeros, ones, none}, z); }).find("it is gone"),
-            std::string::npos);
+  const std::optional<at::Tensor> none;
+  for (const int64_t wanted : {0, 1}) {
+    const Layer layer{{.shape = {3, 8, 35}}, none, none, false, [&](const kernels::ChannelSlots& tensors) {
+                        tensors.report->counts = kernels::pack_counts({wanted, wanted});
+                      }};
+    const std::string error = error_of([&] { check_none_was_saved(layer, image(8)); });
+    EXPECT_EQ(error.find("it is gone") != std::string::npos, wanted > 0) << error;
+  }
 }
 
 TEST(ChannelView, TakesItsChannelsOutAndPutsThemBack) {
   for (const Layout layout : {Layout::kNCHW, Layout::kChannelsLast}) {
     const at::Tensor full = image(64, layout == Layout::kChannelsLast);
     const SavedChannels saved = filled({5, 60}, full);
-    const ChannelView view(saved, {.shape = shape3(full), .layout = layout});
+    const ChannelView view(saved, {.shape = shape3(full), .layout = layout}, /*has_unused=*/false);
     EXPECT_EQ(view.problem().shape.n, 3);
     EXPECT_EQ(view.problem().shape.c, 2);
     EXPECT_EQ(view.problem().shape.s, 35);
@@ -139,6 +142,28 @@ TEST(ChannelView, TakesItsChannelsOutAndPutsThemBack) {
     EXPECT_TRUE(view.gather_vector(target).equal(two));
     EXPECT_FALSE(view.gather_vector(at::Tensor()).defined());
   }
+}
+
+TEST(ChannelView, LeavesTheChannelsOfUnusedSlotsAsTheyAre) {
+  const at::Tensor full = image(64), vector = torch::randn(64);
+  const SavedChannels saved = filled({60, 5 - 64}, full);
+  const ChannelView view(saved, {.shape = shape3(full)}, /*has_unused=*/true);
+  EXPECT_TRUE(view.gather(full).equal(full.index({at::indexing::Slice(), torch::tensor({60, 5})})));
+  const at::Tensor want = full.clone(), want_vector = vector.clone();
+  want.select(1, 60).add_(1);
+  want_vector[60] += 1;
+  view.scatter(view.gather(full) + 1, full);
+  view.scatter_vector(view.gather_vector(vector) + 1, vector);
+  EXPECT_TRUE(full.equal(want));
+  EXPECT_TRUE(vector.equal(want_vector));
+}
+
+TEST(ChannelView, OfAllChannelsIsTheWhole) {
+  const at::Tensor full = image(64);
+  const ChannelView view(filled(first(64), full), {.shape = shape3(full)}, /*has_unused=*/true);
+  EXPECT_EQ(view.problem().shape.c, 64);
+  EXPECT_TRUE(view.gather(full).is_same(full));
+  EXPECT_TRUE(view.gather_vector(full).is_same(full));
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 
 #include <bit>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -38,6 +39,10 @@ extern palimpsest::cuda_emulator::Index3 threadIdx, blockIdx, blockDim, gridDim;
 inline void __syncthreads(
     palimpsest::cuda_emulator::Place place = palimpsest::cuda_emulator::Place::current()) {
   palimpsest::cuda_emulator::block_barrier(place);
+}
+
+inline int __popc(unsigned bits) {
+  return __builtin_popcount(bits);
 }
 
 inline int __ffs(int bits) {
@@ -197,6 +202,10 @@ T* in_cluster_block(T* shared, unsigned rank) {
 inline Device current_device() {
   const auto& settings = cuda_emulator::settings();
   return {settings.shared_bytes_per_block, settings.max_cluster, settings.multiprocessors};
+}
+
+inline void* new_mapped_memory(std::size_t bytes) {
+  return std::calloc(bytes, 1);
 }
 
 inline bool capture_is_on(Stream) {

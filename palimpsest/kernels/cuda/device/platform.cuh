@@ -22,6 +22,7 @@
 //                                              and returns; throws std::runtime_error that names `name`
 //   current_device()                           Device; asks once per device and never waits for the device
 //   capture_is_on(stream)                      returns whether `stream` records a CUDA graph
+//   new_mapped_memory(bytes)                   zeroed memory of the host, at the same address on the device
 //
 // Kernels use full warp masks and barriers that all threads of a block reach. They never spin, and they have
 // no inline assembly: the emulator could not execute it.

@@ -8,6 +8,10 @@ bool is_built() {
   return true;
 }
 
+void* mapped_host_memory(std::size_t bytes) {
+  return new_mapped_memory(bytes);
+}
+
 bool is_capturing(Stream stream) {
   return capture_is_on(stream);
 }

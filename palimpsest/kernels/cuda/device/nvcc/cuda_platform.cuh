@@ -173,6 +173,18 @@ void launch(const char* name, const LaunchShape& shape, Stream stream, void (*ke
   checked(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
+inline void* new_mapped_memory(std::size_t bytes) {
+  // A capture on any thread would refuse the allocation, which is no part of its graph.
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  PALIMPSEST_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  void* memory = nullptr;
+  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
+  PALIMPSEST_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  PALIMPSEST_CUDA_CHECK(error);
+  memset(memory, 0, bytes);
+  return memory;
+}
+
 inline bool capture_is_on(Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   PALIMPSEST_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));

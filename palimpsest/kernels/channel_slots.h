@@ -1,0 +1,78 @@
+#pragma once
+
+#include "palimpsest/base/dtype.h"
+#include "palimpsest/base/shape.h"
+#include "palimpsest/kernels/activation.h"
+
+#include <cstdint>
+
+/// Which channels of a layer have their normalized x saved beside the layer's saved tensor, in slots: those
+/// that are non-invertible (formulas/invertibility.h) for the weight, the bias and the residual of this pass.
+/// The host decides how many slots there are. It may do so before it knows the values.
+///
+/// A channel is `wanted` if it is non-invertible, and `near` if it is or may become so within one step of an
+/// optimizer. Slots are given to wanted channels in their order. Which channels read their slot in backward
+/// depends on the values alone, so two passes with the same values agree, whatever their number of slots, if
+/// it suffices.
+namespace palimpsest::kernels {
+
+/// The problem of one call: `shape`, `layout` and `dtype` are those of the residual (of z, if there is none).
+struct ChannelSlotsProblem {
+  Shape3 shape;
+  Layout layout = Layout::kNCHW;
+  DType dtype = DType::f32;
+  Activation activation = Activation::kLeakyReLU;
+  double activation_param = 0.01;
+  bool relu_residual = false;  ///< max(residual, 0) is added instead of the residual
+};
+
+/// What a call reports to the host, which may read it at any time without waiting: each number is written at
+/// once.
+struct SlotReport {
+  static constexpr int64_t kUnknown = -1;
+
+  int64_t counts = kUnknown;    ///< packed: see pack_counts
+  unsigned long long late = 0;  ///< grows by the wanted channels that found no slot
+};
+
+/// The numbers of wanted channels and of near ones. Near channels include the wanted ones.
+struct SlotCounts {
+  int64_t wanted = 0, near = 0;
+};
+constexpr int64_t pack_counts(SlotCounts counts) {
+  return counts.near << 32 | counts.wanted;
+}
+constexpr SlotCounts unpack_counts(int64_t packed) {
+  return {packed & 0xffffffff, packed >> 32};
+}
+
+/// The tensors of one call.
+struct ChannelSlots {
+  const void* weight = nullptr;  ///< (C), accumulate_t<dtype>; null: 1
+  const void* bias = nullptr;    ///< (C), accumulate_t<dtype>; null: 0
+  const void* residual =
+      nullptr;        ///< (N, C, S) of `dtype` in `layout`, of which a sample is read; may be null
+  int64_t slots = 0;  ///< at most C
+  /// (slots), or null if every channel is saved anyway or none can be. Slot k becomes the number c of its
+  /// channel, or c - C if slot k is unused: then channel c, which is not wanted, is saved in vain. All
+  /// channels differ.
+  int64_t* index = nullptr;
+  SlotReport* report = nullptr;
+  bool counts_late = true;  ///< false: a pass that runs again; report->late stays as it is
+  bool counts_near = true;  ///< false: near channels are only the wanted ones, which is a fifth of the work
+};
+
+namespace cpu {
+
+/// Fills tensors.index and tensors.report.
+void choose_slots(const ChannelSlotsProblem& problem, const ChannelSlots& tensors);
+
+}  // namespace cpu
+
+/// The same function as plain loops, which is the reference of the tests.
+namespace reference {
+
+void choose_slots(const ChannelSlotsProblem& problem, const ChannelSlots& tensors);
+
+}  // namespace reference
+}  // namespace palimpsest::kernels

@@ -1,0 +1,109 @@
+#include "palimpsest/kernels/cuda/channel_slots.h"
+
+#include "palimpsest/kernels/cuda/device/panels.h"
+#include "palimpsest/kernels/cuda/device/reduce.cuh"
+#include "palimpsest/kernels/cuda/device/vector16.cuh"
+#include "palimpsest/kernels/cuda/device/workspace.h"
+#include "palimpsest/kernels/formulas/abn_formulas.h"
+#include "palimpsest/kernels/formulas/channel_slots.h"
+#include "palimpsest/kernels/formulas/invertibility.h"
+
+namespace palimpsest::kernels::cuda {
+namespace {
+
+constexpr int kWarps = kThreads / static_cast<int>(kWarp);
+
+/// Returns the root mean square of channel c's sample, in every lane of the warp that computes it.
+template <class S>
+__device__ __forceinline__ double sampled_rms(const ChannelSlotsProblem& problem, const S* residual,
+                                              int64_t c) {
+  const ResidualSample sample(problem.shape, problem.layout);
+  double squares = 0;
+  for (int64_t i = threadIdx.x % kWarp; i < sample.values(); i += kWarp) {
+    const auto value = static_cast<double>(widen(residual[sample.at(c, i)]));
+    if (value > 0 || !problem.relu_residual) squares += value * value;
+  }
+  return sqrt(warp_sum(squares) / static_cast<double>(sample.values()));
+}
+
+/// Returns the number of threads before this one for which `flag` holds. All threads of the block call it.
+__device__ __forceinline__ int threads_before(bool flag, int& of_block) {
+  PALIMPSEST_SHARED(of_warps, int[kWarps]);
+  const unsigned lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const unsigned set = __ballot_sync(kAllLanes, flag);
+  if (lane == 0) of_warps[warp] = __popc(set);
+  __syncthreads();
+  int before = __popc(set & ((1u << lane) - 1));
+  of_block = 0;
+  PALIMPSEST_UNROLL
+  for (int w = 0; w < kWarps; ++w) {
+    if (w < static_cast<int>(warp)) before += of_warps[w];
+    of_block += of_warps[w];
+  }
+  __syncthreads();
+  return before;
+}
+
+/// Grid: one thread per channel, or one warp if there is a residual to sample. The last block numbers the
+/// channels. `outlooks`: (C).
+template <class S>
+__global__ void __launch_bounds__(kThreads)
+    choose_slots_kernel(ChannelSlotsProblem problem, ChannelSlots tensors, InvertibilityCriterion criterion,
+                        unsigned* counter, Outlook* outlooks) {
+  using T = accumulate_t<S>;
+  const int64_t channels = problem.shape.c;
+  const int64_t thread = int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const int64_t c = tensors.residual ? thread / kWarp : thread;
+  if (c < channels) {
+    const double rms =
+        tensors.residual ? sampled_rms(problem, static_cast<const S*>(tensors.residual), c) : 0;
+    const double weight = value_or(static_cast<const T*>(tensors.weight), c, 1),
+                 bias = value_or(static_cast<const T*>(tensors.bias), c, 0);
+    if (!tensors.residual || threadIdx.x % kWarp == 0)
+      outlooks[c] = criterion.outlook(weight, bias, rms, tensors.counts_near);
+  }
+  if (!is_last_block(counter, gridDim.x)) return;
+
+  int counts[2] = {0, 0};
+  for (int64_t i = threadIdx.x; i < channels; i += kThreads) {
+    counts[0] += outlooks[i] == Outlook::kNonInvertible ? 1 : 0;
+    counts[1] += outlooks[i] == Outlook::kInvertible ? 0 : 1;
+  }
+  block_sum<kThreads>(counts);
+  const int64_t wanted = counts[0], late = wanted - tensors.slots;
+  if (threadIdx.x == 0) {
+    tensors.report->counts = int64_t{counts[1]} << 32 | wanted;
+    if (tensors.counts_late && late > 0)
+      atomicAdd(&tensors.report->late, static_cast<unsigned long long>(late));
+  }
+  if (!tensors.index) return;
+  int64_t wanted_before = 0;
+  for (int64_t first = 0; first < channels; first += kThreads) {
+    const int64_t i = first + threadIdx.x;
+    const bool is_wanted = i < channels && outlooks[i] == Outlook::kNonInvertible;
+    int of_block = 0;
+    const int64_t before = wanted_before + threads_before(is_wanted, of_block);
+    const int64_t slot = is_wanted ? before : wanted + (i - before);
+    if (i < channels && slot < tensors.slots) tensors.index[slot] = is_wanted ? i : i - channels;
+    wanted_before += of_block;
+  }
+}
+
+}  // namespace
+
+int64_t choose_slots_workspace_bytes(const ChannelSlotsProblem& problem) {
+  return kCounterBytes + problem.shape.c * static_cast<int64_t>(sizeof(Outlook));
+}
+
+void choose_slots(const ChannelSlotsProblem& problem, const ChannelSlots& tensors, const Queue& queue) {
+  const Workspace workspace = workspace_of(queue);
+  const int64_t threads = problem.shape.c * (tensors.residual ? kWarp : 1);
+  const LaunchShape shape{.blocks = ceil_divide(threads, kThreads), .threads = kThreads};
+  const InvertibilityCriterion criterion(problem.activation, problem.dtype, problem.activation_param);
+  dispatch_float(problem.dtype, [&]<class S>() {
+    launch("choose_slots", shape, queue.stream, choose_slots_kernel<S>, problem, tensors, criterion,
+           workspace.counters, static_cast<Outlook*>(workspace.records));
+  });
+}
+
+}  // namespace palimpsest::kernels::cuda

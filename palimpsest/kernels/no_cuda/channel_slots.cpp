@@ -1,0 +1,15 @@
+#include "palimpsest/kernels/cuda/channel_slots.h"
+
+#include "palimpsest/kernels/no_cuda/refuse.h"
+
+// kernels/cuda/channel_slots.h for a build without CUDA.
+namespace palimpsest::kernels::cuda {
+
+int64_t choose_slots_workspace_bytes(const ChannelSlotsProblem&) {
+  refuse("choose_slots_workspace_bytes");
+}
+void choose_slots(const ChannelSlotsProblem&, const ChannelSlots&, const Queue&) {
+  refuse("choose_slots");
+}
+
+}  // namespace palimpsest::kernels::cuda
