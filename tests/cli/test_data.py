@@ -227,9 +227,9 @@ def test_a_data_set_without_its_splits_is_none(folder):
     for label in list(root.glob("gtCoarse/*/*/*_gtFine_labelIds.png")):
         label.rename(label.with_name(label.name.replace("gtFine", "gtCoarse")))
     assert "no split  train, fine" in succeeds("data", "check", root).stdout
-    camvid = folder / "camvid"
-    camvid.mkdir()
-    fails(DATA_ERROR, "data", "check", camvid, "--data-kind", "camvid", says=["has no split of camvid", "expected"])
+    for place in ("leftImg8bit", "gtFine"):
+        (folder / "empty" / place).mkdir(parents=True)
+    fails(DATA_ERROR, "data", "check", folder / "empty", "--data-kind", "cityscapes", says=["has no split of cityscapes", "expected"])
 
 
 def test_a_list_with_a_control_character_is_refused(folder):
