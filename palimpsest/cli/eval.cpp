@@ -113,8 +113,9 @@ void check_label_files(const Options& options, const data::Dataset& dataset) {
     const std::string name = dataset.name(i), path = label_path(options, name).string();
     const auto [other, fresh] = first.emplace(path, i);
     if (fresh) continue;
-    throw Error(ErrorKind::kUsage, "the labels of " + name + " and " + dataset.name(other->second) +
-                                       " would both be written to " + path + ": rename one of them");
+    throw Error(ErrorKind::kUsage,
+                fmt::format("the labels of {} and {} would both be written to {}: rename one of them", name,
+                            dataset.name(other->second), path));
   }
 }
 
