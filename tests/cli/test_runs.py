@@ -394,6 +394,44 @@ def test_logits_never_replace_the_checkpoint_or_an_image(copy_of_run):
     assert contents(copy_of_run) == before and image.read_bytes() == png(np.zeros((32, 32, 3)))
 
 
+RUN_FILES = [CHECKPOINT_FILE, "log.jsonl", "config.toml", "step_memory.safetensors"]
+
+
+@pytest.mark.parametrize("target", [*RUN_FILES, "best.safetensors", "evaluation.safetensors",
+                                    "events.out.tfevents.0000000000.palimpsest", "a link"])
+@pytest.mark.parametrize("command", ["report", "predict", "export"])
+def test_no_command_replaces_a_file_of_a_training(trained, folder, command, target):
+    """Not those of the run that it reads, and not those of another one."""
+    image = write(folder / "in.png", png(np.zeros((32, 32, 3))))
+    (folder / "run").mkdir()
+    for file in RUN_FILES:
+        os.link(trained / file, folder / "run" / file)
+    before = contents(folder / "run")
+    output = folder / "run" / target
+    if target == "a link":
+        output = folder / "link.html"
+        output.symlink_to(folder / "run" / "log.jsonl")
+    flags = {"report": ["--output", output], "predict": [image, "--logits", output], "export": ["--output", output]}[command]
+    for run_folder in (trained, folder / "run"):
+        fails(USAGE, command, run_folder, *flags, "--overwrite", says=[flags[-2], output])
+    assert contents(folder / "run") == before
+
+
+def test_the_configuration_of_a_command_is_not_its_output(trained, folder):
+    image = write(folder / "in.png", png(np.zeros((32, 32, 3))))
+    mine = shutil.copy(trained / "config.toml", folder / "mine.toml")
+    before = mine.read_bytes()
+    fails(USAGE, "predict", trained, image, "--config", mine, "--logits", mine, "--overwrite",
+          says=["--logits must be another file than the input", mine])
+    assert mine.read_bytes() == before
+
+
+def test_files_of_the_users_in_the_folder_of_a_run_are_replaced(copy_of_run):
+    write(copy_of_run / "weights.safetensors", b"old")
+    succeeds("export", copy_of_run, "--output", copy_of_run / "weights.safetensors", "--overwrite")
+    assert (copy_of_run / "weights.safetensors").read_bytes() != b"old"
+
+
 # Signals.
 
 def test_a_lost_terminal_saves_the_run(folder):
