@@ -3,6 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/class_index.h"
+#include "palimpsest/cli/resume.h"
 #include "palimpsest/data/class_colors.h"
 #include "palimpsest/data/class_uniform.h"
 #include "palimpsest/data/files.h"
@@ -325,6 +326,10 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.config_file = to_toml(options, Scope::kMachine);
   t.metadata = {{"model", options.model.name}, {"strategy", options.model.strategy}};
   if (options.model.name.starts_with("densenet")) t.metadata["dense_strategy"] = options.model.dense_strategy;
+  // `train --resume` of a row's run leaves it one.
+  const std::string& row =
+      options.run.row.empty() || options.run.small ? options.run.stored_row : options.run.row;
+  if (!row.empty()) t.metadata[kRowKey] = row;
   t.quiet = options.output.quiet;
   return t;
 }
