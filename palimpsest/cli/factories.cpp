@@ -203,6 +203,24 @@ void tell_faults(const std::vector<std::shared_ptr<data::Dataset>>& sets) {
               << (faults.size() == 1 ? " fault: " : " faults: ") << printable(listed(faults)) << std::endl;
 }
 
+/// Throws Error(kData) if no image of the set can be read: the first evaluation would end the training, after an epoch.
+/// Reads images up to the first one that can be read.
+void check_some_readable(const data::Dataset& validation) {
+  std::string first;
+  for (int64_t i = 0; i < validation.size(); ++i) {
+    try {
+      Random random(0);
+      validation.get(i, random);
+      return;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kData) throw;
+      if (first.empty()) first = error.what();
+    }
+  }
+  throw Error(ErrorKind::kData, fmt::format("none of the {} validation images can be read; the first one: {}",
+                                            validation.size(), first));
+}
+
 }  // namespace
 
 Datasets make_datasets(Options& options, Need need) {
@@ -226,6 +244,8 @@ Datasets make_datasets(Options& options, Need need) {
     throw Error(ErrorKind::kUsage, "[train] batch (--batch) must be at most the number of training images (" +
                                        std::to_string(sets.train->size()) + "), got " +
                                        std::to_string(options.train.batch));
+  if (sets.validation && need == Need::kTrainAndValidation && options.data.bad_images == "skip")
+    check_some_readable(*sets.validation);
   if (sets.train && options.data.sampler == "class_uniform")
     sets.sampler = data::class_uniform_sampler(class_index(options, *sets.train));
   return sets;
