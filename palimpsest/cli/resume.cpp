@@ -42,6 +42,7 @@ constexpr std::string_view kFixed[] = {
     "data.mean",
     "data.std",
     "data.sampler",
+    "optimizer.kind",
     "train.batch",
     "train.seed",
     "train.dtype",

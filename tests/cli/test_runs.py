@@ -251,7 +251,7 @@ def test_a_resumed_run_says_its_step_and_each_changed_setting(folder):
 
 
 @pytest.mark.parametrize("flags", ["--activation elu", "--slope 0.2", "--model deeplabv3_resnet18", "--seed 2", "--batch 2",
-                                   "--classes 5", "--images 9", "--height 64", "--dtype f64", "--mean 0,0,0"])
+                                   "--classes 5", "--images 9", "--height 64", "--dtype f64", "--mean 0,0,0", "--optimizer adamw"])
 def test_a_setting_that_makes_it_another_run_is_refused(copy_of_run, flags):
     before = contents(copy_of_run)
     flag = flags.split()[0]
