@@ -15,6 +15,7 @@
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/nn/strategy.h"
+#include "palimpsest/train/checkpoint.h"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -244,6 +245,10 @@ Datasets make_datasets(Options& options, Need need) {
     throw Error(ErrorKind::kUsage, "[train] batch (--batch) must be at most the number of training images (" +
                                        std::to_string(sets.train->size()) + "), got " +
                                        std::to_string(options.train.batch));
+  // Before the index of classes is built, which replaces that of the run's data.
+  if (sets.train && options.run.resume)
+    train::require_same_data(std::filesystem::path(options.output.folder) / train::kCheckpointFile,
+                             options.run.stored_data, sets.train->identity());
   if (sets.validation && need == Need::kTrainAndValidation && options.data.bad_images == "skip")
     check_some_readable(*sets.validation);
   if (sets.train && options.data.sampler == "class_uniform")

@@ -173,6 +173,7 @@ struct Options {
     /// differ.
     std::vector<std::string> resume_notes;
     std::string stored_row;  ///< train --resume: the row of the papers that the checkpoint's run was begun as
+    std::string stored_data;   ///< train --resume: Dataset::identity() of the checkpoint's run; "": not known
     bool old_shuffle = false;  ///< train --resume: the checkpoint's run shuffles as older programs did
     bool overwrite = false;
     bool dry_run = false;  ///< print the effective configuration, do nothing

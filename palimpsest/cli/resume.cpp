@@ -101,6 +101,7 @@ bool read_resumed(Options& options, const fs::path& folder) {
       return found == metadata.end() ? std::string() : found->second;
     };
     options.run.old_shuffle = !metadata.contains(train::kOrderKey);
+    options.run.stored_data = entry(train::kDataKey);
     options.run.stored_row = entry(kRowKey);
     check_row(options, folder);
     stored = entry("config");
