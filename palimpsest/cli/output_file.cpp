@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/io/folder_lock.h"
+#include "palimpsest/io/image.h"
 #include "palimpsest/train/report.h"
 
 #include <fmt/format.h>
@@ -50,6 +51,15 @@ void check_replaceable(const fs::path& file, const char* flag, const Options& op
 void check_output_file(const fs::path& file, const char* flag, const Options& options) {
   check_replaceable(file, flag, options);
   check_not_in_use(file);
+}
+
+void check_picture_file(const fs::path& file, const Options& options) {
+  check_output_file(file, "--output", options);
+  std::error_code missing;
+  if (fs::is_regular_file(file, missing) && io::png_software(file) != io::kPngSoftware)
+    throw Error(ErrorKind::kUsage, "--overwrite replaces the pictures of an earlier predict or eval, and '" +
+                                       file.string() +
+                                       "' is none: name another --output, or remove the file");
 }
 
 void check_not_in_use(const fs::path& file) {

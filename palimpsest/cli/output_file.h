@@ -15,6 +15,10 @@ void check_replaceable(const std::filesystem::path& file, const char* flag, cons
 /// before the work begins.
 void check_output_file(const std::filesystem::path& file, const char* flag, const Options& options);
 
+/// Does the same for a picture of predict and eval in --output. Throws Error(kUsage), too, if --overwrite would replace
+/// a file that this program did not write (io::png_software): a label or a photo of the user's.
+void check_picture_file(const std::filesystem::path& file, const Options& options);
+
 /// Throws Error(kOutput) if a training holds the folder of `file`. Call it just before the file is written: the
 /// training may have begun during the work.
 void check_not_in_use(const std::filesystem::path& file);

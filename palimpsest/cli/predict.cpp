@@ -99,7 +99,7 @@ std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const O
     if (!logits.empty() && resolved(path) == logits)
       throw Error(ErrorKind::kUsage, "--logits must be a file of its own, got " + path.string() +
                                          ", which is the picture of " + image.string());
-    check_output_file(path, "--output", options);
+    check_picture_file(path, options);
     paths.push_back(path);
   }
   return paths;
