@@ -27,13 +27,16 @@ fs::path written_file(const fs::path& file) {
 }  // namespace
 
 void check_replaceable(const fs::path& file, const char* flag, const Options& options) {
-  const auto is = [&](const std::string& input) {
+  const auto refuse_input = [&](const std::string& input, const char* what) {
     std::error_code ignored;
-    return !input.empty() && fs::equivalent(file, input, ignored);
+    if (!input.empty() && fs::equivalent(file, input, ignored))
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("{} must be another file than the input, got {}, which is {}", flag,
+                              file.string(), what));
   };
-  if (is(options.run.checkpoint) || is(options.run.config))
-    throw Error(ErrorKind::kUsage,
-                fmt::format("{} must be another file than the input, got {}", flag, file.string()));
+  const bool imports = options.run.command == Command::kImport;
+  refuse_input(options.run.checkpoint, imports ? "the file to import" : "the checkpoint");
+  refuse_input(options.run.config, "the configuration");
   for (const fs::path& written : {file, written_file(file)})
     if (train::is_file_of_run(written))
       throw Error(

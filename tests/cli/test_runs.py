@@ -58,8 +58,9 @@ def test_a_folder_serves_one_program_at_a_time(folder):
         held = [folder / "run", "in use", f"process {first.pid}"]
         fails(OUTPUT, "compare", *TINY, "--output", folder / "run", says=held)
         weights = write(folder / "other.safetensors", (folder / "run" / CHECKPOINT_FILE).read_bytes())
-        (folder / "link.safetensors").symlink_to(folder / "run" / CHECKPOINT_FILE)
-        for target in (folder / "run" / CHECKPOINT_FILE, folder / "link.safetensors"):
+        mine = write(folder / "run/mine.safetensors", b"old")
+        (folder / "link.safetensors").symlink_to(mine)
+        for target in (mine, folder / "link.safetensors"):
             fails(OUTPUT, "export", weights, "--output", target, "--overwrite", says=held)
         fails(OUTPUT, "export", weights, "--output", folder / "run/new.safetensors", says=held)
     finally:
