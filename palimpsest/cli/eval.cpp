@@ -124,7 +124,7 @@ auto label_writer(const Options& options) {
   return [&options, encoding = make_label_encoding(options)](const std::string& name,
                                                              const at::Tensor& classes) {
     const auto path = label_path(options, name);
-    check_output_file(path, "--output", options);
+    check_picture_file(path, options);
     data::write_labels(path, classes, encoding);
   };
 }

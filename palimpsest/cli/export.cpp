@@ -36,7 +36,7 @@ Options stored_options(const Options& given) {
 int run_export(const Options& given) {
   const Options options = stored_options(given);
   const std::string& checkpoint = options.run.checkpoint;
-  check_weights_file(options, checkpoint);
+  check_weights_file(options);
   const auto metadata = train::read_checkpoint_metadata(checkpoint);
   if (metadata.contains("folded"))
     throw Error(ErrorKind::kCheckpoint,

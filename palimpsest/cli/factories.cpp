@@ -3,6 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/class_index.h"
+#include "palimpsest/cli/resume.h"
 #include "palimpsest/data/check.h"
 #include "palimpsest/data/class_colors.h"
 #include "palimpsest/data/class_uniform.h"
@@ -15,6 +16,7 @@
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/nn/strategy.h"
+#include "palimpsest/train/checkpoint.h"
 
 #include <fmt/format.h>
 #include <torch/torch.h>
@@ -216,6 +218,24 @@ void tell_faults(const std::vector<std::shared_ptr<data::Dataset>>& sets) {
               << (faults.size() == 1 ? " fault: " : " faults: ") << printable(listed(faults)) << std::endl;
 }
 
+/// Throws Error(kData) if no image of the set can be read: the first evaluation would end the training, after an epoch.
+/// Reads images up to the first one that can be read.
+void check_some_readable(const data::Dataset& validation) {
+  std::string first;
+  for (int64_t i = 0; i < validation.size(); ++i) {
+    try {
+      Random random(0);
+      validation.get(i, random);
+      return;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kData) throw;
+      if (first.empty()) first = error.what();
+    }
+  }
+  throw Error(ErrorKind::kData, fmt::format("none of the {} validation images can be read; the first one: {}",
+                                            validation.size(), first));
+}
+
 }  // namespace
 
 Datasets make_datasets(Options& options, Need need) {
@@ -239,6 +259,12 @@ Datasets make_datasets(Options& options, Need need) {
     throw Error(ErrorKind::kUsage, "[train] batch (--batch) must be at most the number of training images (" +
                                        std::to_string(sets.train->size()) + "), got " +
                                        std::to_string(options.train.batch));
+  // Before the index of classes is built, which replaces that of the run's data.
+  if (sets.train && options.run.resume)
+    train::require_same_data(std::filesystem::path(options.output.folder) / train::kCheckpointFile,
+                             options.run.stored_data, sets.train->identity());
+  if (sets.validation && need == Need::kTrainAndValidation && options.data.bad_images == "skip")
+    check_some_readable(*sets.validation);
   if (sets.train && options.data.sampler == "class_uniform")
     sets.sampler = data::class_uniform_sampler(class_index(options, *sets.train));
   return sets;
@@ -339,6 +365,10 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.config_file = to_toml(options, Scope::kMachine);
   t.metadata = {{"model", options.model.name}, {"strategy", options.model.strategy}};
   if (options.model.name.starts_with("densenet")) t.metadata["dense_strategy"] = options.model.dense_strategy;
+  // `train --resume` of a row's run leaves it one.
+  const std::string& row =
+      options.run.row.empty() || options.run.small ? options.run.stored_row : options.run.row;
+  if (!row.empty()) t.metadata[kRowKey] = row;
   t.quiet = options.output.quiet;
   return t;
 }

@@ -87,7 +87,7 @@ void take_activation(Options& options, models::WeightFormat format) {
 int run_import(const Options& given) {
   Options options = given;
   const std::string& file = options.run.checkpoint;
-  check_weights_file(options, file);
+  check_weights_file(options);
   if (!options.given.contains("model.name"))
     throw Error(ErrorKind::kUsage, "--model is required: it says which network the weights are of");
 

@@ -172,6 +172,8 @@ struct Options {
     /// train --resume: one line per setting that differs from the checkpoint's, or that config.toml wants to
     /// differ.
     std::vector<std::string> resume_notes;
+    std::string stored_row;  ///< train --resume: the row of the papers that the checkpoint's run was begun as
+    std::string stored_data;   ///< train --resume: Dataset::identity() of the checkpoint's run; "": not known
     bool old_shuffle = false;  ///< train --resume: the checkpoint's run shuffles as older programs did
     bool overwrite = false;
     bool dry_run = false;  ///< print the effective configuration, do nothing

@@ -24,6 +24,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <set>
 #include <utility>
 
 namespace palimpsest::cli {
@@ -49,17 +50,16 @@ std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
   return images;
 }
 
-/// Files that must not be written over, found by their inode: names may be links.
-class Protected {
+/// The images, found by their inode: names may be links.
+class Inputs {
  public:
-  void add(const fs::path& file, const char* what) {
-    if (const auto id = identity(file)) files_.try_emplace(*id, what);
+  explicit Inputs(const std::vector<fs::path>& images) {
+    for (const fs::path& image : images)
+      if (const auto id = identity(image)) files_.insert(*id);
   }
-  /// Returns what the file is, or null.
-  const char* find(const fs::path& file) const {
+  bool contains(const fs::path& file) const {
     const auto id = identity(file);
-    const auto found = id ? files_.find(*id) : files_.end();
-    return found == files_.end() ? nullptr : found->second;
+    return id && files_.contains(*id);
   }
 
  private:
@@ -69,7 +69,7 @@ class Protected {
     if (::stat(file.c_str(), &status) != 0) return std::nullopt;
     return Identity(status.st_dev, status.st_ino);
   }
-  std::map<Identity, const char*> files_;
+  std::set<Identity> files_;
 };
 
 /// Returns the file that `path` names, through links and relative parts; it need not exist.
@@ -79,18 +79,11 @@ fs::path resolved(const fs::path& path) {
   return error ? path : target;
 }
 
-Protected inputs_of(const Options& options, const std::vector<fs::path>& images) {
-  Protected inputs;
-  inputs.add(options.run.checkpoint, "the checkpoint");
-  for (const fs::path& image : images) inputs.add(image, "itself an input");
-  return inputs;
-}
-
 /// Returns FOLDER/STEM.png for each image. Two inputs with one stem are an error: they would overwrite each
 /// other.
 std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const Options& options) {
   const fs::path folder = options.output.folder;
-  const Protected inputs = inputs_of(options, images);
+  const Inputs inputs(images);
   const fs::path logits = options.run.logits.empty() ? fs::path() : resolved(options.run.logits);
   std::map<fs::path, fs::path> taken;
   std::vector<fs::path> paths;
@@ -101,12 +94,12 @@ std::vector<fs::path> picture_paths(const std::vector<fs::path>& images, const O
       throw Error(ErrorKind::kUsage, image.string() + " and " + entry->second.string() +
                                          " would both be written to " + path.string() +
                                          "; predict them into two folders");
-    if (const char* what = inputs.find(path))
-      throw Error(ErrorKind::kUsage, path.string() + " is " + what + "; name another --output");
+    if (inputs.contains(path))
+      throw Error(ErrorKind::kUsage, path.string() + " is itself an input; name another --output");
     if (!logits.empty() && resolved(path) == logits)
       throw Error(ErrorKind::kUsage, "--logits must be a file of its own, got " + path.string() +
                                          ", which is the picture of " + image.string());
-    check_output_file(path, "--output", options);
+    check_picture_file(path, options);
     paths.push_back(path);
   }
   return paths;
@@ -158,9 +151,9 @@ class LogitsFile {
   LogitsFile(const Options& options, const std::vector<fs::path>& images) : path_(options.run.logits) {
     file_.metadata["format"] = "pt";
     if (!wanted()) return;
-    if (const char* what = inputs_of(options, images).find(path_))
+    if (Inputs(images).contains(path_))
       throw Error(ErrorKind::kUsage,
-                  "--logits must be a file of its own, got " + path_.string() + ", which is " + what);
+                  "--logits must be a file of its own, got " + path_.string() + ", which is itself an input");
     std::size_t header_bytes = 0;
     for (const fs::path& image : images) header_bytes += image.string().size() + kBytesPerEntry;
     if (header_bytes > io::kMaxSafetensorsHeader)

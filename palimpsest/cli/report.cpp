@@ -4,6 +4,7 @@
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/commands.h"
+#include "palimpsest/cli/output_file.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/train/checkpoint.h"
 
@@ -134,9 +135,9 @@ int run_report(const Options& options) {
         throw Error(ErrorKind::kUsage, "the run '" + runs[i] + "' is given twice");
   const fs::path page =
       options.run.file.empty() ? fs::path(runs[0]) / "report.html" : fs::path(options.run.file);
-  if (std::error_code error; !options.run.overwrite && fs::exists(fs::symlink_status(page, error)))
-    throw Error(ErrorKind::kOutput,
-                "'" + page.string() + "' exists: replace it with --overwrite, or name another --output");
+  if (page.extension() != ".html")
+    throw Error(ErrorKind::kUsage, "--output must be a file .html, got " + page.string());
+  check_replaceable(page, "--output", options);  // a run at work may have its page in its folder
   io::AtomicFile file(page);  // a page that cannot be written is an error before the runs are read
 
   train::Report report;

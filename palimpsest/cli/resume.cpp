@@ -1,6 +1,7 @@
 #include "palimpsest/cli/resume.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/settings.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/train/checkpoint.h"
@@ -41,6 +42,7 @@ constexpr std::string_view kFixed[] = {
     "data.mean",
     "data.std",
     "data.sampler",
+    "optimizer.kind",
     "train.batch",
     "train.seed",
     "train.dtype",
@@ -65,6 +67,21 @@ std::vector<const Setting*> differences(const Options& a, const Options& b) {
   return found;
 }
 
+/// Throws Error(kUsage) if a row of the papers is to go on in the folder of another run: its result would stand beside
+/// the figure of the wrong row.
+void check_row(const Options& options, const fs::path& folder) {
+  const std::string& row = options.run.row;
+  const std::string& stored = options.run.stored_row;
+  if (row.empty() || row == stored) return;
+  throw Error(
+      ErrorKind::kUsage,
+      fmt::format("reproduce {} --resume needs a run of this row, '{}' holds {}: name another --output, "
+                  "or continue that run with {} --resume",
+                  row, folder.string(),
+                  stored.empty() ? "a run of no row" : "one of the row " + shortened(stored, 100),
+                  stored.empty() ? "train" : "reproduce " + shortened(stored, 100)));
+}
+
 }  // namespace
 
 bool read_resumed(Options& options, const fs::path& folder) {
@@ -79,8 +96,15 @@ bool read_resumed(Options& options, const fs::path& folder) {
   }
   if (has_checkpoint) {
     const auto metadata = train::read_checkpoint_metadata(checkpoint);
+    const auto entry = [&](const char* key) {
+      const auto found = metadata.find(key);
+      return found == metadata.end() ? std::string() : found->second;
+    };
     options.run.old_shuffle = !metadata.contains(train::kOrderKey);
-    if (const auto config = metadata.find("config"); config != metadata.end()) stored = config->second;
+    options.run.stored_data = entry(train::kDataKey);
+    options.run.stored_row = entry(kRowKey);
+    check_row(options, folder);
+    stored = entry("config");
   }
   if (stored.empty() && !unreadable.empty()) throw Error(ErrorKind::kUsage, unreadable);
   if (!stored.empty()) {

@@ -11,6 +11,7 @@
 #include "palimpsest/train/rethrow.h"
 #include "palimpsest/train/step_loss.h"
 
+#include <fmt/format.h>
 #include <torch/torch.h>
 
 #include <algorithm>
@@ -92,35 +93,56 @@ StepProbe::StepProbe(const Options& options, const RepeatedBatch& source)
   step_.restore_buffers_of(*model_);
 }
 
-void StepProbe::step(const data::Batch& batch, const train::Step::RunOptions& run) {
+void StepProbe::until_taken(const std::function<bool()>& attempt) {
+  while (!attempt())
+    if (step_.is_hopeless())
+      throw Error(
+          ErrorKind::kDiverged,
+          fmt::format("the gradients of {} steps in a row are not finite, with a loss scale of {:g} and {} "
+                      "on one batch: no step of this training can be measured; give another loss_scale "
+                      "(--loss-scale) or precision",
+                      step_.skipped_in_a_row(), step_.loss_scale(), options_.train.precision));
+}
+
+bool StepProbe::step(const data::Batch& batch, const train::Step::RunOptions& run) {
   const int64_t parts = std::min(options_.train.accumulate, batch.images.size(0));
   const train::Network network(*model_);
   train::StepLoss loss(network, batch, train::loss_for(batch.targets, loss_), format_.precision, parts);
-  step_.run_parts(*optimizer_.optimizer, parts, [&](int64_t part) { return loss.part(part); }, run);
+  return step_.run_parts(*optimizer_.optimizer, parts, [&](int64_t part) { return loss.part(part); }, run);
 }
 
 double StepProbe::time_step() {
-  data::Batch batch = source_.make(options_.train.batch);
-  format_.convert(batch);
-  const auto start = std::chrono::steady_clock::now();
-  step(batch);
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  double seconds = 0;
+  until_taken([&] {
+    data::Batch batch = source_.make(options_.train.batch);
+    format_.convert(batch);
+    const auto start = std::chrono::steady_clock::now();
+    const bool taken = step(batch);
+    seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    return taken;
+  });
+  return seconds;
 }
 
 StepMemory StepProbe::measure_step() {
-  data::Batch batch = source_.make(options_.train.batch);
-  format_.convert(batch);
-  memory::Timeline timeline;
-  memory::Meter meter;
-  train::Step::RunOptions run;
-  bool forward_done = false;  // of the first part: the gradients of a part live on in the next one
-  run.entering = [&](train::Step::Phase phase) {
-    if (phase == train::Step::Phase::kBackward && !std::exchange(forward_done, true)) meter.forward_done();
-    timeline.mark(train::Step::name_of(phase));
-  };
-  step(batch, run);
-  timeline.stop();
-  return {meter.kept_bytes(), meter.peak_bytes(), timeline.samples(), timeline.marks()};
+  StepMemory memory;
+  until_taken([&] {
+    data::Batch batch = source_.make(options_.train.batch);
+    format_.convert(batch);
+    memory::Timeline timeline;
+    memory::Meter meter;
+    train::Step::RunOptions run;
+    bool forward_done = false;  // of the first part: the gradients of a part live on in the next one
+    run.entering = [&](train::Step::Phase phase) {
+      if (phase == train::Step::Phase::kBackward && !std::exchange(forward_done, true)) meter.forward_done();
+      timeline.mark(train::Step::name_of(phase));
+    };
+    const bool taken = step(batch, run);
+    timeline.stop();
+    memory = {meter.kept_bytes(), meter.peak_bytes(), timeline.samples(), timeline.marks()};
+    return taken;
+  });
+  return memory;
 }
 
 bool StepProbe::fits(const RepeatedBatch& source, int64_t size, int64_t limit) {
@@ -130,9 +152,11 @@ bool StepProbe::fits(const RepeatedBatch& source, int64_t size, int64_t limit) {
   // the branches that had not run, with their part of the graph, and the next trial would lack this memory.
   std::thread([&] {
     try {
-      data::Batch batch = source.make(size);
-      format_.convert(batch);
-      step(batch);
+      until_taken([&] {
+        data::Batch batch = source.make(size);
+        format_.convert(batch);
+        return step(batch);
+      });
     } catch (...) {
       failure = std::current_exception();
     }

@@ -46,17 +46,24 @@ class StepProbe {
  public:
   StepProbe(const Options& options, const RepeatedBatch& source);
 
+  // Each of these takes steps until one was not skipped, and measures that one: the first scales of f16 may be too
+  // large for the gradients, and a skipped step allocates no momentum. Throws Error(kDiverged) after
+  // train::Step::kHopeless skipped steps in a row.
+
   /// Returns the seconds of one step with a batch of options.train.batch.
   double time_step();
-  /// Measures the memory of one step. Call it while no other probe lives in the process, and after a step has
-  /// allocated the momentum.
+  /// Measures the memory of one step. Call it while no other probe lives in the process, and after time_step(), which
+  /// allocates the momentum.
   StepMemory measure_step();
   /// Returns whether a step on `size` images of `source` runs with at most `limit` live bytes, model included.
-  /// Call it after a step has allocated the momentum, which counts.
+  /// Call it after time_step(), which allocates the momentum: it counts.
   bool fits(const RepeatedBatch& source, int64_t size, int64_t limit);
 
  private:
-  void step(const data::Batch& batch, const train::Step::RunOptions& run = train::Step::RunOptions());
+  /// Calls `attempt`, which returns whether it took a step, until it did.
+  void until_taken(const std::function<bool()>& attempt);
+  /// Returns false if the step was skipped.
+  bool step(const data::Batch& batch, const train::Step::RunOptions& run = train::Step::RunOptions());
 
   const Options& options_;
   const RepeatedBatch& source_;

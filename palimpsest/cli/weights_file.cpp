@@ -115,12 +115,9 @@ std::shared_ptr<nn::Model> load_trained_model(const Options& options) {
   return model;
 }
 
-void check_weights_file(const Options& options, const fs::path& source) {
+void check_weights_file(const Options& options) {
   const fs::path file = options.run.file;
   if (file.empty()) throw Error(ErrorKind::kUsage, "--output is required: the weights are written there");
-  std::error_code ignored;
-  if (fs::equivalent(file, source, ignored))
-    throw Error(ErrorKind::kUsage, "--output must be another file than the input, got " + file.string());
   check_output_file(file, "--output", options);
 }
 

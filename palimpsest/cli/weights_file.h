@@ -31,9 +31,8 @@ void check_claims(const Options& options, const nn::StateDict& tensors, const st
 /// file is missing, damaged, one of torch.save (import it first), folded, or does not fit.
 void start_from_weights(const Options& options, nn::Model& model);
 
-/// Throws Error(kUsage) if --output is not given or names `source` itself, and Error(kOutput) if the file
-/// exists and --overwrite is not given. Changes nothing.
-void check_weights_file(const Options& options, const std::filesystem::path& source);
+/// Throws Error(kUsage) if --output is not given, and throws as check_output_file does. Changes nothing.
+void check_weights_file(const Options& options);
 
 /// Writes `tensors` to options.run.file, atomically. Metadata: format = pt, model, classes, activation, slope
 /// (leaky ReLU's, or ELU's alpha), eps of the normalizations, config (to_toml(options, kRun), so that eval,

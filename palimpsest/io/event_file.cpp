@@ -127,6 +127,10 @@ uint32_t masked_crc32c(const std::string& bytes) {
   return std::rotr(crc32c(bytes), 15) + 0xa282ead8u;
 }
 
+bool is_event_file(const std::filesystem::path& file) {
+  return first_step_of(file).has_value();
+}
+
 void remove_event_files(const std::filesystem::path& folder, int64_t first_step) {
   std::error_code error;
   std::vector<std::filesystem::path> stale;

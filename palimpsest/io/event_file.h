@@ -58,6 +58,9 @@ class EventFile {
   int descriptor_ = -1;
 };
 
+/// Returns whether a file has the name of an event file of this class.
+bool is_event_file(const std::filesystem::path& file);
+
 /// Removes the event files of this class in `folder`.
 void remove_event_files(const std::filesystem::path& folder, int64_t first_step = 0);
 

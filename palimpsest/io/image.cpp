@@ -123,6 +123,15 @@ at::Tensor decode_label(std::string_view bytes, const std::filesystem::path& nam
                                  : foreign_format(bytes) + "; labels must be PNG");
 }
 
+std::string png_software(const std::filesystem::path& path) {
+  try {
+    const std::string bytes = read_file(path);
+    return is_png(bytes) ? codecs::software_of_png(bytes, path) : "";
+  } catch (const Error&) {
+    return "";
+  }
+}
+
 std::string encode_png(const at::Tensor& image) {
   return codecs::encode_png(contiguous_picture(image, "encode_png", /*grey_allowed=*/true));
 }

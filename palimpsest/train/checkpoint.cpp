@@ -275,6 +275,15 @@ void set_generator_states(const torch::nn::Module& module, const GeneratorStates
     set_state(*generator, tensor_of(states.gpu), kGpuGenerator, where);
 }
 
+void require_same_data(const std::filesystem::path& checkpoint, const std::string& saved,
+                       const std::string& now) {
+  require(
+      saved.empty() || now.empty() || saved == now,
+      fmt::format("{} was made with the training data {}, this run reads {} (number, names and sizes of the "
+                  "files): restore the data, or begin a new run",
+                  checkpoint.string(), saved, now));
+}
+
 void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module& module,
                      const torch::optim::Optimizer& optimizer, const RunState& state) {
   for (const char* key : kReserved)

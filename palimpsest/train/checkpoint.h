@@ -103,6 +103,11 @@ void load_weights(const std::filesystem::path& path, torch::nn::Module& module);
 /// Removes the averages. Returns whether there were any; if not, changes nothing.
 bool take_averages(nn::StateDict& tensors);
 
+/// Throws Error(kUsage) if `now`, the identity of a resumed run's examples (BatchSource::identity), is another one than
+/// `saved`, that of the checkpoint. "" is not known.
+void require_same_data(const std::filesystem::path& checkpoint, const std::string& saved,
+                       const std::string& now);
+
 /// Returns a file's metadata: RunState::metadata and the reserved entries. A plain state dict has none.
 std::map<std::string, std::string> read_checkpoint_metadata(const std::filesystem::path& path);
 

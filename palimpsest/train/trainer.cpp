@@ -257,11 +257,7 @@ class Run {
     same("order", state.order.empty() ? kFirstOrder : state.order,
          source_.order().empty() ? kFirstOrder : source_.order());
     data_identity_ = source_.identity();
-    require(state.data.empty() || data_identity_.empty() || state.data == data_identity_,
-            fmt::format(
-                "{} was made with the training data {}, this run reads {} (number, names and sizes of the "
-                "files): restore the data, or begin a new run",
-                checkpoint_path().string(), state.data, data_identity_));
+    require_same_data(checkpoint_path(), state.data, data_identity_);
     return state;
   }
 

@@ -100,6 +100,15 @@ def test_the_index_of_classes_is_read_again_and_built_again_if_it_is_damaged_or_
     assert "ignore id 255, the data set has 2; it is built again" in told and "7 of 7 labels read" in told
 
 
+def test_a_run_that_is_refused_leaves_the_index_of_its_data(scenes, folder):
+    succeeds("train", *UNIFORM, "--data-root", scenes, "--max-steps", "1", "--output", folder / "run")
+    before = (folder / "run" / INDEX).read_bytes()
+    other = segmentation_folder(folder / "other", images=9)
+    line = fails(USAGE, "train", "--resume", "--max-steps", "2", "--data-root", other, "--output", folder / "run",
+                 says=["was made with the training data", "restore the data"])
+    assert "9 images" in line and (folder / "run" / INDEX).read_bytes() == before
+
+
 def test_threads_of_the_index_that_the_system_does_not_start_are_one_line(scenes, folder):
     def few():  # each thread has a stack of 1 GiB
         resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, resource.getrlimit(resource.RLIMIT_STACK)[1]))

@@ -70,6 +70,20 @@ def test_labels_that_are_all_missing_are_an_error_with_either_policy(data):
         train_fails(DATA_ERROR, data, "--bad-images", policy, says=["train/0.png", "has no label", "7 faults more"])
 
 
+def test_validation_images_that_all_cannot_be_read_are_an_error_before_the_training(data):
+    succeeds("train", *OPTIONS, "--data-root", data, "--crop", "32", "--max-steps", "1", "--output", data.parent / "earlier")
+    for image in (data / "val").iterdir():
+        image.write_bytes(b"damaged")
+    train_fails(DATA_ERROR, data, "--bad-images", "skip", "--evaluate-every", "1", "--crop", "32",
+                says=["none of the 4 validation images can be read", "val/0.png"])
+    assert not (data.parent / "run").exists()
+    fails(DATA_ERROR, "eval", data.parent / "earlier", "--bad-images", "skip",
+          says=["none of the 4 images of the evaluation could be read", "val/0.png"])
+    (data / "val/3.png").write_bytes((data / "train/3.png").read_bytes())
+    succeeds("train", *OPTIONS, "--data-root", data, "--bad-images", "skip", "--evaluate-every", "1", "--crop", "32",
+             "--output", data.parent / "run")
+
+
 def test_a_missing_image_is_named_by_its_label(data):
     (data / "train/2.png").unlink()
     train_fails(DATA_ERROR, data, says=["trainannot/2.png", "has no image"])

@@ -6,7 +6,7 @@ import tomllib
 
 import pytest
 
-from cli_support import (OUTPUT, PROGRAM, ROOT, TINY, TINY_CLASSIFIER, USAGE, environment, error_line, fails,
+from cli_support import (DIVERGED, OUTPUT, PROGRAM, ROOT, TINY, TINY_CLASSIFIER, USAGE, environment, error_line, fails,
                          image_folder, run, succeeds, write)
 
 COMPARE = [*TINY, "--evaluate-every", "1"]
@@ -236,6 +236,25 @@ def test_a_setting_that_no_variant_uses_is_refused(strategies, folder):
     line = fails(USAGE, "compare", *COMPARE, *precision, "--strategies", strategies, "--loss-scale", "64", "--output", folder / "run",
                  says=["--loss-scale has no effect", "f16 or f16-pseudo, which is f32"])
     assert ("no variant of [compare] strategies (--strategies) uses it" in line) == ("+" in strategies)
+
+
+def test_a_step_that_loss_scaling_skips_is_not_measured(folder):
+    """The gradients overflow at the scale of 65536 and not at 1. A skipped step allocates no momentum."""
+    root = image_folder(folder / "data", images=8)
+    measured = {}
+    for scale in ("1", "dynamic"):
+        succeeds("compare", *TINY_CLASSIFIER, "--data-root", root, "--crop", "32", "--strategies", "standard+f16-pseudo,store_y+f16-pseudo",
+                 "--loss-scale", scale, "--momentum", "0.9", "--max-steps", "1", "--quiet", "--output", folder / scale)
+        measured[scale] = [(run["kept_bytes"], run["peak_bytes"], run["largest_batch"]) for run in results(folder / scale)["runs"]]
+        steps = [json.loads(line) for line in (folder / scale / "standard+f16-pseudo/log.jsonl").read_text().splitlines()]
+        assert steps[0].get("skipped_steps", 0) == (scale == "dynamic"), steps[0]
+    assert measured["1"] == measured["dynamic"]
+
+
+def test_a_training_whose_steps_are_all_skipped_cannot_be_measured(folder):
+    root = image_folder(folder / "data", images=8)
+    fails(DIVERGED, "compare", *TINY_CLASSIFIER, "--data-root", root, "--crop", "32", "--strategies", "standard+f16-pseudo,store_y+f16-pseudo",
+          "--loss-scale", "1e30", "--quiet", "--output", folder / "run", says=["50 steps in a row are not finite", "--loss-scale", "1e+30"])
 
 
 def test_a_network_without_normalizations_compares_precisions(folder):

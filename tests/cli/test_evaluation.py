@@ -3,6 +3,7 @@ import csv
 import json
 import math
 import os
+import shutil
 
 import numpy as np
 import pytest
@@ -246,3 +247,21 @@ def test_labels_never_overwrite_the_truth_or_each_other(run21, folder):
     fails(OUTPUT, "eval", run, "--labels", "train", "--output", beside, says=["exists", "--overwrite"])
     succeeds("eval", run, "--labels", "train", "--output", folder / "o", "--threads", "1")
     fails(OUTPUT, "eval", run, "--labels", "train", "--output", folder / "o", says=["exists", "--overwrite"])
+    succeeds("eval", run, "--labels", "train", "--output", folder / "o", "--overwrite", "--threads", "1")
+
+
+def test_only_pictures_of_the_program_are_replaced(run21, folder):
+    run, data = run21
+    truth = {path: path.read_bytes() for path in (data / "valannot").iterdir()}
+    for flags in ([], ["--labels", "train"]):
+        fails(USAGE, "predict", run, data / "val", *flags, "--output", data / "valannot", "--overwrite",
+              says=["--overwrite replaces the pictures of an earlier predict or eval", "valannot/0.png", "name another --output"])
+    assert {path: path.read_bytes() for path in (data / "valannot").iterdir()} == truth
+    shutil.copytree(data / "valannot", folder / "copy")
+    fails(USAGE, "eval", run, "--labels", "train", "--output", folder / "copy", "--overwrite", says=["copy/0.png", "is none"])
+    (folder / "damaged").mkdir()
+    (folder / "damaged/0.png").write_bytes(b"notes")
+    fails(USAGE, "predict", run, data / "val/0.png", "--output", folder / "damaged", "--overwrite", says=["damaged/0.png"])
+    for flags in ([], ["--overwrite"], ["--overwrite", "--labels", "train"], ["--overwrite"]):
+        succeeds("predict", run, data / "val/0.png", *flags, "--output", folder / "own", "--threads", "1")
+    assert Image.open(folder / "own/0.png").text == {"Software": "palimpsest"}

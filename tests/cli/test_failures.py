@@ -161,12 +161,13 @@ def test_logits_replace_no_file_without_a_word(trained, folder):
 
 def test_predict_replaces_no_picture_without_a_word(trained, trained_classifier, folder):
     image = write(folder / "in/a.png", png(np.full((48, 64, 3), 99)))
-    label = write(folder / "labels/a.png", png(np.zeros((48, 64))))
-    before = label.read_bytes()
-    fails(OUTPUT, "predict", trained, image, "--output", folder / "labels", says=[label, "--overwrite", "another --output"])
-    assert label.read_bytes() == before
-    succeeds("predict", trained, image, "--output", folder / "labels", "--overwrite")
-    assert label.read_bytes() != before
+    picture = folder / "out/a.png"
+    succeeds("predict", trained, image, "--output", folder / "out")
+    before = picture.read_bytes()
+    fails(OUTPUT, "predict", trained, image, "--labels", "train", "--output", folder / "out", says=[picture, "--overwrite", "another --output"])
+    assert picture.read_bytes() == before
+    succeeds("predict", trained, image, "--labels", "train", "--output", folder / "out", "--overwrite")
+    assert picture.read_bytes() != before
     fails(USAGE, "predict", trained_classifier[0], image, "--overwrite", says=["--overwrite has no effect without --logits"])
 
 

@@ -154,6 +154,12 @@ def test_a_page_that_is_there_or_cannot_be_written_is_an_output_error(runs, fold
     fails(OUTPUT, "report", runs / "first", "--output", folder / "page.html/below.html", says=["page.html"])
 
 
+def test_a_file_that_is_no_page_is_not_replaced(runs, folder):
+    write(folder / "thesis.tex", b"precious")
+    fails(USAGE, "report", runs / "first", "--output", folder / "thesis.tex", "--overwrite", says=["--output", ".html", "thesis.tex"])
+    assert (folder / "thesis.tex").read_bytes() == b"precious"
+
+
 # In a browser.
 
 @pytest.fixture(scope="module")

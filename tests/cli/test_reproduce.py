@@ -173,6 +173,22 @@ def test_a_resumed_row_keeps_the_settings_of_its_run(folder):
     assert data["contrast"] == 0.4  # the recipe's
     assert "here:      top-1 " in printed
 
+    before = (folder / "run/checkpoint.safetensors").read_bytes()
+    for other in ("table1_leaky_relu", "table3_wide_resnet38_cityscapes_fixed_crop"):  # of another task
+        fails(USAGE, "reproduce", other, *row[2:], "--resume", says=[
+            f"reproduce {other} --resume needs a run of this row", "one of the row table1_relu", "name another --output",
+            "reproduce table1_relu --resume"])
+    assert (folder / "run/checkpoint.safetensors").read_bytes() == before
+    succeeds("train", "--resume", "--max-steps", "3", "--output", folder / "run", "--quiet")
+    succeeds(*row, "--resume", "--max-steps", "4")  # still a run of the row
+
+
+def test_a_row_does_not_go_on_in_a_run_of_no_row(copy_of_run):
+    before = {path.name: path.read_bytes() for path in copy_of_run.iterdir()}
+    fails(USAGE, "reproduce", "table1_relu", "--resume", "--output", copy_of_run,
+          says=["reproduce table1_relu --resume needs a run of this row", copy_of_run, "a run of no row", "train --resume"])
+    assert {path.name: path.read_bytes() for path in copy_of_run.iterdir()} == before
+
 
 @pytest.mark.parametrize("arguments,message", [
     ([], "reproduce needs the argument ROW"),

@@ -58,8 +58,9 @@ def test_a_folder_serves_one_program_at_a_time(folder):
         held = [folder / "run", "in use", f"process {first.pid}"]
         fails(OUTPUT, "compare", *TINY, "--output", folder / "run", says=held)
         weights = write(folder / "other.safetensors", (folder / "run" / CHECKPOINT_FILE).read_bytes())
-        (folder / "link.safetensors").symlink_to(folder / "run" / CHECKPOINT_FILE)
-        for target in (folder / "run" / CHECKPOINT_FILE, folder / "link.safetensors"):
+        mine = write(folder / "run/mine.safetensors", b"old")
+        (folder / "link.safetensors").symlink_to(mine)
+        for target in (mine, folder / "link.safetensors"):
             fails(OUTPUT, "export", weights, "--output", target, "--overwrite", says=held)
         fails(OUTPUT, "export", weights, "--output", folder / "run/new.safetensors", says=held)
     finally:
@@ -251,7 +252,7 @@ def test_a_resumed_run_says_its_step_and_each_changed_setting(folder):
 
 
 @pytest.mark.parametrize("flags", ["--activation elu", "--slope 0.2", "--model deeplabv3_resnet18", "--seed 2", "--batch 2",
-                                   "--classes 5", "--images 9", "--height 64", "--dtype f64", "--mean 0,0,0"])
+                                   "--classes 5", "--images 9", "--height 64", "--dtype f64", "--mean 0,0,0", "--optimizer adamw"])
 def test_a_setting_that_makes_it_another_run_is_refused(copy_of_run, flags):
     before = contents(copy_of_run)
     flag = flags.split()[0]
@@ -392,6 +393,44 @@ def test_logits_never_replace_the_checkpoint_or_an_image(copy_of_run):
     for file in (copy_of_run / CHECKPOINT_FILE, image):
         fails(USAGE, "predict", copy_of_run, image, "--logits", file, says=["--logits", file])
     assert contents(copy_of_run) == before and image.read_bytes() == png(np.zeros((32, 32, 3)))
+
+
+RUN_FILES = [CHECKPOINT_FILE, "log.jsonl", "config.toml", "step_memory.safetensors"]
+
+
+@pytest.mark.parametrize("target", [*RUN_FILES, "best.safetensors", "evaluation.safetensors",
+                                    "events.out.tfevents.0000000000.palimpsest", "a link"])
+@pytest.mark.parametrize("command", ["report", "predict", "export"])
+def test_no_command_replaces_a_file_of_a_training(trained, folder, command, target):
+    """Not those of the run that it reads, and not those of another one."""
+    image = write(folder / "in.png", png(np.zeros((32, 32, 3))))
+    (folder / "run").mkdir()
+    for file in RUN_FILES:
+        os.link(trained / file, folder / "run" / file)
+    before = contents(folder / "run")
+    output = folder / "run" / target
+    if target == "a link":
+        output = folder / "link.html"
+        output.symlink_to(folder / "run" / "log.jsonl")
+    flags = {"report": ["--output", output], "predict": [image, "--logits", output], "export": ["--output", output]}[command]
+    for run_folder in (trained, folder / "run"):
+        fails(USAGE, command, run_folder, *flags, "--overwrite", says=[flags[-2], output])
+    assert contents(folder / "run") == before
+
+
+def test_the_configuration_of_a_command_is_not_its_output(trained, folder):
+    image = write(folder / "in.png", png(np.zeros((32, 32, 3))))
+    mine = shutil.copy(trained / "config.toml", folder / "mine.toml")
+    before = mine.read_bytes()
+    fails(USAGE, "predict", trained, image, "--config", mine, "--logits", mine, "--overwrite",
+          says=["--logits must be another file than the input", mine])
+    assert mine.read_bytes() == before
+
+
+def test_files_of_the_users_in_the_folder_of_a_run_are_replaced(copy_of_run):
+    write(copy_of_run / "weights.safetensors", b"old")
+    succeeds("export", copy_of_run, "--output", copy_of_run / "weights.safetensors", "--overwrite")
+    assert (copy_of_run / "weights.safetensors").read_bytes() != b"old"
 
 
 # Signals.

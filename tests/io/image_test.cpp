@@ -61,6 +61,17 @@ TEST(Png, StridesDoNotMatterAndTheSameImageGivesTheSameBytes) {
   EXPECT_EQ(encode_png(strided), encode_png(strided.contiguous()));
 }
 
+TEST(Png, AFileNamesTheLibraryThatWroteIt) {
+  const TemporaryFolder folder;
+  write_png(folder / "rgb", noise({3, 4, 3}, 1));
+  write_file_atomically(folder / "labels", encode_png_labels(at::zeros({3, 4}, at::kByte), {{1, 2, 3}}));
+  write_raw_png(folder / "foreign", 2, 1, 1, PNG_COLOR_TYPE_GRAY, {0b01000000});
+  write_file_atomically(folder / "cut", encode_png(noise({3, 4, 3}, 1)).substr(0, 20));
+  write_file_atomically(folder / "text", "Software palimpsest");
+  for (const char* ours : {"rgb", "labels"}) EXPECT_EQ(png_software(folder / ours), kPngSoftware);
+  for (const char* other : {"foreign", "cut", "text", "none"}) EXPECT_EQ(png_software(folder / other), "");
+}
+
 TEST(Png, OtherTensorsAreRefused) {
   EXPECT_THROW(encode_png(at::zeros({4, 4, 3})), std::invalid_argument);
   EXPECT_THROW(encode_png(at::zeros({4, 4, 4}, at::kByte)), std::invalid_argument);

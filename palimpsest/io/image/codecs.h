@@ -16,6 +16,8 @@ namespace palimpsest::io::codecs {
 /// Return the size of the upright picture in `bytes`. `path` is for errors.
 ImageSize size_of_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation);
 ImageSize size_of_png(std::string_view bytes, const std::filesystem::path& path);
+/// Returns the text "Software" before the pixels, or "".
+std::string software_of_png(std::string_view bytes, const std::filesystem::path& path);
 /// Decode the picture in `bytes` to u8 (H, W, 3): the whole one if `part` is null.
 at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation,
                        const ImagePart* part);

@@ -14,6 +14,8 @@
 namespace palimpsest::io::codecs {
 namespace {
 
+constexpr const char* kSoftwareKey = "Software";
+
 struct PngErrors {
   char message[256] = "out of memory";
 };
@@ -158,6 +160,17 @@ ImageSize size_of_png(std::string_view bytes, const std::filesystem::path& path)
   return {header.height, header.width};
 }
 
+std::string software_of_png(std::string_view bytes, const std::filesystem::path& path) {
+  PngDecoder decoder(bytes);
+  read_header(decoder, path);
+  png_textp texts = nullptr;
+  int count = 0;
+  png_get_text(decoder.png, decoder.info, &texts, &count);
+  for (int i = 0; i < count; ++i)
+    if (std::string_view(texts[i].key) == kSoftwareKey) return {texts[i].text, texts[i].text_length};
+  return "";
+}
+
 at::Tensor decode_png(std::string_view bytes, const std::filesystem::path& path) {
   PngDecoder decoder(bytes);
   const Header header = read_header(decoder, path);
@@ -203,11 +216,18 @@ std::string encode(const at::Tensor& image, int color_type, const std::vector<pn
   std::vector<png_bytep> rows(height);
   for (int64_t y = 0; y < height; ++y)
     rows[y] = const_cast<png_bytep>(pixels + y * width * (image.dim() == 2 ? 1 : 3));
+  std::string key = kSoftwareKey, software(kPngSoftware);
+  png_text text{};
+  text.compression = PNG_TEXT_COMPRESSION_NONE;
+  text.key = key.data();
+  text.text = software.data();
+  text.text_length = software.size();
   const bool succeeded = attempt(encoder.png, [&] {
     png_set_IHDR(encoder.png, encoder.info, static_cast<png_uint_32>(width), static_cast<png_uint_32>(height),
                  8, color_type, PNG_INTERLACE_NONE, PNG_COMPRESSION_TYPE_DEFAULT, PNG_FILTER_TYPE_DEFAULT);
     if (!palette.empty())
       png_set_PLTE(encoder.png, encoder.info, palette.data(), static_cast<int>(palette.size()));
+    png_set_text(encoder.png, encoder.info, &text, 1);
     png_write_info(encoder.png, encoder.info);
     png_write_image(encoder.png, rows.data());
     png_write_end(encoder.png, nullptr);

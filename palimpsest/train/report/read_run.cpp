@@ -1,4 +1,6 @@
 #include "palimpsest/base/error.h"
+#include "palimpsest/io/event_file.h"
+#include "palimpsest/train/best.h"
 #include "palimpsest/train/checkpoint.h"
 #include "palimpsest/train/report.h"
 #include "palimpsest/train/report/details.h"
@@ -15,6 +17,7 @@ namespace palimpsest::train {
 namespace {
 
 constexpr const char* kLog = "log.jsonl";
+constexpr const char* kConfigFile = "config.toml";
 
 bool holds(const std::filesystem::path& folder, const char* file) {
   std::error_code ignored;
@@ -86,7 +89,16 @@ std::optional<EndRecord> read_log_into(ReportRun& run, const std::filesystem::pa
 }  // namespace
 
 bool is_run_folder(const std::filesystem::path& folder) {
-  return holds(folder, kLog) || holds(folder, kCheckpointFile) || holds(folder, "config.toml");
+  return holds(folder, kLog) || holds(folder, kCheckpointFile) || holds(folder, kConfigFile);
+}
+
+bool is_file_of_run(const std::filesystem::path& file) {
+  const std::string name = file.filename().string();
+  if (!is_run_folder(file.has_parent_path() ? file.parent_path() : ".")) return false;
+  for (const char* written :
+       {kCheckpointFile, kBestFile, kLog, kConfigFile, kEvaluationFile, kStepMemoryFile})
+    if (name == written) return true;
+  return io::is_event_file(name);
 }
 
 ReportRun read_run(const std::filesystem::path& folder, const std::string& name) {
