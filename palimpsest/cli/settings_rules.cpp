@@ -221,8 +221,10 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
   if (id == "data.reduce_jpeg" && !options.data.has_photos())
     return "needs a folder of images as " + both_names(setting("data.kind")) + ", which is " +
            options.data.kind;
+  // A training stores them, where they are of its own images.
+  const auto given = options.given.find(id);
   if ((id == "data.resize" || id == "data.reduce_jpeg") && options.run.command == Command::kEval &&
-      options.data.eval_short_side == 0)
+      options.data.eval_short_side == 0 && given != options.given.end() && given->second.starts_with("--"))
     return "needs " + both_names(setting("data.eval_short_side")) + " > 0, which is 0";
   if (id == "data.pad" && options.data.crop == 0)
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";

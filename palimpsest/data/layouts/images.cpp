@@ -172,7 +172,8 @@ CifarFiles find_cifar(const Layout& layout, const fs::path& root, const Split& s
 
 std::vector<int64_t> cifar_labels(const CifarFiles& cifar, const fs::path& file, const std::string& bytes) {
   const int64_t record = cifar.label_bytes + kPixels, size = static_cast<int64_t>(bytes.size());
-  if (size == 0) throw Error(ErrorKind::kData, "'" + file.string() + "' is empty: restore it");
+  if (size == 0)
+    throw Error(ErrorKind::kData, "'" + file.string() + "' is empty: it was truncated; restore it");
   if (size % record != 0)
     throw Error(ErrorKind::kData, "'" + file.string() + "' must be records of " + std::to_string(record) +
                                       " bytes, got " + std::to_string(size) + " bytes, " +
