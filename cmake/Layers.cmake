@@ -87,6 +87,6 @@ endfunction()
 function(palimpsest_pytest name)
   add_test(NAME ${name} COMMAND ${Libtorch_PYTHON} -m pytest -q -p no:cacheprovider ${ARGN})
   set_tests_properties(${name} PROPERTIES
-    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} TIMEOUT 900
+    WORKING_DIRECTORY ${PROJECT_SOURCE_DIR} TIMEOUT 1800
     ENVIRONMENT "PALIMPSEST_BUILD_DIR=${PROJECT_BINARY_DIR};PYTHONFAULTHANDLER=1")  # a crash at exit names its threads
 endfunction()
