@@ -1,6 +1,7 @@
 // Operators under autocast: the types of inputs and results, the tensors saved for backward, and the
 // gradients, compared with plain layers in double over operands rounded to 16 bits.
 #include "palimpsest/amp/autocast_guard.h"
+#include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/memory/recompute.h"
 #include "palimpsest/nn/inplace_abn.h"
@@ -111,6 +112,41 @@ TEST(Autocast, ProductsHaveTheGradientsOfPlainLayersAndTakeF32Weights) {
               << "was stored in 16 bits";
         }
       }
+    }
+  }
+}
+
+TEST(Autocast, APassInF32TakesItsBatchInParts) {
+  constexpr int64_t kMiB = int64_t{1} << 20;
+  // The f32 copies of x and the output take 8 MiB per image: 2 images per part, the last part of 1.
+  const std::vector<int64_t> x{17, 16, 256, 256}, weight{16, 8, 3, 3};
+  const Case& c = cases()[0];
+  for (const auto type : {at::kHalf, at::kBFloat16}) {
+    for (const bool channels_last : {false, true}) {
+      SCOPED_TRACE(c10::str(type, channels_last ? ", channels last" : ""));
+      torch::manual_seed(6);
+      const Tensors operands{half_values(x, type, channels_last), half_values(weight, type, channels_last),
+                             half_values({16}, type, false)};
+      const auto dout = half_values(x, type, channels_last).mul_(1.0 / 256).to(type);
+      const auto got = [&] {
+        const amp::AutocastGuard guard(at::kCPU, type, {.cache = false, .compute_in_f32 = true});
+        memory::Meter meter;
+        Tensors results = run(c.ours, operands, dout);
+        // The 16-bit x, output, gradients and operands, and a part of x, its gradient and that of the output.
+        const int64_t stored = 5 * 2 * operands[0].numel() + 2 * static_cast<int64_t>(operands[0].nbytes());
+        if (memory::counting_allocator_installed()) {
+          EXPECT_LE(meter.peak_bytes() - meter.base_bytes(), stored + 3 * 8 * kMiB + 4 * kMiB);
+        }
+        return results;
+      }();
+      Tensors exact;
+      for (const auto& t : operands) exact.push_back(t.to(at::kDouble));
+      const Tensors want = run(c.plain, exact, dout.to(at::kDouble));
+      for (size_t i = 0; i < got.size(); ++i)
+        EXPECT_LE(relative_error(got[i], want[i]), palimpsest::testing::tolerance(type).relative_l2)
+            << "result " << i;
+      EXPECT_EQ(got[0].is_contiguous(at::MemoryFormat::ChannelsLast), channels_last);
+      EXPECT_EQ(got[1].is_contiguous(at::MemoryFormat::ChannelsLast), channels_last);
     }
   }
 }

@@ -21,6 +21,19 @@ bool onednn_convolves(at::ScalarType type) {
                                          std::nullopt) == at::native::ConvBackend::Mkldnn;
 }
 
+/// Returns whether this processor multiplies bf16. An x86 processor that has AMX has these instructions too.
+bool multiplies_bf16() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx512bf16") != 0;
+#else
+  return true;  // oneDNN says so where it does not
+#endif
+}
+
+bool convolves_in(at::ScalarType type) {
+  return onednn_convolves(type) && (type != at::kBFloat16 || multiplies_bf16());
+}
+
 }  // namespace
 
 std::optional<ProductPrecision> autocast_precision(const at::Tensor& x) {
@@ -32,9 +45,9 @@ std::optional<ProductPrecision> autocast_precision(const at::Tensor& x) {
 }
 
 ProductPrecision convolution_precision(const ProductPrecision& precision, const at::Tensor& x) {
-  const bool in_loops = !precision.compute_in_f32 && x.is_cpu() &&
-                        at::isReducedFloatingType(precision.storage) && !onednn_convolves(precision.storage);
-  return {precision.storage, precision.compute_in_f32 || in_loops};
+  const bool widened = !precision.compute_in_f32 && x.is_cpu() &&
+                       at::isReducedFloatingType(precision.storage) && !convolves_in(precision.storage);
+  return {precision.storage, precision.compute_in_f32 || widened};
 }
 
 ProductPrecision weight_gradient_precision(const ProductPrecision& precision, const at::Tensor& x) {

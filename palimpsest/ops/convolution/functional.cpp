@@ -8,6 +8,9 @@
 #include <ATen/ops/convolution.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
 
 namespace palimpsest::ops::convolution_detail {
 namespace {
@@ -138,15 +141,103 @@ ProductPrecision precision_of(const at::Tensor& x, const at::Tensor& weight,
   return convolution_precision(autocast.value_or(ProductPrecision{weight.scalar_type()}), x);
 }
 
+/// Returns how many images of x one part of a pass in f32 takes: as many as keep the f32 copies of x and the
+/// output, `out_numel` elements per image, to 16 MiB, and at least one.
+int64_t images_per_part(const at::Tensor& x, int64_t out_numel) {
+  constexpr int64_t kPartElements = (int64_t{16} << 20) / sizeof(float);
+  const int64_t image = x.numel() / x.size(0) + out_numel;
+  return std::clamp<int64_t>(kPartElements / std::max<int64_t>(1, image), 1, x.size(0));
+}
+
+/// Returns whether a pass in f32 may run in parts of the batch. A GPU and a traced graph take it whole.
+bool runs_in_parts(const at::Tensor& x, const at::Tensor& weight) {
+  return x.is_cpu() && !is_traced(x) && !is_traced(weight) && x.numel() > 0 && x.size(0) > 1;
+}
+
+/// Runs the forward pass in f32, in parts of the batch. The result has the storage type.
+at::Tensor forward_in_f32(const at::Tensor& x, const at::Tensor& weight,
+                          const std::optional<at::Tensor>& bias, const ConvolutionOptions& options,
+                          const ProductPrecision& p) {
+  // One operator for a profiler, whatever the number of parts. Backward is one in any case.
+  RECORD_FUNCTION("palimpsest::convolution_in_f32", std::vector<c10::IValue>());
+  const at::Tensor w = operand(weight, p);
+  const auto b = bias ? std::optional(operand(*bias, p)) : std::nullopt;
+  const auto run = [&](const at::Tensor& part) {
+    return forward_of_type(operand(part, p), w, b, options, Reads::kX);
+  };
+  if (!runs_in_parts(x, weight)) return run(x).to(p.storage);
+  int64_t out_numel = x.numel() / (x.size(0) * x.size(1)) * weight.size(0);
+  for (const int64_t stride : options.stride) out_numel /= stride;
+  const int64_t n = x.size(0), images = images_per_part(x, out_numel);
+  if (images == n) return run(x).to(p.storage);
+  at::Tensor y;
+  for (int64_t first = 0; first < n; first += images) {
+    const int64_t count = std::min(images, n - first);
+    const at::Tensor part = run(x.narrow(0, first, count));
+    if (!y.defined()) {
+      auto sizes = part.sizes().vec();
+      sizes[0] = n;
+      y = at::empty(sizes, part.options().dtype(p.storage), part.suggest_memory_format());
+    }
+    y.narrow(0, first, count).copy_(part);
+  }
+  return y;
+}
+
+/// Runs the backward passes in f32, in parts of the batch: the gradients of weight and bias are summed in f32
+/// over the parts, in their order. The results have the storage type.
+Gradients backward_in_f32(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
+                          const ConvolutionOptions& options, std::array<bool, 3> needed,
+                          const ProductPrecision& p) {
+  const at::Tensor w = operand(weight, p);
+  const auto run = [&](const at::Tensor& dout_part, const at::Tensor& x_part) {
+    const bool need_weight = needed[1];
+    return backward_of_type(operand(dout_part, p),
+                            need_weight ? operand(x_part, p) : shape_of(x_part, p.compute_type()), w, options,
+                            needed, Reads::kX);
+  };
+  const auto stored = [&](const at::Tensor& t) { return t.defined() ? t.to(p.storage) : t; };
+  const auto whole = [&] {
+    const Gradients g = run(dout, x);
+    return Gradients{stored(g.input), stored(g.weight), stored(g.bias)};
+  };
+  if (!runs_in_parts(x, weight)) return whole();
+  const int64_t n = x.size(0), images = images_per_part(x, dout.numel() / x.size(0));
+  if (images == n) return whole();
+  Gradients sum;
+  const auto add = [](at::Tensor& to, const at::Tensor& part) {
+    if (to.defined())
+      to.add_(part);
+    else
+      to = part;
+  };
+  for (int64_t first = 0; first < n; first += images) {
+    const int64_t count = std::min(images, n - first);
+    const Gradients part = run(dout.narrow(0, first, count), x.narrow(0, first, count));
+    if (part.input.defined()) {
+      if (!sum.input.defined())
+        sum.input = at::empty(x.sizes(), x.options().dtype(p.storage), part.input.suggest_memory_format());
+      sum.input.narrow(0, first, count).copy_(part.input);
+    }
+    if (part.weight.defined()) add(sum.weight, part.weight);
+    if (part.bias.defined()) add(sum.bias, part.bias);
+  }
+  return {sum.input, stored(sum.weight), stored(sum.bias)};
+}
+
 }  // namespace
 
 at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                    const ConvolutionOptions& options, const std::optional<ProductPrecision>& precision,
                    Reads reads) {
   const ProductPrecision p = precision_of(x, weight, precision);
-  if (!precision && !p.compute_in_f32) return forward_of_type(x.to(p.storage), weight, bias, options, reads);
+  if (p.compute_in_f32) {
+    TORCH_INTERNAL_ASSERT(reads == Reads::kX);
+    return forward_in_f32(x, weight, bias, options, p);
+  }
+  if (!precision) return forward_of_type(x.to(p.storage), weight, bias, options, reads);
   const auto b = bias ? std::optional(operand(*bias, p)) : std::nullopt;
-  return forward_of_type(operand(x, p), operand(weight, p), b, options, reads).to(p.storage);
+  return forward_of_type(operand(x, p), operand(weight, p), b, options, reads);
 }
 
 Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
@@ -154,21 +245,18 @@ Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor
                    const std::optional<ProductPrecision>& precision, Reads reads) {
   const auto [need_input, need_weight, need_bias] = needed;
   const ProductPrecision p = precision_of(x, weight, precision), q = weight_gradient_precision(p, x);
-  if (!precision && !q.compute_in_f32)
-    return backward_of_type(dout, need_weight ? x.to(p.storage) : shape_of(x, p.storage), weight, options,
-                            needed, reads);
+  const auto run = [&](std::array<bool, 3> gradients, const ProductPrecision& with) {
+    if (with.compute_in_f32) {
+      TORCH_INTERNAL_ASSERT(reads == Reads::kX);
+      return backward_in_f32(dout, x, weight, options, gradients, with);
+    }
+    return backward_of_type(operand(dout, with), gradients[1] ? operand(x, with) : shape_of(x, with.storage),
+                            operand(weight, with), options, gradients, reads);
+  };
+  if (p.compute_in_f32 == q.compute_in_f32) return run(needed, p);
   Gradients result;
-  if (need_input)
-    result.input = backward_of_type(operand(dout, p), shape_of(x, p.compute_type()), operand(weight, p),
-                                    options, {true, false, false}, Reads::kX)
-                       .input.to(p.storage);
-  if (need_weight || need_bias) {
-    auto g =
-        backward_of_type(operand(dout, q), need_weight ? operand(x, q) : shape_of(x, q.compute_type()),
-                         shape_of(weight, q.compute_type()), options, {false, need_weight, need_bias}, reads);
-    if (need_weight) result.weight = g.weight.to(p.storage);
-    if (need_bias) result.bias = g.bias.to(p.storage);
-  }
+  if (need_weight || need_bias) result = run({false, need_weight, need_bias}, q);
+  if (need_input) result.input = run({true, false, false}, p).input;
   return result;
 }
 
