@@ -1,8 +1,7 @@
 #pragma once
 
-#include "palimpsest/base/dtype.h"
-#include "palimpsest/base/shape.h"
-#include "palimpsest/kernels/activation.h"
+#include "palimpsest/base/host_device.h"
+#include "palimpsest/kernels/abn.h"
 
 #include <cstdint>
 
@@ -15,16 +14,6 @@
 /// depends on the values alone, so two passes with the same values agree, whatever their number of slots, if
 /// it suffices.
 namespace palimpsest::kernels {
-
-/// The problem of one call: `shape`, `layout` and `dtype` are those of the residual (of z, if there is none).
-struct ChannelSlotsProblem {
-  Shape3 shape;
-  Layout layout = Layout::kNCHW;
-  DType dtype = DType::f32;
-  Activation activation = Activation::kLeakyReLU;
-  double activation_param = 0.01;
-  bool relu_residual = false;  ///< max(residual, 0) is added instead of the residual
-};
 
 /// What a call reports to the host, which may read it at any time without waiting: each number is written at
 /// once.
@@ -39,7 +28,7 @@ struct SlotReport {
 struct SlotCounts {
   int64_t wanted = 0, near = 0;
 };
-constexpr int64_t pack_counts(SlotCounts counts) {
+PALIMPSEST_HOST_DEVICE constexpr int64_t pack_counts(SlotCounts counts) {
   return counts.near << 32 | counts.wanted;
 }
 constexpr SlotCounts unpack_counts(int64_t packed) {
@@ -64,15 +53,16 @@ struct ChannelSlots {
 
 namespace cpu {
 
-/// Fills tensors.index and tensors.report.
-void choose_slots(const ChannelSlotsProblem& problem, const ChannelSlots& tensors);
+/// Fills tensors.index and tensors.report. `problem` is the layer's, `saved` is not read. Where the saved
+/// tensor lies before the activation, its activation is the identity here, and there is no residual.
+void choose_slots(const AbnProblem& problem, const ChannelSlots& tensors);
 
 }  // namespace cpu
 
 /// The same function as plain loops, which is the reference of the tests.
 namespace reference {
 
-void choose_slots(const ChannelSlotsProblem& problem, const ChannelSlots& tensors);
+void choose_slots(const AbnProblem& problem, const ChannelSlots& tensors);
 
 }  // namespace reference
 }  // namespace palimpsest::kernels

@@ -96,18 +96,18 @@ at::Tensor abn(const at::Tensor& x, const NormalizationTensors& norm, const AbnO
 at::Tensor abn_(at::Tensor x, const NormalizationTensors& norm, const AbnOptions& options = {},
                 const std::optional<at::Tensor>& residual = std::nullopt);
 
-/// Counts how often layers saved more than one tensor because |weight| was too small to recover the normalized
-/// x from z or y (kernels/formulas/invertibility.h), over all forward passes since the program started or the
-/// last reset.
+/// Counts how often layers saved more than one tensor because |weight| was too small to recover the
+/// normalized x from z or y (kernels/formulas/invertibility.h), over all forward passes since the program
+/// started or the last reset.
 struct AbnFallbackStats {
   /// Passes that saved the normalized x of all channels: more than 1 channel in 32 needed it.
   int64_t layers = 0;
-  /// Channels that were saved one by one, in passes where at most 1 channel in 32 (or one) needed it. On a GPU
-  /// the slots of channels that may need it within a step are counted, too.
+  /// Channels that were saved one by one, in passes where at most 1 channel in 32 (or one) needed it. On a
+  /// GPU the slots of channels that may need it within a step are counted, too.
   int64_t channels = 0;
-  /// Channels whose gradient was computed from z or y although it did not determine their normalized x, as far
-  /// as the device has reported them. Only on a GPU, where the host plans the slots before it knows the values
-  /// (ops/invertibility/slot_plan.h).
+  /// Channels whose gradient was computed from z or y although it did not determine their normalized x, as
+  /// far as the device has reported them. Only on a GPU, where the host plans the slots before it knows the
+  /// values (ops/invertibility/slot_plan.h).
   int64_t late = 0;
 };
 AbnFallbackStats abn_fallback_stats();

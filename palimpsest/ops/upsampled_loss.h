@@ -12,11 +12,15 @@
 /// Python: torch.ops.palimpsest.upsampled_cross_entropy, torch.ops.palimpsest.upsampled_argmax.
 namespace palimpsest::ops {
 
+/// The range of a class weight that is not 0: sums of weights, and their inverses, are numbers in f32, too.
+inline constexpr double kLeastClassWeight = 1e-30, kMostClassWeight = 1e30;
+
 struct UpsampledCrossEntropyOptions {
-  std::optional<at::Tensor> weight{};  ///< one number >= 0 per class; none: all are 1
-  int64_t ignore_index = 255;          ///< class id of void pixels, which do not count
-  double label_smoothing = 0;          ///< in [0, 1]
-  bool align_corners = false;          ///< as of at::upsample_bilinear2d
+  /// One number per class, 0 or from kLeastClassWeight to kMostClassWeight; none: all are 1.
+  std::optional<at::Tensor> weight{};
+  int64_t ignore_index = 255;  ///< class id of void pixels, which do not count
+  double label_smoothing = 0;  ///< in [0, 1]
+  bool align_corners = false;  ///< as of at::upsample_bilinear2d
   /// Online bootstrapping: per image, the hardest ceil(share * n) of its n valid pixels count, and of these
   /// only those whose class has a probability below bootstrap_probability. Both in (0, 1]; 1: all count.
   double bootstrap_share = 1;

@@ -79,8 +79,12 @@ void expect_slots_equal_the_reference(const ChannelSlotsCase& given, const Choos
         residual[static_cast<std::size_t>(at)] = static_cast<S>(c % 16 == 0 ? 1000.0F : -1000.0F);
       }
 
-  const kernels::ChannelSlotsProblem problem{given.shape,      given.layout, given.dtype,
-                                             given.activation, 1.0,          given.relu_residual};
+  const kernels::AbnProblem problem{.shape = given.shape,
+                                    .layout = given.layout,
+                                    .dtype = given.dtype,
+                                    .activation = given.activation,
+                                    .activation_param = 1.0,
+                                    .relu_residual = given.relu_residual};
   const auto call = [&](const auto& function, bool has_index, bool counts_late) {
     ChosenSlots chosen{std::vector<int64_t>(static_cast<std::size_t>(given.slots), -7777), {}};
     chosen.report.late = 5;

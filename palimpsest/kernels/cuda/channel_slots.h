@@ -6,14 +6,14 @@
 #include <cstdint>
 
 /// kernels/channel_slots.h on NVIDIA GPUs, with the guarantees of kernels/cuda/abn.h. `report` lies in memory
-/// of mapped_host_memory (stream.h), so that the host can read it at any time. The device writes it in replays
-/// of a CUDA graph, too.
+/// of mapped_host_memory (stream.h), so that the host can read it at any time. The device writes it in
+/// replays of a CUDA graph, too.
 namespace palimpsest::kernels::cuda {
 
 /// Returns the bytes of Queue::workspace that a call for `problem` needs.
-int64_t choose_slots_workspace_bytes(const ChannelSlotsProblem& problem);
+int64_t choose_slots_workspace_bytes(const AbnProblem& problem);
 
 /// One launch. The sums over the residual's sample have another order than on a CPU.
-void choose_slots(const ChannelSlotsProblem& problem, const ChannelSlots& tensors, const Queue& queue);
+void choose_slots(const AbnProblem& problem, const ChannelSlots& tensors, const Queue& queue);
 
 }  // namespace palimpsest::kernels::cuda

@@ -5,10 +5,10 @@
 // kernels/cuda/channel_slots.h for a build without CUDA.
 namespace palimpsest::kernels::cuda {
 
-int64_t choose_slots_workspace_bytes(const ChannelSlotsProblem&) {
+int64_t choose_slots_workspace_bytes(const AbnProblem&) {
   refuse("choose_slots_workspace_bytes");
 }
-void choose_slots(const ChannelSlotsProblem&, const ChannelSlots&, const Queue&) {
+void choose_slots(const AbnProblem&, const ChannelSlots&, const Queue&) {
   refuse("choose_slots");
 }
 

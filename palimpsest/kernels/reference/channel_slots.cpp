@@ -11,7 +11,7 @@ namespace palimpsest::kernels::reference {
 namespace {
 
 template <class S>
-double rms_of(const ChannelSlotsProblem& problem, const S* residual, int64_t c) {
+double rms_of(const AbnProblem& problem, const S* residual, int64_t c) {
   const ResidualSample sample(problem.shape, problem.layout);
   double squares = 0;
   for (int64_t i = 0; i < sample.values(); ++i) {
@@ -24,7 +24,7 @@ double rms_of(const ChannelSlotsProblem& problem, const S* residual, int64_t c) 
 
 }  // namespace
 
-void choose_slots(const ChannelSlotsProblem& problem, const ChannelSlots& tensors) {
+void choose_slots(const AbnProblem& problem, const ChannelSlots& tensors) {
   const int64_t channels = problem.shape.c;
   const InvertibilityCriterion criterion(problem.activation, problem.dtype, problem.activation_param);
   std::vector<int64_t> wanted, others;

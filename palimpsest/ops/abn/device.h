@@ -13,7 +13,7 @@ struct Device {
   /// (C) running statistics, contiguous, of any floating dtype -> mean and 1/sqrt(var + eps), f64.
   void (*frozen_statistics)(const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
                             const at::Tensor& mean, const at::Tensor& inv_std);
-  void (*choose_slots)(const kernels::ChannelSlotsProblem& problem, const kernels::ChannelSlots& tensors,
+  void (*choose_slots)(const kernels::AbnProblem& problem, const kernels::ChannelSlots& tensors,
                        const at::Tensor& like);
   void (*statistics)(const kernels::AbnProblem& problem, const void* x, double* mean, double* var,
                      const at::Tensor& like);

@@ -15,7 +15,7 @@ const Device& cpu_device() {
             mean.copy_(running_mean);
             inv_std.copy_(running_var).add_(eps).rsqrt_();
           },
-      .choose_slots = [](const kernels::ChannelSlotsProblem& problem, const kernels::ChannelSlots& tensors,
+      .choose_slots = [](const kernels::AbnProblem& problem, const kernels::ChannelSlots& tensors,
                          const at::Tensor&) { kernels::cpu::choose_slots(problem, tensors); },
       .statistics = [](const AbnProblem& problem, const void* x, double* mean, double* var,
                        const at::Tensor&) { kernels::cpu::abn_statistics(problem, x, mean, var); },

@@ -44,7 +44,7 @@ const Device& cuda_device() {
                                         call.stream());
           },
       .choose_slots =
-          [](const kernels::ChannelSlotsProblem& problem, const kernels::ChannelSlots& tensors,
+          [](const kernels::AbnProblem& problem, const kernels::ChannelSlots& tensors,
              const at::Tensor& like) {
             with_workspace(cuda::choose_slots_workspace_bytes(problem), like,
                            [&](const cuda::Queue& queue) { cuda::choose_slots(problem, tensors, queue); });

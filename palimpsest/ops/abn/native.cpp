@@ -72,9 +72,7 @@ struct Call {
 
   /// Returns the layer as the choice of non-invertible channels sees it. `like`: a tensor of its shape.
   invertibility::Layer invertibility_layer(const at::Tensor& like) const {
-    kernels::ChannelSlotsProblem p{
-        problem.shape,         problem.layout, problem.dtype, settings.activation, settings.activation_param,
-        settings.relu_residual};
+    kernels::AbnProblem p = problem;
     const bool inverts = saves_output(settings.saved);
     if (!inverts) p.activation = Activation::kIdentity;  // y is saved, without the residual
     const void* const added = inverts ? data_or_null(residual) : nullptr;

@@ -40,7 +40,7 @@ int64_t wanted_now(const Layer& layer) {
 
 /// Returns whether the channels of a layer with neither weight nor bias nor residual are invertible.
 bool is_invertible_without_parameters(const Layer& layer) {
-  const kernels::ChannelSlotsProblem& p = layer.problem;
+  const kernels::AbnProblem& p = layer.problem;
   return kernels::InvertibilityCriterion(p.activation, p.dtype, p.activation_param).is_invertible(1, 0, 0);
 }
 

@@ -189,7 +189,8 @@ class Plans {
     return all;
   }
 
-  /// `key`: the weight, else the bias, else undefined. Returns the plan, and whether it belongs to `key` alone.
+  /// `key`: the weight, else the bias, else undefined. Returns the plan, and whether it belongs to `key`
+  /// alone.
   std::pair<std::shared_ptr<SlotPlan>, bool> of(const Layer& layer, const at::Tensor& key,
                                                 const at::Tensor& like) {
     const auto& p = layer.problem;

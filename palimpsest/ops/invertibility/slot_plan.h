@@ -9,13 +9,14 @@
 #include <optional>
 
 /// How many slots for non-invertible channels (kernels/channel_slots.h) the host allocates for a pass whose
-/// values it does not know, because a GPU runs behind it. The device chooses the channels, from the values that
-/// the pass reads, and reports how many wanted a slot. The host reads these reports later, without waiting.
+/// values it does not know, because a GPU runs behind it. The device chooses the channels, from the values
+/// that the pass reads, and reports how many wanted a slot. The host reads these reports later, without
+/// waiting.
 namespace palimpsest::ops::invertibility {
 
 /// The layer whose normalized x is to be recovered from the saved tensor.
 struct Layer {
-  kernels::ChannelSlotsProblem problem;
+  kernels::AbnProblem problem;
   const std::optional<at::Tensor>&weight, &bias;  ///< as the caller gave them: the layer is known by them
   bool has_residual = false;
   /// Calls kernels::choose_slots on the layer's device, and fills in weight, bias and residual.
@@ -36,10 +37,10 @@ struct PlannedSlots {
 /// Decides the slots of a forward pass of `layer` over `like`.
 ///
 /// The number of slots follows from the near channels of the latest passes whose reports have arrived. It
-/// changes only between steps: when weight or bias was written, or backward ran since. So the saved tensors of
-/// a recomputed pass (memory/recompute.h, torch.utils.checkpoint, palimpsest.checkpoint) have the shapes of
-/// those of its first run. (One order of passes breaks this, with the error of the checkpoint: forward A and B,
-/// backward B, forward C, backward A, if a channel came near in between.)
+/// changes only between steps: when weight or bias was written, or backward ran since. So the saved tensors
+/// of a recomputed pass (memory/recompute.h, torch.utils.checkpoint, palimpsest.checkpoint) have the shapes
+/// of those of its first run. (One order of passes breaks this, with the error of the checkpoint: forward A
+/// and B, backward B, forward C, backward A, if a channel came near in between.)
 ///
 /// The host waits for the device only
 ///   - in the first pass of a parameter: a leaf of the graph;

@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/upsampled_loss.h"
 #include "palimpsest/ops/common/dtype.h"
+#include "palimpsest/ops/upsampled_loss.h"
 #include "palimpsest/ops/upsampled_loss/device_cuda.h"
 
 #include <ATen/ops/empty.h>
@@ -48,9 +49,6 @@ Map map_of(const char* op, const at::Tensor& logits, Pair2 out, bool align_corne
   return map;
 }
 
-/// Their sums and inverses are numbers in f32, too.
-constexpr double kLeastWeight = 1e-30, kMostWeight = 1e30;
-
 void check_share(const char* name, double value) {
   TORCH_CHECK(value > 0 && value <= 1, "[upsampled_cross_entropy] ", name, " must be in (0, 1], got ", value);
 }
@@ -84,8 +82,8 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& logits, const at::T
     if (logits.is_cpu()) {
       const double* const values = weight.const_data_ptr<double>();
       for (int64_t c = 0; c < weight.numel(); ++c)
-        TORCH_CHECK(values[c] == 0 || (values[c] >= kLeastWeight && values[c] <= kMostWeight), "[", kOp,
-                    "] weight must be 0 or in [1e-30, 1e30], got ", values[c], " for class ", c);
+        TORCH_CHECK(values[c] == 0 || (values[c] >= kLeastClassWeight && values[c] <= kMostClassWeight), "[",
+                    kOp, "] weight must be 0 or in [1e-30, 1e30], got ", values[c], " for class ", c);
     }
   }
   const at::Tensor ids = targets.contiguous();

@@ -9,7 +9,7 @@ namespace {
 class CudaChannelSlots : public ::testing::TestWithParam<ChannelSlotsCase> {};
 
 TEST_P(CudaChannelSlots, EqualTheReference) {
-  const auto choose = [](const kernels::ChannelSlotsProblem& problem, const kernels::ChannelSlots& tensors) {
+  const auto choose = [](const kernels::AbnProblem& problem, const kernels::ChannelSlots& tensors) {
     std::vector<uint64_t> workspace(
         static_cast<std::size_t>(kernels::cuda::choose_slots_workspace_bytes(problem)) / 8 + 1);
     for (int twice = 0; twice < 2; ++twice) {  // a call leaves the workspace ready for the next one

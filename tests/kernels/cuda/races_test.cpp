@@ -53,7 +53,7 @@ TEST(CudaRaces, NoneWhereTheLastBlockNumbersTheSlots) {
   std::vector<uint64_t> workspace(2000);
   expect_slots_equal_the_reference(
       {DType::f32, {1, 20, 3}, Layout::kNCHW, 3, 5, true, true},
-      [&](const kernels::ChannelSlotsProblem& problem, const kernels::ChannelSlots& tensors) {
+      [&](const kernels::AbnProblem& problem, const kernels::ChannelSlots& tensors) {
         ASSERT_LE(kernels::cuda::choose_slots_workspace_bytes(problem), 8 * 2000);
         kernels::cuda::choose_slots(problem, tensors, {nullptr, workspace.data()});
       });

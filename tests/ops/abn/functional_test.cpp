@@ -260,7 +260,8 @@ TEST(AbnSavedArguments, AreThoseOfTheForwardPass) {
   }
 }
 
-// Branch bits and saved channels are in the memory order of the saved tensor, which a hook on saved tensors may change.
+// Branch bits and saved channels are in the memory order of the saved tensor, which a hook on saved tensors
+// may change.
 TEST(AbnSavedArguments, TheSavedTensorHasTheMemoryOrderOfItsBits) {
   const at::Tensor x = image().contiguous(at::MemoryFormat::ChannelsLast).set_requires_grad(true);
   for (const Saved saved : {Saved::kOutputBit, Saved::kOutput, Saved::kPreActivation}) {

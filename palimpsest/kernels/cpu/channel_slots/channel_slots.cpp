@@ -10,7 +10,7 @@ namespace palimpsest::kernels::cpu {
 namespace {
 
 template <class S>
-double sampled_rms(const ChannelSlotsProblem& problem, const S* residual, int64_t c) {
+double sampled_rms(const AbnProblem& problem, const S* residual, int64_t c) {
   if (!residual) return 0;
   const ResidualSample sample(problem.shape, problem.layout);
   double squares = 0;
@@ -22,7 +22,7 @@ double sampled_rms(const ChannelSlotsProblem& problem, const S* residual, int64_
 }
 
 template <class S>
-void choose(const ChannelSlotsProblem& problem, const ChannelSlots& tensors) {
+void choose(const AbnProblem& problem, const ChannelSlots& tensors) {
   using T = accumulate_t<S>;
   const int64_t channels = problem.shape.c;
   const InvertibilityCriterion criterion(problem.activation, problem.dtype, problem.activation_param);
@@ -51,7 +51,7 @@ void choose(const ChannelSlotsProblem& problem, const ChannelSlots& tensors) {
 
 }  // namespace
 
-void choose_slots(const ChannelSlotsProblem& problem, const ChannelSlots& tensors) {
+void choose_slots(const AbnProblem& problem, const ChannelSlots& tensors) {
   dispatch_float(problem.dtype, [&]<class S>() { choose<S>(problem, tensors); });
 }
 

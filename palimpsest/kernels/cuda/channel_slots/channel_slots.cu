@@ -15,8 +15,7 @@ constexpr int kWarps = kThreads / static_cast<int>(kWarp);
 
 /// Returns the root mean square of channel c's sample, in every lane of the warp that computes it.
 template <class S>
-__device__ __forceinline__ double sampled_rms(const ChannelSlotsProblem& problem, const S* residual,
-                                              int64_t c) {
+__device__ __forceinline__ double sampled_rms(const AbnProblem& problem, const S* residual, int64_t c) {
   const ResidualSample sample(problem.shape, problem.layout);
   double squares = 0;
   for (int64_t i = threadIdx.x % kWarp; i < sample.values(); i += kWarp) {
@@ -48,7 +47,7 @@ __device__ __forceinline__ int threads_before(bool flag, int& of_block) {
 /// channels. `outlooks`: (C).
 template <class S>
 __global__ void __launch_bounds__(kThreads)
-    choose_slots_kernel(ChannelSlotsProblem problem, ChannelSlots tensors, InvertibilityCriterion criterion,
+    choose_slots_kernel(AbnProblem problem, ChannelSlots tensors, InvertibilityCriterion criterion,
                         unsigned* counter, Outlook* outlooks) {
   using T = accumulate_t<S>;
   const int64_t channels = problem.shape.c;
@@ -72,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
   block_sum<kThreads>(counts);
   const int64_t wanted = counts[0], late = wanted - tensors.slots;
   if (threadIdx.x == 0) {
-    tensors.report->counts = int64_t{counts[1]} << 32 | wanted;
+    tensors.report->counts = pack_counts({wanted, counts[1]});
     if (tensors.counts_late && late > 0)
       atomicAdd(&tensors.report->late, static_cast<unsigned long long>(late));
   }
@@ -91,11 +90,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-int64_t choose_slots_workspace_bytes(const ChannelSlotsProblem& problem) {
+int64_t choose_slots_workspace_bytes(const AbnProblem& problem) {
   return kCounterBytes + problem.shape.c * static_cast<int64_t>(sizeof(Outlook));
 }
 
-void choose_slots(const ChannelSlotsProblem& problem, const ChannelSlots& tensors, const Queue& queue) {
+void choose_slots(const AbnProblem& problem, const ChannelSlots& tensors, const Queue& queue) {
   const Workspace workspace = workspace_of(queue);
   const int64_t threads = problem.shape.c * (tensors.residual ? kWarp : 1);
   const LaunchShape shape{.blocks = ceil_divide(threads, kThreads), .threads = kThreads};
