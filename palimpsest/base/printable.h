@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace palimpsest {
 
@@ -20,5 +21,8 @@ std::string as_utf8(const std::string& text);
 
 /// Returns the first `most` bytes of `text`, cut between two characters, with "..." if it is longer.
 std::string shortened(std::string_view text, std::size_t most);
+
+/// Returns the first three of `names`, as "a, b, c, ..." if there are more.
+std::string listed(const std::vector<std::string>& names);
 
 }  // namespace palimpsest

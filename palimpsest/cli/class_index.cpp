@@ -6,7 +6,6 @@
 #include <fmt/format.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <filesystem>
 #include <iostream>
 #include <string>
@@ -41,11 +40,8 @@ class IndexProgress {
 };
 
 void tell_bad(const std::vector<std::string>& bad) {
-  constexpr std::size_t kNamed = 3;
-  std::string text = fmt::format("palimpsest: no class is drawn of {} {} that cannot be used: ", bad.size(),
-                                 bad.size() == 1 ? "image" : "images");
-  for (std::size_t i = 0; i < std::min(kNamed, bad.size()); ++i) text += (i ? ", " : "") + printable(bad[i]);
-  std::cerr << text << (bad.size() > kNamed ? ", ..." : "") << std::endl;
+  std::cerr << "palimpsest: no class is drawn of " << bad.size() << (bad.size() == 1 ? " image" : " images")
+            << " that cannot be used: " << printable(listed(bad)) << std::endl;
 }
 
 }  // namespace

@@ -105,8 +105,8 @@ std::filesystem::path label_path(const Options& options, const std::string& imag
   return std::filesystem::path(options.output.folder) / data::label_file_name(image);
 }
 
-/// Throws if the labels of two images have one file. Each of several processes looks at all images, so all end
-/// before one of them writes.
+/// Throws if the labels of two images have one file. Each of several processes looks at all images, so all
+/// end before one of them writes.
 void check_label_files(const Options& options, const data::Dataset& dataset) {
   std::unordered_map<std::string, int64_t> first;  // by file
   for (int64_t i = 0; i < dataset.size(); ++i) {

@@ -124,13 +124,6 @@ void complete_classes(Options& options, const data::Dataset& dataset) {
                                        " names, got " + std::to_string(options.model.class_names.size()));
 }
 
-std::string listed(const std::vector<std::string>& names) {
-  constexpr std::size_t kShown = 3;
-  std::string text;
-  for (std::size_t i = 0; i < std::min(kShown, names.size()); ++i) text += (i ? ", " : "") + names[i];
-  return text + (names.size() > kShown ? ", ..." : "");
-}
-
 /// Returns `names` without `others`, sorted like the folders of classes.
 std::vector<std::string> only_in(std::vector<std::string> names, std::vector<std::string> others) {
   std::sort(names.begin(), names.end());
@@ -218,8 +211,8 @@ void tell_faults(const std::vector<std::shared_ptr<data::Dataset>>& sets) {
               << (faults.size() == 1 ? " fault: " : " faults: ") << printable(listed(faults)) << std::endl;
 }
 
-/// Throws Error(kData) if no image of the set can be read: the first evaluation would end the training, after an epoch.
-/// Reads images up to the first one that can be read.
+/// Throws Error(kData) if no image of the set can be read: the first evaluation would end the training, after
+/// an epoch. Reads images up to the first one that can be read.
 void check_some_readable(const data::Dataset& validation) {
   std::string first;
   for (int64_t i = 0; i < validation.size(); ++i) {
@@ -259,14 +252,15 @@ Datasets make_datasets(Options& options, Need need) {
     throw Error(ErrorKind::kUsage, "[train] batch (--batch) must be at most the number of training images (" +
                                        std::to_string(sets.train->size()) + "), got " +
                                        std::to_string(options.train.batch));
-  // Before the index of classes is built, which replaces that of the run's data.
-  if (sets.train && options.run.resume)
-    train::require_same_data(std::filesystem::path(options.output.folder) / train::kCheckpointFile,
-                             options.run.stored_data, sets.train->identity());
   if (sets.validation && need == Need::kTrainAndValidation && options.data.bad_images == "skip")
     check_some_readable(*sets.validation);
-  if (sets.train && options.data.sampler == "class_uniform")
+  if (sets.train && options.data.sampler == "class_uniform") {
+    // The training looks at the data, too, but only after its index has replaced that of the run's data.
+    if (options.run.resume)
+      train::require_same_data(std::filesystem::path(options.output.folder) / train::kCheckpointFile,
+                               options.run.stored_data, sets.train->identity());
     sets.sampler = data::class_uniform_sampler(class_index(options, *sets.train));
+  }
   return sets;
 }
 

@@ -14,17 +14,12 @@ namespace palimpsest::cli {
 
 namespace fs = std::filesystem;
 
-namespace {
-
-/// Returns the file that writing to `file` replaces: the target of a symbolic link.
 fs::path written_file(const fs::path& file) {
   std::error_code error;
   if (!fs::is_symlink(file, error)) return file;
   const fs::path target = fs::weakly_canonical(file, error);
   return error ? file : target;  // a loop of links: the write reports that
 }
-
-}  // namespace
 
 void check_replaceable(const fs::path& file, const char* flag, const Options& options) {
   const auto refuse_input = [&](const std::string& input, const char* what) {

@@ -143,7 +143,8 @@ ViewResult predict_views(nn::Model& model, const at::Tensor& image, const train:
 }
 
 /// Collects the logits of each image under the image's name, for --logits FILE. For several views these are
-/// the logarithms of the averaged probabilities, of which softmax gives the probabilities as it does of logits.
+/// the logarithms of the averaged probabilities, of which softmax gives the probabilities as it does of
+/// logits.
 class LogitsFile {
  public:
   /// Throws before the first image is read if the file exists and --overwrite is not given, or if the file is

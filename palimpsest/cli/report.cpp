@@ -108,7 +108,7 @@ void read_settings(train::ReportRun& run, const fs::path& folder) {
       run.notes.push_back(fmt::format("The settings in the checkpoint were left out: {}.", failure.what()));
     }
   }
-  if (const fs::path file = folder / "config.toml"; fs::exists(file, error)) {
+  if (const fs::path file = folder / train::kConfigFile; fs::exists(file, error)) {
     try {
       add_settings(run, io::read_file(file), file.string());
     } catch (const Error& failure) {

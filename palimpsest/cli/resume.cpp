@@ -67,8 +67,8 @@ std::vector<const Setting*> differences(const Options& a, const Options& b) {
   return found;
 }
 
-/// Throws Error(kUsage) if a row of the papers is to go on in the folder of another run: its result would stand beside
-/// the figure of the wrong row.
+/// Throws Error(kUsage) if a row of the papers is to go on in the folder of another run: its result would
+/// stand beside the figure of the wrong row.
 void check_row(const Options& options, const fs::path& folder) {
   const std::string& row = options.run.row;
   const std::string& stored = options.run.stored_row;
@@ -86,7 +86,7 @@ void check_row(const Options& options, const fs::path& folder) {
 
 bool read_resumed(Options& options, const fs::path& folder) {
   std::error_code ignored;
-  const fs::path checkpoint = folder / train::kCheckpointFile, file = folder / "config.toml";
+  const fs::path checkpoint = folder / train::kCheckpointFile, file = folder / train::kConfigFile;
   const bool has_checkpoint = fs::exists(checkpoint, ignored), has_file = fs::exists(file, ignored);
   std::string beside, stored, unreadable;
   try {

@@ -14,10 +14,10 @@ inline constexpr const char* kRowKey = "row";
 
 /// Sets the configuration of the run in `folder`: the checkpoint's, or config.toml's if there is no
 /// checkpoint yet, and in both cases the settings of this machine in config.toml. Notes settings of an edited
-/// config.toml, which do not count, and a config.toml that cannot be read. Sets run.old_shuffle, run.stored_row and
-/// run.stored_data. Throws Error(kUsage) if run.row is another one than that of the checkpoint's run.
-/// Nothing counts as given by the user. Returns false if no configuration of a checkpoint's run was found: the
-/// user's settings then count alone. Throws as read_toml and read_checkpoint_metadata do.
+/// config.toml, which do not count, and a config.toml that cannot be read. Sets run.old_shuffle,
+/// run.stored_row and run.stored_data. Throws Error(kUsage) if run.row is another one than that of the
+/// checkpoint's run. Nothing counts as given by the user. Returns false if no configuration of a checkpoint's
+/// run was found: the user's settings then count alone. Throws as read_toml and read_checkpoint_metadata do.
 bool read_resumed(Options& options, const std::filesystem::path& folder);
 
 /// Compares the effective options with the `resumed` ones that read_resumed set. Throws Error(kUsage) for a

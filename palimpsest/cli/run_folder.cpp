@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
+#include "palimpsest/cli/output_file.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/train/checkpoint.h"
 
@@ -13,20 +14,12 @@ namespace {
 
 using train::kBestFile;
 using train::kCheckpointFile;
-constexpr const char* kLogFile = "log.jsonl";
-constexpr const char* kConfigFile = "config.toml";
+using train::kConfigFile;
+using train::kLogFile;
 constexpr std::array kFiles{kCheckpointFile, kBestFile, kLogFile, kConfigFile};
 
 /// Holds the files of the earlier run until the run that replaces it ends.
 constexpr const char* kEarlierFolder = ".earlier";
-
-/// Returns the file that writing to `path` replaces: the target of a symbolic link.
-std::filesystem::path target_of(const std::filesystem::path& path) {
-  std::error_code error;
-  if (!std::filesystem::is_symlink(path, error)) return path;
-  const auto target = std::filesystem::weakly_canonical(path, error);
-  return error ? path : target;
-}
 
 }  // namespace
 
@@ -39,7 +32,7 @@ RunFolder::RunFolder(Options& options, Command command) : folder_(options.output
   check(options, command);  // first without the lock: a refused command makes no folder
   lock_.emplace(folder_);
   check(options, command);  // what another program did meanwhile
-  for (const char* file : kFiles) io::remove_leftovers(target_of(folder_ / file));
+  for (const char* file : kFiles) io::remove_leftovers(written_file(folder_ / file));
   has_earlier_run_ = holds(kEarlierFolder);  // of a program that was killed
   if (has_earlier_run_ && has_begun()) forget_earlier_run();
   held_run_ = holds(kCheckpointFile) || holds_steps();
@@ -70,7 +63,7 @@ void RunFolder::keep_earlier_run() {
   if (!error) std::filesystem::create_directory(unfinished, error);
   for (const char* file : kFiles) {
     if (error || !holds(file)) continue;
-    const auto target = target_of(folder_ / file);
+    const auto target = written_file(folder_ / file);
     // A checkpoint is replaced as a whole, so that a second name costs nothing. The log is written in place.
     const bool replaced = file == kCheckpointFile || file == kBestFile;
     if (replaced) std::filesystem::create_hard_link(target, unfinished / file, error);
@@ -99,7 +92,7 @@ bool RunFolder::has_begun() const {
 void RunFolder::restore_earlier_run() noexcept {
   std::error_code ignored;
   for (const char* file : kFiles) {
-    const auto kept = folder_ / kEarlierFolder / file, target = target_of(folder_ / file);
+    const auto kept = folder_ / kEarlierFolder / file, target = written_file(folder_ / file);
     if (!std::filesystem::exists(kept, ignored)) {
       std::filesystem::remove(folder_ / file, ignored);
       continue;

@@ -46,17 +46,17 @@ class StepProbe {
  public:
   StepProbe(const Options& options, const RepeatedBatch& source);
 
-  // Each of these takes steps until one was not skipped, and measures that one: the first scales of f16 may be too
-  // large for the gradients, and a skipped step allocates no momentum. Throws Error(kDiverged) after
+  // Each of these takes steps until one was not skipped, and measures that one: the first scales of f16 may
+  // be too large for the gradients, and a skipped step allocates no momentum. Throws Error(kDiverged) after
   // train::Step::kHopeless skipped steps in a row.
 
   /// Returns the seconds of one step with a batch of options.train.batch.
   double time_step();
-  /// Measures the memory of one step. Call it while no other probe lives in the process, and after time_step(), which
-  /// allocates the momentum.
+  /// Measures the memory of one step. Call it while no other probe lives in the process, and after
+  /// time_step(), which allocates the momentum.
   StepMemory measure_step();
-  /// Returns whether a step on `size` images of `source` runs with at most `limit` live bytes, model included.
-  /// Call it after time_step(), which allocates the momentum: it counts.
+  /// Returns whether a step on `size` images of `source` runs with at most `limit` live bytes, model
+  /// included. Call it after time_step(), which allocates the momentum: it counts.
   bool fits(const RepeatedBatch& source, int64_t size, int64_t limit);
 
  private:

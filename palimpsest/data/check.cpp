@@ -79,24 +79,15 @@ bool looks_like(const Layout& layout, const fs::path& root) {
   return name.starts_with("camvid");
 }
 
-/// Returns the kind of the data set at `root`, or "".
-std::string kind_at(const fs::path& root) {
-  for (const Layout& layout : published_layouts())
-    if (looks_like(layout, root)) return layout.kind;
-  if (!annotated_folders(root).empty()) return "segmentation_folder";
-  if (!folders_of_folders(root).empty()) return "image_folder";
-  return checks::holds_shards(root) ? "webdataset" : "";
-}
-
 std::string recognize(const fs::path& root) {
-  const std::string kind = kind_at(root);
+  const std::string kind = recognized_kind(root);
   // A folder of folders is anything: a data set one folder further down is more likely.
   if (!kind.empty() && kind != "image_folder") return kind;
   std::error_code ignored;
   std::vector<fs::path> nearby = folders_in(root);
   nearby.push_back((fs::absolute(root, ignored).lexically_normal() / "..").lexically_normal());
   for (const fs::path& other : nearby) {
-    const std::string found = kind_at(other);
+    const std::string found = recognized_kind(other);
     if (find_layout(found) || (kind.empty() && found == "webdataset"))
       throw Error(ErrorKind::kData, "'" + root.string() + "' is no data set, but '" + other.string() +
                                         "' looks like " + found + ": give that folder");
@@ -108,7 +99,8 @@ std::string recognize(const fs::path& root) {
   return kind;
 }
 
-/// Decodes the images of a split, and their labels if they have any. A file that is missing is a fault already.
+/// Decodes the images of a split, and their labels if they have any. A file that is missing is a fault
+/// already.
 checks::Findings decode_all(const std::vector<fs::path>& images, const layouts::LabeledFiles* labeled,
                             const std::string& split, const CheckOptions& options) {
   const auto examine = [&](int64_t i, checks::Findings& found) {
@@ -288,7 +280,11 @@ DataCheck check_data(const fs::path& root, const CheckOptions& options) {
 }
 
 std::string recognized_kind(const fs::path& root) {
-  return kind_at(root);
+  for (const Layout& layout : published_layouts())
+    if (looks_like(layout, root)) return layout.kind;
+  if (!annotated_folders(root).empty()) return "segmentation_folder";
+  if (!folders_of_folders(root).empty()) return "image_folder";
+  return checks::holds_shards(root) ? "webdataset" : "";
 }
 
 std::vector<std::string> checked_kinds() {

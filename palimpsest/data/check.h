@@ -52,8 +52,8 @@ struct DataCheck {
 };
 
 /// Looks through the data set in a folder. Faults do not end the check: the result names each. Throws
-/// Error(kUsage) for an unknown kind, Error(kData) if the folder is missing, has another layout, or none that is
-/// known, and Error(kMemory) if the system does not start the threads.
+/// Error(kUsage) for an unknown kind, Error(kData) if the folder is missing, has another layout, or none that
+/// is known, and Error(kMemory) if the system does not start the threads.
 ///
 /// Memory with `full`: one image and one label per thread, 4 bytes per pixel, beside the two files.
 DataCheck check_data(const std::filesystem::path& root, const CheckOptions& options);

@@ -28,8 +28,8 @@ struct ShardSplit {
   std::vector<std::string> faults;
 };
 
-/// Returns the part of "train-000017.tar" before its number, and the number: "train-", "000017". The number is
-/// empty if there is none.
+/// Returns the part of "train-000017.tar" before its number, and the number: "train-", "000017". The number
+/// is empty if there is none.
 std::pair<std::string, std::string> split_name(const fs::path& shard) {
   constexpr std::size_t kMostDigits = 15;
   const std::string stem = shard.stem().string();

@@ -17,9 +17,9 @@ class ClassPresence {
  public:
   /// Reads all labels with `threads` threads, at least 1. `progress` is called on the caller's thread a few
   /// times per second with the number of labels that are read. Throws the error of the first bad label,
-  /// Error(kUsage) if the data set does not know its classes, and Error(kMemory) if the system does not start the
-  /// threads.
-  /// With `bad`, a label that cannot be read (Error of kind kData) has no class, and its error is appended to `bad`.
+  /// Error(kUsage) if the data set does not know its classes, and Error(kMemory) if the system does not start
+  /// the threads. With `bad`, a label that cannot be read (Error of kind kData) has no class, and its error
+  /// is appended to `bad`.
   static ClassPresence build(const Dataset& dataset, int64_t threads,
                              const std::function<void(int64_t)>& progress = nullptr,
                              std::vector<std::string>* bad = nullptr);

@@ -44,11 +44,11 @@ bool is_root(const Layout& layout, const std::filesystem::path& root);
 void check_root(const Layout& layout, const std::filesystem::path& root);
 
 /// Opens a split of a published data set. Labels become train ids, void becomes the ignore id, which must not
-/// be a class. `annotations`: "fine" or "coarse", for cityscapes.
-/// Throws Error(kUsage) for an unknown split, or one without published labels, and for an ignore id that is a class or
-/// no byte; Error(kData) at once for a
-/// wrong root, missing or empty folders, an image without label or a label without image (skip_bad: as
-/// segmentation_folder does); and when an example is read, for an unreadable file, for sizes that differ, or for an id that the data set does not use.
+/// be a class. `annotations`: "fine" or "coarse", for cityscapes. Throws Error(kUsage) for an unknown split,
+/// or one without published labels, and for an ignore id that is a class or no byte; Error(kData) at once for
+/// a wrong root, missing or empty folders, an image without label or a label without image (skip_bad: as
+/// segmentation_folder does); and when an example is read, for an unreadable file, for sizes that differ, or
+/// for an id that the data set does not use.
 ///
 /// Memory per worker of the loader: one image at a time, 3 bytes per pixel, and its label, 1 byte per pixel,
 /// beside the two files: 88 MB for the 22 megapixels of Vistas. The CIFAR files lie in memory as a whole.

@@ -90,8 +90,8 @@ struct LoaderOptions {
 /// loader at any point of an epoch.
 class Loader {
  public:
-  /// Throws Error(kUsage) for options out of range, and if a rank would have no part of a batch; Error(kMemory)
-  /// if the system does not start the workers.
+  /// Throws Error(kUsage) for options out of range, and if a rank would have no part of a batch;
+  /// Error(kMemory) if the system does not start the workers.
   Loader(std::shared_ptr<const Dataset> dataset, LoaderOptions options);
   ~Loader();
   Loader(const Loader&) = delete;

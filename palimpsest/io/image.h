@@ -76,12 +76,12 @@ at::Tensor decode_label(std::string_view bytes, const std::filesystem::path& nam
 
 /// The text "Software" of each PNG file that this library writes: a word of PNG's own list.
 inline constexpr std::string_view kPngSoftware = "palimpsest";
-/// Returns this text of a PNG file, or "" if the file has none or is no PNG file that can be read. Reads what stands
-/// before the pixels.
+/// Returns this text of a PNG file, or "" if the file has none or is no PNG file that can be read. Decodes no
+/// pixels.
 std::string png_software(const std::filesystem::path& path);
 
-/// Returns the PNG file of a u8 (H, W, 3) RGB or (H, W) grey image, of any strides, with kPngSoftware. The same
-/// image gives the same bytes. Throws std::invalid_argument for any other tensor.
+/// Returns the PNG file of a u8 (H, W, 3) RGB or (H, W) grey image, of any strides, with kPngSoftware. The
+/// same image gives the same bytes. Throws std::invalid_argument for any other tensor.
 std::string encode_png(const at::Tensor& image);
 /// Returns the PNG file of class ids, u8 (H, W): a palette image if there is a palette, RGB of each id, else a
 /// grey one. Throws std::invalid_argument for any other tensor, and for an id beyond the palette.

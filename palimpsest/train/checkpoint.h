@@ -18,6 +18,9 @@ namespace palimpsest::train {
 
 /// The name of the checkpoint in the output folder of a training.
 inline constexpr const char* kCheckpointFile = "checkpoint.safetensors";
+/// The names of the log (report/run_log.h) and of the configuration beside it.
+inline constexpr const char* kLogFile = "log.jsonl";
+inline constexpr const char* kConfigFile = "config.toml";
 /// The entries of a checkpoint's metadata that hold RunState::order and RunState::data.
 inline constexpr const char* kOrderKey = "palimpsest_order";
 inline constexpr const char* kDataKey = "palimpsest_data";
@@ -103,8 +106,8 @@ void load_weights(const std::filesystem::path& path, torch::nn::Module& module);
 /// Removes the averages. Returns whether there were any; if not, changes nothing.
 bool take_averages(nn::StateDict& tensors);
 
-/// Throws Error(kUsage) if `now`, the identity of a resumed run's examples (BatchSource::identity), is another one than
-/// `saved`, that of the checkpoint. "" is not known.
+/// Throws Error(kUsage) if `now`, the identity of a resumed run's examples (BatchSource::identity), is
+/// another one than `saved`, that of the checkpoint. "" is not known.
 void require_same_data(const std::filesystem::path& checkpoint, const std::string& saved,
                        const std::string& now);
 

@@ -217,7 +217,7 @@ void check_loss(const LossOptions& options) {
                 fmt::format("label_smoothing must be in [0, 1), got {}", options.label_smoothing));
   const auto& weights = options.class_weights;
   for (const double weight : weights)
-    if (weight != 0 && !(weight >= 1e-30 && weight <= 1e30))
+    if (weight != 0 && !(weight >= ops::kLeastClassWeight && weight <= ops::kMostClassWeight))
       throw Error(ErrorKind::kUsage,
                   fmt::format("class_weights must be 0 or from 1e-30 to 1e30, got {}", weight));
   if (!weights.empty() && *std::max_element(weights.begin(), weights.end()) == 0)

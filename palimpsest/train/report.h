@@ -51,8 +51,8 @@ struct Report {
 
 /// Returns whether `folder` holds a run: log.jsonl, checkpoint.safetensors or config.toml.
 bool is_run_folder(const std::filesystem::path& folder);
-/// Returns whether `file` lies in such a folder and has the name of a file that a training writes there: checkpoint,
-/// best checkpoint, log, configuration, or a file of details or events.
+/// Returns whether `file` lies in such a folder and has the name of a file that a training writes there:
+/// checkpoint, best checkpoint, log, configuration, or a file of details or events.
 bool is_file_of_run(const std::filesystem::path& file);
 /// Reads a run from the files that its training wrote into `folder` (train/trainer.h), all but its settings.
 /// The run may be at work, unfinished, or of an older program; files may be missing or damaged. The notes of

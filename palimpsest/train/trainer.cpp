@@ -165,8 +165,8 @@ class Run {
     group_->broadcast(tensors, "the averages");
   }
 
-  /// Whether the evaluation after `steps_done_` may be the best one: any that a run without --max-steps has too, so
-  /// that a run in parts finds the same.
+  /// Whether the evaluation after `steps_done_` may be the best one: any that a run without --max-steps has
+  /// too, so that a run in parts finds the same.
   bool is_compared() const { return is_evaluation_epoch() || steps_done_ == schedule_steps_; }
   bool is_evaluation_epoch() const {
     return options_.evaluate_every > 0 && steps_done_ % batches_ == 0 &&
@@ -196,7 +196,7 @@ class Run {
       save();
     }
     if (!writes()) return;
-    log_.emplace(options_.output / "log.jsonl", steps_done_);
+    log_.emplace(options_.output / kLogFile, steps_done_);
     if (!options_.resume) {
       std::error_code none;  // of an earlier run
       std::filesystem::remove(options_.output / kBestFile, none);
@@ -287,7 +287,7 @@ class Run {
   void write_config() {
     wrote_config_ = true;
     const std::string& text = options_.config_file.empty() ? options_.config : options_.config_file;
-    if (!text.empty()) io::write_file_atomically(options_.output / "config.toml", text);
+    if (!text.empty()) io::write_file_atomically(options_.output / kConfigFile, text);
   }
 
   void take_step() {

@@ -56,5 +56,11 @@ TEST(Printable, ShortenedCutsBetweenCharacters) {
             "a...");
 }
 
+TEST(Printable, ListedNamesTheFirstThree) {
+  EXPECT_EQ(listed({}), "");
+  EXPECT_EQ(listed({"a", "b", "c"}), "a, b, c");
+  EXPECT_EQ(listed({"a", "b", "c", "d"}), "a, b, c, ...");
+}
+
 }  // namespace
 }  // namespace palimpsest

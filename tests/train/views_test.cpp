@@ -120,8 +120,8 @@ at::Tensor plain_windows(Strided& network, const at::Tensor& image, int64_t wind
     all.push_back(size - window);
     return all;
   };
-  // The weights of window k along an axis: they rise over the overlap with the window before it, and fall over
-  // that with the window after it.
+  // The weights of window k along an axis: they rise over the overlap with the window before it, and fall
+  // over that with the window after it.
   const auto ramp = [&](const std::vector<int64_t>& all, std::size_t k) {
     at::Tensor result = at::ones({window}, at::kDouble);
     for (int64_t i = 0; i < window; ++i) {

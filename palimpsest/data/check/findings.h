@@ -40,16 +40,16 @@ struct Findings {
       return {};
     }
   }
-  /// Notes the size of an image, u8 (H, W, 3), and the ids of its label, u8 (H, W), which become train ids. Either may
-  /// be undefined. The names are for faults: a label of another size, and ids without a class.
+  /// Notes the size of an image, u8 (H, W, 3), and the ids of its label, u8 (H, W), which become train ids.
+  /// Either may be undefined. The names are for faults: a label of another size, and ids without a class.
   void examine(int64_t position, const at::Tensor& image, const std::string& image_name, at::Tensor label,
                const std::string& label_name, const layouts::LabelIds* label_ids);
   void add(const Findings& other);
 };
 
-/// Calls `examine` for each of the examples 0 to count - 1, in options.threads threads that take them in order,
-/// and options.progress. The result does not depend on the number of threads: faults are sorted by position.
-/// Throws Error(kMemory) if the system does not start the threads.
+/// Calls `examine` for each of the examples 0 to count - 1, in options.threads threads that take them in
+/// order, and options.progress. The result does not depend on the number of threads: faults are sorted by
+/// position. Throws Error(kMemory) if the system does not start the threads.
 Findings examine_all(int64_t count, const std::string& split, const CheckOptions& options,
                      const std::function<void(int64_t, Findings&)>& examine);
 

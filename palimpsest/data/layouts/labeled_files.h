@@ -31,7 +31,8 @@ LabelIds official_ids(const ClassSet& set, const std::string& name);
 void check_ignore_id(const LabelIds& ids, int64_t ignore_id);
 
 /// Replaces each id of a u8 (H, W) label by its train id, and void by `ignore_id`, in place. Throws
-/// Error(kData) with file, first place and number of pixels, if an id has no class; and as check_ignore_id does.
+/// Error(kData) with file, first place and number of pixels, if an id has no class; and as check_ignore_id
+/// does.
 void map_to_train_ids(at::Tensor& label, const LabelIds& ids, int64_t ignore_id,
                       const std::filesystem::path& path);
 

@@ -27,9 +27,9 @@ std::string size_text(io::ImageSize size);
 /// Returns the number of pixels of each class in a label of train ids, u8. The ignore id is no class.
 std::vector<int64_t> pixels_per_class(const at::Tensor& label, std::size_t classes, int64_t ignore_id);
 
-/// Returns the data set of these files; `names` are those of the classes. Throws as check_faults does, and when an
-/// example is read as segmentation_folder does. With `skip_bad` faults() names the labels without image, and an
-/// example that has a fault throws Error(kData) when it is read.
+/// Returns the data set of these files; `names` are those of the classes. Throws as check_faults does, and
+/// when an example is read as segmentation_folder does. With `skip_bad` faults() names the labels without
+/// image, and an example that has a fault throws Error(kData) when it is read.
 ///
 /// Memory per example in work: the file's bytes, 1 byte per pixel of the label, and 3 bytes per pixel of the
 /// image, or of the part that the view needs (data/example.h).

@@ -70,8 +70,8 @@ std::optional<Members> read_index(const fs::path& shard) {
   return members;
 }
 
-/// `title`: of the shard before its headers were read. A shard that was replaced since then has another one, and
-/// gets no index.
+/// `title`: of the shard before its headers were read. A shard that was replaced since then has another one,
+/// and gets no index.
 void write_index(const fs::path& shard, const std::string& title, const Members& members) {
   std::string text = title + "\n";
   for (const io::TarMember& member : members.list) {

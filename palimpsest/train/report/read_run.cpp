@@ -16,9 +16,6 @@
 namespace palimpsest::train {
 namespace {
 
-constexpr const char* kLog = "log.jsonl";
-constexpr const char* kConfigFile = "config.toml";
-
 bool holds(const std::filesystem::path& folder, const char* file) {
   std::error_code ignored;
   return std::filesystem::exists(folder / file, ignored);
@@ -76,7 +73,7 @@ std::optional<EndRecord> read_log_into(ReportRun& run, const std::filesystem::pa
   run.exponents = log.exponents;
   if (log.damaged_lines > 0)
     run.notes.push_back(fmt::format("{} has {} damaged line{}, which {} left out; the first is line {}.",
-                                    kLog, log.damaged_lines, log.damaged_lines == 1 ? "" : "s",
+                                    kLogFile, log.damaged_lines, log.damaged_lines == 1 ? "" : "s",
                                     log.damaged_lines == 1 ? "is" : "are", log.first_damaged_line));
   for (const StepRecord& step : run.steps) {
     run.kept_bytes = std::max(run.kept_bytes, step.kept_bytes);
@@ -89,14 +86,14 @@ std::optional<EndRecord> read_log_into(ReportRun& run, const std::filesystem::pa
 }  // namespace
 
 bool is_run_folder(const std::filesystem::path& folder) {
-  return holds(folder, kLog) || holds(folder, kCheckpointFile) || holds(folder, kConfigFile);
+  return holds(folder, kLogFile) || holds(folder, kCheckpointFile) || holds(folder, kConfigFile);
 }
 
 bool is_file_of_run(const std::filesystem::path& file) {
   const std::string name = file.filename().string();
   if (!is_run_folder(file.has_parent_path() ? file.parent_path() : ".")) return false;
   for (const char* written :
-       {kCheckpointFile, kBestFile, kLog, kConfigFile, kEvaluationFile, kStepMemoryFile})
+       {kCheckpointFile, kBestFile, kLogFile, kConfigFile, kEvaluationFile, kStepMemoryFile})
     if (name == written) return true;
   return io::is_event_file(name);
 }
@@ -105,7 +102,7 @@ ReportRun read_run(const std::filesystem::path& folder, const std::string& name)
   ReportRun run;
   run.name = name;
   std::optional<EndRecord> end;
-  if (holds(folder, kLog)) end = read_log_into(run, folder / kLog);
+  if (holds(folder, kLogFile)) end = read_log_into(run, folder / kLogFile);
   add_progress_note(run, end);
   if (run.steps.size() > 1)
     read_part(run, folder, kStepMemoryFile, "the memory over one step is not known", [&](const auto& path) {

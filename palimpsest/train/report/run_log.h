@@ -18,8 +18,8 @@ class RunLog {
  public:
   RunLog() = default;  ///< writes nothing
   /// Begins an empty log, or with step >= 0 continues a log: it removes the lines after `step`, which the
-  /// checkpoint does not contain, the end of the run, and a last line that a kill or a full disk cut off. So no
-  /// step appears twice.
+  /// checkpoint does not contain, the end of the run, and a last line that a kill or a full disk cut off. So
+  /// no step appears twice.
   explicit RunLog(std::filesystem::path path, int64_t step = -1);
   ~RunLog();
   RunLog(const RunLog&) = delete;
