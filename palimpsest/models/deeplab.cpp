@@ -3,7 +3,6 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/models/common/convolution.h"
 
-#include <ATen/ops/cat.h>
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <torch/nn/modules/container/modulelist.h>
 
@@ -43,12 +42,7 @@ at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
                 "normalizes one value per image and channel; raise the batch size, freeze the "
                 "statistics (--freeze-norm), or synchronize those of several processes (--sync-norm)");
   }
-  std::vector<at::Tensor> branches;
-  branches.reserve(map_convs_.size());
-  for (auto& convolution : map_convs_) branches.push_back(convolution->forward(features));
-  auto stacked = at::cat(branches, 1);
-  branches.clear();
-  auto out = map_bn_->forward_into(std::move(stacked), red_conv_);
+  at::Tensor out = map_bn_->forward_into(nn::stacked_forward(map_convs_, features), red_conv_);
 
   auto global = global_pooling_conv_->forward(features.mean({2, 3}, /*keepdim=*/true));
   global = global_pooling_bn_->forward_into(std::move(global), pool_red_conv_);

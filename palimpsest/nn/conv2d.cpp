@@ -4,7 +4,11 @@
 #include "palimpsest/nn/common/libtorch_layer.h"
 #include "palimpsest/nn/conv2d/functional.h"
 #include "palimpsest/ops/autocast.h"
+#include "palimpsest/ops/parallel_convolutions.h"
 
+#include <ATen/ops/cat.h>
+
+#include <algorithm>
 #include <variant>
 #include <vector>
 
@@ -73,6 +77,24 @@ std::shared_ptr<torch::nn::Module> Conv2dImpl::clone(const std::optional<at::Dev
 
 void Conv2dImpl::pretty_print(std::ostream& stream) const {
   print_as_ours<torch::nn::Conv2dImpl>(*this, stream);
+}
+
+at::Tensor stacked_forward(std::vector<Conv2d>& convs, const at::Tensor& x) {
+  const bool one_operator = std::all_of(convs.begin(), convs.end(), [&](const Conv2d& conv) {
+    return conv->backend == ConvolutionBackend::kFastest && !conv->bias.defined() &&
+           conv2d_detail::runs_operator(*conv, x, conv->backend);
+  });
+  std::vector<at::Tensor> tensors;
+  if (!one_operator) {
+    for (Conv2d& conv : convs) tensors.push_back(conv->forward(x));
+    return at::cat(tensors, 1);
+  }
+  std::vector<ops::ConvolutionOptions> options;
+  for (const Conv2d& conv : convs) {
+    tensors.push_back(conv->weight);
+    options.push_back(conv2d_detail::geometry(*conv));
+  }
+  return ops::parallel_convolutions(x, tensors, options);
 }
 
 }  // namespace palimpsest::nn

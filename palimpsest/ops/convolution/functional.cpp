@@ -141,17 +141,28 @@ ProductPrecision precision_of(const at::Tensor& x, const at::Tensor& weight,
   return convolution_precision(autocast.value_or(ProductPrecision{weight.scalar_type()}), x);
 }
 
-/// Returns how many images of x one part of a pass in f32 takes: as many as keep the f32 copies of x and the
-/// output, `out_numel` elements per image, to 16 MiB, and at least one.
+/// Returns how many images one part of a pass takes: as many as keep f32 copies of x and of the outputs,
+/// `out_numel` elements per image, to 16 MiB, and at least one. A GPU and a traced graph take the batch whole.
 int64_t images_per_part(const at::Tensor& x, int64_t out_numel) {
   constexpr int64_t kPartElements = (int64_t{16} << 20) / sizeof(float);
-  const int64_t image = x.numel() / x.size(0) + out_numel;
-  return std::clamp<int64_t>(kPartElements / std::max<int64_t>(1, image), 1, x.size(0));
+  const int64_t n = x.size(0);
+  if (!x.is_cpu() || is_traced(x) || n <= 1) return n;
+  const int64_t image = std::max<int64_t>(1, x.numel() / n + out_numel);
+  return std::clamp<int64_t>(kPartElements / image, 1, n);
 }
 
-/// Returns whether a pass in f32 may run in parts of the batch. A GPU and a traced graph take it whole.
-bool runs_in_parts(const at::Tensor& x, const at::Tensor& weight) {
-  return x.is_cpu() && !is_traced(x) && !is_traced(weight) && x.numel() > 0 && x.size(0) > 1;
+/// Writes the result of images `first` and after into `whole`, which has the storage type and n images.
+void put(const at::Tensor& part, int64_t first, int64_t n, at::ScalarType storage, at::Tensor& whole) {
+  if (part.size(0) == n) {
+    whole = part.to(storage);
+    return;
+  }
+  if (!whole.defined()) {
+    auto sizes = part.sizes().vec();
+    sizes[0] = n;
+    whole = at::empty(sizes, part.options().dtype(storage), part.suggest_memory_format());
+  }
+  whole.narrow(0, first, part.size(0)).copy_(part);
 }
 
 /// Runs the forward pass in f32, in parts of the batch. The result has the storage type.
@@ -162,67 +173,115 @@ at::Tensor forward_in_f32(const at::Tensor& x, const at::Tensor& weight,
   RECORD_FUNCTION("palimpsest::convolution_in_f32", std::vector<c10::IValue>());
   const at::Tensor w = operand(weight, p);
   const auto b = bias ? std::optional(operand(*bias, p)) : std::nullopt;
-  const auto run = [&](const at::Tensor& part) {
-    return forward_of_type(operand(part, p), w, b, options, Reads::kX);
-  };
-  if (!runs_in_parts(x, weight)) return run(x).to(p.storage);
-  int64_t out_numel = x.numel() / (x.size(0) * x.size(1)) * weight.size(0);
+  if (is_traced(x) || is_traced(weight))
+    return forward_of_type(operand(x, p), w, b, options, Reads::kX).to(p.storage);
+  int64_t out_numel = x.numel() / std::max<int64_t>(1, x.size(0) * x.size(1)) * weight.size(0);
   for (const int64_t stride : options.stride) out_numel /= stride;
   const int64_t n = x.size(0), images = images_per_part(x, out_numel);
-  if (images == n) return run(x).to(p.storage);
   at::Tensor y;
-  for (int64_t first = 0; first < n; first += images) {
-    const int64_t count = std::min(images, n - first);
-    const at::Tensor part = run(x.narrow(0, first, count));
-    if (!y.defined()) {
-      auto sizes = part.sizes().vec();
-      sizes[0] = n;
-      y = at::empty(sizes, part.options().dtype(p.storage), part.suggest_memory_format());
-    }
-    y.narrow(0, first, count).copy_(part);
-  }
+  int64_t first = 0;
+  do {
+    const at::Tensor part = operand(x.narrow(0, first, std::min(images, n - first)), p);
+    put(forward_of_type(part, w, b, options, Reads::kX), first, n, p.storage, y);
+    first += images;
+  } while (first < n);
   return y;
 }
 
-/// Runs the backward passes in f32, in parts of the batch: the gradients of weight and bias are summed in f32
-/// over the parts, in their order. The results have the storage type.
-Gradients backward_in_f32(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
-                          const ConvolutionOptions& options, std::array<bool, 3> needed,
-                          const ProductPrecision& p) {
-  const at::Tensor w = operand(weight, p);
-  const auto run = [&](const at::Tensor& dout_part, const at::Tensor& x_part) {
-    const bool need_weight = needed[1];
-    return backward_of_type(operand(dout_part, p),
-                            need_weight ? operand(x_part, p) : shape_of(x_part, p.compute_type()), w, options,
-                            needed, Reads::kX);
-  };
-  const auto stored = [&](const at::Tensor& t) { return t.defined() ? t.to(p.storage) : t; };
-  const auto whole = [&] {
-    const Gradients g = run(dout, x);
-    return Gradients{stored(g.input), stored(g.weight), stored(g.bias)};
-  };
-  if (!runs_in_parts(x, weight)) return whole();
-  const int64_t n = x.size(0), images = images_per_part(x, dout.numel() / x.size(0));
-  if (images == n) return whole();
-  Gradients sum;
-  const auto add = [](at::Tensor& to, const at::Tensor& part) {
-    if (to.defined())
-      to.add_(part);
-    else
-      to = part;
-  };
-  for (int64_t first = 0; first < n; first += images) {
-    const int64_t count = std::min(images, n - first);
-    const Gradients part = run(dout.narrow(0, first, count), x.narrow(0, first, count));
-    if (part.input.defined()) {
-      if (!sum.input.defined())
-        sum.input = at::empty(x.sizes(), x.options().dtype(p.storage), part.input.suggest_memory_format());
-      sum.input.narrow(0, first, count).copy_(part.input);
+/// What the backward pass of one convolution of x reads and writes; the gradients are undefined at first.
+struct Branch {
+  at::Tensor dout, weight;
+  const ConvolutionOptions* options;
+  bool need_weight, need_bias;
+  at::Tensor dweight, dbias;
+};
+
+bool needs_products_with_x(const std::vector<Branch>& branches) {
+  return std::any_of(branches.begin(), branches.end(), [](const Branch& b) { return b.need_weight; });
+}
+
+/// Returns how many images one part of a backward pass takes. Parts bound the copies in f32, and the input
+/// gradients of several branches. A sum over parts would round gradients of weights to 16 bits each time.
+int64_t images_of_backward(const std::vector<Branch>& branches, const at::Tensor& x,
+                           const ProductPrecision& p) {
+  const bool one_part = is_traced(x) || is_traced(branches[0].weight) || is_traced(branches[0].dout);
+  const bool useful = p.compute_in_f32 || branches.size() > 1;
+  const bool sums_16_bits = at::isReducedFloatingType(p.compute_type()) && needs_products_with_x(branches);
+  if (one_part || !useful || sums_16_bits) return -1;
+  int64_t out_numel = 0;
+  for (const Branch& b : branches) out_numel += b.dout.numel() / std::max<int64_t>(1, x.size(0));
+  return images_per_part(x, out_numel);
+}
+
+void add_to(at::Tensor& sum, at::Tensor part) {
+  if (!part.defined()) return;
+  if (sum.defined())
+    sum.add_(part);
+  else
+    sum = std::move(part);
+}
+
+/// Runs the passes of all branches in the compute type of p. Adds the gradients of weights and biases to the
+/// branches, and returns the gradient of x, the sum over the branches, if it is needed. The order of all sums
+/// is fixed. The results have the storage type.
+at::Tensor backward_of_branches(std::vector<Branch>& branches, const at::Tensor& x, bool need_input,
+                                const ProductPrecision& p, Reads reads) {
+  const bool reads_x = needs_products_with_x(branches);
+  const int64_t images = images_of_backward(branches, x, p);
+  const bool whole = images < 0;
+  std::vector<at::Tensor> weights;
+  for (const Branch& b : branches) weights.push_back(operand(b.weight, p));
+  at::Tensor dx;
+  const auto run = [&](const at::Tensor& x_part, const auto& dout_part) {
+    const at::Tensor in = reads_x ? operand(x_part, p) : shape_of(x_part, p.compute_type());
+    at::Tensor sum;
+    for (size_t i = 0; i < branches.size(); ++i) {
+      Branch& b = branches[i];
+      Gradients g = backward_of_type(operand(dout_part(b), p), in, weights[i], *b.options,
+                                     {need_input, b.need_weight, b.need_bias}, reads);
+      add_to(sum, std::move(g.input));
+      add_to(b.dweight, std::move(g.weight));
+      add_to(b.dbias, std::move(g.bias));
     }
-    if (part.weight.defined()) add(sum.weight, part.weight);
-    if (part.bias.defined()) add(sum.bias, part.bias);
+    return sum;
+  };
+  if (whole) {
+    dx = run(x, [](const Branch& b) { return b.dout; });
+    if (dx.defined()) dx = dx.to(p.storage);
+  } else {
+    const int64_t n = x.size(0);
+    int64_t first = 0;
+    do {
+      const int64_t count = std::min(images, n - first);
+      const at::Tensor part =
+          run(x.narrow(0, first, count), [&](const Branch& b) { return b.dout.narrow(0, first, count); });
+      if (need_input) put(part, first, n, p.storage, dx);
+      first += images;
+    } while (first < n);
   }
-  return {sum.input, stored(sum.weight), stored(sum.bias)};
+  for (Branch& b : branches) {
+    if (b.dweight.defined()) b.dweight = b.dweight.to(p.storage);
+    if (b.dbias.defined()) b.dbias = b.dbias.to(p.storage);
+  }
+  return dx;
+}
+
+/// Runs the passes of all branches, each in the precision that it has on this device.
+at::Tensor backward_of_branches(std::vector<Branch>& branches, const at::Tensor& x, bool need_input,
+                                const std::optional<ProductPrecision>& autocast, Reads reads) {
+  const ProductPrecision p = precision_of(x, branches[0].weight, autocast),
+                         of_weight = weight_gradient_precision(p, x);
+  TORCH_INTERNAL_ASSERT(reads == Reads::kX || !of_weight.compute_in_f32);
+  const bool in_f32 = !at::isReducedFloatingType(p.compute_type());
+  if (in_f32 || (branches.size() == 1 && !of_weight.compute_in_f32))
+    return backward_of_branches(branches, x, need_input, p, reads);
+  const bool need_others = std::any_of(branches.begin(), branches.end(),
+                                       [](const Branch& b) { return b.need_weight || b.need_bias; });
+  if (need_others) backward_of_branches(branches, x, /*need_input=*/false, of_weight, reads);
+  if (!need_input) return {};
+  std::vector<Branch> of_input = branches;
+  for (Branch& b : of_input) b.need_weight = b.need_bias = false;
+  return backward_of_branches(of_input, x, /*need_input=*/true, p, reads);
 }
 
 }  // namespace
@@ -243,20 +302,24 @@ at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const std::opt
 Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
                    const ConvolutionOptions& options, std::array<bool, 3> needed,
                    const std::optional<ProductPrecision>& precision, Reads reads) {
-  const auto [need_input, need_weight, need_bias] = needed;
-  const ProductPrecision p = precision_of(x, weight, precision), q = weight_gradient_precision(p, x);
-  const auto run = [&](std::array<bool, 3> gradients, const ProductPrecision& with) {
-    if (with.compute_in_f32) {
-      TORCH_INTERNAL_ASSERT(reads == Reads::kX);
-      return backward_in_f32(dout, x, weight, options, gradients, with);
-    }
-    return backward_of_type(operand(dout, with), gradients[1] ? operand(x, with) : shape_of(x, with.storage),
-                            operand(weight, with), options, gradients, reads);
-  };
-  if (p.compute_in_f32 == q.compute_in_f32) return run(needed, p);
+  std::vector<Branch> one{{dout, weight, &options, needed[1], needed[2], {}, {}}};
   Gradients result;
-  if (need_weight || need_bias) result = run({false, need_weight, need_bias}, q);
-  if (need_input) result.input = run({true, false, false}, p).input;
+  result.input = backward_of_branches(one, x, needed[0], precision, reads);
+  result.weight = std::move(one[0].dweight);
+  result.bias = std::move(one[0].dbias);
+  return result;
+}
+
+ParallelGradients parallel_backward(at::TensorList douts, const at::Tensor& x, at::TensorList weights,
+                                    const std::vector<ConvolutionOptions>& options, bool need_input,
+                                    const std::vector<bool>& need_weights,
+                                    const std::optional<ProductPrecision>& precision) {
+  std::vector<Branch> branches;
+  for (size_t i = 0; i < weights.size(); ++i)
+    branches.push_back({douts[i], weights[i], &options[i], need_weights[i], false, {}, {}});
+  ParallelGradients result;
+  result.input = backward_of_branches(branches, x, need_input, precision, Reads::kX);
+  for (Branch& b : branches) result.weights.push_back(std::move(b.dweight));
   return result;
 }
 

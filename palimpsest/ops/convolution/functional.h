@@ -7,6 +7,7 @@
 
 #include <array>
 #include <optional>
+#include <vector>
 
 /// The convolution for operators that differentiate by themselves: checks, and passes without autograd. Other
 /// operators include this header of the folder only.
@@ -36,6 +37,18 @@ struct Gradients {
 Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
                    const ConvolutionOptions& options, std::array<bool, 3> needed,
                    const std::optional<ProductPrecision>& precision, Reads reads = Reads::kX);
+
+struct ParallelGradients {
+  at::Tensor input;                 ///< the sum over the convolutions; undefined where not needed
+  std::vector<at::Tensor> weights;  ///< undefined where not needed
+};
+
+/// The gradients of several convolutions of x. On a CPU the input gradients are summed part of the batch by
+/// part, so that there is one tensor of the size of x.
+ParallelGradients parallel_backward(at::TensorList douts, const at::Tensor& x, at::TensorList weights,
+                                    const std::vector<ConvolutionOptions>& options, bool need_input,
+                                    const std::vector<bool>& need_weights,
+                                    const std::optional<ProductPrecision>& precision);
 
 /// Return whether forward, the weight gradient of backward, and both its gradients take Reads::kReluOfX:
 /// kernels of ours run. The gradient of the input is then that of x, 0 where x <= 0.
