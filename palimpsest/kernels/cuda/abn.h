@@ -6,8 +6,9 @@
 #include <cstdint>
 
 /// kernels/abn.h on NVIDIA GPUs: the functions of cpu and reference over memory of the current device.
-/// Each function returns as soon as its work is queued. It allocates nothing, never waits for the device, and
-/// never reads device memory on the host: all can be captured in a CUDA graph. A call makes at most two
+/// Each function returns as soon as its work is queued. It allocates nothing but the counters of a new stream
+/// (device/counters.h), never waits for the device, and never reads device memory on the host: all can be
+/// captured in a CUDA graph. A call makes at most two
 /// launches. Two calls with the same arguments give the same bytes. Devices with different amounts of shared
 /// memory may differ in the last digit.
 /// Errors: std::invalid_argument for a channel of more than 2^31 - 2^16 vectors of 16 bytes, and for as many
@@ -16,6 +17,7 @@
 namespace palimpsest::kernels::cuda {
 
 /// Returns the bytes of Queue::workspace that calls for `problem` need, for the sums that blocks exchange.
+/// 0: each block has a panel for itself.
 int64_t abn_workspace_bytes(const AbnProblem& problem);
 
 void abn_statistics(const AbnProblem& problem, const void* x, double* mean, double* var, const Queue& queue);

@@ -204,8 +204,10 @@ BackwardArguments<S> backward_arguments(const AbnProblem& problem, const AbnBack
 template <class S>
 void run_statistics(const AbnProblem& problem, const S* x, const StatisticsOutputs<accumulate_t<S>>& outputs,
                     const Queue& queue) {
-  launch_table<S>().statistics(problem, reduce_geometry<S>(problem, common_lead<S>({x})), x, outputs,
-                               workspace_of(queue), queue.stream);
+  const Geometry geometry = reduce_geometry<S>(problem, common_lead<S>({x}));
+  with_workspace(queue, geometry.cut.segments > 1, [&](const Workspace& workspace) {
+    launch_table<S>().statistics(problem, geometry, x, outputs, workspace, queue.stream);
+  });
 }
 
 template <class S>
@@ -217,8 +219,10 @@ template <class S>
 void run_backward_reduce(const AbnProblem& problem, const BackwardArguments<S>& arguments,
                          const Queue& queue) {
   const int lead = common_lead<S>({arguments.saved_values, arguments.residual, arguments.dz});
-  launch_table<S>().backward_reduce(problem, reduce_geometry<S>(problem, lead), arguments,
-                                    workspace_of(queue), queue.stream);
+  const Geometry geometry = reduce_geometry<S>(problem, lead);
+  with_workspace(queue, geometry.cut.segments > 1, [&](const Workspace& workspace) {
+    launch_table<S>().backward_reduce(problem, geometry, arguments, workspace, queue.stream);
+  });
 }
 
 template <class S>
@@ -238,9 +242,9 @@ int64_t abn_workspace_bytes(const AbnProblem& problem) {
       for (const int lead : {-1, 0, 1})  // the addresses are not known yet
         segments = std::max(segments, reduce_geometry<S>(simple, lead).cut.segments);
     });
-  if (segments == 1) return kCounterBytes;
+  if (segments == 1) return 0;
   // Moments are larger than GradientSums.
-  return kCounterBytes + segments * problem.shape.c * static_cast<int64_t>(sizeof(Moments));
+  return segments * problem.shape.c * static_cast<int64_t>(sizeof(Moments));
 }
 
 void abn_statistics(const AbnProblem& problem, const void* x, double* mean, double* var, const Queue& queue) {

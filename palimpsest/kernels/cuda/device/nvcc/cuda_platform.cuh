@@ -173,22 +173,87 @@ void launch(const char* name, const LaunchShape& shape, Stream stream, void (*ke
   checked(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
+/// While it lives, this thread may allocate though a stream captures. In the usual mode of capture the call
+/// would fail, and the capture with it, whichever thread makes it. The allocation is no part of the graph.
+class AllocationDuringCapture {
+ public:
+  AllocationDuringCapture() { PALIMPSEST_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~AllocationDuringCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  AllocationDuringCapture(const AllocationDuringCapture&) = delete;
+  AllocationDuringCapture& operator=(const AllocationDuringCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // afterwards: what it was
+};
+
 inline void* new_mapped_memory(std::size_t bytes) {
-  // A capture on any thread would refuse the allocation, which is no part of its graph.
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  PALIMPSEST_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  const AllocationDuringCapture allowed;
   void* memory = nullptr;
-  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
-  PALIMPSEST_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
-  PALIMPSEST_CUDA_CHECK(error);
+  PALIMPSEST_CUDA_CHECK(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable));
   memset(memory, 0, bytes);
   return memory;
+}
+
+inline void* new_zeroed_device_memory(std::size_t bytes) {
+  const AllocationDuringCapture allowed;
+  void* memory = nullptr;
+  if (const cudaError_t error = cudaMalloc(&memory, bytes); error != cudaSuccess) {
+    cudaGetLastError();  // libtorch would report it again
+    throw std::runtime_error(cudaGetErrorString(error));
+  }
+  // On a stream of its own: the default stream may not be used while a blocking stream captures.
+  cudaStream_t stream = nullptr;
+  cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  if (error == cudaSuccess) {
+    error = cudaMemsetAsync(memory, 0, bytes, stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    cudaStreamDestroy(stream);
+  }
+  if (error != cudaSuccess) cudaFree(memory);
+  PALIMPSEST_CUDA_CHECK(error);
+  return memory;
+}
+
+inline bool clear_in_order(void* memory, std::size_t bytes, Stream stream) {
+  const bool done = cudaMemsetAsync(memory, 0, bytes, stream) == cudaSuccess;
+  if (!done) cudaGetLastError();  // the caller throws the error that matters
+  return done;
 }
 
 inline bool capture_is_on(Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   PALIMPSEST_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
   return status != cudaStreamCaptureStatusNone;
+}
+
+inline StreamKey key_of(Stream stream) {
+  StreamKey key;
+  PALIMPSEST_CUDA_CHECK(cudaGetDevice(&key.device));
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  PALIMPSEST_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &id));
+  if (status == cudaStreamCaptureStatusActive) {
+    key.capture = id, key.stream = reinterpret_cast<uintptr_t>(stream);
+  } else {
+    // Not the handle: a new stream may get that of a destroyed one, and all threads' default streams share one.
+    PALIMPSEST_CUDA_CHECK(cudaStreamGetId(stream, &id));
+    key.stream = id;
+  }
+  return key;
+}
+
+inline bool call_with_graph_end(Stream stream, void (*function)(void*), void* argument) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaGraph_t graph = nullptr;
+  cudaUserObject_t object = nullptr;
+  // An object that the graph does not take is never released, and so never calls `function`.
+  const bool done =
+      cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph) == cudaSuccess &&
+      status == cudaStreamCaptureStatusActive &&
+      cudaUserObjectCreate(&object, argument, function, 1, cudaUserObjectNoDestructorSync) == cudaSuccess &&
+      cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove) == cudaSuccess;
+  if (!done) cudaGetLastError();
+  return done;
 }
 
 }  // namespace palimpsest::kernels::cuda
