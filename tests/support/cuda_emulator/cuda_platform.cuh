@@ -233,6 +233,11 @@ inline bool call_with_graph_end(Stream stream, void (*function)(void*), void* ar
   return cuda_emulator::call_with_graph_end(stream, function, argument);
 }
 
+template <class... Parameters>
+int64_t active_clusters(const LaunchShape& shape, void (*)(Parameters...)) {
+  return cuda_emulator::settings().active_clusters[std::countr_zero(static_cast<unsigned>(shape.cluster))];
+}
+
 template <class... Parameters, class... Arguments>
 void launch(const char* name, const LaunchShape& shape, Stream, void (*kernel)(Parameters...),
             const Arguments&... arguments) {

@@ -43,6 +43,8 @@ struct Settings {
   int64_t shared_bytes_per_block = 227 * 1024;
   int max_cluster = 8;  ///< 1: a device without clusters
   int multiprocessors = 132;
+  /// Clusters of 1, 2, 4 and 8 blocks that run at once; 0: the device refuses them.
+  int64_t active_clusters[4] = {int64_t{1} << 30, int64_t{1} << 30, int64_t{1} << 30, int64_t{1} << 30};
   int device = 0;                 ///< the number of the current device
   bool has_device_memory = true;  ///< false: allocations fail
   bool can_clear = true;          ///< false: queueing a memset fails

@@ -21,6 +21,9 @@
 //                                              queues kernel(arguments...) on `stream` of the current device
 //                                              and returns; throws std::runtime_error that names `name`
 //   current_device()                           Device; asks once per device and never waits for the device
+//   active_clusters(shape, kernel)             returns how many clusters of such a launch the current device runs
+//                                              at once (blocks, if a cluster is one block), asked once per
+//                                              device; 0: it refuses the launch
 //   capture_is_on(stream)                      returns whether `stream` records a CUDA graph
 //   key_of(stream)                             StreamKey of the work that is queued on `stream` now
 //   new_zeroed_device_memory(bytes)            memory of the current device, never freed; may wait for it; also

@@ -4,6 +4,7 @@
 
 #include "palimpsest/base/half.h"
 #include "palimpsest/kernels/cuda/device/launch_shape.h"
+#include "palimpsest/kernels/cuda/device/nvcc/occupancy.cuh"
 #include "palimpsest/kernels/cuda/stream.h"
 
 #include <cuda_bf16.h>
@@ -146,10 +147,17 @@ inline Device current_device() {
   return device;
 }
 
+template <class... Parameters>
+int64_t active_clusters(const LaunchShape& shape, void (*kernel)(Parameters...)) {
+  int number = 0;
+  PALIMPSEST_CUDA_CHECK(cudaGetDevice(&number));
+  return known_active_clusters(shape, reinterpret_cast<const void*>(kernel), number,
+                               current_device().multiprocessors);
+}
+
 template <class... Parameters, class... Arguments>
 void launch(const char* name, const LaunchShape& shape, Stream stream, void (*kernel)(Parameters...),
             const Arguments&... arguments) {
-  constexpr std::size_t kSharedWithoutAttribute = 48 * 1024;
   const auto checked = [&](cudaError_t error) {
     if (error == cudaSuccess) return;
     throw std::runtime_error(std::string("[") + name + "] launch of " + std::to_string(shape.blocks) +
@@ -157,19 +165,14 @@ void launch(const char* name, const LaunchShape& shape, Stream stream, void (*ke
                              std::to_string(shape.shared_bytes) + " bytes of shared memory and clusters of " +
                              std::to_string(shape.cluster) + " failed: " + cudaGetErrorString(error));
   };
-  if (shape.shared_bytes > kSharedWithoutAttribute)
-    checked(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shape.shared_bytes)));
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = shape.shared_bytes;
+  if (shape.shared_bytes > 0) {
+    int number = 0;
+    checked(cudaGetDevice(&number));
+    checked(allow_shared_bytes(reinterpret_cast<const void*>(kernel), number, shape.shared_bytes));
+  }
+  cudaLaunchAttribute cluster;
+  cudaLaunchConfig_t config = configuration(shape, cluster);
   config.stream = stream;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  if (shape.cluster > 1) config.attrs = &cluster, config.numAttrs = 1;
   checked(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
