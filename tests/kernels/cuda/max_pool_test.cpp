@@ -90,7 +90,8 @@ TEST(CudaMaxPoolIn64Bits, IsTheReference) {
     const auto [down, right] = axes(problem);
     if (out.count > 0)
       kernels::cuda::launch("forward", {ceil_divide(out.count, kThreads), kThreads}, nullptr,
-                            forward_kernel<float, 1, N, AnyAxis<N>>, in, out, down, right, x, z, argmax);
+                            max_pool_forward_kernel<float, 1, N, AnyAxis<N>>, in, out, down, right, x, z,
+                            argmax);
   };
   const auto wide_backward = [&](const MaxPoolProblem& problem, const float* dz, const uint8_t* argmax,
                                  float* dx) {
@@ -98,7 +99,8 @@ TEST(CudaMaxPoolIn64Bits, IsTheReference) {
     const auto [down, right] = axes(problem);
     if (in.count > 0)
       kernels::cuda::launch("backward", {ceil_divide(in.count, kThreads), kThreads}, nullptr,
-                            backward_kernel<float, 1, N, AnyAxis<N>>, in, out, down, right, dz, argmax, dx);
+                            max_pool_backward_kernel<float, 1, N, AnyAxis<N>>, in, out, down, right, dz,
+                            argmax, dx);
   };
   for (const PoolCase& c : pool_cases())
     for (const Layout layout : kLayouts)

@@ -84,7 +84,8 @@ struct Maxima {
 /// most 64, so that four blocks run per multiprocessor.
 template <class S, int V, class N, class Axis>
 __global__ void __launch_bounds__(kThreads, 4)
-    forward_kernel(Vectors<N> in, Vectors<N> out, Axis down, Axis right, const S* x, S* z, uint8_t* argmax) {
+    max_pool_forward_kernel(Vectors<N> in, Vectors<N> out, Axis down, Axis right, const S* x, S* z,
+                            uint8_t* argmax) {
   using Number = typename Vectors<N>::Number;
   const int64_t number = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (number >= out.count) return;
@@ -112,8 +113,8 @@ __global__ void __launch_bounds__(kThreads, 4)
 /// rest is as in forward.
 template <class S, int V, class N, class Axis>
 __global__ void __launch_bounds__(kThreads, 4)
-    backward_kernel(Vectors<N> in, Vectors<N> out, Axis down, Axis right, const S* dz, const uint8_t* argmax,
-                    S* dx) {
+    max_pool_backward_kernel(Vectors<N> in, Vectors<N> out, Axis down, Axis right, const S* dz,
+                             const uint8_t* argmax, S* dx) {
   const int64_t number = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (number >= in.count) return;
   const Place<N> at(in, static_cast<N>(number));
@@ -143,9 +144,9 @@ __global__ void __launch_bounds__(kThreads, 4)
 /// tiles of all images. The rest is as in forward.
 template <class S, int V, int kKernel>
 __global__ void __launch_bounds__(kThreads, 4)
-    backward_tiles_kernel(Vectors<int32_t> tiles, Vectors<int32_t> in, Vectors<int32_t> out,
-                          StepTwoAxis<kKernel> down, StepTwoAxis<kKernel> right, const S* dz,
-                          const uint8_t* argmax, S* dx) {
+    max_pool_backward_tiles_kernel(Vectors<int32_t> tiles, Vectors<int32_t> in, Vectors<int32_t> out,
+                                   StepTwoAxis<kKernel> down, StepTwoAxis<kKernel> right, const S* dz,
+                                   const uint8_t* argmax, S* dx) {
   const int64_t number = int64_t{blockIdx.x} * kThreads + threadIdx.x;
   if (number >= tiles.count) return;
   const Place<int32_t> tile(tiles, static_cast<int32_t>(number));

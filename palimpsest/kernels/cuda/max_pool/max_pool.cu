@@ -67,7 +67,7 @@ void with_vector(const MaxPoolProblem& problem, std::initializer_list<const void
   function.template operator()<1>();
 }
 
-/// Returns the tiles of backward_tiles_kernel per image.
+/// Returns the tiles of max_pool_backward_tiles_kernel per image.
 Pair2 tiles_of(const MaxPoolProblem& problem) {
   const PoolWindow& p = problem.window;
   return {(problem.in.h + p.padding.h + 1) / 2, (problem.in.w + p.padding.w + 1) / 2};
@@ -85,8 +85,8 @@ void max_pool_forward(const MaxPoolProblem& problem, const void* x, void* z, uin
     with_vector<S>(problem, {x, z}, argmax, [&]<int V>() {
       with_axes(problem, V, [&]<class N, class Axis>(const Axis& down, const Axis& right) {
         const auto in = vectors_of<N>(problem, problem.in, V), out = vectors_of<N>(problem, problem.out, V);
-        launch("max_pool_forward", blocks_for(out.count), stream, forward_kernel<S, V, N, Axis>, in, out,
-               down, right, static_cast<const S*>(x), static_cast<S*>(z), argmax);
+        launch("max_pool_forward", blocks_for(out.count), stream, max_pool_forward_kernel<S, V, N, Axis>, in,
+               out, down, right, static_cast<const S*>(x), static_cast<S*>(z), argmax);
       });
     });
   });
@@ -101,13 +101,13 @@ void max_pool_backward(const MaxPoolProblem& problem, const void* dz, const uint
         const auto in = vectors_of<N>(problem, problem.in, V), out = vectors_of<N>(problem, problem.out, V);
         const auto* const typed_dz = static_cast<const S*>(dz);
         if constexpr (std::is_same_v<Axis, AnyAxis<N>>) {
-          launch("max_pool_backward", blocks_for(in.count), stream, backward_kernel<S, V, N, Axis>, in, out,
-                 down, right, typed_dz, argmax, static_cast<S*>(dx));
+          launch("max_pool_backward", blocks_for(in.count), stream, max_pool_backward_kernel<S, V, N, Axis>,
+                 in, out, down, right, typed_dz, argmax, static_cast<S*>(dx));
         } else {
           const auto tiles = vectors_of<N>(problem, tiles_of(problem), V);
           launch("max_pool_backward", blocks_for(tiles.count), stream,
-                 backward_tiles_kernel<S, V, Axis::positions()>, tiles, in, out, down, right, typed_dz,
-                 argmax, static_cast<S*>(dx));
+                 max_pool_backward_tiles_kernel<S, V, Axis::positions()>, tiles, in, out, down, right,
+                 typed_dz, argmax, static_cast<S*>(dx));
         }
       });
     });
