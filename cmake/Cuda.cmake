@@ -28,3 +28,25 @@ enable_language(CUDA)
 if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.8)
   message(FATAL_ERROR "PALIMPSEST_CUDA needs nvcc 12.8 or later: ${CMAKE_CUDA_COMPILER} is ${CMAKE_CUDA_COMPILER_VERSION}")
 endif()
+
+# One runtime in a process. Two would each have a current device and flags of their own, and libtorch's guards set only
+# libtorch's. The operator library takes CUDA's functions from the runtime that libtorch_cpu loads, wherever that lies on
+# the machine it runs on: so it names no file of its own. Another major version is another interface: then the library
+# contains its own runtime, as CMake links it by default.
+set(_major "")
+foreach(_directory IN LISTS Libtorch_NVIDIA_DIRS Libtorch_LIBRARY_DIR)
+  file(GLOB _runtimes "${_directory}/libcudart*.so.*")
+  foreach(_runtime IN LISTS _runtimes)
+    if(_runtime MATCHES "\\.so\\.([0-9]+)")
+      set(_major "${CMAKE_MATCH_1}")
+    endif()
+  endforeach()
+endforeach()
+if(CMAKE_CUDA_COMPILER_VERSION MATCHES "^${_major}\\." AND _major)
+  set(CMAKE_CUDA_RUNTIME_LIBRARY None)
+  set(PALIMPSEST_CUDA_RUNTIME libtorch CACHE INTERNAL "Whose CUDA runtime the operators call: libtorch's or their own")
+else()
+  message(WARNING "nvcc is ${CMAKE_CUDA_COMPILER_VERSION} and libtorch's CUDA runtime is version '${_major}': the operator "
+    "library gets a second runtime, which libtorch's choice of a device does not reach. Take the nvcc of the same major version")
+  set(PALIMPSEST_CUDA_RUNTIME own CACHE INTERNAL "Whose CUDA runtime the operators call: libtorch's or their own")
+endif()

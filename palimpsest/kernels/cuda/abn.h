@@ -6,16 +6,17 @@
 #include <cstdint>
 
 /// kernels/abn.h on NVIDIA GPUs: the functions of cpu and reference over memory of the current device.
-/// Each function returns as soon as its work is queued. It allocates nothing, never waits for the device, and
-/// never reads device memory on the host: all can be captured in a CUDA graph. A call makes at most two
-/// launches. Two calls with the same arguments give the same bytes. Devices with different amounts of shared
-/// memory may differ in the last digit.
+/// Each function returns as soon as its work is queued. It allocates nothing but the counters of a new stream
+/// (device/counters.h), never waits for the device, and never reads device memory on the host: all can be
+/// captured in a CUDA graph. A call makes at most two launches. Two calls with the same arguments give the same
+/// bytes. Devices with different amounts of shared memory or multiprocessors may differ in the last digit.
 /// Errors: std::invalid_argument for a channel of more than 2^31 - 2^16 vectors of 16 bytes, and for as many
 /// pixels (in NCHW: of one image); std::runtime_error if a launch fails. A build without CUDA (no_cuda/)
 /// always throws std::invalid_argument.
 namespace palimpsest::kernels::cuda {
 
 /// Returns the bytes of Queue::workspace that calls for `problem` need, for the sums that blocks exchange.
+/// 0: each block has a panel for itself.
 int64_t abn_workspace_bytes(const AbnProblem& problem);
 
 void abn_statistics(const AbnProblem& problem, const void* x, double* mean, double* var, const Queue& queue);
@@ -29,7 +30,8 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward, const Queue
 
 /// Does the same as kernels::cpu::abn_forward, and moves the running statistics unless their pointers are
 /// null. One launch reads x once if a channel (in channels-last: a few neighbouring channels) fits into the
-/// shared memory of a cluster of blocks; otherwise it makes two launches.
+/// shared memory of a cluster of blocks, and if the device runs enough clusters at once (device/clusters.h);
+/// otherwise it makes two launches.
 void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
                  const RunningStatistics& running, const Queue& queue);
 

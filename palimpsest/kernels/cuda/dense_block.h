@@ -10,8 +10,9 @@
 /// and take its gradient dz. z and dz, (N, c, S) and contiguous, exist for one layer at a time:
 ///   z[n,c,s] = act((x[n,c,s] - mean[c]) * scale[c] + shift[c]),   scale = weight / sqrt(var + eps)
 /// Pointers are those of kernels/dense_block.h, in memory of the current device. DenseProductProblem::out is
-/// ignored. Each function is one launch, and returns as soon as it is queued. It allocates nothing, never
-/// waits for the device, and never reads device memory on the host: all can be captured in a CUDA graph.
+/// ignored. Each function is one launch, and returns as soon as it is queued. It allocates
+/// nothing but the counters of a new stream (device/counters.h), never waits for the device, and never reads
+/// device memory on the host: all can be captured in a CUDA graph.
 /// Two calls with the same arguments give the same bytes.
 /// Errors: std::invalid_argument for more than 2^31 - 2^16 pixels; std::runtime_error if the launch fails. A
 /// build without CUDA (no_cuda/) always throws std::invalid_argument.
@@ -45,7 +46,7 @@ struct DenseNormalizeBackward {
   double* per_deviation = nullptr;
 };
 
-/// Returns the bytes of Queue::workspace that dense_normalize_backward needs.
+/// Returns the bytes of Queue::workspace that dense_normalize_backward needs; may be 0.
 int64_t dense_workspace_bytes(const DenseProductProblem& problem);
 
 /// Writes those outputs of `backward` that are not null, from dy = dz * act'(y).

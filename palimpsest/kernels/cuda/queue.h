@@ -7,9 +7,8 @@ namespace palimpsest::kernels::cuda {
 /// The stream and the memory of a call that sums over a tensor.
 struct Queue {
   Stream stream = nullptr;
-  /// Device memory of ..._workspace_bytes() bytes for the call. It must be zero before its first use, and
-  /// only one stream may use it at a time. Every call leaves it ready for the next call, whatever its
-  /// problem.
+  /// Device memory of ..._workspace_bytes() bytes for the call, with any content; null if that is 0. It may
+  /// be freed or used again in the order of the stream as soon as the call returns.
   void* workspace = nullptr;
 };
 

@@ -2,12 +2,8 @@
 
 #include "palimpsest/ops/cuda.h"
 
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
-
-#include <map>
-#include <mutex>
-#include <utility>
 
 namespace palimpsest::ops {
 
@@ -18,7 +14,6 @@ bool has_cuda_kernels() {
 CudaCall::CudaCall(const at::Tensor& like) : like_(like), guard_(like.device()) {
   if (!like.is_cuda()) return;  // the tests emulate the kernels
   const c10::Stream stream = c10::impl::VirtualGuardImpl(c10::kCUDA).getStream(like.device());
-  stream_id_ = stream.id();
   stream_ = static_cast<kernels::cuda::Stream>(stream.native_handle());
 }
 
@@ -35,19 +30,8 @@ void CudaCall::synchronize() const {
 }
 
 void* CudaCall::workspace(int64_t bytes) {
-  static std::mutex mutex;
-  static auto& of_streams =
-      *new std::map<std::pair<c10::DeviceIndex, int64_t>, at::Tensor>;  // outlives libtorch
-  const auto fresh = [&] { return at::zeros({bytes}, like_.options().dtype(at::kByte)); };
-  if (is_capturing()) {
-    workspace_ = fresh();
-  } else {
-    // Calls on one stream run one after the other, whichever threads make them.
-    const std::scoped_lock lock(mutex);
-    at::Tensor& kept = of_streams[{like_.device().index(), stream_id_}];
-    if (!kept.defined() || kept.numel() < bytes) kept = fresh();
-    workspace_ = kept;
-  }
+  if (bytes == 0) return nullptr;
+  workspace_ = at::empty({bytes}, like_.options().dtype(at::kByte));
   return workspace_.mutable_data_ptr();
 }
 

@@ -24,15 +24,13 @@ class CudaCall {
   bool is_capturing() const;
   /// Blocks until all work that is queued on the stream has run.
   void synchronize() const;
-  /// Returns at least `bytes` of device memory, zero where no kernel has used it yet. Each stream has one
-  /// workspace, which grows and stays. While a CUDA graph is captured, each call has a workspace, which
-  /// belongs to the graph.
+  /// Returns `bytes` of device memory for kernels that are queued while this object lives; null for 0 bytes.
+  /// Nothing stays allocated behind it, which CUDA graphs and memory pools of libtorch rely on.
   void* workspace(int64_t bytes);
 
  private:
   at::Tensor like_, workspace_;
   c10::DeviceGuard guard_;
-  int64_t stream_id_ = 0;
   kernels::cuda::Stream stream_ = nullptr;
 };
 

@@ -197,6 +197,41 @@ TEST(CudaAbnContract, AForwardIsTwoLaunchesOrOne) {
   }
 }
 
+TEST(CudaAbnContract, WhereTheDeviceRefusesClustersTwoLaunchesGiveTheSameValues) {
+  for (const Layout layout : kLayouts) {
+    const AbnCase c{.shape = {4, 16, layout == Layout::kNCHW ? 200 : 25}, .layout = layout};
+    SCOPED_TRACE(::testing::Message() << c);
+    AbnTensors<float> in_clusters(c), refused(c);
+    const auto launches = [&](AbnTensors<float>& t) {
+      const int64_t before = cuda_emulator::launches();
+      run_cuda(c, t);
+      return cuda_emulator::launches() - before;
+    };
+    const EmulatedDevice device(Path::kClusters);
+    EXPECT_EQ(launches(in_clusters), 2);
+    for (const int i : {1, 2, 3}) cuda_emulator::settings().active_clusters[i] = 0;
+    EXPECT_EQ(launches(refused), 4);
+    EXPECT_TRUE(close(refused.z.values(), in_clusters.z.values(), tolerance(DType::f32), c.seed));
+    EXPECT_TRUE(close(refused.dx.values(), in_clusters.dx.values(), tolerance(DType::f32), c.seed));
+  }
+}
+
+TEST(CudaAbnContract, ASecondWaveOfClustersIsAvoided) {
+  // 10 MB, 4 blocks per panel: a second wave would cost more than the second of two launches.
+  const AbnCase c{.shape = {2, 80, 16000}};
+  const auto launches = [&](int64_t at_once) {
+    AbnTensors<float> t(c);
+    auto& settings = cuda_emulator::settings();
+    const WithOrder order(Order::kForward);
+    for (int64_t& active : settings.active_clusters) active = at_once;
+    const int64_t before = cuda_emulator::launches();
+    run_cuda_forward(c, t);
+    return cuda_emulator::launches() - before;
+  };
+  EXPECT_EQ(launches(80), 1);
+  EXPECT_EQ(launches(79), 2);
+}
+
 TEST(CudaAbnContract, AWorkspaceServesOneProblemAfterAnother) {
   const EmulatedDevice device(Path::kTwoLaunches);
   int64_t bytes = 0;

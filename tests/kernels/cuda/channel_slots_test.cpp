@@ -10,11 +10,10 @@ class CudaChannelSlots : public ::testing::TestWithParam<ChannelSlotsCase> {};
 
 TEST_P(CudaChannelSlots, EqualTheReference) {
   const auto choose = [](const kernels::AbnProblem& problem, const kernels::ChannelSlots& tensors) {
-    std::vector<uint64_t> workspace(
-        static_cast<std::size_t>(kernels::cuda::choose_slots_workspace_bytes(problem)) / 8 + 1);
-    for (int twice = 0; twice < 2; ++twice) {  // a call leaves the workspace ready for the next one
+    const auto workspace = any_content(kernels::cuda::choose_slots_workspace_bytes(problem));
+    for (int twice = 0; twice < 2; ++twice) {  // a call leaves the counters ready for the next one
       tensors.report->late = 5;
-      kernels::cuda::choose_slots(problem, tensors, {nullptr, workspace.data()});
+      kernels::cuda::choose_slots(problem, tensors, {nullptr, workspace.get()});
     }
   };
   for (const Order order : kOrders) {

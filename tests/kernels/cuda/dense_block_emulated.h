@@ -12,18 +12,6 @@
 
 namespace palimpsest::testing {
 
-/// A workspace of zeros. It has the exact size, so that AddressSanitizer detects an overrun.
-class DenseWorkspace {
- public:
-  explicit DenseWorkspace(const DenseProductProblem& problem)
-      : memory_(
-            new unsigned char[static_cast<std::size_t>(kernels::cuda::dense_workspace_bytes(problem))]()) {}
-  kernels::cuda::Queue queue() const { return {nullptr, memory_.get()}; }
-
- private:
-  std::unique_ptr<unsigned char[]> memory_;
-};
-
 /// The tensors of one layer, with its normalization in the form of the CUDA kernels.
 template <class S, class Rounding = S>
 struct CudaDense : DenseTensors<S, Rounding> {
@@ -68,7 +56,8 @@ struct CudaDense : DenseTensors<S, Rounding> {
     kernels::cuda::dense_normalize(problem(), statistics(), running, this->x.data(), this->h.data(), nullptr);
   }
   void backward(const kernels::cuda::DenseNormalizeBackward& t) {
-    kernels::cuda::dense_normalize_backward(problem(), statistics(), t, DenseWorkspace(problem()).queue());
+    const auto workspace = any_content(kernels::cuda::dense_workspace_bytes(problem()));
+    kernels::cuda::dense_normalize_backward(problem(), statistics(), t, {nullptr, workspace.get()});
   }
 };
 

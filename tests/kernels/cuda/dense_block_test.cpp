@@ -88,16 +88,14 @@ TYPED_TEST(CudaDenseBlock, IsTheReferenceInManySegments) {
   this->expect_right({3, 700, 40, 41, 0, Layout::kChannelsLast, Activation::kReLU, 1e4});
 }
 
-TYPED_TEST(CudaDenseBlock, EveryOrderOfThreadsGivesTheSameBytesAndAWorkspaceServesAgain) {
+TYPED_TEST(CudaDenseBlock, EveryOrderOfThreadsGivesTheSameBytes) {
   for (const DenseCase& c :
        {DenseCase{2, 4200, 2, 3, 2, Layout::kNCHW}, DenseCase{2, 500, 16, 24, 16, Layout::kChannelsLast}}) {
-    const DenseWorkspace workspace(c.problem<TypeParam>());
     const auto run = [&](Order order) {
       cuda_emulator::settings().order = order;
       CudaDense<TypeParam> t(c);
       t.forward();
-      kernels::cuda::dense_normalize_backward(t.problem(), t.statistics(), t.all_gradients(),
-                                              workspace.queue());
+      t.backward(t.all_gradients());
       return t;
     };
     const auto want = run(Order::kForward);

@@ -50,12 +50,11 @@ TEST(CudaRaces, NoneWhereAPanelStaysInACluster) {
 
 TEST(CudaRaces, NoneWhereTheLastBlockNumbersTheSlots) {
   const WithOrder order(Order::kRandom);
-  std::vector<uint64_t> workspace(2000);
   expect_slots_equal_the_reference(
       {DType::f32, {1, 20, 3}, Layout::kNCHW, 3, 5, true, true},
       [&](const kernels::AbnProblem& problem, const kernels::ChannelSlots& tensors) {
-        ASSERT_LE(kernels::cuda::choose_slots_workspace_bytes(problem), 8 * 2000);
-        kernels::cuda::choose_slots(problem, tensors, {nullptr, workspace.data()});
+        const auto workspace = any_content(kernels::cuda::choose_slots_workspace_bytes(problem));
+        kernels::cuda::choose_slots(problem, tensors, {nullptr, workspace.get()});
       });
 }
 

@@ -1,3 +1,4 @@
+#include "palimpsest/memory/counting_allocator.h"
 #include "tests/ops/abn_case.h"
 #include "tests/support/cuda_emulator/emulator.h"
 
@@ -22,6 +23,18 @@ TEST(AbnOnCuda, ALayerIsOneOrTwoLaunchesOfKernelsEachWayAndOneThatChoosesChannel
       EXPECT_EQ(cuda_emulator::launches() - before, choice + 4)
           << "frozen statistics and apply, reduce and apply";
     }
+}
+
+// What stayed would lie in the memory pool of a CUDA graph, or in that of torch.cuda.MemPool.
+TEST(AbnOnCuda, NothingStaysAllocatedBehindALayerWhoseBlocksHandOverSums) {
+  const auto run = [](std::vector<int64_t> shape) {
+    AbnCase c = make_case(std::move(shape), at::kFloat);
+    run_layer(c, false);
+  };
+  run({4, 3, 60, 60});
+  const int64_t before = memory::memory_stats().current_bytes;
+  run({4, 3, 200, 200});  // needs more than the layer before
+  EXPECT_EQ(memory::memory_stats().current_bytes, before);
 }
 
 }  // namespace

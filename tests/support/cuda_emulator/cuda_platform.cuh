@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 
@@ -208,8 +209,33 @@ inline void* new_mapped_memory(std::size_t bytes) {
   return std::calloc(bytes, 1);
 }
 
-inline bool capture_is_on(Stream) {
-  return false;
+inline bool capture_is_on(Stream stream) {
+  return cuda_emulator::capture_of(stream) != 0;
+}
+
+inline StreamKey key_of(Stream stream) {
+  return {cuda_emulator::settings().device, cuda_emulator::capture_of(stream),
+          reinterpret_cast<std::uintptr_t>(stream)};
+}
+
+inline void* new_zeroed_device_memory(std::size_t bytes) {
+  void* const memory = cuda_emulator::new_device_memory(bytes);
+  if (!memory) throw std::runtime_error("out of memory");
+  return memory;
+}
+
+inline bool clear_in_order(void* memory, std::size_t bytes, Stream) {
+  if (cuda_emulator::settings().can_clear) std::memset(memory, 0, bytes);
+  return cuda_emulator::settings().can_clear;
+}
+
+inline bool call_with_graph_end(Stream stream, void (*function)(void*), void* argument) {
+  return cuda_emulator::call_with_graph_end(stream, function, argument);
+}
+
+template <class... Parameters>
+int64_t active_clusters(const LaunchShape& shape, void (*)(Parameters...)) {
+  return cuda_emulator::settings().active_clusters[std::countr_zero(static_cast<unsigned>(shape.cluster))];
 }
 
 template <class... Parameters, class... Arguments>

@@ -43,11 +43,35 @@ struct Settings {
   int64_t shared_bytes_per_block = 227 * 1024;
   int max_cluster = 8;  ///< 1: a device without clusters
   int multiprocessors = 132;
+  /// Clusters of 1, 2, 4 and 8 blocks that run at once; 0: the device refuses them.
+  int64_t active_clusters[4] = {int64_t{1} << 30, int64_t{1} << 30, int64_t{1} << 30, int64_t{1} << 30};
+  int device = 0;                 ///< the number of the current device
+  bool has_device_memory = true;  ///< false: allocations fail
+  bool can_clear = true;          ///< false: queueing a memset fails
 };
 Settings& settings();
 
 /// The number of launches since the program began.
 int64_t launches();
+
+/// Until the end of the scope work on `stream` is recorded for a graph. (It runs all the same.)
+class Capture {
+ public:
+  explicit Capture(const void* stream);
+  ~Capture();
+  Capture(const Capture&) = delete;
+  Capture& operator=(const Capture&) = delete;
+
+  /// Destroys the graph, at a time when it is not recorded any more.
+  void destroy_graph();
+
+ private:
+  const void* stream_;
+  uint64_t id_;
+};
+
+/// The allocations of device memory since the program began.
+int64_t device_allocations();
 
 struct Index3 {
   unsigned x = 0, y = 0, z = 0;
@@ -60,6 +84,13 @@ struct Launch {
   std::size_t shared_bytes = 0;  ///< dynamic shared memory per block
   unsigned cluster = 1;          ///< blocks per cluster, along x
 };
+
+/// Returns the number of the graph that `stream` records, or 0.
+uint64_t capture_of(const void* stream);
+/// Calls function(argument) when the graph that `stream` records is destroyed; returns whether there is one.
+bool call_with_graph_end(const void* stream, void (*function)(void*), void* argument);
+/// Zeroed memory, which is never freed; null if the settings refuse it.
+void* new_device_memory(std::size_t bytes);
 
 /// Runs `body`, a call of the kernel, once per thread. Throws EmulatorError.
 void run(const Launch& launch, const std::function<void()>& body);

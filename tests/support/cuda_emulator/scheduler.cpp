@@ -5,6 +5,7 @@
 #include "tests/support/cuda_emulator/sanitizers.h"
 #include "tests/support/cuda_emulator/shared_memory.h"
 
+#include <bit>
 #include <cstring>
 #include <exception>
 #include <memory>
@@ -285,6 +286,8 @@ void check(const Launch& launch) {
       g.x % launch.cluster)
     refuse("clusters of " + std::to_string(launch.cluster) + " blocks in a grid of " + to_string(g) +
            "; the device has up to " + std::to_string(settings().max_cluster));
+  if (launch.cluster > 1 && settings().active_clusters[std::countr_zero(launch.cluster)] == 0)
+    refuse("clusters of " + std::to_string(launch.cluster) + " blocks, of which none fits");
   if (static_cast<int64_t>(launch.shared_bytes) > settings().shared_bytes_per_block)
     refuse(std::to_string(launch.shared_bytes) + " bytes of shared memory of " +
            std::to_string(settings().shared_bytes_per_block));

@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/cuda/abn/moments.cuh"
 #include "palimpsest/kernels/cuda/abn/table.cuh"
+#include "palimpsest/kernels/cuda/device/clusters.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 
 #include <algorithm>
@@ -119,13 +120,14 @@ Geometry apply_geometry(const AbnProblem& problem, int lead) {
   return geometry;
 }
 
-/// Returns whether the panels of `tensors` tensors fit into shared memory, each panel in one cluster of
-/// blocks. If so, sets `geometry`.
-template <class S>
-bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, Geometry& geometry) {
+/// Returns whether one launch that keeps the panels of `tensors` tensors in shared memory, each panel in one
+/// cluster of blocks, is the best choice. If so, sets `geometry`.
+///   active(geometry)   clusters of that launch that the device runs at once
+template <class S, class Active>
+bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, bool residual, Geometry& geometry,
+                  const Active& active) {
   // Shared memory per block that the kernels declare besides, and that the device adds.
   constexpr int64_t kStaticBytes = 12 * 1024;
-  constexpr int64_t kSmallShare = 16 * 1024;
   const Device device = current_device();
   geometry = whole_panels<S>(problem, lead, kReducePanel);
   Cut& cut = geometry.cut;
@@ -135,17 +137,24 @@ bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, Geometry& ge
            (ceil_divide(cut.pieces, blocks) * piece_vectors(problem, geometry, kReducePanel) * vector +
             ceil_divide(cut.edges, blocks) * static_cast<int64_t>(sizeof(S)));
   };
-  // Two blocks per multiprocessor, so that one reads while the other writes.
-  const int64_t room = device.shared_bytes_per_block / 2 - kStaticBytes;
-  int blocks = 1;
-  while (share(blocks) > room && 2 * blocks <= device.max_cluster) blocks *= 2;
-  while (int64_t{cut.panels} * blocks < 2 * int64_t{device.multiprocessors} && share(blocks) > kSmallShare &&
-         2 * blocks <= device.max_cluster)
-    blocks *= 2;
-  if (share(blocks) > room || int64_t{cut.panels} * blocks < device.multiprocessors) return false;
-  cut.segments = blocks;
-  geometry.shared_bytes = static_cast<std::size_t>(share(blocks));
-  return true;
+  const auto set_blocks = [&](int blocks) {
+    cut.segments = blocks;
+    geometry.shared_bytes = static_cast<std::size_t>(share(blocks));
+  };
+  const ResidentWork work{.panels = cut.panels,
+                          .bytes = problem.shape.elements() * static_cast<int64_t>(sizeof(S)),
+                          .passes = tensors + 1 + residual,
+                          .passes_of_two = 2 * tensors + 1 + residual,
+                          // Two blocks per multiprocessor, so that one reads while the other writes.
+                          .room = device.shared_bytes_per_block / 2 - kStaticBytes,
+                          .multiprocessors = device.multiprocessors,
+                          .max_cluster = device.max_cluster};
+  const int blocks = blocks_per_panel(work, share, [&](int asked) {
+    set_blocks(asked);
+    return active(geometry);
+  });
+  set_blocks(std::max(1, blocks));
+  return blocks > 0;
 }
 
 template <class S>
@@ -204,8 +213,10 @@ BackwardArguments<S> backward_arguments(const AbnProblem& problem, const AbnBack
 template <class S>
 void run_statistics(const AbnProblem& problem, const S* x, const StatisticsOutputs<accumulate_t<S>>& outputs,
                     const Queue& queue) {
-  launch_table<S>().statistics(problem, reduce_geometry<S>(problem, common_lead<S>({x})), x, outputs,
-                               workspace_of(queue), queue.stream);
+  const Geometry geometry = reduce_geometry<S>(problem, common_lead<S>({x}));
+  with_workspace(queue, geometry.cut.segments > 1, [&](const Workspace& workspace) {
+    launch_table<S>().statistics(problem, geometry, x, outputs, workspace, queue.stream);
+  });
 }
 
 template <class S>
@@ -217,8 +228,10 @@ template <class S>
 void run_backward_reduce(const AbnProblem& problem, const BackwardArguments<S>& arguments,
                          const Queue& queue) {
   const int lead = common_lead<S>({arguments.saved_values, arguments.residual, arguments.dz});
-  launch_table<S>().backward_reduce(problem, reduce_geometry<S>(problem, lead), arguments,
-                                    workspace_of(queue), queue.stream);
+  const Geometry geometry = reduce_geometry<S>(problem, lead);
+  with_workspace(queue, geometry.cut.segments > 1, [&](const Workspace& workspace) {
+    launch_table<S>().backward_reduce(problem, geometry, arguments, workspace, queue.stream);
+  });
 }
 
 template <class S>
@@ -238,9 +251,9 @@ int64_t abn_workspace_bytes(const AbnProblem& problem) {
       for (const int lead : {-1, 0, 1})  // the addresses are not known yet
         segments = std::max(segments, reduce_geometry<S>(simple, lead).cut.segments);
     });
-  if (segments == 1) return kCounterBytes;
+  if (segments == 1) return 0;
   // Moments are larger than GradientSums.
-  return kCounterBytes + segments * problem.shape.c * static_cast<int64_t>(sizeof(Moments));
+  return segments * problem.shape.c * static_cast<int64_t>(sizeof(Moments));
 }
 
 void abn_statistics(const AbnProblem& problem, const void* x, double* mean, double* var, const Queue& queue) {
@@ -267,8 +280,11 @@ void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forwar
     const auto arguments = apply_arguments<S>(problem, forward, forward.x, Saved::kInput, problem.saved);
     const auto outputs = outputs_of<S>(forward.mean, forward.var, forward.inv_std, eps, running);
     Geometry geometry;
-    if (fits_on_chip<S>(simple, lead_of(arguments), 1, geometry))
-      return launch_table<S>().resident_forward(simple, geometry, arguments, outputs, queue.stream);
+    const LaunchTable<S>& table = launch_table<S>();
+    const bool residual = arguments.residual;
+    if (fits_on_chip<S>(simple, lead_of(arguments), 1, residual, geometry,
+                        [&](const Geometry& g) { return table.forward_clusters(simple, g, residual); }))
+      return table.resident_forward(simple, geometry, arguments, outputs, queue.stream);
     run_statistics(simple, arguments.x, outputs, queue);
     run_apply(simple, arguments, queue);
   });
@@ -306,8 +322,9 @@ void abn_backward(const AbnProblem& problem, const AbnBackward& backward, const 
         backward_arguments<S>(problem, backward, static_cast<double>(problem.shape.per_channel()));
     const LaunchTable<S>& table = launch_table<S>();
     Geometry geometry;
-    if (fits_on_chip<S>(simple, lead_of(arguments), 2, geometry) &&
-        table.has_resident_backward(simple, geometry))
+    const bool residual = arguments.residual;
+    if (fits_on_chip<S>(simple, lead_of(arguments), 2, residual, geometry,
+                        [&](const Geometry& g) { return table.backward_clusters(simple, g, residual); }))
       return table.resident_backward(simple, geometry, arguments, queue.stream);
     run_backward_reduce(simple, arguments, queue);
     run_backward_apply(simple, arguments, queue);

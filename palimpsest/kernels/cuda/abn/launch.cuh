@@ -84,17 +84,33 @@ void launch_apply(const AbnProblem& problem, const Geometry& geometry, const App
   });
 }
 
+/// Calls function(kernel, activation) with the kernel of a resident forward.
+template <class S, class Function>
+void with_resident_forward(const AbnProblem& problem, const Geometry& geometry, bool residual,
+                           const Function& function) {
+  with_walk<S, kResidentThreads, kReducePanel>(problem, geometry.vectors, [&]<class Walk>() {
+    with_activation<S, Walk>(problem, residual, [&]<class Act, bool kResidual>(const Act& activation) {
+      function(resident_forward_kernel<S, Walk, Act, kResidual>, activation);
+    });
+  });
+}
+
+template <class S>
+int64_t forward_clusters(const AbnProblem& problem, const Geometry& geometry, bool residual) {
+  int64_t clusters = 0;
+  with_resident_forward<S>(problem, geometry, residual, [&](auto* kernel, const auto&) {
+    clusters = active_clusters(resident_shape(geometry), kernel);
+  });
+  return clusters;
+}
+
 template <class S>
 void launch_resident_forward(const AbnProblem& problem, const Geometry& geometry,
                              const ApplyArguments<S>& arguments,
                              const StatisticsOutputs<accumulate_t<S>>& outputs, Stream stream) {
-  with_walk<S, kResidentThreads, kReducePanel>(problem, geometry.vectors, [&]<class Walk>() {
-    with_activation<S, Walk>(problem, arguments.residual,
-                             [&]<class Act, bool kResidual>(const Act& activation) {
-                               launch("abn_forward", resident_shape(geometry), stream,
-                                      resident_forward_kernel<S, Walk, Act, kResidual>, geometry.cut,
-                                      arguments, outputs, activation);
-                             });
+  with_resident_forward<S>(problem, geometry, arguments.residual, [&](auto* kernel, const auto& activation) {
+    launch("abn_forward", resident_shape(geometry), stream, kernel, geometry.cut, arguments, outputs,
+           activation);
   });
 }
 
@@ -124,42 +140,52 @@ void launch_backward_apply(const AbnProblem& problem, const Geometry& geometry,
   });
 }
 
-/// Only memory-bound cases have a resident backward: straight activations in steps of 16 bytes. The
-/// arithmetic of the other cases leaves no registers for the loads that this launch has under way, and they
-/// gain less.
+/// Calls function(kernel, activation) with the kernel of a resident backward. Only memory-bound cases have one:
+/// straight activations in steps of 16 bytes. The arithmetic of the other cases leaves no registers for the
+/// loads that this launch has under way, and they gain less.
+template <class S, class Function>
+void with_resident_backward(const AbnProblem& problem, const Geometry& geometry, bool residual,
+                            const Function& function) {
+  if constexpr (kLanes<S> > 1) {
+    using Straight = StraightActivation<accumulate_t<S>>;
+    if (!geometry.vectors || !Straight::covers(problem.activation)) return;
+    const auto call = [&]<class Walk>() {
+      const Straight activation(problem.activation, {problem.activation_param, precision_of<S>()});
+      residual ? function(resident_backward_kernel<S, Walk, Straight, true>, activation)
+               : function(resident_backward_kernel<S, Walk, Straight, false>, activation);
+    };
+    constexpr int V = kLanes<S>;
+    problem.layout == Layout::kNCHW
+        ? call.template operator()<Planes<S, V, kResidentThreads>>()
+        : call.template operator()<Columns<S, V, kResidentThreads, kReducePanel>>();
+  }
+}
+
 template <class S>
-bool has_resident_backward(const AbnProblem& problem, const Geometry& geometry) {
-  return kLanes<S> > 1 && geometry.vectors && StraightActivation<accumulate_t<S>>::covers(problem.activation);
+int64_t backward_clusters(const AbnProblem& problem, const Geometry& geometry, bool residual) {
+  int64_t clusters = 0;
+  with_resident_backward<S>(problem, geometry, residual, [&](auto* kernel, const auto&) {
+    clusters = active_clusters(resident_shape(geometry), kernel);
+  });
+  return clusters;
 }
 
 template <class S>
 void launch_resident_backward(const AbnProblem& problem, const Geometry& geometry,
                               const BackwardArguments<S>& arguments, Stream stream) {
-  if constexpr (kLanes<S> > 1) {
-    using Straight = StraightActivation<accumulate_t<S>>;
-    const auto launch_over = [&]<class Walk, bool kResidual>() {
-      launch("abn_backward", resident_shape(geometry), stream,
-             resident_backward_kernel<S, Walk, Straight, kResidual>, geometry.cut, arguments,
-             Straight(problem.activation, {problem.activation_param, precision_of<S>()}));
-    };
-    const auto with_residual = [&]<class Walk>() {
-      arguments.residual ? launch_over.template operator()<Walk, true>()
-                         : launch_over.template operator()<Walk, false>();
-    };
-    constexpr int V = kLanes<S>;
-    problem.layout == Layout::kNCHW
-        ? with_residual.template operator()<Planes<S, V, kResidentThreads>>()
-        : with_residual.template operator()<Columns<S, V, kResidentThreads, kReducePanel>>();
-  }
+  with_resident_backward<S>(problem, geometry, arguments.residual, [&](auto* kernel, const auto& activation) {
+    launch("abn_backward", resident_shape(geometry), stream, kernel, geometry.cut, arguments, activation);
+  });
 }
 
 template <class S>
 constexpr LaunchTable<S> kLaunchTable = {.statistics = launch_statistics<S>,
                                          .apply = launch_apply<S>,
+                                         .forward_clusters = forward_clusters<S>,
                                          .resident_forward = launch_resident_forward<S>,
                                          .backward_reduce = launch_backward_reduce<S>,
                                          .backward_apply = launch_backward_apply<S>,
-                                         .has_resident_backward = has_resident_backward<S>,
+                                         .backward_clusters = backward_clusters<S>,
                                          .resident_backward = launch_resident_backward<S>};
 
 }  // namespace palimpsest::kernels::cuda::abn_detail

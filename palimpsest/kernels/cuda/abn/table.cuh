@@ -77,6 +77,8 @@ struct LaunchTable {
                      const StatisticsOutputs<T>& outputs, const Workspace& workspace, Stream stream);
   void (*apply)(const AbnProblem& problem, const Geometry& geometry, const ApplyArguments<S>& arguments,
                 Stream stream);
+  /// Returns the clusters of resident_forward that the current device runs at once; 0: it refuses them.
+  int64_t (*forward_clusters)(const AbnProblem& problem, const Geometry& geometry, bool residual);
   /// statistics and apply in one launch.
   void (*resident_forward)(const AbnProblem& problem, const Geometry& geometry,
                            const ApplyArguments<S>& arguments, const StatisticsOutputs<T>& outputs,
@@ -85,8 +87,9 @@ struct LaunchTable {
                           const BackwardArguments<S>& arguments, const Workspace& workspace, Stream stream);
   void (*backward_apply)(const AbnProblem& problem, const Geometry& geometry,
                          const BackwardArguments<S>& arguments, Stream stream);
-  /// Returns whether resident_backward can be called; if not, backward_reduce and backward_apply do the same.
-  bool (*has_resident_backward)(const AbnProblem& problem, const Geometry& geometry);
+  /// The same for resident_backward. Also 0 if there is no such kernel for `problem`: backward_reduce and
+  /// backward_apply do the same.
+  int64_t (*backward_clusters)(const AbnProblem& problem, const Geometry& geometry, bool residual);
   /// backward_reduce and backward_apply in one launch.
   void (*resident_backward)(const AbnProblem& problem, const Geometry& geometry,
                             const BackwardArguments<S>& arguments, Stream stream);

@@ -91,17 +91,18 @@ __global__ void __launch_bounds__(kThreads)
 }  // namespace
 
 int64_t choose_slots_workspace_bytes(const AbnProblem& problem) {
-  return kCounterBytes + problem.shape.c * static_cast<int64_t>(sizeof(Outlook));
+  return problem.shape.c * static_cast<int64_t>(sizeof(Outlook));
 }
 
 void choose_slots(const AbnProblem& problem, const ChannelSlots& tensors, const Queue& queue) {
-  const Workspace workspace = workspace_of(queue);
   const int64_t threads = problem.shape.c * (tensors.residual ? kWarp : 1);
   const LaunchShape shape{.blocks = ceil_divide(threads, kThreads), .threads = kThreads};
   const InvertibilityCriterion criterion(problem.activation, problem.dtype, problem.activation_param);
   dispatch_float(problem.dtype, [&]<class S>() {
-    launch("choose_slots", shape, queue.stream, choose_slots_kernel<S>, problem, tensors, criterion,
-           workspace.counters, static_cast<Outlook*>(workspace.records));
+    with_workspace(queue, true, [&](const Workspace& workspace) {
+      launch("choose_slots", shape, queue.stream, choose_slots_kernel<S>, problem, tensors, criterion,
+             workspace.counters, static_cast<Outlook*>(workspace.records));
+    });
   });
 }
 

@@ -127,8 +127,8 @@ int64_t dense_workspace_bytes(const DenseProductProblem& problem) {
       for (const bool vectors : {false, true})  // the addresses are not known yet
         segments = std::max(segments, geometry_of<S>(channels, vectors && kLanes<S> > 1, true).cut.segments);
     });
-  if (segments == 1) return kCounterBytes;
-  return kCounterBytes + segments * channels.c * static_cast<int64_t>(sizeof(GradientSums));
+  if (segments == 1) return 0;
+  return segments * channels.c * static_cast<int64_t>(sizeof(GradientSums));
 }
 
 void dense_normalize_backward(const DenseProductProblem& problem, const DenseStatistics& norm,
@@ -148,10 +148,12 @@ void dense_normalize_backward(const DenseProductProblem& problem, const DenseSta
                                          backward.per_deviation,
                                          backward.makes_z,
                                          static_cast<double>(channels.n * channels.s)};
-    with_walk<S>(geometry, [&]<class Walk>() {
-      launch("dense_normalize_backward", geometry.shape(), queue.stream,
-             dense_normalize_backward_kernel<S, Walk>, geometry.cut, norm_arguments<S>(problem, norm),
-             arguments, workspace_of(queue));
+    with_workspace(queue, geometry.cut.segments > 1, [&](const Workspace& workspace) {
+      with_walk<S>(geometry, [&]<class Walk>() {
+        launch("dense_normalize_backward", geometry.shape(), queue.stream,
+               dense_normalize_backward_kernel<S, Walk>, geometry.cut, norm_arguments<S>(problem, norm),
+               arguments, workspace);
+      });
     });
   });
 }

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <compare>
 #include <cstddef>
 #include <cstdint>
 
@@ -11,6 +12,15 @@ struct LaunchShape {
   int threads = 256;             ///< per block: a multiple of 32, at most 1024
   std::size_t shared_bytes = 0;  ///< dynamic shared memory per block
   int cluster = 1;               ///< blocks that can read one another's shared memory
+};
+
+/// Names work that runs one after the other: that of a stream, or that which a CUDA graph recorded from one.
+struct StreamKey {
+  int device = 0;
+  uint64_t capture = 0;  ///< unique per graph while it is recorded; 0: the work is not recorded
+  uint64_t stream = 0;   ///< unique in the process; of recorded work: in its graph
+
+  auto operator<=>(const StreamKey&) const = default;
 };
 
 /// The limits of a device.

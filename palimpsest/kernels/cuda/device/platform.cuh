@@ -21,7 +21,18 @@
 //                                              queues kernel(arguments...) on `stream` of the current device
 //                                              and returns; throws std::runtime_error that names `name`
 //   current_device()                           Device; asks once per device and never waits for the device
+//   active_clusters(shape, kernel)             returns how many clusters of such a launch the current device runs
+//                                              at once (blocks, if a cluster is one block), asked once per
+//                                              device; 0: it refuses the launch
 //   capture_is_on(stream)                      returns whether `stream` records a CUDA graph
+//   key_of(stream)                             StreamKey of the work that is queued on `stream` now
+//   new_zeroed_device_memory(bytes)            memory of the current device, never freed; may wait for it; also
+//                                              while any thread captures; throws std::runtime_error
+//   clear_in_order(memory, bytes, stream)      queues zeroing; returns whether it could
+//   call_with_graph_end(stream, function, argument)
+//                                              function(argument), on any thread, when the graph that `stream`
+//                                              records and all made from it are destroyed; returns whether it
+//                                              will be called
 //   new_mapped_memory(bytes)                   zeroed memory of the host, at the same address on the device
 //
 // Kernels use full warp masks and barriers that all threads of a block reach. They never spin, and they have

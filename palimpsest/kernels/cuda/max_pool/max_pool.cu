@@ -1,165 +1,53 @@
 #include "palimpsest/kernels/cuda/max_pool.h"
 
 #include "palimpsest/base/shape.h"
-#include "palimpsest/kernels/cuda/device/panels.h"
-#include "palimpsest/kernels/cuda/device/vector16.cuh"
+#include "palimpsest/kernels/cuda/max_pool/kernels.cuh"
 
-#include <cmath>
+#include <algorithm>
 #include <initializer_list>
 #include <limits>
+#include <type_traits>
 
 namespace palimpsest::kernels::cuda {
 namespace {
 
-/// A problem as the kernels see it: `outer` images of (h, w, inner) vectors. In NCHW each plane is an image,
-/// and inner is 1. In channels-last inner is the number of vectors per pixel.
-struct Pool {
-  int64_t outer;
-  int inner;
-  int in_h, in_w, out_h, out_w;
-  int kernel_h, kernel_w, stride_h, stride_w, padding_h, padding_w, dilation_h, dilation_w;
+using namespace max_pool_detail;
 
-  __host__ __device__ int64_t inputs() const { return outer * in_h * in_w * inner; }
-  __host__ __device__ int64_t outputs() const { return outer * out_h * out_w * inner; }
-};
-
-/// The place of the vector with the given number.
-struct Place {
-  int64_t outer;
-  int h, w, inner;
-
-  __device__ __forceinline__ Place(int64_t number, int columns, int rows, int vectors) {
-    inner = static_cast<int>(number % vectors), number /= vectors;
-    w = static_cast<int>(number % columns), number /= columns;
-    h = static_cast<int>(number % rows), outer = number / rows;
-  }
-};
-
-template <int V>
-struct alignas(V) Bytes {
-  uint8_t at[V];
-};
-
-/// V values as they are stored; the maximum of 16-bit values is copied, never rounded.
-template <class S, int V>
-struct Lanes {
-  S at[V];
-
-  __device__ __forceinline__ void load(const S* from) {
-    Stored<S, V> stored;
-    stored.load(from);
-    if constexpr (V == 1)
-      at[0] = stored.bits;
-    else
-      for (int i = 0; i < V; ++i) at[i] = stored.bits.values[i];
-  }
-  __device__ __forceinline__ void store(S* to) const {
-    Stored<S, V> stored;
-    if constexpr (V == 1)
-      stored.bits = at[0];
-    else
-      for (int i = 0; i < V; ++i) stored.bits.values[i] = at[i];
-    stored.store(to);
-  }
-};
-
-/// max_pool_forward. Grid: one thread per output vector, kThreads per block. Shared: nothing. Registers: at
-/// most 64, so that four blocks run per multiprocessor.
-template <class S, int V>
-__global__ void __launch_bounds__(kThreads, 4)
-    max_pool_forward_kernel(Pool p, const S* x, S* z, uint8_t* argmax) {
-  const int64_t number = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (number >= p.outputs()) return;
-  const Place o(number, p.out_w, p.out_h, p.inner);
-  Lanes<S, V> best;
-  Bytes<V> place;
-  PALIMPSEST_UNROLL
-  for (int i = 0; i < V; ++i) {
-    best.at[i] = narrow<S>(static_cast<accumulate_t<S>>(-INFINITY));
-    place.at[i] = kNoPosition;
-  }
-  for (int ky = 0; ky < p.kernel_h; ++ky) {
-    const int64_t h = int64_t{o.h} * p.stride_h - p.padding_h + int64_t{ky} * p.dilation_h;
-    if (h < 0 || h >= p.in_h) continue;
-    for (int kx = 0; kx < p.kernel_w; ++kx) {
-      const int64_t w = int64_t{o.w} * p.stride_w - p.padding_w + int64_t{kx} * p.dilation_w;
-      if (w < 0 || w >= p.in_w) continue;
-      Lanes<S, V> in;
-      in.load(x + (((o.outer * p.in_h + h) * p.in_w + w) * p.inner + o.inner) * V);
-      PALIMPSEST_UNROLL
-      for (int i = 0; i < V; ++i) {
-        const accumulate_t<S> value = widen(in.at[i]);
-        if (place.at[i] == kNoPosition || value > widen(best.at[i]) || value != value) {
-          best.at[i] = in.at[i];
-          place.at[i] = static_cast<uint8_t>(ky * p.kernel_w + kx);
-        }
-      }
-    }
-  }
-  best.store(z + number * V);
-  if (argmax) *reinterpret_cast<Bytes<V>*>(argmax + number * V) = place;
+/// Returns whether 32 bits hold every number of a vector, and every pixel of a window with its padding.
+bool fits_32_bits(const MaxPoolProblem& problem, int vector) {
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max() - kThreads;
+  const PoolWindow& p = problem.window;
+  const auto reach = [](int64_t size, int64_t kernel, int64_t stride, int64_t padding, int64_t dilation) {
+    return size + 2 * padding + std::max(kernel * dilation, stride);
+  };
+  const int64_t images = problem.planes() / vector;
+  return images * problem.in.h * problem.in.w <= kMost && images * problem.out.h * problem.out.w <= kMost &&
+         reach(problem.in.h, p.kernel_size.h, p.stride.h, p.padding.h, p.dilation.h) <= kMost &&
+         reach(problem.in.w, p.kernel_size.w, p.stride.w, p.padding.w, p.dilation.w) <= kMost;
 }
 
-/// max_pool_backward. Grid: one thread per input vector, which adds up the windows around it. The rest is as
-/// in forward.
-template <class S, int V>
-__global__ void __launch_bounds__(kThreads, 4)
-    max_pool_backward_kernel(Pool p, const S* dz, const uint8_t* argmax, S* dx) {
-  const int64_t number = int64_t{blockIdx.x} * kThreads + threadIdx.x;
-  if (number >= p.inputs()) return;
-  const Place at(number, p.in_w, p.in_h, p.inner);
-  Values<S, V> sum;
-  PALIMPSEST_UNROLL
-  for (int i = 0; i < V; ++i) sum[i] = 0;
-  // The window in which the pixel has the last position comes first in row order.
-  for (int ky = p.kernel_h - 1; ky >= 0; --ky) {
-    const int64_t down = int64_t{at.h} + p.padding_h - int64_t{ky} * p.dilation_h;
-    if (down < 0 || down % p.stride_h != 0 || down / p.stride_h >= p.out_h) continue;
-    for (int kx = p.kernel_w - 1; kx >= 0; --kx) {
-      const int64_t right = int64_t{at.w} + p.padding_w - int64_t{kx} * p.dilation_w;
-      if (right < 0 || right % p.stride_w != 0 || right / p.stride_w >= p.out_w) continue;
-      const int64_t o =
-          (((at.outer * p.out_h + down / p.stride_h) * p.out_w + right / p.stride_w) * p.inner + at.inner) *
-          V;
-      const auto place = *reinterpret_cast<const Bytes<V>*>(argmax + o);
-      Lanes<S, V> gradient;
-      gradient.load(dz + o);
-      PALIMPSEST_UNROLL
-      // Adds 0 rather than nothing: under a condition the compiler splits the wide load.
-      for (int i = 0; i < V; ++i)
-        sum[i] += place.at[i] == ky * p.kernel_w + kx ? widen(gradient.at[i]) : accumulate_t<S>(0);
-    }
-  }
-  Stored<S, V> out;
-  out.set(sum);
-  out.store(dx + number * V);
-}
-
-int counted(int64_t size) {
-  if (size > std::numeric_limits<int>::max())
-    throw std::invalid_argument(
-        "[max_pool] a height, width or number of channels may be up to 2^31 - 1, got " +
-        std::to_string(size));
-  return static_cast<int>(size);
-}
-
-Pool pool_of(const MaxPoolProblem& problem, int vector) {
-  const bool planes = problem.layout == Layout::kNCHW;
-  const PoolWindow& window = problem.window;
-  return {.outer = planes ? problem.planes() : problem.n,
-          .inner = planes ? 1 : counted(problem.c / vector),
-          .in_h = counted(problem.in.h),
-          .in_w = counted(problem.in.w),
-          .out_h = counted(problem.out.h),
-          .out_w = counted(problem.out.w),
-          .kernel_h = counted(window.kernel_size.h),
-          .kernel_w = counted(window.kernel_size.w),
-          .stride_h = counted(window.stride.h),
-          .stride_w = counted(window.stride.w),
-          .padding_h = counted(window.padding.h),
-          .padding_w = counted(window.padding.w),
-          .dilation_h = counted(window.dilation.h),
-          .dilation_w = counted(window.dilation.w)};
+/// Calls function.operator()<N>(down, right) with the type of the indices and both dimensions of the window:
+/// those of the common windows, 3x3 and 2x2 with stride 2, are known to the compiler.
+template <class Function>
+void with_axes(const MaxPoolProblem& problem, int vector, const Function& function) {
+  const PoolWindow& p = problem.window;
+  const auto any = [&]<class N>() {
+    function.template operator()<N>(axis_of<N>(p.kernel_size.h, p.stride.h, p.padding.h, p.dilation.h),
+                                    axis_of<N>(p.kernel_size.w, p.stride.w, p.padding.w, p.dilation.w));
+  };
+  if (!fits_32_bits(problem, vector)) return any.template operator()<int64_t>();
+  const auto is_square = [&](int64_t size) {
+    return p.kernel_size.h == size && p.kernel_size.w == size && p.stride.h == 2 && p.stride.w == 2 &&
+           p.dilation.h == 1 && p.dilation.w == 1;
+  };
+  const auto fixed = [&]<int kKernel>() {
+    using Axis = StepTwoAxis<kKernel>;
+    function.template operator()<int32_t>(Axis{static_cast<int32_t>(p.padding.h)},
+                                          Axis{static_cast<int32_t>(p.padding.w)});
+  };
+  if (is_square(3)) return fixed.template operator()<3>();
+  if (is_square(2)) return fixed.template operator()<2>();
+  any.template operator()<int32_t>();
 }
 
 /// Calls function.template operator()<V>() with the number of values per access: 16 bytes if channels are
@@ -167,6 +55,8 @@ Pool pool_of(const MaxPoolProblem& problem, int vector) {
 template <class S, class Function>
 void with_vector(const MaxPoolProblem& problem, std::initializer_list<const void*> tensors,
                  const void* argmax, const Function& function) {
+  for (const int64_t size : {problem.in.h, problem.in.w, problem.out.h, problem.out.w}) counted(size);
+  if (problem.layout == Layout::kChannelsLast) counted(problem.c);
   constexpr int V = kLanes<S>;
   if constexpr (V > 1) {
     bool aligned = problem.layout == Layout::kChannelsLast && problem.c % V == 0 &&
@@ -175,6 +65,12 @@ void with_vector(const MaxPoolProblem& problem, std::initializer_list<const void
     if (aligned) return function.template operator()<V>();
   }
   function.template operator()<1>();
+}
+
+/// Returns the tiles of max_pool_backward_tiles_kernel per image.
+Pair2 tiles_of(const MaxPoolProblem& problem) {
+  const PoolWindow& p = problem.window;
+  return {(problem.in.h + p.padding.h + 1) / 2, (problem.in.w + p.padding.w + 1) / 2};
 }
 
 LaunchShape blocks_for(int64_t vectors) {
@@ -187,9 +83,11 @@ void max_pool_forward(const MaxPoolProblem& problem, const void* x, void* z, uin
   if (problem.planes() * problem.out.h * problem.out.w == 0) return;
   dispatch_float(problem.dtype, [&]<class S>() {
     with_vector<S>(problem, {x, z}, argmax, [&]<int V>() {
-      const Pool p = pool_of(problem, V);
-      launch("max_pool_forward", blocks_for(p.outputs()), stream, max_pool_forward_kernel<S, V>, p,
-             static_cast<const S*>(x), static_cast<S*>(z), argmax);
+      with_axes(problem, V, [&]<class N, class Axis>(const Axis& down, const Axis& right) {
+        const auto in = vectors_of<N>(problem, problem.in, V), out = vectors_of<N>(problem, problem.out, V);
+        launch("max_pool_forward", blocks_for(out.count), stream, max_pool_forward_kernel<S, V, N, Axis>, in,
+               out, down, right, static_cast<const S*>(x), static_cast<S*>(z), argmax);
+      });
     });
   });
 }
@@ -199,9 +97,19 @@ void max_pool_backward(const MaxPoolProblem& problem, const void* dz, const uint
   if (problem.planes() * problem.in.h * problem.in.w == 0) return;
   dispatch_float(problem.dtype, [&]<class S>() {
     with_vector<S>(problem, {dz, dx}, argmax, [&]<int V>() {
-      const Pool p = pool_of(problem, V);
-      launch("max_pool_backward", blocks_for(p.inputs()), stream, max_pool_backward_kernel<S, V>, p,
-             static_cast<const S*>(dz), argmax, static_cast<S*>(dx));
+      with_axes(problem, V, [&]<class N, class Axis>(const Axis& down, const Axis& right) {
+        const auto in = vectors_of<N>(problem, problem.in, V), out = vectors_of<N>(problem, problem.out, V);
+        const auto* const typed_dz = static_cast<const S*>(dz);
+        if constexpr (std::is_same_v<Axis, AnyAxis<N>>) {
+          launch("max_pool_backward", blocks_for(in.count), stream, max_pool_backward_kernel<S, V, N, Axis>,
+                 in, out, down, right, typed_dz, argmax, static_cast<S*>(dx));
+        } else {
+          const auto tiles = vectors_of<N>(problem, tiles_of(problem), V);
+          launch("max_pool_backward", blocks_for(tiles.count), stream,
+                 max_pool_backward_tiles_kernel<S, V, Axis::positions()>, tiles, in, out, down, right,
+                 typed_dz, argmax, static_cast<S*>(dx));
+        }
+      });
     });
   });
 }

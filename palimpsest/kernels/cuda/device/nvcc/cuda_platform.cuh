@@ -4,6 +4,7 @@
 
 #include "palimpsest/base/half.h"
 #include "palimpsest/kernels/cuda/device/launch_shape.h"
+#include "palimpsest/kernels/cuda/device/nvcc/occupancy.cuh"
 #include "palimpsest/kernels/cuda/stream.h"
 
 #include <cuda_bf16.h>
@@ -146,10 +147,17 @@ inline Device current_device() {
   return device;
 }
 
+template <class... Parameters>
+int64_t active_clusters(const LaunchShape& shape, void (*kernel)(Parameters...)) {
+  int number = 0;
+  PALIMPSEST_CUDA_CHECK(cudaGetDevice(&number));
+  return known_active_clusters(shape, reinterpret_cast<const void*>(kernel), number,
+                               current_device().multiprocessors);
+}
+
 template <class... Parameters, class... Arguments>
 void launch(const char* name, const LaunchShape& shape, Stream stream, void (*kernel)(Parameters...),
             const Arguments&... arguments) {
-  constexpr std::size_t kSharedWithoutAttribute = 48 * 1024;
   const auto checked = [&](cudaError_t error) {
     if (error == cudaSuccess) return;
     throw std::runtime_error(std::string("[") + name + "] launch of " + std::to_string(shape.blocks) +
@@ -157,38 +165,98 @@ void launch(const char* name, const LaunchShape& shape, Stream stream, void (*ke
                              std::to_string(shape.shared_bytes) + " bytes of shared memory and clusters of " +
                              std::to_string(shape.cluster) + " failed: " + cudaGetErrorString(error));
   };
-  if (shape.shared_bytes > kSharedWithoutAttribute)
-    checked(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 static_cast<int>(shape.shared_bytes)));
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
-  config.blockDim = dim3(static_cast<unsigned>(shape.threads));
-  config.dynamicSmemBytes = shape.shared_bytes;
+  if (shape.shared_bytes > 0) {
+    int number = 0;
+    checked(cudaGetDevice(&number));
+    checked(allow_shared_bytes(reinterpret_cast<const void*>(kernel), number, shape.shared_bytes));
+  }
+  cudaLaunchAttribute cluster;
+  cudaLaunchConfig_t config = configuration(shape, cluster);
   config.stream = stream;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-  cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-  if (shape.cluster > 1) config.attrs = &cluster, config.numAttrs = 1;
   checked(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }
 
+/// While it lives, this thread may allocate though a stream captures. In the usual mode of capture the call
+/// would fail, and the capture with it, whichever thread makes it. The allocation is no part of the graph.
+class AllocationDuringCapture {
+ public:
+  AllocationDuringCapture() { PALIMPSEST_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~AllocationDuringCapture() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+  AllocationDuringCapture(const AllocationDuringCapture&) = delete;
+  AllocationDuringCapture& operator=(const AllocationDuringCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;  // afterwards: what it was
+};
+
 inline void* new_mapped_memory(std::size_t bytes) {
-  // A capture on any thread would refuse the allocation, which is no part of its graph.
-  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-  PALIMPSEST_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
+  const AllocationDuringCapture allowed;
   void* memory = nullptr;
-  const cudaError_t error = cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable);
-  PALIMPSEST_CUDA_CHECK(cudaThreadExchangeStreamCaptureMode(&mode));
-  PALIMPSEST_CUDA_CHECK(error);
+  PALIMPSEST_CUDA_CHECK(cudaHostAlloc(&memory, bytes, cudaHostAllocMapped | cudaHostAllocPortable));
   memset(memory, 0, bytes);
   return memory;
+}
+
+inline void* new_zeroed_device_memory(std::size_t bytes) {
+  const AllocationDuringCapture allowed;
+  void* memory = nullptr;
+  if (const cudaError_t error = cudaMalloc(&memory, bytes); error != cudaSuccess) {
+    cudaGetLastError();  // libtorch would report it again
+    throw std::runtime_error(cudaGetErrorString(error));
+  }
+  // On a stream of its own: the default stream may not be used while a blocking stream captures.
+  cudaStream_t stream = nullptr;
+  cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+  if (error == cudaSuccess) {
+    error = cudaMemsetAsync(memory, 0, bytes, stream);
+    if (error == cudaSuccess) error = cudaStreamSynchronize(stream);
+    cudaStreamDestroy(stream);
+  }
+  if (error != cudaSuccess) cudaFree(memory);
+  PALIMPSEST_CUDA_CHECK(error);
+  return memory;
+}
+
+inline bool clear_in_order(void* memory, std::size_t bytes, Stream stream) {
+  const bool done = cudaMemsetAsync(memory, 0, bytes, stream) == cudaSuccess;
+  if (!done) cudaGetLastError();  // the caller throws the error that matters
+  return done;
 }
 
 inline bool capture_is_on(Stream stream) {
   cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
   PALIMPSEST_CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
   return status != cudaStreamCaptureStatusNone;
+}
+
+inline StreamKey key_of(Stream stream) {
+  StreamKey key;
+  PALIMPSEST_CUDA_CHECK(cudaGetDevice(&key.device));
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  unsigned long long id = 0;
+  PALIMPSEST_CUDA_CHECK(cudaStreamGetCaptureInfo(stream, &status, &id));
+  if (status == cudaStreamCaptureStatusActive) {
+    key.capture = id, key.stream = reinterpret_cast<uintptr_t>(stream);
+  } else {
+    // Not the handle: a new stream may get that of a destroyed one, and all threads' default streams share one.
+    PALIMPSEST_CUDA_CHECK(cudaStreamGetId(stream, &id));
+    key.stream = id;
+  }
+  return key;
+}
+
+inline bool call_with_graph_end(Stream stream, void (*function)(void*), void* argument) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaGraph_t graph = nullptr;
+  cudaUserObject_t object = nullptr;
+  // An object that the graph does not take is never released, and so never calls `function`.
+  const bool done =
+      cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph) == cudaSuccess &&
+      status == cudaStreamCaptureStatusActive &&
+      cudaUserObjectCreate(&object, argument, function, 1, cudaUserObjectNoDestructorSync) == cudaSuccess &&
+      cudaGraphRetainUserObject(graph, object, 1, cudaGraphUserObjectMove) == cudaSuccess;
+  if (!done) cudaGetLastError();
+  return done;
 }
 
 }  // namespace palimpsest::kernels::cuda
