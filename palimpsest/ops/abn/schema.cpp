@@ -3,11 +3,14 @@
 #include "palimpsest/ops/common/find_operator.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/common/names.h"
+#include "palimpsest/ops/common/tracing.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/library.h>
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <tuple>
@@ -348,10 +351,23 @@ TORCH_LIBRARY_IMPL(palimpsest, Autograd, m) {
     m.impl(name, torch::autograd::autogradNotImplementedFallback());
 }
 
+/// Passes autograd's kernels by, which would box a pass of tensors with values and then do nothing: the
+/// callers differentiate by themselves.
+class BelowAutograd {
+ public:
+  explicit BelowAutograd(const Tensor& t) {
+    if (!is_traced(t)) guard_.emplace();
+  }
+
+ private:
+  std::optional<at::AutoDispatchBelowAutograd> guard_;
+};
+
 }  // namespace
 
 ForwardResult forward(const Tensor& x, const ForwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_forward", forward_of<Native>);
+  const BelowAutograd below_autograd(x);
   const Settings& s = a.settings;
   auto [z, second, channel_values, channel_index, mean, inv_std, count] = op.call(
       x, s.residual, s.weight, s.bias, activation_name(s.activation), s.activation_param, saved_name(s.saved),
@@ -365,6 +381,7 @@ ForwardResult forward(const Tensor& x, const ForwardArguments& a) {
 
 ForwardResult forward_(const Tensor& x, const ForwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_forward_", forward_in_place_of<Native>);
+  const BelowAutograd below_autograd(x);
   const Settings& s = a.settings;
   auto [second, channel_values, channel_index, mean, inv_std, count] = op.call(
       x, s.residual, s.weight, s.bias, activation_name(s.activation), s.activation_param, saved_name(s.saved),
@@ -379,12 +396,14 @@ ForwardResult forward_(const Tensor& x, const ForwardArguments& a) {
 Tensor recompute_output(const Tensor& saved_values, const Settings& s, const Tensor& mean,
                         const Tensor& inv_std) {
   static const auto op = find_operator("palimpsest::abn_recompute_output", recompute_output_of<Native>);
+  const BelowAutograd below_autograd(saved_values);
   return op.call(saved_values, s.residual, s.weight, s.bias, activation_name(s.activation),
                  s.activation_param, saved_name(s.saved), s.relu_residual, mean, inv_std);
 }
 
 Gradients backward(const Tensor& dz, const BackwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_backward", backward_of<Native>);
+  const BelowAutograd below_autograd(dz);
   const Settings& s = a.settings;
   auto [dx, dweight, dbias, dresidual, z] = op.call(
       dz, a.saved_values, or_none(a.branch), a.channel_values, a.channel_index, s.residual, s.weight, s.bias,
@@ -397,6 +416,7 @@ Gradients backward(const Tensor& dz, const BackwardArguments& a) {
 
 Gradients backward_(Tensor dz, const BackwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_backward_", backward_in_place_of<Native>);
+  const BelowAutograd below_autograd(dz);
   const Settings& s = a.settings;
   auto [dweight, dbias, dresidual, z] = op.call(
       dz, a.saved_values, or_none(a.branch), a.channel_values, a.channel_index, s.residual, s.weight, s.bias,
