@@ -83,5 +83,6 @@
 #include "palimpsest/ops/linear.h"
 #include "palimpsest/ops/max_pool.h"
 #include "palimpsest/ops/parallel_convolutions.h"
+#include "palimpsest/ops/spatial_mean.h"
 #include "palimpsest/ops/squeeze_excite_conv.h"
 #include "palimpsest/ops/upsampled_loss.h"

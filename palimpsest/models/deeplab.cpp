@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/models/common/convolution.h"
+#include "palimpsest/ops/spatial_mean.h"
 
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -16,7 +17,8 @@ constexpr int64_t kPaperChannels = 256;
 
 }  // namespace
 
-DeepLabV3Head::DeepLabV3Head(int64_t in, int64_t channels, const nn::NormOptions& norm) {
+DeepLabV3Head::DeepLabV3Head(int64_t in, int64_t channels, const nn::NormOptions& norm)
+    : libtorch_mean_(norm.strategy == nn::Strategy::kStandard) {
   map_convs_.push_back(conv({.in = in, .out = channels}, norm));
   for (const int64_t dilation : {12, 24, 36})
     map_convs_.push_back(conv({.in = in, .out = channels, .kernel = 3, .dilation = dilation}, norm));
@@ -42,9 +44,12 @@ at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
                 "normalizes one value per image and channel; raise the batch size, freeze the "
                 "statistics (--freeze-norm), or synchronize those of several processes (--sync-norm)");
   }
+  at::Tensor global;
+  if (!libtorch_mean_) global = ops::spatial_mean(features);  // before the other readers of the features
   at::Tensor out = map_bn_->forward_into(nn::stacked_forward(map_convs_, features), red_conv_);
+  if (libtorch_mean_) global = features.mean({2, 3}, /*keepdim=*/true);
 
-  auto global = global_pooling_conv_->forward(features.mean({2, 3}, /*keepdim=*/true));
+  global = global_pooling_conv_->forward(global);
   global = global_pooling_bn_->forward_into(std::move(global), pool_red_conv_);
   return red_bn_->forward(out.add_(global));
 }

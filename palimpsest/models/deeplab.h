@@ -44,6 +44,7 @@ class DeepLabV3Head : public nn::Cloneable<DeepLabV3Head> {
     clones(map_convs_, map_bn_, global_pooling_conv_, global_pooling_bn_, red_conv_, pool_red_conv_, red_bn_);
   }
 
+  bool libtorch_mean_;  ///< `standard` runs libtorch's operators only
   std::vector<nn::Conv2d> map_convs_;
   nn::BatchNormAct map_bn_{nullptr};
   nn::Conv2d global_pooling_conv_{nullptr};
