@@ -9,6 +9,7 @@
 #include "palimpsest/train/best.h"
 #include "palimpsest/train/checkpoint.h"
 #include "palimpsest/train/clip.h"
+#include "palimpsest/train/common/bad_images.h"
 #include "palimpsest/train/common/batch_feed.h"
 #include "palimpsest/train/common/check_options.h"
 #include "palimpsest/train/common/divergence.h"
@@ -17,11 +18,11 @@
 #include "palimpsest/train/common/ranks.h"
 #include "palimpsest/train/common/require.h"
 #include "palimpsest/train/common/resuming.h"
-#include "palimpsest/train/common/run_reports.h"
 #include "palimpsest/train/ema.h"
 #include "palimpsest/train/evaluate.h"
 #include "palimpsest/train/frozen.h"
 #include "palimpsest/train/report/details.h"
+#include "palimpsest/train/report/run_reports.h"
 #include "palimpsest/train/rethrow.h"
 #include "palimpsest/train/step.h"
 #include "palimpsest/train/step_loss.h"
@@ -103,7 +104,8 @@ class Run {
     // A launcher ends all ranks as soon as one has left with the status of a signal: first, rank 0 must have
     // saved.
     if (group_) group_->barrier("the end of the training");
-    reports_.end();
+    if (bad_images_.count() > 0) reports_.note(bad_images_.summary());
+    outcome_.bad_images = bad_images_.count();
     if (best_) tell_end_of_search();
     if (average_) outcome_.averages = average_->tensors();
     outcome_.signal = signal();
@@ -259,6 +261,8 @@ class Run {
     bool stepped = true;                 // the update was not skipped
     int64_t classes = 0, ignore_id = 0;  // of the labels
     std::optional<LateNumbers> numbers = {};
+    std::vector<data::BadExample> bad = {};  // of this rank
+    int64_t bad_images = 0;                  // of all ranks
   };
 
   /// Takes the next step. Where numbers are read late, the host then waits for the step before, while the device has this
@@ -275,8 +279,8 @@ class Run {
       require(batch.has_value(),
               fmt::format("an epoch needs {} batches, got only {}", batches_, steps_done_ % batches_));
       record.data_seconds = seconds_since(start);
-      pending.step.bad = feed_.take_bad();
-      pending.step.bad_images = static_cast<int64_t>(pending.step.bad.size());
+      pending.bad = feed_.take_bad();
+      pending.bad_images = static_cast<int64_t>(pending.bad.size());
       pending.step.images = batch->images.size(0);
       doing += " (" + describe(batch->images) + ")";
       update(*batch, pending);
@@ -311,6 +315,10 @@ class Run {
       }
       if (pending.stepped && !std::isfinite(record.loss)) throw divergence(record, remaining_checkpoint());
     }
+    if (pending.bad_images > 0)
+      for (const std::string& reason : reasons_of_all(pending.bad, group_))
+        if (bad_images_.add(reason))
+          pending.step.bad.push_back({reason, bad_images_.count() <= static_cast<int64_t>(kNamedBadImages)});
     reports_.add(std::move(pending.step));
   }
 
@@ -356,14 +364,14 @@ class Run {
     };
     const auto loss_of_part = [&](int64_t part) {
       at::Tensor value = loss.part(part, [&]() -> std::vector<double> {
-        return {stop_signal_.load() != 0 ? 1.0 : 0.0, static_cast<double>(pending.step.bad_images)};
+        return {stop_signal_.load() != 0 ? 1.0 : 0.0, static_cast<double>(pending.bad_images)};
       });
       if (part + 1 < options_.accumulate) return value;
       pending.classes = loss.classes();
       pending.step.images = loss.images();
       if (group_) {
         stop_seen_ = loss.sums().at(0) > 0;
-        pending.step.bad_images = static_cast<int64_t>(loss.sums().at(1));
+        pending.bad_images = static_cast<int64_t>(loss.sums().at(1));
       }
       if (reads_late_) {
         late = {loss.mean(), loss.wrong_label()};
@@ -492,6 +500,7 @@ class Run {
   int agreed_signal_ = 0;        // of all ranks
   bool wrote_config_ = false;
   std::string data_identity_;
+  BadImages bad_images_;  // since this run began or was resumed
   TrainingOutcome outcome_;
   RunReports reports_;
   std::optional<PendingStep> pending_;

@@ -1,7 +1,5 @@
 #pragma once
 
-#include "palimpsest/data/loader.h"
-#include "palimpsest/train/common/bad_images.h"
 #include "palimpsest/train/report/progress.h"
 #include "palimpsest/train/report/run_files.h"
 #include "palimpsest/train/report/run_log.h"
@@ -15,14 +13,19 @@
 
 namespace palimpsest::train {
 
+/// An image that could not be read, at its first appearance in the run.
+struct NewBadImage {
+  std::string reason;
+  bool is_named = true;  ///< on the terminal, too
+};
+
 /// A step whose numbers are known.
 struct FinishedStep {
   StepRecord record;                                  ///< but for the pace, which RunReports adds
   double seconds = 0;                                 ///< of the whole step, data included
   int64_t images = 0;                                 ///< of all ranks
   std::optional<Step::Observation> observation = {};  ///< if its histograms are to be shown
-  std::vector<data::BadExample> bad = {};             ///< of this rank
-  int64_t bad_images = 0;                             ///< of all ranks
+  std::vector<NewBadImage> bad = {};                  ///< of all ranks
 };
 
 /// What a run tells: the log, the files of reports, the progress on the terminal, and the outcome of train().
@@ -44,13 +47,10 @@ class RunReports {
   void add(EvaluationRecord record, EvaluationDetails details);
   void add(const StepTimeline& timeline);
   void add(const EndRecord& record);
-  /// Names the images that could not be read, and counts them in the outcome.
-  void end();
 
   bool wants_timeline(int64_t steps_taken) const { return files_ && files_->wants_timeline(steps_taken); }
   /// Returns the last evaluation of the log, on the rank that writes.
   std::optional<EvaluationRecord> last_evaluation() const;
-  bool shows_progress() const { return progress_.has_value(); }
 
  private:
   void show(int64_t step, const Step::Observation& seen);
@@ -65,7 +65,6 @@ class RunReports {
   std::optional<RunLog> log_;
   std::optional<RunFiles> files_;  // of the rank that writes
   std::optional<Progress> progress_;
-  BadImages bad_images_;  // since this run began or was resumed
   int64_t interval_images_ = 0;
   double interval_seconds_ = 0, run_seconds_ = 0;
   bool fallback_told_ = false;

@@ -1,4 +1,4 @@
-#include "palimpsest/train/common/run_reports.h"
+#include "palimpsest/train/report/run_reports.h"
 
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/train/report/exponent_chart.h"
@@ -55,7 +55,7 @@ void RunReports::add(FinishedStep step) {
   if (progress_) progress_->step(record, logged);
   if (step.observation) show(record.step, *step.observation);
   if (record.abn_fallbacks > 0 && !fallback_told_) tell_fallback(record.abn_fallbacks);
-  if (step.bad_images > 0) tell_bad(step);
+  tell_bad(step);
   if (logged) interval_images_ = 0, interval_seconds_ = 0;
 }
 
@@ -75,13 +75,10 @@ void RunReports::show(int64_t step, const Step::Observation& seen) {
   tell("activations", seen.activations);
 }
 
-/// Names the images that could not be read in this step, on any rank, unless an earlier step had them.
 void RunReports::tell_bad(const FinishedStep& step) {
-  for (const std::string& reason : reasons_of_all(step.bad, group_)) {
-    if (!bad_images_.add(reason)) continue;
-    if (log_) log_->write(BadImageRecord{step.record.step, reason});
-    if (bad_images_.count() <= static_cast<int64_t>(kNamedBadImages))
-      note("another image takes the place of one that cannot be read: " + reason);
+  for (const NewBadImage& bad : step.bad) {
+    if (log_) log_->write(BadImageRecord{step.record.step, bad.reason});
+    if (bad.is_named) note("another image takes the place of one that cannot be read: " + bad.reason);
   }
 }
 
@@ -107,11 +104,6 @@ void RunReports::add(const StepTimeline& timeline) {
 
 void RunReports::add(const EndRecord& record) {
   if (log_) log_->write(record);
-}
-
-void RunReports::end() {
-  if (bad_images_.count() > 0) note(bad_images_.summary());
-  outcome_.bad_images = bad_images_.count();
 }
 
 }  // namespace palimpsest::train
