@@ -66,6 +66,7 @@ void GradScaler::place(const at::Tensor& like) {
   if (scale_.defined()) return;
   scale_ = at::full({}, initial_scale_, like.options().dtype(at::kFloat));
   growth_tracker_ = at::full({}, initial_tracker_, like.options().dtype(at::kInt));
+  on_host_ = OnHost{static_cast<float>(initial_scale_), initial_tracker_};
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& tensor) {
@@ -131,16 +132,42 @@ void GradScaler::update() {
     if (state.found_inf.defined())
       found_inf = found_inf.defined() ? found_inf + state.found_inf : state.found_inf;
   if (!found_inf.defined()) fail("update must come after step (or unscale_), and there was none");
+  if (options_.dynamic) update_on_host();
   if (options_.dynamic)
     at::_amp_update_scale_(scale_, growth_tracker_, found_inf, options_.growth_factor,
                            options_.backoff_factor, options_.growth_interval);
   end_iteration();
 }
 
+const GradScaler::OnHost& GradScaler::on_host() const {
+  if (!on_host_) on_host_ = OnHost{scale_.item<float>(), growth_tracker_.item<int32_t>()};
+  return *on_host_;
+}
+
+/// Follows at::_amp_update_scale_, in its arithmetic.
+void GradScaler::update_on_host() {
+  for (const auto& [optimizer, state] : optimizers_)
+    if (state.stage != Stage::kStepped) on_host_.reset();
+  if (!on_host_) return;
+  auto& [scale, tracker] = *on_host_;
+  if (skipped_) {
+    scale = static_cast<float>(scale * options_.backoff_factor);
+    tracker = 0;
+  } else if (++tracker == options_.growth_interval) {
+    if (const auto grown = static_cast<float>(scale * options_.growth_factor); std::isfinite(grown))
+      scale = grown;
+    tracker = 0;
+  }
+}
+
 void GradScaler::update(double new_scale) {
   check_scale(new_scale);
   initial_scale_ = new_scale;
-  if (scale_.defined()) scale_.fill_(new_scale);
+  if (scale_.defined()) {
+    const int64_t tracker = on_host().growth_tracker;
+    scale_.fill_(new_scale);
+    on_host_ = OnHost{static_cast<float>(new_scale), tracker};
+  }
   end_iteration();
 }
 
@@ -156,11 +183,11 @@ void GradScaler::abandon() {
 }
 
 double GradScaler::get_scale() const {
-  return scale_.defined() ? static_cast<double>(scale_.item<float>()) : initial_scale_;
+  return scale_.defined() ? static_cast<double>(on_host().scale) : initial_scale_;
 }
 
 GradScalerState GradScaler::state() const {
-  return {get_scale(), growth_tracker_.defined() ? growth_tracker_.item<int32_t>() : initial_tracker_,
+  return {get_scale(), growth_tracker_.defined() ? on_host().growth_tracker : initial_tracker_,
           skipped_in_a_row_};
 }
 
@@ -174,6 +201,7 @@ void GradScaler::load(const GradScalerState& state) {
   if (!scale_.defined()) return;
   scale_.fill_(state.scale);
   growth_tracker_.fill_(state.growth_tracker);
+  on_host_ = OnHost{static_cast<float>(state.scale), state.growth_tracker};
 }
 
 }  // namespace palimpsest::amp

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <map>
+#include <optional>
 #include <vector>
 
 /// Loss scaling, with the same steps as Python's `torch.amp.GradScaler`. Gradients of f16 training are often
@@ -42,7 +43,8 @@ struct GradScalerState {
 };
 
 /// Scales the loss and unscales the gradients. Its state is on the device of the gradients: the host waits
-/// for the device in step(), and in the functions that return a number. Throws Error(kUsage) for options out
+/// for the device in step(), once. The functions that return a number wait only after an iteration with unscale_ and
+/// without step, whose outcome the host does not know. Throws Error(kUsage) for options out
 /// of range; for unscale_ twice per iteration or after step; for step twice without update; for step or
 /// update without a gradient; and for f16 parameters, because f16 would lose their gradients again when they
 /// are unscaled (keep parameters in f32, or use amp/master_weights.h).
@@ -99,7 +101,14 @@ class GradScaler {
     at::Tensor found_inf;  // scalar f32 on the scale's device; above 0 if a gradient is not finite
   };
 
+  struct OnHost {
+    float scale = 0;
+    int64_t growth_tracker = 0;
+  };
+
   void place(const at::Tensor& like);
+  const OnHost& on_host() const;
+  void update_on_host();
   void end_iteration();
 
   GradScalerOptions options_;
@@ -107,6 +116,8 @@ class GradScaler {
   double initial_scale_;
   int64_t initial_tracker_ = 0;
   at::Tensor scale_, growth_tracker_;  // scalars, f32 and i32, on the device of the first scaled tensor
+  // The values of both, as long as the host knows them: step() tells it what update() does on the device.
+  mutable std::optional<OnHost> on_host_;
   std::map<const torch::optim::Optimizer*, OptimizerState> optimizers_;  // in this iteration
   bool skipped_ = false;                                                 // a step of this iteration
   int64_t skipped_in_a_row_ = 0;

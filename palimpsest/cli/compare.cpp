@@ -10,8 +10,9 @@
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/folder_lock.h"
-#include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/memory/device_memory.h"
 #include "palimpsest/train/checkpoint.h"
+#include "palimpsest/train/device.h"
 #include "palimpsest/train/report.h"
 #include "palimpsest/train/trainer.h"
 
@@ -41,6 +42,11 @@ std::string processor() {
   return "unknown";
 }
 
+std::string machine(const Options& o) {
+  return fmt::format("{}, {} threads, libtorch {}{}", processor(), at::get_num_threads(), TORCH_VERSION,
+                     o.run.device == "cpu" ? "" : ", computed on " + o.run.device);
+}
+
 std::vector<std::pair<std::string, std::string>> setup(const Options& o, const data::Batch& batch) {
   const auto& shape = batch.images.sizes();
   return {{"model",
@@ -58,15 +64,16 @@ std::vector<std::pair<std::string, std::string>> setup(const Options& o, const d
                            ? fmt::format("SGD, lr {}, momentum {}", o.optimizer.lr, o.optimizer.momentum)
                            : fmt::format("AdamW, lr {}", o.optimizer.lr),
                        o.optimizer.weight_decay, o.schedule.kind, o.train.seed)},
-          {"machine",
-           fmt::format("{}, {} threads, libtorch {}", processor(), at::get_num_threads(), TORCH_VERSION)}};
+          {"machine", machine(o)}};
 }
 
 /// One comparison in progress: options, data and the results so far.
 class Comparison {
  public:
   Comparison(Options options, const std::string& title)
-      : options_(std::move(options)), stop_signal_(poll_stop_signals()) {
+      : options_(std::move(options)),
+        device_(train::parse_device(options_.run.device)),
+        stop_signal_(poll_stop_signals()) {
     if (options_.output.folder.empty())
       throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: runs and report go there");
     // The check comes before the data is read, so that a wrong folder is an error at once.
@@ -129,13 +136,13 @@ class Comparison {
   bool measure_memory(const RepeatedBatch& source) {
     say("memory of one step, and the largest batch in the same memory");
     for (size_t i = 0; i < runs_.size() && !stopped(); ++i) {
-      memory::release_retained();  // no strategy starts with the blocks of another
+      release();  // no strategy starts with the blocks of another
       StepProbe probe(runs_[i], source);
       measure_memory_of(i, source, probe);
       if (i > 0) spend(runs_[i], report_.runs[i], probe);
     }
     if (options_.compare.spend != "nothing") report_.setup.emplace_back("trained on", spent());
-    memory::release_retained();
+    release();
     return !stopped();
   }
 
@@ -147,15 +154,26 @@ class Comparison {
     run.peak_bytes = memory.peak_bytes;
     run.timeline = std::move(memory.timeline);
     run.marks = std::move(memory.marks);
-    if (i == 0)
-      report_.memory_bytes =
-          options_.compare.memory > 0 ? options_.compare.memory * (int64_t{1} << 20) : run.peak_bytes;
+    if (i == 0) report_.memory_bytes = memory_limit(run.peak_bytes);
     run.largest_batch = largest_fitting(options_.train.batch, [&](int64_t size) {
       return !stopped() && probe.fits(source, size, report_.memory_bytes);
     });
     say(fmt::format("  {:<12} keeps {:.1f} MiB, peaks at {:.1f} MiB, fits a batch of {} in {:.1f} MiB",
                     run.name, run.kept_bytes / kMiB, run.peak_bytes / kMiB, run.largest_batch,
                     report_.memory_bytes / kMiB));
+  }
+
+  /// Returns the bytes in which the largest batch is searched. On a GPU the question is what fits in it, unless runs are to
+  /// train in the memory of the first one.
+  int64_t memory_limit(int64_t first_peak) const {
+    if (options_.compare.memory > 0) return options_.compare.memory * (int64_t{1} << 20);
+    if (device_.is_cpu() || options_.compare.spend != "nothing") return first_peak;
+    return memory::attainable_bytes(device_);
+  }
+
+  void release() const {
+    // The allocator of a GPU is there as soon as a model was on it.
+    if (device_.is_cpu() || !report_.runs.front().timeline.empty()) memory::release_cached(device_);
   }
 
   /// Lets a run train on the largest batch or crop in the memory of the first one. `probe` measured its step
@@ -226,7 +244,7 @@ class Comparison {
                       median(seconds[i]), kTimedRounds, *low, *high));
     }
     probes.clear();
-    memory::release_retained();
+    release();
     return true;
   }
 
@@ -250,7 +268,7 @@ class Comparison {
       report_.runs[i].evaluations = std::move(outcome.evaluations);
       report_.runs[i].exponents = outcome.exponents;
       report_.runs[i].details = std::move(outcome.details);
-      memory::release_retained();
+      release();
     }
     return true;
   }
@@ -268,6 +286,7 @@ class Comparison {
   }
 
   Options options_;
+  c10::Device device_;
   std::optional<io::FolderLock> folder_;
   std::deque<RunFolder> folders_;  // one per strategy, in folder_
   const std::atomic<int>& stop_signal_;

@@ -39,7 +39,7 @@ at::Tensor random_images(const Options& options, const train::TensorFormat& form
 }
 
 at::Tensor any_targets(const at::Tensor& images, bool segments) {
-  const auto options = at::TensorOptions().dtype(at::kLong);
+  const auto options = images.options().dtype(at::kLong);
   return segments ? at::zeros({images.size(0), images.size(2), images.size(3)}, options)
                   : at::zeros({images.size(0)}, options);
 }
@@ -53,7 +53,7 @@ StrategyMemory measure(Options options, const std::string& strategy) {
   const at::Tensor targets = any_targets(images, model->is_segmentation());
   torch::optim::SGD optimizer(model->parameters(), /*lr=*/0);  // without momentum: it adds no memory
   train::Step step(*model, {format.precision, {}});
-  memory::Meter meter;
+  memory::Meter meter(format.device);
   train::Step::RunOptions run;
   run.entering = [&](train::Step::Phase phase) {
     if (phase == train::Step::Phase::kBackward) meter.forward_done();

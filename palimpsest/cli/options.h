@@ -128,7 +128,8 @@ struct Options {
 
   struct Compare {
     std::vector<std::string> strategies{"standard", "inplace_2"};
-    int64_t memory = 0;  ///< MiB for the largest batch; 0: the first strategy's peak at train.batch
+    /// MiB for the largest batch; 0: the first strategy's peak at train.batch, or on a GPU, if nothing is spent, what is free
+    int64_t memory = 0;
     std::string spend = "nothing";  ///< what the saved memory is spent on: "batch" or "crop"
   } compare;
 
@@ -165,7 +166,7 @@ struct Options {
     std::string labels;               ///< eval, predict: encoding of the label images; empty: none
     std::string confusion;            ///< eval: file for the confusion matrix
     std::string trained_activation;   ///< eval: in words, if the evaluation has another one
-    std::string device = "cpu";       ///< train, eval, predict: never stored, because it is no part of a run
+    std::string device = "cpu";       ///< what computes: never stored, because it is no part of a run
     int64_t size = 224;               ///< info: side of the images, pixels
     bool resume = false;
     bool resume_if_possible = false;  ///< sets resume if the output folder has a checkpoint

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/memory/device_memory.h"
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/train/evaluate.h"
 #include "palimpsest/train/loss.h"
@@ -18,6 +19,7 @@
 #include <chrono>
 #include <exception>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -116,8 +118,10 @@ double StepProbe::time_step() {
   until_taken([&] {
     data::Batch batch = source_.make(options_.train.batch);
     format_.convert(batch);
+    memory::synchronize(format_.device);
     const auto start = std::chrono::steady_clock::now();
     const bool taken = step(batch);
+    memory::synchronize(format_.device);
     seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return taken;
   });
@@ -129,8 +133,8 @@ StepMemory StepProbe::measure_step() {
   until_taken([&] {
     data::Batch batch = source_.make(options_.train.batch);
     format_.convert(batch);
-    memory::Timeline timeline;
-    memory::Meter meter;
+    memory::Timeline timeline(format_.device);
+    memory::Meter meter(format_.device);
     train::Step::RunOptions run;
     bool forward_done = false;  // of the first part: the gradients of a part live on in the next one
     run.entering = [&](train::Step::Phase phase) {
@@ -146,7 +150,13 @@ StepMemory StepProbe::measure_step() {
 }
 
 bool StepProbe::fits(const RepeatedBatch& source, int64_t size, int64_t limit) {
-  const ScopedLimit scope(limit, options_);
+  const bool on_cpu = format_.device.is_cpu();
+  std::optional<ScopedLimit> scope;
+  std::optional<memory::Meter> meter;  // the allocator of a GPU has no limit in bytes that is exact
+  if (on_cpu)
+    scope.emplace(limit, options_);
+  else
+    meter.emplace(format_.device);
   std::exception_ptr failure;
   // Runs on a separate thread: after an interrupted backward pass, libtorch's queue of the thread still holds
   // the branches that had not run, with their part of the graph, and the next trial would lack this memory.
@@ -161,10 +171,12 @@ bool StepProbe::fits(const RepeatedBatch& source, int64_t size, int64_t limit) {
       failure = std::current_exception();
     }
   }).join();
-  if (!failure) return true;
+  if (!failure) return on_cpu || meter->peak_bytes() <= limit;
   optimizer_.optimizer->zero_grad();  // an interrupted backward pass leaves gradients
+  if (!on_cpu)
+    memory::release_cached(format_.device);  // in pieces that the next trial may not be able to use
   try {
-    std::rethrow_exception(failure);
+    std::rethrow_exception(std::exchange(failure, nullptr));
   } catch (...) {
     try {
       train::rethrow_explained("the search for the largest batch");
@@ -172,6 +184,9 @@ bool StepProbe::fits(const RepeatedBatch& source, int64_t size, int64_t limit) {
       // A batch of one may leave one value per channel, which cannot be normalized.
       const bool too_small = size == 1 && error.kind() == ErrorKind::kUsage;
       if (error.kind() != ErrorKind::kMemory && !too_small) throw;
+    } catch (const c10::Error& error) {
+      // Some of libtorch's kernels for GPUs count the values of a tensor in 32 bits.
+      if (on_cpu || std::string_view(error.what()).find("32-bit index") == std::string_view::npos) throw;
     }
     return false;
   }

@@ -236,8 +236,9 @@ at::Tensor normalized(const at::Tensor& images, const Normalization& normalizati
     values[0][c] = static_cast<float>(1 / (255 * normalization.std[c]));
     values[1][c] = static_cast<float>(-normalization.mean[c] / normalization.std[c]);
   }
-  const at::Tensor per_channel =
-      at::from_blob(values, {2, 3, 1, 1}, at::kFloat).to(images.device(), at::kFloat, false, /*copy=*/true);
+  // A copy to a GPU has read `values` when it returns, and does not wait for the device.
+  const at::Tensor per_channel = at::from_blob(values, {2, 3, 1, 1}, at::kFloat)
+                                     .to(images.device(), at::kFloat, /*non_blocking=*/true, /*copy=*/true);
   return images.to(at::kFloat).mul_(per_channel[0]).add_(per_channel[1]);
 }
 

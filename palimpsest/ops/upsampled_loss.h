@@ -25,12 +25,18 @@ struct UpsampledCrossEntropyOptions {
   /// only those whose class has a probability below bootstrap_probability. Both in (0, 1]; 1: all count.
   double bootstrap_share = 1;
   double bootstrap_probability = 1;
+  /// false: on a GPU the host does not wait to learn whether a target is wrong. A wrong one is treated as ignored there,
+  /// and `first_wrong` tells. On the CPU it is an error in any case.
+  bool checks_targets = true;
 };
 
 struct UpsampledCrossEntropy {
   at::Tensor loss;  ///< the mean, a scalar; 0 if no pixel counts
   at::Tensor
       weight;  ///< f64 scalar: the weights of the pixels that count, summed; without weights their number
+  /// f64 scalar: the place in `targets` of the first one that is neither a class nor ignored; at least the number of
+  /// targets if there is none.
+  at::Tensor first_wrong;
 };
 
 /// Returns at::cross_entropy_loss(at::upsample_bilinear2d(logits, targets' size), targets), with
@@ -42,8 +48,8 @@ struct UpsampledCrossEntropy {
 /// targets: (N, H, W), i64 or u8: class ids in [0, C), or ignore_index.
 /// Gradient: logits. Double backward is an error.
 /// Errors: c10::Error "[upsampled_cross_entropy] requirement, got value"; c10::IndexError for a target that is
-///         neither a class nor ignored. On a GPU the host waits once to know that; while a CUDA graph is
-///         captured such a target is treated as ignored. There the weights are not checked.
+///         neither a class nor ignored. On a GPU the host waits once to know that, unless
+///         checks_targets is false; while a CUDA graph is captured such a target is treated as ignored. There the weights are not checked.
 UpsampledCrossEntropy upsampled_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                               const UpsampledCrossEntropyOptions& options = {});
 

@@ -40,15 +40,21 @@ int gpu_count() {
 
 c10::Device parse_device(const std::string& text) {
   if (text == "cpu") return c10::DeviceType::CPU;
+  if (c10::is_privateuse1_backend_registered() && text.starts_with(c10::get_privateuse1_backend()))
+    return c10::Device(text);
+  return parse_device(text, ops::has_cuda_kernels(), gpu_index(text) < 0 ? 0 : gpu_count());
+}
+
+c10::Device parse_device(const std::string& text, bool has_kernels, int count) {
+  if (text == "cpu") return c10::DeviceType::CPU;
   const int index = gpu_index(text);
   if (index < 0)
     throw Error(ErrorKind::kUsage,
                 unknown_name_message("device", text, std::vector<std::string>{"cpu", "cuda", "cuda:0"}));
-  if (!ops::has_cuda_kernels())
+  if (!has_kernels)
     refuse(text,
            "needs a build with kernels for GPUs, and this one has none: build with 'cmake --preset cuda', "
            "which needs nvcc 12.8 or later, or use cpu");
-  const int count = gpu_count();
   if (count == 0) refuse(text, "needs an NVIDIA GPU, and libtorch finds none: use cpu");
   if (index >= count)
     refuse(text, fmt::format("is not there: libtorch finds {}",

@@ -28,7 +28,10 @@ void Average::update(int64_t step) {
   const at::NoGradGuard no_grad;
   const auto s = static_cast<double>(step);
   const double decay = std::min(decay_, (1 + s) / (10 + s));
-  for (std::size_t i = 0; i < values_.size(); ++i) averages_[i].second.lerp_(values_[i], 1 - decay);
+  std::vector<at::Tensor> averages;
+  averages.reserve(averages_.size());
+  for (const auto& [name, average] : averages_) averages.push_back(average);
+  at::_foreach_lerp_(averages, values_, 1 - decay);  // a GPU takes one launch for many tensors
 }
 
 void Average::exchange() {

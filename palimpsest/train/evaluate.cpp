@@ -1,6 +1,7 @@
 #include "palimpsest/train/evaluate.h"
 
 #include "palimpsest/train/common/bad_images.h"
+#include "palimpsest/train/common/batch_feed.h"
 #include "palimpsest/train/common/label_error.h"
 #include "palimpsest/train/common/require.h"
 #include "palimpsest/train/metrics.h"
@@ -65,8 +66,7 @@ class Evaluation {
   Evaluation(const Network& network, const EvaluationOptions& options)
       : network_(network), options_(options) {}
 
-  void add(data::Batch& batch) {
-    options_.format.convert(batch);
+  void add(const data::Batch& batch) {
     check_task(batch.targets);
     totals_.images += batch.images.size(0);
     if (!options_.views.is_single()) return add_views(batch);
@@ -74,7 +74,7 @@ class Evaluation {
     const at::Tensor logits =
         options_.ten_crop > 0 ? ten_crop_logits(network_, batch.images, options_.ten_crop, options_.format)
                               : coarse_logits(network_, batch.images, options_.format.precision);
-    add_loss(counted_loss(logits, batch.targets, loss_options));
+    add_loss(loss_on_device(logits, batch.targets, loss_options), logits.size(1), loss_options);
     MetricsAccumulator& metrics = metrics_of(batch.targets, logits.size(1));
     if (options_.observe) options_.observe(batch, logits);
     if (!options_.labels) return metrics.add(logits, batch.targets);
@@ -86,7 +86,14 @@ class Evaluation {
   }
 
   std::optional<MetricsAccumulator>& metrics() { return metrics_; }
-  Totals& totals() { return totals_; }
+  /// Reads what is still on the device.
+  Totals& totals() {
+    if (!sums_.defined()) return totals_;
+    const at::Tensor sums = std::exchange(sums_, {}).cpu();
+    totals_.loss += sums.const_data_ptr<double>()[0];
+    totals_.weight += sums.const_data_ptr<double>()[1];
+    return totals_;
+  }
 
  private:
   void check_task(const at::Tensor& targets) const {
@@ -101,7 +108,7 @@ class Evaluation {
   MetricsAccumulator& metrics_of(const at::Tensor& targets, int64_t classes) {
     if (!metrics_)
       metrics_.emplace(labels_pixels(targets), classes, loss_for(targets, options_.loss).ignore_id,
-                       classes <= options_.confusion_classes);
+                       classes <= options_.confusion_classes, options_.reads_late);
     require(!options_.labels || classes <= 256,
             fmt::format("label images hold at most 256 classes, got {}", classes));
     return *metrics_;
@@ -110,6 +117,16 @@ class Evaluation {
   void add_loss(const CountedLoss& loss) {
     totals_.loss += loss.mean.item<double>() * loss.weight;
     totals_.weight += loss.weight;
+  }
+
+  /// Adds in f64, on the device as on the host.
+  void add_loss(const LossOnDevice& loss, int64_t classes, const LossOptions& loss_options) {
+    if (!options_.reads_late.value_or(!loss.mean.is_cpu())) {
+      refuse_wrong_label(loss.wrong_label.item<double>(), classes, loss_options.ignore_id);
+      return add_loss(CountedLoss{loss.mean, loss.weight.item<double>()});
+    }
+    const at::Tensor sums = at::stack({loss.mean.to(at::kDouble) * loss.weight, loss.weight});
+    sums_ = sums_.defined() ? sums_.add_(sums) : sums;
   }
 
   void add_views(const data::Batch& batch) {
@@ -158,6 +175,7 @@ class Evaluation {
   const EvaluationOptions& options_;
   std::optional<MetricsAccumulator> metrics_;
   Totals totals_;
+  at::Tensor sums_;  // of loss and weight, on the device; undefined: nothing
 };
 
 std::optional<EvaluationRecord> run_unless(const std::function<bool()>& stopped, const Network& network,
@@ -171,17 +189,20 @@ std::optional<EvaluationRecord> run_unless(const std::function<bool()>& stopped,
 
   Evaluation evaluation(network, options);
   std::optional<MetricsAccumulator>& metrics = evaluation.metrics();
-  Totals& totals = evaluation.totals();
-  batches.start_epoch(0, 0);
+  Totals totals;
+  BatchFeed feed(batches, options.format.device);
+  feed.start_epoch(0, 0);
   std::string doing = "the evaluation";
   std::vector<data::BadExample> bad;
   try {
     for (auto then = AfterBatch::kNext; then != AfterBatch::kEnd;) {
-      auto batch = batches.next();
-      for (data::BadExample& example : batches.take_bad()) bad.push_back(std::move(example));
+      auto batch = feed.next();
+      for (data::BadExample& example : feed.take_bad()) bad.push_back(std::move(example));
       if (batch) {
         doing = "the evaluation of " + describe(batch->images);
+        options.format.convert(*batch);
         evaluation.add(*batch);
+        feed.prepare();
       }
       if (group) {
         then = agree_after_batch(*group, batch.has_value(), stopped());
@@ -190,6 +211,7 @@ std::optional<EvaluationRecord> run_unless(const std::function<bool()>& stopped,
       }
       if (then == AfterBatch::kStop) return std::nullopt;
     }
+    totals = evaluation.totals();
     totals.bad_images = static_cast<int64_t>(bad.size());
     if (group) sum_over_ranks(*group, metrics, totals, options);
   } catch (...) {
@@ -206,10 +228,10 @@ std::optional<EvaluationRecord> run_unless(const std::function<bool()>& stopped,
   record.bad.resize(std::min(record.bad.size(), kNamedBadImages));
   record.images = totals.images;
   record.segmentation = metrics->is_segmentation();
-  record.loss = totals.weight > 0 ? totals.loss / totals.weight : 0;
-  if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
   record.metrics = metrics->result();
   record.confusion = metrics->confusion();
+  record.loss = totals.weight > 0 ? totals.loss / totals.weight : 0;
+  if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
   return record;
 }
 
@@ -237,9 +259,14 @@ std::string describe(const at::Tensor& images) {
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
                                                 BatchSource& batches, const LossOptions& loss,
                                                 const TensorFormat& format, distributed::Group* group,
-                                                const EvaluationObserver& observe) {
-  const EvaluationOptions options{
-      .loss = loss, .format = format, .confusion_classes = kMostCountedClasses, .observe = observe};
+                                                const EvaluationObserver& observe,
+                                                std::optional<bool> reads_late) {
+  EvaluationOptions options;
+  options.loss = loss;
+  options.format = format;
+  options.confusion_classes = kMostCountedClasses;
+  options.observe = observe;
+  options.reads_late = reads_late;
   return run_unless(stopped, network, batches, options, group);
 }
 

@@ -51,6 +51,9 @@ struct EvaluationOptions {
   /// batches; on each rank those of its own batches. Needs at most 256 classes.
   std::function<void(const std::string& name, const at::Tensor& classes)> labels{};
   EvaluationObserver observe{};  ///< with one view of each image
+  /// Loss and counts are read at the end only, and a wrong label is an error there: the host waits for no batch. nullopt: on
+  /// a GPU only. Several views of an image wait.
+  std::optional<bool> reads_late{};
 };
 
 /// Does the same with several views of each image (train/views.h). If `views` is one view, metrics and loss
@@ -70,7 +73,8 @@ std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& sto
                                                 BatchSource& batches, const LossOptions& loss,
                                                 const TensorFormat& format,
                                                 distributed::Group* group = nullptr,
-                                                const EvaluationObserver& observe = {});
+                                                const EvaluationObserver& observe = {},
+                                                std::optional<bool> reads_late = std::nullopt);
 
 /// Throws Error(kUsage) unless `batches` yields the share of this rank of `group`, or of the only process if
 /// there is none. `what`: "the training batches".

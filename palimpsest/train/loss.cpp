@@ -4,6 +4,7 @@
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/ops/cuda.h"
 #include "palimpsest/ops/upsampled_loss.h"
+#include "palimpsest/train/common/count_ids.h"
 #include "palimpsest/train/common/label_error.h"
 
 #include <ATen/ATen.h>
@@ -71,18 +72,18 @@ at::Tensor select(const at::Tensor& valid, const at::Tensor& losses, const LossO
 
 struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& logits, const at::Tensor& targets,
-                            const LossOptions& options, int64_t* selected_count) {
+                            const LossOptions& options, const at::Tensor& wrong, at::Tensor* selected_count) {
     const at::Tensor x = with_pixels(logits);
     const int64_t n = x.size(0), p = x.size(2);
     const at::Tensor t = targets.reshape({n, p});
-    const at::Tensor valid = t.ne(options.ignore_id);
+    const at::Tensor valid = t.ne(options.ignore_id).logical_and_(wrong.reshape({n, p}).logical_not());
 
     at::Tensor log_sum_exp = at::empty({n, p}, x.options());
     at::Tensor losses = at::empty({n, p}, x.options());
     for_each_slab(x, [&](int64_t i, int64_t images, int64_t j, int64_t pixels) {
       const at::Tensor xs = slab(x, i, images, j, pixels);
       const at::Tensor mask = slab(valid, i, images, j, pixels);
-      // A void pixel may have any class: its loss is not used.
+      // A void pixel or a wrong one may have any class: its loss is not used.
       const at::Tensor truth = slab(t, i, images, j, pixels).masked_fill(mask.logical_not(), 0);
       at::Tensor sums = slab(log_sum_exp, i, images, j, pixels);
       sums.copy_(xs.logsumexp(1));
@@ -90,11 +91,10 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     });
 
     const at::Tensor selected = select(valid, losses, options);
-    const int64_t count = *selected_count = selected.sum().item<int64_t>();
-    context->save_for_backward({logits, log_sum_exp, targets, selected});
-    context->saved_data["count"] = count;
+    const at::Tensor count = *selected_count = selected.sum().to(at::kDouble), divisor = count.clamp_min(1);
+    context->save_for_backward({logits, log_sum_exp, targets, selected, divisor});
     const at::Tensor total = losses.masked_fill_(selected.logical_not(), 0).sum(at::kDouble);
-    return total.div(static_cast<double>(std::max<int64_t>(count, 1))).to(logits.scalar_type());
+    return total.div(divisor).to(logits.scalar_type());
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -107,8 +107,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const at::Tensor& log_sum_exp = saved[1];
     const at::Tensor t = saved[2].reshape({n, p});
     const at::Tensor& selected = saved[3];
-    const double count = static_cast<double>(std::max<int64_t>(context->saved_data["count"].toInt(), 1));
-    const at::Tensor scale = gradients[0].to(at::kDouble).div(count).to(x.scalar_type());
+    const at::Tensor scale = gradients[0].to(at::kDouble).div(saved[4]).to(x.scalar_type());
 
     const at::Tensor dx = at::empty_like(x);  // in the layout of the logits
     for_each_slab(x, [&](int64_t i, int64_t images, int64_t j, int64_t pixels) {
@@ -121,15 +120,9 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
       d.scatter_(1, truth, d.gather(1, truth).sub_(1));  // minus one at the true class
       d.mul_(mask.to(x.scalar_type()).mul_(scale).unsqueeze(1));
     });
-    return {dx.view(logits.sizes()), at::Tensor(), at::Tensor(), at::Tensor()};
+    return {dx.view(logits.sizes()), at::Tensor(), at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
-
-void check_labels(const at::Tensor& targets, int64_t classes, int64_t ignore_id) {
-  const at::Tensor wrong = targets.lt(0).logical_or_(targets.ge(classes)).logical_and_(targets.ne(ignore_id));
-  if (wrong.any().item<bool>())
-    throw label_error(targets.masked_select(wrong)[0].item<int64_t>(), classes, ignore_id);
-}
 
 void check_types(const at::Tensor& logits, const at::Tensor& targets) {
   TORCH_CHECK(
@@ -140,7 +133,7 @@ void check_types(const at::Tensor& logits, const at::Tensor& targets) {
       logits.sizes(), ", got ", targets.sizes(), " of ", targets.scalar_type());
 }
 
-void check_targets(const at::Tensor& logits, const at::Tensor& targets, int64_t ignore_id) {
+void check_targets(const at::Tensor& logits, const at::Tensor& targets) {
   TORCH_CHECK(logits.dim() >= 2 && logits.is_floating_point(),
               "[loss] logits need shape (N, C, ...) and a floating-point type, got ", logits.sizes(), " of ",
               logits.scalar_type());
@@ -153,7 +146,6 @@ void check_targets(const at::Tensor& logits, const at::Tensor& targets, int64_t 
       logits.dim() > 2 && targets.dim() == 1
           ? ": one label per image needs a network with a classifier, and a model of 0 classes has none"
           : "");
-  check_labels(targets, logits.size(1), ignore_id);
 }
 
 bool is_weighted(const LossOptions& options) {
@@ -171,27 +163,39 @@ void check_class_weights(const LossOptions& options, int64_t classes) {
 }
 
 at::Tensor weights_of(const LossOptions& options, const c10::Device& device) {
-  return at::tensor(options.class_weights, at::kDouble).to(device);
+  return at::tensor(options.class_weights, at::kDouble).to(device, /*non_blocking=*/true);
 }
 
 bool is_f32_or_f64(const at::Tensor& logits) {
   return logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kDouble;
 }
 
-CountedLoss loss_of_images(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
+/// Returns the label at `place` of the targets, both f64 scalars; NaN if the place is beyond them.
+at::Tensor label_at(const at::Tensor& targets, const at::Tensor& place) {
+  const at::Tensor none = at::full_like(place, std::numeric_limits<double>::quiet_NaN());
+  const auto count = static_cast<double>(targets.numel());
+  if (targets.is_cpu() || count == 0) return none;  // the CPU's operator throws for a wrong one
+  const at::Tensor index = place.clamp_max(count - 1).to(at::kLong).view({1});
+  return at::where(place < count, targets.flatten().index_select(0, index).squeeze(0).to(at::kDouble), none);
+}
+
+LossOnDevice loss_of_images(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
   check_types(logits, targets);
   const bool bootstraps = options.kind == "bootstrap";
   ops::UpsampledCrossEntropyOptions o;
   o.ignore_index = options.ignore_id;
+  o.checks_targets = false;
   o.bootstrap_share = bootstraps ? options.bootstrap_share : 1;
   o.bootstrap_probability = bootstraps ? options.bootstrap_probability : 1;
   o.label_smoothing = options.label_smoothing;
   if (!options.class_weights.empty()) o.weight = weights_of(options, logits.device());
   try {
     const auto result = ops::upsampled_cross_entropy(logits, targets, o);
-    return {result.loss, result.weight.item<double>()};
+    return {result.loss, result.weight, label_at(targets, result.first_wrong)};
   } catch (const c10::IndexError&) {
-    check_labels(targets, logits.size(1), options.ignore_id);
+    const int64_t classes = logits.size(1);
+    const at::Tensor wrong = wrong_targets(targets, classes, options.ignore_id);
+    refuse_wrong_label(first_wrong_label(targets, wrong).item<double>(), classes, options.ignore_id);
     throw;
   }
 }
@@ -224,25 +228,24 @@ void check_loss(const LossOptions& options) {
     throw Error(ErrorKind::kUsage, "class_weights must not all be 0: no class would count");
 }
 
-double expected_weight(const at::Tensor& targets, const LossOptions& options) {
+at::Tensor expected_weight(const at::Tensor& targets, const LossOptions& options) {
   const at::Tensor valid = targets.ne(options.ignore_id);
-  double weight = 0;
+  at::Tensor weight;
   if (options.class_weights.empty()) {
-    weight = static_cast<double>(valid.sum().item<int64_t>());
+    weight = valid.sum().to(at::kDouble);
   } else {
     const auto classes = static_cast<int64_t>(options.class_weights.size());
-    const at::Tensor counted =
-        targets.masked_select(valid.logical_and_(targets.ge(0)).logical_and_(targets.lt(classes)));
-    weight = at::bincount(counted, {}, classes)
+    valid.logical_and_(targets.ge(0)).logical_and_(targets.lt(classes));
+    weight = count_ids(at::where(valid, targets, classes), classes + 1)
+                 .narrow(0, 0, classes)
                  .to(at::kDouble)
                  .mul(weights_of(options, targets.device()))
-                 .sum()
-                 .item<double>();
+                 .sum();
   }
   return options.kind == "bootstrap" ? options.bootstrap_share * weight : weight;
 }
 
-CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
+LossOnDevice loss_on_device(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
   check_loss(options);
   if (logits.dim() >= 2) check_class_weights(options, logits.size(1));
   const bool of_images = logits.dim() == 4 && targets.dim() == 3;
@@ -250,10 +253,10 @@ CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, co
     return loss_of_images(logits, targets, options);
   if (of_images && logits.sizes().slice(2) != targets.sizes().slice(1)) {
     check_types(logits, targets);
-    return counted_loss(at::upsample_bilinear2d(logits, targets.sizes().slice(1), /*align_corners=*/false),
-                        targets, options);
+    return loss_on_device(at::upsample_bilinear2d(logits, targets.sizes().slice(1), /*align_corners=*/false),
+                          targets, options);
   }
-  check_targets(logits, targets, options.ignore_id);
+  check_targets(logits, targets);
   if (is_weighted(options)) {
     if (!ops::has_kernels_for(logits.device()))
       throw Error(ErrorKind::kUsage,
@@ -263,10 +266,17 @@ CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, co
     const at::Tensor x = with_pixels(logits);
     return loss_of_images(x.unsqueeze(-1), targets.reshape({x.size(0), x.size(2), 1}), options);
   }
-  int64_t count = 0;
-  CountedLoss result{CrossEntropy::apply(logits, targets, options, &count)};
-  result.weight = static_cast<double>(count);
+  const at::Tensor wrong = wrong_targets(targets, logits.size(1), options.ignore_id);
+  LossOnDevice result;
+  result.wrong_label = first_wrong_label(targets, wrong);
+  result.mean = CrossEntropy::apply(logits, targets, options, wrong, &result.weight);
   return result;
+}
+
+CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
+  const LossOnDevice loss = loss_on_device(logits, targets, options);
+  refuse_wrong_label(loss.wrong_label.item<double>(), logits.size(1), options.ignore_id);
+  return {loss.mean, loss.weight.item<double>()};
 }
 
 at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& targets,

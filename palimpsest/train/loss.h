@@ -42,6 +42,18 @@ struct LossOptions {
 /// Image Segmentation", 2016.
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
 
+/// A mean loss whose numbers stay on the device of the logits, so that the host need not wait for it.
+struct LossOnDevice {
+  at::Tensor mean;         ///< differentiable, as loss() returns it
+  at::Tensor weight;       ///< f64 scalar: the W of CountedLoss
+  at::Tensor wrong_label;  ///< f64 scalar: the first class id that is wrong; NaN: none is
+};
+
+/// Does the same as counted_loss(), and neither reads a number nor throws for a wrong class id on a GPU, where a wrong one
+/// counts as void. On the CPU the operator for images throws. The caller throws for `wrong_label` when it reads it. Only bootstrapping of logits
+/// that have the targets' shape, of 16 bits or on a device without our kernels, waits for the device.
+LossOnDevice loss_on_device(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
+
 /// A mean loss and what it was divided by: W, which is the number of pixels (images) |S| without class weights.
 struct CountedLoss {
   at::Tensor mean;
@@ -62,9 +74,9 @@ at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& t
 CountedLoss counted_loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid,
                                    const LossOptions& options);
 
-/// Returns an estimate of the W of counted_loss() that needs no logits: exact but for bootstrapping, whose
-/// choice it does not know.
-double expected_weight(const at::Tensor& targets, const LossOptions& options);
+/// Returns an estimate of the W of counted_loss() that needs no logits, an f64 scalar on the device of the targets: exact
+/// but for bootstrapping, whose choice it does not know.
+at::Tensor expected_weight(const at::Tensor& targets, const LossOptions& options);
 
 /// Returns the values of LossOptions::kind.
 std::vector<std::string> loss_names();

@@ -1,6 +1,7 @@
 #include "palimpsest/train/optimizer.h"
 
 #include "palimpsest/base/nearest_name.h"
+#include "palimpsest/train/common/foreach_optimizers.h"
 #include "palimpsest/train/common/parameter_groups.h"
 #include "palimpsest/train/common/require.h"
 
@@ -95,10 +96,10 @@ GroupedOptimizer make_optimizer(const torch::nn::Module& model, const OptimizerO
   GroupedOptimizer result;
   for (const ParameterGroup& group : groups) result.lr_factors.push_back(group.lr_factor);
   if (options.kind == "sgd") {
-    result.optimizer = std::make_unique<torch::optim::SGD>(
+    result.optimizer = std::make_unique<ForeachOptimizer<torch::optim::SGD>>(
         with_options(std::move(groups), options, sgd_options), sgd_options(options, {}));
   } else {
-    result.optimizer = std::make_unique<torch::optim::AdamW>(
+    result.optimizer = std::make_unique<ForeachOptimizer<torch::optim::AdamW>>(
         with_options(std::move(groups), options, adamw_options), adamw_options(options, {}));
   }
   return result;

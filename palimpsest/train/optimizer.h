@@ -38,7 +38,8 @@ struct GroupedOptimizer {
 };
 
 /// Makes the optimizer of the parameters of `model` that require a gradient: torch::optim::SGD or
-/// torch::optim::AdamW. Parameters with the same factor and weight decay make one group.
+/// torch::optim::AdamW. Parameters with the same factor and weight decay make one group. On a GPU the optimizer's
+/// step() launches kernels for lists of parameters, with the same results up to rounding and the same state.
 ///   sgd    g <- gradient + weight_decay * p;  v <- momentum * v + g (the first time v = g)
 ///          p <- p - lr * (nesterov ? g + momentum * v : v)
 ///   adamw  p <- p - lr * weight_decay * p;  m <- beta1 * m + (1 - beta1) * g;  v <- beta2 * v + (1 - beta2) * g^2

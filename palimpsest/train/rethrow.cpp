@@ -42,6 +42,10 @@ void rethrow_explained(const std::string& doing) {
     // libtorch's own CPU allocator throws a plain c10::Error.
     if (contains(text, "can't allocate memory") || contains(text, "not enough memory"))
       out_of_memory(doing, text);
+    // What CUDA and its libraries take of a GPU beside libtorch's allocator.
+    for (const char* reason :
+         {"CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"})
+      if (contains(text, reason)) out_of_memory(doing, text);
     if (contains(text, "value per channel")) {
       throw Error(
           ErrorKind::kUsage,

@@ -33,36 +33,50 @@ data::Batch StepLoss::narrow(int64_t part) const {
 at::Tensor StepLoss::part(int64_t index, const std::function<std::vector<double>()>& shared) {
   if (parts_ > 1 && index == 0) {
     expected_ = expected_weight(batch_.targets, options_);
-    if (group_) expected_ = group_->sum(expected_, "the pixels of the step");
+    if (group_)
+      expected_ = at::full_like(expected_, group_->sum(expected_.item<double>(), "the pixels of the step"));
   }
   const data::Batch part = parts_ > 1 ? narrow(index) : batch_;
-  CountedLoss counted =
-      counted_loss(coarse_logits(network_, part.images, precision_), part.targets, options_);
-  loss_ += counted.mean.item<double>() * counted.weight;
-  weight_ += counted.weight;
-  const bool alone = parts_ == 1 && !group_;
-  if (alone) mean_ = counted.mean.item<double>();
-  if (index == parts_ - 1 && !alone) finish(shared);
-  if (alone) return counted.mean;
-  // Averages over the ranks divide by their number.
+  const at::Tensor logits = coarse_logits(network_, part.images, precision_);
+  const LossOnDevice loss = loss_on_device(logits, part.targets, options_);
+  const at::Tensor value = loss.mean.detach().to(at::kDouble);
+  if (index == 0) {
+    classes_ = logits.size(1);
+    loss_ = value * loss.weight;
+    weight_ = loss.weight;
+    wrong_label_ = loss.wrong_label;
+  } else {
+    loss_ = loss_ + value * loss.weight;
+    weight_ = weight_ + loss.weight;
+    wrong_label_ = at::where(wrong_label_.isnan(), loss.wrong_label, wrong_label_);
+  }
+  if (parts_ == 1 && !group_) {
+    mean_ = value;
+    return loss.mean;
+  }
+  if (index == parts_ - 1) finish(shared);
+  // Averages over the ranks divide by their number. Without a pixel that counts the loss is 0, and so is its factor.
   const double ranks = group_ ? group_->size() : 1;
-  return expected_ > 0 ? counted.mean * (counted.weight * ranks / expected_) : counted.mean;
+  const at::Tensor factor =
+      at::where(expected_ > 0, loss.weight * ranks / expected_, at::ones_like(expected_));
+  return loss.mean * factor.to(loss.mean.scalar_type());
 }
 
 void StepLoss::finish(const std::function<std::vector<double>()>& shared) {
   if (group_) {
-    std::vector<double> mine{loss_, weight_, static_cast<double>(images_)};
+    std::vector<double> mine{loss_.item<double>(), weight_.item<double>(), static_cast<double>(images_)};
     if (shared)
       for (const double number : shared()) mine.push_back(number);
     const auto all = group_->sum(std::span<const double>(mine), "the loss");
-    loss_ = all[0];
-    weight_ = all[1];
+    loss_ = at::full_like(loss_, all[0]);
+    weight_ = at::full_like(weight_, all[1]);
     images_ = static_cast<int64_t>(all[2]);
     sums_.assign(all.begin() + 3, all.end());
   }
   if (parts_ == 1) expected_ = weight_;
-  mean_ = weight_ > 0 ? loss_ / weight_ : 0;
-  gradient_factor_ = weight_ > 0 ? expected_ / weight_ : 1;
+  const at::Tensor counts = weight_ > 0;
+  mean_ = at::where(counts, loss_ / weight_, at::zeros_like(loss_));
+  gradient_factor_ = at::where(counts, expected_ / weight_, at::ones_like(weight_));
 }
 
 }  // namespace palimpsest::train

@@ -20,7 +20,9 @@ namespace palimpsest::train {
 ///
 ///   StepLoss loss(net, batch, options, precision, /*parts=*/4);
 ///   step.run_parts(sgd, 4, [&](int64_t part) { return loss.part(part); },
-///                  {.change_gradients = [&] { scale_gradients(sgd, loss.gradient_factor()); }});
+///                  {.change_gradients = [&] {
+///                    if (loss.has_gradient_factor()) scale_gradients(sgd, loss.gradient_factor());
+///                  }});
 ///
 /// The gradients are those of the whole batch, up to rounding, if no layer uses the statistics of its batch:
 /// each part is weighted with its pixels (images) that count. A normalization in training mode sees one part
@@ -35,18 +37,24 @@ class StepLoss {
 
   /// Runs the forward pass of part 0, 1, ... and returns its loss, times a factor. With the backward pass of
   /// each, the sum of the gradients, averaged over the ranks, is the gradient of mean() / gradient_factor().
-  /// With a group all ranks call it. The last part has one collective, and the first one another if there
+  /// With a group all ranks call it, and the host waits for the device. The last part has one collective, and the first one another if there
   /// are several parts. `shared` returns what this rank adds to sums(); it is called after the last forward pass.
   at::Tensor part(int64_t index, const std::function<std::vector<double>()>& shared = {});
 
   // The results of all parts and ranks, after the forward pass of the last part.
-  double mean() const { return mean_; }  ///< the mean loss of the batch; 0 if no pixel counts
   int64_t images() const { return images_; }
+  int64_t classes() const { return classes_; }  ///< of the logits
+  /// The mean loss of the batch, 0 if no pixel counts, and the first class id of this rank that is wrong, NaN if none is:
+  /// f64 scalars on the device of the logits, which the host reads when it wants to wait.
+  at::Tensor mean() const { return mean_; }
+  at::Tensor wrong_label() const { return wrong_label_; }
   /// With a group: the sums over the ranks of the numbers of `shared`.
   const std::vector<double>& sums() const { return sums_; }
-  /// The factor of the gradients of all parts together. 1, but for bootstrapping in parts: how many pixels
-  /// count is not known before the last forward pass.
-  double gradient_factor() const { return gradient_factor_; }
+  /// Returns whether the gradients of all parts together lack a factor: in bootstrapping in parts, how many pixels count
+  /// is not known before the last forward pass.
+  bool has_gradient_factor() const { return parts_ > 1 && options_.kind == "bootstrap"; }
+  /// The factor of the gradients of all parts together, an f64 scalar on the device.
+  at::Tensor gradient_factor() const { return gradient_factor_; }
 
  private:
   data::Batch narrow(int64_t part) const;
@@ -58,9 +66,11 @@ class StepLoss {
   const amp::Precision precision_;
   const int64_t parts_;
   distributed::Group* const group_;
-  double expected_ = 0;           // weight of all parts and ranks, before their forward passes
-  double loss_ = 0, weight_ = 0;  // of the parts so far; the loss times the weight
-  double mean_ = 0, gradient_factor_ = 1;
+  // f64 scalars on the device of the logits, so that the host computes ahead of a GPU.
+  at::Tensor expected_;       // weight of all parts and ranks, before their forward passes
+  at::Tensor loss_, weight_;  // of the parts so far; the loss times the weight
+  at::Tensor mean_, gradient_factor_, wrong_label_;
+  int64_t classes_ = 0;
   int64_t images_;
   std::vector<double> sums_;
 };

@@ -1,7 +1,6 @@
 #include "palimpsest/train/trainer.h"
 
 #include "palimpsest/base/error.h"
-#include "palimpsest/data/class_colors.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
@@ -11,18 +10,19 @@
 #include "palimpsest/train/checkpoint.h"
 #include "palimpsest/train/clip.h"
 #include "palimpsest/train/common/bad_images.h"
+#include "palimpsest/train/common/batch_feed.h"
 #include "palimpsest/train/common/check_options.h"
 #include "palimpsest/train/common/divergence.h"
+#include "palimpsest/train/common/label_error.h"
+#include "palimpsest/train/common/late_numbers.h"
 #include "palimpsest/train/common/ranks.h"
 #include "palimpsest/train/common/require.h"
+#include "palimpsest/train/common/resuming.h"
 #include "palimpsest/train/ema.h"
 #include "palimpsest/train/evaluate.h"
 #include "palimpsest/train/frozen.h"
 #include "palimpsest/train/report/details.h"
-#include "palimpsest/train/report/exponent_chart.h"
-#include "palimpsest/train/report/progress.h"
-#include "palimpsest/train/report/run_files.h"
-#include "palimpsest/train/report/run_log.h"
+#include "palimpsest/train/report/run_reports.h"
 #include "palimpsest/train/rethrow.h"
 #include "palimpsest/train/step.h"
 #include "palimpsest/train/step_loss.h"
@@ -34,7 +34,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
-#include <iostream>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -44,9 +43,6 @@ namespace palimpsest::train {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-/// The name of the order in messages, where a checkpoint of an older program names none.
-const std::string kFirstOrder = "first_example_stream";
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -75,11 +71,14 @@ class Run {
         format_(TensorFormat::parse(options.dtype, options.channels_last, options.precision, options.device)),
         frozen_(prepared(module_, format_), {options.freeze, options.freeze_norm}),
         optimizer_(make_optimizer(module_, options.optimizer)),
+        feed_(source, format_.device),
         step_(module_, {format_.precision, parse_loss_scale(options.loss_scale)}),
         batches_(source.batches()),
         schedule_steps_(options.epochs * batches_),
         last_step_(options.max_steps > 0 ? std::min(options.max_steps, schedule_steps_) : schedule_steps_),
-        fallbacks_before_(ops::abn_fallback_stats().layers) {
+        reads_late_(options.reads_late.value_or(!format_.device.is_cpu()) && !group_),
+        fallbacks_before_(ops::abn_fallback_stats().layers),
+        reports_(options, group_, last_step_, writes(), outcome_) {
     if (options.keep_best != "none") best_.emplace(options.keep_best, options.patience);
   }
 
@@ -90,7 +89,7 @@ class Run {
     bool positioned = false;
     while (steps_done_ < last_step_ && !stopped() && !is_exhausted()) {
       if (!positioned || steps_done_ % batches_ == 0)
-        source_.start_epoch(steps_done_ / batches_, steps_done_ % batches_);
+        feed_.start_epoch(steps_done_ / batches_, steps_done_ % batches_);
       positioned = true;
       take_step();
       // The checkpoint comes before the evaluation: a run that is killed during the evaluation loses nothing
@@ -100,11 +99,12 @@ class Run {
         save();
       evaluate_if_due();
     }
+    finish_pending();
     if (saved_step_ != steps_done_) save();  // stopped between two checkpoints
     // A launcher ends all ranks as soon as one has left with the status of a signal: first, rank 0 must have
     // saved.
     if (group_) group_->barrier("the end of the training");
-    if (bad_images_.count() > 0 && progress_) progress_->note(bad_images_.summary());
+    if (bad_images_.count() > 0) reports_.note(bad_images_.summary());
     outcome_.bad_images = bad_images_.count();
     if (best_) tell_end_of_search();
     if (average_) outcome_.averages = average_->tensors();
@@ -140,15 +140,13 @@ class Run {
       step_.synchronize(*group_, *parallel_);
     }
     begin_average(state.averages);
-    if (!options_.quiet && rank() == 0)
-      progress_.emplace(std::cerr, stderr_columns(), last_step_, options_.epochs);
-    if (progress_ && options_.resume)
-      progress_->note(steps_done_ <= last_step_
-                          ? fmt::format("resumed at step {} of {}", steps_done_, last_step_)
-                          : fmt::format("the checkpoint is at step {}, beyond the end of this run at step {}",
-                                        steps_done_, last_step_));
-    for (const std::string& note : notes_)
-      if (progress_) progress_->note(note);
+    reports_.begin_progress();
+    if (options_.resume)
+      reports_.note(steps_done_ <= last_step_
+                        ? fmt::format("resumed at step {} of {}", steps_done_, last_step_)
+                        : fmt::format("the checkpoint is at step {}, beyond the end of this run at step {}",
+                                      steps_done_, last_step_));
+    for (const std::string& note : notes_) reports_.note(note);
     if (!options_.output.empty()) begin_files();
     if (group_) evaluated_step_ = group_->max(evaluated_step_, "the step of the last evaluation");
     if (best_ && options_.resume) resume_best(state.best);
@@ -177,7 +175,8 @@ class Run {
   void resume_best(const std::optional<BestState>& saved) {
     if (saved) {
       best_->resume(*saved);
-      if (log_ && evaluated_step_ == steps_done_ && is_compared()) best_->add(*log_->last_evaluation());
+      if (writes() && evaluated_step_ == steps_done_ && is_compared())
+        best_->add(*reports_.last_evaluation());
     }
     if (!group_) return;
     BestState state = best_->state();
@@ -195,73 +194,39 @@ class Run {
       if (writes() && !std::filesystem::exists(checkpoint_path(), ignored)) write_config();
       save();
     }
-    if (!writes()) return;
-    log_.emplace(options_.output / kLogFile, steps_done_);
-    if (!options_.resume) {
-      std::error_code none;  // of an earlier run
-      std::filesystem::remove(options_.output / kBestFile, none);
-    }
-    files_.emplace(options_.output, options_.tensorboard, steps_done_);
-    evaluated_step_ = log_->evaluated_step();
+    evaluated_step_ = reports_.begin_files(steps_done_);
   }
 
   RunState resume() {
     RunState state;
     if (rank() == 0) state = load();
-    const auto ranks_before = [&] { return static_cast<int>(state.other_ranks.size()) + 1; };
     if (group_) {
       share_state(*group_, state);
       share_optimizer_state(*group_, *optimizer_.optimizer, module_);
       if (rank() > 0) at::manual_seed(rank_seed(options_.seed, state.step, rank()));
-      if (rank() > 0 && rank() < ranks_before())
+      if (rank() > 0 && rank() <= static_cast<int>(state.other_ranks.size()))
         set_generator_states(module_, state.other_ranks[static_cast<std::size_t>(rank() - 1)],
                              checkpoint_path().string());
     }
     steps_done_ = saved_step_ = state.step;
     step_.resume(state.step, state.scaling);
-    if (rank() == 0 && state.precision != options_.precision)
-      notes_.push_back(fmt::format(
-          "the checkpoint of step {} was trained in {}, the run goes on in {}: parameters and momentum are "
-          "{} in both{}",
-          steps_done_, state.precision, options_.precision, options_.dtype,
-          step_.scales() ? fmt::format(", the loss scale is {}", step_.loss_scale()) : ""));
-    if (ranks_before() == ranks()) return state;
-    notes_.push_back(fmt::format(
-        "the checkpoint is of a run of {}, this one has {}: the order of the images goes "
-        "on, the last bits of sums may differ{}",
-        processes(ranks_before()), ranks(),
-        ranks_before() < ranks()
-            ? fmt::format(", and processes from number {} on draw new random numbers", ranks_before())
-            : ""));
+    notes_ = notes_on_resuming(state, options_, step_, rank(), ranks());
     return state;
-  }
-
-  static std::string processes(int count) {
-    return fmt::format("{} process{}", count, count == 1 ? "" : "es");
   }
 
   /// Loads the checkpoint into this process.
   RunState load() {
     at::manual_seed(options_.seed);  // a checkpoint made on the CPU has no state for a GPU's generator
     const RunState state = load_checkpoint(checkpoint_path(), module_, *optimizer_.optimizer);
-    const auto same = [&](const char* what, auto saved, auto now) {
-      require(
-          saved == now,
-          fmt::format("{} was made with {} {}, this run has {}: the order of the data would not continue; "
-                      "resume with the options of the run, or begin a new one",
-                      checkpoint_path().string(), what, saved, now));
-    };
-    same("seed", state.seed, source_.seed());
-    same("batch size", state.batch_size, source_.batch_size());
-    same("batches per epoch", state.batches_per_epoch, batches_);
-    same("order", state.order.empty() ? kFirstOrder : state.order,
-         source_.order().empty() ? kFirstOrder : source_.order());
+    require_same_order(checkpoint_path(), state, source_);
     data_identity_ = source_.identity();
     require_same_data(checkpoint_path(), state.data, data_identity_);
     return state;
   }
 
+  /// Saves a state whose loss is known to be finite.
   void save() {
+    finish_pending();
     if (options_.output.empty()) return;
     write_checkpoint(checkpoint_path());
     saved_step_ = steps_done_;
@@ -290,37 +255,90 @@ class Run {
     if (!text.empty()) io::write_file_atomically(options_.output / kConfigFile, text);
   }
 
+  /// A step that is queued on the device. What it computed is not known yet if `numbers` has a value.
+  struct PendingStep {
+    FinishedStep step;
+    bool stepped = true;                 // the update was not skipped
+    int64_t classes = 0, ignore_id = 0;  // of the labels
+    std::optional<LateNumbers> numbers = {};
+    std::vector<data::BadExample> bad = {};  // of this rank
+    int64_t bad_images = 0;                  // of all ranks
+  };
+
+  /// Takes the next step. Where numbers are read late, the host then waits for the step before, while the device has this
+  /// one to do.
   void take_step() {
     const auto start = Clock::now();
-    StepRecord record;
+    PendingStep pending;
+    StepRecord& record = pending.step.record;
     record.step = steps_done_ + 1;
     record.epoch = steps_done_ / batches_ + 1;
     std::string doing = fmt::format("step {}", record.step);
     try {
-      std::optional<data::Batch> batch = source_.next();
+      std::optional<data::Batch> batch = feed_.next();
       require(batch.has_value(),
               fmt::format("an epoch needs {} batches, got only {}", batches_, steps_done_ % batches_));
       record.data_seconds = seconds_since(start);
-      bad_ = source_.take_bad();
-      step_bad_ = static_cast<int64_t>(bad_.size());
-      step_images_ = batch->images.size(0);
+      pending.bad = feed_.take_bad();
+      pending.bad_images = static_cast<int64_t>(pending.bad.size());
+      pending.step.images = batch->images.size(0);
       doing += " (" + describe(batch->images) + ")";
-      update(*batch, record);
+      update(*batch, pending);
     } catch (...) {
+      finish_pending();  // the step before was complete; if it had diverged, this tells why
       rethrow_explained(doing);
     }
-    record.seconds = seconds_since(start) - record.data_seconds;
     ++steps_done_;
-    finish(record, seconds_since(start));
+    ++steps_taken_;
+    if (steps_done_ % batches_ != 0 && steps_done_ < last_step_) feed_.prepare();
+    finish_pending();
+    pending.step.seconds = seconds_since(start);
+    record.seconds = pending.step.seconds - record.data_seconds;
+    record.abn_fallbacks = ops::abn_fallback_stats().layers - fallbacks_before_;
+    const bool ends_now = !reads_late_ || pending.step.observation;
+    pending_ = std::move(pending);
+    if (ends_now) finish_pending();
     if (stop_seen_) agree_on_signal();
   }
 
-  void update(data::Batch& batch, StepRecord& record) {
+  /// Ends the step whose numbers are not read yet, if there is one. Throws Error(kDiverged) if its loss is not finite.
+  void finish_pending() {
+    if (!pending_) return;
+    PendingStep pending = *std::exchange(pending_, std::nullopt);
+    if (pending.numbers) {
+      const auto start = Clock::now();
+      take_numbers(pending, pending.numbers->read());
+      StepRecord& record = pending.step.record;
+      if (record.step == steps_done_) {  // no later step has this time
+        record.seconds += seconds_since(start);
+        pending.step.seconds += seconds_since(start);
+      }
+      if (pending.stepped && !std::isfinite(record.loss)) throw divergence(record, remaining_checkpoint());
+    }
+    if (pending.bad_images > 0)
+      for (const std::string& reason : reasons_of_all(pending.bad, group_))
+        if (bad_images_.add(reason))
+          pending.step.bad.push_back({reason, bad_images_.count() <= static_cast<int64_t>(kNamedBadImages)});
+    reports_.add(std::move(pending.step));
+  }
+
+  /// numbers: the loss, a wrong label or NaN, and the norm of the gradients if they are clipped.
+  static void take_numbers(PendingStep& pending, const std::vector<double>& numbers) {
+    refuse_wrong_label(numbers.at(1), pending.classes, pending.ignore_id);
+    StepRecord& record = pending.step.record;
+    record.loss = numbers[0];
+    if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
+    if (numbers.size() > 2) record.gradient_norm = numbers[2];
+  }
+
+  void update(data::Batch& batch, PendingStep& pending) {
+    StepRecord& record = pending.step.record;
     record.lr =
         learning_rate(options_.schedule, options_.optimizer.lr, steps_done_, schedule_steps_, batches_);
     optimizer_.set_learning_rate(record.lr);
     format_.convert(batch);
     const LossOptions loss_options = loss_for(batch.targets, options_.loss);
+    pending.ignore_id = loss_options.ignore_id;
     std::optional<memory::Meter> meter;
     if (!format_.device.is_cpu() || memory::counting_allocator_installed()) meter.emplace(format_.device);
 
@@ -328,44 +346,57 @@ class Run {
     StepLoss loss(network_, batch, loss_options, format_.precision, options_.accumulate, group_);
     Step::RunOptions run;
     run.observe = options_.histogram_every > 0 && steps_done_ % options_.histogram_every == 0;
-    auto timeline = meter && files_ && files_->wants_timeline(static_cast<int64_t>(outcome_.steps.size()))
-                        ? start_timeline()
-                        : nullptr;
+    auto timeline = meter && reports_.wants_timeline(steps_taken_) ? start_timeline() : nullptr;
     bool forward_done = false;
     run.entering = [&](Step::Phase phase) {
       if (timeline) timeline->mark(Step::name_of(phase));
       if (meter && phase == Step::Phase::kBackward && !std::exchange(forward_done, true))
         meter->forward_done();
     };
+    std::vector<at::Tensor> late;  // the numbers that stay on the device
     run.change_gradients = [&] {
-      if (loss.gradient_factor() != 1) scale_gradients(*optimizer_.optimizer, loss.gradient_factor());
-      if (options_.optimizer.clip_norm > 0)
+      if (loss.has_gradient_factor()) scale_gradients(*optimizer_.optimizer, loss.gradient_factor());
+      if (options_.optimizer.clip_norm == 0) return;
+      if (reads_late_)
+        late.push_back(clip_gradients_on_device(*optimizer_.optimizer, options_.optimizer.clip_norm));
+      else
         record.gradient_norm = clip_gradients(*optimizer_.optimizer, options_.optimizer.clip_norm);
     };
     const auto loss_of_part = [&](int64_t part) {
-      at::Tensor value = loss.part(part, [this]() -> std::vector<double> {
-        return {stop_signal_.load() != 0 ? 1.0 : 0.0, static_cast<double>(step_bad_)};
+      at::Tensor value = loss.part(part, [&]() -> std::vector<double> {
+        return {stop_signal_.load() != 0 ? 1.0 : 0.0, static_cast<double>(pending.bad_images)};
       });
       if (part + 1 < options_.accumulate) return value;
-      record.loss = loss.mean();
-      step_images_ = loss.images();
+      pending.classes = loss.classes();
+      pending.step.images = loss.images();
       if (group_) {
         stop_seen_ = loss.sums().at(0) > 0;
-        step_bad_ = static_cast<int64_t>(loss.sums().at(1));
+        pending.bad_images = static_cast<int64_t>(loss.sums().at(1));
       }
-      if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
+      if (reads_late_) {
+        late = {loss.mean(), loss.wrong_label()};
+        return value;
+      }
+      take_numbers(pending, {loss.mean().item<double>(), loss.wrong_label().item<double>()});
       if (!std::isfinite(record.loss) && !step_.scales())
         throw divergence(record, remaining_checkpoint());  // before it reaches a parameter
       return value;
     };
-    stepped_ = step_.run_parts(*optimizer_.optimizer, options_.accumulate, loss_of_part, run);
-    if (stepped_ && average_) average_->update(record.step);
-    if (stepped_ && !std::isfinite(record.loss)) throw divergence(record, remaining_checkpoint());
-    if (step_.is_hopeless()) throw overflow(options_, record, remaining_checkpoint());
+    pending.stepped = step_.run_parts(*optimizer_.optimizer, options_.accumulate, loss_of_part, run);
+    if (reads_late_) pending.numbers.emplace(late);
+    if (pending.stepped && average_) average_->update(record.step);
+    if (pending.stepped && !reads_late_ && !std::isfinite(record.loss))
+      throw divergence(record, remaining_checkpoint());
+    if (step_.is_hopeless()) {
+      finish_pending();
+      if (pending.numbers) take_numbers(pending, pending.numbers->read());
+      throw overflow(options_, record, remaining_checkpoint());
+    }
     record.skipped_steps = step_.skipped_steps();
+    if (options_.histogram_every > 0 && pending.stepped) pending.step.observation = step_.observation();
     if (timeline) {
       timeline->stop();
-      files_->write(StepTimeline{steps_done_ + 1, timeline->samples(), timeline->marks()});
+      reports_.add(StepTimeline{steps_done_ + 1, timeline->samples(), timeline->marks()});
     }
 
     if (!meter) return;
@@ -390,69 +421,11 @@ class Run {
                        bad_evaluation_ == saved_step_ ? ", but its evaluation was not finite already" : "");
   }
 
-  /// Updates pace, log and progress after a step.
-  void finish(StepRecord record, double seconds) {
-    interval_images_ += step_images_;
-    interval_seconds_ += seconds;
-    run_seconds_ += seconds;
-    record.images_per_second = static_cast<double>(interval_images_) / std::max(interval_seconds_, 1e-9);
-    outcome_.steps.push_back(record);
-    const auto steps_done = static_cast<double>(outcome_.steps.size());
-    record.eta_seconds = run_seconds_ / steps_done * static_cast<double>(last_step_ - steps_done_);
-    record.abn_fallbacks = ops::abn_fallback_stats().layers - fallbacks_before_;
-    outcome_.steps.back() = record;
-
-    const bool logged =
-        steps_done_ == 1 || steps_done_ % options_.log_every == 0 || steps_done_ == last_step_;
-    if (logged && log_) log_->write(record);
-    if (files_) files_->write(record, logged);
-    if (progress_) progress_->step(record, logged);
-    if (options_.histogram_every > 0 && stepped_ && step_.observation()) show(*step_.observation());
-    if (record.abn_fallbacks > 0 && !fallback_told_) tell_fallback(record.abn_fallbacks);
-    if (step_bad_ > 0) tell_bad();
-    if (logged) interval_images_ = 0, interval_seconds_ = 0;
-  }
-
-  void show(const Step::Observation& seen) {
-    const ExponentRecord record{steps_done_, seen.activations, seen.weights, seen.recommended_scale()};
-    outcome_.exponents = record;
-    if (log_) log_->write(record);
-    if (files_) files_->write(record);
-    if (writes()) io::write_file_atomically(options_.output / "exponents.svg", to_svg(record));
-    if (!progress_) return;
-    const auto tell = [&](const char* what, const amp::ExponentHistogram& h) {
-      const std::string text = h.text();  // only its first line is shown: log and chart have the bars
-      if (h.values() > 0)
-        progress_->note(fmt::format("{} of step {}: {}", what, steps_done_, text.substr(0, text.find('\n'))));
-    };
-    tell("weights", seen.weights);
-    tell("activations", seen.activations);
-  }
-
-  /// Names the images that could not be read in this step, on any rank, unless an earlier step had them.
-  void tell_bad() {
-    for (const std::string& reason : reasons_of_all(bad_, group_)) {
-      if (!bad_images_.add(reason)) continue;
-      if (log_) log_->write(BadImageRecord{steps_done_, reason});
-      if (progress_ && bad_images_.count() <= static_cast<int64_t>(kNamedBadImages))
-        progress_->note("another image takes the place of one that cannot be read: " + reason);
-    }
-  }
-
-  void tell_fallback(int64_t count) {
-    fallback_told_ = true;
-    if (progress_) {
-      progress_->note(fmt::format(
-          "{} layers saved one more tensor for backward in this step: a |weight| is too small to recover "
-          "the normalized input from the output (log.jsonl counts them as abn_fallbacks)",
-          count));
-    }
-  }
-
   void evaluate_if_due() {
     if (validation_ == nullptr || options_.evaluate_every == 0 || steps_done_ == 0 || stopped()) return;
     if (!is_evaluation_epoch() && steps_done_ != last_step_) return;
     if (evaluated_step_ == steps_done_) return;
+    finish_pending();
     PictureSampler sampler(options_.report, std::max<int64_t>(1, validation_->images() / ranks()),
                            options_.loss.ignore_id);
     auto record = evaluate(sampler);
@@ -468,11 +441,8 @@ class Run {
     // Before the log, which comes last: a run that is killed here evaluates again when it is resumed.
     if (record->best.value_or(false) && !options_.output.empty())
       write_checkpoint(options_.output / kBestFile);
-    outcome_.details = details_of(*record, sampler.take());
-    if (files_) files_->write(*record, *outcome_.details);
-    if (log_) log_->write(*record);
-    if (progress_) progress_->evaluation(*record);
-    outcome_.evaluations.push_back(std::move(*record));
+    EvaluationDetails details = take_details(*record, sampler.take(), options_.report);
+    reports_.add(std::move(*record), std::move(details));
   }
 
   /// Evaluates the network that is saved, or its average if there is one. Returns nothing if a signal came.
@@ -482,42 +452,22 @@ class Run {
     if (group_ && (average_ || saved_step_ != steps_done_)) parallel_->broadcast_buffers();
     return evaluate_unless(
         [this] { return stop_signal_.load() != 0; }, network_, *validation_, options_.loss, format_, group_,
-        [&](const data::Batch& batch, const at::Tensor& logits) { sampler.add(batch, logits); });
+        [&](const data::Batch& batch, const at::Tensor& logits) { sampler.add(batch, logits); },
+        options_.reads_late);
   }
 
   /// Tells how the search for the best evaluation ended, if that is not obvious.
   void tell_end_of_search() {
     if (is_exhausted() && steps_done_ < last_step_) {
       outcome_.stopped_early = true;
-      if (log_) log_->write(EndRecord{steps_done_, steps_done_ / batches_, best_->text()});
-      if (progress_) progress_->note(fmt::format("stopped early at step {}: {}", steps_done_, best_->text()));
-    } else if (!best_->state().value && !is_compared() && steps_done_ == last_step_ && progress_) {
-      progress_->note(
+      reports_.add(EndRecord{steps_done_, steps_done_ / batches_, best_->text()});
+      reports_.note(fmt::format("stopped early at step {}: {}", steps_done_, best_->text()));
+    } else if (!best_->state().value && !is_compared() && steps_done_ == last_step_) {
+      reports_.note(
           fmt::format("there is no {} yet: the evaluation where --max-steps ends a run is not one of "
                       "the schedule, and is not compared",
                       kBestFile));
     }
-  }
-
-  /// Moves the confusion matrix out of the record: a thousand records would hold a thousand of them.
-  EvaluationDetails details_of(EvaluationRecord& record, std::vector<EvaluationPicture> pictures) const {
-    EvaluationDetails details{record.step,
-                              record.epoch,
-                              record.segmentation,
-                              options_.report.class_names,
-                              options_.report.class_colors,
-                              {},
-                              std::move(pictures)};
-    const auto counts = std::exchange(record.confusion, {});
-    const auto classes = counts.empty() ? static_cast<int64_t>(details.class_names.size())
-                                        : std::llround(std::sqrt(static_cast<double>(counts.size())));
-    details.class_names.resize(static_cast<size_t>(classes));
-    for (size_t i = options_.report.class_names.size(); i < details.class_names.size(); ++i)
-      details.class_names[i] = fmt::format("class {}", i);
-    if (!details.class_colors.defined() || details.class_colors.size(0) != classes)
-      details.class_colors = data::class_colors(classes);
-    if (!counts.empty()) details.confusion = at::tensor(counts, at::kLong).view({classes, classes});
-    return details;
   }
 
   const Network network_;
@@ -530,6 +480,7 @@ class Run {
   const TensorFormat format_;
   const Frozen frozen_;
   const GroupedOptimizer optimizer_;
+  BatchFeed feed_;
   Step step_;
   std::optional<distributed::DataParallel> parallel_;  // with a group
   std::optional<Average> average_;                     // with ema_decay
@@ -537,28 +488,22 @@ class Run {
   const int64_t batches_;                              // per epoch
   const int64_t schedule_steps_;                       // of all epochs
   const int64_t last_step_;                            // where this run ends
+  const bool reads_late_;                              // the numbers of a step, while the next one runs
   const int64_t fallbacks_before_;
 
   int64_t steps_done_ = 0;
-  int64_t saved_step_ = -1;            // of the checkpoint on disk; -1: this run saved none
-  int64_t bad_evaluation_ = -1;        // step of the last evaluation whose loss was not finite
-  int64_t evaluated_step_ = -1;        // of the last evaluation, which the log holds
-  bool stepped_ = false;               // the last step was not skipped
-  int64_t step_images_ = 0;            // of this step, of all ranks
-  std::vector<data::BadExample> bad_;  // of this step, of this rank
-  int64_t step_bad_ = 0;               // of this step, of all ranks
-  BadImages bad_images_;               // since this run began or was resumed
-  bool stop_seen_ = false;             // a rank had a signal in this step
-  int agreed_signal_ = 0;              // of all ranks
+  int64_t saved_step_ = -1;      // of the checkpoint on disk; -1: this run saved none
+  int64_t bad_evaluation_ = -1;  // step of the last evaluation whose loss was not finite
+  int64_t evaluated_step_ = -1;  // of the last evaluation, which the log holds
+  int64_t steps_taken_ = 0;      // in this run
+  bool stop_seen_ = false;       // a rank had a signal in this step
+  int agreed_signal_ = 0;        // of all ranks
   bool wrote_config_ = false;
   std::string data_identity_;
-  std::optional<RunLog> log_;
-  std::optional<RunFiles> files_;  // of the rank that writes
-  std::optional<Progress> progress_;
+  BadImages bad_images_;  // since this run began or was resumed
   TrainingOutcome outcome_;
-  int64_t interval_images_ = 0;
-  double interval_seconds_ = 0, run_seconds_ = 0;
-  bool fallback_told_ = false;
+  RunReports reports_;
+  std::optional<PendingStep> pending_;
   std::vector<std::string> notes_;  // of a resumed run
 };
 

@@ -75,6 +75,10 @@ struct TrainerOptions {
   /// same entries: they are part of the file's bytes.
   std::map<std::string, std::string> metadata;
   bool quiet = false;  ///< no progress on the terminal
+  /// The numbers of a step (loss, norm of the gradients) are read while the device has the next step to do, and those of an
+  /// evaluation at its end. false: at once, before the backward pass. nullopt: late on a GPU, so that it never idles, at once
+  /// on the CPU. Several processes read at once: their loss is a sum over all. Only the moment differs, not a result.
+  std::optional<bool> reads_late = std::nullopt;
   /// The processes that train together, which must outlive the call. null: this process alone.
   distributed::Group* group = nullptr;
   distributed::Compression gradient_compression = distributed::Compression::kNone;
@@ -117,8 +121,9 @@ inline const std::atomic<int> kNeverStops{0};
 /// profiler makes impossible is left out. With `tensorboard`, event files hold the log, the pictures and the
 /// histograms too; a resumed run begins a new event file.
 ///
-/// GPU: parameters, momentum and statistics live on the GPU, and each batch is moved to it. Kept and peak
-/// bytes are bytes of its memory. A checkpoint holds the states of the generators of GPU and CPU. A run can
+/// GPU: parameters, momentum and statistics live on the GPU. Each batch travels to it while the step before runs; images of
+/// bytes travel as bytes. The host waits at most once per step: for the loss of the step before, and in f16 for the decision
+/// to skip. Kept and peak bytes are bytes of the GPU's memory. A checkpoint holds the states of the generators of GPU and CPU. A run can
 /// be resumed on either device.
 ///
 /// Resuming gives the bytes of an unbroken run, at whatever moment the run was ended, by SIGKILL too:
@@ -159,7 +164,8 @@ inline const std::atomic<int> kNeverStops{0};
 /// loss is not finite, all ranks throw the same Error(kDiverged). Throws as Group does.
 ///
 /// Throws Error(kDiverged), naming the step, if the loss is not finite (in f16 if 50 steps in a row were
-/// skipped), or if a parameter that is to be saved is not finite; the last good checkpoint stays. Throws
+/// skipped), or if a parameter that is to be saved is not finite; the last good checkpoint stays. With numbers that are read
+/// late the module has been updated once or twice with that loss. Throws
 /// Error(kCheckpoint) if the checkpoint to resume is missing, damaged or of another model; Error(kUsage) for
 /// options that cannot work, and for a resumed run with another seed, batch size, number of batches, order
 /// or identity of the data;

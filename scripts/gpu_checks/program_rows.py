@@ -25,6 +25,7 @@ import zlib  # noqa: E402
 PIECE = "program"
 PRECISIONS = ("bf16", "f32", "f16")  # the most important first
 STANDARD, IN_PLACE = "standard", "inplace_2"
+MEMORY_GIB = 24  # of the search for the largest batch: all of a large GPU would take minutes
 STEPS, WARM_STEPS = 18, 6  # libtorch chooses its convolutions in the first steps
 ERROR = "palimpsest: error: "
 
@@ -56,8 +57,8 @@ def works_of(precisions, networks=NETWORKS):
     for precision in precisions:
         works += [Work(f"{n.model}, batch {n.batch} of {n.size}x{n.size}, {precision}", 12, n, precision) for n in networks]
         if precision == PRECISIONS[0]:
-            works += [Work(f"{n.model}, {n.size}x{n.size}, {precision}: largest batch in the memory of {n.batch}", 20, n,
-                           precision, "compare") for n in (networks[0], networks[-1])]
+            works += [Work(f"{n.model}, {n.size}x{n.size}, {precision}: largest batch in {MEMORY_GIB} GiB", 30, n, precision,
+                           "compare") for n in (networks[0], networks[-1])]
     return works
 
 
@@ -164,8 +165,8 @@ def train(program, work, steps=STEPS, warm=WARM_STEPS):
 
 def compare(program, work):
     output = program.folder / "comparison"
-    program.run("compare", *program.flags(work), "--max-steps", "1", "--strategies", f"{STANDARD},{IN_PLACE}", "--output",
-                str(output))
+    program.run("compare", *program.flags(work), "--max-steps", "1", "--strategies", f"{STANDARD},{IN_PLACE}", "--memory",
+                str(1024 * MEMORY_GIB), "--output", str(output))
     runs = json.loads((output / "results.json").read_text())["runs"]
     largest = [[float(run["largest_batch"])] for run in runs]
     return [pair_row(work.name, "images", *largest)]

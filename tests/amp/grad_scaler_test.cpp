@@ -262,5 +262,32 @@ TEST(GradScaler, ASkippedStepLeavesRunningStatisticsAsTheyWereWithABufferSnapsho
   EXPECT_TRUE(torch::equal(net->bn->num_batches_tracked, count));
 }
 
+TEST(GradScaler, TheHostKnowsTheScaleOfTheDeviceWithoutReadingIt) {
+  Toy toy;
+  GradScalerOptions options = small_options();
+  options.init_scale = 3e37;  // grows to infinity once: then it stays
+  options.backoff_factor = 0.3;
+  GradScaler scaler(options);
+  const auto on_device = [&] { return scaler.scale(torch::ones({})).item<double>(); };
+  for (int step = 0; step < 20; ++step) {
+    const bool overflows = step % 9 >= 7;
+    toy.sgd.zero_grad();
+    toy.backward(scaler, overflows ? kInf : 1e-9f);
+    EXPECT_NE(scaler.step(toy.sgd), overflows);
+    const CallCounter reads("aten::_local_scalar_dense");
+    scaler.update();
+    const double known = scaler.get_scale();
+    scaler.state();
+    EXPECT_EQ(reads.calls(), 0);
+    EXPECT_EQ(known, on_device()) << "step " << step;
+  }
+  // Without step() the host does not know whether there was an overflow: it reads.
+  toy.sgd.zero_grad();
+  toy.backward(scaler, kInf);
+  scaler.unscale_(toy.sgd);
+  scaler.update();
+  EXPECT_EQ(scaler.get_scale(), on_device());
+}
+
 }  // namespace
 }  // namespace palimpsest::amp

@@ -183,7 +183,11 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     (("train", "--device", "gpu"), ["unknown device 'gpu'", "cpu", "cuda"]),
     (("train", "--device", "cuda:first"), ["unknown device 'cuda:first'", "cuda:0"]),
     (("train", "--device", "cuda:1"), ["device 'cuda:1'", "use cpu"]),
-    (("compare", "--device", "cpu"), ["compare does not use the option '--device'"]),
+    *((command, ["device 'cuda'", "needs a build with kernels for GPUs", "cmake --preset cuda", "or use cpu"])
+      for command in (("train", "--device", "cuda"), ("compare", "--device", "cuda"), ("demo", "--device", "cuda"),
+                      ("info", "--model", "resnet18", "--device", "cuda"))),
+    (("compare", "--device", "cuda:128"), ["unknown device 'cuda:128'", "cuda:0"]),
+    (("export", "--device", "cpu"), ["export does not use the option '--device'"]),
     (("train", "--slope", "2"), ["slope", "2"]),
     (("train", "--scale-min", "3", "--crop", "32"), ["--scale-min must be at most", "got 3"]),
     (("train", "--scale-max", "2"), ["--scale-max", "--crop"]),

@@ -73,7 +73,8 @@ def test_compare_gives_the_largest_batch_where_it_takes_a_device(program, monkey
     monkeypatch.setenv("DEVICES", "train compare")
     row, = program_rows.rows_of(program(), unit)
     assert (row["measured"]["median"], row["opponent"]["median"], row["ratio"], row["unit"]) == (128, 64, 2, "images")
-    assert "--data generated" in program.asked.read_text() and "--device cuda" in program.asked.read_text()
+    asked = program.asked.read_text()
+    assert "--data generated" in asked and "--device cuda" in asked and "--memory 24576" in asked
 
 
 def test_an_error_of_the_program_is_a_failure_with_its_line(program, monkeypatch):
@@ -97,6 +98,11 @@ def test_all_networks_precisions_and_strategies_are_there_the_most_important_fir
     assert names[:3] == ["resnet50, batch 64 of 224x224, bf16", "densenet121, batch 64 of 224x224, bf16",
                          "deeplabv3_resnet50, batch 16 of 512x512, bf16"]
     assert sum("largest batch" in name for name in names) == 2 and len(names) == 3 * 3 + 2 == len(set(names))
+
+
+def test_the_real_program_takes_a_device_where_rows_need_one(tmp_path):
+    owner = program_rows.Program(BUILD / "palimpsest", "cpu", tmp_path, row_log.Budget())
+    assert all(owner.takes_device(command) for command in program_rows.COMMANDS)
 
 
 @pytest.mark.parametrize("network", [Network("resnet18_narrow", 2, 32), Network("deeplabv3_resnet18_narrow", 2, 64, True)])

@@ -22,5 +22,19 @@ TEST(Device, IsNamedAsLibtorchNamesIt) {
                           [] { parse_device("cuda:1"); });
 }
 
+TEST(Device, AGpuThatIsNotThereIsOneLineWithTheWayOut) {
+  const auto fails = [](const char* text, bool has_kernels, int gpus, const std::vector<std::string>& parts) {
+    testing::expect_error(ErrorKind::kUsage, parts, [&] { parse_device(text, has_kernels, gpus); });
+  };
+  fails("cuda", false, 1,
+        {"device 'cuda' needs a build with kernels for GPUs", "cmake --preset cuda", "or use cpu"});
+  fails("cuda", true, 0, {"device 'cuda' needs an NVIDIA GPU, and libtorch finds none: use cpu"});
+  fails("cuda:1", true, 1, {"device 'cuda:1' is not there: libtorch finds one GPU, cuda:0"});
+  fails("cuda:7", true, 4, {"device 'cuda:7' is not there: libtorch finds 4 GPUs, cuda:0 to cuda:3"});
+  fails("gpu", true, 4, {"unknown device 'gpu'"});
+  EXPECT_EQ(parse_device("cuda", true, 1), c10::Device(c10::DeviceType::CUDA, 0));
+  EXPECT_EQ(parse_device("cuda:3", true, 4), c10::Device(c10::DeviceType::CUDA, 3));
+}
+
 }  // namespace
 }  // namespace palimpsest::train

@@ -180,5 +180,47 @@ TEST(Evaluate, TheWeightedLossOfAWindowAsLargeAsTheImageIsThatOfTheImage) {
   }
 }
 
+EvaluationRecord evaluate_batches(const Network& network, bool segmentation, int64_t images, bool late,
+                                  int64_t* waits = nullptr, int64_t label_offset = 0) {
+  data::Loader loader(std::make_shared<BrightestColor>(images, 6, segmentation, label_offset), in_order(2));
+  LoaderBatches batches(loader);
+  EvaluationOptions options;
+  options.confusion_classes = 3;
+  options.reads_late = late;
+  const OperatorCalls calls;
+  const EvaluationRecord record = evaluate(network, batches, options);
+  if (waits) *waits = calls.waits();
+  return record;
+}
+
+TEST(Evaluate, ReadsItsNumbersOnceAtTheEndIfItReadsLate) {
+  at::manual_seed(1);
+  const auto segmenter = make_tiny(1);
+  const auto classifier = std::make_shared<TinyClassifier>();
+  for (const bool segmentation : {true, false}) {
+    const Network network = segmentation ? Network(segmenter) : Network(classifier);
+    const auto want = evaluate_batches(network, segmentation, 16, false);
+    int64_t few = 0, many = 0, at_once = 0;
+    const auto got = evaluate_batches(network, segmentation, 16, true, &many);
+    EXPECT_EQ(got.loss, want.loss);
+    EXPECT_EQ(got.confusion, want.confusion);
+    EXPECT_EQ(got.metrics.mean_iou, want.metrics.mean_iou);
+    EXPECT_EQ(got.metrics.top1, want.metrics.top1);
+    EXPECT_EQ(got.images, want.images);
+    evaluate_batches(network, segmentation, 4, true, &few);
+    EXPECT_EQ(many, few) << "no batch waits";
+    EXPECT_LE(many, 3) << "a wrong label, the loss and the counts";
+    evaluate_batches(network, segmentation, 16, false, &at_once);
+    EXPECT_GE(at_once, 8) << "the counter counts";
+  }
+}
+
+TEST(Evaluate, AWrongLabelIsTheSameErrorWhenItIsReadLate) {
+  const auto classifier = std::make_shared<TinyClassifier>();
+  for (const bool late : {false, true})
+    expect_error(ErrorKind::kData, {"label 3 is no class of the model (0 to 2)"},
+                 [&] { evaluate_batches(classifier, false, 4, late, nullptr, /*label_offset=*/1); });
+}
+
 }  // namespace
 }  // namespace palimpsest::train

@@ -133,7 +133,7 @@ TEST(Loss, LabelSmoothingAndClassWeightsAreThoseOfLibtorchOfTheChosenPixels) {
           EXPECT_NEAR(got.mean.item<double>(), want.item<double>(), kReorderedF64);
           EXPECT_LE(relative_error(x.grad(), y.grad()), kReorderedF64);
           if (options.kind == "cross_entropy") {
-            EXPECT_NEAR(expected_weight(targets, options), got.weight, kReorderedF64);
+            EXPECT_NEAR(expected_weight(targets, options).item<double>(), got.weight, kReorderedF64);
           }
         }
 }

@@ -121,5 +121,38 @@ TEST(Metrics, ShapesThatDoNotFitAreRefused) {
   EXPECT_THROW(metrics.add(at::zeros({1, 3}), at::zeros({1}, at::kLong)), c10::Error);
 }
 
+TEST(Metrics, CountsOnTheDeviceAreThoseOfTheHostAndWaitForNoBatch) {
+  at::manual_seed(5);
+  MetricsAccumulator pixels(true, 5, 2, false, /*reads_late=*/false), late_pixels(true, 5, 2, false, true);
+  MetricsAccumulator labels(false, 7, 6, true, false), late_labels(false, 7, 6, true, true);
+  for (int batch = 0; batch < 3; ++batch) {
+    const at::Tensor maps = at::randn({4, 5, 3, 4}), ids = at::randint(0, 5, {4, 6, 7}, at::kLong);
+    const at::Tensor scores = at::randn({9, 7}), truth = at::randint(0, 7, {9}, at::kLong);
+    scores[batch].fill_(std::numeric_limits<float>::quiet_NaN());
+    pixels.add(maps, ids);
+    labels.add(scores, truth);
+    const testing::OperatorCalls calls;
+    late_pixels.add(maps, ids);
+    late_labels.add(scores, truth);
+    EXPECT_EQ(calls.waits(), 0) << calls.text();
+  }
+  EXPECT_EQ(late_pixels.confusion(), pixels.confusion());
+  EXPECT_EQ(late_pixels.result().mean_iou, pixels.result().mean_iou);
+  EXPECT_EQ(late_labels.counters(), labels.counters());
+  EXPECT_EQ(late_labels.result().top5, labels.result().top5);
+  late_labels.add(at::eye(7), at::arange(7));  // goes on after it was read
+  labels.add(at::eye(7), at::arange(7));
+  EXPECT_EQ(late_labels.counters(), labels.counters());
+}
+
+TEST(Metrics, AWrongLabelOnTheDeviceIsAnErrorWhenTheCountsAreRead) {
+  MetricsAccumulator pixels(true, 3, 255, false, true), labels(false, 3, -1, false, true);
+  pixels.add(predicting({0, 1, 2}, 3), truth({0, 7, -9}));
+  pixels.add(predicting({0}, 3), truth({8}));
+  expect_error(ErrorKind::kData, {"label 7", "0 to 2", "255"}, [&] { pixels.result(); });
+  labels.add(at::eye(3), at::tensor({int64_t{0}, int64_t{3}, int64_t{1}}));
+  expect_error(ErrorKind::kData, {"label 3"}, [&] { labels.counters(); });
+}
+
 }  // namespace
 }  // namespace palimpsest::train

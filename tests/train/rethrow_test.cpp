@@ -27,6 +27,10 @@ TEST(Rethrow, ExhaustedMemoryIsExplainedAndOtherErrorsPass) {
                     "DefaultCPUAllocator: can't allocate memory: you tried to allocate 5 bytes.\nmore");
       }));
   testing::expect_error(ErrorKind::kMemory, {"step 1"}, explained([] { throw std::bad_alloc(); }));
+  for (const char* reason :
+       {"CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED"})
+    testing::expect_error(ErrorKind::kMemory, {"step 1", reason},
+                          explained([&] { TORCH_CHECK(false, reason, " in a call"); }));
   testing::expect_error(ErrorKind::kData, {"unreadable"},
                         explained([] { throw Error(ErrorKind::kData, "unreadable"); }));
   EXPECT_THROW(explained([] { throw std::logic_error("a bug"); })(), std::logic_error);

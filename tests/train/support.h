@@ -2,6 +2,7 @@
 
 #include "tests/support/expect_error.h"
 #include "tests/support/file_size_limit.h"
+#include "tests/support/operator_calls.h"
 #include "tests/support/relative_error.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/tolerance.h"
@@ -21,6 +22,7 @@ using palimpsest::testing::kReorderedF32;
 using palimpsest::testing::kReorderedF64;
 using palimpsest::testing::kRoundingF64;
 using palimpsest::testing::kSameLoss16Bits;
+using palimpsest::testing::OperatorCalls;
 using palimpsest::testing::relative_error;
 using palimpsest::testing::TemporaryFolder;
 

@@ -61,7 +61,7 @@ std::tuple<at::Tensor, at::Tensor> forward_on_gpu(const kernels::UpsampledProble
   const void* const x = values.const_data_ptr();
   kernels::cuda::upsampled_losses(problem, x, targets, rules, nullptr, out, call.stream());
   first_wrong = -1;
-  if (!call.is_capturing())
+  if (arguments.checks_targets && !call.is_capturing())
     if (const double place = sums[3].item<double>(); place < static_cast<double>(ids.numel()))
       first_wrong = static_cast<int64_t>(place);
   at::Tensor gradient = for_backward ? at::empty_like(values) : at::empty({0}, plain);
@@ -78,7 +78,7 @@ std::tuple<at::Tensor, at::Tensor> forward_on_gpu(const kernels::UpsampledProble
     kernels::cuda::upsampled_gradient(
         problem, x, targets, rules, bootstraps ? selected.const_data_ptr<uint8_t>() : nullptr,
         log_sum.const_data_ptr<double>(), gradient.mutable_data_ptr(), call.stream());
-  return {sums.narrow(0, 0, 3).clone(), std::move(gradient)};
+  return {std::move(sums), std::move(gradient)};
 }
 
 void argmax_on_gpu(const kernels::UpsampledProblem& problem, const at::Tensor& values, at::Tensor& ids) {

@@ -8,7 +8,7 @@ namespace palimpsest::ops::upsampled_loss_detail::meta {
 std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& logits, const at::Tensor& /*targets*/,
                                            const LossArguments& /*arguments*/, bool for_backward) {
   const auto type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  return {at::empty({3}, logits.options().dtype(at::kDouble).memory_format(std::nullopt)),
+  return {at::empty({4}, logits.options().dtype(at::kDouble).memory_format(std::nullopt)),
           for_backward ? at::empty_like(logits, logits.options().dtype(type), logits.suggest_memory_format())
                        : at::empty({0}, logits.options().dtype(type).memory_format(std::nullopt))};
 }

@@ -98,7 +98,7 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& logits, const at::T
     check(first_wrong);
     return result;
   }
-  at::Tensor sums = at::empty({3}, logits.options().dtype(at::kDouble).memory_format(std::nullopt));
+  at::Tensor sums = at::empty({4}, logits.options().dtype(at::kDouble).memory_format(std::nullopt));
   at::Tensor gradient = for_backward ? at::empty_like(map.values) : at::empty({0}, map.values.options());
   kernels::CrossEntropySums result;
   if (map.problem.n > 0)
@@ -113,6 +113,7 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& logits, const at::T
   values[0] = result.loss;
   values[1] = result.weight;
   values[2] = static_cast<double>(result.count);
+  values[3] = static_cast<double>(ids.numel());  // none is wrong
   return {std::move(sums), std::move(gradient)};
 }
 

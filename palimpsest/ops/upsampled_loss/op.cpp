@@ -32,15 +32,17 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
 
   static variable_list forward(AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& targets,
                                const std::optional<at::Tensor>& weight, int64_t ignore_index,
-                               double label_smoothing, bool align_corners, double share, double probability) {
+                               double label_smoothing, bool align_corners, double share, double probability,
+                               bool checks_targets) {
     const auto [sums, gradient] = upsampled_loss_detail::forward(
-        logits, targets, {weight, ignore_index, label_smoothing, align_corners, share, probability},
+        logits, targets,
+        {weight, ignore_index, label_smoothing, align_corners, share, probability, checks_targets},
         /*for_backward=*/true);
     ctx->save_for_backward({gradient, inverse_weight(sums)});
     ctx->saved_data["dtype"] = logits.scalar_type();
-    at::Tensor total = sums.select(0, 1).clone();
-    ctx->mark_non_differentiable({total});
-    return {mean_loss(sums, logits), total};
+    at::Tensor total = sums.select(0, 1).clone(), first_wrong = sums.select(0, 3).clone();
+    ctx->mark_non_differentiable({total, first_wrong});
+    return {mean_loss(sums, logits), total, first_wrong};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
@@ -52,23 +54,25 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
       const at::Tensor scale = (gradients[0].to(at::kDouble) * saved[1]).to(saved[0].scalar_type());
       dx = (saved[0] * scale).to(ctx->saved_data["dtype"].toScalarType());
     }
-    return {dx, {}, {}, {}, {}, {}, {}, {}};
+    return {dx, {}, {}, {}, {}, {}, {}, {}, {}};
   }
 };
 
 }  // namespace
 
-std::tuple<at::Tensor, at::Tensor> loss_and_weight(const at::Tensor& logits, const at::Tensor& targets,
-                                                   const LossArguments& a) {
+std::tuple<at::Tensor, at::Tensor, at::Tensor> loss_and_weight(const at::Tensor& logits,
+                                                               const at::Tensor& targets,
+                                                               const LossArguments& a) {
   TORCH_CHECK(!(c10::GradMode::is_enabled() && a.weight && a.weight->defined() && a.weight->requires_grad()),
               "[upsampled_cross_entropy] weight has no gradient: pass weight.detach()");
   if (c10::GradMode::is_enabled() && logits.requires_grad()) {
-    const auto results = LossFunction::apply(logits, targets, a.weight, a.ignore_index, a.label_smoothing,
-                                             a.align_corners, a.bootstrap_share, a.bootstrap_probability);
-    return {results[0], results[1]};
+    const auto results =
+        LossFunction::apply(logits, targets, a.weight, a.ignore_index, a.label_smoothing, a.align_corners,
+                            a.bootstrap_share, a.bootstrap_probability, a.checks_targets);
+    return {results[0], results[1], results[2]};
   }
   const at::Tensor sums = std::get<0>(forward(logits, targets, a, /*for_backward=*/false));
-  return {mean_loss(sums, logits), sums.select(0, 1).clone()};
+  return {mean_loss(sums, logits), sums.select(0, 1).clone(), sums.select(0, 3).clone()};
 }
 
 }  // namespace palimpsest::ops::upsampled_loss_detail
@@ -77,11 +81,11 @@ namespace palimpsest::ops {
 
 UpsampledCrossEntropy upsampled_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                               const UpsampledCrossEntropyOptions& o) {
-  auto [loss, weight] =
+  auto [loss, weight, first_wrong] =
       upsampled_loss_detail::loss_and_weight(logits, targets,
                                              {o.weight, o.ignore_index, o.label_smoothing, o.align_corners,
-                                              o.bootstrap_share, o.bootstrap_probability});
-  return {std::move(loss), std::move(weight)};
+                                              o.bootstrap_share, o.bootstrap_probability, o.checks_targets});
+  return {std::move(loss), std::move(weight), std::move(first_wrong)};
 }
 
 }  // namespace palimpsest::ops

@@ -13,8 +13,9 @@ template <auto kForward>
 std::tuple<at::Tensor, at::Tensor> forward_of(const at::Tensor& logits, const at::Tensor& targets,
                                               const std::optional<at::Tensor>& weight, int64_t ignore_index,
                                               double label_smoothing, bool align_corners, double share,
-                                              double probability, bool for_backward) {
-  return kForward(logits, targets, {weight, ignore_index, label_smoothing, align_corners, share, probability},
+                                              double probability, bool for_backward, bool checks_targets) {
+  return kForward(logits, targets,
+                  {weight, ignore_index, label_smoothing, align_corners, share, probability, checks_targets},
                   for_backward);
 }
 
@@ -22,8 +23,9 @@ std::tuple<at::Tensor, at::Tensor> cross_entropy(const at::Tensor& logits, const
                                                  const std::optional<at::Tensor>& weight,
                                                  int64_t ignore_index, double label_smoothing,
                                                  bool align_corners, double share, double probability) {
-  return loss_and_weight(logits, targets,
-                         {weight, ignore_index, label_smoothing, align_corners, share, probability});
+  auto [loss, total, first_wrong] = loss_and_weight(
+      logits, targets, {weight, ignore_index, label_smoothing, align_corners, share, probability});
+  return {std::move(loss), std::move(total)};
 }
 
 TORCH_LIBRARY_FRAGMENT(palimpsest, m) {
@@ -35,7 +37,7 @@ TORCH_LIBRARY_FRAGMENT(palimpsest, m) {
   m.def(
       "upsampled_cross_entropy_forward(Tensor logits, Tensor targets, Tensor? weight, int ignore_index, "
       "float label_smoothing, bool align_corners, float bootstrap_share, float bootstrap_probability, "
-      "bool for_backward) -> (Tensor, Tensor)");
+      "bool for_backward, bool checks_targets=True) -> (Tensor, Tensor)");
   m.def("upsampled_argmax(Tensor logits, SymInt[2] size, bool align_corners=False) -> Tensor");
 }
 
@@ -66,7 +68,7 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& logits, const at::T
   static const auto op =
       find_operator("palimpsest::upsampled_cross_entropy_forward", forward_of<native::forward>);
   return op.call(logits, targets, a.weight, a.ignore_index, a.label_smoothing, a.align_corners,
-                 a.bootstrap_share, a.bootstrap_probability, for_backward);
+                 a.bootstrap_share, a.bootstrap_probability, for_backward, a.checks_targets);
 }
 
 }  // namespace palimpsest::ops::upsampled_loss_detail

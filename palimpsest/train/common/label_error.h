@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <cmath>
 #include <cstdint>
 #include <limits>
 
@@ -23,6 +24,11 @@ inline Error label_error(int64_t label, int64_t classes, int64_t ignore_id) {
                fmt::format("label {} is neither a class of the model (0 to {}) nor the ignore id {}: set the "
                            "number of classes or the ignore id to that of the data",
                            label, classes - 1, ignore_id));
+}
+
+/// Throws label_error unless `label`, as first_wrong_label returns it (train/common/count_ids.h), is NaN.
+inline void refuse_wrong_label(double label, int64_t classes, int64_t ignore_id) {
+  if (!std::isnan(label)) throw label_error(static_cast<int64_t>(label), classes, ignore_id);
 }
 
 }  // namespace palimpsest::train

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
+#include "palimpsest/data/class_colors.h"
 #include "palimpsest/io/safetensors.h"
 
 #include <ATen/ATen.h>
@@ -194,6 +195,22 @@ StepTimeline read_step_memory(const std::filesystem::path& path) {
   for (size_t i = 0; i < names.size(); ++i)
     timeline.marks.push_back({marks.const_data_ptr<double>()[i], names[i]});
   return timeline;
+}
+
+EvaluationDetails take_details(EvaluationRecord& record, std::vector<EvaluationPicture> pictures,
+                               const ReportOptions& options) {
+  EvaluationDetails details{record.step,          record.epoch, record.segmentation, options.class_names,
+                            options.class_colors, {},           std::move(pictures)};
+  const auto counts = std::exchange(record.confusion, {});
+  const auto classes = counts.empty() ? static_cast<int64_t>(details.class_names.size())
+                                      : std::llround(std::sqrt(static_cast<double>(counts.size())));
+  details.class_names.resize(static_cast<size_t>(classes));
+  for (size_t i = options.class_names.size(); i < details.class_names.size(); ++i)
+    details.class_names[i] = fmt::format("class {}", i);
+  if (!details.class_colors.defined() || details.class_colors.size(0) != classes)
+    details.class_colors = data::class_colors(classes);
+  if (!counts.empty()) details.confusion = at::tensor(counts, at::kLong).view({classes, classes});
+  return details;
 }
 
 PictureSampler::PictureSampler(const ReportOptions& options, int64_t images, int64_t ignore_id)

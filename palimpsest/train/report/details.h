@@ -28,6 +28,11 @@ void write_step_memory(const std::filesystem::path& path, const StepTimeline& ti
 /// Throws as read_evaluation does.
 StepTimeline read_step_memory(const std::filesystem::path& path);
 
+/// Moves the confusion matrix out of the record, because a thousand records would hold a thousand of them, and returns it
+/// with the names and colours of the classes.
+EvaluationDetails take_details(EvaluationRecord& record, std::vector<EvaluationPicture> pictures,
+                               const ReportOptions& options);
+
 /// Takes a few pictures out of the batches of an evaluation, spread over the whole set.
 class PictureSampler {
  public:

@@ -1,5 +1,6 @@
 // Meter and Timeline on a device other than the CPU, with a stand-in for libtorch's caching allocator instead
 // of a GPU.
+#include "palimpsest/memory/device_memory.h"
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/memory/timeline.h"
 
@@ -10,6 +11,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 namespace palimpsest::memory {
 namespace {
@@ -18,6 +20,7 @@ namespace {
 class StandIn final : public c10::DeviceAllocator {
  public:
   bool ready = true;
+  int64_t cached = 0;  // bytes kept for reuse
 
   /// Reports an allocation or a free to the profiler, as libtorch's own allocator does.
   void live(int64_t bytes, c10::Device device = {c10::DeviceType::CUDA, 0}) {
@@ -38,7 +41,10 @@ class StandIn final : public c10::DeviceAllocator {
 
   c10::DataPtr allocate(size_t) override { throw std::logic_error("a stand-in has no memory"); }
   void copy_data(void*, const void*, std::size_t) const override {}
-  void emptyCache(c10::MempoolId_t) override {}
+  void emptyCache(c10::MempoolId_t) override { cached = 0; }
+  std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex) override {
+    return {static_cast<size_t>(10000 - current_ - cached), 10000};
+  }
   void recordStream(const c10::DataPtr&, c10::Stream) override {}
   void resetAccumulatedStats(c10::DeviceIndex) override {}
 
@@ -59,6 +65,7 @@ class OfADevice : public ::testing::Test {
 };
 
 using DeviceMeter = OfADevice;
+using DeviceMemory = OfADevice;
 using DeviceTimeline = OfADevice;
 
 TEST_F(DeviceMeter, ReadsTheAllocatedBytesOfTheDevice) {
@@ -94,6 +101,20 @@ TEST_F(DeviceMeter, SaysWhatIsMissing) {
   EXPECT_EQ(said(device_), absent);
   c10::SetAllocator(c10::DeviceType::CUDA, nullptr);
   EXPECT_EQ(said(device_), absent);
+}
+
+TEST_F(DeviceMemory, AttainableIsWhatLivesAndWhatIsFreeWithoutTheCache) {
+  allocator_.live(1000);
+  allocator_.cached = 3000;
+  EXPECT_EQ(attainable_bytes(device_), 10000);
+  EXPECT_EQ(allocator_.cached, 0);
+  allocator_.cached = 500;
+  release_cached(device_);
+  EXPECT_EQ(allocator_.cached, 0);
+  release_cached(c10::DeviceType::CPU);
+  synchronize(c10::DeviceType::CPU);
+  allocator_.ready = false;
+  EXPECT_THROW(attainable_bytes(device_), std::logic_error);
 }
 
 std::vector<int64_t> bytes_of(const Timeline& timeline) {
