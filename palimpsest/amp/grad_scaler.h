@@ -43,11 +43,11 @@ struct GradScalerState {
 };
 
 /// Scales the loss and unscales the gradients. Its state is on the device of the gradients: the host waits
-/// for the device in step(), once. The functions that return a number wait only after an iteration with unscale_ and
-/// without step, whose outcome the host does not know. Throws Error(kUsage) for options out
-/// of range; for unscale_ twice per iteration or after step; for step twice without update; for step or
-/// update without a gradient; and for f16 parameters, because f16 would lose their gradients again when they
-/// are unscaled (keep parameters in f32, or use amp/master_weights.h).
+/// for the device in step(), once. The functions that return a number wait only after an iteration with
+/// unscale_ and without step, whose outcome the host does not know. Throws Error(kUsage) for options out of
+/// range; for unscale_ twice per iteration or after step; for step twice without update; for step or update
+/// without a gradient; and for f16 parameters, because f16 would lose their gradients again when they are
+/// unscaled (keep parameters in f32, or use amp/master_weights.h).
 class GradScaler {
  public:
   explicit GradScaler(const GradScalerOptions& options = {});

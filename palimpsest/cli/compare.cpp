@@ -163,8 +163,8 @@ class Comparison {
                     report_.memory_bytes / kMiB));
   }
 
-  /// Returns the bytes in which the largest batch is searched. On a GPU the question is what fits in it, unless runs are to
-  /// train in the memory of the first one.
+  /// Returns the bytes in which the largest batch is searched. On a GPU the question is what fits in it,
+  /// unless runs are to train in the memory of the first one.
   int64_t memory_limit(int64_t first_peak) const {
     if (options_.compare.memory > 0) return options_.compare.memory * (int64_t{1} << 20);
     if (device_.is_cpu() || options_.compare.spend != "nothing") return first_peak;

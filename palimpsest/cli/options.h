@@ -128,7 +128,8 @@ struct Options {
 
   struct Compare {
     std::vector<std::string> strategies{"standard", "inplace_2"};
-    /// MiB for the largest batch; 0: the first strategy's peak at train.batch, or on a GPU, if nothing is spent, what is free
+    /// MiB for the largest batch; 0: the first strategy's peak at train.batch, or on a GPU, if nothing is
+    /// spent, what is free
     int64_t memory = 0;
     std::string spend = "nothing";  ///< what the saved memory is spent on: "batch" or "crop"
   } compare;
@@ -225,7 +226,8 @@ void read_resumed_toml(Options& options, const std::string& text, const std::str
 void complete_activation(Options& options);
 
 /// Returns every value of a TOML text as ("table.key", value), in the form of TOML, also those that are no
-/// settings of this program. Throws Error(kUsage) for wrong syntax, nesting deeper than 16, or more than 4 MiB.
+/// settings of this program. Throws Error(kUsage) for wrong syntax, nesting deeper than 16, or more than 4
+/// MiB.
 std::vector<std::pair<std::string, std::string>> toml_entries(const std::string& text,
                                                               const std::string& name);
 
@@ -233,8 +235,8 @@ std::vector<std::pair<std::string, std::string>> toml_entries(const std::string&
 /// say) cannot be inverted, and by `standard` if the network has no normalization.
 void complete_strategies(Options& options);
 
-/// Returns data.resize, or what it is if it is "auto": "bilinear" if a setting that needs images of bytes is in
-/// use, else "interpolate".
+/// Returns data.resize, or what it is if it is "auto": "bilinear" if a setting that needs images of bytes is
+/// in use, else "interpolate".
 std::string resize_of(const Options& options);
 
 /// Throws Error(kUsage) for combinations that cannot work, and for a given setting that has no effect in

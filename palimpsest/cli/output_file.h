@@ -23,8 +23,8 @@ void check_output_file(const std::filesystem::path& file, const char* flag, cons
 /// would replace a file that this program did not write (io::png_software): a label or a photo of the user's.
 void check_picture_file(const std::filesystem::path& file, const Options& options);
 
-/// Throws Error(kOutput) if a training holds the folder of `file`. Call it just before the file is written: the
-/// training may have begun during the work.
+/// Throws Error(kOutput) if a training holds the folder of `file`. Call it just before the file is written:
+/// the training may have begun during the work.
 void check_not_in_use(const std::filesystem::path& file);
 
 }  // namespace palimpsest::cli

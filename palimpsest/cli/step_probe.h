@@ -40,8 +40,8 @@ struct StepMemory {
   std::vector<memory::Timeline::Mark> marks;  ///< "forward", "backward", "step"
 };
 
-/// Measures the training step of `options` (train/step.h) on their device: a freshly initialized model and its optimizer
-/// take steps on a fixed batch.
+/// Measures the training step of `options` (train/step.h) on their device: a freshly initialized model and
+/// its optimizer take steps on a fixed batch.
 class StepProbe {
  public:
   StepProbe(const Options& options, const RepeatedBatch& source);
@@ -56,8 +56,9 @@ class StepProbe {
   /// time_step(), which allocates the momentum.
   StepMemory measure_step();
   /// Returns whether a step on `size` images of `source` runs with at most `limit` live bytes, model
-  /// included. Call it after time_step(), which allocates the momentum: it counts. On a GPU a step that needs more may run
-  /// all the same; then its peak decides. Where the GPU has no more memory, the blocks kept for reuse are given back.
+  /// included. Call it after time_step(), which allocates the momentum: it counts. On a GPU a step that needs
+  /// more may run all the same; then its peak decides. Where the GPU has no more memory, the blocks kept for
+  /// reuse are given back.
   bool fits(const RepeatedBatch& source, int64_t size, int64_t limit);
 
  private:

@@ -26,8 +26,9 @@ class ClassPresence {
   /// Reads a file of write(). Throws Error(kData) if it is missing, damaged, of other data, or of another
   /// ignore id.
   static ClassPresence read(const std::filesystem::path& path, const Dataset& dataset);
-  /// Writes a safetensors file, atomically: `image`, `class` (i32) and `pixels` (i64), one entry per class that
-  /// an image has; the metadata hold the identity of the data, the names of the classes and the ignore id.
+  /// Writes a safetensors file, atomically: `image`, `class` (i32) and `pixels` (i64), one entry per class
+  /// that an image has; the metadata hold the identity of the data, the names of the classes and the ignore
+  /// id.
   void write(const std::filesystem::path& path, const Dataset& dataset) const;
 
   /// One class in one image.

@@ -12,7 +12,8 @@
 namespace palimpsest::data {
 
 struct Batch {
-  /// f32 (N, 3, H, W), normalized; or bytes (data/dataset.h), which train::TensorFormat normalizes on the device.
+  /// f32 (N, 3, H, W), normalized; or bytes (data/dataset.h), which train::TensorFormat normalizes on the
+  /// device.
   at::Tensor images;
   /// i64 (N, H, W) or (N); u8 (N, H, W) beside images of bytes; undefined for a data set without targets.
   at::Tensor targets;

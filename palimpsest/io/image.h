@@ -83,8 +83,8 @@ std::string png_software(const std::filesystem::path& path);
 /// Returns the PNG file of a u8 (H, W, 3) RGB or (H, W) grey image, of any strides, with kPngSoftware. The
 /// same image gives the same bytes. Throws std::invalid_argument for any other tensor.
 std::string encode_png(const at::Tensor& image);
-/// Returns the PNG file of class ids, u8 (H, W): a palette image if there is a palette, RGB of each id, else a
-/// grey one. Throws std::invalid_argument for any other tensor, and for an id beyond the palette.
+/// Returns the PNG file of class ids, u8 (H, W): a palette image if there is a palette, RGB of each id, else
+/// a grey one. Throws std::invalid_argument for any other tensor, and for an id beyond the palette.
 std::string encode_png_labels(const at::Tensor& labels,
                               const std::vector<std::array<uint8_t, 3>>& palette = {});
 

@@ -6,13 +6,13 @@
 
 namespace palimpsest::memory {
 
-/// Returns the highest live bytes (memory/meter.h) that a program may reach on a device other than the CPU: those that live
-/// now, and what the device has free when the allocator has given its unused blocks back. Other programs may take some of
-/// it. Throws std::logic_error as Meter does.
+/// Returns the highest live bytes (memory/meter.h) that a program may reach on a device other than the CPU:
+/// those that live now, and what the device has free when the allocator has given its unused blocks back.
+/// Other programs may take some of it. Throws std::logic_error as Meter does.
 int64_t attainable_bytes(c10::Device device);
 
-/// Gives the blocks that an allocator keeps for reuse back: of libtorch's caching allocator to the device, of the counting
-/// allocator, if it is installed, to the system. Waits for the device.
+/// Gives the blocks that an allocator keeps for reuse back: of libtorch's caching allocator to the device, of
+/// the counting allocator, if it is installed, to the system. Waits for the device.
 void release_cached(c10::Device device);
 
 /// Returns when the work that was given to the device is done; on the CPU at once.

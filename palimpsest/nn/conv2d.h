@@ -55,8 +55,8 @@ class Conv2dImpl : public torch::nn::Conv2dImpl {
 
 TORCH_MODULE(Conv2d);
 
-/// Returns the outputs of all convolutions of x, stacked along channels; their spatial sizes must be equal. If
-/// all have backend kFastest and no bias, ops::parallel_convolutions computes them, and backward holds one
+/// Returns the outputs of all convolutions of x, stacked along channels; their spatial sizes must be equal.
+/// If all have backend kFastest and no bias, ops::parallel_convolutions computes them, and backward holds one
 /// gradient of the size of x less than for separate convolutions.
 at::Tensor stacked_forward(std::vector<Conv2d>& convs, const at::Tensor& x);
 

@@ -22,8 +22,8 @@ struct ProductPrecision {
 /// or if x is f64.
 std::optional<ProductPrecision> autocast_precision(const at::Tensor& x);
 
-/// Returns the precision of a convolution on the device of x: `precision`, but in f32 on widened operands on a
-/// CPU that does not multiply these 16 bits:
+/// Returns the precision of a convolution on the device of x: `precision`, but in f32 on widened operands on
+/// a CPU that does not multiply these 16 bits:
 /// - f16 without AVX512-FP16, bf16 without AVX-512: libtorch's own loops would round partial sums to 16 bits,
 ///   in the input gradient after each tap (3x3: 2.5 times the error of one rounding), in the weight gradient
 ///   after each image (32 images: 4 times), and take ten times as long.

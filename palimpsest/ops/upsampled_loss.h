@@ -25,17 +25,17 @@ struct UpsampledCrossEntropyOptions {
   /// only those whose class has a probability below bootstrap_probability. Both in (0, 1]; 1: all count.
   double bootstrap_share = 1;
   double bootstrap_probability = 1;
-  /// false: on a GPU the host does not wait to learn whether a target is wrong. A wrong one is treated as ignored there,
-  /// and `first_wrong` tells. On the CPU it is an error in any case.
+  /// false: on a GPU the host does not wait to learn whether a target is wrong. A wrong one is treated as
+  /// ignored there, and `first_wrong` tells. On the CPU it is an error in any case.
   bool checks_targets = true;
 };
 
 struct UpsampledCrossEntropy {
   at::Tensor loss;  ///< the mean, a scalar; 0 if no pixel counts
-  at::Tensor
-      weight;  ///< f64 scalar: the weights of the pixels that count, summed; without weights their number
-  /// f64 scalar: the place in `targets` of the first one that is neither a class nor ignored; at least the number of
-  /// targets if there is none.
+  /// f64 scalar: the weights of the pixels that count, summed; without weights their number.
+  at::Tensor weight;
+  /// f64 scalar: the place in `targets` of the first one that is neither a class nor ignored; at least the
+  /// number of targets if there is none.
   at::Tensor first_wrong;
 };
 
@@ -43,18 +43,19 @@ struct UpsampledCrossEntropy {
 /// bootstrapping if it is asked for. No tensor of (N, C, H, W) is made: forward writes the gradient of the
 /// small logits, which is all that is saved for backward, in f32 (f64 for f64).
 ///
-/// logits:  (N, C, h, w); f32, f64, f16 or bf16, on the CPU or a GPU. Contiguous and channels-last tensors run
+/// logits: (N, C, h, w); f32, f64, f16 or bf16, on the CPU or a GPU. Contiguous and channels-last tensors run
 ///          natively. 16-bit logits are widened to f32 first. The loss is f32 then, else of the logits' dtype.
 /// targets: (N, H, W), i64 or u8: class ids in [0, C), or ignore_index.
 /// Gradient: logits. Double backward is an error.
-/// Errors: c10::Error "[upsampled_cross_entropy] requirement, got value"; c10::IndexError for a target that is
-///         neither a class nor ignored. On a GPU the host waits once to know that, unless
-///         checks_targets is false; while a CUDA graph is captured such a target is treated as ignored. There the weights are not checked.
+/// Errors: c10::Error "[upsampled_cross_entropy] requirement, got value"; c10::IndexError for a target that
+///         is neither a class nor ignored. On a GPU the host waits once to know that, unless checks_targets is
+///         false. While a CUDA graph is captured such a target is treated as ignored, and the weights are not
+///         checked.
 UpsampledCrossEntropy upsampled_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                               const UpsampledCrossEntropyOptions& options = {});
 
-/// Returns at::upsample_bilinear2d(logits, size).argmax(1), (N, H, W) of i64, without the upsampled logits. Of
-/// equal logits the first class counts; NaN is above any number. Not differentiable.
+/// Returns at::upsample_bilinear2d(logits, size).argmax(1), (N, H, W) of i64, without the upsampled logits.
+/// Of equal logits the first class counts; NaN is above any number. Not differentiable.
 at::Tensor upsampled_argmax(const at::Tensor& logits, at::IntArrayRef size, bool align_corners = false);
 
 }  // namespace palimpsest::ops

@@ -87,13 +87,14 @@ void save_checkpoint(const std::filesystem::path& path, const torch::nn::Module&
                      const torch::optim::Optimizer& optimizer, const RunState& state);
 
 /// Restores the state that save_checkpoint wrote, bit for bit: parameters and buffers in place (strides and
-/// addresses stay), optimizer state and generators. Returns the averages as tensors of the file. The optimizer's options stay the caller's: the file does
-/// not hold the learning rate, momentum, amsgrad and so on. State that the options do not use (of amsgrad, of
-/// a momentum) is loaded but not read. State of parameters that `optimizer` does not hold is ignored: it may
-/// hold fewer than the one that was saved. Changes nothing unless everything fits. Throws Error(kCheckpoint)
-/// for a missing, truncated or foreign file, for weights without training state, for another optimizer or
-/// dtype, for options that need state that the file lacks, and for another architecture, with the number and
-/// the names of the missing, unexpected and mismatched keys.
+/// addresses stay), optimizer state and generators. Returns the averages as tensors of the file. The
+/// optimizer's options stay the caller's: the file does not hold the learning rate, momentum, amsgrad and so
+/// on. State that the options do not use (of amsgrad, of a momentum) is loaded but not read. State of
+/// parameters that `optimizer` does not hold is ignored: it may hold fewer than the one that was saved.
+/// Changes nothing unless everything fits. Throws Error(kCheckpoint) for a missing, truncated or foreign
+/// file, for weights without training state, for another optimizer or dtype, for options that need state that
+/// the file lacks, and for another architecture, with the number and the names of the missing, unexpected and
+/// mismatched keys.
 RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& module,
                          torch::optim::Optimizer& optimizer);
 
@@ -102,8 +103,8 @@ RunState load_checkpoint(const std::filesystem::path& path, torch::nn::Module& m
 /// left over. Throws Error(kCheckpoint) as load_checkpoint does.
 void load_weights(const std::filesystem::path& path, torch::nn::Module& module);
 
-/// Replaces the tensors of a checkpoint that have an average (palimpsest.ema.NAME) by it: the averaged network.
-/// Removes the averages. Returns whether there were any; if not, changes nothing.
+/// Replaces the tensors of a checkpoint that have an average (palimpsest.ema.NAME) by it: the averaged
+/// network. Removes the averages. Returns whether there were any; if not, changes nothing.
 bool take_averages(nn::StateDict& tensors);
 
 /// Throws Error(kUsage) if `now`, the identity of a resumed run's examples (BatchSource::identity), is

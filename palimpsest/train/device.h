@@ -8,8 +8,8 @@ namespace palimpsest::train {
 
 /// Reads "cpu", "cuda" (the first GPU) or "cuda:N" as a device with its index. Throws Error(kUsage) with the
 /// way out for any other text, for a GPU if this build has no kernels for one, and for a GPU that libtorch
-/// does not find. If a backend of libtorch's PrivateUse1 is loaded, its devices, such as "privateuseone:0", are read, too:
-/// libtorch's own layers train there, ours need a kernel.
+/// does not find. If a backend of libtorch's PrivateUse1 is loaded, its devices, such as "privateuseone:0",
+/// are read, too: libtorch's own layers train there, ours need a kernel.
 c10::Device parse_device(const std::string& text);
 
 /// The same on a machine with `gpus` GPUs, in a build with or without kernels for them.

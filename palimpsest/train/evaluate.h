@@ -26,8 +26,8 @@ namespace palimpsest::train {
 /// With a `group` each of its ranks calls this with the same network and its own share of the batches, and
 /// gets the record of all batches. Images and metrics are sums of whole numbers: the same bits as in one
 /// process. The loss is added in rank order and differs by rounding in f64. One collective per round of
-/// batches, three more at the end, and two if images could not be read. Throws Error(kUsage) if `batches` is not the share of this rank, and as
-/// Group does.
+/// batches, three more at the end, and two if images could not be read. Throws Error(kUsage) if `batches` is
+/// not the share of this rank, and as Group does.
 EvaluationRecord evaluate(const Network& network, BatchSource& batches, const LossOptions& loss,
                           const TensorFormat& format, distributed::Group* group = nullptr);
 EvaluationRecord evaluate(const Network& network, data::Loader& loader, const LossOptions& loss,
@@ -51,8 +51,8 @@ struct EvaluationOptions {
   /// batches; on each rank those of its own batches. Needs at most 256 classes.
   std::function<void(const std::string& name, const at::Tensor& classes)> labels{};
   EvaluationObserver observe{};  ///< with one view of each image
-  /// Loss and counts are read at the end only, and a wrong label is an error there: the host waits for no batch. nullopt: on
-  /// a GPU only. Several views of an image wait.
+  /// Loss and counts are read at the end only, and a wrong label is an error there: the host waits for no
+  /// batch. nullopt: on a GPU only. Several views of an image wait.
   std::optional<bool> reads_late{};
 };
 
@@ -67,8 +67,8 @@ EvaluationRecord evaluate(const Network& network, BatchSource& batches, const Ev
                           distributed::Group* group = nullptr);
 
 /// Does the same as the first function, but returns nothing if `stopped` returned true after a batch; with a
-/// group, on all ranks if it did so on one. Calls `observe`, if any, for each batch, and counts pairs of classes
-/// up to kMostCountedClasses (train/metrics.h).
+/// group, on all ranks if it did so on one. Calls `observe`, if any, for each batch, and counts pairs of
+/// classes up to kMostCountedClasses (train/metrics.h).
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,
                                                 BatchSource& batches, const LossOptions& loss,
                                                 const TensorFormat& format,

@@ -21,8 +21,8 @@ struct LossOptions {
 };
 
 /// Returns the mean loss as a differentiable scalar of the logits' dtype. logits x: (N, C, ...); targets t:
-/// i64 (N, ...). For images the logits may be coarser than the targets, (N, C, h, w) and (N, H, W) with h <= H
-/// and w <= W: x is then at::upsample_bilinear2d of them, without align_corners.
+/// i64 (N, ...). For images the logits may be coarser than the targets, (N, C, h, w) and (N, H, W) with h <=
+/// H and w <= W: x is then at::upsample_bilinear2d of them, without align_corners.
 ///   L             = 1/|S| sum_{i in S} (log sum_c exp(x[i,c]) - x[i,t_i])
 ///   dL/dx[i,c]    = (softmax(x[i])_c - [c = t_i]) / |S| for i in S, 0 for any other pixel
 ///   cross_entropy:  S = the pixels that are not void
@@ -34,8 +34,9 @@ struct LossOptions {
 /// If S is empty (all pixels void), L = 0 and dL/dx = 0, never NaN.
 /// Memory, for images: the gradient of the logits as they are given is saved for backward, and no
 /// tensor of the targets' size is made, but for a number and a byte per pixel while bootstrapping ranks them
-/// (ops/upsampled_loss.h). With e or w that is so for all shapes. For other shapes the logits, the targets, and one log-sum-exp and one byte per
-/// pixel are saved; there is no softmax tensor. The losses of the pixels are summed in f64.
+/// (ops/upsampled_loss.h). With e or w that is so for all shapes. For other shapes the logits, the targets,
+/// and one log-sum-exp and one byte per pixel are saved; there is no softmax tensor. The losses of the pixels
+/// are summed in f64.
 /// Throws Error(kUsage) as check_loss does, and Error(kData) for a class id that is neither in [0, C) nor the
 /// ignore id; Error(kUsage) for class_weights of another number of classes.
 /// Source of bootstrapping: Wu, Shen, van den Hengel, "Bridging Category-level and Instance-level Semantic
@@ -49,12 +50,14 @@ struct LossOnDevice {
   at::Tensor wrong_label;  ///< f64 scalar: the first class id that is wrong; NaN: none is
 };
 
-/// Does the same as counted_loss(), and neither reads a number nor throws for a wrong class id on a GPU, where a wrong one
-/// counts as void. On the CPU the operator for images throws. The caller throws for `wrong_label` when it reads it. Only bootstrapping of logits
-/// that have the targets' shape, of 16 bits or on a device without our kernels, waits for the device.
+/// Does the same as counted_loss(), and neither reads a number nor throws for a wrong class id on a GPU,
+/// where a wrong one counts as void. On the CPU the operator for images throws. The caller throws for
+/// `wrong_label` when it reads it. Only bootstrapping of logits that have the targets' shape, of 16 bits or
+/// on a device without our kernels, waits for the device.
 LossOnDevice loss_on_device(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
 
-/// A mean loss and what it was divided by: W, which is the number of pixels (images) |S| without class weights.
+/// A mean loss and what it was divided by: W, which is the number of pixels (images) |S| without class
+/// weights.
 struct CountedLoss {
   at::Tensor mean;
   double weight = 0;
@@ -64,9 +67,9 @@ struct CountedLoss {
 /// means weighted by W, because bootstrapping ranks the pixels of each image by itself.
 CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
 
-/// Returns what counted_loss_of_pixels() needs of pixels with probabilities p (C, H, W) and targets (1, H, W),
-/// which must be classes: a row -log p of the true class; with label smoothing or class weights (see loss())
-/// two rows more, the loss of the pixel and the weight of its class. (rows, H * W).
+/// Returns what counted_loss_of_pixels() needs of pixels with probabilities p (C, H, W) and targets (1, H,
+/// W), which must be classes: a row -log p of the true class; with label smoothing or class weights (see
+/// loss()) two rows more, the loss of the pixel and the weight of its class. (rows, H * W).
 at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& targets,
                             const LossOptions& options);
 /// Does the same as counted_loss() where the losses of each pixel are known already: losses (rows, N, P) are
@@ -74,8 +77,8 @@ at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& t
 CountedLoss counted_loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid,
                                    const LossOptions& options);
 
-/// Returns an estimate of the W of counted_loss() that needs no logits, an f64 scalar on the device of the targets: exact
-/// but for bootstrapping, whose choice it does not know.
+/// Returns an estimate of the W of counted_loss() that needs no logits, an f64 scalar on the device of the
+/// targets: exact but for bootstrapping, whose choice it does not know.
 at::Tensor expected_weight(const at::Tensor& targets, const LossOptions& options);
 
 /// Returns the values of LossOptions::kind.

@@ -21,32 +21,34 @@ struct Metrics {
 /// equal ones. logits: (N, C, h, w), which are upsampled as in loss().
 at::Tensor predicted_classes(const at::Tensor& logits, at::IntArrayRef size);
 
-/// The most classes of a classification whose confusion the evaluations of a training count: 8 MB of counters.
+/// The most classes of a classification whose confusion the evaluations of a training count: 8 MB of
+/// counters.
 inline constexpr int64_t kMostCountedClasses = 1000;
 
-/// Accumulates a confusion matrix M and, for a classification, hits over batches. Void pixels are not counted.
+/// Accumulates a confusion matrix M and, for a classification, hits over batches. Void pixels are not
+/// counted.
 ///   IoU_k = M[k,k] / (sum_j M[k,j] + sum_j M[j,k] - M[k,k]),  M[truth, prediction]
 /// An image is a top-5 hit if fewer than 5 classes have a higher score than the true class, which always
 /// holds with 5 classes or fewer. Equal scores rank by class id, as in argmax. A NaN score is a miss.
 ///
-/// On a GPU the counts stay on the device until result(), counters() or confusion() read them: add() waits for nothing. A
-/// wrong label is then counted as void, and the reading function throws for it.
+/// On a GPU the counts stay on the device until result(), counters() or confusion() read them: add() waits
+/// for nothing. A wrong label is then counted as void, and the reading function throws for it.
 class MetricsAccumulator {
  public:
-  /// `counts_pairs`: classification has a confusion matrix, too. Segmentation always has one. `reads_late`: counts stay on
-  /// the device; by default on a GPU only, because the CPU counts faster at once.
+  /// `counts_pairs`: classification has a confusion matrix, too. Segmentation always has one. `reads_late`:
+  /// counts stay on the device; by default on a GPU only, because the CPU counts faster at once.
   MetricsAccumulator(bool segmentation, int64_t classes, int64_t ignore_id, bool counts_pairs = false,
                      std::optional<bool> reads_late = std::nullopt);
-  /// Adds a batch: logits (N, C, H, W) and targets i64 (N, H, W), or (N, C) and (N). Logits may be coarser than
-  /// the targets, (N, C, h, w), as in loss(). Throws Error(kData) for a label that is neither a class nor the
-  /// ignore id. Needs scratch memory for one image.
+  /// Adds a batch: logits (N, C, H, W) and targets i64 (N, H, W), or (N, C) and (N). Logits may be coarser
+  /// than the targets, (N, C, h, w), as in loss(). Throws Error(kData) for a label that is neither a class
+  /// nor the ignore id. Needs scratch memory for one image.
   void add(const at::Tensor& logits, const at::Tensor& targets);
   /// Adds the pixels of images whose classes are predicted already: both i64 (N, H, W). Throws as add() does.
   void add_classes(const at::Tensor& predicted, const at::Tensor& targets);
   Metrics result() const;
-  /// Returns all counters, which metrics are computed from: M, or the hits, the number of images, and M if pairs
-  /// are counted. Those of several accumulators of the same kind may be added and set: the metrics are then
-  /// those of all their batches.
+  /// Returns all counters, which metrics are computed from: M, or the hits, the number of images, and M if
+  /// pairs are counted. Those of several accumulators of the same kind may be added and set: the metrics are
+  /// then those of all their batches.
   std::vector<int64_t> counters() const;
   void set_counters(const std::vector<int64_t>& counters);
   bool is_segmentation() const { return segmentation_; }

@@ -38,15 +38,17 @@ struct GroupedOptimizer {
 };
 
 /// Makes the optimizer of the parameters of `model` that require a gradient: torch::optim::SGD or
-/// torch::optim::AdamW. Parameters with the same factor and weight decay make one group. On a GPU the optimizer's
-/// step() launches kernels for lists of parameters, with the same results up to rounding and the same state.
+/// torch::optim::AdamW. Parameters with the same factor and weight decay make one group. On a GPU the
+/// optimizer's step() launches kernels for lists of parameters, with the same results up to rounding and the
+/// same state.
 ///   sgd    g <- gradient + weight_decay * p;  v <- momentum * v + g (the first time v = g)
 ///          p <- p - lr * (nesterov ? g + momentum * v : v)
 ///   adamw  p <- p - lr * weight_decay * p;  m <- beta1 * m + (1 - beta1) * g;  v <- beta2 * v + (1 - beta2) * g^2
 ///          p <- p - lr * m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps), at the update number t
-/// A parameter that two modules share is updated once per step. Throws Error(kUsage) for an unknown kind and a
-/// layer that the model lacks (with the nearest name), a value out of range, nesterov without momentum or with
-/// adamw, a factor of layers that are all frozen, and for a model without parameters that require a gradient.
+/// A parameter that two modules share is updated once per step. Throws Error(kUsage) for an unknown kind and
+/// a layer that the model lacks (with the nearest name), a value out of range, nesterov without momentum or
+/// with adamw, a factor of layers that are all frozen, and for a model without parameters that require a
+/// gradient.
 /// Source of adamw: Loshchilov, Hutter, "Decoupled Weight Decay Regularization", ICLR 2019.
 GroupedOptimizer make_optimizer(const torch::nn::Module& model, const OptimizerOptions& options);
 /// Does the same for kind sgd and returns the optimizer alone.

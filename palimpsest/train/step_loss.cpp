@@ -55,7 +55,8 @@ at::Tensor StepLoss::part(int64_t index, const std::function<std::vector<double>
     return loss.mean;
   }
   if (index == parts_ - 1) finish(shared);
-  // Averages over the ranks divide by their number. Without a pixel that counts the loss is 0, and so is its factor.
+  // Averages over the ranks divide by their number. Without a pixel that counts the loss is 0, and so is its
+  // factor.
   const double ranks = group_ ? group_->size() : 1;
   const at::Tensor factor =
       at::where(expected_ > 0, loss.weight * ranks / expected_, at::ones_like(expected_));

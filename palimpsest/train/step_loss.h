@@ -37,21 +37,22 @@ class StepLoss {
 
   /// Runs the forward pass of part 0, 1, ... and returns its loss, times a factor. With the backward pass of
   /// each, the sum of the gradients, averaged over the ranks, is the gradient of mean() / gradient_factor().
-  /// With a group all ranks call it, and the host waits for the device. The last part has one collective, and the first one another if there
-  /// are several parts. `shared` returns what this rank adds to sums(); it is called after the last forward pass.
+  /// With a group all ranks call it, and the host waits for the device. The last part has one collective, and
+  /// the first one another if there are several parts. `shared` returns what this rank adds to sums(); it is
+  /// called after the last forward pass.
   at::Tensor part(int64_t index, const std::function<std::vector<double>()>& shared = {});
 
   // The results of all parts and ranks, after the forward pass of the last part.
   int64_t images() const { return images_; }
   int64_t classes() const { return classes_; }  ///< of the logits
-  /// The mean loss of the batch, 0 if no pixel counts, and the first class id of this rank that is wrong, NaN if none is:
-  /// f64 scalars on the device of the logits, which the host reads when it wants to wait.
+  /// The mean loss of the batch, 0 if no pixel counts, and the first class id of this rank that is wrong, NaN
+  /// if none is: f64 scalars on the device of the logits, which the host reads when it wants to wait.
   at::Tensor mean() const { return mean_; }
   at::Tensor wrong_label() const { return wrong_label_; }
   /// With a group: the sums over the ranks of the numbers of `shared`.
   const std::vector<double>& sums() const { return sums_; }
-  /// Returns whether the gradients of all parts together lack a factor: in bootstrapping in parts, how many pixels count
-  /// is not known before the last forward pass.
+  /// Returns whether the gradients of all parts together lack a factor: in bootstrapping in parts, how many
+  /// pixels count is not known before the last forward pass.
   bool has_gradient_factor() const { return parts_ > 1 && options_.kind == "bootstrap"; }
   /// The factor of the gradients of all parts together, an f64 scalar on the device.
   at::Tensor gradient_factor() const { return gradient_factor_; }

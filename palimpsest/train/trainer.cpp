@@ -265,8 +265,8 @@ class Run {
     int64_t bad_images = 0;                  // of all ranks
   };
 
-  /// Takes the next step. Where numbers are read late, the host then waits for the step before, while the device has this
-  /// one to do.
+  /// Takes the next step. Where numbers are read late, the host then waits for the step before, while the
+  /// device has this one to do.
   void take_step() {
     const auto start = Clock::now();
     PendingStep pending;
@@ -301,7 +301,8 @@ class Run {
     if (stop_seen_) agree_on_signal();
   }
 
-  /// Ends the step whose numbers are not read yet, if there is one. Throws Error(kDiverged) if its loss is not finite.
+  /// Ends the step whose numbers are not read yet, if there is one. Throws Error(kDiverged) if its loss is
+  /// not finite.
   void finish_pending() {
     if (!pending_) return;
     PendingStep pending = *std::exchange(pending_, std::nullopt);

@@ -11,8 +11,8 @@
 
 namespace palimpsest::testing {
 
-/// Counts the calls of libtorch's operators on all threads, while it is alive. A GPU executes the same calls as the CPU:
-/// so a test without one sees where the host would wait for it. One at a time.
+/// Counts the calls of libtorch's operators on all threads, while it is alive. A GPU executes the same calls
+/// as the CPU: so a test without one sees where the host would wait for it. One at a time.
 class OperatorCalls {
  public:
   OperatorCalls() {
@@ -39,8 +39,8 @@ class OperatorCalls {
     const auto found = counts_.find(name);
     return found == counts_.end() ? 0 : found->second;
   }
-  /// Returns the calls for which the host waits on a GPU: a value of a tensor, a tensor whose size is a value, or a copy
-  /// between host and device that is not non_blocking.
+  /// Returns the calls for which the host waits on a GPU: a value of a tensor, a tensor whose size is a
+  /// value, or a copy between host and device that is not non_blocking.
   int64_t waits() const {
     int64_t sum = waiting_copies_;
     for (const char* name : kWaiting) sum += count(name);

@@ -1,4 +1,5 @@
-// Training and evaluation on a device that is not the CPU: where tensors are, what is copied when, and where the host waits.
+// Training and evaluation on a device that is not the CPU: where tensors are, what is copied when, and where
+// the host waits.
 #include "palimpsest/train/common/batch_feed.h"
 #include "palimpsest/train/common/late_numbers.h"
 #include "palimpsest/train/evaluate.h"
@@ -34,8 +35,8 @@ class OnDevice : public ::testing::Test {
   }
 };
 
-/// Two linear layers: one logit per class for a pixel, or for the image. They are made on the device, because libtorch does
-/// not move parameters to a device of PrivateUse1 in place.
+/// Two linear layers: one logit per class for a pixel, or for the image. They are made on the device, because
+/// libtorch does not move parameters to a device of PrivateUse1 in place.
 struct TwoLayers : torch::nn::Module {
   TwoLayers(bool segments, c10::Device device) : segments(segments) {
     const auto make = [&](const char* name, at::IntArrayRef shape) {

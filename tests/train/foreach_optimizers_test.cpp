@@ -32,7 +32,8 @@ void set_gradients(TinySegmenter& a, TinySegmenter& b, const std::string& withou
   }
 }
 
-/// Updates two equal models five times, one by lists and one by libtorch. One parameter begins in the third step.
+/// Updates two equal models five times, one by lists and one by libtorch. One parameter begins in the third
+/// step.
 template <class Optimizer, class Options>
 void expect_the_bits_of_libtorch(const Options& options) {
   const auto ours = make_tiny(3), theirs = make_tiny(3);

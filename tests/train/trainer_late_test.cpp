@@ -1,5 +1,5 @@
-// Trainings whose numbers are read one step late, as on a GPU. What happens is that of a training that reads at once; the
-// calls for which a host would wait for a GPU are counted on the CPU.
+// Trainings whose numbers are read one step late, as on a GPU. What happens is that of a training that reads
+// at once; the calls for which a host would wait for a GPU are counted on the CPU.
 #include "tests/train/run.h"
 #include "tests/train/support.h"
 
@@ -54,8 +54,8 @@ TrainerOptions options_of(const Kind& kind, const std::filesystem::path& output,
   return options;
 }
 
-/// Returns the waits from the forward pass of each training step to that of the next one. A step in parts has several
-/// passes; the first one counts.
+/// Returns the waits from the forward pass of each training step to that of the next one. A step in parts has
+/// several passes; the first one counts.
 std::vector<int64_t> waits_per_step(TrainerOptions options) {
   options.output.clear();  // checkpoints and evaluations read the state
   options.evaluate_every = 0;
@@ -101,7 +101,8 @@ TEST(TrainerLate, WaitsAtMostOncePerStep) {
   }
 }
 
-/// Returns the message of a run that fails, and what is left of it: steps in the log, and the step of the checkpoint.
+/// Returns the message of a run that fails, and what is left of it: steps in the log, and the step of the
+/// checkpoint.
 std::string failure_of(bool late, ErrorKind kind, const std::function<void(TinyRun&)>& prepare,
                        const std::filesystem::path& output) {
   TinyRun run;

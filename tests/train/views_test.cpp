@@ -65,7 +65,8 @@ at::Tensor probabilities_of(const Network& network, const at::Tensor& image, con
   return at::cat(bands, 1);
 }
 
-/// The same by libtorch's operators on whole images of at least 2 columns: its antialiased resize is wrong for 1.
+/// The same by libtorch's operators on whole images of at least 2 columns: its antialiased resize is wrong
+/// for 1.
 at::Tensor plain_average(Strided& network, const at::Tensor& image, const ViewOptions& options) {
   const at::NoGradGuard no_grad;
   const at::IntArrayRef size = image.sizes().slice(1);

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-/// What all layouts with one label per pixel have in common: pairs of an image and a label, and the meaning of
-/// the numbers in a label.
+/// What all layouts with one label per pixel have in common: pairs of an image and a label, and the meaning
+/// of the numbers in a label.
 namespace palimpsest::data::layouts {
 
 /// The meaning of the bytes of a label file.
@@ -64,15 +64,17 @@ struct Endings {
   std::string label = ".png";  ///< such as "_gtFine_labelIds.png"
 };
 
-/// Adds the images of a folder, sorted by name, with the labels of theirs in another folder. Each image without
-/// label, label without image, and label of two images is a fault. `layout`: the files that were expected.
+/// Adds the images of a folder, sorted by name, with the labels of theirs in another folder. Each image
+/// without label, label without image, and label of two images is a fault. `layout`: the files that were
+/// expected.
 /// Throws Error(kData) if the folder of images is missing, or a folder is empty.
 void add_folder(LabeledFiles& files, const std::filesystem::path& images, const std::filesystem::path& labels,
                 const Endings& endings, const std::string& layout);
 
-/// Adds the images that a text file lists, in its order: one name per line, with or without folder and suffix.
-/// The first word of a line counts. Image and label are IMAGES/NAME.jpg and LABELS/NAME.png. A name without
-/// image is a fault, and one without label if `needs_labels`. Throws Error(kData) if the list is missing or empty.
+/// Adds the images that a text file lists, in its order: one name per line, with or without folder and
+/// suffix. The first word of a line counts. Image and label are IMAGES/NAME.jpg and LABELS/NAME.png. A name
+/// without image is a fault, and one without label if `needs_labels`. Throws Error(kData) if the list is
+/// missing or empty.
 void add_listed(LabeledFiles& files, const std::filesystem::path& list, const std::filesystem::path& images,
                 const std::filesystem::path& labels, const std::string& layout, bool needs_labels = true);
 

@@ -39,7 +39,8 @@ std::string expected_files(bool labels_pixels);
 /// Returns the .tar files of a folder, sorted by name. Skips hidden files.
 std::vector<std::filesystem::path> archives_in(const std::filesystem::path& folder, std::error_code& error);
 
-/// Returns the class that a .cls holds. Throws Error(kData), naming the example, unless it is in [0, classes).
+/// Returns the class that a .cls holds. Throws Error(kData), naming the example, unless it is in [0,
+/// classes).
 int64_t class_of(std::string_view text, int64_t classes, const std::string& example);
 
 /// Finds the examples of a shard by reading all headers. Throws Error(kData) for a shard that cannot be

@@ -8,8 +8,9 @@
 /// kernels/abn.h on NVIDIA GPUs: the functions of cpu and reference over memory of the current device.
 /// Each function returns as soon as its work is queued. It allocates nothing but the counters of a new stream
 /// (device/counters.h), never waits for the device, and never reads device memory on the host: all can be
-/// captured in a CUDA graph. A call makes at most two launches. Two calls with the same arguments give the same
-/// bytes. Devices with different amounts of shared memory or multiprocessors may differ in the last digit.
+/// captured in a CUDA graph. A call makes at most two launches. Two calls with the same arguments give the
+/// same bytes. Devices with different amounts of shared memory or multiprocessors may differ in the last
+/// digit.
 /// Errors: std::invalid_argument for a channel of more than 2^31 - 2^16 vectors of 16 bytes, and for as many
 /// pixels (in NCHW: of one image); std::runtime_error if a launch fails. A build without CUDA (no_cuda/)
 /// always throws std::invalid_argument.

@@ -142,7 +142,8 @@ ProductPrecision precision_of(const at::Tensor& x, const at::Tensor& weight,
 }
 
 /// Returns how many images one part of a pass takes: as many as keep f32 copies of x and of the outputs,
-/// `out_numel` elements per image, to 16 MiB, and at least one. A GPU and a traced graph take the batch whole.
+/// `out_numel` elements per image, to 16 MiB, and at least one. A GPU and a traced graph take the batch
+/// whole.
 int64_t images_per_part(const at::Tensor& x, int64_t out_numel) {
   constexpr int64_t kPartElements = (int64_t{16} << 20) / sizeof(float);
   const int64_t n = x.size(0);

@@ -8,8 +8,8 @@
 namespace palimpsest::train {
 namespace {
 
-// Most pixels have one of a few pairs of classes, and additions to one number follow each other: each id has up to so
-// many counters, as long as all together are few.
+// Most pixels have one of a few pairs of classes, and additions to one number follow each other: each id has
+// up to so many counters, as long as all together are few.
 constexpr int64_t kMostCopies = 64, kFewCounters = 1 << 16;
 
 }  // namespace

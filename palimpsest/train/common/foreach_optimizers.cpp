@@ -10,7 +10,8 @@
 namespace palimpsest::train {
 namespace {
 
-/// What an update reads and writes, parameter by parameter. `data` has no gradient and no version that a graph checks.
+/// What an update reads and writes, parameter by parameter. `data` has no gradient and no version that a
+/// graph checks.
 struct ParameterList {
   std::vector<at::Tensor> data, gradients;
   std::vector<at::Tensor> first, second;  ///< of the state: SGD's momentum; AdamW's two averages

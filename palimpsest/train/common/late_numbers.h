@@ -8,8 +8,9 @@
 
 namespace palimpsest::train {
 
-/// Numbers of a step on their way from the device to the host. A GPU computes them when the host has long gone on: the
-/// constructor begins the copy to pinned memory behind the work that is queued, and waits for nothing.
+/// Numbers of a step on their way from the device to the host. A GPU computes them when the host has long
+/// gone on: the constructor begins the copy to pinned memory behind the work that is queued, and waits for
+/// nothing.
 class LateNumbers {
  public:
   /// `scalars`: of one device, at least one. They are read as f64.

@@ -11,8 +11,8 @@
 
 namespace palimpsest::train {
 
-/// Throws Error(kUsage) unless `source` has the seed, sizes and order of the data that the run of `state` had. `checkpoint`:
-/// the file, for the message.
+/// Throws Error(kUsage) unless `source` has the seed, sizes and order of the data that the run of `state`
+/// had. `checkpoint`: the file, for the message.
 void require_same_order(const std::filesystem::path& checkpoint, const RunState& state,
                         const BatchSource& source);
 

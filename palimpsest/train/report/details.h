@@ -28,8 +28,8 @@ void write_step_memory(const std::filesystem::path& path, const StepTimeline& ti
 /// Throws as read_evaluation does.
 StepTimeline read_step_memory(const std::filesystem::path& path);
 
-/// Moves the confusion matrix out of the record, because a thousand records would hold a thousand of them, and returns it
-/// with the names and colours of the classes.
+/// Moves the confusion matrix out of the record, because a thousand records would hold a thousand of them,
+/// and returns it with the names and colours of the classes.
 EvaluationDetails take_details(EvaluationRecord& record, std::vector<EvaluationPicture> pictures,
                                const ReportOptions& options);
 

@@ -31,14 +31,15 @@ struct FinishedStep {
 /// What a run tells: the log, the files of reports, the progress on the terminal, and the outcome of train().
 class RunReports {
  public:
-  /// `options` and `outcome` must outlive this object. `writes`: this rank writes files. `last_step`: where the run ends.
+  /// `options` and `outcome` must outlive this object. `writes`: this rank writes files. `last_step`: where
+  /// the run ends.
   RunReports(const TrainerOptions& options, distributed::Group* group, int64_t last_step, bool writes,
              TrainingOutcome& outcome);
 
   /// Begins the progress; it is for rank 0, unless the run is quiet.
   void begin_progress();
-  /// Begins the files after `steps_done` steps, on the rank that writes. Returns the step of the last evaluation that the
-  /// log holds, or -1.
+  /// Begins the files after `steps_done` steps, on the rank that writes. Returns the step of the last
+  /// evaluation that the log holds, or -1.
   int64_t begin_files(int64_t steps_done);
 
   void note(const std::string& text);

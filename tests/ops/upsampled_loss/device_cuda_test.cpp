@@ -1,4 +1,5 @@
-// The loss of upsampled logits as it runs on a GPU, over tensors of the CPU: the emulator executes the kernels.
+// The loss of upsampled logits as it runs on a GPU, over tensors of the CPU: the emulator executes the
+// kernels.
 #include "palimpsest/ops/upsampled_loss/device_cuda.h"
 
 #include "tests/support/operator_calls.h"

@@ -140,9 +140,9 @@ void launch_backward_apply(const AbnProblem& problem, const Geometry& geometry,
   });
 }
 
-/// Calls function(kernel, activation) with the kernel of a resident backward. Only memory-bound cases have one:
-/// straight activations in steps of 16 bytes. The arithmetic of the other cases leaves no registers for the
-/// loads that this launch has under way, and they gain less.
+/// Calls function(kernel, activation) with the kernel of a resident backward. Only memory-bound cases have
+/// one: straight activations in steps of 16 bytes. The arithmetic of the other cases leaves no registers for
+/// the loads that this launch has under way, and they gain less.
 template <class S, class Function>
 void with_resident_backward(const AbnProblem& problem, const Geometry& geometry, bool residual,
                             const Function& function) {

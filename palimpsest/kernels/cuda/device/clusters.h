@@ -30,8 +30,8 @@ inline constexpr double kWorthAnotherCluster = 1.1;
 ///   share(blocks)   bytes of shared memory per block if so many share a panel
 ///   active(blocks)  clusters of so many blocks that the device runs at once; 0: it refuses them
 ///
-/// The usual choice needs few blocks per panel, but two blocks per multiprocessor. It holds if all clusters run
-/// at once. Otherwise clusters are left for a second wave, in which most of the device idles: a GPC of 14
+/// The usual choice needs few blocks per panel, but two blocks per multiprocessor. It holds if all clusters
+/// run at once. Otherwise clusters are left for a second wave, in which most of the device idles: a GPC of 14
 /// instead of 16 multiprocessors has room for 3 clusters of 8 in place of 4, and a MIG slice may have none.
 /// Then the time of each choice is compared, in passes over a tensor. A wave takes the time of a full one,
 /// and of one block per multiprocessor at least.

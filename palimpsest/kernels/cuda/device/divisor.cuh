@@ -17,9 +17,9 @@ template <>
 class Divisor<int32_t> {
  public:
   Divisor() = default;
-  // With 2^(shift-1) < d <= 2^shift, n / d = (n * m) / 2^(32+shift) for m = floor(2^(32+shift) / d) + 1, which has
-  // 33 bits: the highest of them is added as n (Granlund, Montgomery, "Division by Invariant Integers using
-  // Multiplication"). The sum has 32 bits, because n has 31.
+  // With 2^(shift-1) < d <= 2^shift, n / d = (n * m) / 2^(32+shift) for m = floor(2^(32+shift) / d) + 1,
+  // which has 33 bits: the highest of them is added as n (Granlund, Montgomery, "Division by Invariant
+  // Integers using Multiplication"). The sum has 32 bits, because n has 31.
   explicit Divisor(int32_t divisor)
       : divisor_(divisor), shift_(static_cast<uint32_t>(std::bit_width(static_cast<uint32_t>(divisor - 1)))) {
     const auto d = static_cast<uint64_t>(divisor);

@@ -10,8 +10,8 @@
 #include <string>
 #include <type_traits>
 
-/// Tensors and windows as the kernels of max pooling see them. Indices are of type N: int32_t, which takes a few
-/// instructions per index, or int64_t for tensors of 2^31 vectors and more.
+/// Tensors and windows as the kernels of max pooling see them. Indices are of type N: int32_t, which takes a
+/// few instructions per index, or int64_t for tensors of 2^31 vectors and more.
 namespace palimpsest::kernels::cuda::max_pool_detail {
 
 /// A window along one dimension.
@@ -67,8 +67,8 @@ struct StepTwoAxis {
   }
 };
 
-/// The vectors of a tensor: images of (h, w, inner) vectors. In NCHW each plane is an image, and inner is 1. In
-/// channels-last inner is the number of vectors per pixel.
+/// The vectors of a tensor: images of (h, w, inner) vectors. In NCHW each plane is an image, and inner is 1.
+/// In channels-last inner is the number of vectors per pixel.
 template <class N>
 struct Vectors {
   N count, h, w, inner;

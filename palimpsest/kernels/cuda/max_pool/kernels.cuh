@@ -17,8 +17,8 @@ struct alignas(V) Bytes {
   uint8_t at[V];
 };
 
-/// V maxima and their positions. Values of 16 bits are copied and never rounded; a register holds one with its
-/// position, so that one instruction chooses both.
+/// V maxima and their positions. Values of 16 bits are copied and never rounded; a register holds one with
+/// its position, so that one instruction chooses both.
 template <class S, int V>
 struct Maxima {
   using T = accumulate_t<S>;
@@ -61,7 +61,8 @@ struct Maxima {
   }
 
  private:
-  // One instruction: a bf16 lies there already as the upper half of its number, a f16 in a half of a register.
+  // One instruction: a bf16 lies there already as the upper half of its number, a f16 in a half of a
+  // register.
   __device__ __forceinline__ static uint32_t tagged(const Stored<S, V>& values, int i, uint32_t position) {
     if constexpr (!kTagged) {
       return position;
@@ -109,8 +110,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   maxima.store(z + number * V, argmax ? argmax + number * V : nullptr);
 }
 
-/// max_pool_backward. Grid: one thread per input vector, which adds up the windows around it in row order. The
-/// rest is as in forward.
+/// max_pool_backward. Grid: one thread per input vector, which adds up the windows around it in row order.
+/// The rest is as in forward.
 template <class S, int V, class N, class Axis>
 __global__ void __launch_bounds__(kThreads, 4)
     max_pool_backward_kernel(Vectors<N> in, Vectors<N> out, Axis down, Axis right, const S* dz,
@@ -139,9 +140,9 @@ __global__ void __launch_bounds__(kThreads, 4)
 }
 
 /// max_pool_backward for windows in steps of 2. A tile is two rows and two columns, counted from the first
-/// padding pixel. Windows begin at the tiles' first pixels, so a tile's four pixels lie in windows that begin in
-/// it, above it and to its left, and these are read once. Grid: one thread per vector of a tile; `tiles` has the
-/// tiles of all images. The rest is as in forward.
+/// padding pixel. Windows begin at the tiles' first pixels, so a tile's four pixels lie in windows that begin
+/// in it, above it and to its left, and these are read once. Grid: one thread per vector of a tile; `tiles`
+/// has the tiles of all images. The rest is as in forward.
 template <class S, int V, int kKernel>
 __global__ void __launch_bounds__(kThreads, 4)
     max_pool_backward_tiles_kernel(Vectors<int32_t> tiles, Vectors<int32_t> in, Vectors<int32_t> out,

@@ -238,7 +238,8 @@ inline StreamKey key_of(Stream stream) {
   if (status == cudaStreamCaptureStatusActive) {
     key.capture = id, key.stream = reinterpret_cast<uintptr_t>(stream);
   } else {
-    // Not the handle: a new stream may get that of a destroyed one, and all threads' default streams share one.
+    // Not the handle: a new stream may get that of a destroyed one, and all threads' default streams share
+    // one.
     PALIMPSEST_CUDA_CHECK(cudaStreamGetId(stream, &id));
     key.stream = id;
   }
