@@ -39,7 +39,7 @@ void scale(const std::vector<at::Tensor>& gradients, const at::Tensor& factor) {
 at::Tensor clip_gradients_on_device(torch::optim::Optimizer& optimizer, double max_norm) {
   const at::NoGradGuard no_grad;
   const auto gradients = gradients_of(optimizer);
-  const at::Tensor norm = norm_of(gradients);
+  at::Tensor norm = norm_of(gradients);
   if (!norm.defined()) return at::zeros({}, at::kDouble);
   const at::Tensor clips = norm.isfinite().logical_and_(norm > max_norm);
   scale(gradients, at::where(clips, at::full_like(norm, max_norm) / norm, at::ones_like(norm)));

@@ -172,7 +172,7 @@ bool is_f32_or_f64(const at::Tensor& logits) {
 
 /// Returns the label at `place` of the targets, both f64 scalars; NaN if the place is beyond them.
 at::Tensor label_at(const at::Tensor& targets, const at::Tensor& place) {
-  const at::Tensor none = at::full_like(place, std::numeric_limits<double>::quiet_NaN());
+  at::Tensor none = at::full_like(place, std::numeric_limits<double>::quiet_NaN());
   const auto count = static_cast<double>(targets.numel());
   if (targets.is_cpu() || count == 0) return none;  // the CPU's operator throws for a wrong one
   const at::Tensor index = place.clamp_max(count - 1).to(at::kLong).view({1});

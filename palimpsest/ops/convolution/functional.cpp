@@ -231,6 +231,7 @@ at::Tensor backward_of_branches(std::vector<Branch>& branches, const at::Tensor&
   const int64_t images = images_of_backward(branches, x, p);
   const bool whole = images < 0;
   std::vector<at::Tensor> weights;
+  weights.reserve(branches.size());
   for (const Branch& b : branches) weights.push_back(operand(b.weight, p));
   at::Tensor dx;
   const auto run = [&](const at::Tensor& x_part, const auto& dout_part) {
@@ -316,6 +317,7 @@ ParallelGradients parallel_backward(at::TensorList douts, const at::Tensor& x, a
                                     const std::vector<bool>& need_weights,
                                     const std::optional<ProductPrecision>& precision) {
   std::vector<Branch> branches;
+  branches.reserve(weights.size());
   for (size_t i = 0; i < weights.size(); ++i)
     branches.push_back({douts[i], weights[i], &options[i], need_weights[i], false, {}, {}});
   ParallelGradients result;

@@ -36,7 +36,7 @@ at::Tensor wrong_targets(const at::Tensor& targets, int64_t classes, int64_t ign
 
 at::Tensor first_wrong_label(const at::Tensor& targets, const at::Tensor& wrong) {
   const auto options = targets.options().dtype(at::kDouble);
-  const at::Tensor none = at::full({}, std::numeric_limits<double>::quiet_NaN(), options);
+  at::Tensor none = at::full({}, std::numeric_limits<double>::quiet_NaN(), options);
   if (targets.numel() == 0) return none;
   const at::Tensor flat = wrong.flatten();
   const at::Tensor place = flat.to(at::kByte).argmax(0, /*keepdim=*/true);  // of equal values the first

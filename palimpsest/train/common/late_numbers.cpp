@@ -8,6 +8,7 @@ namespace palimpsest::train {
 LateNumbers::LateNumbers(const std::vector<at::Tensor>& scalars) {
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> wide;
+  wide.reserve(scalars.size());
   for (const at::Tensor& scalar : scalars) wide.push_back(scalar.detach().to(at::kDouble));
   const at::Tensor numbers = at::stack(wide);
   if (numbers.is_cpu()) {
