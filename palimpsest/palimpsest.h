@@ -72,6 +72,7 @@
 #include "palimpsest/nn/linear.h"
 #include "palimpsest/nn/max_pool.h"
 #include "palimpsest/nn/model.h"
+#include "palimpsest/nn/spatial_mean.h"
 #include "palimpsest/nn/squeeze_excitation.h"
 #include "palimpsest/nn/state_dict.h"
 #include "palimpsest/ops/abn.h"

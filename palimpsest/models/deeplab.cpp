@@ -2,7 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/models/common/convolution.h"
-#include "palimpsest/ops/spatial_mean.h"
+#include "palimpsest/nn/spatial_mean.h"
 
 #include <ATen/ops/upsample_bilinear2d.h>
 #include <torch/nn/modules/container/modulelist.h>
@@ -45,7 +45,7 @@ at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
                 "statistics (--freeze-norm), or synchronize those of several processes (--sync-norm)");
   }
   at::Tensor global;
-  if (!libtorch_mean_) global = ops::spatial_mean(features);  // before the other readers of the features
+  if (!libtorch_mean_) global = nn::spatial_mean(features);  // before the other readers of the features
   at::Tensor out = map_bn_->forward_into(nn::stacked_forward(map_convs_, features), red_conv_);
   if (libtorch_mean_) global = features.mean({2, 3}, /*keepdim=*/true);
 
