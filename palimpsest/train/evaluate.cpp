@@ -121,10 +121,8 @@ class Evaluation {
 
   /// Adds in f64, on the device as on the host.
   void add_loss(const LossOnDevice& loss, int64_t classes, const LossOptions& loss_options) {
-    if (!options_.reads_late.value_or(!loss.mean.is_cpu())) {
-      refuse_wrong_label(loss.wrong_label.item<double>(), classes, loss_options.ignore_id);
-      return add_loss(CountedLoss{loss.mean, loss.weight.item<double>()});
-    }
+    if (!options_.reads_late.value_or(!loss.mean.is_cpu()))
+      return add_loss(read_loss(loss, classes, loss_options.ignore_id));
     const at::Tensor sums = at::stack({loss.mean.to(at::kDouble) * loss.weight, loss.weight});
     sums_ = sums_.defined() ? sums_.add_(sums) : sums;
   }

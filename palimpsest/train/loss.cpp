@@ -273,10 +273,13 @@ LossOnDevice loss_on_device(const at::Tensor& logits, const at::Tensor& targets,
   return result;
 }
 
-CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
-  const LossOnDevice loss = loss_on_device(logits, targets, options);
-  refuse_wrong_label(loss.wrong_label.item<double>(), logits.size(1), options.ignore_id);
+CountedLoss read_loss(const LossOnDevice& loss, int64_t classes, int64_t ignore_id) {
+  refuse_wrong_label(loss.wrong_label.item<double>(), classes, ignore_id);
   return {loss.mean, loss.weight.item<double>()};
+}
+
+CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
+  return read_loss(loss_on_device(logits, targets, options), logits.size(1), options.ignore_id);
 }
 
 at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& targets,

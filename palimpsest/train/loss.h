@@ -63,6 +63,9 @@ struct CountedLoss {
   double weight = 0;
 };
 
+/// Reads the numbers of a loss, for which the host waits. Throws Error(kData) for a wrong class id.
+CountedLoss read_loss(const LossOnDevice& loss, int64_t classes, int64_t ignore_id);
+
 /// Does the same as loss() and returns W, too: the loss of several batches together is the mean of their
 /// means weighted by W, because bootstrapping ranks the pixels of each image by itself.
 CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);

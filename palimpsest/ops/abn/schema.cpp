@@ -351,8 +351,8 @@ TORCH_LIBRARY_IMPL(palimpsest, Autograd, m) {
     m.impl(name, torch::autograd::autogradNotImplementedFallback());
 }
 
-/// Passes autograd's kernels by, which would box a pass of tensors with values and then do nothing: the
-/// callers differentiate by themselves.
+/// Skips autograd's kernels of the passes: they box all arguments and then do nothing, because the callers
+/// differentiate by themselves. Tracing needs them.
 class BelowAutograd {
  public:
   explicit BelowAutograd(const Tensor& t) {

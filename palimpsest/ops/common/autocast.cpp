@@ -26,7 +26,7 @@ bool multiplies_bf16() {
 #if defined(__x86_64__)
   return __builtin_cpu_supports("avx512bf16") != 0;
 #else
-  return true;  // oneDNN says so where it does not
+  return true;  // onednn_convolves() knows it for other processors
 #endif
 }
 

@@ -141,13 +141,17 @@ ProductPrecision precision_of(const at::Tensor& x, const at::Tensor& weight,
   return convolution_precision(autocast.value_or(ProductPrecision{weight.scalar_type()}), x);
 }
 
+/// Returns whether a pass may take the batch in parts. A GPU and a traced graph take it whole.
+bool may_take_parts(const at::Tensor& x, const at::Tensor& weight) {
+  return x.is_cpu() && !is_traced(x) && !is_traced(weight);
+}
+
 /// Returns how many images one part of a pass takes: as many as keep f32 copies of x and of the outputs,
-/// `out_numel` elements per image, to 16 MiB, and at least one. A GPU and a traced graph take the batch
-/// whole.
+/// `out_numel` elements per image, to 16 MiB, and at least one.
 int64_t images_per_part(const at::Tensor& x, int64_t out_numel) {
   constexpr int64_t kPartElements = (int64_t{16} << 20) / sizeof(float);
   const int64_t n = x.size(0);
-  if (!x.is_cpu() || is_traced(x) || n <= 1) return n;
+  if (n <= 1) return n;
   const int64_t image = std::max<int64_t>(1, x.numel() / n + out_numel);
   return std::clamp<int64_t>(kPartElements / image, 1, n);
 }
@@ -174,7 +178,7 @@ at::Tensor forward_in_f32(const at::Tensor& x, const at::Tensor& weight,
   RECORD_FUNCTION("palimpsest::convolution_in_f32", std::vector<c10::IValue>());
   const at::Tensor w = operand(weight, p);
   const auto b = bias ? std::optional(operand(*bias, p)) : std::nullopt;
-  if (is_traced(x) || is_traced(weight))
+  if (!may_take_parts(x, weight))
     return forward_of_type(operand(x, p), w, b, options, Reads::kX).to(p.storage);
   int64_t out_numel = x.numel() / std::max<int64_t>(1, x.size(0) * x.size(1)) * weight.size(0);
   for (const int64_t stride : options.stride) out_numel /= stride;
@@ -201,17 +205,12 @@ bool needs_products_with_x(const std::vector<Branch>& branches) {
   return std::any_of(branches.begin(), branches.end(), [](const Branch& b) { return b.need_weight; });
 }
 
-/// Returns how many images one part of a backward pass takes. Parts bound the copies in f32, and the input
-/// gradients of several branches. A sum over parts would round gradients of weights to 16 bits each time.
-int64_t images_of_backward(const std::vector<Branch>& branches, const at::Tensor& x,
-                           const ProductPrecision& p) {
-  const bool one_part = is_traced(x) || is_traced(branches[0].weight) || is_traced(branches[0].dout);
+/// Returns whether a backward pass takes the batch in parts. They bound the copies in f32, and the input
+/// gradients of several branches. In 16 bits each sum over parts would round the gradients of weights.
+bool takes_parts(const std::vector<Branch>& branches, const at::Tensor& x, const ProductPrecision& p) {
   const bool useful = p.compute_in_f32 || branches.size() > 1;
   const bool sums_16_bits = at::isReducedFloatingType(p.compute_type()) && needs_products_with_x(branches);
-  if (one_part || !useful || sums_16_bits) return -1;
-  int64_t out_numel = 0;
-  for (const Branch& b : branches) out_numel += b.dout.numel() / std::max<int64_t>(1, x.size(0));
-  return images_per_part(x, out_numel);
+  return useful && !sums_16_bits && may_take_parts(x, branches[0].weight) && !is_traced(branches[0].dout);
 }
 
 void add_to(at::Tensor& sum, at::Tensor part) {
@@ -225,11 +224,9 @@ void add_to(at::Tensor& sum, at::Tensor part) {
 /// Runs the passes of all branches in the compute type of p. Adds the gradients of weights and biases to the
 /// branches, and returns the gradient of x, the sum over the branches, if it is needed. The order of all sums
 /// is fixed. The results have the storage type.
-at::Tensor backward_of_branches(std::vector<Branch>& branches, const at::Tensor& x, bool need_input,
-                                const ProductPrecision& p, Reads reads) {
+at::Tensor backward_in_compute_type(std::vector<Branch>& branches, const at::Tensor& x, bool need_input,
+                                    const ProductPrecision& p, Reads reads) {
   const bool reads_x = needs_products_with_x(branches);
-  const int64_t images = images_of_backward(branches, x, p);
-  const bool whole = images < 0;
   std::vector<at::Tensor> weights;
   weights.reserve(branches.size());
   for (const Branch& b : branches) weights.push_back(operand(b.weight, p));
@@ -247,11 +244,14 @@ at::Tensor backward_of_branches(std::vector<Branch>& branches, const at::Tensor&
     }
     return sum;
   };
-  if (whole) {
+  if (!takes_parts(branches, x, p)) {
     dx = run(x, [](const Branch& b) { return b.dout; });
     if (dx.defined()) dx = dx.to(p.storage);
   } else {
     const int64_t n = x.size(0);
+    int64_t out_numel = 0;
+    for (const Branch& b : branches) out_numel += b.dout.numel() / std::max<int64_t>(1, n);
+    const int64_t images = images_per_part(x, out_numel);
     int64_t first = 0;
     do {
       const int64_t count = std::min(images, n - first);
@@ -276,14 +276,14 @@ at::Tensor backward_of_branches(std::vector<Branch>& branches, const at::Tensor&
   TORCH_INTERNAL_ASSERT(reads == Reads::kX || !of_weight.compute_in_f32);
   const bool in_f32 = !at::isReducedFloatingType(p.compute_type());
   if (in_f32 || (branches.size() == 1 && !of_weight.compute_in_f32))
-    return backward_of_branches(branches, x, need_input, p, reads);
+    return backward_in_compute_type(branches, x, need_input, p, reads);
   const bool need_others = std::any_of(branches.begin(), branches.end(),
                                        [](const Branch& b) { return b.need_weight || b.need_bias; });
-  if (need_others) backward_of_branches(branches, x, /*need_input=*/false, of_weight, reads);
+  if (need_others) backward_in_compute_type(branches, x, /*need_input=*/false, of_weight, reads);
   if (!need_input) return {};
   std::vector<Branch> of_input = branches;
   for (Branch& b : of_input) b.need_weight = b.need_bias = false;
-  return backward_of_branches(of_input, x, /*need_input=*/true, p, reads);
+  return backward_in_compute_type(of_input, x, /*need_input=*/true, p, reads);
 }
 
 }  // namespace

@@ -12,7 +12,8 @@ import sys
 import pytest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
-from test_resources import CUOBJDUMP, INCLUDES, NVCC, PTX, PTXAS, ROOT, demangled, passed_checks, said_by  # noqa: E402
+from test_resources import (CHECKED, CUOBJDUMP, INCLUDES, NVCC, PTX, PTXAS, ROOT, arch, checked, demangled,  # noqa: E402, F401
+                            passed_checks, said_by)
 
 CHECK = "cuda-max-pool-instructions"
 SOURCE = ROOT / "palimpsest/kernels/cuda/max_pool/max_pool.cu"
@@ -28,22 +29,8 @@ FORWARD = {(1, 3): 235, (4, 3): 92, (8, 3): 86, (1, 2): 150, (4, 2): 54, (8, 2):
 BACKWARD = {(1, 3): 50, (4, 3): 20, (8, 3): 20, (1, 2): 32, (4, 2): 11, (8, 2): 10}
 ANY_WINDOW = 240  # static: loops over the window
 
-CHECKED = set()  # the tests that ran
-
-
-@pytest.fixture(autouse=True)
-def checked(request):
-    yield
-    CHECKED.add(request.node.name)
-
-
-@pytest.fixture(scope="module", params=PTX)
-def arch(request):
-    return request.param
-
-
 @pytest.fixture(scope="module")
-def kernels(arch, tmp_path_factory):
+def kernels(arch, tmp_path_factory):  # noqa: F811
     """{name: instructions, without the padding behind the last one}."""
     folder = tmp_path_factory.mktemp(arch)
     ptx, target = folder / "max_pool.ptx", folder / "max_pool.cubin"
