@@ -22,6 +22,8 @@
 #define __launch_bounds__(...)
 #define PALIMPSEST_UNROLL
 #define PALIMPSEST_NO_UNROLL
+#define PALIMPSEST_ASSUME(condition) \
+  static_cast<void>((condition) || (::palimpsest::cuda_emulator::fail("a false assumption: " #condition), 0))
 
 // `name`_key identifies the declaration: each instantiation of a template has its own.
 #define PALIMPSEST_SHARED(name, ...)                                     \
@@ -182,6 +184,13 @@ S narrowed(float v) {
 template <class S>
 uint32_t narrowed_pair(float low, float high) {
   return narrowed<S>(low).bits | static_cast<uint32_t>(narrowed<S>(high).bits) << 16;
+}
+
+template <class S>
+void widened_pair(uint32_t bits, float& low, float& high) {
+  S pair[2];
+  std::memcpy(static_cast<void*>(pair), &bits, 4);
+  low = widened(pair[0]), high = widened(pair[1]);
 }
 
 inline unsigned cluster_rank() {

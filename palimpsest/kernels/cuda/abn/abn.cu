@@ -166,7 +166,7 @@ ApplyArguments<S> apply_arguments(const AbnProblem& problem, const AbnForward& f
           static_cast<const S*>(forward.residual),
           static_cast<S*>(forward.z),
           saves_aside(saved) ? static_cast<S*>(forward.saved_values) : nullptr,
-          problem.relu_residual,
+          residual_floor<T>(problem.relu_residual),
           saved,
           source,
           static_cast<const T*>(forward.weight),
@@ -180,23 +180,16 @@ ApplyArguments<S> apply_arguments(const AbnProblem& problem, const AbnForward& f
 template <class S>
 BackwardArguments<S> backward_arguments(const AbnProblem& problem, const AbnBackward& backward, double m) {
   using T = accumulate_t<S>;
-  return {static_cast<const S*>(backward.saved_values),
-          static_cast<const S*>(backward.residual),
-          static_cast<const S*>(backward.dz),
-          backward.branch,
-          static_cast<S*>(backward.dx),
-          static_cast<S*>(backward.dresidual),
-          is_before_activation(problem.saved) ? static_cast<S*>(backward.z) : nullptr,
-          problem.relu_residual,
-          !backward.sum_dy || !backward.sum_dy_xhat,
-          problem.saved,
-          static_cast<const T*>(backward.weight),
-          static_cast<const T*>(backward.bias),
-          backward.mean,
-          backward.inv_std,
-          static_cast<T*>(backward.sum_dy),
-          static_cast<T*>(backward.sum_dy_xhat),
-          m};
+  return {
+      static_cast<const S*>(backward.saved_values), static_cast<const S*>(backward.residual),
+      static_cast<const S*>(backward.dz), backward.branch, static_cast<S*>(backward.dx),
+      static_cast<S*>(backward.dresidual),
+      is_before_activation(problem.saved) ? static_cast<S*>(backward.z) : nullptr,
+      residual_floor<T>(problem.relu_residual), !backward.sum_dy || !backward.sum_dy_xhat,
+      // Form I divides y - bias by the weight, per value. Here the coefficients of a channel do, as in form II.
+      problem.saved == Saved::kOutputForm1 ? Saved::kOutput : problem.saved,
+      static_cast<const T*>(backward.weight), static_cast<const T*>(backward.bias), backward.mean,
+      backward.inv_std, static_cast<T*>(backward.sum_dy), static_cast<T*>(backward.sum_dy_xhat), m};
 }
 
 // One launch each. `problem` is simplified.

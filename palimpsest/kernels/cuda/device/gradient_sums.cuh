@@ -26,14 +26,13 @@ struct ThreadSums {
   T dy[kChannels] = {}, dy_t[kChannels] = {};
 
   /// Does the same as Stored::rotate, with channels instead of values.
-  template <int kStep>
   __device__ __forceinline__ void rotate() {
     if constexpr (kChannels > 1) {
       const ThreadSums from = *this;
       PALIMPSEST_UNROLL
       for (int c = 0; c < kChannels; ++c) {
-        dy[c] = from.dy[(c + kStep) % kChannels];
-        dy_t[c] = from.dy_t[(c + kStep) % kChannels];
+        dy[c] = from.dy[(c + 1) % kChannels];
+        dy_t[c] = from.dy_t[(c + 1) % kChannels];
       }
     }
   }
@@ -96,11 +95,5 @@ __device__ __forceinline__ GradientSums sum_segments(const GradientSums* records
   __syncthreads();
   return all;
 }
-
-/// The panel and segment of a block, in shared memory during a pass: they are needed only after the pass, and
-/// would otherwise occupy registers all the time.
-struct BlockPlace {
-  int panel, segment;
-};
 
 }  // namespace palimpsest::kernels::cuda

@@ -58,4 +58,10 @@ __device__ __forceinline__ bool is_last_block(unsigned* counter, unsigned blocks
   return last;
 }
 
+/// The panel and segment of a block, in shared memory during a pass: they are needed only after the pass, and
+/// would otherwise occupy registers all the time.
+struct BlockPlace {
+  int panel, segment;
+};
+
 }  // namespace palimpsest::kernels::cuda

@@ -65,16 +65,20 @@ class Planes {
     // Vectors are numbered as if each row had so many. A row that begins off 16 bytes has one less.
     const int per_row = pixels_ / V;
     if (per_row == 0) return;
-    int row = (first + static_cast<int>(threadIdx.x)) / per_row,
-        vector = (first + static_cast<int>(threadIdx.x)) % per_row;
-    const int rows = kThreads / per_row, rest = kThreads % per_row;
+    const int row = (first + static_cast<int>(threadIdx.x)) / per_row;
+    int vector = (first + static_cast<int>(threadIdx.x)) % per_row;
+    const int rest = kThreads % per_row;
+    const int64_t rows = kThreads / per_row * row_;  // to the row after kThreads vectors
+    int64_t begin = begin_ + row * row_;
     for (int serial = static_cast<int>(threadIdx.x); serial < last - first; serial += kUnroll * kThreads) {
       int64_t at[kUnroll];
       PALIMPSEST_UNROLL
       for (int u = 0; u < kUnroll; ++u) {
-        at[u] = serial + u * kThreads < last - first ? vector_at(row, vector) : -1;
-        row += rows, vector += rest;
-        if (vector >= per_row) vector -= per_row, ++row;
+        const int within = head(begin) + vector * V;
+        const bool is_there = serial + u * kThreads < last - first && within + V <= pixels_;
+        at[u] = is_there ? begin + within : -1;
+        begin += rows, vector += rest;
+        if (vector >= per_row) vector -= per_row, begin += row_;
       }
       body(at, serial);
     }
@@ -94,12 +98,6 @@ class Planes {
   // Values of a row before its first aligned vector.
   __device__ __forceinline__ int head(int64_t row_begin) const {
     return -(static_cast<int>(row_begin) + lead_) & (V - 1);
-  }
-
-  __device__ __forceinline__ int64_t vector_at(int row, int vector) const {
-    const int64_t begin = begin_ + row * row_;
-    const int at = head(begin) + vector * V;
-    return at + V <= pixels_ ? begin + at : -1;
   }
 
   __device__ __forceinline__ int64_t edge_at(int row, int edge) const {
@@ -133,15 +131,24 @@ class Columns {
   template <int kUnroll, class Body>
   __device__ __forceinline__ void vectors(int first, int last, const Body& body) const {
     if (column_ >= channels_) return;
-    int serial = static_cast<int>(threadIdx.x);
-    for (int r = first + static_cast<int>(threadIdx.x) / kWide; r < last; r += kUnroll * kRows) {
-      int64_t at[kUnroll];
+    int serial = static_cast<int>(threadIdx.x), r = first + static_cast<int>(threadIdx.x) / kWide;
+    const int64_t step = int64_t{kRows} * channels_;
+    int64_t next = int64_t{r} * channels_ + column_, at[kUnroll];
+    // All vectors are there: a loop without comparisons, which the rest below needs.
+    for (; r + (kUnroll - 1) * kRows < last; r += kUnroll * kRows) {
       PALIMPSEST_UNROLL
-      for (int u = 0; u < kUnroll; ++u)
-        at[u] = r + u * kRows < last ? int64_t{r + u * kRows} * channels_ + column_ : -1;
+      for (int u = 0; u < kUnroll; ++u) {
+        at[u] = next + u * step;
+        PALIMPSEST_ASSUME(at[u] >= 0);
+      }
       body(at, serial);
       serial += kUnroll * kThreads;
+      next += kUnroll * step;
     }
+    if (r >= last) return;
+    PALIMPSEST_UNROLL
+    for (int u = 0; u < kUnroll; ++u) at[u] = r + u * kRows < last ? next + u * step : -1;
+    body(at, serial);
   }
 
   template <class Body>

@@ -19,6 +19,7 @@
 
 #define PALIMPSEST_UNROLL _Pragma("unroll")
 #define PALIMPSEST_NO_UNROLL _Pragma("unroll 1")
+#define PALIMPSEST_ASSUME(condition) __builtin_assume(condition)
 
 #define PALIMPSEST_SHARED(name, ...) \
   using name##_type = __VA_ARGS__;   \
@@ -52,6 +53,17 @@ __device__ __forceinline__ float widened(Float16 v) {
 }
 __device__ __forceinline__ float widened(BFloat16 v) {
   return __uint_as_float(static_cast<uint32_t>(v.bits) << 16);
+}
+
+template <class S>
+__device__ __forceinline__ void widened_pair(uint32_t bits, float& low, float& high) {
+  if constexpr (std::is_same_v<S, Float16>) {
+    __half2 pair;
+    memcpy(&pair, &bits, 4);
+    low = __low2float(pair), high = __high2float(pair);
+  } else {
+    low = __uint_as_float(bits << 16), high = __uint_as_float(bits & 0xffff0000u);
+  }
 }
 
 template <class S>
