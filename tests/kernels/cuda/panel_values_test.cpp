@@ -1,5 +1,7 @@
-// device/panel_values.cuh: every channel has a place of its own, and a warp's reads have no bank conflicts.
+// device/panels.h and device/panel_values.cuh: few lanes are idle, every channel has a place of its own, and a
+// warp's reads have no bank conflicts.
 #include "palimpsest/kernels/cuda/device/panel_values.cuh"
+#include "palimpsest/kernels/cuda/device/panels.h"
 
 #include <gtest/gtest.h>
 
@@ -37,6 +39,18 @@ TEST(PanelValues, AWarpReadsThoseOfItsVectorsWithoutBankConflicts) {
   expect_no_conflicts<float, 4, 16>();
   expect_no_conflicts<float, 4, 32>();
   expect_no_conflicts<float, 4, 64>();
+}
+
+TEST(Panels, AreAsWideAsFewIdleLanesAllow) {
+  using kernels::cuda::panel_width;
+  // Vectors per pixel, the most and the least width, the width.
+  const int64_t expected[][4] = {{32, 8, 2, 8},  {8, 8, 2, 8},  {4, 8, 2, 4},     {2, 8, 2, 2},
+                                 {1, 8, 2, 1},   {3, 8, 2, 4},  {9, 8, 2, 2},     {12, 8, 2, 4},
+                                 {129, 8, 2, 8}, {17, 8, 2, 2}, {19, 32, 16, 32}, {3, 32, 16, 4},
+                                 {1, 32, 16, 1}};
+  for (const auto& [vectors, most, least, width] : expected)
+    EXPECT_EQ(panel_width(vectors, static_cast<int>(most), static_cast<int>(least)), width)
+        << vectors << " vectors in panels of " << least << " to " << most;
 }
 
 TEST(PanelValues, AThreadFindsTheNumbersOfItsChannels) {

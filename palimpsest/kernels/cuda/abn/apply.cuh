@@ -41,18 +41,28 @@ struct PanelForward {
   }
 };
 
-/// The coefficients of a thread's channels.
-template <class T, int kChannels, class Panel>
+/// The coefficients of a thread's channels; kHeld: in registers.
+template <bool kHeld, class T, int kChannels, class Panel>
 struct ThreadCoefficients {
-  T mean[kChannels], scale[kChannels], shift[kChannels];
+  static constexpr int kCount = kHeld ? kChannels : 1;
+  T means[kCount], scales[kCount], shifts[kCount];
   const Panel& panel;
   int first;
 
   __device__ __forceinline__ ThreadCoefficients(const Panel& of_panel, int first_channel)
       : panel(of_panel), first(first_channel) {
-    panel.mean.read(first, mean);
-    panel.scale.read(first, scale);
-    panel.shift.read(first, shift);
+    if constexpr (kHeld) {
+      panel.mean.read(first, means);
+      panel.scale.read(first, scales);
+      panel.shift.read(first, shifts);
+    }
+  }
+  __device__ __forceinline__ T scaled(int c, T x) const {
+    if constexpr (kHeld)
+      return (x - means[c]) * scales[c] + shifts[c];
+    else
+      return (x - panel.mean.of_thread(first, c)) * panel.scale.of_thread(first, c) +
+             panel.shift.of_thread(first, c);
   }
   /// From shared memory, because they are rarely needed.
   __device__ __forceinline__ T weight(int c) const { return panel.weight.of_thread(first, c); }
@@ -80,15 +90,15 @@ __device__ __forceinline__ bool has_residual(const Arguments& arguments) {
 }
 
 /// Writes z, and the values saved beside z, for the V values `in` at offset `at`.
-template <bool kResidual, bool kHalves, class S, int V, int kChannels, class Panel, class Act>
-__device__ __forceinline__ void apply_values(
-    const ApplyArguments<S>& arguments, const Act& activation,
-    const ThreadCoefficients<accumulate_t<S>, kChannels, Panel>& coefficients, int64_t at,
-    const Stored<S, V>& in, const Stored<S, V>& residual) {
+template <bool kResidual, bool kHalves, int kChannels, class S, int V, class Coefficients, class Act>
+__device__ __forceinline__ void apply_values(const ApplyArguments<S>& arguments, const Act& activation,
+                                             const Coefficients& coefficients, int64_t at,
+                                             const Stored<S, V>& in, const Stored<S, V>& residual) {
   using T = accumulate_t<S>;
   constexpr int kPerChannel = V / kChannels;
   // Half of a vector at once saves registers.
-  constexpr int kCount = kHalves && !Act::kLarge && V == 8 ? 4 : V;
+  constexpr int kCount = kHalves && V > 2 ? V / 2 : V;
+  unsigned bits = 0;
   Stored<S, V> aside, z;
   // Spelled out, because nvcc makes 3 % more instructions of saves_aside(arguments.saved).
   const bool saves = arguments.saved == Saved::kPreActivation || arguments.saved == Saved::kNormalized;
@@ -96,10 +106,7 @@ __device__ __forceinline__ void apply_values(
   for (int first = 0; first < V; first += kCount) {
     Values<S, kCount> y = in.template values<kCount>(first);
     PALIMPSEST_UNROLL
-    for (int i = 0; i < kCount; ++i) {
-      const int c = (first + i) / kPerChannel;
-      y[i] = (y[i] - coefficients.mean[c]) * coefficients.scale[c] + coefficients.shift[c];
-    }
+    for (int i = 0; i < kCount; ++i) y[i] = coefficients.scaled((first + i) / kPerChannel, y[i]);
     if (saves) {
       // z is computed from the rounded values, so that backward can recompute it bit for bit.
       aside.set(y, first);
@@ -119,17 +126,13 @@ __device__ __forceinline__ void apply_values(
       for (int i = 0; i < kCount; ++i) y[i] += r[i] <= arguments.residual_floor ? T(0) : r[i];
     }
     if constexpr (Act::kLarge) {
-      if (arguments.saved == Saved::kOutputBit) {  // only of activations with two curved branches
-        unsigned bits = 0;
-        PALIMPSEST_UNROLL
-        for (int i = 0; i < V; ++i) bits |= (y[i] > arguments.minimum ? 1u : 0u) << i;
-        set_branch_bits<V, V == 8 && kChannels == 8>(arguments.branch, at, bits);
-      }
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < kCount; ++i) bits |= (y[i] > arguments.minimum ? 1u : 0u) << (first + i);
       activation.dispatch([&](const auto& act) {
         PALIMPSEST_UNROLL
-        for (int i = 0; i < V; ++i) y[i] = act.forward(y[i]);
+        for (int i = 0; i < kCount; ++i) y[i] = act.forward(y[i]);
       });
-      z.set(y);
+      z.set(y, first);
     } else {
       activation.with_forward([&](const auto& forward) {
         PALIMPSEST_UNROLL
@@ -138,6 +141,9 @@ __device__ __forceinline__ void apply_values(
       });
     }
   }
+  if constexpr (Act::kLarge)  // no straight activation has two curved branches
+    if (arguments.saved == Saved::kOutputBit)
+      set_branch_bits<V, V == 8 && kChannels == 8>(arguments.branch, at, bits);
   if (saves) aside.store(arguments.saved_values + at);
   z.store(arguments.z + at);
 }
@@ -165,7 +171,8 @@ struct ApplyUnroll {
   static constexpr bool kPlane = Walk::kChannels == 1, kResident = Walk::kBlockThreads == kResidentThreads;
   static constexpr bool kFits = kPlane || (!kResident && (!kResidual || Walk::kChannels == 8));
   static constexpr bool kOne = sizeof(S) == 8 || Act::kLarge || !kFits;
-  static constexpr int kVectors = kOne ? 1 : kPlane && !kResidual && !kResident ? 4 : 2;
+  static constexpr bool kShort = kPlane || Walk::kVector < kLanes<S>;  // few coefficients
+  static constexpr int kVectors = kOne ? 1 : kShort && !kResidual && !kResident ? 4 : 2;
 };
 
 /// Does a segment of the walk's panel. `from` provides x. kResidual: there may be a residual;
@@ -175,10 +182,15 @@ __device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, in
                                             const ApplyArguments<S>& arguments, const Act& activation,
                                             const Panel& panel, const From& from) {
   constexpr int kUnroll = ApplyUnroll<Walk, S, Act, kResidual>::kVectors, V = Walk::kVector;
-  // Where 64 registers do not suffice for a residual besides a walk over planes or a stash.
-  constexpr bool kHalves = kResidual && (Walk::kChannels == 1 || Walk::kBlockThreads == kResidentThreads);
-  const ThreadCoefficients<accumulate_t<S>, Walk::kChannels, Panel> coefficients(panel, walk.first_channel());
+  // Where 64 registers do not suffice for long arithmetic, or a residual besides a walk over planes or a stash.
+  constexpr bool kHalves = (Act::kLarge && V == 8) ||
+                           (kResidual && (Walk::kChannels == 1 || Walk::kBlockThreads == kResidentThreads));
+  constexpr int kChannels = Walk::kChannels;
+  constexpr bool kHeld = !Act::kLarge || kChannels < 8;
+  const ThreadCoefficients<kHeld, accumulate_t<S>, kChannels, Panel> coefficients(panel,
+                                                                                  walk.first_channel());
   const auto do_vectors = [&](const int64_t(&at)[kUnroll], int serial) {
+    if constexpr (!kHeld) forget_memory();
     Stored<S, V> in[kUnroll], residual[kUnroll];
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u) {
@@ -189,14 +201,15 @@ __device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, in
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u)
       if (at[u] >= 0)
-        apply_values<kResidual, kHalves>(arguments, activation, coefficients, at[u], in[u], residual[u]);
+        apply_values<kResidual, kHalves, kChannels>(arguments, activation, coefficients, at[u], in[u],
+                                                    residual[u]);
   };
   const auto do_edge = [&](int64_t at, int serial) {
     if constexpr (Walk::kChannels == 1) {
       Stored<S, 1> in, residual;
       from.edge(in, at, serial);
       if (has_residual<kResidual, Act>(arguments)) residual.load(arguments.residual + at);
-      apply_values<kResidual, kHalves>(arguments, activation, coefficients, at, in, residual);
+      apply_values<kResidual, kHalves, kChannels>(arguments, activation, coefficients, at, in, residual);
     }
   };
   walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1), do_vectors);
@@ -214,9 +227,9 @@ __global__ void __launch_bounds__(kThreads, kApplyBlocksOf<Walk, Act, kResidual>
   PALIMPSEST_SHARED(coefficients, PanelForward<accumulate_t<S>, Walk::kChannels, kPanel>);
   const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   const int panel = block % cut.panels, segment = block / cut.panels;
-  const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
-  if (threadIdx.x < kPanel && channel < cut.shape.c)
-    coefficients.set(static_cast<int>(threadIdx.x), coefficients_of(arguments, channel));
+  const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
+  const int64_t channel = int64_t{panel} * wide + j;
+  if (j < wide && channel < cut.shape.c) coefficients.set(j, coefficients_of(arguments, channel));
   __syncthreads();
   const Walk walk(cut, panel);
   apply_share<kResidual>(walk, cut, segment, arguments, activation, coefficients, FromMemory<S>{arguments.x});

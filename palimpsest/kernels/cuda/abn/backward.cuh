@@ -135,22 +135,24 @@ __global__ void __launch_bounds__(kThreads, kBlocksOf<Walk, Act, kResidual>)
   PALIMPSEST_SHARED(place, BlockPlace[1]);
   int panel = static_cast<int>(blockIdx.x % cut.panels), segment = static_cast<int>(blockIdx.x / cut.panels);
   if (threadIdx.x == 0) place[0] = {panel, segment};
-  if (threadIdx.x < kPanel && int64_t{panel} * kPanel + threadIdx.x < cut.shape.c)
-    coefficients.set_center(static_cast<int>(threadIdx.x), arguments, int64_t{panel} * kPanel + threadIdx.x);
+  const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
+  if (j < wide && int64_t{panel} * wide + j < cut.shape.c)
+    coefficients.set_center(j, arguments, int64_t{panel} * wide + j);
   __syncthreads();
   const Walk walk(cut, panel);
   const ThreadChannels<T, Walk::kChannels, kPanel, Walk::kVector / Walk::kChannels> channels{
       coefficients, walk.first_channel()};
   GradientSums sums = block_sums<Walk>(
-      thread_sums<kResidual>(walk, cut, segment, arguments, activation, channels, NoGradientStash{}));
+      thread_sums<kResidual>(walk, cut, segment, arguments, activation, channels, NoGradientStash{}),
+      cut.wide);
   panel = place[0].panel, segment = place[0].segment;
-  const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
-  const bool has_channel = threadIdx.x < kPanel && channel < cut.shape.c;
+  const int64_t channel = int64_t{panel} * wide + j;
+  const bool has_channel = j < wide && channel < cut.shape.c;
   if (cut.segments > 1) {
     auto* const records = static_cast<GradientSums*>(workspace.records);
     if (has_channel) records[segment * cut.shape.c + channel] = sums;
     if (!is_last_block(workspace.counters + panel, static_cast<unsigned>(cut.segments))) return;
-    sums = sum_segments<kPanel>(records, cut.segments, cut.shape.c, int64_t{panel} * kPanel);
+    sums = sum_segments(records, cut.segments, cut.shape.c, int64_t{panel} * wide, wide);
   }
   if (has_channel) write_gradients(arguments, channel, parameter_gradients(arguments, channel, sums));
 }
@@ -224,9 +226,9 @@ __global__ void __launch_bounds__(kThreads, kBlocksOf<Walk, Act, kResidual>)
   PALIMPSEST_SHARED(coefficients, GradientCoefficients<T, Walk::kChannels, kPanel>);
   const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   const int panel = block % cut.panels, segment = block / cut.panels;
-  const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
-  if (threadIdx.x < kPanel && channel < cut.shape.c) {
-    const int j = static_cast<int>(threadIdx.x);
+  const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
+  const int64_t channel = int64_t{panel} * wide + j;
+  if (j < wide && channel < cut.shape.c) {
     coefficients.set_center(j, arguments, channel);
     ParameterGradients<T> sums{};
     if (!arguments.frozen) sums = {arguments.sum_dy[channel], arguments.sum_dy_xhat[channel]};

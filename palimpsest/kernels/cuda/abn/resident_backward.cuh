@@ -70,38 +70,38 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   int panel = static_cast<int>(blockIdx.x / cut.segments),
       segment = static_cast<int>(blockIdx.x % cut.segments);
   if (threadIdx.x == 0) place[0] = {panel, segment};
-  const int j = static_cast<int>(threadIdx.x);
-  if (j < kPanel && int64_t{panel} * kPanel + j < cut.shape.c)
-    coefficients.set_center(j, arguments, int64_t{panel} * kPanel + j);
+  const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
+  if (j < wide && int64_t{panel} * wide + j < cut.shape.c)
+    coefficients.set_center(j, arguments, int64_t{panel} * wide + j);
   __syncthreads();
   using Channels = ThreadChannels<T, Walk::kChannels, kPanel, Walk::kVector / Walk::kChannels>;
   const auto stash_of = [&](int of_segment) {
-    return GradientStash<S, Walk::kVector>(bytes, cut.pieces_of(of_segment) * Walk::kPanelVectors,
+    return GradientStash<S, Walk::kVector>(bytes, cut.pieces_of(of_segment) * cut.wide,
                                            cut.first_edge(of_segment + 1) - cut.first_edge(of_segment));
   };
   GradientSums sums;
   {
     const Walk walk(cut, panel);
-    sums = block_sums<Walk>(thread_sums<kResidual>(walk, cut, segment, arguments, activation,
-                                                   Channels{coefficients, walk.first_channel()},
-                                                   stash_of(segment)));
+    sums = block_sums<Walk>(
+        thread_sums<kResidual>(walk, cut, segment, arguments, activation,
+                               Channels{coefficients, walk.first_channel()}, stash_of(segment)),
+        cut.wide);
   }
   panel = place[0].panel, segment = place[0].segment;
   if (cut.segments > 1) sums = cluster_sums<kPanel>(sums);
-  const int64_t channel = int64_t{panel} * kPanel + j;
-  if (j < kPanel && channel < cut.shape.c) {
+  const int64_t channel = int64_t{panel} * wide + j;
+  if (j < wide && channel < cut.shape.c) {
     const ParameterGradients<T> gradients = parameter_gradients(arguments, channel, sums);
     set_dx<S, Act>(coefficients, j, arguments, channel, gradients);
     if (segment == 0) write_gradients(arguments, channel, gradients);
   }
-  if (cut.segments > 1)
-    cluster_sync();  // no block ends while another one reads its sums
-  else
-    __syncthreads();
+  __syncthreads();
+  if (cut.segments > 1) cluster_arrive();  // this block has read the sums of the others
   // Made again from the block's place, so that the first pass keeps no registers for the second.
   const Walk walk(cut, panel);
   backward_apply_share<kResidual>(walk, cut, segment, arguments, activation,
                                   Channels{coefficients, walk.first_channel()}, stash_of(segment));
+  if (cut.segments > 1) cluster_wait();  // no block ends while another one reads its sums
 }
 
 }  // namespace palimpsest::kernels::cuda::abn_detail

@@ -31,10 +31,10 @@ __device__ __forceinline__ void with_source(Saved saved, const Function& functio
     function.template operator()<StraightSource::kScaled>();
 }
 
-/// Values of a vector that are worked on at once: all, or four to save registers, where a residual takes some
-/// or where coefficients are read from shared memory, of which one read of 16 bytes serves four.
-template <class Coefficients, bool kResidual, int V>
-inline constexpr int kAtOnce = (Coefficients::kHeld && !kResidual) || V < 4 ? V : 4;
+/// Values of a vector that are worked on at once: all, or four where registers are short, for coefficients of
+/// each value or for a residual. One read of 16 bytes from shared memory serves four.
+template <int kChannels, bool kResidual, int V>
+inline constexpr int kAtOnce = (kChannels == 1 && !kResidual) || V < 4 ? V : 4;
 
 /// What some values of one vector contribute to the gradients.
 template <class S, int kCount>
@@ -84,10 +84,9 @@ __device__ __forceinline__ StraightGradient<S, kCount> straight_gradient(
   return g;
 }
 
-/// The centers of a thread's channels; kInRegisters: read once.
-template <bool kInRegisters, class T, int kChannels, class Channels>
+/// The centers of a thread's channels; kHeld: in registers.
+template <bool kHeld, class T, int kChannels, class Channels>
 struct StraightCenters {
-  static constexpr bool kHeld = kInRegisters;
   const Channels& channels;
   T held[kHeld ? kChannels : 1];
 
@@ -100,11 +99,10 @@ struct StraightCenters {
   }
 };
 
-/// The coefficients of a thread's channels for dx; kInRegisters: read once.
-template <bool kInRegisters, class S, int kChannels, class Channels>
+/// The coefficients of a thread's channels for dx; kHeld: in registers.
+template <bool kHeld, class S, int kChannels, class Channels>
 struct StraightCoefficients {
   using T = accumulate_t<S>;
-  static constexpr bool kHeld = kInRegisters;
   static constexpr int kCount = kHeld ? kChannels : 1;
   const Channels& channels;
   StraightCenters<kHeld && !kFoldsCenter<S>, T, kChannels, Channels> center;
@@ -131,7 +129,7 @@ __device__ __forceinline__ void add_straight_gradient(const BackwardArguments<S>
                                                       const Act& activation, const Channels& channels,
                                                       const Centers& center, const GradientInputs<S, V>& in,
                                                       ThreadSums<accumulate_t<S>, kChannels>& sums) {
-  constexpr int kPerChannel = V / kChannels, kCount = kAtOnce<Centers, kResidual, V>;
+  constexpr int kPerChannel = V / kChannels, kCount = kAtOnce<kChannels, kResidual, V>;
   with_source(arguments.saved, [&]<StraightSource kSource>() {
     PALIMPSEST_UNROLL
     for (int first = 0; first < V; first += kCount) {
@@ -155,7 +153,7 @@ __device__ __forceinline__ void apply_straight_gradient(const BackwardArguments<
                                                         const Coefficients& coefficients, int64_t at,
                                                         GradientInputs<S, V>& in) {
   using T = accumulate_t<S>;
-  constexpr int kPerChannel = V / kChannels, kCount = kAtOnce<Coefficients, kResidual, V>;
+  constexpr int kPerChannel = V / kChannels, kCount = kAtOnce<kChannels, kResidual, V>;
   const auto do_values = [&]<StraightSource kSource>(int first) {
     StraightGradient<S, kCount> g =
         straight_gradient<kSource, kResidual, kCount>(arguments, activation, channels, in, first);

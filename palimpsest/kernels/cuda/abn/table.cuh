@@ -73,7 +73,7 @@ struct BackwardArguments {
 /// How a launch divides a tensor.
 struct Geometry {
   Cut cut;
-  bool vectors = true;           ///< threads access 16 bytes at a time; false: single values
+  int vector = 1;  ///< values that a thread accesses at a time: kLanes or, in channels-last, less
   std::size_t shared_bytes = 0;  ///< resident kernels: for a block's share of the tensor
 };
 
