@@ -38,7 +38,7 @@ RESERVED = 1024  # bytes of shared memory per block that the system uses
 # loads, without and with a residual, which is a tensor more to read. An H200 can issue about 30 while it moves 4 bytes,
 # and 45 while it moves 6.
 INSTRUCTIONS_PER_VALUE = {"statistics_kernel": (12, 12), "apply_kernel": (16, 20), "backward_reduce_kernel": (20, 24),
-                          "backward_apply_kernel": (24, 30), "resident_forward_kernel": (12, 20),
+                          "backward_apply_kernel": (24, 30), "resident_forward_kernel": (12, 21),
                           "resident_backward_kernel": (20, 30)}
 # At 4.3 TB/s an H200 moves 17 bytes per clock and multiprocessor, so that 32 KB cover a latency of 1900 clocks.
 BYTES_UNDER_WAY = 32 * 1024

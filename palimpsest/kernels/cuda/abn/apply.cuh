@@ -160,10 +160,10 @@ struct FromMemory {
   __device__ __forceinline__ void edge(Stored<S, 1>& to, int64_t at, int) const { to.load(x + at); }
 };
 
-/// Blocks of kThreads threads per multiprocessor: three instead of four, with 80 registers instead of 64, where a
-/// thread holds the coefficients of eight channels and has a residual besides.
+/// Blocks of kThreads threads per multiprocessor: three instead of four, with 80 registers instead of 64, for
+/// eight values at once that have a residual besides.
 template <class Walk, class Act, bool kResidual>
-inline constexpr int kApplyBlocksOf = !Act::kLarge && Walk::kChannels == 8 && kResidual ? 3 : 4;
+inline constexpr int kApplyBlocksOf = !Act::kLarge && Walk::kVector == 8 && kResidual ? 3 : 4;
 
 /// Vectors that a thread has under way: as many loads as its registers can take.
 template <class Walk, class S, class Act, bool kResidual>
@@ -183,8 +183,9 @@ __device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, in
                                             const Panel& panel, const From& from) {
   constexpr int kUnroll = ApplyUnroll<Walk, S, Act, kResidual>::kVectors, V = Walk::kVector;
   // Where 64 registers do not suffice for long arithmetic, or a residual besides a walk over planes or a stash.
-  constexpr bool kHalves = (Act::kLarge && V == 8) ||
-                           (kResidual && (Walk::kChannels == 1 || Walk::kBlockThreads == kResidentThreads));
+  constexpr bool kHalves =
+      (Act::kLarge && V == 8) ||
+      (kResidual && (Walk::kBlockThreads == kResidentThreads || (Walk::kChannels == 1 && V < 8)));
   constexpr int kChannels = Walk::kChannels;
   constexpr bool kHeld = !Act::kLarge || kChannels < 8;
   const ThreadCoefficients<kHeld, accumulate_t<S>, kChannels, Panel> coefficients(panel,
