@@ -87,7 +87,12 @@ TYPED_TEST(CudaAbn, BitsOfNeighboursThatShareBytesDoNotDisturbOneAnother) {
   for (const int64_t s : {1, 3, 8, 15, 33, 100})
     for (const int64_t misaligned_by : {0, 1})
       for (const Layout layout : kLayouts)
-        this->expect_right({.shape = {5, s == 8 ? 16 : 7, s},
+        this->expect_right({.shape = {5,
+                                      s == 8    ? 16
+                                      : s == 15 ? 12
+                                      : s == 33 ? 6
+                                                : 7,
+                                      s},
                             .layout = layout,
                             .activation = Activation::kSiLU,
                             .saved = Saved::kOutputBit,
@@ -121,6 +126,20 @@ TYPED_TEST(CudaAbn, EqualsTheReferenceForChannelsAroundAVectorAndAPanel) {
   for (const int64_t c : {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 64, 65, 72, 136})
     for (const Layout layout : kLayouts)
       for (const Path path : kPaths) this->expect_right({.shape = {4, c, 9}, .layout = layout}, path);
+}
+
+// In channels-last a vector has as many values, 8, 4, 2 or 1, as divide the channels and the addresses, and a
+// panel as many vectors as leave few lanes idle.
+TYPED_TEST(CudaAbn, EqualsTheReferenceForEveryWidthOfVectorsAndPanels) {
+  int path = 0;
+  for (const int64_t c : {2, 4, 6, 8, 10, 12, 20, 24, 36, 40, 48, 100})
+    for (const int64_t misaligned_by : {0, 2, 4})
+      this->expect_right({.shape = {2, c, 270},
+                          .layout = Layout::kChannelsLast,
+                          .saved = path % 4 == 3 ? Saved::kInput : Saved::kOutput,
+                          .has_residual = c % 8 == 4,
+                          .misaligned_by = misaligned_by},
+                         kPaths[path++ % 3]);
 }
 
 TYPED_TEST(CudaAbn, EqualsTheReferenceWhereManyBlocksShareAChannel) {

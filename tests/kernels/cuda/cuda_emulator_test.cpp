@@ -288,7 +288,7 @@ TEST_F(Emulator, FindsAWriteBesideASharedVariable) {
 
 void load_vector(const float* from, float* to) {
   const auto* const packed = reinterpret_cast<const kernels::cuda::Packed<float>*>(from);
-  store16(reinterpret_cast<kernels::cuda::Packed<float>*>(to), kernels::cuda::load16(packed));
+  store_vector(reinterpret_cast<kernels::cuda::Packed<float>*>(to), kernels::cuda::load_vector(packed));
 }
 
 TEST_F(Emulator, NamesAVectorAccessOffItsAlignment) {

@@ -36,6 +36,7 @@ TEST(CudaRaces, NoneWhereTheLastBlockAddsUpThePlanesSegments) {
 
 TEST(CudaRaces, NoneWhereTheLastBlockAddsUpTheColumnsSegments) {
   expect_right({.shape = {1, 12, 700}, .layout = Layout::kChannelsLast}, Path::kTwoLaunches, 2);
+  expect_right({.shape = {1, 2, 2100}, .layout = Layout::kChannelsLast}, Path::kTwoLaunches, 2);
 }
 
 TEST(CudaRaces, NoneWhereAPanelStaysInOneBlock) {

@@ -23,6 +23,8 @@
 #define __launch_bounds__(...)
 #define PALIMPSEST_UNROLL
 #define PALIMPSEST_NO_UNROLL
+#define PALIMPSEST_ASSUME(condition) \
+  static_cast<void>((condition) || (::palimpsest::cuda_emulator::fail("a false assumption: " #condition), 0))
 
 // `name`_key identifies the declaration: each instantiation of a template has its own.
 #define PALIMPSEST_SHARED(name, ...)                                     \
@@ -151,23 +153,26 @@ namespace palimpsest::kernels::cuda {
 inline void forget_memory() {}
 
 template <class T>
-T load16(const T* from) {
-  static_assert(sizeof(T) == 16);
-  if (reinterpret_cast<std::uintptr_t>(from) % 16 != 0)
-    cuda_emulator::fail("misaligned 16-byte load, " +
-                        std::to_string(reinterpret_cast<std::uintptr_t>(from) % 16) + " bytes off");
+void check_vector(const T* address, const char* access) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16);
+  const auto off = reinterpret_cast<std::uintptr_t>(address) % sizeof(T);
+  if (off != 0)
+    cuda_emulator::fail("misaligned " + std::to_string(sizeof(T)) + "-byte " + access + ", " +
+                        std::to_string(off) + " bytes off");
+}
+
+template <class T>
+T load_vector(const T* from) {
+  check_vector(from, "load");
   T value;
-  std::memcpy(&value, from, 16);
+  std::memcpy(static_cast<void*>(&value), from, sizeof(T));
   return value;
 }
 
 template <class T>
-void store16(T* to, const T& value) {
-  static_assert(sizeof(T) == 16);
-  if (reinterpret_cast<std::uintptr_t>(to) % 16 != 0)
-    cuda_emulator::fail("misaligned 16-byte store, " +
-                        std::to_string(reinterpret_cast<std::uintptr_t>(to) % 16) + " bytes off");
-  std::memcpy(to, &value, 16);
+void store_vector(T* to, const T& value) {
+  check_vector(to, "store");
+  std::memcpy(static_cast<void*>(to), &value, sizeof(T));
 }
 
 inline float widened(Float16 v) {
@@ -185,6 +190,13 @@ uint32_t narrowed_pair(float low, float high) {
   return narrowed<S>(low).bits | static_cast<uint32_t>(narrowed<S>(high).bits) << 16;
 }
 
+template <class S>
+void widened_pair(uint32_t bits, float& low, float& high) {
+  S pair[2];
+  std::memcpy(static_cast<void*>(pair), &bits, 4);
+  low = widened(pair[0]), high = widened(pair[1]);
+}
+
 inline unsigned cluster_rank() {
   return cuda_emulator::cluster_rank();
 }
@@ -194,6 +206,12 @@ inline unsigned cluster_size() {
 inline void cluster_sync(cuda_emulator::Place place = cuda_emulator::Place::current()) {
   cuda_emulator::cluster_barrier(place);
 }
+// The whole barrier at its first half: a block that ended early would still be found by the emulator's check of
+// reads from blocks that have ended.
+inline void cluster_arrive(cuda_emulator::Place place = cuda_emulator::Place::current()) {
+  cuda_emulator::cluster_barrier(place);
+}
+inline void cluster_wait() {}
 template <class T>
 T* in_cluster_block(T* shared, unsigned rank) {
   using Plain = std::remove_const_t<T>;

@@ -65,58 +65,64 @@ int counted(const AbnProblem& problem, int64_t count) {
   return static_cast<int>(count);
 }
 
-/// Cuts the tensor into panels of `wide` vectors, with one segment per panel.
+/// Returns the values of a vector in channels-last: as many as divide the channels and every address.
 template <class S>
-Geometry whole_panels(const AbnProblem& problem, int lead, int wide) {
-  constexpr int V = kLanes<S>;
+int column_vector(const AbnProblem& problem, int lead) {
+  int vector = lead < 0 ? 1 : kLanes<S>;
+  while (problem.shape.c % vector != 0 || lead % vector != 0) vector /= 2;
+  return vector;
+}
+
+/// Cuts the tensor into panels with rows of at most `panel_bytes` bytes, with one segment per panel.
+template <class S>
+Geometry whole_panels(const AbnProblem& problem, int lead, int panel_bytes) {
+  constexpr int V = kLanes<S>, kSectorBytes = 32;  // that memory reads at least
   Geometry geometry;
   Cut& cut = geometry.cut;
   const Shape3& shape = problem.shape;
   cut.shape = shape;
   if (problem.layout == Layout::kNCHW) {
-    geometry.vectors = V > 1 && lead >= 0 && shape.s >= 2 * V;
+    const bool vectors = V > 1 && lead >= 0 && shape.s >= 2 * V;
+    geometry.vector = vectors ? V : 1;
     cut.panels = counted(problem, shape.c);
     const bool all_aligned = lead == 0 && shape.s % V == 0;
-    cut.pieces = counted(problem, shape.n * (counted(problem, shape.s) / (geometry.vectors ? V : 1)));
-    cut.edges = geometry.vectors && !all_aligned ? counted(problem, shape.n * 2 * (V - 1)) : 0;
-    cut.lead = geometry.vectors ? lead : 0;
+    cut.pieces = counted(problem, shape.n * (counted(problem, shape.s) / geometry.vector));
+    cut.edges = vectors && !all_aligned ? counted(problem, shape.n * 2 * (V - 1)) : 0;
+    cut.lead = vectors ? lead : 0;
   } else {
-    geometry.vectors = V > 1 && lead == 0 && shape.c % V == 0;
-    cut.panels =
-        counted(problem, ceil_divide(counted(problem, shape.c), geometry.vectors ? wide * V : kScalarPanel));
+    const int vector = geometry.vector = column_vector<S>(problem, lead);
+    const int64_t row = counted(problem, shape.c) / vector;
+    cut.wide = panel_width(row, most_wide<S>(vector, panel_bytes),
+                           std::max(1, kSectorBytes / (vector * static_cast<int>(sizeof(S)))));
+    cut.panels = counted(problem, ceil_divide(row, cut.wide));
     cut.pieces = counted(problem, shape.n * shape.s);
   }
   return geometry;
 }
 
-/// Returns the vectors (or single values) per piece of a panel.
-int piece_vectors(const AbnProblem& problem, const Geometry& geometry, int wide) {
-  return problem.layout == Layout::kNCHW ? 1 : geometry.vectors ? wide : kScalarPanel;
-}
-
 /// Returns the segments per panel, at most `most`, for about `blocks` blocks with enough work for each
 /// thread.
-int segments_for(const AbnProblem& problem, const Geometry& geometry, int wide, int64_t blocks,
-                 int64_t most) {
-  const int64_t vectors = int64_t{geometry.cut.pieces} * piece_vectors(problem, geometry, wide);
-  const int64_t wanted = std::min({blocks / geometry.cut.panels, vectors / (kThreads * kLeastVectors), most});
-  return static_cast<int>(std::max<int64_t>(1, wanted));
+int segments_for(const Geometry& geometry, int64_t blocks, int64_t most) {
+  const int64_t vectors = int64_t{geometry.cut.pieces} * geometry.cut.wide;
+  const int64_t panels = geometry.cut.panels;
+  const int64_t good = std::min(blocks / panels, vectors / (kThreads * kGoodVectors));
+  const int64_t filling = std::min(ceil_divide(kFillingBlocks, panels), vectors / (kThreads * kLeastVectors));
+  return static_cast<int>(std::clamp<int64_t>(std::max(good, filling), 1, most));
 }
 
 template <class S>
 Geometry reduce_geometry(const AbnProblem& problem, int lead) {
-  Geometry geometry = whole_panels<S>(problem, lead, kReducePanel);
-  geometry.cut.segments =
-      problem.layout == Layout::kNCHW
-          ? segments_for(problem, geometry, kReducePanel, kReduceBlocks, kReduceBlocks)
-          : segments_for(problem, geometry, kReducePanel, kColumnReduceBlocks, kMostColumnSegments);
+  Geometry geometry = whole_panels<S>(problem, lead, kReducePanelBytes);
+  geometry.cut.segments = problem.layout == Layout::kNCHW
+                              ? segments_for(geometry, kReduceBlocks, kReduceBlocks)
+                              : segments_for(geometry, kColumnReduceBlocks, kMostColumnSegments);
   return geometry;
 }
 
 template <class S>
 Geometry apply_geometry(const AbnProblem& problem, int lead) {
-  Geometry geometry = whole_panels<S>(problem, lead, kApplyPanel);
-  geometry.cut.segments = segments_for(problem, geometry, kApplyPanel, kApplyBlocks, kApplyBlocks);
+  Geometry geometry = whole_panels<S>(problem, lead, kApplyPanelBytes);
+  geometry.cut.segments = segments_for(geometry, kApplyBlocks, kApplyBlocks);
   return geometry;
 }
 
@@ -129,13 +135,12 @@ bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, bool residua
   // Shared memory per block that the kernels declare besides, and that the device adds.
   constexpr int64_t kStaticBytes = 12 * 1024;
   const Device device = current_device();
-  geometry = whole_panels<S>(problem, lead, kReducePanel);
+  geometry = whole_panels<S>(problem, lead, kReducePanelBytes);
   Cut& cut = geometry.cut;
   const auto share = [&](int64_t blocks) {
-    const int64_t vector = geometry.vectors ? 16 : static_cast<int64_t>(sizeof(S));
-    return tensors *
-           (ceil_divide(cut.pieces, blocks) * piece_vectors(problem, geometry, kReducePanel) * vector +
-            ceil_divide(cut.edges, blocks) * static_cast<int64_t>(sizeof(S)));
+    const int64_t vector = geometry.vector * static_cast<int64_t>(sizeof(S));
+    return tensors * (ceil_divide(cut.pieces, blocks) * cut.wide * vector +
+                      ceil_divide(cut.edges, blocks) * static_cast<int64_t>(sizeof(S)));
   };
   const auto set_blocks = [&](int blocks) {
     cut.segments = blocks;
@@ -175,7 +180,7 @@ ApplyArguments<S> apply_arguments(const AbnProblem& problem, const AbnForward& f
           static_cast<const S*>(forward.residual),
           static_cast<S*>(forward.z),
           saves_aside(saved) ? static_cast<S*>(forward.saved_values) : nullptr,
-          problem.relu_residual,
+          residual_floor<T>(problem.relu_residual),
           saved,
           source,
           static_cast<const T*>(forward.weight),
@@ -189,23 +194,16 @@ ApplyArguments<S> apply_arguments(const AbnProblem& problem, const AbnForward& f
 template <class S>
 BackwardArguments<S> backward_arguments(const AbnProblem& problem, const AbnBackward& backward, double m) {
   using T = accumulate_t<S>;
-  return {static_cast<const S*>(backward.saved_values),
-          static_cast<const S*>(backward.residual),
-          static_cast<const S*>(backward.dz),
-          backward.branch,
-          static_cast<S*>(backward.dx),
-          static_cast<S*>(backward.dresidual),
-          is_before_activation(problem.saved) ? static_cast<S*>(backward.z) : nullptr,
-          problem.relu_residual,
-          !backward.sum_dy || !backward.sum_dy_xhat,
-          problem.saved,
-          static_cast<const T*>(backward.weight),
-          static_cast<const T*>(backward.bias),
-          backward.mean,
-          backward.inv_std,
-          static_cast<T*>(backward.sum_dy),
-          static_cast<T*>(backward.sum_dy_xhat),
-          m};
+  return {
+      static_cast<const S*>(backward.saved_values), static_cast<const S*>(backward.residual),
+      static_cast<const S*>(backward.dz), backward.branch, static_cast<S*>(backward.dx),
+      static_cast<S*>(backward.dresidual),
+      is_before_activation(problem.saved) ? static_cast<S*>(backward.z) : nullptr,
+      residual_floor<T>(problem.relu_residual), !backward.sum_dy || !backward.sum_dy_xhat,
+      // Form I divides y - bias by the weight, per value. Here the coefficients of a channel do, as in form II.
+      problem.saved == Saved::kOutputForm1 ? Saved::kOutput : problem.saved,
+      static_cast<const T*>(backward.weight), static_cast<const T*>(backward.bias), backward.mean,
+      backward.inv_std, static_cast<T*>(backward.sum_dy), static_cast<T*>(backward.sum_dy_xhat), m};
 }
 
 // One launch each. `problem` is simplified.
@@ -248,7 +246,7 @@ int64_t abn_workspace_bytes(const AbnProblem& problem) {
   if (problem.shape.elements() > 0)
     dispatch_float(problem.dtype, [&]<class S>() {
       const AbnProblem simple = simplified(problem);
-      for (const int lead : {-1, 0, 1})  // the addresses are not known yet
+      for (const int lead : {-1, 0, 1, 2, 4})  // the addresses are not known yet
         segments = std::max(segments, reduce_geometry<S>(simple, lead).cut.segments);
     });
   if (segments == 1) return 0;

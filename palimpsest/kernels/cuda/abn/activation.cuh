@@ -5,6 +5,9 @@
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 #include "palimpsest/kernels/formulas/precision.h"
 
+#include <algorithm>
+#include <limits>
+
 namespace palimpsest::kernels::cuda::abn_detail {
 
 /// The activation of a list that `kind` names, constructed on the host. One kernel serves all activations:
@@ -53,7 +56,7 @@ class BranchActivation : public ChosenActivation<BranchedActivations<T>> {
 template <class T>
 class StraightActivation {
  public:
-  static constexpr bool kLarge = false;
+  static constexpr bool kLarge = false;  ///< and kResidual kernels always have a residual
   static constexpr bool kBranches = false;
 
   static bool covers(Activation kind) {
@@ -65,7 +68,7 @@ class StraightActivation {
         slope_(static_cast<T>(kind == Activation::kLeakyReLU ? arguments.param
                               : cuts_                        ? 0
                                                              : 1)),
-        inverse_slope_(kind == Activation::kLeakyReLU ? static_cast<T>(1 / arguments.param) : T(1)) {}
+        inverse_slope_(kind == Activation::kLeakyReLU ? inverse_of(arguments.param) : T(1)) {}
 
   /// Calls function(activation). The functions of the activation are those in formulas/activation.h.
   template <class Function>
@@ -77,11 +80,24 @@ class StraightActivation {
     const T below = cuts_ ? T(0) : y * slope_;
     return y < T(0) ? below : y;
   }
-  __device__ __forceinline__ T inverse(T z) const { return z >= T(0) ? z : z * inverse_slope_; }
+  /// Calls function(forward) once, where forward(y) is the function above without its choice per value.
+  template <class Function>
+  __device__ __forceinline__ void with_forward(const Function& function) const {
+    if (cuts_)
+      function([](T y) { return y < T(0) ? T(0) : y; });
+    else
+      function([this](T y) { return y < T(0) ? y * slope_ : y; });
+  }
+  /// Compares as derivative() does, which saves an instruction per value; 0 times a finite number is 0.
+  __device__ __forceinline__ T inverse(T z) const { return z > T(0) ? z : z * inverse_slope_; }
   __device__ __forceinline__ T derivative(T z) const { return z > T(0) ? T(1) : slope_; }
   __device__ __forceinline__ T derivative_at(T y) const { return derivative(y); }
 
  private:
+  static T inverse_of(double slope) {
+    return static_cast<T>(std::min(1 / slope, static_cast<double>(std::numeric_limits<T>::max())));
+  }
+
   bool cuts_;
   T slope_, inverse_slope_;
 };

@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/cuda/abn/activation.cuh"
 #include "palimpsest/kernels/cuda/abn/table.cuh"
+#include "palimpsest/kernels/cuda/device/panel_values.cuh"
 #include "palimpsest/kernels/formulas/abn_formulas.h"
 
 /// Computes z, and the values that are saved beside z, from x and the statistics.
@@ -29,21 +30,43 @@ __device__ __forceinline__ ForwardCoefficients<accumulate_t<S>> coefficients_of(
   }
 }
 
-/// The coefficients of a thread's channels.
-template <class T, int kChannels>
-struct ThreadCoefficients {
-  T mean[kChannels], scale[kChannels], shift[kChannels];
-  const ForwardCoefficients<T>* shared;  ///< in shared memory: weight and bias are rarely needed
+/// The coefficients of a panel's channels, in shared memory.
+template <class T, int kChannels, int kPanel>
+struct PanelForward {
+  PanelValues<T, kChannels, kPanel> mean, scale, shift, weight, bias;
 
-  __device__ __forceinline__ explicit ThreadCoefficients(const ForwardCoefficients<T>* of_channels)
-      : shared(of_channels) {
-    PALIMPSEST_UNROLL
-    for (int c = 0; c < kChannels; ++c) {
-      mean[c] = of_channels[c].mean;
-      scale[c] = of_channels[c].scale;
-      shift[c] = of_channels[c].shift;
+  __device__ __forceinline__ void set(int j, const ForwardCoefficients<T>& values) {
+    mean[j] = values.mean, scale[j] = values.scale, shift[j] = values.shift;
+    weight[j] = values.weight, bias[j] = values.bias;
+  }
+};
+
+/// The coefficients of a thread's channels; kHeld: in registers.
+template <bool kHeld, class T, int kChannels, class Panel>
+struct ThreadCoefficients {
+  static constexpr int kCount = kHeld ? kChannels : 1;
+  T means[kCount], scales[kCount], shifts[kCount];
+  const Panel& panel;
+  int first;
+
+  __device__ __forceinline__ ThreadCoefficients(const Panel& of_panel, int first_channel)
+      : panel(of_panel), first(first_channel) {
+    if constexpr (kHeld) {
+      panel.mean.read(first, means);
+      panel.scale.read(first, scales);
+      panel.shift.read(first, shifts);
     }
   }
+  __device__ __forceinline__ T scaled(int c, T x) const {
+    if constexpr (kHeld)
+      return (x - means[c]) * scales[c] + shifts[c];
+    else
+      return (x - panel.mean.of_thread(first, c)) * panel.scale.of_thread(first, c) +
+             panel.shift.of_thread(first, c);
+  }
+  /// From shared memory, because they are rarely needed.
+  __device__ __forceinline__ T weight(int c) const { return panel.weight.of_thread(first, c); }
+  __device__ __forceinline__ T bias(int c) const { return panel.bias.of_thread(first, c); }
 };
 
 /// Sets the bits of V values from offset `at` on. Where vectors fill whole bytes, no other thread writes
@@ -60,52 +83,69 @@ __device__ __forceinline__ void set_branch_bits(uint8_t* branch, int64_t at, uns
   }
 }
 
+/// Returns whether there is a residual. Kernels of straight activations know it when they are compiled.
+template <bool kResidual, class Act, class Arguments>
+__device__ __forceinline__ bool has_residual(const Arguments& arguments) {
+  return kResidual && (!Act::kLarge || arguments.residual);
+}
+
 /// Writes z, and the values saved beside z, for the V values `in` at offset `at`.
-template <bool kResidual, class S, int V, int kChannels, class Act>
-__device__ __forceinline__ void apply_values(
-    const ApplyArguments<S>& arguments, const Act& activation,
-    const ThreadCoefficients<accumulate_t<S>, kChannels>& coefficients, int64_t at, const Stored<S, V>& in,
-    const Stored<S, V>& residual) {
+template <bool kResidual, bool kHalves, int kChannels, class S, int V, class Coefficients, class Act>
+__device__ __forceinline__ void apply_values(const ApplyArguments<S>& arguments, const Act& activation,
+                                             const Coefficients& coefficients, int64_t at,
+                                             const Stored<S, V>& in, const Stored<S, V>& residual) {
   using T = accumulate_t<S>;
-  constexpr int kPerChannel = kChannels == 1 ? V : 1;
-  Values<S, V> y = in.values();
-  PALIMPSEST_UNROLL
-  for (int i = 0; i < V; ++i) {
-    const int c = i / kPerChannel;
-    y[i] = (y[i] - coefficients.mean[c]) * coefficients.scale[c] + coefficients.shift[c];
-  }
-  Stored<S, V> out;
+  constexpr int kPerChannel = V / kChannels;
+  // Half of a vector at once saves registers.
+  constexpr int kCount = kHalves && V > 2 ? V / 2 : V;
+  unsigned bits = 0;
+  Stored<S, V> aside, z;
   // Spelled out, because nvcc makes 3 % more instructions of saves_aside(arguments.saved).
-  if (arguments.saved == Saved::kPreActivation || arguments.saved == Saved::kNormalized) {
-    // z is computed from the rounded values, so that backward can recompute it bit for bit.
-    out.set(y);
-    out.store(arguments.saved_values + at);
-    y = out.values();
-    if (arguments.saved == Saved::kNormalized) {
-      PALIMPSEST_UNROLL
-      for (int i = 0; i < V; ++i) {
-        const ForwardCoefficients<T>& channel = coefficients.shared[i / kPerChannel];
-        y[i] = y[i] * channel.weight + channel.bias;
+  const bool saves = arguments.saved == Saved::kPreActivation || arguments.saved == Saved::kNormalized;
+  PALIMPSEST_UNROLL
+  for (int first = 0; first < V; first += kCount) {
+    Values<S, kCount> y = in.template values<kCount>(first);
+    PALIMPSEST_UNROLL
+    for (int i = 0; i < kCount; ++i) y[i] = coefficients.scaled((first + i) / kPerChannel, y[i]);
+    if (saves) {
+      // z is computed from the rounded values, so that backward can recompute it bit for bit.
+      aside.set(y, first);
+      y = aside.template values<kCount>(first);
+      if (arguments.saved == Saved::kNormalized) {
+        forget_memory();  // keeps weight and bias out of the registers of the other cases
+        PALIMPSEST_UNROLL
+        for (int i = 0; i < kCount; ++i) {
+          const int c = (first + i) / kPerChannel;
+          y[i] = y[i] * coefficients.weight(c) + coefficients.bias(c);
+        }
       }
     }
+    if (has_residual<kResidual, Act>(arguments)) {
+      const Values<S, kCount> r = residual.template values<kCount>(first);
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < kCount; ++i) y[i] += r[i] <= arguments.residual_floor ? T(0) : r[i];
+    }
+    if constexpr (Act::kLarge) {
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < kCount; ++i) bits |= (y[i] > arguments.minimum ? 1u : 0u) << (first + i);
+      activation.dispatch([&](const auto& act) {
+        PALIMPSEST_UNROLL
+        for (int i = 0; i < kCount; ++i) y[i] = act.forward(y[i]);
+      });
+      z.set(y, first);
+    } else {
+      activation.with_forward([&](const auto& forward) {
+        PALIMPSEST_UNROLL
+        for (int i = 0; i < kCount; ++i) y[i] = forward(y[i]);
+        z.set(y, first);
+      });
+    }
   }
-  if (kResidual && arguments.residual) {
-    const Values<S, V> r = residual.values();
-    PALIMPSEST_UNROLL
-    for (int i = 0; i < V; ++i) y[i] += arguments.relu_residual && r[i] <= T(0) ? T(0) : r[i];
-  }
-  if (arguments.saved == Saved::kOutputBit) {
-    unsigned bits = 0;
-    PALIMPSEST_UNROLL
-    for (int i = 0; i < V; ++i) bits |= (y[i] > arguments.minimum ? 1u : 0u) << i;
-    set_branch_bits<V, V == 8 && kChannels == 8>(arguments.branch, at, bits);
-  }
-  activation.dispatch([&](const auto& act) {
-    PALIMPSEST_UNROLL
-    for (int i = 0; i < V; ++i) y[i] = act.forward(y[i]);
-  });
-  out.set(y);
-  out.store(arguments.z + at);
+  if constexpr (Act::kLarge)  // no straight activation has two curved branches
+    if (arguments.saved == Saved::kOutputBit)
+      set_branch_bits<V, V == 8 && kChannels == 8>(arguments.branch, at, bits);
+  if (saves) aside.store(arguments.saved_values + at);
+  z.store(arguments.z + at);
 }
 
 /// Reads x from global memory.
@@ -120,44 +160,57 @@ struct FromMemory {
   __device__ __forceinline__ void edge(Stored<S, 1>& to, int64_t at, int) const { to.load(x + at); }
 };
 
-/// Vectors that a thread has under way: as many loads as fit into 64 registers, with which half of all warps
-/// can run.
+/// Blocks of kThreads threads per multiprocessor: three instead of four, with 80 registers instead of 64, for
+/// eight values at once that have a residual besides.
+template <class Walk, class Act, bool kResidual>
+inline constexpr int kApplyBlocksOf = !Act::kLarge && Walk::kVector == 8 && kResidual ? 3 : 4;
+
+/// Vectors that a thread has under way: as many loads as its registers can take.
 template <class Walk, class S, class Act, bool kResidual>
 struct ApplyUnroll {
   static constexpr bool kPlane = Walk::kChannels == 1, kResident = Walk::kBlockThreads == kResidentThreads;
-  static constexpr bool kOne = sizeof(S) == 8 || Act::kLarge || (!kPlane && (kResidual || kResident));
-  static constexpr int kVectors = kOne ? 1 : kPlane && !kResidual && !kResident ? 4 : 2;
+  static constexpr bool kFits = kPlane || (!kResident && (!kResidual || Walk::kChannels == 8));
+  static constexpr bool kOne = sizeof(S) == 8 || Act::kLarge || !kFits;
+  static constexpr bool kShort = kPlane || Walk::kVector < kLanes<S>;  // few coefficients
+  static constexpr int kVectors = kOne ? 1 : kShort && !kResidual && !kResident ? 4 : 2;
 };
 
 /// Does a segment of the walk's panel. `from` provides x. kResidual: there may be a residual;
 /// arguments.residual says.
-template <bool kResidual, class Walk, class S, class Act, class From>
+template <bool kResidual, class Walk, class S, class Act, class Panel, class From>
 __device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, int segment,
                                             const ApplyArguments<S>& arguments, const Act& activation,
-                                            const ForwardCoefficients<accumulate_t<S>>* of_channels,
-                                            const From& from) {
+                                            const Panel& panel, const From& from) {
   constexpr int kUnroll = ApplyUnroll<Walk, S, Act, kResidual>::kVectors, V = Walk::kVector;
-  const ThreadCoefficients<accumulate_t<S>, Walk::kChannels> coefficients(of_channels);
+  // Where 64 registers do not suffice for long arithmetic, or a residual besides a walk over planes or a stash.
+  constexpr bool kHalves =
+      (Act::kLarge && V == 8) ||
+      (kResidual && (Walk::kBlockThreads == kResidentThreads || (Walk::kChannels == 1 && V < 8)));
+  constexpr int kChannels = Walk::kChannels;
+  constexpr bool kHeld = !Act::kLarge || kChannels < 8;
+  const ThreadCoefficients<kHeld, accumulate_t<S>, kChannels, Panel> coefficients(panel,
+                                                                                  walk.first_channel());
   const auto do_vectors = [&](const int64_t(&at)[kUnroll], int serial) {
+    if constexpr (!kHeld) forget_memory();
     Stored<S, V> in[kUnroll], residual[kUnroll];
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u) {
       if (at[u] < 0) continue;
       from.vector(in[u], at[u], serial + u * Walk::kBlockThreads);
-      if constexpr (kResidual)
-        if (arguments.residual) residual[u].load(arguments.residual + at[u]);
+      if (has_residual<kResidual, Act>(arguments)) residual[u].load(arguments.residual + at[u]);
     }
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u)
-      if (at[u] >= 0) apply_values<kResidual>(arguments, activation, coefficients, at[u], in[u], residual[u]);
+      if (at[u] >= 0)
+        apply_values<kResidual, kHalves, kChannels>(arguments, activation, coefficients, at[u], in[u],
+                                                    residual[u]);
   };
   const auto do_edge = [&](int64_t at, int serial) {
     if constexpr (Walk::kChannels == 1) {
       Stored<S, 1> in, residual;
       from.edge(in, at, serial);
-      if constexpr (kResidual)
-        if (arguments.residual) residual.load(arguments.residual + at);
-      apply_values<kResidual>(arguments, activation, coefficients, at, in, residual);
+      if (has_residual<kResidual, Act>(arguments)) residual.load(arguments.residual + at);
+      apply_values<kResidual, kHalves, kChannels>(arguments, activation, coefficients, at, in, residual);
     }
   };
   walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1), do_vectors);
@@ -165,23 +218,22 @@ __device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, in
 }
 
 /// abn_apply. Grid: one block of kThreads threads per segment of a panel. Shared: the panel's coefficients,
-/// 640 to 1280 bytes in channels-last. Registers: at most 64, so that four blocks run per multiprocessor.
+/// 640 to 1280 bytes in channels-last. Registers: as many as kApplyBlocksOf blocks per multiprocessor leave.
 /// Blocks go backwards through the tensor: the last values that the pass before read are still in the L2
 /// cache.
 template <class S, class Walk, class Act, bool kResidual>
-__global__ void __launch_bounds__(kThreads, 4)
+__global__ void __launch_bounds__(kThreads, kApplyBlocksOf<Walk, Act, kResidual>)
     apply_kernel(Cut cut, ApplyArguments<S> arguments, Act activation) {
   constexpr int kPanel = Walk::kPanelChannels;
-  PALIMPSEST_SHARED(coefficients, ForwardCoefficients<accumulate_t<S>>[kPanel]);
+  PALIMPSEST_SHARED(coefficients, PanelForward<accumulate_t<S>, Walk::kChannels, kPanel>);
   const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
   const int panel = block % cut.panels, segment = block / cut.panels;
-  const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
-  if (threadIdx.x < kPanel && channel < cut.shape.c)
-    coefficients[threadIdx.x] = coefficients_of(arguments, channel);
+  const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
+  const int64_t channel = int64_t{panel} * wide + j;
+  if (j < wide && channel < cut.shape.c) coefficients.set(j, coefficients_of(arguments, channel));
   __syncthreads();
   const Walk walk(cut, panel);
-  apply_share<kResidual>(walk, cut, segment, arguments, activation, coefficients + walk.first_channel(),
-                         FromMemory<S>{arguments.x});
+  apply_share<kResidual>(walk, cut, segment, arguments, activation, coefficients, FromMemory<S>{arguments.x});
 }
 
 }  // namespace palimpsest::kernels::cuda::abn_detail

@@ -3,11 +3,12 @@
 #include "palimpsest/kernels/cuda/abn/activation.cuh"
 #include "palimpsest/kernels/cuda/abn/table.cuh"
 #include "palimpsest/kernels/cuda/device/gradient_sums.cuh"
+#include "palimpsest/kernels/cuda/device/panel_values.cuh"
 #include "palimpsest/kernels/formulas/abn_formulas.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 
-/// dy = dz * act'(y) and t of one value after another, and dx, with the coefficients of
-/// formulas/abn_formulas.h.
+/// The coefficients of backward (formulas/abn_formulas.h), and dy = dz * act'(y) and t of one value after
+/// another, for activations whose arithmetic takes many registers. straight_gradient.cuh does the others.
 namespace palimpsest::kernels::cuda::abn_detail {
 
 template <class S>
@@ -30,16 +31,10 @@ __device__ __forceinline__ ParameterGradients<accumulate_t<S>> parameter_gradien
   return {static_cast<T>(sums.dy), static_cast<T>(of_t.sum_dy_xhat(sums.dy, sums.dy_t))};
 }
 
-/// The coefficients of a panel's channels, by kind, so that a thread reads those of its values 16 bytes at a
-/// time.
-template <class T, int kPanel>
+/// The coefficients of a panel's channels, in shared memory.
+template <class T, int kChannels, int kPanel>
 struct GradientCoefficients {
-  alignas(16) T center[kPanel];
-  alignas(16) T scale[kPanel];
-  alignas(16) T shift[kPanel];
-  alignas(16) T per_dy[kPanel];
-  alignas(16) T per_t[kPanel];
-  alignas(16) T constant[kPanel];
+  PanelValues<T, kChannels, kPanel> center, scale, shift, per_dy, per_t, constant;
 
   /// Sets the coefficients of y and t for the panel's channel j, which is channel c of the tensor.
   template <class S>
@@ -48,8 +43,9 @@ struct GradientCoefficients {
     center[j] = values.center, scale[j] = values.scale, shift[j] = values.shift;
   }
 
-  /// Sets the coefficients of dx. `sums` are ignored if statistics are frozen.
-  template <class S>
+  /// Sets the coefficients of dx after those of t. `sums` are ignored if statistics are frozen. kFolded: the
+  /// constant contains the center, so that dx is a function of t + center.
+  template <bool kFolded, class S>
   __device__ __forceinline__ void set_dx(int j, const BackwardArguments<S>& arguments, int64_t c,
                                          ParameterGradients<T> sums) {
     const double mean_dy = arguments.frozen ? 0 : static_cast<double>(sums.bias) / arguments.m;
@@ -57,22 +53,28 @@ struct GradientCoefficients {
     const auto values =
         input_gradient_coefficients(arguments.saved, channel_of(arguments, c), mean_dy, mean_dy_xhat);
     per_dy[j] = values.per_dy, per_t[j] = values.per_t, constant[j] = values.constant;
+    if constexpr (kFolded)
+      constant[j] = static_cast<T>(static_cast<double>(values.constant) -
+                                   static_cast<double>(center[j]) * static_cast<double>(values.per_t));
   }
 };
 
-/// The coefficients of a thread's channels: value i of a vector belongs to channel first + i / kPerChannel.
-template <class T, int kPanel, int kPerChannel>
+/// The coefficients of a thread's channels in shared memory: value i of a vector belongs to channel
+/// i / kPerChannel.
+template <class T, int kChannels, int kPanel, int kPerChannel>
 struct ThreadChannels {
-  static constexpr bool kEachValue = kPerChannel == 1;  ///< each value of a vector has its own channel
-  const GradientCoefficients<T, kPanel>& of_panel;
-  int first;
+  static constexpr int kValues = kPerChannel;
+  const GradientCoefficients<T, kChannels, kPanel>& of_panel;
+  int first;  ///< the thread's first channel, counted within the panel
 
-  __device__ __forceinline__ T center(int i) const { return of_panel.center[first + i / kPerChannel]; }
-  __device__ __forceinline__ T scale(int i) const { return of_panel.scale[first + i / kPerChannel]; }
-  __device__ __forceinline__ T shift(int i) const { return of_panel.shift[first + i / kPerChannel]; }
-  __device__ __forceinline__ T dx(int i, T dy, T t) const {
-    const int c = first + i / kPerChannel;
-    return dy * of_panel.per_dy[c] + (t * of_panel.per_t[c] + of_panel.constant[c]);
+  __device__ __forceinline__ T center(int i) const {
+    return of_panel.center.of_thread(first, i / kPerChannel);
+  }
+  __device__ __forceinline__ T scale(int i) const { return of_panel.scale.of_thread(first, i / kPerChannel); }
+  __device__ __forceinline__ T shift(int i) const { return of_panel.shift.of_thread(first, i / kPerChannel); }
+  __device__ __forceinline__ T dx(int c, T dy, T t) const {
+    return dy * of_panel.per_dy.of_thread(first, c) +
+           (t * of_panel.per_t.of_thread(first, c) + of_panel.constant.of_thread(first, c));
   }
 };
 
@@ -90,32 +92,21 @@ __device__ __forceinline__ unsigned branch_bits(const uint8_t* branch, int64_t a
   return (low | high << 8) >> static_cast<unsigned>(at % 8);
 }
 
-/// Calls value(i, e) for each of V values: e is its number, i its place in `in`. In the unrolled form i is e,
-/// and the compiler keeps as many values under way as it likes. In the rolled form, for arithmetic that takes
-/// many registers, a step does the first kStep places; then `in` rotates, and rotate() must rotate all other
-/// values.
-template <bool kRolled, int kStep, bool kResidual, class S, int V, class Value, class Rotate>
+/// Calls value(e) for each of V values, one after the other in a loop, because the arithmetic takes many
+/// registers and much code. The value is the first of `in` at its turn: `in` rotates, and rotate() must rotate
+/// all other values.
+template <bool kResidual, class S, int V, class Value, class Rotate>
 __device__ __forceinline__ void for_each_value(GradientInputs<S, V>& in, const Value& value,
                                                const Rotate& rotate) {
-  if constexpr (kRolled && V > kStep) {
-    PALIMPSEST_NO_UNROLL
-    for (int e = 0; e < V; e += kStep) {
-      PALIMPSEST_UNROLL
-      for (int i = 0; i < kStep; ++i) value(i, e + i);
-      in.saved_values.template rotate<kStep>();
-      in.dz.template rotate<kStep>();
-      if constexpr (kResidual) in.residual.template rotate<kStep>();
-      rotate();
-    }
-  } else {
-    PALIMPSEST_UNROLL
-    for (int e = 0; e < V; ++e) value(e, e);
+  PALIMPSEST_NO_UNROLL
+  for (int e = 0; e < V; ++e) {
+    value(e);
+    in.saved_values.rotate();
+    in.dz.rotate();
+    if constexpr (kResidual) in.residual.rotate();
+    rotate();
   }
 }
-
-/// Values per step of a rolled loop: one if the arithmetic is long, because its code is as long.
-template <class S, int V, class Act>
-inline constexpr int kRolledStep = Act::kLarge ? 1 : Stored<S, V>::kWord;
 
 /// True if dz and the saved values are read again after the activation, whose arithmetic leaves no registers
 /// for them.
@@ -125,10 +116,10 @@ inline constexpr bool kReadsAgain = sizeof(S) == 8;
 /// Returns the value that the residual adds to y.
 template <class S, int V>
 __device__ __forceinline__ accumulate_t<S> residual_part(const BackwardArguments<S>& arguments,
-                                                         const GradientInputs<S, V>& in, int i) {
+                                                         const GradientInputs<S, V>& in) {
   using T = accumulate_t<S>;
-  const T residual = in.residual.value(i);
-  return arguments.relu_residual && residual <= T(0) ? T(0) : residual;
+  const T residual = in.residual.value(0);
+  return residual <= arguments.residual_floor ? T(0) : residual;
 }
 
 /// Returns y without its residual, from a saved value before the activation; `t` is saved - center.
@@ -139,8 +130,8 @@ __device__ __forceinline__ accumulate_t<S> y_before(const BackwardArguments<S>& 
   return arguments.saved == Saved::kPreActivation ? saved : t * channels.scale(e) + channels.shift(e);
 }
 
-/// Calls sink(i, e, dy, t, z) for each of the V values at offset `at`, one after the other; i, e and rotate()
-/// as in for_each_value. z is act(y) if kWithZ, arguments.z, and the saved tensor lies before the activation;
+/// Calls sink(e, dy, t, z) for each of the V values at offset `at`, one after the other; rotate() as in
+/// for_each_value. z is act(y) if kWithZ, arguments.z, and the saved tensor lies before the activation;
 /// else undefined.
 template <bool kResidual, bool kWithZ, class S, int V, class Act, class Channels, class Sink, class Rotate>
 __device__ __forceinline__ void for_each_gradient(const BackwardArguments<S>& arguments,
@@ -149,10 +140,7 @@ __device__ __forceinline__ void for_each_gradient(const BackwardArguments<S>& ar
                                                   const Rotate& rotate) {
   using T = accumulate_t<S>;
   const bool has_residual = kResidual && arguments.residual;
-  const auto each = [&](const auto& value) {
-    constexpr bool kRolled = Act::kLarge || (V == 8 && (Channels::kEachValue || kResidual));
-    for_each_value<kRolled, kRolledStep<S, V, Act>, kResidual>(in, value, rotate);
-  };
+  const auto each = [&](const auto& value) { for_each_value<kResidual>(in, value, rotate); };
   const auto read_again = [&] {
     if constexpr (kReadsAgain<S>) {
       forget_memory();
@@ -160,42 +148,41 @@ __device__ __forceinline__ void for_each_gradient(const BackwardArguments<S>& ar
       in.saved_values.load(arguments.saved_values + at);
     }
   };
-  const auto from_y = [&](int i, int e, T y, T derivative) {
+  const auto from_y = [&](int e, T y, T derivative) {
     read_again();
-    const T dy = in.dz.value(i) * derivative;
-    if (has_residual) y -= residual_part(arguments, in, i);
+    const T dy = in.dz.value(0) * derivative;
+    if (has_residual) y -= residual_part(arguments, in);
     y -= channels.center(e);
-    if (arguments.saved == Saved::kOutputForm1) y *= channels.scale(e);
-    sink(i, e, dy, y, T(0));
+    sink(e, dy, y, T(0));
   };
   if constexpr (Act::kBranches) {
     const unsigned bits = branch_bits<V>(arguments.branch, at);
     activation.dispatch([&](const auto& act) {
       constexpr Precision kPrecision = precision_of<S>();
-      each([&](int i, int e) {
+      each([&](int e) {
         const Recovered<T> from =
-            recover<T>(act, kPrecision, in.saved_values.value(i), (bits >> e & 1u) != 0);
-        from_y(i, e, from.y, from.derivative);
+            recover<T>(act, kPrecision, in.saved_values.value(0), (bits >> e & 1u) != 0);
+        from_y(e, from.y, from.derivative);
       });
     });
   } else if (is_before_activation(arguments.saved)) {
     activation.dispatch([&](const auto& act) {
-      each([&](int i, int e) {
-        const T saved = in.saved_values.value(i);
+      each([&](int e) {
+        const T saved = in.saved_values.value(0);
         T y = y_before(arguments, channels, e, saved, saved - channels.center(e));
-        if (has_residual) y += residual_part(arguments, in, i);
+        if (has_residual) y += residual_part(arguments, in);
         const T derivative = act.derivative_at(y), z = kWithZ && arguments.z ? act.forward(y) : T(0);
         read_again();
-        const T dy = in.dz.value(i) * derivative;
-        sink(i, e, dy, in.saved_values.value(i) - channels.center(e), z);
+        const T dy = in.dz.value(0) * derivative;
+        sink(e, dy, in.saved_values.value(0) - channels.center(e), z);
       });
     });
   } else {
     activation.dispatch([&]<class One>(const One& act) {
       if constexpr (Invertible<One>)
-        each([&](int i, int e) {
-          const T z = in.saved_values.value(i);
-          from_y(i, e, act.inverse(z), act.derivative(z));
+        each([&](int e) {
+          const T z = in.saved_values.value(0);
+          from_y(e, act.inverse(z), act.derivative(z));
         });
     });
   }
@@ -213,7 +200,7 @@ __device__ __forceinline__ void recompute_z(const BackwardArguments<S>& argument
   if constexpr (kResidual)
     if (arguments.residual) {
       in.residual.load(arguments.residual + at);
-      y += residual_part(arguments, in, 0);
+      y += residual_part(arguments, in);
     }
   activation.dispatch([&](const auto& act) { in.saved_values.set_value(0, act.forward(y)); });
 }

@@ -7,23 +7,22 @@
 /// residual.
 namespace palimpsest::kernels::cuda::abn_detail {
 
-/// Calls function.template operator()<Walk>() with the walk over the layout; in channels-last `kWide` vectors
-/// wide.
-template <class S, int kBlock, int kWide, class Function>
-void with_walk(const AbnProblem& problem, bool vectors, const Function& function) {
-  constexpr int V = kLanes<S>;
-  const bool planes = problem.layout == Layout::kNCHW;
-  if constexpr (V > 1)
-    if (vectors)
-      return planes ? function.template operator()<Planes<S, V, kBlock>>()
-                    : function.template operator()<Columns<S, V, kBlock, kWide>>();
-  planes ? function.template operator()<Planes<S, 1, kBlock>>()
-         : function.template operator()<Columns<S, 1, kBlock, kScalarPanel>>();
+/// Calls function.template operator()<Walk>() with the walk over the layout: in NCHW in vectors of 16 bytes or
+/// single values, in channels-last in vectors of `vector` values, of which at most kPanelBytes make a panel.
+template <class S, int kBlock, int kPanelBytes, class Function, int V = kLanes<S>>
+void with_walk(const AbnProblem& problem, int vector, const Function& function) {
+  if (V > 1 && vector < V) {
+    if constexpr (V > 1) with_walk<S, kBlock, kPanelBytes, Function, V / 2>(problem, vector, function);
+  } else if (problem.layout == Layout::kChannelsLast) {
+    function.template operator()<Columns<S, V, kBlock, most_wide<S>(V, kPanelBytes)>>();
+  } else if constexpr (V == 1 || V == kLanes<S>) {
+    function.template operator()<Planes<S, V, kBlock>>();
+  }
 }
 
 /// Calls function.template operator()<Act, kResidual>(activation). The common cases have specialized kernels:
-/// straight activations in steps of 16 bytes, with and without a residual. All other cases share one kernel
-/// that branches at run time.
+/// straight activations in steps of 16 bytes, with and without a residual, and in shorter vectors without one.
+/// All other cases share one kernel that branches at run time.
 template <class S, class Walk, class Function>
 void with_activation(const AbnProblem& problem, bool residual, const Function& function) {
   using T = accumulate_t<S>;
@@ -33,8 +32,8 @@ void with_activation(const AbnProblem& problem, bool residual, const Function& f
   if constexpr (Walk::kVector > 1)
     if (Straight::covers(problem.activation)) {
       const Straight straight(problem.activation, arguments);
-      return residual ? function.template operator()<Straight, true>(straight)
-                      : function.template operator()<Straight, false>(straight);
+      if (!residual) return function.template operator()<Straight, false>(straight);
+      if constexpr (Walk::kVector == kLanes<S>) return function.template operator()<Straight, true>(straight);
     }
   function.template operator()<Any, true>(Any(problem.activation, arguments));
 }
@@ -66,7 +65,7 @@ template <class S>
 void launch_statistics(const AbnProblem& problem, const Geometry& geometry, const S* x,
                        const StatisticsOutputs<accumulate_t<S>>& outputs, const Workspace& workspace,
                        Stream stream) {
-  with_walk<S, kThreads, kReducePanel>(problem, geometry.vectors, [&]<class Walk>() {
+  with_walk<S, kThreads, kReducePanelBytes>(problem, geometry.vector, [&]<class Walk>() {
     launch("abn_statistics", streaming_shape(geometry), stream, statistics_kernel<S, Walk>, geometry.cut, x,
            outputs, workspace);
   });
@@ -75,7 +74,7 @@ void launch_statistics(const AbnProblem& problem, const Geometry& geometry, cons
 template <class S>
 void launch_apply(const AbnProblem& problem, const Geometry& geometry, const ApplyArguments<S>& arguments,
                   Stream stream) {
-  with_walk<S, kThreads, kApplyPanel>(problem, geometry.vectors, [&]<class Walk>() {
+  with_walk<S, kThreads, kApplyPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
     with_activation<S, Walk>(
         problem, arguments.residual, [&]<class Act, bool kResidual>(const Act& activation) {
           launch("abn_apply", streaming_shape(geometry), stream, apply_kernel<S, Walk, Act, kResidual>,
@@ -88,7 +87,7 @@ void launch_apply(const AbnProblem& problem, const Geometry& geometry, const App
 template <class S, class Function>
 void with_resident_forward(const AbnProblem& problem, const Geometry& geometry, bool residual,
                            const Function& function) {
-  with_walk<S, kResidentThreads, kReducePanel>(problem, geometry.vectors, [&]<class Walk>() {
+  with_walk<S, kResidentThreads, kReducePanelBytes>(problem, geometry.vector, [&]<class Walk>() {
     with_activation<S, Walk>(problem, residual, [&]<class Act, bool kResidual>(const Act& activation) {
       function(resident_forward_kernel<S, Walk, Act, kResidual>, activation);
     });
@@ -118,7 +117,7 @@ template <class S>
 void launch_backward_reduce(const AbnProblem& problem, const Geometry& geometry,
                             const BackwardArguments<S>& arguments, const Workspace& workspace,
                             Stream stream) {
-  with_walk<S, kThreads, kReducePanel>(problem, geometry.vectors, [&]<class Walk>() {
+  with_walk<S, kThreads, kReducePanelBytes>(problem, geometry.vector, [&]<class Walk>() {
     with_gradient_activation<S, Walk>(problem, arguments.residual,
                                       [&]<class Act, bool kResidual>(const Act& activation) {
                                         launch("abn_backward_reduce", streaming_shape(geometry), stream,
@@ -131,7 +130,7 @@ void launch_backward_reduce(const AbnProblem& problem, const Geometry& geometry,
 template <class S>
 void launch_backward_apply(const AbnProblem& problem, const Geometry& geometry,
                            const BackwardArguments<S>& arguments, Stream stream) {
-  with_walk<S, kThreads, kApplyPanel>(problem, geometry.vectors, [&]<class Walk>() {
+  with_walk<S, kThreads, kApplyPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
     with_gradient_activation<S, Walk>(
         problem, arguments.residual, [&]<class Act, bool kResidual>(const Act& activation) {
           launch("abn_backward_apply", streaming_shape(geometry), stream,
@@ -148,7 +147,7 @@ void with_resident_backward(const AbnProblem& problem, const Geometry& geometry,
                             const Function& function) {
   if constexpr (kLanes<S> > 1) {
     using Straight = StraightActivation<accumulate_t<S>>;
-    if (!geometry.vectors || !Straight::covers(problem.activation)) return;
+    if (geometry.vector != kLanes<S> || !Straight::covers(problem.activation)) return;
     const auto call = [&]<class Walk>() {
       const Straight activation(problem.activation, {problem.activation_param, precision_of<S>()});
       residual ? function(resident_backward_kernel<S, Walk, Straight, true>, activation)
@@ -157,7 +156,7 @@ void with_resident_backward(const AbnProblem& problem, const Geometry& geometry,
     constexpr int V = kLanes<S>;
     problem.layout == Layout::kNCHW
         ? call.template operator()<Planes<S, V, kResidentThreads>>()
-        : call.template operator()<Columns<S, V, kResidentThreads, kReducePanel>>();
+        : call.template operator()<Columns<S, V, kResidentThreads, most_wide<S>(V, kReducePanelBytes)>>();
   }
 }
 

@@ -65,9 +65,10 @@ struct ThreadMoments {
 
 /// Adds up the moments of a block's threads. Thread j < Walk::kPanelChannels gets the moments of the panel's
 /// channel j; the result of the other threads is undefined. `rows` is the number of values per channel in
-/// Columns; Planes count them. All threads of the block call it.
+/// Columns, and `wide` the vectors in a row of the panel; Planes need neither. All threads of the block call it.
 template <class Walk, class T>
-__device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kChannels>& own, int rows) {
+__device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kChannels>& own, int rows,
+                                                 int wide) {
   constexpr int kChannels = Walk::kChannels, kPanel = Walk::kPanelChannels;
   constexpr int kWarps = Walk::kBlockThreads / kWarp;
   const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
@@ -83,65 +84,74 @@ __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kC
     __syncthreads();
     T pivot = 0;
     for (int w = kWarps - 1; w >= 0; --w) pivot = seen[w] ? pivots[w] : pivot;
-    T sum, squares;
-    own.move(0, pivot, sum, squares);
-    double all[3] = {static_cast<double>(own.count), sum, squares};
-    block_sum<Walk::kBlockThreads>(all);
-    return PivotSums{all[0], all[1], all[2]}.moments(static_cast<double>(pivot));
+    T values[2];
+    own.move(0, pivot, values[0], values[1]);
+    const int counts[1] = {own.count};
+    double sums[2], count[1];
+    sum_in_first_warp<Walk::kBlockThreads>(values, sums);
+    sum_in_first_warp<Walk::kBlockThreads>(counts, count);
+    if (warp > 0) return {0, 0, 0};
+    return PivotSums{count[0], sums[0], sums[1]}.moments(static_cast<double>(pivot));
   } else {
-    constexpr int kWide = kPanel / kChannels;
     PALIMPSEST_SHARED(pivots, T[kPanel]);
     PALIMPSEST_SHARED(sums, T[2][kWarps][kPanel]);
-    const int column = static_cast<int>(threadIdx.x) % kWide * kChannels;
-    if (static_cast<int>(threadIdx.x) < kWide) {
+    const int column = (static_cast<int>(threadIdx.x) & (wide - 1)) * kChannels;
+    if (static_cast<int>(threadIdx.x) < wide) {
       PALIMPSEST_UNROLL
       for (int c = 0; c < kChannels; ++c) pivots[column + c] = own.pivot[c];
     }
     __syncthreads();
+    T sum[kChannels], squares[kChannels];
     PALIMPSEST_UNROLL
-    for (int c = 0; c < kChannels; ++c) {
-      T sum, squares;  // a warp adds up in T as well: it has fewer terms than each of its threads
-      own.move(c, pivots[column + c], sum, squares);
+    for (int c = 0; c < kChannels; ++c) own.move(c, pivots[column + c], sum[c], squares[c]);
+    PALIMPSEST_NO_UNROLL
+    for (int apart = kWarp / 2; apart >= wide; apart /= 2) {
       PALIMPSEST_UNROLL
-      for (int apart = kWarp / 2; apart >= kWide; apart /= 2) {
-        sum += __shfl_xor_sync(kAllLanes, sum, apart);
-        squares += __shfl_xor_sync(kAllLanes, squares, apart);
+      for (int c = 0; c < kChannels; ++c) {
+        // A warp adds up in T as well: it has fewer terms than each of its threads.
+        sum[c] += __shfl_xor_sync(kAllLanes, sum[c], apart);
+        squares[c] += __shfl_xor_sync(kAllLanes, squares[c], apart);
       }
-      if (lane < kWide) sums[0][warp][column + c] = sum, sums[1][warp][column + c] = squares;
+    }
+    if (lane < wide) {
+      PALIMPSEST_UNROLL
+      for (int c = 0; c < kChannels; ++c)
+        sums[0][warp][column + c] = sum[c], sums[1][warp][column + c] = squares[c];
     }
     __syncthreads();
-    PivotSums all = {static_cast<double>(rows), 0, 0};
-    const int j = static_cast<int>(threadIdx.x) % kPanel;
-    for (int w = 0; w < kWarps; ++w)
-      all += {0, static_cast<double>(sums[0][w][j]), static_cast<double>(sums[1][w][j])};
-    const Moments result = all.moments(static_cast<double>(pivots[j]));
+    Moments result = {0, 0, 0};
+    if (const int j = static_cast<int>(threadIdx.x); j < wide * kChannels) {
+      PivotSums all = {static_cast<double>(rows), 0, 0};
+      for (int w = 0; w < kWarps; ++w)
+        all += {0, static_cast<double>(sums[0][w][j]), static_cast<double>(sums[1][w][j])};
+      result = all.moments(static_cast<double>(pivots[j]));
+    }
     __syncthreads();
     return result;
   }
 }
 
-/// Adds up the segments of a panel, `records` (segments, C), by one block of kThreads threads. Thread j <
-/// kPanel gets the moments of channel first_channel + j; the result of the other threads is undefined. All
-/// threads of the block call it.
-template <int kPanel>
+/// Adds up the segments of a panel of `panel` channels, a power of two, from `records` (segments, C), by one
+/// block of kThreads threads. Thread j < panel gets the moments of channel first_channel + j; the result of the
+/// other threads is undefined. All threads of the block call it.
 __device__ __forceinline__ Moments merge_segments(const Moments* records, int segments, int64_t channels,
-                                                  int64_t first_channel) {
-  constexpr int kParts = kThreads / kPanel;
+                                                  int64_t first_channel, int panel) {
+  const int among = kThreads / panel;
   PALIMPSEST_SHARED(parts, PivotSums[kThreads]);
-  const int j = static_cast<int>(threadIdx.x) % kPanel, part = static_cast<int>(threadIdx.x) / kPanel;
+  const int j = static_cast<int>(threadIdx.x) % panel, part = static_cast<int>(threadIdx.x) / panel;
   const int64_t channel = first_channel + j;
   PivotSums own = {0, 0, 0};
   double pivot = 0;
   if (channel < channels) {
     pivot = records[channel].mean;
-    for (int segment = part; segment < segments; segment += kParts)
+    for (int segment = part; segment < segments; segment += among)
       own += PivotSums::of(records[segment * channels + channel], pivot);
   }
   parts[threadIdx.x] = own;
   __syncthreads();
   PivotSums all = {0, 0, 0};
   if (part == 0)
-    for (int i = 0; i < kParts && i < segments; ++i) all += parts[i * kPanel + j];
+    for (int i = 0; i < among && i < segments; ++i) all += parts[i * panel + j];
   __syncthreads();
   return all.moments(pivot);
 }

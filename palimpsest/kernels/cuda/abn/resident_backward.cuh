@@ -65,35 +65,43 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   using T = accumulate_t<S>;
   constexpr int kPanel = Walk::kPanelChannels;
   PALIMPSEST_DYNAMIC_SHARED(bytes);
-  PALIMPSEST_SHARED(coefficients, GradientCoefficients<T, kPanel>);
+  PALIMPSEST_SHARED(coefficients, GradientCoefficients<T, Walk::kChannels, kPanel>);
   PALIMPSEST_SHARED(place, BlockPlace[1]);
   int panel = static_cast<int>(blockIdx.x / cut.segments),
       segment = static_cast<int>(blockIdx.x % cut.segments);
   if (threadIdx.x == 0) place[0] = {panel, segment};
-  const int j = static_cast<int>(threadIdx.x);
-  if (j < kPanel && int64_t{panel} * kPanel + j < cut.shape.c)
-    coefficients.set_center(j, arguments, int64_t{panel} * kPanel + j);
+  const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
+  if (j < wide && int64_t{panel} * wide + j < cut.shape.c)
+    coefficients.set_center(j, arguments, int64_t{panel} * wide + j);
   __syncthreads();
-  const Walk walk(cut, panel);
-  const ThreadChannels<T, kPanel, Walk::kVector / Walk::kChannels> channels{coefficients,
-                                                                            walk.first_channel()};
-  const GradientStash<S, Walk::kVector> stash(bytes, cut.pieces_of(segment) * Walk::kPanelVectors,
-                                              cut.first_edge(segment + 1) - cut.first_edge(segment));
-  GradientSums sums =
-      block_sums<Walk>(thread_sums<kResidual>(walk, cut, segment, arguments, activation, channels, stash));
+  using Channels = ThreadChannels<T, Walk::kChannels, kPanel, Walk::kVector / Walk::kChannels>;
+  const auto stash_of = [&](int of_segment) {
+    return GradientStash<S, Walk::kVector>(bytes, cut.pieces_of(of_segment) * cut.wide,
+                                           cut.first_edge(of_segment + 1) - cut.first_edge(of_segment));
+  };
+  GradientSums sums;
+  {
+    const Walk walk(cut, panel);
+    sums = block_sums<Walk>(
+        thread_sums<kResidual>(walk, cut, segment, arguments, activation,
+                               Channels{coefficients, walk.first_channel()}, stash_of(segment)),
+        cut.wide);
+  }
   panel = place[0].panel, segment = place[0].segment;
   if (cut.segments > 1) sums = cluster_sums<kPanel>(sums);
-  const int64_t channel = int64_t{panel} * kPanel + j;
-  if (j < kPanel && channel < cut.shape.c) {
+  const int64_t channel = int64_t{panel} * wide + j;
+  if (j < wide && channel < cut.shape.c) {
     const ParameterGradients<T> gradients = parameter_gradients(arguments, channel, sums);
-    coefficients.set_dx(j, arguments, channel, gradients);
+    set_dx<S, Act>(coefficients, j, arguments, channel, gradients);
     if (segment == 0) write_gradients(arguments, channel, gradients);
   }
-  if (cut.segments > 1)
-    cluster_sync();  // no block ends while another one reads its sums
-  else
-    __syncthreads();
-  backward_apply_share<kResidual>(walk, cut, segment, arguments, activation, channels, stash);
+  __syncthreads();
+  if (cut.segments > 1) cluster_arrive();  // this block has read the sums of the others
+  // Made again from the block's place, so that the first pass keeps no registers for the second.
+  const Walk walk(cut, panel);
+  backward_apply_share<kResidual>(walk, cut, segment, arguments, activation,
+                                  Channels{coefficients, walk.first_channel()}, stash_of(segment));
+  if (cut.segments > 1) cluster_wait();  // no block ends while another one reads its sums
 }
 
 }  // namespace palimpsest::kernels::cuda::abn_detail

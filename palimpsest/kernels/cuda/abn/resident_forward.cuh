@@ -62,27 +62,33 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   using T = accumulate_t<S>;
   constexpr int kPanel = Walk::kPanelChannels;
   PALIMPSEST_DYNAMIC_SHARED(bytes);
-  PALIMPSEST_SHARED(coefficients, ForwardCoefficients<T>[kPanel]);
-  const int segment = static_cast<int>(blockIdx.x % cut.segments),
-            panel = static_cast<int>(blockIdx.x / cut.segments);
-  const Walk walk(cut, panel);
-  const Stash<S, Walk::kVector> stash(bytes, cut.pieces_of(segment) * Walk::kPanelVectors);
+  PALIMPSEST_SHARED(coefficients, PanelForward<T, Walk::kChannels, kPanel>);
+  PALIMPSEST_SHARED(place, BlockPlace[1]);
+  int segment = static_cast<int>(blockIdx.x % cut.segments),
+      panel = static_cast<int>(blockIdx.x / cut.segments);
+  if (threadIdx.x == 0) place[0] = {panel, segment};
+  const auto stash_of = [&](int of_segment) {
+    return Stash<S, Walk::kVector>(bytes, cut.pieces_of(of_segment) * cut.wide);
+  };
   Moments moments =
-      block_moments<Walk>(thread_moments(walk, cut, segment, arguments.x, stash), cut.pieces_of(segment));
+      block_moments<Walk>(thread_moments(Walk(cut, panel), cut, segment, arguments.x, stash_of(segment)),
+                          cut.pieces_of(segment), cut.wide);
+  panel = place[0].panel, segment = place[0].segment;
   if (cut.segments > 1) moments = cluster_moments<kPanel>(moments);
-  const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
-  if (threadIdx.x < kPanel && channel < cut.shape.c) {
+  const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
+  const int64_t channel = int64_t{panel} * wide + j;
+  if (j < wide && channel < cut.shape.c) {
     const AbnChannel<T> values = channel_of(arguments, channel);
-    coefficients[threadIdx.x] = forward_coefficients<T>(arguments.saved, values.weight(), values.bias(),
-                                                        moments.mean, inv_std_of(moments, outputs.eps));
+    coefficients.set(j, forward_coefficients<T>(arguments.saved, values.weight(), values.bias(), moments.mean,
+                                                inv_std_of(moments, outputs.eps)));
     if (segment == 0) write_statistics(outputs, channel, moments);
   }
-  if (cut.segments > 1)
-    cluster_sync();  // no block ends while another one reads its moments
-  else
-    __syncthreads();
-  apply_share<kResidual>(walk, cut, segment, arguments, activation, coefficients + walk.first_channel(),
-                         stash);
+  __syncthreads();
+  if (cut.segments > 1) cluster_arrive();  // this block has read the moments of the others
+  // Made again from the block's place, so that the first pass keeps no registers for the second.
+  apply_share<kResidual>(Walk(cut, panel), cut, segment, arguments, activation, coefficients,
+                         stash_of(segment));
+  if (cut.segments > 1) cluster_wait();  // no block ends while another one reads its moments
 }
 
 }  // namespace palimpsest::kernels::cuda::abn_detail

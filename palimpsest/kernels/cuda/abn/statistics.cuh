@@ -47,8 +47,9 @@ __device__ __forceinline__ void add_batch(ThreadMoments<accumulate_t<S>, kChanne
 template <class Walk, class S, class Stash>
 __device__ __forceinline__ ThreadMoments<accumulate_t<S>, Walk::kChannels> thread_moments(
     const Walk& walk, const Cut& cut, int segment, const S* x, const Stash& stash) {
-  // Columns hold three sums for each of their channels, out of 64 registers.
-  constexpr int kUnroll = Walk::kChannels == 1 ? 4 : 2, V = Walk::kVector;
+  constexpr int V = Walk::kVector;
+  // Columns hold three sums for each of their channels, out of 64 registers. Shorter vectors have fewer channels.
+  constexpr int kUnroll = Walk::kChannels == 1 || V < kLanes<S> ? 4 : 2;
   ThreadMoments<accumulate_t<S>, Walk::kChannels> moments;
   const auto do_vectors = [&](const int64_t(&at)[kUnroll], int serial) {
     Stored<S, V> in[kUnroll];
@@ -103,19 +104,20 @@ __device__ __forceinline__ void write_statistics(const StatisticsOutputs<T>& out
 template <class S, class Walk>
 __global__ void __launch_bounds__(kThreads, 4)
     statistics_kernel(Cut cut, const S* x, StatisticsOutputs<accumulate_t<S>> outputs, Workspace workspace) {
-  constexpr int kPanel = Walk::kPanelChannels;
+  const int wide = Walk::panel_channels(cut);
   const int panel = static_cast<int>(blockIdx.x % cut.panels),
             segment = static_cast<int>(blockIdx.x / cut.panels);
   const Walk walk(cut, panel);
   Moments moments =
-      block_moments<Walk>(thread_moments(walk, cut, segment, x, NoStash{}), cut.pieces_of(segment));
-  const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
-  const bool has_channel = threadIdx.x < kPanel && channel < cut.shape.c;
+      block_moments<Walk>(thread_moments(walk, cut, segment, x, NoStash{}), cut.pieces_of(segment), cut.wide);
+  const int j = static_cast<int>(threadIdx.x);
+  const int64_t channel = int64_t{panel} * wide + j;
+  const bool has_channel = j < wide && channel < cut.shape.c;
   if (cut.segments > 1) {
     auto* const records = static_cast<Moments*>(workspace.records);
     if (has_channel) records[segment * cut.shape.c + channel] = moments;
     if (!is_last_block(workspace.counters + panel, static_cast<unsigned>(cut.segments))) return;
-    moments = merge_segments<kPanel>(records, cut.segments, cut.shape.c, int64_t{panel} * kPanel);
+    moments = merge_segments(records, cut.segments, cut.shape.c, int64_t{panel} * wide, wide);
   }
   if (has_channel) write_statistics(outputs, channel, moments);
 }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 
 /// The launches that abn.cu needs for one storage type. f32.cu, f64.cu, f16.cu and bf16.cu compile them for
 /// their type.
@@ -23,13 +24,20 @@ struct StatisticsOutputs {
   double momentum;
 };
 
+/// residual_floor of the following: a residual that is not above it counts as 0. With relu_residual it is 0, else
+/// NaN, which no number is below, so that kernels need not ask for each value whether there is a ReLU.
+template <class T>
+T residual_floor(bool relu_residual) {
+  return relu_residual ? T(0) : std::numeric_limits<T>::quiet_NaN();
+}
+
 template <class S>
 struct ApplyArguments {
   const S* x;
   const S* residual;  ///< may be null
   S* z;               ///< may be x
   S* saved_values;    ///< null unless saves_aside(saved); may be x
-  bool relu_residual;
+  accumulate_t<S> residual_floor;
   Saved saved;   ///< the tensor that this launch stores for backward; kOutput: z only
   Saved source;  ///< the tensor at x: kInput, or the kPreActivation or kNormalized from which z is recomputed
   const accumulate_t<S>* weight;
@@ -50,9 +58,9 @@ struct BackwardArguments {
   S* dx;         ///< may be dz
   S* dresidual;  ///< may be null
   S* z;          ///< may be null
-  bool relu_residual;
+  accumulate_t<S> residual_floor;
   bool frozen;  ///< the statistics were constants: there are no sums
-  Saved saved;
+  Saved saved;  ///< never kOutputForm1
   const accumulate_t<S>* weight;
   const accumulate_t<S>* bias;
   const double* mean;
@@ -65,7 +73,7 @@ struct BackwardArguments {
 /// How a launch divides a tensor.
 struct Geometry {
   Cut cut;
-  bool vectors = true;           ///< threads access 16 bytes at a time; false: single values
+  int vector = 1;  ///< values that a thread accesses at a time: kLanes or, in channels-last, less
   std::size_t shared_bytes = 0;  ///< resident kernels: for a block's share of the tensor
 };
 

@@ -216,7 +216,7 @@ __global__ void __launch_bounds__(kThreads, 4)
   };
   walk.template vectors<1>(cut.first_piece(segment), cut.first_piece(segment + 1), do_vector);
   if (!arguments.has_sums()) return;
-  GradientSums sums = block_sums<Walk>(own);
+  GradientSums sums = block_sums<Walk>(own, kPanel / Walk::kChannels);
   panel = place[0].panel, segment = place[0].segment;
   const int64_t channel = int64_t{panel} * kPanel + threadIdx.x;
   const bool has_channel = threadIdx.x < kPanel && channel < cut.c;
@@ -224,7 +224,7 @@ __global__ void __launch_bounds__(kThreads, 4)
     auto* const records = static_cast<GradientSums*>(workspace.records);
     if (has_channel) records[segment * cut.c + channel] = sums;
     if (!is_last_block(workspace.counters + panel, static_cast<unsigned>(cut.segments))) return;
-    sums = sum_segments<kPanel>(records, cut.segments, cut.c, int64_t{panel} * kPanel);
+    sums = sum_segments(records, cut.segments, cut.c, int64_t{panel} * kPanel, kPanel);
   }
   if (has_channel) write_sums(arguments, norm, channel, sums);
 }

@@ -26,81 +26,78 @@ struct ThreadSums {
   T dy[kChannels] = {}, dy_t[kChannels] = {};
 
   /// Does the same as Stored::rotate, with channels instead of values.
-  template <int kStep>
   __device__ __forceinline__ void rotate() {
     if constexpr (kChannels > 1) {
       const ThreadSums from = *this;
       PALIMPSEST_UNROLL
       for (int c = 0; c < kChannels; ++c) {
-        dy[c] = from.dy[(c + kStep) % kChannels];
-        dy_t[c] = from.dy_t[(c + kStep) % kChannels];
+        dy[c] = from.dy[(c + 1) % kChannels];
+        dy_t[c] = from.dy_t[(c + 1) % kChannels];
       }
     }
   }
 };
 
 /// Adds up the sums of a block's threads. Thread j < Walk::kPanelChannels gets the sums of the panel's
-/// channel j; the result of the other threads is undefined. All threads of the block call it.
+/// channel j; the result of the other threads is undefined. `wide` is the number of vectors in a row of the
+/// panel, a power of two. All threads of the block call it.
 template <class Walk, class T>
-__device__ __forceinline__ GradientSums block_sums(const ThreadSums<T, Walk::kChannels>& own) {
+__device__ __forceinline__ GradientSums block_sums(const ThreadSums<T, Walk::kChannels>& own, int wide) {
   constexpr int kChannels = Walk::kChannels, kPanel = Walk::kPanelChannels;
   constexpr int kWarps = Walk::kBlockThreads / kWarp;
   if constexpr (kPanel == 1) {
-    double all[2] = {static_cast<double>(own.dy[0]), static_cast<double>(own.dy_t[0])};
-    block_sum<Walk::kBlockThreads>(all);
+    const T values[2] = {own.dy[0], own.dy_t[0]};
+    double all[2];
+    sum_in_first_warp<Walk::kBlockThreads>(values, all);
     return {all[0], all[1]};
   } else {
-    constexpr int kWide = kPanel / kChannels;
     PALIMPSEST_SHARED(sums, T[2][kWarps][kPanel]);
     const int warp = static_cast<int>(threadIdx.x / kWarp), lane = static_cast<int>(threadIdx.x % kWarp);
-    const int column = static_cast<int>(threadIdx.x) % kWide * kChannels;
-    PALIMPSEST_UNROLL
-    for (int c = 0; c < kChannels; ++c) {
-      T dy = own.dy[c], dy_t = own.dy_t[c];
+    const int column = (static_cast<int>(threadIdx.x) & (wide - 1)) * kChannels;
+    ThreadSums<T, kChannels> of_warp = own;
+    PALIMPSEST_NO_UNROLL
+    for (int apart = kWarp / 2; apart >= wide; apart /= 2) {
       PALIMPSEST_UNROLL
-      for (int apart = kWarp / 2; apart >= kWide; apart /= 2) {
-        dy += __shfl_xor_sync(kAllLanes, dy, apart);
-        dy_t += __shfl_xor_sync(kAllLanes, dy_t, apart);
+      for (int c = 0; c < kChannels; ++c) {
+        of_warp.dy[c] += __shfl_xor_sync(kAllLanes, of_warp.dy[c], apart);
+        of_warp.dy_t[c] += __shfl_xor_sync(kAllLanes, of_warp.dy_t[c], apart);
       }
-      if (lane < kWide) sums[0][warp][column + c] = dy, sums[1][warp][column + c] = dy_t;
+    }
+    if (lane < wide) {
+      PALIMPSEST_UNROLL
+      for (int c = 0; c < kChannels; ++c)
+        sums[0][warp][column + c] = of_warp.dy[c], sums[1][warp][column + c] = of_warp.dy_t[c];
     }
     __syncthreads();
     GradientSums all = {0, 0};
-    const int j = static_cast<int>(threadIdx.x) % kPanel;
-    for (int w = 0; w < kWarps; ++w)
-      all += {static_cast<double>(sums[0][w][j]), static_cast<double>(sums[1][w][j])};
+    if (const int j = static_cast<int>(threadIdx.x); j < wide * kChannels)
+      for (int w = 0; w < kWarps; ++w)
+        all += {static_cast<double>(sums[0][w][j]), static_cast<double>(sums[1][w][j])};
     __syncthreads();
     return all;
   }
 }
 
-/// Adds up the segments of a panel, `records` (segments, C), by one block of kThreads threads. Thread j <
-/// kPanel gets the sums of channel first_channel + j; the result of the other threads is undefined. All
-/// threads of the block call it.
-template <int kPanel>
+/// Adds up the segments of a panel of `panel` channels, a power of two, from `records` (segments, C), by one
+/// block of kThreads threads. Thread j < panel gets the sums of channel first_channel + j; the result of the
+/// other threads is undefined. All threads of the block call it.
 __device__ __forceinline__ GradientSums sum_segments(const GradientSums* records, int segments,
-                                                     int64_t channels, int64_t first_channel) {
-  constexpr int kParts = kThreads / kPanel;
+                                                     int64_t channels, int64_t first_channel, int panel) {
+  const int among = kThreads / panel;
   PALIMPSEST_SHARED(parts, GradientSums[kThreads]);
-  const int j = static_cast<int>(threadIdx.x) % kPanel, part = static_cast<int>(threadIdx.x) / kPanel;
+  const int j = static_cast<int>(threadIdx.x) % panel, part = static_cast<int>(threadIdx.x) / panel;
   const int64_t channel = first_channel + j;
   GradientSums own = {0, 0};
   if (channel < channels)
-    for (int segment = part; segment < segments; segment += kParts)
+    for (int segment = part; segment < segments; segment += among)
       own += records[segment * channels + channel];
   parts[threadIdx.x] = own;
   __syncthreads();
   GradientSums all = {0, 0};
   if (part == 0)
-    for (int i = 0; i < kParts && i < segments; ++i) all += parts[i * kPanel + j];
+    for (int i = 0; i < among && i < segments; ++i) all += parts[i * panel + j];
   __syncthreads();
   return all;
 }
-
-/// The panel and segment of a block, in shared memory during a pass: they are needed only after the pass, and
-/// would otherwise occupy registers all the time.
-struct BlockPlace {
-  int panel, segment;
-};
 
 }  // namespace palimpsest::kernels::cuda

@@ -11,10 +11,31 @@ namespace palimpsest::kernels::cuda {
 /// Threads per block; of kernels that keep a panel in shared memory.
 inline constexpr int kThreads = 256, kResidentThreads = 512;
 
-/// Width of a panel in channels-last, in vectors of 16 bytes (kScalarPanel: in single values). Kernels that
-/// sum have narrow panels, so that many blocks share the work of adding up segments, and so that a resident
-/// panel is small. Other kernels take whole cache lines of 128 bytes.
+/// Width of a panel in channels-last, in vectors of 16 bytes (kScalarPanel: in single values), and the most
+/// bytes of a panel's row. Kernels that sum have narrow panels, so that many blocks share the work of adding up
+/// segments, and so that a resident panel is small. Other kernels take whole cache lines of 128 bytes.
 inline constexpr int kReducePanel = 4, kApplyPanel = 8, kScalarPanel = 32;
+inline constexpr int kReducePanelBytes = 16 * kReducePanel, kApplyPanelBytes = 16 * kApplyPanel;
+
+/// Returns the most vectors of `vector` values of S in the row of a panel: a power of two, at most a warp's lanes.
+template <class S>
+constexpr int most_wide(int vector, int panel_bytes) {
+  const int fit = panel_bytes / (vector * static_cast<int>(sizeof(S)));
+  return vector == 1 || fit > kScalarPanel ? kScalarPanel : fit;
+}
+
+/// Returns how many vectors wide panels are if a pixel has `vectors` of them: of `most`, its half and so on the
+/// first that leaves at most one lane idle for eight that work; if none does, the one that leaves the fewest
+/// idle. Not less than `least`, for which memory reads as much as for fewer, unless the pixel has fewer.
+inline int panel_width(int64_t vectors, int most, int least) {
+  const auto lanes = [&](int wide) { return (vectors + wide - 1) / wide * wide; };
+  int best = most;
+  for (int wide = most; wide >= 1 && (wide >= least || wide >= vectors); wide /= 2) {
+    if (lanes(wide) < lanes(best)) best = wide;
+    if (8 * (lanes(best) - vectors) <= vectors) break;
+  }
+  return best;
+}
 
 /// Blocks that a launch aims at: several waves on the largest device, because the last wave is never full.
 inline constexpr int64_t kReduceBlocks = 4096, kColumnReduceBlocks = 2048;
@@ -22,6 +43,9 @@ inline constexpr int64_t kReduceBlocks = 4096, kColumnReduceBlocks = 2048;
 inline constexpr int64_t kMostColumnSegments = 256;
 /// The least vectors per thread, so that it has several loads under way.
 inline constexpr int64_t kLeastVectors = 4;
+/// The vectors per thread that pay for what a block computes before its first load, as far as there remain blocks
+/// enough for the largest device, of 160 multiprocessors with 3 blocks each.
+inline constexpr int64_t kGoodVectors = 16, kFillingBlocks = 480;
 /// Kernels count pieces of a panel, pixels and images in 32 bits, and step past the end by some thousands.
 inline constexpr int64_t kMostPieces = (int64_t{1} << 31) - (1 << 16);
 /// Panels of a launch with more than one segment per panel. With more panels there are enough blocks without.

@@ -6,14 +6,18 @@
 //
 // Kernels are plain CUDA C++ and use besides:
 //   PALIMPSEST_UNROLL, PALIMPSEST_NO_UNROLL    before a loop
+//   PALIMPSEST_ASSUME(condition)               the compiler may take it for true
 //   PALIMPSEST_SHARED(name, type)              a shared variable: PALIMPSEST_SHARED(sums, float[32]);
 //   PALIMPSEST_DYNAMIC_SHARED(name)            the dynamic shared memory: unsigned char*, a multiple of 16
-//   load16(from), store16(to, value)           16 bytes of global memory at once, at a multiple of 16
+//   load_vector(from),                         4, 8 or 16 bytes of global memory at once, at a multiple of
+//   store_vector(to, value)                    as many
 //   widened(v), narrowed<S>(v),                16-bit storage to f32 and back, rounded to nearest even
-//   narrowed_pair<S>(low, high)                two values in the 32 bits that they take in memory
+//   narrowed_pair<S>(low, high),               two values to the 32 bits that they take in memory, and back
+//   widened_pair<S>(bits, low, high)
 //   forget_memory()                            memory is read again after the call; no barrier
 //   cluster_rank(), cluster_size(),            clusters of blocks; without clusters: 0, 1,
-//   cluster_sync(),                            __syncthreads()
+//   cluster_sync(),                            __syncthreads(); nothing
+//   cluster_arrive() ... cluster_wait(),       a barrier in two halves, which orders no memory;
 //   in_cluster_block(shared, rank)             the address of block `rank`'s `shared`
 //
 // The host uses:

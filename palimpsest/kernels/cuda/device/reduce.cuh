@@ -39,23 +39,57 @@ __device__ __forceinline__ void block_sum(T (&values)[Count]) {
   __syncthreads();
 }
 
+/// Writes the sums of `values` over the kThreads threads of the block to `sums`, in each lane of the first warp;
+/// those of the other warps are undefined. A warp adds up in T, and only the first warp adds in f64, which some
+/// devices do at 1/64 of the rate. All threads of the block call it. Two barriers, so that a next call may
+/// follow at once.
+template <int kThreads, int Count, class T>
+__device__ __forceinline__ void sum_in_first_warp(const T (&values)[Count], double (&sums)[Count]) {
+  constexpr unsigned kWarps = kThreads / kWarp;
+  static_assert(kWarps <= kWarp);
+  PALIMPSEST_SHARED(of_warps, T[Count][kWarps]);
+  const unsigned warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+  PALIMPSEST_UNROLL
+  for (int i = 0; i < Count; ++i) {
+    const T sum = warp_sum(values[i]);
+    if (lane == 0) of_warps[i][warp] = sum;
+  }
+  __syncthreads();
+  if (warp == 0) {
+    PALIMPSEST_UNROLL
+    for (int i = 0; i < Count; ++i)
+      sums[i] = warp_sum(lane < kWarps ? static_cast<double>(of_warps[i][lane]) : 0.0);
+  }
+  __syncthreads();
+}
+
 /// Returns whether this block is the last of `blocks` blocks to call it with the same `counter`, which is 0
 /// before the first call and 0 again after the last. The last block sees what the other blocks wrote before
 /// their calls. No block waits for another: blocks may run in any order, or one after the other. All threads
 /// of the block call it.
 __device__ __forceinline__ bool is_last_block(unsigned* counter, unsigned blocks) {
   PALIMPSEST_SHARED(is_last, bool);
-  __threadfence();
   __syncthreads();
+  // The fences of one thread hold for what the block did before and does after the barriers beside them. A fence
+  // of all threads takes as long for each of its warps.
   if (threadIdx.x == 0) {
+    __threadfence();
     is_last = atomicAdd(counter, 1u) == blocks - 1;
-    if (is_last) atomicExch(counter, 0u);
+    if (is_last) {
+      atomicExch(counter, 0u);
+      __threadfence();
+    }
   }
   __syncthreads();
   const bool last = is_last;
   __syncthreads();  // all threads have read `is_last` before a next call writes it
-  if (last) __threadfence();
   return last;
 }
+
+/// The panel and segment of a block, in shared memory during a pass: they are needed only after the pass, and
+/// would otherwise occupy registers all the time.
+struct BlockPlace {
+  int panel, segment;
+};
 
 }  // namespace palimpsest::kernels::cuda

@@ -4,9 +4,10 @@
 #include "palimpsest/kernels/cuda/device/platform.cuh"
 
 #include <cstdint>
+#include <cstring>
 #include <type_traits>
 
-/// 16 bytes of a tensor in registers: as they are stored, and as numbers of the accumulate type.
+/// Up to 16 bytes of a tensor in registers: as they are stored, and as numbers of the accumulate type.
 namespace palimpsest::kernels::cuda {
 
 /// Values of S per access: 16 bytes of them, but one f64, since the arithmetic of two takes too many
@@ -15,9 +16,9 @@ template <class S>
 inline constexpr int kLanes = sizeof(S) == 8 ? 1 : 16 / sizeof(S);
 
 /// The values of one access, as they are stored.
-template <class S>
-struct alignas(16) Packed {
-  S values[kLanes<S>];
+template <class S, int V = kLanes<S>>
+struct alignas(V * sizeof(S)) Packed {
+  S values[V];
 };
 
 template <class S>
@@ -36,7 +37,7 @@ __device__ __forceinline__ S narrow(accumulate_t<S> v) {
     return v;
 }
 
-/// V values of storage type S as numbers. V is kLanes<S>, or 1 if an address is no multiple of 16 bytes.
+/// V values of storage type S as numbers. V is a power of two up to kLanes<S>.
 template <class S, int V>
 struct Values {
   using T = accumulate_t<S>;
@@ -49,30 +50,36 @@ struct Values {
 /// V values as they are stored. They take fewer registers than the numbers while a load is under way.
 template <class S, int V>
 struct Stored {
-  static_assert(V == 1 || V == kLanes<S>);
-  std::conditional_t<V == 1, S, Packed<S>> bits;
+  static_assert(V <= kLanes<S> && (V & (V - 1)) == 0);
+  std::conditional_t<V == 1, S, Packed<S, V>> bits;
 
   __device__ __forceinline__ void load(const S* from) {
     if constexpr (V == 1)
       bits = *from;
     else
-      bits = load16(reinterpret_cast<const Packed<S>*>(from));
+      bits = load_vector(reinterpret_cast<const Packed<S, V>*>(from));
   }
 
   __device__ __forceinline__ void store(S* to) const {
     if constexpr (V == 1)
       *to = bits;
     else
-      store16(reinterpret_cast<Packed<S>*>(to), bits);
+      store_vector(reinterpret_cast<Packed<S, V>*>(to), bits);
   }
 
-  __device__ __forceinline__ Values<S, V> values() const {
-    Values<S, V> v;
+  /// Returns kCount values from value `first` on; both are even if a value has 16 bits and V > 1.
+  template <int kCount = V>
+  __device__ __forceinline__ Values<S, kCount> values(int first = 0) const {
+    static_assert(V == 1 || sizeof(S) != 2 || kCount % 2 == 0);
+    Values<S, kCount> v;
     if constexpr (V == 1) {
       v[0] = widen(bits);
+    } else if constexpr (sizeof(S) == 2) {
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < kCount; i += 2) widened_pair<S>(pair(first + i), v[i], v[i + 1]);
     } else {
       PALIMPSEST_UNROLL
-      for (int i = 0; i < V; ++i) v[i] = widen(bits.values[i]);
+      for (int i = 0; i < kCount; ++i) v[i] = widen(bits.values[first + i]);
     }
     return v;
   }
@@ -91,34 +98,39 @@ struct Stored {
       bits.values[i] = narrow<S>(v);
   }
 
-  /// Values per 32-bit register. To rotate() by whole registers costs one move per register.
-  static constexpr int kWord = V == 1 ? 1 : 4 / sizeof(S);
-
-  /// Moves each value kStep places to the front, and the first kStep values to the end.
-  template <int kStep>
+  /// Moves each value one place to the front, and the first to the end.
   __device__ __forceinline__ void rotate() {
     if constexpr (V > 1) {
-      const Packed<S> from = bits;
+      const Packed<S, V> from = bits;
       PALIMPSEST_UNROLL
-      for (int i = 0; i < V; ++i) bits.values[i] = from.values[(i + kStep) % V];
+      for (int i = 0; i < V; ++i) bits.values[i] = from.values[(i + 1) % V];
     }
   }
 
-  /// Rounds once.
-  __device__ __forceinline__ void set(const Values<S, V>& v) {
+  /// Sets kCount values from value `first` on, as values() returns them. Rounds once.
+  template <int kCount>
+  __device__ __forceinline__ void set(const Values<S, kCount>& v, int first = 0) {
+    static_assert(V == 1 || sizeof(S) != 2 || kCount % 2 == 0);
     if constexpr (V == 1) {
       bits = narrow<S>(v[0]);
     } else if constexpr (sizeof(S) == 2) {
       PALIMPSEST_UNROLL
-      for (int i = 0; i < V; i += 2) {
-        const uint32_t pair = narrowed_pair<S>(v[i], v[i + 1]);
-        bits.values[i].bits = static_cast<uint16_t>(pair);
-        bits.values[i + 1].bits = static_cast<uint16_t>(pair >> 16);
+      for (int i = 0; i < kCount; i += 2) {
+        const uint32_t word = narrowed_pair<S>(v[i], v[i + 1]);
+        memcpy(static_cast<void*>(&bits.values[first + i]), &word, 4);
       }
     } else {
       PALIMPSEST_UNROLL
-      for (int i = 0; i < V; ++i) bits.values[i] = v[i];
+      for (int i = 0; i < kCount; ++i) bits.values[first + i] = v[i];
     }
+  }
+
+ private:
+  // 16-bit values i and i + 1. Read as one word: nvcc would otherwise hold each value in a register of its own.
+  __device__ __forceinline__ uint32_t pair(int i) const {
+    uint32_t word;
+    memcpy(&word, &bits.values[i], 4);
+    return word;
   }
 };
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-/// How the threads of a block walk through a tensor, 16 bytes at a time. A walk knows one panel (panels.h),
+/// How the threads of a block walk through a tensor, a vector of up to 16 bytes at a time. A walk knows one panel (panels.h),
 /// which consists of pieces: a piece of Planes is a vector, a piece of Columns is the panel's row of one
 /// pixel. Planes have edges besides: the single values of a row before its first and after its last aligned
 /// vector.
@@ -25,6 +25,7 @@ struct Cut {
   int edges = 0;     ///< per panel, Planes only: as many as the rows could have
   int segments = 1;  ///< per panel
   int lead = 0;      ///< Planes only: values from the last multiple of 16 bytes to the first value
+  int wide = 1;      ///< Columns only: vectors per piece, a power of two
 
   __host__ __device__ int first_piece(int segment) const { return share(pieces, segment); }
   __host__ __device__ int pieces_of(int segment) const {
@@ -48,7 +49,6 @@ class Planes {
   static constexpr int kVector = V;
   static constexpr int kChannels = 1;         ///< per thread
   static constexpr int kPanelChannels = 1;    ///< per block
-  static constexpr int kPanelVectors = 1;     ///< per piece
   static constexpr int kEdges = 2 * (V - 1);  ///< per row, at most
 
   __device__ __forceinline__ Planes(const Cut& cut, int panel)
@@ -56,6 +56,9 @@ class Planes {
         lead_(cut.lead),
         row_(cut.shape.c * cut.shape.s),
         begin_(panel * cut.shape.s) {}
+
+  /// The channels of each panel.
+  __device__ __forceinline__ static int panel_channels(const Cut&) { return 1; }
 
   /// The first of this thread's channels, counted within the panel.
   __device__ __forceinline__ int first_channel() const { return 0; }
@@ -65,18 +68,22 @@ class Planes {
     // Vectors are numbered as if each row had so many. A row that begins off 16 bytes has one less.
     const int per_row = pixels_ / V;
     if (per_row == 0) return;
-    int row = (first + static_cast<int>(threadIdx.x)) / per_row,
-        vector = (first + static_cast<int>(threadIdx.x)) % per_row;
-    const int rows = kThreads / per_row, rest = kThreads % per_row;
-    for (int serial = static_cast<int>(threadIdx.x); serial < last - first; serial += kUnroll * kThreads) {
+    const int row = (first + static_cast<int>(threadIdx.x)) / per_row;
+    int vector = (first + static_cast<int>(threadIdx.x)) % per_row;
+    const int rest = kThreads % per_row;
+    const int64_t rows = kThreads / per_row * row_;  // to the row after kThreads vectors
+    int64_t begin = begin_ + row * row_;
+    for (int left = last - first - static_cast<int>(threadIdx.x); left > 0; left -= kUnroll * kThreads) {
       int64_t at[kUnroll];
       PALIMPSEST_UNROLL
       for (int u = 0; u < kUnroll; ++u) {
-        at[u] = serial + u * kThreads < last - first ? vector_at(row, vector) : -1;
-        row += rows, vector += rest;
-        if (vector >= per_row) vector -= per_row, ++row;
+        const int within = head(begin) + vector * V;
+        const bool is_there = u * kThreads < left && within + V <= pixels_;
+        at[u] = is_there ? begin + within : -1;
+        begin += rows, vector += rest;
+        if (vector >= per_row) vector -= per_row, begin += row_;
       }
-      body(at, serial);
+      body(at, last - first - left);
     }
   }
 
@@ -96,12 +103,6 @@ class Planes {
     return -(static_cast<int>(row_begin) + lead_) & (V - 1);
   }
 
-  __device__ __forceinline__ int64_t vector_at(int row, int vector) const {
-    const int64_t begin = begin_ + row * row_;
-    const int at = head(begin) + vector * V;
-    return at + V <= pixels_ ? begin + at : -1;
-  }
-
   __device__ __forceinline__ int64_t edge_at(int row, int edge) const {
     const int64_t begin = begin_ + row * row_;
     const int before = head(begin) < pixels_ ? head(begin) : pixels_, after = (pixels_ - before) & (V - 1);
@@ -113,34 +114,55 @@ class Planes {
   int64_t row_, begin_;
 };
 
-/// Channels-last: a panel is kWide vectors of neighbouring channels, and its rows are the pixels. A thread
-/// has the same channels in all rows.
-template <class S, int V, int kThreads, int kWide>
+/// Channels-last: a panel is cut.wide vectors of neighbouring channels, at most kMostWide, and its rows are the
+/// pixels. A thread has the same channels in all rows.
+template <class S, int V, int kThreads, int kMostWide>
 class Columns {
  public:
   static constexpr int kBlockThreads = kThreads;
   static constexpr int kVector = V;
   static constexpr int kChannels = V;
-  static constexpr int kPanelChannels = kWide * V;
-  static constexpr int kPanelVectors = kWide;
-  static constexpr int kRows = kThreads / kWide;  ///< that the block reads at once
+  static constexpr int kPanelChannels = kMostWide * V;  ///< at most
 
   __device__ __forceinline__ Columns(const Cut& cut, int panel)
-      : channels_(static_cast<int>(cut.shape.c)), column_(panel * kPanelChannels + first_channel()) {}
+      : channels_(static_cast<int>(cut.shape.c)), wide_(cut.wide) {
+    column_ = panel * wide_ * V + first_channel();
+  }
 
-  __device__ __forceinline__ int first_channel() const { return static_cast<int>(threadIdx.x) % kWide * V; }
+  __device__ __forceinline__ static int panel_channels(const Cut& cut) { return cut.wide * V; }
+
+  __device__ __forceinline__ int first_channel() const {
+    return (static_cast<int>(threadIdx.x) & (wide_ - 1)) * V;
+  }
 
   template <int kUnroll, class Body>
   __device__ __forceinline__ void vectors(int first, int last, const Body& body) const {
     if (column_ >= channels_) return;
+    const int rows = kThreads / wide_;  // that the block reads at once
+    const int row = first + static_cast<int>(threadIdx.x) / wide_;
+    if (row >= last) return;
+    const int count = (last - row + rows - 1) / rows;  // this thread's vectors
     int serial = static_cast<int>(threadIdx.x);
-    for (int r = first + static_cast<int>(threadIdx.x) / kWide; r < last; r += kUnroll * kRows) {
-      int64_t at[kUnroll];
+    const int64_t step = int64_t{rows} * channels_;
+    int64_t next = int64_t{row} * channels_ + column_, at[kUnroll];
+    // First the vectors that make no whole batch, then batches in a loop without comparisons.
+    if constexpr (kUnroll > 1)
+      if (const int few = count % kUnroll; few > 0) {
+        PALIMPSEST_UNROLL
+        for (int u = 0; u < kUnroll; ++u) at[u] = u < few ? next + u * step : -1;
+        body(at, serial);
+        serial += few * kThreads;
+        next += few * step;
+      }
+    for (int batches = count / kUnroll; batches > 0; --batches) {
       PALIMPSEST_UNROLL
-      for (int u = 0; u < kUnroll; ++u)
-        at[u] = r + u * kRows < last ? int64_t{r + u * kRows} * channels_ + column_ : -1;
+      for (int u = 0; u < kUnroll; ++u) {
+        at[u] = next + u * step;
+        PALIMPSEST_ASSUME(at[u] >= 0);
+      }
       body(at, serial);
       serial += kUnroll * kThreads;
+      next += kUnroll * step;
     }
   }
 
@@ -148,7 +170,7 @@ class Columns {
   __device__ __forceinline__ void edges(int, int, const Body&) const {}
 
  private:
-  int channels_, column_;
+  int channels_, wide_, column_;
 };
 
 }  // namespace palimpsest::kernels::cuda

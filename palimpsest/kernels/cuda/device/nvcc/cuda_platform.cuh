@@ -20,6 +20,7 @@
 
 #define PALIMPSEST_UNROLL _Pragma("unroll")
 #define PALIMPSEST_NO_UNROLL _Pragma("unroll 1")
+#define PALIMPSEST_ASSUME(condition) __builtin_assume(condition)
 
 #define PALIMPSEST_SHARED(name, ...) \
   using name##_type = __VA_ARGS__;   \
@@ -30,22 +31,26 @@
 
 namespace palimpsest::kernels::cuda {
 
+template <std::size_t kBytes>
+using VectorBits =
+    std::conditional_t<kBytes == 16, uint4, std::conditional_t<kBytes == 8, uint2, unsigned int>>;
+
 template <class T>
-__device__ __forceinline__ T load16(const T* from) {
-  static_assert(sizeof(T) == 16);
-  const uint4 bits = *reinterpret_cast<const uint4*>(from);
+__device__ __forceinline__ T load_vector(const T* from) {
+  static_assert(sizeof(VectorBits<sizeof(T)>) == sizeof(T));
+  const auto bits = *reinterpret_cast<const VectorBits<sizeof(T)>*>(from);
   T value;
-  memcpy(&value, &bits, 16);
+  memcpy(&value, &bits, sizeof(T));
   return value;
 }
 
-// The intrinsic, because the compiler splits a plain store into four if it sees how `value` was made.
+// The intrinsic, because the compiler splits a plain store into parts if it sees how `value` was made.
 template <class T>
-__device__ __forceinline__ void store16(T* to, const T& value) {
-  static_assert(sizeof(T) == 16);
-  uint4 bits;
-  memcpy(&bits, &value, 16);
-  __stwb(reinterpret_cast<uint4*>(to), bits);
+__device__ __forceinline__ void store_vector(T* to, const T& value) {
+  VectorBits<sizeof(T)> bits;
+  static_assert(sizeof(bits) == sizeof(T));
+  memcpy(&bits, &value, sizeof(T));
+  __stwb(reinterpret_cast<VectorBits<sizeof(T)>*>(to), bits);
 }
 
 __device__ __forceinline__ float widened(Float16 v) {
@@ -53,6 +58,17 @@ __device__ __forceinline__ float widened(Float16 v) {
 }
 __device__ __forceinline__ float widened(BFloat16 v) {
   return __uint_as_float(static_cast<uint32_t>(v.bits) << 16);
+}
+
+template <class S>
+__device__ __forceinline__ void widened_pair(uint32_t bits, float& low, float& high) {
+  if constexpr (std::is_same_v<S, Float16>) {
+    __half2 pair;
+    memcpy(&pair, &bits, 4);
+    low = __low2float(pair), high = __high2float(pair);
+  } else {
+    low = __uint_as_float(bits << 16), high = __uint_as_float(bits & 0xffff0000u);
+  }
 }
 
 template <class S>
@@ -107,6 +123,19 @@ __device__ __forceinline__ void cluster_sync() {
   __cluster_barrier_wait();
 #else
   __syncthreads();
+#endif
+}
+
+// Relaxed: the barrier orders no memory, so that it needs no fence.
+__device__ __forceinline__ void cluster_arrive() {
+#if __CUDA_ARCH__ >= 900
+  __cluster_barrier_arrive_relaxed();
+#endif
+}
+
+__device__ __forceinline__ void cluster_wait() {
+#if __CUDA_ARCH__ >= 900
+  __cluster_barrier_wait();
 #endif
 }
 
