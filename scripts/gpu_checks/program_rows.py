@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Runs the program on a GPU: `train` of three networks for some steps, on generated images, with libtorch's layers
+"""Runs the program on a GPU: `train` of three networks for one epoch of some steps, on PNG files, with libtorch's layers
 (`standard`) and in place (`inplace_2`): seconds of a step, kept and peak bytes; and the largest batch that `compare` finds.
 
 scripts/gpu_check starts it. Needs no torch of Python; the program finds libtorch by LD_LIBRARY_PATH. --rows, --budget and
@@ -15,6 +15,7 @@ import argparse  # noqa: E402
 import dataclasses  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
+import os  # noqa: E402
 import random  # noqa: E402
 import statistics  # noqa: E402
 import struct  # noqa: E402
@@ -26,7 +27,11 @@ PIECE = "program"
 PRECISIONS = ("bf16", "f32", "f16")  # the most important first
 STANDARD, IN_PLACE = "standard", "inplace_2"
 MEMORY_GIB = 24  # of the search for the largest batch: all of a large GPU would take minutes
-STEPS, WARM_STEPS = 18, 6  # libtorch chooses its convolutions in the first steps
+STEPS, WARM_STEPS = 36, 12  # libtorch chooses its convolutions in the first steps
+DISTINCT = 16  # pictures; other files are names of the same bytes
+BLOCK = 16  # pixels of one colour, so that a PNG is read about as fast as a JPEG of its size
+CLASSES = 19
+WORKERS = str(max(2, len(os.sched_getaffinity(0)) - 2))  # beside the two threads that queue forward and backward
 ERROR = "palimpsest: error: "
 
 
@@ -62,24 +67,51 @@ def works_of(precisions, networks=NETWORKS):
     return works
 
 
-def png(pixels, size):
-    """A square picture of `size` pixels in RGB as a file's bytes."""
+def png(pixels, size, channels=3):
+    """A square picture of `size` pixels, RGB or one channel, as a file's bytes."""
     def chunk(kind, data):
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
-    rows = b"".join(b"\0" + pixels[3 * size * y:3 * size * (y + 1)] for y in range(size))
-    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", size, size, 8, 2, 0, 0, 0))
+    row = channels * size
+    rows = b"".join(b"\0" + pixels[row * y:row * (y + 1)] for y in range(size))
+    return (b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", struct.pack(">IIBBBBB", size, size, 8, 2 if channels == 3 else 0, 0, 0, 0))
             + chunk(b"IDAT", zlib.compress(rows, 1)) + chunk(b"IEND", b""))
 
 
+def blocks(generator, size, channels, values):
+    """The bytes of a square picture of blocks, each channel's value below `values`."""
+    rows = []
+    for _ in range(-(-size // BLOCK)):
+        colours = (bytes(generator.randrange(values) for _ in range(channels)) for _ in range(-(-size // BLOCK)))
+        rows += [b"".join(colour * BLOCK for colour in colours)[:channels * size]] * BLOCK
+    return b"".join(rows[:size])
+
+
+def write_files(paths, content):
+    """Writes DISTINCT contents, content(i), to the first paths; the others are links to them."""
+    for number, path in enumerate(paths):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if number < DISTINCT:
+            path.write_bytes(content(number))
+        else:
+            os.link(paths[number % DISTINCT], path)
+
+
 def write_pictures(folder, size, count):
-    """Pictures of noise in two classes, as palimpsest's image_folder wants them; `count` for training, two for validation."""
+    """Pictures in two classes, as palimpsest's image_folder wants them; `count` for training, two for validation."""
     generator = random.Random(0)
     for split, number in (("train", count), ("val", 2)):
-        for i in range(number):
-            path = folder / split / f"class{i % 2}" / f"{i}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(png(generator.randbytes(3 * size * size), size))
+        write_files([folder / split / f"class{i % 2}" / f"{i}.png" for i in range(number)],
+                    lambda _: png(blocks(generator, size, 3, 256), size))
+
+
+def write_scenes(folder, size, count):
+    """Pictures and labels, as palimpsest's segmentation_folder wants them."""
+    generator = random.Random(0)
+    for split, number in (("train", count), ("val", 2)):
+        for name, channels, values in ((split, 3, 256), (f"{split}annot", 1, CLASSES)):
+            write_files([folder / name / f"{i}.png" for i in range(number)],
+                        lambda _: png(blocks(generator, size, channels, values), size, channels))
 
 
 class Failure(Exception):
@@ -87,8 +119,8 @@ class Failure(Exception):
 
 
 class Program:
-    def __init__(self, path, device, folder, budget):
-        self.path, self.device, self.folder, self.budget = path, device, folder, budget
+    def __init__(self, path, device, folder, budget, steps=STEPS):
+        self.path, self.device, self.folder, self.budget, self.steps = path, device, folder, budget, steps
         self.helps = {}
 
     def takes_device(self, command):
@@ -110,19 +142,18 @@ class Program:
             raise Failure(f"{command} ends with {said.returncode}: {last_line(said.stderr).removeprefix(ERROR)}")
 
     def data(self, network):
-        """The flags that name the network's training images, which are made on their first use."""
-        if network.segments:
-            return ["--data", "generated", "--images", str(2 * network.batch), "--val-images", "2", "--height",
-                    str(network.size), "--width", str(network.size)]
-        root = self.folder / f"pictures_{network.size}"
+        """The flags that name the network's images, which are made on their first use: one epoch of STEPS steps."""
+        root = self.folder / f"{network.model}_{network.size}"
         if not root.exists():
-            write_pictures(root, network.size, 2 * network.batch)
-        return ["--data", "image_folder", "--data-root", str(root), "--train-split", "train", "--val-split", "val",
-                "--crop", str(network.size), "--eval-crop", str(network.size)]
+            (write_scenes if network.segments else write_pictures)(root, network.size, self.steps * network.batch)
+        size = str(network.size)
+        kind = ["segmentation_folder", "--classes", str(CLASSES)] if network.segments else ["image_folder"]
+        return ["--data", *kind, "--data-root", str(root), "--train-split", "train", "--val-split", "val", "--crop", size,
+                "--eval-crop", size]
 
     def flags(self, work):
         return ["--model", work.network.model, *self.data(work.network), "--batch", str(work.network.batch), "--precision",
-                work.precision, "--channels-last", "--device", self.device, "--workers", "8", "--evaluate-every", "0",
+                work.precision, "--channels-last", "--device", self.device, "--workers", WORKERS, "--evaluate-every", "0",
                 "--quiet", "--overwrite"]
 
 
@@ -141,13 +172,13 @@ def pair_row(name, unit, opponent, measured):
             "ratio": statistics.median(measured) / statistics.median(opponent), "limit": None, "pass": None}
 
 
-def train(program, work, steps=STEPS, warm=WARM_STEPS):
+def train(program, work, warm=WARM_STEPS):
     """Rows of a training with either strategy: seconds from one step to the next, waiting for data, kept, peak."""
+    steps = program.steps
     records = {}
     for strategy in (STANDARD, IN_PLACE):
         output = program.folder / "run"
-        epochs = -(-steps // 2)  # two batches per epoch
-        program.run("train", *program.flags(work), "--strategy", strategy, "--epochs", str(epochs), "--max-steps", str(steps),
+        program.run("train", *program.flags(work), "--strategy", strategy, "--epochs", "1", "--max-steps", str(steps),
                     "--log-every", "1", "--checkpoint-every", str(steps), "--output", str(output))
         lines = [json.loads(line) for line in (output / "log.jsonl").read_text().splitlines()]
         records[strategy] = [line for line in lines if line["type"] == "step"][warm:]

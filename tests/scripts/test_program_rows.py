@@ -74,7 +74,7 @@ def test_compare_gives_the_largest_batch_where_it_takes_a_device(program, monkey
     row, = program_rows.rows_of(program(), unit)
     assert (row["measured"]["median"], row["opponent"]["median"], row["ratio"], row["unit"]) == (128, 64, 2, "images")
     asked = program.asked.read_text()
-    assert "--data generated" in asked and "--device cuda" in asked and "--memory 24576" in asked
+    assert "--data segmentation_folder" in asked and "--device cuda" in asked and "--memory 24576" in asked
 
 
 def test_an_error_of_the_program_is_a_failure_with_its_line(program, monkeypatch):
@@ -106,9 +106,9 @@ def test_the_real_program_takes_a_device_where_rows_need_one(tmp_path):
 
 
 @pytest.mark.parametrize("network", [Network("resnet18_narrow", 2, 32), Network("deeplabv3_resnet18_narrow", 2, 64, True)])
-def test_the_real_program_trains_on_generated_data(tmp_path, network, monkeypatch):
-    monkeypatch.setitem(program_rows.COMMANDS, "train", lambda *a: train(*a, steps=3, warm=1))
-    owner = program_rows.Program(BUILD / "palimpsest", "cpu", tmp_path, row_log.Budget())
+def test_the_real_program_trains_on_files(tmp_path, network, monkeypatch):
+    monkeypatch.setitem(program_rows.COMMANDS, "train", lambda *a: train(*a, warm=1))
+    owner = program_rows.Program(BUILD / "palimpsest", "cpu", tmp_path, row_log.Budget(), steps=3)
     rows = program_rows.rows_of(owner, Work("name", 1, network, "f32"))
     assert [row["outcome"] for row in rows] == ["measured"] * 4, rows
     assert rows[1]["ratio"] < 0.6 and rows[0]["measured"]["median"] > 0
@@ -123,3 +123,10 @@ def test_pictures_are_png(tmp_path):
     assert files == ["train/class0/0.png", "train/class0/2.png", "train/class1/1.png", "train/class1/3.png",
                      "val/class0/0.png", "val/class1/1.png"]
     assert (tmp_path / files[0]).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
+
+
+def test_files_after_the_distinct_ones_are_links_to_them(tmp_path):
+    paths = [tmp_path / str(i) for i in range(program_rows.DISTINCT + 1)]
+    program_rows.write_files(paths, lambda number: b"%d" % number)
+    assert [path.read_text() for path in paths] == [*map(str, range(program_rows.DISTINCT)), "0"]
+    assert paths[-1].samefile(paths[0])
