@@ -67,7 +67,7 @@ TEST(CudaClusters, SmallerOnesWhereTheseRunAtOnce) {
 
 TEST(CudaClusters, ASecondWaveStaysWhereItIsWellFilledOrTheTensorSmall) {
   EXPECT_EQ(choose(kOneShort, 62, 62 * kBytes / kPanels).blocks, 8);  // two full waves
-  EXPECT_EQ(choose(kOneShort, 64, 64 * kBytes / kPanels).blocks, 8);  // three for two: still 1.45 of 1.55
+  EXPECT_EQ(choose(kOneShort, 64, 64 * kBytes / kPanels).blocks, 0);  // three for two, and waits in each
   EXPECT_EQ(choose(kOneShort, 36, 36 * kBytes / kPanels).blocks, 0);  // two for a little more than one
   EXPECT_EQ(choose(kOneShort, 300, 300 * 6272, 1, 1).blocks, 1);  // a launch costs more than the idle time
   EXPECT_EQ(choose(kOneShort, 300, int64_t{300} * 100000, 1, 1).blocks, 0);
@@ -89,6 +89,21 @@ TEST(CudaClusters, DevicesWithoutClustersKeepWhatFitsIntoABlock) {
   EXPECT_EQ(choose(a100, 216, int64_t{216} * 70000, 1, 1, shared).blocks, 1);
   EXPECT_EQ(choose(a100, 216, int64_t{216} * 72000, 1, 1, shared).blocks, 0);  // does not fit
   EXPECT_EQ(choose(a100, 107, int64_t{107} * 70000, 1, 1, shared).blocks, 0);  // leaves multiprocessors idle
+}
+
+TEST(CudaClusters, WaitsOfAResidentLaunchCountAgainstThePassThatItSaves) {
+  const auto with_residual = [](int64_t bytes) {  // a tensor that both choices read once
+    const ResidentWork work{.panels = 256,
+                            .bytes = bytes,
+                            .passes = 3,
+                            .passes_of_two = 4,
+                            .room = bytes,
+                            .multiprocessors = 132};
+    return kernels::cuda::blocks_per_panel(
+        work, [](int) { return int64_t{64} * 1024; }, [](int) { return int64_t{256}; });
+  };
+  EXPECT_EQ(with_residual(int64_t{16} * 1024 * 1024), 1);
+  EXPECT_EQ(with_residual(int64_t{1024} * 1024 * 1024), 0);  // 4.05 passes for 4
 }
 
 TEST(CudaClusters, BackwardHoldsTwoTensors) {

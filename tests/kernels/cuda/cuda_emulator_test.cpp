@@ -307,6 +307,48 @@ void read_neighbour_too_early(unsigned* out) {
   *out = *kernels::cuda::in_cluster_block(mine, 1 - kernels::cuda::cluster_rank());
 }
 
+using kernels::cuda::Packed;
+
+TEST_F(Emulator, CopiesToSharedMemoryWhenTheThreadWaits) {
+  std::vector<float> x(128), early(128), late(128);
+  std::iota(x.begin(), x.end(), 1.F);
+  const auto kernel = [](const float* from, float* before, float* after) {
+    PALIMPSEST_DYNAMIC_SHARED(bytes);
+    auto* const mine = reinterpret_cast<Packed<float>*>(bytes) + threadIdx.x;
+    kernels::cuda::start_copy(mine, reinterpret_cast<const Packed<float>*>(from) + threadIdx.x);
+    for (int i = 0; i < 4; ++i) before[4 * threadIdx.x + i] = mine->values[i];
+    kernels::cuda::wait_for_copies();
+    for (int i = 0; i < 4; ++i) after[4 * threadIdx.x + i] = mine->values[i];
+  };
+  in_every_order([&] {
+    launch({.blocks = 1, .threads = 32, .shared_bytes = 512}, +kernel, static_cast<const float*>(x.data()),
+           early.data(), late.data());
+    for (const float value : early) EXPECT_TRUE(std::isnan(value));
+    EXPECT_EQ(late, x);
+  });
+}
+
+TEST_F(Emulator, NamesACopyThatNoThreadWaitsForOrOffItsAlignmentOrElsewhere) {
+  alignas(16) static float x[8];
+  const auto forgets = [](const float* from) {
+    PALIMPSEST_DYNAMIC_SHARED(bytes);
+    kernels::cuda::start_copy(reinterpret_cast<Packed<float>*>(bytes) + threadIdx.x,
+                              reinterpret_cast<const Packed<float>*>(from));
+    if (threadIdx.x != 5) kernels::cuda::wait_for_copies();
+  };
+  const auto to_global = [](float* to) {
+    kernels::cuda::start_copy(reinterpret_cast<Packed<float>*>(to),
+                              reinterpret_cast<const Packed<float>*>(to) + 1);
+  };
+  const kernels::cuda::LaunchShape shape{.blocks = 1, .threads = 32, .shared_bytes = 512};
+  expect_parts(error_of([&] { launch(shape, +forgets, static_cast<const float*>(x)); }),
+               {"thread 5", "ends without wait_for_copies() after start_copy()"});
+  expect_parts(error_of([&] { launch(shape, +forgets, static_cast<const float*>(x + 1)); }),
+               {"thread 0", "misaligned 16-byte copy, 4 bytes off"});
+  expect_parts(error_of([&] { launch(shape, +to_global, static_cast<float*>(x)); }),
+               {"start_copy() to an address outside of shared memory"});
+}
+
 TEST_F(Emulator, NamesAccessToANeighboursSharedMemoryThatIsNotThereYetOrNoMore) {
   unsigned out = 0;
   expect_parts(

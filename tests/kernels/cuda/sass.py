@@ -8,6 +8,7 @@ import re
 
 INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]+)\*/\s+(?:@(!?U?P\w+)\s+)?([A-Z][\w.]*)\s*(.*?)\s*;")
 VECTOR_LOAD = "LDG.E.128"
+COPY = re.compile(r"LDGSTS\b.*\.128$")  # from global to shared memory, without registers
 
 
 @dataclasses.dataclass
@@ -92,8 +93,13 @@ class Loop:
         return way[::-1]
 
 
+def copies(way):
+    """The vectors that instructions copy to shared memory."""
+    return sum(COPY.match(instruction.opcode) is not None for instruction in way)
+
+
 def streaming_loops(code):
-    """The innermost loops that load vectors, each with its longest pass: [(Loop, [Instruction])]."""
+    """The innermost loops that load or copy vectors: [Loop]."""
     place = {instruction.address: i for i, instruction in enumerate(code)}
     spans = {}  # first: last
     for i, instruction in enumerate(code):
@@ -101,7 +107,7 @@ def streaming_loops(code):
         if target is not None and target < instruction.address:
             spans[place[target]] = max(i, spans.get(place[target], 0))
     loops = [Loop(code, first, last) for first, last in spans.items()]
-    loading = [loop for loop in loops if any(i.opcode.startswith(VECTOR_LOAD) for i in loop.body)]
+    loading = [loop for loop in loops if copies(loop.body) or any(i.opcode.startswith(VECTOR_LOAD) for i in loop.body)]
     return [loop for loop in loading if not any(loop.contains(other) for other in loading)]
 
 

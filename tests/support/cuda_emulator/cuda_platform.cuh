@@ -175,6 +175,17 @@ void store_vector(T* to, const T& value) {
   std::memcpy(static_cast<void*>(to), &value, sizeof(T));
 }
 
+template <class T>
+void start_copy(T* to_shared, const T* from) {
+  check_vector(to_shared, "copy");
+  check_vector(from, "copy");
+  cuda_emulator::start_copy(to_shared, from, sizeof(T));
+}
+
+inline void wait_for_copies() {
+  cuda_emulator::wait_for_copies();
+}
+
 inline float widened(Float16 v) {
   return static_cast<float>(static_cast<double>(v));
 }

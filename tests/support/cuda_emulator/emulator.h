@@ -17,6 +17,7 @@
 ///   a barrier that not all threads reach, or that they reach at different places of the source;
 ///   an operation of a warp with missing lanes;
 ///   a vector access that is not aligned;
+///   a thread that ends without a wait for the copies that it started;
 ///   a write beside a shared variable, into its red zones;
 ///   an access to another block's shared memory before that block declares it, or after that block ends;
 ///   a launch that no device would accept.
@@ -113,6 +114,10 @@ void* dynamic_shared_memory();
 void* in_cluster_block(void* shared, unsigned rank);
 unsigned cluster_rank();
 unsigned cluster_size();
+
+/// Copies when the calling thread waits for it. Until then `to` holds NaN.
+void start_copy(void* to, const void* from, std::size_t bytes);
+void wait_for_copies();
 
 /// Orders this thread's accesses for the other blocks, as __threadfence.
 void fence();

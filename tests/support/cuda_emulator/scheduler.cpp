@@ -56,12 +56,19 @@ struct Block {
   std::vector<Warp> warps;
 };
 
+struct Copy {
+  void* to;
+  const void* from;
+  std::size_t bytes;
+};
+
 struct Thread {
   Fiber* fiber = nullptr;
   Block* block = nullptr;
   unsigned index = 0;
   State state = State::kReady;
   Place place;
+  std::vector<Copy> copies;  // that it has not waited for
 
   Warp& warp() const { return block->warps[index / kWarp]; }
   unsigned lane() const { return index % kWarp; }
@@ -227,6 +234,9 @@ class Run {
     } catch (...) {
       run->failure_ = std::current_exception();
     }
+    if (!running->copies.empty() && !run->failure_)
+      run->failure_ = std::make_exception_ptr(EmulatorError(
+          run->where(*running) + "this thread ends without wait_for_copies() after start_copy()"));
     running->state = State::kDone;
     Block& block = *running->block;
     ++block.done;
@@ -405,6 +415,17 @@ unsigned cluster_rank() {
 
 unsigned cluster_size() {
   return current->launch().cluster;
+}
+
+void start_copy(void* to, const void* from, std::size_t bytes) {
+  if (!running->block->shared->contains(to)) fail("start_copy() to an address outside of shared memory");
+  std::memset(to, 0xff, bytes);
+  running->copies.push_back({to, from, bytes});
+}
+
+void wait_for_copies() {
+  for (const Copy& copy : running->copies) std::memcpy(copy.to, copy.from, copy.bytes);
+  running->copies.clear();
 }
 
 void fence() {

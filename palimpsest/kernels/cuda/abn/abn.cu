@@ -15,8 +15,18 @@ namespace {
 
 using namespace abn_detail;
 
-// Blocks that a launch without sums aims at; see kReduceBlocks.
-constexpr int64_t kApplyBlocks = 8192;
+/// How many blocks a launch is cut into, as far as each thread has kLeastVectors.
+struct BlockCount {
+  int64_t most;     ///< blocks that a large tensor gets
+  int64_t filling;  ///< blocks that occupy every multiprocessor at once; a small tensor gets as many
+  int64_t vectors;  ///< per thread: as many pay for what a block does before and after them
+  int64_t most_segments;
+};
+// A wave on an H100 or H200 is 528 blocks of statistics_kernel and 396 of backward_reduce_kernel. More waves
+// leave the last block of a panel more segments to add up.
+constexpr BlockCount kPlaneSums{kReduceBlocks, 480, 16, kReduceBlocks},
+    kColumnStatistics{528, 528, 16, kMostColumnSegments}, kColumnGradients{792, 396, 16, kMostColumnSegments},
+    kApply{8192, 480, 8, 8192};
 
 /// Returns the same memory in the layout that suits the kernels best: without pixels NCHW is channels-last,
 /// and a single channel is one long plane.
@@ -100,30 +110,34 @@ Geometry whole_panels(const AbnProblem& problem, int lead, int panel_bytes) {
   return geometry;
 }
 
-/// Returns the segments per panel, at most `most`, for about `blocks` blocks with enough work for each
-/// thread.
-int segments_for(const Geometry& geometry, int64_t blocks, int64_t most) {
-  const int64_t vectors = int64_t{geometry.cut.pieces} * geometry.cut.wide;
+/// Cuts the tensor into panels and segments of them for a launch without clusters.
+template <class S>
+Geometry streaming_geometry(const AbnProblem& problem, int lead, const BlockCount& count) {
+  Geometry geometry = whole_panels<S>(problem, lead, kPanelBytes);
+  const int64_t vectors = int64_t{geometry.cut.pieces} * geometry.cut.wide;  // per panel
   const int64_t panels = geometry.cut.panels;
-  const int64_t good = std::min(blocks / panels, vectors / (kThreads * kGoodVectors));
-  const int64_t filling = std::min(ceil_divide(kFillingBlocks, panels), vectors / (kThreads * kLeastVectors));
-  return static_cast<int>(std::clamp<int64_t>(std::max(good, filling), 1, most));
+  const int64_t good = std::min(count.most / panels, vectors / (kThreads * count.vectors));
+  const int64_t filling = std::min(ceil_divide(count.filling, panels), vectors / (kThreads * kLeastVectors));
+  geometry.cut.segments =
+      static_cast<int>(std::clamp<int64_t>(std::max(good, filling), 1, count.most_segments));
+  return geometry;
 }
 
 template <class S>
-Geometry reduce_geometry(const AbnProblem& problem, int lead) {
-  Geometry geometry = whole_panels<S>(problem, lead, kReducePanelBytes);
-  geometry.cut.segments = problem.layout == Layout::kNCHW
-                              ? segments_for(geometry, kReduceBlocks, kReduceBlocks)
-                              : segments_for(geometry, kColumnReduceBlocks, kMostColumnSegments);
-  return geometry;
+Geometry statistics_geometry(const AbnProblem& problem, int lead) {
+  return streaming_geometry<S>(problem, lead,
+                               problem.layout == Layout::kNCHW ? kPlaneSums : kColumnStatistics);
+}
+
+template <class S>
+Geometry gradients_geometry(const AbnProblem& problem, int lead) {
+  return streaming_geometry<S>(problem, lead,
+                               problem.layout == Layout::kNCHW ? kPlaneSums : kColumnGradients);
 }
 
 template <class S>
 Geometry apply_geometry(const AbnProblem& problem, int lead) {
-  Geometry geometry = whole_panels<S>(problem, lead, kApplyPanelBytes);
-  geometry.cut.segments = segments_for(geometry, kApplyBlocks, kApplyBlocks);
-  return geometry;
+  return streaming_geometry<S>(problem, lead, kApply);
 }
 
 /// Returns whether one launch that keeps the panels of `tensors` tensors in shared memory, each panel in one
@@ -135,7 +149,7 @@ bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, bool residua
   // Shared memory per block that the kernels declare besides, and that the device adds.
   constexpr int64_t kStaticBytes = 12 * 1024;
   const Device device = current_device();
-  geometry = whole_panels<S>(problem, lead, kReducePanelBytes);
+  geometry = whole_panels<S>(problem, lead, kResidentPanelBytes);
   Cut& cut = geometry.cut;
   const auto share = [&](int64_t blocks) {
     const int64_t vector = geometry.vector * static_cast<int64_t>(sizeof(S));
@@ -211,7 +225,7 @@ BackwardArguments<S> backward_arguments(const AbnProblem& problem, const AbnBack
 template <class S>
 void run_statistics(const AbnProblem& problem, const S* x, const StatisticsOutputs<accumulate_t<S>>& outputs,
                     const Queue& queue) {
-  const Geometry geometry = reduce_geometry<S>(problem, common_lead<S>({x}));
+  const Geometry geometry = statistics_geometry<S>(problem, common_lead<S>({x}));
   with_workspace(queue, geometry.cut.segments > 1, [&](const Workspace& workspace) {
     launch_table<S>().statistics(problem, geometry, x, outputs, workspace, queue.stream);
   });
@@ -226,7 +240,7 @@ template <class S>
 void run_backward_reduce(const AbnProblem& problem, const BackwardArguments<S>& arguments,
                          const Queue& queue) {
   const int lead = common_lead<S>({arguments.saved_values, arguments.residual, arguments.dz});
-  const Geometry geometry = reduce_geometry<S>(problem, lead);
+  const Geometry geometry = gradients_geometry<S>(problem, lead);
   with_workspace(queue, geometry.cut.segments > 1, [&](const Workspace& workspace) {
     launch_table<S>().backward_reduce(problem, geometry, arguments, workspace, queue.stream);
   });
@@ -247,7 +261,8 @@ int64_t abn_workspace_bytes(const AbnProblem& problem) {
     dispatch_float(problem.dtype, [&]<class S>() {
       const AbnProblem simple = simplified(problem);
       for (const int lead : {-1, 0, 1, 2, 4})  // the addresses are not known yet
-        segments = std::max(segments, reduce_geometry<S>(simple, lead).cut.segments);
+        segments = std::max({segments, statistics_geometry<S>(simple, lead).cut.segments,
+                             gradients_geometry<S>(simple, lead).cut.segments});
     });
   if (segments == 1) return 0;
   // Moments are larger than GradientSums.

@@ -148,18 +148,6 @@ __device__ __forceinline__ void apply_values(const ApplyArguments<S>& arguments,
   z.store(arguments.z + at);
 }
 
-/// Reads x from global memory.
-template <class S>
-struct FromMemory {
-  const S* x;
-
-  template <int V>
-  __device__ __forceinline__ void vector(Stored<S, V>& to, int64_t at, int) const {
-    to.load(x + at);
-  }
-  __device__ __forceinline__ void edge(Stored<S, 1>& to, int64_t at, int) const { to.load(x + at); }
-};
-
 /// Blocks of kThreads threads per multiprocessor: three instead of four, with 80 registers instead of 64, for
 /// eight values at once that have a residual besides.
 template <class Walk, class Act, bool kResidual>
@@ -196,7 +184,7 @@ __device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, in
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u) {
       if (at[u] < 0) continue;
-      from.vector(in[u], at[u], serial + u * Walk::kBlockThreads);
+      from.read(in[u], at[u], serial + u * Walk::kBlockThreads);
       if (has_residual<kResidual, Act>(arguments)) residual[u].load(arguments.residual + at[u]);
     }
     PALIMPSEST_UNROLL
@@ -208,7 +196,7 @@ __device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, in
   const auto do_edge = [&](int64_t at, int serial) {
     if constexpr (Walk::kChannels == 1) {
       Stored<S, 1> in, residual;
-      from.edge(in, at, serial);
+      from.read_edge(in, at, serial);
       if (has_residual<kResidual, Act>(arguments)) residual.load(arguments.residual + at);
       apply_values<kResidual, kHalves, kChannels>(arguments, activation, coefficients, at, in, residual);
     }

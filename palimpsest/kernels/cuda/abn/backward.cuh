@@ -41,20 +41,12 @@ struct GradientsFromMemory {
   }
 };
 
-/// Stores nothing.
-struct NoGradientStash {
-  template <class S, int V>
-  __device__ __forceinline__ void put(const GradientInputs<S, V>&, int) const {}
-  template <class S>
-  __device__ __forceinline__ void put_edge(const GradientInputs<S, 1>&, int) const {}
-};
-
 /// Calls work(in, at) for the vectors and the single values of a segment of the walk's panel. `from` provides
-/// the saved values and dz; `stash` receives them.
-template <bool kResidual, class Act, class Walk, class S, class From, class Stash, class Work>
+/// the saved values and dz.
+template <bool kResidual, class Act, class Walk, class S, class From, class Work>
 __device__ __forceinline__ void read_share(const Walk& walk, const Cut& cut, int segment,
                                            const BackwardArguments<S>& arguments, const From& from,
-                                           const Stash& stash, const Work& work) {
+                                           const Work& work) {
   constexpr int kUnroll = BackwardUnroll<Walk, S, Act, kResidual>::kVectors, V = Walk::kVector;
   const auto read_residual = [&](auto& in, int64_t at) {
     if constexpr (kResidual)
@@ -68,7 +60,6 @@ __device__ __forceinline__ void read_share(const Walk& walk, const Cut& cut, int
       if (at[u] < 0) continue;
       from.read(in[u], at[u], serial + u * Walk::kBlockThreads);
       read_residual(in[u], at[u]);
-      stash.put(in[u], serial + u * Walk::kBlockThreads);
     }
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u)
@@ -79,7 +70,6 @@ __device__ __forceinline__ void read_share(const Walk& walk, const Cut& cut, int
       GradientInputs<S, 1> in;
       from.read_edge(in, at, serial);
       read_residual(in, at);
-      stash.put_edge(in, serial);
       work(in, at);
     }
   };
@@ -87,11 +77,11 @@ __device__ __forceinline__ void read_share(const Walk& walk, const Cut& cut, int
   walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), do_edge);
 }
 
-/// Returns the sums of this thread over a segment of the walk's panel. `stash` receives all that is read.
-template <bool kResidual, class Walk, class S, class Act, class Channels, class Stash>
+/// Returns the sums of this thread over a segment of the walk's panel. `from` provides the saved values and dz.
+template <bool kResidual, class Walk, class S, class Act, class Channels, class From>
 __device__ __forceinline__ ThreadSums<accumulate_t<S>, Walk::kChannels> thread_sums(
     const Walk& walk, const Cut& cut, int segment, const BackwardArguments<S>& arguments,
-    const Act& activation, const Channels& channels, const Stash& stash) {
+    const Act& activation, const Channels& channels, const From& from) {
   constexpr int kChannels = Walk::kChannels;
   using T = accumulate_t<S>;
   ThreadSums<T, kChannels> sums;
@@ -112,8 +102,7 @@ __device__ __forceinline__ ThreadSums<accumulate_t<S>, Walk::kChannels> thread_s
       add_straight_gradient<kResidual>(arguments, activation, channels, center, in, sums);
     }
   };
-  read_share<kResidual, Act>(walk, cut, segment, arguments,
-                             GradientsFromMemory<S>{arguments.saved_values, arguments.dz}, stash, add);
+  read_share<kResidual, Act>(walk, cut, segment, arguments, from, add);
   return sums;
 }
 
@@ -142,9 +131,10 @@ __global__ void __launch_bounds__(kThreads, kBlocksOf<Walk, Act, kResidual>)
   const Walk walk(cut, panel);
   const ThreadChannels<T, Walk::kChannels, kPanel, Walk::kVector / Walk::kChannels> channels{
       coefficients, walk.first_channel()};
-  GradientSums sums = block_sums<Walk>(
-      thread_sums<kResidual>(walk, cut, segment, arguments, activation, channels, NoGradientStash{}),
-      cut.wide);
+  GradientSums sums =
+      block_sums<Walk>(thread_sums<kResidual>(walk, cut, segment, arguments, activation, channels,
+                                              GradientsFromMemory<S>{arguments.saved_values, arguments.dz}),
+                       cut.wide);
   panel = place[0].panel, segment = place[0].segment;
   const int64_t channel = int64_t{panel} * wide + j;
   const bool has_channel = j < wide && channel < cut.shape.c;
@@ -200,7 +190,7 @@ __device__ __forceinline__ void backward_apply_share(const Walk& walk, const Cut
                                                      const Act& activation, const Channels& channels,
                                                      const From& from) {
   if constexpr (Act::kLarge) {
-    read_share<kResidual, Act>(walk, cut, segment, arguments, from, NoGradientStash{},
+    read_share<kResidual, Act>(walk, cut, segment, arguments, from,
                                [&]<int V>(GradientInputs<S, V>& in, int64_t at) {
                                  apply_large_gradient<kResidual>(arguments, activation, channels, at, in);
                                });
@@ -208,7 +198,7 @@ __device__ __forceinline__ void backward_apply_share(const Walk& walk, const Cut
     constexpr int kChannels = Walk::kChannels;
     const StraightCoefficients<kHoldsCoefficients<Walk, Act, kResidual>, S, kChannels, Channels> coefficients(
         channels);
-    read_share<kResidual, Act>(walk, cut, segment, arguments, from, NoGradientStash{},
+    read_share<kResidual, Act>(walk, cut, segment, arguments, from,
                                [&]<int V>(GradientInputs<S, V>& in, int64_t at) {
                                  apply_straight_gradient<kResidual, kChannels>(
                                      arguments, activation, channels, coefficients, at, in);

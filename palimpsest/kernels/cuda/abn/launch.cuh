@@ -65,7 +65,7 @@ template <class S>
 void launch_statistics(const AbnProblem& problem, const Geometry& geometry, const S* x,
                        const StatisticsOutputs<accumulate_t<S>>& outputs, const Workspace& workspace,
                        Stream stream) {
-  with_walk<S, kThreads, kReducePanelBytes>(problem, geometry.vector, [&]<class Walk>() {
+  with_walk<S, kThreads, kPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
     launch("abn_statistics", streaming_shape(geometry), stream, statistics_kernel<S, Walk>, geometry.cut, x,
            outputs, workspace);
   });
@@ -74,7 +74,7 @@ void launch_statistics(const AbnProblem& problem, const Geometry& geometry, cons
 template <class S>
 void launch_apply(const AbnProblem& problem, const Geometry& geometry, const ApplyArguments<S>& arguments,
                   Stream stream) {
-  with_walk<S, kThreads, kApplyPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
+  with_walk<S, kThreads, kPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
     with_activation<S, Walk>(
         problem, arguments.residual, [&]<class Act, bool kResidual>(const Act& activation) {
           launch("abn_apply", streaming_shape(geometry), stream, apply_kernel<S, Walk, Act, kResidual>,
@@ -87,7 +87,7 @@ void launch_apply(const AbnProblem& problem, const Geometry& geometry, const App
 template <class S, class Function>
 void with_resident_forward(const AbnProblem& problem, const Geometry& geometry, bool residual,
                            const Function& function) {
-  with_walk<S, kResidentThreads, kReducePanelBytes>(problem, geometry.vector, [&]<class Walk>() {
+  with_walk<S, kResidentThreads, kResidentPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
     with_activation<S, Walk>(problem, residual, [&]<class Act, bool kResidual>(const Act& activation) {
       function(resident_forward_kernel<S, Walk, Act, kResidual>, activation);
     });
@@ -117,7 +117,7 @@ template <class S>
 void launch_backward_reduce(const AbnProblem& problem, const Geometry& geometry,
                             const BackwardArguments<S>& arguments, const Workspace& workspace,
                             Stream stream) {
-  with_walk<S, kThreads, kReducePanelBytes>(problem, geometry.vector, [&]<class Walk>() {
+  with_walk<S, kThreads, kPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
     with_gradient_activation<S, Walk>(problem, arguments.residual,
                                       [&]<class Act, bool kResidual>(const Act& activation) {
                                         launch("abn_backward_reduce", streaming_shape(geometry), stream,
@@ -130,7 +130,7 @@ void launch_backward_reduce(const AbnProblem& problem, const Geometry& geometry,
 template <class S>
 void launch_backward_apply(const AbnProblem& problem, const Geometry& geometry,
                            const BackwardArguments<S>& arguments, Stream stream) {
-  with_walk<S, kThreads, kApplyPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
+  with_walk<S, kThreads, kPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
     with_gradient_activation<S, Walk>(
         problem, arguments.residual, [&]<class Act, bool kResidual>(const Act& activation) {
           launch("abn_backward_apply", streaming_shape(geometry), stream,
@@ -156,7 +156,7 @@ void with_resident_backward(const AbnProblem& problem, const Geometry& geometry,
     constexpr int V = kLanes<S>;
     problem.layout == Layout::kNCHW
         ? call.template operator()<Planes<S, V, kResidentThreads>>()
-        : call.template operator()<Columns<S, V, kResidentThreads, most_wide<S>(V, kReducePanelBytes)>>();
+        : call.template operator()<Columns<S, V, kResidentThreads, most_wide<S>(V, kResidentPanelBytes)>>();
   }
 }
 

@@ -144,8 +144,17 @@ __device__ __forceinline__ Moments merge_segments(const Moments* records, int se
   double pivot = 0;
   if (channel < channels) {
     pivot = records[channel].mean;
-    for (int segment = part; segment < segments; segment += among)
-      own += PivotSums::of(records[segment * channels + channel], pivot);
+    constexpr int kAtOnce = 4;  // records under way
+    for (int first = part; first < segments; first += kAtOnce * among) {
+      Moments batch[kAtOnce];
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int segment = first + i * among;
+        batch[i] = segment < segments ? records[segment * channels + channel] : Moments{0, pivot, 0};
+      }
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) own += PivotSums::of(batch[i], pivot);
+    }
   }
   parts[threadIdx.x] = own;
   __syncthreads();

@@ -1,13 +1,14 @@
 #pragma once
 
 #include "palimpsest/kernels/cuda/abn/backward.cuh"
+#include "palimpsest/kernels/cuda/abn/stash.cuh"
 
 /// Reduce and apply in one launch: a panel stays in the shared memory of one cluster, and the saved values
 /// and dz are read once.
 namespace palimpsest::kernels::cuda::abn_detail {
 
 /// A block's share of the saved values and of dz in shared memory, as they are stored. A thread reads only
-/// values that it wrote.
+/// values that it put there.
 template <class S, int V>
 class GradientStash {
  public:
@@ -20,13 +21,14 @@ class GradientStash {
         dz_vector_(vectors),
         dz_edge_(edges) {}
 
-  __device__ __forceinline__ void put(const GradientInputs<S, V>& in, int serial) const {
-    vectors_[serial] = in.saved_values.bits;
-    vectors_[dz_vector_ + serial] = in.dz.bits;
+  /// May be read after wait_for_copies().
+  __device__ __forceinline__ void put(const S* saved_values, const S* dz, int serial) const {
+    put_vector<V>(vectors_ + serial, saved_values);
+    put_vector<V>(vectors_ + dz_vector_ + serial, dz);
   }
-  __device__ __forceinline__ void put_edge(const GradientInputs<S, 1>& in, int serial) const {
-    edges_[serial] = in.saved_values.bits;
-    edges_[dz_edge_ + serial] = in.dz.bits;
+  __device__ __forceinline__ void put_edge(const S* saved_value, const S* dz, int serial) const {
+    edges_[serial] = *saved_value;
+    edges_[dz_edge_ + serial] = *dz;
   }
   __device__ __forceinline__ void read(GradientInputs<S, V>& to, int64_t, int serial) const {
     to.saved_values.bits = vectors_[serial];
@@ -70,22 +72,25 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   int panel = static_cast<int>(blockIdx.x / cut.segments),
       segment = static_cast<int>(blockIdx.x % cut.segments);
   if (threadIdx.x == 0) place[0] = {panel, segment};
+  const GradientStash<S, Walk::kVector> stash(bytes, cut.most_vectors(), cut.most_edges());
+  for_each_place(
+      Walk(cut, panel), cut, segment,
+      [&](int64_t at, int serial) { stash.put(arguments.saved_values + at, arguments.dz + at, serial); },
+      [&](int64_t at, int serial) {
+        stash.put_edge(arguments.saved_values + at, arguments.dz + at, serial);
+      });
   const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
   if (j < wide && int64_t{panel} * wide + j < cut.shape.c)
     coefficients.set_center(j, arguments, int64_t{panel} * wide + j);
   __syncthreads();
+  wait_for_copies();
   using Channels = ThreadChannels<T, Walk::kChannels, kPanel, Walk::kVector / Walk::kChannels>;
-  const auto stash_of = [&](int of_segment) {
-    return GradientStash<S, Walk::kVector>(bytes, cut.pieces_of(of_segment) * cut.wide,
-                                           cut.first_edge(of_segment + 1) - cut.first_edge(of_segment));
-  };
   GradientSums sums;
   {
     const Walk walk(cut, panel);
-    sums = block_sums<Walk>(
-        thread_sums<kResidual>(walk, cut, segment, arguments, activation,
-                               Channels{coefficients, walk.first_channel()}, stash_of(segment)),
-        cut.wide);
+    sums = block_sums<Walk>(thread_sums<kResidual>(walk, cut, segment, arguments, activation,
+                                                   Channels{coefficients, walk.first_channel()}, stash),
+                            cut.wide);
   }
   panel = place[0].panel, segment = place[0].segment;
   if (cut.segments > 1) sums = cluster_sums<kPanel>(sums);
@@ -100,7 +105,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   // Made again from the block's place, so that the first pass keeps no registers for the second.
   const Walk walk(cut, panel);
   backward_apply_share<kResidual>(walk, cut, segment, arguments, activation,
-                                  Channels{coefficients, walk.first_channel()}, stash_of(segment));
+                                  Channels{coefficients, walk.first_channel()}, stash);
   if (cut.segments > 1) cluster_wait();  // no block ends while another one reads its sums
 }
 

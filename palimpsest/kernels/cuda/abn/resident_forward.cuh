@@ -1,12 +1,13 @@
 #pragma once
 
 #include "palimpsest/kernels/cuda/abn/apply.cuh"
+#include "palimpsest/kernels/cuda/abn/stash.cuh"
 #include "palimpsest/kernels/cuda/abn/statistics.cuh"
 
 /// Statistics and apply in one launch: a panel stays in the shared memory of one cluster, and x is read once.
 namespace palimpsest::kernels::cuda::abn_detail {
 
-/// A block's share of x in shared memory, as it is stored. A thread reads only values that it wrote.
+/// A block's share of x in shared memory, as it is stored. A thread reads only values that it put there.
 template <class S, int V>
 class Stash {
  public:
@@ -16,19 +17,16 @@ class Stash {
   __device__ __forceinline__ Stash(unsigned char* bytes, int vectors)
       : vectors_(reinterpret_cast<Vector*>(bytes)), edges_(reinterpret_cast<S*>(vectors_ + vectors)) {}
 
-  template <int kUnroll>
-  __device__ __forceinline__ void vectors(const Stored<S, V> (&in)[kUnroll], const int64_t (&at)[kUnroll],
-                                          int serial) const {
-    PALIMPSEST_UNROLL
-    for (int u = 0; u < kUnroll; ++u)
-      if (at[u] >= 0) vectors_[serial + u * kResidentThreads] = in[u].bits;
+  /// May be read after wait_for_copies().
+  __device__ __forceinline__ void put(const S* from, int serial) const {
+    put_vector<V>(vectors_ + serial, from);
   }
-  __device__ __forceinline__ void edge(const Stored<S, 1>& in, int serial) const { edges_[serial] = in.bits; }
+  __device__ __forceinline__ void put_edge(const S* from, int serial) const { edges_[serial] = *from; }
 
-  __device__ __forceinline__ void vector(Stored<S, V>& to, int64_t, int serial) const {
+  __device__ __forceinline__ void read(Stored<S, V>& to, int64_t, int serial) const {
     to.bits = vectors_[serial];
   }
-  __device__ __forceinline__ void edge(Stored<S, 1>& to, int64_t, int serial) const {
+  __device__ __forceinline__ void read_edge(Stored<S, 1>& to, int64_t, int serial) const {
     to.bits = edges_[serial];
   }
 
@@ -67,12 +65,17 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   int segment = static_cast<int>(blockIdx.x % cut.segments),
       panel = static_cast<int>(blockIdx.x / cut.segments);
   if (threadIdx.x == 0) place[0] = {panel, segment};
-  const auto stash_of = [&](int of_segment) {
-    return Stash<S, Walk::kVector>(bytes, cut.pieces_of(of_segment) * cut.wide);
-  };
-  Moments moments =
-      block_moments<Walk>(thread_moments(Walk(cut, panel), cut, segment, arguments.x, stash_of(segment)),
-                          cut.pieces_of(segment), cut.wide);
+  const Stash<S, Walk::kVector> stash(bytes, cut.most_vectors());
+  Moments moments;
+  {
+    const Walk walk(cut, panel);
+    for_each_place(
+        walk, cut, segment, [&](int64_t at, int serial) { stash.put(arguments.x + at, serial); },
+        [&](int64_t at, int serial) { stash.put_edge(arguments.x + at, serial); });
+    wait_for_copies();
+    moments =
+        block_moments<Walk>(thread_moments<S>(walk, cut, segment, stash), cut.pieces_of(segment), cut.wide);
+  }
   panel = place[0].panel, segment = place[0].segment;
   if (cut.segments > 1) moments = cluster_moments<kPanel>(moments);
   const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
@@ -86,8 +89,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   __syncthreads();
   if (cut.segments > 1) cluster_arrive();  // this block has read the moments of the others
   // Made again from the block's place, so that the first pass keeps no registers for the second.
-  apply_share<kResidual>(Walk(cut, panel), cut, segment, arguments, activation, coefficients,
-                         stash_of(segment));
+  apply_share<kResidual>(Walk(cut, panel), cut, segment, arguments, activation, coefficients, stash);
   if (cut.segments > 1) cluster_wait();  // no block ends while another one reads its moments
 }
 

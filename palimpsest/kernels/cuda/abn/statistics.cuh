@@ -42,11 +42,12 @@ __device__ __forceinline__ void add_batch(ThreadMoments<accumulate_t<S>, kChanne
   }
 }
 
-/// Returns the moments of the values of a segment that this thread reads. `stash` receives every batch and
-/// every single value.
-template <class Walk, class S, class Stash>
-__device__ __forceinline__ ThreadMoments<accumulate_t<S>, Walk::kChannels> thread_moments(
-    const Walk& walk, const Cut& cut, int segment, const S* x, const Stash& stash) {
+/// Returns the moments of the values of a segment that this thread reads. `from` provides them.
+template <class S, class Walk, class From>
+__device__ __forceinline__ ThreadMoments<accumulate_t<S>, Walk::kChannels> thread_moments(const Walk& walk,
+                                                                                          const Cut& cut,
+                                                                                          int segment,
+                                                                                          const From& from) {
   constexpr int V = Walk::kVector;
   // Columns hold three sums for each of their channels, out of 64 registers. Shorter vectors have fewer channels.
   constexpr int kUnroll = Walk::kChannels == 1 || V < kLanes<S> ? 4 : 2;
@@ -55,14 +56,12 @@ __device__ __forceinline__ ThreadMoments<accumulate_t<S>, Walk::kChannels> threa
     Stored<S, V> in[kUnroll];
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u)
-      if (at[u] >= 0) in[u].load(x + at[u]);
-    stash.vectors(in, at, serial);
+      if (at[u] >= 0) from.read(in[u], at[u], serial + u * Walk::kBlockThreads);
     add_batch<S, V, Walk::kChannels>(moments, in, at);
   };
   const auto do_edge = [&](int64_t at, int serial) {
     Stored<S, 1> in;
-    in.load(x + at);
-    stash.edge(in, serial);
+    from.read_edge(in, at, serial);
     const Values<S, 1> v = in.values();
     if (moments.count == 0) moments.pivot[0] = v[0] - v[0] == 0 ? v[0] : accumulate_t<S>(0);
     moments.add(0, v[0]);
@@ -72,15 +71,6 @@ __device__ __forceinline__ ThreadMoments<accumulate_t<S>, Walk::kChannels> threa
   walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), do_edge);
   return moments;
 }
-
-/// Stores nothing.
-struct NoStash {
-  template <class S, int V, int kUnroll>
-  __device__ __forceinline__ void vectors(const Stored<S, V> (&)[kUnroll], const int64_t (&)[kUnroll],
-                                          int) const {}
-  template <class S>
-  __device__ __forceinline__ void edge(const Stored<S, 1>&, int) const {}
-};
 
 __device__ __forceinline__ double inv_std_of(const Moments& moments, double eps) {
   return 1 / sqrt(moments.squares / moments.count + eps);
@@ -108,8 +98,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   const int panel = static_cast<int>(blockIdx.x % cut.panels),
             segment = static_cast<int>(blockIdx.x / cut.panels);
   const Walk walk(cut, panel);
-  Moments moments =
-      block_moments<Walk>(thread_moments(walk, cut, segment, x, NoStash{}), cut.pieces_of(segment), cut.wide);
+  Moments moments = block_moments<Walk>(thread_moments<S>(walk, cut, segment, FromMemory<S>{x}),
+                                        cut.pieces_of(segment), cut.wide);
   const int j = static_cast<int>(threadIdx.x);
   const int64_t channel = int64_t{panel} * wide + j;
   const bool has_channel = j < wide && channel < cut.shape.c;

@@ -52,7 +52,7 @@ Geometry geometry_of(const Channels& channels, bool vectors, bool sums) {
   Geometry geometry;
   geometry.planes = channels.layout == Layout::kNCHW;
   geometry.vectors = vectors;
-  const int64_t lanes = vectors ? kLanes<S> : 1, wide = vectors ? kApplyPanel : kScalarPanel;
+  const int64_t lanes = vectors ? kLanes<S> : 1, wide = vectors ? kPanel : kScalarPanel;
   const int64_t panels = geometry.planes ? channels.c : ceil_divide(channels.c, wide * lanes);
   const int64_t pieces = channels.n * (geometry.planes ? channels.s / lanes : channels.s);
   if (std::max({panels, pieces, channels.s}) > kMostPieces)
@@ -80,7 +80,7 @@ void with_walk(const Geometry& geometry, const Function& function) {
   if constexpr (V > 1)
     if (geometry.vectors)
       return geometry.planes ? function.template operator()<BufferPlanes<S, V, kThreads>>()
-                             : function.template operator()<BufferColumns<S, V, kThreads, kApplyPanel>>();
+                             : function.template operator()<BufferColumns<S, V, kThreads, kPanel>>();
   geometry.planes ? function.template operator()<BufferPlanes<S, 1, kThreads>>()
                   : function.template operator()<BufferColumns<S, 1, kThreads, kScalarPanel>>();
 }

@@ -25,6 +25,9 @@ inline constexpr int64_t kSmallShare = 16 * 1024;
 inline constexpr double kBytesOfALaunch = 8e6;
 /// A device is not asked to do without its usual cluster for less.
 inline constexpr double kWorthAnotherCluster = 1.1;
+/// Measured on an H100: the time of a resident launch, whose blocks all wait between reading and writing, over
+/// that of launches which move as many bytes without a wait. With full waves.
+inline constexpr double kResidentOverhead = 1.35;
 
 /// Returns the blocks per panel, a power of two up to max_cluster, or 0: make two launches.
 ///   share(blocks)   bytes of shared memory per block if so many share a panel
@@ -55,14 +58,15 @@ int blocks_per_panel(const ResidentWork& work, const Share& share, const Active&
     return static_cast<double>(waves * wave) / static_cast<double>(work.panels * blocks);
   };
   double best = slowdown(usual);
-  if (best <= 1) return usual;
   int choice = usual;
   const double worth = best / kWorthAnotherCluster;
-  for (int blocks = 1; blocks <= work.max_cluster; blocks *= 2)
+  for (int blocks = 1; best > 1 && blocks <= work.max_cluster; blocks *= 2)
     if (blocks != usual && fits(blocks))
       if (const double other = slowdown(blocks); other < std::min(best, worth)) best = other, choice = blocks;
   const auto bytes = static_cast<double>(work.bytes);
-  return best * work.passes * bytes < work.passes_of_two * bytes + kBytesOfALaunch ? choice : 0;
+  return kResidentOverhead * best * work.passes * bytes < work.passes_of_two * bytes + kBytesOfALaunch
+             ? choice
+             : 0;
 }
 
 }  // namespace palimpsest::kernels::cuda

@@ -88,9 +88,19 @@ __device__ __forceinline__ GradientSums sum_segments(const GradientSums* records
   const int j = static_cast<int>(threadIdx.x) % panel, part = static_cast<int>(threadIdx.x) / panel;
   const int64_t channel = first_channel + j;
   GradientSums own = {0, 0};
-  if (channel < channels)
-    for (int segment = part; segment < segments; segment += among)
-      own += records[segment * channels + channel];
+  if (channel < channels) {
+    constexpr int kAtOnce = 8;  // records under way
+    for (int first = part; first < segments; first += kAtOnce * among) {
+      GradientSums batch[kAtOnce];
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int segment = first + i * among;
+        batch[i] = segment < segments ? records[segment * channels + channel] : GradientSums{0, 0};
+      }
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) own += batch[i];
+    }
+  }
   parts[threadIdx.x] = own;
   __syncthreads();
   GradientSums all = {0, 0};

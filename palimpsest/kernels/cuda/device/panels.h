@@ -12,10 +12,9 @@ namespace palimpsest::kernels::cuda {
 inline constexpr int kThreads = 256, kResidentThreads = 512;
 
 /// Width of a panel in channels-last, in vectors of 16 bytes (kScalarPanel: in single values), and the most
-/// bytes of a panel's row. Kernels that sum have narrow panels, so that many blocks share the work of adding up
-/// segments, and so that a resident panel is small. Other kernels take whole cache lines of 128 bytes.
-inline constexpr int kReducePanel = 4, kApplyPanel = 8, kScalarPanel = 32;
-inline constexpr int kReducePanelBytes = 16 * kReducePanel, kApplyPanelBytes = 16 * kApplyPanel;
+/// bytes of a panel's row: a cache line, or its half for kernels that keep the panel in shared memory.
+inline constexpr int kPanel = 8, kScalarPanel = 32;
+inline constexpr int kPanelBytes = 16 * kPanel, kResidentPanelBytes = kPanelBytes / 2;
 
 /// Returns the most vectors of `vector` values of S in the row of a panel: a power of two, at most a warp's lanes.
 template <class S>
@@ -37,15 +36,13 @@ inline int panel_width(int64_t vectors, int most, int least) {
   return best;
 }
 
-/// Blocks that a launch aims at: several waves on the largest device, because the last wave is never full.
+/// Blocks that a launch with sums aims at: several waves on the largest device, because the last wave is never
+/// full. Columns: fewer, because the last block of a panel adds up its segments, many channels of each.
 inline constexpr int64_t kReduceBlocks = 4096, kColumnReduceBlocks = 2048;
 /// Segments per panel in channels-last. One block adds up 256 of them in 1 to 2 us.
 inline constexpr int64_t kMostColumnSegments = 256;
 /// The least vectors per thread, so that it has several loads under way.
 inline constexpr int64_t kLeastVectors = 4;
-/// The vectors per thread that pay for what a block computes before its first load, as far as there remain blocks
-/// enough for the largest device, of 160 multiprocessors with 3 blocks each.
-inline constexpr int64_t kGoodVectors = 16, kFillingBlocks = 480;
 /// Kernels count pieces of a panel, pixels and images in 32 bits, and step past the end by some thousands.
 inline constexpr int64_t kMostPieces = (int64_t{1} << 31) - (1 << 16);
 /// Panels of a launch with more than one segment per panel. With more panels there are enough blocks without.

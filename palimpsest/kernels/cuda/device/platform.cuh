@@ -14,6 +14,9 @@
 //   widened(v), narrowed<S>(v),                16-bit storage to f32 and back, rounded to nearest even
 //   narrowed_pair<S>(low, high),               two values to the 32 bits that they take in memory, and back
 //   widened_pair<S>(bits, low, high)
+//   start_copy(to_shared, from),               copies 4, 8 or 16 bytes, as load_vector, from global to shared
+//   wait_for_copies()                          memory without registers; the calling thread may read `to_shared`
+//                                              after it has waited for all copies that it started
 //   forget_memory()                            memory is read again after the call; no barrier
 //   cluster_rank(), cluster_size(),            clusters of blocks; without clusters: 0, 1,
 //   cluster_sync(),                            __syncthreads(); nothing

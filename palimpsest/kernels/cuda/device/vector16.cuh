@@ -134,4 +134,16 @@ struct Stored {
   }
 };
 
+/// Reads x from global memory.
+template <class S>
+struct FromMemory {
+  const S* x;
+
+  template <int V>
+  __device__ __forceinline__ void read(Stored<S, V>& to, int64_t at, int) const {
+    to.load(x + at);
+  }
+  __device__ __forceinline__ void read_edge(Stored<S, 1>& to, int64_t at, int) const { to.load(x + at); }
+};
+
 }  // namespace palimpsest::kernels::cuda

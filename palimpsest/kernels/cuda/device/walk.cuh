@@ -32,6 +32,9 @@ struct Cut {
     return first_piece(segment + 1) - first_piece(segment);
   }
   __host__ __device__ int first_edge(int segment) const { return share(edges, segment); }
+  /// The most that a segment has.
+  __host__ __device__ int most_vectors() const { return (pieces + segments - 1) / segments * wide; }
+  __host__ __device__ int most_edges() const { return (edges + segments - 1) / segments; }
 
  private:
   __host__ __device__ int share(int count, int segment) const {

@@ -9,6 +9,7 @@
 
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 
 #include <cstddef>
@@ -51,6 +52,17 @@ __device__ __forceinline__ void store_vector(T* to, const T& value) {
   static_assert(sizeof(bits) == sizeof(T));
   memcpy(&bits, &value, sizeof(T));
   __stwb(reinterpret_cast<VectorBits<sizeof(T)>*>(to), bits);
+}
+
+template <class T>
+__device__ __forceinline__ void start_copy(T* to_shared, const T* from) {
+  static_assert(sizeof(VectorBits<sizeof(T)>) == sizeof(T));
+  __pipeline_memcpy_async(to_shared, from, sizeof(T));
+}
+
+__device__ __forceinline__ void wait_for_copies() {
+  __pipeline_commit();
+  __pipeline_wait_prior(0);
 }
 
 __device__ __forceinline__ float widened(Float16 v) {
