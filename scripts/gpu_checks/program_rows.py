@@ -43,7 +43,7 @@ class Network:
     segments: bool = False
 
 
-NETWORKS = (Network("resnet50", 64, 224), Network("densenet121", 64, 224), Network("deeplabv3_resnet50", 16, 512, True))
+NETWORKS = (Network("resnet50", 128, 224), Network("densenet121", 128, 224), Network("deeplabv3_resnet50", 16, 512, True))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -111,8 +111,8 @@ def test_the_most_important_rows_come_first(carried):
     _, lines = planned("--no-build", "--build", carried)
     names = [line[18:].split(None, 1)[1] for line in lines if "  fits  " in line]
     order = ["carried library", "tests 1 of 3", "a copy on the device", "[64, 256, 56, 56] channels-last bf16",
-             "ResNeXt-101, batch 128, bf16", "resnet50, batch 64 of 224x224, bf16", "[64, 256, 56, 56] NCHW f32",
-             "resnet50, batch 64 of 224x224, f16", "[64, 256, 56, 56] channels-last bf16, torch.compile"]
+             "ResNeXt-101, batch 128, bf16", "resnet50, batch 128 of 224x224, bf16", "[64, 256, 56, 56] NCHW f32",
+             "resnet50, batch 128 of 224x224, f16", "[64, 256, 56, 56] channels-last bf16, torch.compile"]
     assert [name for name in names if name in order] == order
 
 

@@ -95,7 +95,7 @@ def test_a_program_that_outlasts_the_budget_is_stopped_and_named(program, monkey
 
 def test_all_networks_precisions_and_strategies_are_there_the_most_important_first():
     names = [work.name for work in program_rows.works_of(program_rows.PRECISIONS)]
-    assert names[:3] == ["resnet50, batch 64 of 224x224, bf16", "densenet121, batch 64 of 224x224, bf16",
+    assert names[:3] == ["resnet50, batch 128 of 224x224, bf16", "densenet121, batch 128 of 224x224, bf16",
                          "deeplabv3_resnet50, batch 16 of 512x512, bf16"]
     assert sum("largest batch" in name for name in names) == 2 and len(names) == 3 * 3 + 2 == len(set(names))
 
