@@ -44,8 +44,9 @@ class EmulatedDevice {
 /// A workspace as the operators take it: other memory in each call, with any content.
 class WorkspaceMemory {
  public:
-  kernels::cuda::Queue queue(const kernels::AbnProblem& problem) {
-    memory_ = any_content(kernels::cuda::abn_workspace_bytes(problem));
+  kernels::cuda::Queue queue(const kernels::AbnProblem& problem,
+                             const kernels::SlotChoice* choice = nullptr) {
+    memory_ = any_content(kernels::cuda::abn_forward_workspace_bytes(problem, choice));
     return {nullptr, memory_.get()};
   }
 
@@ -69,11 +70,12 @@ void forget_outputs(AbnTensors<T, Rounding>& t) {
 /// Forward with the CUDA kernels.
 template <class T, class Rounding>
 void run_cuda_forward(const AbnCase& c, AbnTensors<T, Rounding>& t,
-                      const kernels::RunningStatistics& running = {}) {
+                      const kernels::RunningStatistics& running = {},
+                      const kernels::SlotChoice* choice = nullptr) {
   WorkspaceMemory workspace;
   forget_outputs(t);
   const auto problem = c.problem<T>();
-  kernels::cuda::abn_forward(problem, kEps, t.forward(c), running, workspace.queue(problem));
+  kernels::cuda::abn_forward(problem, kEps, t.forward(c), running, workspace.queue(problem, choice), choice);
 }
 
 /// Runs forward, and backward if the activation can be differentiated from the saved tensor.

@@ -59,6 +59,21 @@ TEST(CudaRaces, NoneWhereTheLastBlockNumbersTheSlots) {
       });
 }
 
+TEST(CudaRaces, NoneWhereAForwardPassReportsTheSlots) {
+  for (const Path path : {Path::kTwoLaunches, Path::kClusters}) {
+    const EmulatedDevice device(path, Order::kRandom);
+    expect_slots_equal_the_reference({DType::f32, {1, 3, 1030}, Layout::kNCHW, 2, 0},
+                                     [&](const kernels::AbnProblem& problem, kernels::ChannelSlots tensors) {
+                                       if (tensors.index)
+                                         return kernels::reference::choose_slots(problem, tensors);
+                                       const AbnCase c{.shape = problem.shape};
+                                       AbnTensors<float> t(c);
+                                       const kernels::SlotChoice choice{problem, tensors};
+                                       run_cuda_forward(c, t, {}, &choice);
+                                     });
+  }
+}
+
 TEST(CudaRaces, NoneWhereTheLastBlockAddsUpTheSumsOfADenseBlocksLayer) {
   for (const DenseCase& c :
        {DenseCase{1, 8200, 1, 1, 1}, DenseCase{1, 300, 4, 8, 4, Layout::kChannelsLast}}) {

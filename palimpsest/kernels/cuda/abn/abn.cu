@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/cuda/abn/moments.cuh"
 #include "palimpsest/kernels/cuda/abn/table.cuh"
+#include "palimpsest/kernels/cuda/channel_slots.h"
 #include "palimpsest/kernels/cuda/device/clusters.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 
@@ -220,14 +221,26 @@ BackwardArguments<S> backward_arguments(const AbnProblem& problem, const AbnBack
       backward.inv_std, static_cast<T*>(backward.sum_dy), static_cast<T*>(backward.sum_dy_xhat), m};
 }
 
+/// Returns whether one block of a forward launch makes this choice.
+bool is_reported_on_the_way(const SlotChoice& choice) {
+  return !choice.tensors.residual && !choice.tensors.index && choice.problem.shape.c <= kMostReportedChannels;
+}
+
+/// Returns the arguments of a launch that makes this choice; null: none.
+SlotArguments slot_arguments(const SlotChoice* choice) {
+  if (!choice) return {{}, InvertibilityCriterion(Activation::kIdentity, DType::f32)};
+  const AbnProblem& p = choice->problem;
+  return {choice->tensors, InvertibilityCriterion(p.activation, p.dtype, p.activation_param)};
+}
+
 // One launch each. `problem` is simplified.
 
 template <class S>
 void run_statistics(const AbnProblem& problem, const S* x, const StatisticsOutputs<accumulate_t<S>>& outputs,
-                    const Queue& queue) {
+                    const SlotArguments& slots, const Queue& queue) {
   const Geometry geometry = statistics_geometry<S>(problem, common_lead<S>({x}));
   with_workspace(queue, geometry.cut.segments > 1, [&](const Workspace& workspace) {
-    launch_table<S>().statistics(problem, geometry, x, outputs, workspace, queue.stream);
+    launch_table<S>().statistics(problem, geometry, x, outputs, workspace, slots, queue.stream);
   });
 }
 
@@ -273,7 +286,7 @@ void abn_statistics(const AbnProblem& problem, const void* x, double* mean, doub
   if (problem.shape.elements() == 0) return;
   dispatch_float(problem.dtype, [&]<class S>() {
     run_statistics<S>(simplified(problem), static_cast<const S*>(x), outputs_of<S>(mean, var, nullptr, 0, {}),
-                      queue);
+                      slot_arguments(nullptr), queue);
   });
 }
 
@@ -286,8 +299,13 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward, const Queue
 }
 
 void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
-                 const RunningStatistics& running, const Queue& queue) {
+                 const RunningStatistics& running, const Queue& queue, const SlotChoice* choice) {
   if (problem.shape.elements() == 0) return;
+  if (choice && !is_reported_on_the_way(*choice)) {
+    choose_slots(choice->problem, choice->tensors, queue);
+    choice = nullptr;
+  }
+  const SlotArguments slots = slot_arguments(choice);
   dispatch_float(problem.dtype, [&]<class S>() {
     const AbnProblem simple = simplified(problem);
     const auto arguments = apply_arguments<S>(problem, forward, forward.x, Saved::kInput, problem.saved);
@@ -297,10 +315,16 @@ void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forwar
     const bool residual = arguments.residual;
     if (fits_on_chip<S>(simple, lead_of(arguments), 1, residual, geometry,
                         [&](const Geometry& g) { return table.forward_clusters(simple, g, residual); }))
-      return table.resident_forward(simple, geometry, arguments, outputs, queue.stream);
-    run_statistics(simple, arguments.x, outputs, queue);
+      return table.resident_forward(simple, geometry, arguments, outputs, slots, queue.stream);
+    run_statistics(simple, arguments.x, outputs, slots, queue);
     run_apply(simple, arguments, queue);
   });
+}
+
+int64_t abn_forward_workspace_bytes(const AbnProblem& problem, const SlotChoice* choice) {
+  const int64_t bytes = abn_workspace_bytes(problem);
+  if (!choice || is_reported_on_the_way(*choice)) return bytes;
+  return std::max(bytes, choose_slots_workspace_bytes(choice->problem));  // one launch after the other
 }
 
 void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward, const Queue& queue) {

@@ -61,13 +61,19 @@ inline LaunchShape resident_shape(const Geometry& geometry) {
           .cluster = geometry.cut.segments};
 }
 
+/// Returns a grid with one cluster more (without clusters: one block) if the launch reports a choice.
+inline LaunchShape with_report(LaunchShape shape, const SlotArguments& slots) {
+  if (slots.tensors.report) shape.blocks += shape.cluster;
+  return shape;
+}
+
 template <class S>
 void launch_statistics(const AbnProblem& problem, const Geometry& geometry, const S* x,
                        const StatisticsOutputs<accumulate_t<S>>& outputs, const Workspace& workspace,
-                       Stream stream) {
+                       const SlotArguments& slots, Stream stream) {
   with_walk<S, kThreads, kPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
-    launch("abn_statistics", streaming_shape(geometry), stream, statistics_kernel<S, Walk>, geometry.cut, x,
-           outputs, workspace);
+    launch("abn_statistics", with_report(streaming_shape(geometry), slots), stream,
+           statistics_kernel<S, Walk>, geometry.cut, x, outputs, workspace, slots);
   });
 }
 
@@ -106,10 +112,11 @@ int64_t forward_clusters(const AbnProblem& problem, const Geometry& geometry, bo
 template <class S>
 void launch_resident_forward(const AbnProblem& problem, const Geometry& geometry,
                              const ApplyArguments<S>& arguments,
-                             const StatisticsOutputs<accumulate_t<S>>& outputs, Stream stream) {
+                             const StatisticsOutputs<accumulate_t<S>>& outputs, const SlotArguments& slots,
+                             Stream stream) {
   with_resident_forward<S>(problem, geometry, arguments.residual, [&](auto* kernel, const auto& activation) {
-    launch("abn_forward", resident_shape(geometry), stream, kernel, geometry.cut, arguments, outputs,
-           activation);
+    launch("abn_forward", with_report(resident_shape(geometry), slots), stream, kernel, geometry.cut,
+           arguments, outputs, activation, slots);
   });
 }
 

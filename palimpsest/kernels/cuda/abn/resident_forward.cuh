@@ -50,13 +50,14 @@ __device__ __forceinline__ Moments cluster_moments(const Moments& own) {
   return all.moments(pivot);
 }
 
-/// abn_forward. Grid: one cluster of cut.segments blocks of kResidentThreads threads per panel. Shared: the
+/// abn_forward. Grid: one cluster of cut.segments blocks of kResidentThreads threads per panel, and with a choice
+/// one cluster before them, of which one block reports it and the others end at once. Shared: the
 /// block's share of x, up to half of the multiprocessor's, and 0.5 to 11 KB for sums and coefficients.
 /// Registers: at most 64, so that two blocks run per multiprocessor.
 template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kResidentThreads, 2)
     resident_forward_kernel(Cut cut, ApplyArguments<S> arguments, StatisticsOutputs<accumulate_t<S>> outputs,
-                            Act activation) {
+                            Act activation, SlotArguments slots) {
   using T = accumulate_t<S>;
   constexpr int kPanel = Walk::kPanelChannels;
   PALIMPSEST_DYNAMIC_SHARED(bytes);
@@ -64,6 +65,10 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   PALIMPSEST_SHARED(place, BlockPlace[1]);
   int segment = static_cast<int>(blockIdx.x % cut.segments),
       panel = static_cast<int>(blockIdx.x / cut.segments);
+  if (slots.tensors.report && panel-- == 0) {
+    if (segment == 0) report_slots<T, kResidentThreads>(slots, cut.shape.c);
+    return;
+  }
   if (threadIdx.x == 0) place[0] = {panel, segment};
   const Stash<S, Walk::kVector> stash(bytes, cut.most_vectors());
   Moments moments;
