@@ -18,10 +18,10 @@ class Stash {
 
   template <int kUnroll>
   __device__ __forceinline__ void vectors(const Stored<S, V> (&in)[kUnroll], const int64_t (&at)[kUnroll],
-                                          int serial) const {
+                                          int serial, int step) const {
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u)
-      if (at[u] >= 0) vectors_[serial + u * kResidentThreads] = in[u].bits;
+      if (at[u] >= 0) vectors_[serial + u * step] = in[u].bits;
   }
   __device__ __forceinline__ void edge(const Stored<S, 1>& in, int serial) const { edges_[serial] = in.bits; }
 
@@ -53,7 +53,7 @@ __device__ __forceinline__ Moments cluster_moments(const Moments& own) {
 }
 
 /// abn_forward. Grid: one cluster of cut.segments blocks of kResidentThreads threads per panel. Shared: the
-/// block's share of x, up to half of the multiprocessor's, and 0.5 to 11 KB for sums and coefficients.
+/// block's share of x, up to half of the multiprocessor's, and 0.5 to 12 KB for sums and coefficients.
 /// Registers: at most 64, so that two blocks run per multiprocessor.
 template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kResidentThreads, 2)
@@ -62,31 +62,37 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   using T = accumulate_t<S>;
   constexpr int kPanel = Walk::kPanelChannels;
   PALIMPSEST_DYNAMIC_SHARED(bytes);
-  PALIMPSEST_SHARED(coefficients, PanelForward<T, Walk::kChannels, kPanel>);
+  const auto coefficients = WalkCoefficients<Walk, T, PanelForward>::in(bytes);
   PALIMPSEST_SHARED(place, BlockPlace[1]);
   int segment = static_cast<int>(blockIdx.x % cut.segments),
       panel = static_cast<int>(blockIdx.x / cut.segments);
   if (threadIdx.x == 0) place[0] = {panel, segment};
   const auto stash_of = [&](int of_segment) {
-    return Stash<S, Walk::kVector>(bytes, cut.pieces_of(of_segment) * cut.wide);
+    return Stash<S, Walk::kVector>(bytes + cut.scratch, cut.pieces_of(of_segment) * cut.wide);
   };
-  Moments moments =
-      block_moments<Walk>(thread_moments(Walk(cut, panel), cut, segment, arguments.x, stash_of(segment)),
-                          cut.pieces_of(segment), cut.wide);
+  Moments moments;
+  {
+    const auto own = thread_moments(Walk(cut, panel), cut, segment, arguments.x, stash_of(segment));
+    if constexpr (Walk::kStrips)
+      moments = strip_moments<Walk>(own, cut, cut.pieces_of(segment), reinterpret_cast<T*>(bytes));
+    else
+      moments = block_moments<Walk>(own, cut.pieces_of(segment), cut.wide);
+  }
   panel = place[0].panel, segment = place[0].segment;
   if (cut.segments > 1) moments = cluster_moments<kPanel>(moments);
   const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
   const int64_t channel = int64_t{panel} * wide + j;
   if (j < wide && channel < cut.shape.c) {
     const AbnChannel<T> values = channel_of(arguments, channel);
-    coefficients.set(j, forward_coefficients<T>(arguments.saved, values.weight(), values.bias(), moments.mean,
-                                                inv_std_of(moments, outputs.eps)));
+    coefficients.channels.set(j, forward_coefficients<T>(arguments.saved, values.weight(), values.bias(),
+                                                         moments.mean, inv_std_of(moments, outputs.eps)));
     if (segment == 0) write_statistics(outputs, channel, moments);
   }
-  __syncthreads();
+  coefficients.spread(
+      cut, [](int to, auto& places, int from, auto& channels) { places.copy(to, channels, from); });
   if (cut.segments > 1) cluster_arrive();  // this block has read the moments of the others
   // Made again from the block's place, so that the first pass keeps no registers for the second.
-  apply_share<kResidual>(Walk(cut, panel), cut, segment, arguments, activation, coefficients,
+  apply_share<kResidual>(Walk(cut, panel), cut, segment, arguments, activation, coefficients.places,
                          stash_of(segment));
   if (cut.segments > 1) cluster_wait();  // no block ends while another one reads its moments
 }

@@ -56,7 +56,7 @@ __device__ __forceinline__ ThreadMoments<accumulate_t<S>, Walk::kChannels> threa
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u)
       if (at[u] >= 0) in[u].load(x + at[u]);
-    stash.vectors(in, at, serial);
+    stash.vectors(in, at, serial, walk.step());
     add_batch<S, V, Walk::kChannels>(moments, in, at);
   };
   const auto do_edge = [&](int64_t at, int serial) {
@@ -76,7 +76,7 @@ __device__ __forceinline__ ThreadMoments<accumulate_t<S>, Walk::kChannels> threa
 /// Stores nothing.
 struct NoStash {
   template <class S, int V, int kUnroll>
-  __device__ __forceinline__ void vectors(const Stored<S, V> (&)[kUnroll], const int64_t (&)[kUnroll],
+  __device__ __forceinline__ void vectors(const Stored<S, V> (&)[kUnroll], const int64_t (&)[kUnroll], int,
                                           int) const {}
   template <class S>
   __device__ __forceinline__ void edge(const Stored<S, 1>&, int) const {}
