@@ -93,11 +93,14 @@ void launch_apply(const AbnProblem& problem, const Geometry& geometry, const App
 template <class S, class Function>
 void with_resident_forward(const AbnProblem& problem, const Geometry& geometry, bool residual,
                            const Function& function) {
-  with_walk<S, kResidentThreads, kResidentPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
+  const auto call = [&]<class Walk>() {
     with_activation<S, Walk>(problem, residual, [&]<class Act, bool kResidual>(const Act& activation) {
       function(resident_forward_kernel<S, Walk, Act, kResidual>, activation);
     });
-  });
+  };
+  if constexpr (kLanes<S> > 1)
+    if (geometry.cut.channels > 0) return call.template operator()<Strips<S, kLanes<S>, kResidentThreads>>();
+  with_walk<S, kResidentThreads, kResidentPanelBytes>(problem, geometry.vector, call);
 }
 
 template <class S>
@@ -161,7 +164,8 @@ void with_resident_backward(const AbnProblem& problem, const Geometry& geometry,
                : function(resident_backward_kernel<S, Walk, Straight, false>, activation);
     };
     constexpr int V = kLanes<S>;
-    problem.layout == Layout::kNCHW
+    geometry.cut.channels > 0 ? call.template operator()<Strips<S, V, kResidentThreads>>()
+    : problem.layout == Layout::kNCHW
         ? call.template operator()<Planes<S, V, kResidentThreads>>()
         : call.template operator()<Columns<S, V, kResidentThreads, most_wide<S>(V, kResidentPanelBytes)>>();
   }

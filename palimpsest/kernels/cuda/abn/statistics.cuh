@@ -56,7 +56,7 @@ __device__ __forceinline__ ThreadMoments<accumulate_t<S>, Walk::kChannels> threa
     Stored<S, V> in[kUnroll];
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u)
-      if (at[u] >= 0) from.read(in[u], at[u], serial + u * Walk::kBlockThreads);
+      if (at[u] >= 0) from.read(in[u], at[u], serial + u * walk.step());
     add_batch<S, V, Walk::kChannels>(moments, in, at);
   };
   const auto do_edge = [&](int64_t at, int serial) {
