@@ -7,7 +7,6 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -15,20 +14,6 @@
 
 namespace palimpsest::testing {
 namespace {
-
-/// A device that runs clusters of `blocks` blocks and no others.
-class StripDevice {
- public:
-  explicit StripDevice(int blocks = 1, Order order = Order::kForward) : order_(order) {
-    auto& settings = cuda_emulator::settings();
-    settings.multiprocessors = 1;
-    for (int64_t& active : settings.active_clusters) active = 0;
-    settings.active_clusters[std::countr_zero(static_cast<unsigned>(blocks))] = int64_t{1} << 30;
-  }
-
- private:
-  WithOrder order_;
-};
 
 /// The blocks of a forward and a backward; each must be one launch.
 struct Blocks {
@@ -68,7 +53,7 @@ class CudaAbnStrips : public ::testing::Test {
  protected:
   Blocks expect_right(const AbnCase& c, int blocks = 1) {
     SCOPED_TRACE(::testing::Message() << name_of(dtype_of<T>()) << " " << c << ", " << blocks << " blocks");
-    const StripDevice device(blocks, kOrders[cases_++ % 3]);
+    const ClusterDevice device(blocks, kOrders[cases_++ % 3]);
     AbnTensors<T> got(c);
     const Blocks result = run_in_one_launch_each(c, got);
     auto want = truth(c, got);
@@ -172,7 +157,7 @@ TEST(CudaAbnStripsContract, TakeTheLayersOfResNet) {
 
 TEST(CudaAbnStripsContract, ArePlanesWhereChannelsOrAddressesDoNotAllowThem) {
   const auto blocks = [](const AbnCase& c) {
-    const StripDevice device;
+    const ClusterDevice device;
     AbnTensors<Float16> t(c);
     return run_in_one_launch_each(c, t).forward;
   };
@@ -189,11 +174,11 @@ TEST(CudaAbnStripsContract, GiveTheSameBytesInEveryOrderOfThreads) {
     const AbnCase c{.shape = {21, 16, 49}, .has_residual = true};
     AbnTensors<BFloat16> want(c);
     {
-      const StripDevice device(blocks);
+      const ClusterDevice device(blocks);
       run_cuda(c, want);
     }
     for (const Order order : kOrders) {
-      const StripDevice device(blocks, order);
+      const ClusterDevice device(blocks, order);
       AbnTensors<BFloat16> got(c);
       run_cuda(c, got);
       EXPECT_TRUE(same_bytes(got.z.values(), want.z.values()));
@@ -211,7 +196,7 @@ TEST(CudaAbnStripsContract, KeepNotANumberInItsChannel) {
          {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
       for (const int64_t bad : {0, 6, 7, 15})
         for (const int64_t pixel : {0, 48}) {  // in a vector of two channels
-          const StripDevice device(blocks);
+          const ClusterDevice device(blocks);
           AbnTensors<Float16> clean(c), t(c);
           run_cuda(c, clean);
           t.x[(5 * c.shape.c + bad) * c.shape.s + pixel] = static_cast<Float16>(poison);
