@@ -126,6 +126,27 @@ TYPED_TEST(CudaAbnStrips, LoseNoDigitsWhereTheMeanIsFarFromZero) {
     for (const int blocks : {1, 4}) this->expect_right({.shape = {20, 8, 49}, .mean = mean}, blocks);
 }
 
+TYPED_TEST(CudaAbnStrips, KeepTheirDigitsWhereTheFirstValuesAreNothingLikeTheRest) {
+  for (const int blocks : {1, 4}) {
+    const AbnCase c{.shape = {60, 8, 49}};
+    const ClusterDevice device(blocks);
+    AbnTensors<TypeParam> got(c);
+    using Truth = std::conditional_t<sizeof(TypeParam) == 2, TypeParam, double>;
+    AbnTensors<Truth, TypeParam> want(c);
+    for (int64_t channel = 0; channel < c.shape.c; ++channel)
+      for (int64_t pixel = 0; pixel < 8; ++pixel) {  // the pivots are 1e4 standard deviations from the mean
+        const int64_t at = channel * c.shape.s + pixel;
+        got.x[at] = got.input(static_cast<double>(got.x[at]) + 10000);
+        want.x[at] = static_cast<Truth>(static_cast<double>(got.x[at]));
+      }
+    run_cuda_forward(c, got);
+    kernels::reference::abn_forward(c.problem<Truth>(), kEps, want.forward(c));
+    EXPECT_TRUE(
+        close(got.var.values(), want.var.values(), tolerance(dtype_of<accumulate_t<TypeParam>>()), c.seed));
+    EXPECT_TRUE(close(got.z.values(), want.z.values(), tolerance(dtype_of<TypeParam>()), c.seed));
+  }
+}
+
 TYPED_TEST(CudaAbnStrips, AreWiderWherePlanesAreManyAndTiny) {
   // Of 3x3 pixels 16 channels and not 8 of 16 bits, 8 and not 4 of f32: there remain 256 strips.
   const int64_t channels = 2 * strip_channels<TypeParam>(9);
