@@ -5,6 +5,7 @@
 #include "tests/kernels/cuda/emulated.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -35,6 +36,20 @@ class EmulatedDevice {
     if (path == Path::kOneBlock) settings.max_cluster = 1;
     // Two blocks, each with 12 KiB that a kernel needs besides and 2 KiB for its share of a panel.
     if (path == Path::kClusters) settings.shared_bytes_per_block = 2 * (12 + 2) * 1024;
+  }
+
+ private:
+  WithOrder order_;
+};
+
+/// Emulates a device that runs clusters of `blocks` blocks and no others, until the end of the scope.
+class ClusterDevice {
+ public:
+  explicit ClusterDevice(int blocks = 1, Order order = Order::kForward) : order_(order) {
+    auto& settings = cuda_emulator::settings();
+    settings.multiprocessors = 1;
+    for (int64_t& active : settings.active_clusters) active = 0;
+    settings.active_clusters[std::countr_zero(static_cast<unsigned>(blocks))] = int64_t{1} << 30;
   }
 
  private:

@@ -7,7 +7,6 @@
 
 #include <gtest/gtest.h>
 
-#include <bit>
 #include <cmath>
 #include <limits>
 #include <numeric>
@@ -15,20 +14,6 @@
 
 namespace palimpsest::testing {
 namespace {
-
-/// A device that runs clusters of `blocks` blocks and no others.
-class StripDevice {
- public:
-  explicit StripDevice(int blocks = 1, Order order = Order::kForward) : order_(order) {
-    auto& settings = cuda_emulator::settings();
-    settings.multiprocessors = 1;
-    for (int64_t& active : settings.active_clusters) active = 0;
-    settings.active_clusters[std::countr_zero(static_cast<unsigned>(blocks))] = int64_t{1} << 30;
-  }
-
- private:
-  WithOrder order_;
-};
 
 /// The blocks of a forward and a backward; each must be one launch.
 struct Blocks {
@@ -68,7 +53,7 @@ class CudaAbnStrips : public ::testing::Test {
  protected:
   Blocks expect_right(const AbnCase& c, int blocks = 1) {
     SCOPED_TRACE(::testing::Message() << name_of(dtype_of<T>()) << " " << c << ", " << blocks << " blocks");
-    const StripDevice device(blocks, kOrders[cases_++ % 3]);
+    const ClusterDevice device(blocks, kOrders[cases_++ % 3]);
     AbnTensors<T> got(c);
     const Blocks result = run_in_one_launch_each(c, got);
     auto want = truth(c, got);
@@ -141,6 +126,27 @@ TYPED_TEST(CudaAbnStrips, LoseNoDigitsWhereTheMeanIsFarFromZero) {
     for (const int blocks : {1, 4}) this->expect_right({.shape = {20, 8, 49}, .mean = mean}, blocks);
 }
 
+TYPED_TEST(CudaAbnStrips, KeepTheirDigitsWhereTheFirstValuesAreNothingLikeTheRest) {
+  for (const int blocks : {1, 4}) {
+    const AbnCase c{.shape = {60, 8, 49}};
+    const ClusterDevice device(blocks);
+    AbnTensors<TypeParam> got(c);
+    using Truth = std::conditional_t<sizeof(TypeParam) == 2, TypeParam, double>;
+    AbnTensors<Truth, TypeParam> want(c);
+    for (int64_t channel = 0; channel < c.shape.c; ++channel)
+      for (int64_t pixel = 0; pixel < 8; ++pixel) {  // the pivots are 1e4 standard deviations from the mean
+        const int64_t at = channel * c.shape.s + pixel;
+        got.x[at] = got.input(static_cast<double>(got.x[at]) + 10000);
+        want.x[at] = static_cast<Truth>(static_cast<double>(got.x[at]));
+      }
+    run_cuda_forward(c, got);
+    kernels::reference::abn_forward(c.problem<Truth>(), kEps, want.forward(c));
+    EXPECT_TRUE(
+        close(got.var.values(), want.var.values(), tolerance(dtype_of<accumulate_t<TypeParam>>()), c.seed));
+    EXPECT_TRUE(close(got.z.values(), want.z.values(), tolerance(dtype_of<TypeParam>()), c.seed));
+  }
+}
+
 TYPED_TEST(CudaAbnStrips, AreWiderWherePlanesAreManyAndTiny) {
   // Of 3x3 pixels 16 channels and not 8 of 16 bits, 8 and not 4 of f32: there remain 256 strips.
   const int64_t channels = 2 * strip_channels<TypeParam>(9);
@@ -172,7 +178,7 @@ TEST(CudaAbnStripsContract, TakeTheLayersOfResNet) {
 
 TEST(CudaAbnStripsContract, ArePlanesWhereChannelsOrAddressesDoNotAllowThem) {
   const auto blocks = [](const AbnCase& c) {
-    const StripDevice device;
+    const ClusterDevice device;
     AbnTensors<Float16> t(c);
     return run_in_one_launch_each(c, t).forward;
   };
@@ -189,11 +195,11 @@ TEST(CudaAbnStripsContract, GiveTheSameBytesInEveryOrderOfThreads) {
     const AbnCase c{.shape = {21, 16, 49}, .has_residual = true};
     AbnTensors<BFloat16> want(c);
     {
-      const StripDevice device(blocks);
+      const ClusterDevice device(blocks);
       run_cuda(c, want);
     }
     for (const Order order : kOrders) {
-      const StripDevice device(blocks, order);
+      const ClusterDevice device(blocks, order);
       AbnTensors<BFloat16> got(c);
       run_cuda(c, got);
       EXPECT_TRUE(same_bytes(got.z.values(), want.z.values()));
@@ -211,7 +217,7 @@ TEST(CudaAbnStripsContract, KeepNotANumberInItsChannel) {
          {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()})
       for (const int64_t bad : {0, 6, 7, 15})
         for (const int64_t pixel : {0, 48}) {  // in a vector of two channels
-          const StripDevice device(blocks);
+          const ClusterDevice device(blocks);
           AbnTensors<Float16> clean(c), t(c);
           run_cuda(c, clean);
           t.x[(5 * c.shape.c + bad) * c.shape.s + pixel] = static_cast<Float16>(poison);

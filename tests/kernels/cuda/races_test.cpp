@@ -15,9 +15,9 @@
 namespace palimpsest::testing {
 namespace {
 
-void expect_right(const AbnCase& c, Path path, int64_t launches) {
-  SCOPED_TRACE(::testing::Message() << c << ", " << name_of(path));
-  const EmulatedDevice device(path, Order::kRandom);
+/// On the device that is emulated now.
+void expect_right_here(const AbnCase& c, int64_t launches) {
+  SCOPED_TRACE(::testing::Message() << c);
   AbnTensors<float> got(c);
   AbnTensors<double, float> want(c);
   const int64_t before = cuda_emulator::launches();
@@ -28,6 +28,12 @@ void expect_right(const AbnCase& c, Path path, int64_t launches) {
   EXPECT_TRUE(close(got.dx.values(), want.dx.values(), tolerance(DType::f32), c.seed));
   EXPECT_TRUE(close(got.z.values(), want.z.values(), tolerance(DType::f32), c.seed));
   EXPECT_TRUE(close(got.var.values(), want.var.values(), tolerance(DType::f32), c.seed));
+}
+
+void expect_right(const AbnCase& c, Path path, int64_t launches) {
+  SCOPED_TRACE(name_of(path));
+  const EmulatedDevice device(path, Order::kRandom);
+  expect_right_here(c, launches);
 }
 
 TEST(CudaRaces, NoneWhereTheLastBlockAddsUpThePlanesSegments) {
@@ -47,6 +53,14 @@ TEST(CudaRaces, NoneWhereAPanelStaysInOneBlock) {
 TEST(CudaRaces, NoneWhereAPanelStaysInACluster) {
   expect_right({.shape = {2, 1, 514}}, Path::kClusters, 1);
   expect_right({.shape = {1, 8, 70}, .layout = Layout::kChannelsLast}, Path::kClusters, 1);
+}
+
+TEST(CudaRaces, NoneWhereAStripStaysInOneBlockOrInACluster) {
+  for (const int blocks : {1, 2}) {
+    const ClusterDevice device(blocks, Order::kRandom);
+    expect_right_here({.shape = {3, 4, 9}}, 1);
+    EXPECT_EQ(cuda_emulator::last_launch().grid.x, static_cast<unsigned>(blocks));
+  }
 }
 
 TEST(CudaRaces, NoneWhereTheLastBlockNumbersTheSlots) {
