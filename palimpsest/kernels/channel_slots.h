@@ -51,6 +51,12 @@ struct ChannelSlots {
   bool counts_near = true;  ///< false: near channels are only the wanted ones, which is a fifth of the work
 };
 
+/// A choice that is left to another call: the arguments of choose_slots.
+struct SlotChoice {
+  AbnProblem problem;
+  ChannelSlots tensors;
+};
+
 namespace cpu {
 
 /// Fills tensors.index and tensors.report. `problem` is the layer's, `saved` is not read. Where the saved

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/kernels/abn.h"
+#include "palimpsest/kernels/channel_slots.h"
 #include "palimpsest/kernels/cuda/queue.h"
 
 #include <cstdint>
@@ -8,7 +9,8 @@
 /// kernels/abn.h on NVIDIA GPUs: the functions of cpu and reference over memory of the current device.
 /// Each function returns as soon as its work is queued. It allocates nothing but the counters of a new stream
 /// (device/counters.h), never waits for the device, and never reads device memory on the host: all can be
-/// captured in a CUDA graph. A call makes at most two launches. Two calls with the same arguments give the
+/// captured in a CUDA graph. A call makes at most two launches, and
+/// abn_forward one more for a choice of channels. Two calls with the same arguments give the
 /// same bytes. Devices with different amounts of shared memory or multiprocessors may differ in the last
 /// digit.
 /// Errors: std::invalid_argument for a channel of more than 2^31 - 2^16 vectors of 16 bytes, and for as many
@@ -33,8 +35,17 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward, const Queue
 /// null. One launch reads x once if a channel (in channels-last: a few neighbouring channels) fits into the
 /// shared memory of a cluster of blocks, and if the device runs enough clusters at once (device/clusters.h);
 /// otherwise it makes two launches.
+/// `choice`: null, or a choice of channels (kernels/cuda/channel_slots.h) that is made on the way. It takes one
+/// block more of the first launch, unless there is a residual to sample, an index to fill or more than
+/// kMostReportedChannels channels: then choose_slots makes it first, with a launch of its own.
 void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
-                 const RunningStatistics& running, const Queue& queue);
+                 const RunningStatistics& running, const Queue& queue, const SlotChoice* choice = nullptr);
+
+/// Returns the bytes of Queue::workspace that abn_forward needs.
+int64_t abn_forward_workspace_bytes(const AbnProblem& problem, const SlotChoice* choice);
+
+/// The most channels that one block counts: 16 per thread, in less time than the smallest launch beside it takes.
+inline constexpr int64_t kMostReportedChannels = 4096;
 
 void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward, const Queue& queue);
 void abn_backward_reduce(const AbnProblem& problem, const AbnBackward& backward, const Queue& queue);

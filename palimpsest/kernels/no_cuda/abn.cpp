@@ -17,8 +17,12 @@ void abn_frozen_statistics(DType, int64_t, double, const void*, const void*, dou
 void abn_apply(const AbnProblem&, const AbnForward&, const Queue&) {
   refuse("abn_apply");
 }
-void abn_forward(const AbnProblem&, double, const AbnForward&, const RunningStatistics&, const Queue&) {
+void abn_forward(const AbnProblem&, double, const AbnForward&, const RunningStatistics&, const Queue&,
+                 const SlotChoice*) {
   refuse("abn_forward");
+}
+int64_t abn_forward_workspace_bytes(const AbnProblem&, const SlotChoice*) {
+  refuse("abn_forward_workspace_bytes");
 }
 void abn_recompute_output(const AbnProblem&, const AbnForward&, const Queue&) {
   refuse("abn_recompute_output");

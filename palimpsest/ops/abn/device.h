@@ -13,14 +13,15 @@ struct Device {
   /// (C) running statistics, contiguous, of any floating dtype -> mean and 1/sqrt(var + eps), f64.
   void (*frozen_statistics)(const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
                             const at::Tensor& mean, const at::Tensor& inv_std);
-  void (*choose_slots)(const kernels::AbnProblem& problem, const kernels::ChannelSlots& tensors,
-                       const at::Tensor& like);
+  void (*choose_slots)(const kernels::SlotChoice& choice, const at::Tensor& like);
   void (*statistics)(const kernels::AbnProblem& problem, const void* x, double* mean, double* var,
                      const at::Tensor& like);
   void (*apply)(const kernels::AbnProblem& problem, const kernels::AbnForward& tensors,
                 const at::Tensor& like);
+  /// `choice`: null, or a choice that this call makes, too. On a GPU it often costs no launch.
   void (*forward)(const kernels::AbnProblem& problem, double eps, const kernels::AbnForward& tensors,
-                  const kernels::RunningStatistics& running, const at::Tensor& like);
+                  const kernels::RunningStatistics& running, const kernels::SlotChoice* choice,
+                  const at::Tensor& like);
   void (*recompute_output)(const kernels::AbnProblem& problem, const kernels::AbnForward& tensors,
                            const at::Tensor& like);
   void (*backward_reduce)(const kernels::AbnProblem& problem, const kernels::AbnBackward& tensors,

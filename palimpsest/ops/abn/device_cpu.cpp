@@ -15,15 +15,19 @@ const Device& cpu_device() {
             mean.copy_(running_mean);
             inv_std.copy_(running_var).add_(eps).rsqrt_();
           },
-      .choose_slots = [](const kernels::AbnProblem& problem, const kernels::ChannelSlots& tensors,
-                         const at::Tensor&) { kernels::cpu::choose_slots(problem, tensors); },
+      .choose_slots = [](const kernels::SlotChoice& choice,
+                         const at::Tensor&) { kernels::cpu::choose_slots(choice.problem, choice.tensors); },
       .statistics = [](const AbnProblem& problem, const void* x, double* mean, double* var,
                        const at::Tensor&) { kernels::cpu::abn_statistics(problem, x, mean, var); },
       .apply = [](const AbnProblem& problem, const AbnForward& tensors,
                   const at::Tensor&) { kernels::cpu::abn_apply(problem, tensors); },
-      .forward = [](const AbnProblem& problem, double eps, const AbnForward& tensors,
-                    const kernels::RunningStatistics& running,
-                    const at::Tensor&) { kernels::cpu::abn_forward(problem, eps, tensors, running); },
+      .forward =
+          [](const AbnProblem& problem, double eps, const AbnForward& tensors,
+             const kernels::RunningStatistics& running, const kernels::SlotChoice* choice,
+             const at::Tensor&) {
+            if (choice) kernels::cpu::choose_slots(choice->problem, choice->tensors);
+            kernels::cpu::abn_forward(problem, eps, tensors, running);
+          },
       .recompute_output = [](const AbnProblem& problem, const AbnForward& tensors,
                              const at::Tensor&) { kernels::cpu::abn_recompute_output(problem, tensors); },
       .backward_reduce = [](const AbnProblem& problem, const AbnBackward& tensors,

@@ -44,10 +44,10 @@ const Device& cuda_device() {
                                         call.stream());
           },
       .choose_slots =
-          [](const kernels::AbnProblem& problem, const kernels::ChannelSlots& tensors,
-             const at::Tensor& like) {
-            with_workspace(cuda::choose_slots_workspace_bytes(problem), like,
-                           [&](const cuda::Queue& queue) { cuda::choose_slots(problem, tensors, queue); });
+          [](const kernels::SlotChoice& choice, const at::Tensor& like) {
+            with_workspace(
+                cuda::choose_slots_workspace_bytes(choice.problem), like,
+                [&](const cuda::Queue& queue) { cuda::choose_slots(choice.problem, choice.tensors, queue); });
           },
       .statistics =
           [](const AbnProblem& problem, const void* x, double* mean, double* var, const at::Tensor& like) {
@@ -62,10 +62,12 @@ const Device& cuda_device() {
           },
       .forward =
           [](const AbnProblem& problem, double eps, const AbnForward& tensors,
-             const kernels::RunningStatistics& running, const at::Tensor& like) {
-            with_workspace(problem, like, [&](const cuda::Queue& queue) {
-              cuda::abn_forward(problem, eps, tensors, running, queue);
-            });
+             const kernels::RunningStatistics& running, const kernels::SlotChoice* choice,
+             const at::Tensor& like) {
+            with_workspace(cuda::abn_forward_workspace_bytes(problem, choice), like,
+                           [&](const cuda::Queue& queue) {
+                             cuda::abn_forward(problem, eps, tensors, running, queue, choice);
+                           });
           },
       .recompute_output =
           [](const AbnProblem& problem, const AbnForward& tensors, const at::Tensor& like) {

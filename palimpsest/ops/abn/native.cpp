@@ -70,18 +70,23 @@ struct Call {
     return at::zeros({kernels::branch_bytes(x.numel())}, x.options().dtype(at::kByte));
   }
 
-  /// Returns the layer as the choice of non-invertible channels sees it. `like`: a tensor of its shape.
-  invertibility::Layer invertibility_layer(const at::Tensor& like) const {
+  /// Returns a choice of non-invertible channels of this layer.
+  kernels::SlotChoice slot_choice(kernels::ChannelSlots c) const {
     kernels::AbnProblem p = problem;
     const bool inverts = saves_output(settings.saved);
     if (!inverts) p.activation = Activation::kIdentity;  // y is saved, without the residual
-    const void* const added = inverts ? data_or_null(residual) : nullptr;
-    return {p, settings.weight, settings.bias, added != nullptr,
-            [this, p, added, like](kernels::ChannelSlots c) {
-              c.weight = data_or_null(weight);
-              c.bias = data_or_null(bias);
-              c.residual = added;
-              device_for(like).choose_slots(p, c, like);
+    c.weight = data_or_null(weight);
+    c.bias = data_or_null(bias);
+    c.residual = inverts ? data_or_null(residual) : nullptr;
+    return {p, c};
+  }
+
+  /// Returns the layer as the choice of non-invertible channels sees it. `like`: a tensor of its shape.
+  invertibility::Layer invertibility_layer(const at::Tensor& like) const {
+    const kernels::SlotChoice choice = slot_choice({});
+    return {choice.problem, settings.weight, settings.bias, choice.tensors.residual != nullptr,
+            [this, like](const kernels::ChannelSlots& c) {
+              device_for(like).choose_slots(slot_choice(c), like);
             }};
   }
 };
@@ -161,9 +166,11 @@ Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tenso
                        const at::Tensor& branch, Call& call, const ForwardArguments& a) {
   const Device& device = device_for(x);
   const bool has_slots = a.for_backward && needs_slots(call.settings.saved) && x.numel() > 0;
+  const bool is_shared = !a.group.empty(), is_one_call = a.training && !is_shared;
+  std::optional<kernels::ChannelSlots> left;  // to device.forward, which saves a launch
   const SavedChannels channels =
-      has_slots ? choose_saved_channels(call.invertibility_layer(x), x) : SavedChannels{};
-  const bool is_shared = !a.group.empty();
+      has_slots ? choose_saved_channels(call.invertibility_layer(x), x, is_one_call ? &left : nullptr)
+                : SavedChannels{};
   const auto own_vector = [&] { return is_shared ? at::Tensor() : f64_vector(x); };
   Statistics result{own_vector(), own_vector(), channels.hidden_values(x), channels.hidden_index(x), {}};
   if (!a.training)
@@ -189,13 +196,15 @@ Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tenso
     part.emplace(view_of(channels, call.problem, x));
     channels.values.copy_(part->gather(x));  // before x is written over
   }
-  if (!a.training || is_shared) {
+  if (!is_one_call) {
     device.apply(call.problem, tensors, x);
   } else {
     const kernels::RunningStatistics running = running_in_kernel(a, x);
     const at::Tensor var = f64_vector(x);
     tensors.var = var.mutable_data_ptr<double>();
-    device.forward(call.problem, a.eps, tensors, running, x);
+    std::optional<kernels::SlotChoice> choice;
+    if (left) choice = call.slot_choice(*left);
+    device.forward(call.problem, a.eps, tensors, running, choice ? &*choice : nullptr, x);
     move_running(running, a, result.mean, var, static_cast<double>(call.problem.shape.per_channel()));
   }
   if (part)

@@ -10,6 +10,7 @@
 #include <ATen/ops/where.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace palimpsest::ops::invertibility {
@@ -71,7 +72,8 @@ at::Tensor SavedChannels::hidden_index(const at::Tensor& like) const {
   return hide(index, like, at::kLong);
 }
 
-SavedChannels choose_saved_channels(const Layer& layer, const at::Tensor& x) {
+SavedChannels choose_saved_channels(const Layer& layer, const at::Tensor& x,
+                                    std::optional<kernels::ChannelSlots>* left) {
   if (!host_runs_ahead(backend_of("abn", x))) {
     const int64_t wanted = wanted_now(layer);
     SavedChannels result = allocate_saved_channels(slots_for(wanted, x.size(1)), x);
@@ -87,10 +89,15 @@ SavedChannels choose_saved_channels(const Layer& layer, const at::Tensor& x) {
     return allocate_saved_channels(is_invertible_without_parameters(layer) ? 0 : x.size(1), x);
   const PlannedSlots planned = plan_slots(layer, x);
   SavedChannels result = allocate_saved_channels(planned.count, x);
-  layer.choose_slots({.slots = planned.count,
-                      .index = result.index.defined() ? result.index.mutable_data_ptr<int64_t>() : nullptr,
-                      .report = planned.report,
-                      .counts_late = !planned.runs_again});
+  const kernels::ChannelSlots choice{
+      .slots = planned.count,
+      .index = result.index.defined() ? result.index.mutable_data_ptr<int64_t>() : nullptr,
+      .report = planned.report,
+      .counts_late = !planned.runs_again};
+  if (left && !choice.index)
+    *left = choice;
+  else
+    layer.choose_slots(choice);
   return result;
 }
 

@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 namespace palimpsest::ops::invertibility {
 
 /// The normalized x of the non-invertible channels of one layer, in slots that are saved for backward beside
@@ -32,7 +34,10 @@ struct SavedChannels {
 /// Chooses the channels of a forward pass over `x`, allocates their memory, and counts them
 /// (AbnFallbackStats). On a CPU there are as many slots as non-invertible channels. On a GPU the device
 /// chooses, and plan_slots decides the number of slots.
-SavedChannels choose_saved_channels(const Layer& layer, const at::Tensor& x);
+/// `left`: null, or receives the choice instead of layer.choose_slots if nothing but its report is still missing.
+/// Then the caller makes it, before the pass ends.
+SavedChannels choose_saved_channels(const Layer& layer, const at::Tensor& x,
+                                    std::optional<kernels::ChannelSlots>* left = nullptr);
 
 /// Allocates `slots` slots for a pass over `x`.
 SavedChannels allocate_saved_channels(int64_t slots, const at::Tensor& x);

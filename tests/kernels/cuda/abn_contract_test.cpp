@@ -11,8 +11,9 @@
 namespace palimpsest::testing {
 namespace {
 
-// Vectors with edges, vectors alone, short vectors, single values; one segment and many.
-const Shape3 kShapes[] = {{3, 20, 49}, {2, 16, 2048}, {5, 33, 1}, {1, 2, 9000}, {4, 8, 700}, {1, 6, 900}};
+// Strips, vectors with edges, vectors alone, short vectors, single values; one segment and many.
+const Shape3 kShapes[] = {{3, 20, 49},  {3, 18, 49}, {2, 16, 2048}, {5, 33, 1},
+                          {1, 2, 9000}, {4, 8, 700}, {1, 6, 900}};
 
 template <class Body>
 void for_each_case(const Body& body) {

@@ -5,6 +5,7 @@
 #include "tests/kernels/cuda/emulated.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstring>
@@ -41,11 +42,26 @@ class EmulatedDevice {
   WithOrder order_;
 };
 
+/// Emulates a device that runs clusters of `blocks` blocks and no others, until the end of the scope.
+class ClusterDevice {
+ public:
+  explicit ClusterDevice(int blocks = 1, Order order = Order::kForward) : order_(order) {
+    auto& settings = cuda_emulator::settings();
+    settings.multiprocessors = 1;
+    for (int64_t& active : settings.active_clusters) active = 0;
+    settings.active_clusters[std::countr_zero(static_cast<unsigned>(blocks))] = int64_t{1} << 30;
+  }
+
+ private:
+  WithOrder order_;
+};
+
 /// A workspace as the operators take it: other memory in each call, with any content.
 class WorkspaceMemory {
  public:
-  kernels::cuda::Queue queue(const kernels::AbnProblem& problem) {
-    memory_ = any_content(kernels::cuda::abn_workspace_bytes(problem));
+  kernels::cuda::Queue queue(const kernels::AbnProblem& problem,
+                             const kernels::SlotChoice* choice = nullptr) {
+    memory_ = any_content(kernels::cuda::abn_forward_workspace_bytes(problem, choice));
     return {nullptr, memory_.get()};
   }
 
@@ -69,11 +85,12 @@ void forget_outputs(AbnTensors<T, Rounding>& t) {
 /// Forward with the CUDA kernels.
 template <class T, class Rounding>
 void run_cuda_forward(const AbnCase& c, AbnTensors<T, Rounding>& t,
-                      const kernels::RunningStatistics& running = {}) {
+                      const kernels::RunningStatistics& running = {},
+                      const kernels::SlotChoice* choice = nullptr) {
   WorkspaceMemory workspace;
   forget_outputs(t);
   const auto problem = c.problem<T>();
-  kernels::cuda::abn_forward(problem, kEps, t.forward(c), running, workspace.queue(problem));
+  kernels::cuda::abn_forward(problem, kEps, t.forward(c), running, workspace.queue(problem, choice), choice);
 }
 
 /// Runs forward, and backward if the activation can be differentiated from the saved tensor.

@@ -15,9 +15,9 @@
 namespace palimpsest::testing {
 namespace {
 
-void expect_right(const AbnCase& c, Path path, int64_t launches) {
-  SCOPED_TRACE(::testing::Message() << c << ", " << name_of(path));
-  const EmulatedDevice device(path, Order::kRandom);
+/// On the device that is emulated now.
+void expect_right_here(const AbnCase& c, int64_t launches) {
+  SCOPED_TRACE(::testing::Message() << c);
   AbnTensors<float> got(c);
   AbnTensors<double, float> want(c);
   const int64_t before = cuda_emulator::launches();
@@ -28,6 +28,12 @@ void expect_right(const AbnCase& c, Path path, int64_t launches) {
   EXPECT_TRUE(close(got.dx.values(), want.dx.values(), tolerance(DType::f32), c.seed));
   EXPECT_TRUE(close(got.z.values(), want.z.values(), tolerance(DType::f32), c.seed));
   EXPECT_TRUE(close(got.var.values(), want.var.values(), tolerance(DType::f32), c.seed));
+}
+
+void expect_right(const AbnCase& c, Path path, int64_t launches) {
+  SCOPED_TRACE(name_of(path));
+  const EmulatedDevice device(path, Order::kRandom);
+  expect_right_here(c, launches);
 }
 
 TEST(CudaRaces, NoneWhereTheLastBlockAddsUpThePlanesSegments) {
@@ -49,6 +55,14 @@ TEST(CudaRaces, NoneWhereAPanelStaysInACluster) {
   expect_right({.shape = {1, 8, 70}, .layout = Layout::kChannelsLast}, Path::kClusters, 1);
 }
 
+TEST(CudaRaces, NoneWhereAStripStaysInOneBlockOrInACluster) {
+  for (const int blocks : {1, 2}) {
+    const ClusterDevice device(blocks, Order::kRandom);
+    expect_right_here({.shape = {3, 4, 9}}, 1);
+    EXPECT_EQ(cuda_emulator::last_launch().grid.x, static_cast<unsigned>(blocks));
+  }
+}
+
 TEST(CudaRaces, NoneWhereTheLastBlockNumbersTheSlots) {
   const WithOrder order(Order::kRandom);
   expect_slots_equal_the_reference(
@@ -57,6 +71,21 @@ TEST(CudaRaces, NoneWhereTheLastBlockNumbersTheSlots) {
         const auto workspace = any_content(kernels::cuda::choose_slots_workspace_bytes(problem));
         kernels::cuda::choose_slots(problem, tensors, {nullptr, workspace.get()});
       });
+}
+
+TEST(CudaRaces, NoneWhereAForwardPassReportsTheSlots) {
+  for (const Path path : {Path::kTwoLaunches, Path::kClusters}) {
+    const EmulatedDevice device(path, Order::kRandom);
+    expect_slots_equal_the_reference({DType::f32, {1, 3, 1030}, Layout::kNCHW, 2, 0},
+                                     [&](const kernels::AbnProblem& problem, kernels::ChannelSlots tensors) {
+                                       if (tensors.index)
+                                         return kernels::reference::choose_slots(problem, tensors);
+                                       const AbnCase c{.shape = problem.shape};
+                                       AbnTensors<float> t(c);
+                                       const kernels::SlotChoice choice{problem, tensors};
+                                       run_cuda_forward(c, t, {}, &choice);
+                                     });
+  }
 }
 
 TEST(CudaRaces, NoneWhereTheLastBlockAddsUpTheSumsOfADenseBlocksLayer) {

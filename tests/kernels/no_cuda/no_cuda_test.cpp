@@ -37,6 +37,7 @@ TEST(NoCuda, EveryKernelSaysThatThereIsNoCudaAndWhatToDo) {
   });
   expect_refused("abn_apply", [] { cuda::abn_apply({}, {}, {}); });
   expect_refused("abn_forward", [] { cuda::abn_forward({}, 1e-5, {}, {}, {}); });
+  expect_refused("abn_forward_workspace_bytes", [] { cuda::abn_forward_workspace_bytes({}, nullptr); });
   expect_refused("abn_recompute_output", [] { cuda::abn_recompute_output({}, {}, {}); });
   expect_refused("abn_backward_reduce", [] { cuda::abn_backward_reduce({}, {}, {}); });
   expect_refused("abn_backward_apply", [] { cuda::abn_backward_apply({}, {}, 1, {}); });

@@ -7,22 +7,30 @@
 namespace palimpsest::ops::tests {
 namespace {
 
-TEST(AbnOnCuda, ALayerIsOneOrTwoLaunchesOfKernelsEachWayAndOneThatChoosesChannels) {
+TEST(AbnOnCuda, ALayerIsOneOrTwoLaunchesOfKernelsEachWay) {
   for (const auto& [shape, each] : {std::pair<std::vector<int64_t>, int64_t>{{4, 160, 6, 6}, 1},
                                     std::pair<std::vector<int64_t>, int64_t>{{4, 3, 60, 60}, 2}})
     for (const bool in_place : {false, true}) {
       AbnCase c = make_case(shape, at::kFloat);
-      const int64_t choice = 2;  // the weight is new: they are counted first
+      const int64_t first_count = 1;  // the weight is new: the host waits for the number of channels
       int64_t before = cuda_emulator::launches();
       run_layer(c, in_place);
-      EXPECT_EQ(cuda_emulator::launches() - before, choice + 2 * each);
+      EXPECT_EQ(cuda_emulator::launches() - before, first_count + 2 * each);
 
       c.options.training = false;
       before = cuda_emulator::launches();
       expect_right(c, in_place);
-      EXPECT_EQ(cuda_emulator::launches() - before, choice + 4)
-          << "frozen statistics and apply, reduce and apply";
+      EXPECT_EQ(cuda_emulator::launches() - before, first_count + 5)
+          << "the choice, frozen statistics and apply, reduce and apply";
     }
+}
+
+TEST(AbnOnCuda, TheChoiceOfChannelsIsALaunchOfItsOwnWhereItSamplesAResidual) {
+  AbnCase c = make_case({4, 160, 6, 6}, at::kFloat);
+  c.residual = torch::randn_like(c.base).set_requires_grad(true);
+  const int64_t before = cuda_emulator::launches();
+  run_layer(c, false);
+  EXPECT_EQ(cuda_emulator::launches() - before, 1 + 1 + 2) << "the first count, the choice, and the layer";
 }
 
 // What stayed would lie in the memory pool of a CUDA graph, or in that of torch.cuda.MemPool.

@@ -86,6 +86,9 @@ struct Launch {
   unsigned cluster = 1;          ///< blocks per cluster, along x
 };
 
+/// The last launch of this thread; before the first one an empty one.
+const Launch& last_launch();
+
 /// Returns the number of the graph that `stream` records, or 0.
 uint64_t capture_of(const void* stream);
 /// Calls function(argument) when the graph that `stream` records is destroyed; returns whether there is one.

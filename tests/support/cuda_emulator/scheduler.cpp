@@ -97,6 +97,7 @@ Pool<Fiber> fibers;
 Pool<SharedMemory> shared_memories;
 Thread* running = nullptr;
 int64_t launch_count = 0;
+thread_local Launch newest_launch;
 char launch_end, device_fence;  // ThreadSanitizer's objects for these events
 
 class Run {
@@ -342,10 +343,15 @@ int64_t launches() {
   return launch_count;
 }
 
+const Launch& last_launch() {
+  return newest_launch;
+}
+
 void run(const Launch& launch, const std::function<void()>& body) {
   if (current) throw EmulatorError("[cuda_emulator] a kernel launches another one");
   check(launch);
   ++launch_count;
+  newest_launch = launch;
   blockDim = {launch.threads, 1, 1};
   gridDim = launch.grid;
   Run run(launch, body);

@@ -1,12 +1,17 @@
 #include "palimpsest/kernels/cuda/abn.h"
 
+#include "palimpsest/kernels/cuda/abn/apply.cuh"
+#include "palimpsest/kernels/cuda/abn/gradient.cuh"
 #include "palimpsest/kernels/cuda/abn/moments.cuh"
 #include "palimpsest/kernels/cuda/abn/table.cuh"
+#include "palimpsest/kernels/cuda/channel_slots.h"
 #include "palimpsest/kernels/cuda/device/clusters.h"
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <initializer_list>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -140,16 +145,48 @@ Geometry apply_geometry(const AbnProblem& problem, int lead) {
   return streaming_geometry<S>(problem, lead, kApply);
 }
 
+/// Cuts small planes into strips (device/strips.cuh) for a resident launch that keeps `tensors` tensors: 1, forward, or
+/// 2, backward. cut.channels is 0 if the tensor has no such planes, or its channels and address do not allow it.
+template <class S>
+Geometry whole_strips(const AbnProblem& problem, int lead, int tensors) {
+  using T = accumulate_t<S>;
+  constexpr int V = kLanes<S>;
+  Geometry geometry;
+  const Shape3& shape = problem.shape;
+  if (V == 1 || problem.layout != Layout::kNCHW || lead != 0 || shape.s < V || shape.s > kMostStrip * V)
+    return geometry;
+  int64_t channels = V / std::gcd(shape.s, int64_t{V});
+  int64_t wide = channels * shape.s / V;
+  if (shape.c % channels != 0 || wide > kMostStrip) return geometry;
+  while (2 * wide <= kMostStrip && 2 * channels <= kMostStripChannels && shape.c % (2 * channels) == 0 &&
+         shape.c / (2 * channels) >= kLeastStrips && shape.n * 2 * wide * 16 <= kWideStripBytes)
+    channels *= 2, wide *= 2;
+  if (channels == 1) return geometry;  // Planes do the same
+  geometry.vector = V;
+  Cut& cut = geometry.cut;
+  cut.shape = shape;
+  cut.panels = counted(problem, shape.c / channels);
+  cut.pieces = counted(problem, shape.n);
+  cut.wide = static_cast<int>(wide), cut.channels = static_cast<int>(channels);
+  cut.rows = kResidentThreads / cut.wide;
+  cut.by_wide = Divisor<int32_t>(cut.wide), cut.by_pixels = Divisor<int32_t>(static_cast<int32_t>(shape.s));
+  using Forward = PanelForward<T, V, kMostStrip * V>;
+  using Backward = GradientCoefficients<T, V, kMostStrip * V>;
+  const int sums = strip_sum_bytes<T, 2>(cut);
+  const int bytes = tensors == 1 ? std::max<int>(sizeof(Forward), sums)
+                                 : std::max<int>(sizeof(Backward), offsetof(Backward, per_dy) + sums);
+  cut.scratch = (bytes + 15) / 16 * 16;
+  return geometry;
+}
+
 /// Returns whether one launch that keeps the panels of `tensors` tensors in shared memory, each panel in one
-/// cluster of blocks, is the best choice. If so, sets `geometry`.
+/// cluster of blocks, is the best choice with this geometry. If so, sets what is left of it.
+///   static_bytes       shared memory per block that the kernel declares besides, and that the device adds
 ///   active(geometry)   clusters of that launch that the device runs at once
 template <class S, class Active>
-bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, bool residual, Geometry& geometry,
-                  const Active& active) {
-  // Shared memory per block that the kernels declare besides, and that the device adds.
-  constexpr int64_t kStaticBytes = 12 * 1024;
+bool fits_on_chip(const AbnProblem& problem, int tensors, bool residual, int64_t static_bytes,
+                  Geometry& geometry, const Active& active) {
   const Device device = current_device();
-  geometry = whole_panels<S>(problem, lead, kResidentPanelBytes);
   Cut& cut = geometry.cut;
   const auto share = [&](int64_t blocks) {
     const int64_t vector = geometry.vector * static_cast<int64_t>(sizeof(S));
@@ -158,14 +195,14 @@ bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, bool residua
   };
   const auto set_blocks = [&](int blocks) {
     cut.segments = blocks;
-    geometry.shared_bytes = static_cast<std::size_t>(share(blocks));
+    geometry.shared_bytes = static_cast<std::size_t>(cut.scratch + share(blocks));
   };
   const ResidentWork work{.panels = cut.panels,
                           .bytes = problem.shape.elements() * static_cast<int64_t>(sizeof(S)),
                           .passes = tensors + 1 + residual,
                           .passes_of_two = 2 * tensors + 1 + residual,
                           // Two blocks per multiprocessor, so that one reads while the other writes.
-                          .room = device.shared_bytes_per_block / 2 - kStaticBytes,
+                          .room = device.shared_bytes_per_block / 2 - static_bytes - cut.scratch,
                           .multiprocessors = device.multiprocessors,
                           .max_cluster = device.max_cluster};
   const int blocks = blocks_per_panel(work, share, [&](int asked) {
@@ -174,6 +211,19 @@ bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, bool residua
   });
   set_blocks(std::max(1, blocks));
   return blocks > 0;
+}
+
+/// fits_on_chip with the first geometry for which it is so: in strips, or in panels as the other launches have them.
+template <class S, class Active>
+bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, bool residual, Geometry& geometry,
+                  const Active& active) {
+  constexpr int64_t kStaticBytes = 12 * 1024, kStripStaticBytes = 3 * 1024;
+  geometry = whole_strips<S>(problem, lead, tensors);
+  if (geometry.cut.channels > 0 &&
+      fits_on_chip<S>(problem, tensors, residual, kStripStaticBytes, geometry, active))
+    return true;
+  geometry = whole_panels<S>(problem, lead, kResidentPanelBytes);
+  return fits_on_chip<S>(problem, tensors, residual, kStaticBytes, geometry, active);
 }
 
 template <class S>
@@ -220,14 +270,26 @@ BackwardArguments<S> backward_arguments(const AbnProblem& problem, const AbnBack
       backward.inv_std, static_cast<T*>(backward.sum_dy), static_cast<T*>(backward.sum_dy_xhat), m};
 }
 
+/// Returns whether one block of a forward launch makes this choice.
+bool is_reported_on_the_way(const SlotChoice& choice) {
+  return !choice.tensors.residual && !choice.tensors.index && choice.problem.shape.c <= kMostReportedChannels;
+}
+
+/// Returns the arguments of a launch that makes this choice; null: none.
+SlotArguments slot_arguments(const SlotChoice* choice) {
+  if (!choice) return {{}, InvertibilityCriterion(Activation::kIdentity, DType::f32)};
+  const AbnProblem& p = choice->problem;
+  return {choice->tensors, InvertibilityCriterion(p.activation, p.dtype, p.activation_param)};
+}
+
 // One launch each. `problem` is simplified.
 
 template <class S>
 void run_statistics(const AbnProblem& problem, const S* x, const StatisticsOutputs<accumulate_t<S>>& outputs,
-                    const Queue& queue) {
+                    const SlotArguments& slots, const Queue& queue) {
   const Geometry geometry = statistics_geometry<S>(problem, common_lead<S>({x}));
   with_workspace(queue, geometry.cut.segments > 1, [&](const Workspace& workspace) {
-    launch_table<S>().statistics(problem, geometry, x, outputs, workspace, queue.stream);
+    launch_table<S>().statistics(problem, geometry, x, outputs, workspace, slots, queue.stream);
   });
 }
 
@@ -273,7 +335,7 @@ void abn_statistics(const AbnProblem& problem, const void* x, double* mean, doub
   if (problem.shape.elements() == 0) return;
   dispatch_float(problem.dtype, [&]<class S>() {
     run_statistics<S>(simplified(problem), static_cast<const S*>(x), outputs_of<S>(mean, var, nullptr, 0, {}),
-                      queue);
+                      slot_arguments(nullptr), queue);
   });
 }
 
@@ -286,8 +348,13 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward, const Queue
 }
 
 void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
-                 const RunningStatistics& running, const Queue& queue) {
+                 const RunningStatistics& running, const Queue& queue, const SlotChoice* choice) {
   if (problem.shape.elements() == 0) return;
+  if (choice && !is_reported_on_the_way(*choice)) {
+    choose_slots(choice->problem, choice->tensors, queue);
+    choice = nullptr;
+  }
+  const SlotArguments slots = slot_arguments(choice);
   dispatch_float(problem.dtype, [&]<class S>() {
     const AbnProblem simple = simplified(problem);
     const auto arguments = apply_arguments<S>(problem, forward, forward.x, Saved::kInput, problem.saved);
@@ -297,10 +364,16 @@ void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forwar
     const bool residual = arguments.residual;
     if (fits_on_chip<S>(simple, lead_of(arguments), 1, residual, geometry,
                         [&](const Geometry& g) { return table.forward_clusters(simple, g, residual); }))
-      return table.resident_forward(simple, geometry, arguments, outputs, queue.stream);
-    run_statistics(simple, arguments.x, outputs, queue);
+      return table.resident_forward(simple, geometry, arguments, outputs, slots, queue.stream);
+    run_statistics(simple, arguments.x, outputs, slots, queue);
     run_apply(simple, arguments, queue);
   });
+}
+
+int64_t abn_forward_workspace_bytes(const AbnProblem& problem, const SlotChoice* choice) {
+  const int64_t bytes = abn_workspace_bytes(problem);
+  if (!choice || is_reported_on_the_way(*choice)) return bytes;
+  return std::max(bytes, choose_slots_workspace_bytes(choice->problem));  // one launch after the other
 }
 
 void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward, const Queue& queue) {

@@ -39,6 +39,12 @@ struct PanelForward {
     mean[j] = values.mean, scale[j] = values.scale, shift[j] = values.shift;
     weight[j] = values.weight, bias[j] = values.bias;
   }
+  /// Sets those of place j to those of place `from_j` in `from`.
+  template <class From>
+  __device__ __forceinline__ void copy(int j, From& from, int from_j) {
+    mean[j] = from.mean[from_j], scale[j] = from.scale[from_j], shift[j] = from.shift[from_j];
+    weight[j] = from.weight[from_j], bias[j] = from.bias[from_j];
+  }
 };
 
 /// The coefficients of a thread's channels; kHeld: in registers.
@@ -170,9 +176,9 @@ __device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, in
                                             const ApplyArguments<S>& arguments, const Act& activation,
                                             const Panel& panel, const From& from) {
   constexpr int kUnroll = ApplyUnroll<Walk, S, Act, kResidual>::kVectors, V = Walk::kVector;
-  // Where 64 registers do not suffice for long arithmetic, or a residual besides a walk over planes or a stash.
+  // Where 64 registers do not suffice for long arithmetic, strips, or a residual besides a walk over planes or a stash.
   constexpr bool kHalves =
-      (Act::kLarge && V == 8) ||
+      ((Act::kLarge || Walk::kStrips) && V == 8) ||
       (kResidual && (Walk::kBlockThreads == kResidentThreads || (Walk::kChannels == 1 && V < 8)));
   constexpr int kChannels = Walk::kChannels;
   constexpr bool kHeld = !Act::kLarge || kChannels < 8;
@@ -184,7 +190,7 @@ __device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, in
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u) {
       if (at[u] < 0) continue;
-      from.read(in[u], at[u], serial + u * Walk::kBlockThreads);
+      from.read(in[u], at[u], serial + u * walk.step());
       if (has_residual<kResidual, Act>(arguments)) residual[u].load(arguments.residual + at[u]);
     }
     PALIMPSEST_UNROLL

@@ -58,7 +58,7 @@ __device__ __forceinline__ void read_share(const Walk& walk, const Cut& cut, int
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u) {
       if (at[u] < 0) continue;
-      from.read(in[u], at[u], serial + u * Walk::kBlockThreads);
+      from.read(in[u], at[u], serial + u * walk.step());
       read_residual(in[u], at[u]);
     }
     PALIMPSEST_UNROLL

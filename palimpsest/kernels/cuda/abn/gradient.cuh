@@ -43,6 +43,17 @@ struct GradientCoefficients {
     center[j] = values.center, scale[j] = values.scale, shift[j] = values.shift;
   }
 
+  /// Sets the coefficients of y and t at place j to those of place `from_j` in `from`.
+  template <class From>
+  __device__ __forceinline__ void copy_center(int j, From& from, int from_j) {
+    center[j] = from.center[from_j], scale[j] = from.scale[from_j], shift[j] = from.shift[from_j];
+  }
+  /// The same for the coefficients of dx.
+  template <class From>
+  __device__ __forceinline__ void copy_dx(int j, From& from, int from_j) {
+    per_dy[j] = from.per_dy[from_j], per_t[j] = from.per_t[from_j], constant[j] = from.constant[from_j];
+  }
+
   /// Sets the coefficients of dx after those of t. `sums` are ignored if statistics are frozen. kFolded: the
   /// constant contains the center, so that dx is a function of t + center.
   template <bool kFolded, class S>

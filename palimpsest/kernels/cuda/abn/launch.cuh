@@ -61,13 +61,19 @@ inline LaunchShape resident_shape(const Geometry& geometry) {
           .cluster = geometry.cut.segments};
 }
 
+/// Returns a grid with one cluster more (without clusters: one block) if the launch reports a choice.
+inline LaunchShape with_report(LaunchShape shape, const SlotArguments& slots) {
+  if (slots.tensors.report) shape.blocks += shape.cluster;
+  return shape;
+}
+
 template <class S>
 void launch_statistics(const AbnProblem& problem, const Geometry& geometry, const S* x,
                        const StatisticsOutputs<accumulate_t<S>>& outputs, const Workspace& workspace,
-                       Stream stream) {
+                       const SlotArguments& slots, Stream stream) {
   with_walk<S, kThreads, kPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
-    launch("abn_statistics", streaming_shape(geometry), stream, statistics_kernel<S, Walk>, geometry.cut, x,
-           outputs, workspace);
+    launch("abn_statistics", with_report(streaming_shape(geometry), slots), stream,
+           statistics_kernel<S, Walk>, geometry.cut, x, outputs, workspace, slots);
   });
 }
 
@@ -87,11 +93,14 @@ void launch_apply(const AbnProblem& problem, const Geometry& geometry, const App
 template <class S, class Function>
 void with_resident_forward(const AbnProblem& problem, const Geometry& geometry, bool residual,
                            const Function& function) {
-  with_walk<S, kResidentThreads, kResidentPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
+  const auto call = [&]<class Walk>() {
     with_activation<S, Walk>(problem, residual, [&]<class Act, bool kResidual>(const Act& activation) {
       function(resident_forward_kernel<S, Walk, Act, kResidual>, activation);
     });
-  });
+  };
+  if constexpr (kLanes<S> > 1)
+    if (geometry.cut.channels > 0) return call.template operator()<Strips<S, kLanes<S>, kResidentThreads>>();
+  with_walk<S, kResidentThreads, kResidentPanelBytes>(problem, geometry.vector, call);
 }
 
 template <class S>
@@ -106,10 +115,11 @@ int64_t forward_clusters(const AbnProblem& problem, const Geometry& geometry, bo
 template <class S>
 void launch_resident_forward(const AbnProblem& problem, const Geometry& geometry,
                              const ApplyArguments<S>& arguments,
-                             const StatisticsOutputs<accumulate_t<S>>& outputs, Stream stream) {
+                             const StatisticsOutputs<accumulate_t<S>>& outputs, const SlotArguments& slots,
+                             Stream stream) {
   with_resident_forward<S>(problem, geometry, arguments.residual, [&](auto* kernel, const auto& activation) {
-    launch("abn_forward", resident_shape(geometry), stream, kernel, geometry.cut, arguments, outputs,
-           activation);
+    launch("abn_forward", with_report(resident_shape(geometry), slots), stream, kernel, geometry.cut,
+           arguments, outputs, activation, slots);
   });
 }
 
@@ -154,7 +164,8 @@ void with_resident_backward(const AbnProblem& problem, const Geometry& geometry,
                : function(resident_backward_kernel<S, Walk, Straight, false>, activation);
     };
     constexpr int V = kLanes<S>;
-    problem.layout == Layout::kNCHW
+    geometry.cut.channels > 0 ? call.template operator()<Strips<S, V, kResidentThreads>>()
+    : problem.layout == Layout::kNCHW
         ? call.template operator()<Planes<S, V, kResidentThreads>>()
         : call.template operator()<Columns<S, V, kResidentThreads, most_wide<S>(V, kResidentPanelBytes)>>();
   }

@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/cuda/device/panels.h"
 #include "palimpsest/kernels/cuda/device/reduce.cuh"
+#include "palimpsest/kernels/cuda/device/strips.cuh"
 
 #include <cstdint>
 
@@ -129,6 +130,36 @@ __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kC
     __syncthreads();
     return result;
   }
+}
+
+/// block_moments for Strips: thread j < cut.channels gets the moments of the panel's channel j. `rows` is the number of
+/// images; `parts` is for sum_strip, and may be written after the call.
+template <class Walk, class T>
+__device__ __forceinline__ Moments strip_moments(const ThreadMoments<T, Walk::kChannels>& own, const Cut& cut,
+                                                 int rows, T* parts) {
+  constexpr int V = Walk::kVector;
+  PALIMPSEST_SHARED(pivots, T[Walk::kPanelChannels]);
+  const int pixels = static_cast<int>(cut.shape.s);
+  T sums[2][V];
+  {
+    const StripPlace<V> at(cut);
+    // The first value of a channel gives the pivot.
+    if (at.row == 0) {
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < V; ++i)
+        if (i == at.begin) pivots[at.channel + (i > 0)] = own.pivot[i];
+    }
+    __syncthreads();
+    const T first = pivots[at.channel], second = at.split < V ? pivots[at.channel + 1] : first;
+    PALIMPSEST_UNROLL
+    for (int i = 0; i < V; ++i) own.move(i, i < at.split ? first : second, sums[0][i], sums[1][i]);
+  }
+  double all[2];
+  sum_strip<Walk>(cut, sums, parts, all);
+  const int j = static_cast<int>(threadIdx.x);
+  if (j >= cut.channels) return {0, 0, 0};
+  return PivotSums{static_cast<double>(int64_t{rows} * pixels), all[0], all[1]}.moments(
+      static_cast<double>(pivots[j]));
 }
 
 /// Adds up the segments of a panel of `panel` channels, a power of two, from `records` (segments, C), by one

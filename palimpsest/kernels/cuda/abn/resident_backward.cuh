@@ -59,20 +59,20 @@ __device__ __forceinline__ GradientSums cluster_sums(const GradientSums& own) {
 }
 
 /// abn_backward. Grid: one cluster of cut.segments blocks of kResidentThreads threads per panel. Shared: the
-/// block's share of two tensors, up to half of the multiprocessor's, and 0.4 to 5.4 KB for sums and
+/// block's share of two tensors, up to half of the multiprocessor's, and 0.4 to 14 KB for sums and
 /// coefficients. Registers: at most 64, so that two blocks run per multiprocessor.
 template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kResidentThreads, 2)
     resident_backward_kernel(Cut cut, BackwardArguments<S> arguments, Act activation) {
   using T = accumulate_t<S>;
-  constexpr int kPanel = Walk::kPanelChannels;
+  constexpr int kPanel = Walk::kPanelChannels, kPlaces = Walk::kPlaces;
   PALIMPSEST_DYNAMIC_SHARED(bytes);
-  PALIMPSEST_SHARED(coefficients, GradientCoefficients<T, Walk::kChannels, kPanel>);
+  const auto coefficients = WalkCoefficients<Walk, T, GradientCoefficients>::in(bytes);
   PALIMPSEST_SHARED(place, BlockPlace[1]);
   int panel = static_cast<int>(blockIdx.x / cut.segments),
       segment = static_cast<int>(blockIdx.x % cut.segments);
   if (threadIdx.x == 0) place[0] = {panel, segment};
-  const GradientStash<S, Walk::kVector> stash(bytes, cut.most_vectors(), cut.most_edges());
+  const GradientStash<S, Walk::kVector> stash(bytes + cut.scratch, cut.most_vectors(), cut.most_edges());
   for_each_place(
       Walk(cut, panel), cut, segment,
       [&](int64_t at, int serial) { stash.put(arguments.saved_values + at, arguments.dz + at, serial); },
@@ -81,31 +81,36 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
       });
   const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
   if (j < wide && int64_t{panel} * wide + j < cut.shape.c)
-    coefficients.set_center(j, arguments, int64_t{panel} * wide + j);
-  __syncthreads();
+    coefficients.channels.set_center(j, arguments, int64_t{panel} * wide + j);
+  coefficients.spread(
+      cut, [](int to, auto& places, int from, auto& channels) { places.copy_center(to, channels, from); });
   wait_for_copies();
-  using Channels = ThreadChannels<T, Walk::kChannels, kPanel, Walk::kVector / Walk::kChannels>;
+  using Channels = ThreadChannels<T, Walk::kChannels, kPlaces, Walk::kVector / Walk::kChannels>;
   GradientSums sums;
   {
     const Walk walk(cut, panel);
-    sums = block_sums<Walk>(thread_sums<kResidual>(walk, cut, segment, arguments, activation,
-                                                   Channels{coefficients, walk.first_channel()}, stash),
-                            cut.wide);
+    const auto own = thread_sums<kResidual>(walk, cut, segment, arguments, activation,
+                                            Channels{coefficients.places, walk.first_channel()}, stash);
+    if constexpr (Walk::kStrips)  // the coefficients of dx are written later
+      sums = strip_sums<Walk>(own, cut, reinterpret_cast<T*>(&coefficients.places.per_dy));
+    else
+      sums = block_sums<Walk>(own, cut.wide);
   }
   panel = place[0].panel, segment = place[0].segment;
   if (cut.segments > 1) sums = cluster_sums<kPanel>(sums);
   const int64_t channel = int64_t{panel} * wide + j;
   if (j < wide && channel < cut.shape.c) {
     const ParameterGradients<T> gradients = parameter_gradients(arguments, channel, sums);
-    set_dx<S, Act>(coefficients, j, arguments, channel, gradients);
+    set_dx<S, Act>(coefficients.channels, j, arguments, channel, gradients);
     if (segment == 0) write_gradients(arguments, channel, gradients);
   }
-  __syncthreads();
+  coefficients.spread(
+      cut, [](int to, auto& places, int from, auto& channels) { places.copy_dx(to, channels, from); });
   if (cut.segments > 1) cluster_arrive();  // this block has read the sums of the others
   // Made again from the block's place, so that the first pass keeps no registers for the second.
   const Walk walk(cut, panel);
   backward_apply_share<kResidual>(walk, cut, segment, arguments, activation,
-                                  Channels{coefficients, walk.first_channel()}, stash);
+                                  Channels{coefficients.places, walk.first_channel()}, stash);
   if (cut.segments > 1) cluster_wait();  // no block ends while another one reads its sums
 }
 

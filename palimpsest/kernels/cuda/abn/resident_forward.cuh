@@ -50,22 +50,27 @@ __device__ __forceinline__ Moments cluster_moments(const Moments& own) {
   return all.moments(pivot);
 }
 
-/// abn_forward. Grid: one cluster of cut.segments blocks of kResidentThreads threads per panel. Shared: the
-/// block's share of x, up to half of the multiprocessor's, and 0.5 to 11 KB for sums and coefficients.
+/// abn_forward. Grid: one cluster of cut.segments blocks of kResidentThreads threads per panel, and with a choice
+/// one cluster before them, of which one block reports it and the others end at once. Shared: the
+/// block's share of x, up to half of the multiprocessor's, and 0.5 to 12 KB for sums and coefficients.
 /// Registers: at most 64, so that two blocks run per multiprocessor.
 template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kResidentThreads, 2)
     resident_forward_kernel(Cut cut, ApplyArguments<S> arguments, StatisticsOutputs<accumulate_t<S>> outputs,
-                            Act activation) {
+                            Act activation, SlotArguments slots) {
   using T = accumulate_t<S>;
   constexpr int kPanel = Walk::kPanelChannels;
   PALIMPSEST_DYNAMIC_SHARED(bytes);
-  PALIMPSEST_SHARED(coefficients, PanelForward<T, Walk::kChannels, kPanel>);
+  const auto coefficients = WalkCoefficients<Walk, T, PanelForward>::in(bytes);
   PALIMPSEST_SHARED(place, BlockPlace[1]);
   int segment = static_cast<int>(blockIdx.x % cut.segments),
       panel = static_cast<int>(blockIdx.x / cut.segments);
+  if (slots.tensors.report && panel-- == 0) {
+    if (segment == 0) report_slots<T, kResidentThreads>(slots, cut.shape.c);
+    return;
+  }
   if (threadIdx.x == 0) place[0] = {panel, segment};
-  const Stash<S, Walk::kVector> stash(bytes, cut.most_vectors());
+  const Stash<S, Walk::kVector> stash(bytes + cut.scratch, cut.most_vectors());
   Moments moments;
   {
     const Walk walk(cut, panel);
@@ -73,8 +78,11 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
         walk, cut, segment, [&](int64_t at, int serial) { stash.put(arguments.x + at, serial); },
         [&](int64_t at, int serial) { stash.put_edge(arguments.x + at, serial); });
     wait_for_copies();
-    moments =
-        block_moments<Walk>(thread_moments<S>(walk, cut, segment, stash), cut.pieces_of(segment), cut.wide);
+    const auto own = thread_moments<S>(walk, cut, segment, stash);
+    if constexpr (Walk::kStrips)
+      moments = strip_moments<Walk>(own, cut, cut.pieces_of(segment), reinterpret_cast<T*>(bytes));
+    else
+      moments = block_moments<Walk>(own, cut.pieces_of(segment), cut.wide);
   }
   panel = place[0].panel, segment = place[0].segment;
   if (cut.segments > 1) moments = cluster_moments<kPanel>(moments);
@@ -82,14 +90,15 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   const int64_t channel = int64_t{panel} * wide + j;
   if (j < wide && channel < cut.shape.c) {
     const AbnChannel<T> values = channel_of(arguments, channel);
-    coefficients.set(j, forward_coefficients<T>(arguments.saved, values.weight(), values.bias(), moments.mean,
-                                                inv_std_of(moments, outputs.eps)));
+    coefficients.channels.set(j, forward_coefficients<T>(arguments.saved, values.weight(), values.bias(),
+                                                         moments.mean, inv_std_of(moments, outputs.eps)));
     if (segment == 0) write_statistics(outputs, channel, moments);
   }
-  __syncthreads();
+  coefficients.spread(
+      cut, [](int to, auto& places, int from, auto& channels) { places.copy(to, channels, from); });
   if (cut.segments > 1) cluster_arrive();  // this block has read the moments of the others
   // Made again from the block's place, so that the first pass keeps no registers for the second.
-  apply_share<kResidual>(Walk(cut, panel), cut, segment, arguments, activation, coefficients, stash);
+  apply_share<kResidual>(Walk(cut, panel), cut, segment, arguments, activation, coefficients.places, stash);
   if (cut.segments > 1) cluster_wait();  // no block ends while another one reads its moments
 }
 

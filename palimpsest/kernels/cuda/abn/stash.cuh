@@ -27,7 +27,7 @@ __device__ __forceinline__ void for_each_place(const Walk& walk, const Cut& cut,
                                  [&](const int64_t(&at)[kUnroll], int serial) {
                                    PALIMPSEST_UNROLL
                                    for (int u = 0; u < kUnroll; ++u)
-                                     if (at[u] >= 0) vector(at[u], serial + u * Walk::kBlockThreads);
+                                     if (at[u] >= 0) vector(at[u], serial + u * walk.step());
                                  });
   walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), edge);
 }

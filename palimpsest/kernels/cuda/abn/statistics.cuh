@@ -56,7 +56,7 @@ __device__ __forceinline__ ThreadMoments<accumulate_t<S>, Walk::kChannels> threa
     Stored<S, V> in[kUnroll];
     PALIMPSEST_UNROLL
     for (int u = 0; u < kUnroll; ++u)
-      if (at[u] >= 0) from.read(in[u], at[u], serial + u * Walk::kBlockThreads);
+      if (at[u] >= 0) from.read(in[u], at[u], serial + u * walk.step());
     add_batch<S, V, Walk::kChannels>(moments, in, at);
   };
   const auto do_edge = [&](int64_t at, int serial) {
@@ -88,15 +88,27 @@ __device__ __forceinline__ void write_statistics(const StatisticsOutputs<T>& out
     move_running(outputs.running_var[c], moments.squares / (moments.count - 1), outputs.momentum);
 }
 
+/// Writes the report of a choice, by a block of kBlock threads that does nothing else. T: the parameters' type.
+template <class T, int kBlock>
+__device__ __forceinline__ void report_slots(const SlotArguments& slots, int64_t channels) {
+  report_outlooks<kBlock>(slots.tensors, channels, [&](int64_t c) {
+    return outlook_of_channel<T>(slots.tensors, slots.criterion, c, 0);
+  });
+}
+
 /// abn_statistics. Grid: block b of kThreads threads does segment b / panels of panel b % panels, so that
 /// blocks that run at the same time read neighbouring memory; the last block of a panel adds up its segments.
+/// With a choice, block 0 reports it and the others count from block 1: it runs beside them and ends first.
 /// Shared: 6 to 11 KB for the sums. Registers: at most 64, so that four blocks run per multiprocessor.
 template <class S, class Walk>
 __global__ void __launch_bounds__(kThreads, 4)
-    statistics_kernel(Cut cut, const S* x, StatisticsOutputs<accumulate_t<S>> outputs, Workspace workspace) {
+    statistics_kernel(Cut cut, const S* x, StatisticsOutputs<accumulate_t<S>> outputs, Workspace workspace,
+                      SlotArguments slots) {
+  unsigned block = blockIdx.x;
+  if (slots.tensors.report && block-- == 0)
+    return report_slots<accumulate_t<S>, kThreads>(slots, cut.shape.c);
   const int wide = Walk::panel_channels(cut);
-  const int panel = static_cast<int>(blockIdx.x % cut.panels),
-            segment = static_cast<int>(blockIdx.x / cut.panels);
+  const int panel = static_cast<int>(block % cut.panels), segment = static_cast<int>(block / cut.panels);
   const Walk walk(cut, panel);
   Moments moments = block_moments<Walk>(thread_moments<S>(walk, cut, segment, FromMemory<S>{x}),
                                         cut.pieces_of(segment), cut.wide);

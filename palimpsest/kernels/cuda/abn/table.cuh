@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/kernels/abn.h"
+#include "palimpsest/kernels/cuda/device/slot_report.cuh"
 #include "palimpsest/kernels/cuda/device/walk.cuh"
 #include "palimpsest/kernels/cuda/device/workspace.h"
 
@@ -77,12 +78,13 @@ struct Geometry {
   std::size_t shared_bytes = 0;  ///< resident kernels: for a block's share of the tensor
 };
 
-/// The launches for storage type S. Resident kernels need one cluster of cut.segments blocks per panel.
+/// The launches for storage type S. `slots`: a choice that the launch reports on the way. Resident kernels need one cluster of cut.segments blocks per panel.
 template <class S>
 struct LaunchTable {
   using T = accumulate_t<S>;
   void (*statistics)(const AbnProblem& problem, const Geometry& geometry, const S* x,
-                     const StatisticsOutputs<T>& outputs, const Workspace& workspace, Stream stream);
+                     const StatisticsOutputs<T>& outputs, const Workspace& workspace,
+                     const SlotArguments& slots, Stream stream);
   void (*apply)(const AbnProblem& problem, const Geometry& geometry, const ApplyArguments<S>& arguments,
                 Stream stream);
   /// Returns the clusters of resident_forward that the current device runs at once; 0: it refuses them.
@@ -90,7 +92,7 @@ struct LaunchTable {
   /// statistics and apply in one launch.
   void (*resident_forward)(const AbnProblem& problem, const Geometry& geometry,
                            const ApplyArguments<S>& arguments, const StatisticsOutputs<T>& outputs,
-                           Stream stream);
+                           const SlotArguments& slots, Stream stream);
   void (*backward_reduce)(const AbnProblem& problem, const Geometry& geometry,
                           const BackwardArguments<S>& arguments, const Workspace& workspace, Stream stream);
   void (*backward_apply)(const AbnProblem& problem, const Geometry& geometry,

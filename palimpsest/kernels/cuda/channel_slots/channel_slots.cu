@@ -1,12 +1,10 @@
 #include "palimpsest/kernels/cuda/channel_slots.h"
 
 #include "palimpsest/kernels/cuda/device/panels.h"
-#include "palimpsest/kernels/cuda/device/reduce.cuh"
+#include "palimpsest/kernels/cuda/device/slot_report.cuh"
 #include "palimpsest/kernels/cuda/device/vector16.cuh"
 #include "palimpsest/kernels/cuda/device/workspace.h"
-#include "palimpsest/kernels/formulas/abn_formulas.h"
 #include "palimpsest/kernels/formulas/channel_slots.h"
-#include "palimpsest/kernels/formulas/invertibility.h"
 
 namespace palimpsest::kernels::cuda {
 namespace {
@@ -56,25 +54,12 @@ __global__ void __launch_bounds__(kThreads)
   if (c < channels) {
     const double rms =
         tensors.residual ? sampled_rms(problem, static_cast<const S*>(tensors.residual), c) : 0;
-    const double weight = value_or(static_cast<const T*>(tensors.weight), c, 1),
-                 bias = value_or(static_cast<const T*>(tensors.bias), c, 0);
-    if (!tensors.residual || threadIdx.x % kWarp == 0)
-      outlooks[c] = criterion.outlook(weight, bias, rms, tensors.counts_near);
+    const Outlook outlook = outlook_of_channel<T>(tensors, criterion, c, rms);
+    if (!tensors.residual || threadIdx.x % kWarp == 0) outlooks[c] = outlook;
   }
   if (!is_last_block(counter, gridDim.x)) return;
 
-  int counts[2] = {0, 0};
-  for (int64_t i = threadIdx.x; i < channels; i += kThreads) {
-    counts[0] += outlooks[i] == Outlook::kNonInvertible ? 1 : 0;
-    counts[1] += outlooks[i] == Outlook::kInvertible ? 0 : 1;
-  }
-  block_sum<kThreads>(counts);
-  const int64_t wanted = counts[0], late = wanted - tensors.slots;
-  if (threadIdx.x == 0) {
-    tensors.report->counts = pack_counts({wanted, counts[1]});
-    if (tensors.counts_late && late > 0)
-      atomicAdd(&tensors.report->late, static_cast<unsigned long long>(late));
-  }
+  const int64_t wanted = report_outlooks<kThreads>(tensors, channels, [&](int64_t i) { return outlooks[i]; });
   if (!tensors.index) return;
   int64_t wanted_before = 0;
   for (int64_t first = 0; first < channels; first += kThreads) {

@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/cuda/device/panels.h"
 #include "palimpsest/kernels/cuda/device/reduce.cuh"
+#include "palimpsest/kernels/cuda/device/strips.cuh"
 
 #include <cstdint>
 
@@ -76,6 +77,19 @@ __device__ __forceinline__ GradientSums block_sums(const ThreadSums<T, Walk::kCh
     __syncthreads();
     return all;
   }
+}
+
+/// block_sums for Strips: thread j < cut.channels gets the sums of the panel's channel j. `parts` is for sum_strip, and
+/// may be written after the call.
+template <class Walk, class T>
+__device__ __forceinline__ GradientSums strip_sums(const ThreadSums<T, Walk::kChannels>& own, const Cut& cut,
+                                                   T* parts) {
+  T sums[2][Walk::kVector];
+  PALIMPSEST_UNROLL
+  for (int i = 0; i < Walk::kVector; ++i) sums[0][i] = own.dy[i], sums[1][i] = own.dy_t[i];
+  double all[2] = {};
+  sum_strip<Walk>(cut, sums, parts, all);
+  return {all[0], all[1]};
 }
 
 /// Adds up the segments of a panel of `panel` channels, a power of two, from `records` (segments, C), by one

@@ -36,6 +36,13 @@ inline int panel_width(int64_t vectors, int most, int least) {
   return best;
 }
 
+/// Width of a strip of small planes (strips.cuh) in vectors, and its channels, at most. Its coefficients lie in shared
+/// memory once per value of a row.
+inline constexpr int kMostStrip = 64, kMostStripChannels = 32;
+/// Strips become wider where a plane would leave threads without work, up to this many bytes per strip and as long as
+/// there remain so many strips.
+inline constexpr int64_t kWideStripBytes = 64 * 1024, kLeastStrips = 256;
+
 /// Blocks that a launch with sums aims at: several waves on the largest device, because the last wave is never
 /// full. Columns: fewer, because the last block of a panel adds up its segments, many channels of each.
 inline constexpr int64_t kReduceBlocks = 4096, kColumnReduceBlocks = 2048;

@@ -1,20 +1,22 @@
 #pragma once
 
 #include "palimpsest/base/shape.h"
+#include "palimpsest/kernels/cuda/device/divisor.cuh"
 #include "palimpsest/kernels/cuda/device/vector16.cuh"
 
 #include <cstdint>
 
 /// How the threads of a block walk through a tensor, a vector of up to 16 bytes at a time. A walk knows one panel (panels.h),
 /// which consists of pieces: a piece of Planes is a vector, a piece of Columns is the panel's row of one
-/// pixel. Planes have edges besides: the single values of a row before its first and after its last aligned
-/// vector.
+/// pixel, a piece of Strips (strips.cuh) the panel's row of one image. Planes have edges besides: the single values of
+/// a row before its first and after its last aligned vector.
 ///   vectors<kUnroll>(first, last, body)   calls body(at, serial) until pieces [first, last) are done; `at`
 ///                                         has the offsets of kUnroll vectors, -1 for none, so that a body
 ///                                         can have kUnroll loads under way before it uses the first
 ///   edges(first, last, body)              calls body(at, serial) for each single value
-/// `serial` numbers the vectors (or edges) of the block. A thread meets the same numbers in every pass, so it
-/// finds in shared memory the values that it put there in the pass before.
+/// `serial` numbers the vectors (or edges) of the block: of the first vector in a batch; the next ones follow by
+/// step(). A thread meets the same numbers in every pass, so it finds in shared memory the values that it put there in
+/// the pass before.
 namespace palimpsest::kernels::cuda {
 
 /// A tensor as one launch cuts it.
@@ -25,7 +27,11 @@ struct Cut {
   int edges = 0;     ///< per panel, Planes only: as many as the rows could have
   int segments = 1;  ///< per panel
   int lead = 0;      ///< Planes only: values from the last multiple of 16 bytes to the first value
-  int wide = 1;      ///< Columns only: vectors per piece, a power of two
+  int wide = 1;      ///< vectors per piece: in Columns a power of two
+  int channels = 0;  ///< Strips only: per panel
+  int rows = 0;      ///< Strips only: rows that a block reads at once
+  int scratch = 0;   ///< Strips only: bytes of dynamic shared memory before the values of the panel
+  Divisor<int32_t> by_wide, by_pixels;  ///< Strips only
 
   __host__ __device__ int first_piece(int segment) const { return share(pieces, segment); }
   __host__ __device__ int pieces_of(int segment) const {
@@ -42,6 +48,33 @@ struct Cut {
   }
 };
 
+/// Calls body(at, serial) as above for `count` vectors of a thread: the first at `next` with number `serial`, the
+/// others `step` values and `serial_step` numbers further each.
+template <int kUnroll, class Body>
+__device__ __forceinline__ void walk_rows(int64_t next, int64_t step, int count, int serial, int serial_step,
+                                          const Body& body) {
+  int64_t at[kUnroll];
+  // First the vectors that make no whole batch, then batches in a loop without comparisons.
+  if constexpr (kUnroll > 1)
+    if (const int few = count % kUnroll; few > 0) {
+      PALIMPSEST_UNROLL
+      for (int u = 0; u < kUnroll; ++u) at[u] = u < few ? next + u * step : -1;
+      body(at, serial);
+      serial += few * serial_step;
+      next += few * step;
+    }
+  for (int batches = count / kUnroll; batches > 0; --batches) {
+    PALIMPSEST_UNROLL
+    for (int u = 0; u < kUnroll; ++u) {
+      at[u] = next + u * step;
+      PALIMPSEST_ASSUME(at[u] >= 0);
+    }
+    body(at, serial);
+    serial += kUnroll * serial_step;
+    next += kUnroll * step;
+  }
+}
+
 /// NCHW: a panel is one channel. Its rows are the images, S values each, which may begin at any value. The
 /// aligned vectors of a row are pieces; up to V - 1 values before the first and after the last vector are
 /// edges.
@@ -50,8 +83,10 @@ class Planes {
  public:
   static constexpr int kBlockThreads = kThreads;
   static constexpr int kVector = V;
+  static constexpr bool kStrips = false;
   static constexpr int kChannels = 1;         ///< per thread
   static constexpr int kPanelChannels = 1;    ///< per block
+  static constexpr int kPlaces = 1;           ///< for coefficients, per block
   static constexpr int kEdges = 2 * (V - 1);  ///< per row, at most
 
   __device__ __forceinline__ Planes(const Cut& cut, int panel)
@@ -62,6 +97,8 @@ class Planes {
 
   /// The channels of each panel.
   __device__ __forceinline__ static int panel_channels(const Cut&) { return 1; }
+
+  __device__ __forceinline__ static constexpr int step() { return kThreads; }
 
   /// The first of this thread's channels, counted within the panel.
   __device__ __forceinline__ int first_channel() const { return 0; }
@@ -125,7 +162,9 @@ class Columns {
   static constexpr int kBlockThreads = kThreads;
   static constexpr int kVector = V;
   static constexpr int kChannels = V;
+  static constexpr bool kStrips = false;
   static constexpr int kPanelChannels = kMostWide * V;  ///< at most
+  static constexpr int kPlaces = kPanelChannels;
 
   __device__ __forceinline__ Columns(const Cut& cut, int panel)
       : channels_(static_cast<int>(cut.shape.c)), wide_(cut.wide) {
@@ -133,6 +172,8 @@ class Columns {
   }
 
   __device__ __forceinline__ static int panel_channels(const Cut& cut) { return cut.wide * V; }
+
+  __device__ __forceinline__ static constexpr int step() { return kThreads; }
 
   __device__ __forceinline__ int first_channel() const {
     return (static_cast<int>(threadIdx.x) & (wide_ - 1)) * V;
@@ -145,28 +186,8 @@ class Columns {
     const int row = first + static_cast<int>(threadIdx.x) / wide_;
     if (row >= last) return;
     const int count = (last - row + rows - 1) / rows;  // this thread's vectors
-    int serial = static_cast<int>(threadIdx.x);
-    const int64_t step = int64_t{rows} * channels_;
-    int64_t next = int64_t{row} * channels_ + column_, at[kUnroll];
-    // First the vectors that make no whole batch, then batches in a loop without comparisons.
-    if constexpr (kUnroll > 1)
-      if (const int few = count % kUnroll; few > 0) {
-        PALIMPSEST_UNROLL
-        for (int u = 0; u < kUnroll; ++u) at[u] = u < few ? next + u * step : -1;
-        body(at, serial);
-        serial += few * kThreads;
-        next += few * step;
-      }
-    for (int batches = count / kUnroll; batches > 0; --batches) {
-      PALIMPSEST_UNROLL
-      for (int u = 0; u < kUnroll; ++u) {
-        at[u] = next + u * step;
-        PALIMPSEST_ASSUME(at[u] >= 0);
-      }
-      body(at, serial);
-      serial += kUnroll * kThreads;
-      next += kUnroll * step;
-    }
+    walk_rows<kUnroll>(int64_t{row} * channels_ + column_, int64_t{rows} * channels_, count,
+                       static_cast<int>(threadIdx.x), kThreads, body);
   }
 
   template <class Body>
