@@ -120,6 +120,15 @@ TYPED_TEST(CudaAbnStrips, EqualTheReferenceWhereClustersShareAStrip) {
     }
 }
 
+// Of one channel: rows of whole vectors that leave few threads idle. 100 and 300 vectors leave too many.
+TYPED_TEST(CudaAbnStrips, OfOneChannelEqualTheReference) {
+  constexpr auto kVector = static_cast<int64_t>(16 / sizeof(TypeParam));
+  for (const int64_t vectors : {49, 98, 100, 128, 170, 255, 300, 392, 511, 512})
+    for (const int64_t n : {1, 5, 23})
+      for (const int blocks : {2 * n * vectors * 16 < 96 * 1024 ? 1 : 8, 4})
+        this->expect_right({.shape = {n, 3, vectors * kVector}, .has_residual = n == 5}, blocks);
+}
+
 TYPED_TEST(CudaAbnStrips, LoseNoDigitsWhereTheMeanIsFarFromZero) {
   if (sizeof(TypeParam) == 2) GTEST_SKIP() << "16-bit storage has no digits there";
   for (const double mean : {-1e3, 1e4})

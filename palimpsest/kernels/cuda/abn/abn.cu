@@ -145,23 +145,29 @@ Geometry apply_geometry(const AbnProblem& problem, int lead) {
   return streaming_geometry<S>(problem, lead, kApply);
 }
 
-/// Cuts small planes into strips (device/strips.cuh) for a resident launch that keeps `tensors` tensors: 1, forward, or
-/// 2, backward. cut.channels is 0 if the tensor has no such planes, or its channels and address do not allow it.
+/// Returns whether rows of so many vectors leave a quarter of a resident block's threads without work at most.
+bool rows_fill_a_block(int64_t wide) {
+  return wide <= kResidentThreads && 4 * (kResidentThreads / wide * wide) >= 3 * kResidentThreads;
+}
+
+/// Cuts small planes into strips of channels or of one channel (device/strips.cuh) for a resident launch that keeps
+/// `tensors` tensors: 1, forward, or 2, backward. cut.channels is 0 if the tensor has no such planes, or its channels
+/// and address do not allow it.
 template <class S>
 Geometry whole_strips(const AbnProblem& problem, int lead, int tensors) {
   using T = accumulate_t<S>;
   constexpr int V = kLanes<S>;
   Geometry geometry;
   const Shape3& shape = problem.shape;
-  if (V == 1 || problem.layout != Layout::kNCHW || lead != 0 || shape.s < V || shape.s > kMostStrip * V)
+  if (V == 1 || problem.layout != Layout::kNCHW || lead != 0 || shape.s < V || shape.s > kResidentThreads * V)
     return geometry;
   int64_t channels = V / std::gcd(shape.s, int64_t{V});
   int64_t wide = channels * shape.s / V;
-  if (shape.c % channels != 0 || wide > kMostStrip) return geometry;
+  if (shape.c % channels != 0 || (channels > 1 && wide > kMostStrip)) return geometry;
   while (2 * wide <= kMostStrip && 2 * channels <= kMostStripChannels && shape.c % (2 * channels) == 0 &&
          shape.c / (2 * channels) >= kLeastStrips && shape.n * 2 * wide * 16 <= kWideStripBytes)
     channels *= 2, wide *= 2;
-  if (channels == 1) return geometry;  // Planes do the same
+  if (channels == 1 && !rows_fill_a_block(wide)) return geometry;
   geometry.vector = V;
   Cut& cut = geometry.cut;
   cut.shape = shape;
@@ -170,6 +176,7 @@ Geometry whole_strips(const AbnProblem& problem, int lead, int tensors) {
   cut.wide = static_cast<int>(wide), cut.channels = static_cast<int>(channels);
   cut.rows = kResidentThreads / cut.wide;
   cut.by_wide = Divisor<int32_t>(cut.wide), cut.by_pixels = Divisor<int32_t>(static_cast<int32_t>(shape.s));
+  if (channels == 1) return geometry;
   using Forward = PanelForward<T, V, kMostStrip * V>;
   using Backward = GradientCoefficients<T, V, kMostStrip * V>;
   const int sums = strip_sum_bytes<T, 2>(cut);

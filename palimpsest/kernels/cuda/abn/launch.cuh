@@ -98,8 +98,11 @@ void with_resident_forward(const AbnProblem& problem, const Geometry& geometry, 
       function(resident_forward_kernel<S, Walk, Act, kResidual>, activation);
     });
   };
-  if constexpr (kLanes<S> > 1)
-    if (geometry.cut.channels > 0) return call.template operator()<Strips<S, kLanes<S>, kResidentThreads>>();
+  if constexpr (kLanes<S> > 1) {
+    if (geometry.cut.channels > 1) return call.template operator()<Strips<S, kLanes<S>, kResidentThreads>>();
+    if (geometry.cut.channels == 1)
+      return call.template operator()<AlignedPlanes<S, kLanes<S>, kResidentThreads>>();
+  }
   with_walk<S, kResidentThreads, kResidentPanelBytes>(problem, geometry.vector, call);
 }
 
@@ -164,7 +167,8 @@ void with_resident_backward(const AbnProblem& problem, const Geometry& geometry,
                : function(resident_backward_kernel<S, Walk, Straight, false>, activation);
     };
     constexpr int V = kLanes<S>;
-    geometry.cut.channels > 0 ? call.template operator()<Strips<S, V, kResidentThreads>>()
+    geometry.cut.channels > 1    ? call.template operator()<Strips<S, V, kResidentThreads>>()
+    : geometry.cut.channels == 1 ? call.template operator()<AlignedPlanes<S, V, kResidentThreads>>()
     : problem.layout == Layout::kNCHW
         ? call.template operator()<Planes<S, V, kResidentThreads>>()
         : call.template operator()<Columns<S, V, kResidentThreads, most_wide<S>(V, kResidentPanelBytes)>>();

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
-/// Small planes in NCHW: a walk over strips of neighbouring channels, and the sums of their channels. In an image the
+/// Small planes in NCHW: walks over strips of neighbouring channels, and the sums of their channels. In an image the
 /// cut.channels channels of a strip are contiguous, and cut.channels is such that they begin and end at multiples of
 /// 16 bytes: no edges, though a single plane may have any size. A plane has at least V values, so that a vector
 /// belongs to one channel or to two.
@@ -33,28 +33,18 @@ struct StripPlace {
   }
 };
 
-/// A panel is a strip, its rows are the images. A thread has the same values in all rows. It treats each of
-/// them as a channel: kChannels and first_channel() count positions of the row, of which kPlaces is the most.
-template <class S, int V, int kThreads>
-class Strips {
+/// The walk over a panel whose rows are the images, each of cut.wide whole vectors. A thread has the same column
+/// in all rows.
+template <int V, int kThreads>
+class ImageRows {
  public:
   static constexpr int kBlockThreads = kThreads;
   static constexpr int kVector = V;
-  static constexpr bool kStrips = true;
-  static constexpr int kChannels = V;
-  static constexpr int kPanelChannels = kMostStripChannels;
-  static constexpr int kPlaces = kMostStrip * V;
 
-  __device__ __forceinline__ Strips(const Cut& cut, int panel)
-      : cut_(cut), begin_(int64_t{panel} * cut.wide * V + first_channel()) {}
-
-  __device__ __forceinline__ static int panel_channels(const Cut& cut) { return cut.channels; }
+  __device__ __forceinline__ ImageRows(const Cut& cut, int panel)
+      : cut_(cut), begin_(int64_t{panel} * cut.wide * V + first_value()) {}
 
   __device__ __forceinline__ int step() const { return cut_.rows * cut_.wide; }
-
-  __device__ __forceinline__ int first_channel() const {
-    return (static_cast<int>(threadIdx.x) - within() * cut_.wide) * V;
-  }
 
   template <int kUnroll, class Body>
   __device__ __forceinline__ void vectors(int first, int last, const Body& body) const {
@@ -70,12 +60,48 @@ class Strips {
   template <class Body>
   __device__ __forceinline__ void edges(int, int, const Body&) const {}
 
+ protected:
+  // Of the thread's vectors, counted within a row.
+  __device__ __forceinline__ int first_value() const {
+    return (static_cast<int>(threadIdx.x) - within() * cut_.wide) * V;
+  }
+
  private:
   // The thread's row, of those that the block reads at once.
   __device__ __forceinline__ int within() const { return cut_.by_wide.divide(static_cast<int>(threadIdx.x)); }
 
   const Cut& cut_;
   int64_t begin_;
+};
+
+/// A panel is a strip. A thread treats each of its values in a row as a channel: kChannels and first_channel()
+/// count positions of the row, of which kPlaces is the most.
+template <class S, int V, int kThreads>
+class Strips : public ImageRows<V, kThreads> {
+ public:
+  static constexpr bool kStrips = true;
+  static constexpr int kChannels = V;
+  static constexpr int kPanelChannels = kMostStripChannels;
+  static constexpr int kPlaces = kMostStrip * V;
+
+  using ImageRows<V, kThreads>::ImageRows;
+
+  __device__ __forceinline__ static int panel_channels(const Cut& cut) { return cut.channels; }
+  __device__ __forceinline__ int first_channel() const { return this->first_value(); }
+};
+
+/// A panel is one channel, whose planes consist of whole vectors, at most as many as the block has threads: Planes
+/// with fewer instructions.
+template <class S, int V, int kThreads>
+class AlignedPlanes : public ImageRows<V, kThreads> {
+ public:
+  static constexpr bool kStrips = false;
+  static constexpr int kChannels = 1, kPanelChannels = 1, kPlaces = 1;
+
+  using ImageRows<V, kThreads>::ImageRows;
+
+  __device__ __forceinline__ static int panel_channels(const Cut&) { return 1; }
+  __device__ __forceinline__ int first_channel() const { return 0; }
 };
 
 /// The bytes that sum_strip needs for kSums sums of T.

@@ -28,10 +28,10 @@ struct Cut {
   int segments = 1;  ///< per panel
   int lead = 0;      ///< Planes only: values from the last multiple of 16 bytes to the first value
   int wide = 1;      ///< vectors per piece: in Columns a power of two
-  int channels = 0;  ///< Strips only: per panel
-  int rows = 0;      ///< Strips only: rows that a block reads at once
+  int channels = 0;  ///< per panel: Strips; 1: AlignedPlanes; 0: other walks
+  int rows = 0;      ///< Strips, AlignedPlanes: rows that a block reads at once
   int scratch = 0;   ///< Strips only: bytes of dynamic shared memory before the values of the panel
-  Divisor<int32_t> by_wide, by_pixels;  ///< Strips only
+  Divisor<int32_t> by_wide, by_pixels;  ///< Strips, AlignedPlanes
 
   __host__ __device__ int first_piece(int segment) const { return share(pieces, segment); }
   __host__ __device__ int pieces_of(int segment) const {
