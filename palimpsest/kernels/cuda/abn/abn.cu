@@ -154,6 +154,7 @@ Geometry whole_strips(const AbnProblem& problem, int lead, int tensors) {
   cut.pieces = counted(problem, shape.n);
   cut.wide = static_cast<int>(wide), cut.channels = static_cast<int>(channels);
   cut.rows = kResidentThreads / cut.wide;
+  cut.next = cut.rows * shape.c * shape.s;
   cut.by_wide = Divisor<int32_t>(cut.wide), cut.by_pixels = Divisor<int32_t>(static_cast<int32_t>(shape.s));
   using Forward = PanelForward<T, V, kMostStrip * V>;
   using Backward = GradientCoefficients<T, V, kMostStrip * V>;
