@@ -197,6 +197,18 @@ TEST(AbnContract, NotANumberStaysInItsChannel) {
   }
 }
 
+TEST(AbnContract, TheGradientOfAResidualThatIsNotANumberPassesItsReLU) {  // as with libtorch's ReLU
+  const AbnCase c{
+      .shape = {2, 3, 40}, .saved = Saved::kPreActivation, .has_residual = true, .relu_residual = true};
+  for (const bool is_reference : {false, true}) {
+    AbnTensors<float> t(c);
+    t.residual[57] = std::numeric_limits<float>::quiet_NaN();
+    is_reference ? run_reference(c, t) : run_cpu(c, t);
+    EXPECT_TRUE(std::isfinite(t.dresidual[57]));
+    EXPECT_NE(t.dresidual[57], 0);
+  }
+}
+
 TEST(AbnContract, SaturationGivesFiniteGradients) {
   for_each_activation([](Activation activation, Saved saved) {
     for (const double bias_scale : {200.0, 2000.0}) {

@@ -216,8 +216,9 @@ void apply_backward(const AbnProblem& problem, const AbnBackward& backward, doub
       if (!frozen)
         dx -= parameter(backward.sum_dy, problem, c, 0) / m +
               g.xhat * parameter(backward.sum_dy_xhat, problem, c, 0) / m;
+      // As libtorch's ReLU: the gradient of NaN passes.
       const bool hidden =
-          problem.relu_residual && backward.residual && !(value(backward.residual, problem.dtype, i) > 0);
+          problem.relu_residual && backward.residual && value(backward.residual, problem.dtype, i) <= 0;
       store(backward.dx, problem.dtype, i, scale * dx);
       if (backward.dresidual) store(backward.dresidual, problem.dtype, i, hidden ? 0 : g.dy);
     });

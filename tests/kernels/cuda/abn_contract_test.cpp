@@ -292,6 +292,22 @@ TEST(CudaAbnContract, NotANumberStaysInItsChannel) {
     });
 }
 
+TEST(CudaAbnContract, TheGradientOfAResidualThatIsNotANumberPassesItsReLU) {
+  for (const Layout layout : kLayouts) {
+    const AbnCase c{.shape = {2, 8, 40},
+                    .layout = layout,
+                    .saved = Saved::kPreActivation,
+                    .has_residual = true,
+                    .relu_residual = true};
+    const EmulatedDevice device(Path::kClusters);
+    AbnTensors<float> t(c);
+    t.residual[57] = std::numeric_limits<float>::quiet_NaN();
+    run_cuda(c, t);
+    EXPECT_TRUE(std::isfinite(t.dresidual[57]));
+    EXPECT_NE(t.dresidual[57], 0);
+  }
+}
+
 TEST(CudaAbnContract, FrozenStatisticsFollowFromTheRunningOnes) {
   const auto expect = [](auto zero, int64_t channels, int64_t misaligned_by) {
     using T = decltype(zero);

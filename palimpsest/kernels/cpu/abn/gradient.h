@@ -179,7 +179,7 @@ void backward_rows(Block block, Gradient<S, V, kPlane, Choices...> gradient, boo
         result.dx = dy_t.a * per_dy.at(j) + (t * per_t.at(j) + constant.at(j));
         if (gradient.has_residual()) {
           const V r = load_as<V>(residual.values + i);
-          result.dresidual = residual.relu ? (r > V{} ? dy_t.a : V{}) : dy_t.a;
+          result.dresidual = residual.relu ? (r <= V{} ? V{} : dy_t.a) : dy_t.a;
         }
         if (gradient.has_y() && out.z) result.z = gradient.z_at(i, j);
         return result;

@@ -27,10 +27,10 @@ struct BlockCount {
   int64_t vectors;  ///< per thread: as many pay for what a block does before and after them
   int64_t most_segments;
 };
-// A wave on an H100 or H200 is 528 blocks of statistics_kernel and 396 of backward_reduce_kernel. More waves
-// leave the last block of a panel more segments to add up.
+// A wave on an H100 or H200 is 528 blocks of statistics_kernel, one of which may report slots, and 396 of
+// backward_reduce_kernel. More waves leave the last block of a panel more segments to add up. Measured on an H100.
 constexpr BlockCount kPlaneSums{kReduceBlocks, 480, 16, kReduceBlocks},
-    kColumnStatistics{528, 528, 16, kMostColumnSegments}, kColumnGradients{792, 396, 16, kMostColumnSegments},
+    kColumnStatistics{512, 480, 16, kMostColumnSegments}, kColumnGradients{792, 480, 16, kMostColumnSegments},
     kApply{8192, 480, 8, 8192};
 
 /// Returns the same memory in the layout that suits the kernels best: without pixels NCHW is channels-last,
@@ -175,6 +175,7 @@ Geometry whole_strips(const AbnProblem& problem, int lead, int tensors) {
   cut.pieces = counted(problem, shape.n);
   cut.wide = static_cast<int>(wide), cut.channels = static_cast<int>(channels);
   cut.rows = kResidentThreads / cut.wide;
+  cut.next = cut.rows * shape.c * shape.s;
   cut.by_wide = Divisor<int32_t>(cut.wide), cut.by_pixels = Divisor<int32_t>(static_cast<int32_t>(shape.s));
   if (channels == 1) return geometry;
   using Forward = PanelForward<T, V, kMostStrip * V>;

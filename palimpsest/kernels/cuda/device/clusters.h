@@ -33,7 +33,8 @@ inline constexpr double kResidentOverhead = 1.35;
 ///   share(blocks)   bytes of shared memory per block if so many share a panel
 ///   active(blocks)  clusters of so many blocks that the device runs at once; 0: it refuses them
 ///
-/// The usual choice needs few blocks per panel, but two blocks per multiprocessor. It holds if all clusters
+/// The usual choice needs few blocks per panel, but nearly two blocks per multiprocessor (256 for 132, because a
+/// second wave of as many takes longer than it gains). It holds if all clusters
 /// run at once. Otherwise clusters are left for a second wave, in which most of the device idles: a GPC of 14
 /// instead of 16 multiprocessors has room for 3 clusters of 8 in place of 4, and a MIG slice may have none.
 /// Then the time of each choice is compared, in passes over a tensor. A wave takes the time of a full one,
@@ -43,7 +44,7 @@ int blocks_per_panel(const ResidentWork& work, const Share& share, const Active&
   const auto fits = [&](int blocks) { return blocks <= work.max_cluster && share(blocks) <= work.room; };
   int usual = 1;
   while (!fits(usual) && 2 * usual <= work.max_cluster) usual *= 2;
-  while (work.panels * usual < 2 * int64_t{work.multiprocessors} && share(usual) > kSmallShare &&
+  while (8 * work.panels * usual < 15 * int64_t{work.multiprocessors} && share(usual) > kSmallShare &&
          2 * usual <= work.max_cluster)
     usual *= 2;
   if (!fits(usual) || work.panels * usual < work.multiprocessors) return 0;

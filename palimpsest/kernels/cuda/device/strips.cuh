@@ -53,8 +53,7 @@ class ImageRows {
     const int rows = cut_.rows;
     const int count = (last - row + rows - 1) / rows;  // this thread's vectors
     const int64_t pixels = cut_.shape.c * cut_.shape.s;
-    walk_rows<kUnroll>(row * pixels + begin_, rows * pixels, count, static_cast<int>(threadIdx.x), step(),
-                       body);
+    walk_rows<kUnroll>(row * pixels + begin_, cut_.next, count, static_cast<int>(threadIdx.x), step(), body);
   }
 
   template <class Body>

@@ -30,7 +30,9 @@ struct Cut {
   int wide = 1;      ///< vectors per piece: in Columns a power of two
   int channels = 0;  ///< per panel: Strips; 1: AlignedPlanes; 0: other walks
   int rows = 0;      ///< Strips, AlignedPlanes: rows that a block reads at once
-  int scratch = 0;   ///< Strips only: bytes of dynamic shared memory before the values of the panel
+  /// Strips, AlignedPlanes: values from a thread's vector to its next one. From here it takes no registers.
+  int64_t next = 0;
+  int scratch = 0;  ///< Strips only: bytes of dynamic shared memory before the values of the panel
   Divisor<int32_t> by_wide, by_pixels;  ///< Strips, AlignedPlanes
 
   __host__ __device__ int first_piece(int segment) const { return share(pieces, segment); }
