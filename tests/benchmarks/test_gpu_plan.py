@@ -1,5 +1,6 @@
 """The plan of measurements on a GPU: its limits are those of the document, its units are there to be done, its estimates
 belong to rows."""
+import json
 import pathlib
 import re
 import sys
@@ -16,9 +17,10 @@ def limits(name):
 
 
 def documented():
-    """The limits of the table in docs/results/README.md, in its order."""
+    """The rows of the two tables in docs/results/README.md: (measured, opponent, limit, ratios)."""
     text = (ROOT / "docs/results/README.md").read_text().split("## On a GPU")[1]
-    return [cells[-1] for cells in re.findall(r"^\| (.+) \| (.+) \| ([\d./ ]+) \|$", text, re.M)]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line.startswith("| ")]
+    return [(what, opponent, limit, ratios) for what, opponent, limit, *ratios in rows if limit != "limit"]
 
 
 def test_the_document_has_the_limits_of_the_plan():
@@ -32,11 +34,36 @@ def test_the_document_has_the_limits_of_the_plan():
     assert compiled == [0.90] * 4 and packages == {0.50}
     resnext = limits("ResNeXt-101, batch 128, bf16")
     precisions = limits("ResNet-50, batch 64, f32 and 16 bits")
-    assert documented() == [
-        f"{limit:.2f}" if limit != 1 / 0.85 else "1 / 0.85" for limit in
-        (0.50, 0.65, 0.90, 1 / 0.85, 0.50, limits("host time of a layer")["host"], resnext["time"], resnext["kept"],
-         limits("DenseNet-121, batch 128, bf16")["time"], precisions["f32"],
-         limits("ResNet-50, batch 64, bf16 autocast")["time"], precisions["f16"])]
+    assert [limit for _, _, limit, _ in documented()] == [
+        f"{limit:.2f}" for limit in
+        (0.50, 0.65, 0.65, 1 / 0.85, 1 / 0.85, 1 / 0.85, 0.50, 0.50, 0.90,
+         limits("ResNet-50, batch 64, bf16 autocast")["time"], precisions["f16"], precisions["f32"], resnext["time"],
+         resnext["kept"], limits("DenseNet-121, batch 128, bf16")["time"], limits("host time of a layer")["host"])]
+
+
+STEPS = ("ResNet-50, batch 64, bf16 autocast", "ResNet-50, batch 64, f16 autocast", "ResNet-50, batch 64, bf16 against f32",
+         "ResNet-50, batch 64, f16 against f32", "ResNeXt-101, batch 128, bf16", "ResNeXt-101, batch 128, bf16: kept",
+         "DenseNet-121, batch 128, bf16", "host time of a layer")
+OPPONENTS = {"libtorch's eager layers": ": eager", "a copy on the device": ": a copy of [58] passes",
+             "CUDA kernels of the inplace_abn package": ", inplace_abn", "torch.compile": ", torch.compile"}
+
+
+def test_the_document_has_the_ratios_of_the_measurement():
+    found = json.loads((ROOT / "docs/results/gpu_nvidia_h100_80gb_hbm3.json").read_text())["rows"]
+    measured = {row["row"]: row for row in found if "ratio" in row}
+    compared = 0
+    rows = documented()
+    for what, opponent, _, ratios in rows[:9]:
+        for shape, said in zip(plan.SHAPES, ratios, strict=True):
+            if not said or "(before)" in said:  # the text says what that is
+                continue
+            name = re.escape(f"{list(shape)} {what.split(',')[0]}") + OPPONENTS[opponent]
+            row, = [row for known, row in measured.items() if re.fullmatch(name, known)]
+            assert said == (f"{row['ratio']:.3f}" if row["pass"] else f"**{row['ratio']:.3f}**"), name
+            compared += 1
+    assert compared == 26
+    said = [ratio for *_, (ratios,) in rows[9:] for ratio in ratios.split(", ")]
+    assert said == [f"{measured[name]['ratio']:.3f}" for name in STEPS] and all(measured[name]["pass"] for name in STEPS)
 
 
 def test_every_unit_has_a_function_and_a_name_of_its_own():
