@@ -78,7 +78,9 @@ def verify(name, values, layer, limit):
 
 
 def passes(shape, layout, dtype):
-    """The choice of abn.cu: a panel is a channel, or 64 bytes of channels; backward holds two tensors on the chip."""
+    """The passes of the goal: a tensor is read once where a panel (a channel, or 64 bytes of channels) of two tensors has room
+    in a cluster of blocks. The kernels may make more, where two launches are faster on the device: the rows of kernels
+    tell."""
     n, _, h, w = shape
     width = 64 if layout == "channels-last" else dtype.itemsize
     return ONE_READING if 2 * n * h * w * width <= 8 * SHARED_BYTES else TWO_SWEEPS

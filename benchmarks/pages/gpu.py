@@ -15,7 +15,7 @@ finding to work on.
 SECTION = """## {device}
 
 {tests}
-A copy on the device moves {copy}.
+A copy on the device {copy}.
 
 ### Claims
 
@@ -62,17 +62,20 @@ def section(found):
     others = [row for row in compared if not row.get("limit") and row["piece"] != "program" and not is_kernel[id(row)]]
     kernels = [row for row in rows if is_kernel[id(row)]]
     program = [row for row in rows if row["piece"] == "program" and "ratio" in row]
-    copy, = (row["measured"]["median"] for row in rows if row["row"] == "a copy on the device")
+    copy = [row["measured"]["median"] for row in rows if row["row"] == "a copy on the device" and "measured" in row]
     broken = [f"- failed: {row['row']}: {row['reason']}" for row in rows if row["outcome"] == "failed" and "reason" in row]
     not_run = [f"- not run: {row}: {why}" for row, why in found["not_run"].items()]
     not_run += [f"- did not fit into the time: {row}" for row in found["did_not_fit"]]
-    passed = sum(row["outcome"] == "passed" for row in tests)
+    run = [row for row in tests if row["outcome"] in ("passed", "failed")]
+    passed = sum(row["outcome"] == "passed" for row in run)
+    sanitizers = [row["row"] for row in run if row["piece"] == "sanitizer"]
     head = ["measured", "opponent", "opponent's", "ours", "ratio"]
     return SECTION.format(
         device=found["device"],
-        tests=f"{passed} of {len(tests)} tests passed (compute-sanitizer's memcheck and racecheck among them)."
-              if tests else f"Tests: {NOT_MEASURED}.",
-        copy=f"{copy / 1e3:.2f} TB/s, read and written",
+        tests=f"{passed} of {len(run)} tests passed"
+              f"{f', {len(tests) - len(run)} did not run' if len(run) < len(tests) else ''}. compute-sanitizer: "
+              f"{', '.join(sanitizers) or NOT_MEASURED}." if tests else f"Tests: {NOT_MEASURED}.",
+        copy=f"moves {copy[0] / 1e3:.2f} TB/s, read and written" if copy else f"was {NOT_MEASURED}",
         claims=table([*head, "limit", ""], [row_of(row, True) for row in claims], 5),
         others=table(head, [row_of(row, False) for row in others], 3),
         kernels=table(["kernel", "us", "GB/s", "of a copy"],

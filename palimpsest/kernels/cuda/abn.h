@@ -36,7 +36,7 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward, const Queue
 /// shared memory of a cluster of blocks, and if the device runs enough clusters at once (device/clusters.h);
 /// otherwise it makes two launches.
 /// `choice`: null, or a choice of channels (kernels/cuda/channel_slots.h) that is made on the way. It takes one
-/// block more of the first launch, unless there is a residual to sample, an index to fill or more than
+/// block or cluster more of the first launch, unless there is a residual to sample, an index to fill or more than
 /// kMostReportedChannels channels: then choose_slots makes it first, with a launch of its own.
 void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
                  const RunningStatistics& running, const Queue& queue, const SlotChoice* choice = nullptr);

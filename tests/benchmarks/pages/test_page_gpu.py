@@ -32,6 +32,18 @@ def test_what_failed_without_a_figure_did_not_run_or_did_not_fit_is_listed(resul
         assert line + "\n" in text
 
 
+def test_tests_and_sanitizers_that_did_not_run_are_not_counted(results):
+    def only(found):
+        found["rows"] = [{"piece": "tests", "row": name, "outcome": outcome}
+                         for name, outcome in (("a", "passed"), ("b", "failed"), ("c", "not run"))]
+
+    change(results / FILE, only)
+    assert pages("gpu", "--results", results) == (0, "")
+    text = (results / PAGE).read_text()
+    assert "1 of 2 tests passed, 1 did not run. compute-sanitizer: not measured." in text
+    assert "A copy on the device was not measured." in text
+
+
 def test_without_a_measurement_the_page_says_so(results):
     (results / FILE).unlink()
     assert pages("gpu", "--results", results) == (0, "")

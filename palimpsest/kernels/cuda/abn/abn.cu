@@ -9,6 +9,7 @@
 #include "palimpsest/kernels/formulas/branch_inverse.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstddef>
 #include <initializer_list>
 #include <numeric>
@@ -187,6 +188,12 @@ Geometry whole_strips(const AbnProblem& problem, int lead, int tensors) {
   return geometry;
 }
 
+/// Returns how many blocks may share a panel, a power of two: no more than it has rows, where these are few.
+int most_blocks(const Cut& cut, int max_cluster) {
+  return cut.channels == 0 ? max_cluster
+                           : std::min(max_cluster, static_cast<int>(std::bit_floor(static_cast<unsigned>(cut.pieces))));
+}
+
 /// Returns whether one launch that keeps the panels of `tensors` tensors in shared memory, each panel in one
 /// cluster of blocks, is the best choice with this geometry. If so, sets what is left of it.
 ///   static_bytes       shared memory per block that the kernel declares besides, and that the device adds
@@ -212,7 +219,7 @@ bool fits_on_chip(const AbnProblem& problem, int tensors, bool residual, int64_t
                           // Two blocks per multiprocessor, so that one reads while the other writes.
                           .room = device.shared_bytes_per_block / 2 - static_bytes - cut.scratch,
                           .multiprocessors = device.multiprocessors,
-                          .max_cluster = device.max_cluster};
+                          .max_cluster = most_blocks(cut, device.max_cluster)};
   const int blocks = blocks_per_panel(work, share, [&](int asked) {
     set_blocks(asked);
     return active(geometry);

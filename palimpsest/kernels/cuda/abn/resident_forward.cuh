@@ -44,7 +44,9 @@ __device__ __forceinline__ Moments cluster_moments(const Moments& own) {
   cluster_sync();
   if (threadIdx.x >= kPanel) return own;
   PivotSums all = {0, 0, 0};
-  const double pivot = in_cluster_block(share, 0)[threadIdx.x].mean;
+  double pivot = 0;  // of the first block that has values
+  for (unsigned rank = cluster_size(); rank-- > 0;)
+    if (const Moments of = in_cluster_block(share, rank)[threadIdx.x]; of.count > 0) pivot = of.mean;
   for (unsigned rank = 0; rank < cluster_size(); ++rank)
     all += PivotSums::of(in_cluster_block(share, rank)[threadIdx.x], pivot);
   return all.moments(pivot);
