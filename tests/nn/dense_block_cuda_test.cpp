@@ -13,15 +13,15 @@ namespace {
 
 const NormOptions kLeakyOnCuda{Strategy::kInplace2, Activation::kLeakyReLU, 0.1};
 
-TEST(DenseBlockOnCuda, ALayerIsTwoLaunchesEachWayBesideItsBottlenecksAndSlots) {
+TEST(DenseBlockOnCuda, ALayerIsTwoLaunchesEachWayBesideItsBottleneck) {
   for (const bool channels_last : {false, true}) {
     auto block = make_block(small_block(DenseStrategy::kFused, kLeakyOnCuda));
     const at::Tensor x = image(at::kDouble, channels_last).requires_grad_();
-    block->forward(x);  // the first pass waits for the number of slots, and chooses them again
+    block->forward(x);  // the first pass waits for the number of slots
     int64_t before = cuda_emulator::launches();
     const at::Tensor out = block->forward(x);
-    EXPECT_EQ(cuda_emulator::launches() - before, 1 + 4 * 5)
-        << "statistics, z, slots, and two of the bottleneck";
+    EXPECT_EQ(cuda_emulator::launches() - before, 1 + 4 * 4)
+        << "statistics, z, and two of the bottleneck, of which the first also counts slots";
     before = cuda_emulator::launches();
     out.sum().backward();
     EXPECT_EQ(cuda_emulator::launches() - before, 1 + 4 * 4) << "features, two of the bottleneck, dz";

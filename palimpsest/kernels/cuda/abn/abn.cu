@@ -190,8 +190,9 @@ Geometry whole_strips(const AbnProblem& problem, int lead, int tensors) {
 
 /// Returns how many blocks may share a panel, a power of two: no more than it has rows, where these are few.
 int most_blocks(const Cut& cut, int max_cluster) {
-  return cut.channels == 0 ? max_cluster
-                           : std::min(max_cluster, static_cast<int>(std::bit_floor(static_cast<unsigned>(cut.pieces))));
+  return cut.channels == 0
+             ? max_cluster
+             : std::min(max_cluster, static_cast<int>(std::bit_floor(static_cast<unsigned>(cut.pieces))));
 }
 
 /// Returns whether one launch that keeps the panels of `tensors` tensors in shared memory, each panel in one
