@@ -196,16 +196,16 @@ TEST(CudaAbnStripsContract, TakeTheLayersOfResNet) {
     EXPECT_EQ(got.forward / got.forward_cluster, strips);
     EXPECT_EQ(got.backward / got.backward_cluster, strips);
   };
-  expect_strips(blocks(Float16{}, {64, 2048, 49}), 256);
+  expect_strips(blocks(BFloat16{}, {64, 2048, 49}), 256);
   expect_strips(blocks(BFloat16{}, {64, 512, 49}), 64);
   expect_strips(blocks(float{}, {64, 512, 49}), 128);
-  expect_strips(blocks(Float16{}, {64, 256, 196}), 128);
+  expect_strips(blocks(BFloat16{}, {64, 256, 196}), 128);
 }
 
 TEST(CudaAbnStripsContract, ArePlanesWhereChannelsOrAddressesDoNotAllowThem) {
   const auto blocks = [](const AbnCase& c) {
     const ClusterDevice device;
-    AbnTensors<Float16> t(c);
+    AbnTensors<BFloat16> t(c);
     return run_in_one_launch_each(c, t).forward;
   };
   EXPECT_EQ(blocks({.shape = {2, 16, 49}}), 2);
@@ -244,9 +244,9 @@ TEST(CudaAbnStripsContract, KeepNotANumberInItsChannel) {
       for (const int64_t bad : {0, 6, 7, 15})
         for (const int64_t pixel : {0, 48}) {  // in a vector of two channels
           const ClusterDevice device(blocks);
-          AbnTensors<Float16> clean(c), t(c);
+          AbnTensors<BFloat16> clean(c), t(c);
           run_cuda(c, clean);
-          t.x[(5 * c.shape.c + bad) * c.shape.s + pixel] = static_cast<Float16>(poison);
+          t.x[(5 * c.shape.c + bad) * c.shape.s + pixel] = static_cast<BFloat16>(poison);
           run_cuda(c, t);
           for (int64_t i = 0; i < c.shape.elements(); ++i) {
             const auto z = static_cast<double>(t.z[i]), dx = static_cast<double>(t.dx[i]);
