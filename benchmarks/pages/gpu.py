@@ -35,7 +35,7 @@ bytes.
 ### The program
 
 `palimpsest train` for one epoch of some steps, with libtorch's layers (`standard`) and in place (`inplace_2`), and the
-largest batch that `palimpsest compare` finds. A step is timed from its begin to that of the next, waiting for images included.
+largest batch that `palimpsest compare` finds. The time of a step ends when the next one begins: it includes the wait for images.
 
 {program}
 

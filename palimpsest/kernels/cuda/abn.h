@@ -35,16 +35,17 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward, const Queue
 /// null. One launch reads x once if a channel (in channels-last: a few neighbouring channels) fits into the
 /// shared memory of a cluster of blocks, and if the device runs enough clusters at once (device/clusters.h);
 /// otherwise it makes two launches.
-/// `choice`: null, or a choice of channels (kernels/cuda/channel_slots.h) that is made on the way. It takes one
-/// block or cluster more of the first launch, unless there is a residual to sample, an index to fill or more than
-/// kMostReportedChannels channels: then choose_slots makes it first, with a launch of its own.
+/// `choice`: null, or a choice of channels (kernels/cuda/channel_slots.h) that is made on the way. It takes
+/// one block or cluster more of the first launch, unless there is a residual to sample, an index to fill or
+/// more than kMostReportedChannels channels: then choose_slots makes it first, with a launch of its own.
 void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
                  const RunningStatistics& running, const Queue& queue, const SlotChoice* choice = nullptr);
 
 /// Returns the bytes of Queue::workspace that abn_forward needs.
 int64_t abn_forward_workspace_bytes(const AbnProblem& problem, const SlotChoice* choice);
 
-/// The most channels that one block counts: 16 per thread, in less time than the smallest launch beside it takes.
+/// The most channels that one block counts: 16 per thread, in less time than the smallest launch beside it
+/// takes.
 inline constexpr int64_t kMostReportedChannels = 4096;
 
 void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward, const Queue& queue);

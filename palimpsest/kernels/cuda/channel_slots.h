@@ -13,7 +13,8 @@ namespace palimpsest::kernels::cuda {
 /// Returns the bytes of Queue::workspace that a call for `problem` needs.
 int64_t choose_slots_workspace_bytes(const AbnProblem& problem);
 
-/// One launch, which a forward pass can do without (abn_forward). The sums over the residual's sample have another order than on a CPU.
+/// One launch, which a forward pass can do without (abn_forward). The sums over the residual's sample have
+/// another order than on a CPU.
 void choose_slots(const AbnProblem& problem, const ChannelSlots& tensors, const Queue& queue);
 
 }  // namespace palimpsest::kernels::cuda

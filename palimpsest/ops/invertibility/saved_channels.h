@@ -34,8 +34,8 @@ struct SavedChannels {
 /// Chooses the channels of a forward pass over `x`, allocates their memory, and counts them
 /// (AbnFallbackStats). On a CPU there are as many slots as non-invertible channels. On a GPU the device
 /// chooses, and plan_slots decides the number of slots.
-/// `left`: null, or receives the choice instead of layer.choose_slots if nothing but its report is still missing.
-/// Then the caller makes it, before the pass ends.
+/// `left`: null, or receives the choice instead of layer.choose_slots if nothing but its report is still
+/// missing. Then the caller makes it, before the pass ends.
 SavedChannels choose_saved_channels(const Layer& layer, const at::Tensor& x,
                                     std::optional<kernels::ChannelSlots>* left = nullptr);
 

@@ -26,18 +26,6 @@ void for_each_case(const Body& body) {
       }
 }
 
-template <class T>
-void expect_same(AbnTensors<T>& got, AbnTensors<T>& want) {
-  EXPECT_TRUE(same_bytes(got.z.values(), want.z.values())) << "z";
-  EXPECT_TRUE(same_bytes(got.saved_values.values(), want.saved_values.values())) << "saved values";
-  EXPECT_TRUE(same_bytes(got.mean.values(), want.mean.values())) << "mean";
-  EXPECT_TRUE(same_bytes(got.var.values(), want.var.values())) << "var";
-  EXPECT_TRUE(same_bytes(got.inv_std.values(), want.inv_std.values())) << "inv_std";
-  EXPECT_TRUE(same_bytes(got.dx.values(), want.dx.values())) << "dx";
-  EXPECT_TRUE(same_bytes(got.sum_dy.values(), want.sum_dy.values())) << "sum_dy";
-  EXPECT_TRUE(same_bytes(got.sum_dy_xhat.values(), want.sum_dy_xhat.values())) << "sum_dy_xhat";
-}
-
 TEST(CudaAbnContract, EveryOrderOfThreadsAndBlocksGivesTheSameBytes) {
   for_each_case([](const AbnCase& c, Path path) {
     AbnTensors<float> want(c);

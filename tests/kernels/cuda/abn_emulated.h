@@ -3,6 +3,9 @@
 #include "palimpsest/kernels/cuda/abn.h"
 #include "tests/kernels/abn_case.h"
 #include "tests/kernels/cuda/emulated.h"
+#include "tests/support/compare.h"
+
+#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <bit>
@@ -11,6 +14,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <type_traits>
 
 namespace palimpsest::testing {
 
@@ -101,6 +105,39 @@ void run_cuda(const AbnCase& c, AbnTensors<T, Rounding>& t) {
   const auto problem = c.problem<T>();
   if (can_save(c.activation, c.saved))
     kernels::cuda::abn_backward(problem, t.backward(c), workspace.queue(problem));
+}
+
+/// All results have the same bytes.
+template <class T>
+void expect_same(AbnTensors<T>& got, AbnTensors<T>& want) {
+  EXPECT_TRUE(same_bytes(got.z.values(), want.z.values())) << "z";
+  EXPECT_TRUE(same_bytes(got.saved_values.values(), want.saved_values.values())) << "saved values";
+  EXPECT_TRUE(same_bytes(got.mean.values(), want.mean.values())) << "mean";
+  EXPECT_TRUE(same_bytes(got.var.values(), want.var.values())) << "var";
+  EXPECT_TRUE(same_bytes(got.inv_std.values(), want.inv_std.values())) << "inv_std";
+  EXPECT_TRUE(same_bytes(got.dx.values(), want.dx.values())) << "dx";
+  EXPECT_TRUE(same_bytes(got.sum_dy.values(), want.sum_dy.values())) << "sum_dy";
+  EXPECT_TRUE(same_bytes(got.sum_dy_xhat.values(), want.sum_dy_xhat.values())) << "sum_dy_xhat";
+}
+
+/// Forward, where the first 8 values of each channel, and so the pivots, are 1e4 standard deviations from the
+/// mean, on the device that is emulated now.
+template <class T>
+void expect_digits_beside_outliers(const AbnCase& c) {
+  using Truth = std::conditional_t<sizeof(T) == 2, T, double>;
+  AbnTensors<T> got(c);
+  AbnTensors<Truth, T> want(c);
+  const bool planes = c.layout == Layout::kNCHW;
+  for (int64_t channel = 0; channel < c.shape.c; ++channel)
+    for (int64_t pixel = 0; pixel < 8; ++pixel) {
+      const int64_t at = planes ? channel * c.shape.s + pixel : channel + pixel * c.shape.c;
+      got.x[at] = got.input(static_cast<double>(got.x[at]) + 10000);
+      want.x[at] = static_cast<Truth>(static_cast<double>(got.x[at]));
+    }
+  run_cuda_forward(c, got);
+  kernels::reference::abn_forward(c.problem<Truth>(), kEps, want.forward(c));
+  EXPECT_TRUE(close(got.var.values(), want.var.values(), tolerance(dtype_of<accumulate_t<T>>()), c.seed));
+  EXPECT_TRUE(close(got.z.values(), want.z.values(), tolerance(dtype_of<T>()), c.seed));
 }
 
 }  // namespace palimpsest::testing

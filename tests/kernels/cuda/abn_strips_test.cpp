@@ -1,6 +1,6 @@
-// The launches that keep strips of small planes in shared memory (device/strips.cuh), executed by the emulator, against
-// the reference: every size of plane that makes strips, images that do not fill a block's rows, every activation and
-// saved tensor, clusters; and which problems take them.
+// The launches that keep strips of small planes in shared memory (device/strips.cuh), executed by the
+// emulator, against the reference: every size of plane that makes strips, images that do not fill a block's
+// rows, every activation and saved tensor, clusters; and which problems take them.
 #include "tests/kernels/abn_truth.h"
 #include "tests/kernels/cuda/abn_emulated.h"
 #include "tests/support/compare.h"
@@ -156,20 +156,7 @@ TYPED_TEST(CudaAbnStrips, KeepTheirDigitsWhereTheFirstValuesAreNothingLikeTheRes
   for (const int blocks : {1, 4}) {
     const AbnCase c{.shape = {60, 8, 49}};
     const ClusterDevice device(blocks);
-    AbnTensors<TypeParam> got(c);
-    using Truth = std::conditional_t<sizeof(TypeParam) == 2, TypeParam, double>;
-    AbnTensors<Truth, TypeParam> want(c);
-    for (int64_t channel = 0; channel < c.shape.c; ++channel)
-      for (int64_t pixel = 0; pixel < 8; ++pixel) {  // the pivots are 1e4 standard deviations from the mean
-        const int64_t at = channel * c.shape.s + pixel;
-        got.x[at] = got.input(static_cast<double>(got.x[at]) + 10000);
-        want.x[at] = static_cast<Truth>(static_cast<double>(got.x[at]));
-      }
-    run_cuda_forward(c, got);
-    kernels::reference::abn_forward(c.problem<Truth>(), kEps, want.forward(c));
-    EXPECT_TRUE(
-        close(got.var.values(), want.var.values(), tolerance(dtype_of<accumulate_t<TypeParam>>()), c.seed));
-    EXPECT_TRUE(close(got.z.values(), want.z.values(), tolerance(dtype_of<TypeParam>()), c.seed));
+    expect_digits_beside_outliers<TypeParam>(c);
   }
 }
 
@@ -228,10 +215,7 @@ TEST(CudaAbnStripsContract, GiveTheSameBytesInEveryOrderOfThreads) {
       const ClusterDevice device(blocks, order);
       AbnTensors<BFloat16> got(c);
       run_cuda(c, got);
-      EXPECT_TRUE(same_bytes(got.z.values(), want.z.values()));
-      EXPECT_TRUE(same_bytes(got.dx.values(), want.dx.values()));
-      EXPECT_TRUE(same_bytes(got.var.values(), want.var.values()));
-      EXPECT_TRUE(same_bytes(got.sum_dy_xhat.values(), want.sum_dy_xhat.values()));
+      expect_same(got, want);
     }
   }
 }

@@ -1,5 +1,5 @@
-// device/panels.h and device/panel_values.cuh: few lanes are idle, every channel has a place of its own, and a
-// warp's reads have no bank conflicts.
+// device/panels.h and device/panel_values.cuh: few lanes are idle, every channel has a place of its own, and
+// a warp's reads have no bank conflicts.
 #include "palimpsest/kernels/cuda/device/panel_values.cuh"
 #include "palimpsest/kernels/cuda/device/panels.h"
 

@@ -217,8 +217,8 @@ inline unsigned cluster_size() {
 inline void cluster_sync(cuda_emulator::Place place = cuda_emulator::Place::current()) {
   cuda_emulator::cluster_barrier(place);
 }
-// The whole barrier at its first half: a block that ended early would still be found by the emulator's check of
-// reads from blocks that have ended.
+// The whole barrier at its first half: a block that ended early would still be found by the emulator's check
+// of reads from blocks that have ended.
 inline void cluster_arrive(cuda_emulator::Place place = cuda_emulator::Place::current()) {
   cuda_emulator::cluster_barrier(place);
 }

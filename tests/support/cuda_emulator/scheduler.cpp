@@ -68,7 +68,7 @@ struct Thread {
   unsigned index = 0;
   State state = State::kReady;
   Place place;
-  std::vector<Copy> copies;  // that it has not waited for
+  std::vector<Copy> copies{};  // that it has not waited for
 
   Warp& warp() const { return block->warps[index / kWarp]; }
   unsigned lane() const { return index % kWarp; }

@@ -29,7 +29,8 @@ struct BlockCount {
   int64_t most_segments;
 };
 // A wave on an H100 or H200 is 528 blocks of statistics_kernel, one of which may report slots, and 396 of
-// backward_reduce_kernel. More waves leave the last block of a panel more segments to add up. Measured on an H100.
+// backward_reduce_kernel. More waves leave the last block of a panel more segments to add up. Measured on an
+// H100.
 constexpr BlockCount kPlaneSums{kReduceBlocks, 480, 16, kReduceBlocks},
     kColumnStatistics{512, 480, 16, kMostColumnSegments}, kColumnGradients{792, 480, 16, kMostColumnSegments},
     kApply{8192, 480, 8, 8192};
@@ -146,14 +147,15 @@ Geometry apply_geometry(const AbnProblem& problem, int lead) {
   return streaming_geometry<S>(problem, lead, kApply);
 }
 
-/// Returns whether rows of so many vectors leave a quarter of a resident block's threads without work at most.
+/// Returns whether rows of so many vectors leave a quarter of a resident block's threads without work at
+/// most.
 bool rows_fill_a_block(int64_t wide) {
   return wide <= kResidentThreads && 4 * (kResidentThreads / wide * wide) >= 3 * kResidentThreads;
 }
 
-/// Cuts small planes into strips of channels or of one channel (device/strips.cuh) for a resident launch that keeps
-/// `tensors` tensors: 1, forward, or 2, backward. cut.channels is 0 if the tensor has no such planes, or its channels
-/// and address do not allow it.
+/// Cuts small planes into strips of channels or of one channel (device/strips.cuh) for a resident launch that
+/// keeps `tensors` tensors: 1, forward, or 2, backward. cut.channels is 0 if the tensor has no such planes,
+/// or its channels and address do not allow it.
 template <class S>
 Geometry whole_strips(const AbnProblem& problem, int lead, int tensors) {
   using T = accumulate_t<S>;
@@ -229,7 +231,8 @@ bool fits_on_chip(const AbnProblem& problem, int tensors, bool residual, int64_t
   return blocks > 0;
 }
 
-/// fits_on_chip with the first geometry for which it is so: in strips, or in panels as the other launches have them.
+/// fits_on_chip with the first geometry for which it is so: in strips, or in panels as the other launches
+/// have them.
 template <class S, class Active>
 bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, bool residual, Geometry& geometry,
                   const Active& active) {

@@ -176,7 +176,8 @@ __device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, in
                                             const ApplyArguments<S>& arguments, const Act& activation,
                                             const Panel& panel, const From& from) {
   constexpr int kUnroll = ApplyUnroll<Walk, S, Act, kResidual>::kVectors, V = Walk::kVector;
-  // Where 64 registers do not suffice for long arithmetic, strips, or a residual besides a walk over planes or a stash.
+  // Where 64 registers do not suffice for long arithmetic, strips, or a residual besides a walk over planes
+  // or a stash.
   constexpr bool kHalves =
       ((Act::kLarge || Walk::kStrips) && V == 8) ||
       (kResidual && (Walk::kBlockThreads == kResidentThreads || (Walk::kChannels == 1 && V < 8)));

@@ -5,7 +5,8 @@
 /// The two passes of backward: the sums, which are the gradients of weight and bias, then dx.
 namespace palimpsest::kernels::cuda::abn_detail {
 
-/// Whether a thread holds its coefficients in registers. Else it reads them from shared memory for each vector.
+/// Whether a thread holds its coefficients in registers. Else it reads them from shared memory for each
+/// vector.
 template <class Walk, class Act, bool kResidual>
 inline constexpr bool kHoldsCoefficients =
     Walk::kChannels == 1 || (!Act::kLarge && !kResidual && Walk::kBlockThreads != kResidentThreads);
@@ -77,7 +78,8 @@ __device__ __forceinline__ void read_share(const Walk& walk, const Cut& cut, int
   walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), do_edge);
 }
 
-/// Returns the sums of this thread over a segment of the walk's panel. `from` provides the saved values and dz.
+/// Returns the sums of this thread over a segment of the walk's panel. `from` provides the saved values and
+/// dz.
 template <bool kResidual, class Walk, class S, class Act, class Channels, class From>
 __device__ __forceinline__ ThreadSums<accumulate_t<S>, Walk::kChannels> thread_sums(
     const Walk& walk, const Cut& cut, int segment, const BackwardArguments<S>& arguments,

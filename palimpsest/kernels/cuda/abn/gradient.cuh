@@ -104,8 +104,8 @@ __device__ __forceinline__ unsigned branch_bits(const uint8_t* branch, int64_t a
 }
 
 /// Calls value(e) for each of V values, one after the other in a loop, because the arithmetic takes many
-/// registers and much code. The value is the first of `in` at its turn: `in` rotates, and rotate() must rotate
-/// all other values.
+/// registers and much code. The value is the first of `in` at its turn: `in` rotates, and rotate() must
+/// rotate all other values.
 template <bool kResidual, class S, int V, class Value, class Rotate>
 __device__ __forceinline__ void for_each_value(GradientInputs<S, V>& in, const Value& value,
                                                const Rotate& rotate) {

@@ -7,8 +7,9 @@
 /// residual.
 namespace palimpsest::kernels::cuda::abn_detail {
 
-/// Calls function.template operator()<Walk>() with the walk over the layout: in NCHW in vectors of 16 bytes or
-/// single values, in channels-last in vectors of `vector` values, of which at most kPanelBytes make a panel.
+/// Calls function.template operator()<Walk>() with the walk over the layout: in NCHW in vectors of 16 bytes
+/// or single values, in channels-last in vectors of `vector` values, of which at most kPanelBytes make a
+/// panel.
 template <class S, int kBlock, int kPanelBytes, class Function, int V = kLanes<S>>
 void with_walk(const AbnProblem& problem, int vector, const Function& function) {
   if (V > 1 && vector < V) {
@@ -21,8 +22,8 @@ void with_walk(const AbnProblem& problem, int vector, const Function& function) 
 }
 
 /// Calls function.template operator()<Act, kResidual>(activation). The common cases have specialized kernels:
-/// straight activations in steps of 16 bytes, with and without a residual, and in shorter vectors without one.
-/// All other cases share one kernel that branches at run time.
+/// straight activations in steps of 16 bytes, with and without a residual, and in shorter vectors without
+/// one. All other cases share one kernel that branches at run time.
 template <class S, class Walk, class Function>
 void with_activation(const AbnProblem& problem, bool residual, const Function& function) {
   using T = accumulate_t<S>;

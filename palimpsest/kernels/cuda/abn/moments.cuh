@@ -66,7 +66,8 @@ struct ThreadMoments {
 
 /// Adds up the moments of a block's threads. Thread j < Walk::kPanelChannels gets the moments of the panel's
 /// channel j; the result of the other threads is undefined. `rows` is the number of values per channel in
-/// Columns, and `wide` the vectors in a row of the panel; Planes need neither. All threads of the block call it.
+/// Columns, and `wide` the vectors in a row of the panel; Planes need neither. All threads of the block call
+/// it.
 template <class Walk, class T>
 __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kChannels>& own, int rows,
                                                  int wide) {
@@ -132,8 +133,8 @@ __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kC
   }
 }
 
-/// block_moments for Strips: thread j < cut.channels gets the moments of the panel's channel j. `rows` is the number of
-/// images; `parts` is for sum_strip, and may be written after the call.
+/// block_moments for Strips: thread j < cut.channels gets the moments of the panel's channel j. `rows` is the
+/// number of images; `parts` is for sum_strip, and may be written after the call.
 template <class Walk, class T>
 __device__ __forceinline__ Moments strip_moments(const ThreadMoments<T, Walk::kChannels>& own, const Cut& cut,
                                                  int rows, T* parts) {
@@ -162,38 +163,16 @@ __device__ __forceinline__ Moments strip_moments(const ThreadMoments<T, Walk::kC
       static_cast<double>(pivots[j]));
 }
 
-/// Adds up the segments of a panel of `panel` channels, a power of two, from `records` (segments, C), by one
-/// block of kThreads threads. Thread j < panel gets the moments of channel first_channel + j; the result of the
-/// other threads is undefined. All threads of the block call it.
+/// Adds up the moments of a panel's segments, as sum_of_segments does.
 __device__ __forceinline__ Moments merge_segments(const Moments* records, int segments, int64_t channels,
                                                   int64_t first_channel, int panel) {
-  const int among = kThreads / panel;
-  PALIMPSEST_SHARED(parts, PivotSums[kThreads]);
-  const int j = static_cast<int>(threadIdx.x) % panel, part = static_cast<int>(threadIdx.x) / panel;
-  const int64_t channel = first_channel + j;
-  PivotSums own = {0, 0, 0};
-  double pivot = 0;
-  if (channel < channels) {
-    pivot = records[channel].mean;
-    constexpr int kAtOnce = 4;  // records under way
-    for (int first = part; first < segments; first += kAtOnce * among) {
-      Moments batch[kAtOnce];
-      PALIMPSEST_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int segment = first + i * among;
-        batch[i] = segment < segments ? records[segment * channels + channel] : Moments{0, pivot, 0};
-      }
-      PALIMPSEST_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) own += PivotSums::of(batch[i], pivot);
-    }
-  }
-  parts[threadIdx.x] = own;
-  __syncthreads();
-  PivotSums all = {0, 0, 0};
-  if (part == 0)
-    for (int i = 0; i < among && i < segments; ++i) all += parts[i * panel + j];
-  __syncthreads();
-  return all.moments(pivot);
+  constexpr int kAtOnce = 4;
+  const int64_t channel = first_channel + static_cast<int>(threadIdx.x) % panel;
+  const double pivot = channel < channels ? records[channel].mean : 0;
+  return sum_of_segments<PivotSums, kAtOnce>(
+             records, segments, channels, first_channel, panel, Moments{0, pivot, 0},
+             [&](const Moments& moments) { return PivotSums::of(moments, pivot); })
+      .moments(pivot);
 }
 
 }  // namespace palimpsest::kernels::cuda::abn_detail

@@ -52,8 +52,8 @@ __device__ __forceinline__ Moments cluster_moments(const Moments& own) {
   return all.moments(pivot);
 }
 
-/// abn_forward. Grid: one cluster of cut.segments blocks of kResidentThreads threads per panel, and with a choice
-/// one cluster before them, of which one block reports it and the others end at once. Shared: the
+/// abn_forward. Grid: one cluster of cut.segments blocks of kResidentThreads threads per panel, and with a
+/// choice one cluster before them, of which one block reports it and the others end at once. Shared: the
 /// block's share of x, up to half of the multiprocessor's, and 0.5 to 12 KB for sums and coefficients.
 /// Registers: at most 64, so that two blocks run per multiprocessor.
 template <class S, class Walk, class Act, bool kResidual>

@@ -49,7 +49,8 @@ __device__ __forceinline__ ThreadMoments<accumulate_t<S>, Walk::kChannels> threa
                                                                                           int segment,
                                                                                           const From& from) {
   constexpr int V = Walk::kVector;
-  // Columns hold three sums for each of their channels, out of 64 registers. Shorter vectors have fewer channels.
+  // Columns hold three sums for each of their channels, out of 64 registers. Shorter vectors have fewer
+  // channels.
   constexpr int kUnroll = Walk::kChannels == 1 || V < kLanes<S> ? 4 : 2;
   ThreadMoments<accumulate_t<S>, Walk::kChannels> moments;
   const auto do_vectors = [&](const int64_t(&at)[kUnroll], int serial) {
@@ -88,7 +89,8 @@ __device__ __forceinline__ void write_statistics(const StatisticsOutputs<T>& out
     move_running(outputs.running_var[c], moments.squares / (moments.count - 1), outputs.momentum);
 }
 
-/// Writes the report of a choice, by a block of kBlock threads that does nothing else. T: the parameters' type.
+/// Writes the report of a choice, by a block of kBlock threads that does nothing else. T: the parameters'
+/// type.
 template <class T, int kBlock>
 __device__ __forceinline__ void report_slots(const SlotArguments& slots, int64_t channels) {
   report_outlooks<kBlock>(slots.tensors, channels, [&](int64_t c) {

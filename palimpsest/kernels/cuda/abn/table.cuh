@@ -25,8 +25,8 @@ struct StatisticsOutputs {
   double momentum;
 };
 
-/// residual_floor of the following: a residual that is not above it counts as 0. With relu_residual it is 0, else
-/// NaN, which no number is below, so that kernels need not ask for each value whether there is a ReLU.
+/// residual_floor of the following: a residual that is not above it counts as 0. With relu_residual it is 0,
+/// else NaN, which no number is below, so that kernels need not ask for each value whether there is a ReLU.
 template <class T>
 T residual_floor(bool relu_residual) {
   return relu_residual ? T(0) : std::numeric_limits<T>::quiet_NaN();
@@ -78,7 +78,8 @@ struct Geometry {
   std::size_t shared_bytes = 0;  ///< resident kernels: for a block's share of the tensor
 };
 
-/// The launches for storage type S. `slots`: a choice that the launch reports on the way. Resident kernels need one cluster of cut.segments blocks per panel.
+/// The launches for storage type S. `slots`: a choice that the launch reports on the way. Resident kernels
+/// need one cluster of cut.segments blocks per panel.
 template <class S>
 struct LaunchTable {
   using T = accumulate_t<S>;

@@ -25,20 +25,20 @@ inline constexpr int64_t kSmallShare = 16 * 1024;
 inline constexpr double kBytesOfALaunch = 8e6;
 /// A device is not asked to do without its usual cluster for less.
 inline constexpr double kWorthAnotherCluster = 1.1;
-/// Measured on an H100: the time of a resident launch, whose blocks all wait between reading and writing, over
-/// that of launches which move as many bytes without a wait. With full waves.
+/// Measured on an H100: the time of a resident launch, whose blocks all wait between reading and writing,
+/// over that of launches which move as many bytes without a wait. With full waves.
 inline constexpr double kResidentOverhead = 1.35;
 
 /// Returns the blocks per panel, a power of two up to max_cluster, or 0: make two launches.
 ///   share(blocks)   bytes of shared memory per block if so many share a panel
 ///   active(blocks)  clusters of so many blocks that the device runs at once; 0: it refuses them
 ///
-/// The usual choice needs few blocks per panel, but nearly two blocks per multiprocessor (256 for 132, because a
-/// second wave of as many takes longer than it gains). It holds if all clusters
-/// run at once. Otherwise clusters are left for a second wave, in which most of the device idles: a GPC of 14
-/// instead of 16 multiprocessors has room for 3 clusters of 8 in place of 4, and a MIG slice may have none.
-/// Then the time of each choice is compared, in passes over a tensor. A wave takes the time of a full one,
-/// and of one block per multiprocessor at least.
+/// The usual choice needs few blocks per panel, but nearly two blocks per multiprocessor (256 for 132,
+/// because a second wave of as many takes longer than it gains). It holds if all clusters run at once.
+/// Otherwise clusters are left for a second wave, in which most of the device idles: a GPC of 14 instead of
+/// 16 multiprocessors has room for 3 clusters of 8 in place of 4, and a MIG slice may have none. Then the
+/// time of each choice is compared, in passes over a tensor. A wave takes the time of a full one, and of one
+/// block per multiprocessor at least.
 template <class Share, class Active>
 int blocks_per_panel(const ResidentWork& work, const Share& share, const Active& active) {
   const auto fits = [&](int blocks) { return blocks <= work.max_cluster && share(blocks) <= work.room; };

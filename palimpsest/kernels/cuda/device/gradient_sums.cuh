@@ -79,8 +79,8 @@ __device__ __forceinline__ GradientSums block_sums(const ThreadSums<T, Walk::kCh
   }
 }
 
-/// block_sums for Strips: thread j < cut.channels gets the sums of the panel's channel j. `parts` is for sum_strip, and
-/// may be written after the call.
+/// block_sums for Strips: thread j < cut.channels gets the sums of the panel's channel j. `parts` is for
+/// sum_strip, and may be written after the call.
 template <class Walk, class T>
 __device__ __forceinline__ GradientSums strip_sums(const ThreadSums<T, Walk::kChannels>& own, const Cut& cut,
                                                    T* parts) {
@@ -92,36 +92,13 @@ __device__ __forceinline__ GradientSums strip_sums(const ThreadSums<T, Walk::kCh
   return {all[0], all[1]};
 }
 
-/// Adds up the segments of a panel of `panel` channels, a power of two, from `records` (segments, C), by one
-/// block of kThreads threads. Thread j < panel gets the sums of channel first_channel + j; the result of the
-/// other threads is undefined. All threads of the block call it.
+/// Adds up the sums of a panel's segments, as sum_of_segments does.
 __device__ __forceinline__ GradientSums sum_segments(const GradientSums* records, int segments,
                                                      int64_t channels, int64_t first_channel, int panel) {
-  const int among = kThreads / panel;
-  PALIMPSEST_SHARED(parts, GradientSums[kThreads]);
-  const int j = static_cast<int>(threadIdx.x) % panel, part = static_cast<int>(threadIdx.x) / panel;
-  const int64_t channel = first_channel + j;
-  GradientSums own = {0, 0};
-  if (channel < channels) {
-    constexpr int kAtOnce = 8;  // records under way
-    for (int first = part; first < segments; first += kAtOnce * among) {
-      GradientSums batch[kAtOnce];
-      PALIMPSEST_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) {
-        const int segment = first + i * among;
-        batch[i] = segment < segments ? records[segment * channels + channel] : GradientSums{0, 0};
-      }
-      PALIMPSEST_UNROLL
-      for (int i = 0; i < kAtOnce; ++i) own += batch[i];
-    }
-  }
-  parts[threadIdx.x] = own;
-  __syncthreads();
-  GradientSums all = {0, 0};
-  if (part == 0)
-    for (int i = 0; i < among && i < segments; ++i) all += parts[i * panel + j];
-  __syncthreads();
-  return all;
+  constexpr int kAtOnce = 8;
+  return sum_of_segments<GradientSums, kAtOnce>(records, segments, channels, first_channel, panel,
+                                                GradientSums{0, 0},
+                                                [](const GradientSums& sums) { return sums; });
 }
 
 }  // namespace palimpsest::kernels::cuda

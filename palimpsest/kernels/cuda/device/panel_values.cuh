@@ -5,9 +5,9 @@
 /// Per-channel numbers of a panel, in shared memory and in registers.
 namespace palimpsest::kernels::cuda {
 
-/// One number for each of kPanel channels in shared memory. A thread has kChannels neighbouring channels. They
-/// are split into parts of 16 bytes, and equal parts of neighbouring threads lie side by side, so that a warp
-/// reads 16 bytes per lane without bank conflicts.
+/// One number for each of kPanel channels in shared memory. A thread has kChannels neighbouring channels.
+/// They are split into parts of 16 bytes, and equal parts of neighbouring threads lie side by side, so that a
+/// warp reads 16 bytes per lane without bank conflicts.
 template <class T, int kChannels, int kPanel>
 struct PanelValues {
   static constexpr int kPart = static_cast<int>(16 / sizeof(T)) < kChannels ? 16 / sizeof(T) : kChannels;

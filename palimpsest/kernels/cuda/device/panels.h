@@ -16,16 +16,18 @@ inline constexpr int kThreads = 256, kResidentThreads = 512;
 inline constexpr int kPanel = 8, kScalarPanel = 32;
 inline constexpr int kPanelBytes = 16 * kPanel, kResidentPanelBytes = kPanelBytes / 2;
 
-/// Returns the most vectors of `vector` values of S in the row of a panel: a power of two, at most a warp's lanes.
+/// Returns the most vectors of `vector` values of S in the row of a panel: a power of two, at most a warp's
+/// lanes.
 template <class S>
 constexpr int most_wide(int vector, int panel_bytes) {
   const int fit = panel_bytes / (vector * static_cast<int>(sizeof(S)));
   return vector == 1 || fit > kScalarPanel ? kScalarPanel : fit;
 }
 
-/// Returns how many vectors wide panels are if a pixel has `vectors` of them: of `most`, its half and so on the
-/// first that leaves at most one lane idle for eight that work; if none does, the one that leaves the fewest
-/// idle. Not less than `least`, for which memory reads as much as for fewer, unless the pixel has fewer.
+/// Returns how many vectors wide panels are if a pixel has `vectors` of them: of `most`, its half and so on
+/// the first that leaves at most one lane idle for eight that work; if none does, the one that leaves the
+/// fewest idle. Not less than `least`, for which memory reads as much as for fewer, unless the pixel has
+/// fewer.
 inline int panel_width(int64_t vectors, int most, int least) {
   const auto lanes = [&](int wide) { return (vectors + wide - 1) / wide * wide; };
   int best = most;
@@ -36,15 +38,15 @@ inline int panel_width(int64_t vectors, int most, int least) {
   return best;
 }
 
-/// Width of a strip of small planes (strips.cuh) in vectors, and its channels, at most. Its coefficients lie in shared
-/// memory once per value of a row.
+/// Width of a strip of small planes (strips.cuh) in vectors, and its channels, at most. Its coefficients lie
+/// in shared memory once per value of a row.
 inline constexpr int kMostStrip = 64, kMostStripChannels = 32;
-/// Strips become wider where a plane would leave threads without work, up to this many bytes per strip and as long as
-/// there remain so many strips.
+/// Strips become wider where a plane would leave threads without work, up to this many bytes per strip and as
+/// long as there remain so many strips.
 inline constexpr int64_t kWideStripBytes = 64 * 1024, kLeastStrips = 256;
 
-/// Blocks that a launch with sums aims at: several waves on the largest device, because the last wave is never
-/// full. Columns: fewer, because the last block of a panel adds up its segments, many channels of each.
+/// Blocks that a launch with sums aims at: several waves on the largest device, because the last wave is
+/// never full. Columns: fewer, because the last block of a panel adds up its segments, many channels of each.
 inline constexpr int64_t kReduceBlocks = 4096, kColumnReduceBlocks = 2048;
 /// Segments per panel in channels-last. One block adds up 256 of them in 1 to 2 us.
 inline constexpr int64_t kMostColumnSegments = 256;

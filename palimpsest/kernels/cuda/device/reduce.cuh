@@ -1,8 +1,12 @@
 #pragma once
 
+#include "palimpsest/kernels/cuda/device/panels.h"
 #include "palimpsest/kernels/cuda/device/platform.cuh"
 
-/// Sums over a warp and over a block, and the way in which blocks hand their results to the last block.
+#include <cstdint>
+
+/// Sums over a warp, over a block and over the segments of a panel, and the way in which blocks hand their
+/// results to the last block.
 /// The order of additions is fixed: every run gives the same bytes.
 namespace palimpsest::kernels::cuda {
 
@@ -39,10 +43,10 @@ __device__ __forceinline__ void block_sum(T (&values)[Count]) {
   __syncthreads();
 }
 
-/// Writes the sums of `values` over the kThreads threads of the block to `sums`, in each lane of the first warp;
-/// those of the other warps are undefined. A warp adds up in T, and only the first warp adds in f64, which some
-/// devices do at 1/64 of the rate. All threads of the block call it. Two barriers, so that a next call may
-/// follow at once.
+/// Writes the sums of `values` over the kThreads threads of the block to `sums`, in each lane of the first
+/// warp; those of the other warps are undefined. A warp adds up in T, and only the first warp adds in f64,
+/// which some devices do at 1/64 of the rate. All threads of the block call it. Two barriers, so that a next
+/// call may follow at once.
 template <int kThreads, int Count, class T>
 __device__ __forceinline__ void sum_in_first_warp(const T (&values)[Count], double (&sums)[Count]) {
   constexpr unsigned kWarps = kThreads / kWarp;
@@ -70,8 +74,8 @@ __device__ __forceinline__ void sum_in_first_warp(const T (&values)[Count], doub
 __device__ __forceinline__ bool is_last_block(unsigned* counter, unsigned blocks) {
   PALIMPSEST_SHARED(is_last, bool);
   __syncthreads();
-  // The fences of one thread hold for what the block did before and does after the barriers beside them. A fence
-  // of all threads takes as long for each of its warps.
+  // The fences of one thread hold for what the block did before and does after the barriers beside them. A
+  // fence of all threads takes as long for each of its warps.
   if (threadIdx.x == 0) {
     __threadfence();
     is_last = atomicAdd(counter, 1u) == blocks - 1;
@@ -84,6 +88,39 @@ __device__ __forceinline__ bool is_last_block(unsigned* counter, unsigned blocks
   const bool last = is_last;
   __syncthreads();  // all threads have read `is_last` before a next call writes it
   return last;
+}
+
+/// Adds up the segments of a panel of `panel` channels, a power of two, from `records` (segments, C), by one
+/// block of kThreads threads. Thread j < panel gets the sums of channel first_channel + j; the result of the
+/// other threads is undefined. A thread has kAtOnce records under way, `none` in place of one that is not
+/// there, and adds up sums_of(record). All threads of the block call it.
+template <class Sums, int kAtOnce, class Record, class SumsOf>
+__device__ __forceinline__ Sums sum_of_segments(const Record* records, int segments, int64_t channels,
+                                                int64_t first_channel, int panel, const Record& none,
+                                                const SumsOf& sums_of) {
+  const int among = kThreads / panel;
+  PALIMPSEST_SHARED(parts, Sums[kThreads]);
+  const int j = static_cast<int>(threadIdx.x) % panel, part = static_cast<int>(threadIdx.x) / panel;
+  const int64_t channel = first_channel + j;
+  Sums own{};
+  if (channel < channels)
+    for (int first = part; first < segments; first += kAtOnce * among) {
+      Record batch[kAtOnce];
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int segment = first + i * among;
+        batch[i] = segment < segments ? records[segment * channels + channel] : none;
+      }
+      PALIMPSEST_UNROLL
+      for (int i = 0; i < kAtOnce; ++i) own += sums_of(batch[i]);
+    }
+  parts[threadIdx.x] = own;
+  __syncthreads();
+  Sums all{};
+  if (part == 0)
+    for (int i = 0; i < among && i < segments; ++i) all += parts[i * panel + j];
+  __syncthreads();
+  return all;
 }
 
 /// The panel and segment of a block, in shared memory during a pass: they are needed only after the pass, and

@@ -14,8 +14,8 @@ struct SlotArguments {
   InvertibilityCriterion criterion;
 };
 
-/// Counts the channels' outlooks, which outlook_of(c) returns, writes them to the report, and returns the number
-/// of wanted channels, in every thread. All kBlock threads of the block call it.
+/// Counts the channels' outlooks, which outlook_of(c) returns, writes them to the report, and returns the
+/// number of wanted channels, in every thread. All kBlock threads of the block call it.
 template <int kBlock, class OutlookOf>
 __device__ __forceinline__ int64_t report_outlooks(const ChannelSlots& tensors, int64_t channels,
                                                    const OutlookOf& outlook_of) {

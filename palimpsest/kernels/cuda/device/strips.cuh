@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <type_traits>
 
-/// Small planes in NCHW: walks over strips of neighbouring channels, and the sums of their channels. In an image the
-/// cut.channels channels of a strip are contiguous, and cut.channels is such that they begin and end at multiples of
-/// 16 bytes: no edges, though a single plane may have any size. A plane has at least V values, so that a vector
-/// belongs to one channel or to two.
+/// Small planes in NCHW: walks over strips of neighbouring channels, and the sums of their channels. In an
+/// image the cut.channels channels of a strip are contiguous, and cut.channels is such that they begin and
+/// end at multiples of 16 bytes: no edges, though a single plane may have any size. A plane has at least V
+/// values, so that a vector belongs to one channel or to two.
 namespace palimpsest::kernels::cuda {
 
 /// Where a thread of a block works in all rows of a strip.
@@ -33,8 +33,8 @@ struct StripPlace {
   }
 };
 
-/// The walk over a panel whose rows are the images, each of cut.wide whole vectors. A thread has the same column
-/// in all rows.
+/// The walk over a panel whose rows are the images, each of cut.wide whole vectors. A thread has the same
+/// column in all rows.
 template <int V, int kThreads>
 class ImageRows {
  public:
@@ -73,8 +73,8 @@ class ImageRows {
   int64_t begin_;
 };
 
-/// A panel is a strip. A thread treats each of its values in a row as a channel: kChannels and first_channel()
-/// count positions of the row, of which kPlaces is the most.
+/// A panel is a strip. A thread treats each of its values in a row as a channel: kChannels and
+/// first_channel() count positions of the row, of which kPlaces is the most.
 template <class S, int V, int kThreads>
 class Strips : public ImageRows<V, kThreads> {
  public:
@@ -89,8 +89,8 @@ class Strips : public ImageRows<V, kThreads> {
   __device__ __forceinline__ int first_channel() const { return this->first_value(); }
 };
 
-/// A panel is one channel, whose planes consist of whole vectors, at most as many as the block has threads: Planes
-/// with fewer instructions.
+/// A panel is one channel, whose planes consist of whole vectors, at most as many as the block has threads:
+/// Planes with fewer instructions.
 template <class S, int V, int kThreads>
 class AlignedPlanes : public ImageRows<V, kThreads> {
  public:
@@ -109,10 +109,10 @@ int strip_sum_bytes(const Cut& cut) {
   return cut.rows * (cut.wide + cut.channels - 1) * kSums * static_cast<int>(sizeof(T));
 }
 
-/// Adds up the sums of a block's threads, each with kSums sums per value of its vectors. Thread j < cut.channels
-/// gets the sums of the panel's channel j; those of the other threads are undefined. `parts` is shared memory for
-/// strip_sum_bytes(). A thread adds in T, everything above in f64, in a fixed order. All threads of the block call
-/// it. Two barriers; `parts` may be written after it.
+/// Adds up the sums of a block's threads, each with kSums sums per value of its vectors. Thread j <
+/// cut.channels gets the sums of the panel's channel j; those of the other threads are undefined. `parts` is
+/// shared memory for strip_sum_bytes(). A thread adds in T, everything above in f64, in a fixed order. All
+/// threads of the block call it. Two barriers; `parts` may be written after it.
 template <class Walk, int kSums, class T>
 __device__ __forceinline__ void sum_strip(const Cut& cut, const T (&own)[kSums][Walk::kVector], T* parts,
                                           double (&sums)[kSums]) {
@@ -164,9 +164,9 @@ __device__ __forceinline__ void sum_strip(const Cut& cut, const T (&own)[kSums][
   }
 }
 
-/// The coefficients of a panel, of a type Coefficients<T, kChannels, kPanel>: one set per channel, computed by
-/// one thread each, and one per place, which threads read. Both are the same but in Strips, where the sets per
-/// place lie at the begin of the dynamic shared memory, and spread() copies the former to the latter.
+/// The coefficients of a panel, of a type Coefficients<T, kChannels, kPanel>: one set per channel, computed
+/// by one thread each, and one per place, which threads read. Both are the same but in Strips, where the sets
+/// per place lie at the beginning of the dynamic shared memory, and spread() copies the former to the latter.
 template <class Walk, class T, template <class, int, int> class Coefficients>
 struct WalkCoefficients {
   using Places = Coefficients<T, Walk::kChannels, Walk::kPlaces>;
@@ -183,8 +183,8 @@ struct WalkCoefficients {
       return {channels, channels};
   }
 
-  /// Calls copy(place, places, channel, channels) for each place of the strip between two barriers, or waits at one
-  /// barrier. All threads of the block call it after the sets per channel are written.
+  /// Calls copy(place, places, channel, channels) for each place of the strip between two barriers, or waits
+  /// at one barrier. All threads of the block call it after the sets per channel are written.
   template <class Copy>
   __device__ __forceinline__ void spread(const Cut& cut, const Copy& copy) const {
     __syncthreads();

@@ -126,7 +126,8 @@ struct Stored {
   }
 
  private:
-  // 16-bit values i and i + 1. Read as one word: nvcc would otherwise hold each value in a register of its own.
+  // 16-bit values i and i + 1. Read as one word: nvcc would otherwise hold each value in a register of its
+  // own.
   __device__ __forceinline__ uint32_t pair(int i) const {
     uint32_t word;
     memcpy(&word, &bits.values[i], 4);

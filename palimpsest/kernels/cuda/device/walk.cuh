@@ -6,17 +6,17 @@
 
 #include <cstdint>
 
-/// How the threads of a block walk through a tensor, a vector of up to 16 bytes at a time. A walk knows one panel (panels.h),
-/// which consists of pieces: a piece of Planes is a vector, a piece of Columns is the panel's row of one
-/// pixel, a piece of Strips (strips.cuh) the panel's row of one image. Planes have edges besides: the single values of
-/// a row before its first and after its last aligned vector.
+/// How the threads of a block walk through a tensor, a vector of up to 16 bytes at a time. A walk knows one
+/// panel (panels.h), which consists of pieces: a piece of Planes is a vector, a piece of Columns is the
+/// panel's row of one pixel, a piece of Strips (strips.cuh) the panel's row of one image. Planes have edges
+/// besides: the single values of a row before its first and after its last aligned vector.
 ///   vectors<kUnroll>(first, last, body)   calls body(at, serial) until pieces [first, last) are done; `at`
 ///                                         has the offsets of kUnroll vectors, -1 for none, so that a body
 ///                                         can have kUnroll loads under way before it uses the first
 ///   edges(first, last, body)              calls body(at, serial) for each single value
-/// `serial` numbers the vectors (or edges) of the block: of the first vector in a batch; the next ones follow by
-/// step(). A thread meets the same numbers in every pass, so it finds in shared memory the values that it put there in
-/// the pass before.
+/// `serial` numbers the vectors (or edges) of the block: of the first vector in a batch; the next ones follow
+/// by step(). A thread meets the same numbers in every pass, so it finds in shared memory the values that it
+/// put there in the pass before.
 namespace palimpsest::kernels::cuda {
 
 /// A tensor as one launch cuts it.
@@ -50,8 +50,8 @@ struct Cut {
   }
 };
 
-/// Calls body(at, serial) as above for `count` vectors of a thread: the first at `next` with number `serial`, the
-/// others `step` values and `serial_step` numbers further each.
+/// Calls body(at, serial) as above for `count` vectors of a thread: the first at `next` with number `serial`,
+/// the others `step` values and `serial_step` numbers further each.
 template <int kUnroll, class Body>
 __device__ __forceinline__ void walk_rows(int64_t next, int64_t step, int count, int serial, int serial_step,
                                           const Body& body) {
@@ -156,8 +156,8 @@ class Planes {
   int64_t row_, begin_;
 };
 
-/// Channels-last: a panel is cut.wide vectors of neighbouring channels, at most kMostWide, and its rows are the
-/// pixels. A thread has the same channels in all rows.
+/// Channels-last: a panel is cut.wide vectors of neighbouring channels, at most kMostWide, and its rows are
+/// the pixels. A thread has the same channels in all rows.
 template <class S, int V, int kThreads, int kMostWide>
 class Columns {
  public:
