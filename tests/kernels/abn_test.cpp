@@ -194,6 +194,25 @@ TYPED_TEST(Abn, LosesNoDigitsWhereTheMeanIsFarFromZero) {
                           [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
 }
 
+TYPED_TEST(Abn, RoundsNoSumOfStoredValuesInOneDirection) {
+  // 16-bit values lie on a grid. If their differences to the pivot end in bits that do not fit into the sum, all of them
+  // are rounded the same way.
+  for (const Shape3 shape :
+       {Shape3{16, 20, 784}, Shape3{16, 8, 3192}, Shape3{16, 70, 49}, Shape3{2000, 33, 1}}) {
+    for (const Layout layout : kLayouts) {
+      const AbnCase c{.shape = shape, .layout = layout, .mean = 0.3};
+      AbnTensors<TypeParam> got(c);
+      AbnTensors<double, TypeParam> want(c);
+      run_cpu(c, got);
+      run_reference(c, want);
+      for (int64_t i = 0; i < c.shape.c; ++i) {
+        EXPECT_NEAR(got.mean[i], want.mean[i], kMeanOfStored) << "channel " << i;
+        EXPECT_NEAR(got.var[i] / want.var[i], 1, kVarianceOfStored) << "channel " << i;
+      }
+    }
+  }
+}
+
 TYPED_TEST(Abn, RecoversXhatWhereTheBiasIsSixtyTimesTheWeight) {
   if (sizeof(TypeParam) == 2) GTEST_SKIP() << "see tests/ops: the error is 60 times that of storing x-hat";
   for (const Layout layout : kLayouts)

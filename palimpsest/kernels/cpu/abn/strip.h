@@ -43,7 +43,7 @@ void strip_moments(Block block, const S* x, double* mean, double* squares) {
     for (int64_t j = 0; j < chunk.width; j += chunk.plane) {
       double sample_sum = 0;
       for (int64_t i = 0; i < samples; ++i) sample_sum += static_cast<double>(load_as<T>(x + at + j + i));
-      fill(pivot + j, chunk.plane, static_cast<T>(sample_sum / static_cast<double>(samples)));
+      fill(pivot + j, chunk.plane, as_stored<S>(static_cast<T>(sample_sum / static_cast<double>(samples))));
     }
     const auto sum_up = [&]() PALIMPSEST_INLINE_LAMBDA {
       columns_shifted_sums(chunk, x + at, pivot, sum, square);
@@ -54,7 +54,7 @@ void strip_moments(Block block, const S* x, double* mean, double* squares) {
     for (int64_t c = 0; c < channels; ++c) {
       if (!is_far(count, sums[c].a, sums[c].b)) continue;
       T* const own = pivot + c * chunk.plane;
-      fill(own, chunk.plane, static_cast<T>(*own + sums[c].a / count));
+      fill(own, chunk.plane, as_stored<S>(static_cast<T>(*own + sums[c].a / count)));
       far = true;
     }
     if (far) sum_up();

@@ -14,6 +14,9 @@ namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 inline constexpr int64_t kGradientRun = 128;
 inline constexpr int64_t kMomentRun = 512;
 inline constexpr int64_t kColumnRun = 128;
+// 16-bit values and their squares lie on a grid: a sum that has grown loses the last bits of all of them in the same
+// direction. With runs of 512, variances of bf16 were low by 2e-6.
+inline constexpr int64_t kShortRun = 64;
 
 // Returns where a sweep over a plane reads next: in the next image; or, if images are small, in the next
 // channels, whose rows follow this row. 56x56: 4.9 -> 3.0 ms.
@@ -109,23 +112,33 @@ PALIMPSEST_HOST_DEVICE void map_rows(Block block, const T* out, const Read& read
 
 /// The sums over the block of the pairs that read(i) returns for the vector at offset i. prefetch(i) is
 /// called for offsets that will be read soon: the processor follows one row by itself but cannot know where
-/// the next row begins.
-template <class T, class V, class Read, class Prefetch>
+/// the next row begins. kShortSums: a lane adds up at most kShortRun values, and then these sums.
+template <class T, class V, bool kShortSums = false, class Read, class Prefetch>
 PALIMPSEST_HOST_DEVICE Pair<double> sum_plane(Block block, const Read& read, const Prefetch& prefetch) {
   const int64_t ahead = block.width < kLongRow ? kNeighbours : block.stride;
   constexpr int64_t kLanes = lanes<T, V>();
   const int64_t pairs = block.width - block.width % (2 * kLanes);
+  const int64_t run = kShortSums ? kShortRun * 2 * kLanes : block.width;
   Pair<V> even{}, odd{};  // two chains: a single one would wait for its own additions
+  Pair<V> earlier{};
   for (int64_t row = 0; row < block.rows; ++row) {
     const int64_t at = row * block.stride;
-    for (int64_t j = 0; j < pairs; j += 2 * kLanes) {
-      prefetch(at + j + ahead);
-      prefetch(at + j + kLanes + ahead);
-      const Pair<V> p = read(at + j), q = read(at + j + kLanes);
-      even.a += p.a;
-      even.b += p.b;
-      odd.a += q.a;
-      odd.b += q.b;
+    for (int64_t begin = 0; begin < pairs; begin += run) {
+      const int64_t end = smaller(pairs, begin + run);
+      for (int64_t j = begin; j < end; j += 2 * kLanes) {
+        prefetch(at + j + ahead);
+        prefetch(at + j + kLanes + ahead);
+        const Pair<V> p = read(at + j), q = read(at + j + kLanes);
+        even.a += p.a;
+        even.b += p.b;
+        odd.a += q.a;
+        odd.b += q.b;
+      }
+      if constexpr (kShortSums) {
+        earlier.a += even.a + odd.a;
+        earlier.b += even.b + odd.b;
+        even = odd = Pair<V>{};
+      }
     }
     // At most one whole vector, then the vector that ends the row, without its lanes that were counted.
     for (int64_t j = pairs; j < block.width; j += kLanes) {
@@ -136,6 +149,7 @@ PALIMPSEST_HOST_DEVICE Pair<double> sum_plane(Block block, const Read& read, con
       odd.b += without_first<T>(p.b, counted);
     }
   }
+  if constexpr (kShortSums) even.a += earlier.a, even.b += earlier.b;
   return {sum<T>(even.a) + sum<T>(odd.a), sum<T>(even.b) + sum<T>(odd.b)};
 }
 

@@ -28,8 +28,8 @@ __device__ __forceinline__ void add_batch(ThreadMoments<accumulate_t<S>, kChanne
     PALIMPSEST_UNROLL
     for (int c = 0; c < kChannels; ++c) {
       const T mean = sum[c] * share;
-      // An infinite pivot would make the whole channel NaN.
-      moments.pivot[c] = mean - mean == 0 ? mean : T(0);
+      // An infinite pivot would make the whole channel NaN. Rounded to storage, 16-bit values differ from it exactly.
+      moments.pivot[c] = mean - mean == 0 ? widen(narrow<S>(mean)) : T(0);
     }
   }
   PALIMPSEST_UNROLL
