@@ -13,6 +13,7 @@
 #include "palimpsest/data/layouts.h"
 #include "palimpsest/data/segmentation_folder.h"
 #include "palimpsest/data/webdataset.h"
+#include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/activation.h"
 #include "palimpsest/nn/strategy.h"
@@ -122,6 +123,18 @@ void complete_classes(Options& options, const data::Dataset& dataset) {
   if (static_cast<int64_t>(options.model.class_names.size()) != count)
     throw Error(ErrorKind::kUsage, "[model] class_names (--class-names) must have " + std::to_string(count) +
                                        " names, got " + std::to_string(options.model.class_names.size()));
+  // Another name for a class is a translation; the name of another class is an error.
+  for (std::size_t id = 0; id < names.size(); ++id) {
+    const std::string& given = options.model.class_names[id];
+    const auto known = std::find(names.begin(), names.end(), given);
+    if (given != names[id] && known != names.end())
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("[model] class_names (--class-names) has '{}' as class {}, which is class {} "
+                              "of the data set ({}); "
+                              "class {} is '{}' there: give the names in that order, or leave them out",
+                              printable(given), id, known - names.begin(), options.data.kind, id,
+                              printable(names[id])));
+  }
 }
 
 /// Returns `names` without `others`, sorted like the folders of classes.
@@ -175,6 +188,7 @@ std::unique_ptr<data::Loader> make_loader(const Options& options,
     l.share_whole_batches = !training;
   }
   if (options.run.old_shuffle) l.shuffle_stream = data::ShuffleStream::kOfTheFirstExample;
+  l.begin_worker = memory::mark_background_thread;
   return std::make_unique<data::Loader>(std::move(dataset), l);
 }
 

@@ -240,6 +240,7 @@ struct Loader::State {
   }
 
   void run_worker() {
+    if (options.begin_worker) options.begin_worker();
     // At a thread's first parallel call libtorch overwrites the thread's number of OpenMP threads. The flag
     // for the first call is a thread-local variable of an inline function; libtorch and this program have one
     // each. So call both before setting the number.

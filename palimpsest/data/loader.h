@@ -4,6 +4,7 @@
 #include "palimpsest/data/sampler.h"
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -67,6 +68,9 @@ struct LoaderOptions {
   /// the sizes appear. false: such a batch is an error.
   bool split_by_size = false;
   BadExamples bad_examples = BadExamples::kFail;
+  /// Each worker calls it once, before its first image; null: nothing. A program that measures its training steps passes
+  /// memory::mark_background_thread.
+  std::function<void()> begin_worker = nullptr;
 };
 
 /// Yields the batches of one epoch after another. next() rethrows a worker's error on the caller's thread, in

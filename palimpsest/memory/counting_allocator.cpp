@@ -48,8 +48,13 @@ MemoryStats memory_stats() {
   CountingAllocator& allocator = counting_allocator();
   return {.current_bytes = allocator.live().current(),
           .peak_bytes = allocator.live().peak(),
+          .background_bytes = allocator.background_bytes(),
           .retained_bytes = allocator.pool().retained_bytes(),
           .allocations = allocator.allocations()};
+}
+
+void mark_background_thread() {
+  is_background_thread = true;
 }
 
 void reset_peak() {

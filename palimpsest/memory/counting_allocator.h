@@ -7,10 +7,11 @@ namespace palimpsest::memory {
 /// The state of the counting allocator, over all threads; all members are 0 unless it is installed. Sizes are
 /// the requested sizes, as libtorch's tensors see them.
 struct MemoryStats {
-  int64_t current_bytes = 0;   ///< in live blocks
-  int64_t peak_bytes = 0;      ///< highest current_bytes since the last reset_peak(), exact over all threads
-  int64_t retained_bytes = 0;  ///< in freed blocks kept for reuse, rounded up; not part of current_bytes
-  int64_t allocations = 0;     ///< since the program started
+  int64_t current_bytes = 0;  ///< in live blocks
+  int64_t peak_bytes = 0;     ///< highest current_bytes since the last reset_peak(), exact over all threads
+  int64_t background_bytes = 0;  ///< the part of current_bytes that background threads allocated
+  int64_t retained_bytes = 0;    ///< in freed blocks kept for reuse, rounded up; not part of current_bytes
+  int64_t allocations = 0;       ///< since the program started
 };
 
 /// Replaces libtorch's CPU allocator by one that counts bytes and keeps freed blocks for reuse. (glibc gives
@@ -23,6 +24,9 @@ void install_counting_allocator();
 bool counting_allocator_installed();
 
 MemoryStats memory_stats();
+/// Marks this thread, until it ends, as one that works beside the training steps, as the loader's threads do. The blocks that
+/// it allocates count as background_bytes, too, until a thread frees them; Meter::kept_bytes() leaves them out.
+void mark_background_thread();
 /// Starts a new peak from the current live bytes.
 void reset_peak();
 /// Gives retained blocks back to the system.

@@ -12,6 +12,11 @@ int64_t live_bytes(c10::Device device) {
   return device.is_cpu() ? memory_stats().current_bytes : allocated_bytes("Meter", device).current;
 }
 
+// The loader works on the CPU.
+int64_t background_bytes(c10::Device device) {
+  return device.is_cpu() ? memory_stats().background_bytes : 0;
+}
+
 c10::Device checked(c10::Device device) {
   if (device.is_cpu()) require_counting_allocator("Meter");
   return device;
@@ -22,10 +27,11 @@ c10::Device checked(c10::Device device) {
 Meter::Meter(c10::Device device)
     : device_(checked(device)),
       peak_(std::make_shared<const SharedPeak>("Meter", device)),
-      base_(live_bytes(device)) {}
+      base_(live_bytes(device)),
+      background_(background_bytes(device)) {}
 
 void Meter::forward_done() {
-  kept_ = live_bytes(device_) - base_;
+  kept_ = (live_bytes(device_) - background_bytes(device_)) - (base_ - background_);
 }
 
 int64_t Meter::kept_bytes() const {

@@ -25,8 +25,10 @@ class Meter {
  public:
   /// Notes the live bytes of the device and starts a peak.
   explicit Meter(c10::Device device = c10::DeviceType::CPU);
-  void forward_done();            ///< notes the live bytes again; the loss must be alive
-  int64_t kept_bytes() const;     ///< saved for backward: live bytes after forward minus those before
+  void forward_done();  ///< notes the live bytes again; the loss must be alive
+  /// Saved for backward: live bytes after forward minus those before, both without the blocks of background threads
+  /// (mark_background_thread).
+  int64_t kept_bytes() const;
   int64_t peak_bytes() const;     ///< highest live bytes since the constructor, with parameters
   int64_t base_bytes() const;     ///< live bytes at the constructor
   int64_t current_bytes() const;  ///< live bytes now
@@ -35,6 +37,7 @@ class Meter {
   c10::Device device_;
   std::shared_ptr<const SharedPeak> peak_;
   int64_t base_ = 0;
+  int64_t background_ = 0;  // the part of base_ that background threads allocated
   int64_t kept_ = 0;
 };
 

@@ -26,6 +26,34 @@ TEST(Meter, KeptBytesOfASmallGraphAreWhatAutogradSaves) {
   EXPECT_EQ(meter.kept_bytes(), 4000 + 4);
 }
 
+TEST(Meter, KeptBytesLeaveOutWhatABackgroundThreadAllocatesWhereverItIsFreed) {
+  at::Tensor before, within;
+  const auto in_background = [](auto work) {
+    std::thread([&] {
+      mark_background_thread();
+      work();
+    }).join();
+  };
+  in_background([&] { before = at::empty({9000}, at::kByte); });
+  const int64_t of_others = memory_stats().background_bytes - 9000;
+  const at::Tensor w = at::ones({1000}, at::kFloat);
+  Meter meter;
+  in_background([&] {
+    before.reset();  // freed by the background
+    within = at::empty({7000}, at::kByte);
+  });
+  const at::Tensor y = w + 1;
+  meter.forward_done();
+  EXPECT_EQ(meter.kept_bytes(), 4000);
+  EXPECT_EQ(memory_stats().background_bytes - of_others, 7000);
+  EXPECT_EQ(memory_stats().current_bytes - meter.base_bytes(), 4000 - 9000 + 7000);
+  within.reset();  // freed by this thread
+  EXPECT_EQ(memory_stats().background_bytes, of_others);
+  const at::Tensor z = w + 2;
+  meter.forward_done();
+  EXPECT_EQ(meter.kept_bytes(), 8000);
+}
+
 TEST(Meter, PeakCountsParametersAndWhatLivedForAMoment) {
   at::Tensor w = at::ones({1000}, at::kFloat);
   Meter meter;

@@ -29,6 +29,7 @@ class BlockPool {
     int64_t asked_bytes = 0;  ///< the pool's user sets and reads it
     int64_t block_bytes = 0;  ///< of the whole block with its header; 0: small, not pooled
     int32_t size_class = 0;
+    bool background = false;  ///< of a background thread; the pool's user sets and reads it
     // Links of a retained block: within its class, newest first, and by age over all classes.
     Header* class_next = nullptr;
     Header* class_previous = nullptr;

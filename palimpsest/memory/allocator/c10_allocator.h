@@ -22,6 +22,7 @@ class CountingAllocator final : public c10::Allocator {
 
   ByteCounter& live() { return live_; }
   BlockPool& pool() { return pool_; }
+  int64_t background_bytes() const { return background_bytes_.load(std::memory_order_relaxed); }
   int64_t allocations() const { return allocations_.load(std::memory_order_relaxed); }
 
  private:
@@ -29,8 +30,11 @@ class CountingAllocator final : public c10::Allocator {
 
   ByteCounter live_;
   BlockPool pool_;
-  std::atomic<int64_t> allocations_{0};
+  std::atomic<int64_t> allocations_{0}, background_bytes_{0};
 };
+
+/// Whether this thread's allocations are background (memory/counting_allocator.h).
+extern thread_local bool is_background_thread;
 
 /// Returns the only instance. It is never destroyed, because tensors in static storage are freed last.
 CountingAllocator& counting_allocator();
