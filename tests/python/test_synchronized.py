@@ -310,10 +310,10 @@ def test_one_collective_per_layer_and_direction(ranks):
 def _kept(group, rank):
     x = torch.randn(4, 256, 28, 28).requires_grad_()
 
-    def kept_bytes(module):
+    def kept_bytes(module, pause):
         with palimpsest.memory.measure() as measured:
             z = module(x * 1)
-            time.sleep(0.01)  # Gloo's thread holds what it has gathered for a moment longer
+            time.sleep(pause)
             measured.forward_done()
             z.sum().backward()
         del z  # or the next measurement sees it go
@@ -321,9 +321,17 @@ def _kept(group, rank):
 
     kept = []
     for strategy in ("inplace_2", "store_y", "checkpoint"):
-        for module in pair(group, 256, torch.float32, strategy=strategy):
+        shared, alone = pair(group, 256, torch.float32, strategy=strategy)
+        for module in (shared, alone):
             module(x * 1)  # what is made once
-            kept.append(min(kept_bytes(module) for _ in range(3)))
+        time.sleep(0.1)
+        expected = kept_bytes(alone, 0)
+        # Gloo's thread holds what it has gathered for a moment longer, on a busy machine for a long moment.
+        for pause in (0.01, 0.1, 1, 5):
+            of_shared = kept_bytes(shared, pause)
+            if of_shared <= expected + 64:
+                break
+        kept += [of_shared, expected]
     return kept
 
 
