@@ -252,6 +252,18 @@ void exchange_activation(Options& options, const Options& trained) {
   options.model.dense_strategy = "auto";
 }
 
+/// The warm-up of a small row is a share of its epochs: with another --epochs, and no --warmup, it keeps that share.
+void fit_warmup(Options& options, const Options& recipe) {
+  const auto epochs = options.given.find("train.epochs"),
+             warmup = options.given.find("schedule.warmup_epochs");
+  const auto by_flag = [&](const auto& given) {
+    return given != options.given.end() && given->second.starts_with("--");
+  };
+  if (by_flag(epochs) && !by_flag(warmup))
+    options.schedule.warmup_epochs *=
+        static_cast<double>(options.train.epochs) / static_cast<double>(recipe.train.epochs);
+}
+
 /// Applies the files, then the flags, to the defaults in `options`.
 void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   Options flags_alone;  // flags name the files
@@ -293,6 +305,7 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
     refuse_stored(flags, options.run.checkpoint);
   for (const FlagValue& flag : flags) set_text(options, *flag.setting, flag.text, flag.name());
   options.run.resume = flags_alone.run.resume;
+  if (options.run.small && !continues) fit_warmup(options, before);
   if (options.run.command == Command::kEval) exchange_activation(options, before);
   if (!is_stored && !continues) complete_activation(options);
   complete_strategies(options);

@@ -28,12 +28,13 @@ std::vector<std::string> words_of(const std::string& text) {
 
 PaperRow row_of(const Recipe& file) {
   const std::string recipe(file.text);
-  const std::string title = recipe.substr(2, recipe.find('\n') - 2);
+  const std::string title = recipe.substr(2, recipe.find('\n') - 2), gpus = comment_of(recipe, "gpus");
   return {std::string(file.name),
           title,
           comment_of(recipe, "paper"),
           comment_of(recipe, "baseline"),
           words_of(comment_of(recipe, "small")),
+          gpus.empty() ? 1 : std::stoll(gpus),
           recipe};
 }
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,8 @@ struct PaperRow {
   /// "# small:": a file of examples/paper/small, then flags that differ from it: {"segmentation", "--spend",
   /// "batch"}.
   std::vector<std::string> small;
+  /// "# gpus:": the paper's number of GPUs, of which each normalized over its own part of the batch; 1: no such line.
+  int64_t gpus = 1;
   std::string recipe;  ///< the whole file
 };
 

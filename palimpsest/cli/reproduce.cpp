@@ -20,6 +20,8 @@
 #include <filesystem>
 #include <iostream>
 #include <nlohmann/json.hpp>
+#include <set>
+#include <string_view>
 
 namespace palimpsest::cli {
 namespace {
@@ -37,6 +39,37 @@ void print_paper(const PaperRow& row) {
   if (!row.baseline.empty()) fmt::print("  against:   {}\n", row.baseline);
 }
 
+/// Returns the flags of the settings in which the training is another one than the row's: "--model, --batch". Where it runs,
+/// reads and writes changes nothing.
+std::string changed_flags(const Options& options, const PaperRow& row) {
+  static const std::set<std::string_view> kSame{
+      "data.root",      "data.workers",  "data.prefetch",    "data.cache",          "model.weights",
+      "model.strategy", "train.threads", "train.eval_batch", "train.channels_last", "train.memory_limit"};
+  Options recipe;
+  read_toml(recipe, row.recipe, row.name);
+  std::string flags;
+  for (const Setting& s : settings()) {
+    const bool given = recipe.given.contains(s.id()) || options.given.contains(s.id());
+    if (s.table.empty() || s.table == "output" || kSame.contains(s.id()) || !given ||
+        get(options, s) == get(recipe, s))
+      continue;
+    flags.append(flags.empty() ? "--" : ", --").append(s.flag);
+  }
+  return flags;
+}
+
+/// Says where one process normalizes over more images than each of the paper's GPUs did.
+void note_statistics(const Options& options, const PaperRow& row) {
+  if (options.train.batch < 2 * row.gpus || row.gpus == 1 || options.run.launch || options.train.sync_norm ||
+      options.train.accumulate > 1)
+    return;
+  fmt::print(stderr,
+             "palimpsest: each of the paper's {0} GPUs normalized over its {1} of {2} images, and this "
+             "process normalizes over "
+             "all {2}, as the synchronized rows do: give --accumulate {0}, or {0} processes\n",
+             row.gpus, options.train.batch / row.gpus, options.train.batch);
+}
+
 /// Prints the last evaluation of a finished run beside the paper's figure.
 void print_result(const Options& options, const PaperRow& row) {
   print_paper(row);
@@ -50,6 +83,8 @@ void print_result(const Options& options, const PaperRow& row) {
       last.segmentation ? "mean IoU " + per_cent(last.metrics.mean_iou)
                         : "top-1 " + per_cent(last.metrics.top1) + ", top-5 " + per_cent(last.metrics.top5);
   fmt::print("  here:      {} after epoch {}\n", score, last.epoch);
+  if (const std::string flags = changed_flags(options, row); !flags.empty())
+    fmt::print("  changed:   {}: this was not the paper's row\n", flags);
 }
 
 /// Evaluates the trained variants, which differ in their activations, with each of these activations: the
@@ -124,6 +159,7 @@ int run_reproduce(const Options& options) {
   }
   const PaperRow& row = paper_row(options.run.row);
   if (!options.run.small) {
+    note_statistics(options, row);
     const int status = run_train(options);
     const bool leads = !options.run.launch || options.run.launch->rank == 0;
     if (status == 0 && leads) print_result(options, row);

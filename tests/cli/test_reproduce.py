@@ -162,6 +162,39 @@ def test_small_classification_rows_compare(row, cifar10, folder):
     assert comments(row)["paper"] in printed
 
 
+def test_one_process_says_that_it_normalizes_over_more_images_than_the_papers_gpus(folder):
+    root = published("imagenet", folder / "imagenet", images=8)
+    row = ["reproduce", "table1_relu", "--data-root", root, "--output", folder / "run", "--workers", "0", "--quiet", "--overwrite",
+           "--model", "resnet18_narrow", "--crop", "32", "--batch", "8", "--max-steps", "1", "--threads", "1"]
+    said = "each of the paper's 4 GPUs normalized over its 2 of 8 images, and this process normalizes over all 8"
+    assert said in succeeds(*row).stderr
+    for more in (["--accumulate", "4"], ["--batch", "2"]):
+        assert "GPUs" not in succeeds(*row, *more).stderr
+    for name in ROWS:  # whoever normalizes apart has the line, and whoever shares the statistics does not
+        text = (PAPER / f"{name}.toml").read_text()
+        assert ("\n# gpus: 4\n" in text) == (name.startswith("table") and "sync_norm = true" not in text), name
+
+
+def test_segmentation_rows_scale_as_pillow_does():
+    for name in ROWS:
+        data = tomllib.loads((PAPER / f"{name}.toml").read_text())["data"]
+        if data["kind"] != "imagenet":
+            assert data["resize"] == "bilinear", name
+            assert data.get("reduce_jpeg", False) == (data["kind"] == "vistas"), name
+
+
+def test_another_number_of_epochs_keeps_the_share_of_the_warm_up():
+    def small(*more):
+        return tomllib.loads(succeeds("reproduce", "table3_resnext101_cityscapes_fixed_crop", "--small", "--data-root", "ROOT",
+                                      "--dry-run", *more).stdout)
+
+    recipe = small()
+    share = recipe["schedule"]["warmup_epochs"] / recipe["train"]["epochs"]
+    assert 0 < share < 1
+    assert math.isclose(small("--epochs", "1")["schedule"]["warmup_epochs"], share)
+    assert small("--epochs", "4", "--warmup", "0.5")["schedule"]["warmup_epochs"] == 0.5
+
+
 def test_a_resumed_row_keeps_the_settings_of_its_run(folder):
     root = published("imagenet", folder / "imagenet", images=2)
     row = ["reproduce", "table1_relu", "--data-root", root, "--output", folder / "run", "--workers", "0", "--quiet"]
@@ -172,6 +205,8 @@ def test_a_resumed_row_keeps_the_settings_of_its_run(folder):
     assert (data.get("brightness", 0), data.get("lighting", 0), data.get("short_side", 0)) == (0, 0, 0)
     assert data["contrast"] == 0.4  # the recipe's
     assert "here:      top-1 " in printed
+    changed = re.search(r"^  changed:   (.*): this was not the paper's row$", printed, flags=re.M)[1].split(", ")
+    assert changed == ["--model", "--crop", "--short-side", "--brightness", "--lighting", "--max-steps", "--batch"]
 
     before = (folder / "run/checkpoint.safetensors").read_bytes()
     for other in ("table1_leaky_relu", "table3_wide_resnet38_cityscapes_fixed_crop"):  # of another task
