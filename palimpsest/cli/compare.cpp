@@ -158,6 +158,7 @@ class Comparison {
     run.largest_batch = largest_fitting(options_.train.batch, [&](int64_t size) {
       return !stopped() && probe.fits(source, size, report_.memory_bytes);
     });
+    if (stopped()) return;
     say(fmt::format("  {:<12} keeps {:.1f} MiB, peaks at {:.1f} MiB, fits a batch of {} in {:.1f} MiB",
                     run.name, run.kept_bytes / kMiB, run.peak_bytes / kMiB, run.largest_batch,
                     report_.memory_bytes / kMiB));
@@ -197,7 +198,10 @@ class Comparison {
       run.data.crop = std::max(most * kCropUnit, run.data.crop);
     }
     if (options_.compare.spend != "nothing")
-      say(fmt::format("  {:<12} trains on {}", measured.name, trained_on(run)));
+      say(fmt::format("  {:<12} trains on {}{}", measured.name, trained_on(run),
+                      options_.compare.spend == "batch" && run.train.batch < measured.largest_batch
+                          ? ", all images of the data set"
+                          : ""));
   }
 
   static int64_t pixels(const Options& run) { return run.train.batch * run.data.crop * run.data.crop; }

@@ -56,7 +56,7 @@ int run_demo(const Options& given) {
   Options options = given;
   // A demo's output is always the same: a second `make demo` replaces the first.
   options.run.overwrite = true;
-  if (!options.output.quiet)
+  if (!options.output.quiet && !options.output.folder.empty())  // compare() names a missing folder
     std::cout << "demo: " << options.model.name << " on " << options.data.images
               << " generated street scenes, " << options.train.epochs
               << " epochs, trained once per strategy from the same seed\n"

@@ -18,6 +18,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
 #include <unordered_map>
 
 namespace palimpsest::cli {
@@ -91,10 +92,14 @@ void check_files(const Options& options) {
     throw Error(ErrorKind::kUsage, output->second + " has no effect without --labels");
   if (!labels && options.run.confusion.empty() && options.run.overwrite)
     throw Error(ErrorKind::kUsage, "--overwrite has no effect without --labels or --confusion");
-  if (labels && options.data.eval_crop > 0)
-    throw Error(ErrorKind::kUsage,
-                "--labels needs whole images: set [data] eval_crop (--eval-crop) to 0, which is " +
-                    std::to_string(options.data.eval_crop));
+  for (const auto& [key, flag, value] :
+       {std::tuple{"eval_crop", "--eval-crop", options.data.eval_crop},
+        {"eval_short_side", "--eval-short-side", options.data.eval_short_side}})
+    if (labels && value > 0)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("--labels needs whole images at their own size: set [data] {} ({}) to 0, "
+                              "which is {}",
+                              key, flag, value));
   if (labels && !options.data.root.empty() && lies_in(options.output.folder, options.data.root))
     throw Error(ErrorKind::kUsage, "--output must be a folder outside of the data set " + options.data.root +
                                        ", whose labels are the truth; got " + options.output.folder);
@@ -158,6 +163,8 @@ int evaluate(Options options, distributed::Group* group) {
   if (group && group->rank() > 0) return 0;
   for (const std::string& reason : record.bad)
     std::cerr << "palimpsest: left out: " << printable(reason) << std::endl;
+  if (const std::string doubt = train::doubt_of(record); !doubt.empty())
+    std::cerr << "palimpsest: " << doubt << std::endl;
   if (!options.run.confusion.empty()) write_confusion(options, record.confusion);
   if (options.run.json) {
     std::cout << to_json(record, options).dump() << std::endl;

@@ -3,6 +3,7 @@
 #include "palimpsest/base/error.h"
 #include "palimpsest/io/folder_lock.h"
 #include "palimpsest/io/image.h"
+#include "palimpsest/io/safetensors.h"
 #include "palimpsest/train/report.h"
 
 #include <fmt/format.h>
@@ -49,6 +50,20 @@ void check_replaceable(const fs::path& file, const char* flag, const Options& op
 void check_output_file(const fs::path& file, const char* flag, const Options& options) {
   check_replaceable(file, flag, options);
   check_not_in_use(file);
+}
+
+void check_tensor_file(const fs::path& file, const char* flag, const Options& options) {
+  check_output_file(file, flag, options);
+  std::error_code missing;
+  if (file.extension() == ".safetensors" || !fs::is_regular_file(file, missing)) return;
+  try {
+    io::read_safetensors_header(file);
+  } catch (const std::exception&) {
+    throw Error(ErrorKind::kUsage,
+                fmt::format("--overwrite replaces an earlier file of tensors, and '{}' is none: name another "
+                            "{}, or remove the file",
+                            file.string(), flag));
+  }
 }
 
 void check_picture_file(const fs::path& file, const Options& options) {

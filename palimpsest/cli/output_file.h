@@ -19,6 +19,10 @@ void check_replaceable(const std::filesystem::path& file, const char* flag, cons
 /// Call it before the work begins.
 void check_output_file(const std::filesystem::path& file, const char* flag, const Options& options);
 
+/// Does the same for a file of tensors. Throws Error(kUsage), too, if --overwrite would replace a file that has neither
+/// such a name (.safetensors) nor such a content.
+void check_tensor_file(const std::filesystem::path& file, const char* flag, const Options& options);
+
 /// Does the same for a picture of predict and eval in --output. Throws Error(kUsage), too, if --overwrite
 /// would replace a file that this program did not write (io::png_software): a label or a photo of the user's.
 void check_picture_file(const std::filesystem::path& file, const Options& options);

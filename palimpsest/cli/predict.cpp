@@ -117,6 +117,16 @@ at::Tensor read_input(const fs::path& path, const Options& options, const train:
   return format.convert(data::view_image(image, whole, transform).unsqueeze(0));
 }
 
+/// Says that the outputs of an image are NaN, of which any prediction is a class all the same.
+void note_nan(const fs::path& image, const at::Tensor& outputs) {
+  if (outputs.isnan().any().item<bool>())
+    std::cerr << "palimpsest: " << printable(image.string())
+              << ": the network's outputs are NaN, so its prediction means nothing: the network has "
+                 "diverged, or its weights are "
+                 "damaged"
+              << std::endl;
+}
+
 /// What the averaged views of an image say.
 struct ViewResult {
   at::Tensor classes;            ///< (H, W) of i64 on the CPU
@@ -161,7 +171,7 @@ class LogitsFile {
       throw Error(ErrorKind::kUsage,
                   fmt::format("--logits can hold about {} images, got {}: predict fewer at a time",
                               images.size() * io::kMaxSafetensorsHeader / header_bytes, images.size()));
-    check_output_file(path_, "--logits", options);
+    check_tensor_file(path_, "--logits", options);
   }
 
   bool wanted() const { return !path_.empty(); }
@@ -207,13 +217,17 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
     if (views.is_single()) {
       const at::IntArrayRef size = input.sizes().slice(2);
       const at::Tensor logits = train::coarse_logits(model, input, format.precision);
+      note_nan(images[i], logits);
       if (logits_file.wanted())
         logits_file.add(images[i], at::upsample_bilinear2d(logits, size, /*align_corners=*/false)[0].cpu());
       if (pictures) ids = train::predicted_classes(logits, size)[0].cpu();
     } else {
       ViewResult result = predict_views(model, input[0], views, format, logits_file.wanted());
       ids = result.classes;
-      if (logits_file.wanted()) logits_file.add(images[i], result.log_probabilities);
+      if (logits_file.wanted()) {
+        note_nan(images[i], result.log_probabilities);
+        logits_file.add(images[i], result.log_probabilities);
+      }
     }
     if (!pictures) continue;
     check_not_in_use(paths[i]);
@@ -250,6 +264,7 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
   for (const fs::path& image : images) {
     const at::Tensor logits =
         train::forward(model, read_input(image, options, format), format.precision)[0].cpu();
+    note_nan(image, logits);
     logits_file.add(image, logits);
     const at::Tensor probabilities = logits.to(at::kDouble).softmax(0);
     const auto [best, ids] = probabilities.topk(std::min<int64_t>(5, options.model.classes));

@@ -303,8 +303,9 @@ std::vector<Setting> make_settings() {
       {"optimizer", "lr", "lr", "<per step>", "highest learning rate", kTraining,
        PALIMPSEST_FIELD(optimizer.lr), kPositive},
       {"optimizer", "lr_for_batch", "lr-for-batch", "<images>",
-       "batch that --lr and --final-lr are meant for: both are multiplied by --batch / this number",
-       kOneStrategy, PALIMPSEST_FIELD(optimizer.lr_for_batch), kOneOrMore},
+       "batch that --lr and --final-lr are meant for: both are multiplied by --batch / this number; 0: taken "
+       "as given",
+       kOneStrategy, PALIMPSEST_FIELD(optimizer.lr_for_batch), kNotNegative},
       {"optimizer", "momentum", "momentum", "<factor>",
        "sgd: share of the last update that is added to the next", kTraining,
        PALIMPSEST_FIELD(optimizer.momentum), kBelowOne},

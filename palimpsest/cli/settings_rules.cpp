@@ -156,6 +156,9 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
       id == "data.root" || id == "data.train_split" || id == "data.val_split" || id == "data.bad_images";
   if (in_folder && options.data.kind == "generated")
     return "needs the layout of a folder as " + both_names(setting("data.kind")) + ", which is generated";
+  if (id == "data.bad_images" && options.data.bad_images == "skip" && options.data.kind.starts_with("cifar"))
+    return "needs a file per image as " + both_names(setting("data.kind")) + ", which is " +
+           options.data.kind + ", with thousands of images per file";
   if (id == "optimizer.nesterov" && options.optimizer.nesterov && options.optimizer.momentum == 0)
     return "needs " + both_names(setting("optimizer.momentum")) + " > 0, which is 0";
   if (id == "model.strategy" && !models::normalizes(options.model.name) &&
@@ -336,6 +339,11 @@ void check_combinations(const Options& options, const Options& before) {
     refuse(given_at("loss.class_weights") +
            " must have one number per class: [model] classes (--classes) is " +
            std::to_string(options.model.classes) + ", got " + std::to_string(weights.size()) + " numbers");
+  if (segments(options) && options.model.classes > options.data.ignore_id && options.data.ignore_id >= 0 &&
+      void_reason(options, setting("data.ignore_id")).empty())
+    refuse(given_at("data.ignore_id") + " must be no class: [model] classes (--classes) is " +
+           std::to_string(options.model.classes) + ", so " + std::to_string(options.data.ignore_id) +
+           " is one");
   train::parse_loss_scale(options.train.loss_scale, given_at("train.loss_scale"));
   const auto activation = nn::parse_activation(options.model.activation);
   nn::check_activation_param(activation, options.model.slope);
@@ -348,7 +356,9 @@ void check_combinations(const Options& options, const Options& before) {
   const auto& names = options.model.class_names;
   if (std::set<std::string> seen; !names.empty())
     for (const std::string& name : names)
-      if (!seen.insert(name).second)
+      if (name.empty())
+        refuse(given_at("model.class_names") + " must have no empty name");
+      else if (!seen.insert(name).second)
         refuse(given_at("model.class_names") + " must differ from each other, got '" + shortened(name, 100) +
                "' twice");
   if (!names.empty() && options.model.classes > 0 &&

@@ -118,7 +118,7 @@ std::shared_ptr<nn::Model> load_trained_model(const Options& options) {
 void check_weights_file(const Options& options) {
   const fs::path file = options.run.file;
   if (file.empty()) throw Error(ErrorKind::kUsage, "--output is required: the weights are written there");
-  check_output_file(file, "--output", options);
+  check_tensor_file(file, "--output", options);
 }
 
 std::string activation_text(const Options& options) {

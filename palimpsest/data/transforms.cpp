@@ -193,6 +193,14 @@ View choose_view(int64_t height, int64_t width, const TransformOptions& options,
   const double smallest = training ? options.scale_min : 1;
   const Size base = base_size(height, width, options.short_side);
   const int64_t least_height = scaled(base.height, smallest), least_width = scaled(base.width, smallest);
+  const int64_t least = std::min(base.height, base.width);
+  if (std::llround(static_cast<double>(least) * smallest) < 1) {
+    std::ostringstream message;
+    message << "the scale " << smallest << " leaves no pixel of " << name << ", which has "
+            << size_text(height, width) << " pixels: set scale_min to at least "
+            << std::ceil(5e3 / static_cast<double>(least)) / 1e4;
+    throw Error(ErrorKind::kData, message.str());
+  }
   constexpr int64_t kMostPadding = 8, kAlways = 1024;  // times the image's side; pixels
   if (crop > kAlways && crop > kMostPadding * std::max(least_height, least_width))
     throw Error(ErrorKind::kUsage, "a crop of " + size_text(crop, crop) +

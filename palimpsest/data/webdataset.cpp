@@ -17,6 +17,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -41,13 +42,18 @@ std::vector<fs::path> list_shards(const fs::path& root, const std::string& split
   }
   std::size_t missing = 0;
   fs::path first_missing;
+  std::set<std::string> names;
   for (const std::string& name : shards::expand_braces(split)) {
+    if (!names.insert(name).second)
+      fail("shard '" + (root / name).string() + "' is given twice: name each shard once");
     found.push_back(root / name);
     if (is_there(found.back())) continue;
     if (missing++ == 0) first_missing = found.back();
   }
   if (missing > 0)
     fail("shard '" + first_missing.string() + "' does not exist" +
+         (first_missing.string().find('*') == std::string::npos ? ""
+                                                                : " (a range is written {000000..000146})") +
          (found.size() > 1
               ? ", one of " + std::to_string(missing) + " that are missing of " + std::to_string(found.size())
               : ""));

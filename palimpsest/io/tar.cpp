@@ -186,6 +186,7 @@ std::optional<TarReader::Header> TarReader::read_header() {
   const std::string_view block(bytes, kBlock);
   position_ += kBlock;
   if (block.find_first_not_of('\0') == std::string_view::npos) return std::nullopt;
+  if (at == 0 && block.starts_with("\x1f\x8b")) fail("it is compressed (gzip): unpack it to a .tar", at);
   if (!checksum_fits(block))
     fail(at == 0 ? "it is no tar archive, or damaged: the checksum of its first header is wrong"
                  : "it is damaged: the checksum of a header is wrong",

@@ -57,10 +57,8 @@ void require_finite(const std::string& name, const at::Tensor& tensor, int64_t s
   if (!tensor.is_floating_point() || tensor.isfinite().all().item<bool>()) return;
   throw Error(
       ErrorKind::kDiverged,
-      fmt::format(
-          "diverged: {} holds NaN or infinity after step {}; the last good checkpoint stays. A lower lr or "
-          "a longer warm-up may help",
-          name, step));
+      fmt::format("diverged: {} holds NaN or infinity after step {}; try a lower lr or a longer warm-up",
+                  name, step));
 }
 
 /// Returns the generator of the GPU that holds the parameters, or nothing.

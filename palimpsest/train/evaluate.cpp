@@ -228,8 +228,16 @@ std::optional<EvaluationRecord> run_unless(const std::function<bool()>& stopped,
   record.segmentation = metrics->is_segmentation();
   record.metrics = metrics->result();
   record.confusion = metrics->confusion();
-  record.loss = totals.weight > 0 ? totals.loss / totals.weight : 0;
-  if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  record.labelled = totals.weight > 0;
+  record.loss = record.labelled ? totals.loss / totals.weight : kNone;
+  if (std::isnan(record.loss)) {
+    record.loss = kNone;  // "-nan" says nothing more
+    // NaN logits would count as the first class, whose share of the pixels looks like a result.
+    Metrics& m = record.metrics;
+    m.mean_iou = m.pixel_accuracy = m.top1 = m.top5 = kNone;
+    std::fill(m.class_iou.begin(), m.class_iou.end(), kNone);
+  }
   return record;
 }
 
@@ -248,6 +256,22 @@ EvalMode::~EvalMode() {
 LossOptions loss_for(const at::Tensor& targets, LossOptions loss) {
   if (!labels_pixels(targets)) loss.ignore_id = kNoIgnoreId;
   return loss;
+}
+
+std::string doubt_of(const EvaluationRecord& record) {
+  if (!record.labelled)
+    return fmt::format(
+        "no pixel of the {} evaluated images has a class: there is no loss and no IoU; look at the labels, "
+        "the "
+        "ignore id and the split",
+        record.images);
+  if (std::isnan(record.loss))
+    return fmt::format(
+        "the loss of the {} evaluated images is NaN: the network's outputs are not finite, and its metrics "
+        "are "
+        "left out",
+        record.images);
+  return "";
 }
 
 std::string describe(const at::Tensor& images) {

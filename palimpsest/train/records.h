@@ -58,12 +58,13 @@ struct EndRecord {
 
 struct EvaluationRecord {
   int64_t step = 0, epoch = 0;  ///< steps and epochs done; 0 outside of a training run
-  double loss = 0;              ///< mean over all valid pixels (images) of the pass
+  double loss = 0;              ///< mean over all valid pixels (images) of the pass; NaN if there are none
   Metrics metrics;              ///< mean and per-class IoU, or top-1 and top-5
   int64_t images = 0;
   int64_t bad_images = 0;        ///< that could not be read, and are not among `images`
   std::vector<std::string> bad;  ///< why, of at most the first 3
   bool segmentation = false;     ///< which fields of `metrics` are set
+  bool labelled = true;          ///< false: no pixel has a class
   /// (classes, classes): the pixels (images) of a true class, the row, by predicted class, the column. Empty
   /// for classification unless EvaluationOptions::confusion asks for it.
   std::vector<int64_t> confusion;

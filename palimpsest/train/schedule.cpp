@@ -38,10 +38,12 @@ void check_schedule(const ScheduleOptions& options, int64_t total_steps, int64_t
           fmt::format("final_lr must be at least 0, got {}", options.final_lr));
   require(std::isfinite(options.warmup_epochs) && options.warmup_epochs >= 0,
           fmt::format("warmup_epochs must be at least 0, got {}", options.warmup_epochs));
-  require(warmup_steps(options, steps_per_epoch) < total_steps,
-          fmt::format("the warm-up must be shorter than the training: warmup_epochs must be below {}, got {}",
-                      static_cast<double>(total_steps) / static_cast<double>(steps_per_epoch),
-                      options.warmup_epochs));
+  require(
+      warmup_steps(options, steps_per_epoch) < total_steps,
+      fmt::format(
+          "the warm-up must be shorter than the training: warmup_epochs {} are {} steps of {} per epoch, and "
+          "the training has {}; set fewer",
+          options.warmup_epochs, warmup_steps(options, steps_per_epoch), steps_per_epoch, total_steps));
 }
 
 double learning_rate(const ScheduleOptions& options, double lr, int64_t step, int64_t total_steps,

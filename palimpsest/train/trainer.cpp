@@ -1,6 +1,7 @@
 #include "palimpsest/train/trainer.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
@@ -83,6 +84,16 @@ class Run {
   }
 
   TrainingOutcome run() {
+    try {
+      return run_to_the_end();
+    } catch (const std::exception& error) {
+      log_end(error.what());
+      throw;
+    }
+  }
+
+ private:
+  TrainingOutcome run_to_the_end() {
     begin();
     if (group_) agree_on_signal();
     evaluate_if_due();  // a run may have been ended before its evaluation
@@ -113,7 +124,16 @@ class Run {
     return std::move(outcome_);
   }
 
- private:
+  /// Notes in the log why the run failed, unless it failed before its first step: an empty log says that nothing is lost.
+  /// Does not throw: the failure itself is on its way.
+  void log_end(const char* reason) noexcept {
+    if (steps_done_ == 0) return;
+    try {
+      reports_.add(EndRecord{steps_done_, steps_done_ / batches_, as_utf8(reason)});
+    } catch (const std::exception&) {
+    }
+  }
+
   /// The signal that stops the run. With a group it is the one that all ranks know of.
   int signal() const { return group_ ? agreed_signal_ : stop_signal_.load(); }
   bool stopped() const { return signal() != 0; }
@@ -246,7 +266,12 @@ class Run {
     if (!options_.config.empty()) state.metadata["config"] = options_.config;
     if (average_) state.averages = average_->tensors();
     if (best_) state.best = best_->state();
-    save_checkpoint(path, module_, *optimizer_.optimizer, state);
+    try {
+      save_checkpoint(path, module_, *optimizer_.optimizer, state);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kDiverged) throw;
+      throw Error(ErrorKind::kDiverged, error.what() + remaining_checkpoint());
+    }
   }
 
   void write_config() {
@@ -442,6 +467,8 @@ class Run {
     // Before the log, which comes last: a run that is killed here evaluates again when it is resumed.
     if (record->best.value_or(false) && !options_.output.empty())
       write_checkpoint(options_.output / kBestFile);
+    if (const std::string doubt = doubt_of(*record); !doubt.empty())
+      reports_.note(fmt::format("step {}: {}", steps_done_, doubt));
     EvaluationDetails details = take_details(*record, sampler.take(), options_.report);
     reports_.add(std::move(*record), std::move(details));
   }

@@ -167,7 +167,7 @@ inline const std::atomic<int> kNeverStops{0};
 /// loss is not finite, all ranks throw the same Error(kDiverged). Throws as Group does.
 ///
 /// Throws Error(kDiverged), naming the step, if the loss is not finite (in f16 if 50 steps in a row were
-/// skipped), or if a parameter that is to be saved is not finite; the last good checkpoint stays. With
+/// skipped), or if a parameter that is to be saved is not finite; the last checkpoint stays. With
 /// numbers that are read late the module has been updated once or twice with that loss. Throws
 /// Error(kCheckpoint) if the checkpoint to resume is missing, damaged or of another model; Error(kUsage) for
 /// options that cannot work, and for a resumed run with another seed, batch size, number of batches, order or

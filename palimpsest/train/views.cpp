@@ -94,9 +94,9 @@ class ScaledImage {
     require(
         rows_.scaled > 0 && columns_.scaled > 0,
         fmt::format("scale {:g} leaves no pixel of an image of {} x {} pixels: the smallest scale must be at "
-                    "least {:.3g}",
+                    "least {:g}",
                     scale, image.size(2), image.size(1),
-                    0.5 / static_cast<double>(std::min(image.size(1), image.size(2)))));
+                    std::ceil(5e3 / static_cast<double>(std::min(image.size(1), image.size(2)))) / 1e4));
   }
 
   int64_t classes() { return logits(0, 0).front().size(2); }

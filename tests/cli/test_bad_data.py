@@ -181,3 +181,38 @@ def test_classes_may_be_renamed_by_the_user(folder):
     data = image_folder(folder / "data")
     succeeds("train", *TINY_CLASSIFIER, "--data-root", data, "--class-names", "Katze,Hund", "--output", folder / "run")
     succeeds("eval", folder / "run/checkpoint.safetensors")
+
+
+def test_class_names_in_another_order_are_refused(folder):
+    data = image_folder(folder / "data")
+    fails(USAGE, "train", *TINY_CLASSIFIER, "--data-root", data, "--class-names", "dog,cat", "--output", folder / "run",
+          says=["has 'dog' as class 0, which is class 1 of the data set", "class 0 is 'cat' there"])
+    fails(USAGE, "train", *TINY_CLASSIFIER, "--data-root", data, "--class-names", "cat,,dog", "--output", folder / "run",
+          says=["--class-names", "no empty name"])
+    assert not (folder / "run").exists()
+
+
+def test_a_scale_that_leaves_no_pixel_is_an_error(data):
+    line = train_fails(DATA_ERROR, data, "--crop", "32", "--scale-min", "0.01", "--scale-max", "0.01",
+                       says=["the scale 0.01 leaves no pixel of", "which has 64x48 pixels", "at least 0.0105"])
+    assert "train" in line
+    succeeds("train", *OPTIONS, "--data-root", data, "--crop", "32", "--scale-min", "0.0105", "--scale-max", "0.0105",
+             "--output", data.parent / "coarse", "--max-steps", "1")
+
+
+def test_an_evaluation_without_a_labelled_pixel_has_no_loss(data):
+    for label in (data / "valannot").iterdir():
+        write(label, png(np.full((48, 64), 255)))
+    run = data.parent / "run"
+    told = succeeds("train", *OPTIONS[:-1], "--evaluate-every", "1", "--data-root", data, "--crop", "32", "--max-steps", "2",
+                    "--epochs", "1", "--keep-best", "loss", "--output", run).stderr
+    assert "no pixel of the 4 evaluated images has a class" in told
+    evaluation, = (line for line in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if line["type"] == "evaluation")
+    assert evaluation["loss"] is None and evaluation["mean_iou"] is None and not evaluation["best"]
+    assert not (run / "best.safetensors").exists()
+    told = succeeds("eval", run, "--json")
+    assert "no pixel of the 4 evaluated images has a class" in told.stderr and json.loads(told.stdout)["loss"] is None
+
+
+def test_an_ignore_id_that_is_a_class_is_an_error(data):
+    train_fails(USAGE, data, "--classes", "256", says=["ignore_id", "must be no class", "256, so 255 is one"])

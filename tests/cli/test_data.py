@@ -195,7 +195,7 @@ def test_a_truncated_file_of_cifar_is_named(folder):
     train = split_of(faulty(root), "train")
     assert train["images"] == 8 and "data_batch_3.bin" in train["faults"][0] and "truncated" in train["faults"][0]
     fails(DATA_ERROR, "train", *flags("cifar10"), "--data-root", root, "--output", folder / "run",
-          says=["data_batch_3.bin", "3073 bytes"])
+          says=["data_batch_3.bin", "3073 bytes", "1 short of a whole record"])
 
 
 def test_an_id_outside_the_mapping_ends_a_training_with_file_id_and_count(folder):
@@ -238,6 +238,15 @@ def test_a_list_with_a_control_character_is_refused(folder):
     name.write_bytes(name.read_bytes() + b"\0\0\n")
     assert "has a control character in line 3" in split_of(faulty(root), "train")["faults"][0]
     fails(DATA_ERROR, "train", *flags("voc"), "--data-root", root, "--output", folder / "run", says=["control character in line 3"])
+
+
+def test_a_list_that_names_an_image_twice_is_refused(folder):
+    root = published("voc", folder / "voc")
+    names = next(root.glob("**/ImageSets/Segmentation/train.txt"))
+    first = names.read_text().split()[0]
+    names.write_text(names.read_text() + first + "\n")
+    fails(DATA_ERROR, "train", *flags("voc"), "--data-root", root, "--output", folder / "run",
+          says=[names, f"has '{first}' in line 1 and again in line 3"])
 
 
 def test_an_error_names_the_layout_that_the_folder_has(folder):

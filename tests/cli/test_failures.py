@@ -9,7 +9,7 @@ import subprocess
 import numpy as np
 import pytest
 
-from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, MEMORY, OUTPUT, PROGRAM, TINY, USAGE, environment, error_line,
+from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, MEMORY, OUTPUT, PROGRAM, TINY, TINY_CLASSIFIER, USAGE, environment, error_line,
                          fails, image_folder, png, run, succeeds, write)
 
 
@@ -144,6 +144,51 @@ def test_predict_does_not_write_one_picture_over_another(trained, folder):
     assert images[0].read_bytes() == png(np.zeros((32, 32, 3)))
 
 
+def test_a_diverged_run_is_no_best_and_its_report_and_predictions_say_so(folder):
+    message = fails(DIVERGED, "train", *TINY, "--epochs", "20", "--evaluate-every", "1", "--keep-best", "metric", "--lr", "1e9",
+                    "--output", folder / "run", says=["diverged: "])
+    lines = [json.loads(line) for line in (folder / "run/log.jsonl").read_text().splitlines()]
+    end, = (line for line in lines if line["type"] == "end")
+    assert end["reason"] == message.split("palimpsest: error: ")[1]
+    bad = [line for line in lines if line["type"] == "evaluation" and line["loss"] is None]
+    for line in bad:  # NaN is in no class, although argmax says the first one
+        assert line["mean_iou"] is None and line["pixel_accuracy"] is None and line["best"] is False
+    succeeds("report", folder / "run", "--output", folder / "page.html")
+    page = (folder / "page.html").read_text()
+    assert "Ended early: " in page and "diverged: " in page and "Unfinished" not in page
+    if not bad:
+        pytest.skip("this processor's training diverged before an evaluation")
+    assert "its evaluation was not finite already" in message
+    assert "outputs are not finite" in succeeds("eval", folder / "run").stderr
+    image = write(folder / "in.png", png(np.zeros((32, 32, 3))))
+    assert "outputs are NaN" in succeeds("predict", folder / "run", image, "--output", folder / "out").stderr
+
+
+def test_a_failed_run_is_not_reported_as_one_at_work(folder):
+    data = image_folder(folder / "data")
+    image = (data / "train/cat/2.png").read_bytes()
+    write(data / "train/cat/2.png", bytes(len(image)))
+    message = fails(DATA_ERROR, "train", *TINY_CLASSIFIER, "--data-root", data, "--epochs", "9", "--output", folder / "run")
+    succeeds("report", folder / "run", "--output", folder / "page.html")
+    page = (folder / "page.html").read_text()
+    assert "Ended " in page and "train/cat/2.png" in page and "Unfinished" not in page
+    assert "2.png" in message
+    write(data / "train/cat/2.png", image)
+    succeeds("train", "--resume", "--output", folder / "run", "--epochs", "1")
+    assert '"end"' not in (folder / "run/log.jsonl").read_text()
+
+
+@pytest.mark.parametrize("command", ["predict", "export"])
+def test_tensors_replace_tensors_alone(trained, folder, command):
+    image = write(folder / "photo.png", png(np.zeros((32, 32, 3))))
+    mine = write(folder / "mine.png", png(np.zeros((32, 32, 3))))
+    flags, flag = ([image, "--logits"], "--logits") if command == "predict" else (["--output"], "--output")
+    fails(USAGE, command, trained, *flags, mine, "--overwrite", says=[mine, "replaces an earlier file of tensors", flag])
+    assert mine.read_bytes() == png(np.zeros((32, 32, 3)))
+    succeeds(command, trained, *flags, folder / "tensors")
+    succeeds(command, trained, *flags, folder / "tensors", "--overwrite")
+
+
 def test_logits_replace_no_file_without_a_word(trained, folder):
     checkpoint = folder / "c.safetensors"
     shutil.copy(trained / "checkpoint.safetensors", checkpoint)
@@ -218,7 +263,7 @@ def test_an_image_that_poolings_halve_to_nothing_is_named(folder, name, least):
 
 def test_the_length_of_the_warm_up_and_the_loss_are_told_in_words(folder):
     fails(USAGE, "train", *TINY, "--warmup", "1", "--output", folder / "run",
-          says=["the warm-up must be shorter than the training: warmup_epochs must be below 1, got 1"])
+          says=["the warm-up must be shorter than the training: warmup_epochs 1 are 2 steps", "the training has 2"])
     line = fails(DIVERGED, "train", *TINY, "--lr", "1e30", "--epochs", "9", "--output", folder / "run", "--overwrite",
                  says=["the loss became "])
     assert "became NaN in step" in line or "became infinite in step" in line

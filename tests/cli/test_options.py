@@ -268,6 +268,7 @@ NO_EFFECT = [
     ("--data generated --data-root x", "data-root"),
     ("--data image_folder --model resnet18 --images 5", "images"),
     ("--workers 0 --prefetch 3", "prefetch"),
+    ("--model resnet18_narrow --data cifar10 --bad-images skip", "bad-images"),
     ("--no-pad", "no-pad"),
     ("--reset-classifier", "reset-classifier"),
     ("--model alexnet_cifar --data image_folder --strategy store_y", "strategy"),

@@ -1,11 +1,12 @@
 """Trainings, evaluations and resumptions on shards, and what is wrong with them in one line."""
+import gzip
 import json
 import os
 
 import numpy as np
 import pytest
 
-from cli_support import DATA_ERROR, USAGE, fails, png, shards, succeeds, write_shard
+from cli_support import DATA_ERROR, USAGE, fails, png, shards, succeeds, write, write_shard
 from ranks import succeed_on_ranks
 
 CLASSIFIER = "--model resnet18_narrow --data webdataset --classes 3 --batch 4 --threads 1 --log-every 1".split()
@@ -81,6 +82,8 @@ def test_what_is_wrong_with_an_example_is_one_line(folder, members, says):
 @pytest.mark.parametrize("flags, code, says", [
     (("--train-split", "train-{000000..000003}.tar"), DATA_ERROR, ["train-000003.tar", "does not exist"]),
     (("--train-split", "train-{000003..000000}.tar"), USAGE, ["smaller one first"]),
+    (("--train-split", "{train-000000,train-000000}.tar"), DATA_ERROR, ["train-000000.tar", "is given twice"]),
+    (("--train-split", "train-*.tar"), DATA_ERROR, ["does not exist", "a range is written {000000..000146}"]),
     (("--train-split", "val", "--classes", "0"), USAGE, ["--classes"]),
     (("--train-split", "val", "--ignore-id", "7"), USAGE, ["ignore-id", "no effect"]),
     (("--train-split", "val", "--data", "image_folder", "--shuffle-buffer", "7"), USAGE, ["shuffle-buffer", "no effect", "webdataset"]),
@@ -89,6 +92,12 @@ def test_what_is_wrong_with_an_example_is_one_line(folder, members, says):
 ])
 def test_settings_that_cannot_work_are_one_line(data, folder, flags, code, says):
     fails(code, "train", *CLASSIFIER, "--data-root", data, "--evaluate-every", "0", *flags, "--output", folder / "run", says=says)
+
+
+def test_a_compressed_shard_is_named_as_one(data, folder):
+    write(folder / "data/x.tar", gzip.compress((data / "train-000000.tar").read_bytes()))
+    fails(DATA_ERROR, "train", *CLASSIFIER, "--data-root", folder / "data", "--evaluate-every", "0", "--train-split", "x.tar",
+          "--output", folder / "run", says=[folder / "data/x.tar", "is compressed (gzip): unpack it"])
 
 
 def test_the_index_beside_a_shard_is_used_and_a_folder_without_it_works(data, folder):

@@ -225,7 +225,7 @@ TEST(Views, ACropThatCouldNeedPaddingIsAnErrorWhenPaddingIsOff) {
 TEST(Views, AnImageOfOnePixelIsFine) {
   TransformOptions options;
   options.crop = 16;
-  options.scale_min = 0.1;
+  options.scale_min = 0.5;
   Random random(9);
   const at::Tensor image = at::full({1, 1, 3}, 200, at::kByte), label = at::full({1, 1}, 3, at::kByte);
   for (int round = 0; round < 20; ++round) {
@@ -233,6 +233,18 @@ TEST(Views, AnImageOfOnePixelIsFine) {
     EXPECT_EQ(view_label(label, view, -1).eq(3).sum().item<int64_t>(), 1);
     EXPECT_EQ(view_image(image, view, options)[0].ne(0).sum().item<int64_t>(), 1);
   }
+}
+
+TEST(Views, AScaleThatLeavesNoPixelIsAnErrorOfTheImage) {
+  TransformOptions options;
+  options.crop = 16;
+  options.scale_min = 0.01;
+  Random random(9);
+  expect_error(ErrorKind::kData,
+               {"the scale 0.01 leaves no pixel of test", "60x40 pixels", "at least 0.0125"},
+               [&] { choose_view(40, 60, options, random, "test"); });
+  options.scale_min = 0.0125;
+  choose_view(40, 60, options, random, "test");
 }
 
 TEST(TransformOptions, OutOfRangeAreUsageErrorsWithTheValue) {

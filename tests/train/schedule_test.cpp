@@ -112,7 +112,10 @@ TEST(Schedule, ValuesOutOfRangeAreErrorsWithNameAndValue) {
   fails("step_factor", "1.5", [](auto& o) { o.step_factor = 1.5; });
   fails("final_lr", "-0.1", [](auto& o) { o.final_lr = -0.1; });
   fails("warmup_epochs", "-2", [](auto& o) { o.warmup_epochs = -2; });
-  fails("warmup_epochs must be below 2, got 2", "got 2", [](auto& o) { o.warmup_epochs = 2; });
+  fails("warmup_epochs 2 are 10 steps of 5 per epoch", "the training has 10",
+        [](auto& o) { o.warmup_epochs = 2; });
+  // Below 2 epochs, and yet all 10 steps.
+  fails("warmup_epochs 1.99 are 10 steps", "the training has 10", [](auto& o) { o.warmup_epochs = 1.99; });
   fails("warmup_epochs", "nan", [](auto& o) { o.warmup_epochs = std::nan(""); });
 }
 

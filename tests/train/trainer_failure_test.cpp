@@ -36,8 +36,13 @@ TEST(TrainerFailure, ALossThatIsNotANumberStopsTheRunAndTheLastGoodCheckpointSta
                  {"step 8", "epoch 2", "checkpoint.safetensors of step 5 stays", "lower lr"},
                  [&] { run.train(options); });
     EXPECT_EQ(saved_step(folder / "run"), "5");
-    EXPECT_EQ(read_log(folder / "run").back()["step"], 6);
+    const auto log = read_log(folder / "run");
+    EXPECT_EQ(log.at(log.size() - 2)["step"], 6);
+    EXPECT_EQ(log.back()["type"], "end");
+    EXPECT_EQ(log.back()["step"], 7);  // done
+    EXPECT_NE(log.back()["reason"].get<std::string>().find("diverged: the loss became"), std::string::npos);
     expect_resumable(options);
+    for (const auto& line : read_log(folder / "run")) EXPECT_NE(line["type"], "end");
   }
 }
 

@@ -177,8 +177,8 @@ std::vector<int64_t> cifar_labels(const CifarFiles& cifar, const fs::path& file,
   if (size % record != 0)
     throw Error(ErrorKind::kData, "'" + file.string() + "' must be records of " + std::to_string(record) +
                                       " bytes, got " + std::to_string(size) + " bytes, " +
-                                      std::to_string(size % record) +
-                                      " too many: it is truncated, or of another format");
+                                      std::to_string(record - size % record) +
+                                      " short of a whole record: it is truncated, or of another format");
   std::vector<int64_t> labels;
   for (int64_t i = 0; i < size / record; ++i) {
     labels.push_back(static_cast<uint8_t>(bytes[i * record + cifar.label_bytes - 1]));

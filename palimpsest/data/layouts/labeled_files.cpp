@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <unordered_map>
 
 namespace palimpsest::data::layouts {
 namespace {
@@ -150,6 +151,7 @@ void add_listed(LabeledFiles& files, const fs::path& list, const fs::path& image
   const std::size_t before = files.images.size();
   std::istringstream lines(io::read_file(list));
   int64_t number = 0;
+  std::unordered_map<std::string, int64_t> line_of;
   for (std::string line; std::getline(lines, line);) {
     ++number;
     std::string word;
@@ -158,6 +160,10 @@ void add_listed(LabeledFiles& files, const fs::path& list, const fs::path& image
       throw Error(ErrorKind::kData, "the list '" + list.string() + "' has a control character in line " +
                                         std::to_string(number) + ": restore the list; expected " + layout);
     const std::string name = fs::path(word).stem().string();  // a list names no file of another folder
+    if (const auto [earlier, fresh] = line_of.emplace(name, number); !fresh)
+      throw Error(ErrorKind::kData, "the list '" + list.string() + "' has '" + name + "' in line " +
+                                        std::to_string(earlier->second) + " and again in line " +
+                                        std::to_string(number) + ": it would count twice; remove one");
     files.images.push_back(images / (name + ".jpg"));
     files.labels.push_back(labels / (name + ".png"));
     const std::size_t position = files.images.size() - 1;

@@ -63,7 +63,7 @@ void RunFiles::write(const StepRecord& r, bool logged) {
   if (r.peak_bytes > 0)  // otherwise nothing counts the memory
     scalars.insert(scalars.end(), {{"memory/kept_MiB", static_cast<double>(r.kept_bytes) / kMiB},
                                    {"memory/peak_MiB", static_cast<double>(r.peak_bytes) / kMiB}});
-  if (r.loss_scale != 1)
+  if (r.loss_scale != 1 || r.skipped_steps > 0)
     scalars.insert(scalars.end(), {{"train/loss_scale", r.loss_scale},
                                    {"train/skipped_steps", static_cast<double>(r.skipped_steps)}});
   events_.add_scalars(r.step, scalars);
