@@ -35,6 +35,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <iostream>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -130,7 +131,8 @@ class Run {
     if (steps_done_ == 0) return;
     try {
       reports_.add(EndRecord{steps_done_, steps_done_ / batches_, as_utf8(reason)});
-    } catch (const std::exception&) {
+    } catch (const std::exception& second) {
+      std::cerr << "palimpsest: the log does not have the end of the run: " << second.what() << std::endl;
     }
   }
 
