@@ -214,8 +214,9 @@ void check_probability(const std::string& name, const char* option, const std::o
 }
 
 void check_probabilities(const std::string& name, const ModelOptions& options) {
-  check_probability(name, "dropout", options.dropout, drops_out(name),
-                    "a densenet, an efficientnet, a mobilenet or a wide_resnet..._a2");
+  check_probability(
+      name, "dropout", options.dropout, drops_out(name),
+      "a densenet, an efficientnet, a mobilenet, wide_resnet..._a2 or deeplabv3_wide_resnet...");
   check_probability(name, "stochastic depth", options.stochastic_depth, has_stochastic_depth(name),
                     "an efficientnet");
 }

@@ -77,7 +77,7 @@ int64_t least_weights(const std::string& name);
 /// MobileNetV3 hard swish, also within deeplabv3_NAME.
 nn::Activation default_activation(const std::string& name);
 /// Returns whether the network has dropout: densenet..., efficientnet..., mobilenet..., alexnet..., vgg16...,
-/// googlenet... and inception_v3...
+/// googlenet..., inception_v3..., wide_resnet..._a2 and deeplabv3_wide_resnet...
 bool drops_out(const std::string& name);
 /// Returns whether the network has stochastic depth: efficientnet..., also as the body of deeplabv3_NAME.
 bool has_stochastic_depth(const std::string& name);
