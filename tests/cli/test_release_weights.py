@@ -1,4 +1,6 @@
 """Files with the names of the In-Place ABN paper's release give the values of the release's networks."""
+import json
+
 import pytest
 import torch
 
@@ -36,4 +38,27 @@ def test_a_published_classifier_starts_the_body_of_a_segmentation_network(folder
     torch.save({"state_dict": state}, folder / "in.pth.tar")
     succeeds("import", folder / "in.pth.tar", "--model", "wide_resnet16_a2", "--output", folder / "w.safetensors")
     ours = load(folder / "w.safetensors")
-    assert all(torch.equal(ours[key], tensor) for key, tensor in state.items() if key.endswith(("conv1.weight", "proj_conv.weight")))
+    assert all(torch.equal(ours[key], tensor) for key, tensor in state.items() if key.endswith("conv1.weight"))
+
+
+def test_a_segmentation_snapshot_of_the_release_has_a_state_dict_per_part(folder):
+    name = "deeplabv3_resnet18_narrow"
+    layers = json.loads(succeeds("info", "--model", name, "--classes", "5", "--size", "64", "--json").stdout)["layers"]
+    parts = {}
+    for layer in layers:
+        part, _, rest = layer["name"].partition(".")
+        shape, below = [int(n) for n in layer["weight"].split("x")], rest + "." if rest else ""
+        wanted = ["weight"]
+        if len(shape) == 1 or part == "cls":
+            wanted.append("bias")
+        if len(shape) == 1:
+            wanted += ["running_mean", "running_var"]
+        for i, key in enumerate(wanted):
+            parts.setdefault(part, {})[below + key] = torch.full(shape if i == 0 else shape[:1], float(i + 1))
+    assert list(parts) == ["body", "head", "cls"]
+    torch.save({"state_dict": parts, "training_meta": {}}, folder / "in.pth.tar")
+    succeeds("import", folder / "in.pth.tar", "--model", name, "--format", "inplace_abn", "--output-stride", "8", "--output",
+             folder / "w.safetensors")
+    ours = load(folder / "w.safetensors")
+    assert torch.equal(ours["cls.bias"], parts["cls"]["bias"]) and ours["head.map_bn.weight"][0] == 1 + 1e-5
+    assert torch.equal(ours["body.conv1.weight"], parts["body"]["conv1.weight"])

@@ -67,11 +67,12 @@ TEST_P(KeptBytes, AreThoseOfTheTableAndThePeakFallsWithThem) {
       << "peaks " << standard.peak << " and " << in_place.peak;
 }
 
-// ResNet-50: 85.3 and 45.5 MB by counting the tensors of every block (max-pool indices included: eight bytes
-// an output, or one); with ReLU the last activation is a tensor more. The paper's ResNeXt-101: 162.4 and 79.1
-// MB by the same count (x and z of each normalization, or z alone; the input of the max pooling, or not).
-// WideResNet-38, the same count: 191.4 and 78.6 MB, in the form A2 192.0 and 82.5 MB. EfficientNet-B0 and MobileNetV3, whose standard layers save
-// three tensors per activation and a product per squeeze and excitation: as bench_kept_bytes measured.
+// ResNet-50: 85.3 and 45.5 MB by counting the tensors of every block (max-pool indices included: eight
+// bytes an output, or one); with ReLU the last activation is a tensor more. The paper's ResNeXt-101: 162.4
+// and 79.1 MB by the same count (x and z of each normalization, or z alone; the input of the max pooling,
+// or not). WideResNet-38, the same count: 191.4 and 78.6 MB, in the form A2 192.0 and 82.5 MB.
+// EfficientNet-B0 and MobileNetV3, whose standard layers save three tensors per activation and a product
+// per squeeze and excitation: as bench_kept_bytes measured.
 INSTANTIATE_TEST_SUITE_P(
     Models, KeptBytes,
     ::testing::Values(
