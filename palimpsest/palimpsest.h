@@ -67,6 +67,7 @@
 #include "palimpsest/nn/conv2d.h"
 #include "palimpsest/nn/dense_block.h"
 #include "palimpsest/nn/dense_transition.h"
+#include "palimpsest/nn/feature_dropout.h"
 #include "palimpsest/nn/fold.h"
 #include "palimpsest/nn/inplace_abn.h"
 #include "palimpsest/nn/linear.h"

@@ -33,6 +33,7 @@ PaperRow row_of(const Recipe& file) {
           title,
           comment_of(recipe, "paper"),
           comment_of(recipe, "baseline"),
+          comment_of(recipe, "differs"),
           words_of(comment_of(recipe, "small")),
           gpus.empty() ? 1 : std::stoll(gpus),
           recipe};

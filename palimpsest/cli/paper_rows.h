@@ -13,6 +13,8 @@ struct PaperRow {
   std::string title;     ///< its first line: paper, table, network, data
   std::string paper;     ///< "# paper:": what the paper reports
   std::string baseline;  ///< "# baseline:": the row, or the figure, that the paper compares it with; "": none
+  std::string
+      differs;  ///< "# differs:": how the network here is not the paper's; "": it is not known to differ
   /// "# small:": a file of examples/paper/small, then flags that differ from it: {"segmentation", "--spend",
   /// "batch"}.
   std::vector<std::string> small;

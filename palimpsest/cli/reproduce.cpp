@@ -26,17 +26,21 @@
 namespace palimpsest::cli {
 namespace {
 
+/// Returns what the paper reports for a row, against what, and how the network here differs.
+std::string paper_text(const PaperRow& row) {
+  std::string text = "  the paper: " + row.paper + "\n";
+  if (!row.baseline.empty()) text += "  against:   " + row.baseline + "\n";
+  if (!row.differs.empty()) text += "  differs:   " + row.differs + "\n";
+  return text;
+}
+
 int list_rows() {
-  for (const PaperRow& row : paper_rows())
-    fmt::print("{}\n  {}\n  the paper: {}{}\n", row.name, row.title, row.paper,
-               row.baseline.empty() ? "" : "\n  against:   " + row.baseline);
+  for (const PaperRow& row : paper_rows()) fmt::print("{}\n  {}\n{}", row.name, row.title, paper_text(row));
   return 0;
 }
 
-/// Prints what the paper reports for a row.
 void print_paper(const PaperRow& row) {
-  fmt::print("\n{}\n  the paper: {}\n", row.title, row.paper);
-  if (!row.baseline.empty()) fmt::print("  against:   {}\n", row.baseline);
+  fmt::print("\n{}\n{}", row.title, paper_text(row));
 }
 
 /// Returns the flags of the settings in which the training is another one than the row's: "--model, --batch". Where it runs,

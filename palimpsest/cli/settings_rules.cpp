@@ -184,7 +184,7 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
            ", which is " + options.model.name;
   if (id == "model.dropout" && options.model.dropout >= 0 && !models::drops_out(options.model.name))
     return "needs a network with dropout (densenet..., efficientnet..., mobilenet..., alexnet..., vgg16..., "
-           "googlenet..., inception_v3...) as " +
+           "googlenet..., inception_v3..., wide_resnet..._a2, deeplabv3_wide_resnet...) as " +
            both_names(setting("model.name")) + ", which is " + options.model.name;
   if (id == "model.stochastic_depth" && options.model.stochastic_depth >= 0 &&
       !models::has_stochastic_depth(options.model.name))

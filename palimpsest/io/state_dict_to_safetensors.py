@@ -78,6 +78,13 @@ def load(torch, path):
         fail(BAD_FILE, f"it is truncated, or not a file of torch.save: {reason}")
 
 
+def flat(found):
+    """A segmentation snapshot of the In-Place ABN paper's release has a state dict per part: body, head and cls."""
+    if not found or not all(isinstance(part, dict) for part in found.values()):
+        return found
+    return {f"{name}.{key}": tensor for name, part in found.items() for key, tensor in part.items()}
+
+
 def find_state_dict(torch, loaded):
     if not isinstance(loaded, dict):
         fail(BAD_FILE, f"it holds a {type(loaded).__name__}, wanted a state dict")
@@ -85,7 +92,7 @@ def find_state_dict(torch, loaded):
         return loaded
     for key in KEYS:
         if isinstance(loaded.get(key), dict):
-            return loaded[key]
+            return flat(loaded[key])
     fail(BAD_FILE, f"it holds no state dict: its keys are {', '.join(map(str, loaded)) or 'none'} (wanted tensors, or a "
                    f"dict of them under {', '.join(KEYS)})")
 

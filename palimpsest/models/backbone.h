@@ -16,8 +16,8 @@ namespace palimpsest::models {
 /// The options that every backbone has beside its shape.
 struct BackboneOptions {
   int64_t classes = 1000;  ///< 0: no classifier; forward() then returns features()
-  /// Pixels of the image per feature: 32; or 16 or 8, for which the last stages are dilated. DenseNets and
-  /// the networks for images of 32 pixels ignore this option.
+  /// Pixels of the image per feature: 32; or 16 or 8, for which the last stages are dilated. WideResNets take less
+  /// than 32 in the form A2 only. DenseNets and the networks for images of 32 pixels ignore this option.
   int64_t output_stride = 32;
   nn::NormOptions norm = {};
   /// Only DenseNets read it. Default: nn::default_dense_strategy(norm).

@@ -32,13 +32,21 @@ DenseNet::DenseNet(const DenseNetShape& shape, const BackboneOptions& options)
       options.dense_strategy.value_or(nn::default_dense_strategy(options.norm));
   register_module("features", parts_);
   int64_t channels = shape.stem_channels();
-  const bool small = shape.small_images;
-  conv0_ = parts_->register_module(
-      "conv0", conv({.in = 3, .out = channels, .kernel = small ? 3 : 7, .stride = small ? 1 : 2},
-                    nn::ConvolutionBackend::kLibtorch));
-  // In post-activation order every reader takes activated features, so the stem's are, and the last are already.
+  const bool small = shape.stem == DenseStem::kSmall, deep = shape.stem == DenseStem::kDeep;
   const bool pre = options.pre_activation;
-  if (!small || !pre) norm0_ = parts_->register_module("norm0", nn::BatchNormAct(channels, options.norm));
+  const std::size_t depth = deep ? 3 : 1;
+  for (std::size_t i = 0; i < depth; ++i) {
+    const std::string number = std::to_string(i);
+    const bool large = shape.stem == DenseStem::kLarge;
+    convs_.push_back(parts_->register_module(
+        "conv" + number,
+        i == 0 ? conv({.in = 3, .out = channels, .kernel = large ? 7 : 3, .stride = small ? 1 : 2},
+                      nn::ConvolutionBackend::kLibtorch)
+               : conv({.in = channels, .out = channels, .kernel = 3}, options.norm)));
+    // In post-activation order every reader takes activated features, so the stem's are, and the last are already.
+    if (i + 1 < depth || large || !pre)
+      norms_.push_back(parts_->register_module("norm" + number, nn::BatchNormAct(channels, options.norm)));
+  }
   for (std::size_t i = 0; i < shape.blocks.size(); ++i) {
     const std::string number = std::to_string(i + 1);
     blocks_.push_back(parts_->register_module("denseblock" + number,
@@ -62,18 +70,24 @@ DenseNet::DenseNet(const DenseNetShape& shape, const BackboneOptions& options)
     last_norm_ =
         parts_->register_module(small ? "norm_final" : "norm5",
                                 nn::BatchNormAct(channels, nn::reader_of_block(options.norm, strategy)));
-  register_classifier(channels, options.classes, "classifier");
-  initialize_convolutions(*this, options.norm);
+  const nn::Linear classifier = register_classifier(channels, options.classes, "classifier");
+  if (deep) {
+    initialize_by_glorot(*this, options.norm, classifier);
+  } else {
+    initialize_convolutions(*this, options.norm);
+  }
 }
 
 at::Tensor DenseNet::features(const at::Tensor& images) {
   check_images(shape_.name, images);
-  int64_t least = int64_t{1} << transitions_.size();      // the last transition needs 2 x 2 pixels
-  if (!shape_.small_images) least = 4 * (least - 1) + 1;  // the stem leaves a quarter, rounded up
+  int64_t least = int64_t{1} << transitions_.size();  // the last transition needs 2 x 2 pixels
+  const bool small = shape_.stem == DenseStem::kSmall;
+  if (!small) least = 4 * (least - 1) + 1;  // the stem leaves a quarter, rounded up
   check_least_side(shape_.name, images, least);
-  at::Tensor x = conv0_->forward(images);
-  if (norm0_) x = norm0_->forward(std::move(x));
-  if (!shape_.small_images) x = nn::max_pool2d(x, norm0_->options.strategy(), 3, 2, 1);
+  at::Tensor x = convs_[0]->forward(images);
+  for (std::size_t i = 1; i < convs_.size(); ++i) x = norms_[i - 1]->forward_into(std::move(x), convs_[i]);
+  if (norms_.size() == convs_.size()) x = norms_.back()->forward(std::move(x));
+  if (!small) x = nn::max_pool2d(x, norms_[0]->options.strategy(), 3, 2, 1);
   for (std::size_t i = 0; i < blocks_.size(); ++i) {
     x = blocks_[i]->forward(x);
     if (i < transitions_.size()) x = transitions_[i]->forward(x);
@@ -99,7 +113,7 @@ std::optional<DenseNetShape> small_densenet(const std::string& name) {
                                        std::to_string(layers) + " layers and growth " +
                                        std::to_string(growth));
   const int64_t of_each = (layers - 4) / 6;
-  DenseNetShape shape{name, {of_each, of_each, of_each}, growth, true};
+  DenseNetShape shape{name, {of_each, of_each, of_each}, growth, DenseStem::kSmall};
   if (const int64_t weights = shape.bottleneck_weights(); weights > kMostWeights)
     throw Error(ErrorKind::kUsage, "model '" + name + "' would have " + std::to_string(weights) +
                                        " weights, the limit is " + std::to_string(kMostWeights) +

@@ -15,15 +15,21 @@
 
 namespace palimpsest::models {
 
+/// What a densely connected network computes before its first block.
+enum class DenseStem {
+  kLarge,  ///< 7x7 convolution of stride 2, normalization and max pooling: the form for ImageNet
+  /// Three 3x3 convolutions, the first of stride 2, with normalizations between them, and max pooling: the form of
+  /// the In-Place ABN paper's release.
+  kDeep,
+  kSmall,  ///< one 3x3 convolution, which keeps the image's size up to the first transition: the form for CIFAR
+};
+
 /// The shape of a densely connected network.
 struct DenseNetShape {
   std::string name;             ///< for messages
   std::vector<int64_t> blocks;  ///< layers of each block
   int64_t growth = 32;          ///< channels that a layer adds, k
-  /// true: the form for CIFAR, which begins with a 3x3 convolution and keeps the image's size up to the first
-  /// transition. false: the form for ImageNet, which begins with a 7x7 convolution of stride 2, normalization
-  /// and max pooling.
-  bool small_images = false;
+  DenseStem stem = DenseStem::kLarge;
 
   int64_t stem_channels() const { return 2 * growth; }
   /// The number of weights of the bottlenecks' convolutions: nearly all of the network's.
@@ -33,7 +39,8 @@ struct DenseNetShape {
 /// DenseNet-BC: dense blocks with bottlenecks (nn/dense_block.h), and between them transitions that halve the
 /// channels, the height and the width (nn/dense_transition.h). Parameters and buffers have torchvision's
 /// names and order, so torchvision's weights load unchanged. The form for CIFAR, which torchvision lacks, has
-/// the names of gpleiss/efficient_densenet_pytorch (features.norm_final for features.norm5).
+/// the names of gpleiss/efficient_densenet_pytorch (features.norm_final for features.norm5). The deep stem is
+/// features.conv0, norm0, conv1, norm1, conv2; models::unwrap translates the names of its release.
 ///
 /// `options.dense_strategy` decides which tensors blocks, transitions and the last normalization save. Under
 /// `naive` and `shared_gradient`, transitions and the last normalization are libtorch's layers; under the
@@ -47,9 +54,11 @@ struct DenseNetShape {
 /// drop_rate does; the first paper, which trains so on CIFAR without augmentation (0.2), also drops behind the 1x1
 /// convolutions.
 /// Initialization: convolutions by He's normal rule with the fan-out of common/convolution.h, as in torchvision's
-/// ResNets; normalizations with weight 1 and bias 0; the classifier by libtorch's rule.
+/// ResNets; normalizations with weight 1 and bias 0; the classifier by libtorch's rule. With the deep stem as in
+/// its release, by Glorot's rules (initialize_by_glorot).
 /// Sources: Huang, Liu, van der Maaten, Weinberger, "Densely Connected Convolutional Networks", CVPR 2017;
-/// Pleiss et al., "Memory-Efficient Implementation of DenseNets", 2017 (232 and 264 layers, k = 48).
+/// Pleiss et al., "Memory-Efficient Implementation of DenseNets", 2017 (232 and 264 layers, k = 48); the release of
+/// Rota Bulo, Porzi, Kontschieder, CVPR 2018 (deep stem).
 class DenseNet : public nn::Cloneable<DenseNet, Backbone> {
  public:
   /// Ignores options.output_stride: the features have output stride 32, in the form for CIFAR 4.
@@ -59,13 +68,15 @@ class DenseNet : public nn::Cloneable<DenseNet, Backbone> {
  private:
   void rebind(nn::Clones& clones) override {
     rebind_classifier(clones);
-    clones(parts_, conv0_, norm0_, last_norm_, blocks_, transitions_);
+    clones(parts_, convs_, norms_, last_norm_, blocks_, transitions_);
   }
 
   DenseNetShape shape_;
   std::shared_ptr<torch::nn::Module> parts_;
-  nn::Conv2d conv0_{nullptr};
-  nn::BatchNormAct norm0_{nullptr}, last_norm_{nullptr};
+  std::vector<nn::Conv2d> convs_;  ///< of the stem
+  std::vector<nn::BatchNormAct>
+      norms_;  ///< each behind the convolution of the same place; the last may be missing
+  nn::BatchNormAct last_norm_{nullptr};
   std::vector<nn::DenseBlock> blocks_;
   std::vector<nn::DenseTransition> transitions_;
 };

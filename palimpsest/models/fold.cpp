@@ -9,6 +9,7 @@
 #include "palimpsest/models/residual.h"
 #include "palimpsest/models/resnet.h"
 #include "palimpsest/models/resnet_preact.h"
+#include "palimpsest/models/resnext_preact.h"
 #include "palimpsest/nn/fold.h"
 
 #include <algorithm>
@@ -29,6 +30,7 @@ struct Site {
 /// Returns the places in `module` where convolutions feed a normalization and nothing else.
 std::vector<Site> sites(const torch::nn::Module& module) {
   if (module.as<ResNet>() || module.as<PreactResNet>()) return {{{"conv1"}, "bn1"}};
+  if (module.as<PreactResNeXt>()) return {{{"mod1.conv1"}, "mod1.bn1"}, {{"mod1.conv2"}, "mod1.bn2"}};
   if (module.as<BasicBlock>())
     return {{{"conv1"}, "bn1"}, {{"conv2"}, "bn2"}, {{"downsample.0"}, "downsample.1"}};
   if (module.as<Bottleneck>())
@@ -40,7 +42,12 @@ std::vector<Site> sites(const torch::nn::Module& module) {
     return between;
   }
   if (module.as<ConvNormAct>()) return {{{"0"}, "1"}, {{"conv"}, "bn"}};
-  if (module.as<DenseNet>()) return {{{"features.conv0"}, "features.norm0"}};
+  if (module.as<DenseNet>()) {  // most stems have the first place only
+    std::vector<Site> of_stem;
+    for (const char* number : {"0", "1", "2"})
+      of_stem.push_back({{std::string("features.conv") + number}, std::string("features.norm") + number});
+    return of_stem;
+  }
   if (const auto* layer = module.as<nn::DenseLayerImpl>()) {
     if (layer->is_pre_activation()) return {{{"conv1"}, "norm2"}};
     return {{{"conv1"}, "norm1"}, {{"conv2"}, "norm2"}};

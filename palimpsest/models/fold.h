@@ -20,8 +20,8 @@ struct FoldReport {
 /// | network          | folded normalizations                                                               |
 /// | ---------------- | ----------------------------------------------------------------------------------- |
 /// | ResNet, ResNeXt  | all: bn1 into conv1, downsample.1 into downsample.0, ...                            |
-/// | pre-activation   | convs.bn2 and convs.bn3; bn1 of a block and bn_out follow sums and stay             |
-/// | DenseNet         | norm0, and norm2 of every layer; the others follow concatenations and stay          |
+/// | pre-activation   | the stem's, convs.bn2 and convs.bn3; bn1 of a block and bn_out follow sums and stay |
+/// | DenseNet         | the stem's, and norm2 of every layer; the others follow concatenations and stay     |
 /// |                  | (in post-activation order all)                                                      |
 /// | EfficientNet, MobileNetV3 | all: 0.1 into 0.0, block.0.1 into block.0.0, ...                           |
 /// | Inception v2, v3 | all: a block's bn goes to the convolutions that end its branches                    |

@@ -3,6 +3,7 @@
 #include "palimpsest/nn/batch_norm_act.h"
 #include "palimpsest/nn/cloneable.h"
 #include "palimpsest/nn/conv2d.h"
+#include "palimpsest/nn/deferred_activation.h"
 #include "palimpsest/nn/norm_options.h"
 
 #include <ATen/core/Tensor.h>
@@ -17,10 +18,14 @@ namespace palimpsest::models {
 /// proj_conv(act(bn1(x))) instead of x, and bn1 may write over x. Otherwise x has two readers, so bn1 writes a
 /// new tensor; it does not save x, and no copy of x is made.
 /// Behind a stem that activates its output (`Options::activated`), both paths read the input itself.
+/// With `Options::dropout`, a training batch drops whole channels of what the last convolution reads
+/// (nn/feature_dropout.h).
 /// Names: bn1, convs.conv1, convs.bn2, convs.conv2, ..., proj_conv.
 ///
 /// Channels saved for backward, with C outer and W inner channels: the inputs and outputs of the normalizations
-/// under `standard` (bottleneck 2C + 4W, basic 2C + 2W), the outputs in place (C + 2W, C + W).
+/// under `standard` (bottleneck 2C + 4W, basic 2C + 2W), the outputs in place (C + 2W, C + W). Dropout adds the
+/// product under `standard`, one factor per image and channel in place and under `store_y`, and z under the
+/// checkpoint strategies, which then save it beside x.
 /// Source: He, Zhang, Ren, Sun, "Identity Mappings in Deep Residual Networks", ECCV 2016.
 class PreactBlock : public nn::Cloneable<PreactBlock> {
  public:
@@ -35,6 +40,7 @@ class PreactBlock : public nn::Cloneable<PreactBlock> {
         {};  ///< at least one; the projection has the product of the strides
     nn::NormOptions norm = {};
     bool activated = false;  ///< the input is activated already: there is no bn1, and the block projects
+    double dropout = 0;      ///< before the last convolution, which must not be the first, too; in [0, 1)
   };
   explicit PreactBlock(const Options& options);
   at::Tensor forward(const at::Tensor& x);
@@ -43,12 +49,15 @@ class PreactBlock : public nn::Cloneable<PreactBlock> {
   std::size_t depth() const { return convs_.size(); }
 
  private:
+  at::Tensor last_convolution(at::Tensor h);
   void rebind(nn::Clones& clones) override { clones(norms_, convs_, proj_conv_); }
 
   std::vector<nn::BatchNormAct>
       norms_;  ///< each before the convolution of the same place; the first may be empty
   std::vector<nn::Conv2d> convs_;
   nn::Conv2d proj_conv_{nullptr};
+  double dropout_;
+  nn::DeferredActivation dropped_ = {};  ///< what the last normalization leaves to the reader with dropout
 };
 
 }  // namespace palimpsest::models

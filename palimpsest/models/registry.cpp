@@ -27,13 +27,17 @@ namespace {
 
 constexpr std::string_view kDeepLabPrefix = "deeplabv3_";
 
+using Maker = std::function<std::shared_ptr<Backbone>(const BackboneOptions&)>;
+
 struct Entry {
   std::string name;
-  std::function<std::shared_ptr<Backbone>(const BackboneOptions&)> make;
+  Maker make;
   bool normalizes = true;
   nn::Activation activation = nn::Activation::kLeakyReLU;  ///< the default
   bool drops_out = false;
   bool has_stochastic_depth = false;
+  Maker make_body = nullptr;    ///< another form of the network, for deeplabv3_...
+  bool body_drops_out = false;  ///< dropout is not before the classifier only
 };
 
 Entry resnet(std::string name, bool bottleneck, std::array<int64_t, 4> blocks, int64_t groups = 1,
@@ -48,9 +52,20 @@ Entry preact(const std::string& name, std::array<int64_t, 4> blocks) {
           }};
 }
 
+Entry wide_a2(const std::string& name, std::array<int64_t, 6> blocks) {
+  const WideResNetShape shape{name + "_a2", blocks, /*a2=*/true};
+  Entry entry{shape.name,
+              [shape](const BackboneOptions& o) { return std::make_shared<WideResNet>(shape, o); }};
+  entry.drops_out = true;
+  return entry;
+}
+
 Entry wide(const std::string& name, std::array<int64_t, 6> blocks) {
-  return {name,
-          [name, blocks](const BackboneOptions& o) { return std::make_shared<WideResNet>(name, blocks, o); }};
+  const WideResNetShape shape{name, blocks};
+  Entry entry{name, [shape](const BackboneOptions& o) { return std::make_shared<WideResNet>(shape, o); }};
+  entry.make_body = wide_a2(name, blocks).make;
+  entry.body_drops_out = true;
+  return entry;
 }
 
 Entry dense(const DenseNetShape& shape) {
@@ -91,7 +106,10 @@ Entry preact_resnet(const PreactResNetShape& shape) {
   return {shape.name, [shape](const BackboneOptions& o) { return std::make_shared<PreactResNet>(shape, o); }};
 }
 
-/// The networks that deeplabv3_... takes as its body.
+constexpr std::array<int64_t, 6> kWide16 = {1, 1, 1, 1, 1, 1}, kWide20 = {1, 1, 1, 3, 1, 1},
+                                 kWide38 = {3, 3, 6, 3, 1, 1};
+
+/// The networks that deeplabv3_... takes as its body, or of which it takes another form.
 const std::vector<Entry>& bodies() {
   static const std::vector<Entry> entries = {
       resnet("resnet18_narrow", false, {2, 2, 2, 2}, 1, 64, 16),
@@ -106,9 +124,9 @@ const std::vector<Entry>& bodies() {
       preact("resnext50_preact", {3, 4, 6, 3}),
       preact("resnext101_preact", {3, 4, 23, 3}),
       preact("resnext152_preact", {3, 8, 36, 3}),
-      wide("wide_resnet16", {1, 1, 1, 1, 1, 1}),
-      wide("wide_resnet20", {1, 1, 1, 3, 1, 1}),
-      wide("wide_resnet38", {3, 3, 6, 3, 1, 1}),
+      wide("wide_resnet16", kWide16),
+      wide("wide_resnet20", kWide20),
+      wide("wide_resnet38", kWide38),
       efficient("efficientnet_b0"),
       mobile(mobilenet_v3_large()),
       mobile(mobilenet_v3_small()),
@@ -118,19 +136,28 @@ const std::vector<Entry>& bodies() {
 
 const std::vector<Entry>& densenets() {
   static const std::vector<Entry> entries = {
-      dense({"densenet121", {6, 12, 24, 16}, 32}), dense({"densenet161", {6, 12, 36, 24}, 48}),
-      dense({"densenet169", {6, 12, 32, 32}, 32}), dense({"densenet201", {6, 12, 48, 32}, 32}),
-      dense({"densenet232", {6, 12, 48, 48}, 32}), dense({"densenet232_k48", {6, 12, 48, 48}, 48}),
-      dense({"densenet264", {6, 12, 64, 48}, 32}), dense({"densenet264_k48", {6, 12, 64, 48}, 48}),
-      dense(*small_densenet("densenet_bc40_k12")), dense(*small_densenet("densenet_bc100_k12")),
+      dense({"densenet121", {6, 12, 24, 16}, 32}),
+      dense({"densenet161", {6, 12, 36, 24}, 48}),
+      dense({"densenet169", {6, 12, 32, 32}, 32}),
+      dense({"densenet201", {6, 12, 48, 32}, 32}),
+      dense({"densenet232", {6, 12, 48, 48}, 32}),
+      dense({"densenet232_k48", {6, 12, 48, 48}, 48}),
+      dense({"densenet264", {6, 12, 64, 48}, 32}),
+      dense({"densenet264_k48", {6, 12, 64, 48}, 48}),
+      dense({"densenet264_deep_stem", {6, 12, 64, 48}, 32, DenseStem::kDeep}),
+      dense(*small_densenet("densenet_bc40_k12")),
+      dense(*small_densenet("densenet_bc100_k12")),
   };
   return entries;
 }
 
-/// The networks for classification alone: those of the mixed precision paper's ImageNet table, and those for
-/// images of 32 pixels.
+/// The networks for classification alone: WideResNets of the form A2, those of the mixed precision paper's ImageNet
+/// table, and those for images of 32 pixels.
 const std::vector<Entry>& small_networks() {
   static const std::vector<Entry> entries = {
+      wide_a2("wide_resnet16", kWide16),
+      wide_a2("wide_resnet20", kWide20),
+      wide_a2("wide_resnet38", kWide38),
       sequential(alexnet_imagenet()),
       sequential(vgg16_imagenet()),
       torchvision_inception(googlenet_imagenet()),
@@ -187,8 +214,9 @@ void check_probability(const std::string& name, const char* option, const std::o
 }
 
 void check_probabilities(const std::string& name, const ModelOptions& options) {
-  check_probability(name, "dropout", options.dropout, drops_out(name),
-                    "a densenet, an efficientnet or a mobilenet");
+  check_probability(
+      name, "dropout", options.dropout, drops_out(name),
+      "a densenet, an efficientnet, a mobilenet, wide_resnet..._a2 or deeplabv3_wide_resnet...");
   check_probability(name, "stochastic depth", options.stochastic_depth, has_stochastic_depth(name),
                     "an efficientnet");
 }
@@ -252,7 +280,8 @@ std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& opt
     if (!segments) return (body ? body : small)->make(backbone);
     backbone.classes = 0;
     backbone.output_stride = options.output_stride;
-    return std::make_shared<DeepLabV3>(body->make(backbone), options.classes, norm);
+    const Maker& make_body = body->make_body ? body->make_body : body->make;
+    return std::make_shared<DeepLabV3>(make_body(backbone), options.classes, norm);
   }
   const auto make_dense = [&](const Entry& entry) {
     check(name, false, options);
@@ -292,8 +321,8 @@ nn::Activation default_activation(const std::string& name) {
 }
 
 bool drops_out(const std::string& name) {
-  if (name.starts_with(kDeepLabPrefix)) return false;  // dropout is before the classifier
-  const Entry* body = find(bodies(), name);
+  const Entry* body = find(bodies(), without_prefix(name));
+  if (name.starts_with(kDeepLabPrefix)) return body && body->body_drops_out;
   const Entry* small = find(small_networks(), name);
   return body ? body->drops_out : small ? small->drops_out : name.starts_with("densenet");
 }

@@ -30,7 +30,7 @@ struct ModelOptions {
   /// (models/densenet.h).
   bool pre_activation = true;
   /// Probability of dropout, in [0, 1). Only networks that drops_out() names take it. Default: the network's own,
-  /// 0 for DenseNets, 0.2 for EfficientNet and MobileNetV3.
+  /// 0 for DenseNets, 0.2 for EfficientNet and MobileNetV3, 0.3 and 0.5 for WideResNets of the form A2.
   std::optional<double> dropout = std::nullopt;
   /// Only EfficientNets take it, also within deeplabv3_NAME: in [0, 1), the probability with which the last of its
   /// blocks leaves its branch out, if it has a shortcut. Default: 0.2.
@@ -44,14 +44,18 @@ struct ModelOptions {
 /// | ------------------------------------------------------------- | ------------------------------------ |
 /// | resnet18, 34, 50, 101, 152                                    | torchvision's ResNets                |
 /// | resnext50_32x4d, resnext101_32x8d, resnext101_64x4d           | torchvision's ResNeXts               |
-/// | resnext50_preact, resnext101_preact, resnext152_preact        | the In-Place ABN paper's networks    |
+/// | resnext50_preact, resnext101_preact, resnext152_preact        | the In-Place ABN paper's ResNeXts    |
+/// | wide_resnet16, 20, 38                                         | the paper's WideResNets; deeplabv3_  |
+/// |                                                               | takes their form A2                  |
 /// | resnet18_narrow                                               | ResNet-18 with 1/4 of its channels   |
 /// | efficientnet_b0                                               | EfficientNet (SiLU)                  |
 /// | mobilenet_v3_large, mobilenet_v3_small                        | MobileNetV3 (hard swish)             |
 /// | deeplabv3_NAME for each of these                              | segmentation                         |
 /// | densenet121, 161, 169, 201                                    | torchvision's DenseNets              |
 /// | densenet232, 264, 232_k48, 264_k48                            | deeper DenseNets, k = 32 or 48       |
+/// | densenet264_deep_stem                                         | the In-Place ABN paper's DenseNet    |
 /// | densenet_bcLAYERS_kGROWTH                                     | for CIFAR, with any depth and growth |
+/// | wide_resnet16_a2, 20_a2, 38_a2                                | the form A2, for classification      |
 /// | alexnet, vgg16, googlenet, inception_v3                       | torchvision's, without auxiliary     |
 /// |                                                               | classifiers                          |
 /// | inception_v2                                                  | BN-Inception, 224 pixels             |
@@ -73,7 +77,7 @@ int64_t least_weights(const std::string& name);
 /// MobileNetV3 hard swish, also within deeplabv3_NAME.
 nn::Activation default_activation(const std::string& name);
 /// Returns whether the network has dropout: densenet..., efficientnet..., mobilenet..., alexnet..., vgg16...,
-/// googlenet... and inception_v3...
+/// googlenet..., inception_v3..., wide_resnet..._a2 and deeplabv3_wide_resnet...
 bool drops_out(const std::string& name);
 /// Returns whether the network has stochastic depth: efficientnet..., also as the body of deeplabv3_NAME.
 bool has_stochastic_depth(const std::string& name);

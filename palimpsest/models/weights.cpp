@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/named_enum.h"
+#include "palimpsest/models/common/release_names.h"
 #include "palimpsest/models/registry.h"
 #include "palimpsest/nn/batch_norm_act.h"
 
@@ -73,7 +74,8 @@ WeightFormat weight_format(std::string_view name, const std::string& model, cons
   if (format != WeightFormat::kAuto) return format;
   const bool counts = std::any_of(tensors.begin(), tensors.end(),
                                   [](const auto& entry) { return nn::is_batch_counter(entry.first); });
-  const bool of_the_package = model.ends_with("_preact") && model.find("resnext") != std::string::npos;
+  const bool of_the_package = (model.ends_with("_preact") && model.find("resnext") != std::string::npos) ||
+                              model.find("wide_resnet") != std::string::npos || model.ends_with("_deep_stem");
   return of_the_package && !counts ? WeightFormat::kInplaceAbn : WeightFormat::kTorchvision;
 }
 
@@ -83,9 +85,9 @@ std::string to_string(WeightFormat format) {
 
 int64_t unwrap(nn::StateDict& tensors) {
   std::erase_if(tensors, [](const auto& entry) { return entry.first.starts_with("palimpsest."); });
-  int64_t changed = 0;
+  std::vector<std::string> before;
+  for (const auto& [key, tensor] : tensors) before.push_back(key);
   for (auto& [key, tensor] : tensors) {
-    const std::size_t before = key.size();  // a change shortens the key
     for (bool again = true; again;) {
       again = false;
       for (const std::string_view prefix : {"module.", "_orig_mod."}) {
@@ -95,8 +97,10 @@ int64_t unwrap(nn::StateDict& tensors) {
       }
     }
     modernize(key);
-    changed += key.size() != before;
   }
+  rename_release_keys(tensors);
+  int64_t changed = 0;
+  for (std::size_t i = 0; i < tensors.size(); ++i) changed += tensors[i].first != before[i];
   std::erase_if(tensors, [](const auto& entry) {
     return std::any_of(std::begin(kAuxiliary), std::end(kAuxiliary),
                        [&](std::string_view prefix) { return entry.first.starts_with(prefix); });
@@ -106,7 +110,7 @@ int64_t unwrap(nn::StateDict& tensors) {
     if (!keys.insert(key).second)
       throw Error(ErrorKind::kCheckpoint,
                   "the state dict has two tensors for '" + key +
-                      "', with and without a prefix (module., _orig_mod.): remove one of them");
+                      "', with and without a prefix (module., _orig_mod., classifier.): remove one of them");
   return changed;
 }
 

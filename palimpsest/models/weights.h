@@ -23,18 +23,19 @@ enum class WeightFormat {
 /// Returns "auto", "torchvision" and "inplace_abn".
 std::vector<std::string> weight_format_names();
 /// Returns the format with this name, never kAuto. "auto" chooses inplace_abn if only that package has the
-/// network (resnext..._preact, alone or in DeepLab) and the file counts no batches: the package's layers have
-/// no num_batches_tracked, libtorch's and ours do. Otherwise it chooses torchvision. Throws Error(kUsage)
-/// with the nearest name.
+/// network (resnext..._preact and wide_resnet..., alone or in DeepLab, and densenet264_deep_stem) and the file counts
+/// no batches: the package's layers have no num_batches_tracked, libtorch's and ours do. Otherwise it chooses
+/// torchvision. Throws Error(kUsage) with the nearest name.
 WeightFormat weight_format(std::string_view name, const std::string& model, const nn::StateDict& tensors);
 std::string to_string(WeightFormat format);
 
 /// Removes the prefixes that wrappers add to keys: "module." (DataParallel) and "_orig_mod." (torch.compile).
 /// Removes also the entries of our training checkpoints that are no part of the network ("palimpsest...").
 /// Gives the keys of torchvision's published DenseNet files their present form: "denselayer1.norm.1.weight"
-/// becomes "denselayer1.norm1.weight". Removes the auxiliary classifiers of torchvision's GoogLeNet and Inception
-/// v3, which its published files have. Returns the number of keys that changed. Throws Error(kCheckpoint) if
-/// two keys become one.
+/// becomes "denselayer1.norm1.weight". Translates the names of the In-Place ABN paper's release
+/// (common/release_names.h): "classifier.fc.weight" becomes "fc.weight". Removes the auxiliary classifiers of
+/// torchvision's GoogLeNet and Inception v3, which its published files have. Returns the number of keys that
+/// changed. Throws Error(kCheckpoint) if two keys become one.
 int64_t unwrap(nn::StateDict& tensors);
 
 /// Returns the rows of the classifier (`fc.weight`, `cls.weight`, `classifier.weight`, or the last of

@@ -40,4 +40,11 @@ at::Tensor squeeze_excite_conv(const at::Tensor& y, const SqueezeExcitation& exc
                                const ConvolutionOptions& convolution, Activation activation,
                                double activation_param);
 
+/// Returns conv(act(y) * gate) for gates that are given, such as the factors of feature dropout. Saves y and the
+/// gates, and computes act(y) * gate again for the gradient of the convolution's weight. gate: (N, C), f32 (f64
+/// for f64 y), without a gradient. All else as above; errors begin with "[gated_conv]".
+at::Tensor gated_conv(const at::Tensor& y, const at::Tensor& gate, const at::Tensor& conv_weight,
+                      const std::optional<at::Tensor>& conv_bias, const ConvolutionOptions& convolution,
+                      Activation activation, double activation_param);
+
 }  // namespace palimpsest::ops

@@ -59,14 +59,18 @@ def test_in_bf16_weights_are_and_normalizations_are_not():
         assert side.step().isfinite()
 
 
-@pytest.mark.parametrize("model, make", (("resnext101_preact", lambda: preact_resnext.Network(NORMS[0])),
-                                          ("densenet121", lambda: densenet.Network(False))))
-def test_the_network_is_that_of_the_program(model, make):
+# The benchmark's ResNeXt has one 7x7 convolution for a stem; the program's has three of 3x3 and two normalizations.
+STEMS = 64 * 9 * (3 + 64 + 64) + 2 * 2 * 64 - 64 * 3 * 49
+
+
+@pytest.mark.parametrize("model, make, more", (("resnext101_preact", lambda: preact_resnext.Network(NORMS[0]), STEMS),
+                                               ("densenet121", lambda: densenet.Network(False), 0)))
+def test_the_network_is_that_of_the_program(model, make, more):
     said = subprocess.run([BUILD / "palimpsest", "info", "--model", model, "--json"], capture_output=True, text=True,
                           check=True).stdout
     with torch.device("meta"):
         network = make()
-    assert sum(p.numel() for p in network.parameters()) == json.loads(said)["parameters"]
+    assert sum(p.numel() for p in network.parameters()) + more == json.loads(said)["parameters"]
 
 
 def saved_bytes(side):

@@ -32,7 +32,7 @@ def test_every_row_takes_two_steps_and_an_evaluation(folder):
 
 
 def comments(row):
-    return dict(re.findall(r"^# (paper|baseline|small): (.*)$", (PAPER / f"{row}.toml").read_text(), flags=re.M))
+    return dict(re.findall(r"^# (paper|baseline|differs|small): (.*)$", (PAPER / f"{row}.toml").read_text(), flags=re.M))
 
 
 def test_every_row_is_listed_with_what_the_paper_reports():
@@ -43,6 +43,14 @@ def test_every_row_is_listed_with_what_the_paper_reports():
         baseline = comments(row).get("baseline", "")
         named = re.match(r"(table|figure)\w+", baseline)
         assert not named or named[0] in ROWS, f"{row}: no row {named[0]}"
+
+
+def test_a_row_whose_network_is_not_the_papers_says_how_it_differs():
+    listed = succeeds("reproduce", "--list").stdout
+    differ = [row for row in ROWS if "differs" in comments(row)]
+    assert differ == ["mixed_precision_alexnet", "mixed_precision_googlenet"]
+    for row in differ:
+        assert f"  differs:   {comments(row)['differs']}\n" in listed
 
 
 @pytest.mark.parametrize("row", ROWS)

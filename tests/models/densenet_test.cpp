@@ -14,13 +14,13 @@ constexpr nn::DenseStrategy kForms[] = {nn::DenseStrategy::kNaive, nn::DenseStra
                                         nn::DenseStrategy::kShared, nn::DenseStrategy::kCheckpoint,
                                         nn::DenseStrategy::kFused};
 
-std::shared_ptr<nn::Model> short_network(bool small, std::optional<nn::DenseStrategy> form,
+std::shared_ptr<nn::Model> short_network(DenseStem stem, std::optional<nn::DenseStrategy> form,
                                          nn::Strategy strategy = nn::Strategy::kStoreY) {
   BackboneOptions options;
   options.classes = 5;
   options.norm = {strategy, nn::Activation::kReLU};
   options.dense_strategy = form;
-  auto model = std::make_shared<DenseNet>(DenseNetShape{"short", {2, 3, 2}, 4, small}, options);
+  auto model = std::make_shared<DenseNet>(DenseNetShape{"short", {2, 3, 2}, 4, stem}, options);
   fill_by_formula(*model);
   return model;
 }
@@ -39,6 +39,13 @@ class PlainStack {
     if (get("features.conv0.weight").size(2) == 7) {
       x = at::conv2d(images, get("features.conv0.weight"), {}, 2, 3);
       x = at::max_pool2d(act("features.norm0", x, training), 3, 2, 1);
+    } else if (has("features.conv1.weight")) {
+      x = at::conv2d(images, get("features.conv0.weight"), {}, 2, 1);
+      for (const char* number : {"1", "2"})
+        x = at::conv2d(act("features.norm" + std::to_string(*number - '1'), x, training),
+                       get("features.conv" + std::string(number) + ".weight"), {}, 1, 1);
+      if (has("features.norm2.weight")) x = act("features.norm2", x, training);
+      x = at::max_pool2d(x, 3, 2, 1);
     } else {
       x = at::conv2d(images, get("features.conv0.weight"), {}, 1, 1);
     }
@@ -80,13 +87,13 @@ class PlainStack {
 };
 
 TEST(DenseNet, EveryFormIsThePlainStackOfLibtorchsLayers) {
-  for (const bool small : {true, false})
+  for (const auto stem : {DenseStem::kSmall, DenseStem::kLarge, DenseStem::kDeep})
     for (const bool training : {true, false})
       for (const auto form : kForms) {
-        auto model = short_network(small, form);
+        auto model = short_network(stem, form);
         model->train(training);
         PlainStack plain(*model);
-        const at::Tensor images = images_by_formula(small ? 12 : 48);
+        const at::Tensor images = images_by_formula(stem == DenseStem::kSmall ? 12 : 48);
         const auto loss = [](const at::Tensor& logits) {
           return (logits * torch::sin(torch::arange(logits.numel(), torch::kFloat64)).view_as(logits)).sum();
         };
@@ -107,7 +114,7 @@ TEST(DenseNet, EveryFormIsThePlainStackOfLibtorchsLayers) {
 TEST(DenseNet, SinglePrecisionLogitsOfEveryFormAgree) {
   at::Tensor want;
   for (const auto form : kForms) {
-    auto model = short_network(false, form);
+    auto model = short_network(DenseStem::kLarge, form);
     model->to(torch::kFloat32);
     const at::Tensor got = model->forward(images_by_formula(48).to(torch::kFloat32));
     if (!want.defined()) want = got;
@@ -123,7 +130,8 @@ TEST(DenseNet, WithoutADenseStrategyTheStrategyDecides) {
   EXPECT_EQ(of(Strategy::kStandard, nn::Activation::kReLU), nn::DenseStrategy::kSharedGradient);
   EXPECT_EQ(of(Strategy::kInplace2, nn::Activation::kLeakyReLU), nn::DenseStrategy::kFused);
   EXPECT_EQ(of(Strategy::kStoreY, nn::Activation::kSiLU), nn::DenseStrategy::kShared);
-  EXPECT_NO_THROW(short_network(true, std::nullopt, Strategy::kStandard)->forward(images_by_formula(12)));
+  EXPECT_NO_THROW(
+      short_network(DenseStem::kSmall, std::nullopt, Strategy::kStandard)->forward(images_by_formula(12)));
 }
 
 TEST(DenseNet, AnImageThatTheTransitionsHalveToNothingIsRefused) {
@@ -174,7 +182,7 @@ TEST(DenseNet, AnOptionThatDoesNotFitIsNamed) {
 }
 
 TEST(PostActivation, EqualsAPlainStackByEveryDenseStrategy) {
-  for (const bool small : {false, true})
+  for (const auto stem : {DenseStem::kLarge, DenseStem::kSmall, DenseStem::kDeep})
     for (const auto form : {nn::DenseStrategy::kNaive, nn::DenseStrategy::kShared,
                             nn::DenseStrategy::kCheckpoint, nn::DenseStrategy::kFused}) {
       BackboneOptions options;
@@ -182,12 +190,13 @@ TEST(PostActivation, EqualsAPlainStackByEveryDenseStrategy) {
       options.norm = {nn::Strategy::kStoreY, nn::Activation::kReLU};
       options.dense_strategy = form;
       options.pre_activation = false;
-      DenseNet model(DenseNetShape{"short", {2, 3, 2}, 4, small}, options);
+      DenseNet model(DenseNetShape{"short", {2, 3, 2}, 4, stem}, options);
       fill_by_formula(model);
       PlainStack plain(model);
       const auto images = images_by_formula(32);
       const auto got = model.forward(images), want = plain.logits(images, true);
-      EXPECT_LE(relative_error(got, want), kReorderedNetworkF64) << nn::to_string(form) << small;
+      EXPECT_LE(relative_error(got, want), kReorderedNetworkF64)
+          << nn::to_string(form) << static_cast<int>(stem);
       got.sin().sum().backward();
       want.sin().sum().backward();
       for (const auto& p : model.named_parameters()) {

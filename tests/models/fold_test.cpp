@@ -62,14 +62,15 @@ TEST_P(FoldModel, GivesTheSameLogitsWithoutTheNormalizations) {
   EXPECT_EQ(static_cast<std::size_t>(statistics(after)), expected.kept);
 }
 
-// Pre-activation: three normalizations a block, of which the first follows a sum, and bn_out at the end.
+// Pre-activation: two in the stem, three normalizations a block, of which the first follows a sum, and bn_out at
+// the end.
 INSTANTIATE_TEST_SUITE_P(
     Models, FoldModel,
     ::testing::Combine(
         ::testing::Values(Expected{"resnet18_narrow", 20, 0}, Expected{"resnet50", 53, 0},
-                          Expected{"resnext50_32x4d", 53, 0}, Expected{"resnext50_preact", 32, 17},
+                          Expected{"resnext50_32x4d", 53, 0}, Expected{"resnext50_preact", 2 + 32, 17},
                           // Four blocks of two convolutions, two of three.
-                          Expected{"wide_resnet16", 4 + 2 * 2, 7},
+                          Expected{"wide_resnet16", 4 + 2 * 2, 7}, Expected{"wide_resnet16_a2", 8, 7},
                           Expected{"deeplabv3_resnet18_narrow", 23, 0},
                           // Three blocks of two layers; two transitions, norm_final.
                           Expected{"densenet_bc16_k4", 6, 9},
@@ -92,7 +93,8 @@ INSTANTIATE_TEST_SUITE_P(
 TEST(FoldModel, ReportsByName) {
   FoldReport report;
   fold(filled("resnext50_preact", nn::Strategy::kInplace2), &report);
-  EXPECT_EQ(report.folded.front(), "mod2.block1.convs.bn2");
+  EXPECT_EQ(report.folded.front(), "mod1.bn1");
+  EXPECT_EQ(report.folded.at(2), "mod2.block1.convs.bn2");
   EXPECT_EQ(report.kept.front(), "mod2.block1.bn1");
   EXPECT_EQ(report.kept.back(), "bn_out");
 }

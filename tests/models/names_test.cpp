@@ -103,7 +103,7 @@ using Blocks = std::array<int64_t, 4>;
 //   in*w + w*(w/64)*9 + w*c, its three normalizations 2*(in + w + w), a projection in*c where the shape
 //   changes.
 int64_t preact_parameters(const Blocks& blocks) {
-  int64_t total = 64 * 3 * 49, in = 64;
+  int64_t total = 64 * 9 * (3 + 64 + 64) + 2 * 2 * 64, in = 64;  // the stem's convolutions and normalizations
   for (int64_t i = 0; i < 4; ++i) {
     const int64_t w = 128 << i, c = 256 << i;
     for (int64_t b = 0; b < blocks[i]; ++b) {
@@ -123,6 +123,10 @@ std::vector<std::string> preact_names(const Blocks& blocks) {
     }
   };
   names.push_back("mod1.conv1.weight");
+  norm("mod1.bn1");
+  names.push_back("mod1.conv2.weight");
+  norm("mod1.bn2");
+  names.push_back("mod1.conv3.weight");
   for (int64_t i = 0; i < 4; ++i) {
     for (int64_t b = 1; b <= blocks[i]; ++b) {
       const std::string block = "mod" + std::to_string(i + 2) + ".block" + std::to_string(b);
@@ -164,9 +168,21 @@ TEST(Names, TheDeeperDenseNetsHaveTheSizesOfThePaper) {
   EXPECT_EQ(dense_parameters({6, 12, 24, 16}, 32), 7978856) << "torchvision's DenseNet-121";
 }
 
+TEST(Names, TheDeepStemIsThreeConvolutionsAndTheNormalizationsBetweenThem) {
+  const auto deep = entries(*make("densenet264_deep_stem")), plain = entries(*make("densenet264"));
+  EXPECT_EQ(parameter_count(*make("densenet264_deep_stem")), 33403880) << "the release's";
+  const std::string stem[] = {"conv0.weight 64x3x3x3", "norm0.weight 64", "conv1.weight 64x64x3x3",
+                              "norm1.weight 64", "conv2.weight 64x64x3x3"};
+  const std::size_t places[] = {0, 1, 6, 7, 12};
+  for (std::size_t i = 0; i < std::size(places); ++i) EXPECT_EQ(deep[places[i]], "features." + stem[i]);
+  ASSERT_EQ(deep.size() - 13, plain.size() - 6);
+  for (std::size_t i = 13; i < deep.size(); ++i) EXPECT_EQ(deep[i], plain[i - 7]);
+  EXPECT_EQ(deep[13], "features.denseblock1.denselayer1.norm1.weight 64");
+}
+
 class Preact : public ::testing::TestWithParam<std::pair<const char*, Blocks>> {};
 
-TEST_P(Preact, ParametersAndNamesFollowThePaper) {
+TEST_P(Preact, ParametersAndNamesFollowThePapersRelease) {
   const auto& [name, blocks] = GetParam();
   const auto model = make(name, {});
   EXPECT_EQ(parameter_count(*model), preact_parameters(blocks));
@@ -212,12 +228,14 @@ TEST(Names, AWideResNetHasTheNamesAndParametersOfThePapersRelease) {
   for (const auto& [key, tensor] : nn::state_dict(*model))
     if (tensor.dim() == 4) got.push_back(key);
   EXPECT_EQ(got, convolutions);
+  EXPECT_EQ(entries(*make("wide_resnet38_a2", {})), entries(*model)) << "the form A2";
 }
 
 TEST(Names, DoNotDependOnTheStrategy) {
-  for (const char* name : {"resnet18", "resnext50_32x4d", "resnext50_preact", "wide_resnet16",
-                           "deeplabv3_resnet18", "densenet_bc16_k4", "inception_v3_cifar_narrow",
-                           "resnet29_preact_cifar", "googlenet", "resnet50_preact"}) {
+  for (const char* name :
+       {"resnet18", "resnext50_32x4d", "resnext50_preact", "wide_resnet16", "wide_resnet16_a2",
+        "deeplabv3_resnet18", "densenet_bc16_k4", "inception_v3_cifar_narrow", "resnet29_preact_cifar",
+        "googlenet", "resnet50_preact"}) {
     ModelOptions standard, in_place;
     standard.strategy = nn::Strategy::kStandard;
     in_place.strategy = nn::Strategy::kInplace2;

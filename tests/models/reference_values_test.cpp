@@ -1,3 +1,5 @@
+#include "palimpsest/models/resnext_preact.h"
+#include "palimpsest/models/wide_resnet.h"
 #include "tests/models/support.h"
 
 #include <array>
@@ -9,8 +11,8 @@ namespace {
 // Logits (0,0), (0,1), (1,0), (1,999) of networks filled by formula, in training mode, then in eval mode with
 // the running statistics that this one batch left. Post-activation rows: torchvision 0.26 with every ReLU
 // replaced by LeakyReLU(0.01), without auxiliary classifiers and dropout. EfficientNet and MobileNetV3: torchvision
-// 0.26, without dropout. Pre-activation and wide rows: the paper's networks in plain PyTorch, stride in the
-// 3x3 convolution. f64.
+// 0.26, without dropout. resnet50_preact: He et al.'s network in plain PyTorch. The In-Place ABN paper's networks
+// (resnext50_preact, wide_resnet16, densenet264_deep_stem): its release, on normalizations of PyTorch. f64.
 struct Row {
   const char* name;
   std::array<double, 4> training, evaluation;
@@ -77,12 +79,54 @@ INSTANTIATE_TEST_SUITE_P(
             {-0.221022085340806, -0.324995371465698, -0.559527678765831, -0.616605003392034},
             {-0.146495617806011, -0.0393917673536692, -0.162252759555719, -0.126379806985516}},
         Row{"resnext50_preact",
-            {-0.432888909611103, -0.306663404787708, -0.310810959680943, -0.491736282724343},
-            {-0.300168257156581, -0.124127762725181, -0.324200626038181, -0.0350516353531664}},
+            {-0.4319033089922711, 0.3066555530013849, -0.3258354854107835, -0.07317979919777907},
+            {-0.18669527933685426, 0.043894768253758654, -0.18709185604546524, -0.12592233285134938}},
         Row{"wide_resnet16",
-            {-0.32331668697403254, 0.4581075289113147, 0.361976585843396, -0.35818919676022787},
-            {-0.010015885748572123, 0.12396412016607561, -0.010222700865947884, -0.12249209624024926}}),
+            {0.22724504432373127, -0.10545510227212335, -0.23439807680042696, -0.6795892226394301},
+            {-0.022997645003949435, 0.1421395346075541, -0.020521513516392018, -0.14835624361766842}},
+        Row{"wide_resnet16_a2",
+            {-0.21718451091514018, -0.15063737884940145, 0.32673984993740174, -0.377211822672357},
+            {-0.014043281120559373, 0.12008017657352912, -0.0113786351922118, -0.12296868951235329}},
+        Row{"densenet264_deep_stem",
+            {-0.18193159477382714, 0.006060630225052021, -0.06994505588572965, 0.48748921001098683},
+            {0.09807968609679232, -0.043976882094409274, 0.09782027894796586, 0.1445155677896391}}),
     [](const auto& info) { return std::string(info.param.name); });
+
+// The features of the release's networks with dilation, at (0, 0, 0, 0), (0, 1, 0, 1), (1, 0, last, last) and
+// (1, last, 2, 1).
+void expect_features(Backbone& body, const std::array<double, 4>& training,
+                     const std::array<double, 4>& evaluation) {
+  fill_by_formula(body);
+  const torch::NoGradGuard no_grad;
+  for (const bool trains : {true, false}) {
+    body.train(trains);
+    const auto y = body.features(images_by_formula());
+    const auto got = torch::stack({y[0][0][0][0], y[0][1][0][1], y[1][0][-1][-1], y[1][-1][2][1]});
+    EXPECT_LE(relative_error(
+                  got, torch::tensor(at::ArrayRef<double>(trains ? training : evaluation), torch::kFloat64)),
+              kReorderedNetworkF64)
+        << (trains ? "training" : "evaluation") << ": " << got;
+  }
+}
+
+TEST(DilatedReferenceValues, FeaturesAreThoseOfTheRelease) {
+  const auto resnext = [](int64_t output_stride) {
+    const BackboneOptions options{.classes = 0, .output_stride = output_stride};
+    return PreactResNeXt("resnext50_preact", {3, 4, 6, 3}, options);
+  };
+  auto eighth = resnext(8), sixteenth = resnext(16);
+  expect_features(
+      eighth, {0.9975179227103064, -0.0016047570149342752, -0.025513404980247307, -0.006578759942930231},
+      {-0.0008495488278660239, -0.00108774986781496, -0.0018669075736677144, -0.0006243233775325545});
+  expect_features(
+      sixteenth, {0.8106667326154072, 0.7349584635159864, 1.6469015720007494, -0.009600045561352471},
+      {-0.0009330737040486675, -0.001271077655927404, -0.0012587322620185388, -7.670447239943933e-05});
+  WideResNet wide({"wide_resnet16_a2", {1, 1, 1, 1, 1, 1}, true},
+                  {.classes = 0, .output_stride = 8, .dropout = 0});
+  expect_features(
+      wide, {-0.0021486948636808135, -0.0009954517486783939, 2.1290365333666523, -0.014761996674194653},
+      {0.03217321324221153, -0.0021200912022108173, 0.014479311176753442, -0.0003199518481435869});
+}
 
 }  // namespace
 }  // namespace palimpsest::models

@@ -12,13 +12,14 @@ void expect_contains(const std::string& message, const std::string& part) {
 
 TEST(Registry, EveryBackboneButTheDenseAndTheSmallOnesHasASegmentationTwin) {
   const auto all = names();
-  EXPECT_EQ(all.size(), 66u);
+  EXPECT_EQ(all.size(), 70u);
   for (const auto& name : all) {
     if (name.starts_with("deeplabv3_")) continue;
     constexpr std::string_view kOfImages[] = {"alexnet",          "vgg16",           "googlenet",
                                               "inception_v2",     "inception_v3",    "resnet50_preact",
                                               "resnet101_preact", "resnet152_preact"};
     const bool classifies = name.starts_with("densenet") || name.find("_cifar") != std::string::npos ||
+                            name.ends_with("_a2") ||
                             std::count(std::begin(kOfImages), std::end(kOfImages), name) > 0;
     EXPECT_EQ(std::count(all.begin(), all.end(), "deeplabv3_" + name), !classifies) << name;
   }
@@ -106,23 +107,46 @@ TEST(Registry, ConvolutionsStartWithKaimingsDeviation) {
   EXPECT_NEAR(deviation(nn::Activation::kIdentity, 0) / unit, 1, testing::kDrawnDeviation);
 }
 
-// The deviation of n drawn values is off by 1 / sqrt(2 n), relatively.
-TEST(Registry, EveryConvolutionOfThePapersNetworksStartsWithKaimingsDeviation) {
-  for (const char* name : {"resnext50_preact", "wide_resnet16", "densenet_bc40_k12", "deeplabv3_resnet18"}) {
-    torch::manual_seed(1);
-    const auto model = make(name);
-    int64_t convolutions = 0;
-    for (const auto& module : model->named_modules("", /*include_self=*/false)) {
-      const auto* convolution = module.value()->as<torch::nn::Conv2d>();
-      if (!convolution || convolution->bias.defined()) continue;
-      const at::Tensor& weight = convolution->weight;
-      const auto drawn = static_cast<double>(weight.numel());
-      const double expected = std::sqrt(2 / 1.0001 / (drawn / static_cast<double>(weight.size(1))));
-      const double deviation = std::sqrt(weight.detach().to(at::kDouble).square().mean().item<double>());
-      EXPECT_NEAR(deviation / expected, 1, 6 / std::sqrt(2 * drawn)) << name << " " << module.key();
-      ++convolutions;
-    }
-    EXPECT_GT(convolutions, 15) << name;
+/// Expects every convolution without bias to have the deviation gain / sqrt(fan_of(fan-in, fan-out)). That of n
+/// drawn values is off by 1 / sqrt(2 n), relatively.
+template <class Fan>
+void expect_deviations(const char* name, const Fan& fan_of) {
+  torch::manual_seed(1);
+  const auto model = make(name);
+  int64_t convolutions = 0;
+  for (const auto& module : model->named_modules("", /*include_self=*/false)) {
+    const auto* convolution = module.value()->as<torch::nn::Conv2d>();
+    if (!convolution || convolution->bias.defined()) continue;
+    const at::Tensor& weight = convolution->weight;
+    const auto drawn = static_cast<double>(weight.numel());
+    const double fan =
+        fan_of(drawn / static_cast<double>(weight.size(0)), drawn / static_cast<double>(weight.size(1)));
+    const double deviation = std::sqrt(weight.detach().to(at::kDouble).square().mean().item<double>());
+    EXPECT_NEAR(deviation / std::sqrt(2 / 1.0001 / fan), 1, 6 / std::sqrt(2 * drawn))
+        << name << " " << module.key();
+    ++convolutions;
+  }
+  EXPECT_GT(convolutions, 15) << name;
+}
+
+TEST(Registry, EveryConvolutionStartsWithKaimingsDeviation) {
+  for (const char* name : {"densenet_bc40_k12", "deeplabv3_resnet18"})
+    expect_deviations(name, [](double /*fan_in*/, double fan_out) { return fan_out; });
+}
+
+// The In-Place ABN paper's release: xavier_normal_ with the gain of leaky ReLU; xavier_uniform_ of gain 0.1 for the
+// classifier, whose bound is the deviation times sqrt(3).
+TEST(Registry, ThePapersNetworksStartByGlorotsRules) {
+  for (const char* name :
+       {"resnext50_preact", "wide_resnet16", "wide_resnet16_a2", "densenet264_deep_stem"}) {
+    expect_deviations(name, [](double fan_in, double fan_out) { return (fan_in + fan_out) / 2; });
+    const auto parameters = make(name)->named_parameters();
+    const std::string classifier = parameters.contains("fc.weight") ? "fc" : "classifier";
+    const at::Tensor weight = parameters[classifier + ".weight"].detach();
+    const double bound = 0.1 * std::sqrt(6.0 / static_cast<double>(1000 + weight.size(1)));
+    EXPECT_LE(weight.abs().max().item<double>(), bound * (1 + 1e-6)) << name;
+    EXPECT_NEAR(weight.std().item<double>() * std::sqrt(3) / bound, 1, testing::kDrawnDeviation) << name;
+    EXPECT_EQ(parameters[classifier + ".bias"].abs().max().item<double>(), 0) << name;
   }
 }
 
@@ -130,6 +154,7 @@ TEST(Registry, OptionsOfOtherNetworksAreRefused) {
   expect_contains(usage_error([] { make("resnet18", {.dropout = 0.2}); }), "takes no dropout, got 0.2");
   expect_contains(usage_error([] { make("deeplabv3_efficientnet_b0", {.dropout = 0.2}); }),
                   "takes no dropout");
+  expect_contains(usage_error([] { make("wide_resnet16", {.dropout = 0.2}); }), "takes no dropout");
   expect_contains(usage_error([] { make("efficientnet_b0", {.dropout = 1}); }), "dropout in [0, 1), got 1");
   expect_contains(usage_error([] { make("mobilenet_v3_small", {.stochastic_depth = 0.1}); }),
                   "takes no stochastic depth, got 0.1");

@@ -47,6 +47,42 @@ TEST(Weights, WrappersAndTrainingStateAreTakenOff) {
   EXPECT_EQ(tensors[2].first, "bn1.module.weight");
 }
 
+TEST(Weights, KeysOfThePapersReleaseTakeOurNames) {
+  nn::StateDict tensors{{"module.mod1.bn1.weight", torch::zeros(1)},
+                        {"module.classifier.fc.weight", torch::zeros(1)},
+                        {"classifier.fc.bias", torch::zeros(1)},
+                        {"classifier.fcn", torch::zeros(1)}};
+  EXPECT_EQ(unwrap(tensors), 3);
+  EXPECT_EQ(tensors[0].first, "mod1.bn1.weight");
+  EXPECT_EQ(tensors[1].first, "fc.weight");
+  EXPECT_EQ(tensors[2].first, "fc.bias");
+  EXPECT_EQ(tensors[3].first, "classifier.fcn");
+}
+
+TEST(Weights, KeysOfTheReleasesDenseNetTakeOurNames) {
+  const std::pair<const char*, const char*> names[] = {
+      {"mod1.conv1.weight", "features.conv0.weight"},
+      {"mod1.bn2.running_var", "features.norm1.running_var"},
+      {"mod2.convs1.0.bn.weight", "features.denseblock1.denselayer1.norm1.weight"},
+      {"mod5.convs3.47.conv.weight", "features.denseblock4.denselayer48.conv2.weight"},
+      {"mod5.convs1.47.conv.weight", "features.denseblock4.denselayer48.conv1.weight"},
+      {"mod3.convs3.9.bn.bias", "features.denseblock2.denselayer10.norm2.bias"},
+      {"tra2.bn.bias", "features.transition1.norm.bias"},
+      {"tra4.conv.weight", "features.transition3.conv.weight"},
+      {"bn_out.running_mean", "features.norm5.running_mean"},
+      {"classifier.fc.weight", "classifier.weight"},
+      // Not the release's:
+      {"mod5.convs1.x.conv.weight", "mod5.convs1.x.conv.weight"},
+      {"mod5.convs1.99999999999.bn.bias", "mod5.convs1.99999999999.bn.bias"},
+      {"tra2.pool.weight", "tra2.pool.weight"},
+      {"mod1.pool.weight", "mod1.pool.weight"}};
+  nn::StateDict tensors;
+  for (const auto& [theirs, ours] : names)
+    tensors.emplace_back(std::string("module.") + theirs, torch::zeros(1));
+  unwrap(tensors);
+  for (std::size_t i = 0; i < std::size(names); ++i) EXPECT_EQ(tensors[i].first, names[i].second);
+}
+
 TEST(Weights, AuxiliaryClassifiersAreTakenOff) {
   nn::StateDict tensors{{"module.aux1.conv.conv.weight", torch::zeros(1)},
                         {"aux2.fc2.bias", torch::zeros(1)},
@@ -109,6 +145,10 @@ TEST(Weights, OnlyNetworksOfThePackageWithoutCountersAreTakenForItsFiles) {
   const nn::StateDict uncounted{{"bn_out.weight", torch::zeros(1)}};
   EXPECT_EQ(weight_format("auto", "resnext50_preact", uncounted), WeightFormat::kInplaceAbn);
   EXPECT_EQ(weight_format("auto", "deeplabv3_resnext50_preact", uncounted), WeightFormat::kInplaceAbn);
+  for (const char* model :
+       {"wide_resnet38", "wide_resnet38_a2", "deeplabv3_wide_resnet38", "densenet264_deep_stem"})
+    EXPECT_EQ(weight_format("auto", model, uncounted), WeightFormat::kInplaceAbn) << model;
+  EXPECT_EQ(weight_format("auto", "densenet264", uncounted), WeightFormat::kTorchvision);
   EXPECT_EQ(weight_format("auto", "resnext50_preact", counted), WeightFormat::kTorchvision);
   EXPECT_EQ(weight_format("auto", "resnet50", uncounted), WeightFormat::kTorchvision);
   EXPECT_EQ(weight_format("auto", "resnet50_preact", uncounted), WeightFormat::kTorchvision);

@@ -136,6 +136,65 @@ TEST(SqueezeExciteConv, NamesWhatIsWrong) {
   contains(message(5, torch::zeros({8, 31, 1, 1})), "[squeeze_excite_conv]");
 }
 
+// Gates that are given, against libtorch's layers.
+TEST(GatedConv, EqualsLibtorchsLayers) {
+  for (const auto dtype : {at::kFloat, at::kDouble})
+    for (const bool channels_last : {false, true})
+      for (const int64_t channels : {5, 64})
+        for (const auto activation : {Activation::kSiLU, Activation::kLeakyReLU, Activation::kIdentity}) {
+          const auto t = tensors_of(channels, dtype, channels_last);
+          const at::Tensor gate = torch::randn({3, channels}, dtype);
+          std::vector<at::Tensor> inputs{t[0], t[5], t[6]}, exact;
+          for (const at::Tensor& one : inputs)
+            exact.push_back(one.detach().to(at::kDouble).set_requires_grad(true));
+          const at::Tensor got = gated_conv(t[0], gate, t[5], t[6], k1x1, activation, 0.1);
+          const at::Tensor want =
+              at::conv2d(activate(exact[0], activation) * gate.to(at::kDouble).view({3, channels, 1, 1}),
+                         exact[1], exact[2]);
+          const double limit = dtype == at::kDouble ? testing::kReorderedF64 : testing::kReorderedF32;
+          EXPECT_LE(testing::relative_error(got, want), limit);
+          const auto dgot = gradients(got, inputs), dwant = gradients(want, exact);
+          for (std::size_t i = 0; i < inputs.size(); ++i) {
+            EXPECT_LE(testing::relative_error(dgot[i], dwant[i]), limit) << "gradient " << i;
+            std::vector<at::Tensor> only;
+            for (std::size_t k = 0; k < inputs.size(); ++k)
+              only.push_back(inputs[k].detach().set_requires_grad(k == i));
+            const at::Tensor out = gated_conv(only[0], gate, only[1], only[2], k1x1, activation, 0.1);
+            EXPECT_LE(testing::relative_error(gradients(out, {only[i]})[0], dwant[i]), limit)
+                << i << " alone";
+          }
+        }
+}
+
+TEST(GatedConv, KeepsNoTensorOfTheSizeOfY) {
+  for (const bool channels_last : {false, true}) {
+    const auto t = tensors_of(64, at::kFloat, channels_last);
+    const at::Tensor gate = torch::ones({3, 64});
+    memory::Meter meter;
+    const at::Tensor out = gated_conv(t[0], gate, t[5], t[6], k1x1, Activation::kReLU, 0);
+    meter.forward_done();
+    EXPECT_LT(meter.kept_bytes(), static_cast<int64_t>(out.nbytes() + t[0].nbytes() / 4));
+  }
+}
+
+TEST(GatedConv, NamesWhatIsWrong) {
+  const auto t = tensors_of(32, at::kFloat, false);
+  const auto message = [&](const at::Tensor& y, const at::Tensor& gate) {
+    return testing::error_of([&] { gated_conv(y, gate, t[5], t[6], k1x1, Activation::kReLU, 0); });
+  };
+  const auto contains = [](const std::string& text, const std::string& part) {
+    EXPECT_NE(text.find(part), std::string::npos) << text;
+  };
+  const at::Tensor ones = torch::ones({3, 32});
+  contains(message(torch::zeros({3, 32}), ones), "[gated_conv] y must be (N, C, H, W), got shape [3, 32]");
+  contains(
+      message(t[0], torch::ones({3, 31})),
+      "[gated_conv] gate needs one Float per image and channel on cpu, (3, 32), got shape [3, 31] of Float");
+  contains(message(t[0], ones.to(at::kDouble)), "of Double");
+  contains(message(t[0], {}), "got none");
+  contains(message(t[0], ones.clone().set_requires_grad(true)), "must not require a gradient; detach it");
+}
+
 TEST(SqueezeExciteConv, AutocastRoundsTheConvolutionAndNotTheGates) {
   for (const auto dtype : {at::kFloat, at::kBFloat16}) {
     auto t = tensors_of(64, at::kFloat, /*channels_last=*/true, 2);

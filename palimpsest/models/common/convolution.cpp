@@ -1,7 +1,5 @@
 #include "palimpsest/models/common/convolution.h"
 
-#include "palimpsest/nn/linear.h"
-
 #include <cmath>
 
 namespace palimpsest::models {
@@ -20,6 +18,24 @@ void start_plain(const at::Tensor& weight, const at::Tensor& bias, double gain) 
   bias.zero_();
 }
 
+/// Draws every convolution without bias from N(0, gain^2 / fan), where fan = fan_of(fan-in, fan-out).
+template <class Fan>
+void start_normal(torch::nn::Module& module, double gain, const Fan& fan_of) {
+  const at::NoGradGuard no_grad;
+  for (const auto& child : module.modules(/*include_self=*/false)) {
+    const auto* convolution = child->as<torch::nn::Conv2d>();
+    if (!convolution || convolution->bias.defined()) continue;
+    // torch's fans: of weight (out, in / groups, k, k), in / groups * k * k and out * k * k.
+    const auto& weight = convolution->weight;
+    const auto taps = static_cast<double>(weight.size(2) * weight.size(3));
+    const double fan =
+        fan_of(static_cast<double>(weight.size(1)) * taps, static_cast<double>(weight.size(0)) * taps);
+    at::Tensor(weight).normal_(0, gain / std::sqrt(fan));
+  }
+}
+
+constexpr double kGlorotClassifierGain = 0.1;
+
 }  // namespace
 
 nn::Conv2d conv(const SquareConvolution& shape, nn::ConvolutionBackend backend) {
@@ -37,16 +53,18 @@ nn::Conv2d conv(const SquareConvolution& shape, const nn::NormOptions& norm) {
 }
 
 void initialize_convolutions(torch::nn::Module& module, const nn::NormOptions& norm) {
-  const double gain = gain_of(norm);
+  start_normal(module, gain_of(norm), [](double /*fan_in*/, double fan_out) { return fan_out; });
+}
+
+void initialize_by_glorot(torch::nn::Module& module, const nn::NormOptions& norm,
+                          const nn::Linear& classifier) {
+  start_normal(module, gain_of(norm), [](double fan_in, double fan_out) { return (fan_in + fan_out) / 2; });
+  if (classifier.is_empty()) return;
   const at::NoGradGuard no_grad;
-  for (const auto& child : module.modules(/*include_self=*/false)) {
-    const auto* convolution = child->as<torch::nn::Conv2d>();
-    if (!convolution || convolution->bias.defined()) continue;
-    // torch's fan-out: of weight (out, in / groups, k, k), out * k * k, whatever the groups.
-    const auto& weight = convolution->weight;
-    const double fan_out = static_cast<double>(weight.size(0) * weight.size(2) * weight.size(3));
-    at::Tensor(weight).normal_(0, gain / std::sqrt(fan_out));
-  }
+  const auto fans = static_cast<double>(classifier->weight.size(0) + classifier->weight.size(1));
+  const double bound = kGlorotClassifierGain * std::sqrt(6 / fans);
+  classifier->weight.detach().uniform_(-bound, bound);
+  classifier->bias.detach().zero_();
 }
 
 void initialize_plain_layers(torch::nn::Module& module, const nn::NormOptions& norm) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/nn/conv2d.h"
+#include "palimpsest/nn/linear.h"
 #include "palimpsest/nn/norm_options.h"
 
 #include <cstdint>
@@ -23,6 +24,13 @@ nn::Conv2d conv(const SquareConvolution& shape, const nn::NormOptions& norm);
 /// the activation: sqrt(2 / (1 + slope^2)) for leaky ReLU, 1 for the identity. The other activations take
 /// ReLU's sqrt(2): a normalization follows each convolution, so the gain affects only the first steps.
 void initialize_convolutions(torch::nn::Module& module, const nn::NormOptions& norm);
+
+/// Initializes a network of the In-Place ABN paper as the paper's release does: every convolution without bias
+/// below `module` by Glorot's normal rule, std = gain * sqrt(2 / (fan-in + fan-out)), with the same gain; and
+/// `classifier`, if there is one, by Glorot's uniform rule with gain 0.1 and bias 0. Normalizations start with
+/// weight 1 and bias 0 in any case. The paper does not name a rule.
+void initialize_by_glorot(torch::nn::Module& module, const nn::NormOptions& norm,
+                          const nn::Linear& classifier);
 
 /// Initializes every convolution and linear layer below `module` with the same gain by fan-in, and biases
 /// with 0: for networks without normalization, where forward values must keep their size through any depth.

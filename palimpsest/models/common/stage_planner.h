@@ -14,7 +14,8 @@ struct StageGeometry {
 /// Plans the stages of a network whose features have a given output stride. When the output stride is
 /// reached, the stride of a stage becomes dilation: its first convolution still reads neighbours at the old
 /// distance, and the later convolutions at the doubled distance. Every output of the strided network is then
-/// also an output of the dilated network (tests/models/atrous_test.cpp).
+/// also an output of the dilated network (tests/models/atrous_test.cpp). Where a 1x1 convolution has the stride,
+/// the first 3x3 convolution comes after it and takes the doubled distance as well (resnext_preact.h).
 class StagePlanner {
  public:
   /// Throws Error(kUsage) unless output_stride is 8, 16 or 32. `reached`: the stride of the stem.

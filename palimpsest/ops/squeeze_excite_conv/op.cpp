@@ -19,6 +19,7 @@
 #include <ATen/ops/silu.h>
 #include <ATen/ops/silu_backward.h>
 #include <ATen/ops/threshold_backward.h>
+#include <ATen/ops/zeros_like.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <tuple>
@@ -31,7 +32,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using OptionalTensor = std::optional<at::Tensor>;
 
-constexpr const char* kName = "squeeze_excite_conv";
+constexpr const char *kName = "squeeze_excite_conv", *kGatedName = "gated_conv";
 
 at::Tensor per_image(const at::Tensor& values, const at::Tensor& like) {
   return values.to(like.scalar_type()).view({like.size(0), like.size(1), 1, 1});
@@ -269,6 +270,56 @@ class SqueezeExciteConvFunction : public torch::autograd::Function<SqueezeExcite
   }
 };
 
+struct GatedCall {
+  const ConvolutionOptions& convolution;
+  std::optional<ProductPrecision> precision;
+  Activation activation;
+  double activation_param;
+};
+
+class GatedConvFunction : public torch::autograd::Function<GatedConvFunction> {
+ public:
+  static at::Tensor forward(AutogradContext* ctx, const at::Tensor& y, const at::Tensor& gate,
+                            const at::Tensor& conv_weight, const OptionalTensor& conv_bias,
+                            const GatedCall* call) {
+    ctx->save_for_backward({y, gate, conv_weight});
+    ctx->saved_data["bias"] = conv_bias.has_value();
+    ctx->saved_data["activation"] = static_cast<int64_t>(call->activation);
+    ctx->saved_data["param"] = call->activation_param;
+    convolution_detail::save_options(ctx, call->convolution);
+    save_precision(ctx, call->precision);
+    return convolution_detail::forward(
+        GatedActivation(y, call->activation, call->activation_param).product(gate), conv_weight, conv_bias,
+        call->convolution, call->precision);
+  }
+
+  static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
+    refuse_double_backward(kGatedName, "a separate activation, product and convolution");
+    const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+    const at::Tensor dout = std::move(gradients[0]);
+    const variable_list saved = ctx->get_saved_variables();
+    const at::Tensor &y = saved[0], &gate = saved[1], &conv_weight = saved[2];
+    GatedActivation activation(y, static_cast<Activation>(ctx->saved_data["activation"].toInt()),
+                               ctx->saved_data["param"].toDouble());
+    const auto run = [&](const at::Tensor& x, std::array<bool, 3> needed) {
+      return convolution_detail::backward(dout, x, conv_weight, convolution_detail::saved_options(ctx),
+                                          needed, saved_precision(ctx));
+    };
+    const bool need_weight = ctx->needs_input_grad(2);
+    const bool need_bias = ctx->saved_data["bias"].toBool() && ctx->needs_input_grad(3);
+    variable_list result(5);
+    if (ctx->needs_input_grad(0))
+      result[0] = activation.backward(run(y, {true, false, false}).input.to(y.scalar_type()), gate,
+                                      at::zeros_like(gate));
+    if (need_weight || need_bias) {
+      auto g = run(need_weight ? activation.product(gate) : y, {false, need_weight, need_bias});
+      result[2] = std::move(g.weight);
+      result[3] = std::move(g.bias);
+    }
+    return result;
+  }
+};
+
 void check_vector(const char* name, const at::Tensor& t, int64_t size) {
   TORCH_CHECK(t.defined() && t.dim() == 1 && t.size(0) == size, "[", kName, "] ", name,
               " needs one value per output, ", size, ", got ",
@@ -283,13 +334,29 @@ void check_matrix(const char* name, const at::Tensor& t, int64_t rows, int64_t c
               t.defined() ? c10::str("shape ", t.sizes()) : std::string("none"));
 }
 
-void check(const at::Tensor& y, const SqueezeExcitation& e) {
-  TORCH_CHECK(y.defined() && y.dim() == 4, "[", kName, "] y must be (N, C, H, W), got ",
+void check_y(const char* op, const at::Tensor& y) {
+  TORCH_CHECK(y.defined() && y.dim() == 4, "[", op, "] y must be (N, C, H, W), got ",
               y.defined() ? c10::str("shape ", y.sizes()) : std::string("none"));
   const auto type = y.scalar_type();
   TORCH_CHECK(type == at::kFloat || type == at::kDouble || type == at::kHalf || type == at::kBFloat16, "[",
-              kName, "] y must be float32, float64, float16 or bfloat16, got ", type);
-  TORCH_CHECK(y.size(2) * y.size(3) > 0, "[", kName, "] y needs at least one pixel, got shape ", y.sizes());
+              op, "] y must be float32, float64, float16 or bfloat16, got ", type);
+  TORCH_CHECK(y.size(2) * y.size(3) > 0, "[", op, "] y needs at least one pixel, got shape ", y.sizes());
+}
+
+void check_gate(const at::Tensor& y, const at::Tensor& gate) {
+  const auto type = accumulate_type(y.scalar_type());
+  TORCH_CHECK(gate.defined() && gate.dim() == 2 && gate.size(0) == y.size(0) && gate.size(1) == y.size(1) &&
+                  gate.scalar_type() == type && gate.device() == y.device(),
+              "[", kGatedName, "] gate needs one ", type, " per image and channel on ", y.device(), ", (",
+              y.size(0), ", ", y.size(1), "), got ",
+              gate.defined()
+                  ? c10::str("shape ", gate.sizes(), " of ", gate.scalar_type(), " on ", gate.device())
+                  : std::string("none"));
+  TORCH_CHECK(!gate.requires_grad(), "[", kGatedName, "] gate must not require a gradient; detach it");
+}
+
+void check(const at::Tensor& y, const SqueezeExcitation& e) {
+  check_y(kName, y);
   check_matrix("squeeze_weight", e.squeeze_weight, -1, y.size(1));
   check_vector("squeeze_bias", e.squeeze_bias, e.squeeze_weight.size(0));
   check_matrix("excite_weight", e.excite_weight, y.size(1), e.squeeze_weight.size(0));
@@ -314,6 +381,18 @@ at::Tensor squeeze_excite_conv(const at::Tensor& y, const SqueezeExcitation& exc
   return SqueezeExciteConvFunction::apply(y, excitation.squeeze_weight, excitation.squeeze_bias,
                                           excitation.excite_weight, excitation.excite_bias, conv_weight,
                                           conv_bias, &call);
+}
+
+at::Tensor gated_conv(const at::Tensor& y, const at::Tensor& gate, const at::Tensor& conv_weight,
+                      const std::optional<at::Tensor>& conv_bias, const ConvolutionOptions& convolution,
+                      Activation activation, double activation_param) {
+  using namespace squeeze_excite_conv_detail;
+  check_y(kGatedName, y);
+  check_gate(y, gate);
+  convolution_detail::check(kGatedName, y, conv_weight, convolution);
+  const GatedCall call{convolution, autocast_precision(y), activation, activation_param};
+  const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
+  return GatedConvFunction::apply(y, gate.contiguous(), conv_weight, conv_bias, &call);
 }
 
 }  // namespace palimpsest::ops
