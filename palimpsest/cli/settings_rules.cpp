@@ -339,11 +339,15 @@ void check_combinations(const Options& options, const Options& before) {
     refuse(given_at("loss.class_weights") +
            " must have one number per class: [model] classes (--classes) is " +
            std::to_string(options.model.classes) + ", got " + std::to_string(weights.size()) + " numbers");
-  if (segments(options) && options.model.classes > options.data.ignore_id && options.data.ignore_id >= 0 &&
+  // Given, the id of a class means that this class does not count.
+  if (segments(options) && !options.given.contains("data.ignore_id") && options.data.ignore_id >= 0 &&
+      options.model.classes > options.data.ignore_id &&
       void_reason(options, setting("data.ignore_id")).empty())
-    refuse(given_at("data.ignore_id") + " must be no class: [model] classes (--classes) is " +
-           std::to_string(options.model.classes) + ", so " + std::to_string(options.data.ignore_id) +
-           " is one");
+    refuse(given_at("model.classes") + " make " + std::to_string(options.data.ignore_id) +
+           " a class, which is the ignore id: its pixels would not count; give fewer classes, or [data] "
+           "ignore_id "
+           "(--ignore-id) to say so; got " +
+           std::to_string(options.model.classes));
   train::parse_loss_scale(options.train.loss_scale, given_at("train.loss_scale"));
   const auto activation = nn::parse_activation(options.model.activation);
   nn::check_activation_param(activation, options.model.slope);

@@ -214,5 +214,7 @@ def test_an_evaluation_without_a_labelled_pixel_has_no_loss(data):
     assert "no pixel of the 4 evaluated images has a class" in told.stderr and json.loads(told.stdout)["loss"] is None
 
 
-def test_an_ignore_id_that_is_a_class_is_an_error(data):
-    train_fails(USAGE, data, "--classes", "256", says=["ignore_id", "must be no class", "256, so 255 is one"])
+def test_an_ignore_id_that_is_a_class_unasked_is_an_error(data):
+    train_fails(USAGE, data, "--classes", "256", says=["--classes make 255 a class, which is the ignore id", "--ignore-id", "got 256"])
+    for ignored in ("255", "2"):  # this class does not count
+        succeeds("train", *OPTIONS, "--data-root", data, "--crop", "32", "--ignore-id", ignored, "--classes", "256", "--dry-run")

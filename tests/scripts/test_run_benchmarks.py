@@ -29,7 +29,7 @@ def program(path, status):
 
 
 def python_status(tree, status, names=("python_layer_time", "convert_step", "synchronization_time", "upsampled_loss_time",
-                                       "loader_time")):
+                                       "correctness", "loader_time")):
     text = f"import sys\nprint('python', *sys.argv[1:])\nsys.exit({status})\n"
     for name in names:
         (tree / f"benchmarks/{name}.py").write_text(text)
@@ -50,6 +50,7 @@ def test_each_benchmark_runs_and_writes_below_the_output_folder(tree):
         "== convert_step", "python --build build --check --json results/convert_step.json",
         "== synchronization_time", "python --build build --check --json results/synchronization_time.json",
         "== upsampled_loss_time", "python --build build --check --json results/upsampled_loss_time.json",
+        "== correctness", "python --build build --check --json results/correctness.json",
         "== loader_time", "python --build build --check --json results/loader_time.json"]
     assert (tree / "results/paper.md").read_text() == (ROOT / "docs/results/paper.md").read_text()
 
@@ -66,6 +67,7 @@ def test_the_output_folder_is_by_default_in_the_build(tree):
     lambda tree: python_status(tree, 1, ["convert_step"]),
     lambda tree: python_status(tree, 1, ["synchronization_time"]),
     lambda tree: python_status(tree, 1, ["upsampled_loss_time"]),
+    lambda tree: python_status(tree, 1, ["correctness"]),
     lambda tree: python_status(tree, 1, ["loader_time"]),
     lambda tree: (tree / "results/kept_bytes.json").unlink(),
 ])
@@ -73,7 +75,7 @@ def test_one_failure_is_the_exit_status_and_the_rest_still_runs(tree, breaks):
     breaks(tree)
     result = run(tree, "build", "results")
     assert result.returncode == 1
-    assert "bench_second" in result.stdout and result.stdout.count("python --build") == 5
+    assert "bench_second" in result.stdout and result.stdout.count("python --build") == 6
 
 
 @pytest.mark.parametrize("arguments, said", [
