@@ -1,5 +1,6 @@
-"""ResNeXt-101 with pre-activation, the in-place paper's network (palimpsest/models/resnext_preact.h), with libtorch's
-layers and with ours: a step on a GPU."""
+"""ResNeXt-101 with pre-activation, with libtorch's layers and with ours: a step on a GPU. The blocks are those of the in-place
+paper's network (palimpsest/models/resnext_preact.h), but for the stride, which is in the 3x3 convolution, and the stem, which
+is one 7x7 convolution."""
 import torch
 from torch import nn
 from torch.nn import functional
