@@ -46,9 +46,10 @@ bool counting_allocator_installed() {
 MemoryStats memory_stats() {
   if (!counting_allocator_installed()) return {};
   CountingAllocator& allocator = counting_allocator();
-  return {.current_bytes = allocator.live().current(),
+  const int64_t current = allocator.live().current();
+  return {.current_bytes = current,
           .peak_bytes = allocator.live().peak(),
-          .background_bytes = allocator.background_bytes(),
+          .background_bytes = current - allocator.foreground_bytes(),
           .retained_bytes = allocator.pool().retained_bytes(),
           .allocations = allocator.allocations()};
 }

@@ -12,9 +12,9 @@ int64_t live_bytes(c10::Device device) {
   return device.is_cpu() ? memory_stats().current_bytes : allocated_bytes("Meter", device).current;
 }
 
-// The loader works on the CPU.
-int64_t background_bytes(c10::Device device) {
-  return device.is_cpu() ? memory_stats().background_bytes : 0;
+// Background threads allocate on the CPU.
+int64_t foreground_bytes(c10::Device device) {
+  return device.is_cpu() ? counting_allocator().foreground_bytes() : live_bytes(device);
 }
 
 c10::Device checked(c10::Device device) {
@@ -28,10 +28,10 @@ Meter::Meter(c10::Device device)
     : device_(checked(device)),
       peak_(std::make_shared<const SharedPeak>("Meter", device)),
       base_(live_bytes(device)),
-      background_(background_bytes(device)) {}
+      foreground_(foreground_bytes(device)) {}
 
 void Meter::forward_done() {
-  kept_ = (live_bytes(device_) - background_bytes(device_)) - (base_ - background_);
+  kept_ = foreground_bytes(device_) - foreground_;
 }
 
 int64_t Meter::kept_bytes() const {

@@ -37,7 +37,7 @@ class Meter {
   c10::Device device_;
   std::shared_ptr<const SharedPeak> peak_;
   int64_t base_ = 0;
-  int64_t background_ = 0;  // the part of base_ that background threads allocated
+  int64_t foreground_ = 0;  // base_ without the blocks of background threads
   int64_t kept_ = 0;
 };
 

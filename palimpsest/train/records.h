@@ -14,8 +14,8 @@
 // The records of a training. Steps, exponents and evaluations are the lines of log.jsonl.
 namespace palimpsest::train {
 
-/// One step. On a CPU, bytes are 0 if the counting allocator is not installed, and include the batches that
-/// loader threads prefetch; with 0 workers they are exact.
+/// One step. On a CPU, bytes are 0 if the counting allocator is not installed, and current_bytes and peak_bytes
+/// include the batches that loader threads prefetch.
 struct StepRecord {
   int64_t step = 0;   ///< steps done, this one included: the first is 1
   int64_t epoch = 1;  ///< in which the step is; the first is 1

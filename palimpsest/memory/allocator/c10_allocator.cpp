@@ -59,7 +59,7 @@ c10::DataPtr CountingAllocator::allocate(std::size_t bytes) {
   }
   block->asked_bytes = asked;
   block->background = is_background_thread;
-  if (block->background) background_bytes_.fetch_add(asked, std::memory_order_relaxed);
+  if (!block->background) foreground_bytes_.fetch_add(asked, std::memory_order_relaxed);
   void* data = block + 1;
   if (c10::memoryProfilingEnabled())
     c10::reportMemoryUsageToProfiler(data, asked, live_.current(), live_.current(), kCpu);
@@ -71,7 +71,7 @@ void CountingAllocator::deallocate(void* data) {
   auto* block = static_cast<BlockPool::Header*>(data) - 1;
   CountingAllocator& self = counting_allocator();
   const int64_t asked = block->asked_bytes;
-  if (block->background) self.background_bytes_.fetch_sub(asked, std::memory_order_relaxed);
+  if (!block->background) self.foreground_bytes_.fetch_sub(asked, std::memory_order_relaxed);
   // The tensor is dead, so its bytes no longer count. The other order would count the block twice if another
   // thread took it from the pool at once, and refuse that request near the limit.
   self.live_.remove(asked);

@@ -22,7 +22,8 @@ class CountingAllocator final : public c10::Allocator {
 
   ByteCounter& live() { return live_; }
   BlockPool& pool() { return pool_; }
-  int64_t background_bytes() const { return background_bytes_.load(std::memory_order_relaxed); }
+  /// Live bytes without those that background threads allocated. What these threads do meanwhile changes no bit of it.
+  int64_t foreground_bytes() const { return foreground_bytes_.load(std::memory_order_relaxed); }
   int64_t allocations() const { return allocations_.load(std::memory_order_relaxed); }
 
  private:
@@ -30,7 +31,7 @@ class CountingAllocator final : public c10::Allocator {
 
   ByteCounter live_;
   BlockPool pool_;
-  std::atomic<int64_t> allocations_{0}, background_bytes_{0};
+  std::atomic<int64_t> allocations_{0}, foreground_bytes_{0};
 };
 
 /// Whether this thread's allocations are background (memory/counting_allocator.h).
