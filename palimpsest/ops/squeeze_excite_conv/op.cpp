@@ -90,11 +90,15 @@ class GatedActivation {
   }
 
   /// Returns the gradient of y, written over dproduct. `dmean`: the gradient that each pixel gets through the
-  /// means.
-  at::Tensor backward(at::Tensor dproduct, const at::Tensor& gate, const at::Tensor& dmean) const {
-    if (!own_) return backward_activation(dproduct.mul_(per_image(gate, y_)).add_(per_image(dmean, y_)));
+  /// means; undefined: none.
+  at::Tensor backward(at::Tensor dproduct, const at::Tensor& gate, const at::Tensor& dmean = {}) const {
+    if (!own_) {
+      dproduct.mul_(per_image(gate, y_));
+      if (dmean.defined()) dproduct.add_(per_image(dmean, y_));
+      return backward_activation(std::move(dproduct));
+    }
     dproduct = like_y(dproduct);
-    const at::Tensor m = dmean.contiguous();
+    const at::Tensor m = dmean.defined() ? dmean.contiguous() : at::zeros_like(gate);
     auto* const written = dproduct.mutable_data_ptr<float>();
     kernels::cpu::gated_backward_apply(problem_, values(y_), values(gate), values(m), written, written);
     return dproduct;
@@ -189,12 +193,59 @@ class Gates {
   at::Tensor before_squeezed_, squeezed_, before_gate_, gate_;  // (N, R) twice, (N, C) twice
 };
 
+/// The activation and the convolution of a call. Its gates come between them.
 struct Call {
-  const SqueezeExcitation& excitation;
   const ConvolutionOptions& convolution;
   std::optional<ProductPrecision> precision;
   Activation activation;
   double activation_param;
+
+  void save(AutogradContext* ctx, bool has_bias) const {
+    ctx->saved_data["bias"] = has_bias;
+    ctx->saved_data["activation"] = static_cast<int64_t>(activation);
+    ctx->saved_data["param"] = activation_param;
+    convolution_detail::save_options(ctx, convolution);
+    save_precision(ctx, precision);
+  }
+};
+
+/// The backward of a saved Call.
+class SavedCall {
+ public:
+  /// `weight_input`: the place of the convolution's weight among the function's inputs; its bias follows.
+  SavedCall(AutogradContext* ctx, at::Tensor dout, const at::Tensor& y, const at::Tensor& conv_weight,
+            size_t weight_input)
+      : ctx_(ctx), dout_(std::move(dout)), y_(y), conv_weight_(conv_weight), weight_input_(weight_input) {}
+
+  GatedActivation activation() const {
+    return {y_, static_cast<Activation>(ctx_->saved_data["activation"].toInt()),
+            ctx_->saved_data["param"].toDouble()};
+  }
+  bool needs_weight() const { return ctx_->needs_input_grad(weight_input_); }
+
+  /// Returns the gradient of the convolution's input, in y's dtype.
+  at::Tensor product_gradient() const { return run(y_, {true, false, false}).input.to(y_.scalar_type()); }
+
+  /// Puts the gradients of weight and bias into their places of `result`, if they are needed. product() returns the
+  /// convolution's input; it is called if the weight's gradient is needed.
+  template <class Product>
+  void put_parameter_gradients(variable_list& result, const Product& product) const {
+    const bool need_bias = ctx_->saved_data["bias"].toBool() && ctx_->needs_input_grad(weight_input_ + 1);
+    if (!needs_weight() && !need_bias) return;
+    auto g = run(needs_weight() ? product() : y_, {false, needs_weight(), need_bias});
+    result[weight_input_] = std::move(g.weight);
+    result[weight_input_ + 1] = std::move(g.bias);
+  }
+
+ private:
+  convolution_detail::Gradients run(const at::Tensor& x, std::array<bool, 3> needed) const {
+    return convolution_detail::backward(dout_, x, conv_weight_, convolution_detail::saved_options(ctx_),
+                                        needed, saved_precision(ctx_));
+  }
+
+  AutogradContext* ctx_;
+  at::Tensor dout_, y_, conv_weight_;
+  size_t weight_input_;
 };
 
 class SqueezeExciteConvFunction : public torch::autograd::Function<SqueezeExciteConvFunction> {
@@ -202,19 +253,16 @@ class SqueezeExciteConvFunction : public torch::autograd::Function<SqueezeExcite
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& y, const at::Tensor& squeeze_weight,
                             const at::Tensor& squeeze_bias, const at::Tensor& excite_weight,
                             const at::Tensor& excite_bias, const at::Tensor& conv_weight,
-                            const OptionalTensor& conv_bias, const Call* call) {
+                            const OptionalTensor& conv_bias, const SqueezeExcitation* excitation,
+                            const Call* call) {
     GatedActivation activation(y, call->activation, call->activation_param);
     const at::Tensor pooled = activation.means();
-    const at::Tensor gate = Gates(call->excitation, pooled.scalar_type()).forward(pooled);
+    const at::Tensor gate = Gates(*excitation, pooled.scalar_type()).forward(pooled);
     ctx->save_for_backward(
         {y, squeeze_weight, squeeze_bias, excite_weight, excite_bias, conv_weight, pooled});
-    ctx->saved_data["bias"] = conv_bias.has_value();
-    ctx->saved_data["activation"] = static_cast<int64_t>(call->activation);
-    ctx->saved_data["param"] = call->activation_param;
-    ctx->saved_data["squeeze"] = static_cast<int64_t>(call->excitation.squeeze_activation);
-    ctx->saved_data["gate"] = static_cast<int64_t>(call->excitation.gate_activation);
-    convolution_detail::save_options(ctx, call->convolution);
-    save_precision(ctx, call->precision);
+    ctx->saved_data["squeeze"] = static_cast<int64_t>(excitation->squeeze_activation);
+    ctx->saved_data["gate"] = static_cast<int64_t>(excitation->gate_activation);
+    call->save(ctx, conv_bias.has_value());
     return convolution_detail::forward(activation.product(gate), conv_weight, conv_bias, call->convolution,
                                        call->precision);
   }
@@ -222,9 +270,9 @@ class SqueezeExciteConvFunction : public torch::autograd::Function<SqueezeExcite
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
     refuse_double_backward(kName, "separate activation, gates and convolution");
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const at::Tensor dout = std::move(gradients[0]);
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &y = saved[0], &conv_weight = saved[5], &pooled = saved[6];
+    const at::Tensor &y = saved[0], &pooled = saved[6];
+    const SavedCall call(ctx, std::move(gradients[0]), y, saved[5], 5);
     const auto number = [&](const char* name) { return ctx->saved_data[name].toInt(); };
     const SqueezeExcitation excitation{saved[1],
                                        saved[2],
@@ -232,24 +280,17 @@ class SqueezeExciteConvFunction : public torch::autograd::Function<SqueezeExcite
                                        saved[4],
                                        static_cast<SqueezeActivation>(number("squeeze")),
                                        static_cast<GateActivation>(number("gate"))};
-    GatedActivation activation(y, static_cast<Activation>(number("activation")),
-                               ctx->saved_data["param"].toDouble());
-    const bool has_bias = ctx->saved_data["bias"].toBool();
-    const auto run = [&](const at::Tensor& x, std::array<bool, 3> needed) {
-      return convolution_detail::backward(dout, x, conv_weight, convolution_detail::saved_options(ctx),
-                                          needed, saved_precision(ctx));
-    };
+    GatedActivation activation = call.activation();
     Gates gates(excitation, pooled.scalar_type());
     const at::Tensor gate = gates.forward(pooled);
     const bool needs_gate = ctx->needs_input_grad(0) || ctx->needs_input_grad(1) ||
                             ctx->needs_input_grad(2) || ctx->needs_input_grad(3) || ctx->needs_input_grad(4);
-    const bool need_weight = ctx->needs_input_grad(5), need_bias = has_bias && ctx->needs_input_grad(6);
-    variable_list result(8);
+    variable_list result(9);
     at::Tensor product;
     if (needs_gate) {
-      at::Tensor dproduct = run(y, {true, false, false}).input.to(y.scalar_type());
+      at::Tensor dproduct = call.product_gradient();
       at::Tensor dgate;
-      std::tie(dgate, product) = activation.backward_gate(dproduct, gate, need_weight);
+      std::tie(dgate, product) = activation.backward_gate(dproduct, gate, call.needs_weight());
       auto g = gates.backward(pooled, dgate);
       if (ctx->needs_input_grad(0)) {
         const auto pixels = static_cast<double>(y.size(2) * y.size(3));
@@ -260,34 +301,19 @@ class SqueezeExciteConvFunction : public torch::autograd::Function<SqueezeExcite
       result[3] = std::move(g.excite_weight);
       result[4] = std::move(g.excite_bias);
     }
-    if (need_weight || need_bias) {
-      if (need_weight && !product.defined()) product = activation.product(gate);
-      auto g = run(need_weight ? product : y, {false, need_weight, need_bias});
-      result[5] = std::move(g.weight);
-      result[6] = std::move(g.bias);
-    }
+    call.put_parameter_gradients(result,
+                                 [&] { return product.defined() ? product : activation.product(gate); });
     return result;
   }
-};
-
-struct GatedCall {
-  const ConvolutionOptions& convolution;
-  std::optional<ProductPrecision> precision;
-  Activation activation;
-  double activation_param;
 };
 
 class GatedConvFunction : public torch::autograd::Function<GatedConvFunction> {
  public:
   static at::Tensor forward(AutogradContext* ctx, const at::Tensor& y, const at::Tensor& gate,
                             const at::Tensor& conv_weight, const OptionalTensor& conv_bias,
-                            const GatedCall* call) {
+                            const Call* call) {
     ctx->save_for_backward({y, gate, conv_weight});
-    ctx->saved_data["bias"] = conv_bias.has_value();
-    ctx->saved_data["activation"] = static_cast<int64_t>(call->activation);
-    ctx->saved_data["param"] = call->activation_param;
-    convolution_detail::save_options(ctx, call->convolution);
-    save_precision(ctx, call->precision);
+    call->save(ctx, conv_bias.has_value());
     return convolution_detail::forward(
         GatedActivation(y, call->activation, call->activation_param).product(gate), conv_weight, conv_bias,
         call->convolution, call->precision);
@@ -296,26 +322,13 @@ class GatedConvFunction : public torch::autograd::Function<GatedConvFunction> {
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
     refuse_double_backward(kGatedName, "a separate activation, product and convolution");
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
-    const at::Tensor dout = std::move(gradients[0]);
     const variable_list saved = ctx->get_saved_variables();
-    const at::Tensor &y = saved[0], &gate = saved[1], &conv_weight = saved[2];
-    GatedActivation activation(y, static_cast<Activation>(ctx->saved_data["activation"].toInt()),
-                               ctx->saved_data["param"].toDouble());
-    const auto run = [&](const at::Tensor& x, std::array<bool, 3> needed) {
-      return convolution_detail::backward(dout, x, conv_weight, convolution_detail::saved_options(ctx),
-                                          needed, saved_precision(ctx));
-    };
-    const bool need_weight = ctx->needs_input_grad(2);
-    const bool need_bias = ctx->saved_data["bias"].toBool() && ctx->needs_input_grad(3);
+    const at::Tensor &y = saved[0], &gate = saved[1];
+    const SavedCall call(ctx, std::move(gradients[0]), y, saved[2], 2);
+    GatedActivation activation = call.activation();
     variable_list result(5);
-    if (ctx->needs_input_grad(0))
-      result[0] = activation.backward(run(y, {true, false, false}).input.to(y.scalar_type()), gate,
-                                      at::zeros_like(gate));
-    if (need_weight || need_bias) {
-      auto g = run(need_weight ? activation.product(gate) : y, {false, need_weight, need_bias});
-      result[2] = std::move(g.weight);
-      result[3] = std::move(g.bias);
-    }
+    if (ctx->needs_input_grad(0)) result[0] = activation.backward(call.product_gradient(), gate);
+    call.put_parameter_gradients(result, [&] { return activation.product(gate); });
     return result;
   }
 };
@@ -375,12 +388,12 @@ at::Tensor squeeze_excite_conv(const at::Tensor& y, const SqueezeExcitation& exc
   using namespace squeeze_excite_conv_detail;
   check(y, excitation);
   convolution_detail::check(kName, y, conv_weight, convolution);
-  const Call call{excitation, convolution, autocast_precision(y), activation, activation_param};
+  const Call call{convolution, autocast_precision(y), activation, activation_param};
   // The precision of the call decides: libtorch's autocast would round the gates to 16 bits.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return SqueezeExciteConvFunction::apply(y, excitation.squeeze_weight, excitation.squeeze_bias,
                                           excitation.excite_weight, excitation.excite_bias, conv_weight,
-                                          conv_bias, &call);
+                                          conv_bias, &excitation, &call);
 }
 
 at::Tensor gated_conv(const at::Tensor& y, const at::Tensor& gate, const at::Tensor& conv_weight,
@@ -390,7 +403,7 @@ at::Tensor gated_conv(const at::Tensor& y, const at::Tensor& gate, const at::Ten
   check_y(kGatedName, y);
   check_gate(y, gate);
   convolution_detail::check(kGatedName, y, conv_weight, convolution);
-  const GatedCall call{convolution, autocast_precision(y), activation, activation_param};
+  const Call call{convolution, autocast_precision(y), activation, activation_param};
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return GatedConvFunction::apply(y, gate.contiguous(), conv_weight, conv_bias, &call);
 }
