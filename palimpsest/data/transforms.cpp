@@ -197,8 +197,7 @@ View choose_view(int64_t height, int64_t width, const TransformOptions& options,
   if (std::llround(static_cast<double>(least) * smallest) < 1) {
     std::ostringstream message;
     message << "the scale " << smallest << " leaves no pixel of " << name << ", which has "
-            << size_text(height, width) << " pixels: set scale_min to at least "
-            << std::ceil(5e3 / static_cast<double>(least)) / 1e4;
+            << size_text(height, width) << " pixels: set scale_min to at least " << least_scale(least);
     throw Error(ErrorKind::kData, message.str());
   }
   constexpr int64_t kMostPadding = 8, kAlways = 1024;  // times the image's side; pixels
@@ -235,6 +234,10 @@ View choose_view(int64_t height, int64_t width, const TransformOptions& options,
     view.left = place(view.scaled_width, crop, left_at, training, column);
   }
   return view;
+}
+
+double least_scale(int64_t side) {
+  return std::ceil(5e3 / static_cast<double>(side)) / 1e4;
 }
 
 at::Tensor normalized(const at::Tensor& images, const Normalization& normalization) {

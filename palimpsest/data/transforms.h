@@ -75,13 +75,16 @@ struct Pixel {
 /// Throws Error(kUsage) for options out of range.
 void check_transform(const TransformOptions& options);
 
+/// Returns the smallest scale, rounded up to four places, that leaves a pixel of a side of `side` pixels.
+double least_scale(int64_t side);
+
 /// Draws the view of an image of (height, width) pixels. Takes four numbers of `random`, whatever the
 /// options. Training: a scale uniform in [scale_min, scale_max], then a square crop, uniform among the places
 /// where crop and image overlap as much as possible, then a flip. With `focus`, a pixel of the image, a
 /// training crop is uniform among those places that show this pixel. Otherwise: the whole image, or the crop
-/// from its middle. Throws Error(kUsage) naming `name` if a crop could need padding and options.pad is false.
-/// The check uses the smallest scale, not the scale that was drawn, so an error shows in the first step, not
-/// after an hour.
+/// from its middle. Throws Error(kUsage) naming `name` if a crop could need padding and options.pad is false,
+/// and Error(kData) if the smallest scale leaves no pixel. The checks use the smallest scale, not the scale that
+/// was drawn, so an error shows in the first step, not after an hour.
 View choose_view(int64_t height, int64_t width, const TransformOptions& options, Random& random,
                  const std::string& name, const Pixel* focus = nullptr);
 

@@ -262,14 +262,12 @@ std::string doubt_of(const EvaluationRecord& record) {
   if (!record.labelled)
     return fmt::format(
         "no pixel of the {} evaluated images has a class: there is no loss and no IoU; look at the labels, "
-        "the "
-        "ignore id and the split",
+        "the ignore id and the split",
         record.images);
   if (std::isnan(record.loss))
     return fmt::format(
         "the loss of the {} evaluated images is NaN: the network's outputs are not finite, and its metrics "
-        "are "
-        "left out",
+        "are left out",
         record.images);
   return "";
 }

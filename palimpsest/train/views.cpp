@@ -1,5 +1,6 @@
 #include "palimpsest/train/views.h"
 
+#include "palimpsest/data/transforms.h"
 #include "palimpsest/train/common/require.h"
 #include "palimpsest/train/common/sampling.h"
 #include "palimpsest/train/metrics.h"
@@ -96,7 +97,7 @@ class ScaledImage {
         fmt::format("scale {:g} leaves no pixel of an image of {} x {} pixels: the smallest scale must be at "
                     "least {:g}",
                     scale, image.size(2), image.size(1),
-                    std::ceil(5e3 / static_cast<double>(std::min(image.size(1), image.size(2)))) / 1e4));
+                    data::least_scale(std::min(image.size(1), image.size(2)))));
   }
 
   int64_t classes() { return logits(0, 0).front().size(2); }
