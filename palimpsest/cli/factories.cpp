@@ -128,12 +128,13 @@ void complete_classes(Options& options, const data::Dataset& dataset) {
     const std::string& given = options.model.class_names[id];
     const auto known = std::find(names.begin(), names.end(), given);
     if (given != names[id] && known != names.end())
-      throw Error(ErrorKind::kUsage,
-                  fmt::format("[model] class_names (--class-names) has '{}' as class {}, which is class {} "
-                              "of the data set ({}); "
-                              "class {} is '{}' there: give the names in that order, or leave them out",
-                              printable(given), id, known - names.begin(), options.data.kind, id,
-                              printable(names[id])));
+      throw Error(
+          ErrorKind::kUsage,
+          fmt::format("[model] class_names (--class-names) has '{}' as class {}, which is class {} of "
+                      "the data set ({}); class {} is '{}' there: give the names in that order, or "
+                      "leave them out",
+                      printable(given), id, known - names.begin(), options.data.kind, id,
+                      printable(names[id])));
   }
 }
 

@@ -122,8 +122,7 @@ void note_nan(const fs::path& image, const at::Tensor& outputs) {
   if (outputs.isnan().any().item<bool>())
     std::cerr << "palimpsest: " << printable(image.string())
               << ": the network's outputs are NaN, so its prediction means nothing: the network has "
-                 "diverged, or its weights are "
-                 "damaged"
+                 "diverged, or its weights are damaged"
               << std::endl;
 }
 

@@ -67,11 +67,11 @@ void note_statistics(const Options& options, const PaperRow& row) {
   if (options.train.batch < 2 * row.gpus || row.gpus == 1 || options.run.launch || options.train.sync_norm ||
       options.train.accumulate > 1)
     return;
-  fmt::print(stderr,
-             "palimpsest: each of the paper's {0} GPUs normalized over its {1} of {2} images, and this "
-             "process normalizes over "
-             "all {2}, as the synchronized rows do: give --accumulate {0}, or {0} processes\n",
-             row.gpus, options.train.batch / row.gpus, options.train.batch);
+  fmt::print(
+      stderr,
+      "palimpsest: each of the paper's {0} GPUs normalized over its {1} of {2} images, and this process "
+      "normalizes over all {2}, as the synchronized rows do: give --accumulate {0}, or {0} processes\n",
+      row.gpus, options.train.batch / row.gpus, options.train.batch);
 }
 
 /// Prints the last evaluation of a finished run beside the paper's figure.

@@ -345,8 +345,7 @@ void check_combinations(const Options& options, const Options& before) {
       void_reason(options, setting("data.ignore_id")).empty())
     refuse(given_at("model.classes") + " make " + std::to_string(options.data.ignore_id) +
            " a class, which is the ignore id: its pixels would not count; give fewer classes, or [data] "
-           "ignore_id "
-           "(--ignore-id) to say so; got " +
+           "ignore_id (--ignore-id) to say so; got " +
            std::to_string(options.model.classes));
   train::parse_loss_scale(options.train.loss_scale, given_at("train.loss_scale"));
   const auto activation = nn::parse_activation(options.model.activation);
