@@ -443,8 +443,8 @@ def test_the_new_settings_stand_in_the_configuration_if_they_are_given(folder):
     (["--model", "alexnet_cifar_narrow", "--data", "image_folder", "--data-root", "d", "--sync-norm"],
      ["--sync-norm has no effect", "normalizations"]),
 ])
-def test_a_setting_that_cannot_work_is_named(flags, says):
-    fails(USAGE, "train", *flags, "--output", "run", says=says)
+def test_a_setting_that_cannot_work_is_named(folder, flags, says):
+    fails(USAGE, "train", *flags, "--output", "run", cwd=folder, says=says)
 
 
 def test_a_learning_rate_for_another_batch_grows_with_the_batch(folder):
