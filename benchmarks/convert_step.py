@@ -127,10 +127,8 @@ def read_options():
     parser.add_argument("--size", metavar="PIXELS", type=positive, default=224, help="height and width of an image [224]")
     parser.add_argument("--what", metavar="NAME,...", default="time,bytes,layer", help="some of time, bytes, layer [all]")
     options = parser.parse_args()
-    library = pathlib.Path(options.build) / "libpalimpsest_ops.so"
-    if not library.is_file():
-        parser.error(f"--build needs a folder with {library.name}, got '{options.build}'")
-    os.environ["PALIMPSEST_LIBRARY"] = str(library.resolve())
+    library = parser.library(options.build)
+    os.environ["PALIMPSEST_LIBRARY"] = str(library)
     sys.path[:0] = [str(ROOT / "python"), str(ROOT / "python/inplace_abn_dropin")]
     known = known_networks()
     options.networks = options.networks.split(",") if options.networks else list(known)

@@ -16,14 +16,13 @@ without an activation, and saves its output where it can.
 Exit status: 0 done; 1 the JSON file cannot be written or, with --check, a claim fails; 2 a wrong option, folder or device.
 """
 import dataclasses
-import json
 import os
 import pathlib
 import sys
 
 import torch
 
-from support import Options, processor_name
+from support import Options, finish, processor_name
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
 
@@ -169,12 +168,10 @@ def read_options():
     parser.add_argument("--build", metavar="FOLDER", default="build/release", help="the build folder with the operators [build/release]")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="[cpu]")
     options = parser.parse_args()
-    library = pathlib.Path(options.build) / "libpalimpsest_ops.so"
-    if not library.is_file():
-        parser.error(f"--build needs a folder with {library.name}, got '{options.build}'")
+    library = parser.library(options.build)
     if options.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda needs a GPU, and torch sees none")
-    os.environ["PALIMPSEST_LIBRARY"] = str(library.resolve())
+    os.environ["PALIMPSEST_LIBRARY"] = str(library)
     return options
 
 
@@ -190,13 +187,7 @@ def main():
     print(f"correctness: {'every claim holds' if passed else 'a claim FAILED'}")
     table = {"benchmark": "correctness", "device": options.device, "processor": machine, "threads": torch.get_num_threads(),
              "libtorch": torch.__version__.split("+")[0], "rows": rows, "pass": passed}
-    if options.json:
-        try:
-            pathlib.Path(options.json).write_text(json.dumps(table, indent=2) + "\n")
-        except OSError as error:
-            print(f"correctness: cannot write {options.json}: {error.strerror}", file=sys.stderr)
-            return 1
-    return 1 if options.check and not passed else 0
+    return finish(table, options)
 
 
 if __name__ == "__main__":

@@ -22,7 +22,6 @@ wrong option or folder.
 import argparse
 import dataclasses
 import os
-import pathlib
 import sys
 
 import torch
@@ -166,10 +165,7 @@ def read_options():
                         help="a shape to measure instead of the four; may be repeated")
     options = parser.parse_args()
     for name in ("libpalimpsest_ops.so", "libpalimpsest_benchmark.so"):
-        library = pathlib.Path(options.build) / name
-        if not library.is_file():
-            parser.error(f"--build needs a folder with {name}, got '{options.build}'")
-        torch.ops.load_library(str(library))
+        torch.ops.load_library(str(parser.library(options.build, name)))
     package = None
     if options.inplace_abn:
         try:

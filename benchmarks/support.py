@@ -33,6 +33,13 @@ class Parser(argparse.ArgumentParser):
         super().__init__(description=description, allow_abbrev=False)
         self.add_argument("--repeats", metavar="N", type=positive, default=25, help="timed runs of each side [25]")
 
+    def library(self, build, name="libpalimpsest_ops.so"):
+        """The path of a library in the folder of --build. Ends the program if it is not there."""
+        path = pathlib.Path(build) / name
+        if not path.is_file():
+            self.error(f"--build needs a folder with {name}, got '{build}'")
+        return path.resolve()
+
     def error(self, message):
         self.exit(2, f"{self.prog}: {message}; --help lists the options\n")
 
@@ -144,6 +151,17 @@ def processor_name():
     return "unknown"
 
 
+def finish(table, options):
+    """Writes a table as JSON, if --json asks for it. Returns the exit status of its program, as Report.finish does."""
+    if options.json:
+        try:
+            pathlib.Path(options.json).write_text(json.dumps(table, indent=2) + "\n")
+        except OSError as error:
+            print(f"{table['benchmark']}: cannot write {options.json}: {error.strerror}", file=sys.stderr)
+            return 1
+    return 1 if options.check and not table["pass"] else 0
+
+
 class Report:
     """A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch), rows, pass."""
 
@@ -169,10 +187,4 @@ class Report:
               + (f", {unmeasured} not measured" if unmeasured else ""))
         table = {"benchmark": self.name, **self.machine, "repeats": self.options.repeats,
                 "rows": [row.json() for row in self.rows], "pass": passed}
-        if self.options.json:
-            try:
-                pathlib.Path(self.options.json).write_text(json.dumps(table, indent=2) + "\n")
-            except OSError as error:
-                print(f"{self.name}: cannot write {self.options.json}: {error.strerror}", file=sys.stderr)
-                return 1
-        return 1 if self.options.check and not passed else 0
+        return finish(table, self.options)

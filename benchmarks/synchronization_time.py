@@ -14,7 +14,6 @@ Exit status: 0 done; 1 the JSON file cannot be written, or, with --check, a clai
 """
 import multiprocessing
 import os
-import pathlib
 import sys
 import tempfile
 import time
@@ -113,13 +112,11 @@ def main():
     parser.add_argument("--build", metavar="FOLDER", default="build/release",
                         help="the build folder with the operators [build/release]")
     options = parser.parse_args()
-    library = pathlib.Path(options.build) / "libpalimpsest_ops.so"
-    if not library.is_file():
-        parser.error(f"--build needs a folder with libpalimpsest_ops.so, got '{options.build}'")
+    library = parser.library(options.build)
     torch.set_num_threads(1)
     report = Report("synchronization_time", options)
     for world in WORLDS:
-        for channels, results in measure(world, str(library.resolve()), CHANNELS, options.repeats):
+        for channels, results in measure(world, str(library), CHANNELS, options.repeats):
             for direction, (added, opponent) in results.items():
                 name = "all_gather" if direction == "forward" else "all_reduce"
                 report.add(Row(f"{direction}, {channels} channels, {world} ranks", name, "us", opponent, added,

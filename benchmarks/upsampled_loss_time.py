@@ -99,10 +99,8 @@ def read_options():
                         help="the build folder with the operators [build/release]")
     parser.add_argument("--first", metavar="N", type=int, default=len(CASES), help="only the first N cases")
     options = parser.parse_args()
-    library = pathlib.Path(options.build) / "libpalimpsest_ops.so"
-    if not library.is_file():
-        parser.error(f"--build needs a folder with {library.name}, got '{options.build}'")
-    os.environ["PALIMPSEST_LIBRARY"] = str(library.resolve())  # for the package's meter
+    library = parser.library(options.build)
+    os.environ["PALIMPSEST_LIBRARY"] = str(library)  # for the package's meter
     torch.ops.load_library(str(library))
     return options
 
