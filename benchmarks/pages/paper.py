@@ -92,6 +92,11 @@ def memory_table(kept):
     return table(["network", "standard", "ours", "difference"], rows)
 
 
+def notes_of(measured):
+    """The sentence in a file of measurements that says what changed since; none if nothing did."""
+    return [measured["note"]] if "note" in measured else []
+
+
 def batch_table(comparisons):
     rows = [["paper: ResNeXt-101 and DeepLabV3, 512x512", "16", "28", percent(75)],
             ["paper: WideResNet-38 and DeepLabV3, 512x512", "20", "28", percent(40)]]
@@ -101,7 +106,7 @@ def batch_table(comparisons):
         for run in others:
             gain = 100 * (run["largest_batch"] / base["largest_batch"] - 1)
             model, size = comparison["setup"]["model"], comparison["setup"]["batch"].split(" of ", 1)[-1]
-            rows.append([f"{model}; {size}; `{run['name']}`", str(base["largest_batch"]), str(run["largest_batch"]),
+            rows.append(["; ".join([model, size, f"`{run['name']}`", *notes_of(comparison)]), str(base["largest_batch"]), str(run["largest_batch"]),
                          percent(gain)])
     return table(["network", "`standard`", "in place", "more"], rows)
 
@@ -135,7 +140,8 @@ def write(results):
     text = PAGE.format(**{key: blocks[key] for key in ("processor", "threads", "libtorch", "repeats")},
                        time=time_table(blocks), steps=ratios, memory=memory_table(kept),
                        equal_memory=equal_memory_table(equal), equal_memory_command=EQUAL_MEMORY,
-                       missing=NOT_COMPLETE if not equal["complete"] else "Every row was measured.",
+                       missing=" ".join([NOT_COMPLETE if not equal["complete"] else "Every row was measured.",
+                                         *notes_of(equal)]),
                        fitted=sizes(equal["fitted"]), checked=sizes([equal["checked"]]),
                        batch=batch_table(sorted((results / "memory").glob("*.json"))))
     return {results / "paper.md": text}
