@@ -2,7 +2,6 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
-#include "palimpsest/io/atomic_file.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/memory/timeline.h"
@@ -19,6 +18,7 @@
 #include "palimpsest/train/common/ranks.h"
 #include "palimpsest/train/common/require.h"
 #include "palimpsest/train/common/resuming.h"
+#include "palimpsest/train/common/run_checkpoints.h"
 #include "palimpsest/train/ema.h"
 #include "palimpsest/train/evaluate.h"
 #include "palimpsest/train/frozen.h"
@@ -65,7 +65,6 @@ class Run {
       const std::atomic<int>& stop_signal)
       : network_(network),
         module_(network.module()),
-        source_(source),
         validation_(validation),
         options_(options),
         stop_signal_(stop_signal),
@@ -80,7 +79,9 @@ class Run {
         last_step_(options.max_steps > 0 ? std::min(options.max_steps, schedule_steps_) : schedule_steps_),
         reads_late_(options.reads_late.value_or(!format_.device.is_cpu()) && !group_),
         fallbacks_before_(ops::abn_fallback_stats().layers),
-        reports_(options, group_, last_step_, writes(), outcome_) {
+        checkpoints_(options, source, group_,
+                     {module_, *optimizer_.optimizer, step_, average_, best_, parallel_}),
+        reports_(options, group_, last_step_, checkpoints_.writes(), outcome_) {
     if (options.keep_best != "none") best_.emplace(options.keep_best, options.patience);
   }
 
@@ -112,7 +113,7 @@ class Run {
       evaluate_if_due();
     }
     finish_pending();
-    if (saved_step_ != steps_done_) save();  // stopped between two checkpoints
+    if (checkpoints_.saved_step() != steps_done_) save();  // stopped between two checkpoints
     // A launcher ends all ranks as soon as one has left with the status of a signal: first, rank 0 must have
     // saved.
     if (group_) group_->barrier("the end of the training");
@@ -145,16 +146,13 @@ class Run {
   }
   int rank() const { return group_ ? group_->rank() : 0; }
   int ranks() const { return group_ ? group_->size() : 1; }
-  bool writes() const { return !options_.output.empty() && rank() == 0; }
-  std::filesystem::path checkpoint_path() const { return options_.output / kCheckpointFile; }
 
   void begin() {
     RunState state;
     if (options_.resume) {
       state = resume();
     } else {
-      at::manual_seed(rank_seed(options_.seed, 0, rank()));
-      if (writes()) data_identity_ = source_.identity();
+      checkpoints_.begin();
     }
     if (group_) {
       parallel_.emplace(*group_, module_,
@@ -171,7 +169,10 @@ class Run {
     for (const std::string& note : notes_) reports_.note(note);
     if (!options_.output.empty()) begin_files();
     if (group_) evaluated_step_ = group_->max(evaluated_step_, "the step of the last evaluation");
-    if (best_ && options_.resume) resume_best(state.best);
+    if (best_ && options_.resume) {
+      resume_best(state.best);
+      if (const std::string lost = checkpoints_.lost_best(); !lost.empty()) reports_.note(lost);
+    }
   }
 
   /// Begins the average of all ranks, after they have the same parameters.
@@ -197,7 +198,7 @@ class Run {
   void resume_best(const std::optional<BestState>& saved) {
     if (saved) {
       best_->resume(*saved);
-      if (writes() && evaluated_step_ == steps_done_ && is_compared())
+      if (checkpoints_.writes() && evaluated_step_ == steps_done_ && is_compared())
         best_->add(*reports_.last_evaluation());
     }
     if (!group_) return;
@@ -207,79 +208,33 @@ class Run {
   }
 
   void begin_files() {
-    // A checkpoint before the first step: an unwritable folder fails now and not after an epoch, and a run
-    // that is killed early can be resumed. A kill may come between any two of these files. In an empty folder
-    // config.toml comes first: it tells how to begin again. In the folder of an earlier run the checkpoint
-    // comes first: from then on the folder holds this run, whose log has no step.
-    if (!options_.resume) {
-      std::error_code ignored;
-      if (writes() && !std::filesystem::exists(checkpoint_path(), ignored)) write_config();
-      save();
-    }
+    if (!options_.resume) write_checkpoint([this] { checkpoints_.save_first(); });
     evaluated_step_ = reports_.begin_files(steps_done_);
   }
 
   RunState resume() {
-    RunState state;
-    if (rank() == 0) state = load();
-    if (group_) {
-      share_state(*group_, state);
-      share_optimizer_state(*group_, *optimizer_.optimizer, module_);
-      if (rank() > 0) at::manual_seed(rank_seed(options_.seed, state.step, rank()));
-      if (rank() > 0 && rank() <= static_cast<int>(state.other_ranks.size()))
-        set_generator_states(module_, state.other_ranks[static_cast<std::size_t>(rank() - 1)],
-                             checkpoint_path().string());
-    }
-    steps_done_ = saved_step_ = state.step;
+    RunState state = checkpoints_.resume();
+    steps_done_ = state.step;
     step_.resume(state.step, state.scaling);
     notes_ = notes_on_resuming(state, options_, step_, rank(), ranks());
-    return state;
-  }
-
-  /// Loads the checkpoint into this process.
-  RunState load() {
-    at::manual_seed(options_.seed);  // a checkpoint made on the CPU has no state for a GPU's generator
-    const RunState state = load_checkpoint(checkpoint_path(), module_, *optimizer_.optimizer);
-    require_same_order(checkpoint_path(), state, source_);
-    data_identity_ = source_.identity();
-    require_same_data(checkpoint_path(), state.data, data_identity_);
     return state;
   }
 
   /// Saves a state whose loss is known to be finite.
   void save() {
     finish_pending();
-    if (options_.output.empty()) return;
-    write_checkpoint(checkpoint_path());
-    saved_step_ = steps_done_;
-    if (writes() && !wrote_config_) write_config();
+    write_checkpoint([this] { checkpoints_.save(steps_done_); });
   }
 
-  void write_checkpoint(const std::filesystem::path& path) {
-    std::vector<GeneratorStates> other_ranks;
-    if (group_) {
-      parallel_->broadcast_buffers();
-      other_ranks = gather_generator_states(*group_, module_);
-    }
-    if (!writes()) return;
-    RunState state{
-        steps_done_,        batches_,      source_.batch_size(), source_.seed(), options_.metadata,
-        options_.precision, step_.state(), source_.order(),      data_identity_, std::move(other_ranks)};
-    if (!options_.config.empty()) state.metadata["config"] = options_.config;
-    if (average_) state.averages = average_->tensors();
-    if (best_) state.best = best_->state();
+  /// Adds the last checkpoint to the error of a state that is not finite, which is never written.
+  template <typename Write>
+  void write_checkpoint(const Write& write) {
     try {
-      save_checkpoint(path, module_, *optimizer_.optimizer, state);
+      write();
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kDiverged) throw;
       throw Error(ErrorKind::kDiverged, error.what() + remaining_checkpoint());
     }
-  }
-
-  void write_config() {
-    wrote_config_ = true;
-    const std::string& text = options_.config_file.empty() ? options_.config : options_.config_file;
-    if (!text.empty()) io::write_file_atomically(options_.output / kConfigFile, text);
   }
 
   /// A step that is queued on the device. What it computed is not known yet if `numbers` has a value.
@@ -442,12 +397,7 @@ class Run {
     }
   }
 
-  /// Returns the part of an error message that names the last checkpoint.
-  std::string remaining_checkpoint() const {
-    if (saved_step_ <= 0) return "";
-    return fmt::format("; {} of step {} stays{}", checkpoint_path().string(), saved_step_,
-                       bad_evaluation_ == saved_step_ ? ", but its evaluation was not finite already" : "");
-  }
+  std::string remaining_checkpoint() const { return checkpoints_.remaining(bad_evaluation_); }
 
   void evaluate_if_due() {
     if (validation_ == nullptr || options_.evaluate_every == 0 || steps_done_ == 0 || stopped()) return;
@@ -467,8 +417,7 @@ class Run {
     if (!std::isfinite(record->loss)) bad_evaluation_ = steps_done_;
     if (best_ && is_compared()) record->best = best_->add(*record);
     // Before the log, which comes last: a run that is killed here evaluates again when it is resumed.
-    if (record->best.value_or(false) && !options_.output.empty())
-      write_checkpoint(options_.output / kBestFile);
+    if (record->best.value_or(false)) write_checkpoint([this] { checkpoints_.save_best(steps_done_); });
     if (const std::string doubt = doubt_of(*record); !doubt.empty())
       reports_.note(fmt::format("step {}: {}", steps_done_, doubt));
     EvaluationDetails details = take_details(*record, sampler.take(), options_.report);
@@ -479,7 +428,7 @@ class Run {
   std::optional<EvaluationRecord> evaluate(PictureSampler& sampler) {
     std::optional<Average::Exchange> exchanged;
     if (average_) exchanged.emplace(*average_);
-    if (group_ && (average_ || saved_step_ != steps_done_)) parallel_->broadcast_buffers();
+    if (group_ && (average_ || checkpoints_.saved_step() != steps_done_)) parallel_->broadcast_buffers();
     return evaluate_unless(
         [this] { return stop_signal_.load() != 0; }, network_, *validation_, options_.loss, format_, group_,
         [&](const data::Batch& batch, const at::Tensor& logits) { sampler.add(batch, logits); },
@@ -502,7 +451,6 @@ class Run {
 
   const Network network_;
   torch::nn::Module& module_;
-  BatchSource& source_;
   BatchSource* validation_;
   const TrainerOptions& options_;
   const std::atomic<int>& stop_signal_;
@@ -522,16 +470,14 @@ class Run {
   const int64_t fallbacks_before_;
 
   int64_t steps_done_ = 0;
-  int64_t saved_step_ = -1;      // of the checkpoint on disk; -1: this run saved none
   int64_t bad_evaluation_ = -1;  // step of the last evaluation whose loss was not finite
   int64_t evaluated_step_ = -1;  // of the last evaluation, which the log holds
   int64_t steps_taken_ = 0;      // in this run
   bool stop_seen_ = false;       // a rank had a signal in this step
   int agreed_signal_ = 0;        // of all ranks
-  bool wrote_config_ = false;
-  std::string data_identity_;
-  BadImages bad_images_;  // since this run began or was resumed
+  BadImages bad_images_;         // since this run began or was resumed
   TrainingOutcome outcome_;
+  RunCheckpoints checkpoints_;
   RunReports reports_;
   std::optional<PendingStep> pending_;
   std::vector<std::string> notes_;  // of a resumed run

@@ -8,6 +8,7 @@
 #include "tests/train/run.h"
 
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/activation.h>
@@ -363,6 +364,27 @@ TEST(TrainerOptions, TheBestCheckpointIsThatOfTheBestEvaluationAndTheRunStopsEar
   EXPECT_TRUE(resumed.evaluations.empty());
   options.patience = 3;
   EXPECT_FALSE(patient.train(options).steps.empty());
+}
+
+TEST(TrainerOptions, AResumedRunTellsThatItsBestCheckpointIsGone) {
+  const TemporaryFolder folder;
+  auto options = tiny_options(folder / "run");
+  options.epochs = 2;
+  options.keep_best = "metric";
+  TinyRun run, whole, without;
+  run.train(options);
+  options.resume = true;
+  options.quiet = false;
+  const auto notes = [&](TinyRun& resumed) {
+    ::testing::internal::CaptureStderr();
+    resumed.train(options);
+    return ::testing::internal::GetCapturedStderr();
+  };
+  EXPECT_THAT(notes(whole), ::testing::Not(::testing::HasSubstr("is gone")));
+  std::filesystem::remove(folder / "run" / kBestFile);
+  EXPECT_THAT(notes(without),
+              ::testing::ContainsRegex(
+                  "best.safetensors of step .* is gone: it is written again once an evaluation is better"));
 }
 
 TEST(TrainerOptions, ANewRunRemovesTheBestCheckpointOfAnEarlierOne) {
