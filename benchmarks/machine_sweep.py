@@ -179,6 +179,16 @@ def key_of(run):
     return list(SETS).index(run["instruction_set"]), run["threads"], BENCHMARKS.index(run["benchmark"])
 
 
+def text_of(here, runs):
+    """The JSON file, one line per row."""
+    parts = []
+    for run in runs:
+        head = json.dumps({key: value for key, value in run.items() if key != "rows"})
+        rows = ",\n   ".join(map(json.dumps, run["rows"]))
+        parts.append(f'{head[:-1]}, "rows": [\n   {rows}]}}')
+    return f'{{"machine": {json.dumps(here)},\n "runs": [\n  ' + ",\n  ".join(parts) + "]}\n"
+
+
 def sweep(options):
     path, here = options.results / "machines" / f"{options.name}.json", machine()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,7 +199,7 @@ def sweep(options):
                 run = measure(options, benchmark, instruction_set, threads)
                 runs[key_of(run)] = run
                 # After every run: what was measured stays if a later run fails.
-                path.write_text(json.dumps({"machine": here, "runs": [runs[key] for key in sorted(runs)]}, indent=1) + "\n")
+                path.write_text(text_of(here, [runs[key] for key in sorted(runs)]))
     print(f"machine_sweep: wrote {path}")
 
 

@@ -15,9 +15,9 @@ and the same instruction set: libtorch's is set to ours (ATEN_CPU_CAPABILITY, an
 `make bench THREADS=1,2 ISA=x86-64-v3,x86-64-v4` measures a machine and writes `machines/NAME.json`;
 `benchmarks/pages/pages machines` writes this page. Nothing is claimed here: limits hold for `make bench` alone.
 
-A layer is batch normalization and leaky ReLU, forward and backward, and two numbers are the least and the largest ratio of
-its shapes (`bench_layer_time`). Max pooling is the same over its windows and layouts (`bench_max_pool_time`). A step is one of training,
-with the normalizations in place against `standard` (`bench_model_step`).
+A layer is batch normalization and leaky ReLU, forward and backward (`bench_layer_time`); its two numbers are the least and
+the largest ratio of its shapes. Those of max pooling are of its windows and layouts (`bench_max_pool_time`). A step is one
+of training in f32, with the normalizations in place against `standard` (`bench_model_step`).
 
 {ratios}
 
