@@ -14,6 +14,7 @@ help:
 	@echo "make build   the program $(BUILD)/palimpsest and the operator library $(BUILD)/libpalimpsest_ops.so"
 	@echo "make fuzz    gives every parser 1,000,000 mutated files under the sanitizers: hours"
 	@echo "make bench   measures every claim: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
+	@echo "make bench THREADS=1,2 ISA=x86-64-v3,x86-64-v4  measures this machine instead, with each of these: $(RESULTS)/machines.md"
 	@echo "make carried [ARCHITECTURES=90]  the program with the kernels for GPUs, to be carried to a machine with one: docs/gpu.md"
 	@echo "make pages   writes the pages of docs/results again from the JSON files beside them"
 	@echo "make format  formats all C++ files;  make lint  checks format, layers and clang-tidy"
@@ -49,7 +50,7 @@ fuzz: bootstrap
 	@scripts/fuzz
 
 bench: build
-	@scripts/run_benchmarks $(BUILD) $(RESULTS)
+	@scripts/run_benchmarks $(BUILD) $(RESULTS) $(if $(THREADS),--threads '$(THREADS)') $(if $(ISA),--isa '$(ISA)')
 
 carried: bootstrap
 	@scripts/build_carried "$(or $(ARCHITECTURES),OFF)"

@@ -1,8 +1,10 @@
 #include "benchmarks/support.h"
 
+#include "palimpsest/kernels/cpu.h"
 #include "palimpsest/memory/counting_allocator.h"
 
 #include <ATen/Parallel.h>
+#include <ATen/Version.h>
 #include <torch/version.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -14,6 +16,7 @@
 #include <exception>
 #include <fstream>
 #include <iostream>
+#include <stdexcept>
 
 namespace palimpsest::benchmarks {
 namespace {
@@ -64,18 +67,57 @@ Spread spread_of(std::vector<double> values) {
   return {quantile(0.5), quantile(0.25), quantile(0.75)};
 }
 
+namespace {
+
+/// For a whole number above 0. (CLI::PositiveNumber names the largest double in its message.)
+std::string positive(const std::string& text) {
+  const bool whole = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+  const bool above = text.find_first_not_of('0') != std::string::npos;
+  return whole && above ? "" : "a whole number above 0 is needed, got '" + text + "'";
+}
+
+/// What the times depend on, beside the code.
+Json machine() {
+  return {{"processor", processor_name()},
+          {"threads", at::get_num_threads()},
+          {"libtorch", TORCH_VERSION},
+          {"instruction_set", kernels::cpu::instruction_set()},
+          {"libtorch_instruction_set", at::get_cpu_capability()}};
+}
+
+}  // namespace
+
 Options parse_options(int argc, char** argv, const std::string& description) {
   Options options;
+  int threads = 0;
+  bool describe = false;
   CLI::App app(description);
   app.add_option("--json", options.json, "also write the table to this JSON file");
   app.add_flag("--check", options.check, "exit status 1 if a claim fails");
   app.add_option("--repeats", options.repeats, "timed runs of each side")
-      ->check(CLI::PositiveNumber)
+      ->check(positive)
       ->capture_default_str();
+  app.add_option("--threads", threads, "threads of both sides; libtorch's number if not given")
+      ->check(positive);
+  app.add_flag("--describe", describe, "print the machine and the settings as JSON; measure nothing");
+  app.footer(
+      "PALIMPSEST_ISA names the instruction set of our kernels, ATEN_CPU_CAPABILITY that of libtorch's.");
+  app.failure_message([](const CLI::App*, const CLI::Error& error) {
+    return std::string(error.what()) + "; --help lists the options\n";
+  });
   try {
     app.parse(argc, argv);
+    kernels::cpu::instruction_set();
   } catch (const CLI::ParseError& error) {
     std::exit(app.exit(error) == 0 ? 0 : 2);
+  } catch (const std::invalid_argument& error) {  // of PALIMPSEST_ISA
+    std::fprintf(stderr, "%s\n", error.what());
+    std::exit(2);
+  }
+  if (threads > 0) at::set_num_threads(threads);
+  if (describe) {
+    std::printf("%s\n", machine().dump().c_str());
+    std::exit(0);
   }
   return options;
 }
@@ -130,8 +172,9 @@ Report::Report(std::string name, Options options) : name_(std::move(name)), opti
 
 void Report::add(const Row& row) {
   if (rows_.empty()) {
-    std::printf("%s: %s, %d threads, libtorch %s\n", name_.c_str(), processor_name().c_str(),
-                at::get_num_threads(), TORCH_VERSION);
+    std::printf("%s: %s, %d threads, %s, libtorch %s with %s\n", name_.c_str(), processor_name().c_str(),
+                at::get_num_threads(), kernels::cpu::instruction_set(), TORCH_VERSION,
+                at::get_cpu_capability().c_str());
     std::printf("%-34s %-52s %-26s %6s %6s\n", "claim", "opponent", "measured", "ratio", "limit");
   }
   rows_.push_back(row);
@@ -153,16 +196,11 @@ int Report::finish() const {
   if (!options_.json.empty()) {
     Json rows = Json::array();
     for (const auto& row : rows_) rows.push_back(to_json(row));
+    Json table{{"benchmark", name_}};
+    table.update(machine());
+    table.update({{"repeats", options_.repeats}, {"rows", rows}, {"pass", pass}});
     std::ofstream file(options_.json);
-    file << Json{{"benchmark", name_},
-                 {"processor", processor_name()},
-                 {"threads", at::get_num_threads()},
-                 {"libtorch", TORCH_VERSION},
-                 {"repeats", options_.repeats},
-                 {"rows", rows},
-                 {"pass", pass}}
-                .dump(2)
-         << '\n';
+    file << table.dump(2) << '\n';
     file.close();
     written = !file.fail();
     if (!written) std::cerr << "cannot write " << options_.json << '\n';

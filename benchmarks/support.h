@@ -23,14 +23,14 @@ inline Spread exactly(double value) {
   return {value, value, value};
 }
 
-/// The options of every benchmark program: --json PATH, --check, --repeats N.
+/// The options of every benchmark program: --json PATH, --check, --repeats N, --threads N, --describe.
 struct Options {
   std::string json;    ///< the JSON file to write; empty: none
   bool check = false;  ///< exit status 1 if a claim fails
   int repeats = 25;    ///< timed runs of each side
 };
-/// Reads the options. Ends the program for --help (status 0), and with a message for a wrong option (status
-/// 2).
+/// Reads the options and PALIMPSEST_ISA, and sets libtorch's and our threads. Ends the program for --help, and
+/// for --describe, which prints the machine (status 0); and with one line for a wrong value (status 2).
 Options parse_options(int argc, char** argv, const std::string& description);
 
 /// One run of one side: prepares, times the measured work only (seconds_of), and returns the time.
@@ -62,7 +62,8 @@ struct Row {
   bool pass() const { return ratio() <= limit; }
 };
 
-/// A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch), rows, pass.
+/// A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch, the instruction
+/// sets of both sides), rows, pass.
 class Report {
  public:
   Report(std::string name, Options options);

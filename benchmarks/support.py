@@ -1,6 +1,7 @@
 """The parts that the benchmarks in Python share: interleaved timing, a table, the same table as JSON, the exit status.
 
-They are those of support.h, with the same columns and the same JSON, for opponents that only Python has.
+They are those of support.h, with the same columns and the same JSON (but for the instruction sets), for opponents that only
+Python has.
 """
 import argparse
 import dataclasses

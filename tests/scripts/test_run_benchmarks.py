@@ -61,6 +61,23 @@ def test_the_output_folder_is_by_default_in_the_build(tree):
     assert result.returncode == 0 and "build/results/first.json" in result.stdout
 
 
+def test_threads_or_instruction_sets_measure_the_machine_alone_and_write_its_page(tree):
+    python_status(tree, 0, ["machine_sweep"])
+    (tree / "results/machines.md").write_text("old")
+    result = run(tree, "build", "results", "--threads", "1,2", "--isa", "x86-64-v3")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout == "python --build build --results results --threads 1,2 --isa x86-64-v3\n"
+    assert (tree / "results/machines.md").read_text() == (ROOT / "docs/results/machines.md").read_text()
+
+
+def test_the_status_of_a_machines_measurement_is_passed_on(tree):
+    python_status(tree, 2, ["machine_sweep"])
+    (tree / "results/machines.md").write_text("old")
+    assert run(tree, "build", "--isa", "x86-64-v9").returncode == 2
+    assert run(tree, "build", "results", "--threads", "0").returncode == 2
+    assert (tree / "results/machines.md").read_text() == "old"
+
+
 @pytest.mark.parametrize("breaks", [
     lambda tree: program(tree / "build/bench_first", 1),
     lambda tree: python_status(tree, 1, ["python_layer_time"]),
@@ -82,8 +99,9 @@ def test_one_failure_is_the_exit_status_and_the_rest_still_runs(tree, breaks):
     ([], "got 0 arguments"),
     (["nowhere"], "no program bench_* in 'nowhere'"),
     (["build", "a", "b"], "got 3 arguments"),
+    (["--threads", "1"], "got 0 arguments"),
 ])
 def test_wrong_arguments_are_answered_with_the_usage(tree, arguments, said):
     result = run(tree, *arguments)
     assert result.returncode == 2 and result.stderr.count("\n") == 1
-    assert "usage: run_benchmarks BUILD_DIR [OUTPUT_DIR]" in result.stderr and said in result.stderr
+    assert "usage: run_benchmarks BUILD_DIR [OUTPUT_DIR] [--threads N,...] [--isa SET,...]" in result.stderr and said in result.stderr

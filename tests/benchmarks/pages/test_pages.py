@@ -10,13 +10,15 @@ MEASUREMENTS = {
     "cifar10": [],
     "densenet": ["densenet_time.json", "densenet_bytes.json", "densenet_depth.json", "densenet_accuracy.json"],
     "distributed": ["synchronization_time.json"],
+    "machines": ["machines/intel_xeon_avx512.json"],
     "mixed_precision": ["mixed_precision/ssd.json", "mixed_precision/googlenet.json"],
     "numerics": ["numerics.json"],
     "paper": ["block_time.json", "kept_bytes.json", "model_step.json", "equal_memory.json",
               "memory/deeplabv3_resnet18.json"],
 }
 ALL = [(page, name) for page, names in MEASUREMENTS.items() for name in names]
-MAY_BE_MISSING = [("camvid", "training/camvid_seeds.json"), ("mixed_precision", "mixed_precision/googlenet.json"), ("paper", "memory/deeplabv3_resnet18.json")]
+MAY_BE_MISSING = [("camvid", "training/camvid_seeds.json"), ("machines", "machines/intel_xeon_avx512.json"),
+                  ("mixed_precision", "mixed_precision/googlenet.json"), ("paper", "memory/deeplabv3_resnet18.json")]
 
 
 def path_of(page, results):
@@ -76,7 +78,7 @@ def test_a_page_without_its_marks_is_an_error_of_one_line(results, page):
 
 @pytest.mark.parametrize("arguments, said", [
     (["--chek"], "unrecognized arguments: --chek"),
-    (["papr"], "got 'papr', wanted camvid, cifar10, correctness, densenet, distributed, gpu, mixed_precision, numerics, paper"),
+    (["papr"], "got 'papr', wanted camvid, cifar10, correctness, densenet, distributed, gpu, machines, mixed_precision, numerics, paper"),
     (["train"], "the following arguments are required: table, BUILD"),
     (["train", "everything", "build"], "invalid choice: 'everything'"),
     (["train", "programs", "build", "sdd"], "got 'sdd', wanted ssd, speech, translation, language_model, dcgan"),

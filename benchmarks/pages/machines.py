@@ -1,0 +1,82 @@
+"""docs/results/machines.md: ours against libtorch on several machines, with each instruction set and number of threads. Made
+from machines/NAME.json, one per machine."""
+import re
+
+from result_page import NOT_MEASURED, read, table
+
+TITLE = "docs/results/machines.md: ratios to libtorch per processor, instruction set and number of threads"
+WRITER = "make bench THREADS=1,2 ISA=x86-64-v3"
+DTYPES = {"Float": "f32", "Double": "f64", "Half": "f16", "BFloat16": "bf16"}
+
+PAGE = """# Machines
+
+Our time over libtorch's: below 1 ours is faster. Both sides run interleaved in one process, with the same number of threads
+and the same instruction set: libtorch's is set to ours (ATEN_CPU_CAPABILITY, and the variables of oneDNN and MKL).
+`make bench THREADS=1,2 ISA=x86-64-v3,x86-64-v4` measures a machine and writes `machines/NAME.json`;
+`benchmarks/pages/pages machines` writes this page. Nothing is claimed here: limits hold for `make bench` alone.
+
+A layer is batch normalization and leaky ReLU, forward and backward (`bench_layer_time`); its two numbers are the least and
+the largest ratio of its shapes. Those of max pooling are of its windows and layouts (`bench_max_pool_time`). A step is one
+of training in f32, with the normalizations in place against `standard` (`bench_model_step`).
+
+{ratios}
+
+{machines}
+"""
+
+
+def column(benchmark, row):
+    """The column of a row; None for an opponent that is not libtorch."""
+    claim, opponent = row["claim"], row["opponent_name"]
+    if benchmark == "layer_time" and opponent.startswith("batch_norm"):
+        layout, dtype = re.fullmatch(r"\[.*\] (NCHW|channels-last) ?(.*)", claim).groups()
+        return f"layer {dtype or 'f32'} {layout}"
+    if benchmark == "max_pool_time":
+        return f"max pooling {DTYPES[claim.split()[1]]}"
+    return f"{claim.split(' step')[0]} step" if benchmark == "model_step" else None
+
+
+def extent(ratios):
+    """"0.24-0.31", or one number."""
+    if not ratios:
+        return NOT_MEASURED
+    ends = dict.fromkeys(f"{ratio:.2f}" for ratio in (min(ratios), max(ratios)))
+    return "-".join(ends)
+
+
+def name(machine):
+    return re.sub(r"\((R|TM|C)\)", "", machine["processor"])
+
+
+def ratios(machines):
+    """One row per machine, instruction set and number of threads."""
+    found, columns = {}, {}
+    for file, content in machines.items():
+        for run in content["runs"]:
+            cells = found.setdefault((file, run["instruction_set"], run["threads"]), {})
+            for row in run["rows"]:
+                name_of = column(run["benchmark"], row)
+                if name_of:
+                    columns[name_of] = None
+                    cells.setdefault(name_of, []).append(row["ratio"])
+    kinds = ("layer", "max pooling", "")
+    columns = sorted(columns, key=lambda one: next(i for i, kind in enumerate(kinds) if one.startswith(kind)))
+    rows = [[f"{name(machines[file]['machine'])} (`{file}`)", instruction_set, str(threads),
+             *(extent(cells.get(one)) for one in columns)] for (file, instruction_set, threads), cells in found.items()]
+    return table(["processor", "instruction set", "threads", *columns], rows, len(columns) + 1)
+
+
+def described(file, content):
+    """One line: what the figures of a machine come from."""
+    machine, runs = content["machine"], content["runs"]
+    each = lambda key: ", ".join(dict.fromkeys(str(run[key]) for run in runs))
+    return (f"- `{file}`: {machine['processor']} (family {machine['family']}, model {machine['model']}, stepping "
+            f"{machine['stepping']}), {machine['processors']} processors, libtorch {each('libtorch')}; commit {each('commit')}; "
+            f"--repeats {each('repeats')}.")
+
+
+def write(results):
+    machines = {path.stem: read(path, WRITER) for path in sorted((results / "machines").glob("*.json"))}
+    return {results / "machines.md": PAGE.format(
+        ratios=ratios(machines) if machines else f"No machine: {NOT_MEASURED}.",
+        machines="\n".join(described(*one) for one in machines.items())).rstrip() + "\n"}

@@ -1,0 +1,66 @@
+"""docs/results/machines.md has one row per machine, instruction set and number of threads."""
+import json
+
+from page_support import change, line_of, pages
+
+FILE, PAGE = "machines/intel_xeon_avx512.json", "machines.md"
+
+
+def machine(results, name, **rows):
+    """Writes a machine with one run per benchmark."""
+    kept = {"processor": "Some(R) Chip(TM) 9", "family": "1", "model": "2", "stepping": "3", "processors": 4}
+    runs = [{"benchmark": benchmark, "instruction_set": "x86-64-v3", "libtorch_instruction_set": "AVX2", "threads": 4,
+             "libtorch": "2.11.0", "repeats": 3, "commit": "abc",
+             "rows": [{"claim": claim, "opponent_name": opponent, "ratio": ratio} for claim, opponent, ratio in of_run]}
+            for benchmark, of_run in rows.items()]
+    (results / "machines" / f"{name}.json").write_text(json.dumps({"machine": kept, "runs": runs}))
+
+
+def cells(results, start):
+    header = line_of(results / PAGE, "| processor")
+    names, values = ([cell.strip() for cell in line.strip("|").split("|")] for line in (header, line_of(results / PAGE, start)))
+    return dict(zip(names, values))
+
+
+def test_machines_stand_side_by_side_and_say_what_was_not_measured(results):
+    (results / FILE).unlink()
+    machine(results, "one", layer_time=[("[2, 3, 4, 5] NCHW", "batch_norm + leaky_relu", 0.234),
+                                        ("[2, 3, 7, 7] NCHW", "batch_norm + leaky_relu_", 0.319),
+                                        ("[2, 3, 4, 5] channels-last bf16", "batch_norm + leaky_relu", 0.5)])
+    machine(results, "two", model_step=[("resnet50 step, batch 16", "standard", 0.9)],
+            max_pool_time=[("3x3 Float NCHW", "at::max_pool2d", 0.25), ("2x2 Float channels-last", "at::max_pool2d", 0.2501)])
+    assert pages("machines", "--results", results) == (0, "")
+    assert cells(results, "| Some Chip 9 (`one`)") == {
+        "processor": "Some Chip 9 (`one`)", "instruction set": "x86-64-v3", "threads": "4", "layer f32 NCHW": "0.23-0.32",
+        "layer bf16 channels-last": "0.50", "max pooling f32": "not measured", "resnet50 step": "not measured"}
+    two = cells(results, "| Some Chip 9 (`two`)")
+    assert (two["layer f32 NCHW"], two["max pooling f32"], two["resnet50 step"]) == ("not measured", "0.25", "0.90")
+    assert line_of(results / PAGE, "- `two`") == (
+        "- `two`: Some(R) Chip(TM) 9 (family 1, model 2, stepping 3), 4 processors, libtorch 2.11.0; commit abc; --repeats 3.")
+
+
+def test_a_comparison_with_another_opponent_than_libtorch_has_no_column(results):
+    (results / FILE).unlink()
+    machine(results, "one", layer_time=[("[2, 3, 4, 5] NCHW", "batch_norm + leaky_relu", 0.2),
+                                        ("[2, 3, 4, 5] NCHW", "ours in f32", 9.9)])
+    assert pages("machines", "--results", results) == (0, "")
+    assert cells(results, "| Some")["layer f32 NCHW"] == "0.20"
+
+
+def test_a_changed_ratio_is_noticed_and_written(results):
+    change(results / FILE, lambda content: content["runs"][-1]["rows"][0].update(ratio=7.77))
+    assert pages("machines", "--check", "--results", results)[0] == 1
+    assert pages("machines", "--results", results) == (0, "")
+    assert "7.77" in (results / PAGE).read_text()
+
+
+def test_without_a_measurement_the_page_says_so(results):
+    (results / FILE).unlink()
+    assert pages("machines", "--results", results) == (0, "")
+    assert "No machine: not measured." in (results / PAGE).read_text()
+
+
+def test_an_unknown_claim_is_one_line(results):
+    machine(results, "one", layer_time=[("another claim", "batch_norm + leaky_relu", 0.2)])
+    status, said = pages("machines", "--results", results)
+    assert status == 2 and said.startswith("pages: machines: a measurement has another form: ") and said.count("\n") == 1
