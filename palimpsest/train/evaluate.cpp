@@ -114,15 +114,14 @@ class Evaluation {
     return *metrics_;
   }
 
-  void add_loss(const CountedLoss& loss) {
-    totals_.loss += loss.mean.item<double>() * loss.weight;
-    totals_.weight += loss.weight;
-  }
-
   /// Adds in f64, on the device as on the host.
   void add_loss(const LossOnDevice& loss, int64_t classes, const LossOptions& loss_options) {
-    if (!options_.reads_late.value_or(!loss.mean.is_cpu()))
-      return add_loss(read_loss(loss, classes, loss_options.ignore_id));
+    if (!options_.reads_late.value_or(!loss.mean.is_cpu())) {
+      const CountedLoss read = read_loss(loss, classes, loss_options.ignore_id);
+      totals_.loss += read.mean.item<double>() * read.weight;
+      totals_.weight += read.weight;
+      return;
+    }
     const at::Tensor sums = at::stack({loss.mean.to(at::kDouble) * loss.weight, loss.weight});
     sums_ = sums_.defined() ? sums_.add_(sums) : sums;
   }
@@ -145,7 +144,8 @@ class Evaluation {
           const int64_t rows = probabilities.size(1);
           const at::Tensor truth = target.narrow(1, top, rows);
           const at::Tensor classes = predicted_classes(probabilities.unsqueeze(0), truth.sizes().slice(1));
-          metrics_of(target, probabilities.size(0)).add_classes(classes, truth);
+          classes_ = probabilities.size(0);
+          metrics_of(target, classes_).add_classes(classes, truth);
           if (options_.labels) labels.narrow(0, top, rows).copy_(classes[0]);
           const at::Tensor of_band = pixel_losses(probabilities, truth);
           if (ranks_pixels) {
@@ -159,13 +159,18 @@ class Evaluation {
   }
 
   void add_loss_of_pixels(const at::Tensor& losses, const at::Tensor& truth) {
-    const at::Tensor valid = truth.ne(options_.loss.ignore_id).view({1, -1});
-    add_loss(counted_loss_of_pixels(losses.unsqueeze(1), valid, options_.loss));
+    add_loss(loss_of_pixels(losses.unsqueeze(1), counted(truth).view({1, -1}), options_.loss), classes_,
+             options_.loss);
+  }
+
+  /// Returns which pixels have a class. The metrics throw for a label that is wrong, on a GPU at the end only.
+  at::Tensor counted(const at::Tensor& truth) const {
+    return truth.ne(options_.loss.ignore_id).logical_and_(truth.ge(0)).logical_and_(truth.lt(classes_));
   }
 
   /// Returns the losses of each pixel (losses_of_pixels), (rows, pixels); void pixels have any numbers.
   at::Tensor pixel_losses(const at::Tensor& probabilities, const at::Tensor& truth) const {
-    const at::Tensor ids = truth.masked_fill(truth.eq(options_.loss.ignore_id), 0);
+    const at::Tensor ids = truth.masked_fill(counted(truth).logical_not_(), 0);
     return losses_of_pixels(probabilities, ids, options_.loss);
   }
 
@@ -173,7 +178,8 @@ class Evaluation {
   const EvaluationOptions& options_;
   std::optional<MetricsAccumulator> metrics_;
   Totals totals_;
-  at::Tensor sums_;  // of loss and weight, on the device; undefined: nothing
+  int64_t classes_ = 0;  // of the image whose views are added
+  at::Tensor sums_;      // of loss and weight, on the device; undefined: nothing
 };
 
 std::optional<EvaluationRecord> run_unless(const std::function<bool()>& stopped, const Network& network,

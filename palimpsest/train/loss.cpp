@@ -6,6 +6,7 @@
 #include "palimpsest/ops/upsampled_loss.h"
 #include "palimpsest/train/common/count_ids.h"
 #include "palimpsest/train/common/label_error.h"
+#include "palimpsest/train/common/send.h"
 
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -163,7 +164,7 @@ void check_class_weights(const LossOptions& options, int64_t classes) {
 }
 
 at::Tensor weights_of(const LossOptions& options, const c10::Device& device) {
-  return at::tensor(options.class_weights, at::kDouble).to(device, /*non_blocking=*/true);
+  return send(at::tensor(options.class_weights, at::kDouble), device);
 }
 
 bool is_f32_or_f64(const at::Tensor& logits) {
@@ -290,9 +291,9 @@ at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& t
   at::Tensor of_truth = losses_of(probabilities.gather(0, targets)).view({1, -1});
   if (!is_weighted(options)) return of_truth;
   const int64_t classes = probabilities.size(0);
-  const at::Tensor weights = (options.class_weights.empty() ? at::ones({classes}, at::kDouble)
-                                                            : at::tensor(options.class_weights, at::kDouble))
-                                 .to(of_truth.options());
+  const at::Tensor weights = options.class_weights.empty()
+                                 ? at::ones({classes}, of_truth.options())
+                                 : weights_of(options, of_truth.device()).to(of_truth.scalar_type());
   const at::Tensor of_class = weights.index_select(0, targets.flatten()).view({1, -1});
   const at::Tensor of_all =
       losses_of(probabilities).view({classes, -1}).mul_(weights.view({-1, 1})).sum(0, true);
@@ -301,15 +302,17 @@ at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& t
   return at::cat({of_truth, loss, of_class});
 }
 
-CountedLoss counted_loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid,
-                                   const LossOptions& options) {
+LossOnDevice loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid, const LossOptions& options) {
   check_loss(options);
-  const at::Tensor selected = select(valid, losses[0], options);
+  const at::Tensor ignored = select(valid, losses[0], options).logical_not();
   const bool weighted = is_weighted(options);
-  const at::Tensor sum = losses[weighted ? 1 : 0].masked_select(selected).sum(at::kDouble);
-  const double weight = weighted ? losses[2].masked_select(selected).sum(at::kDouble).item<double>()
-                                 : static_cast<double>(selected.sum().item<int64_t>());
-  return {weight > 0 ? sum.div(weight) : sum, weight};
+  const auto sum_of = [&](const at::Tensor& row) { return row.masked_fill(ignored, 0).sum(at::kDouble); };
+  const at::Tensor sum = sum_of(losses[weighted ? 1 : 0]);
+  LossOnDevice result;
+  result.weight = weighted ? sum_of(losses[2]) : ignored.logical_not().sum().to(at::kDouble);
+  result.mean = at::where(result.weight > 0, sum / result.weight, sum);
+  result.wrong_label = at::full({}, std::numeric_limits<double>::quiet_NaN(), sum.options());
+  return result;
 }
 
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {

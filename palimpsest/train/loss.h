@@ -70,15 +70,15 @@ CountedLoss read_loss(const LossOnDevice& loss, int64_t classes, int64_t ignore_
 /// means weighted by W, because bootstrapping ranks the pixels of each image by itself.
 CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
 
-/// Returns what counted_loss_of_pixels() needs of pixels with probabilities p (C, H, W) and targets (1, H,
+/// Returns what loss_of_pixels() needs of pixels with probabilities p (C, H, W) and targets (1, H,
 /// W), which must be classes: a row -log p of the true class; with label smoothing or class weights (see
 /// loss()) two rows more, the loss of the pixel and the weight of its class. (rows, H * W).
 at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& targets,
                             const LossOptions& options);
-/// Does the same as counted_loss() where the losses of each pixel are known already: losses (rows, N, P) are
-/// those of losses_of_pixels(), `valid` (N, P) is false for void pixels.
-CountedLoss counted_loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid,
-                                   const LossOptions& options);
+/// Does the same as loss_on_device() where the losses of each pixel are known already: losses (rows, N, P) are
+/// those of losses_of_pixels(), `valid` (N, P) is false for void pixels. No label is wrong. Bootstrapping waits
+/// for the device.
+LossOnDevice loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid, const LossOptions& options);
 
 /// Returns an estimate of the W of counted_loss() that needs no logits, an f64 scalar on the device of the
 /// targets: exact but for bootstrapping, whose choice it does not know.

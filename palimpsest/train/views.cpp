@@ -3,6 +3,7 @@
 #include "palimpsest/data/transforms.h"
 #include "palimpsest/train/common/require.h"
 #include "palimpsest/train/common/sampling.h"
+#include "palimpsest/train/common/send.h"
 #include "palimpsest/train/metrics.h"
 
 #include <ATen/ATen.h>
@@ -24,6 +25,9 @@ struct Piece {
   int64_t first, size;        // pixels of the scaled image
   int64_t begin, end;         // pixels of the image that lie in it
   std::vector<double> share;  // (end - begin) of the window in the score of each pixel
+  // Where the image is, once the window has logits:
+  Taps reads{};         // of the logits at the pixels [begin, end)
+  at::Tensor shares{};  // `share` as a tensor
 };
 
 /// One axis of the image at one scale.
@@ -130,6 +134,8 @@ class ScaledImage {
       return coarse_logits(network_, format_.convert(images), format_.precision)[0].permute({1, 2, 0});
     };
     result.push_back(logits_of(view).contiguous());
+    prepare(rows_, rows_.pieces[r], result[0], 0);
+    prepare(columns_, columns_.pieces[c], result[0], 1);
     if (flip_) result.push_back(logits_of(view.flip({3})).flip({1}).contiguous());
     return result;
   }
@@ -148,35 +154,31 @@ class ScaledImage {
     return make_taps(positions, axis.size, std::max(shrinks, 1.0), image_);
   }
 
-  /// Returns the taps that read `count` logits of a window at the image's pixels [begin, end).
-  static Taps taps_of_logits(const Axis& axis, const Piece& piece, int64_t begin, int64_t end,
-                             const at::Tensor& logits, int64_t count) {
-    std::vector<double> positions(end - begin);
+  /// Finds what reads the logits of a window along their dimension `dim` at the image's pixels. Once per piece and
+  /// not per band: each is a copy to the device.
+  static void prepare(const Axis& axis, Piece& piece, const at::Tensor& logits, int64_t dim) {
+    if (piece.shares.defined()) return;
+    const int64_t count = logits.size(dim);
+    std::vector<double> positions(piece.end - piece.begin);
     const double ratio = static_cast<double>(count) / static_cast<double>(piece.size);
-    for (int64_t i = begin; i < end; ++i)
-      positions[i - begin] = (axis.scaled_position(i) - static_cast<double>(piece.first)) * ratio;
-    return make_taps(positions, count, /*reach=*/1, logits);
-  }
-
-  static at::Tensor shares(const Piece& piece, int64_t begin, int64_t end, double factor,
-                           const at::Tensor& like) {
-    const at::Tensor all = at::tensor(piece.share, at::kDouble).narrow(0, begin - piece.begin, end - begin);
-    return all.mul(factor).to(like.options());
+    for (int64_t i = piece.begin; i < piece.end; ++i)
+      positions[i - piece.begin] = (axis.scaled_position(i) - static_cast<double>(piece.first)) * ratio;
+    piece.reads = make_taps(positions, count, /*reach=*/1, logits);
+    piece.shares = send(at::tensor(piece.share, at::kDouble), logits.device());
   }
 
   void add_window(std::size_t r, std::size_t c, const at::Tensor& logits, int64_t begin, int64_t end,
                   int64_t top, double share, const at::Tensor& sum) const {
     const Piece &row = rows_.pieces[r], &column = columns_.pieces[c];
-    at::Tensor scores =
-        sample(logits, 0, taps_of_logits(rows_, row, begin, end, logits, logits.size(0)),
-               taps_of_logits(columns_, column, column.begin, column.end, logits, logits.size(1)));
+    const int64_t first = begin - row.begin, count = end - begin;
+    at::Tensor scores = sample(logits, 0, row.reads.narrow(first, count), column.reads);
     scores = scores.softmax(2);
     if (rows_.pieces.size() * columns_.pieces.size() == 1) {
       sum.add_(scores, share);
       return;
     }
-    scores.mul_(shares(row, begin, end, share, scores).view({-1, 1, 1}));
-    scores.mul_(shares(column, column.begin, column.end, 1, scores).view({-1, 1}));
+    scores.mul_(row.shares.narrow(0, first, count).mul(share).to(scores.scalar_type()).view({-1, 1, 1}));
+    scores.mul_(column.shares.to(scores.scalar_type()).view({-1, 1}));
     sum.narrow(0, begin - top, end - begin).narrow(1, column.begin, column.end - column.begin).add_(scores);
   }
 

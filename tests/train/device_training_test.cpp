@@ -260,13 +260,20 @@ TEST_F(OnDeviceTraining, TheHostWaitsOncePerStepAndForNoBatchOfAnEvaluation) {
     EXPECT_LE(most_waits(true), 1);
     EXPECT_GT(most_waits(false), 1) << "the counter counts";
 
+    EvaluationOptions evaluation;
+    evaluation.format = TensorFormat::parse("f32", false, "f32", "emulated:0");
     const auto waits_of_evaluation = [&](int64_t images) {
       data::Loader loader(std::make_shared<BrightestColor>(images, 6, segments), loader_options(2));
+      LoaderBatches batches(loader);
       const OperatorCalls calls;
       const int64_t before = emulated::host_waits();
-      evaluate(net, loader, {}, TensorFormat::parse("f32", false, "f32", "emulated:0"));
+      evaluate(net, batches, evaluation);
       return calls.waits() + emulated::host_waits() - before;
     };
+    EXPECT_EQ(waits_of_evaluation(16), waits_of_evaluation(4));
+    if (!segments) continue;
+    evaluation.views = {.scales = {0.5, 1}, .flip = true, .window = 4};
+    evaluation.loss.class_weights = {1, 2, 0.5};
     EXPECT_EQ(waits_of_evaluation(16), waits_of_evaluation(4));
   }
 }

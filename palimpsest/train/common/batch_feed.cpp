@@ -1,5 +1,7 @@
 #include "palimpsest/train/common/batch_feed.h"
 
+#include "palimpsest/train/common/send.h"
+
 #include <ATen/ATen.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
@@ -7,16 +9,6 @@
 #include <utility>
 
 namespace palimpsest::train {
-namespace {
-
-/// Begins a copy to the device on the current stream. A tensor that is there already stays as it is.
-at::Tensor sent(const at::Tensor& tensor, c10::Device device) {
-  if (!tensor.defined() || tensor.device() == device) return tensor;
-  const at::Tensor pinned = tensor.is_cpu() && !tensor.is_pinned() ? tensor.pin_memory() : tensor;
-  return pinned.to(device, /*non_blocking=*/true);
-}
-
-}  // namespace
 
 BatchFeed::BatchFeed(BatchSource& source, c10::Device device) : source_(source), device_(device) {
   if (!device.is_cpu())
@@ -36,8 +28,8 @@ BatchFeed::Prepared BatchFeed::take() {
     taken.bad = source_.take_bad();
     if (!taken.batch || !copies_) return taken;
     const c10::StreamGuard guard(*copies_);
-    taken.batch->images = sent(taken.batch->images, device_);
-    taken.batch->targets = sent(taken.batch->targets, device_);
+    taken.batch->images = send(taken.batch->images, device_);
+    taken.batch->targets = send(taken.batch->targets, device_);
     taken.arrived.emplace(device_.type());
     taken.arrived->record(*copies_);
   } catch (...) {
