@@ -29,9 +29,9 @@ def begin_with_retaining_malloc():
 class Parser(argparse.ArgumentParser):
     """The option --repeats N. A wrong option ends the program with status 2 and one line."""
 
-    def __init__(self, description):
+    def __init__(self, description, repeats=25):
         super().__init__(description=description, allow_abbrev=False)
-        self.add_argument("--repeats", metavar="N", type=positive, default=25, help="timed runs of each side [25]")
+        self.add_argument("--repeats", metavar="N", type=positive, default=repeats, help=f"timed runs of each side [{repeats}]")
 
     def library(self, build, name="libpalimpsest_ops.so"):
         """The path of a library in the folder of --build. Ends the program if it is not there."""
@@ -47,8 +47,8 @@ class Parser(argparse.ArgumentParser):
 class Options(Parser):
     """The options of a benchmark that ends with a table: --json PATH, --check, --repeats N."""
 
-    def __init__(self, description):
-        super().__init__(description)
+    def __init__(self, description, repeats=25):
+        super().__init__(description, repeats)
         self.add_argument("--json", metavar="PATH", help="also write the table to this JSON file")
         self.add_argument("--check", action="store_true", help="exit status 1 if a claim fails")
 
@@ -151,6 +151,10 @@ def processor_name():
     return "unknown"
 
 
+def machine():
+    return {"processor": processor_name(), "threads": torch.get_num_threads(), "libtorch": torch.__version__.split("+")[0]}
+
+
 def finish(table, options):
     """Writes a table as JSON, if --json asks for it. Returns the exit status of its program, as Report.finish does."""
     if options.json:
@@ -167,8 +171,7 @@ class Report:
 
     def __init__(self, name, options):
         self.name, self.options, self.rows = name, options, []
-        self.machine = {"processor": processor_name(), "threads": torch.get_num_threads(),
-                        "libtorch": torch.__version__.split("+")[0]}
+        self.machine = machine()
         print(f"{name}: {self.machine['processor']}, {self.machine['threads']} threads, "
               f"libtorch {self.machine['libtorch']}")
         print(f"{'claim':<34} {'opponent':<52} {'measured':<26} {'ratio':>6} {'limit':>6}", flush=True)
