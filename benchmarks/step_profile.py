@@ -11,7 +11,7 @@ piece, with the name of its convolution if it has one: PIECES says which.
 Backward of a convolution has two pieces. The steps of a second profile have convolutions whose weights require no gradient: what
 their backward takes is the input gradient, and what it takes more in the first profile is the weight gradient.
 
---wait-for PATH: see whole_step.py. Exit status: 0 done; 1 the JSON file cannot be written, or, with --check, the claim fails; 2 a
+--while PATH: see whole_step.py. Exit status: 0 done; 1 the JSON file cannot be written, or, with --check, the claim fails; 2 a
 wrong option or folder, or torchvision is not installed.
 """
 import copy
@@ -23,8 +23,8 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from support import begin_with_retaining_malloc, finish, interleave, machine, milliseconds_of
-from training_step import NetworkOptions, Training, converted, quiet_part, torchvisions
+from support import begin_with_retaining_malloc, finish, machine, milliseconds_of, spread_of
+from training_step import NetworkOptions, Training, converted, gate, torchvisions
 
 NETWORKS = {name: torchvisions(name) for name in ("resnet50", "resnext50_32x4d", "densenet121", "efficientnet_b0")}
 LARGEST_REST = 0.05
@@ -99,15 +99,16 @@ def pieces_of(events):
 
 
 def profiled(step):
-    """The pieces of one step."""
+    """The profile of one step."""
     with profile(activities=[ProfilerActivity.CPU]) as recorded:
         with record_function(STEP):
             step()
-    return pieces_of(recorded.events())
+    return recorded
 
 
-def median_step(steps):
-    """The step of median time: its pieces are of one step, and their sum is the time of that step."""
+def median_step(profiles):
+    """The pieces of the step of median time: their sum is the time of that step."""
+    steps = [pieces_of(recorded.events()) for recorded in profiles]
     return sorted(steps, key=lambda pieces: sum(pieces.values()))[len(steps) // 2]
 
 
@@ -121,7 +122,7 @@ def split(whole, without_weights):
 
 @dataclasses.dataclass
 class Side:
-    """A network whose steps are profiled. step(weights): one step; weights: convolutions' weights require gradients."""
+    """A network whose steps are profiled, and the training that it takes part in."""
     training: Training
     network: nn.Module
 
@@ -142,23 +143,24 @@ def measure(name, options):
     for side, make in (("eager", lambda model: model), ("ours", converted)):
         training = Training(copy.deepcopy(model), options.batch, options.size)
         sides[side] = Side(training, make(training.model))
-        sides[side].step()  # makes what later steps use again
-    plain = [lambda side=side: milliseconds_of(side.step) for side in sides.values()]
-    recorded = {(side, weights): [] for side in sides for weights in (True, False)}
-    with quiet_part(options.wait_for, name):
-        times = interleave(plain, options.repeats, warm_up=1)
-        for weights in (True, False):
-            for side in sides.values():
-                side.require_weights(weights)
-                side.training.optimizer.zero_grad()
-                side.step()  # another graph
-            for _ in range(options.repeats):
-                for key, side in sides.items():
-                    recorded[key, weights].append(profiled(side.step))
+    recorded = {(key, weights): [] for key in sides for weights in (True, False)}
+    plain = {key: [] for key in sides}
+    wait = gate(options.gate, name)
+    for weights in (True, False):
+        for side in sides.values():
+            side.require_weights(weights)
+            side.training.optimizer.zero_grad()
+            side.step()  # of another graph
+        for _ in range(options.repeats):
+            wait()
+            for key, side in sides.items():
+                recorded[key, weights].append(profiled(side.step))
+                if weights:
+                    plain[key].append(milliseconds_of(side.step))
     found = {}
-    for (key, side), time in zip(sides.items(), times):
+    for key, times in plain.items():
         pieces = split(*(median_step(recorded[key, weights]) for weights in (True, False)))
-        found[key] = {"step": sum(pieces.values()), "without_profiler": dataclasses.asdict(time), "pieces": pieces}
+        found[key] = {"step": sum(pieces.values()), "without_profiler": dataclasses.asdict(spread_of(times)), "pieces": pieces}
     return found
 
 

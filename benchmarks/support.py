@@ -89,7 +89,7 @@ def milliseconds_of(work):
     return 1e3 * (time.perf_counter() - start)
 
 
-def interleave(sides, repeats, warm_up=3):
+def interleave(sides, repeats, warm_up=3, before_round=lambda: None):
     """Runs the sides (functions that return the measured time) in turn: A B C A B C ..., so that a slow moment of the
     machine hits all sides. The first `warm_up` rounds do not count. Returns one Spread per side."""
     values = [[] for _ in sides]
@@ -97,6 +97,7 @@ def interleave(sides, repeats, warm_up=3):
     gc.disable()
     try:
         for number in range(-warm_up, repeats):
+            before_round()
             for side, of_side in zip(sides, values):
                 value = side()
                 if number >= 0:
@@ -167,10 +168,11 @@ def finish(table, options):
 
 
 class Report:
-    """A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch), rows, pass."""
+    """A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch), `facts` that all rows
+    share, rows, pass."""
 
-    def __init__(self, name, options):
-        self.name, self.options, self.rows = name, options, []
+    def __init__(self, name, options, **facts):
+        self.name, self.options, self.facts, self.rows = name, options, facts, []
         self.machine = machine()
         print(f"{name}: {self.machine['processor']}, {self.machine['threads']} threads, "
               f"libtorch {self.machine['libtorch']}")
@@ -188,6 +190,6 @@ class Report:
         unmeasured = sum(bool(row.not_measured) for row in self.rows)
         print(f"{self.name}: {'every measured claim holds' if passed else 'a claim FAILED'}"
               + (f", {unmeasured} not measured" if unmeasured else ""))
-        table = {"benchmark": self.name, **self.machine, "repeats": self.options.repeats,
+        table = {"benchmark": self.name, **self.machine, "repeats": self.options.repeats, **self.facts,
                 "rows": [row.json() for row in self.rows], "pass": passed}
         return finish(table, self.options)

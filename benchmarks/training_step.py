@@ -1,5 +1,4 @@
 """The parts that the benchmarks of whole training steps share: torchvision's networks, a training on one batch, the options."""
-import contextlib
 import importlib.util
 import os
 import pathlib
@@ -48,16 +47,14 @@ class Training:
         self.optimizer.step()
 
 
-@contextlib.contextmanager
-def quiet_part(path, name):
-    """Waits until the file at `path` exists, and removes it at the end. None: begins at once."""
-    if path:
-        print(f"{name}: waits for {path}", flush=True)
-        while not path.exists():
-            time.sleep(0.1)
-    yield
-    if path:
-        path.unlink(missing_ok=True)
+def gate(path, name):
+    """A function that waits until the file at `path` exists. None: it does not wait."""
+    def wait():
+        if path and not path.exists():
+            print(f"{name}: waits for {path}", flush=True)
+            while not path.exists():
+                time.sleep(0.1)
+    return wait
 
 
 class NetworkOptions(Options):
@@ -71,8 +68,8 @@ class NetworkOptions(Options):
         self.add_argument("--networks", metavar="NAME,...", help=f"some of {', '.join(networks)} [all]")
         self.add_argument("--batch", metavar="N", type=positive, default=16, help="images per step [16]")
         self.add_argument("--size", metavar="PIXELS", type=positive, default=224, help="height and width of an image [224]")
-        self.add_argument("--wait-for", metavar="PATH", type=pathlib.Path,
-                          help="before the timing of each network, wait until this file exists; remove it afterwards")
+        self.add_argument("--while", metavar="PATH", type=pathlib.Path, dest="gate",
+                          help="begin a round of timed steps only while this file exists")
 
     def choice(self, option, text, known, separator=","):
         """The names in `text`, or all that are known if it is None. A name that is not known ends the program."""
@@ -85,8 +82,8 @@ class NetworkOptions(Options):
     def read(self):
         options = self.parse_args()
         options.networks = self.choice("--networks", options.networks, self.known)
-        if options.wait_for and not options.wait_for.parent.is_dir():
-            self.error(f"--wait-for needs a path in a folder that exists, got '{options.wait_for}'")
+        if options.gate and not options.gate.parent.is_dir():
+            self.error(f"--while needs a path in a folder that exists, got '{options.gate}'")
         if importlib.util.find_spec("torchvision") is None:
             self.error("torchvision is not installed: scripts/bootstrap installs it")
         os.environ["PALIMPSEST_LIBRARY"] = str(self.library(options.build))

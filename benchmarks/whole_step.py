@@ -13,8 +13,8 @@ freed blocks. Bytes are those of tensors, as palimpsest.memory.measure sees them
 ("kept"); the most that lives at a time ("whole"); and "peak": the whole less the state, which is parameters, buffers,
 gradients and momentum. Before the timing, the gradients of every form are compared with eager's.
 
-Programs are compiled, which takes minutes, before a network's timing begins. --wait-for PATH then waits until PATH exists, and
-removes it after the timing: so that only the timing needs a quiet machine.
+Programs are compiled, which takes minutes, before a network's timing begins. With --while PATH a round of timed steps, one of
+each form, begins only while PATH exists: so only the rounds need a quiet machine.
 
 Exit status: 0 done; 1 a gradient is wrong, the JSON file cannot be written, or, with --check, a measured claim fails; 2 a wrong
 option or folder, or torchvision is not installed.
@@ -28,7 +28,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from support import Report, Row, Spread, begin_with_retaining_malloc, interleave, milliseconds_of
-from training_step import NetworkOptions, Training, converted, quiet_part, torchvisions
+from training_step import NetworkOptions, Training, converted, gate, torchvisions
 
 OPPONENT = "torch.compile"
 CLAIMED = "ours"
@@ -165,8 +165,7 @@ def measure(name, training, options, report):
     """Adds a row per form for the time, the peak and the other bytes, each beside torch.compile's."""
     networks, counts = prepare(name, training, options.forms)
     sides = [lambda network=network: milliseconds_of(lambda: training.step(network)) for network in networks.values()]
-    with quiet_part(options.wait_for, name):
-        times = dict(zip(networks, interleave(sides, options.repeats, warm_up=1)))
+    times = dict(zip(networks, interleave(sides, options.repeats, warm_up=1, before_round=gate(options.gate, name))))
     for form in networks:
         limits = {"step": TIME, "peak": PEAK} if form == CLAIMED else {}
         report.add(Row(f"{name} step: {form}", OPPONENT, opponent=times[OPPONENT], measured=times[form], limit=limits.get("step")))
@@ -190,7 +189,7 @@ def main():
     options = read_options()
     # Compiled programs then draw the random numbers of eager PyTorch, and their gradients can be compared.
     torch._inductor.config.fallback_random = True
-    report = Report("whole_step", options)
+    report = Report("whole_step", options, batch=options.batch, size=options.size)
     try:
         for name in options.networks:
             torch.manual_seed(0)

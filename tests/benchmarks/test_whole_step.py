@@ -9,7 +9,7 @@ from torch import nn
 from training_step_support import run
 
 import whole_step as benchmark  # noqa: E402: training_step_support names its folder
-from training_step import quiet_part  # noqa: E402
+from training_step import gate  # noqa: E402
 
 torch.set_num_threads(1)
 
@@ -63,22 +63,22 @@ def test_checkpoints_stand_around_each_layer_of_a_dense_block():
     assert all(p.grad is not None for p in network.parameters())
 
 
-def test_the_timing_waits_for_a_file_and_removes_it(tmp_path, capsys):
+def test_a_round_waits_for_a_file(tmp_path, capsys):
     path = tmp_path / "go"
-    timer = threading.Timer(0.3, path.touch)
-    timer.start()
-    with quiet_part(path, "tiny"):
-        assert path.exists()
-    assert not path.exists() and capsys.readouterr().out == f"tiny: waits for {path}\n"
-    with quiet_part(None, "tiny"):
-        assert capsys.readouterr().out == ""
+    threading.Timer(0.3, path.touch).start()
+    wait = gate(path, "tiny")
+    wait()
+    assert path.exists() and capsys.readouterr().out == f"tiny: waits for {path}\n"
+    wait()
+    gate(None, "tiny")()
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("arguments, said", [
     (["--networks", "resnet51"], "--networks knows tiny; got 'resnet51'"),
     (["--forms", "eager;fast"], "; got 'fast'"),
     (["--batch", "0"], "got '0'"),
-    (["--wait-for", "/nowhere/go"], "--wait-for needs a path in a folder that exists, got '/nowhere/go'"),
+    (["--while", "/nowhere/go"], "--while needs a path in a folder that exists, got '/nowhere/go'"),
     (["--build", "/nowhere"], "--build needs a folder with libpalimpsest_ops.so, got '/nowhere'"),
 ])
 def test_wrong_options_are_refused(monkeypatch, capsys, arguments, said):

@@ -14,6 +14,8 @@ MEASUREMENTS = {
     "numerics": ["numerics.json"],
     "paper": ["block_time.json", "kept_bytes.json", "model_step.json", "equal_memory.json",
               "memory/deeplabv3_resnet18.json"],
+    "step_profile": ["step_profile.json"],
+    "whole_step": ["whole_step.json"],
 }
 ALL = [(page, name) for page, names in MEASUREMENTS.items() for name in names]
 MAY_BE_MISSING = [("camvid", "training/camvid_seeds.json"), ("mixed_precision", "mixed_precision/googlenet.json"), ("paper", "memory/deeplabv3_resnet18.json")]
@@ -76,7 +78,7 @@ def test_a_page_without_its_marks_is_an_error_of_one_line(results, page):
 
 @pytest.mark.parametrize("arguments, said", [
     (["--chek"], "unrecognized arguments: --chek"),
-    (["papr"], "got 'papr', wanted camvid, cifar10, correctness, densenet, distributed, gpu, mixed_precision, numerics, paper"),
+    (["papr"], "got 'papr', wanted camvid, cifar10, correctness, densenet, distributed, gpu, mixed_precision, numerics, paper, step_profile, whole_step"),
     (["train"], "the following arguments are required: table, BUILD"),
     (["train", "everything", "build"], "invalid choice: 'everything'"),
     (["train", "programs", "build", "sdd"], "got 'sdd', wanted ssd, speech, translation, language_model, dcgan"),
