@@ -44,8 +44,9 @@ class Checkpointed(nn.Module):
         super().__init__()
         self.block = block
 
-    def forward(self, *inputs):
-        return checkpoint(self.block, *inputs, use_reentrant=False)
+    def forward(self, x):
+        # A copy of the list of features, which grows until backward.
+        return checkpoint(self.block, list(x) if isinstance(x, list) else x, use_reentrant=False)
 
 
 def with_checkpoints(model):

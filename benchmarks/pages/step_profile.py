@@ -10,8 +10,8 @@ PAGE = """# Where the time of a training step goes
 
 A step is forward, cross entropy, backward and SGD with momentum, in f32 and channels-last, of torchvision's networks with
 {batch} images of {size}x{size}: eager, and after `palimpsest.convert`. The machine is {processor}, {threads} threads, no GPU,
-libtorch {libtorch}. torch.profiler records {repeats} steps of each side in turn, and the step of median time counts. A cell
-holds milliseconds and the share of the step. The pieces add up to the step. `benchmarks/pages/pages step_profile` writes this
+libtorch {libtorch}. torch.profiler records {repeats} steps of each side in turn, and the fastest counts. A cell holds milliseconds
+and the share of the step. The pieces add up to the step. `benchmarks/pages/pages step_profile` writes this
 page from `step_profile.json`, which `{command}` writes.
 
 The time of an operator is its own, without that of the operators that it calls. Ours does in one operator what takes several in

@@ -25,12 +25,15 @@ FORMS = {
 
 PAGE = """# Whole training steps, ours and what a user would take otherwise
 
-A step is forward, cross entropy, backward and SGD with momentum, in f32 and channels-last, of torchvision's networks with
-{batch} images of {size}x{size}. The machine is {processor}, {threads} threads, no GPU, libtorch {libtorch}. All forms of a
-network train the same parameters in one process, on the same threads, with a malloc that retains freed blocks. Times are
-medians and quartiles of {repeats} interleaved steps. Bytes are those of tensors and do not depend on the machine.
+A step is forward, cross entropy, backward and SGD with momentum, in f32 and channels-last, of torchvision's networks.
 `benchmarks/pages/pages whole_step` writes this page from `whole_step.json`, which
 `{command}` writes.
+
+{content}"""
+
+CONTENT = """The machine is {processor}, {threads} threads, no GPU, libtorch {libtorch}; a step has {batch} images of {size}x{size}. All
+forms of a network train the same parameters in one process, on the same threads, with a malloc that retains freed blocks.
+Times are medians and quartiles of {repeats} interleaved steps. Bytes are those of tensors and do not depend on the machine.
 
 {forms}
 
@@ -182,11 +185,13 @@ def chart(networks):
 
 
 def write(results):
-    measured = read(results / "whole_step.json", COMMAND)
+    path = results / "whole_step.json"
+    if not path.exists():
+        return {results / "whole_step.md": PAGE.format(command=COMMAND, content="Not measured.\n")}
+    measured = read(path, COMMAND)
     networks = forms_of(measured)
     limit = next(row["limit"] for row in measured["rows"] if " peak: " in row["claim"] and row["limit"] is not None)
     sections = "\n".join(SECTION.format(name=NAMES.get(name, name), table=form_table(forms)) for name, forms in networks.items())
-    page = PAGE.format(**{key: measured[key] for key in ("processor", "threads", "libtorch", "repeats", "batch", "size")},
-                       command=COMMAND, limit=limit, claims=claims_of(networks), forms=described(networks),
-                       sections=sections)
-    return {results / "whole_step.md": page, results / CHART: chart(networks)}
+    content = CONTENT.format(**{key: measured[key] for key in ("processor", "threads", "libtorch", "repeats", "batch", "size")},
+                             limit=limit, claims=claims_of(networks), forms=described(networks), sections=sections)
+    return {results / "whole_step.md": PAGE.format(command=COMMAND, content=content), results / CHART: chart(networks)}

@@ -14,7 +14,18 @@ from training_step import gate  # noqa: E402
 torch.set_num_threads(1)
 
 
-def test_every_form_has_a_time_and_three_counts_of_bytes(monkeypatch, capsys, tmp_path):
+@pytest.fixture
+def without_kernels(monkeypatch):
+    """torch.compile decides what is saved as its default backend does, and writes no kernels, which would take a minute."""
+    backend = torch._dynamo.lookup_backend("aot_eager_decomp_partition")
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, backend=backend, **options: original(model, backend=backend, **options))
+    monkeypatch.setattr(torch._inductor, "compile", backend)
+    yield
+    torch.compiler.reset()
+
+
+def test_every_form_has_a_time_and_three_counts_of_bytes(monkeypatch, capsys, tmp_path, without_kernels):
     path = tmp_path / "out.json"
     status, printed, _ = run(benchmark, monkeypatch, capsys, "--json", path)
     assert status == 0
