@@ -19,6 +19,7 @@ def test_the_pieces_add_up_to_the_step(monkeypatch, capsys, tmp_path):
     assert status == 0
     table = json.loads(path.read_text())
     assert table["benchmark"] == "step_profile" and list(table["networks"]) == ["tiny"]
+    assert table["rest"] == [benchmark.OTHER, benchmark.REST] and table["limit"] == benchmark.LARGEST_REST
     for side in ("eager", "ours"):
         found = table["networks"]["tiny"][side]
         assert list(found["pieces"]) == list(benchmark.PIECES)
@@ -68,6 +69,11 @@ def test_the_caller_decides_where_the_name_does_not():
                                   Event("aten::unknown", step, 32), Event("aten::add_", None, 64)])
     assert pieces[benchmark.OPTIMIZER] == 10 and pieces[benchmark.PRODUCTS] == 20 and pieces[benchmark.OTHER] == 32
     assert pieces[benchmark.REST] == 1 and sum(pieces.values()) == 63  # what the step does not call is none of its time
+
+
+def test_the_fastest_step_counts():
+    slow, fast = {benchmark.FORWARD: 5.0, benchmark.REST: 0.5}, {benchmark.FORWARD: 4.0, benchmark.REST: 1.0}
+    assert benchmark.fastest([slow, fast, slow]) is fast
 
 
 def test_the_weight_gradient_is_what_backward_takes_more():
