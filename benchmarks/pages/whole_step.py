@@ -29,13 +29,13 @@ A step is forward, cross entropy, backward and SGD with momentum, in f32 and cha
 `benchmarks/pages/pages whole_step` writes this page from `whole_step.json`, which
 `{command}` writes.
 
+{forms}
+
 {content}"""
 
 CONTENT = """The machine is {processor}, {threads} threads, no GPU, libtorch {libtorch}; a step has {batch} images of {size}x{size}. All
 forms of a network train the same parameters in one process, on the same threads, with a malloc that retains freed blocks.
 Times are medians and quartiles of {repeats} interleaved steps. Bytes are those of tensors and do not depend on the machine.
-
-{forms}
 
 "Peak" is the most bytes that live at a time, less the state: parameters, buffers, gradients and momentum. "Whole" has the
 state, too. "Kept" is what forward keeps for backward. The claim: ours takes no more time than torch.compile, and at most
@@ -88,9 +88,8 @@ def claims_of(networks):
     return "\n".join(lines)
 
 
-def described(networks):
-    measured = {form for forms in networks.values() for form in forms}
-    return table(["form", "what it is"], [[form, what] for form, what in FORMS.items() if form in measured])
+def described(forms):
+    return table(["form", "what it is"], [[form, what] for form, what in FORMS.items() if form in forms])
 
 
 # The chart: a panel per network, below one another; light colours and, for readers of dark pages, those of io/svg.h.
@@ -187,11 +186,12 @@ def chart(networks):
 def write(results):
     path = results / "whole_step.json"
     if not path.exists():
-        return {results / "whole_step.md": PAGE.format(command=COMMAND, content="Not measured.\n")}
+        return {results / "whole_step.md": PAGE.format(command=COMMAND, forms=described(FORMS), content="Not measured.\n")}
     measured = read(path, COMMAND)
     networks = forms_of(measured)
     limit = next(row["limit"] for row in measured["rows"] if " peak: " in row["claim"] and row["limit"] is not None)
     sections = "\n".join(SECTION.format(name=NAMES.get(name, name), table=form_table(forms)) for name, forms in networks.items())
     content = CONTENT.format(**{key: measured[key] for key in ("processor", "threads", "libtorch", "repeats", "batch", "size")},
-                             limit=limit, claims=claims_of(networks), forms=described(networks), sections=sections)
-    return {results / "whole_step.md": PAGE.format(command=COMMAND, content=content), results / CHART: chart(networks)}
+                             limit=limit, claims=claims_of(networks), sections=sections)
+    forms = described({form for of_network in networks.values() for form in of_network})
+    return {results / "whole_step.md": PAGE.format(command=COMMAND, forms=forms, content=content), results / CHART: chart(networks)}
