@@ -30,9 +30,9 @@ def begin_with_retaining_malloc():
 class Parser(argparse.ArgumentParser):
     """The option --repeats N. A wrong option ends the program with status 2 and one line."""
 
-    def __init__(self, description):
+    def __init__(self, description, repeats=25):
         super().__init__(description=description, allow_abbrev=False)
-        self.add_argument("--repeats", metavar="N", type=positive, default=25, help="timed runs of each side [25]")
+        self.add_argument("--repeats", metavar="N", type=positive, default=repeats, help=f"timed runs of each side [{repeats}]")
 
     def library(self, build, name="libpalimpsest_ops.so"):
         """The path of a library in the folder of --build. Ends the program if it is not there."""
@@ -48,8 +48,8 @@ class Parser(argparse.ArgumentParser):
 class Options(Parser):
     """The options of a benchmark that ends with a table: --json PATH, --check, --repeats N."""
 
-    def __init__(self, description):
-        super().__init__(description)
+    def __init__(self, description, repeats=25):
+        super().__init__(description, repeats)
         self.add_argument("--json", metavar="PATH", help="also write the table to this JSON file")
         self.add_argument("--check", action="store_true", help="exit status 1 if a claim fails")
 
@@ -90,7 +90,7 @@ def milliseconds_of(work):
     return 1e3 * (time.perf_counter() - start)
 
 
-def interleave(sides, repeats, warm_up=3):
+def interleave(sides, repeats, warm_up=3, before_round=lambda: None):
     """Runs the sides (functions that return the measured time) in turn: A B C A B C ..., so that a slow moment of the
     machine hits all sides. The first `warm_up` rounds do not count. Returns one Spread per side."""
     values = [[] for _ in sides]
@@ -98,6 +98,7 @@ def interleave(sides, repeats, warm_up=3):
     gc.disable()
     try:
         for number in range(-warm_up, repeats):
+            before_round()
             for side, of_side in zip(sides, values):
                 value = side()
                 if number >= 0:
@@ -152,6 +153,10 @@ def processor_name():
     return "unknown"
 
 
+def machine():
+    return {"processor": processor_name(), "threads": torch.get_num_threads(), "libtorch": torch.__version__.split("+")[0]}
+
+
 def finish(table, options):
     """Writes a table as JSON, if --json asks for it. Returns the exit status of its program, as Report.finish does."""
     if options.json:
@@ -164,12 +169,12 @@ def finish(table, options):
 
 
 class Report:
-    """A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch), rows, pass."""
+    """A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch), `facts` that all rows
+    share, rows, pass."""
 
-    def __init__(self, name, options):
-        self.name, self.options, self.rows = name, options, []
-        self.machine = {"processor": processor_name(), "threads": torch.get_num_threads(),
-                        "libtorch": torch.__version__.split("+")[0]}
+    def __init__(self, name, options, **facts):
+        self.name, self.options, self.facts, self.rows = name, options, facts, []
+        self.machine = machine()
         print(f"{name}: {self.machine['processor']}, {self.machine['threads']} threads, "
               f"libtorch {self.machine['libtorch']}")
         print(f"{'claim':<34} {'opponent':<52} {'measured':<26} {'ratio':>6} {'limit':>6}", flush=True)
@@ -186,6 +191,6 @@ class Report:
         unmeasured = sum(bool(row.not_measured) for row in self.rows)
         print(f"{self.name}: {'every measured claim holds' if passed else 'a claim FAILED'}"
               + (f", {unmeasured} not measured" if unmeasured else ""))
-        table = {"benchmark": self.name, **self.machine, "repeats": self.options.repeats,
+        table = {"benchmark": self.name, **self.machine, "repeats": self.options.repeats, **self.facts,
                 "rows": [row.json() for row in self.rows], "pass": passed}
         return finish(table, self.options)

@@ -1,0 +1,97 @@
+"""The benchmark of whole training steps on a tiny network: what it prints and writes, what it refuses. Nothing is timed."""
+import json
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+from training_step_support import run
+
+import whole_step as benchmark  # noqa: E402: training_step_support names its folder
+from training_step import gate  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture
+def without_kernels(monkeypatch):
+    """torch.compile decides what is saved as its default backend does, and writes no kernels, which would take a minute."""
+    backend = torch._dynamo.lookup_backend("aot_eager_decomp_partition")
+    original = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, backend=backend, **options: original(model, backend=backend, **options))
+    monkeypatch.setattr(torch._inductor, "compile", backend)
+    yield
+    torch.compiler.reset()
+
+
+def test_every_form_has_a_time_and_three_counts_of_bytes(monkeypatch, capsys, tmp_path, without_kernels):
+    path = tmp_path / "out.json"
+    status, printed, _ = run(benchmark, monkeypatch, capsys, "--json", path)
+    assert status == 0
+    table = json.loads(path.read_text())
+    rows = {row["claim"]: row for row in table["rows"]}
+    forms = [form for form in benchmark.FORMS if form != "memory_efficient"]  # which only DenseNets have
+    assert set(rows) == {f"tiny {what}: {form}" for what in ("step", "peak", "whole", "kept") for form in forms}
+    assert table["benchmark"] == "whole_step" and table["batch"] == 4 and table["size"] == 16
+    assert {claim: row["limit"] for claim, row in rows.items() if row["limit"] is not None} == {
+        "tiny step: ours": 1.0, "tiny peak: ours": 0.62}
+    kept = {form: rows[f"tiny kept: {form}"]["measured"]["median"] for form in forms}
+    assert kept["checkpoint"] < kept["eager"] and kept["ours"] < kept["eager"]
+    assert kept["torch.compile + checkpoint"] < kept["torch.compile"] > kept[f"torch.compile, budget {benchmark.BUDGET}"]
+    # The whole has the parameters, buffers, gradients and momentum beside the peak.
+    network = benchmark.NETWORKS["tiny"]()
+    state = 3 * benchmark.bytes_of(network.parameters()) + benchmark.bytes_of(network.buffers())
+    for form in forms:
+        whole, peak = (rows[f"tiny {what}: {form}"]["measured"]["median"] for what in ("whole", "peak"))
+        assert whole - peak == pytest.approx(state / 1e6)
+
+
+def test_a_form_with_other_gradients_is_an_error(monkeypatch, capsys):
+    class Twice(nn.Module):
+        def __init__(self, model):
+            super().__init__()
+            self.model = model
+
+        def forward(self, x):
+            return 2 * self.model(x)
+
+    monkeypatch.setitem(benchmark.FORMS, "torch.compile", Twice)
+    status, _, errors = run(benchmark, monkeypatch, capsys, "--forms", "eager")
+    assert status == 1 and errors.splitlines()[-1].startswith(
+        "whole_step: tiny: the gradients of 'torch.compile' differ from eager's by ")
+
+
+def test_checkpoints_stand_around_each_layer_of_a_dense_block():
+    torchvision = pytest.importorskip("torchvision")
+    network = torchvision.models.DenseNet(growth_rate=4, block_config=(2, 1), num_init_features=8, bn_size=2, num_classes=3)
+    assert benchmark.with_torchvisions_checkpoints(network) is network
+    assert all(block.denselayer1.memory_efficient for block in (network.features.denseblock1, network.features.denseblock2))
+    benchmark.with_checkpoints(network)
+    wrapped = [name for name, module in network.named_modules() if isinstance(module, benchmark.Checkpointed)]
+    assert wrapped == ["features.denseblock1.denselayer1", "features.denseblock1.denselayer2", "features.denseblock2.denselayer1"]
+    network(torch.randn(2, 3, 32, 32)).sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
+
+
+def test_a_round_waits_for_a_file(tmp_path, capsys):
+    path = tmp_path / "go"
+    threading.Timer(0.3, path.touch).start()
+    wait = gate(path, "tiny")
+    wait()
+    assert path.exists() and capsys.readouterr().out == f"tiny: waits for {path}\n"
+    wait()
+    gate(None, "tiny")()
+    assert capsys.readouterr().out == ""
+
+
+@pytest.mark.parametrize("arguments, said", [
+    (["--networks", "resnet51"], "--networks knows tiny; got 'resnet51'"),
+    (["--forms", "eager;fast"], "; got 'fast'"),
+    (["--batch", "0"], "got '0'"),
+    (["--while", "/nowhere/go"], "--while needs a path in a folder that exists, got '/nowhere/go'"),
+    (["--build", "/nowhere"], "--build needs a folder with libpalimpsest_ops.so, got '/nowhere'"),
+])
+def test_wrong_options_are_refused(monkeypatch, capsys, arguments, said):
+    status, _, errors = run(benchmark, monkeypatch, capsys, *arguments)
+    assert status == 2 and said in errors and errors.count("\n") == 1
