@@ -1,6 +1,5 @@
 #include "palimpsest/train/trainer.h"
 
-#include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
 #include "palimpsest/memory/counting_allocator.h"
 #include "palimpsest/memory/meter.h"
@@ -208,7 +207,7 @@ class Run {
   }
 
   void begin_files() {
-    if (!options_.resume) write_checkpoint([this] { checkpoints_.save_first(); });
+    if (!options_.resume) checkpoints_.save_first();
     evaluated_step_ = reports_.begin_files(steps_done_);
   }
 
@@ -223,18 +222,7 @@ class Run {
   /// Saves a state whose loss is known to be finite.
   void save() {
     finish_pending();
-    write_checkpoint([this] { checkpoints_.save(steps_done_); });
-  }
-
-  /// Adds the last checkpoint to the error of a state that is not finite, which is never written.
-  template <typename Write>
-  void write_checkpoint(const Write& write) {
-    try {
-      write();
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kDiverged) throw;
-      throw Error(ErrorKind::kDiverged, error.what() + remaining_checkpoint());
-    }
+    checkpoints_.save(steps_done_);
   }
 
   /// A step that is queued on the device. What it computed is not known yet if `numbers` has a value.
@@ -296,7 +284,7 @@ class Run {
         record.seconds += seconds_since(start);
         pending.step.seconds += seconds_since(start);
       }
-      if (pending.stepped && !std::isfinite(record.loss)) throw divergence(record, remaining_checkpoint());
+      if (pending.stepped && !std::isfinite(record.loss)) throw divergence(record, checkpoints_.remaining());
     }
     if (pending.bad_images > 0)
       for (const std::string& reason : reasons_of_all(pending.bad, group_))
@@ -362,18 +350,18 @@ class Run {
       }
       take_numbers(pending, {loss.mean().item<double>(), loss.wrong_label().item<double>()});
       if (!std::isfinite(record.loss) && !step_.scales())
-        throw divergence(record, remaining_checkpoint());  // before it reaches a parameter
+        throw divergence(record, checkpoints_.remaining());  // before it reaches a parameter
       return value;
     };
     pending.stepped = step_.run_parts(*optimizer_.optimizer, options_.accumulate, loss_of_part, run);
     if (reads_late_) pending.numbers.emplace(late);
     if (pending.stepped && average_) average_->update(record.step);
     if (pending.stepped && !reads_late_ && !std::isfinite(record.loss))
-      throw divergence(record, remaining_checkpoint());
+      throw divergence(record, checkpoints_.remaining());
     if (step_.is_hopeless()) {
       finish_pending();
       if (pending.numbers) take_numbers(pending, pending.numbers->read());
-      throw overflow(options_, record, remaining_checkpoint());
+      throw overflow(options_, record, checkpoints_.remaining());
     }
     record.skipped_steps = step_.skipped_steps();
     if (options_.histogram_every > 0 && pending.stepped) pending.step.observation = step_.observation();
@@ -397,8 +385,6 @@ class Run {
     }
   }
 
-  std::string remaining_checkpoint() const { return checkpoints_.remaining(bad_evaluation_); }
-
   void evaluate_if_due() {
     if (validation_ == nullptr || options_.evaluate_every == 0 || steps_done_ == 0 || stopped()) return;
     if (!is_evaluation_epoch() && steps_done_ != last_step_) return;
@@ -414,10 +400,10 @@ class Run {
     evaluated_step_ = steps_done_;
     record->step = steps_done_;
     record->epoch = steps_done_ / batches_;
-    if (!std::isfinite(record->loss)) bad_evaluation_ = steps_done_;
+    if (!std::isfinite(record->loss)) checkpoints_.mark_bad_evaluation(steps_done_);
     if (best_ && is_compared()) record->best = best_->add(*record);
     // Before the log, which comes last: a run that is killed here evaluates again when it is resumed.
-    if (record->best.value_or(false)) write_checkpoint([this] { checkpoints_.save_best(steps_done_); });
+    if (record->best.value_or(false)) checkpoints_.save_best(steps_done_);
     if (const std::string doubt = doubt_of(*record); !doubt.empty())
       reports_.note(fmt::format("step {}: {}", steps_done_, doubt));
     EvaluationDetails details = take_details(*record, sampler.take(), options_.report);
@@ -470,7 +456,6 @@ class Run {
   const int64_t fallbacks_before_;
 
   int64_t steps_done_ = 0;
-  int64_t bad_evaluation_ = -1;  // step of the last evaluation whose loss was not finite
   int64_t evaluated_step_ = -1;  // of the last evaluation, which the log holds
   int64_t steps_taken_ = 0;      // in this run
   bool stop_seen_ = false;       // a rank had a signal in this step

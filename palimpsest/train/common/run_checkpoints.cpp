@@ -89,7 +89,12 @@ void RunCheckpoints::write(const std::filesystem::path& path, int64_t step) {
   if (!options_.config.empty()) state.metadata["config"] = options_.config;
   if (run_.average) state.averages = run_.average->tensors();
   if (run_.best) state.best = run_.best->state();
-  save_checkpoint(path, run_.module, run_.optimizer, state);
+  try {
+    save_checkpoint(path, run_.module, run_.optimizer, state);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kDiverged) throw;
+    throw Error(ErrorKind::kDiverged, error.what() + remaining());
+  }
 }
 
 void RunCheckpoints::write_config() {
@@ -98,10 +103,10 @@ void RunCheckpoints::write_config() {
   if (!text.empty()) io::write_file_atomically(options_.output / kConfigFile, text);
 }
 
-std::string RunCheckpoints::remaining(int64_t bad_evaluation) const {
+std::string RunCheckpoints::remaining() const {
   if (saved_step_ <= 0) return "";
   return fmt::format("; {} of step {} stays{}", path().string(), saved_step_,
-                     bad_evaluation == saved_step_ ? ", but its evaluation was not finite already" : "");
+                     bad_evaluation_ == saved_step_ ? ", but its evaluation was not finite already" : "");
 }
 
 std::string RunCheckpoints::lost_best() const {

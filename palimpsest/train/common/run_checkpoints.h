@@ -19,7 +19,7 @@ namespace palimpsest::train {
 struct RunParts {
   torch::nn::Module& module;
   torch::optim::Optimizer& optimizer;
-  Step& step;
+  const Step& step;
   const std::optional<Average>& average;
   const std::optional<Best>& best;
   std::optional<distributed::DataParallel>& parallel;
@@ -45,13 +45,15 @@ class RunCheckpoints {
   void save(int64_t step);
   /// Writes the same as the best checkpoint. Collective.
   void save_best(int64_t step);
+  // These three throw Error(kDiverged), which names the last checkpoint, for a parameter that is not finite.
 
   /// Whether this process writes the files.
   bool writes() const;
   int64_t saved_step() const { return saved_step_; }  ///< of the checkpoint on disk; -1: none of this run
+  /// Notes that the loss of the evaluation after `step` was not finite.
+  void mark_bad_evaluation(int64_t step) { bad_evaluation_ = step; }
   /// Returns "; FILE of step 4 stays", the part of an error message that names the last checkpoint, or "".
-  /// `bad_evaluation`: the step of the last evaluation that was not finite.
-  std::string remaining(int64_t bad_evaluation) const;
+  std::string remaining() const;
   /// Returns what is to be told of a resumed run whose best checkpoint is not there any more, or "".
   std::string lost_best() const;
 
@@ -65,7 +67,7 @@ class RunCheckpoints {
   BatchSource& source_;
   distributed::Group* const group_;
   const RunParts run_;
-  int64_t saved_step_ = -1;
+  int64_t saved_step_ = -1, bad_evaluation_ = -1;
   bool wrote_config_ = false;
   std::string data_identity_;
 };
