@@ -2,6 +2,7 @@
 
 #include "palimpsest/train/common/bad_images.h"
 #include "palimpsest/train/common/batch_feed.h"
+#include "palimpsest/train/common/count_ids.h"
 #include "palimpsest/train/common/label_error.h"
 #include "palimpsest/train/common/require.h"
 #include "palimpsest/train/metrics.h"
@@ -144,42 +145,37 @@ class Evaluation {
           const int64_t rows = probabilities.size(1);
           const at::Tensor truth = target.narrow(1, top, rows);
           const at::Tensor classes = predicted_classes(probabilities.unsqueeze(0), truth.sizes().slice(1));
-          classes_ = probabilities.size(0);
-          metrics_of(target, classes_).add_classes(classes, truth);
+          metrics_of(target, probabilities.size(0)).add_classes(classes, truth);
           if (options_.labels) labels.narrow(0, top, rows).copy_(classes[0]);
-          const at::Tensor of_band = pixel_losses(probabilities, truth);
+          const at::Tensor counted = counted_pixels(truth);
+          // A pixel that does not count may have any loss, but needs a class.
+          const at::Tensor of_band =
+              losses_of_pixels(probabilities, truth.masked_fill(counted.logical_not(), 0), options_.loss);
           if (ranks_pixels) {
             losses.push_back(of_band);
           } else {
-            add_loss_of_pixels(of_band, truth);
+            add_loss_of_pixels(of_band, counted);
           }
         });
-    if (ranks_pixels) add_loss_of_pixels(at::cat(losses, 1), target);
+    if (ranks_pixels) add_loss_of_pixels(at::cat(losses, 1), counted_pixels(target));
     return labels;
   }
 
-  void add_loss_of_pixels(const at::Tensor& losses, const at::Tensor& truth) {
-    add_loss(loss_of_pixels(losses.unsqueeze(1), counted(truth).view({1, -1}), options_.loss), classes_,
+  void add_loss_of_pixels(const at::Tensor& losses, const at::Tensor& counted) {
+    add_loss(loss_of_pixels(losses.unsqueeze(1), counted.view({1, -1}), options_.loss), metrics_->classes(),
              options_.loss);
   }
 
-  /// Returns which pixels have a class. The metrics throw for a label that is wrong, on a GPU at the end only.
-  at::Tensor counted(const at::Tensor& truth) const {
-    return truth.ne(options_.loss.ignore_id).logical_and_(truth.ge(0)).logical_and_(truth.lt(classes_));
-  }
-
-  /// Returns the losses of each pixel (losses_of_pixels), (rows, pixels); void pixels have any numbers.
-  at::Tensor pixel_losses(const at::Tensor& probabilities, const at::Tensor& truth) const {
-    const at::Tensor ids = truth.masked_fill(counted(truth).logical_not_(), 0);
-    return losses_of_pixels(probabilities, ids, options_.loss);
+  /// The metrics throw for a label that is wrong, on a GPU at the end only.
+  at::Tensor counted_pixels(const at::Tensor& truth) const {
+    return counted_targets(truth, metrics_->classes(), options_.loss.ignore_id);
   }
 
   const Network& network_;
   const EvaluationOptions& options_;
   std::optional<MetricsAccumulator> metrics_;
   Totals totals_;
-  int64_t classes_ = 0;  // of the image whose views are added
-  at::Tensor sums_;      // of loss and weight, on the device; undefined: nothing
+  at::Tensor sums_;  // of loss and weight, on the device; undefined: nothing
 };
 
 std::optional<EvaluationRecord> run_unless(const std::function<bool()>& stopped, const Network& network,

@@ -230,14 +230,13 @@ void check_loss(const LossOptions& options) {
 }
 
 at::Tensor expected_weight(const at::Tensor& targets, const LossOptions& options) {
-  const at::Tensor valid = targets.ne(options.ignore_id);
   at::Tensor weight;
   if (options.class_weights.empty()) {
-    weight = valid.sum().to(at::kDouble);
+    weight = targets.ne(options.ignore_id).sum().to(at::kDouble);
   } else {
     const auto classes = static_cast<int64_t>(options.class_weights.size());
-    valid.logical_and_(targets.ge(0)).logical_and_(targets.lt(classes));
-    weight = count_ids(at::where(valid, targets, classes), classes + 1)
+    const at::Tensor counted = counted_targets(targets, classes, options.ignore_id);
+    weight = count_ids(at::where(counted, targets, classes), classes + 1)
                  .narrow(0, 0, classes)
                  .to(at::kDouble)
                  .mul(weights_of(options, targets.device()))

@@ -34,6 +34,10 @@ at::Tensor wrong_targets(const at::Tensor& targets, int64_t classes, int64_t ign
   return targets.lt(0).logical_or_(targets.ge(classes)).logical_and_(targets.ne(ignore_id));
 }
 
+at::Tensor counted_targets(const at::Tensor& targets, int64_t classes, int64_t ignore_id) {
+  return targets.ge(0).logical_and_(targets.lt(classes)).logical_and_(targets.ne(ignore_id));
+}
+
 at::Tensor first_wrong_label(const at::Tensor& targets, const at::Tensor& wrong) {
   const auto options = targets.options().dtype(at::kDouble);
   at::Tensor none = at::full({}, std::numeric_limits<double>::quiet_NaN(), options);

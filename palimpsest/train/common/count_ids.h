@@ -18,6 +18,9 @@ at::Tensor count_ids_by_adding(const at::Tensor& ids, int64_t bins);
 /// `targets`.
 at::Tensor wrong_targets(const at::Tensor& targets, int64_t classes, int64_t ignore_id);
 
+/// Returns which targets count, bool of the shape of `targets`: classes in [0, classes) that are not the ignore id.
+at::Tensor counted_targets(const at::Tensor& targets, int64_t classes, int64_t ignore_id);
+
 /// Returns the first label of `targets` whose place in `wrong` is true, an f64 scalar; NaN: none. Waits for
 /// nothing.
 at::Tensor first_wrong_label(const at::Tensor& targets, const at::Tensor& wrong);
