@@ -2,8 +2,6 @@
 #include "tests/instructions/cases.h"
 #include "tests/instructions/tensors.h"
 
-#include <memory>
-
 namespace palimpsest::instructions {
 namespace {
 
@@ -58,17 +56,12 @@ struct Abn {
 };
 
 void add(std::vector<Case>& cases, const std::string& name, const AbnProblem& problem) {
-  const auto passes = [&]<class S>() {
-    cases.push_back({"abn_forward " + name, problem.shape.elements(), [problem] {
-                       return [problem, abn = std::make_shared<Abn<S>>(problem)] { abn->forward(problem); };
-                     }});
-    cases.push_back({"abn_backward " + name, problem.shape.elements(), [problem] {
-                       const auto abn = std::make_shared<Abn<S>>(problem);
-                       abn->forward(problem);
-                       return [problem, abn] { abn->backward(problem); };
-                     }});
-  };
-  dispatch_float(problem.dtype, passes);
+  const int64_t values = problem.shape.elements();
+  dispatch_float(problem.dtype, [&]<class S>() {
+    const auto forward = std::mem_fn(&Abn<S>::forward), backward = std::mem_fn(&Abn<S>::backward);
+    cases.push_back(case_of<Abn<S>>("abn_forward " + name, values, problem, forward));
+    cases.push_back(case_of<Abn<S>>("abn_backward " + name, values, problem, backward, forward));
+  });
 }
 
 }  // namespace

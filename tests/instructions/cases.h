@@ -1,9 +1,11 @@
 #pragma once
 
 #include "palimpsest/base/dtype.h"
+#include "palimpsest/base/shape.h"
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -17,6 +19,26 @@ struct Case {
   int64_t values = 0;  ///< by which its instructions are divided: those of the largest tensor
   std::function<std::function<void()>()> prepare;  ///< makes the tensors, and returns the call
 };
+
+/// Returns the case of call(tensors, problem), for Tensors that are made from the problem. `before`: a call of the
+/// same form that is not counted, for what the counted one reads.
+template <class Tensors, class Problem, class Call, class Before>
+Case case_of(const std::string& name, int64_t values, const Problem& problem, Call call, Before before) {
+  return {name, values, [=] {
+            const auto tensors = std::make_shared<Tensors>(problem);
+            before(*tensors, problem);
+            return [=] { call(*tensors, problem); };
+          }};
+}
+template <class Tensors, class Problem, class Call>
+Case case_of(const std::string& name, int64_t values, const Problem& problem, Call call) {
+  return case_of<Tensors>(name, values, problem, call, [](Tensors&, const Problem&) {});
+}
+
+/// Returns the name that cases give the layout.
+inline std::string name_of(Layout layout) {
+  return layout == Layout::kNCHW ? "NCHW" : "channels-last";
+}
 
 /// Each returns the cases of some kernels.
 std::vector<Case> abn_cases();

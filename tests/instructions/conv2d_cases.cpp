@@ -2,7 +2,6 @@
 #include "tests/instructions/cases.h"
 #include "tests/instructions/tensors.h"
 
-#include <memory>
 #include <stdexcept>
 
 namespace palimpsest::instructions {
@@ -58,12 +57,12 @@ std::vector<Case> conv2d_cases() {
                           .dilation = {1, 1}};
     for (const Conv2dPass pass : passes) {
       const char* names[] = {"conv2d_forward ", "conv2d_backward_input ", "conv2d_backward_weight "};
-      cases.push_back({names[static_cast<int>(pass)] + name, p.n * p.in.h * p.in.w * p.c_in, [=] {
-                         if (!kernels::cpu::has_conv2d(p, pass))
-                           throw std::logic_error("no kernel takes the problem");
-                         return
-                             [p, pass, tensors = std::make_shared<Convolution>(p)] { tensors->run(p, pass); };
-                       }});
+      const auto run = [pass](Convolution& tensors, const Conv2dProblem& q) { tensors.run(q, pass); };
+      const auto require_kernel = [pass](Convolution&, const Conv2dProblem& q) {
+        if (!kernels::cpu::has_conv2d(q, pass)) throw std::logic_error("no kernel takes the problem");
+      };
+      cases.push_back(case_of<Convolution>(names[static_cast<int>(pass)] + name,
+                                           p.n * p.in.h * p.in.w * p.c_in, p, run, require_kernel));
     }
   }
   return cases;

@@ -2,8 +2,6 @@
 #include "tests/instructions/cases.h"
 #include "tests/instructions/tensors.h"
 
-#include <memory>
-
 namespace palimpsest::instructions {
 namespace {
 
@@ -49,12 +47,13 @@ std::vector<Case> dense_block_cases() {
     for (const Layout layout : {Layout::kNCHW, Layout::kChannelsLast}) {
       const DenseProductProblem p{
           .n = 2, .s = 196, .c = 48, .total = 64, .out = 32, .layout = layout, .dtype = dtype};
-      const std::string name = type + (layout == Layout::kNCHW ? " NCHW" : " channels-last");
+      const std::string name = type + " " + name_of(layout);
       dispatch_float(dtype, [&]<class S>() {
-        cases.push_back({"dense_product " + name, p.n * p.s * p.c,
-                         [p] { return [p, dense = std::make_shared<Dense<S>>(p)] { dense->forward(p); }; }});
-        cases.push_back({"dense_product_backward " + name, p.n * p.s * p.c,
-                         [p] { return [p, dense = std::make_shared<Dense<S>>(p)] { dense->backward(p); }; }});
+        const int64_t values = p.n * p.s * p.c;
+        cases.push_back(
+            case_of<Dense<S>>("dense_product " + name, values, p, std::mem_fn(&Dense<S>::forward)));
+        cases.push_back(
+            case_of<Dense<S>>("dense_product_backward " + name, values, p, std::mem_fn(&Dense<S>::backward)));
       });
     }
   return cases;

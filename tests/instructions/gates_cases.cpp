@@ -2,8 +2,6 @@
 #include "tests/instructions/cases.h"
 #include "tests/instructions/tensors.h"
 
-#include <memory>
-
 namespace palimpsest::instructions {
 namespace {
 
@@ -27,9 +25,7 @@ std::vector<Case> gates_cases() {
   const GatesProblem p{.shape = {2, 64, 361}, .activation = Activation::kSiLU};
   std::vector<Case> cases;
   const auto add = [&](const std::string& kernel, auto call) {
-    cases.push_back({kernel + " silu", p.shape.elements(), [p, call] {
-                       return [p, call, gates = std::make_shared<Gates>(p)] { call(*gates, p); };
-                     }});
+    cases.push_back(case_of<Gates>(kernel + " silu", p.shape.elements(), p, call));
   };
   add("activation_means",
       [](Gates& g, const GatesProblem& q) { kernels::cpu::activation_means(q, g.y.data(), g.means.data()); });

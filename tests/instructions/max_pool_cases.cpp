@@ -2,8 +2,6 @@
 #include "tests/instructions/cases.h"
 #include "tests/instructions/tensors.h"
 
-#include <memory>
-
 namespace palimpsest::instructions {
 namespace {
 
@@ -31,18 +29,11 @@ struct Pool {
 
 void add(std::vector<Case>& cases, const std::string& name, const MaxPoolProblem& problem) {
   const int64_t values = problem.planes() * problem.in.h * problem.in.w;
-  const auto passes = [&]<class S>() {
-    cases.push_back({"max_pool_forward " + name, values, [problem] {
-                       return
-                           [problem, pool = std::make_shared<Pool<S>>(problem)] { pool->forward(problem); };
-                     }});
-    cases.push_back({"max_pool_backward " + name, values, [problem] {
-                       const auto pool = std::make_shared<Pool<S>>(problem);
-                       pool->forward(problem);
-                       return [problem, pool] { pool->backward(problem); };
-                     }});
-  };
-  dispatch_float(problem.dtype, passes);
+  dispatch_float(problem.dtype, [&]<class S>() {
+    const auto forward = std::mem_fn(&Pool<S>::forward), backward = std::mem_fn(&Pool<S>::backward);
+    cases.push_back(case_of<Pool<S>>("max_pool_forward " + name, values, problem, forward));
+    cases.push_back(case_of<Pool<S>>("max_pool_backward " + name, values, problem, backward, forward));
+  });
 }
 
 }  // namespace
@@ -51,7 +42,7 @@ std::vector<Case> max_pool_cases() {
   std::vector<Case> cases;
   for (const auto& [dtype, type] : kDTypes)
     for (const Layout layout : {Layout::kNCHW, Layout::kChannelsLast})
-      add(cases, type + (layout == Layout::kNCHW ? " NCHW" : " channels-last"),
+      add(cases, type + " " + name_of(layout),
           {.n = 1,
            .c = 32,
            .in = {55, 55},

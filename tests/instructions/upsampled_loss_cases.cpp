@@ -2,8 +2,6 @@
 #include "tests/instructions/cases.h"
 #include "tests/instructions/tensors.h"
 
-#include <memory>
-
 namespace palimpsest::instructions {
 namespace {
 
@@ -33,13 +31,10 @@ struct Loss {
 std::vector<Case> upsampled_loss_cases() {
   std::vector<Case> cases;
   for (const Layout layout : {Layout::kNCHW, Layout::kChannelsLast}) {
-    const std::string name = layout == Layout::kNCHW ? " f32 NCHW" : " f32 channels-last";
     const UpsampledProblem p{.n = 1, .c = 19, .in = {9, 9}, .out = {72, 72}, .layout = layout};
     const int64_t values = p.n * p.c * p.out.h * p.out.w;
     const auto add = [&](const std::string& kernel, auto call) {
-      cases.push_back({kernel + name, values, [p, call] {
-                         return [p, call, loss = std::make_shared<Loss>(p)] { call(*loss, p); };
-                       }});
+      cases.push_back(case_of<Loss>(kernel + " f32 " + name_of(layout), values, p, call));
     };
     add("upsampled_cross_entropy", [](Loss& loss, const UpsampledProblem& q) { loss.cross_entropy(q, {}); });
     add("upsampled_cross_entropy hardest quarter",
