@@ -20,6 +20,8 @@ import subprocess
 import sys
 import tempfile
 
+from support import positive
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BENCHMARKS = ("layer_time", "max_pool_time", "model_step")
 # set: (in the names of files, ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS), best set first. On Arm
@@ -50,12 +52,6 @@ def names_among(possible):
                 raise argparse.ArgumentTypeError(f"'{name}' is unknown; names with commas between them, of {', '.join(possible)}")
         return [name for name in possible if name in text.split(",")]
     return names
-
-
-def positive(text):
-    if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"a whole number above 0 is needed, got '{text}'")
-    return int(text)
 
 
 def name_of_file(text):

@@ -12,8 +12,6 @@ import pathlib
 import sys
 import time
 
-import torch
-
 # glibc returns large blocks to the kernel at every free, and the page faults of the next block cost more than a layer's
 # arithmetic. The C++ benchmarks run both sides on an allocator that retains blocks. These settings, which malloc reads at the
 # start of a process, do the same for Python.
@@ -154,6 +152,7 @@ def processor_name():
 
 
 def machine():
+    import torch  # here: a benchmark that runs the programs in C++ needs no torch
     return {"processor": processor_name(), "threads": torch.get_num_threads(), "libtorch": torch.__version__.split("+")[0]}
 
 

@@ -5,6 +5,8 @@ import pathlib
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "docs/results"
 NOT_MEASURED = "not measured"
+NETWORK_NAMES = {"resnet50": "ResNet-50", "resnext50_32x4d": "ResNeXt-50", "efficientnet_b0": "EfficientNet-B0",
+                 "densenet121": "DenseNet-121"}
 
 
 class Unreadable(Exception):

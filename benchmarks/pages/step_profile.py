@@ -1,9 +1,8 @@
 """docs/results/step_profile.md: where the time of a training step goes, eager and ours. Made from step_profile.json."""
-from result_page import read, table
+from result_page import NETWORK_NAMES, read, table
 
 TITLE = "docs/results/step_profile.md: where the time of a training step goes, by operator"
 
-NAMES = {"resnet50": "ResNet-50", "resnext50_32x4d": "ResNeXt-50", "efficientnet_b0": "EfficientNet-B0", "densenet121": "DenseNet-121"}
 COMMAND = "benchmarks/step_profile.py --json docs/results/step_profile.json"
 
 PAGE = """# Where the time of a training step goes
@@ -50,7 +49,7 @@ def section(name, found):
     rows = [[piece, cell(eager, value), cell(ours, ours["pieces"][piece]), f"{ours['pieces'][piece] - value:+.0f}"]
             for piece, value in eager["pieces"].items()]
     rows.append(["the step", f"{eager['step']:.0f}", f"{ours['step']:.0f}", f"{ours['step'] - eager['step']:+.0f}"])
-    return SECTION.format(name=NAMES.get(name, name), table=table(["ms", "eager", "ours", "difference"], rows, numbers=3),
+    return SECTION.format(name=NETWORK_NAMES.get(name, name), table=table(["ms", "eager", "ours", "difference"], rows, numbers=3),
                           eager=spread(eager), ours=spread(ours))
 
 
@@ -60,7 +59,7 @@ def claims_of(measured):
         for side in ("eager", "ours"):
             share = sum(found[side]["pieces"][piece] for piece in measured["rest"]) / found[side]["step"]
             if share > measured["limit"]:
-                parts.append(f"{NAMES.get(name, name)}, {side}, takes {100 * share:.1f} %: FAIL")
+                parts.append(f"{NETWORK_NAMES.get(name, name)}, {side}, takes {100 * share:.1f} %: FAIL")
     return "; ".join(parts) or "it holds"
 
 

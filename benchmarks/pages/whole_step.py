@@ -3,11 +3,10 @@ whole_step.json."""
 import html
 
 from panels import text, ticks
-from result_page import Unreadable, read, table
+from result_page import NETWORK_NAMES, Unreadable, read, table
 
 TITLE = "docs/results/whole_step.md: time and memory of whole training steps, beside torch.compile and checkpoints"
 
-NAMES = {"resnet50": "ResNet-50", "efficientnet_b0": "EfficientNet-B0", "densenet121": "DenseNet-121"}
 COMMAND = "benchmarks/whole_step.py --json docs/results/whole_step.json"
 CHART = "whole_step.svg"
 
@@ -83,7 +82,7 @@ def claims_of(networks):
         for row in forms.values():
             if row["peak"]["limit"] is not None:
                 holds = "holds" if row["step"]["pass"] and row["peak"]["pass"] else "FAIL"
-                lines.append(f"- {NAMES.get(name, name)}: {row['step']['ratio']:.2f} of the time, {row['peak']['ratio']:.2f} of the "
+                lines.append(f"- {NETWORK_NAMES.get(name, name)}: {row['step']['ratio']:.2f} of the time, {row['peak']['ratio']:.2f} of the "
                              f"peak: {holds}")
     return "\n".join(lines)
 
@@ -144,7 +143,7 @@ def panel(name, forms, top):
 
     def y(megabytes):
         return y0 + (megabytes / 1e3 - ys[0]) / (ys[-1] - ys[0]) * (y1 - y0)
-    svg = [text(x0, top + 22, NAMES.get(name, name), size=14, more=' font-weight="bold"')]
+    svg = [text(x0, top + 22, NETWORK_NAMES.get(name, name), size=14, more=' font-weight="bold"')]
     for tick in ys:
         svg.append(f'<line x1="{x0}" y1="{y(1e3 * tick):.1f}" x2="{x1}" y2="{y(1e3 * tick):.1f}" stroke="#e5e7eb"/>')
         svg.append(text(x0 - 8, y(1e3 * tick) + 4, f"{tick:g}", "end"))
@@ -190,7 +189,7 @@ def write(results):
     measured = read(path, COMMAND)
     networks = forms_of(measured)
     limit = next(row["limit"] for row in measured["rows"] if " peak: " in row["claim"] and row["limit"] is not None)
-    sections = "\n".join(SECTION.format(name=NAMES.get(name, name), table=form_table(forms)) for name, forms in networks.items())
+    sections = "\n".join(SECTION.format(name=NETWORK_NAMES.get(name, name), table=form_table(forms)) for name, forms in networks.items())
     content = CONTENT.format(**{key: measured[key] for key in ("processor", "threads", "libtorch", "repeats", "batch", "size")},
                              limit=limit, claims=claims_of(networks), sections=sections)
     forms = described({form for of_network in networks.values() for form in of_network})
