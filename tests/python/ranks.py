@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 
 MOST = 4
+LONGEST = 300  # seconds that the ranks may take; a test of theirs takes a few
 
 
 class Ranks:
@@ -42,7 +43,12 @@ class Ranks:
         results = {}
         while len(results) < world:
             waiting = [pipe for rank, pipe in enumerate(self._pipes[:world]) if rank not in results]
-            for pipe in multiprocessing.connection.wait(waiting):
+            answers = multiprocessing.connection.wait(waiting, timeout=LONGEST)
+            if not answers:
+                silent = sorted(set(range(world)) - set(results))
+                self.close(kill=True)
+                pytest.fail(f"no answer within {LONGEST} s from ranks {silent} of {world}", pytrace=False)
+            for pipe in answers:
                 rank = self._pipes.index(pipe)
                 try:
                     ok, results[rank] = pipe.recv()
