@@ -40,10 +40,10 @@ template <class S, class T = accumulate_t<S>>
 __attribute__((noinline)) Pair<double> plane_shifted_sums(Block block, const S* x, T pivot) {
   Pair<double> sums{};
   with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
-    sums = sum_plane<T, V, true>(
+    sums = sum_plane<S, V, kAnyOrder<S>, true>(
         block,
-        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
-          const V d = load_as<V>(x + i) - pivot;
+        [&](auto place) PALIMPSEST_INLINE_LAMBDA {
+          const V d = load_at<V>(x, place) - pivot;
           return Pair<V>{d, d * d};
         },
         [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { __builtin_prefetch(x + i); });
@@ -76,10 +76,10 @@ template <class S, class T = accumulate_t<S>>
 __attribute__((noinline)) void columns_shifted_sums(Block block, const S* x, const T* pivot, T* sum,
                                                     T* squares) {
   with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
-    sum_columns<T, V>(
+    sum_columns<S, V>(
         block, sum, squares,
-        [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-          const V d = load_as<V>(x + i) - load<V>(pivot + j);
+        [&](auto place) PALIMPSEST_INLINE_LAMBDA {
+          const V d = load_at<V>(x, place) - load<V>(pivot + place.template own<T, V>().column);
           return Pair<V>{d, d * d};
         },
         [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { __builtin_prefetch(x + i); });
