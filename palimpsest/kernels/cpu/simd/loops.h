@@ -14,7 +14,7 @@ namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 // runs are short; moments are taken around a pivot, where nothing cancels.
 inline constexpr int64_t kGradientRun = 128;
 inline constexpr int64_t kMomentRun = 512;
-inline constexpr int64_t kColumnRun = 128;
+inline constexpr int64_t kColumnRun = 144;
 // 16-bit values and their squares lie on a grid: a sum that has grown loses the last bits of all of them in the same
 // direction. With runs of 512, variances of bf16 were low by 2e-6.
 inline constexpr int64_t kShortRun = 64;
@@ -83,11 +83,14 @@ PALIMPSEST_HOST_DEVICE void for_plane_chunks(Block block, int64_t most, const Fu
   }
 }
 
-/// Calls function(chunk, offset) for pieces of at most kColumnRun rows.
+/// Calls function(chunk, offset) for pieces of at most kColumnRun rows. They have about as many rows each, and all but the
+/// last a multiple of 4: each piece costs as much as a few rows, and so does a row that is not one of 4 (sum_columns).
 template <class Function>
 PALIMPSEST_HOST_DEVICE void for_column_chunks(Block block, const Function& function) {
-  for (int64_t row = 0; row < block.rows; row += kColumnRun)
-    function(Block{smaller(kColumnRun, block.rows - row), block.stride, block.width, block.plane},
+  const int64_t pieces = (block.rows + kColumnRun - 1) / kColumnRun;
+  const int64_t rows = pieces > 0 ? ((block.rows + pieces - 1) / pieces + 3) / 4 * 4 : 1;
+  for (int64_t row = 0; row < block.rows; row += rows)
+    function(Block{smaller(rows, block.rows - row), block.stride, block.width, block.plane},
              row * block.stride);
 }
 
@@ -102,6 +105,7 @@ PALIMPSEST_HOST_DEVICE void map_rows(Block block, const S* out, Stores stores, c
   constexpr int64_t kLanes = lanes<accumulate_t<S>, V>(), kStep = kVectors * kLanes;
   constexpr auto kSize = static_cast<int64_t>(sizeof(S));
   const int64_t width = block.width;
+  decltype(read(Place<Order::kHalves, 0>{})) at_end[2 * kVectors]{};
   for (int64_t row = 0; row < block.rows; ++row) {
     const int64_t at = row * block.stride;
     const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + at) % (kStep * kSize));
@@ -114,7 +118,6 @@ PALIMPSEST_HOST_DEVICE void map_rows(Block block, const S* out, Stores stores, c
     const auto column = [&](int64_t e) PALIMPSEST_INLINE_LAMBDA {
       return e < before ? smaller(e * kLanes, width - kLanes) : larger(width - (ends - e) * kLanes, 0);
     };
-    decltype(read(Place<Order::kHalves, 0>{})) at_end[2 * kVectors];
 #pragma GCC unroll 1
     for (int64_t e = 0; e < ends; ++e) at_end[e] = read(Place<Order::kHalves, 0>{at + column(e), column(e)});
     for (int64_t j = first; j + kStep <= width; j += kStep) {
