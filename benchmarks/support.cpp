@@ -1,10 +1,8 @@
 #include "benchmarks/support.h"
 
-#include "palimpsest/kernels/cpu.h"
 #include "palimpsest/memory/counting_allocator.h"
 
 #include <ATen/Parallel.h>
-#include <ATen/Version.h>
 #include <torch/version.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
@@ -132,16 +130,15 @@ Report::Report(std::string name, Options options) : name_(std::move(name)), opti
 
 void Report::add(const Row& row) {
   if (rows_.empty()) {
-    std::printf("%s: %s, %s, %d threads, libtorch %s with %s\n", name_.c_str(), processor_name().c_str(),
-                kernels::cpu::instruction_set(), at::get_num_threads(), TORCH_VERSION,
-                at::get_cpu_capability().c_str());
-    std::printf("%-36s %-52s %-26s %6s %6s\n", "claim", "opponent", "measured", "ratio", "limit");
+    std::printf("%s: %s, %d threads, libtorch %s\n", name_.c_str(), processor_name().c_str(),
+                at::get_num_threads(), TORCH_VERSION);
+    std::printf("%-34s %-52s %-26s %6s %6s\n", "claim", "opponent", "measured", "ratio", "limit");
   }
   rows_.push_back(row);
   const std::string opponent = row.opponent_name + " " + to_text(row.opponent, row.unit);
   char limit[16] = "-";
   if (row.claims()) std::snprintf(limit, sizeof limit, "%.2f", row.limit);
-  std::printf("%-36s %-52s %-26s %6.3f %6s  %s\n", row.claim.c_str(), opponent.c_str(),
+  std::printf("%-34s %-52s %-26s %6.3f %6s  %s\n", row.claim.c_str(), opponent.c_str(),
               to_text(row.measured, row.unit).c_str(), row.ratio(), limit,
               !row.claims() ? "control"
               : row.pass()  ? "pass"
@@ -159,8 +156,6 @@ int Report::finish() const {
     std::ofstream file(options_.json);
     file << Json{{"benchmark", name_},
                  {"processor", processor_name()},
-                 {"instruction_set", kernels::cpu::instruction_set()},
-                 {"libtorch_instruction_set", at::get_cpu_capability()},
                  {"threads", at::get_num_threads()},
                  {"libtorch", TORCH_VERSION},
                  {"repeats", options_.repeats},

@@ -62,8 +62,7 @@ struct Row {
   bool pass() const { return ratio() <= limit; }
 };
 
-/// A table that grows row by row, and the same as JSON: machine (processor, instruction sets of our kernels and of libtorch,
-/// threads, libtorch), rows, pass.
+/// A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch), rows, pass.
 class Report {
  public:
   Report(std::string name, Options options);

@@ -201,10 +201,10 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, accumulate_t<S>* sum_a, acc
   constexpr int kVectors = kVectorsPerStep<S, V>;
   const int64_t whole = block.width - block.width % kLanes;
   const int64_t steps = block.width - block.width % (kVectors * kLanes);
-  const int64_t ahead = rows_ahead(block) * block.stride;
-  clear_columns(block.width, sum_a, sum_b);
-  // 4 rows at a time: the sums are loaded and stored a quarter as often.
+  // 4 rows at a time: the sums are loaded and stored a quarter as often. The next 4 must be on their way.
   constexpr int64_t kTogether = 4;
+  const int64_t ahead = larger(rows_ahead(block), kTogether) * block.stride;
+  clear_columns(block.width, sum_a, sum_b);
   for (int64_t row = 0, count; row < block.rows; row += count) {
     count = row + kTogether <= block.rows ? kTogether : 1;
     const int64_t at = row * block.stride;
