@@ -87,23 +87,35 @@ struct AnyActivation {
   }
 };
 
-/// The activations that are two straight lines, in one formula: leaky ReLU, the identity (slope 1), and ReLU,
-/// which maps -infinity to 0. For whole vectors only.
+/// Returns v if `keep` has all bits, 0 if it has none; for a NaN or an infinity too.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V keep_if(typename Bits<T>::type keep, V v) {
+  if constexpr (sizeof(V) == sizeof(T))
+    return keep ? v : V{};
+  else
+    return (V)((Vector<typename Bits<T>::type>)v & keep);
+}
+
+/// The activations that are two straight lines, in one formula: leaky ReLU, whose slope is at most 1, the identity
+/// (slope 1), and ReLU, which maps -infinity to 0. For whole vectors only.
 template <class T>
 struct StraightActivation {
   T slope, inverse_slope;
+  T zero;  ///< added to z: 0 for ReLU, which makes 0 of -0; else -0, which changes nothing
   typename Bits<T>::type unless_relu;  ///< all bits; none for ReLU
 
+  // The larger, or smaller, of both lines takes one instruction; a comparison and a choice take up to four. A NaN is not
+  // larger than itself, and so the second operand is returned.
   template <class V>
   PALIMPSEST_HOST_DEVICE V forward(V y) const {
-    using Int = Vector<typename Bits<T>::type>;
-    const V below = (V)((Int)(y * slope) & unless_relu);
-    return y <= T(0) ? below : y;
+    const V below = keep_if<T>(unless_relu, V(y * slope));
+    return (below > y ? below : y) + zero;
   }
   template <class V, class Mask>
   PALIMPSEST_HOST_DEVICE Recovered<V> recover(Saved saved, V v, Mask) const {
     const V derivative = v > T(0) ? (V{} + T(1)) : (V{} + slope);
-    return {is_before_activation(saved) || v >= T(0) ? v : V(v * inverse_slope), derivative};
+    const V below = v * inverse_slope;
+    return {is_before_activation(saved) ? v : (below < v ? below : v), derivative};
   }
 };
 
@@ -111,7 +123,7 @@ template <class T>
 PALIMPSEST_HOST_DEVICE StraightActivation<T> straight(ActivationChoice choice) {
   const bool relu = choice.kind == Activation::kReLU;
   const double slope = choice.kind == Activation::kLeakyReLU ? choice.param : (relu ? 0 : 1);
-  return {T(slope), relu ? T(0) : T(1 / slope), relu ? 0 : -1};
+  return {T(slope), relu ? T(0) : T(1 / slope), relu ? T(0) : T(-0.0), relu ? 0 : -1};
 }
 
 /// One activation, inlined, for sweeps that are bound by its arithmetic; only from values before it.
@@ -165,11 +177,12 @@ class PerChannel {
   PALIMPSEST_HOST_DEVICE explicit PerChannel(const T* values)
       : values_(values), plane_(kPlane ? broadcast<V>(*values) : V{}) {}
 
-  PALIMPSEST_HOST_DEVICE V at(int64_t column) const {
+  template <class Where>
+  PALIMPSEST_HOST_DEVICE V at(Where place) const {
     if constexpr (kPlane)
       return plane_;
     else
-      return load<V>(values_ + column);
+      return load<V>(values_ + place.template own<T, V>().column);
   }
 
  private:
@@ -177,10 +190,14 @@ class PerChannel {
   V plane_;
 };
 
-/// The residual's part of y at offset i.
-template <class V, class S>
-PALIMPSEST_HOST_DEVICE V residual_at(const Residual<S>& residual, int64_t i) {
-  const V r = load_as<V>(residual.values + i);
+/// The order of the vectors of sweeps over S: arguments per column lie in memory in halves.
+template <class S, bool kPlane>
+constexpr Order kSweepOrder = kPlane ? kAnyOrder<S> : Order::kHalves;
+
+/// The residual's part of y.
+template <class V, class S, class Where>
+PALIMPSEST_HOST_DEVICE V residual_at(const Residual<S>& residual, Where place) {
+  const V r = load_at<V>(residual.values, place);
   return residual.relu ? (r <= V{} ? V{} : r) : r;
 }
 

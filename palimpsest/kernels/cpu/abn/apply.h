@@ -26,22 +26,25 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
       shift(coefficients.shift), weight(coefficients.weight), bias(coefficients.bias);
   // A plane is in cache when this sweep begins, and the processor prefetches its next rows by itself.
   const int64_t ahead = values_ahead(block);
-  map_rows<lanes<T, V>()>(
-      block, tensors.z,
-      [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-        if constexpr (!kPlane) __builtin_prefetch(tensors.x + i + ahead);
+  // A copy: no store of the sweep can change its pointers.
+  const ApplyTensors<S> t = tensors;
+  map_rows<kSweepOrder<S, kPlane>, V>(
+      block, t.z, stores,
+      [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place) PALIMPSEST_INLINE_LAMBDA {
+        if constexpr (!kPlane && kPart == 0) __builtin_prefetch(t.x + place.offset + ahead);
         Applied<V> out{};
-        V y = (load_as<V>(tensors.x + i) - mean.at(j)) * scale.at(j) + shift.at(j);
+        V y = (load_at<V>(t.x, place) - mean.at(place)) * scale.at(place) + shift.at(place);
         // z comes from the rounded value, so that it can be recomputed bit for bit.
         if (saves_aside(saved)) y = out.saved_value = as_stored<S>(y);
-        if (saved == Saved::kNormalized) y = y * weight.at(j) + bias.at(j);
-        if (has_residual) y += residual_at<V>(tensors.residual, i);
+        if (saved == Saved::kNormalized) y = y * weight.at(place) + bias.at(place);
+        if (has_residual) y += residual_at<V>(t.residual, place);
         out.z = act.template forward<V>(y);
         return out;
       },
-      [&](int64_t i, const Applied<V>& out, bool aligned) PALIMPSEST_INLINE_LAMBDA {
-        store_as(tensors.z + i, out.z, aligned && stores == Stores::kStreaming);
-        if (saves_aside(saved)) store_as(tensors.saved_values + i, out.saved_value, false);
+      [&](int64_t i, bool streaming, const auto&... out) PALIMPSEST_INLINE_LAMBDA {
+        constexpr Order kOrder = kSweepOrder<S, kPlane>;
+        store_step<kOrder>(t.z + i, streaming, out.z...);
+        if (saves_aside(saved)) store_step<kOrder>(t.saved_values + i, false, out.saved_value...);
       });
 }
 
@@ -54,8 +57,9 @@ void branch_rows(Block block, accumulate_t<S> minimum, const ApplyCoefficients<a
   const PerChannel<T, V, kPlane> mean(coefficients.mean), scale(coefficients.scale),
       shift(coefficients.shift);
   const auto rising = [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-    V y = (load_as<V>(tensors.x + i) - mean.at(j)) * scale.at(j) + shift.at(j);
-    if (tensors.residual.values) y += residual_at<V>(tensors.residual, i);
+    const Place<Order::kHalves, 0> place{i, j};
+    V y = (load_at<V>(tensors.x, place) - mean.at(place)) * scale.at(place) + shift.at(place);
+    if (tensors.residual.values) y += residual_at<V>(tensors.residual, place);
     return lane_bits<T>(y > minimum);
   };
   const int64_t rest = block.width % kLanes, whole = block.width - rest;

@@ -23,8 +23,8 @@ PALIMPSEST_HOST_DEVICE void merge(double before, double count, double new_mean, 
 // Sums around a pivot lose digits when the pivot lies far from the mean. Beyond 3 standard deviations, where
 // one digit is lost, the sums are repeated around a better pivot.
 PALIMPSEST_HOST_DEVICE bool is_far(double count, double sum, double squares) {
-  const double between = sum * sum / count;
-  return between > 8 * (squares - between);
+  // between > 8 * (squares - between) for between = sum * sum / count. A division per column would take as long as 5 rows.
+  return 9 * sum * sum > 8 * squares * count;
 }
 
 PALIMPSEST_HOST_DEVICE void merge_shifted(double before, double count, double pivot, double sum,
@@ -40,10 +40,10 @@ template <class S, class T = accumulate_t<S>>
 __attribute__((noinline)) Pair<double> plane_shifted_sums(Block block, const S* x, T pivot) {
   Pair<double> sums{};
   with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
-    sums = sum_plane<T, V, true>(
+    sums = sum_plane<S, V, kAnyOrder<S>, true>(
         block,
-        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
-          const V d = load_as<V>(x + i) - pivot;
+        [&](auto place) PALIMPSEST_INLINE_LAMBDA {
+          const V d = load_at<V>(x, place) - pivot;
           return Pair<V>{d, d * d};
         },
         [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { __builtin_prefetch(x + i); });
@@ -76,13 +76,28 @@ template <class S, class T = accumulate_t<S>>
 __attribute__((noinline)) void columns_shifted_sums(Block block, const S* x, const T* pivot, T* sum,
                                                     T* squares) {
   with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
-    sum_columns<T, V>(
+    sum_columns<S, V>(
         block, sum, squares,
-        [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-          const V d = load_as<V>(x + i) - load<V>(pivot + j);
+        [&](auto place) PALIMPSEST_INLINE_LAMBDA {
+          const V d = load_at<V>(x, place) - load<V>(pivot + place.template own<T, V>().column);
           return Pair<V>{d, d * d};
         },
         [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { __builtin_prefetch(x + i); });
+  });
+}
+
+/// pivot[j] = the mean of the first `samples` rows of column j, as a value of S.
+template <class S, class T = accumulate_t<S>>
+__attribute__((noinline)) void column_pivots(Block block, int64_t samples, const S* x, T* pivot) {
+  const T share = T(1) / static_cast<T>(samples);
+  with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
+    constexpr int64_t kLanes = lanes<T, V>();
+    for (int64_t next = 0; next < block.width; next += kLanes) {
+      const int64_t j = smaller(next, block.width - kLanes);
+      V mean{};
+      for (int64_t row = 0; row < samples; ++row) mean += load_as<V>(x + row * block.stride + j) * share;
+      store(pivot + j, as_stored<S>(mean));
+    }
   });
 }
 
@@ -94,11 +109,7 @@ void columns_moments(Block block, const S* x, double* mean, double* squares) {
   double before = 0;
   for_column_chunks(block, [&](Block chunk, int64_t at) {
     const int64_t samples = smaller(chunk.rows, kPivotSamples);
-    for (int64_t j = 0; j < block.width; ++j) pivot[j] = 0;
-    for (int64_t row = 0; row < samples; ++row)
-      for (int64_t j = 0; j < block.width; ++j)
-        pivot[j] += load_as<T>(x + at + row * block.stride + j) / static_cast<T>(samples);
-    for (int64_t j = 0; j < block.width; ++j) pivot[j] = as_stored<S>(pivot[j]);
+    column_pivots(block, samples, x + at, pivot);
     columns_shifted_sums(chunk, x + at, pivot, sum, square);
     const double count = static_cast<double>(chunk.rows);
     int far = 0;

@@ -58,7 +58,7 @@ Partition::Partition(Shape3 shape, Layout layout) : shape_(shape) {
       segments_ = shape.n * pixel_parts_;
     }
   } else {
-    segments_ = std::clamp<int64_t>(values / 128, 1, 64);
+    segments_ = std::clamp<int64_t>(ceil_divide(values, 128), 1, 64);
   }
 }
 

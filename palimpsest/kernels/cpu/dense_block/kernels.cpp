@@ -112,8 +112,7 @@ void tile(int64_t count, int64_t rows, const Left<T>& a, const T* b, int64_t b_s
     for (int64_t v = 0; v < kVectors; ++v) from_b[v] = load<V>(b + v * kLanes<T>);
 #pragma GCC unroll 8
     for (int64_t r = 0; r < kTileRows; ++r) {
-      const V from_a =
-          from[r][at] - V{};  // a broadcast: subtracting 0 changes no value, adding it changes -0
+      const V from_a = broadcast<V>(from[r][at]);
 #pragma GCC unroll 3
       for (int64_t v = 0; v < kVectors; ++v) sums[r][v] += from_a * from_b[v];
     }

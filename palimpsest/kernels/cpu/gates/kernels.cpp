@@ -32,7 +32,10 @@ PALIMPSEST_HOST_DEVICE void sum_rows(const Block& block, double* sums, const Rea
   for_column_chunks(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
     sum_columns<float, F>(
         chunk, sum, unused,
-        [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA { return Pair<F>{read(at + i, j), F{}}; },
+        [&](auto place) PALIMPSEST_INLINE_LAMBDA {
+          const auto own = place.template own<float, F>();
+          return Pair<F>{read(at + own.offset, own.column), F{}};
+        },
         [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { prefetch(at + i); });
     add_to_channels(block, sum, unused, sums, not_read);
   });
@@ -52,11 +55,12 @@ void means(const Part& part, const float* y, float* result) {
 
 void forward(const Part& part, const float* y, const float* gate, float* product) {
   with_activation(part, [&](const auto& act) PALIMPSEST_INLINE_LAMBDA {
-    map_rows<kLanes>(
-        part.block, product,
-        [&](int64_t i, int64_t j)
-            PALIMPSEST_INLINE_LAMBDA { return F(act.forward(load<F>(y + i)) * load<F>(gate + j)); },
-        [&](int64_t i, F value, bool) PALIMPSEST_INLINE_LAMBDA { store(product + i, value); });
+    map_rows<Order::kHalves, F>(
+        part.block, product, Stores::kCached,
+        [&](Place<Order::kHalves, 0> at) PALIMPSEST_INLINE_LAMBDA {
+          return F(act.forward(load<F>(y + at.offset)) * load<F>(gate + at.column));
+        },
+        [&](int64_t i, bool, F value) PALIMPSEST_INLINE_LAMBDA { store(product + i, value); });
   });
 }
 
@@ -82,13 +86,13 @@ void reduce(const Part& part, const float* y, const float* gate, const float* dp
 void apply(const Part& part, const float* y, const float* gate, const float* dmean, const float* dproduct,
            float* dy) {
   with_activation(part, [&](const auto& act) PALIMPSEST_INLINE_LAMBDA {
-    map_rows<kLanes>(
-        part.block, dy,
-        [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
-          const F dz = load<F>(dproduct + i) * load<F>(gate + j) + load<F>(dmean + j);
-          return F(dz * act.derivative_at(load<F>(y + i)));
+    map_rows<Order::kHalves, F>(
+        part.block, dy, Stores::kCached,
+        [&](Place<Order::kHalves, 0> at) PALIMPSEST_INLINE_LAMBDA {
+          const F dz = load<F>(dproduct + at.offset) * load<F>(gate + at.column) + load<F>(dmean + at.column);
+          return F(dz * act.derivative_at(load<F>(y + at.offset)));
         },
-        [&](int64_t i, F value, bool) PALIMPSEST_INLINE_LAMBDA { store(dy + i, value); });
+        [&](int64_t i, bool, F value) PALIMPSEST_INLINE_LAMBDA { store(dy + i, value); });
   });
 }
 

@@ -3,6 +3,7 @@
 // Only for units of one instruction set, as vector.h. Loops over blocks, tails included.
 
 #include "palimpsest/kernels/cpu/simd/block.h"
+#include "palimpsest/kernels/cpu/simd/storage.h"
 #include "palimpsest/kernels/cpu/simd/vector.h"
 
 #include <cstdint>
@@ -13,7 +14,7 @@ namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE {
 // runs are short; moments are taken around a pivot, where nothing cancels.
 inline constexpr int64_t kGradientRun = 128;
 inline constexpr int64_t kMomentRun = 512;
-inline constexpr int64_t kColumnRun = 128;
+inline constexpr int64_t kColumnRun = 144;
 // 16-bit values and their squares lie on a grid: a sum that has grown loses the last bits of all of them in the same
 // direction. With runs of 512, variances of bf16 were low by 2e-6.
 inline constexpr int64_t kShortRun = 64;
@@ -55,6 +56,9 @@ constexpr int64_t values_ahead(Block block) {
 constexpr int64_t smaller(int64_t a, int64_t b) {
   return a < b ? a : b;
 }
+constexpr int64_t larger(int64_t a, int64_t b) {
+  return a < b ? b : a;
+}
 
 /// Calls function(V{}) with the vector type, or with T itself where a row is shorter than one vector.
 template <class T, class Function>
@@ -79,42 +83,67 @@ PALIMPSEST_HOST_DEVICE void for_plane_chunks(Block block, int64_t most, const Fu
   }
 }
 
-/// Calls function(chunk, offset) for pieces of at most kColumnRun rows.
+/// Calls function(chunk, offset) for pieces of at most kColumnRun rows. They have about as many rows each, and all but the
+/// last a multiple of 4: each piece costs as much as a few rows, and so does a row that is not one of 4 (sum_columns).
 template <class Function>
 PALIMPSEST_HOST_DEVICE void for_column_chunks(Block block, const Function& function) {
-  for (int64_t row = 0; row < block.rows; row += kColumnRun)
-    function(Block{smaller(kColumnRun, block.rows - row), block.stride, block.width, block.plane},
+  const int64_t pieces = (block.rows + kColumnRun - 1) / kColumnRun;
+  const int64_t rows = pieces > 0 ? ((block.rows + pieces - 1) / pieces + 3) / 4 * 4 : 1;
+  for (int64_t row = 0; row < block.rows; row += rows)
+    function(Block{smaller(rows, block.rows - row), block.stride, block.width, block.plane},
              row * block.stride);
 }
 
-/// Calls write(i, read(i, j), aligned) for every vector of the block, at offset i, column j; `aligned` says
-/// whether out + i lies on a vector's boundary. If a row is not a whole number of aligned vectors, the
-/// vectors at its ends overlap their neighbours: they are read before the row is written and write the same
-/// values, so that input and output may be the same memory.
-template <int64_t kLanes, class T, class Read, class Write>
-PALIMPSEST_HOST_DEVICE void map_rows(Block block, const T* out, const Read& read, const Write& write) {
-  const int64_t last = block.width - kLanes;
+/// Calls write(i, streaming, read(place)...) for every step of the block, with one result per vector of the step at offset
+/// i. `streaming`, as `stores` asks for, is true only where out + i lies on a step's boundary. The vectors at the ends of a
+/// row, where no whole step fits, are written alone and overlap their neighbours: they are read before the row is written
+/// and write the same values, so that input and output may be the same memory.
+template <Order kOrder, class V, class S, class Read, class Write>
+PALIMPSEST_HOST_DEVICE void map_rows(Block block, const S* out, Stores stores, const Read& read,
+                                     const Write& write) {
+  constexpr int kVectors = kVectorsPerStep<S, V>;
+  constexpr int64_t kLanes = lanes<accumulate_t<S>, V>(), kStep = kVectors * kLanes;
+  constexpr auto kSize = static_cast<int64_t>(sizeof(S));
+  const int64_t width = block.width;
+  decltype(read(Place<Order::kHalves, 0>{})) at_end[2 * kVectors]{};
   for (int64_t row = 0; row < block.rows; ++row) {
     const int64_t at = row * block.stride;
-    const int64_t past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + at) % (kLanes * sizeof(T)));
-    const bool aligned = past % static_cast<int64_t>(sizeof(T)) == 0;
-    const int64_t first = past == 0 || !aligned ? 0 : kLanes - past / static_cast<int64_t>(sizeof(T));
+    const auto past = static_cast<int64_t>(reinterpret_cast<uintptr_t>(out + at) % (kStep * kSize));
+    const int64_t to_boundary = past == 0 ? 0 : kStep - past / kSize;
+    const bool streaming = stores == Stores::kStreaming && past % kSize == 0 && to_boundary + kStep <= width;
+    const int64_t first = streaming ? to_boundary : 0;
     // One copy of read and write serves both ends: a few hundred sweeps hold such copies.
-    const int64_t ends = first == 0 && block.width % kLanes == 0 ? 0 : 2;
-    decltype(read(at, at)) at_end[2];
+    const int64_t before = (first + kLanes - 1) / kLanes;
+    const int64_t ends = before + ((width - first) % kStep + kLanes - 1) / kLanes;
+    const auto column = [&](int64_t e) PALIMPSEST_INLINE_LAMBDA {
+      return e < before ? smaller(e * kLanes, width - kLanes) : larger(width - (ends - e) * kLanes, 0);
+    };
 #pragma GCC unroll 1
-    for (int64_t e = 0; e < ends; ++e) at_end[e] = read(at + e * last, e * last);
-    for (int64_t j = first; j <= last; j += kLanes) write(at + j, read(at + j, j), aligned);
+    for (int64_t e = 0; e < ends; ++e) at_end[e] = read(Place<Order::kHalves, 0>{at + column(e), column(e)});
+    for (int64_t j = first; j + kStep <= width; j += kStep) {
+      if constexpr (kVectors == 2)
+        write(at + j, streaming, read(Place<kOrder, 0>{at + j, j}), read(Place<kOrder, 1>{at + j, j}));
+      else
+        write(at + j, streaming, read(Place<Order::kHalves, 0>{at + j, j}));
+    }
 #pragma GCC unroll 1
-    for (int64_t e = 0; e < ends; ++e) write(at + e * last, at_end[e], false);
+    for (int64_t e = 0; e < ends; ++e) write(at + column(e), false, at_end[e]);
   }
 }
 
-/// The sums over the block of the pairs that read(i) returns for the vector at offset i. prefetch(i) is
-/// called for offsets that will be read soon: the processor follows one row by itself but cannot know where
-/// the next row begins. kShortSums: a lane adds up at most kShortRun values, and then these sums.
-template <class T, class V, bool kShortSums = false, class Read, class Prefetch>
+/// Calls prefetch(i) for each cache line of `values` values of S from offset i on.
+template <class S, class Prefetch>
+PALIMPSEST_HOST_DEVICE void prefetch_lines(int64_t i, int64_t values, const Prefetch& prefetch) {
+  constexpr int64_t kLine = 64 / sizeof(S);
+  for (int64_t from = 0; from < values; from += kLine) prefetch(i + from);
+}
+
+/// The sums over the block of the pairs that read(place) returns. prefetch(i) is called for offsets that will be read soon:
+/// the processor follows one row by itself but cannot know where the next row begins. kShortSums: a lane adds up at most
+/// kShortRun values, and then these sums.
+template <class S, class V, Order kOrder, bool kShortSums = false, class Read, class Prefetch>
 PALIMPSEST_HOST_DEVICE Pair<double> sum_plane(Block block, const Read& read, const Prefetch& prefetch) {
+  using T = accumulate_t<S>;
   const int64_t ahead = block.width < kLongRow ? kNeighbours : block.stride;
   constexpr int64_t kLanes = lanes<T, V>();
   const int64_t pairs = block.width - block.width % (2 * kLanes);
@@ -126,9 +155,8 @@ PALIMPSEST_HOST_DEVICE Pair<double> sum_plane(Block block, const Read& read, con
     for (int64_t begin = 0; begin < pairs; begin += run) {
       const int64_t end = smaller(pairs, begin + run);
       for (int64_t j = begin; j < end; j += 2 * kLanes) {
-        prefetch(at + j + ahead);
-        prefetch(at + j + kLanes + ahead);
-        const Pair<V> p = read(at + j), q = read(at + j + kLanes);
+        prefetch_lines<S>(at + j + ahead, 2 * kLanes, prefetch);
+        const Pair<V> p = read(Place<kOrder, 0>{at + j, j}), q = read(Place<kOrder, 1>{at + j, j});
         even.a += p.a;
         even.b += p.b;
         odd.a += q.a;
@@ -144,7 +172,7 @@ PALIMPSEST_HOST_DEVICE Pair<double> sum_plane(Block block, const Read& read, con
     for (int64_t j = pairs; j < block.width; j += kLanes) {
       const int64_t counted = j + kLanes > block.width ? j + kLanes - block.width : 0;
       prefetch(at + j + ahead);
-      const Pair<V> p = read(at + j - counted);
+      const Pair<V> p = read(Place<Order::kHalves, 0>{at + j - counted, j - counted});
       odd.a += without_first<T>(p.a, counted);
       odd.b += without_first<T>(p.b, counted);
     }
@@ -163,41 +191,57 @@ __attribute__((noinline)) void clear_columns(int64_t count, T* a, T* b) {
 
 }  // namespace
 
-/// Computes sum_a[j], sum_b[j] = the sums over the rows of the pairs that read(i, j) returns for the vector
-/// at offset i, column j. Calls prefetch(i) for offsets that will be read soon.
-template <class T, class V, class Read, class Prefetch>
-PALIMPSEST_HOST_DEVICE void sum_columns(Block block, T* sum_a, T* sum_b, const Read& read,
-                                        const Prefetch& prefetch) {
+/// Computes sum_a[j], sum_b[j] = the sums over the rows of the pairs that read(place) returns for column j. Calls prefetch(i)
+/// for offsets that will be read soon.
+template <class S, class V, class Read, class Prefetch>
+PALIMPSEST_HOST_DEVICE void sum_columns(Block block, accumulate_t<S>* sum_a, accumulate_t<S>* sum_b,
+                                        const Read& read, const Prefetch& prefetch) {
+  using T = accumulate_t<S>;
   constexpr int64_t kLanes = lanes<T, V>();
-  constexpr int64_t kFewVectors = 8;
+  constexpr int kVectors = kVectorsPerStep<S, V>;
   const int64_t whole = block.width - block.width % kLanes;
-  const int64_t ahead = rows_ahead(block) * block.stride;
+  const int64_t steps = block.width - block.width % (kVectors * kLanes);
+  // 4 rows at a time: the sums are loaded and stored a quarter as often. The next 4 must be on their way.
+  constexpr int64_t kTogether = 4;
+  const int64_t ahead = larger(rows_ahead(block), kTogether) * block.stride;
   clear_columns(block.width, sum_a, sum_b);
-  // Memory is read in order, row by row. Short rows are read 4 at a time, because their sums would be needed
-  // again before they are stored.
-  const int64_t together = block.width < kFewVectors * kLanes ? 4 : 1;
   for (int64_t row = 0, count; row < block.rows; row += count) {
-    count = row + together <= block.rows ? together : 1;
+    count = row + kTogether <= block.rows ? kTogether : 1;
     const int64_t at = row * block.stride;
-    for (int64_t next = 0; next < block.width; next += kLanes) {
-      // The vector that ends a row repeats `counted` lanes of the vector before it.
-      const int64_t counted = next < whole ? 0 : next + kLanes - block.width, j = next - counted;
-      Pair<V> sums{};
+    const auto add_up = [&]<int kCount>(Constant<kCount>, int64_t j,
+                                        int64_t counted) PALIMPSEST_INLINE_LAMBDA {
+      Pair<V> first{}, second{};
       const auto add = [&](int64_t r) PALIMPSEST_INLINE_LAMBDA {
-        prefetch(at + r * block.stride + ahead + j);
-        const Pair<V> p = read(at + r * block.stride + j, j);
-        sums.a += p.a;
-        sums.b += p.b;
+        const int64_t i = at + r * block.stride + j;
+        prefetch_lines<S>(i + ahead, kCount * kLanes, prefetch);
+        const Pair<V> p = read(Place<Order::kHalves, 0>{i, j});
+        first.a += p.a;
+        first.b += p.b;
+        if constexpr (kCount == 2) {
+          const Pair<V> q = read(Place<Order::kHalves, 1>{i, j});
+          second.a += q.a;
+          second.b += q.b;
+        }
       };
-      if (kLanes == 1 && count == 4) {  // at one value per step, the loop itself is a third of the time
+      if (count == kTogether) {
         add(0), add(1), add(2), add(3);
       } else {
-#pragma GCC unroll 1
-        for (int64_t r = 0; r < count; ++r) add(r);
+        add(0);
       }
-      if (counted) sums = {without_first<T>(sums.a, counted), without_first<T>(sums.b, counted)};
-      store(sum_a + j, V(load<V>(sum_a + j) + sums.a));
-      store(sum_b + j, V(load<V>(sum_b + j) + sums.b));
+      if (counted) first = {without_first<T>(first.a, counted), without_first<T>(first.b, counted)};
+      store(sum_a + j, V(load<V>(sum_a + j) + first.a));
+      store(sum_b + j, V(load<V>(sum_b + j) + first.b));
+      if constexpr (kCount == 2) {
+        store(sum_a + j + kLanes, V(load<V>(sum_a + j + kLanes) + second.a));
+        store(sum_b + j + kLanes, V(load<V>(sum_b + j + kLanes) + second.b));
+      }
+    };
+    int64_t j = 0;
+    for (; j < steps; j += kVectors * kLanes) add_up(Constant<kVectors>{}, j, 0);
+    for (; j < block.width; j += kLanes) {
+      // The vector that ends a row repeats `counted` lanes of the vector before it.
+      const int64_t counted = j < whole ? 0 : j + kLanes - block.width;
+      add_up(Constant<1>{}, j - counted, counted);
     }
   }
 }
@@ -212,10 +256,11 @@ __attribute__((noinline)) void add_up_columns(Block block, const T* sum_a, const
                                               Pair<double>* of_channel) {
   with_lanes<T>(block.plane, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
     for (int64_t c = 0, at = 0; at < block.width; ++c, at += block.plane) {
-      const auto read = [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
-        return Pair<V>{load<V>(sum_a + at + i), load<V>(sum_b + at + i)};
+      const auto read = [&](auto place) PALIMPSEST_INLINE_LAMBDA {
+        return Pair<V>{load_at<V>(sum_a + at, place), load_at<V>(sum_b + at, place)};
       };
-      of_channel[c] = sum_plane<T, V>(Block{1, block.plane, block.plane}, read, [](int64_t) {});
+      of_channel[c] =
+          sum_plane<T, V, Order::kHalves>(Block{1, block.plane, block.plane}, read, [](int64_t) {});
     }
   });
 }

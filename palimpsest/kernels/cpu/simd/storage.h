@@ -59,16 +59,9 @@ PALIMPSEST_HOST_DEVICE V widen(const Float16*, U bits) {
   return v;
 }
 
-/// Returns the 16-bit values nearest to f32 values (ties to even), in the low halves of the lanes.
+/// Returns the f16 values nearest to f32 values (ties to even), in the low halves of the lanes.
 template <class U>
-PALIMPSEST_HOST_DEVICE U narrow(const BFloat16*, U bits) {
-  const U rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const U nan = (bits >> 16) | 0x40u;
-  return (bits & 0x7fffffffu) > 0x7f800000u ? nan : rounded;
-}
-
-template <class U>
-PALIMPSEST_HOST_DEVICE U narrow(const Float16*, U bits) {
+PALIMPSEST_HOST_DEVICE U narrow_to_f16(U bits) {
   const U size = bits & 0x7fffffffu, sign = (bits >> 16) & 0x8000u;
   const U normal = (size - (112u << 23) + 0xfffu + ((size >> 13) & 1u)) >> 13;
   // For subnormals, adding 0.5 aligns the mantissa so that the addition itself rounds.
@@ -100,50 +93,77 @@ PALIMPSEST_HOST_DEVICE V load_as(const S* from) {
     // gcc would widen in two halves, with five instructions.
     if constexpr (sizeof(V) == 64 && __is_same(S, BFloat16))
       return (V)_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)bits), 16);
-#elif defined(__F16C__) && PALIMPSEST_VECTOR_BYTES == 32
+#elif defined(__AVX2__) && PALIMPSEST_VECTOR_BYTES == 32
     if constexpr (sizeof(V) == 32 && __is_same(S, Float16)) return (V)_mm256_cvtph_ps((__m128i)bits);
+    if constexpr (sizeof(V) == 32 && __is_same(S, BFloat16))
+      return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)bits), 16);
 #endif
     return widen<V>(static_cast<const S*>(nullptr), convert_lanes<Lanes<uint32_t, V>>(bits));
   }
 }
 
-#if defined(__AVX512BW__) && PALIMPSEST_VECTOR_BYTES == 64
-/// narrow() of BFloat16 without the shift: 7 instructions per vector instead of 11, of 30 in a whole sweep.
+/// Returns f32 bits whose upper halves are the bf16 values nearest to f32 values that are not NaN (ties to even). The lower
+/// halves are arbitrary.
+template <class U>
+PALIMPSEST_HOST_DEVICE U round_numbers_to_upper_half(U bits) {
+  return bits + 0x7fffu + ((bits >> 16) & 1u);
+}
+
+/// The same for all f32 values; a NaN becomes a quiet NaN.
 template <class V>
 PALIMPSEST_HOST_DEVICE Lanes<uint32_t, V> round_to_upper_half(V v) {
   Lanes<uint32_t, V> bits;
   __builtin_memcpy(&bits, &v, sizeof bits);
-  const Lanes<uint32_t, V> rounded = bits + 0x7fffu + ((bits >> 16) & 1u), nan = bits | 0x400000u;
+  const Lanes<uint32_t, V> rounded = round_numbers_to_upper_half(bits), nan = bits | 0x400000u;
   return v == v ? rounded : nan;
 }
 
+/// Returns the upper half of each lane.
 template <class U>
 PALIMPSEST_HOST_DEVICE Lanes<uint16_t, U> upper_halves(U wide) {
-  const auto halves = (typename LanesOf<uint16_t, sizeof(U) / sizeof(uint16_t)>::type) wide;
-  return __builtin_shufflevector(halves, halves, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
-}
+  using Narrow = Lanes<uint16_t, U>;
+// gcc 12 would take 8 instructions.
+#if defined(__AVX512BW__) && PALIMPSEST_VECTOR_BYTES == 64
+  if constexpr (sizeof(U) == 64) {
+    const auto halves = (typename LanesOf<uint16_t, 32>::type)wide;
+    return __builtin_shufflevector(halves, halves, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+  }
+#elif defined(__AVX2__) && PALIMPSEST_VECTOR_BYTES == 32
+  if constexpr (sizeof(U) == 32) {
+    const auto low = (__m256i)(wide >> 16);
+    return (Narrow)_mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1));
+  }
 #endif
+  return convert_lanes<Narrow>(wide >> 16);
+}
 
 /// Returns the bits of v rounded to S.
 template <class S, class V>
 PALIMPSEST_HOST_DEVICE Lanes<uint16_t, V> round_to_16(V v) {
+  if constexpr (__is_same(S, BFloat16)) {
+    return upper_halves(round_to_upper_half(v));
+  } else {
 #if defined(__AVX512BW__) && PALIMPSEST_VECTOR_BYTES == 64
-  if constexpr (sizeof(V) == 64 && __is_same(S, Float16))
-    return (Lanes<uint16_t, V>)_mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT);
-  if constexpr (sizeof(V) == 64 && __is_same(S, BFloat16)) return upper_halves(round_to_upper_half(v));
+    if constexpr (sizeof(V) == 64)
+      return (Lanes<uint16_t, V>)_mm512_maskz_cvtps_ph(0xffff, (__m512)v, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__F16C__) && PALIMPSEST_VECTOR_BYTES == 32
-  if constexpr (sizeof(V) == 32 && __is_same(S, Float16))
-    return (Lanes<uint16_t, V>)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
+    if constexpr (sizeof(V) == 32)
+      return (Lanes<uint16_t, V>)_mm256_cvtps_ph((__m256)v, _MM_FROUND_TO_NEAREST_INT);
 #endif
-  Lanes<uint32_t, V> bits;
-  __builtin_memcpy(&bits, &v, sizeof bits);
-  return convert_lanes<Lanes<uint16_t, V>>(narrow(static_cast<const S*>(nullptr), bits));
+    Lanes<uint32_t, V> bits;
+    __builtin_memcpy(&bits, &v, sizeof bits);
+    return convert_lanes<Lanes<uint16_t, V>>(narrow_to_f16(bits));
+  }
 }
 
 /// Returns v, rounded to S and widened again.
 template <class S, class V>
 PALIMPSEST_HOST_DEVICE V as_stored(V v) {
   if constexpr (!kIs16Bit<S>) {
+    return v;
+  } else if constexpr (__is_same(S, BFloat16)) {
+    const Lanes<uint32_t, V> bits = round_to_upper_half(v) & 0xffff0000u;
+    __builtin_memcpy(&v, &bits, sizeof v);
     return v;
   } else {
     const Lanes<uint16_t, V> bits = round_to_16<S>(v);
@@ -168,6 +188,126 @@ PALIMPSEST_HOST_DEVICE void store_as(S* to, V v, bool streaming) {
       store_streaming(to, bits);
     else
       __builtin_memcpy(static_cast<void*>(to), &bits, sizeof bits);
+  }
+}
+
+// ---- Steps: one register of values in memory
+
+/// Vectors of accumulate type per step of a sweep: two if one register holds twice as many stored values.
+template <class S, class V>
+constexpr int kVectorsPerStep = kIs16Bit<S> && sizeof(V) == PALIMPSEST_VECTOR_BYTES ? 2 : 1;
+
+/// How the values of a step lie in its two vectors. Where no vector meets another one's order (work on each value alone,
+/// sums of all values), any order does.
+enum class Order {
+  kHalves,  ///< the first half of the values, then the second
+  kAlternate,  ///< for bf16: the first, third, ... value, then the second, fourth, ...: shifts and masks, no shuffles
+};
+
+/// The cheapest order for sweeps over S.
+template <class S>
+constexpr Order kAnyOrder =
+    __is_same(S, BFloat16) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__ ? Order::kAlternate : Order::kHalves;
+
+/// Vector kPart of the step at `offset` in a tensor, `column` in its row.
+template <Order kOrder, int kPart>
+struct Place {
+  int64_t offset, column;
+
+  PALIMPSEST_HOST_DEVICE Place from(int64_t start) const { return {start + offset, column}; }
+  /// The offset of the vector's own first value, and its column. Not for kAlternate, whose values are no neighbours.
+  template <class T, class V>
+  PALIMPSEST_HOST_DEVICE Place<Order::kHalves, 0> own() const {
+    static_assert(kOrder == Order::kHalves);
+    return {offset + kPart * lanes<T, V>(), column + kPart * lanes<T, V>()};
+  }
+};
+
+/// Loads one vector of a step of a tensor.
+template <class V, class S, Order kOrder, int kPart>
+PALIMPSEST_HOST_DEVICE V load_at(const S* tensor, Place<kOrder, kPart> at) {
+  if constexpr (kOrder == Order::kHalves) {
+    return load_as<V>(tensor + at.template own<accumulate_t<S>, V>().offset);
+  } else {
+    Lanes<uint32_t, V> both;
+    __builtin_memcpy(&both, static_cast<const void*>(tensor + at.offset), sizeof both);
+    const Lanes<uint32_t, V> bits = kPart == 0 ? both << 16 : both & 0xffff0000u;
+    V v;
+    __builtin_memcpy(&v, &bits, sizeof v);
+    return v;
+  }
+}
+
+/// Returns whether a lane of a or of b is a NaN.
+template <class V>
+PALIMPSEST_HOST_DEVICE bool any_nan(V a, V b) {
+#ifdef __AVX512F__
+  if constexpr (sizeof(V) == 64) return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q) != 0;
+#endif
+#ifdef __AVX__
+  if constexpr (sizeof(V) == 32)
+    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_UNORD_Q)) != 0;
+#endif
+#ifdef __SSE2__
+  if constexpr (sizeof(V) == 16) return _mm_movemask_ps(_mm_cmpunord_ps((__m128)a, (__m128)b)) != 0;
+#endif
+  bool found = false;
+  for (uint32_t i = 0; i < sizeof(V) / sizeof(float); ++i) found |= a[i] != a[i] || b[i] != b[i];
+  return found;
+}
+
+/// Stores the upper halves of a step's lanes.
+template <Order kOrder, class U>
+PALIMPSEST_HOST_DEVICE void store_upper_halves(uint16_t* to, bool streaming, U first, U second) {
+  const auto store_one = [&](uint16_t* at, auto bits) PALIMPSEST_INLINE_LAMBDA {
+    if (streaming)
+      store_streaming(at, bits);
+    else
+      store(at, bits);
+  };
+  if constexpr (kOrder == Order::kAlternate) {
+#if defined(__AVX2__) && PALIMPSEST_VECTOR_BYTES == 32
+    store_one(to, _mm256_blend_epi16((__m256i)(first >> 16), (__m256i)second, 0xaa));
+#else
+    store_one(to, U((first >> 16) | (second & 0xffff0000u)));
+#endif
+  } else {
+#if defined(__AVX2__) && PALIMPSEST_VECTOR_BYTES == 32
+    const __m256i quarters = _mm256_packus_epi32((__m256i)(first >> 16), (__m256i)(second >> 16));
+    store_one(to, _mm256_permute4x64_epi64(quarters, 0xd8));
+#elif defined(__SSE4_1__) && PALIMPSEST_VECTOR_BYTES == 16
+    store_one(to, _mm_packus_epi32((__m128i)(first >> 16), (__m128i)(second >> 16)));
+#else
+    store_one(to, upper_halves(first));
+    store_one(to + sizeof(U) / sizeof(uint32_t), upper_halves(second));
+#endif
+  }
+}
+
+/// Stores a step of one vector.
+template <Order, class S, class V>
+PALIMPSEST_HOST_DEVICE void store_step(S* to, bool streaming, V v) {
+  store_as(to, v, streaming);
+}
+
+/// Stores a step of two vectors. `streaming` requires that `to` lies on a register's boundary.
+template <Order kOrder, class S, class V>
+PALIMPSEST_HOST_DEVICE void store_step(S* to, bool streaming, V first, V second) {
+  using U = Lanes<uint32_t, V>;
+  if constexpr (!__is_same(S, BFloat16)) {
+    store_as(to, first, streaming);
+    store_as(to + sizeof(V) / sizeof(float), second, streaming);
+  } else {
+    // One test per step: to keep NaN lane by lane is 4 of the 8 instructions that round a vector.
+    U a, b;
+    if (__builtin_expect(any_nan(first, second), 0)) {
+      a = round_to_upper_half(first), b = round_to_upper_half(second);
+    } else {
+      __builtin_memcpy(&a, &first, sizeof a);
+      __builtin_memcpy(&b, &second, sizeof b);
+      a = round_numbers_to_upper_half(a), b = round_numbers_to_upper_half(b);
+    }
+    store_upper_halves<kOrder>(reinterpret_cast<uint16_t*>(to), streaming, a, b);
   }
 }
 

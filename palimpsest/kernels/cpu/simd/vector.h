@@ -83,7 +83,7 @@ PALIMPSEST_HOST_DEVICE void streaming_fence() {
 /// Returns the same value in every lane.
 template <class V, class T>
 PALIMPSEST_HOST_DEVICE V broadcast(T value) {
-  return V{} + value;
+  return value - V{};  // subtracting 0 changes no value, adding it changes -0
 }
 
 /// Returns max(v, 0), lane by lane. Keeps NaN, as libtorch's ReLU does.

@@ -2,11 +2,13 @@
 
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
+#include "tests/support/grid.h"
 #include "tests/support/tolerance.h"
 
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <iterator>
 #include <limits>
 #include <vector>
 
@@ -15,26 +17,47 @@ namespace {
 
 using kernels::Saved;
 
-TEST(AbnTable, StreamingStoresWriteTheSame) {
+template <class S>
+class AbnTable : public ::testing::Test {
+ protected:
+  using T = accumulate_t<S>;
+
+  static std::vector<S> draw(Random& random, int64_t size) {
+    std::vector<S> values(static_cast<std::size_t>(size));
+    for (S& value : values) value = static_cast<S>(random.uniform(-1, 1));
+    return values;
+  }
+  static std::vector<T> draw_arguments(Random& random, int64_t size) {
+    std::vector<T> values(static_cast<std::size_t>(size));
+    for (T& value : values) value = static_cast<T>(random.uniform(-1, 1));
+    return values;
+  }
+  static std::vector<double> in_double(const std::vector<S>& values) {
+    std::vector<double> result;
+    for (const S value : values) result.push_back(static_cast<double>(value));
+    return result;
+  }
+};
+TYPED_TEST_SUITE(AbnTable, StorageTypes, TypeName);
+
+TYPED_TEST(AbnTable, StreamingStoresWriteTheSame) {
+  using S = TypeParam;
   using kernels::cpu::Stores;
   constexpr int64_t kRows = 5, kGuard = 64;
   Random random(5);
-  const auto draw = [&](int64_t size) {
-    std::vector<float> values(static_cast<std::size_t>(size));
-    for (float& value : values) value = static_cast<float>(random.uniform(-1, 1));
-    return values;
-  };
   const kernels::cpu::abn::ActivationChoice leaky{Activation::kLeakyReLU, 0.25};
-  const auto& set = kernels::cpu::current_instruction_set().abn<float>();
-  for (const int64_t width : {1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 100}) {
-    const std::vector<float> z = draw(kRows * width + kGuard), dz = draw(kRows * width + kGuard);
-    const std::vector<float> a = draw(width), b = draw(width), c = draw(width), d = draw(width),
-                             e = draw(width);
-    for (const int64_t start : {0, 1, 5, 15, 16}) {
+  const auto& set = kernels::cpu::current_instruction_set().abn<S>();
+  for (const int64_t width : {1, 7, 8, 15, 16, 17, 31, 32, 33, 48, 63, 64, 65, 100}) {
+    const auto z = this->draw(random, kRows * width + kGuard),
+               dz = this->draw(random, kRows * width + kGuard);
+    const auto a = this->draw_arguments(random, width), b = this->draw_arguments(random, width),
+               c = this->draw_arguments(random, width), d = this->draw_arguments(random, width),
+               e = this->draw_arguments(random, width);
+    for (const int64_t start : {0, 1, 5, 15, 16, 31}) {
       for (const auto* sweeps : {&set.plane, &set.strip, &set.columns}) {
         const auto run = [&](Stores stores) {
           // -7 where nothing may be written
-          std::vector<float> out(2 * z.size(), -7), applied(2 * z.size(), -7);
+          std::vector<S> out(2 * z.size(), S(-7)), applied(2 * z.size(), S(-7));
           sweeps->backward({kRows, width, width, 1}, leaky, Saved::kOutput, false,
                            {a.data(), a.data(), a.data(), b.data(), c.data(), d.data()},
                            {z.data(), {nullptr, false}, dz.data()}, {out.data() + start, nullptr, nullptr},
@@ -43,14 +66,49 @@ TEST(AbnTable, StreamingStoresWriteTheSame) {
                         {a.data(), b.data(), c.data(), d.data(), e.data()},
                         {z.data(), {nullptr, false}, applied.data() + start, nullptr}, stores);
           out.insert(out.end(), applied.begin(), applied.end());
-          return out;
+          return this->in_double(out);
         };
-        EXPECT_EQ(run(Stores::kStreaming), run(Stores::kCached)) << "width " << width << ", start " << start;
-        const std::vector<float> written = run(Stores::kStreaming);
-        EXPECT_EQ(written[start + kRows * width], -7)
+        const std::vector<double> written = run(Stores::kStreaming);
+        EXPECT_EQ(written, run(Stores::kCached)) << "width " << width << ", start " << start;
+        EXPECT_EQ(written[static_cast<std::size_t>(start + kRows * width)], -7)
             << "one past the end, width " << width << ", start " << start;
         if (start > 0) {
-          EXPECT_EQ(written[start - 1], -7) << "one before the start";
+          EXPECT_EQ(written[static_cast<std::size_t>(start - 1)], -7) << "one before the start";
+        }
+      }
+    }
+  }
+}
+
+// A sweep works on whole vectors and, at the ends of rows, on single ones: both must treat a NaN, infinities and zeros
+// alike, wherever they lie.
+TYPED_TEST(AbnTable, AReLUKeepsNaNAndMakesZeroOfAllThatIsNotAboveIt) {
+  using S = TypeParam;
+  using T = accumulate_t<S>;
+  constexpr double kInfinity = std::numeric_limits<double>::infinity(),
+                   kNaN = std::numeric_limits<double>::quiet_NaN();
+  constexpr double kValues[] = {kNaN, -kInfinity, kInfinity, -0.0, 0.0, -1, 1, -kNaN};
+  const T zero = 0, one = 1, unchanged = T(-0.0);
+  for (const Activation kind : {Activation::kReLU, Activation::kLeakyReLU}) {
+    for (const int64_t width : {1, 8, 16, 17, 40, 64, 75}) {
+      std::vector<S> x(static_cast<std::size_t>(width)), z(x.size());
+      for (std::size_t shift = 0; shift < std::size(kValues); ++shift) {
+        for (std::size_t i = 0; i < x.size(); ++i)
+          x[i] = static_cast<S>(kValues[(i * 3 + shift) % std::size(kValues)]);
+        kernels::cpu::current_instruction_set().abn<S>().plane.apply(
+            {1, 0, width}, {kind, 0.5}, Saved::kOutput, {&zero, &one, &unchanged, &one, &zero},
+            {x.data(), {nullptr, false}, z.data(), nullptr}, kernels::cpu::Stores::kCached);
+        for (std::size_t i = 0; i < x.size(); ++i) {
+          const double from = static_cast<double>(x[i]), got = static_cast<double>(z[i]);
+          const double want = from > 0 || std::isnan(from) ? from
+                              : kind == Activation::kReLU  ? 0
+                                                           : from * 0.5;
+          if (std::isnan(want))
+            EXPECT_TRUE(std::isnan(got))
+                << from << " became " << got << ", width " << width << ", value " << i;
+          else
+            EXPECT_TRUE(got == want && std::signbit(got) == std::signbit(want))
+                << from << " became " << got << ", width " << width << ", value " << i;
         }
       }
     }
