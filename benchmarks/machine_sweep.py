@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 
-from support import positive
+from support import positive, replace_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BENCHMARKS = ("layer_time", "max_pool_time", "model_step")
@@ -159,14 +159,14 @@ def measure(options, benchmark, instruction_set, threads):
 
 
 def read(path, here):
-    """The runs in the file of this machine; none if there is no file."""
+    """{key: run} of the runs in the file of this machine; {} if there is no file."""
     if not path.exists():
-        return []
+        return {}
     try:
         content = json.loads(path.read_text())
         if content["machine"] != here:
             raise Failed(f"{path} is of another machine ({content['machine']}; this is {here}): choose a name with --name")
-        return content["runs"]
+        return {key_of(run): run for run in content["runs"]}
     except (ValueError, KeyError, TypeError) as error:
         raise Failed(f"{path} is no file of a machine: {type(error).__name__} {error}") from None
 
@@ -188,14 +188,14 @@ def text_of(here, runs):
 def sweep(options):
     path, here = options.results / "machines" / f"{options.name}.json", machine()
     path.parent.mkdir(parents=True, exist_ok=True)
-    runs = {key_of(run): run for run in read(path, here)}
+    runs = read(path, here)
     for instruction_set in options.isa:
         for threads in options.threads:
             for benchmark in options.benchmarks:
                 run = measure(options, benchmark, instruction_set, threads)
                 runs[key_of(run)] = run
                 # After every run: what was measured stays if a later run fails.
-                path.write_text(text_of(here, [runs[key] for key in sorted(runs)]))
+                replace_file(path, text_of(here, [runs[key] for key in sorted(runs)]))
     print(f"machine_sweep: wrote {path}")
 
 

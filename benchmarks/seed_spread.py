@@ -27,6 +27,8 @@ import statistics
 import subprocess
 import sys
 
+from support import replace_file
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
 METRICS = {"top1": "top-1", "mean_iou": "mean IoU"}
@@ -96,7 +98,7 @@ def train(command, folder):
     if not finished.exists():
         folder.mkdir(parents=True, exist_ok=True)
         resumes = begun is not None and (folder / "checkpoint.safetensors").exists()
-        (folder / "command.json").write_text(json.dumps(command))
+        replace_file(folder / "command.json", json.dumps(command))
         result = subprocess.run([str(BUILD / "palimpsest"), "train", *command, "--output", str(folder), "--quiet",
                                  "--resume" if resumes else "--overwrite"], stderr=subprocess.PIPE, text=True)
         if result.returncode:
@@ -112,6 +114,8 @@ def outcome(log, folder):
     if not evaluations:
         raise TrainingFailed(f"{folder} was never evaluated; leave --evaluate-every above 0")
     metric = next(name for name in METRICS if name in evaluations[-1])
+    if evaluations[-1][metric] is None:
+        raise TrainingFailed(f"{folder}: the last evaluation has no {METRICS[metric]}: no label counted, or the network gave NaN")
     losses = [record["loss"] for record in log if record["type"] == "step"]
     return metric, 100 * evaluations[-1][metric], statistics.fmean(losses[-max(1, len(losses) // 10):])
 
@@ -154,7 +158,7 @@ def main():
             difference = f"{row['difference']:+11.2f}  {'pass' if row['pass'] else 'FAIL'}" if "pass" in row else ""
             print(f"{row['variant']:<16} {row['mean']:>10.2f} {row['spread']:>7.2f} {difference}")
         if options.json:
-            options.json.write_text(json.dumps(result, indent=2) + "\n")
+            replace_file(options.json, json.dumps(result, indent=2) + "\n")
     except (TrainingFailed, OSError) as error:
         print(f"seed_spread: {error}", file=sys.stderr)
         return 1

@@ -1,5 +1,7 @@
 #include "benchmarks/support.h"
 
+#include "palimpsest/base/error.h"
+#include "palimpsest/io/atomic_file.h"
 #include "palimpsest/kernels/cpu.h"
 #include "palimpsest/memory/counting_allocator.h"
 
@@ -14,7 +16,6 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
-#include <fstream>
 #include <iostream>
 #include <stdexcept>
 
@@ -199,11 +200,12 @@ int Report::finish() const {
     Json table{{"benchmark", name_}};
     table.update(machine());
     table.update({{"repeats", options_.repeats}, {"rows", rows}, {"pass", pass}});
-    std::ofstream file(options_.json);
-    file << table.dump(2) << '\n';
-    file.close();
-    written = !file.fail();
-    if (!written) std::cerr << "cannot write " << options_.json << '\n';
+    try {
+      io::write_file_atomically(options_.json, table.dump(2) + "\n");
+    } catch (const Error& error) {
+      std::cerr << name_ << ": " << error.what() << '\n';
+      written = false;
+    }
   }
   return written && (pass || !options_.check) ? 0 : 1;
 }

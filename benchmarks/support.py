@@ -156,11 +156,26 @@ def machine():
     return {"processor": processor_name(), "threads": torch.get_num_threads(), "libtorch": torch.__version__.split("+")[0]}
 
 
+def replace_file(path, text):
+    """Writes a file whole: a reader, or the next run after a kill or a full disk, finds the old text or the new one."""
+    path = pathlib.Path(path)
+    part = path.with_name(f"{path.name}.part")
+    try:
+        with open(part, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
 def finish(table, options):
     """Writes a table as JSON, if --json asks for it. Returns the exit status of its program, as Report.finish does."""
     if options.json:
         try:
-            pathlib.Path(options.json).write_text(json.dumps(table, indent=2) + "\n")
+            replace_file(options.json, json.dumps(table, indent=2) + "\n")
         except OSError as error:
             print(f"{table['benchmark']}: cannot write {options.json}: {error.strerror}", file=sys.stderr)
             return 1

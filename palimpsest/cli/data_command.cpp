@@ -153,6 +153,8 @@ int run_data(const Options& options) {
   data::CheckOptions check_options;
   check_options.kind = options.run.data_kind;
   check_options.full = options.run.full;
+  check_options.classes = options.model.classes;
+  if (options.given.contains("data.ignore_id")) check_options.ignore_id = options.data.ignore_id;
   check_options.threads = at::get_num_threads();
   check_options.progress = [&](const std::string& split, int64_t done, int64_t all) {
     progress.show(split, done, all);

@@ -114,11 +114,8 @@ void complete_classes(Options& options, const data::Dataset& dataset) {
   const auto& names = dataset.class_names();
   const auto count = static_cast<int64_t>(names.size());
   if (options.model.classes == 0) options.model.classes = count;
-  if (options.model.classes != count)
-    throw Error(ErrorKind::kUsage, "[model] classes (--classes) must be the data set's " +
-                                       std::to_string(count) + " (" + options.data.kind +
-                                       (options.data.root.empty() ? "" : " ") + options.data.root +
-                                       "), got " + std::to_string(options.model.classes));
+  data::check_class_count(options.model.classes, count,
+                          options.data.kind + (options.data.root.empty() ? "" : " ") + options.data.root);
   if (options.model.class_names.empty()) options.model.class_names = names;
   if (static_cast<int64_t>(options.model.class_names.size()) != count)
     throw Error(ErrorKind::kUsage, "[model] class_names (--class-names) must have " + std::to_string(count) +

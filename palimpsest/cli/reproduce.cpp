@@ -43,18 +43,22 @@ void print_paper(const PaperRow& row) {
   fmt::print("\n{}\n{}", row.title, paper_text(row));
 }
 
-/// Returns the flags of the settings in which the training is another one than the row's: "--model, --batch". Where it runs,
-/// reads and writes changes nothing.
+/// Returns the flags of the settings in which the training is another one than the row's: "--model, --batch". Where it
+/// runs, reads and writes changes nothing, and neither do the classes, which are the data's. A run that was resumed does
+/// not know which settings were given: all count.
 std::string changed_flags(const Options& options, const PaperRow& row) {
   static const std::set<std::string_view> kSame{
-      "data.root",      "data.workers",  "data.prefetch",    "data.cache",          "model.weights",
-      "model.strategy", "train.threads", "train.eval_batch", "train.channels_last", "train.memory_limit"};
+      "data.root",     "data.workers",     "data.prefetch",       "data.cache",
+      "model.weights", "model.classes",    "model.class_names",   "model.strategy",
+      "train.threads", "train.eval_batch", "train.channels_last", "train.memory_limit"};
   Options recipe;
   read_toml(recipe, row.recipe, row.name);
+  complete_activation(recipe);
+  // The paper's statistics, each of the part of one of its GPUs (note_statistics).
+  if (options.train.accumulate == row.gpus) recipe.train.accumulate = row.gpus;
   std::string flags;
   for (const Setting& s : settings()) {
-    const bool given = recipe.given.contains(s.id()) || options.given.contains(s.id());
-    if (s.table.empty() || s.table == "output" || kSame.contains(s.id()) || !given ||
+    if (s.table.empty() || s.table == "output" || kSame.contains(s.id()) || !s.taken_by(Command::kTrain) ||
         get(options, s) == get(recipe, s))
       continue;
     flags.append(flags.empty() ? "--" : ", --").append(s.flag);

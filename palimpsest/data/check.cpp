@@ -99,6 +99,13 @@ std::string recognize(const fs::path& root) {
   return kind;
 }
 
+/// Returns the number of classes, 0 if it is not known.
+int64_t class_count(const DataCheck& result, const fs::path& root, const CheckOptions& options) {
+  const auto named = static_cast<int64_t>(result.class_names.size());
+  check_class_count(options.classes, named, result.kind + " " + root.string());
+  return named > 0 ? named : options.classes;
+}
+
 /// Decodes the images of a split, and their labels if they have any. A file that is missing is a fault
 /// already.
 checks::Findings decode_all(const std::vector<fs::path>& images, const layouts::LabeledFiles* labeled,
@@ -198,6 +205,7 @@ void check_published(DataCheck& result, const Layout& layout, const fs::path& ro
   check_root(layout, root);
   result.expected = layout.expected;
   if (const ClassSet* set = class_set(layout.kind)) result.class_names = set->names;
+  class_count(result, root, options);
   for (const Split& split : layout.splits) {
     if (!is_there(layouts::split_place(layout, root, split))) {
       result.missing.push_back(split.name);
@@ -235,6 +243,8 @@ void check_folders(DataCheck& result, const fs::path& root, const CheckOptions& 
     throw Error(ErrorKind::kData,
                 "'" + root.string() + "' is no " + result.kind + "; expected " + result.expected);
   if (labels_pixels) result.class_names = layouts::read_class_names(root);
+  const int64_t classes = class_count(result, root, options);
+  const int64_t ids = classes > 0 ? classes : 255;
   for (const std::string& name : splits) {
     SplitCheck check;
     check.name = name;
@@ -242,9 +252,8 @@ void check_folders(DataCheck& result, const fs::path& root, const CheckOptions& 
     add_split(result, check, [&](SplitCheck& c) {
       if (labels_pixels) {
         layouts::LabeledFiles files = layouts::find_segmentation_folder(root, name);
-        const auto known = static_cast<int64_t>(result.class_names.size());
-        files.ids = layouts::plain_ids(known > 0 ? known : 255, 255);
-        check_labeled(c, files, known > 0 ? known : 255, options);
+        files.ids = layouts::plain_ids(ids, options.ignore_id.value_or(255));
+        check_labeled(c, files, ids, options);
       } else {
         const ClassifiedFiles files = find_image_folder(root.string(), name);
         take_names(result, c, files.names);
@@ -270,13 +279,28 @@ DataCheck check_data(const fs::path& root, const CheckOptions& options) {
   DataCheck result;
   result.recognized = options.kind.empty();
   result.kind = result.recognized ? recognize(root) : options.kind;
-  if (const Layout* layout = find_layout(result.kind))
+  if (options.ignore_id && result.kind != "segmentation_folder" && result.kind != "webdataset")
+    throw Error(ErrorKind::kUsage,
+                "[data] ignore_id (--ignore-id) has no effect: it needs the layout segmentation_folder or "
+                "webdataset, got " +
+                    result.kind);
+  if (const Layout* layout = find_layout(result.kind)) {
     check_published(result, *layout, root, options);
-  else if (result.kind == "webdataset")
-    checks::check_shards(result, root, options);
-  else
+  } else if (result.kind == "webdataset") {
+    result.class_names = layouts::read_class_names(root);
+    checks::check_shards(result, root, class_count(result, root, options), options);
+  } else {
     check_folders(result, root, options);
+  }
+  class_count(result, root, options);  // of folders of classes
   return result;
+}
+
+void check_class_count(int64_t classes, int64_t of_data, const std::string& data) {
+  if (classes > 0 && of_data > 0 && classes != of_data)
+    throw Error(ErrorKind::kUsage, "[model] classes (--classes) must be the data set's " +
+                                       std::to_string(of_data) + " (" + data + "), got " +
+                                       std::to_string(classes));
 }
 
 std::string recognized_kind(const fs::path& root) {

@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,11 @@ namespace palimpsest::data {
 struct CheckOptions {
   std::string
       kind;  ///< a kind of data/layouts.h, segmentation_folder, image_folder or webdataset; "": recognize it
-  bool full = false;    ///< decode every file
+  bool full = false;  ///< decode every file
+  int64_t classes =
+      0;  ///< that the network will have: a label out of range is a fault; 0: as the data set says
+  /// The label of pixels without a class, 255 if not given; for segmentation_folder and webdataset.
+  std::optional<int64_t> ignore_id;
   int64_t threads = 1;  ///< that decode
   /// Is called by the threads, one at a time, with the files of a split that are done and the number of all.
   std::function<void(const std::string& split, int64_t done, int64_t all)> progress;
@@ -52,7 +57,8 @@ struct DataCheck {
 };
 
 /// Looks through the data set in a folder. Faults do not end the check: the result names each. Throws
-/// Error(kUsage) for an unknown kind, Error(kData) if the folder is missing, has another layout, or none that
+/// Error(kUsage) for an unknown kind, for `classes` that are not the number of the names that the data set brings,
+/// and for an ignore id that the layout does not take or that is a class; Error(kData) if the folder is missing, has another layout, or none that
 /// is known, and Error(kMemory) if the system does not start the threads.
 ///
 /// Memory with `full`: one image and one label per thread, 4 bytes per pixel, beside the two files.
@@ -60,6 +66,10 @@ DataCheck check_data(const std::filesystem::path& root, const CheckOptions& opti
 
 /// Returns the kind of the data set in a folder, as check_data recognizes it; "" if it has no known layout.
 std::string recognized_kind(const std::filesystem::path& root);
+
+/// Throws Error(kUsage) unless a network's number of classes is that of a data set, which `data` names; 0 of either:
+/// not known.
+void check_class_count(int64_t classes, int64_t of_data, const std::string& data);
 
 /// Returns the kinds that check_data takes.
 std::vector<std::string> checked_kinds();

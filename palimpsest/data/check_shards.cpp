@@ -123,10 +123,10 @@ Examples read_all(const ShardSplit& split, bool labels_pixels) {
   return examples;
 }
 
-/// The largest number of classes that a network may have (--classes): classes.txt is missing.
+/// The largest number of classes that a network may have (--classes), where the number is not known.
 constexpr int64_t kMostClasses = 1'000'000;
 
-void check_examples(SplitCheck& check, const Examples& examples, const std::vector<std::string>& class_names,
+void check_examples(SplitCheck& check, const Examples& examples, int64_t classes,
                     const CheckOptions& options) {
   for (const shards::Shard& shard : examples.of_shard) {
     check.images += shard.images;
@@ -137,9 +137,8 @@ void check_examples(SplitCheck& check, const Examples& examples, const std::vect
     check.faults.push_back("the shards of '" + check.name + "' hold no example; expected " +
                            shards::expected_files(check.labels_pixels));
   if (check.labels_pixels && !options.full) return;
-  const auto known = static_cast<int64_t>(class_names.size());
-  const int64_t pixel_classes = known > 0 ? std::min<int64_t>(known, 255) : 255;
-  const layouts::LabelIds ids = layouts::plain_ids(pixel_classes, 255);
+  const int64_t pixel_classes = classes > 0 ? std::min<int64_t>(classes, 255) : 255;
+  const layouts::LabelIds ids = layouts::plain_ids(pixel_classes, options.ignore_id.value_or(255));
   shards::OpenShards open;
   const auto examine = [&](int64_t i, Findings& found) {
     const auto [shard_at, at] = examples.list[i];
@@ -156,7 +155,7 @@ void check_examples(SplitCheck& check, const Examples& examples, const std::vect
     } else {
       try {
         found.add_class(shards::class_of(open.read(shard, example.label, label_name),
-                                         known > 0 ? known : kMostClasses, name));
+                                         classes > 0 ? classes : kMostClasses, name));
       } catch (const Error& error) {
         found.faults.emplace_back(i, error.what());
       }
@@ -171,7 +170,7 @@ void check_examples(SplitCheck& check, const Examples& examples, const std::vect
     add_pixels(check, found, ids, pixel_classes);
   } else {
     check.class_counts = found.classes;
-    check.class_counts.resize(std::max<std::size_t>(class_names.size(), found.classes.size()));
+    check.class_counts.resize(std::max<std::size_t>(classes, found.classes.size()));
   }
 }
 
@@ -181,9 +180,8 @@ bool holds_shards(const fs::path& root) {
   return !splits_of(root).empty();
 }
 
-void check_shards(DataCheck& result, const fs::path& root, const CheckOptions& options) {
+void check_shards(DataCheck& result, const fs::path& root, int64_t classes, const CheckOptions& options) {
   result.expected = shards::expected_files(false) + ", or KEY.seg.png for a segmentation network";
-  result.class_names = layouts::read_class_names(root);
   const auto splits = splits_of(root);
   if (splits.empty())
     throw Error(ErrorKind::kData, "'" + root.string() + "' holds no .tar file; expected " + result.expected);
@@ -197,7 +195,7 @@ void check_shards(DataCheck& result, const fs::path& root, const CheckOptions& o
       check.name = split.name + (!both ? "" : labels_pixels ? ", .seg.png" : ", .cls");
       check.labels_pixels = labels_pixels;
       check.faults = split.faults;
-      check_examples(check, examples, result.class_names, options);
+      check_examples(check, examples, classes, options);
       result.splits.push_back(std::move(check));
     }
   }

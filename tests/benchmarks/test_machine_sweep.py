@@ -115,6 +115,17 @@ def test_a_file_of_another_machine_or_form_is_left_alone(build, text, said):
     assert path.read_text() == text and not (build / "calls").exists()
 
 
+def test_a_run_of_another_version_is_left_alone(build):
+    arguments = ("--threads", "1", "--isa", "x86-64-v3", "--benchmarks", "layer_time", "--name", "here")
+    assert sweep(build, *arguments).returncode == 0
+    path = build.parent / "machines/here.json"
+    text = path.read_text().replace('"layer_time"', '"block_time"')
+    path.write_text(text)
+    done = sweep(build, *arguments)
+    assert done.returncode == 1 and done.stderr.startswith(f"machine_sweep: {path} is no file of a machine: ValueError")
+    assert done.stderr.count("\n") == 1 and path.read_text() == text
+
+
 @pytest.mark.parametrize("arguments, said", [
     (["--threads", "0"], f"--threads: whole numbers from 1 to {PROCESSORS}, the processors here, are needed, with commas between them, got '0'"),
     (["--threads", "two"], "got 'two'"),

@@ -102,3 +102,11 @@ def test_wrong_options_are_one_line(tmp_path, arguments, says):
     result = run("--output", tmp_path, "--seeds", "1,2", *VARIANTS, *arguments)
     assert result.returncode == 2
     assert says in result.stderr and len(result.stderr.strip().splitlines()) == 1
+
+
+def test_an_evaluation_without_a_figure_names_its_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(benchmark, "train", lambda command, folder: [{"type": "evaluation", "mean_iou": None}])
+    monkeypatch.setattr(sys, "argv", ["seed_spread.py", "--output", str(tmp_path), "--seeds", "1,2", *VARIANTS])
+    assert benchmark.main() == 1
+    assert capsys.readouterr().err == (f"seed_spread: {tmp_path}/standard-1: the last evaluation has no mean IoU: "
+                                       "no label counted, or the network gave NaN\n")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from training_step_support import run
+from training_step_support import run, tiny
 
 import whole_step as benchmark  # noqa: E402: training_step_support names its folder
 from training_step import gate  # noqa: E402
@@ -45,6 +45,17 @@ def test_every_form_has_a_time_and_three_counts_of_bytes(monkeypatch, capsys, tm
     for form in forms:
         whole, peak = (rows[f"tiny {what}: {form}"]["measured"]["median"] for what in ("whole", "peak"))
         assert whole - peak == pytest.approx(state / 1e6)
+
+
+def test_each_form_is_compared_at_the_parameters_that_the_form_before_left(without_kernels):
+    torch.manual_seed(0)
+    training = benchmark.Forms(tiny(), 4, 16)
+    training.optimizer.param_groups[0]["lr"] = 0.5
+    before = training.gradients(training.model)
+    forms = ["eager", "checkpoint", "ours"]
+    assert set(benchmark.prepare("tiny", training, forms)[0]) == set(forms)
+    after = training.gradients(training.model)
+    assert (after - before).norm() > 2 * benchmark.LARGEST_ERROR * before.norm()
 
 
 def test_a_form_with_other_gradients_is_an_error(monkeypatch, capsys):

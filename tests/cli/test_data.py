@@ -294,6 +294,33 @@ def test_predictions_have_the_official_colours(folder):
     assert colors and colors <= cityscapes
 
 
+def test_the_check_takes_the_number_of_classes_and_the_ignore_id(folder):
+    root = segmentation_folder(folder / "streets")
+    label = next(root.glob("trainannot/*.png"))
+    label.write_bytes(png(np.repeat([3, 7], 24)[:, None] + np.zeros(64)))
+    kind = ("--data-kind", "segmentation_folder", "--full")
+    assert check(root, *kind)["splits"]
+    faults = split_of(faulty(root, *kind, "--classes", "7"), "train")
+    assert "0 to 6 and the ignore id 255" in faults["faults"][0] and faults["ids_without_class"] == {"7": 64 * 24}
+    ignored = split_of(check(root, *kind, "--classes", "7", "--ignore-id", "7"), "train")
+    assert ignored["void_pixels"] >= 64 * 24 and ignored["ids_without_class"] == {}
+    (root / "classes.txt").write_text("".join(f"class {i}\n" for i in range(9)))
+    fails(USAGE, "data", "check", root, *kind, "--classes", "7", says=["the data set's 9", str(root), "got 7"])
+
+    of_shards = shards(folder / "shards")
+    assert check(of_shards, "--full", "--classes", "3")
+    labels = {split["name"]: split["faults"] for split in faulty(of_shards, "--full", "--classes", "2")["splits"]}
+    assert len(labels) == 4 and all("2" in faults[0] for faults in labels.values())
+
+    images = image_folder(folder / "images")
+    fails(USAGE, "data", "check", images, "--classes", "77", says=["the data set's", "image_folder", "got 77"])
+    fails(USAGE, "data", "check", images, "--ignore-id", "7",
+          says=["--ignore-id) has no effect", "segmentation_folder or webdataset", "got image_folder"])
+    voc = published("voc", folder / "voc")
+    fails(USAGE, "data", "check", voc, "--classes", "20", says=["the data set's 21", "voc", "got 20"])
+    assert check(voc, "--classes", "21")
+
+
 def test_the_action_of_data_is_checked(folder):
     fails(USAGE, "data", "chekc", folder, says=["unknown action of data 'chekc'", "did you mean 'check'"])
     fails(USAGE, "data", "check", says=["PATH"])

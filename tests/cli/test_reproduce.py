@@ -206,15 +206,21 @@ def test_another_number_of_epochs_keeps_the_share_of_the_warm_up():
 def test_a_resumed_row_keeps_the_settings_of_its_run(folder):
     root = published("imagenet", folder / "imagenet", images=2)
     row = ["reproduce", "table1_relu", "--data-root", root, "--output", folder / "run", "--workers", "0", "--quiet"]
-    succeeds(*row, "--model", "resnet18_narrow", "--brightness", "0", "--lighting", "0", "--crop", "32", "--short-side", "0",
-             "--batch", "2", "--max-steps", "1", "--threads", "1")
+    changes = ["--model", "resnet18_narrow", "--brightness", "0", "--lighting", "0", "--crop", "64", "--short-side", "0",
+               "--batch", "4", "--accumulate", "4", "--threads", "1", "--ema-decay", "0.9", "--clip-norm", "1", "--label-smoothing", "0.1"]
+
+    def changed_in(printed):
+        return re.search(r"^  changed:   (.*): this was not the paper's row$", printed, flags=re.M)[1].split(", ")
+
+    first = changed_in(succeeds(*row, *changes, "--max-steps", "1").stdout)
     printed = succeeds(*row, "--resume", "--max-steps", "2").stdout
     data = tomllib.loads((folder / "run/config.toml").read_text())["data"]
     assert (data.get("brightness", 0), data.get("lighting", 0), data.get("short_side", 0)) == (0, 0, 0)
     assert data["contrast"] == 0.4  # the recipe's
     assert "here:      top-1 " in printed
-    changed = re.search(r"^  changed:   (.*): this was not the paper's row$", printed, flags=re.M)[1].split(", ")
-    assert changed == ["--model", "--crop", "--short-side", "--brightness", "--lighting", "--max-steps", "--batch"]
+    assert changed_in(printed) == first and set(first) == {
+        "--model", "--crop", "--short-side", "--brightness", "--lighting", "--max-steps", "--batch", "--ema-decay",
+        "--clip-norm", "--label-smoothing"}
 
     before = (folder / "run/checkpoint.safetensors").read_bytes()
     for other in ("table1_leaky_relu", "table3_wide_resnet38_cityscapes_fixed_crop"):  # of another task
