@@ -52,18 +52,34 @@ at::Tensor with_pixels(const at::Tensor& logits) {
   return logits.reshape({logits.size(0), logits.size(1), c10::multiply_integers(logits.sizes().slice(2))});
 }
 
-/// Selects the pixels that count, as a mask (N, P). `losses` (N, P) holds the loss of every valid pixel.
-at::Tensor select(const at::Tensor& valid, const at::Tensor& losses, const LossOptions& options) {
-  if (options.kind != "bootstrap") return valid;
+/// Returns a mask of the hardest ceil(share * n) of the n valid pixels of each image, without a wait for the device.
+at::Tensor hardest_on_device(const at::Tensor& valid, const at::Tensor& losses, double share) {
+  const at::Tensor ranked = losses.masked_fill(valid.logical_not(), -std::numeric_limits<double>::infinity());
+  const at::Tensor order = std::get<1>(ranked.sort(/*stable=*/true, 1, /*descending=*/true));
+  const at::Tensor keep = valid.sum(1, /*keepdim=*/true).to(at::kDouble).mul_(share).ceil_();
+  const at::Tensor places = at::arange(valid.size(1), keep.options());
+  return at::zeros_like(valid).scatter_(1, order, places.unsqueeze(0).lt(keep));
+}
+
+/// Does the same on the host, which reads n: ranking all pixels would take several times as long.
+at::Tensor hardest_on_host(const at::Tensor& valid, const at::Tensor& losses, double share) {
   at::Tensor selected = at::zeros_like(valid);
   for (int64_t i = 0; i < valid.size(0); ++i) {
     const auto count = static_cast<double>(valid[i].sum().item<int64_t>());
-    const auto keep = static_cast<int64_t>(std::ceil(options.bootstrap_share * count));
+    const auto keep = static_cast<int64_t>(std::ceil(share * count));
     if (keep == 0) continue;
     const at::Tensor ranked =
         losses[i].masked_fill(valid[i].logical_not(), -std::numeric_limits<double>::infinity());
     selected[i].index_fill_(0, std::get<1>(ranked.topk(keep, 0, /*largest=*/true, /*sorted=*/false)), true);
   }
+  return selected;
+}
+
+/// Selects the pixels that count, as a mask (N, P). `losses` (N, P) holds the loss of every valid pixel.
+at::Tensor select(const at::Tensor& valid, const at::Tensor& losses, const LossOptions& options) {
+  if (options.kind != "bootstrap") return valid;
+  const auto hardest = losses.is_cpu() ? hardest_on_host : hardest_on_device;
+  at::Tensor selected = hardest(valid, losses, options.bootstrap_share);
   // Keeps probability < p. NaN passes, so that a diverged loss shows.
   if (options.bootstrap_probability < 1) {
     selected.logical_and_((losses <= -std::log(options.bootstrap_probability)).logical_not());

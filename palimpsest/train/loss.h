@@ -76,8 +76,7 @@ CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, co
 at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& targets,
                             const LossOptions& options);
 /// Does the same as loss_on_device() where the losses of each pixel are known already: losses (rows, N, P) are
-/// those of losses_of_pixels(), `valid` (N, P) is false for void pixels. No label is wrong. Bootstrapping waits
-/// for the device.
+/// those of losses_of_pixels(), `valid` (N, P) is false for void pixels. No label is wrong.
 LossOnDevice loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid, const LossOptions& options);
 
 /// Returns an estimate of the W of counted_loss() that needs no logits, an f64 scalar on the device of the

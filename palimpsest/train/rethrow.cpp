@@ -51,7 +51,7 @@ void rethrow_explained(const std::string& doing) {
           ErrorKind::kUsage,
           fmt::format(
               "{} leaves one value per channel to normalize, and training needs at least 2 ({}); use a "
-              "batch of at least 2 images or a larger crop",
+              "batch of at least 2 images ([train] batch divided by accumulate) or a larger crop",
               doing, text));
     }
     throw;

@@ -229,6 +229,28 @@ TEST_F(OnDeviceTraining, HasTheLossesTheCheckpointAndTheLogOfTheCpu) {
     }
 }
 
+TEST_F(OnDeviceTraining, BootstrappingRanksThePixelsOfEachImageAsOnTheCpu) {
+  at::manual_seed(3);
+  const at::Tensor losses = at::rand({4, 37}, at::kDouble), valid = at::rand({4, 37}).gt(0.3);
+  valid[2].fill_(false);
+  valid[3].fill_(true);
+  losses[3][5] = std::numeric_limits<double>::quiet_NaN();  // ranks first, and shows
+  for (const double share : {0.01, 0.25, 1.0})
+    for (const double probability : {1.0, 0.6}) {
+      const LossOptions options{
+          .kind = "bootstrap", .bootstrap_probability = probability, .bootstrap_share = share};
+      for (int64_t image = 0; image < 4; ++image) {
+        const at::Tensor of_image = losses.narrow(0, image, 1).unsqueeze(0),
+                         counts = valid.narrow(0, image, 1);
+        const LossOnDevice want = loss_of_pixels(of_image, counts, options);
+        const LossOnDevice got = loss_of_pixels(of_image.to(kDevice), counts.to(kDevice), options);
+        EXPECT_EQ(got.weight.item<double>(), want.weight.item<double>()) << image << " " << share;
+        EXPECT_EQ(std::isnan(got.mean.item<double>()), image == 3);
+        if (image < 3) EXPECT_DOUBLE_EQ(got.mean.item<double>(), want.mean.item<double>()) << image;
+      }
+    }
+}
+
 TEST_F(OnDeviceTraining, TheHostWaitsOncePerStepAndForNoBatchOfAnEvaluation) {
   for (const bool segments : {true, false}) {
     SCOPED_TRACE(segments);
@@ -274,6 +296,8 @@ TEST_F(OnDeviceTraining, TheHostWaitsOncePerStepAndForNoBatchOfAnEvaluation) {
     if (!segments) continue;
     evaluation.views = {.scales = {0.5, 1}, .flip = true, .window = 4};
     evaluation.loss.class_weights = {1, 2, 0.5};
+    EXPECT_EQ(waits_of_evaluation(16), waits_of_evaluation(4));
+    evaluation.loss.kind = "bootstrap";
     EXPECT_EQ(waits_of_evaluation(16), waits_of_evaluation(4));
   }
 }
