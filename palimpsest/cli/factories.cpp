@@ -11,6 +11,7 @@
 #include "palimpsest/data/generated/streets.h"
 #include "palimpsest/data/image_folder.h"
 #include "palimpsest/data/layouts.h"
+#include "palimpsest/data/layouts/labeled_pixels.h"
 #include "palimpsest/data/segmentation_folder.h"
 #include "palimpsest/data/webdataset.h"
 #include "palimpsest/memory/counting_allocator.h"
@@ -83,18 +84,23 @@ std::shared_ptr<data::Dataset> open_kind(const Options& options, bool training) 
   if (d.kind == "image_folder") return data::image_folder(d.root, split, t);
   if (const data::Layout* layout = data::find_layout(d.kind))
     return data::open_layout(*layout, d.root, split, d.annotations, t, skip_bad);
-  if (options.model.classes == 0)
+  int64_t classes = options.model.classes;
+  if (classes == 0) classes = static_cast<int64_t>(data::layouts::read_class_names(d.root).size());
+  if (classes == 0)
     throw Error(ErrorKind::kUsage,
-                "[data] kind = " + d.kind + " needs the number of classes: give [model] classes (--classes)");
+                "[data] kind = " + d.kind +
+                    " needs the number of classes: give [model] classes (--classes), or a name per "
+                    "line in '" +
+                    (std::filesystem::path(d.root) / "classes.txt").string() + "'");
   if (d.kind == "webdataset")
     return data::webdataset(d.root, split,
-                            {.classes = options.model.classes,
+                            {.classes = classes,
                              .labels_pixels = labels_pixels(options),
                              .shuffle_buffer = d.shuffle_buffer,
                              .streams = d.shard_streams,
                              .skip_bad = skip_bad},
                             t);
-  return data::segmentation_folder(d.root, split, options.model.classes, t, skip_bad);
+  return data::segmentation_folder(d.root, split, classes, t, skip_bad);
 }
 
 /// Opens the data set. An error says if the folder has another layout than [data] kind.

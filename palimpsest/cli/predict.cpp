@@ -37,7 +37,8 @@ namespace fs = std::filesystem;
 std::vector<fs::path> list_inputs(const std::vector<std::string>& inputs) {
   std::vector<fs::path> images, skipped;
   for (const fs::path input : inputs) {
-    if (!data::is_there(input)) throw Error(ErrorKind::kData, input.string() + ": no such image or folder");
+    if (!data::is_there(input))
+      throw Error(ErrorKind::kData, "'" + input.string() + "': no such image or folder");
     std::error_code ignored;
     if (!fs::is_directory(input, ignored)) {
       images.push_back(input);

@@ -52,13 +52,21 @@ std::string changed_flags(const Options& options, const PaperRow& row) {
       "model.weights", "model.classes",    "model.class_names",   "model.strategy",
       "train.threads", "train.eval_batch", "train.channels_last", "train.memory_limit"};
   Options recipe;
-  read_toml(recipe, row.recipe, row.name);
+  recipe.run.row = options.run.row;
+  recipe.run.small = options.run.small;
+  read_toml(recipe, row_recipe(options).text, row.name);
+  if (options.run.small) {
+    set_small_flags(recipe);
+    recipe.schedule.warmup_epochs *=  // as fit_warmup does
+        static_cast<double>(options.train.epochs) / static_cast<double>(recipe.train.epochs);
+  }
   complete_activation(recipe);
   // The paper's statistics, each of the part of one of its GPUs (note_statistics).
   if (options.train.accumulate == row.gpus) recipe.train.accumulate = row.gpus;
   std::string flags;
   for (const Setting& s : settings()) {
-    if (s.table.empty() || s.table == "output" || kSame.contains(s.id()) || !s.taken_by(Command::kTrain) ||
+    const bool counts = s.taken_by(Command::kTrain) || (options.run.small && s.table == "compare");
+    if (s.table.empty() || s.table == "output" || kSame.contains(s.id()) || !counts ||
         get(options, s) == get(recipe, s))
       continue;
     flags.append(flags.empty() ? "--" : ", --").append(s.flag);
@@ -78,6 +86,12 @@ void note_statistics(const Options& options, const PaperRow& row) {
       row.gpus, options.train.batch / row.gpus, options.train.batch);
 }
 
+void print_changes(const Options& options, const PaperRow& row) {
+  if (const std::string flags = changed_flags(options, row); !flags.empty())
+    fmt::print("  changed:   {}: this was not the {}\n", flags,
+               options.run.small ? "row at a size for two cores" : "paper's row");
+}
+
 /// Prints the last evaluation of a finished run beside the paper's figure.
 void print_result(const Options& options, const PaperRow& row) {
   print_paper(row);
@@ -91,8 +105,7 @@ void print_result(const Options& options, const PaperRow& row) {
       last.segmentation ? "mean IoU " + per_cent(last.metrics.mean_iou)
                         : "top-1 " + per_cent(last.metrics.top1) + ", top-5 " + per_cent(last.metrics.top5);
   fmt::print("  here:      {} after epoch {}\n", score, last.epoch);
-  if (const std::string flags = changed_flags(options, row); !flags.empty())
-    fmt::print("  changed:   {}: this was not the paper's row\n", flags);
+  print_changes(options, row);
 }
 
 /// Evaluates the trained variants, which differ in their activations, with each of these activations: the
@@ -178,6 +191,7 @@ int run_reproduce(const Options& options) {
   if (status != 0) return status;
   if (activations_differ(options)) print_exchange(options);
   print_paper(row);
+  print_changes(options, row);
   return 0;
 }
 

@@ -15,8 +15,9 @@ namespace {
 using train::kBestFile;
 using train::kCheckpointFile;
 using train::kConfigFile;
+using train::kExponentsFile;
 using train::kLogFile;
-constexpr std::array kFiles{kCheckpointFile, kBestFile, kLogFile, kConfigFile};
+constexpr std::array kFiles{kCheckpointFile, kBestFile, kLogFile, kConfigFile, kExponentsFile};
 
 /// Holds the files of the earlier run until the run that replaces it ends.
 constexpr const char* kEarlierFolder = ".earlier";

@@ -83,8 +83,12 @@ std::string bracketed(const Container& values, const Text& text) {
   return out + "]";
 }
 
-/// Refuses a text that a checkpoint could not store. Paths on the command line alone may have any bytes.
-void check_utf8(const Setting& setting, const std::string& text, const std::string& where) {
+/// Refuses a text that a checkpoint could not store, or that the system would cut. Paths on the command line alone may
+/// have any other bytes.
+void check_characters(const Setting& setting, const std::string& text, const std::string& where) {
+  if (text.find('\0') != std::string::npos)
+    throw Error(ErrorKind::kUsage,
+                where + " must not hold the character NUL, got '" + printable(shortened(text, 200)) + "'");
   if (is_utf8(text) || setting.table.empty() || setting.id() == "output.folder") return;
   throw Error(ErrorKind::kUsage, where + " must be UTF-8, because checkpoints store it, got '" +
                                      printable(shortened(text, 200)) + "'");
@@ -158,12 +162,12 @@ void set(Options& options, const Setting& setting, const Value& value, const std
           fits = std::all_of(v.begin(), v.end(), [&](double x) { return within(setting.range, x); });
         if (!fits) refuse(setting, to_toml(value), where);
         if constexpr (std::is_same_v<T, std::string>) {
-          check_utf8(setting, v, where);
+          check_characters(setting, v, where);
           check_choice(setting, v, where);
         }
         if constexpr (std::is_same_v<T, std::vector<std::string>>) {
           for (const auto& name : v) {
-            check_utf8(setting, name, where);
+            check_characters(setting, name, where);
             check_choice(setting, name, where);
           }
         }

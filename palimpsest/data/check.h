@@ -18,10 +18,10 @@ struct CheckOptions {
   int64_t classes =
       0;  ///< that the network will have: a label out of range is a fault; 0: as the data set says
   /// The label of pixels without a class, 255 if not given; for segmentation_folder and webdataset.
-  std::optional<int64_t> ignore_id;
+  std::optional<int64_t> ignore_id = {};
   int64_t threads = 1;  ///< that decode
   /// Is called by the threads, one at a time, with the files of a split that are done and the number of all.
-  std::function<void(const std::string& split, int64_t done, int64_t all)> progress;
+  std::function<void(const std::string& split, int64_t done, int64_t all)> progress = {};
 };
 
 /// What lies in one split.

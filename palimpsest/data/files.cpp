@@ -4,6 +4,7 @@
 #include "palimpsest/base/printable.h"
 
 #include <algorithm>
+#include <set>
 #include <system_error>
 
 namespace palimpsest::data {
@@ -50,6 +51,18 @@ void check_class_name(const std::string& name, const std::string& source) {
   if (!is_utf8(name))
     throw Error(ErrorKind::kData, "the class name '" + printable(name) + "' of '" + source +
                                       "' must be UTF-8, which checkpoints store: rename it");
+}
+
+void check_class_names(const std::vector<std::string>& names, const std::string& source) {
+  std::set<std::string> seen;
+  for (const std::string& name : names) {
+    check_class_name(name, source);
+    if (!seen.insert(name).second)
+      throw Error(
+          ErrorKind::kData,
+          "'" + source + "' names the class '" + printable(shortened(name, 100)) +
+              "' twice: the names of classes must differ, because checkpoints and results go by them");
+  }
 }
 
 bool is_there(const fs::path& path) {

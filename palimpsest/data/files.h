@@ -8,6 +8,8 @@ namespace palimpsest::data {
 
 /// Throws Error(kData) unless a class name out of `source` is UTF-8: checkpoints and logs store it as text.
 void check_class_name(const std::string& name, const std::string& source);
+/// Throws Error(kData) unless the class names out of the file `source` are UTF-8 and differ from each other.
+void check_class_names(const std::vector<std::string>& names, const std::string& source);
 
 /// Returns whether there is a file or folder at `path`. Throws Error(kData), with the path and the reason, if
 /// the system does not tell: a folder that may not be searched, a loop of links, a name that is too long.

@@ -123,11 +123,11 @@ std::vector<std::string> read_class_names(const fs::path& root) {
   if (!is_there(file)) return names;
   std::istringstream lines(io::read_file(file));
   for (std::string line; std::getline(lines, line);) {
-    if (line.ends_with('\r')) line.pop_back();
-    if (line.empty()) continue;
-    check_class_name(line, file.string());
-    names.push_back(line);
+    const auto first = line.find_first_not_of(" \t\r");
+    if (first == std::string::npos) continue;
+    names.push_back(line.substr(first, line.find_last_not_of(" \t\r") + 1 - first));
   }
+  check_class_names(names, file.string());
   return names;
 }
 

@@ -31,6 +31,12 @@ std::vector<fs::path> list_shards(const fs::path& root, const std::string& split
   const auto fail = [&](const std::string& reason) {
     throw Error(ErrorKind::kData, reason + "; expected " + shards::expected_files(labels_pixels));
   };
+  if (split.empty())
+    throw Error(
+        ErrorKind::kUsage,
+        "a split of a webdataset must be a folder, a .tar file or a range of them, got '': '.' takes every "
+        "shard of the folder '" +
+            root.string() + "'");
   std::vector<fs::path> found;
   std::error_code error;
   if (fs::is_directory(root / split, error)) {

@@ -41,8 +41,9 @@ at::Tensor DeepLabV3Head::forward(const at::Tensor& features) {
       !global_pooling_bn_->shares_statistics()) {
     throw Error(ErrorKind::kUsage,
                 "DeepLabV3 needs a batch of at least 2 images in training, got 1: its global branch "
-                "normalizes one value per image and channel; raise the batch size, freeze the "
-                "statistics (--freeze-norm), or synchronize those of several processes (--sync-norm)");
+                "normalizes one value per image and channel; raise the batch size ([train] batch "
+                "divided by accumulate), freeze the statistics (--freeze-norm), or synchronize those of "
+                "several processes (--sync-norm)");
   }
   at::Tensor global;
   if (!libtorch_mean_) global = nn::spatial_mean(features);  // before the other readers of the features

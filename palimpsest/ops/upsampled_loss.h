@@ -28,10 +28,12 @@ struct UpsampledCrossEntropyOptions {
   /// false: on a GPU the host does not wait to learn whether a target is wrong. A wrong one is treated as
   /// ignored there, and `first_wrong` tells. On the CPU it is an error in any case.
   bool checks_targets = true;
+  /// false: the loss is not divided by the weight, and is an f64 scalar. The losses and weights of parts add up.
+  bool mean = true;
 };
 
 struct UpsampledCrossEntropy {
-  at::Tensor loss;  ///< the mean, a scalar; 0 if no pixel counts
+  at::Tensor loss;  ///< the mean, a scalar; 0 if the weight is 0
   /// f64 scalar: the weights of the pixels that count, summed; without weights their number.
   at::Tensor weight;
   /// f64 scalar: the place in `targets` of the first one that is neither a class nor ignored; at least the

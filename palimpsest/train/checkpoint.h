@@ -18,9 +18,10 @@ namespace palimpsest::train {
 
 /// The name of the checkpoint in the output folder of a training.
 inline constexpr const char* kCheckpointFile = "checkpoint.safetensors";
-/// The names of the log (report/run_log.h) and of the configuration beside it.
+/// The names of the log (report/run_log.h), of the configuration and of the chart of gradients beside it.
 inline constexpr const char* kLogFile = "log.jsonl";
 inline constexpr const char* kConfigFile = "config.toml";
+inline constexpr const char* kExponentsFile = "exponents.svg";
 /// The entries of a checkpoint's metadata that hold RunState::order and RunState::data.
 inline constexpr const char* kOrderKey = "palimpsest_order";
 inline constexpr const char* kDataKey = "palimpsest_data";

@@ -75,7 +75,7 @@ class Evaluation {
     const at::Tensor logits =
         options_.ten_crop > 0 ? ten_crop_logits(network_, batch.images, options_.ten_crop, options_.format)
                               : coarse_logits(network_, batch.images, options_.format.precision);
-    add_loss(loss_on_device(logits, batch.targets, loss_options), logits.size(1), loss_options);
+    add_loss(summed_loss(logits, batch.targets, loss_options), logits.size(1), loss_options);
     MetricsAccumulator& metrics = metrics_of(batch.targets, logits.size(1));
     if (options_.observe) options_.observe(batch, logits);
     if (!options_.labels) return metrics.add(logits, batch.targets);
@@ -116,14 +116,14 @@ class Evaluation {
   }
 
   /// Adds in f64, on the device as on the host.
-  void add_loss(const LossOnDevice& loss, int64_t classes, const LossOptions& loss_options) {
-    if (!options_.reads_late.value_or(!loss.mean.is_cpu())) {
-      const CountedLoss read = read_loss(loss, classes, loss_options.ignore_id);
-      totals_.loss += read.mean.item<double>() * read.weight;
-      totals_.weight += read.weight;
+  void add_loss(const SummedLoss& loss, int64_t classes, const LossOptions& loss_options) {
+    if (!options_.reads_late.value_or(!loss.sum.is_cpu())) {
+      refuse_wrong_label(loss.wrong_label.item<double>(), classes, loss_options.ignore_id);
+      totals_.loss += loss.sum.item<double>();
+      totals_.weight += loss.weight.item<double>();
       return;
     }
-    const at::Tensor sums = at::stack({loss.mean.to(at::kDouble) * loss.weight, loss.weight});
+    const at::Tensor sums = at::stack({loss.sum, loss.weight});
     sums_ = sums_.defined() ? sums_.add_(sums) : sums;
   }
 

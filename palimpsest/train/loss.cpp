@@ -108,10 +108,9 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     });
 
     const at::Tensor selected = select(valid, losses, options);
-    const at::Tensor count = *selected_count = selected.sum().to(at::kDouble), divisor = count.clamp_min(1);
-    context->save_for_backward({logits, log_sum_exp, targets, selected, divisor});
-    const at::Tensor total = losses.masked_fill_(selected.logical_not(), 0).sum(at::kDouble);
-    return total.div(divisor).to(logits.scalar_type());
+    *selected_count = selected.sum().to(at::kDouble);
+    context->save_for_backward({logits, log_sum_exp, targets, selected});
+    return losses.masked_fill_(selected.logical_not(), 0).sum(at::kDouble);
   }
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
@@ -124,7 +123,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
     const at::Tensor& log_sum_exp = saved[1];
     const at::Tensor t = saved[2].reshape({n, p});
     const at::Tensor& selected = saved[3];
-    const at::Tensor scale = gradients[0].to(at::kDouble).div(saved[4]).to(x.scalar_type());
+    const at::Tensor scale = gradients[0].to(x.scalar_type());
 
     const at::Tensor dx = at::empty_like(x);  // in the layout of the logits
     for_each_slab(x, [&](int64_t i, int64_t images, int64_t j, int64_t pixels) {
@@ -196,12 +195,12 @@ at::Tensor label_at(const at::Tensor& targets, const at::Tensor& place) {
   return at::where(place < count, targets.flatten().index_select(0, index).squeeze(0).to(at::kDouble), none);
 }
 
-LossOnDevice loss_of_images(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
+SummedLoss loss_of_images(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
   check_types(logits, targets);
   const bool bootstraps = options.kind == "bootstrap";
   ops::UpsampledCrossEntropyOptions o;
   o.ignore_index = options.ignore_id;
-  o.checks_targets = false;
+  o.checks_targets = o.mean = false;
   o.bootstrap_share = bootstraps ? options.bootstrap_share : 1;
   o.bootstrap_probability = bootstraps ? options.bootstrap_probability : 1;
   o.label_smoothing = options.label_smoothing;
@@ -261,7 +260,7 @@ at::Tensor expected_weight(const at::Tensor& targets, const LossOptions& options
   return options.kind == "bootstrap" ? options.bootstrap_share * weight : weight;
 }
 
-LossOnDevice loss_on_device(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
+SummedLoss summed_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
   check_loss(options);
   if (logits.dim() >= 2) check_class_weights(options, logits.size(1));
   const bool of_images = logits.dim() == 4 && targets.dim() == 3;
@@ -269,8 +268,8 @@ LossOnDevice loss_on_device(const at::Tensor& logits, const at::Tensor& targets,
     return loss_of_images(logits, targets, options);
   if (of_images && logits.sizes().slice(2) != targets.sizes().slice(1)) {
     check_types(logits, targets);
-    return loss_on_device(at::upsample_bilinear2d(logits, targets.sizes().slice(1), /*align_corners=*/false),
-                          targets, options);
+    return summed_loss(at::upsample_bilinear2d(logits, targets.sizes().slice(1), /*align_corners=*/false),
+                       targets, options);
   }
   check_targets(logits, targets);
   if (is_weighted(options)) {
@@ -283,19 +282,14 @@ LossOnDevice loss_on_device(const at::Tensor& logits, const at::Tensor& targets,
     return loss_of_images(x.unsqueeze(-1), targets.reshape({x.size(0), x.size(2), 1}), options);
   }
   const at::Tensor wrong = wrong_targets(targets, logits.size(1), options.ignore_id);
-  LossOnDevice result;
+  SummedLoss result;
   result.wrong_label = first_wrong_label(targets, wrong);
-  result.mean = CrossEntropy::apply(logits, targets, options, wrong, &result.weight);
+  result.sum = CrossEntropy::apply(logits, targets, options, wrong, &result.weight);
   return result;
 }
 
-CountedLoss read_loss(const LossOnDevice& loss, int64_t classes, int64_t ignore_id) {
-  refuse_wrong_label(loss.wrong_label.item<double>(), classes, ignore_id);
-  return {loss.mean, loss.weight.item<double>()};
-}
-
-CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
-  return read_loss(loss_on_device(logits, targets, options), logits.size(1), options.ignore_id);
+at::Tensor mean_of(const at::Tensor& sum, const at::Tensor& weight) {
+  return sum * at::where(weight > 0, weight.reciprocal(), at::zeros_like(weight));
 }
 
 at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& targets,
@@ -317,21 +311,22 @@ at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& t
   return at::cat({of_truth, loss, of_class});
 }
 
-LossOnDevice loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid, const LossOptions& options) {
+SummedLoss loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid, const LossOptions& options) {
   check_loss(options);
   const at::Tensor ignored = select(valid, losses[0], options).logical_not();
   const bool weighted = is_weighted(options);
   const auto sum_of = [&](const at::Tensor& row) { return row.masked_fill(ignored, 0).sum(at::kDouble); };
-  const at::Tensor sum = sum_of(losses[weighted ? 1 : 0]);
-  LossOnDevice result;
+  SummedLoss result;
+  result.sum = sum_of(losses[weighted ? 1 : 0]);
   result.weight = weighted ? sum_of(losses[2]) : ignored.logical_not().sum().to(at::kDouble);
-  result.mean = at::where(result.weight > 0, sum / result.weight, sum);
-  result.wrong_label = at::full({}, std::numeric_limits<double>::quiet_NaN(), sum.options());
+  result.wrong_label = at::full({}, std::numeric_limits<double>::quiet_NaN(), result.sum.options());
   return result;
 }
 
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
-  return counted_loss(logits, targets, options).mean;
+  const SummedLoss of_batch = summed_loss(logits, targets, options);
+  refuse_wrong_label(of_batch.wrong_label.item<double>(), logits.size(1), options.ignore_id);
+  return mean_of(of_batch.sum, of_batch.weight).to(logits.scalar_type());
 }
 
 }  // namespace palimpsest::train

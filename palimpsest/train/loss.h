@@ -31,7 +31,7 @@ struct LossOptions {
 ///   L             = 1/W sum_{i in S} ((1-e) w[t_i] l(i,t_i) + e/C sum_c w[c] l(i,c))
 ///                   with l(i,c) = log sum_k exp(x[i,k]) - x[i,c] and W = sum_{i in S} w[t_i]
 /// Bootstrapping ranks the pixels by l(i,t_i), whatever e and w are.
-/// If S is empty (all pixels void), L = 0 and dL/dx = 0, never NaN.
+/// If W = 0 (all pixels void, or of classes of weight 0), L = 0 and dL/dx = 0, never NaN.
 /// Memory, for images: the gradient of the logits as they are given is saved for backward, and no
 /// tensor of the targets' size is made, but for a number and a byte per pixel while bootstrapping ranks them
 /// (ops/upsampled_loss.h). With e or w that is so for all shapes. For other shapes the logits, the targets,
@@ -43,43 +43,33 @@ struct LossOptions {
 /// Image Segmentation", 2016.
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
 
-/// A mean loss whose numbers stay on the device of the logits, so that the host need not wait for it.
-struct LossOnDevice {
-  at::Tensor mean;         ///< differentiable, as loss() returns it
-  at::Tensor weight;       ///< f64 scalar: the W of CountedLoss
+/// The loss of a batch as a sum and its weight. Those of several batches add up, and their loss together is the sum
+/// of the sums over the sum of the weights, because bootstrapping ranks the pixels of each image by itself. (The mean
+/// of the means would lose the smoothing of a batch whose weight is 0.) The numbers stay on the device of the logits,
+/// so that the host need not wait for it.
+struct SummedLoss {
+  at::Tensor sum;     ///< f64 scalar, differentiable: W L of loss()
+  at::Tensor weight;  ///< f64 scalar: W, which is the number of pixels (images) |S| without class weights
   at::Tensor wrong_label;  ///< f64 scalar: the first class id that is wrong; NaN: none is
 };
 
-/// Does the same as counted_loss(), and neither reads a number nor throws for a wrong class id on a GPU,
-/// where a wrong one counts as void. On the CPU the operator for images throws. The caller throws for
-/// `wrong_label` when it reads it. Only bootstrapping of logits that have the targets' shape, of 16 bits or
-/// on a device without our kernels, waits for the device.
-LossOnDevice loss_on_device(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
-
-/// A mean loss and what it was divided by: W, which is the number of pixels (images) |S| without class
-/// weights.
-struct CountedLoss {
-  at::Tensor mean;
-  double weight = 0;
-};
-
-/// Reads the numbers of a loss, for which the host waits. Throws Error(kData) for a wrong class id.
-CountedLoss read_loss(const LossOnDevice& loss, int64_t classes, int64_t ignore_id);
-
-/// Does the same as loss() and returns W, too: the loss of several batches together is the mean of their
-/// means weighted by W, because bootstrapping ranks the pixels of each image by itself.
-CountedLoss counted_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
+/// Does the same as loss(), and neither reads a number nor throws for a wrong class id on a GPU, where a wrong one
+/// counts as void. On the CPU the operator for images throws. The caller throws for `wrong_label` when it reads it
+/// (refuse_wrong_label). Nothing waits for a GPU.
+SummedLoss summed_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
+/// Returns sum / weight, 0 where the weight is 0; differentiable, f64.
+at::Tensor mean_of(const at::Tensor& sum, const at::Tensor& weight);
 
 /// Returns what loss_of_pixels() needs of pixels with probabilities p (C, H, W) and targets (1, H,
 /// W), which must be classes: a row -log p of the true class; with label smoothing or class weights (see
 /// loss()) two rows more, the loss of the pixel and the weight of its class. (rows, H * W).
 at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& targets,
                             const LossOptions& options);
-/// Does the same as loss_on_device() where the losses of each pixel are known already: losses (rows, N, P) are
+/// Does the same as summed_loss() where the losses of each pixel are known already: losses (rows, N, P) are
 /// those of losses_of_pixels(), `valid` (N, P) is false for void pixels. No label is wrong.
-LossOnDevice loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid, const LossOptions& options);
+SummedLoss loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid, const LossOptions& options);
 
-/// Returns an estimate of the W of counted_loss() that needs no logits, an f64 scalar on the device of the
+/// Returns an estimate of the W of summed_loss() that needs no logits, an f64 scalar on the device of the
 /// targets: exact but for bootstrapping, whose choice it does not know.
 at::Tensor expected_weight(const at::Tensor& targets, const LossOptions& options);
 

@@ -38,29 +38,27 @@ at::Tensor StepLoss::part(int64_t index, const std::function<std::vector<double>
   }
   const data::Batch part = parts_ > 1 ? narrow(index) : batch_;
   const at::Tensor logits = coarse_logits(network_, part.images, precision_);
-  const LossOnDevice loss = loss_on_device(logits, part.targets, options_);
-  const at::Tensor value = loss.mean.detach().to(at::kDouble);
+  const SummedLoss loss = summed_loss(logits, part.targets, options_);
+  const auto type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   if (index == 0) {
     classes_ = logits.size(1);
-    loss_ = value * loss.weight;
+    loss_ = loss.sum.detach();
     weight_ = loss.weight;
     wrong_label_ = loss.wrong_label;
   } else {
-    loss_ = loss_ + value * loss.weight;
+    loss_ = loss_ + loss.sum.detach();
     weight_ = weight_ + loss.weight;
     wrong_label_ = at::where(wrong_label_.isnan(), loss.wrong_label, wrong_label_);
   }
   if (parts_ == 1 && !group_) {
-    mean_ = value;
-    return loss.mean;
+    const at::Tensor mean = mean_of(loss.sum, loss.weight);
+    mean_ = mean.detach();
+    return mean.to(type);
   }
   if (index == parts_ - 1) finish(shared);
-  // Averages over the ranks divide by their number. Without a pixel that counts the loss is 0, and so is its
-  // factor.
+  // Averages over the ranks divide by their number.
   const double ranks = group_ ? group_->size() : 1;
-  const at::Tensor factor =
-      at::where(expected_ > 0, loss.weight * ranks / expected_, at::ones_like(expected_));
-  return loss.mean * factor.to(loss.mean.scalar_type());
+  return mean_of(loss.sum * ranks, expected_).to(type);
 }
 
 void StepLoss::finish(const std::function<std::vector<double>()>& shared) {
@@ -75,9 +73,8 @@ void StepLoss::finish(const std::function<std::vector<double>()>& shared) {
     sums_.assign(all.begin() + 3, all.end());
   }
   if (parts_ == 1) expected_ = weight_;
-  const at::Tensor counts = weight_ > 0;
-  mean_ = at::where(counts, loss_ / weight_, at::zeros_like(loss_));
-  gradient_factor_ = at::where(counts, expected_ / weight_, at::ones_like(weight_));
+  mean_ = mean_of(loss_, weight_);
+  gradient_factor_ = mean_of(expected_, weight_);
 }
 
 }  // namespace palimpsest::train

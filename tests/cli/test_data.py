@@ -321,6 +321,31 @@ def test_the_check_takes_the_number_of_classes_and_the_ignore_id(folder):
     assert check(voc, "--classes", "21")
 
 
+def test_class_names_that_are_not_different_are_refused_at_the_start(folder):
+    streets = segmentation_folder(folder / "streets")
+    (streets / "classes.txt").write_text("cat\ncat\ncow\n")
+    cifar = published("cifar10", folder / "cifar10")
+    names = next(cifar.glob("**/data_batch_1.bin")).with_name("batches.meta.txt")
+    names.write_text("cat\n" * 10)
+    for root, kind, file in ((streets, "segmentation_folder", streets / "classes.txt"), (cifar, "cifar10", names)):
+        network = NETWORK[kind != "cifar10"].split()
+        fails(DATA_ERROR, "train", "--data", kind, *network, *SHORT, "--data-root", root, "--output", folder / "run",
+              says=[file, "names the class 'cat' twice"])
+        assert "names the class 'cat' twice" in run("data", "check", root, "--data-kind", kind).stdout + run(
+            "data", "check", root, "--data-kind", kind).stderr
+    assert not (folder / "run").exists()
+
+
+def test_a_folder_of_labels_has_the_classes_of_its_file(folder):
+    streets = segmentation_folder(folder / "streets")
+    network = ["--data", "segmentation_folder", *NETWORK[True].split(), *SHORT, "--data-root", streets]
+    fails(USAGE, "train", *network, "--output", folder / "run", says=["give [model] classes (--classes), or a name per line",
+                                                                      streets / "classes.txt"])
+    (streets / "classes.txt").write_text("sky\nroad\na tree\n")
+    succeeds("train", *network, "--output", folder / "run")
+    assert json.loads(succeeds("info", folder / "run", "--json").stdout)["class_names"] == ["sky", "road", "a tree"]
+
+
 def test_the_action_of_data_is_checked(folder):
     fails(USAGE, "data", "chekc", folder, says=["unknown action of data 'chekc'", "did you mean 'check'"])
     fails(USAGE, "data", "check", says=["PATH"])

@@ -230,6 +230,7 @@ def test_a_value_may_end_with_an_equals_sign():
     ("[optimizer]\nmomentun = 1\n", ["recipe.toml:2:", "'momentun'", "did you mean 'momentum'"]),
     ("[optimiser]\nlr = 1\n", ["recipe.toml:1:", "unknown table 'optimiser'", "did you mean 'optimizer'"]),
     ("lr = 1\n", ["recipe.toml:1:", "'lr'"]),
+    ('[data]\nroot = "a\\u0000b"\n', ["recipe.toml:2: [data] root must not hold the character NUL", "a\\x00b"]),
     ("optimizer = 1\n", ["recipe.toml:1:", "optimizer must be a table", "1 (integer)"]),
     ("[optimizer]\nlr = \"fast\"\n", ["recipe.toml:2: [optimizer] lr must be a number > 0", "fast", "string"]),
     ("[optimizer]\nlr = true\n", ["recipe.toml:2: [optimizer] lr must be a number > 0", "true (boolean)"]),

@@ -141,7 +141,9 @@ def test_small_segmentation_spends_the_memory_as_the_row_does(row, folder):
     table = "train" if spent == "batch" else "data"
     assert inplace[table][spent] > standard[table][spent]
     assert "trained on: standard: 2 x 32 x 32 pixels [+0 %]; inplace_2: " in printed
-    assert printed.rstrip().endswith(f"the paper: {comments(row)['paper']}\n  against:   {comments(row)['baseline']}")
+    assert f"the paper: {comments(row)['paper']}\n  against:   {comments(row)['baseline']}\n  changed:   " in printed
+    changed = re.search(r"^  changed:   (.*): this was not the row at a size for two cores$", printed, flags=re.M)[1].split(", ")
+    assert {"--model", "--crop", "--batch", "--max-steps"} == set(changed)
 
 
 @pytest.fixture(scope="module")

@@ -104,6 +104,15 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins(folder, argume
     assert (killed / CHECKPOINT_FILE).read_bytes() == (expected / CHECKPOINT_FILE).read_bytes()
 
 
+def test_a_run_that_replaces_another_leaves_no_chart_of_it(folder):
+    succeeds("train", *TINY, "--max-steps", "1", "--histogram-every", "1", "--quiet", "--output", folder / "run")
+    chart = (folder / "run/exponents.svg").read_bytes()
+    fails(USAGE, "train", *TINY, "--batch", "1", "--crop", "16", "--overwrite", "--output", folder / "run")
+    assert (folder / "run/exponents.svg").read_bytes() == chart
+    succeeds("train", *TINY, "--max-steps", "1", "--quiet", "--overwrite", "--output", folder / "run")
+    assert not (folder / "run/exponents.svg").exists()
+
+
 @pytest.mark.parametrize("code, flags", [(USAGE, ["--batch", "1", "--crop", "16"]), (MEMORY, ["--memory-limit", "4"])])
 def test_a_refused_run_leaves_the_run_that_it_was_to_replace(folder, code, flags):
     stop_early(folder / "run")

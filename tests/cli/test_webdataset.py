@@ -84,6 +84,7 @@ def test_what_is_wrong_with_an_example_is_one_line(folder, members, says):
     (("--train-split", "train-{000003..000000}.tar"), USAGE, ["smaller one first"]),
     (("--train-split", "{train-000000,train-000000}.tar"), DATA_ERROR, ["train-000000.tar", "is given twice"]),
     (("--train-split", "train-*.tar"), DATA_ERROR, ["does not exist", "a range is written {000000..000146}"]),
+    (("--train-split", ""), USAGE, ["a split of a webdataset must be a folder", "got ''", "'.' takes every shard"]),
     (("--train-split", "val", "--classes", "0"), USAGE, ["--classes"]),
     (("--train-split", "val", "--ignore-id", "7"), USAGE, ["ignore-id", "no effect"]),
     (("--train-split", "val", "--data", "image_folder", "--shuffle-buffer", "7"), USAGE, ["shuffle-buffer", "no effect", "webdataset"]),

@@ -161,6 +161,17 @@ TEST(SegmentationFolder, ClassNamesThatAreNotUtf8AreRefused) {
                [&] { segmentation_folder(folder.path(), "train", 3, plain()); });
 }
 
+TEST(SegmentationFolder, ClassNamesHaveNoBlanksAroundThemAndDiffer) {
+  const TemporaryFolder folder;
+  put_segmentation(folder);
+  put(folder / "classes.txt", "  sky \n\nroad\t\r\n  a tree\n");
+  const std::vector<std::string> names{"sky", "road", "a tree"};
+  EXPECT_EQ(segmentation_folder(folder.path(), "train", 3, plain())->class_names(), names);
+  put(folder / "classes.txt", "sky\nroad\n sky\n");
+  expect_error(ErrorKind::kData, {"classes.txt", "names the class 'sky' twice", "must differ"},
+               [&] { segmentation_folder(folder.path(), "train", 3, plain()); });
+}
+
 TEST(SegmentationFolder, DifferentSizesAreAnErrorWithBoth) {
   const TemporaryFolder folder;
   put_segmentation(folder);

@@ -242,11 +242,11 @@ TEST_F(OnDeviceTraining, BootstrappingRanksThePixelsOfEachImageAsOnTheCpu) {
       for (int64_t image = 0; image < 4; ++image) {
         const at::Tensor of_image = losses.narrow(0, image, 1).unsqueeze(0),
                          counts = valid.narrow(0, image, 1);
-        const LossOnDevice want = loss_of_pixels(of_image, counts, options);
-        const LossOnDevice got = loss_of_pixels(of_image.to(kDevice), counts.to(kDevice), options);
+        const SummedLoss want = loss_of_pixels(of_image, counts, options);
+        const SummedLoss got = loss_of_pixels(of_image.to(kDevice), counts.to(kDevice), options);
         EXPECT_EQ(got.weight.item<double>(), want.weight.item<double>()) << image << " " << share;
-        EXPECT_EQ(std::isnan(got.mean.item<double>()), image == 3);
-        if (image < 3) EXPECT_DOUBLE_EQ(got.mean.item<double>(), want.mean.item<double>()) << image;
+        EXPECT_EQ(std::isnan(got.sum.item<double>()), image == 3);
+        if (image < 3) EXPECT_DOUBLE_EQ(got.sum.item<double>(), want.sum.item<double>()) << image;
       }
     }
 }

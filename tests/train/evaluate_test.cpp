@@ -215,6 +215,21 @@ TEST(Evaluate, ReadsItsNumbersOnceAtTheEndIfItReadsLate) {
   }
 }
 
+TEST(Evaluate, TheLossDoesNotDependOnTheBatchWhereAClassHasNoWeight) {
+  const auto classifier = std::make_shared<TinyClassifier>();
+  const auto loss_of = [&](int64_t batch, bool late) {
+    data::Loader loader(std::make_shared<BrightestColor>(12, 6, /*segmentation=*/false), in_order(batch));
+    LoaderBatches batches(loader);
+    EvaluationOptions options;
+    options.loss = {.label_smoothing = 0.2, .class_weights = {0, 1, 2}};
+    options.reads_late = late;
+    return evaluate(classifier, batches, options).loss;
+  };
+  const double whole = loss_of(12, false);
+  for (const bool late : {false, true})
+    for (const int64_t batch : {1, 2, 12}) EXPECT_NEAR(loss_of(batch, late), whole, 1e-6 * whole) << batch;
+}
+
 TEST(Evaluate, AWrongLabelIsTheSameErrorWhenItIsReadLate) {
   const auto classifier = std::make_shared<TinyClassifier>();
   for (const bool late : {false, true})

@@ -122,18 +122,19 @@ TEST(Loss, LabelSmoothingAndClassWeightsAreThoseOfLibtorchOfTheChosenPixels) {
           const at::Tensor want =
               at::cross_entropy_loss(y, counted, weighted ? c10::optional<at::Tensor>(weight) : c10::nullopt,
                                      at::Reduction::Mean, 255, smoothing);
-          const CountedLoss got = counted_loss(x, targets, options);
-          got.mean.backward();
+          const SummedLoss got = summed_loss(x, targets, options);
+          mean_of(got.sum, got.weight).backward();
           want.backward();
           const at::Tensor valid = counted.masked_select(counts);
-          EXPECT_NEAR(got.weight,
+          EXPECT_NEAR(got.weight.item<double>(),
                       weighted ? weight.index_select(0, valid).sum().item<double>()
                                : static_cast<double>(valid.numel()),
                       kReorderedF64);
-          EXPECT_NEAR(got.mean.item<double>(), want.item<double>(), kReorderedF64);
+          EXPECT_NEAR(mean_of(got.sum, got.weight).item<double>(), want.item<double>(), kReorderedF64);
           EXPECT_LE(relative_error(x.grad(), y.grad()), kReorderedF64);
           if (options.kind == "cross_entropy") {
-            EXPECT_NEAR(expected_weight(targets, options).item<double>(), got.weight, kReorderedF64);
+            EXPECT_NEAR(expected_weight(targets, options).item<double>(), got.weight.item<double>(),
+                        kReorderedF64);
           }
         }
 }
@@ -266,13 +267,13 @@ TEST(Loss, OfCoarseLogitsIsThatOfTheUpsampledOnes) {
   const at::Tensor x = at::randn({2, 5, 6, 7}, at::kDouble), targets = some_targets({2, 48, 50}, 5);
   for (const auto& options : kinds()) {
     const at::Tensor coarse = x.clone().requires_grad_(), upsampled = x.clone().requires_grad_();
-    const CountedLoss ours = counted_loss(coarse, targets, options);
-    const CountedLoss whole =
-        counted_loss(at::upsample_bilinear2d(upsampled, {48, 50}, false), targets, options);
-    ours.mean.backward();
-    whole.mean.backward();
-    EXPECT_EQ(ours.weight, whole.weight);
-    EXPECT_LE(relative_error(ours.mean, whole.mean), kReorderedF64);
+    const SummedLoss ours = summed_loss(coarse, targets, options);
+    const SummedLoss whole =
+        summed_loss(at::upsample_bilinear2d(upsampled, {48, 50}, false), targets, options);
+    ours.sum.backward();
+    whole.sum.backward();
+    EXPECT_EQ(ours.weight.item<double>(), whole.weight.item<double>());
+    EXPECT_LE(relative_error(ours.sum, whole.sum), kReorderedF64);
     EXPECT_LE(relative_error(coarse.grad(), upsampled.grad()), kReorderedF64);
   }
 }

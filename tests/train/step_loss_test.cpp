@@ -27,10 +27,11 @@ torch::nn::Sequential plain_net() {
   return net;
 }
 
-/// Seven images, each with another number of void pixels.
+/// Seven images, each with another number of void pixels; one has a single class.
 data::Batch uneven_batch() {
   at::manual_seed(4);
   data::Batch batch{at::randn({7, 3, 6, 6}, at::kDouble), at::randint(3, {7, 6, 6}, at::kLong), {}};
+  batch.targets[1].fill_(0);  // which a class weight of 0 leaves without weight
   for (int64_t i = 0; i < 7; ++i) batch.targets[i].narrow(0, 0, i % 6).fill_(255);
   return batch;
 }
@@ -42,12 +43,12 @@ std::vector<at::Tensor> gradients_of(torch::nn::Module& module) {
 }
 
 std::vector<LossOptions> step_losses() {
-  return {
-      {},
-      {.kind = "bootstrap"},
-      {.kind = "bootstrap", .bootstrap_probability = 0.4, .bootstrap_share = 0.5},
-      {.label_smoothing = 0.1, .class_weights = {0.5, 2, 1}},
-      {.kind = "bootstrap", .bootstrap_share = 0.5, .label_smoothing = 0.1, .class_weights = {0.5, 2, 1}}};
+  return {{},
+          {.kind = "bootstrap"},
+          {.kind = "bootstrap", .bootstrap_probability = 0.4, .bootstrap_share = 0.5},
+          {.label_smoothing = 0.1, .class_weights = {0.5, 2, 1}},
+          {.label_smoothing = 0.1, .class_weights = {0, 2, 1}},
+          {.kind = "bootstrap", .bootstrap_share = 0.5, .label_smoothing = 0.1, .class_weights = {0, 2, 1}}};
 }
 
 TEST(StepLoss, PartsHaveTheGradientsOfTheWholeBatch) {
@@ -81,14 +82,17 @@ TEST(StepLoss, PartsHaveTheGradientsOfTheWholeBatch) {
 
 TEST(StepLoss, WithoutAnyPixelThatCountsHasGradientsOfZero) {
   auto batch = uneven_batch();
-  batch.targets.fill_(255);
-  for (const int64_t parts : {1, 3}) {
-    auto net = plain_net();
-    const Network network(net);
-    StepLoss step_loss(network, batch, {}, amp::Precision::kF32, parts);
-    for (int64_t part = 0; part < parts; ++part) step_loss.part(part).backward();
-    EXPECT_EQ(step_loss.mean().item<double>(), 0);
-    for (const auto& g : gradients_of(*net)) EXPECT_EQ(g.abs().sum().item<double>(), 0);
+  for (const int64_t label : {255, 0}) {
+    batch.targets.fill_(label);
+    const LossOptions options{.label_smoothing = 0.1, .class_weights = {0, 2, 1}};
+    for (const int64_t parts : {1, 3}) {
+      auto net = plain_net();
+      const Network network(net);
+      StepLoss step_loss(network, batch, options, amp::Precision::kF32, parts);
+      for (int64_t part = 0; part < parts; ++part) step_loss.part(part).backward();
+      EXPECT_EQ(step_loss.mean().item<double>(), 0);
+      for (const auto& g : gradients_of(*net)) EXPECT_EQ(g.abs().sum().item<double>(), 0);
+    }
   }
 }
 

@@ -294,9 +294,9 @@ TEST(Views, LossMetricsAndLabelsAreThoseOfTheAverage) {
       for (int64_t i = 0; i < batch->images.size(0); ++i, ++image_number) {
         const at::Tensor p =
             plain_average(*network, batch->images[i].to(at::kDouble), options.views).unsqueeze(0);
-        const CountedLoss of_image = counted_loss(p.log(), batch->targets.narrow(0, i, 1), options.loss);
-        loss += of_image.mean.item<double>() * of_image.weight;
-        counted += of_image.weight;
+        const SummedLoss of_image = summed_loss(p.log(), batch->targets.narrow(0, i, 1), options.loss);
+        loss += of_image.sum.item<double>();
+        counted += of_image.weight.item<double>();
         metrics.add(p, batch->targets.narrow(0, i, 1));
         EXPECT_TRUE(labels.at(image_number).equal(p[0].argmax(0).to(at::kByte)));
       }

@@ -163,7 +163,7 @@ CifarFiles find_cifar(const Layout& layout, const fs::path& root, const Split& s
     if (cifar.names.size() != classes)
       throw Error(ErrorKind::kData, "'" + names.string() + "' must name " + std::to_string(classes) +
                                         " classes, got " + std::to_string(cifar.names.size()));
-    for (const std::string& name : cifar.names) check_class_name(name, names.string());
+    check_class_names(cifar.names, names.string());
   } else {
     for (std::size_t i = 0; i < classes; ++i) cifar.names.push_back("class " + std::to_string(i));
   }

@@ -17,6 +17,7 @@ struct LossArguments {
   bool align_corners;
   double bootstrap_share, bootstrap_probability;
   bool checks_targets = true;
+  bool mean = true;  ///< of loss_and_weight; else the sum, f64
 };
 
 /// Returns [sum of the losses, sum of the weights, number of pixels, place of the first wrong target] (f64),

@@ -15,14 +15,16 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Returns 1 / sum of the weights, 0 if no pixel counts.
-at::Tensor inverse_weight(const at::Tensor& sums) {
+/// Returns what the sum of the losses is multiplied with: for the mean 1 / sum of the weights, 0 if that is 0.
+at::Tensor factor(const at::Tensor& sums, bool mean) {
   const at::Tensor weight = sums.select(0, 1);
+  if (!mean) return at::ones_like(weight);
   return at::where(weight > 0, weight.reciprocal(), at::zeros_like(weight));
 }
 
-at::Tensor mean_loss(const at::Tensor& sums, const at::Tensor& logits) {
-  return (sums.select(0, 0) * inverse_weight(sums))
+at::Tensor loss_of(const at::Tensor& sums, const at::Tensor& logits, bool mean) {
+  if (!mean) return sums.select(0, 0).clone();
+  return (sums.select(0, 0) * factor(sums, mean))
       .to(logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
@@ -33,16 +35,16 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
   static variable_list forward(AutogradContext* ctx, const at::Tensor& logits, const at::Tensor& targets,
                                const std::optional<at::Tensor>& weight, int64_t ignore_index,
                                double label_smoothing, bool align_corners, double share, double probability,
-                               bool checks_targets) {
+                               bool checks_targets, bool mean) {
     const auto [sums, gradient] = upsampled_loss_detail::forward(
         logits, targets,
         {weight, ignore_index, label_smoothing, align_corners, share, probability, checks_targets},
         /*for_backward=*/true);
-    ctx->save_for_backward({gradient, inverse_weight(sums)});
+    ctx->save_for_backward({gradient, factor(sums, mean)});
     ctx->saved_data["dtype"] = logits.scalar_type();
     at::Tensor total = sums.select(0, 1).clone(), first_wrong = sums.select(0, 3).clone();
     ctx->mark_non_differentiable({total, first_wrong});
-    return {mean_loss(sums, logits), total, first_wrong};
+    return {loss_of(sums, logits, mean), total, first_wrong};
   }
 
   static variable_list backward(AutogradContext* ctx, variable_list gradients) {
@@ -54,7 +56,7 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
       const at::Tensor scale = (gradients[0].to(at::kDouble) * saved[1]).to(saved[0].scalar_type());
       dx = (saved[0] * scale).to(ctx->saved_data["dtype"].toScalarType());
     }
-    return {dx, {}, {}, {}, {}, {}, {}, {}, {}};
+    return {dx, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   }
 };
 
@@ -68,11 +70,11 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> loss_and_weight(const at::Tensor&
   if (c10::GradMode::is_enabled() && logits.requires_grad()) {
     const auto results =
         LossFunction::apply(logits, targets, a.weight, a.ignore_index, a.label_smoothing, a.align_corners,
-                            a.bootstrap_share, a.bootstrap_probability, a.checks_targets);
+                            a.bootstrap_share, a.bootstrap_probability, a.checks_targets, a.mean);
     return {results[0], results[1], results[2]};
   }
   const at::Tensor sums = std::get<0>(forward(logits, targets, a, /*for_backward=*/false));
-  return {mean_loss(sums, logits), sums.select(0, 1).clone(), sums.select(0, 3).clone()};
+  return {loss_of(sums, logits, a.mean), sums.select(0, 1).clone(), sums.select(0, 3).clone()};
 }
 
 }  // namespace palimpsest::ops::upsampled_loss_detail
@@ -81,10 +83,10 @@ namespace palimpsest::ops {
 
 UpsampledCrossEntropy upsampled_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                               const UpsampledCrossEntropyOptions& o) {
-  auto [loss, weight, first_wrong] =
-      upsampled_loss_detail::loss_and_weight(logits, targets,
-                                             {o.weight, o.ignore_index, o.label_smoothing, o.align_corners,
-                                              o.bootstrap_share, o.bootstrap_probability, o.checks_targets});
+  auto [loss, weight, first_wrong] = upsampled_loss_detail::loss_and_weight(
+      logits, targets,
+      {o.weight, o.ignore_index, o.label_smoothing, o.align_corners, o.bootstrap_share,
+       o.bootstrap_probability, o.checks_targets, o.mean});
   return {std::move(loss), std::move(weight), std::move(first_wrong)};
 }
 

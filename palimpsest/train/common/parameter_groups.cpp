@@ -82,7 +82,9 @@ std::vector<ParameterGroup> parameter_groups(const torch::nn::Module& model,
       group.parameters.push_back(p);
     }
   });
-  require(!seen.empty(), "all parameters of the model are frozen: there is nothing to train");
+  require(!seen.empty(),
+          "all parameters of the model are frozen: there is nothing to train; name fewer of them in [train] "
+          "freeze (--freeze)");
   for (const LayerFactor& entry : factors)
     require(used.contains(&entry),
             fmt::format("lr_factors names '{}', which has no effect: its parameters are frozen or have "

@@ -105,7 +105,7 @@ void Progress::evaluation(const EvaluationRecord& record) {
                                           100 * m.pixel_accuracy)
                             : fmt::format("top-1 {:.2f} %  top-5 {:.2f} %", 100 * m.top1, 100 * m.top5)) +
        fmt::format("  ({} images{})", record.images,
-                   record.bad_images > 0 ? fmt::format(", {} bad ones left out", record.bad_images) : ""));
+                   record.bad_images > 0 ? fmt::format(", {} bad left out", record.bad_images) : ""));
 }
 
 void Progress::note(const std::string& text) {

@@ -25,7 +25,8 @@ int64_t RunReports::begin_files(int64_t steps_done) {
   log_.emplace(options_.output / kLogFile, steps_done);
   if (!options_.resume) {
     std::error_code none;  // of an earlier run
-    std::filesystem::remove(options_.output / kBestFile, none);
+    for (const char* file : {kBestFile, kExponentsFile})
+      std::filesystem::remove(options_.output / file, none);
   }
   files_.emplace(options_.output, options_.tensorboard, steps_done);
   return log_->evaluated_step();
@@ -64,7 +65,7 @@ void RunReports::show(int64_t step, const Step::Observation& seen) {
   outcome_.exponents = record;
   if (log_) log_->write(record);
   if (files_) files_->write(record);
-  if (writes_) io::write_file_atomically(options_.output / "exponents.svg", to_svg(record));
+  if (writes_) io::write_file_atomically(options_.output / kExponentsFile, to_svg(record));
   if (!progress_) return;
   const auto tell = [&](const char* what, const amp::ExponentHistogram& h) {
     const std::string text = h.text();  // only its first line is shown: log and chart have the bars
