@@ -11,7 +11,6 @@
 #include "palimpsest/data/generated/streets.h"
 #include "palimpsest/data/image_folder.h"
 #include "palimpsest/data/layouts.h"
-#include "palimpsest/data/layouts/labeled_pixels.h"
 #include "palimpsest/data/segmentation_folder.h"
 #include "palimpsest/data/webdataset.h"
 #include "palimpsest/memory/counting_allocator.h"
@@ -85,7 +84,7 @@ std::shared_ptr<data::Dataset> open_kind(const Options& options, bool training) 
   if (const data::Layout* layout = data::find_layout(d.kind))
     return data::open_layout(*layout, d.root, split, d.annotations, t, skip_bad);
   int64_t classes = options.model.classes;
-  if (classes == 0) classes = static_cast<int64_t>(data::layouts::read_class_names(d.root).size());
+  if (classes == 0) classes = static_cast<int64_t>(data::read_class_names(d.root).size());
   if (classes == 0)
     throw Error(ErrorKind::kUsage,
                 "[data] kind = " + d.kind +

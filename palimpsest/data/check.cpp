@@ -242,7 +242,7 @@ void check_folders(DataCheck& result, const fs::path& root, const CheckOptions& 
   if (splits.empty())
     throw Error(ErrorKind::kData,
                 "'" + root.string() + "' is no " + result.kind + "; expected " + result.expected);
-  if (labels_pixels) result.class_names = layouts::read_class_names(root);
+  if (labels_pixels) result.class_names = read_class_names(root);
   const int64_t classes = class_count(result, root, options);
   const int64_t ids = classes > 0 ? classes : 255;
   for (const std::string& name : splits) {
@@ -287,7 +287,7 @@ DataCheck check_data(const fs::path& root, const CheckOptions& options) {
   if (const Layout* layout = find_layout(result.kind)) {
     check_published(result, *layout, root, options);
   } else if (result.kind == "webdataset") {
-    result.class_names = layouts::read_class_names(root);
+    result.class_names = read_class_names(root);
     checks::check_shards(result, root, class_count(result, root, options), options);
   } else {
     check_folders(result, root, options);

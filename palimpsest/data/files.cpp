@@ -2,9 +2,11 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
+#include "palimpsest/io/atomic_file.h"
 
 #include <algorithm>
 #include <set>
+#include <sstream>
 #include <system_error>
 
 namespace palimpsest::data {
@@ -63,6 +65,20 @@ void check_class_names(const std::vector<std::string>& names, const std::string&
           "'" + source + "' names the class '" + printable(shortened(name, 100)) +
               "' twice: the names of classes must differ, because checkpoints and results go by them");
   }
+}
+
+std::vector<std::string> read_class_names(const fs::path& root) {
+  std::vector<std::string> names;
+  const fs::path file = root / "classes.txt";
+  if (!is_there(file)) return names;
+  std::istringstream lines(io::read_file(file));
+  for (std::string line; std::getline(lines, line);) {
+    const auto first = line.find_first_not_of(" \t\r");
+    if (first == std::string::npos) continue;
+    names.push_back(line.substr(first, line.find_last_not_of(" \t\r") + 1 - first));
+  }
+  check_class_names(names, file.string());
+  return names;
 }
 
 bool is_there(const fs::path& path) {

@@ -10,6 +10,9 @@ namespace palimpsest::data {
 void check_class_name(const std::string& name, const std::string& source);
 /// Throws Error(kData) unless the class names out of the file `source` are UTF-8 and differ from each other.
 void check_class_names(const std::vector<std::string>& names, const std::string& source);
+/// Returns the lines of ROOT/classes.txt without blanks around them, or none if there is no such file. Throws
+/// Error(kData) as check_class_names does.
+std::vector<std::string> read_class_names(const std::filesystem::path& root);
 
 /// Returns whether there is a file or folder at `path`. Throws Error(kData), with the path and the reason, if
 /// the system does not tell: a folder that may not be searched, a loop of links, a name that is too long.

@@ -5,11 +5,9 @@
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/identity.h"
 #include "palimpsest/data/layouts/labeled_pixels.h"
-#include "palimpsest/io/atomic_file.h"
 #include "palimpsest/io/image.h"
 
 #include <filesystem>
-#include <sstream>
 #include <unordered_map>
 #include <utility>
 
@@ -115,20 +113,6 @@ LabeledFiles find_segmentation_folder(const fs::path& root, const std::string& s
   LabeledFiles files;
   add_folder(files, root / split, root / (split + "annot"), {}, layout);
   return files;
-}
-
-std::vector<std::string> read_class_names(const fs::path& root) {
-  std::vector<std::string> names;
-  const fs::path file = root / "classes.txt";
-  if (!is_there(file)) return names;
-  std::istringstream lines(io::read_file(file));
-  for (std::string line; std::getline(lines, line);) {
-    const auto first = line.find_first_not_of(" \t\r");
-    if (first == std::string::npos) continue;
-    names.push_back(line.substr(first, line.find_last_not_of(" \t\r") + 1 - first));
-  }
-  check_class_names(names, file.string());
-  return names;
 }
 
 std::vector<std::string> class_names(const fs::path& root, int64_t classes) {

@@ -15,10 +15,7 @@ namespace palimpsest::data::layouts {
 /// The files of segmentation_folder, without the meaning of their ids. Throws as add_folder does.
 LabeledFiles find_segmentation_folder(const std::filesystem::path& root, const std::string& split);
 
-/// Returns the lines of ROOT/classes.txt without blanks around them, or none if there is no such file. Throws
-/// Error(kData) for a name that is not UTF-8 or that occurs twice.
-std::vector<std::string> read_class_names(const std::filesystem::path& root);
-/// Returns the same, or "class 0", "class 1", ... if there is no such file. Throws Error(kData) unless it has
+/// Returns what read_class_names does, or "class 0", "class 1", ... if there is no such file. Throws Error(kData) unless it has
 /// one line per class.
 std::vector<std::string> class_names(const std::filesystem::path& root, int64_t classes);
 
