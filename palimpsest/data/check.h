@@ -15,8 +15,8 @@ struct CheckOptions {
   std::string
       kind;  ///< a kind of data/layouts.h, segmentation_folder, image_folder or webdataset; "": recognize it
   bool full = false;  ///< decode every file
-  int64_t classes =
-      0;  ///< that the network will have: a label out of range is a fault; 0: as the data set says
+  /// The number that the network will have: a label out of range is a fault. 0: as the data set says.
+  int64_t classes = 0;
   /// The label of pixels without a class, 255 if not given; for segmentation_folder and webdataset.
   std::optional<int64_t> ignore_id = {};
   int64_t threads = 1;  ///< that decode
@@ -58,8 +58,8 @@ struct DataCheck {
 
 /// Looks through the data set in a folder. Faults do not end the check: the result names each. Throws
 /// Error(kUsage) for an unknown kind, for `classes` that are not the number of the names that the data set brings,
-/// and for an ignore id that the layout does not take or that is a class; Error(kData) if the folder is missing, has another layout, or none that
-/// is known, and Error(kMemory) if the system does not start the threads.
+/// and for an ignore id where the layout takes none; Error(kData) if the folder is missing, has another layout, or
+/// none that is known; and Error(kMemory) if the system does not start the threads.
 ///
 /// Memory with `full`: one image and one label per thread, 4 bytes per pixel, beside the two files.
 DataCheck check_data(const std::filesystem::path& root, const CheckOptions& options);

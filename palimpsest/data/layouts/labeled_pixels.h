@@ -15,8 +15,8 @@ namespace palimpsest::data::layouts {
 /// The files of segmentation_folder, without the meaning of their ids. Throws as add_folder does.
 LabeledFiles find_segmentation_folder(const std::filesystem::path& root, const std::string& split);
 
-/// Returns what read_class_names does, or "class 0", "class 1", ... if there is no such file. Throws Error(kData) unless it has
-/// one line per class.
+/// Returns what read_class_names does, or "class 0", "class 1", ... if there is no such file. Throws Error(kData)
+/// unless it has one line per class.
 std::vector<std::string> class_names(const std::filesystem::path& root, int64_t classes);
 
 /// Returns "640x480": width and height.
