@@ -211,10 +211,7 @@ void read_own_recipe(Options& options) {
     read_toml(options, demo_config(), "palimpsest demo");
     options.given.clear();  // they are defaults of this command, not settings of the user
   }
-  if (options.run.row.empty()) return;
-  const RowRecipe recipe = row_recipe(options);
-  read_toml(options, recipe.text, recipe.name);
-  if (options.run.small) set_small_flags(options);
+  if (!options.run.row.empty()) read_row_recipe(options);
 }
 
 /// Makes `reproduce` the command that the row needs.
@@ -260,8 +257,7 @@ void fit_warmup(Options& options, const Options& recipe) {
     return given != options.given.end() && given->second.starts_with("--");
   };
   if (by_flag(epochs) && !by_flag(warmup))
-    options.schedule.warmup_epochs *=
-        static_cast<double>(options.train.epochs) / static_cast<double>(recipe.train.epochs);
+    options.schedule.warmup_epochs = small_warmup(recipe, options.train.epochs);
 }
 
 /// Applies the files, then the flags, to the defaults in `options`.

@@ -54,12 +54,8 @@ std::string changed_flags(const Options& options, const PaperRow& row) {
   Options recipe;
   recipe.run.row = options.run.row;
   recipe.run.small = options.run.small;
-  read_toml(recipe, row_recipe(options).text, row.name);
-  if (options.run.small) {
-    set_small_flags(recipe);
-    recipe.schedule.warmup_epochs *=  // as fit_warmup does
-        static_cast<double>(options.train.epochs) / static_cast<double>(recipe.train.epochs);
-  }
+  read_row_recipe(recipe);
+  if (options.run.small) recipe.schedule.warmup_epochs = small_warmup(recipe, options.train.epochs);
   complete_activation(recipe);
   // The paper's statistics, each of the part of one of its GPUs (note_statistics).
   if (options.train.accumulate == row.gpus) recipe.train.accumulate = row.gpus;
@@ -143,6 +139,20 @@ void print_exchange(const Options& options) {
                             rows.dump(2) + "\n");
 }
 
+/// Sets the flags in the row's file for its small form.
+void set_small_flags(Options& options) {
+  const PaperRow& row = paper_row(options.run.row);
+  for (size_t i = 1; i + 1 < row.small.size(); i += 2) {
+    const std::string& flag = row.small[i];
+    const auto named = std::find_if(settings().begin(), settings().end(),
+                                    [&](const Setting& s) { return "--" + s.flag == flag; });
+    const std::string where = "examples/paper/" + row.name + ".toml: " + flag;
+    if (named == settings().end()) throw Error(ErrorKind::kInternal, where + " is no setting");
+    set_text(options, *named, row.small[i + 1], where);
+  }
+  options.output.folder = "runs/paper/" + row.name + "_small";
+}
+
 bool activations_differ(const Options& options) {
   const auto runs = options_of_variants(options);
   for (const Options& run : runs)
@@ -158,17 +168,15 @@ RowRecipe row_recipe(const Options& options) {
   return {small_recipe(row.small.at(0)), "examples/paper/small/" + row.small.at(0) + ".toml"};
 }
 
-void set_small_flags(Options& options) {
-  const PaperRow& row = paper_row(options.run.row);
-  for (size_t i = 1; i + 1 < row.small.size(); i += 2) {
-    const std::string& flag = row.small[i];
-    const auto named = std::find_if(settings().begin(), settings().end(),
-                                    [&](const Setting& s) { return "--" + s.flag == flag; });
-    const std::string where = "examples/paper/" + row.name + ".toml: " + flag;
-    if (named == settings().end()) throw Error(ErrorKind::kInternal, where + " is no setting");
-    set_text(options, *named, row.small[i + 1], where);
-  }
-  options.output.folder = "runs/paper/" + row.name + "_small";
+void read_row_recipe(Options& options) {
+  const RowRecipe recipe = row_recipe(options);
+  read_toml(options, recipe.text, recipe.name);
+  if (options.run.small) set_small_flags(options);
+}
+
+double small_warmup(const Options& recipe, int64_t epochs) {
+  return recipe.schedule.warmup_epochs *
+         (static_cast<double>(epochs) / static_cast<double>(recipe.train.epochs));
 }
 
 int run_reproduce(const Options& options) {
