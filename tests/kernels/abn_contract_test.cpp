@@ -197,6 +197,32 @@ TEST(AbnContract, NotANumberStaysInItsChannel) {
   }
 }
 
+// As with libtorch: sigmoid ends at 0, SiLU at -0, and 0 times -infinity is not a number.
+TEST(AbnContract, ExponentialsOfVeryNegativeValuesAreZero) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const Layout layout : kLayouts) {
+    AbnCase c{.shape = {1, 1, 40}, .layout = layout, .saved = Saved::kPreActivation};
+    AbnTensors<float> t(c);
+    for (int64_t i = 0; i < t.x.size(); ++i)
+      t.saved_values[i] = i == 39 ? 0.0f : i % 2 ? -1e30f : -104.0f - static_cast<float>(i);
+    const auto run = [&](Activation activation) {
+      c.activation = activation;
+      kernels::cpu::abn_recompute_output(c.problem<float>(), t.forward(c));
+    };
+    run(Activation::kSigmoid);
+    for (int64_t i = 0; i < 39; ++i) EXPECT_EQ(t.z[i], 0.0f) << "of " << t.saved_values[i];
+    EXPECT_EQ(t.z[39], 0.5f);
+    run(Activation::kSiLU);
+    for (int64_t i = 0; i < 39; ++i) EXPECT_EQ(t.z[i], 0.0f) << "of " << t.saved_values[i];
+    for (int64_t i = 0; i < 39; ++i) t.saved_values[i] = static_cast<float>(-kInfinity);
+    run(Activation::kSigmoid);
+    EXPECT_EQ(t.z[3], 0.0f);
+    run(Activation::kSiLU);
+    for (int64_t i = 0; i < 39; ++i) EXPECT_TRUE(std::isnan(t.z[i]));
+    EXPECT_EQ(t.z[39], 0.0f);
+  }
+}
+
 TEST(AbnContract, TheGradientOfAResidualThatIsNotANumberPassesItsReLU) {  // as with libtorch's ReLU
   const AbnCase c{
       .shape = {2, 3, 40}, .saved = Saved::kPreActivation, .has_residual = true, .relu_residual = true};

@@ -26,7 +26,7 @@ struct ExponentialConstants<float> {
   static constexpr int kExpTerms = 6;
   static constexpr int kAtanhTerms = 4;
   static constexpr float kLowestExponent = -126;
-  static constexpr float kExpUnderflow = -103.5f;  ///< exp(v) is below half the smallest subnormal
+  static constexpr float kExpUnderflow = -104;  ///< exp(v) is below half the smallest subnormal: 0
 };
 
 template <>
