@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <cmath>
+#include <limits>
 #include <type_traits>
 
 // A layer of a densely connected block: products of normalized features, and their gradients.
@@ -93,6 +95,25 @@ TYPED_TEST(DenseBlock, WritesOnlyTheGradientsThatAreAskedFor) {
     kernels::cpu::dense_product_backward(c.problem<TypeParam>(), weight.norm(), t);
     EXPECT_TRUE(same_bytes(weight.dw.values(), all.dw.values()));
   }
+}
+
+TYPED_TEST(DenseBlock, NotANumberStaysInItsPixel) {
+  for (const Layout layout : kLayouts)
+    for (const Activation activation : {Activation::kReLU, Activation::kLeakyReLU, Activation::kIdentity}) {
+      const DenseCase c{2, 21, 20, 23, 12, layout, activation};
+      DenseTensors<TypeParam> got(c), want(c);
+      const int64_t at = layout == Layout::kNCHW ? (c.total + 4) * c.s + 9 : (c.s + 9) * c.total + 4;
+      got.x[at] = want.x[at] = static_cast<TypeParam>(std::numeric_limits<double>::quiet_NaN());
+      kernels::cpu::dense_product(c.problem<TypeParam>(), got.norm(), got.x.data(), got.w.data(),
+                                  got.h.data());
+      kernels::reference::dense_product(c.problem<TypeParam>(), want.norm(), want.x.data(), want.w.data(),
+                                        want.h.data());
+      for (int64_t i = 0; i < got.h.size(); ++i) {
+        const int64_t pixel = layout == Layout::kNCHW ? i / (c.out * c.s) * c.s + i % c.s : i / c.out;
+        EXPECT_EQ(std::isnan(static_cast<double>(got.h[i])), pixel == c.s + 9) << c << ", element " << i;
+        EXPECT_EQ(std::isnan(static_cast<double>(want.h[i])), pixel == c.s + 9) << c << ", element " << i;
+      }
+    }
 }
 
 TYPED_TEST(DenseBlock, SubtractsTheCorrectionOfNormalizationFromAFeaturesGradient) {

@@ -23,9 +23,9 @@ class Read {
   double y(int64_t c, double x) const { return (x - norm_.mean[c]) * norm_.scale[c] + norm_.shift[c]; }
   double z(int64_t c, double x) const {
     const double v = y(c, x);
-    return v > 0 ? v : (slope() == 0 ? 0 : v * slope());
+    return v <= 0 ? (slope() == 0 ? 0 : v * slope()) : v;  // NaN stays NaN
   }
-  double derivative(int64_t c, double x) const { return y(c, x) > 0 ? 1 : slope(); }
+  double derivative(int64_t c, double x) const { return y(c, x) <= 0 ? slope() : 1; }
 
  private:
   const DenseProductProblem& problem_;

@@ -5,6 +5,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <limits>
 #include <string>
 #include <type_traits>
@@ -109,6 +110,24 @@ TYPED_TEST(CudaDenseBlock, EveryOrderOfThreadsGivesTheSameBytes) {
       EXPECT_EQ(got.per_deviation, want.per_deviation);
     }
   }
+}
+
+TYPED_TEST(CudaDenseBlock, NotANumberStaysNotANumber) {
+  for (const Layout layout : kLayouts)
+    for (const Activation activation : kActivations) {
+      const DenseCase c{2, 21, 16, 24, 16, layout, activation};
+      CudaDense<TypeParam> t(c);
+      const int64_t value = layout == Layout::kNCHW ? (c.total + 4) * c.s + 9 : (c.s + 9) * c.total + 4;
+      t.x[value] = static_cast<TypeParam>(kNaN);
+      t.weight[7] = static_cast<typename CudaDense<TypeParam>::T>(kNaN);
+      t.forward();
+      for (int64_t i = 0; i < t.h.size(); ++i) {
+        const int64_t channel = layout == Layout::kNCHW ? i / c.s % c.c : i % c.c;
+        const int64_t pixel = layout == Layout::kNCHW ? i / (c.c * c.s) * c.s + i % c.s : i / c.c;
+        EXPECT_EQ(std::isnan(static_cast<double>(t.h[i])), channel == 7 || (channel == 4 && pixel == c.s + 9))
+            << c << ", element " << i;
+      }
+    }
 }
 
 TYPED_TEST(CudaDenseBlock, WritesOnlyWhatIsAskedFor) {

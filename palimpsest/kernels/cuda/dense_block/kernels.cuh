@@ -24,9 +24,10 @@ struct NormArguments {
   __device__ __forceinline__ double inv_std(int64_t c) const { return 1 / sqrt(var[c] + eps); }
   __device__ __forceinline__ double scale(int64_t c) const { return value_or(weight, c, 1) * inv_std(c); }
   __device__ __forceinline__ T act(T y) const {
-    return y > 0 ? y : relu ? T(0) : y * slope;  // ReLU of -infinity is 0, and -infinity * 0 is NaN
+    // ReLU of -infinity is 0, and -infinity * 0 is NaN. NaN stays NaN.
+    return y <= T(0) ? (relu ? T(0) : y * slope) : y;
   }
-  __device__ __forceinline__ T derivative(T y) const { return y > 0 ? 1 : slope; }
+  __device__ __forceinline__ T derivative(T y) const { return y <= T(0) ? slope : T(1); }
 };
 
 /// kernels::RunningStatistics with types.
