@@ -12,6 +12,7 @@
 #include <cuda_pipeline_primitives.h>
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -165,6 +166,7 @@ __device__ __forceinline__ T* in_cluster_block(T* shared, unsigned rank) {
 
 inline void check(cudaError_t error, const char* file, int line, const char* what) {
   if (error == cudaSuccess) return;
+  cudaGetLastError();  // libtorch would report it again, at another operator
   std::string name = file;
   name = name.substr(name.rfind('/') + 1);
   throw std::runtime_error(name + ":" + std::to_string(line) + ": " + what +
@@ -173,19 +175,22 @@ inline void check(cudaError_t error, const char* file, int line, const char* wha
 
 inline Device current_device() {
   constexpr int kDevices = 64;
-  static Device known[kDevices];  // threads that ask at the same time write the same values
+  static std::atomic<const Device*>
+      known[kDevices];  // never freed: a thread may read one while the program ends
   int number = 0;
   PALIMPSEST_CUDA_CHECK(cudaGetDevice(&number));
-  Device device = known[number % kDevices];
-  if (device.shared_bytes_per_block == 0) {
+  std::atomic<const Device*>& slot = known[number % kDevices];
+  const Device* device = slot.load(std::memory_order_acquire);
+  if (!device) {
     int bytes = 0, clusters = 0, multiprocessors = 0;
     PALIMPSEST_CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, number));
     PALIMPSEST_CUDA_CHECK(cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, number));
     PALIMPSEST_CUDA_CHECK(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, number));
-    device = {bytes, clusters ? 8 : 1, multiprocessors};  // every device with clusters has clusters of 8
-    known[number % kDevices] = device;
+    // Every device with clusters has clusters of 8. Threads that ask at the same time store equal answers.
+    device = new Device{bytes, clusters ? 8 : 1, multiprocessors};
+    slot.store(device, std::memory_order_release);
   }
-  return device;
+  return *device;
 }
 
 template <class... Parameters>
@@ -201,6 +206,7 @@ void launch(const char* name, const LaunchShape& shape, Stream stream, void (*ke
             const Arguments&... arguments) {
   const auto checked = [&](cudaError_t error) {
     if (error == cudaSuccess) return;
+    cudaGetLastError();  // libtorch would report it again, at another operator
     throw std::runtime_error(std::string("[") + name + "] launch of " + std::to_string(shape.blocks) +
                              " blocks of " + std::to_string(shape.threads) + " threads, " +
                              std::to_string(shape.shared_bytes) + " bytes of shared memory and clusters of " +

@@ -46,6 +46,17 @@ inline cudaError_t allow_shared_bytes(const void* kernel, int device, std::size_
   return error;
 }
 
+/// Returns whether the kernel's code asks for its place in a cluster. Code for older devices, which a newer one compiles
+/// from PTX, takes each block for a cluster of its own.
+inline bool knows_clusters(const void* kernel) {
+  constexpr int kFirstWithClusters = 90;
+  cudaFuncAttributes attributes = {};
+  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess)
+    return attributes.ptxVersion >= kFirstWithClusters;
+  cudaGetLastError();
+  return false;
+}
+
 /// Returns active_clusters (platform.cuh) on `device`, the current one.
 inline int64_t known_active_clusters(const LaunchShape& shape, const void* kernel, int device,
                                      int multiprocessors) {
@@ -59,7 +70,9 @@ inline int64_t known_active_clusters(const LaunchShape& shape, const void* kerne
   }
   int count = 0;
   cudaError_t error = allow_shared_bytes(kernel, device, shape.shared_bytes);
-  if (error == cudaSuccess && shape.cluster > 1) {
+  if (error == cudaSuccess && shape.cluster > 1 && !knows_clusters(kernel)) {
+    count = 0;
+  } else if (error == cudaSuccess && shape.cluster > 1) {
     cudaLaunchAttribute attribute;
     const cudaLaunchConfig_t config = configuration(shape, attribute);
     error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
