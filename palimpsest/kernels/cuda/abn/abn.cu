@@ -28,19 +28,20 @@ struct BlockCount {
   int64_t vectors;  ///< per thread: as many pay for what a block does before and after them
   int64_t most_segments;
 };
-// A wave on an H100 or H200 is 528 blocks of statistics_kernel, one of which may report slots, and 396 of
-// backward_reduce_kernel. More waves leave the last block of a panel more segments to add up. Measured on an
-// H100.
+// A wave on an H100 or H200 is 528 blocks of statistics_kernel, one of which may report slots, and of
+// backward_reduce_kernel 528, or 396 in channels-last with 16 bits (kBlocksOf). More waves leave the last block of a panel
+// more segments to add up. Measured on an H100, but for the 384.
 constexpr BlockCount kPlaneSums{kReduceBlocks, 480, 16, kReduceBlocks},
-    kColumnStatistics{512, 480, 16, kMostColumnSegments}, kColumnGradients{792, 480, 16, kMostColumnSegments},
-    kApply{8192, 480, 8, 8192};
+    kColumnStatistics{512, 480, 16, kMostColumnSegments}, kApply{8192, 480, 8, 8192};
+template <class S>
+constexpr BlockCount kColumnGradients{792, sizeof(S) == 2 ? 384 : 480, 16, kMostColumnSegments};
 
 /// Returns the same memory in the layout that suits the kernels best: without pixels NCHW is channels-last,
-/// and a single channel is one long plane.
+/// and a single channel is one long plane, or one per image if it has too many values.
 AbnProblem simplified(AbnProblem problem) {
-  if (problem.shape.c == 1 && problem.shape.per_channel() <= kMostPieces) {
+  if (const Shape3& shape = problem.shape; shape.c == 1 && (shape.s > 1 || shape.n <= kMostPieces)) {
     problem.layout = Layout::kNCHW;
-    problem.shape = {1, 1, problem.shape.n * problem.shape.s};
+    if (shape.per_channel() <= kMostPieces) problem.shape = {1, 1, shape.n * shape.s};
   } else if (problem.shape.s == 1) {
     problem.layout = Layout::kChannelsLast;
   }
@@ -139,7 +140,7 @@ Geometry statistics_geometry(const AbnProblem& problem, int lead) {
 template <class S>
 Geometry gradients_geometry(const AbnProblem& problem, int lead) {
   return streaming_geometry<S>(problem, lead,
-                               problem.layout == Layout::kNCHW ? kPlaneSums : kColumnGradients);
+                               problem.layout == Layout::kNCHW ? kPlaneSums : kColumnGradients<S>);
 }
 
 template <class S>
