@@ -99,6 +99,10 @@ std::string shortened(std::string_view text, std::size_t most) {
   return std::string(text.substr(0, end)) + "...";
 }
 
+std::string counted(std::int64_t count, std::string_view noun) {
+  return std::to_string(count).append(" ").append(noun).append(count == 1 ? "" : "s");
+}
+
 std::string listed(const std::vector<std::string>& names) {
   constexpr std::size_t kShown = 3;
   std::string text;

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -21,6 +22,9 @@ std::string as_utf8(const std::string& text);
 
 /// Returns the first `most` bytes of `text`, cut between two characters, with "..." if it is longer.
 std::string shortened(std::string_view text, std::size_t most);
+
+/// Returns "1 image", "2 images" for the noun "image". The noun's plural must end in s alone.
+std::string counted(std::int64_t count, std::string_view noun);
 
 /// Returns the first three of `names`, as "a, b, c, ..." if there are more.
 std::string listed(const std::vector<std::string>& names);

@@ -40,7 +40,7 @@ class IndexProgress {
 };
 
 void tell_bad(const std::vector<std::string>& bad) {
-  std::cerr << "palimpsest: no class is drawn of " << bad.size() << (bad.size() == 1 ? " image" : " images")
+  std::cerr << "palimpsest: no class is drawn of " << counted(static_cast<int64_t>(bad.size()), "image")
             << " that cannot be used: " << printable(listed(bad)) << std::endl;
 }
 

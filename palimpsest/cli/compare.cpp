@@ -1,6 +1,7 @@
 #include "palimpsest/cli/compare.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/cli/commands.h"
 #include "palimpsest/cli/factories.h"
 #include "palimpsest/cli/process.h"
@@ -33,7 +34,8 @@ namespace {
 constexpr int kWarmSteps = 2;     // the first step allocates the momentum
 constexpr int kTimedRounds = 9;   // odd, so the median is one of them
 constexpr int64_t kCropUnit = 8;  // pixels: the networks divide by 8 or more
-constexpr double kMiB = 1 << 20;
+constexpr int64_t kBytesPerMiB = 1 << 20;
+constexpr double kMiB = kBytesPerMiB;
 
 std::string processor() {
   std::ifstream info("/proc/cpuinfo");
@@ -55,8 +57,8 @@ std::vector<std::pair<std::string, std::string>> setup(const Options& o, const d
                        ? fmt::format("generated street scenes: {} for training, {} for validation",
                                      o.data.images, o.data.val_images)
                        : o.data.kind + " " + o.data.root},
-          {"batch", fmt::format("{} images of {} x {} pixels, {}, {}", shape[0], shape[3], shape[2],
-                                o.train.precision == "f32" ? o.train.dtype : o.train.precision,
+          {"batch", fmt::format("{} of {} x {} pixels, {}, {}", counted(shape[0], "image"), shape[3],
+                                shape[2], o.train.precision == "f32" ? o.train.dtype : o.train.precision,
                                 o.train.channels_last ? "channels-last" : "NCHW")},
           {"training",
            fmt::format("{} epochs, {}, weight decay {}, {} schedule, seed {}", o.train.epochs,
@@ -76,6 +78,7 @@ class Comparison {
         stop_signal_(poll_stop_signals()) {
     if (options_.output.folder.empty())
       throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: runs and report go there");
+    check_memory();
     // The check comes before the data is read, so that a wrong folder is an error at once.
     folder_.emplace(options_.output.folder);
     const Command command = options_.run.command;
@@ -117,6 +120,17 @@ class Comparison {
 
  private:
   bool stopped() const { return stop_signal_.load() != 0; }
+
+  /// Throws for a limit that the machine's memory does not reach: the search for the largest batch fills it.
+  void check_memory() const {
+    const int64_t most = memory::machine_bytes() / kBytesPerMiB;
+    if (device_.is_cpu() && options_.compare.memory > most)
+      throw Error(
+          ErrorKind::kUsage,
+          fmt::format(
+              "[compare] memory (--memory) must be at most the memory of this machine, {} MiB, got {}", most,
+              options_.compare.memory));
+  }
 
   /// Makes the folders, so that an output that cannot be written is an error now and not after the trainings.
   void check_output() const {
@@ -167,7 +181,7 @@ class Comparison {
   /// Returns the bytes in which the largest batch is searched. On a GPU the question is what fits in it,
   /// unless runs are to train in the memory of the first one.
   int64_t memory_limit(int64_t first_peak) const {
-    if (options_.compare.memory > 0) return options_.compare.memory * (int64_t{1} << 20);
+    if (options_.compare.memory > 0) return options_.compare.memory * kBytesPerMiB;
     if (device_.is_cpu() || options_.compare.spend != "nothing") return first_peak;
     return memory::attainable_bytes(device_);
   }

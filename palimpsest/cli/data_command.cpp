@@ -166,8 +166,8 @@ int run_data(const Options& options) {
     print(check, options.run.folder, options.run.full);
   std::fflush(stdout);
   if (check.faults() == 0) return 0;
-  throw Error(ErrorKind::kData, fmt::format("'{}' has {} {}, which the check names", options.run.folder,
-                                            check.faults(), check.faults() == 1 ? "fault" : "faults"));
+  throw Error(ErrorKind::kData, fmt::format("'{}' has {}, which the check names", options.run.folder,
+                                            counted(check.faults(), "fault")));
 }
 
 }  // namespace palimpsest::cli

@@ -224,8 +224,8 @@ void tell_faults(const std::vector<std::shared_ptr<data::Dataset>>& sets) {
     faults.insert(faults.end(), of_set.begin(), of_set.end());
   }
   if (!faults.empty())
-    std::cerr << "palimpsest: left out for " << faults.size()
-              << (faults.size() == 1 ? " fault: " : " faults: ") << printable(listed(faults)) << std::endl;
+    std::cerr << "palimpsest: left out for " << counted(static_cast<int64_t>(faults.size()), "fault") << ": "
+              << printable(listed(faults)) << std::endl;
 }
 
 /// Throws Error(kData) if no image of the set can be read: the first evaluation would end the training, after

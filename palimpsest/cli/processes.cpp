@@ -149,8 +149,8 @@ int run_together(distributed::Group* group, const std::function<int()>& command)
 void tell_processes(const Options& options) {
   const distributed::Launch& launch = *options.run.launch;
   const int threads = at::get_num_threads();
-  std::cerr << fmt::format("palimpsest: {} processes ({}), {} on this machine, {} thread{} each", launch.size,
-                           launch.launcher, launch.local_size, threads, threads == 1 ? "" : "s")
+  std::cerr << fmt::format("palimpsest: {} processes ({}), {} on this machine, {} each", launch.size,
+                           launch.launcher, launch.local_size, counted(threads, "thread"))
             << std::endl;
 }
 

@@ -4,10 +4,11 @@
 #include "palimpsest/base/printable.h"
 #include "palimpsest/cli/settings.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <optional>
 
 namespace palimpsest::cli {
 namespace {
@@ -23,14 +24,6 @@ std::string number_text(double value) {
   char buffer[32];
   const auto end = std::to_chars(buffer, buffer + sizeof buffer, value).ptr;
   return std::string(buffer, end);
-}
-
-template <class Number>
-std::optional<Number> parse_number(std::string_view text) {
-  Number value{};
-  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (failure != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
 }
 
 std::vector<std::string> split_commas(std::string_view text) {
@@ -180,9 +173,15 @@ void set(Options& options, const Setting& setting, const Value& value, const std
 void set_text(Options& options, const Setting& setting, std::string_view text, const std::string& where) {
   const auto bad = [&] { refuse(setting, std::string("'").append(text) + "'", where); };
   const auto number = [&]<class Number>(std::string_view part, Number) -> Number {
-    const auto parsed = parse_number<Number>(part);
-    if (!parsed) bad();
-    return *parsed;
+    Number value{};
+    const auto [end, failure] = std::from_chars(part.data(), part.data() + part.size(), value);
+    if (end != part.data() + part.size()) bad();
+    if (failure == std::errc::result_out_of_range)
+      throw Error(ErrorKind::kUsage,
+                  fmt::format("{} must be {} that {} bits hold, got '{}'", where, required(setting),
+                              8 * sizeof(Number), shortened(text, 200)));
+    if (failure != std::errc()) bad();
+    return value;
   };
   const Value value =
       std::visit(Overload{

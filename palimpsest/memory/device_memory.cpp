@@ -4,6 +4,10 @@
 #include "palimpsest/memory/counting_allocator.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <fstream>
 
 namespace palimpsest::memory {
 
@@ -12,6 +16,16 @@ int64_t attainable_bytes(c10::Device device) {
   allocator.emptyCache();
   return allocated_bytes("attainable_bytes", device).current +
          static_cast<int64_t>(allocator.getMemoryInfo(device.index()).first);
+}
+
+int64_t machine_bytes() {
+  int64_t least = int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
+  // The limits of the two versions of control groups; without one, a file is absent, or holds no or a huge number.
+  for (const char* file : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
+    int64_t limit = 0;
+    if (std::ifstream(file) >> limit && limit > 0) least = std::min(least, limit);
+  }
+  return least;
 }
 
 void release_cached(c10::Device device) {

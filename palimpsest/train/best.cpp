@@ -1,6 +1,7 @@
 #include "palimpsest/train/best.h"
 
 #include "palimpsest/base/nearest_name.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/train/common/require.h"
 
 #include <fmt/format.h>
@@ -44,9 +45,8 @@ bool Best::add(const EvaluationRecord& record) {
 
 std::string Best::text() const {
   if (!state_.value) return fmt::format("no evaluation of {} has a value", state_.evaluations_since);
-  return fmt::format("no better {} than {:.4f} of step {} in {} evaluation{}",
-                     criterion_ == "loss" ? "loss" : "metric", *state_.value, state_.step,
-                     state_.evaluations_since, state_.evaluations_since == 1 ? "" : "s");
+  return fmt::format("no better {} than {:.4f} of step {} in {}", criterion_ == "loss" ? "loss" : "metric",
+                     *state_.value, state_.step, counted(state_.evaluations_since, "evaluation"));
 }
 
 }  // namespace palimpsest::train

@@ -1,5 +1,6 @@
 #include "palimpsest/train/evaluate.h"
 
+#include "palimpsest/base/printable.h"
 #include "palimpsest/train/common/bad_images.h"
 #include "palimpsest/train/common/batch_feed.h"
 #include "palimpsest/train/common/count_ids.h"
@@ -263,19 +264,19 @@ LossOptions loss_for(const at::Tensor& targets, LossOptions loss) {
 std::string doubt_of(const EvaluationRecord& record) {
   if (!record.labelled)
     return fmt::format(
-        "no pixel of the {} evaluated images has a class: there is no loss and no IoU; look at the labels, "
+        "no pixel of the {} has a class: there is no loss and no IoU; look at the labels, "
         "the ignore id and the split",
-        record.images);
+        counted(record.images, "evaluated image"));
   if (std::isnan(record.loss))
     return fmt::format(
-        "the loss of the {} evaluated images is NaN: the network's outputs are not finite, and its metrics "
+        "the loss of the {} is NaN: the network's outputs are not finite, and its metrics "
         "are left out",
-        record.images);
+        counted(record.images, "evaluated image"));
   return "";
 }
 
 std::string describe(const at::Tensor& images) {
-  return fmt::format("{} images of {}", images.size(0), fmt::join(images.sizes().slice(1), " x "));
+  return fmt::format("{} of {}", counted(images.size(0), "image"), fmt::join(images.sizes().slice(1), " x "));
 }
 
 std::optional<EvaluationRecord> evaluate_unless(const std::function<bool()>& stopped, const Network& network,

@@ -25,6 +25,12 @@ TEST(Printable, EscapesWhatMovesACursorOrBreaksALine) {
   EXPECT_EQ(printable("\xE2\x80\xA8\xE2\x80\xA9"), "\\u2028\\u2029");
 }
 
+TEST(Counted, HasAPluralButForOne) {
+  EXPECT_EQ(counted(0, "image"), "0 images");
+  EXPECT_EQ(counted(1, "image"), "1 image");
+  EXPECT_EQ(counted(2, "evaluated image"), "2 evaluated images");
+}
+
 TEST(Printable, EscapesControlsOfTheWritingDirection) {
   EXPECT_EQ(printable("\xE2\x80\xAEgnp.exe"), "\\u202egnp.exe");
   EXPECT_EQ(printable("\xE2\x81\xA6"), "\\u2066");

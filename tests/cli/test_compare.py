@@ -106,6 +106,12 @@ def test_a_memory_of_its_own_bounds_the_largest_batch(compared, folder):
     assert smaller["runs"][0]["largest_batch"] < 4
 
 
+def test_a_memory_that_the_machine_lacks_is_refused(folder):
+    fails(USAGE, "compare", *COMPARE, "--memory", 2**29, "--output", folder / "run",
+          says=["[compare] memory (--memory)", "the memory of this machine", f"got {2**29}"])
+    assert not (folder / "run").exists()
+
+
 def test_a_classification_is_compared_by_accuracy(folder):
     data = image_folder(folder / "data")
     printed = succeeds("compare", *TINY_CLASSIFIER, "--evaluate-every", "1", "--data-root", data, "--output",

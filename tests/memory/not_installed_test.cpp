@@ -1,10 +1,13 @@
 #include "palimpsest/memory/counting_allocator.h"
+#include "palimpsest/memory/device_memory.h"
 #include "palimpsest/memory/meter.h"
 #include "palimpsest/memory/timeline.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cstdint>
+#include <fstream>
 #include <string>
 
 // A program of its own: nothing here installs the allocator.
@@ -16,6 +19,16 @@ TEST(WithoutTheAllocator, NothingIsCounted) {
   at::Tensor t = at::ones({1000});
   EXPECT_EQ(memory_stats().current_bytes, 0);
   EXPECT_EQ(memory_stats().allocations, 0);
+}
+
+TEST(WithoutTheAllocator, TheMachinesMemoryIsKnown) {
+  std::ifstream info("/proc/meminfo");
+  std::string name;
+  int64_t kib = 0;
+  ASSERT_TRUE(info >> name >> kib);
+  ASSERT_EQ(name, "MemTotal:");
+  EXPECT_LE(machine_bytes(), kib * 1024);
+  EXPECT_GT(machine_bytes(), int64_t{64} << 20);
 }
 
 TEST(WithoutTheAllocator, MeasuringThrowsAndSaysHowToInstallIt) {

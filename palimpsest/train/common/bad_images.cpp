@@ -27,8 +27,8 @@ bool BadImages::add(const std::string& reason) {
 }
 
 std::string BadImages::summary() const {
-  return fmt::format("{} {} could not be read: {}{}", count(), count() == 1 ? "image" : "images",
-                     fmt::join(first_, "; "), reasons_.size() > first_.size() ? "; ..." : "");
+  return fmt::format("{} could not be read: {}{}", counted(count(), "image"), fmt::join(first_, "; "),
+                     reasons_.size() > first_.size() ? "; ..." : "");
 }
 
 }  // namespace palimpsest::train

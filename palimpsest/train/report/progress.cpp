@@ -1,5 +1,7 @@
 #include "palimpsest/train/report/progress.h"
 
+#include "palimpsest/base/printable.h"
+
 #include <fmt/format.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -104,7 +106,7 @@ void Progress::evaluation(const EvaluationRecord& record) {
        (record.segmentation ? fmt::format("mean IoU {:.2f} %  pixel accuracy {:.2f} %", 100 * m.mean_iou,
                                           100 * m.pixel_accuracy)
                             : fmt::format("top-1 {:.2f} %  top-5 {:.2f} %", 100 * m.top1, 100 * m.top5)) +
-       fmt::format("  ({} images{})", record.images,
+       fmt::format("  ({}{})", counted(record.images, "image"),
                    record.bad_images > 0 ? fmt::format(", {} bad left out", record.bad_images) : ""));
 }
 

@@ -1,4 +1,5 @@
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/io/event_file.h"
 #include "palimpsest/train/best.h"
 #include "palimpsest/train/checkpoint.h"
@@ -115,8 +116,8 @@ ReportRun read_run(const std::filesystem::path& folder, const std::string& name)
     return run;
   }
   if (const int64_t bad = run.evaluations.back().bad_images; bad > 0)
-    run.notes.push_back(fmt::format("The last evaluation left out {} image{} that could not be read.", bad,
-                                    bad == 1 ? "" : "s"));
+    run.notes.push_back(
+        fmt::format("The last evaluation left out {} that could not be read.", counted(bad, "image")));
   read_part(run, folder, kEvaluationFile, "confusion and pictures are not known",
             [&](const auto& path) { run.details = read_evaluation(path); });
   if (const int64_t step = run.evaluations.back().step; run.details && run.details->step != step)
