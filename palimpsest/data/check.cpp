@@ -99,10 +99,14 @@ std::string recognize(const fs::path& root) {
   return kind;
 }
 
+void check_named_classes(const DataCheck& result, const fs::path& root, const CheckOptions& options) {
+  check_class_count(options.classes, static_cast<int64_t>(result.class_names.size()),
+                    result.kind + " " + root.string());
+}
+
 /// Returns the number of classes, 0 if it is not known.
-int64_t class_count(const DataCheck& result, const fs::path& root, const CheckOptions& options) {
+int64_t class_count(const DataCheck& result, const CheckOptions& options) {
   const auto named = static_cast<int64_t>(result.class_names.size());
-  check_class_count(options.classes, named, result.kind + " " + root.string());
   return named > 0 ? named : options.classes;
 }
 
@@ -205,7 +209,7 @@ void check_published(DataCheck& result, const Layout& layout, const fs::path& ro
   check_root(layout, root);
   result.expected = layout.expected;
   if (const ClassSet* set = class_set(layout.kind)) result.class_names = set->names;
-  class_count(result, root, options);
+  check_named_classes(result, root, options);
   for (const Split& split : layout.splits) {
     if (!is_there(layouts::split_place(layout, root, split))) {
       result.missing.push_back(split.name);
@@ -243,7 +247,8 @@ void check_folders(DataCheck& result, const fs::path& root, const CheckOptions& 
     throw Error(ErrorKind::kData,
                 "'" + root.string() + "' is no " + result.kind + "; expected " + result.expected);
   if (labels_pixels) result.class_names = read_class_names(root);
-  const int64_t classes = class_count(result, root, options);
+  check_named_classes(result, root, options);
+  const int64_t classes = class_count(result, options);
   const int64_t ids = classes > 0 ? classes : 255;
   for (const std::string& name : splits) {
     SplitCheck check;
@@ -288,11 +293,12 @@ DataCheck check_data(const fs::path& root, const CheckOptions& options) {
     check_published(result, *layout, root, options);
   } else if (result.kind == "webdataset") {
     result.class_names = read_class_names(root);
-    checks::check_shards(result, root, class_count(result, root, options), options);
+    check_named_classes(result, root, options);
+    checks::check_shards(result, root, class_count(result, options), options);
   } else {
     check_folders(result, root, options);
   }
-  class_count(result, root, options);  // of folders of classes
+  check_named_classes(result, root, options);  // of folders of classes
   return result;
 }
 

@@ -56,6 +56,10 @@ struct UpsampledCrossEntropy {
 UpsampledCrossEntropy upsampled_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                               const UpsampledCrossEntropyOptions& options = {});
 
+/// Returns sum / weight, 0 where the weight is 0: the mean of losses and weights that were added up. Scalars of f64, or
+/// tensors of them; the gradient is that of the sum alone.
+at::Tensor mean_loss(const at::Tensor& sum, const at::Tensor& weight);
+
 /// Returns at::upsample_bilinear2d(logits, size).argmax(1), (N, H, W) of i64, without the upsampled logits.
 /// Of equal logits the first class counts; NaN is above any number. Not differentiable.
 at::Tensor upsampled_argmax(const at::Tensor& logits, at::IntArrayRef size, bool align_corners = false);

@@ -288,10 +288,6 @@ SummedLoss summed_loss(const at::Tensor& logits, const at::Tensor& targets, cons
   return result;
 }
 
-at::Tensor mean_of(const at::Tensor& sum, const at::Tensor& weight) {
-  return sum * at::where(weight > 0, weight.reciprocal(), at::zeros_like(weight));
-}
-
 at::Tensor losses_of_pixels(const at::Tensor& probabilities, const at::Tensor& targets,
                             const LossOptions& options) {
   check_class_weights(options, probabilities.size(0));
@@ -326,7 +322,7 @@ SummedLoss loss_of_pixels(const at::Tensor& losses, const at::Tensor& valid, con
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options) {
   const SummedLoss of_batch = summed_loss(logits, targets, options);
   refuse_wrong_label(of_batch.wrong_label.item<double>(), logits.size(1), options.ignore_id);
-  return mean_of(of_batch.sum, of_batch.weight).to(logits.scalar_type());
+  return ops::mean_loss(of_batch.sum, of_batch.weight).to(logits.scalar_type());
 }
 
 }  // namespace palimpsest::train

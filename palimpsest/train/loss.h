@@ -43,8 +43,8 @@ struct LossOptions {
 /// Image Segmentation", 2016.
 at::Tensor loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
 
-/// The loss of a batch as a sum and its weight. Those of several batches add up, and their loss together is the sum
-/// of the sums over the sum of the weights, because bootstrapping ranks the pixels of each image by itself. (The mean
+/// The loss of a batch as a sum and its weight. Those of several batches add up, and their loss together is
+/// ops::mean_loss of the sums, because bootstrapping ranks the pixels of each image by itself. (The mean
 /// of the means would lose the smoothing of a batch whose weight is 0.) The numbers stay on the device of the logits,
 /// so that the host need not wait for it.
 struct SummedLoss {
@@ -57,8 +57,6 @@ struct SummedLoss {
 /// counts as void. On the CPU the operator for images throws. The caller throws for `wrong_label` when it reads it
 /// (refuse_wrong_label). Nothing waits for a GPU.
 SummedLoss summed_loss(const at::Tensor& logits, const at::Tensor& targets, const LossOptions& options);
-/// Returns sum / weight, 0 where the weight is 0; differentiable, f64.
-at::Tensor mean_of(const at::Tensor& sum, const at::Tensor& weight);
 
 /// Returns what loss_of_pixels() needs of pixels with probabilities p (C, H, W) and targets (1, H,
 /// W), which must be classes: a row -log p of the true class; with label smoothing or class weights (see

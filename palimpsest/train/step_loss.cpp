@@ -1,5 +1,6 @@
 #include "palimpsest/train/step_loss.h"
 
+#include "palimpsest/ops/upsampled_loss.h"
 #include "palimpsest/train/common/require.h"
 
 #include <ATen/ATen.h>
@@ -51,14 +52,14 @@ at::Tensor StepLoss::part(int64_t index, const std::function<std::vector<double>
     wrong_label_ = at::where(wrong_label_.isnan(), loss.wrong_label, wrong_label_);
   }
   if (parts_ == 1 && !group_) {
-    const at::Tensor mean = mean_of(loss.sum, loss.weight);
+    const at::Tensor mean = ops::mean_loss(loss.sum, loss.weight);
     mean_ = mean.detach();
     return mean.to(type);
   }
   if (index == parts_ - 1) finish(shared);
   // Averages over the ranks divide by their number.
   const double ranks = group_ ? group_->size() : 1;
-  return mean_of(loss.sum * ranks, expected_).to(type);
+  return ops::mean_loss(loss.sum * ranks, expected_).to(type);
 }
 
 void StepLoss::finish(const std::function<std::vector<double>()>& shared) {
@@ -73,8 +74,8 @@ void StepLoss::finish(const std::function<std::vector<double>()>& shared) {
     sums_.assign(all.begin() + 3, all.end());
   }
   if (parts_ == 1) expected_ = weight_;
-  mean_ = mean_of(loss_, weight_);
-  gradient_factor_ = mean_of(expected_, weight_);
+  mean_ = ops::mean_loss(loss_, weight_);
+  gradient_factor_ = ops::mean_loss(expected_, weight_);
 }
 
 }  // namespace palimpsest::train

@@ -1,6 +1,7 @@
 #include "palimpsest/train/loss.h"
 
 #include "palimpsest/memory/meter.h"
+#include "palimpsest/ops/upsampled_loss.h"
 #include "tests/train/support.h"
 
 #include <gtest/gtest.h>
@@ -123,14 +124,14 @@ TEST(Loss, LabelSmoothingAndClassWeightsAreThoseOfLibtorchOfTheChosenPixels) {
               at::cross_entropy_loss(y, counted, weighted ? c10::optional<at::Tensor>(weight) : c10::nullopt,
                                      at::Reduction::Mean, 255, smoothing);
           const SummedLoss got = summed_loss(x, targets, options);
-          mean_of(got.sum, got.weight).backward();
+          ops::mean_loss(got.sum, got.weight).backward();
           want.backward();
           const at::Tensor valid = counted.masked_select(counts);
           EXPECT_NEAR(got.weight.item<double>(),
                       weighted ? weight.index_select(0, valid).sum().item<double>()
                                : static_cast<double>(valid.numel()),
                       kReorderedF64);
-          EXPECT_NEAR(mean_of(got.sum, got.weight).item<double>(), want.item<double>(), kReorderedF64);
+          EXPECT_NEAR(ops::mean_loss(got.sum, got.weight).item<double>(), want.item<double>(), kReorderedF64);
           EXPECT_LE(relative_error(x.grad(), y.grad()), kReorderedF64);
           if (options.kind == "cross_entropy") {
             EXPECT_NEAR(expected_weight(targets, options).item<double>(), got.weight.item<double>(),

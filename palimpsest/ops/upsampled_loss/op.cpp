@@ -15,16 +15,9 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-/// Returns what the sum of the losses is multiplied with: for the mean 1 / sum of the weights, 0 if that is 0.
-at::Tensor factor(const at::Tensor& sums, bool mean) {
-  const at::Tensor weight = sums.select(0, 1);
-  if (!mean) return at::ones_like(weight);
-  return at::where(weight > 0, weight.reciprocal(), at::zeros_like(weight));
-}
-
 at::Tensor loss_of(const at::Tensor& sums, const at::Tensor& logits, bool mean) {
   if (!mean) return sums.select(0, 0).clone();
-  return (sums.select(0, 0) * factor(sums, mean))
+  return mean_loss(sums.select(0, 0), sums.select(0, 1))
       .to(logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 
@@ -40,9 +33,9 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
         logits, targets,
         {weight, ignore_index, label_smoothing, align_corners, share, probability, checks_targets},
         /*for_backward=*/true);
-    ctx->save_for_backward({gradient, factor(sums, mean)});
-    ctx->saved_data["dtype"] = logits.scalar_type();
     at::Tensor total = sums.select(0, 1).clone(), first_wrong = sums.select(0, 3).clone();
+    ctx->save_for_backward({gradient, mean ? total.detach() : at::Tensor()});
+    ctx->saved_data["dtype"] = logits.scalar_type();
     ctx->mark_non_differentiable({total, first_wrong});
     return {loss_of(sums, logits, mean), total, first_wrong};
   }
@@ -53,8 +46,9 @@ class LossFunction : public torch::autograd::Function<LossFunction> {
     at::Tensor dx;
     if (gradients[0].defined()) {
       const auto saved = ctx->get_saved_variables();
-      const at::Tensor scale = (gradients[0].to(at::kDouble) * saved[1]).to(saved[0].scalar_type());
-      dx = (saved[0] * scale).to(ctx->saved_data["dtype"].toScalarType());
+      const at::Tensor of_sum =
+          saved[1].defined() ? mean_loss(gradients[0].to(at::kDouble), saved[1]) : gradients[0];
+      dx = (saved[0] * of_sum.to(saved[0].scalar_type())).to(ctx->saved_data["dtype"].toScalarType());
     }
     return {dx, {}, {}, {}, {}, {}, {}, {}, {}, {}};
   }
@@ -80,6 +74,10 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor> loss_and_weight(const at::Tensor&
 }  // namespace palimpsest::ops::upsampled_loss_detail
 
 namespace palimpsest::ops {
+
+at::Tensor mean_loss(const at::Tensor& sum, const at::Tensor& weight) {
+  return sum * at::where(weight > 0, weight.reciprocal(), at::zeros_like(weight));
+}
 
 UpsampledCrossEntropy upsampled_cross_entropy(const at::Tensor& logits, const at::Tensor& targets,
                                               const UpsampledCrossEntropyOptions& o) {
