@@ -8,7 +8,7 @@
 ///                                  ModelOptions::strategy, says how the whole network spends memory: the
 ///                                  same weights, the same gradients
 /// nn/       modules; each has clone(), and the state-dict keys of libtorch's module
-///   nn::BatchNormAct (nn::Norm)    batch normalization + activation by strategy
+///   nn::BatchNormAct (nn::Norm)    batch normalization + activation by strategy; writes over its input by default
 ///   nn::InPlaceABN                 the same with strategy inplace_2: saves only its output for backward
 ///   nn::BatchNormActConv2d         both and a convolution, as one node of the graph
 ///   nn::Conv2d, nn::Linear         libtorch's layers that save no 16-bit copy of their weight under autocast
@@ -29,7 +29,7 @@
 /// memory/   measuring and saving memory
 ///   memory::install_counting_allocator   counts bytes; call it before any tensor exists
 ///   memory::Meter, memory::Timeline      kept and peak bytes of a step; live bytes over time
-///   memory::recompute(fn, x)       activation checkpointing
+///   memory::recompute(fn, x)       activation (gradient) checkpointing
 ///   memory::BufferSnapshot         saves and restores running statistics
 /// amp/      mixed precision
 ///   amp::AutocastGuard, amp::PrecisionGuard, amp::GradScaler   torch.autocast and torch.amp.GradScaler
@@ -41,7 +41,8 @@
 ///   distributed::launch_from_environment, distributed::Group   the ranks that torchrun or srun started
 ///   distributed::DataParallel      averages gradients over the ranks while backward runs
 /// base/
-///   Error                          the error of models, nn, memory, distributed and amp; operators throw c10::Error
+///   Error                          the error of models, nn, memory::recompute, distributed and amp. Operators throw
+///                                  c10::Error; Meter and Timeline throw std::logic_error
 ///
 /// Training loops, data and files have headers of their own: palimpsest/{train,data,io}/.
 #include "palimpsest/amp/autocast_guard.h"

@@ -67,7 +67,8 @@ class DataParallel {
   DataParallel& operator=(const DataParallel&) = delete;
 
   /// Announces a backward pass from these outputs (the loss, as a rule). Call it after forward, before each
-  /// backward, on all ranks; within no_sync() it has no effect. Forward and backward alternate.
+  /// backward, on all ranks. Without it the gradients are not averaged in that backward pass, and nothing reports it;
+  /// within no_sync() it has no effect. Forward and backward alternate.
   /// Throws Error(kUsage) if the last backward reached only some of the parameters: the message names some
   /// of the missing parameters (find_unused_parameters is the way out).
   void prepare(const std::vector<at::Tensor>& outputs);

@@ -199,8 +199,8 @@ nn::Activation activation_of(const std::string& name, const ModelOptions& option
 nn::Strategy strategy_of(const std::string& name, const ModelOptions& options) {
   if (options.strategy) return *options.strategy;
   if (!normalizes(name)) return nn::Strategy::kStandard;
-  const bool fits = options.activation || nn::fits(nn::Strategy::kInplace2, default_activation(name));
-  return fits ? nn::Strategy::kInplace2 : nn::Strategy::kStoreY;
+  return nn::fits(nn::Strategy::kInplace2, activation_of(name, options)) ? nn::Strategy::kInplace2
+                                                                         : nn::Strategy::kStoreY;
 }
 
 void check_probability(const std::string& name, const char* option, const std::optional<double>& p,

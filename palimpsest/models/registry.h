@@ -17,7 +17,7 @@ namespace palimpsest::models {
 struct ModelOptions {
   /// 0: no classifier; forward then returns the features, (N, C, h, w) (models/backbone.h).
   int64_t classes = 1000;
-  /// Default: `inplace_2`; `store_y` if the default activation cannot be inverted. Networks without
+  /// Default: `inplace_2`; `store_y` if the activation cannot be inverted, as ReLU. Networks without
   /// normalization take only `standard`, which is their default.
   std::optional<nn::Strategy> strategy = std::nullopt;
   /// Default: default_activation(name).

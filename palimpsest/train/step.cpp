@@ -65,6 +65,10 @@ void Step::restore_buffers_of(const torch::nn::Module& model) {
   if (scaler_) buffers_.emplace(model.buffers());
 }
 
+at::Tensor Step::forward(const Network& network, const at::Tensor& images) const {
+  return train::forward(network, images, options_.precision);
+}
+
 void Step::synchronize(distributed::Group& group, distributed::DataParallel& parallel) {
   group_ = &group;
   parallel_ = &parallel;

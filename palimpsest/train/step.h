@@ -6,6 +6,7 @@
 #include "palimpsest/distributed/data_parallel.h"
 #include "palimpsest/memory/buffer_snapshot.h"
 #include "palimpsest/train/loss_scale.h"
+#include "palimpsest/train/network.h"
 
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
@@ -25,9 +26,7 @@ struct StepOptions {
 ///
 ///   train::Step step(*net, {.precision = amp::Precision::kBF16});
 ///   while (auto batch = loader.next())
-///     step.run(sgd, [&] {
-///       return train::loss(train::forward(net, batch->images, amp::Precision::kBF16), batch->targets, {});
-///     });
+///     step.run(sgd, [&] { return train::loss(step.forward(net, batch->images), batch->targets, {}); });
 ///
 /// It works with any module and with any optimizer whose step() needs no closure. torch::optim::LBFGS needs
 /// one: run() and update() throw Error(kUsage) for it.
@@ -43,6 +42,11 @@ class Step {
   /// Lets a skipped step restore the buffers of `model`. Otherwise running statistics that an overflow made
   /// infinite stay infinite. Costs a copy of the buffers, in f16 only.
   void restore_buffers_of(const torch::nn::Module& model);
+
+  /// Computes the logits in the precision of the step, as f32 (train::forward). With another precision than the step's
+  /// a loss in f16 would have no scale.
+  at::Tensor forward(const Network& network, const at::Tensor& images) const;
+  amp::Precision precision() const { return options_.precision; }
 
   /// Lets the ranks of `group` take the same steps. From now on backward() calls parallel.prepare(loss), so
   /// that gradients are averages over the ranks: all ranks then skip the same steps, because they see the

@@ -63,6 +63,25 @@ TEST(Step, IsForwardBackwardStepAndZeroGradInF32) {
   for (const auto& p : got.model->parameters()) EXPECT_FALSE(p.grad().defined());
 }
 
+TEST(Step, ForwardHasThePrecisionOfTheStep) {
+  const auto logits_in = [](amp::Precision precision, bool by_step) {
+    OneBatch one({.precision = precision});
+    EXPECT_EQ(one.step.precision(), precision);
+    at::manual_seed(1);  // of the dropout
+    return by_step ? one.step.forward(*one.model, one.images) : forward(*one.model, one.images, precision);
+  };
+  for (const auto precision : {amp::Precision::kF32, amp::Precision::kBF16, amp::Precision::kF16}) {
+    at::manual_seed(2);  // of the images
+    const at::Tensor want = logits_in(precision, false);
+    at::manual_seed(2);
+    const at::Tensor got = logits_in(precision, true);
+    EXPECT_TRUE(got.equal(want));
+    EXPECT_EQ(got.scalar_type(), at::kFloat);
+    at::manual_seed(2);
+    EXPECT_EQ(got.equal(logits_in(amp::Precision::kF32, true)), precision == amp::Precision::kF32);
+  }
+}
+
 TEST(Step, EntersItsPhasesInOrderAndFreesTheGraphBeforeTheUpdate) {
   OneBatch one;
   torch::optim::SGD sgd(one.model->parameters(), 0.1);
