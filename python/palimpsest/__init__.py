@@ -1,6 +1,7 @@
 """Trains convolutional networks in a fraction of the memory, with exact gradients.
 
     import palimpsest
+    model, report = palimpsest.convert(model, example_inputs)       # a network as it is, which keeps less for backward
     layer = palimpsest.nn.BatchNormAct(64, activation="silu")       # batch normalization and activation, one tensor saved
     y = palimpsest.checkpoint(block, x)                             # saves x alone, runs block again in backward
     with palimpsest.memory.measure() as m: step()                   # what a step keeps and needs at its peak

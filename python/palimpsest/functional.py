@@ -56,22 +56,23 @@ def _one_of(what, name, names):
 _resolved: dict[tuple[str, str], str] = {}  # (strategy, activation) to strategy: a table, which torch.compile reads without a break
 
 
-def resolve_strategy(strategy: str, activation: str) -> str:
+def resolve_strategy(strategy: str, activation: str, offered: Sequence[str] = ("auto", *_SAVED)) -> str:
     """The strategy itself, or for "auto" the one that saves least: inplace_2 if the activation can be inverted, else store_y.
 
+    offered: the names among which an error names those that fit.
     Raises ValueError for unknown names and for a strategy whose backward cannot handle the activation."""
     if (strategy, activation) not in _resolved:
-        _resolved[strategy, activation] = _resolve(strategy, activation)
+        _resolved[strategy, activation] = _resolve(strategy, activation, offered)
     return _resolved[strategy, activation]
 
 
-def _resolve(strategy, activation):
+def _resolve(strategy, activation, offered):
     _one_of("activation", activation, activation_names())
     if strategy == "auto":
         return "inplace_2" if activation in _WITHOUT_BRANCHES else "store_y"
     _one_of("strategy", strategy, ("auto", *strategy_names()))
     if not _fits(strategy, activation):
-        names = ", ".join(name for name in ("auto", *strategy_names()) if name == "auto" or _fits(name, activation))
+        names = ", ".join(name for name in offered if name == "auto" or _fits(name, activation))
         raise ValueError(f"strategy '{strategy}' does not fit the activation '{activation}', which its backward cannot invert: "
                          f"take one of {names}")
     return strategy

@@ -506,6 +506,13 @@ def test_strategies(strategy):
     leaky, _ = palimpsest.convert(nn.Sequential(*conv_bn(act=nn.LeakyReLU())), strategy="inplace_2")
 
 
+@pytest.mark.parametrize("strategy", ["checkpoint", "checkpoint_normalized", "inplace_1", "inplace_2", "inplace_bit", "store_y"])
+def test_the_report_names_the_strategy_of_a_layer(strategy):
+    act = nn.SiLU() if strategy == "inplace_bit" else nn.LeakyReLU()
+    _, report = palimpsest.convert(nn.Sequential(*conv_bn(act=act)), strategy=strategy)
+    assert f"({strategy})" in str(report)
+
+
 def test_the_proof_restores_the_model_and_reports():
     model = nn.Sequential(*small(), nn.Dropout(0.3)).double()
     model[1].eval()
@@ -560,7 +567,7 @@ class _Refusal:
         "inputs": (small, {"example_inputs": torch.randn(2, 5, 8, 8)}, "refuses example_inputs"),
         "strategy": (small, {"strategy": "fast"}, "strategy must be one of auto"),
         "standard": (small, {"strategy": "standard"}, "strategy must be one of auto"),
-        "pair": (small, {"strategy": "inplace_1"}, "'inplace_1' does not fit the activation 'relu'.* take one of auto, .*store_y"),
+        "pair": (small, {"strategy": "inplace_1"}, "'inplace_1' does not fit the activation 'relu'.* take one of auto, checkpoint, .*store_y$"),
         "no module": (lambda: torch.relu, {}, "needs a torch.nn.Module"),
         "compiled": (lambda: torch.compile(small()), {}, "before torch.compile"),
     }

@@ -5,7 +5,7 @@ import re
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-EXAMPLES = [(path, i, code) for path in ("docs/python.md", "docs/inplace_abn.md", "python/README.md")
+EXAMPLES = [(path, i, code) for path in ("docs/python.md", "docs/inplace_abn.md", "docs/choose.md", "python/README.md")
             for i, code in enumerate(re.findall(r"```python\n(.*?)```", (ROOT / path).read_text(), re.S))]
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from palimpsest import functional
 from palimpsest._convert import layers, proof, region, tracing
 from palimpsest._convert.report import Report
-from palimpsest._convert.rewrite import Layer
+from palimpsest._convert.rewrite import Layer, strategy_names
 from palimpsest.nn import BatchNormAct
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -31,7 +31,7 @@ def convert(model: Model, example_inputs: Any = None, *, strategy: str = "auto",
     gradients and buffers of the converted network equal the original's, in training, in evaluation and in the model's own
     modes if they are mixed, and a layer for which they do not is left alone; the report has the bytes saved for backward
     before and after. Needs the time of some steps, and memory for two copies of the network in f64.
-    strategy: what each layer saves (functional.strategy_names()); "auto" is the one that saves least.
+    strategy: what each layer saves (functional.strategy_names() but "standard"); "auto" is the one that saves least.
     module_filter_fn(module, name): False leaves a normalization, max pooling or dense block as it is.
 
     A module that another model shares computes the same there, with less kept; convert() of that model leaves it alone.
@@ -39,9 +39,8 @@ def convert(model: Model, example_inputs: Any = None, *, strategy: str = "auto",
     Changes model in place, and returns it with a report. Raises ValueError, with the model as it was, for a model that is
     converted already, compiled by TorchScript, quantized, without a parameter that requires a gradient or on several devices,
     for example_inputs that the model refuses, and for a strategy that an activation of the model does not fit."""
-    if strategy not in ("auto", *functional.strategy_names()) or strategy == "standard":
-        names = ", ".join(("auto", *(name for name in functional.strategy_names() if name != "standard")))
-        raise ValueError(f"convert: strategy must be one of {names}, got '{strategy}'")
+    if strategy not in strategy_names():
+        raise ValueError(f"convert: strategy must be one of {', '.join(strategy_names())}, got '{strategy}'")
     if module_filter_fn is not None and not callable(module_filter_fn):
         raise ValueError(f"convert: module_filter_fn must be a function, got {type(module_filter_fn).__name__}")
     _check(model)

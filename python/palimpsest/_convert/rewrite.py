@@ -12,6 +12,20 @@ from palimpsest._convert import layers, runtime
 from palimpsest._convert.aliases import Aliases, writes_over
 
 _MAKES_NEW_TENSOR = (runtime.convolution, runtime.act_conv, runtime.norm_act_conv, runtime.norm_act_conv_of)
+# What a layer saves, by the operator's name for it, and the strategy that asks for it.
+_IN_WORDS = {
+    "input": "its input (checkpoint)",
+    "normalized": "its normalized input (checkpoint_normalized)",
+    "output_form1": "its output (inplace_1)",
+    "output": "its output (inplace_2)",
+    "output_bit": "its output and a bit per value (inplace_bit)",
+    "pre_activation": "y, the value before the activation (store_y)",
+}
+
+
+def strategy_names() -> tuple[str, ...]:
+    """The strategies of convert(): all but that of torch's own layers."""
+    return ("auto", *(name for name in functional.strategy_names() if name != "standard"))
 
 
 @dataclasses.dataclass
@@ -106,7 +120,7 @@ def rewrite(graph, modules, options):
             if reason:
                 report.append(Layer(node.target, type(norm.module).__name__, False, reason))
             else:
-                functional.resolve_strategy(options.strategy, norm.activation)
+                functional.resolve_strategy(options.strategy, norm.activation, offered=strategy_names())
                 taken.update(n for n in (norm.addition, norm.last) if n is not None and n is not node)
                 norms.append(norm)
     for node in list(graph.nodes):
@@ -285,7 +299,7 @@ class _Writer:
                 return "saves y, for its readers too"
         z = self._call(node, runtime.norm_act, reference, x, activation, param, saved, consume)
         self._replace(last, z)
-        return f"saves its {'input, which is kept anyway' if saved == 'input' and is_auto else saved.replace('_', ' ')}"
+        return "saves its input, which is kept anyway" if saved == "input" and is_auto else f"saves {_IN_WORDS[saved]}"
 
     def _parts(self, node):
         """The parts into which a node splits its input; an empty list if it does not, or if somebody writes over a part."""
@@ -322,7 +336,7 @@ class _Writer:
             words = f"with {reader.target}, saves nothing of its own"
         else:
             new = self._call(reader, runtime.norm_act_conv, *references, x, norm.activation, norm.param, saved, consume)
-            words = f"with {reader.target}, saves {'nothing of its own' if saved == 'input' and is_auto else saved}"
+            words = f"with {reader.target}, saves {'nothing of its own' if saved == 'input' and is_auto else _IN_WORDS[saved]}"
         Aliases.replaces(new, reader)
         reader.replace_all_uses_with(new)
         self.graph.erase_node(reader)
