@@ -8,7 +8,8 @@ Limit:    LIMIT units of every result. A unit is what rounding the terms of a re
           which they are stored, times the size of the terms. z, dx and dweight come from values in x's dtype; dbias, mean
           and var are sums of given values, in the parameters' dtype.
 
-Cases with the number of an issue have its shape, dtype, layout and values. Cases without a number were found here. Ours runs
+Cases with the number of an issue have its shape, dtype, layout and values, and say which results it is about: whether these
+are wrong today as they were reported is counted apart. Cases without a number were found here. Ours runs
 without an activation, and saves its output where it can.
 
 --device cuda runs the cases on a GPU: most of the reports are of GPUs.
@@ -39,6 +40,7 @@ class Case:
     issue: str  # "" if it was found here
     reported: str
     shape: tuple
+    about: tuple = ()  # what the issue is about: names of RESULTS, "layout" of dx, or "NaN" in dx, dweight or dbias
     dtype: torch.dtype = torch.float32
     layout: torch.memory_format = NCHW
     values: str = "normal"  # or "uniform": in [0, 1)
@@ -60,18 +62,21 @@ def both_layouts(**case):
 
 CASES = [
     *both_layouts(issue="pytorch#156513", reported="gradients in bf16 with parameters in f32", shape=(16, 64, 56, 56),
-                  dtype=torch.bfloat16),
+                  about=("dx", "dweight", "dbias"), dtype=torch.bfloat16),
     *both_layouts(issue="pytorch#147303", reported="NaN in backward, f16, channels-last", shape=(16, 3, 224, 224),
-                  dtype=torch.float16, values="uniform", dy_layout=NCHW),
-    Case("pytorch#57796", "an inexact weight gradient of many values", (256, 1, 625, 625), values="uniform"),
-    *both_layouts(issue="pytorch#57796", reported="the same with two channels", shape=(64, 2, 625, 625), values="uniform"),
-    Case("pytorch#107199", "dx in another layout than x", (2, 3, 4, 4, 4), layout=LAST_3D),
-    Case("pytorch#107199", "the same after a contiguous gradient", (2, 3, 4, 4, 4), layout=LAST_3D, dy_layout=NCHW),
-    Case("pytorch#140112", "two values in bf16", (1, 1, 2), torch.bfloat16, parameters=torch.bfloat16, affine=False),
-    Case("pytorch#62594", "evaluation in f16, channels-last", (2, 64, 50, 50), torch.float16, LAST, training=False),
-    Case("NVIDIA/apex#1768", "mean and var of 65 channels, channels-last", (1, 65, 10, 10), layout=LAST, values="uniform"),
-    Case("NVIDIA/apex#1768", "the same of more pixels", (1, 65, 100, 100), layout=LAST, values="uniform"),
-    *both_layouts(issue="ROCm/MIOpen#1109", reported="backward of one pixel per image", shape=(1024, 64, 1, 1)),
+                  about=("NaN",), dtype=torch.float16, values="uniform", dy_layout=NCHW),
+    Case("pytorch#57796", "an inexact weight gradient of many values", (256, 1, 625, 625), ("dweight",), values="uniform"),
+    *both_layouts(issue="pytorch#57796", reported="the same with two channels", shape=(64, 2, 625, 625), about=("dweight",),
+                  values="uniform"),
+    Case("pytorch#107199", "dx in another layout than x", (2, 3, 4, 4, 4), ("layout",), layout=LAST_3D),
+    Case("pytorch#107199", "the same after a contiguous gradient", (2, 3, 4, 4, 4), ("layout",), layout=LAST_3D, dy_layout=NCHW),
+    Case("pytorch#140112", "two values in bf16", (1, 1, 2), ("z",), torch.bfloat16, parameters=torch.bfloat16, affine=False),
+    Case("pytorch#62594", "evaluation in f16, channels-last", (2, 64, 50, 50), ("z",), torch.float16, LAST, training=False),
+    Case("NVIDIA/apex#1768", "mean and var of 65 channels, channels-last", (1, 65, 10, 10), ("mean", "var"), layout=LAST,
+         values="uniform"),
+    Case("NVIDIA/apex#1768", "the same of more pixels", (1, 65, 100, 100), ("mean", "var"), layout=LAST, values="uniform"),
+    *both_layouts(issue="ROCm/MIOpen#1109", reported="backward of one pixel per image", shape=(1024, 64, 1, 1),
+                  about=("dx", "dweight", "dbias")),
     *both_layouts(issue="", reported="a mean of 100 deviations", shape=(32, 64, 56, 56), mean=100.0),
     *both_layouts(issue="", reported="two images of Cityscapes' size", shape=(2, 16, 1024, 2048), mean=0.7),
 ]
@@ -90,10 +95,11 @@ def run(layer, x, dy):
     """{result: tensor} of one pass of a layer whose momentum is 1, and dx's layout under "strides"."""
     leaf = x.detach().clone().requires_grad_()
     z = layer(leaf)
-    z.backward(dy)
-    found = {"z": z.detach(), "dx": leaf.grad, "strides": leaf.grad.stride()}
+    # Not leaf.grad: backward() gives a gradient of another layout the leaf's.
+    dx, *of_parameters = torch.autograd.grad(z, (leaf, *layer.parameters()), dy)
+    found = {"z": z.detach(), "dx": dx, "strides": dx.stride()}
     if layer.affine:
-        found.update(dweight=layer.weight.grad, dbias=layer.bias.grad)
+        found.update(zip(("dweight", "dbias"), of_parameters))
     if layer.training:
         # The layer's running variance is that of a sample.
         count = x.numel() // x.size(1)
@@ -139,6 +145,17 @@ def layers(case, device):
     return {"torch": stock(case.shape[1], **options), "ours": BatchNormAct(case.shape[1], **options, activation="identity")}
 
 
+def is_as_reported(case, errors, same_layout):
+    """Whether a side does today what the issue reports; None for a case that was found here."""
+    if not case.about:
+        return None
+    if case.about == ("layout",):
+        return not same_layout
+    if case.about == ("NaN",):
+        return any(errors[name] != errors[name] for name in ("dx", "dweight", "dbias"))
+    return not all(errors[name] <= LIMIT for name in case.about)
+
+
 def measure(case, device):
     """One row: what both sides gave."""
     x, dy = values_of(case, device)
@@ -150,7 +167,8 @@ def measure(case, device):
         right = same_layout and all(error <= LIMIT for error in errors.values())
         # JSON has no NaN.
         row["sides"][side] = {"units": {name: error if error == error else None for name, error in errors.items()},
-                              "layout_of_x": same_layout, "right": right}
+                              "layout_of_x": same_layout, "right": right,
+                              "as_reported": is_as_reported(case, errors, same_layout)}
     return row
 
 

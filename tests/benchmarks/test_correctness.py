@@ -58,17 +58,42 @@ def test_a_small_fault_is_wrong(monkeypatch, change, wrong):
         assert side["units"][name] is None or side["units"][name] > benchmark.LIMIT, name
 
 
+@pytest.mark.parametrize("about, change, as_reported", [
+    (("z",), lambda z: z + 1e-5, True), (("dx", "dweight"), lambda z: z + 1e-5, False), (("NaN",), lambda z: z + 1e-5, False),
+    (("NaN",), lambda z: z * float("nan"), True), (("layout",), lambda z: z * float("nan"), False), ((), lambda z: z + 1e-5, None)])
+def test_a_fault_counts_as_reported_if_it_is_what_the_issue_is_about(monkeypatch, about, change, as_reported):
+    monkeypatch.setattr(benchmark.torch.nn, "BatchNorm2d", faulty(change))
+    sides = benchmark.measure(dataclasses.replace(SMALL, about=about), "cpu")["sides"]
+    assert not sides["torch"]["right"] and sides["torch"]["as_reported"] is as_reported
+    assert sides["ours"]["as_reported"] is (False if about else None)
+
+
+def test_each_case_of_an_issue_says_what_it_is_about():
+    names = {*benchmark.RESULTS, "layout", "NaN"}
+    for case in benchmark.CASES:
+        assert bool(case.about) == bool(case.issue) and set(case.about) <= names
+
+
+class AnotherLayout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy.contiguous()
+
+
 def test_another_layout_of_dx_is_wrong(monkeypatch):
-    monkeypatch.setattr(benchmark.torch.nn, "BatchNorm2d", faulty(lambda z: z))
-    case = dataclasses.replace(SMALL, layout=benchmark.LAST)
-    run = benchmark.run
+    class Layer(torch.nn.BatchNorm2d):
+        def forward(self, x):
+            return super().forward(AnotherLayout.apply(x))
 
-    def another_layout(layer, x, dy):
-        return {**run(layer, x, dy), "strides": x.contiguous().stride()}
-
-    monkeypatch.setattr(benchmark, "run", another_layout)
-    side = benchmark.measure(case, "cpu")["sides"]["torch"]
-    assert not side["layout_of_x"] and not side["right"]
+    monkeypatch.setattr(benchmark.torch.nn, "BatchNorm2d", Layer)
+    case = dataclasses.replace(SMALL, layout=benchmark.LAST, about=("layout",))
+    sides = benchmark.measure(case, "cpu")["sides"]
+    assert not sides["torch"]["layout_of_x"] and not sides["torch"]["right"] and sides["torch"]["as_reported"]
+    assert sides["ours"]["layout_of_x"] and sides["ours"]["right"]
 
 
 def main(monkeypatch, capsys, *arguments):

@@ -10,15 +10,19 @@ def side_of(found, side):
 
 def test_what_is_beyond_the_limit_is_bold_and_counted(results):
     def break_ours(found):
-        side_of(found, "ours").update(right=False, layout_of_x=False)
+        for row in found["rows"]:
+            if row["issue"]:
+                row["sides"]["torch"]["as_reported"] = row["issue"] == "pytorch#140112"
+        side_of(found, "ours").update(right=False, layout_of_x=False, as_reported=True)
         side_of(found, "ours")["units"].update(z=None, dx=4.5)
 
     change(results / FILE, break_ours)
     assert pages("correctness", "--results", results) == (0, "")
     text = (results / PAGE).read_text()
     line = next(line for line in text.splitlines() if line.startswith("|  |  | ours |"))
-    assert "| ours | **NaN** | **4.5** |" in line and line.endswith("| **another** | **wrong** |")
-    assert "1 of" in line_of(results / PAGE, "libtorch").split("with torch")[1]
+    assert "| ours | **NaN** | **4.5** |" in line and line.endswith("| **another** | **wrong** | **yes** |")
+    said = line_of(results / PAGE, "libtorch")
+    assert "1 of" in said.split("with torch")[1] and said.endswith(" 1 is still as reported with torch.")
 
 
 def test_a_report_is_linked_and_a_gpu_has_its_own_section(results):
