@@ -3,7 +3,7 @@
 // Opponent: `shared_gradient` with strategy `standard`: libtorch's concatenation, batch norm, ReLU in place,
 //           convolution and pooling; for BC-100 in the faster of the two layouts.
 // Limit:    DenseNet-BC-100 (k = 12, batch 64, 32 x 32, f32): fused 0.70, shared 1.10; DenseNet-121 (batch
-//           16, 224 x 224): fused 0.82.
+//           16, 224 x 224): fused 0.66 with AVX-512, 0.72 with AVX2.
 //
 // A step is forward, cross-entropy, backward, SGD with momentum. The activation is ReLU; the bottleneck saves
 // y (`store_y`). All sides have the same weights, batch, threads and allocator (which retains freed blocks),
@@ -65,8 +65,8 @@ void large_network(Report& report, int steps) {
       fused(input, {nn::DenseStrategy::kFused, nn::Strategy::kStoreY}, true);
   compare_losses("fused", fused, plain);
   const auto times = interleave({timed(fused), timed(plain)}, steps, 1);
-  report.add(
-      row_of("DenseNet-121 step, fused", "libtorch's layers, channels-last", times[0], times[1], 0.82));
+  report.add(row_of("DenseNet-121 step, fused", "libtorch's layers, channels-last", times[0], times[1],
+                    limit_of_set(0.66, 0.72)));
 }
 
 void measure_all(Report& report, const Options& options) {

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 
-from support import positive, replace_file
+from support import commit, positive, replace_file
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 BENCHMARKS = ("layer_time", "max_pool_time", "model_step")
@@ -130,16 +130,6 @@ def machine_name(processor, best):
     """"Intel(R) Xeon(R) Processor" with x86-64-v4 as intel_xeon_avx512."""
     text = re.sub(r"\((r|tm|c)\)|\b(cpu|processor)\b|@.*|\b\d+-core\b", " ", processor.lower())
     return "_".join([*re.findall(r"[a-z0-9]+", text), SETS[best][0]])
-
-
-def commit():
-    """The commit of the sources, "+" if they were changed after it."""
-    def git(*arguments):
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
-    head = git("rev-parse", "--short=10", "HEAD")
-    if head.returncode != 0:
-        return "unknown"
-    return head.stdout.strip() + ("+" if git("status", "--porcelain", "--", "palimpsest", "benchmarks/*.cpp").stdout else "")
 
 
 def measure(options, benchmark, instruction_set, threads):

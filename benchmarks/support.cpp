@@ -17,7 +17,9 @@
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <limits>
 #include <stdexcept>
+#include <string_view>
 
 namespace palimpsest::benchmarks {
 namespace {
@@ -77,9 +79,11 @@ std::string positive(const std::string& text) {
   return whole && above ? "" : "a whole number above 0 is needed, got '" + text + "'";
 }
 
-/// What the times depend on, beside the code.
+/// What the times depend on, and the commit of the code, which scripts/run_benchmarks names.
 Json machine() {
-  return {{"processor", processor_name()},
+  const char* const commit = std::getenv("PALIMPSEST_COMMIT");
+  return {{"commit", commit ? commit : "unknown"},
+          {"processor", processor_name()},
           {"threads", at::get_num_threads()},
           {"libtorch", TORCH_VERSION},
           {"instruction_set", kernels::cpu::instruction_set()},
@@ -167,6 +171,11 @@ std::string processor_name() {
 
 bool processor_has(const std::string& flag) {
   return (" " + processor_line("flags") + " ").find(" " + flag + " ") != std::string::npos;
+}
+
+double limit_of_set(double avx512, double avx2) {
+  const std::string_view set = kernels::cpu::instruction_set();
+  return set == "x86-64-v4" ? avx512 : set == "x86-64-v3" ? avx2 : std::numeric_limits<double>::infinity();
 }
 
 Report::Report(std::string name, Options options) : name_(std::move(name)), options_(std::move(options)) {}

@@ -48,6 +48,10 @@ std::string processor_name();
 /// Returns whether the system lists `flag`, such as "avx512_bf16", among the processor's features.
 bool processor_has(const std::string& flag);
 
+/// Returns the limit of a claim that depends on the instruction set of our kernels; infinite with any other set, so
+/// that nothing is claimed.
+double limit_of_set(double avx512, double avx2);
+
 /// One claim: `measured` is at most `limit` times `opponent`.
 struct Row {
   std::string claim;          ///< the measured case, e.g. "(32, 256, 56, 56) NCHW"

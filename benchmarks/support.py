@@ -9,8 +9,11 @@ import gc
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 # glibc returns large blocks to the kernel at every free, and the page faults of the next block cost more than a layer's
 # arithmetic. The C++ benchmarks run both sides on an allocator that retains blocks. These settings, which malloc reads at the
@@ -89,18 +92,19 @@ def milliseconds_of(work):
 
 
 def interleave(sides, repeats, warm_up=3, before_round=lambda: None):
-    """Runs the sides (functions that return the measured time) in turn: A B C A B C ..., so that a slow moment of the
-    machine hits all sides. The first `warm_up` rounds do not count. Returns one Spread per side."""
+    """Runs the sides (functions that return the measured time) in turn, A B C  B C A  C A B ..., so that a slow moment of the
+    machine hits all sides, and none always follows the same one. The first `warm_up` rounds do not count. Returns one Spread per side."""
     values = [[] for _ in sides]
     gc.collect()
     gc.disable()
     try:
         for number in range(-warm_up, repeats):
             before_round()
-            for side, of_side in zip(sides, values):
-                value = side()
+            for k in range(len(sides)):
+                i = (k + number + warm_up) % len(sides)
+                value = sides[i]()
                 if number >= 0:
-                    of_side.append(value)
+                    values[i].append(value)
     finally:
         gc.enable()
     return [spread_of(of_side) for of_side in values]
@@ -151,9 +155,20 @@ def processor_name():
     return "unknown"
 
 
+def commit():
+    """The commit of the sources, "+" if they were changed after it; "unknown" outside of a repository."""
+    def git(*arguments):
+        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
+    head = git("rev-parse", "--short=10", "HEAD")
+    if head.returncode != 0:
+        return "unknown"
+    return head.stdout.strip() + ("+" if git("status", "--porcelain", "--", "palimpsest", "benchmarks", "python").stdout else "")
+
+
 def machine():
     import torch  # here: a benchmark that runs the programs in C++ needs no torch
-    return {"processor": processor_name(), "threads": torch.get_num_threads(), "libtorch": torch.__version__.split("+")[0]}
+    return {"processor": processor_name(), "threads": torch.get_num_threads(), "libtorch": torch.__version__.split("+")[0],
+            "commit": commit()}
 
 
 def replace_file(path, text):

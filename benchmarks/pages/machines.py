@@ -16,8 +16,9 @@ and the same instruction set: libtorch's is set to ours (ATEN_CPU_CAPABILITY, an
 `benchmarks/pages/pages machines` writes this page. Nothing is claimed here: limits hold for `make bench` alone.
 
 A layer is batch normalization and leaky ReLU, forward and backward (`bench_layer_time`); its two numbers are the least and
-the largest ratio of its shapes. Those of max pooling are of its windows and layouts (`bench_max_pool_time`). A step is one
-of training in f32, with the normalizations in place against `standard` (`bench_model_step`).
+the largest ratio of its shapes. "Over f32" is its time over our own in f32. Those of max pooling are of its windows and
+layouts (`bench_max_pool_time`). A step is one of training in f32, with the normalizations in place against `standard`
+(`bench_model_step`).
 
 {ratios}
 
@@ -26,11 +27,13 @@ of training in f32, with the normalizations in place against `standard` (`bench_
 
 
 def column(benchmark, row):
-    """The column of a row; None for an opponent that is not libtorch."""
+    """The column of a row; None for an opponent that is neither libtorch nor ours in f32."""
     claim, opponent = row["claim"], row["opponent_name"]
-    if benchmark == "layer_time" and opponent.startswith("batch_norm"):
+    if benchmark == "layer_time":
         layout, dtype = re.fullmatch(r"\[.*\] (NCHW|channels-last) ?(.*)", claim).groups()
-        return f"layer {dtype or 'f32'} {layout}"
+        if opponent == "ours in f32":
+            return f"layer {dtype} {layout} over f32"
+        return f"layer {dtype or 'f32'} {layout}" if opponent.startswith("batch_norm") else None
     if benchmark == "max_pool_time":
         return f"max pooling {DTYPES[claim.split()[1]]}"
     return f"{claim.split(' step')[0]} step" if benchmark == "model_step" else None
@@ -67,12 +70,19 @@ def ratios(machines):
 
 
 def described(file, content):
-    """One line: what the figures of a machine come from."""
+    """Lines: what the figures of a machine come from, and of which commit each of its benchmarks is."""
     machine, runs = content["machine"], content["runs"]
-    each = lambda key: ", ".join(dict.fromkeys(str(run[key]) for run in runs))
-    return (f"- `{file}`: {machine['processor']} (family {machine['family']}, model {machine['model']}, stepping "
-            f"{machine['stepping']}), {machine['processors']} processors, libtorch {each('libtorch')}; commit {each('commit')}; "
-            f"--repeats {each('repeats')}.")
+    libtorch = ", ".join(dict.fromkeys(run["libtorch"] for run in runs))
+    lines = [f"- `{file}`: {machine['processor']} (family {machine['family']}, model {machine['model']}, stepping "
+             f"{machine['stepping']}), {machine['processors']} processors, libtorch {libtorch}."]
+    for benchmark in dict.fromkeys(run["benchmark"] for run in runs):
+        commits = {}
+        for run in runs:
+            if run["benchmark"] == benchmark:
+                commits.setdefault((run["commit"], run["repeats"]), []).append(f"{run['instruction_set']} x{run['threads']}")
+        lines += [f"  - `bench_{benchmark}`: commit {commit}, --repeats {repeats}"
+                  + (f" ({', '.join(pieces)})" if len(commits) > 1 else "") for (commit, repeats), pieces in commits.items()]
+    return "\n".join(lines)
 
 
 def write(results):

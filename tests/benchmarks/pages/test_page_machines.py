@@ -35,16 +35,31 @@ def test_machines_stand_side_by_side_and_say_what_was_not_measured(results):
         "layer bf16 channels-last": "0.50", "max pooling f32": "not measured", "resnet50 step": "not measured"}
     two = cells(results, "| Some Chip 9 (`two`)")
     assert (two["layer f32 NCHW"], two["max pooling f32"], two["resnet50 step"]) == ("not measured", "0.25", "0.90")
-    assert line_of(results / PAGE, "- `two`") == (
-        "- `two`: Some(R) Chip(TM) 9 (family 1, model 2, stepping 3), 4 processors, libtorch 2.11.0; commit abc; --repeats 3.")
+    assert ("- `two`: Some(R) Chip(TM) 9 (family 1, model 2, stepping 3), 4 processors, libtorch 2.11.0.\n"
+            "  - `bench_model_step`: commit abc, --repeats 3\n"
+            "  - `bench_max_pool_time`: commit abc, --repeats 3\n") in (results / PAGE).read_text()
 
 
-def test_a_comparison_with_another_opponent_than_libtorch_has_no_column(results):
+def test_the_time_over_our_f32_has_a_column_of_its_own_and_other_opponents_have_none(results):
     (results / FILE).unlink()
-    machine(results, "one", layer_time=[("[2, 3, 4, 5] NCHW", "batch_norm + leaky_relu", 0.2),
-                                        ("[2, 3, 4, 5] NCHW", "ours in f32", 9.9)])
+    machine(results, "one", layer_time=[("[2, 3, 4, 5] NCHW bf16", "batch_norm + leaky_relu", 0.2),
+                                        ("[2, 3, 4, 5] NCHW bf16", "ours in f32", 0.81),
+                                        ("[2, 3, 4, 5] NCHW bf16", "another", 9.9)])
     assert pages("machines", "--results", results) == (0, "")
-    assert cells(results, "| Some")["layer f32 NCHW"] == "0.20"
+    found = cells(results, "| Some")
+    assert found["layer bf16 NCHW"] == "0.20" and found["layer bf16 NCHW over f32"] == "0.81"
+    assert "9.9" not in found.values()
+
+
+def test_pieces_of_different_commits_are_told_apart(results):
+    def older(content):
+        content["runs"][0].update(commit="older")
+
+    change(results / FILE, older)
+    assert pages("machines", "--results", results) == (0, "")
+    run = json.loads((results / FILE).read_text())["runs"][0]
+    piece = f"({run['instruction_set']} x{run['threads']})"
+    assert f"`bench_{run['benchmark']}`: commit older, --repeats {run['repeats']} {piece}" in (results / PAGE).read_text()
 
 
 def test_a_changed_ratio_is_noticed_and_written(results):

@@ -85,7 +85,7 @@ def test_a_page_without_its_marks_is_an_error_of_one_line(results, page):
 
 @pytest.mark.parametrize("arguments, said", [
     (["--chek"], "unrecognized arguments: --chek"),
-    (["papr"], "got 'papr', wanted camvid, cifar10, correctness, densenet, distributed, gpu, machines, mixed_precision, numerics, paper, step_profile, whole_step"),
+    (["papr"], "got 'papr', wanted camvid, cifar10, claims, correctness, densenet, distributed, gpu, machines, mixed_precision, numerics, paper, step_profile, whole_step"),
     (["train"], "the following arguments are required: table, BUILD"),
     (["train", "everything", "build"], "invalid choice: 'everything'"),
     (["train", "programs", "build", "sdd"], "got 'sdd', wanted ssd, speech, translation, language_model, dcgan"),

@@ -1,0 +1,51 @@
+"""docs/results/claims.md names each claim that does not hold, and the machine of each file."""
+from page_support import change, line_of, pages
+
+PAGE = "claims.md"
+
+
+def test_a_claim_that_does_not_hold_is_named_and_counted(results):
+    for path in results.glob("*.json"):
+        if path.name not in ("kept_bytes.json", "layer_time.json"):
+            path.unlink()
+
+    def hold(found):
+        for row in found["rows"]:
+            row["pass"] = True
+
+    change(results / "kept_bytes.json", hold)
+    change(results / "layer_time.json", hold)
+    assert pages("claims", "--results", results) == (0, "")
+    assert "Every claim holds." in (results / PAGE).read_text()
+
+    def fail(found):
+        found["rows"][0].update(ratio=0.875, limit=0.5, **{"pass": False})
+        found.update(commit="0123456789", processor="A processor", threads=3, instruction_set="x86-64-v3")
+
+    change(results / "layer_time.json", fail)
+    assert pages("claims", "--results", results) == (0, "")
+    text = (results / PAGE).read_text()
+    assert "Every claim holds." not in text
+    line = next(line for line in text.splitlines() if line.startswith("| `layer_time.json` |"))
+    assert line.endswith("| 0.875 | 0.50 |")
+    assert "| `layer_time.json` | A processor, 3 threads, x86-64-v3 | 0123456789 |" in text
+    assert line_of(results / PAGE, "| `kept_bytes.json`").endswith("| 0 |")
+
+
+def test_rows_that_claim_nothing_or_were_not_measured_are_left_out(results):
+    def nothing(found):
+        found["rows"] = found["rows"][:3]
+        found["rows"][0].update(limit=None, **{"pass": None})
+        found["rows"][1].update(ratio=None, not_measured="no compiler", **{"pass": None})
+        found["rows"][2]["pass"] = True
+
+    change(results / "kept_bytes.json", nothing)
+    assert pages("claims", "--results", results) == (0, "")
+    assert line_of(results / PAGE, "| `kept_bytes.json`").endswith("| 1 | 0 |")
+
+
+def test_a_folder_without_claims_is_one_line(results):
+    for path in results.glob("*.json"):
+        path.unlink()
+    status, said = pages("claims", "--results", results)
+    assert status == 2 and said.count("\n") == 1 and "has no JSON file with claims" in said
