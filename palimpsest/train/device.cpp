@@ -53,7 +53,7 @@ c10::Device parse_device(const std::string& text, bool has_kernels, int count) {
                 unknown_name_message("device", text, std::vector<std::string>{"cpu", "cuda", "cuda:0"}));
   if (!has_kernels)
     refuse(text,
-           "needs a build with kernels for GPUs, and this one has none: build with 'cmake --preset cuda', "
+           "needs a build with kernels for GPUs, and this one has none: build with 'make build PRESET=cuda', "
            "which needs nvcc 12.8 or later, or use cpu");
   if (count == 0) refuse(text, "needs an NVIDIA GPU, and libtorch finds none: use cpu");
   if (index >= count)

@@ -185,7 +185,7 @@ def test_a_switch_of_a_file_can_be_switched_off(folder):
     (("train", "--device", "gpu"), ["unknown device 'gpu'", "cpu", "cuda"]),
     (("train", "--device", "cuda:first"), ["unknown device 'cuda:first'", "cuda:0"]),
     (("train", "--device", "cuda:1"), ["device 'cuda:1'", "use cpu"]),
-    *((command, ["device 'cuda'", "needs a build with kernels for GPUs", "cmake --preset cuda", "or use cpu"])
+    *((command, ["device 'cuda'", "needs a build with kernels for GPUs", "make build PRESET=cuda", "or use cpu"])
       for command in (("train", "--device", "cuda"), ("compare", "--device", "cuda"), ("demo", "--device", "cuda"),
                       ("info", "--model", "resnet18", "--device", "cuda"))),
     (("compare", "--device", "cuda:128"), ["unknown device 'cuda:128'", "cuda:0"]),

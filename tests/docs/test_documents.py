@@ -165,11 +165,18 @@ def test_the_page_about_the_design_names_every_file_of_the_way_once():
     assert named == [path for _, path in steps]
 
 
-def test_every_link_of_the_documents_leads_to_a_file():
+def anchors(document):
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", document.read_text(), flags=re.S | re.M), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_link_of_the_documents_leads_to_a_file_and_a_heading():
     broken = []
-    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")]:
+    for document in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")]:
         prose = re.sub(r"^```.*?^```", "", document.read_text(), flags=re.S | re.M)  # C++ lambdas look like links
-        for target in re.findall(r"\]\(([^)#:]+)\)", prose):
-            if not (document.parent / target).exists():
-                broken.append(f"{document.relative_to(ROOT)}: {target}")
+        for target, anchor in re.findall(r"\]\(([^)#:]*)(?:#([^)]+))?\)", prose):
+            path = document.parent / target if target else document
+            if not path.exists() or anchor and path.suffix == ".md" and anchor not in anchors(path):
+                broken.append(f"{document.relative_to(ROOT)}: {target}#{anchor}")
     assert broken == []

@@ -1,4 +1,5 @@
 #include "palimpsest/models/registry.h"
+#include "palimpsest/nn/batch_norm_act.h"
 #include "tests/models/support.h"
 
 #include <algorithm>
@@ -184,6 +185,26 @@ TEST(Registry, MobileNetworksStartWithTorchvisionsDeviations) {
   EXPECT_NEAR(deviation(*mobile, "classifier.0.weight") / 0.01, 1, drawn);
   EXPECT_NEAR(deviation(*mobile, "classifier.3.weight") / 0.01, 1, drawn);
   EXPECT_EQ(mobile->named_parameters()["classifier.3.bias"].abs().sum().item<double>(), 0);
+}
+
+TEST(Registry, TheDefaultStrategyFitsTheActivation) {
+  using nn::Activation;
+  using nn::Strategy;
+  const auto strategy_of = [](const std::string& name, const ModelOptions& options) {
+    for (const auto& m : make(name, options)->modules())
+      if (const auto* norm = m->as<nn::BatchNormActImpl>()) return norm->options.strategy();
+    return Strategy::kStandard;
+  };
+  for (const char* name : {"resnet18_narrow", "deeplabv3_resnet18_narrow"}) {
+    EXPECT_EQ(strategy_of(name, {.classes = 2}), Strategy::kInplace2);
+    EXPECT_EQ(strategy_of(name, {.classes = 2, .activation = Activation::kELU}), Strategy::kInplace2);
+    EXPECT_EQ(strategy_of(name, {.classes = 2, .activation = Activation::kReLU}), Strategy::kStoreY);
+  }
+  EXPECT_EQ(strategy_of("mobilenet_v3_small", {.classes = 2}), Strategy::kStoreY);
+  EXPECT_EQ(strategy_of("mobilenet_v3_small", {.classes = 2, .activation = Activation::kLeakyReLU}),
+            Strategy::kInplace2);
+  const ModelOptions given{.classes = 2, .strategy = Strategy::kInplace2, .activation = Activation::kReLU};
+  EXPECT_THROW(make("resnet18_narrow", given), Error);
 }
 
 }  // namespace

@@ -509,7 +509,7 @@ def test_strategies(strategy):
 @pytest.mark.parametrize("strategy", ["checkpoint", "checkpoint_normalized", "inplace_1", "inplace_2", "inplace_bit", "store_y"])
 def test_the_report_names_the_strategy_of_a_layer(strategy):
     act = nn.SiLU() if strategy == "inplace_bit" else nn.LeakyReLU()
-    _, report = palimpsest.convert(nn.Sequential(*conv_bn(act=act)), strategy=strategy)
+    _, report = palimpsest.convert(nn.Sequential(*conv_bn(act=act), nn.AvgPool2d(2)), strategy=strategy)
     assert f"({strategy})" in str(report)
 
 

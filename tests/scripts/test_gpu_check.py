@@ -52,7 +52,7 @@ def test_a_python_without_torch_is_named(tmp_path):
     (("--budget", "0"), "argument --budget: a whole number of seconds above 0 is needed, got '0'"),
     (("--budget", "7m"), "argument --budget: a whole number of seconds above 0 is needed, got '7m'"),
     (("--no-build", "--only", "build"), "--no-build leaves nothing of --only build"),
-    (("--no-build", "--build", "/nowhere"), "--no-build needs '/nowhere/libpalimpsest_ops.so', which is not there: docs/gpu.md "
+    (("--no-build", "--build", "/nowhere"), "--no-build needs '/nowhere/libpalimpsest_ops.so', which is not there: docs/gpu_check.md "
                                             "says how it is built and carried, and --build names its folder"),
 ])
 def test_a_wrong_option_is_refused_in_one_line(arguments, line):

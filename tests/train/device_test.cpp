@@ -27,7 +27,7 @@ TEST(Device, AGpuThatIsNotThereIsOneLineWithTheWayOut) {
     testing::expect_error(ErrorKind::kUsage, parts, [&] { parse_device(text, has_kernels, gpus); });
   };
   fails("cuda", false, 1,
-        {"device 'cuda' needs a build with kernels for GPUs", "cmake --preset cuda", "or use cpu"});
+        {"device 'cuda' needs a build with kernels for GPUs", "make build PRESET=cuda", "or use cpu"});
   fails("cuda", true, 0, {"device 'cuda' needs an NVIDIA GPU, and libtorch finds none: use cpu"});
   fails("cuda:1", true, 1, {"device 'cuda:1' is not there: libtorch finds one GPU, cuda:0"});
   fails("cuda:7", true, 4, {"device 'cuda:7' is not there: libtorch finds 4 GPUs, cuda:0 to cuda:3"});

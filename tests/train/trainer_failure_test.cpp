@@ -136,10 +136,9 @@ TEST(TrainerFailure, OutOfMemoryInTheBackwardPassIsTheSameError) {
 TEST(TrainerFailure, OneValuePerChannelIsAnErrorThatAsksForALargerBatchOrCrop) {
   TinyRun run;
   data::Loader loader(std::make_shared<BrightestColor>(3, 1), loader_options(1));
-  expect_error(
-      ErrorKind::kUsage,
-      {"step 1 (1 images of 3 x 1 x 1)", "one value per channel", "at least 2 images", "larger crop"},
-      [&] { train(*run.model, loader, nullptr, tiny_options(""), run.stop); });
+  expect_error(ErrorKind::kUsage,
+               {"step 1 (1 image of 3 x 1 x 1)", "one value per channel", "at least 2 images", "larger crop"},
+               [&] { train(*run.model, loader, nullptr, tiny_options(""), run.stop); });
 }
 
 /// A data set with a file that cannot be read.

@@ -9,8 +9,8 @@ namespace palimpsest::kernels::cuda {
 [[noreturn]] inline void refuse(const char* function) {
   throw std::invalid_argument(
       std::string("[") + function +
-      "] requires CUDA, and this build has none: use tensors on the CPU, or build with "
-      "'cmake --preset cuda', which needs nvcc 12.8 or later");
+      "] requires CUDA, and this build has none: use tensors on the CPU, or build with nvcc 12.8 or later: "
+      "'make build PRESET=cuda', for Python 'scripts/build_wheel --cuda'");
 }
 
 }  // namespace palimpsest::kernels::cuda

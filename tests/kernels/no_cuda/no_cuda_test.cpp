@@ -21,10 +21,10 @@ void expect_refused(const std::string& name, const Call& call) {
     call();
     ADD_FAILURE() << name << " did not throw";
   } catch (const std::invalid_argument& e) {
-    EXPECT_EQ(std::string(e.what()),
-              "[" + name +
-                  "] requires CUDA, and this build has none: use tensors on the CPU, or build with "
-                  "'cmake --preset cuda', which needs nvcc 12.8 or later");
+    EXPECT_EQ(std::string(e.what()), "[" + name +
+                                         "] requires CUDA, and this build has none: use tensors on the CPU, "
+                                         "or build with nvcc 12.8 or later: "
+                                         "'make build PRESET=cuda', for Python 'scripts/build_wheel --cuda'");
   }
 }
 
