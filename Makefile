@@ -15,11 +15,11 @@ help:
 	@echo "make fuzz    gives every parser 1,000,000 mutated files under the sanitizers: hours"
 	@echo "make bench   measures every claim: opponent, measured, ratio, pass or fail; JSON in $(RESULTS)"
 	@echo "make bench THREADS=1,2 ISA=x86-64-v3,x86-64-v4  measures this machine instead, with each of these: $(RESULTS)/machines.md"
-	@echo "make carried [ARCHITECTURES=90]  the program with the kernels for GPUs, to be carried to a machine with one: docs/gpu.md"
+	@echo "make carried [ARCHITECTURES=90]  the program with the kernels for GPUs, to be carried to a machine with one: docs/gpu_check.md"
 	@echo "make pages   writes the pages of docs/results again from the JSON files beside them"
 	@echo "make format  formats all C++ files;  make lint  checks format, layers and clang-tidy"
 	@echo "make clean   removes build/ and demo/"
-	@echo "PRESET=release|debug|asan|tsan chooses the build; PALIMPSEST_VENV, PALIMPSEST_PYTHON: see scripts/bootstrap"
+	@echo "PRESET=release|debug|asan|tsan|cuda chooses the build; PALIMPSEST_VENV, PALIMPSEST_PYTHON: see scripts/bootstrap"
 
 bootstrap:
 	@scripts/bootstrap

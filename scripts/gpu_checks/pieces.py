@@ -170,7 +170,7 @@ def stages(only, interpreter, folder, builds):
     found += at_once + measured(interpreter, environment, folder, only, "first")
     has_program = (folder / PROGRAM).is_file()
     if "program" in only and not has_program:
-        cannot.append(("program", f"there is no '{folder / PROGRAM}': docs/gpu.md says how it is built and carried"))
+        cannot.append(("program", f"there is no '{folder / PROGRAM}': docs/gpu_check.md says how it is built and carried"))
     if "program" in only and has_program:
         found += program(interpreter, environment, folder, "bf16")
     found += measured(interpreter, environment, folder, only, "second")
