@@ -79,11 +79,15 @@ std::string positive(const std::string& text) {
   return whole && above ? "" : "a whole number above 0 is needed, got '" + text + "'";
 }
 
-/// What the times depend on, and the commit of the code, which scripts/run_benchmarks names.
+/// The commit of the code, which scripts/run_benchmarks names.
+std::string commit() {
+  const char* const name = std::getenv("PALIMPSEST_COMMIT");
+  return name ? name : "unknown";
+}
+
+/// What the times depend on, beside the code.
 Json machine() {
-  const char* const commit = std::getenv("PALIMPSEST_COMMIT");
-  return {{"commit", commit ? commit : "unknown"},
-          {"processor", processor_name()},
+  return {{"processor", processor_name()},
           {"threads", at::get_num_threads()},
           {"libtorch", TORCH_VERSION},
           {"instruction_set", kernels::cpu::instruction_set()},
@@ -208,7 +212,7 @@ int Report::finish() const {
     for (const auto& row : rows_) rows.push_back(to_json(row));
     Json table{{"benchmark", name_}};
     table.update(machine());
-    table.update({{"repeats", options_.repeats}, {"rows", rows}, {"pass", pass}});
+    table.update({{"commit", commit()}, {"repeats", options_.repeats}, {"rows", rows}, {"pass", pass}});
     try {
       io::write_file_atomically(options_.json, table.dump(2) + "\n");
     } catch (const Error& error) {
