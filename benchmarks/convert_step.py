@@ -16,15 +16,13 @@ Exit status: 0 done; 1 the JSON file cannot be written, or, with --check, a meas
 """
 import copy
 import os
-import pathlib
 import sys
 
 import torch
 from torch import nn
 
-from support import Options, Report, Row, Spread, begin_with_retaining_malloc, interleave, milliseconds_of, positive
+from support import ROOT, Options, Report, Row, Spread, begin_with_retaining_malloc, interleave, milliseconds_of, positive
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 LAYOUTS = {"NCHW": torch.contiguous_format, "channels-last": torch.channels_last}
 TIME = {"efficientnet_b0": 0.90, "densenet121": 0.90, "resnet50": 0.95}  # 1.00 for the others
 EAGER_BYTES = {"resnet50": 0.56, "efficientnet_b0": 0.36, "mobilenet_v3_large": 0.56, "densenet121": 0.35, "yolo_like": 0.50,

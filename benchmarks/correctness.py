@@ -18,14 +18,13 @@ Exit status: 0 done; 1 the JSON file cannot be written or, with --check, a claim
 """
 import dataclasses
 import os
-import pathlib
 import sys
 
 import torch
 
-from support import Options, finish, processor_name
+from support import ROOT, Options, finish, processor_name
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
+sys.path.insert(0, str(ROOT / "python"))
 
 LIMIT = 4.0
 EPS = 1e-5

@@ -20,9 +20,8 @@ import tempfile
 
 from torch.utils.cpp_extension import include_paths
 
-from support import Options, Report, Row, interleave
+from support import ROOT, Options, Report, Row, interleave
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 OPPONENT = "torch/nn/module.h"
 CLAIMED = "palimpsest/nn/inplace_abn.h"
 CONTROLS = ["ATen/core/Tensor.h", "torch/torch.h", "palimpsest/palimpsest.h", "palimpsest/base/error.h",

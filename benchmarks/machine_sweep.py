@@ -20,9 +20,8 @@ import subprocess
 import sys
 import tempfile
 
-from support import commit, positive, replace_file
+from support import ROOT, commit, positive, replace_file
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 BENCHMARKS = ("layer_time", "max_pool_time", "model_step")
 # set: (in the names of files, ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS), best set first. On Arm
 # there is one set, and nothing to choose.

@@ -27,9 +27,8 @@ import statistics
 import subprocess
 import sys
 
-from support import replace_file
+from support import ROOT, replace_file
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
 METRICS = {"top1": "top-1", "mean_iou": "mean IoU"}
 

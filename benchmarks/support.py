@@ -93,7 +93,8 @@ def milliseconds_of(work):
 
 def interleave(sides, repeats, warm_up=3, before_round=lambda: None):
     """Runs the sides (functions that return the measured time) in turn, A B C  B C A  C A B ..., so that a slow moment of the
-    machine hits all sides, and none always follows the same one. The first `warm_up` rounds do not count. Returns one Spread per side."""
+    machine hits all sides, and none always follows the same one. The first `warm_up` rounds do not count. Returns one Spread
+    per side."""
     values = [[] for _ in sides]
     gc.collect()
     gc.disable()

@@ -8,9 +8,7 @@ import time
 import torch
 from torch import nn
 
-from support import Options, positive
-
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+from support import ROOT, Options, positive
 
 
 def torchvisions(name):

@@ -14,15 +14,14 @@ Exit status: 0 done; 1 a result is wrong, the JSON file cannot be written, or, w
 wrong option or folder.
 """
 import os
-import pathlib
 import sys
 
 import torch
 from torch.nn import functional as F
 
-from support import Options, Report, Row, Spread, begin_with_retaining_malloc, interleave, milliseconds_of
+from support import ROOT, Options, Report, Row, Spread, begin_with_retaining_malloc, interleave, milliseconds_of
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "python"))
+sys.path.insert(0, str(ROOT / "python"))
 
 # Logits of the small map, and the side of the image: CamVid, Cityscapes, Pascal VOC, ADE20K, and two classes.
 CASES = [((4, 12, 45, 60), (360, 480)), ((2, 19, 64, 128), (512, 1024)), ((4, 21, 64, 64), (512, 512)),

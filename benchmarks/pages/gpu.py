@@ -6,9 +6,9 @@ TITLE = "docs/results/gpu.md: layers, steps and the program on a GPU"
 PAGE = """# On a GPU
 
 `scripts/gpu_check` builds, tests and measures on a machine with a GPU ([gpu_check.md](../gpu_check.md)) and writes
-`gpu_NAME.json`; `benchmarks/pages/pages gpu` writes this page from these files. All sides of a row run in one process, in turn, on libtorch's
-caching allocator; times are medians of the device's time. A limit is a claim of the project. A row beyond its limit is a
-finding to work on.
+`gpu_NAME.json`; `benchmarks/pages/pages gpu` writes this page from these files. All sides of a row run in one process, in
+turn, on libtorch's caching allocator; times are medians of the device's time. A limit is a claim of the project. A row
+beyond its limit is a finding to work on.
 
 {sections}"""
 

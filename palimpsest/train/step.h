@@ -43,8 +43,8 @@ class Step {
   /// infinite stay infinite. Costs a copy of the buffers, in f16 only.
   void restore_buffers_of(const torch::nn::Module& model);
 
-  /// Computes the logits in the precision of the step, as f32 (train::forward). With another precision than the step's
-  /// a loss in f16 would have no scale.
+  /// Computes the logits in the precision of the step (train::forward), and returns them as f32. A forward pass in f16
+  /// and a step in f32 would have no loss scale.
   at::Tensor forward(const Network& network, const at::Tensor& images) const;
   amp::Precision precision() const { return options_.precision; }
 

@@ -28,9 +28,9 @@ struct BlockCount {
   int64_t vectors;  ///< per thread: as many pay for what a block does before and after them
   int64_t most_segments;
 };
-// A wave on an H100 or H200 is 528 blocks of statistics_kernel, one of which may report slots, and of
-// backward_reduce_kernel 528, or 396 in channels-last with 16 bits (kBlocksOf). More waves leave the last block of a panel
-// more segments to add up. Measured on an H100, but for the 384.
+// A wave on an H100 or H200 is 528 blocks of statistics_kernel, one of which may report slots. A wave of
+// backward_reduce_kernel is 528 blocks, too, or 396 in channels-last with 16 bits (kBlocksOf). More waves leave the
+// last block of a panel more segments to add up. The numbers were measured on an H100; 384 was not.
 constexpr BlockCount kPlaneSums{kReduceBlocks, 480, 16, kReduceBlocks},
     kColumnStatistics{512, 480, 16, kMostColumnSegments}, kApply{8192, 480, 8, 8192};
 template <class S>

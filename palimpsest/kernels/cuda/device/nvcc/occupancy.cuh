@@ -70,12 +70,10 @@ inline int64_t known_active_clusters(const LaunchShape& shape, const void* kerne
   }
   int count = 0;
   cudaError_t error = allow_shared_bytes(kernel, device, shape.shared_bytes);
-  if (error == cudaSuccess && shape.cluster > 1 && !knows_clusters(kernel)) {
-    count = 0;
-  } else if (error == cudaSuccess && shape.cluster > 1) {
+  if (error == cudaSuccess && shape.cluster > 1) {
     cudaLaunchAttribute attribute;
     const cudaLaunchConfig_t config = configuration(shape, attribute);
-    error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
+    if (knows_clusters(kernel)) error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
   } else if (error == cudaSuccess) {
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, shape.threads, shape.shared_bytes);
     count *= multiprocessors;
