@@ -157,7 +157,10 @@ def processor_name():
 
 
 def commit():
-    """The commit of the sources, "+" if they were changed after it; "unknown" outside of a repository."""
+    """The commit of the sources, "+" if they were changed after it; "unknown" outside of a repository. PALIMPSEST_COMMIT
+    names it for a copy elsewhere."""
+    if named := os.environ.get("PALIMPSEST_COMMIT"):
+        return named
     def git(*arguments):
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True)
     head = git("rev-parse", "--short=10", "HEAD")

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 
+import support
 from gpu import row_log
 
 GRACE = 5  # seconds between the end of a stage's own budget and its end by force
@@ -224,7 +225,7 @@ def summary(log, device, budget):
     estimates = [{"row": row["row"], "measured": row["measured"]["median"], "unit": row["unit"], **estimate}
                  for row in rows for estimate in row.get("estimates", ())]
     return {
-        "device": device, "budget": budget, "rows": rows,
+        "device": device, "budget": budget, "commit": support.commit(), "rows": rows,
         "failed": [row["row"] for row in rows if row["outcome"] == row_log.FAILED],
         "did_not_fit": [row["row"] for row in left if row["reason"].startswith(row_log.NO_TIME)],
         "not_run": {row["row"]: row["reason"] for row in left if not row["reason"].startswith(row_log.NO_TIME)},

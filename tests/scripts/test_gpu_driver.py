@@ -84,6 +84,13 @@ def test_all_rows_are_there_and_the_status_is_0(check):
     assert [line for line in check.said if line.startswith("measured")] == [f"measured layers    {n}" for n in "123"]
 
 
+def test_the_commit_of_the_sources_is_told_or_named(check, monkeypatch):
+    _, found, _ = check([plain_stage("build", 0)])
+    assert found["commit"]
+    monkeypatch.setenv("PALIMPSEST_COMMIT", "abcdef0123")
+    assert driver.summary(row_log.RowLog(None, "library"), "a GPU", 1)["commit"] == "abcdef0123"
+
+
 def test_the_budget_bounds_the_whole_and_what_did_not_fit_is_named(check):
     # A stage that takes nine times as long as it says. The budget leaves Python seconds to start.
     stages = [rows_stage("first", "10,20"), rows_stage("slow", "900 a,900 b", expected=1), rows_stage("never", "100", least=8)]

@@ -110,7 +110,7 @@ TEST(CudaAbnContract, ABackwardIsTwoLaunchesOrOne) {
     EXPECT_EQ(launches({.shape = {4, 16, 700}, .layout = layout}, Path::kTwoLaunches), 2);
     EXPECT_EQ(launches({.shape = {4, 16, 100}, .layout = layout}, Path::kOneBlock), 1);
     EXPECT_EQ(launches({.shape = {4, 16, 25}, .layout = layout}, Path::kClusters), 1);
-    EXPECT_EQ(launches({.shape = {40, 16, 700}, .layout = layout}, Path::kClusters), 2);  // too large
+    EXPECT_EQ(launches({.shape = {80, 16, 700}, .layout = layout}, Path::kClusters), 2);  // too large
   }
 }
 
@@ -176,13 +176,13 @@ TEST(CudaAbnContract, AForwardIsTwoLaunchesOrOne) {
     return cuda_emulator::launches() - before;
   };
   for (const Layout layout : kLayouts) {
-    const AbnCase c{.shape = {4, 16, 700}, .layout = layout};
+    const AbnCase c{.shape = {4, 16, 900}, .layout = layout};
     EXPECT_EQ(launches(c, Path::kTwoLaunches), 2);
     EXPECT_EQ(launches(c, Path::kOneBlock),
-              layout == Layout::kNCHW ? 1 : 2);  // columns of 64 bytes x 2800 pixels
+              layout == Layout::kNCHW ? 1 : 2);  // columns of 64 bytes x 3600 pixels
     EXPECT_EQ(launches({.shape = {4, 16, 200}, .layout = layout}, Path::kOneBlock), 1);
     EXPECT_EQ(launches({.shape = {4, 16, 50}, .layout = layout}, Path::kClusters), 1);
-    EXPECT_EQ(launches({.shape = {40, 16, 700}, .layout = layout}, Path::kClusters), 2);  // too large
+    EXPECT_EQ(launches({.shape = {80, 16, 700}, .layout = layout}, Path::kClusters), 2);  // too large
   }
 }
 
@@ -198,7 +198,7 @@ TEST(CudaAbnContract, WhereTheDeviceRefusesClustersTwoLaunchesGiveTheSameValues)
     };
     const EmulatedDevice device(Path::kClusters);
     EXPECT_EQ(launches(in_clusters), 2);
-    for (const int i : {1, 2, 3}) cuda_emulator::settings().active_clusters[i] = 0;
+    for (int64_t& active : cuda_emulator::settings().active_clusters) active = 0;  // nor of single blocks
     EXPECT_EQ(launches(refused), 4);
     EXPECT_TRUE(close(refused.z.values(), in_clusters.z.values(), tolerance(DType::f32), c.seed));
     EXPECT_TRUE(close(refused.dx.values(), in_clusters.dx.values(), tolerance(DType::f32), c.seed));

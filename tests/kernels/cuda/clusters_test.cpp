@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <vector>
 
@@ -23,27 +24,30 @@ struct Asked {
   std::map<int, int> queries;  // blocks: how often the device was asked
 };
 
+constexpr int64_t kBesides = 12 * 1024;
+
 /// A pass over `tensors` tensors of `bytes` each, whose panels stay in shared memory.
 Asked choose(const Gpcs& gpcs, int64_t panels, int64_t bytes, int tensors = 1, int max_cluster = 8,
-             int64_t shared_per_block = 227 * 1024) {
+             int64_t shared = 227 * 1024) {
   int multiprocessors = 0;
   for (const int own : gpcs) multiprocessors += own;
   const ResidentWork work{.panels = panels,
                           .bytes = bytes,
                           .passes = tensors + 1,
                           .passes_of_two = 2 * tensors + 1,
-                          .room = shared_per_block / 2 - 12 * 1024,
+                          .shared = shared,
+                          .besides = kBesides,
                           .multiprocessors = multiprocessors,
                           .max_cluster = max_cluster};
+  const auto share = [&](int blocks) { return tensors * bytes / panels / blocks; };
   Asked asked;
-  asked.blocks = kernels::cuda::blocks_per_panel(
-      work, [&](int blocks) { return tensors * bytes / panels / blocks; },
-      [&](int blocks) {
-        ++asked.queries[blocks];
-        int64_t clusters = 0;
-        for (const int own : gpcs) clusters += 2 * own / blocks;
-        return clusters;
-      });
+  asked.blocks = kernels::cuda::blocks_per_panel(work, share, [&](int blocks) {
+    ++asked.queries[blocks];
+    const int64_t per_multiprocessor = std::min<int64_t>(2, shared / (share(blocks) + kBesides));
+    int64_t clusters = 0;
+    for (const int own : gpcs) clusters += per_multiprocessor * own / blocks;
+    return clusters;
+  });
   return asked;
 }
 
@@ -88,7 +92,7 @@ TEST(CudaClusters, DevicesWithoutClustersKeepWhatFitsIntoABlock) {
   const int64_t shared = 163 * 1024;
   EXPECT_EQ(choose(a100, 216, int64_t{216} * 70000, 1, 1, shared).blocks, 1);
   EXPECT_EQ(choose(a100, 216, int64_t{216} * 72000, 1, 1, shared).blocks, 0);  // does not fit
-  EXPECT_EQ(choose(a100, 107, int64_t{107} * 70000, 1, 1, shared).blocks, 0);  // leaves multiprocessors idle
+  EXPECT_EQ(choose(a100, 100, int64_t{100} * 70000, 1, 1, shared).blocks, 0);  // leaves multiprocessors idle
 }
 
 TEST(CudaClusters, WaitsOfAResidentLaunchCountAgainstThePassThatItSaves) {
@@ -97,7 +101,7 @@ TEST(CudaClusters, WaitsOfAResidentLaunchCountAgainstThePassThatItSaves) {
                             .bytes = bytes,
                             .passes = 3,
                             .passes_of_two = 4,
-                            .room = bytes,
+                            .shared = int64_t{227} * 1024,
                             .multiprocessors = 132};
     return kernels::cuda::blocks_per_panel(
         work, [](int) { return int64_t{64} * 1024; }, [](int) { return int64_t{256}; });
@@ -111,6 +115,29 @@ TEST(CudaClusters, BackwardHoldsTwoTensors) {
   EXPECT_EQ(choose(kEven, kPanels, kBytes, 2).blocks, 0);
   EXPECT_EQ(choose(kOneShort, kPanels, kBytes / 2, 2).blocks,
             0);  // 1.94 waves; two launches: 1.67 and a launch
+}
+
+// (64, 2048, 7, 7) of 16 bits, channels-last: 64 panels of 32 channels, 200704 bytes of each tensor, on an H100 that runs 62
+// clusters of 4 blocks.
+TEST(CudaClusters, OneBlockPerMultiprocessorWhereOnlySoAllPanelsAreOnTheDeviceAtOnce) {
+  const auto blocks = [](int64_t panels) {
+    const ResidentWork work{.panels = panels,
+                            .bytes = panels * 200704,
+                            .passes = 3,
+                            .passes_of_two = 5,
+                            .shared = int64_t{227} * 1024,
+                            .besides = kBesides,
+                            .multiprocessors = 132,
+                            .max_cluster = 8};
+    return kernels::cuda::blocks_per_panel(
+        work, [](int of) { return int64_t{2} * 200704 / of; },
+        [](int of) {
+          return int64_t{of == 8 ? 30 : of == 4 ? 62 : of == 2 ? 66 : 0};
+        });
+  };
+  EXPECT_EQ(blocks(62), 4);  // one wave, two blocks to a multiprocessor
+  EXPECT_EQ(blocks(64), 2);  // one wave of 128 blocks on 132 multiprocessors
+  EXPECT_EQ(blocks(72), 8);  // two waves: two blocks to a multiprocessor again
 }
 
 }  // namespace

@@ -309,6 +309,39 @@ void read_neighbour_too_early(unsigned* out) {
 
 using kernels::cuda::Packed;
 
+TEST_F(Emulator, CopiesTheGroupsThatTheThreadWaitsFor) {
+  std::vector<float> x(3 * 4), out(3 * 3 * 4);
+  std::iota(x.begin(), x.end(), 1.F);
+  const auto kernel = [](const float* from, float* to) {
+    PALIMPSEST_DYNAMIC_SHARED(bytes);
+    if (threadIdx.x > 0) return;
+    auto* const mine = reinterpret_cast<Packed<float>*>(bytes);
+    for (int i = 0; i < 3; ++i) {
+      kernels::cuda::start_copy(mine + i, reinterpret_cast<const Packed<float>*>(from) + i);
+      if (i < 2) kernels::cuda::commit_copies();
+    }
+    const auto look = [&](int time) {
+      for (int i = 0; i < 3 * 4; ++i) to[time * 12 + i] = mine[i / 4].values[i % 4];
+    };
+    kernels::cuda::wait_for_copies_but<1>();
+    look(0);
+    kernels::cuda::wait_for_copies_but<0>();  // the third copy belongs to no group yet
+    look(1);
+    kernels::cuda::wait_for_copies();
+    look(2);
+  };
+  launch({.blocks = 1, .threads = 32, .shared_bytes = 48}, +kernel, static_cast<const float*>(x.data()),
+         out.data());
+  for (int time = 0; time < 3; ++time)
+    for (int i = 0; i < 12; ++i) {
+      SCOPED_TRACE(std::to_string(time) + ", " + std::to_string(i));
+      if (i / 4 <= time)
+        EXPECT_EQ(out[time * 12 + i], x[i]);
+      else
+        EXPECT_TRUE(std::isnan(out[time * 12 + i]));
+    }
+}
+
 TEST_F(Emulator, CopiesToSharedMemoryWhenTheThreadWaits) {
   std::vector<float> x(128), early(128), late(128);
   std::iota(x.begin(), x.end(), 1.F);
@@ -371,7 +404,7 @@ TEST_F(Emulator, RefusesALaunchThatNoDeviceWouldTake) {
   expect_parts(refused({.blocks = 3, .threads = 32, .cluster = 2}), {"clusters of 2 blocks"});
   cuda_emulator::settings().max_cluster = 1;
   expect_parts(refused({.blocks = 2, .threads = 32, .cluster = 2}), {"the device has up to 1"});
-  cuda_emulator::settings().shared_bytes_per_block = 4000;
+  cuda_emulator::settings().shared_bytes_per_block = cuda_emulator::settings().usual_shared_bytes = 4000;
   expect_parts(refused({.threads = 32, .shared_bytes = 5000}), {"5000 bytes of shared memory of 4000"});
   expect_parts(refused({.threads = 32, .shared_bytes = 2000}), {"the kernel declares 5000"});
 }

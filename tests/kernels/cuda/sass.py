@@ -98,6 +98,14 @@ def copies(way):
     return sum(COPY.match(instruction.opcode) is not None for instruction in way)
 
 
+def copies_under_way(way):
+    """The vectors on their way to shared memory while a pass works on one group of copies: those of all groups for which it
+    does not wait."""
+    groups = [int(found.group(1), 16) for instruction in way if instruction.opcode == "DEPBAR.LE"
+              and (found := re.search(r"SB0, 0x([0-9a-f]+)$", instruction.operands))]
+    return copies(way) * min(groups, default=0)
+
+
 def streaming_loops(code):
     """The innermost loops that load or copy vectors: [Loop]."""
     place = {instruction.address: i for i, instruction in enumerate(code)}

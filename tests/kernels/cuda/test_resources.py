@@ -32,12 +32,13 @@ MULTIPROCESSORS = {"sm_80": (164 * 1024, 64), "sm_90": (228 * 1024, 64), "sm_100
 # The most shared memory per block, and the part of it that abn.cu leaves to static variables of resident kernels.
 SHARED_PER_BLOCK = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
 # Those of strips have most of what they need besides in the dynamic part.
-STATIC_ALLOWANCE, STRIP_ALLOWANCE = 12 * 1024, 3 * 1024
+STATIC_ALLOWANCE, STRIP_ALLOWANCE = 12 * 1024, 4 * 1024
 RESERVED = 1024  # bytes of shared memory per block that the system uses
 
 # Of the layer's kernels for 16-bit vectors and straight activations: the most instructions per value in a loop that
 # loads, without and with a residual, which is a tensor more to read. An H200 can issue about 30 while it moves 4 bytes,
-# and 45 while it moves 6. Resident kernels copy to shared memory; without a residual nothing else loads.
+# and 45 while it moves 6. Resident kernels copy to shared memory; without a residual nothing else loads. Sums of columns
+# copy, too, and work on one batch while they copy another.
 INSTRUCTIONS_PER_VALUE = {"statistics_kernel": (12, 12), "apply_kernel": (16, 20), "backward_reduce_kernel": (20, 24),
                           "backward_apply_kernel": (24, 30), "resident_forward_kernel": (5, 21),
                           "resident_backward_kernel": (6, 30)}
@@ -162,6 +163,12 @@ def has_budget(name):
     return "abn_detail::" in name and is_short and re.search(r"(Planes|Columns|Strips)<palimpsest::B?Float16, 8,", name) is not None
 
 
+def reads_ahead(name):
+    """Whether a kernel copies what it adds up to shared memory first, so that bytes are under way with few warps."""
+    is_short = kernel_of(name) == "statistics_kernel" or (kernel_of(name) == "backward_reduce_kernel" and "StraightActivation" in name)
+    return is_short and "Columns<" in name and vector_bytes(name) == 16
+
+
 def warps_at_once(arch, name, numbers):
     """The warps of a multiprocessor that can be resident, by the rules of the CUDA occupancy calculator."""
     shared_bytes, warps = MULTIPROCESSORS[arch]
@@ -183,14 +190,14 @@ def occupancy(arch, name, numbers):
 
 @pytest.fixture(scope="session")
 def passes(objects):
-    """{name: [the longest pass of each loop that loads vectors]} of the kernels with a budget."""
+    """{name: [the longest pass of each loop that loads vectors]} of the kernels with a budget and those that read ahead."""
     if CUOBJDUMP is None:
         pytest.skip("cuobjdump is not installed")
     found = {}
     for listing, _ in objects.values():
         functions = sass.functions(listing)
         for name, code in zip(demangled(functions), functions.values()):
-            if has_budget(name):
+            if has_budget(name) or reads_ahead(name):
                 found[name] = [loop.longest_pass() for loop in sass.streaming_loops(code)]
     return found
 
@@ -201,7 +208,7 @@ def instructions_per_value(name, ways):
     tensors = {"statistics_kernel": 1, "apply_kernel": 1 + residual, "backward_reduce_kernel": 2 + residual,
                "backward_apply_kernel": 2 + residual,
                "resident_forward_kernel": 1, "resident_backward_kernel": 1}[kernel_of(name)]  # the residual
-    copied = {"resident_forward_kernel": 1, "resident_backward_kernel": 2}.get(kernel_of(name), 0)
+    copied = {"resident_forward_kernel": 1, "resident_backward_kernel": 2}.get(kernel_of(name), tensors)
     loads = [sum(i.opcode.startswith(sass.VECTOR_LOAD) for i in way) for way in ways]
     return [len(way) * copied / (8 * copies) if (copies := sass.copies(way)) else len(way) * tensors / (8 * load)
             for way, load in zip(ways, loads)]
@@ -220,14 +227,14 @@ def test_nothing_spills_and_nothing_lies_in_local_memory(kernels):
 
 def test_half_of_all_warps_can_be_resident(arch, kernels):
     low = [(occupancy(arch, name, n), name, n) for name, n in kernels
-           if not has_budget(name) and occupancy(arch, name, n) < 0.5]
+           if not has_budget(name) and not reads_ahead(name) and occupancy(arch, name, n) < 0.5]
     assert not low, "\n".join(f"{share:.0%} {name}: {n}" for share, name, n in low)
 
 
 def test_streaming_kernels_have_32_kilobytes_under_way(arch, kernels, passes):
-    # Resident kernels have all copies of a block under way: their loop waits for none.
-    under_way = {name: sass.loads_under_way(passes[name][0]) * 16 * 32 * warps_at_once(arch, name, n)
-                 for name, n in kernels if has_budget(name) and not is_resident(name)}
+    # Resident kernels have all copies of a block under way: their loop waits for none. Sums of columns have some.
+    under_way = {name: max(sass.copies_under_way(way) or sass.loads_under_way(way) for way in passes[name]) * 16 * 32
+                 * warps_at_once(arch, name, n) for name, n in kernels if name in passes and not is_resident(name)}
     low = [f"{share / 1024:.0f} KB {name}" for name, share in under_way.items() if share < BYTES_UNDER_WAY]
     assert not low, "\n".join(low)
     copying = [[i.opcode for way in ways if sass.copies(way) for i in way] for name, ways in passes.items() if is_resident(name)]
@@ -235,6 +242,7 @@ def test_streaming_kernels_have_32_kilobytes_under_way(arch, kernels, passes):
 
 
 def test_streaming_kernels_stay_within_their_instructions_per_value(passes):
+    passes = {name: ways for name, ways in passes.items() if has_budget(name)}
     assert {kernel_of(name) for name in passes} == INSTRUCTIONS_PER_VALUE.keys() and len(passes) == 60
     counts = {name: instructions_per_value(name, ways) for name, ways in passes.items()}
     for name, each in sorted(counts.items()):

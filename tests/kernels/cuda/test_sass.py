@@ -60,5 +60,16 @@ def test_a_loop_within_the_loop_cannot_be_counted():
         longest("LDG.E.128 R4, desc[UR6][R2.64]", "FADD R12, R4, R12", "@P0 BRA 0x10", "@P1 BRA 0x0", "EXIT")
 
 
+def test_copies_are_under_way_in_the_groups_for_which_nothing_waits():
+    def way(wait):
+        return [sass.Instruction(16 * i, None, opcode, operands) for i, (opcode, operands) in enumerate(
+            [("LDGSTS.E.BYPASS.128", "[R1], desc[UR8][R2.64]"), ("LDGSTS.E.BYPASS.128", "[R3], desc[UR8][R4.64]"),
+             ("LDGDEPBAR", ""), ("DEPBAR.LE", wait), ("LDS.128", "R8, [R5]")])]
+
+    assert sass.copies_under_way(way("SB0, 0x3")) == 6
+    assert sass.copies_under_way(way("SB0, 0x0")) == 0
+    assert sass.copies_under_way(way("SB0, 0x3")[3:]) == 0
+
+
 def test_loops_that_load_no_vectors_are_left_out():
     assert loops("LDG.E R4, desc[UR6][R2.64]", "@P1 BRA 0x0", "EXIT") == []

@@ -182,9 +182,23 @@ void start_copy(T* to_shared, const T* from) {
   cuda_emulator::start_copy(to_shared, from, sizeof(T));
 }
 
-inline void wait_for_copies() {
-  cuda_emulator::wait_for_copies();
+inline void commit_copies() {
+  cuda_emulator::commit_copies();
 }
+
+template <int kNewest>
+void wait_for_copies_but() {
+  cuda_emulator::wait_for_copies_but(kNewest);
+}
+
+inline void wait_for_copies() {
+  commit_copies();
+  wait_for_copies_but<0>();
+}
+
+// One launch runs after the other.
+inline void start_next_launch() {}
+inline void wait_for_launch_before() {}
 
 inline float widened(Float16 v) {
   return static_cast<float>(static_cast<double>(v));

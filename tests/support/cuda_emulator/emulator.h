@@ -40,9 +40,10 @@ enum class Order { kForward, kReverse, kRandom };
 /// The device and the schedule of the next launches.
 struct Settings {
   Order order = Order::kForward;
-  uint64_t seed = 1;  ///< for Order::kRandom
-  int64_t shared_bytes_per_block = 227 * 1024;
-  int max_cluster = 8;  ///< 1: a device without clusters
+  uint64_t seed = 1;                            ///< for Order::kRandom
+  int64_t shared_bytes_per_block = 227 * 1024;  ///< if a launch asks for them
+  int64_t usual_shared_bytes = 48 * 1024;       ///< without asking
+  int max_cluster = 8;                          ///< 1: a device without clusters
   int multiprocessors = 132;
   /// Clusters of 1, 2, 4 and 8 blocks that run at once; 0: the device refuses them.
   int64_t active_clusters[4] = {int64_t{1} << 30, int64_t{1} << 30, int64_t{1} << 30, int64_t{1} << 30};
@@ -120,7 +121,8 @@ unsigned cluster_size();
 
 /// Copies when the calling thread waits for it. Until then `to` holds NaN.
 void start_copy(void* to, const void* from, std::size_t bytes);
-void wait_for_copies();
+void commit_copies();
+void wait_for_copies_but(int newest_groups);
 
 /// Orders this thread's accesses for the other blocks, as __threadfence.
 void fence();

@@ -5,6 +5,7 @@
 #include "tests/support/cuda_emulator/sanitizers.h"
 #include "tests/support/cuda_emulator/shared_memory.h"
 
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <exception>
@@ -60,6 +61,7 @@ struct Copy {
   void* to;
   const void* from;
   std::size_t bytes;
+  int group;
 };
 
 struct Thread {
@@ -69,6 +71,7 @@ struct Thread {
   State state = State::kReady;
   Place place;
   std::vector<Copy> copies{};  // that it has not waited for
+  int copy_groups = 0;         // that it has committed
 
   Warp& warp() const { return block->warps[index / kWarp]; }
   unsigned lane() const { return index % kWarp; }
@@ -393,7 +396,8 @@ const uint64_t* warp_exchange(uint64_t value, bool orders_memory, Place place) {
 }
 
 void* shared_variable(const void* key, std::size_t bytes) {
-  const auto limit = static_cast<std::size_t>(settings().shared_bytes_per_block);
+  const auto limit =
+      static_cast<std::size_t>(std::max(settings().shared_bytes_per_block, settings().usual_shared_bytes));
   return running->block->shared->declare(current->layout(), current->layout().piece(key, bytes, limit));
 }
 
@@ -426,12 +430,21 @@ unsigned cluster_size() {
 void start_copy(void* to, const void* from, std::size_t bytes) {
   if (!running->block->shared->contains(to)) fail("start_copy() to an address outside of shared memory");
   std::memset(to, 0xff, bytes);
-  running->copies.push_back({to, from, bytes});
+  running->copies.push_back({to, from, bytes, running->copy_groups});
 }
 
-void wait_for_copies() {
-  for (const Copy& copy : running->copies) std::memcpy(copy.to, copy.from, copy.bytes);
-  running->copies.clear();
+void commit_copies() {
+  ++running->copy_groups;
+}
+
+void wait_for_copies_but(int newest_groups) {
+  auto& copies = running->copies;
+  const auto is_waited_for = [&](const Copy& copy) {
+    return copy.group + newest_groups < running->copy_groups;
+  };
+  for (const Copy& copy : copies)
+    if (is_waited_for(copy)) std::memcpy(copy.to, copy.from, copy.bytes);
+  std::erase_if(copies, is_waited_for);
 }
 
 void fence() {

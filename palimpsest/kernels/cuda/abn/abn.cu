@@ -28,13 +28,12 @@ struct BlockCount {
   int64_t vectors;  ///< per thread: as many pay for what a block does before and after them
   int64_t most_segments;
 };
-// A wave on an H100 or H200 is 528 blocks of statistics_kernel, one of which may report slots. A wave of
-// backward_reduce_kernel is 528 blocks, too, or 396 in channels-last with 16 bits (kBlocksOf). More waves leave the
-// last block of a panel more segments to add up. The numbers were measured on an H100; 384 was not.
+// Measured on an H100. In channels-last two blocks of statistics_kernel per multiprocessor, one of which may report slots,
+// and three of backward_reduce_kernel have enough bytes under way; more leave the last block of a panel more segments to
+// add up.
 constexpr BlockCount kPlaneSums{kReduceBlocks, 480, 16, kReduceBlocks},
-    kColumnStatistics{512, 480, 16, kMostColumnSegments}, kApply{8192, 480, 8, 8192};
-template <class S>
-constexpr BlockCount kColumnGradients{792, sizeof(S) == 2 ? 384 : 480, 16, kMostColumnSegments};
+    kColumnStatistics{263, 250, 16, kMostColumnSegments}, kColumnGradients{396, 380, 16, kMostColumnSegments},
+    kApply{8192, 480, 8, 8192};
 
 /// Returns the same memory in the layout that suits the kernels best: without pixels NCHW is channels-last,
 /// and a single channel is one long plane, or one per image if it has too many values.
@@ -140,7 +139,7 @@ Geometry statistics_geometry(const AbnProblem& problem, int lead) {
 template <class S>
 Geometry gradients_geometry(const AbnProblem& problem, int lead) {
   return streaming_geometry<S>(problem, lead,
-                               problem.layout == Layout::kNCHW ? kPlaneSums : kColumnGradients<S>);
+                               problem.layout == Layout::kNCHW ? kPlaneSums : kColumnGradients);
 }
 
 template <class S>
@@ -220,8 +219,8 @@ bool fits_on_chip(const AbnProblem& problem, int tensors, bool residual, int64_t
                           .bytes = problem.shape.elements() * static_cast<int64_t>(sizeof(S)),
                           .passes = tensors + 1 + residual,
                           .passes_of_two = 2 * tensors + 1 + residual,
-                          // Two blocks per multiprocessor, so that one reads while the other writes.
-                          .room = device.shared_bytes_per_block / 2 - static_bytes - cut.scratch,
+                          .shared = device.shared_bytes_per_block,
+                          .besides = static_bytes + cut.scratch,
                           .multiprocessors = device.multiprocessors,
                           .max_cluster = most_blocks(cut, device.max_cluster)};
   const int blocks = blocks_per_panel(work, share, [&](int asked) {
@@ -237,7 +236,7 @@ bool fits_on_chip(const AbnProblem& problem, int tensors, bool residual, int64_t
 template <class S, class Active>
 bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, bool residual, Geometry& geometry,
                   const Active& active) {
-  constexpr int64_t kStaticBytes = 12 * 1024, kStripStaticBytes = 3 * 1024;
+  constexpr int64_t kStaticBytes = 12 * 1024, kStripStaticBytes = 4 * 1024;
   geometry = whole_strips<S>(problem, lead, tensors);
   if (geometry.cut.channels > 0 &&
       fits_on_chip<S>(problem, tensors, residual, kStripStaticBytes, geometry, active))
@@ -314,8 +313,10 @@ void run_statistics(const AbnProblem& problem, const S* x, const StatisticsOutpu
 }
 
 template <class S>
-void run_apply(const AbnProblem& problem, const ApplyArguments<S>& arguments, const Queue& queue) {
-  launch_table<S>().apply(problem, apply_geometry<S>(problem, lead_of(arguments)), arguments, queue.stream);
+void run_apply(const AbnProblem& problem, const ApplyArguments<S>& arguments, bool follows,
+               const Queue& queue) {
+  launch_table<S>().apply(problem, apply_geometry<S>(problem, lead_of(arguments)), arguments, follows,
+                          queue.stream);
 }
 
 template <class S>
@@ -329,10 +330,10 @@ void run_backward_reduce(const AbnProblem& problem, const BackwardArguments<S>& 
 }
 
 template <class S>
-void run_backward_apply(const AbnProblem& problem, const BackwardArguments<S>& arguments,
+void run_backward_apply(const AbnProblem& problem, const BackwardArguments<S>& arguments, bool follows,
                         const Queue& queue) {
   launch_table<S>().backward_apply(problem, apply_geometry<S>(problem, lead_of(arguments)), arguments,
-                                   queue.stream);
+                                   follows, queue.stream);
 }
 
 }  // namespace
@@ -363,7 +364,7 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward, const Queue
   if (problem.shape.elements() == 0) return;
   dispatch_float(problem.dtype, [&]<class S>() {
     run_apply(simplified(problem),
-              apply_arguments<S>(problem, forward, forward.x, Saved::kInput, problem.saved), queue);
+              apply_arguments<S>(problem, forward, forward.x, Saved::kInput, problem.saved), false, queue);
   });
 }
 
@@ -386,7 +387,7 @@ void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forwar
                         [&](const Geometry& g) { return table.forward_clusters(simple, g, residual); }))
       return table.resident_forward(simple, geometry, arguments, outputs, slots, queue.stream);
     run_statistics(simple, arguments.x, outputs, slots, queue);
-    run_apply(simple, arguments, queue);
+    run_apply(simple, arguments, true, queue);
   });
 }
 
@@ -401,7 +402,7 @@ void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward, 
   dispatch_float(problem.dtype, [&]<class S>() {
     run_apply(simplified(problem),
               apply_arguments<S>(problem, forward, forward.saved_values, problem.saved, Saved::kOutput),
-              queue);
+              false, queue);
   });
 }
 
@@ -416,7 +417,7 @@ void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, 
                         const Queue& queue) {
   if (problem.shape.elements() == 0) return;
   dispatch_float(problem.dtype, [&]<class S>() {
-    run_backward_apply(simplified(problem), backward_arguments<S>(problem, backward, m), queue);
+    run_backward_apply(simplified(problem), backward_arguments<S>(problem, backward, m), false, queue);
   });
 }
 
@@ -433,7 +434,7 @@ void abn_backward(const AbnProblem& problem, const AbnBackward& backward, const 
                         [&](const Geometry& g) { return table.backward_clusters(simple, g, residual); }))
       return table.resident_backward(simple, geometry, arguments, queue.stream);
     run_backward_reduce(simple, arguments, queue);
-    run_backward_apply(simple, arguments, queue);
+    run_backward_apply(simple, arguments, true, queue);
   });
 }
 

@@ -3,6 +3,7 @@
 #include "palimpsest/kernels/cuda/abn/activation.cuh"
 #include "palimpsest/kernels/cuda/abn/table.cuh"
 #include "palimpsest/kernels/cuda/device/panel_values.cuh"
+#include "palimpsest/kernels/cuda/device/ring.cuh"
 #include "palimpsest/kernels/formulas/abn_formulas.h"
 
 /// Computes z, and the values that are saved beside z, from x and the statistics.
@@ -208,23 +209,24 @@ __device__ __forceinline__ void apply_share(const Walk& walk, const Cut& cut, in
       apply_values<kResidual, kHalves, kChannels>(arguments, activation, coefficients, at, in, residual);
     }
   };
-  walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1), do_vectors);
+  walk.template vectors<kUnroll>(cut, segment, do_vectors);
   walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), do_edge);
 }
 
 /// abn_apply. Grid: one block of kThreads threads per segment of a panel. Shared: the panel's coefficients,
 /// 640 to 1280 bytes in channels-last. Registers: as many as kApplyBlocksOf blocks per multiprocessor leave.
-/// Blocks go backwards through the tensor: the last values that the pass before read are still in the L2
-/// cache.
+/// Blocks begin where the pass before ended, whose last values are still in the L2 cache: at the beginning of the tensor
+/// if that read ahead, else at the end.
 template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kThreads, kApplyBlocksOf<Walk, Act, kResidual>)
     apply_kernel(Cut cut, ApplyArguments<S> arguments, Act activation) {
   constexpr int kPanel = Walk::kPanelChannels;
   PALIMPSEST_SHARED(coefficients, PanelForward<accumulate_t<S>, Walk::kChannels, kPanel>);
-  const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  const int block = static_cast<int>(kReadsAhead<Walk, S> ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
   const int panel = block % cut.panels, segment = block / cut.panels;
   const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
   const int64_t channel = int64_t{panel} * wide + j;
+  wait_for_launch_before();
   if (j < wide && channel < cut.shape.c) coefficients.set(j, coefficients_of(arguments, channel));
   __syncthreads();
   const Walk walk(cut, panel);

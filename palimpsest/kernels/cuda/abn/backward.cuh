@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/kernels/cuda/abn/straight_gradient.cuh"
+#include "palimpsest/kernels/cuda/device/ring.cuh"
 
 /// The two passes of backward: the sums, which are the gradients of weight and bias, then dx.
 namespace palimpsest::kernels::cuda::abn_detail {
@@ -74,9 +75,41 @@ __device__ __forceinline__ void read_share(const Walk& walk, const Cut& cut, int
       work(in, at);
     }
   };
-  walk.template vectors<kUnroll>(cut.first_piece(segment), cut.first_piece(segment + 1), do_vectors);
+  walk.template vectors<kUnroll>(cut, segment, do_vectors);
   walk.edges(cut.first_edge(segment), cut.first_edge(segment + 1), do_edge);
 }
+
+/// Reads the saved values, dz and the residual through a ring, kBatches - 1 vectors of each ahead.
+template <class Walk, class S, bool kResidual>
+struct GradientsAhead {
+  static constexpr int kTensors = 2 + kResidual, V = Walk::kVector;
+  using Slots = Ring<S, V, kTensors, 1, kResidual ? 3 : 4, Walk::kBlockThreads>;
+  Slots& ring;
+
+  template <bool kHolds, class Work>
+  __device__ __forceinline__ void read(int slot, const Work& work) const {
+    if constexpr (!kHolds) forget_memory();
+    GradientInputs<S, V> in;
+    ring.read(in.saved_values, slot, 0, 0);
+    ring.read(in.dz, slot, 0, 1);
+    if constexpr (kResidual) ring.read(in.residual, slot, 0, 2);
+    work(in, 0);
+  }
+
+  /// Calls work(in, at) for the vectors of a segment, with an `at` that means nothing.
+  template <bool kHolds, class Work>
+  __device__ __forceinline__ void read_share(const Walk& walk, const Cut& cut, int segment,
+                                             const BackwardArguments<S>& arguments, const Work& work) const {
+    walk.template vectors_ahead<1, Slots::kBatches>(
+        cut, segment,
+        [&](const int64_t(&at)[1], int slot) {
+          ring.start(slot, 0, 0, arguments.saved_values + at[0]);
+          ring.start(slot, 0, 1, arguments.dz + at[0]);
+          if constexpr (kResidual) ring.start(slot, 0, 2, arguments.residual + at[0]);
+        },
+        [&](int slot, int) { read<kHolds>(slot, work); }, [&](int slot) { read<kHolds>(slot, work); });
+  }
+};
 
 /// Returns the sums of this thread over a segment of the walk's panel. `from` provides the saved values and
 /// dz.
@@ -104,7 +137,10 @@ __device__ __forceinline__ ThreadSums<accumulate_t<S>, Walk::kChannels> thread_s
       add_straight_gradient<kResidual>(arguments, activation, channels, center, in, sums);
     }
   };
-  read_share<kResidual, Act>(walk, cut, segment, arguments, from, add);
+  if constexpr (requires { typename From::Slots; })
+    from.template read_share<kHoldsCoefficients<Walk, Act, kResidual>>(walk, cut, segment, arguments, add);
+  else
+    read_share<kResidual, Act>(walk, cut, segment, arguments, from, add);
   return sums;
 }
 
@@ -115,7 +151,7 @@ __device__ __forceinline__ void write_gradients(const BackwardArguments<S>& argu
   arguments.sum_dy_xhat[c] = gradients.weight;
 }
 
-/// abn_backward_reduce. Grid: as statistics_kernel. Shared: 4 to 10 KB for coefficients and sums. Registers:
+/// abn_backward_reduce. Grid: as statistics_kernel. Shared: 4 to 10 KB for coefficients and sums, 32 or 36 KB for a ring. Registers:
 /// as many as kBlocksOf blocks per multiprocessor leave.
 template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kThreads, kBlocksOf<Walk, Act, kResidual>)
@@ -124,6 +160,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOf<Walk, Act, kResidual>)
   constexpr int kPanel = Walk::kPanelChannels;
   PALIMPSEST_SHARED(coefficients, GradientCoefficients<T, Walk::kChannels, kPanel>);
   PALIMPSEST_SHARED(place, BlockPlace[1]);
+  start_next_launch();
   int panel = static_cast<int>(blockIdx.x % cut.panels), segment = static_cast<int>(blockIdx.x / cut.panels);
   if (threadIdx.x == 0) place[0] = {panel, segment};
   const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
@@ -133,10 +170,17 @@ __global__ void __launch_bounds__(kThreads, kBlocksOf<Walk, Act, kResidual>)
   const Walk walk(cut, panel);
   const ThreadChannels<T, Walk::kChannels, kPanel, Walk::kVector / Walk::kChannels> channels{
       coefficients, walk.first_channel()};
-  GradientSums sums =
-      block_sums<Walk>(thread_sums<kResidual>(walk, cut, segment, arguments, activation, channels,
-                                              GradientsFromMemory<S>{arguments.saved_values, arguments.dz}),
-                       cut.wide);
+  const auto own = [&] {
+    if constexpr (kReadsAhead<Walk, S> && !Act::kLarge) {
+      using Ahead = GradientsAhead<Walk, S, kResidual>;
+      PALIMPSEST_SHARED(ring, typename Ahead::Slots);
+      return thread_sums<kResidual>(walk, cut, segment, arguments, activation, channels, Ahead{ring});
+    } else {
+      return thread_sums<kResidual>(walk, cut, segment, arguments, activation, channels,
+                                    GradientsFromMemory<S>{arguments.saved_values, arguments.dz});
+    }
+  }();
+  GradientSums sums = block_sums<Walk>(own, cut.wide);
   panel = place[0].panel, segment = place[0].segment;
   const int64_t channel = int64_t{panel} * wide + j;
   const bool has_channel = j < wide && channel < cut.shape.c;
@@ -216,10 +260,12 @@ __global__ void __launch_bounds__(kThreads, kBlocksOf<Walk, Act, kResidual>)
   using T = accumulate_t<S>;
   constexpr int kPanel = Walk::kPanelChannels;
   PALIMPSEST_SHARED(coefficients, GradientCoefficients<T, Walk::kChannels, kPanel>);
-  const int block = static_cast<int>(gridDim.x - 1 - blockIdx.x);
+  const int block =
+      static_cast<int>(kReadsAhead<Walk, S> && !Act::kLarge ? blockIdx.x : gridDim.x - 1 - blockIdx.x);
   const int panel = block % cut.panels, segment = block / cut.panels;
   const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
   const int64_t channel = int64_t{panel} * wide + j;
+  wait_for_launch_before();
   if (j < wide && channel < cut.shape.c) {
     coefficients.set_center(j, arguments, channel);
     ParameterGradients<T> sums{};

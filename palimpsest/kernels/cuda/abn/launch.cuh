@@ -54,6 +54,13 @@ inline LaunchShape streaming_shape(const Geometry& geometry) {
   return {.blocks = int64_t{geometry.cut.panels} * geometry.cut.segments, .threads = kThreads};
 }
 
+/// The same for a launch that may follow another one.
+inline LaunchShape following_shape(const Geometry& geometry, bool follows) {
+  LaunchShape shape = streaming_shape(geometry);
+  shape.follows = follows;
+  return shape;
+}
+
 /// One cluster of blocks per panel.
 inline LaunchShape resident_shape(const Geometry& geometry) {
   return {.blocks = int64_t{geometry.cut.panels} * geometry.cut.segments,
@@ -80,12 +87,12 @@ void launch_statistics(const AbnProblem& problem, const Geometry& geometry, cons
 
 template <class S>
 void launch_apply(const AbnProblem& problem, const Geometry& geometry, const ApplyArguments<S>& arguments,
-                  Stream stream) {
+                  bool follows, Stream stream) {
   with_walk<S, kThreads, kPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
     with_activation<S, Walk>(
         problem, arguments.residual, [&]<class Act, bool kResidual>(const Act& activation) {
-          launch("abn_apply", streaming_shape(geometry), stream, apply_kernel<S, Walk, Act, kResidual>,
-                 geometry.cut, arguments, activation);
+          launch("abn_apply", following_shape(geometry, follows), stream,
+                 apply_kernel<S, Walk, Act, kResidual>, geometry.cut, arguments, activation);
         });
   });
 }
@@ -143,11 +150,11 @@ void launch_backward_reduce(const AbnProblem& problem, const Geometry& geometry,
 
 template <class S>
 void launch_backward_apply(const AbnProblem& problem, const Geometry& geometry,
-                           const BackwardArguments<S>& arguments, Stream stream) {
+                           const BackwardArguments<S>& arguments, bool follows, Stream stream) {
   with_walk<S, kThreads, kPanelBytes>(problem, geometry.vector, [&]<class Walk>() {
     with_gradient_activation<S, Walk>(
         problem, arguments.residual, [&]<class Act, bool kResidual>(const Act& activation) {
-          launch("abn_backward_apply", streaming_shape(geometry), stream,
+          launch("abn_backward_apply", following_shape(geometry, follows), stream,
                  backward_apply_kernel<S, Walk, Act, kResidual>, geometry.cut, arguments, activation);
         });
   });

@@ -88,10 +88,14 @@ __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kC
     for (int w = kWarps - 1; w >= 0; --w) pivot = seen[w] ? pivots[w] : pivot;
     T values[2];
     own.move(0, pivot, values[0], values[1]);
-    const int counts[1] = {own.count};
     double sums[2], count[1];
     sum_in_first_warp<Walk::kBlockThreads>(values, sums);
-    sum_in_first_warp<Walk::kBlockThreads>(counts, count);
+    if constexpr (Walk::kWhole) {
+      count[0] = static_cast<double>(int64_t{rows} * wide * Walk::kVector);  // whole planes
+    } else {
+      const int counts[1] = {own.count};
+      sum_in_first_warp<Walk::kBlockThreads>(counts, count);
+    }
     if (warp > 0) return {0, 0, 0};
     return PivotSums{count[0], sums[0], sums[1]}.moments(static_cast<double>(pivot));
   } else {

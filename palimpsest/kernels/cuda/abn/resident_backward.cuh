@@ -54,7 +54,8 @@ __device__ __forceinline__ GradientSums cluster_sums(const GradientSums& own) {
   cluster_sync();
   if (threadIdx.x >= kPanel) return own;
   GradientSums all = {0, 0};
-  for (unsigned rank = 0; rank < cluster_size(); ++rank) all += in_cluster_block(share, rank)[threadIdx.x];
+  for_each_rank([&](unsigned rank) { return in_cluster_block(share, rank)[threadIdx.x]; },
+                [&](const GradientSums& of_block) { all += of_block; });
   return all;
 }
 

@@ -45,11 +45,34 @@ __device__ __forceinline__ Moments cluster_moments(const Moments& own) {
   if (threadIdx.x >= kPanel) return own;
   PivotSums all = {0, 0, 0};
   double pivot = 0;  // of the first block that has values
-  for (unsigned rank = cluster_size(); rank-- > 0;)
-    if (const Moments of = in_cluster_block(share, rank)[threadIdx.x]; of.count > 0) pivot = of.mean;
-  for (unsigned rank = 0; rank < cluster_size(); ++rank)
-    all += PivotSums::of(in_cluster_block(share, rank)[threadIdx.x], pivot);
+  for_each_rank([&](unsigned rank) { return in_cluster_block(share, rank)[threadIdx.x]; },
+                [&](const Moments& of_block) {
+                  if (all.count == 0) pivot = of_block.mean;
+                  all += PivotSums::of(of_block, pivot);
+                });
   return all.moments(pivot);
+}
+
+/// What a thread reads of a channel while the panel is on its way.
+template <class T>
+struct EarlyChannel {
+  T weight, bias;
+  Running<T> running;
+};
+
+/// Each of the panel's first threads reads its channel.
+template <class Walk, class S, class Early>
+__device__ __forceinline__ void read_early(Early& early, const ApplyArguments<S>& arguments,
+                                           const StatisticsOutputs<accumulate_t<S>>& outputs, const Cut& cut,
+                                           int panel) {
+  using T = accumulate_t<S>;
+  const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
+  const int64_t c = int64_t{panel} * wide + j;
+  if (j >= wide || c >= cut.shape.c) return;
+  const AbnChannel<T> channel = channel_of(arguments, c);
+  early[j].weight = static_cast<T>(channel.weight());
+  early[j].bias = static_cast<T>(channel.bias());
+  early[j].running = Running<T>::of(outputs, c);
 }
 
 /// abn_forward. Grid: one cluster of cut.segments blocks of kResidentThreads threads per panel, and with a
@@ -62,9 +85,11 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
                             Act activation, SlotArguments slots) {
   using T = accumulate_t<S>;
   constexpr int kPanel = Walk::kPanelChannels;
+  constexpr bool kEarly = sizeof(T) == 4;  // f64 leaves no registers for it
   PALIMPSEST_DYNAMIC_SHARED(bytes);
   const auto coefficients = WalkCoefficients<Walk, T, PanelForward>::in(bytes);
   PALIMPSEST_SHARED(place, BlockPlace[1]);
+  PALIMPSEST_SHARED(early, EarlyChannel<T>[kPanel]);
   int segment = static_cast<int>(blockIdx.x % cut.segments),
       panel = static_cast<int>(blockIdx.x / cut.segments);
   if (slots.tensors.report && panel-- == 0) {
@@ -79,6 +104,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
     for_each_place(
         walk, cut, segment, [&](int64_t at, int serial) { stash.put(arguments.x + at, serial); },
         [&](int64_t at, int serial) { stash.put_edge(arguments.x + at, serial); });
+    if constexpr (kEarly) read_early<Walk>(early, arguments, outputs, cut, panel);
     wait_for_copies();
     const auto own = thread_moments<S>(walk, cut, segment, stash);
     if constexpr (Walk::kStrips)
@@ -88,13 +114,13 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   }
   panel = place[0].panel, segment = place[0].segment;
   if (cut.segments > 1) moments = cluster_moments<kPanel>(moments);
+  if constexpr (!kEarly) read_early<Walk>(early, arguments, outputs, cut, panel);
   const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
   const int64_t channel = int64_t{panel} * wide + j;
   if (j < wide && channel < cut.shape.c) {
-    const AbnChannel<T> values = channel_of(arguments, channel);
-    coefficients.channels.set(j, forward_coefficients<T>(arguments.saved, values.weight(), values.bias(),
+    if (segment == 0) write_statistics(outputs, channel, moments, early[j].running);
+    coefficients.channels.set(j, forward_coefficients<T>(arguments.saved, early[j].weight, early[j].bias,
                                                          moments.mean, inv_std_of(moments, outputs.eps)));
-    if (segment == 0) write_statistics(outputs, channel, moments);
   }
   coefficients.spread(
       cut, [](int to, auto& places, int from, auto& channels) { places.copy(to, channels, from); });

@@ -86,8 +86,9 @@ struct LaunchTable {
   void (*statistics)(const AbnProblem& problem, const Geometry& geometry, const S* x,
                      const StatisticsOutputs<T>& outputs, const Workspace& workspace,
                      const SlotArguments& slots, Stream stream);
+  /// `follows`: the launch before it on the stream is `statistics` for the same tensor (LaunchShape).
   void (*apply)(const AbnProblem& problem, const Geometry& geometry, const ApplyArguments<S>& arguments,
-                Stream stream);
+                bool follows, Stream stream);
   /// Returns the clusters of resident_forward that the current device runs at once; 0: it refuses them.
   int64_t (*forward_clusters)(const AbnProblem& problem, const Geometry& geometry, bool residual);
   /// statistics and apply in one launch.
@@ -96,8 +97,9 @@ struct LaunchTable {
                            const SlotArguments& slots, Stream stream);
   void (*backward_reduce)(const AbnProblem& problem, const Geometry& geometry,
                           const BackwardArguments<S>& arguments, const Workspace& workspace, Stream stream);
+  /// `follows`: the launch before it on the stream is `backward_reduce` for the same tensor.
   void (*backward_apply)(const AbnProblem& problem, const Geometry& geometry,
-                         const BackwardArguments<S>& arguments, Stream stream);
+                         const BackwardArguments<S>& arguments, bool follows, Stream stream);
   /// The same for resident_backward. Also 0 if there is no such kernel for `problem`: backward_reduce and
   /// backward_apply do the same.
   int64_t (*backward_clusters)(const AbnProblem& problem, const Geometry& geometry, bool residual);

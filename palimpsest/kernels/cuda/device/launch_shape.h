@@ -12,6 +12,9 @@ struct LaunchShape {
   int threads = 256;             ///< per block: a multiple of 32, at most 1024
   std::size_t shared_bytes = 0;  ///< dynamic shared memory per block
   int cluster = 1;               ///< blocks that can read one another's shared memory
+  /// The launch may begin while that before it on the stream still runs: its kernel calls wait_for_launch_before() before
+  /// it reads what that wrote, or writes what that reads. Nothing changes where the device cannot.
+  bool follows = false;
 };
 
 /// Names work that runs one after the other: that of a stream, or that which a CUDA graph recorded from one.

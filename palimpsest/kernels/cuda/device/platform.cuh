@@ -17,6 +17,11 @@
 //   start_copy(to_shared, from),               copies 4, 8 or 16 bytes, as load_vector, from global to shared
 //   wait_for_copies()                          memory without registers; the calling thread may read `to_shared`
 //                                              after it has waited for all copies that it started
+//   commit_copies(),                           the copies started since the last commit make a group; waits for
+//   wait_for_copies_but<N>()                   all groups but the N newest
+//   start_next_launch()                        a launch that `follows` this one may occupy what this one leaves free
+//   wait_for_launch_before()                   in a launch that `follows`: what the launch before it wrote is there;
+//                                              else nothing. All threads call it
 //   forget_memory()                            memory is read again after the call; no barrier
 //   cluster_rank(), cluster_size(),            clusters of blocks; without clusters: 0, 1,
 //   cluster_sync(),                            __syncthreads(); nothing

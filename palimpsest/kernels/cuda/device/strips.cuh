@@ -40,6 +40,7 @@ class ImageRows {
  public:
   static constexpr int kBlockThreads = kThreads;
   static constexpr int kVector = V;
+  static constexpr bool kWhole = true;  ///< all threads together meet each value of a piece
 
   __device__ __forceinline__ ImageRows(const Cut& cut, int panel)
       : cut_(cut), begin_(int64_t{panel} * cut.wide * V + first_value()) {}
@@ -47,8 +48,8 @@ class ImageRows {
   __device__ __forceinline__ int step() const { return cut_.rows * cut_.wide; }
 
   template <int kUnroll, class Body>
-  __device__ __forceinline__ void vectors(int first, int last, const Body& body) const {
-    const int row = first + within();
+  __device__ __forceinline__ void vectors(const Cut& cut, int segment, const Body& body) const {
+    const int last = cut.first_piece(segment + 1), row = cut.first_piece(segment) + within();
     if (static_cast<int>(threadIdx.x) >= step() || row >= last) return;
     const int rows = cut_.rows;
     const int count = (last - row + rows - 1) / rows;  // this thread's vectors

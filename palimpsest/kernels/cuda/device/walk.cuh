@@ -10,7 +10,7 @@
 /// panel (panels.h), which consists of pieces: a piece of Planes is a vector, a piece of Columns is the
 /// panel's row of one pixel, a piece of Strips (strips.cuh) the panel's row of one image. Planes have edges
 /// besides: the single values of a row before its first and after its last aligned vector.
-///   vectors<kUnroll>(first, last, body)   calls body(at, serial) until pieces [first, last) are done; `at`
+///   vectors<kUnroll>(cut, segment, body)  calls body(at, serial) until the pieces of the segment are done; `at`
 ///                                         has the offsets of kUnroll vectors, -1 for none, so that a body
 ///                                         can have kUnroll loads under way before it uses the first
 ///   edges(first, last, body)              calls body(at, serial) for each single value
@@ -38,6 +38,11 @@ struct Cut {
   __host__ __device__ int first_piece(int segment) const { return share(pieces, segment); }
   __host__ __device__ int pieces_of(int segment) const {
     return first_piece(segment + 1) - first_piece(segment);
+  }
+  /// The pieces of a segment if the segments take `rows` pieces at once in turn.
+  __host__ __device__ int pieces_in_turn(int segment, int rows) const {
+    const int turn = segments * rows, rest = pieces % turn - segment * rows;
+    return pieces / turn * rows + (rest < 0 ? 0 : rest < rows ? rest : rows);
   }
   __host__ __device__ int first_edge(int segment) const { return share(edges, segment); }
   /// The most that a segment has.
@@ -77,6 +82,38 @@ __device__ __forceinline__ void walk_rows(int64_t next, int64_t step, int count,
   }
 }
 
+/// For the same batches as walk_rows calls start(at, slot) and, kSlots - 1 batches later, first(slot, vectors) for the
+/// first batch and work(slot) for the others, which are whole. The copies that start() begins are under way until then.
+template <int kUnroll, int kSlots, class Start, class First, class Work>
+__device__ __forceinline__ void walk_rows_ahead(int64_t next, int64_t step, int count, const Start& start,
+                                                const First& first, const Work& work) {
+  const int few = count % kUnroll > 0 ? count % kUnroll : kUnroll;
+  int left = (count + kUnroll - 1) / kUnroll, to_start = left, free_slot = 0, slot = 0;
+  const auto after = [](int of) { return of == kSlots - 1 ? 0 : of + 1; };
+  const auto start_batch = [&](int vectors) {
+    if (to_start > 0) {
+      int64_t at[kUnroll];
+      PALIMPSEST_UNROLL
+      for (int u = 0; u < kUnroll; ++u) at[u] = u < vectors ? next + u * step : -1;
+      start(at, free_slot);
+      next += vectors * step;
+      --to_start;
+    }
+    commit_copies();  // a group for each batch, empty at the end
+    free_slot = after(free_slot);
+  };
+  start_batch(few);
+  PALIMPSEST_NO_UNROLL
+  for (int s = 1; s < kSlots; ++s) start_batch(kUnroll);
+  wait_for_copies_but<kSlots - 1>();
+  first(slot, few);
+  while (--left > 0) {
+    start_batch(kUnroll);  // in the slot of the batch before
+    wait_for_copies_but<kSlots - 1>();
+    work(slot = after(slot));
+  }
+}
+
 /// NCHW: a panel is one channel. Its rows are the images, S values each, which may begin at any value. The
 /// aligned vectors of a row are pieces; up to V - 1 values before the first and after the last vector are
 /// edges.
@@ -85,7 +122,7 @@ class Planes {
  public:
   static constexpr int kBlockThreads = kThreads;
   static constexpr int kVector = V;
-  static constexpr bool kStrips = false;
+  static constexpr bool kStrips = false, kWhole = false;
   static constexpr int kChannels = 1;         ///< per thread
   static constexpr int kPanelChannels = 1;    ///< per block
   static constexpr int kPlaces = 1;           ///< for coefficients, per block
@@ -106,7 +143,8 @@ class Planes {
   __device__ __forceinline__ int first_channel() const { return 0; }
 
   template <int kUnroll, class Body>
-  __device__ __forceinline__ void vectors(int first, int last, const Body& body) const {
+  __device__ __forceinline__ void vectors(const Cut& cut, int segment, const Body& body) const {
+    const int first = cut.first_piece(segment), last = cut.first_piece(segment + 1);
     // Vectors are numbered as if each row had so many. A row that begins off 16 bytes has one less.
     const int per_row = pixels_ / V;
     if (per_row == 0) return;
@@ -164,7 +202,7 @@ class Columns {
   static constexpr int kBlockThreads = kThreads;
   static constexpr int kVector = V;
   static constexpr int kChannels = V;
-  static constexpr bool kStrips = false;
+  static constexpr bool kStrips = false, kWhole = false;
   static constexpr int kPanelChannels = kMostWide * V;  ///< at most
   static constexpr int kPlaces = kPanelChannels;
 
@@ -182,20 +220,38 @@ class Columns {
   }
 
   template <int kUnroll, class Body>
-  __device__ __forceinline__ void vectors(int first, int last, const Body& body) const {
-    if (column_ >= channels_) return;
+  __device__ __forceinline__ void vectors(const Cut& cut, int segment, const Body& body) const {
     const int rows = kThreads / wide_;  // that the block reads at once
-    const int row = first + static_cast<int>(threadIdx.x) / wide_;
-    if (row >= last) return;
-    const int count = (last - row + rows - 1) / rows;  // this thread's vectors
-    walk_rows<kUnroll>(int64_t{row} * channels_ + column_, int64_t{rows} * channels_, count,
-                       static_cast<int>(threadIdx.x), kThreads, body);
+    with_rows(cut.first_piece(segment), cut.first_piece(segment + 1), rows,
+              [&](int64_t next, int64_t step, int count) {
+                walk_rows<kUnroll>(next, step, count, static_cast<int>(threadIdx.x), kThreads, body);
+              });
+  }
+
+  /// walk_rows_ahead for a segment. The segments take the rows in turn, from the last to the first: their blocks run at the
+  /// same time, and so they read neighbouring memory; the end of a tensor that was just written is still in the L2 cache.
+  template <int kUnroll, int kSlots, class Start, class First, class Work>
+  __device__ __forceinline__ void vectors_ahead(const Cut& cut, int segment, const Start& start,
+                                                const First& first, const Work& work) const {
+    const int rows = kThreads / wide_;
+    with_rows(segment * rows, cut.pieces, cut.segments * rows, [&](int64_t at, int64_t step, int count) {
+      walk_rows_ahead<kUnroll, kSlots>(at + (count - 1) * step, -step, count, start, first, work);
+    });
   }
 
   template <class Body>
   __device__ __forceinline__ void edges(int, int, const Body&) const {}
 
  private:
+  // Calls function(at, step, count) with the offset of this thread's first vector, the values to the next, and how many
+  // there are: in pieces [first, last), of which the thread's neighbours take so many, each `step` pieces further.
+  template <class Function>
+  __device__ __forceinline__ void with_rows(int first, int last, int step, const Function& function) const {
+    const int row = first + static_cast<int>(threadIdx.x) / wide_;
+    if (column_ < channels_ && row < last)
+      function(int64_t{row} * channels_ + column_, int64_t{step} * channels_, (last - row + step - 1) / step);
+  }
+
   int channels_, wide_, column_;
 };
 

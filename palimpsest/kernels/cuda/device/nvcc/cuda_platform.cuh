@@ -61,9 +61,30 @@ __device__ __forceinline__ void start_copy(T* to_shared, const T* from) {
   __pipeline_memcpy_async(to_shared, from, sizeof(T));
 }
 
-__device__ __forceinline__ void wait_for_copies() {
+__device__ __forceinline__ void commit_copies() {
   __pipeline_commit();
-  __pipeline_wait_prior(0);
+}
+
+template <int kNewest>
+__device__ __forceinline__ void wait_for_copies_but() {
+  __pipeline_wait_prior(kNewest);
+}
+
+__device__ __forceinline__ void wait_for_copies() {
+  commit_copies();
+  wait_for_copies_but<0>();
+}
+
+__device__ __forceinline__ void start_next_launch() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+__device__ __forceinline__ void wait_for_launch_before() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
 }
 
 __device__ __forceinline__ float widened(Float16 v) {
@@ -212,13 +233,17 @@ void launch(const char* name, const LaunchShape& shape, Stream stream, void (*ke
                              std::to_string(shape.shared_bytes) + " bytes of shared memory and clusters of " +
                              std::to_string(shape.cluster) + " failed: " + cudaGetErrorString(error));
   };
-  if (shape.shared_bytes > 0) {
+  const auto* const code = reinterpret_cast<const void*>(kernel);
+  bool overlaps = false;
+  if (shape.shared_bytes > 0 || shape.follows) {
     int number = 0;
     checked(cudaGetDevice(&number));
-    checked(allow_shared_bytes(reinterpret_cast<const void*>(kernel), number, shape.shared_bytes));
+    if (shape.shared_bytes > 0) checked(allow_shared_bytes(code, number, shape.shared_bytes));
+    // Devices with clusters can, and no others.
+    overlaps = shape.follows && current_device().max_cluster > 1 && is_known_for_hopper(code, number);
   }
-  cudaLaunchAttribute cluster;
-  cudaLaunchConfig_t config = configuration(shape, cluster);
+  LaunchAttributes attributes;
+  cudaLaunchConfig_t config = configuration(shape, overlaps, attributes);
   config.stream = stream;
   checked(cudaLaunchKernelEx(&config, kernel, static_cast<Parameters>(arguments)...));
 }

@@ -7,6 +7,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -16,17 +17,28 @@
 
 namespace palimpsest::kernels::cuda {
 
-/// The launch of a shape; `attribute` holds the cluster. Both live as long as the configuration.
-inline cudaLaunchConfig_t configuration(const LaunchShape& shape, cudaLaunchAttribute& attribute) {
+/// What is special in a launch; lives as long as its configuration.
+using LaunchAttributes = std::array<cudaLaunchAttribute, 2>;
+
+inline cudaLaunchConfig_t configuration(const LaunchShape& shape, bool overlaps,
+                                        LaunchAttributes& attributes) {
   cudaLaunchConfig_t config = {};
   config.gridDim = dim3(static_cast<unsigned>(shape.blocks));
   config.blockDim = dim3(static_cast<unsigned>(shape.threads));
   config.dynamicSmemBytes = shape.shared_bytes;
-  attribute = {};
-  attribute.id = cudaLaunchAttributeClusterDimension;
-  attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
-  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
-  if (shape.cluster > 1) config.attrs = &attribute, config.numAttrs = 1;
+  attributes = {};
+  config.attrs = attributes.data();
+  if (shape.cluster > 1) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeClusterDimension;
+    attribute.val.clusterDim.x = static_cast<unsigned>(shape.cluster);
+    attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  }
+  if (overlaps) {
+    cudaLaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+  }
   return config;
 }
 
@@ -46,15 +58,24 @@ inline cudaError_t allow_shared_bytes(const void* kernel, int device, std::size_
   return error;
 }
 
-/// Returns whether the kernel's code asks for its place in a cluster. Code for older devices, which a newer one compiles
-/// from PTX, takes each block for a cluster of its own.
-inline bool knows_clusters(const void* kernel) {
-  constexpr int kFirstWithClusters = 90;
+/// Returns whether the kernel's code asks for its place in a cluster and waits for the launch before it. Code for older
+/// devices, which a newer one compiles from PTX, takes each block for a cluster of its own.
+inline bool is_for_hopper(const void* kernel) {
+  constexpr int kHopper = 90;
   cudaFuncAttributes attributes = {};
-  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess)
-    return attributes.ptxVersion >= kFirstWithClusters;
+  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) return attributes.ptxVersion >= kHopper;
   cudaGetLastError();
   return false;
+}
+
+/// is_for_hopper, asked once per device and kernel. `device` is the current one.
+inline bool is_known_for_hopper(const void* kernel, int device) {
+  static std::mutex mutex;
+  static auto& known = *new std::map<std::pair<const void*, int>, bool>;
+  const std::scoped_lock lock(mutex);
+  const auto [found, is_new] = known.try_emplace({kernel, device}, false);
+  if (is_new) found->second = is_for_hopper(kernel);
+  return found->second;
 }
 
 /// Returns active_clusters (platform.cuh) on `device`, the current one.
@@ -71,9 +92,9 @@ inline int64_t known_active_clusters(const LaunchShape& shape, const void* kerne
   int count = 0;
   cudaError_t error = allow_shared_bytes(kernel, device, shape.shared_bytes);
   if (error == cudaSuccess && shape.cluster > 1) {
-    cudaLaunchAttribute attribute;
-    const cudaLaunchConfig_t config = configuration(shape, attribute);
-    if (knows_clusters(kernel)) error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
+    LaunchAttributes attributes;
+    const cudaLaunchConfig_t config = configuration(shape, false, attributes);
+    if (is_for_hopper(kernel)) error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
   } else if (error == cudaSuccess) {
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, shape.threads, shape.shared_bytes);
     count *= multiprocessors;
