@@ -1,4 +1,4 @@
-"""docs/results/cifar10.md: trainings on CIFAR-10 for as long as two cores allow, beside the literature's figures.
+"""docs/results/cifar10.md: short trainings on CIFAR-10, beside the literature's figures.
 
 Made from training/cifar10_*.json and training/exchanged_activations.json.
 """
@@ -7,7 +7,7 @@ from result_page import NOT_MEASURED, read, table
 
 TITLE = "docs/results/cifar10.md: trainings on CIFAR-10 beside the literature's figures"
 
-# Name of the file: title, parameters, what the literature reports for the network or for the nearest one.
+# Name of the file: title, what the literature reports for the network or for the nearest one.
 TRAININGS = {
     "cifar10_densenet": ("DenseNet-BC-40, k = 12",
                          "95.49 % after 300 epochs with 100 layers (Pleiss et al., figure 2); nothing for 40 layers"),
@@ -15,12 +15,12 @@ TRAININGS = {
                               "94.54 % after 200 epochs with 164 layers (He et al. 2016, table 2); nothing for 29 layers"),
 }
 
-PAGE = """# CIFAR-10: trainings for as long as two cores allow
+PAGE = """# CIFAR-10: short trainings
 
-Each network trains from one seed for as many epochs as about 100 minutes of two cores allow, and its learning rate falls
-to 0 by a cosine within them. So these are not the literature's figures, which come from 200 to 300 epochs: they are the
-accuracy of a short schedule. `benchmarks/pages/pages cifar10` writes this page from the JSON files beside it; the rows of
-`training/` in [README.md](README.md) have the commands.
+Each network trains from one seed for as many epochs as 100 minutes of two cores or two minutes of a GPU allow, and its
+learning rate falls to 0 by a cosine within them. So these are not the literature's figures, which come from 200 to 300
+epochs: they are the accuracy of a short schedule. `benchmarks/pages/pages cifar10` writes this page from the JSON files
+beside it; the rows of `training/` in [README.md](README.md) have the commands.
 
 {trainings}
 {picture}
@@ -40,15 +40,15 @@ def trainings_table(measured):
     rows = []
     for name, (title, literature) in TRAININGS.items():
         if name not in measured:
-            rows.append([title, "", NOT_MEASURED, "", literature])
+            rows.append([title, "", "", NOT_MEASURED, "", literature])
             continue
         run, = measured[name]["runs"]
         evaluations, losses = run["evaluations"], run["losses"]
         last = evaluations[-1]
         middle = evaluations[len(evaluations) // 2 - 1]
-        rows.append([title, f"{100 * middle['top1']:.2f} after {middle['epoch']}", f"{100 * last['top1']:.2f} after {last['epoch']}",
-                     f"{losses[-1]['loss']:.3f}, {last['loss']:.3f}", literature])
-    return table(["network", "top-1, %, half-way", "top-1, %, at the end", "loss in training, in evaluation", "literature"], rows)
+        rows.append([title, measured[name].get("machine", "not recorded"), f"{100 * middle['top1']:.2f} after {middle['epoch']}",
+                     f"{100 * last['top1']:.2f} after {last['epoch']}", f"{losses[-1]['loss']:.3f}, {last['loss']:.3f}", literature])
+    return table(["network", "on", "top-1, %, half-way", "top-1, %, at the end", "loss in training, in evaluation", "literature"], rows)
 
 
 def chart(measured):

@@ -63,10 +63,13 @@ PARTS = {"memory": (lambda folder: memory(read_comparison(folder)), "memory", No
          "exchange": (exchange, "training", None)}
 
 
-def take(results, part, name, folder):
-    """Writes NAME.json into the part's folder, and its chart as NAME.svg, from the output folder of a command."""
+def take(results, part, name, folder, machine=None):
+    """Writes NAME.json into the part's folder, and its chart as NAME.svg, from the output folder of a command, which ran on
+    `machine`."""
     choose, group, chart = PARTS[part]
     content = choose(folder)
+    if machine:
+        content["machine"] = machine
     target = results / group
     target.mkdir(exist_ok=True)
     if chart:

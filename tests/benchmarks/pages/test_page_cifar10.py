@@ -23,7 +23,11 @@ def test_a_training_is_taken_from_its_log(results, tmp_path):
     assert run["losses"] == [{"epoch": 1, "loss": 2.5}, {"epoch": 2, "loss": 1.0}]
     assert [e["top1"] for e in run["evaluations"]] == [0.25, 0.5]
     assert pages("cifar10", "--results", results) == (0, "")
-    assert "| 25.00 after 1 | 50.00 after 2 | 1.000, 0.750 |" in line_of(results / "cifar10.md", "| DenseNet-BC-40")
+    said = "25.00 after 1 | 50.00 after 2 | 1.000, 0.750 |"
+    assert f"| not recorded | {said}" in line_of(results / "cifar10.md", "| DenseNet-BC-40")
+    pages("take", "curve", "cifar10_densenet", tmp_path / "run", "--results", results, "--machine", "two cores")
+    pages("cifar10", "--results", results)
+    assert f"| two cores | {said}" in line_of(results / "cifar10.md", "| DenseNet-BC-40")
     assert "Accuracy and loss" in (results / "training/cifar10.svg").read_text()
 
 

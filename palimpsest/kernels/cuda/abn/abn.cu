@@ -236,10 +236,11 @@ bool fits_on_chip(const AbnProblem& problem, int tensors, bool residual, int64_t
 template <class S, class Active>
 bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, bool residual, Geometry& geometry,
                   const Active& active) {
-  constexpr int64_t kStaticBytes = 12 * 1024, kStripStaticBytes = 4 * 1024;
+  constexpr int64_t kStaticBytes = 12 * 1024;
+  const int64_t strip_static_bytes = (tensors == 1 ? 4 : 3) * 1024;
   geometry = whole_strips<S>(problem, lead, tensors);
   if (geometry.cut.channels > 0 &&
-      fits_on_chip<S>(problem, tensors, residual, kStripStaticBytes, geometry, active))
+      fits_on_chip<S>(problem, tensors, residual, strip_static_bytes, geometry, active))
     return true;
   geometry = whole_panels<S>(problem, lead, kResidentPanelBytes);
   return fits_on_chip<S>(problem, tensors, residual, kStaticBytes, geometry, active);
