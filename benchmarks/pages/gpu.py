@@ -28,7 +28,7 @@ A copy on the device {copy}.
 ### Kernels
 
 One launch each. A pass reads or writes a tensor once; the last column is the time over that of a copy that moves as many
-bytes.
+bytes. In two launches apply begins while the sums end: its time includes the wait for them.
 
 {kernels}
 

@@ -120,8 +120,8 @@ void expect_same(AbnTensors<T>& got, AbnTensors<T>& want) {
   EXPECT_TRUE(same_bytes(got.sum_dy_xhat.values(), want.sum_dy_xhat.values())) << "sum_dy_xhat";
 }
 
-/// Forward, where the first 8 values of each channel, and so the pivots, are 1e4 standard deviations from the
-/// mean, on the device that is emulated now.
+/// Forward, where the first and the last 8 values of each channel, and so the pivots, are 1e4 standard deviations from
+/// the mean, on the device that is emulated now.
 template <class T>
 void expect_digits_beside_outliers(const AbnCase& c) {
   using Truth = std::conditional_t<sizeof(T) == 2, T, double>;
@@ -129,8 +129,12 @@ void expect_digits_beside_outliers(const AbnCase& c) {
   AbnTensors<Truth, T> want(c);
   const bool planes = c.layout == Layout::kNCHW;
   for (int64_t channel = 0; channel < c.shape.c; ++channel)
-    for (int64_t pixel = 0; pixel < 8; ++pixel) {
-      const int64_t at = planes ? channel * c.shape.s + pixel : channel + pixel * c.shape.c;
+    for (int64_t outlier = 0; outlier < 16; ++outlier) {
+      const int64_t pixels = planes ? c.shape.s : c.shape.n * c.shape.s;
+      const int64_t pixel = outlier < 8 ? outlier : pixels - 16 + outlier;
+      const int64_t image = planes && outlier >= 8 ? c.shape.n - 1 : 0;
+      const int64_t at =
+          planes ? (image * c.shape.c + channel) * c.shape.s + pixel : channel + pixel * c.shape.c;
       got.x[at] = got.input(static_cast<double>(got.x[at]) + 10000);
       want.x[at] = static_cast<Truth>(static_cast<double>(got.x[at]));
     }

@@ -148,6 +148,13 @@ TYPED_TEST(CudaAbn, EqualsTheReferenceWhereManyBlocksShareAChannel) {
       for (const Path path : kPaths) this->expect_right({.shape = shape, .layout = layout}, path);
 }
 
+TYPED_TEST(CudaAbn, EqualsTheReferenceWhereAThreadReadsMoreThanARingHolds) {
+  // A block per panel, whose threads read 9 vectors each.
+  constexpr int kVector = sizeof(TypeParam) == 8 ? 1 : 16 / sizeof(TypeParam);
+  const Shape3 shape{1, int64_t{8} * kVector * 250, 290};
+  if (kVector > 1) this->expect_right({.shape = shape, .layout = Layout::kChannelsLast}, Path::kTwoLaunches);
+}
+
 TYPED_TEST(CudaAbn, EqualsTheReferenceWithoutWeightOrBias) {
   for (const bool has_weight : {false, true})
     for (const Layout layout : kLayouts)

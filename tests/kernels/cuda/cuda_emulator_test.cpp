@@ -407,6 +407,19 @@ TEST_F(Emulator, RefusesALaunchThatNoDeviceWouldTake) {
   cuda_emulator::settings().shared_bytes_per_block = cuda_emulator::settings().usual_shared_bytes = 4000;
   expect_parts(refused({.threads = 32, .shared_bytes = 5000}), {"5000 bytes of shared memory of 4000"});
   expect_parts(refused({.threads = 32, .shared_bytes = 2000}), {"the kernel declares 5000"});
+  cuda_emulator::settings().usual_shared_bytes = 2000;
+  expect_parts(refused({.threads = 32}), {"a block may have 2000 bytes, the kernel declares 3000"});
+}
+
+void wait_unless(int thread) {
+  if (static_cast<int>(threadIdx.x) != thread) kernels::cuda::wait_for_launch_before();
+}
+
+TEST_F(Emulator, NamesAThreadThatDoesNotWaitForTheLaunchThatItFollows) {
+  launch({.threads = 32, .follows = true}, wait_unless, 32);
+  launch({.threads = 32}, wait_unless, 5);
+  expect_parts(error_of([] { launch({.threads = 32, .follows = true}, wait_unless, 5); }),
+               {"thread 5", "ends without wait_for_launch_before()"});
 }
 
 TEST_F(Emulator, CountsLaunches) {

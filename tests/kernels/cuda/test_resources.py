@@ -31,7 +31,7 @@ PTX = {"sm_80": "compute_80", "sm_90": "compute_90", "sm_100": "compute_90"}
 MULTIPROCESSORS = {"sm_80": (164 * 1024, 64), "sm_90": (228 * 1024, 64), "sm_100": (228 * 1024, 64)}
 # The most shared memory per block, and the part of it that abn.cu leaves to static variables of resident kernels.
 SHARED_PER_BLOCK = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
-# Those of strips have most of what they need besides in the dynamic part.
+# Those of f64 need 13 KB. Those of strips have most of what they need besides in the dynamic part.
 STATIC_ALLOWANCE, STRIP_ALLOWANCES = 12 * 1024, {"resident_forward_kernel": 4 * 1024, "resident_backward_kernel": 3 * 1024}
 RESERVED = 1024  # bytes of shared memory per block that the system uses
 
@@ -239,6 +239,28 @@ def test_streaming_kernels_have_32_kilobytes_under_way(arch, kernels, passes):
     assert not low, "\n".join(low)
     copying = [[i.opcode for way in ways if sass.copies(way) for i in way] for name, ways in passes.items() if is_resident(name)]
     assert len(copying) == 32 and all(copying) and not any("DEPBAR" in opcode for way in copying for opcode in way)
+
+
+def test_launches_that_follow_wait_before_they_touch_memory(arch, objects):
+    """In machine code ACQBULK waits for the launch before, and PREEXIT lets the next one begin (LaunchShape::follows)."""
+    if CUOBJDUMP is None:
+        pytest.skip("cuobjdump is not installed")
+    seen = {"apply": 0, "sums": 0}
+    for listing, _ in objects.values():
+        functions = sass.functions(listing)
+        for name, code in zip(demangled(functions), functions.values()):
+            if "abn_detail::" not in name or kernel_of(name) not in ("apply_kernel", "backward_apply_kernel", "statistics_kernel",
+                                                                     "backward_reduce_kernel"):
+                continue
+            opcodes = [instruction.opcode.split(".")[0] for instruction in code]
+            if kernel_of(name) in ("statistics_kernel", "backward_reduce_kernel"):
+                seen["sums"] += 1
+                assert ("PREEXIT" in opcodes) == (arch != "sm_80"), name
+            else:
+                seen["apply"] += 1
+                touches = [i for i, opcode in enumerate(opcodes) if opcode in ("LDG", "STG", "ATOMG", "RED")]
+                assert ("ACQBULK" in opcodes and opcodes.index("ACQBULK") < touches[0]) == (arch != "sm_80"), name
+    assert min(seen.values()) >= 20
 
 
 def test_streaming_kernels_stay_within_their_instructions_per_value(passes):

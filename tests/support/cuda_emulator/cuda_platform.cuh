@@ -198,7 +198,9 @@ inline void wait_for_copies() {
 
 // One launch runs after the other.
 inline void start_next_launch() {}
-inline void wait_for_launch_before() {}
+inline void wait_for_launch_before() {
+  cuda_emulator::wait_for_launch_before();
+}
 
 inline float widened(Float16 v) {
   return static_cast<float>(static_cast<double>(v));
@@ -290,6 +292,7 @@ void launch(const char* name, const LaunchShape& shape, Stream, void (*kernel)(P
                       .grid = {static_cast<unsigned>(shape.blocks), 1, 1},
                       .threads = static_cast<unsigned>(shape.threads),
                       .shared_bytes = shape.shared_bytes,
+                      .follows = shape.follows,
                       .cluster = static_cast<unsigned>(shape.cluster)},
                      [&] { kernel(static_cast<Parameters>(arguments)...); });
 }

@@ -17,7 +17,7 @@
 ///   a barrier that not all threads reach, or that they reach at different places of the source;
 ///   an operation of a warp with missing lanes;
 ///   a vector access that is not aligned;
-///   a thread that ends without a wait for the copies that it started;
+///   a thread that ends without a wait for the copies that it started, or for the launch that this one follows;
 ///   a write beside a shared variable, into its red zones;
 ///   an access to another block's shared memory before that block declares it, or after that block ends;
 ///   a launch that no device would accept.
@@ -84,6 +84,7 @@ struct Launch {
   Index3 grid{1, 1, 1};
   unsigned threads = 1;          ///< per block: a multiple of 32, at most 1024
   std::size_t shared_bytes = 0;  ///< dynamic shared memory per block
+  bool follows = false;          ///< all threads wait for the launch before
   unsigned cluster = 1;          ///< blocks per cluster, along x
 };
 
@@ -121,6 +122,7 @@ unsigned cluster_size();
 
 /// Copies when the calling thread waits for it. Until then `to` holds NaN.
 void start_copy(void* to, const void* from, std::size_t bytes);
+void wait_for_launch_before();
 void commit_copies();
 void wait_for_copies_but(int newest_groups);
 

@@ -72,6 +72,7 @@ struct Thread {
   Place place;
   std::vector<Copy> copies{};  // that it has not waited for
   int copy_groups = 0;         // that it has committed
+  bool has_waited = false;     // for the launch before
 
   Warp& warp() const { return block->warps[index / kWarp]; }
   unsigned lane() const { return index % kWarp; }
@@ -241,6 +242,9 @@ class Run {
     if (!running->copies.empty() && !run->failure_)
       run->failure_ = std::make_exception_ptr(EmulatorError(
           run->where(*running) + "this thread ends without wait_for_copies() after start_copy()"));
+    if (run->launch().follows && !running->has_waited && !run->failure_)
+      run->failure_ = std::make_exception_ptr(EmulatorError(
+          run->where(*running) + "this thread ends without wait_for_launch_before(), which it follows"));
     running->state = State::kDone;
     Block& block = *running->block;
     ++block.done;
@@ -396,8 +400,10 @@ const uint64_t* warp_exchange(uint64_t value, bool orders_memory, Place place) {
 }
 
 void* shared_variable(const void* key, std::size_t bytes) {
+  // With dynamic memory the kernel's limit was raised, as far as the device allows.
+  const int64_t most = settings().shared_bytes_per_block, usual = settings().usual_shared_bytes;
   const auto limit =
-      static_cast<std::size_t>(std::max(settings().shared_bytes_per_block, settings().usual_shared_bytes));
+      static_cast<std::size_t>(current->launch().shared_bytes > 0 ? std::max(most, usual) : usual);
   return running->block->shared->declare(current->layout(), current->layout().piece(key, bytes, limit));
 }
 
@@ -431,6 +437,10 @@ void start_copy(void* to, const void* from, std::size_t bytes) {
   if (!running->block->shared->contains(to)) fail("start_copy() to an address outside of shared memory");
   std::memset(to, 0xff, bytes);
   running->copies.push_back({to, from, bytes, running->copy_groups});
+}
+
+void wait_for_launch_before() {
+  running->has_waited = true;
 }
 
 void commit_copies() {

@@ -236,7 +236,7 @@ bool fits_on_chip(const AbnProblem& problem, int tensors, bool residual, int64_t
 template <class S, class Active>
 bool fits_on_chip(const AbnProblem& problem, int lead, int tensors, bool residual, Geometry& geometry,
                   const Active& active) {
-  constexpr int64_t kStaticBytes = 12 * 1024;
+  constexpr int64_t kStaticBytes = (sizeof(S) == 8 ? 13 : 12) * 1024;
   const int64_t strip_static_bytes = (tensors == 1 ? 4 : 3) * 1024;
   geometry = whole_strips<S>(problem, lead, tensors);
   if (geometry.cut.channels > 0 &&

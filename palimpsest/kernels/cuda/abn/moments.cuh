@@ -66,7 +66,8 @@ struct ThreadMoments {
 
 /// Adds up the moments of a block's threads. Thread j < Walk::kPanelChannels gets the moments of the panel's
 /// channel j; the result of the other threads is undefined. `rows` is the number of values per channel in
-/// Columns, and `wide` the vectors in a row of the panel; Planes need neither. All threads of the block call
+/// Columns, and `wide` the vectors in a row of the panel; of AlignedPlanes images and vectors per plane;
+/// Planes need neither. All threads of the block call
 /// it.
 template <class Walk, class T>
 __device__ __forceinline__ Moments block_moments(const ThreadMoments<T, Walk::kChannels>& own, int rows,

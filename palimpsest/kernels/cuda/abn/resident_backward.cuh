@@ -60,7 +60,7 @@ __device__ __forceinline__ GradientSums cluster_sums(const GradientSums& own) {
 }
 
 /// abn_backward. Grid: one cluster of cut.segments blocks of kResidentThreads threads per panel. Shared: the
-/// block's share of two tensors, up to half of the multiprocessor's, and 0.4 to 14 KB for sums and
+/// block's share of two tensors, up to half of the multiprocessor's or, alone there, all of it, and 0.4 to 14 KB for sums and
 /// coefficients. Registers: at most 64, so that two blocks run per multiprocessor.
 template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kResidentThreads, 2)

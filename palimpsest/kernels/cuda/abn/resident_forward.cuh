@@ -60,11 +60,11 @@ struct EarlyChannel {
   Running<T> running;
 };
 
-/// Each of the panel's first threads reads its channel.
+/// Each of the panel's first threads reads its channel, the running statistics in the block of segment 0.
 template <class Walk, class S, class Early>
 __device__ __forceinline__ void read_early(Early& early, const ApplyArguments<S>& arguments,
                                            const StatisticsOutputs<accumulate_t<S>>& outputs, const Cut& cut,
-                                           int panel) {
+                                           int panel, int segment) {
   using T = accumulate_t<S>;
   const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
   const int64_t c = int64_t{panel} * wide + j;
@@ -72,12 +72,12 @@ __device__ __forceinline__ void read_early(Early& early, const ApplyArguments<S>
   const AbnChannel<T> channel = channel_of(arguments, c);
   early[j].weight = static_cast<T>(channel.weight());
   early[j].bias = static_cast<T>(channel.bias());
-  early[j].running = Running<T>::of(outputs, c);
+  if (segment == 0) early[j].running = Running<T>::of(outputs, c);
 }
 
 /// abn_forward. Grid: one cluster of cut.segments blocks of kResidentThreads threads per panel, and with a
 /// choice one cluster before them, of which one block reports it and the others end at once. Shared: the
-/// block's share of x, up to half of the multiprocessor's, and 0.5 to 12 KB for sums and coefficients.
+/// block's share of x, up to half of the multiprocessor's or, alone there, all of it, and 0.5 to 12 KB for sums and coefficients.
 /// Registers: at most 64, so that two blocks run per multiprocessor.
 template <class S, class Walk, class Act, bool kResidual>
 __global__ void __launch_bounds__(kResidentThreads, 2)
@@ -104,7 +104,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
     for_each_place(
         walk, cut, segment, [&](int64_t at, int serial) { stash.put(arguments.x + at, serial); },
         [&](int64_t at, int serial) { stash.put_edge(arguments.x + at, serial); });
-    if constexpr (kEarly) read_early<Walk>(early, arguments, outputs, cut, panel);
+    if constexpr (kEarly) read_early<Walk>(early, arguments, outputs, cut, panel, segment);
     wait_for_copies();
     const auto own = thread_moments<S>(walk, cut, segment, stash);
     if constexpr (Walk::kStrips)
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kResidentThreads, 2)
   }
   panel = place[0].panel, segment = place[0].segment;
   if (cut.segments > 1) moments = cluster_moments<kPanel>(moments);
-  if constexpr (!kEarly) read_early<Walk>(early, arguments, outputs, cut, panel);
+  if constexpr (!kEarly) read_early<Walk>(early, arguments, outputs, cut, panel, segment);
   const int j = static_cast<int>(threadIdx.x), wide = Walk::panel_channels(cut);
   const int64_t channel = int64_t{panel} * wide + j;
   if (j < wide && channel < cut.shape.c) {

@@ -100,7 +100,7 @@ struct LaunchTable {
   /// `follows`: the launch before it on the stream is `backward_reduce` for the same tensor.
   void (*backward_apply)(const AbnProblem& problem, const Geometry& geometry,
                          const BackwardArguments<S>& arguments, bool follows, Stream stream);
-  /// The same for resident_backward. Also 0 if there is no such kernel for `problem`: backward_reduce and
+  /// Returns the clusters of resident_backward that the current device runs at once; 0: it refuses them. Also 0 if there is no such kernel for `problem`: backward_reduce and
   /// backward_apply do the same.
   int64_t (*backward_clusters)(const AbnProblem& problem, const Geometry& geometry, bool residual);
   /// backward_reduce and backward_apply in one launch.

@@ -52,7 +52,7 @@ inline constexpr int64_t kReduceBlocks = 4096, kColumnReduceBlocks = 2048;
 inline constexpr int64_t kMostColumnSegments = 256;
 /// The least vectors per thread, so that it has several loads under way.
 inline constexpr int64_t kLeastVectors = 4;
-/// Kernels count pieces of a panel, pixels and images in 32 bits, and step past the end by some thousands.
+/// Kernels count pieces of a panel, pixels and images in 32 bits, and step past the end by up to 2^16.
 inline constexpr int64_t kMostPieces = (int64_t{1} << 31) - (1 << 16);
 /// Panels of a launch with more than one segment per panel. With more panels there are enough blocks without.
 inline constexpr int64_t kMostPanelsInSegments = kReduceBlocks / 2;

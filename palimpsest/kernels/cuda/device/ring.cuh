@@ -12,7 +12,7 @@ namespace palimpsest::kernels::cuda {
 /// there, so that only it has to wait (walk_rows_ahead).
 template <class S, int V, int kTensors, int kUnroll, int kSlots, int kBlock>
 struct Ring {
-  static constexpr int kBatch = kUnroll, kBatches = kSlots;
+  static constexpr int kBatches = kSlots;
   using Vector = decltype(Stored<S, V>::bits);
   struct alignas(sizeof(Vector)) Bytes {  // of a Vector, which shared memory does not construct
     uint32_t words[sizeof(Vector) / 4];

@@ -249,7 +249,7 @@ class Columns {
   __device__ __forceinline__ void with_rows(int first, int last, int step, const Function& function) const {
     const int row = first + static_cast<int>(threadIdx.x) / wide_;
     if (column_ < channels_ && row < last)
-      function(int64_t{row} * channels_ + column_, int64_t{step} * channels_, (last - row + step - 1) / step);
+      function(int64_t{row} * channels_ + column_, int64_t{step} * channels_, (last - row - 1) / step + 1);
   }
 
   int channels_, wide_, column_;

@@ -55,6 +55,11 @@ __device__ __forceinline__ void store_vector(T* to, const T& value) {
   __stwb(reinterpret_cast<VectorBits<sizeof(T)>*>(to), bits);
 }
 
+// No instruction: it only keeps the compiler from holding values of memory in registers.
+__device__ __forceinline__ void forget_memory() {
+  asm volatile("" ::: "memory");
+}
+
 template <class T>
 __device__ __forceinline__ void start_copy(T* to_shared, const T* from) {
   static_assert(sizeof(VectorBits<sizeof(T)>) == sizeof(T));
@@ -65,9 +70,11 @@ __device__ __forceinline__ void commit_copies() {
   __pipeline_commit();
 }
 
+// The intrinsic lets the compiler read memory before the wait.
 template <int kNewest>
 __device__ __forceinline__ void wait_for_copies_but() {
   __pipeline_wait_prior(kNewest);
+  forget_memory();
 }
 
 __device__ __forceinline__ void wait_for_copies() {
@@ -127,11 +134,6 @@ __device__ __forceinline__ uint32_t narrowed_pair(float low, float high) {
     memcpy(&bits, &pair, 4);
   }
   return bits;
-}
-
-// No instruction: it only keeps the compiler from holding values of memory in registers.
-__device__ __forceinline__ void forget_memory() {
-  asm volatile("" ::: "memory");
 }
 
 // Clusters need sm_90. Older devices get launches with one block per cluster.
