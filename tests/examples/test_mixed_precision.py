@@ -12,7 +12,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
-PROGRAMS = ("ssd", "speech", "translation", "language_model", "dcgan")
+PROGRAMS = ("ssd", "speech", "translation", "language_model", "dcgan", "denoise")
 STEPS = 2
 USAGE, DIVERGED, OUTPUT = 2, 5, 6  # base/error.h
 
@@ -87,6 +87,13 @@ def test_a_loss_scale_saves_gradients(program):
     scaled = trained(program, *ACCUMULATED, "--precision", "f16-pseudo", "--loss-scale", "128")[1]
     assert scaled["activation_gradients"]["zero"] < without["activation_gradients"]["zero"] - 0.1
     assert scaled["weight_gradients"]["zero"] < without["weight_gradients"]["zero"]
+
+
+def test_the_mean_over_all_values_of_images_needs_a_scale_by_itself():
+    """No batch is divided: 393216 values share the loss."""
+    without = trained("denoise", "--precision", "f16-pseudo", "--loss-scale", "1")[1]["activation_gradients"]
+    scaled = trained("denoise", "--precision", "f16-pseudo", "--loss-scale", "1024")[1]["activation_gradients"]
+    assert without["zero"] > scaled["zero"] + 0.03 and scaled["recoverable"] > 0.05
 
 
 @pytest.mark.parametrize("flags, says", [
