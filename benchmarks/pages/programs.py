@@ -17,40 +17,57 @@ import panels
 import result_page
 
 POINTS = 60
-SEEDS = (1, 2)
+SEEDS = (1, 2, 3)
+
+
+class Figure(typing.NamedTuple):
+    key: str  # in the record
+    name: str
+    digits: int
+    factor: float  # of the record's value
+    allowed: float  # by how much means may differ beyond the spread over f32's seeds
 
 
 class Program(typing.NamedTuple):
     title: str
-    figures: list  # of the table: (key, name, digits, factor)
+    figures: list  # of the table
     paper: str  # the paper's figures
     scale: str  # the loss scale
     batches: int = 1  # over which a step averages the loss
     loss: str = "loss"  # its key in the record
+    computes: bool = False  # whether it trains with products in bf16 and f16, too
 
 
 PROGRAMS = {
-    "ssd": Program("Detection (SSD)", [("mean_average_precision", "mAP, %", 1, 100)],
-                   "76.9 / diverges / 77.1 % (scale 8)", "8", 64),
-    "speech": Program("Speech (GRU, CTC)", [("character_error_rate", "CER, %", 2, 100)],
+    "ssd": Program("Detection (SSD)", [Figure("mean_average_precision", "mAP, %", 1, 100, 0.5)],
+                   "76.9 / diverges / 77.1 % (scale 8)", "8", 64, computes=True),
+    "speech": Program("Speech (GRU, CTC)", [Figure("character_error_rate", "CER, %", 2, 100, 0.5)],
                       "2.20 / 1.99 % (English), 15.82 / 15.01 % (Mandarin); no scale named", "dynamic"),
-    "translation": Program("Translation (LSTM, attention)", [("exact_match", "correct sentences, %", 1, 100)],
+    "translation": Program("Translation (LSTM, attention)", [Figure("exact_match", "correct sentences, %", 1, 100, 0.5)],
                            "matches with a scale, slightly worse without (figure 4)", "128", 1024),
     "language_model": Program("Language model (LSTM)",
-                              [("perplexity", "perplexity", 2, 1), ("agreement", "agreement, %", 1, 100)],
+                              [Figure("perplexity", "perplexity", 2, 1, 0.05), Figure("agreement", "agreement, %", 1, 100, 0.5)],
                               "matches with scale 128, diverges without (figure 5)", "128", 1024),
-    "dcgan": Program("DCGAN", [("distance", "distance", 3, 1)], "comparable; no scale needed", "dynamic",
-                     loss="loss_discriminator"),
+    "dcgan": Program("DCGAN", [Figure("distance", "distance", 3, 1, 0.02)], "comparable; no scale needed", "dynamic",
+                     loss="loss_discriminator", computes=True),
+    "denoise": Program("Denoising (DnCNN)", [Figure("signal_to_noise", "PSNR, dB", 2, 1, 0.1)], "not in the paper", "dynamic",
+                       computes=True),
 }
-SETTINGS = ("f32", "f16 storage, no loss scale", "f16 storage, loss scale")
+# In "storage" the products are computed in f32 (f16-pseudo).
+F32, UNSCALED, SCALED, BF16, F16 = SETTINGS = ("f32", "f16 storage, no loss scale", "f16 storage, loss scale", "bf16",
+                                               "f16, loss scale")
 
 
 def flags_of(name):
     """{setting: flags of the program}"""
     program = PROGRAMS[name]
     batches = [] if program.batches == 1 else ["--accumulate", str(program.batches)]
-    return dict(zip(SETTINGS, (batches, [*batches, "--precision", "f16-pseudo", "--loss-scale", "1"],
-                               [*batches, "--precision", "f16-pseudo", "--loss-scale", program.scale])))
+    flags = {F32: batches, UNSCALED: [*batches, "--precision", "f16-pseudo", "--loss-scale", "1"],
+             SCALED: [*batches, "--precision", "f16-pseudo", "--loss-scale", program.scale]}
+    if program.computes:
+        flags |= {BF16: [*batches, "--precision", "bf16"],
+                  F16: [*batches, "--precision", "f16", "--loss-scale", program.scale]}
+    return flags
 
 
 def averaged(steps, key):
@@ -111,17 +128,34 @@ def train(results, build, names):
     return all([train_one(results, build, name) for name in names])
 
 
+def value_of(run, figure):
+    return figure.factor * run["final"]["metrics"][figure.key]
+
+
 def figures(runs, name):
     """The figures of a setting's runs, one per seed."""
     if not runs:
         return result_page.NOT_MEASURED
 
-    def one(run, key, digits, factor):
+    def one(run, figure):
         if run["diverged"]:
             return "diverges"
-        value = factor * run["final"]["metrics"][key]
-        return f"{value:.{digits}f}" if value < 1e5 else f"{value:.1e}"
-    return ", ".join(" / ".join(one(run, key, digits, factor) for run in runs) for key, _, digits, factor in PROGRAMS[name].figures)
+        value = value_of(run, figure)
+        return f"{value:.{figure.digits}f}" if value < 1e5 else f"{value:.1e}"
+    return ", ".join(" / ".join(one(run, figure) for run in runs) for figure in PROGRAMS[name].figures)
+
+
+def judged(runs, f32, name):
+    """figures(), and FAIL where a mean differs from f32's by more than the spread over f32's seeds and what is allowed."""
+    if not runs or len(f32) < 2:
+        return figures(runs, name)
+
+    def holds(figure):
+        if any(run["diverged"] for run in [*runs, *f32]):
+            return False
+        ours, theirs = ([value_of(run, figure) for run in some] for some in (runs, f32))
+        return abs(statistics.fmean(ours) - statistics.fmean(theirs)) <= max(theirs) - min(theirs) + figure.allowed
+    return figures(runs, name) + ("" if all(map(holds, PROGRAMS[name].figures)) else ": FAIL")
 
 
 def lost(runs):
@@ -143,40 +177,45 @@ def distance(a, b):
 
 
 def noise(by_setting):
-    """The distance between the mean curves of the scaled setting and of f32; the distance between the seeds of f32."""
-    f32, scaled = ([run["loss"] for run in by_setting[setting]] for setting in (SETTINGS[0], SETTINGS[2]))
-    if len(f32) < len(SEEDS) or len(scaled) < len(SEEDS):
+    """The distance between the mean curves of the scaled setting and of f32; the largest between a seed of f32 and the mean
+    of its others."""
+    f32, scaled = ([run["loss"] for run in by_setting[setting]] for setting in (F32, SCALED))
+    if len(f32) < 2 or not scaled:
         return result_page.NOT_MEASURED
-    apart = distance(second_half(f32[:1]), second_half(f32[1:]))
+    apart = max(distance(second_half([curve]), second_half([*f32[:i], *f32[i + 1:]])) for i, curve in enumerate(f32))
     return f"{distance(second_half(scaled), second_half(f32)):.2g}; {apart:.2g}"
 
 
 def table(measured):
-    header = ["program", "figure", "paper: f32 / no scale / scaled", "f32", "f16, no scale", "f16, scaled", "scale",
-              "batches", "distance: scaled to f32; f32 to f32", "zero activation gradients, %: no scale, scaled"]
+    header = ["program", "figure", "paper: f32 / no scale / scaled", "f32", "f16 storage, no scale", "f16 storage, scaled", "bf16",
+              "f16, scaled", "scale", "batches", "distance: scaled to f32; f32 to f32",
+              "zero activation gradients, %: no scale, scaled"]
     rows, commands = [], []
     for name, by_setting in measured.items():
-        program = PROGRAMS[name]
-        f32, unscaled, scaled = by_setting.values()
-        rows.append([f"`{name}`: {program.title}", ", ".join(figure[1] for figure in program.figures), program.paper,
-                     *(figures(runs, name) for runs in by_setting.values()), program.scale, str(program.batches),
-                     noise(by_setting), f"{lost(unscaled)}, {lost(scaled)}"])
+        program, f32 = PROGRAMS[name], by_setting[F32]
+        cells = [judged(by_setting[setting], f32, name) if setting in flags_of(name) else "" for setting in (SCALED, BF16, F16)]
+        shares = f"{lost(by_setting[UNSCALED])}, {lost(by_setting[SCALED])}" if f32 else result_page.NOT_MEASURED
+        rows.append([f"`{name}`: {program.title}", ", ".join(figure.name for figure in program.figures), program.paper,
+                     figures(f32, name), figures(by_setting[UNSCALED], name), *cells, program.scale, str(program.batches),
+                     noise(by_setting), shares])
         commands += [run["command"] for runs in by_setting.values() for run in runs]
     lines = "\n".join(commands)
-    return f"\n{result_page.table(header, rows, numbers=7)}\n\n```text\n{lines}\n```\n\n"
+    return f"\n{result_page.table(header, rows, numbers=9)}\n\n```text\n{lines}\n```\n\n"
 
 
 def chart(measured):
-    charts = []
+    charts, drawn = [], (F32, UNSCALED, SCALED)
     for name, by_setting in measured.items():
-        curves = [(color, run["loss"]) for color, runs in zip(panels.COLORS, by_setting.values()) for run in runs]
-        charts.append((PROGRAMS[name].title, curves))
-    return panels.chart(SETTINGS, charts)
+        curves = [(color, run["loss"]) for color, setting in zip(panels.COLORS, drawn) for run in by_setting[setting]]
+        if curves:
+            charts.append((PROGRAMS[name].title, curves))
+    return panels.chart(drawn, charts)
 
 
 def read(results, name):
-    """{setting: its runs}"""
-    runs = result_page.read(path_of(results, name), "benchmarks/pages/pages train programs")["runs"]
+    """{setting: its runs}; none without a file"""
+    path = path_of(results, name)
+    runs = result_page.read(path, "benchmarks/pages/pages train programs")["runs"] if path.exists() else []
     return {setting: [run for run in runs if run["setting"] == setting] for setting in SETTINGS}
 
 

@@ -20,7 +20,7 @@ MEASUREMENTS = {
 }
 ALL = [(page, name) for page, names in MEASUREMENTS.items() for name in names]
 MAY_BE_MISSING = [("camvid", "training/camvid_seeds.json"), ("machines", "machines/intel_xeon_avx512.json"),
-                  ("mixed_precision", "mixed_precision/googlenet.json"), ("paper", "memory/deeplabv3_resnet18.json")]
+                  *(("mixed_precision", name) for name in MEASUREMENTS["mixed_precision"]), ("paper", "memory/deeplabv3_resnet18.json")]
 
 
 def path_of(page, results):
@@ -88,7 +88,7 @@ def test_a_page_without_its_marks_is_an_error_of_one_line(results, page):
     (["papr"], "got 'papr', wanted camvid, cifar10, claims, correctness, densenet, distributed, gpu, machines, mixed_precision, numerics, paper, step_profile, whole_step"),
     (["train"], "the following arguments are required: table, BUILD"),
     (["train", "everything", "build"], "invalid choice: 'everything'"),
-    (["train", "programs", "build", "sdd"], "got 'sdd', wanted ssd, speech, translation, language_model, dcgan"),
+    (["train", "programs", "build", "sdd"], "got 'sdd', wanted ssd, speech, translation, language_model, dcgan, denoise"),
     (["train", "classification", "build"], "classification needs DATA"),
     (["train", "classification", "build", "data", "alexnett"], "got 'alexnett', wanted alexnet, "),
     (["take", "time", "name", "folder"], "invalid choice: 'time'"),
