@@ -357,13 +357,13 @@ void check_combinations(const Options& options, const Options& before) {
   }
   check_dense_pair(options, options.model.strategy);
   const auto& names = options.model.class_names;
-  if (std::set<std::string> seen; !names.empty())
-    for (const std::string& name : names)
-      if (name.empty())
-        refuse(given_at("model.class_names") + " must have no empty name");
-      else if (!seen.insert(name).second)
-        refuse(given_at("model.class_names") + " must differ from each other, got '" + shortened(name, 100) +
-               "' twice");
+  std::set<std::string> seen;
+  for (const std::string& name : names) {
+    if (name.empty()) refuse(given_at("model.class_names") + " must have no empty name");
+    if (!seen.insert(name).second)
+      refuse(given_at("model.class_names") + " must differ from each other, got '" + shortened(name, 100) +
+             "' twice");
+  }
   if (!names.empty() && options.model.classes > 0 &&
       static_cast<int64_t>(names.size()) != options.model.classes)
     refuse(given_at("model.class_names") + " must have one name per class: [model] classes (--classes) is " +

@@ -95,7 +95,7 @@ TEST(LaunchFromEnvironment, RefusesWhatItCannotUseAndNamesTheVariable) {
     refuses({{name, "-"}}, {name, "must be set", "torchrun", "unset"});
   for (const char* name : {"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT"})
     for (const char* value : {"two", "3x", "-1", "99999999999", "1.5", " 1"})
-      refuses({{name, value}}, {name, "'" + std::string(value) + "'", "torchrun"});
+      refuses({{name, value}}, {name, std::string("'") + value + "'", "torchrun"});
   refuses({{"RANK", "8"}}, {"RANK", "WORLD_SIZE", "8"});
   refuses({{"WORLD_SIZE", "0"}}, {"WORLD_SIZE", "from 1 to 65536", "'0'"});
   refuses({{"LOCAL_RANK", "4"}}, {"LOCAL_RANK", "LOCAL_WORLD_SIZE", "4"});

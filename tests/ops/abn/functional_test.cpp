@@ -170,7 +170,9 @@ TEST(AbnSchema, EveryFieldOfABackwardPassGoesThroughTheDispatcher) {
         EXPECT_EQ(got.dweight.defined() && got.dbias.defined(), a.need_sums);
         EXPECT_EQ(got.dresidual.defined(), a.need_dresidual);
         EXPECT_EQ(got.z.defined(), a.need_z);
-        if (a.need_z) EXPECT_TRUE(at::equal(got.z, result.z)) << "z";
+        if (a.need_z) {
+          EXPECT_TRUE(at::equal(got.z, result.z)) << "z";
+        }
 
         if (!a.need_dx) continue;
         const at::Tensor over = dz.clone();
@@ -246,13 +248,17 @@ TEST(AbnSavedArguments, AreThoseOfTheForwardPass) {
       for (const auto& [ours, given] :
            {std::pair{s.weight, t.weight}, {s.bias, t.bias}, {s.residual, t.residual}}) {
         ASSERT_EQ(ours.has_value(), given.has_value());
-        if (ours) EXPECT_TRUE(same_memory(*ours, *given));
+        if (ours) {
+          EXPECT_TRUE(same_memory(*ours, *given));
+        }
       }
       const Statistics& statistics = want.statistics;
       EXPECT_TRUE(same(got.saved_values, saved_tensor(t.saved, x, want)));
       EXPECT_TRUE(same(got.branch, statistics.branch));
       EXPECT_TRUE(same(got.inv_std, statistics.inv_std));
-      if (t.saved == Saved::kInput) EXPECT_TRUE(same(got.mean, statistics.mean));
+      if (t.saved == Saved::kInput) {
+        EXPECT_TRUE(same(got.mean, statistics.mean));
+      }
       EXPECT_TRUE(same(got.channel_values, invertibility::reveal(statistics.channel_values)));
       EXPECT_TRUE(same(got.channel_index, invertibility::reveal(statistics.channel_index)));
       EXPECT_TRUE(same_memory(ctx->get_saved_variables()[kSavedTensors], more)) << "the tensor behind them";
@@ -312,7 +318,7 @@ TEST(AbnGradientSlots, NumberTheInputsThatArePresentAndRequireAGradient) {
         ASSERT_EQ(slots.next(), 1 + has(0) + has(1) + has(2));
         EXPECT_EQ(ctx->needs_input_grad(slots.next()), needs(4));
 
-        const Gradients gradients{image(), vector(), vector(), image()};
+        const Gradients gradients{image(), vector(), vector(), image(), {}};
         const at::Tensor rest = image();
         const variable_list got = slots.in_order(gradients, {at::Tensor(), rest});
         ASSERT_EQ(got.size(), 6);

@@ -38,7 +38,9 @@ void expect_same(const SavedChannels& got, const SavedChannels& want) {
   EXPECT_EQ(got.all, want.all);
   ASSERT_EQ(got.any(), want.any());
   EXPECT_EQ(got.index.defined(), want.index.defined());
-  if (got.index.defined()) EXPECT_TRUE(got.index.equal(want.index));
+  if (got.index.defined()) {
+    EXPECT_TRUE(got.index.equal(want.index));
+  }
   if (!got.any()) return;
   EXPECT_EQ(got.values.strides(), want.values.strides());
   EXPECT_TRUE(got.values.equal(want.values));
