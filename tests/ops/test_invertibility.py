@@ -119,7 +119,8 @@ def test_a_compiled_network_follows_weights_that_walk(backend):
         for network in (eager, compiled):
             move_weights(network, step)
         for w, g in zip(gradients(eager, eager), gradients(compiled, call)):
-            torch.testing.assert_close(g, w, rtol=1e-5, atol=1e-5, msg=lambda m, step=step: f"step {step}: {m}")
+            # Another order of additions; a wrong saved tensor is off by as much as the gradient.
+            assert (g - w).norm() <= 1e-4 * w.norm() + 1e-4, f"step {step}"
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] <= 1
 
 
