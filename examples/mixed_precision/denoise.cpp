@@ -9,6 +9,8 @@
 #include <torch/torch.h>
 
 #include <cmath>
+#include <cstdint>
+#include <string>
 #include <vector>
 
 namespace mixed_precision {

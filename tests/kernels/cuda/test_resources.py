@@ -31,8 +31,9 @@ PTX = {"sm_80": "compute_80", "sm_90": "compute_90", "sm_100": "compute_90"}
 MULTIPROCESSORS = {"sm_80": (164 * 1024, 64), "sm_90": (228 * 1024, 64), "sm_100": (228 * 1024, 64)}
 # The most shared memory per block, and the part of it that abn.cu leaves to static variables of resident kernels.
 SHARED_PER_BLOCK = {"sm_80": 163 * 1024, "sm_90": 227 * 1024, "sm_100": 227 * 1024}
-# Those of f64 need 13 KB. Those of strips have most of what they need besides in the dynamic part.
-STATIC_ALLOWANCE, STRIP_ALLOWANCES = 12 * 1024, {"resident_forward_kernel": 4 * 1024, "resident_backward_kernel": 3 * 1024}
+# Those of strips have most of what they need besides in the dynamic part.
+STATIC_ALLOWANCE, F64_ALLOWANCE = 12 * 1024, 13 * 1024
+STRIP_ALLOWANCES = {"resident_forward_kernel": 4 * 1024, "resident_backward_kernel": 3 * 1024}
 RESERVED = 1024  # bytes of shared memory per block that the system uses
 
 # Of the layer's kernels for 16-bit vectors and straight activations: the most instructions per value in a loop that
@@ -175,7 +176,10 @@ def warps_at_once(arch, name, numbers):
     block_warps = (512 if is_resident(name) else 256) // 32
     register_units = 65536 // 256
     warp_units = -(-numbers["registers"] * 32 // 256)
-    allowance = STRIP_ALLOWANCES[kernel_of(name)] if "Strips<" in name else STATIC_ALLOWANCE
+    if "Strips<" in name:
+        allowance = STRIP_ALLOWANCES[kernel_of(name)]
+    else:
+        allowance = F64_ALLOWANCE if "<double, " in name else STATIC_ALLOWANCE
     dynamic = SHARED_PER_BLOCK[arch] // 2 - allowance if is_resident(name) else 0
     blocks = min(warps // block_warps,
                  # Each of the four schedulers has a quarter of the registers.

@@ -365,7 +365,8 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward, const Queue
   if (problem.shape.elements() == 0) return;
   dispatch_float(problem.dtype, [&]<class S>() {
     run_apply(simplified(problem),
-              apply_arguments<S>(problem, forward, forward.x, Saved::kInput, problem.saved), false, queue);
+              apply_arguments<S>(problem, forward, forward.x, Saved::kInput, problem.saved),
+              /*follows=*/false, queue);
   });
 }
 
@@ -388,7 +389,7 @@ void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forwar
                         [&](const Geometry& g) { return table.forward_clusters(simple, g, residual); }))
       return table.resident_forward(simple, geometry, arguments, outputs, slots, queue.stream);
     run_statistics(simple, arguments.x, outputs, slots, queue);
-    run_apply(simple, arguments, true, queue);
+    run_apply(simple, arguments, /*follows=*/true, queue);
   });
 }
 
@@ -403,7 +404,7 @@ void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward, 
   dispatch_float(problem.dtype, [&]<class S>() {
     run_apply(simplified(problem),
               apply_arguments<S>(problem, forward, forward.saved_values, problem.saved, Saved::kOutput),
-              false, queue);
+              /*follows=*/false, queue);
   });
 }
 
@@ -418,7 +419,8 @@ void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, 
                         const Queue& queue) {
   if (problem.shape.elements() == 0) return;
   dispatch_float(problem.dtype, [&]<class S>() {
-    run_backward_apply(simplified(problem), backward_arguments<S>(problem, backward, m), false, queue);
+    run_backward_apply(simplified(problem), backward_arguments<S>(problem, backward, m), /*follows=*/false,
+                       queue);
   });
 }
 
@@ -435,7 +437,7 @@ void abn_backward(const AbnProblem& problem, const AbnBackward& backward, const 
                         [&](const Geometry& g) { return table.backward_clusters(simple, g, residual); }))
       return table.resident_backward(simple, geometry, arguments, queue.stream);
     run_backward_reduce(simple, arguments, queue);
-    run_backward_apply(simple, arguments, true, queue);
+    run_backward_apply(simple, arguments, /*follows=*/true, queue);
   });
 }
 

@@ -243,8 +243,8 @@ class Columns {
   __device__ __forceinline__ void edges(int, int, const Body&) const {}
 
  private:
-  // Calls function(at, step, count) with the offset of this thread's first vector, the values to the next, and how many
-  // there are: in pieces [first, last), of which the thread's neighbours take so many, each `step` pieces further.
+  // Calls function(at, step, count) for the thread's vectors in pieces [first, last), which lie `step` pieces apart: the
+  // offset of the first one, the values from one to the next, and how many there are.
   template <class Function>
   __device__ __forceinline__ void with_rows(int first, int last, int step, const Function& function) const {
     const int row = first + static_cast<int>(threadIdx.x) / wide_;

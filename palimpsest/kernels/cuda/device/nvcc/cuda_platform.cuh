@@ -242,7 +242,7 @@ void launch(const char* name, const LaunchShape& shape, Stream stream, void (*ke
     checked(cudaGetDevice(&number));
     if (shape.shared_bytes > 0) checked(allow_shared_bytes(code, number, shape.shared_bytes));
     // Devices with clusters can, and no others.
-    overlaps = shape.follows && current_device().max_cluster > 1 && is_known_for_hopper(code, number);
+    overlaps = shape.follows && current_device().max_cluster > 1 && is_for_hopper(code, number);
   }
   LaunchAttributes attributes;
   cudaLaunchConfig_t config = configuration(shape, overlaps, attributes);

@@ -17,9 +17,10 @@
 
 namespace palimpsest::kernels::cuda {
 
-/// What is special in a launch; lives as long as its configuration.
 using LaunchAttributes = std::array<cudaLaunchAttribute, 2>;
 
+/// The launch of a shape. `overlaps`: it may begin before the one before it has ended. `attributes` holds what is special in
+/// it; it lives as long as the configuration.
 inline cudaLaunchConfig_t configuration(const LaunchShape& shape, bool overlaps,
                                         LaunchAttributes& attributes) {
   cudaLaunchConfig_t config = {};
@@ -58,23 +59,21 @@ inline cudaError_t allow_shared_bytes(const void* kernel, int device, std::size_
   return error;
 }
 
-/// Returns whether the kernel's code asks for its place in a cluster and waits for the launch before it. Code for older
-/// devices, which a newer one compiles from PTX, takes each block for a cluster of its own.
-inline bool is_for_hopper(const void* kernel) {
+/// Returns whether the kernel's code asks for its place in a cluster and waits for the launch before it, asked once per
+/// kernel and `device`, the current one. Code for older devices, which a newer one compiles from PTX, takes each block for a
+/// cluster of its own.
+inline bool is_for_hopper(const void* kernel, int device) {
   constexpr int kHopper = 90;
-  cudaFuncAttributes attributes = {};
-  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess) return attributes.ptxVersion >= kHopper;
-  cudaGetLastError();
-  return false;
-}
-
-/// is_for_hopper, asked once per device and kernel. `device` is the current one.
-inline bool is_known_for_hopper(const void* kernel, int device) {
   static std::mutex mutex;
   static auto& known = *new std::map<std::pair<const void*, int>, bool>;
   const std::scoped_lock lock(mutex);
   const auto [found, is_new] = known.try_emplace({kernel, device}, false);
-  if (is_new) found->second = is_for_hopper(kernel);
+  if (!is_new) return found->second;
+  cudaFuncAttributes attributes = {};
+  if (cudaFuncGetAttributes(&attributes, kernel) == cudaSuccess)
+    found->second = attributes.ptxVersion >= kHopper;
+  else
+    cudaGetLastError();
   return found->second;
 }
 
@@ -94,7 +93,7 @@ inline int64_t known_active_clusters(const LaunchShape& shape, const void* kerne
   if (error == cudaSuccess && shape.cluster > 1) {
     LaunchAttributes attributes;
     const cudaLaunchConfig_t config = configuration(shape, false, attributes);
-    if (is_for_hopper(kernel)) error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
+    if (is_for_hopper(kernel, device)) error = cudaOccupancyMaxActiveClusters(&count, kernel, &config);
   } else if (error == cudaSuccess) {
     error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&count, kernel, shape.threads, shape.shared_bytes);
     count *= multiprocessors;
