@@ -70,6 +70,11 @@ Spread spread_of(std::vector<double> values) {
   return {quantile(0.5), quantile(0.25), quantile(0.75)};
 }
 
+std::string commit() {
+  const char* const name = std::getenv("PALIMPSEST_COMMIT");
+  return name ? name : "unknown";
+}
+
 namespace {
 
 /// For a whole number above 0. (CLI::PositiveNumber names the largest double in its message.)
@@ -77,12 +82,6 @@ std::string positive(const std::string& text) {
   const bool whole = !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
   const bool above = text.find_first_not_of('0') != std::string::npos;
   return whole && above ? "" : "a whole number above 0 is needed, got '" + text + "'";
-}
-
-/// The commit of the code, which scripts/run_benchmarks names.
-std::string commit() {
-  const char* const name = std::getenv("PALIMPSEST_COMMIT");
-  return name ? name : "unknown";
 }
 
 /// What the times depend on, beside the code.

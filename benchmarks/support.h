@@ -45,6 +45,8 @@ std::vector<Spread> interleave(const std::vector<Side>& sides, int repeats, int 
 
 /// Returns the system's name of the processor.
 std::string processor_name();
+/// Returns the commit of the code, which scripts/run_benchmarks names in PALIMPSEST_COMMIT, or "unknown".
+std::string commit();
 /// Returns whether the system lists `flag`, such as "avx512_bf16", among the processor's features.
 bool processor_has(const std::string& flag);
 

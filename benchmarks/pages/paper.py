@@ -47,11 +47,10 @@ The memory is the peak of a training step per GPU, with the standard layers, at 
 table 3: DeepLabV3 with output stride 8, the mean loss over each image's hardest quarter of the pixels, parameters,
 gradients and momentum included. The table shows the largest batch of the same crop, and the largest crop of the same
 batch, that fit in that memory, and the gained pixels; brackets hold the paper's gain. `loss`: our loss without full-size
-logits (`ops/upsampled_loss.h`) on both sides, or libtorch's `interpolate` and `cross_entropy` on both.
+logits (`ops/upsampled_loss.h`) on both sides, or libtorch's `interpolate` and `cross_entropy` on both, image by image, as these need least memory.
 
 Each peak was counted at {fitted}; a formula through them gives the peak at the paper's
-size. Its error was measured at {checked} (`equal_memory.json`, `{equal_memory_command}`). {missing}
-
+size. Its error was measured at {checked} (`equal_memory.json`, `{equal_memory_command}`). {missing} {machines}
 
 {equal_memory}
 
@@ -129,6 +128,14 @@ def equal_memory_table(measured):
     return table(["network", "data", "loss", "form", "peak", "batch", "crop", "limit", "error of the formula"], rows, numbers=5)
 
 
+def machines_of(rows):
+    """A sentence: the machines of the rows, each with its commits."""
+    commits = {}
+    for row in rows:
+        commits.setdefault(f"{row['processor']}, {row['threads']} threads", {})[row["commit"]] = None
+    return "Measured on " + "; ".join(f"{machine} (commit {', '.join(of)})" for machine, of in commits.items()) + "."
+
+
 def sizes(named):
     return ", ".join(f"{batch} x {crop}²" for batch, crop in named)
 
@@ -142,6 +149,6 @@ def write(results):
                        equal_memory=equal_memory_table(equal), equal_memory_command=EQUAL_MEMORY,
                        missing=" ".join([NOT_COMPLETE if not equal["complete"] else "Every row was measured.",
                                          *notes_of(equal)]),
-                       fitted=sizes(equal["fitted"]), checked=sizes([equal["checked"]]),
+                       machines=machines_of(equal["rows"]), fitted=sizes(equal["fitted"]), checked=sizes([equal["checked"]]),
                        batch=batch_table(sorted((results / "memory").glob("*.json"))))
     return {results / "paper.md": text}

@@ -79,21 +79,20 @@ std::vector<std::string> names_of(const std::vector<std::string>& runs) {
   return names;
 }
 
-/// Adds the entries of a configuration whose keys are not there yet.
+/// Adds the entries of a configuration whose keys are not there yet. Throws Error for text that is no TOML.
 void add_settings(train::ReportRun& run, const std::string& text, const std::string& file) {
-  try {
-    for (auto& entry : toml_entries(text, file)) {
-      const bool known =
-          std::ranges::any_of(run.settings, [&](const auto& s) { return s.first == entry.first; });
-      if (!known) run.settings.push_back(std::move(entry));
-    }
-    Options options;
-    read_toml(options, text,
-              file);  // fails for the settings of another version, which the page shows all the same
-    if (run.class_names.empty()) run.class_names = options.model.class_names;
-  } catch (const Error& error) {
-    if (run.settings.empty()) run.notes.push_back(fmt::format("Settings were left out: {}.", error.what()));
+  for (auto& entry : toml_entries(text, file)) {
+    const bool known =
+        std::ranges::any_of(run.settings, [&](const auto& s) { return s.first == entry.first; });
+    if (!known) run.settings.push_back(std::move(entry));
   }
+  Options options;
+  try {
+    read_toml(options, text, file);
+  } catch (const Error&) {
+    return;  // the settings of another version, which the page shows all the same
+  }
+  if (run.class_names.empty()) run.class_names = options.model.class_names;
 }
 
 /// Reads the settings of the run from its checkpoint, and those of the machine from config.toml.
@@ -112,7 +111,7 @@ void read_settings(train::ReportRun& run, const fs::path& folder) {
     try {
       add_settings(run, io::read_file(file), file.string());
     } catch (const Error& failure) {
-      run.notes.push_back(fmt::format("Settings were left out: {}.", failure.what()));
+      run.notes.push_back(fmt::format("config.toml was left out: {}.", failure.what()));
     }
   }
   std::ranges::stable_sort(run.settings, {},

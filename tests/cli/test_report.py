@@ -131,6 +131,14 @@ def test_an_older_an_unfinished_and_a_damaged_run_are_pages_that_say_so(runs, fo
     assert result.stderr.count("\n") == 5
 
 
+def test_a_broken_configuration_beside_a_checkpoint_is_named(runs, folder):
+    shutil.copytree(runs / "first", folder / "run")
+    write(folder / "run/config.toml", b"[model\n")
+    result = succeeds("report", folder / "run", "--overwrite")
+    assert "config.toml was left out: " in result.stderr and "config.toml:1: " in result.stderr
+    assert "optimizer.lr" in checked(folder / "run/report.html").text
+
+
 @pytest.mark.parametrize("command, says", [
     (("report",), ["report needs the argument RUN", "output folders of trainings"]),
     (("report", "frist"), ["log.jsonl, config.toml or checkpoint.safetensors", "'frist' does not exist",

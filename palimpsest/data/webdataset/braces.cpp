@@ -46,7 +46,10 @@ std::vector<std::string> choices_of(std::string_view inside, const std::string& 
            "a range needs two whole numbers, the smaller one first, got '{" + std::string(inside) + "}'");
   if (static_cast<uint64_t>(*last - *first) >= kMostNames)
     refuse(pattern, "more than " + std::to_string(kMostNames) + " names");
-  const std::size_t digits = first_text.starts_with('0') ? first_text.size() : 1;
+  // As in a shell: one end with a zero in front gives all names the digits of the longer end.
+  const auto padded = [](std::string_view text) { return text.size() > 1 && text.starts_with('0'); };
+  const bool pad = padded(first_text) || padded(last_text);
+  const std::size_t digits = pad ? std::max(first_text.size(), last_text.size()) : 1;
   for (int64_t i = *first; i <= *last; ++i) {
     std::string text = std::to_string(i);
     if (text.size() < digits) text.insert(0, digits - text.size(), '0');
