@@ -8,9 +8,9 @@
 //
 // Between operator k of a step and the next one, the highest live bytes, parameters, gradients and momentum
 // included, are
-//   live_k(n, s) = f_k + d_k s^2 + n (a_k s^2 + b_k s + c_k)      n images of s x s pixels
+//   live_k(n, s) = f_k + d_k s^2 + n (a_k s^2 + c_k)      n images of s x s pixels
 // where d_k is the memory of an operator that takes the batch image by image. The peak of the step is the
-// largest of them. Five sizes determine the numbers, and a sixth, the largest, checks the peak: the program
+// largest of them. Four sizes determine the numbers, and a fifth, the largest, checks the peak: the program
 // fails if the formula is off by more than 2 %. It then gives the peak of
 // `standard` at the paper's sizes, per GPU, and the largest whole batch and the largest crop, a multiple of 8
 // pixels, whose peak is not above it. Bytes have no spread, so each size runs once.
@@ -78,10 +78,11 @@ struct Size {
   int64_t batch, crop;
   double pixels() const { return static_cast<double>(batch * crop * crop); }
 };
-// Smaller crops take other algorithms: a dilated convolution leaves out the taps that lie outside of all
-// pixels, and has other scratch memory.
-constexpr std::array kFitted{Size{2, 448}, Size{3, 448}, Size{2, 480}, Size{2, 512}, Size{3, 512}};
-constexpr Size kChecked{3, 544};
+// The maps have an eighth of the pixels of a side: multiples of 16, to which convolutions in 16 bits round the
+// rows of their scratch memory. Maps of fewer than 37 pixels take other algorithms: a dilated convolution leaves
+// out the taps that lie outside of all pixels.
+constexpr std::array kFitted{Size{2, 384}, Size{3, 384}, Size{2, 512}, Size{3, 512}};
+constexpr Size kChecked{3, 640};
 // The scratch memory of libtorch's convolutions grows in steps.
 constexpr double kLargestError = 0.02;
 
@@ -203,12 +204,12 @@ double peak_of(const std::vector<OperatorPeak>& operators) {
 struct Formula {
   struct Part {
     std::string name;
-    double fixed, fixed_square;       // of the batch
-    double square, linear, constant;  // per image
+    double fixed, fixed_square;  // of the batch
+    double square, constant;     // per image
 
     double bytes(int64_t batch, int64_t crop) const {
       const auto n = static_cast<double>(batch), s = static_cast<double>(crop);
-      return fixed + fixed_square * s * s + n * ((square * s + linear) * s + constant);
+      return fixed + fixed_square * s * s + n * (square * s * s + constant);
     }
   };
   std::vector<Part> parts;
@@ -230,23 +231,20 @@ Formula formula_of(const char* network, int64_t classes, const Form& form, bool 
       throw std::runtime_error(std::string(network) + ": " + std::to_string(live[0].size()) +
                                " operators, but " + std::to_string(live[i].size()) + " at another size");
   }
-  // Kept in the order of kFitted: two batches of the smallest and of the largest crop, and one between.
+  // Kept in the order of kFitted: two batches of each of two crops.
   const auto n = static_cast<double>(kFitted[0].batch), more = static_cast<double>(kFitted[1].batch);
-  const auto s0 = static_cast<double>(kFitted[0].crop), s1 = static_cast<double>(kFitted[2].crop),
-             s2 = static_cast<double>(kFitted[3].crop);
+  const auto s0 = static_cast<double>(kFitted[0].crop), s1 = static_cast<double>(kFitted[2].crop);
+  const double squares = s1 * s1 - s0 * s0;
   Formula f;
   for (size_t k = 0; k < live[0].size(); ++k) {
     const auto at = [&](size_t size) { return live[size][k].bytes; };
-    const double image0 = (at(1) - at(0)) / (more - n), image2 = (at(4) - at(3)) / (more - n);
-    const double batch0 = at(0) - n * image0, batch2 = at(3) - n * image2;
-    Formula::Part p{live[0][k].name, 0, 0, 0, 0, 0};
-    p.fixed_square = (batch2 - batch0) / (s2 * s2 - s0 * s0);
+    const double image0 = (at(1) - at(0)) / (more - n), image1 = (at(3) - at(2)) / (more - n);
+    const double batch0 = at(0) - n * image0, batch1 = at(2) - n * image1;
+    Formula::Part p{live[0][k].name, 0, 0, 0, 0};
+    p.fixed_square = (batch1 - batch0) / squares;
     p.fixed = batch0 - p.fixed_square * s0 * s0;
-    const double image1 = (at(2) - p.fixed - p.fixed_square * s1 * s1) / n;
-    const double first = (image1 - image0) / (s1 - s0), second = (image2 - image1) / (s2 - s1);
-    p.square = (second - first) / (s2 - s0);
-    p.linear = first - p.square * (s0 + s1);
-    p.constant = image0 - (p.square * s0 + p.linear) * s0;
+    p.square = (image1 - image0) / squares;
+    p.constant = image0 - p.square * s0 * s0;
     f.parts.push_back(p);
   }
   const double checked = peak_of(peaks_of(network, classes, form, our_loss, kChecked));

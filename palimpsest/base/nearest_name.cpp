@@ -42,6 +42,16 @@ std::string nearest_name(std::string_view name, std::span<const std::string> can
       best_distance = distance;
     }
   }
+  if (!best.empty()) return best;
+  // "--batch-size" goes on where "--batch" ends, and "--out" ends before "--output" does.
+  constexpr std::size_t kTelling = 4;
+  for (const auto& candidate : candidates) {
+    const bool shorter = candidate.size() > kTelling && name.starts_with(candidate);
+    if (shorter && candidate.size() > best.size()) best = candidate;
+  }
+  if (!best.empty() || name.size() < kTelling) return best;
+  for (const auto& candidate : candidates)
+    if (candidate.starts_with(name) && (best.empty() || candidate.size() < best.size())) best = candidate;
   return best;
 }
 

@@ -2,6 +2,7 @@
 
 #include "palimpsest/base/error.h"
 #include "palimpsest/base/printable.h"
+#include "palimpsest/io/atomic_file.h"
 
 #include <fmt/format.h>
 #include <unistd.h>
@@ -59,6 +60,14 @@ data::ClassPresence class_index(const Options& options, const data::Dataset& dat
     } catch (const Error& error) {
       if (leads && !options.output.quiet)
         std::cerr << "palimpsest: " << printable(error.what()) << "; it is built again" << std::endl;
+    }
+  }
+  if (stores && leads && std::filesystem::exists(folder, ignored)) {
+    try {
+      const io::AtomicFile can_be_written(file);  // before hours of reading
+    } catch (const Error& error) {
+      throw Error(error.kind(),
+                  std::string(error.what()) + "; the index of classes goes there: name another --cache");
     }
   }
   IndexProgress progress(dataset.size(), options.output.quiet || !leads);

@@ -175,7 +175,7 @@ void refuse_unknown(const CLI::App& app, const CommandInfo& command) {
     const auto known = flag_names(command.command);
     const std::string nearest = nearest_name(flag, known);
     const bool elsewhere = std::any_of(settings().begin(), settings().end(), [&](const Setting& s) {
-      return "--" + s.flag == flag || "--no-" + s.flag == flag;
+      return "--" + s.flag == flag || (s.is_switch() && !s.table.empty() && "--no-" + s.flag == flag);
     });
     std::string message = elsewhere ? command.name + std::string(" does not use the option '") + flag + "'"
                                     : "unknown option '" + flag + "' for " + command.name;

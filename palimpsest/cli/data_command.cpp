@@ -164,7 +164,7 @@ int run_data(const Options& options) {
     std::cout << to_json(check, options.run.folder, options.run.full).dump() << std::endl;
   else
     print(check, options.run.folder, options.run.full);
-  std::fflush(stdout);
+  if (std::fflush(stdout) != 0) std::cout.setstate(std::ios::badbit);  // which the program reports
   if (check.faults() == 0) return 0;
   throw Error(ErrorKind::kData, fmt::format("'{}' has {}, which the check names", options.run.folder,
                                             counted(check.faults(), "fault")));

@@ -158,6 +158,10 @@ void check_same_classes(const std::vector<std::string>& a, const std::string& a_
                         std::to_string(a.size()) + " and " + std::to_string(b.size());
   if (!only_a.empty()) message += "; only in " + a_is + ": " + listed(only_a);
   if (!only_b.empty()) message += "; only in " + b_is + ": " + listed(only_b);
+  if (const auto [in_a, in_b] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+      only_a.empty() && only_b.empty() && in_a != a.end() && in_b != b.end())
+    message += "; class " + std::to_string(in_a - a.begin()) + " is '" + printable(*in_a) + "' and '" +
+               printable(*in_b) + "'";
   throw Error(ErrorKind::kData, message);
 }
 
@@ -228,9 +232,9 @@ void tell_faults(const std::vector<std::shared_ptr<data::Dataset>>& sets) {
               << printable(listed(faults)) << std::endl;
 }
 
-/// Throws Error(kData) if no image of the set can be read: the first evaluation would end the training, after
-/// an epoch. Reads images up to the first one that can be read.
-void check_some_readable(const data::Dataset& validation) {
+/// Throws Error(kData) if no image of the set can be read, or unless `skips_bad` if the first one cannot: the first
+/// evaluation would end the training, after an epoch.
+void check_readable(const data::Dataset& validation, bool skips_bad) {
   std::string first;
   for (int64_t i = 0; i < validation.size(); ++i) {
     try {
@@ -238,7 +242,7 @@ void check_some_readable(const data::Dataset& validation) {
       validation.get(i, random);
       return;
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kData) throw;
+      if (error.kind() != ErrorKind::kData || !skips_bad) throw;
       if (first.empty()) first = error.what();
     }
   }
@@ -269,8 +273,11 @@ Datasets make_datasets(Options& options, Need need) {
     throw Error(ErrorKind::kUsage, "[train] batch (--batch) must be at most the number of training images (" +
                                        std::to_string(sets.train->size()) + "), got " +
                                        std::to_string(options.train.batch));
-  if (sets.validation && need == Need::kTrainAndValidation && options.data.bad_images == "skip")
-    check_some_readable(*sets.validation);
+  if (sets.validation && need == Need::kTrainAndValidation)
+    check_readable(*sets.validation, options.data.bad_images == "skip");
+  if (sets.train && options.model.classes == 1 && !options.output.quiet)
+    std::cerr << "palimpsest: the data has one class: every network is right, and there is nothing to learn"
+              << std::endl;
   if (sets.train && options.data.sampler == "class_uniform") {
     // The training looks at the data, too, but only after its index has replaced that of the run's data.
     if (options.run.resume)
@@ -306,6 +313,10 @@ void check_task(const Options& options, const nn::Model& model) {
                   std::string(pixels ? "a segmentation" : "a classification") + " model for [data] kind = " +
                   options.data.kind + ", which has one label per " + (pixels ? "pixel" : "image") + "; got " +
                   options.model.name + " (try " + (pixels ? "deeplabv3_resnet18" : "resnet18") + ")");
+}
+
+data::TransformOptions evaluation_transform(const Options& options) {
+  return transform(options, /*training=*/false);
 }
 
 std::unique_ptr<data::Loader> make_train_loader(const Options& options, const Datasets& sets) {

@@ -2,6 +2,7 @@
 
 #include "palimpsest/cli/options.h"
 #include "palimpsest/data/loader.h"
+#include "palimpsest/data/transforms.h"
 #include "palimpsest/nn/model.h"
 #include "palimpsest/train/tensor_format.h"
 #include "palimpsest/train/trainer.h"
@@ -42,6 +43,10 @@ void check_task(const Options& options, const nn::Model& model);
 std::unique_ptr<data::Loader> make_train_loader(const Options& options, const Datasets& sets);
 std::unique_ptr<data::Loader> make_validation_loader(const Options& options,
                                                      std::shared_ptr<const data::Dataset> dataset);
+
+/// Returns what evaluations do to an image: the short side and the crop from the middle. With ten crops, which
+/// `eval` cuts itself, the whole scaled image.
+data::TransformOptions evaluation_transform(const Options& options);
 
 /// Returns the optimizer's options, without Nesterov's momentum for AdamW: a flag chose it over a file's SGD.
 train::OptimizerOptions make_optimizer_options(const Options& options);

@@ -92,6 +92,10 @@ int run_import(const Options& given) {
     throw Error(ErrorKind::kUsage, "--model is required: it says which network the weights are of");
 
   const auto check = [&](const io::Safetensors& header) {
+    if (header.metadata.contains("config"))
+      refuse(file,
+             "it is a file of palimpsest already, with its network's description: eval, predict and train "
+             "--weights take it as it is, and export writes its weights");
     Options judged = options;
     nn::StateDict shapes = header.tensors;
     models::unwrap(shapes);

@@ -41,6 +41,9 @@ void check_replaceable(const fs::path& file, const char* flag, const Options& op
                       "name another file",
                       flag, file.string()));
   std::error_code missing;
+  if (fs::is_directory(file, missing))
+    throw Error(ErrorKind::kOutput,
+                fmt::format("'{}' is a folder, and {} needs the name of a file", file.string(), flag));
   if (!options.run.overwrite && fs::exists(fs::symlink_status(file, missing)))
     throw Error(
         ErrorKind::kOutput,

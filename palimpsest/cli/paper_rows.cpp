@@ -4,6 +4,9 @@
 #include "palimpsest/base/nearest_name.h"
 #include "palimpsest/cli/paper_recipes.h"
 
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <sstream>
 
@@ -52,15 +55,18 @@ const std::vector<PaperRow>& paper_rows() {
 }
 
 const PaperRow& paper_row(std::string_view name) {
-  std::vector<std::string> names;
+  std::vector<std::string> names, beginning;
   for (const PaperRow& row : paper_rows()) {
     if (row.name == name) return row;
     names.push_back(row.name);
+    if (!name.empty() && row.name.starts_with(name)) beginning.push_back(row.name);
   }
   const std::string nearest = nearest_name(name, names);
-  throw Error(ErrorKind::kUsage, "unknown row '" + std::string(name) + "'" +
-                                     (nearest.empty() ? "" : "; did you mean '" + nearest + "'?") +
-                                     " (palimpsest reproduce --list names all)");
+  const std::string hint = !beginning.empty() ? fmt::format("; it begins {}", fmt::join(beginning, ", "))
+                           : nearest.empty()  ? ""
+                                              : "; did you mean '" + nearest + "'?";
+  throw Error(ErrorKind::kUsage,
+              "unknown row '" + std::string(name) + "'" + hint + " (palimpsest reproduce --list names all)");
 }
 
 std::string small_recipe(std::string_view name) {

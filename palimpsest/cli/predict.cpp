@@ -6,6 +6,7 @@
 #include "palimpsest/cli/output_file.h"
 #include "palimpsest/cli/weights_file.h"
 #include "palimpsest/data/class_colors.h"
+#include "palimpsest/data/example.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/data/image_folder.h"
 #include "palimpsest/data/transforms.h"
@@ -116,6 +117,19 @@ at::Tensor read_input(const fs::path& path, const Options& options, const train:
   const int64_t height = image.size(0), width = image.size(1);
   const data::View whole{height, width, 0, 0, height, width, false};
   return format.convert(data::view_image(image, whole, transform).unsqueeze(0));
+}
+
+/// Reads an image as `eval` shows it to a network that names images.
+at::Tensor read_example(const fs::path& path, const Options& options, const train::TensorFormat& format) {
+  const data::TransformOptions transform = evaluation_transform(options);
+  Random no_random(0);
+  const data::Sample sample =
+      data::make_example(data::open_image(path, transform), {}, transform, no_random, path.string());
+  data::Batch batch;
+  batch.images = sample.image.unsqueeze(0);
+  batch.normalization = sample.normalization;
+  format.convert(batch);
+  return batch.images;
 }
 
 /// Says that the outputs of an image are NaN, of which any prediction is a class all the same.
@@ -263,7 +277,7 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
   LogitsFile logits_file(options, images);
   for (const fs::path& image : images) {
     const at::Tensor logits =
-        train::forward(model, read_input(image, options, format), format.precision)[0].cpu();
+        train::forward(model, read_example(image, options, format), format.precision)[0].cpu();
     note_nan(image, logits);
     logits_file.add(image, logits);
     const at::Tensor probabilities = logits.to(at::kDouble).softmax(0);

@@ -43,6 +43,11 @@ constexpr unsigned kStoresViews = kLabelsImages | Command::kTrain;
 constexpr Range kAny{};
 constexpr Range kPositive{.low = 0, .above = true};
 constexpr Range kNotNegative{.low = 0};
+// A rate times a factor of a layer, at most 1e8, is an f32.
+constexpr Range kRate{.low = 0, .high = 1e30, .above = true};
+constexpr Range kRateOrNone{.low = 0, .high = 1e30};
+constexpr Range kColorMean{.low = -1e6, .high = 1e6};
+constexpr Range kColorSpread{.low = 1e-6, .high = 1e6};
 constexpr Range kOneOrMore{.low = 1};
 constexpr Range kViewScale{.low = 0, .high = 4, .above = true};
 constexpr Range kShare{.low = 0, .high = 1};
@@ -181,7 +186,7 @@ std::vector<Setting> make_settings() {
       {"data", "crop", "crop", "<pixels>", "side of the square training crop; 0: the whole image", kTraining,
        PALIMPSEST_FIELD(data.crop), kCrop},
       {"data", "eval_crop", "eval-crop", "<pixels>",
-       "side of the square centre crop in evaluations; 0: the whole image", kReadsData,
+       "side of the square centre crop in evaluations; 0: the whole image", kReadsData | Command::kPredict,
        PALIMPSEST_FIELD(data.eval_crop), kCrop},
       {"data", "crop_mode", "crop-mode", "<name>",
        "training crop: a window of the scaled image, or a part of random area and aspect, scaled to the crop",
@@ -200,7 +205,7 @@ std::vector<Setting> make_settings() {
        "scale the shorter side of training images to this before the crop; 0: as it is", kTraining,
        PALIMPSEST_FIELD(data.short_side), kCrop},
       {"data", "eval_short_side", "eval-short-side", "<pixels>", "the same for the images of evaluations",
-       kReadsData, PALIMPSEST_FIELD(data.eval_short_side), kCrop},
+       kReadsData | Command::kPredict, PALIMPSEST_FIELD(data.eval_short_side), kCrop},
       {"data", "resize", "resize", "<name>",
        "how images are scaled; auto: interpolate, but bilinear if another setting needs bytes", kReadsData,
        PALIMPSEST_FIELD(data.resize), kAny, resizes},
@@ -238,9 +243,9 @@ std::vector<Setting> make_settings() {
       {"data", "ignore_id", "ignore-id", "<id>", "label of pixels without a class",
        kReadsData | Command::kData, PALIMPSEST_FIELD(data.ignore_id), kByte},
       {"data", "mean", "mean", "<r,g,b>", "subtracted from RGB in [0, 1]", kReadsData | Command::kImport,
-       PALIMPSEST_FIELD(data.mean)},
+       PALIMPSEST_FIELD(data.mean), kColorMean},
       {"data", "std", "std", "<r,g,b>", "divides RGB after the mean", kReadsData | Command::kImport,
-       PALIMPSEST_FIELD(data.std), kPositive},
+       PALIMPSEST_FIELD(data.std), kColorSpread},
       {"data", "sampler", "sampler", "<name>",
        "which images an epoch has: each once, or each class equally often", kTraining,
        PALIMPSEST_FIELD(data.sampler), kAny, samplers},
@@ -301,7 +306,7 @@ std::vector<Setting> make_settings() {
       {"optimizer", "kind", "optimizer", "<name>", "how gradients change the parameters", kTraining,
        PALIMPSEST_FIELD(optimizer.kind), kAny, train::optimizer_names},
       {"optimizer", "lr", "lr", "<per step>", "highest learning rate", kTraining,
-       PALIMPSEST_FIELD(optimizer.lr), kPositive},
+       PALIMPSEST_FIELD(optimizer.lr), kRate},
       {"optimizer", "lr_for_batch", "lr-for-batch", "<images>",
        "batch that --lr and --final-lr are meant for: both are multiplied by --batch / this number; 0: taken "
        "as given",
@@ -311,7 +316,7 @@ std::vector<Setting> make_settings() {
        PALIMPSEST_FIELD(optimizer.momentum), kBelowOne},
       {"optimizer", "weight_decay", "weight-decay", "<factor>",
        "sgd: L2 penalty added to the gradient; adamw: share of lr by which parameters shrink", kTraining,
-       PALIMPSEST_FIELD(optimizer.weight_decay), kNotNegative},
+       PALIMPSEST_FIELD(optimizer.weight_decay), kRateOrNone},
       {"optimizer", "nesterov", "nesterov", "", "sgd: use Nesterov's momentum", kTraining,
        PALIMPSEST_FIELD(optimizer.nesterov)},
       {"optimizer", "decay_norm", "decay-norm", "", "apply weight decay to normalization layers too",
@@ -339,7 +344,7 @@ std::vector<Setting> make_settings() {
       {"schedule", "step_factor", "step-factor", "<factor>", "step, drops: multiplies lr at each drop",
        kTraining, PALIMPSEST_FIELD(schedule.step_factor), kPositive},
       {"schedule", "final_lr", "final-lr", "<per step>", "linear, cosine: learning rate at the end",
-       kTraining, PALIMPSEST_FIELD(schedule.final_lr), kNotNegative},
+       kTraining, PALIMPSEST_FIELD(schedule.final_lr), kRateOrNone},
       {"schedule", "warmup_epochs", "warmup", "<epochs>", "epochs over which the learning rate first rises",
        kTraining, PALIMPSEST_FIELD(schedule.warmup_epochs), kNotNegative},
 

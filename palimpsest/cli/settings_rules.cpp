@@ -229,6 +229,11 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
   if ((id == "data.resize" || id == "data.reduce_jpeg") && options.run.command == Command::kEval &&
       options.data.eval_short_side == 0 && given != options.given.end() && given->second.starts_with("--"))
     return "needs " + both_names(setting("data.eval_short_side")) + " > 0, which is 0";
+  // A training stores them, and a network that labels pixels predicts whole images.
+  if ((id == "data.eval_crop" || id == "data.eval_short_side") && options.run.command == Command::kPredict &&
+      segments(options) && given != options.given.end() && given->second.starts_with("--"))
+    return "needs a classification model as " + both_names(setting("model.name")) + ", which is " +
+           options.model.name + ", of which whole images are predicted";
   if (id == "data.pad" && options.data.crop == 0)
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (id == "data.prefetch" && options.data.workers == 0)

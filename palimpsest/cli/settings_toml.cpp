@@ -128,9 +128,15 @@ void read_table(Options& options, const std::string& table_name, const toml::tab
     const std::string key(toml_key.str());
     const auto known = std::find_if(settings().begin(), settings().end(),
                                     [&](const Setting& s) { return s.table == table_name && s.key == key; });
-    if (known == settings().end())
+    if (known == settings().end()) {
+      const auto other = std::find_if(settings().begin(), settings().end(),
+                                      [&](const Setting& s) { return !s.table.empty() && s.key == key; });
+      const std::string hint =
+          other == settings().end() ? "" : "; [" + other->table + "] has a key of this name";
       throw Error(ErrorKind::kUsage, at_line(name, toml_key.source()) + ": " +
-                                         unknown_name_message("key of [" + table_name + "]", key, keys));
+                                         unknown_name_message("key of [" + table_name + "]", key, keys) +
+                                         hint);
+    }
     const std::string where = fmt::format("{}: [{}] {}", at_line(name, node.source()), table_name, key);
     const auto value = value_of(*known, node);
     if (!value)

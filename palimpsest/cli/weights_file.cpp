@@ -39,6 +39,29 @@ std::string activation_text(const std::string& name, const std::string& slope) {
   return slope.empty() ? name : name + " with " + (name == "elu" ? "alpha " : "slope ") + slope;
 }
 
+/// Tells of what the shapes of a file's tensors do not show: its network pools elsewhere, or its classes are others.
+void tell_differences(const Options& options, const std::string& model, const std::string& config,
+                      const std::string& path, bool takes_classifier) {
+  if (model.starts_with("wide_resnet") && options.model.name == "deeplabv3_" + model)
+    std::cerr << "palimpsest: these weights are those of " << model << ", which pools where the body of "
+              << options.model.name << ", the form A2, has strides: " << model
+              << "_a2 is trained as that body" << std::endl;
+  if (config.empty() || !takes_classifier) return;
+  Options theirs;
+  theirs.run.command = options.run.command;
+  try {
+    read_stored_toml(theirs, config, path);
+  } catch (const Error&) {
+    return;  // the settings of another version
+  }
+  const auto &a = theirs.model.class_names, &b = options.model.class_names;
+  const auto [in_a, in_b] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
+  if (in_a != a.end() && in_b != b.end())
+    std::cerr << "palimpsest: class " << in_a - a.begin() << " of these weights is '" << printable(*in_a)
+              << "', here it is '" << printable(*in_b)
+              << "'; --reset-classifier starts with a random classifier" << std::endl;
+}
+
 /// Leaves the tensors of the network in those of a file: the averages, if `averaged` and there are any.
 void take_network(nn::StateDict& tensors, bool averaged = true) {
   if (averaged) train::take_averages(tensors);
@@ -169,6 +192,9 @@ void start_from_weights(const Options& options, nn::Model& model) {
                      : start == models::Start::kAllButClassifier ? "the network without its classifier"
                                                                  : "the whole network";
   std::cerr << "palimpsest: " << what << " starts from " << printable(path) << std::endl;
+  const auto config = header.metadata.find("config");
+  tell_differences(options, entry("model"), config == header.metadata.end() ? "" : config->second, path,
+                   start == models::Start::kAll);
   const std::string theirs = activation_text(entry("activation"), entry("slope"));
   if (!entry("activation").empty() && theirs != activation_text(options))
     std::cerr << "palimpsest: these weights were trained with " << printable(theirs) << ", this training has "

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <set>
 #include <sstream>
+#include <string_view>
 #include <system_error>
 
 namespace palimpsest::data {
@@ -71,14 +72,28 @@ std::vector<std::string> read_class_names(const fs::path& root) {
   std::vector<std::string> names;
   const fs::path file = root / "classes.txt";
   if (!is_there(file)) return names;
-  std::istringstream lines(io::read_file(file));
+  std::istringstream lines(without_byte_order_mark(io::read_file(file)));
+  int64_t number = 0, empty = 0;
   for (std::string line; std::getline(lines, line);) {
+    ++number;
     const auto first = line.find_first_not_of(" \t\r");
-    if (first == std::string::npos) continue;
+    if (first == std::string::npos) {
+      if (empty == 0) empty = number;
+      continue;
+    }
+    if (empty > 0)
+      throw Error(ErrorKind::kData, "'" + file.string() + "' has no name in line " + std::to_string(empty) +
+                                        ", and names behind it: the line of a class is its id");
     names.push_back(line.substr(first, line.find_last_not_of(" \t\r") + 1 - first));
   }
   check_class_names(names, file.string());
   return names;
+}
+
+std::string without_byte_order_mark(std::string text) {
+  constexpr std::string_view kMark = "\xEF\xBB\xBF";
+  if (text.starts_with(kMark)) text.erase(0, kMark.size());
+  return text;
 }
 
 bool is_there(const fs::path& path) {

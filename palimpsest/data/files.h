@@ -11,8 +11,11 @@ void check_class_name(const std::string& name, const std::string& source);
 /// Throws Error(kData) unless the class names out of the file `source` are UTF-8 and differ from each other.
 void check_class_names(const std::vector<std::string>& names, const std::string& source);
 /// Returns the lines of ROOT/classes.txt without blanks around them, or none if there is no such file. Throws
-/// Error(kData) as check_class_names does.
+/// Error(kData) as check_class_names does, and for an empty line before a name.
 std::vector<std::string> read_class_names(const std::filesystem::path& root);
+
+/// Returns the text of a file without the mark that some editors put before UTF-8.
+std::string without_byte_order_mark(std::string text);
 
 /// Returns whether there is a file or folder at `path`. Throws Error(kData), with the path and the reason, if
 /// the system does not tell: a folder that may not be searched, a loop of links, a name that is too long.

@@ -42,8 +42,7 @@ int64_t place(int64_t size, int64_t crop, double uniform, bool training, int64_t
     const int64_t first = std::max<int64_t>(0, focus - crop + 1), last = std::min(room, focus);
     return first + static_cast<int64_t>(uniform * static_cast<double>(last - first + 1));
   }
-  if (!training)
-    return room / 2 - (room < 0 && room % 2 != 0);  // floor: never less padding before than after
+  if (!training) return middle_of(room);
   const auto steps = static_cast<int64_t>(uniform * static_cast<double>(std::abs(room) + 1));
   return room >= 0 ? steps : -steps;
 }
@@ -132,11 +131,20 @@ void cut_area(View& view, Size image, const TransformOptions& options, Random& r
   }
   view.cut_height = std::clamp<int64_t>(std::llround(width * options.aspect_max), 1, image.height);
   view.cut_width = std::clamp<int64_t>(std::llround(height * options.aspect_max), 1, image.width);
-  view.cut_top = place(image.height, view.cut_height, 0.5, focus != nullptr, focus ? focus->row : -1);
-  view.cut_left = place(image.width, view.cut_width, 0.5, focus != nullptr, focus ? focus->column : -1);
+  // torchvision rounds this middle down, unlike that of a centre crop.
+  const auto middle = [](int64_t size, int64_t cut, const int64_t* at) {
+    return at ? place(size, cut, 0.5, /*training=*/true, *at) : (size - cut) / 2;
+  };
+  view.cut_top = middle(image.height, view.cut_height, focus ? &focus->row : nullptr);
+  view.cut_left = middle(image.width, view.cut_width, focus ? &focus->column : nullptr);
 }
 
 }  // namespace
+
+int64_t middle_of(int64_t room) {
+  const auto half = static_cast<double>(room) / 2;
+  return static_cast<int64_t>(room < 0 ? std::floor(half) : std::nearbyint(half));
+}
 
 void check_transform(const TransformOptions& options) {
   require(options.crop >= 0, "the crop must be at least 0 pixels", static_cast<double>(options.crop));
@@ -200,12 +208,13 @@ View choose_view(int64_t height, int64_t width, const TransformOptions& options,
             << size_text(height, width) << " pixels: set scale_min to at least " << least_scale(least);
     throw Error(ErrorKind::kData, message.str());
   }
+  const std::string crop_name = training ? "a crop" : "an eval_crop";
   constexpr int64_t kMostPadding = 8, kAlways = 1024;  // times the image's side; pixels
   if (crop > kAlways && crop > kMostPadding * std::max(least_height, least_width))
-    throw Error(ErrorKind::kUsage, "a crop of " + size_text(crop, crop) +
-                                       " would be padding but for a corner: " + name + " has " +
-                                       size_text(height, width) + " pixels; set a crop of at most " +
-                                       std::to_string(kMostPadding * std::max(least_height, least_width)));
+    throw Error(ErrorKind::kUsage,
+                "a crop of " + size_text(crop, crop) + " would be padding but for a corner: " + name +
+                    " has " + size_text(height, width) + " pixels; set " + crop_name + " of at most " +
+                    std::to_string(kMostPadding * std::max(least_height, least_width)));
   if (crop > 0 && !options.pad && crop > std::min(least_height, least_width)) {
     std::ostringstream message;
     message << "a crop of " << size_text(crop, crop) << " does not fit into " << name << ", which has "
@@ -213,7 +222,7 @@ View choose_view(int64_t height, int64_t width, const TransformOptions& options,
     if (options.short_side > 0) message << " (its short side is scaled to " << options.short_side << ")";
     if (smallest != 1)
       message << " (" << size_text(least_height, least_width) << " at the scale " << smallest << ")";
-    message << ": set pad, or a crop of at most " << std::min(least_height, least_width);
+    message << ": set pad, or " << crop_name << " of at most " << std::min(least_height, least_width);
     throw Error(ErrorKind::kUsage, message.str());
   }
   const double scale = training ? options.scale_min + (options.scale_max - options.scale_min) * scale_at : 1;

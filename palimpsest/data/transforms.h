@@ -72,6 +72,10 @@ struct Pixel {
   int64_t row, column;
 };
 
+/// Returns where the middle of `room` pixels begins: half of them, rounded to even as torchvision's crops are.
+/// For less than 0 the floor: never less padding before than after.
+int64_t middle_of(int64_t room);
+
 /// Throws Error(kUsage) for options out of range.
 void check_transform(const TransformOptions& options);
 

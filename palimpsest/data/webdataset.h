@@ -37,9 +37,10 @@ struct WebDatasetOptions {
 /// goes on at its batch without reading what came before. Each process reads the shards front to back in
 /// pieces of 8 MiB, which the system reads ahead.
 ///
-/// Several processes: each reads its parts of all batches. With `streams` = a multiple of their number, each
-/// has shards of its own but for the end of an epoch, where the streams that have examples left fill in for
-/// the others. Another number of streams is another order.
+/// Several processes: each reads its parts of all batches. With `streams` = a multiple of their number that
+/// divides the batch, each has shards of its own but for the end of an epoch, where the streams that have
+/// examples left fill in for the others. With another number, processes read some shards together. Another
+/// number of streams is another order.
 ///
 /// The first opening reads all headers. SHARD.index beside a shard keeps what was found, if the folder may be
 /// written, and is read instead as long as the shard has the same size and time.

@@ -23,9 +23,10 @@
 ///
 /// Pointers: x, gradient (N, C, h, w) contiguous in `layout`, f32 or f64; no alignment is required. targets
 /// (N, H, W), i64 or u8.
-/// Memory of a call: a few rows of the small map per thread, and of each band of its rows one; channels are
-/// padded to whole vectors. With bootstrapping two numbers and a byte per pixel of the images, too, and two
-/// numbers more for each that is as hard as the last one chosen.
+/// Memory of a call: a few rows of the small map per thread; and the workspace, which holds a row of it per band
+/// of its rows, with channels padded to whole vectors. Bootstrapping takes one image after the other: the
+/// workspace then has a number and a byte per pixel of an image, and the call needs two numbers more for each
+/// pixel that is about as hard as the last one chosen.
 /// The result has the same bytes for any number of threads.
 namespace palimpsest::kernels {
 
@@ -60,10 +61,14 @@ struct CrossEntropySums {
 
 namespace cpu {
 
-/// Writes the gradient of the sum of l over S (not of L) unless it is null.
+/// Returns the bytes of the workspace of upsampled_cross_entropy.
+int64_t upsampled_cross_entropy_workspace_bytes(const UpsampledProblem& problem,
+                                                const CrossEntropyRules& rules);
+/// Writes the gradient of the sum of l over S (not of L) unless it is null. `workspace` is aligned for double; if
+/// it is null, the call allocates it.
 CrossEntropySums upsampled_cross_entropy(const UpsampledProblem& problem, const void* x,
                                          const CrossEntropyTargets& targets, const CrossEntropyRules& rules,
-                                         void* gradient);
+                                         void* gradient, void* workspace = nullptr);
 
 /// Writes the class with the largest upsampled logit of each pixel, (N, H, W); the first of equal ones. NaN is
 /// above any number. Class ids are i64, or u8 if `bytes` (at most 256 classes).

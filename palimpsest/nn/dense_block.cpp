@@ -92,7 +92,9 @@ at::Tensor DenseLayerImpl::read(const std::vector<at::Tensor>& features) {
 at::Tensor DenseLayerImpl::bottleneck(const std::vector<at::Tensor>& features) {
   const bool is_empty = features.front().numel() == 0 && !norm1->shares_statistics();
   const bool one_operator = is_plain() && (!pre_activation_ || norm1->fits_operator());
-  if (dense_strategy_ == DenseStrategy::kShared && one_operator && !is_empty)
+  const bool saves_features =
+      dense_strategy_ == DenseStrategy::kShared || dense_strategy_ == DenseStrategy::kFused;
+  if (saves_features && one_operator && !is_empty)
     return ops::concat_abn_conv(features, pre_activation_ ? std::optional(norm1->tensors()) : std::nullopt,
                                 conv1->weight, conv2d_detail::geometry(*conv1),
                                 pre_activation_ ? norm1->begin_operator() : ops::AbnOptions{});
@@ -113,6 +115,10 @@ at::Tensor DenseLayerImpl::forward(const std::vector<at::Tensor>& features, doub
 
 bool DenseLayerImpl::shares_statistics() const {
   return norm1->shares_statistics() || norm2->shares_statistics();
+}
+
+bool DenseLayerImpl::all_share_statistics(bool shared) const {
+  return norm1->shares_statistics() == shared && norm2->shares_statistics() == shared;
 }
 
 bool DenseLayerImpl::is_plain() const {
@@ -157,9 +163,13 @@ at::Tensor DenseBlockImpl::forward(const at::Tensor& x) {
   }
   const DenseStrategy strategy = options.dense_strategy();
   // All ranks of a group must run the same operators.
-  const bool is_empty = x.numel() == 0 && !layers_.front()->shares_statistics();
+  bool shared = false;
+  for (const auto& layer : layers_) shared = shared || layer->shares_statistics();
+  const bool is_empty = x.numel() == 0 && !shared;
+  // The operator sums all statistics over one group; frozen layers among others share none.
   bool fused = strategy == DenseStrategy::kFused && !is_empty;
-  for (const auto& layer : layers_) fused = fused && layer->fits_block_operator();
+  for (const auto& layer : layers_)
+    fused = fused && layer->fits_block_operator() && layer->all_share_statistics(shared);
   if (fused) {
     std::vector<ops::DenseLayer> layers;
     layers.reserve(layers_.size());

@@ -56,7 +56,9 @@ class DenseLayerImpl : public Cloneable<DenseLayerImpl> {
   /// Returns whether ops::dense_block can run the layer. It cannot after a normalization was folded away
   /// (nn/fold.h) or got the strategy `standard`.
   bool fits_block_operator() const;
-  bool shares_statistics() const;
+  bool shares_statistics() const;  ///< with a group, of at least one normalization
+  /// Returns whether both normalizations share statistics, or neither, as `shared` says.
+  bool all_share_statistics(bool shared) const;
   bool is_pre_activation() const { return pre_activation_; }
 
   BatchNormAct norm1{nullptr}, norm2{nullptr};

@@ -232,10 +232,11 @@ std::optional<EvaluationRecord> run_unless(const std::function<bool()>& stopped,
   record.metrics = metrics->result();
   record.confusion = metrics->confusion();
   constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
-  record.labelled = totals.weight > 0;
-  record.loss = record.labelled ? totals.loss / totals.weight : kNone;
-  if (std::isnan(record.loss)) {
-    record.loss = kNone;  // "-nan" says nothing more
+  record.labelled = metrics->counted() > 0;
+  record.weighed = totals.weight > 0;
+  record.loss = record.weighed ? totals.loss / totals.weight : kNone;
+  if (std::isnan(record.loss)) record.loss = kNone;  // "-nan" says nothing more
+  if (std::isnan(totals.loss)) {
     // NaN logits would count as the first class, whose share of the pixels looks like a result.
     Metrics& m = record.metrics;
     m.mean_iou = m.pixel_accuracy = m.top1 = m.top5 = kNone;
@@ -266,6 +267,11 @@ std::string doubt_of(const EvaluationRecord& record) {
     return fmt::format(
         "no pixel of the {} has a class: there is no loss and no IoU; look at the labels, "
         "the ignore id and the split",
+        counted(record.images, "evaluated image"));
+  if (!record.weighed)
+    return fmt::format(
+        "no pixel of the {} counts in the loss, so it has no value: the class weights or the bootstrap "
+        "probability leave out all that have a class; the metrics count them",
         counted(record.images, "evaluated image"));
   if (std::isnan(record.loss))
     return fmt::format(

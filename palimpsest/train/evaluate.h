@@ -96,8 +96,8 @@ class EvalMode {
 /// ignores no class: 255 remains a class of a thousand.
 LossOptions loss_for(const at::Tensor& targets, LossOptions loss);
 
-/// Returns why an evaluation has no metrics: no pixel has a class, or the network's outputs are NaN. Returns "" if it has
-/// them.
+/// Returns why an evaluation has no loss or no metrics: no pixel has a class, none counts in the loss, or the
+/// network's outputs are NaN. Returns "" if it has them.
 std::string doubt_of(const EvaluationRecord& record);
 
 /// Returns "16 images of 3 x 512 x 512", for messages.

@@ -17,7 +17,9 @@ LossScale parse_loss_scale(const std::string& text, const std::string& where) {
   const auto as_f32 = static_cast<float>(scale.constant);
   const bool is_number = failure == std::errc() && end == text.data() + text.size();
   require(is_number && std::isfinite(as_f32) && as_f32 > 0,
-          fmt::format("{} must be 'dynamic', 'auto' or a finite number above 0, got '{}'", where, text));
+          fmt::format(
+              "{} must be 'dynamic', 'auto' or a number above 0 that f32 holds (1e-45 to 3.4e38), got '{}'",
+              where, text));
   return scale;
 }
 

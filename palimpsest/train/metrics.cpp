@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <utility>
 
 namespace palimpsest::train {
@@ -145,6 +146,11 @@ void MetricsAccumulator::read() const {
 const std::vector<int64_t>& MetricsAccumulator::confusion() const {
   read();
   return confusion_;
+}
+
+int64_t MetricsAccumulator::counted() const {
+  read();
+  return segmentation_ ? std::accumulate(confusion_.begin(), confusion_.end(), int64_t{0}) : count_;
 }
 
 std::vector<int64_t> MetricsAccumulator::counters() const {

@@ -51,6 +51,8 @@ class MetricsAccumulator {
   /// then those of all their batches.
   std::vector<int64_t> counters() const;
   void set_counters(const std::vector<int64_t>& counters);
+  /// Returns the number of pixels (images) that have a class.
+  int64_t counted() const;
   bool is_segmentation() const { return segmentation_; }
   int64_t classes() const { return classes_; }
   /// Returns M, (classes, classes), row = truth, column = prediction; empty for classification

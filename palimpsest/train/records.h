@@ -65,6 +65,9 @@ struct EvaluationRecord {
   std::vector<std::string> bad;  ///< why, of at most the first 3
   bool segmentation = false;     ///< which fields of `metrics` are set
   bool labelled = true;          ///< false: no pixel has a class
+  /// false: no pixel counts in the loss: none has a class, or class weights or bootstrapping leave out those
+  /// that have one.
+  bool weighed = true;
   /// (classes, classes): the pixels (images) of a true class, the row, by predicted class, the column. Empty
   /// for classification unless EvaluationOptions::confusion asks for it.
   std::vector<int64_t> confusion;

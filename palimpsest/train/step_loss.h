@@ -49,6 +49,8 @@ class StepLoss {
   /// if none is: f64 scalars on the device of the logits, which the host reads when it wants to wait.
   at::Tensor mean() const { return mean_; }
   at::Tensor wrong_label() const { return wrong_label_; }
+  /// The weight of the pixels (images) of all parts and ranks that count, an f64 scalar on the device.
+  at::Tensor weight() const { return weight_; }
   /// With a group: the sums over the ranks of the numbers of `shared`.
   const std::vector<double>& sums() const { return sums_; }
   /// Returns whether the gradients of all parts together lack a factor: in bootstrapping in parts, how many

@@ -28,6 +28,7 @@ at::Tensor TensorFormat::convert(const at::Tensor& images) const {
 
 void TensorFormat::convert(data::Batch& batch) const {
   batch.images = convert(data::normalized(batch.images.to(device), batch.normalization));
+  if (!batch.targets.defined()) return;
   batch.targets = batch.targets.to(device);
   if (batch.targets.scalar_type() == at::kByte) batch.targets = batch.targets.to(at::kLong);
 }

@@ -29,7 +29,7 @@ struct TensorFormat {
   void convert(torch::nn::Module& module) const;
   /// Returns `images` in this format; the same tensor if it already has this format.
   at::Tensor convert(const at::Tensor& images) const;
-  /// Converts the images of a batch and moves its targets to the device. Images and targets of bytes travel as
+  /// Converts the images of a batch and moves its targets, if it has any, to the device. Images and targets of bytes travel as
   /// such: on the device the images are normalized and the targets become i64.
   void convert(data::Batch& batch) const;
 };

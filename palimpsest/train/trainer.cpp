@@ -230,6 +230,7 @@ class Run {
     FinishedStep step;
     bool stepped = true;                 // the update was not skipped
     int64_t classes = 0, ignore_id = 0;  // of the labels
+    bool weighed = true;                 // false: nothing counts in the loss
     std::optional<LateNumbers> numbers = {};
     std::vector<data::BadExample> bad = {};  // of this rank
     int64_t bad_images = 0;                  // of all ranks
@@ -290,16 +291,23 @@ class Run {
       for (const std::string& reason : reasons_of_all(pending.bad, group_))
         if (bad_images_.add(reason))
           pending.step.bad.push_back({reason, bad_images_.count() <= static_cast<int64_t>(kNamedBadImages)});
+    if (!pending.weighed && !std::exchange(told_of_no_weight_, true))
+      reports_.note(
+          fmt::format("step {}: nothing in its batch counts in the loss, which is 0: no label is a class, or "
+                      "class weights or the bootstrap probability leave out all; this is said once",
+                      pending.step.record.step));
     reports_.add(std::move(pending.step));
   }
 
-  /// numbers: the loss, a wrong label or NaN, and the norm of the gradients if they are clipped.
+  /// numbers: the loss, a wrong label or NaN, the weight of what counts, and the norm of the gradients if they
+  /// are clipped.
   static void take_numbers(PendingStep& pending, const std::vector<double>& numbers) {
     refuse_wrong_label(numbers.at(1), pending.classes, pending.ignore_id);
     StepRecord& record = pending.step.record;
     record.loss = numbers[0];
     if (std::isnan(record.loss)) record.loss = std::abs(record.loss);  // "-nan" says nothing more
-    if (numbers.size() > 2) record.gradient_norm = numbers[2];
+    pending.weighed = numbers[2] != 0;
+    if (numbers.size() > 3) record.gradient_norm = numbers[3];
   }
 
   void update(data::Batch& batch, PendingStep& pending) {
@@ -345,10 +353,11 @@ class Run {
         pending.bad_images = static_cast<int64_t>(loss.sums().at(1));
       }
       if (reads_late_) {
-        late = {loss.mean(), loss.wrong_label()};
+        late = {loss.mean(), loss.wrong_label(), loss.weight()};
         return value;
       }
-      take_numbers(pending, {loss.mean().item<double>(), loss.wrong_label().item<double>()});
+      take_numbers(pending, {loss.mean().item<double>(), loss.wrong_label().item<double>(),
+                             loss.weight().item<double>()});
       if (!std::isfinite(record.loss) && !step_.scales())
         throw divergence(record, checkpoints_.remaining());  // before it reaches a parameter
       return value;
@@ -400,7 +409,8 @@ class Run {
     evaluated_step_ = steps_done_;
     record->step = steps_done_;
     record->epoch = steps_done_ / batches_;
-    if (!std::isfinite(record->loss)) checkpoints_.mark_bad_evaluation(steps_done_);
+    if (!std::isfinite(record->loss) && (record->weighed || !record->labelled))
+      checkpoints_.mark_bad_evaluation(steps_done_);
     if (best_ && is_compared()) record->best = best_->add(*record);
     // Before the log, which comes last: a run that is killed here evaluates again when it is resumed.
     if (record->best.value_or(false)) checkpoints_.save_best(steps_done_);
@@ -458,9 +468,10 @@ class Run {
   int64_t steps_done_ = 0;
   int64_t evaluated_step_ = -1;  // of the last evaluation, which the log holds
   int64_t steps_taken_ = 0;      // in this run
-  bool stop_seen_ = false;       // a rank had a signal in this step
-  int agreed_signal_ = 0;        // of all ranks
-  BadImages bad_images_;         // since this run began or was resumed
+  bool told_of_no_weight_ = false;
+  bool stop_seen_ = false;  // a rank had a signal in this step
+  int agreed_signal_ = 0;   // of all ranks
+  BadImages bad_images_;    // since this run began or was resumed
   TrainingOutcome outcome_;
   RunCheckpoints checkpoints_;
   RunReports reports_;

@@ -252,7 +252,7 @@ at::Tensor ten_crop_logits(const Network& network, const at::Tensor& images, int
                   side, width, height));
   const int64_t bottom = height - side, right = width - side;
   const std::pair<int64_t, int64_t> places[] = {
-      {0, 0}, {0, right}, {bottom, 0}, {bottom, right}, {bottom / 2, right / 2}};
+      {0, 0}, {0, right}, {bottom, 0}, {bottom, right}, {data::middle_of(bottom), data::middle_of(right)}};
   at::Tensor sum;
   for (const at::Tensor& view : {images, images.flip({3})})
     for (const auto& [y, x] : places) {

@@ -21,6 +21,14 @@ TEST(NearestName, IsTheNameItselfWhereItIsKnown) {
   for (const std::string& name : kNames) EXPECT_EQ(nearest_name(name, kNames), name);
 }
 
+TEST(NearestName, IsTheBeginningOrTheContinuationOfAName) {
+  const std::vector<std::string> flags = {"--lr", "--batch", "--eval-batch", "--output-stride", "--output"};
+  EXPECT_EQ(nearest_name("--batch-size", flags), "--batch");
+  EXPECT_EQ(nearest_name("--out", flags), "--output");
+  EXPECT_EQ(nearest_name("--lr-of-the-head", flags), "");
+  EXPECT_EQ(nearest_name("--o", flags), "");
+}
+
 TEST(NearestName, IsEmptyWhereNothingIsNear) {
   EXPECT_EQ(nearest_name("vgg", kNames), "");
   EXPECT_EQ(nearest_name("", kNames), "");

@@ -4,7 +4,8 @@ import json
 import numpy as np
 import pytest
 
-from cli_support import (DATA_ERROR, TINY_CLASSIFIER, USAGE, fails, image_folder, png, segmentation_folder, succeeds, write)
+from cli_support import (DATA_ERROR, OUTPUT, TINY_CLASSIFIER, USAGE, error_line, fails, image_folder, png, run,
+                         segmentation_folder, succeeds, write)
 
 OPTIONS = ("--model deeplabv3_resnet18 --data segmentation_folder --classes 3 --batch 2 --threads 1 --workers 1 "
            "--evaluate-every 0 --quiet").split()
@@ -212,6 +213,43 @@ def test_an_evaluation_without_a_labelled_pixel_has_no_loss(data):
     assert not (run / "best.safetensors").exists()
     told = succeeds("eval", run, "--json")
     assert "no pixel of the 4 evaluated images has a class" in told.stderr and json.loads(told.stdout)["loss"] is None
+
+
+def test_an_evaluation_in_whose_loss_nothing_counts_keeps_its_metrics(data):
+    run = data.parent / "run"
+    told = succeeds("train", *OPTIONS[:-1], "--evaluate-every", "1", "--data-root", data, "--crop", "32", "--max-steps", "2",
+                    "--epochs", "1", "--loss", "bootstrap", "--bootstrap-probability", "1e-9", "--keep-best", "metric",
+                    "--output", run).stderr
+    assert told.count("nothing in its batch counts in the loss") == 1 and "step 1: nothing" in told
+    assert "no pixel of the 4 evaluated images counts in the loss" in told
+    evaluation, = (line for line in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if line["type"] == "evaluation")
+    assert evaluation["loss"] is None and evaluation["mean_iou"] > 0 and evaluation["best"]
+    assert (run / "best.safetensors").exists()
+    told = succeeds("eval", run, "--json")
+    assert "counts in the loss" in told.stderr and json.loads(told.stdout)["mean_iou"] == evaluation["mean_iou"]
+
+
+def test_an_evaluation_that_cannot_be_is_an_error_before_the_training(data):
+    train_fails(USAGE, data, "--evaluate-every", "1", "--crop", "32", "--eval-crop", "49", "--no-pad",
+                says=["49x49 does not fit into", "val/0.png", "an eval_crop of at most 48"])
+    train_fails(USAGE, data, "--evaluate-every", "1", "--crop", "32", "--eval-crop", "4096",
+                says=["4096x4096 would be padding", "set an eval_crop of at most 512"])
+    write(data / "val/0.png", b"text")
+    train_fails(DATA_ERROR, data, "--evaluate-every", "1", "--crop", "32", says=["val/0.png", "neither JPEG nor PNG"])
+    assert not (data.parent / "run/log.jsonl").exists()
+
+
+def test_an_index_of_classes_that_cannot_be_written_is_an_error_before_the_labels_are_read(data):
+    write(data.parent / "file", b"")
+    result = run("train", *OPTIONS[:-1], "--data-root", data, "--crop", "32", "--sampler", "class_uniform", "--cache",
+                 data.parent / "file", "--output", data.parent / "run")
+    assert result.returncode == OUTPUT and "name another --cache" in error_line(result) and "labels read" not in result.stderr
+
+
+def test_one_class_is_told(folder):
+    flags = ("train", "--model", "resnet18_narrow", "--data", "image_folder", "--data-root", image_folder(folder / "one", ("cat",)),
+             "--batch", "2", "--threads", "1", "--evaluate-every", "0", "--max-steps", "1", "--output", folder / "run")
+    assert "one class" in succeeds(*flags).stderr
 
 
 def test_an_ignore_id_that_is_a_class_unasked_is_an_error(data):

@@ -341,7 +341,9 @@ def test_a_folder_of_labels_has_the_classes_of_its_file(folder):
     network = ["--data", "segmentation_folder", *NETWORK[True].split(), *SHORT, "--data-root", streets]
     fails(USAGE, "train", *network, "--output", folder / "run", says=["give [model] classes (--classes), or a name per line",
                                                                       streets / "classes.txt"])
-    (streets / "classes.txt").write_text("sky\nroad\na tree\n")
+    (streets / "classes.txt").write_text("sky\n\nroad\na tree\n")
+    fails(DATA_ERROR, "train", *network, "--output", folder / "run", says=[streets / "classes.txt", "no name in line 2"])
+    (streets / "classes.txt").write_text("\ufeffsky\nroad\na tree\n\n", encoding="utf-8")
     succeeds("train", *network, "--output", folder / "run")
     assert json.loads(succeeds("info", folder / "run", "--json").stdout)["class_names"] == ["sky", "road", "a tree"]
 

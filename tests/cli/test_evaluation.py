@@ -11,8 +11,8 @@ import safetensors.torch
 import torch
 from PIL import Image
 
-from cli_support import (OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, png_size, segmentation_folder,
-                         succeeds)
+from cli_support import (OUTPUT, TINY, TINY_CLASSIFIER, USAGE, fails, image_folder, png, png_size, segmentation_folder,
+                         succeeds, write)
 
 VIEWS = "--eval-scales 0.75,1.25 --eval-flip --window 32 --window-stride 20".split()
 
@@ -123,7 +123,33 @@ def test_logits_of_several_views_are_the_logarithms_of_their_mean_probabilities(
     torch.testing.assert_close(mirrored.exp(), (plain.softmax(0) + of_mirror.softmax(0)) / 2, rtol=1e-3, atol=1e-5)
 
 
-def test_predict_takes_whole_images_and_has_no_protocol(trained_classifier):
+@pytest.mark.parametrize("resize", ["auto", "interpolate"])
+def test_predict_shows_a_classifier_what_eval_shows_it(folder, resize):
+    data = image_folder(folder / "data")
+    seen = ("--eval-crop", "24", *(("--eval-short-side", "29") if resize == "auto" else ()))
+    succeeds("train", *TINY_CLASSIFIER, *seen, "--resize", resize, "--data-root", data, "--output", folder / "run")
+    images = sorted((data / "val").glob("*/*.png"))
+
+    def loss(*flags):
+        succeeds("predict", folder / "run", *images, "--logits", folder / "l", "--overwrite", "--threads", "1", *flags)
+        logits = safetensors.torch.load_file(folder / "l")
+        return -sum(logits[str(image)].double().log_softmax(0)[["cat", "dog"].index(image.parent.name)].item()
+                    for image in images) / len(images)
+
+    assert loss() == pytest.approx(evaluation(folder / "run")["loss"], rel=1e-5)
+    whole = ("--eval-crop", "0", *(("--eval-short-side", "0") if resize == "auto" else ()))
+    assert loss(*whole) == pytest.approx(evaluation(folder / "run", *whole)["loss"], rel=1e-5)
+    assert loss(*whole) != pytest.approx(loss(), rel=1e-3)
+
+
+def test_predict_of_pixels_takes_whole_images(trained, folder):
+    write(folder / "0.png", png(np.full((48, 64, 3), 99)))
+    for flag in ("--eval-crop", "--eval-short-side"):
+        fails(USAGE, "predict", trained, folder / "0.png", flag, "32", "--output", folder / "out",
+              says=[f"{flag} has no effect", "classification", "whole images"])
+
+
+def test_predict_has_no_protocol(trained_classifier):
     run, data = trained_classifier
     fails(USAGE, "predict", run, data / "val/cat/0.png", "--protocol", "ten_crop",
           says=["predict does not use the option '--protocol'"])

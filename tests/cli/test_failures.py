@@ -35,10 +35,11 @@ def test_a_full_disk_keeps_the_last_checkpoint(copy_of_run):
     succeeds("train", "--resume", "--epochs", "2", "--output", copy_of_run)
 
 
-def test_an_output_that_nobody_can_read_is_an_error():
-    with open("/dev/full", "w") as full:
-        result = subprocess.run([PROGRAM, "info", "--help"], stdout=full, stderr=subprocess.PIPE, text=True, env=environment())
-    assert result.returncode == OUTPUT and "standard output" in error_line(result)
+def test_an_output_that_nobody_can_read_is_an_error(folder):
+    for command in (("info", "--help"), ("data", "check", image_folder(folder / "data"))):
+        with open("/dev/full", "w") as full:
+            result = subprocess.run([PROGRAM, *command], stdout=full, stderr=subprocess.PIPE, text=True, env=environment())
+        assert result.returncode == OUTPUT and "standard output" in error_line(result)
 
 
 def test_a_full_disk_at_the_start_leaves_no_half_checkpoint(folder):
@@ -202,6 +203,15 @@ def test_logits_replace_no_file_without_a_word(trained, folder):
     assert checkpoint.read_bytes() == before and logits.read_bytes() == b"precious"
     succeeds("predict", checkpoint, image, "--logits", logits, "--overwrite")
     assert logits.read_bytes() != b"precious"
+
+
+def test_a_folder_is_no_file_for_logits(trained, folder):
+    image = write(folder / "in/a.png", png(np.full((48, 64, 3), 99)))
+    (folder / "l").mkdir()
+    for flags in ((), ("--overwrite",)):
+        fails(OUTPUT, "predict", trained, image, "--output", folder / "out", "--logits", folder / "l", *flags,
+              says=["l' is a folder", "--logits"])
+    assert not (folder / "out").exists()
 
 
 def test_predict_replaces_no_picture_without_a_word(trained, trained_classifier, folder):

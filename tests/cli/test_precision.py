@@ -31,7 +31,7 @@ def test_a_scale_that_always_overflows_ends_the_run(folder):
 
 @pytest.mark.parametrize("flags, says", [
     (["--precision", "bf61"], ["--precision", "bf61", "bf16"]),
-    (["--precision", "f16", "--loss-scale", "0"], ["--loss-scale must be 'dynamic', 'auto' or a finite number above 0, got '0'"]),
+    (["--precision", "f16", "--loss-scale", "0"], ["--loss-scale must be 'dynamic', 'auto' or a number above 0 that f32 holds (1e-45 to 3.4e38), got '0'"]),
     (["--precision", "f16", "--loss-scale", "-8"], ["got '-8'"]),
     (["--precision", "f16", "--loss-scale", "inf"], ["got 'inf'"]),
     (["--precision", "f16", "--loss-scale", "nan"], ["got 'nan'"]),

@@ -281,6 +281,27 @@ def import_fails(code, file, *arguments, says=(), **options):
 NARROW18 = ("--model", "resnet18_narrow")
 
 
+def test_a_file_of_ours_is_not_imported(imported, trained_classifier, folder):
+    for file in (imported[0], trained_classifier[0] / "checkpoint.safetensors"):
+        fails(CHECKPOINT, "import", file, *NARROW18, "--output", folder / "o.safetensors",
+              says=[file, "a file of palimpsest already", "--weights take it as it is", "export"])
+
+
+def test_weights_of_other_classes_or_poolings_are_told(trained_classifier, folder):
+    _, data = trained_classifier
+    train = ("train", *TINY_CLASSIFIER, "--data-root", data, *STAND_STILL, "--output")
+    weights = trained_classifier[0]
+    assert "class 0 of these weights" not in succeeds(*train, folder / "same", "--weights", weights).stderr
+    renamed = ("--weights", weights, "--class-names", "cat,zebra")
+    told = succeeds(*train, folder / "renamed", *renamed).stderr
+    assert "class 1 of these weights is 'dog', here it is 'zebra'; --reset-classifier" in told
+    assert "of these weights is" not in succeeds(*train, folder / "reset", *renamed, "--reset-classifier").stderr
+    succeeds(*train, folder / "wide", "--model", "wide_resnet16")
+    scenes = [flag if flag != "deeplabv3_resnet18_narrow" else "deeplabv3_wide_resnet16" for flag in TINY]
+    told = succeeds("train", *scenes, *STAND_STILL, "--weights", folder / "wide", "--output", folder / "scenes").stderr
+    assert "those of wide_resnet16, which pools where" in told and "wide_resnet16_a2 is trained as that body" in told
+
+
 def test_a_missing_file_is_named(folder):
     import_fails(CHECKPOINT, folder / "none.pth", *NARROW18, says=[folder / "none.pth", "No such file"])
 
@@ -388,7 +409,7 @@ def test_a_torch_of_the_current_folder_is_not_taken_for_torch(folder):
 
 @pytest.mark.parametrize("command", ["import", "export"])
 def test_no_file_is_lost(imported, folder, command):
-    source, _ = imported
+    source = imported[0].with_name("in.safetensors") if command == "import" else imported[0]
     arguments = (command, source, *(NARROW18 if command == "import" else ()), "--output")
     output = write(folder / "w.safetensors", b"precious")
     fails(OUTPUT, *arguments, output, says=[output, "--overwrite"])

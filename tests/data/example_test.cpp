@@ -108,6 +108,26 @@ TEST(Example, TheShortSideIsScaledAndTheLongSideRoundedDown) {
   EXPECT_EQ(high.scaled_width, 256);
 }
 
+TEST(Example, TheMiddleOfAnOddRoomIsRoundedToEven) {
+  // torchvision: int(round(room / 2.0))
+  for (const auto& [room, first] : {std::pair<int64_t, int64_t>{0, 0},
+                                    {1, 0},
+                                    {2, 1},
+                                    {3, 2},
+                                    {5, 2},
+                                    {115, 58},
+                                    {-1, -1},
+                                    {-3, -2},
+                                    {-4, -2}})
+    EXPECT_EQ(middle_of(room), first) << room;
+  TransformOptions centre = bytes(false);
+  centre.crop = 4;
+  Random random(1);
+  const View view = choose_view(7, 9, centre, random, "image");
+  EXPECT_EQ(view.top, 2);
+  EXPECT_EQ(view.left, 2);
+}
+
 TEST(Example, ACropOfRandomAreaKeepsToItsLimits) {
   TransformOptions options = bytes();
   options.crop = 32;

@@ -164,7 +164,7 @@ TEST(SegmentationFolder, ClassNamesThatAreNotUtf8AreRefused) {
 TEST(SegmentationFolder, ClassNamesHaveNoBlanksAroundThemAndDiffer) {
   const TemporaryFolder folder;
   put_segmentation(folder);
-  put(folder / "classes.txt", "  sky \n\nroad\t\r\n  a tree\n");
+  put(folder / "classes.txt", "  sky \nroad\t\r\n  a tree\n\n");
   const std::vector<std::string> names{"sky", "road", "a tree"};
   EXPECT_EQ(segmentation_folder(folder.path(), "train", 3, plain())->class_names(), names);
   put(folder / "classes.txt", "sky\nroad\n sky\n");

@@ -162,6 +162,18 @@ TEST(GroupDenseBlock, EveryFormEqualsOneBigBatch) {
     }
 }
 
+TEST(GroupDenseBlock, WithFrozenNormalizationsAmongOthersEqualsOneBigBatch) {
+  for (const DenseStrategy form : kDenseForms) {
+    SCOPED_TRACE(to_string(form));
+    const auto make = [&](const std::string& group) {
+      auto block = DenseBlock(small_block(form, norm_of(Strategy::kStoreY, Activation::kReLU, group)));
+      set_mode(*block, Mode::kFrozenNorms);
+      return GroupCase{block.ptr(), [block](const at::Tensor& x) mutable { return block->forward(x); }};
+    };
+    EXPECT_EQ(expect_one_big_batch(make, {5, 6, 4}), 2 * 5);  // of 8 normalizations 3 are frozen
+  }
+}
+
 TEST(GroupDenseTransition, EqualsOneBigBatch) {
   for (const DenseStrategy form : kDenseForms) {
     SCOPED_TRACE(to_string(form));

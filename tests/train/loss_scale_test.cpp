@@ -20,7 +20,8 @@ TEST(LossScale, AnyOtherTextIsRefused) {
   for (const std::string scale : {"0", "-1", "nan", "inf", "1e39", "", "8x", "dynamo"})
     testing::expect_error(
         ErrorKind::kUsage,
-        {"loss_scale must be 'dynamic', 'auto' or a finite number above 0, got '" + scale + "'"},
+        {"loss_scale must be 'dynamic', 'auto' or a number above 0 that f32 holds (1e-45 to 3.4e38), got '" +
+         scale + "'"},
         [&] { parse_loss_scale(scale); });
 }
 

@@ -1,6 +1,7 @@
 #include "palimpsest/data/layouts/labeled_files.h"
 
 #include "palimpsest/base/error.h"
+#include "palimpsest/base/printable.h"
 #include "palimpsest/data/files.h"
 #include "palimpsest/io/atomic_file.h"
 
@@ -149,7 +150,7 @@ void add_listed(LabeledFiles& files, const fs::path& list, const fs::path& image
   if (!is_there(list))
     throw Error(ErrorKind::kData, "the list '" + list.string() + "' does not exist; expected " + layout);
   const std::size_t before = files.images.size();
-  std::istringstream lines(io::read_file(list));
+  std::istringstream lines(without_byte_order_mark(io::read_file(list)));
   int64_t number = 0;
   std::unordered_map<std::string, int64_t> line_of;
   for (std::string line; std::getline(lines, line);) {
@@ -161,9 +162,10 @@ void add_listed(LabeledFiles& files, const fs::path& list, const fs::path& image
                                         std::to_string(number) + ": restore the list; expected " + layout);
     const std::string name = fs::path(word).stem().string();  // a list names no file of another folder
     if (const auto [earlier, fresh] = line_of.emplace(name, number); !fresh)
-      throw Error(ErrorKind::kData, "the list '" + list.string() + "' has '" + name + "' in line " +
-                                        std::to_string(earlier->second) + " and again in line " +
-                                        std::to_string(number) + ": it would count twice; remove one");
+      throw Error(ErrorKind::kData, "the list '" + list.string() + "' has '" + shortened(name, 100) +
+                                        "' in line " + std::to_string(earlier->second) +
+                                        " and again in line " + std::to_string(number) +
+                                        ": it would count twice; remove one");
     files.images.push_back(images / (name + ".jpg"));
     files.labels.push_back(labels / (name + ".png"));
     const std::size_t position = files.images.size() - 1;

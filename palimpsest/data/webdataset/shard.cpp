@@ -102,12 +102,15 @@ std::string lower_case(std::string_view text) {
 /// The members of one example.
 struct Group {
   const io::TarMember *image = nullptr, *id = nullptr, *map = nullptr;  // .cls, .seg.png
+  const io::TarMember* second = nullptr;  // one more of a kind that the group has
 
   void add(const io::TarMember& member) {
     const std::string ending = lower_case(std::string_view(member.name).substr(key_length(member.name)));
-    if (ending == ".jpg" || ending == ".jpeg" || ending == ".png") image = &member;
-    if (ending == ".cls") id = &member;
-    if (ending == ".seg.png") map = &member;
+    const io::TarMember** const kind = ending == ".jpg" || ending == ".jpeg" || ending == ".png" ? &image
+                                       : ending == ".cls"                                        ? &id
+                                       : ending == ".seg.png"                                    ? &map
+                                                                                                 : nullptr;
+    if (kind) (*kind ? second : *kind) = &member;
   }
 };
 
@@ -129,6 +132,12 @@ void add_example(Shard& shard, const Group& group, std::string_view key, bool la
                              : labels_pixels ? "; it has a .cls, for a classification model"
                                              : "; it has a .seg.png, for a segmentation model";
     shard.faults.push_back("example " + example + " has no label (" + wanted + ")" + hint);
+    return;
+  }
+  if (group.second) {
+    shard.faults.push_back("example " + example +
+                           " has two images, or two labels of a kind; the second one is '" +
+                           printable(group.second->name) + "'");
     return;
   }
   constexpr std::size_t kMostNames = std::size_t{1} << 31;
@@ -159,9 +168,14 @@ Shard examples_of(const fs::path& path, const Members& members, bool labels_pixe
   }
   if (!members.fault.empty()) {
     const std::size_t found = shard.examples.size();
-    shard.faults.insert(shard.faults.begin(), members.fault + "; its first " + std::to_string(found) +
-                                                  (found == 1 ? " example is" : " examples are") + " whole");
+    shard.faults.insert(
+        shard.faults.begin(),
+        members.fault + (found == 0   ? "; no example before it is whole"
+                         : found == 1 ? "; its first example is whole"
+                                      : "; its first " + std::to_string(found) + " examples are whole"));
   }
+  if (members.list.empty() && members.fault.empty())
+    shard.faults.push_back("shard '" + path.string() + "' holds no file: it is empty, or was never written");
   return shard;
 }
 

@@ -101,13 +101,18 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& logits, const at::T
   at::Tensor sums = at::empty({4}, logits.options().dtype(at::kDouble).memory_format(std::nullopt));
   at::Tensor gradient = for_backward ? at::empty_like(map.values) : at::empty({0}, map.values.options());
   kernels::CrossEntropySums result;
-  if (map.problem.n > 0)
+  if (map.problem.n > 0) {
+    const kernels::CrossEntropyRules rules{weight.defined() ? weight.const_data_ptr<double>() : nullptr,
+                                           arguments.label_smoothing, arguments.bootstrap_share,
+                                           arguments.bootstrap_probability};
+    // A tensor, so that the memory of a step has it.
+    const at::Tensor workspace =
+        at::empty({kernels::cpu::upsampled_cross_entropy_workspace_bytes(map.problem, rules)}, at::kByte);
     result = kernels::cpu::upsampled_cross_entropy(
         map.problem, map.values.const_data_ptr(),
-        {ids.const_data_ptr(), ids.scalar_type() == at::kByte, arguments.ignore_index},
-        {weight.defined() ? weight.const_data_ptr<double>() : nullptr, arguments.label_smoothing,
-         arguments.bootstrap_share, arguments.bootstrap_probability},
-        for_backward ? gradient.mutable_data_ptr() : nullptr);
+        {ids.const_data_ptr(), ids.scalar_type() == at::kByte, arguments.ignore_index}, rules,
+        for_backward ? gradient.mutable_data_ptr() : nullptr, workspace.mutable_data_ptr());
+  }
   check(result.first_wrong);
   auto* const values = sums.mutable_data_ptr<double>();
   values[0] = result.loss;

@@ -38,6 +38,8 @@ const LayerFactor* factor_of(const std::vector<LayerFactor>& factors, const std:
 
 }  // namespace
 
+constexpr double kLargestFactor = 1e8;  // times a learning rate of at most 1e30 it is an f32
+
 LayerFactor parse_layer_factor(std::string_view text) {
   const std::size_t equals = text.rfind('=');
   LayerFactor parsed;
@@ -46,12 +48,14 @@ LayerFactor parse_layer_factor(std::string_view text) {
     parsed.layer = text.substr(0, equals);
     const std::string_view number = text.substr(equals + 1);
     const auto [end, failure] = std::from_chars(number.data(), number.data() + number.size(), parsed.factor);
-    good = failure == std::errc() && end == number.data() + number.size() && std::isfinite(parsed.factor) &&
-           parsed.factor > 0;
+    good = failure == std::errc() && end == number.data() + number.size() && parsed.factor > 0 &&
+           parsed.factor <= kLargestFactor;
   }
-  require(good, fmt::format("lr_factors must be LAYER=FACTOR with a FACTOR > 0, such as classifier=10, got "
-                            "'{}' (to keep a layer as it is, freeze it)",
-                            printable(shortened(text, 100))));
+  require(good,
+          fmt::format(
+              "lr_factors must be LAYER=FACTOR with a FACTOR > 0 and at most 1e8, such as classifier=10, got "
+              "'{}' (to keep a layer as it is, freeze it)",
+              printable(shortened(text, 100))));
   return parsed;
 }
 

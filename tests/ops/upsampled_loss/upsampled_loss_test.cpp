@@ -107,20 +107,28 @@ TEST(UpsampledCrossEntropy, WithoutPixelsOrImagesIsZero) {
 }
 
 TEST(UpsampledCrossEntropy, NeedsATwentiethOfTheMemoryOfLibtorchs) {
-  const at::Tensor x = at::randn({2, 21, 32, 32}).requires_grad_(), targets = some_targets({2, 256, 256}, 21);
-  const auto bytes = [&](const auto& loss) {
-    memory::Meter meter;
-    const at::Tensor value = loss();
-    meter.forward_done();
-    value.backward();
-    x.mutable_grad() = at::Tensor();
-    return meter.kept_bytes() + meter.peak_bytes() - meter.base_bytes();
-  };
-  const auto stock = bytes([&] {
-    return at::cross_entropy_loss(at::upsample_bilinear2d(x, {256, 256}, false), targets, {},
-                                  at::Reduction::Mean, 255);
-  });
-  EXPECT_LE(bytes([&] { return upsampled_cross_entropy(x, targets).loss; }), stock / 20);
+  for (const auto& [n, classes] : {std::pair<int64_t, int64_t>{2, 21}, {8, 2}}) {
+    const at::Tensor x = at::randn({n, classes, 32, 32}).requires_grad_(),
+                     targets = some_targets({n, 256, 256}, classes);
+    const auto bytes = [&](const auto& loss) {
+      memory::Meter meter;
+      const at::Tensor value = loss();
+      meter.forward_done();
+      value.backward();
+      x.mutable_grad() = at::Tensor();
+      return meter.kept_bytes() + meter.peak_bytes() - meter.base_bytes();
+    };
+    const auto stock = [&](double share) {
+      const at::Tensor losses = at::cross_entropy_loss(at::upsample_bilinear2d(x, {256, 256}, false), targets,
+                                                       {}, at::Reduction::None, 255)
+                                    .flatten(1);
+      return share == 1 ? losses.mean() : std::get<0>(losses.topk(losses.size(1) / 4, 1)).mean();
+    };
+    for (const double share : {1.0, 0.25})
+      EXPECT_LE(bytes([&] { return upsampled_cross_entropy(x, targets, {.bootstrap_share = share}).loss; }),
+                bytes([&] { return stock(share); }) / 20)
+          << classes << " classes, share " << share;
+  }
 }
 
 TEST(UpsampledCrossEntropy, SaysWhatWasRequiredAndGiven) {

@@ -3,7 +3,10 @@
 #include "palimpsest/kernels/formulas/upsampling.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -41,6 +44,29 @@ double exact_loss(const UpsampledProblem& p, const T* x, int64_t n, int64_t at, 
   return rank_of(std::log(sum) + largest - z[static_cast<std::size_t>(t)]);
 }
 
+/// Returns which of kBins the loss falls into: a larger loss falls into the same bin or a later one.
+constexpr std::size_t kBins = 4096;
+std::size_t bin_of(double rank) {
+  const auto bits = std::bit_cast<uint32_t>(static_cast<float>(rank));
+  const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000U;
+  return ordered >> 20;
+}
+
+/// Returns the rank, from the hardest, of `place`, in [1, the number of selected pixels].
+template <class T>
+double rank_at(const T* losses, const uint8_t* selected, int64_t pixels,
+               const std::array<int64_t, kBins>& counts, int64_t place) {
+  std::size_t bin = kBins - 1;
+  for (; place > counts[bin]; --bin) place -= counts[bin];
+  std::vector<T> ranked;
+  ranked.reserve(static_cast<std::size_t>(counts[bin]));
+  for (int64_t i = 0; i < pixels; ++i)
+    if (const double rank = rank_of(static_cast<double>(losses[i])); selected[i] && bin_of(rank) == bin)
+      ranked.push_back(static_cast<T>(rank));
+  std::nth_element(ranked.begin(), ranked.begin() + (place - 1), ranked.end(), std::greater<>());
+  return static_cast<double>(ranked[static_cast<std::size_t>(place - 1)]);
+}
+
 template <class T>
 double largest_finite_logit(const UpsampledProblem& p, const T* x, int64_t n) {
   const int64_t each = p.c * p.in.h * p.in.w;
@@ -56,15 +82,17 @@ template <class T>
 void select_hardest(const UpsampledProblem& problem, const T* x, const CrossEntropyTargets& targets,
                     const CrossEntropyRules& rules, int64_t n, const T* losses, uint8_t* selected) {
   const int64_t pixels = problem.out.h * problem.out.w;
-  std::vector<T> ranked;
-  ranked.reserve(static_cast<std::size_t>(pixels));
+  std::array<int64_t, kBins> counts{};
+  int64_t count = 0;
   for (int64_t i = 0; i < pixels; ++i)
-    if (selected[i]) ranked.push_back(static_cast<T>(rank_of(static_cast<double>(losses[i]))));
-  if (ranked.empty()) return;
-  const auto most = static_cast<std::size_t>(std::ceil(rules.share * static_cast<double>(ranked.size())));
-  const auto last = ranked.begin() + static_cast<std::ptrdiff_t>(std::min(most, ranked.size()) - 1);
-  std::nth_element(ranked.begin(), last, ranked.end(), std::greater<>());
-  const auto threshold = static_cast<double>(*last);
+    if (selected[i]) {
+      ++count;
+      ++counts[bin_of(rank_of(static_cast<double>(losses[i])))];
+    }
+  if (count == 0) return;
+  const auto most = static_cast<std::size_t>(std::ceil(rules.share * static_cast<double>(count)));
+  const auto place = std::min(static_cast<int64_t>(most), count);
+  const double threshold = rank_at(losses, selected, pixels, counts, place);
   // The error of a loss in f32: some ulp of the largest logit and of log C, and of the sum over C classes. f64 is
   // taken as it is, and so is infinity.
   const auto classes = static_cast<double>(problem.c);

@@ -8,6 +8,7 @@
 #include "palimpsest/kernels/formulas/upsampling.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <type_traits>
 #include <vector>
 
@@ -33,7 +34,8 @@ const Sweeps<T>& sweeps() {
 template <class T>
 class Plan {
  public:
-  explicit Plan(const UpsampledProblem& problem)
+  /// `images`: as many are swept at a time.
+  Plan(const UpsampledProblem& problem, int64_t images)
       : problem(problem),
         stride(round_up(problem.c, sweeps<T>().lanes)),
         row_values((problem.in.w + 1) * stride),
@@ -56,7 +58,7 @@ class Plan {
     // Bands of whole map rows, cut by the shape only.
     const int64_t pixels_per_map_row = std::max<int64_t>(1, problem.out.h * problem.out.w / problem.in.h);
     const int64_t rows = std::max<int64_t>(1, kTaskPixels / pixels_per_map_row);
-    const int64_t most = ceil_divide(kMostTasks, std::max<int64_t>(1, problem.n));
+    const int64_t most = ceil_divide(kMostTasks, std::max<int64_t>(1, images));
     bands = std::min(ceil_divide(problem.in.h, rows), most);
   }
 
@@ -145,12 +147,62 @@ void sweep_band(const Plan<T>& plan, const T* x, int64_t n, int64_t band, T* mem
   }
 }
 
+struct RowSums {
+  double loss = 0, weight = 0;
+  int64_t count = 0, first_wrong = -1;
+};
+
+bool bootstraps(const CrossEntropyRules& rules) {
+  return rules.share < 1 || rules.probability < 1;
+}
+
+/// To bootstrap takes memory per pixel, so images have their turns.
+int64_t images_at_a_time(const UpsampledProblem& problem, const CrossEntropyRules& rules) {
+  return bootstraps(rules) ? std::min<int64_t>(1, problem.n) : problem.n;
+}
+
+/// The memory of a call that depends on the size of the image.
+template <class T>
+class Workspace {
+ public:
+  Workspace(const Plan<T>& plan, const CrossEntropyRules& rules)
+      : row_bytes_(plan.problem.n * plan.problem.out.h * static_cast<int64_t>(sizeof(RowSums))),
+        spill_values_(images_at_a_time(plan.problem, rules) * plan.bands * plan.row_values),
+        pixels_(bootstraps(rules) ? plan.problem.out.h * plan.problem.out.w : 0) {}
+
+  int64_t bytes() const {
+    return row_bytes_ + (spill_values_ + pixels_) * static_cast<int64_t>(sizeof(T)) + pixels_;
+  }
+  void use(std::byte* memory) {
+    rows = reinterpret_cast<RowSums*>(memory);
+    spills = reinterpret_cast<T*>(memory + row_bytes_);
+    losses = spills + spill_values_;
+    selected = reinterpret_cast<uint8_t*>(losses + pixels_);
+  }
+
+  RowSums* rows = nullptr;  ///< of all images
+  T* spills = nullptr;      ///< of the images at a time, a map row per band
+  /// With bootstrapping, per pixel of one image.
+  T* losses = nullptr;
+  uint8_t* selected = nullptr;
+
+ private:
+  int64_t row_bytes_, spill_values_, pixels_;
+};
+
 template <class T>
 class CrossEntropy {
  public:
   CrossEntropy(const UpsampledProblem& problem, const T* x, const CrossEntropyTargets& targets,
-               const CrossEntropyRules& rules, T* gradient)
-      : plan_(problem), x_(x), targets_(targets), rules_(rules), gradient_(gradient) {
+               const CrossEntropyRules& rules, T* gradient, void* workspace)
+      : plan_(problem, images_at_a_time(problem, rules)),
+        x_(x),
+        targets_(targets),
+        rules_(rules),
+        gradient_(gradient),
+        memory_(plan_, rules) {
+    if (!workspace) own_memory_.resize(static_cast<std::size_t>(memory_.bytes()));
+    memory_.use(workspace ? static_cast<std::byte*>(workspace) : own_memory_.data());
     const double e = rules.label_smoothing;
     const auto padded = static_cast<std::size_t>(plan_.stride);
     weight_.resize(padded);
@@ -166,56 +218,52 @@ class CrossEntropy {
       hit_[i] = static_cast<T>((1 - e) * weight_of(c));
       offset_[i] = static_cast<T>(per_class * weight_of(c));
     }
-    rows_.resize(static_cast<std::size_t>(problem.n * problem.out.h));
-    if (gradient) {
-      spills_.resize(static_cast<std::size_t>(problem.n * plan_.bands * plan_.row_values));
-    }
+    std::fill_n(memory_.rows, problem.n * problem.out.h, RowSums());
   }
 
   CrossEntropySums run() {
-    const UpsampledProblem& p = plan_.problem;
-    const bool bootstraps = rules_.share < 1 || rules_.probability < 1;
-    if (bootstraps) {
-      const int64_t pixels = p.out.h * p.out.w;
-      losses_.resize(static_cast<std::size_t>(p.n * pixels));
-      selected_.resize(losses_.size());
-      T* const gradient = gradient_;
-      gradient_ = nullptr;
-      sweep();
-      const CrossEntropySums sums = add_up();
-      if (sums.first_wrong >= 0) return sums;
-      parallel_tasks(p.n, [&](int64_t n) {
-        select_hardest(p, x_, targets_, rules_, n, losses_.data() + n * pixels,
-                       selected_.data() + n * pixels);
-      });
-      gradient_ = gradient;
-      chosen_ = true;
+    const int64_t images = plan_.problem.n;
+    if (!bootstraps(rules_)) {
+      sweep(0, images, Pass::kAll, gradient_);
+      return add_up(0, images);
     }
-    sweep();
-    if (gradient_) add_spills();
-    return add_up();
+    for (int64_t n = 0; n < images; ++n) {
+      sweep(n, 1, Pass::kRank, nullptr);
+      if (const CrossEntropySums sums = add_up(n, 1); sums.first_wrong >= 0) return sums;
+      select_hardest(plan_.problem, x_, targets_, rules_, n, memory_.losses, memory_.selected);
+      sweep(n, 1, Pass::kSelected, gradient_);
+    }
+    return add_up(0, images);
   }
 
  private:
-  struct RowSums {
-    double loss = 0, weight = 0;
-    int64_t count = 0, first_wrong = -1;
-  };
+  /// kAll: adds the losses of all pixels; kRank: notes them, too, for select_hardest; kSelected: adds those of the
+  /// pixels that it selected.
+  enum class Pass { kAll, kRank, kSelected };
 
   double weight_of(int64_t c) const { return rules_.weight ? rules_.weight[c] : 1; }
 
-  void sweep() {
-    parallel_tasks(plan_.problem.n * plan_.bands,
-                   [&](int64_t task) { sweep_band_of(task / plan_.bands, task % plan_.bands); });
+  void sweep(int64_t first, int64_t images, Pass pass, T* gradient) {
+    parallel_tasks(images * plan_.bands, [&](int64_t task) {
+      T* const spill = memory_.spills + task * plan_.row_values;
+      sweep_band_of(first + task / plan_.bands, task % plan_.bands, pass, gradient, spill);
+    });
+    if (!gradient) return;
+    // What the last rows of each band give to the first map row of the next one.
+    parallel_tasks(images, [&](int64_t i) {
+      const T* spill = memory_.spills + i * plan_.bands * plan_.row_values;
+      for (int64_t band = 1; band < plan_.bands; ++band, spill += plan_.row_values)
+        plan_.template save<true>(spill, first + i, plan_.band_begin(band), gradient);
+    });
   }
 
-  void sweep_band_of(int64_t n, int64_t band) {
+  void sweep_band_of(int64_t n, int64_t band, Pass pass, T* gradient, T* spill) {
     const UpsampledProblem& p = plan_.problem;
     const int64_t values = plan_.row_values, pixels = plan_.pixels;
     T* const memory = task_memory<T>(8 * values + 4 * pixels);
     T *top = memory + 4 * values, *bottom = top + values, *above = bottom + values;
     PixelLosses<T> asked;
-    asked.row_gradient = gradient_ ? above + values : nullptr;
+    asked.row_gradient = gradient ? above + values : nullptr;
     asked.top_gradient = top;
     asked.bottom_gradient = bottom;
     asked.gap = memory + 8 * values;
@@ -230,48 +278,38 @@ class CrossEntropy {
       asked.offset = offset_.data();
     }
     std::fill(target, target + pixels, -1);
-    if (gradient_) std::fill(top, top + 3 * values, T(0));
+    if (gradient) std::fill(top, top + 3 * values, T(0));
     bool first = true;
     sweep_band(
         plan_, x_, n, band, memory,
         [&](const Row<T>& row, int64_t y) {
-          read_targets(n, y, target);
-          if (rows_[static_cast<std::size_t>(n * p.out.h + y)].first_wrong >= 0) return;
+          read_targets(n, y, pass, target);
+          if (memory_.rows[n * p.out.h + y].first_wrong >= 0) return;
           sweeps<T>().losses(row, asked);
-          add_row(n, y, asked);
+          add_row(n, y, pass, asked);
         },
         [&](int64_t j) {
-          if (!gradient_) return;
+          if (!gradient) return;
           // In this order for any cut into bands: the sum of the rows below, then that of the rows above.
-          plan_.template save<false>(top, n, j, gradient_);
-          if (!first) plan_.template save<true>(above, n, j, gradient_);
+          plan_.template save<false>(top, n, j, gradient);
+          if (!first) plan_.template save<true>(above, n, j, gradient);
           first = false;
           std::swap(above, bottom);
           asked.bottom_gradient = bottom;
           std::fill(bottom, bottom + values, T(0));
           std::fill(top, top + values, T(0));
         });
-    if (gradient_) std::copy(above, above + values, spill(n, band));
+    if (gradient) std::copy(above, above + values, spill);
   }
 
-  T* spill(int64_t n, int64_t band) { return spills_.data() + (n * plan_.bands + band) * plan_.row_values; }
-
-  /// Adds what the last rows of each band give to the first map row of the next one.
-  void add_spills() {
-    parallel_tasks(plan_.problem.n, [&](int64_t n) {
-      for (int64_t band = 1; band < plan_.bands; ++band)
-        plan_.template save<true>(spill(n, band - 1), n, plan_.band_begin(band), gradient_);
-    });
-  }
-
-  void read_targets(int64_t n, int64_t y, int32_t* target) {
+  void read_targets(int64_t n, int64_t y, Pass pass, int32_t* target) {
     const UpsampledProblem& p = plan_.problem;
     const int64_t row = n * p.out.h + y;
-    RowSums& sums = rows_[static_cast<std::size_t>(row)] = {};
+    RowSums& sums = memory_.rows[row] = {};
     for (int64_t i = 0; i < p.out.w; ++i) {
       const int64_t at = row * p.out.w + i, id = target_at(targets_, at);
       target[i] = -1;
-      if (id == targets_.ignored || (chosen_ && !selected_[static_cast<std::size_t>(at)])) continue;
+      if (id == targets_.ignored || (pass == Pass::kSelected && !memory_.selected[y * p.out.w + i])) continue;
       if (id >= 0 && id < p.c)
         target[i] = static_cast<int32_t>(id);
       else if (sums.first_wrong < 0)
@@ -279,18 +317,17 @@ class CrossEntropy {
     }
   }
 
-  void add_row(int64_t n, int64_t y, const PixelLosses<T>& asked) {
+  void add_row(int64_t n, int64_t y, Pass pass, const PixelLosses<T>& asked) {
     const UpsampledProblem& p = plan_.problem;
-    const int64_t row = n * p.out.h + y;
-    RowSums& sums = rows_[static_cast<std::size_t>(row)];
+    RowSums& sums = memory_.rows[n * p.out.h + y];
     const double e = rules_.label_smoothing, per_class = e / static_cast<double>(p.c);
     for (int64_t i = 0; i < p.out.w; ++i) {
       const int32_t t = asked.target[i];
       const auto log_sum = static_cast<double>(asked.log_sum[i]);
       const double loss = static_cast<double>(asked.gap[i]) + log_sum;
-      if (!losses_.empty() && !chosen_) {
-        losses_[static_cast<std::size_t>(row * p.out.w + i)] = static_cast<T>(loss);
-        selected_[static_cast<std::size_t>(row * p.out.w + i)] = t >= 0;
+      if (pass == Pass::kRank) {
+        memory_.losses[y * p.out.w + i] = static_cast<T>(loss);
+        memory_.selected[y * p.out.w + i] = t >= 0;
       }
       if (t < 0) continue;
       const double w = weight_of(t);
@@ -301,9 +338,11 @@ class CrossEntropy {
     }
   }
 
-  CrossEntropySums add_up() const {
+  CrossEntropySums add_up(int64_t first, int64_t images) const {
+    const int64_t rows = plan_.problem.out.h;
     CrossEntropySums total;
-    for (const RowSums& row : rows_) {
+    for (int64_t i = first * rows; i < (first + images) * rows; ++i) {
+      const RowSums& row = memory_.rows[i];
       total.loss += row.loss;
       total.weight += row.weight;
       total.count += row.count;
@@ -318,15 +357,14 @@ class CrossEntropy {
   const CrossEntropyRules rules_;
   T* gradient_;
   double total_weight_ = 0;
-  std::vector<T> weight_, scale_, hit_, offset_, spills_, losses_;
-  std::vector<uint8_t> selected_;
-  bool chosen_ = false;
-  std::vector<RowSums> rows_;
+  std::vector<T> weight_, scale_, hit_, offset_;
+  Workspace<T> memory_;
+  std::vector<std::byte> own_memory_;
 };
 
 template <class T>
 void argmax(const UpsampledProblem& problem, const T* x, bool bytes, void* ids) {
-  const Plan<T> plan(problem);
+  const Plan<T> plan(problem, problem.n);
   parallel_tasks(problem.n * plan.bands, [&](int64_t task) {
     const int64_t n = task / plan.bands;
     T* const memory = task_memory<T>(4 * plan.row_values + problem.out.w);
@@ -348,17 +386,24 @@ void argmax(const UpsampledProblem& problem, const T* x, bool bytes, void* ids) 
 }  // namespace
 }  // namespace upsampled_loss
 
+int64_t upsampled_cross_entropy_workspace_bytes(const UpsampledProblem& problem,
+                                                const CrossEntropyRules& rules) {
+  const auto bytes_in = [&]<class T>(T) {
+    using namespace upsampled_loss;
+    return Workspace<T>(Plan<T>(problem, images_at_a_time(problem, rules)), rules).bytes();
+  };
+  return problem.dtype == DType::f64 ? bytes_in(0.0) : bytes_in(0.0F);
+}
+
 CrossEntropySums upsampled_cross_entropy(const UpsampledProblem& problem, const void* x,
                                          const CrossEntropyTargets& targets, const CrossEntropyRules& rules,
-                                         void* gradient) {
-  using upsampled_loss::CrossEntropy;
-  if (problem.dtype == DType::f64)
-    return CrossEntropy<double>(problem, static_cast<const double*>(x), targets, rules,
-                                static_cast<double*>(gradient))
+                                         void* gradient, void* workspace) {
+  const auto run_in = [&]<class T>(T) {
+    return upsampled_loss::CrossEntropy<T>(problem, static_cast<const T*>(x), targets, rules,
+                                           static_cast<T*>(gradient), workspace)
         .run();
-  return CrossEntropy<float>(problem, static_cast<const float*>(x), targets, rules,
-                             static_cast<float*>(gradient))
-      .run();
+  };
+  return problem.dtype == DType::f64 ? run_in(0.0) : run_in(0.0F);
 }
 
 void upsampled_argmax(const UpsampledProblem& problem, const void* x, bool bytes, void* ids) {
