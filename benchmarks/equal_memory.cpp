@@ -11,9 +11,9 @@
 //   live_k(n, s) = f_k + d_k s^2 + n (a_k s^2 + c_k)      n images of s x s pixels
 // where d_k is the memory of an operator that takes the batch image by image. The peak of the step is the
 // largest of them. Four sizes determine the numbers, and a fifth, the largest, checks the peak: the program
-// fails if the formula is off by more than 2 %. It then gives the peak of
-// `standard` at the paper's sizes, per GPU, and the largest whole batch and the largest crop, a multiple of 8
-// pixels, whose peak is not above it. Bytes have no spread, so each size runs once.
+// fails if the formula flatters us by more than 2 %, with a peak that is too low, or of `standard` too high. It
+// then gives the peak of `standard` at the paper's sizes, per GPU, and the largest whole batch and the largest
+// crop, a multiple of 8 pixels, whose peak is not above it. Bytes have no spread, so each size runs once.
 #include "benchmarks/support.h"
 #include "palimpsest/io/atomic_file.h"
 #include "palimpsest/memory/counting_allocator.h"
@@ -78,13 +78,12 @@ struct Size {
   int64_t batch, crop;
   double pixels() const { return static_cast<double>(batch * crop * crop); }
 };
-// The maps have an eighth of the pixels of a side: multiples of 16, to which convolutions in 16 bits round the
-// rows of their scratch memory. Maps of fewer than 37 pixels take other algorithms: a dilated convolution leaves
-// out the taps that lie outside of all pixels.
-constexpr std::array kFitted{Size{2, 384}, Size{3, 384}, Size{2, 512}, Size{3, 512}};
+// Smaller crops take other algorithms: a dilated convolution leaves out the taps that lie outside of all pixels,
+// and has other scratch memory.
+constexpr std::array kFitted{Size{2, 448}, Size{3, 448}, Size{2, 512}, Size{3, 512}};
 constexpr Size kChecked{3, 640};
-// The scratch memory of libtorch's convolutions grows in steps.
-constexpr double kLargestError = 0.02;
+// The scratch memory of libtorch's convolutions grows in steps, and for larger images it can shrink.
+constexpr double kLargestFlattery = 0.02;
 
 /// libtorch's head and the paper's loss: the mean over each image's hardest quarter of the pixels. One image after
 /// the other, so that the full-size logits and gradients of one image live at a time.
@@ -306,7 +305,7 @@ nlohmann::ordered_json measure(const Row& row, double& memory) {
   const int64_t most = largest(1, memory, [&](int64_t n) { return f.peak(n, s.crop); });
   const int64_t side = largest(8, memory, [&](int64_t crop) { return f.peak(s.batch, crop); });
   const bool pass = gained(most, s.crop, s) >= row.limit() && gained(s.batch, side, s) >= row.limit() &&
-                    std::abs(f.error) <= kLargestError;
+                    (row.is_standard() ? f.error : -f.error) <= kLargestFlattery;
   return {{"network", row.of.network},
           {"data", s.data},
           {"classes", s.classes},
