@@ -1,7 +1,7 @@
 // Claim:    in the memory of a training step with the standard layers, ours trains on more pixels: in place,
 //           and more again in place with bf16. It claims this for DeepLabV3 on the paper's two networks, with
 //           our loss on both sides, and once more with libtorch's interpolate and cross_entropy on both sides,
-//           image by image, as these need least memory.
+//           which need least memory image by image.
 // Opponent: `standard`, libtorch's batch norm with every activation in place, f32.
 // Limit:    pixels per batch over standard's: +95 % (ResNeXt-101) and +85 % (WideResNet-38) in f32, +280 %
 //           with bf16. The paper: +75 % and +40 to 56 %.
@@ -31,7 +31,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <map>
@@ -82,7 +81,8 @@ struct Size {
 // and has other scratch memory.
 constexpr std::array kFitted{Size{2, 448}, Size{3, 448}, Size{2, 512}, Size{3, 512}};
 constexpr Size kChecked{3, 640};
-// The scratch memory of libtorch's convolutions grows in steps, and for larger images it can shrink.
+// How much too low a peak of ours, or too high a peak of `standard`, may come out of the formula: the scratch
+// memory of libtorch's convolutions grows in steps, and for larger images it can shrink.
 constexpr double kLargestFlattery = 0.02;
 
 /// libtorch's head and the paper's loss: the mean over each image's hardest quarter of the pixels. One image after
@@ -339,7 +339,8 @@ void print(const Row& row, const nlohmann::ordered_json& json) {
   std::fflush(stdout);
 }
 
-/// The JSON file, which has each row as soon as it is measured: a run that was cut short goes on, on any machine.
+/// The JSON file, which has each row as soon as it is measured: a run that was cut short goes on, on the same
+/// processor with as many threads, on which scratch memory depends.
 class Results {
  public:
   explicit Results(std::string path) : path_(std::move(path)) {
@@ -352,6 +353,11 @@ class Results {
         throw std::runtime_error(path_ + " was begun with another " + name +
                                  ": remove it, or name another file");
     rows_ = before.at("rows");
+    for (const auto& row : rows_)
+      if (row.at("processor") != processor_name() || row.at("threads") != at::get_num_threads())
+        throw std::runtime_error(path_ + " was begun on " + row.at("processor").get<std::string>() +
+                                 " with " + row.at("threads").dump() +
+                                 " threads: remove it, or name another file");
   }
 
   /// Returns the row as an earlier run measured it, or null.

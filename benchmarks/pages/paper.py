@@ -14,7 +14,7 @@ MODULES = [("CONV1", 128, 56, 1.8, 4.0), ("CONV2", 256, 28, 2.0, 3.7), ("CONV3",
            ("CONV4", 1024, 7, 0.8, 1.2)]
 BLOCK = re.compile(r"\((\d+), (\d+)\) (\S+ ?(?:grouped)?) (\w+)")
 
-EQUAL_MEMORY = "build/release/equal_memory --json docs/results/equal_memory.json"
+EQUAL_MEMORY = "PALIMPSEST_COMMIT=$(git rev-parse --short HEAD) build/release/equal_memory --json docs/results/equal_memory.json"
 NOT_COMPLETE = "The program was\ncut short: the rows that it has not measured are missing here."
 
 PAGE = """# The paper's figures beside ours
@@ -47,12 +47,14 @@ The memory is the peak of a training step per GPU, with the standard layers, at 
 table 3: DeepLabV3 with output stride 8, the mean loss over each image's hardest quarter of the pixels, parameters,
 gradients and momentum included. The table shows the largest batch of the same crop, and the largest crop of the same
 batch, that fit in that memory, and the gained pixels; brackets hold the paper's gain. `loss`: our loss without full-size
-logits (`ops/upsampled_loss.h`) on both sides, or libtorch's `interpolate` and `cross_entropy` on both, image by image: over a whole batch they hold three full-size tensors of all
-its images, and ResNeXt-101 in bf16 would have room for 15 images (+275.0 %).
+logits (`ops/upsampled_loss.h`) on both sides, or libtorch's `interpolate` and `cross_entropy` on both, one image after the other. Over a whole batch these two operators hold three
+full-size tensors of every image at a time, so fewer images fit.
 
 Each peak was counted at {fitted}; a formula through them gives the peak at the paper's
-size. Its error was measured at {checked}, where a peak of ours above the measured one is to our disadvantage
-(`equal_memory.json`, `{equal_memory_command}`). {missing} {machines}
+size. Its error was measured at {checked}: too high a peak is against us in the rows of ours, and for us in those of
+`standard`. {missing} {machines}
+
+    {equal_memory_command}
 
 {equal_memory}
 
@@ -134,7 +136,7 @@ def machines_of(rows):
     """A sentence: the machines of the rows, each with its commits."""
     commits = {}
     for row in rows:
-        commits.setdefault(f"{row['processor']}, {row['threads']} threads", {})[row["commit"]] = None
+        commits.setdefault(f"{row['processor']} with {row['threads']} thread{'s' if row['threads'] > 1 else ''}", {})[row["commit"]] = None
     return "Measured on " + "; ".join(f"{machine} (commit {', '.join(of)})" for machine, of in commits.items()) + "."
 
 

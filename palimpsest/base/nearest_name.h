@@ -8,7 +8,8 @@ namespace palimpsest {
 
 /// Returns the candidate with the smallest edit distance to `name` (inserted, deleted, replaced or swapped
 /// letters). If this distance exceeds a third of the length of `name`, such a suggestion would confuse: returns
-/// the longest candidate that `name` begins with, else the shortest that begins with `name`, else "".
+/// the longest candidate of more than 4 letters that `name` begins with; else, for a `name` of at least 4, the
+/// shortest one that begins with it; else "".
 std::string nearest_name(std::string_view name, std::span<const std::string> candidates);
 
 /// Returns "unknown WHAT 'name'; did you mean 'nearest'? (known: a, b, c)", without the question if

@@ -62,12 +62,12 @@ data::ClassPresence class_index(const Options& options, const data::Dataset& dat
         std::cerr << "palimpsest: " << printable(error.what()) << "; it is built again" << std::endl;
     }
   }
-  if (stores && leads && std::filesystem::exists(folder, ignored)) {
+  if (stores && leads) {
+    std::filesystem::create_directories(folder, ignored);
     try {
       const io::AtomicFile can_be_written(file);  // before hours of reading
     } catch (const Error& error) {
-      throw Error(error.kind(),
-                  std::string(error.what()) + "; the index of classes goes there: name another --cache");
+      throw Error(error.kind(), std::string(error.what()) + "; the index of classes goes there (--cache)");
     }
   }
   IndexProgress progress(dataset.size(), options.output.quiet || !leads);

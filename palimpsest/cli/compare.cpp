@@ -86,7 +86,6 @@ class Comparison {
     sets_ = make_datasets(options_, Need::kTrainAndValidation);
     runs_ = options_of_variants(options_);  // make_datasets has completed the options
     const auto first = make_model(runs_[0]);
-    check_task(options_, *first);
     Options silent = options_;
     silent.output.quiet = true;
     start_from_weights(silent, *first);  // wrong weights are an error before the first measurement

@@ -15,6 +15,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <system_error>
 #include <vector>
 
 namespace palimpsest::cli {
@@ -160,11 +161,17 @@ int run_data(const Options& options) {
     progress.show(split, done, all);
   };
   const DataCheck check = data::check_data(options.run.folder, check_options);
-  if (options.run.json)
+  if (options.run.json) {
     std::cout << to_json(check, options.run.folder, options.run.full).dump() << std::endl;
-  else
-    print(check, options.run.folder, options.run.full);
-  if (std::fflush(stdout) != 0) std::cout.setstate(std::ios::badbit);  // which the program reports
+  } else {
+    bool written = false;
+    try {
+      print(check, options.run.folder, options.run.full);
+      written = std::fflush(stdout) == 0;
+    } catch (const std::system_error&) {  // of fmt
+    }
+    if (!written) std::cout.setstate(std::ios::badbit);  // which the program reports
+  }
   if (check.faults() == 0) return 0;
   throw Error(ErrorKind::kData, fmt::format("'{}' has {}, which the check names", options.run.folder,
                                             counted(check.faults(), "fault")));

@@ -138,7 +138,6 @@ int evaluate(Options options, distributed::Group* group) {
   check_files(options);
   const Datasets sets = make_datasets(options, Need::kValidation);
   const auto model = load_trained_model(options);
-  check_task(options, *model);
   const auto loader = make_validation_loader(options, sets.validation);
   if (group) {
     auto tensors = model->parameters();

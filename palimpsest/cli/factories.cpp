@@ -67,6 +67,17 @@ bool labels_pixels(const Options& options) {
   return layout ? layout->labels_pixels : options.data.kind != "image_folder";
 }
 
+/// Throws Error(kUsage) unless model and data agree on whether pixels or images have labels.
+void check_task(const Options& options) {
+  const bool pixels = labels_pixels(options);
+  if (options.model.name.starts_with("deeplabv3_") == pixels) return;
+  throw Error(ErrorKind::kUsage,
+              "[model] name (--model) must be " +
+                  std::string(pixels ? "a segmentation" : "a classification") + " model for [data] kind = " +
+                  options.data.kind + ", which has one label per " + (pixels ? "pixel" : "image") + "; got " +
+                  options.model.name + " (try " + (pixels ? "deeplabv3_resnet18" : "resnet18") + ")");
+}
+
 std::shared_ptr<data::Dataset> open_kind(const Options& options, bool training) {
   const Options::Data& d = options.data;
   const auto t = transform(options, training);
@@ -160,8 +171,8 @@ void check_same_classes(const std::vector<std::string>& a, const std::string& a_
   if (!only_b.empty()) message += "; only in " + b_is + ": " + listed(only_b);
   if (const auto [in_a, in_b] = std::mismatch(a.begin(), a.end(), b.begin(), b.end());
       only_a.empty() && only_b.empty() && in_a != a.end() && in_b != b.end())
-    message += "; class " + std::to_string(in_a - a.begin()) + " is '" + printable(*in_a) + "' and '" +
-               printable(*in_b) + "'";
+    message += "; class " + std::to_string(in_a - a.begin()) + " is '" + printable(*in_a) + "' in " + a_is +
+               " and '" + printable(*in_b) + "' in " + b_is;
   throw Error(ErrorKind::kData, message);
 }
 
@@ -232,8 +243,8 @@ void tell_faults(const std::vector<std::shared_ptr<data::Dataset>>& sets) {
               << printable(listed(faults)) << std::endl;
 }
 
-/// Throws Error(kData) if no image of the set can be read, or unless `skips_bad` if the first one cannot: the first
-/// evaluation would end the training, after an epoch.
+/// Throws what the first evaluation would throw after an epoch: Error(kUsage) for a crop that does not fit, and
+/// Error(kData) for a first image that cannot be read; with `skips_bad` only if no image can be read.
 void check_readable(const data::Dataset& validation, bool skips_bad) {
   std::string first;
   for (int64_t i = 0; i < validation.size(); ++i) {
@@ -253,6 +264,7 @@ void check_readable(const data::Dataset& validation, bool skips_bad) {
 }  // namespace
 
 Datasets make_datasets(Options& options, Need need) {
+  check_task(options);
   Datasets sets;
   if (need == Need::kTrainAndValidation) sets.train = open(options, true);
   if (need == Need::kValidation || options.output.evaluate_every > 0) sets.validation = open(options, false);
@@ -303,16 +315,6 @@ std::shared_ptr<nn::Model> make_model(const Options& options, const std::string&
   if (m.dense_strategy != "auto") model_options.dense_strategy = nn::parse_dense_strategy(m.dense_strategy);
   torch::manual_seed(static_cast<uint64_t>(options.train.seed));
   return models::make(m.name, model_options);
-}
-
-void check_task(const Options& options, const nn::Model& model) {
-  const bool pixels = labels_pixels(options);
-  if (model.is_segmentation() == pixels) return;
-  throw Error(ErrorKind::kUsage,
-              "[model] name (--model) must be " +
-                  std::string(pixels ? "a segmentation" : "a classification") + " model for [data] kind = " +
-                  options.data.kind + ", which has one label per " + (pixels ? "pixel" : "image") + "; got " +
-                  options.model.name + " (try " + (pixels ? "deeplabv3_resnet18" : "resnet18") + ")");
 }
 
 data::TransformOptions evaluation_transform(const Options& options) {
@@ -370,6 +372,12 @@ train::TrainerOptions make_trainer_options(const Options& options) {
   t.schedule = options.schedule;
   t.optimizer.lr *= learning_rate_factor(options);
   t.schedule.final_lr *= learning_rate_factor(options);
+  constexpr double kMost = 1e30;  // as without lr_for_batch
+  if (std::max(t.optimizer.lr, t.schedule.final_lr) > kMost)
+    throw Error(ErrorKind::kUsage,
+                fmt::format("[optimizer] lr (--lr) and [schedule] final_lr (--final-lr) must be at most {:g} "
+                            "after they were multiplied by batch / lr_for_batch, got {:g} and {:g}",
+                            kMost, t.optimizer.lr, t.schedule.final_lr));
   t.gradient_compression = compression_of(options.train.gradient_compression);
   t.loss = make_loss_options(options);
   t.output = options.output.folder;

@@ -12,7 +12,7 @@
 #include <string>
 
 // Functions that make the objects of a command from its options. Call them in this order: make_datasets
-// (completes the options), make_model, check_task, make_*_loader, make_trainer_options.
+// (completes the options), make_model, make_*_loader, make_trainer_options.
 namespace palimpsest::cli {
 
 struct Datasets {
@@ -25,8 +25,8 @@ struct Datasets {
 enum class Need { kTrainAndValidation, kValidation };
 
 /// Opens the data sets and completes the options that depend on them: model.classes if it is 0, and
-/// model.class_names. Throws Error(kUsage) if the root is missing or the number of classes contradicts the
-/// data, and Error(kData) for anything else. Class folders must be the same in both splits and in the
+/// model.class_names. Throws Error(kUsage) unless model and data agree on whether pixels or images have labels, if
+/// the root is missing, or if the number of classes contradicts the data, and Error(kData) for anything else. Class folders must be the same in both splits and in the
 /// checkpoint: their order defines the class ids. The sampler's index of classes is read from its file, or
 /// built and written there by rank 0 (cli/class_index.h). Unless quiet, standard error counts the files that are no
 /// images, and the faults for which examples are left out, and names the first ones.
@@ -36,8 +36,6 @@ Datasets make_datasets(Options& options, Need need);
 /// start from the same weights. `group` names the process group whose ranks share the statistics of
 /// normalizations; "": none. Throws Error(kUsage) as models::make does.
 std::shared_ptr<nn::Model> make_model(const Options& options, const std::string& group = "");
-/// Throws Error(kUsage) unless model and data agree on whether pixels or images have labels.
-void check_task(const Options& options, const nn::Model& model);
 
 // The loaders yield the share of run.launch, if it is set.
 std::unique_ptr<data::Loader> make_train_loader(const Options& options, const Datasets& sets);

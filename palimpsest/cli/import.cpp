@@ -92,7 +92,8 @@ int run_import(const Options& given) {
     throw Error(ErrorKind::kUsage, "--model is required: it says which network the weights are of");
 
   const auto check = [&](const io::Safetensors& header) {
-    if (header.metadata.contains("config"))
+    const auto has = [&](const char* key) { return header.metadata.contains(key); };
+    if (has("config") && has("model"))
       refuse(file,
              "it is a file of palimpsest already, with its network's description: eval, predict and train "
              "--weights take it as it is, and export writes its weights");

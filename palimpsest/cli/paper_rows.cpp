@@ -62,9 +62,10 @@ const PaperRow& paper_row(std::string_view name) {
     if (!name.empty() && row.name.starts_with(name)) beginning.push_back(row.name);
   }
   const std::string nearest = nearest_name(name, names);
-  const std::string hint = !beginning.empty() ? fmt::format("; it begins {}", fmt::join(beginning, ", "))
-                           : nearest.empty()  ? ""
-                                              : "; did you mean '" + nearest + "'?";
+  const std::string hint = !beginning.empty()
+                               ? fmt::format("; these begin so: {}", fmt::join(beginning, ", "))
+                           : nearest.empty() ? ""
+                                             : "; did you mean '" + nearest + "'?";
   throw Error(ErrorKind::kUsage,
               "unknown row '" + std::string(name) + "'" + hint + " (palimpsest reproduce --list names all)");
 }

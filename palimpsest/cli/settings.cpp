@@ -43,7 +43,7 @@ constexpr unsigned kStoresViews = kLabelsImages | Command::kTrain;
 constexpr Range kAny{};
 constexpr Range kPositive{.low = 0, .above = true};
 constexpr Range kNotNegative{.low = 0};
-// A rate times a factor of a layer, at most 1e8, is an f32.
+// With a layer's factor of at most 1e8 it is an f32.
 constexpr Range kRate{.low = 0, .high = 1e30, .above = true};
 constexpr Range kRateOrNone{.low = 0, .high = 1e30};
 constexpr Range kColorMean{.low = -1e6, .high = 1e6};
@@ -204,14 +204,15 @@ std::vector<Setting> make_settings() {
       {"data", "short_side", "short-side", "<pixels>",
        "scale the shorter side of training images to this before the crop; 0: as it is", kTraining,
        PALIMPSEST_FIELD(data.short_side), kCrop},
-      {"data", "eval_short_side", "eval-short-side", "<pixels>", "the same for the images of evaluations",
-       kReadsData | Command::kPredict, PALIMPSEST_FIELD(data.eval_short_side), kCrop},
+      {"data", "eval_short_side", "eval-short-side", "<pixels>",
+       "scale the shorter side of images to this in evaluations; 0: as it is", kReadsData | Command::kPredict,
+       PALIMPSEST_FIELD(data.eval_short_side), kCrop},
       {"data", "resize", "resize", "<name>",
-       "how images are scaled; auto: interpolate, but bilinear if another setting needs bytes", kReadsData,
-       PALIMPSEST_FIELD(data.resize), kAny, resizes},
+       "how images are scaled; auto: interpolate, but bilinear if another setting needs bytes",
+       kReadsData | Command::kPredict, PALIMPSEST_FIELD(data.resize), kAny, resizes},
       {"data", "reduce_jpeg", "reduce-jpeg", "",
-       "decode a JPEG image at the smallest eighth of its size that has the pixels of the view", kReadsData,
-       PALIMPSEST_FIELD(data.reduce_jpeg)},
+       "decode a JPEG image at the smallest eighth of its size that has the pixels of the view",
+       kReadsData | Command::kPredict, PALIMPSEST_FIELD(data.reduce_jpeg)},
       {"data", "flip", "flip", "<probability>", "probability of a left-right flip", kTraining,
        PALIMPSEST_FIELD(data.flip), kShare},
       {"data", "brightness", "brightness", "<strength>",

@@ -209,6 +209,14 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
            ", which is " + options.model.name + ", or to be cross_entropy";
   if (id == "model.reset_classifier" && options.model.reset_classifier && options.model.weights.empty())
     return "needs " + both_names(setting("model.weights")) + ", which is not given";
+  // A training stores settings for its own images.
+  const auto given = options.given.find(id);
+  const bool is_flag = given != options.given.end() && given->second.starts_with("--");
+  const bool shapes_evaluations = id == "data.eval_crop" || id == "data.eval_short_side" ||
+                                  id == "data.resize" || id == "data.reduce_jpeg";
+  if (shapes_evaluations && is_flag && options.run.command == Command::kPredict && segments(options))
+    return "needs a classification model as " + both_names(setting("model.name")) + ", which is " +
+           options.model.name + ": it predicts whole images";
   // A network of generated scenes predicts photos all the same.
   if (id == "data.exif_orientation" && !options.data.has_photos() && options.run.command != Command::kPredict)
     return "needs a folder of images as " + both_names(setting("data.kind")) + ", which is " +
@@ -221,19 +229,12 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (options.data.crop_mode == "area" && (id == "data.short_side" || id == "data.pad"))
     return "needs " + both_names(setting("data.crop_mode")) + " = window, which is area";
-  if (id == "data.reduce_jpeg" && !options.data.has_photos())
+  if (id == "data.reduce_jpeg" && !options.data.has_photos() && options.run.command != Command::kPredict)
     return "needs a folder of images as " + both_names(setting("data.kind")) + ", which is " +
            options.data.kind;
-  // A training stores them, where they are of its own images.
-  const auto given = options.given.find(id);
-  if ((id == "data.resize" || id == "data.reduce_jpeg") && options.run.command == Command::kEval &&
-      options.data.eval_short_side == 0 && given != options.given.end() && given->second.starts_with("--"))
+  if ((id == "data.resize" || id == "data.reduce_jpeg") && is_flag && options.data.eval_short_side == 0 &&
+      (options.run.command == Command::kEval || options.run.command == Command::kPredict))
     return "needs " + both_names(setting("data.eval_short_side")) + " > 0, which is 0";
-  // A training stores them, and a network that labels pixels predicts whole images.
-  if ((id == "data.eval_crop" || id == "data.eval_short_side") && options.run.command == Command::kPredict &&
-      segments(options) && given != options.given.end() && given->second.starts_with("--"))
-    return "needs a classification model as " + both_names(setting("model.name")) + ", which is " +
-           options.model.name + ", of which whole images are predicted";
   if (id == "data.pad" && options.data.crop == 0)
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (id == "data.prefetch" && options.data.workers == 0)

@@ -129,10 +129,10 @@ void read_table(Options& options, const std::string& table_name, const toml::tab
     const auto known = std::find_if(settings().begin(), settings().end(),
                                     [&](const Setting& s) { return s.table == table_name && s.key == key; });
     if (known == settings().end()) {
-      const auto other = std::find_if(settings().begin(), settings().end(),
-                                      [&](const Setting& s) { return !s.table.empty() && s.key == key; });
-      const std::string hint =
-          other == settings().end() ? "" : "; [" + other->table + "] has a key of this name";
+      std::string hint;
+      for (const Setting& s : settings())
+        if (!s.table.empty() && s.key == key)
+          hint += (hint.empty() ? "; a key of this name is in [" : ", [") + s.table + "]";
       throw Error(ErrorKind::kUsage, at_line(name, toml_key.source()) + ": " +
                                          unknown_name_message("key of [" + table_name + "]", key, keys) +
                                          hint);

@@ -82,7 +82,6 @@ int train_in_folder(Options options, distributed::Group* group) {
   const Datasets sets = make_datasets(options, Need::kTrainAndValidation);
   if (group) check_same_data(*group, options, sets);
   const auto model = make_model(options, group && options.train.sync_norm ? group->name() : "");
-  check_task(options, *model);
   // A resumed run takes the checkpoint's. The other processes take those of rank 0.
   if (!options.run.resume && leads) start_from_weights(options, *model);
   const auto train_loader = make_train_loader(options, sets);

@@ -43,9 +43,9 @@ std::string activation_text(const std::string& name, const std::string& slope) {
 void tell_differences(const Options& options, const std::string& model, const std::string& config,
                       const std::string& path, bool takes_classifier) {
   if (model.starts_with("wide_resnet") && options.model.name == "deeplabv3_" + model)
-    std::cerr << "palimpsest: these weights are those of " << model << ", which pools where the body of "
-              << options.model.name << ", the form A2, has strides: " << model
-              << "_a2 is trained as that body" << std::endl;
+    std::cerr << "palimpsest: these weights are of " << model
+              << ", which has pooling layers where the body of " << options.model.name
+              << " has strides; weights of " << model << "_a2 have that form" << std::endl;
   if (config.empty() || !takes_classifier) return;
   Options theirs;
   theirs.run.command = options.run.command;

@@ -11,7 +11,7 @@ namespace palimpsest::data {
 
 /// Opens a segmentation data set: ROOT/SPLIT/NAME.jpg|png with labels ROOT/SPLITannot/NAME.png, sorted by
 /// name. A label holds one 8-bit class id per pixel; ids must be < classes or equal to the ignore id.
-/// ROOT/classes.txt, if it exists, names the classes, one per line. Throws Error(kData) at once for a missing
+/// ROOT/classes.txt, if it exists, names the classes, one per line without an empty line between. Throws Error(kData) at once for a missing
 /// or empty folder, a missing label, or a label without image; with `skip_bad` an image without label throws
 /// when it is read, unless all are, and faults() names labels without image. Throws Error(kData) when an
 /// example is read, for an unreadable file, for sizes that differ, or for an id out of range. Throws

@@ -28,7 +28,7 @@ struct WebDatasetOptions {
 ///
 /// split: ROOT/SPLIT is a folder of .tar files, which are sorted by name, or a pattern of files:
 /// "train-{000000..000146}.tar", "{a,b}.tar" (data/webdataset/braces.h). ROOT/classes.txt, if it exists,
-/// names the classes.
+/// names the classes, one per line without an empty line between.
 ///
 /// Order of a shuffled epoch: shards are shuffled; the examples of the shards, one shard after another, go
 /// through a buffer of `shuffle_buffer` examples, from which the next one is drawn at random. The order is
@@ -37,9 +37,9 @@ struct WebDatasetOptions {
 /// goes on at its batch without reading what came before. Each process reads the shards front to back in
 /// pieces of 8 MiB, which the system reads ahead.
 ///
-/// Several processes: each reads its parts of all batches. With `streams` = a multiple of their number that
-/// divides the batch, each has shards of its own but for the end of an epoch, where the streams that have
-/// examples left fill in for the others. With another number, processes read some shards together. Another
+/// Several processes: each reads its parts of all batches. With `streams` = their number, or a multiple of
+/// it that divides the batch, each has shards of its own but for the end of an epoch, where the streams that
+/// have examples left fill in for the others. With another number, processes read some shards together. Another
 /// number of streams is another order.
 ///
 /// The first opening reads all headers. SHARD.index beside a shard keeps what was found, if the folder may be

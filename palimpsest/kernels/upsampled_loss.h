@@ -23,10 +23,10 @@
 ///
 /// Pointers: x, gradient (N, C, h, w) contiguous in `layout`, f32 or f64; no alignment is required. targets
 /// (N, H, W), i64 or u8.
-/// Memory of a call: a few rows of the small map per thread; and the workspace, which holds a row of it per band
-/// of its rows, with channels padded to whole vectors. Bootstrapping takes one image after the other: the
-/// workspace then has a number and a byte per pixel of an image, and the call needs two numbers more for each
-/// pixel that is about as hard as the last one chosen.
+/// Memory of a call: a few rows of the small map per thread, with channels padded to whole vectors; and the
+/// workspace, which holds 32 bytes per band of the map's rows, and with a gradient one such row. Bootstrapping
+/// takes a few images at a time, and has a number and a byte per pixel of these; beside the workspace it needs
+/// 16 bytes for each pixel that is as hard as the last one chosen, but for rounding.
 /// The result has the same bytes for any number of threads.
 namespace palimpsest::kernels {
 
@@ -49,6 +49,8 @@ struct CrossEntropyRules {
   double label_smoothing = 0;      ///< in [0, 1]
   double share = 1;                ///< in (0, 1]
   double probability = 1;          ///< in (0, 1]
+  /// Bootstrapping takes so many images at a time: more keep more threads at work, and need more memory.
+  int64_t ranked_images = 1;
 };
 
 /// What a call returns. `first_wrong` is the place of the first target that is neither a class nor ignored,
@@ -61,9 +63,9 @@ struct CrossEntropySums {
 
 namespace cpu {
 
-/// Returns the bytes of the workspace of upsampled_cross_entropy.
+/// Returns the bytes of the workspace of upsampled_cross_entropy, with a gradient or without.
 int64_t upsampled_cross_entropy_workspace_bytes(const UpsampledProblem& problem,
-                                                const CrossEntropyRules& rules);
+                                                const CrossEntropyRules& rules, bool has_gradient);
 /// Writes the gradient of the sum of l over S (not of L) unless it is null. `workspace` is aligned for double; if
 /// it is null, the call allocates it.
 CrossEntropySums upsampled_cross_entropy(const UpsampledProblem& problem, const void* x,

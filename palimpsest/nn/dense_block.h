@@ -47,8 +47,8 @@ class DenseLayerImpl : public Cloneable<DenseLayerImpl> {
   /// `channels`: the channels of all features before the layer.
   DenseLayerImpl(int64_t channels, const DenseBlockOptions& options);
 
-  /// Returns the k new features, computed from the features of all layers before, by any dense strategy but
-  /// `fused`.
+  /// Returns the k new features, computed from the features of all layers before. `fused` runs as `shared`: where
+  /// the block's operator does not fit, as after folding, or with frozen normalizations among others of a group.
   at::Tensor forward(const std::vector<at::Tensor>& features, double dropout = 0);
 
   /// Returns the layer as ops::dense_block takes it. Counts the batch in both normalizations.

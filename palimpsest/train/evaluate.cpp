@@ -262,18 +262,22 @@ LossOptions loss_for(const at::Tensor& targets, LossOptions loss) {
   return loss;
 }
 
+bool has_metrics(const EvaluationRecord& record) {
+  return !std::isnan(record.segmentation ? record.metrics.pixel_accuracy : record.metrics.top1);
+}
+
 std::string doubt_of(const EvaluationRecord& record) {
   if (!record.labelled)
     return fmt::format(
         "no pixel of the {} has a class: there is no loss and no IoU; look at the labels, "
         "the ignore id and the split",
         counted(record.images, "evaluated image"));
-  if (!record.weighed)
+  if (has_metrics(record) && !record.weighed)
     return fmt::format(
-        "no pixel of the {} counts in the loss, so it has no value: the class weights or the bootstrap "
+        "nothing of the {} counts in the loss, which has no value: class weights or the bootstrap "
         "probability leave out all that have a class; the metrics count them",
         counted(record.images, "evaluated image"));
-  if (std::isnan(record.loss))
+  if (!has_metrics(record))
     return fmt::format(
         "the loss of the {} is NaN: the network's outputs are not finite, and its metrics "
         "are left out",

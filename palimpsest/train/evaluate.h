@@ -96,6 +96,8 @@ class EvalMode {
 /// ignores no class: 255 remains a class of a thousand.
 LossOptions loss_for(const at::Tensor& targets, LossOptions loss);
 
+/// Returns false if no pixel (image) has a class, or the network's outputs are NaN.
+bool has_metrics(const EvaluationRecord& record);
 /// Returns why an evaluation has no loss or no metrics: no pixel has a class, none counts in the loss, or the
 /// network's outputs are NaN. Returns "" if it has them.
 std::string doubt_of(const EvaluationRecord& record);

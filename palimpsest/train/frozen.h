@@ -12,8 +12,8 @@ namespace palimpsest::train {
 struct FrozenOptions {
   /// Layers and parameters that stay as they are, by name: "body.layer1" is that module with all its
   /// children. They get no gradient and no state of the optimizer. A normalization in a frozen layer also
-  /// keeps its running statistics, and normalizes with them: the layer remains the same function, but for its dropout and
-  /// stochastic depth, which go on.
+  /// keeps its running statistics, and normalizes with them: the layer remains the same function, but for its
+  /// dropout and stochastic depth, which go on.
   std::vector<std::string> layers = {};
   /// All normalizations keep their running statistics, and normalize with them. Their weights and biases are
   /// trained all the same, unless they lie in `layers`.

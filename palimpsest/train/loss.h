@@ -32,12 +32,12 @@ struct LossOptions {
 ///                   with l(i,c) = log sum_k exp(x[i,k]) - x[i,c] and W = sum_{i in S} w[t_i]
 /// Bootstrapping ranks the pixels by l(i,t_i), whatever e and w are.
 /// If W = 0 (all pixels void, or of classes of weight 0), L = 0 and dL/dx = 0, never NaN.
-/// Memory, for images: the gradient of the logits as they are given is saved for backward, and no
-/// tensor of the targets' size is made, but for a number and a byte per pixel of one image while bootstrapping
-/// ranks them; on a GPU for an f64 per pixel, and with bootstrapping one more and a byte, until forward ends
-/// (ops/upsampled_loss.h). With e or w that is so for all shapes. For other shapes the logits, the targets, and
-/// one log-sum-exp and one byte per pixel are saved; there is no softmax tensor. The losses of the pixels are
-/// summed in f64.
+/// Memory, for images: the gradient of the logits as they are given is saved for backward. On the CPU no tensor
+/// of the targets' size is made, but while bootstrapping ranks the pixels of an image, a number and a byte for
+/// each (ops/upsampled_loss.h). A GPU has an f64 per pixel until forward ends; with bootstrapping another f64 and
+/// two bytes, and what the sort of one image takes. With e or w that is so for all shapes. For other shapes the
+/// logits, the targets, and one log-sum-exp and one byte per pixel are saved; there is no softmax tensor. The
+/// losses of the pixels are summed in f64.
 /// Throws Error(kUsage) as check_loss does, and Error(kData) for a class id that is neither in [0, C) nor the
 /// ignore id; Error(kUsage) for class_weights of another number of classes.
 /// Source of bootstrapping: Wu, Shen, van den Hengel, "Bridging Category-level and Instance-level Semantic

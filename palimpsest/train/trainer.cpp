@@ -409,7 +409,7 @@ class Run {
     evaluated_step_ = steps_done_;
     record->step = steps_done_;
     record->epoch = steps_done_ / batches_;
-    if (!std::isfinite(record->loss) && (record->weighed || !record->labelled))
+    if (!std::isfinite(record->loss) && (record->weighed || !has_metrics(*record)))
       checkpoints_.mark_bad_evaluation(steps_done_);
     if (best_ && is_compared()) record->best = best_->add(*record);
     // Before the log, which comes last: a run that is killed here evaluates again when it is resumed.

@@ -44,7 +44,6 @@ Options options_of(const PaperRow& row, const std::string& roots) {
 nlohmann::ordered_json take_steps(Options options) {
   const Datasets sets = make_datasets(options, Need::kTrainAndValidation);
   const auto model = make_model(options);
-  check_task(options, *model);
   const auto train_loader = make_train_loader(options, sets);
   const auto validation_loader = make_validation_loader(options, sets.validation);
   train::TrainerOptions trainer = make_trainer_options(options);

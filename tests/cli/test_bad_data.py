@@ -133,7 +133,7 @@ def test_a_batch_larger_than_the_data_set_is_an_error(data):
 
 
 def test_a_model_that_names_images_does_not_take_labelled_pixels(data):
-    fails(USAGE, "train", "--model", "resnet18", "--data", "segmentation_folder", "--classes", "3", "--batch", "2",
+    fails(USAGE, "train", "--model", "resnet18", "--data", "segmentation_folder", "--classes", "3", "--batch", "5",
           "--data-root", data, "--output", data.parent / "run", says=["--model", "segmentation", "resnet18"])
 
 
@@ -221,7 +221,7 @@ def test_an_evaluation_in_whose_loss_nothing_counts_keeps_its_metrics(data):
                     "--epochs", "1", "--loss", "bootstrap", "--bootstrap-probability", "1e-9", "--keep-best", "metric",
                     "--output", run).stderr
     assert told.count("nothing in its batch counts in the loss") == 1 and "step 1: nothing" in told
-    assert "no pixel of the 4 evaluated images counts in the loss" in told
+    assert "nothing of the 4 evaluated images counts in the loss" in told
     evaluation, = (line for line in map(json.loads, (run / "log.jsonl").read_text().splitlines()) if line["type"] == "evaluation")
     assert evaluation["loss"] is None and evaluation["mean_iou"] > 0 and evaluation["best"]
     assert (run / "best.safetensors").exists()
@@ -241,9 +241,11 @@ def test_an_evaluation_that_cannot_be_is_an_error_before_the_training(data):
 
 def test_an_index_of_classes_that_cannot_be_written_is_an_error_before_the_labels_are_read(data):
     write(data.parent / "file", b"")
-    result = run("train", *OPTIONS[:-1], "--data-root", data, "--crop", "32", "--sampler", "class_uniform", "--cache",
-                 data.parent / "file", "--output", data.parent / "run")
-    assert result.returncode == OUTPUT and "name another --cache" in error_line(result) and "labels read" not in result.stderr
+    for cache in (data.parent / "file", data.parent / "file/below"):
+        result = run("train", *OPTIONS[:-1], "--data-root", data, "--crop", "32", "--sampler", "class_uniform", "--cache", cache,
+                     "--output", data.parent / "run")
+        assert result.returncode == OUTPUT and "index of classes goes there (--cache)" in error_line(result)
+        assert "labels read" not in result.stderr
 
 
 def test_one_class_is_told(folder):

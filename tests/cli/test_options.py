@@ -235,7 +235,7 @@ def test_a_value_may_end_with_an_equals_sign():
 
 
 @pytest.mark.parametrize("text, says", [
-    ("[train]\nlr = 1\n", ["recipe.toml:2:", "unknown key of [train] 'lr'", "[optimizer] has a key of this name"]),
+    ("[train]\nlr = 1\n", ["recipe.toml:2:", "unknown key of [train] 'lr'", "; a key of this name is in [optimizer]"]),
     ("[optimizer]\n\nlearning_rate = 1\n", ["recipe.toml:3:", "unknown key of [optimizer] 'learning_rate'"]),
     ("[optimizer]\nmomentun = 1\n", ["recipe.toml:2:", "'momentun'", "did you mean 'momentum'"]),
     ("[optimiser]\nlr = 1\n", ["recipe.toml:1:", "unknown table 'optimiser'", "did you mean 'optimizer'"]),

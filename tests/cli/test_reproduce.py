@@ -244,7 +244,7 @@ def test_a_row_does_not_go_on_in_a_run_of_no_row(copy_of_run):
 @pytest.mark.parametrize("arguments,message", [
     ([], "reproduce needs the argument ROW"),
     (["table3_resnext101_cityscapes_fixed_crap"], "did you mean 'table3_resnext101_cityscapes_fixed_crop'?"),
-    (["table1"], "unknown row 'table1'; it begins table1_densenet264_inplace, table1_leaky_relu, table1_relu"),
+    (["table1"], "unknown row 'table1'; these begin so: table1_densenet264_inplace, table1_leaky_relu, table1_relu"),
     (["table1_relu", "--config", "x.toml"], "reproduce has the recipe of its row: leave out --config"),
     (["table1_relu", "--small", "--resume"], "reproduce --small does not use the option '--resume'"),
     (["table1_relu", "--spend", "batch"], "reproduce without --small does not use the option '--spend'"),

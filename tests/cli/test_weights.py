@@ -291,7 +291,7 @@ def test_weights_of_other_classes_or_poolings_are_told(trained_classifier, folde
     _, data = trained_classifier
     train = ("train", *TINY_CLASSIFIER, "--data-root", data, *STAND_STILL, "--output")
     weights = trained_classifier[0]
-    assert "class 0 of these weights" not in succeeds(*train, folder / "same", "--weights", weights).stderr
+    assert "of these weights is" not in succeeds(*train, folder / "same", "--weights", weights).stderr
     renamed = ("--weights", weights, "--class-names", "cat,zebra")
     told = succeeds(*train, folder / "renamed", *renamed).stderr
     assert "class 1 of these weights is 'dog', here it is 'zebra'; --reset-classifier" in told
@@ -299,7 +299,7 @@ def test_weights_of_other_classes_or_poolings_are_told(trained_classifier, folde
     succeeds(*train, folder / "wide", "--model", "wide_resnet16")
     scenes = [flag if flag != "deeplabv3_resnet18_narrow" else "deeplabv3_wide_resnet16" for flag in TINY]
     told = succeeds("train", *scenes, *STAND_STILL, "--weights", folder / "wide", "--output", folder / "scenes").stderr
-    assert "those of wide_resnet16, which pools where" in told and "wide_resnet16_a2 is trained as that body" in told
+    assert "of wide_resnet16, which has pooling layers where" in told and "weights of wide_resnet16_a2 have that form" in told
 
 
 def test_a_missing_file_is_named(folder):

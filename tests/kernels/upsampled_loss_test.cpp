@@ -27,13 +27,21 @@ void expect_reference(const UpsampledInputs<T>& inputs, const CrossEntropyRules&
   EXPECT_NEAR(sums.loss, expected.loss, tolerance * (1 + std::abs(expected.loss)));
   EXPECT_LE(largest_difference(gradient, truth), tolerance);
   // On the heap, where a sanitizer sees an access behind its end.
-  const auto bytes =
-      static_cast<std::size_t>(kernels::cpu::upsampled_cross_entropy_workspace_bytes(inputs.problem, rules));
+  const auto bytes = static_cast<std::size_t>(
+      kernels::cpu::upsampled_cross_entropy_workspace_bytes(inputs.problem, rules, /*has_gradient=*/false));
   const std::unique_ptr<std::byte[]> workspace(new std::byte[bytes]);
   const CrossEntropySums alone = kernels::cpu::upsampled_cross_entropy(
       inputs.problem, inputs.x.data(), inputs.targets(), rules, nullptr, workspace.get());
   EXPECT_EQ(alone.loss, sums.loss);
   EXPECT_EQ(alone.count, sums.count);
+  CrossEntropyRules in_twos = rules;
+  in_twos.ranked_images = 2;
+  std::vector<T> same(inputs.x.size());
+  EXPECT_EQ(kernels::cpu::upsampled_cross_entropy(inputs.problem, inputs.x.data(), inputs.targets(), in_twos,
+                                                  same.data())
+                .loss,
+            sums.loss);
+  EXPECT_EQ(same, gradient);
 }
 
 template <class T>
@@ -157,13 +165,15 @@ TYPED_TEST(UpsampledLoss, WithoutPixelsIsZero) {
 TYPED_TEST(UpsampledLoss, NamesTheFirstWrongTarget) {
   UpsampledInputs<TypeParam> inputs({2, 3, {2, 2}, {8, 8}}, Layout::kNCHW, false, 1);
   for (const int64_t wrong : {int64_t{3}, int64_t{-1}, std::numeric_limits<int64_t>::max()}) {
-    auto bad = inputs;
-    bad.ids[100] = bad.ids[77] = wrong;
-    for (const CrossEntropyRules& rules : {CrossEntropyRules{}, CrossEntropyRules{.share = 0.25}})
-      EXPECT_EQ(
-          kernels::cpu::upsampled_cross_entropy(bad.problem, bad.x.data(), bad.targets(), rules, nullptr)
-              .first_wrong,
-          77);
+    for (const auto& [first, second] : {std::pair{77, 100}, {50, 100}, {9, 60}}) {  // images of 64 pixels
+      auto bad = inputs;
+      bad.ids[static_cast<std::size_t>(first)] = bad.ids[static_cast<std::size_t>(second)] = wrong;
+      for (const CrossEntropyRules& rules : {CrossEntropyRules{}, CrossEntropyRules{.share = 0.25}})
+        EXPECT_EQ(
+            kernels::cpu::upsampled_cross_entropy(bad.problem, bad.x.data(), bad.targets(), rules, nullptr)
+                .first_wrong,
+            first);
+    }
   }
 }
 

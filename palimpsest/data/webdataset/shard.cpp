@@ -102,15 +102,13 @@ std::string lower_case(std::string_view text) {
 /// The members of one example.
 struct Group {
   const io::TarMember *image = nullptr, *id = nullptr, *map = nullptr;  // .cls, .seg.png
-  const io::TarMember* second = nullptr;  // one more of a kind that the group has
+  const io::TarMember *second_image = nullptr, *second_id = nullptr, *second_map = nullptr;
 
   void add(const io::TarMember& member) {
     const std::string ending = lower_case(std::string_view(member.name).substr(key_length(member.name)));
-    const io::TarMember** const kind = ending == ".jpg" || ending == ".jpeg" || ending == ".png" ? &image
-                                       : ending == ".cls"                                        ? &id
-                                       : ending == ".seg.png"                                    ? &map
-                                                                                                 : nullptr;
-    if (kind) (*kind ? second : *kind) = &member;
+    if (ending == ".jpg" || ending == ".jpeg" || ending == ".png") (image ? second_image : image) = &member;
+    if (ending == ".cls") (id ? second_id : id) = &member;
+    if (ending == ".seg.png") (map ? second_map : map) = &member;
   }
 };
 
@@ -134,10 +132,10 @@ void add_example(Shard& shard, const Group& group, std::string_view key, bool la
     shard.faults.push_back("example " + example + " has no label (" + wanted + ")" + hint);
     return;
   }
-  if (group.second) {
-    shard.faults.push_back("example " + example +
-                           " has two images, or two labels of a kind; the second one is '" +
-                           printable(group.second->name) + "'");
+  const io::TarMember* second_label = labels_pixels ? group.second_map : group.second_id;
+  if (const io::TarMember* second = group.second_image ? group.second_image : second_label) {
+    shard.faults.push_back("example " + example + " has two " + (group.second_image ? "images" : "labels") +
+                           ", the second one is '" + printable(second->name) + "'");
     return;
   }
   constexpr std::size_t kMostNames = std::size_t{1} << 31;
@@ -174,8 +172,6 @@ Shard examples_of(const fs::path& path, const Members& members, bool labels_pixe
                          : found == 1 ? "; its first example is whole"
                                       : "; its first " + std::to_string(found) + " examples are whole"));
   }
-  if (members.list.empty() && members.fault.empty())
-    shard.faults.push_back("shard '" + path.string() + "' holds no file: it is empty, or was never written");
   return shard;
 }
 

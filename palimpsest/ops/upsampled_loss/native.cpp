@@ -5,6 +5,7 @@
 #include "palimpsest/ops/upsampled_loss.h"
 #include "palimpsest/ops/upsampled_loss/device_cuda.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 
@@ -102,12 +103,16 @@ std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& logits, const at::T
   at::Tensor gradient = for_backward ? at::empty_like(map.values) : at::empty({0}, map.values.options());
   kernels::CrossEntropySums result;
   if (map.problem.n > 0) {
-    const kernels::CrossEntropyRules rules{weight.defined() ? weight.const_data_ptr<double>() : nullptr,
-                                           arguments.label_smoothing, arguments.bootstrap_share,
-                                           arguments.bootstrap_probability};
+    constexpr int64_t kThreadsPerImage = 8;  // while one of them ranks its pixels, the others wait
+    const kernels::CrossEntropyRules rules{
+        .weight = weight.defined() ? weight.const_data_ptr<double>() : nullptr,
+        .label_smoothing = arguments.label_smoothing,
+        .share = arguments.bootstrap_share,
+        .probability = arguments.bootstrap_probability,
+        .ranked_images = at::get_num_threads() / kThreadsPerImage};
     // A tensor, so that the memory of a step has it.
-    const at::Tensor workspace =
-        at::empty({kernels::cpu::upsampled_cross_entropy_workspace_bytes(map.problem, rules)}, at::kByte);
+    const at::Tensor workspace = at::empty(
+        {kernels::cpu::upsampled_cross_entropy_workspace_bytes(map.problem, rules, for_backward)}, at::kByte);
     result = kernels::cpu::upsampled_cross_entropy(
         map.problem, map.values.const_data_ptr(),
         {ids.const_data_ptr(), ids.scalar_type() == at::kByte, arguments.ignore_index}, rules,

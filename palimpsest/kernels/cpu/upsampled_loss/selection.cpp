@@ -8,6 +8,8 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 namespace palimpsest::kernels::cpu::upsampled_loss {
@@ -44,27 +46,40 @@ double exact_loss(const UpsampledProblem& p, const T* x, int64_t n, int64_t at, 
   return rank_of(std::log(sum) + largest - z[static_cast<std::size_t>(t)]);
 }
 
-/// Returns which of kBins the loss falls into: a larger loss falls into the same bin or a later one.
-constexpr std::size_t kBins = 4096;
-std::size_t bin_of(double rank) {
+/// Returns a number that is larger for a larger f32.
+uint32_t key_of(double rank) {
   const auto bits = std::bit_cast<uint32_t>(static_cast<float>(rank));
-  const uint32_t ordered = bits >> 31 ? ~bits : bits | 0x80000000U;
-  return ordered >> 20;
+  return bits >> 31 ? ~bits : bits | 0x80000000U;
 }
 
-/// Returns the rank, from the hardest, of `place`, in [1, the number of selected pixels].
+float rank_of_key(uint32_t key) {
+  return std::bit_cast<float>(key >> 31 ? key & 0x7fffffffU : ~key);
+}
+
+/// Returns the rank of the pixel at `place` of the selected ones, the hardest at 1: digit by digit of the keys, so
+/// that no copy of the losses is needed.
 template <class T>
-double rank_at(const T* losses, const uint8_t* selected, int64_t pixels,
-               const std::array<int64_t, kBins>& counts, int64_t place) {
-  std::size_t bin = kBins - 1;
-  for (; place > counts[bin]; --bin) place -= counts[bin];
-  std::vector<T> ranked;
-  ranked.reserve(static_cast<std::size_t>(counts[bin]));
+double rank_at(const T* losses, const uint8_t* selected, int64_t pixels, int64_t place) {
+  uint32_t key = 0, known = 0;  // the bits of `key` that are known
+  for (const auto& [shift, bits] : {std::pair{20, 12}, {8, 12}, {0, 8}}) {
+    std::array<int64_t, 1 << 12> counts{};
+    const uint32_t digits = (1U << bits) - 1;
+    for (int64_t i = 0; i < pixels; ++i) {
+      if (!selected[i]) continue;
+      const uint32_t one = key_of(rank_of(static_cast<double>(losses[i])));
+      if ((one & known) == key) ++counts[one >> shift & digits];
+    }
+    uint32_t digit = digits;
+    for (; place > counts[digit]; --digit) place -= counts[digit];
+    key |= digit << shift;
+    known |= digits << shift;
+  }
+  if constexpr (std::is_same_v<T, float>) return rank_of_key(key);
+  std::vector<double> equal;  // as f32
   for (int64_t i = 0; i < pixels; ++i)
-    if (const double rank = rank_of(static_cast<double>(losses[i])); selected[i] && bin_of(rank) == bin)
-      ranked.push_back(static_cast<T>(rank));
-  std::nth_element(ranked.begin(), ranked.begin() + (place - 1), ranked.end(), std::greater<>());
-  return static_cast<double>(ranked[static_cast<std::size_t>(place - 1)]);
+    if (const double rank = rank_of(losses[i]); selected[i] && key_of(rank) == key) equal.push_back(rank);
+  std::nth_element(equal.begin(), equal.begin() + (place - 1), equal.end(), std::greater<>());
+  return equal[static_cast<std::size_t>(place - 1)];
 }
 
 template <class T>
@@ -82,17 +97,11 @@ template <class T>
 void select_hardest(const UpsampledProblem& problem, const T* x, const CrossEntropyTargets& targets,
                     const CrossEntropyRules& rules, int64_t n, const T* losses, uint8_t* selected) {
   const int64_t pixels = problem.out.h * problem.out.w;
-  std::array<int64_t, kBins> counts{};
-  int64_t count = 0;
-  for (int64_t i = 0; i < pixels; ++i)
-    if (selected[i]) {
-      ++count;
-      ++counts[bin_of(rank_of(static_cast<double>(losses[i])))];
-    }
+  const int64_t count = std::count(selected, selected + pixels, 1);
   if (count == 0) return;
   const auto most = static_cast<std::size_t>(std::ceil(rules.share * static_cast<double>(count)));
   const auto place = std::min(static_cast<int64_t>(most), count);
-  const double threshold = rank_at(losses, selected, pixels, counts, place);
+  const double threshold = rank_at(losses, selected, pixels, place);
   // The error of a loss in f32: some ulp of the largest logit and of log C, and of the sum over C classes. f64 is
   // taken as it is, and so is infinity.
   const auto classes = static_cast<double>(problem.c);

@@ -34,7 +34,7 @@ const Sweeps<T>& sweeps() {
 template <class T>
 class Plan {
  public:
-  /// `images`: as many are swept at a time.
+  /// Cuts bands as for a sweep over `images`.
   Plan(const UpsampledProblem& problem, int64_t images)
       : problem(problem),
         stride(round_up(problem.c, sweeps<T>().lanes)),
@@ -147,7 +147,8 @@ void sweep_band(const Plan<T>& plan, const T* x, int64_t n, int64_t band, T* mem
   }
 }
 
-struct RowSums {
+/// What a band of an image adds to the result.
+struct BandSums {
   double loss = 0, weight = 0;
   int64_t count = 0, first_wrong = -1;
 };
@@ -156,38 +157,46 @@ bool bootstraps(const CrossEntropyRules& rules) {
   return rules.share < 1 || rules.probability < 1;
 }
 
-/// To bootstrap takes memory per pixel, so images have their turns.
+/// Returns for how many images bands are cut: sums are added by band, so threads have no say in it.
+int64_t images_of_bands(const UpsampledProblem& problem, const CrossEntropyRules& rules) {
+  return bootstraps(rules) ? 1 : problem.n;
+}
+
+/// Returns how many images a sweep takes.
 int64_t images_at_a_time(const UpsampledProblem& problem, const CrossEntropyRules& rules) {
-  return bootstraps(rules) ? std::min<int64_t>(1, problem.n) : problem.n;
+  return bootstraps(rules) ? std::min(std::max<int64_t>(1, rules.ranked_images), problem.n) : problem.n;
 }
 
 /// The memory of a call that depends on the size of the image.
 template <class T>
 class Workspace {
  public:
-  Workspace(const Plan<T>& plan, const CrossEntropyRules& rules)
-      : row_bytes_(plan.problem.n * plan.problem.out.h * static_cast<int64_t>(sizeof(RowSums))),
-        spill_values_(images_at_a_time(plan.problem, rules) * plan.bands * plan.row_values),
-        pixels_(bootstraps(rules) ? plan.problem.out.h * plan.problem.out.w : 0) {}
+  Workspace(const Plan<T>& plan, const CrossEntropyRules& rules, bool has_gradient) {
+    const UpsampledProblem& p = plan.problem;
+    const int64_t images = images_at_a_time(p, rules);
+    sum_bytes_ = p.n * plan.bands * static_cast<int64_t>(sizeof(BandSums));
+    if (has_gradient) spill_values_ = images * plan.bands * plan.row_values;
+    if (bootstraps(rules)) pixels_ = images * p.out.h * p.out.w;
+  }
 
   int64_t bytes() const {
-    return row_bytes_ + (spill_values_ + pixels_) * static_cast<int64_t>(sizeof(T)) + pixels_;
+    return sum_bytes_ + (spill_values_ + pixels_) * static_cast<int64_t>(sizeof(T)) + pixels_;
   }
   void use(std::byte* memory) {
-    rows = reinterpret_cast<RowSums*>(memory);
-    spills = reinterpret_cast<T*>(memory + row_bytes_);
+    sums = reinterpret_cast<BandSums*>(memory);
+    spills = reinterpret_cast<T*>(memory + sum_bytes_);
     losses = spills + spill_values_;
     selected = reinterpret_cast<uint8_t*>(losses + pixels_);
   }
 
-  RowSums* rows = nullptr;  ///< of all images
-  T* spills = nullptr;      ///< of the images at a time, a map row per band
-  /// With bootstrapping, per pixel of one image.
+  BandSums* sums = nullptr;  ///< of all images
+  T* spills = nullptr;       ///< of the images of a sweep, a map row per band; with a gradient
+  /// Of the pixels of the images of a sweep; with bootstrapping.
   T* losses = nullptr;
   uint8_t* selected = nullptr;
 
  private:
-  int64_t row_bytes_, spill_values_, pixels_;
+  int64_t sum_bytes_ = 0, spill_values_ = 0, pixels_ = 0;
 };
 
 template <class T>
@@ -195,12 +204,12 @@ class CrossEntropy {
  public:
   CrossEntropy(const UpsampledProblem& problem, const T* x, const CrossEntropyTargets& targets,
                const CrossEntropyRules& rules, T* gradient, void* workspace)
-      : plan_(problem, images_at_a_time(problem, rules)),
+      : plan_(problem, images_of_bands(problem, rules)),
         x_(x),
         targets_(targets),
         rules_(rules),
         gradient_(gradient),
-        memory_(plan_, rules) {
+        memory_(plan_, rules, gradient != nullptr) {
     if (!workspace) own_memory_.resize(static_cast<std::size_t>(memory_.bytes()));
     memory_.use(workspace ? static_cast<std::byte*>(workspace) : own_memory_.data());
     const double e = rules.label_smoothing;
@@ -218,22 +227,27 @@ class CrossEntropy {
       hit_[i] = static_cast<T>((1 - e) * weight_of(c));
       offset_[i] = static_cast<T>(per_class * weight_of(c));
     }
-    std::fill_n(memory_.rows, problem.n * problem.out.h, RowSums());
+    std::fill_n(memory_.sums, problem.n * plan_.bands, BandSums());
   }
 
   CrossEntropySums run() {
-    const int64_t images = plan_.problem.n;
+    const UpsampledProblem& p = plan_.problem;
     if (!bootstraps(rules_)) {
-      sweep(0, images, Pass::kAll, gradient_);
-      return add_up(0, images);
+      sweep(0, p.n, Pass::kAll, gradient_);
+      return add_up(0, p.n);
     }
-    for (int64_t n = 0; n < images; ++n) {
-      sweep(n, 1, Pass::kRank, nullptr);
-      if (const CrossEntropySums sums = add_up(n, 1); sums.first_wrong >= 0) return sums;
-      select_hardest(plan_.problem, x_, targets_, rules_, n, memory_.losses, memory_.selected);
-      sweep(n, 1, Pass::kSelected, gradient_);
+    const int64_t at_a_time = images_at_a_time(p, rules_), pixels = p.out.h * p.out.w;
+    for (int64_t first = 0; first < p.n; first += at_a_time) {
+      const int64_t images = std::min(at_a_time, p.n - first);
+      sweep(first, images, Pass::kRank, nullptr);
+      if (const CrossEntropySums sums = add_up(first, images); sums.first_wrong >= 0) return sums;
+      parallel_tasks(images, [&](int64_t i) {
+        select_hardest(p, x_, targets_, rules_, first + i, memory_.losses + i * pixels,
+                       memory_.selected + i * pixels);
+      });
+      sweep(first, images, Pass::kSelected, gradient_);
     }
-    return add_up(0, images);
+    return add_up(0, p.n);
   }
 
  private:
@@ -244,8 +258,9 @@ class CrossEntropy {
   double weight_of(int64_t c) const { return rules_.weight ? rules_.weight[c] : 1; }
 
   void sweep(int64_t first, int64_t images, Pass pass, T* gradient) {
+    first_ = first;
     parallel_tasks(images * plan_.bands, [&](int64_t task) {
-      T* const spill = memory_.spills + task * plan_.row_values;
+      T* const spill = gradient ? memory_.spills + task * plan_.row_values : nullptr;
       sweep_band_of(first + task / plan_.bands, task % plan_.bands, pass, gradient, spill);
     });
     if (!gradient) return;
@@ -258,7 +273,6 @@ class CrossEntropy {
   }
 
   void sweep_band_of(int64_t n, int64_t band, Pass pass, T* gradient, T* spill) {
-    const UpsampledProblem& p = plan_.problem;
     const int64_t values = plan_.row_values, pixels = plan_.pixels;
     T* const memory = task_memory<T>(8 * values + 4 * pixels);
     T *top = memory + 4 * values, *bottom = top + values, *above = bottom + values;
@@ -280,13 +294,15 @@ class CrossEntropy {
     std::fill(target, target + pixels, -1);
     if (gradient) std::fill(top, top + 3 * values, T(0));
     bool first = true;
+    BandSums& sums = memory_.sums[n * plan_.bands + band] = {};
     sweep_band(
         plan_, x_, n, band, memory,
         [&](const Row<T>& row, int64_t y) {
-          read_targets(n, y, pass, target);
-          if (memory_.rows[n * p.out.h + y].first_wrong >= 0) return;
+          if (sums.first_wrong >= 0) return;
+          read_targets(n, y, pass, target, sums);
+          if (sums.first_wrong >= 0) return;
           sweeps<T>().losses(row, asked);
-          add_row(n, y, pass, asked);
+          add_row(n, y, pass, asked, sums);
         },
         [&](int64_t j) {
           if (!gradient) return;
@@ -302,14 +318,18 @@ class CrossEntropy {
     if (gradient) std::copy(above, above + values, spill);
   }
 
-  void read_targets(int64_t n, int64_t y, Pass pass, int32_t* target) {
+  /// Returns the place of a row in the memory per pixel.
+  int64_t ranked_row(int64_t n, int64_t y) const {
+    return ((n - first_) * plan_.problem.out.h + y) * plan_.problem.out.w;
+  }
+
+  void read_targets(int64_t n, int64_t y, Pass pass, int32_t* target, BandSums& sums) {
     const UpsampledProblem& p = plan_.problem;
-    const int64_t row = n * p.out.h + y;
-    RowSums& sums = memory_.rows[row] = {};
+    const int64_t ranked = ranked_row(n, y);
     for (int64_t i = 0; i < p.out.w; ++i) {
-      const int64_t at = row * p.out.w + i, id = target_at(targets_, at);
+      const int64_t at = (n * p.out.h + y) * p.out.w + i, id = target_at(targets_, at);
       target[i] = -1;
-      if (id == targets_.ignored || (pass == Pass::kSelected && !memory_.selected[y * p.out.w + i])) continue;
+      if (id == targets_.ignored || (pass == Pass::kSelected && !memory_.selected[ranked + i])) continue;
       if (id >= 0 && id < p.c)
         target[i] = static_cast<int32_t>(id);
       else if (sums.first_wrong < 0)
@@ -317,17 +337,17 @@ class CrossEntropy {
     }
   }
 
-  void add_row(int64_t n, int64_t y, Pass pass, const PixelLosses<T>& asked) {
+  void add_row(int64_t n, int64_t y, Pass pass, const PixelLosses<T>& asked, BandSums& sums) {
     const UpsampledProblem& p = plan_.problem;
-    RowSums& sums = memory_.rows[n * p.out.h + y];
+    const int64_t ranked = ranked_row(n, y);
     const double e = rules_.label_smoothing, per_class = e / static_cast<double>(p.c);
     for (int64_t i = 0; i < p.out.w; ++i) {
       const int32_t t = asked.target[i];
       const auto log_sum = static_cast<double>(asked.log_sum[i]);
       const double loss = static_cast<double>(asked.gap[i]) + log_sum;
       if (pass == Pass::kRank) {
-        memory_.losses[y * p.out.w + i] = static_cast<T>(loss);
-        memory_.selected[y * p.out.w + i] = t >= 0;
+        memory_.losses[ranked + i] = static_cast<T>(loss);
+        memory_.selected[ranked + i] = t >= 0;
       }
       if (t < 0) continue;
       const double w = weight_of(t);
@@ -339,14 +359,13 @@ class CrossEntropy {
   }
 
   CrossEntropySums add_up(int64_t first, int64_t images) const {
-    const int64_t rows = plan_.problem.out.h;
     CrossEntropySums total;
-    for (int64_t i = first * rows; i < (first + images) * rows; ++i) {
-      const RowSums& row = memory_.rows[i];
-      total.loss += row.loss;
-      total.weight += row.weight;
-      total.count += row.count;
-      if (total.first_wrong < 0) total.first_wrong = row.first_wrong;
+    for (int64_t i = first * plan_.bands; i < (first + images) * plan_.bands; ++i) {
+      const BandSums& band = memory_.sums[i];
+      total.loss += band.loss;
+      total.weight += band.weight;
+      total.count += band.count;
+      if (total.first_wrong < 0) total.first_wrong = band.first_wrong;
     }
     return total;
   }
@@ -356,6 +375,7 @@ class CrossEntropy {
   const CrossEntropyTargets targets_;
   const CrossEntropyRules rules_;
   T* gradient_;
+  int64_t first_ = 0;  // image of the sweep
   double total_weight_ = 0;
   std::vector<T> weight_, scale_, hit_, offset_;
   Workspace<T> memory_;
@@ -387,10 +407,10 @@ void argmax(const UpsampledProblem& problem, const T* x, bool bytes, void* ids) 
 }  // namespace upsampled_loss
 
 int64_t upsampled_cross_entropy_workspace_bytes(const UpsampledProblem& problem,
-                                                const CrossEntropyRules& rules) {
+                                                const CrossEntropyRules& rules, bool has_gradient) {
   const auto bytes_in = [&]<class T>(T) {
     using namespace upsampled_loss;
-    return Workspace<T>(Plan<T>(problem, images_at_a_time(problem, rules)), rules).bytes();
+    return Workspace<T>(Plan<T>(problem, images_of_bands(problem, rules)), rules, has_gradient).bytes();
   };
   return problem.dtype == DType::f64 ? bytes_in(0.0) : bytes_in(0.0F);
 }
