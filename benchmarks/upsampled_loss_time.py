@@ -5,8 +5,8 @@ Claim:    one operator (ops/upsampled_loss.h) takes less time than the two, and 
 Opponent: F.cross_entropy(F.interpolate(logits, mode="bilinear"), targets), and with online bootstrapping the mean of the
           hardest quarter of each image's pixels, by topk.
 Limit:    0.70 of the time; 0.05 of the bytes that are kept for backward plus the peak of the step. Our workspace is a tensor
-          and counts; a few rows of the small map per thread, and 16 bytes per pixel that is as hard as the last one chosen,
-          do not (kernels/upsampled_loss.h).
+          and counts; a few rows of the small map per thread, and what ranks the pixels of an image, do not
+          (kernels/upsampled_loss.h).
 
 Both sides run in one process on the same threads, with a malloc that retains freed blocks. Before the timing the gradients
 of both are compared with those in f64: ours may differ by 1e-6 of the largest; and of bootstrapping the pixels are compared.

@@ -1,5 +1,6 @@
 #include "palimpsest/kernels/cpu/upsampled_loss/selection.h"
 
+#include "palimpsest/base/parallel.h"
 #include "palimpsest/kernels/formulas/upsampling.h"
 
 #include <algorithm>
@@ -16,8 +17,9 @@ namespace palimpsest::kernels::cpu::upsampled_loss {
 namespace {
 
 /// NaN is harder than any number, so that a diverged loss shows.
-double rank_of(double loss) {
-  return std::isnan(loss) ? std::numeric_limits<double>::infinity() : loss;
+template <class T>
+T rank_of(T loss) {
+  return std::isnan(loss) ? std::numeric_limits<T>::infinity() : loss;
 }
 
 /// Returns -log p[t] of pixel `at` of image n in f64, ranked.
@@ -46,8 +48,9 @@ double exact_loss(const UpsampledProblem& p, const T* x, int64_t n, int64_t at, 
   return rank_of(std::log(sum) + largest - z[static_cast<std::size_t>(t)]);
 }
 
-/// Returns a number that is larger for a larger f32.
-uint32_t key_of(double rank) {
+/// Returns a number that is larger for a rank that is larger as f32.
+template <class T>
+uint32_t key_of(T rank) {
   const auto bits = std::bit_cast<uint32_t>(static_cast<float>(rank));
   return bits >> 31 ? ~bits : bits | 0x80000000U;
 }
@@ -56,30 +59,55 @@ float rank_of_key(uint32_t key) {
   return std::bit_cast<float>(key >> 31 ? key & 0x7fffffffU : ~key);
 }
 
-/// Returns the rank of the pixel at `place` of the selected ones, the hardest at 1: digit by digit of the keys, so
-/// that no copy of the losses is needed.
+/// The pixels of an image are read in so many parts, which threads share.
+constexpr int64_t kParts = 8;
+/// Calls visit(part, i) for each pixel i that is selected, in order within a part.
+template <class Visit>
+void for_each_selected(const uint8_t* selected, int64_t pixels, const Visit& visit) {
+  parallel_tasks(kParts, [&](int64_t part) {
+    for (int64_t i = pixels * part / kParts; i < pixels * (part + 1) / kParts; ++i)
+      if (selected[i]) visit(static_cast<std::size_t>(part), i);
+  });
+}
+
+/// Returns the rank of the pixel at `place` of the selected ones, the hardest at 1: digit by digit of the keys, until
+/// few enough have the digits that are known.
 template <class T>
 double rank_at(const T* losses, const uint8_t* selected, int64_t pixels, int64_t place) {
+  constexpr std::size_t kDigits = 1 << 12;
   uint32_t key = 0, known = 0;  // the bits of `key` that are known
+  int64_t equal = pixels;       // in these bits
+  std::vector<std::array<uint32_t, kDigits>> counts(kParts);
   for (const auto& [shift, bits] : {std::pair{20, 12}, {8, 12}, {0, 8}}) {
-    std::array<int64_t, 1 << 12> counts{};
     const uint32_t digits = (1U << bits) - 1;
-    for (int64_t i = 0; i < pixels; ++i) {
-      if (!selected[i]) continue;
-      const uint32_t one = key_of(rank_of(static_cast<double>(losses[i])));
-      if ((one & known) == key) ++counts[one >> shift & digits];
+    for (auto& of_part : counts) of_part.fill(0);
+    for_each_selected(selected, pixels, [&](std::size_t part, int64_t i) {
+      const uint32_t one = key_of(rank_of(losses[i]));
+      if ((one & known) == key) ++counts[part][one >> shift & digits];
+    });
+    for (uint32_t digit = digits;; --digit) {
+      equal = 0;
+      for (const auto& of_part : counts) equal += of_part[digit];
+      if (place <= equal) {
+        key |= digit << shift;
+        break;
+      }
+      place -= equal;
     }
-    uint32_t digit = digits;
-    for (; place > counts[digit]; --digit) place -= counts[digit];
-    key |= digit << shift;
     known |= digits << shift;
+    if (equal <= pixels / 16) break;
   }
-  if constexpr (std::is_same_v<T, float>) return rank_of_key(key);
-  std::vector<double> equal;  // as f32
-  for (int64_t i = 0; i < pixels; ++i)
-    if (const double rank = rank_of(losses[i]); selected[i] && key_of(rank) == key) equal.push_back(rank);
-  std::nth_element(equal.begin(), equal.begin() + (place - 1), equal.end(), std::greater<>());
-  return equal[static_cast<std::size_t>(place - 1)];
+  if (std::is_same_v<T, float> && known == ~0U) return rank_of_key(key);
+  std::array<std::vector<T>, kParts> of_parts;
+  for_each_selected(selected, pixels, [&](std::size_t part, int64_t i) {
+    const T rank = rank_of(losses[i]);
+    if ((key_of(rank) & known) == key) of_parts[part].push_back(rank);
+  });
+  std::vector<T> ranks;
+  ranks.reserve(static_cast<std::size_t>(equal));
+  for (const auto& of_part : of_parts) ranks.insert(ranks.end(), of_part.begin(), of_part.end());
+  std::nth_element(ranks.begin(), ranks.begin() + (place - 1), ranks.end(), std::greater<>());
+  return static_cast<double>(ranks[static_cast<std::size_t>(place - 1)]);
 }
 
 template <class T>
@@ -113,25 +141,33 @@ void select_hardest(const UpsampledProblem& problem, const T* x, const CrossEntr
     double loss;
     int64_t at;
   };
-  std::vector<Pixel> near;
-  std::vector<double> z;
-  std::size_t harder = 0;
+  struct alignas(64) Part {  // a cache line of its own
+    std::vector<Pixel> near;
+    std::size_t harder = 0;
+  };
+  std::array<Part, kParts> parts;
   const double easy = -std::log(rules.probability);
-  for (int64_t i = 0; i < pixels; ++i) {
-    if (!selected[i]) continue;
+  for_each_selected(selected, pixels, [&](std::size_t part, int64_t i) {
+    thread_local std::vector<double> z;
     const double loss = rank_of(static_cast<double>(losses[i]));
     if (loss > threshold + error) {
-      ++harder;
+      ++parts[part].harder;
       if (rules.probability < 1 && loss - error <= easy)
         selected[i] = exact_loss(problem, x, n, i, target_at(targets, n * pixels + i), z) > easy;
     } else {
       selected[i] = 0;
       if (loss >= threshold - error)
-        near.push_back({error > 0 && std::isfinite(loss)
-                            ? exact_loss(problem, x, n, i, target_at(targets, n * pixels + i), z)
-                            : loss,
-                        i});
+        parts[part].near.push_back({error > 0 && std::isfinite(loss)
+                                        ? exact_loss(problem, x, n, i, target_at(targets, n * pixels + i), z)
+                                        : loss,
+                                    i});
     }
+  });
+  std::vector<Pixel> near;
+  std::size_t harder = 0;
+  for (const Part& part : parts) {
+    near.insert(near.end(), part.near.begin(), part.near.end());
+    harder += part.harder;
   }
   const auto missing = static_cast<std::ptrdiff_t>(std::min(near.size(), most - std::min(most, harder)));
   std::partial_sort(near.begin(), near.begin() + missing, near.end(), [](const Pixel& a, const Pixel& b) {
