@@ -27,7 +27,7 @@
 /// workspace, which holds 32 bytes per band of the map's rows, and with a gradient one such row. Bootstrapping
 /// takes a few images at a time, and has a number and a byte per pixel of these; beside the workspace it needs
 /// 32 bytes for each pixel that is as hard as the last one chosen, but for rounding, and two numbers for at most
-/// every 16th pixel.
+/// every 8th pixel.
 /// The result has the same bytes for any number of threads.
 namespace palimpsest::kernels {
 

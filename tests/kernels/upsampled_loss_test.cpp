@@ -162,6 +162,15 @@ TYPED_TEST(UpsampledLoss, WithoutPixelsIsZero) {
   }
 }
 
+TYPED_TEST(UpsampledLoss, ImagesThatAreRankedInPartsAreTheReference) {
+  UpsampledInputs<TypeParam> inputs({2, 3, {16, 16}, {160, 256}}, Layout::kNCHW, false, 4);
+  for (const double share : {0.25, 0.9, 1e-5})
+    expect_reference(inputs, {.share = share, .probability = 0.8}, this->kTolerance);
+  // All pixels are as hard: the first ones count. The reference adds 24,576 equal numbers one by one.
+  std::fill(inputs.x.begin(), inputs.x.end(), TypeParam(0));
+  expect_reference(inputs, {.share = 0.3}, 10 * this->kTolerance);
+}
+
 TYPED_TEST(UpsampledLoss, NamesTheFirstWrongTarget) {
   UpsampledInputs<TypeParam> inputs({2, 3, {2, 2}, {8, 8}}, Layout::kNCHW, false, 1);
   for (const int64_t wrong : {int64_t{3}, int64_t{-1}, std::numeric_limits<int64_t>::max()}) {

@@ -59,13 +59,19 @@ float rank_of_key(uint32_t key) {
   return std::bit_cast<float>(key >> 31 ? key & 0x7fffffffU : ~key);
 }
 
-/// The pixels of an image are read in so many parts, which threads share.
-constexpr int64_t kParts = 8;
+/// Returns in how many parts the pixels of an image are read, which threads share. In one part there are enough
+/// to make the counts of a part cheap.
+constexpr int64_t kMostParts = 8;
+int64_t parts_of(int64_t pixels) {
+  constexpr int64_t kPixelsPerPart = 16384;
+  return std::clamp<int64_t>(pixels / kPixelsPerPart, 1, kMostParts);
+}
 /// Calls visit(part, i) for each pixel i that is selected, in order within a part.
 template <class Visit>
 void for_each_selected(const uint8_t* selected, int64_t pixels, const Visit& visit) {
-  parallel_tasks(kParts, [&](int64_t part) {
-    for (int64_t i = pixels * part / kParts; i < pixels * (part + 1) / kParts; ++i)
+  const int64_t parts = parts_of(pixels);
+  parallel_tasks(parts, [&](int64_t part) {
+    for (int64_t i = pixels * part / parts; i < pixels * (part + 1) / parts; ++i)
       if (selected[i]) visit(static_cast<std::size_t>(part), i);
   });
 }
@@ -77,7 +83,7 @@ double rank_at(const T* losses, const uint8_t* selected, int64_t pixels, int64_t
   constexpr std::size_t kDigits = 1 << 12;
   uint32_t key = 0, known = 0;  // the bits of `key` that are known
   int64_t equal = pixels;       // in these bits
-  std::vector<std::array<uint32_t, kDigits>> counts(kParts);
+  std::vector<std::array<uint32_t, kDigits>> counts(static_cast<std::size_t>(parts_of(pixels)));
   for (const auto& [shift, bits] : {std::pair{20, 12}, {8, 12}, {0, 8}}) {
     const uint32_t digits = (1U << bits) - 1;
     for (auto& of_part : counts) of_part.fill(0);
@@ -95,10 +101,10 @@ double rank_at(const T* losses, const uint8_t* selected, int64_t pixels, int64_t
       place -= equal;
     }
     known |= digits << shift;
-    if (equal <= pixels / 16) break;
+    if (equal <= pixels / 8) break;
   }
   if (std::is_same_v<T, float> && known == ~0U) return rank_of_key(key);
-  std::array<std::vector<T>, kParts> of_parts;
+  std::array<std::vector<T>, kMostParts> of_parts;
   for_each_selected(selected, pixels, [&](std::size_t part, int64_t i) {
     const T rank = rank_of(losses[i]);
     if ((key_of(rank) & known) == key) of_parts[part].push_back(rank);
@@ -145,7 +151,7 @@ void select_hardest(const UpsampledProblem& problem, const T* x, const CrossEntr
     std::vector<Pixel> near;
     std::size_t harder = 0;
   };
-  std::array<Part, kParts> parts;
+  std::array<Part, kMostParts> parts;
   const double easy = -std::log(rules.probability);
   for_each_selected(selected, pixels, [&](std::size_t part, int64_t i) {
     thread_local std::vector<double> z;
