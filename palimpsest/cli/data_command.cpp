@@ -164,13 +164,12 @@ int run_data(const Options& options) {
   if (options.run.json) {
     std::cout << to_json(check, options.run.folder, options.run.full).dump() << std::endl;
   } else {
-    bool written = false;
     try {
       print(check, options.run.folder, options.run.full);
-      written = std::fflush(stdout) == 0;
-    } catch (const std::system_error&) {  // of fmt
+      if (std::fflush(stdout) != 0) std::cout.setstate(std::ios::badbit);  // which the program reports
+    } catch (const std::system_error&) {                                   // of fmt
+      std::cout.setstate(std::ios::badbit);
     }
-    if (!written) std::cout.setstate(std::ios::badbit);  // which the program reports
   }
   if (check.faults() == 0) return 0;
   throw Error(ErrorKind::kData, fmt::format("'{}' has {}, which the check names", options.run.folder,

@@ -129,13 +129,12 @@ void read_table(Options& options, const std::string& table_name, const toml::tab
     const auto known = std::find_if(settings().begin(), settings().end(),
                                     [&](const Setting& s) { return s.table == table_name && s.key == key; });
     if (known == settings().end()) {
-      std::string hint;
+      std::string message = unknown_name_message("key of [" + table_name + "]", key, keys), others;
       for (const Setting& s : settings())
         if (!s.table.empty() && s.key == key)
-          hint += (hint.empty() ? "; a key of this name is in [" : ", [") + s.table + "]";
-      throw Error(ErrorKind::kUsage, at_line(name, toml_key.source()) + ": " +
-                                         unknown_name_message("key of [" + table_name + "]", key, keys) +
-                                         hint);
+          others.append(others.empty() ? "[" : ", [").append(s.table).append("]");
+      if (!others.empty()) message.append("; a key of this name is in ").append(others);
+      throw Error(ErrorKind::kUsage, at_line(name, toml_key.source()).append(": ").append(message));
     }
     const std::string where = fmt::format("{}: [{}] {}", at_line(name, node.source()), table_name, key);
     const auto value = value_of(*known, node);
