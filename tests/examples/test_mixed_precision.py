@@ -98,9 +98,9 @@ def test_the_mean_over_all_values_of_images_needs_a_scale_by_itself():
 
 @pytest.mark.parametrize("flags, says", [
     (["--precision", "bf61"], ["bf61", "bf16"]),
-    (["--precision", "f16", "--loss-scale", "0"], ["--loss-scale", "above 0, got '0'"]),
+    (["--precision", "f16", "--loss-scale", "0"], ["--loss-scale", "above 0 that f32 holds", "got '0'"]),
     (["--precision", "f16", "--loss-scale", "inf"], ["got 'inf'"]),
-    (["--precision", "f16", "--loss-scale", "auto"], ["'dynamic' or a finite number", "got 'auto'"]),
+    (["--precision", "f16", "--loss-scale", "auto"], ["'dynamic' or a number above 0", "got 'auto'"]),
     (["--precision", "bf16", "--loss-scale", "8"], ["--loss-scale has no effect in bf16", "f16 or f16-pseudo"]),
     (["--accumulate", "0"], ["--accumulate must be at least 1, got 0"]),
     (["--steps", "0"], ["--steps must be at least 1, got 0"]),
