@@ -79,7 +79,8 @@ Options parse(int argc, char** argv, const std::string& description, int64_t ste
   if (options.loss_scale.empty()) options.loss_scale = "dynamic";
   const auto scale = palimpsest::train::parse_loss_scale(options.loss_scale, "--loss-scale");
   if (scale.kind == palimpsest::train::LossScale::Kind::kAuto)
-    throw Error(ErrorKind::kUsage, "--loss-scale must be 'dynamic' or a number above 0 that f32 holds, got 'auto'");
+    throw Error(ErrorKind::kUsage,
+                "--loss-scale must be 'dynamic' or a number above 0 that f32 holds, got 'auto'");
   return options;
 }
 
