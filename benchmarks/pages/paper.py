@@ -47,8 +47,8 @@ The memory is the peak of a training step per GPU, with the standard layers, at 
 table 3: DeepLabV3 with output stride 8, the mean loss over each image's hardest quarter of the pixels, parameters,
 gradients and momentum included. The table shows the largest batch of the same crop, and the largest crop of the same
 batch, that fit in that memory, and the gained pixels; brackets hold the paper's gain. `loss`: our loss without full-size
-logits (`ops/upsampled_loss.h`) on both sides, or libtorch's `interpolate` and `cross_entropy` on both, one image after the other. Over a whole batch these two operators hold three
-full-size tensors of every image at a time, so fewer images fit.
+logits (`ops/upsampled_loss.h`) on both sides, or libtorch's `interpolate` and `cross_entropy` on both, one image after the
+other. Over a whole batch these two operators hold three full-size tensors of every image at a time, so fewer images fit.
 
 Each peak was counted at {fitted}; a formula through them gives the peak at the paper's
 size. Its error was measured at {checked}: too high a peak is against us in the rows of ours, and for us in those of

@@ -26,8 +26,9 @@ std::string checkpoint_at(const std::string& path);
 /// may claim layers or classes for terabytes.
 void check_claims(const Options& options, const nn::StateDict& tensors, const std::string& source);
 
-/// Loads options.model.weights, if any, into a freshly made model: the averages, if the file has any. Unless quiet, standard error says which
-/// part was loaded, and whether the file's network had another activation. Throws Error(kCheckpoint) if the
+/// Loads options.model.weights, if any, into a freshly made model: the averages, if the file has any. Unless
+/// quiet, standard error says which part was loaded, and whether the file's network had another activation, other
+/// class names, or poolings in place of strides. Throws Error(kCheckpoint) if the
 /// file is missing, damaged, one of torch.save (import it first), folded, or does not fit.
 void start_from_weights(const Options& options, nn::Model& model);
 
