@@ -138,8 +138,7 @@ void add_flag(CLI::App& app, const Setting& s, std::vector<FlagValue>& given) {
         ->group(group);
   };
   add_switch(flag, "true", help_of(s));
-  // A switch that only the command line has is an action: it has no form that switches it off.
-  if (!s.table.empty()) add_switch("--no-" + s.flag, "false", "switch it off");
+  if (s.has_opposite()) add_switch("--no-" + s.flag, "false", "switch it off");
 }
 
 void refuse_opposites(const std::vector<FlagValue>& flags) {
@@ -149,6 +148,10 @@ void refuse_opposites(const std::vector<FlagValue>& flags) {
   for (const Setting* s : on)
     if (off.contains(s))
       throw Error(ErrorKind::kUsage, "--" + s->flag + " and --no-" + s->flag + " exclude each other");
+}
+
+bool is_flag_of(const Setting& s, const std::string& flag) {
+  return flag == "--" + s.flag || (s.has_opposite() && flag == "--no-" + s.flag);
 }
 
 bool is_of_reproduce_alone(const Setting& s) {
@@ -161,7 +164,7 @@ std::vector<std::string> flag_names(Command command) {
   for (const Setting& s : settings()) {
     if (!s.taken_by(command)) continue;
     names.push_back("--" + s.flag);
-    if (s.is_switch() && !s.table.empty()) names.push_back("--no-" + s.flag);
+    if (s.has_opposite()) names.push_back("--no-" + s.flag);
   }
   return names;
 }
@@ -174,9 +177,8 @@ void refuse_unknown(const CLI::App& app, const CommandInfo& command) {
     const std::string flag = extra.substr(0, extra.find('='));
     const auto known = flag_names(command.command);
     const std::string nearest = nearest_name(flag, known);
-    const bool elsewhere = std::any_of(settings().begin(), settings().end(), [&](const Setting& s) {
-      return "--" + s.flag == flag || (s.is_switch() && !s.table.empty() && "--no-" + s.flag == flag);
-    });
+    const bool elsewhere = std::any_of(settings().begin(), settings().end(),
+                                       [&](const Setting& s) { return is_flag_of(s, flag); });
     std::string message = elsewhere ? command.name + std::string(" does not use the option '") + flag + "'"
                                     : "unknown option '" + flag + "' for " + command.name;
     if (!elsewhere && !nearest.empty()) message += "; did you mean '" + nearest + "'?";
@@ -337,9 +339,8 @@ void check_value(const std::string& argument) {
   if (!argument.starts_with("--") || equals == std::string::npos) return;
   const std::string flag = argument.substr(0, equals);
   const bool is_switch = flag == "--help" || flag == "--version" ||
-                         std::any_of(settings().begin(), settings().end(), [&](const Setting& s) {
-                           return s.is_switch() && ("--" + s.flag == flag || "--no-" + s.flag == flag);
-                         });
+                         std::any_of(settings().begin(), settings().end(),
+                                     [&](const Setting& s) { return s.is_switch() && is_flag_of(s, flag); });
   if (is_switch)
     throw Error(ErrorKind::kUsage, flag + " takes no value, got '" + argument.substr(equals) + "'");
   if (equals + 1 == argument.size())

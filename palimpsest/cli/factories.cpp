@@ -62,7 +62,7 @@ data::TransformOptions transform(const Options& options, bool training) {
 /// Returns whether the data has one label per pixel. The shards of a webdataset may have labels of both
 /// kinds: the network decides which ones are read.
 bool labels_pixels(const Options& options) {
-  if (options.data.kind == "webdataset") return options.model.name.starts_with("deeplabv3_");
+  if (options.data.kind == "webdataset") return models::segments(options.model.name);
   const data::Layout* layout = data::find_layout(options.data.kind);
   return layout ? layout->labels_pixels : options.data.kind != "image_folder";
 }
@@ -70,7 +70,7 @@ bool labels_pixels(const Options& options) {
 /// Throws Error(kUsage) unless model and data agree on whether pixels or images have labels.
 void check_task(const Options& options) {
   const bool pixels = labels_pixels(options);
-  if (options.model.name.starts_with("deeplabv3_") == pixels) return;
+  if (models::segments(options.model.name) == pixels) return;
   throw Error(ErrorKind::kUsage,
               "[model] name (--model) must be " +
                   std::string(pixels ? "a segmentation" : "a classification") + " model for [data] kind = " +

@@ -132,6 +132,42 @@ at::Tensor read_example(const fs::path& path, const Options& options, const trai
   return batch.images;
 }
 
+/// The images that cannot be read: an error, or with bad_images = skip named and left out.
+class Unreadable {
+ public:
+  /// `list` gets the image and its error.
+  Unreadable(const Options& options, nlohmann::ordered_json& list)
+      : skips_(options.data.bad_images == "skip"), list_(list) {}
+
+  /// Returns what `read` returns, or nothing for an image that is left out.
+  template <class Read>
+  std::optional<at::Tensor> unless_bad(const fs::path& image, const Read& read) {
+    try {
+      return read();
+    } catch (const Error& error) {
+      if (!skips_ || error.kind() != ErrorKind::kData) throw;
+      std::cerr << "palimpsest: left out: " << printable(error.what()) << std::endl;
+      list_.push_back({{"image", as_utf8(image.string())}, {"error", as_utf8(error.what())}});
+      ++count_;
+      return std::nullopt;
+    }
+  }
+
+  /// Tells how many of `images` are left out; all of them are an error.
+  void finish(std::size_t images) const {
+    if (count_ == 0) return;
+    const std::string text =
+        fmt::format("{} of {} could not be read", count_, counted(static_cast<int64_t>(images), "image"));
+    if (count_ == images) throw Error(ErrorKind::kData, text);
+    std::cerr << "palimpsest: " << text << std::endl;
+  }
+
+ private:
+  bool skips_;
+  nlohmann::ordered_json& list_;
+  std::size_t count_ = 0;
+};
+
 /// Says that the outputs of an image are NaN, of which any prediction is a class all the same.
 void note_nan(const fs::path& image, const at::Tensor& outputs) {
   if (outputs.isnan().any().item<bool>())
@@ -225,8 +261,13 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
   if (labels && !pictures)
     throw Error(ErrorKind::kUsage, "[output] folder (--output) is required: the label images go there");
   const at::Tensor colors = data::class_colors(options.data.kind, options.model.classes);
+  auto list = nlohmann::ordered_json::array();
+  Unreadable unreadable(options, list);
   for (std::size_t i = 0; i < images.size(); ++i) {
-    const at::Tensor input = read_input(images[i], options, format);
+    const auto read =
+        unreadable.unless_bad(images[i], [&] { return read_input(images[i], options, format); });
+    if (!read) continue;
+    const at::Tensor& input = *read;
     at::Tensor ids;
     if (views.is_single()) {
       const at::IntArrayRef size = input.sizes().slice(2);
@@ -252,13 +293,11 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
     }
     if (!options.run.json)
       std::cout << printable(images[i].string()) << " -> " << printable(paths[i].string()) << std::endl;
-  }
-  logits_file.write();
-  if (!options.run.json || !pictures) return;
-  auto list = nlohmann::ordered_json::array();
-  for (std::size_t i = 0; i < images.size(); ++i)
     list.push_back({{"image", as_utf8(images[i].string())}, {"picture", as_utf8(paths[i].string())}});
-  std::cout << list.dump() << std::endl;
+  }
+  unreadable.finish(images.size());
+  logits_file.write();
+  if (options.run.json && pictures) std::cout << list.dump() << std::endl;
 }
 
 void predict_images(nn::Model& model, const std::vector<fs::path>& images, const Options& options) {
@@ -275,9 +314,11 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
   const auto format = make_format(options);
   auto list = nlohmann::ordered_json::array();
   LogitsFile logits_file(options, images);
+  Unreadable unreadable(options, list);
   for (const fs::path& image : images) {
-    const at::Tensor logits =
-        train::forward(model, read_example(image, options, format), format.precision)[0].cpu();
+    const auto read = unreadable.unless_bad(image, [&] { return read_example(image, options, format); });
+    if (!read) continue;
+    const at::Tensor logits = train::forward(model, *read, format.precision)[0].cpu();
     note_nan(image, logits);
     logits_file.add(image, logits);
     const at::Tensor probabilities = logits.to(at::kDouble).softmax(0);
@@ -292,6 +333,7 @@ void predict_images(nn::Model& model, const std::vector<fs::path>& images, const
     if (!options.run.json) std::cout << line << std::endl;
     list.push_back({{"image", as_utf8(image.string())}, {"probabilities", classes}});
   }
+  unreadable.finish(images.size());
   logits_file.write();
   if (options.run.json) std::cout << list.dump() << std::endl;
 }

@@ -233,7 +233,7 @@ std::vector<Setting> make_settings() {
        "turn JPEG images as their Exif data say; labels stay as they are", kReadsData | Command::kPredict,
        PALIMPSEST_FIELD(data.exif_orientation)},
       {"data", "bad_images", "bad-images", "<policy>",
-       "fail at an image that cannot be read, or skip and count it", kReadsData,
+       "fail at an image that cannot be read, or skip and count it", kReadsData | Command::kPredict,
        PALIMPSEST_FIELD(data.bad_images), kAny, bad_image_policies},
       {"data", "shuffle_buffer", "shuffle-buffer", "<examples>",
        "examples of shards that a training draws the next one from", kTraining,

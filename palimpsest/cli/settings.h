@@ -45,6 +45,8 @@ struct Setting {
   bool hides_default() const;
   std::string id() const { return table.empty() ? flag : table + "." + key; }
   bool is_switch() const { return std::holds_alternative<bool& (*)(Options&)>(field); }
+  /// Whether --no-FLAG switches it off. A switch that only the command line has is an action: it has no such form.
+  bool has_opposite() const { return is_switch() && !table.empty(); }
   /// reproduce takes what train or compare takes, and flags of its own.
   bool taken_by(Command command) const;
 };

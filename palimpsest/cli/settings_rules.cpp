@@ -74,7 +74,7 @@ bool needs_bytes(const Options::Data& data, std::string_view id) {
 }
 
 bool segments(const Options& options) {
-  return options.model.name.starts_with("deeplabv3_");
+  return models::segments(options.model.name);
 }
 
 bool is_dense(const Options& options) {
@@ -152,11 +152,14 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
         .append(", which is ")
         .append(value);
   }
-  const bool in_folder =
-      id == "data.root" || id == "data.train_split" || id == "data.val_split" || id == "data.bad_images";
+  // A network predicts photos, whatever its training read.
+  const bool predicts = options.run.command == Command::kPredict;
+  const bool in_folder = id == "data.root" || id == "data.train_split" || id == "data.val_split" ||
+                         (id == "data.bad_images" && !predicts);
   if (in_folder && options.data.kind == "generated")
     return "needs the layout of a folder as " + both_names(setting("data.kind")) + ", which is generated";
-  if (id == "data.bad_images" && options.data.bad_images == "skip" && options.data.kind.starts_with("cifar"))
+  if (id == "data.bad_images" && !predicts && options.data.bad_images == "skip" &&
+      options.data.kind.starts_with("cifar"))
     return "needs a file per image as " + both_names(setting("data.kind")) + ", which is " +
            options.data.kind + ", with thousands of images per file";
   if (id == "optimizer.nesterov" && options.optimizer.nesterov && options.optimizer.momentum == 0)
@@ -214,11 +217,10 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
   const bool is_flag = given != options.given.end() && given->second.starts_with("--");
   const bool shapes_evaluations = id == "data.eval_crop" || id == "data.eval_short_side" ||
                                   id == "data.resize" || id == "data.reduce_jpeg";
-  if (shapes_evaluations && is_flag && options.run.command == Command::kPredict && segments(options))
+  if (shapes_evaluations && is_flag && predicts && segments(options))
     return "needs a classification model as " + both_names(setting("model.name")) + ", which is " +
            options.model.name + ": it predicts whole images";
-  // A network of generated scenes predicts photos all the same.
-  if (id == "data.exif_orientation" && !options.data.has_photos() && options.run.command != Command::kPredict)
+  if (id == "data.exif_orientation" && !options.data.has_photos() && !predicts)
     return "needs a folder of images as " + both_names(setting("data.kind")) + ", which is " +
            options.data.kind;
   if (id == "compare.spend" && options.compare.spend == "crop" && options.data.crop == 0)
@@ -229,7 +231,7 @@ std::string void_reason_of_run(const Options& options, const Setting& s) {
     return "needs " + both_names(setting("data.crop")) + " > 0, which is 0";
   if (options.data.crop_mode == "area" && (id == "data.short_side" || id == "data.pad"))
     return "needs " + both_names(setting("data.crop_mode")) + " = window, which is area";
-  if (id == "data.reduce_jpeg" && !options.data.has_photos() && options.run.command != Command::kPredict)
+  if (id == "data.reduce_jpeg" && !options.data.has_photos() && !predicts)
     return "needs a folder of images as " + both_names(setting("data.kind")) + ", which is " +
            options.data.kind;
   if ((id == "data.resize" || id == "data.reduce_jpeg") && is_flag && options.data.eval_short_side == 0 &&

@@ -4,6 +4,7 @@
 #include "palimpsest/io/image.h"
 
 #include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <cmath>
@@ -123,6 +124,12 @@ Sample make(io::ImageSize size, bool reducible, const Decode& decode, const at::
 
 Sample make_example(const io::ImageFile& image, const at::Tensor& label, const TransformOptions& options,
                     Random& random, const std::string& name, int64_t class_id) {
+  if (label.defined() && image.turns_unseen())
+    TORCH_WARN_ONCE(
+        "image '", name,
+        "' is turned or mirrored by its Exif data, which its size does not show, and its label is "
+        "taken for one of the upright photo; if the labels were drawn on the stored pixels, read "
+        "photos with --no-exif-orientation. Only the first such image is named");
   const Decode decode = [&](const io::ImagePart& part) { return image.decode(part); };
   return make(image.size(), image.is_reducible(), decode, label, options, random, name, class_id);
 }

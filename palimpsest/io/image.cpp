@@ -81,7 +81,14 @@ ImageFile::ImageFile(std::string bytes, std::filesystem::path name, Orientation 
       is_jpeg_(is_jpeg(bytes_)),
       size_{} {
   if (!is_jpeg_ && !is_png(bytes_)) codecs::fail_to_read(name_, foreign_format(bytes_));
-  size_ = is_jpeg_ ? codecs::size_of_jpeg(bytes_, name_, orientation_) : codecs::size_of_png(bytes_, name_);
+  if (!is_jpeg_) {
+    size_ = codecs::size_of_png(bytes_, name_);
+    return;
+  }
+  const codecs::JpegHeader header = codecs::header_of_jpeg(bytes_, name_, orientation_);
+  size_ = header.size;
+  const bool turns_sides = header.orientation >= 5 && size_.height != size_.width;
+  turns_unseen_ = header.orientation > 1 && !turns_sides;
 }
 
 at::Tensor ImageFile::decode() const {

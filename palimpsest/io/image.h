@@ -54,7 +54,9 @@ class ImageFile {
 
   ImageSize size() const { return size_; }        ///< of the upright picture
   bool is_reducible() const { return is_jpeg_; }  ///< whether `eighths` below 8 are allowed
-  at::Tensor decode() const;                      ///< u8 (H, W, 3), as read_image
+  /// Whether the Exif data turn or mirror the picture without changing its height and width.
+  bool turns_unseen() const { return turns_unseen_; }
+  at::Tensor decode() const;  ///< u8 (H, W, 3), as read_image
   /// Returns u8 (part.height, part.width, 3). Throws std::invalid_argument for a part that is empty or not
   /// inside the picture.
   at::Tensor decode(const ImagePart& part) const;
@@ -65,6 +67,7 @@ class ImageFile {
   Orientation orientation_;
   bool is_jpeg_;
   ImageSize size_;
+  bool turns_unseen_ = false;
 };
 
 /// Reads a PNG label map as u8 (H, W) class ids: the grey values of 1 to 8 bits, or the indices of a palette

@@ -189,7 +189,7 @@ const Entry* find(const std::vector<Entry>& entries, const std::string& name) {
 }
 
 std::string without_prefix(const std::string& name) {
-  return name.starts_with(kDeepLabPrefix) ? name.substr(kDeepLabPrefix.size()) : name;
+  return segments(name) ? name.substr(kDeepLabPrefix.size()) : name;
 }
 
 nn::Activation activation_of(const std::string& name, const ModelOptions& options) {
@@ -264,7 +264,7 @@ void refuse_dense_options(const std::string& name, const ModelOptions& options) 
 }  // namespace
 
 std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& options) {
-  const bool segments = name.starts_with(kDeepLabPrefix);
+  const bool segments = models::segments(name);
   const nn::NormOptions norm{.strategy = strategy_of(name, options),
                              .activation = activation_of(name, options),
                              .activation_param = options.activation_param,
@@ -320,9 +320,13 @@ nn::Activation default_activation(const std::string& name) {
   return body ? body->activation : nn::Activation::kLeakyReLU;
 }
 
+bool segments(std::string_view name) {
+  return name.starts_with(kDeepLabPrefix);
+}
+
 bool drops_out(const std::string& name) {
   const Entry* body = find(bodies(), without_prefix(name));
-  if (name.starts_with(kDeepLabPrefix)) return body && body->body_drops_out;
+  if (segments(name)) return body && body->body_drops_out;
   const Entry* small = find(small_networks(), name);
   return body ? body->drops_out : small ? small->drops_out : name.starts_with("densenet");
 }

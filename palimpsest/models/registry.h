@@ -9,6 +9,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace palimpsest::models {
@@ -70,6 +71,8 @@ std::shared_ptr<nn::Model> make(const std::string& name, const ModelOptions& opt
 std::vector<std::string> names();
 /// Returns whether make() knows the name: one of names(), or any other densenet_bcLAYERS_kGROWTH.
 bool is_name(const std::string& name);
+/// Returns whether the network has outputs per pixel: deeplabv3_NAME.
+bool segments(std::string_view name);
 /// Returns a lower bound of the number of values that the network's weights have, without making it. It grows with
 /// the numbers in densenet_bcLAYERS_kGROWTH, and is 0 for other names: none has more than 200 million.
 int64_t least_weights(const std::string& name);

@@ -127,14 +127,14 @@ std::optional<int64_t> class_count(const nn::StateDict& tensors) {
 std::string fitting_model(const nn::StateDict& tensors) {
   const auto classes = class_count(tensors);
   if (!classes) return "";
-  const bool segments = std::any_of(tensors.begin(), tensors.end(),
+  const bool has_body = std::any_of(tensors.begin(), tensors.end(),
                                     [](const auto& entry) { return entry.first.starts_with(kBody); });
   const bool dense = std::any_of(tensors.begin(), tensors.end(),
                                  [](const auto& entry) { return entry.first.starts_with(kDense); });
   const bool plain =
       std::any_of(tensors.begin(), tensors.end(), [](const auto& entry) { return entry.first == kPlain; });
   for (const std::string& name : names()) {
-    if (name.starts_with("deeplabv3_") != segments || name.starts_with("densenet") != dense) continue;
+    if (models::segments(name) != has_body || name.starts_with("densenet") != dense) continue;
     if ((name == "alexnet" || name == "vgg16") != plain) continue;
     ModelOptions options;
     options.classes = *classes;

@@ -1,5 +1,6 @@
 """Checkpoints that do not fit, disks that are full, losses that are no numbers: one line, a code, nothing lost."""
 import json
+import pathlib
 import re
 import resource
 import shutil
@@ -8,6 +9,7 @@ import subprocess
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from cli_support import (CHECKPOINT, DATA_ERROR, DIVERGED, MEMORY, OUTPUT, PROGRAM, TINY, TINY_CLASSIFIER, USAGE, environment, error_line,
                          fails, image_folder, png, run, succeeds, write)
@@ -136,6 +138,27 @@ def test_predict_names_an_empty_folder(trained, folder):
 def test_predict_names_an_unreadable_image(trained, folder):
     image = write(folder / "in.png", b"no image")
     fails(DATA_ERROR, "predict", trained / "checkpoint.safetensors", image, "--output", folder / "out", says=[image])
+
+
+def test_predict_leaves_out_unreadable_images_if_told_to(trained, folder):
+    """The network of generated scenes has no bad images of its own, but photos may be bad."""
+    from PIL import Image
+    for name in ("a.png", "c.png"):
+        Image.new("RGB", (64, 48), (90, 120, 60)).save(folder / name)
+    bad = write(folder / "b.png", (folder / "a.png").read_bytes()[:60])
+    predict = ("predict", trained / "checkpoint.safetensors", folder, "--bad-images", "skip")
+    fails(DATA_ERROR, *predict[:3], "--output", folder / "out", says=["b.png"])
+    result = succeeds(*predict, "--output", folder / "out", "--overwrite", "--logits", folder / "logits.safetensors", "--json")
+    lines = result.stderr.splitlines()
+    assert "left out" in lines[-2] and str(bad) in lines[-2] and lines[-1].endswith("1 of 3 images could not be read")
+    entries = {pathlib.Path(entry["image"]).name: entry for entry in json.loads(result.stdout)}
+    assert list(entries) == ["a.png", "b.png", "c.png"]
+    assert "b.png" in entries["b.png"]["error"] and "picture" not in entries["b.png"]
+    assert sorted(path.name for path in (folder / "out").iterdir()) == ["a.png", "c.png"]
+    assert len(safetensors.numpy.load_file(folder / "logits.safetensors")) == 2
+    write(folder / "a.png", b"")
+    write(folder / "c.png", b"")
+    fails(DATA_ERROR, *predict, "--output", folder / "none", says=["3 of 3 images could not be read"])
 
 
 def test_predict_does_not_write_one_picture_over_another(trained, folder):

@@ -255,6 +255,13 @@ def test_a_label_drawn_on_the_stored_pixels_is_told_the_way_out(folder):
     flags = ("train", *TINY_SEGMENTATION, "--data-root", data, "--output", folder / "run")
     fails(DATA_ERROR, *flags, says=[photo, "48x64", "64x48", "--no-exif-orientation"])
     succeeds(*flags, "--no-exif-orientation", "--overwrite")
+    for orientation, width, height in ((1, 64, 48), (3, 64, 48), (8, 64, 64)):
+        write(data / "trainannot/0.png", png(np.zeros((height, width), np.uint8)))
+        jpeg(data / "train", "0.jpg", orientation, width, height)
+        for more in ((), ("--no-exif-orientation",)):
+            result = succeeds(*flags, *more, "--overwrite")
+            warned = [line for line in result.stderr.splitlines() if "turned or mirrored" in line]
+            assert len(warned) == (orientation > 1 and not more) and all(str(photo) in line for line in warned)
     fails(USAGE, "train", *TINY, "--no-exif-orientation", "--dry-run", says=["--no-exif-orientation has no effect", "generated"])
 
 

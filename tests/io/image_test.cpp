@@ -166,6 +166,9 @@ TEST(Image, APhotoIsTurnedAsItsExifDataSay) {
       const at::Tensor image = read_image(folder / "turned.jpg");
       EXPECT_TRUE(image.is_contiguous() && image.equal(upright[orientation - 1])) << orientation;
       EXPECT_TRUE(read_image(folder / "turned.jpg", Orientation::kAsStored).equal(stored)) << orientation;
+      // The sides of a picture that is not square tell a quarter turn.
+      EXPECT_EQ(ImageFile(folder / "turned.jpg").turns_unseen(), orientation > 1 && orientation < 5);
+      EXPECT_FALSE(ImageFile(folder / "turned.jpg", Orientation::kAsStored).turns_unseen());
     }
   }
 }

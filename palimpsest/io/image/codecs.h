@@ -13,8 +13,14 @@
 /// every call into them runs in a function `attempt`, whose argument owns nothing.
 namespace palimpsest::io::codecs {
 
-/// Return the size of the upright picture in `bytes`. `path` is for errors.
-ImageSize size_of_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation);
+/// What the first bytes of a JPEG file say.
+struct JpegHeader {
+  ImageSize size;   ///< of the upright picture
+  int orientation;  ///< by the Exif data, 1 to 8; 1 (upright) if they are ignored
+};
+
+/// Return what the header of the picture in `bytes` says. `path` is for errors.
+JpegHeader header_of_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation);
 ImageSize size_of_png(std::string_view bytes, const std::filesystem::path& path);
 /// Returns the text "Software" before the pixels, or "".
 std::string software_of_png(std::string_view bytes, const std::filesystem::path& path);

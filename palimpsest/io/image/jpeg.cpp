@@ -158,10 +158,12 @@ ImageSize turned(ImageSize stored, int orientation) {
 
 }  // namespace
 
-ImageSize size_of_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation) {
+JpegHeader header_of_jpeg(std::string_view bytes, const std::filesystem::path& path,
+                          Orientation orientation) {
   JpegDecoder decoder;
   read_header(decoder, bytes, path, orientation);
-  return turned({decoder.codec.image_height, decoder.codec.image_width}, stored_orientation(decoder.codec));
+  const int stored = stored_orientation(decoder.codec);
+  return {turned({decoder.codec.image_height, decoder.codec.image_width}, stored), stored};
 }
 
 at::Tensor decode_jpeg(std::string_view bytes, const std::filesystem::path& path, Orientation orientation,
