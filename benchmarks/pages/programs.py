@@ -33,25 +33,22 @@ class Program(typing.NamedTuple):
     figures: list  # of the table
     paper: str  # the paper's figures
     scale: str  # the loss scale
-    batches: int = 1  # over which a step averages the loss
     loss: str = "loss"  # its key in the record
-    computes: bool = False  # whether it trains with products in bf16 and f16, too
 
 
 PROGRAMS = {
     "ssd": Program("Detection (SSD)", [Figure("mean_average_precision", "mAP, %", 1, 100, 0.5)],
-                   "76.9 / diverges / 77.1 % (scale 8)", "8", 64, computes=True),
+                   "76.9 / diverges / 77.1 % (scale 8)", "8"),
     "speech": Program("Speech (GRU, CTC)", [Figure("character_error_rate", "CER, %", 2, 100, 0.5)],
                       "2.20 / 1.99 % (English), 15.82 / 15.01 % (Mandarin); no scale named", "dynamic"),
     "translation": Program("Translation (LSTM, attention)", [Figure("exact_match", "correct sentences, %", 1, 100, 0.5)],
-                           "matches with a scale, slightly worse without (figure 4)", "128", 1024),
+                           "matches with a scale, slightly worse without (figure 4)", "128"),
     "language_model": Program("Language model (LSTM)",
                               [Figure("perplexity", "perplexity", 2, 1, 0.05), Figure("agreement", "agreement, %", 1, 100, 0.5)],
-                              "matches with scale 128, diverges without (figure 5)", "128", 1024),
+                              "matches with scale 128, diverges without (figure 5)", "128"),
     "dcgan": Program("DCGAN", [Figure("distance", "distance", 3, 1, 0.02)], "comparable; no scale needed", "dynamic",
-                     loss="loss_discriminator", computes=True),
-    "denoise": Program("Denoising (DnCNN)", [Figure("signal_to_noise", "PSNR, dB", 2, 1, 0.1)], "not in the paper", "dynamic",
-                       computes=True),
+                     loss="loss_discriminator"),
+    "denoise": Program("Denoising (DnCNN)", [Figure("signal_to_noise", "PSNR, dB", 2, 1, 0.1)], "not in the paper", "dynamic"),
 }
 # In "storage" the products are computed in f32 (f16-pseudo).
 F32, UNSCALED, SCALED, BF16, F16 = SETTINGS = ("f32", "f16 storage, no loss scale", "f16 storage, loss scale", "bf16",
@@ -60,14 +57,10 @@ F32, UNSCALED, SCALED, BF16, F16 = SETTINGS = ("f32", "f16 storage, no loss scal
 
 def flags_of(name):
     """{setting: flags of the program}"""
-    program = PROGRAMS[name]
-    batches = [] if program.batches == 1 else ["--accumulate", str(program.batches)]
-    flags = {F32: batches, UNSCALED: [*batches, "--precision", "f16-pseudo", "--loss-scale", "1"],
-             SCALED: [*batches, "--precision", "f16-pseudo", "--loss-scale", program.scale]}
-    if program.computes:
-        flags |= {BF16: [*batches, "--precision", "bf16"],
-                  F16: [*batches, "--precision", "f16", "--loss-scale", program.scale]}
-    return flags
+    scale = PROGRAMS[name].scale
+    return {F32: [], UNSCALED: ["--precision", "f16-pseudo", "--loss-scale", "1"],
+            SCALED: ["--precision", "f16-pseudo", "--loss-scale", scale], BF16: ["--precision", "bf16"],
+            F16: ["--precision", "f16", "--loss-scale", scale]}
 
 
 def averaged(steps, key):
@@ -188,19 +181,19 @@ def noise(by_setting):
 
 def table(measured):
     header = ["program", "figure", "paper: f32 / no scale / scaled", "f32", "f16 storage, no scale", "f16 storage, scaled", "bf16",
-              "f16, scaled", "scale", "batches", "distance: scaled to f32; f32 to f32",
+              "f16, scaled", "scale", "distance: scaled to f32; f32 to f32",
               "zero activation gradients, %: no scale, scaled"]
     rows, commands = [], []
     for name, by_setting in measured.items():
         program, f32 = PROGRAMS[name], by_setting[F32]
-        cells = [judged(by_setting[setting], f32, name) if setting in flags_of(name) else "" for setting in (SCALED, BF16, F16)]
+        cells = [judged(by_setting[setting], f32, name) for setting in (SCALED, BF16, F16)]
         shares = f"{lost(by_setting[UNSCALED])}, {lost(by_setting[SCALED])}" if f32 else result_page.NOT_MEASURED
         rows.append([f"`{name}`: {program.title}", ", ".join(figure.name for figure in program.figures), program.paper,
-                     figures(f32, name), figures(by_setting[UNSCALED], name), *cells, program.scale, str(program.batches),
+                     figures(f32, name), figures(by_setting[UNSCALED], name), *cells, program.scale,
                      noise(by_setting), shares])
         commands += [run["command"] for runs in by_setting.values() for run in runs]
     lines = "\n".join(commands)
-    return f"\n{result_page.table(header, rows, numbers=9)}\n\n```text\n{lines}\n```\n\n"
+    return f"\n{result_page.table(header, rows, numbers=8)}\n\n```text\n{lines}\n```\n\n"
 
 
 def chart(measured):
