@@ -35,7 +35,7 @@ def test_a_network_that_joins_the_memory_joins_the_page(results):
 
 def test_a_formula_that_is_off_fails_in_the_page(results):
     def off(content):
-        row = content["rows"][1]
+        row = next(row for row in content["rows"] if row["limit"] > 0)
         row["pass"], row["error"], row["largest_batch"] = False, 0.02, 2 * row["batch"]
 
     change(results / "equal_memory.json", off)
