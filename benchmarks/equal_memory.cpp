@@ -76,7 +76,6 @@ constexpr std::array kForms{Form{"standard", nn::Strategy::kStandard, "f32"},
 
 struct Size {
   int64_t batch, crop;
-  double pixels() const { return static_cast<double>(batch * crop * crop); }
 };
 // Smaller crops take other algorithms: a dilated convolution leaves out the taps that lie outside of all pixels,
 // and has other scratch memory.
@@ -149,7 +148,7 @@ class OperatorPeaks {
   void end_part() {
     --depth_;
     note();
-    name_ = "the node that the gradient goes to";
+    name_ = "between the losses and backward";
   }
 
   std::vector<OperatorPeak> take() {

@@ -14,7 +14,7 @@ MODULES = [("CONV1", 128, 56, 1.8, 4.0), ("CONV2", 256, 28, 2.0, 3.7), ("CONV3",
            ("CONV4", 1024, 7, 0.8, 1.2)]
 BLOCK = re.compile(r"\((\d+), (\d+)\) (\S+ ?(?:grouped)?) (\w+)")
 
-EQUAL_MEMORY = "PALIMPSEST_COMMIT=$(git rev-parse --short HEAD) build/release/equal_memory --json docs/results/equal_memory.json"
+EQUAL_MEMORY = "PALIMPSEST_COMMIT=$(git describe --always --dirty=+ --exclude='*') build/release/equal_memory --json docs/results/equal_memory.json"
 NOT_COMPLETE = "The program was\ncut short: the rows that it has not measured are missing here."
 
 PAGE = """# The paper's figures beside ours
@@ -47,13 +47,13 @@ The memory is the peak of a training step per GPU, with the standard layers, at 
 table 3: DeepLabV3 with output stride 8, the mean loss over each image's hardest quarter of the pixels, parameters,
 gradients and momentum included. The table shows the largest batch of the same crop, and the largest crop of the same
 batch, that fit in that memory, and the gained pixels; brackets hold the paper's gain. `loss`: our loss without full-size
-logits (`ops/upsampled_loss.h`) on both sides, or libtorch's `interpolate` and `cross_entropy` on both, forward and backward
-of one image after the other; over a whole batch they need more. They compute in f32, in a step in bf16 too, and hold three
-full-size tensors at a time: with 91 classes and large crops the peak of ResNeXt-101's step in bf16.
+logits (`ops/upsampled_loss.h`) on both sides, or libtorch's `interpolate` and `cross_entropy` on both, with both passes of
+one image after the other; over a whole batch they need more. They compute in f32, in a step in bf16 too, and hold three
+full-size tensors at a time, which can be the peak of a step with 91 classes.
 
 The peaks of `standard` were counted. Those of ours were counted at {fitted}; a formula
-through them gives the other sizes. Its error was measured at {checked}: too high a peak is against us. {missing}
-{machines}
+through them gives the other sizes. Its error was measured at {checked}: too high a peak is against us.
+{missing} {machines}
 
     {equal_memory_command}
 

@@ -284,6 +284,7 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
         logits_file.add(images[i], result.log_probabilities);
       }
     }
+    auto& entry = list.emplace_back(nlohmann::ordered_json{{"image", as_utf8(images[i].string())}});
     if (!pictures) continue;
     check_not_in_use(paths[i]);
     if (labels) {
@@ -293,11 +294,11 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
     }
     if (!options.run.json)
       std::cout << printable(images[i].string()) << " -> " << printable(paths[i].string()) << std::endl;
-    list.push_back({{"image", as_utf8(images[i].string())}, {"picture", as_utf8(paths[i].string())}});
+    entry["picture"] = as_utf8(paths[i].string());
   }
   unreadable.finish(images.size());
   logits_file.write();
-  if (options.run.json && pictures) std::cout << list.dump() << std::endl;
+  if (options.run.json) std::cout << list.dump() << std::endl;
 }
 
 void predict_images(nn::Model& model, const std::vector<fs::path>& images, const Options& options) {

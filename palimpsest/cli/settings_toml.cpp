@@ -29,7 +29,8 @@ std::vector<std::string> table_names() {
 }
 
 /// Returns whether the setting says which files are read and written. The user decides that, and not a file
-/// that may come from a stranger; but `eval` reads the images that the training read.
+/// that may come from a stranger; but `eval` reads the images that the training read. What becomes of bad images is said
+/// for these images.
 bool chooses_files(const Setting& setting, Command command) {
   const auto is_one_of = [&](std::initializer_list<std::string_view> ids) {
     return std::find(ids.begin(), ids.end(), setting.id()) != ids.end();
@@ -37,7 +38,7 @@ bool chooses_files(const Setting& setting, Command command) {
   if (setting.table == "output" || is_one_of({"model.weights", "model.reset_classifier"})) return true;
   if (command == Command::kEval || command == Command::kInfo)
     return false;  // info names them, and reads none
-  return is_one_of({"data.root", "data.train_split", "data.val_split"});
+  return is_one_of({"data.root", "data.train_split", "data.val_split", "data.bad_images"});
 }
 
 /// Formats the given value and its type for a message.

@@ -1,5 +1,6 @@
 #include "palimpsest/data/example.h"
 
+#include "palimpsest/base/printable.h"
 #include "palimpsest/data/resize.h"
 #include "palimpsest/io/image.h"
 
@@ -124,12 +125,13 @@ Sample make(io::ImageSize size, bool reducible, const Decode& decode, const at::
 
 Sample make_example(const io::ImageFile& image, const at::Tensor& label, const TransformOptions& options,
                     Random& random, const std::string& name, int64_t class_id) {
-  if (label.defined() && image.turns_unseen())
+  if (label.defined() && image.turns_unseen()) {
     TORCH_WARN_ONCE(
-        "image '", name,
+        "image '", printable(name),
         "' is turned or mirrored by its Exif data, which its size does not show, and its label is "
         "taken for one of the upright photo; if the labels were drawn on the stored pixels, read "
         "photos with --no-exif-orientation. Only the first such image is named");
+  }
   const Decode decode = [&](const io::ImagePart& part) { return image.decode(part); };
   return make(image.size(), image.is_reducible(), decode, label, options, random, name, class_id);
 }

@@ -17,7 +17,8 @@ namespace palimpsest::data {
 /// view of a training shows a pixel of this class, uniform among its pixels, if the label has any.
 ///
 /// Resampling::kInterpolate: the image is normalized f32 and the target i64. Otherwise both are u8, and padding
-/// is the mean colour, rounded. Throws as choose_view and io::ImageFile do.
+/// is the mean colour, rounded. The first labeled image of a process that its Exif data turn without changing its size
+/// gets a warning. Throws as choose_view and io::ImageFile do.
 Sample make_example(const io::ImageFile& image, const at::Tensor& label, const TransformOptions& options,
                     Random& random, const std::string& name, int64_t class_id = -1);
 /// The same of a decoded image, u8 (H, W, 3) and contiguous.

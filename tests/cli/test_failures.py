@@ -142,13 +142,13 @@ def test_predict_names_an_unreadable_image(trained, folder):
 
 def test_predict_leaves_out_unreadable_images_if_told_to(trained, folder):
     """The network of generated scenes has no bad images of its own, but photos may be bad."""
-    from PIL import Image
     for name in ("a.png", "c.png"):
-        Image.new("RGB", (64, 48), (90, 120, 60)).save(folder / name)
+        write(folder / name, png(np.full((48, 64, 3), 90)))
     bad = write(folder / "b.png", (folder / "a.png").read_bytes()[:60])
     predict = ("predict", trained / "checkpoint.safetensors", folder, "--bad-images", "skip")
     fails(DATA_ERROR, *predict[:3], "--output", folder / "out", says=["b.png"])
-    result = succeeds(*predict, "--output", folder / "out", "--overwrite", "--logits", folder / "logits.safetensors", "--json")
+    result = succeeds(*predict, "--output", folder / "out", "--overwrite", "--logits", folder / "logits.safetensors",
+                      "--json")
     lines = result.stderr.splitlines()
     assert "left out" in lines[-2] and str(bad) in lines[-2] and lines[-1].endswith("1 of 3 images could not be read")
     entries = {pathlib.Path(entry["image"]).name: entry for entry in json.loads(result.stdout)}
@@ -156,9 +156,31 @@ def test_predict_leaves_out_unreadable_images_if_told_to(trained, folder):
     assert "b.png" in entries["b.png"]["error"] and "picture" not in entries["b.png"]
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["a.png", "c.png"]
     assert len(safetensors.numpy.load_file(folder / "logits.safetensors")) == 2
+    listed = json.loads(succeeds(*predict, "--logits", folder / "logits.safetensors", "--overwrite", "--json").stdout)
+    assert [sorted(entry) for entry in listed] == [["image"], ["error", "image"], ["image"]]
     write(folder / "a.png", b"")
     write(folder / "c.png", b"")
     fails(DATA_ERROR, *predict, "--output", folder / "none", says=["3 of 3 images could not be read"])
+
+
+def test_predict_names_what_can_be_read_of_a_folder(trained_classifier, folder):
+    run_folder, data = trained_classifier
+    for name, bytes_ in (("a.png", next((data / "val/cat").iterdir()).read_bytes()), ("b.png", b"")):
+        write(folder / "in" / name, bytes_)
+    predict = ("predict", run_folder, folder / "in", "--bad-images", "skip")
+    result = succeeds(*predict)
+    assert result.stdout.count("\n") == 1 and "a.png: " in result.stdout
+    assert result.stderr.splitlines()[-1].endswith("1 of 2 images could not be read")
+    listed = json.loads(succeeds(*predict, "--json").stdout)
+    assert [sorted(entry) for entry in listed] == [["image", "probabilities"], ["error", "image"]]
+
+
+def test_predict_does_not_leave_out_images_because_the_training_did(folder):
+    data = image_folder(folder / "data")
+    succeeds("train", *TINY_CLASSIFIER, "--data-root", data, "--bad-images", "skip", "--output", folder / "run")
+    bad = write(folder / "bad.png", b"")
+    fails(DATA_ERROR, "predict", folder / "run", data / "val/cat", bad, says=[bad])
+    succeeds("predict", folder / "run", data / "val/cat", bad, "--config", folder / "run/config.toml")
 
 
 def test_predict_does_not_write_one_picture_over_another(trained, folder):
