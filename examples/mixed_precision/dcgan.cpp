@@ -93,7 +93,7 @@ double sliced_distance(const at::Tensor& a, const at::Tensor& b) {
   const at::Tensor directions = torch::nn::functional::normalize(
       torch::randn({3 * 64, 64}), torch::nn::functional::NormalizeFuncOptions().dim(0));
   const auto sorted = [&](const at::Tensor& images) {
-    const at::Tensor rows = torch::adaptive_avg_pool2d(images.to(at::kFloat), {8, 8}).flatten(1);
+    const at::Tensor rows = torch::adaptive_avg_pool2d(images.to(at::kCPU, at::kFloat), {8, 8}).flatten(1);
     return std::get<0>(rows.matmul(directions).sort(0));
   };
   return (sorted(a) - sorted(b)).abs().mean().item<double>();
@@ -105,12 +105,14 @@ void train(Training& training) {
   torch::nn::Sequential both;  // a skipped step restores the statistics of both
   both->push_back(generator);
   both->push_back(discriminator);
+  both->to(training.device());
   training.keep_statistics_of(*both);
   const auto options = torch::optim::AdamOptions(2e-4).betas({0.5, 0.999});
   torch::optim::Adam adam_g(generator->parameters(), options), adam_d(discriminator->parameters(), options);
   for (int64_t step = 0; step < training.steps(); ++step) {
     training.begin_step();
-    const at::Tensor real = faces(training.seed(), 1, step, kBatch), noise = torch::randn({kBatch, kNoise});
+    const at::Tensor real = training.moved(faces(training.seed(), 1, step, kBatch)),
+                     noise = training.moved(torch::randn({kBatch, kNoise}));
     at::Tensor fake, of_real, of_fake;
     {
       const auto guard = training.guard();
@@ -137,7 +139,7 @@ void train(Training& training) {
   at::Tensor fake;
   {
     const auto guard = training.guard();
-    fake = generator->forward(torch::randn({kImages, kNoise}));
+    fake = generator->forward(training.moved(torch::randn({kImages, kNoise})));
   }
   const at::Tensor held_out = faces(training.seed(), 2, 0, kImages);
   training.finish(

@@ -50,8 +50,13 @@ TORCH_MODULE(Denoiser);
 
 /// Returns n images, (n, 3, kSide, kSide), f32 in [-1, 1].
 at::Tensor images_of(const Training& training, uint64_t part, int64_t index, int64_t n) {
-  return torch::upsample_bilinear2d(faces(training.seed(), part, index, n), {kSide, kSide},
-                                    /*align_corners=*/false);
+  return training.moved(torch::upsample_bilinear2d(faces(training.seed(), part, index, n), {kSide, kSide},
+                                                   /*align_corners=*/false));
+}
+
+/// Returns what is added to the images, drawn on the CPU whatever the device.
+at::Tensor noise_like(const Training& training, const at::Tensor& images) {
+  return training.moved(kNoise * torch::randn(images.sizes()));
 }
 
 at::Tensor noise_of(Training& training, Denoiser& model, const at::Tensor& noisy) {
@@ -66,15 +71,16 @@ double ratio(const at::Tensor& error) {
 
 void train(Training& training) {
   Denoiser model;
+  model->to(training.device());
   training.keep_statistics_of(*model);
   torch::optim::Adam adam(model->parameters(), torch::optim::AdamOptions(1e-3));
   training.run(adam, /*clip=*/0, [&](int64_t step) {
-    const at::Tensor clean = images_of(training, 1, step, kBatch), noise = kNoise * torch::randn_like(clean);
+    const at::Tensor clean = images_of(training, 1, step, kBatch), noise = noise_like(training, clean);
     return torch::mse_loss(noise_of(training, model, clean + noise), noise);
   });
   const torch::NoGradGuard no_grad;
   model->eval();
-  const at::Tensor clean = images_of(training, 2, 0, 64), noise = kNoise * torch::randn_like(clean);
+  const at::Tensor clean = images_of(training, 2, 0, 64), noise = noise_like(training, clean);
   training.finish({{"signal_to_noise", ratio(noise_of(training, model, clean + noise) - noise)},
                    {"signal_to_noise_before", ratio(noise)}});
 }

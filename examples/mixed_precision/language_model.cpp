@@ -47,7 +47,7 @@ at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& text) {
 
 std::vector<Metric> evaluate(Training& training, LanguageModel& model, const Language& language) {
   const torch::NoGradGuard no_grad;
-  const at::Tensor text = language.text(2, 0, 256, kLength);
+  const at::Tensor text = training.moved(language.text(2, 0, 256, kLength));
   const at::Tensor logits = logits_of(training, model, text);
   const double loss = loss_of(logits, text).item<double>();
   const at::Tensor next = text.narrow(0, 1, kLength) - Language::kKinds;
@@ -60,11 +60,12 @@ std::vector<Metric> evaluate(Training& training, LanguageModel& model, const Lan
 void train(Training& training) {
   const Language language(training.seed());
   LanguageModel model;
+  model->to(training.device());
   // From 0, the first step would take only signs: +-0.2 for every weight, however small its gradient.
   torch::optim::Adagrad adagrad(model->parameters(),
                                 torch::optim::AdagradOptions(0.2).initial_accumulator_value(1e-3));
   training.run(adagrad, /*clip=*/1, [&](int64_t step) {
-    const at::Tensor text = language.text(1, step, kColumns, kLength);
+    const at::Tensor text = training.moved(language.text(1, step, kColumns, kLength));
     return loss_of(logits_of(training, model, text), text);
   });
   training.finish(evaluate(training, model, language));

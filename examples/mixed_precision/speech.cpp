@@ -57,7 +57,7 @@ TORCH_MODULE(Recognizer);
 
 at::Tensor logits_of(Training& training, Recognizer& model, const Tones& tones) {
   const auto guard = training.guard();
-  return model->forward(tones.spectrograms);
+  return model->forward(training.moved(tones.spectrograms));
 }
 
 /// Returns the mean over utterances of the loss per letter, in f32.
@@ -101,7 +101,7 @@ int64_t edit_distance(const std::vector<int64_t>& a, const std::vector<int64_t>&
 std::vector<Metric> evaluate(Training& training, Recognizer& model) {
   const torch::NoGradGuard no_grad;
   const Tones tones(training.seed(), 2, 0, 256);
-  const at::Tensor logits = logits_of(training, model, tones), best = logits.argmax(2);
+  const at::Tensor logits = logits_of(training, model, tones), best = logits.argmax(2).cpu();
   int64_t faults = 0, letters = 0;
   for (size_t i = 0; i < tones.letters.size(); ++i) {
     faults += edit_distance(decode(best.select(1, static_cast<int64_t>(i))), tones.letters[i]);
@@ -113,6 +113,7 @@ std::vector<Metric> evaluate(Training& training, Recognizer& model) {
 
 void train(Training& training) {
   Recognizer model;
+  model->to(training.device());
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.02).momentum(0.9).nesterov(true));
   training.run(sgd, /*clip=*/5, [&](int64_t step) {
     const Tones tones(training.seed(), 1, step, kBatch);
@@ -126,6 +127,6 @@ void train(Training& training) {
 
 int main(int argc, char** argv) {
   return mixed_precision::run(argc, argv, "speech",
-                              "Speech recognition: convolutions, GRU, CTC; generated tones.", 300,
+                              "Speech recognition: convolutions, GRU, CTC; generated tones.", 600,
                               mixed_precision::train);
 }

@@ -9,6 +9,7 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,7 @@ namespace {
 
 using palimpsest::nn::Conv2d;
 
+constexpr double kLearningRate = 0.05;
 constexpr int64_t kBatch = 16, kSides = 2, kOutputs = Shapes::kKinds + 1 + 4;
 
 Conv2d convolution(int64_t inputs, int64_t outputs) {
@@ -75,14 +77,15 @@ at::Tensor outputs_of(Training& training, Detector& model, const Shapes& shapes)
   at::Tensor outputs;
   {
     const auto guard = training.guard();
-    outputs = model->forward(shapes.images);
+    outputs = model->forward(training.moved(shapes.images));
   }
   return outputs.to(at::kFloat);
 }
 
 /// Returns the sum over matched boxes and over three times as many of the hardest other boxes (SSD, eq. 1),
 /// divided by the number of all boxes.
-at::Tensor loss_of(const at::Tensor& outputs, const Targets& targets) {
+at::Tensor loss_of(const at::Tensor& outputs, const Targets& of) {
+  const Targets targets{of.kinds.to(outputs.device()), of.offsets.to(outputs.device())};
   const auto parts = outputs.split_with_sizes({Shapes::kKinds + 1, 4}, 2);
   const at::Tensor matched = targets.kinds > 0;
   const at::Tensor entropy =
@@ -101,7 +104,7 @@ at::Tensor loss_of(const at::Tensor& outputs, const Targets& targets) {
 double evaluate(Training& training, Detector& model, const std::vector<Box>& boxes) {
   const torch::NoGradGuard no_grad;
   const Shapes shapes(training.seed(), 2, 0, 200);
-  const at::Tensor outputs = outputs_of(training, model, shapes);
+  const at::Tensor outputs = outputs_of(training, model, shapes).cpu();
   const at::Tensor kinds = outputs.narrow(2, 0, Shapes::kKinds + 1).softmax(2),
                    offsets = outputs.narrow(2, Shapes::kKinds + 1, 4);
   std::vector<std::vector<Object>> detections;
@@ -111,9 +114,16 @@ double evaluate(Training& training, Detector& model, const std::vector<Box>& box
 
 void train(Training& training) {
   Detector model;
+  model->to(training.device());
   const std::vector<Box> boxes = boxes_of_detector();
-  torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(5e-4));
+  torch::optim::SGD sgd(model->parameters(),
+                        torch::optim::SGDOptions(kLearningRate).momentum(0.9).weight_decay(5e-4));
   training.run(sgd, /*clip=*/0, [&](int64_t step) {
+    // Constant, then linear to 0 from half of the steps on. Without this, and with 300 steps, the precision of three
+    // seeds was 45 to 92 %; with it, 99 %.
+    const double left = 1 - static_cast<double>(step) / static_cast<double>(training.steps());
+    for (auto& group : sgd.param_groups())
+      static_cast<torch::optim::SGDOptions&>(group.options()).lr(kLearningRate * std::min(1.0, 2 * left));
     const Shapes shapes(training.seed(), 1, step, kBatch);
     return loss_of(outputs_of(training, model, shapes), match(shapes.objects, boxes));
   });
@@ -125,6 +135,6 @@ void train(Training& training) {
 
 int main(int argc, char** argv) {
   return mixed_precision::run(argc, argv, "ssd",
-                              "A single shot detector: plain convolutions, SGD; generated shapes.", 300,
+                              "A single shot detector: plain convolutions, SGD; generated shapes.", 1000,
                               mixed_precision::train);
 }

@@ -1,8 +1,10 @@
 #include "examples/mixed_precision/support.h"
 
 #include <palimpsest/io/atomic_file.h>
+#include <palimpsest/train/device.h>
 #include <palimpsest/train/loss_scale.h>
 
+#include <ATen/Context.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/utils.h>
@@ -43,17 +45,15 @@ Json to_json(const amp::ExponentHistogram& histogram) {
 Options parse(int argc, char** argv, const std::string& description, int64_t steps) {
   Options options;
   options.steps = steps;
-  std::string precision = "f32";
+  std::string precision = "f32", device = "cpu";
   CLI::App app(description);
   app.add_option("--precision", precision, "<f32, bf16, f16 or f16-pseudo> precision of the computation")
       ->capture_default_str();
   app.add_option("--loss-scale", options.loss_scale,
                  "<dynamic or factor> f16: multiplies the loss; 1: no scale [dynamic]");
   app.add_option("--steps", options.steps, "<steps> training steps")->capture_default_str();
-  app.add_option("--accumulate", options.accumulate,
-                 "<batches> over which the loss is averaged; all have the same images")
-      ->capture_default_str();
   app.add_option("--seed", options.seed, "<number> seed of data and first weights")->capture_default_str();
+  app.add_option("--device", device, "<cpu, cuda or cuda:N> device that computes")->capture_default_str();
   app.add_option("--json", options.json,
                  "<file> also write the record to this file, a line of JSON for each step");
   try {
@@ -67,9 +67,7 @@ Options parse(int argc, char** argv, const std::string& description, int64_t ste
   options.precision = amp::parse_precision(precision);
   if (options.steps < 1)
     throw Error(ErrorKind::kUsage, "--steps must be at least 1, got " + std::to_string(options.steps));
-  if (options.accumulate < 1)
-    throw Error(ErrorKind::kUsage,
-                "--accumulate must be at least 1, got " + std::to_string(options.accumulate));
+  options.device = palimpsest::train::parse_device(device);
   if (!amp::needs_loss_scale(options.precision)) {
     if (!options.loss_scale.empty())
       throw Error(ErrorKind::kUsage,
@@ -103,17 +101,13 @@ void Training::begin_step() {
 
 void Training::backward(const at::Tensor& loss) {
   step_.forward_done(loss);
-  step_.backward(loss / options_.accumulate);
+  step_.backward(loss);
 }
 
 void Training::step(torch::optim::Optimizer& optimizer, double clip) {
   step_.update(optimizer, [&] {
-    for (auto& group : optimizer.param_groups()) {
-      if (options_.accumulate > 1)
-        for (auto& parameter : group.params())
-          if (parameter.grad().defined()) parameter.mutable_grad().mul_(options_.accumulate);
-      if (clip > 0) torch::nn::utils::clip_grad_norm_(group.params(), clip);
-    }
+    if (clip > 0)
+      for (auto& group : optimizer.param_groups()) torch::nn::utils::clip_grad_norm_(group.params(), clip);
   });
   optimizer.zero_grad();
 }
@@ -168,8 +162,8 @@ void Training::finish(const std::vector<Metric>& metrics) {
             {"precision", amp::to_string(options_.precision)},
             {"loss_scale", options_.loss_scale},
             {"steps", steps()},
-            {"accumulate", options_.accumulate},
             {"seed", seed()},
+            {"device", device().str()},
             {"skipped", step_.skipped_steps()}};
   for (const auto& [name, value] : metrics) {
     line["metrics"][name] = value;
@@ -194,6 +188,8 @@ int run(int argc, char** argv, const std::string& name, const std::string& descr
   try {
     const Options options = parse(argc, argv, description, steps);
     torch::manual_seed(options.seed);
+    // The products of f32 and f16-pseudo on a GPU: TF32 would give them the mantissa of f16.
+    at::globalContext().setAllowTF32CuDNN(false);
     const auto start = std::chrono::steady_clock::now();
     Training training(name, options);
     train(training);

@@ -4,6 +4,7 @@
 #include <palimpsest/train/step.h>
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -23,11 +24,8 @@ struct Options {
   amp::Precision precision = amp::Precision::kF32;
   std::string loss_scale;  ///< "dynamic" or a number; 1: no scale; empty if the precision needs none
   int64_t steps = 0;
-  /// Batches over which the loss is averaged: each backward pass gives the gradient of loss / accumulate, and
-  /// the optimizer sees the sum of these. The batches are equal, so one pass is computed and its gradients
-  /// are multiplied.
-  int64_t accumulate = 1;
   uint64_t seed = 1;
+  c10::Device device{c10::kCPU};
   std::string json;  ///< file for the record; empty: none
 };
 
@@ -41,6 +39,7 @@ struct Metric {
 ///
 ///   for (int64_t step = 0; step < training.steps(); ++step) {
 ///     training.begin_step();
+///     const auto [x, y] = batch(step);   // on training.device()
 ///     {
 ///       const auto guard = training.guard();
 ///       logits = net->forward(x);
@@ -58,15 +57,18 @@ class Training {
 
   int64_t steps() const { return options_.steps; }
   uint64_t seed() const { return options_.seed; }
+  c10::Device device() const { return options_.device; }
+  /// Returns a tensor of the data, which is made on the CPU, on the device of the training.
+  at::Tensor moved(const at::Tensor& data) const { return data.to(device()); }
   /// The scope of a forward pass.
-  amp::PrecisionGuard guard() const { return {at::kCPU, options_.precision}; }
+  amp::PrecisionGuard guard() const { return {device(), options_.precision}; }
 
   /// Begins a step. Every kObserveEvery-th step counts the exponents of its gradients.
   void begin_step();
-  /// Computes the gradients of scale * loss / accumulate.
+  /// Computes the gradients of scale * loss.
   void backward(const at::Tensor& loss);
-  /// Unscales the gradients, adds up the gradients of all accumulated batches, clips their norm to `clip` (0:
-  /// no clipping), calls optimizer.step() unless a gradient is not finite, and zeroes the gradients.
+  /// Unscales the gradients, clips their norm to `clip` (0: no clipping), calls optimizer.step() unless a gradient
+  /// is not finite, and zeroes the gradients.
   void step(torch::optim::Optimizer& optimizer, double clip = 0);
   /// Ends the step, after step() of all optimizers, and records it with its losses. Throws Error(kDiverged)
   /// for a loss that is not finite although no update was skipped, and after 50 skipped steps in a row; the
@@ -78,7 +80,7 @@ class Training {
   void run(torch::optim::Optimizer& optimizer, double clip, const std::function<at::Tensor(int64_t)>& loss);
 
   /// Prints `metrics` and the shares of lost gradients, and writes the record: a line of JSON per step, then
-  /// one for the whole run. The same options give the same bytes.
+  /// one for the whole run. The same options give the same bytes on a CPU.
   void finish(const std::vector<Metric>& metrics);
 
   static constexpr int64_t kObserveEvery = 20;

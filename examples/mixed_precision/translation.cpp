@@ -69,6 +69,13 @@ struct TranslatorImpl : torch::nn::Module {
 };
 TORCH_MODULE(Translator);
 
+Sentences sentences_of(const Training& training, uint64_t part, int64_t index, int64_t n) {
+  Sentences sentences(training.seed(), part, index, n);
+  sentences.source = training.moved(sentences.source);
+  sentences.target = training.moved(sentences.target);
+  return sentences;
+}
+
 /// Returns the mean loss over words, in f32. The decoder gets the right words so far.
 at::Tensor loss_of(Training& training, Translator& model, const Sentences& sentences) {
   std::vector<at::Tensor> logits;
@@ -85,7 +92,7 @@ at::Tensor loss_of(Training& training, Translator& model, const Sentences& sente
 
 std::vector<Metric> evaluate(Training& training, Translator& model) {
   const torch::NoGradGuard no_grad;
-  const Sentences sentences(training.seed(), 2, 0, 512);
+  const Sentences sentences = sentences_of(training, 2, 0, 512);
   const auto guard = training.guard();
   auto state = model->encode(sentences.source);
   at::Tensor words = sentences.target[0];
@@ -103,9 +110,10 @@ std::vector<Metric> evaluate(Training& training, Translator& model) {
 
 void train(Training& training) {
   Translator model;
+  model->to(training.device());
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.8).momentum(0.9));
   training.run(sgd, /*clip=*/5, [&](int64_t step) {
-    return loss_of(training, model, Sentences(training.seed(), 1, step, kBatch));
+    return loss_of(training, model, sentences_of(training, 1, step, kBatch));
   });
   training.finish(evaluate(training, model));
 }
