@@ -463,7 +463,7 @@ class Results {
 int run_program(int argc, char** argv) {
   const Options options = parse_options(argc, argv,
                                         "Counts the pixels that fit into the memory of the standard layers. "
-                                        "It takes an hour or more on two cores; "
+                                        "It takes half an hour or more on two cores; "
                                         "with the same JSON file it goes on where it was cut short.");
   memory::install_counting_allocator();
   try {

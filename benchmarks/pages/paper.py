@@ -48,7 +48,7 @@ table 3: DeepLabV3 with output stride 8, the mean loss over each image's hardest
 gradients and momentum included. The table shows the largest batch of the same crop, and the largest crop of the same
 batch, that fit in that memory, and the gained pixels; brackets hold the paper's gain. `loss`: our loss without full-size
 logits (`ops/upsampled_loss.h`) on both sides, or libtorch's `interpolate` and `cross_entropy` on both, with both passes of
-one image after the other; over a whole batch they need more. They compute in f32, in a step in bf16 too, and hold three
+one image after the other; over a whole batch they need more. Even in a step in bf16 they compute in f32. They hold three
 full-size tensors at a time, which can be the peak of a step with 91 classes.
 
 The peaks of `standard` were counted. Those of ours were counted at {fitted}; a formula
@@ -118,12 +118,8 @@ def batch_table(comparisons):
 def equal_memory_table(measured):
     rows = []
     # The program measures both losses at once; the table has the forms of one loss below each other.
-    compared = {}
-    for row in measured["rows"]:
-        for loss in ("ours", "libtorch"):
-            compared.setdefault((row["network"], row["data"], loss), [])
-        compared[row["network"], row["data"], row["loss"]].append(row)
-    for row in sum(compared.values(), []):
+    compared = list(dict.fromkeys((row["network"], row["data"]) for row in measured["rows"]))
+    for row in sorted(measured["rows"], key=lambda row: (compared.index((row["network"], row["data"])), row["loss"] != "ours")):
         standard = row["limit"] == 0
         batch, crop = row["largest_batch"], row["largest_crop"]
         pixels = row["batch"] * row["crop"] ** 2

@@ -29,8 +29,8 @@ std::vector<std::string> table_names() {
 }
 
 /// Returns whether the setting says which files are read and written. The user decides that, and not a file
-/// that may come from a stranger; but `eval` reads the images that the training read. What becomes of bad images is said
-/// for these images.
+/// that may come from a stranger; but `eval` reads the images that the training read. The policy for bad images is of
+/// the images of the training, too.
 bool chooses_files(const Setting& setting, Command command) {
   const auto is_one_of = [&](std::initializer_list<std::string_view> ids) {
     return std::find(ids.begin(), ids.end(), setting.id()) != ids.end();
