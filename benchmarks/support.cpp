@@ -27,7 +27,7 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 Json to_json(const Spread& s) {
-  return {{"median", s.median}, {"low", s.low}, {"high", s.high}};
+  return {{"median", s.median}, {"low", s.low}, {"high", s.high}, {"runs", s.runs}};
 }
 
 Json to_json(const Row& row) {
@@ -67,7 +67,7 @@ Spread spread_of(std::vector<double> values) {
     const size_t above = std::min(below + 1, values.size() - 1);
     return values[below] + (position - static_cast<double>(below)) * (values[above] - values[below]);
   };
-  return {quantile(0.5), quantile(0.25), quantile(0.75)};
+  return {quantile(0.5), quantile(0.25), quantile(0.75), static_cast<int>(values.size())};
 }
 
 std::string commit() {

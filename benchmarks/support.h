@@ -15,19 +15,20 @@ struct Spread {
   double median = 0;
   double low = 0;   ///< first quartile
   double high = 0;  ///< third quartile
+  int runs = 0;     ///< 0: a quantity without spread
 };
 /// Takes at least one value.
 Spread spread_of(std::vector<double> values);
 /// A quantity without spread, such as bytes.
 inline Spread exactly(double value) {
-  return {value, value, value};
+  return {value, value, value, 0};
 }
 
 /// The options of every benchmark program: --json PATH, --check, --repeats N, --threads N, --describe.
 struct Options {
   std::string json;    ///< the JSON file to write; empty: none
   bool check = false;  ///< exit status 1 if a claim fails
-  int repeats = 25;    ///< timed runs of each side
+  int repeats = 25;    ///< timed runs of each side; a benchmark of long steps makes a part of them
 };
 /// Reads the options and PALIMPSEST_ISA, and sets libtorch's and our threads. Ends the program for --help, and
 /// for --describe, which prints the machine (status 0); and with one line for a wrong value (status 2).

@@ -68,6 +68,7 @@ class Spread:
     median: float
     low: float
     high: float
+    runs: int  # 0: a quantity without spread
 
     def text(self, unit):
         return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f}) {unit}"
@@ -82,7 +83,12 @@ def spread_of(values):
         above = min(below + 1, len(values) - 1)
         return values[below] + (position - below) * (values[above] - values[below])
 
-    return Spread(quantile(0.5), quantile(0.25), quantile(0.75))
+    return Spread(quantile(0.5), quantile(0.25), quantile(0.75), len(values))
+
+
+def exactly(value):
+    """A quantity without spread, such as bytes."""
+    return Spread(value, value, value, 0)
 
 
 def milliseconds_of(work):

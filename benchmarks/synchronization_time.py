@@ -74,7 +74,8 @@ def of_this_process(channels, repeats):
     for direction, side in (("forward", forward_of), ("backward", backward_of)):
         without, with_group, opponent = interleave(
             [side(alone), side(shared), lambda work=opponents[direction]: microseconds_of(work)], repeats)
-        added = Spread(with_group.median - without.median, with_group.low - without.high, with_group.high - without.low)
+        added = Spread(with_group.median - without.median, with_group.low - without.high, with_group.high - without.low,
+                       with_group.runs)
         results[direction] = added, opponent
     return results
 

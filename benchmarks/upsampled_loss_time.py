@@ -20,7 +20,7 @@ import sys
 import torch
 from torch.nn import functional as F
 
-from support import ROOT, Options, Report, Row, Spread, begin_with_retaining_malloc, interleave, milliseconds_of
+from support import ROOT, Options, Report, Row, begin_with_retaining_malloc, exactly, interleave, milliseconds_of
 
 sys.path.insert(0, str(ROOT / "python"))
 
@@ -73,8 +73,7 @@ def mebibytes(loss, logits, targets, share):
         value = loss(leaf, targets, share)
         measured.forward_done()
         value.backward()
-    size = (measured.kept_bytes + measured.peak_bytes) / 2**20
-    return Spread(size, size, size)
+    return exactly((measured.kept_bytes + measured.peak_bytes) / 2**20)
 
 
 def measure(shape, size, layout, repeats, report):

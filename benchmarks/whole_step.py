@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from support import Report, Row, Spread, begin_with_retaining_malloc, interleave, milliseconds_of
+from support import Report, Row, begin_with_retaining_malloc, exactly, interleave, milliseconds_of
 from training_step import NetworkOptions, Training, converted, gate, torchvisions
 
 OPPONENT = "torch.compile"
@@ -102,7 +102,7 @@ def bytes_of(tensors):
 
 
 def megabytes(count):
-    return Spread(count / 1e6, count / 1e6, count / 1e6)
+    return exactly(count / 1e6)
 
 
 class Forms(Training):

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from gpu import device_time
 from gpu.measuring import Wrong, figure_row, plain_row, timed_row
-from support import Spread, interleave, spread_of
+from support import exactly, interleave, spread_of
 
 SLOPE, MOMENTUM, EPS = 0.01, 0.1, 1e-5
 LAYOUTS = {"NCHW": torch.contiguous_format, "channels-last": torch.channels_last}
@@ -89,10 +89,6 @@ def passes(shape, layout, dtype):
 def times_of(context, values, layers):
     """[Spread] of forward + backward of each layer, on the device and in turn."""
     return interleave([context.clock.timed(work, prepare) for prepare, work in map(values.step, layers)], context.repeats)
-
-
-def exactly(milliseconds):
-    return Spread(milliseconds, milliseconds, milliseconds)
 
 
 def layer(context, work, shape, layout, dtype):

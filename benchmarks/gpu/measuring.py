@@ -6,7 +6,7 @@ import torch
 
 from gpu import device_time, estimates, row_log
 from gpu.row_log import FAILED, MEASURED, NOT_RUN, PASSED, DeviceLost
-from support import Row, Spread, interleave
+from support import Row, Spread, exactly, interleave
 
 
 class Wrong(Exception):
@@ -25,7 +25,7 @@ def timed_row(name, opponent_name, opponent, measured, limit, unit="ms"):
 
 def figure_row(name, value, unit):
     """A figure without an opponent; `value`: a number or a Spread."""
-    spread = value if isinstance(value, Spread) else Spread(value, value, value)
+    spread = value if isinstance(value, Spread) else exactly(value)
     return {"row": name, "outcome": MEASURED, "unit": unit, "measured": vars(spread),
             **estimated(name, spread.median, unit, None)}
 

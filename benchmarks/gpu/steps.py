@@ -7,9 +7,9 @@ import autocast
 import densenet
 import preact_resnext
 from gpu import device_time
-from gpu.layers import DTYPES, exactly
+from gpu.layers import DTYPES
 from gpu.measuring import Wrong, figure_row, timed_row
-from support import interleave
+from support import exactly, interleave
 
 SIZE = 224
 NORMS = (preact_resnext.StandardNorm, preact_resnext.InPlaceNorm)

@@ -2,7 +2,7 @@
 
 Made from densenet_time.json, densenet_bytes.json, densenet_depth.json and densenet_accuracy.json.
 """
-from result_page import Unreadable, percent, read, table
+from result_page import Unreadable, percent, read, runs_of, table
 
 TITLE = "docs/results/densenet.md: the figures of the memory-efficient DenseNets' paper beside ours"
 
@@ -25,7 +25,7 @@ place, `checkpoint` is the method of the paper's public ports, `shared` is the p
 ## Time of a training step
 
 The paper pays for its memory with 15 % (LuaTorch) and 20 % (PyTorch) more time than `shared_gradient`, for DenseNet-BC-100
-with k = 12. Our figures are medians of {time_repeats} interleaved steps (`densenet_time.json`, `make bench`):
+with k = 12. Our figures are medians of {time_runs} interleaved steps (`densenet_time.json`, `make bench`):
 
 {time}
 
@@ -135,7 +135,7 @@ def write(results):
     accuracy = read(results / "densenet_accuracy.json", ACCURACY)
     forms = by_form(depth)
     text = PAGE.format(**{key: depth[key] for key in ("processor", "threads", "libtorch")},
-                       time_repeats=max(1, time["repeats"] // 5), time=time_table(time), bytes=bytes_table(count),
+                       time_runs=runs_of(time), time=time_table(time), bytes=bytes_table(count),
                        depth=depth_table(forms), deepest=deepest_table(forms), accuracy_options=accuracy["options"],
                        seeds=", ".join(map(str, accuracy["seeds"])), accuracy=accuracy_table(accuracy))
     return {results / "densenet.md": text}

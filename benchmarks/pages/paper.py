@@ -4,7 +4,7 @@ Made from block_time.json, kept_bytes.json, model_step.json, equal_memory.json a
 """
 import re
 
-from result_page import Unreadable, percent, read, table
+from result_page import Unreadable, percent, read, runs_of, table
 
 TITLE = "docs/results/paper.md: the figures of the In-Place Activated BatchNorm paper beside ours"
 
@@ -27,7 +27,7 @@ machine. `benchmarks/pages/pages paper` writes this page from the JSON files bes
 ## Time: one normalization + activation + convolution block, forward + backward, batch 32
 
 The table shows the extra time over the standard block; a negative value means faster. The paper's figures are means of 200
-iterations, ours are medians of {repeats} interleaved iterations (`block_time.json`). The paper's in-place block is form I.
+iterations, ours are medians of {runs} interleaved iterations (`block_time.json`). The paper's in-place block is form I.
 `inplace_2` is the paper's form II, which does not compute the normalized input. Grouped convolutions have 64 groups.
 
 {time}
@@ -151,7 +151,7 @@ def write(results):
     blocks, kept, steps = (read(results / f"{name}.json") for name in ("block_time", "kept_bytes", "model_step"))
     ratios = ", ".join(f"{row['claim'].split(' ')[0]} {percent(100 * (row['ratio'] - 1))}" for row in steps["rows"])
     equal = read(results / "equal_memory.json", EQUAL_MEMORY)
-    text = PAGE.format(**{key: blocks[key] for key in ("processor", "threads", "libtorch", "repeats")},
+    text = PAGE.format(**{key: blocks[key] for key in ("processor", "threads", "libtorch")}, runs=runs_of(blocks),
                        time=time_table(blocks), steps=ratios, memory=memory_table(kept),
                        equal_memory=equal_memory_table(equal), equal_memory_command=EQUAL_MEMORY,
                        missing=" ".join([NOT_COMPLETE if not equal["complete"] else "Every row was measured.",

@@ -29,6 +29,11 @@ def table(header, rows, numbers=0):
     return "\n".join(f"| {' | '.join(row)} |" for row in [header, rule, *rows])
 
 
+def runs_of(measured):
+    """The timed runs of each side of a benchmark's rows."""
+    return measured["rows"][0]["measured"]["runs"]
+
+
 def percent(value):
     return f"{value:+.1f} %"
 

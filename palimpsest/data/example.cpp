@@ -145,8 +145,7 @@ Sample make_example(const at::Tensor& image, const at::Tensor& label, const Tran
 }
 
 io::ImageFile open_image(const std::filesystem::path& path, const TransformOptions& options) {
-  return io::ImageFile(path,
-                       options.exif_orientation ? io::Orientation::kUpright : io::Orientation::kAsStored);
+  return io::ImageFile(path, orientation_of(options));
 }
 
 }  // namespace palimpsest::data

@@ -25,7 +25,7 @@ Sample make_example(const io::ImageFile& image, const at::Tensor& label, const T
 Sample make_example(const at::Tensor& image, const at::Tensor& label, const TransformOptions& options,
                     Random& random, const std::string& name, int64_t class_id = -1);
 
-/// Opens the image file of an example with the orientation that `options` want.
+/// Opens the image file of an example with orientation_of(options).
 io::ImageFile open_image(const std::filesystem::path& path, const TransformOptions& options);
 
 }  // namespace palimpsest::data

@@ -262,9 +262,12 @@ at::Tensor normalized(const at::Tensor& images, const Normalization& normalizati
   return images.to(at::kFloat).mul_(per_channel[0]).add_(per_channel[1]);
 }
 
+io::Orientation orientation_of(const TransformOptions& options) {
+  return options.exif_orientation ? io::Orientation::kUpright : io::Orientation::kAsStored;
+}
+
 at::Tensor read_image(const std::filesystem::path& path, const TransformOptions& options) {
-  return io::read_image(path,
-                        options.exif_orientation ? io::Orientation::kUpright : io::Orientation::kAsStored);
+  return io::read_image(path, orientation_of(options));
 }
 
 at::Tensor view_image(const at::Tensor& image, const View& view, const TransformOptions& options) {

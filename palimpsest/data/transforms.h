@@ -10,6 +10,10 @@
 #include <filesystem>
 #include <string>
 
+namespace palimpsest::io {
+enum class Orientation;
+}
+
 namespace palimpsest::data {
 
 /// How an image is scaled.
@@ -92,8 +96,9 @@ double least_scale(int64_t side);
 View choose_view(int64_t height, int64_t width, const TransformOptions& options, Random& random,
                  const std::string& name, const Pixel* focus = nullptr);
 
-/// Reads the image file of an example as u8 (H, W, 3): io::read_image with the orientation that `options`
-/// want.
+/// Returns what becomes of the Exif orientation of the data set's images (io/image.h).
+io::Orientation orientation_of(const TransformOptions& options);
+/// Reads the image file of an example as u8 (H, W, 3): io::read_image with orientation_of(options).
 at::Tensor read_image(const std::filesystem::path& path, const TransformOptions& options);
 
 /// Maps u8 (H, W, 3) to normalized f32 (3, view.height, view.width): (value / 255 - mean) / std. Scaling is

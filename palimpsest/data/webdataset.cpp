@@ -113,9 +113,7 @@ class WebDataset : public Dataset {
     const auto [shard, example] = example_at(index);
     const std::string name = shard.name_of(example);
     const std::string label_bytes = open_.read(shard, example.label, "label of " + name);
-    const io::ImageFile image(
-        open_.read(shard, example.image, name), name,
-        transform_.exif_orientation ? io::Orientation::kUpright : io::Orientation::kAsStored);
+    const io::ImageFile image(open_.read(shard, example.image, name), name, orientation_of(transform_));
     if (options_.labels_pixels)
       return make_example(image, label_of_pixels(label_bytes, image.size(), name), transform_, random, name,
                           class_id);

@@ -72,6 +72,7 @@ def test_the_json_file_has_the_form_of_the_other_benchmarks(run, tmp_path):
         assert row["claim"] in printed and row["opponent_name"] in printed
         for side in ("opponent", "measured"):
             assert 0 < row[side]["low"] <= row[side]["median"] <= row[side]["high"]
+            assert row[side]["runs"] == 3
     control, claim = table["rows"][:2]
     assert (control["limit"], control["pass"]) == (None, None) and "control" in printed
     assert (claim["opponent_name"], claim["limit"], claim["pass"]) == ("inplace_abn", 0.1, claim["ratio"] <= 0.1)
@@ -185,8 +186,8 @@ def test_programs_of_torch_compile_take_part():
 
 
 def test_spread_is_median_and_quartiles_in_any_order():
-    assert support.spread_of([5, 1, 4, 2, 3]) == support.Spread(3, 2, 4)
-    assert support.spread_of([4, 1]) == support.Spread(2.5, 1.75, 3.25)
+    assert support.spread_of([5, 1, 4, 2, 3]) == support.Spread(3, 2, 4, 5)
+    assert support.spread_of([4, 1]) == support.Spread(2.5, 1.75, 3.25, 2)
 
 
 def test_sides_take_turns_and_warm_ups_do_not_count():
