@@ -31,7 +31,7 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
   map_rows<kSweepOrder<S, kPlane>, V>(
       block, t.z, stores,
       [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place) PALIMPSEST_INLINE_LAMBDA {
-        if constexpr (!kPlane && kPart == 0) __builtin_prefetch(t.x + place.offset + ahead);
+        if constexpr (!kPlane && kPart == 0) fetch_ahead(t.x + place.offset + ahead);
         Applied<V> out{};
         V y = (load_at<V>(t.x, place) - mean.at(place)) * scale.at(place) + shift.at(place);
         // z comes from the rounded value, so that it can be recomputed bit for bit.

@@ -59,9 +59,9 @@ class Gradient {
   }
 
   PALIMPSEST_HOST_DEVICE void prefetch(int64_t i) const {
-    __builtin_prefetch(tensors_.saved_values + i);
-    __builtin_prefetch(tensors_.dz + i);
-    if (has_residual()) __builtin_prefetch(tensors_.residual.values + i);
+    fetch_ahead(tensors_.saved_values + i);
+    fetch_ahead(tensors_.dz + i);
+    if (has_residual()) fetch_ahead(tensors_.residual.values + i);
   }
 
  private:

@@ -46,7 +46,7 @@ __attribute__((noinline)) Pair<double> plane_shifted_sums(Block block, const S* 
           const V d = load_at<V>(x, place) - pivot;
           return Pair<V>{d, d * d};
         },
-        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { __builtin_prefetch(x + i); });
+        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { fetch_ahead(x + i); });
   });
   return sums;
 }
@@ -82,7 +82,7 @@ __attribute__((noinline)) void columns_shifted_sums(Block block, const S* x, con
           const V d = load_at<V>(x, place) - load<V>(pivot + place.template own<T, V>().column);
           return Pair<V>{d, d * d};
         },
-        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { __builtin_prefetch(x + i); });
+        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { fetch_ahead(x + i); });
   });
 }
 

@@ -179,7 +179,7 @@ PALIMPSEST_HOST_DEVICE void pack(const Window& window, int64_t c, const Window& 
       add_zeros();
       for (int64_t column = 0; column < window.columns; ++column, to += kValues, from += window.pixel_pitch) {
         __builtin_memcpy(to, from, kValues * sizeof(float));
-        __builtin_prefetch(ahead + line * kLanes, 0, 2);
+        fetch_ahead(ahead + line * kLanes);
         if (++line == lines) line = 0, ahead += window.pixel_pitch;
       }
       add_zeros();

@@ -117,7 +117,7 @@ PALIMPSEST_HOST_DEVICE void fill_slot(const float* x, int64_t pitch, int64_t fir
                                       const float* ahead) {
   for (int64_t m = first; m < last; ++m) {
     const float* pixel = x + m * pitch;
-    __builtin_prefetch(ahead + m * kLanes, 0, 2);
+    fetch_ahead(ahead + m * kLanes);
     if constexpr (kFillsVectors<kGroup>)
       __builtin_memcpy(slot + m * kBroadcastPitch, pixel, kGroup * sizeof(float));
     else

@@ -46,7 +46,7 @@ void tile_of(Order order, int64_t count, const float* a, const float* b, const T
     __builtin_prefetch(out.values + r * out.stride + out.columns - 1, 1);
   }
   for (int64_t k = 0; k < count; ++k) {
-    __builtin_prefetch(ahead.from + k * ahead.step, 0, 2);
+    fetch_ahead(ahead.from + k * ahead.step);
     V from_b[kUsed];
 #pragma GCC unroll 2
     for (int64_t v = 0; v < kUsed; ++v) from_b[v] = load<V>(b + k * order.b_step + v * kLanes);

@@ -47,7 +47,7 @@ void means(const Part& part, const float* y, float* result) {
     sum_rows(
         part.block, sums,
         [&](int64_t i, int64_t) PALIMPSEST_INLINE_LAMBDA { return act.forward(load<F>(y + i)); },
-        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { __builtin_prefetch(y + i); });
+        [&](int64_t i) PALIMPSEST_INLINE_LAMBDA { fetch_ahead(y + i); });
   });
   const double share = 1 / static_cast<double>(part.block.rows);
   for (int64_t j = 0; j < part.block.width; ++j) result[j] = static_cast<float>(sums[j] * share);
@@ -76,8 +76,8 @@ void reduce(const Part& part, const float* y, const float* gate, const float* dp
           return F(load<F>(dproduct + i) * z);
         },
         [&](int64_t i) PALIMPSEST_INLINE_LAMBDA {
-          __builtin_prefetch(y + i);
-          __builtin_prefetch(dproduct + i);
+          fetch_ahead(y + i);
+          fetch_ahead(dproduct + i);
         });
   });
   for (int64_t j = 0; j < part.block.width; ++j) dgate[j] = static_cast<float>(sums[j]);

@@ -57,6 +57,12 @@ PALIMPSEST_HOST_DEVICE void store(T* to, V v) {
   __builtin_memcpy(to, &v, sizeof(V));
 }
 
+/// Asks for the cache line of a value that will be read soon. It comes into the second-level cache: sweeps that asked for
+/// it in the first level read two thirds as fast on a Zen 4.
+PALIMPSEST_HOST_DEVICE void fetch_ahead(const void* value) {
+  __builtin_prefetch(value, 0, 2);
+}
+
 /// A streaming store (see Stores). `to` must lie on a vector's boundary. End a sweep of such stores with
 /// streaming_fence().
 template <class V, class T>
