@@ -1,24 +1,59 @@
 #include "palimpsest/kernels/channel_slots.h"
 
+#include "palimpsest/base/parallel.h"
 #include "palimpsest/kernels/formulas/abn_formulas.h"
 #include "palimpsest/kernels/formulas/channel_slots.h"
 #include "palimpsest/kernels/formulas/invertibility.h"
 
+#include <algorithm>
 #include <cmath>
+#include <type_traits>
+#include <vector>
 
 namespace palimpsest::kernels::cpu {
 namespace {
 
-template <class S>
-double sampled_rms(const AbnProblem& problem, const S* residual, int64_t c) {
-  if (!residual) return 0;
-  const ResidualSample sample(problem.shape, problem.layout);
-  double squares = 0;
-  for (int64_t i = 0; i < sample.values(); ++i) {
-    const auto value = static_cast<double>(residual[sample.at(c, i)]);
-    if (value > 0 || !problem.relu_residual) squares += value * value;
+/// Adds the squares of `count` values, `step` apart, to those of their channels.
+template <bool kReLU, class S, class Step>
+void add_squares(const S* values, Step step, int64_t count, double* __restrict squares) {
+  for (int64_t c = 0; c < count; ++c) {
+    const auto value = static_cast<double>(values[c * step]);
+    const double kept = !kReLU || value > 0 ? value : 0;
+    squares[c] += kept * kept;
   }
-  return std::sqrt(squares / static_cast<double>(sample.values()));
+}
+
+/// Returns the root mean square of each channel's residual; 0 if there is none.
+template <class S>
+std::vector<double> sampled_rms(const AbnProblem& problem, const S* residual) {
+  constexpr int64_t kTogether = 256;
+  const int64_t channels = problem.shape.c;
+  std::vector<double> rms(static_cast<std::size_t>(channels));
+  if (!residual) return rms;
+  const ResidualSample sample(problem.shape, problem.layout);
+  std::vector<int64_t> offsets(static_cast<std::size_t>(sample.values()));
+  for (int64_t i = 0; i < sample.values(); ++i) offsets[static_cast<std::size_t>(i)] = sample.at(0, i);
+  // Neighbouring channels of channels-last share cache lines, so the channels are the inner loop.
+  parallel_tasks(ceil_divide(channels, kTogether), [&](int64_t task) {
+    const int64_t first = task * kTogether, count = std::min(kTogether, channels - first);
+    double* const own = rms.data() + first;
+    const auto add_up = [&](auto relu, auto step) {
+      for (const int64_t offset : offsets)
+        add_squares<relu()>(residual + offset + first * step, step, count, own);
+    };
+    const auto with_step = [&](auto relu) {
+      if (problem.layout == Layout::kNCHW)
+        add_up(relu, problem.shape.s);
+      else
+        add_up(relu, std::integral_constant<int64_t, 1>{});
+    };
+    if (problem.relu_residual)
+      with_step(std::true_type{});
+    else
+      with_step(std::false_type{});
+    for (int64_t c = 0; c < count; ++c) own[c] = std::sqrt(own[c] / static_cast<double>(offsets.size()));
+  });
+  return rms;
 }
 
 template <class S>
@@ -28,12 +63,11 @@ void choose(const AbnProblem& problem, const ChannelSlots& tensors) {
   const InvertibilityCriterion criterion(problem.activation, problem.dtype, problem.activation_param);
   const auto* const weight = static_cast<const T*>(tensors.weight);
   const auto* const bias = static_cast<const T*>(tensors.bias);
-  const auto* const residual = static_cast<const S*>(tensors.residual);
+  const std::vector<double> rms = sampled_rms(problem, static_cast<const S*>(tensors.residual));
   SlotCounts counts;
   for (int64_t c = 0; c < channels; ++c) {
-    const double w = value_or(weight, c, 1), b = value_or(bias, c, 0),
-                 rms = sampled_rms(problem, residual, c);
-    const Outlook outlook = criterion.outlook(w, b, rms, tensors.counts_near);
+    const double w = value_or(weight, c, 1), b = value_or(bias, c, 0);
+    const Outlook outlook = criterion.outlook(w, b, rms[static_cast<std::size_t>(c)], tensors.counts_near);
     const bool wanted = outlook == Outlook::kNonInvertible;
     counts.near += outlook == Outlook::kInvertible ? 0 : 1;
     if (wanted && counts.wanted++ < tensors.slots && tensors.index) tensors.index[counts.wanted - 1] = c;
