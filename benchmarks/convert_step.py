@@ -21,7 +21,7 @@ import sys
 import torch
 from torch import nn
 
-from support import ROOT, Options, Report, Row, begin_with_retaining_malloc, exactly, interleave, milliseconds_of, positive
+from support import ROOT, Options, Report, Row, begin_with_retaining_malloc, interleave, megabytes, milliseconds_of, positive
 
 LAYOUTS = {"NCHW": torch.contiguous_format, "channels-last": torch.channels_last}
 TIME = {"efficientnet_b0": 0.90, "densenet121": 0.90, "resnet50": 0.95}  # 1.00 for the others
@@ -59,10 +59,6 @@ def kept_bytes(palimpsest, model, x):
         loss_of(outputs).backward()
     model.zero_grad()
     return measured.kept_bytes
-
-
-def megabytes(count):
-    return exactly(count / 1e6)
 
 
 def measure_time(name, models, x, repeats, report):

@@ -91,6 +91,10 @@ def exactly(value):
     return Spread(value, value, value, 0)
 
 
+def megabytes(count):
+    return exactly(count / 1e6)
+
+
 def milliseconds_of(work):
     start = time.perf_counter()
     work()

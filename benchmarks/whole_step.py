@@ -27,7 +27,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from support import Report, Row, begin_with_retaining_malloc, exactly, interleave, milliseconds_of
+from support import Report, Row, begin_with_retaining_malloc, interleave, megabytes, milliseconds_of
 from training_step import NetworkOptions, Training, converted, gate, torchvisions
 
 OPPONENT = "torch.compile"
@@ -99,10 +99,6 @@ NETWORKS = {name: torchvisions(name) for name in ("resnet50", "efficientnet_b0",
 
 def bytes_of(tensors):
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
-
-
-def megabytes(count):
-    return exactly(count / 1e6)
 
 
 class Forms(Training):

@@ -38,7 +38,8 @@ inline std::vector<ChannelSlotsCase> channel_slots_cases() {
         cases.push_back({DType::f32, {2, channels, 5}, Layout::kNCHW, every, slots});
   for (const DType dtype : {DType::f32, DType::f64, DType::f16, DType::bf16})
     for (const Layout layout : {Layout::kNCHW, Layout::kChannelsLast})
-      for (const Shape3& shape : {Shape3{1, 9, 1}, Shape3{3, 33, 63}, Shape3{6, 20, 65}, Shape3{5, 8, 900}})
+      for (const Shape3& shape :
+           {Shape3{1, 9, 1}, Shape3{3, 33, 63}, Shape3{6, 20, 65}, Shape3{5, 8, 900}, Shape3{3, 530, 7}})
         for (const bool relu : {false, true})
           for (const bool parameters : {false, true})
             cases.push_back({dtype, shape, layout, 4, 5, parameters, true, relu});

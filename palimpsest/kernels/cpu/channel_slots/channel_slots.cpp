@@ -7,18 +7,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <type_traits>
 #include <vector>
 
 namespace palimpsest::kernels::cpu {
 namespace {
 
 /// Adds the squares of `count` values, `step` apart, to those of their channels.
-template <bool kReLU, class S, class Step>
-void add_squares(const S* values, Step step, int64_t count, double* __restrict squares) {
+template <class S>
+void add_squares(const S* values, int64_t step, int64_t count, bool relu, double* __restrict squares) {
   for (int64_t c = 0; c < count; ++c) {
     const auto value = static_cast<double>(values[c * step]);
-    const double kept = !kReLU || value > 0 ? value : 0;
+    const double kept = value > 0 || !relu ? value : 0;
     squares[c] += kept * kept;
   }
 }
@@ -33,24 +32,13 @@ std::vector<double> sampled_rms(const AbnProblem& problem, const S* residual) {
   const ResidualSample sample(problem.shape, problem.layout);
   std::vector<int64_t> offsets(static_cast<std::size_t>(sample.values()));
   for (int64_t i = 0; i < sample.values(); ++i) offsets[static_cast<std::size_t>(i)] = sample.at(0, i);
+  const int64_t step = problem.layout == Layout::kNCHW ? problem.shape.s : 1;
   // Neighbouring channels of channels-last share cache lines, so the channels are the inner loop.
   parallel_tasks(ceil_divide(channels, kTogether), [&](int64_t task) {
     const int64_t first = task * kTogether, count = std::min(kTogether, channels - first);
     double* const own = rms.data() + first;
-    const auto add_up = [&](auto relu, auto step) {
-      for (const int64_t offset : offsets)
-        add_squares<relu()>(residual + offset + first * step, step, count, own);
-    };
-    const auto with_step = [&](auto relu) {
-      if (problem.layout == Layout::kNCHW)
-        add_up(relu, problem.shape.s);
-      else
-        add_up(relu, std::integral_constant<int64_t, 1>{});
-    };
-    if (problem.relu_residual)
-      with_step(std::true_type{});
-    else
-      with_step(std::false_type{});
+    for (const int64_t offset : offsets)
+      add_squares(residual + offset + first * step, step, count, problem.relu_residual, own);
     for (int64_t c = 0; c < count; ++c) own[c] = std::sqrt(own[c] / static_cast<double>(offsets.size()));
   });
   return rms;
