@@ -96,7 +96,7 @@ at::Tensor gradient_of_ours(const at::Tensor& coarse, const at::Tensor& targets)
   train::LossOptions options;
   options.kind = "bootstrap";
   const auto leaf = coarse.detach().requires_grad_();
-  train::loss(leaf, targets, options).backward();
+  train::loss(leaf, targets.to(at::kLong), options).backward();
   return leaf.grad();
 }
 
@@ -108,7 +108,8 @@ at::Tensor gradient_of_libtorch(const at::Tensor& coarse, const at::Tensor& targ
     const auto leaf = coarse.detach().narrow(0, n, 1).requires_grad_();
     auto logits = at::upsample_bilinear2d(leaf, targets.sizes().slice(1), /*align_corners=*/false);
     const auto losses =
-        at::cross_entropy_loss(logits, targets.narrow(0, n, 1), {}, at::Reduction::None, 255).flatten(1);
+        at::cross_entropy_loss(logits, targets.narrow(0, n, 1).to(at::kLong), {}, at::Reduction::None, 255)
+            .flatten(1);
     logits.reset();
     const auto hardest = std::get<0>(losses.topk((losses.size(1) + 3) / 4, 1));
     (hardest.mean() / coarse.size(0)).backward();
@@ -191,11 +192,12 @@ std::vector<OperatorPeak> peaks_of(const char* network, int64_t classes, const F
   train::Step step(*model, {.precision = format.precision});
   std::vector<OperatorPeak> found;
   const auto run = [&](const Size& of) {
-    const auto images = format.convert(torch::randn({of.batch, 3, of.crop, of.crop}));
-    const auto targets = torch::randint(classes, {of.batch, of.crop, of.crop});
+    auto images = format.convert(torch::randn({of.batch, 3, of.crop, of.crop}));
+    const auto targets = torch::randint(classes, {of.batch, of.crop, of.crop}, at::kByte);
     OperatorPeaks peaks;
     step.run(sgd, [&] {
       const auto coarse = train::coarse_logits(*model, images, format.precision);
+      images.reset();  // as train::StepLoss does
       at::Tensor gradient;
       for (const Loss kind : kLosses) {
         gradient.reset();

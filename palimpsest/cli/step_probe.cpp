@@ -106,10 +106,11 @@ void StepProbe::until_taken(const std::function<bool()>& attempt) {
                       step_.skipped_in_a_row(), step_.loss_scale(), options_.train.precision));
 }
 
-bool StepProbe::step(const data::Batch& batch, const train::Step::RunOptions& run) {
+bool StepProbe::step(data::Batch batch, const train::Step::RunOptions& run) {
   const int64_t parts = std::min(options_.train.accumulate, batch.images.size(0));
   const train::Network network(*model_);
-  train::StepLoss loss(network, batch, train::loss_for(batch.targets, loss_), format_.precision, parts);
+  const train::LossOptions options = train::loss_for(batch.targets, loss_);
+  train::StepLoss loss(network, std::move(batch), options, format_.precision, parts);
   return step_.run_parts(*optimizer_.optimizer, parts, [&](int64_t part) { return loss.part(part); }, run);
 }
 
@@ -120,7 +121,7 @@ double StepProbe::time_step() {
     format_.convert(batch);
     memory::synchronize(format_.device);
     const auto start = std::chrono::steady_clock::now();
-    const bool taken = step(batch);
+    const bool taken = step(std::move(batch));
     memory::synchronize(format_.device);
     seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     return taken;
@@ -141,7 +142,7 @@ StepMemory StepProbe::measure_step() {
       if (phase == train::Step::Phase::kBackward && !std::exchange(forward_done, true)) meter.forward_done();
       timeline.mark(train::Step::name_of(phase));
     };
-    const bool taken = step(batch, run);
+    const bool taken = step(std::move(batch), run);
     timeline.stop();
     memory = {meter.kept_bytes(), meter.peak_bytes(), timeline.samples(), timeline.marks()};
     return taken;
@@ -165,7 +166,7 @@ bool StepProbe::fits(const RepeatedBatch& source, int64_t size, int64_t limit) {
       until_taken([&] {
         data::Batch batch = source.make(size);
         format_.convert(batch);
-        return step(batch);
+        return step(std::move(batch));
       });
     } catch (...) {
       failure = std::current_exception();

@@ -65,7 +65,7 @@ class StepProbe {
   /// Calls `attempt`, which returns whether it took a step, until it did.
   void until_taken(const std::function<bool()>& attempt);
   /// Returns false if the step was skipped.
-  bool step(const data::Batch& batch, const train::Step::RunOptions& run = train::Step::RunOptions());
+  bool step(data::Batch batch, const train::Step::RunOptions& run = train::Step::RunOptions());
 
   const Options& options_;
   const RepeatedBatch& source_;

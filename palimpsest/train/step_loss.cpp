@@ -8,27 +8,31 @@
 
 #include <algorithm>
 #include <span>
+#include <utility>
 
 namespace palimpsest::train {
 
-StepLoss::StepLoss(const Network& network, const data::Batch& batch, const LossOptions& options,
+StepLoss::StepLoss(const Network& network, data::Batch batch, const LossOptions& options,
                    amp::Precision precision, int64_t parts, distributed::Group* group)
     : network_(network),
-      batch_(batch),
+      batch_(std::move(batch)),
       options_(options),
       precision_(precision),
       parts_(parts),
       group_(group),
-      images_(batch.images.size(0)) {
+      images_(batch_.images.size(0)) {
   require(parts >= 1 && parts <= images_,
           fmt::format("a batch needs at least one image per part{}, got {} images for {} parts (accumulate)",
                       group ? " on each process" : "", images_, parts));
 }
 
-data::Batch StepLoss::narrow(int64_t part) const {
+data::Batch StepLoss::take(int64_t part) {
+  if (parts_ == 1) return std::exchange(batch_, {});
   const int64_t images = batch_.images.size(0), each = images / parts_, larger = images % parts_;
   const int64_t first = part * each + std::min(part, larger), size = each + (part < larger ? 1 : 0);
-  return {batch_.images.narrow(0, first, size), batch_.targets.narrow(0, first, size), {}};
+  data::Batch taken{batch_.images.narrow(0, first, size), batch_.targets.narrow(0, first, size), {}};
+  if (part == parts_ - 1) batch_ = {};
+  return taken;
 }
 
 at::Tensor StepLoss::part(int64_t index, const std::function<std::vector<double>()>& shared) {
@@ -37,7 +41,7 @@ at::Tensor StepLoss::part(int64_t index, const std::function<std::vector<double>
     if (group_)
       expected_ = at::full_like(expected_, group_->sum(expected_.item<double>(), "the pixels of the step"));
   }
-  const data::Batch part = parts_ > 1 ? narrow(index) : batch_;
+  const data::Batch part = take(index);
   const at::Tensor logits = coarse_logits(network_, part.images, precision_);
   const SummedLoss loss = summed_loss(logits, part.targets, options_);
   const auto type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;

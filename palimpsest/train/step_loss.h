@@ -31,9 +31,10 @@ namespace palimpsest::train {
 class StepLoss {
  public:
   /// `network` and `group` must outlive this object. group: null for this process alone. Throws Error(kUsage)
-  /// if there are more parts than images.
-  StepLoss(const Network& network, const data::Batch& batch, const LossOptions& options,
-           amp::Precision precision, int64_t parts = 1, distributed::Group* group = nullptr);
+  /// if there are more parts than images. The forward pass of the last part releases the batch: a caller that moves it
+  /// here has the images in memory during the backward pass only if a layer saved them.
+  StepLoss(const Network& network, data::Batch batch, const LossOptions& options, amp::Precision precision,
+           int64_t parts = 1, distributed::Group* group = nullptr);
 
   /// Runs the forward pass of part 0, 1, ... and returns its loss, times a factor. With the backward pass of
   /// each, the sum of the gradients, averaged over the ranks, is the gradient of mean() / gradient_factor().
@@ -60,11 +61,11 @@ class StepLoss {
   at::Tensor gradient_factor() const { return gradient_factor_; }
 
  private:
-  data::Batch narrow(int64_t part) const;
+  data::Batch take(int64_t part);
   void finish(const std::function<std::vector<double>()>& shared);
 
   const Network& network_;
-  const data::Batch& batch_;
+  data::Batch batch_;
   const LossOptions options_;
   const amp::Precision precision_;
   const int64_t parts_;

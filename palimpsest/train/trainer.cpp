@@ -254,7 +254,7 @@ class Run {
       pending.bad_images = static_cast<int64_t>(pending.bad.size());
       pending.step.images = batch->images.size(0);
       doing += " (" + describe(batch->images) + ")";
-      update(*batch, pending);
+      update(std::move(*batch), pending);
     } catch (...) {
       finish_pending();  // the step before was complete; if it had diverged, this tells why
       rethrow_explained(doing);
@@ -310,7 +310,7 @@ class Run {
     if (numbers.size() > 3) record.gradient_norm = numbers[3];
   }
 
-  void update(data::Batch& batch, PendingStep& pending) {
+  void update(data::Batch batch, PendingStep& pending) {
     StepRecord& record = pending.step.record;
     record.lr =
         learning_rate(options_.schedule, options_.optimizer.lr, steps_done_, schedule_steps_, batches_);
@@ -322,7 +322,7 @@ class Run {
     if (!format_.device.is_cpu() || memory::counting_allocator_installed()) meter.emplace(format_.device);
 
     record.loss_scale = step_.loss_scale();
-    StepLoss loss(network_, batch, loss_options, format_.precision, options_.accumulate, group_);
+    StepLoss loss(network_, std::move(batch), loss_options, format_.precision, options_.accumulate, group_);
     Step::RunOptions run;
     run.observe = options_.histogram_every > 0 && steps_done_ % options_.histogram_every == 0;
     auto timeline = meter && reports_.wants_timeline(steps_taken_) ? start_timeline() : nullptr;

@@ -12,6 +12,7 @@
 
 #include <cmath>
 #include <stdexcept>
+#include <utility>
 #include <vector>
 
 namespace palimpsest::train {
@@ -93,6 +94,22 @@ TEST(StepLoss, WithoutAnyPixelThatCountsHasGradientsOfZero) {
       EXPECT_EQ(step_loss.mean().item<double>(), 0);
       for (const auto& g : gradients_of(*net)) EXPECT_EQ(g.abs().sum().item<double>(), 0);
     }
+  }
+}
+
+TEST(StepLoss, ReleasesTheImagesAfterTheForwardPassOfTheLastPart) {
+  const at::NoGradGuard no_layer_saves_them;
+  auto net = plain_net();
+  const Network network(net);
+  for (const int64_t parts : {1, 3}) {
+    data::Batch batch = uneven_batch();
+    const auto images = batch.images.storage().getWeakStorageImpl();
+    StepLoss step_loss(network, std::move(batch), {}, amp::Precision::kF32, parts);
+    for (int64_t part = 0; part < parts; ++part) {
+      EXPECT_FALSE(images.expired()) << part << " of " << parts;
+      step_loss.part(part);
+    }
+    EXPECT_TRUE(images.expired()) << parts;
   }
 }
 
