@@ -10,9 +10,11 @@ Limits:    LIMITS below.
 
 Both sides run in one process on the same threads, with a malloc that retains freed blocks. Kept bytes count every tensor
 that is alive between forward and backward but the parameters, as the meter sees it (palimpsest.memory.measure).
-A network whose package is not installed is "not measured"; scripts/install_networks installs all.
+A network whose package is not installed is "not measured"; scripts/install_networks installs all. Such a run does not
+replace a JSON file that has figures of this network.
 
-Exit status: 0 done; 1 the JSON file cannot be written, or, with --check, a measured claim fails; 2 a wrong option.
+Exit status: 0 done; 1 the JSON file cannot be written or replaced, or, with --check, a measured claim fails; 2 a wrong
+option.
 """
 import copy
 import os
@@ -141,13 +143,17 @@ def main():
     import palimpsest
     import pytest
     report = Report("convert_step", options)
-    for name in options.networks if {"time", "bytes"} & set(options.what) else []:
-        torch.manual_seed(0)
+    networks = options.networks if {"time", "bytes"} & set(options.what) else []
+    installed = []  # known before the first measurement, in case the run cannot replace a file
+    for name in networks:
         try:
-            eager = known_networks()[name][0]().train()
+            known_networks()[name][0]()
+            installed.append(name)
         except pytest.skip.Exception as missing:
             report.add(Row(f"{name} step", "eager", not_measured=str(missing)))
-            continue
+    for name in installed:
+        torch.manual_seed(0)
+        eager = known_networks()[name][0]().train()
         models = {"eager": eager, "converted": palimpsest.convert(copy.deepcopy(eager))[0]}
         if "time" in options.what:
             measure_time(name, models, torch.randn(options.batch, 3, options.size, options.size), options.repeats, report)

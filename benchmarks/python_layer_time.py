@@ -14,10 +14,10 @@ Gradients of x, weight and bias are computed. Before the timing, every side is c
 values.
 
 --inplace-abn or PALIMPSEST_INPLACE_ABN names the folder of the compiled inplace_abn package. Without it the rows of the
-package say "not measured".
+package say "not measured", and a JSON file that has figures of the package is not replaced.
 
-Exit status: 0 done; 1 a result is wrong, the JSON file cannot be written, or, with --check, a measured claim fails; 2 a
-wrong option or folder.
+Exit status: 0 done; 1 a result is wrong, the JSON file cannot be written or replaced, or, with --check, a measured claim
+fails; 2 a wrong option or folder.
 """
 import argparse
 import dataclasses

@@ -211,6 +211,15 @@ def finish(table, options):
     return 1 if options.check and not table["pass"] else 0
 
 
+def claims_measured_in(path):
+    """The claims that have figures in a JSON file of a benchmark; none if there is no such file."""
+    try:
+        rows = json.loads(pathlib.Path(path).read_text())["rows"]
+        return [row["claim"] for row in rows if row["measured"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+
+
 class Report:
     """A table that grows row by row, and the same as JSON: machine (processor, threads, libtorch), `facts` that all rows
     share, rows, pass."""
@@ -223,8 +232,19 @@ class Report:
         print(f"{'claim':<34} {'opponent':<52} {'measured':<26} {'ratio':>6} {'limit':>6}", flush=True)
 
     def add(self, row):
+        if row.not_measured:
+            self.keep_figures_of(row)
         self.rows.append(row)
         print(row.text(), flush=True)
+
+    def keep_figures_of(self, row):
+        """Ends the program, with status 1, if the file of --json has figures for a row that is not measured now, or for
+        rows that its claim begins."""
+        kept = [claim for claim in claims_measured_in(self.options.json) if claim.startswith(row.claim)] if self.options.json else []
+        if kept:
+            print(f"{self.name}: {self.options.json} has figures for '{kept[0]}', which cannot be measured here: {row.not_measured}; "
+                  "or write another file with --json", file=sys.stderr)
+            sys.exit(1)
 
     def finish(self):
         """Prints whether every claim holds and writes the JSON file. Returns the exit status of the program: 1 if a claim

@@ -11,8 +11,8 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("PALIMPSEST_BUILD_DIR", ROOT / "build/release"))
 
 
-def run(*arguments):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+def run(*arguments, paths=""):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(paths)}
     return subprocess.run([sys.executable, ROOT / "benchmarks/convert_step.py", "--build", BUILD, *map(str, arguments)],
                           capture_output=True, text=True, env=environment, timeout=300)
 
@@ -32,6 +32,23 @@ def test_every_claim_has_a_row(tmp_path):
     kept = rows["yolo_like kept", "eager"]
     assert kept["unit"] == "MB" and kept["limit"] == 0.5 and 0 < kept["ratio"] < 0.6
     assert rows["conv + BN + ReLU [8, 64, 7, 7]", "eager"]["ratio"] > 0
+
+
+def test_a_file_with_figures_of_a_network_is_not_replaced_where_its_package_is_missing(tmp_path):
+    path, hidden = tmp_path / "out.json", tmp_path / "packages/segmentation_models_pytorch.py"
+    hidden.parent.mkdir()
+    hidden.write_text("raise ModuleNotFoundError('hidden')\n")
+    arguments = ["--networks", "smp_unet", "--what", "bytes", "--json", path]
+    measured = json.dumps({"rows": [{"claim": "smp_unet step, NCHW", "measured": {"median": 1}}]})
+    path.write_text(measured)
+    done = run(*arguments, paths=hidden.parent)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
+    for part in (f"{path} has figures for 'smp_unet step, NCHW'", "segmentation_models_pytorch is not installed"):
+        assert part in done.stderr
+    assert path.read_text() == measured
+    path.unlink()
+    done = run(*arguments, paths=hidden.parent)
+    assert done.returncode == 0 and "smp_unet step" in done.stdout and "is not installed" in path.read_text()
 
 
 @pytest.mark.parametrize("arguments, named", [(["--networks", "resnet51"], "'resnet51'"), (["--what", "speed"], "'speed'"),

@@ -90,6 +90,17 @@ def test_without_the_package_its_rows_say_so_and_no_claim_fails(run, tmp_path):
         assert "--inplace-abn" in row["not_measured"]
 
 
+def test_a_file_with_figures_of_the_package_is_not_replaced_by_a_run_without_it(run, tmp_path):
+    arguments = [*SMALL, "--opponents", "inplace_abn", "--json", tmp_path / "out.json"]
+    assert run(*arguments, "--inplace-abn", package(tmp_path / "at"))[0] == 0
+    measured = (tmp_path / "out.json").read_text()
+    status, _, said = run(*arguments)
+    assert status == 1 and said.count("\n") == 1
+    for part in (f"{tmp_path}/out.json has figures for '[3, 4, 5, 3] NCHW'", "--inplace-abn", "another file"):
+        assert part in said
+    assert (tmp_path / "out.json").read_text() == measured
+
+
 def test_a_claim_that_fails_is_the_exit_status_where_that_is_asked_for(run, monkeypatch):
     impossible = benchmark.Opponent({"eager": benchmark.activation_fresh}, dict.fromkeys(benchmark.LAYOUTS, 0.0), 1e-2)
     monkeypatch.setattr(benchmark, "opponents", lambda package: {"eager": impossible})
