@@ -60,10 +60,15 @@ TYPED_TEST(DenseBlock, EqualsTheReferenceInManyChunksAndSegments) {
     expect_equals_reference<TypeParam>({9, 400, 40, 44, 24, layout, Activation::kLeakyReLU});
 }
 
+TYPED_TEST(DenseBlock, EqualsTheReferenceForSeveralBlocksOfChannels) {
+  for (const Layout layout : kLayouts)
+    for (const int64_t c : {255, 256, 257, 300, 530, 790})
+      for (const int64_t s : {3, 290}) expect_equals_reference<TypeParam>({2, s, c, c + 3, 12, layout});
+}
+
 TYPED_TEST(DenseBlock, HasTheSameBytesForAnyNumberOfThreads) {
   const int before = omp_get_max_threads();
-  for (const Layout layout : kLayouts) {
-    const DenseCase c{7, 300, 40, 44, 24, layout};
+  const auto expect_same = [](const DenseCase& c) {
     const auto run = [&](int threads) {
       omp_set_num_threads(threads);
       DenseTensors<TypeParam> t(c);
@@ -76,6 +81,10 @@ TYPED_TEST(DenseBlock, HasTheSameBytesForAnyNumberOfThreads) {
     EXPECT_TRUE(same_bytes(three.dw.values(), one.dw.values()));
     EXPECT_TRUE(same_bytes(three.gradient.values(), one.gradient.values()));
     EXPECT_TRUE(same_bytes(std::span<const double>(three.sum_dy_x), std::span<const double>(one.sum_dy_x)));
+  };
+  for (const Layout layout : kLayouts) {
+    expect_same({7, 300, 40, 44, 24, layout});
+    expect_same({3, 300, 530, 532, 24, layout});
   }
   omp_set_num_threads(before);
 }

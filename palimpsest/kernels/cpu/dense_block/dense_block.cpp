@@ -12,13 +12,16 @@ namespace palimpsest::kernels::cpu {
 namespace dense_block {
 namespace {
 
-// The size of z, and of dz: both stay in a second-level cache of 1 MiB, beside the weights.
+// The size of z, and of dz: both stay in a second-level cache of 1 MiB, beside the weights and their gradient.
 constexpr int64_t kScratchBytes = int64_t{256} << 10;
 constexpr int64_t kMostPixels = 256;
 constexpr int64_t kFewestPixels = 16;
-// Segments of a backward pass, each with its own sums: so many occupy many cores, and end at about the same
-// time on few cores.
-constexpr int64_t kSegments = 32;
+// Channels that a backward pass in channels-last takes at a time, about: so many rows of w and of dw fit beside z and dz,
+// and z holds so many pixels that adding to dw costs little.
+constexpr int64_t kBlockChannels = 256;
+// Tasks of a backward pass, each with its own sums: so many occupy many cores, and end at about the same time on few
+// cores.
+constexpr int64_t kTasks = 32;
 constexpr int64_t kPartialBytes = int64_t{8} << 20;  // the sums of all segments
 // Below this many products, waking threads costs more than the work.
 constexpr int64_t kSerialProducts = int64_t{1} << 20;
@@ -39,18 +42,42 @@ T* scratch_of(int64_t count) {
   return reinterpret_cast<T*>(scratch<Purpose>(count * kFloats));
 }
 
-/// The cut of one problem into chunks of pixels, and the data that all chunks share.
+bool is_serial(const DenseProductProblem& problem) {
+  return problem.n * problem.s * problem.c * problem.out < kSerialProducts;
+}
+
+template <class Task>
+void run(const DenseProductProblem& problem, int64_t count, const Task& task) {
+  if (!is_serial(problem)) return parallel_tasks(count, task);
+  for (int64_t i = 0; i < count; ++i) task(i);
+}
+
+template <class Body>
+void in_ranges(const DenseProductProblem& problem, int64_t count, const Body& body) {
+  if (!is_serial(problem)) return parallel_ranges(count, body);
+  body(int64_t{0}, count);
+}
+
+enum class Pass { kForward, kBackward };
+
+/// The cut of one problem into chunks of pixels, those of a backward pass also into blocks of channels, and the data that
+/// all share.
 template <class S>
 class Call {
   using T = accumulate_t<S>;
 
  public:
-  Call(const DenseProductProblem& problem, const DenseNormalization& norm)
+  Call(Pass pass, const DenseProductProblem& problem, const DenseNormalization& norm)
       : problem_(problem),
         kernels_(current_instruction_set().dense<S>()),
-        channels_last_(problem.layout == Layout::kChannelsLast) {
+        channels_last_(problem.layout == Layout::kChannelsLast),
+        block_(problem.c) {
     if (channels_last_) {
-      const int64_t fit = kScratchBytes / (scratch_stride(problem_.c) * static_cast<int64_t>(sizeof(T)));
+      if (pass == Pass::kBackward) {
+        const int64_t blocks = ceil_divide(problem_.c, kBlockChannels), columns = kernels_.columns;
+        block_ = std::min(block_, ceil_divide(ceil_divide(problem_.c, blocks), columns) * columns);
+      }
+      const int64_t fit = kScratchBytes / (scratch_stride(block_) * static_cast<int64_t>(sizeof(T)));
       // A multiple of 8, the rows of a tile.
       chunk_pixels_ = std::clamp(fit / 8 * 8, kFewestPixels, kMostPixels);
       chunks_ = ceil_divide(problem_.n * problem_.s, chunk_pixels_);
@@ -77,18 +104,22 @@ class Call {
   }
 
   int64_t chunks() const { return chunks_; }
+  int64_t blocks() const { return ceil_divide(problem_.c, block_); }
   int64_t padded(int64_t count) const { return ceil_divide(count, kernels_.lanes) * kernels_.lanes; }
 
   const T* packed_weight(const void* w, bool transposed) const {
     T* const to = scratch_of<T, WeightScratch>(transposed ? problem_.c * padded(problem_.out)
                                                           : problem_.out * padded(problem_.c));
-    kernels_.pack_weight(problem_.out, problem_.c, static_cast<const S*>(w), transposed, to);
+    in_ranges(problem_, transposed ? problem_.c : problem_.out, [&](int64_t begin, int64_t end) {
+      kernels_.pack_weight(problem_.out, problem_.c, static_cast<const S*>(w), transposed, to, begin, end);
+    });
     return to;
   }
 
   void forward(int64_t i, const void* x, const T* w, void* h) const {
     Chunk<S> chunk;
-    kernels_.forward(place(i, chunk, x, w), static_cast<S*>(h) + h_offset(i));
+    chunk.w_stride = padded(channels_last_ ? problem_.out : problem_.c);
+    kernels_.forward(place(i, 0, chunk, x, w), static_cast<S*>(h) + h_offset(i));
   }
 
   void set_per_dy(const double* per_dy) const {
@@ -96,35 +127,61 @@ class Call {
       per_dy_[c] = c < problem_.c ? static_cast<T>(per_dy[c]) : T(0);
   }
 
-  /// Adds to dw and to sums, (2, c) doubles. Either may be null.
-  void backward(int64_t i, const DenseProductBackward& tensors, const T* w, T* dw, double* sums) const {
+  /// Adds the part of a block of channels to dw and to sums, (2, c) doubles. Either may be null.
+  void backward(int64_t i, int64_t block, const DenseProductBackward& tensors, const T* w, T* dw,
+                double* sums) const {
+    const int64_t first = block * block_;
     BackwardChunk<S> chunk;
-    place(i, chunk, tensors.x, w);
+    chunk.w_stride = padded(problem_.c);
+    place(i, first, chunk, tensors.x, w + first);
     chunk.dh = static_cast<const S*>(tensors.dh) + h_offset(i);
     chunk.dz = scratch_of<T, DzScratch>(z_size());
-    chunk.dw = dw;
-    chunk.per_dy = per_dy_;
-    if (tensors.gradient) chunk.gradient = static_cast<T*>(tensors.gradient) + x_offset(i);
+    if (dw) chunk.dw = dw + first;
+    chunk.per_dy = per_dy_ + first;
+    if (tensors.gradient) chunk.gradient = static_cast<T*>(tensors.gradient) + x_offset(i) + first;
     if (dw && !channels_last_)
       chunk.dh_transposed = scratch_of<T, TransposedScratch>(chunk_pixels_ * padded(problem_.out));
     if (sums) {
-      chunk.sum_dy = scratch_of<T, SumScratch>(2 * padded(problem_.c));
-      chunk.sum_dy_x = chunk.sum_dy + padded(problem_.c);
+      chunk.sum_dy = scratch_of<T, SumScratch>(2 * padded(block_));
+      chunk.sum_dy_x = chunk.sum_dy + padded(block_);
     }
     kernels_.backward(chunk);
     if (!sums) return;
-    for (int64_t c = 0; c < problem_.c; ++c) {
-      sums[c] += static_cast<double>(chunk.sum_dy[c]);
-      sums[problem_.c + c] += static_cast<double>(chunk.sum_dy_x[c]);
+    for (int64_t c = 0; c < chunk.c; ++c) {
+      sums[first + c] += static_cast<double>(chunk.sum_dy[c]);
+      sums[problem_.c + first + c] += static_cast<double>(chunk.sum_dy_x[c]);
     }
+  }
+
+  /// Sets a block of channels of the packed weight gradient to zero.
+  void clear(int64_t block, T* dw) const {
+    if (!channels_last_) return std::fill(dw, dw + dw_size(), T(0));
+    const int64_t first = block * block_, count = std::min(block_, padded(problem_.c) - first);
+    for (int64_t o = 0; o < problem_.out; ++o) std::fill_n(dw + o * padded(problem_.c) + first, count, T(0));
+  }
+
+  /// Adds the weight gradients of all segments, in their order.
+  void add_segments(int64_t segments, const T* parts, T* dw) const {
+    const int64_t c = problem_.c, width = channels_last_ ? padded(c) : padded(problem_.out);
+    in_ranges(problem_, problem_.out, [&](int64_t begin, int64_t end) {
+      for (int64_t o = begin; o < end; ++o) {
+        T* const to = dw + o * c;
+        std::fill_n(to, c, T(0));
+        for (int64_t segment = 0; segment < segments; ++segment) {
+          const T* const part = parts + segment * dw_size();
+          if (channels_last_) {
+            for (int64_t j = 0; j < c; ++j) to[j] += part[o * width + j];
+          } else {
+            for (int64_t j = 0; j < c; ++j) to[j] += part[j * width + o];
+          }
+        }
+      }
+    });
   }
 
   /// Returns the size of the packed weight gradient.
   int64_t dw_size() const {
     return channels_last_ ? problem_.out * padded(problem_.c) : problem_.c * padded(problem_.out);
-  }
-  int64_t dw_index(int64_t o, int64_t c) const {
-    return channels_last_ ? o * padded(problem_.c) + c : c * padded(problem_.out) + o;
   }
 
  private:
@@ -134,7 +191,7 @@ class Call {
     const int64_t vectors = ceil_divide(width, kernels_.lanes);
     return (vectors + 1 - vectors % 2) * kernels_.lanes;
   }
-  int64_t z_stride() const { return scratch_stride(channels_last_ ? problem_.c : chunk_pixels_); }
+  int64_t z_stride() const { return scratch_stride(channels_last_ ? block_ : chunk_pixels_); }
   int64_t z_size() const { return (channels_last_ ? chunk_pixels_ : problem_.c) * z_stride(); }
 
   int64_t first_pixel(int64_t i) const {
@@ -149,10 +206,11 @@ class Call {
     return channels_last_ ? first_pixel(i) * channels : i / pieces_ * channels * problem_.s + first_pixel(i);
   }
 
+  /// The chunk of a block of channels, the first of which is `first`.
   template <class AnyChunk>
-  const AnyChunk& place(int64_t i, AnyChunk& chunk, const void* x, const T* w) const {
+  const AnyChunk& place(int64_t i, int64_t first, AnyChunk& chunk, const void* x, const T* w) const {
     chunk.pixels = pixels(i);
-    chunk.c = problem_.c;
+    chunk.c = std::min(block_, problem_.c - first);
     chunk.out = problem_.out;
     chunk.channels_last = channels_last_;
     chunk.x_stride = channels_last_ ? problem_.total : problem_.s;
@@ -160,8 +218,9 @@ class Call {
     chunk.activation = {
         static_cast<T>(problem_.activation == Activation::kLeakyReLU ? problem_.activation_param : 1),
         problem_.activation == Activation::kReLU};
-    chunk.coefficients = coefficients_;
-    chunk.x = static_cast<const S*>(x) + x_offset(i);
+    chunk.coefficients = {coefficients_.mean + first, coefficients_.scale + first,
+                          coefficients_.shift + first};
+    chunk.x = static_cast<const S*>(x) + x_offset(i) + first;
     chunk.w = w;
     chunk.z = scratch_of<T, ZScratch>(z_size());
     chunk.z_stride = z_stride();
@@ -174,16 +233,11 @@ class Call {
   const DenseProductProblem& problem_;
   const Kernels<S>& kernels_;
   const bool channels_last_;
+  int64_t block_;  // channels
   int64_t chunk_pixels_ = 0, pieces_ = 1, chunks_ = 0;
   Coefficients<T> coefficients_{};
   T* per_dy_ = nullptr;
 };
-
-template <class Task>
-void run(const DenseProductProblem& problem, int64_t count, const Task& task) {
-  if (problem.n * problem.s * problem.c * problem.out >= kSerialProducts) return parallel_tasks(count, task);
-  for (int64_t i = 0; i < count; ++i) task(i);
-}
 
 }  // namespace
 }  // namespace dense_block
@@ -191,7 +245,7 @@ void run(const DenseProductProblem& problem, int64_t count, const Task& task) {
 void dense_product(const DenseProductProblem& problem, const DenseNormalization& norm, const void* x,
                    const void* w, void* h) {
   dispatch_float(problem.dtype, [&]<class S>() {
-    const dense_block::Call<S> call(problem, norm);
+    const dense_block::Call<S> call(dense_block::Pass::kForward, problem, norm);
     const auto* const packed = call.packed_weight(w, problem.layout == Layout::kChannelsLast);
     dense_block::run(problem, call.chunks(), [&](int64_t i) { call.forward(i, x, packed, h); });
   });
@@ -202,23 +256,26 @@ void dense_product_backward(const DenseProductProblem& problem, const DenseNorma
   using namespace dense_block;
   dispatch_float(problem.dtype, [&]<class S>() {
     using T = accumulate_t<S>;
-    const Call<S> call(problem, norm);
+    const Call<S> call(Pass::kBackward, problem, norm);
     const T* const packed = call.packed_weight(backward.w, false);
     if (backward.gradient) call.set_per_dy(backward.per_dy);
     const int64_t dw_size = call.dw_size(), sums_size = 2 * problem.c;
     const int64_t room = kPartialBytes / (dw_size * static_cast<int64_t>(sizeof(T)));
-    const int64_t segments = std::clamp<int64_t>(std::min(kSegments, room), 1, call.chunks());
+    const int64_t blocks = call.blocks();
+    const int64_t segments =
+        std::clamp<int64_t>(std::min(ceil_divide(kTasks, blocks), room), 1, call.chunks());
     T* const dw = backward.dw ? scratch_of<T, PartialScratch>(segments * dw_size) : nullptr;
     double* const sums =
         backward.sum_dy ? scratch_of<double, PartialSumScratch>(segments * sums_size) : nullptr;
-    run(problem, segments, [&](int64_t segment) {
+    if (sums) std::fill(sums, sums + segments * sums_size, 0.0);
+    run(problem, segments * blocks, [&](int64_t task) {
+      const int64_t segment = task / blocks, block = task % blocks;
       T* const own_dw = dw ? dw + segment * dw_size : nullptr;
       double* const own_sums = sums ? sums + segment * sums_size : nullptr;
-      if (dw) std::fill(own_dw, own_dw + dw_size, T(0));
-      if (sums) std::fill(own_sums, own_sums + sums_size, 0.0);
+      if (dw) call.clear(block, own_dw);
       const int64_t begin = call.chunks() * segment / segments,
                     end = call.chunks() * (segment + 1) / segments;
-      for (int64_t i = begin; i < end; ++i) call.backward(i, backward, packed, own_dw, own_sums);
+      for (int64_t i = begin; i < end; ++i) call.backward(i, block, backward, packed, own_dw, own_sums);
     });
     for (int64_t c = 0; sums && c < problem.c; ++c) {
       double sum_dy = 0, sum_dy_x = 0;
@@ -229,13 +286,7 @@ void dense_product_backward(const DenseProductProblem& problem, const DenseNorma
       backward.sum_dy[c] = sum_dy;
       backward.sum_dy_x[c] = sum_dy_x - low_part<T>(norm.mean[c]) * sum_dy;
     }
-    for (int64_t o = 0; dw && o < problem.out; ++o)
-      for (int64_t c = 0; c < problem.c; ++c) {
-        T sum = 0;
-        for (int64_t segment = 0; segment < segments; ++segment)
-          sum += dw[segment * dw_size + call.dw_index(o, c)];
-        static_cast<T*>(backward.dw)[o * problem.c + c] = sum;
-      }
+    if (dw) call.add_segments(segments, dw, static_cast<T*>(backward.dw));
   });
 }
 

@@ -228,10 +228,11 @@ void differentiate_rows(const BackwardChunk<S>& chunk, int64_t rows, int64_t wid
 // ---- The functions of the table
 
 template <class S>
-void pack_weight(int64_t out, int64_t c, const S* w, bool transposed, accumulate_t<S>* to) {
+void pack_weight(int64_t out, int64_t c, const S* w, bool transposed, accumulate_t<S>* to, int64_t begin,
+                 int64_t end) {
   using T = accumulate_t<S>;
   const int64_t stride = padded<T>(transposed ? out : c);
-  for (int64_t r = 0; r < (transposed ? c : out); ++r)
+  for (int64_t r = begin; r < end; ++r)
     for (int64_t j = 0; j < stride; ++j) {
       const bool inside = j < (transposed ? out : c);
       to[r * stride + j] = inside ? load_as<T>(transposed ? w + j * c + r : w + r * c + j) : T(0);
@@ -249,12 +250,12 @@ void forward(const Chunk<S>& chunk, S* h) {
   const int64_t to_stride = direct ? chunk.h_stride : chunk.h_scratch_stride;
   if (chunk.channels_last) {
     normalize_rows<S, true>(chunk, chunk.pixels, chunk.c);
-    multiply<T>(chunk.c, rows, width, {chunk.z, chunk.z_stride, 1}, chunk.w, padded<T>(chunk.out), to,
-                to_stride, false);
+    multiply<T>(chunk.c, rows, width, {chunk.z, chunk.z_stride, 1}, chunk.w, chunk.w_stride, to, to_stride,
+                false);
   } else {
     normalize_rows<S, false>(chunk, chunk.c, chunk.pixels);
-    multiply<T>(chunk.c, rows, width, {chunk.w, padded<T>(chunk.c), 1}, chunk.z, chunk.z_stride, to,
-                to_stride, false);
+    multiply<T>(chunk.c, rows, width, {chunk.w, chunk.w_stride, 1}, chunk.z, chunk.z_stride, to, to_stride,
+                false);
   }
   if (!direct) store_rows<S>(rows, width, chunk.h_scratch, chunk.h_scratch_stride, h, chunk.h_stride);
 }
@@ -268,7 +269,7 @@ void backward(const BackwardChunk<S>& chunk) {
   if constexpr (!kIs16Bit<S>) direct = chunk.channels_last || width % kLanes<T> == 0;
   if (!direct) widen_rows<S>(rows, width, chunk.dh, chunk.h_stride, chunk.h_scratch, chunk.h_scratch_stride);
   const T* const dh = direct ? reinterpret_cast<const T*>(chunk.dh) : chunk.h_scratch;
-  const int64_t dh_stride = direct ? chunk.h_stride : chunk.h_scratch_stride, w_stride = padded<T>(chunk.c);
+  const int64_t dh_stride = direct ? chunk.h_stride : chunk.h_scratch_stride, w_stride = chunk.w_stride;
   const bool to_x = chunk.gradient || chunk.sum_dy;
   if (chunk.channels_last) {
     normalize_rows<S, true>(chunk, chunk.pixels, chunk.c);
@@ -314,7 +315,12 @@ void feature_gradient(const Slot<S>& slot) {
 
 template <class S>
 constexpr Kernels<S> table() {
-  return {kLanes<accumulate_t<S>>, pack_weight<S>, forward<S>, backward<S>, feature_gradient<S>};
+  return {kLanes<accumulate_t<S>>,
+          kTileVectors * kLanes<accumulate_t<S>>,
+          pack_weight<S>,
+          forward<S>,
+          backward<S>,
+          feature_gradient<S>};
 }
 
 }  // namespace

@@ -39,12 +39,14 @@ struct Chunk {
   Coefficients<T> coefficients{};
   const S* x = nullptr;
   const T* w = nullptr;  ///< packed by Kernels::pack_weight
+  int64_t w_stride = 0;  ///< between rows of w
   T* z = nullptr;        ///< scratch: z_rows x z_stride
   int64_t z_stride = 0;
   T* h_scratch = nullptr;  ///< scratch: rows of h x h_scratch_stride
   int64_t h_scratch_stride = 0;
 };
 
+/// `c` may be a block of the layer's channels: all pointers are at the block's first channel then.
 template <class S>
 struct BackwardChunk : Chunk<S> {
   using T = accumulate_t<S>;
@@ -53,7 +55,7 @@ struct BackwardChunk : Chunk<S> {
   T* dh_transposed = nullptr;  ///< scratch, NCHW only: pixels x padded(out); null if dw is
   const T* per_dy = nullptr;   ///< padded, like the coefficients
   T* gradient = nullptr;       ///< may be null
-  /// The sums are added to (out, padded(c)) in channels-last, (c, padded(out)) in NCHW; may be null.
+  /// The sums are added to dw: in channels-last a row per output, w_stride apart; in NCHW (c, padded(out)). May be null.
   T* dw = nullptr;
   T* sum_dy = nullptr;  ///< padded(c) values, which are written; both sums are null if not needed
   T* sum_dy_x = nullptr;
@@ -76,10 +78,11 @@ struct Slot {
 template <class S>
 struct Kernels {
   using T = accumulate_t<S>;
-  int64_t lanes;  ///< of a vector
+  int64_t lanes;    ///< of a vector
+  int64_t columns;  ///< of a product that are computed together
   /// Packs the weight (out, c): if `transposed` (forward in channels-last) to (c, padded(out)), else to
-  /// (out, padded(c)).
-  void (*pack_weight)(int64_t out, int64_t c, const S* w, bool transposed, T* to);
+  /// (out, padded(c)). Writes rows [begin, end) of `to`.
+  void (*pack_weight)(int64_t out, int64_t c, const S* w, bool transposed, T* to, int64_t begin, int64_t end);
   void (*forward)(const Chunk<S>& chunk, S* h);
   void (*backward)(const BackwardChunk<S>& chunk);
   void (*feature_gradient)(const Slot<S>& slot);
