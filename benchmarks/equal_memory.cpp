@@ -197,7 +197,7 @@ std::vector<OperatorPeak> peaks_of(const char* network, int64_t classes, const F
     OperatorPeaks peaks;
     step.run(sgd, [&] {
       const auto coarse = train::coarse_logits(*model, images, format.precision);
-      images.reset();  // as train::StepLoss does
+      images.reset();  // a layer holds what it needs of them
       at::Tensor gradient;
       for (const Loss kind : kLosses) {
         gradient.reset();

@@ -111,7 +111,13 @@ bool StepProbe::step(data::Batch batch, const train::Step::RunOptions& run) {
   const train::Network network(*model_);
   const train::LossOptions options = train::loss_for(batch.targets, loss_);
   train::StepLoss loss(network, std::move(batch), options, format_.precision, parts);
-  return step_.run_parts(*optimizer_.optimizer, parts, [&](int64_t part) { return loss.part(part); }, run);
+  train::Step::RunOptions releasing = run;
+  releasing.entering = [&](train::Step::Phase phase) {
+    if (run.entering) run.entering(phase);
+    if (phase == train::Step::Phase::kBackward) loss.release_batch();
+  };
+  return step_.run_parts(
+      *optimizer_.optimizer, parts, [&](int64_t part) { return loss.part(part); }, releasing);
 }
 
 double StepProbe::time_step() {

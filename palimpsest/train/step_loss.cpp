@@ -26,13 +26,10 @@ StepLoss::StepLoss(const Network& network, data::Batch batch, const LossOptions&
                       group ? " on each process" : "", images_, parts));
 }
 
-data::Batch StepLoss::take(int64_t part) {
-  if (parts_ == 1) return std::exchange(batch_, {});
+data::Batch StepLoss::narrow(int64_t part) const {
   const int64_t images = batch_.images.size(0), each = images / parts_, larger = images % parts_;
   const int64_t first = part * each + std::min(part, larger), size = each + (part < larger ? 1 : 0);
-  data::Batch taken{batch_.images.narrow(0, first, size), batch_.targets.narrow(0, first, size), {}};
-  if (part == parts_ - 1) batch_ = {};
-  return taken;
+  return {batch_.images.narrow(0, first, size), batch_.targets.narrow(0, first, size), {}};
 }
 
 at::Tensor StepLoss::part(int64_t index, const std::function<std::vector<double>()>& shared) {
@@ -41,9 +38,10 @@ at::Tensor StepLoss::part(int64_t index, const std::function<std::vector<double>
     if (group_)
       expected_ = at::full_like(expected_, group_->sum(expected_.item<double>(), "the pixels of the step"));
   }
-  const data::Batch part = take(index);
+  const data::Batch part = parts_ > 1 ? narrow(index) : batch_;
   const at::Tensor logits = coarse_logits(network_, part.images, precision_);
   const SummedLoss loss = summed_loss(logits, part.targets, options_);
+  parts_done_ = index + 1;
   const auto type = logits.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   if (index == 0) {
     classes_ = logits.size(1);
@@ -64,6 +62,10 @@ at::Tensor StepLoss::part(int64_t index, const std::function<std::vector<double>
   // Averages over the ranks divide by their number.
   const double ranks = group_ ? group_->size() : 1;
   return ops::mean_loss(loss.sum * ranks, expected_).to(type);
+}
+
+void StepLoss::release_batch() {
+  if (parts_done_ == parts_) batch_ = {};
 }
 
 void StepLoss::finish(const std::function<std::vector<double>()>& shared) {

@@ -31,8 +31,7 @@ namespace palimpsest::train {
 class StepLoss {
  public:
   /// `network` and `group` must outlive this object. group: null for this process alone. Throws Error(kUsage)
-  /// if there are more parts than images. The forward pass of the last part releases the batch: a caller that moves it
-  /// here has the images in memory during the backward pass only if a layer saved them.
+  /// if there are more parts than images.
   StepLoss(const Network& network, data::Batch batch, const LossOptions& options, amp::Precision precision,
            int64_t parts = 1, distributed::Group* group = nullptr);
 
@@ -42,6 +41,10 @@ class StepLoss {
   /// the first one another if there are several parts. `shared` returns what this rank adds to sums(); it is
   /// called after the last forward pass.
   at::Tensor part(int64_t index, const std::function<std::vector<double>()>& shared = {});
+
+  /// Lets go of the batch, once the last part has had its forward pass: for a caller that moved it here, the images
+  /// are in memory during the backward pass only if a layer saved them. Call it when the kept bytes are counted.
+  void release_batch();
 
   // The results of all parts and ranks, after the forward pass of the last part.
   int64_t images() const { return images_; }
@@ -61,7 +64,7 @@ class StepLoss {
   at::Tensor gradient_factor() const { return gradient_factor_; }
 
  private:
-  data::Batch take(int64_t part);
+  data::Batch narrow(int64_t part) const;
   void finish(const std::function<std::vector<double>()>& shared);
 
   const Network& network_;
@@ -69,6 +72,7 @@ class StepLoss {
   const LossOptions options_;
   const amp::Precision precision_;
   const int64_t parts_;
+  int64_t parts_done_ = 0;  // their forward passes
   distributed::Group* const group_;
   // f64 scalars on the device of the logits, so that the host computes ahead of a GPU.
   at::Tensor expected_;       // weight of all parts and ranks, before their forward passes

@@ -329,8 +329,9 @@ class Run {
     bool forward_done = false;
     run.entering = [&](Step::Phase phase) {
       if (timeline) timeline->mark(Step::name_of(phase));
-      if (meter && phase == Step::Phase::kBackward && !std::exchange(forward_done, true))
-        meter->forward_done();
+      if (phase != Step::Phase::kBackward) return;
+      if (meter && !std::exchange(forward_done, true)) meter->forward_done();
+      loss.release_batch();
     };
     std::vector<at::Tensor> late;  // the numbers that stay on the device
     run.change_gradients = [&] {

@@ -97,7 +97,7 @@ TEST(StepLoss, WithoutAnyPixelThatCountsHasGradientsOfZero) {
   }
 }
 
-TEST(StepLoss, ReleasesTheImagesAfterTheForwardPassOfTheLastPart) {
+TEST(StepLoss, LetsGoOfTheImagesAfterTheForwardPassOfTheLastPart) {
   const at::NoGradGuard no_layer_saves_them;
   auto net = plain_net();
   const Network network(net);
@@ -106,9 +106,11 @@ TEST(StepLoss, ReleasesTheImagesAfterTheForwardPassOfTheLastPart) {
     const auto images = batch.images.storage().getWeakStorageImpl();
     StepLoss step_loss(network, std::move(batch), {}, amp::Precision::kF32, parts);
     for (int64_t part = 0; part < parts; ++part) {
+      step_loss.release_batch();
       EXPECT_FALSE(images.expired()) << part << " of " << parts;
       step_loss.part(part);
     }
+    step_loss.release_batch();
     EXPECT_TRUE(images.expired()) << parts;
   }
 }
