@@ -60,19 +60,30 @@ def test_counting_the_bytes_of_a_form_does_not_change_what_the_others_are_compar
     assert (after - before).norm() > 2 * benchmark.LARGEST_ERROR * before.norm()
 
 
-def test_a_form_with_other_gradients_is_an_error(monkeypatch, capsys):
-    class Twice(nn.Module):
-        def __init__(self, model):
-            super().__init__()
-            self.model = model
+class Twice(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
 
-        def forward(self, x):
-            return 2 * self.model(x)
+    def forward(self, x):
+        return 2 * self.model(x)
 
-    monkeypatch.setitem(benchmark.FORMS, "torch.compile", Twice)
-    status, _, errors = run(benchmark, monkeypatch, capsys, "--forms", "eager")
+
+@pytest.mark.parametrize("form", ["torch.compile", "ours"])
+def test_other_gradients_of_a_side_of_a_claim_are_an_error(monkeypatch, capsys, without_kernels, form):
+    monkeypatch.setitem(benchmark.FORMS, form, Twice)
+    status, _, errors = run(benchmark, monkeypatch, capsys, "--forms", form)
     assert status == 1 and errors.splitlines()[-1].startswith(
-        "whole_step: tiny: the gradients of 'torch.compile' differ from those in f64 by ")
+        f"whole_step: tiny: the gradients of '{form}' differ from those in f64 by ")
+
+
+def test_a_control_with_other_gradients_is_not_timed(monkeypatch, capsys, tmp_path, without_kernels):
+    monkeypatch.setitem(benchmark.FORMS, "checkpoint", Twice)
+    status, printed, _ = run(benchmark, monkeypatch, capsys, "--forms", "checkpoint;ours", "--json", tmp_path / "out.json")
+    assert status == 0 and "the gradients of 'checkpoint' differ from those in f64 by " in printed
+    claims = {row["claim"] for row in json.loads((tmp_path / "out.json").read_text())["rows"]}
+    assert {claim for claim in claims if "checkpoint" in claim} == {"tiny error: checkpoint"}
+    assert {"tiny step: ours", "tiny error: ours"} <= claims
 
 
 def test_checkpoints_stand_around_each_layer_of_a_dense_block():

@@ -53,6 +53,16 @@ def test_each_claim_says_whether_it_holds(measured):
     assert line_of(measured / "whole_step.md", "- ResNet-50: ") == "- ResNet-50: 1.25 of the time, 0.55 of the peak: FAIL"
 
 
+def test_a_form_with_wrong_gradients_has_its_error_alone(measured):
+    form = ": torch.compile, budget 0.5"
+    change(measured / "whole_step.json", lambda content: content.update(
+        rows=[row for row in content["rows"] if not row["claim"].endswith(form) or " error" in row["claim"]]))
+    assert pages("whole_step", "--results", measured) == (0, "")
+    assert line_of(measured / "whole_step.md", "| torch.compile, budget 0.5 | wrong") == (
+        "| torch.compile, budget 0.5 | wrong gradients |  |  |  |  |  |  |  | 1e+03 |")
+    assert "budget" not in (measured / "whole_step.svg").read_text().replace("or a budget", "")
+
+
 def test_every_form_has_a_row_with_its_figures_and_what_it_is(measured):
     assert line_of(measured / "whole_step.md", "| ours | 2300") == (
         "| ours | 2300 (2299 to 2301) | 0.92 | 770 | 0.55 | 1070 | 0.63 | 730 | 0.54 | 8e+02 |")
