@@ -401,8 +401,8 @@ void print(const Setting& s, const nlohmann::ordered_json& row) {
   std::fflush(stdout);
 }
 
-/// The JSON file, which has each run as soon as it is measured: a program that was cut short goes on, on the same
-/// processor with as many threads, on which scratch memory depends.
+/// The JSON file, which has each run as soon as it is measured: a program that was cut short goes on, at the same
+/// commit and on the same processor with as many threads, on which scratch memory depends.
 class Results {
  public:
   explicit Results(std::string path) : path_(std::move(path)) {
@@ -416,10 +416,11 @@ class Results {
                                  ": remove it, or name another file");
     rows_ = before.at("rows");
     for (const auto& row : rows_)
-      if (row.at("processor") != processor_name() || row.at("threads") != at::get_num_threads())
+      if (row.at("processor") != processor_name() || row.at("threads") != at::get_num_threads() ||
+          row.at("commit") != commit())
         throw std::runtime_error(path_ + " was begun on " + row.at("processor").get<std::string>() +
-                                 " with " + row.at("threads").dump() +
-                                 " threads: remove it, or name another file");
+                                 " with " + row.at("threads").dump() + " threads at commit " +
+                                 row.at("commit").get<std::string>() + ": remove it, or name another file");
   }
 
   /// Returns the rows of a run that an earlier program measured.

@@ -125,9 +125,19 @@ def side(values, layer):
     return run
 
 
+def unmeasured(claim, name, opponent, layout):
+    """The row of an opponent that is not here."""
+    return Row(claim, name, limit=opponent.limits[layout],
+               not_measured="name a folder with the compiled package by --inplace-abn or PALIMPSEST_INPLACE_ABN")
+
+
+def claim_of(shape, layout):
+    return f"{list(shape)} {layout}"
+
+
 def measure(shape, layout, ours, against, repeats, report):
     """Adds the rows of one shape and layout; `against`: {name: opponent}."""
-    claim = f"{list(shape)} {layout}"
+    claim = claim_of(shape, layout)
     values = Values(shape, LAYOUTS[layout])
     torch.compiler.reset()  # each case compiles its own programs
     verify("ours", values, ours, LARGEST_ERROR)
@@ -142,8 +152,7 @@ def measure(shape, layout, ours, against, repeats, report):
             best = min(opponent.layers, key=lambda form: times[form].median)
             report.add(Row(claim, best, opponent=times[best], measured=times["ours"], limit=opponent.limits[layout]))
         else:
-            report.add(Row(claim, name, limit=opponent.limits[layout], not_measured=(
-                "name a folder with the compiled package by --inplace-abn or PALIMPSEST_INPLACE_ABN")))
+            report.add(unmeasured(claim, name, opponent, layout))
 
 
 def shape(text):
@@ -186,9 +195,15 @@ def main():
     options = read_options()
     ours = torch.ops.palimpsest.abn_.default
     report = Report("python_layer_time", options)
+    shapes = options.shapes or SHAPES
+    for name, opponent in options.against.items():  # before the first measurement
+        if not opponent.layers:
+            for layout in LAYOUTS:
+                for sizes in shapes:
+                    report.keep_figures_of(unmeasured(claim_of(sizes, layout), name, opponent, layout))
     try:
         for layout in LAYOUTS:
-            for sizes in options.shapes or SHAPES:
+            for sizes in shapes:
                 measure(sizes, layout, ours, options.against, options.repeats, report)
     except ArithmeticError as error:
         print(f"python_layer_time: {error}", file=sys.stderr)

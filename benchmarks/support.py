@@ -71,7 +71,8 @@ class Spread:
     runs: int  # 0: a quantity without spread
 
     def text(self, unit):
-        return f"{self.median:.2f} ({self.low:.2f}-{self.high:.2f}) {unit}"
+        form = ".1e" if 0 < self.median < 0.01 else ".2f"
+        return f"{self.median:{form}} ({self.low:{form}}-{self.high:{form}}) {unit}"
 
 
 def spread_of(values):
@@ -211,11 +212,11 @@ def finish(table, options):
     return 1 if options.check and not table["pass"] else 0
 
 
-def claims_measured_in(path):
-    """The claims that have figures in a JSON file of a benchmark; none if there is no such file."""
+def measured_in(path):
+    """[(claim, opponent)] of the rows that have figures in a JSON file of a benchmark; none if there is no such file."""
     try:
         rows = json.loads(pathlib.Path(path).read_text())["rows"]
-        return [row["claim"] for row in rows if row["measured"]]
+        return [(row["claim"], row["opponent_name"]) for row in rows if row["measured"]]
     except (OSError, ValueError, KeyError, TypeError):
         return []
 
@@ -238,12 +239,14 @@ class Report:
         print(row.text(), flush=True)
 
     def keep_figures_of(self, row):
-        """Ends the program, with status 1, if the file of --json has figures for a row that is not measured now, or for
-        rows that its claim begins."""
-        kept = [claim for claim in claims_measured_in(self.options.json) if claim.startswith(row.claim)] if self.options.json else []
+        """Ends the program, with status 1, if the file of --json has figures that a row which is not measured would
+        replace: against the same opponent, of a claim that begins with the same word (a network, a shape)."""
+        def replaces(claim, opponent):
+            return opponent == row.opponent_name and claim.split()[0] == row.claim.split()[0]
+        kept = [claim for claim, opponent in measured_in(self.options.json or "") if replaces(claim, opponent)]
         if kept:
-            print(f"{self.name}: {self.options.json} has figures for '{kept[0]}', which cannot be measured here: {row.not_measured}; "
-                  "or write another file with --json", file=sys.stderr)
+            print(f"{self.name}: {self.options.json} has figures for '{kept[0]}' against {row.opponent_name}, which cannot be "
+                  f"measured here: {row.not_measured}; or write another file with --json", file=sys.stderr)
             sys.exit(1)
 
     def finish(self):

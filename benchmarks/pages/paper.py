@@ -49,7 +49,9 @@ gradients and momentum included. The table shows the largest batch of the same c
 batch, that fit in that memory, and the gained pixels; brackets hold the paper's gain. `loss`: our loss without full-size
 logits (`ops/upsampled_loss.h`) on both sides, or libtorch's `interpolate` and `cross_entropy` on both, with both passes of
 one image after the other; over a whole batch they need more. Even in a step in bf16 they compute in f32. They hold three
-full-size tensors at a time, which can be the peak of a step with 91 classes.
+full-size tensors at a time, which can be the peak of a step with 91 classes. On both sides class ids are bytes (`palimpsest
+train` holds 8 bytes for each during the forward pass), and the images are let go after the forward pass, in which the
+layers save what they need of them: in bf16 that is less than the images.
 
 The peaks of `standard` were counted. Those of ours were counted at {fitted}; a formula
 through them gives the other sizes. Its error was measured at {checked}: too high a peak is against us.

@@ -39,11 +39,11 @@ def test_a_file_with_figures_of_a_network_is_not_replaced_where_its_package_is_m
     hidden.parent.mkdir()
     hidden.write_text("raise ModuleNotFoundError('hidden')\n")
     arguments = ["--networks", "smp_unet", "--what", "bytes", "--json", path]
-    measured = json.dumps({"rows": [{"claim": "smp_unet step, NCHW", "measured": {"median": 1}}]})
+    measured = json.dumps({"rows": [{"claim": "smp_unet kept", "opponent_name": "eager", "measured": {"median": 1}}]})
     path.write_text(measured)
     done = run(*arguments, paths=hidden.parent)
     assert done.returncode == 1 and done.stderr.count("\n") == 1, done.stderr
-    for part in (f"{path} has figures for 'smp_unet step, NCHW'", "segmentation_models_pytorch is not installed"):
+    for part in (f"{path} has figures for 'smp_unet kept'", "segmentation_models_pytorch is not installed"):
         assert part in done.stderr
     assert path.read_text() == measured
     path.unlink()

@@ -101,6 +101,11 @@ def test_a_file_with_figures_of_the_package_is_not_replaced_by_a_run_without_it(
     assert (tmp_path / "out.json").read_text() == measured
 
 
+def test_a_file_without_figures_of_the_package_is_replaced(run, tmp_path):
+    arguments = [*SMALL, "--opponents", "eager,inplace_abn", "--json", tmp_path / "out.json"]
+    assert [run(*arguments)[0] for _ in range(2)] == [0, 0]
+
+
 def test_a_claim_that_fails_is_the_exit_status_where_that_is_asked_for(run, monkeypatch):
     impossible = benchmark.Opponent({"eager": benchmark.activation_fresh}, dict.fromkeys(benchmark.LAYOUTS, 0.0), 1e-2)
     monkeypatch.setattr(benchmark, "opponents", lambda package: {"eager": impossible})

@@ -77,6 +77,12 @@ def test_other_gradients_of_a_side_of_a_claim_are_an_error(monkeypatch, capsys, 
         f"whole_step: tiny: the gradients of '{form}' differ from those in f64 by ")
 
 
+def test_a_network_in_f64_that_computes_something_else_is_an_error(monkeypatch, capsys):
+    monkeypatch.setattr(benchmark.Forms, "gradients_in_f64", lambda self: 2 * self.gradients(self.model).double())
+    status, _, errors = run(benchmark, monkeypatch, capsys, "--forms", "eager")
+    assert status == 1 and errors.splitlines()[-1].startswith("whole_step: tiny: eager's gradients differ from those in f64 by 5.0e-01")
+
+
 def test_a_control_with_other_gradients_is_not_timed(monkeypatch, capsys, tmp_path, without_kernels):
     monkeypatch.setitem(benchmark.FORMS, "checkpoint", Twice)
     status, printed, _ = run(benchmark, monkeypatch, capsys, "--forms", "checkpoint;ours", "--json", tmp_path / "out.json")

@@ -16,11 +16,11 @@ namespace {
 constexpr int64_t kScratchBytes = int64_t{256} << 10;
 constexpr int64_t kMostPixels = 256;
 constexpr int64_t kFewestPixels = 16;
-// Channels that a backward pass in channels-last takes at a time, about: so many rows of w and of dw fit beside z and dz,
-// and z holds so many pixels that adding to dw costs little.
+// Channels that a backward pass in channels-last takes at a time, about: so many columns of w and of dw fit
+// beside z and dz, and z holds so many pixels that adding to dw costs little.
 constexpr int64_t kBlockChannels = 256;
-// Tasks of a backward pass, each with its own sums: so many occupy many cores, and end at about the same time on few
-// cores.
+// Tasks of a backward pass: so many occupy many cores, and end at about the same time on few cores. Each has a
+// segment of the chunks, with its own sums, and a block of channels.
 constexpr int64_t kTasks = 32;
 constexpr int64_t kPartialBytes = int64_t{8} << 20;  // the sums of all segments
 // Below this many products, waking threads costs more than the work.
@@ -60,8 +60,8 @@ void in_ranges(const DenseProductProblem& problem, int64_t count, const Body& bo
 
 enum class Pass { kForward, kBackward };
 
-/// The cut of one problem into chunks of pixels, those of a backward pass also into blocks of channels, and the data that
-/// all share.
+/// The cut of one problem into chunks of pixels, in a backward pass also into blocks of channels, and the data
+/// that all share.
 template <class S>
 class Call {
   using T = accumulate_t<S>;
@@ -156,7 +156,7 @@ class Call {
   /// Sets a block of channels of the packed weight gradient to zero.
   void clear(int64_t block, T* dw) const {
     if (!channels_last_) return std::fill(dw, dw + dw_size(), T(0));
-    const int64_t first = block * block_, count = std::min(block_, padded(problem_.c) - first);
+    const int64_t first = block * block_, count = std::min(padded(block_), padded(problem_.c) - first);
     for (int64_t o = 0; o < problem_.out; ++o) std::fill_n(dw + o * padded(problem_.c) + first, count, T(0));
   }
 

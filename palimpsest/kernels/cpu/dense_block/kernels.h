@@ -46,7 +46,8 @@ struct Chunk {
   int64_t h_scratch_stride = 0;
 };
 
-/// `c` may be a block of the layer's channels: all pointers are at the block's first channel then.
+/// `c` may be a block of the layer's channels: x, w, the coefficients, per_dy, gradient and dw are at the block's
+/// first channel then, and the sums are the block's.
 template <class S>
 struct BackwardChunk : Chunk<S> {
   using T = accumulate_t<S>;
@@ -55,7 +56,8 @@ struct BackwardChunk : Chunk<S> {
   T* dh_transposed = nullptr;  ///< scratch, NCHW only: pixels x padded(out); null if dw is
   const T* per_dy = nullptr;   ///< padded, like the coefficients
   T* gradient = nullptr;       ///< may be null
-  /// The sums are added to dw: in channels-last a row per output, w_stride apart; in NCHW (c, padded(out)). May be null.
+  /// The products are added to dw: in channels-last a row per output, w_stride apart; in NCHW (c, padded(out)).
+  /// May be null.
   T* dw = nullptr;
   T* sum_dy = nullptr;  ///< padded(c) values, which are written; both sums are null if not needed
   T* sum_dy_x = nullptr;
