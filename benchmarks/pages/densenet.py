@@ -14,8 +14,8 @@ ACCURACY = "benchmarks/seed_spread.py"
 PAGE = """# Densely connected networks: the paper's figures beside ours
 
 The paper is G. Pleiss, D. Chen, G. Huang, T. Li, L. van der Maaten, K. Weinberger, "Memory-Efficient Implementation of
-DenseNets", 2017. It measured on GPUs with 12 GB. Our figures are from processors, with libtorch {libtorch}, in f32 unless a
-row names another type. `benchmarks/pages/pages densenet` writes this page from the JSON files beside it.
+DenseNets", 2017. It measured on GPUs with 12 GB. Our figures are from CPUs, with libtorch {libtorch}, in f32 unless a row
+names another type. `benchmarks/pages/pages densenet` writes this page from the JSON files beside it.
 
 [memory.md](../memory.md) describes the five forms of a dense block. `shared_gradient` is libtorch's own layers with ReLU in
 place, `checkpoint` is the method of the paper's public ports, `shared` is the paper's own method, and `fused` is ours.
@@ -24,7 +24,8 @@ place, `checkpoint` is the method of the paper's public ports, `shared` is the p
 ## Time of a training step
 
 The paper pays for its memory with 15 % (LuaTorch) and 20 % (PyTorch) more time than `shared_gradient`, for DenseNet-BC-100
-with k = 12. Our figures are medians of {time_runs} interleaved steps on {time_machine} (`densenet_time.json`, `make bench`):
+with k = 12. Our figures are medians of {time_runs} interleaved steps (`densenet_time.json`, `make bench`). The machine is
+{time_machine}.
 
 {time}
 
@@ -38,7 +39,8 @@ The paper's sharing needs 22 % of the total memory of the naive network at 160 l
 ## Depth
 
 DenseNet-BC, k = 12, from 40 to 1,000 layers (`densenet_depth.json`). A cell holds the MB saved for backward; the peak of a
-step above the weights, in MB; and the time of a step as a multiple of `shared_gradient`'s, on {depth_machine}. The memory at a batch of 64 is
+step above the weights, in MB; and the time of a step as a multiple of `shared_gradient`'s. The machine is
+{depth_machine}. The memory at a batch of 64 is
 extrapolated by a straight line from two smaller batches, because the naive form needs more than the machine has. The
 error of the line is a few MB.
 
