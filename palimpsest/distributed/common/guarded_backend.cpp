@@ -85,8 +85,9 @@ class GuardedWork : public c10d::Work {
   void transport_failed(const std::exception_ptr& failure) {
     if (ended_) return;
     guard_->watcher->transport_failed(what_, message_of(failure));
-    // The watcher has ended this work, unless it was stopped.
-    end(failure);
+    // The watcher ends this work, but perhaps not yet: it ends one after the other. A stopped one has no fault.
+    const auto fault = guard_->watcher->fault();
+    end(fault ? std::make_exception_ptr(*fault) : failure);
   }
 
   const Pending inner_;
