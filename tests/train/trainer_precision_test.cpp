@@ -77,6 +77,29 @@ TEST(TrainerPrecision, WhatIsKeptHoldsNo16BitCopyOfAWeight) {
   }
 }
 
+TEST(TrainerPrecision, BackwardHoldsNoImages) {
+  for (const int64_t parts : {1, 2}) {
+    TinyRun run;
+    auto images_storage = at::empty({0}).storage().getWeakStorageImpl();
+    run.model->images_hook = [&](TinySegmenter&, const at::Tensor& images) {
+      images_storage = images.storage().getWeakStorageImpl();
+      return images.clone();  // as a conversion to 16 bits: the convolution keeps it
+    };
+    int64_t looked = 0, held = 0;
+    run.model->hook = [&](TinySegmenter& model, const at::Tensor& logits) {
+      const bool is_last = !model.is_training() || model.training_steps % parts == 0;
+      if (model.is_training() && is_last)
+        logits.register_hook([&](const at::Tensor&) { ++looked, held += !images_storage.expired(); });
+      return logits;
+    };
+    auto options = tiny_options("");
+    options.accumulate = parts;
+    run.train(options);
+    EXPECT_EQ(looked, kSteps);
+    EXPECT_EQ(held, 0) << parts << " parts per step";
+  }
+}
+
 TEST(TrainerPrecision, AnInjectedOverflowSkipsOneStepAndLeavesNoTraceButInTheScaler) {
   const TemporaryFolder folder;
   // In the logits: loss and gradients overflow; in the images: running statistics, too.
