@@ -19,6 +19,7 @@
 #include <filesystem>
 #include <map>
 #include <set>
+#include <string>
 
 namespace palimpsest::cli {
 namespace {
@@ -223,7 +224,13 @@ void become_train_or_compare(Options& options, const std::vector<FlagValue>& fla
     options.run.list = options.run.list || flag.setting->flag == "list";
   }
   options.run.command = options.run.small ? Command::kCompare : Command::kTrain;
-  if (options.run.list) return;
+  if (options.run.list) {
+    for (const FlagValue& flag : flags)
+      if (flag.setting->flag != "list")
+        throw Error(ErrorKind::kUsage,
+                    flag.name() + " has no effect with reproduce --list, which lists all rows: leave it out");
+    return;
+  }
   if (options.run.row.empty())
     throw Error(ErrorKind::kUsage,
                 "reproduce needs the argument ROW: a row of the papers (palimpsest reproduce --list "
@@ -262,6 +269,25 @@ void fit_warmup(Options& options, const Options& recipe) {
     options.schedule.warmup_epochs = small_warmup(recipe, options.train.epochs);
 }
 
+/// Checks the combinations. A contradiction within `stored`, the configuration named `source` in a checkpoint, is an error
+/// of the checkpoint.
+void check_with_stored(const Options& options, const Options& stored, const std::string& source) {
+  const auto complaint = [](const Options& checked, const Options& before) {
+    try {
+      check_combinations(checked, before);
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  const std::string text = complaint(options, stored);
+  if (text.empty()) return;
+  Options alone = stored;
+  complete_strategies(alone);
+  if (complaint(alone, alone) != text) throw Error(ErrorKind::kUsage, text);
+  throw Error(ErrorKind::kCheckpoint, text.starts_with(source) ? text : source + ": " + text);
+}
+
 /// Applies the files, then the flags, to the defaults in `options`.
 void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   Options flags_alone;  // flags name the files
@@ -293,9 +319,8 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   // import reads files of other programs.
   const bool is_stored =
       !options.run.checkpoint.empty() && config.empty() && options.run.command != Command::kImport;
-  if (is_stored)
-    read_stored_toml(options, stored_config(options.run.checkpoint),
-                     options.run.checkpoint + " (stored configuration)");
+  const std::string source = options.run.checkpoint + " (stored configuration)";
+  if (is_stored) read_stored_toml(options, stored_config(options.run.checkpoint), source);
   const Options resumed = options;
   if (!config.empty()) read_toml_file(options, config);
   const Options before = options;
@@ -308,7 +333,10 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   if (!is_stored && !continues) complete_activation(options);
   complete_strategies(options);
   if (continues) check_resumed(options, resumed);
-  check_combinations(options, before);
+  if (is_stored)
+    check_with_stored(options, before, source);
+  else
+    check_combinations(options, before);
 }
 
 template <class Value>

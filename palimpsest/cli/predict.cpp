@@ -26,6 +26,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <set>
+#include <system_error>
 #include <utility>
 
 namespace palimpsest::cli {
@@ -266,7 +267,12 @@ void predict_pixels(nn::Model& model, const std::vector<fs::path>& images, const
   for (std::size_t i = 0; i < images.size(); ++i) {
     const auto read =
         unreadable.unless_bad(images[i], [&] { return read_input(images[i], options, format); });
-    if (!read) continue;
+    if (!read) {
+      if (std::error_code ignored; pictures && fs::exists(paths[i], ignored))
+        std::cerr << "palimpsest: " << printable(paths[i].string()) << " stays as an earlier predict wrote it"
+                  << std::endl;
+      continue;
+    }
     const at::Tensor& input = *read;
     at::Tensor ids;
     if (views.is_single()) {

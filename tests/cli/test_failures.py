@@ -155,6 +155,9 @@ def test_predict_leaves_out_unreadable_images_if_told_to(trained, folder):
     assert list(entries) == ["a.png", "b.png", "c.png"]
     assert "b.png" in entries["b.png"]["error"] and "picture" not in entries["b.png"]
     assert sorted(path.name for path in (folder / "out").iterdir()) == ["a.png", "c.png"]
+    earlier = pathlib.Path(shutil.copy(folder / "out/a.png", folder / "out/b.png"))
+    told = succeeds(*predict, "--output", folder / "out", "--overwrite").stderr
+    assert f"{earlier} stays as an earlier predict wrote it" in told
     assert len(safetensors.numpy.load_file(folder / "logits.safetensors")) == 2
     listed = json.loads(succeeds(*predict, "--logits", folder / "logits.safetensors", "--overwrite", "--json").stdout)
     assert [sorted(entry) for entry in listed] == [["image"], ["error", "image"], ["image"]]

@@ -251,6 +251,19 @@ def test_a_tampered_number_is_an_error_of_the_checkpoint(folder, segmenter, entr
     fails(CHECKPOINT, "train", "--resume", "--output", folder / "run", "--quiet", says=[entry, "damaged"])
 
 
+@pytest.mark.parametrize("changes, says", [
+    ({'activation = "leaky_relu"': 'activation = "silu"'}, ["slope has no effect", "which is silu"]),
+    ({'activation = "leaky_relu"': 'activation = "silu"', "slope = 0.01\n": "", "inplace_2": "inplace_1"}, ["strategy", "silu"]),
+    ({"output_stride = 16": "output_stride = 12"}, ["output_stride", "8 or 16"])])
+def test_a_stored_contradiction_is_an_error_of_the_checkpoint(folder, segmenter, image, changes, says):
+    text = config_of(segmenter)
+    for old, new in changes.items():
+        assert old in text, text
+        text = text.replace(old, new)
+    bad = with_metadata(segmenter, folder / "bad.safetensors", config=text)
+    fails(CHECKPOINT, "predict", bad, image, "--output", folder / "out", says=["stored configuration", *says])
+
+
 @pytest.mark.parametrize("entry, value", [("growth_tracker", str(2**31 - 1)), ("growth_tracker", "-1"), ("growth_tracker", "1e3"),
                                           ("skipped_in_a_row", "-1"), ("skipped_in_a_row", str(2**40)), ("loss_scale", "nan"),
                                           ("loss_scale", "inf"), ("loss_scale", "0"), ("loss_scale", "-8")])

@@ -45,6 +45,11 @@ def test_every_row_is_listed_with_what_the_paper_reports():
         assert not named or named[0] in ROWS, f"{row}: no row {named[0]}"
 
 
+@pytest.mark.parametrize("given", [("--output", "here"), ("--small",), ("--config", "recipe.toml"), ("--device", "cpu")])
+def test_the_list_takes_no_other_flag(given):
+    fails(USAGE, "reproduce", "--list", *given, says=[f"{given[0]} has no effect with reproduce --list"])
+
+
 def test_a_row_whose_network_is_not_the_papers_says_how_it_differs():
     listed = succeeds("reproduce", "--list").stdout
     differ = [row for row in ROWS if "differs" in comments(row)]
