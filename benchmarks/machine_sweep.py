@@ -25,7 +25,8 @@ from support import ROOT, commit, positive, replace_file
 BENCHMARKS = ("layer_time", "max_pool_time", "model_step")
 # set: (in the names of files, ATEN_CPU_CAPABILITY, ONEDNN_MAX_CPU_ISA, MKL_ENABLE_INSTRUCTIONS), best set first. On Arm
 # there is one set, and nothing to choose.
-SETS = {"x86-64-v4": ("avx512", "avx512", "AVX512_CORE", "AVX512"), "x86-64-v3": ("avx2", "avx2", "AVX2", "AVX2"),
+SETS = {"x86-64-v4-bf16": ("avx512", "avx512", "AVX512_CORE_BF16", "AVX512"),
+        "x86-64-v4": ("avx512", "avx512", "AVX512_CORE", "AVX512"), "x86-64-v3": ("avx2", "avx2", "AVX2", "AVX2"),
         "x86-64-v2": ("sse4", "default", "SSE41", "SSE4_2"), "native": ("native", None, None, None)}
 
 

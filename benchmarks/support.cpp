@@ -178,7 +178,9 @@ bool processor_has(const std::string& flag) {
 
 double limit_of_set(double avx512, double avx2) {
   const std::string_view set = kernels::cpu::instruction_set();
-  return set == "x86-64-v4" ? avx512 : set == "x86-64-v3" ? avx2 : std::numeric_limits<double>::infinity();
+  return set.starts_with("x86-64-v4") ? avx512
+         : set == "x86-64-v3"         ? avx2
+                                      : std::numeric_limits<double>::infinity();
 }
 
 Report::Report(std::string name, Options options) : name_(std::move(name)), options_(std::move(options)) {}

@@ -1,9 +1,11 @@
-# palimpsest_per_instruction_set(TARGET SOURCE...): compiles each source once per instruction set into TARGET. The copy
-# that runs is chosen at the first use (palimpsest/kernels/cpu/dispatch.h). Each copy sees
+# palimpsest_per_instruction_set(TARGET SOURCE... [BF16 SOURCE...]): compiles each source once per instruction set into
+# TARGET. The copy that runs is chosen at the first use (palimpsest/kernels/cpu/dispatch.h). Each copy sees
 #   PALIMPSEST_ISA_NAMESPACE   the namespace that separates its symbols from the other copies'
 #   PALIMPSEST_VECTOR_BYTES    the width of the set's vector registers
-# TARGET's other sources can include "compiled_sets.h", whose PALIMPSEST_FOR_EACH_SET(SET) is SET(namespace, "name") for
-# every compiled set, best first.
+# The set x86-64-v4-bf16 is x86-64-v4, but for the sources after BF16, which also use the instructions that round to bf16.
+# TARGET's other sources can include "compiled_sets.h", whose PALIMPSEST_FOR_EACH_SET(SET) is
+#   SET(namespace, namespace of the sources after BF16, "name", "level", "feature")
+# for every compiled set, best first: __builtin_cpu_supports must be true of level and feature.
 # Debug builds optimize these sources too: at -O0 a call of a vector lane's arithmetic costs 50 times the arithmetic.
 # There is no -ffast-math: NaN and infinity must reach the results.
 set(PALIMPSEST_KERNEL_FLAGS -O3 -ffp-contract=fast -fno-math-errno -fno-trapping-math)
@@ -36,6 +38,8 @@ function(_palimpsest_native_set result)
 endfunction()
 
 function(palimpsest_per_instruction_set target)
+  cmake_parse_arguments(PARSE_ARGV 1 _arg "" "" BF16)
+  set(_sources ${_arg_UNPARSED_ARGUMENTS} ${_arg_BF16})
   set(_for_each "")
   if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64")
     set(_wanted ${PALIMPSEST_INSTRUCTION_SETS})
@@ -44,17 +48,19 @@ function(palimpsest_per_instruction_set target)
       list(TRANSFORM _wanted REPLACE "^native$" ${_native})
     endif()
     # Without the preference, gcc splits 512-bit vectors of its own into two halves.
-    _palimpsest_instruction_set(${target} x86-64-v4 64 "-march=x86-64-v4;-mprefer-vector-width=512" ${ARGN})
-    _palimpsest_instruction_set(${target} x86-64-v3 32 "-march=x86-64-v3" ${ARGN})
+    set(_v4 -march=x86-64-v4 -mprefer-vector-width=512)
+    _palimpsest_bf16_set(${target} "${_v4}" ${_arg_BF16})
+    _palimpsest_instruction_set(${target} x86-64-v4 64 "${_v4}" ${_sources})
+    _palimpsest_instruction_set(${target} x86-64-v3 32 "-march=x86-64-v3" ${_sources})
     # This set is for processors before 2013: -O2 takes a third less time to compile than -O3.
-    _palimpsest_instruction_set(${target} x86-64-v2 16 "-march=x86-64-v2;$<$<NOT:$<BOOL:${PALIMPSEST_SANITIZE}>>:-O2>" ${ARGN})
+    _palimpsest_instruction_set(${target} x86-64-v2 16 "-march=x86-64-v2;$<$<NOT:$<BOOL:${PALIMPSEST_SANITIZE}>>:-O2>" ${_sources})
     if(NOT _for_each)
       message(FATAL_ERROR "PALIMPSEST_INSTRUCTION_SETS must name x86-64-v2, x86-64-v3, x86-64-v4 or native, got "
         "'${PALIMPSEST_INSTRUCTION_SETS}'")
     endif()
   else()
     set(_wanted "")
-    _palimpsest_instruction_set(${target} native 16 "" ${ARGN})
+    _palimpsest_instruction_set(${target} native 16 "" ${_sources})
   endif()
   file(CONFIGURE OUTPUT compiled_sets.h CONTENT "#define PALIMPSEST_FOR_EACH_SET(SET)${_for_each}\n")
   target_include_directories(${target} PRIVATE ${CMAKE_CURRENT_BINARY_DIR})
@@ -65,14 +71,27 @@ function(_palimpsest_instruction_set target name bytes flags)
     return()
   endif()
   string(REPLACE - _ _namespace ${name})
-  set(_objects ${target}_${_namespace})
+  _palimpsest_set_objects(${target} ${_namespace} ${bytes} "${flags}" ${ARGN})
+  set(_for_each "${_for_each} SET(${_namespace}, ${_namespace}, \"${name}\", \"${name}\", \"${name}\")" PARENT_SCOPE)
+endfunction()
+
+# The set comes with x86-64-v4, of which it is a part.
+function(_palimpsest_bf16_set target flags)
+  if(NOT ARGN OR (_wanted AND NOT x86-64-v4 IN_LIST _wanted))
+    return()
+  endif()
+  _palimpsest_set_objects(${target} x86_64_v4_bf16 64 "${flags};-mavx512bf16" ${ARGN})
+  set(_for_each "${_for_each} SET(x86_64_v4, x86_64_v4_bf16, \"x86-64-v4-bf16\", \"x86-64-v4\", \"avx512bf16\")" PARENT_SCOPE)
+endfunction()
+
+function(_palimpsest_set_objects target namespace bytes flags)
+  set(_objects ${target}_${namespace})
   add_library(${_objects} OBJECT ${ARGN})
   target_compile_features(${_objects} PRIVATE cxx_std_20)
   target_include_directories(${_objects} PRIVATE ${PROJECT_SOURCE_DIR})
   target_compile_options(${_objects} PRIVATE ${PALIMPSEST_KERNEL_FLAGS} ${flags})
   target_compile_definitions(${_objects} PRIVATE
-    PALIMPSEST_ISA_NAMESPACE=${_namespace} PALIMPSEST_VECTOR_BYTES=${bytes})
+    PALIMPSEST_ISA_NAMESPACE=${namespace} PALIMPSEST_VECTOR_BYTES=${bytes})
   target_sources(${target} PRIVATE $<TARGET_OBJECTS:${_objects}>)
   set_property(TARGET ${target} APPEND PROPERTY PALIMPSEST_ISA_OBJECTS ${_objects})
-  set(_for_each "${_for_each} SET(${_namespace}, \"${name}\")" PARENT_SCOPE)
 endfunction()

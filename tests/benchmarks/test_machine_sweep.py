@@ -131,7 +131,7 @@ def test_a_run_of_another_version_is_left_alone(build):
     (["--threads", "two"], "got 'two'"),
     (["--threads", "1,"], "got '1,'"),
     (["--threads", f"1,{PROCESSORS + 1}"], f"got '1,{PROCESSORS + 1}'"),
-    (["--isa", "x86-64-v9"], "--isa: 'x86-64-v9' is unknown; names with commas between them, of x86-64-v4, x86-64-v3, x86-64-v2, native"),
+    (["--isa", "x86-64-v9"], "--isa: 'x86-64-v9' is unknown; names with commas between them, of x86-64-v4-bf16, x86-64-v4, x86-64-v3, x86-64-v2, native"),
     (["--isa", ""], "--isa: '' is unknown"),
     (["--isa", "x86-64-v3,x86-64-v4"], "--isa x86-64-v4: PALIMPSEST_ISA must name an instruction set that runs here (x86-64-v3, "
                                        "x86-64-v2), got 'x86-64-v4'"),
@@ -157,6 +157,7 @@ def test_a_libtorch_that_keeps_another_set_is_refused(build):
     ("Intel(R) Xeon(R) Processor", "x86-64-v4", "intel_xeon_avx512"),
     ("Intel(R) Xeon(R) CPU E5-2680 v4 @ 2.40GHz", "x86-64-v3", "intel_xeon_e5_2680_v4_avx2"),
     ("AMD EPYC 9654 96-Core Processor", "x86-64-v4", "amd_epyc_9654_avx512"),
+    ("AMD EPYC 9654 96-Core Processor", "x86-64-v4-bf16", "amd_epyc_9654_avx512"),
 ])
 def test_a_file_has_the_name_of_the_processor(monkeypatch, processor, best, name):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")

@@ -133,6 +133,8 @@ inline constexpr double kLeastDepth = 0.1;
 template <class V>
 struct Recovered {
   V y, derivative;
+
+  PALIMPSEST_HOST_DEVICE V dy(V dz) const { return dz * derivative; }
 };
 
 /// y and act'(y) from z and its branch, lane by lane: `rising` is a bool for V = T, else a mask of lanes.

@@ -6,6 +6,7 @@
 #include "palimpsest/kernels/cpu/dispatch.h"
 #include "palimpsest/kernels/formulas/abn_formulas.h"
 
+#include <algorithm>
 #include <cmath>
 #include <initializer_list>
 #include <vector>
@@ -20,6 +21,16 @@ constexpr int64_t kSerialValues = 16384;
 // Larger results are written with streaming stores: with its inputs, a result of this size fills the cache
 // that a group of cores shares.
 constexpr int64_t kCachedBytes = int64_t{16} << 20;
+
+/// The channels [begin, end).
+struct Channels {
+  int64_t begin, end;
+
+  template <class Function>
+  void each(const Function& function) const {
+    for (int64_t c = begin; c < end; ++c) function(c);
+  }
+};
 
 /// One call of a kernel over storage in S: the partition of its tensor, and memory for sums and coefficients
 /// per channel.
@@ -38,7 +49,7 @@ class Call {
     for (int k = 0; k < kCoefficients; ++k) coefficients_[k] = reinterpret_cast<T*>(scratch(2 + k, columns_));
   }
 
-  /// Calls first(piece, segment) for every piece, then between(channel) for every channel, then
+  /// Calls first(piece, segment) for every piece, then between(channels) for ranges of all channels, then
   /// second(piece): panel by panel where panels are small or numerous, so that `second` finds its panel in
   /// cache; else sweep by sweep.
   template <class First, class Between, class Second>
@@ -49,7 +60,7 @@ class Call {
     };
     const auto channels = [&](int64_t panel) {
       const Piece piece = partition_.piece(panel, 0);
-      for (int64_t c = piece.first_channel; c < piece.first_channel + piece.channels; ++c) between(c);
+      between(Channels{piece.first_channel, piece.first_channel + piece.channels});
     };
     const auto sweep_second = [&](int64_t panel, int64_t segment) {
       second(partition_.piece(panel, segment));
@@ -63,7 +74,8 @@ class Call {
     } else {
       const int64_t pieces = panels * segments;
       run(pieces, [&](int64_t i) { sweep_first(i % panels, i / panels); });
-      run(problem_.shape.c, between);  // by channel: there may be one panel, and this is a tenth of the time
+      // By channel: there may be one panel, and this is a tenth of the time.
+      run_ranges(problem_.shape.c, [&](int64_t begin, int64_t end) { between(Channels{begin, end}); });
       run_backwards(pieces, [&](int64_t i) { sweep_second(i % panels, i / panels); });
     }
   }
@@ -81,18 +93,20 @@ class Call {
     sweeps_.moments(piece.block, x + piece.offset, first_ + at, second_ + at);
   }
 
-  /// Computes mean and biased variance of a channel from those of its parts (Chan, Golub, LeVeque).
-  void channel_moments(int64_t c, double& mean, double& var) const {
-    double count = 0, squares = 0;
-    mean = 0;
-    for_parts(c, [&](int64_t segment, int64_t at) {
-      const double added = static_cast<double>(partition_.values(segment));
-      const double share = added / (count + added), delta = first_[at] - mean;
-      mean += delta * share;
-      squares += second_[at] + delta * delta * count * share;
+  /// Computes mean and biased variance of channels from those of their parts (Chan, Golub, LeVeque).
+  void channel_moments(Channels channels, double* mean, double* var) const {
+    for (int64_t c = channels.begin; c < channels.end; ++c) mean[c] = var[c] = 0;
+    double count = 0;
+    for_parts([&](int64_t segment, const double* means, const double* squares) {
+      const double added = static_cast<double>(partition_.values(segment)), share = added / (count + added);
+      for (int64_t c = channels.begin; c < channels.end; ++c) {
+        const double delta = means[c] - mean[c];
+        mean[c] += delta * share;
+        var[c] += squares[c] + delta * delta * count * share;
+      }
       count += added;
     });
-    var = squares / count;
+    for (int64_t c = channels.begin; c < channels.end; ++c) var[c] /= count;
   }
 
   // ---- Forward
@@ -125,15 +139,25 @@ class Call {
                    gradient_tensors(piece, backward), first_ + at, second_ + at);
   }
 
-  void channel_sums(int64_t c, const AbnBackward& backward) const {
-    double dy = 0, dy_t = 0;
-    for_parts(c, [&](int64_t, int64_t at) {
-      dy += first_[at];
-      dy_t += second_[at];
-    });
-    static_cast<T*>(backward.sum_dy)[c] = static_cast<T>(dy);
-    static_cast<T*>(backward.sum_dy_xhat)[c] =
-        static_cast<T>(normalizer(problem_.saved, channel(c, backward)).sum_dy_xhat(dy, dy_t));
+  void channel_sums(Channels channels, const AbnBackward& backward) const {
+    constexpr int64_t kTogether = 512;
+    double dy[kTogether], dy_t[kTogether];
+    for (int64_t begin = channels.begin; begin < channels.end; begin += kTogether) {
+      const int64_t count = std::min(kTogether, channels.end - begin);
+      for (int64_t i = 0; i < count; ++i) dy[i] = dy_t[i] = 0;
+      for_parts([&](int64_t, const double* first, const double* second) {
+        for (int64_t i = 0; i < count; ++i) {
+          dy[i] += first[begin + i];
+          dy_t[i] += second[begin + i];
+        }
+      });
+      for (int64_t i = 0; i < count; ++i) {
+        const int64_t c = begin + i;
+        static_cast<T*>(backward.sum_dy)[c] = static_cast<T>(dy[i]);
+        static_cast<T*>(backward.sum_dy_xhat)[c] =
+            static_cast<T>(normalizer(problem_.saved, channel(c, backward)).sum_dy_xhat(dy[i], dy_t[i]));
+      }
+    }
   }
 
   void set_input_gradient(int64_t c, const AbnBackward& backward, double m) {
@@ -156,22 +180,19 @@ class Call {
         stores(piece.block, static_cast<const S*>(backward.dz), dx));
   }
 
-  template <class Function>
-  void for_channels(const Function& function) {
-    for (int64_t c = 0; c < problem_.shape.c; ++c) function(c);
-  }
+  Channels all_channels() const { return {0, problem_.shape.c}; }
 
  private:
   static constexpr int kCoefficients = 6;
 
   static bool is_frozen(const AbnBackward& backward) { return !backward.sum_dy || !backward.sum_dy_xhat; }
 
-  /// Calls part(segment, place in first_ and second_) for every part of a channel's sums.
+  /// Calls part(segment, first, second) for every part of the channels' sums: first[c] and second[c] are those of channel c.
   template <class Part>
-  void for_parts(int64_t c, const Part& part) const {
+  void for_parts(const Part& part) const {
     for (int64_t segment = 0; segment < partition_.segments(); ++segment)
-      for (int64_t column = c; column < columns_; column += problem_.shape.c)
-        part(segment, segment * columns_ + column);
+      for (int64_t column = 0; column < columns_; column += problem_.shape.c)
+        part(segment, first_ + segment * columns_ + column, second_ + segment * columns_ + column);
   }
 
   ActivationChoice activation() const { return {problem_.activation, problem_.activation_param}; }
@@ -297,14 +318,14 @@ void abn_statistics(const AbnProblem& problem, const void* x, double* mean, doub
     call.one_sweep([&](const abn::Piece& piece, int64_t segment) {
       call.moments(piece, segment, static_cast<const S*>(x));
     });
-    call.for_channels([&](int64_t c) { call.channel_moments(c, mean[c], var[c]); });
+    call.channel_moments(call.all_channels(), mean, var);
   });
 }
 
 void abn_apply(const AbnProblem& problem, const AbnForward& forward) {
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
-    call.for_channels([&](int64_t c) { call.set_forward(c, forward); });
+    call.all_channels().each([&](int64_t c) { call.set_forward(c, forward); });
     call.one_sweep([&](const abn::Piece& piece, int64_t) { call.apply(piece, forward); });
   });
 }
@@ -319,13 +340,15 @@ void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forwar
     abn::Call<S> call(problem);
     call.two_sweeps([&](const abn::Piece& piece,
                         int64_t segment) { call.moments(piece, segment, static_cast<const S*>(forward.x)); },
-                    [&](int64_t c) {
-                      call.channel_moments(c, forward.mean[c], forward.var[c]);
-                      forward.inv_std[c] = 1 / std::sqrt(forward.var[c] + eps);
-                      if (running_mean) move_running(running_mean[c], forward.mean[c], running.momentum);
-                      if (running_var)
-                        move_running(running_var[c], forward.var[c] * m / (m - 1), running.momentum);
-                      call.set_forward(c, forward);
+                    [&](abn::Channels channels) {
+                      call.channel_moments(channels, forward.mean, forward.var);
+                      channels.each([&](int64_t c) {
+                        forward.inv_std[c] = 1 / std::sqrt(forward.var[c] + eps);
+                        if (running_mean) move_running(running_mean[c], forward.mean[c], running.momentum);
+                        if (running_var)
+                          move_running(running_var[c], forward.var[c] * m / (m - 1), running.momentum);
+                        call.set_forward(c, forward);
+                      });
                     },
                     [&](const abn::Piece& piece) { call.apply(piece, forward); });
   });
@@ -334,7 +357,7 @@ void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forwar
 void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward) {
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
-    call.for_channels([&](int64_t c) { call.set_recompute(c, forward); });
+    call.all_channels().each([&](int64_t c) { call.set_recompute(c, forward); });
     call.one_sweep([&](const abn::Piece& piece, int64_t) { call.recompute(piece, forward); });
   });
 }
@@ -342,16 +365,16 @@ void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward) 
 void abn_backward_reduce(const AbnProblem& problem, const AbnBackward& backward) {
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
-    call.for_channels([&](int64_t c) { call.set_center(c, backward); });
+    call.all_channels().each([&](int64_t c) { call.set_center(c, backward); });
     call.one_sweep([&](const abn::Piece& piece, int64_t segment) { call.reduce(piece, segment, backward); });
-    call.for_channels([&](int64_t c) { call.channel_sums(c, backward); });
+    call.channel_sums(call.all_channels(), backward);
   });
 }
 
 void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, double m) {
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
-    call.for_channels([&](int64_t c) {
+    call.all_channels().each([&](int64_t c) {
       call.set_center(c, backward);
       call.set_input_gradient(c, backward, m);
     });
@@ -363,11 +386,11 @@ void abn_backward(const AbnProblem& problem, const AbnBackward& backward) {
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
     const double m = static_cast<double>(problem.shape.per_channel());
-    call.for_channels([&](int64_t c) { call.set_center(c, backward); });
+    call.all_channels().each([&](int64_t c) { call.set_center(c, backward); });
     call.two_sweeps([&](const abn::Piece& piece, int64_t segment) { call.reduce(piece, segment, backward); },
-                    [&](int64_t c) {
-                      call.channel_sums(c, backward);
-                      call.set_input_gradient(c, backward, m);
+                    [&](abn::Channels channels) {
+                      call.channel_sums(channels, backward);
+                      channels.each([&](int64_t c) { call.set_input_gradient(c, backward, m); });
                     },
                     [&](const abn::Piece& piece) { call.backward(piece, backward); });
   });

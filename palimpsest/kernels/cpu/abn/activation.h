@@ -87,15 +87,6 @@ struct AnyActivation {
   }
 };
 
-/// Returns v if `keep` has all bits, 0 if it has none; for a NaN or an infinity too.
-template <class T, class V>
-PALIMPSEST_HOST_DEVICE V keep_if(typename Bits<T>::type keep, V v) {
-  if constexpr (sizeof(V) == sizeof(T))
-    return keep ? v : V{};
-  else
-    return (V)((Vector<typename Bits<T>::type>)v & keep);
-}
-
 /// The activations that are two straight lines, in one formula: leaky ReLU, whose slope is at most 1, the identity
 /// (slope 1), and ReLU, which maps -infinity to 0. For whole vectors only.
 template <class T>
@@ -104,18 +95,22 @@ struct StraightActivation {
   T zero;  ///< added to z: 0 for ReLU, which makes 0 of -0; else -0, which changes nothing
   typename Bits<T>::type unless_relu;  ///< all bits; none for ReLU
 
-  // The larger, or smaller, of both lines takes one instruction; a comparison and a choice take up to four. A NaN is not
-  // larger than itself, and so the second operand is returned.
+  // z is the larger of both lines, y the smaller of their inverses. A NaN stays, as the second operand.
   template <class V>
   PALIMPSEST_HOST_DEVICE V forward(V y) const {
-    const V below = keep_if<T>(unless_relu, V(y * slope));
-    return (below > y ? below : y) + zero;
+    return maximum(product_if<T>(unless_relu, y, slope), y) + zero;
   }
+  /// Recovered, with the product that depends on v alone.
+  template <class V>
+  struct OnLine {
+    V y, v;
+    T slope;
+
+    PALIMPSEST_HOST_DEVICE V dy(V dz) const { return v > T(0) ? dz : V(dz * slope); }
+  };
   template <class V, class Mask>
-  PALIMPSEST_HOST_DEVICE Recovered<V> recover(Saved saved, V v, Mask) const {
-    const V derivative = v > T(0) ? (V{} + T(1)) : (V{} + slope);
-    const V below = v * inverse_slope;
-    return {is_before_activation(saved) ? v : (below < v ? below : v), derivative};
+  PALIMPSEST_HOST_DEVICE OnLine<V> recover(Saved saved, V v, Mask) const {
+    return {is_before_activation(saved) ? v : minimum(V(v * inverse_slope), v), v, slope};
   }
 };
 

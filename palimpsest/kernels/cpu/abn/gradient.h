@@ -44,12 +44,12 @@ class Gradient {
       if (saved_ == Saved::kOutputBit)
         rising = lanes_from_bits<T, V>(tensors_.branch.bytes,
                                        tensors_.branch.first + place.template own<T, V>().offset);
-    const Recovered<V> from = act_.recover(saved_, has_y() ? y_at(place) : saved_value, rising);
+    const auto from = act_.recover(saved_, has_y() ? y_at(place) : saved_value, rising);
     V t = has_y() ? saved_value : from.y;
     if (has_residual() && !has_y()) t -= residual_at<V>(tensors_.residual, place);
     t -= center_.at(place);
     if (saved_ == Saved::kOutputForm1) t *= scale_.at(place);
-    return {dz * from.derivative, t};
+    return {from.dy(dz), t};
   }
 
   /// act(y), by the formula of apply.h.

@@ -256,30 +256,48 @@ PALIMPSEST_HOST_DEVICE bool any_nan(V a, V b) {
   return found;
 }
 
+#if defined(__AVX512BF16__) && PALIMPSEST_VECTOR_BYTES == 64
+/// Returns whether a lane of a or of b is subnormal.
+template <class V>
+PALIMPSEST_HOST_DEVICE bool any_subnormal(V a, V b) {
+  constexpr int kSubnormal = 0x20;
+  return (_mm512_fpclass_ps_mask((__m512)a, kSubnormal) | _mm512_fpclass_ps_mask((__m512)b, kSubnormal)) != 0;
+}
+
+/// Returns the values of the lower and of the upper half in turn.
+PALIMPSEST_HOST_DEVICE __m512i alternate_halves(__m512i v) {
+  const auto halves = (typename LanesOf<uint16_t, 32>::type)v;
+  return (__m512i)__builtin_shufflevector(halves, halves, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7,
+                                          23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+}
+#endif
+
+template <class U>
+PALIMPSEST_HOST_DEVICE void store_register(uint16_t* to, bool streaming, U bits) {
+  if (streaming)
+    store_streaming(to, bits);
+  else
+    store(to, bits);
+}
+
 /// Stores the upper halves of a step's lanes.
 template <Order kOrder, class U>
 PALIMPSEST_HOST_DEVICE void store_upper_halves(uint16_t* to, bool streaming, U first, U second) {
-  const auto store_one = [&](uint16_t* at, auto bits) PALIMPSEST_INLINE_LAMBDA {
-    if (streaming)
-      store_streaming(at, bits);
-    else
-      store(at, bits);
-  };
   if constexpr (kOrder == Order::kAlternate) {
 #if defined(__AVX2__) && PALIMPSEST_VECTOR_BYTES == 32
-    store_one(to, _mm256_blend_epi16((__m256i)(first >> 16), (__m256i)second, 0xaa));
+    store_register(to, streaming, _mm256_blend_epi16((__m256i)(first >> 16), (__m256i)second, 0xaa));
 #else
-    store_one(to, U((first >> 16) | (second & 0xffff0000u)));
+    store_register(to, streaming, U((first >> 16) | (second & 0xffff0000u)));
 #endif
   } else {
 #if defined(__AVX2__) && PALIMPSEST_VECTOR_BYTES == 32
     const __m256i quarters = _mm256_packus_epi32((__m256i)(first >> 16), (__m256i)(second >> 16));
-    store_one(to, _mm256_permute4x64_epi64(quarters, 0xd8));
+    store_register(to, streaming, _mm256_permute4x64_epi64(quarters, 0xd8));
 #elif defined(__SSE4_1__) && PALIMPSEST_VECTOR_BYTES == 16
-    store_one(to, _mm_packus_epi32((__m128i)(first >> 16), (__m128i)(second >> 16)));
+    store_register(to, streaming, _mm_packus_epi32((__m128i)(first >> 16), (__m128i)(second >> 16)));
 #else
-    store_one(to, upper_halves(first));
-    store_one(to + sizeof(U) / sizeof(uint32_t), upper_halves(second));
+    store_register(to, streaming, upper_halves(first));
+    store_register(to + sizeof(U) / sizeof(uint32_t), streaming, upper_halves(second));
 #endif
   }
 }
@@ -298,6 +316,15 @@ PALIMPSEST_HOST_DEVICE void store_step(S* to, bool streaming, V first, V second)
     store_as(to, first, streaming);
     store_as(to + sizeof(V) / sizeof(float), second, streaming);
   } else {
+#if defined(__AVX512BF16__) && PALIMPSEST_VECTOR_BYTES == 64
+    // The processor's own rounding, which keeps NaN, but makes 0 of a subnormal number.
+    if (__builtin_expect(!any_subnormal(first, second), 1)) {
+      auto bits = (__m512i)_mm512_cvtne2ps_pbh((__m512)second, (__m512)first);
+      if constexpr (kOrder == Order::kAlternate) bits = alternate_halves(bits);
+      store_register(reinterpret_cast<uint16_t*>(to), streaming, bits);
+      return;
+    }
+#endif
     // One test per step: to keep NaN lane by lane is 4 of the 8 instructions that round a vector.
     U a, b;
     if (__builtin_expect(any_nan(first, second), 0)) {

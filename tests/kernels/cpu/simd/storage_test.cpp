@@ -15,9 +15,9 @@
 #include <vector>
 
 namespace palimpsest::kernels::cpu {
-#define PALIMPSEST_DECLARE_FORMS(isa, name)  \
-  namespace isa::storage_test {              \
-  extern const testing::StorageForms kForms; \
+#define PALIMPSEST_DECLARE_FORMS(isa, bf16, name, level, feature) \
+  namespace bf16::storage_test {                                  \
+  extern const testing::StorageForms kForms;                      \
   }
 PALIMPSEST_FOR_EACH_SET(PALIMPSEST_DECLARE_FORMS)
 }  // namespace palimpsest::kernels::cpu
@@ -29,8 +29,8 @@ constexpr int64_t kPatterns = 65536;
 
 const StorageForms& forms_in_use() {
   const std::string_view current = kernels::cpu::current_instruction_set().name;
-#define PALIMPSEST_FORMS_OF_SET(isa, name) \
-  if (current == name) return kernels::cpu::isa::storage_test::kForms;
+#define PALIMPSEST_FORMS_OF_SET(isa, bf16, name, level, feature) \
+  if (current == name) return kernels::cpu::bf16::storage_test::kForms;
   PALIMPSEST_FOR_EACH_SET(PALIMPSEST_FORMS_OF_SET)
   throw std::logic_error("no such set: " + std::string(current));
 }
