@@ -10,6 +10,8 @@ namespace {
 // SSD's "variances": they scale offsets of centres and of sides to about the same size.
 constexpr double kOfCentre = 0.1, kOfSide = 0.2;
 
+constexpr double kForced = 2;  // above any overlap: no other object takes the box
+
 constexpr size_t kCandidates = 100;  // of a kind, before suppression, whose time grows with their square
 
 std::array<double, 4> encode(const Box& box, const Box& from) {
@@ -81,9 +83,10 @@ Targets match(const std::vector<std::vector<Object>>& objects, const std::vector
       for (int64_t j = 0; j < 4; ++j) offsets[i][k][j] = static_cast<float>(wanted[static_cast<size_t>(j)]);
     };
     for (const auto& object : objects[static_cast<size_t>(i)]) {
-      size_t best = 0;
-      double highest = 0;
+      size_t best = boxes.size();
+      double highest = -1;
       for (size_t k = 0; k < boxes.size(); ++k) {
+        if (most[k] == kForced) continue;
         const double by = overlap(boxes[k], object.box);
         if (by >= 0.5 && by > most[k]) assign(k, object, by);
         if (by > highest) {
@@ -91,7 +94,7 @@ Targets match(const std::vector<std::vector<Object>>& objects, const std::vector
           best = k;
         }
       }
-      assign(best, object, 1);  // no other object takes it
+      if (best < boxes.size()) assign(best, object, kForced);
     }
   }
   return targets;

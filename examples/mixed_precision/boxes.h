@@ -28,7 +28,8 @@ std::vector<Box> default_boxes(int64_t image_side, int64_t stride, const std::ve
 
 /// The targets of a network for n images: kinds (n, boxes), 0 for the background, and offsets (n, boxes, 4).
 /// A default box belongs to the object that it overlaps most, if the overlap is at least 0.5. Each object has
-/// at least the box that overlaps it most.
+/// at least the box that overlaps it most. Two objects may want the same box: the first one has it, and the
+/// second one has the box that overlaps it most of those that are left. If none is left, an object has no box.
 struct Targets {
   torch::Tensor kinds, offsets;
 };

@@ -1,7 +1,8 @@
 // A language model after bigLSTM (section 4.5 of the paper): two layers of LSTM, each with a projection, a
 // softmax over all words from the projection, Adagrad. The text is generated (language.h); a closing word
 // must agree with a word that stands 3 to 6 words before it, so its gradient passes through that many steps.
-// Figures: perplexity of a held-out text, and the share of closing words of the right kind (1/8 by chance).
+// Figures: perplexity of a held-out text, and the share of closing words whose kind has the largest of the four
+// logits of closing words (1/4 by chance).
 #include "examples/mixed_precision/language.h"
 #include "examples/mixed_precision/recurrent.h"
 #include "examples/mixed_precision/support.h"

@@ -93,7 +93,7 @@ std::shared_ptr<data::Dataset> open_kind(const Options& options, bool training) 
   const bool skip_bad = d.bad_images == "skip";
   if (d.kind == "image_folder") return data::image_folder(d.root, split, t);
   if (const data::Layout* layout = data::find_layout(d.kind))
-    return data::open_layout(*layout, d.root, split, d.annotations, t, skip_bad);
+    return data::open_layout(*layout, d.root, split, training ? d.annotations : "fine", t, skip_bad);
   int64_t classes = options.model.classes;
   if (classes == 0) classes = static_cast<int64_t>(data::read_class_names(d.root).size());
   if (classes == 0)

@@ -57,7 +57,7 @@ struct Options {
     std::string root;  ///< folder of the data set; not for generated
     std::string train_split = "train";
     std::string val_split = "val";
-    std::string annotations = "fine";  ///< cityscapes: "fine" or "coarse"
+    std::string annotations = "fine";  ///< cityscapes: "fine" or "coarse", of the training images
     int64_t images = 64;               ///< generated: training images
     int64_t val_images = 16;
     int64_t height = 120;

@@ -23,7 +23,7 @@ std::vector<Layout> make_layouts() {
        true,
        {"leftImg8bit"},
        "images ROOT/leftImg8bit/SPLIT/CITY/*_leftImg8bit.png with labels ROOT/gtFine/SPLIT/CITY/"
-       "*_gtFine_labelIds.png (or _labelTrainIds.png; or gtCoarse)",
+       "*_gtFine_labelIds.png (or _labelTrainIds.png; gtCoarse if coarse)",
        {{"train", "", 2975}, {"val", "", 500}, {"test", "", 1525, false}, {"train_extra", "", 19998}}},
       {"cocostuff10k",
        true,

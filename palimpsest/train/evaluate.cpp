@@ -34,12 +34,16 @@ bool labels_pixels(const at::Tensor& targets) {
 }
 
 /// Replaces totals and metrics by those of all ranks. A rank without a batch has no metrics and does not know
-/// their kind.
+/// their kind. If no rank has a batch, all ranks stay without metrics and know the number of bad images.
 void sum_over_ranks(distributed::Group& group, std::optional<MetricsAccumulator>& metrics, Totals& totals,
                     const EvaluationOptions& options) {
   const int64_t kind = group.max(metrics ? 2 * metrics->classes() + metrics->is_segmentation() : 0,
                                  "the kind of the evaluation");
-  if (kind == 0) return;
+  if (kind == 0) {
+    const int64_t bad[] = {totals.bad_images};
+    totals.bad_images = group.sum(std::span<const int64_t>(bad), "the number of bad images")[0];
+    return;
+  }
   if (!metrics)
     metrics.emplace(kind % 2 != 0, kind / 2, options.loss.ignore_id, kind / 2 <= options.confusion_classes);
   std::vector<int64_t> counters = metrics->counters();

@@ -1,5 +1,6 @@
 """Published data sets in their official layouts: training, evaluation and `data check` on small copies, and on damaged ones."""
 import json
+import pathlib
 import struct
 import zlib
 
@@ -278,6 +279,40 @@ def test_a_run_cannot_go_on_with_other_annotations(folder):
     assert 'annotations = "fine"' in (folder / "run/config.toml").read_text()
     fails(USAGE, "train", "--resume", "--output", folder / "run", "--annotations", "coarse", "--max-steps", "2",
           says=["--annotations must stay", "fine"])
+
+
+def test_coarse_annotations_are_those_of_the_training_and_evaluations_read_the_fine_ones(folder):
+    root = published("cityscapes", folder / "cityscapes")
+    for fine in root.glob("gtFine/*/*/*.png"):  # fine: all road; coarse: all sidewalk
+        write(fine, png(np.full((48, 64), 7)))
+        write(pathlib.Path(str(fine).replace("gtFine", "gtCoarse")), png(np.full((48, 64), 8)))
+    (root / "gtFine/train").rename(folder / "the training reads none of them")
+    succeeds("train", *flags("cityscapes"), "--data-root", root, "--output", folder / "run", "--annotations", "coarse",
+             "--keep-best", "metric")
+    evaluation, = (line for line in map(json.loads, (folder / "run/log.jsonl").read_text().splitlines())
+                   if line["type"] == "evaluation")
+    assert evaluation["class_iou"][0] is not None, "road occurs in the truth"
+    beside = json.loads(succeeds("eval", folder / "run", "--data-root", root, "--json", "--confusion", folder / "both.csv").stdout)
+    assert sum(beside["confusion"][0]) == 2 * 48 * 64, "all pixels of the truth are road"
+    (root / "gtCoarse").rename(folder / "coarse")
+    alone = json.loads(succeeds("eval", folder / "run", "--data-root", root, "--json", "--confusion", folder / "fine.csv").stdout)
+    assert beside == alone
+    for key in ("loss", "mean_iou", "pixel_accuracy"):
+        assert evaluation[key] == pytest.approx(alone[key], rel=1e-5)
+
+
+def test_evaluations_take_no_coarse_annotations(folder):
+    root = published("cityscapes", folder / "cityscapes")
+    (root / "gtFine").rename(root / "gtCoarse")
+    for coarse in root.glob("gtCoarse/*/*/*.png"):
+        coarse.rename(str(coarse).replace("_gtFine_", "_gtCoarse_"))
+    train = ("train", *flags("cityscapes"), "--data-root", root, "--annotations", "coarse", "--output", folder / "run")
+    fails(DATA_ERROR, *train, says=["gtFine/val"])
+    succeeds(*train, "--evaluate-every", "0")
+    fails(USAGE, "eval", folder / "run", "--annotations", "coarse", says=["eval does not use the option '--annotations'"])
+    (root / "leftImg8bit/train").rename(root / "leftImg8bit/train_extra")
+    fails(USAGE, "eval", folder / "run", "--data-root", root, "--val-split", "train_extra",
+          says=["train_extra", "coarse labels only", "evaluations need fine ones"])
 
 
 def test_predictions_have_the_official_colours(folder):

@@ -98,6 +98,43 @@ TEST(Ranks, AStopOnOneOfThemEndsTheEvaluationOnAll) {
   });
 }
 
+/// Images that cannot be read.
+class Unreadable : public data::Dataset {
+ public:
+  explicit Unreadable(int64_t size) : size_(size) {}
+  int64_t size() const override { return size_; }
+  const std::vector<std::string>& class_names() const override { return names_; }
+  data::Sample get(int64_t index, Random&) const override {
+    throw Error(ErrorKind::kData, "image " + std::to_string(index) + " is truncated");
+  }
+
+ private:
+  int64_t size_;
+  std::vector<std::string> names_{"red", "green", "blue"};
+};
+
+TEST(Ranks, ImagesOfWhichNoneCanBeReadAreTheSameDataErrorOnAllOfThem) {
+  on_ranks(3, [](distributed::Group& group) {
+    const auto model = make_tiny(1);
+    auto options = share_of(loader_options(2), &group);
+    options.shuffle = options.drop_last = false;
+    options.share_whole_batches = true;
+    options.bad_examples = data::BadExamples::kLeaveOut;
+    data::Loader loader(std::make_shared<Unreadable>(3), options);  // 2, 1 and 0 images
+    std::string message;
+    expect_error(ErrorKind::kData,
+                 {"none of the 3 images of the evaluation could be read", "image 0 is truncated"}, [&] {
+                   try {
+                     evaluate(*model, loader, {}, {}, &group);
+                   } catch (const Error& error) {
+                     message = error.what();
+                     throw;
+                   }
+                 });
+    EXPECT_NO_THROW(group.require_same(message, "the messages"));
+  });
+}
+
 TEST(Ranks, ASourceThatIsNotTheirShareIsAUsageError) {
   on_ranks(2, [](distributed::Group& group) {
     const auto model = make_tiny(1);

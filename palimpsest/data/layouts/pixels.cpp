@@ -29,8 +29,8 @@ LabeledFiles find_cityscapes(const Layout& layout, const fs::path& root, const S
   const bool coarse = annotations == "coarse";
   if (!coarse && split.name == "train_extra")
     throw Error(ErrorKind::kUsage,
-                "the split train_extra of cityscapes has coarse labels only: set [data] annotations "
-                "(--annotations) = coarse");
+                "the split train_extra of cityscapes has coarse labels only: a training on it needs [data] "
+                "annotations (--annotations) = coarse, and evaluations need fine ones");
   const std::string truth = coarse ? "gtCoarse" : "gtFine", expected = expected_files(layout, split);
   const fs::path images = split_place(layout, root, split), labels = root / truth / split.name;
   LabeledFiles files;
