@@ -56,6 +56,8 @@ void wait_for(const sigset_t& signals) {
   int signal = next_of(signals);
   if (stops_are_polled) {
     stop_signal = signal;
+    // Polling may have ended in between (end_at_stop_signals).
+    if (!stops_are_polled && stop_signal.exchange(0) != 0) raise_by_default(signal);
     signal = next_of(signals);
   }
   raise_by_default(signal);

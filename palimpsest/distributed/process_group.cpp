@@ -132,6 +132,7 @@ class Group::State {
   /// Waits on the host for a collective on the CPU; on a GPU, lets the current stream wait.
   template <class Start>
   void run(const std::string& what, const Start& start) {
+    all_know_error = false;
     const OperationName name(what);
     const c10::intrusive_ptr<c10d::Work> work = start(*process_group);
     work->wait();
@@ -148,6 +149,7 @@ class Group::State {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   bool cuda = false;
   std::atomic<int> stop{0};
+  bool all_know_error = false;  ///< all ranks throw what this rank throws, and need not be told
 
  private:
   void make_process_group();
@@ -241,7 +243,7 @@ void Group::State::leave() noexcept {
     process_group.reset();
     return;
   }
-  if (!watcher->fault() && std::uncaught_exceptions() > 0)
+  if (!watcher->fault() && std::uncaught_exceptions() > 0 && !all_know_error)
     watcher->publish("left the group by an exception: its own message says why", ErrorKind::kPeer);
   watcher->leave();
   watcher->await_farewells(kFarewell);
@@ -467,8 +469,10 @@ void Group::require_same(const std::string& text, const std::string& what, Error
                        printable(shortened(difference->right, 300)));
   const auto all = all_gather_bytes(mine, what);
   for (std::size_t rank = 0; rank < all.size(); ++rank)
-    if (!all[rank].empty())
+    if (!all[rank].empty()) {
+      state_->all_know_error = true;
       throw Error(kind, fmt::format("{} of rank 0 and rank {} differ: {}", what, rank, all[rank]));
+    }
 }
 
 void Group::fail(const std::string& message, ErrorKind kind) noexcept {

@@ -312,7 +312,10 @@ TEST(Loader, NoMoreIsMadeThanWasAskedFor) {
   ASSERT_TRUE(loader.next());
   // One batch was taken and two may be ahead; time enough to make all hundred if nothing held the workers
   // back.
-  std::this_thread::sleep_for(std::chrono::milliseconds(150));
+  const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (dataset->calls < 4 * 3 && std::chrono::steady_clock::now() < end)
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
   EXPECT_EQ(dataset->calls, 4 * 3);
 }
 

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -241,15 +242,23 @@ TEST(DataParallel, AveragesOfDifferentBranches) {
 }
 
 const RankBody kForgotten{"forgotten", [](const Place& place) {
-                            Group group(place.launch, place.options());
-                            SmallNet net(1);
-                            for (auto& p : net->unused->parameters()) p.set_requires_grad(true);
-                            DataParallel parallel(group, *net);
-                            for (int step = 0; step < 2; ++step) {
-                              auto loss = mean_loss(net, batch_of(step));
-                              parallel.prepare(loss);
-                              loss.backward();
+                            std::optional<Error> noticed;
+                            {
+                              Group group(place.launch, place.options());
+                              SmallNet net(1);
+                              for (auto& p : net->unused->parameters()) p.set_requires_grad(true);
+                              try {
+                                DataParallel parallel(group, *net);
+                                for (int step = 0; step < 2; ++step) {
+                                  auto loss = mean_loss(net, batch_of(step));
+                                  parallel.prepare(loss);
+                                  loss.backward();
+                                }
+                              } catch (const Error& error) {
+                                noticed = error;  // thrown at once, it would end the other rank's step
+                              }
                             }
+                            if (noticed) throw *noticed;
                             return std::string("not noticed");
                           }};
 

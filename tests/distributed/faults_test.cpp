@@ -41,8 +41,10 @@ const RankBody kKilled{"killed", [](const Place& place) {
                          Group group(place.launch, place.options());
                          const at::Tensor values = torch::ones({100000});
                          for (int step = 0; step < 10; ++step) {
-                           if (step == 5 && place.launch.rank == std::stoi(place.argument))
+                           if (step == 5 && place.launch.rank == std::stoi(place.argument)) {
+                             std::this_thread::sleep_for(std::chrono::milliseconds(500));  // the others wait
                              ::kill(::getpid(), SIGKILL);
+                           }
                            group.all_reduce_sum(values, fmt::format("the gradients of step {}", step));
                          }
                          return std::string("all steps");
@@ -172,11 +174,20 @@ TEST(Group, NamesARankThatHasLeft) {
   EXPECT_EQ(outcomes[1].result, "left");
 }
 
+/// Options with a timeout of 1 s, for ranks that have met before: a process may take longer to start.
+GroupOptions impatient_options(const Place& place) {
+  GroupOptions options = place.options();
+  {
+    const Group first(place.launch, options);
+  }
+  options.listen_fd = -1;
+  options.timeout = std::chrono::milliseconds(1000);
+  return options;
+}
+
 /// Rank 1 lives, but does not come to the collective before the others have given up.
 const RankBody kHangs{"hangs", [](const Place& place) {
-                        GroupOptions options = place.options();
-                        options.timeout = std::chrono::milliseconds(1000);
-                        Group group(place.launch, options);
+                        Group group(place.launch, impatient_options(place));
                         group.barrier("the start");
                         if (place.launch.rank == 1)
                           while (true) {
@@ -196,9 +207,7 @@ TEST(Timeout, NamesTheRankThatHasNotReachedTheOperation) {
 
 /// The ranks call different collectives.
 const RankBody kDisordered{"disordered", [](const Place& place) {
-                             GroupOptions options = place.options();
-                             options.timeout = std::chrono::milliseconds(1000);
-                             Group group(place.launch, options);
+                             Group group(place.launch, impatient_options(place));
                              if (place.launch.rank == 1)
                                group.barrier("the end");
                              else
@@ -214,9 +223,7 @@ TEST(Timeout, NamesCollectivesThatDoNotFit) {
 
 /// Rank `argument` is stopped as a whole: neither its watcher nor its kernel closes anything.
 const RankBody kStopped{"stopped", [](const Place& place) {
-                          GroupOptions options = place.options();
-                          options.timeout = std::chrono::milliseconds(1000);
-                          auto group = std::make_unique<Group>(place.launch, options);
+                          auto group = std::make_unique<Group>(place.launch, impatient_options(place));
                           const auto pids =
                               group->all_gather_bytes(std::to_string(::getpid()), "process numbers");
                           const int stopped = std::stoi(place.argument);
@@ -394,8 +401,7 @@ const RankBody kGivesUp{"gives_up", [](const Place& place) {
                           GroupOptions options = place.options();
                           const auto start = Clock::now();
                           options.gives_up = [&] {
-                            return place.launch.rank == 1 &&
-                                   Clock::now() - start > std::chrono::milliseconds(300);
+                            return place.launch.rank == 1 && Clock::now() - start > std::chrono::seconds(3);
                           };
                           const Group group(place.launch, options);
                           return std::string("connected");
@@ -420,13 +426,13 @@ const RankBody kStoppedConnecting{"stopped_connecting", [](const Place& place) {
                                     GroupOptions options = place.options();
                                     if (place.launch.rank == 2) {
                                       const Meeting meeting = meet(place.launch, options);
-                                      std::this_thread::sleep_for(std::chrono::seconds(5));
+                                      std::this_thread::sleep_for(std::chrono::seconds(8));
                                       return std::string("slept");
                                     }
                                     const auto start = Clock::now();
                                     options.gives_up = [&] {
                                       return place.launch.rank == 1 &&
-                                             Clock::now() - start > std::chrono::milliseconds(1500);
+                                             Clock::now() - start > std::chrono::seconds(4);
                                     };
                                     const Group group(place.launch, options);
                                     return std::string("connected");

@@ -217,7 +217,9 @@ class Arrival {
     return fmt::format("p rank {} of {} was stopped before all ranks had met", launch_.rank, launch_.size);
   }
 
-  c10::intrusive_ptr<BoundedStore> tcp_store(bool is_server) {
+  /// `gives_up` ends the wait for the connection. After the verdict nobody gives up here, where the others, who wait for
+  /// this rank, would not be told.
+  c10::intrusive_ptr<BoundedStore> tcp_store(bool is_server, const std::function<bool()>& gives_up = {}) {
     c10d::TCPStoreOptions options;
     options.port = port_;
     options.isServer = is_server;
@@ -233,7 +235,7 @@ class Arrival {
           *port = tcp->getPort();
           return tcp;
         },
-        time_left(), options_.gives_up);
+        time_left(), gives_up);
     port_ = *port;
     store->setTimeout(options_.timeout);
     return store;
@@ -255,7 +257,7 @@ class Arrival {
       }
     }
     try {
-      connection_ = tcp_store(serves_);
+      connection_ = tcp_store(serves_, options_.gives_up);
     } catch (const c10::Error& error) {
       const std::string why = reason_of(error.what_without_backtrace());
       if (gives_up()) refuse(stopped());
