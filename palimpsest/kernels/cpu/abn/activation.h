@@ -106,7 +106,7 @@ struct StraightActivation {
     V y, v;
     T slope;
 
-    PALIMPSEST_HOST_DEVICE V dy(V dz) const { return v > T(0) ? dz : V(dz * slope); }
+    PALIMPSEST_HOST_DEVICE V dy(V dz) const { return product_unless_above_zero<T>(v, dz, slope); }
   };
   template <class V, class Mask>
   PALIMPSEST_HOST_DEVICE OnLine<V> recover(Saved saved, V v, Mask) const {

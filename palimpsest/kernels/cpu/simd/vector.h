@@ -141,6 +141,18 @@ PALIMPSEST_HOST_DEVICE V product_if(typename Bits<T>::type keep, V v, T factor) 
   return keep_if<T>(keep, V(v * factor));
 }
 
+/// Returns v > 0 ? a : a * factor.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V product_unless_above_zero(V v, V a, T factor) {
+#ifdef __AVX512F__
+  if constexpr (__is_same(V, Vector<float>)) {
+    const __mmask16 multiplied = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_NGT_UQ);
+    return (V)_mm512_mask_mul_ps((__m512)a, multiplied, (__m512)a, _mm512_set1_ps(factor));
+  }
+#endif
+  return a * (v > T(0) ? (V{} + T(1)) : (V{} + factor));
+}
+
 /// Returns the square root, correctly rounded.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V square_root(V v) {
