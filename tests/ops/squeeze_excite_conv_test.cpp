@@ -5,6 +5,7 @@
 #include "tests/support/relative_error.h"
 #include "tests/support/tolerance.h"
 
+#include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

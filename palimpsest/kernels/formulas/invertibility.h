@@ -49,13 +49,16 @@ enum class Outlook { kInvertible, kNear, kNonInvertible };
 /// exceed tolerance * |weight| either (`lost` is the error of a z near 0):
 ///   leaky     lost / slope
 ///   ELU       max(eps, lost / alpha) * exp(spread - bias)
-///   sigmoid   eps * exp(spread + bias)
+///   sigmoid   eps * exp(spread + bias) + underflow
 ///   tanh      eps * exp(4 spread + 2 |bias|) / 4
-///   softplus  eps * 1.4: z is never small where y is, log(2) / (1/2) at y = 0
+///   softplus  eps * 1.4 + underflow: log(2) / (1/2) at y = 0, less elsewhere
+/// `underflow` is the root mean square of (y_lost - y) over y < y_lost, with y normal around bias: z falls as
+/// exp(y) there, to less than the smallest z, and y_lost takes the place of y. y_lost = log(smallest z): -87
+/// in f32 and bf16, -14 in f16, -708 in f64.
 /// An activation with two branches (GELU, SiLU) loses y near its minimum, where z is flat, over a width of
-/// u = sqrt(2 eps |z_min| / act''(y_min)) and by about as much; and on the falling branch below y_lost, where
-/// z underflows. With y normal around bias and p its density at the minimum, the error is
-///   eps / 2 + sqrt(p u^3 / 2) / 4 + the root mean square of (y_lost - y) over y < y_lost.
+/// u = sqrt(2 eps |z_min| / act''(y_min)) and by about as much; and on the falling branch, where z underflows.
+/// With p the density of y at the minimum, the error is
+///   eps / 2 + sqrt(p u^3 / 2) / 4 + underflow.
 /// The second term counts a quarter, because this error has either sign and cancels in the sums.
 class InvertibilityCriterion {
  public:
@@ -71,6 +74,8 @@ class InvertibilityCriterion {
         width_cubed_ = width * width * width;
         lost_ = recover<double>(act, precision_of<double>(), -storage_.smallest, /*rising=*/false).y;
       }
+      if constexpr (Act::kKind == Activation::kSoftplus || Act::kKind == Activation::kSigmoid)
+        lost_ = Math<double>::log(storage_.smallest);
     });
   }
 
@@ -78,21 +83,28 @@ class InvertibilityCriterion {
     const double size = __builtin_fabs(weight), offset = __builtin_fabs(bias);
     const double limit = storage_.tolerance * size, epsilon = storage_.epsilon;
     if (size == 0 || epsilon * (offset + 4 * size + 4 * residual_rms) > limit) return false;
-    const double spread = size * size + residual_rms * residual_rms;
+    const double spread = size * size + residual_rms * residual_rms, deviation = Math<double>::sqrt(spread);
+    double error = 0;
     switch (activation_) {
       case Activation::kLeakyReLU:
-        return !(lost_share_ > limit);
+        error = lost_share_;
+        break;
       case Activation::kELU:
-        return !((epsilon < lost_share_ ? lost_share_ : epsilon) * Math<double>::exp(spread - bias) > limit);
+        error = (epsilon < lost_share_ ? lost_share_ : epsilon) * Math<double>::exp(spread - bias);
+        break;
       case Activation::kSigmoid:
-        return !(epsilon * Math<double>::exp(spread + bias) > limit);
+        error = epsilon * Math<double>::exp(spread + bias);
+        break;
       case Activation::kTanh:
-        return !(epsilon * Math<double>::exp(4 * spread + 2 * offset) / 4 > limit);
+        error = epsilon * Math<double>::exp(4 * spread + 2 * offset) / 4;
+        break;
       case Activation::kSoftplus:
-        return !(epsilon * 1.4 > limit);
+        error = epsilon * 1.4;
+        break;
       default:
-        return !has_branches_ || !(epsilon / 2 + branch_loss(bias, Math<double>::sqrt(spread)) > limit);
+        if (has_branches_) error = epsilon / 2 + flatness(bias, deviation);
     }
+    return !(error + underflow(bias, deviation) > limit);
   }
 
   /// Returns kNear if the channel is invertible, but no longer if one step of an optimizer halves its weight,
@@ -116,24 +128,28 @@ class InvertibilityCriterion {
     return 0.39894228040143267794 * Math<double>::exp(-k * k / 2);
   }
 
-  /// Returns the error of y for an activation with two branches, without eps / 2; y is normally distributed.
-  PALIMPSEST_HOST_DEVICE double branch_loss(double mean, double deviation) const {
+  /// Returns the error of y at the minimum of an activation with two branches; y is normally distributed.
+  PALIMPSEST_HOST_DEVICE double flatness(double mean, double deviation) const {
+    const double p = normal_density((minimum_at_ - mean) / deviation) / deviation;
+    return Math<double>::sqrt(p * width_cubed_ / 2) / 4;
+  }
+
+  /// Returns the root mean square of (lost_ - y) over y < lost_; y is normally distributed.
+  PALIMPSEST_HOST_DEVICE double underflow(double mean, double deviation) const {
     const double k = (lost_ - mean) / deviation;
-    const double flat = normal_density((minimum_at_ - mean) / deviation) / deviation * width_cubed_ / 2;
-    const double at_minimum = Math<double>::sqrt(flat) / 4;
-    if (k < -12) return at_minimum;  // no y lies so low
+    if (k < -12) return 0;  // no y lies so low
     const double below =
         (1 + k * k) * Math<double>::erfc(-k / 1.41421356237309504880) / 2 + k * normal_density(k);
-    return at_minimum + deviation * Math<double>::sqrt(below < 0 ? 0 : below);
+    return deviation * Math<double>::sqrt(below < 0 ? 0 : below);
   }
 
   Activation activation_;
   StorageError storage_;
   double lost_share_;  ///< the error of y that a z near 0 leaves
   bool has_branches_ = false;
-  double minimum_at_ = 0;   ///< y_min
-  double width_cubed_ = 0;  ///< u^3
-  double lost_ = 0;         ///< y_lost
+  double minimum_at_ = 0;           ///< y_min
+  double width_cubed_ = 0;          ///< u^3
+  double lost_ = -__builtin_inf();  ///< y_lost; -infinity if z does not underflow where y is large
 };
 
 }  // namespace palimpsest::kernels

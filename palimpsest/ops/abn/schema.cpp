@@ -1,6 +1,7 @@
 #include "palimpsest/ops/abn/functional.h"
 #include "palimpsest/ops/abn/native.h"
 #include "palimpsest/ops/common/find_operator.h"
+#include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/common/names.h"
 #include "palimpsest/ops/common/tracing.h"
@@ -352,10 +353,11 @@ TORCH_LIBRARY_IMPL(palimpsest, Autograd, m) {
 }
 
 /// Skips autograd's kernels of the passes: they box all arguments and then do nothing, because the callers
-/// differentiate by themselves. Tracing needs them.
+/// differentiate by themselves. Tracing needs them. What they would refuse, a tangent, is refused here.
 class BelowAutograd {
  public:
-  explicit BelowAutograd(const Tensor& t) {
+  BelowAutograd(const Tensor& t, const Settings& s) {
+    refuse_tangents("abn", t, s.residual, s.weight, s.bias);
     if (!is_traced(t)) guard_.emplace();
   }
 
@@ -367,7 +369,7 @@ class BelowAutograd {
 
 ForwardResult forward(const Tensor& x, const ForwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_forward", forward_of<Native>);
-  const BelowAutograd below_autograd(x);
+  const BelowAutograd below_autograd(x, a.settings);
   const Settings& s = a.settings;
   auto [z, second, channel_values, channel_index, mean, inv_std, count] = op.call(
       x, s.residual, s.weight, s.bias, activation_name(s.activation), s.activation_param, saved_name(s.saved),
@@ -381,7 +383,7 @@ ForwardResult forward(const Tensor& x, const ForwardArguments& a) {
 
 ForwardResult forward_(const Tensor& x, const ForwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_forward_", forward_in_place_of<Native>);
-  const BelowAutograd below_autograd(x);
+  const BelowAutograd below_autograd(x, a.settings);
   const Settings& s = a.settings;
   auto [second, channel_values, channel_index, mean, inv_std, count] = op.call(
       x, s.residual, s.weight, s.bias, activation_name(s.activation), s.activation_param, saved_name(s.saved),
@@ -396,14 +398,14 @@ ForwardResult forward_(const Tensor& x, const ForwardArguments& a) {
 Tensor recompute_output(const Tensor& saved_values, const Settings& s, const Tensor& mean,
                         const Tensor& inv_std) {
   static const auto op = find_operator("palimpsest::abn_recompute_output", recompute_output_of<Native>);
-  const BelowAutograd below_autograd(saved_values);
+  const BelowAutograd below_autograd(saved_values, s);
   return op.call(saved_values, s.residual, s.weight, s.bias, activation_name(s.activation),
                  s.activation_param, saved_name(s.saved), s.relu_residual, mean, inv_std);
 }
 
 Gradients backward(const Tensor& dz, const BackwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_backward", backward_of<Native>);
-  const BelowAutograd below_autograd(dz);
+  const BelowAutograd below_autograd(dz, a.settings);
   const Settings& s = a.settings;
   auto [dx, dweight, dbias, dresidual, z] = op.call(
       dz, a.saved_values, or_none(a.branch), a.channel_values, a.channel_index, s.residual, s.weight, s.bias,
@@ -416,7 +418,7 @@ Gradients backward(const Tensor& dz, const BackwardArguments& a) {
 
 Gradients backward_(Tensor dz, const BackwardArguments& a) {
   static const auto op = find_operator("palimpsest::abn_backward_", backward_in_place_of<Native>);
-  const BelowAutograd below_autograd(dz);
+  const BelowAutograd below_autograd(dz, a.settings);
   const Settings& s = a.settings;
   auto [dweight, dbias, dresidual, z] = op.call(
       dz, a.saved_values, or_none(a.branch), a.channel_values, a.channel_index, s.residual, s.weight, s.bias,

@@ -230,6 +230,7 @@ at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor&
     return ops::convolution(convolution_call.precision ? z : z.to(conv_weight.scalar_type()), conv_weight,
                             conv_bias, convolution);
   }
+  refuse_tangents("abn_conv", x, norm.weight, norm.bias, conv_weight, conv_bias);  // before x is written over
   consume = consume && options.saved != Saved::kInput;
   const bool recorded = requires_gradient(inputs) ||
                         (c10::GradMode::is_enabled() &&

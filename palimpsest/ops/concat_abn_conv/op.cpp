@@ -35,6 +35,7 @@ bool are_neighbours(at::TensorList features) {
 
 /// Returns the features, concatenated along dimension 1, contiguous.
 at::Tensor concatenated(at::TensorList features) {
+  refuse_tangents("concat_abn_conv", features);
   if (features.size() == 1) return features[0];
   if (!are_neighbours(features)) return at::cat(features, 1);
   const at::Tensor& first = features[0];
@@ -60,6 +61,7 @@ struct FeaturesCall {
 };
 
 at::Tensor run_features(const at::Tensor& x, const at::Tensor& conv_weight, FeaturesCall& call) {
+  refuse_tangents("concat_abn_conv", conv_weight);  // before the running statistics move
   at::Tensor z = x;
   if (call.norm) {
     abn_detail::ForwardResult result = forward(x, *call.norm);

@@ -1,6 +1,7 @@
 #include "palimpsest/ops/convolution/functional.h"
 
 #include "palimpsest/kernels/conv2d.h"
+#include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/common/tracing.h"
 
@@ -291,6 +292,7 @@ at::Tensor backward_of_branches(std::vector<Branch>& branches, const at::Tensor&
 at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                    const ConvolutionOptions& options, const std::optional<ProductPrecision>& precision,
                    Reads reads) {
+  refuse_tangents("convolution", x, weight, bias);
   const ProductPrecision p = precision_of(x, weight, precision);
   if (p.compute_in_f32) {
     TORCH_INTERNAL_ASSERT(reads == Reads::kX);
@@ -304,6 +306,7 @@ at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const std::opt
 Gradients backward(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
                    const ConvolutionOptions& options, std::array<bool, 3> needed,
                    const std::optional<ProductPrecision>& precision, Reads reads) {
+  refuse_tangents("convolution", dout, x, weight);
   std::vector<Branch> one{{dout, weight, &options, needed[1], needed[2], {}, {}}};
   Gradients result;
   result.input = backward_of_branches(one, x, needed[0], precision, reads);
@@ -316,6 +319,7 @@ ParallelGradients parallel_backward(at::TensorList douts, const at::Tensor& x, a
                                     const std::vector<ConvolutionOptions>& options, bool need_input,
                                     const std::vector<bool>& need_weights,
                                     const std::optional<ProductPrecision>& precision) {
+  refuse_tangents("parallel_convolutions", douts, x, weights);
   std::vector<Branch> branches;
   branches.reserve(weights.size());
   for (size_t i = 0; i < weights.size(); ++i)

@@ -125,6 +125,9 @@ struct BlockResult {
 BlockResult run_block(const at::Tensor& x, const std::vector<DenseLayer>& layers,
                       const DenseBlockOptions& options, const std::optional<ProductPrecision>& precision,
                       bool for_backward) {
+  refuse_tangents("dense_block", x);
+  for (const auto& layer : layers)
+    for_parameters(layer, [](const auto& t) { refuse_tangents("dense_block", t); });
   BlockResult result;
   Buffer& buffer = result.buffer;
   buffer.layout = preferred_layout(x.sizes(), x.strides());
@@ -195,6 +198,7 @@ class DenseBlockFunction : public torch::autograd::Function<DenseBlockFunction> 
   static variable_list backward(AutogradContext* ctx, variable_list& gradients) {
     refuse_double_backward("dense_block", "dense strategy 'shared_gradient' with strategy 'standard'");
     at::Tensor dout = std::move(gradients[0]);
+    refuse_tangents("dense_block", dout);
     const auto list = ctx->get_saved_variables();
     const auto capsule = ctx->saved_data["plan"].toCapsule();
     const BlockPlan& plan = *static_cast<const BlockPlan*>(capsule.get());

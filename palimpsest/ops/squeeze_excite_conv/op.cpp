@@ -388,6 +388,8 @@ at::Tensor squeeze_excite_conv(const at::Tensor& y, const SqueezeExcitation& exc
   using namespace squeeze_excite_conv_detail;
   check(y, excitation);
   convolution_detail::check(kName, y, conv_weight, convolution);
+  refuse_tangents(kName, y, excitation.squeeze_weight, excitation.squeeze_bias, excitation.excite_weight,
+                  excitation.excite_bias, conv_weight, conv_bias);
   const Call call{convolution, autocast_precision(y), activation, activation_param};
   // The precision of the call decides: libtorch's autocast would round the gates to 16 bits.
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -403,6 +405,7 @@ at::Tensor gated_conv(const at::Tensor& y, const at::Tensor& gate, const at::Ten
   check_y(kGatedName, y);
   check_gate(y, gate);
   convolution_detail::check(kGatedName, y, conv_weight, convolution);
+  refuse_tangents(kGatedName, y, gate, conv_weight, conv_bias);
   const Call call{convolution, autocast_precision(y), activation, activation_param};
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   return GatedConvFunction::apply(y, gate.contiguous(), conv_weight, conv_bias, &call);

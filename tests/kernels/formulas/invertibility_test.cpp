@@ -73,6 +73,63 @@ TYPED_TEST(Invertibility, AcceptsChannelsWhoseErrorStaysWithinTheTolerance) {
   }
 }
 
+/// The root mean square error of x-hat, recovered from z in storage S, over normal x-hat: each value counts the
+/// same, as it does in dx, which has x-hat as a term.
+template <class S>
+double error_of_every_value(Activation activation, double weight, double bias) {
+  constexpr int64_t kCount = 4000;
+  const double* xhat = normal_numbers(7, kCount);
+  double squares = 0;
+  kernels::dispatch_activation<double>(
+      activation, {default_param(activation), kernels::precision_of<S>()}, [&]<class Act>(const Act& act) {
+        if constexpr (kernels::Invertible<Act>)
+          for (int64_t i = 0; i < kCount; ++i) {
+            const double z = static_cast<double>(static_cast<S>(act.forward(weight * xhat[i] + bias)));
+            const double error = (act.inverse(z) - bias) / weight - xhat[i];
+            squares += error * error;
+          }
+      });
+  return std::sqrt(squares / kCount);
+}
+
+template <class S>
+class Underflow : public ::testing::Test {};
+using AllTypes = ::testing::Types<double, float, Float16, BFloat16>;
+TYPED_TEST_SUITE(Underflow, AllTypes, TypeName);
+
+TYPED_TEST(Underflow, RefusesChannelsWhoseZFallsBelowTheSmallest) {
+  const DType storage = dtype_of<TypeParam>();
+  const double tolerance = kernels::storage_error_of(storage).tolerance;
+  for (const Activation activation : {Activation::kSoftplus, Activation::kSigmoid}) {
+    const InvertibilityCriterion criterion(activation, storage);
+    for (const double weight : {0.05, 0.3, 1.0, 2.0, 3.0, 6.0, 8.0, 12.0, 20.0, 40.0, 100.0, 300.0})
+      for (const double bias : {-700.0, -300.0, -100.0, -85.0, -40.0, -20.0, -16.0, -12.0, -8.0, 0.0, 5.0})
+        if (criterion.is_invertible(weight, bias, 0)) {
+          EXPECT_LE(error_of_every_value<TypeParam>(activation, weight, bias), tolerance)
+              << kernels::kActivations.name(activation) << ", weight " << weight << ", bias " << bias << ", "
+              << name_of(storage);
+        }
+    for (const double bias : {0.0, -0.5, 0.5}) EXPECT_TRUE(criterion.is_invertible(1, bias, 0));
+  }
+}
+
+TEST(InvertibilityCriterion, RefusesASoftplusWhoseZUnderflows) {
+  struct Turn {
+    DType storage;
+    double bias, last, first;  // the weights between which a channel becomes non-invertible
+  };
+  for (const auto& [storage, bias, last, first] :
+       {Turn{DType::f32, 0, 14.6, 14.7}, Turn{DType::f32, -8, 13.2, 13.4}, Turn{DType::f64, 0, 79.9, 80.1},
+        Turn{DType::f16, 0, 6.5, 6.6}, Turn{DType::f16, -8, 2.7, 2.8}, Turn{DType::bf16, 0, 215, 216}}) {
+    const InvertibilityCriterion criterion(Activation::kSoftplus, storage);
+    for (const double sign : {1.0, -1.0}) {
+      EXPECT_TRUE(criterion.is_invertible(sign * last, bias, 0)) << name_of(storage) << ", bias " << bias;
+      EXPECT_FALSE(criterion.is_invertible(sign * first, bias, 0)) << name_of(storage) << ", bias " << bias;
+    }
+    EXPECT_FALSE(criterion.is_invertible(last, bias, first)) << "the residual spreads y, too";
+  }
+}
+
 TEST(InvertibilityCriterion, RefusesAWeightOfZeroAndABiasOfSixtyWeights) {
   for (const Activation activation : {Activation::kIdentity, Activation::kLeakyReLU}) {
     for (const DType storage : {DType::f32, DType::f16, DType::bf16}) {

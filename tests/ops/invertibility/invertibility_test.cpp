@@ -62,6 +62,25 @@ TEST(AbnInvertibility, TheGradientOfTheChannelItselfIsExact) {
   });
 }
 
+TEST(AbnInvertibility, AChannelWhoseZUnderflowsIsSaved) {
+  // Softplus and sigmoid fall as exp(y): below -87 in f32 and -708 in f64, z no longer determines y.
+  for_each_form([](at::ScalarType dtype, bool in_place) {
+    const double lowest = dtype == at::kFloat ? -87 : -708;
+    for (const Activation activation : {Activation::kSoftplus, Activation::kSigmoid})
+      for (const auto& [weight, bias] :
+           {std::pair{-lowest / 2, 0.0}, {lowest / 3, 5.0}, {2.0, lowest / 60}}) {
+        AbnCase c = case_with_weight(dtype, weight, bias);
+        c.options.activation = activation;
+        reset_abn_fallback_stats();
+        const Outcome got = run_layer(c, in_place), want = run_truth(c);
+        const bool underflows = std::abs(weight) > 2;
+        EXPECT_EQ(abn_fallback_stats().channels, underflows ? 1 : 0) << c.name;
+        EXPECT_LE(relative_error(got.dx.select(1, 3), want.dx.select(1, 3)), tolerance_across_kinks(dtype))
+            << c.name;
+      }
+  });
+}
+
 TEST(AbnInvertibility, EveryKindSavesXHatOfSuchChannelsInTheSameSlots) {
   struct Kind {
     Saved saved;
