@@ -5,7 +5,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.nn.modules.batchnorm import _NormBase
 from torch.utils.checkpoint import checkpoint as _torch_checkpoint
 
 
@@ -23,7 +22,13 @@ def statistics_to_move(*buffers):
 
 
 class _StatisticsOnce:
-    """In the second run, gives every normalization of this thread its buffers back: the batch has moved them in the first.
+    """In the second run, gives every module of this thread that trains copies of its statistics to move: the batch has moved
+    them in the first run.
+
+    All buffers of floating types are statistics, and all counters (one number), of any module: it need not be a
+    normalization of torch. The module has the copies until the run ends, because others may read what it wrote, and autograd
+    may save them. (A TorchFunctionMode would see every F.batch_norm. But under it compiled functions save other tensors
+    than in the first run: wrong gradients.)
 
     log: the statistics over process groups of the first run, or None."""
 
@@ -35,30 +40,37 @@ class _StatisticsOnce:
             self._log.begin_replay()
         _this_thread.depth = getattr(_this_thread, "depth", 0) + 1
         self._thread = threading.get_ident()
-        self._before = []
-        self._hooks = (torch.nn.modules.module.register_module_forward_pre_hook(self._keep),
-                       torch.nn.modules.module.register_module_forward_hook(self._restore, always_call=True))
+        self._copies = {}  # id of a buffer -> the buffer and its copy: modules may share a buffer
+        self._replaced = []
+        self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._replace)
 
     def __exit__(self, *_):
         if self._log is not None:
             self._log.end()
         _this_thread.depth -= 1
-        for hook in self._hooks:
-            hook.remove()
+        self._hook.remove()
+        for module, name, buffer, copy in self._replaced:
+            if module._buffers.get(name) is copy:
+                module._buffers[name] = buffer
+        self._copies, self._replaced = {}, []
 
-    def _is_ours(self, module):
-        return isinstance(module, _NormBase) and module.training and threading.get_ident() == self._thread
-
-    def _keep(self, module, _):
-        if self._is_ours(module):
-            self._before.append((module, [(b, b.clone()) for b in module.buffers(recurse=False)]))
-
-    def _restore(self, module, _inputs, _output):
-        if self._is_ours(module) and self._before and self._before[-1][0] is module:
-            with torch.no_grad():
-                for buffer, value in self._before.pop()[1]:
-                    # By data: autograd of the second run saved the buffers, and would see a change of their version.
-                    buffer.data.copy_(value)
+    def _replace(self, module, _):
+        if torch.compiler.is_compiling() or not module.training or threading.get_ident() != self._thread:
+            return
+        if isinstance(module, torch.jit.ScriptModule):
+            return
+        for name, buffer in module._buffers.items():
+            if buffer is None or not (buffer.is_floating_point() or buffer.dim() == 0):
+                continue
+            if id(buffer) in self._copies:
+                copy = self._copies[id(buffer)][1]
+            else:
+                copy = buffer.clone()
+                self._copies[id(buffer)] = buffer, copy
+                self._copies[id(copy)] = copy, copy  # the module may run more than once
+            if copy is not buffer:
+                module._buffers[name] = copy
+                self._replaced.append((module, name, buffer, copy))
 
 
 class _Recorded:
@@ -85,8 +97,10 @@ def _contexts():
 def checkpoint(fn: Callable[..., Any], *inputs: Any, preserve_rng_state: bool = True, **keywords: Any) -> Any:
     """fn(*inputs, **keywords), of which only the inputs are saved; backward runs fn again.
 
-    fn: a function or module. Running statistics of batch normalizations move once, and dropout draws the numbers of the first
-    run again (preserve_rng_state=False: fn draws none). Statistics over a process group are gathered once. Segments nest. Hooks, torch.autograd.grad and distributed data
-    parallelism work as without it. Everything else is torch.utils.checkpoint with use_reentrant=False."""
+    fn: a function or module. Running statistics of batch normalizations move once: those that are buffers of a module that
+    trains and is called, and those of palimpsest's functions, but not those of compiled functions within fn. Dropout draws the
+    numbers of the first run again (preserve_rng_state=False: fn draws none). Statistics over a process group are gathered once.
+    Segments nest. Hooks, torch.autograd.grad and distributed data parallelism work as without it. Everything else is
+    torch.utils.checkpoint with use_reentrant=False."""
     return _torch_checkpoint(fn, *inputs, use_reentrant=False, preserve_rng_state=preserve_rng_state,
                              context_fn=_contexts, **keywords)

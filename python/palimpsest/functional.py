@@ -162,9 +162,9 @@ def max_pool2d(x: torch.Tensor, kernel_size: int | Sequence[int], stride: int | 
     """torch.nn.functional.max_pool2d with one byte saved per output, and neither x nor 64-bit indices.
 
     x: (N, C, H, W). Sizes are numbers or pairs. A window of more than 255 positions, which one byte cannot tell apart, is
-    torch's."""
+    torch's, and so are integers."""
     window = _pair(kernel_size)
-    is_torchs = window[0] * window[-1] > 255 or is_exporting()
+    is_torchs = window[0] * window[-1] > 255 or not x.is_floating_point() or is_exporting()
     pool = F.max_pool2d if is_torchs else torch.ops.palimpsest.max_pool2d
     return pool(x, window, [] if stride is None else _pair(stride), _pair(padding), _pair(dilation), ceil_mode)
 

@@ -234,6 +234,7 @@ class DenseBlock(torch.nn.Module):
         layers = list(self.children())
         rates = {self.drop_rate if layer.training else 0.0 for layer in layers}
         is_plain = len(rates) > 1 or torch.compiler.is_compiling() or functional.is_exporting() \
+            or any(type(layer) is not _DenseLayer for layer in layers) \
             or any(_is_listened(module) for layer in layers for module in layer.modules())
         if not is_plain and dense_block_fits(layers):
             return dense_block(x, layers, self.activation, self.activation_param, rates.pop(), self.group)

@@ -201,3 +201,137 @@ def test_efficientnet_without_stochastic_depth():
     assert report.converted
     for training in (True, False):
         assert_same(model.train(training), converted.train(training), x)
+
+
+# ---- What the caller does with tensors that it gave or got
+
+
+def _sum_is_returned(m, x):
+    h = m.conv1(x)
+    f = F.relu(m.bn1(m.conv2(h)) + h)
+    return m.conv3(f) + F.relu(m.bn2(m.conv2(f)) + f), f
+
+
+def _part_is_returned(m, x):
+    a, b = F.relu(m.bn12(m.double_conv(torch.cat([m.conv1(x)] * 2, 1)).repeat(1, 2, 1, 1))).chunk(2, 1)
+    return m.conv2(a) + m.conv3(b) * a, a
+
+
+FEATURES = {
+    "a sum": _sum_is_returned,
+    "a part of a split": _part_is_returned,
+    "an activation": lambda m, x: (m.conv2(f := F.silu(m.bn1(m.conv1(x)))) + m.conv3(f), f),
+    "a product": lambda m, x: (m.conv2(f := F.relu(m.bn1(m.conv1(x)) + m.conv1(x)) * m.conv3(x[:, :1].repeat(1, 6, 1, 1))), f),
+}
+
+
+@pytest.mark.parametrize("name", FEATURES)
+def test_a_feature_that_is_returned_has_its_gradient_and_its_hooks(name):
+    model = Forward(FEATURES[name])
+    model.bn12 = nn.BatchNorm2d(12).double()
+    converted, report = convert_copy(model, X)
+    assert report.converted and not report.notes and not any("differed" in how for how in report.left.values())
+    results = []
+    for network in (model, converted):
+        y, f = network(X)
+        results.append([torch.autograd.grad(y.square().sum(), f)[0]])
+        y, f = network(X)
+        f.retain_grad()
+        f.register_hook(lambda g: g * 0.5)
+        (y.square().sum() + f.sum()).backward()
+        results[-1] += [f.grad, *(p.grad for p in network.parameters() if p.grad is not None)]
+    for got, want in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+def test_features_of_an_extractor_have_their_gradients():
+    models = pytest.importorskip("torchvision.models")
+    from torchvision.models.feature_extraction import create_feature_extractor
+    torch.manual_seed(0)
+    model = create_feature_extractor(models.resnet18(), ["layer3", "fc"]).double()
+    converted, report = convert_copy(model)
+    assert len(report.converted) == len(report.layers)
+    x = torch.randn(2, 3, 64, 64, dtype=torch.float64)
+    gradients = []
+    for network in (model, converted):
+        out = network(x)
+        gradients.append(torch.autograd.grad(out["fc"][:, 7].sum(), out["layer3"])[0])
+    torch.testing.assert_close(*gradients, rtol=1e-7, atol=1e-10)
+
+
+class _Skip(nn.Module):
+    """The residual is the caller's: as an argument, or as a result."""
+
+    def __init__(self, result=lambda out, skip: out):
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.bn, self.result = nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), result
+
+    def forward(self, x, skip):
+        skip = skip * 2 if self.result(0, 1) else skip
+        return self.result(F.relu(self.bn(self.conv(x)) + skip), skip)
+
+
+@pytest.mark.parametrize("result", [lambda out, skip: out, lambda out, skip: (out, skip)], ids=["given", "returned"])
+def test_the_caller_may_write_over_a_residual(result):
+    model = _Skip(result).double()
+    converted, report = convert_copy(model)
+    assert report.converted == ["bn"]
+    gradients = []
+    for network in (model, converted):
+        skip = torch.linspace(-1, 1, 4 * 4 * 8 * 8, dtype=torch.float64).view(4, 4, 8, 8)
+        out = network(X, skip)
+        written = skip if torch.is_tensor(out) else out[1]
+        out = out if torch.is_tensor(out) else out[0]
+        written.zero_()
+        out.square().sum().backward()
+        gradients.append([p.grad for p in network.parameters()])
+    for got, want in zip(*reversed(gradients)):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+
+
+def test_a_residual_that_a_convolution_reads_is_fused():
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv, self.bn = nn.Conv2d(3, 3, 3, padding=1), nn.BatchNorm2d(3)
+
+        def forward(self, x):
+            return F.relu(self.bn(self.conv(x)) + x)
+
+    _, report = convert_copy(Block().double(), X)
+    assert report.layers[0].kind == "BatchNorm2d + residual + relu"
+
+
+# ---- Statistics that others read
+
+
+class _Statistics(nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        torch.manual_seed(0)
+        self.kind = kind
+        self.conv, self.bn, self.other, self.last = nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1)
+        self.double()
+        if kind == "shared":
+            self.other._buffers.update(self.bn._buffers)
+
+    def forward(self, x):
+        h = self.conv(x)
+        y = self.bn(h)
+        if self.kind == "shared":
+            seen = self.other(x.repeat(1, 2, 1, 1)[:, :4] * 3).sin()
+        else:
+            seen = self.bn.running_var.sqrt()
+        return self.last(F.relu(y + h if self.kind == "read before a sum" else y)), seen
+
+
+@pytest.mark.parametrize("kind", ["read", "read before a sum", "shared"])
+def test_statistics_are_moved_before_others_read_them(kind):
+    model = _Statistics(kind)
+    converted, report = convert_copy(model)
+    assert "bn" in report.converted
+    for got, want in zip(converted(X), model(X)):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
+    for got, want in zip(converted.buffers(), model.buffers()):
+        torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)

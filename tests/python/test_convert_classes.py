@@ -144,6 +144,15 @@ def test_inputs_that_torch_refuses_are_refused(model, x):
     assert str(got.value) == str(expected.value)
 
 
+def test_parts_and_copies_of_a_converted_network_are_ordinary():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)).double()
+    converted, _ = convert_copy(model)
+    for other in (converted[:3], type(converted)(*converted.children()), type(converted)(*converted)):
+        assert type(other) is nn.Sequential
+        assert_same(model[:len(other)], other)
+    assert_same(model, converted)
+
+
 def test_what_cannot_be_converted_or_reverted_is_named():
     model = network_of(nn.Module)
     model.compile(backend="eager")

@@ -89,6 +89,35 @@ def test_dense_layers_in_eval_drop_nothing(count):
         torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-10)
 
 
+@pytest.mark.parametrize("later", [False, True])
+def test_a_dense_layer_with_a_forward_of_its_own(later):
+    densenet = pytest.importorskip("torchvision").models.densenet
+
+    class Halved(densenet._DenseLayer):
+        def forward(self, x):
+            return 0.5 * super().forward(x)
+
+    def replace(model):
+        torch.manual_seed(1)
+        model.block._modules["denselayer2"] = Halved(12, 4, 4, 0.0).double()
+
+    model, x = Dense().double(), torch.randn(2, 8, 6, 6, dtype=torch.double)
+    if later:
+        assert_same_after(model, x, replace)
+        return
+    replace(model)
+    assert_same_after(model, x)
+    ours = palimpsest.nn.DenseBlock(3, 8, 4)
+
+    class Doubled(palimpsest.nn._DenseLayer):
+        def forward(self, *arguments):
+            return 2 * super().forward(*arguments)
+
+    y = ours(x.float())
+    ours.denselayer3.__class__ = Doubled
+    assert not torch.equal(ours(x.float())[:, -4:], y[:, -4:])
+
+
 class Cat(nn.Module):
     """cat, normalization, ReLU, convolution; `features` makes what is concatenated."""
 
@@ -190,6 +219,38 @@ class OneImage(nn.Module):
 
 def test_a_convolution_of_one_image_without_a_batch():
     assert_same_after(OneImage().double(), torch.randn(2, 4, 6, 6, dtype=torch.double))
+
+
+@pytest.mark.parametrize("forward", [
+    lambda m, x: m.conv(F.relu(m.norm1(x))),                                  # the convolution alone reads it
+    lambda m, x: m.conv(y := F.relu(m.norm1(x) + x)) + m.last1(y),            # two read a sum
+    lambda m, x: m.conv(y := F.silu(m.norm1(x))) * y.mean(),
+])
+def test_a_convolution_takes_a_batch_for_one_image(forward):
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv, self.norm1, self.last1 = nn.Conv2d(4, 6, 1), nn.BatchNorm1d(3), nn.Conv2d(4, 6, 1)
+
+        def forward(self, x):
+            return forward(self, x)
+
+    assert_same_after(Network().double(), torch.randn(4, 3, 6, dtype=torch.double))
+
+
+def test_pools_of_integers_and_of_one_image():
+    class Masked(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.conv, self.norm, self.pool = nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), nn.MaxPool2d(2)
+
+        def forward(self, x):
+            mask = F.max_pool2d((x > 0).long(), 2) + self.pool((x[:1] > 0.5).long())
+            return self.pool(F.relu(self.norm(self.conv(x)))) * mask + self.pool(x[0])
+
+    assert_same_after(Masked().double(), torch.randn(2, 4, 6, 6, dtype=torch.double))
 
 
 def test_weights_that_are_attributes_in_place_of_parameters():

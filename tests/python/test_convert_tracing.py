@@ -38,6 +38,14 @@ class Block(nn.Module):
         return self.function(self, x)
 
 
+class Opaque(nn.Module):
+    """Has no graph, so that a graph calls it."""
+    flag = 1.0
+
+    def forward(self, x):
+        return x * 2 if float(x.detach().sum()) < 1e9 else x
+
+
 def converted(model):
     return palimpsest.convert(copy.deepcopy(model))
 
@@ -185,6 +193,119 @@ def test_values_go_to_functions_and_methods_of_torch():
     assert_close(model(X), other(X))
 
 
+def _is_given(value):
+    return value is not None
+
+
+class Pair(nn.Module):
+    """Has no graph, and a second result that may be None."""
+
+    def forward(self, x):
+        return x * 2, None if float(x.detach().sum()) < 1e9 else x
+
+
+def _unpacked(m, x):
+    y, extra = m.pair(x)
+    return m.body(y) if extra is None else m.body(y) * extra
+
+
+def _asked_elsewhere(m, x):
+    y, extra = m.pair(x)
+    return m.body(y) * (3 if _is_given(extra) else 1)
+
+
+def _from_a_dict(m, inputs):
+    y = m.body(inputs["x"])
+    return y if inputs["mask"] is None else y * 2
+
+
+def _from_a_dict_by_name(m, inputs):
+    mask = inputs.get("mask")
+    return m.body(inputs["x"]) * (2 if mask is not None else 1)
+
+
+def _from_a_list(m, inputs):
+    x, mask = inputs
+    return m.body(x) * (1 if mask is None else 2)
+
+
+QUESTIONS = {
+    "an entry of a dict": (_from_a_dict, {"x": X, "mask": None}),
+    "get of a dict": (_from_a_dict_by_name, {"x": X}),
+    "an entry of a list": (_from_a_list, [X, None]),
+    "a result of a part": (_unpacked, X),
+    "a result of a part in a function": (_asked_elsewhere, X),
+    "a result of a part at once": (lambda m, x: m.body(x) * (1 if m.pair(x)[1] is None else 2), X),
+    "an attribute": (lambda m, x: m.body(x) * (1 if getattr(x, "mask", None) is None else 2), X),
+    "a gradient": (lambda m, x: m.body(x) * (1 if x.grad is None else 2), X),
+    "its type": (lambda m, x: m.body(x) * (1 if type(x) is torch.Tensor else 2), X),
+    "whether it has an attribute": (lambda m, x: m.body(x) * (2 if hasattr(x, "mask") else 1), X),
+    "whether two are one": (lambda m, x: m.body(x[0]) * (1 if x[0] is x[1] else 2), [X, X]),
+}
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_a_question_about_a_value_has_the_answer_of_the_call(name):
+    forward, x = QUESTIONS[name]
+    model = Block(forward, pair=Pair())
+    other, _ = converted(model)
+    assert_close(model(x), other(x))
+
+
+def test_questions_about_modules_and_constants_keep_the_graph():
+    class Asking(Block):
+        extra = None
+
+        def forward(self, x, mask=None, twice=None):
+            y, x, shape = self.body(x), self.drop(x), x.shape
+            if self.extra is None and self.conv.bias is not None and type(self.bn) is nn.BatchNorm2d and hasattr(self, "act"):
+                y = y * 2 if getattr(self, "missing", None) is None else y
+            y = y if mask is None or shape is None else y * mask
+            return y if twice is None else y + y
+
+    model = Asking(drop=Opaque())
+    other, report = converted(model)
+    assert report.converted == ["bn"] and isinstance(other, Asking) and region.is_region(other)
+    for arguments in ((X,), (X, X[:, :1]), (X, None, True)):
+        out = other(*arguments)
+        assert is_converted(out)
+        assert_close(model(*arguments), out)
+
+
+@pytest.mark.parametrize("asks, is_refused", [
+    ("m.k is None", False), ("m.conv.bias is not None", False), ("x is None", False), ("m.pair is m.pair", True),
+    ("x.grad is None", True), ("m.pair(x)[1] is None", True), ("type(x) is int", True), ("m.k is None and x.grad is None", True)])
+def test_code_without_source(asks, is_refused):
+    scope = {}
+    exec(f"def forward(m, x):\n    y = m.body(x)\n    return y * 2 if {asks} else y", scope)
+    model = Block(scope["forward"], k=None, pair=Pair())
+    other, report = converted(model)
+    assert report.converted == ([] if is_refused else ["bn"]), str(report)
+    assert_close(model(X), other(X))
+
+
+def test_values_that_are_kept_or_printed_are_those_of_each_forward(capsys):
+    kept = []
+    for forward in (lambda m, x: (kept.append(y := m.body(x)), y)[1], lambda m, x: (print(y := m.body(x)), y)[1]):
+        other, report = converted(Block(forward, sink=kept.append))
+        assert not report.converted
+        kept.clear(), capsys.readouterr()
+        other(X)
+        assert (len(kept) == 1 and type(kept[0]) is torch.Tensor) or capsys.readouterr().out.startswith("tensor")
+
+
+def test_a_function_that_names_itself_keeps_no_value():
+    def forward(m, x):
+        def times(n):
+            return m.body(x) if n == 0 else times(n - 1) * 2
+        return times(3)
+
+    model = Block(forward)
+    other, report = converted(model)
+    assert report.converted == ["bn"]
+    assert_close(model(X), other(X))
+
+
 @pytest.mark.parametrize("draw", [random.random, lambda: float(torch.rand(())),
                                   lambda: float(pytest.importorskip("numpy").random.rand())], ids=["python", "torch", "numpy"])
 def test_a_forward_that_draws_to_decide_runs_itself(draw):
@@ -263,17 +384,41 @@ CHANGES = {
 }
 
 
+def _reads_its_parts(m, x):
+    y = m.body(x) * m.bn.scale * m.conv.scale * m.opaque.flag * m.bn.eps * m.opaque.options["k"]
+    y = y * getattr(m.bn, "late", 1.0) * (2 if m.bn.training else 3) * (4 if m.bn.weight is None else 5)
+    return m.opaque(y) + m.drop.p
+
+
+def _of_parts():
+    parts = dict(opaque=Opaque(), drop=nn.Dropout(0.0))
+    parts["opaque"].options = {"k": 1.0}
+    return parts
+
+
+for _path, _value in (("bn.scale", 3.0), ("conv.scale", 3.0), ("opaque.flag", 3.0), ("bn.eps", 0.1), ("bn.late", 3.0),
+                      ("bn.training", False), ("drop.p", 0.5), ("bn.weight", None)):
+    CHANGES[f"{_path} of a part"] = _of_parts, _reads_its_parts, _set(_path, _value)
+CHANGES["a dict of a part"] = _of_parts, _reads_its_parts, lambda m: m.opaque.options.update(k=3.0)
+
+
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_change_after_convert_counts(name):
     attributes, forward, change = CHANGES[name]
-    model = Block(forward, **attributes)
+
+    def make():
+        model = Block(forward, **(attributes() if callable(attributes) else attributes))
+        model.conv.scale = model.bn.scale = 1.0
+        return model
+
+    model = make()
     other, report = converted(model)
     assert report.converted
     assert_close(model(X), other(X))
     change(model), change(other)
     assert_close(model(X), other(X))
     torch._dynamo.reset()
-    compiled, _ = converted(Block(forward, **copy.deepcopy(attributes)))
+    compiled, _ = converted(make())
     if name not in ("a dict", "a list", "a nested list", "a record"):  # shared by the copies above
         change(compiled)
     model.load_state_dict(compiled.state_dict(), strict=False)

@@ -313,6 +313,52 @@ def test_measure_without_forward_done_keeps_nothing_and_hands_on_exceptions():
             raise KeyError("mine")
 
 
+@pytest.mark.parametrize("grad_mode", [True, False])
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("make", [lambda: nn.InPlaceABN(4), lambda: nn.BatchNormAct(4), lambda: nn.DenseBlock(2, 4, 4),
+                                  lambda: nn.BatchNormAct(4, activation="relu"), lambda: nn.MaxPool2d(2)])
+def test_forward_mode_of_frozen_layers_is_refused(make, training, grad_mode):
+    """Nothing is recorded there, so autograd does not refuse it: in place, z had the tangent of x."""
+    layer = make().double().train(training).requires_grad_(False)
+    x = torch.randn(2, 4, 6, 6, dtype=torch.float64)
+    with torch.autograd.forward_ad.dual_level(), torch.set_grad_enabled(grad_mode):
+        dual = torch.autograd.forward_ad.make_dual(x.clone(), torch.ones_like(x))
+        with pytest.raises(NotImplementedError, match="forward-mode differentiation|forward AD"):
+            layer(dual)
+        layer(x.clone())
+        # Statistics that torch's layer takes have a tangent.
+        assert torch.autograd.forward_ad.unpack_dual(torch.nn.BatchNorm2d(4).double()(dual)).tangent is not None
+
+
+def test_torch_func_jvp_of_a_frozen_layer_is_refused():
+    layer = nn.BatchNormAct(4).eval().requires_grad_(False)
+    x = torch.randn(2, 4, 6, 6)
+    with pytest.raises(NotImplementedError, match="forward-mode differentiation"):
+        torch.func.jvp(layer, (x,), (x,))
+
+
+# weight, bias, whether z underflows, and the relative error of dx
+@pytest.mark.parametrize("dtype,weight,bias,underflows,limit", [
+    (torch.float32, 1, 0, False, 1e-6), (torch.float32, 8, 0, False, 1e-6), (torch.float32, 30, 0, True, 1e-6),
+    (torch.float32, 40, 0, True, 1e-6), (torch.float32, 100, 0, True, 1e-6), (torch.float32, -40, 3, True, 1e-6),
+    (torch.float64, 1, 0, False, 1e-14), (torch.float64, 300, 5, True, 1e-14), (torch.float16, 1, 0, False, 1e-3),
+    (torch.float16, 3, -8, True, 1e-3), (torch.float16, 8, 0, True, 1e-3), (torch.bfloat16, 1, 0, False, 1e-2),
+    (torch.bfloat16, 300, 0, True, 1e-2)])
+def test_softplus_keeps_its_digits_where_z_underflows(dtype, weight, bias, underflows, limit):
+    torch.manual_seed(0)
+    layer = nn.BatchNormAct(4, activation="softplus").to(torch.promote_types(dtype, torch.float32))
+    torch.nn.init.constant_(layer.weight, weight)
+    torch.nn.init.constant_(layer.bias, bias)
+    x, dz = torch.randn(2, 8, 4, 16, 16).to(dtype)
+    mine, exact = x.clone().requires_grad_(), x.clone().double().requires_grad_()
+    torch.ops.palimpsest.reset_abn_fallback_stats()
+    layer(mine).backward(dz)
+    y = F.batch_norm(exact, None, None, layer.weight.detach().double(), layer.bias.detach().double(), True)
+    torch.logaddexp(y, torch.zeros_like(y)).backward(dz.double())  # F.softplus is y above 20
+    assert (mine.grad.double() - exact.grad).norm() <= limit * exact.grad.norm()
+    assert (torch.ops.palimpsest.abn_fallback_stats()[0] == 1) == underflows
+
+
 def segment():
     return torch.nn.Sequential(torch.nn.Conv2d(3, 6, 3), torch.nn.BatchNorm2d(6), torch.nn.ReLU(), torch.nn.Dropout(0.4),
                                torch.nn.Conv2d(6, 6, 3), nn.BatchNormAct(6, momentum=None))
@@ -374,6 +420,100 @@ def test_statistics_move_once_under_checkpoint(make):
         seen.append([leaf.grad, *(p.grad for p in module.parameters()), *module.buffers()])
     for plain, again in zip(*seen):
         assert torch.equal(plain, again)
+
+
+class OwnStatistics(torch.nn.Module):
+    """A normalization of somebody's own: no class of torch, and its buffers have their own names."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+        self.register_buffer("m", torch.zeros(6))
+        self.register_buffer("v", torch.ones(6))
+        self.register_buffer("batches", torch.tensor(0))
+
+    def forward(self, x):
+        if self.training:
+            self.batches.add_(1)
+        return self.function(x, self.m, self.v, self.training)
+
+
+def _by_hand(x, m, v, training):
+    if training:
+        with torch.no_grad():
+            m.lerp_(x.mean((0, 2, 3)), 0.1)
+    return x * v.view(1, 6, 1, 1)
+
+
+_OWN_FUNCTIONS = {
+    "F.batch_norm": lambda x, m, v, training: F.batch_norm(x, m, v, None, None, training),
+    "torch.batch_norm": lambda x, m, v, training: torch.batch_norm(x, None, None, m, v, training, 0.1, 1e-5, False),
+    "native_batch_norm": lambda x, m, v, training: torch.native_batch_norm(x, None, None, m, v, training, 0.1, 1e-5)[0],
+    "aten": lambda x, m, v, training: torch.ops.aten._native_batch_norm_legit(x, None, None, m, v, training, 0.1, 1e-5)[0],
+    "F.instance_norm": lambda x, m, v, training: F.instance_norm(x, m, v, None, None, training),
+    "palimpsest": lambda x, m, v, training: torch.ops.palimpsest.abn(x, None, None, m, v, training),
+    "by hand": _by_hand,
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("function", _OWN_FUNCTIONS)
+def test_statistics_of_other_modules_move_once_under_checkpoint(function, nested, training):
+    torch.manual_seed(5)
+    x = torch.randn(2, 6, 5, 5)
+    seen = []
+    for recomputes in (False, True):
+        module = torch.nn.Sequential(OwnStatistics(_OWN_FUNCTIONS[function])).train(training)
+        module.append(module[0])  # runs twice
+        buffers = list(module.buffers())
+        leaf = x.clone().requires_grad_()
+
+        def run(v):
+            return palimpsest.checkpoint(module, v).sin() if nested and recomputes else module(v).sin()
+
+        for _ in range(2):
+            (palimpsest.checkpoint(run, leaf) if recomputes else run(leaf)).sum().backward()
+        assert all(after is before for after, before in zip(module.buffers(), buffers))
+        seen.append([*buffers, leaf.grad])
+    for plain, again in zip(*seen):
+        assert torch.equal(plain, again)
+
+
+def test_a_segment_may_read_statistics_that_it_takes_itself():
+    """A running mean with momentum 1 is the batch's: copies of tensors that the run made would hide it."""
+    x = torch.randn(2, 6, 5, 5)
+
+    def centred(v):
+        mean, var = torch.zeros(6), torch.ones(6)
+        F.batch_norm(v, mean, var, None, None, True, 1.0)
+        return (v * mean.view(1, 6, 1, 1)).sin()
+
+    seen = []
+    for run in (centred, lambda v: palimpsest.checkpoint(centred, v)):
+        leaf = x.clone().requires_grad_()
+        run(leaf).sum().backward()
+        seen.append(leaf.grad)
+    assert torch.equal(*seen)
+
+
+def test_a_segment_that_fails_in_its_second_run_gives_the_buffers_back():
+    module, fails = OwnStatistics(_OWN_FUNCTIONS["F.batch_norm"]), []
+
+    def run(v):
+        y = module(v)
+        if fails:
+            raise KeyError("mine")
+        return y.sin()
+
+    before = list(module.buffers())
+    y = palimpsest.checkpoint(run, torch.randn(2, 6, 5, 5, requires_grad=True))
+    after = [b.clone() for b in before]
+    fails.append(True)
+    with pytest.raises(KeyError):
+        y.sum().backward()
+    assert all(a is b for a, b in zip(module.buffers(), before))
+    assert all(torch.equal(a, b) for a, b in zip(module.buffers(), after))
 
 
 def _nested(last):

@@ -1,6 +1,7 @@
 """convert() and revert(): the layers of a network replaced in what its forward computes, not in its tree of modules.
 
     tracing.py   the graph of a module's forward, and when it may be used
+    questions.py what a forward asks about its values that no graph can answer
     layers.py    which modules and functions are which layer
     rewrite.py   a graph with fused layers in place of the network's own
     runtime.py   what the rewritten graph calls

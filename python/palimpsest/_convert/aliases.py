@@ -59,10 +59,33 @@ def writes_over(node, value, modules):
     if hasattr(node.target, "_schema"):
         return node.target._schema.is_mutable
     if not _is_torchs(node.target):
-        return _qualified(node.target) not in _WRITE_NOTHING
+        return not is_known_function(node.target)
     name = getattr(node.target, "__name__", "")
     inplace = node.kwargs.get("inplace") is True or (node.target in _INPLACE_SECOND and node.args[1:2] == (True,))
     return is_first and (node.target in _IN_PLACE_OPERATORS or (name.endswith("_") and not name.endswith("__")) or inplace)
+
+
+def is_known_function(function):
+    return _is_torchs(function) or _qualified(function) in _WRITE_NOTHING
+
+
+def returns_tensor(module):
+    """Whether a module that a graph calls is known to return a tensor, and no None."""
+    return type(module).__module__.startswith("torch.nn.modules.") and not any(True for _ in module.children()) \
+        or _is_known(module) or layers.is_dense_block(module)
+
+
+def leaves(value):
+    """What nested lists, tuples, dicts and slices hold."""
+    if type(value) in (list, tuple):
+        for part in value:
+            yield from leaves(part)
+    elif type(value) is dict:
+        yield from leaves(list(value.values()))
+    elif type(value) is slice:
+        yield from (value.start, value.stop, value.step)
+    else:
+        yield value
 
 
 def _is_known(module):
@@ -123,6 +146,10 @@ class Aliases:
     def is_returned(self, value):
         """Whether the caller gets `value`, or a view of it, and may write over it."""
         return not self._roots[value.meta.get("stands_for", value)].isdisjoint(self._returned)
+
+    def is_callers(self, value):
+        """Whether the caller holds memory of `value`, as an input or as a result, and may write over it."""
+        return _CALLER in self._roots[value.meta.get("stands_for", value)] or self.is_returned(value)
 
     def ends_with(self, value, reader):
         """Whether `reader`, which writes over `value`, is the last to see its memory under any name but its own."""

@@ -131,9 +131,15 @@ def is_max_pool(module):
     return type(module) is nn.MaxPool2d and not module.return_indices
 
 
+def _is_torchvisions(module, name):
+    """Whether a module is of a class of torchvision's and of no other, with torchvision's forward."""
+    kind = type(module)
+    return kind.__name__ == name and all(of.__module__.startswith("torchvision.") for of in (kind, kind.forward))
+
+
 def is_dense_block(module):
     """torchvision's _DenseBlock: layers of norm1, relu1, conv1, norm2, relu2, conv2, each on all features before it."""
-    if type(module).__name__ != "_DenseBlock" or not type(module).__module__.startswith("torchvision."):
+    if not _is_torchvisions(module, "_DenseBlock"):
         return False
     layers = list(module.children())
     return bool(layers) and all(_is_dense_layer(layer, layers[0]) for layer in layers)
@@ -141,7 +147,8 @@ def is_dense_block(module):
 
 def _is_dense_layer(layer, first):
     parts = [getattr(layer, name, None) for name in ("norm1", "conv1", "norm2", "conv2", "relu1", "relu2")]
-    if any(part is None or has_hooks(part) for part in parts) or has_hooks(layer):
+    if any(part is None or has_hooks(part) for part in parts) or has_hooks(layer) \
+            or not _is_torchvisions(layer, "_DenseLayer"):
         return False
     norm1, conv1, norm2, conv2, relu1, relu2 = parts
     norms = all(type(n) is nn.BatchNorm2d and n.eps == first.norm1.eps and n.momentum == first.norm1.momentum

@@ -160,13 +160,13 @@ def _modes(model):
 
 
 def _step(model, example_inputs, mode):
-    """(outputs, gradients of parameters and inputs, buffers) of one step, the same random numbers each time."""
+    """(outputs, gradients of parameters, inputs and outputs, buffers) of one step, the same random numbers each time."""
     with _ready(model, example_inputs, mode) as leaves:
         outputs = _call(model, leaves)
         _seed(1)
         differentiable = [out for out in outputs if out.requires_grad]
         loss = sum((out * torch.randn_like(out)).sum() for out in differentiable)
-        inputs = [p for p in model.parameters() if p.requires_grad] + tensors_of(list(leaves))
+        inputs = [p for p in model.parameters() if p.requires_grad] + tensors_of(list(leaves)) + differentiable
         gradients = torch.autograd.grad(loss, inputs, allow_unused=True) if differentiable else [None] * len(inputs)
         gradients = [torch.zeros_like(t) if g is None else g for t, g in zip(inputs, gradients)]
         buffers = [b.detach().clone() for b in model.buffers()]

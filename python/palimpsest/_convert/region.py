@@ -28,6 +28,7 @@ class Settings:
         self.compiled = {}           #: (training, number of inputs) to (function, conditions), for torch.compile
         self.converted = 0           #: layers in the plan that convert() made
         self.read = set()            #: names of attributes that a plan may depend on
+        self.read_of_called = set()  #: (path, name) of attributes of modules that a plan calls, if it may depend on them
         self.called = {True: set(), False: set()}  #: root's training to paths of modules that plans call and do not enter
         self.watch = None            #: watching.Watch of the region as it was in the last forward
 
@@ -37,7 +38,7 @@ class Settings:
     def __deepcopy__(self, memo):
         copied = Settings(self.strategy, self.left, self.warn)
         copied.plans, copied.compiled, copied.converted = dict(self.plans), dict(self.compiled), self.converted
-        copied.read = set(self.read)
+        copied.read, copied.read_of_called = set(self.read), set(self.read_of_called)
         copied.called = {training: set(paths) for training, paths in self.called.items()}
         return copied
 
@@ -84,7 +85,7 @@ def _somebody_listens():
 
 
 def _new(original):
-    return region_class(original).__new__(region_class(original))
+    return original.__new__(region_class(original))
 
 
 def region_class(original):
@@ -94,6 +95,9 @@ def region_class(original):
     allows no subclasses."""
     if original in _classes and _classes[original].__dict__[tracing.FORWARD] is original.forward:
         return _classes[original]
+
+    def new(cls, *arguments, **keywords):
+        return original(*arguments, **keywords)  # a part of a converted nn.Sequential, say, is an ordinary one
 
     def reduce_ex(self, protocol):
         _, _, *state = original.__reduce_ex__(self, protocol)
@@ -105,7 +109,7 @@ def region_class(original):
             make_usual_plans(self)
 
     body = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__,
-            "__reduce_ex__": reduce_ex, "__setstate__": setstate, "forward": _forward_of(original),
+            "__new__": new, "__reduce_ex__": reduce_ex, "__setstate__": setstate, "forward": _forward_of(original),
             "_palimpsest_class": original, tracing.FORWARD: original.forward}
     _classes[original] = type(original)(original.__name__, (original,), body)
     return _classes[original]
@@ -127,7 +131,7 @@ def _watch(region):
     settings = region._palimpsest_settings
     if type(region)._palimpsest_forward is not region._palimpsest_class.forward:  # somebody replaced the class's
         type(region)._palimpsest_forward = region._palimpsest_class.forward
-    watch = watching.Watch(region, settings.read, settings.called[region.training])
+    watch = watching.Watch(region, settings.read, settings.called[region.training], settings.read_of_called)
     if not hasattr(region, "_is_replica"):  # a replica of data parallelism lives for one forward
         settings.watch = watch
     return watch
@@ -203,9 +207,11 @@ def make_plan(module, settings, constants):
     with watching.recorded_reads(settings.read):
         try:
             opaque = tracing.find_opaque(module, constants, [modules[path] for path in called if path in modules])
-            graph = tracing.trace(module, opaque, constants)
+            with watching.reads_of_forwards() as reads:
+                graph = tracing.trace(module, opaque, constants)
         except tracing.NotTraceable:
             return own, []
+        settings.read_of_called |= watching.of_called(graph, modules, reads)
         called.update(path for path, part in modules.items() if part in opaque)
         layers = rewrite(graph, modules, options)
     if not any(layer.converted for layer in layers):
@@ -241,8 +247,9 @@ def make_usual_plans(region):
     def keep(training):  # after both are made, when it is known what they depend on
         plan = made[training][0]
         called = settings.called[training]
-        settings.plans[tuple([None] * inputs), watching.Watch(region, settings.read, called).signature] = plan
-        settings.compiled[training, inputs] = plan, watching.plan_conditions(region, settings.read, called)
+        depends = settings.read, called, settings.read_of_called
+        settings.plans[tuple([None] * inputs), watching.Watch(region, *depends).signature] = plan
+        settings.compiled[training, inputs] = plan, watching.plan_conditions(region, *depends)
 
     in_each_mode(make)
     in_each_mode(keep)

@@ -49,7 +49,7 @@ class _Norm:
 
     def __init__(self, node, modules, aliases, is_shared):
         self.aliases, self.modules = aliases, modules
-        self.is_shared = is_shared  #: called several times: the calls must keep their order, so none is moved
+        self.is_shared = is_shared  #: others read its statistics: the calls must keep their order, so none is moved
         self.node = self.last = node
         self.module = modules[node.target]
         self.activation, self.param, self.addition = "identity", 0.0, None
@@ -75,6 +75,9 @@ class _Norm:
                 return  # somebody sees the sum in other's memory
         elif self.aliases.is_changed(other):
             return  # backward reads it
+        elif self.aliases.is_callers(other) and not any(layers.saves_input(user, other, modules)
+                                                        for user in other.users if user is not reader):
+            return  # the caller may write over what the original does not save
         module = modules[other.target] if other.op == "call_module" else None
         if module and layers.is_norm(module) and not layers.has_hooks(module) and len(other.users) == 1:
             # Of two normalizations one takes the sum: that which it is written over, or the later one.
@@ -111,11 +114,11 @@ def rewrite(graph, modules, options):
     """Changes the graph. modules: name to module of the region. Returns a Layer for each that it met."""
     _skip_identities(graph, modules)
     aliases = Aliases(graph, modules)
-    calls = collections.Counter(modules[node.target] for node in graph.nodes if node.op == "call_module")
+    in_order = _read_in_order(graph, modules)
     report, norms, taken = [], [], set()
     for node in graph.nodes:
         if node.op == "call_module" and layers.is_norm(modules[node.target]):
-            norm = _Norm(node, modules, aliases, calls[modules[node.target]] > 1)
+            norm = _Norm(node, modules, aliases, not in_order.isdisjoint(_storages(modules[node.target].buffers())))
             reason = _reason_to_leave(norm, modules, options, taken)
             if reason:
                 report.append(Layer(node.target, type(norm.module).__name__, False, reason))
@@ -132,6 +135,22 @@ def rewrite(graph, modules, options):
     writer.finish()
     report.extend(_put_pools(graph, modules, options))
     return report
+
+
+def _storages(tensors):
+    return {t.untyped_storage()._cdata for t in tensors if t is not None and t.layout is torch.strided}
+
+
+def _read_in_order(graph, modules):
+    """The storages of buffers that several nodes read or write: two calls of one normalization, or a call and a name."""
+    readers = collections.Counter()
+    for node in graph.nodes:
+        if node.op == "call_module":
+            readers.update(_storages(modules[node.target].buffers()))
+        elif node.op == "get_attr":
+            path, _, name = node.target.rpartition(".")
+            readers.update(_storages([modules[path]._buffers.get(name)] if path in modules else []))
+    return {storage for storage, count in readers.items() if count > 1}
 
 
 def _reason_to_leave(norm, modules, options, taken):
@@ -313,10 +332,9 @@ class _Writer:
         parts = self._parts(split)
         self._replace(norm.last, y)
         for part in parts:
-            with self.graph.inserting_after(part):
-                z = self.graph.call_function(runtime.activated, (part, norm.activation, norm.param))
-            part.replace_all_uses_with(z, delete_user_cb=lambda user: user is not z)
-            z.meta["deferred"] = (part, norm.activation, norm.param)
+            users = list(part.users)
+            z = self._deferred(part.next, part, norm.activation, norm.param, self.aliases.is_returned(part))
+            part.replace_all_uses_with(z, delete_user_cb=users.__contains__)
         return "saves y, whose parts its readers activate"
 
     def _put_with_convolution(self, norm, reader, conv, saved, consume, is_auto):
@@ -375,15 +393,20 @@ class _Writer:
         if inverse:
             self._replace(last, s)
             return "saves the sum" if activation == "identity" else "saves its output"
-        z = self._deferred(last, s, activation, param)
+        z = self._deferred(last, s, activation, param, self.aliases.is_returned(last))
         if is_changed:
-            del z.meta["deferred"]
+            z.meta.clear()
         self._replace(last, z)
         return "saves the sum, which its readers activate"
 
-    def _deferred(self, before, y, activation, param):
+    def _deferred(self, before, y, activation, param, is_returned=False):
+        """act(y), whose readers may read y in its place. If the caller gets it, they read it, for its gradient and its hooks,
+        and save y."""
         z = self._call(before, runtime.activated, y, activation, param)
-        z.meta["deferred"] = (y, activation, param)
+        if is_returned:
+            z.meta["source"] = self._call(before, runtime.source_of, y, activation, param)
+        else:
+            z.meta["deferred"] = (y, activation, param)
         return z
 
     # ---- The readers

@@ -25,9 +25,14 @@ def _plain(norm, x):
     return F.batch_norm(x, mean, var, weight, bias, training, momentum, eps)
 
 
+def _is_one_image(conv, x):
+    """Whether a convolution takes x for one image without a batch."""
+    return x.dim() != nn.weight_and_bias(conv)[0].dim()
+
+
 def convolution(conv, x):
     weight, bias = nn.weight_and_bias(conv)
-    if x.dim() != weight.dim():  # one image without a batch
+    if _is_one_image(conv, x):
         return conv._conv_forward(x, weight, bias)
     return _ops.convolution(x, weight, bias, *_geometry(conv))
 
@@ -50,7 +55,7 @@ def norm_act(norm, x, activation, param, saved, consume):
 
 def norm_act_conv(norm, conv, x, activation, param, saved, consume):
     """conv(act(norm(x))), with one tensor saved."""
-    if x.numel() == 0:
+    if x.numel() == 0 or _is_one_image(conv, x):
         return convolution(conv, functional.activate(_plain(norm, x), activation, param))
     op = _ops.abn_conv_ if consume else _ops.abn_conv
     weight, bias, mean, var, training, momentum, eps = _settings(norm, x)
@@ -106,6 +111,8 @@ def activated(y, activation, param):
 
 def act_conv(conv, y, activation, param):
     """conv(act(y)), with y saved."""
+    if _is_one_image(conv, y):
+        return convolution(conv, activated(y, activation, param))
     return _ops.activate_conv(y, *nn.weight_and_bias(conv), *_geometry(conv), activation, param)
 
 

@@ -3,18 +3,21 @@ import argparse
 import collections
 import contextlib
 import dataclasses
+import gc
 import inspect
 import operator
 import random
 import sys
 import threading
 import types
+import weakref
 
 import torch
 from torch import fx, nn
 from torch.overrides import TorchFunctionMode
 
 from palimpsest._convert import aliases, layers
+from palimpsest._convert.questions import Questions
 
 FORWARD = "_palimpsest_forward"  #: the name of a converted module's own forward
 CONSTANTS = (bool, int, float, str, type(None))
@@ -44,11 +47,21 @@ def saved_tensors_hooks():
 
 
 class _Untyped:
-    """isinstance() of a stand-in has no answer: "no" would be wrong, and "a tensor" makes C++ read it as one."""
+    """isinstance() of a stand-in has no answer: "no" would be wrong, and "a tensor" makes C++ read it as one.
+
+    Nor has its text, which a forward prints or logs."""
 
     @property
     def __class__(self):
         self.tracer.refuse("its forward asks for the type of a value, or keeps one")
+
+    def __repr__(self):
+        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] != "torch":  # whose errors name a stand-in
+            self.tracer.refuse("its forward prints a value")
+        return super().__repr__()
+
+    def __format__(self, _):
+        self.tracer.refuse("its forward prints a value")
 
 
 class _Attribute(_Untyped, fx.proxy.Attribute):
@@ -97,10 +110,14 @@ class _Tracer(fx.Tracer):
         self._opaque = opaque
         self._context = _context()
         self._thread = threading.get_ident()
+        self._values = []    # weak references to the stand-ins
         self.problem = None  #: why there is no graph; the forward may have caught the error
 
-    def refuse(self, problem):
+    def note(self, problem):
         self.problem = self.problem or problem
+
+    def refuse(self, problem):
+        self.note(problem)
         raise NotTraceable(problem)
 
     def is_tracing(self):
@@ -111,13 +128,26 @@ class _Tracer(fx.Tracer):
         """Refuses what a forward does under no_grad, autocast, a checkpoint or in a Function: a graph has no contexts."""
         if _context() != self._context:
             self.refuse("its forward changes the gradient mode, autocast or what autograd saves")
-        return super().create_node(*arguments, **keywords)
+        node = super().create_node(*arguments, **keywords)
+        self.questions.look(node)
+        if self.problem:
+            raise NotTraceable(self.problem)
+        return node
 
     def create_arg(self, a):
         return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
 
     def proxy(self, node):
-        return (_Value if layers.parts_of_split(node) is None else _Parts)(node, self)
+        value = (_Value if layers.parts_of_split(node) is None else _Parts)(node, self)
+        self._values.append(weakref.ref(value))
+        return value
+
+    def keeps_values(self):
+        """Whether somebody holds a stand-in though the forward has ended."""
+        def is_held():
+            return any(value() is not None for value in self._values)
+
+        return is_held() and gc.collect() >= 0 and is_held()  # a function that names itself is held until then
 
     def call_module(self, module, forward, args, kwargs):
         if not self.is_tracing():
@@ -141,27 +171,15 @@ class _OwnTensors(TorchFunctionMode):
         super().__init__()
         self._tracer = tracer
         values = [v for m in modules for v in (*m._parameters.values(), *m._buffers.values(), *_own(m).values())]
-        self._tensors = {id(t): t for t in _leaves(values) if isinstance(t, torch.Tensor)}
+        self._tensors = {id(t): t for t in aliases.leaves(values) if isinstance(t, torch.Tensor)}
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        given = list(_leaves((args, kwargs)))
+        given = list(aliases.leaves((args, kwargs)))
         if any(issubclass(type(a), fx.Proxy) for a in given):
             return fx.Proxy.__torch_function__(function, types, args, kwargs)
         if any(id(a) in self._tensors for a in given):
             self._tracer.refuse("its forward reads or writes a tensor of its own while it is traced")
         return function(*args, **(kwargs or {}))
-
-
-def _leaves(value):
-    if type(value) in (list, tuple):
-        for part in value:
-            yield from _leaves(part)
-    elif type(value) is dict:
-        yield from _leaves(list(value.values()))
-    elif type(value) is slice:
-        yield from (value.start, value.stop, value.step)
-    else:
-        yield value
 
 
 @contextlib.contextmanager
@@ -272,7 +290,8 @@ def _random_states():
 def _graph(tracer, module, constants):
     """(graph, None), or (None, why there is none)."""
     try:
-        with torch.enable_grad(), _without_surroundings(tracer), _OwnTensors(tracer, module.modules()):
+        tracer.questions = Questions(dict(module.named_modules(remove_duplicate=False)), tracer.note)
+        with torch.enable_grad(), _without_surroundings(tracer), _OwnTensors(tracer, module.modules()), tracer.questions:
             tracer._context = _context()
             return tracer.trace(module, concrete_args=constants or None), tracer.problem
     except Exception as error:  # noqa: BLE001: whatever the forward of a stranger raises on a stand-in for a tensor
@@ -297,6 +316,8 @@ def trace(module, opaque=(), constants=None):
                 restore(was)
     if problem is None and changed:
         problem = f"its forward sets {changed}"
+    if problem is None and tracer.keeps_values():
+        problem = "its forward keeps a value outside of the network"
     if problem is None and drew:
         problem = "its forward draws random numbers to decide"
     if problem is not None:

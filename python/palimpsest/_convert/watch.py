@@ -1,8 +1,10 @@
 """What a plan depends on beside its inputs: when it holds no more, another one is made."""
 import collections
 import contextlib
+import copy
 import itertools
 import operator
+import sys
 
 import torch
 from torch import nn
@@ -11,19 +13,57 @@ from palimpsest._convert import layers, tracing
 
 
 @contextlib.contextmanager
-def recorded_reads(names):
-    """Adds the names of all attributes of modules that are read: a plan depends on these alone."""
-    def read(module, name):
-        names.add(name)
-        return object.__getattribute__(module, name)
-
+def _heard(hear):
+    """Calls hear(module, name) for each attribute of a module that is read."""
     with tracing.lock:
+        before, is_own = nn.Module.__getattribute__, "__getattribute__" in nn.Module.__dict__
+
+        def read(module, name):
+            hear(module, name)
+            return before(module, name)
+
         nn.Module.__getattribute__ = read
         try:
             yield
         finally:
-            del nn.Module.__getattribute__
+            if is_own:
+                nn.Module.__getattribute__ = before
+            else:
+                del nn.Module.__getattribute__
+
+
+@contextlib.contextmanager
+def recorded_reads(names):
+    """Adds the names of all attributes of modules that are read: a plan depends on these alone."""
+    with _heard(lambda _, name: names.add(name)):
+        try:
+            yield
+        finally:
             names -= tracing.OF_EVERY_MODULE
+
+
+@contextlib.contextmanager
+def reads_of_forwards():
+    """Gives a set, to which it adds (module, name) of the attributes that others than torch and this package read."""
+    found = set()
+
+    def hear(module, name):
+        reader = sys._getframe(2).f_globals.get("__name__", "").partition(".")[0]
+        if name[:2] != "__" and reader not in ("torch", "palimpsest"):
+            found.add((module, name))
+
+    with _heard(hear):
+        yield found
+
+
+def of_called(graph, modules, reads):
+    """(path, name) of those reads whose module the graph calls and does not enter, or that is torch's."""
+    called = {part for node in graph.nodes if node.op == "call_module" for part in modules[node.target].modules()}
+    names = {}
+    for module, name in reads:
+        names.setdefault(module, []).append(name)
+    return {(path, name) for path, module in modules.items() if path and (module in called or _is_torchs(type(module)))
+            for name in names.get(module, ())}
 
 
 _hooks_of = operator.itemgetter("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
@@ -36,6 +76,21 @@ _bias_of = operator.methodcaller("get", "bias")  # a replica has no parameters
 
 def _which_are_none(d):
     return [t is None for table in (d["_parameters"], d["_buffers"]) for t in table.values()]
+
+
+def _values_of(root, path, names):
+    """The attributes of a part that a forward has read, in a form that is the same object while a plan holds."""
+    try:
+        part = root.get_submodule(path)
+    except AttributeError:
+        return [AttributeError] * len(names)
+    d, values = part.__dict__, []
+    for name in names:
+        table = next((d[k] for k in ("_parameters", "_buffers", "_modules") if name in d[k]), None)
+        value = d.get(name, AttributeError) if table is None else table[name]
+        values.append(torch.Tensor if isinstance(value, torch.Tensor) else
+                      type(value) if isinstance(value, nn.Module) else value)
+    return values
 
 
 def _watched(container):
@@ -86,9 +141,10 @@ class Watch:
     """All that a graph of root.forward depends on beside its inputs: types, attributes and listeners of the modules.
 
     signature: two modules with one signature may use one graph, which reads parameters and buffers by name when it runs.
-    read: names of attributes that tracing has read. called: paths of modules that a graph calls and does not enter."""
+    read: names of attributes that tracing has read. called: paths of modules that a graph calls and does not enter.
+    read_of_called: (path, name) of the attributes of such modules that the forward of another one has read."""
 
-    def __init__(self, root, read, called):
+    def __init__(self, root, read, called, read_of_called=()):
         self.root = root
         self.plans = {}       #: of this signature: kinds of inputs to plan
         self._modules = []    # those that it is about
@@ -110,6 +166,8 @@ class Watch:
                 stack.extend([(f"{path}.{k}" if path else k, child) for k, child in module._modules.items()])
         kinds = dict.fromkeys(getattr(m, "_palimpsest_class", type(m)) for m in self._modules if not _is_torchs(type(m)))
         parts += [("", kind, tuple(self._part_of_class(kind, read)), ()) for kind in kinds]
+        for path, names in _by_path(read_of_called):
+            parts.append((path, None, tuple(map(_frozen, self._look_at_part(path, names))), ()))
         self.signature = tuple(parts)
         self._kinds = list(map(type, self._modules))
         self._sizes = list(map(len, self._sized))
@@ -157,9 +215,7 @@ class Watch:
         plain = ["training", *[k for k in names if k not in tensors], *["_modules"] * bool(d["_modules"])]
         self._looks.append((operator.itemgetter(*plain, *plain[:len(plain) == 1]), d))  # of one name it gives no tuple
         self._looks += [(lambda d, k=k: (isinstance(d[k], torch.Tensor),), d) for k in tensors]
-        for container in [c for k in names for c in tracing.containers_of(d[k])]:
-            self._sized.append(container)
-            self._looks.append((_watched, container))
+        self._look_into([d[k] for k in names])
         if d["_modules"]:
             self._looks.append((type(d["_modules"]).values, d["_modules"]))
         if not _is_torchs(kind) or d["_modules"]:
@@ -171,12 +227,31 @@ class Watch:
                 self._looks.append((_which_are_none, d))
         return tuple([(k, _frozen(d[k])) for k in names]), tuple(others)
 
+    def _look_into(self, values):
+        for container in [c for value in values for c in tracing.containers_of(value)]:
+            self._sized.append(container)
+            self._looks.append((_watched, container))
+
+    def _look_at_part(self, path, names):
+        self._looks.append((lambda root: _values_of(root, path, names), self.root))
+        values = _values_of(self.root, path, names)
+        self._look_into(values)
+        return values
+
     def _part_of_class(self, kind, read):
         """The methods and class attributes that tracing has read."""
         names = [k for k in sorted(read | {"forward"}) if k == "forward" or not (hasattr(nn.Module, k) or k[:2] == "__")]
         names = [k for k in names if hasattr(kind, k) and getattr(kind, k) is getattr(kind, k)]
         self._looks.append((operator.attrgetter("__name__", *names), kind))
         return [(k, _frozen(getattr(kind, k))) for k in names]
+
+
+def _by_path(read_of_called):
+    """(path, names) of pairs (path, name)."""
+    by_path = {}
+    for path, name in sorted(read_of_called):
+        by_path.setdefault(path, []).append(name)
+    return by_path.items()
 
 
 def changing(signatures):
@@ -191,9 +266,15 @@ def changing(signatures):
             and len({kind for kind, _ in found}) == 1 and not any(kind is None or _is_torchs(kind) for kind, _ in found)}
 
 
-def plan_conditions(root, read, called):
+def plan_conditions(root, read, called, read_of_called=()):
     """What Watch looks at, in a form that torch.compile can check while it traces."""
     conditions, stack = [], [("", (), root)]
+    for path, names in _by_path(read_of_called):
+        part = root.get_submodule(path)
+        conditions.append((tuple(path.split(".")), type(part), False, True,
+                           *_comparable([(k, part.__dict__[k]) for k in names if k in part.__dict__]),
+                           tuple((k, getattr(part, k) is None) for k in names if k in part._parameters or k in part._buffers),
+                           tuple(k for k in names if k not in part.__dict__), None))
     while stack:
         name, path, module = stack.pop()
         kind = type(module)
@@ -201,9 +282,7 @@ def plan_conditions(root, read, called):
         is_listened = module is not root and not is_called and layers.has_hooks(module)
         names = () if is_called or is_listened or kind in _PLAIN else \
             _OF_CONVOLUTION if layers.is_torchs_convolution(module) else ("training", *_names_read(module, read))
-        values = [(k, module.__dict__[k]) for k in names]
-        attributes = tuple((k, v) for k, v in values if _is_comparable(v))
-        objects = tuple((k, v) for k, v in values if not _is_comparable(v) and not isinstance(v, torch.Tensor))
+        attributes, objects = _comparable([(k, module.__dict__[k]) for k in names])
         parts = None if is_called or is_listened else tuple(module._modules)
         tensors = None if parts is None or (_is_torchs(kind) and not layers.is_torchs_convolution(module)) else \
             tuple((k, getattr(module, k) is None) for k in (*module._parameters, *module._buffers))
@@ -213,6 +292,12 @@ def plan_conditions(root, read, called):
             stack.extend((f"{name}.{k}" if name else k, (*path, k), child) for k, child in module._modules.items()
                          if child is not None)
     return tuple(conditions)
+
+
+def _comparable(values):
+    """(those that are compared by value, those that must stay the same object) of pairs of a name and a value."""
+    return (tuple((k, copy.deepcopy(v)) for k, v in values if _is_comparable(v)),  # containers change in place
+            tuple((k, v) for k, v in values if not _is_comparable(v) and not isinstance(v, torch.Tensor)))
 
 
 def _is_comparable(value):
