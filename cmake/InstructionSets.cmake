@@ -18,12 +18,13 @@ if(PALIMPSEST_SANITIZE MATCHES "address")
   list(APPEND PALIMPSEST_KERNEL_FLAGS --param=asan-instrumentation-with-call-threshold=0)
 endif()
 
-# All sets have the same source and differ in the width of a vector, so the presets of the sanitizers check one set.
+# All sets have the same source, and differ in the width of a vector and in a few instructions: the presets of the sanitizers
+# check one set.
 set(PALIMPSEST_INSTRUCTION_SETS "" CACHE STRING
   "On x86-64, compile the CPU kernels for these instruction sets only, e.g. x86-64-v3; native: for the best one that this \
 processor has; empty: for all")
 
-# Sets `result` to the best instruction set of this processor, which dispatch.cpp would choose.
+# Sets `result` to the best instruction set of this processor, but for x86-64-v4-bf16, which comes with x86-64-v4.
 function(_palimpsest_native_set result)
   try_run(_status _compiled SOURCE_FROM_CONTENT native_set.cpp [[
     #include <cstdio>

@@ -269,9 +269,13 @@ void fit_warmup(Options& options, const Options& recipe) {
     options.schedule.warmup_epochs = small_warmup(recipe, options.train.epochs);
 }
 
-/// Checks the combinations. A contradiction within `stored`, the configuration named `source` in a checkpoint, is an error
-/// of the checkpoint.
-void check_with_stored(const Options& options, const Options& stored, const std::string& source) {
+std::string name_of_stored(const std::filesystem::path& checkpoint) {
+  return checkpoint.string() + " (stored configuration)";
+}
+
+/// Checks the combinations. A contradiction within `stored`, the configuration in a checkpoint, is an error of the checkpoint.
+void check_with_stored(const Options& options, const Options& before, const Options& stored,
+                       const std::filesystem::path& checkpoint) {
   const auto complaint = [](const Options& checked, const Options& before) {
     try {
       check_combinations(checked, before);
@@ -280,11 +284,12 @@ void check_with_stored(const Options& options, const Options& stored, const std:
     }
     return std::string();
   };
-  const std::string text = complaint(options, stored);
+  const std::string text = complaint(options, before);
   if (text.empty()) return;
   Options alone = stored;
   complete_strategies(alone);
   if (complaint(alone, alone) != text) throw Error(ErrorKind::kUsage, text);
+  const std::string source = name_of_stored(checkpoint);
   throw Error(ErrorKind::kCheckpoint, text.starts_with(source) ? text : source + ": " + text);
 }
 
@@ -319,8 +324,8 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   // import reads files of other programs.
   const bool is_stored =
       !options.run.checkpoint.empty() && config.empty() && options.run.command != Command::kImport;
-  const std::string source = options.run.checkpoint + " (stored configuration)";
-  if (is_stored) read_stored_toml(options, stored_config(options.run.checkpoint), source);
+  if (is_stored)
+    read_stored_toml(options, stored_config(options.run.checkpoint), name_of_stored(options.run.checkpoint));
   const Options resumed = options;
   if (!config.empty()) read_toml_file(options, config);
   const Options before = options;
@@ -333,8 +338,10 @@ void apply_sources(Options& options, const std::vector<FlagValue>& flags) {
   if (!is_stored && !continues) complete_activation(options);
   complete_strategies(options);
   if (continues) check_resumed(options, resumed);
-  if (is_stored)
-    check_with_stored(options, before, source);
+  if (is_stored || continues)
+    check_with_stored(options, before, resumed,
+                      is_stored ? std::filesystem::path(options.run.checkpoint)
+                                : std::filesystem::path(flags_alone.output.folder) / train::kCheckpointFile);
   else
     check_combinations(options, before);
 }

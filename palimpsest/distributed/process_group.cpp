@@ -132,7 +132,6 @@ class Group::State {
   /// Waits on the host for a collective on the CPU; on a GPU, lets the current stream wait.
   template <class Start>
   void run(const std::string& what, const Start& start) {
-    all_know_error = false;
     const OperationName name(what);
     const c10::intrusive_ptr<c10d::Work> work = start(*process_group);
     work->wait();
@@ -149,7 +148,7 @@ class Group::State {
   c10::intrusive_ptr<c10d::ProcessGroup> process_group;
   bool cuda = false;
   std::atomic<int> stop{0};
-  bool all_know_error = false;  ///< all ranks throw what this rank throws, and need not be told
+  int64_t begun_at_common_error = -1;  ///< collectives begun when throw_on_all was called
 
  private:
   void make_process_group();
@@ -243,7 +242,7 @@ void Group::State::leave() noexcept {
     process_group.reset();
     return;
   }
-  if (!watcher->fault() && std::uncaught_exceptions() > 0 && !all_know_error)
+  if (!watcher->fault() && std::uncaught_exceptions() > 0 && begun_at_common_error != watcher->begun())
     watcher->publish("left the group by an exception: its own message says why", ErrorKind::kPeer);
   watcher->leave();
   watcher->await_farewells(kFarewell);
@@ -469,10 +468,13 @@ void Group::require_same(const std::string& text, const std::string& what, Error
                        printable(shortened(difference->right, 300)));
   const auto all = all_gather_bytes(mine, what);
   for (std::size_t rank = 0; rank < all.size(); ++rank)
-    if (!all[rank].empty()) {
-      state_->all_know_error = true;
-      throw Error(kind, fmt::format("{} of rank 0 and rank {} differ: {}", what, rank, all[rank]));
-    }
+    if (!all[rank].empty())
+      throw_on_all({kind, fmt::format("{} of rank 0 and rank {} differ: {}", what, rank, all[rank])});
+}
+
+void Group::throw_on_all(const Error& error) {
+  if (const auto& watcher = state_->guard->watcher) state_->begun_at_common_error = watcher->begun();
+  throw Error(error);
 }
 
 void Group::fail(const std::string& message, ErrorKind kind) noexcept {

@@ -65,8 +65,9 @@ struct GroupOptions {
   /// binds Launch::port. A process that starts the ranks itself can bind port 0, so that no other program
   /// takes the port, and hand the socket to rank 0.
   int listen_fd = -1;
-  /// Asked some times per second until the ranks are connected: true ends that on all ranks that have come, with
-  /// Error(kPeer) that names this rank. A program gives up there at a signal. Empty: never.
+  /// Asked some times per second until the ranks are connected, but not in the moment between their meeting and their
+  /// connecting: true ends that on all ranks that have come, with Error(kPeer) that names this rank. A program
+  /// gives up there at a signal. Empty: never.
   std::function<bool()> gives_up = {};
   /// Called once on the watcher's thread for a fault that this rank did not publish itself, before running
   /// collectives end. It may end the process: a program prints one line and calls std::_Exit. Empty:
@@ -157,6 +158,10 @@ class Group {
   /// see the message: at once; on the rank that holds the store, when they have read it, after 1.5 s at the
   /// latest. No collective. The first fault of the group counts; later ones have no effect.
   void fail(const std::string& message, ErrorKind kind = ErrorKind::kPeer) noexcept;
+
+  /// Throws `error`, which every rank throws after the same collective. So this rank, if it leaves the group by it,
+  /// publishes no fault, which a slower rank could take for its own.
+  [[noreturn]] void throw_on_all(const Error& error);
   /// The fault that ended the group, if any.
   std::optional<Error> fault() const;
   /// Throws fault(), if any. Call it where a rank works for long without a collective.

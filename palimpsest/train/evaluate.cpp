@@ -222,10 +222,13 @@ std::optional<EvaluationRecord> run_unless(const std::function<bool()>& stopped,
   } catch (...) {
     rethrow_explained(doing);
   }
-  if (!metrics && totals.bad_images > 0)
-    throw Error(ErrorKind::kData,
-                fmt::format("none of the {} images of the evaluation could be read; the first one: {}",
-                            totals.bad_images, reasons_of_all(bad, group).at(0)));
+  if (!metrics && totals.bad_images > 0) {
+    const Error error(ErrorKind::kData,
+                      fmt::format("none of the {} images of the evaluation could be read; the first one: {}",
+                                  totals.bad_images, reasons_of_all(bad, group).at(0)));
+    if (group) group->throw_on_all(error);
+    throw Error(error);
+  }
   require(metrics.has_value(), "an evaluation needs at least one batch, got none");
   EvaluationRecord record;
   record.bad_images = totals.bad_images;

@@ -22,13 +22,9 @@ def statistics_to_move(*buffers):
 
 
 class _StatisticsOnce:
-    """In the second run, gives every module of this thread that trains copies of its statistics to move: the batch has moved
-    them in the first run.
-
-    All buffers of floating types are statistics, and all counters (one number), of any module: it need not be a
-    normalization of torch. The module has the copies until the run ends, because others may read what it wrote, and autograd
-    may save them. (A TorchFunctionMode would see every F.batch_norm. But under it compiled functions save other tensors
-    than in the first run: wrong gradients.)
+    """In the second run, gives every module of this thread that trains its own buffers back when its forward ends: the batch
+    has moved them in the first. Any module, because it need not be a normalization of torch to have statistics. But torch's
+    observers and fake quantizers move those of their parts, too, and their state must fit: it moves twice.
 
     log: the statistics over process groups of the first run, or None."""
 
@@ -40,37 +36,33 @@ class _StatisticsOnce:
             self._log.begin_replay()
         _this_thread.depth = getattr(_this_thread, "depth", 0) + 1
         self._thread = threading.get_ident()
-        self._copies = {}  # id of a buffer -> the buffer and its copy: modules may share a buffer
-        self._replaced = []
-        self._hook = torch.nn.modules.module.register_module_forward_pre_hook(self._replace)
+        self._before = []
+        self._hooks = (torch.nn.modules.module.register_module_forward_pre_hook(self._keep),
+                       torch.nn.modules.module.register_module_forward_hook(self._restore, always_call=True))
 
     def __exit__(self, *_):
         if self._log is not None:
             self._log.end()
         _this_thread.depth -= 1
-        self._hook.remove()
-        for module, name, buffer, copy in self._replaced:
-            if module._buffers.get(name) is copy:
-                module._buffers[name] = buffer
-        self._copies, self._replaced = {}, []
+        for hook in self._hooks:
+            hook.remove()
 
-    def _replace(self, module, _):
-        if torch.compiler.is_compiling() or not module.training or threading.get_ident() != self._thread:
-            return
-        if isinstance(module, torch.jit.ScriptModule):
-            return
-        for name, buffer in module._buffers.items():
-            if buffer is None or not (buffer.is_floating_point() or buffer.dim() == 0):
-                continue
-            if id(buffer) in self._copies:
-                copy = self._copies[id(buffer)][1]
-            else:
-                copy = buffer.clone()
-                self._copies[id(buffer)] = buffer, copy
-                self._copies[id(copy)] = copy, copy  # the module may run more than once
-            if copy is not buffer:
-                module._buffers[name] = copy
-                self._replaced.append((module, name, buffer, copy))
+    def _is_ours(self, module):
+        return module.training and bool(module._buffers) and threading.get_ident() == self._thread \
+            and not type(module).__module__.startswith("torch.ao.")
+
+    def _keep(self, module, _):
+        if self._is_ours(module):
+            self._before.append((module, [(k, b, b.clone()) for k, b in module.named_buffers(recurse=False)]))
+
+    def _restore(self, module, _inputs, _output):
+        if self._before and self._before[-1][0] is module and threading.get_ident() == self._thread:
+            with torch.no_grad():
+                for name, buffer, value in self._before.pop()[1]:
+                    if module._buffers.get(name) is not buffer:  # a forward may bind the name anew
+                        module._buffers[name] = buffer
+                    # By data: autograd of the second run saved the buffers, and would see a change of their version.
+                    buffer.data.copy_(value)
 
 
 class _Recorded:

@@ -264,6 +264,14 @@ def test_a_stored_contradiction_is_an_error_of_the_checkpoint(folder, segmenter,
     fails(CHECKPOINT, "predict", bad, image, "--output", folder / "out", says=["stored configuration", *says])
 
 
+def test_a_contradiction_in_a_run_that_resumes_is_an_error_of_the_checkpoint(folder, segmenter):
+    text = config_of(segmenter).replace("output_stride = 16", "output_stride = 12")
+    (folder / "run").mkdir()
+    with_metadata(segmenter, folder / "run/checkpoint.safetensors", config=text)
+    fails(CHECKPOINT, "train", "--resume", "--output", folder / "run", "--quiet",
+          says=["checkpoint.safetensors (stored configuration)", "output_stride", "8 or 16"])
+
+
 @pytest.mark.parametrize("entry, value", [("growth_tracker", str(2**31 - 1)), ("growth_tracker", "-1"), ("growth_tracker", "1e3"),
                                           ("skipped_in_a_row", "-1"), ("skipped_in_a_row", str(2**40)), ("loss_scale", "nan"),
                                           ("loss_scale", "inf"), ("loss_scale", "0"), ("loss_scale", "-8")])

@@ -84,6 +84,10 @@ std::vector<Operator> operators() {
         {"abn_conv_" + mode,
          [=](const Tensors& t) { return abn_conv_(t[0], norm(t), t[3], std::nullopt, kPlain, before); },
          {weight, bias, kernel}});
+    all.push_back(
+        {"abn_conv_ that saves its output" + mode,
+         [=](const Tensors& t) { return abn_conv_(t[0], norm(t), t[3], std::nullopt, kPlain, output); },
+         {weight, bias, kernel}});
     all.push_back({"concat_abn_conv" + mode,
                    [=](const Tensors& t) {
                      return concat_abn_conv({t[0].narrow(1, 0, 8), t[0].narrow(1, 8, 8)}, norm(t), t[3],

@@ -454,6 +454,42 @@ def test_copies_and_files():
     assert_same(model, converted)
 
 
+class _WithAux(nn.Module):
+    """Reads an attribute of a part that its graph calls."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 1))
+        self.aux = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+
+    def forward(self, x):
+        y = self.body(x)
+        return y if self.aux is None else y * self.aux[1].eps + self.aux(y)
+
+
+def test_files_of_a_network_that_lost_a_part():
+    model = _WithAux().double()
+    converted, _ = convert_copy(model)
+    assert any(path == "aux.1" for path, _ in converted._palimpsest_settings.read_of_called)
+    model.aux = converted.aux = None
+    other = pickle.loads(pickle.dumps(converted))
+    for part in (None, nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3)).double(), None):
+        model.aux, other.aux = part, copy.deepcopy(part)
+        assert_same(model, other)
+        torch._dynamo.reset()
+        torch.testing.assert_close(torch.compile(other, backend="eager")(X), model(X))
+
+
+def test_files_of_an_older_version():
+    model = _WithAux().double()
+    converted, _ = convert_copy(model)
+    del converted._palimpsest_settings.read_of_called
+    other = pickle.loads(pickle.dumps(converted))
+    assert_same(model, other)
+    assert_same(model, copy.deepcopy(other))
+
+
 def test_pools_and_dense_blocks_of_untraceable_parents():
     class Strange(nn.Module):
         def __init__(self):

@@ -10,6 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import palimpsest
+from palimpsest._convert import region
 from test_convert import X, assert_same, convert_copy
 
 
@@ -151,6 +152,40 @@ def test_parts_and_copies_of_a_converted_network_are_ordinary():
         assert type(other) is nn.Sequential
         assert_same(model[:len(other)], other)
     assert_same(model, converted)
+
+
+def test_objects_that_are_made_without_a_constructor_are_converted():
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)).double()
+    converted, _ = convert_copy(model)
+    blank = type(converted).__new__(type(converted))
+    blank.__dict__.update(converted.__dict__)
+    for other in (converted._replicate_for_data_parallel(), blank, copy.copy(converted)):
+        assert region.is_region(other) and type(other) is type(converted)
+        out = other(X)
+        assert out.grad_fn.name() == converted(X).grad_fn.name() != model(X).grad_fn.name()
+        torch.testing.assert_close(out, model(X))
+
+
+class _Meta(type):
+    def __call__(cls, *arguments):
+        made = super().__call__(*arguments)
+        made.is_made_by_meta = True
+        return made
+
+
+class _OfMeta(nn.Sequential, metaclass=_Meta):
+    pass
+
+
+def test_classes_that_derive_from_a_converted_class_make_their_own_objects():
+    for kind in (nn.Sequential, _OfMeta):
+        converted, _ = convert_copy(kind(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()))
+
+        class Derived(type(converted)):
+            pass
+
+        assert type(Derived(nn.ReLU())) is Derived and type(converted[:1]) is kind
+        assert hasattr(converted[:1], "is_made_by_meta") == (kind is _OfMeta)
 
 
 def test_what_cannot_be_converted_or_reverted_is_named():

@@ -516,6 +516,40 @@ def test_a_segment_that_fails_in_its_second_run_gives_the_buffers_back():
     assert all(torch.equal(a, b) for a, b in zip(module.buffers(), after))
 
 
+@pytest.mark.parametrize("read", [
+    lambda bn, v: (bn(v) - bn.running_mean.view(1, 6, 1, 1)).sin() * bn.running_var.view(1, 6, 1, 1),
+    lambda bn, v: bn.train()(v).sin() * bn.eval()(v * 2),
+    lambda bn, v: bn.train()(v).sin() * F.batch_norm(v.flip(0), bn.running_mean, bn.running_var, None, None, False)])
+def test_statistics_read_behind_a_normalization_are_those_of_the_first_run(read):
+    x = torch.randn(2, 6, 5, 5, dtype=torch.float64)
+    seen = []
+    for again in (False, True):
+        bn = torch.nn.BatchNorm2d(6, momentum=0.5).double()
+        leaf = x.clone().requires_grad_()
+        (palimpsest.checkpoint(lambda v: read(bn, v), leaf) if again else read(bn, leaf)).sum().backward()
+        seen.append([leaf.grad, *bn.buffers()])
+    for plain, again in zip(*seen):
+        assert torch.equal(plain, again)
+
+
+def test_statistics_that_a_forward_binds_anew_move_once_under_checkpoint():
+    class Rebinding(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(6))
+
+        def forward(self, x):
+            self.mean = 0.9 * self.mean + 0.1 * x.detach().mean((0, 2, 3))
+            return x.sin()
+
+    x = torch.randn(2, 6, 5, 5, requires_grad=True)
+    plain, again = Rebinding(), Rebinding()
+    for _ in range(2):
+        plain(x).sum().backward()
+        palimpsest.checkpoint(again, x).sum().backward()
+    assert torch.equal(plain.mean, again.mean)
+
+
 def _nested(last):
     first, second = torch.nn.Sequential(torch.nn.Conv2d(6, 6, 1), last()), last()
     return lambda x: palimpsest.checkpoint(second, palimpsest.checkpoint(first, x))

@@ -66,6 +66,11 @@ void Watcher::begin(const std::string& what) {
   last_ = what;
 }
 
+int64_t Watcher::begun() const {
+  const std::lock_guard lock(mutex_);
+  return begun_;
+}
+
 int64_t Watcher::add(const std::string& what, End end) {
   std::optional<Error> fault;
   {
@@ -217,11 +222,7 @@ std::string Watcher::description(const Broken& broken, const RollCall& roll) con
   if (!roll.left.empty())
     return fmt::format("{} failed: {} {} left the group", broken.what, rank_list(roll.left, size),
                        roll.left.size() == 1 ? "has" : "have");
-  int64_t begun = 0;
-  {
-    const std::lock_guard lock(mutex_);
-    begun = begun_;
-  }
+  const int64_t begun = this->begun();
   std::vector<int> behind;
   std::string
       elsewhere;  // ranks that are as far, but in another collective: the order of their calls differs

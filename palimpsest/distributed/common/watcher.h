@@ -53,6 +53,7 @@ class Watcher {
 
   /// Notes that a collective begins, and throws the fault if there is one.
   void begin(const std::string& what);
+  int64_t begun() const;  ///< collectives
   /// Adds something that waits for other ranks in the collective `what`. At a fault `end` is called once,
   /// with the fault, on another thread or at once; not after remove().
   using End = std::function<void(const std::exception_ptr&)>;

@@ -84,27 +84,28 @@ class InvertibilityCriterion {
     const double limit = storage_.tolerance * size, epsilon = storage_.epsilon;
     if (size == 0 || epsilon * (offset + 4 * size + 4 * residual_rms) > limit) return false;
     const double spread = size * size + residual_rms * residual_rms, deviation = Math<double>::sqrt(spread);
-    double error = 0;
+    // First, while little else is alive: a kernel for f64 has few registers left.
+    double error = underflow(bias, deviation);
     switch (activation_) {
       case Activation::kLeakyReLU:
-        error = lost_share_;
+        error += lost_share_;
         break;
       case Activation::kELU:
-        error = (epsilon < lost_share_ ? lost_share_ : epsilon) * Math<double>::exp(spread - bias);
+        error += (epsilon < lost_share_ ? lost_share_ : epsilon) * Math<double>::exp(spread - bias);
         break;
       case Activation::kSigmoid:
-        error = epsilon * Math<double>::exp(spread + bias);
+        error += epsilon * Math<double>::exp(spread + bias);
         break;
       case Activation::kTanh:
-        error = epsilon * Math<double>::exp(4 * spread + 2 * offset) / 4;
+        error += epsilon * Math<double>::exp(4 * spread + 2 * offset) / 4;
         break;
       case Activation::kSoftplus:
-        error = epsilon * 1.4;
+        error += epsilon * 1.4;
         break;
       default:
-        if (has_branches_) error = epsilon / 2 + flatness(bias, deviation);
+        if (has_branches_) error += epsilon / 2 + flatness(bias, deviation);
     }
-    return !(error + underflow(bias, deviation) > limit);
+    return !(error > limit);
   }
 
   /// Returns kNear if the channel is invertible, but no longer if one step of an optimizer halves its weight,

@@ -222,6 +222,7 @@ at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor&
   if (consume) {
     abn_detail::check_apart_from_x("conv_weight", conv_weight, x);
     abn_detail::check_apart_from_x("conv_bias", conv_bias, x);
+    refuse_tangents("abn_conv_", conv_weight, conv_bias);  // before x is written over
   }
   options = abn_detail::resolved(options, x.scalar_type());
   const ConvolutionCall convolution_call{convolution, autocast_precision(x)};
@@ -230,7 +231,7 @@ at::Tensor run(at::Tensor x, const NormalizationTensors& norm, const at::Tensor&
     return ops::convolution(convolution_call.precision ? z : z.to(conv_weight.scalar_type()), conv_weight,
                             conv_bias, convolution);
   }
-  refuse_tangents("abn_conv", x, norm.weight, norm.bias, conv_weight, conv_bias);  // before x is written over
+  refuse_tangents("abn_conv", x, norm.weight, norm.bias, conv_weight, conv_bias);
   consume = consume && options.saved != Saved::kInput;
   const bool recorded = requires_gradient(inputs) ||
                         (c10::GradMode::is_enabled() &&

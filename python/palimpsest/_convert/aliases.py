@@ -70,9 +70,13 @@ def is_known_function(function):
 
 
 def returns_tensor(module):
-    """Whether a module that a graph calls is known to return a tensor, and no None."""
-    return type(module).__module__.startswith("torch.nn.modules.") and not any(True for _ in module.children()) \
-        or _is_known(module) or layers.is_dense_block(module)
+    """Whether a module that a graph calls is known to return a tensor, and no None. Its hooks return what it returns."""
+    kind = type(module)
+    if getattr(kind, "_palimpsest_forward", kind.forward) is nn.Sequential.forward:
+        return all(map(returns_tensor, module.children()))
+    return kind.__module__.startswith("torch.nn.modules.") and not any(True for _ in module.children()) \
+        or kind.__module__.startswith(("palimpsest.", "inplace_abn")) or layers.is_norm_with_act(module) \
+        or layers.is_torchs_convolution(module) or layers.is_dense_block(module)
 
 
 def leaves(value):

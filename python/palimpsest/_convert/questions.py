@@ -3,20 +3,34 @@
 A stand-in is never None, and has every attribute. Python calls nobody for `is`, so the questions are looked up in the source
 of each function that runs, and the values that they are about in its frame."""
 import ast
+import builtins
 import dis
 import functools
 import inspect
 import operator
 import sys
 import textwrap
+import types
 
 import torch
-from torch import fx
+from torch import fx, nn
 
 from palimpsest._convert import aliases
 
 _MAY_BE_NONE = ("grad", "grad_fn")  # of a tensor
 _METHODS_THAT_MAY_GIVE_NONE = ("get", "pop", "setdefault")
+_COMPREHENSIONS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>")  # ask about what the function around them makes
+_CONTAINERS = (list, tuple, dict)
+_UNKNOWN = "", frozenset()  # what a question is about
+
+
+def _lists_of(value, depth=3):
+    """The containers within a container."""
+    for part in (value.values() if isinstance(value, dict) else value) if isinstance(value, _CONTAINERS) else ():
+        if isinstance(part, _CONTAINERS):
+            yield part
+            if depth:
+                yield from _lists_of(part, depth - 1)
 
 
 def _names(expression):
@@ -32,15 +46,22 @@ def _is_question(instruction):
     return instruction.opname == "IS_OP" or "IF_NONE" in instruction.opname or "IF_NOT_NONE" in instruction.opname
 
 
+def _is_of_match(instruction):
+    return instruction.opname in ("MATCH_SEQUENCE", "MATCH_MAPPING", "MATCH_CLASS", "MATCH_KEYS")
+
+
 def _has_question(code):
-    return any(map(_is_question, dis.get_instructions(code))) or not {"type", "hasattr"}.isdisjoint(code.co_names)
+    comprehensions = [c for c in code.co_consts if isinstance(c, types.CodeType) and c.co_name in _COMPREHENSIONS]
+    return any(_is_question(i) or _is_of_match(i) for i in dis.get_instructions(code)) \
+        or not {"type", "hasattr"}.isdisjoint(code.co_names) or any(map(_has_question, comprehensions))
 
 
 def _questions_in_bytecode(code):
     """_questions() of a lambda within an expression, and of code without source: it may be asked of more variables."""
     instructions = [i for i in dis.get_instructions(code) if i.opname not in ("CACHE", "EXTENDED_ARG", "NOT_TAKEN")]
-    of_none, of_part = set(), False
-    of_any = set() if {"type", "hasattr", "getattr"}.isdisjoint(code.co_names) else set(code.co_varnames)
+    of_none, of_part = set(), set()
+    asks_for_types = any(map(_is_of_match, instructions)) or not {"type", "hasattr", "getattr"}.isdisjoint(code.co_names)
+    of_any = set(code.co_varnames) if asks_for_types else set()
     for at, instruction in enumerate(instructions):
         if not _is_question(instruction):
             continue
@@ -55,24 +76,67 @@ def _questions_in_bytecode(code):
         if instructions[start].opname.startswith(("LOAD_FAST", "LOAD_DEREF")):
             (of_none if start == at - 1 else of_any).update(name if isinstance(name, tuple) else [name])
         elif instructions[start].opname != "LOAD_GLOBAL":
-            of_part = True
-    return frozenset(of_none), frozenset(of_any), of_part
+            of_part.add(_UNKNOWN)
+    return frozenset(of_none), frozenset(of_any), frozenset(of_part)
+
+
+def _root(expression):
+    """(variable that an expression is a part of, names of what is given to functions on the way)."""
+    names = set()
+    while not isinstance(expression, ast.Name):
+        if isinstance(expression, ast.Call):
+            given = [*expression.args, *(keyword.value for keyword in expression.keywords)]
+            if not all(isinstance(part, (ast.Name, ast.Constant)) for part in given):
+                return _UNKNOWN
+            names |= set().union(*map(_names, given))
+            expression = expression.func
+        elif isinstance(expression, (ast.Subscript, ast.Attribute)):
+            expression = expression.value
+        else:
+            return _UNKNOWN
+    return expression.id, frozenset(names)
+
+
+def _bindings_out_of_sight(tree, name):
+    """_root() of the values that a variable may have before its question, but has no more when somebody looks."""
+    names = [part for part in ast.walk(tree) if isinstance(part, ast.Name) and part.id == name]
+    stored = [part for part in names if isinstance(part.ctx, ast.Store)]
+    last_read = max((part.lineno for part in names if isinstance(part.ctx, ast.Load)), default=0)
+    is_parameter = any(isinstance(part, ast.arg) and part.arg == name for part in ast.walk(tree))
+    for part in ast.walk(tree):
+        if isinstance(part, (ast.For, ast.comprehension)) and name in _names(part.target):
+            yield from ((other, frozenset()) for other in _names(part.iter))
+        elif isinstance(part, (ast.Assign, ast.NamedExpr, ast.AnnAssign)) and part.value is not None:
+            targets = part.targets if isinstance(part, ast.Assign) else [part.target]
+            is_bound = any(name in _names(target) for target in targets)
+            is_again = len(stored) + is_parameter > 1 or any(isinstance(other.ctx, ast.Del) for other in names)
+            if is_bound and is_again and part.value.lineno <= last_read and not isinstance(part.value, ast.Constant):
+                yield _UNKNOWN
 
 
 @functools.lru_cache(maxsize=4096)
 def _questions(code):
     """(names of variables that a function compares to a constant by `is`, names of which it asks the type, an attribute or
-    whether two are one, whether it compares a part of something or what a call returns), or None if it asks nothing."""
+    whether two are one, _root() of each part of something or result of a call that it compares), or None if it asks nothing."""
     if not _has_question(code):
         return None
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(code)))
     except (OSError, SyntaxError, ValueError):
         return _questions_in_bytecode(code)
-    of_none, of_any, of_part = set(), set(), False
+    of_none, of_any, of_part = set(), set(), set()
     for part in ast.walk(tree):
         if _is_call_of(part, "type", "hasattr"):
             of_any |= _names(part.args[0])
+        elif isinstance(part, ast.Match):
+            patterns = [type(p) for case in part.cases for p in ast.walk(case.pattern)]
+            if not {ast.MatchSequence, ast.MatchMapping, ast.MatchClass}.isdisjoint(patterns):
+                of_any |= _names(part.subject)
+            elif ast.MatchSingleton in patterns and isinstance(part.subject, ast.Name):
+                of_none.add(part.subject.id)
+            elif ast.MatchSingleton in patterns:
+                of_any |= _names(part.subject) if isinstance(part.subject, (ast.Attribute, ast.Tuple)) else set()
+                of_part.add(_root(part.subject))
         elif isinstance(part, ast.Compare) and any(isinstance(op, (ast.Is, ast.IsNot)) for op in part.ops):
             values = [v for v in (part.left, *part.comparators) if not isinstance(v, ast.Constant)]
             for value in values:
@@ -81,8 +145,9 @@ def _questions(code):
                 elif isinstance(value, ast.Name):
                     (of_none if len(values) == 1 else of_any).add(value.id)
                 elif not _is_call_of(value, "type"):
-                    of_part = True
-    return frozenset(of_none), frozenset(of_any), of_part
+                    of_part.add(_root(value))
+    of_part |= {root for name in of_none for root in _bindings_out_of_sight(tree, name)}
+    return frozenset(of_none), frozenset(of_any), frozenset(of_part)
 
 
 def _is_of_a_forward(frame):
@@ -116,28 +181,58 @@ class Questions:
     def __init__(self, modules, problem):
         self._modules, self._problem = modules, problem
         self._quiet = set()  # the code of functions that ask nothing: most, and each runs often
+        values = [v for m in modules.values() for k, v in m.__dict__.items() if k not in ("_parameters", "_buffers")]
+        self._containers = {id(c): c for v in values for c in (v, *_lists_of(v)) if isinstance(c, _CONTAINERS)}
 
     def __enter__(self):
-        self._hears_returns = sys.getprofile() is None  # a profiler would not come back
-        if self._hears_returns:
-            sys.setprofile(lambda frame, event, _: self._look_at(frame) if event == "return" else None)
+        """Hears of what functions return: as a profiler, or, under one that is not in Python, as a debugger (slower)."""
+        self._restore, others = None, sys.getprofile()
+        if others is None or isinstance(others, (types.FunctionType, types.MethodType)):
+            def hear(frame, event, argument):
+                if others is not None:
+                    others(frame, event, argument)
+                self._hear(frame, event, argument)
+
+            sys.setprofile(hear)
+            self._restore = functools.partial(sys.setprofile, others)
+        elif sys.gettrace() is None:
+            sys.settrace(self._hear_call)
+            self._restore = functools.partial(sys.settrace, None)
         return self
 
     def __exit__(self, *_):
-        if self._hears_returns:
-            sys.setprofile(None)
+        if self._restore is not None:
+            self._restore()
+
+    def _hear_call(self, frame, event, argument):
+        if not _is_of_a_forward(frame):
+            return None
+        frame.f_trace_lines = False
+        return self._hear
+
+    def _hear(self, frame, event, argument):
+        if event == "return" and _is_of_a_forward(frame):
+            self._look_at(frame)
+            if any(map(self._may_be_none, self._stand_ins(argument))):
+                frame = frame.f_back
+                while frame is not None and not _is_of_a_forward(frame):
+                    frame = frame.f_back
+                if frame is not None:
+                    self._look_at(frame, is_maker=True)
+        return self._hear
 
     def look(self, made):
         """Looks at all functions that run now. made: the node that one of them makes."""
         frame = sys._getframe(2)
-        is_maker = _may_be_none(made, self._modules)
+        is_maker = may_be_none = _may_be_none(made, self._modules)
         while frame is not None and not isinstance(frame.f_locals.get("self") if frame.f_code.co_name == "trace" else None,
                                                    fx.Tracer):
-            self._look_at(frame, is_maker)
+            self._look_at(frame, is_maker, may_be_none and self._restore is None)
             is_maker = is_maker and not _is_of_a_forward(frame)
             frame = frame.f_back
 
-    def _look_at(self, frame, is_maker=False):
+    def _look_at(self, frame, is_maker=False, is_deaf=False):
+        """is_maker: the function makes or gets a value that may be None now. is_deaf: one does, and nobody hears of its end."""
         if frame.f_code in self._quiet:
             return
         asked = _questions(frame.f_code) if _is_of_a_forward(frame) else None
@@ -148,9 +243,17 @@ class Questions:
         values = frame.f_locals
         if any(self._stand_ins(values.get(name)) for name in of_any):
             self._problem("its forward asks for the type of a value, an attribute, or whether two are one")
-        elif (is_maker and of_part) or any(self._may_be_none(value) for name in of_none
-                                           for value in self._stand_ins(values.get(name))):
+        elif (is_deaf and (of_none or of_part)) or (is_maker and not all(self._is_own(frame, *root) for root in of_part)) \
+                or any(self._may_be_none(value) for name in (*of_none, *(root for root, _ in of_part))
+                       for value in self._stand_ins(values.get(name))):
             self._problem("its forward asks whether a value is None that may be")
+
+    def _is_own(self, frame, root, given):
+        """Whether what starts at a variable is a part of a module, or what it makes of none of the forward's values."""
+        value = frame.f_locals.get(root, frame.f_globals.get(root, self))
+        is_builtin = value is self and root not in frame.f_code.co_varnames and hasattr(builtins, root)
+        return (is_builtin or issubclass(type(value), nn.Module) or id(value) in self._containers) and all(
+            name in frame.f_locals and not self._stand_ins(frame.f_locals[name]) for name in given)
 
     def _stand_ins(self, value):
         return [leaf for leaf in aliases.leaves(value) if issubclass(type(leaf), fx.Proxy)]

@@ -32,6 +32,10 @@ class Settings:
         self.called = {True: set(), False: set()}  #: root's training to paths of modules that plans call and do not enter
         self.watch = None            #: watching.Watch of the region as it was in the last forward
 
+    def __setstate__(self, state):
+        self.__init__(None, ())  # what an older version has not stored
+        self.__dict__.update(state)
+
     def __getstate__(self):
         return {**self.__dict__, "plans": {}, "compiled": {}, "watch": None}
 
@@ -85,7 +89,19 @@ def _somebody_listens():
 
 
 def _new(original):
-    return original.__new__(region_class(original))
+    kind = region_class(original)
+    return kind.__new__(kind)
+
+
+@functools.lru_cache(maxsize=None)
+def _metaclass(meta):
+    class Metaclass(meta):
+        def __call__(cls, *arguments, **keywords):
+            if "_palimpsest_class" in cls.__dict__:  # a part of a converted nn.Sequential, say, is an ordinary one
+                return cls._palimpsest_class(*arguments, **keywords)
+            return super().__call__(*arguments, **keywords)
+
+    return Metaclass
 
 
 def region_class(original):
@@ -95,9 +111,6 @@ def region_class(original):
     allows no subclasses."""
     if original in _classes and _classes[original].__dict__[tracing.FORWARD] is original.forward:
         return _classes[original]
-
-    def new(cls, *arguments, **keywords):
-        return original(*arguments, **keywords)  # a part of a converted nn.Sequential, say, is an ordinary one
 
     def reduce_ex(self, protocol):
         _, _, *state = original.__reduce_ex__(self, protocol)
@@ -109,9 +122,9 @@ def region_class(original):
             make_usual_plans(self)
 
     body = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__,
-            "__new__": new, "__reduce_ex__": reduce_ex, "__setstate__": setstate, "forward": _forward_of(original),
+            "__reduce_ex__": reduce_ex, "__setstate__": setstate, "forward": _forward_of(original),
             "_palimpsest_class": original, tracing.FORWARD: original.forward}
-    _classes[original] = type(original)(original.__name__, (original,), body)
+    _classes[original] = _metaclass(type(original))(original.__name__, (original,), body)
     return _classes[original]
 
 

@@ -3,14 +3,12 @@ import argparse
 import collections
 import contextlib
 import dataclasses
-import gc
 import inspect
 import operator
 import random
 import sys
 import threading
 import types
-import weakref
 
 import torch
 from torch import fx, nn
@@ -47,21 +45,11 @@ def saved_tensors_hooks():
 
 
 class _Untyped:
-    """isinstance() of a stand-in has no answer: "no" would be wrong, and "a tensor" makes C++ read it as one.
-
-    Nor has its text, which a forward prints or logs."""
+    """isinstance() of a stand-in has no answer: "no" would be wrong, and "a tensor" makes C++ read it as one."""
 
     @property
     def __class__(self):
         self.tracer.refuse("its forward asks for the type of a value, or keeps one")
-
-    def __repr__(self):
-        if sys._getframe(1).f_globals.get("__name__", "").partition(".")[0] != "torch":  # whose errors name a stand-in
-            self.tracer.refuse("its forward prints a value")
-        return super().__repr__()
-
-    def __format__(self, _):
-        self.tracer.refuse("its forward prints a value")
 
 
 class _Attribute(_Untyped, fx.proxy.Attribute):
@@ -110,7 +98,6 @@ class _Tracer(fx.Tracer):
         self._opaque = opaque
         self._context = _context()
         self._thread = threading.get_ident()
-        self._values = []    # weak references to the stand-ins
         self.problem = None  #: why there is no graph; the forward may have caught the error
 
     def note(self, problem):
@@ -138,16 +125,7 @@ class _Tracer(fx.Tracer):
         return a.node if issubclass(type(a), fx.Proxy) else super().create_arg(a)
 
     def proxy(self, node):
-        value = (_Value if layers.parts_of_split(node) is None else _Parts)(node, self)
-        self._values.append(weakref.ref(value))
-        return value
-
-    def keeps_values(self):
-        """Whether somebody holds a stand-in though the forward has ended."""
-        def is_held():
-            return any(value() is not None for value in self._values)
-
-        return is_held() and gc.collect() >= 0 and is_held()  # a function that names itself is held until then
+        return (_Value if layers.parts_of_split(node) is None else _Parts)(node, self)
 
     def call_module(self, module, forward, args, kwargs):
         if not self.is_tracing():
@@ -316,8 +294,6 @@ def trace(module, opaque=(), constants=None):
                 restore(was)
     if problem is None and changed:
         problem = f"its forward sets {changed}"
-    if problem is None and tracer.keeps_values():
-        problem = "its forward keeps a value outside of the network"
     if problem is None and drew:
         problem = "its forward draws random numbers to decide"
     if problem is not None:

@@ -78,11 +78,17 @@ def _which_are_none(d):
     return [t is None for table in (d["_parameters"], d["_buffers"]) for t in table.values()]
 
 
+def _part_at(root, path):
+    try:
+        return root.get_submodule(path)
+    except AttributeError:
+        return None
+
+
 def _values_of(root, path, names):
     """The attributes of a part that a forward has read, in a form that is the same object while a plan holds."""
-    try:
-        part = root.get_submodule(path)
-    except AttributeError:
+    part = _part_at(root, path)
+    if part is None:
         return [AttributeError] * len(names)
     d, values = part.__dict__, []
     for name in names:
@@ -125,12 +131,15 @@ def _frozen(value, depth=4):
     return _Same(value)
 
 
+_OF_REGIONS_AND_REPLICAS = ("_palimpsest", "_is_replica", "_former_parameters")
+
+
 def _names_read(module, read):
     """The attributes of a module, beside those of every module, that a plan may depend on."""
     kind = type(module)
     names = [k for k in module.__dict__ if k not in tracing.OF_EVERY_MODULE and (k in read or _is_torchs(kind))]
     is_called = isinstance(module, nn.modules.dropout._DropoutNd)  # reads its rate when it runs
-    return [k for k in names if not k.startswith("_palimpsest") and not (is_called and k == "p")]
+    return [k for k in names if not k.startswith(_OF_REGIONS_AND_REPLICAS) and not (is_called and k == "p")]
 
 
 def _is_torchs(kind):
@@ -270,7 +279,10 @@ def plan_conditions(root, read, called, read_of_called=()):
     """What Watch looks at, in a form that torch.compile can check while it traces."""
     conditions, stack = [], [("", (), root)]
     for path, names in _by_path(read_of_called):
-        part = root.get_submodule(path)
+        part = _part_at(root, path)
+        if part is None:
+            conditions.append(_absence(root, path))
+            continue
         conditions.append((tuple(path.split(".")), type(part), False, True,
                            *_comparable([(k, part.__dict__[k]) for k in names if k in part.__dict__]),
                            tuple((k, getattr(part, k) is None) for k in names if k in part._parameters or k in part._buffers),
@@ -294,6 +306,20 @@ def plan_conditions(root, read, called, read_of_called=()):
     return tuple(conditions)
 
 
+def _absence(root, path):
+    """The condition that there is no module at a path: the innermost module on it has no such part."""
+    names, part = [], root
+    for name in path.split("."):
+        if not isinstance(part._modules.get(name), nn.Module):
+            break
+        names.append(name)
+        part = part._modules[name]
+    tensors = ((name, True),) if name in part._modules else ()
+    attributes, objects = _comparable([(name, part.__dict__[name])] if name in part.__dict__ else [])
+    absent = () if tensors or attributes or objects else (name,)
+    return tuple(names), type(part), False, True, attributes, objects, tensors, absent, tuple(part._modules)
+
+
 def _comparable(values):
     """(those that are compared by value, those that must stay the same object) of pairs of a name and a value."""
     return (tuple((k, copy.deepcopy(v)) for k, v in values if _is_comparable(v)),  # containers change in place
@@ -311,7 +337,7 @@ def is_as_planned(root, conditions):
     for path, kind, is_listened, is_called, attributes, objects, tensors, absent, parts in conditions:
         module = root
         for name in path:
-            module = getattr(module, name)
+            module = getattr(module, name, None)
         if type(module) is not kind:
             return False
         if path and not is_called:

@@ -200,8 +200,8 @@ constexpr int kVectorsPerStep = kIs16Bit<S> && sizeof(V) == PALIMPSEST_VECTOR_BY
 /// How the values of a step lie in its two vectors. Where no vector meets another one's order (work on each value alone,
 /// sums of all values), any order does.
 enum class Order {
-  kHalves,  ///< the first half of the values, then the second
-  kAlternate,  ///< for bf16: the first, third, ... value, then the second, fourth, ...: shifts and masks, no shuffles
+  kHalves,     ///< the first half of the values, then the second
+  kAlternate,  ///< for bf16: the first, third, ... value, then the second, fourth, ...: loads need no shuffle
 };
 
 /// The cheapest order for sweeps over S.

@@ -104,7 +104,8 @@ PALIMPSEST_HOST_DEVICE V relu(V v) {
 template <class V>
 PALIMPSEST_HOST_DEVICE V maximum(V a, V b) {
 #ifdef __AVX512F__
-  if constexpr (__is_same(V, Vector<float>)) return (V)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
+  if constexpr (__is_same(V, Vector<float>) && sizeof(V) == 64)
+    return (V)_mm512_maskz_max_ps(0xffff, (__m512)a, (__m512)b);
 #elif defined(__AVX__)
   if constexpr (__is_same(V, Vector<float>) && sizeof(V) == 32) return (V)_mm256_max_ps((__m256)a, (__m256)b);
 #endif
@@ -115,7 +116,8 @@ PALIMPSEST_HOST_DEVICE V maximum(V a, V b) {
 template <class V>
 PALIMPSEST_HOST_DEVICE V minimum(V a, V b) {
 #ifdef __AVX512F__
-  if constexpr (__is_same(V, Vector<float>)) return (V)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);
+  if constexpr (__is_same(V, Vector<float>) && sizeof(V) == 64)
+    return (V)_mm512_maskz_min_ps(0xffff, (__m512)a, (__m512)b);
 #elif defined(__AVX__)
   if constexpr (__is_same(V, Vector<float>) && sizeof(V) == 32) return (V)_mm256_min_ps((__m256)a, (__m256)b);
 #endif
@@ -135,7 +137,7 @@ PALIMPSEST_HOST_DEVICE V keep_if(typename Bits<T>::type keep, V v) {
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V product_if(typename Bits<T>::type keep, V v, T factor) {
 #ifdef __AVX512F__
-  if constexpr (__is_same(V, Vector<float>))
+  if constexpr (__is_same(V, Vector<float>) && sizeof(V) == 64)
     return (V)_mm512_maskz_mul_ps(static_cast<__mmask16>(keep), (__m512)v, _mm512_set1_ps(factor));
 #endif
   return keep_if<T>(keep, V(v * factor));
@@ -145,7 +147,7 @@ PALIMPSEST_HOST_DEVICE V product_if(typename Bits<T>::type keep, V v, T factor) 
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V product_unless_above_zero(V v, V a, T factor) {
 #ifdef __AVX512F__
-  if constexpr (__is_same(V, Vector<float>)) {
+  if constexpr (__is_same(V, Vector<float>) && sizeof(V) == 64) {
     const __mmask16 multiplied = _mm512_cmp_ps_mask((__m512)v, _mm512_setzero_ps(), _CMP_NGT_UQ);
     return (V)_mm512_mask_mul_ps((__m512)a, multiplied, (__m512)a, _mm512_set1_ps(factor));
   }
