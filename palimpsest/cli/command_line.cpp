@@ -269,10 +269,6 @@ void fit_warmup(Options& options, const Options& recipe) {
     options.schedule.warmup_epochs = small_warmup(recipe, options.train.epochs);
 }
 
-std::string name_of_stored(const std::filesystem::path& checkpoint) {
-  return checkpoint.string() + " (stored configuration)";
-}
-
 /// Checks the combinations. A contradiction within `stored`, the configuration in a checkpoint, is an error of the checkpoint.
 void check_with_stored(const Options& options, const Options& before, const Options& stored,
                        const std::filesystem::path& checkpoint) {

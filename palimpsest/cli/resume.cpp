@@ -84,6 +84,10 @@ void check_row(const Options& options, const fs::path& folder) {
 
 }  // namespace
 
+std::string name_of_stored(const fs::path& checkpoint) {
+  return checkpoint.string() + " (stored configuration)";
+}
+
 bool read_resumed(Options& options, const fs::path& folder) {
   std::error_code ignored;
   const fs::path checkpoint = folder / train::kCheckpointFile, file = folder / train::kConfigFile;
@@ -108,7 +112,7 @@ bool read_resumed(Options& options, const fs::path& folder) {
   }
   if (stored.empty() && !unreadable.empty()) throw Error(ErrorKind::kUsage, unreadable);
   if (!stored.empty()) {
-    read_resumed_toml(options, stored, checkpoint.string() + " (stored configuration)");
+    read_resumed_toml(options, stored, name_of_stored(checkpoint));
     Options edited = options;
     try {
       read_toml_of(Scope::kRun, Scope::kRun, edited, beside, file.string());

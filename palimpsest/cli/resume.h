@@ -12,6 +12,9 @@ namespace palimpsest::cli {
 /// Metadata of a checkpoint: the row of the papers (run.row) that its run was begun as.
 inline constexpr const char* kRowKey = "row";
 
+/// Returns how messages name the configuration in a checkpoint: "run/checkpoint.safetensors (stored configuration)".
+std::string name_of_stored(const std::filesystem::path& checkpoint);
+
 /// Sets the configuration of the run in `folder`: the checkpoint's, or config.toml's if there is no
 /// checkpoint yet, and in both cases the settings of this machine in config.toml. Notes settings of an edited
 /// config.toml, which do not count, and a config.toml that cannot be read. Sets run.old_shuffle,

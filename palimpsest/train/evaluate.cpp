@@ -40,8 +40,7 @@ void sum_over_ranks(distributed::Group& group, std::optional<MetricsAccumulator>
   const int64_t kind = group.max(metrics ? 2 * metrics->classes() + metrics->is_segmentation() : 0,
                                  "the kind of the evaluation");
   if (kind == 0) {
-    const int64_t bad[] = {totals.bad_images};
-    totals.bad_images = group.sum(std::span<const int64_t>(bad), "the number of bad images")[0];
+    totals.bad_images = group.sum(totals.bad_images, "the number of bad images");
     return;
   }
   if (!metrics)

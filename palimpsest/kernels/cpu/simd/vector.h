@@ -98,7 +98,7 @@ PALIMPSEST_HOST_DEVICE V relu(V v) {
   return v <= V{} ? V{} : v;
 }
 
-// gcc makes a comparison and a choice of the next two, beside a mask two more instructions.
+// The next functions use intrinsics: from a comparison and a choice gcc makes two to four instructions.
 
 /// Returns a > b ? a : b, lane by lane: b where one of them is a NaN.
 template <class V>
