@@ -1,27 +1,30 @@
 #pragma once
 
+#include "palimpsest/base/dtype.h"
 #include "palimpsest/base/shape.h"
 
 #include <cstdint>
 
-/// Two-dimensional convolution in groups, f32, channels-last, without bias, for geometries where a special
+/// Two-dimensional convolution in groups, in f32, channels-last, without bias, for geometries where a special
 /// kernel takes less time than a general library: 3x3 windows, narrow groups (2 to 16 channels, as in
 /// ResNeXt), 1x1 windows, the weight gradient of depthwise convolutions, and that of any convolution whose
-/// channels fill vectors.
+/// channels fill vectors. Images may lie in memory in 16 bits: the kernels widen values as they read them, and
+/// round results once.
 ///   y[n,oh,ow,o]  = sum over ky, kx, i of x[n, ih, iw, g * C_in / groups + i] * w[o,ky,kx,i]
 ///   dx[n,ih,iw,c] = sum over the (o, ky, kx, oh, ow) that read x[n,ih,iw,c] of dy[n,oh,ow,o] * w[o,ky,kx,i]
 ///   dw[o,ky,kx,i] = sum over n, oh, ow of dy[n,oh,ow,o] * x[n, ih, iw, g * C_in / groups + i]
 /// where ih = oh * stride.h - padding.h + ky * dilation.h, and iw likewise. Pixels outside of the image are
 /// zero. Output channel o lies in group g = o / (C_out / groups).
 ///
-/// Pointers: x, dx (N, in.h, in.w, C_in); y, dy (N, out.h, out.w, C_out); w, dw (C_out, kernel_size.h,
-/// kernel_size.w, C_in / groups); contiguous in this order, which is libtorch's channels-last; aligned as
-/// floats. Every element of the result is written.
+/// Pointers: x, dx (N, in.h, in.w, C_in) and y, dy (N, out.h, out.w, C_out) in problem.dtype: f32, f16 or
+/// bf16; w, dw (C_out, kernel_size.h, kernel_size.w, C_in / groups) in f32; contiguous in this order, which is
+/// libtorch's channels-last; aligned as their values. Every element of the result is written.
 /// NaN and infinity spread as in the formula, except at the padding: a zero of the padding may be multiplied,
 /// and gives NaN if the other factor is NaN or infinite; and except for has_winograd's problems, which may give
 /// NaN for values that are infinite or above a quarter of the largest float, and spread NaN over all nine
 /// weights of a pair of channels in dw.
 /// Sums are f32, in an order that depends on the shape only, so any number of threads gives the same bytes.
+/// Results in 16 bits are those of the same values in f32, rounded.
 namespace palimpsest::kernels {
 
 /// The problem of one call: its geometry.
@@ -31,6 +34,7 @@ struct Conv2dProblem {
   /// The convolution reads max(x, 0) in place of x, whose producer left the ReLU to its readers: dw and dx are
   /// those of this function of x, and dx is 0 where x <= 0. has_conv2d says which kernels do so.
   bool relu_x = false;
+  DType dtype = DType::f32;  ///< of x, y and their gradients
 
   int64_t group_in() const { return c_in / groups; }
   int64_t group_out() const { return c_out / groups; }
@@ -61,14 +65,15 @@ bool has_winograd(const Conv2dProblem& problem);
 /// ones; for conv2d_backward_weight at most 8 MiB (or one dw) of partial sums; and packed blocks of x and dy
 /// per thread. The threads keep this memory for their next calls.
 /// `x` of conv2d_backward_input is read if problem.relu_x, and may be null otherwise.
-void conv2d_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y);
-void conv2d_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, const float* x,
-                           float* dx);
-void conv2d_backward_weight(const Conv2dProblem& problem, const float* x, const float* dy, float* dw);
+void conv2d_forward(const Conv2dProblem& problem, const void* x, const float* w, void* y);
+void conv2d_backward_input(const Conv2dProblem& problem, const void* dy, const float* w, const void* x,
+                           void* dx);
+void conv2d_backward_weight(const Conv2dProblem& problem, const void* x, const void* dy, float* dw);
 
 }  // namespace cpu
 
-/// The same functions for any geometry as plain loops in double, rounded once: the reference of the tests.
+/// The same functions in f32 for any geometry as plain loops in double, rounded once: the reference of the
+/// tests.
 namespace reference {
 
 void conv2d_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y);

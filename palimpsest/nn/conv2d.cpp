@@ -28,7 +28,7 @@ bool runs_operator(const torch::nn::Conv2dImpl& conv, const at::Tensor& x, Convo
   const auto precision = ops::autocast_precision(x);
   if (!precision) return false;
   return backend == ConvolutionBackend::kLibtorch ||
-         ops::weight_gradient_precision(ops::convolution_precision(*precision, x), x).compute_in_f32;
+         ops::weight_gradient_precision(ops::product_precision(*precision, x), x).compute_in_f32;
 }
 
 }  // namespace

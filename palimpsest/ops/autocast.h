@@ -22,14 +22,14 @@ struct ProductPrecision {
 /// or if x is f64.
 std::optional<ProductPrecision> autocast_precision(const at::Tensor& x);
 
-/// Returns the precision of a convolution on the device of x: `precision`, but in f32 on widened operands on
-/// a CPU that does not multiply these 16 bits:
+/// Returns the precision of a product on the device of x: `precision`, but in f32 on widened operands on a CPU
+/// that does not multiply these 16 bits:
 /// - f16 without AVX512-FP16, bf16 without AVX-512: libtorch's own loops would round partial sums to 16 bits,
-///   in the input gradient after each tap (3x3: 2.5 times the error of one rounding), in the weight gradient
-///   after each image (32 images: 4 times), and take ten times as long.
+///   in a convolution's input gradient after each tap (3x3: 2.5 times the error of one rounding), in its weight
+///   gradient after each image (32 images: 4 times), and take ten times as long.
 /// - bf16 with AVX-512 but without its bf16 instructions: oneDNN emulates them, in 2.2 to 4.7 times the time
 ///   of f32.
-ProductPrecision convolution_precision(const ProductPrecision& precision, const at::Tensor& x);
+ProductPrecision product_precision(const ProductPrecision& precision, const at::Tensor& x);
 
 /// Returns the precision of a weight gradient. On a CPU, f16 weight gradients are computed in f32 on widened
 /// operands (exact, rounded to f16 once): oneDNN has no f16 kernel for them on processors without AMX-FP16,

@@ -23,7 +23,8 @@ struct ConvolutionOptions {
 ///                                16 channels on; forward (without bias) and both gradients of 1x1 kernels
 ///                                from 64 channels on; the weight gradient, if the kernel is 1x1 or strided
 ///                                or the output has few pixels
-/// 16-bit passes that this CPU does not multiply are computed in f32, in parts of the batch (ops/autocast.h).
+/// 16-bit passes that this CPU does not multiply are computed in f32 (ops/autocast.h): by kernels that widen
+/// values as they read them, or in parts of the batch.
 /// Results differ from libtorch's in rounding only, and the same tensors are saved for backward. Under
 /// autocast the f32 weight is saved, not a 16-bit copy (ops/autocast.h).
 ///

@@ -44,7 +44,7 @@ std::optional<ProductPrecision> autocast_precision(const at::Tensor& x) {
   return ProductPrecision{at::autocast::get_autocast_dtype(device), compute_in_f32()};
 }
 
-ProductPrecision convolution_precision(const ProductPrecision& precision, const at::Tensor& x) {
+ProductPrecision product_precision(const ProductPrecision& precision, const at::Tensor& x) {
   const bool widened = !precision.compute_in_f32 && x.is_cpu() &&
                        at::isReducedFloatingType(precision.storage) && !convolves_in(precision.storage);
   return {precision.storage, precision.compute_in_f32 || widened};

@@ -1,6 +1,7 @@
 #include "palimpsest/ops/convolution/functional.h"
 
 #include "palimpsest/kernels/conv2d.h"
+#include "palimpsest/ops/common/dtype.h"
 #include "palimpsest/ops/common/gradients.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/common/tracing.h"
@@ -23,13 +24,17 @@ at::Tensor empty_channels_last(at::IntArrayRef sizes, const at::Tensor& like) {
   return at::empty(sizes, like.options(), at::MemoryFormat::ChannelsLast);
 }
 
-/// Returns the problem for our kernels; none if they do not take these tensors.
+/// Returns whether our kernels read and write images of this type. They take weights in f32.
+bool is_image_type(at::ScalarType type) {
+  return type == at::kFloat || type == at::kHalf || type == at::kBFloat16;
+}
+
+/// Returns the problem for our kernels; none if they do not take x, with a weight of the shape of w in f32.
 std::optional<Conv2dProblem> kernel_problem(const at::Tensor& x, const at::Tensor& w,
                                             const ConvolutionOptions& options, Reads reads = Reads::kX) {
-  if (is_traced(x) || is_traced(w)) return std::nullopt;
+  if (is_traced(x) || is_traced(w) || !is_image_type(x.scalar_type())) return std::nullopt;
   const auto fits = [](const at::Tensor& t) {
-    return t.dim() == 4 && t.numel() > 0 && t.device().is_cpu() && t.scalar_type() == at::kFloat &&
-           t.layout() == at::kStrided;
+    return t.dim() == 4 && t.numel() > 0 && t.device().is_cpu() && t.layout() == at::kStrided;
   };
   if (!fits(x) || !fits(w) || native_layout(x.sizes(), x.strides()) != Layout::kChannelsLast)
     return std::nullopt;
@@ -52,6 +57,7 @@ std::optional<Conv2dProblem> kernel_problem(const at::Tensor& x, const at::Tenso
       out(problem.in.w, problem.kernel_size.w, problem.stride.w, problem.padding.w, problem.dilation.w)};
   if (problem.out.h < 1 || problem.out.w < 1) return std::nullopt;  // libtorch raises the error
   problem.relu_x = reads == Reads::kReluOfX;
+  problem.dtype = dtype_of(x.scalar_type());
   return problem;
 }
 
@@ -70,23 +76,25 @@ bool is_faster(const Conv2dProblem& problem, Conv2dPass pass) {
 }
 
 /// Returns whether our kernel runs the forward pass. A bias is added afterwards, which costs what only some
-/// kernels gain. A bias that does not fit is libtorch's to refuse.
+/// kernels gain, and would round 16 bits twice. A bias that does not fit is libtorch's to refuse.
 bool runs_forward(const Conv2dProblem& problem, const std::optional<at::Tensor>& bias) {
   if (!is_faster(problem, Conv2dPass::kForward)) return false;
-  return !bias || (kernels::cpu::has_winograd(problem) && bias->scalar_type() == at::kFloat &&
-                   bias->device().is_cpu() && bias->dim() == 1 && bias->size(0) == problem.c_out);
+  return !bias || (kernels::cpu::has_winograd(problem) && problem.dtype == DType::f32 &&
+                   bias->scalar_type() == at::kFloat && bias->device().is_cpu() && bias->dim() == 1 &&
+                   bias->size(0) == problem.c_out);
 }
 
-/// Runs the forward pass in the dtype of the weight.
+/// Runs the forward pass in the dtype of the weight. x may be in 16 bits if our kernel runs with a weight in
+/// f32; then the result has its type.
 at::Tensor forward_of_type(const at::Tensor& x, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, const ConvolutionOptions& options,
                            Reads reads) {
   const auto problem = kernel_problem(x, weight, options, reads);
-  if (problem && runs_forward(*problem, bias)) {
+  if (problem && weight.scalar_type() == at::kFloat && runs_forward(*problem, bias)) {
     const at::Tensor w = contiguous_in(Layout::kChannelsLast, weight);
     at::Tensor y = empty_channels_last({problem->n, problem->c_out, problem->out.h, problem->out.w}, x);
-    kernels::cpu::conv2d_forward(*problem, x.const_data_ptr<float>(), w.const_data_ptr<float>(),
-                                 y.mutable_data_ptr<float>());
+    kernels::cpu::conv2d_forward(*problem, x.const_data_ptr(), w.const_data_ptr<float>(),
+                                 y.mutable_data_ptr());
     if (bias) y.add_(bias->view({-1, 1, 1}));
     return y;
   }
@@ -97,31 +105,39 @@ at::Tensor forward_of_type(const at::Tensor& x, const at::Tensor& weight,
                          /*transposed=*/false, output_padding, options.groups);
 }
 
-Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
-                           const ConvolutionOptions& options, std::array<bool, 3> needed, Reads reads) {
+/// Runs the passes for which our kernels take less time, and clears them in `needed`. The weight is in f32; the
+/// gradient of x has the type of x and of dout.
+Gradients backward_by_kernels(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
+                              const ConvolutionOptions& options, std::array<bool, 3>& needed, Reads reads) {
   Gradients result;
   auto& [need_input, need_weight, need_bias] = needed;
-  if (const auto problem = kernel_problem(x, weight, options, reads);
-      problem && dout.scalar_type() == at::kFloat) {
-    const bool own_input = need_input && is_faster(*problem, Conv2dPass::kBackwardInput);
-    const bool own_weight = need_weight && is_faster(*problem, Conv2dPass::kBackwardWeight);
-    at::Tensor dy;
-    if (own_input || own_weight) dy = contiguous_in(Layout::kChannelsLast, dout);
-    if (own_input) {
-      const at::Tensor w = contiguous_in(Layout::kChannelsLast, weight);
-      result.input = empty_channels_last(x.sizes(), x);
-      kernels::cpu::conv2d_backward_input(*problem, dy.const_data_ptr<float>(), w.const_data_ptr<float>(),
-                                          problem->relu_x ? x.const_data_ptr<float>() : nullptr,
-                                          result.input.mutable_data_ptr<float>());
-      need_input = false;
-    }
-    if (own_weight) {
-      result.weight = empty_channels_last(weight.sizes(), weight);
-      kernels::cpu::conv2d_backward_weight(*problem, x.const_data_ptr<float>(), dy.const_data_ptr<float>(),
-                                           result.weight.mutable_data_ptr<float>());
-      need_weight = false;
-    }
+  const auto problem = kernel_problem(x, weight, options, reads);
+  if (!problem || weight.scalar_type() != at::kFloat || dout.scalar_type() != x.scalar_type()) return result;
+  const bool own_input = need_input && is_faster(*problem, Conv2dPass::kBackwardInput);
+  const bool own_weight = need_weight && is_faster(*problem, Conv2dPass::kBackwardWeight);
+  at::Tensor dy;
+  if (own_input || own_weight) dy = contiguous_in(Layout::kChannelsLast, dout);
+  if (own_input) {
+    const at::Tensor w = contiguous_in(Layout::kChannelsLast, weight);
+    result.input = empty_channels_last(x.sizes(), x);
+    kernels::cpu::conv2d_backward_input(*problem, dy.const_data_ptr(), w.const_data_ptr<float>(),
+                                        problem->relu_x ? x.const_data_ptr() : nullptr,
+                                        result.input.mutable_data_ptr());
+    need_input = false;
   }
+  if (own_weight) {
+    result.weight = empty_channels_last(weight.sizes(), weight);
+    kernels::cpu::conv2d_backward_weight(*problem, x.const_data_ptr(), dy.const_data_ptr(),
+                                         result.weight.mutable_data_ptr<float>());
+    need_weight = false;
+  }
+  return result;
+}
+
+Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
+                           const ConvolutionOptions& options, std::array<bool, 3> needed, Reads reads) {
+  Gradients result = backward_by_kernels(dout, x, weight, options, needed, reads);
+  const auto& [need_input, need_weight, need_bias] = needed;
   if (!need_input && !need_weight && !need_bias) return result;
   TORCH_INTERNAL_ASSERT(reads == Reads::kX || !(need_input || need_weight));
   const std::vector<int64_t> output_padding(options.stride.size(), 0);
@@ -139,7 +155,7 @@ Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at
 /// Returns the precision of a pass; without autocast its storage type is the dtype of the weight.
 ProductPrecision precision_of(const at::Tensor& x, const at::Tensor& weight,
                               const std::optional<ProductPrecision>& autocast) {
-  return convolution_precision(autocast.value_or(ProductPrecision{weight.scalar_type()}), x);
+  return product_precision(autocast.value_or(ProductPrecision{weight.scalar_type()}), x);
 }
 
 /// Returns whether a pass may take the batch in parts. A GPU and a traced graph take it whole.
@@ -171,14 +187,19 @@ void put(const at::Tensor& part, int64_t first, int64_t n, at::ScalarType storag
   whole.narrow(0, first, part.size(0)).copy_(part);
 }
 
-/// Runs the forward pass in f32, in parts of the batch. The result has the storage type.
+/// Runs the forward pass in f32: by a kernel that widens the values as it reads them, or in parts of the
+/// batch. The result has the storage type.
 at::Tensor forward_in_f32(const at::Tensor& x, const at::Tensor& weight,
                           const std::optional<at::Tensor>& bias, const ConvolutionOptions& options,
-                          const ProductPrecision& p) {
+                          const ProductPrecision& p, Reads reads) {
   // One operator for a profiler, whatever the number of parts. Backward is one in any case.
   RECORD_FUNCTION("palimpsest::convolution_in_f32", std::vector<c10::IValue>());
   const at::Tensor w = operand(weight, p);
   const auto b = bias ? std::optional(operand(*bias, p)) : std::nullopt;
+  const at::Tensor stored = x.to(p.storage);
+  if (const auto problem = kernel_problem(stored, w, options, reads); problem && runs_forward(*problem, b))
+    return forward_of_type(stored, w, b, options, reads);
+  TORCH_INTERNAL_ASSERT(reads == Reads::kX);
   if (!may_take_parts(x, weight))
     return forward_of_type(operand(x, p), w, b, options, Reads::kX).to(p.storage);
   int64_t out_numel = x.numel() / std::max<int64_t>(1, x.size(0) * x.size(1)) * weight.size(0);
@@ -214,6 +235,30 @@ bool takes_parts(const std::vector<Branch>& branches, const at::Tensor& x, const
   return useful && !sums_16_bits && may_take_parts(x, branches[0].weight) && !is_traced(branches[0].dout);
 }
 
+/// Runs the passes of 16-bit branches that have kernels which widen values as they read them, clears what they
+/// needed, and returns the gradient of x, if such a kernel computes it. That of several branches is their sum
+/// in f32, which is rounded once: no such kernel computes it.
+at::Tensor backward_by_widening_kernels(std::vector<Branch>& branches, const std::vector<at::Tensor>& weights,
+                                        const at::Tensor& x, bool& need_input, const ProductPrecision& p,
+                                        Reads reads) {
+  at::Tensor dx;
+  const at::Tensor stored = x.to(p.storage);
+  for (size_t i = 0; i < branches.size(); ++i) {
+    Branch& b = branches[i];
+    std::array<bool, 3> needed{need_input && branches.size() == 1, b.need_weight, false};
+    Gradients g = backward_by_kernels(b.dout.to(p.storage), stored, weights[i], *b.options, needed, reads);
+    if (g.input.defined()) {
+      dx = std::move(g.input);
+      need_input = false;
+    }
+    if (g.weight.defined()) {
+      b.dweight = g.weight.to(p.storage);
+      b.need_weight = false;
+    }
+  }
+  return dx;
+}
+
 void add_to(at::Tensor& sum, at::Tensor part) {
   if (!part.defined()) return;
   if (sum.defined())
@@ -227,11 +272,17 @@ void add_to(at::Tensor& sum, at::Tensor part) {
 /// is fixed. The results have the storage type.
 at::Tensor backward_in_compute_type(std::vector<Branch>& branches, const at::Tensor& x, bool need_input,
                                     const ProductPrecision& p, Reads reads) {
-  const bool reads_x = needs_products_with_x(branches);
   std::vector<at::Tensor> weights;
   weights.reserve(branches.size());
   for (const Branch& b : branches) weights.push_back(operand(b.weight, p));
   at::Tensor dx;
+  if (p.compute_in_f32) {
+    dx = backward_by_widening_kernels(branches, weights, x, need_input, p, reads);
+    const bool need_others = std::any_of(branches.begin(), branches.end(),
+                                         [](const Branch& b) { return b.need_weight || b.need_bias; });
+    if (!need_input && !need_others) return dx;
+  }
+  const bool reads_x = needs_products_with_x(branches);
   const auto run = [&](const at::Tensor& x_part, const auto& dout_part) {
     const at::Tensor in = reads_x ? operand(x_part, p) : shape_of(x_part, p.compute_type());
     at::Tensor sum;
@@ -246,8 +297,8 @@ at::Tensor backward_in_compute_type(std::vector<Branch>& branches, const at::Ten
     return sum;
   };
   if (!takes_parts(branches, x, p)) {
-    dx = run(x, [](const Branch& b) { return b.dout; });
-    if (dx.defined()) dx = dx.to(p.storage);
+    const at::Tensor sum = run(x, [](const Branch& b) { return b.dout; });
+    if (need_input) dx = sum.to(p.storage);
   } else {
     const int64_t n = x.size(0);
     int64_t out_numel = 0;
@@ -274,7 +325,6 @@ at::Tensor backward_of_branches(std::vector<Branch>& branches, const at::Tensor&
                                 const std::optional<ProductPrecision>& autocast, Reads reads) {
   const ProductPrecision p = precision_of(x, branches[0].weight, autocast),
                          of_weight = weight_gradient_precision(p, x);
-  TORCH_INTERNAL_ASSERT(reads == Reads::kX || !of_weight.compute_in_f32);
   const bool in_f32 = !at::isReducedFloatingType(p.compute_type());
   if (in_f32 || (branches.size() == 1 && !of_weight.compute_in_f32))
     return backward_in_compute_type(branches, x, need_input, p, reads);
@@ -294,10 +344,7 @@ at::Tensor forward(const at::Tensor& x, const at::Tensor& weight, const std::opt
                    Reads reads) {
   refuse_tangents("convolution", x, weight, bias);
   const ProductPrecision p = precision_of(x, weight, precision);
-  if (p.compute_in_f32) {
-    TORCH_INTERNAL_ASSERT(reads == Reads::kX);
-    return forward_in_f32(x, weight, bias, options, p);
-  }
+  if (p.compute_in_f32) return forward_in_f32(x, weight, bias, options, p, reads);
   if (!precision) return forward_of_type(x.to(p.storage), weight, bias, options, reads);
   const auto b = bias ? std::optional(operand(*bias, p)) : std::nullopt;
   return forward_of_type(operand(x, p), operand(weight, p), b, options, reads);
@@ -332,33 +379,41 @@ ParallelGradients parallel_backward(at::TensorList douts, const at::Tensor& x, a
 
 namespace {
 
-/// Returns the problem of a convolution of relu(x) for our kernels; none if they do not take these tensors.
+/// Returns the problem of one pass of a convolution of relu(x) for our kernels; none if they do not take these
+/// tensors.
 std::optional<Conv2dProblem> relu_problem(const at::Tensor& x, const at::Tensor& weight,
                                           const ConvolutionOptions& options,
-                                          const std::optional<ProductPrecision>& precision) {
-  return precision ? std::nullopt : kernel_problem(x, weight, options, Reads::kReluOfX);
+                                          const std::optional<ProductPrecision>& precision, Conv2dPass pass) {
+  ProductPrecision p = precision_of(x, weight, precision);
+  if (pass == Conv2dPass::kBackwardWeight) p = weight_gradient_precision(p, x);
+  if (p.compute_type() != at::kFloat || x.scalar_type() != p.storage) return std::nullopt;
+  return kernel_problem(x, weight, options, Reads::kReluOfX);
+}
+
+bool has_relu_pass(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options,
+                   const std::optional<ProductPrecision>& precision, Conv2dPass pass) {
+  const auto problem = relu_problem(x, weight, options, precision, pass);
+  return problem && is_faster(*problem, pass);
 }
 
 }  // namespace
 
 bool forward_reads_relu(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                         const ConvolutionOptions& options, const std::optional<ProductPrecision>& precision) {
-  const auto problem = relu_problem(x, weight, options, precision);
+  const auto problem = relu_problem(x, weight, options, precision, Conv2dPass::kForward);
   return problem && runs_forward(*problem, bias);
 }
 
 bool weight_gradient_reads_relu(const at::Tensor& x, const at::Tensor& weight,
                                 const ConvolutionOptions& options,
                                 const std::optional<ProductPrecision>& precision) {
-  const auto problem = relu_problem(x, weight, options, precision);
-  return problem && is_faster(*problem, Conv2dPass::kBackwardWeight);
+  return has_relu_pass(x, weight, options, precision, Conv2dPass::kBackwardWeight);
 }
 
 bool backward_reads_relu(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options,
                          const std::optional<ProductPrecision>& precision) {
-  const auto problem = relu_problem(x, weight, options, precision);
-  return problem && is_faster(*problem, Conv2dPass::kBackwardInput) &&
-         is_faster(*problem, Conv2dPass::kBackwardWeight);
+  return has_relu_pass(x, weight, options, precision, Conv2dPass::kBackwardInput) &&
+         has_relu_pass(x, weight, options, precision, Conv2dPass::kBackwardWeight);
 }
 
 bool has_own_pass(const at::Tensor& x, const at::Tensor& weight, const ConvolutionOptions& options) {
@@ -366,7 +421,7 @@ bool has_own_pass(const at::Tensor& x, const at::Tensor& weight, const Convoluti
       weight_gradient_precision(precision_of(x, weight, std::nullopt), x).compute_in_f32)
     return true;
   const auto problem = kernel_problem(x, weight, options);
-  return problem &&
+  return problem && x.scalar_type() == at::kFloat && weight.scalar_type() == at::kFloat &&
          (is_faster(*problem, Conv2dPass::kForward) || is_faster(*problem, Conv2dPass::kBackwardInput) ||
           is_faster(*problem, Conv2dPass::kBackwardWeight));
 }

@@ -16,7 +16,8 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 at::Tensor linear_forward(const at::Tensor& x, const at::Tensor& weight,
-                          const std::optional<at::Tensor>& bias, const ProductPrecision& p) {
+                          const std::optional<at::Tensor>& bias, const ProductPrecision& precision) {
+  const ProductPrecision p = product_precision(precision, x);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const auto b = bias ? std::optional(operand(*bias, p)) : std::nullopt;
   return at::linear(operand(x, p), operand(weight, p), b).to(p.storage);
@@ -42,7 +43,8 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
     const variable_list saved = ctx->get_saved_variables();
     const at::Tensor &x = saved[0], &weight = saved[1], &dout = gradients[0];
-    const auto precision = *saved_precision(ctx), of_weight = weight_gradient_precision(precision, x);
+    const auto precision = product_precision(*saved_precision(ctx), x),
+               of_weight = weight_gradient_precision(precision, x);
     variable_list result(4);
     if (ctx->needs_input_grad(0))
       result[0] = at::matmul(operand(dout, precision), operand(weight, precision)).to(precision.storage);

@@ -1,10 +1,12 @@
 // A unit of one instruction set: nothing of std:: may be used (see cpu/abn/f32.cpp).
 #include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
 
+#include "palimpsest/kernels/cpu/simd/storage.h"
 #include "palimpsest/kernels/cpu/simd/vector.h"
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
 
+using cpu::conv2d::ImagePacking;
 using cpu::conv2d::MatrixKernels;
 using cpu::conv2d::ReadAhead;
 using cpu::conv2d::TileOutput;
@@ -46,7 +48,7 @@ void tile_of(Order order, int64_t count, const float* a, const float* b, const T
     __builtin_prefetch(out.values + r * out.stride + out.columns - 1, 1);
   }
   for (int64_t k = 0; k < count; ++k) {
-    fetch_ahead(ahead.from + k * ahead.step);
+    fetch_ahead(static_cast<const char*>(ahead.from) + k * ahead.step);
     V from_b[kUsed];
 #pragma GCC unroll 2
     for (int64_t v = 0; v < kUsed; ++v) from_b[v] = load<V>(b + k * order.b_step + v * kLanes);
@@ -103,19 +105,37 @@ void tile_of_rows(int64_t count, const float* a, const float* b, const TileOutpu
   tile_of_any_width(RowMajor{}, count, a, b, out, ahead);
 }
 
-/// Copies `width` values, or their ReLU.
-void copy(const float* from, int64_t width, bool of_relu, float* to) {
-  if (!of_relu) {
-    __builtin_memcpy(to, from, 4 * width);
-    return;
+/// Widens values [j, width) in vectors W, as long as whole ones are left. Returns the first value that is left.
+template <class W, bool kReLU, class S>
+PALIMPSEST_HOST_DEVICE int64_t widen_vectors(const S* from, int64_t j, int64_t width, float* to) {
+  for (; j + lanes<float, W>() <= width; j += lanes<float, W>()) {
+    const W v = load_as<W>(from + j);
+    store(to + j, kReLU ? relu(v) : v);
   }
-  int64_t j = 0;
-  for (; j + kLanes <= width; j += kLanes) store(to + j, relu(load<V>(from + j)));
-  for (; j < width; ++j) to[j] = relu(from[j]);
+  return j;
 }
 
-template <int64_t kWidth>
-void pack(int64_t count, const float* from, int64_t stride, int64_t width, bool relu, float* to) {
+template <bool kReLU, class S>
+PALIMPSEST_HOST_DEVICE void widen_values(const S* from, int64_t width, float* to) {
+  int64_t j = widen_vectors<V, kReLU>(from, 0, width, to);
+  if constexpr (kLanes > 8) j = widen_vectors<typename LanesOf<float, 8>::type, kReLU>(from, j, width, to);
+  if constexpr (kLanes > 4) j = widen_vectors<typename LanesOf<float, 4>::type, kReLU>(from, j, width, to);
+  widen_vectors<float, kReLU>(from, j, width, to);
+}
+
+/// Copies `width` values, or their ReLU, as f32.
+template <class S>
+PALIMPSEST_HOST_DEVICE void copy(const S* from, int64_t width, bool of_relu, float* to) {
+  if (of_relu)
+    widen_values<true>(from, width, to);
+  else if constexpr (kIs16Bit<S>)
+    widen_values<false>(from, width, to);
+  else
+    __builtin_memcpy(to, from, 4 * width);
+}
+
+template <int64_t kWidth, class S>
+void pack(int64_t count, const S* from, int64_t stride, int64_t width, bool relu, float* to) {
   if (width == kWidth) {
     for (int64_t k = 0; k < count; ++k) copy(from + k * stride, kWidth, relu, to + k * kWidth);
   } else {
@@ -126,7 +146,8 @@ void pack(int64_t count, const float* from, int64_t stride, int64_t width, bool 
   }
 }
 
-void pack_rows(int64_t count, const float* from, int64_t stride, int64_t width, float* to) {
+template <class S>
+void pack_rows(int64_t count, const S* from, int64_t stride, int64_t width, float* to) {
   pack<kRows>(count, from, stride, width, false, to);
 }
 
@@ -137,14 +158,40 @@ void pack_transposed(int64_t count, const float* from, int64_t stride, int64_t w
     for (int64_t k = 0; k < count; ++k) to[k * kColumns + j] = 0;
 }
 
-void copy_rows(int64_t count, const float* from, int64_t stride, int64_t width, bool relu, float* to) {
+template <class S>
+void copy_rows(int64_t count, const S* from, int64_t stride, int64_t width, bool relu, float* to) {
   for (int64_t r = 0; r < count; ++r) copy(from + r * stride, width, relu, to + r * kDepth);
 }
+
+/// Returns the sums of one vector, 0 where the mask is <= 0.
+template <class W, class S>
+PALIMPSEST_HOST_DEVICE W masked(const float* sums, const S* mask) {
+  const W value = load<W>(sums);
+  if (!mask) return value;
+  return load_as<W>(mask) <= W{} ? W{} : value;
+}
+
+template <class S>
+void write_tile(int64_t rows, int64_t columns, const float* sums, S* to, int64_t stride, const S* mask) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const float* const from = sums + r * kColumns;
+    S* const row = to + r * stride;
+    const S* const mask_row = mask ? mask + r * stride : nullptr;
+    const auto at = [&](int64_t j) PALIMPSEST_INLINE_LAMBDA { return mask_row ? mask_row + j : nullptr; };
+    int64_t j = 0;
+    for (; j + kLanes <= columns; j += kLanes) store_as(row + j, masked<V>(from + j, at(j)), false);
+    for (; j < columns; ++j) store_as(row + j, masked<float>(from + j, at(j)), false);
+  }
+}
+
+template <class S>
+constexpr ImagePacking<S> kPacking{pack_rows<S>, pack<kColumns, S>, copy_rows<S>, write_tile<S>};
 
 }  // namespace
 
 extern const MatrixKernels kMatrix;
-const MatrixKernels kMatrix{kRows,        kColumns,  kColumns / kVectors, kDepth,          tile,
-                            tile_of_rows, pack_rows, pack<kColumns>,      pack_transposed, copy_rows};
+const MatrixKernels kMatrix{
+    kRows,           kColumns,          kColumns / kVectors, kDepth, tile, tile_of_rows, pack_transposed,
+    kPacking<float>, kPacking<Float16>, kPacking<BFloat16>};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

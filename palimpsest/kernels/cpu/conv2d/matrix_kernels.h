@@ -1,6 +1,9 @@
 #pragma once
 
+#include "palimpsest/base/half.h"
+
 #include <cstdint>
+#include <type_traits>
 
 /// The functions that an instruction set provides for convolutions that are matrix products
 /// (weight_gradient.cpp, pointwise.cpp): one tile of a product, and the packing for it. Each set compiles
@@ -17,10 +20,27 @@ struct TileOutput {
   const float* mask = nullptr;
 };
 
-/// Memory that will be read soon; each step of the product prefetches `step` values further.
+/// Memory that will be read soon; each step of the product prefetches `step` bytes further.
 struct ReadAhead {
-  const float* from;
+  const void* from;
   int64_t step;
+};
+
+/// The functions that read and write images, whose values lie in S: f32, or 16 bits that are widened to f32
+/// when they are packed. `relu`: packs max(from, 0), so that a product reads what an activation would have
+/// written.
+template <class S>
+struct ImagePacking {
+  /// to[k][j] = from[k * stride + j] for j < width and k < count; the rest of each row of `to`, which has
+  /// `rows` (`columns`) values of a tile, becomes 0.
+  void (*pack_rows)(int64_t count, const S* from, int64_t stride, int64_t width, float* to);
+  void (*pack_columns)(int64_t count, const S* from, int64_t stride, int64_t width, bool relu, float* to);
+  /// to[r][k] = from[r * stride + k] for r < count and k < width <= depth; each row of `to` has `depth`
+  /// values.
+  void (*copy_rows)(int64_t count, const S* from, int64_t stride, int64_t width, bool relu, float* to);
+  /// to[r * stride + j] = sums[r][j], rounded once, for r < rows and j < columns; each row of `sums` has the
+  /// columns of a whole tile. mask: null, or values that lie as `to`, which becomes 0 where they are <= 0.
+  void (*write_tile)(int64_t rows, int64_t columns, const float* sums, S* to, int64_t stride, const S* mask);
 };
 
 struct MatrixKernels {
@@ -36,17 +56,19 @@ struct MatrixKernels {
   /// The same with a[r * depth + k] and b[k * columns + j].
   void (*tile_of_rows)(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead);
 
-  // The packing. `relu`: packs max(from, 0), so that a product reads what an activation would have written.
-
-  /// to[k][j] = from[k * stride + j] for j < width and k < count; the rest of each row of `to`, which has
-  /// `rows` (`columns`) values, becomes 0.
-  void (*pack_rows)(int64_t count, const float* from, int64_t stride, int64_t width, float* to);
-  void (*pack_columns)(int64_t count, const float* from, int64_t stride, int64_t width, bool relu, float* to);
   /// to[k][j] = from[j * stride + k]; the rest of each row of `columns` values becomes 0.
   void (*pack_transposed)(int64_t count, const float* from, int64_t stride, int64_t width, float* to);
-  /// to[r][k] = from[r * stride + k] for r < count and k < width <= depth; each row of `to` has `depth`
-  /// values.
-  void (*copy_rows)(int64_t count, const float* from, int64_t stride, int64_t width, bool relu, float* to);
+
+  ImagePacking<float> packing_f32;
+  ImagePacking<Float16> packing_f16;
+  ImagePacking<BFloat16> packing_bf16;
+
+  template <class S>
+  const ImagePacking<S>& packing() const {
+    if constexpr (std::is_same_v<S, float>) return packing_f32;
+    if constexpr (std::is_same_v<S, Float16>) return packing_f16;
+    if constexpr (std::is_same_v<S, BFloat16>) return packing_bf16;
+  }
 };
 
 }  // namespace palimpsest::kernels::cpu::conv2d

@@ -1,6 +1,7 @@
 #include "palimpsest/kernels/cpu/conv2d/pointwise.h"
 
 #include "palimpsest/base/parallel.h"
+#include "palimpsest/kernels/cpu/conv2d/image_type.h"
 #include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/range.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
@@ -20,19 +21,22 @@ constexpr int64_t kProductTasks = 32;  // so many occupy many cores, and end at 
 
 struct PackedWeights;
 struct CopiedPixels;
+struct UnroundedSums;
 
-/// to = from * w, or from * transposed w. Rows are pixels.
+/// to = from * w, or from * transposed w. Rows are pixels, whose values lie in S.
+template <class S>
 class PointwiseProduct {
  public:
   /// depth: the channels of `from`; width: those of `to`.
   /// relu: reads max(from, 0). mask: null, or of the size of `to`, which becomes 0 where mask <= 0.
-  PointwiseProduct(const Conv2dProblem& problem, const float* from, int64_t depth, int64_t width, bool relu,
-                   const float* mask, float* to)
+  PointwiseProduct(const Conv2dProblem& problem, const void* from, int64_t depth, int64_t width, bool relu,
+                   const void* mask, void* to)
       : problem_(problem),
         kernels_(current_instruction_set().matrix),
-        from_(from),
-        mask_(mask),
-        to_(to),
+        packing_(kernels_.packing<S>()),
+        from_(static_cast<const S*>(from)),
+        mask_(static_cast<const S*>(mask)),
+        to_(static_cast<S*>(to)),
         depth_(depth),
         width_(width),
         relu_(relu),
@@ -51,7 +55,7 @@ class PointwiseProduct {
       if (transposed)
         kernels_.pack_transposed(depth_, w + first * depth_, depth_, some, to);
       else
-        kernels_.pack_columns(depth_, w + first, width_, some, /*relu=*/false, to);
+        kernels_.packing<float>().pack_columns(depth_, w + first, width_, some, /*relu=*/false, to);
     });
     const int64_t row_tasks = std::min(blocks_, kProductTasks);
     const int64_t fewest = chunks_ > 1 ? ceil_divide(column_tiles_, kMostTilesPerTask) : 1;
@@ -64,6 +68,8 @@ class PointwiseProduct {
   }
 
  private:
+  static constexpr bool kRounds = sizeof(S) < sizeof(float);
+
   int64_t pixels() const { return problem_.n * problem_.out.h * problem_.out.w; }
   Range pixels_of(int64_t block) const {
     const Range tiles = part(row_tiles_, block, blocks_);
@@ -71,7 +77,11 @@ class PointwiseProduct {
   }
 
   void multiply(Range blocks, Range tiles, const float* b) const {
+    const int64_t tile_size = kernels_.rows * kernels_.columns;
     float* const a = scratch<CopiedPixels>(kMostRowTiles * kernels_.rows * kernels_.depth);
+    // Sums of several chunks are rounded at the end.
+    const int64_t waiting = chunks_ > 1 ? tiles.size() * kMostRowTiles : 1;
+    float* const sums = kRounds ? scratch<UnroundedSums>(waiting * tile_size) : nullptr;
     for (int64_t block = blocks.begin; block < blocks.end; ++block) {
       const Range pixels = pixels_of(block);
       const int64_t row_tiles = ceil_divide(pixels.size(), kernels_.rows);
@@ -87,11 +97,22 @@ class PointwiseProduct {
           const int64_t column = t * kernels_.columns, columns = std::min(kernels_.columns, width_ - column);
           for (int64_t r = 0; r < row_tiles; ++r) {
             const int64_t row = r * kernels_.rows, rows = std::min(kernels_.rows, pixels.size() - row);
-            const int64_t at = (pixels.begin + row) * width_ + column;
-            kernels_.tile_of_rows(
-                depth.size(), a + row * kernels_.depth, b + column * depth_ + depth.begin * kernels_.columns,
-                {to_ + at, width_, rows, columns, chunk > 0, mask_ && is_last ? mask_ + at : nullptr},
-                read_ahead(next_pixels, next_depth, depth.size(), (t - tiles.begin) * row_tiles + r, a));
+            const int64_t at = (pixels.begin + row) * width_ + column,
+                          call = (t - tiles.begin) * row_tiles + r;
+            const S* const mask = mask_ && is_last ? mask_ + at : nullptr;
+            const auto multiply_tile = [&](const TileOutput& out) {
+              kernels_.tile_of_rows(depth.size(), a + row * kernels_.depth,
+                                    b + column * depth_ + depth.begin * kernels_.columns, out,
+                                    read_ahead(next_pixels, next_depth, depth.size(), call, a));
+            };
+            if constexpr (kRounds) {
+              float* const tile = sums + (chunks_ > 1 ? call * tile_size : 0);
+              multiply_tile({tile, kernels_.columns, kernels_.rows,
+                             columns > kernels_.lanes ? kernels_.columns : kernels_.lanes, chunk > 0});
+              if (is_last) packing_.write_tile(rows, columns, tile, to_ + at, width_, mask);
+            } else {
+              multiply_tile({to_ + at, width_, rows, columns, chunk > 0, mask});
+            }
           }
         }
       }
@@ -101,17 +122,18 @@ class PointwiseProduct {
   /// Returns the share of the next pixels that call number `call` prefetches in `steps` steps: one cache line
   /// of so many pixels. Calls without a share get `nothing`, memory that is in the cache.
   ReadAhead read_ahead(Range pixels, Range depth, int64_t steps, int64_t call, const float* nothing) const {
-    constexpr int64_t kLine = 16;
+    constexpr int64_t kLine = 64 / sizeof(S);
     const int64_t lines = ceil_divide(depth.size(), kLine);
     const int64_t pixel = pixels.begin + call / lines * steps;
     if (!every_pixel_ || pixel >= pixels.end) return {nothing, 0};
-    return {from_ + pixel * depth_ + depth.begin + call % lines * kLine, depth_};
+    return {from_ + pixel * depth_ + depth.begin + call % lines * kLine,
+            depth_ * static_cast<int64_t>(sizeof(S))};
   }
 
   /// Copies some channels of the pixels that these outputs read.
   void copy(Range pixels, Range depth, float* to) const {
     if (every_pixel_) {
-      kernels_.copy_rows(pixels.size(), from_ + pixels.begin * depth_ + depth.begin, depth_, depth.size(),
+      packing_.copy_rows(pixels.size(), from_ + pixels.begin * depth_ + depth.begin, depth_, depth.size(),
                          relu_, to);
       return;
     }
@@ -121,7 +143,7 @@ class PointwiseProduct {
       const int64_t ih = row % problem_.out.h * problem_.stride.h;
       const int64_t pixel =
           (row / problem_.out.h * problem_.in.h + ih) * problem_.in.w + ow * problem_.stride.w;
-      kernels_.copy_rows(run, from_ + pixel * depth_ + depth.begin, problem_.stride.w * depth_, depth.size(),
+      packing_.copy_rows(run, from_ + pixel * depth_ + depth.begin, problem_.stride.w * depth_, depth.size(),
                          relu_, to);
       to += run * kernels_.depth;
       p += run;
@@ -130,9 +152,10 @@ class PointwiseProduct {
 
   const Conv2dProblem& problem_;
   const MatrixKernels& kernels_;
-  const float* const from_;
-  const float* const mask_;
-  float* const to_;
+  const ImagePacking<S>& packing_;
+  const S* const from_;
+  const S* const mask_;
+  S* const to_;
   const int64_t depth_, width_;
   const bool relu_, every_pixel_;
   const int64_t row_tiles_, column_tiles_, chunks_, blocks_;
@@ -149,16 +172,20 @@ bool fits_pointwise_backward_input(const Conv2dProblem& problem) {
   return fits_pointwise_forward(problem) && problem.stride.h * problem.stride.w == 1;
 }
 
-void pointwise_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y) {
-  PointwiseProduct(problem, x, problem.c_in, problem.c_out, problem.relu_x, /*mask=*/nullptr, y)
-      .write(w, /*transposed=*/true);
+void pointwise_forward(const Conv2dProblem& problem, const void* x, const float* w, void* y) {
+  dispatch_images(problem, [&]<class S>() {
+    PointwiseProduct<S>(problem, x, problem.c_in, problem.c_out, problem.relu_x, /*mask=*/nullptr, y)
+        .write(w, /*transposed=*/true);
+  });
 }
 
-void pointwise_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, const float* x,
-                              float* dx) {
-  const float* const mask = problem.relu_x ? x : nullptr;
-  PointwiseProduct(problem, dy, problem.c_out, problem.c_in, /*relu=*/false, mask, dx)
-      .write(w, /*transposed=*/false);
+void pointwise_backward_input(const Conv2dProblem& problem, const void* dy, const float* w, const void* x,
+                              void* dx) {
+  const void* const mask = problem.relu_x ? x : nullptr;
+  dispatch_images(problem, [&]<class S>() {
+    PointwiseProduct<S>(problem, dy, problem.c_out, problem.c_in, /*relu=*/false, mask, dx)
+        .write(w, /*transposed=*/false);
+  });
 }
 
 }  // namespace palimpsest::kernels::cpu::conv2d

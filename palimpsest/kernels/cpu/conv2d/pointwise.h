@@ -11,8 +11,8 @@ bool fits_pointwise_forward(const Conv2dProblem& problem);
 /// The same for pointwise_backward_input, which needs stride 1.
 bool fits_pointwise_backward_input(const Conv2dProblem& problem);
 
-void pointwise_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y);
-void pointwise_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, const float* x,
-                              float* dx);
+void pointwise_forward(const Conv2dProblem& problem, const void* x, const float* w, void* y);
+void pointwise_backward_input(const Conv2dProblem& problem, const void* dy, const float* w, const void* x,
+                              void* dx);
 
 }  // namespace palimpsest::kernels::cpu::conv2d

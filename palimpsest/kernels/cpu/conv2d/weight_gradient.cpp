@@ -1,6 +1,7 @@
 #include "palimpsest/kernels/cpu/conv2d/weight_gradient.h"
 
 #include "palimpsest/base/parallel.h"
+#include "palimpsest/kernels/cpu/conv2d/image_type.h"
 #include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/range.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
@@ -34,14 +35,16 @@ struct PackedRows;
 struct PackedColumns;
 
 /// dw as a matrix: rows are the output channels of all groups; columns are the (ky, kx, i) of a group, in
-/// tiles that end at the last i of each (ky, kx).
+/// tiles that end at the last i of each (ky, kx). The values of x and dy lie in S.
+template <class S>
 class WeightGradient {
  public:
-  WeightGradient(const Conv2dProblem& problem, const float* x, const float* dy)
+  WeightGradient(const Conv2dProblem& problem, const void* x, const void* dy)
       : problem_(problem),
         kernels_(current_instruction_set().matrix),
-        x_(x),
-        dy_(dy),
+        packing_(kernels_.packing<S>()),
+        x_(static_cast<const S*>(x)),
+        dy_(static_cast<const S*>(dy)),
         tiles_each_(ceil_divide(problem_.group_in(), kernels_.columns)),
         column_tiles_(problem_.kernel_size.h * problem_.kernel_size.w * tiles_each_),
         row_blocks_(ceil_divide(problem_.group_out(), kRowTiles * kernels_.rows)),
@@ -106,7 +109,7 @@ class WeightGradient {
       for (int64_t q = p; q < pixels.end; q += kPackedAtOnce) {
         const Range some{q, std::min(q + kPackedAtOnce, pixels.end)};
         for (int64_t r = 0; r < row_tiles; ++r)
-          kernels_.pack_rows(some.size(), dy_ + q * problem_.c_out + first_row + r * kernels_.rows,
+          packing_.pack_rows(some.size(), dy_ + q * problem_.c_out + first_row + r * kernels_.rows,
                              problem_.c_out, height(r), a + r * a_size + (q - p) * kernels_.rows);
         for (int64_t t = tiles.begin; t < tiles.end; ++t) {
           const Column c = column(t);
@@ -151,13 +154,14 @@ class WeightGradient {
   /// an output's pixel is the input's. All other calls, and those of the last chunk (-1), get `nothing`,
   /// memory that is in the cache.
   ReadAhead read_ahead(int64_t pixel, int64_t call, Range rows, Range channels, const float* nothing) const {
-    constexpr int64_t kLine = 16;
+    constexpr int64_t kSize = sizeof(S), kLine = 64 / kSize;
     const int64_t row_lines = ceil_divide(rows.size(), kLine);
     if (pixel < 0) return {nothing, 0};
-    if (call < row_lines) return {dy_ + pixel * problem_.c_out + rows.begin + call * kLine, problem_.c_out};
+    if (call < row_lines)
+      return {dy_ + pixel * problem_.c_out + rows.begin + call * kLine, problem_.c_out * kSize};
     const int64_t at = (call - row_lines) * kLine;
     if (!same_pixels_ || at >= channels.size()) return {nothing, 0};
-    return {x_ + pixel * problem_.c_in + channels.begin + at, problem_.c_in};
+    return {x_ + pixel * problem_.c_in + channels.begin + at, problem_.c_in * kSize};
   }
 
   /// Packs the input that position (ky, kx) of the window meets at these outputs: channels [channel, channel
@@ -181,7 +185,7 @@ class WeightGradient {
       if (end > begin) {
         const int64_t pixel =
             (row / problem_.out.h * problem_.in.h + ih) * problem_.in.w + begin * problem_.stride.w + shift_w;
-        kernels_.pack_columns(end - begin, x_ + pixel * problem_.c_in + channel,
+        packing_.pack_columns(end - begin, x_ + pixel * problem_.c_in + channel,
                               problem_.stride.w * problem_.c_in, width, problem_.relu_x, to);
         to += (end - begin) * kernels_.columns;
       }
@@ -193,8 +197,9 @@ class WeightGradient {
 
   const Conv2dProblem& problem_;
   const MatrixKernels& kernels_;
-  const float* const x_;
-  const float* const dy_;
+  const ImagePacking<S>& packing_;
+  const S* const x_;
+  const S* const dy_;
   const int64_t tiles_each_, column_tiles_, row_blocks_;
   int64_t column_blocks_, segments_;
   const bool same_pixels_;
@@ -206,8 +211,8 @@ bool fits_weight_gradient(const Conv2dProblem& problem) {
   return problem.group_in() >= 32 && problem.group_out() >= 16;
 }
 
-void weight_gradient(const Conv2dProblem& problem, const float* x, const float* dy, float* dw) {
-  WeightGradient(problem, x, dy).write(dw);
+void weight_gradient(const Conv2dProblem& problem, const void* x, const void* dy, float* dw) {
+  dispatch_images(problem, [&]<class S>() { WeightGradient<S>(problem, x, dy).write(dw); });
 }
 
 }  // namespace palimpsest::kernels::cpu::conv2d

@@ -13,6 +13,6 @@ namespace palimpsest::kernels::cpu::conv2d {
 bool fits_weight_gradient(const Conv2dProblem& problem);
 
 /// Runs conv2d_backward_weight for such a problem.
-void weight_gradient(const Conv2dProblem& problem, const float* x, const float* dy, float* dw);
+void weight_gradient(const Conv2dProblem& problem, const void* x, const void* dy, float* dw);
 
 }  // namespace palimpsest::kernels::cpu::conv2d

@@ -1,6 +1,7 @@
 #include "palimpsest/kernels/cpu/conv2d/winograd.h"
 
 #include "palimpsest/base/parallel.h"
+#include "palimpsest/kernels/cpu/conv2d/image_type.h"
 #include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/range.h"
 #include "palimpsest/kernels/cpu/conv2d/winograd_tiles.h"
@@ -17,21 +18,24 @@ struct TransformedRows;
 struct TransformedInput;
 struct Products;
 
-/// A convolution of stride 1: of x with w, or of dy with w turned by 180 degrees.
+/// A convolution of stride 1: of x with w, or of dy with w turned by 180 degrees. The values of the images lie
+/// in S.
+template <class S>
 class WinogradProduct {
  public:
   struct Arguments {
-    const float* from;
+    const void* from;
     Pair2 in, out, padding, dilation;
     int64_t images, groups, depth, width;  ///< depth: the channels of a group of `from`; width: those of `to`
     bool relu;                             ///< reads max(from, 0)
-    const float* mask;                     ///< null, or of the size of `to`, which becomes 0 where mask <= 0
-    float* to;
+    const void* mask;                      ///< null, or of the size of `to`, which becomes 0 where mask <= 0
+    void* to;
   };
 
   explicit WinogradProduct(const Arguments& arguments)
       : arguments_(arguments),
         kernels_(current_instruction_set().winograd),
+        transforms_(kernels_.images<S>()),
         matrix_(current_instruction_set().matrix),
         from_(arguments.from, arguments.in, arguments.groups * arguments.depth),
         to_(arguments.to, arguments.out, arguments.groups * arguments.width),
@@ -171,7 +175,7 @@ class WinogradProduct {
             depth.size(), input + row_offset(p, chunk, row), panel,
             {to + row * matrix_.columns, matrix_.columns, matrix_.rows,
              columns > matrix_.lanes ? matrix_.columns : matrix_.lanes, chunk > 0},
-            ahead < lines ? ReadAhead{panel + (lines + ahead) * 16, 16} : ReadAhead{panel, 0});
+            ahead < lines ? ReadAhead{panel + (lines + ahead) * 16, 64} : ReadAhead{panel, 0});
       }
     }
   }
@@ -181,27 +185,28 @@ class WinogradProduct {
     for (int64_t r = 0; r < 4; ++r) {
       TileRow row{{}, chunk_, rows_per_tile_ / chunks_ * tiles_per_block_ * matrix_.depth};
       for (int64_t q = 0; q < 4; ++q) row.to[q] = to + row_offset(4 * r + q, 0, t);
-      transform_input(kernels_, from_, input, arguments_.dilation, r, channel, channels, arguments_.relu,
+      transform_input(transforms_, from_, input, arguments_.dilation, r, channel, channels, arguments_.relu,
                       row);
     }
   }
 
   void write_tile(Tiles::Tile tile, const float* m, int64_t step, int64_t channel, int64_t channels) const {
-    float* y[4];
-    const float* mask[4];
+    S* y[4];
+    const S* mask[4];
     for (int64_t i = 0; i < 4; ++i) {
       const int64_t at = to_.offset(tile.image, tile.h + i / 2 * arguments_.dilation.h,
                                     tile.w + i % 2 * arguments_.dilation.w);
-      y[i] = at < 0 ? nullptr : arguments_.to + at + channel;
-      mask[i] = at < 0 || !arguments_.mask ? nullptr : arguments_.mask + at + channel;
+      y[i] = at < 0 ? nullptr : static_cast<S*>(arguments_.to) + at + channel;
+      mask[i] = at < 0 || !arguments_.mask ? nullptr : static_cast<const S*>(arguments_.mask) + at + channel;
     }
-    kernels_.output(m, step, channels, y, arguments_.mask ? mask : nullptr);
+    transforms_.output(m, step, channels, y, arguments_.mask ? mask : nullptr);
   }
 
   const Arguments arguments_;
   const WinogradKernels& kernels_;
+  const WinogradTransforms<S>& transforms_;
   const MatrixKernels& matrix_;
-  const Images from_, to_;
+  const Images<S> from_, to_;
   const Tiles tiles_;
   const int64_t column_tiles_;    ///< of a group
   const int64_t groups_at_once_;  ///< narrow groups, whose transformed inputs share rows
@@ -228,18 +233,24 @@ bool winograd_saves_time(const Conv2dProblem& problem) {
   return kElements * tiles + kTransforms < 8 * problem.n * problem.out.h * problem.out.w;
 }
 
-void winograd_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y) {
-  WinogradProduct({x, problem.in, problem.out, problem.padding, problem.dilation, problem.n, problem.groups,
-                   problem.group_in(), problem.group_out(), problem.relu_x, /*mask=*/nullptr, y})
-      .write(w, /*forward=*/true);
+void winograd_forward(const Conv2dProblem& problem, const void* x, const float* w, void* y) {
+  dispatch_images(problem, [&]<class S>() {
+    WinogradProduct<S>({x, problem.in, problem.out, problem.padding, problem.dilation, problem.n,
+                        problem.groups, problem.group_in(), problem.group_out(), problem.relu_x,
+                        /*mask=*/nullptr, y})
+        .write(w, /*forward=*/true);
+  });
 }
 
-void winograd_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, const float* x,
-                             float* dx) {
+void winograd_backward_input(const Conv2dProblem& problem, const void* dy, const float* w, const void* x,
+                             void* dx) {
   const Pair2 padding{2 * problem.dilation.h - problem.padding.h, 2 * problem.dilation.w - problem.padding.w};
-  WinogradProduct({dy, problem.out, problem.in, padding, problem.dilation, problem.n, problem.groups,
-                   problem.group_out(), problem.group_in(), /*relu=*/false, problem.relu_x ? x : nullptr, dx})
-      .write(w, /*forward=*/false);
+  dispatch_images(problem, [&]<class S>() {
+    WinogradProduct<S>({dy, problem.out, problem.in, padding, problem.dilation, problem.n, problem.groups,
+                        problem.group_out(), problem.group_in(), /*relu=*/false, problem.relu_x ? x : nullptr,
+                        dx})
+        .write(w, /*forward=*/false);
+  });
 }
 
 }  // namespace palimpsest::kernels::cpu::conv2d

@@ -14,9 +14,9 @@ bool fits_winograd(const Conv2dProblem& problem);
 /// Returns whether such a problem has enough pixels to make up for the transforms of the weights.
 bool winograd_saves_time(const Conv2dProblem& problem);
 
-void winograd_forward(const Conv2dProblem& problem, const float* x, const float* w, float* y);
-void winograd_backward_input(const Conv2dProblem& problem, const float* dy, const float* w, const float* x,
-                             float* dx);
-void winograd_backward_weight(const Conv2dProblem& problem, const float* x, const float* dy, float* dw);
+void winograd_forward(const Conv2dProblem& problem, const void* x, const float* w, void* y);
+void winograd_backward_input(const Conv2dProblem& problem, const void* dy, const float* w, const void* x,
+                             void* dx);
+void winograd_backward_weight(const Conv2dProblem& problem, const void* x, const void* dy, float* dw);
 
 }  // namespace palimpsest::kernels::cpu::conv2d

@@ -1,21 +1,23 @@
 // A unit of one instruction set: nothing of std:: may be used (see cpu/abn/f32.cpp).
 #include "palimpsest/kernels/cpu/conv2d/winograd_kernels.h"
 
+#include "palimpsest/kernels/cpu/simd/storage.h"
 #include "palimpsest/kernels/cpu/simd/vector.h"
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
 
 using cpu::conv2d::TileRow;
 using cpu::conv2d::WinogradKernels;
+using cpu::conv2d::WinogradTransforms;
 
 namespace {
 
 using WinogradVector = Vector<float>;
 constexpr int64_t kWinogradLanes = lanes<float, WinogradVector>();
 
-template <bool kReLU>
-WinogradVector pixel(const float* from) {
-  const auto value = load<WinogradVector>(from);
+template <bool kReLU, class S>
+WinogradVector pixel(const S* from) {
+  const auto value = load_as<WinogradVector>(from);
   return kReLU ? relu(value) : value;
 }
 
@@ -38,9 +40,9 @@ void for_each_vector(int64_t channels, const TileRow& row, const Visit& visit) {
   }
 }
 
-template <bool kReLU, class Combine>
-void input_row_of(const float* const first[4], const float* const second[4], int64_t channels,
-                  const TileRow& row, const Combine& combine) {
+template <bool kReLU, class S, class Combine>
+void input_row_of(const S* const first[4], const S* const second[4], int64_t channels, const TileRow& row,
+                  const Combine& combine) {
   for_each_vector(channels, row, [&](int64_t c, int64_t at) PALIMPSEST_INLINE_LAMBDA {
     WinogradVector d[4];
 #pragma GCC unroll 4
@@ -52,8 +54,9 @@ void input_row_of(const float* const first[4], const float* const second[4], int
   });
 }
 
-void input_row(int64_t r, const float* const first[4], const float* const second[4], int64_t channels,
-               bool relu, const TileRow& row) {
+template <class S>
+void input_row(int64_t r, const S* const first[4], const S* const second[4], int64_t channels, bool relu,
+               const TileRow& row) {
   const auto add = [](WinogradVector a, WinogradVector b) PALIMPSEST_INLINE_LAMBDA { return a + b; };
   const auto subtract = [](WinogradVector a, WinogradVector b) PALIMPSEST_INLINE_LAMBDA { return a - b; };
   if (r == 1)
@@ -64,11 +67,13 @@ void input_row(int64_t r, const float* const first[4], const float* const second
          : input_row_of<false>(first, second, channels, row, subtract);
 }
 
-template <class Combine>
-void gradient_row_of(const float* const dy[4], int64_t channels, const TileRow& row, const Combine& combine) {
+template <class S, class Combine>
+void gradient_row_of(const S* const dy[4], int64_t channels, const TileRow& row, const Combine& combine) {
   for_each_vector(channels, row, [&](int64_t c, int64_t at) PALIMPSEST_INLINE_LAMBDA {
-    const WinogradVector left = combine(load<WinogradVector>(dy[0] + c), load<WinogradVector>(dy[2] + c));
-    const WinogradVector right = combine(load<WinogradVector>(dy[1] + c), load<WinogradVector>(dy[3] + c));
+    const WinogradVector left =
+        combine(load_as<WinogradVector>(dy[0] + c), load_as<WinogradVector>(dy[2] + c));
+    const WinogradVector right =
+        combine(load_as<WinogradVector>(dy[1] + c), load_as<WinogradVector>(dy[3] + c));
     store(row.to[0] + at, left);
     store(row.to[1] + at, left + right);
     store(row.to[2] + at, left - right);
@@ -76,7 +81,8 @@ void gradient_row_of(const float* const dy[4], int64_t channels, const TileRow& 
   });
 }
 
-void gradient_row(int64_t r, const float* const dy[4], int64_t channels, const TileRow& row) {
+template <class S>
+void gradient_row(int64_t r, const S* const dy[4], int64_t channels, const TileRow& row) {
   using W = WinogradVector;
   switch (r) {
     case 0:
@@ -138,7 +144,8 @@ PALIMPSEST_HOST_DEVICE void apply_twice(const Read& read, const Write& write) {
   }
 }
 
-void output(const float* m, int64_t step, int64_t channels, float* const y[4], const float* const* mask) {
+template <class S>
+void output(const float* m, int64_t step, int64_t channels, S* const y[4], const S* const* mask) {
   for_each_vector(channels, [&](int64_t c) PALIMPSEST_INLINE_LAMBDA {
     apply_twice<4, 2, apply_output>(
         [&](int64_t i, int64_t j)
@@ -146,8 +153,9 @@ void output(const float* m, int64_t step, int64_t channels, float* const y[4], c
         [&](int64_t i, int64_t j, WinogradVector value) PALIMPSEST_INLINE_LAMBDA {
           const int64_t k = 2 * i + j;
           if (!y[k]) return;
-          if (mask) value = load<WinogradVector>(mask[k] + c) <= WinogradVector{} ? WinogradVector{} : value;
-          store(y[k] + c, value);
+          if (mask)
+            value = load_as<WinogradVector>(mask[k] + c) <= WinogradVector{} ? WinogradVector{} : value;
+          store_as(y[k] + c, value, false);
         });
   });
 }
@@ -174,9 +182,13 @@ void weight_gradient(const float* s, int64_t step, int64_t channels, float* dw, 
   });
 }
 
+template <class S>
+constexpr WinogradTransforms<S> kTransforms{input_row<S>, gradient_row<S>, output<S>};
+
 }  // namespace
 
 extern const WinogradKernels kWinograd;
-const WinogradKernels kWinograd{input_row, gradient_row, output, weights, weight_gradient};
+const WinogradKernels kWinograd{kTransforms<float>, kTransforms<Float16>, kTransforms<BFloat16>, weights,
+                                weight_gradient};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

@@ -16,27 +16,31 @@ inline constexpr int64_t kWinogradTasks = 32;
 /// Transformed weights, or sums of the weight gradient, that exist at one time.
 inline constexpr int64_t kWeightFloats = int64_t{2} << 20;
 
-/// The images of one tensor. Pixels outside of an image read as zeros.
+/// The images of one tensor, whose values lie in S. Pixels outside of an image read as zeros.
+template <class S>
 class Images {
  public:
-  Images(const float* values, Pair2 size, int64_t channels)
-      : values_(values), size_(size), channels_(channels), zeros_(static_cast<std::size_t>(channels)) {}
+  Images(const void* values, Pair2 size, int64_t channels)
+      : values_(static_cast<const S*>(values)),
+        size_(size),
+        channels_(channels),
+        zeros_(static_cast<std::size_t>(channels)) {}
 
   /// Returns the offset of a pixel's first channel; -1 if it lies outside.
   int64_t offset(int64_t image, int64_t h, int64_t w) const {
     if (h < 0 || h >= size_.h || w < 0 || w >= size_.w) return -1;
     return ((image * size_.h + h) * size_.w + w) * channels_;
   }
-  const float* pixel(int64_t image, int64_t h, int64_t w) const {
+  const S* pixel(int64_t image, int64_t h, int64_t w) const {
     const int64_t at = offset(image, h, w);
     return at < 0 ? zeros_.data() : values_ + at;
   }
 
  private:
-  const float* const values_;
+  const S* const values_;
   const Pair2 size_;
   const int64_t channels_;
-  const std::vector<float> zeros_;
+  const std::vector<S> zeros_;
 };
 
 /// The tiles of an output: 2x2 pixels each, `dilation` apart.
@@ -77,17 +81,18 @@ class Tiles {
 
 /// Writes row r of the transformed inputs of a tile whose first input pixel is (h, w): channels [channel,
 /// channel + channels).
-inline void transform_input(const WinogradKernels& kernels, const Images& images, Tiles::Tile input,
-                            Pair2 dilation, int64_t r, int64_t channel, int64_t channels, bool relu,
-                            const TileRow& row) {
+template <class S>
+void transform_input(const WinogradTransforms<S>& transforms, const Images<S>& images, Tiles::Tile input,
+                     Pair2 dilation, int64_t r, int64_t channel, int64_t channels, bool relu,
+                     const TileRow& row) {
   constexpr int64_t kFirst[4] = {0, 1, 2, 1}, kSecond[4] = {2, 2, 1, 3};
-  const float *first[4], *second[4];
+  const S *first[4], *second[4];
   for (int64_t j = 0; j < 4; ++j) {
     const int64_t w = input.w + j * dilation.w;
     first[j] = images.pixel(input.image, input.h + kFirst[r] * dilation.h, w) + channel;
     second[j] = images.pixel(input.image, input.h + kSecond[r] * dilation.h, w) + channel;
   }
-  kernels.input_row(r, first, second, channels, relu, row);
+  transforms.input_row(r, first, second, channels, relu, row);
 }
 
 }  // namespace palimpsest::kernels::cpu::conv2d

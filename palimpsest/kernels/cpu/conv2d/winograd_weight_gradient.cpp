@@ -1,6 +1,7 @@
 #include "palimpsest/kernels/cpu/conv2d/winograd.h"
 
 #include "palimpsest/base/parallel.h"
+#include "palimpsest/kernels/cpu/conv2d/image_type.h"
 #include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
 #include "palimpsest/kernels/cpu/conv2d/range.h"
 #include "palimpsest/kernels/cpu/conv2d/winograd_tiles.h"
@@ -16,12 +17,14 @@ struct TransformedInput;
 struct TransformedGradient;
 struct WeightSums;
 
-/// dw from sums over the tiles of products of transformed dy and x.
+/// dw from sums over the tiles of products of transformed dy and x, whose values lie in S.
+template <class S>
 class WinogradWeightGradient {
  public:
-  WinogradWeightGradient(const Conv2dProblem& problem, const float* x, const float* dy)
+  WinogradWeightGradient(const Conv2dProblem& problem, const void* x, const void* dy)
       : problem_(problem),
         kernels_(current_instruction_set().winograd),
+        transforms_(kernels_.images<S>()),
         matrix_(current_instruction_set().matrix),
         x_(x, problem.in, problem.c_in),
         dy_(dy, problem.out, problem.c_out),
@@ -120,14 +123,15 @@ class WinogradWeightGradient {
           to_x.to[q] = x + (q * most + t) * x_step;
           to_dy.to[q] = dy + (q * most + t) * dy_step;
         }
-        transform_input(kernels_, x_, {tile.image, tile.h - problem_.padding.h, tile.w - problem_.padding.w},
+        transform_input(transforms_, x_,
+                        {tile.image, tile.h - problem_.padding.h, tile.w - problem_.padding.w},
                         problem_.dilation, r, inputs.begin, inputs.size(), problem_.relu_x, to_x);
-        const float* pixels[4];
+        const S* pixels[4];
         for (int64_t i = 0; i < 4; ++i)
           pixels[i] = dy_.pixel(tile.image, tile.h + i / 2 * problem_.dilation.h,
                                 tile.w + i % 2 * problem_.dilation.w) +
                       outputs.begin;
-        kernels_.gradient_row(r, pixels, outputs.size(), to_dy);
+        transforms_.gradient_row(r, pixels, outputs.size(), to_dy);
       }
       for (int64_t strip = strips.begin; strip < strips.end; ++strip) {
         const int64_t group = strip / strips_ - groups.begin;
@@ -152,8 +156,9 @@ class WinogradWeightGradient {
 
   const Conv2dProblem& problem_;
   const WinogradKernels& kernels_;
+  const WinogradTransforms<S>& transforms_;
   const MatrixKernels& matrix_;
-  const Images x_, dy_;
+  const Images<S> x_, dy_;
   const Tiles tiles_;
   const int64_t columns_;         ///< the input channels of a group, in whole vectors
   const int64_t segments_;        ///< of the tiles; their sums are added at the end
@@ -165,8 +170,8 @@ class WinogradWeightGradient {
 
 }  // namespace
 
-void winograd_backward_weight(const Conv2dProblem& problem, const float* x, const float* dy, float* dw) {
-  WinogradWeightGradient(problem, x, dy).write(dw);
+void winograd_backward_weight(const Conv2dProblem& problem, const void* x, const void* dy, float* dw) {
+  dispatch_images(problem, [&]<class S>() { WinogradWeightGradient<S>(problem, x, dy).write(dw); });
 }
 
 }  // namespace palimpsest::kernels::cpu::conv2d

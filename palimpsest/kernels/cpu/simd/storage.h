@@ -94,9 +94,16 @@ PALIMPSEST_HOST_DEVICE V load_as(const S* from) {
     if constexpr (sizeof(V) == 64 && __is_same(S, BFloat16))
       return (V)_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)bits), 16);
 #elif defined(__AVX2__) && PALIMPSEST_VECTOR_BYTES == 32
-    if constexpr (sizeof(V) == 32 && __is_same(S, Float16)) return (V)_mm256_cvtph_ps((__m128i)bits);
     if constexpr (sizeof(V) == 32 && __is_same(S, BFloat16))
       return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)bits), 16);
+#endif
+#ifdef __F16C__
+    if constexpr (sizeof(V) == 32 && __is_same(S, Float16)) return (V)_mm256_cvtph_ps((__m128i)bits);
+    if constexpr (sizeof(V) == 16 && __is_same(S, Float16)) {
+      __m128i low{};
+      __builtin_memcpy(&low, &bits, sizeof bits);
+      return (V)_mm_cvtph_ps(low);
+    }
 #endif
     return widen<V>(static_cast<const S*>(nullptr), convert_lanes<Lanes<uint32_t, V>>(bits));
   }
