@@ -24,7 +24,7 @@
 /// NaN for values that are infinite or above a quarter of the largest float, and spread NaN over all nine
 /// weights of a pair of channels in dw.
 /// Sums are f32, in an order that depends on the shape only, so any number of threads gives the same bytes.
-/// Results in 16 bits are those of the same values in f32, rounded.
+/// Results in 16 bits are those of the same kernel on the same values in f32, rounded.
 namespace palimpsest::kernels {
 
 /// The problem of one call: its geometry.

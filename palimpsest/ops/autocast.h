@@ -7,7 +7,8 @@
 
 /// Autocast for the operators that multiply (convolution, linear). They take f32 parameters and round them to
 /// 16 bits when they run, and again in backward. Only the f32 parameter is saved, which lives in any case. So
-/// mixed precision needs memory for one 16-bit copy, in the layer that runs.
+/// mixed precision needs memory for one 16-bit copy, in the layer that runs; and for an f32 copy of that where
+/// operands are widened.
 namespace palimpsest::ops {
 
 struct ProductPrecision {

@@ -15,7 +15,7 @@ struct ConvolutionOptions {
 };
 
 /// Convolution. libtorch runs it, except for passes where a kernel of ours takes less time (kernels/conv2d.h;
-/// benchmarks/convolution_time.cpp measures them). These passes are f32 on a CPU, channels-last, with two
+/// benchmarks/convolution_time.cpp measures them). These passes compute in f32 on a CPU, channels-last, with two
 /// spatial dimensions:
 ///   depthwise                    the weight gradient, if the kernel is 3, 5 or 7 pixels wide
 ///   groups of 2 to 16 channels   forward (without bias) and both gradients
@@ -23,8 +23,8 @@ struct ConvolutionOptions {
 ///                                16 channels on; forward (without bias) and both gradients of 1x1 kernels
 ///                                from 64 channels on; the weight gradient, if the kernel is 1x1 or strided
 ///                                or the output has few pixels
-/// 16-bit passes that this CPU does not multiply are computed in f32 (ops/autocast.h): by kernels that widen
-/// values as they read them, or in parts of the batch.
+/// 16-bit passes that this CPU does not multiply are computed in f32 (ops/autocast.h): by the kernels for groups
+/// of 16 channels or more, which widen values as they read them, or in parts of the batch.
 /// Results differ from libtorch's in rounding only, and the same tensors are saved for backward. Under
 /// autocast the f32 weight is saved, not a 16-bit copy (ops/autocast.h).
 ///

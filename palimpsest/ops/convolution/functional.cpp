@@ -13,6 +13,7 @@
 #include <ATen/record_function.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace palimpsest::ops::convolution_detail {
 namespace {
@@ -84,20 +85,25 @@ bool runs_forward(const Conv2dProblem& problem, const std::optional<at::Tensor>&
                    bias->size(0) == problem.c_out);
 }
 
-/// Runs the forward pass in the dtype of the weight. x may be in 16 bits if our kernel runs with a weight in
-/// f32; then the result has its type.
+/// Runs the forward pass if our kernel takes less time; else the result is undefined. The weight is in f32; the
+/// result has the type of x.
+at::Tensor forward_by_kernel(const at::Tensor& x, const at::Tensor& weight,
+                             const std::optional<at::Tensor>& bias, const ConvolutionOptions& options,
+                             Reads reads) {
+  const auto problem = kernel_problem(x, weight, options, reads);
+  if (!problem || weight.scalar_type() != at::kFloat || !runs_forward(*problem, bias)) return {};
+  const at::Tensor w = contiguous_in(Layout::kChannelsLast, weight);
+  at::Tensor y = empty_channels_last({problem->n, problem->c_out, problem->out.h, problem->out.w}, x);
+  kernels::cpu::conv2d_forward(*problem, x.const_data_ptr(), w.const_data_ptr<float>(), y.mutable_data_ptr());
+  if (bias) y.add_(bias->view({-1, 1, 1}));
+  return y;
+}
+
+/// Runs the forward pass in the dtype of the weight.
 at::Tensor forward_of_type(const at::Tensor& x, const at::Tensor& weight,
                            const std::optional<at::Tensor>& bias, const ConvolutionOptions& options,
                            Reads reads) {
-  const auto problem = kernel_problem(x, weight, options, reads);
-  if (problem && weight.scalar_type() == at::kFloat && runs_forward(*problem, bias)) {
-    const at::Tensor w = contiguous_in(Layout::kChannelsLast, weight);
-    at::Tensor y = empty_channels_last({problem->n, problem->c_out, problem->out.h, problem->out.w}, x);
-    kernels::cpu::conv2d_forward(*problem, x.const_data_ptr(), w.const_data_ptr<float>(),
-                                 y.mutable_data_ptr());
-    if (bias) y.add_(bias->view({-1, 1, 1}));
-    return y;
-  }
+  if (at::Tensor y = forward_by_kernel(x, weight, bias, options, reads); y.defined()) return y;
   TORCH_INTERNAL_ASSERT(reads == Reads::kX);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   const std::vector<int64_t> output_padding(options.stride.size(), 0);
@@ -138,7 +144,15 @@ Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at
                            const ConvolutionOptions& options, std::array<bool, 3> needed, Reads reads) {
   Gradients result = backward_by_kernels(dout, x, weight, options, needed, reads);
   const auto& [need_input, need_weight, need_bias] = needed;
-  if (!need_input && !need_weight && !need_bias) return result;
+  if (!need_input && !need_weight) {
+    // For the bias alone, oneDNN would compute the weight gradient once more.
+    if (need_bias) {
+      std::vector<int64_t> pixels(static_cast<size_t>(dout.dim()) - 1);
+      std::iota(pixels.begin() + 1, pixels.end(), int64_t{2});
+      result.bias = dout.sum(pixels);
+    }
+    return result;
+  }
   TORCH_INTERNAL_ASSERT(reads == Reads::kX || !(need_input || need_weight));
   const std::vector<int64_t> output_padding(options.stride.size(), 0);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
@@ -196,9 +210,8 @@ at::Tensor forward_in_f32(const at::Tensor& x, const at::Tensor& weight,
   RECORD_FUNCTION("palimpsest::convolution_in_f32", std::vector<c10::IValue>());
   const at::Tensor w = operand(weight, p);
   const auto b = bias ? std::optional(operand(*bias, p)) : std::nullopt;
-  const at::Tensor stored = x.to(p.storage);
-  if (const auto problem = kernel_problem(stored, w, options, reads); problem && runs_forward(*problem, b))
-    return forward_of_type(stored, w, b, options, reads);
+  if (x.scalar_type() == p.storage)
+    if (at::Tensor y = forward_by_kernel(x, w, b, options, reads); y.defined()) return y;
   TORCH_INTERNAL_ASSERT(reads == Reads::kX);
   if (!may_take_parts(x, weight))
     return forward_of_type(operand(x, p), w, b, options, Reads::kX).to(p.storage);
@@ -237,16 +250,17 @@ bool takes_parts(const std::vector<Branch>& branches, const at::Tensor& x, const
 
 /// Runs the passes of 16-bit branches that have kernels which widen values as they read them, clears what they
 /// needed, and returns the gradient of x, if such a kernel computes it. That of several branches is their sum
-/// in f32, which is rounded once: no such kernel computes it.
+/// in f32, which is rounded once: no such kernel computes it. An x in f32 has none, either: it would need a copy
+/// in 16 bits.
 at::Tensor backward_by_widening_kernels(std::vector<Branch>& branches, const std::vector<at::Tensor>& weights,
                                         const at::Tensor& x, bool& need_input, const ProductPrecision& p,
                                         Reads reads) {
   at::Tensor dx;
-  const at::Tensor stored = x.to(p.storage);
+  if (x.scalar_type() != p.storage) return dx;
   for (size_t i = 0; i < branches.size(); ++i) {
     Branch& b = branches[i];
     std::array<bool, 3> needed{need_input && branches.size() == 1, b.need_weight, false};
-    Gradients g = backward_by_kernels(b.dout.to(p.storage), stored, weights[i], *b.options, needed, reads);
+    Gradients g = backward_by_kernels(b.dout.to(p.storage), x, weights[i], *b.options, needed, reads);
     if (g.input.defined()) {
       dx = std::move(g.input);
       need_input = false;

@@ -46,11 +46,13 @@ class LinearFunction : public torch::autograd::Function<LinearFunction> {
     const auto precision = product_precision(*saved_precision(ctx), x),
                of_weight = weight_gradient_precision(precision, x);
     variable_list result(4);
+    at::Tensor factor = operand(dout, precision);
     if (ctx->needs_input_grad(0))
-      result[0] = at::matmul(operand(dout, precision), operand(weight, precision)).to(precision.storage);
-    if (ctx->needs_input_grad(1))
-      result[1] = at::matmul(rows_of(operand(dout, of_weight)).t(), rows_of(operand(x, of_weight)))
-                      .to(precision.storage);
+      result[0] = at::matmul(factor, operand(weight, precision)).to(precision.storage);
+    if (ctx->needs_input_grad(1)) {
+      factor = factor.to(of_weight.compute_type());
+      result[1] = at::matmul(rows_of(factor).t(), rows_of(operand(x, of_weight))).to(precision.storage);
+    }
     if (ctx->saved_data["bias"].toBool() && ctx->needs_input_grad(2))
       result[2] = rows_of(dout).sum(0, /*keepdim=*/false, at::kFloat).to(precision.storage);
     return result;

@@ -25,7 +25,7 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
   const PerChannel<T, V, kPlane> mean(coefficients.mean), scale(coefficients.scale),
       shift(coefficients.shift), weight(coefficients.weight), bias(coefficients.bias);
   // A plane is in cache when this sweep begins, and the processor prefetches its next rows by itself.
-  const int64_t ahead = values_ahead(block);
+  const int64_t ahead = values_ahead<S>(block);
   // A copy: no store of the sweep can change its pointers.
   const ApplyTensors<S> t = tensors;
   map_rows<kSweepOrder<S, kPlane>, V>(

@@ -142,7 +142,7 @@ void columns_reduce_rows(Block block, Gradient<S, V, false, Choices...> gradient
   T sum[kMaxColumns], sum_t[kMaxColumns];
   const int64_t channels = block.plane > 0 ? block.width / block.plane : block.width;
   clear_columns(channels, sum_dy, sum_dy_t);
-  for_column_chunks(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
+  for_column_chunks<S>(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
     sum_columns<S, V>(
         chunk, sum, sum_t,
         [&](auto place) PALIMPSEST_INLINE_LAMBDA { return times_second(gradient.at(place.from(at))); },
@@ -175,7 +175,7 @@ void backward_rows(Block block, Gradient<S, V, kPlane, Choices...> gradient, boo
   using T = accumulate_t<S>;
   const PerChannel<T, V, kPlane> per_dy(coefficients.per_dy), per_t(coefficients.per_t),
       constant(coefficients.constant);
-  const int64_t ahead = values_ahead(block);
+  const int64_t ahead = values_ahead<S>(block);
   const bool short_rows = block.width < kLongRow;
   const typename Bits<T>::type unless_frozen = frozen ? 0 : -1;
   map_rows<decltype(gradient)::kOrder, V>(

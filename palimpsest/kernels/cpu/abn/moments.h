@@ -107,7 +107,7 @@ void columns_moments(Block block, const S* x, double* mean, double* squares) {
   T pivot[kMaxColumns], sum[kMaxColumns], square[kMaxColumns];
   for (int64_t j = 0; j < block.width; ++j) mean[j] = squares[j] = 0;
   double before = 0;
-  for_column_chunks(block, [&](Block chunk, int64_t at) {
+  for_column_chunks<S>(block, [&](Block chunk, int64_t at) {
     const int64_t samples = smaller(chunk.rows, kPivotSamples);
     column_pivots(block, samples, x + at, pivot);
     columns_shifted_sums(chunk, x + at, pivot, sum, square);

@@ -38,7 +38,7 @@ void strip_moments(Block block, const S* x, double* mean, double* squares) {
   Pair<double> sums[kMaxColumns];
   for (int64_t c = 0; c < channels; ++c) mean[c] = squares[c] = 0;
   double before = 0;
-  for_column_chunks(block, [&](Block chunk, int64_t at) {
+  for_column_chunks<S>(block, [&](Block chunk, int64_t at) {
     const double count = static_cast<double>(chunk.rows * chunk.plane);
     for (int64_t j = 0; j < chunk.width; j += chunk.plane) {
       double sample_sum = 0;

@@ -6,7 +6,7 @@
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
 
-using cpu::conv2d::ImagePacking;
+using cpu::conv2d::ImageAccess;
 using cpu::conv2d::MatrixKernels;
 using cpu::conv2d::ReadAhead;
 using cpu::conv2d::TileOutput;
@@ -185,13 +185,13 @@ void write_tile(int64_t rows, int64_t columns, const float* sums, S* to, int64_t
 }
 
 template <class S>
-constexpr ImagePacking<S> kPacking{pack_rows<S>, pack<kColumns, S>, copy_rows<S>, write_tile<S>};
+constexpr ImageAccess<S> kImages{pack_rows<S>, pack<kColumns, S>, copy_rows<S>, write_tile<S>};
 
 }  // namespace
 
 extern const MatrixKernels kMatrix;
 const MatrixKernels kMatrix{
-    kRows,           kColumns,          kColumns / kVectors, kDepth, tile, tile_of_rows, pack_transposed,
-    kPacking<float>, kPacking<Float16>, kPacking<BFloat16>};
+    kRows,        kColumns,        kColumns / kVectors, kDepth,           tile,
+    tile_of_rows, pack_transposed, kImages<float>,      kImages<Float16>, kImages<BFloat16>};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

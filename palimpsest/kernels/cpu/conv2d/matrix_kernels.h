@@ -30,7 +30,7 @@ struct ReadAhead {
 /// when they are packed. `relu`: packs max(from, 0), so that a product reads what an activation would have
 /// written.
 template <class S>
-struct ImagePacking {
+struct ImageAccess {
   /// to[k][j] = from[k * stride + j] for j < width and k < count; the rest of each row of `to`, which has
   /// `rows` (`columns`) values of a tile, becomes 0.
   void (*pack_rows)(int64_t count, const S* from, int64_t stride, int64_t width, float* to);
@@ -59,15 +59,15 @@ struct MatrixKernels {
   /// to[k][j] = from[j * stride + k]; the rest of each row of `columns` values becomes 0.
   void (*pack_transposed)(int64_t count, const float* from, int64_t stride, int64_t width, float* to);
 
-  ImagePacking<float> packing_f32;
-  ImagePacking<Float16> packing_f16;
-  ImagePacking<BFloat16> packing_bf16;
+  ImageAccess<float> images_f32;
+  ImageAccess<Float16> images_f16;
+  ImageAccess<BFloat16> images_bf16;
 
   template <class S>
-  const ImagePacking<S>& packing() const {
-    if constexpr (std::is_same_v<S, float>) return packing_f32;
-    if constexpr (std::is_same_v<S, Float16>) return packing_f16;
-    if constexpr (std::is_same_v<S, BFloat16>) return packing_bf16;
+  const ImageAccess<S>& images() const {
+    if constexpr (std::is_same_v<S, float>) return images_f32;
+    if constexpr (std::is_same_v<S, Float16>) return images_f16;
+    if constexpr (std::is_same_v<S, BFloat16>) return images_bf16;
   }
 };
 

@@ -33,7 +33,7 @@ class PointwiseProduct {
                    const void* mask, void* to)
       : problem_(problem),
         kernels_(current_instruction_set().matrix),
-        packing_(kernels_.packing<S>()),
+        images_(kernels_.images<S>()),
         from_(static_cast<const S*>(from)),
         mask_(static_cast<const S*>(mask)),
         to_(static_cast<S*>(to)),
@@ -55,7 +55,7 @@ class PointwiseProduct {
       if (transposed)
         kernels_.pack_transposed(depth_, w + first * depth_, depth_, some, to);
       else
-        kernels_.packing<float>().pack_columns(depth_, w + first, width_, some, /*relu=*/false, to);
+        kernels_.images<float>().pack_columns(depth_, w + first, width_, some, /*relu=*/false, to);
     });
     const int64_t row_tasks = std::min(blocks_, kProductTasks);
     const int64_t fewest = chunks_ > 1 ? ceil_divide(column_tiles_, kMostTilesPerTask) : 1;
@@ -109,7 +109,7 @@ class PointwiseProduct {
               float* const tile = sums + (chunks_ > 1 ? call * tile_size : 0);
               multiply_tile({tile, kernels_.columns, kernels_.rows,
                              columns > kernels_.lanes ? kernels_.columns : kernels_.lanes, chunk > 0});
-              if (is_last) packing_.write_tile(rows, columns, tile, to_ + at, width_, mask);
+              if (is_last) images_.write_tile(rows, columns, tile, to_ + at, width_, mask);
             } else {
               multiply_tile({to_ + at, width_, rows, columns, chunk > 0, mask});
             }
@@ -133,8 +133,8 @@ class PointwiseProduct {
   /// Copies some channels of the pixels that these outputs read.
   void copy(Range pixels, Range depth, float* to) const {
     if (every_pixel_) {
-      packing_.copy_rows(pixels.size(), from_ + pixels.begin * depth_ + depth.begin, depth_, depth.size(),
-                         relu_, to);
+      images_.copy_rows(pixels.size(), from_ + pixels.begin * depth_ + depth.begin, depth_, depth.size(),
+                        relu_, to);
       return;
     }
     for (int64_t p = pixels.begin; p < pixels.end;) {
@@ -143,8 +143,8 @@ class PointwiseProduct {
       const int64_t ih = row % problem_.out.h * problem_.stride.h;
       const int64_t pixel =
           (row / problem_.out.h * problem_.in.h + ih) * problem_.in.w + ow * problem_.stride.w;
-      packing_.copy_rows(run, from_ + pixel * depth_ + depth.begin, problem_.stride.w * depth_, depth.size(),
-                         relu_, to);
+      images_.copy_rows(run, from_ + pixel * depth_ + depth.begin, problem_.stride.w * depth_, depth.size(),
+                        relu_, to);
       to += run * kernels_.depth;
       p += run;
     }
@@ -152,7 +152,7 @@ class PointwiseProduct {
 
   const Conv2dProblem& problem_;
   const MatrixKernels& kernels_;
-  const ImagePacking<S>& packing_;
+  const ImageAccess<S>& images_;
   const S* const from_;
   const S* const mask_;
   S* const to_;

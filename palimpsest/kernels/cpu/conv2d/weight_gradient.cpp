@@ -42,7 +42,7 @@ class WeightGradient {
   WeightGradient(const Conv2dProblem& problem, const void* x, const void* dy)
       : problem_(problem),
         kernels_(current_instruction_set().matrix),
-        packing_(kernels_.packing<S>()),
+        images_(kernels_.images<S>()),
         x_(static_cast<const S*>(x)),
         dy_(static_cast<const S*>(dy)),
         tiles_each_(ceil_divide(problem_.group_in(), kernels_.columns)),
@@ -109,8 +109,8 @@ class WeightGradient {
       for (int64_t q = p; q < pixels.end; q += kPackedAtOnce) {
         const Range some{q, std::min(q + kPackedAtOnce, pixels.end)};
         for (int64_t r = 0; r < row_tiles; ++r)
-          packing_.pack_rows(some.size(), dy_ + q * problem_.c_out + first_row + r * kernels_.rows,
-                             problem_.c_out, height(r), a + r * a_size + (q - p) * kernels_.rows);
+          images_.pack_rows(some.size(), dy_ + q * problem_.c_out + first_row + r * kernels_.rows,
+                            problem_.c_out, height(r), a + r * a_size + (q - p) * kernels_.rows);
         for (int64_t t = tiles.begin; t < tiles.end; ++t) {
           const Column c = column(t);
           pack_columns(some, c.position, group * problem_.group_in() + c.first, c.width,
@@ -185,8 +185,8 @@ class WeightGradient {
       if (end > begin) {
         const int64_t pixel =
             (row / problem_.out.h * problem_.in.h + ih) * problem_.in.w + begin * problem_.stride.w + shift_w;
-        packing_.pack_columns(end - begin, x_ + pixel * problem_.c_in + channel,
-                              problem_.stride.w * problem_.c_in, width, problem_.relu_x, to);
+        images_.pack_columns(end - begin, x_ + pixel * problem_.c_in + channel,
+                             problem_.stride.w * problem_.c_in, width, problem_.relu_x, to);
         to += (end - begin) * kernels_.columns;
       }
       zeros(ow + run - end);
@@ -197,7 +197,7 @@ class WeightGradient {
 
   const Conv2dProblem& problem_;
   const MatrixKernels& kernels_;
-  const ImagePacking<S>& packing_;
+  const ImageAccess<S>& images_;
   const S* const x_;
   const S* const dy_;
   const int64_t tiles_each_, column_tiles_, row_blocks_;

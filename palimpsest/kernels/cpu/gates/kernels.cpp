@@ -29,7 +29,7 @@ PALIMPSEST_HOST_DEVICE void sum_rows(const Block& block, double* sums, const Rea
   float sum[kMaxColumns], unused[kMaxColumns];
   double not_read[kMaxColumns];
   clear_columns(block.width, sums, not_read);
-  for_column_chunks(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
+  for_column_chunks<float>(block, [&](Block chunk, int64_t at) PALIMPSEST_INLINE_LAMBDA {
     sum_columns<float, F>(
         chunk, sum, unused,
         [&](auto place) PALIMPSEST_INLINE_LAMBDA {

@@ -42,15 +42,23 @@ PALIMPSEST_HOST_DEVICE void with_constant(Value value, const Function& function)
   (void)((value == kValues && (function(Constant<kValues>{}), true)) || ...);
 }
 
-/// Rows to prefetch ahead in a sweep by columns: 8 KiB of f32 on their way from memory.
+/// Rows that a sum by columns takes at a time: its sums are loaded and stored so much less often.
+template <class S>
+constexpr int64_t kRowsTogether = kIs16Bit<S> ? 8 : 4;
+
+/// Rows to prefetch ahead in a sweep by columns: 16 KiB on their way from memory. With 4 KiB of bf16, statistics of
+/// (32, 512, 28, 28) took 0.83 ms, now 0.62.
+template <class S>
 constexpr int64_t rows_ahead(Block block) {
-  return (2048 + block.width - 1) / block.width;
+  constexpr auto kValues = static_cast<int64_t>(16384 / sizeof(S));
+  return (kValues + block.width - 1) / block.width;
 }
 
 /// Returns how far ahead the second sweep over a block prefetches. Columns are read from memory again. A
 /// strip is still in cache; the next strip, whose rows follow, is not. 7x7: 2.5 -> 2.2 ms.
+template <class S>
 constexpr int64_t values_ahead(Block block) {
-  return block.plane > 0 ? block.width : rows_ahead(block) * block.stride;
+  return block.plane > 0 ? block.width : rows_ahead<S>(block) * block.stride;
 }
 
 constexpr int64_t smaller(int64_t a, int64_t b) {
@@ -84,11 +92,13 @@ PALIMPSEST_HOST_DEVICE void for_plane_chunks(Block block, int64_t most, const Fu
 }
 
 /// Calls function(chunk, offset) for pieces of at most kColumnRun rows. They have about as many rows each, and all but the
-/// last a multiple of 4: each piece costs as much as a few rows, and so does a row that is not one of 4 (sum_columns).
-template <class Function>
+/// last a multiple of kRowsTogether: each piece costs as much as a few rows, and so does a row that is alone (sum_columns).
+template <class S, class Function>
 PALIMPSEST_HOST_DEVICE void for_column_chunks(Block block, const Function& function) {
   const int64_t pieces = (block.rows + kColumnRun - 1) / kColumnRun;
-  const int64_t rows = pieces > 0 ? ((block.rows + pieces - 1) / pieces + 3) / 4 * 4 : 1;
+  constexpr int64_t kTogether = kRowsTogether<S>;
+  const int64_t rows =
+      pieces > 0 ? ((block.rows + pieces - 1) / pieces + kTogether - 1) / kTogether * kTogether : 1;
   for (int64_t row = 0; row < block.rows; row += rows)
     function(Block{smaller(rows, block.rows - row), block.stride, block.width, block.plane},
              row * block.stride);
@@ -201,12 +211,12 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, accumulate_t<S>* sum_a, acc
   constexpr int kVectors = kVectorsPerStep<S, V>;
   const int64_t whole = block.width - block.width % kLanes;
   const int64_t steps = block.width - block.width % (kVectors * kLanes);
-  // 4 rows at a time: the sums are loaded and stored a quarter as often. The next 4 must be on their way.
-  constexpr int64_t kTogether = 4;
-  const int64_t ahead = larger(rows_ahead(block), kTogether) * block.stride;
+  // The next rows must be on their way.
+  constexpr int64_t kTogether = kRowsTogether<S>;
+  const int64_t ahead = larger(rows_ahead<S>(block), kTogether) * block.stride;
   clear_columns(block.width, sum_a, sum_b);
   for (int64_t row = 0, count; row < block.rows; row += count) {
-    count = row + kTogether <= block.rows ? kTogether : 1;
+    count = row + kTogether <= block.rows ? kTogether : row + 4 <= block.rows ? 4 : 1;
     const int64_t at = row * block.stride;
     const auto add_up = [&]<int kCount>(Constant<kCount>, int64_t j,
                                         int64_t counted) PALIMPSEST_INLINE_LAMBDA {
@@ -223,7 +233,9 @@ PALIMPSEST_HOST_DEVICE void sum_columns(Block block, accumulate_t<S>* sum_a, acc
           second.b += q.b;
         }
       };
-      if (count == kTogether) {
+      if (kTogether == 8 && count == 8) {
+        add(0), add(1), add(2), add(3), add(4), add(5), add(6), add(7);
+      } else if (count == 4) {
         add(0), add(1), add(2), add(3);
       } else {
         add(0);

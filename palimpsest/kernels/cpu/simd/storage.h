@@ -98,6 +98,8 @@ PALIMPSEST_HOST_DEVICE V load_as(const S* from) {
       return (V)_mm256_slli_epi32(_mm256_cvtepu16_epi32((__m128i)bits), 16);
 #endif
 #ifdef __F16C__
+    // Single values, too: widen()'s product would lose subnormals where the processor flushes them.
+    if constexpr (sizeof(V) == 4 && __is_same(S, Float16)) return _cvtsh_ss(bits);
     if constexpr (sizeof(V) == 32 && __is_same(S, Float16)) return (V)_mm256_cvtph_ps((__m128i)bits);
     if constexpr (sizeof(V) == 16 && __is_same(S, Float16)) {
       __m128i low{};

@@ -237,17 +237,26 @@ TYPED_TEST(HalfImages, GroupsOf16AreNotNarrow) {
   Conv2dProblem problem = conv2d_problem(4, 32, 32, 2, {12, 13}, {3, 3}, {1, 1}, {1, 1});
   EXPECT_FALSE(kernels::cpu::has_winograd(problem));
   Conv2dTensors t(problem, kHalfImagesSeed);
-  GuardedHalves<TypeParam> x(t.x.span()), got(t.dy.span().size());
-  GuardedFloats want(t.result_size(Conv2dPass::kForward));
-  kernels::cpu::conv2d::winograd_forward(problem, t.x.data(), t.w.data(), want.data());
-  problem.dtype = TestFixture::kDType;
+  GuardedHalves<TypeParam> x(t.x.span()), dy(t.dy.span());
   for (const bool relu_x : {false, true}) {
     problem.relu_x = relu_x;
+    problem.dtype = DType::f32;
+    GuardedFloats y(t.result_size(Conv2dPass::kForward)), dx(t.result_size(Conv2dPass::kBackwardInput)),
+        dw(t.result_size(Conv2dPass::kBackwardWeight)), got_dw(t.result_size(Conv2dPass::kBackwardWeight));
+    using namespace kernels::cpu::conv2d;
+    winograd_forward(problem, t.x.data(), t.w.data(), y.data());
+    winograd_backward_input(problem, t.dy.data(), t.w.data(), t.x.data(), dx.data());
+    winograd_backward_weight(problem, t.x.data(), t.dy.data(), dw.data());
+    problem.dtype = TestFixture::kDType;
     for (const Conv2dPass pass : kAllPasses) EXPECT_TRUE(kernels::cpu::has_conv2d(problem, pass));
+    GuardedHalves<TypeParam> got_y(y.span().size()), got_dx(dx.span().size());
+    run(problem, Conv2dPass::kForward, x.data(), t.w.data(), dy.data(), got_y.data());
+    run(problem, Conv2dPass::kBackwardInput, x.data(), t.w.data(), dy.data(), got_dx.data());
+    run(problem, Conv2dPass::kBackwardWeight, x.data(), t.w.data(), dy.data(), got_dw.data());
+    EXPECT_TRUE(this->same(y, got_y));
+    EXPECT_TRUE(this->same(dx, got_dx));
+    EXPECT_TRUE(std::equal(dw.span().begin(), dw.span().end(), got_dw.span().begin()));
   }
-  problem.relu_x = false;
-  kernels::cpu::conv2d_forward(problem, x.data(), t.w.data(), got.data());
-  EXPECT_TRUE(this->same(want, got));
 }
 
 TYPED_TEST(HalfImages, NarrowGroupsAndSingleChannelsHaveNoKernel) {
