@@ -2,6 +2,7 @@
 
 #include "palimpsest/kernels/formulas/invertibility.h"
 #include "palimpsest/ops/common/backend.h"
+#include "palimpsest/ops/common/dtype.h"
 #include "palimpsest/ops/common/layout.h"
 #include "palimpsest/ops/invertibility/fallback_stats.h"
 
@@ -131,7 +132,7 @@ void check_none_was_saved(const Layer& layer, const at::Tensor& saved_values) {
 }
 
 ChannelView::ChannelView(const SavedChannels& channels, const kernels::AbnProblem& problem, bool has_unused)
-    : problem_(problem), index_(channels.index) {
+    : whole_(problem), problem_(problem), index_(channels.index) {
   if (!index_.defined()) return;
   problem_.shape.c = index_.numel();
   if (!has_unused) return;
@@ -139,8 +140,27 @@ ChannelView::ChannelView(const SavedChannels& channels, const kernels::AbnProble
   index_ = index_.remainder(problem.shape.c);
 }
 
+bool ChannelView::copies_by_kernel(const at::Tensor& full) const {
+  if (!full.is_cpu() || dtype_of(full.scalar_type()) != whole_.dtype ||
+      full.numel() != whole_.shape.elements() ||
+      !is_contiguous_in(full.sizes(), full.strides(), whole_.layout))
+    return false;
+  for (int64_t k = 0; k < index_.numel(); ++k) {
+    const int64_t channel = index_.const_data_ptr<int64_t>()[k];
+    TORCH_CHECK(channel >= 0 && channel < whole_.shape.c, "[abn] the saved channels must be 0 to ",
+                whole_.shape.c - 1, ", got ", channel, ": something changed the tensors saved for backward");
+  }
+  return true;
+}
+
 at::Tensor ChannelView::gather(const at::Tensor& full) const {
-  return index_.defined() ? contiguous_in(problem_.layout, full.index_select(1, index_)) : full;
+  if (!index_.defined()) return full;
+  if (!copies_by_kernel(full)) return contiguous_in(problem_.layout, full.index_select(1, index_));
+  const auto sizes = channel_sizes(full, index_.numel());
+  at::Tensor part = at::empty_strided(sizes, contiguous_strides(sizes, whole_.layout), full.options());
+  kernels::cpu::gather_channels(whole_, index_.const_data_ptr<int64_t>(), index_.numel(),
+                                full.const_data_ptr(), part.mutable_data_ptr());
+  return part;
 }
 
 at::Tensor ChannelView::gather_vector(const at::Tensor& vector) const {
@@ -155,7 +175,13 @@ at::Tensor ChannelView::only_used(const at::Tensor& part, const at::Tensor& full
 }
 
 void ChannelView::scatter(const at::Tensor& part, const at::Tensor& full) const {
-  at::Tensor(full).index_copy_(1, index_, only_used(part, full, 1));
+  if (used_.defined() || part.scalar_type() != full.scalar_type() || !copies_by_kernel(full)) {
+    at::Tensor(full).index_copy_(1, index_, only_used(part, full, 1));
+    return;
+  }
+  const at::Tensor from = contiguous_in(whole_.layout, part);
+  kernels::cpu::scatter_channels(whole_, index_.const_data_ptr<int64_t>(), index_.numel(),
+                                 from.const_data_ptr(), at::Tensor(full).mutable_data_ptr());
 }
 
 void ChannelView::scatter_vector(const at::Tensor& part, const at::Tensor& vector) const {

@@ -65,10 +65,13 @@ class ChannelView {
   void scatter_vector(const at::Tensor& part, const at::Tensor& vector) const;
 
  private:
+  /// Returns whether our kernels copy channels of this tensor. libtorch would make a copy of all channels of
+  /// channels-last first, which takes ten times as long as the layer.
+  bool copies_by_kernel(const at::Tensor& full) const;
   /// Returns `part`, with what `full` has for unused slots. `index_` selects along `dim`.
   at::Tensor only_used(const at::Tensor& part, const at::Tensor& full, int64_t dim) const;
 
-  kernels::AbnProblem problem_;
+  kernels::AbnProblem whole_, problem_;
   at::Tensor index_;
   at::Tensor used_;  ///< (count), bool; undefined if all slots are used
 };
