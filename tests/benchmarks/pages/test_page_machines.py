@@ -22,8 +22,13 @@ def cells(results, start):
     return dict(zip(names, values))
 
 
+def remove_machines(results):
+    for file in (results / FILE).parent.glob("*.json"):
+        file.unlink()
+
+
 def test_machines_stand_side_by_side_and_say_what_was_not_measured(results):
-    (results / FILE).unlink()
+    remove_machines(results)
     machine(results, "one", layer_time=[("[2, 3, 4, 5] NCHW", "batch_norm + leaky_relu", 0.234),
                                         ("[2, 3, 7, 7] NCHW", "batch_norm + leaky_relu_", 0.319),
                                         ("[2, 3, 4, 5] channels-last bf16", "batch_norm + leaky_relu", 0.5)])
@@ -41,7 +46,7 @@ def test_machines_stand_side_by_side_and_say_what_was_not_measured(results):
 
 
 def test_the_time_over_our_f32_has_a_column_of_its_own_and_other_opponents_have_none(results):
-    (results / FILE).unlink()
+    remove_machines(results)
     machine(results, "one", layer_time=[("[2, 3, 4, 5] NCHW bf16", "batch_norm + leaky_relu", 0.2),
                                         ("[2, 3, 4, 5] NCHW bf16", "ours in f32", 0.81),
                                         ("[2, 3, 4, 5] NCHW bf16", "another", 9.9)])
@@ -70,7 +75,7 @@ def test_a_changed_ratio_is_noticed_and_written(results):
 
 
 def test_without_a_measurement_the_page_says_so(results):
-    (results / FILE).unlink()
+    remove_machines(results)
     assert pages("machines", "--results", results) == (0, "")
     assert "No machine: not measured." in (results / PAGE).read_text()
 
