@@ -240,6 +240,11 @@ bool needs_products_with_x(const std::vector<Branch>& branches) {
   return std::any_of(branches.begin(), branches.end(), [](const Branch& b) { return b.need_weight; });
 }
 
+bool needs_parameters(const std::vector<Branch>& branches) {
+  return std::any_of(branches.begin(), branches.end(),
+                     [](const Branch& b) { return b.need_weight || b.need_bias; });
+}
+
 /// Returns whether a backward pass takes the batch in parts. They bound the copies in f32, and the input
 /// gradients of several branches. In 16 bits each sum over parts would round the gradients of weights.
 bool takes_parts(const std::vector<Branch>& branches, const at::Tensor& x, const ProductPrecision& p) {
@@ -292,9 +297,7 @@ at::Tensor backward_in_compute_type(std::vector<Branch>& branches, const at::Ten
   at::Tensor dx;
   if (p.compute_in_f32) {
     dx = backward_by_widening_kernels(branches, weights, x, need_input, p, reads);
-    const bool need_others = std::any_of(branches.begin(), branches.end(),
-                                         [](const Branch& b) { return b.need_weight || b.need_bias; });
-    if (!need_input && !need_others) return dx;
+    if (!need_input && !needs_parameters(branches)) return dx;
   }
   const bool reads_x = needs_products_with_x(branches);
   const auto run = [&](const at::Tensor& x_part, const auto& dout_part) {
@@ -342,9 +345,8 @@ at::Tensor backward_of_branches(std::vector<Branch>& branches, const at::Tensor&
   const bool in_f32 = !at::isReducedFloatingType(p.compute_type());
   if (in_f32 || (branches.size() == 1 && !of_weight.compute_in_f32))
     return backward_in_compute_type(branches, x, need_input, p, reads);
-  const bool need_others = std::any_of(branches.begin(), branches.end(),
-                                       [](const Branch& b) { return b.need_weight || b.need_bias; });
-  if (need_others) backward_in_compute_type(branches, x, /*need_input=*/false, of_weight, reads);
+  if (needs_parameters(branches))
+    backward_in_compute_type(branches, x, /*need_input=*/false, of_weight, reads);
   if (!need_input) return {};
   std::vector<Branch> of_input = branches;
   for (Branch& b : of_input) b.need_weight = b.need_bias = false;

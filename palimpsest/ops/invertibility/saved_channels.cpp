@@ -135,22 +135,22 @@ ChannelView::ChannelView(const SavedChannels& channels, const kernels::AbnProble
     : whole_(problem), problem_(problem), index_(channels.index) {
   if (!index_.defined()) return;
   problem_.shape.c = index_.numel();
-  if (!has_unused) return;
-  used_ = index_.ge(0);
-  index_ = index_.remainder(problem.shape.c);
+  if (has_unused) {
+    used_ = index_.ge(0);
+    index_ = index_.remainder(problem.shape.c);
+  }
+  if (!index_.is_cpu()) return;
+  for (int64_t k = 0; k < index_.numel(); ++k) {
+    const int64_t channel = index_.const_data_ptr<int64_t>()[k];
+    TORCH_CHECK(channel >= 0 && channel < problem.shape.c, "[abn] the saved channels must be 0 to ",
+                problem.shape.c - 1, ", got ", channel, ": something changed the tensors saved for backward");
+  }
 }
 
 bool ChannelView::copies_by_kernel(const at::Tensor& full) const {
-  if (!full.is_cpu() || dtype_of(full.scalar_type()) != whole_.dtype ||
-      full.numel() != whole_.shape.elements() ||
-      !is_contiguous_in(full.sizes(), full.strides(), whole_.layout))
-    return false;
-  for (int64_t k = 0; k < index_.numel(); ++k) {
-    const int64_t channel = index_.const_data_ptr<int64_t>()[k];
-    TORCH_CHECK(channel >= 0 && channel < whole_.shape.c, "[abn] the saved channels must be 0 to ",
-                whole_.shape.c - 1, ", got ", channel, ": something changed the tensors saved for backward");
-  }
-  return true;
+  return full.is_cpu() && dtype_of(full.scalar_type()) == whole_.dtype &&
+         full.numel() == whole_.shape.elements() &&
+         is_contiguous_in(full.sizes(), full.strides(), whole_.layout);
 }
 
 at::Tensor ChannelView::gather(const at::Tensor& full) const {

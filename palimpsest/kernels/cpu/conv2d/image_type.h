@@ -3,6 +3,7 @@
 #include "palimpsest/kernels/conv2d.h"
 
 #include <stdexcept>
+#include <type_traits>
 
 namespace palimpsest::kernels::cpu::conv2d {
 
@@ -10,16 +11,12 @@ namespace palimpsest::kernels::cpu::conv2d {
 /// BFloat16. Throws std::invalid_argument for f64, which no kernel takes.
 template <class Function>
 void dispatch_images(const Conv2dProblem& problem, const Function& function) {
-  switch (problem.dtype) {
-    case DType::f32:
-      return function.template operator()<float>();
-    case DType::f16:
-      return function.template operator()<Float16>();
-    case DType::bf16:
-      return function.template operator()<BFloat16>();
-    default:
+  dispatch_float(problem.dtype, [&]<class S>() {
+    if constexpr (std::is_same_v<S, double>)
       throw std::invalid_argument("the dtype of a convolution must be f32, f16 or bf16");
-  }
+    else
+      function.template operator()<S>();
+  });
 }
 
 }  // namespace palimpsest::kernels::cpu::conv2d

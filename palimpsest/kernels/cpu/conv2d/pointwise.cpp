@@ -107,8 +107,8 @@ class PointwiseProduct {
             };
             if constexpr (kRounds) {
               float* const tile = sums + (chunks_ > 1 ? call * tile_size : 0);
-              multiply_tile({tile, kernels_.columns, kernels_.rows,
-                             columns > kernels_.lanes ? kernels_.columns : kernels_.lanes, chunk > 0});
+              multiply_tile(
+                  {tile, kernels_.columns, kernels_.rows, round_up(columns, kernels_.lanes), chunk > 0});
               if (is_last) images_.write_tile(rows, columns, tile, to_ + at, width_, mask);
             } else {
               multiply_tile({to_ + at, width_, rows, columns, chunk > 0, mask});

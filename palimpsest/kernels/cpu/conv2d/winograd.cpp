@@ -173,8 +173,8 @@ class WinogradProduct {
         const int64_t row = r * matrix_.rows, ahead = r * depth.size();
         matrix_.tile_of_rows(
             depth.size(), input + row_offset(p, chunk, row), panel,
-            {to + row * matrix_.columns, matrix_.columns, matrix_.rows,
-             columns > matrix_.lanes ? matrix_.columns : matrix_.lanes, chunk > 0},
+            {to + row * matrix_.columns, matrix_.columns, matrix_.rows, round_up(columns, matrix_.lanes),
+             chunk > 0},
             ahead < lines ? ReadAhead{panel + (lines + ahead) * 16, 64} : ReadAhead{panel, 0});
       }
     }

@@ -25,6 +25,9 @@ inline std::ostream& operator<<(std::ostream& out, const Conv2dProblem& problem)
 
 namespace palimpsest::testing {
 
+inline constexpr kernels::Conv2dPass kConv2dPasses[] = {
+    kernels::Conv2dPass::kForward, kernels::Conv2dPass::kBackwardInput, kernels::Conv2dPass::kBackwardWeight};
+
 /// The problem of an input and a window; `out` follows.
 inline kernels::Conv2dProblem conv2d_problem(int64_t n, int64_t c_in, int64_t c_out, int64_t groups, Pair2 in,
                                              Pair2 kernel_size, Pair2 stride = {1, 1}, Pair2 padding = {0, 0},

@@ -21,8 +21,6 @@ using kernels::Conv2dPass;
 using kernels::Conv2dProblem;
 
 constexpr uint64_t kHalfImagesSeed = 47;
-constexpr Conv2dPass kAllPasses[] = {Conv2dPass::kForward, Conv2dPass::kBackwardInput,
-                                     Conv2dPass::kBackwardWeight};
 
 const char* name_of(Conv2dPass pass) {
   return pass == Conv2dPass::kForward         ? "forward"
@@ -90,7 +88,7 @@ class HalfImages : public ::testing::Test {
     GuardedHalves<S> x(t.x.span()), dy(t.dy.span());
     int passes = 0;
     for (const bool relu_x : {false, true})
-      for (const Conv2dPass pass : kAllPasses) {
+      for (const Conv2dPass pass : kConv2dPasses) {
         problem.relu_x = relu_x;
         problem.dtype = DType::f32;
         if (!kernels::cpu::has_conv2d(problem, pass)) continue;
@@ -219,7 +217,7 @@ TYPED_TEST(HalfImages, HaveTheSameBytesForAnyNumberOfThreads) {
     problem.dtype = TestFixture::kDType;
     Conv2dTensors t(problem, kHalfImagesSeed);
     GuardedHalves<TypeParam> x(t.x.span()), dy(t.dy.span());
-    for (const Conv2dPass pass : kAllPasses) {
+    for (const Conv2dPass pass : kConv2dPasses) {
       const auto bytes = [&](int threads) {
         omp_set_num_threads(threads);
         std::vector<uint32_t> result(static_cast<std::size_t>(t.result_size(pass)));
@@ -248,7 +246,7 @@ TYPED_TEST(HalfImages, GroupsOf16AreNotNarrow) {
     winograd_backward_input(problem, t.dy.data(), t.w.data(), t.x.data(), dx.data());
     winograd_backward_weight(problem, t.x.data(), t.dy.data(), dw.data());
     problem.dtype = TestFixture::kDType;
-    for (const Conv2dPass pass : kAllPasses) EXPECT_TRUE(kernels::cpu::has_conv2d(problem, pass));
+    for (const Conv2dPass pass : kConv2dPasses) EXPECT_TRUE(kernels::cpu::has_conv2d(problem, pass));
     GuardedHalves<TypeParam> got_y(y.span().size()), got_dx(dx.span().size());
     run(problem, Conv2dPass::kForward, x.data(), t.w.data(), dy.data(), got_y.data());
     run(problem, Conv2dPass::kBackwardInput, x.data(), t.w.data(), dy.data(), got_dx.data());
@@ -264,7 +262,7 @@ TYPED_TEST(HalfImages, NarrowGroupsAndSingleChannelsHaveNoKernel) {
     Conv2dProblem problem = conv2d_problem(1, 32, 32, groups, {5, 5}, {3, 3}, {1, 1}, {1, 1});
     EXPECT_TRUE(kernels::cpu::has_conv2d(problem, Conv2dPass::kBackwardWeight));
     problem.dtype = TestFixture::kDType;
-    for (const Conv2dPass pass : kAllPasses) EXPECT_FALSE(kernels::cpu::has_conv2d(problem, pass));
+    for (const Conv2dPass pass : kConv2dPasses) EXPECT_FALSE(kernels::cpu::has_conv2d(problem, pass));
   }
 }
 
@@ -273,7 +271,7 @@ TEST(F64Images, HaveNoKernel) {
     Conv2dProblem problem =
         conv2d_problem(4, 64, 64, 1, {28, 28}, {window, window}, {1, 1}, {window / 2, window / 2});
     problem.dtype = DType::f64;
-    for (const Conv2dPass pass : kAllPasses) EXPECT_FALSE(kernels::cpu::has_conv2d(problem, pass));
+    for (const Conv2dPass pass : kConv2dPasses) EXPECT_FALSE(kernels::cpu::has_conv2d(problem, pass));
     EXPECT_FALSE(kernels::cpu::has_winograd(problem));
   }
 }

@@ -17,8 +17,6 @@ using kernels::Conv2dPass;
 using kernels::Conv2dProblem;
 
 constexpr uint64_t kWinogradSeed = 31;
-constexpr Conv2dPass kPasses[] = {Conv2dPass::kForward, Conv2dPass::kBackwardInput,
-                                  Conv2dPass::kBackwardWeight};
 
 Conv2dProblem windows(int64_t n, int64_t c_in, int64_t c_out, Pair2 in, Pair2 padding = {1, 1},
                       Pair2 dilation = {1, 1}) {
@@ -50,7 +48,7 @@ void expect_equals_reference(Conv2dProblem problem) {
   for (const bool relu_x : {false, true}) {
     problem.relu_x = relu_x;
     const Conv2dTensors t(problem, kWinogradSeed);
-    for (const Conv2dPass pass : kPasses) {
+    for (const Conv2dPass pass : kConv2dPasses) {
       const GuardedFloats got = computed(problem, pass, t), want = conv2d_reference(problem, pass, t);
       EXPECT_TRUE(close(got.span(), want.span(), tolerance(DType::f32), kWinogradSeed))
           << problem << ", pass " << static_cast<int>(pass) << (relu_x ? ", ReLU" : "");
@@ -105,7 +103,7 @@ TEST(Winograd, HasTheSameBytesForAnyNumberOfThreads) {
   for (const auto& problem :
        {windows(3, 64, 80, {35, 31}), conv2d_problem(2, 120, 168, 3, {35, 31}, {3, 3}, {1, 1}, {1, 1})}) {
     const Conv2dTensors t(problem, kWinogradSeed);
-    for (const Conv2dPass pass : kPasses) {
+    for (const Conv2dPass pass : kConv2dPasses) {
       omp_set_num_threads(1);
       const GuardedFloats one = computed(problem, pass, t);
       for (const int threads : {2, 3, 5}) {
@@ -172,7 +170,7 @@ TEST(WinogradFits, TakesThreeByThreeWindowsOfStrideOne) {
 }
 
 TEST(WinogradFits, IsTakenForManyPixels) {
-  for (const Conv2dPass pass : kPasses) {
+  for (const Conv2dPass pass : kConv2dPasses) {
     Conv2dProblem problem = windows(8, 64, 64, {28, 28});
     problem.relu_x = true;
     EXPECT_TRUE(kernels::cpu::has_conv2d(problem, pass));
