@@ -23,13 +23,14 @@ struct ProductPrecision {
 /// or if x is f64.
 std::optional<ProductPrecision> autocast_precision(const at::Tensor& x);
 
-/// Returns the precision of a product on the device of x: `precision`, but in f32 on widened operands on a CPU
-/// that does not multiply these 16 bits:
-/// - f16 without AVX512-FP16, bf16 without AVX-512: libtorch's own loops would round partial sums to 16 bits,
-///   in a convolution's input gradient after each tap (3x3: 2.5 times the error of one rounding), in its weight
-///   gradient after each image (32 images: 4 times), and take ten times as long.
-/// - bf16 with AVX-512 but without its bf16 instructions: oneDNN emulates them, in 2.2 to 4.7 times the time
-///   of f32.
+/// Returns the precision of a product on the device of x: `precision`, but in f32 on widened operands on a CPU that
+/// multiplies f32 faster than these 16 bits, which is every x86 processor but those with AMX-FP16 for f16, and with
+/// AMX-BF16, or AMD's AVX512-BF16, for bf16. Elsewhere, in the time of f32:
+/// - bf16, Intel's AVX512-BF16: 2 times. f16, AVX512-FP16: once, as oneDNN multiplies in f32 itself.
+/// - bf16, AVX-512 without its bf16 instructions: 2.2 to 4.7 times, as oneDNN emulates them.
+/// - bf16 and f16 without those: ten times, in libtorch's own loops. They round partial sums to 16 bits, in a
+///   convolution's input gradient after each tap (3x3: 2.5 times the error of one rounding), in its weight gradient
+///   after each image (32 images: 4 times).
 ProductPrecision product_precision(const ProductPrecision& precision, const at::Tensor& x);
 
 /// Returns the precision of a weight gradient. On a CPU, f16 weight gradients are computed in f32 on widened

@@ -3,6 +3,7 @@
 #include "palimpsest/base/compute_in_f32.h"
 
 #include <ATen/autocast_mode.h>
+#include <ATen/cpu/Utils.h>
 #include <ATen/native/ConvUtils.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -21,17 +22,26 @@ bool onednn_convolves(at::ScalarType type) {
                                          std::nullopt) == at::native::ConvBackend::Mkldnn;
 }
 
-/// Returns whether this processor multiplies bf16. An x86 processor that has AMX has these instructions too.
-bool multiplies_bf16() {
+/// Returns whether this processor multiplies 16-bit values of the type at least as fast as f32. An instruction for it
+/// is not enough: Intel's vdpbf16ps adds half as many products per second as f32's, and oneDNN's f16 kernels for
+/// AVX512-FP16 widen values to f32.
+bool multiplies_fast(at::ScalarType type) {
 #if defined(__x86_64__)
-  return __builtin_cpu_supports("avx512bf16") != 0;
+  static const auto capabilities = at::cpu::get_cpu_capabilities();
+  const auto has = [](const char* name) {
+    const auto found = capabilities.find(name);
+    return found != capabilities.end() && found->second.toBool();
+  };
+  if (type == at::kHalf) return has("amx_fp16");
+  return has("amx_bf16") || (has("avx512_bf16") && !__builtin_cpu_is("intel"));
 #else
+  (void)type;
   return true;  // onednn_convolves() knows it for other processors
 #endif
 }
 
 bool convolves_in(at::ScalarType type) {
-  return onednn_convolves(type) && (type != at::kBFloat16 || multiplies_bf16());
+  return onednn_convolves(type) && multiplies_fast(type);
 }
 
 }  // namespace
