@@ -2,8 +2,8 @@
 //           16 bits than in f32.
 // Opponent: the same step in f32.
 // Limit:    0.60 for a type that the processor multiplies faster than f32 (ops::product_precision()), such as bf16 with
-//           AMX; else 1.0, for f16 only if the processor converts it (F16C). libtorch's own layers in bf16 under the
-//           same autocast are a control, which claims nothing.
+//           AMX; else 1.0, for f16 only if the processor converts it (F16C). `standard` in bf16 under the same autocast
+//           is a control, which claims nothing: libtorch's normalizations, and convolutions of the same precision.
 //
 // All sides are the same network with the same f32 weights, on the same batch, threads and allocator (which
 // retains freed blocks), one step each in turn: forward, cross-entropy in f32, backward and SGD with

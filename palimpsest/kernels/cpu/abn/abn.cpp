@@ -18,10 +18,6 @@ namespace {
 // Below this many values, waking threads costs more than the work.
 constexpr int64_t kSerialValues = 16384;
 
-// Larger results are written with streaming stores: with its inputs, a result of this size fills the cache
-// that a group of cores shares.
-constexpr int64_t kCachedBytes = int64_t{16} << 20;
-
 /// The channels [begin, end).
 struct Channels {
   int64_t begin, end;

@@ -6,6 +6,7 @@
 
 namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
 
+using cpu::Stores;
 using cpu::conv2d::ImageAccess;
 using cpu::conv2d::MatrixKernels;
 using cpu::conv2d::ReadAhead;
@@ -26,14 +27,15 @@ constexpr int64_t kDepth = 256;
 
 /// Where step k finds the value of row r, and its vectors.
 struct StepMajor {
-  static constexpr bool kMasks = false;
+  static constexpr bool kWritesImages = false;
   int64_t a_step, b_step;
   int64_t at(int64_t k, int64_t r) const { return k * a_step + r; }
 };
 struct RowMajor {
-  static constexpr bool kMasks = true;
+  static constexpr bool kWritesImages = true;
   static constexpr int64_t b_step = kColumns;
-  static int64_t at(int64_t k, int64_t r) { return r * kDepth + k; }
+  int64_t a_stride;
+  int64_t at(int64_t k, int64_t r) const { return r * a_stride + k; }
 };
 
 /// kUsed: the vectors of b that hold the tile's columns.
@@ -42,11 +44,13 @@ void tile_of(Order order, int64_t count, const float* a, const float* b, const T
              ReadAhead ahead) {
   constexpr int64_t kWidth = kUsed * kLanes;
   V sums[kRows][kUsed] = {};
+  const bool streaming = Order::kWritesImages && out.stores == Stores::kStreaming;
   // Other tiles were summed since the last visit: these values have left the first-level cache.
-  for (int64_t r = 0; r < out.rows; ++r) {
-    __builtin_prefetch(out.values + r * out.stride, 1);
-    __builtin_prefetch(out.values + r * out.stride + out.columns - 1, 1);
-  }
+  if (!streaming)
+    for (int64_t r = 0; r < out.rows; ++r) {
+      __builtin_prefetch(out.values + r * out.stride, 1);
+      __builtin_prefetch(out.values + r * out.stride + out.columns - 1, 1);
+    }
   for (int64_t k = 0; k < count; ++k) {
     fetch_ahead(static_cast<const char*>(ahead.from) + k * ahead.step);
     V from_b[kUsed];
@@ -67,9 +71,12 @@ void tile_of(Order order, int64_t count, const float* a, const float* b, const T
       for (int64_t v = 0; v < kUsed; ++v) {
         float* const to = out.values + r * out.stride + v * kLanes;
         V value = out.add ? load<V>(to) + sums[r][v] : sums[r][v];
-        if (Order::kMasks && out.mask)
+        if (Order::kWritesImages && out.mask)
           value = load<V>(out.mask + r * out.stride + v * kLanes) <= V{} ? V{} : value;
-        store(to, value);
+        if (streaming)
+          store_streaming(to, value);
+        else
+          store(to, value);
       }
     return;
   }
@@ -83,7 +90,7 @@ void tile_of(Order order, int64_t count, const float* a, const float* b, const T
     float* const to = out.values + r * out.stride;
     const float* const from = values + r * kWidth;
     for (int64_t j = 0; j < out.columns; ++j) to[j] = out.add ? to[j] + from[j] : from[j];
-    if (Order::kMasks && out.mask)
+    if (Order::kWritesImages && out.mask)
       for (int64_t j = 0; j < out.columns; ++j)
         if (out.mask[r * out.stride + j] <= 0) to[j] = 0;
   }
@@ -101,8 +108,9 @@ void tile(int64_t count, const float* a, int64_t a_step, const float* b, int64_t
   tile_of_any_width(StepMajor{a_step, b_step}, count, a, b, out, ahead);
 }
 
-void tile_of_rows(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead) {
-  tile_of_any_width(RowMajor{}, count, a, b, out, ahead);
+void tile_of_rows(int64_t count, const float* a, int64_t a_stride, const float* b, const TileOutput& out,
+                  ReadAhead ahead) {
+  tile_of_any_width(RowMajor{a_stride}, count, a, b, out, ahead);
 }
 
 /// Widens values [j, width) in vectors W, as long as whole ones are left. Returns the first value that is left.
@@ -151,9 +159,19 @@ void pack_rows(int64_t count, const S* from, int64_t stride, int64_t width, floa
   pack<kRows>(count, from, stride, width, false, to);
 }
 
+// Has an address in this file alone, as streaming_fence itself has not.
+void end_streaming() {
+  streaming_fence();
+}
+
 void pack_transposed(int64_t count, const float* from, int64_t stride, int64_t width, float* to) {
-  for (int64_t j = 0; j < width; ++j)
-    for (int64_t k = 0; k < count; ++k) to[k * kColumns + j] = from[j * stride + k];
+  constexpr int64_t kBlock =
+      64;  // steps whose values stay in the first-level cache while all columns are written
+  for (int64_t begin = 0; begin < count; begin += kBlock) {
+    const int64_t end = begin + kBlock < count ? begin + kBlock : count;
+    for (int64_t j = 0; j < width; ++j)
+      for (int64_t k = begin; k < end; ++k) to[k * kColumns + j] = from[j * stride + k];
+  }
   for (int64_t j = width; j < kColumns; ++j)
     for (int64_t k = 0; k < count; ++k) to[k * kColumns + j] = 0;
 }
@@ -190,8 +208,8 @@ constexpr ImageAccess<S> kImages{pack_rows<S>, pack<kColumns, S>, copy_rows<S>, 
 }  // namespace
 
 extern const MatrixKernels kMatrix;
-const MatrixKernels kMatrix{
-    kRows,        kColumns,        kColumns / kVectors, kDepth,           tile,
-    tile_of_rows, pack_transposed, kImages<float>,      kImages<Float16>, kImages<BFloat16>};
+const MatrixKernels kMatrix{kRows,          kColumns,         kColumns / kVectors, kDepth,
+                            tile,           tile_of_rows,     end_streaming,       pack_transposed,
+                            kImages<float>, kImages<Float16>, kImages<BFloat16>};
 
 }  // namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d

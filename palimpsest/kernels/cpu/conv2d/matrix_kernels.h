@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/base/half.h"
+#include "palimpsest/kernels/cpu/simd/stores.h"
 
 #include <cstdint>
 #include <type_traits>
@@ -18,6 +19,8 @@ struct TileOutput {
   bool add;               ///< adds to the values, else overwrites them
   /// tile_of_rows: null, or values that lie as those of the result, which becomes 0 where they are <= 0.
   const float* mask = nullptr;
+  /// tile_of_rows: kStreaming for values whose vectors lie on their boundaries. Call end_streaming at the end.
+  Stores stores = Stores::kCached;
 };
 
 /// Memory that will be read soon; each step of the product prefetches `step` bytes further.
@@ -47,14 +50,17 @@ struct MatrixKernels {
   int64_t rows;     ///< of a tile: values that are broadcast one by one
   int64_t columns;  ///< of a tile: values in vectors
   int64_t lanes;    ///< of a vector
-  int64_t depth;    ///< the most steps of tile_of_rows: the distance of the rows of its `a`
+  int64_t depth;    ///< the most steps of a tile whose columns stay in the first-level cache
 
   /// out[r][j] = sum over k < count of a[k * a_step + r] * b[k * b_step + j]. Reads all rows and all vectors of
   /// each step, even if `out` has fewer rows and its last vector fewer columns.
   void (*tile)(int64_t count, const float* a, int64_t a_step, const float* b, int64_t b_step,
                const TileOutput& out, ReadAhead ahead);
-  /// The same with a[r * depth + k] and b[k * columns + j].
-  void (*tile_of_rows)(int64_t count, const float* a, const float* b, const TileOutput& out, ReadAhead ahead);
+  /// The same with a[r * a_stride + k] and b[k * columns + j].
+  void (*tile_of_rows)(int64_t count, const float* a, int64_t a_stride, const float* b, const TileOutput& out,
+                       ReadAhead ahead);
+  /// Makes streaming stores visible to other threads before all later stores.
+  void (*end_streaming)();
 
   /// to[k][j] = from[j * stride + k]; the rest of each row of `columns` values becomes 0.
   void (*pack_transposed)(int64_t count, const float* from, int64_t stride, int64_t width, float* to);

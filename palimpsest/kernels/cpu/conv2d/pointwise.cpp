@@ -8,11 +8,12 @@
 #include "palimpsest/kernels/cpu/simd/scratch.h"
 
 #include <algorithm>
+#include <type_traits>
 
 namespace palimpsest::kernels::cpu::conv2d {
 namespace {
 
-// Tiles of pixels that are copied together; they and a tile of the weights stay in the second-level cache.
+// Tiles of pixels that are multiplied together; they and a tile of the weights stay in the second-level cache.
 constexpr int64_t kMostRowTiles = 12;
 // Tiles of columns per task if their sums are read again: with kMostRowTiles they take 192 KiB.
 constexpr int64_t kMostTilesPerTask = 16;
@@ -41,10 +42,12 @@ class PointwiseProduct {
         width_(width),
         relu_(relu),
         every_pixel_(problem.stride.h * problem.stride.w == 1),
+        copies_(!std::is_same_v<S, float> || relu || !every_pixel_),
         row_tiles_(ceil_divide(pixels(), kernels_.rows)),
         column_tiles_(ceil_divide(width, kernels_.columns)),
         chunks_(ceil_divide(depth, kernels_.depth)),
-        blocks_(ceil_divide(row_tiles_, kMostRowTiles)) {}
+        blocks_(ceil_divide(row_tiles_, kMostRowTiles)),
+        stores_(streams() ? Stores::kStreaming : Stores::kCached) {}
 
   /// transposed: w is (width, depth), else (depth, width).
   void write(const float* w, bool transposed) const {
@@ -70,6 +73,18 @@ class PointwiseProduct {
  private:
   static constexpr bool kRounds = sizeof(S) < sizeof(float);
 
+  struct Rows {
+    const float* values;
+    int64_t stride;
+  };
+
+  /// Whole lines that are written once, and leave the caches before they are read.
+  bool streams() const {
+    constexpr int64_t kLine = 64, kSize = sizeof(S);
+    return !kRounds && chunks_ == 1 && pixels() * width_ * kSize > kCachedBytes &&
+           width_ * kSize % kLine == 0 && reinterpret_cast<uintptr_t>(to_) % kLine == 0;
+  }
+
   int64_t pixels() const { return problem_.n * problem_.out.h * problem_.out.w; }
   Range pixels_of(int64_t block) const {
     const Range tiles = part(row_tiles_, block, blocks_);
@@ -87,7 +102,9 @@ class PointwiseProduct {
       const int64_t row_tiles = ceil_divide(pixels.size(), kernels_.rows);
       for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
         const Range depth = part(depth_, chunk, chunks_);
-        copy(pixels, depth, a);
+        // A tile reads all its rows: those of a tile with fewer pixels are copied in any case.
+        const int64_t first_copied = copies_ ? 0 : pixels.size() / kernels_.rows * kernels_.rows;
+        copy({pixels.begin + first_copied, pixels.end}, depth, a + first_copied * kernels_.depth);
         const bool is_last = chunk + 1 == chunks_;
         const Range next_pixels = !is_last                 ? pixels
                                   : block + 1 < blocks.end ? pixels_of(block + 1)
@@ -100,8 +117,10 @@ class PointwiseProduct {
             const int64_t at = (pixels.begin + row) * width_ + column,
                           call = (t - tiles.begin) * row_tiles + r;
             const S* const mask = mask_ && is_last ? mask_ + at : nullptr;
+            const Rows from = row < first_copied ? rows_of_image(pixels.begin + row, depth.begin)
+                                                 : Rows{a + row * kernels_.depth, kernels_.depth};
             const auto multiply_tile = [&](const TileOutput& out) {
-              kernels_.tile_of_rows(depth.size(), a + row * kernels_.depth,
+              kernels_.tile_of_rows(depth.size(), from.values, from.stride,
                                     b + column * depth_ + depth.begin * kernels_.columns, out,
                                     read_ahead(next_pixels, next_depth, depth.size(), call, a));
             };
@@ -111,12 +130,18 @@ class PointwiseProduct {
                   {tile, kernels_.columns, kernels_.rows, round_up(columns, kernels_.lanes), chunk > 0});
               if (is_last) images_.write_tile(rows, columns, tile, to_ + at, width_, mask);
             } else {
-              multiply_tile({to_ + at, width_, rows, columns, chunk > 0, mask});
+              multiply_tile({to_ + at, width_, rows, columns, chunk > 0, mask, stores_});
             }
           }
         }
       }
     }
+    if (stores_ == Stores::kStreaming) kernels_.end_streaming();
+  }
+
+  /// Returns the rows of the image from a pixel on, from a channel on.
+  Rows rows_of_image(int64_t pixel, int64_t channel) const {
+    return {reinterpret_cast<const float*>(from_ + pixel * depth_ + channel), depth_};
   }
 
   /// Returns the share of the next pixels that call number `call` prefetches in `steps` steps: one cache line
@@ -158,7 +183,9 @@ class PointwiseProduct {
   S* const to_;
   const int64_t depth_, width_;
   const bool relu_, every_pixel_;
+  const bool copies_;  ///< pixels before they are multiplied, else reads them in the image
   const int64_t row_tiles_, column_tiles_, chunks_, blocks_;
+  const Stores stores_;
 };
 
 }  // namespace

@@ -172,7 +172,7 @@ class WinogradProduct {
       for (int64_t r = 0; r < row_tiles; ++r) {
         const int64_t row = r * matrix_.rows, ahead = r * depth.size();
         matrix_.tile_of_rows(
-            depth.size(), input + row_offset(p, chunk, row), panel,
+            depth.size(), input + row_offset(p, chunk, row), matrix_.depth, panel,
             {to + row * matrix_.columns, matrix_.columns, matrix_.rows, round_up(columns, matrix_.lanes),
              chunk > 0},
             ahead < lines ? ReadAhead{panel + (lines + ahead) * 16, 64} : ReadAhead{panel, 0});

@@ -1,5 +1,7 @@
 #pragma once
 
+#include "palimpsest/kernels/cpu/simd/stores.h"
+
 #include <cstdint>
 
 namespace palimpsest::kernels::cpu {
@@ -15,10 +17,5 @@ struct Block {
 
 /// The widest block with sums per column: the sums live on the stack, in the first-level cache.
 inline constexpr int64_t kMaxColumns = 2048;
-
-/// How a sweep writes. A streaming (non-temporal) store skips the read of the line that it replaces, which is
-/// a quarter of the traffic of a backward sweep. It pays for outputs that would leave the caches before they
-/// are read.
-enum class Stores { kCached, kStreaming };
 
 }  // namespace palimpsest::kernels::cpu

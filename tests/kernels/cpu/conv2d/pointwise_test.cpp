@@ -5,7 +5,10 @@
 #include <omp.h>
 
 #include <cmath>
+#include <iterator>
 #include <limits>
+#include <span>
+#include <vector>
 
 // 1x1 convolutions: the forward pass and the gradient of the input.
 namespace palimpsest::testing {
@@ -16,14 +19,21 @@ using kernels::Conv2dProblem;
 
 constexpr uint64_t kPointwiseSeed = 23;
 
-GuardedFloats computed(const Conv2dProblem& problem, Conv2dPass pass, const Conv2dTensors& t) {
-  const bool forward = pass == Conv2dPass::kForward;
-  GuardedFloats result(t.result_size(pass), std::numeric_limits<float>::quiet_NaN());
-  if (forward)
-    kernels::cpu::conv2d_forward(problem, t.x.data(), t.w.data(), result.data());
+struct alignas(64) Line {
+  float values[16];
+};
+
+void write(const Conv2dProblem& problem, Conv2dPass pass, const Conv2dTensors& t, float* result) {
+  if (pass == Conv2dPass::kForward)
+    kernels::cpu::conv2d_forward(problem, t.x.data(), t.w.data(), result);
   else
     kernels::cpu::conv2d_backward_input(problem, t.dy.data(), t.w.data(),
-                                        problem.relu_x ? t.x.data() : nullptr, result.data());
+                                        problem.relu_x ? t.x.data() : nullptr, result);
+}
+
+GuardedFloats computed(const Conv2dProblem& problem, Conv2dPass pass, const Conv2dTensors& t) {
+  GuardedFloats result(t.result_size(pass), std::numeric_limits<float>::quiet_NaN());
+  write(problem, pass, t, result.data());
   EXPECT_TRUE(result.guards_hold()) << problem;
   return result;
 }
@@ -80,6 +90,23 @@ TEST_P(Pointwise, HasTheSameBytesForAnyNumberOfThreads) {
     EXPECT_TRUE(same_bytes(some.span(), one.span())) << threads << " threads";
   }
   omp_set_num_threads(before);
+}
+
+// On the boundary of a cache line it is written with streaming stores.
+TEST_P(Pointwise, AResultTooLargeForTheCachesHasTheSameBytesAtEveryAddress) {
+  const bool forward = GetParam() == Conv2dPass::kForward;
+  Conv2dProblem problem = conv2d_problem(1, forward ? 20 : 1040, forward ? 1040 : 20, 1, {61, 67}, {1, 1});
+  for (const bool relu_x : {false, true}) {
+    problem.relu_x = relu_x;
+    const Conv2dTensors t(problem, kPointwiseSeed);
+    const GuardedFloats off_a_line = computed(problem, GetParam(), t);
+    std::vector<Line> lines(off_a_line.span().size() / std::size(Line{}.values),
+                            {{std::numeric_limits<float>::quiet_NaN()}});
+    float* const result = lines.data()->values;
+    write(problem, GetParam(), t, result);
+    EXPECT_TRUE(same_bytes(std::span<const float>(result, off_a_line.span().size()), off_a_line.span()))
+        << (relu_x ? "ReLU" : "");
+  }
 }
 
 TEST_P(Pointwise, NotANumberStaysInItsPixel) {
