@@ -63,9 +63,9 @@ namespace cpu {
 /// tensor lies before the activation, its activation is the identity here, and there is no residual.
 void choose_slots(const AbnProblem& problem, const ChannelSlots& tensors);
 
-/// Copy channels index[k], for k < count, between `full`, (N, C, S), and `part`, (N, count, S). Both are
-/// contiguous in problem.layout and of problem.dtype; problem.shape is that of `full`. Every index is at least 0
-/// and below C, and no two are equal.
+/// Copy the channels of `count` slots between `full`, (N, C, S), and `part`, (N, count, S). Both are contiguous
+/// in problem.layout and of problem.dtype; problem.shape is that of `full`. `index` is that of choose_slots:
+/// an unused slot has a channel, which is gathered, and which scatter_channels leaves as it is.
 void gather_channels(const AbnProblem& problem, const int64_t* index, int64_t count, const void* full,
                      void* part);
 void scatter_channels(const AbnProblem& problem, const int64_t* index, int64_t count, const void* part,

@@ -6,7 +6,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -114,6 +116,81 @@ void expect_slots_equal_the_reference(const ChannelSlotsCase& given, const Choos
 template <class Choose>
 void expect_slots_equal_the_reference(const ChannelSlotsCase& given, const Choose& choose) {
   dispatch_float(given.dtype, [&]<class S>() { expect_slots_equal_the_reference<S>(given, choose); });
+}
+
+/// Channels that are copied; those of unused slots are c - C.
+struct CopiedChannelsCase {
+  DType dtype;
+  Shape3 shape;
+  Layout layout;
+  std::vector<int64_t> index;
+
+  friend void PrintTo(const CopiedChannelsCase& c, std::ostream* out) {
+    *out << name_of(c.dtype) << ", " << c.shape.n << " x " << c.shape.c << " x " << c.shape.s
+         << (c.layout == Layout::kNCHW ? "" : " channels-last") << ", channels";
+    for (const int64_t channel : c.index) *out << " " << channel;
+  }
+};
+
+template <class Function>
+void for_each_copied_channels_case(const Function& function) {
+  for (const Layout layout : {Layout::kNCHW, Layout::kChannelsLast})
+    for (const Shape3& shape :
+         {Shape3{1, 1, 1}, Shape3{3, 33, 63}, Shape3{2, 70, 1}, Shape3{5, 8, 900}, Shape3{0, 8, 3}})
+      for (const auto& index : {std::vector<int64_t>{0},
+                                {-shape.c},
+                                {shape.c - 1, shape.c / 2, 0},
+                                {shape.c / 2 - shape.c, 0, -1}}) {
+        if (index.size() > 1 && shape.c < 3) continue;  // no channel twice
+        for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64})
+          function(CopiedChannelsCase{dtype, shape, layout, index});
+      }
+}
+
+/// U: an integer of the size of the values.
+template <class U, class Gather, class Scatter>
+void expect_values_are_copied(const CopiedChannelsCase& c, const Gather& gather, const Scatter& scatter) {
+  const auto [n_of, c_of, s_of] = c.shape;
+  const auto count = static_cast<int64_t>(c.index.size());
+  const auto counted = [](int64_t values, U first) {
+    std::vector<U> result(static_cast<std::size_t>(values));
+    std::iota(result.begin(), result.end(), first);
+    return result;
+  };
+  const auto at = [&, s_of = s_of](int64_t n, int64_t channel, int64_t s, int64_t channels) {
+    return static_cast<std::size_t>(c.layout == Layout::kNCHW ? (n * channels + channel) * s_of + s
+                                                              : (n * s_of + s) * channels + channel);
+  };
+  const kernels::AbnProblem problem{.shape = c.shape, .layout = c.layout, .dtype = c.dtype};
+  const auto full = counted(c.shape.elements(), U{0});
+  std::vector<U> part(static_cast<std::size_t>(n_of * count * s_of)), want_part = part;
+  gather(problem, c.index.data(), count, full.data(), part.data());
+  const auto other = counted(static_cast<int64_t>(part.size()), static_cast<U>(7777));
+  std::vector<U> written = full, want = full;
+  scatter(problem, c.index.data(), count, other.data(), written.data());
+  for (int64_t n = 0; n < n_of; ++n)
+    for (int64_t k = 0; k < count; ++k)
+      for (int64_t s = 0; s < s_of; ++s) {
+        const int64_t slot = c.index[static_cast<std::size_t>(k)];
+        const std::size_t whole = at(n, slot < 0 ? slot + c_of : slot, s, c_of);
+        want_part[at(n, k, s, count)] = full[whole];
+        if (slot >= 0) want[whole] = other[at(n, k, s, count)];
+      }
+  EXPECT_EQ(part, want_part) << ::testing::PrintToString(c);
+  EXPECT_EQ(written, want) << ::testing::PrintToString(c);
+}
+
+/// gather and scatter: the functions of kernels/channel_slots.h.
+template <class Gather, class Scatter>
+void expect_channels_are_copied(const CopiedChannelsCase& c, const Gather& gather, const Scatter& scatter) {
+  switch (size_of(c.dtype)) {
+    case 2:
+      return expect_values_are_copied<uint16_t>(c, gather, scatter);
+    case 4:
+      return expect_values_are_copied<uint32_t>(c, gather, scatter);
+    default:
+      return expect_values_are_copied<uint64_t>(c, gather, scatter);
+  }
 }
 
 }  // namespace palimpsest::testing

@@ -3,7 +3,6 @@
 #include "palimpsest/kernels/formulas/channel_slots.h"
 
 #include <algorithm>
-#include <numeric>
 #include <set>
 
 namespace palimpsest::testing {
@@ -80,51 +79,10 @@ TEST(ResidualSample, SpreadsOverRowsAndColumns) {
   }
 }
 
-/// Values 0, 1, ... of U, the bytes of which stand for any type of that size.
-template <class U>
-std::vector<U> counted(int64_t count, U first) {
-  std::vector<U> values(static_cast<std::size_t>(count));
-  std::iota(values.begin(), values.end(), first);
-  return values;
-}
-
-template <class U>
-void expect_channels_are_copied(DType dtype, Shape3 shape, Layout layout, const std::vector<int64_t>& index) {
-  SCOPED_TRACE(std::string(name_of(dtype)) + ", " + std::to_string(shape.n) + " x " +
-               std::to_string(shape.c) + " x " + std::to_string(shape.s) +
-               (layout == Layout::kNCHW ? "" : " channels-last"));
-  const auto count = static_cast<int64_t>(index.size());
-  const auto at = [&](int64_t n, int64_t c, int64_t s, int64_t channels) {
-    return static_cast<std::size_t>(layout == Layout::kNCHW ? (n * channels + c) * shape.s + s
-                                                            : (n * shape.s + s) * channels + c);
-  };
-  const kernels::AbnProblem problem{.shape = shape, .layout = layout, .dtype = dtype};
-  const auto full = counted<U>(shape.elements(), U{0});
-  std::vector<U> part(static_cast<std::size_t>(shape.n * count * shape.s));
-  kernels::cpu::gather_channels(problem, index.data(), count, full.data(), part.data());
-  const auto other = counted<U>(static_cast<int64_t>(part.size()), static_cast<U>(7777));
-  std::vector<U> written = full, want = full;
-  kernels::cpu::scatter_channels(problem, index.data(), count, other.data(), written.data());
-  for (int64_t n = 0; n < shape.n; ++n)
-    for (int64_t k = 0; k < count; ++k)
-      for (int64_t s = 0; s < shape.s; ++s) {
-        const std::size_t whole = at(n, index[static_cast<std::size_t>(k)], s, shape.c);
-        ASSERT_EQ(part[at(n, k, s, count)], full[whole]);
-        want[whole] = other[at(n, k, s, count)];
-      }
-  EXPECT_EQ(written, want);
-}
-
 TEST(CopiedChannels, AreThoseOfTheIndex) {
-  for (const Layout layout : {Layout::kNCHW, Layout::kChannelsLast})
-    for (const Shape3& shape : {Shape3{1, 1, 1}, Shape3{3, 33, 63}, Shape3{2, 70, 1}, Shape3{5, 8, 900}})
-      for (const auto& index : {std::vector<int64_t>{0}, {shape.c - 1}, {shape.c - 1, shape.c / 2, 0}}) {
-        if (std::set<int64_t>(index.begin(), index.end()).size() < index.size()) continue;
-        expect_channels_are_copied<uint16_t>(DType::f16, shape, layout, index);
-        expect_channels_are_copied<uint16_t>(DType::bf16, shape, layout, index);
-        expect_channels_are_copied<uint32_t>(DType::f32, shape, layout, index);
-        expect_channels_are_copied<uint64_t>(DType::f64, shape, layout, index);
-      }
+  for_each_copied_channels_case([](const CopiedChannelsCase& c) {
+    expect_channels_are_copied(c, kernels::cpu::gather_channels, kernels::cpu::scatter_channels);
+  });
 }
 
 }  // namespace

@@ -17,4 +17,10 @@ int64_t choose_slots_workspace_bytes(const AbnProblem& problem);
 /// another order than on a CPU.
 void choose_slots(const AbnProblem& problem, const ChannelSlots& tensors, const Queue& queue);
 
+/// One launch each.
+void gather_channels(const AbnProblem& problem, const int64_t* index, int64_t count, const void* full,
+                     void* part, Stream stream);
+void scatter_channels(const AbnProblem& problem, const int64_t* index, int64_t count, const void* part,
+                      void* full, Stream stream);
+
 }  // namespace palimpsest::kernels::cuda

@@ -11,5 +11,11 @@ int64_t choose_slots_workspace_bytes(const AbnProblem&) {
 void choose_slots(const AbnProblem&, const ChannelSlots&, const Queue&) {
   refuse("choose_slots");
 }
+void gather_channels(const AbnProblem&, const int64_t*, int64_t, const void*, void*, Stream) {
+  refuse("gather_channels");
+}
+void scatter_channels(const AbnProblem&, const int64_t*, int64_t, const void*, void*, Stream) {
+  refuse("scatter_channels");
+}
 
 }  // namespace palimpsest::kernels::cuda

@@ -105,12 +105,6 @@ void finish_write(const at::Tensor& t, const at::Tensor& written) {
     t.copy_(written);
 }
 
-/// Returns the saved channels as a layer. On a CPU the host knows how many there are: no slot is unused.
-ChannelView view_of(const SavedChannels& channels, const kernels::AbnProblem& problem,
-                    const at::Tensor& like) {
-  return {channels, problem, host_runs_ahead(backend_of("abn", like))};
-}
-
 /// Normalizes `part`, some channels of x, in place: the layer with neither weight nor activation.
 void normalize_part(kernels::AbnProblem problem, const at::Tensor& part, const at::Tensor& mean,
                     const at::Tensor& inv_std) {
@@ -193,8 +187,8 @@ Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tenso
   // A pass of its own, also for all channels: z has the same bits whether channels are saved or not.
   std::optional<ChannelView> part;
   if (channels.any()) {
-    part.emplace(view_of(channels, call.problem, x));
-    channels.values.copy_(part->gather(x));  // before x is written over
+    part.emplace(channels, call.problem);
+    part->copy_to(x, channels.values);  // before x is written over
   }
   if (!is_one_call) {
     device.apply(call.problem, tensors, x);
@@ -270,7 +264,7 @@ class SavedChannelsCall {
  public:
   SavedChannelsCall(const BackwardCall& all, const SavedChannels& channels)
       : all_(all),
-        part_(view_of(channels, all.problem, all.saved_values)),
+        part_(channels, all.problem),
         call_{part_.problem(),
               channels.values,
               {},

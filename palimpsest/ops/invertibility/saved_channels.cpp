@@ -4,11 +4,11 @@
 #include "palimpsest/ops/common/backend.h"
 #include "palimpsest/ops/common/dtype.h"
 #include "palimpsest/ops/common/layout.h"
+#include "palimpsest/ops/invertibility/copy_channels.h"
 #include "palimpsest/ops/invertibility/fallback_stats.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/where.h>
 
 #include <cstdint>
 #include <optional>
@@ -131,15 +131,11 @@ void check_none_was_saved(const Layer& layer, const at::Tensor& saved_values) {
               "outside that graph");
 }
 
-ChannelView::ChannelView(const SavedChannels& channels, const kernels::AbnProblem& problem, bool has_unused)
+ChannelView::ChannelView(const SavedChannels& channels, const kernels::AbnProblem& problem)
     : whole_(problem), problem_(problem), index_(channels.index) {
   if (!index_.defined()) return;
   problem_.shape.c = index_.numel();
-  if (has_unused) {
-    used_ = index_.ge(0);
-    index_ = index_.remainder(problem.shape.c);
-  }
-  if (!index_.is_cpu()) return;
+  if (host_runs_ahead(backend_of("abn", index_))) return;  // only the device knows them
   for (int64_t k = 0; k < index_.numel(); ++k) {
     const int64_t channel = index_.const_data_ptr<int64_t>()[k];
     TORCH_CHECK(channel >= 0 && channel < problem.shape.c, "[abn] the saved channels must be 0 to ",
@@ -147,45 +143,38 @@ ChannelView::ChannelView(const SavedChannels& channels, const kernels::AbnProble
   }
 }
 
-bool ChannelView::copies_by_kernel(const at::Tensor& full) const {
-  return full.is_cpu() && dtype_of(full.scalar_type()) == whole_.dtype &&
-         full.numel() == whole_.shape.elements() &&
-         is_contiguous_in(full.sizes(), full.strides(), whole_.layout);
+void ChannelView::copy_to(const at::Tensor& full, const at::Tensor& part) const {
+  if (index_.defined())
+    gather_channels(whole_, index_, full, part);
+  else
+    part.copy_(full);
 }
 
 at::Tensor ChannelView::gather(const at::Tensor& full) const {
   if (!index_.defined()) return full;
-  if (!copies_by_kernel(full)) return contiguous_in(problem_.layout, full.index_select(1, index_));
   const auto sizes = channel_sizes(full, index_.numel());
   at::Tensor part = at::empty_strided(sizes, contiguous_strides(sizes, whole_.layout), full.options());
-  kernels::cpu::gather_channels(whole_, index_.const_data_ptr<int64_t>(), index_.numel(),
-                                full.const_data_ptr(), part.mutable_data_ptr());
+  gather_channels(whole_, index_, full, part);
   return part;
 }
 
 at::Tensor ChannelView::gather_vector(const at::Tensor& vector) const {
-  return vector.defined() && index_.defined() ? vector.index_select(0, index_) : vector;
-}
-
-at::Tensor ChannelView::only_used(const at::Tensor& part, const at::Tensor& full, int64_t dim) const {
-  if (!used_.defined()) return part;
-  std::vector<int64_t> sizes(static_cast<std::size_t>(part.dim()), 1);
-  sizes[static_cast<std::size_t>(dim)] = used_.numel();
-  return at::where(used_.view(sizes), part, full.index_select(dim, index_));
+  if (!vector.defined() || !index_.defined()) return vector;
+  at::Tensor part = at::empty({index_.numel()}, vector.options());
+  gather_channels(of_vector(vector), index_, vector, part);
+  return part;
 }
 
 void ChannelView::scatter(const at::Tensor& part, const at::Tensor& full) const {
-  if (used_.defined() || part.scalar_type() != full.scalar_type() || !copies_by_kernel(full)) {
-    at::Tensor(full).index_copy_(1, index_, only_used(part, full, 1));
-    return;
-  }
-  const at::Tensor from = contiguous_in(whole_.layout, part);
-  kernels::cpu::scatter_channels(whole_, index_.const_data_ptr<int64_t>(), index_.numel(),
-                                 from.const_data_ptr(), at::Tensor(full).mutable_data_ptr());
+  scatter_channels(whole_, index_, part, full);
 }
 
 void ChannelView::scatter_vector(const at::Tensor& part, const at::Tensor& vector) const {
-  at::Tensor(vector).index_copy_(0, index_, only_used(part, vector, 0));
+  scatter_channels(of_vector(vector), index_, part, vector);
+}
+
+kernels::AbnProblem ChannelView::of_vector(const at::Tensor& vector) const {
+  return {.shape = {1, whole_.shape.c, 1}, .dtype = dtype_of("abn", vector)};
 }
 
 }  // namespace palimpsest::ops::invertibility

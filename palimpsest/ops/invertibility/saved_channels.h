@@ -49,15 +49,16 @@ at::Tensor reveal(const at::Tensor& hidden);
 /// Raises c10::Error if the forward pass must have saved channels. For a backward pass that received none.
 void check_none_was_saved(const Layer& layer, const at::Tensor& saved_values);
 
-/// The saved channels as a separate layer: parts of full-size tensors and of (C) vectors, contiguous in one
-/// layout. If all channels are saved, the parts are the whole. `has_unused`: there may be unused slots, whose
-/// channels scatter() leaves as they are.
+/// The saved channels as a separate layer: parts of full-size tensors, contiguous in the layer's layout, and of
+/// (C) vectors, contiguous. If all channels are saved, the parts are the whole. The channels of unused slots are
+/// computed, too, and not scattered.
 class ChannelView {
  public:
-  ChannelView(const SavedChannels& channels, const kernels::AbnProblem& problem, bool has_unused);
+  ChannelView(const SavedChannels& channels, const kernels::AbnProblem& problem);
 
   /// Returns the problem with these channels only.
   const kernels::AbnProblem& problem() const { return problem_; }
+  void copy_to(const at::Tensor& full, const at::Tensor& part) const;
   at::Tensor gather(const at::Tensor& full) const;
   /// Maps (C) to (count). An undefined vector stays undefined.
   at::Tensor gather_vector(const at::Tensor& vector) const;
@@ -65,15 +66,10 @@ class ChannelView {
   void scatter_vector(const at::Tensor& part, const at::Tensor& vector) const;
 
  private:
-  /// Returns whether our kernels copy channels of this tensor. libtorch would make a copy of all channels of
-  /// channels-last first, which takes ten times as long as the layer.
-  bool copies_by_kernel(const at::Tensor& full) const;
-  /// Returns `part`, with what `full` has for unused slots. `index_` selects along `dim`.
-  at::Tensor only_used(const at::Tensor& part, const at::Tensor& full, int64_t dim) const;
+  kernels::AbnProblem of_vector(const at::Tensor& vector) const;
 
   kernels::AbnProblem whole_, problem_;
-  at::Tensor index_;
-  at::Tensor used_;  ///< (count), bool; undefined if all slots are used
+  at::Tensor index_;  ///< undefined if all channels are saved
 };
 
 }  // namespace palimpsest::ops::invertibility

@@ -105,6 +105,23 @@ TEST(CudaForwardWithSlots, NeedsAWorkspaceForTheChoiceOnlyIfItIsALaunchOfItsOwn)
   EXPECT_GT(bytes(kMost, nullptr, &index), 0);
 }
 
+TEST(CudaCopiedChannels, AreThoseOfTheIndex) {
+  for (const Order order : kOrders) {
+    const WithOrder with_order(order);
+    for_each_copied_channels_case([](const CopiedChannelsCase& c) {
+      const auto gather = [](const kernels::AbnProblem& problem, const int64_t* index, int64_t count,
+                             const void* full, void* part) {
+        kernels::cuda::gather_channels(problem, index, count, full, part, nullptr);
+      };
+      const auto scatter = [](const kernels::AbnProblem& problem, const int64_t* index, int64_t count,
+                              const void* part, void* full) {
+        kernels::cuda::scatter_channels(problem, index, count, part, full, nullptr);
+      };
+      expect_channels_are_copied(c, gather, scatter);
+    });
+  }
+}
+
 TEST(CudaChannelSlots, TheReportsMemoryIsZeroAtFirst) {
   const auto* const memory = static_cast<const unsigned char*>(kernels::cuda::mapped_host_memory(100));
   for (int i = 0; i < 100; ++i) EXPECT_EQ(memory[i], 0);

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <string>
 #include <vector>
 
 namespace palimpsest::ops::invertibility {
@@ -121,7 +122,7 @@ TEST(ChannelView, TakesItsChannelsOutAndPutsThemBack) {
   for (const Layout layout : {Layout::kNCHW, Layout::kChannelsLast}) {
     const at::Tensor full = image(64, layout == Layout::kChannelsLast);
     const SavedChannels saved = filled({5, 60}, full);
-    const ChannelView view(saved, {.shape = shape3(full), .layout = layout}, /*has_unused=*/false);
+    const ChannelView view(saved, {.shape = shape3(full), .layout = layout});
     EXPECT_EQ(view.problem().shape.n, 3);
     EXPECT_EQ(view.problem().shape.c, 2);
     EXPECT_EQ(view.problem().shape.s, 35);
@@ -146,23 +147,21 @@ TEST(ChannelView, TakesItsChannelsOutAndPutsThemBack) {
   }
 }
 
-TEST(ChannelView, LeavesTheChannelsOfUnusedSlotsAsTheyAre) {
-  const at::Tensor full = image(64), vector = torch::randn(64);
-  const SavedChannels saved = filled({60, 5 - 64}, full);
-  const ChannelView view(saved, {.shape = shape3(full)}, /*has_unused=*/true);
-  EXPECT_TRUE(view.gather(full).equal(full.index({at::indexing::Slice(), torch::tensor({60, 5})})));
-  const at::Tensor want = full.clone(), want_vector = vector.clone();
-  want.select(1, 60).add_(1);
-  want_vector[60] += 1;
-  view.scatter(view.gather(full) + 1, full);
-  view.scatter_vector(view.gather_vector(vector) + 1, vector);
-  EXPECT_TRUE(full.equal(want));
-  EXPECT_TRUE(vector.equal(want_vector));
+// Where the host chooses, no slot is unused: something wrote over the saved index.
+TEST(ChannelView, ChannelsThatTheLayerLacksAreRefused) {
+  const at::Tensor full = image(64);
+  for (const int64_t channel : {int64_t{64}, int64_t{5 - 64}, int64_t{-1}}) {
+    const SavedChannels saved = filled({60, channel}, full);
+    const std::string error = error_of([&] { ChannelView(saved, {.shape = shape3(full)}); });
+    EXPECT_NE(error.find("the saved channels must be 0 to 63, got " + std::to_string(channel)),
+              std::string::npos)
+        << error;
+  }
 }
 
 TEST(ChannelView, OfAllChannelsIsTheWhole) {
   const at::Tensor full = image(64);
-  const ChannelView view(filled(first(64), full), {.shape = shape3(full)}, /*has_unused=*/true);
+  const ChannelView view(filled(first(64), full), {.shape = shape3(full)});
   EXPECT_EQ(view.problem().shape.c, 64);
   EXPECT_TRUE(view.gather(full).is_same(full));
   EXPECT_TRUE(view.gather_vector(full).is_same(full));

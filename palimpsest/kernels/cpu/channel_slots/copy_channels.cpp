@@ -14,21 +14,26 @@ template <Direction kDirection, std::size_t kSize, class Full, class Part>
 void copy_channels(const AbnProblem& problem, const int64_t* index, int64_t count, Full* full, Part* part) {
   constexpr auto kStep = static_cast<int64_t>(kSize);
   const auto [n, c, s] = problem.shape;
-  const auto copy = [&](int64_t at, int64_t slot, std::size_t bytes) {
+  // `row`: of an image in NCHW, of a pixel in channels-last. Its channels have `values` values each.
+  const auto copy = [&, c = c](int64_t row, int64_t k, int64_t values, std::size_t bytes) {
+    const bool is_used = index[k] >= 0;
+    const int64_t channel = is_used ? index[k] : index[k] + c;
+    const auto whole = full + (row * c + channel) * values * kStep;
+    const auto slot = part + (row * count + k) * values * kStep;
     if constexpr (kDirection == Direction::kGather)
-      std::memcpy(part + slot * kStep, full + at * kStep, bytes);
-    else
-      std::memcpy(full + at * kStep, part + slot * kStep, bytes);
+      std::memcpy(slot, whole, bytes);
+    else if (is_used)
+      std::memcpy(whole, slot, bytes);
   };
   if (problem.layout == Layout::kNCHW) {
-    parallel_tasks(n * count, [&](int64_t i) {
-      copy((i / count * c + index[i % count]) * s, i * s, static_cast<std::size_t>(s) * kSize);
+    parallel_tasks(n * count, [&, s = s](int64_t i) {
+      copy(i / count, i % count, s, static_cast<std::size_t>(s) * kSize);
     });
     return;
   }
   parallel_ranges(n * s, [&](int64_t begin, int64_t end) {
     for (int64_t pixel = begin; pixel < end; ++pixel)
-      for (int64_t k = 0; k < count; ++k) copy(pixel * c + index[k], pixel * count + k, kSize);
+      for (int64_t k = 0; k < count; ++k) copy(pixel, k, 1, kSize);
   });
 }
 

@@ -1,0 +1,98 @@
+#include "palimpsest/kernels/cuda/channel_slots.h"
+
+#include "palimpsest/kernels/cuda/device/divisor.cuh"
+#include "palimpsest/kernels/cuda/device/panels.h"
+
+#include <algorithm>
+#include <limits>
+
+namespace palimpsest::kernels::cuda {
+namespace {
+
+// Enough for every multiprocessor; each thread then copies several values.
+constexpr int64_t kMostBlocks = 4096;
+
+enum class Direction { kGather, kScatter };
+
+/// Where the values of both tensors lie: as (outer, C, inner) and (outer, count, inner). Offsets in `part` fit
+/// into N.
+template <class N>
+struct Places {
+  int64_t channels, inner;
+  N values;  ///< of `part`
+  Divisor<N> by_inner, by_count;
+
+  Places(const AbnProblem& problem, int64_t count)
+      : channels(problem.shape.c),
+        inner(problem.layout == Layout::kNCHW ? problem.shape.s : 1),
+        values(static_cast<N>(problem.shape.n * count * problem.shape.s)),
+        by_inner(static_cast<N>(inner)),
+        by_count(static_cast<N>(count)) {}
+};
+
+/// Grid: up to kMostBlocks blocks, whose threads step through `part` together.
+template <Direction kDirection, class N, class Full, class Part>
+__global__ void __launch_bounds__(kThreads)
+    copy_channels_kernel(Places<N> places, const int64_t* index, Full* full, Part* part) {
+  const int64_t step = int64_t{gridDim.x} * kThreads;
+  for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < places.values; at += step) {
+    N rest = static_cast<N>(at);
+    const N inner = places.by_inner.take_remainder(rest), slot = places.by_count.take_remainder(rest);
+    int64_t channel = index[slot];
+    const bool is_used = channel >= 0;
+    if (!is_used) channel += places.channels;
+    const int64_t in_full = (rest * places.channels + channel) * places.inner + inner;
+    if constexpr (kDirection == Direction::kGather)
+      part[at] = full[in_full];
+    else if (is_used)
+      full[in_full] = part[at];
+  }
+}
+
+/// `full` and `part` are the tensors of kernels/channel_slots.h, as integers of their values' size.
+template <Direction kDirection, class Full, class Part>
+void copy_channels(const AbnProblem& problem, const int64_t* index, int64_t count, Full* full, Part* part,
+                   Stream stream) {
+  const int64_t values = problem.shape.n * count * problem.shape.s;
+  if (values == 0) return;
+  const LaunchShape shape{.blocks = std::min(kMostBlocks, ceil_divide(values, int64_t{kThreads})),
+                          .threads = kThreads};
+  const auto run = [&]<class N>(N) {
+    launch("copy_channels", shape, stream, copy_channels_kernel<kDirection, N, Full, Part>,
+           Places<N>(problem, count), index, full, part);
+  };
+  values <= std::numeric_limits<int32_t>::max() ? run(int32_t{}) : run(int64_t{});
+}
+
+/// Calls copy(Value{}) with an integer of the size of the problem's values.
+template <class Copy>
+void with_value(const AbnProblem& problem, const Copy& copy) {
+  switch (size_of(problem.dtype)) {
+    case 2:
+      return copy(uint16_t{});
+    case 4:
+      return copy(uint32_t{});
+    default:
+      return copy(uint64_t{});
+  }
+}
+
+}  // namespace
+
+void gather_channels(const AbnProblem& problem, const int64_t* index, int64_t count, const void* full,
+                     void* part, Stream stream) {
+  with_value(problem, [&]<class Value>(Value) {
+    copy_channels<Direction::kGather>(problem, index, count, static_cast<const Value*>(full),
+                                      static_cast<Value*>(part), stream);
+  });
+}
+
+void scatter_channels(const AbnProblem& problem, const int64_t* index, int64_t count, const void* part,
+                      void* full, Stream stream) {
+  with_value(problem, [&]<class Value>(Value) {
+    copy_channels<Direction::kScatter>(problem, index, count, static_cast<Value*>(full),
+                                       static_cast<const Value*>(part), stream);
+  });
+}
+
+}  // namespace palimpsest::kernels::cuda
