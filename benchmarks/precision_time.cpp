@@ -1,9 +1,10 @@
 // Claim:    a training step of ResNet-50 (batch 16, 224 x 224, channels-last, inplace_2) takes no more time in
 //           16 bits than in f32.
 // Opponent: the same step in f32.
-// Limit:    0.60 for a type that the processor multiplies faster than f32 (ops::product_precision()), such as bf16 with
-//           AMX; else 1.0, for f16 only if the processor converts it (F16C). `standard` in bf16 under the same autocast
-//           is a control, which claims nothing: libtorch's normalizations, and convolutions of the same precision.
+// Limit:    0.60 for bf16 if the processor multiplies it faster than f32 (ops::product_precision()), else 1.0 if it
+//           converts bf16 (AVX512-BF16); 1.0 for f16 and f16-pseudo if it converts f16 (F16C). `standard` in bf16 under
+//           the same autocast is a control, which claims nothing: libtorch's normalizations, and convolutions of the
+//           same precision.
 //
 // All sides are the same network with the same f32 weights, on the same batch, threads and allocator (which
 // retains freed blocks), one step each in turn: forward, cross-entropy in f32, backward and SGD with
@@ -60,10 +61,9 @@ bool multiplies_in(at::ScalarType type) {
 
 double limit_of(const Subject& subject) {
   if (subject.strategy == nn::Strategy::kStandard) return kNoClaim;
-  const bool bf16 = subject.precision == amp::Precision::kBF16;
-  if (!bf16 && !processor_has("f16c")) return kNoClaim;
-  if (subject.precision == amp::Precision::kF16Pseudo) return kLimitOfWidened;
-  return multiplies_in(bf16 ? at::kBFloat16 : at::kHalf) ? kLimit : kLimitOfWidened;
+  if (subject.precision != amp::Precision::kBF16) return processor_has("f16c") ? kLimitOfWidened : kNoClaim;
+  if (multiplies_in(at::kBFloat16)) return kLimit;
+  return processor_has("avx512_bf16") ? kLimitOfWidened : kNoClaim;
 }
 
 void measure(Report& report, int steps) {

@@ -24,8 +24,8 @@ struct ProductPrecision {
 std::optional<ProductPrecision> autocast_precision(const at::Tensor& x);
 
 /// Returns the precision of a product on the device of x: `precision`, but in f32 on widened operands on a CPU that
-/// multiplies f32 faster than these 16 bits, which is every x86 processor but those with AMX-FP16 for f16, and with
-/// AMX-BF16, or AMD's AVX512-BF16, for bf16. Elsewhere, in the time of f32:
+/// does not multiply these 16 bits faster than f32. Of x86 processors those with AMX-FP16 do so for f16, and those
+/// with AMX-BF16, or AMD's AVX512-BF16, for bf16. On others libtorch takes, in the time of f32:
 /// - bf16, Intel's AVX512-BF16: 2 times. f16, AVX512-FP16: once, as oneDNN multiplies in f32 itself.
 /// - bf16, AVX-512 without its bf16 instructions: 2.2 to 4.7 times, as oneDNN emulates them.
 /// - bf16 and f16 without those: ten times, in libtorch's own loops. They round partial sums to 16 bits, in a

@@ -23,7 +23,7 @@ struct ConvolutionOptions {
 ///                                16 channels on; forward (without bias) and both gradients of 1x1 kernels
 ///                                from 64 channels on; the weight gradient, if the kernel is 1x1 or strided
 ///                                or the output has few pixels
-/// 16-bit passes that this CPU does not multiply are computed in f32 (ops/autocast.h): by the kernels for groups
+/// 16-bit passes that this CPU does not multiply faster than f32 are computed in f32 (ops/autocast.h): by the kernels for groups
 /// of 16 channels or more, which widen values as they read them, or in parts of the batch.
 /// Results differ from libtorch's in rounding only, and the same tensors are saved for backward. Under
 /// autocast the f32 weight is saved, not a 16-bit copy (ops/autocast.h).
@@ -31,7 +31,7 @@ struct ConvolutionOptions {
 /// x: (N, C, spatial...) with 1 to 3 spatial dimensions; weight: (C_out, C / groups, spatial...); bias:
 /// (C_out) or none. Under autocast it runs in autocast's dtype, whatever the dtypes of x and weight are,
 /// unless x is f64. Double backward is an error under autocast and where a pass is not libtorch's, e.g. in
-/// f16 on a CPU that does not multiply f16.
+/// f16 on a CPU.
 /// Python: torch.ops.palimpsest.convolution.
 /// Errors: c10::Error "[convolution] requirement, got value".
 at::Tensor convolution(const at::Tensor& x, const at::Tensor& weight, const std::optional<at::Tensor>& bias,

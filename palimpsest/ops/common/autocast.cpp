@@ -22,18 +22,23 @@ bool onednn_convolves(at::ScalarType type) {
                                          std::nullopt) == at::native::ConvBackend::Mkldnn;
 }
 
-/// Returns whether this processor multiplies 16-bit values of the type at least as fast as f32. An instruction for it
-/// is not enough: Intel's vdpbf16ps adds half as many products per second as f32's, and oneDNN's f16 kernels for
-/// AVX512-FP16 widen values to f32.
-bool multiplies_fast(at::ScalarType type) {
 #if defined(__x86_64__)
-  static const auto capabilities = at::cpu::get_cpu_capabilities();
-  const auto has = [](const char* name) {
-    const auto found = capabilities.find(name);
-    return found != capabilities.end() && found->second.toBool();
-  };
-  if (type == at::kHalf) return has("amx_fp16");
-  return has("amx_bf16") || (has("avx512_bf16") && !__builtin_cpu_is("intel"));
+bool processor_has(const char* capability) {
+  const auto all = at::cpu::get_cpu_capabilities();
+  const auto found = all.find(capability);
+  return found != all.end() && found->second.toBool();
+}
+#endif
+
+/// Returns whether this processor multiplies 16-bit values of the type faster than f32. An instruction for it is not
+/// enough: Intel's vdpbf16ps adds half as many products per second as f32's, and oneDNN's f16 kernels for AVX512-FP16
+/// widen values to f32.
+bool multiplies_faster(at::ScalarType type) {
+#if defined(__x86_64__)
+  static const bool f16 = processor_has("amx_fp16"),
+                    bf16 = processor_has("amx_bf16") ||
+                           (processor_has("avx512_bf16") && !__builtin_cpu_is("intel"));
+  return type == at::kHalf ? f16 : bf16;
 #else
   (void)type;
   return true;  // onednn_convolves() knows it for other processors
@@ -41,7 +46,7 @@ bool multiplies_fast(at::ScalarType type) {
 }
 
 bool convolves_in(at::ScalarType type) {
-  return onednn_convolves(type) && multiplies_fast(type);
+  return multiplies_faster(type) && onednn_convolves(type);
 }
 
 }  // namespace

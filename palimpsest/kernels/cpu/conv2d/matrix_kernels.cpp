@@ -27,15 +27,21 @@ constexpr int64_t kDepth = 256;
 
 /// Where step k finds the value of row r, and its vectors.
 struct StepMajor {
-  static constexpr bool kWritesImages = false;
+  static constexpr bool kMasks = false, kStreams = false;
   int64_t a_step, b_step;
   int64_t at(int64_t k, int64_t r) const { return k * a_step + r; }
 };
 struct RowMajor {
-  static constexpr bool kWritesImages = true;
+  static constexpr bool kMasks = true, kStreams = true;
   static constexpr int64_t b_step = kColumns;
   int64_t a_stride;
   int64_t at(int64_t k, int64_t r) const { return r * a_stride + k; }
+};
+/// A stride that the compiler knows saves registers for addresses.
+struct PackedRows {
+  static constexpr bool kMasks = true, kStreams = false;
+  static constexpr int64_t b_step = kColumns;
+  static int64_t at(int64_t k, int64_t r) { return r * kDepth + k; }
 };
 
 /// kUsed: the vectors of b that hold the tile's columns.
@@ -44,7 +50,7 @@ void tile_of(Order order, int64_t count, const float* a, const float* b, const T
              ReadAhead ahead) {
   constexpr int64_t kWidth = kUsed * kLanes;
   V sums[kRows][kUsed] = {};
-  const bool streaming = Order::kWritesImages && out.stores == Stores::kStreaming;
+  const bool streaming = Order::kStreams && out.stores == Stores::kStreaming;
   // Other tiles were summed since the last visit: these values have left the first-level cache.
   if (!streaming)
     for (int64_t r = 0; r < out.rows; ++r) {
@@ -65,19 +71,22 @@ void tile_of(Order order, int64_t count, const float* a, const float* b, const T
     }
   }
   if (out.rows == kRows && out.columns == kWidth) {
+    const auto write = [&](const auto& write_vector) PALIMPSEST_INLINE_LAMBDA {
 #pragma GCC unroll 8
-    for (int64_t r = 0; r < kRows; ++r)
+      for (int64_t r = 0; r < kRows; ++r)
 #pragma GCC unroll 2
-      for (int64_t v = 0; v < kUsed; ++v) {
-        float* const to = out.values + r * out.stride + v * kLanes;
-        V value = out.add ? load<V>(to) + sums[r][v] : sums[r][v];
-        if (Order::kWritesImages && out.mask)
-          value = load<V>(out.mask + r * out.stride + v * kLanes) <= V{} ? V{} : value;
-        if (streaming)
-          store_streaming(to, value);
-        else
-          store(to, value);
-      }
+        for (int64_t v = 0; v < kUsed; ++v) {
+          float* const to = out.values + r * out.stride + v * kLanes;
+          V value = out.add ? load<V>(to) + sums[r][v] : sums[r][v];
+          if (Order::kMasks && out.mask)
+            value = load<V>(out.mask + r * out.stride + v * kLanes) <= V{} ? V{} : value;
+          write_vector(to, value);
+        }
+    };
+    if (streaming)
+      write([](float* to, V value) PALIMPSEST_INLINE_LAMBDA { store_streaming(to, value); });
+    else
+      write([](float* to, V value) PALIMPSEST_INLINE_LAMBDA { store(to, value); });
     return;
   }
   // The sums go through memory here: if they were indexed at run time, they would always lie in memory.
@@ -90,7 +99,7 @@ void tile_of(Order order, int64_t count, const float* a, const float* b, const T
     float* const to = out.values + r * out.stride;
     const float* const from = values + r * kWidth;
     for (int64_t j = 0; j < out.columns; ++j) to[j] = out.add ? to[j] + from[j] : from[j];
-    if (Order::kWritesImages && out.mask)
+    if (Order::kMasks && out.mask)
       for (int64_t j = 0; j < out.columns; ++j)
         if (out.mask[r * out.stride + j] <= 0) to[j] = 0;
   }
@@ -110,7 +119,10 @@ void tile(int64_t count, const float* a, int64_t a_step, const float* b, int64_t
 
 void tile_of_rows(int64_t count, const float* a, int64_t a_stride, const float* b, const TileOutput& out,
                   ReadAhead ahead) {
-  tile_of_any_width(RowMajor{a_stride}, count, a, b, out, ahead);
+  if (a_stride == kDepth && out.stores == Stores::kCached)
+    tile_of_any_width(PackedRows{}, count, a, b, out, ahead);
+  else
+    tile_of_any_width(RowMajor{a_stride}, count, a, b, out, ahead);
 }
 
 /// Widens values [j, width) in vectors W, as long as whole ones are left. Returns the first value that is left.

@@ -17,7 +17,7 @@ namespace {
 constexpr int64_t kMostRowTiles = 12;
 // Tiles of columns per task if their sums are read again: with kMostRowTiles they take 192 KiB.
 constexpr int64_t kMostTilesPerTask = 16;
-constexpr int64_t kFewestTilesPerTask = 2;  // per task: each copies its pixels
+constexpr int64_t kFewestTilesPerTask = 2;  // each task reads its pixels
 constexpr int64_t kProductTasks = 32;  // so many occupy many cores, and end at about the same time on few
 
 struct PackedWeights;
@@ -78,11 +78,12 @@ class PointwiseProduct {
     int64_t stride;
   };
 
-  /// Whole lines that are written once, and leave the caches before they are read.
+  /// Whether tiles write whole lines, once, which leave the caches before they are read.
   bool streams() const {
     constexpr int64_t kLine = 64, kSize = sizeof(S);
     return !kRounds && chunks_ == 1 && pixels() * width_ * kSize > kCachedBytes &&
-           width_ * kSize % kLine == 0 && reinterpret_cast<uintptr_t>(to_) % kLine == 0;
+           kernels_.columns * kSize % kLine == 0 && width_ * kSize % kLine == 0 &&
+           reinterpret_cast<uintptr_t>(to_) % kLine == 0;
   }
 
   int64_t pixels() const { return problem_.n * problem_.out.h * problem_.out.w; }

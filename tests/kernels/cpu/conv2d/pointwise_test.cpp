@@ -1,10 +1,13 @@
+#include "palimpsest/kernels/cpu/simd/stores.h"
 #include "tests/kernels/cpu/conv2d/conv2d_case.h"
 #include "tests/support/compare.h"
 
 #include <gtest/gtest.h>
 #include <omp.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <iterator>
 #include <limits>
 #include <span>
@@ -19,8 +22,17 @@ using kernels::Conv2dProblem;
 
 constexpr uint64_t kPointwiseSeed = 23;
 
+constexpr std::size_t kLineValues = 16;
+constexpr float kGuardValue = 12345;
+
 struct alignas(64) Line {
-  float values[16];
+  float values[kLineValues];
+
+  static Line of(float value) {
+    Line line;
+    std::fill(std::begin(line.values), std::end(line.values), value);
+    return line;
+  }
 };
 
 void write(const Conv2dProblem& problem, Conv2dPass pass, const Conv2dTensors& t, float* result) {
@@ -100,11 +112,14 @@ TEST_P(Pointwise, AResultTooLargeForTheCachesHasTheSameBytesAtEveryAddress) {
     problem.relu_x = relu_x;
     const Conv2dTensors t(problem, kPointwiseSeed);
     const GuardedFloats off_a_line = computed(problem, GetParam(), t);
-    std::vector<Line> lines(off_a_line.span().size() / std::size(Line{}.values),
-                            {{std::numeric_limits<float>::quiet_NaN()}});
-    float* const result = lines.data()->values;
-    write(problem, GetParam(), t, result);
-    EXPECT_TRUE(same_bytes(std::span<const float>(result, off_a_line.span().size()), off_a_line.span()))
+    const std::size_t values = off_a_line.span().size(), whole_lines = values / kLineValues;
+    ASSERT_GT(values * sizeof(float), kernels::cpu::kCachedBytes);
+    std::vector<Line> lines(whole_lines + 2, Line::of(std::numeric_limits<float>::quiet_NaN()));
+    lines.front() = lines.back() = Line::of(kGuardValue);
+    write(problem, GetParam(), t, lines[1].values);
+    for (const Line& guard : {lines.front(), lines.back()})
+      for (const float v : guard.values) EXPECT_EQ(v, kGuardValue);
+    EXPECT_TRUE(same_bytes(std::span<const float>(lines[1].values, values), off_a_line.span()))
         << (relu_x ? "ReLU" : "");
   }
 }
