@@ -22,8 +22,8 @@ enum class ConvolutionBackend {
   kLibtorch,
   /// Runs torch::nn::Conv2d, the baseline of all comparisons. Under autocast it saves a 16-bit copy of the
   /// weight, and does the same as kLibtorch where the weight gradient is computed in f32 (ops/autocast.h):
-  /// for "pseudo f16", and on a CPU for f16, and for bf16 that the processor does not multiply
-  /// faster than f32.
+  /// for "pseudo f16", and on a CPU for f16, and for bf16 that the processor does not multiply faster than
+  /// f32.
   kLibtorchLayer,
 };
 

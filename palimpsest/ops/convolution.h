@@ -23,8 +23,8 @@ struct ConvolutionOptions {
 ///                                16 channels on; forward (without bias) and both gradients of 1x1 kernels
 ///                                from 64 channels on; the weight gradient, if the kernel is 1x1 or strided
 ///                                or the output has few pixels
-/// 16-bit passes that this CPU does not multiply faster than f32 are computed in f32 (ops/autocast.h): by the kernels for groups
-/// of 16 channels or more, which widen values as they read them, or in parts of the batch.
+/// 16-bit passes that this CPU does not multiply faster than f32 are computed in f32 (ops/autocast.h): by the
+/// kernels for groups of 16 channels or more, which widen values as they read them, or in parts of the batch.
 /// Results differ from libtorch's in rounding only, and the same tensors are saved for backward. Under
 /// autocast the f32 weight is saved, not a 16-bit copy (ops/autocast.h).
 ///

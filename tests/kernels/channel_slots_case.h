@@ -145,6 +145,9 @@ void for_each_copied_channels_case(const Function& function) {
         for (const DType dtype : {DType::f16, DType::bf16, DType::f32, DType::f64})
           function(CopiedChannelsCase{dtype, shape, layout, index});
       }
+  // More values than a GPU's launch has threads.
+  function(CopiedChannelsCase{DType::f32, {2, 5, 70001}, Layout::kNCHW, {1, 4 - 5, 3}});
+  function(CopiedChannelsCase{DType::f32, {2, 5, 70001}, Layout::kChannelsLast, {1, 4 - 5, 3}});
 }
 
 /// U: an integer of the size of the values.

@@ -279,11 +279,12 @@ class SavedChannelsCall {
               {}} {
     call_.problem.saved = Saved::kNormalized;
     const auto like_part = [&](const at::Tensor& t) {
-      return t.defined() ? at::empty_like(call_.dz) : at::Tensor();
+      if (!t.defined()) return at::Tensor();
+      return t.dim() == 1 ? at::empty({call_.problem.shape.c}, t.options()) : at::empty_like(call_.dz);
     };
     call_.out = {like_part(all.out.dx),
-                 part_.gather_vector(all.out.dweight),
-                 part_.gather_vector(all.out.dbias),
+                 like_part(all.out.dweight),
+                 like_part(all.out.dbias),
                  like_part(all.out.dresidual),
                  {}};
   }

@@ -12,7 +12,6 @@
 
 #include <cstdint>
 #include <optional>
-#include <vector>
 
 namespace palimpsest::ops::invertibility {
 namespace {

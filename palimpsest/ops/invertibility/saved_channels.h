@@ -58,6 +58,7 @@ class ChannelView {
 
   /// Returns the problem with these channels only.
   const kernels::AbnProblem& problem() const { return problem_; }
+  /// Writes part, which has the sizes of gather(full).
   void copy_to(const at::Tensor& full, const at::Tensor& part) const;
   at::Tensor gather(const at::Tensor& full) const;
   /// Maps (C) to (count). An undefined vector stays undefined.

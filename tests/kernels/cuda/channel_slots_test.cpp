@@ -4,6 +4,9 @@
 #include "tests/kernels/cuda/abn_emulated.h"
 #include "tests/support/compare.h"
 
+#include <limits>
+#include <vector>
+
 namespace palimpsest::testing {
 namespace {
 
@@ -119,6 +122,21 @@ TEST(CudaCopiedChannels, AreThoseOfTheIndex) {
       };
       expect_channels_are_copied(c, gather, scatter);
     });
+  }
+}
+
+TEST(CudaCopiedChannels, AnIndexOfNoChannelReadsAndWritesNothing) {
+  const kernels::AbnProblem problem{.shape = {2, 3, 2}};
+  for (const int64_t wrong :
+       {int64_t{3}, int64_t{-4}, int64_t{1} << 40, std::numeric_limits<int64_t>::min()}) {
+    const int64_t index[] = {2, wrong};
+    const std::vector<float> full{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11};
+    std::vector<float> part(8, -1), written = full;
+    kernels::cuda::gather_channels(problem, index, 2, full.data(), part.data(), nullptr);
+    EXPECT_EQ(part, (std::vector<float>{4, 5, 0, 0, 10, 11, 0, 0}));
+    const std::vector<float> other{20, 21, 22, 23, 24, 25, 26, 27};
+    kernels::cuda::scatter_channels(problem, index, 2, other.data(), written.data(), nullptr);
+    EXPECT_EQ(written, (std::vector<float>{0, 1, 2, 3, 20, 21, 6, 7, 8, 9, 24, 25}));
   }
 }
 

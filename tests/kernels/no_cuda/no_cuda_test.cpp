@@ -44,6 +44,9 @@ TEST(NoCuda, EveryKernelSaysThatThereIsNoCudaAndWhatToDo) {
   expect_refused("abn_backward", [] { cuda::abn_backward({}, {}, {}); });
   expect_refused("choose_slots_workspace_bytes", [] { cuda::choose_slots_workspace_bytes({}); });
   expect_refused("choose_slots", [] { cuda::choose_slots({}, {}, {}); });
+  expect_refused("gather_channels", [] { cuda::gather_channels({}, nullptr, 1, nullptr, nullptr, nullptr); });
+  expect_refused("scatter_channels",
+                 [] { cuda::scatter_channels({}, nullptr, 1, nullptr, nullptr, nullptr); });
   expect_refused("dense_normalize", [] { cuda::dense_normalize({}, {}, {}, nullptr, nullptr, nullptr); });
   expect_refused("dense_workspace_bytes", [] { cuda::dense_workspace_bytes({}); });
   expect_refused("dense_normalize_backward", [] { cuda::dense_normalize_backward({}, {}, {}, {}); });

@@ -9,8 +9,8 @@
 namespace palimpsest::kernels::cuda {
 namespace {
 
-// Enough for every multiprocessor; each thread then copies several values.
-constexpr int64_t kMostBlocks = 4096;
+// Enough to occupy every multiprocessor; a thread of a larger copy takes several values.
+constexpr int64_t kMostBlocks = 1024;
 
 enum class Direction { kGather, kScatter };
 
@@ -41,10 +41,12 @@ __global__ void __launch_bounds__(kThreads)
     int64_t channel = index[slot];
     const bool is_used = channel >= 0;
     if (!is_used) channel += places.channels;
+    // The host has not read the index, which may come from anywhere: no access lies outside of the tensors.
+    const bool exists = channel >= 0 && channel < places.channels;
     const int64_t in_full = (rest * places.channels + channel) * places.inner + inner;
     if constexpr (kDirection == Direction::kGather)
-      part[at] = full[in_full];
-    else if (is_used)
+      part[at] = exists ? full[in_full] : Part{0};
+    else if (is_used && exists)
       full[in_full] = part[at];
   }
 }
