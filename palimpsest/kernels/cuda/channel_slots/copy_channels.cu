@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <stdexcept>
+#include <string>
 
 namespace palimpsest::kernels::cuda {
 namespace {
@@ -14,30 +16,29 @@ constexpr int64_t kMostBlocks = 1024;
 
 enum class Direction { kGather, kScatter };
 
-/// Where the values of both tensors lie: as (outer, C, inner) and (outer, count, inner). Offsets in `part` fit
-/// into N.
-template <class N>
+/// Where the values of both tensors lie: as (outer, C, inner) and (outer, count, inner). Offsets in `part` have
+/// 32 bits: a division of 64 bits is a call, which spills.
 struct Places {
   int64_t channels, inner;
-  N values;  ///< of `part`
-  Divisor<N> by_inner, by_count;
+  int32_t values;  ///< of `part`
+  Divisor<int32_t> by_inner, by_count;
 
-  Places(const AbnProblem& problem, int64_t count)
+  Places(const AbnProblem& problem, int64_t images, int64_t count)
       : channels(problem.shape.c),
         inner(problem.layout == Layout::kNCHW ? problem.shape.s : 1),
-        values(static_cast<N>(problem.shape.n * count * problem.shape.s)),
-        by_inner(static_cast<N>(inner)),
-        by_count(static_cast<N>(count)) {}
+        values(static_cast<int32_t>(images * count * problem.shape.s)),
+        by_inner(static_cast<int32_t>(inner)),
+        by_count(static_cast<int32_t>(count)) {}
 };
 
 /// Grid: up to kMostBlocks blocks, whose threads step through `part` together.
-template <Direction kDirection, class N, class Full, class Part>
+template <Direction kDirection, class Full, class Part>
 __global__ void __launch_bounds__(kThreads)
-    copy_channels_kernel(Places<N> places, const int64_t* index, Full* full, Part* part) {
+    copy_channels_kernel(Places places, const int64_t* index, Full* full, Part* part) {
   const int64_t step = int64_t{gridDim.x} * kThreads;
   for (int64_t at = int64_t{blockIdx.x} * kThreads + threadIdx.x; at < places.values; at += step) {
-    N rest = static_cast<N>(at);
-    const N inner = places.by_inner.take_remainder(rest), slot = places.by_count.take_remainder(rest);
+    auto rest = static_cast<int32_t>(at);
+    const int32_t inner = places.by_inner.take_remainder(rest), slot = places.by_count.take_remainder(rest);
     int64_t channel = index[slot];
     const bool is_used = channel >= 0;
     if (!is_used) channel += places.channels;
@@ -55,15 +56,21 @@ __global__ void __launch_bounds__(kThreads)
 template <Direction kDirection, class Full, class Part>
 void copy_channels(const AbnProblem& problem, const int64_t* index, int64_t count, Full* full, Part* part,
                    Stream stream) {
-  const int64_t values = problem.shape.n * count * problem.shape.s;
-  if (values == 0) return;
-  const LaunchShape shape{.blocks = std::min(kMostBlocks, ceil_divide(values, int64_t{kThreads})),
-                          .threads = kThreads};
-  const auto run = [&]<class N>(N) {
-    launch("copy_channels", shape, stream, copy_channels_kernel<kDirection, N, Full, Part>,
-           Places<N>(problem, count), index, full, part);
-  };
-  values <= std::numeric_limits<int32_t>::max() ? run(int32_t{}) : run(int64_t{});
+  const auto [n, c, s] = problem.shape;
+  if (n * count * s == 0) return;
+  constexpr int64_t kMost = std::numeric_limits<int32_t>::max();
+  if (count * s > kMost)
+    throw std::invalid_argument("[abn] an image has " + std::to_string(count * s) +
+                                " values in slots, on a GPU at most 2147483647");
+  const int64_t images = kMost / (count * s);
+  for (int64_t first = 0; first < n; first += images) {
+    const Places places(problem, std::min(images, n - first), count);
+    const LaunchShape shape{
+        .blocks = std::min(kMostBlocks, ceil_divide(int64_t{places.values}, int64_t{kThreads})),
+        .threads = kThreads};
+    launch("copy_channels", shape, stream, copy_channels_kernel<kDirection, Full, Part>, places, index,
+           full + first * c * s, part + first * count * s);
+  }
 }
 
 /// Calls copy(Value{}) with an integer of the size of the problem's values.
