@@ -17,7 +17,8 @@ int64_t choose_slots_workspace_bytes(const AbnProblem& problem);
 /// another order than on a CPU.
 void choose_slots(const AbnProblem& problem, const ChannelSlots& tensors, const Queue& queue);
 
-/// One launch each. An index that names no channel gathers zeros, and scatters nothing.
+/// One launch per 2^31 - 1 values of `part`, in whole images. An index that names no channel gathers zeros, and
+/// scatters nothing. Error: std::invalid_argument, "[abn] ...", if one image of `part` has more values.
 void gather_channels(const AbnProblem& problem, const int64_t* index, int64_t count, const void* full,
                      void* part, Stream stream);
 void scatter_channels(const AbnProblem& problem, const int64_t* index, int64_t count, const void* part,

@@ -23,30 +23,29 @@ void check_copied(const kernels::AbnProblem& problem, const at::Tensor& index, c
                                         : is_contiguous_in(t->sizes(), t->strides(), problem.layout));
 }
 
+/// Calls one of the two functions, which take the same arguments, and on a GPU a stream.
+template <class OnCpu, class OnCuda>
+void copy(const kernels::AbnProblem& problem, const at::Tensor& index, const at::Tensor& from,
+          const at::Tensor& to, const OnCpu& on_cpu, const OnCuda& on_cuda) {
+  const auto* const slots = index.const_data_ptr<int64_t>();
+  if (backend_of("abn", to) == Backend::kCpu)
+    return on_cpu(problem, slots, index.numel(), from.const_data_ptr(), to.mutable_data_ptr());
+  const CudaCall call(to);
+  on_cuda(problem, slots, index.numel(), from.const_data_ptr(), to.mutable_data_ptr(), call.stream());
+}
+
 }  // namespace
 
 void gather_channels(const kernels::AbnProblem& problem, const at::Tensor& index, const at::Tensor& full,
                      const at::Tensor& part) {
   check_copied(problem, index, full, part);
-  const auto* const slots = index.const_data_ptr<int64_t>();
-  const void* const from = full.const_data_ptr();
-  void* const to = part.mutable_data_ptr();
-  if (backend_of("abn", full) == Backend::kCpu)
-    return kernels::cpu::gather_channels(problem, slots, index.numel(), from, to);
-  const CudaCall call(full);
-  kernels::cuda::gather_channels(problem, slots, index.numel(), from, to, call.stream());
+  copy(problem, index, full, part, kernels::cpu::gather_channels, kernels::cuda::gather_channels);
 }
 
 void scatter_channels(const kernels::AbnProblem& problem, const at::Tensor& index, const at::Tensor& part,
                       const at::Tensor& full) {
   check_copied(problem, index, full, part);
-  const auto* const slots = index.const_data_ptr<int64_t>();
-  const void* const from = part.const_data_ptr();
-  void* const to = full.mutable_data_ptr();
-  if (backend_of("abn", full) == Backend::kCpu)
-    return kernels::cpu::scatter_channels(problem, slots, index.numel(), from, to);
-  const CudaCall call(full);
-  kernels::cuda::scatter_channels(problem, slots, index.numel(), from, to, call.stream());
+  copy(problem, index, part, full, kernels::cpu::scatter_channels, kernels::cuda::scatter_channels);
 }
 
 }  // namespace palimpsest::ops::invertibility

@@ -5,6 +5,7 @@
 #include "tests/support/compare.h"
 
 #include <limits>
+#include <stdexcept>
 #include <vector>
 
 namespace palimpsest::testing {
@@ -137,6 +138,16 @@ TEST(CudaCopiedChannels, AnIndexOfNoChannelReadsAndWritesNothing) {
     const std::vector<float> other{20, 21, 22, 23, 24, 25, 26, 27};
     kernels::cuda::scatter_channels(problem, index, 2, other.data(), written.data(), nullptr);
     EXPECT_EQ(written, (std::vector<float>{0, 1, 2, 3, 20, 21, 6, 7, 8, 9, 24, 25}));
+  }
+}
+
+TEST(CudaCopiedChannels, AnImageOfMoreValuesThanALaunchNumbersIsRefused) {
+  const kernels::AbnProblem problem{.shape = {1, 4, int64_t{1} << 30}};
+  try {
+    kernels::cuda::gather_channels(problem, nullptr, 2, nullptr, nullptr, nullptr);
+    ADD_FAILURE() << "did not throw";
+  } catch (const std::invalid_argument& e) {
+    EXPECT_STREQ(e.what(), "[abn] an image has 2147483648 values in slots, on a GPU at most 2147483647");
   }
 }
 

@@ -1,5 +1,7 @@
 // Layers over many steps while weights walk, on kernels of a device that runs behind the host.
 #include "palimpsest/memory/recompute.h"
+#include "palimpsest/ops/common/layout.h"
+#include "palimpsest/ops/invertibility/saved_channels.h"
 #include "palimpsest/ops/invertibility/slot_plan.h"
 #include "tests/ops/abn_case.h"
 
@@ -260,6 +262,24 @@ TEST_F(InvertibilityPasses, ComputedWeightsCostNoWaitAndHaveExactGradients) {
     pass(i);
   }
   EXPECT_EQ(invertibility::host_waits() - before, 0);
+}
+
+TEST(ChannelView, LeavesTheChannelsOfUnusedSlotsAsTheyAre) {
+  using invertibility::ChannelView;
+  for (const Layout layout : {Layout::kNCHW, Layout::kChannelsLast}) {
+    const at::Tensor full = contiguous_in(layout, torch::randn({3, 64, 5, 7})), vector = torch::randn(64);
+    const auto saved = invertibility::allocate_saved_channels(2, full);
+    saved.index.copy_(torch::tensor({60, 5 - 64}));
+    const ChannelView view(saved, {.shape = {3, 64, 35}, .layout = layout});
+    EXPECT_TRUE(view.gather(full).equal(full.index({at::indexing::Slice(), torch::tensor({60, 5})})));
+    const at::Tensor want = full.clone(), want_vector = vector.clone();
+    want.select(1, 60).add_(1);
+    want_vector[60] += 1;
+    view.scatter(view.gather(full) + 1, full);
+    view.scatter_vector(view.gather_vector(vector) + 1, vector);
+    EXPECT_TRUE(full.equal(want));
+    EXPECT_TRUE(vector.equal(want_vector));
+  }
 }
 
 }  // namespace

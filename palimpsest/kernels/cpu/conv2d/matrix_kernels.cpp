@@ -171,14 +171,13 @@ void pack_rows(int64_t count, const S* from, int64_t stride, int64_t width, floa
   pack<kRows>(count, from, stride, width, false, to);
 }
 
-// Has an address in this file alone, as streaming_fence itself has not.
+// streaming_fence is inline: its address would be a weak symbol, which a unit of one instruction set must not have.
 void end_streaming() {
   streaming_fence();
 }
 
 void pack_transposed(int64_t count, const float* from, int64_t stride, int64_t width, float* to) {
-  constexpr int64_t kBlock =
-      64;  // steps whose values stay in the first-level cache while all columns are written
+  constexpr int64_t kBlock = 64;  // steps that stay in the first-level cache while all columns are written
   for (int64_t begin = 0; begin < count; begin += kBlock) {
     const int64_t end = begin + kBlock < count ? begin + kBlock : count;
     for (int64_t j = 0; j < width; ++j)

@@ -8,7 +8,6 @@
 #include "palimpsest/kernels/cpu/simd/scratch.h"
 
 #include <algorithm>
-#include <type_traits>
 
 namespace palimpsest::kernels::cpu::conv2d {
 namespace {
@@ -42,7 +41,7 @@ class PointwiseProduct {
         width_(width),
         relu_(relu),
         every_pixel_(problem.stride.h * problem.stride.w == 1),
-        copies_(!std::is_same_v<S, float> || relu || !every_pixel_),
+        copies_(kRounds || relu || !every_pixel_),
         row_tiles_(ceil_divide(pixels(), kernels_.rows)),
         column_tiles_(ceil_divide(width, kernels_.columns)),
         chunks_(ceil_divide(depth, kernels_.depth)),
@@ -140,7 +139,7 @@ class PointwiseProduct {
     if (stores_ == Stores::kStreaming) kernels_.end_streaming();
   }
 
-  /// Returns the rows of the image from a pixel on, from a channel on.
+  /// Returns the rows of an f32 image from a pixel on, from a channel on.
   Rows rows_of_image(int64_t pixel, int64_t channel) const {
     return {reinterpret_cast<const float*>(from_ + pixel * depth_ + channel), depth_};
   }
