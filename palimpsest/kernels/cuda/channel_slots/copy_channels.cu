@@ -44,11 +44,11 @@ __global__ void __launch_bounds__(kThreads)
     if (!is_used) channel += places.channels;
     // The host has not read the index, which may come from anywhere: no access lies outside of the tensors.
     const bool exists = channel >= 0 && channel < places.channels;
-    const int64_t in_full = (rest * places.channels + channel) * places.inner + inner;
+    const auto in_full = [&] { return (rest * places.channels + channel) * places.inner + inner; };
     if constexpr (kDirection == Direction::kGather)
-      part[at] = exists ? full[in_full] : Part{0};
+      part[at] = exists ? full[in_full()] : Part{0};
     else if (is_used && exists)
-      full[in_full] = part[at];
+      full[in_full()] = part[at];
   }
 }
 
