@@ -93,6 +93,14 @@ def test_whatever_decides_the_result_is_run_anew(tree, change, again):
     assert tree.run("--unless-passed")[:2] == (0, [])
 
 
+def test_a_test_that_replaces_the_filter_is_refused(tree):
+    tree.list("tsan", [{"name": "ENVIRONMENT", "value": ["GTEST_FILTER=*"]}])
+    result = subprocess.run([tree.root / "scripts/run_sanitizers"], env=tree.variables, capture_output=True, text=True)
+    assert result.returncode == 1 and "ran tsan" not in result.stdout
+    assert result.stderr == ("run_sanitizers: tsan: kernels: a CTest property sets GTEST_FILTER, which would replace the "
+                             "filter of this script; remove it from the test's CMakeLists.txt\n")
+
+
 def test_without_a_compiler_cache_the_build_folder_remembers(tree):
     tree.variables["CCACHE_DISABLE"] = "1"
     assert tree.run("--unless-passed")[1] == ["asan", "tsan"]
