@@ -1,6 +1,8 @@
 // Claim:    one BN + leaky ReLU layer, forward + backward, takes a fraction of the time of libtorch's two layers of the
-//           same dtype, and in 16 bits at most three quarters of the time that ours takes in f32.
-// Opponent: libtorch's batch_norm + leaky_relu, in place or not, whichever is faster; our layer in f32.
+//           same dtype, and in 16 bits at most three quarters of the time that ours takes in f32. Non-invertible
+//           channels, whose weight is 0 and whose x-hat is saved beside the output, add little.
+// Opponent: libtorch's batch_norm + leaky_relu, in place or not, whichever is faster; our layer in f32; our layer
+//           without non-invertible channels.
 // Limit:    by instruction set: limits(). Other sets than those have no limit.
 //           libtorch takes the best set of the processor. To compare AVX2 with AVX2 on a processor that has AVX-512:
 //           PALIMPSEST_ISA=x86-64-v3 ATEN_CPU_CAPABILITY=avx2.
@@ -27,6 +29,9 @@ namespace palimpsest::benchmarks::layer_time {
 namespace {
 
 constexpr double kSlope = 0.01;
+// One channel in so many of the rows with non-invertible channels, and what they may cost.
+constexpr int64_t kEvery = 50;
+constexpr double kWithNonInvertible = 1.15;
 
 /// The limits with the instruction set of our kernels, as shares of the opponent's time.
 struct Limits {
@@ -74,10 +79,13 @@ at::Tensor activation_in_place(const at::Tensor& x, const at::Tensor& weight, co
 struct Values {
   at::Tensor x, weight, bias, mean, var, dz;
 
-  Values(const std::vector<int64_t>& shape, at::MemoryFormat format, at::ScalarType dtype) {
+  Values(const std::vector<int64_t>& shape, at::MemoryFormat format, at::ScalarType dtype,
+         bool non_invertible = false) {
     torch::manual_seed(0);
     x = torch::randn(shape).mul_(1.3).add_(0.7).to(dtype).contiguous(format).set_requires_grad(true);
-    weight = torch::rand(shape[1]).add_(0.5).set_requires_grad(true);
+    weight = torch::rand(shape[1]).add_(0.5);
+    if (non_invertible) weight.slice(0, 0, shape[1], kEvery).zero_();
+    weight.set_requires_grad(true);
     bias = torch::randn(shape[1]).mul_(0.5).set_requires_grad(true);
     mean = torch::zeros(shape[1]);
     var = torch::ones(shape[1]);
@@ -125,6 +133,13 @@ Side side(const Values& v, Layer layer) {
   };
 }
 
+std::string name_of(const std::vector<int64_t>& shape, at::MemoryFormat format, at::ScalarType dtype) {
+  return c10::str(at::IntArrayRef(shape), format == at::MemoryFormat::Contiguous ? " NCHW" : " channels-last",
+                  dtype == at::kFloat      ? ""
+                  : dtype == at::kBFloat16 ? " bf16"
+                                           : " f16");
+}
+
 /// Adds the rows of one case: against libtorch and, in 16 bits, against ours in f32, all in one interleaved run.
 void measure(Report& report, const std::vector<int64_t>& shape, at::MemoryFormat format, at::ScalarType dtype,
              int repeats) {
@@ -140,10 +155,7 @@ void measure(Report& report, const std::vector<int64_t>& shape, at::MemoryFormat
   const auto times = interleave(sides, repeats);
   const int best = times[1].median < times[2].median ? 0 : 1;
   Row row;
-  row.claim = c10::str(at::IntArrayRef(shape), nchw ? " NCHW" : " channels-last",
-                       is_f32                   ? ""
-                       : dtype == at::kBFloat16 ? " bf16"
-                                                : " f16");
+  row.claim = name_of(shape, format, dtype);
   row.opponent_name = names[best];
   row.unit = "ms";
   row.opponent = times[1 + best];
@@ -157,12 +169,31 @@ void measure(Report& report, const std::vector<int64_t>& shape, at::MemoryFormat
   report.add(row);
 }
 
+/// Adds the row of a layer with non-invertible channels.
+void measure_non_invertible(Report& report, const std::vector<int64_t>& shape, at::MemoryFormat format,
+                            at::ScalarType dtype, int repeats) {
+  const Values plain(shape, format, dtype), v(shape, format, dtype, true);
+  verify(v);
+  const auto times = interleave({side(v, in_place_abn), side(plain, in_place_abn)}, repeats);
+  Row row;
+  row.claim = c10::str(name_of(shape, format, dtype), ", 1 channel in ", kEvery, " non-invertible");
+  row.opponent_name = "ours without them";
+  row.unit = "ms";
+  row.opponent = times[1];
+  row.measured = times[0];
+  row.limit = kWithNonInvertible;
+  report.add(row);
+}
+
 void measure_all(Report& report, const Options& options) {
   for (const auto dtype : {at::kFloat, at::kBFloat16, at::kHalf})
     for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
       for (const auto& shape :
            {std::vector<int64_t>{32, 256, 56, 56}, {32, 512, 28, 28}, {32, 1024, 14, 14}, {32, 2048, 7, 7}})
         measure(report, shape, format, dtype, options.repeats);
+  for (const auto dtype : {at::kFloat, at::kBFloat16})
+    for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
+      measure_non_invertible(report, {32, 512, 28, 28}, format, dtype, options.repeats);
 }
 
 const Benchmark kBenchmark(

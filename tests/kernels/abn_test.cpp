@@ -194,6 +194,40 @@ TYPED_TEST(Abn, LosesNoDigitsWhereTheMeanIsFarFromZero) {
                           [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
 }
 
+/// The distance between 16-bit values at v.
+template <class T>
+double unit_in_last_place(double v) {
+  const bool is_bf16 = std::is_same_v<T, BFloat16>;
+  const int exponent = v == 0 ? -1000 : std::ilogb(v);
+  return std::ldexp(1.0, std::max(exponent, is_bf16 ? -126 : -14) - (is_bf16 ? 7 : 10));
+}
+
+TYPED_TEST(Abn, AFarMeanCostsAFractionOfWhatRoundingTheInputCosts) {
+  if (sizeof(TypeParam) != 2)
+    GTEST_SKIP() << "the mean is subtracted: LosesNoDigitsWhereTheMeanIsFarFromZero";
+  constexpr double kOfTheInput = 0x1p-13, kOfTheMean = 4e-6;
+  for (const double mean : {-30.0, 300.0, 3000.0})
+    for (const Shape3 shape : {Shape3{4, 20, 49}, Shape3{4, 70, 49}, Shape3{2, 16, 5000}})
+      for (const Saved saved : {Saved::kOutput, Saved::kInput})
+        this->for_each_kind({.shape = shape, .saved = saved, .mean = mean}, [](const AbnCase& c) {
+          SCOPED_TRACE(::testing::Message() << c);
+          AbnTensors<TypeParam> got(c);
+          AbnTensors<double, TypeParam> want(c);
+          run_cpu(c, got);
+          run_reference(c, want);
+          double worst = 0;  // error over limit
+          for (int64_t i = 0; i < got.z.size(); ++i) {
+            const int64_t channel = c.layout == Layout::kNCHW ? i / c.shape.s % c.shape.c : i % c.shape.c;
+            const double scale = std::abs(want.weight[channel]) * want.inv_std[channel];
+            const double of_x = scale * kOfTheInput * unit_in_last_place<TypeParam>(want.x[i]);
+            const double limit = 0.51 * unit_in_last_place<TypeParam>(want.z[i]) + of_x +
+                                 kOfTheMean * std::abs(want.weight[channel]);
+            worst = std::max(worst, std::abs(static_cast<double>(got.z[i]) - want.z[i]) / limit);
+          }
+          EXPECT_LE(worst, 1);
+        });
+}
+
 TYPED_TEST(Abn, RoundsNoSumOfStoredValuesInOneDirection) {
   // 16-bit values lie on a grid. If their differences to the pivot end in bits that do not fit into the sum, all of them
   // are rounded the same way.

@@ -161,8 +161,14 @@ class Call {
     const auto mean = [&](const void* sums) {
       return frozen ? 0 : static_cast<double>(static_cast<const T*>(sums)[c]) / m;
     };
-    set(c, input_gradient_coefficients(problem_.saved, channel(c, backward), mean(backward.sum_dy),
-                                       mean(backward.sum_dy_xhat)));
+    auto k = input_gradient_coefficients(problem_.saved, channel(c, backward), mean(backward.sum_dy),
+                                         mean(backward.sum_dy_xhat));
+    if constexpr (sizeof(S) == 2) {
+      const auto of_t = center_coefficients(problem_.saved, channel(c, backward));
+      const T scale = problem_.saved == Saved::kOutputForm1 ? of_t.scale : T(1);
+      k.constant = uncentered_shift(static_cast<T>(of_t.center * scale), k.per_t, k.constant);
+    }
+    set(c, k);
   }
 
   void backward(const Piece& piece, const AbnBackward& backward) const {
@@ -201,9 +207,16 @@ class Call {
   }
 
   void set(int64_t c, const ForwardCoefficients<T>& k) {
-    set(0, c, {k.mean, k.scale, k.shift, k.weight, k.bias});
+    set(0, c, {k.mean, k.scale, shift_of(k.mean, k), k.weight, k.bias});
   }
-  void set(int64_t c, const CenterCoefficients<T>& k) { set(0, c, {k.center, k.scale, k.shift}); }
+  void set(int64_t c, const CenterCoefficients<T>& k) {
+    set(0, c, {k.center, k.scale, shift_of(k.center, k)});
+  }
+  /// The sweeps over 16 bits do not subtract the center (Affine).
+  template <class Coefficients>
+  static T shift_of(T center, const Coefficients& k) {
+    return sizeof(S) == 2 ? uncentered_shift(center, k.scale, k.shift) : k.shift;
+  }
   void set(int64_t c, const InputGradientCoefficients<T>& k) { set(3, c, {k.per_dy, k.per_t, k.constant}); }
   void set(int first, int64_t c, std::initializer_list<T> values) {
     for (const T value : values) {

@@ -185,6 +185,24 @@ class PerChannel {
   V plane_;
 };
 
+/// (v - center) * scale + shift. In 16 bits v * scale + shift, whose shift holds the center, too (uncentered_shift).
+template <class S, class V, bool kPlane>
+class Affine {
+  using T = accumulate_t<S>;
+
+ public:
+  PALIMPSEST_HOST_DEVICE Affine(const T* center, const T* scale, const T* shift)
+      : center_(center), scale_(scale), shift_(shift) {}
+
+  template <class Where>
+  PALIMPSEST_HOST_DEVICE V at(V v, Where place) const {
+    return (kIs16Bit<S> ? v : v - center_.at(place)) * scale_.at(place) + shift_.at(place);
+  }
+
+ private:
+  PerChannel<T, V, kPlane> center_, scale_, shift_;
+};
+
 /// The order of the vectors of sweeps over S: arguments per column lie in memory in halves.
 template <class S, bool kPlane>
 constexpr Order kSweepOrder = kPlane ? kAnyOrder<S> : Order::kHalves;

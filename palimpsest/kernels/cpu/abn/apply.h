@@ -22,8 +22,8 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
                 const ApplyCoefficients<accumulate_t<S>>& coefficients, const ApplyTensors<S>& tensors,
                 Stores stores) {
   using T = accumulate_t<S>;
-  const PerChannel<T, V, kPlane> mean(coefficients.mean), scale(coefficients.scale),
-      shift(coefficients.shift), weight(coefficients.weight), bias(coefficients.bias);
+  const Affine<S, V, kPlane> affine(coefficients.mean, coefficients.scale, coefficients.shift);
+  const PerChannel<T, V, kPlane> weight(coefficients.weight), bias(coefficients.bias);
   // A plane is in cache when this sweep begins, and the processor prefetches its next rows by itself.
   const int64_t ahead = values_ahead<S>(block);
   // A copy: no store of the sweep can change its pointers.
@@ -33,7 +33,7 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
       [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place) PALIMPSEST_INLINE_LAMBDA {
         if constexpr (!kPlane && kPart == 0) fetch_ahead(t.x + place.offset + ahead);
         Applied<V> out{};
-        V y = (load_at<V>(t.x, place) - mean.at(place)) * scale.at(place) + shift.at(place);
+        V y = affine.at(load_at<V>(t.x, place), place);
         // z comes from the rounded value, so that it can be recomputed bit for bit.
         if (saves_aside(saved)) y = out.saved_value = as_stored<S>(y);
         if (saved == Saved::kNormalized) y = y * weight.at(place) + bias.at(place);
@@ -54,11 +54,10 @@ void branch_rows(Block block, accumulate_t<S> minimum, const ApplyCoefficients<a
                  const ApplyTensors<S>& tensors) {
   using T = accumulate_t<S>;
   constexpr int64_t kLanes = lanes<T, V>();
-  const PerChannel<T, V, kPlane> mean(coefficients.mean), scale(coefficients.scale),
-      shift(coefficients.shift);
+  const Affine<S, V, kPlane> affine(coefficients.mean, coefficients.scale, coefficients.shift);
   const auto rising = [&](int64_t i, int64_t j) PALIMPSEST_INLINE_LAMBDA {
     const Place<Order::kHalves, 0> place{i, j};
-    V y = (load_at<V>(tensors.x, place) - mean.at(place)) * scale.at(place) + shift.at(place);
+    V y = affine.at(load_at<V>(tensors.x, place), place);
     if (tensors.residual.values) y += residual_at<V>(tensors.residual, place);
     return lane_bits<T>(y > minimum);
   };

@@ -31,12 +31,13 @@ class Gradient {
         tensors_(tensors),
         center_(coefficients.center),
         scale_(coefficients.scale),
-        shift_(coefficients.shift) {}
+        affine_(coefficients.center, coefficients.scale, coefficients.shift) {}
 
   PALIMPSEST_HOST_DEVICE bool has_residual() const { return has_residual_; }
   PALIMPSEST_HOST_DEVICE bool has_y() const { return is_before_activation(saved_); }
 
-  template <class Where>
+  /// kCentered: t as kernels/formulas/abn_formulas.h has it; else its center is not subtracted.
+  template <bool kCentered = true, class Where>
   PALIMPSEST_HOST_DEVICE Pair<V> at(Where place) const {
     const V saved_value = load_at<V>(tensors_.saved_values, place), dz = load_at<V>(tensors_.dz, place);
     decltype(lanes_from_bits<T, V>(nullptr, 0)) rising{};
@@ -47,7 +48,7 @@ class Gradient {
     const auto from = act_.recover(saved_, has_y() ? y_at(place) : saved_value, rising);
     V t = has_y() ? saved_value : from.y;
     if (has_residual() && !has_y()) t -= residual_at<V>(tensors_.residual, place);
-    t -= center_.at(place);
+    if constexpr (kCentered) t -= center_.at(place);
     if (saved_ == Saved::kOutputForm1) t *= scale_.at(place);
     return {from.dy(dz), t};
   }
@@ -69,7 +70,7 @@ class Gradient {
   template <class Where>
   PALIMPSEST_HOST_DEVICE V y_at(Where place) const {
     V y = load_at<V>(tensors_.saved_values, place);
-    if (saved_ == Saved::kInput) y = (y - center_.at(place)) * scale_.at(place) + shift_.at(place);
+    if (saved_ == Saved::kInput) y = affine_.at(y, place);
     if (has_residual()) y += residual_at<V>(tensors_.residual, place);
     return y;
   }
@@ -79,7 +80,8 @@ class Gradient {
   Saved_ saved_;
   Residual_ has_residual_;
   GradientTensors<S> tensors_;
-  PerChannel<T, V, kPlane> center_, scale_, shift_;
+  PerChannel<T, V, kPlane> center_, scale_;
+  Affine<S, V, kPlane> affine_;
 };
 
 /// Calls function(gradient) for these choices.
@@ -186,7 +188,7 @@ void backward_rows(Block block, Gradient<S, V, kPlane, Choices...> gradient, boo
         if constexpr (kPlane && kPart == 0)
           if (short_rows && stores == Stores::kCached)
             __builtin_prefetch(out.dx + place.offset + kNeighbours, 1);
-        const Pair<V> dy_t = gradient.at(place);
+        const Pair<V> dy_t = gradient.template at<!kIs16Bit<S>>(place);
         InputGradient<V> result{};
         // With frozen statistics t has no effect; it may be infinite. Both cases use one formula: the
         // compiler would round two formulas differently in the copies that it makes of this loop.
