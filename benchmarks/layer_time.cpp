@@ -3,7 +3,8 @@
 //           channels, whose weight is 0 and whose x-hat is saved beside the output, add little.
 // Opponent: libtorch's batch_norm + leaky_relu, in place or not, whichever is faster; our layer in f32; our layer
 //           without non-invertible channels.
-// Limit:    by instruction set: limits(). Other sets than those have no limit.
+// Limit:    by instruction set: limits(). Other sets than those have no limit. The rows with non-invertible channels
+//           have one limit for all sets.
 //           libtorch takes the best set of the processor. To compare AVX2 with AVX2 on a processor that has AVX-512:
 //           PALIMPSEST_ISA=x86-64-v3 ATEN_CPU_CAPABILITY=avx2.
 //

@@ -63,6 +63,15 @@ struct AbnProblem {
   bool relu_residual = false;
 };
 
+/// Channels of a full tensor and their copy, `part`, as gather_channels and scatter_channels (channel_slots.h) take
+/// them. A pass that reads or writes the full tensor copies them while they are in cache. CPU functions only, in
+/// channels-last with two channels or more (else std::invalid_argument); other functions ignore them.
+struct PartOfChannels {
+  const int64_t* index = nullptr;
+  int64_t count = 0;
+  void* part = nullptr;  ///< null: nothing is copied
+};
+
 /// The tensors of a forward pass.
 struct AbnForward {
   const void* x = nullptr;
@@ -76,6 +85,7 @@ struct AbnForward {
   double* mean = nullptr;
   double* var = nullptr;  ///< biased
   double* inv_std = nullptr;
+  PartOfChannels x_part = {};  ///< receives channels of x
 };
 
 /// Running statistics that a training step moves towards the batch's:
@@ -102,6 +112,8 @@ struct AbnBackward {
   void* dresidual = nullptr;    ///< may be null
   /// Receives z again, with the bytes of forward; may be null. Requires is_before_activation(problem.saved).
   void* z = nullptr;
+  PartOfChannels dz_part = {};  ///< abn_backward_reduce, abn_backward: receives channels of dz
+  PartOfChannels dx_part = {};  ///< abn_backward_apply: channels of dx receive it
 };
 
 namespace cpu {

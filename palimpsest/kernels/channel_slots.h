@@ -71,6 +71,14 @@ void gather_channels(const AbnProblem& problem, const int64_t* index, int64_t co
 void scatter_channels(const AbnProblem& problem, const int64_t* index, int64_t count, const void* part,
                       void* full);
 
+/// Some pixels of a channels-last tensor, and the channels [first_channel, first_channel + channels) of them.
+struct Pixels {
+  int64_t first, count, first_channel, channels;
+};
+/// The share of these pixels in gather_channels and scatter_channels, by the calling thread.
+void gather_pixels(const AbnProblem& problem, Pixels pixels, const PartOfChannels& copied, const void* full);
+void scatter_pixels(const AbnProblem& problem, Pixels pixels, const PartOfChannels& copied, void* full);
+
 }  // namespace cpu
 
 /// The same function as plain loops, which is the reference of the tests.

@@ -203,29 +203,61 @@ double unit_in_last_place(double v) {
 }
 
 TYPED_TEST(Abn, AFarMeanCostsAFractionOfWhatRoundingTheInputCosts) {
-  if (sizeof(TypeParam) != 2)
-    GTEST_SKIP() << "the mean is subtracted: LosesNoDigitsWhereTheMeanIsFarFromZero";
-  constexpr double kOfTheInput = 0x1p-13, kOfTheMean = 4e-6;
+  if (sizeof(TypeParam) != 2) GTEST_SKIP() << "see LosesNoDigitsWhereTheMeanIsFarFromZero";
+  constexpr double kOfTheMean = 0x1p-12, kHalf = 0.51;  // units in the last place
   for (const double mean : {-30.0, 300.0, 3000.0})
     for (const Shape3 shape : {Shape3{4, 20, 49}, Shape3{4, 70, 49}, Shape3{2, 16, 5000}})
-      for (const Saved saved : {Saved::kOutput, Saved::kInput})
-        this->for_each_kind({.shape = shape, .saved = saved, .mean = mean}, [](const AbnCase& c) {
-          SCOPED_TRACE(::testing::Message() << c);
-          AbnTensors<TypeParam> got(c);
-          AbnTensors<double, TypeParam> want(c);
-          run_cpu(c, got);
-          run_reference(c, want);
-          double worst = 0;  // error over limit
-          for (int64_t i = 0; i < got.z.size(); ++i) {
-            const int64_t channel = c.layout == Layout::kNCHW ? i / c.shape.s % c.shape.c : i % c.shape.c;
-            const double scale = std::abs(want.weight[channel]) * want.inv_std[channel];
-            const double of_x = scale * kOfTheInput * unit_in_last_place<TypeParam>(want.x[i]);
-            const double limit = 0.51 * unit_in_last_place<TypeParam>(want.z[i]) + of_x +
-                                 kOfTheMean * std::abs(want.weight[channel]);
-            worst = std::max(worst, std::abs(static_cast<double>(got.z[i]) - want.z[i]) / limit);
-          }
-          EXPECT_LE(worst, 1);
-        });
+      this->for_each_kind({.shape = shape, .mean = mean}, [](const AbnCase& c) {
+        SCOPED_TRACE(::testing::Message() << c);
+        AbnTensors<TypeParam> got(c);
+        AbnTensors<double, TypeParam> want(c);
+        run_cpu(c, got);
+        want.mean = got.mean;
+        want.inv_std = got.inv_std;
+        kernels::reference::abn_apply(c.problem<double>(), want.forward(c));
+        int64_t wrong = 0;
+        for (int64_t i = 0; i < got.z.size(); ++i) {
+          const int64_t channel = c.layout == Layout::kNCHW ? i / c.shape.s % c.shape.c : i % c.shape.c;
+          const double scale = std::abs(want.weight[channel]) * want.inv_std[channel];
+          const double limit = kHalf * unit_in_last_place<TypeParam>(want.z[i]) +
+                               kOfTheMean * unit_in_last_place<TypeParam>(want.mean[channel]) * scale;
+          const bool is_right = std::abs(static_cast<double>(got.z[i]) - want.z[i]) <= limit;
+          wrong += is_right ? 0 : 1;
+        }
+        EXPECT_EQ(wrong, 0);
+      });
+}
+
+TYPED_TEST(Abn, TheInputGradientIsRightWhereTheMeanOrTheBiasIsFarFromZero) {
+  if (sizeof(TypeParam) != 2) GTEST_SKIP() << "see LosesNoDigitsWhereTheMeanIsFarFromZero";
+  for (const Saved saved :
+       {Saved::kOutput, Saved::kOutputForm1, Saved::kPreActivation, Saved::kNormalized, Saved::kInput})
+    for (const Shape3 shape : {Shape3{4, 20, 49}, Shape3{4, 70, 49}, Shape3{2, 16, 5000}})
+      this->for_each_kind({.shape = shape, .saved = saved, .mean = -30, .bias_scale = 3},
+                          [](const AbnCase& c) { expect_right<TypeParam>(c); });
+}
+
+// Where v * scale + shift holds the center: -0 stays -0, and what is masked or multiplied by 0 makes no NaN.
+TYPED_TEST(Abn, ANegativeZeroOrAnInfiniteParameterStaysWhereItIs) {
+  for (const Layout layout : kLayouts) {
+    AbnCase c{.shape = {2, 20, 40}, .layout = layout, .saved = Saved::kNormalized, .mean = 0};
+    AbnTensors<TypeParam> t(c);
+    for (int64_t i = 0; i < t.x.size(); ++i) t.x[i] = TypeParam(static_cast<float>(i % 3 - 1));
+    for (int64_t i = 0; i < c.shape.c; ++i) t.weight[i] = i % 4 == 3 ? INFINITY : -1, t.bias[i] = -0.0F;
+    run_cpu(c, t);
+    EXPECT_TRUE(same_bytes(t.z_again.values(), t.z.values()));
+
+    c.saved = Saved::kOutput;
+    AbnTensors<TypeParam> frozen(c);
+    run_cpu(c, frozen);
+    for (int64_t i = 0; i < c.shape.c; ++i) frozen.bias[i] = INFINITY;
+    kernels::AbnBackward backward = frozen.backward(c);
+    backward.sum_dy = backward.sum_dy_xhat = nullptr;
+    kernels::cpu::abn_backward_apply(c.problem<TypeParam>(), backward, 1);
+    int64_t finite = 0;
+    for (int64_t i = 0; i < frozen.dx.size(); ++i) finite += std::isfinite(static_cast<double>(frozen.dx[i]));
+    EXPECT_EQ(finite, frozen.dx.size());
+  }
 }
 
 TYPED_TEST(Abn, RoundsNoSumOfStoredValuesInOneDirection) {

@@ -1,9 +1,12 @@
 #include "tests/kernels/channel_slots_case.h"
 
 #include "palimpsest/kernels/formulas/channel_slots.h"
+#include "tests/support/compare.h"
 
 #include <algorithm>
 #include <set>
+#include <span>
+#include <stdexcept>
 
 namespace palimpsest::testing {
 namespace {
@@ -83,6 +86,100 @@ TEST(CopiedChannels, AreThoseOfTheIndex) {
   for_each_copied_channels_case([](const CopiedChannelsCase& c) {
     expect_channels_are_copied(c, kernels::cpu::gather_channels, kernels::cpu::scatter_channels);
   });
+}
+
+/// The passes over a channels-last tensor copy what gather_channels and scatter_channels copy, and change nothing else,
+/// also where they write over their input.
+template <class T>
+void expect_copied_by_passes(const Shape3& shape, Saved saved) {
+  const AbnCase c{.shape = shape,
+                  .layout = Layout::kChannelsLast,
+                  .activation = saved == Saved::kOutputBit ? Activation::kGELU : Activation::kLeakyReLU,
+                  .saved = saved,
+                  .has_residual = true};
+  SCOPED_TRACE(::testing::Message() << name_of(dtype_of<T>()) << " " << c);
+  const kernels::AbnProblem problem = c.problem<T>();
+  const std::vector<int64_t> index{shape.c - 1, shape.c / 2 - shape.c, 0};
+  const auto count = static_cast<int64_t>(index.size());
+  const auto values = static_cast<std::size_t>(count * shape.n * shape.s);
+  AbnTensors<T> plain(c), t(c), split(c);
+  run_cpu(c, plain);
+  std::vector<T> x_part(values), dz_part(values), dx_part(values), got(values);
+  kernels::cpu::gather_channels(problem, index.data(), count, plain.x.data(), x_part.data());
+  kernels::cpu::gather_channels(problem, index.data(), count, plain.dz.data(), dz_part.data());
+  for (std::size_t i = 0; i < values; ++i) dx_part[i] = T(static_cast<float>(i % 100));
+  kernels::cpu::scatter_channels(problem, index.data(), count, dx_part.data(), plain.dx.data());
+
+  kernels::AbnForward forward = t.forward(c);
+  forward.z = t.x.data();
+  forward.x_part = {index.data(), count, got.data()};
+  kernels::cpu::abn_forward(problem, kEps, forward);
+  EXPECT_TRUE(same_bytes(t.x.values(), plain.z.values()));
+  EXPECT_TRUE(same_bytes(std::span<const T>(got), std::span<const T>(x_part)));
+
+  std::fill(got.begin(), got.end(), T(0.0F));
+  forward = split.forward(c);
+  kernels::cpu::abn_statistics(problem, split.x.data(), split.mean.data(), split.var.data());
+  for (int64_t i = 0; i < shape.c; ++i) split.inv_std[i] = t.inv_std[i];
+  forward.x_part = {index.data(), count, got.data()};
+  kernels::cpu::abn_apply(problem, forward);
+  EXPECT_TRUE(same_bytes(split.z.values(), plain.z.values()));
+  EXPECT_TRUE(same_bytes(split.saved_values.values(), plain.saved_values.values()));
+  EXPECT_TRUE(same_bytes(split.branch.values(), plain.branch.values()));
+  EXPECT_TRUE(same_bytes(std::span<const T>(got), std::span<const T>(x_part)));
+
+  for (const bool whole : {false, true}) {
+    std::fill(got.begin(), got.end(), T(0.0F));
+    kernels::AbnBackward backward = split.backward(c);
+    backward.dz_part = {index.data(), count, got.data()};
+    whole ? kernels::cpu::abn_backward(problem, backward)
+          : kernels::cpu::abn_backward_reduce(problem, backward);
+    EXPECT_TRUE(same_bytes(std::span<const T>(got), std::span<const T>(dz_part)));
+    EXPECT_TRUE(same_bytes(split.sum_dy.values(), plain.sum_dy.values()));
+    EXPECT_TRUE(same_bytes(split.sum_dy_xhat.values(), plain.sum_dy_xhat.values()));
+  }
+  kernels::AbnBackward backward = split.backward(c);
+  backward.dx = split.dz.data();
+  backward.dx_part = {index.data(), count, dx_part.data()};
+  kernels::cpu::abn_backward_apply(problem, backward, static_cast<double>(shape.per_channel()));
+  EXPECT_TRUE(same_bytes(split.dz.values(), plain.dx.values()));
+  EXPECT_TRUE(same_bytes(split.dresidual.values(), plain.dresidual.values()));
+  EXPECT_TRUE(same_bytes(split.z_again.values(), plain.z_again.values()));
+}
+
+TEST(CopiedChannels, ByAPassAreThoseOfTheIndex) {
+  // Several pixels per row of columns; one; more channels than a panel has; work for several threads.
+  for (const Shape3& shape :
+       {Shape3{2, 3, 50}, Shape3{1, 8, 64}, Shape3{2, 40, 33}, Shape3{3, 70, 49}, Shape3{2, 8, 2000},
+        Shape3{2, 2100, 15}, Shape3{2, 100, 900}, Shape3{3, 33, 1}}) {
+    for (const Saved saved : {Saved::kOutput, Saved::kPreActivation, Saved::kOutputBit}) {
+      expect_copied_by_passes<float>(shape, saved);
+      expect_copied_by_passes<BFloat16>(shape, saved);
+      expect_copied_by_passes<double>(shape, saved);
+    }
+  }
+}
+
+TEST(CopiedChannels, ByAPassAreRefusedWhereItCannotCopyThem) {
+  const AbnCase c{.shape = {2, 4, 9}}, one{.shape = {2, 1, 9}, .layout = Layout::kChannelsLast},
+      last{.shape = {2, 4, 9}, .layout = Layout::kChannelsLast};
+  AbnTensors<float> t(c);
+  const int64_t index[] = {0};
+  float part[18];
+  const kernels::PartOfChannels copied{index, 1, part};
+  kernels::AbnForward forward = t.forward(c);
+  forward.x_part = copied;
+  kernels::AbnBackward reduce = t.backward(c), apply = reduce;
+  reduce.dz_part = apply.dx_part = copied;
+  for (const AbnCase& wrong : {c, one}) {
+    const auto problem = wrong.problem<float>();
+    EXPECT_THROW(kernels::cpu::abn_forward(problem, kEps, forward), std::invalid_argument);
+    EXPECT_THROW(kernels::cpu::abn_apply(problem, forward), std::invalid_argument);
+    EXPECT_THROW(kernels::cpu::abn_backward_reduce(problem, reduce), std::invalid_argument);
+    EXPECT_THROW(kernels::cpu::abn_backward_apply(problem, apply, 18), std::invalid_argument);
+    EXPECT_THROW(kernels::cpu::abn_backward(problem, reduce), std::invalid_argument);
+  }
+  EXPECT_THROW(kernels::cpu::abn_backward(last.problem<float>(), apply), std::invalid_argument);
 }
 
 }  // namespace

@@ -184,11 +184,15 @@ Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tenso
   tensors.mean = result.mean.mutable_data_ptr<double>();
   tensors.inv_std = result.inv_std.mutable_data_ptr<double>();
 
-  // A pass of its own, also for all channels: z has the same bits whether channels are saved or not.
+  // They are normalized by a pass of their own, also if they are all: z has the same bits whether channels are saved or
+  // not.
   std::optional<ChannelView> part;
   if (channels.any()) {
     part.emplace(channels, call.problem);
-    part->copy_to(x, channels.values);  // before x is written over
+    if (const auto copied = part->copied_by_pass(channels.values))
+      tensors.x_part = *copied;
+    else
+      part->copy_to(x, channels.values);  // before x is written over
   }
   if (!is_one_call) {
     device.apply(call.problem, tensors, x);
@@ -229,13 +233,17 @@ struct BackwardCall {
   }
 
   /// Writes out.dweight and out.dbias.
-  void reduce() const {
-    device_for(saved_values).backward_reduce(problem, pointers({out.dweight, out.dbias}), saved_values);
+  void reduce(const kernels::PartOfChannels& dz_part = {}) const {
+    kernels::AbnBackward tensors = pointers({out.dweight, out.dbias});
+    tensors.dz_part = dz_part;
+    device_for(saved_values).backward_reduce(problem, tensors, saved_values);
   }
 
   /// Writes the other gradients, from sums over `m` values per channel; without sums for frozen statistics.
-  void apply(const Sums& sums, double m) const {
-    device_for(saved_values).backward_apply(problem, pointers(sums), m, saved_values);
+  void apply(const Sums& sums, double m, const kernels::PartOfChannels& dx_part = {}) const {
+    kernels::AbnBackward tensors = pointers(sums);
+    tensors.dx_part = dx_part;
+    device_for(saved_values).backward_apply(problem, tensors, m, saved_values);
   }
 
  private:
@@ -259,17 +267,17 @@ struct BackwardCall {
 };
 
 /// The pass over the saved channels alone. It gives their results, which the pass over all channels cannot
-/// compute.
+/// compute. Where that pass can copy their dz and dx, run_within does both passes; else dz is copied before it.
 class SavedChannelsCall {
  public:
-  SavedChannelsCall(const BackwardCall& all, const SavedChannels& channels)
+  SavedChannelsCall(const BackwardCall& all, const SavedChannels& channels, bool synchronized)
       : all_(all),
         part_(channels, all.problem),
         call_{part_.problem(),
               channels.values,
               {},
               all.residual.defined() ? part_.gather(all.residual) : at::Tensor(),
-              part_.gather(all.dz),  // before dx may be written over dz
+              part_.empty_part(all.dz),
               part_.gather_vector(all.weight),
               part_.gather_vector(all.bias),
               part_.gather_vector(all.mean),
@@ -287,6 +295,22 @@ class SavedChannelsCall {
                  like_part(all.out.dbias),
                  like_part(all.out.dresidual),
                  {}};
+    dz_part_ = part_.copied_by_pass(call_.dz);
+    // The pass over all channels copies dz in `reduce`, and leaves it as it is until `apply`.
+    if (synchronized || !call_.training || !call_.out.dx.defined()) dz_part_.reset();
+    if (!dz_part_) part_.copy_to(all.dz, call_.dz);  // before dx may be written over dz
+  }
+
+  bool is_within_all() const { return dz_part_.has_value(); }
+
+  /// Runs both passes.
+  void run_within() {
+    all_.reduce(*dz_part_);
+    call_.run();
+    all_.apply({all_.out.dweight, all_.out.dbias}, static_cast<double>(all_.problem.shape.per_channel()),
+               *part_.copied_by_pass(call_.out.dx));
+    replace_sums();
+    if (all_.out.dresidual.defined()) part_.scatter(call_.out.dresidual, all_.out.dresidual);
   }
 
   void run() {
@@ -317,6 +341,7 @@ class SavedChannelsCall {
   const BackwardCall& all_;
   const ChannelView part_;
   BackwardCall call_;
+  std::optional<kernels::PartOfChannels> dz_part_;
 };
 
 /// Returns the means over the whole batch of the group, by one collective.
@@ -379,8 +404,9 @@ void run_backward(const at::Tensor& dz, const at::Tensor& saved_values, const Ba
     all.saved_values = channels.values;
   }
   std::optional<SavedChannelsCall> some;
-  if (channels.any() && !channels.all) some.emplace(all, channels);
+  if (channels.any() && !channels.all) some.emplace(all, channels, is_synchronized(a));
   if (is_synchronized(a)) return run_synchronized(all, some, a);
+  if (some && some->is_within_all()) return some->run_within();
   all.run();
   if (some) some->run();
 }

@@ -151,10 +151,25 @@ void ChannelView::copy_to(const at::Tensor& full, const at::Tensor& part) const 
 
 at::Tensor ChannelView::gather(const at::Tensor& full) const {
   if (!index_.defined()) return full;
-  const auto sizes = channel_sizes(full, index_.numel());
-  at::Tensor part = at::empty_strided(sizes, contiguous_strides(sizes, whole_.layout), full.options());
+  at::Tensor part = empty_part(full);
   gather_channels(whole_, index_, full, part);
   return part;
+}
+
+at::Tensor ChannelView::empty_part(const at::Tensor& full) const {
+  const auto sizes = channel_sizes(full, problem_.shape.c);
+  return at::empty_strided(sizes, contiguous_strides(sizes, whole_.layout), full.options());
+}
+
+std::optional<kernels::PartOfChannels> ChannelView::copied_by_pass(const at::Tensor& part) const {
+  // In NCHW a channel's planes are long runs of memory; on a GPU no kernel copies beside its work.
+  const bool can =
+      index_.defined() && backend_of("abn", part) == Backend::kCpu && whole_.layout == Layout::kChannelsLast;
+  if (!can) return std::nullopt;
+  TORCH_INTERNAL_ASSERT(part.numel() == whole_.shape.n * index_.numel() * whole_.shape.s &&
+                        dtype_of(part.scalar_type()) == whole_.dtype &&
+                        is_contiguous_in(part.sizes(), part.strides(), whole_.layout));
+  return kernels::PartOfChannels{index_.const_data_ptr<int64_t>(), index_.numel(), part.mutable_data_ptr()};
 }
 
 at::Tensor ChannelView::gather_vector(const at::Tensor& vector) const {

@@ -61,6 +61,11 @@ class ChannelView {
   /// Writes part, which has the sizes of gather(full).
   void copy_to(const at::Tensor& full, const at::Tensor& part) const;
   at::Tensor gather(const at::Tensor& full) const;
+  /// Returns memory for gather(full).
+  at::Tensor empty_part(const at::Tensor& full) const;
+  /// Returns what lets a pass of the layer's kernels copy between `part` and the full tensor (kernels/abn.h); nothing
+  /// where they cannot.
+  std::optional<kernels::PartOfChannels> copied_by_pass(const at::Tensor& part) const;
   /// Maps (C) to (count). An undefined vector stays undefined.
   at::Tensor gather_vector(const at::Tensor& vector) const;
   void scatter(const at::Tensor& part, const at::Tensor& full) const;

@@ -84,9 +84,10 @@ TEST(AbnGroup, EqualsTheRepeatedBatch) {
 
 TEST(AbnGroup, EqualsTheRepeatedBatchWithNonInvertibleChannels) {
   // One of 64 channels is saved on its own; one of 7 makes the layer save x-hat.
-  for (const int64_t channels : {7, 64})
-    expect_group_equals_the_repeated_batch(at::kDouble, at::MemoryFormat::Contiguous, Saved::kOutput,
-                                           Activation::kLeakyReLU, channels, 0);
+  for (const auto format : {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast})
+    for (const int64_t channels : {7, 64})
+      expect_group_equals_the_repeated_batch(at::kDouble, format, Saved::kOutput, Activation::kLeakyReLU,
+                                             channels, 0);
 }
 
 TEST(AbnGroup, GoesThroughTheDispatcher) {

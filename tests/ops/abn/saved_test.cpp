@@ -98,22 +98,55 @@ TEST(AbnSaved, AResidualThatHidesXIsNoticed) {
   }
 }
 
+/// 3 of 96 channels are non-invertible.
+AbnCase case_with_degenerate_channels(at::ScalarType dtype, bool channels_last) {
+  AbnCase c = make_case({4, 96, 5, 7}, dtype);
+  c.name = channels_last ? "channels-last" : "NCHW";
+  if (channels_last) c.base = c.base.contiguous(at::MemoryFormat::ChannelsLast);
+  const at::NoGradGuard no_grad;
+  c.weight->index_put_({torch::tensor({3, 40, 95})}, torch::tensor({0.0, 1e-9, -1e-12}).to(dtype));
+  return c;
+}
+
 TEST(AbnSaved, AFewDegenerateChannelsTakeASideBuffer) {
-  for (const bool channels_last : {false, true}) {
-    for_each_form([&](at::ScalarType dtype, bool in_place) {
-      AbnCase c = make_case({4, 96, 5, 7}, dtype);
-      if (channels_last) c.base = c.base.contiguous(at::MemoryFormat::ChannelsLast);
-      c.residual = torch::randn(c.base.sizes(), at::kDouble).to(dtype).set_requires_grad(true);
-      {
-        const at::NoGradGuard no_grad;
-        c.weight->index_put_({torch::tensor({3, 40, 95})}, torch::tensor({0.0, 1e-9, -1e-12}).to(dtype));
-      }
-      reset_abn_fallback_stats();
-      expect_right(c, in_place);
-      EXPECT_EQ(abn_fallback_stats().layers, 0);
-      EXPECT_EQ(abn_fallback_stats().channels, 3);
-    });
-  }
+  for (const bool channels_last : {false, true})
+    for (const bool training : {true, false})
+      for (const bool has_residual : {false, true})
+        for_each_form([&](at::ScalarType dtype, bool in_place) {
+          AbnCase c = case_with_degenerate_channels(dtype, channels_last);
+          if (has_residual)
+            c.residual = torch::randn(c.base.sizes(), at::kDouble).to(dtype).set_requires_grad(true);
+          c.options.training = training;
+          reset_abn_fallback_stats();
+          expect_right(c, in_place);
+          EXPECT_EQ(abn_fallback_stats().layers, 0);
+          EXPECT_EQ(abn_fallback_stats().channels, 3);
+        });
+}
+
+TEST(AbnSaved, DegenerateChannelsHaveTheSameGradientsWhicheverAreWanted) {
+  for (const bool channels_last : {false, true})
+    for (const bool training : {true, false}) {
+      AbnCase c = case_with_degenerate_channels(at::kFloat, channels_last);
+      c.options.training = training;
+      const auto gradients = [&](bool of_x, bool of_parameters) {
+        const at::Tensor x = c.base.detach().clone().set_requires_grad(of_x);
+        const auto leaf = [&](const OptionalTensor& t) {
+          return t->detach().set_requires_grad(of_parameters);
+        };
+        const at::Tensor weight = leaf(c.weight), bias = leaf(c.bias);
+        std::vector<at::Tensor> of;
+        if (of_x) of.push_back(x);
+        if (of_parameters) of.insert(of.end(), {weight, bias});
+        const at::Tensor z =
+            abn(x, {weight, bias, c.running_mean->clone(), c.running_var->clone()}, c.options);
+        return torch::autograd::grad({z}, of, {c.dz});
+      };
+      const auto all = gradients(true, true), x = gradients(true, false), parameters = gradients(false, true);
+      EXPECT_TRUE(at::equal(x[0], all[0])) << c.name;
+      EXPECT_TRUE(at::equal(parameters[0], all[1])) << c.name;
+      EXPECT_TRUE(at::equal(parameters[1], all[2])) << c.name;
+    }
 }
 
 TEST(AbnSaved, WhatIsKeptMayNotBeChangedBeforeBackward) {

@@ -1,6 +1,7 @@
 #include "palimpsest/kernels/abn.h"
 
 #include "palimpsest/base/parallel.h"
+#include "palimpsest/kernels/channel_slots.h"
 #include "palimpsest/kernels/cpu/abn/partition.h"
 #include "palimpsest/kernels/cpu/abn/table.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
@@ -9,11 +10,18 @@
 #include <algorithm>
 #include <cmath>
 #include <initializer_list>
+#include <stdexcept>
 #include <vector>
 
 namespace palimpsest::kernels::cpu {
 namespace abn {
 namespace {
+
+void require_channels_last(const AbnProblem& problem, const PartOfChannels& copied) {
+  if (copied.part && (problem.layout != Layout::kChannelsLast || problem.shape.c == 1))
+    throw std::invalid_argument(
+        "[abn] a pass copies channels of a channels-last tensor with two channels or more only");
+}
 
 // Below this many values, waking threads costs more than the work.
 constexpr int64_t kSerialValues = 16384;
@@ -116,7 +124,10 @@ class Call {
   }
 
   void apply(const Piece& piece, const AbnForward& forward) const {
-    apply(piece, forward, static_cast<const S*>(forward.x), forward_kind(problem_.saved));
+    in_cache(piece, forward.x_part, [&](const Piece& some) {
+      if (forward.x_part.part) gather_pixels(problem_, pixels(some), forward.x_part, forward.x);
+      apply(some, forward, static_cast<const S*>(forward.x), forward_kind(problem_.saved));
+    });
   }
 
   void recompute(const Piece& piece, const AbnForward& forward) const {
@@ -130,6 +141,7 @@ class Call {
   }
 
   void reduce(const Piece& piece, int64_t segment, const AbnBackward& backward) {
+    if (backward.dz_part.part) gather_pixels(problem_, pixels(piece), backward.dz_part, backward.dz);
     const int64_t at = segment * columns_ + piece.first_channel;
     sweeps_.reduce(piece.block, activation(), backward_kind(problem_.saved), backward_coefficients(piece),
                    gradient_tensors(piece, backward), first_ + at, second_ + at);
@@ -163,7 +175,7 @@ class Call {
     };
     auto k = input_gradient_coefficients(problem_.saved, channel(c, backward), mean(backward.sum_dy),
                                          mean(backward.sum_dy_xhat));
-    if constexpr (sizeof(S) == 2) {
+    if (sizeof(S) == 2 && !frozen) {
       const auto of_t = center_coefficients(problem_.saved, channel(c, backward));
       const T scale = problem_.saved == Saved::kOutputForm1 ? of_t.scale : T(1);
       k.constant = uncentered_shift(static_cast<T>(of_t.center * scale), k.per_t, k.constant);
@@ -172,6 +184,18 @@ class Call {
   }
 
   void backward(const Piece& piece, const AbnBackward& backward) const {
+    in_cache(piece, backward.dx_part, [&](const Piece& some) {
+      run_backward(some, backward);
+      if (backward.dx_part.part) scatter_pixels(problem_, pixels(some), backward.dx_part, backward.dx);
+    });
+  }
+
+  Channels all_channels() const { return {0, problem_.shape.c}; }
+
+ private:
+  static constexpr int kCoefficients = 6;
+
+  void run_backward(const Piece& piece, const AbnBackward& backward) const {
     S* const dx = static_cast<S*>(backward.dx);
     S* const dresidual = static_cast<S*>(backward.dresidual);
     S* const z = static_cast<S*>(backward.z);
@@ -182,10 +206,26 @@ class Call {
         stores(piece.block, static_cast<const S*>(backward.dz), dx));
   }
 
-  Channels all_channels() const { return {0, problem_.shape.c}; }
+  /// Calls function(piece), or if channels are copied function(some) for parts of it that fit into a core's cache.
+  template <class Function>
+  void in_cache(const Piece& piece, const PartOfChannels& copied, const Function& function) const {
+    constexpr auto kValues = static_cast<int64_t>(32768 / sizeof(S));
+    if (!copied.part) return function(piece);
+    const int64_t rows = std::max<int64_t>(1, kValues / piece.block.width);
+    for (int64_t row = 0; row < piece.block.rows; row += rows) {
+      Piece some = piece;
+      some.block.rows = std::min(rows, piece.block.rows - row);
+      some.offset += row * piece.block.stride;
+      function(some);
+    }
+  }
 
- private:
-  static constexpr int kCoefficients = 6;
+  /// The pixels of a piece of channels-last, and the channels of its columns.
+  Pixels pixels(const Piece& piece) const {
+    const int64_t channels = problem_.shape.c, per_row = partition_.pixels_per_row();
+    const int64_t of_columns = per_row > 1 ? channels : piece.channels;
+    return {piece.offset / channels, piece.block.rows * per_row, piece.first_channel % channels, of_columns};
+  }
 
   static bool is_frozen(const AbnBackward& backward) { return !backward.sum_dy || !backward.sum_dy_xhat; }
 
@@ -332,6 +372,7 @@ void abn_statistics(const AbnProblem& problem, const void* x, double* mean, doub
 }
 
 void abn_apply(const AbnProblem& problem, const AbnForward& forward) {
+  abn::require_channels_last(problem, forward.x_part);
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
     call.all_channels().each([&](int64_t c) { call.set_forward(c, forward); });
@@ -341,6 +382,7 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward) {
 
 void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forward,
                  const RunningStatistics& running) {
+  abn::require_channels_last(problem, forward.x_part);
   const auto m = static_cast<double>(problem.shape.per_channel());
   dispatch_float(problem.dtype, [&]<class S>() {
     using T = accumulate_t<S>;
@@ -372,6 +414,7 @@ void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward) 
 }
 
 void abn_backward_reduce(const AbnProblem& problem, const AbnBackward& backward) {
+  abn::require_channels_last(problem, backward.dz_part);
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
     call.all_channels().each([&](int64_t c) { call.set_center(c, backward); });
@@ -381,6 +424,7 @@ void abn_backward_reduce(const AbnProblem& problem, const AbnBackward& backward)
 }
 
 void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, double m) {
+  abn::require_channels_last(problem, backward.dx_part);
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
     call.all_channels().each([&](int64_t c) {
@@ -392,6 +436,9 @@ void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, 
 }
 
 void abn_backward(const AbnProblem& problem, const AbnBackward& backward) {
+  abn::require_channels_last(problem, backward.dz_part);
+  if (backward.dx_part.part)
+    throw std::invalid_argument("[abn] only abn_backward_apply copies channels of dx");
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
     const double m = static_cast<double>(problem.shape.per_channel());

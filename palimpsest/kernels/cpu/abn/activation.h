@@ -196,7 +196,15 @@ class Affine {
 
   template <class Where>
   PALIMPSEST_HOST_DEVICE V at(V v, Where place) const {
-    return (kIs16Bit<S> ? v : v - center_.at(place)) * scale_.at(place) + shift_.at(place);
+    return (kIs16Bit<S> ? v : v - center(place)) * scale(place) + shift_.at(place);
+  }
+  template <class Where>
+  PALIMPSEST_HOST_DEVICE V center(Where place) const {
+    return center_.at(place);
+  }
+  template <class Where>
+  PALIMPSEST_HOST_DEVICE V scale(Where place) const {
+    return scale_.at(place);
   }
 
  private:

@@ -29,8 +29,6 @@ class Gradient {
         saved_(saved),
         has_residual_(has_residual),
         tensors_(tensors),
-        center_(coefficients.center),
-        scale_(coefficients.scale),
         affine_(coefficients.center, coefficients.scale, coefficients.shift) {}
 
   PALIMPSEST_HOST_DEVICE bool has_residual() const { return has_residual_; }
@@ -48,8 +46,8 @@ class Gradient {
     const auto from = act_.recover(saved_, has_y() ? y_at(place) : saved_value, rising);
     V t = has_y() ? saved_value : from.y;
     if (has_residual() && !has_y()) t -= residual_at<V>(tensors_.residual, place);
-    if constexpr (kCentered) t -= center_.at(place);
-    if (saved_ == Saved::kOutputForm1) t *= scale_.at(place);
+    if constexpr (kCentered) t -= affine_.center(place);
+    if (saved_ == Saved::kOutputForm1) t *= affine_.scale(place);
     return {from.dy(dz), t};
   }
 
@@ -80,7 +78,6 @@ class Gradient {
   Saved_ saved_;
   Residual_ has_residual_;
   GradientTensors<S> tensors_;
-  PerChannel<T, V, kPlane> center_, scale_;
   Affine<S, V, kPlane> affine_;
 };
 

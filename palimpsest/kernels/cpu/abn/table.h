@@ -31,7 +31,8 @@ constexpr Saved backward_kind(Saved saved) {
   return saved == Saved::kNormalized ? Saved::kInput : saved;
 }
 
-/// See kernels/formulas/abn_formulas.h; one value per channel, as the geometry wants it.
+/// See kernels/formulas/abn_formulas.h; one value per channel, as the geometry wants it. For S in 16 bits y is
+/// v * scale + shift, whose shift holds the mean (uncentered_shift).
 template <class T>
 struct ApplyCoefficients {
   const T* mean;
@@ -41,6 +42,8 @@ struct ApplyCoefficients {
   const T* bias;
 };
 
+/// For S in 16 bits shift holds the center, and so does constant unless the statistics are frozen: dx is computed from
+/// t without its center. The sums are of t with it.
 template <class T>
 struct BackwardCoefficients {
   const T* center;

@@ -6,62 +6,139 @@
 namespace palimpsest::kernels::cpu {
 namespace {
 
+// A pixel has one cache line per channel, which the processor cannot foresee. 11 channels of (32, 512, 28, 28) in f32:
+// 3.5 -> 2.3 ms.
+constexpr int64_t kPixelsAhead = 16;
+
 enum class Direction { kGather, kScatter };
 
-/// Copies values of kSize bytes. `full` and `part` are the tensors of channel_slots.h; the direction says which
-/// one is written.
+/// Copies channels between `full` and `part`, the tensors of channel_slots.h; the direction says which one is written.
+/// A value has kSize bytes. Nothing is allocated: it runs in the passes' threads, which must not throw.
 template <Direction kDirection, std::size_t kSize, class Full, class Part>
-void copy_channels(const AbnProblem& problem, const int64_t* index, int64_t count, Full* full, Part* part) {
-  constexpr auto kStep = static_cast<int64_t>(kSize);
-  const auto [n, c, s] = problem.shape;
-  // `row`: of an image in NCHW, of a pixel in channels-last. Its channels have `values` values each.
-  const auto copy = [&, c = c](int64_t row, int64_t k, int64_t values, std::size_t bytes) {
-    const bool is_used = index[k] >= 0;
-    const int64_t channel = is_used ? index[k] : index[k] + c;
-    const auto whole = full + (row * c + channel) * values * kStep;
-    const auto slot = part + (row * count + k) * values * kStep;
-    if constexpr (kDirection == Direction::kGather)
-      std::memcpy(slot, whole, bytes);
-    else if (is_used)
-      std::memcpy(whole, slot, bytes);
-  };
-  if (problem.layout == Layout::kNCHW) {
-    parallel_tasks(n * count, [&, s = s](int64_t i) {
-      copy(i / count, i % count, s, static_cast<std::size_t>(s) * kSize);
+class ChannelCopy {
+  static constexpr auto kStep = static_cast<int64_t>(kSize);
+  static constexpr bool kWrites = kDirection == Direction::kScatter;
+
+ public:
+  /// Of the channels [first_channel, first_channel + channels).
+  ChannelCopy(const AbnProblem& problem, const int64_t* index, int64_t count, Full* full, Part* part,
+              int64_t first_channel, int64_t channels)
+      : shape_(problem.shape),
+        index_(index),
+        count_(count),
+        full_(full),
+        part_(part),
+        first_channel_(first_channel),
+        channels_(channels) {}
+
+  void images() const {
+    const int64_t plane = shape_.s * kStep;
+    parallel_tasks(shape_.n * count_, [&](int64_t i) {
+      const int64_t image = i / count_, channel = channel_of(i % count_);
+      if (channel >= 0) copy(full_ + (image * shape_.c + channel) * plane, part_ + i * plane, plane);
     });
-    return;
   }
-  parallel_ranges(n * s, [&](int64_t begin, int64_t end) {
-    for (int64_t pixel = begin; pixel < end; ++pixel)
-      for (int64_t k = 0; k < count; ++k) copy(pixel, k, 1, kSize);
+
+  /// The pixels [begin, end) of channels-last.
+  void pixels(int64_t begin, int64_t end) const {
+    const ChannelCopy own =
+        *this;  // local: the compiler must assume that a store of bytes changes any member
+    const int64_t step = own.shape_.c * kStep, pixels = own.shape_.n * own.shape_.s;
+    auto* whole = own.full_ + begin * step;
+    auto* slot = own.part_ + begin * own.count_ * kStep;
+    for (int64_t pixel = begin; pixel < end; ++pixel, whole += step) {
+      const bool reads_on =
+          !kWrites && pixel + kPixelsAhead < pixels;  // beyond `end`, too: so does the next call
+      for (int64_t k = 0; k < own.count_; ++k, slot += kStep) {
+        const int64_t channel = own.channel_of(k);
+        if (channel < 0) continue;
+        if (reads_on) __builtin_prefetch(whole + kPixelsAhead * step + channel * kStep);
+        copy(whole + channel * kStep, slot, kStep);
+      }
+    }
+  }
+
+ private:
+  /// Returns the channel of slot k; -1 if it is not to be copied.
+  int64_t channel_of(int64_t k) const {
+    const bool is_used = index_[k] >= 0;
+    const int64_t channel = is_used ? index_[k] : index_[k] + shape_.c;
+    const bool is_here = channel >= first_channel_ && channel < first_channel_ + channels_;
+    return (is_used || !kWrites) && is_here ? channel : -1;
+  }
+
+  static void copy(Full* whole, Part* slot, int64_t bytes) {
+    if constexpr (kWrites)
+      std::memcpy(whole, slot, static_cast<std::size_t>(bytes));
+    else
+      std::memcpy(slot, whole, static_cast<std::size_t>(bytes));
+  }
+
+  Shape3 shape_;
+  const int64_t* index_;
+  int64_t count_;
+  Full* full_;
+  Part* part_;
+  int64_t first_channel_, channels_;
+};
+
+/// Calls function(copy) with the ChannelCopy of these tensors.
+template <Direction kDirection, class Full, class Part, class Function>
+void with_copy(const AbnProblem& problem, const int64_t* index, int64_t count, Full* full, Part* part,
+               int64_t first_channel, int64_t channels, const Function& function) {
+  const auto call = [&]<std::size_t kSize>() {
+    function(ChannelCopy<kDirection, kSize, Full, Part>(problem, index, count, full, part, first_channel,
+                                                        channels));
+  };
+  switch (size_of(problem.dtype)) {
+    case 2:
+      return call.template operator()<2>();
+    case 4:
+      return call.template operator()<4>();
+    default:
+      return call.template operator()<8>();
+  }
+}
+
+template <Direction kDirection, class Full, class Part>
+void copy_all(const AbnProblem& problem, const int64_t* index, int64_t count, Full* full, Part* part) {
+  with_copy<kDirection>(problem, index, count, full, part, 0, problem.shape.c, [&](const auto& copy) {
+    if (problem.layout == Layout::kNCHW) return copy.images();
+    parallel_ranges(problem.shape.n * problem.shape.s,
+                    [&](int64_t begin, int64_t end) { copy.pixels(begin, end); });
   });
 }
 
 template <Direction kDirection, class Full, class Part>
-void copy_of_any_size(const AbnProblem& problem, const int64_t* index, int64_t count, Full* full,
-                      Part* part) {
-  switch (size_of(problem.dtype)) {
-    case 2:
-      return copy_channels<kDirection, 2>(problem, index, count, full, part);
-    case 4:
-      return copy_channels<kDirection, 4>(problem, index, count, full, part);
-    default:
-      return copy_channels<kDirection, 8>(problem, index, count, full, part);
-  }
+void copy_some(const AbnProblem& problem, Pixels pixels, const PartOfChannels& copied, Full* full,
+               Part* part) {
+  with_copy<kDirection>(problem, copied.index, copied.count, full, part, pixels.first_channel,
+                        pixels.channels,
+                        [&](const auto& copy) { copy.pixels(pixels.first, pixels.first + pixels.count); });
 }
 
 }  // namespace
 
 void gather_channels(const AbnProblem& problem, const int64_t* index, int64_t count, const void* full,
                      void* part) {
-  copy_of_any_size<Direction::kGather>(problem, index, count, static_cast<const std::byte*>(full),
-                                       static_cast<std::byte*>(part));
+  copy_all<Direction::kGather>(problem, index, count, static_cast<const std::byte*>(full),
+                               static_cast<std::byte*>(part));
 }
 
 void scatter_channels(const AbnProblem& problem, const int64_t* index, int64_t count, const void* part,
                       void* full) {
-  copy_of_any_size<Direction::kScatter>(problem, index, count, static_cast<std::byte*>(full),
-                                        static_cast<const std::byte*>(part));
+  copy_all<Direction::kScatter>(problem, index, count, static_cast<std::byte*>(full),
+                                static_cast<const std::byte*>(part));
+}
+
+void gather_pixels(const AbnProblem& problem, Pixels pixels, const PartOfChannels& copied, const void* full) {
+  copy_some<Direction::kGather>(problem, pixels, copied, static_cast<const std::byte*>(full),
+                                static_cast<std::byte*>(copied.part));
+}
+
+void scatter_pixels(const AbnProblem& problem, Pixels pixels, const PartOfChannels& copied, void* full) {
+  copy_some<Direction::kScatter>(problem, pixels, copied, static_cast<std::byte*>(full),
+                                 static_cast<const std::byte*>(copied.part));
 }
 
 }  // namespace palimpsest::kernels::cpu
