@@ -194,17 +194,9 @@ TYPED_TEST(Abn, LosesNoDigitsWhereTheMeanIsFarFromZero) {
                           [](const AbnCase& abn) { expect_right<TypeParam>(abn); });
 }
 
-/// The distance between 16-bit values at v.
-template <class T>
-double unit_in_last_place(double v) {
-  const bool is_bf16 = std::is_same_v<T, BFloat16>;
-  const int exponent = v == 0 ? -1000 : std::ilogb(v);
-  return std::ldexp(1.0, std::max(exponent, is_bf16 ? -126 : -14) - (is_bf16 ? 7 : 10));
-}
-
 TYPED_TEST(Abn, AFarMeanCostsAFractionOfWhatRoundingTheInputCosts) {
   if (sizeof(TypeParam) != 2) GTEST_SKIP() << "see LosesNoDigitsWhereTheMeanIsFarFromZero";
-  constexpr double kOfTheMean = 0x1p-12, kHalf = 0.51;  // units in the last place
+  constexpr DType kDType = dtype_of<TypeParam>();
   for (const double mean : {-30.0, 300.0, 3000.0})
     for (const Shape3 shape : {Shape3{4, 20, 49}, Shape3{4, 70, 49}, Shape3{2, 16, 5000}})
       this->for_each_kind({.shape = shape, .mean = mean}, [](const AbnCase& c) {
@@ -219,8 +211,8 @@ TYPED_TEST(Abn, AFarMeanCostsAFractionOfWhatRoundingTheInputCosts) {
         for (int64_t i = 0; i < got.z.size(); ++i) {
           const int64_t channel = c.layout == Layout::kNCHW ? i / c.shape.s % c.shape.c : i % c.shape.c;
           const double scale = std::abs(want.weight[channel]) * want.inv_std[channel];
-          const double limit = kHalf * unit_in_last_place<TypeParam>(want.z[i]) +
-                               kOfTheMean * unit_in_last_place<TypeParam>(want.mean[channel]) * scale;
+          const double limit = kRoundedZ * unit_in_last_place(kDType, want.z[i]) +
+                               kFarMean * unit_in_last_place(kDType, want.mean[channel]) * scale;
           const bool is_right = std::abs(static_cast<double>(got.z[i]) - want.z[i]) <= limit;
           wrong += is_right ? 0 : 1;
         }

@@ -120,7 +120,7 @@ void expect_copied_by_passes(const Shape3& shape, Saved saved) {
   std::fill(got.begin(), got.end(), T(0.0F));
   forward = split.forward(c);
   kernels::cpu::abn_statistics(problem, split.x.data(), split.mean.data(), split.var.data());
-  for (int64_t i = 0; i < shape.c; ++i) split.inv_std[i] = t.inv_std[i];
+  split.inv_std = t.inv_std;
   forward.x_part = {index.data(), count, got.data()};
   kernels::cpu::abn_apply(problem, forward);
   EXPECT_TRUE(same_bytes(split.z.values(), plain.z.values()));

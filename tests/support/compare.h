@@ -4,12 +4,24 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
 #include <span>
+#include <utility>
 
 namespace palimpsest::testing {
+
+/// The distance between neighbouring values of `dtype` at `value`, away from 0.
+inline double unit_in_last_place(DType dtype, double value) {
+  const auto [digits, least_exponent] = dtype == DType::bf16  ? std::pair(7, -126)
+                                        : dtype == DType::f16 ? std::pair(10, -14)
+                                        : dtype == DType::f32 ? std::pair(23, -126)
+                                                              : std::pair(52, -1022);
+  const int exponent = value == 0 ? least_exponent : std::ilogb(value);
+  return std::ldexp(1.0, std::max(exponent, least_exponent) - digits);
+}
 
 /// |got - want|_2 / |want|_2, in f64; |got|_2 where `want` is all zero.
 template <class Got, class Want>

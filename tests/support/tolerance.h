@@ -65,6 +65,8 @@ constexpr double kReducedF32 = 1e-4;
 /// The mean, in standard deviations, and the variance, relative, of values in f32 or 16 bits. The variance of bf16 in
 /// channels-last, where a lane adds up 128 squares, is low by 1.1e-6.
 constexpr double kMeanOfStored = 1e-7, kVarianceOfStored = 2e-6;
+/// z in 16 bits, in units in the last place: of z, and of a value as large as the mean, which is no operand of its own.
+constexpr double kRoundedZ = 0.51, kFarMean = 0x1p-12;
 /// Running statistics in f32, relative.
 constexpr double kRunningStatistics = 1e-6;
 

@@ -52,8 +52,8 @@ struct AbnChannel {
 };
 
 /// `mean` is subtracted first: x * scale + (shift - mean * scale) would lose all digits where |mean| is large
-/// against the standard deviation (in 16 bits: uncentered_shift). shift carries the part of the mean that does not fit into
-/// a T.
+/// against the standard deviation (in 16 bits: uncentered_shift). shift carries the part of the mean that does not
+/// fit into a T.
 template <class T>
 struct ForwardCoefficients {
   T mean, scale, shift, weight, bias;
@@ -111,8 +111,8 @@ PALIMPSEST_HOST_DEVICE CenterCoefficients<T> center_coefficients(Saved saved, co
 }
 
 /// Returns the shift of v * scale + shift, which replaces (v - center) * scale + `shift` for values in 16 bits on a
-/// CPU: there the subtraction is up to a tenth of a sweep. Its rounding, at most 2^-24 of center * scale, is at most 2^-13
-/// of what the last bit of a value as large as the center stands for.
+/// CPU: there the subtraction is up to a tenth of a sweep. Its rounding is at most 2^-24 of center * scale: at most
+/// 2^-13 of what the last bit of a value as large as the center stands for.
 template <class T>
 PALIMPSEST_HOST_DEVICE T uncentered_shift(T center, T scale, T shift) {
   if (center == 0) return shift;  // keeps -0, and makes no NaN of an infinite scale

@@ -267,7 +267,7 @@ struct BackwardCall {
 };
 
 /// The pass over the saved channels alone. It gives their results, which the pass over all channels cannot
-/// compute. Where that pass can copy their dz and dx, run_within does both passes; else dz is copied before it.
+/// compute. dz is copied before that pass, or by it.
 class SavedChannelsCall {
  public:
   SavedChannelsCall(const BackwardCall& all, const SavedChannels& channels, bool synchronized)
@@ -295,28 +295,25 @@ class SavedChannelsCall {
                  like_part(all.out.dbias),
                  like_part(all.out.dresidual),
                  {}};
-    dz_part_ = part_.copied_by_pass(call_.dz);
-    // The pass over all channels copies dz in `reduce`, and leaves it as it is until `apply`.
-    if (synchronized || !call_.training || !call_.out.dx.defined()) dz_part_.reset();
+    if (!synchronized && call_.training && call_.out.dx.defined()) dz_part_ = part_.copied_by_pass(call_.dz);
     if (!dz_part_) part_.copy_to(all.dz, call_.dz);  // before dx may be written over dz
   }
 
-  bool is_within_all() const { return dz_part_.has_value(); }
-
-  /// Runs both passes.
-  void run_within() {
+  /// Runs both passes, with the statistics of this process.
+  void run_both() {
+    if (!dz_part_) {
+      all_.run();
+      call_.run();
+      replace_sums();
+      replace_gradients();
+      return;
+    }
     all_.reduce(*dz_part_);
     call_.run();
     all_.apply({all_.out.dweight, all_.out.dbias}, static_cast<double>(all_.problem.shape.per_channel()),
                *part_.copied_by_pass(call_.out.dx));
     replace_sums();
-    if (all_.out.dresidual.defined()) part_.scatter(call_.out.dresidual, all_.out.dresidual);
-  }
-
-  void run() {
-    call_.run();
-    replace_sums();
-    replace_gradients();
+    replace_dresidual();
   }
   void reduce() {
     call_.reduce();
@@ -335,13 +332,16 @@ class SavedChannelsCall {
   }
   void replace_gradients() {
     if (all_.out.dx.defined()) part_.scatter(call_.out.dx, all_.out.dx);
+    replace_dresidual();
+  }
+  void replace_dresidual() {
     if (all_.out.dresidual.defined()) part_.scatter(call_.out.dresidual, all_.out.dresidual);
   }
 
   const BackwardCall& all_;
   const ChannelView part_;
   BackwardCall call_;
-  std::optional<kernels::PartOfChannels> dz_part_;
+  std::optional<kernels::PartOfChannels> dz_part_;  ///< if the pass over all channels copies dz and dx
 };
 
 /// Returns the means over the whole batch of the group, by one collective.
@@ -406,9 +406,7 @@ void run_backward(const at::Tensor& dz, const at::Tensor& saved_values, const Ba
   std::optional<SavedChannelsCall> some;
   if (channels.any() && !channels.all) some.emplace(all, channels, is_synchronized(a));
   if (is_synchronized(a)) return run_synchronized(all, some, a);
-  if (some && some->is_within_all()) return some->run_within();
-  all.run();
-  if (some) some->run();
+  some ? some->run_both() : all.run();
 }
 
 /// Returns a vector for one of the two sums, which are the gradients of weight and bias and also lead to dx.

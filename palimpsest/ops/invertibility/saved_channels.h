@@ -63,8 +63,8 @@ class ChannelView {
   at::Tensor gather(const at::Tensor& full) const;
   /// Returns memory for gather(full).
   at::Tensor empty_part(const at::Tensor& full) const;
-  /// Returns what lets a pass of the layer's kernels copy between `part` and the full tensor (kernels/abn.h); nothing
-  /// where they cannot.
+  /// Returns the argument by which a pass over the full tensor copies its channels into `part`, or back
+  /// (kernels/abn.h); none where the kernels cannot do that.
   std::optional<kernels::PartOfChannels> copied_by_pass(const at::Tensor& part) const;
   /// Maps (C) to (count). An undefined vector stays undefined.
   at::Tensor gather_vector(const at::Tensor& vector) const;

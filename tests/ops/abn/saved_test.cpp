@@ -99,7 +99,7 @@ TEST(AbnSaved, AResidualThatHidesXIsNoticed) {
 }
 
 /// 3 of 96 channels are non-invertible.
-AbnCase case_with_degenerate_channels(at::ScalarType dtype, bool channels_last) {
+AbnCase case_with_non_invertible_channels(at::ScalarType dtype, bool channels_last) {
   AbnCase c = make_case({4, 96, 5, 7}, dtype);
   c.name = channels_last ? "channels-last" : "NCHW";
   if (channels_last) c.base = c.base.contiguous(at::MemoryFormat::ChannelsLast);
@@ -108,12 +108,12 @@ AbnCase case_with_degenerate_channels(at::ScalarType dtype, bool channels_last) 
   return c;
 }
 
-TEST(AbnSaved, AFewDegenerateChannelsTakeASideBuffer) {
+TEST(AbnSaved, AFewNonInvertibleChannelsTakeASideBuffer) {
   for (const bool channels_last : {false, true})
     for (const bool training : {true, false})
       for (const bool has_residual : {false, true})
         for_each_form([&](at::ScalarType dtype, bool in_place) {
-          AbnCase c = case_with_degenerate_channels(dtype, channels_last);
+          AbnCase c = case_with_non_invertible_channels(dtype, channels_last);
           if (has_residual)
             c.residual = torch::randn(c.base.sizes(), at::kDouble).to(dtype).set_requires_grad(true);
           c.options.training = training;
@@ -124,10 +124,10 @@ TEST(AbnSaved, AFewDegenerateChannelsTakeASideBuffer) {
         });
 }
 
-TEST(AbnSaved, DegenerateChannelsHaveTheSameGradientsWhicheverAreWanted) {
+TEST(AbnSaved, NonInvertibleChannelsHaveTheSameGradientsWhicheverAreWanted) {
   for (const bool channels_last : {false, true})
     for (const bool training : {true, false}) {
-      AbnCase c = case_with_degenerate_channels(at::kFloat, channels_last);
+      AbnCase c = case_with_non_invertible_channels(at::kFloat, channels_last);
       c.options.training = training;
       const auto gradients = [&](bool of_x, bool of_parameters) {
         const at::Tensor x = c.base.detach().clone().set_requires_grad(of_x);

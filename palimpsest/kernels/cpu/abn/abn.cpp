@@ -11,6 +11,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 namespace palimpsest::kernels::cpu {
@@ -18,9 +19,11 @@ namespace abn {
 namespace {
 
 void require_channels_last(const AbnProblem& problem, const PartOfChannels& copied) {
-  if (copied.part && (problem.layout != Layout::kChannelsLast || problem.shape.c == 1))
+  const bool is_channels_last = problem.layout == Layout::kChannelsLast;
+  if (copied.part && (!is_channels_last || problem.shape.c == 1))
     throw std::invalid_argument(
-        "[abn] a pass copies channels of a channels-last tensor with two channels or more only");
+        std::string("[abn] a pass copies channels of a channels-last tensor of at least 2 channels, got ") +
+        (is_channels_last ? "1 channel" : "NCHW; use gather_channels and scatter_channels"));
 }
 
 // Below this many values, waking threads costs more than the work.
@@ -175,7 +178,7 @@ class Call {
     };
     auto k = input_gradient_coefficients(problem_.saved, channel(c, backward), mean(backward.sum_dy),
                                          mean(backward.sum_dy_xhat));
-    if (sizeof(S) == 2 && !frozen) {
+    if (kUncentered && !frozen) {
       const auto of_t = center_coefficients(problem_.saved, channel(c, backward));
       const T scale = problem_.saved == Saved::kOutputForm1 ? of_t.scale : T(1);
       k.constant = uncentered_shift(static_cast<T>(of_t.center * scale), k.per_t, k.constant);
@@ -194,6 +197,7 @@ class Call {
 
  private:
   static constexpr int kCoefficients = 6;
+  static constexpr bool kUncentered = sizeof(S) == 2;  // the sweeps do not subtract the center (Affine)
 
   void run_backward(const Piece& piece, const AbnBackward& backward) const {
     S* const dx = static_cast<S*>(backward.dx);
@@ -224,7 +228,7 @@ class Call {
   Pixels pixels(const Piece& piece) const {
     const int64_t channels = problem_.shape.c, per_row = partition_.pixels_per_row();
     const int64_t of_columns = per_row > 1 ? channels : piece.channels;
-    return {piece.offset / channels, piece.block.rows * per_row, piece.first_channel % channels, of_columns};
+    return {piece.offset / channels, piece.block.rows * per_row, piece.first_channel, of_columns};
   }
 
   static bool is_frozen(const AbnBackward& backward) { return !backward.sum_dy || !backward.sum_dy_xhat; }
@@ -252,10 +256,9 @@ class Call {
   void set(int64_t c, const CenterCoefficients<T>& k) {
     set(0, c, {k.center, k.scale, shift_of(k.center, k)});
   }
-  /// The sweeps over 16 bits do not subtract the center (Affine).
   template <class Coefficients>
   static T shift_of(T center, const Coefficients& k) {
-    return sizeof(S) == 2 ? uncentered_shift(center, k.scale, k.shift) : k.shift;
+    return kUncentered ? uncentered_shift(center, k.scale, k.shift) : k.shift;
   }
   void set(int64_t c, const InputGradientCoefficients<T>& k) { set(3, c, {k.per_dy, k.per_t, k.constant}); }
   void set(int first, int64_t c, std::initializer_list<T> values) {

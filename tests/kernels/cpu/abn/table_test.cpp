@@ -2,8 +2,8 @@
 
 #include "palimpsest/base/random.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
+#include "tests/support/compare.h"
 #include "tests/support/grid.h"
-#include "tests/support/tolerance.h"
 
 #include <gtest/gtest.h>
 
@@ -120,8 +120,7 @@ template <class T>
 class EluAccuracy : public ::testing::Test {
  protected:
   static double ulp(double value) {
-    const T t = static_cast<T>(std::abs(value));
-    return static_cast<double>(std::nextafter(t, std::numeric_limits<T>::infinity()) - t);
+    return unit_in_last_place(dtype_of<T>(), static_cast<double>(static_cast<T>(value)));
   }
 
   static constexpr kernels::cpu::abn::ActivationChoice kElu{Activation::kELU, 1};
