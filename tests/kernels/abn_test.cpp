@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <type_traits>
@@ -249,6 +250,32 @@ TYPED_TEST(Abn, ANegativeZeroOrAnInfiniteParameterStaysWhereItIs) {
     int64_t finite = 0;
     for (int64_t i = 0; i < frozen.dx.size(); ++i) finite += std::isfinite(static_cast<double>(frozen.dx[i]));
     EXPECT_EQ(finite, frozen.dx.size());
+  }
+}
+
+// Rounding to bf16 could carry the lower half of such a NaN into its sign, which leaves 0.
+TYPED_TEST(Abn, ANaNOfAnyBitsInAParameterReachesEveryValueOfItsChannelAlone) {
+  constexpr int64_t kChannel = 3;
+  for (const uint32_t bits : {0x7fffffffu, 0xffffffffu, 0x7fff8001u, 0x7f800001u, 0xff80ffffu, 0x7fc00000u}) {
+    for (const bool in_weight : {true, false}) {
+      for (const Saved saved : {Saved::kOutput, Saved::kPreActivation}) {
+        for (const Shape3 shape : {Shape3{2, 20, 75}, Shape3{2, 33, 49}, Shape3{2, 5, 600}}) {
+          this->for_each_kind({.shape = shape, .saved = saved}, [&](const AbnCase& c) {
+            AbnTensors<TypeParam> t(c);
+            (in_weight ? t.weight : t.bias)[kChannel] = std::bit_cast<float>(bits);
+            run_cpu(c, t);
+            int64_t wrong = 0;
+            for (int64_t i = 0; i < t.z.size(); ++i) {
+              const int64_t channel = (c.layout == Layout::kNCHW ? i / c.shape.s : i) % c.shape.c;
+              for (const TypeParam value : {t.z[i], t.dx[i]})
+                wrong += std::isnan(static_cast<double>(value)) != (channel == kChannel);
+            }
+            EXPECT_EQ(wrong, 0) << c << ", bits " << std::hex << bits
+                                << (in_weight ? " in weight" : " in bias");
+          });
+        }
+      }
+    }
   }
 }
 

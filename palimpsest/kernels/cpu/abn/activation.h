@@ -114,6 +114,17 @@ struct StraightActivation {
   }
 };
 
+/// StraightActivation without ReLU, for sweeps that only write z: half the instructions.
+template <class T>
+struct LeakyActivation {
+  T slope;
+
+  template <class V>
+  PALIMPSEST_HOST_DEVICE V forward(V y) const {
+    return maximum(V(y * slope), y);
+  }
+};
+
 template <class T>
 PALIMPSEST_HOST_DEVICE StraightActivation<T> straight(ActivationChoice choice) {
   const bool relu = choice.kind == Activation::kReLU;

@@ -28,18 +28,16 @@ void apply_rows(Block block, const Act& act, Saved_ saved, Residual_ has_residua
   const int64_t ahead = values_ahead<S>(block);
   // A copy: no store of the sweep can change its pointers.
   const ApplyTensors<S> t = tensors;
-  map_rows<kSweepOrder<S, kPlane>, V>(
+  map_rows<kSweepOrder<S, kPlane>, V, Applied<V>>(
       block, t.z, stores,
-      [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place) PALIMPSEST_INLINE_LAMBDA {
+      [&]<Order kOrder, int kPart>(Place<kOrder, kPart> place, Applied<V>& out) PALIMPSEST_INLINE_LAMBDA {
         if constexpr (!kPlane && kPart == 0) fetch_ahead(t.x + place.offset + ahead);
-        Applied<V> out{};
         V y = affine.at(load_at<V>(t.x, place), place);
         // z comes from the rounded value, so that it can be recomputed bit for bit.
         if (saves_aside(saved)) y = out.saved_value = as_stored<S>(y);
         if (saved == Saved::kNormalized) y = y * weight.at(place) + bias.at(place);
         if (has_residual) y += residual_at<V>(t.residual, place);
         out.z = act.template forward<V>(y);
-        return out;
       },
       [&](int64_t i, bool streaming, const auto&... out) PALIMPSEST_INLINE_LAMBDA {
         constexpr Order kOrder = kSweepOrder<S, kPlane>;
@@ -117,8 +115,14 @@ void apply(Block block, ActivationChoice activation, Saved saved,
     with_constant<Saved::kOutput, Saved::kPreActivation, Saved::kNormalized>(
         saved, [&](auto kind) PALIMPSEST_INLINE_LAMBDA {
           with_constant<true, false>(has_residual, [&](auto residual) PALIMPSEST_INLINE_LAMBDA {
-            apply_rows<S, Vector<T>, kPlane>(block, straight<T>(activation), kind, residual, coefficients,
-                                             tensors, stores);
+            const auto run = [&](const auto& act) PALIMPSEST_INLINE_LAMBDA {
+              apply_rows<S, Vector<T>, kPlane>(block, act, kind, residual, coefficients, tensors, stores);
+            };
+            const auto lines = straight<T>(activation);
+            if (kind == Saved::kOutput && activation.kind != Activation::kReLU)
+              run(LeakyActivation<T>{lines.slope});
+            else
+              run(lines);
           });
         });
   } else if (is_inline_silu<S>(activation, block.width) && saved != Saved::kNormalized && !has_residual) {

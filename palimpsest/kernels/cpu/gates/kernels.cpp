@@ -55,10 +55,10 @@ void means(const Part& part, const float* y, float* result) {
 
 void forward(const Part& part, const float* y, const float* gate, float* product) {
   with_activation(part, [&](const auto& act) PALIMPSEST_INLINE_LAMBDA {
-    map_rows<Order::kHalves, F>(
+    map_rows<Order::kHalves, F, F>(
         part.block, product, Stores::kCached,
-        [&](Place<Order::kHalves, 0> at) PALIMPSEST_INLINE_LAMBDA {
-          return F(act.forward(load<F>(y + at.offset)) * load<F>(gate + at.column));
+        [&](Place<Order::kHalves, 0> at, F& value) PALIMPSEST_INLINE_LAMBDA {
+          value = act.forward(load<F>(y + at.offset)) * load<F>(gate + at.column);
         },
         [&](int64_t i, bool, F value) PALIMPSEST_INLINE_LAMBDA { store(product + i, value); });
   });
@@ -86,11 +86,11 @@ void reduce(const Part& part, const float* y, const float* gate, const float* dp
 void apply(const Part& part, const float* y, const float* gate, const float* dmean, const float* dproduct,
            float* dy) {
   with_activation(part, [&](const auto& act) PALIMPSEST_INLINE_LAMBDA {
-    map_rows<Order::kHalves, F>(
+    map_rows<Order::kHalves, F, F>(
         part.block, dy, Stores::kCached,
-        [&](Place<Order::kHalves, 0> at) PALIMPSEST_INLINE_LAMBDA {
+        [&](Place<Order::kHalves, 0> at, F& value) PALIMPSEST_INLINE_LAMBDA {
           const F dz = load<F>(dproduct + at.offset) * load<F>(gate + at.column) + load<F>(dmean + at.column);
-          return F(dz * act.derivative_at(load<F>(y + at.offset)));
+          value = dz * act.derivative_at(load<F>(y + at.offset));
         },
         [&](int64_t i, bool, F value) PALIMPSEST_INLINE_LAMBDA { store(dy + i, value); });
   });

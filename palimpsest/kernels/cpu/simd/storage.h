@@ -247,24 +247,6 @@ PALIMPSEST_HOST_DEVICE V load_at(const S* tensor, Place<kOrder, kPart> at) {
   }
 }
 
-/// Returns whether a lane of a or of b is a NaN.
-template <class V>
-PALIMPSEST_HOST_DEVICE bool any_nan(V a, V b) {
-#ifdef __AVX512F__
-  if constexpr (sizeof(V) == 64) return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_UNORD_Q) != 0;
-#endif
-#ifdef __AVX__
-  if constexpr (sizeof(V) == 32)
-    return _mm256_movemask_ps(_mm256_cmp_ps((__m256)a, (__m256)b, _CMP_UNORD_Q)) != 0;
-#endif
-#ifdef __SSE2__
-  if constexpr (sizeof(V) == 16) return _mm_movemask_ps(_mm_cmpunord_ps((__m128)a, (__m128)b)) != 0;
-#endif
-  bool found = false;
-  for (uint32_t i = 0; i < sizeof(V) / sizeof(float); ++i) found |= a[i] != a[i] || b[i] != b[i];
-  return found;
-}
-
 #if defined(__AVX512BF16__) && PALIMPSEST_VECTOR_BYTES == 64
 /// Returns whether a lane of a or of b is subnormal.
 template <class V>
@@ -289,26 +271,70 @@ PALIMPSEST_HOST_DEVICE void store_register(uint16_t* to, bool streaming, U bits)
     store(to, bits);
 }
 
-/// Stores the upper halves of a step's lanes.
-template <Order kOrder, class U>
-PALIMPSEST_HOST_DEVICE void store_upper_halves(uint16_t* to, bool streaming, U first, U second) {
-  if constexpr (kOrder == Order::kAlternate) {
-#if defined(__AVX2__) && PALIMPSEST_VECTOR_BYTES == 32
-    store_register(to, streaming, _mm256_blend_epi16((__m256i)(first >> 16), (__m256i)second, 0xaa));
-#else
-    store_register(to, streaming, U((first >> 16) | (second & 0xffff0000u)));
+/// U in lanes of 16 bits.
+template <class U>
+using Halves = typename LanesOf<uint16_t, static_cast<int64_t>(sizeof(U) / sizeof(uint16_t))>::type;
+
+/// Returns max(a - b, 0), lane by lane.
+template <class H>
+PALIMPSEST_HOST_DEVICE H saturated_difference(H a, H b) {
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(H) == 64) return (H)_mm512_subs_epu16((__m512i)a, (__m512i)b);
 #endif
-  } else {
-#if defined(__AVX2__) && PALIMPSEST_VECTOR_BYTES == 32
-    const __m256i quarters = _mm256_packus_epi32((__m256i)(first >> 16), (__m256i)(second >> 16));
-    store_register(to, streaming, _mm256_permute4x64_epi64(quarters, 0xd8));
-#elif defined(__SSE4_1__) && PALIMPSEST_VECTOR_BYTES == 16
-    store_register(to, streaming, _mm_packus_epi32((__m128i)(first >> 16), (__m128i)(second >> 16)));
-#else
-    store_register(to, streaming, upper_halves(first));
-    store_register(to + sizeof(U) / sizeof(uint32_t), streaming, upper_halves(second));
+#if defined(__AVX2__)
+  if constexpr (sizeof(H) == 32) return (H)_mm256_subs_epu16((__m256i)a, (__m256i)b);
 #endif
+#if defined(__SSE2__)
+  if constexpr (sizeof(H) == 16) return (H)_mm_subs_epu16((__m128i)a, (__m128i)b);
+#endif
+  return a > b ? a - b : H{};
+}
+
+/// Returns the lower halves of the lanes of `even` in the even lanes, the upper halves of those of `odd` in the others.
+template <class U>
+PALIMPSEST_HOST_DEVICE Halves<U> lower_and_upper_halves(U even, U odd) {
+  using H = Halves<U>;
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(U) == 64) return (H)_mm512_mask_blend_epi16(0xaaaaaaaa, (__m512i)even, (__m512i)odd);
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(U) == 32) return (H)_mm256_blend_epi16((__m256i)even, (__m256i)odd, 0xaa);
+#endif
+#if defined(__SSE4_1__)
+  if constexpr (sizeof(U) == 16) return (H)_mm_blend_epi16((__m128i)even, (__m128i)odd, 0xaa);
+#endif
+  return (H)((even & 0xffffu) | (odd & 0xffff0000u));
+}
+
+/// Returns the bf16 values nearest to f32 values (ties to even), those of `even` and of `odd` in turn. Assumes of a NaN that
+/// its lower half is 0, as in all results of arithmetic on bf16 values: other NaNs may become 0.
+template <class U>
+PALIMPSEST_HOST_DEVICE Halves<U> round_in_turn(U even, U odd) {
+  // In lanes of 16 bits: half the instructions of rounding each vector.
+  using H = Halves<U>;
+  const H upper = lower_and_upper_halves(U(even >> 16), odd),
+          lower = lower_and_upper_halves(even, U(odd << 16));
+  // Bit 15: lower > 0x8000, or lower == 0x8000 and upper is odd.
+  const H up = saturated_difference(lower, H(~upper & 1));
+  return upper + (up >> 15);
+}
+
+/// Returns the even lanes, then the odd ones.
+template <class H>
+PALIMPSEST_HOST_DEVICE H even_then_odd(H v) {
+#if defined(__AVX512BW__)
+  if constexpr (sizeof(H) == 64)
+    return __builtin_shufflevector(v, v, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30, 1, 3, 5,
+                                   7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+#endif
+#if defined(__AVX2__)
+  if constexpr (sizeof(H) == 32) {
+    const __m256i split = _mm256_setr_epi8(0, 1, 4, 5, 8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15, 0, 1, 4, 5,
+                                           8, 9, 12, 13, 2, 3, 6, 7, 10, 11, 14, 15);
+    return (H)_mm256_permute4x64_epi64(_mm256_shuffle_epi8((__m256i)v, split), 0xd8);
   }
+#endif
+  if constexpr (sizeof(H) == 16) return __builtin_shufflevector(v, v, 0, 2, 4, 6, 1, 3, 5, 7);
 }
 
 /// Stores a step of one vector.
@@ -334,16 +360,12 @@ PALIMPSEST_HOST_DEVICE void store_step(S* to, bool streaming, V first, V second)
       return;
     }
 #endif
-    // One test per step: to keep NaN lane by lane is 4 of the 8 instructions that round a vector.
     U a, b;
-    if (__builtin_expect(any_nan(first, second), 0)) {
-      a = round_to_upper_half(first), b = round_to_upper_half(second);
-    } else {
-      __builtin_memcpy(&a, &first, sizeof a);
-      __builtin_memcpy(&b, &second, sizeof b);
-      a = round_numbers_to_upper_half(a), b = round_numbers_to_upper_half(b);
-    }
-    store_upper_halves<kOrder>(reinterpret_cast<uint16_t*>(to), streaming, a, b);
+    __builtin_memcpy(&a, &first, sizeof a);
+    __builtin_memcpy(&b, &second, sizeof b);
+    auto bits = round_in_turn(a, b);
+    if constexpr (kOrder == Order::kHalves) bits = even_then_odd(bits);
+    store_register(reinterpret_cast<uint16_t*>(to), streaming, bits);
   }
 }
 

@@ -67,17 +67,25 @@ void narrow_steps(int64_t count, const float* from, uint16_t* to) {
 
 template <class S>
 constexpr StorageFunctions one_value(const char* name) {
-  return {name, __is_same(S, Float16), widen_vectors<S, float>, narrow_vectors<S, float>,
+  return {name,
+          __is_same(S, Float16),
+          false,
+          widen_vectors<S, float>,
+          narrow_vectors<S, float>,
           round_vectors<S, float>};
 }
 template <class S>
 constexpr StorageFunctions one_vector(const char* name) {
   using V = Vector<float>;
-  return {name, __is_same(S, Float16), widen_vectors<S, V>, narrow_vectors<S, V>, round_vectors<S, V>};
+  return {name, __is_same(S, Float16), false, widen_vectors<S, V>, narrow_vectors<S, V>, round_vectors<S, V>};
 }
 template <class S, Order kOrder>
 constexpr StorageFunctions steps(const char* name) {
-  return {name, __is_same(S, Float16), widen_steps<S, kOrder>, narrow_steps<S, kOrder>,
+  return {name,
+          __is_same(S, Float16),
+          true,
+          widen_steps<S, kOrder>,
+          narrow_steps<S, kOrder>,
           round_vectors<S, Vector<float>>};
 }
 
