@@ -119,10 +119,9 @@ void apply(Block block, ActivationChoice activation, Saved saved,
               apply_rows<S, Vector<T>, kPlane>(block, act, kind, residual, coefficients, tensors, stores);
             };
             const auto lines = straight<T>(activation);
-            if (kind == Saved::kOutput && activation.kind != Activation::kReLU)
-              run(LeakyActivation<T>{lines.slope});
-            else
-              run(lines);
+            if constexpr (decltype(kind){} == Saved::kOutput)
+              if (activation.kind != Activation::kReLU) return run(LeakyActivation<T>{lines.slope});
+            run(lines);
           });
         });
   } else if (is_inline_silu<S>(activation, block.width) && saved != Saved::kNormalized && !has_residual) {

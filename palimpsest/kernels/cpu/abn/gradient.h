@@ -22,8 +22,9 @@ class Gradient {
   /// The bits lie in the order of the values.
   static constexpr Order kOrder = kMayHaveBits ? Order::kHalves : kSweepOrder<S, kPlane>;
 
-  /// One of the sweeps of a layer in place, where one instruction in ten counts.
-  static constexpr bool kFewInstructions =
+  /// The input gradient is compiled for frozen statistics and for others: of a layer in place, where one instruction in
+  /// ten counts.
+  static constexpr bool kCompiledPerFrozen =
       __is_same(Act, StraightActivation<T>) && __is_same(Saved_, Constant<Saved::kOutput>);
 
   PALIMPSEST_HOST_DEVICE Gradient(const Act& act, Saved_ saved, Residual_ has_residual,
@@ -219,7 +220,7 @@ void backward(Block block, ActivationChoice activation, Saved saved, bool frozen
     const auto run = [&](auto is_frozen) PALIMPSEST_INLINE_LAMBDA {
       backward_rows(block, gradient, is_frozen, coefficients, tensors.residual, out, stores);
     };
-    if constexpr (G::kFewInstructions)
+    if constexpr (G::kCompiledPerFrozen)
       with_constant<true, false>(frozen, run);
     else
       run(frozen);

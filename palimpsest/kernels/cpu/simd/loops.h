@@ -114,13 +114,14 @@ PALIMPSEST_HOST_DEVICE void for_column_chunks(Block block, const Function& funct
              row * block.stride);
 }
 
-/// Calls write(i, streaming, result...) for every step of the block, with the Result of read(place, result) for each vector of
-/// the step at offset i. `streaming`, as `stores` asks for, is true only where out + i lies on a step's boundary. The
-/// vectors at the ends of a row, where no whole step fits, are written alone and overlap their neighbours: they are read
-/// before the row is written and write the same values, so that input and output may be the same memory.
+/// Calls write(i, streaming, result...) for every step of the block, with the Result of read(place, result) for each
+/// vector of the step at offset i. `streaming`, as `stores` asks for, is true only where out + i lies on a step's
+/// boundary. The vectors at the ends of a row, where no whole step fits, are written alone and overlap their
+/// neighbours: they are read before the row is written and write the same values, so that input and output may be the
+/// same memory.
 ///
-/// `read` takes its result by reference: gcc returns a struct of vectors through memory, 8 bytes at a time. In bf16 at 14x14
-/// pixels that was a quarter of the sweep.
+/// `read` takes its result by reference: gcc moves a struct of vectors that a function returns 8 bytes at a time. In
+/// bf16 at 14x14 pixels that was a quarter of the sweep.
 template <Order kOrder, class V, class Result, class S, class Read, class Write>
 PALIMPSEST_HOST_DEVICE void map_rows(Block block, const S* out, Stores stores, const Read& read,
                                      const Write& write) {

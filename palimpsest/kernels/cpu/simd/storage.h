@@ -111,19 +111,13 @@ PALIMPSEST_HOST_DEVICE V load_as(const S* from) {
   }
 }
 
-/// Returns f32 bits whose upper halves are the bf16 values nearest to f32 values that are not NaN (ties to even). The lower
-/// halves are arbitrary.
-template <class U>
-PALIMPSEST_HOST_DEVICE U round_numbers_to_upper_half(U bits) {
-  return bits + 0x7fffu + ((bits >> 16) & 1u);
-}
-
-/// The same for all f32 values; a NaN becomes a quiet NaN.
+/// Returns f32 bits whose upper halves are the bf16 values nearest to f32 values (ties to even); a NaN becomes a quiet
+/// NaN. The lower halves are arbitrary.
 template <class V>
 PALIMPSEST_HOST_DEVICE Lanes<uint32_t, V> round_to_upper_half(V v) {
   Lanes<uint32_t, V> bits;
   __builtin_memcpy(&bits, &v, sizeof bits);
-  const Lanes<uint32_t, V> rounded = round_numbers_to_upper_half(bits), nan = bits | 0x400000u;
+  const Lanes<uint32_t, V> rounded = bits + 0x7fffu + ((bits >> 16) & 1u), nan = bits | 0x400000u;
   return v == v ? rounded : nan;
 }
 
@@ -306,8 +300,9 @@ PALIMPSEST_HOST_DEVICE Halves<U> lower_and_upper_halves(U even, U odd) {
   return (H)((even & 0xffffu) | (odd & 0xffff0000u));
 }
 
-/// Returns the bf16 values nearest to f32 values (ties to even), those of `even` and of `odd` in turn. Assumes of a NaN that
-/// its lower half is 0, as in all results of arithmetic on bf16 values: other NaNs may become 0.
+/// Returns the bf16 values nearest to f32 values (ties to even), those of `even` and of `odd` in turn. The lower half
+/// of a NaN must be 0, as it is in all results of arithmetic on bf16 values: other NaNs may become a number. For
+/// little-endian processors.
 template <class U>
 PALIMPSEST_HOST_DEVICE Halves<U> round_in_turn(U even, U odd) {
   // In lanes of 16 bits: half the instructions of rounding each vector.
@@ -343,11 +338,12 @@ PALIMPSEST_HOST_DEVICE void store_step(S* to, bool streaming, V v) {
   store_as(to, v, streaming);
 }
 
-/// Stores a step of two vectors. `streaming` requires that `to` lies on a register's boundary.
+/// Stores a step of two vectors. In bf16 the lower half of a NaN must be 0 (round_in_turn). `streaming` requires that
+/// `to` lies on a register's boundary.
 template <Order kOrder, class S, class V>
 PALIMPSEST_HOST_DEVICE void store_step(S* to, bool streaming, V first, V second) {
   using U = Lanes<uint32_t, V>;
-  if constexpr (!__is_same(S, BFloat16)) {
+  if constexpr (!__is_same(S, BFloat16) || __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__) {
     store_as(to, first, streaming);
     store_as(to + sizeof(V) / sizeof(float), second, streaming);
   } else {

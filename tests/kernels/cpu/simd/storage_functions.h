@@ -9,7 +9,7 @@ namespace palimpsest::testing {
 struct StorageFunctions {
   const char* name;  ///< "bf16, one value", "bf16, halves", ...
   bool is_f16;
-  bool is_step;
+  bool is_step;  ///< converts two vectors at a time
   void (*widen)(int64_t count, const uint16_t* from, float* to);
   void (*narrow)(int64_t count, const float* from, uint16_t* to);
   void (*as_stored)(int64_t count, const float* from, float* to);

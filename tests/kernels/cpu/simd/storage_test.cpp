@@ -127,12 +127,12 @@ TEST(Storage, RoundsEveryPatternAndWhatLiesAroundEveryTie) {
   }
 }
 
-TEST(Storage, KeepsEveryNaNAndTheNumbersBesideIt) {
+TEST(Storage, KeepsNaNAndTheNumbersBesideIt) {
   // Quiet and signaling ones, with bits that rounding would carry into the sign, and with no bit in the upper half.
   for (const uint32_t nan : {0x7fc00000u, 0xffc00000u, 0x7fff0000u, 0xffff0000u, 0x7f810000u, 0x7fffffffu,
                              0xffffffffu, 0x7f800001u, 0xff800001u, 0x7fff8000u, 0x7f80ffffu, 0x7fbfffffu}) {
     for (const StorageFunctions& form : forms_in_use().forms) {
-      // round_in_turn assumes it of a NaN.
+      // Steps keep a NaN whose lower half is 0 (round_in_turn).
       if (form.is_step && !form.is_f16 && (nan & 0xffff) != 0) continue;
       for (std::size_t place = 0; place < 64; ++place) {
         std::vector<float> values(192);
