@@ -264,7 +264,7 @@ class Call {
   void set(int64_t c, const InputGradientCoefficients<T>& k) { set(3, c, {k.per_dy, k.per_t, k.constant}); }
   void set(int first, int64_t c, std::initializer_list<T> values) {
     for (T value : values) {
-      // One NaN for all: its lower half is 0, as the sweeps' rounding to bf16 wants it.
+      // The lower half of this NaN is 0, as the sweeps over bf16 require (table.h).
       if (std::isnan(value)) value = std::numeric_limits<T>::quiet_NaN();
       for (int64_t column = c; column < columns_; column += problem_.shape.c)
         coefficients_[first][column] = value;

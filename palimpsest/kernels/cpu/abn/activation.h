@@ -114,7 +114,7 @@ struct StraightActivation {
   }
 };
 
-/// StraightActivation without ReLU, for sweeps that only write z: half the instructions.
+/// Leaky ReLU and the identity alone, for sweeps that only write z: half the instructions of StraightActivation.
 template <class T>
 struct LeakyActivation {
   T slope;

@@ -22,8 +22,8 @@ class Gradient {
   /// The bits lie in the order of the values.
   static constexpr Order kOrder = kMayHaveBits ? Order::kHalves : kSweepOrder<S, kPlane>;
 
-  /// The input gradient is compiled for frozen statistics and for others: of a layer in place, where one instruction in
-  /// ten counts.
+  /// Whether the input gradient is compiled twice, for frozen statistics and for others: it is for a layer in place, to
+  /// save an instruction per vector.
   static constexpr bool kCompiledPerFrozen =
       __is_same(Act, StraightActivation<T>) && __is_same(Saved_, Constant<Saved::kOutput>);
 

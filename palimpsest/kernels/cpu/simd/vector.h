@@ -154,7 +154,7 @@ PALIMPSEST_HOST_DEVICE V product_unless_above_zero(V v, V a, T factor) {
 #endif
 #if defined(__AVX__) && !defined(__AVX512F__)
   if constexpr (__is_same(V, Vector<float>) && sizeof(V) == 32) {
-    // gcc would make a vblendvps, which is three steps on an Intel processor. These are two.
+    // `and` and `xor` take two steps; the vblendvps that gcc makes of a choice takes three on an Intel processor.
     const __m256 one = _mm256_set1_ps(1), other = _mm256_set1_ps(factor);
     const __m256 is_above = _mm256_cmp_ps((__m256)v, _mm256_setzero_ps(), _CMP_GT_OQ);
     return a * (V)_mm256_xor_ps(_mm256_and_ps(is_above, _mm256_xor_ps(one, other)), other);
