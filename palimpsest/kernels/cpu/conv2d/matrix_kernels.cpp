@@ -57,17 +57,21 @@ void tile_of(Order order, int64_t count, const float* a, const float* b, const T
       __builtin_prefetch(out.values + r * out.stride, 1);
       __builtin_prefetch(out.values + r * out.stride + out.columns - 1, 1);
     }
-  for (int64_t k = 0; k < count; ++k) {
-    fetch_ahead(static_cast<const char*>(ahead.from) + k * ahead.step);
-    V from_b[kUsed];
+  const char* row_ahead = static_cast<const char*>(ahead.from);
+  for (int64_t k = 0; k < count; row_ahead += ahead.row_bytes) {
+    const int64_t end = count - k < ahead.row_steps ? count : k + ahead.row_steps;
+    for (const char* next = row_ahead; k < end; ++k, next += ahead.step) {
+      fetch_ahead(next);
+      V from_b[kUsed];
 #pragma GCC unroll 2
-    for (int64_t v = 0; v < kUsed; ++v) from_b[v] = load<V>(b + k * order.b_step + v * kLanes);
+      for (int64_t v = 0; v < kUsed; ++v) from_b[v] = load<V>(b + k * order.b_step + v * kLanes);
 #pragma GCC unroll 8
-    for (int64_t r = 0; r < kRows; ++r) {
-      const V from_a =
-          a[order.at(k, r)] - V{};  // a broadcast: subtracting 0 changes no value, adding it changes -0
+      for (int64_t r = 0; r < kRows; ++r) {
+        // A broadcast: subtracting 0 changes no value, adding it changes -0.
+        const V from_a = a[order.at(k, r)] - V{};
 #pragma GCC unroll 2
-      for (int64_t v = 0; v < kUsed; ++v) sums[r][v] += from_a * from_b[v];
+        for (int64_t v = 0; v < kUsed; ++v) sums[r][v] += from_a * from_b[v];
+      }
     }
   }
   if (out.rows == kRows && out.columns == kWidth) {
@@ -176,13 +180,48 @@ void end_streaming() {
   streaming_fence();
 }
 
-void pack_transposed(int64_t count, const float* from, int64_t stride, int64_t width, float* to) {
-  constexpr int64_t kBlock = 64;  // steps that stay in the first-level cache while all columns are written
-  for (int64_t begin = 0; begin < count; begin += kBlock) {
-    const int64_t end = begin + kBlock < count ? begin + kBlock : count;
-    for (int64_t j = 0; j < width; ++j)
-      for (int64_t k = begin; k < end; ++k) to[k * kColumns + j] = from[j * stride + k];
+/// Returns the values of a and b in turn, of their first halves or of their second ones.
+template <int64_t kHalf>
+PALIMPSEST_HOST_DEVICE V interleave(V a, V b) {
+  constexpr int kFirst = kHalf * kLanes / 2;
+  if constexpr (kLanes == 16)
+    return __builtin_shufflevector(a, b, kFirst, kFirst + 16, kFirst + 1, kFirst + 17, kFirst + 2,
+                                   kFirst + 18, kFirst + 3, kFirst + 19, kFirst + 4, kFirst + 20, kFirst + 5,
+                                   kFirst + 21, kFirst + 6, kFirst + 22, kFirst + 7, kFirst + 23);
+  else if constexpr (kLanes == 8)
+    return __builtin_shufflevector(a, b, kFirst, kFirst + 8, kFirst + 1, kFirst + 9, kFirst + 2, kFirst + 10,
+                                   kFirst + 3, kFirst + 11);
+  else
+    return __builtin_shufflevector(a, b, kFirst, kFirst + 4, kFirst + 1, kFirst + 5);
+}
+
+/// Transposes kLanes x kLanes values: to[k * kColumns + j] = from[j * stride + k].
+void transpose(const float* from, int64_t stride, float* to) {
+  V rows[kLanes];
+#pragma GCC unroll 16
+  for (int64_t j = 0; j < kLanes; ++j) rows[j] = load<V>(from + j * stride);
+#pragma GCC unroll 4
+  for (int64_t step = 1; step < kLanes; step *= 2) {
+    V next[kLanes];
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < kLanes / 2; ++i) {
+      next[2 * i] = interleave<0>(rows[i], rows[i + kLanes / 2]);
+      next[2 * i + 1] = interleave<1>(rows[i], rows[i + kLanes / 2]);
+    }
+#pragma GCC unroll 16
+    for (int64_t i = 0; i < kLanes; ++i) rows[i] = next[i];
   }
+#pragma GCC unroll 16
+  for (int64_t k = 0; k < kLanes; ++k) store(to + k * kColumns, rows[k]);
+}
+
+void pack_transposed(int64_t count, const float* from, int64_t stride, int64_t width, float* to) {
+  const int64_t whole_k = count / kLanes * kLanes, whole_j = width / kLanes * kLanes;
+  for (int64_t k = 0; k < whole_k; k += kLanes)
+    for (int64_t j = 0; j < whole_j; j += kLanes)
+      transpose(from + j * stride + k, stride, to + k * kColumns + j);
+  for (int64_t j = 0; j < width; ++j)
+    for (int64_t k = j < whole_j ? whole_k : 0; k < count; ++k) to[k * kColumns + j] = from[j * stride + k];
   for (int64_t j = width; j < kColumns; ++j)
     for (int64_t k = 0; k < count; ++k) to[k * kColumns + j] = 0;
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include "palimpsest/base/half.h"
+#include "palimpsest/kernels/cpu/conv2d/read_ahead.h"
 #include "palimpsest/kernels/cpu/simd/stores.h"
 
 #include <cstdint>
@@ -21,12 +22,6 @@ struct TileOutput {
   const float* mask = nullptr;
   /// tile_of_rows: kStreaming for values whose vectors lie on their boundaries. Call end_streaming at the end.
   Stores stores = Stores::kCached;
-};
-
-/// Memory that will be read soon; each step of the product prefetches `step` bytes further.
-struct ReadAhead {
-  const void* from;
-  int64_t step;
 };
 
 /// The functions that read and write images, whose values lie in S: f32, or 16 bits that are widened to f32

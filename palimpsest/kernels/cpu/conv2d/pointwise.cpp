@@ -70,7 +70,8 @@ class PointwiseProduct {
   }
 
  private:
-  static constexpr bool kRounds = sizeof(S) < sizeof(float);
+  static constexpr int64_t kSize = sizeof(S), kFloat = sizeof(float);
+  static constexpr bool kRounds = kSize < kFloat;
 
   struct Rows {
     const float* values;
@@ -79,7 +80,7 @@ class PointwiseProduct {
 
   /// Whether tiles write whole lines, once, which leave the caches before they are read.
   bool streams() const {
-    constexpr int64_t kLine = 64, kSize = sizeof(S);
+    constexpr int64_t kLine = 64;
     return !kRounds && chunks_ == 1 && pixels() * width_ * kSize > kCachedBytes &&
            kernels_.columns * kSize % kLine == 0 && width_ * kSize % kLine == 0 &&
            reinterpret_cast<uintptr_t>(to_) % kLine == 0;
@@ -97,21 +98,37 @@ class PointwiseProduct {
     // Sums of several chunks are rounded at the end.
     const int64_t waiting = chunks_ > 1 ? tiles.size() * kMostRowTiles : 1;
     float* const sums = kRounds ? scratch<UnroundedSums>(waiting * tile_size) : nullptr;
+    const auto weights = [&](int64_t column, Range depth) {
+      return b + column * depth_ + depth.begin * kernels_.columns;
+    };
     for (int64_t block = blocks.begin; block < blocks.end; ++block) {
       const Range pixels = pixels_of(block);
       const int64_t row_tiles = ceil_divide(pixels.size(), kernels_.rows);
+      // Even row tiles prefetch the pixels of the next block, odd ones the next tile of the weights.
+      const int64_t odd = row_tiles / 2, even = row_tiles - odd;
+      Prefetch next_pixels;
+      if (every_pixel_ && block + 1 < blocks.end) {
+        const Range next = pixels_of(block + 1);
+        next_pixels = Prefetch::of_bytes(from_ + next.begin * depth_, next.size() * depth_ * kSize,
+                                         chunks_ * tiles.size() * even, depth_ / chunks_);
+      }
       for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
         const Range depth = part(depth_, chunk, chunks_);
         // A tile reads all its rows: those of a tile with fewer pixels are copied in any case.
         const int64_t first_copied = copies_ ? 0 : pixels.size() / kernels_.rows * kernels_.rows;
         copy({pixels.begin + first_copied, pixels.end}, depth, a + first_copied * kernels_.depth);
         const bool is_last = chunk + 1 == chunks_;
-        const Range next_pixels = !is_last                 ? pixels
-                                  : block + 1 < blocks.end ? pixels_of(block + 1)
-                                                           : Range{0, 0};
-        const Range next_depth = part(depth_, is_last ? 0 : chunk + 1, chunks_);
         for (int64_t t = tiles.begin; t < tiles.end; ++t) {
           const int64_t column = t * kernels_.columns, columns = std::min(kernels_.columns, width_ - column);
+          const bool is_last_tile = t + 1 == tiles.end;
+          const Range next_depth = is_last_tile ? part(depth_, is_last ? 0 : chunk + 1, chunks_) : depth;
+          const int64_t next_column =
+              is_last_tile ? tiles.begin * kernels_.columns : column + kernels_.columns;
+          Prefetch next_weights;
+          if (odd > 0)
+            next_weights =
+                Prefetch::of_bytes(weights(next_column, next_depth),
+                                   next_depth.size() * kernels_.columns * kFloat, odd, depth.size());
           for (int64_t r = 0; r < row_tiles; ++r) {
             const int64_t row = r * kernels_.rows, rows = std::min(kernels_.rows, pixels.size() - row);
             const int64_t at = (pixels.begin + row) * width_ + column,
@@ -120,9 +137,8 @@ class PointwiseProduct {
             const Rows from = row < first_copied ? rows_of_image(pixels.begin + row, depth.begin)
                                                  : Rows{a + row * kernels_.depth, kernels_.depth};
             const auto multiply_tile = [&](const TileOutput& out) {
-              kernels_.tile_of_rows(depth.size(), from.values, from.stride,
-                                    b + column * depth_ + depth.begin * kernels_.columns, out,
-                                    read_ahead(next_pixels, next_depth, depth.size(), call, a));
+              kernels_.tile_of_rows(depth.size(), from.values, from.stride, weights(column, depth), out,
+                                    (r % 2 == 0 ? next_pixels : next_weights).next(a));
             };
             if constexpr (kRounds) {
               float* const tile = sums + (chunks_ > 1 ? call * tile_size : 0);
@@ -142,17 +158,6 @@ class PointwiseProduct {
   /// Returns the rows of an f32 image from a pixel on, from a channel on.
   Rows rows_of_image(int64_t pixel, int64_t channel) const {
     return {reinterpret_cast<const float*>(from_ + pixel * depth_ + channel), depth_};
-  }
-
-  /// Returns the share of the next pixels that call number `call` prefetches in `steps` steps: one cache line
-  /// of so many pixels. Calls without a share get `nothing`, memory that is in the cache.
-  ReadAhead read_ahead(Range pixels, Range depth, int64_t steps, int64_t call, const float* nothing) const {
-    constexpr int64_t kLine = 64 / sizeof(S);
-    const int64_t lines = ceil_divide(depth.size(), kLine);
-    const int64_t pixel = pixels.begin + call / lines * steps;
-    if (!every_pixel_ || pixel >= pixels.end) return {nothing, 0};
-    return {from_ + pixel * depth_ + depth.begin + call % lines * kLine,
-            depth_ * static_cast<int64_t>(sizeof(S))};
   }
 
   /// Copies some channels of the pixels that these outputs read.

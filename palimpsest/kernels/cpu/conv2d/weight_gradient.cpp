@@ -79,6 +79,8 @@ class WeightGradient {
   }
 
  private:
+  static constexpr int64_t kSize = sizeof(S);
+
   int64_t pixels() const { return problem_.n * problem_.out.h * problem_.out.w; }
 
   /// Returns the size of all rows and columns of a group at kMostPixels pixels.
@@ -117,6 +119,20 @@ class WeightGradient {
                        b + (t - tiles.begin) * b_size + (q - p) * kernels_.columns);
         }
       }
+      // So that packing need not wait for memory: even products prefetch the next rows of dy, the others those of x, if
+      // an output's pixel is the input's.
+      const int64_t products = tiles.size() * row_tiles, odd = same_pixels_ ? products / 2 : 0;
+      Prefetch next_dy, next_x;
+      if (i + 1 < chunks) {
+        const Range next = chunk(i + 1);
+        next_dy =
+            Prefetch::of_rows(dy_ + next.begin * problem_.c_out + first_row, next.size(), rows.size() * kSize,
+                              problem_.c_out * kSize, products - odd, pixels.size());
+        if (odd > 0)
+          next_x = Prefetch::of_rows(x_ + next.begin * problem_.c_in + channels.begin, next.size(),
+                                     channels.size() * kSize, problem_.c_in * kSize, odd, pixels.size());
+      }
+      bool of_x = false;
       for (int64_t t = tiles.begin; t < tiles.end; ++t) {
         const Column c = column(t);
         for (int64_t r = 0; r < row_tiles; ++r) {
@@ -124,8 +140,8 @@ class WeightGradient {
               dw + (first_row + r * kernels_.rows) * row_size + c.position * problem_.group_in() + c.first;
           kernels_.tile(pixels.size(), a + r * a_size, kernels_.rows, b + (t - tiles.begin) * b_size,
                         kernels_.columns, {to, row_size, height(r), c.width, i > 0},
-                        read_ahead(i + 1 < chunks ? pixels.end : -1, (t - tiles.begin) * row_tiles + r,
-                                   {first_row, first_row + rows.size()}, channels, a));
+                        (of_x ? next_x : next_dy).next(a));
+          of_x = !of_x && odd > 0;
         }
       }
     }
@@ -147,21 +163,6 @@ class WeightGradient {
     const int64_t channel = group * problem_.group_in();
     return first.position == last.position ? Range{channel + first.first, channel + last.first + last.width}
                                            : Range{channel, channel + problem_.group_in()};
-  }
-
-  /// Returns the share of the next chunk, which begins at `pixel`, that call number `call` prefetches, so that
-  /// packing need not wait for memory: one cache line of each pixel, first those of dy, then those of x where
-  /// an output's pixel is the input's. All other calls, and those of the last chunk (-1), get `nothing`,
-  /// memory that is in the cache.
-  ReadAhead read_ahead(int64_t pixel, int64_t call, Range rows, Range channels, const float* nothing) const {
-    constexpr int64_t kSize = sizeof(S), kLine = 64 / kSize;
-    const int64_t row_lines = ceil_divide(rows.size(), kLine);
-    if (pixel < 0) return {nothing, 0};
-    if (call < row_lines)
-      return {dy_ + pixel * problem_.c_out + rows.begin + call * kLine, problem_.c_out * kSize};
-    const int64_t at = (call - row_lines) * kLine;
-    if (!same_pixels_ || at >= channels.size()) return {nothing, 0};
-    return {x_ + pixel * problem_.c_in + channels.begin + at, problem_.c_in * kSize};
   }
 
   /// Packs the input that position (ky, kx) of the window meets at these outputs: channels [channel, channel

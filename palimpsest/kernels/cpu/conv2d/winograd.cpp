@@ -167,15 +167,15 @@ class WinogradProduct {
     for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
       const Range depth{chunk * chunk_, std::min((chunk + 1) * chunk_, arguments_.depth)};
       const float* const panel = panels + (p * arguments_.depth + depth.begin) * matrix_.columns;
-      // The next panel, one cache line per step, in as many calls as it takes.
-      const int64_t lines = depth.size() * matrix_.columns / 16;
+      const int64_t size = depth.size() * matrix_.columns;  // of a panel
+      auto next_panel = Prefetch::of_bytes(panel + size, size * static_cast<int64_t>(sizeof(float)),
+                                           row_tiles, depth.size());
       for (int64_t r = 0; r < row_tiles; ++r) {
-        const int64_t row = r * matrix_.rows, ahead = r * depth.size();
-        matrix_.tile_of_rows(
-            depth.size(), input + row_offset(p, chunk, row), matrix_.depth, panel,
-            {to + row * matrix_.columns, matrix_.columns, matrix_.rows, round_up(columns, matrix_.lanes),
-             chunk > 0},
-            ahead < lines ? ReadAhead{panel + (lines + ahead) * 16, 64} : ReadAhead{panel, 0});
+        const int64_t row = r * matrix_.rows;
+        matrix_.tile_of_rows(depth.size(), input + row_offset(p, chunk, row), matrix_.depth, panel,
+                             {to + row * matrix_.columns, matrix_.columns, matrix_.rows,
+                              round_up(columns, matrix_.lanes), chunk > 0},
+                             next_panel.next(panel));
       }
     }
   }

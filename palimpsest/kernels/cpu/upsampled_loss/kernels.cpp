@@ -120,7 +120,7 @@ PALIMPSEST_HOST_DEVICE void losses_of(const Row<T>& row, const PixelLosses<T>& a
     for (int64_t k = 0; k < vectors; ++k) {
       const V below = get(k) - top;
       if (asked.class_weight) smooth -= below * load<V>(asked.class_weight + k * kLanes);
-      const V e = exp_nonpositive<T>(below);
+      const V e = exp_or_zero<T>(below);
       put(k, e);
       sum += e;
     }
@@ -179,7 +179,7 @@ PALIMPSEST_HOST_DEVICE void losses_of_few(const Row<T>& row, const PixelLosses<T
       }
       const V below = z[c] - top;
       if (asked.class_weight) smooth -= below * asked.class_weight[c];
-      z[c] = exp_nonpositive<T>(below);
+      z[c] = exp_or_zero<T>(below);
       sum += z[c];
     }
     const Int counts = t >= static_cast<Lane>(0);
