@@ -97,6 +97,44 @@ TYPED_TEST(UpsampledLoss, HoldsWhereLogitsAreLarge) {
     }
 }
 
+TYPED_TEST(UpsampledLoss, SmallProbabilitiesAreExactUntilTheyAreZero) {
+  // At scale 1 the gradient of a class that is not meant is its probability.
+  constexpr bool kDouble = std::is_same_v<TypeParam, double>;
+  for (const int64_t classes : {2, 20})  // fewer than 9 classes have a kernel of their own
+    for (const double gap : {1., 20., 60., 86.9, kDouble ? 700. : 87.1, kDouble ? 708.1 : 95.}) {
+      SCOPED_TRACE(gap);
+      UpsampledInputs<TypeParam> inputs({1, classes, {1, 4}, {1, 4}}, Layout::kChannelsLast, false, 0);
+      for (std::size_t i = 1; i < inputs.x.size(); ++i)
+        inputs.x[i] = static_cast<TypeParam>(i % static_cast<std::size_t>(classes) == 0 ? 0 : -gap);
+      std::fill(inputs.ids.begin(), inputs.ids.end(), 0);
+      std::vector<TypeParam> gradient(inputs.x.size());
+      kernels::cpu::upsampled_cross_entropy(inputs.problem, inputs.x.data(), inputs.targets(), {},
+                                            gradient.data());
+      const double below = static_cast<TypeParam>(gap),
+                   others = static_cast<double>(classes - 1) * std::exp(-below);
+      const double want = std::exp(-below) / (1 + others);
+      if (gap > 708 || (!kDouble && gap > 87))
+        EXPECT_EQ(gradient[1], 0);
+      else
+        EXPECT_NEAR(gradient[1] / want, 1, kDouble ? 1e-14 : 1e-6);
+    }
+}
+
+TYPED_TEST(UpsampledLoss, ANumberThatIsNoneHidesBehindNoLargeLogit) {
+  for (const int64_t classes : {3, 20}) {
+    UpsampledInputs<TypeParam> inputs({1, classes, {1, 2}, {1, 2}}, Layout::kChannelsLast, false, 0);
+    std::fill(inputs.ids.begin(), inputs.ids.end(), 0);
+    inputs.x[0] = 1000;
+    inputs.x[1] = static_cast<TypeParam>(NAN);
+    inputs.x[2] = 1;
+    std::vector<TypeParam> gradient(inputs.x.size());
+    const auto sums = kernels::cpu::upsampled_cross_entropy(inputs.problem, inputs.x.data(), inputs.targets(),
+                                                            {}, gradient.data());
+    EXPECT_TRUE(std::isnan(sums.loss));
+    EXPECT_TRUE(std::isnan(gradient[0]));
+  }
+}
+
 TYPED_TEST(UpsampledLoss, ANumberThatIsNoneReachesTheLossAndTheGradient) {
   for (const double bad : {static_cast<double>(NAN), HUGE_VAL}) {
     for (const CrossEntropyRules& rules : {CrossEntropyRules{}, CrossEntropyRules{.share = 0.25}}) {

@@ -246,7 +246,9 @@ TEST_F(OnDeviceTraining, BootstrappingRanksThePixelsOfEachImageAsOnTheCpu) {
         const SummedLoss got = loss_of_pixels(of_image.to(kDevice), counts.to(kDevice), options);
         EXPECT_EQ(got.weight.item<double>(), want.weight.item<double>()) << image << " " << share;
         EXPECT_EQ(std::isnan(got.sum.item<double>()), image == 3);
-        if (image < 3) EXPECT_DOUBLE_EQ(got.sum.item<double>(), want.sum.item<double>()) << image;
+        if (image < 3) {
+          EXPECT_DOUBLE_EQ(got.sum.item<double>(), want.sum.item<double>()) << image;
+        }
       }
     }
 }

@@ -220,10 +220,10 @@ void pack_transposed(int64_t count, const float* from, int64_t stride, int64_t w
   for (int64_t k = 0; k < whole_k; k += kLanes)
     for (int64_t j = 0; j < whole_j; j += kLanes)
       transpose(from + j * stride + k, stride, to + k * kColumns + j);
-  for (int64_t j = 0; j < width; ++j)
-    for (int64_t k = j < whole_j ? whole_k : 0; k < count; ++k) to[k * kColumns + j] = from[j * stride + k];
-  for (int64_t j = width; j < kColumns; ++j)
-    for (int64_t k = 0; k < count; ++k) to[k * kColumns + j] = 0;
+  for (int64_t k = 0; k < count; ++k) {
+    for (int64_t j = k < whole_k ? whole_j : 0; j < width; ++j) to[k * kColumns + j] = from[j * stride + k];
+    for (int64_t j = width; j < kColumns; ++j) to[k * kColumns + j] = 0;
+  }
 }
 
 template <class S>

@@ -3,6 +3,7 @@
 #include "palimpsest/base/parallel.h"
 #include "palimpsest/kernels/cpu/conv2d/image_type.h"
 #include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
+#include "palimpsest/kernels/cpu/conv2d/prefetch.h"
 #include "palimpsest/kernels/cpu/conv2d/range.h"
 #include "palimpsest/kernels/cpu/dispatch.h"
 #include "palimpsest/kernels/cpu/simd/scratch.h"
@@ -70,8 +71,8 @@ class PointwiseProduct {
   }
 
  private:
-  static constexpr int64_t kSize = sizeof(S), kFloat = sizeof(float);
-  static constexpr bool kRounds = kSize < kFloat;
+  static constexpr int64_t kSize = sizeof(S), kFloatSize = sizeof(float);
+  static constexpr bool kRounds = kSize < kFloatSize;
 
   struct Rows {
     const float* values;
@@ -104,31 +105,30 @@ class PointwiseProduct {
     for (int64_t block = blocks.begin; block < blocks.end; ++block) {
       const Range pixels = pixels_of(block);
       const int64_t row_tiles = ceil_divide(pixels.size(), kernels_.rows);
-      // Even row tiles prefetch the pixels of the next block, odd ones the next tile of the weights.
-      const int64_t odd = row_tiles / 2, even = row_tiles - odd;
-      Prefetch next_pixels;
-      if (every_pixel_ && block + 1 < blocks.end) {
-        const Range next = pixels_of(block + 1);
-        next_pixels = Prefetch::of_bytes(from_ + next.begin * depth_, next.size() * depth_ * kSize,
-                                         chunks_ * tiles.size() * even, depth_ / chunks_);
-      }
+      // Odd row tiles prefetch the next tile of the weights, the others the pixels that are read after this chunk.
+      const int64_t odd = tiles.size() * chunks_ > 1 ? row_tiles / 2 : 0, even = row_tiles - odd;
       for (int64_t chunk = 0; chunk < chunks_; ++chunk) {
         const Range depth = part(depth_, chunk, chunks_);
         // A tile reads all its rows: those of a tile with fewer pixels are copied in any case.
         const int64_t first_copied = copies_ ? 0 : pixels.size() / kernels_.rows * kernels_.rows;
         copy({pixels.begin + first_copied, pixels.end}, depth, a + first_copied * kernels_.depth);
         const bool is_last = chunk + 1 == chunks_;
+        const Range depth_after = part(depth_, is_last ? 0 : chunk + 1, chunks_);
+        Prefetch next_pixels;
+        if (!is_last || block + 1 < blocks.end)
+          next_pixels = prefetch(is_last ? pixels_of(block + 1) : pixels, depth_after, tiles.size() * even,
+                                 depth.size());
         for (int64_t t = tiles.begin; t < tiles.end; ++t) {
           const int64_t column = t * kernels_.columns, columns = std::min(kernels_.columns, width_ - column);
           const bool is_last_tile = t + 1 == tiles.end;
-          const Range next_depth = is_last_tile ? part(depth_, is_last ? 0 : chunk + 1, chunks_) : depth;
+          const Range next_depth = is_last_tile ? depth_after : depth;
           const int64_t next_column =
               is_last_tile ? tiles.begin * kernels_.columns : column + kernels_.columns;
           Prefetch next_weights;
           if (odd > 0)
             next_weights =
                 Prefetch::of_bytes(weights(next_column, next_depth),
-                                   next_depth.size() * kernels_.columns * kFloat, odd, depth.size());
+                                   next_depth.size() * kernels_.columns * kFloatSize, odd, depth.size());
           for (int64_t r = 0; r < row_tiles; ++r) {
             const int64_t row = r * kernels_.rows, rows = std::min(kernels_.rows, pixels.size() - row);
             const int64_t at = (pixels.begin + row) * width_ + column,
@@ -138,7 +138,7 @@ class PointwiseProduct {
                                                  : Rows{a + row * kernels_.depth, kernels_.depth};
             const auto multiply_tile = [&](const TileOutput& out) {
               kernels_.tile_of_rows(depth.size(), from.values, from.stride, weights(column, depth), out,
-                                    (r % 2 == 0 ? next_pixels : next_weights).next(a));
+                                    (odd > 0 && r % 2 == 1 ? next_weights : next_pixels).next(a));
             };
             if constexpr (kRounds) {
               float* const tile = sums + (chunks_ > 1 ? call * tile_size : 0);
@@ -158,6 +158,14 @@ class PointwiseProduct {
   /// Returns the rows of an f32 image from a pixel on, from a channel on.
   Rows rows_of_image(int64_t pixel, int64_t channel) const {
     return {reinterpret_cast<const float*>(from_ + pixel * depth_ + channel), depth_};
+  }
+
+  /// Prefetches some channels of pixels, if these are pixels of the image one by one.
+  Prefetch prefetch(Range pixels, Range depth, int64_t products, int64_t steps) const {
+    if (!every_pixel_) return {};
+    const S* const from = from_ + pixels.begin * depth_ + depth.begin;
+    if (chunks_ == 1) return Prefetch::of_bytes(from, pixels.size() * depth_ * kSize, products, steps);
+    return Prefetch::of_rows(from, pixels.size(), depth.size() * kSize, depth_ * kSize, products, steps);
   }
 
   /// Copies some channels of the pixels that these outputs read.

@@ -120,11 +120,12 @@ PALIMPSEST_HOST_DEVICE V exp_nonpositive(V v) {
 }
 
 /// Returns exp(v) for v <= 0, within 2 ulp, or 0 where it would be subnormal or nearly so: Intel's processors take 150
-/// cycles for a vector with a subnormal result. NaN stays NaN.
+/// cycles for a vector with a result that underflows. 1 in lanes above 0. NaN stays NaN.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V exp_or_zero(V v) {
   using K = ExponentialConstants<T>;
-  const V normal = v < K::kNormalExp ? broadcast<V>(K::kNormalExp) : v;
+  V normal = T(0) < v ? V{} : v;
+  normal = normal < K::kNormalExp ? broadcast<V>(K::kNormalExp) : normal;
   const auto reduced = reduce_by_ln2<T>(normal);
   const V power = (V)((reduced.shifted << K::kMantissa) + (K::kBias << K::kMantissa));
   const V e = (expm1_polynomial<T>(reduced.r) + T(1)) * power;

@@ -1,24 +1,14 @@
 #pragma once
 
 #include "palimpsest/base/shape.h"
+#include "palimpsest/kernels/cpu/conv2d/matrix_kernels.h"
 
 #include <algorithm>
 #include <cstdint>
 
 namespace palimpsest::kernels::cpu::conv2d {
 
-/// What a product prefetches, a place per step: rows, for each of which it takes row_steps steps to the bytes 0, step,
-/// 2 * step, ...
-struct ReadAhead {
-  const void* from;
-  int64_t step;
-  int64_t row_steps = kAllSteps;
-  int64_t row_bytes = 0;  ///< between the starts of two rows
-
-  static constexpr int64_t kAllSteps = int64_t{1} << 62;  ///< one row
-};
-
-/// Memory that will be read soon, and that the products before prefetch in equal shares. A product that asked for a new
+/// Memory that will be read soon, and that earlier products prefetch in equal shares. A product that asked for a new
 /// cache line in each step would ask for more than memory provides, and wait.
 class Prefetch {
  public:
@@ -31,7 +21,8 @@ class Prefetch {
     return Prefetch(from, bytes, steps * step, {nullptr, step});
   }
 
-  /// Rows of `size` bytes, `row_bytes` apart. A product takes whole rows: a line of each would lie on as many pages.
+  /// Rows of `size` bytes, `row_bytes` apart. A product takes whole rows, if it has
+  /// the steps: a line of each row would lie on as many pages.
   static Prefetch of_rows(const void* from, int64_t rows, int64_t size, int64_t row_bytes, int64_t products,
                           int64_t steps) {
     const int64_t each = ceil_divide(rows, products), row_steps = std::max<int64_t>(1, steps / each);
@@ -54,7 +45,7 @@ class Prefetch {
   Prefetch(const void* from, int64_t bytes, int64_t share_bytes, const ReadAhead& share)
       : at_(static_cast<const char*>(from)), end_(at_ + bytes), share_bytes_(share_bytes), share_(share) {}
 
-  /// Returns the bytes between two steps of so many, which prefetch all lines if they can.
+  /// Returns the bytes between two steps of so many, which prefetch all lines if these are not more than the steps.
   static int64_t step_of(int64_t bytes, int64_t steps) {
     return std::min(kLineBytes, ceil_divide(bytes, steps));
   }
