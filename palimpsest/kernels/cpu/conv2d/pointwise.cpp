@@ -142,6 +142,12 @@ class PointwiseProduct {
             };
             if constexpr (kRounds) {
               float* const tile = sums + (chunks_ > 1 ? call * tile_size : 0);
+              // Writing must not wait for these lines.
+              if (is_last)
+                for (int64_t i = 0; i < rows; ++i) {
+                  __builtin_prefetch(to_ + at + i * width_, 1);
+                  __builtin_prefetch(to_ + at + i * width_ + columns - 1, 1);
+                }
               multiply_tile(
                   {tile, kernels_.columns, kernels_.rows, round_up(columns, kernels_.lanes), chunk > 0});
               if (is_last) images_.write_tile(rows, columns, tile, to_ + at, width_, mask);
