@@ -113,10 +113,11 @@ TYPED_TEST(UpsampledLoss, SmallProbabilitiesAreExactUntilTheyAreZero) {
       const double below = static_cast<TypeParam>(gap),
                    others = static_cast<double>(classes - 1) * std::exp(-below);
       const double want = std::exp(-below) / (1 + others);
-      if (gap > 708 || (!kDouble && gap > 87))
+      if (gap > 708 || (!kDouble && gap > 87)) {
         EXPECT_EQ(gradient[1], 0);
-      else
+      } else {
         EXPECT_NEAR(gradient[1] / want, 1, kDouble ? 1e-14 : 1e-6);
+      }
     }
 }
 

@@ -142,7 +142,7 @@ class PointwiseProduct {
             };
             if constexpr (kRounds) {
               float* const tile = sums + (chunks_ > 1 ? call * tile_size : 0);
-              // Writing must not wait for these lines.
+              // The lines that write_tile writes: without this its stores wait for memory.
               if (is_last)
                 for (int64_t i = 0; i < rows; ++i) {
                   __builtin_prefetch(to_ + at + i * width_, 1);
@@ -166,7 +166,7 @@ class PointwiseProduct {
     return {reinterpret_cast<const float*>(from_ + pixel * depth_ + channel), depth_};
   }
 
-  /// Prefetches some channels of pixels, if these are pixels of the image one by one.
+  /// Returns what to prefetch for some channels of some pixels: nothing if the convolution skips pixels.
   Prefetch prefetch(Range pixels, Range depth, int64_t products, int64_t steps) const {
     if (!every_pixel_) return {};
     const S* const from = from_ + pixels.begin * depth_ + depth.begin;

@@ -8,7 +8,7 @@
 
 namespace palimpsest::kernels::cpu::conv2d {
 
-/// Memory that will be read soon, and that earlier products prefetch in equal shares. A product that asked for a new
+/// Memory that will be read soon. The products that run before prefetch it in equal shares: one that asked for a new
 /// cache line in each step would ask for more than memory provides, and wait.
 class Prefetch {
  public:
@@ -21,8 +21,8 @@ class Prefetch {
     return Prefetch(from, bytes, steps * step, {nullptr, step});
   }
 
-  /// Rows of `size` bytes, `row_bytes` apart. A product takes whole rows, if it has
-  /// the steps: a line of each row would lie on as many pages.
+  /// Rows of `size` bytes, which begin `row_bytes` apart. A product takes whole rows, if it has the steps: one line of
+  /// each row would lie on as many pages.
   static Prefetch of_rows(const void* from, int64_t rows, int64_t size, int64_t row_bytes, int64_t products,
                           int64_t steps) {
     const int64_t each = ceil_divide(rows, products), row_steps = std::max<int64_t>(1, steps / each);
@@ -45,7 +45,8 @@ class Prefetch {
   Prefetch(const void* from, int64_t bytes, int64_t share_bytes, const ReadAhead& share)
       : at_(static_cast<const char*>(from)), end_(at_ + bytes), share_bytes_(share_bytes), share_(share) {}
 
-  /// Returns the bytes between two steps of so many, which prefetch all lines if these are not more than the steps.
+  /// Returns the bytes from the place of one step to that of the next. No line is left out if the lines are no more than
+  /// the steps.
   static int64_t step_of(int64_t bytes, int64_t steps) {
     return std::min(kLineBytes, ceil_divide(bytes, steps));
   }

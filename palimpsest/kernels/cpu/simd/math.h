@@ -119,8 +119,8 @@ PALIMPSEST_HOST_DEVICE V exp_nonpositive(V v) {
   return (expm1_polynomial<T>(reduced.r) + T(1)) * first * second;
 }
 
-/// Returns exp(v) for v <= 0, within 2 ulp, or 0 where it would be subnormal or nearly so: Intel's processors take 150
-/// cycles for a vector with a result that underflows. 1 in lanes above 0. NaN stays NaN.
+/// Returns exp(v) for v <= 0, within 2 ulp, or 0 where it would be subnormal or nearly so: an Intel Xeon takes over
+/// 200 cycles for a vector with a result that underflows. 1 in lanes above 0. NaN stays NaN.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V exp_or_zero(V v) {
   using K = ExponentialConstants<T>;
