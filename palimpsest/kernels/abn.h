@@ -112,6 +112,8 @@ struct AbnBackward {
   void* dresidual = nullptr;    ///< may be null
   /// Receives z again, with the bytes of forward; may be null. Requires is_before_activation(problem.saved).
   void* z = nullptr;
+  /// The statistics are constants (eval mode): dx = weight * inv_std * dy, and abn_backward_apply reads no sums.
+  bool frozen_statistics = false;
   PartOfChannels dz_part = {};  ///< abn_backward_reduce, abn_backward: receives channels of dz
   PartOfChannels dx_part = {};  ///< abn_backward_apply: channels of dx receive it
 };
@@ -121,6 +123,11 @@ namespace cpu {
 /// Computes mean[c] and the biased variance var[c] of x. They are summed around a pivot: E[x^2] - E[x]^2
 /// would lose all digits if |mean| is large against the standard deviation.
 void abn_statistics(const AbnProblem& problem, const void* x, double* mean, double* var);
+
+/// Computes the statistics of a frozen layer: mean = running_mean, inv_std = 1 / sqrt(running_var + eps).
+/// running_mean, running_var: (channels), `dtype`.
+void abn_frozen_statistics(DType dtype, int64_t channels, double eps, const void* running_mean,
+                           const void* running_var, double* mean, double* inv_std);
 
 /// Computes z and the saved values from x, mean and inv_std.
 void abn_apply(const AbnProblem& problem, const AbnForward& forward);
@@ -141,17 +148,18 @@ void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward);
 void abn_backward_reduce(const AbnProblem& problem, const AbnBackward& backward);
 
 /// Computes dx = weight * inv_std * (dy - sum_dy / m - x-hat * sum_dy_xhat / m), dresidual = dy, and z.
-/// `m` is the number of values in the sums: N * S, or more if statistics are synchronized. Null sums mean
-/// frozen statistics (eval mode): dx = weight * inv_std * dy.
+/// `m` is the number of values in the sums: N * S, or more if statistics are synchronized. With frozen statistics
+/// dx = weight * inv_std * dy, and sums and m are not read.
 void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, double m);
 
-/// The backward pass in training: abn_backward_reduce, then abn_backward_apply with m = N * S. In NCHW a
-/// channel stays in cache between the steps. The bytes are those of the two calls.
+/// The whole backward pass: abn_backward_reduce, then abn_backward_apply with m = N * S. Between both steps a channel of
+/// NCHW stays in cache, as do the channels of a channels-last tensor of at most 128 pixels, and with frozen statistics a
+/// piece of any tensor. The bytes are those of the two calls.
 void abn_backward(const AbnProblem& problem, const AbnBackward& backward);
 
 }  // namespace cpu
 
-/// The same functions as plain loops in double, which are the reference of the tests.
+/// The functions over values as plain loops in double, which are the reference of the tests.
 namespace reference {
 
 void abn_statistics(const AbnProblem& problem, const void* x, double* mean, double* var);

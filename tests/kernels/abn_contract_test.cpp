@@ -8,14 +8,16 @@
 #include <omp.h>
 
 #include <cmath>
+#include <cstddef>
 #include <limits>
+#include <vector>
 
 namespace palimpsest::testing {
 namespace {
 
 // One panel and many, one segment and many, tails and none; small planes side by side.
-const Shape3 kShapes[] = {{3, 20, 49},   {2, 3, 70000}, {5, 33, 1},   {1, 2, 140000},
-                          {3, 530, 100}, {40, 5, 3600}, {32, 70, 49}, {150, 130, 4}};
+const Shape3 kShapes[] = {{3, 20, 49},   {2, 3, 70000}, {5, 33, 1},    {1, 2, 140000}, {3, 530, 100},
+                          {40, 5, 3600}, {32, 70, 49},  {150, 130, 4}, {2, 1060, 30},  {70, 2050, 1}};
 
 // The second activation has two branches: the bits of neighbouring rows share bytes.
 template <class Body>
@@ -126,6 +128,60 @@ TEST(AbnContract, ReduceThenApplyEqualsBackward) {
                                      static_cast<double>(c.shape.per_channel()));
     EXPECT_TRUE(same_bytes(split.dx.values(), whole.dx.values()));
   });
+}
+
+template <class T>
+void expect_frozen_backward_is_its_two_calls(const AbnCase& c) {
+  SCOPED_TRACE(::testing::Message() << name_of(dtype_of<T>()) << " " << c);
+  AbnTensors<T> whole(c);
+  kernels::cpu::abn_forward(c.problem<T>(), kEps, whole.forward(c));
+  AbnTensors<T> split = whole;
+  kernels::AbnBackward backward = split.backward(c);
+  kernels::cpu::abn_backward_reduce(c.problem<T>(), backward);
+  backward.frozen_statistics = true;
+  kernels::cpu::abn_backward_apply(c.problem<T>(), backward, 1);
+
+  backward = whole.backward(c);
+  backward.frozen_statistics = true;
+  backward.dx = whole.dz.data();
+  kernels::cpu::abn_backward(c.problem<T>(), backward);
+  EXPECT_TRUE(same_bytes(whole.sum_dy.values(), split.sum_dy.values()));
+  EXPECT_TRUE(same_bytes(whole.sum_dy_xhat.values(), split.sum_dy_xhat.values()));
+  EXPECT_TRUE(same_bytes(whole.dz.values(), split.dx.values())) << "dx over dz, from which sums were taken";
+  EXPECT_TRUE(same_bytes(whole.dresidual.values(), split.dresidual.values()));
+  EXPECT_TRUE(same_bytes(whole.z_again.values(), split.z_again.values()));
+}
+
+TEST(AbnContract, ReduceThenApplyEqualsBackwardWithFrozenStatistics) {
+  for_each_case([](AbnCase c) {
+    expect_frozen_backward_is_its_two_calls<float>(c);
+    if (c.saved == Saved::kOutputBit) return;
+    c.activation = Activation::kELU, c.activation_param = 1;
+    expect_frozen_backward_is_its_two_calls<BFloat16>(c);
+    c.has_residual = true;
+    expect_frozen_backward_is_its_two_calls<float>(c);
+    c.has_residual = false;
+    c.activation = Activation::kGELU, c.saved = Saved::kPreActivation;
+    expect_frozen_backward_is_its_two_calls<Float16>(c);
+  });
+}
+
+TEST(AbnContract, FrozenStatisticsFollowFromTheRunningOnes) {
+  const auto expect = [](auto zero) {
+    using T = decltype(zero);
+    const std::vector<T> mean = {T(0.5), T(-3), T(0)}, var = {T(0), T(2), T(0.25)};
+    double got_mean[3], got_inv_std[3];
+    kernels::cpu::abn_frozen_statistics(dtype_of<T>(), 3, kEps, mean.data(), var.data(), got_mean,
+                                        got_inv_std);
+    for (std::size_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(got_mean[i], static_cast<double>(mean[i]));
+      EXPECT_EQ(got_inv_std[i], 1 / std::sqrt(static_cast<double>(var[i]) + kEps));
+    }
+  };
+  expect(0.f);
+  expect(0.);
+  expect(Float16());
+  expect(BFloat16());
 }
 
 #ifdef _OPENMP

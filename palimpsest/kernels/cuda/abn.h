@@ -54,7 +54,7 @@ void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, 
 
 /// Does the same as kernels::cpu::abn_backward. One launch reads the saved values and dz once if both fit
 /// into shared memory as abn_forward requires, the activation is leaky ReLU, ReLU or the identity, and the
-/// dtype is not f64. Otherwise it makes two launches, with the bytes of abn_backward_reduce and
+/// dtype is not f64, and the statistics are not frozen. Otherwise it makes two launches, with the bytes of abn_backward_reduce and
 /// abn_backward_apply.
 void abn_backward(const AbnProblem& problem, const AbnBackward& backward, const Queue& queue);
 

@@ -6,9 +6,21 @@
 
 namespace palimpsest::kernels {
 
+/// The normal distribution and its density at one value.
+template <class V>
+struct Normal {
+  V distribution, density;
+};
+
+inline constexpr double kNormalDensityAtZero = 0.39894228040143267794;  // 1 / sqrt(2 pi)
+
+/// Returns the normal distribution and its density at v. T: float or double.
+template <class T>
+PALIMPSEST_HOST_DEVICE Normal<T> normal(T v);
+
 /// Elementary functions of float and double here, of vectors in cpu/simd/math.h. The vector forms take the
-/// arguments that the formulas below need: exp and expm1 of v <= 0, log1p of -1 < v <= 0, log of v > 0, erfc
-/// of v >= 0.
+/// arguments that the formulas below need: exp and expm1 of v <= 0, log1p of -1 < v <= 0, log of v > 0; no erfc.
+/// minus_abs: -|v|.
 template <class V>
 struct Math;
 template <>
@@ -18,6 +30,8 @@ struct Math<float> {
   PALIMPSEST_HOST_DEVICE static float log(float v) { return __builtin_logf(v); }
   PALIMPSEST_HOST_DEVICE static float log1p(float v) { return __builtin_log1pf(v); }
   PALIMPSEST_HOST_DEVICE static float erfc(float v) { return __builtin_erfcf(v); }
+  PALIMPSEST_HOST_DEVICE static float minus_abs(float v) { return -__builtin_fabsf(v); }
+  PALIMPSEST_HOST_DEVICE static Normal<float> normal(float v) { return kernels::normal(v); }
   PALIMPSEST_HOST_DEVICE static float sqrt(float v) { return __builtin_sqrtf(v); }
 };
 template <>
@@ -27,8 +41,16 @@ struct Math<double> {
   PALIMPSEST_HOST_DEVICE static double log(double v) { return __builtin_log(v); }
   PALIMPSEST_HOST_DEVICE static double log1p(double v) { return __builtin_log1p(v); }
   PALIMPSEST_HOST_DEVICE static double erfc(double v) { return __builtin_erfc(v); }
+  PALIMPSEST_HOST_DEVICE static double minus_abs(double v) { return -__builtin_fabs(v); }
+  PALIMPSEST_HOST_DEVICE static Normal<double> normal(double v) { return kernels::normal(v); }
   PALIMPSEST_HOST_DEVICE static double sqrt(double v) { return __builtin_sqrt(v); }
 };
+
+template <class T>
+PALIMPSEST_HOST_DEVICE Normal<T> normal(T v) {
+  const T tail = Math<T>::erfc(Math<T>::minus_abs(v) * T(-0.70710678118654752440)) * T(0.5);
+  return {v < T(0) ? tail : T(1) - tail, Math<T>::exp(v * v * T(-0.5)) * T(kNormalDensityAtZero)};
+}
 
 /// The arguments of every activation's constructor. `precision`: of the type that z is stored in.
 struct ActivationArguments {
@@ -54,12 +76,6 @@ PALIMPSEST_HOST_DEVICE V polynomial(const T (&coefficients)[kTerms], V x) {
   V p = V{} + coefficients[kTerms - 1];
   for (int i = kTerms - 2; i >= 0; --i) p = p * x + coefficients[i];
   return p;
-}
-
-/// -|v|.
-template <class V>
-PALIMPSEST_HOST_DEVICE V negative_size(V v) {
-  return v > V{} ? V(-v) : v;
 }
 
 /// z = y >= 0 ? y : slope * y.
@@ -192,7 +208,7 @@ struct Sigmoid {
 
   template <class V>
   PALIMPSEST_HOST_DEVICE static V of(V y) {
-    const V e = Math<V>::exp(negative_size(y));
+    const V e = Math<V>::exp(Math<V>::minus_abs(y));
     return (y < T(0) ? e : (V{} + T(1))) / (e + T(1));
   }
   template <class V>
@@ -208,7 +224,7 @@ struct Sigmoid {
   PALIMPSEST_HOST_DEVICE V inverse(V z) const {
     const V below = z > largest ? (V{} + largest) : z;
     const V inside = below < smallest ? (V{} + smallest) : below;
-    return Math<V>::log(inside) - Math<V>::log1p(-inside);
+    return Math<V>::log(inside / (T(1) - inside));
   }
   template <class V>
   PALIMPSEST_HOST_DEVICE V derivative(V z) const {
@@ -216,7 +232,8 @@ struct Sigmoid {
   }
   template <class V>
   PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
-    return of(y) * of(V(-y));
+    const V e = Math<V>::exp(Math<V>::minus_abs(y)), inverse = T(1) / (e + T(1));
+    return e * inverse * inverse;
   }
 };
 
@@ -230,7 +247,7 @@ struct Tanh {
 
   template <class V>
   PALIMPSEST_HOST_DEVICE static V of(V y) {
-    const V e = Math<V>::expm1(negative_size(y) * T(2));
+    const V e = Math<V>::expm1(Math<V>::minus_abs(y) * T(2));
     const V size = e / (e + T(2));  // not above 0
     return y < T(0) ? size : V(-size);
   }
@@ -251,7 +268,7 @@ struct Tanh {
   }
   template <class V>
   PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
-    const V e = Math<V>::exp(negative_size(y) * T(2));
+    const V e = Math<V>::exp(Math<V>::minus_abs(y) * T(2));
     return T(4) * e / ((e + T(1)) * (e + T(1)));
   }
 };
@@ -267,7 +284,7 @@ struct Softplus {
   template <class V>
   PALIMPSEST_HOST_DEVICE V forward(V y) const {
     // log(1 + e) = -log(1 - e / (1 + e))
-    const V e = Math<V>::exp(negative_size(y));
+    const V e = Math<V>::exp(Math<V>::minus_abs(y));
     const V tail = -Math<V>::log1p(-e / (e + T(1)));
     return (y > T(0) ? y : (y <= T(0) ? V{} : y)) + tail;
   }
@@ -295,24 +312,20 @@ struct GELU {
   PALIMPSEST_HOST_DEVICE explicit GELU(ActivationArguments) {}
 
   template <class V>
-  PALIMPSEST_HOST_DEVICE static V distribution(V y) {
-    const V tail = Math<V>::erfc(negative_size(y) * T(-0.70710678118654752440)) * T(0.5);
-    return y < T(0) ? tail : V(T(1) - tail);
-  }
-  template <class V>
   PALIMPSEST_HOST_DEVICE V forward(V y) const {
-    return y * distribution(y);
+    return y * Math<V>::normal(y).distribution;
   }
   template <class V>
   PALIMPSEST_HOST_DEVICE V derivative_at(V y) const {
-    const V density = Math<V>::exp(y * y * T(-0.5)) * T(0.39894228040143267794);
-    return distribution(y) + y * density;
+    const Normal<V> at = Math<V>::normal(y);
+    return at.distribution + y * at.density;
   }
   template <class V>
   PALIMPSEST_HOST_DEVICE Expansion<V> expansion(V y) const {
-    const V share = distribution(y), square = y * y;
-    const V density = Math<V>::exp(square * T(-0.5)) * T(0.39894228040143267794);
-    return {y * share, share + y * density, density * (T(2) - square), density * y * (square - T(4))};
+    const Normal<V> at = Math<V>::normal(y);
+    const V square = y * y;
+    return {y * at.distribution, at.distribution + y * at.density, at.density * (T(2) - square),
+            at.density * y * (square - T(4))};
   }
 };
 
@@ -409,7 +422,7 @@ struct Mish {
   };
   template <class V>
   PALIMPSEST_HOST_DEVICE static Parts<V> parts(V y) {
-    const V e = Math<V>::exp(negative_size(y)), twice = e * T(2);
+    const V e = Math<V>::exp(Math<V>::minus_abs(y)), twice = e * T(2);
     const V n = y < T(0) ? V(e * e + twice) : V(twice + T(1));
     return {e, n, n + (y < T(0) ? (V{} + T(2)) : V(twice * e))};
   }

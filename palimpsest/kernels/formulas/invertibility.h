@@ -83,9 +83,9 @@ class InvertibilityCriterion {
     const double size = __builtin_fabs(weight), offset = __builtin_fabs(bias);
     const double limit = storage_.tolerance * size, epsilon = storage_.epsilon;
     if (size == 0 || epsilon * (offset + 4 * size + 4 * residual_rms) > limit) return false;
-    const double spread = size * size + residual_rms * residual_rms, deviation = Math<double>::sqrt(spread);
+    const double spread = size * size + residual_rms * residual_rms;
     // First, while little else is alive: a kernel for f64 has few registers left.
-    double error = underflow(bias, deviation);
+    double error = underflow(bias, spread);
     switch (activation_) {
       case Activation::kLeakyReLU:
         error += lost_share_;
@@ -103,7 +103,7 @@ class InvertibilityCriterion {
         error += epsilon * 1.4;
         break;
       default:
-        if (has_branches_) error += epsilon / 2 + flatness(bias, deviation);
+        if (has_branches_) error += epsilon / 2 + flatness(bias, spread);
     }
     return !(error > limit);
   }
@@ -126,17 +126,20 @@ class InvertibilityCriterion {
 
  private:
   PALIMPSEST_HOST_DEVICE static double normal_density(double k) {
-    return 0.39894228040143267794 * Math<double>::exp(-k * k / 2);
+    return kNormalDensityAtZero * Math<double>::exp(-k * k / 2);
   }
 
   /// Returns the error of y at the minimum of an activation with two branches; y is normally distributed.
-  PALIMPSEST_HOST_DEVICE double flatness(double mean, double deviation) const {
+  PALIMPSEST_HOST_DEVICE double flatness(double mean, double variance) const {
+    const double deviation = Math<double>::sqrt(variance);
     const double p = normal_density((minimum_at_ - mean) / deviation) / deviation;
     return Math<double>::sqrt(p * width_cubed_ / 2) / 4;
   }
 
   /// Returns the root mean square of (lost_ - y) over y < lost_; y is normally distributed.
-  PALIMPSEST_HOST_DEVICE double underflow(double mean, double deviation) const {
+  PALIMPSEST_HOST_DEVICE double underflow(double mean, double variance) const {
+    if (!(lost_ > -__builtin_inf())) return 0;
+    const double deviation = Math<double>::sqrt(variance);
     const double k = (lost_ - mean) / deviation;
     if (k < -12) return 0;  // no y lies so low
     const double below =

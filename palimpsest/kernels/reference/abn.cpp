@@ -207,7 +207,7 @@ void reduce(const AbnProblem& problem, const AbnBackward& backward, const Gradie
 template <class GradientAt>
 void apply_backward(const AbnProblem& problem, const AbnBackward& backward, double m,
                     const GradientAt& gradient_at) {
-  const bool frozen = !backward.sum_dy || !backward.sum_dy_xhat;  // a scale and a shift: x-hat plays no part
+  const bool frozen = backward.frozen_statistics;  // a scale and a shift: x-hat plays no part
   for (int64_t c = 0; c < problem.shape.c; ++c) {
     const double scale = parameter(backward.weight, problem, c, 1) * backward.inv_std[c];
     for_each(problem, c, [&](int64_t i) {

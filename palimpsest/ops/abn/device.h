@@ -10,7 +10,7 @@ namespace palimpsest::ops::abn_detail {
 /// The layer's kernels (kernels/abn.h) on one kind of device: everything that differs between devices.
 /// `like` is any tensor of the call. It determines the device and its current stream.
 struct Device {
-  /// (C) running statistics, contiguous, of any floating dtype -> mean and 1/sqrt(var + eps), f64.
+  /// (C) running statistics, contiguous, in one dtype -> mean and 1/sqrt(var + eps), f64.
   void (*frozen_statistics)(const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
                             const at::Tensor& mean, const at::Tensor& inv_std);
   void (*choose_slots)(const kernels::SlotChoice& choice, const at::Tensor& like);

@@ -1,4 +1,5 @@
 #include "palimpsest/ops/abn/device.h"
+#include "palimpsest/ops/common/dtype.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -12,8 +13,10 @@ const Device& cpu_device() {
       .frozen_statistics =
           [](const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
              const at::Tensor& mean, const at::Tensor& inv_std) {
-            mean.copy_(running_mean);
-            inv_std.copy_(running_var).add_(eps).rsqrt_();
+            kernels::cpu::abn_frozen_statistics(dtype_of("abn", running_mean), mean.numel(), eps,
+                                                running_mean.const_data_ptr(), running_var.const_data_ptr(),
+                                                mean.mutable_data_ptr<double>(),
+                                                inv_std.mutable_data_ptr<double>());
           },
       .choose_slots = [](const kernels::SlotChoice& choice,
                          const at::Tensor&) { kernels::cpu::choose_slots(choice.problem, choice.tensors); },

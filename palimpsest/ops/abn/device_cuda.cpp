@@ -37,9 +37,8 @@ const Device& cuda_device() {
           [](const at::Tensor& running_mean, const at::Tensor& running_var, double eps,
              const at::Tensor& mean, const at::Tensor& inv_std) {
             const CudaCall call(mean);
-            const at::Tensor var = running_var.to(running_mean.scalar_type());
             cuda::abn_frozen_statistics(dtype_of("abn", running_mean), mean.numel(), eps,
-                                        running_mean.const_data_ptr(), var.const_data_ptr(),
+                                        running_mean.const_data_ptr(), running_var.const_data_ptr(),
                                         mean.mutable_data_ptr<double>(), inv_std.mutable_data_ptr<double>(),
                                         call.stream());
           },

@@ -167,9 +167,11 @@ Statistics run_forward(const at::Tensor& x, const at::Tensor& z, const at::Tenso
                 : SavedChannels{};
   const auto own_vector = [&] { return is_shared ? at::Tensor() : f64_vector(x); };
   Statistics result{own_vector(), own_vector(), channels.hidden_values(x), channels.hidden_index(x), {}};
-  if (!a.training)
-    device.frozen_statistics(a.running_mean->contiguous(), a.running_var->contiguous(), a.eps, result.mean,
-                             result.inv_std);
+  if (!a.training) {
+    const auto type = at::promote_types(a.running_mean->scalar_type(), a.running_var->scalar_type());
+    device.frozen_statistics(a.running_mean->to(type).contiguous(), a.running_var->to(type).contiguous(),
+                             a.eps, result.mean, result.inv_std);
+  }
   if (is_shared) synchronize(x, call, a, result);  // also with an empty batch: the other ranks wait
   if (x.numel() == 0) return result;
 
@@ -226,10 +228,12 @@ struct BackwardCall {
   /// The whole pass, with the statistics of this process.
   void run() const {
     const kernels::AbnBackward tensors = pointers({out.dweight, out.dbias});
-    const Device& device = device_for(saved_values);
-    if (training && tensors.dx) return device.backward(problem, tensors, saved_values);
-    if (need_sums) reduce();  // before dx, which may overwrite dz
-    if (tensors.dx) apply({}, static_cast<double>(problem.shape.per_channel()));
+    if (tensors.dx && (training || need_sums))
+      device_for(saved_values).backward(problem, tensors, saved_values);
+    else if (tensors.dx)
+      apply({}, static_cast<double>(problem.shape.per_channel()));
+    else if (need_sums)
+      reduce();
   }
 
   /// Writes out.dweight and out.dbias.
@@ -262,6 +266,7 @@ struct BackwardCall {
     tensors.dx = mutable_data_or_null(out.dx);
     tensors.dresidual = mutable_data_or_null(out.dresidual);
     tensors.z = mutable_data_or_null(out.z);
+    tensors.frozen_statistics = !training;
     return tensors;
   }
 };

@@ -95,6 +95,25 @@ TEST(CudaAbnContract, WritingOverTheIncomingGradientGivesTheSameBytes) {
   });
 }
 
+TEST(CudaAbnContract, BackwardWithFrozenStatisticsEqualsTheReference) {
+  for_each_case([](const AbnCase& c, Path path) {
+    const EmulatedDevice device(path);
+    AbnTensors<float> got(c);
+    run_cuda_forward(c, got);
+    AbnTensors<float> want = got;
+    WorkspaceMemory workspace;
+    const auto problem = c.problem<float>();
+    kernels::AbnBackward backward = got.backward(c), reference = want.backward(c);
+    backward.frozen_statistics = reference.frozen_statistics = true;
+    kernels::cuda::abn_backward(problem, backward, workspace.queue(problem));
+    kernels::reference::abn_backward(problem, reference);
+    const Tolerance limit = tolerance(DType::f32);
+    EXPECT_TRUE(close(got.dx.values(), want.dx.values(), limit, c.seed));
+    EXPECT_TRUE(close(got.sum_dy.values(), want.sum_dy.values(), limit, c.seed));
+    EXPECT_TRUE(close(got.sum_dy_xhat.values(), want.sum_dy_xhat.values(), limit, c.seed));
+  });
+}
+
 TEST(CudaAbnContract, ABackwardIsTwoLaunchesOrOne) {
   const auto launches = [](const AbnCase& c, Path path) {
     const EmulatedDevice device(path);

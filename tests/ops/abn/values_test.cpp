@@ -91,6 +91,19 @@ TEST(AbnValues, UseTheRunningStatisticsWhenFrozenAndDifferentiateThroughThem) {
   });
 }
 
+TEST(AbnValues, RunningStatisticsOfTwoDtypesKeepAllDigits) {
+  AbnCase c = make_case({3, 9, 5, 4}, at::kBFloat16);
+  c.options.training = false;
+  const auto layer = [&](const at::Tensor& mean, const at::Tensor& var) {
+    return abn(c.base, {c.weight, c.bias, mean, var}, c.options);
+  };
+  const at::Tensor mean = c.running_mean->to(at::kBFloat16), var = c.running_var->to(at::kFloat) * 1.003;
+  const at::Tensor want = layer(mean.to(at::kFloat), var);
+  EXPECT_TRUE(layer(mean, var).equal(want));
+  EXPECT_FALSE(layer(mean, var.to(at::kBFloat16)).equal(want));
+  EXPECT_TRUE(layer(var.to(at::kFloat), mean.abs()).equal(layer(var, mean.abs().to(at::kFloat))));
+}
+
 TEST(AbnValues, AreTheSameWithoutGradients) {
   for_each_form([](at::ScalarType dtype, bool in_place) {
     for (const bool training : {false, true}) {

@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <initializer_list>
 #include <limits>
 #include <stdexcept>
 #include <string>
@@ -57,35 +56,46 @@ class Call {
     for (int k = 0; k < kCoefficients; ++k) coefficients_[k] = reinterpret_cast<T*>(scratch(2 + k, columns_));
   }
 
-  /// Calls first(piece, segment) for every piece, then between(channels) for ranges of all channels, then
-  /// second(piece): panel by panel where panels are small or numerous, so that `second` finds its panel in
-  /// cache; else sweep by sweep.
-  template <class First, class Between, class Second>
-  void two_sweeps(const First& first, const Between& between, const Second& second) {
+  /// Calls before(channels) for ranges that make up all channels, first(piece, segment) for every piece,
+  /// between(channels), and second(piece): panel by panel where a panel is one piece or planes are numerous, so that
+  /// `second` finds its panel in cache; else sweep by sweep.
+  template <class Before, class First, class Between, class Second>
+  void two_sweeps(const Before& before, const First& first, const Between& between, const Second& second) {
     const int64_t panels = partition_.panels(), segments = partition_.segments();
     const auto sweep_first = [&](int64_t panel, int64_t segment) {
       first(partition_.piece(panel, segment), segment);
     };
     const auto channels = [&](int64_t panel) {
+      if (partition_.pixels_per_row() > 1) return Channels{0, problem_.shape.c};
       const Piece piece = partition_.piece(panel, 0);
-      between(Channels{piece.first_channel, piece.first_channel + piece.channels});
+      return Channels{piece.first_channel, piece.first_channel + piece.channels};
     };
     const auto sweep_second = [&](int64_t panel, int64_t segment) {
       second(partition_.piece(panel, segment));
     };
-    if (partition_.geometry() != Geometry::kColumns && (segments == 1 || panels >= 2 * max_threads())) {
+    const bool many = partition_.geometry() != Geometry::kColumns && panels >= 2 * max_threads();
+    if (segments == 1 || many) {
       run(panels, [&](int64_t panel) {
+        before(channels(panel));
         for (int64_t segment = 0; segment < segments; ++segment) sweep_first(panel, segment);
-        channels(panel);
+        between(channels(panel));
         for (int64_t segment = segments - 1; segment >= 0; --segment) sweep_second(panel, segment);
       });
     } else {
       const int64_t pieces = panels * segments;
+      for_channels(before);
       run(pieces, [&](int64_t i) { sweep_first(i % panels, i / panels); });
-      // By channel: there may be one panel, and this is a tenth of the time.
-      run_ranges(problem_.shape.c, [&](int64_t begin, int64_t end) { between(Channels{begin, end}); });
+      for_channels(between);  // there may be one panel, and this is a tenth of the time
       run_backwards(pieces, [&](int64_t i) { sweep_second(i % panels, i / panels); });
     }
+  }
+
+  /// Calls function(channels) for ranges that make up all channels.
+  template <class Function>
+  void for_channels(const Function& function) const {
+    constexpr int64_t kSerialChannels = 256;  // less work than waking threads
+    if (problem_.shape.c < kSerialChannels) return function(Channels{0, problem_.shape.c});
+    run_ranges(problem_.shape.c, [&](int64_t begin, int64_t end) { function(Channels{begin, end}); });
   }
 
   template <class Sweep>
@@ -119,12 +129,12 @@ class Call {
 
   // ---- Forward
 
-  void set_forward(int64_t c, const AbnForward& forward) {
-    set(c, forward_coefficients(problem_.saved, channel(c, forward)));
+  void set_forward(Channels channels, const AbnForward& forward) {
+    set(channels, [&](int64_t c) { return forward_coefficients(problem_.saved, channel(c, forward)); });
   }
 
-  void set_recompute(int64_t c, const AbnForward& forward) {
-    set(c, recompute_coefficients(problem_.saved, channel(c, forward)));
+  void set_recompute(Channels channels, const AbnForward& forward) {
+    set(channels, [&](int64_t c) { return recompute_coefficients(problem_.saved, channel(c, forward)); });
   }
 
   void apply(const Piece& piece, const AbnForward& forward) const {
@@ -140,8 +150,8 @@ class Call {
 
   // ---- Gradients
 
-  void set_center(int64_t c, const AbnBackward& backward) {
-    set(c, center_coefficients(problem_.saved, channel(c, backward)));
+  void set_center(Channels channels, const AbnBackward& backward) {
+    set(channels, [&](int64_t c) { return center_coefficients(problem_.saved, channel(c, backward)); });
   }
 
   void reduce(const Piece& piece, int64_t segment, const AbnBackward& backward) {
@@ -172,19 +182,21 @@ class Call {
     }
   }
 
-  void set_input_gradient(int64_t c, const AbnBackward& backward, double m) {
-    const bool frozen = is_frozen(backward);
-    const auto mean = [&](const void* sums) {
-      return frozen ? 0 : static_cast<double>(static_cast<const T*>(sums)[c]) / m;
-    };
-    auto k = input_gradient_coefficients(problem_.saved, channel(c, backward), mean(backward.sum_dy),
-                                         mean(backward.sum_dy_xhat));
-    if (kUncentered && !frozen) {
-      const auto of_t = center_coefficients(problem_.saved, channel(c, backward));
-      const T scale = problem_.saved == Saved::kOutputForm1 ? of_t.scale : T(1);
-      k.constant = uncentered_shift(static_cast<T>(of_t.center * scale), k.per_t, k.constant);
-    }
-    set(c, k);
+  void set_input_gradient(Channels channels, const AbnBackward& backward, double m) {
+    const bool frozen = backward.frozen_statistics;
+    set(channels, [&](int64_t c) {
+      const auto mean = [&](const void* sums) {
+        return frozen ? 0 : static_cast<double>(static_cast<const T*>(sums)[c]) / m;
+      };
+      auto k = input_gradient_coefficients(problem_.saved, channel(c, backward), mean(backward.sum_dy),
+                                           mean(backward.sum_dy_xhat));
+      if (kUncentered && !frozen) {
+        const auto of_t = center_coefficients(problem_.saved, channel(c, backward));
+        const T scale = problem_.saved == Saved::kOutputForm1 ? of_t.scale : T(1);
+        k.constant = uncentered_shift(static_cast<T>(of_t.center * scale), k.per_t, k.constant);
+      }
+      return k;
+    });
   }
 
   void backward(const Piece& piece, const AbnBackward& backward) const {
@@ -193,8 +205,6 @@ class Call {
       if (backward.dx_part.part) scatter_pixels(problem_, pixels(some), backward.dx_part, backward.dx);
     });
   }
-
-  Channels all_channels() const { return {0, problem_.shape.c}; }
 
  private:
   static constexpr int kCoefficients = 6;
@@ -205,7 +215,7 @@ class Call {
     S* const dresidual = static_cast<S*>(backward.dresidual);
     S* const z = static_cast<S*>(backward.z);
     sweeps_.backward(
-        piece.block, activation(), backward_kind(problem_.saved), is_frozen(backward),
+        piece.block, activation(), backward_kind(problem_.saved), backward.frozen_statistics,
         backward_coefficients(piece), gradient_tensors(piece, backward),
         {dx + piece.offset, dresidual ? dresidual + piece.offset : nullptr, z ? z + piece.offset : nullptr},
         stores(piece.block, static_cast<const S*>(backward.dz), dx));
@@ -232,8 +242,6 @@ class Call {
     return {piece.offset / channels, piece.block.rows * per_row, piece.first_channel, of_columns};
   }
 
-  static bool is_frozen(const AbnBackward& backward) { return !backward.sum_dy || !backward.sum_dy_xhat; }
-
   /// Calls part(segment, first, second) for every part of the channels' sums: first[c] and second[c] are those of channel c.
   template <class Part>
   void for_parts(const Part& part) const {
@@ -251,25 +259,41 @@ class Call {
             tensors.inv_std, c};
   }
 
-  void set(int64_t c, const ForwardCoefficients<T>& k) {
-    set(0, c, {k.mean, k.scale, shift_of(k.mean, k), k.weight, k.bias});
+  /// The coefficients of one channel, for coefficients_[kFirst] and those after it.
+  template <int kFirst, int kCount>
+  struct OfChannel {
+    T values[kCount];
+  };
+  static OfChannel<0, 5> of_channel(const ForwardCoefficients<T>& k) {
+    return {k.mean, k.scale, shift_of(k.mean, k), k.weight, k.bias};
   }
-  void set(int64_t c, const CenterCoefficients<T>& k) {
-    set(0, c, {k.center, k.scale, shift_of(k.center, k)});
+  static OfChannel<0, 3> of_channel(const CenterCoefficients<T>& k) {
+    return {k.center, k.scale, shift_of(k.center, k)};
+  }
+  static OfChannel<3, 3> of_channel(const InputGradientCoefficients<T>& k) {
+    return {k.per_dy, k.per_t, k.constant};
   }
   template <class Coefficients>
   static T shift_of(T center, const Coefficients& k) {
     return kUncentered ? uncentered_shift(center, k.scale, k.shift) : k.shift;
   }
-  void set(int64_t c, const InputGradientCoefficients<T>& k) { set(3, c, {k.per_dy, k.per_t, k.constant}); }
-  void set(int first, int64_t c, std::initializer_list<T> values) {
-    for (T value : values) {
+
+  template <int kFirst, int kCount>
+  void store(int64_t c, const OfChannel<kFirst, kCount>& k) {
+    for (int i = 0; i < kCount; ++i) {
       // The lower half of this NaN is 0, as the sweeps over bf16 require (table.h).
-      if (std::isnan(value)) value = std::numeric_limits<T>::quiet_NaN();
-      for (int64_t column = c; column < columns_; column += problem_.shape.c)
-        coefficients_[first][column] = value;
-      ++first;
+      const T value = std::isnan(k.values[i]) ? std::numeric_limits<T>::quiet_NaN() : k.values[i];
+      T* const to = coefficients_[kFirst + i];
+      to[c] = value;
+      for (int64_t column = c + problem_.shape.c; column < columns_; column += problem_.shape.c)
+        to[column] = value;
     }
+  }
+
+  /// Stores the coefficients that of(c) returns.
+  template <class Of>
+  void set(Channels channels, const Of& of) {
+    for (int64_t c = channels.begin; c < channels.end; ++c) store(c, of_channel(of(c)));
   }
 
   Residual<S> residual(const Piece& piece, const void* values) const {
@@ -373,7 +397,19 @@ void abn_statistics(const AbnProblem& problem, const void* x, double* mean, doub
     call.one_sweep([&](const abn::Piece& piece, int64_t segment) {
       call.moments(piece, segment, static_cast<const S*>(x));
     });
-    call.channel_moments(call.all_channels(), mean, var);
+    call.for_channels([&](abn::Channels channels) { call.channel_moments(channels, mean, var); });
+  });
+}
+
+void abn_frozen_statistics(DType dtype, int64_t channels, double eps, const void* running_mean,
+                           const void* running_var, double* mean, double* inv_std) {
+  dispatch_float(dtype, [&]<class S>() {
+    const auto* const means = static_cast<const S*>(running_mean);
+    const auto* const vars = static_cast<const S*>(running_var);
+    for (int64_t c = 0; c < channels; ++c) {
+      mean[c] = static_cast<double>(means[c]);
+      inv_std[c] = 1 / std::sqrt(static_cast<double>(vars[c]) + eps);
+    }
   });
 }
 
@@ -381,7 +417,7 @@ void abn_apply(const AbnProblem& problem, const AbnForward& forward) {
   abn::require_channels_last(problem, forward.x_part);
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
-    call.all_channels().each([&](int64_t c) { call.set_forward(c, forward); });
+    call.for_channels([&](abn::Channels channels) { call.set_forward(channels, forward); });
     call.one_sweep([&](const abn::Piece& piece, int64_t) { call.apply(piece, forward); });
   });
 }
@@ -395,8 +431,10 @@ void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forwar
     auto* const running_mean = static_cast<T*>(running.mean);
     auto* const running_var = static_cast<T*>(running.var);
     abn::Call<S> call(problem);
-    call.two_sweeps([&](const abn::Piece& piece,
-                        int64_t segment) { call.moments(piece, segment, static_cast<const S*>(forward.x)); },
+    call.two_sweeps([](abn::Channels) {},
+                    [&](const abn::Piece& piece, int64_t segment) {
+                      call.moments(piece, segment, static_cast<const S*>(forward.x));
+                    },
                     [&](abn::Channels channels) {
                       call.channel_moments(channels, forward.mean, forward.var);
                       channels.each([&](int64_t c) {
@@ -404,8 +442,8 @@ void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forwar
                         if (running_mean) move_running(running_mean[c], forward.mean[c], running.momentum);
                         if (running_var)
                           move_running(running_var[c], forward.var[c] * m / (m - 1), running.momentum);
-                        call.set_forward(c, forward);
                       });
+                      call.set_forward(channels, forward);
                     },
                     [&](const abn::Piece& piece) { call.apply(piece, forward); });
   });
@@ -414,7 +452,7 @@ void abn_forward(const AbnProblem& problem, double eps, const AbnForward& forwar
 void abn_recompute_output(const AbnProblem& problem, const AbnForward& forward) {
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
-    call.all_channels().each([&](int64_t c) { call.set_recompute(c, forward); });
+    call.for_channels([&](abn::Channels channels) { call.set_recompute(channels, forward); });
     call.one_sweep([&](const abn::Piece& piece, int64_t) { call.recompute(piece, forward); });
   });
 }
@@ -423,9 +461,9 @@ void abn_backward_reduce(const AbnProblem& problem, const AbnBackward& backward)
   abn::require_channels_last(problem, backward.dz_part);
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
-    call.all_channels().each([&](int64_t c) { call.set_center(c, backward); });
+    call.for_channels([&](abn::Channels channels) { call.set_center(channels, backward); });
     call.one_sweep([&](const abn::Piece& piece, int64_t segment) { call.reduce(piece, segment, backward); });
-    call.channel_sums(call.all_channels(), backward);
+    call.for_channels([&](abn::Channels channels) { call.channel_sums(channels, backward); });
   });
 }
 
@@ -433,9 +471,9 @@ void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, 
   abn::require_channels_last(problem, backward.dx_part);
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
-    call.all_channels().each([&](int64_t c) {
-      call.set_center(c, backward);
-      call.set_input_gradient(c, backward, m);
+    call.for_channels([&](abn::Channels channels) {
+      call.set_center(channels, backward);
+      call.set_input_gradient(channels, backward, m);
     });
     call.one_sweep([&](const abn::Piece& piece, int64_t) { call.backward(piece, backward); });
   });
@@ -448,13 +486,28 @@ void abn_backward(const AbnProblem& problem, const AbnBackward& backward) {
   dispatch_float(problem.dtype, [&]<class S>() {
     abn::Call<S> call(problem);
     const double m = static_cast<double>(problem.shape.per_channel());
-    call.all_channels().each([&](int64_t c) { call.set_center(c, backward); });
-    call.two_sweeps([&](const abn::Piece& piece, int64_t segment) { call.reduce(piece, segment, backward); },
-                    [&](abn::Channels channels) {
-                      call.channel_sums(channels, backward);
-                      channels.each([&](int64_t c) { call.set_input_gradient(c, backward, m); });
-                    },
-                    [&](const abn::Piece& piece) { call.backward(piece, backward); });
+    const auto set_center = [&](abn::Channels channels) { call.set_center(channels, backward); };
+    const auto reduce = [&](const abn::Piece& piece, int64_t segment) {
+      call.reduce(piece, segment, backward);
+    };
+    if (backward.frozen_statistics) {
+      call.for_channels([&](abn::Channels channels) {
+        set_center(channels);
+        call.set_input_gradient(channels, backward, m);
+      });
+      call.one_sweep([&](const abn::Piece& piece, int64_t segment) {
+        reduce(piece, segment);
+        call.backward(piece, backward);
+      });
+      return call.for_channels([&](abn::Channels channels) { call.channel_sums(channels, backward); });
+    }
+    call.two_sweeps(
+        set_center, reduce,
+        [&](abn::Channels channels) {
+          call.channel_sums(channels, backward);
+          call.set_input_gradient(channels, backward, m);
+        },
+        [&](const abn::Piece& piece) { call.backward(piece, backward); });
   });
 }
 

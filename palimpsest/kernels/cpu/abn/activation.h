@@ -22,32 +22,14 @@ using cpu::abn::Residual;
 
 namespace {
 
-// Out of line: all activations in every sweep would be a megabyte of code. One call per vector costs little
-// beside an exponential. Arguments by reference: by value, gcc stores a part of them and then loads the
+// Out of line: all activations in every sweep would be a megabyte of code. A call costs a tenth to a third of an
+// exponential or a logarithm. Arguments by reference: by value, gcc stores a part of them and then loads the
 // whole, which has to wait for the store, at each call (ELU: 1.4 times the time).
 template <class T, class V>
 __attribute__((noinline)) V any_forward(Activation kind, const ActivationArguments& arguments, V y) {
   V z{};
   dispatch_activation<T>(kind, arguments, [&](auto act) PALIMPSEST_INLINE_LAMBDA { z = act.forward(y); });
   return z;
-}
-
-template <class T, class V>
-__attribute__((noinline)) V any_inverse(Activation kind, const ActivationArguments& arguments, V z) {
-  V y{};
-  dispatch_activation<T>(kind, arguments, [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
-    if constexpr (Invertible<Act>) y = act.inverse(z);
-  });
-  return y;
-}
-
-template <class T, class V>
-__attribute__((noinline)) V any_derivative(Activation kind, const ActivationArguments& arguments, V z) {
-  V d{};
-  dispatch_activation<T>(kind, arguments, [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
-    if constexpr (Invertible<Act>) d = act.derivative(z);
-  });
-  return d;
 }
 
 template <class T, class V>
@@ -59,10 +41,14 @@ __attribute__((noinline)) V any_derivative_at(Activation kind, const ActivationA
 }
 
 template <class T, class V, class Mask>
-__attribute__((noinline)) Recovered<V> any_recover(Activation kind, Precision precision, V z, Mask rising) {
+__attribute__((noinline)) Recovered<V> any_recover(Activation kind, const ActivationArguments& arguments, V z,
+                                                   Mask rising) {
   Recovered<V> result{};
-  dispatch_activation<T>(kind, {0, precision}, [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
-    if constexpr (InvertibleByBranch<Act>) result = recover<T>(act, precision, z, rising);
+  dispatch_activation<T>(kind, arguments, [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
+    if constexpr (Invertible<Act>)
+      result = {act.inverse(z), act.derivative(z)};
+    else if constexpr (InvertibleByBranch<Act>)
+      result = recover<T>(act, arguments.precision, z, rising);
   });
   return result;
 }
@@ -82,8 +68,7 @@ struct AnyActivation {
   template <class V, class Mask>
   PALIMPSEST_HOST_DEVICE Recovered<V> recover(Saved saved, V v, Mask rising) const {
     if (is_before_activation(saved)) return {v, any_derivative_at<T>(kind, arguments, v)};
-    if (saved == Saved::kOutputBit) return any_recover<T>(kind, arguments.precision, v, rising);
-    return {any_inverse<T>(kind, arguments, v), any_derivative<T>(kind, arguments, v)};
+    return any_recover<T>(kind, arguments, v, rising);
   }
 };
 
@@ -132,9 +117,11 @@ PALIMPSEST_HOST_DEVICE StraightActivation<T> straight(ActivationChoice choice) {
   return {T(slope), relu ? T(0) : T(1 / slope), relu ? T(0) : T(-0.0), relu ? 0 : -1};
 }
 
-/// One activation, inlined, for sweeps that are bound by its arithmetic; only from values before it.
+/// One activation, inlined. Backward reads the output, if that
+/// determines y, else y.
 template <class Act>
 struct InlineActivation {
+  static constexpr Saved kSaved = Invertible<Act> ? Saved::kOutput : Saved::kPreActivation;
   Act act;
 
   template <class V>
@@ -142,23 +129,26 @@ struct InlineActivation {
     return act.forward(y);
   }
   template <class V, class Mask>
-  PALIMPSEST_HOST_DEVICE Recovered<V> recover(Saved, V y, Mask) const {
-    return {y, act.derivative_at(y)};
+  PALIMPSEST_HOST_DEVICE Recovered<V> recover(Saved, V v, Mask) const {
+    if constexpr (Invertible<Act>)
+      return {act.inverse(v), act.derivative(v)};
+    else
+      return {v, act.derivative_at(v)};
   }
 };
 
-/// SiLU, the activation with an exponential that most networks use. The calls of AnyActivation cost it a
-/// quarter of its time.
-template <class T>
-PALIMPSEST_HOST_DEVICE InlineActivation<SiLU<T>> inline_silu() {
-  return {SiLU<T>(ActivationArguments{})};
-}
-
-/// Returns whether sweeps over rows of `width` values use inline_silu.
-template <class S>
-PALIMPSEST_HOST_DEVICE bool is_inline_silu(ActivationChoice choice, int64_t width) {
+/// Returns function(activation) with an InlineActivation, if sweeps over rows of `width` values have one for `choice`:
+/// one of the activations with an exponential that most networks use. Else returns false.
+template <class S, class Function>
+PALIMPSEST_HOST_DEVICE bool with_inline_activation(ActivationChoice choice, int64_t width,
+                                                   const Function& function) {
   using T = accumulate_t<S>;
-  return width >= lanes<T, Vector<T>>() && choice.kind == Activation::kSiLU;
+  if (width < lanes<T, Vector<T>>()) return false;
+  const ActivationArguments arguments{choice.param, precision_of<S>()};
+  if (choice.kind == Activation::kELU) return function(InlineActivation<ELU<T>>{ELU<T>(arguments)});
+  if (choice.kind == Activation::kGELU) return function(InlineActivation<GELU<T>>{GELU<T>(arguments)});
+  if (choice.kind == Activation::kSiLU) return function(InlineActivation<SiLU<T>>{SiLU<T>(arguments)});
+  return false;
 }
 
 /// Returns whether sweeps over rows of `width` values use StraightActivation.

@@ -109,27 +109,29 @@ void apply(Block block, ActivationChoice activation, Saved saved,
            Stores stores) {
   using T = accumulate_t<S>;
   const bool has_residual = tensors.residual.values != nullptr;
+  const auto sweep = [&](const auto& act, auto kind, auto residual) PALIMPSEST_INLINE_LAMBDA {
+    apply_rows<S, Vector<T>, kPlane>(block, act, kind, residual, coefficients, tensors, stores);
+  };
+  const auto inlined = [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
+    if (saved == Saved::kOutput) sweep(act, Constant<Saved::kOutput>{}, Constant<false>{});
+    if constexpr (Act::kSaved != Saved::kOutput)
+      if (saved == Act::kSaved) sweep(act, Constant<Act::kSaved>{}, Constant<false>{});
+    return saved == Saved::kOutput || saved == Act::kSaved;
+  };
   if (saved == Saved::kOutputBit) {
     apply_branches<S, kPlane>(block, activation, coefficients, tensors, stores);
   } else if (is_straight<S>(activation, block.width)) {
     with_constant<Saved::kOutput, Saved::kPreActivation, Saved::kNormalized>(
         saved, [&](auto kind) PALIMPSEST_INLINE_LAMBDA {
           with_constant<true, false>(has_residual, [&](auto residual) PALIMPSEST_INLINE_LAMBDA {
-            const auto run = [&](const auto& act) PALIMPSEST_INLINE_LAMBDA {
-              apply_rows<S, Vector<T>, kPlane>(block, act, kind, residual, coefficients, tensors, stores);
-            };
             const auto lines = straight<T>(activation);
             if constexpr (decltype(kind){} == Saved::kOutput)
-              if (activation.kind != Activation::kReLU) return run(LeakyActivation<T>{lines.slope});
-            run(lines);
+              if (activation.kind != Activation::kReLU)
+                return sweep(LeakyActivation<T>{lines.slope}, kind, residual);
+            sweep(lines, kind, residual);
           });
         });
-  } else if (is_inline_silu<S>(activation, block.width) && saved != Saved::kNormalized && !has_residual) {
-    with_constant<Saved::kOutput, Saved::kPreActivation>(saved, [&](auto kind) PALIMPSEST_INLINE_LAMBDA {
-      apply_rows<S, Vector<T>, kPlane>(block, inline_silu<T>(), kind, Constant<false>{}, coefficients,
-                                       tensors, stores);
-    });
-  } else {
+  } else if (has_residual || !with_inline_activation<S>(activation, block.width, inlined)) {
     with_lanes<T>(block.width, [&]<class V>(V) PALIMPSEST_INLINE_LAMBDA {
       apply_rows<S, V, kPlane>(block, any<S>(activation), saved, has_residual, coefficients, tensors, stores);
     });

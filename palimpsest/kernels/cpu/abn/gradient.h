@@ -98,24 +98,24 @@ PALIMPSEST_HOST_DEVICE void with_gradient(Block block, ActivationChoice choice, 
                           function(Gradient<S, V, kPlane, Act, decltype(kind), decltype(residual)>(
                               act, kind, residual, coefficients, tensors));
                         };
-  // Sweeps that are bound by memory are compiled for each choice. The other sweeps (exponentials; form I,
-  // which is only for comparison; rows shorter than a vector) test their choices for each vector.
-  if (block.width < lanes<T, Vector<T>>())
-    call(T{}, any<S>(choice), saved, has_residual);
-  else if (is_straight<S>(choice, block.width) && saved != Saved::kOutputForm1)
-    with_constant<Saved::kOutput, Saved::kPreActivation, Saved::kInput>(
+  // Sweeps that are bound by memory, and those of the usual exponentials, are compiled for each choice. The others (form
+  // I, which is only for comparison; rows shorter than a vector) test their choices for each vector.
+  if (block.width < lanes<T, Vector<T>>()) return call(T{}, any<S>(choice), saved, has_residual);
+  if (is_straight<S>(choice, block.width) && saved != Saved::kOutputForm1)
+    return with_constant<Saved::kOutput, Saved::kPreActivation, Saved::kInput>(
         saved, [&](auto kind) PALIMPSEST_INLINE_LAMBDA {
           with_constant<true, false>(has_residual, [&](auto residual) PALIMPSEST_INLINE_LAMBDA {
             call(Vector<T>{}, straight<T>(choice), kind, residual);
           });
         });
-  else if (is_inline_silu<S>(choice, block.width) && saved == Saved::kPreActivation && !has_residual)
-    call(Vector<T>{}, inline_silu<T>(), Constant<Saved::kPreActivation>{}, Constant<false>{});
-  else
-    with_constant<Saved::kOutput, Saved::kOutputForm1, Saved::kPreActivation, Saved::kInput,
-                  Saved::kOutputBit>(saved, [&](auto kind) PALIMPSEST_INLINE_LAMBDA {
-      call(Vector<T>{}, any<S>(choice), kind, has_residual);
-    });
+  const auto inlined = [&]<class Act>(const Act& act) PALIMPSEST_INLINE_LAMBDA {
+    if (saved == Act::kSaved) call(Vector<T>{}, act, Constant<Act::kSaved>{}, Constant<false>{});
+    return saved == Act::kSaved;
+  };
+  if (!has_residual && with_inline_activation<S>(choice, block.width, inlined)) return;
+  with_constant<Saved::kOutput, Saved::kOutputForm1, Saved::kPreActivation, Saved::kInput, Saved::kOutputBit>(
+      saved,
+      [&](auto kind) PALIMPSEST_INLINE_LAMBDA { call(Vector<T>{}, any<S>(choice), kind, has_residual); });
 }
 
 template <class V>
@@ -124,8 +124,8 @@ PALIMPSEST_HOST_DEVICE Pair<V> times_second(Pair<V> p) {
 }
 
 template <class S, class V, class... Choices>
-void plane_reduce_rows(Block block, Gradient<S, V, true, Choices...> gradient, double* sum_dy,
-                       double* sum_dy_t) {
+PALIMPSEST_HOST_DEVICE void plane_reduce_rows(Block block, Gradient<S, V, true, Choices...> gradient,
+                                              double* sum_dy, double* sum_dy_t) {
   using T = accumulate_t<S>;
   *sum_dy = *sum_dy_t = 0;
   for_plane_chunks(
@@ -159,12 +159,13 @@ template <class S, bool kPlane>
 void reduce(Block block, ActivationChoice activation, Saved saved,
             const BackwardCoefficients<accumulate_t<S>>& coefficients, const GradientTensors<S>& tensors,
             double* sum_dy, double* sum_dy_t) {
-  with_gradient<S, kPlane>(block, activation, saved, coefficients, tensors, [&](const auto& gradient) {
-    if constexpr (kPlane)
-      plane_reduce_rows(block, gradient, sum_dy, sum_dy_t);
-    else
-      columns_reduce_rows(block, gradient, sum_dy, sum_dy_t);
-  });
+  with_gradient<S, kPlane>(block, activation, saved, coefficients, tensors,
+                           [&](const auto& gradient) PALIMPSEST_INLINE_LAMBDA {
+                             if constexpr (kPlane)
+                               plane_reduce_rows(block, gradient, sum_dy, sum_dy_t);
+                             else
+                               columns_reduce_rows(block, gradient, sum_dy, sum_dy_t);
+                           });
 }
 
 template <class V>
@@ -174,9 +175,10 @@ struct InputGradient {
 
 /// Frozen: a bool, or a Constant of it.
 template <class S, class V, bool kPlane, class Frozen, class... Choices>
-void backward_rows(Block block, Gradient<S, V, kPlane, Choices...> gradient, Frozen frozen,
-                   const BackwardCoefficients<accumulate_t<S>>& coefficients, Residual<S> residual,
-                   BackwardOutputs<S> out, Stores stores) {
+PALIMPSEST_HOST_DEVICE void backward_rows(Block block, Gradient<S, V, kPlane, Choices...> gradient,
+                                          Frozen frozen,
+                                          const BackwardCoefficients<accumulate_t<S>>& coefficients,
+                                          Residual<S> residual, BackwardOutputs<S> out, Stores stores) {
   using T = accumulate_t<S>;
   const PerChannel<T, V, kPlane> per_dy(coefficients.per_dy), per_t(coefficients.per_t),
       constant(coefficients.constant);
@@ -216,15 +218,17 @@ template <class S, bool kPlane>
 void backward(Block block, ActivationChoice activation, Saved saved, bool frozen,
               const BackwardCoefficients<accumulate_t<S>>& coefficients, const GradientTensors<S>& tensors,
               const BackwardOutputs<S>& out, Stores stores) {
-  with_gradient<S, kPlane>(block, activation, saved, coefficients, tensors, [&]<class G>(const G& gradient) {
-    const auto run = [&](auto is_frozen) PALIMPSEST_INLINE_LAMBDA {
-      backward_rows(block, gradient, is_frozen, coefficients, tensors.residual, out, stores);
-    };
-    if constexpr (G::kCompiledPerFrozen)
-      with_constant<true, false>(frozen, run);
-    else
-      run(frozen);
-  });
+  with_gradient<S, kPlane>(block, activation, saved, coefficients, tensors,
+                           [&]<class G>(const G& gradient) PALIMPSEST_INLINE_LAMBDA {
+                             const auto run = [&](auto is_frozen) PALIMPSEST_INLINE_LAMBDA {
+                               backward_rows(block, gradient, is_frozen, coefficients, tensors.residual, out,
+                                             stores);
+                             };
+                             if constexpr (G::kCompiledPerFrozen)
+                               with_constant<true, false>(frozen, run);
+                             else
+                               run(frozen);
+                           });
   if (stores == Stores::kStreaming) streaming_fence();
 }
 

@@ -9,7 +9,7 @@ namespace {
 constexpr int64_t kStripPlane = 100;
 constexpr int64_t kStripColumns = 1024;  // with their sums and arguments, most of the first-level cache
 constexpr int64_t kStripValues = 65536;  // 256 KiB of f32
-constexpr int64_t kLeastStrips = 16;     // so that as many threads have work
+constexpr int64_t kLeastTasks = 16;      // so that as many threads have work
 
 /// Returns the channels per strip: so many that its rows are long runs of memory, and so few that the two
 /// tensors of a backward pass stay in the caches of one core. The number is a power of two, so that most rows
@@ -18,7 +18,7 @@ int64_t strip_channels(Shape3 shape) {
   if (shape.s > kStripPlane) return 1;
   int64_t channels = 1;
   const auto fits = [&](int64_t count) {
-    return count * kLeastStrips <= shape.c && count * shape.s <= kStripColumns &&
+    return count * kLeastTasks <= shape.c && count * shape.s <= kStripColumns &&
            count * shape.s * shape.n <= kStripValues;
   };
   while (fits(2 * channels)) channels *= 2;
@@ -35,6 +35,17 @@ int64_t pixels_per_row_of(int64_t channels, int64_t pixels) {
   return count;
 }
 
+// Panels of columns begin at multiples of this: rows of whole cache lines.
+constexpr int64_t kColumnUnit = 32;
+
+/// Returns how many panels `channels` columns make: with these segments about kLeastTasks pieces, unless their rows would
+/// be short. They are equal but for a unit, and none is wider than kMaxColumns.
+int64_t column_panels(int64_t channels, int64_t segments) {
+  constexpr int64_t kLeastWidth = 128;
+  return std::max(ceil_divide(channels, kMaxColumns),
+                  std::min(kLeastTasks / segments, channels / kLeastWidth));
+}
+
 }  // namespace
 
 Partition::Partition(Shape3 shape, Layout layout) : shape_(shape) {
@@ -45,20 +56,23 @@ Partition::Partition(Shape3 shape, Layout layout) : shape_(shape) {
     pixels_per_row_ = pixels_per_row_of(shape.c, shape.n * shape.s);
     shape = shape_ = {1, shape.c * pixels_per_row_, shape.n * shape.s / pixels_per_row_};
   }
-  panel_width_ = geometry_ == Geometry::kPlane ? strip_channels(shape) : std::min(shape.c, kMaxColumns);
-  panels_ = ceil_divide(shape.c, panel_width_);
   const int64_t values = shape.per_channel();
-  if (geometry_ == Geometry::kPlane && panel_width_ > 1) {
+  if (geometry_ == Geometry::kColumns) {
+    segments_ = std::clamp<int64_t>(ceil_divide(values, 128), 1, 64);
+    panels_ = pixels_per_row_ > 1 ? 1 : column_panels(shape.c, segments_);
+    return;
+  }
+  panel_width_ = strip_channels(shape);
+  panels_ = ceil_divide(shape.c, panel_width_);
+  if (panel_width_ > 1) {
     geometry_ = Geometry::kStrip;
     segments_ = 1;
-  } else if (geometry_ == Geometry::kPlane) {
+  } else {
     segments_ = std::clamp<int64_t>(values / 65536, 1, 64);
     if (segments_ > shape.n) {
       pixel_parts_ = std::min(ceil_divide(segments_, shape.n), shape.s);
       segments_ = shape.n * pixel_parts_;
     }
-  } else {
-    segments_ = std::clamp<int64_t>(ceil_divide(values, 128), 1, 64);
   }
 }
 
@@ -75,9 +89,13 @@ Piece Partition::piece(int64_t panel, int64_t segment) const {
     const int64_t s0 = s * part / pixel_parts_, s1 = s * (part + 1) / pixel_parts_;
     return {{n1 - n0, c * s, s1 - s0}, (n0 * c + panel) * s + s0, panel, 1, (n1 - n0) * (s1 - s0)};
   }
-  const int64_t c0 = panel * panel_width_, c1 = std::min(c, c0 + panel_width_);
-  if (geometry_ == Geometry::kStrip) return {{n, c * s, (c1 - c0) * s, s}, c0 * s, c0, c1 - c0, n * s};
-  const int64_t rows = n * s;
+  if (geometry_ == Geometry::kStrip) {
+    const int64_t c0 = panel * panel_width_, c1 = std::min(c, c0 + panel_width_);
+    return {{n, c * s, (c1 - c0) * s, s}, c0 * s, c0, c1 - c0, n * s};
+  }
+  const int64_t units = ceil_divide(c, kColumnUnit), rows = n * s;
+  const int64_t c0 = units * panel / panels_ * kColumnUnit,
+                c1 = std::min(c, units * (panel + 1) / panels_ * kColumnUnit);
   const int64_t r0 = rows * segment / segments_, r1 = rows * (segment + 1) / segments_;
   return {{r1 - r0, c, c1 - c0}, r0 * c + c0, c0, c1 - c0, r1 - r0};
 }

@@ -24,9 +24,9 @@ enum class Geometry { kPlane, kStrip, kColumns };
 /// threads.
 ///   plane     a panel is one channel; a segment is some of its images, or part of their pixels
 ///   strip     a panel is neighbouring channels whose planes are small; one segment
-///   columns   a panel is up to kMaxColumns neighbouring channels; a segment is a run of pixels. Where there are few
-///             channels, neighbouring pixels are one row: column j belongs to channel j % C, and what is said of
-///             channels here is said of columns
+///   columns   a panel is up to kMaxColumns neighbouring channels, fewer where segments are few; a segment is a run of
+///             pixels. Where there are few channels, neighbouring pixels are one row: column j belongs to channel
+///             j % C, and what is said of channels here is said of columns
 class Partition {
  public:
   Partition(Shape3 shape, Layout layout);
@@ -41,7 +41,8 @@ class Partition {
  private:
   Shape3 shape_;
   Geometry geometry_;
-  int64_t panels_, panel_width_, segments_;
+  int64_t panels_, segments_;
+  int64_t panel_width_ = 1;  ///< strip: channels per panel
   int64_t pixel_parts_ = 1;  ///< plane: segments that share their images
   int64_t pixels_per_row_ = 1;
 };

@@ -124,6 +124,13 @@ PALIMPSEST_HOST_DEVICE V minimum(V a, V b) {
   return a < b ? a : b;
 }
 
+/// Returns -|v|.
+template <class T, class V>
+PALIMPSEST_HOST_DEVICE V minus_abs(V v) {
+  using Int = typename Bits<T>::type;
+  return (V)((Vector<Int>)v | (Int(1) << (8 * sizeof(T) - 1)));
+}
+
 /// Returns v if `keep` has all bits, 0 if it has none; for a NaN or an infinity too.
 template <class T, class V>
 PALIMPSEST_HOST_DEVICE V keep_if(typename Bits<T>::type keep, V v) {

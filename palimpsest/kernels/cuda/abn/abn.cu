@@ -283,7 +283,7 @@ BackwardArguments<S> backward_arguments(const AbnProblem& problem, const AbnBack
       static_cast<const S*>(backward.dz), backward.branch, static_cast<S*>(backward.dx),
       static_cast<S*>(backward.dresidual),
       is_before_activation(problem.saved) ? static_cast<S*>(backward.z) : nullptr,
-      residual_floor<T>(problem.relu_residual), !backward.sum_dy || !backward.sum_dy_xhat,
+      residual_floor<T>(problem.relu_residual), backward.frozen_statistics,
       // Form I divides y - bias by the weight, per value. Here the coefficients of a channel do, as in form II.
       problem.saved == Saved::kOutputForm1 ? Saved::kOutput : problem.saved,
       static_cast<const T*>(backward.weight), static_cast<const T*>(backward.bias), backward.mean,
@@ -426,6 +426,10 @@ void abn_backward_apply(const AbnProblem& problem, const AbnBackward& backward, 
 
 void abn_backward(const AbnProblem& problem, const AbnBackward& backward, const Queue& queue) {
   if (problem.shape.elements() == 0) return;
+  if (backward.frozen_statistics) {
+    abn_backward_reduce(problem, backward, queue);
+    return abn_backward_apply(problem, backward, 1, queue);
+  }
   dispatch_float(problem.dtype, [&]<class S>() {
     const AbnProblem simple = simplified(problem);
     const auto arguments =
