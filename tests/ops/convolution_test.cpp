@@ -7,6 +7,7 @@
 #include "palimpsest/ops/convolution/functional.h"
 #include "palimpsest/ops/dense_block.h"
 #include "tests/ops/abn_case.h"
+#include "tests/support/operator_calls.h"
 #include "tests/support/tolerance.h"
 
 #include <ATen/autocast_mode.h>
@@ -141,6 +142,21 @@ TEST(Convolution, RoundsResultsIn16BitsOnceOnEveryProcessor) {
             }
           }
       }
+}
+
+// oneDNN computes the weight's gradient with that of the bias: it must not be asked for the bias alone.
+TEST(Convolution, SumsTheBiasWhereLibtorchDoesNotComputeTheWeightsGradient) {
+  const ConvolveCase depthwise{32, 32, 5, {{1, 1}, {2, 2}, {1, 1}, 32}, true};
+  for (const bool needs_weight : {true, false}) {
+    ConvolveTensors t = tensors_of(depthwise, at::kFloat, /*channels_last=*/true, /*with_bias=*/true);
+    t.weight.set_requires_grad(needs_weight);
+    const at::Tensor out = convolution(t.x, t.weight, t.bias, depthwise.options);
+    const at::Tensor dout = torch::randn_like(out);
+    const testing::OperatorCalls calls;
+    out.backward(dout);
+    EXPECT_EQ(calls.count("aten::sum"), 1);
+    EXPECT_LT(relative_error(t.bias->grad(), dout.to(at::kDouble).sum({0, 2, 3})), testing::kReorderedF32);
+  }
 }
 
 TEST(Convolution, TakesWeightsAndGradientsOfAnyStrides) {

@@ -143,16 +143,15 @@ Gradients backward_by_kernels(const at::Tensor& dout, const at::Tensor& x, const
 Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at::Tensor& weight,
                            const ConvolutionOptions& options, std::array<bool, 3> needed, Reads reads) {
   Gradients result = backward_by_kernels(dout, x, weight, options, needed, reads);
-  const auto& [need_input, need_weight, need_bias] = needed;
-  if (!need_input && !need_weight) {
-    // For the bias alone, oneDNN would compute the weight gradient once more.
-    if (need_bias) {
-      std::vector<int64_t> pixels(static_cast<size_t>(dout.dim()) - 1);
-      std::iota(pixels.begin() + 1, pixels.end(), int64_t{2});
-      result.bias = dout.sum(pixels);
-    }
-    return result;
+  auto& [need_input, need_weight, need_bias] = needed;
+  if (need_bias && !need_weight) {
+    // For the bias without the weight, oneDNN would compute the weight gradient once more.
+    std::vector<int64_t> pixels(static_cast<size_t>(dout.dim()) - 1);
+    std::iota(pixels.begin() + 1, pixels.end(), int64_t{2});
+    result.bias = dout.sum(pixels);
+    need_bias = false;
   }
+  if (!need_input && !need_weight) return result;
   TORCH_INTERNAL_ASSERT(reads == Reads::kX || !(need_input || need_weight));
   const std::vector<int64_t> output_padding(options.stride.size(), 0);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);

@@ -8,8 +8,8 @@ namespace palimpsest::kernels::cpu::conv2d {
 
 bool fits_depthwise(const Conv2dProblem& problem) {
   const int64_t width = problem.kernel_size.w;
-  return problem.groups == problem.c_in && problem.c_out == problem.c_in &&
-         (width == 3 || width == 5 || width == 7) && problem.padding.h >= 0 && problem.padding.w >= 0 &&
+  return problem.groups == problem.c_in && problem.c_out == problem.c_in && width % 2 == 1 && width >= 3 &&
+         width <= kWidestWindow && problem.padding.h >= 0 && problem.padding.w >= 0 &&
          problem.c_in >= current_instruction_set().depthwise_conv2d.lanes && problem.out.h >= 1 &&
          problem.out.w >= 1;
 }

@@ -8,6 +8,7 @@ namespace palimpsest::kernels::cpu::PALIMPSEST_ISA_NAMESPACE::conv2d {
 using cpu::conv2d::DepthwiseGradient;
 using cpu::conv2d::DepthwiseKernels;
 using cpu::conv2d::first_channel;
+using cpu::conv2d::kWidestWindow;
 using cpu::conv2d::Segment;
 
 namespace {
@@ -129,8 +130,12 @@ void weight_gradient(const DepthwiseGradient& g, const Segment& segment, int64_t
       return add_segment<3>(g, segment, first_vector, last_vector, sums);
     case 5:
       return add_segment<5>(g, segment, first_vector, last_vector, sums);
-    default:
+    case 7:
       return add_segment<7>(g, segment, first_vector, last_vector, sums);
+    case 9:
+      return add_segment<9>(g, segment, first_vector, last_vector, sums);
+    default:
+      return add_segment<kWidestWindow>(g, segment, first_vector, last_vector, sums);
   }
 }
 

@@ -9,6 +9,9 @@
 /// into its own namespace and provides one table.
 namespace palimpsest::kernels::cpu::conv2d {
 
+/// Windows are 3, 5, 7, 9 or 11 pixels wide: the sums of one row of a window fit into 16 registers.
+inline constexpr int64_t kWidestWindow = 11;
+
 struct DepthwiseGradient {
   const float* x;   // (N, in.h, in.w, channels)
   const float* dy;  // (N, out.h, out.w, channels)

@@ -54,17 +54,18 @@ void expect_depthwise_equals_reference(const Conv2dProblem& problem) {
 
 TEST(DepthwiseWeight, EqualsTheReferenceForChannelsAroundVectors) {
   for (const int64_t channels : {16, 17, 24, 31, 32, 33, 48, 144, 150})
-    for (const int64_t width : {3, 5, 7})
+    for (const int64_t width : {3, 5, 7, 9, 11})
       expect_depthwise_equals_reference(
           depthwise_problem(2, channels, {8, 9}, {width, width}, {1, 1}, {width / 2, width / 2}));
 }
 
 TEST(DepthwiseWeight, EqualsTheReferenceForEveryGeometry) {
-  for (const Pair2 kernel_size : {Pair2{3, 3}, {5, 5}, {7, 7}, {1, 3}, {2, 5}, {4, 7}, {9, 3}})
+  for (const Pair2 kernel_size :
+       {Pair2{3, 3}, {5, 5}, {7, 7}, {9, 9}, {11, 11}, {1, 3}, {2, 5}, {4, 7}, {9, 3}, {2, 11}})
     for (const Pair2 stride : {Pair2{1, 1}, {2, 2}, {1, 3}})
       for (const Pair2 padding : {Pair2{0, 0}, {1, 1}, {2, 3}, {9, 9}})
         for (const Pair2 dilation : {Pair2{1, 1}, {2, 3}})
-          for (const Pair2 in : {Pair2{9, 14}, {7, 7}, {1, 2}, {12, 1}})
+          for (const Pair2 in : {Pair2{9, 14}, {7, 7}, {1, 2}, {12, 1}, {13, 25}})
             if (const auto problem = depthwise_problem(2, 19, in, kernel_size, stride, padding, dilation);
                 problem.out.h > 0 && problem.out.w > 0)
               expect_depthwise_equals_reference(problem);
