@@ -61,7 +61,8 @@ PALIMPSEST_HOST_DEVICE auto reduce_by_ln2(V v) {
 template <class T, class V, class Int>
 PALIMPSEST_HOST_DEVICE V power_of_two(Int shifted) {
   using K = ExponentialConstants<T>;
-  return (V)((shifted << K::kMantissa) + (K::kBias << K::kMantissa));
+  using Lane = typename Bits<T>::unsigned_type;  // lanes whose result is arbitrary may overflow
+  return (V)(((Vector<Lane>)shifted << K::kMantissa) + (Lane(K::kBias) << K::kMantissa));
 }
 
 /// (exp(r) - 1 - r) / r^2 for |r| <= ln(2) / 2: a Chebyshev fit, within 2e-8 of exp(r) - 1 for f32 and 4e-17 for f64.

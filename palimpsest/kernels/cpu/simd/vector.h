@@ -33,10 +33,12 @@ struct Bits;
 template <>
 struct Bits<float> {
   using type = int32_t;
+  using unsigned_type = uint32_t;
 };
 template <>
 struct Bits<double> {
   using type = int64_t;
+  using unsigned_type = uint64_t;
 };
 
 /// Lanes of V, which is a T (one lane) or a Vector<T>.
