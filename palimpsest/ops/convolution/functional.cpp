@@ -152,7 +152,7 @@ Gradients backward_of_type(const at::Tensor& dout, const at::Tensor& x, const at
     need_bias = false;
   }
   if (!need_input && !need_weight) return result;
-  TORCH_INTERNAL_ASSERT(reads == Reads::kX || !(need_input || need_weight));
+  TORCH_INTERNAL_ASSERT(reads == Reads::kX);
   const std::vector<int64_t> output_padding(options.stride.size(), 0);
   const c10::impl::ExcludeDispatchKeyGuard no_autocast(c10::autocast_dispatch_keyset);
   auto [dx, dweight, dbias] =

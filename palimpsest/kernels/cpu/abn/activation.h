@@ -117,7 +117,7 @@ PALIMPSEST_HOST_DEVICE StraightActivation<T> straight(ActivationChoice choice) {
   return {T(slope), relu ? T(0) : T(1 / slope), relu ? T(0) : T(-0.0), relu ? 0 : -1};
 }
 
-/// One activation, inlined. Backward reads the output, if that
+/// One activation, inlined, for sweeps that are bound by its arithmetic. Backward reads the output if that
 /// determines y, else y.
 template <class Act>
 struct InlineActivation {
